@@ -1,0 +1,138 @@
+//! From a view's spelling to what it asks for, checked against the format it is asked of.
+//!
+//! ```text
+//! view      = "full" | "int4" | "int2" | top | converted
+//! top       = "e" number "m" number [ "+g" number ] [ ":packed" ]
+//! converted = "bf16" [ "+g" number ] | ( "fp8_e4m3fn" | "fp8_e5m2" ) [ "+g" number ] [ "@" [ "-" ] number ]
+//! number    = "0" | digit from 1 to 9 { digit }, at most 4294967295
+//! ```
+
+use crate::{Format, Refused};
+
+/// Guard planes of a conversion that names none.
+const DEFAULT_GUARDS: u32 = 2;
+
+/// What a spelling asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum View {
+    /// Every bit.
+    Full,
+    /// Sign, top exponent bits and top mantissa bits, rounded if there are guards.
+    Top { exponent: u32, mantissa: u32, guards: u32, packed: bool },
+    /// Value / 2^scale in another format.
+    Converted { target: Format, guards: u32, scale: i32 },
+    /// The uppermost bits of an integer.
+    HighBits { kept: u32 },
+}
+
+/// What `spelling` asks of a tensor of `format`.
+pub(crate) fn parse(format: Format, spelling: &str) -> Result<View, Refused> {
+    let view = || spelling.to_owned();
+    let convertible = |from: &'static str, formats: &[Format]| {
+        if formats.contains(&format) {
+            Ok(())
+        } else {
+            Err(Refused::Conversion { view: view(), format, from })
+        }
+    };
+    match grammar(spelling).ok_or_else(|| Refused::Spelling { view: view() })? {
+        View::Full => Ok(View::Full),
+        asked @ View::Top { exponent, mantissa, guards, .. } => {
+            let (exponent_bits, mantissa_bits) = (format.exponent_bits(), format.mantissa_bits());
+            if exponent_bits == 0 {
+                return Err(Refused::NoExponent { view: view(), format });
+            }
+            if exponent > exponent_bits {
+                return Err(Refused::ExponentBits { view: view(), format, has: exponent_bits });
+            }
+            if mantissa > mantissa_bits {
+                return Err(Refused::MantissaBits { view: view(), format, has: mantissa_bits });
+            }
+            if guards > 0 && exponent < exponent_bits {
+                return Err(Refused::GuardsNeedExponent { view: view(), format, needs: exponent_bits });
+            }
+            Ok(asked)
+        }
+        asked @ View::Converted { target, scale, .. } => {
+            if target == Format::Bf16 {
+                convertible("fp32", &[Format::Fp32])?;
+            } else {
+                convertible("fp32, fp16 or bf16", &[Format::Fp32, Format::Fp16, Format::Bf16])?;
+            }
+            if !(-64..=64).contains(&scale) {
+                return Err(Refused::Scale { view: view(), format });
+            }
+            Ok(asked)
+        }
+        asked @ View::HighBits { .. } => {
+            convertible("int8", &[Format::Int8])?;
+            Ok(asked)
+        }
+    }
+}
+
+/// What `spelling` says, whatever the format; `None` if it says nothing.
+fn grammar(spelling: &str) -> Option<View> {
+    match spelling {
+        "full" => return Some(View::Full),
+        "int4" => return Some(View::HighBits { kept: 4 }),
+        "int2" => return Some(View::HighBits { kept: 2 }),
+        _ => {}
+    }
+    for target in [Format::Bf16, Format::Fp8E4m3fn, Format::Fp8E5m2] {
+        if let Some(rest) = spelling.strip_prefix(target.name()) {
+            let (rest, guards) = optional(rest, "+g", number)?;
+            let (rest, scale) = optional(rest, "@", signed_number)?;
+            if !rest.is_empty() || (target == Format::Bf16 && scale.is_some()) {
+                return None;
+            }
+            return Some(View::Converted {
+                target,
+                guards: guards.unwrap_or(DEFAULT_GUARDS),
+                scale: scale.unwrap_or(0),
+            });
+        }
+    }
+    let (rest, exponent) = number(spelling.strip_prefix('e')?)?;
+    let (rest, mantissa) = number(rest.strip_prefix('m')?)?;
+    let (rest, guards) = optional(rest, "+g", number)?;
+    let packed = match rest {
+        "" => false,
+        ":packed" => true,
+        _ => return None,
+    };
+    Some(View::Top { exponent, mantissa, guards: guards.unwrap_or(0), packed })
+}
+
+/// A part that may be left out, but is whole if `mark` announces it: what follows it, and its value.
+fn optional<'a, T>(
+    text: &'a str,
+    mark: &str,
+    part: impl Fn(&'a str) -> Option<(&'a str, T)>,
+) -> Option<(&'a str, Option<T>)> {
+    match text.strip_prefix(mark) {
+        None => Some((text, None)),
+        Some(rest) => part(rest).map(|(rest, value)| (rest, Some(value))),
+    }
+}
+
+/// A number without needless zeros at the start of `text`: what follows it, and its value.
+fn number(text: &str) -> Option<(&str, u32)> {
+    let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (digits, rest) = text.split_at(end);
+    if digits.len() > 1 && digits.starts_with('0') {
+        return None;
+    }
+    Some((rest, digits.parse().ok()?))
+}
+
+/// As [`number`], but it may have a minus; there is no minus zero.
+fn signed_number(text: &str) -> Option<(&str, i32)> {
+    let (rest, value) = number(text.strip_prefix('-').unwrap_or(text))?;
+    let value = i32::try_from(value).ok()?;
+    match text.starts_with('-') {
+        true if value == 0 => None,
+        true => Some((rest, -value)),
+        false => Some((rest, value)),
+    }
+}
