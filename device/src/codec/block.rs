@@ -1,0 +1,326 @@
+//! A block as a bundle of stored planes, and back.
+//!
+//! The rules:
+//! * The planes of a bundle follow each other without gaps, most significant first, so that a view's planes are one run
+//!   or two (sign and exponent; upper mantissa).
+//! * Each plane has a 16-bit check over its stored bytes. Formats of up to 16 planes keep it in the index entry; fp32, whose
+//!   32 planes would not fit there, keeps it as two bytes behind the plane's stored bytes. A constant plane stores
+//!   neither bytes nor check: the entry's own checksum covers it.
+//! * *Words* blocks (opaque memory, and everything in the GComp mode) are one run of bytes, coded or raw, with a CRC-32C.
+//! * A block of zeros is no block at all.
+
+use super::{Codec, Undecodable};
+use crate::{
+    BLOCK_BYTES, BlockWords,
+    format::Format,
+    plane::{self, PlaneBlock, PlaneMask},
+};
+
+/// Planes of the widest format.
+pub const MAX_PLANES: usize = 32;
+/// Bytes of a check behind a plane of fp32.
+const TRAILING_CHECK: usize = 2;
+/// Bytes of the longest bundle: a raw fp32 block with its checks.
+pub const MAX_BUNDLE: usize = BLOCK_BYTES + MAX_PLANES * TRAILING_CHECK;
+
+/// How one plane is stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StoredPlane {
+    /// Every bit is zero: nothing stored.
+    Zeros,
+    /// Every bit is one: nothing stored.
+    Ones,
+    /// The plane's own bytes.
+    Raw,
+    /// This many bytes of the block's codec.
+    Coded(u16),
+}
+
+/// How a block is stored.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Stored {
+    /// Bit-planes, described from the most significant on, with their checks where those are not in the bundle.
+    Planes {
+        /// The block's format, which need not be its tensor's of today.
+        format: Format,
+        /// The codec of its coded planes.
+        codec: Codec,
+        /// Plane `p` of the format's `n` is at `n − 1 − p`.
+        planes: [StoredPlane; MAX_PLANES],
+        /// The checks, in the same order; zero where they are in the bundle.
+        checks: [u16; MAX_PLANES],
+    },
+    /// Words, coded if `length` is less than a block.
+    Words {
+        /// The codec, if coded.
+        codec: Codec,
+        /// Stored bytes.
+        length: u16,
+        /// CRC-32C of the stored bytes.
+        check: u32,
+    },
+}
+
+/// A coded block: what to store, and its description.
+pub struct Bundle {
+    /// The description, or `None` for a block of zeros.
+    pub stored: Option<Stored>,
+    bytes: [u8; MAX_BUNDLE],
+    length: usize,
+}
+
+/// Why a bundle does not give its planes back.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum BlockError {
+    /// A plane's bytes do not match their check.
+    #[error("plane {plane} has check {computed:#06x}, stored was {stored:#06x}")]
+    PlaneCheck {
+        /// The plane.
+        plane: usize,
+        /// What the bytes give.
+        computed: u16,
+        /// What was stored.
+        stored: u16,
+    },
+    /// The words do not match their checksum.
+    #[error("the block's words have CRC-32C {computed:#010x}, stored was {stored:#010x}")]
+    WordsCheck {
+        /// What the bytes give.
+        computed: u32,
+        /// What was stored.
+        stored: u32,
+    },
+    /// Bytes that match their check do not decode.
+    #[error(transparent)]
+    Undecodable(#[from] Undecodable),
+}
+
+impl Bundle {
+    /// An empty bundle, to be filled again and again.
+    pub const fn new() -> Self {
+        Self { stored: None, bytes: [0; MAX_BUNDLE], length: 0 }
+    }
+
+    /// The bytes to store.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes[..self.length]
+    }
+
+    /// Codes `words` as planes of `format` (as words if it is `opaque`).
+    pub fn encode(&mut self, format: Format, codec: Codec, words: &BlockWords) {
+        if format == Format::Opaque {
+            return self.encode_words(codec, words);
+        }
+        self.length = 0;
+        if is_zero(words) {
+            self.stored = None;
+            return;
+        }
+        let mut split = [0; BLOCK_BYTES];
+        plane::split(format, words, &mut split);
+        let mut planes = [StoredPlane::Zeros; MAX_PLANES];
+        let mut checks = [0; MAX_PLANES];
+        for (index, plane) in split.chunks_exact(format.plane_bytes()).enumerate() {
+            planes[index] = self.append(codec, plane);
+            let start = self.length - planes[index].bytes(format);
+            if start == self.length {
+                continue;
+            }
+            let check = check16(&self.bytes[start..self.length]);
+            if trailing_check(format) == 0 {
+                checks[index] = check;
+            } else {
+                self.bytes[self.length..self.length + TRAILING_CHECK].copy_from_slice(&check.to_le_bytes());
+                self.length += TRAILING_CHECK;
+            }
+        }
+        self.stored = Some(Stored::Planes { format, codec, planes, checks });
+    }
+
+    /// Codes `words` word-major: opaque memory, and the paper's GComp baseline.
+    pub fn encode_words(&mut self, codec: Codec, words: &BlockWords) {
+        self.length = 0;
+        if is_zero(words) {
+            self.stored = None;
+            return;
+        }
+        self.length = codec.compress(words, &mut self.bytes).unwrap_or_else(|| {
+            self.bytes[..BLOCK_BYTES].copy_from_slice(words);
+            BLOCK_BYTES
+        });
+        let length = u16::try_from(self.length).expect("at most a block");
+        self.stored = Some(Stored::Words { codec, length, check: crc32c::crc32c(self.bytes()) });
+    }
+
+    fn append(&mut self, codec: Codec, plane: &[u8]) -> StoredPlane {
+        if let Some(constant) = constant(plane) {
+            return constant;
+        }
+        let stored = match codec.compress(plane, &mut self.bytes[self.length..]) {
+            Some(length) => {
+                self.length += length;
+                return StoredPlane::Coded(u16::try_from(length).expect("shorter than a block"));
+            }
+            None => StoredPlane::Raw,
+        };
+        self.bytes[self.length..self.length + plane.len()].copy_from_slice(plane);
+        self.length += plane.len();
+        stored
+    }
+}
+
+impl Default for Bundle {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl StoredPlane {
+    /// Bytes of the plane in its bundle, its check not counted.
+    pub fn bytes(self, format: Format) -> usize {
+        match self {
+            Self::Zeros | Self::Ones => 0,
+            Self::Raw => format.plane_bytes(),
+            Self::Coded(length) => length.into(),
+        }
+    }
+
+    /// Bytes of the plane in its bundle with its check.
+    fn extent(self, format: Format) -> usize {
+        match self.bytes(format) {
+            0 => 0,
+            bytes => bytes + trailing_check(format),
+        }
+    }
+}
+
+impl Stored {
+    /// Bytes of the bundle.
+    pub fn bytes(&self) -> usize {
+        match self {
+            Self::Planes { format, planes, .. } => planes.iter().map(|plane| plane.extent(*format)).sum(),
+            Self::Words { length, .. } => (*length).into(),
+        }
+    }
+
+    /// Whether no codec helped: every stored plane is raw, or the words are.
+    pub fn is_bypass(&self) -> bool {
+        match self {
+            Self::Planes { planes, .. } => !planes.iter().any(|plane| matches!(plane, StoredPlane::Coded(_))),
+            Self::Words { length, .. } => usize::from(*length) == BLOCK_BYTES,
+        }
+    }
+
+    /// The runs of bundle bytes that hold the planes in `mask`, in order, neighbours joined. Words are one run whatever the mask.
+    pub fn runs(&self, mask: PlaneMask, mut each: impl FnMut(std::ops::Range<usize>)) {
+        match self {
+            Self::Words { length, .. } => each(0..(*length).into()),
+            Self::Planes { format, planes, .. } => {
+                let count = format.planes();
+                let (mut at, mut open) = (0, None);
+                for (index, plane) in planes[..count].iter().enumerate() {
+                    let end = at + plane.extent(*format);
+                    if mask.has(count - 1 - index) {
+                        open.get_or_insert(at);
+                    } else if end > at
+                        && let Some(start) = open.take()
+                        && start < at
+                    {
+                        each(start..at);
+                    }
+                    at = end;
+                }
+                if let Some(start) = open
+                    && start < at
+                {
+                    each(start..at);
+                }
+            }
+        }
+    }
+
+    /// The words that the planes in `mask` give, all other planes zero. `bundle` holds the bytes of [`Stored::runs`] at their
+    /// places; nothing else in it is looked at. Words blocks give every bit.
+    ///
+    /// # Errors
+    /// [`BlockError`] when bytes that were looked at are damaged.
+    pub fn decode(
+        &self,
+        mask: PlaneMask,
+        bundle: &[u8; MAX_BUNDLE],
+        words: &mut BlockWords,
+    ) -> Result<(), BlockError> {
+        match self {
+            Self::Words { codec, length, check } => {
+                let bytes = &bundle[..usize::from(*length).min(BLOCK_BYTES)];
+                let computed = crc32c::crc32c(bytes);
+                if computed != *check {
+                    return Err(BlockError::WordsCheck { computed, stored: *check });
+                }
+                if bytes.len() == BLOCK_BYTES {
+                    words.copy_from_slice(bytes);
+                    return Ok(());
+                }
+                Ok(codec.decompress(bytes, words)?)
+            }
+            Self::Planes { format, codec, planes, checks } => {
+                let mut joined: PlaneBlock = [0; BLOCK_BYTES];
+                let count = format.planes();
+                let mut at = 0;
+                for (index, stored) in planes[..count].iter().enumerate() {
+                    let start = at;
+                    at += stored.extent(*format);
+                    let plane = count - 1 - index;
+                    if !mask.has(plane) {
+                        continue;
+                    }
+                    let out = &mut joined[plane::plane_range(*format, plane)];
+                    let bytes = &bundle[start..start + stored.bytes(*format)];
+                    if !bytes.is_empty() {
+                        let stored = match trailing_check(*format) {
+                            0 => checks[index],
+                            _ => u16::from_le_bytes(bundle[at - TRAILING_CHECK..at].try_into().expect("two bytes")),
+                        };
+                        let computed = check16(bytes);
+                        if computed != stored {
+                            return Err(BlockError::PlaneCheck { plane, computed, stored });
+                        }
+                    }
+                    match stored {
+                        StoredPlane::Zeros => {}
+                        StoredPlane::Ones => out.fill(0xff),
+                        StoredPlane::Raw => out.copy_from_slice(bytes),
+                        StoredPlane::Coded(_) => codec.decompress(bytes, out)?,
+                    }
+                }
+                plane::join(*format, mask, &joined, words);
+                Ok(())
+            }
+        }
+    }
+}
+
+/// Bytes of check that follow each stored plane of this format.
+const fn trailing_check(format: Format) -> usize {
+    if format.planes() > 16 { TRAILING_CHECK } else { 0 }
+}
+
+/// CRC-32C folded to 16 bits.
+#[expect(clippy::cast_possible_truncation, reason = "folding keeps the lower half on purpose")]
+fn check16(bytes: &[u8]) -> u16 {
+    let crc = crc32c::crc32c(bytes);
+    (crc ^ crc >> 16) as u16
+}
+
+/// Whether every byte of a block is zero.
+pub fn is_zero(words: &BlockWords) -> bool {
+    words.iter().all(|byte| *byte == 0)
+}
+
+fn constant(plane: &[u8]) -> Option<StoredPlane> {
+    match plane[0] {
+        0 if plane.iter().all(|byte| *byte == 0) => Some(StoredPlane::Zeros),
+        0xff if plane.iter().all(|byte| *byte == 0xff) => Some(StoredPlane::Ones),
+        _ => None,
+    }
+}

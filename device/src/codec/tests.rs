@@ -1,0 +1,162 @@
+//! Round trips of every format and codec, and damage to stored bytes.
+
+use proptest::prelude::*;
+
+use super::{
+    block::{Bundle, MAX_BUNDLE, Stored, StoredPlane},
+    *,
+};
+use crate::{BLOCK_BYTES, BlockWords, format::Format, plane::PlaneMask};
+
+/// Blocks from noise to nearly constant, so that every way of storing a plane occurs.
+pub(crate) fn words() -> impl Strategy<Value = Box<BlockWords>> {
+    let noise = prop::collection::vec(any::<u8>(), BLOCK_BYTES);
+    let few = (any::<[u8; 4]>(), prop::collection::vec(0_usize..4, BLOCK_BYTES))
+        .prop_map(|(values, picks)| picks.into_iter().map(|pick| values[pick]).collect::<Vec<_>>());
+    let runs = prop::collection::vec((any::<u8>(), 1_usize..600), 1..40).prop_map(|runs| {
+        let mut bytes: Vec<u8> =
+            runs.into_iter().flat_map(|(byte, length)| std::iter::repeat_n(byte, length)).collect();
+        bytes.resize(BLOCK_BYTES, 0xff);
+        bytes
+    });
+    let floats = prop::collection::vec(-0.1_f32..0.1, BLOCK_BYTES / 2).prop_map(|values| {
+        values.into_iter().flat_map(|value| value.to_le_bytes()[2..].to_vec()).collect::<Vec<_>>()
+    });
+    prop_oneof![noise, few, runs, floats].prop_map(|bytes| bytes.try_into().unwrap())
+}
+
+fn format() -> impl Strategy<Value = Format> {
+    prop::sample::select(Format::ALL.to_vec())
+}
+
+fn codec() -> impl Strategy<Value = Codec> {
+    prop::sample::select(Codec::ALL.to_vec())
+}
+
+/// The bundle's bytes at the places of `mask`'s runs, noise elsewhere.
+fn fetched(stored: &Stored, mask: PlaneMask, bytes: &[u8]) -> Box<[u8; MAX_BUNDLE]> {
+    let mut bundle = Box::new([0xa5; MAX_BUNDLE]);
+    stored.runs(mask, |run| bundle[run.clone()].copy_from_slice(&bytes[run]));
+    bundle
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(96))]
+
+    #[test]
+    fn every_block_comes_back(format in format(), codec in codec(), words in words(), by_words in any::<bool>()) {
+        let mut bundle = Bundle::new();
+        if by_words { bundle.encode_words(codec, &words) } else { bundle.encode(format, codec, &words) }
+        let mut back = [0; BLOCK_BYTES];
+        if let Some(stored) = &bundle.stored {
+            prop_assert_eq!(stored.bytes(), bundle.bytes().len());
+            let all = PlaneMask::all(format);
+            stored.decode(all, &fetched(stored, all, bundle.bytes()), &mut back).unwrap();
+        }
+        prop_assert_eq!(&back[..], &words[..]);
+    }
+
+    #[test]
+    fn a_mask_needs_only_its_runs(format in format(), codec in codec(), words in words(), mask in any::<u32>()) {
+        prop_assume!(format != Format::Opaque);
+        let mask = PlaneMask(mask & PlaneMask::all(format).0);
+        let mut bundle = Bundle::new();
+        bundle.encode(format, codec, &words);
+        let Some(stored) = &bundle.stored else { return Ok(()) };
+        let mut got = [0; BLOCK_BYTES];
+        stored.decode(mask, &fetched(stored, mask, bundle.bytes()), &mut got).unwrap();
+        let mut planes = [0; BLOCK_BYTES];
+        crate::plane::split(format, &words, &mut planes);
+        let mut want = [0; BLOCK_BYTES];
+        crate::plane::join(format, mask, &planes, &mut want);
+        prop_assert_eq!(&got[..], &want[..]);
+
+        let mut covered = 0;
+        stored.runs(mask, |run| covered += run.len());
+        let Stored::Planes { planes, .. } = stored else { panic!("planes were encoded") };
+        let wanted: usize = (0..format.planes())
+            .filter(|plane| mask.has(*plane))
+            .map(|plane| planes[format.planes() - 1 - plane].bytes(format))
+            .sum();
+        let checks = if format == Format::Fp32 { 2 * format.planes() } else { 0 };
+        prop_assert!(wanted <= covered && covered <= wanted + checks, "{} bytes for {}", covered, wanted);
+    }
+
+    #[test]
+    fn a_flipped_bit_in_what_is_fetched_is_noticed(
+        format in format(), codec in codec(), words in words(), at in any::<prop::sample::Index>(), bit in 0_u8..8,
+    ) {
+        let mut bundle = Bundle::new();
+        bundle.encode(format, codec, &words);
+        let Some(stored) = &bundle.stored else { return Ok(()) };
+        prop_assume!(!bundle.bytes().is_empty());
+        let all = PlaneMask::all(format);
+        let mut bytes = fetched(stored, all, bundle.bytes());
+        bytes[at.index(bundle.bytes().len())] ^= 1 << bit;
+        prop_assert!(stored.decode(all, &bytes, &mut [0; BLOCK_BYTES]).is_err());
+    }
+
+    #[test]
+    fn noise_never_decodes_past_its_output(codec in codec(), stored in prop::collection::vec(any::<u8>(), 0..600), length in 0_usize..600) {
+        let mut out = vec![0; length];
+        let _ = codec.decompress(&stored, &mut out); // an error or chance, never a panic
+    }
+}
+
+#[test]
+fn constant_planes_store_nothing() {
+    let mut words = [0; BLOCK_BYTES];
+    words.chunks_exact_mut(2).for_each(|element| element.copy_from_slice(&0xbf80_u16.to_le_bytes()));
+    let mut bundle = Bundle::new();
+    bundle.encode(Format::Bf16, Codec::Lz4, &words);
+    assert_eq!(bundle.bytes(), b"");
+    let Some(Stored::Planes { planes, .. }) = &bundle.stored else { panic!("not a zero block") };
+    assert_eq!(planes[0], StoredPlane::Ones);
+    assert_eq!(planes[1], StoredPlane::Zeros);
+    let mut back = [1; BLOCK_BYTES];
+    let stored = bundle.stored.as_ref().unwrap();
+    stored.decode(PlaneMask::all(Format::Bf16), &[0; MAX_BUNDLE], &mut back).unwrap();
+    assert_eq!(back, words);
+}
+
+#[test]
+fn a_block_of_zeros_is_no_block() {
+    let mut bundle = Bundle::new();
+    for format in Format::ALL {
+        bundle.encode(format, Codec::Zstd, &[0; BLOCK_BYTES]);
+        assert_eq!((&bundle.stored, bundle.bytes().len()), (&None, 0));
+    }
+}
+
+#[test]
+fn a_plane_check_notices_every_single_and_double_neighbouring_flip() {
+    // A checksum's answer to an error does not depend on the data, so one plane of each length stands for all.
+    for bytes in [128, 256, 512, 1024] {
+        let mut words = [0; BLOCK_BYTES];
+        let mut state = 1_u32;
+        words.iter_mut().for_each(|byte| {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            *byte = state.to_be_bytes()[0];
+        });
+        let format = Format::ALL.into_iter().find(|f| f.planes() > 0 && f.plane_bytes() == bytes).unwrap();
+        let mut bundle = Bundle::new();
+        bundle.encode(format, Codec::Lz4, &words);
+        let stored = bundle.stored.as_ref().unwrap();
+        assert!(stored.is_bypass());
+        let sign = PlaneMask(1 << (format.planes() - 1));
+        let mut fetched = fetched(stored, sign, bundle.bytes());
+        for at in 0..bytes * 8 {
+            for width in [1, 2] {
+                if at + width > bytes * 8 {
+                    continue;
+                }
+                let flip = |fetched: &mut [u8; MAX_BUNDLE]| {
+                    (at..at + width).for_each(|bit| fetched[bit / 8] ^= 1 << (bit % 8));
+                };
+                flip(&mut fetched);
+                assert!(stored.decode(sign, &fetched, &mut [0; BLOCK_BYTES]).is_err(), "bit {at}, {width} wide");
+                flip(&mut fetched);
+            }
+        }
+    }
+}

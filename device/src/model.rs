@@ -1,0 +1,118 @@
+//! Checkpoints: what a safetensors file holds, and its bytes by position.
+//!
+//! A file is 8 bytes of header length, little-endian, a JSON header, and the tensors' bytes. The rules:
+//!
+//! * A file is believed only where it can be checked: header within the file and at most [`MAX_HEADER_BYTES`], names
+//!   unique and at most [`MAX_NAME_BYTES`], each tensor's range as long as its shape and dtype say, the ranges
+//!   covering all bytes behind the header once, in order, without holes.
+//! * The file is never held in memory, whatever its size, nor mapped: a file that shrinks while it is read is an
+//!   error of that read, not a SIGBUS.
+//! * A dtype that is none of the device's formats is `opaque`: bytes, in 4 KiB blocks, with a `full` view only.
+//!
+//! | dtype | format |
+//! |---|---|
+//! | `F32`, `F16`, `BF16` | `fp32`, `fp16`, `bf16` |
+//! | `F8_E4M3`, `F8_E5M2` | `fp8_e4m3fn`, `fp8_e5m2` |
+//! | `I8` | `int8` |
+//! | everything else: `BOOL`, `U8` to `U64`, `I16` to `I64`, `F64`, `C64`, `F4`, the `F6`, `F8_E8M0`, the `FNUZ` | `opaque` |
+//!
+//! safetensors' `F8_E4M3` is the format without infinities (`fn`). The shared exponents of `F8_E8M0`, the `FNUZ`
+//! formats (other biases) and the 4- and 6-bit floats have no planes that the device's views could name.
+
+mod error;
+mod header;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+pub use error::ModelError;
+pub use header::{MAX_HEADER_BYTES, MAX_NAME_BYTES};
+
+/// A safetensors file, opened, its header read and checked.
+#[derive(Debug)]
+pub struct ModelFile {
+    path: PathBuf,
+    file: File,
+    tensors: Vec<ModelTensor>,
+    metadata: BTreeMap<String, String>,
+}
+
+/// One tensor of a [`ModelFile`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ModelTensor {
+    /// Its name, unique in the file; any characters, at most [`MAX_NAME_BYTES`].
+    pub name: String,
+    /// The dtype as the file names it, for example `BF16`.
+    pub dtype: String,
+    /// The dimensions, outermost first; none for a scalar, and any may be 0.
+    pub shape: Vec<u64>,
+    /// The name of the device's format, for example `bf16`; `opaque` for a dtype that it has no format for.
+    pub format: &'static str,
+    /// Where its bytes begin, in bytes from the start of the file.
+    pub offset: u64,
+    /// Its bytes.
+    pub length: u64,
+}
+
+impl ModelFile {
+    /// Opens the file at `path` and reads its header.
+    ///
+    /// # Errors
+    ///
+    /// [`ModelError`] if there is no regular, readable file at `path`, or if it is no safetensors file as the
+    /// module's rules have it.
+    pub fn open(path: &Path) -> Result<Self, ModelError> {
+        let failed = |source| ModelError::Open { path: path.into(), source };
+        // Asked before opening, because opening a FIFO waits for its other end.
+        if !fs::metadata(path).map_err(failed)?.is_file() {
+            return Err(ModelError::NotAFile { path: path.into() });
+        }
+        let file = File::open(path).map_err(failed)?;
+        let bytes = file.metadata().map_err(failed)?.len();
+        let header = header::read(path, &file, bytes)?;
+        Ok(Self { path: path.into(), file, tensors: header.tensors, metadata: header.metadata })
+    }
+
+    /// The tensors, in the order of their bytes in the file.
+    pub fn tensors(&self) -> &[ModelTensor] {
+        &self.tensors
+    }
+
+    /// The texts under `__metadata__` in the header.
+    pub fn metadata(&self) -> &BTreeMap<String, String> {
+        &self.metadata
+    }
+
+    /// Fills `out` with the bytes of `tensor`, one of [`Self::tensors`], from byte `at` of it on.
+    ///
+    /// # Errors
+    ///
+    /// [`ModelError::PastTensor`] if that many bytes are not there, [`ModelError::Shrunk`] if the file has lost them
+    /// since it was opened, [`ModelError::Read`] if the system cannot read them. `out` is then undefined.
+    pub fn read(&self, tensor: &ModelTensor, at: u64, out: &mut [u8]) -> Result<(), ModelError> {
+        let wanted = out.len() as u64;
+        if at.checked_add(wanted).is_none_or(|end| end > tensor.length) {
+            return Err(ModelError::PastTensor {
+                path: self.path.clone(),
+                tensor: tensor.name.clone(),
+                at,
+                wanted,
+                length: tensor.length,
+            });
+        }
+        let offset = tensor.offset + at;
+        self.file.read_exact_at(out, offset).map_err(|source| {
+            let (path, tensor) = (self.path.clone(), tensor.name.clone());
+            if source.kind() == io::ErrorKind::UnexpectedEof {
+                ModelError::Shrunk { path, tensor, end: offset + wanted }
+            } else {
+                ModelError::Read { path, tensor, offset, wanted, source }
+            }
+        })
+    }
+}

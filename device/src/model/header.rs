@@ -1,0 +1,197 @@
+//! Reading and checking a safetensors header.
+//!
+//! The `safetensors` crate knows the dtypes and what a tensor's entry looks like. Its own check of a whole header
+//! wants the whole file in memory, lets a later tensor replace an earlier one of the same name, and says which rule
+//! was broken but not by which numbers; so the entries are gathered and checked here.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use safetensors::Dtype;
+use safetensors::tensor::TensorInfo;
+use serde::Deserialize;
+use serde::de::{Error as _, MapAccess, Visitor};
+
+use super::{ModelError, ModelTensor};
+
+/// The longest header that is read, in bytes: the bound that the format's authors set.
+pub const MAX_HEADER_BYTES: u64 = 100_000_000;
+/// The longest name of a tensor, in bytes.
+pub const MAX_NAME_BYTES: usize = 4096;
+
+/// Bytes of the header's length, before the header.
+const LENGTH_BYTES: u64 = 8;
+/// The key that is no tensor.
+const METADATA: &str = "__metadata__";
+/// Dimensions that an error shows.
+const SHOWN_DIMENSIONS: usize = 16;
+/// Characters of an overlong name that an error shows.
+const SHOWN_CHARACTERS: usize = 64;
+
+/// What a header says, checked.
+pub(super) struct Header {
+    /// In the order of their bytes, offsets counted from the start of the file.
+    pub(super) tensors: Vec<ModelTensor>,
+    /// The texts under `__metadata__`.
+    pub(super) metadata: BTreeMap<String, String>,
+}
+
+/// Reads the header of the file at `path`, open as `file` and `bytes` long.
+pub(super) fn read(path: &Path, file: &File, bytes: u64) -> Result<Header, ModelError> {
+    if bytes < LENGTH_BYTES {
+        return Err(ModelError::TooShort { path: path.into(), bytes });
+    }
+    let read_at = |out: &mut [u8], offset| {
+        let header = out.len() as u64;
+        let failed = |source| ModelError::ReadHeader { path: path.into(), header, source };
+        file.read_exact_at(out, offset).map_err(failed)
+    };
+    let mut length = [0; 8];
+    read_at(&mut length, 0)?;
+    let length = u64::from_le_bytes(length);
+    if length > MAX_HEADER_BYTES {
+        return Err(ModelError::HeaderTooLong { path: path.into(), header: length });
+    }
+    let data_start = LENGTH_BYTES + length;
+    if data_start > bytes {
+        return Err(ModelError::HeaderPastEnd { path: path.into(), end: data_start, bytes });
+    }
+    let mut text = vec![0; usize::try_from(length).expect("at most MAX_HEADER_BYTES")];
+    read_at(&mut text, LENGTH_BYTES)?;
+    let entries: Entries =
+        serde_json::from_slice(&text).map_err(|source| ModelError::Header { path: path.into(), source })?;
+    drop(text);
+    let tensors = check(path, entries.tensors, data_start, bytes - data_start)?;
+    Ok(Header { tensors, metadata: entries.metadata })
+}
+
+/// What a header says, unchecked: every entry, in its order.
+#[derive(Default)]
+struct Entries {
+    tensors: Vec<(String, TensorInfo)>,
+    metadata: BTreeMap<String, String>,
+}
+
+impl<'de> Deserialize<'de> for Entries {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct EntriesVisitor;
+
+        impl<'de> Visitor<'de> for EntriesVisitor {
+            type Value = Entries;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object with an entry for each tensor")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Entries, A::Error> {
+                let mut entries = Entries::default();
+                while let Some(name) = map.next_key::<String>()? {
+                    let within = |error| A::Error::custom(format!("{:?}: {error}", beginning(&name)));
+                    if name == METADATA {
+                        let texts = map.next_value::<Option<BTreeMap<String, String>>>().map_err(within)?;
+                        entries.metadata.extend(texts.unwrap_or_default());
+                    } else {
+                        let info = map.next_value::<TensorInfo>().map_err(within)?;
+                        entries.tensors.push((name, info));
+                    }
+                }
+                Ok(entries)
+            }
+        }
+
+        deserializer.deserialize_map(EntriesVisitor)
+    }
+}
+
+/// The tensors by position, if they are what the module's rules want of a file with `data` bytes behind the header,
+/// which ends at `data_start`.
+fn check(
+    path: &Path,
+    mut entries: Vec<(String, TensorInfo)>,
+    data_start: u64,
+    data: u64,
+) -> Result<Vec<ModelTensor>, ModelError> {
+    names_are_good(path, &entries)?;
+    entries.sort_by_key(|(_, info)| info.data_offsets);
+
+    let mut tensors: Vec<ModelTensor> = Vec::with_capacity(entries.len());
+    let mut covered = 0;
+    for (name, info) in entries {
+        let (begin, end) = (info.data_offsets.0 as u64, info.data_offsets.1 as u64);
+        let path = path.to_path_buf();
+        if end < begin {
+            return Err(ModelError::Backwards { path, tensor: name, begin, end });
+        }
+        if end > data {
+            return Err(ModelError::PastEnd { path, tensor: name, end, data });
+        }
+        if begin < covered {
+            let other = tensors.pop().map(|tensor| tensor.name).unwrap_or_default();
+            return Err(ModelError::Overlap { path, tensor: name, begin, other, end: covered });
+        }
+        if begin > covered {
+            return Err(ModelError::Hole { path, begin: covered, end: begin });
+        }
+        covered = end;
+
+        let shape: Vec<u64> = info.shape.iter().map(|&dimension| dimension as u64).collect();
+        let Some(elements) = elements(&shape) else {
+            let shape = shape.into_iter().take(SHOWN_DIMENSIONS).collect();
+            return Err(ModelError::Shape { path, tensor: name, shape });
+        };
+        let (dtype, length) = (info.dtype.to_string(), end - begin);
+        let bits = u128::from(elements) * info.dtype.bitsize() as u128;
+        if bits != u128::from(length) * 8 {
+            return Err(ModelError::Length { path, tensor: name, length, elements, dtype, bits });
+        }
+        let format = format_of(info.dtype);
+        tensors.push(ModelTensor { name, dtype, shape, format, offset: data_start + begin, length });
+    }
+    if covered < data {
+        return Err(ModelError::Hole { path: path.into(), begin: covered, end: data });
+    }
+    Ok(tensors)
+}
+
+/// Whether no name is too long and none is there twice.
+fn names_are_good(path: &Path, entries: &[(String, TensorInfo)]) -> Result<(), ModelError> {
+    let mut seen = BTreeSet::new();
+    for (name, _) in entries {
+        if name.len() > MAX_NAME_BYTES {
+            return Err(ModelError::NameTooLong { path: path.into(), start: beginning(name), bytes: name.len() });
+        }
+        if !seen.insert(name) {
+            return Err(ModelError::Duplicate { path: path.into(), tensor: name.clone() });
+        }
+    }
+    Ok(())
+}
+
+/// As much of a name as an error shows.
+fn beginning(name: &str) -> String {
+    if name.len() > MAX_NAME_BYTES { name.chars().take(SHOWN_CHARACTERS).collect() } else { name.to_owned() }
+}
+
+/// The elements of a shape, if they are a number; a dimension of 0 makes it 0 whatever the others are.
+fn elements(shape: &[u64]) -> Option<u64> {
+    if shape.contains(&0) {
+        return Some(0);
+    }
+    shape.iter().try_fold(1u64, |elements, &dimension| elements.checked_mul(dimension))
+}
+
+/// The device's format for a dtype; the module documentation has the table.
+fn format_of(dtype: Dtype) -> &'static str {
+    match dtype {
+        Dtype::F32 => "fp32",
+        Dtype::F16 => "fp16",
+        Dtype::BF16 => "bf16",
+        Dtype::F8_E4M3 => "fp8_e4m3fn",
+        Dtype::F8_E5M2 => "fp8_e5m2",
+        Dtype::I8 => "int8",
+        _ => "opaque",
+    }
+}

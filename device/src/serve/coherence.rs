@@ -1,0 +1,260 @@
+//! The coherence contract between the two windows, and what keeps it.
+//!
+//! The host's page cache plays the part of the CPU caches over the device, so:
+//!
+//! 1. **Same window: always current.** Loads of `base` see the last store to `base`, through every mapping and
+//!    descriptor on the host and in every guest. There is one page cache.
+//! 2. **Fresh views: always current.** A view page that is not in the page cache is computed from base bytes that include
+//!    every store to `base` that was complete when the load began. The dirty base pages under it are laundered first.
+//! 3. **Cached views: current after a flush.** A view page that is in the page cache may lag behind stores to `base` until
+//!    they have reached the device *and* the page was invalidated. [`Coherence::flush`] is the fence: when it returns,
+//!    every load of a view sees every store to the flushed base range that was complete when it was called. Stores that
+//!    reach the device for another reason (the kernel's own writeback, `msync`) invalidate too, a moment later.
+//! 4. **Views take no stores.** `write` to a view is refused. A store through a mapping cannot be refused; it lives in
+//!    the page cache until the kernel writes the page back, then it is counted and dropped and the page invalidated.
+//!    It changes nothing in the device and no other page.
+//!
+//! How: reads of views mark their pages in [`ServedPages`]; a base store that has reached the device takes the marks of
+//! the view pages over it and queues them here; one thread tells the kernel to drop them. It must be a thread of its own:
+//! the kernel waits in that call for reads of the same pages that are under way, which FUSE workers have to answer.
+
+use std::io;
+use std::ops::Range;
+use std::sync::mpsc;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::device::Device;
+
+use super::ServeError;
+use super::launder::{Done, LaunderWith, Launderer};
+use super::served_pages::{ServedPages, push};
+
+/// Keeps the windows of one device coherent on one mount.
+pub struct Coherence {
+    device: Arc<Device>,
+    served: ServedPages,
+    queue: Mutex<Queue>,
+    /// Signalled when something was queued or the end has come.
+    queued: Condvar,
+    /// Signalled when a batch is through.
+    drained: Condvar,
+    launderer: std::sync::OnceLock<Launderer>,
+}
+
+/// Ranges of the views window to invalidate.
+#[derive(Default)]
+struct Queue {
+    ranges: Vec<Range<u64>>,
+    /// Batches of which `ranges` is the next: what is queued now is through when `batches_done` exceeds it.
+    batch: u64,
+    batches_done: u64,
+    closed: bool,
+}
+
+impl Coherence {
+    pub(super) fn new(device: Arc<Device>) -> Self {
+        Self {
+            served: ServedPages::new(device.views_bytes()),
+            device,
+            queue: Mutex::default(),
+            queued: Condvar::new(),
+            drained: Condvar::new(),
+            launderer: std::sync::OnceLock::new(),
+        }
+    }
+
+    /// Starts laundering through `base`, the base window opened through the mount.
+    pub(super) fn start_laundering(&self, base: std::fs::File, threads: usize, with: LaunderWith) -> io::Result<()> {
+        let launderer = Launderer::start(base, threads, with)?;
+        self.launderer.set(launderer).map_err(|_| io::Error::other("laundering was started before"))
+    }
+
+    /// The explicit fence: afterwards every load of a view sees every store to these base bytes that was complete before.
+    ///
+    /// `length` may pass the end of the window. Sleeps; never call it from a FUSE worker.
+    ///
+    /// # Errors
+    ///
+    /// When the device refused a dirty page, or the mount is going away.
+    pub fn flush(&self, offset: u64, length: u64) -> Result<(), ServeError> {
+        let end = offset.saturating_add(length).min(self.device.base_bytes());
+        if offset < end {
+            let flushed = self.on_launderer(|launderer, done| launderer.launder(vec![offset..end], done));
+            flushed.map_err(|source| ServeError::Flush { offset, length, source })?;
+        }
+        self.drain()
+    }
+
+    /// Drops the base bytes of a range: they read as zero afterwards, in views too. Sleeps like [`Self::flush`].
+    ///
+    /// # Errors
+    ///
+    /// When the range passes the window's end, or the mount is going away.
+    pub fn discard(&self, offset: u64, length: u64) -> Result<(), ServeError> {
+        let window = self.device.base_bytes();
+        let end = offset.checked_add(length).filter(|&end| end <= window);
+        let Some(end) = end else { return Err(ServeError::PastEnd { offset, length, window }) };
+        if offset < end {
+            let dropped = self.on_launderer(|launderer, done| launderer.punch(offset..end, done));
+            dropped.map_err(|source| ServeError::Discard { offset, length, source })?;
+        }
+        self.drain()
+    }
+
+    /// Drops the given ranges of the views window from the page cache and returns when they are gone: for the directory
+    /// and for views that were made or removed. Sleeps like [`Self::flush`].
+    ///
+    /// # Errors
+    ///
+    /// When the mount is going away.
+    pub fn views_changed(&self, ranges: impl IntoIterator<Item = Range<u64>>) -> Result<(), ServeError> {
+        let mut taken = Vec::new();
+        for range in ranges {
+            self.served.take(range, &mut taken);
+        }
+        self.queue(taken);
+        self.drain()
+    }
+
+    fn on_launderer(&self, start: impl FnOnce(&Launderer, Done)) -> io::Result<()> {
+        let launderer = self.launderer.get().ok_or(io::ErrorKind::NotConnected)?;
+        let (done, answer) = mpsc::channel();
+        start(launderer, Box::new(move |result| drop(done.send(result))));
+        answer.recv().unwrap_or_else(|_| Err(io::ErrorKind::BrokenPipe.into()))
+    }
+
+    /// Base ranges to launder before this range of the views window is computed, if any are dirty. Never sleeps.
+    pub(super) fn laundry(&self, offset: u64, length: u64) -> Option<Vec<Range<u64>>> {
+        let launderer = self.launderer.get()?;
+        let under = self.device.base_under_views(offset, length);
+        launderer.needed(&under).then_some(under)
+    }
+
+    /// Launders base ranges elsewhere, then calls `done` there. Never sleeps.
+    pub(super) fn launder(&self, ranges: Vec<Range<u64>>, done: Done) {
+        match self.launderer.get() {
+            Some(launderer) => launderer.launder(ranges, done),
+            None => done(Ok(())),
+        }
+    }
+
+    /// Says that pages of the views window are about to be computed for the page cache.
+    pub(super) fn serving_views(&self, offset: u64, length: u64) {
+        self.served.mark(offset..offset.saturating_add(length));
+    }
+
+    /// Says that base bytes in the device have changed.
+    pub(super) fn base_changed(&self, offset: u64, length: u64) {
+        let mut taken = Vec::new();
+        for range in self.device.views_over_base(offset, length) {
+            self.served.take(range, &mut taken);
+        }
+        self.queue(taken);
+    }
+
+    /// Says that the page cache holds bytes for the views window that the device did not give.
+    pub(super) fn views_soiled(&self, offset: u64, length: u64) {
+        self.queue(vec![offset..offset.saturating_add(length)]);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn queue(&self, ranges: Vec<Range<u64>>) {
+        if ranges.is_empty() {
+            return;
+        }
+        let mut queue = self.lock();
+        for range in ranges {
+            push(&mut queue.ranges, range);
+        }
+        drop(queue);
+        self.queued.notify_one();
+    }
+
+    /// Waits until everything queued by now is invalidated.
+    fn drain(&self) -> Result<(), ServeError> {
+        let mut queue = self.lock();
+        let mine = if queue.ranges.is_empty() { queue.batch } else { queue.batch + 1 };
+        while queue.batches_done < mine {
+            if queue.closed {
+                return Err(ServeError::Closing);
+            }
+            queue = self.drained.wait(queue).unwrap_or_else(PoisonError::into_inner);
+        }
+        Ok(())
+    }
+
+    /// The invalidator: hands batches of ranges to `invalidate` until [`Self::close`].
+    pub(super) fn invalidate_until_closed(&self, mut invalidate: impl FnMut(&Range<u64>)) {
+        let mut batch = Vec::new();
+        loop {
+            let mut queue = self.lock();
+            while queue.ranges.is_empty() && !queue.closed {
+                queue = self.queued.wait(queue).unwrap_or_else(PoisonError::into_inner);
+            }
+            if queue.closed {
+                return;
+            }
+            std::mem::swap(&mut queue.ranges, &mut batch);
+            queue.batch += 1;
+            let number = queue.batch;
+            drop(queue);
+            join_touching(&mut batch);
+            batch.iter().for_each(&mut invalidate);
+            batch.clear();
+            self.lock().batches_done = number;
+            self.drained.notify_all();
+        }
+    }
+
+    /// Ends laundering and invalidating; whoever waits gets [`ServeError::Closing`].
+    pub(super) fn close(&self) {
+        if let Some(launderer) = self.launderer.get() {
+            launderer.stop();
+        }
+        self.lock().closed = true;
+        self.queued.notify_all();
+        self.drained.notify_all();
+    }
+
+    /// Brings every dirty base page to the device, for at most `patience`.
+    pub(super) fn settle(self: &Arc<Self>, patience: Duration) {
+        let Some(launderer) = self.launderer.get() else { return };
+        let (done, answer) = mpsc::channel();
+        let everything = 0..self.device.base_bytes();
+        let started = Instant::now();
+        launderer.launder(vec![everything], Box::new(move |result| drop(done.send(result))));
+        match answer.recv_timeout(patience) {
+            Ok(Ok(())) => tracing::debug!(seconds = started.elapsed().as_secs_f64(), "stores settled"),
+            Ok(Err(why)) => tracing::warn!("stores may be lost: {why}"),
+            Err(_) => tracing::warn!("stores may be lost: writing them back took over {} s", patience.as_secs()),
+        }
+    }
+}
+
+/// Sorts ranges and joins those that touch or overlap.
+fn join_touching(ranges: &mut Vec<Range<u64>>) {
+    ranges.sort_unstable_by_key(|range| range.start);
+    ranges.dedup_by(|next, kept| {
+        let joins = next.start <= kept.end;
+        if joins {
+            kept.end = kept.end.max(next.end);
+        }
+        joins
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::join_touching;
+
+    #[test]
+    fn touching_ranges_become_one() {
+        let mut ranges = vec![8..12, 0..4, 4..6, 20..30, 22..24];
+        join_touching(&mut ranges);
+        assert_eq!(ranges, vec![0..6, 8..12, 20..30]);
+    }
+}

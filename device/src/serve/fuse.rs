@@ -1,0 +1,223 @@
+//! The mount: from a device and a directory to two files that can be mapped.
+//!
+//! Mounting makes these threads: `threads` workers (see `fuse_workers`), two launderers, two late answerers, one
+//! invalidator (see [`super::coherence`]). Unmounting brings dirty pages to the device, aborts the connection, so that
+//! nobody sleeps on it any more, and joins them all. A process that still maps a window then gets SIGBUS on a page it
+//! has not loaded yet; that is what pulling a memory device does.
+//!
+//! Two properties of the mount are set through its backing-device information (BDI) in sysfs and need root; without, they
+//! are left with a warning: `read_ahead_kb`, how much is read when one byte is missing, and `strict_limit` 0 with
+//! `max_ratio` 100, without which dirtying pages is throttled to a fraction of the memory's speed.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use fuse_backend_rs::api::server::Server;
+use fuse_backend_rs::transport::FuseSession;
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
+
+use crate::device::Device;
+
+use super::ServeError;
+use super::coherence::Coherence;
+use super::fuse_fs::WindowFs;
+use super::fuse_workers::{Workers, invalidate_views};
+use super::launder::LaunderWith;
+use super::mount_point::{self, MountPoint};
+
+/// Threads that sleep in write-backs for view reads and flushes.
+const LAUNDERERS: usize = 2;
+/// Threads that answer view reads after laundering.
+const LATE_ANSWERERS: usize = 2;
+/// How long dirty pages may take to settle when unmounting.
+const SETTLE: Duration = Duration::from_secs(10);
+
+/// How to mount.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MountOptions {
+    /// Worker threads.
+    pub threads: usize,
+    /// KiB read at once when a page is missing, the BDI's `read_ahead_kb`. 4 reads exactly the page that was touched, so
+    /// that counters are exact; more is faster for sequential reads.
+    pub read_ahead_kb: u32,
+    /// How dirty pages are made to reach the device.
+    pub launder_with: LaunderWith,
+}
+
+impl Default for MountOptions {
+    fn default() -> Self {
+        let cores = thread::available_parallelism().map_or(2, usize::from);
+        Self { threads: cores.clamp(2, 16), read_ahead_kb: 4, launder_with: LaunderWith::Auto }
+    }
+}
+
+/// A mounted device. Dropping it unmounts.
+pub struct Mount {
+    session: Option<FuseSession>,
+    point: MountPoint,
+    minor: String,
+    workers: Arc<Workers>,
+    coherence: Arc<Coherence>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Mount {
+    /// Mounts `device` at the directory `path`, which is made if it is missing.
+    ///
+    /// # Errors
+    ///
+    /// When FUSE is missing, or the directory is in use, or a thread or the mount cannot be made; each names what to do.
+    pub fn new(device: Arc<Device>, path: &Path, options: &MountOptions) -> Result<Self, ServeError> {
+        fuse_present()?;
+        let point = MountPoint::prepare(path)?;
+        let mut session = FuseSession::new(&point.path, &mount_point::source(), "lamina", false)
+            .map_err(|why| ServeError::Mount { path: point.path.clone(), why: why.to_string() })?;
+        session.set_allow_other(false);
+        session.mount().map_err(|why| ServeError::Mount { path: point.path.clone(), why: why.to_string() })?;
+        let channels = (0..options.threads.max(1)).map(|_| channel_of(&session)).collect::<io::Result<Vec<_>>>();
+        let invalidations = channels.as_ref().ok().map(|_| channel_of(&session)).transpose();
+        let coherence = Arc::new(Coherence::new(Arc::clone(&device)));
+        let (late, late_queue) = channel();
+        let workers = Arc::new(Workers {
+            server: Server::new(WindowFs::new(device, Arc::clone(&coherence))),
+            coherence: Arc::clone(&coherence),
+            channels: channels.map_err(ServeError::Threads)?,
+            late: Mutex::new(Some(late)),
+            panics: AtomicU64::new(0),
+        });
+        // From here on dropping the mount undoes everything.
+        let mut mount =
+            Self { session: Some(session), point, minor: String::new(), workers, coherence, threads: Vec::new() };
+        mount.start(options, invalidations.map_err(ServeError::Threads)?, late_queue)?;
+        Ok(mount)
+    }
+
+    fn start(
+        &mut self,
+        options: &MountOptions,
+        invalidations: Option<File>,
+        late_queue: std::sync::mpsc::Receiver<super::fuse_workers::Late>,
+    ) -> Result<(), ServeError> {
+        for channel in 0..self.workers.channels.len() {
+            let workers = Arc::clone(&self.workers);
+            self.spawn(format!("fuse-{channel}"), move || workers.work(channel))?;
+        }
+        let late_queue = Arc::new(Mutex::new(late_queue));
+        for index in 0..LATE_ANSWERERS {
+            let (workers, queue) = (Arc::clone(&self.workers), Arc::clone(&late_queue));
+            self.spawn(format!("fuse-late-{index}"), move || workers.answer_late(&queue))?;
+        }
+        if let Some(device) = invalidations {
+            let (workers, coherence) = (Arc::clone(&self.workers), Arc::clone(&self.coherence));
+            self.spawn("fuse-invalidate".to_owned(), move || {
+                coherence.invalidate_until_closed(|range| invalidate_views(&workers, &device, range));
+            })?;
+        }
+        let failed = |source| ServeError::MountPoint { path: self.point.path.clone(), source };
+        self.minor = mount_point::minor_of(&self.point.path).map_err(failed)?;
+        let base = File::options().read(true).write(true).open(self.base_path()).map_err(failed)?;
+        self.coherence.start_laundering(base, LAUNDERERS, options.launder_with).map_err(ServeError::Threads)?;
+        self.tune(options);
+        Ok(())
+    }
+
+    fn spawn(&mut self, name: String, run: impl FnOnce() + Send + 'static) -> Result<(), ServeError> {
+        self.threads.push(thread::Builder::new().name(name).spawn(run).map_err(ServeError::Threads)?);
+        Ok(())
+    }
+
+    /// Sets the properties of the mount's BDI.
+    fn tune(&self, options: &MountOptions) {
+        let bdi = format!("/sys/class/bdi/0:{}", self.minor);
+        let wanted = [("read_ahead_kb", options.read_ahead_kb), ("strict_limit", 0), ("max_ratio", 100)];
+        for (name, value) in wanted {
+            let file = format!("{bdi}/{name}");
+            if let Err(why) = fs::write(&file, value.to_string()) {
+                tracing::warn!("{file} stays as it is ({why}); exact page reads and full store speed need it to be {value}");
+            }
+        }
+    }
+
+    /// The mounted directory.
+    pub fn path(&self) -> &Path {
+        &self.point.path
+    }
+
+    /// The base window's file.
+    pub fn base_path(&self) -> PathBuf {
+        self.point.path.join("base")
+    }
+
+    /// The views window's file.
+    pub fn views_path(&self) -> PathBuf {
+        self.point.path.join("views")
+    }
+
+    /// What keeps the two windows coherent: [`Coherence::flush`] is there.
+    pub fn coherence(&self) -> &Arc<Coherence> {
+        &self.coherence
+    }
+
+    /// Requests that made a handler panic; each was answered with EIO.
+    pub fn panics(&self) -> u64 {
+        self.workers.panics.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        self.coherence.settle(SETTLE);
+        if !self.minor.is_empty() {
+            mount_point::abort(&self.minor);
+        }
+        if let Err(why) = mount_point::unmount(&self.point.path) {
+            tracing::warn!(path = %self.point.path.display(), "not unmounted: {why}");
+        }
+        // Closes its descriptor; the rest was done above.
+        drop(self.session.take());
+        drop(self.workers.late.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take());
+        self.coherence.close();
+        for thread in self.threads.drain(..) {
+            // Handlers' panics are caught and counted; a thread that died otherwise was logged by the panic hook.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// A descriptor of /dev/fuse with a queue of its own, or the session's own where the kernel cannot clone it. Reads block.
+fn channel_of(session: &FuseSession) -> io::Result<File> {
+    let channel = match session.clone_fuse_file() {
+        Ok(clone) => clone,
+        Err(why) => {
+            tracing::debug!("workers share one queue: {why}");
+            session.get_fuse_file().ok_or(io::ErrorKind::NotConnected)?.try_clone()?
+        }
+    };
+    let flags = OFlag::from_bits_truncate(fcntl(&channel, FcntlArg::F_GETFL)?);
+    fcntl(&channel, FcntlArg::F_SETFL(flags - OFlag::O_NONBLOCK))?;
+    Ok(channel)
+}
+
+/// Whether this host can mount, and if not, what is missing.
+fn fuse_present() -> Result<(), ServeError> {
+    let device = Path::new("/dev/fuse");
+    match File::options().read(true).write(true).open(device) {
+        Ok(_) => {}
+        Err(why) if why.kind() == io::ErrorKind::NotFound => return Err(ServeError::NoFuseDevice),
+        Err(source) => return Err(ServeError::FuseDevice { source }),
+    }
+    if nix::unistd::geteuid().is_root() {
+        return Ok(());
+    }
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let helper = std::env::split_paths(&path).map(|directory| directory.join("fusermount3"));
+    let usable = |file: PathBuf| fs::metadata(file).is_ok_and(|found| found.mode() & 0o111 != 0);
+    if helper.into_iter().any(usable) { Ok(()) } else { Err(ServeError::NoFusermount) }
+}

@@ -1,0 +1,184 @@
+//! The threads that answer the kernel's requests on /dev/fuse.
+//!
+//! * A worker owns a clone of /dev/fuse and two buffers, reads a request and answers it in place. It never waits for
+//!   anything that another request has to bring about.
+//! * A read of `views` over dirty base pages must first launder them, which waits for FUSE WRITEs. The worker leaves such a
+//!   request to the launderer and turns to the next one; afterwards one of the late answerers answers it, on the
+//!   descriptor it came from, where alone the kernel takes the answer.
+//! * A handler that panics or cannot make sense of a request answers EIO. The server lives on.
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::fd::AsRawFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, Sender};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use fuse_backend_rs::abi::fuse_abi::Opcode;
+use fuse_backend_rs::api::server::{MAX_BUFFER_SIZE, Server};
+use fuse_backend_rs::transport::{FuseBuf, FuseDevWriter, Reader, Writer};
+
+use super::coherence::Coherence;
+use super::fuse_fs::{VIEWS_INODE, WindowFs};
+
+/// Bytes of a worker's buffers: the largest request or answer, 1 MiB, and a page for what goes before it.
+const BUFFER_BYTES: usize = MAX_BUFFER_SIZE as usize + 4096;
+/// Bytes of every request's header.
+const HEADER_BYTES: usize = 40;
+
+/// What all workers share.
+pub(super) struct Workers {
+    pub(super) server: Server<WindowFs>,
+    pub(super) coherence: Arc<Coherence>,
+    /// Clones of /dev/fuse, one a worker.
+    pub(super) channels: Vec<File>,
+    /// Requests that waited for the launderer, until the mount closes.
+    pub(super) late: Mutex<Option<Sender<Late>>>,
+    /// Requests that made a handler panic.
+    pub(super) panics: AtomicU64,
+}
+
+/// A request to be answered by a late answerer.
+pub(super) struct Late {
+    channel: usize,
+    request: Vec<u8>,
+}
+
+/// The fields of a request's header that are looked at before the server parses it.
+struct Header {
+    opcode: u32,
+    unique: u64,
+    inode: u64,
+}
+
+impl Header {
+    fn of(request: &[u8]) -> Option<Self> {
+        Some(Self {
+            opcode: u32::from_ne_bytes(*request.get(4..)?.first_chunk()?),
+            unique: u64::from_ne_bytes(*request.get(8..)?.first_chunk()?),
+            inode: u64::from_ne_bytes(*request.get(16..)?.first_chunk()?),
+        })
+    }
+
+    fn wants_answer(&self) -> bool {
+        ![Opcode::Forget as u32, Opcode::BatchForget as u32, Opcode::Interrupt as u32].contains(&self.opcode)
+    }
+
+    /// Offset and length of a read of the views window.
+    fn views_read(&self, request: &[u8]) -> Option<(u64, u64)> {
+        if self.inode != VIEWS_INODE || self.opcode != Opcode::Read as u32 {
+            return None;
+        }
+        // struct fuse_read_in: handle, offset, size.
+        let offset = u64::from_ne_bytes(*request.get(HEADER_BYTES + 8..)?.first_chunk()?);
+        let length = u32::from_ne_bytes(*request.get(HEADER_BYTES + 16..)?.first_chunk()?);
+        Some((offset, u64::from(length)))
+    }
+}
+
+impl Workers {
+    /// A worker: answers requests from its channel until the file system is unmounted.
+    pub(super) fn work(self: &Arc<Self>, channel: usize) {
+        let mut request = vec![0; BUFFER_BYTES];
+        let mut answer = vec![0; BUFFER_BYTES];
+        loop {
+            match (&self.channels[channel]).read(&mut request) {
+                Ok(length) => self.take(channel, &mut request[..length], &mut answer),
+                Err(why) => match why.raw_os_error() {
+                    // ENOENT: the request was withdrawn while it was read.
+                    Some(libc::ENOENT | libc::EINTR | libc::EAGAIN) => {}
+                    Some(libc::ENODEV | libc::ENOTCONN | libc::ECONNABORTED) => return,
+                    _ => {
+                        tracing::error!("reading /dev/fuse failed, this worker ends: {why}");
+                        return;
+                    }
+                },
+            }
+        }
+    }
+
+    fn take(self: &Arc<Self>, channel: usize, request: &mut [u8], answer: &mut [u8]) {
+        let Some(header) = Header::of(request) else {
+            tracing::error!(bytes = request.len(), "a request shorter than its header");
+            return;
+        };
+        let laundry = header.views_read(request).and_then(|(offset, length)| self.coherence.laundry(offset, length));
+        let Some(laundry) = laundry else { return self.answer(channel, &header, request, answer) };
+        let late = Late { channel, request: request.to_vec() };
+        let workers = Arc::clone(self);
+        let laundered = move |result: io::Result<()>| {
+            if let Err(why) = result {
+                // The view is served from what the device has, as after a failed write-back on any file system.
+                tracing::warn!("laundering base pages under a view failed: {why}");
+            }
+            if let Some(queue) = &*workers.late.lock().unwrap_or_else(PoisonError::into_inner) {
+                // No answerer left means that the mount is gone, and with it the asker.
+                let _ = queue.send(late);
+            }
+        };
+        self.coherence.launder(laundry, Box::new(laundered));
+    }
+
+    /// A late answerer: answers what the launderer is done with until the mount closes.
+    pub(super) fn answer_late(&self, queue: &Mutex<Receiver<Late>>) {
+        let mut answer = vec![0; BUFFER_BYTES];
+        loop {
+            let late = queue.lock().unwrap_or_else(PoisonError::into_inner).recv();
+            let Ok(mut late) = late else { return };
+            if let Some(header) = Header::of(&late.request) {
+                self.answer(late.channel, &header, &mut late.request, &mut answer);
+            }
+        }
+    }
+
+    fn answer(&self, channel: usize, header: &Header, request: &mut [u8], answer: &mut [u8]) {
+        let device = &self.channels[channel];
+        let handled = catch_unwind(AssertUnwindSafe(|| -> Result<(), String> {
+            let reader = Reader::<()>::from_fuse_buffer(FuseBuf::new(request)).map_err(|why| why.to_string())?;
+            let writer = FuseDevWriter::<()>::new(device.as_raw_fd(), answer).map_err(|why| why.to_string())?;
+            match self.server.handle_message(reader, Writer::FuseDev(writer), None, None) {
+                Ok(_) => Ok(()),
+                // The answer could not be delivered: the asker was interrupted, or the mount is gone.
+                Err(fuse_backend_rs::Error::EncodeMessage(why)) => {
+                    tracing::debug!(opcode = header.opcode, "an answer nobody waited for: {why}");
+                    Ok(())
+                }
+                Err(why) => Err(why.to_string()),
+            }
+        }));
+        match handled {
+            Ok(Ok(())) => return,
+            Ok(Err(why)) => tracing::error!(opcode = header.opcode, inode = header.inode, "request not understood: {why}"),
+            Err(_) => {
+                let panics = self.panics.fetch_add(1, Ordering::Relaxed) + 1;
+                tracing::error!(opcode = header.opcode, inode = header.inode, panics, "a handler panicked; answering EIO");
+            }
+        }
+        if header.wants_answer() {
+            refuse(device, header.unique);
+        }
+    }
+}
+
+/// Answers a request with EIO.
+fn refuse(mut device: &File, unique: u64) {
+    let mut answer = [0; 16];
+    answer[..4].copy_from_slice(&16_u32.to_ne_bytes());
+    answer[4..8].copy_from_slice(&(-libc::EIO).to_ne_bytes());
+    answer[8..].copy_from_slice(&unique.to_ne_bytes());
+    // ENOENT here means that the request was answered before the failure.
+    if let Err(why) = device.write(&answer) {
+        tracing::debug!("EIO not delivered: {why}");
+    }
+}
+
+/// Tells the kernel to drop the pages of a range of the views window.
+pub(super) fn invalidate_views(workers: &Workers, device: &File, range: &std::ops::Range<u64>) {
+    let mut buffer = [0; 64];
+    let Ok(writer) = FuseDevWriter::<()>::new(device.as_raw_fd(), &mut buffer) else { return };
+    if let Err(why) = workers.server.notify_inval_inode(writer, VIEWS_INODE, range.start, range.end - range.start) {
+        // ENOENT: the kernel holds nothing of this file.
+        tracing::debug!(?range, "nothing to invalidate: {why}");
+    }
+}

@@ -1,0 +1,227 @@
+//! Laundering: making dirty pages of the base window reach the device before something is computed from them.
+//!
+//! A guest's stores to the base window sit in the host's page cache, as they would sit in a CPU's caches. A view is
+//! computed from what the device holds, so the pages under it are written back first. The rules:
+//!
+//! * All calls into our own mount are made here, on threads of their own. Such a call sleeps until a FUSE worker has
+//!   answered it, so a worker that made it could wait for itself.
+//! * These threads have a file table of their own, which holds the standard streams and `base` and not /dev/fuse. When the
+//!   process is killed while one of them sleeps, the last /dev/fuse descriptor still goes, the kernel aborts the
+//!   connection, and the sleeper wakes and dies. With a shared table it could be neither woken nor killed.
+//! * Looking whether there is anything to launder ([`dirty`]) never sleeps and may be done anywhere.
+//!
+//! From Linux 6.16 on the pages themselves are under writeback until the device has answered, and `sync_file_range`
+//! waits for exactly the range. Before that FUSE copied dirty pages aside and ended their writeback at once; there only
+//! `msync` waits for the device, for the whole file, and `cachestat` cannot tell that nothing is on its way.
+
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+
+use memmap2::MmapRaw;
+use nix::fcntl::{FallocateFlags, fallocate};
+use nix::sched::{CloneFlags, unshare};
+
+/// `cachestat(2)`, Linux 6.5 and newer; the same number on every architecture.
+const SYS_CACHESTAT: libc::c_long = 451;
+/// Neighbouring pages are mostly dirty too, so more is laundered at once than was asked for, aligned to this.
+const STRIDE: u64 = 256 << 10;
+
+/// How dirty pages are made to reach the device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LaunderWith {
+    /// `sync_file_range` where the kernel waits for the device in it (Linux 6.16 and newer), else `msync`.
+    #[default]
+    Auto,
+    /// `sync_file_range`.
+    SyncFileRange,
+    /// `msync`.
+    Msync,
+}
+
+/// A piece of work for the threads.
+enum Job {
+    /// Write back what is dirty in these base ranges, then call back.
+    Launder(Vec<Range<u64>>, Done),
+    /// Punch a hole into the base window, then call back.
+    Punch(Range<u64>, Done),
+}
+
+/// What is called, on a thread of the launderer, when a job is done.
+pub(crate) type Done = Box<dyn FnOnce(io::Result<()>) + Send>;
+
+/// The threads and their queue.
+pub(crate) struct Launderer {
+    jobs: Mutex<Option<Sender<Job>>>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+    base: File,
+    /// Whether a look at the page cache can prove that a range is clean.
+    can_look: bool,
+}
+
+impl Launderer {
+    /// Starts `threads` threads over `base`, the base window opened through the mount.
+    pub(crate) fn start(base: File, threads: usize, with: LaunderWith) -> io::Result<Self> {
+        let with = match with {
+            LaunderWith::Auto if writeback_waits() => LaunderWith::SyncFileRange,
+            LaunderWith::Auto => LaunderWith::Msync,
+            chosen => chosen,
+        };
+        let map = (with == LaunderWith::Msync).then(|| MmapRaw::map_raw(&base)).transpose()?.map(Arc::new);
+        let (jobs, queue) = channel();
+        let queue = Arc::new(Mutex::new(queue));
+        let mut started = Vec::new();
+        for index in 0..threads.max(1) {
+            let (queue, number, map) = (Arc::clone(&queue), base.as_raw_fd(), map.clone());
+            let run = move || run(&queue, number, map.as_deref());
+            started.push(thread::Builder::new().name(format!("launder-{index}")).spawn(run)?);
+        }
+        let can_look = with == LaunderWith::SyncFileRange && dirty(&base, &(0..4096)).is_ok();
+        tracing::debug!(?with, can_look, "laundering");
+        Ok(Self { jobs: Mutex::new(Some(jobs)), threads: Mutex::new(started), base, can_look })
+    }
+
+    /// Whether any of these base ranges may have dirty pages. Never sleeps.
+    pub(crate) fn needed(&self, ranges: &[Range<u64>]) -> bool {
+        ranges.iter().any(|range| !range.is_empty() && (!self.can_look || dirty(&self.base, range).unwrap_or(true)))
+    }
+
+    /// Launders the ranges on another thread and calls `done` there. Never sleeps.
+    pub(crate) fn launder(&self, ranges: Vec<Range<u64>>, done: Done) {
+        self.send(Job::Launder(ranges, done));
+    }
+
+    /// Drops a base range, page cache and all, on another thread and calls `done` there.
+    pub(crate) fn punch(&self, range: Range<u64>, done: Done) {
+        self.send(Job::Punch(range, done));
+    }
+
+    fn send(&self, job: Job) {
+        let jobs = self.jobs.lock().unwrap_or_else(PoisonError::into_inner);
+        let refused = match &*jobs {
+            Some(jobs) => jobs.send(job).err().map(|refused| refused.0),
+            None => Some(job),
+        };
+        drop(jobs);
+        if let Some(Job::Launder(_, done) | Job::Punch(_, done)) = refused {
+            done(Err(io::Error::from_raw_os_error(libc::ESHUTDOWN)));
+        }
+    }
+
+    /// Takes no more jobs and waits until those taken are done.
+    pub(crate) fn stop(&self) {
+        drop(self.jobs.lock().unwrap_or_else(PoisonError::into_inner).take());
+        for thread in self.threads.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
+            // A panic in a job was logged by the panic hook and has nobody left to tell.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// A launderer thread. `base` stays valid: the thread's own table keeps it open, and until there is one [`Launderer`] does,
+/// which joins its threads before it goes.
+fn run(queue: &Mutex<Receiver<Job>>, base: RawFd, map: Option<&MmapRaw>) {
+    if let Err(why) = own_table(base) {
+        tracing::warn!("launderer keeps the shared file table ({why}); kill -9 may leave it asleep until the next start");
+    }
+    loop {
+        let job = queue.lock().unwrap_or_else(PoisonError::into_inner).recv();
+        let (result, done) = match job {
+            Ok(Job::Launder(ranges, done)) => (ranges.iter().try_for_each(|range| launder(base, map, range)), done),
+            Ok(Job::Punch(range, done)) => (punch(base, &range), done),
+            Err(_) => return,
+        };
+        done(result);
+    }
+}
+
+/// Gives the calling thread a file table with only the standard streams and `base`.
+fn own_table(base: RawFd) -> io::Result<()> {
+    unshare(CloneFlags::CLONE_FILES)?;
+    let below = base.saturating_sub(1);
+    if below >= 3 {
+        close_range(3, below)?;
+    }
+    close_range(base.saturating_add(1), RawFd::MAX)
+}
+
+fn close_range(first: RawFd, last: RawFd) -> io::Result<()> {
+    // SAFETY: closes descriptors of this thread's own table, which no `File` of this thread owns.
+    let result = unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Writes back what is dirty in `range` and waits until the device has it.
+fn launder(base: RawFd, map: Option<&MmapRaw>, range: &Range<u64>) -> io::Result<()> {
+    if range.is_empty() {
+        return Ok(());
+    }
+    let start = range.start / STRIDE * STRIDE;
+    let length = range.end.next_multiple_of(STRIDE) - start;
+    if let Some(map) = map {
+        let start = usize::try_from(start).unwrap_or(usize::MAX).min(map.len());
+        let length = usize::try_from(length).unwrap_or(usize::MAX).min(map.len() - start);
+        return map.flush_range(start, length);
+    }
+    let flags = libc::SYNC_FILE_RANGE_WAIT_BEFORE | libc::SYNC_FILE_RANGE_WRITE | libc::SYNC_FILE_RANGE_WAIT_AFTER;
+    let (start, length) = (signed(start)?, signed(length)?);
+    // SAFETY: takes no pointers; a bad descriptor or range is an error.
+    let result = unsafe { libc::sync_file_range(base, start, length, flags) };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+fn punch(base: RawFd, range: &Range<u64>) -> io::Result<()> {
+    let flags = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
+    // SAFETY: `base` stays open in this thread's table for as long as the thread runs.
+    let base = unsafe { BorrowedFd::borrow_raw(base) };
+    Ok(fallocate(base, flags, signed(range.start)?, signed(range.end - range.start)?)?)
+}
+
+fn signed(value: u64) -> io::Result<i64> {
+    i64::try_from(value).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))
+}
+
+/// Whether the page cache holds pages of `range` that are dirty or on their way to the device. Never sleeps.
+fn dirty(base: &File, range: &Range<u64>) -> io::Result<bool> {
+    /// The kernel's `struct cachestat_range`.
+    #[repr(C)]
+    struct Asked {
+        offset: u64,
+        length: u64,
+    }
+    /// The kernel's `struct cachestat`, in pages.
+    #[derive(Default)]
+    #[repr(C)]
+    struct Found {
+        cached: u64,
+        dirty: u64,
+        writeback: u64,
+        evicted: u64,
+        recently_evicted: u64,
+    }
+    let asked = Asked { offset: range.start, length: range.end - range.start };
+    let mut found = Found::default();
+    // SAFETY: both pointers are to live values laid out as the kernel's structures.
+    let result = unsafe {
+        libc::syscall(SYS_CACHESTAT, base.as_raw_fd(), &raw const asked, &raw mut found, 0)
+    };
+    if result == 0 { Ok(found.dirty + found.writeback > 0) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Whether this kernel keeps FUSE pages under writeback until the device has answered: Linux 6.16 and newer.
+fn writeback_waits() -> bool {
+    let Ok(system) = nix::sys::utsname::uname() else { return false };
+    let release = system.release().to_string_lossy();
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|number| number.parse::<u32>().unwrap_or(0));
+    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0)) >= (6, 16)
+}
+
+impl Drop for Launderer {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}

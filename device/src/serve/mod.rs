@@ -1,0 +1,107 @@
+//! Serving a device: as two files to map ([`fuse`]), as an API over sockets ([`api`]), and to guests ([`guest_port`]).
+//!
+//! The servers know the device and nothing behind it. What a file shows is the device's two windows; what keeps those
+//! coherent, and what a user of both may rely on, is stated in one place: [`coherence`].
+
+pub mod coherence;
+pub mod fuse;
+mod fuse_fs;
+mod fuse_workers;
+pub mod launder;
+mod mount_point;
+mod served_pages;
+
+use std::io;
+use std::path::PathBuf;
+
+pub use coherence::Coherence;
+pub use fuse::{Mount, MountOptions};
+
+/// Why a device cannot be served, or an operation on a served one failed.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    /// There is no /dev/fuse.
+    #[error("/dev/fuse does not exist: load the kernel module (`modprobe fuse`), or give it to the container (`--device /dev/fuse`)")]
+    NoFuseDevice,
+    /// /dev/fuse cannot be opened.
+    #[error("cannot open /dev/fuse: {source}; it needs the module `fuse` and read and write permission")]
+    FuseDevice {
+        /// Why.
+        source: io::Error,
+    },
+    /// Mounting without root needs a helper.
+    #[error("fusermount3 is not in PATH, and mounting without root needs it: install the package fuse3")]
+    NoFusermount,
+    /// The directory cannot be used.
+    #[error("cannot use the mount point {}: {source}", path.display())]
+    MountPoint {
+        /// The directory, or the file about it.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The directory is not empty.
+    #[error("the mount point {} is not empty (it holds {}): name an empty or a new directory", path.display(), entry.display())]
+    MountPointNotEmpty {
+        /// The directory.
+        path: PathBuf,
+        /// Something in it.
+        entry: PathBuf,
+    },
+    /// Something is mounted there.
+    #[error("{} is mounted already ({kind} from {source_name}) and {state}: unmount it or name another directory", path.display())]
+    MountPointBusy {
+        /// The directory.
+        path: PathBuf,
+        /// The file system's type.
+        kind: String,
+        /// The mount's source.
+        source_name: String,
+        /// What was found about it.
+        state: String,
+    },
+    /// The mount failed.
+    #[error("cannot mount on {}: {why}", path.display())]
+    Mount {
+        /// The directory.
+        path: PathBuf,
+        /// What the kernel or fusermount3 said.
+        why: String,
+    },
+    /// Threads or descriptors ran out.
+    #[error("cannot start the mount's threads: {0}")]
+    Threads(#[source] io::Error),
+    /// Dirty base pages did not reach the device.
+    #[error("cannot flush {length} bytes at {offset:#x} of the base window: {source}")]
+    Flush {
+        /// Offset in the base window.
+        offset: u64,
+        /// Bytes.
+        length: u64,
+        /// Why.
+        source: io::Error,
+    },
+    /// Base bytes could not be dropped.
+    #[error("cannot discard {length} bytes at {offset:#x} of the base window: {source}")]
+    Discard {
+        /// Offset in the base window.
+        offset: u64,
+        /// Bytes.
+        length: u64,
+        /// Why.
+        source: io::Error,
+    },
+    /// A range passes the end of the base window.
+    #[error("{length} bytes at {offset:#x} pass the end of the base window, which has {window} bytes")]
+    PastEnd {
+        /// Offset in the base window.
+        offset: u64,
+        /// Bytes.
+        length: u64,
+        /// Bytes of the window.
+        window: u64,
+    },
+    /// The mount is being taken down.
+    #[error("the mount is being taken down")]
+    Closing,
+}

@@ -1,0 +1,233 @@
+//! The directory to mount on: made when missing, cleared of what a killed run left behind, refused when in use.
+//!
+//! * A mount of ours names its server's process id in its source (`lamina-<pid>`), so that a dead one can be told from a
+//!   busy one. A dead server leaves a mount that answers ENOTCONN; one that died asleep may not answer at all.
+//! * Such a leftover is aborted (which wakes whoever still waits for it) and unmounted lazily. Anything else that is mounted
+//!   here, and a directory with something in it, is refused and left alone.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+use nix::errno::Errno;
+use nix::mount::{MntFlags, umount2};
+
+use super::ServeError;
+
+/// How long a live server may take to answer a `statfs`.
+const PATIENCE: Duration = Duration::from_secs(3);
+/// What a mount's source begins with.
+const SOURCE: &str = "lamina-";
+
+/// The source that names this process.
+pub(super) fn source() -> String {
+    format!("{SOURCE}{}", std::process::id())
+}
+
+/// A directory that is ready to be mounted on, removed again at the end if it was made here.
+#[derive(Debug)]
+pub(super) struct MountPoint {
+    pub(super) path: PathBuf,
+    made: bool,
+}
+
+impl MountPoint {
+    pub(super) fn prepare(path: &Path) -> Result<Self, ServeError> {
+        let failed = |source| ServeError::MountPoint { path: path.to_owned(), source };
+        let path = std::path::absolute(path).map_err(failed)?;
+        while let Some(mounted) = Mounted::at(&path)? {
+            mounted.clear(&path)?;
+        }
+        let made = match fs::create_dir(&path) {
+            Ok(()) => true,
+            Err(why) if why.kind() == io::ErrorKind::AlreadyExists => false,
+            Err(why) if why.kind() == io::ErrorKind::NotFound => {
+                fs::create_dir_all(&path).map_err(failed)?;
+                true
+            }
+            Err(why) => return Err(failed(why)),
+        };
+        // From here on the directory made is removed if it turns out to be of no use.
+        let point = Self { path, made };
+        let first = fs::read_dir(&point.path).map_err(failed)?.next();
+        if let Some(entry) = first {
+            let entry = entry.map_err(failed)?;
+            return Err(ServeError::MountPointNotEmpty { path: point.path.clone(), entry: entry.file_name().into() });
+        }
+        Ok(point)
+    }
+}
+
+impl Drop for MountPoint {
+    fn drop(&mut self) {
+        if self.made && let Err(why) = fs::remove_dir(&self.path) {
+            tracing::debug!(path = %self.path.display(), "mount point stays: {why}");
+        }
+    }
+}
+
+/// What is mounted at a path, from /proc/self/mountinfo.
+#[derive(Debug)]
+struct Mounted {
+    kind: String,
+    source: String,
+    minor: String,
+}
+
+impl Mounted {
+    /// The uppermost mount whose mount point is exactly `path`.
+    fn at(path: &Path) -> Result<Option<Self>, ServeError> {
+        let table = "/proc/self/mountinfo";
+        let text = fs::read_to_string(table)
+            .map_err(|source| ServeError::MountPoint { path: table.into(), source })?;
+        // Resolving the directory itself would ask a dead server; resolving its parent does not.
+        let parent = path.parent().and_then(|parent| parent.canonicalize().ok());
+        let resolved = parent.zip(path.file_name()).map_or_else(|| path.to_owned(), |(parent, name)| parent.join(name));
+        Ok(text.lines().rev().filter_map(Self::parse).find(|(point, _)| *point == resolved).map(|(_, mounted)| mounted))
+    }
+
+    /// A line: `id parent major:minor root mount-point options [fields…] - type source super-options`.
+    fn parse(line: &str) -> Option<(PathBuf, Self)> {
+        let (left, right) = line.split_once(" - ")?;
+        let mut left = left.split(' ').skip(2);
+        let (device, point) = (left.next()?, left.nth(1)?);
+        let mut right = right.split(' ');
+        let (kind, source) = (right.next()?.to_owned(), right.next()?.to_owned());
+        let minor = device.split_once(':')?.1.to_owned();
+        Some((unescape(point), Self { kind, source, minor }))
+    }
+
+    /// Takes the mount away if it is a dead one of ours.
+    fn clear(&self, path: &Path) -> Result<(), ServeError> {
+        let busy = |state: String| ServeError::MountPointBusy {
+            path: path.to_owned(),
+            kind: self.kind.clone(),
+            source_name: self.source.clone(),
+            state,
+        };
+        let server = self.source.strip_prefix(SOURCE).and_then(|pid| pid.parse::<u32>().ok());
+        let Some(server) = server.filter(|_| self.kind.starts_with("fuse")) else {
+            return Err(busy("it is not Lamina's".to_owned()));
+        };
+        match probe(path) {
+            Some(Ok(())) => return Err(busy(format!("process {server} serves it"))),
+            Some(Err(Errno::ENOTCONN | Errno::ECONNABORTED)) => {}
+            Some(Err(why)) => return Err(busy(format!("asking it failed: {why}"))),
+            None if lives(server) => return Err(busy(format!("process {server} lives but does not answer"))),
+            None => {}
+        }
+        tracing::info!(path = %path.display(), server, "clearing the mount that a killed run left");
+        abort(&self.minor);
+        unmount(path).map_err(|source| ServeError::MountPoint { path: path.to_owned(), source })
+    }
+}
+
+/// Asks the server of a mount something that is never cached; `None` if it does not answer in time.
+fn probe(path: &Path) -> Option<Result<(), Errno>> {
+    let (answered, answer) = mpsc::channel();
+    let path = path.to_owned();
+    // The thread ends when the answer comes, at the latest when the connection is aborted.
+    thread::spawn(move || answered.send(nix::sys::statvfs::statvfs(&path).map(drop)));
+    answer.recv_timeout(PATIENCE).ok()
+}
+
+/// Whether a process still runs, other than as a zombie waiting for its last thread.
+fn lives(pid: u32) -> bool {
+    let Ok(stat) = fs::read_to_string(format!("/proc/{pid}/stat")) else { return false };
+    // The state follows the name, which is in parentheses and may contain anything.
+    let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
+    !matches!(state, None | Some('Z' | 'X'))
+}
+
+/// Aborts a FUSE connection: everybody who waits for its server gets an error.
+pub(super) fn abort(minor: &str) {
+    let control = format!("/sys/fs/fuse/connections/{minor}/abort");
+    match fs::write(&control, "1") {
+        Ok(()) => tracing::debug!("{control} written"),
+        // Not mounted in every container; a forced unmount aborts as well.
+        Err(why) => tracing::debug!("{control}: {why}"),
+    }
+}
+
+/// The minor number of the file system that a path is on, as it appears in /sys.
+pub(super) fn minor_of(path: &Path) -> io::Result<String> {
+    Ok(nix::sys::stat::minor(fs::metadata(path)?.dev()).to_string())
+}
+
+/// Unmounts at once, whoever still uses it.
+pub(super) fn unmount(path: &Path) -> io::Result<()> {
+    match umount2(path, MntFlags::MNT_FORCE | MntFlags::MNT_DETACH) {
+        Ok(()) | Err(Errno::EINVAL) => Ok(()),
+        Err(Errno::EPERM) => {
+            let mut helper = std::process::Command::new("fusermount3");
+            let status = helper.args(["-u", "-q", "-z", "--"]).arg(path).status()?;
+            if status.success() { Ok(()) } else { Err(io::Error::other(format!("fusermount3 -u: {status}"))) }
+        }
+        Err(why) => Err(why.into()),
+    }
+}
+
+/// Undoes the octal escapes of mountinfo (`\040` is a space).
+fn unescape(text: &str) -> PathBuf {
+    use std::os::unix::ffi::OsStringExt;
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((&first, tail)) = rest.split_first() {
+        let escape = tail.first_chunk::<3>().filter(|digits| first == b'\\' && digits.iter().all(|d| (b'0'..b'8').contains(d)));
+        if let Some(digits) = escape {
+            bytes.push(digits.iter().fold(0_u8, |value, digit| value.wrapping_mul(8).wrapping_add(digit - b'0')));
+            rest = &tail[3..];
+        } else {
+            bytes.push(first);
+            rest = tail;
+        }
+    }
+    std::ffi::OsString::from_vec(bytes).into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mountinfo_lines_are_understood() {
+        let line = r"99 28 0:53 / /tmp/a\040b rw,nosuid shared:7 - fuse.lamina lamina-42 rw,user_id=0";
+        let (path, mounted) = Mounted::parse(line).unwrap();
+        assert_eq!(path, Path::new("/tmp/a b"));
+        assert_eq!((mounted.kind.as_str(), mounted.source.as_str(), mounted.minor.as_str()), ("fuse.lamina", "lamina-42", "53"));
+    }
+
+    #[test]
+    fn a_directory_with_something_in_it_is_refused_by_name() {
+        let directory = tempfile::tempdir().unwrap();
+        fs::write(directory.path().join("precious"), "x").unwrap();
+        let refused = MountPoint::prepare(directory.path()).unwrap_err().to_string();
+        assert!(refused.contains("precious"), "{refused}");
+    }
+
+    #[test]
+    fn a_directory_made_here_goes_again_and_one_found_here_stays() {
+        let directory = tempfile::tempdir().unwrap();
+        let made = directory.path().join("deep").join("er");
+        drop(MountPoint::prepare(&made).unwrap());
+        assert!(!made.exists());
+        drop(MountPoint::prepare(directory.path()).unwrap());
+        assert!(directory.path().exists());
+    }
+
+    #[test]
+    fn a_file_is_no_mount_point() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        assert!(matches!(MountPoint::prepare(file.path()), Err(ServeError::MountPoint { .. })));
+    }
+
+    #[test]
+    fn what_somebody_else_mounted_is_left_alone() {
+        let refused = MountPoint::prepare(Path::new("/proc")).unwrap_err().to_string();
+        assert!(refused.contains("/proc") && refused.contains("not Lamina's"), "{refused}");
+    }
+}

@@ -1,0 +1,157 @@
+//! The store under random operations against a plain array, and its entries against damage.
+
+use proptest::prelude::*;
+
+use super::{entry::ENTRY_BYTES, *};
+use crate::{
+    BlockWords,
+    codec::{Codec, tests::words},
+    format::Format,
+};
+
+const BLOCKS: u64 = 24;
+
+#[derive(Clone, Debug)]
+enum Operation {
+    Write { block: u64, format: Format, codec: Codec, words: Box<BlockWords> },
+    Discard { block: u64 },
+    Read { block: u64, mask: u32 },
+}
+
+fn operation() -> impl Strategy<Value = Operation> {
+    let block = 0..BLOCKS;
+    let format = prop::sample::select(Format::ALL.to_vec());
+    let codec = prop::sample::select(Codec::ALL.to_vec());
+    prop_oneof![
+        4 => (block.clone(), format, codec, words())
+            .prop_map(|(block, format, codec, words)| Operation::Write { block, format, codec, words }),
+        1 => block.clone().prop_map(|block| Operation::Discard { block }),
+        3 => (block, any::<u32>()).prop_map(|(block, mask)| Operation::Read { block, mask }),
+    ]
+}
+
+fn read(store: &Store, block: u64, mask: PlaneMask) -> (Entry, BlockWords) {
+    let mut bundle = Box::new([0xa5; MAX_BUNDLE]);
+    let (entry, _) = store.fetch(block, mask, &mut bundle).unwrap();
+    let mut words = [0; BLOCK_BYTES];
+    if let Some(place) = &entry.place {
+        place.stored.decode(mask, &bundle, &mut words).unwrap();
+    }
+    (entry, words)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn the_store_is_an_array_of_blocks(operations in prop::collection::vec(operation(), 1..120)) {
+        let store = Store::new(BLOCKS, BLOCKS * 3 * 65536).unwrap();
+        let mut model = vec![[0; BLOCK_BYTES]; usize::try_from(BLOCKS).unwrap()];
+        let mut bundle = Bundle::new();
+        for operation in operations {
+            match operation {
+                Operation::Write { block, format, codec, words } => {
+                    bundle.encode(format, codec, &words);
+                    store.replace(block).unwrap().publish(&bundle).unwrap();
+                    model[usize::try_from(block).unwrap()] = *words;
+                }
+                Operation::Discard { block } => {
+                    store.replace(block).unwrap().publish(&Bundle::new()).unwrap();
+                    model[usize::try_from(block).unwrap()] = [0; BLOCK_BYTES];
+                }
+                Operation::Read { block, mask } => {
+                    let (entry, got) = read(&store, block, PlaneMask(mask));
+                    let mut want = model[usize::try_from(block).unwrap()];
+                    if let Some(entry::Place { stored: crate::codec::block::Stored::Planes { format, .. }, .. }) = entry.place {
+                        let mut planes = [0; BLOCK_BYTES];
+                        crate::plane::split(format, &want, &mut planes);
+                        crate::plane::join(format, PlaneMask(mask), &planes, &mut want);
+                    }
+                    prop_assert_eq!(&got[..], &want[..]);
+                }
+            }
+        }
+        let mut charged = 0;
+        for (block, want) in model.iter().enumerate() {
+            let (entry, got) = read(&store, block as u64, PlaneMask(u32::MAX));
+            charged += entry.charged();
+            prop_assert_eq!(&got[..], &want[..]);
+        }
+        prop_assert_eq!(store.used_bytes(), charged, "every granule in use belongs to a block");
+    }
+
+    #[test]
+    fn an_entry_is_read_as_written_and_every_flip_is_noticed(
+        format in prop::sample::select(Format::ALL.to_vec()), codec in prop::sample::select(Codec::ALL.to_vec()),
+        words in words(), segment in 0_u64..1 << 40, epoch: u16, bit in 0..ENTRY_BYTES * 8,
+    ) {
+        let mut bundle = Bundle::new();
+        bundle.encode(format, codec, &words);
+        let entry = Entry { epoch, place: bundle.stored.map(|stored| entry::Place { segment, stored }) };
+        let mut bytes = entry.encode();
+        prop_assert_eq!(&Entry::decode(&bytes).unwrap(), &entry);
+        prop_assume!(entry != Entry::default());
+        bytes[bit / 8] ^= 1 << (bit % 8);
+        prop_assert!(Entry::decode(&bytes).is_err());
+    }
+
+    #[test]
+    fn any_64_bytes_behind_a_valid_checksum_decode_safely(mut bytes: [u8; 32], rest: [u8; 32]) {
+        bytes[6] = 0;
+        bytes[7] = 0;
+        let mut entry = [0; ENTRY_BYTES];
+        entry[..32].copy_from_slice(&bytes);
+        entry[32..].copy_from_slice(&rest);
+        let check = crc32c::crc32c_append(crc32c::crc32c(&entry[..10]), &entry[14..]);
+        entry[10..14].copy_from_slice(&check.to_le_bytes());
+        if let Ok(Entry { place: Some(place), .. }) = Entry::decode(&entry) {
+            let _ = place.stored.decode(PlaneMask(u32::MAX), &[0; MAX_BUNDLE], &mut [0; BLOCK_BYTES]);
+        }
+    }
+}
+
+#[test]
+fn a_full_store_refuses_and_keeps_what_it_has() {
+    let store = Store::new(64, 65536).unwrap();
+    let mut noise = [0; BLOCK_BYTES];
+    let mut state = 7_u64;
+    noise.iter_mut().for_each(|byte| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        *byte = state.to_be_bytes()[0];
+    });
+    let mut bundle = Bundle::new();
+    bundle.encode(Format::Opaque, Codec::Lz4, &noise);
+    for block in 0..16 {
+        store.replace(block).unwrap().publish(&bundle).unwrap();
+    }
+    let error = store.replace(16).unwrap().publish(&bundle).unwrap_err();
+    assert!(matches!(error, StoreError::Full { wanted: 4096, used: 65536, capacity: 65536 }), "{error}");
+    for block in 0..16 {
+        assert_eq!(read(&store, block, PlaneMask(u32::MAX)).1, noise);
+    }
+    store.replace(3).unwrap().publish(&Bundle::new()).unwrap();
+    store.replace(16).unwrap().publish(&bundle).unwrap();
+    assert_eq!(read(&store, 16, PlaneMask(u32::MAX)).1, noise);
+    assert_eq!(read(&store, 3, PlaneMask(u32::MAX)).1, [0; BLOCK_BYTES]);
+}
+
+#[test]
+fn readers_see_the_old_block_or_the_new_never_a_mixture() {
+    let store = Store::new(1, 1 << 20).unwrap();
+    std::thread::scope(|scope| {
+        let writer = scope.spawn(|| {
+            let mut bundle = Bundle::new();
+            for round in 0..4000_u32 {
+                let byte = round.to_le_bytes()[0];
+                let mut words = [byte; BLOCK_BYTES];
+                words[..4].copy_from_slice(&[byte; 4]);
+                bundle.encode(if round % 2 == 0 { Format::Bf16 } else { Format::Opaque }, Codec::Lz4, &words);
+                store.replace(0).unwrap().publish(&bundle).unwrap();
+            }
+        });
+        while !writer.is_finished() {
+            let (_, words) = read(&store, 0, PlaneMask(u32::MAX));
+            assert!(words.iter().all(|byte| *byte == words[0]), "a mixture of two blocks");
+        }
+    });
+}
