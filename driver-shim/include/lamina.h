@@ -1,0 +1,102 @@
+/*
+ * Lamina from inside a guest: the C interface of lamina-shim.
+ *
+ * Link with liblamina_shim.a (and -lpthread -ldl -lm) or with -llamina_shim.
+ *
+ * Rules:
+ *  - Functions that return int return 0 on success and a negative number on failure; functions that return a pointer
+ *    return NULL on failure. lamina_last_error() then says, for the calling thread, what failed and what to do.
+ *  - A null handle or a null pointer is an error, never a crash.
+ *  - Strings are UTF-8, ended by a zero byte, and belong to the handle: they are valid until lamina_refresh() or
+ *    lamina_close() on it.
+ *  - Memory handed out by lamina_map() is valid until lamina_close(). It is shared with the device and other programs,
+ *    so its bytes change: read through volatile pointers or copies. Stores are possible for the view "base" of a
+ *    handle opened with LAMINA_WRITABLE, and nowhere else: elsewhere they fault.
+ *  - One handle may be used by several threads as long as none of them is in lamina_refresh(), lamina_flush() or
+ *    lamina_close(), which need the handle to themselves.
+ */
+#ifndef LAMINA_H
+#define LAMINA_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* An opened device. */
+typedef struct lamina lamina;
+
+/* Flags of lamina_open. */
+#define LAMINA_WRITABLE 1u /* map the base window for stores as well */
+
+/* Layouts of a tensor. */
+#define LAMINA_LAYOUT_WEIGHT 0u /* elements in address order */
+#define LAMINA_LAYOUT_KV 1u     /* token-major rows of kv_channels elements, in windows of kv_window tokens */
+
+typedef struct lamina_tensor {
+    const char *name;
+    const char *shape;  /* outermost dimension first, for example "512x64" */
+    const char *format; /* for example "bf16" */
+    uint64_t dpa;       /* offset in the base window, bytes */
+    uint64_t length;    /* bytes */
+    uint64_t elements;
+    uint32_t layout;
+    uint32_t kv_channels;
+    uint32_t kv_window;
+} lamina_tensor;
+
+typedef struct lamina_view {
+    const char *spelling; /* for example "e8m3" */
+    uint64_t tensor;      /* index of its tensor */
+    uint64_t offset;      /* in the views window, bytes */
+    uint64_t length;      /* bytes */
+    uint64_t elements;
+    uint32_t bits;        /* bits of an element */
+    int32_t scale_exp;    /* a stored x stands for x * 2^scale_exp */
+} lamina_view;
+
+/* Makes CXL regions and devdax devices where there are none (`lamina-shim up`); needs root. */
+int lamina_up(void);
+
+/*
+ * Opens the device. base and views are paths of the two windows, or both NULL: then LAMINA_BASE and LAMINA_VIEWS,
+ * then sysfs. With views alone there is no base window. flags: 0 or LAMINA_WRITABLE.
+ */
+lamina *lamina_open(const char *base, const char *views, unsigned flags);
+
+/* Ends all mappings of the handle. NULL does nothing. */
+void lamina_close(lamina *handle);
+
+/* Reads the directory again, for example after a view was made. Mapped memory stays valid, strings do not. */
+int lamina_refresh(lamina *handle);
+
+/* Tensors and views in the directory; 0 with a null handle. */
+size_t lamina_tensor_count(const lamina *handle);
+size_t lamina_view_count(const lamina *handle);
+
+/* Describes the tensor or view number index, counted from 0. */
+int lamina_tensor_info(const lamina *handle, size_t index, lamina_tensor *out);
+int lamina_view_info(const lamina *handle, size_t index, lamina_view *out);
+
+/*
+ * The memory of a view of a tensor, by the view's spelling; "base" is the tensor itself. *address and *length (bytes)
+ * are set on success and left alone on failure.
+ */
+int lamina_map(const lamina *handle, const char *tensor, const char *view, void **address, size_t *length);
+
+/*
+ * Makes stores to length bytes at offset of the base window, made before the call, visible to reads of views after
+ * it. length 0 means everything.
+ */
+int lamina_flush(lamina *handle, uint64_t offset, uint64_t length);
+
+/* What last failed on this thread; "" if nothing did. Valid until the next failure on this thread. Never NULL. */
+const char *lamina_last_error(void);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* LAMINA_H */

@@ -1,0 +1,180 @@
+//! Bringing Lamina up in a guest: from two memdevs to two windows.
+//!
+//! 1. Wait for the memdevs. If some carry Lamina's serial numbers, only those are touched; else all of them, or
+//!    those that the caller names.
+//! 2. Give each its region and its dax device, as `device_dax`.
+//! 3. Tell base from views: by serial number, else by content (the views window begins with a directory whose
+//!    window size is the device's own). Which one QEMU enumerates first means nothing.
+//! 4. On request hand the base to `kmem`, as system RAM.
+//!
+//! All of it can be repeated; what is there is used.
+
+use std::{path::PathBuf, time::Duration};
+
+use crate::{
+    Access, Error, Window,
+    dax::{self, Dax, Use},
+    directory,
+    region::{self, Region},
+    sysfs::{Tree, wait},
+    topology::{Memdev, Role, memdevs},
+};
+
+/// What to bring up.
+#[derive(Clone, Debug)]
+pub struct UpOptions {
+    /// Use the base window as system RAM instead of mapping it.
+    pub system_ram: bool,
+    /// The memdevs to use, for example `mem0` and `mem1`; empty for all that are Lamina's.
+    pub memdevs: Vec<String>,
+    /// How long to wait for the kernel to show devices.
+    pub wait: Duration,
+}
+
+impl Default for UpOptions {
+    fn default() -> Self {
+        Self { system_ram: false, memdevs: Vec::new(), wait: Duration::from_secs(10) }
+    }
+}
+
+/// One window as it is attached.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Attachment {
+    /// Base or views.
+    pub role: Role,
+    /// The CXL memory device, for example `mem0`.
+    pub memdev: String,
+    /// Its region, for example `region0`.
+    pub region: String,
+    /// Whether the region was made now, rather than found.
+    pub created: bool,
+    /// The dax device, for example `dax0.0`.
+    pub dax: String,
+    /// Its node, for example `/dev/dax0.0`; only there with [`Use::Devdax`].
+    pub node: PathBuf,
+    /// Bytes of the window.
+    pub bytes: u64,
+    /// What mappings of it must be multiples of, in bytes.
+    pub align: u64,
+    /// How it is used.
+    pub r#use: Use,
+}
+
+/// Both windows.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Attached {
+    /// The capacity window.
+    pub base: Attachment,
+    /// The aperture with the directory.
+    pub views: Attachment,
+}
+
+/// Makes regions and dax devices for Lamina's memdevs and tells the windows apart.
+///
+/// # Errors
+/// [`Error::Memdevs`] when there are not two memdevs of Lamina, and whatever regions, dax devices and the directory give.
+pub fn up(tree: &Tree, options: &UpOptions) -> Result<Attached, Error> {
+    let candidates = candidates(tree, options)?;
+    let mut found = Vec::new();
+    for memdev in candidates {
+        let region = region::ensure(tree, &memdev)?;
+        let dax = dax::of_region(tree, &region.name, options.wait)?;
+        // System RAM stays what it is: only the base can be that.
+        let dax = match dax.driver {
+            Some(Use::SystemRam) if options.system_ram => dax,
+            _ => dax::bind(tree, &dax, Use::Devdax)?,
+        };
+        found.push((memdev, region, dax));
+    }
+
+    let views = views_index(tree, &found)?;
+    let base = found.iter().position(|(memdev, _, _)| Role::of_serial(memdev.serial) == Some(Role::Base));
+    let base = match (base, found.len()) {
+        (Some(base), _) if base != views => base,
+        (_, 2) => 1 - views,
+        _ => return Err(memdevs_error(&found, "more than one could be the base")),
+    };
+    if options.system_ram {
+        found[base].2 = dax::bind(tree, &found[base].2, Use::SystemRam)?;
+    }
+    let attachment = |index: usize, role| {
+        let (memdev, region, dax) = &found[index];
+        Attachment {
+            role,
+            memdev: memdev.name.clone(),
+            region: region.name.clone(),
+            created: region.created,
+            dax: dax.name.clone(),
+            node: dax.node.clone(),
+            bytes: dax.bytes,
+            align: dax.align,
+            r#use: dax.driver.unwrap_or(Use::Devdax),
+        }
+    };
+    Ok(Attached { base: attachment(base, Role::Base), views: attachment(views, Role::Views) })
+}
+
+/// The memdevs to bring up, once their endpoint ports are there.
+fn candidates(tree: &Tree, options: &UpOptions) -> Result<Vec<Memdev>, Error> {
+    let chosen = || {
+        let all = memdevs(tree);
+        if !options.memdevs.is_empty() {
+            return all.into_iter().filter(|memdev| options.memdevs.contains(&memdev.name)).collect();
+        }
+        let (ours, others): (Vec<_>, Vec<_>) =
+            all.into_iter().partition(|memdev| Role::of_serial(memdev.serial).is_some());
+        if ours.is_empty() { others } else { ours }
+    };
+    let wanted = options.memdevs.len().max(2);
+    let ready = || {
+        let found: Vec<Memdev> = chosen();
+        (found.len() >= wanted && found.iter().all(|memdev| memdev.endpoint.is_some())).then_some(found)
+    };
+    wait(options.wait, ready).ok_or_else(|| {
+        let found: Vec<String> = chosen()
+            .iter()
+            .map(|memdev| format!("{} (port {})", memdev.name, memdev.endpoint.as_deref().unwrap_or("none")))
+            .collect();
+        Error::Memdevs {
+            found: found.join(", "),
+            why: format!("{wanted} are needed, each with its endpoint port"),
+        }
+    })
+}
+
+/// Which of `found` is the views window.
+fn views_index(tree: &Tree, found: &[(Memdev, Region, Dax)]) -> Result<usize, Error> {
+    let by_serial =
+        |role| found.iter().position(|(memdev, _, _)| Role::of_serial(memdev.serial) == Some(role));
+    if let Some(views) = by_serial(Role::Views) {
+        return Ok(views);
+    }
+    let mut why = None;
+    // Backwards, because a launcher names the base first: then the base is never touched by this.
+    for (index, (_, _, dax)) in found.iter().enumerate().rev() {
+        if dax.driver != Some(Use::Devdax) || by_serial(Role::Base) == Some(index) {
+            continue;
+        }
+        match begins_with_directory(tree, dax) {
+            Ok(()) => return Ok(index),
+            Err(error) => why = Some(error),
+        }
+    }
+    Err(why.unwrap_or_else(|| memdevs_error(found, "none is mapped as devdax and could hold the views")))
+}
+
+/// Whether the device begins with a directory that describes a views window of the device's size.
+pub(crate) fn begins_with_directory(tree: &Tree, dax: &Dax) -> Result<(), Error> {
+    let window = Window::open(&dax.node, Access::Read, tree)?;
+    let stated = directory::read(&window)?.views_bytes;
+    if stated > window.bytes() {
+        return Err(Error::ShortWindow { path: dax.node.clone(), bytes: window.bytes(), stated });
+    }
+    Ok(())
+}
+
+fn memdevs_error(found: &[(Memdev, Region, Dax)], why: &str) -> Error {
+    let names: Vec<_> =
+        found.iter().map(|(memdev, _, dax)| format!("{} ({})", memdev.name, dax.name)).collect();
+    Error::Memdevs { found: names.join(", "), why: why.into() }
+}

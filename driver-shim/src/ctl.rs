@@ -1,0 +1,319 @@
+//! The control port: requests to the device that loads and stores cannot express.
+//!
+//! The port is a virtio-serial port (`org.lamina.ctl`) in a guest; a Unix socket works the same. Each way goes one
+//! JSON object a line. Every reply carries `"ok"`, and `"error"` when that is false.
+//!
+//! Rules:
+//!
+//! * A guest may open a virtio port once at a time; a second program is told that the port is busy.
+//! * Every request has a deadline, every reply a bound on its length.
+//! * A reply that came too late must not be taken for the next request's: what waits in the port before a request is
+//!   thrown away, and after a failure the connection is not used again.
+//! * `flush` is the fence of the coherence contract: stores made through the base window before it are in every view
+//!   read after it. Stores of this CPU need no flush instruction first: a virtual machine's memory is coherent with its
+//!   host. On hardware with write-back host caches over CXL.mem, the device would snoop or the caller would write its
+//!   lines back (`clwb`) before asking.
+
+use std::{
+    fs::{self, File, OpenOptions},
+    io::{self, Read, Write},
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::{
+            fs::{FileTypeExt, OpenOptionsExt},
+            net::UnixStream,
+        },
+    },
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    fs::OFlags,
+};
+use serde_json::{Value, json};
+
+use crate::sysfs::Tree;
+
+/// The virtio port that the device listens on.
+pub const CTL_PORT: &str = "org.lamina.ctl";
+/// Bytes a reply may have.
+pub const MAX_REPLY: usize = 16 << 20;
+/// How long a request may take unless another time is set. A flush of many dirty pages is the slowest.
+pub const TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Why a request failed.
+#[derive(Debug, thiserror::Error)]
+pub enum CtlError {
+    /// There is no such port.
+    #[error(
+        "no control port {port:?} (looked in /dev/virtio-ports and /sys/class/virtio-ports): give QEMU \
+         `-device virtio-serial -device virtserialport,chardev=…,name={port}`, load virtio_console, or set LAMINA_CTL"
+    )]
+    NoPort {
+        /// The port's name.
+        port: String,
+    },
+    /// The port could not be opened.
+    #[error("cannot open the control port {path}: {source}{}", busy(source))]
+    Open {
+        /// The port.
+        path: PathBuf,
+        /// The kernel's error.
+        source: io::Error,
+    },
+    /// Reading or writing failed.
+    #[error("the control port {path} failed: {source}")]
+    Io {
+        /// The port.
+        path: PathBuf,
+        /// The kernel's error.
+        source: io::Error,
+    },
+    /// The other side is gone.
+    #[error("nobody answers at the control port {path}: is the device (`lamina`) still running?")]
+    Closed {
+        /// The port.
+        path: PathBuf,
+    },
+    /// The deadline passed.
+    #[error(
+        "the control port {path} did not answer within {seconds:.1} s; is the device (`lamina`) running?"
+    )]
+    Timeout {
+        /// The port.
+        path: PathBuf,
+        /// The time given.
+        seconds: f64,
+    },
+    /// A reply without end.
+    #[error("the reply at {path} has more than {bound} bytes without a line end")]
+    TooLong {
+        /// The port.
+        path: PathBuf,
+        /// The bound.
+        bound: usize,
+    },
+    /// A reply that is not a JSON object with `ok`.
+    #[error("the reply at {path} is no JSON object with \"ok\": {reply}")]
+    Reply {
+        /// The port.
+        path: PathBuf,
+        /// Its first bytes.
+        reply: String,
+    },
+    /// The device said no.
+    #[error("the device refused {op:?}: {error}")]
+    Refused {
+        /// The request's `op`.
+        op: String,
+        /// The device's words.
+        error: String,
+    },
+}
+
+fn busy(source: &io::Error) -> &'static str {
+    match source.kind() {
+        io::ErrorKind::ResourceBusy => " (another program in this guest holds it)",
+        _ => "",
+    }
+}
+
+/// A connection to the device.
+#[derive(Debug)]
+pub struct Ctl {
+    path: PathBuf,
+    stream: File,
+    timeout: Duration,
+    failed: bool,
+}
+
+impl Ctl {
+    /// Opens the port at `path`, a character device or a Unix socket.
+    ///
+    /// # Errors
+    /// [`CtlError::Open`].
+    pub fn open(path: &Path) -> Result<Self, CtlError> {
+        let wrap = |source| CtlError::Open { path: path.into(), source };
+        let kind = fs::metadata(path).map_err(wrap)?.file_type();
+        let stream = if kind.is_socket() {
+            let stream = UnixStream::connect(path).map_err(wrap)?;
+            stream.set_nonblocking(true).map_err(wrap)?;
+            File::from(OwnedFd::from(stream))
+        } else {
+            let flags = i32::try_from(OFlags::NONBLOCK.bits()).unwrap_or(0);
+            OpenOptions::new().read(true).write(true).custom_flags(flags).open(path).map_err(wrap)?
+        };
+        Ok(Self { path: path.into(), stream, timeout: TIMEOUT, failed: false })
+    }
+
+    /// Opens the port named [`CTL_PORT`].
+    ///
+    /// # Errors
+    /// [`CtlError::NoPort`], [`CtlError::Open`].
+    pub fn find(tree: &Tree) -> Result<Self, CtlError> {
+        Self::open(&port(tree, CTL_PORT).ok_or_else(|| CtlError::NoPort { port: CTL_PORT.into() })?)
+    }
+
+    /// Sets how long a request may take.
+    pub fn set_timeout(&mut self, timeout: Duration) {
+        self.timeout = timeout;
+    }
+
+    /// Whether a request failed in a way that leaves the connection out of step; open another one.
+    pub fn failed(&self) -> bool {
+        self.failed
+    }
+
+    /// Makes every base store of before visible to every view read after, for a range of the base window in bytes, or
+    /// for all of it.
+    ///
+    /// # Errors
+    /// Any of [`CtlError`].
+    pub fn flush(&mut self, range: Option<(u64, u64)>) -> Result<Value, CtlError> {
+        self.request(&match range {
+            Some((offset, length)) => json!({ "op": "flush", "offset": offset, "length": length }),
+            None => json!({ "op": "flush" }),
+        })
+    }
+
+    /// Makes a view of a tensor; the directory shows it afterwards.
+    ///
+    /// # Errors
+    /// Any of [`CtlError`].
+    pub fn create_view(&mut self, tensor: &str, spelling: &str) -> Result<Value, CtlError> {
+        self.request(&json!({ "op": "view", "tensor": tensor, "spelling": spelling }))
+    }
+
+    /// The device's counters.
+    ///
+    /// # Errors
+    /// Any of [`CtlError`].
+    pub fn stats(&mut self) -> Result<Value, CtlError> {
+        self.request(&json!({ "op": "stats" }))
+    }
+
+    /// Sends `request` and returns the reply, which has `"ok": true`.
+    ///
+    /// # Errors
+    /// Any of [`CtlError`]; after all but `Refused` the connection is spent.
+    pub fn request(&mut self, request: &Value) -> Result<Value, CtlError> {
+        if self.failed {
+            return Err(CtlError::Closed { path: self.path.clone() });
+        }
+        let reply = self.exchange(request);
+        self.failed = reply.is_err();
+        let reply = reply?;
+        match reply.get("ok").and_then(Value::as_bool) {
+            Some(true) => Ok(reply),
+            Some(false) => Err(CtlError::Refused {
+                op: request.get("op").and_then(Value::as_str).unwrap_or_default().to_owned(),
+                error: reply
+                    .get("error")
+                    .and_then(Value::as_str)
+                    .unwrap_or("the device gave no reason")
+                    .to_owned(),
+            }),
+            None => {
+                self.failed = true;
+                Err(self.no_reply(reply.to_string().as_bytes()))
+            }
+        }
+    }
+
+    fn exchange(&mut self, request: &Value) -> Result<Value, CtlError> {
+        let deadline = Instant::now() + self.timeout;
+        self.drain()?;
+        let mut line = request.to_string().into_bytes();
+        line.push(b'\n');
+        let mut rest = &line[..];
+        while !rest.is_empty() {
+            match self.stream.write(rest) {
+                Ok(0) => return Err(CtlError::Closed { path: self.path.clone() }),
+                Ok(count) => rest = &rest[count..],
+                Err(error) => self.pause(error, PollFlags::OUT, deadline)?,
+            }
+        }
+        let mut reply = Vec::new();
+        let mut chunk = vec![0; 64 << 10];
+        loop {
+            match self.stream.read(&mut chunk) {
+                Ok(0) => return Err(CtlError::Closed { path: self.path.clone() }),
+                Ok(count) => {
+                    reply.extend_from_slice(&chunk[..count]);
+                    if let Some(end) = reply.iter().position(|byte| *byte == b'\n') {
+                        return serde_json::from_slice(&reply[..end])
+                            .map_err(|_| self.no_reply(&reply[..end]));
+                    }
+                    if reply.len() > MAX_REPLY {
+                        return Err(CtlError::TooLong { path: self.path.clone(), bound: MAX_REPLY });
+                    }
+                }
+                Err(error) => self.pause(error, PollFlags::IN, deadline)?,
+            }
+        }
+    }
+
+    /// Throws away what an earlier program's request left behind.
+    fn drain(&mut self) -> Result<(), CtlError> {
+        let mut chunk = [0; 4096];
+        let mut drained = 0;
+        while drained <= MAX_REPLY {
+            match self.stream.read(&mut chunk) {
+                Ok(0) => return Err(CtlError::Closed { path: self.path.clone() }),
+                Ok(count) => drained += count,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(source) => return Err(CtlError::Io { path: self.path.clone(), source }),
+            }
+        }
+        Err(CtlError::TooLong { path: self.path.clone(), bound: MAX_REPLY })
+    }
+
+    /// After `error`: waits until the port is ready, or says why it will not be.
+    fn pause(&self, error: io::Error, ready: PollFlags, deadline: Instant) -> Result<(), CtlError> {
+        match error.kind() {
+            io::ErrorKind::WouldBlock => {}
+            io::ErrorKind::Interrupted => return Ok(()),
+            io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => {
+                return Err(CtlError::Closed { path: self.path.clone() });
+            }
+            _ => return Err(CtlError::Io { path: self.path.clone(), source: error }),
+        }
+        let left = deadline.saturating_duration_since(Instant::now());
+        let late = || CtlError::Timeout { path: self.path.clone(), seconds: self.timeout.as_secs_f64() };
+        if left.is_zero() {
+            return Err(late());
+        }
+        let mut fds = [PollFd::from_borrowed_fd(self.stream.as_fd(), ready)];
+        match poll(&mut fds, Some(&Timespec::try_from(left).map_err(|_| late())?)) {
+            Ok(0) => Err(late()),
+            // A hang-up with bytes still to read is read first; the read then ends.
+            Ok(_) if fds[0].revents().contains(PollFlags::HUP) && !fds[0].revents().contains(ready) => {
+                Err(CtlError::Closed { path: self.path.clone() })
+            }
+            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+            Err(error) => Err(CtlError::Io { path: self.path.clone(), source: error.into() }),
+        }
+    }
+
+    fn no_reply(&self, reply: &[u8]) -> CtlError {
+        let reply = String::from_utf8_lossy(&reply[..reply.len().min(200)]).into_owned();
+        CtlError::Reply { path: self.path.clone(), reply }
+    }
+}
+
+/// The device node of the virtio port called `name`: the link that udev makes, or found through sysfs without udev.
+pub fn port(tree: &Tree, name: &str) -> Option<PathBuf> {
+    let link = tree.dev(format!("virtio-ports/{name}"));
+    if link.exists() {
+        return Some(link);
+    }
+    let class = "class/virtio-ports";
+    tree.list(class)
+        .into_iter()
+        .find(|port| tree.read(format!("{class}/{port}/name")).is_ok_and(|found| found == name))
+        .map(|port| tree.dev(port))
+        .filter(|node| node.exists())
+}

@@ -1,0 +1,166 @@
+//! A CXL RAM region for a memdev, made by sysfs alone.
+//!
+//! The kernel wants this order: take a name from a root decoder's `create_ram_region` and write it back; give the
+//! region granularity, ways and size; set the endpoint decoder's `mode` and `dpa_size`; make it the region's
+//! `target0`; `commit`; bind the region's driver. What exists is used: a decoder that belongs to a region keeps it,
+//! and a region that an earlier attempt left half made is finished. A region that this attempt made and could
+//! not finish is deleted again.
+
+use crate::{
+    sysfs::{SysfsError, Tree},
+    topology::{DEVICES, Memdev, decoders, ram_roots},
+};
+
+const DRIVER: &str = "bus/cxl/drivers/cxl_region";
+/// `ENXIO`, which `commit` gives when the kernel cannot flush the CPU caches of a new region.
+const NO_CACHE_FLUSH: i32 = 6;
+
+/// A memdev's region.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Region {
+    /// Its name, for example `region0`.
+    pub name: String,
+    /// Whether this call made it.
+    pub created: bool,
+}
+
+/// Why a memdev got no region.
+#[derive(Debug, thiserror::Error)]
+pub enum RegionError {
+    /// The memdev has no port with a free decoder.
+    #[error(
+        "{memdev} has no free endpoint decoder: {why}; are cxl_acpi, cxl_pci, cxl_port and cxl_mem loaded, and is it \
+         not in use already (`dmesg | grep cxl`)?"
+    )]
+    NoDecoder {
+        /// The memdev.
+        memdev: String,
+        /// What was missing.
+        why: String,
+    },
+    /// No root decoder can hold volatile regions.
+    #[error(
+        "no root decoder offers create_ram_region: the platform has no CXL window for volatile memory; give QEMU \
+         `-M …,cxl=on,cxl-fmw.0.targets.0=…,cxl-fmw.0.size=…` and load cxl_acpi"
+    )]
+    NoRoot,
+    /// No root decoder has room.
+    #[error(
+        "no CXL window has {bytes} bytes left for {memdev}: {tried}; make QEMU's cxl-fmw sizes at least as large as the \
+         memory devices together"
+    )]
+    NoRoom {
+        /// The memdev.
+        memdev: String,
+        /// The size its region needs.
+        bytes: u64,
+        /// Root decoders with their size and refusal.
+        tried: String,
+    },
+    /// The kernel cannot make the CPU caches agree with a new region.
+    #[error(
+        "{region} could not be committed: {source}. A kernel that finds itself in a virtual machine does not flush \
+         CPU caches: start QEMU with `-cpu …,-hypervisor`"
+    )]
+    Caches {
+        /// The region.
+        region: String,
+        /// The refused write.
+        source: SysfsError,
+    },
+    /// Any other attribute.
+    #[error(transparent)]
+    Sysfs(#[from] SysfsError),
+}
+
+/// The region over all volatile capacity of `memdev`, made if there is none.
+///
+/// # Errors
+/// Any of [`RegionError`].
+pub fn ensure(tree: &Tree, memdev: &Memdev) -> Result<Region, RegionError> {
+    let none = |why: &str| RegionError::NoDecoder { memdev: memdev.name.clone(), why: why.into() };
+    let port = memdev.endpoint.as_deref().ok_or_else(|| none("the driver made no endpoint port"))?;
+    let decoders = decoders(tree, port);
+    if decoders.is_empty() {
+        return Err(none(&format!("{port} has no decoders")));
+    }
+    for decoder in &decoders {
+        let region = tree.read(format!("{DEVICES}/{decoder}/region")).unwrap_or_default();
+        if !region.is_empty() {
+            finish(tree, &region)?;
+            return Ok(Region { name: region, created: false });
+        }
+    }
+    if memdev.ram_bytes == 0 {
+        return Err(none("it states no volatile capacity (ram/size is 0); use `volatile-memdev=` in QEMU"));
+    }
+
+    let roots = ram_roots(tree);
+    if roots.is_empty() {
+        return Err(RegionError::NoRoot);
+    }
+    let mut tried = Vec::new();
+    for root in &roots {
+        let region = tree.read(format!("{DEVICES}/{root}/create_ram_region"))?;
+        tree.write(format!("{DEVICES}/{root}/create_ram_region"), &region)?;
+        match allot(tree, root, &region, memdev.ram_bytes) {
+            Ok(()) => {}
+            Err(error) => {
+                delete(tree, root, &region);
+                let size = tree.number(format!("{DEVICES}/{root}/size")).unwrap_or(0);
+                tried.push(format!("{root} of {size} bytes ({error})"));
+                continue;
+            }
+        }
+        let made = target(tree, &decoders[0], &region, memdev.ram_bytes).and_then(|()| finish(tree, &region));
+        if let Err(error) = made {
+            delete(tree, root, &region);
+            return Err(error);
+        }
+        return Ok(Region { name: region, created: true });
+    }
+    Err(RegionError::NoRoom { memdev: memdev.name.clone(), bytes: memdev.ram_bytes, tried: tried.join(", ") })
+}
+
+/// Gives the region its shape and its addresses.
+fn allot(tree: &Tree, root: &str, region: &str, bytes: u64) -> Result<(), SysfsError> {
+    // One memdev, so one way; the granularity then means nothing, but a root decoder that interleaves demands its own.
+    let granularity =
+        tree.number(format!("{DEVICES}/{root}/interleave_granularity")).ok().filter(|value| *value > 0);
+    tree.write(
+        format!("{DEVICES}/{region}/interleave_granularity"),
+        &granularity.unwrap_or(256).to_string(),
+    )?;
+    tree.write(format!("{DEVICES}/{region}/interleave_ways"), "1")?;
+    tree.write(format!("{DEVICES}/{region}/size"), &bytes.to_string())
+}
+
+/// Gives the memdev's decoder all its capacity and the region the decoder.
+fn target(tree: &Tree, decoder: &str, region: &str, bytes: u64) -> Result<(), RegionError> {
+    tree.write(format!("{DEVICES}/{decoder}/mode"), "ram")?;
+    tree.write(format!("{DEVICES}/{decoder}/dpa_size"), &bytes.to_string())?;
+    Ok(tree.write(format!("{DEVICES}/{region}/target0"), decoder)?)
+}
+
+/// Commits the region and binds its driver, where that is not done yet.
+fn finish(tree: &Tree, region: &str) -> Result<(), RegionError> {
+    let caches = |error: SysfsError| match &error {
+        SysfsError::Write { source, .. } if source.raw_os_error() == Some(NO_CACHE_FLUSH) => {
+            RegionError::Caches { region: region.into(), source: error }
+        }
+        _ => error.into(),
+    };
+    if tree.number(format!("{DEVICES}/{region}/commit")).unwrap_or(0) == 0 {
+        tree.write(format!("{DEVICES}/{region}/commit"), "1").map_err(caches)?;
+    }
+    if tree.link(format!("{DEVICES}/{region}/driver")).is_none() {
+        tree.write(format!("{DRIVER}/bind"), region).map_err(caches)?;
+    }
+    Ok(())
+}
+
+fn delete(tree: &Tree, root: &str, region: &str) {
+    if let Err(error) = tree.write(format!("{DEVICES}/{root}/delete_region"), region) {
+        tracing::warn!(%error, "an unfinished region stays behind");
+    }
+}
