@@ -161,7 +161,11 @@ fn names_are_good(path: &Path, entries: &[(String, TensorInfo)]) -> Result<(), M
     let mut seen = BTreeSet::new();
     for (name, _) in entries {
         if name.len() > MAX_NAME_BYTES {
-            return Err(ModelError::NameTooLong { path: path.into(), start: beginning(name), bytes: name.len() });
+            return Err(ModelError::NameTooLong {
+                path: path.into(),
+                start: beginning(name),
+                bytes: name.len(),
+            });
         }
         if !seen.insert(name) {
             return Err(ModelError::Duplicate { path: path.into(), tensor: name.clone() });

@@ -55,7 +55,10 @@ fn tensors_come_in_file_order_with_their_bytes() {
     assert_eq!((a.shape.as_slice(), a.offset, a.length), (&[][..], start, 4));
     assert_eq!((b.name.as_str(), b.dtype.as_str(), b.format), ("b", "BF16", "bf16"));
     assert_eq!((b.shape.as_slice(), b.offset, b.length), (&[2, 3][..], start + 4, 12));
-    assert_eq!(model.metadata().iter().map(|(k, v)| format!("{k}={v}")).collect::<Vec<_>>(), ["what=weights", "who=me"]);
+    assert_eq!(
+        model.metadata().iter().map(|(k, v)| format!("{k}={v}")).collect::<Vec<_>>(),
+        ["what=weights", "who=me"]
+    );
 
     let mut whole = [0; 12];
     model.read(b, 0, &mut whole).expect("its bytes");
@@ -97,18 +100,38 @@ fn what_the_safetensors_crate_writes_is_read_back() {
 #[test]
 fn every_dtype_has_a_format() {
     for (dtype, bits, format) in [
-        ("F32", 32, "fp32"), ("F16", 16, "fp16"), ("BF16", 16, "bf16"), ("F8_E4M3", 8, "fp8_e4m3fn"),
-        ("F8_E5M2", 8, "fp8_e5m2"), ("I8", 8, "int8"), ("U8", 8, "opaque"), ("BOOL", 8, "opaque"), ("I16", 16, "opaque"),
-        ("U16", 16, "opaque"), ("I32", 32, "opaque"), ("U32", 32, "opaque"), ("I64", 64, "opaque"), ("U64", 64, "opaque"),
-        ("F64", 64, "opaque"), ("C64", 64, "opaque"), ("F4", 4, "opaque"), ("F6_E2M3", 6, "opaque"), ("F6_E3M2", 6, "opaque"),
-        ("F8_E8M0", 8, "opaque"), ("F8_E4M3FNUZ", 8, "opaque"), ("F8_E5M2FNUZ", 8, "opaque"),
+        ("F32", 32, "fp32"),
+        ("F16", 16, "fp16"),
+        ("BF16", 16, "bf16"),
+        ("F8_E4M3", 8, "fp8_e4m3fn"),
+        ("F8_E5M2", 8, "fp8_e5m2"),
+        ("I8", 8, "int8"),
+        ("U8", 8, "opaque"),
+        ("BOOL", 8, "opaque"),
+        ("I16", 16, "opaque"),
+        ("U16", 16, "opaque"),
+        ("I32", 32, "opaque"),
+        ("U32", 32, "opaque"),
+        ("I64", 64, "opaque"),
+        ("U64", 64, "opaque"),
+        ("F64", 64, "opaque"),
+        ("C64", 64, "opaque"),
+        ("F4", 4, "opaque"),
+        ("F6_E2M3", 6, "opaque"),
+        ("F6_E3M2", 6, "opaque"),
+        ("F8_E8M0", 8, "opaque"),
+        ("F8_E4M3FNUZ", 8, "opaque"),
+        ("F8_E5M2FNUZ", 8, "opaque"),
     ] {
         let header = format!(r#"{{"t": {{"dtype": "{dtype}", "shape": [8], "data_offsets": [0, {bits}]}}}}"#);
         let model = open(&contents(header.as_bytes(), bits)).unwrap_or_else(|why| panic!("{dtype}: {why}"));
         assert_eq!((model.tensors()[0].dtype.as_str(), model.tensors()[0].format), (dtype, format));
     }
     let unknown = refusal(r#"{"t": {"dtype": "F3", "shape": [8], "data_offsets": [0, 3]}}"#, 3);
-    assert!(unknown.starts_with("the header is not what safetensors wants: \"t\": unknown variant `F3`"), "{unknown}");
+    assert!(
+        unknown.starts_with("the header is not what safetensors wants: \"t\": unknown variant `F3`"),
+        "{unknown}"
+    );
     assert_eq!(
         refusal(r#"{"t": {"dtype": "F4", "shape": [3], "data_offsets": [0, 2]}}"#, 2),
         "tensor \"t\" has 2 bytes, but 3 elements of F4 are 12 bits"
@@ -122,7 +145,10 @@ fn empty_files_of_tensors_and_empty_tensors_are_fine() {
         "a": {"dtype": "U8", "shape": [2], "data_offsets": [0, 2]},
         "e": {"dtype": "BF16", "shape": [4, 0], "data_offsets": [2, 2]}, "__metadata__": null}"#;
     let model = open(&contents(header.as_bytes(), 2)).expect("empty tensors");
-    assert_eq!(model.tensors().iter().map(|t| (t.name.as_str(), t.length)).collect::<Vec<_>>(), [("z", 0), ("a", 2), ("e", 0)]);
+    assert_eq!(
+        model.tensors().iter().map(|t| (t.name.as_str(), t.length)).collect::<Vec<_>>(),
+        [("z", 0), ("a", 2), ("e", 0)]
+    );
 }
 
 #[test]
@@ -130,14 +156,20 @@ fn what_is_not_a_readable_file_is_refused() {
     let folder = tempfile::tempdir().expect("a folder");
     let why = |path: &Path| ModelFile::open(path).expect_err("no file").to_string();
     let there = folder.path().display().to_string();
-    assert_eq!(why(folder.path()), format!("{there}: not a regular file; give the path of a .safetensors file"));
+    assert_eq!(
+        why(folder.path()),
+        format!("{there}: not a regular file; give the path of a .safetensors file")
+    );
     assert!(why(Path::new("/dev/zero")).contains("not a regular file"));
     let missing = why(&folder.path().join("missing"));
     assert!(missing.starts_with(&format!("{there}/missing: cannot open: No such file")), "{missing}");
     let plain = folder.path().join("plain");
     fs::write(&plain, "").expect("a file");
     assert!(why(&plain.join("below")).contains("cannot open: Not a directory"));
-    assert_eq!(why(&plain), format!("{there}/plain: 0 bytes are no safetensors file, which begins with 8 bytes of header length"));
+    assert_eq!(
+        why(&plain),
+        format!("{there}/plain: 0 bytes are no safetensors file, which begins with 8 bytes of header length")
+    );
 }
 
 #[test]
@@ -151,7 +183,10 @@ fn a_pipe_is_refused_without_waiting_for_its_other_end() {
 
 #[test]
 fn a_header_length_that_lies_is_refused() {
-    assert_eq!(message(&[1, 0, 0]), "3 bytes are no safetensors file, which begins with 8 bytes of header length");
+    assert_eq!(
+        message(&[1, 0, 0]),
+        "3 bytes are no safetensors file, which begins with 8 bytes of header length"
+    );
     assert_eq!(
         message(&[3, 0, 0, 0, 0, 0, 0, 0, b'{', b'}']),
         "the header would end at byte 11, but the file has only 10; it is cut short or no safetensors file"
@@ -159,7 +194,9 @@ fn a_header_length_that_lies_is_refused() {
     for length in [MAX_HEADER_BYTES + 1, u64::MAX, u64::MAX - 7, 1 << 63] {
         assert_eq!(
             message(&length.to_le_bytes()),
-            format!("the header would have {length} bytes, more than the 100000000 allowed; is it a safetensors file?")
+            format!(
+                "the header would have {length} bytes, more than the 100000000 allowed; is it a safetensors file?"
+            )
         );
     }
     // The longest length allowed is not believed either.
@@ -169,9 +206,21 @@ fn a_header_length_that_lies_is_refused() {
 #[test]
 fn a_header_that_is_not_the_right_json_is_refused() {
     for header in [
-        "", "x", "{", "[]", "7", "null", "{}x", r#"{"t": 7}"#, r#"{"t": {}}"#, r#"{"t": null}"#, r#"{"t"}"#, "{\"t\xff\": {}}",
-        r#"{"t": {"dtype": "F32", "shape": [1]}}"#, r#"{"t": {"dtype": "F32", "data_offsets": [0, 4]}}"#,
-        r#"{"t": {"shape": [1], "data_offsets": [0, 4]}}"#, r#"{"t": {"dtype": "f32", "shape": [1], "data_offsets": [0, 4]}}"#,
+        "",
+        "x",
+        "{",
+        "[]",
+        "7",
+        "null",
+        "{}x",
+        r#"{"t": 7}"#,
+        r#"{"t": {}}"#,
+        r#"{"t": null}"#,
+        r#"{"t"}"#,
+        r#"{"t": {"dtype": "F32", "shape": [1]}}"#,
+        r#"{"t": {"dtype": "F32", "data_offsets": [0, 4]}}"#,
+        r#"{"t": {"shape": [1], "data_offsets": [0, 4]}}"#,
+        r#"{"t": {"dtype": "f32", "shape": [1], "data_offsets": [0, 4]}}"#,
         r#"{"t": {"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]}}"#,
         r#"{"t": {"dtype": "F32", "shape": [1.0], "data_offsets": [0, 4]}}"#,
         r#"{"t": {"dtype": "F32", "shape": ["1"], "data_offsets": [0, 4]}}"#,
@@ -180,7 +229,8 @@ fn a_header_that_is_not_the_right_json_is_refused() {
         r#"{"t": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4, 8]}}"#,
         r#"{"t": {"dtype": "F32", "shape": [1], "data_offsets": [0, 18446744073709551616]}}"#,
         r#"{"t": {"dtype": "F32", "dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}"#,
-        r#"{"__metadata__": {"a": 1}}"#, r#"{"__metadata__": "a"}"#,
+        r#"{"__metadata__": {"a": 1}}"#,
+        r#"{"__metadata__": "a"}"#,
     ] {
         let why = message(&contents(header.as_bytes(), 4));
         assert!(why.starts_with("the header is not what safetensors wants: "), "{header}: {why}");
@@ -190,8 +240,8 @@ fn a_header_that_is_not_the_right_json_is_refused() {
     assert!(broken.contains("invalid unicode"), "{broken}");
     let deep = format!("{}{}", "[".repeat(200_000), "]".repeat(200_000));
     let header = format!(r#"{{"t": {{"dtype": "F32", "shape": [1], "data_offsets": [0, 4], "x": {deep}}}}}"#);
-    // Either answer will do, as long as the stack holds.
-    let _ = open(&contents(header.as_bytes(), 4)).map_err(|why| assert!(matches!(why, ModelError::Header { .. })));
+    // Fields that safetensors does not know are passed over, and however deep they are the stack holds.
+    assert_eq!(open(&contents(header.as_bytes(), 4)).expect("a good file").tensors().len(), 1);
 }
 
 #[test]
@@ -264,7 +314,10 @@ fn two_tensors_of_one_name_are_refused() {
 fn names_may_be_odd_but_not_endless() {
     let named = |name: &str| {
         let name = serde_json::to_string(name).expect("a JSON string");
-        contents(format!(r#"{{{name}: {{"dtype": "U8", "shape": [4], "data_offsets": [0, 4]}}}}"#).as_bytes(), 4)
+        contents(
+            format!(r#"{{{name}: {{"dtype": "U8", "shape": [4], "data_offsets": [0, 4]}}}}"#).as_bytes(),
+            4,
+        )
     };
     for name in ["", "\0", "a\nb\t\u{7f}", "../../etc", "wörter 🦀", &"n".repeat(MAX_NAME_BYTES)] {
         assert_eq!(open(&named(name)).expect("a good file").tensors()[0].name, name);
@@ -319,15 +372,15 @@ fn a_file_that_shrinks_after_it_was_opened_is_an_error_of_the_read() {
 
 #[test]
 fn a_file_far_larger_than_memory_opens_at_once() {
-    let length = 1u64 << 44;
-    let header = format!(r#"{{"a": {{"dtype": "BF16", "shape": [1, {}], "data_offsets": [0, {length}]}}}}"#, length / 2);
+    let length = 1u64 << 40;
+    let header = format!(
+        r#"{{"a": {{"dtype": "BF16", "shape": [1, {}], "data_offsets": [0, {length}]}}}}"#,
+        length / 2
+    );
     let (_folder, path) = file(&contents(header.as_bytes(), 0));
     let all = 8 + header.len() as u64 + length;
     let file = fs::OpenOptions::new().write(true).open(&path).expect("the file");
-    if file.set_len(all).is_err() {
-        // The file system here has no files of 16 TiB; nothing to test it with.
-        return;
-    }
+    file.set_len(all).expect("a file of a tebibyte, all hole");
     let model = ModelFile::open(&path).expect("a good file");
     let mut last = [7; 2];
     model.read(&model.tensors()[0], length - 2, &mut last).expect("a hole of the file");
