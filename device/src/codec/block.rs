@@ -6,7 +6,7 @@
 //! * Each plane has a 16-bit check over its stored bytes. Formats of up to 16 planes keep it in the index entry; fp32, whose
 //!   32 planes would not fit there, keeps it as two bytes behind the plane's stored bytes. A constant plane stores
 //!   neither bytes nor check: the entry's own checksum covers it.
-//! * *Words* blocks (opaque memory, and everything in the GComp mode) are one run of bytes, coded or raw, with a CRC-32C.
+//! * *Words* blocks (opaque memory, and everything in the `gcomp` mode) are one run of bytes, coded or raw, with a CRC-32C.
 //! * A block of zeros is no block at all.
 
 use super::{Codec, Undecodable};
@@ -137,7 +137,7 @@ impl Bundle {
         self.stored = Some(Stored::Planes { format, codec, planes, checks });
     }
 
-    /// Codes `words` word-major: opaque memory, and the paper's GComp baseline.
+    /// Codes `words` word-major: opaque memory, and the paper's `gcomp` baseline.
     pub fn encode_words(&mut self, codec: Codec, words: &BlockWords) {
         self.length = 0;
         if is_zero(words) {
@@ -279,7 +279,9 @@ impl Stored {
                     if !bytes.is_empty() {
                         let stored = match trailing_check(*format) {
                             0 => checks[index],
-                            _ => u16::from_le_bytes(bundle[at - TRAILING_CHECK..at].try_into().expect("two bytes")),
+                            _ => u16::from_le_bytes(
+                                bundle[at - TRAILING_CHECK..at].try_into().expect("two bytes"),
+                            ),
                         };
                         let computed = check16(bytes);
                         if computed != stored {

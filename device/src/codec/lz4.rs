@@ -21,8 +21,8 @@ thread_local! {
 pub(super) fn compress(input: &[u8], out: &mut [u8]) -> Option<usize> {
     assert!(input.len() <= BLOCK_BYTES && out.len() >= input.len());
     CONTEXT.with_borrow_mut(|Context { table, scratch }| {
-        let length =
-            compress_into_with_table(input, scratch, table).expect("the scratch holds the worst case of a block");
+        let length = compress_into_with_table(input, scratch, table)
+            .expect("the scratch holds the worst case of a block");
         (length < input.len()).then(|| {
             out[..length].copy_from_slice(&scratch[..length]);
             length

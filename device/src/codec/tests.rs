@@ -134,10 +134,10 @@ fn a_plane_check_notices_every_single_and_double_neighbouring_flip() {
     for bytes in [128, 256, 512, 1024] {
         let mut words = [0; BLOCK_BYTES];
         let mut state = 1_u32;
-        words.iter_mut().for_each(|byte| {
+        for byte in &mut words {
             state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
             *byte = state.to_be_bytes()[0];
-        });
+        }
         let format = Format::ALL.into_iter().find(|f| f.planes() > 0 && f.plane_bytes() == bytes).unwrap();
         let mut bundle = Bundle::new();
         bundle.encode(format, Codec::Lz4, &words);
@@ -154,7 +154,10 @@ fn a_plane_check_notices_every_single_and_double_neighbouring_flip() {
                     (at..at + width).for_each(|bit| fetched[bit / 8] ^= 1 << (bit % 8));
                 };
                 flip(&mut fetched);
-                assert!(stored.decode(sign, &fetched, &mut [0; BLOCK_BYTES]).is_err(), "bit {at}, {width} wide");
+                assert!(
+                    stored.decode(sign, &fetched, &mut [0; BLOCK_BYTES]).is_err(),
+                    "bit {at}, {width} wide"
+                );
                 flip(&mut fetched);
             }
         }

@@ -43,5 +43,7 @@ pub(super) fn compress(input: &[u8], out: &mut [u8]) -> Option<usize> {
 }
 
 pub(super) fn decompress(stored: &[u8], out: &mut [u8]) -> Result<usize, String> {
-    DECOMPRESSOR.with_borrow_mut(|context| context.decompress_to_buffer(stored, out)).map_err(|e| e.to_string())
+    DECOMPRESSOR
+        .with_borrow_mut(|context| context.decompress_to_buffer(stored, out))
+        .map_err(|e| e.to_string())
 }

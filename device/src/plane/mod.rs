@@ -17,7 +17,7 @@ use crate::{BLOCK_BYTES, BlockWords, format::Format};
 pub type PlaneBlock = [u8; BLOCK_BYTES];
 
 /// A set of planes: bit `i` stands for plane `i`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct PlaneMask(pub u32);
 
 impl PlaneMask {
@@ -66,6 +66,22 @@ pub fn split(format: Format, words: &BlockWords, planes: &mut PlaneBlock) {
 pub fn join(format: Format, mask: PlaneMask, planes: &PlaneBlock, words: &mut BlockWords) {
     portable::join(format, mask, planes, words);
     fold::unfold(format, words);
+}
+
+/// Clears every bit of `words` that lies in a plane outside `mask`: what a word-major device does to serve a view.
+///
+/// Integers keep their unfolded bits, so that a prefix of planes has zeros below it where [`join`] has the sign's bits; their views look at neither.
+pub fn clear_outside(format: Format, mask: PlaneMask, words: &mut BlockWords) {
+    let [a, b, c, d] = match format.bits() {
+        32 => mask.0,
+        16 => mask.0 << 16 | mask.0,
+        8 => mask.0 * 0x0101_0101,
+        _ => mask.0 * 0x1111_1111,
+    }
+    .to_le_bytes();
+    for word in words.chunks_exact_mut(4) {
+        word.iter_mut().zip([a, b, c, d]).for_each(|(byte, keep)| *byte &= keep);
+    }
 }
 
 #[cfg(test)]

@@ -66,7 +66,7 @@ pub(super) fn join(format: Format, mask: PlaneMask, planes: &PlaneBlock, words: 
 
 fn join_bytes<const N: usize>(format: Format, mask: PlaneMask, planes: &PlaneBlock, words: &mut BlockWords) {
     for position in 0..N {
-        if mask.0 >> (position * 8) & 0xff == 0 {
+        if (mask.0 >> (position * 8)).to_le_bytes()[0] == 0 {
             words[position..].iter_mut().step_by(N).for_each(|byte| *byte = 0);
             continue;
         }

@@ -29,5 +29,8 @@ impl Index {
 }
 
 fn at(block: u64) -> usize {
-    usize::try_from(block).ok().and_then(|block| block.checked_mul(ENTRY_BYTES)).expect("a block of this device")
+    usize::try_from(block)
+        .ok()
+        .and_then(|block| block.checked_mul(ENTRY_BYTES))
+        .expect("a block of this device")
 }

@@ -1,17 +1,17 @@
 //! Address space that costs memory only where it was written, reached by checked, volatile copies.
 
-use vm_memory::{VolatileMemory, mmap::MmapRegionBuilder, mmap::MmapRegion};
+use vm_memory::{VolatileMemory, mmap::MmapRegion, mmap::MmapRegionBuilder};
 
 use super::StoreError;
 
 /// Anonymous memory of a fixed length, zero until written.
-pub(super) struct Memory {
+pub(crate) struct Memory {
     region: MmapRegion,
 }
 
 impl Memory {
     /// Reserves `bytes` of address space.
-    pub(super) fn reserve(what: &'static str, bytes: u64) -> Result<Self, StoreError> {
+    pub(crate) fn reserve(what: &'static str, bytes: u64) -> Result<Self, StoreError> {
         let fail = |source| StoreError::Reserve { what, bytes, source };
         let size = usize::try_from(bytes.max(1)).map_err(|e| fail(std::io::Error::other(e)))?;
         let region = MmapRegionBuilder::new(size)
@@ -23,12 +23,12 @@ impl Memory {
     }
 
     /// Copies out. Panics past the end.
-    pub(super) fn read(&self, at: usize, out: &mut [u8]) {
+    pub(crate) fn read(&self, at: usize, out: &mut [u8]) {
         self.region.get_slice(at, out.len()).expect("inside the reservation").copy_to(out);
     }
 
     /// Copies in. Panics past the end.
-    pub(super) fn write(&self, at: usize, data: &[u8]) {
+    pub(crate) fn write(&self, at: usize, data: &[u8]) {
         self.region.get_slice(at, data.len()).expect("inside the reservation").copy_from(data);
     }
 }

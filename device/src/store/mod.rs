@@ -11,7 +11,7 @@
 
 pub mod entry;
 mod index;
-mod memory;
+pub(crate) mod memory;
 pub mod segments;
 
 use parking_lot::{RwLock, RwLockWriteGuard};
@@ -19,7 +19,7 @@ use parking_lot::{RwLock, RwLockWriteGuard};
 use self::{entry::Entry, index::Index, segments::Segments};
 use crate::{
     BLOCK_BYTES,
-    codec::block::{Bundle, MAX_BUNDLE},
+    codec::block::{Bundle, MAX_BUNDLE, Stored},
     plane::PlaneMask,
 };
 
@@ -72,9 +72,13 @@ pub struct Store {
 }
 
 /// What a read took from the store.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Fetched {
-    /// Granules that the selected planes touch, in bytes.
+    /// The block's entry.
+    pub entry: Entry,
+    /// The planes that were selected; none of a block of zeros.
+    pub mask: PlaneMask,
+    /// Granules that they touch, in bytes.
     pub bytes: u64,
 }
 
@@ -99,7 +103,7 @@ impl Store {
         })
     }
 
-    /// Copies out what `mask` selects of `block`: its entry, and the bytes of its planes at their places in `bundle`.
+    /// Copies out what `select` wants of `block`: its entry, and the bytes of those planes at their places in `bundle`.
     ///
     /// # Errors
     /// [`StoreError::Entry`].
@@ -109,12 +113,12 @@ impl Store {
     pub fn fetch(
         &self,
         block: u64,
-        mask: PlaneMask,
+        select: impl FnOnce(&Stored) -> PlaneMask,
         bundle: &mut [u8; MAX_BUNDLE],
-    ) -> Result<(Entry, Fetched), StoreError> {
+    ) -> Result<Fetched, StoreError> {
         let _stripe = self.stripe(block).read();
         let entry = self.index.get(block)?;
-        Ok((entry.clone(), self.copy(&entry, mask, bundle)))
+        Ok(self.copy(entry, select, bundle))
     }
 
     /// The entry of `block`.
@@ -129,7 +133,7 @@ impl Store {
     /// Takes hold of `block` to replace it.
     ///
     /// # Errors
-    /// [`StoreError::Entry`]; [`Store::forget_damaged`] makes such a block writable again.
+    /// [`StoreError::Entry`]; [`Store::replace_damaged`] makes such a block writable again.
     pub fn replace(&self, block: u64) -> Result<Replace<'_>, StoreError> {
         let stripe = self.stripe(block).write();
         let old = self.index.get(block)?;
@@ -158,8 +162,14 @@ impl Store {
         &self.stripes[usize::try_from(block % STRIPES as u64).expect("less than STRIPES")]
     }
 
-    fn copy(&self, entry: &Entry, mask: PlaneMask, bundle: &mut [u8; MAX_BUNDLE]) -> Fetched {
-        let Some(place) = &entry.place else { return Fetched::default() };
+    fn copy(
+        &self,
+        entry: Entry,
+        select: impl FnOnce(&Stored) -> PlaneMask,
+        bundle: &mut [u8; MAX_BUNDLE],
+    ) -> Fetched {
+        let Some(place) = &entry.place else { return Fetched { entry, ..Fetched::default() } };
+        let mask = select(&place.stored);
         let mut granules = 0;
         let mut last = None;
         place.stored.runs(mask, |run| {
@@ -169,7 +179,7 @@ impl Store {
             last = Some(end - 1);
             self.segments.read(place.segment, run.start, &mut bundle[run]);
         });
-        Fetched { bytes: (granules * GRANULE_BYTES) as u64 }
+        Fetched { entry, mask, bytes: (granules * GRANULE_BYTES) as u64 }
     }
 
     /// Flips one stored bit of `block`, for tests of what notices it.
@@ -192,7 +202,7 @@ impl Replace<'_> {
 
     /// Copies the whole old block out, as [`Store::fetch`] does.
     pub fn fetch_old(&self, bundle: &mut [u8; MAX_BUNDLE]) -> Fetched {
-        self.store.copy(&self.old, PlaneMask(u32::MAX), bundle)
+        self.store.copy(self.old.clone(), |_| PlaneMask(u32::MAX), bundle)
     }
 
     /// Stores `bundle` as the block's new content: segment, then entry, then the old segment is freed.

@@ -183,7 +183,8 @@ impl Chunk {
     }
 
     fn first_free(&self) -> usize {
-        let word = self.slots.iter().position(|word| *word != u64::MAX).expect("a listed chunk has a free slot");
+        let word =
+            self.slots.iter().position(|word| *word != u64::MAX).expect("a listed chunk has a free slot");
         word * 64 + self.slots[word].trailing_ones() as usize
     }
 }

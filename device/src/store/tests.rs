@@ -32,7 +32,7 @@ fn operation() -> impl Strategy<Value = Operation> {
 
 fn read(store: &Store, block: u64, mask: PlaneMask) -> (Entry, BlockWords) {
     let mut bundle = Box::new([0xa5; MAX_BUNDLE]);
-    let (entry, _) = store.fetch(block, mask, &mut bundle).unwrap();
+    let entry = store.fetch(block, |_| mask, &mut bundle).unwrap().entry;
     let mut words = [0; BLOCK_BYTES];
     if let Some(place) = &entry.place {
         place.stored.decode(mask, &bundle, &mut words).unwrap();
@@ -115,10 +115,10 @@ fn a_full_store_refuses_and_keeps_what_it_has() {
     let store = Store::new(64, 65536).unwrap();
     let mut noise = [0; BLOCK_BYTES];
     let mut state = 7_u64;
-    noise.iter_mut().for_each(|byte| {
+    for byte in &mut noise {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         *byte = state.to_be_bytes()[0];
-    });
+    }
     let mut bundle = Bundle::new();
     bundle.encode(Format::Opaque, Codec::Lz4, &noise);
     for block in 0..16 {

@@ -1,0 +1,420 @@
+//! The device: holds the line from a request to stored planes and back together. The only thing the servers know.
+//!
+//! The rules:
+//! * Every method may be called from any thread. Reads of different blocks never wait for each other, nor for the coding of a write to another block.
+//! * A read or write that is not wholly inside its window changes nothing and is an error.
+//! * Who owns a block, and so how it is coded, is decided under the map's lock, which every write holds for its block: charges and
+//!   counters always agree with the map.
+//! * A write to a block is atomic to readers of that block; a request over several blocks is not, as with any memory.
+
+mod blocks;
+mod tables;
+
+use std::{ops::Range, sync::Arc, time::Instant};
+
+use lamina_abi::{DIRECTORY_BYTES, DirectoryError};
+use parking_lot::RwLock;
+
+use self::blocks::Blocks;
+use crate::{
+    BLOCK_BYTES,
+    codec::{Codec, block::BlockError},
+    format::Format,
+    mode::Mode,
+    plane::PlaneMask,
+    stats::{IndexCache, Stats, Tally, report::Subject},
+    store::StoreError,
+    tensor::TensorError,
+    view::ViewError,
+    window::{Alias, Map},
+};
+pub use crate::{
+    stats::StatsReport,
+    tensor::{TensorInfo, TensorSpec},
+    window::ViewInfo,
+};
+
+/// What a device is made of.
+#[derive(Clone, Debug)]
+pub struct DeviceConfig {
+    /// Bytes of the base window, a multiple of 4096.
+    pub base_bytes: u64,
+    /// Bytes of the views window, a multiple of 4096 and more than the directory's 2 MiB.
+    pub views_bytes: u64,
+    /// Bytes of bundles the store may hold; enough for incompressible data in the whole base window if not given.
+    pub store_bytes: Option<u64>,
+    /// Which device.
+    pub mode: Mode,
+    /// The codec of tensors that name none, and of opaque memory.
+    pub codec: Codec,
+    /// Entries of the modelled on-chip index cache.
+    pub index_cache_entries: usize,
+    /// Whether to measure, at each write, what a generically compressing device would store.
+    pub compare_gcomp: bool,
+}
+
+impl DeviceConfig {
+    /// A device of these windows, everything else as usual.
+    pub fn new(base_bytes: u64, views_bytes: u64) -> Self {
+        Self {
+            base_bytes,
+            views_bytes,
+            store_bytes: None,
+            mode: Mode::default(),
+            codec: Codec::default(),
+            index_cache_entries: 32_768, // 2 MiB of SRAM
+            compare_gcomp: true,
+        }
+    }
+}
+
+/// One of the two windows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Window {
+    /// The capacity.
+    Base,
+    /// The aliases.
+    Views,
+}
+
+/// What the device refuses, or cannot do.
+#[derive(Debug, thiserror::Error)]
+pub enum DeviceError {
+    /// A window size that cannot be.
+    #[error("{what} of {bytes} bytes: {rule}")]
+    Size {
+        /// Which size.
+        what: &'static str,
+        /// The size.
+        bytes: u64,
+        /// What it must be.
+        rule: &'static str,
+    },
+    /// A request past the end of a window.
+    #[error("{length} bytes at {offset:#x} pass the end of the {window:?} window, {size} bytes")]
+    PastWindow {
+        /// The window.
+        window: Window,
+        /// Where the request begins.
+        offset: u64,
+        /// Its length.
+        length: u64,
+        /// Bytes of the window.
+        size: u64,
+    },
+    /// The store cannot.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// Stored bytes are damaged.
+    #[error("block {block} (DPA {:#x}) is damaged: {why}", block * BLOCK_BYTES as u64)]
+    Damaged {
+        /// The block.
+        block: u64,
+        /// What is wrong.
+        why: BlockError,
+    },
+    /// A tensor that cannot be, or is not.
+    #[error(transparent)]
+    Tensor(#[from] TensorError),
+    /// A view that cannot be.
+    #[error("tensor {tensor}: {why}")]
+    View {
+        /// The tensor.
+        tensor: String,
+        /// Why not.
+        why: ViewError,
+    },
+    /// No gap of the views window is large enough.
+    #[error(
+        "tensor {tensor}: view {view} takes {length} bytes, the largest gap of the views window is {largest}; \
+         start with a larger --views-capacity"
+    )]
+    NoRoomForView {
+        /// The tensor.
+        tensor: String,
+        /// The view.
+        view: String,
+        /// Bytes it takes.
+        length: u64,
+        /// The largest gap.
+        largest: u64,
+    },
+    /// The directory cannot describe more.
+    #[error(transparent)]
+    Directory(#[from] DirectoryError),
+}
+
+/// A CXL Type-3 memory device.
+pub struct Device {
+    config: DeviceConfig,
+    map: RwLock<Arc<Map>>,
+    blocks: Blocks,
+    stats: Stats,
+    index_cache: IndexCache,
+    started: Instant,
+}
+
+impl Device {
+    /// An empty device. Takes no time or memory in proportion to its windows.
+    ///
+    /// # Errors
+    /// [`DeviceError::Size`] for window sizes that cannot be; [`DeviceError::Store`] if the address space cannot be had.
+    pub fn new(config: DeviceConfig) -> Result<Self, DeviceError> {
+        let block = BLOCK_BYTES as u64;
+        for (what, bytes) in [("a base window", config.base_bytes), ("a views window", config.views_bytes)] {
+            if bytes == 0 || bytes % block != 0 || bytes > 1 << 46 {
+                let rule = "windows are multiples of 4096 bytes, from 4096 bytes to 64 TiB";
+                return Err(DeviceError::Size { what, bytes, rule });
+            }
+        }
+        if config.views_bytes <= DIRECTORY_BYTES {
+            let rule = "it holds the directory of 2 MiB and the views behind it";
+            return Err(DeviceError::Size { what: "a views window", bytes: config.views_bytes, rule });
+        }
+        let map = Map::default().successor(Vec::new(), Vec::new(), config.base_bytes, config.views_bytes)?;
+        Ok(Self {
+            blocks: Blocks::new(&config)?,
+            index_cache: IndexCache::new(config.index_cache_entries),
+            map: RwLock::new(Arc::new(map)),
+            stats: Stats::new(),
+            started: Instant::now(),
+            config,
+        })
+    }
+
+    /// Bytes of the base window.
+    pub fn base_bytes(&self) -> u64 {
+        self.config.base_bytes
+    }
+
+    /// Bytes of the views window.
+    pub fn views_bytes(&self) -> u64 {
+        self.config.views_bytes
+    }
+
+    /// Which device this is.
+    pub fn mode(&self) -> Mode {
+        self.config.mode
+    }
+
+    /// The codec of tensors that name none.
+    pub fn codec(&self) -> Codec {
+        self.config.codec
+    }
+
+    /// Fills `out` from `offset` of the base window on.
+    ///
+    /// # Errors
+    /// [`DeviceError::PastWindow`], [`DeviceError::Damaged`], [`DeviceError::Store`].
+    pub fn read_base(&self, offset: u64, out: &mut [u8]) -> Result<(), DeviceError> {
+        self.inside(Window::Base, offset, out.len() as u64)?;
+        let map = self.map();
+        let mut total = Tally::default();
+        let mut done = 0;
+        while done < out.len() {
+            let at = offset + done as u64;
+            let (block, inside) = locate(at);
+            let length = (BLOCK_BYTES - inside).min(out.len() - done);
+            let part = &mut out[done..done + length];
+            let tensor = map.tensor_at(at);
+            let format = tensor.map_or(Format::Opaque, |tensor| tensor.info.format);
+            let mut tally = Tally { plain: lines(inside, length), ..Tally::default() };
+            if let Ok(words) = <&mut [u8; BLOCK_BYTES]>::try_from(&mut *part) {
+                self.fetch(block, format, PlaneMask::all(format), words, &mut tally)?;
+            } else {
+                let mut words = [0; BLOCK_BYTES];
+                self.fetch(block, format, PlaneMask::all(format), &mut words, &mut tally)?;
+                part.copy_from_slice(&words[inside..inside + length]);
+            }
+            if let Some(tensor) = tensor {
+                tensor.traffic.count(length as u64, &tally);
+            }
+            total.add(&tally);
+            done += length;
+        }
+        self.stats.base.count(out.len() as u64, &total);
+        Ok(())
+    }
+
+    /// Stores `data` from `offset` of the base window on.
+    ///
+    /// # Errors
+    /// [`DeviceError::PastWindow`] before anything is written; [`DeviceError::Store`] when the store is full and
+    /// [`DeviceError::Damaged`] when part of a damaged block is written, after the blocks before it were.
+    pub fn write_base(&self, offset: u64, data: &[u8]) -> Result<(), DeviceError> {
+        self.inside(Window::Base, offset, data.len() as u64)?;
+        let mut done = 0;
+        while done < data.len() {
+            let (block, inside) = locate(offset + done as u64);
+            let length = (BLOCK_BYTES - inside).min(data.len() - done);
+            let map = self.map.read();
+            self.write_block(&map, block, inside, &data[done..done + length])?;
+            done += length;
+        }
+        self.stats.base_writes.add(1);
+        self.stats.base_written_bytes.add(data.len() as u64);
+        Ok(())
+    }
+
+    /// Fills `out` from `offset` of the views window on: directory, views, and zeros where neither is.
+    ///
+    /// # Errors
+    /// As [`Device::read_base`].
+    pub fn read_views(&self, offset: u64, out: &mut [u8]) -> Result<(), DeviceError> {
+        let range = self.inside(Window::Views, offset, out.len() as u64)?;
+        out.fill(0);
+        let map = self.map();
+        if range.start < DIRECTORY_BYTES {
+            self.stats.directory_reads.add(1);
+            paste(out, &range, 0, &map.directory);
+        }
+        for alias in map.aliases_in(&range) {
+            self.read_alias(alias, &range, out)?;
+        }
+        Ok(())
+    }
+
+    /// The part of `range` of the views window that `alias` fills.
+    fn read_alias(&self, alias: &Alias, range: &Range<u64>, out: &mut [u8]) -> Result<(), DeviceError> {
+        let (start, end) = (alias.info.offset, alias.info.offset + alias.info.length);
+        let wanted = range.start.max(start) - start..range.end.min(end) - start;
+        let format = alias.view.format();
+        let first_block = alias.tensor.info.dpa / BLOCK_BYTES as u64;
+        let mut tally = Tally::default();
+        let mut words = [0; BLOCK_BYTES];
+        let mut rendered = Vec::with_capacity(2 * BLOCK_BYTES);
+        for piece in alias.pieces(wanted.clone()) {
+            let width = format.bits() as usize;
+            let from = piece.elements.start * width / 8;
+            let to = piece.elements.end * width / 8;
+            tally.plain += lines(from, to - from);
+            self.fetch(first_block + piece.block, format, alias.view.mask(), &mut words, &mut tally)?;
+            // Elements past the tensor's last are not the view's to show.
+            let before = piece.block * format.block_elements();
+            clear_from(format, alias.info.elements.saturating_sub(before), &mut words);
+            rendered.clear();
+            alias.view.render(&words, piece.elements.start, piece.elements.end, &mut rendered);
+            let visible = alias.info.length.saturating_sub(piece.offset).min(rendered.len() as u64);
+            let visible = usize::try_from(visible).expect("at most what was rendered");
+            paste(out, range, start + piece.offset, &rendered[..visible]);
+        }
+        let bytes = wanted.end - wanted.start;
+        alias.traffic.count(bytes, &tally);
+        self.stats.views.count(bytes, &tally);
+        Ok(())
+    }
+
+    /// Counts a store into the views window, which has no effect on the device.
+    pub fn count_refused_view_store(&self, bytes: u64) {
+        self.stats.refused_view_stores.add(1);
+        self.stats.refused_view_bytes.add(bytes);
+    }
+
+    /// The base ranges that a read of this range of the views window depends on.
+    pub fn base_under_views(&self, offset: u64, length: u64) -> Vec<Range<u64>> {
+        let range = offset..offset.saturating_add(length).min(self.config.views_bytes);
+        let map = self.map();
+        map.aliases_in(&range)
+            .filter_map(|alias| {
+                let start = alias.info.offset;
+                let wanted = range.start.max(start) - start..range.end.min(start + alias.info.length) - start;
+                alias.base_under(wanted)
+            })
+            .collect()
+    }
+
+    /// The ranges of the views window that show any of this base range.
+    pub fn views_over_base(&self, offset: u64, length: u64) -> Vec<Range<u64>> {
+        let range = offset..offset.saturating_add(length).min(self.config.base_bytes);
+        self.map().aliases.iter().filter_map(|alias| alias.over(&range)).collect()
+    }
+
+    /// Forgets what this base range holds: it reads as zeros and whole blocks of it store nothing.
+    ///
+    /// # Errors
+    /// As [`Device::write_base`].
+    pub fn discard(&self, offset: u64, length: u64) -> Result<(), DeviceError> {
+        let range = self.inside(Window::Base, offset, length)?;
+        let mut at = range.start;
+        while at < range.end {
+            let (block, inside) = locate(at);
+            let zeros = usize::try_from(range.end - at).unwrap_or(usize::MAX).min(BLOCK_BYTES - inside);
+            let map = self.map.read();
+            self.write_block(&map, block, inside, &[0; BLOCK_BYTES][..zeros])?;
+            self.stats.discarded_blocks.add(u64::from(zeros == BLOCK_BYTES));
+            at += zeros as u64;
+        }
+        Ok(())
+    }
+
+    /// Everything counted, now.
+    pub fn stats(&self) -> StatsReport {
+        self.stats.report(&Subject {
+            mode: self.config.mode,
+            codec: self.config.codec,
+            base_bytes: self.config.base_bytes,
+            views_bytes: self.config.views_bytes,
+            store_capacity: self.blocks.capacity_bytes(),
+            uptime_seconds: self.started.elapsed().as_secs_f64(),
+            compare_gcomp: self.config.compare_gcomp,
+            map: &self.map(),
+            index_cache: &self.index_cache,
+        })
+    }
+
+    fn map(&self) -> Arc<Map> {
+        self.map.read().clone()
+    }
+
+    /// The request's range, if it lies inside its window.
+    fn inside(&self, window: Window, offset: u64, length: u64) -> Result<Range<u64>, DeviceError> {
+        let size = match window {
+            Window::Base => self.config.base_bytes,
+            Window::Views => self.config.views_bytes,
+        };
+        match offset.checked_add(length) {
+            Some(end) if end <= size => Ok(offset..end),
+            _ => Err(DeviceError::PastWindow { window, offset, length, size }),
+        }
+    }
+}
+
+/// The block that holds base offset `at`, and the place in it.
+fn locate(at: u64) -> (u64, usize) {
+    let block = BLOCK_BYTES as u64;
+    (at / block, usize::try_from(at % block).expect("less than a block"))
+}
+
+/// Bytes of the 64-byte lines that `length` bytes from `inside` of a block on touch.
+fn lines(inside: usize, length: usize) -> u64 {
+    if length == 0 {
+        return 0;
+    }
+    ((inside + length).next_multiple_of(64) - inside / 64 * 64) as u64
+}
+
+/// Zeroes elements `from..` of a block.
+fn clear_from(format: Format, from: u64, words: &mut [u8; BLOCK_BYTES]) {
+    if from >= format.block_elements() {
+        return;
+    }
+    let bits = usize::try_from(from).expect("less than a block's elements") * format.bits() as usize;
+    if !bits.is_multiple_of(8) {
+        words[bits / 8] &= 0x0f; // half a byte of int4 stays
+    }
+    words[bits.div_ceil(8)..].fill(0);
+}
+
+/// Copies the part of `bytes`, which lie at `at` of a window, that falls into `range`, to its place in `out`.
+fn paste(out: &mut [u8], range: &Range<u64>, at: u64, bytes: &[u8]) {
+    let start = range.start.max(at);
+    let end = range.end.min(at + bytes.len() as u64);
+    if start < end {
+        let index = |position: u64| usize::try_from(position).expect("inside a slice");
+        out[index(start - range.start)..index(end - range.start)]
+            .copy_from_slice(&bytes[index(start - at)..index(end - at)]);
+    }
+}
+
+#[cfg(test)]
+mod tests;

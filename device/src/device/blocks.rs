@@ -1,0 +1,299 @@
+//! The middle of the line: one block in, one block out, in the device's mode.
+
+use parking_lot::Mutex;
+
+use super::{Device, DeviceConfig, DeviceError};
+use crate::{
+    BLOCK_BYTES, BlockWords,
+    codec::{
+        Codec,
+        block::{Bundle, MAX_BUNDLE, Stored, is_zero},
+    },
+    format::Format,
+    layout::Layout,
+    mode::Mode,
+    plane::{self, PlaneMask},
+    stats::Tally,
+    store::{self, Store, StoreError, entry::Entry, memory::Memory},
+    window::Map,
+};
+
+/// Blocks as the mode keeps them.
+pub(super) struct Blocks {
+    kept: Kept,
+    /// A byte a block: granules that a generically compressing device would store for it.
+    gcomp: Memory,
+}
+
+enum Kept {
+    /// CXL-Plain: the words at their addresses.
+    Flat(Flat),
+    /// Coded, behind the plane index.
+    Coded(Store),
+}
+
+struct Flat {
+    memory: Memory,
+    bytes: u64,
+    /// Writers of one block take turns, so that it is counted once; readers need not.
+    stripes: Vec<Mutex<()>>,
+}
+
+impl Flat {
+    fn read(&self, block: u64, words: &mut BlockWords) {
+        self.memory.read(index(block) * BLOCK_BYTES, words);
+    }
+}
+
+impl Blocks {
+    pub(super) fn new(config: &DeviceConfig) -> Result<Self, StoreError> {
+        let blocks = store::blocks(config.base_bytes);
+        let kept = match config.mode {
+            Mode::Plain => Kept::Flat(Flat {
+                memory: Memory::reserve("base window", config.base_bytes)?,
+                bytes: config.base_bytes,
+                stripes: (0..store::STRIPES).map(|_| Mutex::new(())).collect(),
+            }),
+            Mode::GComp | Mode::Trace => {
+                // Segments of one length share chunks: twice the capacity is room for any mix of lengths. It is address space only.
+                let bytes =
+                    config.store_bytes.unwrap_or_else(|| config.base_bytes.saturating_mul(2).max(16 << 20));
+                Kept::Coded(Store::new(blocks, bytes)?)
+            }
+        };
+        Ok(Self { kept, gcomp: Memory::reserve("comparison with gcomp", blocks)? })
+    }
+
+    pub(super) fn capacity_bytes(&self) -> u64 {
+        match &self.kept {
+            Kept::Flat(flat) => flat.bytes,
+            Kept::Coded(store) => store.capacity_bytes(),
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn used_bytes(&self) -> u64 {
+        match &self.kept {
+            Kept::Flat(flat) => flat.bytes,
+            Kept::Coded(store) => store.used_bytes(),
+        }
+    }
+
+    fn gcomp_granules(&self, block: u64) -> u8 {
+        let mut granules = [0];
+        self.gcomp.read(index(block), &mut granules);
+        granules[0]
+    }
+
+    fn set_gcomp_granules(&self, block: u64, granules: u8) {
+        self.gcomp.write(index(block), &[granules]);
+    }
+}
+
+impl Device {
+    /// The words that the planes in `mask` of `block` give, all other planes zero, counted in `tally`.
+    pub(super) fn fetch(
+        &self,
+        block: u64,
+        format: Format,
+        mask: PlaneMask,
+        words: &mut BlockWords,
+        tally: &mut Tally,
+    ) -> Result<(), DeviceError> {
+        tally.blocks += 1;
+        tally.gcomp += u64::from(self.blocks.gcomp_granules(block)) * store::GRANULE_BYTES as u64;
+        let store = match &self.blocks.kept {
+            Kept::Flat(flat) => {
+                flat.read(block, words);
+                tally.stored = tally.plain; // by definition of this mode
+                if format != Format::Opaque {
+                    plane::clear_outside(format, mask, words);
+                }
+                return Ok(());
+            }
+            Kept::Coded(store) => store,
+        };
+        let hit = self.index_cache.touch(block);
+        (if hit { &self.stats.index_hits } else { &self.stats.index_misses }).add(1);
+        let mut bundle = [0; MAX_BUNDLE];
+        // A block that is kept in another format than its tensor's, or as words, gives its planes only whole.
+        let fits = |stored: &Stored| matches!(stored, Stored::Planes { format: kept, .. } if *kept == format);
+        let select = |stored: &Stored| if fits(stored) { mask } else { PlaneMask(u32::MAX) };
+        let fetched =
+            store.fetch(block, select, &mut bundle).inspect_err(|_| self.stats.damaged_reads.add(1))?;
+        tally.stored += fetched.bytes;
+        let Some(place) = &fetched.entry.place else {
+            words.fill(0);
+            return Ok(());
+        };
+        place.stored.decode(fetched.mask, &bundle, words).map_err(|why| {
+            self.stats.damaged_reads.add(1);
+            DeviceError::Damaged { block, why }
+        })?;
+        if let Stored::Planes { format, .. } = place.stored {
+            tally.planes += u64::from((fetched.mask.0 & PlaneMask::all(format).0).count_ones());
+        }
+        if !fits(&place.stored) && format != Format::Opaque {
+            plane::clear_outside(format, mask, words);
+        }
+        Ok(())
+    }
+
+    /// Writes `data` at `inside` of `block`. The caller holds `map`, and so who owns the block.
+    pub(super) fn write_block(
+        &self,
+        map: &Map,
+        block: u64,
+        inside: usize,
+        data: &[u8],
+    ) -> Result<(), DeviceError> {
+        let owner = map.tensor_at(block * BLOCK_BYTES as u64);
+        let (format, layout, codec) = owner
+            .map_or((Format::Opaque, Layout::Weight, self.config.codec), |tensor| {
+                (tensor.info.format, tensor.info.layout, tensor.info.codec)
+            });
+        let mut words = [0; BLOCK_BYTES];
+        let mut bundle = Bundle::new();
+        let whole = data.len() == BLOCK_BYTES;
+        let (old, new) = match &self.blocks.kept {
+            Kept::Flat(flat) => {
+                let _turn = flat.stripes[index(block % store::STRIPES as u64)].lock();
+                flat.read(block, &mut words);
+                let before = !is_zero(&words);
+                words[inside..inside + data.len()].copy_from_slice(data);
+                flat.memory.write(index(block) * BLOCK_BYTES + inside, data);
+                (Charge::flat(before), Charge::flat(!is_zero(&words)))
+            }
+            Kept::Coded(store) if whole => {
+                words.copy_from_slice(data);
+                layout.encode(self.config.mode, format, codec, &words, &mut bundle);
+                let replace = match store.replace(block) {
+                    Ok(replace) => replace,
+                    // Nothing of the damaged block is needed: this write mends it.
+                    Err(StoreError::Entry { .. }) => store.replace_damaged(block),
+                    Err(other) => return Err(other.into()),
+                };
+                self.publish(replace, &bundle)?
+            }
+            Kept::Coded(store) => {
+                let replace = store.replace(block)?;
+                let mut old = [0; MAX_BUNDLE];
+                replace.fetch_old(&mut old);
+                if let Some(place) = &replace.old().place {
+                    place
+                        .stored
+                        .decode(PlaneMask(u32::MAX), &old, &mut words)
+                        .map_err(|why| DeviceError::Damaged { block, why })?;
+                }
+                words[inside..inside + data.len()].copy_from_slice(data);
+                layout.encode(self.config.mode, format, codec, &words, &mut bundle);
+                self.publish(replace, &bundle)?
+            }
+        };
+        let stats = &self.stats;
+        stats.blocks_written.add(1);
+        stats.zero_blocks_written.add(u64::from(!new.live));
+        stats.bypass_blocks_written.add(u64::from(new.bypass));
+        stats.stored_bytes_written.add(new.bytes);
+        if self.config.compare_gcomp {
+            let granules = gcomp_granules(self.config.mode, codec, &words, &new);
+            stats.gcomp_bytes_written.add(u64::from(granules) * store::GRANULE_BYTES as u64);
+            self.blocks.set_gcomp_granules(block, granules);
+        }
+        self.charge(map, block, old, new);
+        Ok(())
+    }
+
+    /// Codes `block` anew as its owner's blocks are coded, if it holds data.
+    pub(super) fn recode(&self, map: &Map, block: u64) -> Result<(), DeviceError> {
+        let Kept::Coded(store) = &self.blocks.kept else { return Ok(()) };
+        let Some(owner) = map.tensor_at(block * BLOCK_BYTES as u64) else { return Ok(()) };
+        let replace = store.replace(block)?;
+        let Some(place) = &replace.old().place else { return Ok(()) };
+        let (mut bytes, mut words, mut bundle) = ([0; MAX_BUNDLE], [0; BLOCK_BYTES], Bundle::new());
+        replace.fetch_old(&mut bytes);
+        place
+            .stored
+            .decode(PlaneMask(u32::MAX), &bytes, &mut words)
+            .map_err(|why| DeviceError::Damaged { block, why })?;
+        owner.info.layout.encode(self.config.mode, owner.info.format, owner.info.codec, &words, &mut bundle);
+        let (old, new) = self.publish(replace, &bundle)?;
+        self.charge(map, block, old, new);
+        Ok(())
+    }
+
+    /// What `block` is charged now.
+    pub(super) fn charged(&self, block: u64) -> Result<Charge, DeviceError> {
+        match &self.blocks.kept {
+            Kept::Flat(flat) => {
+                let mut words = [0; BLOCK_BYTES];
+                flat.read(block, &mut words);
+                Ok(Charge::flat(!is_zero(&words)))
+            }
+            Kept::Coded(store) => Ok(Charge::of(&store.entry(block)?)),
+        }
+    }
+
+    /// Moves the charge of `block` from `old` to `new` in its owner's account.
+    pub(super) fn charge(&self, map: &Map, block: u64, old: Charge, new: Charge) {
+        self.stats.live_blocks.shift(old.live.into(), new.live.into());
+        if let Some(tensor) = map.tensor_at(block * BLOCK_BYTES as u64) {
+            tensor.stored.shift(old.bytes, new.bytes);
+        } else {
+            self.stats.opaque_stored.shift(old.bytes, new.bytes);
+            self.stats.opaque_blocks.shift(old.live.into(), new.live.into());
+        }
+    }
+
+    fn publish(&self, replace: store::Replace<'_>, bundle: &Bundle) -> Result<(Charge, Charge), DeviceError> {
+        let old = replace.old().clone();
+        let new = replace.publish(bundle)?;
+        self.stats.replaced(&old, &new);
+        Ok((Charge::of(&old), Charge::of(&new)))
+    }
+
+    /// Flips a stored bit, for tests of what notices it.
+    #[cfg(test)]
+    pub(crate) fn flip_stored_bit(&self, block: u64, bit: usize) {
+        match &self.blocks.kept {
+            Kept::Coded(store) => store.flip_bit(block, bit),
+            Kept::Flat(..) => panic!("a plain device keeps no checks"),
+        }
+    }
+}
+
+fn index(block: u64) -> usize {
+    usize::try_from(block).expect("a block of this device")
+}
+
+/// What a block is charged.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Charge {
+    live: bool,
+    bypass: bool,
+    bytes: u64,
+}
+
+impl Charge {
+    fn of(entry: &Entry) -> Self {
+        let bypass = entry.place.as_ref().is_some_and(|place| place.stored.is_bypass());
+        Self { live: entry.place.is_some(), bypass, bytes: entry.charged() }
+    }
+
+    fn flat(live: bool) -> Self {
+        Self { live, bypass: false, bytes: if live { BLOCK_BYTES as u64 } else { 0 } }
+    }
+}
+
+/// Granules that a generically compressing device stores for `words`.
+fn gcomp_granules(mode: Mode, codec: Codec, words: &BlockWords, new: &Charge) -> u8 {
+    let bytes = match mode {
+        _ if !new.live => 0,
+        Mode::GComp => new.bytes,
+        Mode::Plain | Mode::Trace => {
+            let mut out = [0; BLOCK_BYTES];
+            store::charged(codec.compress(words, &mut out).unwrap_or(BLOCK_BYTES))
+        }
+    };
+    u8::try_from(bytes / store::GRANULE_BYTES as u64).expect("at most 64 granules")
+}

@@ -1,0 +1,172 @@
+//! Tensors and views that come and go.
+
+use std::sync::Arc;
+
+use super::{Device, DeviceError};
+use crate::{
+    BLOCK_BYTES,
+    stats::{Gauge, Traffic},
+    store,
+    tensor::{self, Tensor, TensorError, TensorInfo, TensorSpec},
+    view::View,
+    window::{Alias, Map, ViewInfo},
+};
+
+impl Device {
+    /// Makes a tensor. What its range holds already stays, and is coded in the tensor's format.
+    ///
+    /// # Errors
+    /// [`DeviceError::Tensor`] or [`DeviceError::Directory`], and then nothing changed.
+    pub fn create_tensor(&self, spec: TensorSpec) -> Result<TensorInfo, DeviceError> {
+        let (elements, shape) = tensor::check(&spec)?;
+        let mut guard = self.map.write();
+        let dpa = self.place(&guard, &spec)?;
+        let TensorSpec { name, length, format, layout, codec, .. } = spec;
+        let codec = codec.unwrap_or(self.config.codec);
+        let info = TensorInfo { name, dpa, length, elements, shape, format, layout, codec };
+        let tensor =
+            Arc::new(Tensor { info: info.clone(), stored: Gauge::default(), traffic: Traffic::default() });
+        let mut tensors = guard.tensors.clone();
+        tensors.push(tensor.clone());
+        let next = self.successor(&guard, tensors, guard.aliases.clone())?;
+        // Whatever the range holds is opaque so far; usually nothing is, and then a large tensor costs no scan.
+        let populated = self.stats.opaque_blocks.get() > 0;
+        if populated {
+            self.move_charges(&guard, &next, &tensor)?;
+        }
+        *guard = Arc::new(next);
+        drop(guard);
+        if populated {
+            for block in owned(&tensor) {
+                // A write may have come first and followed the new map already; then this only codes the block again.
+                self.recode(&self.map.read(), block)?;
+            }
+        }
+        Ok(info)
+    }
+
+    /// Forgets a tensor and its views. Its bytes stay, readable through the base window.
+    ///
+    /// # Errors
+    /// [`DeviceError::Tensor`] if there is none of this name.
+    pub fn remove_tensor(&self, name: &str) -> Result<(), DeviceError> {
+        let mut guard = self.map.write();
+        let tensor = guard.tensor(name)?.clone();
+        let tensors = guard.tensors.iter().filter(|other| !Arc::ptr_eq(other, &tensor)).cloned().collect();
+        let aliases =
+            guard.aliases.iter().filter(|alias| !Arc::ptr_eq(&alias.tensor, &tensor)).cloned().collect();
+        let next = self.successor(&guard, tensors, aliases)?;
+        self.move_charges(&guard, &next, &tensor)?;
+        *guard = Arc::new(next);
+        Ok(())
+    }
+
+    /// Makes a view of a tensor, or finds it if it is there.
+    ///
+    /// # Errors
+    /// [`DeviceError::Tensor`], [`DeviceError::View`], [`DeviceError::NoRoomForView`] or [`DeviceError::Directory`], and then nothing changed.
+    pub fn create_view(&self, tensor: &str, spelling: &str) -> Result<ViewInfo, DeviceError> {
+        let mut guard = self.map.write();
+        let tensor = guard.tensor(tensor)?.clone();
+        let name = &tensor.info.name;
+        let view = View::parse(tensor.info.format, spelling)
+            .map_err(|why| DeviceError::View { tensor: name.clone(), why })?;
+        let spelling = view.to_string();
+        let same = |alias: &&Arc<Alias>| Arc::ptr_eq(&alias.tensor, &tensor) && alias.info.view == spelling;
+        if let Some(alias) = guard.aliases.iter().find(same) {
+            return Ok(alias.info.clone());
+        }
+        let no_room = |length, largest| DeviceError::NoRoomForView {
+            tensor: name.clone(),
+            view: spelling.clone(),
+            length,
+            largest,
+        };
+        let length = view.bytes_for(tensor.info.elements).ok_or_else(|| no_room(u64::MAX, 0))?;
+        let offset =
+            guard.free_view(length, self.config.views_bytes).map_err(|largest| no_room(length, largest))?;
+        let info = ViewInfo {
+            tensor: name.clone(),
+            offset,
+            length,
+            elements: tensor.info.elements,
+            bits: view.bits(),
+            scale_exp: view.scale_exp(),
+            planes: view.mask().count(),
+            view: spelling,
+        };
+        let alias = Arc::new(Alias { tensor, view, info: info.clone(), traffic: Traffic::default() });
+        let mut aliases = guard.aliases.clone();
+        aliases.push(alias);
+        *guard = Arc::new(self.successor(&guard, guard.tensors.clone(), aliases)?);
+        Ok(info)
+    }
+
+    /// Every tensor, by DPA.
+    pub fn tensors(&self) -> Vec<TensorInfo> {
+        self.map().tensors.iter().map(|tensor| tensor.info.clone()).collect()
+    }
+
+    /// Every view, by offset.
+    pub fn views(&self) -> Vec<ViewInfo> {
+        self.map().aliases.iter().map(|alias| alias.info.clone()).collect()
+    }
+
+    fn successor(
+        &self,
+        map: &Map,
+        tensors: Vec<Arc<Tensor>>,
+        aliases: Vec<Arc<Alias>>,
+    ) -> Result<Map, DeviceError> {
+        Ok(map.successor(tensors, aliases, self.config.base_bytes, self.config.views_bytes)?)
+    }
+
+    /// Where the tensor goes.
+    fn place(&self, map: &Map, spec: &TensorSpec) -> Result<u64, TensorError> {
+        let TensorSpec { name, length, .. } = spec;
+        let (length, capacity) = (*length, self.config.base_bytes);
+        if map.tensor(name).is_ok() {
+            return Err(TensorError::Exists { name: name.clone() });
+        }
+        let Some(dpa) = spec.dpa else {
+            return map.free_base(length, capacity).map_err(|largest| TensorError::NoRoom {
+                name: name.clone(),
+                length,
+                capacity,
+                largest,
+            });
+        };
+        if !dpa.is_multiple_of(BLOCK_BYTES as u64) {
+            return Err(TensorError::Unaligned { name: name.clone(), dpa });
+        }
+        let Some(end) = dpa.checked_add(length).filter(|end| *end <= capacity) else {
+            return Err(TensorError::PastCapacity { name: name.clone(), dpa, length, capacity });
+        };
+        match map.tensors.iter().find(|other| dpa < other.end() && other.info.dpa < end) {
+            None => Ok(dpa),
+            Some(other) => Err(TensorError::Overlap {
+                name: name.clone(),
+                dpa,
+                length,
+                other: other.info.name.clone(),
+                other_dpa: other.info.dpa,
+                other_length: other.info.length,
+            }),
+        }
+    }
+
+    /// Moves the charges of the blocks of `tensor` from their owner in `from` to their owner in `to`.
+    fn move_charges(&self, from: &Map, to: &Map, tensor: &Tensor) -> Result<(), DeviceError> {
+        for block in owned(tensor) {
+            let charge = self.charged(block)?;
+            self.charge(from, block, charge, super::blocks::Charge::default());
+            self.charge(to, block, super::blocks::Charge::default(), charge);
+        }
+        Ok(())
+    }
+}
+
+/// The blocks of a tensor.
+fn owned(tensor: &Tensor) -> std::ops::Range<u64> {
+    store::blocks(tensor.info.dpa)..store::blocks(tensor.end())
+}

@@ -1,0 +1,244 @@
+//! What the device counts, and how it tells.
+//!
+//! The rules:
+//! * Counters are exact and only rise; gauges follow what is stored now. Nothing here is modelled but the index cache.
+//! * `plain_bytes` is what a device without compression or planes moves for the same request: the lines of 64 bytes that hold the
+//!   requested elements' words. `gcomp_bytes` is what the paper's GComp moves: every compressed 4 KiB block that the request
+//!   touches, whole, by the same codec, measured when the block was written (absent if the device was told not to).
+//! * `stored_bytes` are whole granules of 64 bytes, as DRAM would move and keep them.
+//! * The *index cache* is a direct-mapped model of the paper's on-chip cache of index entries; its hits and misses are exact for that model.
+
+pub(crate) mod report;
+
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
+
+pub use self::report::{
+    BlocksReport, DeviceReport, IndexReport, PlaneReport, RequestsReport, StatsReport, TensorReport,
+    TrafficReport, ViewReport, WritesReport,
+};
+use crate::{
+    codec::{
+        Codec,
+        block::{MAX_PLANES, Stored, StoredPlane},
+    },
+    format::Format,
+    store::entry::Entry,
+};
+
+/// A number that only rises.
+#[derive(Debug, Default)]
+pub struct Counter(AtomicU64);
+
+impl Counter {
+    /// Adds `n`.
+    pub fn add(&self, n: u64) {
+        self.0.fetch_add(n, Relaxed);
+    }
+
+    /// The number.
+    pub fn get(&self) -> u64 {
+        self.0.load(Relaxed)
+    }
+}
+
+/// A number that rises and falls.
+#[derive(Debug, Default)]
+pub struct Gauge(AtomicI64);
+
+impl Gauge {
+    /// Adds `new` and takes `old` away.
+    pub fn shift(&self, old: u64, new: u64) {
+        self.0.fetch_add(new.cast_signed().wrapping_sub(old.cast_signed()), Relaxed);
+    }
+
+    /// The number.
+    pub fn get(&self) -> u64 {
+        self.0.load(Relaxed).max(0).unsigned_abs()
+    }
+}
+
+/// What reads of one thing moved.
+#[derive(Debug, Default)]
+pub struct Traffic {
+    /// Requests.
+    pub reads: Counter,
+    /// Bytes given to the host.
+    pub bytes: Counter,
+    /// Blocks looked at.
+    pub blocks: Counter,
+    /// Planes selected in blocks that hold data.
+    pub planes: Counter,
+    /// Stored bytes fetched.
+    pub stored: Counter,
+    /// Bytes a plain device would have fetched.
+    pub plain: Counter,
+    /// Bytes a generically compressing device would have fetched.
+    pub gcomp: Counter,
+}
+
+/// What one request moved, added up before it is counted.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Tally {
+    /// Blocks looked at.
+    pub blocks: u64,
+    /// Planes selected in blocks that hold data.
+    pub planes: u64,
+    /// Stored bytes fetched.
+    pub stored: u64,
+    /// Bytes a plain device would have fetched.
+    pub plain: u64,
+    /// Bytes a generically compressing device would have fetched.
+    pub gcomp: u64,
+}
+
+impl Tally {
+    /// Adds another request's part.
+    pub(crate) fn add(&mut self, other: &Self) {
+        self.blocks += other.blocks;
+        self.planes += other.planes;
+        self.stored += other.stored;
+        self.plain += other.plain;
+        self.gcomp += other.gcomp;
+    }
+}
+
+impl Traffic {
+    /// Counts one request that gave the host `bytes`.
+    pub fn count(&self, bytes: u64, tally: &Tally) {
+        self.reads.add(1);
+        self.bytes.add(bytes);
+        self.blocks.add(tally.blocks);
+        self.planes.add(tally.planes);
+        self.stored.add(tally.stored);
+        self.plain.add(tally.plain);
+        self.gcomp.add(tally.gcomp);
+    }
+}
+
+/// Kinds of stored plane, as the plane gauges tell them apart.
+const PLANE_KINDS: usize = 1 + Codec::ALL.len();
+
+/// Counters and gauges of a whole device.
+#[derive(Debug)]
+pub struct Stats {
+    pub(crate) base: Traffic,
+    pub(crate) views: Traffic,
+    pub(crate) directory_reads: Counter,
+    pub(crate) base_writes: Counter,
+    pub(crate) base_written_bytes: Counter,
+    pub(crate) blocks_written: Counter,
+    pub(crate) zero_blocks_written: Counter,
+    pub(crate) bypass_blocks_written: Counter,
+    pub(crate) stored_bytes_written: Counter,
+    pub(crate) gcomp_bytes_written: Counter,
+    pub(crate) discarded_blocks: Counter,
+    pub(crate) refused_view_stores: Counter,
+    pub(crate) refused_view_bytes: Counter,
+    pub(crate) damaged_reads: Counter,
+    pub(crate) index_hits: Counter,
+    pub(crate) index_misses: Counter,
+    /// Blocks that hold data, tensors' and others.
+    pub(crate) live_blocks: Gauge,
+    /// Of these, those no tensor covers.
+    pub(crate) opaque_blocks: Gauge,
+    /// Of the live ones, those no codec made smaller.
+    pub(crate) bypass_blocks: Gauge,
+    /// Bytes that opaque blocks are charged.
+    pub(crate) opaque_stored: Gauge,
+    /// Exact bytes of words blocks: raw, then by codec.
+    words: [Gauge; PLANE_KINDS],
+    /// Exact bytes of planes by format and plane: raw, then by codec.
+    planes: Vec<[Gauge; PLANE_KINDS]>,
+    /// Constant planes by format and plane.
+    constant: Vec<Gauge>,
+}
+
+impl Stats {
+    pub(crate) fn new() -> Self {
+        let slots = Format::ALL.len() * MAX_PLANES;
+        Self {
+            base: Traffic::default(),
+            views: Traffic::default(),
+            directory_reads: Counter::default(),
+            base_writes: Counter::default(),
+            base_written_bytes: Counter::default(),
+            blocks_written: Counter::default(),
+            zero_blocks_written: Counter::default(),
+            bypass_blocks_written: Counter::default(),
+            stored_bytes_written: Counter::default(),
+            gcomp_bytes_written: Counter::default(),
+            discarded_blocks: Counter::default(),
+            refused_view_stores: Counter::default(),
+            refused_view_bytes: Counter::default(),
+            damaged_reads: Counter::default(),
+            index_hits: Counter::default(),
+            index_misses: Counter::default(),
+            live_blocks: Gauge::default(),
+            opaque_blocks: Gauge::default(),
+            bypass_blocks: Gauge::default(),
+            opaque_stored: Gauge::default(),
+            words: Default::default(),
+            planes: (0..slots).map(|_| Default::default()).collect(),
+            constant: (0..slots).map(|_| Gauge::default()).collect(),
+        }
+    }
+
+    /// A block's entry changed from `old` to `new`.
+    pub(crate) fn replaced(&self, old: &Entry, new: &Entry) {
+        for (entry, sign) in [(old, -1), (new, 1)] {
+            let Some(place) = &entry.place else { continue };
+            if place.stored.is_bypass() {
+                self.bypass_blocks.0.fetch_add(sign, Relaxed);
+            }
+            match &place.stored {
+                Stored::Words { codec, length, .. } => {
+                    let kind = if place.stored.is_bypass() { 0 } else { 1 + *codec as usize };
+                    self.words[kind].0.fetch_add(sign * i64::from(*length), Relaxed);
+                }
+                Stored::Planes { format, codec, planes, .. } => {
+                    let count = format.planes();
+                    for (index, plane) in planes[..count].iter().enumerate() {
+                        let slot = slot(*format, count - 1 - index);
+                        let kind = match plane {
+                            StoredPlane::Zeros | StoredPlane::Ones => {
+                                self.constant[slot].0.fetch_add(sign, Relaxed);
+                                continue;
+                            }
+                            StoredPlane::Raw => 0,
+                            StoredPlane::Coded(_) => 1 + *codec as usize,
+                        };
+                        let bytes = i64::try_from(plane.bytes(*format)).expect("at most a block");
+                        self.planes[slot][kind].0.fetch_add(sign * bytes, Relaxed);
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn slot(format: Format, plane: usize) -> usize {
+    format as usize * MAX_PLANES + plane
+}
+
+/// A direct-mapped cache of index entries: which blocks' entries an on-chip SRAM of this many entries would hold.
+#[derive(Debug)]
+pub(crate) struct IndexCache {
+    /// By block number modulo their count: the block whose entry is held, plus one.
+    tags: Vec<AtomicU64>,
+}
+
+impl IndexCache {
+    pub(crate) fn new(entries: usize) -> Self {
+        Self { tags: (0..entries.max(1)).map(|_| AtomicU64::new(0)).collect() }
+    }
+
+    pub(crate) fn entries(&self) -> usize {
+        self.tags.len()
+    }
+
+    /// Whether the entry of `block` was held; it is afterwards.
+    pub(crate) fn touch(&self, block: u64) -> bool {
+        let tag = &self.tags[usize::try_from(block % self.tags.len() as u64).expect("less than the count")];
+        tag.swap(block + 1, Relaxed) == block + 1
+    }
+}

@@ -1,0 +1,345 @@
+//! The statistics as they are told: one snapshot, the same for JSON, OpenMetrics and the page.
+
+use serde::Serialize;
+
+use super::{IndexCache, MAX_PLANES, Stats, Traffic, slot};
+use crate::{
+    BLOCK_BYTES,
+    codec::Codec,
+    format::Format,
+    layout::Layout,
+    mode::Mode,
+    store::entry::ENTRY_BYTES,
+    window::{Map, ViewInfo},
+};
+
+/// Everything a device says of itself.
+#[derive(Clone, Debug, Serialize)]
+pub struct StatsReport {
+    /// The device.
+    pub device: DeviceReport,
+    /// Requests by window.
+    pub requests: RequestsReport,
+    /// What writes did.
+    pub writes: WritesReport,
+    /// The plane index and the modelled cache of it.
+    pub index: IndexReport,
+    /// Blocks that hold data.
+    pub blocks: BlocksReport,
+    /// Stored bytes by format, plane and codec; only planes that store anything.
+    pub planes: Vec<PlaneReport>,
+    /// Each tensor, by DPA.
+    pub tensors: Vec<TensorReport>,
+    /// Each view, by offset.
+    pub views: Vec<ViewReport>,
+}
+
+/// The device: sizes in bytes.
+#[derive(Clone, Debug, Serialize)]
+pub struct DeviceReport {
+    /// Its mode.
+    pub mode: Mode,
+    /// The codec of tensors that name none.
+    pub codec: Codec,
+    /// The base window.
+    pub capacity_bytes: u64,
+    /// The views window.
+    pub views_capacity_bytes: u64,
+    /// Tensors, and blocks outside them that hold data.
+    pub logical_bytes: u64,
+    /// What they are charged in the store, the index not counted.
+    pub stored_bytes: u64,
+    /// Their index entries.
+    pub index_bytes: u64,
+    /// `logical_bytes / stored_bytes`; null while nothing is stored.
+    pub ratio: Option<f64>,
+    /// Bundles the store can hold.
+    pub store_capacity_bytes: u64,
+    /// Since the device started.
+    pub uptime_seconds: f64,
+}
+
+/// Requests by window.
+#[derive(Clone, Debug, Serialize)]
+pub struct RequestsReport {
+    /// Reads of the base window.
+    pub base: TrafficReport,
+    /// Reads of views.
+    pub views: TrafficReport,
+    /// Reads of the directory.
+    pub directory_reads: u64,
+    /// Stores into the views window, which have no effect.
+    pub refused_view_stores: u64,
+    /// Their bytes.
+    pub refused_view_bytes: u64,
+    /// Reads that met damaged stored bytes.
+    pub damaged_reads: u64,
+}
+
+/// What reads moved.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct TrafficReport {
+    /// Requests.
+    pub reads: u64,
+    /// Bytes given to the host.
+    pub bytes: u64,
+    /// Blocks looked at.
+    pub blocks: u64,
+    /// Planes selected in blocks that hold data (0 for words blocks).
+    pub planes_fetched: u64,
+    /// Stored bytes fetched, whole granules.
+    pub stored_bytes_fetched: u64,
+    /// Bytes a plain device would have fetched.
+    pub plain_bytes_fetched: u64,
+    /// Bytes a generically compressing device would have fetched; null if that was not measured.
+    pub gcomp_bytes_fetched: Option<u64>,
+}
+
+/// What writes did.
+#[derive(Clone, Debug, Serialize)]
+pub struct WritesReport {
+    /// Write requests: write-backs of dirty pages and direct writes.
+    pub base_writes: u64,
+    /// Their bytes.
+    pub base_written_bytes: u64,
+    /// Blocks coded.
+    pub blocks_written: u64,
+    /// Of these, blocks of zeros.
+    pub zero_blocks_written: u64,
+    /// Of these, blocks that no codec made smaller.
+    pub bypass_blocks_written: u64,
+    /// Bytes stored for them, whole granules.
+    pub stored_bytes_written: u64,
+    /// Bytes a generically compressing device would have stored; null if that was not measured.
+    pub gcomp_bytes_written: Option<u64>,
+    /// Blocks discarded.
+    pub discarded_blocks: u64,
+}
+
+/// The plane index and the modelled cache of it.
+#[derive(Clone, Debug, Serialize)]
+pub struct IndexReport {
+    /// Entries of the modelled on-chip cache (direct-mapped).
+    pub cache_entries: u64,
+    /// Fetches whose entry was in it.
+    pub hits: u64,
+    /// Fetches whose entry was not: one more read of 64 bytes each.
+    pub misses: u64,
+}
+
+/// Blocks that hold data now.
+#[derive(Clone, Debug, Serialize)]
+pub struct BlocksReport {
+    /// All of them.
+    pub live: u64,
+    /// Those outside tensors.
+    pub opaque: u64,
+    /// Those that no codec made smaller.
+    pub bypass: u64,
+    /// Exact bytes of word-major blocks stored raw.
+    pub words_raw_bytes: u64,
+    /// Exact bytes of word-major blocks stored as LZ4.
+    pub words_lz4_bytes: u64,
+    /// Exact bytes of word-major blocks stored as ZSTD.
+    pub words_zstd_bytes: u64,
+}
+
+/// One plane of one format, over all blocks.
+#[derive(Clone, Debug, Serialize)]
+pub struct PlaneReport {
+    /// The format.
+    pub format: Format,
+    /// The plane: bit of the element.
+    pub plane: u32,
+    /// Blocks in which it is constant and stores nothing.
+    pub constant: u64,
+    /// Exact bytes stored raw.
+    pub raw_bytes: u64,
+    /// Exact bytes stored as LZ4.
+    pub lz4_bytes: u64,
+    /// Exact bytes stored as ZSTD.
+    pub zstd_bytes: u64,
+}
+
+/// One tensor.
+#[derive(Clone, Debug, Serialize)]
+pub struct TensorReport {
+    /// Its name.
+    pub name: String,
+    /// Its format.
+    pub format: Format,
+    /// Its layout.
+    pub layout: Layout,
+    /// Its shape.
+    pub shape: Vec<u64>,
+    /// Its elements.
+    pub elements: u64,
+    /// Its place in the base window.
+    pub dpa: u64,
+    /// Its length.
+    pub logical_bytes: u64,
+    /// What its blocks are charged.
+    pub stored_bytes: u64,
+    /// `logical_bytes / stored_bytes`; null while nothing is stored.
+    pub ratio: Option<f64>,
+    /// Reads through the base window.
+    pub base: TrafficReport,
+}
+
+/// One view.
+#[derive(Clone, Debug, Serialize)]
+pub struct ViewReport {
+    /// The view and its place.
+    #[serde(flatten)]
+    pub info: ViewInfo,
+    /// Reads of it.
+    #[serde(flatten)]
+    pub traffic: TrafficReport,
+}
+
+impl Traffic {
+    fn report(&self, gcomp: bool) -> TrafficReport {
+        TrafficReport {
+            reads: self.reads.get(),
+            bytes: self.bytes.get(),
+            blocks: self.blocks.get(),
+            planes_fetched: self.planes.get(),
+            stored_bytes_fetched: self.stored.get(),
+            plain_bytes_fetched: self.plain.get(),
+            gcomp_bytes_fetched: gcomp.then(|| self.gcomp.get()),
+        }
+    }
+}
+
+/// What a report needs besides the counters.
+pub(crate) struct Subject<'a> {
+    pub(crate) mode: Mode,
+    pub(crate) codec: Codec,
+    pub(crate) base_bytes: u64,
+    pub(crate) views_bytes: u64,
+    pub(crate) store_capacity: u64,
+    pub(crate) uptime_seconds: f64,
+    pub(crate) compare_gcomp: bool,
+    pub(crate) map: &'a Map,
+    pub(crate) index_cache: &'a IndexCache,
+}
+
+impl Stats {
+    pub(crate) fn report(&self, subject: &Subject<'_>) -> StatsReport {
+        let gcomp = subject.compare_gcomp;
+        let block = BLOCK_BYTES as u64;
+        let tensor_bytes: u64 = subject.map.tensors.iter().map(|tensor| tensor.info.length).sum();
+        let tensor_blocks: u64 =
+            subject.map.tensors.iter().map(|tensor| tensor.info.length.div_ceil(block)).sum();
+        let opaque = self.opaque_blocks.get();
+        let (stored_bytes, index_bytes) = match subject.mode {
+            Mode::Plain => ((tensor_blocks + opaque) * block, 0),
+            Mode::GComp | Mode::Trace => (
+                self.opaque_stored.get() + subject.map.tensors.iter().map(|t| t.stored.get()).sum::<u64>(),
+                (tensor_blocks + opaque) * ENTRY_BYTES as u64,
+            ),
+        };
+        let logical_bytes = tensor_bytes + opaque * block;
+        StatsReport {
+            device: DeviceReport {
+                mode: subject.mode,
+                codec: subject.codec,
+                capacity_bytes: subject.base_bytes,
+                views_capacity_bytes: subject.views_bytes,
+                logical_bytes,
+                stored_bytes,
+                index_bytes,
+                ratio: ratio(logical_bytes, stored_bytes),
+                store_capacity_bytes: subject.store_capacity,
+                uptime_seconds: subject.uptime_seconds,
+            },
+            requests: RequestsReport {
+                base: self.base.report(gcomp),
+                views: self.views.report(gcomp),
+                directory_reads: self.directory_reads.get(),
+                refused_view_stores: self.refused_view_stores.get(),
+                refused_view_bytes: self.refused_view_bytes.get(),
+                damaged_reads: self.damaged_reads.get(),
+            },
+            writes: WritesReport {
+                base_writes: self.base_writes.get(),
+                base_written_bytes: self.base_written_bytes.get(),
+                blocks_written: self.blocks_written.get(),
+                zero_blocks_written: self.zero_blocks_written.get(),
+                bypass_blocks_written: self.bypass_blocks_written.get(),
+                stored_bytes_written: self.stored_bytes_written.get(),
+                gcomp_bytes_written: gcomp.then(|| self.gcomp_bytes_written.get()),
+                discarded_blocks: self.discarded_blocks.get(),
+            },
+            index: IndexReport {
+                cache_entries: subject.index_cache.entries() as u64,
+                hits: self.index_hits.get(),
+                misses: self.index_misses.get(),
+            },
+            blocks: BlocksReport {
+                live: self.live_blocks.get(),
+                opaque,
+                bypass: self.bypass_blocks.get(),
+                words_raw_bytes: self.words[0].get(),
+                words_lz4_bytes: self.words[1 + Codec::Lz4 as usize].get(),
+                words_zstd_bytes: self.words[1 + Codec::Zstd as usize].get(),
+            },
+            planes: self.plane_reports(),
+            tensors: subject
+                .map
+                .tensors
+                .iter()
+                .map(|tensor| {
+                    let info = &tensor.info;
+                    let stored_bytes = match subject.mode {
+                        Mode::Plain => info.length.next_multiple_of(block),
+                        Mode::GComp | Mode::Trace => tensor.stored.get(),
+                    };
+                    TensorReport {
+                        name: info.name.clone(),
+                        format: info.format,
+                        layout: info.layout,
+                        shape: info.shape.clone(),
+                        elements: info.elements,
+                        dpa: info.dpa,
+                        logical_bytes: info.length,
+                        stored_bytes,
+                        ratio: ratio(info.length, stored_bytes),
+                        base: tensor.traffic.report(gcomp),
+                    }
+                })
+                .collect(),
+            views: subject
+                .map
+                .aliases
+                .iter()
+                .map(|alias| ViewReport { info: alias.info.clone(), traffic: alias.traffic.report(gcomp) })
+                .collect(),
+        }
+    }
+
+    fn plane_reports(&self) -> Vec<PlaneReport> {
+        let all = Format::ALL
+            .into_iter()
+            .flat_map(|format| (0..MAX_PLANES).rev().map(move |plane| (format, plane)));
+        all.filter_map(|(format, plane)| {
+            let slot = slot(format, plane);
+            let [raw, lz4, zstd] = self.planes[slot].each_ref().map(super::Gauge::get);
+            let constant = self.constant[slot].get();
+            (constant + raw + lz4 + zstd > 0).then(|| PlaneReport {
+                format,
+                plane: u32::try_from(plane).expect("at most 31"),
+                constant,
+                raw_bytes: raw,
+                lz4_bytes: lz4,
+                zstd_bytes: zstd,
+            })
+        })
+        .collect()
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a ratio to be looked at; exact to 2^53 bytes")]
+fn ratio(logical: u64, stored: u64) -> Option<f64> {
+    (stored > 0).then(|| logical as f64 / stored as f64)
+}

@@ -1,0 +1,163 @@
+//! Spellings of views, the same on the command line, in the API and in the directory.
+//!
+//! `full` · `eXmY` · `eXmY+gN` · `eXmY[+gN]:packed` · `bf16` `fp8_e4m3fn` `fp8_e5m2`, each with `[+gN]`, the latter two with
+//! `[@S]` · `int4` `int2`. Numbers are decimal without leading zeros.
+
+use super::{DEFAULT_GUARD, Kind};
+use crate::format::Format;
+
+/// Largest magnitude of a scale exponent.
+const MOST_SCALE: i32 = 64;
+
+/// Why there is no such view.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum ViewError {
+    /// No view is spelled so.
+    #[error(
+        "no view is spelled {spelling:?}; views are full, eXmY, eXmY+gN, either with :packed, bf16, fp8_e4m3fn, fp8_e5m2, int4, int2"
+    )]
+    Unknown {
+        /// The spelling.
+        spelling: String,
+    },
+    /// The format has fewer bits in a field than the view wants.
+    #[error("{spelling}: {format} has {has} {field} bits, not {wants}")]
+    Field {
+        /// The spelling.
+        spelling: String,
+        /// The tensor's format.
+        format: Format,
+        /// `exponent` or `mantissa`.
+        field: &'static str,
+        /// Bits the format has.
+        has: u32,
+        /// Bits the view wants.
+        wants: u32,
+    },
+    /// Rounding carries into the exponent, so it needs all of it.
+    #[error(
+        "{spelling}: rounding with guard planes needs all {has} exponent planes of {format}, not {wants}"
+    )]
+    GuardNeedsExponent {
+        /// The spelling.
+        spelling: String,
+        /// The tensor's format.
+        format: Format,
+        /// Exponent bits the format has.
+        has: u32,
+        /// Exponent bits the view wants.
+        wants: u32,
+    },
+    /// The format cannot give the view.
+    #[error("{spelling}: not a view of {format}, it is one of {of}")]
+    Format {
+        /// The spelling.
+        spelling: String,
+        /// The tensor's format.
+        format: Format,
+        /// The formats that can.
+        of: &'static str,
+    },
+    /// A number in the spelling passes its bound.
+    #[error("{spelling}: {what} is at most {bound}")]
+    Bound {
+        /// The spelling.
+        spelling: String,
+        /// The number.
+        what: &'static str,
+        /// Its bound.
+        bound: u32,
+    },
+}
+
+pub(super) fn parse(format: Format, spelling: &str) -> Result<Kind, ViewError> {
+    let unknown = || ViewError::Unknown { spelling: spelling.to_owned() };
+    let refuse = |of| ViewError::Format { spelling: spelling.to_owned(), format, of };
+    match spelling {
+        "full" => return Ok(Kind::Full),
+        "int4" | "int2" if format != Format::Int8 => return Err(refuse("int8")),
+        "int4" => return Ok(Kind::Integer { bits: 4 }),
+        "int2" => return Ok(Kind::Integer { bits: 2 }),
+        _ => {}
+    }
+    for target in [Format::Bf16, Format::Fp8E4m3fn, Format::Fp8E5m2] {
+        if let Some(rest) = spelling.strip_prefix(target.name()) {
+            return converted(format, target, spelling, rest);
+        }
+    }
+    let (body, packed) = spelling.strip_suffix(":packed").map_or((spelling, false), |body| (body, true));
+    let (body, guard) = match body.split_once("+g") {
+        Some((body, guard)) => (body, number(guard).ok_or_else(unknown)?),
+        None => (body, 0),
+    };
+    let (exponent, mantissa) = body
+        .strip_prefix('e')
+        .and_then(|fields| fields.split_once('m'))
+        .and_then(|(exponent, mantissa)| Some((number(exponent)?, number(mantissa)?)))
+        .ok_or_else(unknown)?;
+    if !format.is_float() {
+        return Err(refuse("fp32, fp16, bf16, fp8_e4m3fn, fp8_e5m2"));
+    }
+    for (field, has, wants) in
+        [("exponent", format.exponent_bits(), exponent), ("mantissa", format.mantissa_bits(), mantissa)]
+    {
+        if wants > has {
+            return Err(ViewError::Field { spelling: spelling.to_owned(), format, field, has, wants });
+        }
+    }
+    if guard > 0 && exponent < format.exponent_bits() {
+        let spelling = spelling.to_owned();
+        return Err(ViewError::GuardNeedsExponent {
+            spelling,
+            format,
+            has: format.exponent_bits(),
+            wants: exponent,
+        });
+    }
+    Ok(Kind::Top { exponent, mantissa, guard, packed })
+}
+
+fn converted(format: Format, target: Format, spelling: &str, rest: &str) -> Result<Kind, ViewError> {
+    let unknown = || ViewError::Unknown { spelling: spelling.to_owned() };
+    let of = match target {
+        Format::Bf16 => "fp32",
+        _ => "fp32, fp16, bf16",
+    };
+    let (rest, scale) = match rest.split_once('@') {
+        Some(_) if target == Format::Bf16 => return Err(unknown()),
+        Some((rest, scale)) => {
+            let (sign, digits) = scale.strip_prefix('-').map_or((1, scale), |digits| (-1, digits));
+            let magnitude = number(digits).ok_or_else(unknown)?;
+            if sign < 0 && magnitude == 0 {
+                return Err(unknown());
+            }
+            let magnitude = i32::try_from(magnitude).unwrap_or(i32::MAX);
+            if magnitude > MOST_SCALE {
+                let spelling = spelling.to_owned();
+                return Err(ViewError::Bound {
+                    spelling,
+                    what: "the magnitude of a scale exponent",
+                    bound: MOST_SCALE.unsigned_abs(),
+                });
+            }
+            (rest, sign * magnitude)
+        }
+        None => (rest, 0),
+    };
+    let guard = match rest {
+        "" => DEFAULT_GUARD,
+        rest => rest.strip_prefix("+g").and_then(number).ok_or_else(unknown)?,
+    };
+    let gives =
+        format == Format::Fp32 || (target != Format::Bf16 && matches!(format, Format::Fp16 | Format::Bf16));
+    if !gives {
+        return Err(ViewError::Format { spelling: spelling.to_owned(), format, of });
+    }
+    Ok(Kind::Converted { target, guard, scale })
+}
+
+/// A decimal number without sign or leading zeros.
+fn number(text: &str) -> Option<u32> {
+    let plain = text.bytes().all(|byte| byte.is_ascii_digit()) && (text == "0" || !text.starts_with('0'));
+    plain.then(|| text.parse().ok())?
+}

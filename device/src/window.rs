@@ -1,0 +1,219 @@
+//! The two windows of the device's memory, and the alias decoder (TRACE III-C, "precision-partitioned addressing").
+//!
+//! The rules:
+//! * `base` is the capacity window: offset = DPA. `views` begins with the directory; views lie behind it at multiples of 2 MiB
+//!   and never move while they exist.
+//! * A [`Map`] is a snapshot: it is replaced, never changed, when a tensor or view comes or goes, and its directory bytes always
+//!   agree with its tables.
+
+use std::{ops::Range, sync::Arc};
+
+use lamina_abi::{DIRECTORY_BYTES, Directory, DirectoryError, TensorEntry, VIEW_ALIGN, ViewEntry};
+use serde::Serialize;
+
+use crate::{
+    BLOCK_BYTES,
+    stats::Traffic,
+    tensor::{Tensor, TensorError},
+    view::View,
+};
+
+/// A view that there is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct ViewInfo {
+    /// The tensor's name.
+    pub tensor: String,
+    /// The view's spelling.
+    pub view: String,
+    /// Where it begins in the views window.
+    pub offset: u64,
+    /// Its bytes.
+    pub length: u64,
+    /// Its elements.
+    pub elements: u64,
+    /// Bits of an element.
+    pub bits: u32,
+    /// A stored value x stands for x·2^`scale_exp`.
+    pub scale_exp: i32,
+    /// Planes it selects in each block.
+    pub planes: u32,
+}
+
+/// A view at its place in the aperture.
+pub(crate) struct Alias {
+    pub(crate) tensor: Arc<Tensor>,
+    pub(crate) view: View,
+    pub(crate) info: ViewInfo,
+    pub(crate) traffic: Traffic,
+}
+
+/// What lies where.
+#[derive(Default)]
+pub(crate) struct Map {
+    /// By DPA.
+    pub(crate) tensors: Vec<Arc<Tensor>>,
+    /// By offset.
+    pub(crate) aliases: Vec<Arc<Alias>>,
+    pub(crate) directory: Vec<u8>,
+    generation: u64,
+}
+
+/// The place of a piece of an alias in its tensor.
+pub(crate) struct Piece {
+    /// The block, counted from the tensor's first.
+    pub(crate) block: u64,
+    /// Elements of the block, multiples of eight.
+    pub(crate) elements: Range<usize>,
+    /// Where the piece begins in the view, in bytes.
+    pub(crate) offset: u64,
+}
+
+impl Map {
+    /// The map of `tensors` and `aliases`, one generation after `self`.
+    pub(crate) fn successor(
+        &self,
+        mut tensors: Vec<Arc<Tensor>>,
+        mut aliases: Vec<Arc<Alias>>,
+        base_bytes: u64,
+        views_bytes: u64,
+    ) -> Result<Self, DirectoryError> {
+        tensors.sort_by_key(|tensor| tensor.info.dpa);
+        aliases.sort_by_key(|alias| alias.info.offset);
+        let generation = self.generation + 1;
+        let directory = lamina_abi::encode(&Directory {
+            generation,
+            base_bytes,
+            views_bytes,
+            tensors: tensors.iter().map(|tensor| tensor_entry(tensor)).collect(),
+            views: aliases.iter().map(|alias| view_entry(alias, &tensors)).collect(),
+        })?;
+        Ok(Self { tensors, aliases, directory, generation })
+    }
+
+    /// The tensor that owns the block at `dpa`.
+    pub(crate) fn tensor_at(&self, dpa: u64) -> Option<&Arc<Tensor>> {
+        let after = self.tensors.partition_point(|tensor| tensor.info.dpa <= dpa);
+        self.tensors[..after].last().filter(|tensor| dpa < tensor.end())
+    }
+
+    /// The tensor of this name.
+    pub(crate) fn tensor(&self, name: &str) -> Result<&Arc<Tensor>, TensorError> {
+        self.tensors
+            .iter()
+            .find(|tensor| tensor.info.name == name)
+            .ok_or_else(|| TensorError::Unknown { name: name.to_owned() })
+    }
+
+    /// The aliases that `range` of the views window touches.
+    pub(crate) fn aliases_in(&self, range: &Range<u64>) -> impl Iterator<Item = &Arc<Alias>> {
+        let first =
+            self.aliases.partition_point(|alias| alias.info.offset + alias.info.length <= range.start);
+        let end = range.end;
+        self.aliases[first..].iter().take_while(move |alias| alias.info.offset < end)
+    }
+
+    /// The first place in the base window where `length` bytes fit, or the largest gap.
+    pub(crate) fn free_base(&self, length: u64, capacity: u64) -> Result<u64, u64> {
+        let taken = self.tensors.iter().map(|tensor| tensor.info.dpa..tensor.end());
+        first_fit(0, capacity, BLOCK_BYTES as u64, length, taken)
+    }
+
+    /// The first place in the views window where `length` bytes fit, or the largest gap.
+    pub(crate) fn free_view(&self, length: u64, capacity: u64) -> Result<u64, u64> {
+        let taken = self.aliases.iter().map(|alias| alias.info.offset..alias.info.offset + alias.info.length);
+        first_fit(DIRECTORY_BYTES, capacity, VIEW_ALIGN, length, taken)
+    }
+}
+
+impl Alias {
+    /// The pieces of its tensor that bytes `range` of the view need, a block each.
+    pub(crate) fn pieces(&self, range: Range<u64>) -> impl Iterator<Item = Piece> {
+        let bits = u64::from(self.view.bits());
+        // Groups of eight elements take `bits` whole bytes.
+        let groups = range.start / bits..range.end.div_ceil(bits);
+        let per_block = self.view.format().block_elements() / 8;
+        let blocks = groups.start / per_block..groups.end.div_ceil(per_block);
+        blocks.map(move |block| {
+            let first = (block * per_block).max(groups.start);
+            let last = ((block + 1) * per_block).min(groups.end);
+            let inside = |group: u64| {
+                usize::try_from((group - block * per_block) * 8).expect("at most a block's elements")
+            };
+            Piece { block, elements: inside(first)..inside(last), offset: first * bits }
+        })
+    }
+
+    /// The base range that bytes `range` of the view depend on.
+    pub(crate) fn base_under(&self, range: Range<u64>) -> Option<Range<u64>> {
+        let mut blocks = self.pieces(range).map(|piece| piece.block);
+        let first = blocks.next()?;
+        let last = blocks.last().unwrap_or(first);
+        let at = |block: u64| self.tensor.info.dpa + block * BLOCK_BYTES as u64;
+        Some(at(first)..at(last + 1))
+    }
+
+    /// The range of the views window that shows any of `base`.
+    pub(crate) fn over(&self, base: &Range<u64>) -> Option<Range<u64>> {
+        let tensor = &self.tensor.info;
+        let start = base.start.max(tensor.dpa).checked_sub(tensor.dpa)?;
+        let end = base.end.min(tensor.dpa + tensor.length).checked_sub(tensor.dpa)?;
+        if start >= end {
+            return None;
+        }
+        // Whole groups of eight elements, so that packed elements at the edges are included.
+        let (width, bits) = (u64::from(tensor.format.bits()), u64::from(self.view.bits()));
+        let from = start / width * bits;
+        let to = (end.div_ceil(width) * bits).min(self.info.length);
+        Some(self.info.offset + from..self.info.offset + to).filter(|range| !range.is_empty())
+    }
+}
+
+/// The first multiple of `align` from `start` on where `length` bytes end before `end`, clear of `taken` (in order), or the
+/// largest gap.
+fn first_fit(
+    start: u64,
+    end: u64,
+    align: u64,
+    length: u64,
+    taken: impl Iterator<Item = Range<u64>>,
+) -> Result<u64, u64> {
+    let (mut at, mut largest) = (start, 0);
+    for range in taken.chain(std::iter::once(end..end)) {
+        let gap = range.start.saturating_sub(at);
+        if gap >= length && at <= end {
+            return Ok(at);
+        }
+        largest = largest.max(gap);
+        at = at.max(range.end.checked_next_multiple_of(align).unwrap_or(u64::MAX));
+    }
+    Err(largest)
+}
+
+fn tensor_entry(tensor: &Tensor) -> TensorEntry {
+    let info = &tensor.info;
+    TensorEntry {
+        name: info.name.clone(),
+        shape: info.shape.iter().map(u64::to_string).collect::<Vec<_>>().join("x"),
+        format: info.format.name().to_owned(),
+        dpa: info.dpa,
+        length: info.length,
+        elements: info.elements,
+        layout: info.layout.into(),
+    }
+}
+
+fn view_entry(alias: &Alias, tensors: &[Arc<Tensor>]) -> ViewEntry {
+    // Tensors of no length share their DPA with the next one: from the first at this DPA on, the one that is meant.
+    let first = tensors.partition_point(|tensor| tensor.info.dpa < alias.tensor.info.dpa);
+    let index =
+        first + tensors[first..].iter().take_while(|tensor| !Arc::ptr_eq(tensor, &alias.tensor)).count();
+    ViewEntry {
+        tensor: u32::try_from(index).expect("far fewer fit a directory"),
+        spelling: alias.info.view.clone(),
+        offset: alias.info.offset,
+        length: alias.info.length,
+        elements: alias.info.elements,
+        bits: alias.info.bits,
+        scale_exp: alias.info.scale_exp,
+    }
+}
