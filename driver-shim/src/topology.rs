@@ -11,10 +11,10 @@ use crate::sysfs::Tree;
 /// Where the CXL bus lists its devices.
 pub(crate) const DEVICES: &str = "bus/cxl/devices";
 
-/// Serial number (`sn=` of QEMU's `cxl-type3`) of the memdev that carries the base window: "LAMINA" in ASCII, 1.
-pub const BASE_SERIAL: u64 = 0x4c41_4d49_4e41_0001;
-/// Serial number of the memdev that carries the views window: "LAMINA" in ASCII, 2.
-pub const VIEWS_SERIAL: u64 = 0x4c41_4d49_4e41_0002;
+/// Serial number (`sn=` of QEMU's `cxl-type3`) of the memdev that carries the base window: "Lamina" in ASCII, 0.
+pub const BASE_SERIAL: u64 = 0x4c61_6d69_6e61_0000;
+/// Serial number of the memdev that carries the views window: "Lamina" in ASCII, 1.
+pub const VIEWS_SERIAL: u64 = 0x4c61_6d69_6e61_0001;
 
 /// Which of the two windows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]

@@ -1,0 +1,159 @@
+//! What the guest tells the host: one event a line, as a JSON object whose `event` names its kind.
+
+use std::path::PathBuf;
+
+use lamina_shim::Attached;
+use serde::{Deserialize, Serialize};
+
+/// Which pass over the data an event belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Phase {
+    /// The data as the host loaded it.
+    Loaded,
+    /// After the guest wrote a tensor.
+    Written,
+}
+
+/// A window as the guest mapped it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WindowReport {
+    /// The device node or file.
+    pub path: PathBuf,
+    /// Bytes.
+    pub bytes: u64,
+}
+
+/// One step of the guest. All times are seconds on the guest's clock, all lengths bytes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "event", rename_all = "kebab-case")]
+pub enum Event {
+    /// The program runs.
+    Started {
+        /// Kernel release, as `uname -r`.
+        kernel: String,
+        /// Machine, as `uname -m`.
+        machine: String,
+        /// Time since boot.
+        uptime: f64,
+    },
+    /// Both windows are mapped and the directory is read.
+    Up {
+        /// Time since boot.
+        uptime: f64,
+        /// Time that regions and dax devices took; zero if the windows were given by path.
+        seconds: f64,
+        /// How the windows are attached; none if they were given by path.
+        attached: Option<Box<Attached>>,
+        /// The base window.
+        base: WindowReport,
+        /// The views window.
+        views: WindowReport,
+        /// Generation of the directory.
+        generation: u64,
+        /// Tensors in the directory.
+        tensors: usize,
+        /// Views in the directory.
+        view_count: usize,
+    },
+    /// A view is about to be read.
+    ViewBegin {
+        /// The pass.
+        phase: Phase,
+        /// The tensor.
+        tensor: String,
+        /// The view, or `base`.
+        view: String,
+        /// Bytes to read.
+        bytes: u64,
+        /// Which one of the pass this is, from 1.
+        number: usize,
+        /// How many the pass has.
+        of: usize,
+    },
+    /// A view was read, every byte once.
+    View {
+        /// The pass.
+        phase: Phase,
+        /// The tensor.
+        tensor: String,
+        /// The view, or `base`.
+        view: String,
+        /// Elements, as the directory says.
+        elements: u64,
+        /// Bytes read.
+        bytes: u64,
+        /// SHA-256 of the bytes as they were loaded, in hexadecimal.
+        sha256: String,
+        /// Time of the loads alone, without the hashing.
+        seconds: f64,
+    },
+    /// A tensor was written through the base window and flushed.
+    Written {
+        /// The tensor.
+        tensor: String,
+        /// Element i took the value of element (i + `rotation`) mod n.
+        rotation: u64,
+        /// Bytes stored.
+        bytes: u64,
+        /// SHA-256 of the bytes stored.
+        sha256: String,
+        /// Time of the stores.
+        seconds: f64,
+        /// Time of the flush.
+        flush_seconds: f64,
+    },
+    /// Stores into a view were tried.
+    HostileStore {
+        /// The tensor.
+        tensor: String,
+        /// The view stored into.
+        view: String,
+        /// Offset in the views window.
+        offset: u64,
+        /// Bytes stored.
+        bytes: u64,
+        /// SHA-256 of the whole view before.
+        before: String,
+        /// Whether the stores were seen by loads right after (they live in the page cache, if anywhere).
+        seen: bool,
+        /// SHA-256 of the whole view after a flush of everything.
+        after_flush: String,
+        /// Whether the tensor itself, through the base window, is what it was.
+        base_unchanged: bool,
+    },
+    /// An access past an end was tried and refused.
+    PastEnd {
+        /// What was tried.
+        attempt: String,
+        /// The error that refused it.
+        error: String,
+    },
+    /// One measurement of warm reads.
+    WarmRead {
+        /// The tensor.
+        tensor: String,
+        /// Which measurement, from 0.
+        repeat: u32,
+        /// Bytes read.
+        bytes: u64,
+        /// Time it took.
+        seconds: f64,
+        /// Bytes per second.
+        bytes_per_second: f64,
+    },
+    /// Something is wrong.
+    Problem {
+        /// The step it happened in.
+        step: String,
+        /// What is wrong.
+        message: String,
+    },
+    /// The last event.
+    Done {
+        /// Whether there was no problem.
+        ok: bool,
+        /// All problems again, each with its step.
+        errors: Vec<String>,
+    },
+}

@@ -1,0 +1,20 @@
+//! What runs inside the test guest, and what it says.
+//!
+//! `lamina-guest` does what a [`Plan`] asks with Lamina's memory, by loads and stores alone, and tells the host of every
+//! step with an [`Event`], one JSON object a line. The host judges: the program knows nothing of formats or of what
+//! a view should hold. It only notices what cannot be right whatever the data is (a tensor that differs from its own
+//! `full` view, a store that is not read back, a step that fails), and says so in [`Event::Problem`].
+//!
+//! The host's harness uses the types of this library, so that both sides agree by construction.
+
+mod event;
+mod plan;
+mod report;
+mod rotate;
+mod steps;
+
+pub use event::{Event, Phase, WindowReport};
+pub use plan::{Plan, WarmBench, WritePlan};
+pub use report::{REPORT_PORT, Report};
+pub use rotate::{rotate, rotation, unit};
+pub use steps::run;

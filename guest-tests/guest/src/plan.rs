@@ -1,0 +1,62 @@
+//! What the guest is asked to do; the host puts it into the initramfs as `/plan.json`.
+
+use std::{fs, path::Path};
+
+use anyhow::Context;
+use serde::{Deserialize, Serialize};
+
+/// The steps of a run. Everything is optional: an empty object reads every tensor in every view.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Plan {
+    /// Read only views with these spellings; all in the directory if not given. The pseudo-view `base` is governed by
+    /// `read_base` alone.
+    pub views: Option<Vec<String>>,
+    /// Read only these tensors; all in the directory if not given.
+    pub tensors: Option<Vec<String>>,
+    /// Read every tensor through the base window as well.
+    pub read_base: bool,
+    /// Write a tensor through the base window, flush, and read it back in every view.
+    pub write: Option<WritePlan>,
+    /// Misbehave: store into a view, reach past ends.
+    pub hostile: bool,
+    /// Read a tensor over and over while its pages are warm.
+    pub warm_bench: Option<WarmBench>,
+}
+
+impl Default for Plan {
+    fn default() -> Self {
+        Self { views: None, tensors: None, read_base: true, write: None, hostile: false, warm_bench: None }
+    }
+}
+
+/// A tensor to write.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct WritePlan {
+    /// The tensor's name.
+    pub tensor: String,
+    /// Decides the new bytes: see [`crate::rotation`].
+    pub seed: u64,
+}
+
+/// A benchmark of warm reads.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct WarmBench {
+    /// The tensor's name; it is read through the base window.
+    pub tensor: String,
+    /// How many measurements to make.
+    pub repeats: u32,
+}
+
+impl Plan {
+    /// The plan in the file at `path`.
+    ///
+    /// # Errors
+    /// When it cannot be read, or is not a plan.
+    pub fn read(path: &Path) -> anyhow::Result<Self> {
+        let bytes = fs::read(path).with_context(|| format!("cannot read the plan {}", path.display()))?;
+        serde_json::from_slice(&bytes).with_context(|| format!("{} is no plan", path.display()))
+    }
+}

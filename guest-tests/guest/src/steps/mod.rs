@@ -1,0 +1,99 @@
+//! The run: bring up, read, write, misbehave, measure. Each step reports as it goes; a step that fails is a problem, and
+//! the next one still runs, unless there is no device to run it on.
+
+mod hostile;
+mod read;
+mod warm;
+mod write;
+
+use std::{fs, time::Instant};
+
+use lamina_shim::{Access, Lamina, OpenOptions, Role, UpOptions, up};
+
+use crate::{Event, Phase, Plan, Report, WindowReport, report::console};
+
+/// Does what `plan` says on the windows of `options` (brought up first where no paths are given), and reports.
+pub fn run(plan: &Plan, options: &OpenOptions, report: &mut Report) {
+    started(report);
+    let options = OpenOptions { base_access: Access::ReadWrite, ..options.clone() };
+    let mut lamina = match open(&options, report) {
+        Ok(lamina) => lamina,
+        Err(error) => return report.problem("up", &error),
+    };
+    if let Err(error) = read::pass(&lamina, plan, Phase::Loaded, None, report) {
+        report.problem("read", &error);
+    }
+    if let Some(write) = &plan.write
+        && let Err(error) = write::run(&mut lamina, plan, write, report)
+    {
+        report.problem("write", &format!("{error:#}"));
+    }
+    if plan.hostile
+        && let Err(error) = hostile::run(&mut lamina, plan, &options, report)
+    {
+        report.problem("hostile", &format!("{error:#}"));
+    }
+    if let Some(bench) = &plan.warm_bench
+        && let Err(error) = warm::run(&lamina, bench, report)
+    {
+        report.problem("warm-bench", &format!("{error:#}"));
+    }
+}
+
+fn started(report: &mut Report) {
+    let uname = rustix::system::uname();
+    let text = |field: &std::ffi::CStr| field.to_string_lossy().into_owned();
+    report.send(&Event::Started {
+        kernel: text(uname.release()),
+        machine: text(uname.machine()),
+        uptime: uptime(),
+    });
+}
+
+fn open(options: &OpenOptions, report: &mut Report) -> Result<Lamina, lamina_shim::Error> {
+    let start = Instant::now();
+    let attached = if options.views.is_none() && options.base.is_none() {
+        Some(Box::new(up(&options.tree, &UpOptions::default())?))
+    } else {
+        None
+    };
+    let seconds = start.elapsed().as_secs_f64();
+    // What `up` found, rather than looking for it again.
+    let mut options = options.clone();
+    if let Some(attached) = &attached {
+        options.base = Some(attached.base.node.clone());
+        options.views = Some(attached.views.node.clone());
+    }
+    let lamina = Lamina::open(&options)?;
+    let window = |role| {
+        let window = lamina.window(role)?;
+        Ok::<_, lamina_shim::Error>(WindowReport { path: window.path().into(), bytes: window.bytes() })
+    };
+    let (base, views) = (window(Role::Base)?, window(Role::Views)?);
+    let directory = lamina.directory();
+    let uptime = uptime();
+    console(&format!(
+        "up after {uptime:.2} s: base {} views {}, {} tensors, {} views",
+        base.path.display(),
+        views.path.display(),
+        directory.tensors.len(),
+        directory.views.len(),
+    ));
+    report.send(&Event::Up {
+        uptime,
+        seconds: if attached.is_some() { seconds } else { 0.0 },
+        attached,
+        base,
+        views,
+        generation: directory.generation,
+        tensors: directory.tensors.len(),
+        view_count: directory.views.len(),
+    });
+    Ok(lamina)
+}
+
+/// Seconds since boot, zero where the kernel does not tell.
+fn uptime() -> f64 {
+    let text = fs::read_to_string("/proc/uptime").unwrap_or_default();
+    text.split_whitespace().next().and_then(|word| word.parse().ok()).unwrap_or(0.0)
+}
