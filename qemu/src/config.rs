@@ -1,0 +1,93 @@
+//! What a boot is asked for.
+
+use std::path::PathBuf;
+
+use crate::accel::Accel;
+use crate::initramfs::GuestFile;
+use crate::topology::{Port, Topology};
+
+/// Everything [`crate::boot`] needs to know. Start from [`BootConfig::new`] and set what differs.
+#[derive(Clone, Debug)]
+pub struct BootConfig {
+    /// The file that holds the base window: the device's, or any other of the size.
+    pub base: PathBuf,
+    /// Bytes of the base window, a multiple of 256 MiB.
+    pub base_bytes: u64,
+    /// The file that holds the views window.
+    pub views: PathBuf,
+    /// Bytes of the views window, a multiple of 256 MiB.
+    pub views_bytes: u64,
+    /// The Unix socket that serves the guest's port `org.lamina.ctl`; without it the guest has no such port.
+    pub ctl_socket: Option<PathBuf>,
+    /// The other end of the guest's port `org.lamina.report`; without it the guest has no such port.
+    pub report: Option<Port>,
+    /// Files put into the guest for this boot.
+    pub programs: Vec<GuestFile>,
+    /// The program the guest runs, an absolute path in it; the guest powers off when it ends.
+    pub run: Option<String>,
+    /// Its arguments, without white space.
+    pub args: Vec<String>,
+    /// The guest's RAM in MiB.
+    pub memory_mib: u64,
+    /// The guest's processors.
+    pub cpus: u32,
+    /// How to run the guest; `None` is KVM when usable.
+    pub accel: Option<Accel>,
+    /// Let QEMU have huge pages for guest memory. On a FUSE mount that makes it read megabytes for a byte.
+    pub huge_pages: bool,
+    /// Connect the guest's console to this process's terminal. Needed when there is no program to run.
+    pub interactive: bool,
+    /// More words for the kernel's command line.
+    pub kernel_args: Vec<String>,
+    /// More options for QEMU, after all others.
+    pub extra_args: Vec<String>,
+    /// Where this boot's initramfs is written; a temporary folder unless named.
+    pub run_folder: Option<PathBuf>,
+    /// Unpack a QEMU when the host has none that will do.
+    pub build_tools: bool,
+}
+
+impl BootConfig {
+    /// A guest with these windows, enough RAM for them, two processors, and nothing to run.
+    pub fn new(
+        base: impl Into<PathBuf>,
+        base_bytes: u64,
+        views: impl Into<PathBuf>,
+        views_bytes: u64,
+    ) -> Self {
+        Self {
+            base: base.into(),
+            base_bytes,
+            views: views.into(),
+            views_bytes,
+            ctl_socket: None,
+            report: None,
+            programs: Vec::new(),
+            run: None,
+            args: Vec::new(),
+            memory_mib: Topology::memory_for(base_bytes.saturating_add(views_bytes)),
+            cpus: 2,
+            accel: None,
+            huge_pages: false,
+            interactive: false,
+            kernel_args: Vec::new(),
+            extra_args: Vec::new(),
+            run_folder: None,
+            build_tools: true,
+        }
+    }
+
+    /// What is attached to the guest.
+    pub fn topology(&self) -> Topology {
+        Topology {
+            base: self.base.clone(),
+            base_bytes: self.base_bytes,
+            views: self.views.clone(),
+            views_bytes: self.views_bytes,
+            memory_mib: self.memory_mib,
+            cpus: self.cpus,
+            control: self.ctl_socket.clone(),
+            report: self.report.clone(),
+        }
+    }
+}
