@@ -22,16 +22,17 @@ pub fn read(views: &Window) -> Result<Directory, Error> {
     loop {
         match once(views) {
             Ok(directory) => return Ok(directory),
-            // Neither is a race: this is another kind of memory, or another program's format.
-            Err(error @ (DirectoryError::Magic { .. } | DirectoryError::Version { .. })) => {
-                return Err(wrap(error));
-            }
-            Err(error) if attempt == ATTEMPTS => return Err(wrap(error)),
+            Err(error) if attempt == ATTEMPTS || !may_be_a_race(&error) => return Err(wrap(error)),
             Err(error) => tracing::debug!(%error, attempt, "reading the directory again"),
         }
         thread::sleep(Duration::from_millis(1 << attempt));
         attempt += 1;
     }
+}
+
+/// Whether a writer could be the cause. Behind a sound checksum nothing is, nor where the header is not ours at all.
+fn may_be_a_race(error: &DirectoryError) -> bool {
+    matches!(error, DirectoryError::Checksum { .. } | DirectoryError::Bound { field: "used_bytes", .. })
 }
 
 fn once(views: &Window) -> Result<Directory, DirectoryError> {

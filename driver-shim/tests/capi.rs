@@ -1,0 +1,60 @@
+//! The header and the static library, as a C compiler and a C program see them.
+
+mod common;
+
+use std::{env, path::PathBuf, process::Command};
+
+use common::{Windows, willing_device};
+
+fn fnv(bytes: &[u8]) -> u64 {
+    bytes
+        .iter()
+        .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3))
+}
+
+#[test]
+fn a_c_program_reads_every_view_and_misuse_is_an_error() {
+    let windows = Windows::new();
+    let here = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    // Cargo puts the static library where it puts the tests.
+    let library = env::current_exe().unwrap().with_file_name("liblamina_shim.a");
+    let program = windows.path("program");
+    let compiled = Command::new("gcc")
+        .args(["-std=c11", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-O1", "-I"])
+        .arg(here.join("include"))
+        .arg("-o")
+        .arg(&program)
+        .arg(here.join("tests/capi.c"))
+        .arg(&library)
+        .args(["-lpthread", "-ldl", "-lm"])
+        .output()
+        .expect("gcc is needed for the C interface's test (Debian: gcc)");
+    assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
+
+    let requests = willing_device(&windows.path("ctl"));
+    let before = windows.expected("kv", "base");
+    let ran = Command::new(&program)
+        .args([windows.path("base"), windows.path("views")])
+        .env("LAMINA_CTL", windows.path("ctl"))
+        .output()
+        .unwrap();
+    assert!(ran.status.success(), "{}{}", ran.status, String::from_utf8_lossy(&ran.stderr));
+
+    let mut stored = before.clone();
+    stored[3..9].copy_from_slice(b"stored");
+    assert!(windows.expected("kv", "base") == stored);
+    let requests = requests.lock().unwrap();
+    assert_eq!(requests[0], "{\"op\":\"flush\"}");
+    assert!(requests[1].contains("4096"), "{}", requests[1]);
+
+    let text = String::from_utf8(ran.stdout).unwrap();
+    let lines: Vec<Vec<&str>> = text.lines().map(|line| line.split(' ').collect()).collect();
+    assert_eq!(lines.len(), 6, "{text}");
+    for line in lines {
+        let [tensor, view, length, hash] = line[..] else { panic!("{line:?}") };
+        let expected =
+            if (tensor, view) == ("kv", "base") { before.clone() } else { windows.expected(tensor, view) };
+        assert_eq!(length.parse(), Ok(expected.len()), "{tensor} {view}");
+        assert_eq!(hash, format!("{:016x}", fnv(&expected)), "{tensor} {view}");
+    }
+}

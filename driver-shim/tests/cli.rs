@@ -1,0 +1,193 @@
+//! The command line on windows in ordinary files.
+
+mod common;
+
+use std::{
+    io::{Read, Write},
+    process::{Command, Output, Stdio},
+};
+
+use common::{ELEMENTS, Windows, willing_device};
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+
+fn command(windows: &Windows, args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_lamina-shim"));
+    command.args(args).env_clear();
+    for (name, file) in [("LAMINA_BASE", "base"), ("LAMINA_VIEWS", "views"), ("LAMINA_CTL", "ctl")] {
+        command.env(name, windows.path(file));
+    }
+    command
+}
+
+fn run(windows: &Windows, args: &[&str]) -> Output {
+    command(windows, args).output().unwrap()
+}
+
+fn good(windows: &Windows, args: &[&str]) -> String {
+    let output = run(windows, args);
+    let error = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{args:?}: {error}");
+    assert_eq!(error, "", "{args:?}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// The one line that a failing command prints.
+fn bad(windows: &Windows, args: &[&str]) -> String {
+    let output = run(windows, args);
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{args:?}: {error}");
+    assert_eq!(error.trim_end().lines().count(), 1, "{error}");
+    assert!(error.starts_with("lamina-shim: "), "{error}");
+    error
+}
+
+fn hex(bytes: &[u8]) -> String {
+    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[test]
+fn list_shows_tensors_and_views() {
+    let windows = Windows::new();
+    let text = good(&windows, &["list"]);
+    let line = text.lines().find(|line| line.starts_with("w ")).unwrap();
+    for word in ["bf16", "70001", "140002", "base full e8m3 e8m3:packed"] {
+        assert!(line.contains(word), "{word}: {line}");
+    }
+    let json: Value = serde_json::from_str(&good(&windows, &["list", "--json"])).unwrap();
+    assert_eq!(json["generation"], 7);
+    assert_eq!(json["tensors"][1]["layout"]["kv"]["channels"], 32);
+    assert_eq!(json["tensors"][0]["views"][2]["bits"], 12);
+    assert_eq!(json["tensors"][0]["views"][2]["bytes"], (ELEMENTS * 12).div_ceil(8));
+}
+
+#[test]
+fn cat_gives_the_bytes_and_any_part_of_them() {
+    let windows = Windows::new();
+    for view in ["base", "full", "e8m3", "e8m3:packed"] {
+        let expected = windows.expected("w", view);
+        assert!(run(&windows, &["cat", "w", view]).stdout == expected, "{view}");
+        let part = run(&windows, &["cat", "w", view, "--offset", "77", "--length", "1000"]).stdout;
+        assert!(part == expected[77..1077], "{view}");
+        let tail = run(&windows, &["cat", "w", view, "--offset", "100000"]).stdout;
+        assert!(tail == expected[100_000..], "{view}");
+    }
+    assert!(run(&windows, &["cat", "w"]).stdout == windows.expected("w", "base"));
+    let error = bad(&windows, &["cat", "w", "full", "--offset", "140000", "--length", "3"]);
+    assert!(error.contains("140000 + 3") && error.contains("140002 bytes"), "{error}");
+    bad(&windows, &["cat", "w", "full", "--offset", "140003"]);
+}
+
+#[test]
+fn sum_hashes_what_is_there() {
+    let windows = Windows::new();
+    assert_eq!(
+        good(&windows, &["sum", "kv", "full"]),
+        format!("{}  kv full\n", hex(&windows.expected("kv", "full")))
+    );
+    let all = good(&windows, &["sum", "--all"]);
+    assert_eq!(all.lines().count(), 6);
+    for line in all.lines() {
+        let (hash, name) = line.split_once("  ").unwrap();
+        let (tensor, view) = name.split_once(' ').unwrap();
+        assert_eq!(hash, hex(&windows.expected(tensor, view)), "{name}");
+    }
+    assert_eq!(good(&windows, &["sum", "w", "--all"]).lines().count(), 4);
+}
+
+#[test]
+fn map_is_enough_to_find_the_bytes_without_the_shim() {
+    let windows = Windows::new();
+    let json: Value = serde_json::from_str(&good(&windows, &["map", "--json"])).unwrap();
+    assert_eq!(json.as_array().unwrap().len(), 6);
+    for entry in json.as_array().unwrap() {
+        let number = |key: &str| entry[key].as_u64().unwrap();
+        assert_eq!(number("mmap_offset") % 4096, 0);
+        assert_eq!(number("mmap_offset") + number("skip"), number("offset"));
+        assert!(number("skip") + number("bytes") <= number("mmap_length"));
+        let file = entry["device"].as_str().unwrap();
+        let name = file.rsplit('/').next().unwrap();
+        let found = windows.bytes(name, number("offset"), number("bytes"));
+        assert!(
+            found == windows.expected(entry["tensor"].as_str().unwrap(), entry["view"].as_str().unwrap())
+        );
+    }
+    assert!(good(&windows, &["map", "w", "e8m3"]).starts_with("w e8m3: device "));
+    bad(&windows, &["map", "nope"]);
+}
+
+#[test]
+fn write_stores_into_the_tensor_or_nothing_at_all() {
+    let windows = Windows::new();
+    let feed = |args: &[&str], input: &[u8]| {
+        let mut child = command(&windows, args)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        // Input that is too long may not be read to its end.
+        let _ = child.stdin.take().unwrap().write_all(input);
+        child.wait_with_output().unwrap()
+    };
+    let mut expected = windows.expected("kv", "base");
+    expected[3..9].copy_from_slice(b"stored");
+    assert!(feed(&["write", "kv", "--offset", "3"], b"stored").status.success());
+    assert!(windows.expected("kv", "base") == expected);
+
+    let output = feed(&["write", "kv", "--offset", "1278"], b"123");
+    assert!(!output.status.success());
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(error.contains("longer than the 2 bytes"), "{error}");
+    assert!(windows.expected("kv", "base") == expected);
+    assert!(!feed(&["write", "kv", "--offset", "1281"], b"").status.success());
+}
+
+#[test]
+fn flush_view_and_stats_reach_the_device() {
+    let windows = Windows::new();
+    assert!(bad(&windows, &["flush"]).contains("control port"));
+    let requests = willing_device(&windows.path("ctl"));
+    good(&windows, &["flush"]);
+    good(&windows, &["flush", "--offset", "4096", "--length", "8192"]);
+    assert!(good(&windows, &["view", "w", "e5m2"]).contains("true"));
+    assert!(good(&windows, &["stats"]).contains("true"));
+    let ops: Vec<Value> =
+        requests.lock().unwrap().iter().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(ops[1]["length"], 8192);
+    assert_eq!(ops[2], serde_json::json!({ "op": "view", "tensor": "w", "spelling": "e5m2" }));
+    assert_eq!(ops[3]["op"], "stats");
+}
+
+#[test]
+fn a_reader_that_leaves_early_is_no_failure() {
+    let windows = Windows::new();
+    for args in [&["cat", "w"][..], &["list"], &["list", "--json"], &["map"], &["sum", "--all"]] {
+        let mut child =
+            command(&windows, args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        drop(child.stdout.take());
+        let mut error = String::new();
+        child.stderr.take().unwrap().read_to_string(&mut error).unwrap();
+        assert!(child.wait().unwrap().success(), "{args:?}: {error}");
+        assert_eq!(error, "", "{args:?}");
+    }
+}
+
+#[test]
+fn failures_are_one_line_that_says_what_to_do() {
+    let windows = Windows::new();
+    assert!(bad(&windows, &["sum", "nope"]).contains("lamina-shim list"));
+    assert!(bad(&windows, &["cat", "w", "int2"]).contains("base, full, e8m3, e8m3:packed"));
+    assert!(bad(&windows, &["--views", "/missing", "list"]).contains("/missing"));
+    windows.write_directory(&lamina_abi::Directory { views_bytes: u64::MAX, ..windows.directory.clone() });
+    assert!(bad(&windows, &["list"]).contains("another device"));
+}
+
+#[test]
+fn help_teaches_the_first_session() {
+    let windows = Windows::new();
+    let help = good(&windows, &["--help"]);
+    for word in ["lamina-shim up", "list", "sum", "cat", "map", "flush", "write", "e8m3:packed"] {
+        assert!(help.contains(word), "{word}");
+    }
+}

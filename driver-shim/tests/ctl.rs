@@ -1,0 +1,139 @@
+//! The control port against devices that behave well and badly.
+
+mod common;
+
+use std::{
+    fs,
+    io::Write,
+    os::unix::net::UnixListener,
+    path::PathBuf,
+    thread,
+    time::{Duration, Instant},
+};
+
+use common::{device, willing_device};
+use lamina_shim::{Ctl, CtlError, ctl, sysfs::Tree};
+use tempfile::TempDir;
+
+fn socket() -> (TempDir, PathBuf) {
+    let dir = TempDir::new().unwrap();
+    let path = dir.path().join("ctl");
+    (dir, path)
+}
+
+#[test]
+fn a_refusal_carries_the_devices_words() {
+    let (_dir, path) = socket();
+    device(&path, |_, stream| stream.write_all(b"{\"ok\":false,\"error\":\"no such tensor\"}\n").unwrap());
+    let mut ctl = Ctl::open(&path).unwrap();
+    let error = ctl.create_view("w", "e9m9").unwrap_err();
+    assert_eq!(error.to_string(), "the device refused \"view\": no such tensor");
+    // A refusal is an answer: the connection stays in step.
+    assert!(matches!(ctl.stats(), Err(CtlError::Refused { .. })));
+}
+
+#[test]
+fn a_reply_in_pieces_is_one_reply() {
+    let (_dir, path) = socket();
+    device(&path, |_, stream| {
+        for piece in [&b"{\"ok\""[..], b":true,\"a\":", b"[1,2]}", b"\n"] {
+            stream.write_all(piece).unwrap();
+            thread::sleep(Duration::from_millis(5));
+        }
+    });
+    assert_eq!(Ctl::open(&path).unwrap().stats().unwrap()["a"][1], 2);
+}
+
+#[test]
+fn a_silent_device_is_given_up_on() {
+    let (_dir, path) = socket();
+    device(&path, |_, _| {});
+    let mut ctl = Ctl::open(&path).unwrap();
+    ctl.set_timeout(Duration::from_millis(50));
+    let start = Instant::now();
+    assert!(matches!(ctl.flush(None), Err(CtlError::Timeout { .. })));
+    assert!(start.elapsed() < Duration::from_secs(5));
+    assert!(ctl.failed());
+}
+
+#[test]
+fn a_device_that_takes_no_requests_is_given_up_on() {
+    let (_dir, path) = socket();
+    let _listener = UnixListener::bind(&path).unwrap();
+    let mut ctl = Ctl::open(&path).unwrap();
+    ctl.set_timeout(Duration::from_millis(50));
+    let huge = serde_json::json!({ "op": "flush", "padding": "x".repeat(4 << 20) });
+    assert!(matches!(ctl.request(&huge), Err(CtlError::Timeout { .. })));
+}
+
+#[test]
+fn a_late_reply_is_not_taken_for_the_next_one() {
+    let (_dir, path) = socket();
+    device(&path, |line, stream| {
+        let value: serde_json::Value = serde_json::from_str(line).unwrap();
+        stream
+            .write_all(
+                format!("{{\"ok\":true,\"of\":{}}}\n{{\"ok\":true,\"late\":1}}\n", value["op"]).as_bytes(),
+            )
+            .unwrap();
+    });
+    let mut ctl = Ctl::open(&path).unwrap();
+    for _ in 0..3 {
+        assert_eq!(ctl.stats().unwrap()["of"], "stats");
+        // The surplus line is in the port by now, as a reply after a timeout would be.
+        thread::sleep(Duration::from_millis(50));
+    }
+}
+
+#[test]
+fn nonsense_is_named() {
+    for (reply, says) in
+        [("hello\n", "hello"), ("[1]\n", "[1]"), ("{\"ok\":1}\n", "\"ok\":1"), ("\n", "no JSON object")]
+    {
+        let (_dir, path) = socket();
+        device(&path, move |_, stream| stream.write_all(reply.as_bytes()).unwrap());
+        let mut ctl = Ctl::open(&path).unwrap();
+        let error = ctl.stats().unwrap_err();
+        assert!(matches!(error, CtlError::Reply { .. }) && error.to_string().contains(says), "{error}");
+        assert!(ctl.failed());
+    }
+}
+
+#[test]
+fn an_endless_reply_is_cut_off() {
+    let (_dir, path) = socket();
+    device(&path, |_, stream| while stream.write_all(&[b'x'; 1 << 16]).is_ok() {});
+    let error = Ctl::open(&path).unwrap().stats().unwrap_err();
+    assert!(matches!(error, CtlError::TooLong { bound: ctl::MAX_REPLY, .. }), "{error}");
+}
+
+#[test]
+fn a_device_that_goes_away_is_noticed() {
+    let (_dir, path) = socket();
+    let listener = UnixListener::bind(&path).unwrap();
+    let mut ctl = Ctl::open(&path).unwrap();
+    drop(listener.accept().unwrap());
+    assert!(matches!(ctl.stats(), Err(CtlError::Closed { .. })));
+}
+
+#[test]
+fn the_port_is_found_by_name_with_and_without_udev() {
+    let dir = TempDir::new().unwrap();
+    let tree = Tree::at(dir.path(), None);
+    assert!(matches!(Ctl::find(&tree), Err(CtlError::NoPort { .. })));
+    for (port, name) in [("vport1p1", "org.other"), ("vport1p2", "org.lamina.ctl")] {
+        let class = dir.path().join("sys/class/virtio-ports").join(port);
+        fs::create_dir_all(&class).unwrap();
+        fs::write(class.join("name"), format!("{name}\n")).unwrap();
+    }
+    fs::create_dir_all(dir.path().join("dev")).unwrap();
+    let node = dir.path().join("dev/vport1p2");
+    willing_device(&node);
+    assert_eq!(ctl::port(&tree, ctl::CTL_PORT).unwrap(), node);
+    Ctl::find(&tree).unwrap().flush(None).unwrap();
+
+    let link = dir.path().join("dev/virtio-ports/org.lamina.ctl");
+    fs::create_dir_all(link.parent().unwrap()).unwrap();
+    std::os::unix::fs::symlink("../vport1p2", &link).unwrap();
+    assert_eq!(ctl::port(&tree, ctl::CTL_PORT).unwrap(), link);
+}
