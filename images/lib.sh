@@ -95,9 +95,13 @@ find_mirror() {
     if [ -z "$mirror" ]; then
         command -v apt-get >/dev/null ||
             die "this host has no apt, so no mirror is configured" "set LAMINA_MIRROR to the address of a Debian mirror"
-        # Origin and label are known once apt's lists were fetched; before that the address's path has to do.
+        # Origin and label are known once apt's lists were fetched; before that the address has to do.
         mirror=$(apt-get indextargets --format "\$(ORIGIN)|\$(LABEL)|\$(REPO_URI)" 'Created-By: Packages' |
-            awk -F'|' '($1 == "Debian" && $2 == "Debian") || ($1 !~ /./ && $3 ~ /\/debian\/?$/) { print $3; exit }')
+            awk -F'|' '$1 == "Debian" && $2 == "Debian" && !found { print $3; found = 1 }')
+        if [ -z "$mirror" ]; then
+            mirror=$(apt-get --print-uris -o Debug::NoLocking=1 update 2>/dev/null |
+                awk -F"'" '$2 ~ /\/debian\/+dists\// && !found { sub(/\/+dists\/.*/, "", $2); print $2; found = 1 }') || true
+        fi
     fi
     [ -n "$mirror" ] || die "the host's apt configuration names no Debian mirror" \
         "set LAMINA_MIRROR to the address of a Debian mirror, as in a 'deb' line"

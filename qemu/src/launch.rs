@@ -121,7 +121,8 @@ pub struct Prepared {
     interactive: bool,
     has_program: bool,
     console_log: PathBuf,
-    folder: Option<tempfile::TempDir>,
+    /// Holds the initramfs; removed with the guest.
+    _folder: Option<tempfile::TempDir>,
 }
 
 /// Checks what is asked for, finds or builds QEMU and the guest image, and writes this boot's initramfs.
@@ -148,7 +149,7 @@ pub fn prepare(config: &BootConfig) -> Result<Prepared, BootError> {
         CommandLine::new(config, &qemu, accel, &image, &initramfs, filter.as_deref(), &console_log)?;
     initramfs::assemble(&image.initramfs, &config.programs, &initramfs)?;
     let (interactive, has_program) = (config.interactive, config.run.is_some());
-    Ok(Prepared { command, qemu, image, accel, interactive, has_program, console_log, folder })
+    Ok(Prepared { command, qemu, image, accel, interactive, has_program, console_log, _folder: folder })
 }
 
 /// Boots a guest. Each line of its console goes to `on_line`, unless the console is interactive.
@@ -284,7 +285,6 @@ impl Drop for Guest {
             // A panic in it came from the caller's `on_line` and was printed there.
             let _ = supervisor.join();
         }
-        tracing::trace!("the guest's files in {:?} go with it", self.prepared.folder);
     }
 }
 

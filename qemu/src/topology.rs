@@ -11,6 +11,7 @@
 //! * Guests tell the devices apart by serial number ([`BASE_SERIAL`], [`VIEWS_SERIAL`]); the kernel's `memN` numbers follow the
 //!   order of probing and may swap.
 //! * Sizes are multiples of 256 MiB, as QEMU and the CXL decoders demand.
+//! * A core dump of QEMU leaves guest memory out: writing it would read both windows whole.
 //! * The guest's own RAM is a NUMA node, so that the CXL window becomes another.
 
 use std::os::unix::fs::FileTypeExt;
@@ -160,7 +161,10 @@ impl Topology {
         let mut args = Vec::new();
         let mut option = |name: &str, value: String| args.extend([name.to_owned(), value]);
         let window = (self.base_bytes + self.views_bytes) >> 20;
-        option("-machine", format!("q35,cxl=on,cxl-fmw.0.targets.0=cxl.1,cxl-fmw.0.size={window}M"));
+        option(
+            "-machine",
+            format!("q35,dump-guest-core=off,cxl=on,cxl-fmw.0.targets.0=cxl.1,cxl-fmw.0.size={window}M"),
+        );
         option("-m", format!("{}M", self.memory_mib));
         option("-smp", self.cpus.to_string());
         option("-object", format!("memory-backend-ram,id=ram,size={}M", self.memory_mib));
@@ -212,6 +216,9 @@ fn check_window(window: &'static str, path: &Path, bytes: u64) -> Result<(), Top
     }
     let file = |error| TopologyError::File { window, path: path.to_owned(), error };
     let metadata = std::fs::metadata(path).map_err(file)?;
+    if path.to_str().is_none() {
+        return Err(file(std::io::Error::other("its path is not UTF-8")));
+    }
     if !metadata.is_file() {
         return Err(file(std::io::Error::other("it is no regular file")));
     }

@@ -3,10 +3,13 @@
 //! Needs what the recipes in `images/` need; they unpack QEMU and the guest image first if they are not in the cache.
 
 use std::fs::File;
-use std::os::unix::fs::FileExt;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::mpsc;
+use std::thread;
 use std::time::Duration;
 
 use lamina_qemu::{BootConfig, BootError, GuestFile, Port, boot};
@@ -63,6 +66,17 @@ fn a_guest_loads_and_stores_both_windows_as_cxl_memory() {
     ];
     config.run = Some("/run.sh".into());
     config.report = Some(Port::File(report.clone()));
+    // The device's part on the control port: answers the guest's line.
+    let socket = folder.path().join("ctl");
+    let listener = UnixListener::bind(&socket).unwrap();
+    config.ctl_socket = Some(socket);
+    thread::spawn(move || {
+        let (stream, _) = listener.accept().unwrap();
+        let mut line = String::new();
+        BufReader::new(&stream).read_line(&mut line).unwrap();
+        writeln!(&stream, "answer to {}", line.trim_end()).unwrap();
+        stream
+    });
 
     let (lines, console) = mpsc::channel();
     let guest = boot(&config, move |line| lines.send(line.to_owned()).unwrap_or_default()).unwrap();
@@ -74,9 +88,7 @@ fn a_guest_loads_and_stores_both_windows_as_cxl_memory() {
             break;
         }
     }
-    if !guest.is_running() {
-        panic!("the guest ended early: {:?}", guest.wait(Some(LIMIT)));
-    }
+    assert!(guest.is_running(), "the guest ended early: {:?}", guest.wait(Some(LIMIT)));
     // While QEMU runs: both windows are mapped, and none of its memory is advised to use huge pages.
     let smaps = std::fs::read_to_string(format!("/proc/{}/smaps", guest.pid().unwrap())).unwrap();
     assert!(smaps.contains("/base\n") && smaps.contains("/views\n"), "the windows are not mapped");
@@ -90,6 +102,7 @@ fn a_guest_loads_and_stores_both_windows_as_cxl_memory() {
     for expected in [
         "serial 0x4c616d696e610000 bytes 268435456",
         "serial 0x4c616d696e610001 bytes 268435456",
+        "control: answer to {\"ask\":1}",
         "read \"the host's base \"",
         "read \"the host's views\"",
     ] {
@@ -97,6 +110,11 @@ fn a_guest_loads_and_stores_both_windows_as_cxl_memory() {
     }
     assert_eq!(found(&base, 8192, 27), "stored in base by the guest");
     assert_eq!(found(&views, 12288, 28), "stored in views by the guest");
+    // Attaching, making regions and probing touch nothing: only the pages named above are there.
+    for path in [&base, &views] {
+        let bytes = std::fs::metadata(path).unwrap().blocks() * 512;
+        assert!(bytes <= 64 << 10, "{} holds {bytes} bytes", path.display());
+    }
     let reported = std::fs::read_to_string(report).unwrap();
     assert!(reported.contains(&guest.prepared().image.release), "{reported}");
 }

@@ -22,7 +22,7 @@ fn prepared(script: &str) -> Prepared {
         interactive: false,
         has_program: true,
         console_log: PathBuf::new(),
-        folder: None,
+        _folder: None,
     }
 }
 

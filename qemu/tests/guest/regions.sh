@@ -3,6 +3,10 @@
 set -e
 cxl=/sys/bus/cxl/devices
 echo "report: $(cat /proc/version)" >/dev/virtio-ports/org.lamina.report
+exec 3<>/dev/virtio-ports/org.lamina.ctl
+echo '{"ask":1}' >&3
+read -r answer <&3
+echo "control: $answer"
 for serial in 0x4c616d696e610000 0x4c616d696e610001; do
     mem=
     for candidate in "$cxl"/mem*; do
