@@ -5,7 +5,7 @@ mod common;
 use std::{os::unix::fs::FileExt, thread, time::Duration};
 
 use common::{ELEMENTS, WINDOW, Windows, willing_device};
-use lamina_abi::{DIRECTORY_BYTES, DirectoryError, encode};
+use lamina_abi::{DIRECTORY_BYTES, Directory, DirectoryError, encode};
 use lamina_shim::{Access, BASE, Error, Lamina, Role, WindowError};
 
 fn loaded(lamina: &Lamina, tensor: &str, view: &str) -> Vec<u8> {
@@ -69,17 +69,20 @@ fn stores_go_to_the_base_window_and_nowhere_else() {
     assert!(matches!(end, Err(WindowError::End { .. })));
 }
 
+/// A tensor, one of its views, and what is made untrue about it.
+type Lie = (&'static str, &'static str, fn(&mut Directory));
+
 #[test]
 fn a_lying_directory_is_an_error_where_it_lies_and_nowhere_else() {
     let windows = Windows::new();
-    let lies: [(&str, &str, &dyn Fn(&mut lamina_abi::Directory)); 7] = [
-        ("w", "e8m3", &|d| d.views[1].offset = WINDOW - 2),
-        ("w", "e8m3", &|d| d.views[1].length = WINDOW),
-        ("w", "e8m3", &|d| d.views[1].offset = u64::MAX - 1),
-        ("w", "e8m3", &|d| d.views[1].offset = DIRECTORY_BYTES - 1),
-        ("w", "e8m3", &|d| d.views[1].elements = u64::MAX),
-        ("w", "base", &|d| d.tensors[0].dpa = WINDOW - 1),
-        ("w", "base", &|d| d.tensors[0].length = u64::MAX),
+    let lies: [Lie; 7] = [
+        ("w", "e8m3", |d| d.views[1].offset = WINDOW - 2),
+        ("w", "e8m3", |d| d.views[1].length = WINDOW),
+        ("w", "e8m3", |d| d.views[1].offset = u64::MAX - 1),
+        ("w", "e8m3", |d| d.views[1].offset = DIRECTORY_BYTES - 1),
+        ("w", "e8m3", |d| d.views[1].elements = u64::MAX),
+        ("w", "base", |d| d.tensors[0].dpa = WINDOW - 1),
+        ("w", "base", |d| d.tensors[0].length = u64::MAX),
     ];
     for (number, (tensor, view, lie)) in lies.into_iter().enumerate() {
         let mut directory = windows.directory.clone();

@@ -2,6 +2,8 @@
 
 #![allow(dead_code, reason = "every test file uses a part of it")]
 
+pub(crate) mod kernel;
+
 use std::{
     fs::OpenOptions as FileOptions,
     io::{BufRead, BufReader, Write},

@@ -88,6 +88,11 @@ pub enum Event {
         /// Time of the loads alone, without the hashing.
         seconds: f64,
     },
+    /// The device's counters when everything had been read once: what its control port answers to `stats`.
+    Counters {
+        /// The counters.
+        stats: serde_json::Value,
+    },
     /// A tensor was written through the base window and flushed.
     Written {
         /// The tensor.

@@ -16,6 +16,8 @@ pub struct Plan {
     pub tensors: Option<Vec<String>>,
     /// Read every tensor through the base window as well.
     pub read_base: bool,
+    /// Tell the device's counters after that, before anything else is read.
+    pub counters: bool,
     /// Write a tensor through the base window, flush, and read it back in every view.
     pub write: Option<WritePlan>,
     /// Misbehave: store into a view, reach past ends.
@@ -26,7 +28,15 @@ pub struct Plan {
 
 impl Default for Plan {
     fn default() -> Self {
-        Self { views: None, tensors: None, read_base: true, write: None, hostile: false, warm_bench: None }
+        Self {
+            views: None,
+            tensors: None,
+            read_base: true,
+            counters: false,
+            write: None,
+            hostile: false,
+            warm_bench: None,
+        }
     }
 }
 

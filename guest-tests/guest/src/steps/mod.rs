@@ -23,6 +23,12 @@ pub fn run(plan: &Plan, options: &OpenOptions, report: &mut Report) {
     if let Err(error) = read::pass(&lamina, plan, Phase::Loaded, None, report) {
         report.problem("read", &error);
     }
+    if plan.counters {
+        match lamina.ctl().and_then(|ctl| Ok(ctl.stats()?)) {
+            Ok(mut reply) => report.send(&Event::Counters { stats: reply["stats"].take() }),
+            Err(error) => report.problem("counters", &error),
+        }
+    }
     if let Some(write) = &plan.write
         && let Err(error) = write::run(&mut lamina, plan, write, report)
     {
