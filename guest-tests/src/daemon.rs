@@ -1,0 +1,176 @@
+//! The device, started as a user would start it: `lamina serve` in a process of its own.
+
+use std::{
+    io::{BufRead, BufReader},
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail};
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::{programs, report::Skipped};
+
+/// How long a device may take to unmount and end once it is told to.
+const STOP: Duration = Duration::from_secs(20);
+
+/// What to serve.
+#[derive(Clone, Debug)]
+pub struct Serve {
+    /// The checkpoints.
+    pub models: Vec<PathBuf>,
+    /// Spellings of the views.
+    pub views: Vec<String>,
+    /// The device: `trace`, `gcomp` or `plain`.
+    pub mode: String,
+    /// The codec, `lz4` or `zstd`.
+    pub codec: String,
+    /// Bytes of the base window, as the command line takes them; fitting if not given.
+    pub capacity: Option<String>,
+    /// KiB read when a page is missing.
+    pub read_ahead_kb: u32,
+}
+
+/// A served device. Dropping it stops it.
+pub struct Daemon {
+    child: Child,
+    /// What it said when it was ready.
+    pub ready: Ready,
+    _folder: tempfile::TempDir,
+}
+
+/// The ready line of `lamina serve --json`.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Ready {
+    /// The base window.
+    pub base: Window,
+    /// The views window.
+    pub views: Window,
+    /// The API's socket.
+    pub api: PathBuf,
+    /// The socket of the guest's control port.
+    pub ctl: PathBuf,
+    /// Views that were asked for and not made.
+    pub skipped: Vec<Skipped>,
+}
+
+/// A window as a file.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Window {
+    /// The file.
+    pub path: PathBuf,
+    /// Its bytes.
+    pub bytes: u64,
+}
+
+impl Daemon {
+    /// Starts a device, waits until it is ready, and passes its own progress on to stderr.
+    ///
+    /// # Errors
+    /// When it does not start or ends instead; it has said why on stderr.
+    pub fn start(serve: &Serve) -> Result<Self> {
+        let folder =
+            tempfile::Builder::new().prefix("lamina-run-").tempdir().context("no temporary folder")?;
+        let mut command = Command::new(programs::lamina()?);
+        command.args(["serve", "--json", "--mode", &serve.mode, "--codec", &serve.codec]);
+        command.arg("--mount").arg(folder.path().join("mount"));
+        command.arg("--run-dir").arg(folder.path().join("run"));
+        command.args(["--views", &serve.views.join(",")]);
+        command.args(["--read-ahead-kb", &serve.read_ahead_kb.to_string()]);
+        if let Some(capacity) = &serve.capacity {
+            command.args(["--capacity", capacity]);
+        }
+        for model in &serve.models {
+            command.arg("--model").arg(model);
+        }
+        let mut child =
+            command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().context("cannot start lamina")?;
+        let mut line = String::new();
+        let stdout = child.stdout.take().context("lamina's output is not connected")?;
+        BufReader::new(stdout).read_line(&mut line).context("lamina's ready line cannot be read")?;
+        if line.is_empty() {
+            let status = child.wait().context("lamina cannot be waited for")?;
+            bail!("the device did not start ({status}); it says why above");
+        }
+        let ready =
+            serde_json::from_str(&line).with_context(|| format!("lamina's ready line is {line:?}"))?;
+        Ok(Self { child, ready, _folder: folder })
+    }
+
+    /// The counters, now.
+    ///
+    /// # Errors
+    /// When the device does not answer.
+    pub fn stats(&self) -> Result<Value> {
+        let output = self.ask(&["stats", "--json"])?;
+        serde_json::from_slice(&output).context("the device's counters are no JSON")
+    }
+
+    /// Runs a client command against this device and returns what it printed.
+    ///
+    /// # Errors
+    /// When it fails; the error carries what it said.
+    pub fn ask(&self, args: &[&str]) -> Result<Vec<u8>> {
+        let mut command = Command::new(programs::lamina()?);
+        let output =
+            command.args(args).arg("--api").arg(&self.ready.api).output().context("cannot start lamina")?;
+        if !output.status.success() {
+            bail!("lamina {}: {}", args.join(" "), String::from_utf8_lossy(&output.stderr).trim());
+        }
+        Ok(output.stdout)
+    }
+
+    /// The folder the windows are mounted on.
+    pub fn mount(&self) -> &Path {
+        self.ready.base.path.parent().unwrap_or(Path::new("/"))
+    }
+
+    /// The device's process.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Stops the device and waits until its mount is gone.
+    ///
+    /// # Errors
+    /// When it had ended already, or ends with an error.
+    pub fn stop(mut self) -> Result<()> {
+        if let Some(status) = self.child.try_wait()? {
+            bail!("the device had ended on its own: {status}");
+        }
+        let status = self.end()?;
+        if !status.success() {
+            bail!("the device ended with {status}");
+        }
+        Ok(())
+    }
+
+    fn end(&mut self) -> Result<std::process::ExitStatus> {
+        Command::new("kill")
+            .args(["-TERM", &self.child.id().to_string()])
+            .status()
+            .context("cannot run kill")?;
+        let begun = Instant::now();
+        while begun.elapsed() < STOP {
+            if let Some(status) = self.child.try_wait()? {
+                return Ok(status);
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        self.child.kill()?;
+        self.child.wait()?;
+        bail!("the device did not end within {} s and was killed", STOP.as_secs())
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        if matches!(self.child.try_wait(), Ok(None))
+            && let Err(why) = self.end()
+        {
+            tracing::warn!("{why:#}");
+        }
+    }
+}

@@ -1,0 +1,238 @@
+//! What a job tells: `report.json` for programs, tables for people.
+
+use std::{fs, io, path::Path};
+
+use comfy_table::{CellAlignment, Table, presets::UTF8_HORIZONTAL_ONLY};
+use indicatif::{BinaryBytes, HumanCount};
+use serde::{Deserialize, Serialize};
+
+/// Everything a job found.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Report {
+    /// The guest.
+    pub guest: GuestReport,
+    /// The device after the run.
+    pub device: DeviceReport,
+    /// Its tensors, by DPA.
+    pub tensors: Vec<TensorReport>,
+    /// Every view the guest read, in the order it did.
+    pub views: Vec<ViewReport>,
+    /// The tensor the guest wrote.
+    pub written: Option<WrittenReport>,
+    /// Views that a tensor's format cannot give.
+    pub skipped: Vec<Skipped>,
+    /// Everything that was wrong; empty if the run is good.
+    pub problems: Vec<String>,
+}
+
+/// The guest.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct GuestReport {
+    /// Its kernel's release.
+    pub kernel: String,
+    /// QEMU's version.
+    pub qemu: String,
+    /// `kvm` or `tcg`.
+    pub accel: String,
+    /// How the windows are attached.
+    pub attach: String,
+    /// From the start of QEMU until both windows were mapped and the directory read.
+    pub boot_seconds: f64,
+}
+
+/// The device after the run.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct DeviceReport {
+    /// `trace`, `gcomp` or `plain`.
+    pub mode: String,
+    /// The codec.
+    pub codec: String,
+    /// The base window.
+    pub capacity_bytes: u64,
+    /// Tensors, and other memory that holds data.
+    pub logical_bytes: u64,
+    /// What that is charged in the store.
+    pub stored_bytes: u64,
+    /// What its index entries take.
+    pub index_bytes: u64,
+    /// `logical_bytes / stored_bytes`.
+    pub ratio: Option<f64>,
+}
+
+/// A tensor.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct TensorReport {
+    /// Its name.
+    pub name: String,
+    /// Its format.
+    pub format: String,
+    /// Its elements.
+    pub elements: u64,
+    /// Its length.
+    pub logical_bytes: u64,
+    /// What it is charged in the store.
+    pub stored_bytes: u64,
+    /// `logical_bytes / stored_bytes`.
+    pub ratio: Option<f64>,
+    /// SHA-256 of its bytes as the guest loaded them through the base window.
+    #[serde(default)]
+    pub base_sha256: Option<String>,
+}
+
+/// A view as the guest read it, and what the device moved for it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct ViewReport {
+    /// The tensor.
+    pub tensor: String,
+    /// The view's spelling.
+    pub view: String,
+    /// Its elements.
+    pub elements: u64,
+    /// Its bytes.
+    pub bytes: u64,
+    /// SHA-256 of the bytes as the guest loaded them.
+    pub sha256: String,
+    /// Whether the reference says the same.
+    pub matches: bool,
+    /// Planes selected, summed over blocks.
+    pub planes_fetched: u64,
+    /// Stored bytes fetched.
+    pub stored_bytes_fetched: u64,
+    /// Bytes a plain device would have fetched.
+    pub plain_bytes_fetched: u64,
+    /// Bytes a generically compressing device would have fetched.
+    pub gcomp_bytes_fetched: Option<u64>,
+    /// Time of the guest's loads.
+    pub seconds: f64,
+}
+
+/// The tensor the guest wrote.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct WrittenReport {
+    /// The tensor.
+    pub tensor: String,
+    /// SHA-256 of the `full` view (of the tensor itself if there is no such view) after the flush.
+    pub sha256_full: String,
+    /// Whether that and every other view of it, after the flush, is what the reference says.
+    pub matches: bool,
+    /// Views read back.
+    pub views: Vec<String>,
+}
+
+/// A view that was asked for and not made.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Skipped {
+    /// The tensor.
+    pub tensor: String,
+    /// The view's spelling.
+    pub view: String,
+    /// Why not.
+    pub why: String,
+}
+
+impl Report {
+    /// Whether everything was right.
+    pub fn good(&self) -> bool {
+        self.problems.is_empty()
+    }
+
+    /// Writes the report as JSON.
+    ///
+    /// # Errors
+    /// When the file cannot be written, for example for lack of space.
+    pub fn write(&self, path: &Path) -> io::Result<()> {
+        let mut bytes = serde_json::to_vec_pretty(self)?;
+        bytes.push(b'\n');
+        // Beside it first, so that a full disk leaves no half report under the name.
+        let beside = path.with_extension("json.part");
+        fs::write(&beside, bytes)?;
+        fs::rename(beside, path)
+    }
+
+    /// The tables for a person.
+    pub fn to_text(&self) -> String {
+        let Self { guest, device, .. } = self;
+        let mut lines = vec![
+            format!(
+                "guest   Linux {} in QEMU {} ({}), {}, ready after {:.1} s",
+                guest.kernel, guest.qemu, guest.accel, guest.attach, guest.boot_seconds
+            ),
+            format!(
+                "device  {} ({}): {} stored in {} and {} of index, ratio {}",
+                device.mode,
+                device.codec,
+                BinaryBytes(device.logical_bytes),
+                BinaryBytes(device.stored_bytes),
+                BinaryBytes(device.index_bytes),
+                ratio(device.ratio)
+            ),
+            self.view_table().to_string(),
+        ];
+        if let Some(written) = &self.written {
+            let verdict = if written.matches { "as written" } else { "NOT as written" };
+            let count = written.views.len();
+            lines.push(format!("written {}: {count} views read back {verdict}", written.tensor));
+        }
+        if !self.skipped.is_empty() {
+            lines.push(format!(
+                "skipped {} views that a format cannot give (listed in the report)",
+                self.skipped.len()
+            ));
+        }
+        lines.extend(self.problems.iter().map(|problem| format!("problem {problem}")));
+        let verdict = if self.good() { "every byte was right" } else { "NOT every byte was right" };
+        lines.push(verdict.to_owned());
+        lines.join("\n")
+    }
+
+    /// One line a view spelling, all tensors together.
+    fn view_table(&self) -> Table {
+        let mut table = Table::new();
+        table.load_style(UTF8_HORIZONTAL_ONLY);
+        table.set_header([
+            "view",
+            "tensors",
+            "right",
+            "bytes read",
+            "planes",
+            "stored fetched",
+            "gcomp",
+            "plain",
+            "of plain",
+        ]);
+        table.column_iter_mut().skip(1).for_each(|column| column.set_cell_alignment(CellAlignment::Right));
+        let mut spellings: Vec<&str> = Vec::new();
+        for view in &self.views {
+            if !spellings.contains(&view.view.as_str()) {
+                spellings.push(&view.view);
+            }
+        }
+        for spelling in spellings {
+            let views: Vec<_> = self.views.iter().filter(|view| view.view == spelling).collect();
+            let sum = |field: fn(&ViewReport) -> u64| views.iter().map(|view| field(view)).sum::<u64>();
+            let (stored, plain) = (sum(|v| v.stored_bytes_fetched), sum(|v| v.plain_bytes_fetched));
+            let gcomp: Option<u64> = views.iter().map(|view| view.gcomp_bytes_fetched).sum();
+            table.add_row([
+                spelling.to_owned(),
+                views.len().to_string(),
+                views.iter().filter(|view| view.matches).count().to_string(),
+                BinaryBytes(sum(|v| v.bytes)).to_string(),
+                HumanCount(sum(|v| v.planes_fetched)).to_string(),
+                BinaryBytes(stored).to_string(),
+                gcomp.map_or_else(|| "–".to_owned(), |bytes| BinaryBytes(bytes).to_string()),
+                BinaryBytes(plain).to_string(),
+                percent(stored, plain),
+            ]);
+        }
+        table
+    }
+}
+
+fn ratio(ratio: Option<f64>) -> String {
+    ratio.map_or_else(|| "–".to_owned(), |ratio| format!("{ratio:.3}"))
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a percentage to be looked at")]
+fn percent(part: u64, whole: u64) -> String {
+    if whole == 0 { "–".to_owned() } else { format!("{:.1} %", part as f64 * 100.0 / whole as f64) }
+}

@@ -1,0 +1,152 @@
+//! A guest's visit to a device: boots it with a plan, and follows its events to the last.
+
+use std::{
+    io::{BufRead, BufReader},
+    os::unix::net::UnixListener,
+    path::{Path, PathBuf},
+    sync::mpsc,
+    time::Duration,
+};
+
+use anyhow::{Context, Result, bail};
+use lamina_guest::{Event, Plan};
+use lamina_qemu::{BootConfig, Guest, GuestFile, Outcome, Port};
+
+use crate::{daemon::Ready, programs};
+
+/// How long after the guest's end its last events may still be on their way.
+const LAST_WORDS: Duration = Duration::from_secs(5);
+
+/// How a visit is made.
+#[derive(Clone, Debug)]
+pub struct Visit {
+    /// What the guest does.
+    pub plan: Plan,
+    /// How long it may take in all.
+    pub limit: Duration,
+    /// Where the guest's console is logged.
+    pub console: PathBuf,
+    /// The guest's processors.
+    pub cpus: u32,
+}
+
+/// What is known of a visit besides its events.
+#[derive(Clone, Debug)]
+pub struct Visited {
+    /// QEMU's version.
+    pub qemu: String,
+    /// `kvm` or `tcg`.
+    pub accel: String,
+    /// How it ended.
+    pub outcome: Outcome,
+}
+
+impl Visit {
+    /// Boots a guest on the windows of `device` and hands each of its events to `on_event`, in order.
+    ///
+    /// # Errors
+    /// When the guest does not boot, does not end in time, or ends without its last event. An error of `on_event` ends the guest.
+    pub fn make(&self, device: &Ready, on_event: impl FnMut(Event) -> Result<()>) -> Result<Visited> {
+        let folder = tempfile::Builder::new().prefix("lamina-guest-").tempdir()?;
+        let report = folder.path().join("report.sock");
+        let listener =
+            UnixListener::bind(&report).with_context(|| format!("cannot listen on {}", report.display()))?;
+        let mut config =
+            BootConfig::new(&device.base.path, device.base.bytes, &device.views.path, device.views.bytes);
+        config.ctl_socket = Some(device.ctl.clone());
+        config.report = Some(Port::Socket(report));
+        config.cpus = self.cpus;
+        config.run_folder = Some(folder.path().join("boot"));
+        config.programs = vec![
+            GuestFile::program("/bin/lamina-guest", programs::guest("lamina-guest")?),
+            GuestFile::program("/bin/lamina-shim", programs::guest("lamina-shim")?),
+            GuestFile::data("/plan.json", serde_json::to_vec(&self.plan)?),
+        ];
+        config.run = Some("/bin/lamina-guest".to_owned());
+
+        let mut log = Log::new(&self.console)?;
+        let guest = lamina_qemu::boot(&config, move |line| log.line(line))?;
+        let (qemu, accel) = (guest.prepared().qemu.version.to_string(), guest.prepared().accel.to_string());
+        let (ended, done) = follow(&listener, &guest, self.limit, on_event)?;
+        let outcome =
+            ended.with_context(|| format!("the guest's console is in {}", self.console.display()))?;
+        if !done {
+            bail!("the guest ended without its last event; its console is in {}", self.console.display());
+        }
+        Ok(Visited { qemu, accel, outcome })
+    }
+}
+
+type Ended = std::result::Result<Outcome, lamina_qemu::BootError>;
+
+/// Passes events on until the guest has ended: how, and whether the last event came.
+fn follow(
+    listener: &UnixListener,
+    guest: &Guest,
+    limit: Duration,
+    mut on_event: impl FnMut(Event) -> Result<()>,
+) -> Result<(Ended, bool)> {
+    let (send, lines) = mpsc::channel::<String>();
+    std::thread::scope(|scope| {
+        let reader = listener.try_clone()?;
+        // Not of the scope: it may wait for a connection that never comes.
+        std::thread::spawn(move || {
+            let Ok((stream, _)) = reader.accept() else { return };
+            for line in BufReader::new(stream).lines().map_while(std::result::Result::ok) {
+                if send.send(line).is_err() {
+                    return;
+                }
+            }
+        });
+        let waiter = scope.spawn(|| guest.wait(Some(limit)));
+        let mut done = false;
+        let mut take = |line: String| -> Result<()> {
+            let event: Event =
+                serde_json::from_str(&line).with_context(|| format!("the guest reports {line:?}"))?;
+            done |= matches!(event, Event::Done { .. });
+            on_event(event)
+        };
+        let mut followed = Ok(());
+        while followed.is_ok() && !waiter.is_finished() {
+            match lines.recv_timeout(Duration::from_millis(50)) {
+                Ok(line) => followed = take(line),
+                Err(mpsc::RecvTimeoutError::Timeout) => {}
+                Err(mpsc::RecvTimeoutError::Disconnected) => break,
+            }
+        }
+        if followed.is_err() {
+            guest.kill();
+        }
+        let ended =
+            waiter.join().map_err(|_| anyhow::anyhow!("the thread that waits for the guest failed"))?;
+        followed?;
+        while let Ok(line) = lines.recv_timeout(LAST_WORDS) {
+            take(line)?;
+        }
+        Ok((ended, done))
+    })
+}
+
+/// The guest's console in a file.
+struct Log {
+    file: std::fs::File,
+    path: PathBuf,
+}
+
+impl Log {
+    fn new(path: &Path) -> Result<Self> {
+        if let Some(folder) = path.parent() {
+            std::fs::create_dir_all(folder)
+                .with_context(|| format!("cannot make the folder {}", folder.display()))?;
+        }
+        let file = std::fs::File::create(path).with_context(|| format!("cannot write {}", path.display()))?;
+        Ok(Self { file, path: path.to_owned() })
+    }
+
+    fn line(&mut self, line: &str) {
+        use std::io::Write;
+        if let Err(why) = writeln!(self.file, "{line}") {
+            tracing::warn!("{}: {why}", self.path.display());
+        }
+    }
+}
