@@ -65,7 +65,12 @@ impl Coherence {
     }
 
     /// Starts laundering through `base`, the base window opened through the mount.
-    pub(super) fn start_laundering(&self, base: std::fs::File, threads: usize, with: LaunderWith) -> io::Result<()> {
+    pub(super) fn start_laundering(
+        &self,
+        base: std::fs::File,
+        threads: usize,
+        with: LaunderWith,
+    ) -> io::Result<()> {
         let launderer = Launderer::start(base, threads, with)?;
         self.launderer.set(launderer).map_err(|_| io::Error::other("laundering was started before"))
     }
@@ -230,7 +235,9 @@ impl Coherence {
         match answer.recv_timeout(patience) {
             Ok(Ok(())) => tracing::debug!(seconds = started.elapsed().as_secs_f64(), "stores settled"),
             Ok(Err(why)) => tracing::warn!("stores may be lost: {why}"),
-            Err(_) => tracing::warn!("stores may be lost: writing them back took over {} s", patience.as_secs()),
+            Err(_) => {
+                tracing::warn!("stores may be lost: writing them back took over {} s", patience.as_secs())
+            }
         }
     }
 }

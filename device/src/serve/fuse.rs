@@ -69,19 +69,21 @@ pub struct Mount {
 }
 
 impl Mount {
-    /// Mounts `device` at the directory `path`, which is made if it is missing.
+    /// Mounts `device` at `point`.
     ///
     /// # Errors
     ///
-    /// When FUSE is missing, or the directory is in use, or a thread or the mount cannot be made; each names what to do.
-    pub fn new(device: Arc<Device>, path: &Path, options: &MountOptions) -> Result<Self, ServeError> {
+    /// When FUSE is missing, or a thread or the mount cannot be made; each names what to do.
+    pub fn new(device: Arc<Device>, point: MountPoint, options: &MountOptions) -> Result<Self, ServeError> {
         fuse_present()?;
-        let point = MountPoint::prepare(path)?;
         let mut session = FuseSession::new(&point.path, &mount_point::source(), "lamina", false)
             .map_err(|why| ServeError::Mount { path: point.path.clone(), why: why.to_string() })?;
         session.set_allow_other(false);
-        session.mount().map_err(|why| ServeError::Mount { path: point.path.clone(), why: why.to_string() })?;
-        let channels = (0..options.threads.max(1)).map(|_| channel_of(&session)).collect::<io::Result<Vec<_>>>();
+        session
+            .mount()
+            .map_err(|why| ServeError::Mount { path: point.path.clone(), why: why.to_string() })?;
+        let channels =
+            (0..options.threads.max(1)).map(|_| channel_of(&session)).collect::<io::Result<Vec<_>>>();
         let invalidations = channels.as_ref().ok().map(|_| channel_of(&session)).transpose();
         let coherence = Arc::new(Coherence::new(Arc::clone(&device)));
         let (late, late_queue) = channel();
@@ -93,8 +95,14 @@ impl Mount {
             panics: AtomicU64::new(0),
         });
         // From here on dropping the mount undoes everything.
-        let mut mount =
-            Self { session: Some(session), point, minor: String::new(), workers, coherence, threads: Vec::new() };
+        let mut mount = Self {
+            session: Some(session),
+            point,
+            minor: String::new(),
+            workers,
+            coherence,
+            threads: Vec::new(),
+        };
         mount.start(options, invalidations.map_err(ServeError::Threads)?, late_queue)?;
         Ok(mount)
     }
@@ -123,7 +131,9 @@ impl Mount {
         let failed = |source| ServeError::MountPoint { path: self.point.path.clone(), source };
         self.minor = mount_point::minor_of(&self.point.path).map_err(failed)?;
         let base = File::options().read(true).write(true).open(self.base_path()).map_err(failed)?;
-        self.coherence.start_laundering(base, LAUNDERERS, options.launder_with).map_err(ServeError::Threads)?;
+        self.coherence
+            .start_laundering(base, LAUNDERERS, options.launder_with)
+            .map_err(ServeError::Threads)?;
         self.tune(options);
         Ok(())
     }
@@ -140,7 +150,9 @@ impl Mount {
         for (name, value) in wanted {
             let file = format!("{bdi}/{name}");
             if let Err(why) = fs::write(&file, value.to_string()) {
-                tracing::warn!("{file} stays as it is ({why}); exact page reads and full store speed need it to be {value}");
+                tracing::warn!(
+                    "{file} stays as it is ({why}); exact page reads and full store speed need it to be {value}"
+                );
             }
         }
     }
@@ -205,8 +217,12 @@ fn channel_of(session: &FuseSession) -> io::Result<File> {
     Ok(channel)
 }
 
-/// Whether this host can mount, and if not, what is missing.
-fn fuse_present() -> Result<(), ServeError> {
+/// Whether this host can mount.
+///
+/// # Errors
+///
+/// What is missing, and how to get it.
+pub fn fuse_present() -> Result<(), ServeError> {
     let device = Path::new("/dev/fuse");
     match File::options().read(true).write(true).open(device) {
         Ok(_) => {}

@@ -19,7 +19,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use fuse_backend_rs::abi::fuse_abi::{stat64, statvfs64};
 use fuse_backend_rs::api::filesystem::{
-    Context, DirEntry, Entry, FileSystem, FsOptions, OpenOptions, ROOT_ID, SetattrValid, ZeroCopyReader, ZeroCopyWriter,
+    Context, DirEntry, Entry, FileSystem, FsOptions, OpenOptions, ROOT_ID, SetattrValid, ZeroCopyReader,
+    ZeroCopyWriter,
 };
 use fuse_backend_rs::file_buf::FileVolatileSlice;
 use fuse_backend_rs::file_traits::FileReadWriteVolatile;
@@ -73,7 +74,8 @@ impl WindowFs {
         let mut attributes = Entry::default().attr;
         attributes.st_ino = inode;
         (attributes.st_uid, attributes.st_gid) = self.owner;
-        (attributes.st_atime, attributes.st_mtime, attributes.st_ctime) = (self.mounted, self.mounted, self.mounted);
+        (attributes.st_atime, attributes.st_mtime, attributes.st_ctime) =
+            (self.mounted, self.mounted, self.mounted);
         attributes.st_blksize = 4096;
         attributes.st_nlink = 1;
         if inode == ROOT_ID {
@@ -265,7 +267,16 @@ impl FileSystem for WindowFs {
         Ok(())
     }
 
-    fn release(&self, _: &Context, _: u64, _: u32, _: u64, _: bool, _: bool, _: Option<u64>) -> io::Result<()> {
+    fn release(
+        &self,
+        _: &Context,
+        _: u64,
+        _: u32,
+        _: u64,
+        _: bool,
+        _: bool,
+        _: Option<u64>,
+    ) -> io::Result<()> {
         Ok(())
     }
 
@@ -273,7 +284,15 @@ impl FileSystem for WindowFs {
         Ok(())
     }
 
-    fn fallocate(&self, _: &Context, inode: u64, _: u64, mode: u32, offset: u64, length: u64) -> io::Result<()> {
+    fn fallocate(
+        &self,
+        _: &Context,
+        inode: u64,
+        _: u64,
+        mode: u32,
+        offset: u64,
+        length: u64,
+    ) -> io::Result<()> {
         if window(inode)? == Window::Views {
             return Err(errno(libc::EROFS));
         }
@@ -325,8 +344,12 @@ impl FileSystem for WindowFs {
             return Err(errno(libc::ENOTDIR));
         }
         let (directory, file) = (u32::from(libc::DT_DIR), u32::from(libc::DT_REG));
-        let entries: [(u64, u32, &[u8]); 4] =
-            [(ROOT_ID, directory, b"."), (ROOT_ID, directory, b".."), (BASE_INODE, file, b"base"), (VIEWS_INODE, file, b"views")];
+        let entries: [(u64, u32, &[u8]); 4] = [
+            (ROOT_ID, directory, b"."),
+            (ROOT_ID, directory, b".."),
+            (BASE_INODE, file, b"base"),
+            (VIEWS_INODE, file, b"views"),
+        ];
         for (place, (ino, type_, name)) in (1_u64..).zip(entries) {
             // `add` takes nothing more when the answer is full; the kernel then asks again from there.
             if place > offset && add(DirEntry { ino, offset: place, type_, name })? == 0 {

@@ -103,7 +103,8 @@ impl Workers {
             tracing::error!(bytes = request.len(), "a request shorter than its header");
             return;
         };
-        let laundry = header.views_read(request).and_then(|(offset, length)| self.coherence.laundry(offset, length));
+        let laundry =
+            header.views_read(request).and_then(|(offset, length)| self.coherence.laundry(offset, length));
         let Some(laundry) = laundry else { return self.answer(channel, &header, request, answer) };
         let late = Late { channel, request: request.to_vec() };
         let workers = Arc::clone(self);
@@ -135,8 +136,10 @@ impl Workers {
     fn answer(&self, channel: usize, header: &Header, request: &mut [u8], answer: &mut [u8]) {
         let device = &self.channels[channel];
         let handled = catch_unwind(AssertUnwindSafe(|| -> Result<(), String> {
-            let reader = Reader::<()>::from_fuse_buffer(FuseBuf::new(request)).map_err(|why| why.to_string())?;
-            let writer = FuseDevWriter::<()>::new(device.as_raw_fd(), answer).map_err(|why| why.to_string())?;
+            let reader =
+                Reader::<()>::from_fuse_buffer(FuseBuf::new(request)).map_err(|why| why.to_string())?;
+            let writer =
+                FuseDevWriter::<()>::new(device.as_raw_fd(), answer).map_err(|why| why.to_string())?;
             match self.server.handle_message(reader, Writer::FuseDev(writer), None, None) {
                 Ok(_) => Ok(()),
                 // The answer could not be delivered: the asker was interrupted, or the mount is gone.
@@ -149,10 +152,17 @@ impl Workers {
         }));
         match handled {
             Ok(Ok(())) => return,
-            Ok(Err(why)) => tracing::error!(opcode = header.opcode, inode = header.inode, "request not understood: {why}"),
+            Ok(Err(why)) => {
+                tracing::error!(opcode = header.opcode, inode = header.inode, "request not understood: {why}")
+            }
             Err(_) => {
                 let panics = self.panics.fetch_add(1, Ordering::Relaxed) + 1;
-                tracing::error!(opcode = header.opcode, inode = header.inode, panics, "a handler panicked; answering EIO");
+                tracing::error!(
+                    opcode = header.opcode,
+                    inode = header.inode,
+                    panics,
+                    "a handler panicked; answering EIO"
+                );
             }
         }
         if header.wants_answer() {
@@ -177,7 +187,9 @@ fn refuse(mut device: &File, unique: u64) {
 pub(super) fn invalidate_views(workers: &Workers, device: &File, range: &std::ops::Range<u64>) {
     let mut buffer = [0; 64];
     let Ok(writer) = FuseDevWriter::<()>::new(device.as_raw_fd(), &mut buffer) else { return };
-    if let Err(why) = workers.server.notify_inval_inode(writer, VIEWS_INODE, range.start, range.end - range.start) {
+    if let Err(why) =
+        workers.server.notify_inval_inode(writer, VIEWS_INODE, range.start, range.end - range.start)
+    {
         // ENOENT: the kernel holds nothing of this file.
         tracing::debug!(?range, "nothing to invalidate: {why}");
     }

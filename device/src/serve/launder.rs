@@ -87,7 +87,9 @@ impl Launderer {
 
     /// Whether any of these base ranges may have dirty pages. Never sleeps.
     pub(crate) fn needed(&self, ranges: &[Range<u64>]) -> bool {
-        ranges.iter().any(|range| !range.is_empty() && (!self.can_look || dirty(&self.base, range).unwrap_or(true)))
+        ranges
+            .iter()
+            .any(|range| !range.is_empty() && (!self.can_look || dirty(&self.base, range).unwrap_or(true)))
     }
 
     /// Launders the ranges on another thread and calls `done` there. Never sleeps.
@@ -126,12 +128,16 @@ impl Launderer {
 /// which joins its threads before it goes.
 fn run(queue: &Mutex<Receiver<Job>>, base: RawFd, map: Option<&MmapRaw>) {
     if let Err(why) = own_table(base) {
-        tracing::warn!("launderer keeps the shared file table ({why}); kill -9 may leave it asleep until the next start");
+        tracing::warn!(
+            "launderer keeps the shared file table ({why}); kill -9 may leave it asleep until the next start"
+        );
     }
     loop {
         let job = queue.lock().unwrap_or_else(PoisonError::into_inner).recv();
         let (result, done) = match job {
-            Ok(Job::Launder(ranges, done)) => (ranges.iter().try_for_each(|range| launder(base, map, range)), done),
+            Ok(Job::Launder(ranges, done)) => {
+                (ranges.iter().try_for_each(|range| launder(base, map, range)), done)
+            }
             Ok(Job::Punch(range, done)) => (punch(base, &range), done),
             Err(_) => return,
         };
@@ -167,7 +173,8 @@ fn launder(base: RawFd, map: Option<&MmapRaw>, range: &Range<u64>) -> io::Result
         let length = usize::try_from(length).unwrap_or(usize::MAX).min(map.len() - start);
         return map.flush_range(start, length);
     }
-    let flags = libc::SYNC_FILE_RANGE_WAIT_BEFORE | libc::SYNC_FILE_RANGE_WRITE | libc::SYNC_FILE_RANGE_WAIT_AFTER;
+    let flags =
+        libc::SYNC_FILE_RANGE_WAIT_BEFORE | libc::SYNC_FILE_RANGE_WRITE | libc::SYNC_FILE_RANGE_WAIT_AFTER;
     let (start, length) = (signed(start)?, signed(length)?);
     // SAFETY: takes no pointers; a bad descriptor or range is an error.
     let result = unsafe { libc::sync_file_range(base, start, length, flags) };
@@ -206,9 +213,8 @@ fn dirty(base: &File, range: &Range<u64>) -> io::Result<bool> {
     let asked = Asked { offset: range.start, length: range.end - range.start };
     let mut found = Found::default();
     // SAFETY: both pointers are to live values laid out as the kernel's structures.
-    let result = unsafe {
-        libc::syscall(SYS_CACHESTAT, base.as_raw_fd(), &raw const asked, &raw mut found, 0)
-    };
+    let result =
+        unsafe { libc::syscall(SYS_CACHESTAT, base.as_raw_fd(), &raw const asked, &raw mut found, 0) };
     if result == 0 { Ok(found.dirty + found.writeback > 0) } else { Err(io::Error::last_os_error()) }
 }
 
@@ -216,7 +222,8 @@ fn dirty(base: &File, range: &Range<u64>) -> io::Result<bool> {
 fn writeback_waits() -> bool {
     let Ok(system) = nix::sys::utsname::uname() else { return false };
     let release = system.release().to_string_lossy();
-    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|number| number.parse::<u32>().unwrap_or(0));
+    let mut numbers =
+        release.split(|c: char| !c.is_ascii_digit()).map(|number| number.parse::<u32>().unwrap_or(0));
     (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0)) >= (6, 16)
 }
 

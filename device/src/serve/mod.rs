@@ -3,25 +3,38 @@
 //! The servers know the device and nothing behind it. What a file shows is the device's two windows; what keeps those
 //! coherent, and what a user of both may rely on, is stated in one place: [`coherence`].
 
+pub mod api;
 pub mod coherence;
+pub mod control;
 pub mod fuse;
 mod fuse_fs;
 mod fuse_workers;
+pub mod guest_port;
+mod http;
 pub mod launder;
+mod metrics;
 mod mount_point;
 mod served_pages;
+mod socket;
 
 use std::io;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
+pub use api::Api;
 pub use coherence::Coherence;
+pub use control::{Control, ControlError};
 pub use fuse::{Mount, MountOptions};
+pub use guest_port::GuestPort;
+pub use mount_point::MountPoint;
 
 /// Why a device cannot be served, or an operation on a served one failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
     /// There is no /dev/fuse.
-    #[error("/dev/fuse does not exist: load the kernel module (`modprobe fuse`), or give it to the container (`--device /dev/fuse`)")]
+    #[error(
+        "/dev/fuse does not exist: load the kernel module (`modprobe fuse`), or give it to the container (`--device /dev/fuse`)"
+    )]
     NoFuseDevice,
     /// /dev/fuse cannot be opened.
     #[error("cannot open /dev/fuse: {source}; it needs the module `fuse` and read and write permission")]
@@ -100,6 +113,36 @@ pub enum ServeError {
         length: u64,
         /// Bytes of the window.
         window: u64,
+    },
+    /// A socket is in use.
+    #[error("somebody listens on {} already: stop that run (`lamina stats --api` may tell which) or name another --run-dir", path.display())]
+    SocketBusy {
+        /// The socket.
+        path: PathBuf,
+    },
+    /// A socket cannot be made.
+    #[error("cannot listen on the socket {}: {source}", path.display())]
+    Socket {
+        /// The socket.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// A TCP address cannot be listened on.
+    #[error("cannot listen on {address}: {source}; port 0 takes any free one")]
+    Tcp {
+        /// The address.
+        address: SocketAddr,
+        /// Why.
+        source: io::Error,
+    },
+    /// A TCP address that others than this host could reach.
+    #[error(
+        "{address} is no loopback address; the API has no passwords and listens on 127.0.0.1 or [::1] only"
+    )]
+    NotLoopback {
+        /// The address.
+        address: SocketAddr,
     },
     /// The mount is being taken down.
     #[error("the mount is being taken down")]

@@ -30,13 +30,18 @@ pub(super) fn source() -> String {
 
 /// A directory that is ready to be mounted on, removed again at the end if it was made here.
 #[derive(Debug)]
-pub(super) struct MountPoint {
+pub struct MountPoint {
     pub(super) path: PathBuf,
     made: bool,
 }
 
 impl MountPoint {
-    pub(super) fn prepare(path: &Path) -> Result<Self, ServeError> {
+    /// Makes the directory ready.
+    ///
+    /// # Errors
+    ///
+    /// When it is in use, not empty, no directory, or cannot be made; each names what to do.
+    pub fn prepare(path: &Path) -> Result<Self, ServeError> {
         let failed = |source| ServeError::MountPoint { path: path.to_owned(), source };
         let path = std::path::absolute(path).map_err(failed)?;
         while let Some(mounted) = Mounted::at(&path)? {
@@ -56,7 +61,10 @@ impl MountPoint {
         let first = fs::read_dir(&point.path).map_err(failed)?.next();
         if let Some(entry) = first {
             let entry = entry.map_err(failed)?;
-            return Err(ServeError::MountPointNotEmpty { path: point.path.clone(), entry: entry.file_name().into() });
+            return Err(ServeError::MountPointNotEmpty {
+                path: point.path.clone(),
+                entry: entry.file_name().into(),
+            });
         }
         Ok(point)
     }
@@ -64,7 +72,9 @@ impl MountPoint {
 
 impl Drop for MountPoint {
     fn drop(&mut self) {
-        if self.made && let Err(why) = fs::remove_dir(&self.path) {
+        if self.made
+            && let Err(why) = fs::remove_dir(&self.path)
+        {
             tracing::debug!(path = %self.path.display(), "mount point stays: {why}");
         }
     }
@@ -86,8 +96,14 @@ impl Mounted {
             .map_err(|source| ServeError::MountPoint { path: table.into(), source })?;
         // Resolving the directory itself would ask a dead server; resolving its parent does not.
         let parent = path.parent().and_then(|parent| parent.canonicalize().ok());
-        let resolved = parent.zip(path.file_name()).map_or_else(|| path.to_owned(), |(parent, name)| parent.join(name));
-        Ok(text.lines().rev().filter_map(Self::parse).find(|(point, _)| *point == resolved).map(|(_, mounted)| mounted))
+        let resolved =
+            parent.zip(path.file_name()).map_or_else(|| path.to_owned(), |(parent, name)| parent.join(name));
+        Ok(text
+            .lines()
+            .rev()
+            .filter_map(Self::parse)
+            .find(|(point, _)| *point == resolved)
+            .map(|(_, mounted)| mounted))
     }
 
     /// A line: `id parent major:minor root mount-point options [fields…] - type source super-options`.
@@ -177,9 +193,13 @@ fn unescape(text: &str) -> PathBuf {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
     while let Some((&first, tail)) = rest.split_first() {
-        let escape = tail.first_chunk::<3>().filter(|digits| first == b'\\' && digits.iter().all(|d| (b'0'..b'8').contains(d)));
+        let escape = tail
+            .first_chunk::<3>()
+            .filter(|digits| first == b'\\' && digits.iter().all(|d| (b'0'..b'8').contains(d)));
         if let Some(digits) = escape {
-            bytes.push(digits.iter().fold(0_u8, |value, digit| value.wrapping_mul(8).wrapping_add(digit - b'0')));
+            bytes.push(
+                digits.iter().fold(0_u8, |value, digit| value.wrapping_mul(8).wrapping_add(digit - b'0')),
+            );
             rest = &tail[3..];
         } else {
             bytes.push(first);
@@ -198,7 +218,10 @@ mod tests {
         let line = r"99 28 0:53 / /tmp/a\040b rw,nosuid shared:7 - fuse.lamina lamina-42 rw,user_id=0";
         let (path, mounted) = Mounted::parse(line).unwrap();
         assert_eq!(path, Path::new("/tmp/a b"));
-        assert_eq!((mounted.kind.as_str(), mounted.source.as_str(), mounted.minor.as_str()), ("fuse.lamina", "lamina-42", "53"));
+        assert_eq!(
+            (mounted.kind.as_str(), mounted.source.as_str(), mounted.minor.as_str()),
+            ("fuse.lamina", "lamina-42", "53")
+        );
     }
 
     #[test]

@@ -1,0 +1,198 @@
+//! Client commands: one request to the API's socket, printed for a person or as JSON.
+
+use std::path::Path;
+
+use anyhow::{Context, Result, anyhow, bail};
+use comfy_table::presets::NOTHING;
+use comfy_table::{CellAlignment, Table};
+use http_body_util::{BodyExt, Full};
+use hyper::body::Bytes;
+use hyper::{Method, Request, header};
+use hyper_util::rt::TokioIo;
+use indicatif::{BinaryBytes, HumanCount};
+use serde_json::{Value, json};
+use tokio::net::UnixStream;
+
+use crate::args::{Client, Flush, View};
+
+/// Sends one request and returns the answer, or the API's error.
+async fn ask(api: &Path, method: Method, path: &str, body: Option<Value>) -> Result<Value> {
+    let stream = UnixStream::connect(api).await.with_context(|| {
+        format!("no device answers at {}: is `lamina serve` running, with this --run-dir?", api.display())
+    })?;
+    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
+    let connection = tokio::spawn(connection);
+    let request = Request::builder()
+        .method(method)
+        .uri(path)
+        .header(header::HOST, "localhost")
+        .header(header::CONTENT_TYPE, "application/json")
+        .body(Full::new(Bytes::from(body.map(|body| body.to_string()).unwrap_or_default())))?;
+    let answer = sender.send_request(request).await.context("the device closed the connection")?;
+    let status = answer.status();
+    let body = answer.into_body().collect().await.context("the device's answer broke off")?.to_bytes();
+    connection.abort();
+    let body: Value = serde_json::from_slice(&body).with_context(|| {
+        format!("the device's answer ({status}) is no JSON; is {} Lamina's?", api.display())
+    })?;
+    if !status.is_success() {
+        bail!("the device refuses: {}", body["error"].as_str().unwrap_or(status.as_str()));
+    }
+    Ok(body)
+}
+
+pub(crate) async fn stats(client: &Client) -> Result<()> {
+    let stats = ask(&client.api, Method::GET, "/stats", None).await?;
+    if client.json {
+        return print_json(&stats);
+    }
+    let device = &stats["device"];
+    println!(
+        "{} ({}): {} of {} stored as {} and {} of index, ratio {}",
+        text(&device["mode"]),
+        text(&device["codec"]),
+        size(&device["logical_bytes"]),
+        size(&device["capacity_bytes"]),
+        size(&device["stored_bytes"]),
+        size(&device["index_bytes"]),
+        ratio(&device["ratio"]),
+    );
+    let mut table = new_table(&["window", "reads", "bytes", "planes", "stored fetched", "plain fetched"], 1);
+    for window in ["base", "views"] {
+        table.add_row([vec![window.to_owned()], traffic(&stats["requests"][window])].concat());
+    }
+    println!("{table}");
+    let mut table =
+        new_table(&["tensor", "view", "reads", "bytes", "planes", "stored fetched", "plain fetched"], 2);
+    for tensor in rows(&stats["tensors"])? {
+        table.add_row([vec![text(&tensor["name"]), "(base)".to_owned()], traffic(&tensor["base"])].concat());
+    }
+    for view in rows(&stats["views"])? {
+        table.add_row([vec![text(&view["tensor"]), text(&view["view"])], traffic(view)].concat());
+    }
+    println!("{table}");
+    let (writes, requests) = (&stats["writes"], &stats["requests"]);
+    println!(
+        "written: {} in {} requests; stores refused in views: {}; damaged reads: {}",
+        size(&writes["base_written_bytes"]),
+        count(&writes["base_writes"]),
+        count(&requests["refused_view_stores"]),
+        count(&requests["damaged_reads"]),
+    );
+    Ok(())
+}
+
+pub(crate) async fn tensors(client: &Client) -> Result<()> {
+    let tensors = ask(&client.api, Method::GET, "/tensors", None).await?;
+    if client.json {
+        return print_json(&tensors);
+    }
+    let mut table = new_table(&["tensor", "format", "layout", "shape", "DPA", "bytes"], 4);
+    for tensor in rows(&tensors)? {
+        let shape: Vec<_> = rows(&tensor["shape"])?.iter().map(text).collect();
+        table.add_row([
+            text(&tensor["name"]),
+            text(&tensor["format"]),
+            text(&tensor["layout"]["kind"]),
+            shape.join("x"),
+            address(&tensor["dpa"]),
+            size(&tensor["length"]),
+        ]);
+    }
+    println!("{table}");
+    Ok(())
+}
+
+pub(crate) async fn views(client: &Client) -> Result<()> {
+    let views = ask(&client.api, Method::GET, "/views", None).await?;
+    if client.json { print_json(&views) } else { print_views(rows(&views)?) }
+}
+
+pub(crate) async fn view(command: View) -> Result<()> {
+    match command {
+        View::List(client) => views(&client).await,
+        View::Add { tensor, spelling, client } => {
+            let asked = json!({ "tensor": tensor, "spelling": spelling });
+            let view = ask(&client.api, Method::POST, "/views", Some(asked)).await?;
+            if client.json { print_json(&view) } else { print_views(&[view]) }
+        }
+    }
+}
+
+pub(crate) async fn flush(command: &Flush) -> Result<()> {
+    let mut range = json!({ "offset": command.offset });
+    if let Some(length) = command.length {
+        range["length"] = length.into();
+    }
+    let done = ask(&command.client.api, Method::POST, "/flush", Some(range)).await?;
+    if command.client.json { print_json(&done) } else { Ok(()) }
+}
+
+fn print_views(views: &[Value]) -> Result<()> {
+    let mut table = new_table(&["tensor", "view", "offset", "bytes", "bits", "planes", "scale"], 2);
+    for view in views {
+        table.add_row([
+            text(&view["tensor"]),
+            text(&view["view"]),
+            address(&view["offset"]),
+            size(&view["length"]),
+            text(&view["bits"]),
+            text(&view["planes"]),
+            match view["scale_exp"].as_i64() {
+                Some(0) | None => String::new(),
+                Some(exponent) => format!("2^{exponent}"),
+            },
+        ]);
+    }
+    println!("{table}");
+    Ok(())
+}
+
+fn print_json(value: &Value) -> Result<()> {
+    println!("{}", serde_json::to_string_pretty(value)?);
+    Ok(())
+}
+
+/// A table of which the first columns are text and the others numbers.
+fn new_table(head: &[&str], texts: usize) -> Table {
+    let mut table = Table::new();
+    table.load_style(NOTHING).set_header(head);
+    for column in table.column_iter_mut().skip(texts) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    table
+}
+
+fn traffic(traffic: &Value) -> Vec<String> {
+    vec![
+        count(&traffic["reads"]),
+        size(&traffic["bytes"]),
+        count(&traffic["planes_fetched"]),
+        size(&traffic["stored_bytes_fetched"]),
+        size(&traffic["plain_bytes_fetched"]),
+    ]
+}
+
+fn rows(value: &Value) -> Result<&[Value]> {
+    value.as_array().map(Vec::as_slice).ok_or_else(|| anyhow!("the device's answer is no list: {value}"))
+}
+
+fn text(value: &Value) -> String {
+    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
+}
+
+fn size(value: &Value) -> String {
+    value.as_u64().map_or_else(|| "–".to_owned(), |bytes| BinaryBytes(bytes).to_string())
+}
+
+fn count(value: &Value) -> String {
+    value.as_u64().map_or_else(|| "–".to_owned(), |count| HumanCount(count).to_string())
+}
+
+fn address(value: &Value) -> String {
+    value.as_u64().map_or_else(|| "–".to_owned(), |address| format!("{address:#x}"))
+}
+
+fn ratio(value: &Value) -> String {
+    value.as_f64().map_or_else(|| "–".to_owned(), |ratio| format!("{ratio:.3}"))
+}

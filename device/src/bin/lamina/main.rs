@@ -1,0 +1,48 @@
+//! `lamina`: serves a device, and talks to one that is being served.
+
+mod args;
+mod client;
+mod serve;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use tracing_subscriber::EnvFilter;
+
+use crate::args::{Cli, Command};
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    // fuse-backend-rs logs every answer that came too late, with all of its bytes.
+    let filter =
+        EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info,fuse_backend_rs=off"));
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
+        .with_writer(std::io::stderr)
+        .init();
+    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(why) => {
+            eprintln!("lamina: cannot start: {why}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let done = runtime.block_on(async {
+        match cli.command {
+            Command::Serve(args) => serve::serve(args).await,
+            Command::Stats(args) => client::stats(&args).await,
+            Command::Tensors(args) => client::tensors(&args).await,
+            Command::Views(args) => client::views(&args).await,
+            Command::View(command) => client::view(command).await,
+            Command::Flush(args) => client::flush(&args).await,
+        }
+    });
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(why) => {
+            eprintln!("lamina: {why:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,219 @@
+//! `lamina serve`: from the command line to a device that answers, and back down again.
+//!
+//! The order: claim the sockets and the mount point and read the checkpoints' headers, so that what cannot work is refused
+//! before minutes of loading; load, with the API already answering; mount; say so. A signal ends it at any time, and
+//! nothing of it stays behind: guests' port and API close before the mount goes, and the mount before the device.
+
+use std::fs;
+use std::io::{self, IsTerminal, Write};
+use std::ops::ControlFlow;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use indicatif::{BinaryBytes, ProgressBar, ProgressStyle};
+use lamina::device::{Device, DeviceConfig};
+use lamina::load::{self, KvRule, LoadError, LoadOptions, Loaded, Progress};
+use lamina::model::ModelFile;
+use lamina::serve::{Api, Control, GuestPort, Mount, MountOptions, MountPoint, fuse::fuse_present};
+use serde_json::json;
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::args::Serve;
+
+/// How often a plain line of progress is printed.
+const PLAIN_PROGRESS: Duration = Duration::from_secs(2);
+/// QEMU's CXL windows are multiples of this.
+const CXL_MULTIPLE: u64 = 256 << 20;
+
+/// Serves until a signal comes.
+pub(crate) async fn serve(args: Serve) -> Result<()> {
+    let mut interrupted = signal(SignalKind::interrupt())?;
+    let mut terminated = signal(SignalKind::terminate())?;
+    let stop = Arc::new(AtomicBool::new(false));
+    let mut started = std::pin::pin!(start(args, Arc::clone(&stop)));
+    let started = loop {
+        tokio::select! {
+            started = &mut started => break started,
+            _ = interrupted.recv() => stop.store(true, Ordering::Relaxed),
+            _ = terminated.recv() => stop.store(true, Ordering::Relaxed),
+        }
+    };
+    let served = match started {
+        Err(why) if why.downcast_ref::<LoadError>().is_some_and(|why| matches!(why, LoadError::Stopped)) => {
+            return Ok(());
+        }
+        started => started?,
+    };
+    if !stop.load(Ordering::Relaxed) {
+        served.say_ready()?;
+        tokio::select! { _ = interrupted.recv() => {}, _ = terminated.recv() => {} }
+    }
+    tracing::info!("stopping");
+    // Unmounting sleeps.
+    tokio::task::spawn_blocking(move || drop(served)).await?;
+    Ok(())
+}
+
+/// A device that is being served. Dropped from top to bottom.
+struct Served {
+    guests: GuestPort,
+    api: Api,
+    mount: Mount,
+    device: Arc<Device>,
+    loaded: Loaded,
+    json: bool,
+}
+
+async fn start(args: Serve, stop: Arc<AtomicBool>) -> Result<Served> {
+    fuse_present()?;
+    let models = args.models.iter().map(|path| ModelFile::open(path)).collect::<Result<Vec<_>, _>>()?;
+    let options = LoadOptions {
+        views: args.views,
+        kv: [args.kv, KvRule::by_name().to_vec()].concat(),
+        formats: args.format,
+    };
+    let base_needed = models.iter().map(load::base_needed).sum::<u64>();
+    let views_needed = models.iter().map(|model| load::views_needed(model, &options)).sum::<u64>()
+        + lamina_abi::DIRECTORY_BYTES;
+    let fitting = |bytes: u64| bytes.max(1).next_multiple_of(CXL_MULTIPLE);
+    let base_bytes = args.capacity.unwrap_or(fitting(base_needed));
+    let views_bytes = args.views_capacity.unwrap_or(fitting(views_needed.max(base_bytes)));
+    let mut config = DeviceConfig::new(base_bytes, views_bytes);
+    (config.mode, config.codec) = (args.mode, args.codec);
+    let device = Arc::new(Device::new(config)?);
+
+    make_run_dir(&args.run_dir)?;
+    let control = Control::new(Arc::clone(&device));
+    let api = Api::serve(control.clone(), &args.run_dir.join("api.sock"), args.tcp).await?;
+    let guests = GuestPort::serve(control.clone(), &args.run_dir.join("ctl.sock"))?;
+
+    let mut mounting = MountOptions { read_ahead_kb: args.read_ahead_kb, ..MountOptions::default() };
+    mounting.threads = args.threads.unwrap_or(mounting.threads);
+    let loading = Arc::clone(&device);
+    let (mount, loaded) = tokio::task::spawn_blocking(move || -> Result<_> {
+        let point = MountPoint::prepare(&args.mount)?;
+        let loaded = load_all(&loading, &models, &options, &stop)?;
+        Ok((Mount::new(loading, point, &mounting)?, loaded))
+    })
+    .await??;
+    control.mounted(mount.coherence());
+    Ok(Served { guests, api, mount, device, loaded, json: args.json })
+}
+
+/// Makes the directory for the sockets, for this user alone.
+fn make_run_dir(path: &Path) -> Result<()> {
+    let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(path);
+    made.with_context(|| {
+        format!("cannot make the directory {} for the sockets; name another --run-dir", path.display())
+    })
+}
+
+fn load_all(
+    device: &Device,
+    models: &[ModelFile],
+    options: &LoadOptions,
+    stop: &AtomicBool,
+) -> Result<Loaded> {
+    let mut all = Loaded::default();
+    let meter = Meter::new();
+    for model in models {
+        let loaded = load::load_model(device, model, options, |progress| {
+            meter.show(&progress);
+            if stop.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        })?;
+        all.tensors.extend(loaded.tensors);
+        all.views.extend(loaded.views);
+        all.skipped.extend(loaded.skipped);
+    }
+    meter.finish();
+    Ok(all)
+}
+
+/// Shows how far loading is: a bar on a terminal, now and then a line elsewhere.
+enum Meter {
+    Bar(ProgressBar),
+    Lines(Mutex<Instant>),
+}
+
+impl Meter {
+    fn new() -> Self {
+        if !io::stderr().is_terminal() {
+            return Self::Lines(Mutex::new(Instant::now()));
+        }
+        let style = ProgressStyle::with_template(
+            "{bar:30} {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec} {wide_msg}",
+        );
+        Self::Bar(ProgressBar::new(0).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar())))
+    }
+
+    fn show(&self, progress: &Progress<'_>) {
+        match self {
+            Self::Bar(bar) => {
+                bar.set_length(progress.total);
+                bar.set_position(progress.bytes);
+                bar.set_message(progress.tensor.to_owned());
+            }
+            Self::Lines(last) => {
+                let mut last = last.lock().unwrap_or_else(PoisonError::into_inner);
+                if last.elapsed() >= PLAIN_PROGRESS || progress.bytes == progress.total {
+                    *last = Instant::now();
+                    eprintln!("loaded {} of {}", BinaryBytes(progress.bytes), BinaryBytes(progress.total));
+                }
+            }
+        }
+    }
+
+    fn finish(&self) {
+        if let Self::Bar(bar) = self {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+impl Served {
+    /// Prints the one line that says that everything can be used.
+    fn say_ready(&self) -> Result<()> {
+        let Self { guests, api, mount, device, loaded, .. } = self;
+        let (base, views) = (mount.base_path(), mount.views_path());
+        let mut out = io::stdout().lock();
+        if self.json {
+            let line = json!({
+                "ready": true,
+                "pid": std::process::id(),
+                "mode": device.mode(),
+                "codec": device.codec(),
+                "base": { "path": base, "bytes": device.base_bytes() },
+                "views": { "path": views, "bytes": device.views_bytes() },
+                "api": api.socket(),
+                "ctl": guests.path(),
+                "tcp": api.address(),
+                "tensors": loaded.tensors.len(),
+                "view_count": loaded.views.len(),
+                "skipped": loaded.skipped,
+            });
+            writeln!(out, "{line}")?;
+        } else {
+            for skipped in &loaded.skipped {
+                eprintln!("skipped: {} of {}: {}", skipped.view, skipped.tensor, skipped.why);
+            }
+            let tcp = api.address().map_or_else(String::new, |address| format!(", http://{address}/"));
+            writeln!(
+                out,
+                "ready: {} ({}) and {} ({}), {} tensors, {} views; API {}{tcp}, guests {}",
+                base.display(),
+                BinaryBytes(device.base_bytes()),
+                views.display(),
+                BinaryBytes(device.views_bytes()),
+                loaded.tensors.len(),
+                loaded.views.len(),
+                api.socket().display(),
+                guests.path().display(),
+            )?;
+        }
+        Ok(out.flush()?)
+    }
+}

@@ -1,0 +1,339 @@
+//! Loading a checkpoint into the device: a tensor for each of the file's, its bytes, then the views asked for.
+//!
+//! The rules:
+//!
+//! * Tensors are placed by the device, at the first place they fit. One that has no elements is skipped by name.
+//! * Bytes are copied in pieces of [`PIECE`] by a few threads at once, so that a file larger than memory can be loaded and
+//!   the codecs get all cores.
+//! * Views are made after the bytes are in. A view that a tensor's format cannot give is skipped and reported; one that no
+//!   format at all can give is a mistake and refused before anything is loaded.
+//! * Which tensors are KV caches is said by [`KvRule`]s, the first that matches; see [`KvRule::by_name`].
+
+use std::ops::ControlFlow;
+use std::str::FromStr;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+
+use lamina_abi::VIEW_ALIGN;
+use serde::Serialize;
+use wildmatch::WildMatch;
+
+use crate::BLOCK_BYTES;
+use crate::device::{Device, DeviceError};
+use crate::format::{Format, UnknownFormat};
+use crate::layout::Layout;
+use crate::model::{ModelError, ModelFile, ModelTensor};
+use crate::tensor::{TensorInfo, TensorSpec};
+use crate::view::{View, ViewError};
+use crate::window::ViewInfo;
+
+/// Bytes that a thread copies at once, a multiple of the block.
+pub const PIECE: u64 = 1 << 20;
+/// Tokens of a KV window if a rule does not say (n in TRACE eq. 3).
+pub const KV_WINDOW: u32 = 128;
+
+/// What to load a checkpoint as.
+#[derive(Clone, Debug, Default)]
+pub struct LoadOptions {
+    /// Spellings of the views to make of every tensor that can give them.
+    pub views: Vec<String>,
+    /// Which tensors are KV caches; the first rule that matches counts.
+    pub kv: Vec<KvRule>,
+    /// Formats of tensors by name pattern, in place of the file's; the first that matches counts.
+    pub formats: Vec<FormatRule>,
+}
+
+/// A rule by which tensors are KV caches.
+#[derive(Clone, Debug, PartialEq)]
+pub struct KvRule {
+    pattern: WildMatch,
+    /// Elements of a token's row; the tensor's last dimension if not given.
+    channels: Option<u32>,
+    window: u32,
+}
+
+/// A rule by which tensors have another format than the file says, for example packed 4-bit integers in a `U8` tensor.
+#[derive(Clone, Debug, PartialEq)]
+pub struct FormatRule {
+    pattern: WildMatch,
+    format: Format,
+}
+
+/// A rule that cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub enum RuleError {
+    /// Not of the form.
+    #[error(
+        "{rule:?} is no rule: write PATTERN=CHANNELS or PATTERN=CHANNELS,WINDOW, for example '*_cache=1024,128'"
+    )]
+    Kv {
+        /// What was given.
+        rule: String,
+    },
+    /// Not of the form.
+    #[error("{rule:?} is no rule: write PATTERN=FORMAT, for example '*.qweight=int4'")]
+    Format {
+        /// What was given.
+        rule: String,
+    },
+    /// No such format.
+    #[error(transparent)]
+    UnknownFormat(#[from] UnknownFormat),
+}
+
+impl KvRule {
+    /// The rules that hold without being asked for: two-dimensional tensors whose name ends in `.k` or `.v`.
+    pub fn by_name() -> [Self; 2] {
+        ["*.k", "*.v"].map(|pattern| Self {
+            pattern: WildMatch::new(pattern),
+            channels: None,
+            window: KV_WINDOW,
+        })
+    }
+
+    fn layout(&self, tensor: &ModelTensor) -> Option<Layout> {
+        if !self.pattern.matches(&tensor.name) {
+            return None;
+        }
+        let channels = match (self.channels, tensor.shape.as_slice()) {
+            (Some(channels), _) => channels,
+            (None, &[_, channels]) => u32::try_from(channels).ok()?,
+            (None, _) => return None,
+        };
+        Some(Layout::Kv { channels, window: self.window })
+    }
+}
+
+impl FromStr for KvRule {
+    type Err = RuleError;
+
+    /// `PATTERN=CHANNELS[,WINDOW]`; `*` in the pattern stands for anything.
+    fn from_str(rule: &str) -> Result<Self, RuleError> {
+        let parsed = || {
+            let (pattern, numbers) = rule.rsplit_once('=')?;
+            let (channels, window) = match numbers.split_once(',') {
+                Some((channels, window)) => (channels, window.parse().ok()?),
+                None => (numbers, KV_WINDOW),
+            };
+            let channels = Some(channels.parse().ok()?);
+            (!pattern.is_empty()).then(|| Self { pattern: WildMatch::new(pattern), channels, window })
+        };
+        parsed().ok_or_else(|| RuleError::Kv { rule: rule.to_owned() })
+    }
+}
+
+impl FromStr for FormatRule {
+    type Err = RuleError;
+
+    /// `PATTERN=FORMAT`; `*` in the pattern stands for anything.
+    fn from_str(rule: &str) -> Result<Self, RuleError> {
+        match rule.rsplit_once('=') {
+            Some((pattern, format)) if !pattern.is_empty() => {
+                Ok(Self { pattern: WildMatch::new(pattern), format: format.parse()? })
+            }
+            _ => Err(RuleError::Format { rule: rule.to_owned() }),
+        }
+    }
+}
+
+/// What came of a checkpoint.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Loaded {
+    /// The tensors made, in the file's order.
+    pub tensors: Vec<TensorInfo>,
+    /// The views made.
+    pub views: Vec<ViewInfo>,
+    /// What was not made.
+    pub skipped: Vec<Skipped>,
+}
+
+/// A view that was asked for and not made.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Skipped {
+    /// The tensor.
+    pub tensor: String,
+    /// The view's spelling.
+    pub view: String,
+    /// Why not.
+    pub why: String,
+}
+
+/// Where loading is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Progress<'a> {
+    /// The tensor that is being loaded.
+    pub tensor: &'a str,
+    /// Bytes loaded so far, of all tensors.
+    pub bytes: u64,
+    /// Bytes of all tensors.
+    pub total: u64,
+}
+
+/// Why a checkpoint cannot be loaded.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    /// The file cannot be read.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// The device refuses a tensor, its bytes or a view.
+    #[error("cannot load {tensor}: {source}")]
+    Device {
+        /// The tensor.
+        tensor: String,
+        /// Why.
+        source: DeviceError,
+    },
+    /// No format gives the view.
+    #[error(transparent)]
+    View(#[from] ViewError),
+    /// The caller's progress function said so.
+    #[error("loading was stopped")]
+    Stopped,
+}
+
+/// Bytes of the base window that the tensors of `model` take in a fresh device.
+pub fn base_needed(model: &ModelFile) -> u64 {
+    model
+        .tensors()
+        .iter()
+        .fold(0, |sum, tensor| sum.saturating_add(tensor.length.next_multiple_of(BLOCK_BYTES as u64)))
+}
+
+/// Bytes of the views window that the views of `model` take in a fresh device, the directory not counted.
+pub fn views_needed(model: &ModelFile, options: &LoadOptions) -> u64 {
+    let bytes = model.tensors().iter().map(|tensor| spec(tensor, options)).flat_map(|spec| {
+        options.views.iter().filter_map(move |spelling| {
+            let bytes = View::parse(spec.format, spelling).ok()?.bytes_for(spec.elements?)?;
+            bytes.checked_next_multiple_of(VIEW_ALIGN)
+        })
+    });
+    bytes.fold(0, u64::saturating_add)
+}
+
+/// Loads all tensors of `model`, telling `progress` after each piece, which may stop it. `progress` is called from several
+/// threads.
+///
+/// # Errors
+///
+/// When a view's spelling is none, the file cannot be read, or the device has no room; what was loaded until then stays.
+pub fn load_model(
+    device: &Device,
+    model: &ModelFile,
+    options: &LoadOptions,
+    progress: impl Fn(Progress<'_>) -> ControlFlow<()> + Sync,
+) -> Result<Loaded, LoadError> {
+    for spelling in &options.views {
+        spelled(spelling)?;
+    }
+    let total = model.tensors().iter().map(|tensor| tensor.length).sum();
+    let before = AtomicU64::new(0);
+    let mut loaded = Loaded::default();
+    for tensor in model.tensors() {
+        if tensor.length == 0 {
+            let skipped = |view: &String| skipped(tensor, view, "the tensor has no elements".to_owned());
+            loaded.skipped.extend(options.views.iter().map(skipped));
+            continue;
+        }
+        let failed = |source| LoadError::Device { tensor: tensor.name.clone(), source };
+        let info = device.create_tensor(spec(tensor, options)).map_err(failed)?;
+        copy(device, model, tensor, info.dpa, |bytes| {
+            let bytes = before.fetch_add(bytes, Ordering::Relaxed) + bytes;
+            progress(Progress { tensor: &tensor.name, bytes, total })
+        })?;
+        for spelling in &options.views {
+            match View::parse(info.format, spelling) {
+                Err(why) => loaded.skipped.push(skipped(tensor, spelling, why.to_string())),
+                Ok(_) => {
+                    let view = device.create_view(&info.name, spelling).map_err(failed)?;
+                    // Two spellings may name one view.
+                    if !loaded.views.contains(&view) {
+                        loaded.views.push(view);
+                    }
+                }
+            }
+        }
+        loaded.tensors.push(info);
+    }
+    Ok(loaded)
+}
+
+fn skipped(tensor: &ModelTensor, view: &str, why: String) -> Skipped {
+    Skipped { tensor: tensor.name.clone(), view: view.to_owned(), why }
+}
+
+/// Refuses a spelling that no format gives.
+fn spelled(spelling: &str) -> Result<(), ViewError> {
+    let given = Format::ALL.into_iter().any(|format| View::parse(format, spelling).is_ok());
+    // fp32 has the most planes, so its refusal says most.
+    if given { Ok(()) } else { View::parse(Format::Fp32, spelling).map(drop) }
+}
+
+fn spec(tensor: &ModelTensor, options: &LoadOptions) -> TensorSpec {
+    let rule = options.formats.iter().find(|rule| rule.pattern.matches(&tensor.name));
+    let format = match rule {
+        Some(rule) => rule.format,
+        None => tensor.format.parse().unwrap_or(Format::Opaque),
+    };
+    let layout = options.kv.iter().find_map(|rule| rule.layout(tensor)).unwrap_or_default();
+    let elements = format.elements_in(tensor.length);
+    // Under another format, or as bytes, the file's shape counts other elements than the device does.
+    let fits = tensor.shape.iter().try_fold(1_u64, |product, &n| product.checked_mul(n)) == Some(elements);
+    TensorSpec {
+        name: tensor.name.clone(),
+        dpa: None,
+        length: tensor.length,
+        elements: Some(elements),
+        shape: if fits { tensor.shape.clone() } else { Vec::new() },
+        format,
+        layout,
+        codec: None,
+    }
+}
+
+/// Copies a tensor's bytes to `dpa`, telling `done` the bytes of each piece.
+fn copy(
+    device: &Device,
+    model: &ModelFile,
+    tensor: &ModelTensor,
+    dpa: u64,
+    done: impl Fn(u64) -> ControlFlow<()> + Sync,
+) -> Result<(), LoadError> {
+    let next = AtomicU64::new(0);
+    let stop = AtomicBool::new(false);
+    let failure = Mutex::new(None);
+    let pieces = tensor.length.div_ceil(PIECE);
+    let work = || {
+        let mut buffer = Vec::new();
+        while !stop.load(Ordering::Relaxed) {
+            let at = next.fetch_add(1, Ordering::Relaxed).saturating_mul(PIECE);
+            if at >= tensor.length {
+                return;
+            }
+            let length = PIECE.min(tensor.length - at);
+            buffer.resize(usize::try_from(length).unwrap_or(0), 0);
+            let copied = model.read(tensor, at, &mut buffer).map_err(LoadError::from).and_then(|()| {
+                let written = device.write_base(dpa + at, &buffer);
+                written.map_err(|source| LoadError::Device { tensor: tensor.name.clone(), source })
+            });
+            let copied =
+                copied.and_then(|()| if done(length).is_break() { Err(LoadError::Stopped) } else { Ok(()) });
+            if let Err(why) = copied {
+                stop.store(true, Ordering::Relaxed);
+                *failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(why);
+            }
+        }
+    };
+    let cores = thread::available_parallelism().map_or(2, usize::from).min(8);
+    let helpers = usize::try_from(pieces).unwrap_or(cores).min(cores).saturating_sub(1);
+    thread::scope(|scope| {
+        for _ in 0..helpers {
+            scope.spawn(work);
+        }
+        work();
+    });
+    failure.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,189 @@
+//! The guest port: what guests may ask of the device, over a virtio-serial port named `org.lamina.ctl`.
+//!
+//! QEMU connects the port to this Unix socket (`-chardev socket,path=…`), so a connection is a guest, or a guest that was
+//! started again. One JSON object a line each way, one answer to each line, in order:
+//!
+//! | request | answer |
+//! |---|---|
+//! | `{"op":"flush"}`, with `"offset"` and `"length"` for a part | `{"ok":true}` when the fence holds |
+//! | `{"op":"tensors"}` | `{"ok":true,"tensors":[…]}` |
+//! | `{"op":"views"}` | `{"ok":true,"views":[…]}` |
+//! | `{"op":"view","tensor":…,"spelling":…}` | `{"ok":true,"view":{…}}` of the view made |
+//! | `{"op":"stats"}` | `{"ok":true,"stats":{…}}` |
+//! | anything else | `{"ok":false,"error":"…"}` |
+//!
+//! A guest is not trusted: a line has at most [`MAX_LINE`] bytes, what is longer or no request gets an error and the
+//! connection goes on with the next line. Empty lines are ignored; a guest program may send one to end what a killed
+//! one left unfinished.
+
+use std::convert::Infallible;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+use tokio::net::UnixStream;
+use tokio::sync::Semaphore;
+use tokio::task::{JoinHandle, spawn_blocking};
+
+use super::ServeError;
+use super::control::{Control, ControlError};
+use super::socket::OwnedSocket;
+
+/// Bytes a request's line may have.
+pub const MAX_LINE: usize = 64 << 10;
+/// Connections served at once; further ones wait.
+const CONNECTIONS: usize = 16;
+
+/// A guest port that is being served. Dropping it ends it.
+#[derive(Debug)]
+pub struct GuestPort {
+    path: PathBuf,
+    task: JoinHandle<Infallible>,
+}
+
+/// A request.
+#[derive(Debug, Deserialize)]
+#[serde(tag = "op", rename_all = "snake_case", deny_unknown_fields)]
+enum Request {
+    Flush {
+        #[serde(default)]
+        offset: u64,
+        length: Option<u64>,
+    },
+    Tensors {},
+    Views {},
+    View {
+        tensor: String,
+        spelling: String,
+    },
+    Stats {},
+}
+
+impl GuestPort {
+    /// Serves `control` on a Unix socket at `path`. Must be called within a tokio runtime.
+    ///
+    /// # Errors
+    ///
+    /// When the socket is in use or cannot be made.
+    pub fn serve(control: Control, path: &Path) -> Result<Self, ServeError> {
+        let socket = OwnedSocket::bind(path)?;
+        Ok(Self { path: path.to_owned(), task: tokio::spawn(accept(control, socket)) })
+    }
+
+    /// The socket.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for GuestPort {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+async fn accept(control: Control, socket: OwnedSocket) -> Infallible {
+    let places = Arc::new(Semaphore::new(CONNECTIONS));
+    loop {
+        let place = Arc::clone(&places).acquire_owned().await;
+        match socket.listener.accept().await {
+            Ok((stream, _)) => {
+                let control = control.clone();
+                tokio::spawn(async move {
+                    if let Err(why) = talk(&control, stream).await {
+                        tracing::debug!("a guest's connection ended: {why}");
+                    }
+                    drop(place);
+                });
+            }
+            Err(why) => {
+                tracing::warn!(path = %socket.path().display(), "accepting a guest failed: {why}");
+                tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+            }
+        }
+    }
+}
+
+/// Answers a connection's lines until its end.
+async fn talk(control: &Control, stream: UnixStream) -> std::io::Result<()> {
+    let (reading, mut writing) = stream.into_split();
+    let mut reading = BufReader::new(reading);
+    let mut line = Vec::new();
+    while let Some(fits) = next_line(&mut reading, &mut line).await? {
+        let answer = if !fits {
+            refusal(&format!("the line has more than {MAX_LINE} bytes"))
+        } else if line.trim_ascii().is_empty() {
+            continue;
+        } else {
+            answer(control, &line).await
+        };
+        let mut answer = answer.to_string();
+        answer.push('\n');
+        writing.write_all(answer.as_bytes()).await?;
+    }
+    Ok(())
+}
+
+/// Reads the next line without its end. `Some(false)`: it was longer than it may be, and thrown away. `None`: the end.
+async fn next_line(
+    reading: &mut (impl AsyncBufReadExt + Unpin),
+    line: &mut Vec<u8>,
+) -> std::io::Result<Option<bool>> {
+    line.clear();
+    let mut fits = true;
+    loop {
+        let bytes = reading.fill_buf().await?;
+        if bytes.is_empty() {
+            // What has no line end was not sent to the end.
+            return Ok(None);
+        }
+        let end = bytes.iter().position(|&byte| byte == b'\n');
+        let piece = &bytes[..end.unwrap_or(bytes.len())];
+        fits &= line.len() + piece.len() <= MAX_LINE;
+        if fits {
+            line.extend_from_slice(piece);
+        }
+        let taken = end.map_or(bytes.len(), |end| end + 1);
+        reading.consume(taken);
+        if end.is_some() {
+            return Ok(Some(fits));
+        }
+    }
+}
+
+async fn answer(control: &Control, line: &[u8]) -> Value {
+    let request = match serde_json::from_slice(line) {
+        Ok(request) => request,
+        Err(why) => return refusal(&format!("no request: {why}")),
+    };
+    let control = control.clone();
+    match spawn_blocking(move || perform(&control, request)).await {
+        Ok(Ok(answer)) => answer,
+        Ok(Err(why)) => refusal(&why.to_string()),
+        Err(why) => {
+            tracing::error!("a guest's request failed: {why}");
+            refusal("the device failed; its log says how")
+        }
+    }
+}
+
+fn perform(control: &Control, request: Request) -> Result<Value, ControlError> {
+    Ok(match request {
+        Request::Flush { offset, length } => {
+            control.flush(offset, length)?;
+            json!({ "ok": true })
+        }
+        Request::Tensors {} => json!({ "ok": true, "tensors": control.tensors() }),
+        Request::Views {} => json!({ "ok": true, "views": control.views() }),
+        Request::View { tensor, spelling } => {
+            json!({ "ok": true, "view": control.create_view(&tensor, &spelling)? })
+        }
+        Request::Stats {} => json!({ "ok": true, "stats": control.stats() }),
+    })
+}
+
+fn refusal(error: &str) -> Value {
+    json!({ "ok": false, "error": error })
+}

@@ -1,0 +1,237 @@
+//! The counters as OpenMetrics text, made from one snapshot of them at each scrape.
+//!
+//! Names begin with `lamina_`; bytes are in names that end in `_bytes`, counters in `_total`. What belongs to a window, a
+//! tensor, a view or a plane is one metric with labels. A number the device was told not to measure is left out.
+
+use std::fmt;
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, text};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::counter::ConstCounter;
+use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::metrics::info::Info;
+use prometheus_client::registry::{Registry, Unit};
+
+use crate::stats::{StatsReport, TrafficReport};
+
+/// The content type of the text.
+pub(super) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+type Labels = Vec<(&'static str, String)>;
+
+/// The report as OpenMetrics text, `# EOF` included.
+pub(super) fn text(report: &StatsReport) -> String {
+    let mut registry = Registry::with_prefix("lamina");
+    registry.register_collector(Box::new(Snapshot(report.clone())));
+    let mut out = String::new();
+    // A `String` takes everything: an error could only come from a metric, and numbers have none.
+    if let Err(why) = text::encode(&mut out, &registry) {
+        tracing::error!("metrics could not be encoded: {why}");
+    }
+    out
+}
+
+#[derive(Debug)]
+struct Snapshot(StatsReport);
+
+/// Writes metrics one after the other.
+struct Sheet<'a>(DescriptorEncoder<'a>);
+
+impl Sheet<'_> {
+    fn counters(
+        &mut self,
+        name: &str,
+        help: &str,
+        unit: Option<&Unit>,
+        rows: impl IntoIterator<Item = (Labels, u64)>,
+    ) -> fmt::Result {
+        let mut metric = self.0.encode_descriptor(name, help, unit, MetricType::Counter)?;
+        rows.into_iter()
+            .try_for_each(|(labels, value)| ConstCounter::new(value).encode(metric.encode_family(&labels)?))
+    }
+
+    fn gauges(
+        &mut self,
+        name: &str,
+        help: &str,
+        unit: Option<&Unit>,
+        rows: impl IntoIterator<Item = (Labels, u64)>,
+    ) -> fmt::Result {
+        let mut metric = self.0.encode_descriptor(name, help, unit, MetricType::Gauge)?;
+        rows.into_iter()
+            .try_for_each(|(labels, value)| ConstGauge::new(value).encode(metric.encode_family(&labels)?))
+    }
+
+    fn counter(&mut self, name: &str, help: &str, value: u64) -> fmt::Result {
+        let metric = self.0.encode_descriptor(name, help, None, MetricType::Counter)?;
+        ConstCounter::new(value).encode(metric)
+    }
+
+    fn byte_counter(&mut self, name: &str, help: &str, value: u64) -> fmt::Result {
+        let metric = self.0.encode_descriptor(name, help, Some(&Unit::Bytes), MetricType::Counter)?;
+        ConstCounter::new(value).encode(metric)
+    }
+
+    fn gauge(&mut self, name: &str, help: &str, unit: Option<&Unit>, value: u64) -> fmt::Result {
+        let metric = self.0.encode_descriptor(name, help, unit, MetricType::Gauge)?;
+        ConstGauge::new(value).encode(metric)
+    }
+
+    /// What reads moved, as seven counters that share their labels.
+    fn traffic(&mut self, prefix: &str, whose: &str, rows: &[(Labels, TrafficReport)]) -> fmt::Result {
+        type Field = fn(&TrafficReport) -> Option<u64>;
+        let bytes = Some(&Unit::Bytes);
+        let fields: [(&str, &str, Option<&Unit>, Field); 7] = [
+            ("reads", "Read requests", None, |traffic| Some(traffic.reads)),
+            ("read", "Bytes given to the host", bytes, |traffic| Some(traffic.bytes)),
+            ("read_blocks", "Blocks looked at", None, |traffic| Some(traffic.blocks)),
+            ("fetched_planes", "Planes fetched", None, |traffic| Some(traffic.planes_fetched)),
+            ("stored_fetched", "Stored bytes fetched", bytes, |traffic| Some(traffic.stored_bytes_fetched)),
+            ("plain_fetched", "Bytes a plain device would have fetched", bytes, |traffic| {
+                Some(traffic.plain_bytes_fetched)
+            }),
+            (
+                "gcomp_fetched",
+                "Bytes a generically compressing device would have fetched",
+                bytes,
+                |traffic| traffic.gcomp_bytes_fetched,
+            ),
+        ];
+        for (name, help, unit, field) in fields {
+            let mut rows = rows
+                .iter()
+                .filter_map(|(labels, traffic)| Some((labels.clone(), field(traffic)?)))
+                .peekable();
+            if rows.peek().is_some() {
+                self.counters(&format!("{prefix}{name}"), &format!("{help}, {whose}"), unit, rows)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Collector for Snapshot {
+    fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let mut sheet = Sheet(encoder);
+        let StatsReport { device, requests, writes, index, blocks, planes, tensors, views } = &self.0;
+        let bytes = Some(&Unit::Bytes);
+
+        let info = Info::new(vec![("mode", device.mode.to_string()), ("codec", device.codec.to_string())]);
+        info.encode(sheet.0.encode_descriptor("device", "What kind of device", None, info.metric_type())?)?;
+        let windows = [("base", device.capacity_bytes), ("views", device.views_capacity_bytes)];
+        let windows = windows.map(|(window, bytes)| (vec![("window", window.to_owned())], bytes));
+        sheet.gauges("window", "Bytes of a window", bytes, windows)?;
+        sheet.gauge(
+            "logical",
+            "Tensors, and blocks outside them that hold data",
+            bytes,
+            device.logical_bytes,
+        )?;
+        sheet.gauge(
+            "stored",
+            "What they are charged in the store, the index not counted",
+            bytes,
+            device.stored_bytes,
+        )?;
+        sheet.gauge("index", "Their index entries", bytes, device.index_bytes)?;
+        sheet.gauge("store_capacity", "What the store can hold", bytes, device.store_capacity_bytes)?;
+        let uptime = ConstGauge::new(device.uptime_seconds);
+        let unit = Some(&Unit::Seconds);
+        uptime.encode(sheet.0.encode_descriptor(
+            "uptime",
+            "Since the device started",
+            unit,
+            uptime.metric_type(),
+        )?)?;
+
+        let traffic = [("base", requests.base), ("views", requests.views)];
+        let traffic = traffic.map(|(window, traffic)| (vec![("window", window.to_owned())], traffic));
+        sheet.traffic("window_", "by window", &traffic)?;
+        sheet.counter("directory_reads", "Reads of the directory", requests.directory_reads)?;
+        sheet.counter("refused_view_stores", "Stores into the views window", requests.refused_view_stores)?;
+        sheet.byte_counter(
+            "refused_view_store",
+            "Bytes of stores into the views window",
+            requests.refused_view_bytes,
+        )?;
+        sheet.counter("damaged_reads", "Reads that met damaged stored bytes", requests.damaged_reads)?;
+
+        sheet.counter("base_writes", "Write-backs and direct writes", writes.base_writes)?;
+        sheet.byte_counter(
+            "base_written",
+            "Bytes of write-backs and direct writes",
+            writes.base_written_bytes,
+        )?;
+        sheet.counter("written_blocks", "Blocks coded", writes.blocks_written)?;
+        sheet.counter("written_zero_blocks", "Blocks of zeros among them", writes.zero_blocks_written)?;
+        sheet.counter(
+            "written_bypass_blocks",
+            "Blocks among them that no codec made smaller",
+            writes.bypass_blocks_written,
+        )?;
+        sheet.byte_counter("stored_written", "Bytes stored for them", writes.stored_bytes_written)?;
+        if let Some(written) = writes.gcomp_bytes_written {
+            sheet.byte_counter(
+                "gcomp_written",
+                "Bytes a generically compressing device would have stored",
+                written,
+            )?;
+        }
+        sheet.counter("discarded_blocks", "Blocks discarded", writes.discarded_blocks)?;
+
+        sheet.gauge(
+            "index_cache_entries",
+            "Entries of the modelled index cache",
+            None,
+            index.cache_entries,
+        )?;
+        sheet.counter("index_cache_hits", "Fetches whose index entry was in it", index.hits)?;
+        sheet.counter("index_cache_misses", "Fetches whose index entry was not", index.misses)?;
+
+        sheet.gauge("live_blocks", "Blocks that hold data", None, blocks.live)?;
+        sheet.gauge("opaque_blocks", "Blocks outside tensors that hold data", None, blocks.opaque)?;
+        sheet.gauge("bypass_blocks", "Blocks that no codec made smaller", None, blocks.bypass)?;
+        let words = [
+            ("raw", blocks.words_raw_bytes),
+            ("lz4", blocks.words_lz4_bytes),
+            ("zstd", blocks.words_zstd_bytes),
+        ];
+        let words = words.map(|(codec, bytes)| (vec![("codec", codec.to_owned())], bytes));
+        sheet.gauges("words_stored", "Exact bytes of word-major blocks", bytes, words)?;
+        if !planes.is_empty() {
+            let label = |plane: &crate::stats::PlaneReport| {
+                vec![("format", plane.format.to_string()), ("plane", plane.plane.to_string())]
+            };
+            let stored = planes.iter().flat_map(|plane| {
+                [("raw", plane.raw_bytes), ("lz4", plane.lz4_bytes), ("zstd", plane.zstd_bytes)].map(
+                    |(codec, bytes)| {
+                        let mut labels = label(plane);
+                        labels.push(("codec", codec.to_owned()));
+                        (labels, bytes)
+                    },
+                )
+            });
+            sheet.gauges("plane_stored", "Exact bytes of a plane over all blocks", bytes, stored)?;
+            let constant = planes.iter().map(|plane| (label(plane), plane.constant));
+            sheet.gauges("plane_constant_blocks", "Blocks in which a plane is constant", None, constant)?;
+        }
+        if !tensors.is_empty() {
+            let label = |tensor: &crate::stats::TensorReport| {
+                vec![("tensor", tensor.name.clone()), ("format", tensor.format.to_string())]
+            };
+            let logical = tensors.iter().map(|tensor| (label(tensor), tensor.logical_bytes));
+            sheet.gauges("tensor_logical", "Bytes of a tensor", bytes, logical)?;
+            let stored = tensors.iter().map(|tensor| (label(tensor), tensor.stored_bytes));
+            sheet.gauges("tensor_stored", "What a tensor's blocks are charged", bytes, stored)?;
+            let traffic: Vec<_> =
+                tensors.iter().map(|tensor| (vec![("tensor", tensor.name.clone())], tensor.base)).collect();
+            sheet.traffic("tensor_", "of a tensor through the base window", &traffic)?;
+        }
+        let label = |view: &crate::window::ViewInfo| {
+            vec![("tensor", view.tensor.clone()), ("view", view.view.clone())]
+        };
+        let traffic: Vec<_> = views.iter().map(|view| (label(&view.info), view.traffic)).collect();
+        sheet.traffic("view_", "of a view", &traffic)
+    }
+}

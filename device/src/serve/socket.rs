@@ -1,0 +1,117 @@
+//! Unix sockets that are the owner's alone and outlive no process.
+//!
+//! * A socket file has mode 0600 from the moment it exists.
+//! * One that nobody listens on any more is what a killed run left: it is replaced. One that somebody listens on, and any
+//!   other kind of file, is refused by name and left alone.
+//! * The file is removed when its [`OwnedSocket`] goes.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::FileTypeExt;
+use std::os::unix::net::{UnixListener as StdListener, UnixStream};
+use std::path::{Path, PathBuf};
+
+use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, listen, socket};
+use nix::sys::stat::{Mode, fchmod};
+use tokio::net::UnixListener;
+
+use super::ServeError;
+
+/// A listening socket and its file.
+#[derive(Debug)]
+pub(super) struct OwnedSocket {
+    pub(super) listener: UnixListener,
+    path: PathBuf,
+}
+
+impl OwnedSocket {
+    /// Listens at `path`. Must be called within a tokio runtime.
+    pub(super) fn bind(path: &Path) -> Result<Self, ServeError> {
+        let failed = |source| ServeError::Socket { path: path.to_owned(), source };
+        match fs::symlink_metadata(path) {
+            Ok(found) if !found.file_type().is_socket() => {
+                return Err(failed(io::Error::new(
+                    io::ErrorKind::AlreadyExists,
+                    "another kind of file is there",
+                )));
+            }
+            Ok(_) => match UnixStream::connect(path) {
+                Ok(_) => return Err(ServeError::SocketBusy { path: path.to_owned() }),
+                Err(why) if why.kind() == io::ErrorKind::ConnectionRefused => {
+                    tracing::info!(path = %path.display(), "replacing the socket that a killed run left");
+                    fs::remove_file(path).map_err(failed)?;
+                }
+                Err(why) => return Err(failed(why)),
+            },
+            Err(why) if why.kind() == io::ErrorKind::NotFound => {}
+            Err(why) => return Err(failed(why)),
+        }
+        let listener = listen_at(path).map_err(|why| failed(why.into()))?;
+        listener.set_nonblocking(true).map_err(failed)?;
+        let listener = UnixListener::from_std(listener).map_err(failed)?;
+        Ok(Self { listener, path: path.to_owned() })
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+fn listen_at(path: &Path) -> nix::Result<StdListener> {
+    let fd = socket(AddressFamily::Unix, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?;
+    // Linux makes the file with the mode of the unbound socket, so there is no moment at which others may connect.
+    fchmod(&fd, Mode::S_IRUSR | Mode::S_IWUSR)?;
+    bind(std::os::fd::AsRawFd::as_raw_fd(&fd), &UnixAddr::new(path)?)?;
+    listen(&fd, Backlog::new(128)?)?;
+    Ok(fd.into())
+}
+
+impl Drop for OwnedSocket {
+    fn drop(&mut self) {
+        if let Err(why) = fs::remove_file(&self.path) {
+            tracing::debug!(path = %self.path.display(), "socket file stays: {why}");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_socket_is_its_owners_alone_and_goes_with_the_listener() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("s");
+        let socket = OwnedSocket::bind(&path).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        drop(socket);
+        assert!(!path.exists());
+    }
+
+    #[tokio::test]
+    async fn a_live_socket_is_refused_by_name_and_a_dead_one_replaced() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("s");
+        let live = StdListener::bind(&path).unwrap();
+        let refused = OwnedSocket::bind(&path).unwrap_err();
+        assert!(
+            matches!(&refused, ServeError::SocketBusy { .. }) && refused.to_string().contains("/s"),
+            "{refused}"
+        );
+        drop(live);
+        OwnedSocket::bind(&path).unwrap();
+    }
+
+    #[tokio::test]
+    async fn another_kind_of_file_and_too_long_a_path_are_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("s");
+        fs::write(&path, "precious").unwrap();
+        assert!(matches!(OwnedSocket::bind(&path), Err(ServeError::Socket { .. })));
+        assert_eq!(fs::read(&path).unwrap(), b"precious");
+        let long = directory.path().join("x".repeat(120));
+        assert!(matches!(OwnedSocket::bind(&long), Err(ServeError::Socket { .. })));
+    }
+}
