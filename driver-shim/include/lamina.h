@@ -12,8 +12,8 @@
  *  - Memory handed out by lamina_map() is valid until lamina_close(). It is shared with the device and other programs,
  *    so its bytes change: read through volatile pointers or copies. Stores are possible for the view "base" of a
  *    handle opened with LAMINA_WRITABLE, and nowhere else: elsewhere they fault.
- *  - One handle may be used by several threads as long as none of them is in lamina_refresh(), lamina_flush() or
- *    lamina_close(), which need the handle to themselves.
+ *  - One handle may be used by several threads as long as none of them is in lamina_refresh() or lamina_close(),
+ *    which need the handle to themselves.
  */
 #ifndef LAMINA_H
 #define LAMINA_H
@@ -90,7 +90,7 @@ int lamina_map(const lamina *handle, const char *tensor, const char *view, void 
  * Makes stores to length bytes at offset of the base window, made before the call, visible to reads of views after
  * it. length 0 means everything.
  */
-int lamina_flush(lamina *handle, uint64_t offset, uint64_t length);
+int lamina_flush(const lamina *handle, uint64_t offset, uint64_t length);
 
 /* What last failed on this thread; "" if nothing did. Valid until the next failure on this thread. Never NULL. */
 const char *lamina_last_error(void);

@@ -318,12 +318,12 @@ pub(crate) unsafe extern "C" fn lamina_map(
 }
 
 /// # Safety
-/// As [`exclusive`].
+/// As [`shared`].
 #[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn lamina_flush(handle: *mut Handle, offset: u64, length: u64) -> c_int {
+pub(crate) unsafe extern "C" fn lamina_flush(handle: *const Handle, offset: u64, length: u64) -> c_int {
     status(guard(|| {
         // SAFETY: the caller's promise.
-        let handle = unsafe { exclusive(handle) }?;
+        let handle = unsafe { shared(handle) }?;
         let range = (length > 0).then_some((offset, length));
         handle.lamina.flush(range).map_err(|error| text(&error))
     }))

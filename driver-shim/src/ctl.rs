@@ -5,7 +5,7 @@
 //!
 //! Rules:
 //!
-//! * A guest may open a virtio port once at a time; a second program is told that the port is busy.
+//! * A virtio port is one program's at a time. So hold it for a request and no longer; opening waits a while for others.
 //! * Every request has a deadline, every reply a bound on its length.
 //! * A reply that came too late must not be taken for the next request's: what waits in the port before a request is
 //!   thrown away, and after a failure the connection is not used again.
@@ -34,7 +34,7 @@ use rustix::{
 };
 use serde_json::{Value, json};
 
-use crate::sysfs::Tree;
+use crate::sysfs::{Tree, wait};
 
 /// The virtio port that the device listens on.
 pub const CTL_PORT: &str = "org.lamina.ctl";
@@ -42,6 +42,8 @@ pub const CTL_PORT: &str = "org.lamina.ctl";
 pub const MAX_REPLY: usize = 16 << 20;
 /// How long a request may take unless another time is set. A flush of many dirty pages is the slowest.
 pub const TIMEOUT: Duration = Duration::from_secs(60);
+/// How long opening waits for another program to be done with the port.
+pub const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Why a request failed.
 #[derive(Debug, thiserror::Error)]
@@ -56,20 +58,20 @@ pub enum CtlError {
         port: String,
     },
     /// The port could not be opened.
-    #[error("cannot open the control port {path}: {source}{}", busy(source))]
+    #[error("cannot open the control port {path}: {cause}{}", busy(cause))]
     Open {
         /// The port.
         path: PathBuf,
         /// The kernel's error.
-        source: io::Error,
+        cause: io::Error,
     },
     /// Reading or writing failed.
-    #[error("the control port {path} failed: {source}")]
+    #[error("the control port {path} failed: {cause}")]
     Io {
         /// The port.
         path: PathBuf,
         /// The kernel's error.
-        source: io::Error,
+        cause: io::Error,
     },
     /// The other side is gone.
     #[error("nobody answers at the control port {path}: is the device (`lamina`) still running?")]
@@ -113,8 +115,8 @@ pub enum CtlError {
     },
 }
 
-fn busy(source: &io::Error) -> &'static str {
-    match source.kind() {
+fn busy(cause: &io::Error) -> &'static str {
+    match cause.kind() {
         io::ErrorKind::ResourceBusy => " (another program in this guest holds it)",
         _ => "",
     }
@@ -130,12 +132,13 @@ pub struct Ctl {
 }
 
 impl Ctl {
-    /// Opens the port at `path`, a character device or a Unix socket.
+    /// Opens the port at `path`, a character device or a Unix socket. While another program has it, this waits up to
+    /// [`PATIENCE`].
     ///
     /// # Errors
     /// [`CtlError::Open`].
     pub fn open(path: &Path) -> Result<Self, CtlError> {
-        let wrap = |source| CtlError::Open { path: path.into(), source };
+        let wrap = |cause| CtlError::Open { path: path.into(), cause };
         let kind = fs::metadata(path).map_err(wrap)?.file_type();
         let stream = if kind.is_socket() {
             let stream = UnixStream::connect(path).map_err(wrap)?;
@@ -143,7 +146,12 @@ impl Ctl {
             File::from(OwnedFd::from(stream))
         } else {
             let flags = i32::try_from(OFlags::NONBLOCK.bits()).unwrap_or(0);
-            OpenOptions::new().read(true).write(true).custom_flags(flags).open(path).map_err(wrap)?
+            let open = || match OpenOptions::new().read(true).write(true).custom_flags(flags).open(path) {
+                Err(error) if error.kind() == io::ErrorKind::ResourceBusy => None,
+                done => Some(done),
+            };
+            let busy = || Err(io::ErrorKind::ResourceBusy.into());
+            wait(PATIENCE, open).unwrap_or_else(busy).map_err(wrap)?
         };
         Ok(Self { path: path.into(), stream, timeout: TIMEOUT, failed: false })
     }
@@ -265,7 +273,7 @@ impl Ctl {
                 Ok(count) => drained += count,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(source) => return Err(CtlError::Io { path: self.path.clone(), source }),
+                Err(cause) => return Err(CtlError::Io { path: self.path.clone(), cause }),
             }
         }
         Err(CtlError::TooLong { path: self.path.clone(), bound: MAX_REPLY })
@@ -279,7 +287,7 @@ impl Ctl {
             io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => {
                 return Err(CtlError::Closed { path: self.path.clone() });
             }
-            _ => return Err(CtlError::Io { path: self.path.clone(), source: error }),
+            _ => return Err(CtlError::Io { path: self.path.clone(), cause: error }),
         }
         let left = deadline.saturating_duration_since(Instant::now());
         let late = || CtlError::Timeout { path: self.path.clone(), seconds: self.timeout.as_secs_f64() };
@@ -294,7 +302,7 @@ impl Ctl {
                 Err(CtlError::Closed { path: self.path.clone() })
             }
             Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
-            Err(error) => Err(CtlError::Io { path: self.path.clone(), source: error.into() }),
+            Err(error) => Err(CtlError::Io { path: self.path.clone(), cause: error.into() }),
         }
     }
 

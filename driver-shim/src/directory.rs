@@ -17,7 +17,7 @@ const ATTEMPTS: u32 = 8;
 /// # Errors
 /// [`Error::Directory`] when the window does not begin with a directory, or it stays damaged.
 pub fn read(views: &Window) -> Result<Directory, Error> {
-    let wrap = |source| Error::Directory { path: views.path().into(), source };
+    let wrap = |cause| Error::Directory { path: views.path().into(), cause };
     let mut attempt = 1;
     loop {
         match once(views) {

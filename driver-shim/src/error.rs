@@ -1,4 +1,7 @@
 //! Everything that can go wrong, each error saying what it was about and what to do.
+//!
+//! A message is whole by itself: it contains its cause's words, because C programs and reports see nothing but the
+//! message. So causes are fields, not `source()`s that a printer of chains would say twice.
 
 use std::path::PathBuf;
 
@@ -42,13 +45,13 @@ pub enum Error {
     },
     /// The views window does not begin with a sound directory.
     #[error(
-        "{path} is no views window: {source}; is the device running, and are base and views the right way round?"
+        "{path} is no views window: {cause}; is the device running, and are base and views the right way round?"
     )]
     Directory {
         /// The window.
         path: PathBuf,
         /// What is wrong with the bytes.
-        source: lamina_abi::DirectoryError,
+        cause: lamina_abi::DirectoryError,
     },
     /// The directory describes a larger window than the one mapped.
     #[error(

@@ -81,8 +81,7 @@ pub struct Lamina {
     base: Option<Window>,
     views: Window,
     directory: Directory,
-    ctl_path: Option<PathBuf>,
-    ctl: Option<Ctl>,
+    ctl: Option<PathBuf>,
     tree: Tree,
 }
 
@@ -113,7 +112,7 @@ impl Lamina {
                 stated: directory.base_bytes,
             });
         }
-        Ok(Self { base, views, directory, ctl_path: options.ctl.clone(), ctl: None, tree })
+        Ok(Self { base, views, directory, ctl: options.ctl.clone(), tree })
     }
 
     /// The directory as it was last read.
@@ -202,16 +201,12 @@ impl Lamina {
         base.into_iter().chain(views.map(|view| view.spelling.clone())).collect()
     }
 
-    /// The control connection, opened at first use.
+    /// A control connection. The port is one program's at a time: drop it soon.
     ///
     /// # Errors
     /// [`Error::Ctl`].
-    pub fn ctl(&mut self) -> Result<&mut Ctl, Error> {
-        let ctl = match self.ctl.take() {
-            Some(ctl) if !ctl.failed() => ctl,
-            _ => open_ctl(&self.tree, self.ctl_path.as_deref())?,
-        };
-        Ok(self.ctl.insert(ctl))
+    pub fn ctl(&self) -> Result<Ctl, Error> {
+        open_ctl(&self.tree, self.ctl.as_deref())
     }
 
     /// Makes base stores of before visible to view reads after; `range` is offset and length in the base window, none
@@ -219,7 +214,7 @@ impl Lamina {
     ///
     /// # Errors
     /// [`Error::Ctl`].
-    pub fn flush(&mut self, range: Option<(u64, u64)>) -> Result<(), Error> {
+    pub fn flush(&self, range: Option<(u64, u64)>) -> Result<(), Error> {
         self.ctl()?.flush(range)?;
         Ok(())
     }

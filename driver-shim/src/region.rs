@@ -59,14 +59,14 @@ pub enum RegionError {
     },
     /// The kernel cannot make the CPU caches agree with a new region.
     #[error(
-        "{region} could not be committed: {source}. A kernel that finds itself in a virtual machine does not flush \
+        "{region} could not be committed: {cause}. A kernel that finds itself in a virtual machine does not flush \
          CPU caches: start QEMU with `-cpu …,-hypervisor`"
     )]
     Caches {
         /// The region.
         region: String,
         /// The refused write.
-        source: SysfsError,
+        cause: SysfsError,
     },
     /// Any other attribute.
     #[error(transparent)]
@@ -145,8 +145,8 @@ fn target(tree: &Tree, decoder: &str, region: &str, bytes: u64) -> Result<(), Re
 /// Commits the region and binds its driver, where that is not done yet.
 fn finish(tree: &Tree, region: &str) -> Result<(), RegionError> {
     let caches = |error: SysfsError| match &error {
-        SysfsError::Write { source, .. } if source.raw_os_error() == Some(NO_CACHE_FLUSH) => {
-            RegionError::Caches { region: region.into(), source: error }
+        SysfsError::Write { cause, .. } if cause.raw_os_error() == Some(NO_CACHE_FLUSH) => {
+            RegionError::Caches { region: region.into(), cause: error }
         }
         _ => error.into(),
     };

@@ -31,22 +31,22 @@ pub struct Tree {
 #[derive(Debug, thiserror::Error)]
 pub enum SysfsError {
     /// A file that could not be read.
-    #[error("cannot read {path}: {source}")]
+    #[error("cannot read {path}: {cause}")]
     Read {
         /// The file.
         path: PathBuf,
         /// The kernel's error.
-        source: io::Error,
+        cause: io::Error,
     },
     /// A value the kernel did not accept.
-    #[error("the kernel refused {value:?} for {path}: {source}")]
+    #[error("the kernel refused {value:?} for {path}: {cause}")]
     Write {
         /// The file.
         path: PathBuf,
         /// What was written.
         value: String,
         /// The kernel's error.
-        source: io::Error,
+        cause: io::Error,
     },
     /// An attribute that should be a number.
     #[error("{path} holds {value:?}, which is no number")]
@@ -92,7 +92,7 @@ impl Tree {
         let path = self.sys(path);
         match fs::read(&path) {
             Ok(bytes) => Ok(String::from_utf8_lossy(&bytes).trim().to_owned()),
-            Err(source) => Err(SysfsError::Read { path, source }),
+            Err(cause) => Err(SysfsError::Read { path, cause }),
         }
     }
 
@@ -119,7 +119,7 @@ impl Tree {
             .open(&full)
             .and_then(|mut file| io::Write::write_all(&mut file, value.as_bytes()))
             .and_then(|()| self.reaction.as_ref().map_or(Ok(()), |react| react(path.as_ref(), value)));
-        written.map_err(|source| SysfsError::Write { path: full, value: value.to_owned(), source })
+        written.map_err(|cause| SysfsError::Write { path: full, value: value.to_owned(), cause })
     }
 
     /// The names in the folder at `path` with numbers in them compared as numbers; none if there is no such folder.

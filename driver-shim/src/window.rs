@@ -45,12 +45,12 @@ pub struct Window {
 #[derive(Debug, thiserror::Error)]
 pub enum WindowError {
     /// The file could not be opened.
-    #[error("cannot open the window {path}: {source}; is the path right, and are you root?")]
+    #[error("cannot open the window {path}: {cause}; is the path right, and are you root?")]
     Open {
         /// The file.
         path: PathBuf,
         /// The kernel's error.
-        source: io::Error,
+        cause: io::Error,
     },
     /// The size could not be found, or is zero or beyond this machine's addresses.
     #[error("the window {path} has no usable size: {why}")]
@@ -61,7 +61,7 @@ pub enum WindowError {
         why: String,
     },
     /// The file could not be mapped.
-    #[error("cannot map {bytes} bytes of the window {path} ({access:?}): {source}")]
+    #[error("cannot map {bytes} bytes of the window {path} ({access:?}): {cause}")]
     Map {
         /// The file.
         path: PathBuf,
@@ -70,7 +70,7 @@ pub enum WindowError {
         /// What the mapping should have allowed.
         access: Access,
         /// The kernel's error.
-        source: io::Error,
+        cause: io::Error,
     },
     /// A range that passes the end.
     #[error("bytes {offset} + {length} pass the end of {what}, which has {bytes} bytes")]
@@ -102,7 +102,7 @@ impl Window {
             .read(true)
             .write(access == Access::ReadWrite)
             .open(path)
-            .map_err(|source| WindowError::Open { path: path.into(), source })?;
+            .map_err(|cause| WindowError::Open { path: path.into(), cause })?;
         let bad = |why: String| WindowError::Size { path: path.into(), why };
         let (bytes, align) = measure(&mut file, tree).map_err(|error| bad(error.to_string()))?;
         if bytes == 0 {
@@ -118,7 +118,7 @@ impl Window {
             Access::Read => options.map_raw_read_only(&file),
             Access::ReadWrite => options.map_raw(&file),
         }
-        .map_err(|source| WindowError::Map { path: path.into(), bytes, access, source })?;
+        .map_err(|cause| WindowError::Map { path: path.into(), bytes, access, cause })?;
         Ok(Self { path: path.into(), map, bytes, align, access })
     }
 

@@ -114,7 +114,7 @@ fn windows_the_wrong_way_round_are_noticed() {
     let mut options = windows.options();
     std::mem::swap(&mut options.base, &mut options.views);
     let error = Lamina::open(&options).unwrap_err();
-    assert!(matches!(error, Error::Directory { source: DirectoryError::Magic { .. }, .. }), "{error}");
+    assert!(matches!(error, Error::Directory { cause: DirectoryError::Magic { .. }, .. }), "{error}");
     assert!(error.to_string().contains("the right way round"), "{error}");
 }
 
@@ -135,7 +135,7 @@ fn a_directory_that_is_just_being_written_is_read_again() {
 
     windows.file("views").write_all_at(&torn, 0).unwrap();
     let error = Lamina::open(&windows.options()).unwrap_err();
-    assert!(matches!(error, Error::Directory { source: DirectoryError::Checksum { .. }, .. }), "{error}");
+    assert!(matches!(error, Error::Directory { cause: DirectoryError::Checksum { .. }, .. }), "{error}");
 }
 
 #[test]
@@ -231,7 +231,7 @@ fn a_new_view_shows_after_a_refresh() {
 fn flush_goes_to_the_device() {
     let windows = Windows::new();
     let requests = willing_device(&windows.path("ctl"));
-    let mut lamina = Lamina::open(&windows.options()).unwrap();
+    let lamina = Lamina::open(&windows.options()).unwrap();
     lamina.flush(Some((4096, 10))).unwrap();
     lamina.flush(None).unwrap();
     let requests: Vec<serde_json::Value> =

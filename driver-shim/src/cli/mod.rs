@@ -219,11 +219,11 @@ fn run(cli: &Cli) -> anyhow::Result<()> {
         }
         Command::View { tensor, spelling } => {
             let reply = open_ctl(&Tree::system(), paths.ctl.as_deref())?.create_view(tensor, spelling)?;
-            line(&reply.to_string())
+            line(&serde_json::to_string_pretty(reply.get("view").unwrap_or(&reply))?)
         }
         Command::Stats => {
             let reply = open_ctl(&Tree::system(), paths.ctl.as_deref())?.stats()?;
-            line(&serde_json::to_string_pretty(&reply)?)
+            line(&serde_json::to_string_pretty(reply.get("stats").unwrap_or(&reply))?)
         }
     }
 }

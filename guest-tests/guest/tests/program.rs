@@ -242,7 +242,7 @@ fn warm_reads_are_measured() {
         .iter()
         .filter_map(|event| match event {
             Event::WarmRead { bytes, seconds, bytes_per_second, .. } => {
-                assert!(*bytes >= 2 * ELEMENTS && bytes % (2 * ELEMENTS) == 0 && *seconds >= 0.1);
+                assert!(*bytes > ELEMENTS && bytes % 8 == 0 && *seconds >= 0.1);
                 Some(*bytes_per_second)
             }
             _ => None,

@@ -10,7 +10,7 @@ use crate::{Event, Plan, Report, report::console};
 const STORED: usize = 4096;
 
 pub(super) fn run(
-    lamina: &mut Lamina,
+    lamina: &Lamina,
     plan: &Plan,
     options: &OpenOptions,
     report: &mut Report,
@@ -25,7 +25,7 @@ pub(super) fn run(
 
 /// Stores over the start of a view, through a mapping that allows it.
 fn store(
-    lamina: &mut Lamina,
+    lamina: &Lamina,
     tensor: &str,
     view: &str,
     options: &OpenOptions,
@@ -54,7 +54,6 @@ fn store(
     drop(bad);
 
     lamina.flush(None)?;
-    let hash = |view: &str| Ok::<_, Error>(load(&lamina.span(tensor, view)?)?.sha256);
     let (after_flush, base_after) = (hash(view)?, hash(BASE)?);
     let base_unchanged = base_after == base_before;
     console(&format!(

@@ -16,7 +16,7 @@ use crate::{Event, Phase, Plan, Report, WindowReport, report::console};
 pub fn run(plan: &Plan, options: &OpenOptions, report: &mut Report) {
     started(report);
     let options = OpenOptions { base_access: Access::ReadWrite, ..options.clone() };
-    let mut lamina = match open(&options, report) {
+    let lamina = match open(&options, report) {
         Ok(lamina) => lamina,
         Err(error) => return report.problem("up", &error),
     };
@@ -24,18 +24,18 @@ pub fn run(plan: &Plan, options: &OpenOptions, report: &mut Report) {
         report.problem("read", &error);
     }
     if plan.counters {
-        match lamina.ctl().and_then(|ctl| Ok(ctl.stats()?)) {
+        match lamina.ctl().and_then(|mut ctl| Ok(ctl.stats()?)) {
             Ok(mut reply) => report.send(&Event::Counters { stats: reply["stats"].take() }),
             Err(error) => report.problem("counters", &error),
         }
     }
     if let Some(write) = &plan.write
-        && let Err(error) = write::run(&mut lamina, plan, write, report)
+        && let Err(error) = write::run(&lamina, plan, write, report)
     {
         report.problem("write", &format!("{error:#}"));
     }
     if plan.hostile
-        && let Err(error) = hostile::run(&mut lamina, plan, &options, report)
+        && let Err(error) = hostile::run(&lamina, plan, &options, report)
     {
         report.problem("hostile", &format!("{error:#}"));
     }

@@ -10,7 +10,7 @@ use super::read::{hex, pass};
 use crate::{Event, Phase, Plan, Report, WritePlan, report::console, rotate};
 
 pub(super) fn run(
-    lamina: &mut Lamina,
+    lamina: &Lamina,
     plan: &Plan,
     write: &WritePlan,
     report: &mut Report,
