@@ -7,8 +7,10 @@
 //!
 //! * A virtio port is one program's at a time. So hold it for a request and no longer; opening waits a while for others.
 //! * Every request has a deadline, every reply a bound on its length.
-//! * A reply that came too late must not be taken for the next request's: what waits in the port before a request is
-//!   thrown away, and after a failure the connection is not used again.
+//! * A reply to a program that was killed while it waited must not be taken for the reply to this one: a flush would
+//!   seem done before it was. The port keeps such replies, and they have no names. So a new connection first asks for
+//!   an operation that does not exist, with a name that only it knows; the device refuses it by name, and the next reply
+//!   is the connection's own. After a failure the connection is not used again.
 //! * `flush` is the fence of the coherence contract: stores made through the base window before it are in every view
 //!   read after it. Stores of this CPU need no flush instruction first: a virtual machine's memory is coherent with its
 //!   host. On hardware with write-back host caches over CXL.mem, the device would snoop or the caller would write its
@@ -17,6 +19,7 @@
 use std::{
     fs::{self, File, OpenOptions},
     io::{self, Read, Write},
+    mem,
     os::{
         fd::{AsFd, OwnedFd},
         unix::{
@@ -25,7 +28,8 @@ use std::{
         },
     },
     path::{Path, PathBuf},
-    time::{Duration, Instant},
+    process,
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 use rustix::{
@@ -128,6 +132,10 @@ pub struct Ctl {
     path: PathBuf,
     stream: File,
     timeout: Duration,
+    /// What was read behind the last line.
+    pending: Vec<u8>,
+    /// Whether the next reply is to this connection's next request.
+    in_step: bool,
     failed: bool,
 }
 
@@ -153,7 +161,14 @@ impl Ctl {
             let busy = || Err(io::ErrorKind::ResourceBusy.into());
             wait(PATIENCE, open).unwrap_or_else(busy).map_err(wrap)?
         };
-        Ok(Self { path: path.into(), stream, timeout: TIMEOUT, failed: false })
+        Ok(Self {
+            path: path.into(),
+            stream,
+            timeout: TIMEOUT,
+            pending: Vec::new(),
+            in_step: false,
+            failed: false,
+        })
     }
 
     /// Opens the port named [`CTL_PORT`].
@@ -232,10 +247,33 @@ impl Ctl {
 
     fn exchange(&mut self, request: &Value) -> Result<Value, CtlError> {
         let deadline = Instant::now() + self.timeout;
-        self.drain()?;
-        let mut line = request.to_string().into_bytes();
-        line.push(b'\n');
-        let mut rest = &line[..];
+        if !self.in_step || !self.pending.is_empty() {
+            self.fall_into_step(deadline)?;
+        }
+        self.send(&format!("{request}\n"), deadline)?;
+        let line = self.line(deadline)?;
+        serde_json::from_slice(&line).map_err(|_| self.no_reply(&line))
+    }
+
+    /// Throws away what the device still says to an earlier program: everything before its refusal of an operation that
+    /// nobody else can have asked for.
+    fn fall_into_step(&mut self, deadline: Instant) -> Result<(), CtlError> {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
+        let op = format!("sync-{}-{now}", process::id());
+        // The line end before it finishes what a killed program may have left unfinished.
+        self.send(&format!("\n{}\n", json!({ "op": op })), deadline)?;
+        loop {
+            let line = self.line(deadline)?;
+            if line.windows(op.len()).any(|part| part == op.as_bytes()) {
+                self.in_step = true;
+                return Ok(());
+            }
+            tracing::debug!(reply = %String::from_utf8_lossy(&line), "this was for an earlier program");
+        }
+    }
+
+    fn send(&mut self, text: &str, deadline: Instant) -> Result<(), CtlError> {
+        let mut rest = text.as_bytes();
         while !rest.is_empty() {
             match self.stream.write(rest) {
                 Ok(0) => return Err(CtlError::Closed { path: self.path.clone() }),
@@ -243,40 +281,30 @@ impl Ctl {
                 Err(error) => self.pause(error, PollFlags::OUT, deadline)?,
             }
         }
-        let mut reply = Vec::new();
+        Ok(())
+    }
+
+    /// The next line, without its end.
+    fn line(&mut self, deadline: Instant) -> Result<Vec<u8>, CtlError> {
+        let mut searched = 0;
         let mut chunk = vec![0; 64 << 10];
         loop {
+            if let Some(end) = self.pending[searched..].iter().position(|byte| *byte == b'\n') {
+                let rest = self.pending.split_off(searched + end + 1);
+                let mut line = mem::replace(&mut self.pending, rest);
+                line.pop();
+                return Ok(line);
+            }
+            searched = self.pending.len();
+            if searched > MAX_REPLY {
+                return Err(CtlError::TooLong { path: self.path.clone(), bound: MAX_REPLY });
+            }
             match self.stream.read(&mut chunk) {
                 Ok(0) => return Err(CtlError::Closed { path: self.path.clone() }),
-                Ok(count) => {
-                    reply.extend_from_slice(&chunk[..count]);
-                    if let Some(end) = reply.iter().position(|byte| *byte == b'\n') {
-                        return serde_json::from_slice(&reply[..end])
-                            .map_err(|_| self.no_reply(&reply[..end]));
-                    }
-                    if reply.len() > MAX_REPLY {
-                        return Err(CtlError::TooLong { path: self.path.clone(), bound: MAX_REPLY });
-                    }
-                }
+                Ok(count) => self.pending.extend_from_slice(&chunk[..count]),
                 Err(error) => self.pause(error, PollFlags::IN, deadline)?,
             }
         }
-    }
-
-    /// Throws away what an earlier program's request left behind.
-    fn drain(&mut self) -> Result<(), CtlError> {
-        let mut chunk = [0; 4096];
-        let mut drained = 0;
-        while drained <= MAX_REPLY {
-            match self.stream.read(&mut chunk) {
-                Ok(0) => return Err(CtlError::Closed { path: self.path.clone() }),
-                Ok(count) => drained += count,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(cause) => return Err(CtlError::Io { path: self.path.clone(), cause }),
-            }
-        }
-        Err(CtlError::TooLong { path: self.path.clone(), bound: MAX_REPLY })
     }
 
     /// After `error`: waits until the port is ready, or says why it will not be.

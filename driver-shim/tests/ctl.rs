@@ -4,14 +4,14 @@ mod common;
 
 use std::{
     fs,
-    io::Write,
+    io::{BufRead, BufReader, Write},
     os::unix::net::UnixListener,
     path::PathBuf,
     thread,
     time::{Duration, Instant},
 };
 
-use common::{device, willing_device};
+use common::{device, refusal, willing_device};
 use lamina_shim::{Ctl, CtlError, ctl, sysfs::Tree};
 use tempfile::TempDir;
 
@@ -67,22 +67,28 @@ fn a_device_that_takes_no_requests_is_given_up_on() {
 }
 
 #[test]
-fn a_late_reply_is_not_taken_for_the_next_one() {
+fn replies_to_a_killed_program_are_not_taken_for_ones_own() {
     let (_dir, path) = socket();
-    device(&path, |line, stream| {
-        let value: serde_json::Value = serde_json::from_str(line).unwrap();
-        stream
-            .write_all(
-                format!("{{\"ok\":true,\"of\":{}}}\n{{\"ok\":true,\"late\":1}}\n", value["op"]).as_bytes(),
-            )
-            .unwrap();
+    let listener = UnixListener::bind(&path).unwrap();
+    let device = thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        let mut lines = BufReader::new(stream.try_clone().unwrap()).lines().map(Result::unwrap);
+        // The end of one reply, a whole one, and, when the first request is already there, one that took long.
+        stream.write_all(b"rue}\n{\"ok\":true,\"of\":1}\n").unwrap();
+        assert_eq!(lines.next().unwrap(), "");
+        let sync = lines.next().unwrap();
+        thread::sleep(Duration::from_millis(30));
+        stream.write_all(b"{\"ok\":false,\"error\":\"of another\"}\n").unwrap();
+        stream.write_all(refusal(&sync).as_bytes()).unwrap();
+        for of in ["stats", "flush"] {
+            assert!(lines.next().unwrap().contains(of));
+            stream.write_all(format!("{{\"ok\":true,\"of\":\"{of}\"}}\n").as_bytes()).unwrap();
+        }
     });
     let mut ctl = Ctl::open(&path).unwrap();
-    for _ in 0..3 {
-        assert_eq!(ctl.stats().unwrap()["of"], "stats");
-        // The surplus line is in the port by now, as a reply after a timeout would be.
-        thread::sleep(Duration::from_millis(50));
-    }
+    assert_eq!(ctl.stats().unwrap()["of"], "stats");
+    assert_eq!(ctl.flush(None).unwrap()["of"], "flush");
+    device.join().unwrap();
 }
 
 #[test]

@@ -126,7 +126,8 @@ fn directory() -> Directory {
     }
 }
 
-/// A device that answers each request line with what `answer` makes of it; the requests are kept.
+/// A device that answers each request line with what `answer` makes of it; the requests are kept. What a connection asks
+/// first, to find its own replies, is refused by name.
 pub(crate) fn device(
     path: &Path,
     answer: impl Fn(&str, &mut UnixStream) + Send + Sync + 'static,
@@ -139,12 +140,23 @@ pub(crate) fn device(
             let mut stream = stream.unwrap();
             let mut lines = BufReader::new(stream.try_clone().unwrap()).lines();
             while let Some(Ok(line)) = lines.next() {
-                kept.lock().unwrap().push(line.clone());
-                answer(&line, &mut stream);
+                if line.contains("sync-") {
+                    stream.write_all(refusal(&line).as_bytes()).unwrap();
+                } else if !line.is_empty() {
+                    kept.lock().unwrap().push(line.clone());
+                    answer(&line, &mut stream);
+                }
             }
         }
     });
     requests
+}
+
+/// The refusal of an operation that does not exist.
+pub(crate) fn refusal(line: &str) -> String {
+    let request: serde_json::Value = serde_json::from_str(line).unwrap();
+    let error = format!("no request: unknown variant {}", request["op"]);
+    format!("{}\n", serde_json::json!({ "ok": false, "error": error }))
 }
 
 /// A device that says yes.

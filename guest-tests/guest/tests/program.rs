@@ -84,9 +84,16 @@ impl Device {
             for stream in listener.incoming() {
                 let mut stream = stream.unwrap();
                 for line in BufReader::new(stream.try_clone().unwrap()).lines() {
-                    assert!(line.unwrap().contains("\"op\":\"flush\""));
-                    show(&base, &views, &directory);
-                    stream.write_all(b"{\"ok\":true}\n").unwrap();
+                    let line = line.unwrap();
+                    if line.contains("\"op\":\"flush\"") {
+                        show(&base, &views, &directory);
+                        stream.write_all(b"{\"ok\":true}\n").unwrap();
+                    } else if !line.is_empty() {
+                        // A connection finds its own replies by asking for what does not exist.
+                        let error = format!("no request: {line}");
+                        let refusal = serde_json::json!({ "ok": false, "error": error });
+                        stream.write_all(format!("{refusal}\n").as_bytes()).unwrap();
+                    }
                 }
             }
         });
