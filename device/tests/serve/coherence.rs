@@ -1,0 +1,236 @@
+//! The coherence contract of `lamina::serve::coherence`, promise by promise, for both ways of laundering.
+
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use lamina::serve::Control;
+use lamina::serve::launder::LaunderWith;
+
+use crate::common::{Rig, TENSOR, eventually, expected, noise, spec, within};
+
+const BOTH: [LaunderWith; 2] = [LaunderWith::Auto, LaunderWith::Msync];
+
+#[test]
+fn same_window_reads_are_always_current() {
+    within(60, || {
+        let rig = Rig::new(LaunderWith::Auto);
+        let (mut one, other) = (rig.base(), rig.base());
+        for round in 0..200_u64 {
+            let at = round * 4099 % TENSOR as u64;
+            let bytes = round.to_le_bytes();
+            if round % 2 == 0 {
+                one.store(at, &bytes);
+            } else {
+                one.file.write_all_at(&bytes, at).unwrap();
+            }
+            assert_eq!(other.load(at, 8), bytes);
+            assert_eq!(other.read(at, 8), bytes);
+        }
+    });
+}
+
+#[test]
+fn a_fresh_view_page_shows_stores_that_nobody_flushed() {
+    for with in BOTH {
+        within(60, move || {
+            let mut rig = Rig::new(with);
+            let view = rig.view("e8m3");
+            let (mut base, views) = (rig.base(), rig.views());
+            for page in 0..50 {
+                let at = page * 4096 + 40;
+                let bytes = noise(page as u64 + 1, 16);
+                base.store(at as u64, &bytes);
+                rig.bytes[at..at + 16].copy_from_slice(&bytes);
+                let shown = views.load(view.offset + at as u64, 16);
+                assert_eq!(shown, expected("e8m3", &bytes), "page {page} {with:?}");
+            }
+            assert!(views.load(view.offset, TENSOR) == rig.expected("e8m3"));
+        });
+    }
+}
+
+#[test]
+fn a_cached_view_page_shows_stores_after_a_flush() {
+    for with in BOTH {
+        within(60, move || {
+            let mut rig = Rig::new(with);
+            let (full, packed) = (rig.view("full"), rig.view("e8m2:packed"));
+            let (mut base, views) = (rig.base(), rig.views());
+            for round in 0..20_u64 {
+                assert!(views.load(full.offset, TENSOR) == rig.bytes, "round {round} {with:?}");
+                let packed_bytes = rig.expected("e8m2:packed");
+                assert!(
+                    views.load(packed.offset, packed_bytes.len()) == packed_bytes,
+                    "round {round} {with:?}"
+                );
+                let at = usize::try_from(round).unwrap() * 200_003 % (TENSOR - 9000);
+                let bytes = noise(round + 99, 9000);
+                base.store(at as u64, &bytes);
+                rig.bytes[at..at + 9000].copy_from_slice(&bytes);
+                rig.mount.coherence().flush(at as u64, 9000).unwrap();
+            }
+            assert!(views.load(full.offset, TENSOR) == rig.bytes);
+        });
+    }
+}
+
+#[test]
+fn stores_that_reach_the_device_without_a_flush_show_a_moment_later() {
+    within(60, || {
+        let mut rig = Rig::new(LaunderWith::Auto);
+        let view = rig.view("full");
+        let (mut base, views) = (rig.base(), rig.views());
+        assert!(views.load(view.offset, TENSOR) == rig.bytes);
+        base.file.write_all_at(b"written", 5000).unwrap();
+        rig.bytes[5000..5007].copy_from_slice(b"written");
+        eventually("a write shows", || views.load(view.offset, TENSOR) == rig.bytes);
+        base.store(9000, b"stored");
+        rig.bytes[9000..9006].copy_from_slice(b"stored");
+        base.sync();
+        eventually("a store synced shows", || views.load(view.offset, TENSOR) == rig.bytes);
+    });
+}
+
+#[test]
+fn a_store_into_a_view_is_counted_dropped_and_hurts_nothing() {
+    within(60, || {
+        let rig = Rig::new(LaunderWith::Auto);
+        let view = rig.view("e8m3");
+        let expected = rig.expected("e8m3");
+        let (base, mut views) = (rig.base(), rig.views());
+        assert!(views.load(view.offset, expected.len()) == expected);
+        let directory = views.load(0, 4096);
+        for at in [0, view.offset + 10, view.offset + view.length - 3, view.offset + view.length + (1 << 20)]
+        {
+            views.store(at, b"junk");
+        }
+        views.sync();
+        eventually("the junk is gone", || {
+            views.load(view.offset, expected.len()) == expected && views.load(0, 4096) == directory
+        });
+        let before = rig.device.stats().requests;
+        assert!(before.refused_view_stores >= 4 && before.refused_view_bytes >= 4 * 4096, "{before:?}");
+        assert!(base.load(0, TENSOR) == rig.bytes);
+
+        let refused = views.file.write_at(b"junk", view.offset).unwrap_err();
+        assert_eq!(refused.raw_os_error(), Some(libc::EROFS));
+        eventually("the refused bytes are gone", || views.load(view.offset, expected.len()) == expected);
+        assert!(rig.device.stats().requests.refused_view_stores > before.refused_view_stores);
+    });
+}
+
+#[test]
+fn what_is_made_and_removed_at_run_time_shows_in_the_directory_at_once() {
+    within(60, || {
+        let rig = Rig::new(LaunderWith::Auto);
+        let (mut base, views) = (rig.base(), rig.views());
+        let control = Control::new(Arc::clone(&rig.device));
+        control.mounted(rig.mount.coherence());
+        let directory = || lamina_abi::decode(&views.load(0, 2 << 20)).unwrap();
+        assert_eq!((directory().tensors.len(), directory().views.len()), (1, 0));
+
+        // Stored, and still in the page cache when the tensor and its view are made.
+        let bytes = noise(3, 10_000);
+        base.store(8 << 20, &bytes);
+        control.create_tensor(spec("late", 8 << 20, 10_000)).unwrap();
+        assert!(directory().tensor("late").is_some());
+        let view = control.create_view("late", "e8m3").unwrap();
+        assert_eq!(directory().view("late", "e8m3").map(|view| view.offset), Some(view.offset));
+        assert_eq!(views.load(view.offset, 10_000), expected("e8m3", &bytes));
+
+        control.remove_tensor("late").unwrap();
+        assert!(directory().tensor("late").is_none() && directory().views.is_empty());
+        assert_eq!(views.load(view.offset, 10_000), vec![0; 10_000]);
+        assert_eq!(base.load(8 << 20, 10_000), bytes);
+    });
+}
+
+#[test]
+fn a_flush_names_a_range_past_the_end_and_clips_nothing_silently() {
+    within(60, || {
+        let rig = Rig::new(LaunderWith::Auto);
+        let control = Control::new(Arc::clone(&rig.device));
+        control.mounted(rig.mount.coherence());
+        control.flush(0, None).unwrap();
+        control.flush(4096, Some(1)).unwrap();
+        let refused = control.flush(crate::common::BASE, Some(1)).unwrap_err().to_string();
+        assert!(refused.contains("pass the end"), "{refused}");
+        assert!(control.flush(u64::MAX, Some(2)).is_err());
+    });
+}
+
+/// Readers of views, writers of base and flushes on the same pages; at the end everything equals the reference.
+#[test]
+fn readers_of_views_and_writers_of_base_never_lock_each_other_out() {
+    for with in BOTH {
+        within(120, move || {
+            let mut rig = Rig::new(with);
+            let spellings = ["full", "e8m3", "e8m3+g2:packed"];
+            let views: Vec<_> = spellings.iter().map(|spelling| rig.view(spelling)).collect();
+            let stop = AtomicBool::new(false);
+            let reads = AtomicU64::new(0);
+            let flushes = AtomicU64::new(0);
+            let pages = TENSOR / 4096;
+            thread::scope(|scope| {
+                for reader in 0..6_u64 {
+                    let (rig, views, stop, reads) = (&rig, &views, &stop, &reads);
+                    scope.spawn(move || {
+                        let window = rig.views();
+                        let mut state = reader * 77 + 1;
+                        while !stop.load(Ordering::Relaxed) {
+                            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                            let view = &views[usize::try_from(state >> 40).unwrap() % views.len()];
+                            let at = (state >> 20) % (view.length - 4096);
+                            window.load(view.offset + at, 64);
+                            if reader % 2 == 0 {
+                                window.read(view.offset + at / 4096 * 4096, 4096);
+                            }
+                            reads.fetch_add(1, Ordering::Relaxed);
+                        }
+                    });
+                }
+                for writer in 0..2 {
+                    let (rig, stop) = (&rig, &stop);
+                    scope.spawn(move || {
+                        let mut base = rig.base();
+                        let mut round = 0_usize;
+                        while !stop.load(Ordering::Relaxed) {
+                            // The writers' pages are disjoint, what they store is a function of the page.
+                            let page = (round * 7 + writer) % pages / 2 * 2 + writer;
+                            let page = page.min(pages - 2 + writer);
+                            base.store(page as u64 * 4096, &noise(page as u64 + 1000, 4096));
+                            round += 1;
+                        }
+                    });
+                }
+                let (rig, stop, flushes) = (&rig, &stop, &flushes);
+                scope.spawn(move || {
+                    while !stop.load(Ordering::Relaxed) {
+                        rig.mount.coherence().flush(0, TENSOR as u64).unwrap();
+                        flushes.fetch_add(1, Ordering::Relaxed);
+                        thread::sleep(Duration::from_millis(10));
+                    }
+                });
+                thread::sleep(Duration::from_secs(4));
+                stop.store(true, Ordering::Relaxed);
+            });
+            let started = Instant::now();
+            rig.mount.coherence().flush(0, TENSOR as u64).unwrap();
+            rig.bytes = rig.base().load(0, TENSOR);
+            let window = rig.views();
+            for (spelling, view) in spellings.iter().zip(&views) {
+                let expected = rig.expected(spelling);
+                assert!(window.load(view.offset, expected.len()) == expected, "{spelling} {with:?}");
+            }
+            let changed = (0..pages)
+                .filter(|&page| rig.bytes[page * 4096..(page + 1) * 4096] == noise(page as u64 + 1000, 4096));
+            assert!(changed.count() > pages / 2, "the writers got through");
+            assert!(reads.load(Ordering::Relaxed) > 100 && flushes.load(Ordering::Relaxed) > 3);
+            assert_eq!(rig.mount.panics(), 0);
+            eprintln!("{with:?}: {reads:?} reads, {flushes:?} flushes, checked in {:?}", started.elapsed());
+        });
+    }
+}

@@ -1,0 +1,10 @@
+//! The device as its users meet it: files to map, an API, a port for guests, and the `lamina` program.
+//!
+//! These tests mount for real: they need /dev/fuse, and root or fusermount3.
+
+mod api;
+mod coherence;
+mod common;
+mod guest_port;
+mod mount;
+mod program;

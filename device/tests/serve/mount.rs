@@ -1,0 +1,188 @@
+//! What the two files are, and what they refuse.
+
+use std::fs;
+use std::io::ErrorKind;
+use std::os::fd::AsFd;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::sync::Arc;
+
+use lamina::device::{Device, DeviceConfig};
+use lamina::serve::launder::LaunderWith;
+use lamina::serve::{Mount, MountOptions, MountPoint, ServeError};
+use nix::fcntl::{FallocateFlags, fallocate};
+use nix::unistd::{Whence, lseek64};
+
+use crate::common::{BASE, Rig, TENSOR, VIEWS, eventually, within};
+
+#[test]
+fn the_mount_shows_two_files_of_the_windows_sizes_for_their_owner_alone() {
+    within(60, || {
+        let rig = Rig::new(LaunderWith::Auto);
+        let mut names: Vec<_> =
+            fs::read_dir(rig.mount.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        names.sort();
+        assert_eq!(names, ["base", "views"]);
+        for (path, size) in [(rig.mount.base_path(), BASE), (rig.mount.views_path(), VIEWS)] {
+            let found = fs::metadata(path).unwrap();
+            assert_eq!((found.len(), found.mode() & 0o7777), (size, 0o600));
+        }
+        let stat = nix::sys::statvfs::statvfs(rig.mount.path()).unwrap();
+        assert_eq!(stat.blocks() * stat.fragment_size(), BASE + VIEWS);
+    });
+}
+
+#[test]
+fn views_are_the_references_bytes_by_read_and_by_load() {
+    within(120, || {
+        let rig = Rig::new(LaunderWith::Auto);
+        let spellings =
+            ["full", "e8m3", "e8m3+g2", "e5m0:packed", "e8m2+g3:packed", "fp8_e4m3fn", "fp8_e5m2+g1"];
+        let views: Vec<_> = spellings.iter().map(|spelling| rig.view(spelling)).collect();
+        let (base, window) = (rig.base(), rig.views());
+        assert!(base.load(0, TENSOR) == rig.bytes, "base");
+        for (spelling, view) in spellings.iter().zip(views) {
+            let expected = rig.expected(spelling);
+            assert_eq!(view.length, expected.len() as u64, "{spelling}");
+            assert!(window.load(view.offset, expected.len()) == expected, "{spelling} by load");
+            assert!(window.read(view.offset, expected.len()) == expected, "{spelling} by read");
+            let odd = window.read(view.offset + 4093, 777);
+            assert!(odd == expected[4093..4093 + 777], "{spelling} at an odd place");
+            let behind = window.read(view.offset + view.length, 100);
+            assert_eq!(behind, [0; 100], "behind {spelling}");
+        }
+    });
+}
+
+#[test]
+fn a_touched_page_is_read_alone() {
+    within(60, || {
+        let rig = Rig::new(LaunderWith::Auto);
+        let view = rig.view("e8m3");
+        let (base, views) = (rig.base(), rig.views());
+        base.load(5 * 4096 + 17, 1);
+        views.load(view.offset + 9 * 4096, 1);
+        let requests = rig.device.stats().requests;
+        assert_eq!((requests.base.reads, requests.base.bytes), (1, 4096));
+        assert_eq!((requests.views.reads, requests.views.bytes), (1, 4096));
+    });
+}
+
+#[test]
+fn nothing_lies_past_the_end() {
+    within(60, || {
+        let rig = Rig::new(LaunderWith::Auto);
+        let base = rig.base();
+        assert_eq!(base.file.read_at(&mut [0; 16], BASE).unwrap(), 0);
+        assert_eq!(base.file.read_at(&mut [0; 16], BASE - 4).unwrap(), 4);
+        let refused = base.file.write_at(&[1; 16], BASE).unwrap_err();
+        assert_eq!(refused.raw_os_error(), Some(libc::EFBIG));
+        assert!(base.file.write_all_at(&[1; 16], BASE - 4).is_err());
+        assert_eq!(fs::metadata(rig.mount.base_path()).unwrap().len(), BASE);
+        // A fresh descriptor asks the kernel anew.
+        assert_eq!(rig.base().file.read_at(&mut [0; 16], BASE).unwrap(), 0);
+    });
+}
+
+#[test]
+fn the_files_cannot_be_resized_removed_renamed_or_joined() {
+    within(60, || {
+        let rig = Rig::new(LaunderWith::Auto);
+        let (base, path) = (rig.base(), rig.mount.base_path());
+        for size in [0, BASE - 1, BASE + 1] {
+            assert_eq!(base.file.set_len(size).unwrap_err().kind(), ErrorKind::PermissionDenied, "{size}");
+        }
+        base.file.set_len(BASE).unwrap();
+        assert!(fs::File::create(&path).is_err(), "O_TRUNC");
+        assert!(fs::remove_file(&path).is_err());
+        assert!(fs::rename(&path, rig.mount.path().join("other")).is_err());
+        assert!(fs::write(rig.mount.path().join("new"), "x").is_err());
+        assert!(fs::create_dir(rig.mount.path().join("new")).is_err());
+        assert!(base.load(0, TENSOR) == rig.bytes);
+    });
+}
+
+#[test]
+fn punching_a_hole_drops_bytes_in_both_windows_and_other_fallocates_are_refused() {
+    within(60, || {
+        let mut rig = Rig::new(LaunderWith::Auto);
+        let view = rig.view("full");
+        let (base, views) = (rig.base(), rig.views());
+        assert!(views.load(view.offset, TENSOR) == rig.bytes);
+        let hole = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
+        fallocate(base.file.as_fd(), hole, 4096 * 3, 8192).unwrap();
+        rig.bytes[4096 * 3..4096 * 5].fill(0);
+        assert!(base.load(0, TENSOR) == rig.bytes);
+        eventually("the hole shows in the view", || views.load(view.offset, TENSOR) == rig.bytes);
+        rig.mount.coherence().discard(100, 5000).unwrap();
+        rig.bytes[100..5100].fill(0);
+        assert!(base.load(0, TENSOR) == rig.bytes);
+        assert!(views.load(view.offset, TENSOR) == rig.bytes);
+        assert_eq!(
+            fallocate(base.file.as_fd(), FallocateFlags::empty(), 0, 4096),
+            Err(nix::errno::Errno::EOPNOTSUPP)
+        );
+        assert!(fallocate(views.file.as_fd(), hole, 0, 4096).is_err());
+        assert!(rig.mount.coherence().discard(BASE, 1).is_err());
+    });
+}
+
+#[test]
+fn the_files_are_data_from_end_to_end() {
+    within(60, || {
+        let rig = Rig::new(LaunderWith::Auto);
+        let base = rig.base();
+        assert_eq!(lseek64(base.file.as_fd(), 12_345, Whence::SeekData), Ok(12_345));
+        assert_eq!(lseek64(base.file.as_fd(), 12_345, Whence::SeekHole), Ok(i64::try_from(BASE).unwrap()));
+        assert!(lseek64(base.file.as_fd(), i64::try_from(BASE).unwrap(), Whence::SeekData).is_err());
+    });
+}
+
+#[test]
+fn a_mount_point_in_use_is_refused_by_name() {
+    within(60, || {
+        let rig = Rig::new(LaunderWith::Auto);
+        let refused = MountPoint::prepare(rig.mount.path()).unwrap_err();
+        let text = refused.to_string();
+        assert!(matches!(refused, ServeError::MountPointBusy { .. }), "{text}");
+        assert!(text.contains(&std::process::id().to_string()), "{text}");
+        // And it still works.
+        assert!(rig.base().load(0, TENSOR) == rig.bytes);
+    });
+}
+
+#[test]
+fn unmounting_keeps_what_was_stored_and_clears_the_mount_point() {
+    within(60, || {
+        let mut rig = Rig::new(LaunderWith::Auto);
+        let mut base = rig.base();
+        base.store(70, b"stored");
+        rig.bytes[70..76].copy_from_slice(b"stored");
+        let path = rig.mount.path().to_owned();
+        // `base` is still open and mapped.
+        let Rig { mount, device, bytes, directory } = rig;
+        drop(mount);
+        assert!(!path.exists());
+        let mut found = vec![0; TENSOR];
+        device.read_base(0, &mut found).unwrap();
+        assert!(found == bytes);
+        drop((base, directory));
+    });
+}
+
+#[test]
+fn one_process_can_serve_many_devices() {
+    within(60, || {
+        let directory = tempfile::tempdir().unwrap();
+        let mounts: Vec<_> = (0..4_u8)
+            .map(|number| {
+                let device = Arc::new(Device::new(DeviceConfig::new(1 << 20, 4 << 20)).unwrap());
+                device.write_base(0, &[number]).unwrap();
+                let point = MountPoint::prepare(&directory.path().join(number.to_string())).unwrap();
+                Mount::new(device, point, &MountOptions::default()).unwrap()
+            })
+            .collect();
+        for (number, mount) in mounts.iter().enumerate() {
+            assert_eq!(usize::from(fs::read(mount.base_path()).unwrap()[0]), number);
+        }
+    });
+}

@@ -1,0 +1,347 @@
+//! The `lamina` program: what it serves, what it refuses, and what a killed one leaves behind.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::fs::FileExt;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::common::{Window, expected, noise, within};
+
+fn lamina(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_lamina"));
+    command.args(arguments).env("RUST_LOG", "info,fuse_backend_rs=off");
+    command
+}
+
+/// A directory with everything that a run needs.
+struct Place(TempDir);
+
+impl Place {
+    fn new() -> Self {
+        Self(tempfile::tempdir().unwrap())
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    fn text(&self, name: &str) -> String {
+        self.path(name).to_str().unwrap().to_owned()
+    }
+
+    fn serve(&self, more: &[&str]) -> Command {
+        let (mount, run) = (self.text("mount"), self.text("run"));
+        let mut command = lamina(&["serve", "--json", "--mount", &mount, "--run-dir", &run]);
+        command.args(more);
+        command
+    }
+
+    fn refused(&self, more: &[&str]) -> String {
+        failure(&mut self.serve(more))
+    }
+
+    fn client(&self, arguments: &[&str]) -> Value {
+        let output =
+            lamina(arguments).args(["--json", "--api", &self.text("run/api.sock")]).output().unwrap();
+        assert!(output.status.success(), "{arguments:?}: {output:?}");
+        serde_json::from_slice(&output.stdout).unwrap()
+    }
+
+    /// A checkpoint of one bf16 tensor `w`.
+    fn checkpoint(&self, bytes: &[u8]) -> String {
+        let header =
+            json!({ "w": { "dtype": "BF16", "shape": [bytes.len() / 2], "data_offsets": [0, bytes.len()] } });
+        let header = header.to_string();
+        let mut file = fs::File::create(self.path("model")).unwrap();
+        file.write_all(&(header.len() as u64).to_le_bytes()).unwrap();
+        file.write_all(header.as_bytes()).unwrap();
+        file.write_all(bytes).unwrap();
+        self.text("model")
+    }
+}
+
+/// A run that is ready, killed when dropped.
+struct Run {
+    child: Child,
+    ready: Value,
+}
+
+impl Run {
+    fn start(command: &mut Command) -> Self {
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let Ok(ready) = serde_json::from_str(&line) else {
+            let output = child.wait_with_output().unwrap();
+            panic!("not ready: {line}{}", String::from_utf8_lossy(&output.stderr));
+        };
+        Self { child, ready }
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill(Pid::from_raw(i32::try_from(self.child.id()).unwrap()), signal).unwrap();
+    }
+
+    /// Waits for the end, for a bounded time.
+    fn end(mut self) -> std::process::ExitStatus {
+        let started = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status;
+            }
+            assert!(started.elapsed() < Duration::from_secs(15), "it does not end");
+            thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    fn log(&mut self) -> String {
+        let mut log = String::new();
+        self.child.stderr.take().unwrap().read_to_string(&mut log).unwrap();
+        log
+    }
+}
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        // It may have ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn failure(command: &mut Command) -> String {
+    let Output { status, stdout, stderr } = command.output().unwrap();
+    let text = String::from_utf8_lossy(&stderr).into_owned();
+    assert!(!status.success() && stdout.is_empty(), "{text}");
+    assert!(!text.contains("panicked"), "{text}");
+    text
+}
+
+fn mounted(path: &Path) -> bool {
+    fs::read_to_string("/proc/self/mountinfo").unwrap().contains(path.to_str().unwrap())
+}
+
+#[test]
+fn a_checkpoint_is_served_listed_and_flushed_and_nothing_stays_behind() {
+    within(120, || {
+        let place = Place::new();
+        let bytes = noise(1, 100_000);
+        let model = place.checkpoint(&bytes);
+        let run = Run::start(&mut place.serve(&[
+            "--model",
+            &model,
+            "--views",
+            "full,e8m3,e5m10",
+            "--tcp",
+            "127.0.0.1:0",
+        ]));
+        assert_eq!(run.ready["base"]["bytes"], 256 << 20);
+        assert_eq!((&run.ready["tensors"], &run.ready["view_count"]), (&json!(1), &json!(2)));
+        assert_eq!(run.ready["skipped"][0]["view"], "e5m10");
+        assert!(run.ready["tcp"].as_str().unwrap().starts_with("127.0.0.1:"));
+
+        let mut base = Window::open(&place.path("mount/base"));
+        let views = Window::open(&place.path("mount/views"));
+        let made = place.client(&["view", "add", "w", "e8m2+g2"]);
+        let list = place.client(&["views"]);
+        assert_eq!(list.as_array().unwrap().len(), 3);
+        assert_eq!(place.client(&["tensors"])[0]["length"], 100_000);
+        for view in list.as_array().unwrap() {
+            let spelling = view["view"].as_str().unwrap();
+            assert!(
+                views.load(view["offset"].as_u64().unwrap(), 100_000) == expected(spelling, &bytes),
+                "{spelling}"
+            );
+        }
+        let changed = noise(2, 50_000);
+        base.store(0, &changed);
+        place.client(&["flush", "--length", "50000"]);
+        let at = made["offset"].as_u64().unwrap();
+        assert!(views.load(at, 50_000) == expected("e8m2+g2", &changed));
+        assert!(place.client(&["stats"])["writes"]["base_writes"].as_u64().unwrap() > 0);
+        for table in ["stats", "tensors", "views"] {
+            let output = lamina(&[table, "--api", &place.text("run/api.sock")]).output().unwrap();
+            assert!(
+                output.status.success() && String::from_utf8_lossy(&output.stdout).contains('w'),
+                "{table}"
+            );
+        }
+
+        drop((base, views));
+        run.signal(Signal::SIGTERM);
+        let status = run.end();
+        assert!(status.success(), "{status}");
+        assert!(!mounted(&place.path("mount")) && !place.path("mount").exists());
+        assert_eq!(fs::read_dir(place.path("run")).unwrap().count(), 0, "no sockets");
+    });
+}
+
+#[test]
+fn what_a_killed_run_leaves_is_cleared_by_the_next() {
+    within(120, || {
+        let place = Place::new();
+        let run = Run::start(&mut place.serve(&["--capacity", "16M"]));
+        let mut base = Window::open(&place.path("mount/base"));
+        base.store(0, &noise(1, 100_000));
+        run.signal(Signal::SIGKILL);
+        assert_eq!(run.end().signal(), Some(9));
+        assert!(mounted(&place.path("mount")) && place.path("run/api.sock").exists(), "something is left");
+
+        let mut next = Run::start(&mut place.serve(&["--capacity", "16M"]));
+        assert_eq!(Window::open(&place.path("mount/base")).load(0, 4), [0; 4]);
+        place.client(&["stats"]);
+        next.signal(Signal::SIGINT);
+        let log = next.log();
+        assert!(log.contains("clearing the mount that a killed run left"), "{log}");
+        assert!(next.end().success());
+        drop(base);
+    });
+}
+
+/// Killed while view reads wait for base pages to be written back, over and over.
+#[test]
+fn a_run_killed_under_load_dies_and_is_cleared() {
+    within(180, || {
+        let place = Place::new();
+        let model = place.checkpoint(&noise(1, 8 << 20));
+        for round in 0..4 {
+            let run = Run::start(&mut place.serve(&["--model", &model, "--views", "full"]));
+            let stop = AtomicBool::new(false);
+            thread::scope(|scope| {
+                for thread in 0..4_u64 {
+                    let place = &place;
+                    scope.spawn(move || {
+                        let base = fs::OpenOptions::new().write(true).open(place.path("mount/base")).unwrap();
+                        let views = fs::File::open(place.path("mount/views")).unwrap();
+                        let mut bytes = noise(thread, 4096);
+                        // By read and write: a load from a dead mount would be a SIGBUS. Ends with the mount.
+                        for at in (0..).map(|step: u64| (step * 7 + thread) % 2000 * 4096) {
+                            let read = views.read_exact_at(&mut bytes, (2 << 20) + at);
+                            if read.is_err() || base.write_all_at(&bytes, at).is_err() {
+                                return;
+                            }
+                        }
+                    });
+                }
+                let (window, stopping) = (Window::open(&place.path("mount/base")), &stop);
+                let storing = scope.spawn(move || {
+                    let mut base = window;
+                    for page in (0..2000).cycle().take_while(|_| !stopping.load(Ordering::Relaxed)) {
+                        base.store(page * 4096, &[1]);
+                    }
+                    base
+                });
+                thread::sleep(Duration::from_millis(300 + 50 * round));
+                // No more stores, but what was stored is still dirty when the run is killed.
+                stop.store(true, Ordering::Relaxed);
+                let base = storing.join().unwrap();
+                run.signal(Signal::SIGKILL);
+                drop(base);
+            });
+            assert_eq!(run.end().signal(), Some(9), "round {round}");
+        }
+        let run = Run::start(&mut place.serve(&["--model", &model]));
+        run.signal(Signal::SIGTERM);
+        assert!(run.end().success());
+    });
+}
+
+#[test]
+fn a_second_run_on_the_same_mount_or_sockets_is_refused_by_name() {
+    within(60, || {
+        let place = Place::new();
+        let run = Run::start(&mut place.serve(&["--capacity", "16M"]));
+        let refused = place.refused(&["--capacity", "16M"]);
+        assert!(refused.contains("api.sock") && refused.contains("--run-dir"), "{refused}");
+        let mut other = lamina(&[
+            "serve",
+            "--capacity",
+            "16M",
+            "--mount",
+            &place.text("mount"),
+            "--run-dir",
+            &place.text("run2"),
+        ]);
+        let refused = failure(&mut other);
+        assert!(
+            refused.contains("mounted already") && refused.contains(&run.child.id().to_string()),
+            "{refused}"
+        );
+        place.client(&["stats"]);
+    });
+}
+
+#[test]
+fn bad_arguments_are_refused_with_the_reason() {
+    within(120, || {
+        let place = Place::new();
+        fs::create_dir(place.path("full")).unwrap();
+        fs::write(place.path("full/precious"), "x").unwrap();
+        fs::write(place.path("broken"), "not a checkpoint").unwrap();
+        let large = place.checkpoint(&noise(1, 100_000));
+        let cases: [(&[&str], &str); 12] = [
+            (&["--capacity", "12"], "4096"),
+            (&["--capacity", "1Q"], "no size"),
+            (&["--capacity", "16M", "--views-capacity", "1M"], "2 MiB"),
+            (&["--mode", "fast"], "trace, gcomp and plain"),
+            (&["--codec", "gzip"], "lz4 and zstd"),
+            (&["--model", "/nonexistent/model"], "/nonexistent/model"),
+            (&["--model", &place.text("broken")], "broken"),
+            (&["--model", &large, "--capacity", "64K"], "--capacity"),
+            (&["--model", &large, "--views", "e9m9"], "e9m9"),
+            (&["--model", &large, "--kv", "x"], "PATTERN=CHANNELS"),
+            (&["--capacity", "16M", "--tcp", "0.0.0.0:0"], "loopback"),
+            (&["--capacity", "16M", "--threads", "0"], "1 to 64"),
+        ];
+        for (arguments, word) in cases {
+            let refused = place.refused(arguments);
+            assert!(refused.contains(word), "{arguments:?}: {refused}");
+            assert!(!mounted(&place.path("mount")) && !place.path("mount").exists(), "{arguments:?}");
+        }
+        let mut onto = lamina(&[
+            "serve",
+            "--capacity",
+            "16M",
+            "--mount",
+            &place.text("full"),
+            "--run-dir",
+            &place.text("run"),
+        ]);
+        let refused = failure(&mut onto);
+        assert!(refused.contains("precious"), "{refused}");
+        let refused = failure(&mut lamina(&["stats", "--api", &place.text("nobody")]));
+        assert!(refused.contains("nobody") && refused.contains("lamina serve"), "{refused}");
+    });
+}
+
+#[test]
+fn a_large_device_starts_at_once_and_small() {
+    within(60, || {
+        let place = Place::new();
+        let started = Instant::now();
+        let run = Run::start(&mut place.serve(&["--capacity", "64G"]));
+        let seconds = started.elapsed().as_secs_f64();
+        let status = fs::read_to_string(format!("/proc/{}/status", run.child.id())).unwrap();
+        let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap().trim();
+        let kib: u64 = resident.trim_end_matches(" kB").parse().unwrap();
+        assert!(seconds < 1.0, "{seconds} s");
+        assert!(kib < 100 << 10, "{kib} KiB");
+        let mut base = Window::open(&place.path("mount/base"));
+        base.store((64 << 30) - 4, b"last");
+        assert_eq!(base.read((64 << 30) - 4, 4), b"last");
+        place.client(&["flush"]);
+        drop(base);
+        run.signal(Signal::SIGTERM);
+        assert!(run.end().success());
+    });
+}
