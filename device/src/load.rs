@@ -242,15 +242,14 @@ pub fn load_model(
             progress(Progress { tensor: &tensor.name, bytes, total })
         })?;
         for spelling in &options.views {
-            match View::parse(info.format, spelling) {
-                Err(why) => loaded.skipped.push(skipped(tensor, spelling, why.to_string())),
-                Ok(_) => {
-                    let view = device.create_view(&info.name, spelling).map_err(failed)?;
-                    // Two spellings may name one view.
-                    if !loaded.views.contains(&view) {
-                        loaded.views.push(view);
-                    }
-                }
+            if let Err(why) = View::parse(info.format, spelling) {
+                loaded.skipped.push(skipped(tensor, spelling, why.to_string()));
+                continue;
+            }
+            let view = device.create_view(&info.name, spelling).map_err(failed)?;
+            // Two spellings may name one view.
+            if !loaded.views.contains(&view) {
+                loaded.views.push(view);
             }
         }
         loaded.tensors.push(info);

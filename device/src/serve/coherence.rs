@@ -19,6 +19,7 @@
 //! the kernel waits in that call for reads of the same pages that are under way, which FUSE workers have to answer.
 
 use std::io;
+use std::iter::once;
 use std::ops::Range;
 use std::sync::mpsc;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -85,7 +86,8 @@ impl Coherence {
     pub fn flush(&self, offset: u64, length: u64) -> Result<(), ServeError> {
         let end = offset.saturating_add(length).min(self.device.base_bytes());
         if offset < end {
-            let flushed = self.on_launderer(|launderer, done| launderer.launder(vec![offset..end], done));
+            let flushed =
+                self.on_launderer(|launderer, done| launderer.launder(once(offset..end).collect(), done));
             flushed.map_err(|source| ServeError::Flush { offset, length, source })?;
         }
         self.drain()
@@ -160,15 +162,16 @@ impl Coherence {
 
     /// Says that the page cache holds bytes for the views window that the device did not give.
     pub(super) fn views_soiled(&self, offset: u64, length: u64) {
-        self.queue(vec![offset..offset.saturating_add(length)]);
+        self.queue(once(offset..offset.saturating_add(length)));
     }
 
     fn lock(&self) -> MutexGuard<'_, Queue> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn queue(&self, ranges: Vec<Range<u64>>) {
-        if ranges.is_empty() {
+    fn queue(&self, ranges: impl IntoIterator<Item = Range<u64>>) {
+        let mut ranges = ranges.into_iter().peekable();
+        if ranges.peek().is_none() {
             return;
         }
         let mut queue = self.lock();
@@ -231,12 +234,12 @@ impl Coherence {
         let (done, answer) = mpsc::channel();
         let everything = 0..self.device.base_bytes();
         let started = Instant::now();
-        launderer.launder(vec![everything], Box::new(move |result| drop(done.send(result))));
+        launderer.launder(once(everything).collect(), Box::new(move |result| drop(done.send(result))));
         match answer.recv_timeout(patience) {
             Ok(Ok(())) => tracing::debug!(seconds = started.elapsed().as_secs_f64(), "stores settled"),
             Ok(Err(why)) => tracing::warn!("stores may be lost: {why}"),
             Err(_) => {
-                tracing::warn!("stores may be lost: writing them back took over {} s", patience.as_secs())
+                tracing::warn!("stores may be lost: writing them back took over {} s", patience.as_secs());
             }
         }
     }

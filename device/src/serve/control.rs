@@ -77,7 +77,8 @@ impl Control {
     ///
     /// When there is no such tensor.
     pub fn remove_tensor(&self, name: &str) -> Result<(), ControlError> {
-        let shown: Vec<_> = self.views().into_iter().filter(|view| view.tensor == name).map(place).collect();
+        let shown: Vec<_> =
+            self.views().into_iter().filter(|view| view.tensor == name).map(|view| place(&view)).collect();
         self.device.remove_tensor(name)?;
         self.directory_changed(shown)
     }
@@ -89,7 +90,7 @@ impl Control {
     /// When there is no such tensor, its format cannot give the view, or the views window is full.
     pub fn create_view(&self, tensor: &str, spelling: &str) -> Result<ViewInfo, ControlError> {
         let view = self.device.create_view(tensor, spelling)?;
-        self.directory_changed([place(view.clone())])?;
+        self.directory_changed([place(&view)])?;
         Ok(view)
     }
 
@@ -126,6 +127,6 @@ impl Control {
 }
 
 /// A view's place in the views window.
-fn place(view: ViewInfo) -> Range<u64> {
+fn place(view: &ViewInfo) -> Range<u64> {
     view.offset..view.offset + view.length
 }

@@ -6,7 +6,7 @@
 //!   be made or removed (EROFS, by the kernel's answer to a missing handler: ENOSYS).
 //! * A read past the end gives nothing; a write that passes the end is refused whole with EFBIG, for a part of it would
 //!   make the kernel believe that the file had grown.
-//! * `write` to `views` is refused with EROFS and counted. A page that the kernel writes back (FUSE_WRITE_CACHE) is
+//! * `write` to `views` is refused with EROFS and counted. A page that the kernel writes back (`FUSE_WRITE_CACHE`) is
 //!   accepted, counted and dropped: refusing it would only leave an error for an innocent `fsync`.
 //! * Punching holes drops base bytes; other kinds of `fallocate` are EOPNOTSUPP.
 //! * No handler sleeps on anything that another FUSE request answers, and none invalidates: it only queues.
@@ -36,7 +36,7 @@ pub(super) const BASE_INODE: u64 = 2;
 pub(super) const VIEWS_INODE: u64 = 3;
 /// Nothing changes behind the kernel's back but page contents, which are invalidated by name.
 const FOREVER: Duration = Duration::from_secs(365 * 24 * 3600);
-/// FOPEN_NOFLUSH, which fuse-backend-rs has no name for: closing a descriptor writes nothing back. Without it every
+/// `FOPEN_NOFLUSH`, which fuse-backend-rs has no name for: closing a descriptor writes nothing back. Without it every
 /// `close` would wait for dirty pages, and a killed server's own descriptor would wait for the killed server.
 const NOFLUSH: u32 = 1 << 5;
 
@@ -116,7 +116,7 @@ struct Transfer<'a> {
 }
 
 /// The whole of a request's buffer.
-fn bytes_of<'a>(slice: FileVolatileSlice<'a>) -> &'a mut [u8] {
+fn bytes_of(slice: FileVolatileSlice<'_>) -> &mut [u8] {
     // SAFETY: the slice covers part of the one buffer that the worker of this request owns and lent to the server for the
     // time of the request; nobody else reads or writes it meanwhile, and it is initialised memory.
     unsafe { slice::from_raw_parts_mut(slice.as_ptr(), slice.len()) }

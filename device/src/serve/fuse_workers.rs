@@ -153,7 +153,11 @@ impl Workers {
         match handled {
             Ok(Ok(())) => return,
             Ok(Err(why)) => {
-                tracing::error!(opcode = header.opcode, inode = header.inode, "request not understood: {why}")
+                tracing::error!(
+                    opcode = header.opcode,
+                    inode = header.inode,
+                    "request not understood: {why}"
+                );
             }
             Err(_) => {
                 let panics = self.panics.fetch_add(1, Ordering::Relaxed) + 1;

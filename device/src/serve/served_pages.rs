@@ -14,9 +14,9 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 pub(crate) const PAGE_BYTES: u64 = 4096;
 
 /// Words of bits in a chunk, the unit of allocation.
-const CHUNK_WORDS: u64 = 512;
+const CHUNK_WORDS: usize = 512;
 
-type Chunk = Box<[AtomicU64; CHUNK_WORDS as usize]>;
+type Chunk = Box<[AtomicU64; CHUNK_WORDS]>;
 
 /// One bit for each page of the views window.
 #[derive(Debug)]
@@ -27,7 +27,7 @@ pub(crate) struct ServedPages {
 impl ServedPages {
     /// A bitmap for a window of `bytes`, all clear.
     pub(crate) fn new(bytes: u64) -> Self {
-        let chunks = bytes.div_ceil(PAGE_BYTES * 64 * CHUNK_WORDS);
+        let chunks = bytes.div_ceil(PAGE_BYTES * 64 * CHUNK_WORDS as u64);
         Self { chunks: (0..chunks).map(|_| OnceLock::new()).collect() }
     }
 
@@ -64,14 +64,13 @@ impl ServedPages {
     }
 
     fn chunk(&self, word: u64) -> Option<&OnceLock<Chunk>> {
-        self.chunks.get(usize::try_from(word / CHUNK_WORDS).ok()?)
+        self.chunks.get(usize::try_from(word / CHUNK_WORDS as u64).ok()?)
     }
 }
 
 /// A word's place in its chunk.
-#[expect(clippy::cast_possible_truncation, reason = "below CHUNK_WORDS")]
 fn within(word: u64) -> usize {
-    (word % CHUNK_WORDS) as usize
+    usize::try_from(word % CHUNK_WORDS as u64).expect("below CHUNK_WORDS")
 }
 
 /// Adds a range to a list, as one with the last when they touch.

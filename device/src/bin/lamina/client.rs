@@ -105,7 +105,11 @@ pub(crate) async fn tensors(client: &Client) -> Result<()> {
 
 pub(crate) async fn views(client: &Client) -> Result<()> {
     let views = ask(&client.api, Method::GET, "/views", None).await?;
-    if client.json { print_json(&views) } else { print_views(rows(&views)?) }
+    if client.json {
+        return print_json(&views);
+    }
+    print_views(rows(&views)?);
+    Ok(())
 }
 
 pub(crate) async fn view(command: View) -> Result<()> {
@@ -114,7 +118,11 @@ pub(crate) async fn view(command: View) -> Result<()> {
         View::Add { tensor, spelling, client } => {
             let asked = json!({ "tensor": tensor, "spelling": spelling });
             let view = ask(&client.api, Method::POST, "/views", Some(asked)).await?;
-            if client.json { print_json(&view) } else { print_views(&[view]) }
+            if client.json {
+                return print_json(&view);
+            }
+            print_views(&[view]);
+            Ok(())
         }
     }
 }
@@ -128,7 +136,7 @@ pub(crate) async fn flush(command: &Flush) -> Result<()> {
     if command.client.json { print_json(&done) } else { Ok(()) }
 }
 
-fn print_views(views: &[Value]) -> Result<()> {
+fn print_views(views: &[Value]) {
     let mut table = new_table(&["tensor", "view", "offset", "bytes", "bits", "planes", "scale"], 2);
     for view in views {
         table.add_row([
@@ -145,7 +153,6 @@ fn print_views(views: &[Value]) -> Result<()> {
         ]);
     }
     println!("{table}");
-    Ok(())
 }
 
 fn print_json(value: &Value) -> Result<()> {
