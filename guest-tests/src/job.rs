@@ -1,11 +1,6 @@
 //! The main job: device, guest, judgement, report.
 
-use std::{
-    collections::BTreeMap,
-    path::PathBuf,
-    sync::mpsc,
-    time::{Duration, Instant},
-};
+use std::{collections::BTreeMap, path::PathBuf, sync::mpsc, time::Duration};
 
 use anyhow::{Context, Result};
 use lamina_guest::{Event, Phase, Plan, WritePlan};
@@ -82,12 +77,11 @@ impl Job {
                 });
                 judged.collect::<BTreeMap<_, _>>()
             });
-            let begun = Instant::now();
-            let visited = visit.make(&device.ready, |event| {
+            let visited = visit.make(&device.ready, |event, since| {
                 if let Event::ViewBegin { tensor, view, number, of, .. } = &event {
                     step(Step::Reading { number: *number, of: *of, tensor, view });
                 }
-                found.take(event, begun, &asked)
+                found.take(event, since, &asked)
             });
             drop(asked);
             let verdicts = bench.join().map_err(|_| anyhow::anyhow!("the reference failed"))?;
@@ -138,13 +132,13 @@ impl Found {
     fn take(
         &mut self,
         event: Event,
-        begun: Instant,
+        since: Duration,
         ask: &mpsc::Sender<(String, String, u64)>,
     ) -> Result<()> {
         match event {
             Event::Started { kernel, .. } => self.guest.kernel = kernel,
             Event::Up { attached, .. } => {
-                self.guest.boot_seconds = begun.elapsed().as_secs_f64();
+                self.guest.boot_seconds = since.as_secs_f64();
                 let attach = if attached.is_some() { "cxl-type3 as devdax" } else { "files" };
                 attach.clone_into(&mut self.guest.attach);
             }

@@ -10,7 +10,7 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 use lamina_reference::Format;
-use safetensors::{Dtype, SafeTensors};
+use safetensors::{Dtype, tensor::Metadata};
 use sha2::{Digest, Sha256};
 
 /// The tensors of some checkpoints.
@@ -84,11 +84,11 @@ fn read_header(path: &Path, tensors: &mut BTreeMap<String, Tensor>) -> Result<()
     let mut length = [0; 8];
     file.read_exact(&mut length)?;
     let header_bytes = u64::from_le_bytes(length);
-    let mut header = length.to_vec();
+    let mut header = Vec::new();
     if file.take(header_bytes).read_to_end(&mut header)? as u64 != header_bytes {
         bail!("its header of {header_bytes} bytes is cut off");
     }
-    let (_, metadata) = SafeTensors::read_metadata(&header)?;
+    let metadata: Metadata = serde_json::from_slice(&header)?;
     for (name, info) in metadata.tensors() {
         let (start, end) = info.data_offsets;
         let length = end - start;

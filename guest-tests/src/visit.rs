@@ -5,7 +5,7 @@ use std::{
     os::unix::net::UnixListener,
     path::{Path, PathBuf},
     sync::mpsc,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, bail};
@@ -42,11 +42,15 @@ pub struct Visited {
 }
 
 impl Visit {
-    /// Boots a guest on the windows of `device` and hands each of its events to `on_event`, in order.
+    /// Boots a guest on the windows of `device` and hands each of its events to `on_event`, in order, with the time since QEMU's start.
     ///
     /// # Errors
     /// When the guest does not boot, does not end in time, or ends without its last event. An error of `on_event` ends the guest.
-    pub fn make(&self, device: &Ready, on_event: impl FnMut(Event) -> Result<()>) -> Result<Visited> {
+    pub fn make(
+        &self,
+        device: &Ready,
+        mut on_event: impl FnMut(Event, Duration) -> Result<()>,
+    ) -> Result<Visited> {
         let folder = tempfile::Builder::new().prefix("lamina-guest-").tempdir()?;
         let report = folder.path().join("report.sock");
         let listener =
@@ -65,9 +69,12 @@ impl Visit {
         config.run = Some("/bin/lamina-guest".to_owned());
 
         let mut log = Log::new(&self.console)?;
-        let guest = lamina_qemu::boot(&config, move |line| log.line(line))?;
-        let (qemu, accel) = (guest.prepared().qemu.version.to_string(), guest.prepared().accel.to_string());
-        let (ended, done) = follow(&listener, &guest, self.limit, on_event)?;
+        // Looking for QEMU and the image may build them, which is no part of booting.
+        let prepared = lamina_qemu::launch::prepare(&config)?;
+        let (qemu, accel) = (prepared.qemu.version.to_string(), prepared.accel.to_string());
+        let begun = Instant::now();
+        let guest = prepared.spawn(move |line| log.line(line))?;
+        let (ended, done) = follow(&listener, &guest, self.limit, |event| on_event(event, begun.elapsed()))?;
         let outcome =
             ended.with_context(|| format!("the guest's console is in {}", self.console.display()))?;
         if !done {
