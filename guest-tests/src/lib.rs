@@ -2,11 +2,32 @@
 //!
 //! A job starts the device as a user would ([`daemon`]), boots a guest on it that reads every tensor in every view
 //! ([`visit`]), holds each hash against the reference computed from the model file ([`judge`]), and tells what came of it
-//! ([`report`]). Nothing here looks into the device but through its API.
+//! ([`report`]). [`bench`] measures instead. Nothing here looks into the device but through its API.
 
+pub mod bench;
 pub mod daemon;
 pub mod job;
 pub mod judge;
 pub mod programs;
 pub mod report;
 pub mod visit;
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+
+/// The model and the KV cache that come with the project.
+///
+/// # Errors
+/// When they are not where `LAMINA_ROOT` says the project is.
+pub fn bundled() -> Result<Vec<PathBuf>> {
+    let root = std::env::var_os("LAMINA_ROOT").context(
+        "no --model given, and LAMINA_ROOT does not say where the bundled ones are: start this through ./x",
+    )?;
+    let files = ["stories260K-bf16.safetensors", "stories260K-kv-bf16.safetensors"];
+    let paths = files.map(|file| Path::new(&root).join("guest-tests/models").join(file));
+    if let Some(missing) = paths.iter().find(|path| !path.is_file()) {
+        bail!("the bundled model {} is missing", missing.display());
+    }
+    Ok(paths.to_vec())
+}

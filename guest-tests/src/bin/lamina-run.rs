@@ -2,15 +2,16 @@
 
 use std::{
     io::{IsTerminal, stderr},
-    path::{Path, PathBuf},
+    path::PathBuf,
     process::ExitCode,
     time::Duration,
 };
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use clap::Parser;
 use indicatif::{ProgressBar, ProgressStyle};
 use lamina_guest_tests::{
+    bundled,
     daemon::Serve,
     job::{Job, Step},
 };
@@ -120,19 +121,6 @@ fn run(cli: Cli) -> Result<bool> {
         println!("{}\nreport  {}", report.to_text(), path.display());
     }
     Ok(report.good())
-}
-
-/// The model and the KV cache that come with the project.
-fn bundled() -> Result<Vec<PathBuf>> {
-    let root = std::env::var_os("LAMINA_ROOT").context(
-        "no --model given, and LAMINA_ROOT does not say where the bundled ones are: start this through ./x",
-    )?;
-    let files = ["stories260K-bf16.safetensors", "stories260K-kv-bf16.safetensors"];
-    let paths = files.map(|file| Path::new(&root).join("guest-tests/models").join(file));
-    if let Some(missing) = paths.iter().find(|path| !path.is_file()) {
-        bail!("the bundled model {} is missing", missing.display());
-    }
-    Ok(paths.to_vec())
 }
 
 /// Progress: a line that changes on a terminal, a line now and then elsewhere.
