@@ -293,7 +293,7 @@ impl Device {
             let before = piece.block * format.block_elements();
             clear_from(format, alias.info.elements.saturating_sub(before), &mut words);
             rendered.clear();
-            alias.view.render(&words, piece.elements.start, piece.elements.end, &mut rendered);
+            alias.view.render(&mut words, piece.elements.start, piece.elements.end, &mut rendered);
             let visible = alias.info.length.saturating_sub(piece.offset).min(rendered.len() as u64);
             let visible = usize::try_from(visible).expect("at most what was rendered");
             paste(out, range, start + piece.offset, &rendered[..visible]);

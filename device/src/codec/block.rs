@@ -13,7 +13,7 @@ use super::{Codec, Undecodable};
 use crate::{
     BLOCK_BYTES, BlockWords,
     format::Format,
-    plane::{self, PlaneBlock, PlaneMask},
+    plane::{self, PlaneBlock, PlaneMask, Planes},
 };
 
 /// Planes of the widest format.
@@ -264,7 +264,10 @@ impl Stored {
                 Ok(codec.decompress(bytes, words)?)
             }
             Self::Planes { format, codec, planes, checks } => {
-                let mut joined: PlaneBlock = [0; BLOCK_BYTES];
+                // Raw and constant planes are joined from where they lie; only coded ones are decoded to here.
+                let mut decoded: PlaneBlock = [0; BLOCK_BYTES];
+                let mut free = &mut decoded[..];
+                let mut found: Planes<'_> = [&plane::ZEROS; MAX_PLANES];
                 let count = format.planes();
                 let mut at = 0;
                 for (index, stored) in planes[..count].iter().enumerate() {
@@ -274,7 +277,6 @@ impl Stored {
                     if !mask.has(plane) {
                         continue;
                     }
-                    let out = &mut joined[plane::plane_range(*format, plane)];
                     let bytes = &bundle[start..start + stored.bytes(*format)];
                     if !bytes.is_empty() {
                         let stored = match trailing_check(*format) {
@@ -288,14 +290,19 @@ impl Stored {
                             return Err(BlockError::PlaneCheck { plane, computed, stored });
                         }
                     }
-                    match stored {
-                        StoredPlane::Zeros => {}
-                        StoredPlane::Ones => out.fill(0xff),
-                        StoredPlane::Raw => out.copy_from_slice(bytes),
-                        StoredPlane::Coded(_) => codec.decompress(bytes, out)?,
-                    }
+                    found[plane] = match stored {
+                        StoredPlane::Zeros => &plane::ZEROS,
+                        StoredPlane::Ones => &plane::ONES,
+                        StoredPlane::Raw => bytes,
+                        StoredPlane::Coded(_) => {
+                            let (out, rest) = free.split_at_mut(format.plane_bytes());
+                            free = rest;
+                            codec.decompress(bytes, out)?;
+                            out
+                        }
+                    };
                 }
-                plane::join(*format, mask, &joined, words);
+                plane::join(*format, &found, words);
                 Ok(())
             }
         }

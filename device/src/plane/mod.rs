@@ -5,11 +5,16 @@
 //! * A [`PlaneBlock`] holds all planes of a block one behind the other, most significant first, each
 //!   [`Format::plane_bytes`] long: 4096 bytes in all, whatever the format.
 //! * Integers are folded first ([`fold`]), so that small values of either sign have zero upper planes.
-//! * [`join`] with a [`PlaneMask`] treats every other plane as zero and need not have it: the bytes of planes outside the
-//!   mask are never looked at.
+//! * [`join`] takes each plane from wherever it lies, so that raw planes need not be copied; a plane that was not fetched is
+//!   [`ZEROS`].
+//! * Kernels are chosen at run time ([`Kernel`]); all of them give the same bits as the portable one.
 
+#[cfg(target_arch = "x86_64")]
+mod avx2;
 pub mod fold;
 mod portable;
+
+use std::sync::LazyLock;
 
 use crate::{BLOCK_BYTES, BlockWords, format::Format};
 
@@ -47,30 +52,97 @@ pub const fn plane_range(format: Format, plane: usize) -> std::ops::Range<usize>
     start..start + bytes
 }
 
+/// The planes of a block by their number, each where it lies. Those above the format's are not looked at.
+pub type Planes<'a> = [&'a [u8]; 32];
+
+/// A plane of zeros, long enough for every format.
+pub static ZEROS: [u8; 1024] = [0; 1024];
+/// A plane of ones, long enough for every format.
+pub static ONES: [u8; 1024] = [0xff; 1024];
+
+/// A way to transpose.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kernel {
+    /// Plain Rust.
+    Portable,
+    /// AVX2, 256 elements at a time.
+    #[cfg(target_arch = "x86_64")]
+    Avx2,
+}
+
+static BEST: LazyLock<Kernel> =
+    LazyLock::new(|| *Kernel::available().last().expect("the portable one always is"));
+
+impl Kernel {
+    /// The kernels that this processor can run, the best one last.
+    pub fn available() -> Vec<Self> {
+        let mut kernels = vec![Self::Portable];
+        #[cfg(target_arch = "x86_64")]
+        if std::arch::is_x86_feature_detected!("avx2") {
+            kernels.push(Self::Avx2);
+        }
+        kernels
+    }
+
+    /// [`split`] by this kernel, which must be available.
+    pub fn split(self, format: Format, words: &BlockWords, planes: &mut PlaneBlock) {
+        assert!(format.planes() > 0, "opaque blocks have no planes");
+        match self {
+            Self::Portable => portable::split(format, words, planes),
+            // SAFETY: `available` gives this kernel only where the processor has AVX2.
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2 => unsafe { avx2::split(format, words, planes) },
+        }
+    }
+
+    /// [`join`] by this kernel, which must be available.
+    pub fn join(self, format: Format, planes: &Planes<'_>, words: &mut BlockWords) {
+        assert!(format.planes() > 0, "opaque blocks have no planes");
+        match self {
+            Self::Portable => portable::join(format, planes, words),
+            // SAFETY: `available` gives this kernel only where the processor has AVX2.
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2 => unsafe { avx2::join(format, planes, words) },
+        }
+    }
+}
+
 /// Splits `words` into planes.
 ///
 /// # Panics
 /// If the format is `opaque`, which has no planes.
 pub fn split(format: Format, words: &BlockWords, planes: &mut PlaneBlock) {
-    let mut folded = *words;
-    fold::fold(format, &mut folded);
-    portable::split(format, &folded, planes);
+    if format.is_integer() {
+        let mut folded = *words;
+        fold::fold(format, &mut folded);
+        BEST.split(format, &folded, planes);
+    } else {
+        BEST.split(format, words, planes);
+    }
 }
 
-/// Puts the planes in `mask` together to words; bits of other planes come from zero.
+/// Puts planes together to words. Each plane has [`Format::plane_bytes`] or more.
 ///
-/// For integers the prefix of planes in `mask` gives the arithmetic shift's bits and, below them, the sign's.
+/// For integers a prefix of planes, the others zero, gives the arithmetic shift's bits and, below them, the sign's.
 ///
 /// # Panics
-/// If the format is `opaque`, which has no planes.
-pub fn join(format: Format, mask: PlaneMask, planes: &PlaneBlock, words: &mut BlockWords) {
-    portable::join(format, mask, planes, words);
+/// If the format is `opaque`, which has no planes, or a plane is too short.
+pub fn join(format: Format, planes: &Planes<'_>, words: &mut BlockWords) {
+    BEST.join(format, planes, words);
     fold::unfold(format, words);
+}
+
+/// The planes of `block` that are in `mask`, the others zero.
+pub fn select<'a>(format: Format, mask: PlaneMask, block: &'a PlaneBlock) -> Planes<'a> {
+    std::array::from_fn(|plane| match plane < format.planes() && mask.has(plane) {
+        true => &block[plane_range(format, plane)],
+        false => &ZEROS[..],
+    })
 }
 
 /// Clears every bit of `words` that lies in a plane outside `mask`: what a word-major device does to serve a view.
 ///
-/// Integers keep their unfolded bits, so that a prefix of planes has zeros below it where [`join`] has the sign's bits; their views look at neither.
+/// Integers keep their unfolded bits, so that a prefix of planes has zeros below it where [`join()`] has the sign's bits; their views look at neither.
 pub fn clear_outside(format: Format, mask: PlaneMask, words: &mut BlockWords) {
     let [a, b, c, d] = match format.bits() {
         32 => mask.0,

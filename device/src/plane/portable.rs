@@ -1,6 +1,6 @@
 //! The transpose in plain Rust: 8×8 bits at a time in a `u64`. It defines what every faster kernel must give.
 
-use super::{PlaneBlock, PlaneMask, plane_range};
+use super::{PlaneBlock, Planes, plane_range};
 use crate::{BlockWords, format::Format};
 
 /// Transposes an 8×8 bit matrix: bit `j` of byte `i` becomes bit `i` of byte `j`.
@@ -47,52 +47,32 @@ fn split_bytes<const N: usize>(format: Format, words: &BlockWords, planes: &mut 
     }
 }
 
-pub(super) fn join(format: Format, mask: PlaneMask, planes: &PlaneBlock, words: &mut BlockWords) {
+pub(super) fn join(format: Format, planes: &Planes<'_>, words: &mut BlockWords) {
     match format {
         Format::Opaque => panic!("opaque blocks have no planes"),
         Format::Int4 => {
             for (group, bytes) in words.chunks_exact_mut(4).enumerate() {
-                let mut columns = [0_u8; 8];
-                gather(format, mask, planes, group, 0, &mut columns[..4]);
-                let rows = transpose(u64::from_le_bytes(columns));
+                let columns = [0, 1, 2, 3].map(|plane: usize| planes[plane][group]);
+                let rows = transpose(u32::from_le_bytes(columns).into());
                 bytes.copy_from_slice(&gather_nibbles(rows).to_le_bytes());
             }
         }
-        Format::Fp8E4m3fn | Format::Fp8E5m2 | Format::Int8 => join_bytes::<1>(format, mask, planes, words),
-        Format::Fp16 | Format::Bf16 => join_bytes::<2>(format, mask, planes, words),
-        Format::Fp32 => join_bytes::<4>(format, mask, planes, words),
+        Format::Fp8E4m3fn | Format::Fp8E5m2 | Format::Int8 => join_bytes::<1>(planes, words),
+        Format::Fp16 | Format::Bf16 => join_bytes::<2>(planes, words),
+        Format::Fp32 => join_bytes::<4>(planes, words),
     }
 }
 
-fn join_bytes<const N: usize>(format: Format, mask: PlaneMask, planes: &PlaneBlock, words: &mut BlockWords) {
+fn join_bytes<const N: usize>(planes: &Planes<'_>, words: &mut BlockWords) {
+    let count = words.len() / (8 * N);
     for position in 0..N {
-        if (mask.0 >> (position * 8)).to_le_bytes()[0] == 0 {
-            words[position..].iter_mut().step_by(N).for_each(|byte| *byte = 0);
-            continue;
-        }
+        let planes: [&[u8]; 8] = std::array::from_fn(|bit| &planes[position * 8 + bit][..count]);
         for (group, elements) in words.chunks_exact_mut(8 * N).enumerate() {
-            let mut columns = [0_u8; 8];
-            gather(format, mask, planes, group, position * 8, &mut columns);
+            let columns = planes.map(|plane| plane[group]);
             let rows = transpose(u64::from_le_bytes(columns)).to_le_bytes();
             for (row, element) in rows.iter().zip(elements.chunks_exact_mut(N)) {
                 element[position] = *row;
             }
-        }
-    }
-}
-
-/// Byte `group` of the planes from `first` on, those outside `mask` left as they are.
-fn gather(
-    format: Format,
-    mask: PlaneMask,
-    planes: &PlaneBlock,
-    group: usize,
-    first: usize,
-    columns: &mut [u8],
-) {
-    for (bit, column) in columns.iter_mut().enumerate() {
-        if mask.has(first + bit) {
-            *column = planes[plane_range(format, first + bit).start + group];
         }
     }
 }

@@ -1,117 +1,133 @@
 //! Values in another format: divide by a power of two, round to nearest even, saturate.
 //!
-//! The words come with every plane outside the view's mask zero; that truncated value is what is converted. Infinities saturate to the largest
-//! finite value like everything else beyond it; NaN becomes the target's quiet NaN with its sign, as `ml_dtypes` casts it.
+//! The words come with every plane outside the view's mask zero; that truncated value is what is converted. Infinities
+//! saturate to the largest finite value like everything else beyond it; NaN becomes the target's quiet NaN with its sign, as
+//! `ml_dtypes` casts it.
+//!
+//! Every source value is a binary32 value, and so is its product with the scale, exactly, unless it is so large that it saturates or so small
+//! that every target rounds it to zero. So the loops work on binary32, without branches, and vectorise.
 
-use std::sync::Arc;
+use crate::format::Format;
 
-use crate::{format::Format, plane::PlaneMask};
-
-/// Bits of an input that are looked up in a table rather than computed.
-const MOST_INDEX_BITS: u32 = 16;
-
-/// Converts elements of one format, truncated to one mask, to another format.
-#[derive(Clone, Debug)]
+/// Converts elements of one format to another.
+#[derive(Clone, Copy, Debug)]
 pub(super) struct Converter {
-    rule: Rule,
-    /// Results by the upper bits of the element, where those are few.
-    table: Option<Arc<[u16]>>,
-    /// Lower bits that the mask leaves zero.
-    dropped: u32,
+    from: Format,
+    target: Target,
+    /// 2^−scale.
+    factor: f32,
 }
 
+/// What the arithmetic needs to know of a target.
 #[derive(Clone, Copy, Debug)]
-struct Rule {
-    from: Fields,
-    to: Fields,
-    /// The largest finite magnitude of the target.
+struct Target {
+    /// Bits of binary32's mantissa that it lacks.
+    dropped: u32,
+    /// Its mantissa bits.
+    mantissa: u32,
+    /// How much binary32's exponent bias exceeds its own.
+    rebias: u32,
+    /// Bits of its smallest normal value in binary32.
+    smallest_normal: u32,
+    /// The binary32 value whose last mantissa bit is its smallest subnormal value; adding it rounds to that.
+    magic: f32,
+    /// The largest finite magnitude, in its own bits.
     most: u32,
     nan: u32,
-    scale: i32,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Fields {
-    exponent: u32,
-    mantissa: u32,
-    bias: i32,
+    /// Where its sign is.
+    sign: u32,
 }
 
 impl Converter {
-    pub(super) fn new(from: Format, to: Format, scale: i32, mask: PlaneMask) -> Self {
+    pub(super) fn new(from: Format, to: Format, scale: i32) -> Self {
         let (most, nan) = match to {
             Format::Bf16 => (0x7f7f, 0x7fc0),
             Format::Fp8E4m3fn => (0x7e, 0x7f),
             Format::Fp8E5m2 => (0x7b, 0x7e),
             other => unreachable!("no view converts to {other}"),
         };
-        let rule = Rule { from: Fields::of(from), to: Fields::of(to), most, nan, scale };
-        let dropped = mask.0.trailing_zeros();
-        let index_bits = from.bits() - dropped;
-        let table = (index_bits <= MOST_INDEX_BITS).then(|| {
-            (0..1_u32 << index_bits)
-                .map(|upper| {
-                    u16::try_from(rule.apply(upper << dropped)).expect("targets have 16 bits at most")
-                })
-                .collect()
-        });
-        Self { rule, table, dropped }
-    }
-
-    /// The element `bits` in the target format.
-    pub(super) fn apply(&self, bits: u32) -> u32 {
-        match &self.table {
-            Some(table) => table[(bits >> self.dropped) as usize].into(),
-            None => self.rule.apply(bits),
-        }
-    }
-}
-
-impl Fields {
-    fn of(format: Format) -> Self {
-        let exponent = format.exponent_bits();
-        Self { exponent, mantissa: format.mantissa_bits(), bias: (1 << (exponent - 1)) - 1 }
-    }
-}
-
-impl Rule {
-    fn apply(&self, bits: u32) -> u32 {
-        let Self { from, to, most, nan, scale } = *self;
-        let sign = (bits >> (from.exponent + from.mantissa) & 1) << (to.exponent + to.mantissa);
-        let field = bits >> from.mantissa & ((1 << from.exponent) - 1);
-        let mantissa = bits & ((1 << from.mantissa) - 1);
-        if field == (1 << from.exponent) - 1 {
-            // Sources are IEEE formats: all ones is infinity or NaN.
-            return sign | if mantissa == 0 { most } else { nan };
-        }
-        // The value is significand · 2^unit.
-        let significand = u64::from(if field == 0 { mantissa } else { mantissa | 1 << from.mantissa });
-        if significand == 0 {
-            return sign;
-        }
-        let unit = field.max(1).cast_signed() - from.bias - from.mantissa.cast_signed() - scale;
-        let leading = unit + significand.ilog2().cast_signed();
-        // The target's unit at this magnitude; below its normal range that of its subnormals.
-        let binade = leading.max(1 - to.bias);
-        let shift = binade - to.mantissa.cast_signed() - unit;
-        let rounded = if shift > 0 {
-            round_half_even(significand, shift.unsigned_abs())
-        } else {
-            // At most the target's mantissa wider than a one-bit significand: no overflow.
-            significand << shift.unsigned_abs()
+        let bias = (1 << (to.exponent_bits() - 1)) - 1;
+        let mantissa = to.mantissa_bits();
+        let rebias = 127 - bias;
+        // bf16 has binary32's exponents: its subnormals round like its normals, and nothing is below its range.
+        let smallest_normal = if rebias == 0 { 0 } else { (rebias + 1) << 23 };
+        let magic = f32::from_bits((rebias + 1 + 23 - mantissa) << 23);
+        let target = Target {
+            dropped: 23 - mantissa,
+            mantissa,
+            rebias,
+            smallest_normal,
+            magic,
+            most,
+            nan,
+            sign: to.bits() - 1,
         };
-        // A carry out of the mantissa moves on to the exponent by itself; a normal value's own leading bit counts as one there.
-        let exponent = (binade - (1 - to.bias)).unsigned_abs();
-        let magnitude = (u64::from(exponent) << to.mantissa) + rounded;
-        sign | u32::try_from(magnitude).map_or(most, |magnitude| magnitude.min(most))
+        Self { from, target, factor: 2_f32.powi(-scale) }
+    }
+
+    /// Appends the converted elements of `words` to `out`.
+    pub(super) fn convert(&self, words: &[u8], out: &mut Vec<u8>) {
+        let start = out.len();
+        let elements = words.len() * 8 / self.from.bits() as usize;
+        let bytes = if self.target.sign > 7 { 2 } else { 1 };
+        out.resize(start + elements * bytes, 0);
+        let out = &mut out[start..];
+        match (self.from, bytes) {
+            (Format::Fp32, 2) => fp32_to_16(self.target, self.factor, words, out),
+            (Format::Fp32, _) => fp32_to_8(self.target, self.factor, words, out),
+            (Format::Bf16, _) => bf16_to_8(self.target, self.factor, words, out),
+            (Format::Fp16, _) => fp16_to_8(self.target, self.factor, words, out),
+            (other, _) => unreachable!("no view converts from {other}"),
+        }
     }
 }
 
-/// `value` / 2^`shift`, to the nearest integer, ties to even. `shift` is at least 1.
-fn round_half_even(value: u64, shift: u32) -> u64 {
-    if shift > 63 {
-        return 0; // the significand has 24 bits: less than half
+impl Target {
+    /// `value · factor` in this format, whatever `value` is.
+    #[inline(always)]
+    fn round(self, value: f32, factor: f32) -> u32 {
+        let sign = value.to_bits() >> 31 << self.sign;
+        let scaled = (value * factor).to_bits() & 0x7fff_ffff;
+        let is_nan = value.to_bits() & 0x7fff_ffff > 0x7f80_0000;
+        // Nearest even of a normal: add just less than half, and one more if the kept part is odd.
+        let odd = scaled >> self.dropped & 1;
+        let normal = (scaled + ((1 << (self.dropped - 1)) - 1) + odd) >> self.dropped;
+        let normal = normal.wrapping_sub(self.rebias << self.mantissa);
+        // Of a subnormal: the addition rounds, and its last bits are the answer.
+        let subnormal = (f32::from_bits(scaled) + self.magic).to_bits().wrapping_sub(self.magic.to_bits());
+        let magnitude = if scaled < self.smallest_normal { subnormal } else { normal };
+        sign | if is_nan { self.nan } else { magnitude.min(self.most) }
     }
-    let (quotient, rest, half) = (value >> shift, value & ((1 << shift) - 1), 1 << (shift - 1));
-    quotient + u64::from(rest > half || (rest == half && quotient & 1 == 1))
+}
+
+/// The loop from one source to one width of target.
+macro_rules! converter {
+    ($name:ident, $word:ty, $out:ty, $widen:expr) => {
+        #[multiversion::multiversion(targets("x86_64+avx2"))]
+        #[expect(clippy::cast_possible_truncation, reason = "targets have no more bits than that")]
+        fn $name(target: Target, factor: f32, words: &[u8], out: &mut [u8]) {
+            let words = words.chunks_exact(size_of::<$word>());
+            for (word, out) in words.zip(out.chunks_exact_mut(size_of::<$out>())) {
+                let word = <$word>::from_le_bytes(word.try_into().expect("an element"));
+                let converted = target.round(($widen)(word), factor) as $out;
+                out.copy_from_slice(&converted.to_le_bytes());
+            }
+        }
+    };
+}
+
+converter!(fp32_to_16, u32, u16, f32::from_bits);
+converter!(fp32_to_8, u32, u8, f32::from_bits);
+converter!(bf16_to_8, u16, u8, |word: u16| f32::from_bits(u32::from(word) << 16));
+converter!(fp16_to_8, u16, u8, widen_fp16);
+
+/// The value of a binary16, exactly.
+#[inline(always)]
+fn widen_fp16(word: u16) -> f32 {
+    let magnitude = u32::from(word & 0x7fff) << 13;
+    // As bits of a binary32 the exponent is 112 too small; a product with 2^112 also makes subnormals normal.
+    let finite = (f32::from_bits(magnitude) * f32::from_bits((127 + 112) << 23)).to_bits();
+    let special = magnitude | 0x7f80_0000;
+    let bits = if magnitude >= 0x0f80_0000 { special } else { finite };
+    f32::from_bits(bits | u32::from(word & 0x8000) << 16)
 }

@@ -9,7 +9,9 @@
 //! * What a format cannot give is refused by name ([`ViewError`]).
 
 mod convert;
+mod pack;
 mod render;
+mod round;
 mod spelling;
 
 use std::fmt;
@@ -70,23 +72,20 @@ impl View {
     /// [`ViewError`] when there is no such view, or the format cannot give it.
     pub fn parse(format: Format, spelling: &str) -> Result<Self, ViewError> {
         let kind = spelling::parse(format, spelling)?;
-        let (sign, exponent, mantissa) = (format.bits() - 1, format.exponent_bits(), format.mantissa_bits());
-        let field = |rows: u32, end: u32| ((1_u64 << rows) - 1) << (end - rows);
-        let float = |e: u32, m: u32| (1 << sign) | field(e, sign) | field(m.min(mantissa), mantissa);
+        let all_exponent = format.exponent_bits();
         let (mask, bits) = match kind {
-            Kind::Full => (u64::from(PlaneMask::all(format).0), format.bits()),
+            Kind::Full => (PlaneMask::all(format), format.bits()),
             Kind::Top { exponent, mantissa, guard, packed } => (
-                float(exponent, mantissa.saturating_add(guard)),
+                top(format, exponent, mantissa.saturating_add(guard)),
                 if packed { 1 + exponent + mantissa } else { format.bits() },
             ),
             Kind::Converted { target, guard, .. } => {
-                (float(exponent, target.mantissa_bits().saturating_add(guard)), target.bits())
+                (top(format, all_exponent, target.mantissa_bits().saturating_add(guard)), target.bits())
             }
-            Kind::Integer { bits } => (field(bits, 8), bits),
+            Kind::Integer { bits } => (PlaneMask(0xff << (8 - bits) & 0xff), bits),
         };
-        let mask = PlaneMask(u32::try_from(mask).expect("formats have at most 32 planes"));
         let converter = match kind {
-            Kind::Converted { target, scale, .. } => Some(Converter::new(format, target, scale, mask)),
+            Kind::Converted { target, scale, .. } => Some(Converter::new(format, target, scale)),
             _ => None,
         };
         Ok(Self { format, kind, mask, bits, converter })
@@ -126,6 +125,13 @@ impl View {
         let rest = (elements % 8 * u64::from(self.bits)).div_ceil(8);
         (elements / 8).checked_mul(self.bits.into())?.checked_add(rest)
     }
+}
+
+/// The sign plane, the upper `exponent` exponent planes and the upper `mantissa` mantissa planes (as many as there are) of a floating format: eq. 6.
+fn top(format: Format, exponent: u32, mantissa: u32) -> PlaneMask {
+    let (all, sign) = (format.mantissa_bits(), format.bits() - 1);
+    let upper = |count: u32, end: u32| ((1_u32 << count) - 1) << (end - count);
+    PlaneMask(1 << sign | upper(exponent, sign) | upper(mantissa.min(all), all))
 }
 
 impl fmt::Display for View {

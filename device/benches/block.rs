@@ -1,0 +1,152 @@
+//! What one 4 KiB block costs: the transpose by each kernel, coding and decoding by each codec, the index entry.
+//!
+//! Throughput is of uncompressed data; `memcpy` is the same blocks copied. Blocks are the bundled model's weights.
+
+use std::{hint::black_box, path::Path};
+
+use criterion::{Criterion, Throughput, criterion_group, criterion_main};
+use lamina::{
+    BLOCK_BYTES, BlockWords,
+    codec::{
+        Codec,
+        block::{Bundle, MAX_BUNDLE, Stored},
+    },
+    format::Format,
+    model::ModelFile,
+    plane::{self, Kernel, PlaneMask},
+    store::entry::{Entry, Place},
+    view::View,
+};
+
+/// Blocks worked on in turn: together they stay in the second-level cache.
+const BLOCKS: usize = 32;
+
+fn blocks() -> Vec<BlockWords> {
+    let path =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../guest-tests/models/stories260K-bf16.safetensors");
+    let model = ModelFile::open(&path).expect("the bundled model");
+    let mut bytes = Vec::new();
+    for tensor in model.tensors() {
+        let start = bytes.len();
+        bytes.resize(start + usize::try_from(tensor.length).expect("a small model"), 0);
+        model.read(tensor, 0, &mut bytes[start..]).expect("the bundled model");
+    }
+    bytes.chunks_exact(BLOCK_BYTES).take(BLOCKS).map(|block| block.try_into().expect("a block")).collect()
+}
+
+fn transpose(criterion: &mut Criterion) {
+    let blocks = blocks();
+    let mut group = criterion.benchmark_group("transpose");
+    group.throughput(Throughput::Bytes((BLOCKS * BLOCK_BYTES) as u64));
+    let mut out = vec![[0; BLOCK_BYTES]; BLOCKS];
+    group.bench_function("memcpy", |bench| {
+        bench.iter(|| {
+            black_box(&mut out).iter_mut().zip(&blocks).for_each(|(out, block)| out.copy_from_slice(block))
+        });
+    });
+    for format in [Format::Bf16, Format::Fp32, Format::Fp8E4m3fn, Format::Int4] {
+        for kernel in Kernel::available() {
+            group.bench_function(format!("split/{format}/{kernel:?}"), |bench| {
+                bench.iter(|| {
+                    out.iter_mut().zip(&blocks).for_each(|(out, block)| kernel.split(format, block, out))
+                });
+            });
+            let planes: Vec<_> = blocks
+                .iter()
+                .map(|block| {
+                    let mut planes = [0; BLOCK_BYTES];
+                    kernel.split(format, block, &mut planes);
+                    planes
+                })
+                .collect();
+            group.bench_function(format!("join/{format}/{kernel:?}"), |bench| {
+                bench.iter(|| {
+                    out.iter_mut().zip(&planes).for_each(|(out, planes)| {
+                        kernel.join(format, &plane::select(format, PlaneMask::all(format), planes), out);
+                    });
+                });
+            });
+        }
+    }
+    group.finish();
+}
+
+fn code(criterion: &mut Criterion) {
+    let blocks = blocks();
+    let mut group = criterion.benchmark_group("block");
+    group.throughput(Throughput::Bytes((BLOCKS * BLOCK_BYTES) as u64));
+    for codec in Codec::ALL {
+        let mut bundle = Bundle::new();
+        group.bench_function(format!("encode/bf16/{codec}"), |bench| {
+            bench.iter(|| {
+                blocks.iter().for_each(|block| bundle.encode(Format::Bf16, codec, black_box(block)))
+            });
+        });
+        let stored: Vec<(Stored, [u8; MAX_BUNDLE])> = blocks
+            .iter()
+            .map(|block| {
+                bundle.encode(Format::Bf16, codec, block);
+                let mut bytes = [0; MAX_BUNDLE];
+                bytes[..bundle.bytes().len()].copy_from_slice(bundle.bytes());
+                (bundle.stored.clone().expect("no block of zeros"), bytes)
+            })
+            .collect();
+        let mut words = [0; BLOCK_BYTES];
+        for spelling in ["full", "e8m3"] {
+            let mask = View::parse(Format::Bf16, spelling).expect("a view of bf16").mask();
+            group.bench_function(format!("decode/bf16/{codec}/{spelling}"), |bench| {
+                bench.iter(|| {
+                    stored.iter().for_each(|(stored, bytes)| {
+                        stored.decode(mask, bytes, black_box(&mut words)).expect("intact")
+                    });
+                });
+            });
+        }
+        let entries: Vec<_> = stored
+            .iter()
+            .map(|(stored, _)| Entry { epoch: 1, place: Some(Place { segment: 7, stored: stored.clone() }) })
+            .collect();
+        group.bench_function(format!("entry/encode/{codec}"), |bench| {
+            bench.iter(|| {
+                entries.iter().for_each(|entry| {
+                    black_box(entry.encode());
+                })
+            });
+        });
+        let bytes: Vec<_> = entries.iter().map(Entry::encode).collect();
+        group.bench_function(format!("entry/decode/{codec}"), |bench| {
+            bench.iter(|| {
+                bytes.iter().for_each(|bytes| {
+                    black_box(Entry::decode(bytes).expect("intact"));
+                })
+            });
+        });
+    }
+    group.finish();
+}
+
+fn views(criterion: &mut Criterion) {
+    let blocks = blocks();
+    let mut group = criterion.benchmark_group("render");
+    group.throughput(Throughput::Bytes((BLOCKS * BLOCK_BYTES) as u64));
+    for spelling in ["full", "e8m3", "e8m3+g2", "e8m3+g2:packed", "fp8_e4m3fn", "fp8_e5m2"] {
+        let view = View::parse(Format::Bf16, spelling).expect("a view of bf16");
+        let mut out = Vec::with_capacity(2 * BLOCK_BYTES);
+        group.bench_function(spelling, |bench| {
+            bench.iter(|| {
+                for block in &blocks {
+                    out.clear();
+                    view.render(&mut block.clone(), 0, 2048, black_box(&mut out));
+                }
+            });
+        });
+    }
+    group.finish();
+}
+
+criterion_group! {
+    name = benches;
+    config = Criterion::default().sample_size(20).measurement_time(std::time::Duration::from_millis(600)).warm_up_time(std::time::Duration::from_millis(200));
+    targets = transpose, code, views
+}
+criterion_main!(benches);
