@@ -41,14 +41,18 @@ fn transpose(criterion: &mut Criterion) {
     let mut out = vec![[0; BLOCK_BYTES]; BLOCKS];
     group.bench_function("memcpy", |bench| {
         bench.iter(|| {
-            black_box(&mut out).iter_mut().zip(&blocks).for_each(|(out, block)| out.copy_from_slice(block))
+            for (out, block) in black_box(&mut out).iter_mut().zip(&blocks) {
+                out.copy_from_slice(block);
+            }
         });
     });
     for format in [Format::Bf16, Format::Fp32, Format::Fp8E4m3fn, Format::Int4] {
         for kernel in Kernel::available() {
             group.bench_function(format!("split/{format}/{kernel:?}"), |bench| {
                 bench.iter(|| {
-                    out.iter_mut().zip(&blocks).for_each(|(out, block)| kernel.split(format, block, out))
+                    for (out, block) in out.iter_mut().zip(&blocks) {
+                        kernel.split(format, block, out);
+                    }
                 });
             });
             let planes: Vec<_> = blocks
@@ -79,7 +83,9 @@ fn code(criterion: &mut Criterion) {
         let mut bundle = Bundle::new();
         group.bench_function(format!("encode/bf16/{codec}"), |bench| {
             bench.iter(|| {
-                blocks.iter().for_each(|block| bundle.encode(Format::Bf16, codec, black_box(block)))
+                for block in &blocks {
+                    bundle.encode(Format::Bf16, codec, black_box(block));
+                }
             });
         });
         let stored: Vec<(Stored, [u8; MAX_BUNDLE])> = blocks
@@ -96,9 +102,9 @@ fn code(criterion: &mut Criterion) {
             let mask = View::parse(Format::Bf16, spelling).expect("a view of bf16").mask();
             group.bench_function(format!("decode/bf16/{codec}/{spelling}"), |bench| {
                 bench.iter(|| {
-                    stored.iter().for_each(|(stored, bytes)| {
-                        stored.decode(mask, bytes, black_box(&mut words)).expect("intact")
-                    });
+                    for (stored, bytes) in &stored {
+                        stored.decode(mask, bytes, black_box(&mut words)).expect("intact");
+                    }
                 });
             });
         }
@@ -108,17 +114,17 @@ fn code(criterion: &mut Criterion) {
             .collect();
         group.bench_function(format!("entry/encode/{codec}"), |bench| {
             bench.iter(|| {
-                entries.iter().for_each(|entry| {
+                for entry in &entries {
                     black_box(entry.encode());
-                })
+                }
             });
         });
         let bytes: Vec<_> = entries.iter().map(Entry::encode).collect();
         group.bench_function(format!("entry/decode/{codec}"), |bench| {
             bench.iter(|| {
-                bytes.iter().for_each(|bytes| {
+                for bytes in &bytes {
                     black_box(Entry::decode(bytes).expect("intact"));
-                })
+                }
             });
         });
     }

@@ -133,10 +133,10 @@ pub fn join(format: Format, planes: &Planes<'_>, words: &mut BlockWords) {
 }
 
 /// The planes of `block` that are in `mask`, the others zero.
-pub fn select<'a>(format: Format, mask: PlaneMask, block: &'a PlaneBlock) -> Planes<'a> {
-    std::array::from_fn(|plane| match plane < format.planes() && mask.has(plane) {
-        true => &block[plane_range(format, plane)],
-        false => &ZEROS[..],
+pub fn select(format: Format, mask: PlaneMask, block: &PlaneBlock) -> Planes<'_> {
+    std::array::from_fn(|plane| {
+        let wanted = plane < format.planes() && mask.has(plane);
+        if wanted { &block[plane_range(format, plane)] } else { &ZEROS[..] }
     })
 }
 

@@ -235,7 +235,7 @@ mod tests {
     #[test]
     fn a_directory_made_here_goes_again_and_one_found_here_stays() {
         let directory = tempfile::tempdir().unwrap();
-        let made = directory.path().join("deep").join("er");
+        let made = directory.path().join("new");
         drop(MountPoint::prepare(&made).unwrap());
         assert!(!made.exists());
         drop(MountPoint::prepare(directory.path()).unwrap());

@@ -84,6 +84,10 @@ impl Converter {
 
 impl Target {
     /// `value · factor` in this format, whatever `value` is.
+    #[expect(
+        clippy::inline_always,
+        reason = "it must become part of the loop that is compiled for each processor"
+    )]
     #[inline(always)]
     fn round(self, value: f32, factor: f32) -> u32 {
         let sign = value.to_bits() >> 31 << self.sign;
@@ -122,6 +126,10 @@ converter!(bf16_to_8, u16, u8, |word: u16| f32::from_bits(u32::from(word) << 16)
 converter!(fp16_to_8, u16, u8, widen_fp16);
 
 /// The value of a binary16, exactly.
+#[expect(
+    clippy::inline_always,
+    reason = "it must become part of the loop that is compiled for each processor"
+)]
 #[inline(always)]
 fn widen_fp16(word: u16) -> f32 {
     let magnitude = u32::from(word & 0x7fff) << 13;

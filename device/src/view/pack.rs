@@ -42,6 +42,10 @@ fn pack_bmi2(keep: u64, words: &[u8], stream: &mut [u8]) {
     pack_with(|word, keep| std::arch::x86_64::_pext_u64(word, keep), keep, words, stream);
 }
 
+#[expect(
+    clippy::inline_always,
+    reason = "it must become part of the loop that is compiled for each processor"
+)]
 #[inline(always)]
 fn pack_with(extract: impl Fn(u64, u64) -> u64, keep: u64, words: &[u8], stream: &mut [u8]) {
     let count = keep.count_ones() as usize;
