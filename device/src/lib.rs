@@ -6,8 +6,10 @@
 //! [`codec`] and [`plane`] (planes back to words) → [`layout`] (weight, kv) → [`view`] (the view's arithmetic) → bytes.
 //!
 //! A store walks it backwards. [`device`] holds the line together and is the only thing the servers know; [`mode`] swaps
-//! the middle for the paper's two baselines; [`stats`] counts at the stations and nowhere else.
+//! the middle for the paper's two baselines; [`stats`] counts at the stations and nowhere else. [`analyze`] says beforehand what
+//! the device would make of a checkpoint.
 
+pub mod analyze;
 pub mod codec;
 pub mod device;
 pub mod format;

@@ -78,6 +78,11 @@ impl ModelFile {
         Ok(Self { path: path.into(), file, tensors: header.tensors, metadata: header.metadata })
     }
 
+    /// Where it was opened.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// The tensors, in the order of their bytes in the file.
     pub fn tensors(&self) -> &[ModelTensor] {
         &self.tensors

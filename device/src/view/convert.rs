@@ -131,7 +131,7 @@ converter!(fp16_to_8, u16, u8, widen_fp16);
     reason = "it must become part of the loop that is compiled for each processor"
 )]
 #[inline(always)]
-fn widen_fp16(word: u16) -> f32 {
+pub(crate) fn widen_fp16(word: u16) -> f32 {
     let magnitude = u32::from(word & 0x7fff) << 13;
     // As bits of a binary32 the exponent is 112 too small; a product with 2^112 also makes subnormals normal.
     let finite = (f32::from_bits(magnitude) * f32::from_bits((127 + 112) << 23)).to_bits();

@@ -17,6 +17,7 @@ mod spelling;
 use std::fmt;
 
 use self::convert::Converter;
+pub(crate) use self::convert::widen_fp16;
 pub use self::spelling::ViewError;
 use crate::{format::Format, plane::PlaneMask};
 

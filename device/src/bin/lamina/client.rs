@@ -161,7 +161,7 @@ fn print_json(value: &Value) -> Result<()> {
 }
 
 /// A table of which the first columns are text and the others numbers.
-fn new_table(head: &[&str], texts: usize) -> Table {
+pub(crate) fn new_table(head: &[&str], texts: usize) -> Table {
     let mut table = Table::new();
     table.load_style(NOTHING).set_header(head);
     for column in table.column_iter_mut().skip(texts) {

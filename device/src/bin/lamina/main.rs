@@ -1,7 +1,9 @@
-//! `lamina`: serves a device, and talks to one that is being served.
+//! `lamina`: serves a device, talks to one that is being served, and says what one would make of a checkpoint.
 
+mod analyze;
 mod args;
 mod client;
+mod meter;
 mod serve;
 
 use std::process::ExitCode;
@@ -30,6 +32,7 @@ fn main() -> ExitCode {
     };
     let done = runtime.block_on(async {
         match cli.command {
+            Command::Analyze(args) => tokio::task::block_in_place(|| analyze::analyze(&args)),
             Command::Serve(args) => serve::serve(args).await,
             Command::Stats(args) => client::stats(&args).await,
             Command::Tensors(args) => client::tensors(&args).await,

@@ -5,27 +5,25 @@
 //! nothing of it stays behind: guests' port and API close before the mount goes, and the mount before the device.
 
 use std::fs;
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, Write};
 use std::ops::ControlFlow;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use indicatif::{BinaryBytes, ProgressBar, ProgressStyle};
+use indicatif::BinaryBytes;
 use lamina::device::{Device, DeviceConfig};
-use lamina::load::{self, KvRule, LoadError, LoadOptions, Loaded, Progress};
+use lamina::load::{self, KvRule, LoadError, LoadOptions, Loaded};
 use lamina::model::ModelFile;
 use lamina::serve::{Api, Control, GuestPort, Mount, MountOptions, MountPoint, fuse::fuse_present};
 use serde_json::json;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::args::Serve;
+use crate::meter::Meter;
 
-/// How often a plain line of progress is printed.
-const PLAIN_PROGRESS: Duration = Duration::from_secs(2);
 /// QEMU's CXL windows are multiples of this.
 const CXL_MULTIPLE: u64 = 256 << 20;
 
@@ -119,7 +117,7 @@ fn load_all(
     stop: &AtomicBool,
 ) -> Result<Loaded> {
     let mut all = Loaded::default();
-    let meter = Meter::new();
+    let meter = Meter::new("loaded");
     for model in models {
         let loaded = load::load_model(device, model, options, |progress| {
             meter.show(&progress);
@@ -131,47 +129,6 @@ fn load_all(
     }
     meter.finish();
     Ok(all)
-}
-
-/// Shows how far loading is: a bar on a terminal, now and then a line elsewhere.
-enum Meter {
-    Bar(ProgressBar),
-    Lines(Mutex<Instant>),
-}
-
-impl Meter {
-    fn new() -> Self {
-        if !io::stderr().is_terminal() {
-            return Self::Lines(Mutex::new(Instant::now()));
-        }
-        let style = ProgressStyle::with_template(
-            "{bar:30} {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec} {wide_msg}",
-        );
-        Self::Bar(ProgressBar::new(0).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar())))
-    }
-
-    fn show(&self, progress: &Progress<'_>) {
-        match self {
-            Self::Bar(bar) => {
-                bar.set_length(progress.total);
-                bar.set_position(progress.bytes);
-                bar.set_message(progress.tensor.to_owned());
-            }
-            Self::Lines(last) => {
-                let mut last = last.lock().unwrap_or_else(PoisonError::into_inner);
-                if last.elapsed() >= PLAIN_PROGRESS || progress.bytes == progress.total {
-                    *last = Instant::now();
-                    eprintln!("loaded {} of {}", BinaryBytes(progress.bytes), BinaryBytes(progress.total));
-                }
-            }
-        }
-    }
-
-    fn finish(&self) {
-        if let Self::Bar(bar) = self {
-            bar.finish_and_clear();
-        }
-    }
 }
 
 impl Served {
