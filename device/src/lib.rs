@@ -13,6 +13,8 @@ pub mod analyze;
 pub mod codec;
 pub mod device;
 pub mod format;
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod layout;
 pub mod load;
 pub mod mode;

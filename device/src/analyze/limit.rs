@@ -17,9 +17,10 @@ pub(super) fn bits(format: Format, bytes: &[u8]) -> f64 {
         _ => {
             let width = format.bits() as usize / 8;
             // The exponent ends below the sign bit; an integer's entropy is that of all its bits.
-            let (shift, mask) = match format.is_float() {
-                true => (format.mantissa_bits(), (1_u32 << format.exponent_bits()) - 1),
-                false => (0, 0xff),
+            let (shift, mask) = if format.is_float() {
+                (format.mantissa_bits(), (1_u32 << format.exponent_bits()) - 1)
+            } else {
+                (0, 0xff)
             };
             for element in bytes.chunks_exact(width) {
                 let mut word = [0; 4];
