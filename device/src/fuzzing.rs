@@ -32,9 +32,9 @@ pub fn round_trip(data: &[u8]) {
     let mut bundle = Bundle::new();
     let by_words = by_words & 1 == 1 || format == Format::Opaque;
     if by_words {
-        bundle.encode_words(codec, &words)
+        bundle.encode_words(codec, &words);
     } else {
-        bundle.encode(format, codec, &words)
+        bundle.encode(format, codec, &words);
     }
     let Some(stored) = &bundle.stored else {
         assert!(words.iter().all(|byte| *byte == 0), "a block was taken for zeros");

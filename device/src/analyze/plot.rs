@@ -9,8 +9,8 @@ use std::fmt::Write as _;
 use super::report::{CodecReport, Figures, Report};
 
 const PANEL: (f64, f64) = (440.0, 190.0);
-const GAP: (f64, f64) = (70.0, 78.0);
-const MARGIN: (f64, f64) = (58.0, 128.0);
+const GAP: (f64, f64) = (70.0, 92.0);
+const MARGIN: (f64, f64) = (58.0, 132.0);
 /// Axes end at a power of two between these.
 const TOP: (f64, f64) = (4.0, 256.0);
 
@@ -106,7 +106,7 @@ fn panel(
     let _ = writeln!(
         out,
         r##"<text x="{x}" y="{}" font-size="13" font-weight="600">{title}: {} <tspan font-weight="400" fill="#555">{limit}</tspan></text>"##,
-        y - 22.0,
+        y - 30.0,
         number(codec.ratio)
     );
     let mut tick = 1.0;
@@ -141,6 +141,7 @@ fn bar(out: &mut String, name: &str, ratio: Option<f64>, slot: (f64, f64), up: (
     let (bottom, middle) = (up.0 + PANEL.1, slot.0 + slot.1 / 2.0);
     let value = match ratio {
         None => "∞".to_owned(),
+        Some(ratio) if ratio >= 999.5 => format!("{:.0}k", (ratio / 1000.0).max(1.0)),
         Some(ratio) if ratio >= 99.95 => format!("{ratio:.0}"),
         Some(ratio) if ratio >= 9.995 => format!("{ratio:.1}"),
         Some(ratio) => format!("{ratio:.2}"),
@@ -154,20 +155,23 @@ fn bar(out: &mut String, name: &str, ratio: Option<f64>, slot: (f64, f64), up: (
         slot.1 * 0.76,
         up.1
     );
-    let size = if slot.1 < 20.0 { 7.5 } else { 9.5 };
-    let _ =
-        writeln!(out, r#"<text x="{middle:.1}" y="{:.1}" text-anchor="middle">{name}</text>"#, bottom + 15.0);
-    let at = bottom - up.1 - 4.0;
-    // Narrow bars have their values upright.
-    let turn = if slot.1 < 20.0 {
-        format!(r#" transform="rotate(-90 {middle:.1} {at:.1})" dy="2.6""#)
-    } else {
-        r#" text-anchor="middle""#.to_owned()
+    // Narrow bars have their texts upright.
+    let narrow = slot.1 < 20.0;
+    let size = if narrow { 7.5 } else { 9.5 };
+    let mut label = |at: f64, anchor: &str, size: f64, text: &str| {
+        let turn = if narrow {
+            format!(r#" dy="2.6" transform="rotate(-90 {middle:.1} {at:.1})""#)
+        } else {
+            String::new()
+        };
+        let anchor = if narrow { anchor } else { "middle" };
+        let _ = writeln!(
+            out,
+            r##"<text x="{middle:.1}" y="{at:.1}" font-size="{size}" fill="#444" text-anchor="{anchor}"{turn}>{text}</text>"##
+        );
     };
-    let _ = writeln!(
-        out,
-        r##"<text x="{middle:.1}" y="{at:.1}" font-size="{size}" fill="#444"{turn}>{value}</text>"##
-    );
+    label(bottom - up.1 - 4.0, "start", size, &value);
+    label(bottom + if narrow { 5.0 } else { 15.0 }, "end", size + 1.0, name);
 }
 
 /// The power of two that no finite bar of any codec passes, within [`TOP`].

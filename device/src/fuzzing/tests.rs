@@ -23,7 +23,9 @@ fn seeds(target: &str) -> Vec<Vec<u8>> {
 /// Runs every seed, then `cases` made from them.
 fn run(target: &str, cases: u32, body: fn(&[u8])) {
     let seeds = seeds(target);
-    seeds.iter().for_each(|seed| body(seed));
+    for seed in &seeds {
+        body(seed);
+    }
     let change = (any::<prop::sample::Index>(), any::<u8>());
     let changed = (
         prop::sample::select(seeds),

@@ -58,7 +58,7 @@ fn can_draw(plot: &Path, files: &[impl AsRef<Path>], models: &[ModelFile]) -> Re
     if plot.exists() && files.iter().any(|file| same(file.as_ref())) {
         bail!("--plot {} would write over the checkpoint; name another file", plot.display());
     }
-    let mut tensors = models.iter().flat_map(|model| model.tensors());
+    let mut tensors = models.iter().flat_map(ModelFile::tensors);
     if !tensors.any(|tensor| tensor.length > 0 && tensor.format != Format::Opaque.name()) {
         bail!("nothing to draw: no tensor in the files has elements and bit-planes");
     }
