@@ -1,6 +1,7 @@
 //! `lamina`: serves a device, and talks to one that is being served.
 
 mod args;
+mod boot;
 mod client;
 mod serve;
 
@@ -30,6 +31,7 @@ fn main() -> ExitCode {
     };
     let done = runtime.block_on(async {
         match cli.command {
+            Command::Boot(args) => return boot::boot(*args).await,
             Command::Serve(args) => serve::serve(args).await,
             Command::Stats(args) => client::stats(&args).await,
             Command::Tensors(args) => client::tensors(&args).await,
@@ -37,9 +39,10 @@ fn main() -> ExitCode {
             Command::View(command) => client::view(command).await,
             Command::Flush(args) => client::flush(&args).await,
         }
+        .map(|()| ExitCode::SUCCESS)
     });
     match done {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(status) => status,
         Err(why) => {
             eprintln!("lamina: {why:#}");
             ExitCode::FAILURE
