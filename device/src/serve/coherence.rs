@@ -12,7 +12,7 @@
 //!    reach the device for another reason (the kernel's own writeback, `msync`) invalidate too, a moment later.
 //! 4. **Views take no stores.** `write` to a view is refused. A store through a mapping cannot be refused; it lives in
 //!    the page cache until the kernel writes the page back, then it is counted and dropped and the page invalidated.
-//!    It changes nothing in the device and no other page.
+//!    It changes nothing in the device and no other page, and after a flush, of any range, nobody sees it any more.
 //!
 //! How: reads of views mark their pages in [`ServedPages`]; a base store that has reached the device takes the marks of
 //! the view pages over it and queues them here; one thread tells the kernel to drop them. It must be a thread of its own:
@@ -41,6 +41,8 @@ pub struct Coherence {
     /// Signalled when a batch is through.
     drained: Condvar,
     launderer: std::sync::OnceLock<Launderer>,
+    /// The same for the views window, whose dirty pages are stores to be dropped.
+    scrubber: std::sync::OnceLock<Launderer>,
 }
 
 /// Ranges of the views window to invalidate.
@@ -62,18 +64,21 @@ impl Coherence {
             queued: Condvar::new(),
             drained: Condvar::new(),
             launderer: std::sync::OnceLock::new(),
+            scrubber: std::sync::OnceLock::new(),
         }
     }
 
-    /// Starts laundering through `base`, the base window opened through the mount.
+    /// Starts laundering through `base` and `views`, the two windows opened through the mount.
     pub(super) fn start_laundering(
         &self,
         base: std::fs::File,
+        views: std::fs::File,
         threads: usize,
         with: LaunderWith,
     ) -> io::Result<()> {
-        let launderer = Launderer::start(base, threads, with)?;
-        self.launderer.set(launderer).map_err(|_| io::Error::other("laundering was started before"))
+        let again = |_| io::Error::other("laundering was started before");
+        self.launderer.set(Launderer::start(base, threads, with)?).map_err(again)?;
+        self.scrubber.set(Launderer::start(views, 1, with)?).map_err(again)
     }
 
     /// The explicit fence: afterwards every load of a view sees every store to these base bytes that was complete before.
@@ -86,9 +91,13 @@ impl Coherence {
     pub fn flush(&self, offset: u64, length: u64) -> Result<(), ServeError> {
         let end = offset.saturating_add(length).min(self.device.base_bytes());
         if offset < end {
-            let flushed =
-                self.on_launderer(|launderer, done| launderer.launder(once(offset..end).collect(), done));
+            let flushed = on(&self.launderer, |base, done| base.launder(once(offset..end).collect(), done));
             flushed.map_err(|source| ServeError::Flush { offset, length, source })?;
+        }
+        let whole = 0..self.device.views_bytes();
+        if self.scrubber.get().is_some_and(|views| views.needed(std::slice::from_ref(&whole))) {
+            let scrubbed = on(&self.scrubber, |views, done| views.launder(once(whole).collect(), done));
+            scrubbed.map_err(|source| ServeError::Flush { offset, length, source })?;
         }
         self.drain()
     }
@@ -103,7 +112,7 @@ impl Coherence {
         let end = offset.checked_add(length).filter(|&end| end <= window);
         let Some(end) = end else { return Err(ServeError::PastEnd { offset, length, window }) };
         if offset < end {
-            let dropped = self.on_launderer(|launderer, done| launderer.punch(offset..end, done));
+            let dropped = on(&self.launderer, |base, done| base.punch(offset..end, done));
             dropped.map_err(|source| ServeError::Discard { offset, length, source })?;
         }
         self.drain()
@@ -122,13 +131,6 @@ impl Coherence {
         }
         self.queue(taken);
         self.drain()
-    }
-
-    fn on_launderer(&self, start: impl FnOnce(&Launderer, Done)) -> io::Result<()> {
-        let launderer = self.launderer.get().ok_or(io::ErrorKind::NotConnected)?;
-        let (done, answer) = mpsc::channel();
-        start(launderer, Box::new(move |result| drop(done.send(result))));
-        answer.recv().unwrap_or_else(|_| Err(io::ErrorKind::BrokenPipe.into()))
     }
 
     /// Base ranges to launder before this range of the views window is computed, if any are dirty. Never sleeps.
@@ -220,7 +222,8 @@ impl Coherence {
 
     /// Ends laundering and invalidating; whoever waits gets [`ServeError::Closing`].
     pub(super) fn close(&self) {
-        if let Some(launderer) = self.launderer.get() {
+        for launderer in [&self.launderer, &self.scrubber].into_iter().filter_map(|launderer| launderer.get())
+        {
             launderer.stop();
         }
         self.lock().closed = true;
@@ -243,6 +246,14 @@ impl Coherence {
             }
         }
     }
+}
+
+/// Has a launderer do something and waits for it.
+fn on(launderer: &std::sync::OnceLock<Launderer>, start: impl FnOnce(&Launderer, Done)) -> io::Result<()> {
+    let launderer = launderer.get().ok_or(io::ErrorKind::NotConnected)?;
+    let (done, answer) = mpsc::channel();
+    start(launderer, Box::new(move |result| drop(done.send(result))));
+    answer.recv().unwrap_or_else(|_| Err(io::ErrorKind::BrokenPipe.into()))
 }
 
 /// Sorts ranges and joins those that touch or overlap.

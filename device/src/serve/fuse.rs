@@ -1,6 +1,6 @@
 //! The mount: from a device and a directory to two files that can be mapped.
 //!
-//! Mounting makes these threads: `threads` workers (see `fuse_workers`), two launderers, two late answerers, one
+//! Mounting makes these threads: `threads` workers (see `fuse_workers`), three launderers, two late answerers, one
 //! invalidator (see [`super::coherence`]). Unmounting brings dirty pages to the device, aborts the connection, so that
 //! nobody sleeps on it any more, and joins them all. A process that still maps a window then gets SIGBUS on a page it
 //! has not loaded yet; that is what pulling a memory device does.
@@ -130,9 +130,10 @@ impl Mount {
         }
         let failed = |source| ServeError::MountPoint { path: self.point.path.clone(), source };
         self.minor = mount_point::minor_of(&self.point.path).map_err(failed)?;
-        let base = File::options().read(true).write(true).open(self.base_path()).map_err(failed)?;
+        let open = |path| File::options().read(true).write(true).open(path).map_err(failed);
+        let (base, views) = (open(self.base_path())?, open(self.views_path())?);
         self.coherence
-            .start_laundering(base, LAUNDERERS, options.launder_with)
+            .start_laundering(base, views, LAUNDERERS, options.launder_with)
             .map_err(ServeError::Threads)?;
         self.tune(options);
         Ok(())

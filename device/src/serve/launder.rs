@@ -1,4 +1,4 @@
-//! Laundering: making dirty pages of the base window reach the device before something is computed from them.
+//! Laundering: making dirty pages of a window reach the device before something is computed from them.
 //!
 //! A guest's stores to the base window sit in the host's page cache, as they would sit in a CPU's caches. A view is
 //! computed from what the device holds, so the pages under it are written back first. The rules:
@@ -54,7 +54,7 @@ enum Job {
 /// What is called, on a thread of the launderer, when a job is done.
 pub(crate) type Done = Box<dyn FnOnce(io::Result<()>) + Send>;
 
-/// The threads and their queue.
+/// The threads and their queue, over one window (called `base` here, the one that is laundered most).
 pub(crate) struct Launderer {
     jobs: Mutex<Option<Sender<Job>>>,
     threads: Mutex<Vec<JoinHandle<()>>>,

@@ -123,6 +123,21 @@ fn a_store_into_a_view_is_counted_dropped_and_hurts_nothing() {
 }
 
 #[test]
+fn after_a_flush_nobody_sees_a_store_into_a_view() {
+    within(60, || {
+        let rig = Rig::new(LaunderWith::Auto);
+        let view = rig.view("e8m3");
+        let mut views = rig.views();
+        let expected = rig.expected("e8m3");
+        views.store(view.offset + 10, b"junk");
+        assert_eq!(views.load(view.offset + 10, 4), b"junk", "it is in the page cache");
+        rig.mount.coherence().flush(0, 1).unwrap();
+        assert!(views.load(view.offset, expected.len()) == expected);
+        assert_eq!(rig.device.stats().requests.refused_view_stores, 1);
+    });
+}
+
+#[test]
 fn what_is_made_and_removed_at_run_time_shows_in_the_directory_at_once() {
     within(60, || {
         let rig = Rig::new(LaunderWith::Auto);

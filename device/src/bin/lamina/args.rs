@@ -8,6 +8,7 @@ use lamina::analyze::KvShape;
 use lamina::codec::{Codec, UnknownCodec};
 use lamina::load::{FormatRule, KV_WINDOW, KvRule};
 use lamina::mode::Mode;
+use lamina_qemu::Accel;
 
 /// A CXL Type-3 memory device in user space: tensors as compressed bit-planes, precision views by address alias.
 #[derive(Debug, Parser)]
@@ -36,6 +37,7 @@ pub(crate) struct Cli {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     Serve(Serve),
+    Boot(Box<Boot>),
     /// Show the counters of a device that is being served.
     Stats(Client),
     /// List the tensors of a device that is being served.
@@ -60,15 +62,25 @@ Sizes take K, M, G and T (powers of 1024). QEMU's CXL windows are multiples of 2
 Views: full · eXmY keeps X exponent and Y mantissa bits · +gN rounds with N more bits fetched · :packed packs the elements ·
 bf16 fp8_e4m3fn fp8_e5m2 convert · int4 int2 of int8. A view that a tensor's format cannot give is skipped and listed.")]
 pub(crate) struct Serve {
+    #[command(flatten)]
+    pub(crate) device: DeviceArgs,
+    /// The directory to mount on; made if it is missing.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) mount: PathBuf,
+    /// Print the ready line as JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// What a device is made of and where it listens.
+#[derive(Debug, Args)]
+pub(crate) struct DeviceArgs {
     /// Bytes of the base window [default: what the checkpoints take, at least 256M].
     #[arg(long, value_parser = bytes, value_name = "BYTES")]
     pub(crate) capacity: Option<u64>,
     /// Bytes of the views window [default: the capacity, or more if the views take more].
     #[arg(long, value_parser = bytes, value_name = "BYTES")]
     pub(crate) views_capacity: Option<u64>,
-    /// The directory to mount on; made if it is missing.
-    #[arg(long, value_name = "DIR")]
-    pub(crate) mount: PathBuf,
     /// The device: trace (bit-planes), gcomp (compressed words) or plain (words).
     #[arg(long, default_value_t, value_name = "MODE")]
     pub(crate) mode: Mode,
@@ -99,9 +111,63 @@ pub(crate) struct Serve {
     /// Threads that answer the mount [default: one for each core, at least 2].
     #[arg(long, value_parser = threads)]
     pub(crate) threads: Option<usize>,
-    /// Print the ready line as JSON.
+}
+
+/// Boot a guest that sees a device as CXL memory.
+///
+/// Starts a device as `serve` does, or takes one that is being served, and boots Debian's kernel in QEMU with the two windows as two
+/// cxl-type3 devices: base first, views second. Without a script you get a shell, with lamina-shim in it. KVM is used where it
+/// works, emulation elsewhere. A QEMU older than 11.1 will not do; without one, one is unpacked from Debian's packages.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  A shell on a device with a checkpoint in it; then, in the guest, `lamina-shim up` and `lamina-shim list`:
+      lamina boot --model model.safetensors --views full,e8m3
+  A script of your own, with a program of your own (linked statically) beside it:
+      lamina boot --model model.safetensors --put ./reader=/bin/reader --script ./test.sh
+  On a device that is being served already:
+      lamina boot --base /tmp/lamina/base --views-file /tmp/lamina/views --ctl /run/lamina/ctl.sock
+  Only say what would be started, for a QEMU command line of your own:
+      lamina boot --base /tmp/lamina/base --views-file /tmp/lamina/views --print-command")]
+pub(crate) struct Boot {
+    #[command(flatten)]
+    pub(crate) device: DeviceArgs,
+    /// The directory to mount on [default: a temporary one].
+    #[arg(long, value_name = "DIR", conflicts_with = "base")]
+    pub(crate) mount: Option<PathBuf>,
+    /// The base window of a device that is being served, or any file of the size.
+    #[arg(long, value_name = "FILE", requires = "views_file")]
+    pub(crate) base: Option<PathBuf>,
+    /// The views window of that device.
+    #[arg(long, value_name = "FILE", requires = "base")]
+    pub(crate) views_file: Option<PathBuf>,
+    /// The socket for guests of that device.
+    #[arg(long, value_name = "SOCKET", requires = "base")]
+    pub(crate) ctl: Option<PathBuf>,
+    /// A shell script to run in the guest instead of an interactive shell; its exit status becomes this program's.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) script: Option<PathBuf>,
+    /// A file to put into the guest; may be given more than once.
+    #[arg(long = "put", value_name = "HOST=GUEST", value_parser = put)]
+    pub(crate) files: Vec<(PathBuf, String)>,
+    /// MiB of the guest's ordinary memory [default: enough for windows of this size].
+    #[arg(long, value_name = "MIB")]
+    pub(crate) memory: Option<u64>,
+    /// The guest's processors.
+    #[arg(long, default_value_t = 2, value_name = "N")]
+    pub(crate) cpus: u32,
+    /// How to run the guest: kvm or tcg [default: kvm where it works].
+    #[arg(long, value_name = "ACCEL", value_parser = accel)]
+    pub(crate) accel: Option<Accel>,
+    /// Let QEMU have huge pages for the windows: on a mount it then reads megabytes for a byte.
     #[arg(long)]
-    pub(crate) json: bool,
+    pub(crate) huge_pages: bool,
+    /// Print the command that starts QEMU, and end.
+    #[arg(long)]
+    pub(crate) print_command: bool,
+    /// More options for QEMU.
+    #[arg(last = true, value_name = "QEMU OPTION")]
+    pub(crate) qemu: Vec<String>,
 }
 
 /// What all client commands take.
@@ -236,6 +302,22 @@ fn kv_shape(text: &str) -> Result<KvShape, String> {
     parsed().ok_or_else(|| {
         format!("{text:?} is no KV shape: write CHANNELS or CHANNELS,WINDOW, both at least 1, for example 1024,128")
     })
+}
+
+fn put(text: &str) -> Result<(PathBuf, String), String> {
+    match text.split_once('=') {
+        Some((host, guest)) if !host.is_empty() && guest.starts_with('/') => {
+            Ok((host.into(), guest.to_owned()))
+        }
+        _ => Err(format!("{text:?} is no HOST=GUEST: write for example ./reader=/bin/reader")),
+    }
+}
+
+fn accel(text: &str) -> Result<Accel, String> {
+    [Accel::Kvm, Accel::Tcg]
+        .into_iter()
+        .find(|accel| accel.to_string() == text)
+        .ok_or_else(|| format!("{text:?} is neither kvm nor tcg"))
 }
 
 fn threads(text: &str) -> Result<usize, String> {

@@ -2,6 +2,7 @@
 
 mod analyze;
 mod args;
+mod boot;
 mod client;
 mod meter;
 mod serve;
@@ -33,6 +34,7 @@ fn main() -> ExitCode {
     let done = runtime.block_on(async {
         match cli.command {
             Command::Analyze(args) => tokio::task::block_in_place(|| analyze::analyze(&args)),
+            Command::Boot(args) => return boot::boot(*args).await,
             Command::Serve(args) => serve::serve(args).await,
             Command::Stats(args) => client::stats(&args).await,
             Command::Tensors(args) => client::tensors(&args).await,
@@ -40,9 +42,10 @@ fn main() -> ExitCode {
             Command::View(command) => client::view(command).await,
             Command::Flush(args) => client::flush(&args).await,
         }
+        .map(|()| ExitCode::SUCCESS)
     });
     match done {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(status) => status,
         Err(why) => {
             eprintln!("lamina: {why:#}");
             ExitCode::FAILURE

@@ -8,7 +8,7 @@ use std::fs;
 use std::io::{self, Write};
 use std::ops::ControlFlow;
 use std::os::unix::fs::DirBuilderExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -21,7 +21,7 @@ use lamina::serve::{Api, Control, GuestPort, Mount, MountOptions, MountPoint, fu
 use serde_json::json;
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::args::Serve;
+use crate::args::{DeviceArgs, Serve};
 use crate::meter::Meter;
 
 /// QEMU's CXL windows are multiples of this.
@@ -32,7 +32,8 @@ pub(crate) async fn serve(args: Serve) -> Result<()> {
     let mut interrupted = signal(SignalKind::interrupt())?;
     let mut terminated = signal(SignalKind::terminate())?;
     let stop = Arc::new(AtomicBool::new(false));
-    let mut started = std::pin::pin!(start(args, Arc::clone(&stop)));
+    let json = args.json;
+    let mut started = std::pin::pin!(start(args.device, args.mount, Arc::clone(&stop)));
     let started = loop {
         tokio::select! {
             started = &mut started => break started,
@@ -47,7 +48,7 @@ pub(crate) async fn serve(args: Serve) -> Result<()> {
         started => started?,
     };
     if !stop.load(Ordering::Relaxed) {
-        served.say_ready()?;
+        served.say_ready(json)?;
         tokio::select! { _ = interrupted.recv() => {}, _ = terminated.recv() => {} }
     }
     tracing::info!("stopping");
@@ -57,16 +58,16 @@ pub(crate) async fn serve(args: Serve) -> Result<()> {
 }
 
 /// A device that is being served. Dropped from top to bottom.
-struct Served {
-    guests: GuestPort,
+pub(crate) struct Served {
+    pub(crate) guests: GuestPort,
     api: Api,
-    mount: Mount,
-    device: Arc<Device>,
+    pub(crate) mount: Mount,
+    pub(crate) device: Arc<Device>,
     loaded: Loaded,
-    json: bool,
 }
 
-async fn start(args: Serve, stop: Arc<AtomicBool>) -> Result<Served> {
+/// Starts a device and serves it on `mount`; `stop` ends the loading.
+pub(crate) async fn start(args: DeviceArgs, mount: PathBuf, stop: Arc<AtomicBool>) -> Result<Served> {
     fuse_present()?;
     let models = args.models.iter().map(|path| ModelFile::open(path)).collect::<Result<Vec<_>, _>>()?;
     let options = LoadOptions {
@@ -93,13 +94,13 @@ async fn start(args: Serve, stop: Arc<AtomicBool>) -> Result<Served> {
     mounting.threads = args.threads.unwrap_or(mounting.threads);
     let loading = Arc::clone(&device);
     let (mount, loaded) = tokio::task::spawn_blocking(move || -> Result<_> {
-        let point = MountPoint::prepare(&args.mount)?;
+        let point = MountPoint::prepare(&mount)?;
         let loaded = load_all(&loading, &models, &options, &stop)?;
         Ok((Mount::new(loading, point, &mounting)?, loaded))
     })
     .await??;
     control.mounted(mount.coherence());
-    Ok(Served { guests, api, mount, device, loaded, json: args.json })
+    Ok(Served { guests, api, mount, device, loaded })
 }
 
 /// Makes the directory for the sockets, for this user alone.
@@ -133,11 +134,11 @@ fn load_all(
 
 impl Served {
     /// Prints the one line that says that everything can be used.
-    fn say_ready(&self) -> Result<()> {
+    fn say_ready(&self, json: bool) -> Result<()> {
         let Self { guests, api, mount, device, loaded, .. } = self;
         let (base, views) = (mount.base_path(), mount.views_path());
         let mut out = io::stdout().lock();
-        if self.json {
+        if json {
             let line = json!({
                 "ready": true,
                 "pid": std::process::id(),

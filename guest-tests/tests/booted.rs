@@ -1,0 +1,109 @@
+//! Booted guests on real devices: the main job in each mode, a guest that misbehaves, a device told to stop under load.
+//!
+//! These need what `./x` sets up: the guest's programs and image, a QEMU, FUSE.
+
+use std::{path::PathBuf, time::Duration};
+
+use lamina_guest_tests::{bundled, daemon::Serve, job::Job, report::Report};
+
+fn models() -> Vec<PathBuf> {
+    bundled().expect("start the tests through ./x test")
+}
+
+fn run(job: &Job) -> Report {
+    job.run(|_| {}).unwrap()
+}
+
+fn job(mode: &str, codec: &str, views: &[&str], models: Vec<PathBuf>, folder: &tempfile::TempDir) -> Job {
+    Job {
+        serve: Serve {
+            models,
+            views: views.iter().map(|&view| view.to_owned()).collect(),
+            mode: mode.to_owned(),
+            codec: codec.to_owned(),
+            capacity: None,
+            read_ahead_kb: 4,
+        },
+        write: None,
+        hostile: false,
+        limit: Duration::from_secs(300),
+        console: folder.path().join("console.log"),
+    }
+}
+
+fn right(report: &Report, views: usize) {
+    assert_eq!(report.problems, Vec::<String>::new());
+    assert_eq!(report.views.len(), views);
+    assert!(report.views.iter().all(|view| view.matches));
+    assert!(report.guest.boot_seconds > 0.0);
+    let written = report.written.as_ref().expect("a tensor was written");
+    assert!(written.matches && !written.views.is_empty());
+    assert!(
+        report.tensors.iter().all(|tensor| tensor.base_sha256.is_some()),
+        "every tensor was read through the base window"
+    );
+}
+
+#[test]
+fn a_guest_reads_every_view_right_and_misbehaving_hurts_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let views = ["full", "e8m3", "e8m3+g2:packed", "fp8_e4m3fn", "e5m11", "int4"];
+    let mut job = job("trace", "lz4", &views, models(), &folder);
+    job.hostile = true;
+    job.write = Some("layers.2.seq.3.k".to_owned());
+    let report = run(&job);
+    let tensors = report.tensors.len();
+    right(&report, tensors * 4);
+    assert_eq!(report.written.as_ref().unwrap().tensor, "layers.2.seq.3.k");
+    // bf16 has no 11 mantissa bits and is no int8.
+    assert_eq!(report.skipped.len(), tensors * 2);
+    assert!(report.skipped.iter().any(|skipped| skipped.view == "e5m11" && skipped.why.contains("mantissa")));
+    let stored = |spelling: &str| -> u64 {
+        report.views.iter().filter(|view| view.view == spelling).map(|view| view.stored_bytes_fetched).sum()
+    };
+    assert!(stored("e8m3") < stored("full"), "a view fetches less than everything");
+    assert!(report.device.stored_bytes < report.device.logical_bytes);
+}
+
+#[test]
+fn the_baselines_give_a_guest_the_same_bytes() {
+    let folder = tempfile::tempdir().unwrap();
+    let weights = models()[..1].to_vec();
+    for mode in ["plain", "gcomp"] {
+        let report = run(&job(mode, "lz4", &["full", "e8m3", "fp8_e5m2"], weights.clone(), &folder));
+        right(&report, report.tensors.len() * 3);
+        assert_eq!(report.device.mode, mode);
+        let fetched: u64 = report.views.iter().map(|view| view.stored_bytes_fetched).sum();
+        let plain: u64 = report.views.iter().map(|view| view.plain_bytes_fetched).sum();
+        if mode == "plain" {
+            assert_eq!(fetched, plain);
+        }
+        assert!(report.views.iter().all(|view| view.planes_fetched == 0), "words have no planes");
+    }
+}
+
+#[test]
+fn a_view_that_differs_from_the_reference_fails_the_run() {
+    // The judge reads another model than the device: everything the guest loads must then be found wrong.
+    let folder = tempfile::tempdir().unwrap();
+    let model = folder.path().join("model.safetensors");
+    let mut bytes = std::fs::read(&models()[0]).unwrap();
+    std::fs::write(&model, &bytes).unwrap();
+    let job = job("trace", "lz4", &["e8m3"], vec![model.clone()], &folder);
+    let mut changed = false;
+    let report = job
+        .run(|step| {
+            // Once the device has loaded it, a bit of the last tensor's last element changes in the file.
+            if matches!(step, lamina_guest_tests::job::Step::Doing("booting the guest")) {
+                let last = bytes.len() - 1;
+                bytes[last] ^= 0x40;
+                std::fs::write(&model, &bytes).unwrap();
+                changed = true;
+            }
+        })
+        .unwrap();
+    assert!(changed);
+    assert!(!report.good());
+    let wrong = report.views.iter().filter(|view| !view.matches).count();
+    assert_eq!(wrong, 1, "{:?}", report.problems);
+}
