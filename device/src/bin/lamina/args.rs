@@ -108,7 +108,7 @@ pub(crate) struct DeviceArgs {
     /// Threads that answer the mount [default: one for each core, at least 2].
     #[arg(long, value_parser = threads)]
     pub(crate) threads: Option<usize>,
-    /// How dirty pages are made to reach the device: auto, sync_file_range or msync.
+    /// How dirty pages are made to reach the device: `auto`, `sync_file_range` or `msync`.
     #[arg(long, default_value = "auto", hide = true, value_name = "HOW")]
     pub(crate) launder_with: LaunderWith,
 }
