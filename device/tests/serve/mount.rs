@@ -20,7 +20,7 @@ fn the_mount_shows_two_files_of_the_windows_sizes_for_their_owner_alone() {
     within(60, || {
         let rig = Rig::new("auto");
         let mut names: Vec<_> =
-            fs::read_dir(&rig.place.path("mount")).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+            fs::read_dir(rig.place.path("mount")).unwrap().map(|entry| entry.unwrap().file_name()).collect();
         names.sort();
         assert_eq!(names, ["base", "views"]);
         for (path, size) in [(rig.base_path(), BASE), (rig.place.path("mount/views"), VIEWS)] {
