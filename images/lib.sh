@@ -78,6 +78,7 @@ build() {
     if [ -e "$result/complete" ] && [ -z "$refresh" ]; then return; fi
     # What an earlier build left that was killed; the lock says that none is running.
     rm -rf -- "$result".build.*
+    room
     work=$(mktemp -d -- "$result.build.XXXXXX")
     trap 'rm -rf -- "$work"' EXIT
     trap 'exit 130' INT TERM HUP
@@ -87,6 +88,14 @@ build() {
     if [ -e "$result" ]; then mv -T -- "$result" "$work/old"; fi
     mv -T -- "$work/out" "$result"
     say "done in $((SECONDS - started)) s"
+}
+
+# Refuses to start a build that would fill the disk: packages, what they unpack to, and the result.
+room() {
+    local free
+    free=$(($(df -Pk -- "$cache" | awk 'NR == 2 { print $4 }') / 1024))
+    [ "$free" -ge "$needs_mib" ] || die "only $free MiB are free where $cache is, building needs $needs_mib MiB" \
+        "make room, or set LAMINA_CACHE to a folder on another disk"
 }
 
 # Sets $mirror: LAMINA_MIRROR, or the Debian archive that the host's apt uses.

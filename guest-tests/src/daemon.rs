@@ -50,6 +50,8 @@ pub struct Ready {
     pub views: Window,
     /// The API's socket.
     pub api: PathBuf,
+    /// The API's address on loopback.
+    pub tcp: std::net::SocketAddr,
     /// The socket of the guest's control port.
     pub ctl: PathBuf,
     /// Views that were asked for and not made.
@@ -77,7 +79,7 @@ impl Daemon {
         command.args(["serve", "--json", "--mode", &serve.mode, "--codec", &serve.codec]);
         command.arg("--mount").arg(folder.path().join("mount"));
         command.arg("--run-dir").arg(folder.path().join("run"));
-        command.args(["--views", &serve.views.join(",")]);
+        command.args(["--views", &serve.views.join(","), "--tcp", "127.0.0.1:0"]);
         command.args(["--read-ahead-kb", &serve.read_ahead_kb.to_string()]);
         if let Some(capacity) = &serve.capacity {
             command.args(["--capacity", capacity]);

@@ -7,7 +7,7 @@ use lamina_guest::{Event, Phase, Plan, WritePlan};
 use serde_json::Value;
 
 use crate::{
-    daemon::{Daemon, Serve},
+    daemon::{Daemon, Ready, Serve},
     judge::Judge,
     report::{DeviceReport, GuestReport, Report, TensorReport, ViewReport, WrittenReport},
     visit::Visit,
@@ -35,6 +35,8 @@ pub struct Job {
 pub enum Step<'a> {
     /// Something begins.
     Doing(&'a str),
+    /// The device can be looked at here while it runs.
+    Serving(&'a Ready),
     /// The guest reads its `number`th view of `of`.
     Reading {
         /// From 1.
@@ -57,6 +59,7 @@ impl Job {
         let judge = Judge::new(&self.serve.models)?;
         step(Step::Doing("starting the device and loading the tensors"));
         let device = Daemon::start(&self.serve)?;
+        step(Step::Serving(&device.ready));
         let write = self.write.clone().or_else(|| judge.names().next().map(str::to_owned));
         let plan = Plan {
             write: write.map(|tensor| WritePlan { tensor, seed: SEED }),

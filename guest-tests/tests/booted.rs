@@ -2,9 +2,20 @@
 //!
 //! These need what `./x` sets up: the guest's programs and image, a QEMU, FUSE.
 
-use std::{path::PathBuf, time::Duration};
+use std::{
+    io::{Read, Write},
+    net::TcpStream,
+    os::unix::net::UnixStream,
+    path::PathBuf,
+    time::Duration,
+};
 
-use lamina_guest_tests::{bundled, daemon::Serve, job::Job, report::Report};
+use lamina_guest_tests::{
+    bundled,
+    daemon::Serve,
+    job::{Job, Step},
+    report::Report,
+};
 
 fn models() -> Vec<PathBuf> {
     bundled().expect("start the tests through ./x test")
@@ -66,6 +77,45 @@ fn a_guest_reads_every_view_right_and_misbehaving_hurts_nothing() {
 }
 
 #[test]
+fn the_counters_are_live_on_both_sockets_while_a_guest_runs() {
+    let folder = tempfile::tempdir().unwrap();
+    let job = job("trace", "zstd", &["full"], models()[..1].to_vec(), &folder);
+    let (mut address, mut live, mut socket) = (None, Vec::new(), None);
+    let report = job
+        .run(|step| match step {
+            Step::Serving(ready) => {
+                address = Some(ready.tcp);
+                socket = Some(ready.api.clone());
+            }
+            Step::Reading { number, .. } if number % 20 == 0 => {
+                live.push(get(TcpStream::connect(address.unwrap()).unwrap(), "/stats"));
+                live.push(get(UnixStream::connect(socket.as_ref().unwrap()).unwrap(), "/metrics"));
+            }
+            _ => {}
+        })
+        .unwrap();
+    right(&report, report.tensors.len());
+    assert!(live.len() >= 4);
+    let reads = |text: &String| {
+        let (_, rest) = text.split_once("\"views\":{\"reads\":").expect("counters of views");
+        rest.split(',').next().unwrap().parse::<u64>().unwrap()
+    };
+    let (first, last) = (reads(&live[0]), reads(&live[live.len() - 2]));
+    assert!(last > first, "{first} reads at first, {last} at last");
+    assert!(live.last().unwrap().trim_end().ends_with("# EOF"), "OpenMetrics text");
+}
+
+/// The body of an answer.
+fn get(mut stream: impl Read + Write, path: &str) -> String {
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    assert!(head.starts_with("HTTP/1.1 200"), "{head}");
+    body.to_owned()
+}
+
+#[test]
 fn the_baselines_give_a_guest_the_same_bytes() {
     let folder = tempfile::tempdir().unwrap();
     let weights = models()[..1].to_vec();
@@ -94,7 +144,7 @@ fn a_view_that_differs_from_the_reference_fails_the_run() {
     let report = job
         .run(|step| {
             // Once the device has loaded it, a bit of the last tensor's last element changes in the file.
-            if matches!(step, lamina_guest_tests::job::Step::Doing("booting the guest")) {
+            if matches!(step, Step::Doing("booting the guest")) {
                 let last = bytes.len() - 1;
                 bytes[last] ^= 0x40;
                 std::fs::write(&model, &bytes).unwrap();

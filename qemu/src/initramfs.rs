@@ -172,6 +172,14 @@ mod tests {
     use super::*;
     use cpio::newc::Reader;
 
+    #[test]
+    fn a_full_disk_is_an_error_that_names_the_file() {
+        let base = tempfile::NamedTempFile::new().unwrap();
+        let files = [GuestFile::data("/big", vec![1; 1 << 20])];
+        let error = assemble(base.path(), &files, Path::new("/dev/full")).unwrap_err().to_string();
+        assert!(error.contains("/dev/full") && error.contains("No space left"), "{error}");
+    }
+
     fn unpack(bytes: &[u8]) -> Vec<(String, u32, Vec<u8>)> {
         let mut entries = Vec::new();
         let mut rest = bytes;

@@ -5,10 +5,16 @@
 //! nobody sleeps on it any more, and joins them all. A process that still maps a window then gets SIGBUS on a page it
 //! has not loaded yet; that is what pulling a memory device does.
 //!
+//! The process that serves a mount must not map its files. The kernel writes dirty pages back and waits for them in
+//! `munmap`, with the process's address space locked, and a worker that needs memory then waits for that lock. Reading and
+//! writing the files is fine outside of workers. (The launderers' own mapping for `msync` is never stored to, and is
+//! unmapped after the connection was aborted.)
+//!
 //! Two properties of the mount are set through its backing-device information (BDI) in sysfs and need root; without, they
 //! are left with a warning: `read_ahead_kb`, how much is read when one byte is missing, and `strict_limit` 0 with
 //! `max_ratio` 100, without which dirtying pages is throttled to a fraction of the memory's speed.
 
+use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -224,17 +230,36 @@ fn channel_of(session: &FuseSession) -> io::Result<File> {
 ///
 /// What is missing, and how to get it.
 pub fn fuse_present() -> Result<(), ServeError> {
-    let device = Path::new("/dev/fuse");
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    present(Path::new("/dev/fuse"), nix::unistd::geteuid().is_root(), &path)
+}
+
+fn present(device: &Path, root: bool, path: &OsStr) -> Result<(), ServeError> {
     match File::options().read(true).write(true).open(device) {
         Ok(_) => {}
         Err(why) if why.kind() == io::ErrorKind::NotFound => return Err(ServeError::NoFuseDevice),
         Err(source) => return Err(ServeError::FuseDevice { source }),
     }
-    if nix::unistd::geteuid().is_root() {
+    if root {
         return Ok(());
     }
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let helper = std::env::split_paths(&path).map(|directory| directory.join("fusermount3"));
+    let mut helpers = std::env::split_paths(path).map(|directory| directory.join("fusermount3"));
     let usable = |file: PathBuf| fs::metadata(file).is_ok_and(|found| found.mode() & 0o111 != 0);
-    if helper.into_iter().any(usable) { Ok(()) } else { Err(ServeError::NoFusermount) }
+    if helpers.any(usable) { Ok(()) } else { Err(ServeError::NoFusermount) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_missing_is_named_with_its_package() {
+        let nowhere = tempfile::tempdir().unwrap();
+        let said = |device: &Path, root| {
+            present(device, root, nowhere.path().as_os_str()).map_err(|why| why.to_string())
+        };
+        assert!(said(&nowhere.path().join("fuse"), true).unwrap_err().contains("modprobe fuse"));
+        assert!(said(Path::new("/dev/null"), false).unwrap_err().contains("package fuse3"));
+        assert_eq!(said(Path::new("/dev/null"), true), Ok(()));
+    }
 }

@@ -18,6 +18,7 @@ use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::str::FromStr;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -41,6 +42,19 @@ pub enum LaunderWith {
     SyncFileRange,
     /// `msync`.
     Msync,
+}
+
+impl FromStr for LaunderWith {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        match name {
+            "auto" => Ok(Self::Auto),
+            "sync_file_range" => Ok(Self::SyncFileRange),
+            "msync" => Ok(Self::Msync),
+            _ => Err(format!("{name:?} is none of auto, sync_file_range and msync")),
+        }
+    }
 }
 
 /// A piece of work for the threads.

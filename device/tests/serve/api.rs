@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
 
-use crate::common::{noise, spec, within};
+use crate::common::{answer, noise, request, spec, within};
 
 /// An API over a device that is not mounted.
 struct Served {
@@ -52,24 +52,6 @@ impl Served {
         let (status, _, body) = answer(self.unix(), &request(method, path, body));
         (status, serde_json::from_str(&body).unwrap_or(Value::Null))
     }
-}
-
-fn request(method: &str, path: &str, body: &str) -> String {
-    let length = body.len();
-    format!(
-        "{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\n\
-         Content-Length: {length}\r\n\r\n{body}"
-    )
-}
-
-/// Sends a request and takes status, head and body of the answer.
-fn answer(mut stream: impl Read + Write, request: &str) -> (u16, String, String) {
-    stream.write_all(request.as_bytes()).unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).unwrap();
-    let (head, body) = answer.split_once("\r\n\r\n").unwrap_or((&answer, ""));
-    let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or(0);
-    (status, head.to_lowercase(), body.to_owned())
 }
 
 #[test]

@@ -1,22 +1,23 @@
 //! The coherence contract of `lamina::serve::coherence`, promise by promise, for both ways of laundering.
 
 use std::os::unix::fs::FileExt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use lamina::serve::Control;
-use lamina::serve::launder::LaunderWith;
+use serde_json::{Value, json};
 
-use crate::common::{Rig, TENSOR, eventually, expected, noise, spec, within};
+use crate::common::{BASE, BOTH, Rig, TENSOR, eventually, expected, noise, within};
 
-const BOTH: [LaunderWith; 2] = [LaunderWith::Auto, LaunderWith::Msync];
+/// How often a store into the views window was refused.
+fn refused_stores(rig: &Rig) -> u64 {
+    rig.requests()["refused_view_stores"].as_u64().unwrap()
+}
 
 #[test]
 fn same_window_reads_are_always_current() {
     within(60, || {
-        let rig = Rig::new(LaunderWith::Auto);
+        let rig = Rig::new("auto");
         let (mut one, other) = (rig.base(), rig.base());
         for round in 0..200_u64 {
             let at = round * 4099 % TENSOR as u64;
@@ -45,7 +46,7 @@ fn a_fresh_view_page_shows_stores_that_nobody_flushed() {
                 base.store(at as u64, &bytes);
                 rig.bytes[at..at + 16].copy_from_slice(&bytes);
                 let shown = views.load(view.offset + at as u64, 16);
-                assert_eq!(shown, expected("e8m3", &bytes), "page {page} {with:?}");
+                assert_eq!(shown, expected("e8m3", &bytes), "page {page} {with}");
             }
             assert!(views.load(view.offset, TENSOR) == rig.expected("e8m3"));
         });
@@ -60,17 +61,17 @@ fn a_cached_view_page_shows_stores_after_a_flush() {
             let (full, packed) = (rig.view("full"), rig.view("e8m2:packed"));
             let (mut base, views) = (rig.base(), rig.views());
             for round in 0..20_u64 {
-                assert!(views.load(full.offset, TENSOR) == rig.bytes, "round {round} {with:?}");
+                assert!(views.load(full.offset, TENSOR) == rig.bytes, "round {round} {with}");
                 let packed_bytes = rig.expected("e8m2:packed");
                 assert!(
                     views.load(packed.offset, packed_bytes.len()) == packed_bytes,
-                    "round {round} {with:?}"
+                    "round {round} {with}"
                 );
                 let at = usize::try_from(round).unwrap() * 200_003 % (TENSOR - 9000);
                 let bytes = noise(round + 99, 9000);
                 base.store(at as u64, &bytes);
                 rig.bytes[at..at + 9000].copy_from_slice(&bytes);
-                rig.mount.coherence().flush(at as u64, 9000).unwrap();
+                rig.flush(at as u64, 9000);
             }
             assert!(views.load(full.offset, TENSOR) == rig.bytes);
         });
@@ -80,7 +81,7 @@ fn a_cached_view_page_shows_stores_after_a_flush() {
 #[test]
 fn stores_that_reach_the_device_without_a_flush_show_a_moment_later() {
     within(60, || {
-        let mut rig = Rig::new(LaunderWith::Auto);
+        let mut rig = Rig::new("auto");
         let view = rig.view("full");
         let (mut base, views) = (rig.base(), rig.views());
         assert!(views.load(view.offset, TENSOR) == rig.bytes);
@@ -97,7 +98,7 @@ fn stores_that_reach_the_device_without_a_flush_show_a_moment_later() {
 #[test]
 fn a_store_into_a_view_is_counted_dropped_and_hurts_nothing() {
     within(60, || {
-        let rig = Rig::new(LaunderWith::Auto);
+        let rig = Rig::new("auto");
         let view = rig.view("e8m3");
         let expected = rig.expected("e8m3");
         let (base, mut views) = (rig.base(), rig.views());
@@ -111,52 +112,52 @@ fn a_store_into_a_view_is_counted_dropped_and_hurts_nothing() {
         eventually("the junk is gone", || {
             views.load(view.offset, expected.len()) == expected && views.load(0, 4096) == directory
         });
-        let before = rig.device.stats().requests;
-        assert!(before.refused_view_stores >= 4 && before.refused_view_bytes >= 4 * 4096, "{before:?}");
+        let before = refused_stores(&rig);
+        assert!(before >= 4, "{before}");
+        assert!(rig.requests()["refused_view_bytes"].as_u64().unwrap() >= 4 * 4096);
         assert!(base.load(0, TENSOR) == rig.bytes);
 
         let refused = views.file.write_at(b"junk", view.offset).unwrap_err();
         assert_eq!(refused.raw_os_error(), Some(libc::EROFS));
         eventually("the refused bytes are gone", || views.load(view.offset, expected.len()) == expected);
-        assert!(rig.device.stats().requests.refused_view_stores > before.refused_view_stores);
+        assert!(refused_stores(&rig) > before);
     });
 }
 
 #[test]
 fn after_a_flush_nobody_sees_a_store_into_a_view() {
     within(60, || {
-        let rig = Rig::new(LaunderWith::Auto);
+        let rig = Rig::new("auto");
         let view = rig.view("e8m3");
         let mut views = rig.views();
         let expected = rig.expected("e8m3");
         views.store(view.offset + 10, b"junk");
         assert_eq!(views.load(view.offset + 10, 4), b"junk", "it is in the page cache");
-        rig.mount.coherence().flush(0, 1).unwrap();
+        rig.flush(0, 1);
         assert!(views.load(view.offset, expected.len()) == expected);
-        assert_eq!(rig.device.stats().requests.refused_view_stores, 1);
+        assert_eq!(refused_stores(&rig), 1);
     });
 }
 
 #[test]
 fn what_is_made_and_removed_at_run_time_shows_in_the_directory_at_once() {
     within(60, || {
-        let rig = Rig::new(LaunderWith::Auto);
+        let rig = Rig::new("auto");
         let (mut base, views) = (rig.base(), rig.views());
-        let control = Control::new(Arc::clone(&rig.device));
-        control.mounted(rig.mount.coherence());
         let directory = || lamina_abi::decode(&views.load(0, 2 << 20)).unwrap();
         assert_eq!((directory().tensors.len(), directory().views.len()), (1, 0));
 
         // Stored, and still in the page cache when the tensor and its view are made.
         let bytes = noise(3, 10_000);
         base.store(8 << 20, &bytes);
-        control.create_tensor(spec("late", 8 << 20, 10_000)).unwrap();
+        let tensor = json!({ "name": "late", "dpa": 8 << 20, "length": 10_000, "format": "bf16" });
+        rig.ask("POST", "/tensors", &tensor);
         assert!(directory().tensor("late").is_some());
-        let view = control.create_view("late", "e8m3").unwrap();
+        let view = rig.view_of("late", "e8m3");
         assert_eq!(directory().view("late", "e8m3").map(|view| view.offset), Some(view.offset));
         assert_eq!(views.load(view.offset, 10_000), expected("e8m3", &bytes));
 
-        control.remove_tensor("late").unwrap();
+        rig.ask("DELETE", "/tensors/late", &Value::Null);
         assert!(directory().tensor("late").is_none() && directory().views.is_empty());
         assert_eq!(views.load(view.offset, 10_000), vec![0; 10_000]);
         assert_eq!(base.load(8 << 20, 10_000), bytes);
@@ -164,16 +165,17 @@ fn what_is_made_and_removed_at_run_time_shows_in_the_directory_at_once() {
 }
 
 #[test]
-fn a_flush_names_a_range_past_the_end_and_clips_nothing_silently() {
+fn a_flush_past_the_end_is_refused_with_the_bound() {
     within(60, || {
-        let rig = Rig::new(LaunderWith::Auto);
-        let control = Control::new(Arc::clone(&rig.device));
-        control.mounted(rig.mount.coherence());
-        control.flush(0, None).unwrap();
-        control.flush(4096, Some(1)).unwrap();
-        let refused = control.flush(crate::common::BASE, Some(1)).unwrap_err().to_string();
-        assert!(refused.contains("pass the end"), "{refused}");
-        assert!(control.flush(u64::MAX, Some(2)).is_err());
+        let rig = Rig::new("auto");
+        rig.ask("POST", "/flush", &Value::Null);
+        rig.flush(4096, 1);
+        for (offset, length) in [(BASE, 1), (0, BASE + 1), (u64::MAX, 2)] {
+            let range = json!({ "offset": offset, "length": length });
+            let (status, why) = rig.try_ask("POST", "/flush", &range);
+            assert_eq!(status, 422, "{range}");
+            assert!(why["error"].as_str().unwrap().contains("33554432 bytes"), "{why}");
+        }
     });
 }
 
@@ -224,7 +226,7 @@ fn readers_of_views_and_writers_of_base_never_lock_each_other_out() {
                 let (rig, stop, flushes) = (&rig, &stop, &flushes);
                 scope.spawn(move || {
                     while !stop.load(Ordering::Relaxed) {
-                        rig.mount.coherence().flush(0, TENSOR as u64).unwrap();
+                        rig.flush(0, TENSOR as u64);
                         flushes.fetch_add(1, Ordering::Relaxed);
                         thread::sleep(Duration::from_millis(10));
                     }
@@ -232,20 +234,20 @@ fn readers_of_views_and_writers_of_base_never_lock_each_other_out() {
                 thread::sleep(Duration::from_secs(4));
                 stop.store(true, Ordering::Relaxed);
             });
-            let started = Instant::now();
-            rig.mount.coherence().flush(0, TENSOR as u64).unwrap();
+            rig.flush(0, TENSOR as u64);
             rig.bytes = rig.base().load(0, TENSOR);
             let window = rig.views();
             for (spelling, view) in spellings.iter().zip(&views) {
                 let expected = rig.expected(spelling);
-                assert!(window.load(view.offset, expected.len()) == expected, "{spelling} {with:?}");
+                assert!(window.load(view.offset, expected.len()) == expected, "{spelling} {with}");
             }
             let changed = (0..pages)
                 .filter(|&page| rig.bytes[page * 4096..(page + 1) * 4096] == noise(page as u64 + 1000, 4096));
             assert!(changed.count() > pages / 2, "the writers got through");
             assert!(reads.load(Ordering::Relaxed) > 100 && flushes.load(Ordering::Relaxed) > 3);
-            assert_eq!(rig.mount.panics(), 0);
-            eprintln!("{with:?}: {reads:?} reads, {flushes:?} flushes, checked in {:?}", started.elapsed());
+            rig.run.signal(nix::sys::signal::Signal::SIGTERM);
+            let log = rig.run.log();
+            assert!(!log.contains("ERROR") && !log.contains("WARN"), "{log}");
         });
     }
 }

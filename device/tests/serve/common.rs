@@ -1,64 +1,234 @@
-//! What the tests share: a mounted device with one tensor, and bytes seen through mappings.
+//! What the tests share: a device served by a process of its own, and bytes seen through mappings.
+//!
+//! The process that serves a mount must not map its files (see `lamina::serve::fuse`), and these tests do map them.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{self, File, OpenOptions};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::FileExt;
-use std::path::Path;
-use std::sync::Arc;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use lamina::device::{Device, DeviceConfig, TensorSpec, ViewInfo};
+use lamina::device::TensorSpec;
 use lamina::format::Format;
-use lamina::serve::launder::LaunderWith;
-use lamina::serve::{Mount, MountOptions, MountPoint};
 use memmap2::MmapMut;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::{Value, json};
 use tempfile::TempDir;
 
 pub(crate) const BASE: u64 = 32 << 20;
 pub(crate) const VIEWS: u64 = 64 << 20;
 /// Bytes of the tensor `t`, bf16, at DPA 0: not a whole number of pages.
 pub(crate) const TENSOR: usize = (4 << 20) + 6;
+/// The ways of laundering.
+pub(crate) const BOTH: [&str; 2] = ["auto", "msync"];
 
-/// A device with a tensor, mounted.
+pub(crate) fn lamina(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_lamina"));
+    command.args(arguments).env("RUST_LOG", "info,fuse_backend_rs=off");
+    command
+}
+
+/// A directory with everything that a run needs.
+pub(crate) struct Place(TempDir);
+
+impl Place {
+    pub(crate) fn new() -> Self {
+        Self(tempfile::tempdir().unwrap())
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    pub(crate) fn text(&self, name: &str) -> String {
+        self.path(name).to_str().unwrap().to_owned()
+    }
+
+    pub(crate) fn serve(&self, more: &[&str]) -> Command {
+        let (mount, run) = (self.text("mount"), self.text("run"));
+        let mut command = lamina(&["serve", "--json", "--mount", &mount, "--run-dir", &run]);
+        command.args(more);
+        command
+    }
+
+    /// A checkpoint of one bf16 tensor.
+    pub(crate) fn checkpoint(&self, name: &str, bytes: &[u8]) -> String {
+        let mut header = json!({});
+        header[name] =
+            json!({ "dtype": "BF16", "shape": [bytes.len() / 2], "data_offsets": [0, bytes.len()] });
+        let header = header.to_string();
+        let mut file = File::create(self.path("model")).unwrap();
+        file.write_all(&(header.len() as u64).to_le_bytes()).unwrap();
+        file.write_all(header.as_bytes()).unwrap();
+        file.write_all(bytes).unwrap();
+        self.text("model")
+    }
+}
+
+/// A run that is ready, killed when dropped.
+pub(crate) struct Run {
+    pub(crate) child: Child,
+    pub(crate) ready: Value,
+}
+
+impl Run {
+    pub(crate) fn start(command: &mut Command) -> Self {
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let Ok(ready) = serde_json::from_str(&line) else {
+            let output = child.wait_with_output().unwrap();
+            panic!("not ready: {line}{}", String::from_utf8_lossy(&output.stderr));
+        };
+        Self { child, ready }
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) {
+        kill(Pid::from_raw(i32::try_from(self.child.id()).unwrap()), signal).unwrap();
+    }
+
+    /// Waits for the end, for a bounded time.
+    pub(crate) fn end(mut self) -> ExitStatus {
+        let started = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status;
+            }
+            assert!(started.elapsed() < Duration::from_secs(15), "it does not end");
+            thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    pub(crate) fn log(&mut self) -> String {
+        let mut log = String::new();
+        self.child.stderr.take().unwrap().read_to_string(&mut log).unwrap();
+        log
+    }
+}
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        if matches!(self.child.try_wait(), Ok(Some(_))) {
+            return;
+        }
+        // Gently first, so that a test leaves no mount behind; a run that hangs is killed.
+        self.signal(Signal::SIGTERM);
+        for _ in 0..500 {
+            if matches!(self.child.try_wait(), Ok(Some(_))) {
+                return;
+            }
+            thread::sleep(Duration::from_millis(10));
+        }
+        // It may end meanwhile.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A device with a tensor, mounted by another process.
 pub(crate) struct Rig {
-    pub(crate) mount: Mount,
-    pub(crate) device: Arc<Device>,
+    // Before the place: the run ends before its directory goes.
+    pub(crate) run: Run,
+    pub(crate) place: Place,
     /// What the tensor holds, kept by the test.
     pub(crate) bytes: Vec<u8>,
-    pub(crate) directory: TempDir,
+}
+
+/// A view's place in the views window.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ViewPlace {
+    pub(crate) offset: u64,
+    pub(crate) length: u64,
 }
 
 impl Rig {
-    pub(crate) fn new(launder_with: LaunderWith) -> Self {
-        let device = Arc::new(Device::new(DeviceConfig::new(BASE, VIEWS)).unwrap());
+    pub(crate) fn new(launder_with: &str) -> Self {
+        let place = Place::new();
         let bytes = noise(7, TENSOR);
-        device.create_tensor(spec("t", 0, TENSOR)).unwrap();
-        device.write_base(0, &bytes).unwrap();
-        let directory = tempfile::tempdir().unwrap();
-        let point = MountPoint::prepare(&directory.path().join("mount")).unwrap();
-        let options = MountOptions { launder_with, ..MountOptions::default() };
-        let mount = Mount::new(Arc::clone(&device), point, &options).unwrap();
-        Self { mount, device, bytes, directory }
+        let model = place.checkpoint("t", &bytes);
+        let sizes = ["--capacity", "32M", "--views-capacity", "64M"];
+        let mut command = place.serve(&sizes);
+        let run =
+            Run::start(command.args(["--model", &model, "--views", "", "--launder-with", launder_with]));
+        Self { run, place, bytes }
+    }
+
+    pub(crate) fn base_path(&self) -> PathBuf {
+        self.place.path("mount/base")
     }
 
     pub(crate) fn base(&self) -> Window {
-        Window::open(&self.mount.base_path())
+        Window::open(&self.base_path())
     }
 
     pub(crate) fn views(&self) -> Window {
-        Window::open(&self.mount.views_path())
+        Window::open(&self.place.path("mount/views"))
     }
 
-    /// Makes a view before anybody has read the directory.
-    pub(crate) fn view(&self, spelling: &str) -> ViewInfo {
-        self.device.create_view("t", spelling).unwrap()
+    pub(crate) fn view(&self, spelling: &str) -> ViewPlace {
+        self.view_of("t", spelling)
+    }
+
+    pub(crate) fn view_of(&self, tensor: &str, spelling: &str) -> ViewPlace {
+        let made = self.ask("POST", "/views", &json!({ "tensor": tensor, "spelling": spelling }));
+        ViewPlace { offset: made["offset"].as_u64().unwrap(), length: made["length"].as_u64().unwrap() }
     }
 
     /// What a view shows, by the reference.
     pub(crate) fn expected(&self, spelling: &str) -> Vec<u8> {
         expected(spelling, &self.bytes)
     }
+
+    pub(crate) fn flush(&self, offset: u64, length: u64) {
+        self.ask("POST", "/flush", &json!({ "offset": offset, "length": length }));
+    }
+
+    pub(crate) fn requests(&self) -> Value {
+        self.ask("GET", "/stats", &Value::Null)["requests"].clone()
+    }
+
+    /// Asks the API for something that it does.
+    pub(crate) fn ask(&self, method: &str, path: &str, body: &Value) -> Value {
+        let (status, body) = self.try_ask(method, path, body);
+        assert!((200..300).contains(&status), "{method} {path}: {status} {body}");
+        body
+    }
+
+    pub(crate) fn try_ask(&self, method: &str, path: &str, body: &Value) -> (u16, Value) {
+        let stream = UnixStream::connect(self.place.path("run/api.sock")).unwrap();
+        let body = if body.is_null() { String::new() } else { body.to_string() };
+        let (status, _, answer) = answer(stream, &request(method, path, &body));
+        (status, serde_json::from_str(&answer).unwrap_or(Value::Null))
+    }
+}
+
+/// A whole HTTP request.
+pub(crate) fn request(method: &str, path: &str, body: &str) -> String {
+    let length = body.len();
+    format!(
+        "{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\n\
+         Content-Length: {length}\r\n\r\n{body}"
+    )
+}
+
+/// Sends a request and takes status, head (in lower case) and body of the answer.
+pub(crate) fn answer(mut stream: impl Read + Write, request: &str) -> (u16, String, String) {
+    stream.write_all(request.as_bytes()).unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap_or((&answer, ""));
+    let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or(0);
+    (status, head.to_lowercase(), body.to_owned())
+}
+
+/// Whether something is mounted there.
+pub(crate) fn mounted(path: &Path) -> bool {
+    fs::read_to_string("/proc/self/mountinfo").unwrap().contains(path.to_str().unwrap())
 }
 
 pub(crate) fn spec(name: &str, dpa: u64, length: usize) -> TensorSpec {

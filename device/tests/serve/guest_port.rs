@@ -2,41 +2,18 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
-use std::sync::Arc;
 use std::time::Duration;
 
 use lamina::serve::guest_port::MAX_LINE;
-use lamina::serve::launder::LaunderWith;
-use lamina::serve::{Control, GuestPort};
 use serde_json::{Value, json};
-use tokio::runtime::Runtime;
 
 use crate::common::{Rig, noise, within};
 
-/// A mounted device with a guest port.
-struct Served {
-    port: GuestPort,
-    rig: Rig,
-    _runtime: Runtime,
-}
-
-impl Served {
-    fn new() -> Self {
-        let runtime =
-            tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-        let rig = Rig::new(LaunderWith::Auto);
-        let control = Control::new(Arc::clone(&rig.device));
-        control.mounted(rig.mount.coherence());
-        let path = rig.directory.path().join("ctl.sock");
-        let port = runtime.block_on(async { GuestPort::serve(control, &path) }).unwrap();
-        Self { port, rig, _runtime: runtime }
-    }
-
-    fn guest(&self) -> Guest {
-        let stream = UnixStream::connect(self.port.path()).unwrap();
-        stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
-        Guest(BufReader::new(stream))
-    }
+/// Connects as QEMU does for a guest.
+fn guest(rig: &Rig) -> Guest {
+    let stream = UnixStream::connect(rig.run.ready["ctl"].as_str().unwrap()).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    Guest(BufReader::new(stream))
 }
 
 struct Guest(BufReader<UnixStream>);
@@ -68,20 +45,20 @@ impl Guest {
 #[test]
 fn a_guest_flushes_makes_views_and_sees_what_there_is() {
     within(60, || {
-        let mut served = Served::new();
-        let mut guest = served.guest();
+        let mut rig = Rig::new("auto");
+        let mut guest = guest(&rig);
         assert_eq!(guest.ask(&json!({ "op": "tensors" }))["tensors"][0]["name"], "t");
         let view = guest.ask(&json!({ "op": "view", "tensor": "t", "spelling": "full" }));
         assert_eq!(view["ok"], true, "{view}");
         let offset = view["view"]["offset"].as_u64().unwrap();
         assert_eq!(guest.ask(&json!({ "op": "views" }))["views"], json!([view["view"]]));
 
-        let (mut base, views) = (served.rig.base(), served.rig.views());
-        assert!(views.load(offset, served.rig.bytes.len()) == served.rig.bytes);
+        let (mut base, views) = (rig.base(), rig.views());
+        assert!(views.load(offset, rig.bytes.len()) == rig.bytes);
         base.store(4000, b"from the guest");
-        served.rig.bytes[4000..4014].copy_from_slice(b"from the guest");
+        rig.bytes[4000..4014].copy_from_slice(b"from the guest");
         assert_eq!(guest.ask(&json!({ "op": "flush", "offset": 4000, "length": 14 })), json!({ "ok": true }));
-        assert!(views.load(offset, served.rig.bytes.len()) == served.rig.bytes);
+        assert!(views.load(offset, rig.bytes.len()) == rig.bytes);
         assert_eq!(guest.ask(&json!({ "op": "flush" })), json!({ "ok": true }));
         let stats = guest.ask(&json!({ "op": "stats" }));
         assert!(stats["stats"]["writes"]["base_writes"].as_u64().unwrap() > 0, "{stats}");
@@ -91,8 +68,8 @@ fn a_guest_flushes_makes_views_and_sees_what_there_is() {
 #[test]
 fn garbage_gets_an_error_and_the_connection_goes_on() {
     within(60, || {
-        let served = Served::new();
-        let mut guest = served.guest();
+        let rig = Rig::new("auto");
+        let mut guest = guest(&rig);
         for line in [
             &b"\0\xff\xfe\n"[..],
             b"null\n",
@@ -120,8 +97,8 @@ fn garbage_gets_an_error_and_the_connection_goes_on() {
 #[test]
 fn a_line_past_the_bound_is_refused_once_and_forgotten() {
     within(60, || {
-        let served = Served::new();
-        let mut guest = served.guest();
+        let rig = Rig::new("auto");
+        let mut guest = guest(&rig);
         let mut long = noise(3, 5 * MAX_LINE);
         long.retain(|&byte| byte != b'\n');
         long.push(b'\n');
@@ -134,14 +111,14 @@ fn a_line_past_the_bound_is_refused_once_and_forgotten() {
 #[test]
 fn guests_come_go_and_come_again() {
     within(60, || {
-        let served = Served::new();
-        let mut first = served.guest();
-        let mut second = served.guest();
+        let rig = Rig::new("auto");
+        let mut first = guest(&rig);
+        let mut second = guest(&rig);
         first.send(b"{\"op\":\"fl");
         assert_eq!(second.ask(&json!({ "op": "flush" })), json!({ "ok": true }));
         drop(first);
         for _ in 0..50 {
-            assert_eq!(served.guest().ask(&json!({ "op": "flush" })), json!({ "ok": true }));
+            assert_eq!(guest(&rig).ask(&json!({ "op": "flush" })), json!({ "ok": true }));
         }
         // Requests sent at once are answered in order.
         second.send(b"{\"op\":\"flush\"}\n{\"op\":\"nonsense\"}\n{\"op\":\"tensors\"}\n");

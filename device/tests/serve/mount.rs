@@ -7,26 +7,27 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::Arc;
 
 use lamina::device::{Device, DeviceConfig};
-use lamina::serve::launder::LaunderWith;
 use lamina::serve::{Mount, MountOptions, MountPoint, ServeError};
 use nix::fcntl::{FallocateFlags, fallocate};
+use nix::sys::signal::Signal;
 use nix::unistd::{Whence, lseek64};
+use serde_json::json;
 
-use crate::common::{BASE, Rig, TENSOR, VIEWS, eventually, within};
+use crate::common::{BASE, Rig, TENSOR, VIEWS, eventually, mounted, within};
 
 #[test]
 fn the_mount_shows_two_files_of_the_windows_sizes_for_their_owner_alone() {
     within(60, || {
-        let rig = Rig::new(LaunderWith::Auto);
+        let rig = Rig::new("auto");
         let mut names: Vec<_> =
-            fs::read_dir(rig.mount.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+            fs::read_dir(rig.place.path("mount")).unwrap().map(|entry| entry.unwrap().file_name()).collect();
         names.sort();
         assert_eq!(names, ["base", "views"]);
-        for (path, size) in [(rig.mount.base_path(), BASE), (rig.mount.views_path(), VIEWS)] {
+        for (path, size) in [(rig.base_path(), BASE), (rig.place.path("mount/views"), VIEWS)] {
             let found = fs::metadata(path).unwrap();
             assert_eq!((found.len(), found.mode() & 0o7777), (size, 0o600));
         }
-        let stat = nix::sys::statvfs::statvfs(rig.mount.path()).unwrap();
+        let stat = nix::sys::statvfs::statvfs(&rig.place.path("mount")).unwrap();
         assert_eq!(stat.blocks() * stat.fragment_size(), BASE + VIEWS);
     });
 }
@@ -34,7 +35,7 @@ fn the_mount_shows_two_files_of_the_windows_sizes_for_their_owner_alone() {
 #[test]
 fn views_are_the_references_bytes_by_read_and_by_load() {
     within(120, || {
-        let rig = Rig::new(LaunderWith::Auto);
+        let rig = Rig::new("auto");
         let spellings =
             ["full", "e8m3", "e8m3+g2", "e5m0:packed", "e8m2+g3:packed", "fp8_e4m3fn", "fp8_e5m2+g1"];
         let views: Vec<_> = spellings.iter().map(|spelling| rig.view(spelling)).collect();
@@ -56,28 +57,30 @@ fn views_are_the_references_bytes_by_read_and_by_load() {
 #[test]
 fn a_touched_page_is_read_alone() {
     within(60, || {
-        let rig = Rig::new(LaunderWith::Auto);
+        let rig = Rig::new("auto");
         let view = rig.view("e8m3");
         let (base, views) = (rig.base(), rig.views());
         base.load(5 * 4096 + 17, 1);
         views.load(view.offset + 9 * 4096, 1);
-        let requests = rig.device.stats().requests;
-        assert_eq!((requests.base.reads, requests.base.bytes), (1, 4096));
-        assert_eq!((requests.views.reads, requests.views.bytes), (1, 4096));
+        let requests = rig.requests();
+        for window in ["base", "views"] {
+            assert_eq!(requests[window]["reads"], 1, "{requests}");
+            assert_eq!(requests[window]["bytes"], 4096, "{requests}");
+        }
     });
 }
 
 #[test]
 fn nothing_lies_past_the_end() {
     within(60, || {
-        let rig = Rig::new(LaunderWith::Auto);
+        let rig = Rig::new("auto");
         let base = rig.base();
         assert_eq!(base.file.read_at(&mut [0; 16], BASE).unwrap(), 0);
         assert_eq!(base.file.read_at(&mut [0; 16], BASE - 4).unwrap(), 4);
         let refused = base.file.write_at(&[1; 16], BASE).unwrap_err();
         assert_eq!(refused.raw_os_error(), Some(libc::EFBIG));
         assert!(base.file.write_all_at(&[1; 16], BASE - 4).is_err());
-        assert_eq!(fs::metadata(rig.mount.base_path()).unwrap().len(), BASE);
+        assert_eq!(fs::metadata(rig.base_path()).unwrap().len(), BASE);
         // A fresh descriptor asks the kernel anew.
         assert_eq!(rig.base().file.read_at(&mut [0; 16], BASE).unwrap(), 0);
     });
@@ -86,17 +89,17 @@ fn nothing_lies_past_the_end() {
 #[test]
 fn the_files_cannot_be_resized_removed_renamed_or_joined() {
     within(60, || {
-        let rig = Rig::new(LaunderWith::Auto);
-        let (base, path) = (rig.base(), rig.mount.base_path());
+        let rig = Rig::new("auto");
+        let (base, path) = (rig.base(), rig.base_path());
         for size in [0, BASE - 1, BASE + 1] {
             assert_eq!(base.file.set_len(size).unwrap_err().kind(), ErrorKind::PermissionDenied, "{size}");
         }
         base.file.set_len(BASE).unwrap();
         assert!(fs::File::create(&path).is_err(), "O_TRUNC");
         assert!(fs::remove_file(&path).is_err());
-        assert!(fs::rename(&path, rig.mount.path().join("other")).is_err());
-        assert!(fs::write(rig.mount.path().join("new"), "x").is_err());
-        assert!(fs::create_dir(rig.mount.path().join("new")).is_err());
+        assert!(fs::rename(&path, rig.place.path("mount").join("other")).is_err());
+        assert!(fs::write(rig.place.path("mount").join("new"), "x").is_err());
+        assert!(fs::create_dir(rig.place.path("mount").join("new")).is_err());
         assert!(base.load(0, TENSOR) == rig.bytes);
     });
 }
@@ -104,7 +107,7 @@ fn the_files_cannot_be_resized_removed_renamed_or_joined() {
 #[test]
 fn punching_a_hole_drops_bytes_in_both_windows_and_other_fallocates_are_refused() {
     within(60, || {
-        let mut rig = Rig::new(LaunderWith::Auto);
+        let mut rig = Rig::new("auto");
         let view = rig.view("full");
         let (base, views) = (rig.base(), rig.views());
         assert!(views.load(view.offset, TENSOR) == rig.bytes);
@@ -113,7 +116,7 @@ fn punching_a_hole_drops_bytes_in_both_windows_and_other_fallocates_are_refused(
         rig.bytes[4096 * 3..4096 * 5].fill(0);
         assert!(base.load(0, TENSOR) == rig.bytes);
         eventually("the hole shows in the view", || views.load(view.offset, TENSOR) == rig.bytes);
-        rig.mount.coherence().discard(100, 5000).unwrap();
+        rig.ask("POST", "/discard", &json!({ "offset": 100, "length": 5000 }));
         rig.bytes[100..5100].fill(0);
         assert!(base.load(0, TENSOR) == rig.bytes);
         assert!(views.load(view.offset, TENSOR) == rig.bytes);
@@ -122,14 +125,14 @@ fn punching_a_hole_drops_bytes_in_both_windows_and_other_fallocates_are_refused(
             Err(nix::errno::Errno::EOPNOTSUPP)
         );
         assert!(fallocate(views.file.as_fd(), hole, 0, 4096).is_err());
-        assert!(rig.mount.coherence().discard(BASE, 1).is_err());
+        assert_eq!(rig.try_ask("POST", "/discard", &json!({ "offset": BASE, "length": 1 })).0, 422);
     });
 }
 
 #[test]
 fn the_files_are_data_from_end_to_end() {
     within(60, || {
-        let rig = Rig::new(LaunderWith::Auto);
+        let rig = Rig::new("auto");
         let base = rig.base();
         assert_eq!(lseek64(base.file.as_fd(), 12_345, Whence::SeekData), Ok(12_345));
         assert_eq!(lseek64(base.file.as_fd(), 12_345, Whence::SeekHole), Ok(i64::try_from(BASE).unwrap()));
@@ -140,32 +143,48 @@ fn the_files_are_data_from_end_to_end() {
 #[test]
 fn a_mount_point_in_use_is_refused_by_name() {
     within(60, || {
-        let rig = Rig::new(LaunderWith::Auto);
-        let refused = MountPoint::prepare(rig.mount.path()).unwrap_err();
+        let rig = Rig::new("auto");
+        let refused = MountPoint::prepare(&rig.place.path("mount")).unwrap_err();
         let text = refused.to_string();
         assert!(matches!(refused, ServeError::MountPointBusy { .. }), "{text}");
-        assert!(text.contains(&std::process::id().to_string()), "{text}");
+        assert!(text.contains(&rig.run.child.id().to_string()), "{text}");
         // And it still works.
         assert!(rig.base().load(0, TENSOR) == rig.bytes);
     });
 }
 
 #[test]
-fn unmounting_keeps_what_was_stored_and_clears_the_mount_point() {
+fn unmounting_keeps_what_was_written_and_clears_the_mount_point() {
     within(60, || {
-        let mut rig = Rig::new(LaunderWith::Auto);
-        let mut base = rig.base();
-        base.store(70, b"stored");
-        rig.bytes[70..76].copy_from_slice(b"stored");
-        let path = rig.mount.path().to_owned();
-        // `base` is still open and mapped.
-        let Rig { mount, device, bytes, directory } = rig;
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("mount");
+        let device = Arc::new(Device::new(DeviceConfig::new(1 << 20, 4 << 20)).unwrap());
+        let point = MountPoint::prepare(&path).unwrap();
+        let mount = Mount::new(Arc::clone(&device), point, &MountOptions::default()).unwrap();
+        fs::OpenOptions::new()
+            .write(true)
+            .open(mount.base_path())
+            .unwrap()
+            .write_all_at(b"kept", 70)
+            .unwrap();
         drop(mount);
         assert!(!path.exists());
-        let mut found = vec![0; TENSOR];
-        device.read_base(0, &mut found).unwrap();
-        assert!(found == bytes);
-        drop((base, directory));
+        let mut found = [0; 4];
+        device.read_base(70, &mut found).unwrap();
+        assert_eq!(found, *b"kept");
+    });
+}
+
+#[test]
+fn unmounting_does_not_wait_for_those_who_still_map_a_window() {
+    within(60, || {
+        let Rig { run, place, .. } = Rig::new("auto");
+        let mut base = crate::common::Window::open(&place.path("mount/base"));
+        base.store(70, b"stored");
+        run.signal(Signal::SIGTERM);
+        assert!(run.end().success());
+        assert!(!mounted(&place.path("mount")) && !place.path("mount").exists());
+        assert_eq!(base.load(70, 6), *b"stored", "what was loaded stays readable");
     });
 }
 

@@ -1,122 +1,27 @@
 //! The `lamina` program: what it serves, what it refuses, and what a killed one leaves behind.
 
 use std::fs;
-use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::FileExt;
 use std::os::unix::process::ExitStatusExt;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Command, Output};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use nix::sys::signal::Signal;
 use serde_json::{Value, json};
-use tempfile::TempDir;
 
-use crate::common::{Window, expected, noise, within};
+use crate::common::{Place, Run, Window, expected, lamina, mounted, noise, within};
 
-fn lamina(arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_lamina"));
-    command.args(arguments).env("RUST_LOG", "info,fuse_backend_rs=off");
-    command
+fn refused(place: &Place, more: &[&str]) -> String {
+    failure(&mut place.serve(more))
 }
 
-/// A directory with everything that a run needs.
-struct Place(TempDir);
-
-impl Place {
-    fn new() -> Self {
-        Self(tempfile::tempdir().unwrap())
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.0.path().join(name)
-    }
-
-    fn text(&self, name: &str) -> String {
-        self.path(name).to_str().unwrap().to_owned()
-    }
-
-    fn serve(&self, more: &[&str]) -> Command {
-        let (mount, run) = (self.text("mount"), self.text("run"));
-        let mut command = lamina(&["serve", "--json", "--mount", &mount, "--run-dir", &run]);
-        command.args(more);
-        command
-    }
-
-    fn refused(&self, more: &[&str]) -> String {
-        failure(&mut self.serve(more))
-    }
-
-    fn client(&self, arguments: &[&str]) -> Value {
-        let output =
-            lamina(arguments).args(["--json", "--api", &self.text("run/api.sock")]).output().unwrap();
-        assert!(output.status.success(), "{arguments:?}: {output:?}");
-        serde_json::from_slice(&output.stdout).unwrap()
-    }
-
-    /// A checkpoint of one bf16 tensor `w`.
-    fn checkpoint(&self, bytes: &[u8]) -> String {
-        let header =
-            json!({ "w": { "dtype": "BF16", "shape": [bytes.len() / 2], "data_offsets": [0, bytes.len()] } });
-        let header = header.to_string();
-        let mut file = fs::File::create(self.path("model")).unwrap();
-        file.write_all(&(header.len() as u64).to_le_bytes()).unwrap();
-        file.write_all(header.as_bytes()).unwrap();
-        file.write_all(bytes).unwrap();
-        self.text("model")
-    }
-}
-
-/// A run that is ready, killed when dropped.
-struct Run {
-    child: Child,
-    ready: Value,
-}
-
-impl Run {
-    fn start(command: &mut Command) -> Self {
-        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        let mut line = String::new();
-        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        let Ok(ready) = serde_json::from_str(&line) else {
-            let output = child.wait_with_output().unwrap();
-            panic!("not ready: {line}{}", String::from_utf8_lossy(&output.stderr));
-        };
-        Self { child, ready }
-    }
-
-    fn signal(&self, signal: Signal) {
-        kill(Pid::from_raw(i32::try_from(self.child.id()).unwrap()), signal).unwrap();
-    }
-
-    /// Waits for the end, for a bounded time.
-    fn end(mut self) -> std::process::ExitStatus {
-        let started = Instant::now();
-        loop {
-            if let Some(status) = self.child.try_wait().unwrap() {
-                return status;
-            }
-            assert!(started.elapsed() < Duration::from_secs(15), "it does not end");
-            thread::sleep(Duration::from_millis(10));
-        }
-    }
-
-    fn log(&mut self) -> String {
-        let mut log = String::new();
-        self.child.stderr.take().unwrap().read_to_string(&mut log).unwrap();
-        log
-    }
-}
-
-impl Drop for Run {
-    fn drop(&mut self) {
-        // It may have ended already.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+/// What a client command says.
+fn client(place: &Place, arguments: &[&str]) -> Value {
+    let output = lamina(arguments).args(["--json", "--api", &place.text("run/api.sock")]).output().unwrap();
+    assert!(output.status.success(), "{arguments:?}: {output:?}");
+    serde_json::from_slice(&output.stdout).unwrap()
 }
 
 fn failure(command: &mut Command) -> String {
@@ -127,16 +32,12 @@ fn failure(command: &mut Command) -> String {
     text
 }
 
-fn mounted(path: &Path) -> bool {
-    fs::read_to_string("/proc/self/mountinfo").unwrap().contains(path.to_str().unwrap())
-}
-
 #[test]
 fn a_checkpoint_is_served_listed_and_flushed_and_nothing_stays_behind() {
     within(120, || {
         let place = Place::new();
         let bytes = noise(1, 100_000);
-        let model = place.checkpoint(&bytes);
+        let model = place.checkpoint("w", &bytes);
         let run = Run::start(&mut place.serve(&[
             "--model",
             &model,
@@ -152,10 +53,10 @@ fn a_checkpoint_is_served_listed_and_flushed_and_nothing_stays_behind() {
 
         let mut base = Window::open(&place.path("mount/base"));
         let views = Window::open(&place.path("mount/views"));
-        let made = place.client(&["view", "add", "w", "e8m2+g2"]);
-        let list = place.client(&["views"]);
+        let made = client(&place, &["view", "add", "w", "e8m2+g2"]);
+        let list = client(&place, &["views"]);
         assert_eq!(list.as_array().unwrap().len(), 3);
-        assert_eq!(place.client(&["tensors"])[0]["length"], 100_000);
+        assert_eq!(client(&place, &["tensors"])[0]["length"], 100_000);
         for view in list.as_array().unwrap() {
             let spelling = view["view"].as_str().unwrap();
             assert!(
@@ -165,10 +66,10 @@ fn a_checkpoint_is_served_listed_and_flushed_and_nothing_stays_behind() {
         }
         let changed = noise(2, 50_000);
         base.store(0, &changed);
-        place.client(&["flush", "--length", "50000"]);
+        client(&place, &["flush", "--length", "50000"]);
         let at = made["offset"].as_u64().unwrap();
         assert!(views.load(at, 50_000) == expected("e8m2+g2", &changed));
-        assert!(place.client(&["stats"])["writes"]["base_writes"].as_u64().unwrap() > 0);
+        assert!(client(&place, &["stats"])["writes"]["base_writes"].as_u64().unwrap() > 0);
         for table in ["stats", "tensors", "views"] {
             let output = lamina(&[table, "--api", &place.text("run/api.sock")]).output().unwrap();
             assert!(
@@ -199,7 +100,7 @@ fn what_a_killed_run_leaves_is_cleared_by_the_next() {
 
         let mut next = Run::start(&mut place.serve(&["--capacity", "16M"]));
         assert_eq!(Window::open(&place.path("mount/base")).load(0, 4), [0; 4]);
-        place.client(&["stats"]);
+        client(&place, &["stats"]);
         next.signal(Signal::SIGINT);
         let log = next.log();
         assert!(log.contains("clearing the mount that a killed run left"), "{log}");
@@ -213,7 +114,7 @@ fn what_a_killed_run_leaves_is_cleared_by_the_next() {
 fn a_run_killed_under_load_dies_and_is_cleared() {
     within(180, || {
         let place = Place::new();
-        let model = place.checkpoint(&noise(1, 8 << 20));
+        let model = place.checkpoint("w", &noise(1, 8 << 20));
         for round in 0..4 {
             let run = Run::start(&mut place.serve(&["--model", &model, "--views", "full"]));
             let stop = AtomicBool::new(false);
@@ -261,8 +162,8 @@ fn a_second_run_on_the_same_mount_or_sockets_is_refused_by_name() {
     within(60, || {
         let place = Place::new();
         let run = Run::start(&mut place.serve(&["--capacity", "16M"]));
-        let refused = place.refused(&["--capacity", "16M"]);
-        assert!(refused.contains("api.sock") && refused.contains("--run-dir"), "{refused}");
+        let why = refused(&place, &["--capacity", "16M"]);
+        assert!(why.contains("api.sock") && why.contains("--run-dir"), "{why}");
         let mut other = lamina(&[
             "serve",
             "--capacity",
@@ -277,7 +178,7 @@ fn a_second_run_on_the_same_mount_or_sockets_is_refused_by_name() {
             refused.contains("mounted already") && refused.contains(&run.child.id().to_string()),
             "{refused}"
         );
-        place.client(&["stats"]);
+        client(&place, &["stats"]);
     });
 }
 
@@ -288,7 +189,7 @@ fn bad_arguments_are_refused_with_the_reason() {
         fs::create_dir(place.path("full")).unwrap();
         fs::write(place.path("full/precious"), "x").unwrap();
         fs::write(place.path("broken"), "not a checkpoint").unwrap();
-        let large = place.checkpoint(&noise(1, 100_000));
+        let large = place.checkpoint("w", &noise(1, 100_000));
         let cases: [(&[&str], &str); 12] = [
             (&["--capacity", "12"], "4096"),
             (&["--capacity", "1Q"], "no size"),
@@ -304,8 +205,8 @@ fn bad_arguments_are_refused_with_the_reason() {
             (&["--capacity", "16M", "--threads", "0"], "1 to 64"),
         ];
         for (arguments, word) in cases {
-            let refused = place.refused(arguments);
-            assert!(refused.contains(word), "{arguments:?}: {refused}");
+            let why = refused(&place, arguments);
+            assert!(why.contains(word), "{arguments:?}: {why}");
             assert!(!mounted(&place.path("mount")) && !place.path("mount").exists(), "{arguments:?}");
         }
         let mut onto = lamina(&[
@@ -339,7 +240,7 @@ fn a_large_device_starts_at_once_and_small() {
         let mut base = Window::open(&place.path("mount/base"));
         base.store((64 << 30) - 4, b"last");
         assert_eq!(base.read((64 << 30) - 4, 4), b"last");
-        place.client(&["flush"]);
+        client(&place, &["flush"]);
         drop(base);
         run.signal(Signal::SIGTERM);
         assert!(run.end().success());

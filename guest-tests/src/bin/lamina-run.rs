@@ -143,6 +143,14 @@ impl Meter {
 
     fn show(&mut self, step: &Step<'_>) {
         match (&self.bar, step) {
+            (_, Step::Serving(ready)) => {
+                let live = format!(
+                    "run: live at http://{}/ (/stats, /metrics) and {}",
+                    ready.tcp,
+                    ready.api.display()
+                );
+                self.bar.as_ref().map_or_else(|| eprintln!("{live}"), |bar| bar.println(&live));
+            }
             (Some(bar), Step::Doing(what)) => bar.set_message((*what).to_owned()),
             (Some(bar), Step::Reading { number, of, tensor, view }) => {
                 bar.set_length(*of as u64);

@@ -8,6 +8,7 @@ use lamina::analyze::KvShape;
 use lamina::codec::{Codec, UnknownCodec};
 use lamina::load::{FormatRule, KV_WINDOW, KvRule};
 use lamina::mode::Mode;
+use lamina::serve::launder::LaunderWith;
 use lamina_qemu::Accel;
 
 /// A CXL Type-3 memory device in user space: tensors as compressed bit-planes, precision views by address alias.
@@ -90,7 +91,7 @@ pub(crate) struct DeviceArgs {
     /// A safetensors file to load; may be given more than once.
     #[arg(long = "model", value_name = "FILE")]
     pub(crate) models: Vec<PathBuf>,
-    /// Views to make of every tensor, separated by commas.
+    /// Views to make of every tensor, separated by commas; none if empty.
     #[arg(long, value_delimiter = ',', default_value = "full", value_name = "LIST")]
     pub(crate) views: Vec<String>,
     /// Tensors that are KV caches, by name pattern; those named *.k and *.v with two dimensions are without being told.
@@ -111,6 +112,9 @@ pub(crate) struct DeviceArgs {
     /// Threads that answer the mount [default: one for each core, at least 2].
     #[arg(long, value_parser = threads)]
     pub(crate) threads: Option<usize>,
+    /// How dirty pages are made to reach the device: `auto`, `sync_file_range` or `msync`.
+    #[arg(long, default_value = "auto", hide = true, value_name = "HOW")]
+    pub(crate) launder_with: LaunderWith,
 }
 
 /// Boot a guest that sees a device as CXL memory.

@@ -71,7 +71,7 @@ pub(crate) async fn start(args: DeviceArgs, mount: PathBuf, stop: Arc<AtomicBool
     fuse_present()?;
     let models = args.models.iter().map(|path| ModelFile::open(path)).collect::<Result<Vec<_>, _>>()?;
     let options = LoadOptions {
-        views: args.views,
+        views: args.views.into_iter().filter(|view| !view.is_empty()).collect(),
         kv: [args.kv, KvRule::by_name().to_vec()].concat(),
         formats: args.format,
     };
@@ -90,7 +90,11 @@ pub(crate) async fn start(args: DeviceArgs, mount: PathBuf, stop: Arc<AtomicBool
     let api = Api::serve(control.clone(), &args.run_dir.join("api.sock"), args.tcp).await?;
     let guests = GuestPort::serve(control.clone(), &args.run_dir.join("ctl.sock"))?;
 
-    let mut mounting = MountOptions { read_ahead_kb: args.read_ahead_kb, ..MountOptions::default() };
+    let mut mounting = MountOptions {
+        read_ahead_kb: args.read_ahead_kb,
+        launder_with: args.launder_with,
+        ..MountOptions::default()
+    };
     mounting.threads = args.threads.unwrap_or(mounting.threads);
     let loading = Arc::clone(&device);
     let (mount, loaded) = tokio::task::spawn_blocking(move || -> Result<_> {
