@@ -204,7 +204,7 @@ impl Collector for Snapshot {
                 vec![("format", plane.format.to_string()), ("plane", plane.plane.to_string())]
             };
             let stored = planes.iter().flat_map(|plane| {
-                [("raw", plane.raw_bytes), ("lz4", plane.lz4_bytes), ("zstd", plane.zstd_bytes)].map(
+                [("raw", plane.raw_bytes), ("lz4", plane.lz4_bytes), ("zstd", plane.zstd_bytes), ("tree", plane.tree_bytes)].map(
                     |(codec, bytes)| {
                         let mut labels = label(plane);
                         labels.push(("codec", codec.to_owned()));
