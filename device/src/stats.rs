@@ -208,7 +208,9 @@ impl Stats {
                                 // The stream is counted once, with the first of its planes.
                                 if index == 1 {
                                     let kind = 1 + Codec::Tree as usize;
-                                    self.planes[slot][kind].0.fetch_add(sign * i64::from(joint.length), Relaxed);
+                                    self.planes[slot][kind]
+                                        .0
+                                        .fetch_add(sign * i64::from(joint.length), Relaxed);
                                 }
                                 continue;
                             }

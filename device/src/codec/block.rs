@@ -194,7 +194,8 @@ impl Bundle {
             BLOCK_BYTES
         });
         let length = u16::try_from(self.length).expect("at most a block");
-        self.stored = Some(Stored::Words { codec: codec.bytewise(), length, check: crc32c::crc32c(self.bytes()) });
+        self.stored =
+            Some(Stored::Words { codec: codec.bytewise(), length, check: crc32c::crc32c(self.bytes()) });
     }
 
     fn append(&mut self, codec: Codec, plane: &[u8], promising: bool) -> StoredPlane {
@@ -250,7 +251,9 @@ impl Stored {
     /// Whether no codec helped: every stored plane is raw, or the words are.
     pub fn is_bypass(&self) -> bool {
         match self {
-            Self::Planes { planes, .. } => !planes.iter().any(|plane| matches!(plane, StoredPlane::Coded(_) | StoredPlane::Joint)),
+            Self::Planes { planes, .. } => {
+                !planes.iter().any(|plane| matches!(plane, StoredPlane::Coded(_) | StoredPlane::Joint))
+            }
             Self::Words { length, .. } => usize::from(*length) == BLOCK_BYTES,
         }
     }
@@ -393,7 +396,8 @@ pub const fn is_joint(format: Format, index: usize) -> bool {
 
 /// Whether `mask` has planes that are in the block's stream.
 fn wants_tree(format: Format, joint: Joint, mask: PlaneMask) -> bool {
-    joint.length > 0 && (0..format.planes()).any(|index| is_joint(format, index) && mask.has(format.planes() - 1 - index))
+    joint.length > 0
+        && (0..format.planes()).any(|index| is_joint(format, index) && mask.has(format.planes() - 1 - index))
 }
 
 /// Bytes of check that follow each stored plane of this format.

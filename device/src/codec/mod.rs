@@ -62,6 +62,7 @@ impl Codec {
     }
 
     /// The codec that single planes and words are compressed by.
+    #[must_use]
     pub const fn bytewise(self) -> Self {
         match self {
             Self::Lz4 | Self::Tree => Self::Lz4,

@@ -1,5 +1,10 @@
 //! The prefix code of a stream: from counts to lengths, lengths to canonical order, and both to the header and back.
 
+#![expect(
+    clippy::cast_possible_truncation,
+    reason = "symbols and lengths are below 64, fields are cut to 3 bits on purpose"
+)]
+
 use super::Malformed;
 
 /// The longest code.
@@ -65,7 +70,11 @@ impl Code {
                 let take_leaf = leaf < used && (inner >= made || sorted[leaf].0 <= weight[inner]);
                 let (node, of) =
                     if take_leaf { (leaf, sorted[leaf].0) } else { (SYMBOLS + inner, weight[inner]) };
-                if take_leaf { leaf += 1 } else { inner += 1 }
+                if take_leaf {
+                    leaf += 1;
+                } else {
+                    inner += 1;
+                }
                 parent[node] = made;
                 weight[made] += of;
             }
@@ -82,8 +91,10 @@ impl Code {
         }
         // Codes cut to the limit use too much: lengthen the rarest that can be, then give back what is left over.
         while parts > PARTS {
-            let (_, symbol) =
-                sorted.iter().find(|(_, symbol)| usize::from(lengths[*symbol]) < LONGEST).expect("34 symbols fit in 7 bits");
+            let (_, symbol) = sorted
+                .iter()
+                .find(|(_, symbol)| usize::from(lengths[*symbol]) < LONGEST)
+                .expect("34 symbols fit in 7 bits");
             lengths[*symbol] += 1;
             parts -= PARTS >> lengths[*symbol];
         }

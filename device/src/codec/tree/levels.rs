@@ -5,6 +5,14 @@
 //! the level's bits on the way down, and united on the way up. Loops run over the `W` words of a plane, which the compiler
 //! makes vectors of; only [`gather`] and [`spread`] differ between the kernels.
 
+#![expect(
+    clippy::inline_always,
+    clippy::cast_possible_truncation,
+    clippy::needless_range_loop,
+    reason = "only inlined code takes on its caller's processor features; counts and symbols of a block fit in 16 bits and 8; \
+              loops over the words of several masks become vectors"
+)]
+
 use super::{
     Malformed, RARE,
     code::{Code, ESCAPE, LONGEST, SYMBOLS, WINDOW, ZERO},
@@ -128,10 +136,8 @@ fn census<const W: usize>(
                 value |= 1;
             } else if set > 0 {
                 // The upper half waits below the lower one, which goes on.
-                for w in 0..W {
-                    let both = mask[w];
-                    mask[w] = upper[w];
-                    upper[w] ^= both;
+                for (mask, upper) in mask.iter_mut().zip(upper.iter_mut()) {
+                    (*mask, *upper) = (*upper, *mask ^ *upper);
                 }
                 nodes[top] = (depth, value | 1, set);
                 top += 1;
@@ -154,19 +160,20 @@ fn census<const W: usize>(
 }
 
 impl Census {
-    /// The window of values with most elements: its first and end in `values`.
+    /// The window of values with most elements, zeros aside, which have a symbol anyway: its first and end in `values`.
     fn window(&self) -> (usize, usize) {
-        let (mut best, mut most) = ((0, 0), 0);
+        let weight = |at: usize| if self.values[at] == 0 { 0 } else { self.counts[at] };
+        let (mut best, mut most) = ((0, 1), 0);
         let (mut end, mut held) = (0, 0);
         for first in 0..self.found {
             while end < self.found && usize::from(self.values[end] - self.values[first]) < WINDOW {
-                held += self.counts[end];
+                held += weight(end);
                 end += 1;
             }
             if held > most {
                 (best, most) = ((first, end), held);
             }
-            held -= self.counts[first];
+            held -= weight(first);
         }
         best
     }
@@ -268,7 +275,7 @@ fn encode<const W: usize>(
         levels[alive] = [0; W];
         let (up, down) = levels.split_at_mut(bits);
         let (alive, bits) = (&mut up[alive], &mut down[0]);
-        let pairs = (count + nodes) / 2;
+        let pairs = usize::midpoint(count, nodes);
         let node = |at: usize| {
             if at < count {
                 &found[usize::from(place[usize::from(canonical.order[leaves + at])])]
