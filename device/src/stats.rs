@@ -195,13 +195,23 @@ impl Stats {
                     let kind = if place.stored.is_bypass() { 0 } else { 1 + *codec as usize };
                     self.words[kind].0.fetch_add(sign * i64::from(*length), Relaxed);
                 }
-                Stored::Planes { format, codec, planes, .. } => {
+                Stored::Planes { format, codec, joint, planes, .. } => {
                     let count = format.planes();
                     for (index, plane) in planes[..count].iter().enumerate() {
                         let slot = slot(*format, count - 1 - index);
                         let kind = match plane {
                             StoredPlane::Zeros | StoredPlane::Ones => {
                                 self.constant[slot].0.fetch_add(sign, Relaxed);
+                                continue;
+                            }
+                            StoredPlane::Joint => {
+                                // The stream is counted once, with the first of its planes.
+                                if index == 1 {
+                                    let kind = 1 + Codec::Tree as usize;
+                                    self.planes[slot][kind]
+                                        .0
+                                        .fetch_add(sign * i64::from(joint.length), Relaxed);
+                                }
                                 continue;
                             }
                             StoredPlane::Raw => 0,

@@ -25,7 +25,7 @@ pub struct Serve {
     pub views: Vec<String>,
     /// The device: `trace`, `gcomp` or `plain`.
     pub mode: String,
-    /// The codec, `lz4` or `zstd`.
+    /// The codec, `lz4`, `zstd` or `tree`.
     pub codec: String,
     /// Bytes of the base window, as the command line takes them; fitting if not given.
     pub capacity: Option<String>,

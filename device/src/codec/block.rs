@@ -6,10 +6,12 @@
 //! * Each plane has a 16-bit check over its stored bytes. Formats of up to 16 planes keep it in the index entry; fp32, whose
 //!   32 planes would not fit there, keeps it as two bytes behind the plane's stored bytes. A constant plane stores
 //!   neither bytes nor check: the entry's own checksum covers it.
+//! * The plane tree's stream stands in the bundle where the first of its planes would: below the sign. Its length and CRC-32C are in the entry.
+//!   Who wants any of its planes fetches all of it.
 //! * *Words* blocks (opaque memory, and everything in the `gcomp` mode) are one run of bytes, coded or raw, with a CRC-32C.
 //! * A block of zeros is no block at all.
 
-use super::{Codec, Undecodable};
+use super::{Codec, Undecodable, tree};
 use crate::{
     BLOCK_BYTES, BlockWords,
     format::Format,
@@ -34,6 +36,17 @@ pub enum StoredPlane {
     Raw,
     /// This many bytes of the block's codec.
     Coded(u16),
+    /// One of those in the block's [`Joint`] stream, which has no bytes of its own.
+    Joint,
+}
+
+/// The plane tree's stream of a block.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Joint {
+    /// Bytes; 0 is no stream.
+    pub length: u16,
+    /// CRC-32C of them.
+    pub check: u32,
 }
 
 /// How a block is stored.
@@ -43,8 +56,10 @@ pub enum Stored {
     Planes {
         /// The block's format, which need not be its tensor's of today.
         format: Format,
-        /// The codec of its coded planes.
+        /// The codec of its singly coded planes.
         codec: Codec,
+        /// The stream of its jointly coded planes.
+        joint: Joint,
         /// Plane `p` of the format's `n` is at `n − 1 − p`.
         planes: [StoredPlane; MAX_PLANES],
         /// The checks, in the same order; zero where they are in the bundle.
@@ -90,9 +105,20 @@ pub enum BlockError {
         /// What was stored.
         stored: u32,
     },
+    /// The plane tree's stream does not match its checksum.
+    #[error("the plane tree has CRC-32C {computed:#010x}, stored was {stored:#010x}")]
+    TreeCheck {
+        /// What the bytes give.
+        computed: u32,
+        /// What was stored.
+        stored: u32,
+    },
     /// Bytes that match their check do not decode.
     #[error(transparent)]
     Undecodable(#[from] Undecodable),
+    /// A stream that matches its check is no plane tree.
+    #[error("the plane tree does not decode: {0}")]
+    Tree(#[from] tree::Malformed),
 }
 
 impl Bundle {
@@ -120,8 +146,17 @@ impl Bundle {
         plane::split(format, words, &mut split);
         let mut planes = [StoredPlane::Zeros; MAX_PLANES];
         let mut checks = [0; MAX_PLANES];
+        let mut joint = Joint::default();
         for (index, plane) in split.chunks_exact(format.plane_bytes()).enumerate() {
-            planes[index] = self.append(codec, plane);
+            if codec == Codec::Tree && index == 1 {
+                joint = self.append_tree(format, &split[format.plane_bytes()..][..tree::joint_bytes(format)]);
+            }
+            if joint.length > 0 && is_joint(format, index) {
+                planes[index] = StoredPlane::Joint;
+                continue;
+            }
+            let promising = codec != Codec::Tree || is_joint(format, index) || is_promising(plane);
+            planes[index] = self.append(codec, plane, promising);
             let start = self.length - planes[index].bytes(format);
             if start == self.length {
                 continue;
@@ -134,7 +169,17 @@ impl Bundle {
                 self.length += TRAILING_CHECK;
             }
         }
-        self.stored = Some(Stored::Planes { format, codec, planes, checks });
+        self.stored = Some(Stored::Planes { format, codec: codec.bytewise(), joint, planes, checks });
+    }
+
+    /// Appends the plane tree of a block's joint planes, if that makes them shorter.
+    fn append_tree(&mut self, format: Format, planes: &[u8]) -> Joint {
+        let Some(length) = tree::encode(format, planes, &mut self.bytes[self.length..]) else {
+            return Joint::default();
+        };
+        let check = crc32c::crc32c(&self.bytes[self.length..self.length + length]);
+        self.length += length;
+        Joint { length: u16::try_from(length).expect("shorter than a block"), check }
     }
 
     /// Codes `words` word-major: opaque memory, and the paper's `gcomp` baseline.
@@ -149,23 +194,21 @@ impl Bundle {
             BLOCK_BYTES
         });
         let length = u16::try_from(self.length).expect("at most a block");
-        self.stored = Some(Stored::Words { codec, length, check: crc32c::crc32c(self.bytes()) });
+        self.stored =
+            Some(Stored::Words { codec: codec.bytewise(), length, check: crc32c::crc32c(self.bytes()) });
     }
 
-    fn append(&mut self, codec: Codec, plane: &[u8]) -> StoredPlane {
+    fn append(&mut self, codec: Codec, plane: &[u8], promising: bool) -> StoredPlane {
         if let Some(constant) = constant(plane) {
             return constant;
         }
-        let stored = match codec.compress(plane, &mut self.bytes[self.length..]) {
-            Some(length) => {
-                self.length += length;
-                return StoredPlane::Coded(u16::try_from(length).expect("shorter than a block"));
-            }
-            None => StoredPlane::Raw,
-        };
+        if promising && let Some(length) = codec.compress(plane, &mut self.bytes[self.length..]) {
+            self.length += length;
+            return StoredPlane::Coded(u16::try_from(length).expect("shorter than a block"));
+        }
         self.bytes[self.length..self.length + plane.len()].copy_from_slice(plane);
         self.length += plane.len();
-        stored
+        StoredPlane::Raw
     }
 }
 
@@ -179,7 +222,7 @@ impl StoredPlane {
     /// Bytes of the plane in its bundle, its check not counted.
     pub fn bytes(self, format: Format) -> usize {
         match self {
-            Self::Zeros | Self::Ones => 0,
+            Self::Zeros | Self::Ones | Self::Joint => 0,
             Self::Raw => format.plane_bytes(),
             Self::Coded(length) => length.into(),
         }
@@ -198,7 +241,9 @@ impl Stored {
     /// Bytes of the bundle.
     pub fn bytes(&self) -> usize {
         match self {
-            Self::Planes { format, planes, .. } => planes.iter().map(|plane| plane.extent(*format)).sum(),
+            Self::Planes { format, joint, planes, .. } => {
+                usize::from(joint.length) + planes.iter().map(|plane| plane.extent(*format)).sum::<usize>()
+            }
             Self::Words { length, .. } => (*length).into(),
         }
     }
@@ -206,7 +251,9 @@ impl Stored {
     /// Whether no codec helped: every stored plane is raw, or the words are.
     pub fn is_bypass(&self) -> bool {
         match self {
-            Self::Planes { planes, .. } => !planes.iter().any(|plane| matches!(plane, StoredPlane::Coded(_))),
+            Self::Planes { planes, .. } => {
+                !planes.iter().any(|plane| matches!(plane, StoredPlane::Coded(_) | StoredPlane::Joint))
+            }
             Self::Words { length, .. } => usize::from(*length) == BLOCK_BYTES,
         }
     }
@@ -215,12 +262,17 @@ impl Stored {
     pub fn runs(&self, mask: PlaneMask, mut each: impl FnMut(std::ops::Range<usize>)) {
         match self {
             Self::Words { length, .. } => each(0..(*length).into()),
-            Self::Planes { format, planes, .. } => {
+            Self::Planes { format, joint, planes, .. } => {
                 let count = format.planes();
+                let wants_tree = wants_tree(*format, *joint, mask);
                 let (mut at, mut open) = (0, None);
                 for (index, plane) in planes[..count].iter().enumerate() {
-                    let end = at + plane.extent(*format);
-                    if mask.has(count - 1 - index) {
+                    let (end, wanted) = match plane {
+                        StoredPlane::Joint if index > 1 => continue,
+                        StoredPlane::Joint => (at + usize::from(joint.length), wants_tree),
+                        plane => (at + plane.extent(*format), mask.has(count - 1 - index)),
+                    };
+                    if wanted {
                         open.get_or_insert(at);
                     } else if end > at
                         && let Some(start) = open.take()
@@ -263,7 +315,7 @@ impl Stored {
                 }
                 Ok(codec.decompress(bytes, words)?)
             }
-            Self::Planes { format, codec, planes, checks } => {
+            Self::Planes { format, codec, joint, planes, checks } => {
                 // Raw and constant planes are joined from where they lie; only coded ones are decoded to here.
                 let mut decoded: PlaneBlock = [0; BLOCK_BYTES];
                 let mut free = &mut decoded[..];
@@ -272,8 +324,24 @@ impl Stored {
                 let mut at = 0;
                 for (index, stored) in planes[..count].iter().enumerate() {
                     let start = at;
-                    at += stored.extent(*format);
                     let plane = count - 1 - index;
+                    if *stored == StoredPlane::Joint {
+                        if index > 1 {
+                            continue; // found with the first one
+                        }
+                        at += usize::from(joint.length);
+                        if wants_tree(*format, *joint, mask) {
+                            let out;
+                            (out, free) = free.split_at_mut(tree::joint_bytes(*format));
+                            joint.decode(*format, &bundle[start..], out)?;
+                            let lower = out.chunks_exact(format.plane_bytes()).enumerate();
+                            lower
+                                .filter(|(below, _)| mask.has(plane - below))
+                                .for_each(|(below, bytes)| found[plane - below] = bytes);
+                        }
+                        continue;
+                    }
+                    at += stored.extent(*format);
                     if !mask.has(plane) {
                         continue;
                     }
@@ -291,7 +359,7 @@ impl Stored {
                         }
                     }
                     found[plane] = match stored {
-                        StoredPlane::Zeros => &plane::ZEROS,
+                        StoredPlane::Zeros | StoredPlane::Joint => &plane::ZEROS,
                         StoredPlane::Ones => &plane::ONES,
                         StoredPlane::Raw => bytes,
                         StoredPlane::Coded(_) => {
@@ -309,6 +377,29 @@ impl Stored {
     }
 }
 
+impl Joint {
+    /// The planes of the stream at the front of `bundle`.
+    fn decode(self, format: Format, bundle: &[u8], planes: &mut [u8]) -> Result<(), BlockError> {
+        let length = self.length.into();
+        let computed = crc32c::crc32c(&bundle[..length]);
+        if computed != self.check {
+            return Err(BlockError::TreeCheck { computed, stored: self.check });
+        }
+        Ok(tree::decode(format, bundle, length, planes)?)
+    }
+}
+
+/// Whether plane number `index`, counted from the most significant on, is one that the plane tree codes.
+pub const fn is_joint(format: Format, index: usize) -> bool {
+    0 < index && index <= tree::joint_planes(format)
+}
+
+/// Whether `mask` has planes that are in the block's stream.
+fn wants_tree(format: Format, joint: Joint, mask: PlaneMask) -> bool {
+    joint.length > 0
+        && (0..format.planes()).any(|index| is_joint(format, index) && mask.has(format.planes() - 1 - index))
+}
+
 /// Bytes of check that follow each stored plane of this format.
 const fn trailing_check(format: Format) -> usize {
     if format.planes() > 16 { TRAILING_CHECK } else { 0 }
@@ -324,6 +415,16 @@ fn check16(bytes: &[u8]) -> u16 {
 /// Whether every byte of a block is zero.
 pub fn is_zero(words: &BlockWords) -> bool {
     words.iter().all(|byte| *byte == 0)
+}
+
+/// Whether a general codec has a chance with a plane: few ones, few zeros, or words like their neighbours. Signs and
+/// mantissas of trained weights are noise, and trying costs more than all else of a block.
+fn is_promising(plane: &[u8]) -> bool {
+    let words = plane.as_chunks::<8>().0;
+    let ones: u32 = words.iter().map(|word| u64::from_le_bytes(*word).count_ones()).sum();
+    let repeats = words.windows(2).filter(|pair| pair[0] == pair[1]).count();
+    let bits = plane.len() * 8;
+    !(bits / 4..=bits - bits / 4).contains(&(ones as usize)) || repeats > words.len() / 8
 }
 
 fn constant(plane: &[u8]) -> Option<StoredPlane> {

@@ -2,7 +2,7 @@
 //!
 //! The rules:
 //! * [`block`] turns a whole block into one *bundle* of bytes and a description of it, and any subset of the planes back.
-//! * Each plane is kept as the cheapest of: constant (nothing stored), the codec's output, raw. A block whose every stored
+//! * Each plane is kept as the cheapest of: constant (nothing stored), the codec's output, raw; the plane [`tree`] codes exponent planes jointly. A block whose every stored
 //!   plane is raw is a *bypass*.
 //! * A codec's output is never longer than its input; what does not shrink is stored raw.
 //! * Decoding never trusts the stored bytes: damage is an error, never a panic or a read out of bounds.
@@ -10,11 +10,12 @@
 
 pub mod block;
 mod lz4;
+pub mod tree;
 mod zstd;
 
 use std::{fmt, str::FromStr};
 
-/// A generic codec, as commodity controllers have them.
+/// How the planes of a block are compressed. LZ4 and ZSTD are what commodity controllers have; the plane tree knows floats.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Codec {
@@ -23,11 +24,13 @@ pub enum Codec {
     Lz4 = 0,
     /// ZSTD level 3, frames without magic number, checksum and content size.
     Zstd = 1,
+    /// Exponent planes jointly as a [`tree`], the others mostly raw; what is not planes as LZ4.
+    Tree = 2,
 }
 
 /// A name that is no codec's.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
-#[error("no codec is called {name:?}; codecs are lz4 and zstd")]
+#[error("no codec is called {name:?}; codecs are lz4, zstd and tree")]
 pub struct UnknownCodec {
     /// The name.
     pub name: String,
@@ -47,23 +50,33 @@ pub struct Undecodable {
 
 impl Codec {
     /// Every codec, `ALL[c as usize] == c`.
-    pub const ALL: [Self; 2] = [Self::Lz4, Self::Zstd];
+    pub const ALL: [Self; 3] = [Self::Lz4, Self::Zstd, Self::Tree];
 
     /// The name used everywhere.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Lz4 => "lz4",
             Self::Zstd => "zstd",
+            Self::Tree => "tree",
         }
     }
 
-    /// Compresses `input` into the front of `out`, if that makes it shorter: the bytes it takes.
+    /// The codec that single planes and words are compressed by.
+    #[must_use]
+    pub const fn bytewise(self) -> Self {
+        match self {
+            Self::Lz4 | Self::Tree => Self::Lz4,
+            Self::Zstd => Self::Zstd,
+        }
+    }
+
+    /// Compresses `input` by the [bytewise](Self::bytewise) codec into the front of `out`, if that makes it shorter: the bytes it takes.
     ///
     /// # Panics
     /// If `input` is longer than a block or `out` shorter than `input`.
     pub fn compress(self, input: &[u8], out: &mut [u8]) -> Option<usize> {
         match self {
-            Self::Lz4 => lz4::compress(input, out),
+            Self::Lz4 | Self::Tree => lz4::compress(input, out),
             Self::Zstd => zstd::compress(input, out),
         }
     }
@@ -75,7 +88,7 @@ impl Codec {
     pub fn decompress(self, stored: &[u8], out: &mut [u8]) -> Result<(), Undecodable> {
         let expected = out.len();
         let got = match self {
-            Self::Lz4 => lz4::decompress(stored, out),
+            Self::Lz4 | Self::Tree => lz4::decompress(stored, out),
             Self::Zstd => zstd::decompress(stored, out),
         };
         match got {

@@ -73,11 +73,14 @@ proptest! {
 
         let mut covered = 0;
         stored.runs(mask, |run| covered += run.len());
-        let Stored::Planes { planes, .. } = stored else { panic!("planes were encoded") };
-        let wanted: usize = (0..format.planes())
+        let Stored::Planes { planes, joint, .. } = stored else { panic!("planes were encoded") };
+        let trees = (0..format.planes())
+            .any(|plane| mask.has(plane) && planes[format.planes() - 1 - plane] == StoredPlane::Joint);
+        let tree = if trees { usize::from(joint.length) } else { 0 };
+        let wanted: usize = tree +  (0..format.planes())
             .filter(|plane| mask.has(*plane))
             .map(|plane| planes[format.planes() - 1 - plane].bytes(format))
-            .sum();
+            .sum::<usize>();
         let checks = if format == Format::Fp32 { 2 * format.planes() } else { 0 };
         prop_assert!(wanted <= covered && covered <= wanted + checks, "{} bytes for {}", covered, wanted);
     }

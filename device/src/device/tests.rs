@@ -163,8 +163,11 @@ fn agree(device: &Device, array: &[u8]) -> Result<(), TestCaseError> {
     let report = device.stats();
     let live = array.chunks_exact(4096).filter(|block| block.iter().any(|byte| *byte != 0)).count() as u64;
     prop_assert_eq!(report.blocks.live, live);
-    let planes: u64 =
-        report.planes.iter().map(|plane| plane.raw_bytes + plane.lz4_bytes + plane.zstd_bytes).sum();
+    let planes: u64 = report
+        .planes
+        .iter()
+        .map(|plane| plane.raw_bytes + plane.lz4_bytes + plane.zstd_bytes + plane.tree_bytes)
+        .sum();
     let words =
         report.blocks.words_raw_bytes + report.blocks.words_lz4_bytes + report.blocks.words_zstd_bytes;
     if device.mode() != Mode::Plain {

@@ -204,13 +204,17 @@ impl Collector for Snapshot {
                 vec![("format", plane.format.to_string()), ("plane", plane.plane.to_string())]
             };
             let stored = planes.iter().flat_map(|plane| {
-                [("raw", plane.raw_bytes), ("lz4", plane.lz4_bytes), ("zstd", plane.zstd_bytes)].map(
-                    |(codec, bytes)| {
-                        let mut labels = label(plane);
-                        labels.push(("codec", codec.to_owned()));
-                        (labels, bytes)
-                    },
-                )
+                [
+                    ("raw", plane.raw_bytes),
+                    ("lz4", plane.lz4_bytes),
+                    ("zstd", plane.zstd_bytes),
+                    ("tree", plane.tree_bytes),
+                ]
+                .map(|(codec, bytes)| {
+                    let mut labels = label(plane);
+                    labels.push(("codec", codec.to_owned()));
+                    (labels, bytes)
+                })
             });
             sheet.gauges("plane_stored", "Exact bytes of a plane over all blocks", bytes, stored)?;
             let constant = planes.iter().map(|plane| (label(plane), plane.constant));

@@ -159,6 +159,8 @@ pub struct PlaneReport {
     pub lz4_bytes: u64,
     /// Exact bytes stored as ZSTD.
     pub zstd_bytes: u64,
+    /// Exact bytes of plane trees, all counted with the highest plane that they hold.
+    pub tree_bytes: u64,
 }
 
 /// One tensor.
@@ -324,15 +326,16 @@ impl Stats {
             .flat_map(|format| (0..MAX_PLANES).rev().map(move |plane| (format, plane)));
         all.filter_map(|(format, plane)| {
             let slot = slot(format, plane);
-            let [raw, lz4, zstd] = self.planes[slot].each_ref().map(super::Gauge::get);
+            let [raw, lz4, zstd, tree] = self.planes[slot].each_ref().map(super::Gauge::get);
             let constant = self.constant[slot].get();
-            (constant + raw + lz4 + zstd > 0).then(|| PlaneReport {
+            (constant + raw + lz4 + zstd + tree > 0).then(|| PlaneReport {
                 format,
                 plane: u32::try_from(plane).expect("at most 31"),
                 constant,
                 raw_bytes: raw,
                 lz4_bytes: lz4,
                 zstd_bytes: zstd,
+                tree_bytes: tree,
             })
         })
         .collect()

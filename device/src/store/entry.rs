@@ -2,11 +2,13 @@
 //!
 //! | bytes | field |
 //! |---|---|
-//! | 0..8 | bits 0..40 segment (in granules), 40..42 kind (0 zeros, 1 planes, 2 words), 42..45 format, 45..48 codec, rest zero |
+//! | 0..8 | bits 0..40 segment (in granules), 40..42 kind (0 zeros, 1 planes, 2 words, 3 planes with a plane tree), 42..45 format, 45..48 codec, rest zero |
 //! | 8..10 | epoch: rewrites of the block, modulo 2^16 |
 //! | 10..14 | CRC-32C of the other 60 bytes |
 //! | 14..64 | *planes*: a length code per plane, most significant plane first, then (formats of up to 16 planes) a 16-bit check per plane |
 //! | 14..20 | *words*: stored bytes (u16), CRC-32C of them (u32) |
+//! | 14..20 | *planes with a plane tree*: bytes of its stream (u16, not 0), CRC-32C of them (u32) |
+//! | 20..64 | … length codes and checks as for *planes*, of the planes that the tree does not hold |
 //!
 //! A length code is 0 for a plane of zeros, the plane's length for raw, that length + 1 for a plane of ones, else the coded bytes; it takes just
 //! the bits its largest value needs: 8 for fp32, 9 for 16-bit, 10 for 8-bit formats, 11 for int4. An entry of 64 zero bytes is a
@@ -18,7 +20,8 @@ use crate::{
     BLOCK_BYTES,
     codec::{
         Codec,
-        block::{MAX_BUNDLE, MAX_PLANES, Stored, StoredPlane},
+        block::{Joint, MAX_BUNDLE, MAX_PLANES, Stored, StoredPlane, is_joint},
+        tree,
     },
     format::Format,
 };
@@ -29,6 +32,8 @@ pub const ENTRY_BYTES: usize = 64;
 const EPOCH: std::ops::Range<usize> = 8..10;
 const CHECK: std::ops::Range<usize> = 10..14;
 const DETAIL: usize = 14;
+/// Where the planes beside a plane tree are described.
+const TREE_DETAIL: usize = 20;
 /// Formats with more planes keep their checks in the bundle.
 const MOST_CHECKS: usize = 16;
 
@@ -78,18 +83,25 @@ impl Entry {
         bytes[EPOCH].copy_from_slice(&self.epoch.to_le_bytes());
         if let Some(Place { segment, stored }) = &self.place {
             let head = match stored {
-                Stored::Planes { format, codec, planes, checks } => {
+                Stored::Planes { format, codec, joint, planes, checks } => {
                     let width = length_bits(*format);
-                    let count = format.planes();
-                    let detail = bytes[DETAIL..].view_bits_mut::<Lsb0>();
-                    for (plane, field) in planes[..count].iter().zip(detail.chunks_exact_mut(width)) {
-                        field.store_le(length_code(*format, *plane));
+                    let (kind, detail) = if joint.length > 0 {
+                        bytes[DETAIL..DETAIL + 2].copy_from_slice(&joint.length.to_le_bytes());
+                        bytes[DETAIL + 2..TREE_DETAIL].copy_from_slice(&joint.check.to_le_bytes());
+                        (3, &mut bytes[TREE_DETAIL..])
+                    } else {
+                        (1, &mut bytes[DETAIL..])
+                    };
+                    let detail = detail.view_bits_mut::<Lsb0>();
+                    let single = || single(*format, kind == 3);
+                    for (index, field) in single().zip(detail.chunks_exact_mut(width)) {
+                        field.store_le(length_code(*format, planes[index]));
                     }
-                    if count <= MOST_CHECKS {
-                        let fields = detail[count * width..].chunks_exact_mut(16);
-                        checks[..count].iter().zip(fields).for_each(|(check, field)| field.store_le(*check));
+                    if format.planes() <= MOST_CHECKS {
+                        let fields = detail[single().count() * width..].chunks_exact_mut(16);
+                        single().zip(fields).for_each(|(index, field)| field.store_le(checks[index]));
                     }
-                    head(1, *format, *codec)
+                    head(kind, *format, *codec)
                 }
                 Stored::Words { codec, length, check } => {
                     bytes[DETAIL..DETAIL + 2].copy_from_slice(&length.to_le_bytes());
@@ -133,7 +145,16 @@ impl Entry {
             .ok_or(Damaged::Field { field: "codec", value: codec })?;
         let stored = match kind {
             0 => return Ok(Self { epoch, place: None }),
-            1 => planes(format, codec, &bytes[DETAIL..])?,
+            1 => planes(format, codec, Joint::default(), &bytes[DETAIL..])?,
+            3 => {
+                let length = u16::from_le_bytes([bytes[DETAIL], bytes[DETAIL + 1]]);
+                if length == 0 || usize::from(length) > tree::joint_bytes(format) {
+                    return Err(Damaged::Field { field: "length of plane tree", value: length.into() });
+                }
+                let check = bytes[DETAIL + 2..TREE_DETAIL].try_into().expect("four bytes");
+                let joint = Joint { length, check: u32::from_le_bytes(check) };
+                planes(format, codec, joint, &bytes[TREE_DETAIL..])?
+            }
             2 => {
                 let length = u16::from_le_bytes([bytes[DETAIL], bytes[DETAIL + 1]]);
                 if usize::from(length) > BLOCK_BYTES {
@@ -153,7 +174,7 @@ impl Entry {
     }
 }
 
-fn planes(format: Format, codec: Codec, detail: &[u8]) -> Result<Stored, Damaged> {
+fn planes(format: Format, codec: Codec, joint: Joint, detail: &[u8]) -> Result<Stored, Damaged> {
     let count = format.planes();
     if count == 0 {
         return Err(Damaged::Field { field: "format of planes", value: format as u64 });
@@ -161,10 +182,14 @@ fn planes(format: Format, codec: Codec, detail: &[u8]) -> Result<Stored, Damaged
     let width = length_bits(format);
     let detail = detail.view_bits::<Lsb0>();
     let mut planes = [StoredPlane::Zeros; MAX_PLANES];
+    if joint.length > 0 {
+        planes[1..=tree::joint_planes(format)].fill(StoredPlane::Joint);
+    }
     let mut checks = [0; MAX_PLANES];
-    for (plane, field) in planes.iter_mut().zip(detail[..count * width].chunks_exact(width)) {
+    let single = || single(format, joint.length > 0);
+    for (index, field) in single().zip(detail.chunks_exact(width)) {
         let code: u16 = field.load_le();
-        *plane = match usize::from(code) {
+        planes[index] = match usize::from(code) {
             0 => StoredPlane::Zeros,
             length if length < format.plane_bytes() => StoredPlane::Coded(code),
             length if length == format.plane_bytes() => StoredPlane::Raw,
@@ -173,15 +198,20 @@ fn planes(format: Format, codec: Codec, detail: &[u8]) -> Result<Stored, Damaged
         };
     }
     if count <= MOST_CHECKS {
-        let fields = detail[count * width..].chunks_exact(16);
-        checks[..count].iter_mut().zip(fields).for_each(|(check, field)| *check = field.load_le());
+        let fields = detail[single().count() * width..].chunks_exact(16);
+        single().zip(fields).for_each(|(index, field)| checks[index] = field.load_le());
     }
-    let stored = Stored::Planes { format, codec, planes, checks };
+    let stored = Stored::Planes { format, codec, joint, planes, checks };
     let bytes = stored.bytes();
     if bytes > MAX_BUNDLE {
         return Err(Damaged::Field { field: "length of bundle", value: bytes as u64 });
     }
     Ok(stored)
+}
+
+/// The planes described one by one, counted from the most significant on.
+fn single(format: Format, tree: bool) -> impl Iterator<Item = usize> {
+    (0..format.planes()).filter(move |index| !(tree && is_joint(format, *index)))
 }
 
 fn head(kind: u64, format: Format, codec: Codec) -> u64 {
@@ -196,7 +226,7 @@ const fn length_bits(format: Format) -> usize {
 fn length_code(format: Format, plane: StoredPlane) -> u16 {
     let raw = u16::try_from(format.plane_bytes()).expect("at most 1024");
     match plane {
-        StoredPlane::Zeros => 0,
+        StoredPlane::Zeros | StoredPlane::Joint => 0,
         StoredPlane::Coded(length) => length,
         StoredPlane::Raw => raw,
         StoredPlane::Ones => raw + 1,

@@ -195,7 +195,7 @@ fn bad_arguments_are_refused_with_the_reason() {
             (&["--capacity", "1Q"], "no size"),
             (&["--capacity", "16M", "--views-capacity", "1M"], "2 MiB"),
             (&["--mode", "fast"], "trace, gcomp and plain"),
-            (&["--codec", "gzip"], "lz4 and zstd"),
+            (&["--codec", "gzip"], "lz4, zstd and tree"),
             (&["--model", "/nonexistent/model"], "/nonexistent/model"),
             (&["--model", &place.text("broken")], "broken"),
             (&["--model", &large, "--capacity", "64K"], "--capacity"),

@@ -85,7 +85,7 @@ pub(crate) struct DeviceArgs {
     /// The device: trace (bit-planes), gcomp (compressed words) or plain (words).
     #[arg(long, default_value_t, value_name = "MODE")]
     pub(crate) mode: Mode,
-    /// The codec: lz4 or zstd.
+    /// The codec: lz4, zstd or tree.
     #[arg(long, default_value_t, value_name = "CODEC")]
     pub(crate) codec: Codec,
     /// A safetensors file to load; may be given more than once.

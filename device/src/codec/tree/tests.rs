@@ -1,0 +1,259 @@
+//! Streams against the format's own words, kernels against each other, and decoders against anything.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::{BLOCK_BYTES, BlockWords, codec::tests::words, plane};
+
+const FORMATS: [Format; 7] = [
+    Format::Fp32,
+    Format::Fp16,
+    Format::Bf16,
+    Format::Fp8E4m3fn,
+    Format::Fp8E5m2,
+    Format::Int8,
+    Format::Int4,
+];
+
+fn format() -> impl Strategy<Value = Format> {
+    prop::sample::select(FORMATS.to_vec())
+}
+
+/// Joint planes of a block.
+fn joint(format: Format, words: &BlockWords) -> Vec<u8> {
+    let mut planes = [0; BLOCK_BYTES];
+    plane::split(format, words, &mut planes);
+    planes[format.plane_bytes()..][..joint_bytes(format)].to_vec()
+}
+
+/// Joint planes in which element `e` has `value(e)`.
+fn planes_of(format: Format, value: impl Fn(usize) -> u8) -> Vec<u8> {
+    let (count, bytes) = (joint_planes(format), format.plane_bytes());
+    let mut planes = vec![0; count * bytes];
+    for element in 0..8 * bytes {
+        for plane in 0..count {
+            let bit = value(element) >> (count - 1 - plane) & 1;
+            planes[plane * bytes + element / 8] |= bit << (element % 8);
+        }
+    }
+    planes
+}
+
+fn encoded(kernel: Kernel, format: Format, planes: &[u8]) -> Option<Vec<u8>> {
+    let mut out = vec![0; planes.len() + SLACK];
+    kernel.encode(format, planes, &mut out).map(|length| out[..length].to_vec())
+}
+
+fn decoded(kernel: Kernel, format: Format, stream: &[u8]) -> Result<Vec<u8>, Malformed> {
+    let mut planes = vec![0xa5; joint_bytes(format)];
+    let slack = [stream, &[0xa5; SLACK]].concat();
+    kernel.decode(format, &slack, stream.len(), &mut planes).map(|()| planes)
+}
+
+/// Decodes as the module's documentation says, a bit at a time.
+fn by_the_book(format: Format, stream: &[u8]) -> Vec<u8> {
+    let bit = |at: usize| usize::from(stream[at / 8] >> (at % 8) & 1);
+    let field = |at: usize, width: usize| (0..width).map(|i| bit(at + i) << i).sum::<usize>();
+    let (low, window) = (field(0, 8), field(8, 5) + 1);
+    let mut symbols: Vec<_> = (0..window).map(|i| (field(19 + 3 * i, 3), Some(low + i))).collect();
+    symbols.push((field(13, 3), Some(0)));
+    symbols.push((field(16, 3), None));
+    symbols.retain(|(length, _)| *length > 0);
+    symbols.sort_by_key(|(length, _)| *length);
+    let mut codes = Vec::new();
+    let (mut code, mut last) = (0, 0);
+    for (length, value) in symbols {
+        code <<= length - last;
+        codes.push((length, code, value));
+        code += 1;
+        last = length;
+    }
+    assert_eq!(code, 1 << last, "a complete code");
+
+    let elements = 8 * format.plane_bytes();
+    let mut prefix = vec![(0, 0); elements];
+    let found = |prefix: (usize, usize)| codes.iter().find(|code| (code.0, code.1) == prefix);
+    let mut at = 8 * (19 + 3 * window).div_ceil(8);
+    for _ in 0..last {
+        for prefix in prefix.iter_mut().filter(|prefix| found(**prefix).is_none()) {
+            *prefix = (prefix.0 + 1, prefix.1 << 1 | bit(at));
+            at += 1;
+        }
+    }
+    let mut escapes = stream[at.div_ceil(8)..].iter();
+    let values: Vec<_> = prefix
+        .iter()
+        .map(|prefix| match found(*prefix).expect("a code").2 {
+            Some(value) => u8::try_from(value).unwrap(),
+            None => *escapes.next().expect("an escape"),
+        })
+        .collect();
+    assert_eq!(escapes.len(), 0);
+    planes_of(format, |element| values[element])
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(128))]
+
+    #[test]
+    fn a_stream_means_what_the_format_says(format in format(), words in words()) {
+        let planes = joint(format, &words);
+        if let Some(stream) = encoded(Kernel::Portable, format, &planes) {
+            prop_assert!(stream.len() < planes.len());
+            prop_assert!(by_the_book(format, &stream) == planes);
+        }
+    }
+
+    #[test]
+    fn every_kernel_gives_the_portable_ones_streams(format in format(), words in words()) {
+        let planes = joint(format, &words);
+        let stream = encoded(Kernel::Portable, format, &planes);
+        for kernel in Kernel::available() {
+            prop_assert_eq!(&encoded(kernel, format, &planes), &stream, "{:?}", kernel);
+            if let Some(stream) = &stream {
+                prop_assert!(decoded(kernel, format, stream).as_ref() == Ok(&planes), "{:?}", kernel);
+            }
+        }
+    }
+
+    #[test]
+    fn values_around_any_centre_come_back(
+        format in format(), centre in any::<u8>(), spread in 1_u32..8, strays in prop::collection::vec(any::<(u16, u8)>(), 0..40),
+        zeros in 0_usize..5, seed in any::<u32>(),
+    ) {
+        let largest = (1_usize << joint_planes(format)) - 1;
+        let value = |element: usize| {
+            if let Some((_, value)) = strays.iter().find(|(at, _)| usize::from(*at) % 4096 == element) {
+                return value & u8::try_from(largest).unwrap();
+            }
+            let hash = (u32::try_from(element).unwrap() ^ seed).wrapping_mul(2_654_435_761);
+            if zeros > 0 && element.is_multiple_of(zeros) { return 0 }
+            let below = (hash | 1 << (32 - spread)).leading_zeros();
+            u8::try_from(usize::from(centre).saturating_sub(below.try_into().unwrap()).min(largest)).unwrap()
+        };
+        let planes = planes_of(format, value);
+        for kernel in Kernel::available() {
+            if let Some(stream) = encoded(kernel, format, &planes) {
+                prop_assert!(by_the_book(format, &stream) == planes);
+                prop_assert!(decoded(kernel, format, &stream).as_ref() == Ok(&planes), "{:?}", kernel);
+            }
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(1500))]
+
+    #[test]
+    fn damaged_streams_end_with_planes_or_a_reason(
+        written in format(), read in format(), words in words(), cut in any::<prop::sample::Index>(), whole in any::<bool>(),
+        damage in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>(), any::<bool>()), 0..4),
+    ) {
+        let planes = joint(written, &words);
+        let Some(mut stream) = encoded(Kernel::Portable, written, &planes) else { return Ok(()) };
+        for (at, byte, in_header) in damage {
+            let length = if in_header { stream.len().min(12) } else { stream.len() };
+            stream[at.index(length)] ^= byte;
+        }
+        if !whole {
+            stream.truncate(cut.index(stream.len()));
+        }
+        let want = decoded(Kernel::Portable, read, &stream);
+        for kernel in Kernel::available() {
+            prop_assert!(decoded(kernel, read, &stream) == want, "{:?}", kernel);
+        }
+    }
+
+    #[test]
+    fn any_complete_code_over_noise_ends_with_planes_or_a_reason(
+        format in format(), low in any::<u8>(), merges in prop::collection::vec(any::<prop::sample::Index>(), 1..33),
+        noise in prop::collection::vec(any::<u8>(), 0..2100), zero in any::<bool>(), escape in any::<bool>(),
+    ) {
+        // Splitting any leaf of a complete code gives a complete code.
+        let mut lengths = vec![1_u8, 1];
+        for split in merges {
+            let at = split.index(lengths.len());
+            if lengths[at] < 7 {
+                lengths[at] += 1;
+                lengths.push(lengths[at]);
+            }
+        }
+        let extra = [zero, escape].map(|wanted| if wanted && lengths.len() > 1 { lengths.pop().unwrap() } else { 0 });
+        lengths.truncate(32);
+        let mut bits = u128::from(low) | (lengths.len() as u128 - 1) << 8 | u128::from(extra[0]) << 13 | u128::from(extra[1]) << 16;
+        lengths.iter().enumerate().for_each(|(i, length)| bits |= u128::from(*length) << (19 + 3 * i));
+        let mut stream = bits.to_le_bytes()[..(19 + 3 * lengths.len()).div_ceil(8)].to_vec();
+        stream.extend(noise);
+        let want = decoded(Kernel::Portable, format, &stream);
+        for kernel in Kernel::available() {
+            prop_assert!(decoded(kernel, format, &stream) == want, "{:?}", kernel);
+        }
+    }
+}
+
+#[test]
+fn a_single_value_makes_no_stream() {
+    for format in FORMATS {
+        for kernel in Kernel::available() {
+            assert_eq!(encoded(kernel, format, &planes_of(format, |_| 3)), None, "{format}");
+        }
+    }
+}
+
+#[test]
+fn zeros_far_below_the_other_values_have_a_code() {
+    let planes =
+        planes_of(
+            Format::Bf16,
+            |element| if element.is_multiple_of(2) { 0 } else { 120 + u8::from(element % 4 == 1) },
+        );
+    let stream = encoded(Kernel::Portable, Format::Bf16, &planes).expect("three values");
+    // One bit for half of the elements, two for the others; no escapes.
+    assert_eq!(stream.len(), (19 + 6_usize).div_ceil(8) + (2048 + 1024) / 8);
+    assert_eq!(decoded(Kernel::Portable, Format::Bf16, &stream), Ok(planes));
+}
+
+#[test]
+fn rare_values_are_escaped() {
+    // 126 on most, three infinities' exponents and one zero among them.
+    let value = |element: usize| match element {
+        5 | 900 | 2047 => 255,
+        64 => 0,
+        _ => 126,
+    };
+    let planes = planes_of(Format::Bf16, value);
+    for kernel in Kernel::available() {
+        let stream = encoded(kernel, Format::Bf16, &planes).expect("few values");
+        assert_eq!(stream.len(), 3 + 256 + 4);
+        assert_eq!(stream[3 + 256..], [255, 0, 255, 255]);
+        assert_eq!(decoded(kernel, Format::Bf16, &stream), Ok(planes.clone()));
+    }
+}
+
+#[test]
+fn portable_gather_and_spread_are_inverse() {
+    let mut state = 1_u64;
+    let mut noise = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        state ^ state >> 29
+    };
+    for _ in 0..1000 {
+        let (x, mask) = (noise(), noise() & noise() | noise() & noise());
+        let packed = levels::gather(x, mask);
+        let slowly = (0..64).filter(|i| mask >> i & 1 == 1).rev().fold(0, |all, i| all << 1 | (x >> i & 1));
+        assert_eq!(packed, slowly);
+        assert_eq!(
+            levels::spread(packed | !0 << mask.count_ones().min(63), mask) & !(1 << 63),
+            x & mask & !(1 << 63)
+        );
+    }
+    assert_eq!(
+        (
+            levels::gather(7, u64::MAX),
+            levels::spread(7, u64::MAX),
+            levels::gather(7, 0),
+            levels::spread(7, 0)
+        ),
+        (7, 7, 0, 0)
+    );
+}
