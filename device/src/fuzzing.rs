@@ -130,10 +130,17 @@ fn mend(stored: &mut Stored, bundle: &mut [u8; MAX_BUNDLE]) {
     if let Stored::Words { length, check, .. } = stored {
         *check = crc32c::crc32c(&bundle[..usize::from(*length)]);
     }
-    if let Stored::Planes { format, planes, checks, .. } = stored {
+    if let Stored::Planes { format, planes, checks, joint, .. } = stored {
         let mut at = 0;
+        let mut stream = usize::from(joint.length);
         for (plane, check) in planes[..format.planes()].iter().zip(checks) {
             if matches!(plane, StoredPlane::Zeros | StoredPlane::Ones) {
+                continue;
+            }
+            if *plane == StoredPlane::Joint {
+                // The stream stands where the first of its planes would.
+                joint.check = if stream > 0 { crc32c::crc32c(&bundle[at..at + stream]) } else { joint.check };
+                at += std::mem::take(&mut stream);
                 continue;
             }
             let end = at + plane.bytes(*format);
