@@ -28,7 +28,8 @@ pub struct Mount {
 }
 
 /// The devices compared; the last is the one the others are held against.
-const DEVICES: [(&str, &str); 4] = [("trace", "lz4"), ("trace", "zstd"), ("gcomp", "lz4"), ("plain", "lz4")];
+const DEVICES: [(&str, &str); 5] =
+    [("trace", "lz4"), ("trace", "tree"), ("trace", "zstd"), ("gcomp", "lz4"), ("plain", "lz4")];
 /// Views read besides the base window.
 const VIEWS: [&str; 3] = ["full", "e8m3", "fp8_e4m3fn"];
 
