@@ -2,12 +2,14 @@
 
 use std::{
     io::{BufRead, BufReader},
+    os::unix::process::CommandExt,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, bail};
+use rustix::process::{Signal, getpid, getppid, set_parent_process_death_signal};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -86,6 +88,15 @@ impl Daemon {
         }
         for model in &serve.models {
             command.arg("--model").arg(model);
+        }
+        let parent = getpid();
+        // SAFETY: between fork and exec only two system calls are made and no memory is allocated.
+        unsafe {
+            command.pre_exec(move || {
+                // Whoever kills the job does not leave its device and mount behind.
+                set_parent_process_death_signal(Some(Signal::TERM))?;
+                if getppid() == Some(parent) { Ok(()) } else { Err(rustix::io::Errno::SRCH.into()) }
+            });
         }
         let mut child =
             command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().context("cannot start lamina")?;
