@@ -1,4 +1,5 @@
-//! Booted guests on real devices: the main job in each mode, a guest that misbehaves, a device told to stop under load.
+//! Booted guests on real devices: the main job in each mode, a guest that misbehaves, live counters, and a script through
+//! `lamina boot`.
 //!
 //! These need what `./x` sets up: the guest's programs and image, a QEMU, FUSE.
 
@@ -7,6 +8,7 @@ use std::{
     net::TcpStream,
     os::unix::net::UnixStream,
     path::PathBuf,
+    process::Command,
     time::Duration,
 };
 
@@ -14,6 +16,8 @@ use lamina_guest_tests::{
     bundled,
     daemon::Serve,
     job::{Job, Step},
+    judge::Judge,
+    programs,
     report::Report,
 };
 
@@ -113,6 +117,33 @@ fn get(mut stream: impl Read + Write, path: &str) -> String {
     let (head, body) = answer.split_once("\r\n\r\n").unwrap();
     assert!(head.starts_with("HTTP/1.1 200"), "{head}");
     body.to_owned()
+}
+
+#[test]
+fn lamina_boot_runs_a_script_in_a_guest_and_passes_its_status_on() {
+    let folder = tempfile::tempdir().unwrap();
+    let script = folder.path().join("script.sh");
+    let text =
+        "#!/bin/sh\nlamina-shim up && lamina-shim sum tok_embeddings.weight e8m3 && cat /note && exit 7\n";
+    std::fs::write(&script, text).unwrap();
+    let note = folder.path().join("note");
+    std::fs::write(&note, "put here by the test\n").unwrap();
+    let output = Command::new(programs::lamina().unwrap())
+        .args(["boot", "--views", "e8m3", "--put", &format!("{}=/note", note.display())])
+        .arg("--model")
+        .arg(&models()[0])
+        .arg("--run-dir")
+        .arg(folder.path().join("run"))
+        .arg("--script")
+        .arg(&script)
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    let why = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(7), "{said}\n{why}");
+    let want = Judge::new(&models()).unwrap().sha256("tok_embeddings.weight", "e8m3", 0).unwrap();
+    assert!(said.contains(&want), "{said}");
+    assert!(said.contains("put here by the test"), "{said}");
 }
 
 #[test]

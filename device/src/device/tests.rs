@@ -187,8 +187,8 @@ proptest! {
     }
 
     #[test]
-    fn gcomp_gives_the_same_bytes(operations in prop::collection::vec(operation(), 1..40)) {
-        run(&device(Mode::GComp, Codec::Lz4), operations)?;
+    fn gcomp_gives_the_same_bytes(codec in prop::sample::select(Codec::ALL.to_vec()), operations in prop::collection::vec(operation(), 1..40)) {
+        run(&device(Mode::GComp, codec), operations)?;
     }
 
     #[test]

@@ -76,31 +76,47 @@ static BEST: LazyLock<Kernel> =
 impl Kernel {
     /// The kernels that this processor can run, the best one last.
     pub fn available() -> Vec<Self> {
-        let mut kernels = vec![Self::Portable];
         #[cfg(target_arch = "x86_64")]
-        if std::arch::is_x86_feature_detected!("avx2") {
-            kernels.push(Self::Avx2);
-        }
-        kernels
+        let kernels = [Self::Portable, Self::Avx2];
+        #[cfg(not(target_arch = "x86_64"))]
+        let kernels = [Self::Portable];
+        kernels.into_iter().filter(|kernel| kernel.is_available()).collect()
     }
 
-    /// [`split`] by this kernel, which must be available.
+    /// Whether this processor can run it.
+    fn is_available(self) -> bool {
+        match self {
+            Self::Portable => true,
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2 => std::arch::is_x86_feature_detected!("avx2"),
+        }
+    }
+
+    /// [`split`] by this kernel.
+    ///
+    /// # Panics
+    /// If the kernel is not available, or as [`split`].
     pub fn split(self, format: Format, words: &BlockWords, planes: &mut PlaneBlock) {
         assert!(format.planes() > 0, "opaque blocks have no planes");
+        assert!(self.is_available(), "{self:?} needs another processor");
         match self {
             Self::Portable => portable::split(format, words, planes),
-            // SAFETY: `available` gives this kernel only where the processor has AVX2.
+            // SAFETY: the processor has AVX2, as was just asserted.
             #[cfg(target_arch = "x86_64")]
             Self::Avx2 => unsafe { avx2::split(format, words, planes) },
         }
     }
 
-    /// [`join`] by this kernel, which must be available.
+    /// [`join`] by this kernel.
+    ///
+    /// # Panics
+    /// If the kernel is not available, or as [`join`].
     pub fn join(self, format: Format, planes: &Planes<'_>, words: &mut BlockWords) {
         assert!(format.planes() > 0, "opaque blocks have no planes");
+        assert!(self.is_available(), "{self:?} needs another processor");
         match self {
             Self::Portable => portable::join(format, planes, words),
-            // SAFETY: `available` gives this kernel only where the processor has AVX2.
+            // SAFETY: the processor has AVX2, as was just asserted.
             #[cfg(target_arch = "x86_64")]
             Self::Avx2 => unsafe { avx2::join(format, planes, words) },
         }

@@ -75,25 +75,35 @@ thread_local! {
 impl Kernel {
     /// The kernels that this processor can run, the best one last.
     pub fn available() -> Vec<Self> {
-        let mut kernels = vec![Self::Portable];
         #[cfg(target_arch = "x86_64")]
-        if std::arch::is_x86_feature_detected!("avx2")
-            && std::arch::is_x86_feature_detected!("bmi1")
-            && std::arch::is_x86_feature_detected!("bmi2")
-            && std::arch::is_x86_feature_detected!("popcnt")
-        {
-            kernels.push(Self::Bmi2);
+        let kernels = [Self::Portable, Self::Bmi2];
+        #[cfg(not(target_arch = "x86_64"))]
+        let kernels = [Self::Portable];
+        kernels.into_iter().filter(|kernel| kernel.is_available()).collect()
+    }
+
+    /// Whether this processor can run it.
+    fn is_available(self) -> bool {
+        match self {
+            Self::Portable => true,
+            #[cfg(target_arch = "x86_64")]
+            Self::Bmi2 => {
+                std::arch::is_x86_feature_detected!("avx2")
+                    && std::arch::is_x86_feature_detected!("bmi1")
+                    && std::arch::is_x86_feature_detected!("bmi2")
+                    && std::arch::is_x86_feature_detected!("popcnt")
+            }
         }
-        kernels
     }
 
     /// [`encode`] by this kernel, which must be available.
     pub fn encode(self, format: Format, planes: &[u8], out: &mut [u8]) -> Option<usize> {
+        assert!(self.is_available(), "{self:?} needs another processor");
         assert!(planes.len() == joint_bytes(format), "the joint planes of one block");
         assert!(out.len() >= planes.len() + SLACK, "room for the longest stream");
         SCRATCH.with_borrow_mut(|scratch| match self {
             Self::Portable => levels::encode_portable(format, planes, out, scratch),
-            // SAFETY: `available` gives this kernel only where the processor has its features.
+            // SAFETY: the processor has its features, as was asserted above.
             #[cfg(target_arch = "x86_64")]
             Self::Bmi2 => unsafe { levels::encode_bmi2(format, planes, out, scratch) },
         })
@@ -110,11 +120,12 @@ impl Kernel {
         length: usize,
         planes: &mut [u8],
     ) -> Result<(), Malformed> {
+        assert!(self.is_available(), "{self:?} needs another processor");
         assert!(planes.len() == joint_bytes(format), "the joint planes of one block");
         assert!(stream.len() >= length + SLACK, "the stream and slack behind it");
         SCRATCH.with_borrow_mut(|scratch| match self {
             Self::Portable => levels::decode_portable(format, stream, length, planes, scratch),
-            // SAFETY: `available` gives this kernel only where the processor has its features.
+            // SAFETY: the processor has its features, as was asserted above.
             #[cfg(target_arch = "x86_64")]
             Self::Bmi2 => unsafe { levels::decode_bmi2(format, stream, length, planes, scratch) },
         })
