@@ -149,7 +149,7 @@ impl Bundle {
         let mut joint = Joint::default();
         for (index, plane) in split.chunks_exact(format.plane_bytes()).enumerate() {
             if codec == Codec::Tree && index == 1 {
-                joint = self.append_tree(format, &split[format.plane_bytes()..][..tree::joint_bytes(format)]);
+                joint = self.append_tree(format, words);
             }
             if joint.length > 0 && is_joint(format, index) {
                 planes[index] = StoredPlane::Joint;
@@ -173,8 +173,8 @@ impl Bundle {
     }
 
     /// Appends the plane tree of a block's joint planes, if that makes them shorter.
-    fn append_tree(&mut self, format: Format, planes: &[u8]) -> Joint {
-        let Some(length) = tree::encode(format, planes, &mut self.bytes[self.length..]) else {
+    fn append_tree(&mut self, format: Format, words: &BlockWords) -> Joint {
+        let Some(length) = tree::encode(format, words, &mut self.bytes[self.length..]) else {
             return Joint::default();
         };
         let check = crc32c::crc32c(&self.bytes[self.length..self.length + length]);
@@ -321,23 +321,14 @@ impl Stored {
                 let mut free = &mut decoded[..];
                 let mut found: Planes<'_> = [&plane::ZEROS; MAX_PLANES];
                 let count = format.planes();
-                let mut at = 0;
+                let (mut at, mut stream) = (0, None);
                 for (index, stored) in planes[..count].iter().enumerate() {
                     let start = at;
                     let plane = count - 1 - index;
                     if *stored == StoredPlane::Joint {
-                        if index > 1 {
-                            continue; // found with the first one
-                        }
-                        at += usize::from(joint.length);
-                        if wants_tree(*format, *joint, mask) {
-                            let out;
-                            (out, free) = free.split_at_mut(tree::joint_bytes(*format));
-                            joint.decode(*format, &bundle[start..], out)?;
-                            let lower = out.chunks_exact(format.plane_bytes()).enumerate();
-                            lower
-                                .filter(|(below, _)| mask.has(plane - below))
-                                .for_each(|(below, bytes)| found[plane - below] = bytes);
+                        if index == 1 {
+                            stream = Some(start);
+                            at += usize::from(joint.length);
                         }
                         continue;
                     }
@@ -370,7 +361,12 @@ impl Stored {
                         }
                     };
                 }
-                plane::join(*format, &found, words);
+                match stream {
+                    Some(start) if wants_tree(*format, *joint, mask) => {
+                        joint.decode(*format, &bundle[start..], mask, &found, words)?;
+                    }
+                    _ => plane::join(*format, &found, words),
+                }
                 Ok(())
             }
         }
@@ -378,14 +374,21 @@ impl Stored {
 }
 
 impl Joint {
-    /// The planes of the stream at the front of `bundle`.
-    fn decode(self, format: Format, bundle: &[u8], planes: &mut [u8]) -> Result<(), BlockError> {
+    /// Words of the stream at the front of `bundle` and the planes beside it.
+    fn decode(
+        self,
+        format: Format,
+        bundle: &[u8],
+        mask: PlaneMask,
+        planes: &Planes<'_>,
+        words: &mut BlockWords,
+    ) -> Result<(), BlockError> {
         let length = self.length.into();
         let computed = crc32c::crc32c(&bundle[..length]);
         if computed != self.check {
             return Err(BlockError::TreeCheck { computed, stored: self.check });
         }
-        Ok(tree::decode(format, bundle, length, planes)?)
+        Ok(tree::decode(format, bundle, length, mask, planes, words)?)
     }
 }
 
