@@ -1,4 +1,4 @@
-//! What one 4 KiB block costs: the transpose by each kernel, coding and decoding by each codec, the index entry.
+//! What one 4 KiB block costs: the transpose and the planes' checks by each kernel, coding and decoding by each codec, the index entry.
 //!
 //! Throughput is of uncompressed data; `memcpy` is the same blocks copied. Blocks are the bundled model's weights.
 
@@ -10,7 +10,7 @@ use lamina::{
     codec::{
         Codec,
         block::{Bundle, MAX_BUNDLE, Stored},
-        tree,
+        check, tree,
     },
     format::Format,
     model::ModelFile,
@@ -69,6 +69,27 @@ fn transpose(criterion: &mut Criterion) {
                     out.iter_mut().zip(&planes).for_each(|(out, planes)| {
                         kernel.join(format, &plane::select(format, PlaneMask::all(format), planes), out);
                     });
+                });
+            });
+        }
+    }
+    group.finish();
+}
+
+fn check(criterion: &mut Criterion) {
+    let blocks = blocks();
+    let mut group = criterion.benchmark_group("check");
+    group.throughput(Throughput::Bytes((BLOCKS * BLOCK_BYTES) as u64));
+    for format in [Format::Bf16, Format::Fp32] {
+        let length = u16::try_from(format.plane_bytes()).expect("at most 1024");
+        let planes: Vec<_> = (0..4096 / length).map(|n| check::Span { start: n * length, length }).collect();
+        let mut checks = vec![0; planes.len()];
+        for kernel in check::Kernel::available() {
+            group.bench_function(format!("{format}/{kernel:?}"), |bench| {
+                bench.iter(|| {
+                    for block in &blocks {
+                        kernel.checks(block, &planes, black_box(&mut checks));
+                    }
                 });
             });
         }
@@ -227,6 +248,6 @@ fn views(criterion: &mut Criterion) {
 criterion_group! {
     name = benches;
     config = Criterion::default().sample_size(20).measurement_time(std::time::Duration::from_millis(600)).warm_up_time(std::time::Duration::from_millis(200));
-    targets = transpose, code, tree, views
+    targets = transpose, check, code, tree, views
 }
 criterion_main!(benches);
