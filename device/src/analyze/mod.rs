@@ -58,7 +58,7 @@ impl KvShape {
     fn layout(self, tensor: &ModelTensor) -> Layout {
         match tensor.shape.as_slice() {
             [_, channels] if *channels == u64::from(self.channels) => {
-                Layout::Kv { channels: self.channels, window: self.window }
+                Layout::Kv(crate::kv::KvLayout::rows(self.channels, self.window))
             }
             _ => Layout::Weight,
         }
@@ -103,7 +103,7 @@ pub fn analyze(
         })
         .collect();
     if let Some(KvShape { channels, .. }) = options.kv
-        && !subjects.iter().any(|subject| matches!(subject.layout, Layout::Kv { .. }))
+        && !subjects.iter().any(|subject| matches!(subject.layout, Layout::Kv(_)))
     {
         return Err(AnalyzeError::NoKv { channels });
     }

@@ -5,7 +5,6 @@ use crate::codec::Codec;
 use crate::codec::block::{Bundle, MAX_BUNDLE, MAX_PLANES, Stored};
 use crate::format::Format;
 use crate::layout::Layout;
-use crate::mode::Mode;
 use crate::plane::PlaneMask;
 use crate::{BLOCK_BYTES, BlockWords};
 
@@ -47,7 +46,7 @@ impl Tally {
         for block in blocks(bytes) {
             self.limit_bits += limit::bits(self.format, block.used());
             for coded in &mut self.coded {
-                layout.encode(Mode::Trace, self.format, coded.codec, &block.words, &mut bundle);
+                bundle.encode(self.format, coded.codec, &block.words);
                 if let Some(stored) = &bundle.stored {
                     coded.stored_bytes += bundle.bytes().len() as u64;
                     charge(self.format, stored, &mut coded.planes);

@@ -9,7 +9,9 @@
 //! * Codec contexts live in the thread, so coding a block allocates nothing.
 
 pub mod block;
+pub mod head;
 mod lz4;
+pub mod signs;
 pub mod tree;
 mod zstd;
 

@@ -148,10 +148,8 @@ impl Device {
         data: &[u8],
     ) -> Result<(), DeviceError> {
         let owner = map.tensor_at(block * BLOCK_BYTES as u64);
-        let (format, layout, codec) = owner
-            .map_or((Format::Opaque, Layout::Weight, self.config.codec), |tensor| {
-                (tensor.info.format, tensor.info.layout, tensor.info.codec)
-            });
+        let (format, codec) = owner
+            .map_or((Format::Opaque, self.config.codec), |tensor| (tensor.info.format, tensor.info.codec));
         let mut words = [0; BLOCK_BYTES];
         let mut bundle = Bundle::new();
         let whole = data.len() == BLOCK_BYTES;
@@ -166,7 +164,7 @@ impl Device {
             }
             Kept::Coded(store) if whole => {
                 words.copy_from_slice(data);
-                layout.encode(self.config.mode, format, codec, &words, &mut bundle);
+                Layout::encode_block(self.config.mode, format, codec, &words, &mut bundle);
                 let replace = match store.replace(block) {
                     Ok(replace) => replace,
                     // Nothing of the damaged block is needed: this write mends it.
@@ -186,7 +184,7 @@ impl Device {
                         .map_err(|why| DeviceError::Damaged { block, why })?;
                 }
                 words[inside..inside + data.len()].copy_from_slice(data);
-                layout.encode(self.config.mode, format, codec, &words, &mut bundle);
+                Layout::encode_block(self.config.mode, format, codec, &words, &mut bundle);
                 self.publish(replace, &bundle)?
             }
         };
@@ -216,7 +214,7 @@ impl Device {
             .stored
             .decode(PlaneMask(u32::MAX), &bytes, &mut words)
             .map_err(|why| DeviceError::Damaged { block, why })?;
-        owner.info.layout.encode(self.config.mode, owner.info.format, owner.info.codec, &words, &mut bundle);
+        Layout::encode_block(self.config.mode, owner.info.format, owner.info.codec, &words, &mut bundle);
         let (old, new) = self.publish(replace, &bundle)?;
         self.charge(map, block, old, new);
         Ok(())

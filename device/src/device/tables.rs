@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::{Device, DeviceError};
 use crate::{
     BLOCK_BYTES,
+    mode::Mode,
     stats::{Gauge, Traffic},
     store,
     tensor::{self, Tensor, TensorError, TensorInfo, TensorSpec},
@@ -19,13 +20,18 @@ impl Device {
     /// [`DeviceError::Tensor`] or [`DeviceError::Directory`], and then nothing changed.
     pub fn create_tensor(&self, spec: TensorSpec) -> Result<TensorInfo, DeviceError> {
         let (elements, shape) = tensor::check(&spec)?;
+        let windows = tensor::windows(&spec)?.filter(|_| self.config.mode == Mode::Trace);
         let mut guard = self.map.write();
         let dpa = self.place(&guard, &spec)?;
         let TensorSpec { name, length, format, layout, codec, .. } = spec;
         let codec = codec.unwrap_or(self.config.codec);
         let info = TensorInfo { name, dpa, length, elements, shape, format, layout, codec };
-        let tensor =
-            Arc::new(Tensor { info: info.clone(), stored: Gauge::default(), traffic: Traffic::default() });
+        let tensor = Arc::new(Tensor {
+            info: info.clone(),
+            windows,
+            stored: Gauge::default(),
+            traffic: Traffic::default(),
+        });
         let mut tensors = guard.tensors.clone();
         tensors.push(tensor.clone());
         let next = self.successor(&guard, tensors, guard.aliases.clone())?;

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::{layout::Layout, view::tests::spelling};
+use crate::{kv::KvLayout, layout::Layout, view::tests::spelling};
 
 const BASE: u64 = 40 * 4096;
 
@@ -317,7 +317,7 @@ fn tensors_that_cannot_be_are_refused_by_name() {
     assert!(refusal(spec("b", None, BASE, Format::Bf16)).contains("largest gap"));
     assert!(refusal(spec("", None, 4, Format::Bf16)).contains("cannot name a tensor"));
     assert!(refusal(spec("a\nb", None, 4, Format::Bf16)).contains("cannot name a tensor"));
-    let kv = Layout::Kv { channels: 0, window: 128 };
+    let kv = Layout::Kv(KvLayout::rows(0, 128));
     assert!(refusal(TensorSpec { layout: kv, ..spec("b", None, 4, Format::Bf16) }).contains("kv layout"));
     let shape = vec![u64::MAX, 2];
     assert!(

@@ -80,8 +80,7 @@ fn print(out: &mut impl Write, report: &Report, options: &AnalyzeOptions, many_f
     let codecs: Vec<_> = options.codecs.iter().map(|codec| codec.name()).collect();
     print_tensors(out, report, &codecs, many_files)?;
     if let Some(KvShape { channels, window }) = options.kv {
-        let marked =
-            report.tensors.iter().filter(|tensor| matches!(tensor.layout, Layout::Kv { .. })).count();
+        let marked = report.tensors.iter().filter(|tensor| matches!(tensor.layout, Layout::Kv(_))).count();
         writeln!(
             out,
             "{marked} KV tensors of {channels} channels (window {window}) are marked; their transform is not there yet, so they \
@@ -137,11 +136,7 @@ fn print_tensors(out: &mut impl Write, report: &Report, codecs: &[&str], many_fi
         let figures = &tensor.figures;
         let mut row = vec![
             name(tensor, many_files),
-            format!(
-                "{}{}",
-                tensor.format,
-                if matches!(tensor.layout, Layout::Kv { .. }) { " kv" } else { "" }
-            ),
+            format!("{}{}", tensor.format, if matches!(tensor.layout, Layout::Kv(_)) { " kv" } else { "" }),
             count(figures.elements),
             BinaryBytes(figures.logical_bytes).to_string(),
         ];

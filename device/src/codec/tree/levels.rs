@@ -49,7 +49,7 @@ fn masks<const W: usize>(store: &mut [u64]) -> &mut [Mask<W>] {
 }
 
 /// The bits of `x` where `mask` has ones, side by side from the lowest on.
-pub(super) fn gather(mut x: u64, mut mask: u64) -> u64 {
+pub(crate) fn gather(mut x: u64, mut mask: u64) -> u64 {
     x &= mask;
     let mut zeros = !mask << 1;
     for round in 0..6 {
@@ -64,7 +64,7 @@ pub(super) fn gather(mut x: u64, mut mask: u64) -> u64 {
 }
 
 /// The lowest bits of `x` spread to where `mask` has ones.
-pub(super) fn spread(mut x: u64, mask: u64) -> u64 {
+pub(crate) fn spread(mut x: u64, mask: u64) -> u64 {
     let (mut left, mut zeros, mut rounds) = (mask, !mask << 1, [0; 6]);
     for (round, moved) in rounds.iter_mut().enumerate() {
         let odd = prefix_parity(zeros);

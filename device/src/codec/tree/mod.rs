@@ -33,6 +33,7 @@ use std::{cell::RefCell, sync::LazyLock};
 
 pub use self::levels::SLACK;
 use self::levels::Scratch;
+pub(crate) use self::levels::{gather, spread};
 use crate::format::Format;
 
 /// Values that occur less often than this in a block are escaped: a code's place in the header and its bits cost more.
