@@ -236,6 +236,7 @@ pub fn load_model(
             let bytes = before.fetch_add(bytes, Ordering::Relaxed) + bytes;
             progress(Progress { tensor: &tensor.name, bytes, total })
         })?;
+        device.flush(info.dpa, info.length).map_err(failed)?;
         for spelling in &options.views {
             if let Err(why) = View::parse(info.format, spelling) {
                 loaded.skipped.push(skipped(tensor, spelling, why.to_string()));

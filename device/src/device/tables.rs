@@ -43,6 +43,10 @@ impl Device {
         *guard = Arc::new(next);
         drop(guard);
         if populated {
+            if let Some(shape) = tensor.windows {
+                self.code_windows(&tensor, shape)?;
+                return Ok(info);
+            }
             for block in owned(&tensor) {
                 // A write may have come first and followed the new map already; then this only codes the block again.
                 self.recode(&self.map.read(), block)?;
@@ -54,7 +58,8 @@ impl Device {
     /// Forgets a tensor and its views. Its bytes stay, readable through the base window.
     ///
     /// # Errors
-    /// [`DeviceError::Tensor`] if there is none of this name.
+    /// [`DeviceError::Tensor`] if there is none of this name. A KV tensor's windows are coded block by block first: [`DeviceError::Store`] if there is no room
+    /// for that, [`DeviceError::Damaged`] if one cannot be read; then it stays.
     pub fn remove_tensor(&self, name: &str) -> Result<(), DeviceError> {
         let mut guard = self.map.write();
         let tensor = guard.tensor(name)?.clone();
@@ -62,6 +67,9 @@ impl Device {
         let aliases =
             guard.aliases.iter().filter(|alias| !Arc::ptr_eq(&alias.tensor, &tensor)).cloned().collect();
         let next = self.successor(&guard, tensors, aliases)?;
+        if let Some(shape) = tensor.windows {
+            self.uncode_windows(&guard, &tensor, shape)?;
+        }
         self.move_charges(&guard, &next, &tensor)?;
         *guard = Arc::new(next);
         Ok(())

@@ -25,7 +25,7 @@ pub mod repeats;
 mod shape;
 mod spelling;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 pub mod window;
 
 pub use self::{
