@@ -1,4 +1,4 @@
-//! What one 4 KiB block costs: the transpose by each kernel, coding and decoding by each codec, the index entry.
+//! What one 4 KiB block costs: the transpose and the planes' checks by each kernel, coding and decoding by each codec, the index entry.
 //!
 //! Throughput is of uncompressed data; `memcpy` is the same blocks copied. Blocks are the bundled model's weights.
 
@@ -10,10 +10,11 @@ use lamina::{
     codec::{
         Codec,
         block::{Bundle, MAX_BUNDLE, Stored},
+        check, tree,
     },
     format::Format,
     model::ModelFile,
-    plane::{self, Kernel, PlaneMask},
+    plane::{self, Kernel, PlaneMask, Planes},
     store::entry::{Entry, Place},
     view::View,
 };
@@ -68,6 +69,27 @@ fn transpose(criterion: &mut Criterion) {
                     out.iter_mut().zip(&planes).for_each(|(out, planes)| {
                         kernel.join(format, &plane::select(format, PlaneMask::all(format), planes), out);
                     });
+                });
+            });
+        }
+    }
+    group.finish();
+}
+
+fn check(criterion: &mut Criterion) {
+    let blocks = blocks();
+    let mut group = criterion.benchmark_group("check");
+    group.throughput(Throughput::Bytes((BLOCKS * BLOCK_BYTES) as u64));
+    for format in [Format::Bf16, Format::Fp32] {
+        let length = u16::try_from(format.plane_bytes()).expect("at most 1024");
+        let planes: Vec<_> = (0..4096 / length).map(|n| check::Span { start: n * length, length }).collect();
+        let mut checks = vec![0; planes.len()];
+        for kernel in check::Kernel::available() {
+            group.bench_function(format!("{format}/{kernel:?}"), |bench| {
+                bench.iter(|| {
+                    for block in &blocks {
+                        kernel.checks(block, &planes, black_box(&mut checks));
+                    }
                 });
             });
         }
@@ -131,6 +153,79 @@ fn code(criterion: &mut Criterion) {
     group.finish();
 }
 
+/// The blocks' elements in `format`: fp8 by the view of that name, integers scaled to the largest element.
+fn converted(format: Format, blocks: &[BlockWords]) -> Vec<BlockWords> {
+    if format == Format::Bf16 {
+        return blocks.to_vec();
+    }
+    let mut bytes = Vec::new();
+    if let Ok(view) = View::parse(Format::Bf16, format.name()) {
+        for block in blocks {
+            view.render(&mut block.clone(), 0, 2048, &mut bytes);
+        }
+    } else {
+        let floats: Vec<f32> = blocks
+            .iter()
+            .flat_map(|block| block.as_chunks().0)
+            .map(|word| f32::from_bits(u32::from(u16::from_le_bytes(*word)) << 16))
+            .collect();
+        let largest = floats.iter().fold(0_f32, |largest, x| largest.max(x.abs()));
+        #[expect(clippy::cast_possible_truncation, reason = "scaled to the format's range")]
+        let scaled = |x: &f32, range: f32| (x / largest * range).round() as i8;
+        match format {
+            Format::Int8 => bytes.extend(floats.iter().map(|x| scaled(x, 127.0).cast_unsigned())),
+            Format::Int4 => bytes.extend(floats.as_chunks::<2>().0.iter().map(|[low, high]| {
+                scaled(low, 7.0).cast_unsigned() & 15 | scaled(high, 7.0).cast_unsigned() << 4
+            })),
+            _ => bytes.extend(floats.iter().flat_map(|x| x.to_bits().to_le_bytes())),
+        }
+    }
+    bytes.as_chunks().0.to_vec()
+}
+
+/// The plane tree's stream alone, by each kernel.
+fn tree(criterion: &mut Criterion) {
+    let blocks = blocks();
+    let mut group = criterion.benchmark_group("tree");
+    for format in [Format::Bf16, Format::Fp32, Format::Fp8E4m3fn, Format::Int8, Format::Int4] {
+        let blocks = converted(format, &blocks);
+        group.throughput(Throughput::Bytes((blocks.len() * BLOCK_BYTES) as u64));
+        for kernel in tree::Kernel::available() {
+            let mut out = [0; MAX_BUNDLE];
+            group.bench_function(format!("encode/{format}/{kernel:?}"), |bench| {
+                bench.iter(|| {
+                    for block in &blocks {
+                        black_box(kernel.encode_block(format, block, &mut out));
+                    }
+                });
+            });
+            let planes: Planes<'_> = [&plane::ZEROS; 32];
+            let streams: Vec<_> = blocks
+                .iter()
+                .filter_map(|block| Some((kernel.encode_block(format, block, &mut out)?, out)))
+                .collect();
+            let mut words = [0; BLOCK_BYTES];
+            group.bench_function(format!("decode/{format}/{kernel:?}"), |bench| {
+                bench.iter(|| {
+                    for (length, stream) in &streams {
+                        kernel
+                            .decode_block(
+                                format,
+                                stream,
+                                *length,
+                                PlaneMask::all(format),
+                                &planes,
+                                &mut words,
+                            )
+                            .expect("intact");
+                    }
+                });
+            });
+        }
+    }
+    group.finish();
+}
+
 fn views(criterion: &mut Criterion) {
     let blocks = blocks();
     let mut group = criterion.benchmark_group("render");
@@ -153,6 +248,6 @@ fn views(criterion: &mut Criterion) {
 criterion_group! {
     name = benches;
     config = Criterion::default().sample_size(20).measurement_time(std::time::Duration::from_millis(600)).warm_up_time(std::time::Duration::from_millis(200));
-    targets = transpose, code, views
+    targets = transpose, check, code, tree, views
 }
 criterion_main!(benches);

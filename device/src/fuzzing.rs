@@ -9,8 +9,8 @@ use std::os::fd::AsRawFd as _;
 
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
-use crate::codec::Codec;
 use crate::codec::block::{Bundle, MAX_BUNDLE, Stored, StoredPlane};
+use crate::codec::{Codec, check};
 use crate::format::Format;
 use crate::model::{ModelError, ModelFile};
 use crate::plane::{self, PlaneMask};
@@ -65,7 +65,8 @@ pub fn stored(data: &[u8]) {
     let Some((entry, bytes)) = data.split_first_chunk::<ENTRY_BYTES>() else { return };
     let mut entry = *entry;
     if flags & 1 == 1 {
-        let check = crc32c::crc32c_append(crc32c::crc32c(&entry[..10]), &entry[14..]);
+        entry[10..14].fill(0);
+        let check = crc32c::crc32c(&entry);
         entry[10..14].copy_from_slice(&check.to_le_bytes());
     }
     let Ok(Entry { place: Some(Place { segment, mut stored }), epoch }) = Entry::decode(&entry) else {
@@ -144,13 +145,12 @@ fn mend(stored: &mut Stored, bundle: &mut [u8; MAX_BUNDLE]) {
                 continue;
             }
             let end = at + plane.bytes(*format);
-            let crc = crc32c::crc32c(&bundle[at..end]).to_le_bytes();
-            let folded = [crc[0] ^ crc[2], crc[1] ^ crc[3]];
+            let computed = check::check(&bundle[at..end]);
             at = end;
             if format.planes() <= MOST_CHECKS_IN_ENTRY {
-                *check = u16::from_le_bytes(folded);
+                *check = computed;
             } else {
-                bundle[at..at + 2].copy_from_slice(&folded);
+                bundle[at..at + 2].copy_from_slice(&computed.to_le_bytes());
                 at += 2;
             }
         }

@@ -3,7 +3,7 @@
 //! The rules:
 //! * The planes of a bundle follow each other without gaps, most significant first, so that a view's planes are one run
 //!   or two (sign and exponent; upper mantissa).
-//! * Each plane has a 16-bit check over its stored bytes. Formats of up to 16 planes keep it in the index entry; fp32, whose
+//! * Each plane has a 16-bit [`check`](super::check) over its stored bytes. Formats of up to 16 planes keep it in the index entry; fp32, whose
 //!   32 planes would not fit there, keeps it as two bytes behind the plane's stored bytes. A constant plane stores
 //!   neither bytes nor check: the entry's own checksum covers it.
 //! * The plane tree's stream stands in the bundle where the first of its planes would: below the sign. Its length and CRC-32C are in the entry.
@@ -14,6 +14,7 @@
 
 use super::{
     Codec, Undecodable,
+    check::{self, Span},
     head::{self, Details, Head, MAX_HEAD},
     signs, tree,
 };
@@ -217,36 +218,39 @@ impl Bundle {
         }
         self.length = head.length.into();
         let mut planes = [StoredPlane::Zeros; MAX_PLANES];
-        let mut checks = [0; MAX_PLANES];
+        let mut spans = [Span::default(); MAX_PLANES];
         let mut joint = Joint::default();
         for (index, plane) in split.chunks_exact(format.plane_bytes()).enumerate() {
             if codec == Codec::Tree && index == 1 {
-                joint = self.append_tree(format, &split[format.plane_bytes()..][..tree::joint_bytes(format)]);
+                joint = self.append_tree(format, words);
             }
             if joint.length > 0 && is_joint(format, index) {
                 planes[index] = StoredPlane::Joint;
                 continue;
             }
             let promising = codec != Codec::Tree || is_joint(format, index) || is_promising(plane);
+            let start = self.length;
             planes[index] = self.append(codec, plane, promising);
-            let start = self.length - planes[index].bytes(format);
-            if start == self.length {
-                continue;
+            spans[index] = span(start, self.length);
+            if self.length > start {
+                self.length += trailing_check(format);
             }
-            let check = check16(&self.bytes[start..self.length]);
-            if trailing_check(format) == 0 {
-                checks[index] = check;
-            } else {
-                self.bytes[self.length..self.length + TRAILING_CHECK].copy_from_slice(&check.to_le_bytes());
-                self.length += TRAILING_CHECK;
+        }
+        let count = format.planes();
+        let mut checks = [0; MAX_PLANES];
+        check::checks(&self.bytes, &spans[..count], &mut checks[..count]);
+        if trailing_check(format) > 0 {
+            for (span, check) in spans.iter().zip(&mut checks).filter(|(span, _)| span.length > 0) {
+                self.bytes[span.range().end..][..TRAILING_CHECK].copy_from_slice(&check.to_le_bytes());
+                *check = 0;
             }
         }
         self.stored = Some(Stored::Planes { format, codec: codec.bytewise(), head, joint, planes, checks });
     }
 
     /// Appends the plane tree of a block's joint planes, if that makes them shorter.
-    fn append_tree(&mut self, format: Format, planes: &[u8]) -> Joint {
-        let Some(length) = tree::encode(format, planes, &mut self.bytes[self.length..]) else {
+    fn append_tree(&mut self, format: Format, words: &BlockWords) -> Joint {
+        let Some(length) = tree::encode(format, words, &mut self.bytes[self.length..]) else {
             return Joint::default();
         };
         let check = crc32c::crc32c(&self.bytes[self.length..self.length + length]);
@@ -398,72 +402,66 @@ impl Stored {
                 Ok(codec.decompress(bytes, words)?)
             }
             Self::Planes { format, codec, head, joint, planes, checks } => {
+                let count = format.planes();
+                // Where the wanted planes are, in the entry's order, and their checks; the others are empty.
+                let mut spans = [Span::default(); MAX_PLANES];
+                let mut wanted = [0; MAX_PLANES];
+                let (mut at, mut stream) = (usize::from(head.length), None);
+                for (index, plane) in planes[..count].iter().enumerate() {
+                    if *plane == StoredPlane::Joint {
+                        if index == 1 {
+                            stream = Some(at);
+                            at += usize::from(joint.length);
+                        }
+                        continue;
+                    }
+                    let (start, end) = (at, at + plane.bytes(*format));
+                    at += plane.extent(*format);
+                    if end > start && mask.has(count - 1 - index) {
+                        spans[index] = span(start, end);
+                        wanted[index] = match trailing_check(*format) {
+                            0 => checks[index],
+                            _ => u16::from_le_bytes([bundle[end], bundle[end + 1]]),
+                        };
+                    }
+                }
+                verify(bundle, &spans[..count], &wanted[..count])?;
                 // Raw and constant planes are joined from where they lie; only coded ones are decoded to here.
                 let mut decoded: PlaneBlock = [0; BLOCK_BYTES];
                 let mut free = &mut decoded[..];
                 let mut found: Planes<'_> = [&plane::ZEROS; MAX_PLANES];
-                let count = format.planes();
-                let mut at = usize::from(head.length);
-                let mut signs_found = false;
-                if at > 0 {
+                let mut beside_head = mask;
+                if head.length > 0 {
                     let head = head::read(head.length, bundle)?;
-                    signs_found = !head.signs.is_empty();
-                    if signs_found && mask.has(count - 1) {
+                    if !head.signs.is_empty() && mask.has(count - 1) {
                         let out;
                         (out, free) = free.split_at_mut(format.plane_bytes());
                         signs::decode(*format, head.signs, out)?;
                         found[count - 1] = out;
+                        beside_head.0 &= !(1 << (count - 1));
                     }
                 }
-                for (index, stored) in planes[..count].iter().enumerate() {
-                    let start = at;
+                for (index, kind) in planes[..count].iter().enumerate() {
                     let plane = count - 1 - index;
-                    if *stored == StoredPlane::Joint {
-                        if index > 1 {
-                            continue; // found with the first one
-                        }
-                        at += usize::from(joint.length);
-                        if wants_tree(*format, *joint, mask) {
-                            let out;
-                            (out, free) = free.split_at_mut(tree::joint_bytes(*format));
-                            joint.decode(*format, &bundle[start..], out)?;
-                            let lower = out.chunks_exact(format.plane_bytes()).enumerate();
-                            lower
-                                .filter(|(below, _)| mask.has(plane - below))
-                                .for_each(|(below, bytes)| found[plane - below] = bytes);
-                        }
-                        continue;
-                    }
-                    at += stored.extent(*format);
-                    if !mask.has(plane) || (index == 0 && signs_found) {
-                        continue;
-                    }
-                    let bytes = &bundle[start..start + stored.bytes(*format)];
-                    if !bytes.is_empty() {
-                        let stored = match trailing_check(*format) {
-                            0 => checks[index],
-                            _ => u16::from_le_bytes(
-                                bundle[at - TRAILING_CHECK..at].try_into().expect("two bytes"),
-                            ),
-                        };
-                        let computed = check16(bytes);
-                        if computed != stored {
-                            return Err(BlockError::PlaneCheck { plane, computed, stored });
-                        }
-                    }
-                    found[plane] = match stored {
-                        StoredPlane::Zeros | StoredPlane::Joint => &plane::ZEROS,
-                        StoredPlane::Ones => &plane::ONES,
-                        StoredPlane::Raw => bytes,
+                    match kind {
+                        _ if !beside_head.has(plane) => {}
+                        StoredPlane::Zeros | StoredPlane::Joint => {}
+                        StoredPlane::Ones => found[plane] = &plane::ONES,
+                        StoredPlane::Raw => found[plane] = &bundle[spans[index].range()],
                         StoredPlane::Coded(_) => {
                             let (out, rest) = free.split_at_mut(format.plane_bytes());
                             free = rest;
-                            codec.decompress(bytes, out)?;
-                            out
+                            codec.decompress(&bundle[spans[index].range()], out)?;
+                            found[plane] = out;
                         }
-                    };
+                    }
                 }
-                plane::join(*format, &found, words);
+                match stream {
+                    Some(start) if wants_tree(*format, *joint, mask) => {
+                        joint.decode(*format, &bundle[start..], mask, &found, words)?;
+                    }
+                    _ => plane::join(*format, &found, words),
+                }
                 Ok(())
             }
         }
@@ -471,14 +469,21 @@ impl Stored {
 }
 
 impl Joint {
-    /// The planes of the stream at the front of `bundle`.
-    fn decode(self, format: Format, bundle: &[u8], planes: &mut [u8]) -> Result<(), BlockError> {
+    /// Words of the stream at the front of `bundle` and the planes beside it.
+    fn decode(
+        self,
+        format: Format,
+        bundle: &[u8],
+        mask: PlaneMask,
+        planes: &Planes<'_>,
+        words: &mut BlockWords,
+    ) -> Result<(), BlockError> {
         let length = self.length.into();
         let computed = crc32c::crc32c(&bundle[..length]);
         if computed != self.check {
             return Err(BlockError::TreeCheck { computed, stored: self.check });
         }
-        Ok(tree::decode(format, bundle, length, planes)?)
+        Ok(tree::decode(format, bundle, length, mask, planes, words)?)
     }
 }
 
@@ -503,11 +508,25 @@ const fn trailing_check(format: Format) -> usize {
     if format.planes() > 16 { TRAILING_CHECK } else { 0 }
 }
 
-/// CRC-32C folded to 16 bits.
-#[expect(clippy::cast_possible_truncation, reason = "folding keeps the lower half on purpose")]
-pub(super) fn check16(bytes: &[u8]) -> u16 {
-    let crc = crc32c::crc32c(bytes);
-    (crc ^ crc >> 16) as u16
+/// Compares planes, counted from the most significant on, with their checks.
+fn verify(bundle: &[u8], planes: &[Span], wanted: &[u16]) -> Result<(), BlockError> {
+    let mut computed = [0; MAX_PLANES];
+    let computed = &mut computed[..planes.len()];
+    check::checks(bundle, planes, computed);
+    match computed.iter().zip(wanted).position(|(computed, stored)| computed != stored) {
+        None => Ok(()),
+        Some(index) => Err(BlockError::PlaneCheck {
+            plane: planes.len() - 1 - index,
+            computed: computed[index],
+            stored: wanted[index],
+        }),
+    }
+}
+
+/// The bytes of a bundle from `start` to `end`.
+fn span(start: usize, end: usize) -> Span {
+    let place = |at| u16::try_from(at).expect("within a bundle");
+    Span { start: place(start), length: place(end - start) }
 }
 
 /// Whether every byte of a block is zero.

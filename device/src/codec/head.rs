@@ -7,9 +7,9 @@
 //!    repeated rows; the others zero.
 //! 2. The signs.
 //! 3. The details, which are the transform's business: see [`crate::kv`].
-//! 4. A check over the bytes before it, as planes have them.
+//! 4. A check over the bytes before it: their CRC-32C, upper half XOR lower half.
 
-use super::block::{BlockError, check16};
+use super::block::BlockError;
 
 /// Bytes of the first part.
 const FIRST: usize = 2;
@@ -92,4 +92,11 @@ pub fn read(length: u16, bundle: &[u8]) -> Result<Found<'_>, BlockError> {
         Some((signs, details)) => Ok(Found { signs, repeats: first & REPEATS != 0, details }),
         None => Err(BlockError::Head { what: "length of signs", value: signs }),
     }
+}
+
+/// CRC-32C folded to 16 bits.
+#[expect(clippy::cast_possible_truncation, reason = "folding keeps the lower half on purpose")]
+fn check16(bytes: &[u8]) -> u16 {
+    let crc = crc32c::crc32c(bytes);
+    (crc ^ crc >> 16) as u16
 }

@@ -9,6 +9,7 @@
 //! * Codec contexts live in the thread, so coding a block allocates nothing.
 
 pub mod block;
+pub mod check;
 pub mod head;
 mod lz4;
 pub mod signs;

@@ -18,7 +18,6 @@
     reason = "only inlined code takes on its caller's processor features; loops over the words of several arrays become vectors"
 )]
 
-use super::tree::{gather, spread};
 use crate::format::Format;
 
 /// Words of a segment.
@@ -216,6 +215,36 @@ fn decode_by(stream: &[u8], plane: &mut [u8], spread: impl Fn(u64, u64) -> u64) 
     }
     let end = mode_bytes(count) + reader.at.div_ceil(8);
     if end == length { Ok(()) } else { Err(Malformed::Length { end, length }) }
+}
+
+/// The bits of `x` where `mask` has ones, side by side from the lowest on: what the instruction `pext` does.
+fn gather(mut x: u64, mut mask: u64) -> u64 {
+    x &= mask;
+    let mut zeros = !mask << 1;
+    for round in 0..6 {
+        let odd = prefix_parity(zeros);
+        let moved = odd & mask;
+        mask = (mask ^ moved) | moved >> (1 << round);
+        let t = x & moved;
+        x = (x ^ t) | t >> (1 << round);
+        zeros &= !odd;
+    }
+    x
+}
+
+/// The lowest bits of `x` spread to where `mask` has ones: what the instruction `pdep` does.
+fn spread(mut x: u64, mask: u64) -> u64 {
+    let (mut left, mut zeros, mut rounds) = (mask, !mask << 1, [0; 6]);
+    for (round, moved) in rounds.iter_mut().enumerate() {
+        let odd = prefix_parity(zeros);
+        *moved = odd & left;
+        left = (left ^ *moved) | *moved >> (1 << round);
+        zeros &= !odd;
+    }
+    for (round, moved) in rounds.iter().enumerate().rev() {
+        x = (x & !moved) | (x << (1 << round) & moved);
+    }
+    x & mask
 }
 
 /// Bit `i` is the parity of bits `0..=i` of `x`.

@@ -20,7 +20,7 @@ use std::arch::x86_64::{
     _mm256_unpacklo_epi64, _mm256_xor_si256,
 };
 
-use super::{PlaneBlock, Planes, plane_range};
+use super::{PlaneBlock, Planes, fold::Fold, plane_range};
 use crate::{BLOCK_BYTES, BlockWords, format::Format};
 
 /// Bytes of a plane in one step.
@@ -104,7 +104,7 @@ fn deinterleave(v: &Eight) -> Eight {
 
 /// The bytes at one position of 256 elements, from the planes that hold their bits.
 #[target_feature(enable = "avx2")]
-fn join_position(planes: &Planes<'_>, position: usize, bits: usize, at: usize) -> Eight {
+fn join_position(planes: &[&[u8]], position: usize, bits: usize, at: usize) -> Eight {
     let mut v = [_mm256_setzero_si256(); 8];
     for (bit, register) in v.iter_mut().take(bits).enumerate() {
         let plane: &[u8; STEP] =
@@ -154,12 +154,7 @@ pub(super) fn join(format: Format, planes: &Planes<'_>, words: &mut BlockWords) 
                     store_halves(out, 16 * k, 64 + 16 * k, _mm256_packus_epi16(a, b));
                 }
             }
-            8 => {
-                let bytes = join_position(planes, 0, 8, at);
-                for (k, register) in bytes.into_iter().enumerate() {
-                    store_halves(out, 16 * k, 128 + 16 * k, register);
-                }
-            }
+            8 => join_step(planes, at, out),
             16 => {
                 let (low, high) = (join_position(planes, 0, 8, at), join_position(planes, 1, 8, at));
                 for k in 0..8 {
@@ -196,6 +191,54 @@ pub(super) fn join(format: Format, planes: &Planes<'_>, words: &mut BlockWords) 
             }
         }
     }
+    unfold(format, words);
+}
+
+/// Joins 256 bytes.
+#[target_feature(enable = "avx2")]
+fn join_step(planes: &[&[u8]], at: usize, out: &mut [u8]) {
+    let bytes = join_position(planes, 0, 8, at);
+    for (k, register) in bytes.into_iter().enumerate() {
+        store_halves(out, 16 * k, 128 + 16 * k, register);
+    }
+}
+
+/// Puts planes together to bytes; see [`super::join_bytes`].
+#[target_feature(enable = "avx2")]
+pub(super) fn join_bytes(planes: &[&[u8]; 8], bytes: &mut [u8]) {
+    for (step, out) in bytes.chunks_exact_mut(ELEMENTS).enumerate() {
+        join_step(planes, step * STEP, out);
+    }
+}
+
+/// Folds integers, or unfolds them.
+#[target_feature(enable = "avx2")]
+fn unfold(format: Format, words: &mut BlockWords) {
+    let fold = Fold::of(format);
+    if fold != Fold::No {
+        for word in words.as_chunks_mut().0 {
+            *word = fold.word(u64::from_le_bytes(*word)).to_le_bytes();
+        }
+    }
+}
+
+/// Splits bytes into planes; see [`super::split_bytes`].
+#[target_feature(enable = "avx2")]
+pub(super) fn split_bytes(bytes: &[u8], mut planes: [&mut [u8]; 8]) {
+    for (step, words) in bytes.chunks_exact(ELEMENTS).enumerate() {
+        let mut v = [_mm256_setzero_si256(); 8];
+        for k in 0..8 {
+            v[k] = load_halves(words, 16 * k, 128 + 16 * k);
+        }
+        let mut v = deinterleave(&v);
+        transpose_bits(&mut v);
+        for (plane, register) in planes.iter_mut().zip(v) {
+            let place: &mut [u8; STEP] =
+                (&mut plane[step * STEP..][..STEP]).try_into().expect("a step of the plane");
+            // SAFETY: the array has the register's 32 bytes, and the store needs no alignment.
+            unsafe { _mm256_storeu_si256(place.as_mut_ptr().cast(), register) };
+        }
+    }
 }
 
 /// Writes the planes that the bytes at one position of 256 elements form.
@@ -222,6 +265,8 @@ fn split_position(
 /// Splits words into planes; see [`super::split`].
 #[target_feature(enable = "avx2")]
 pub(super) fn split(format: Format, words: &BlockWords, planes: &mut PlaneBlock) {
+    let mut words = *words;
+    unfold(format, &mut words);
     let width = format.bits() as usize;
     let zero = _mm256_setzero_si256();
     let low_byte = _mm256_set1_epi16(0xff);

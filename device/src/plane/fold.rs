@@ -2,19 +2,37 @@
 //!
 //! Folded, small values of either sign have zero upper bits, as sign and magnitude would give, but no value is special:
 //! the fold is its own inverse, and the upper bits of y give exactly the upper bits of x, that is x >> n.
+//!
+//! In planes: the sign's is added to every other one, XOR. So the kernels fold on the way, without a pass of its own.
 
-use crate::{BlockWords, format::Format};
+use crate::format::Format;
 
-/// Folds the sign of every element; does nothing to formats that are not integers.
-pub fn fold(format: Format, words: &mut BlockWords) {
-    match format {
-        Format::Int8 => words.iter_mut().for_each(|x| *x ^= if *x & 0x80 == 0 { 0 } else { 0x7f }),
-        Format::Int4 => words.iter_mut().for_each(|x| *x ^= (*x >> 3 & 0x11) * 7),
-        _ => {}
-    }
+/// Which integers a word is full of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fold {
+    /// None: nothing is folded.
+    No,
+    /// int8.
+    Bytes,
+    /// int4.
+    Nibbles,
 }
 
-/// Undoes [`fold`], which is its own inverse.
-pub fn unfold(format: Format, words: &mut BlockWords) {
-    fold(format, words);
+impl Fold {
+    pub(super) const fn of(format: Format) -> Self {
+        match format {
+            Format::Int8 => Self::Bytes,
+            Format::Int4 => Self::Nibbles,
+            _ => Self::No,
+        }
+    }
+
+    /// Folds the elements of a word, or unfolds them: it is the same.
+    pub(super) const fn word(self, x: u64) -> u64 {
+        match self {
+            Self::No => x,
+            Self::Bytes => x ^ ((x >> 7 & 0x0101_0101_0101_0101) * 0x7f),
+            Self::Nibbles => x ^ ((x >> 3 & 0x1111_1111_1111_1111) * 7),
+        }
+    }
 }

@@ -4,14 +4,17 @@
 //! * Plane `i` holds bit `i` of every element; element `j` is bit `j % 8` of the plane's byte `j / 8`.
 //! * A [`PlaneBlock`] holds all planes of a block one behind the other, most significant first, each
 //!   [`Format::plane_bytes`] long: 4096 bytes in all, whatever the format.
-//! * Integers are folded first ([`fold`]), so that small values of either sign have zero upper planes.
+//! * Integers are folded first (`fold.rs`), so that small values of either sign have zero upper planes.
 //! * [`join`] takes each plane from wherever it lies, so that raw planes need not be copied; a plane that was not fetched is
 //!   [`ZEROS`].
+//! * Planes whose bits are the bits of bytes that are not a block are [`split_bytes`] and [`join_bytes`].
 //! * Kernels are chosen at run time ([`Kernel`]); all of them give the same bits as the portable one.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
-pub mod fold;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+mod fold;
 mod portable;
 
 use std::sync::LazyLock;
@@ -60,24 +63,49 @@ pub static ZEROS: [u8; 1024] = [0; 1024];
 /// A plane of ones, long enough for every format.
 pub static ONES: [u8; 1024] = [0xff; 1024];
 
+/// Bytes that [`split_bytes`] and [`join_bytes`] take: a multiple of this.
+pub const BYTES_STEP: usize = 512;
+/// The most bytes that they take: planes of [`ZEROS`] are that long.
+pub const MAX_BYTES: usize = 8 * ZEROS.len();
+
 /// A way to transpose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kernel {
-    /// Plain Rust.
+    /// Plain Rust, 64 elements at a time.
     Portable,
     /// AVX2, 256 elements at a time.
     #[cfg(target_arch = "x86_64")]
     Avx2,
+    /// AVX-512 with VBMI and GFNI, 512 elements at a time (fp32: 256).
+    #[cfg(target_arch = "x86_64")]
+    Avx512,
 }
 
 static BEST: LazyLock<Kernel> =
     LazyLock::new(|| *Kernel::available().last().expect("the portable one always is"));
 
+/// Calls one function of the kernel's module, having asserted that the processor can run it.
+macro_rules! by_kernel {
+    ($kernel:expr, $function:ident ( $($argument:expr),* )) => {{
+        let kernel = $kernel;
+        assert!(kernel.is_available(), "{kernel:?} needs another processor");
+        match kernel {
+            Kernel::Portable => portable::$function($($argument),*),
+            // SAFETY: the processor has AVX2, as was just asserted.
+            #[cfg(target_arch = "x86_64")]
+            Kernel::Avx2 => unsafe { avx2::$function($($argument),*) },
+            // SAFETY: the processor has the module's features, as was just asserted.
+            #[cfg(target_arch = "x86_64")]
+            Kernel::Avx512 => unsafe { avx512::$function($($argument),*) },
+        }
+    }};
+}
+
 impl Kernel {
     /// The kernels that this processor can run, the best one last.
     pub fn available() -> Vec<Self> {
         #[cfg(target_arch = "x86_64")]
-        let kernels = [Self::Portable, Self::Avx2];
+        let kernels = [Self::Portable, Self::Avx2, Self::Avx512];
         #[cfg(not(target_arch = "x86_64"))]
         let kernels = [Self::Portable];
         kernels.into_iter().filter(|kernel| kernel.is_available()).collect()
@@ -89,6 +117,8 @@ impl Kernel {
             Self::Portable => true,
             #[cfg(target_arch = "x86_64")]
             Self::Avx2 => std::arch::is_x86_feature_detected!("avx2"),
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 => avx512::is_available(),
         }
     }
 
@@ -98,13 +128,7 @@ impl Kernel {
     /// If the kernel is not available, or as [`split`].
     pub fn split(self, format: Format, words: &BlockWords, planes: &mut PlaneBlock) {
         assert!(format.planes() > 0, "opaque blocks have no planes");
-        assert!(self.is_available(), "{self:?} needs another processor");
-        match self {
-            Self::Portable => portable::split(format, words, planes),
-            // SAFETY: the processor has AVX2, as was just asserted.
-            #[cfg(target_arch = "x86_64")]
-            Self::Avx2 => unsafe { avx2::split(format, words, planes) },
-        }
+        by_kernel!(self, split(format, words, planes));
     }
 
     /// [`join`] by this kernel.
@@ -113,13 +137,27 @@ impl Kernel {
     /// If the kernel is not available, or as [`join`].
     pub fn join(self, format: Format, planes: &Planes<'_>, words: &mut BlockWords) {
         assert!(format.planes() > 0, "opaque blocks have no planes");
-        assert!(self.is_available(), "{self:?} needs another processor");
-        match self {
-            Self::Portable => portable::join(format, planes, words),
-            // SAFETY: the processor has AVX2, as was just asserted.
-            #[cfg(target_arch = "x86_64")]
-            Self::Avx2 => unsafe { avx2::join(format, planes, words) },
-        }
+        by_kernel!(self, join(format, planes, words));
+    }
+
+    /// [`split_bytes`] by this kernel.
+    ///
+    /// # Panics
+    /// If the kernel is not available, or as [`split_bytes`].
+    pub fn split_bytes(self, bytes: &[u8], planes: [&mut [u8]; 8]) {
+        assert_bytes(bytes.len());
+        let planes = planes.map(|plane| &mut plane[..bytes.len() / 8]);
+        by_kernel!(self, split_bytes(bytes, planes));
+    }
+
+    /// [`join_bytes`] by this kernel.
+    ///
+    /// # Panics
+    /// If the kernel is not available, or as [`join_bytes`].
+    pub fn join_bytes(self, planes: &[&[u8]; 8], out: &mut [u8]) {
+        assert_bytes(out.len());
+        let planes = planes.map(|plane| &plane[..out.len() / 8]);
+        by_kernel!(self, join_bytes(&planes, out));
     }
 }
 
@@ -128,13 +166,7 @@ impl Kernel {
 /// # Panics
 /// If the format is `opaque`, which has no planes.
 pub fn split(format: Format, words: &BlockWords, planes: &mut PlaneBlock) {
-    if format.is_integer() {
-        let mut folded = *words;
-        fold::fold(format, &mut folded);
-        BEST.split(format, &folded, planes);
-    } else {
-        BEST.split(format, words, planes);
-    }
+    BEST.split(format, words, planes);
 }
 
 /// Puts planes together to words. Each plane has [`Format::plane_bytes`] or more.
@@ -145,7 +177,50 @@ pub fn split(format: Format, words: &BlockWords, planes: &mut PlaneBlock) {
 /// If the format is `opaque`, which has no planes, or a plane is too short.
 pub fn join(format: Format, planes: &Planes<'_>, words: &mut BlockWords) {
     BEST.join(format, planes, words);
-    fold::unfold(format, words);
+}
+
+/// Splits bytes, as many as [`join_bytes`] takes, into the planes of their bits: bit `j % 8` of `planes[i][j / 8]` is bit `i` of
+/// `bytes[j]`. Nothing is folded. What a plane has beyond `bytes.len() / 8` bytes is left alone.
+///
+/// # Panics
+/// If there are not that many bytes, or a plane is shorter than an eighth of them.
+pub fn split_bytes(bytes: &[u8], planes: [&mut [u8]; 8]) {
+    BEST.split_bytes(bytes, planes);
+}
+
+/// Puts the planes of the bits of bytes together, a multiple of [`BYTES_STEP`] of them, at most [`MAX_BYTES`]: bit `i` of `out[j]`
+/// is bit `j % 8` of `planes[i][j / 8]`. Nothing is unfolded.
+///
+/// # Panics
+/// If `out` has another length, or a plane is shorter than an eighth of it.
+pub fn join_bytes(planes: &[&[u8]; 8], out: &mut [u8]) {
+    BEST.join_bytes(planes, out);
+}
+
+fn assert_bytes(length: usize) {
+    assert!(
+        length.is_multiple_of(BYTES_STEP) && length <= MAX_BYTES,
+        "{length} bytes are no multiple of {BYTES_STEP} up to {MAX_BYTES}"
+    );
+}
+
+/// The first `bytes` of the first `N` planes, in parts of `PART` bytes.
+fn parts<'a, const N: usize, const PART: usize>(planes: &[&'a [u8]], bytes: usize) -> [&'a [[u8; PART]]; N] {
+    std::array::from_fn(|plane| planes[plane][..bytes].as_chunks().0)
+}
+
+/// Where the first `N` planes are, which have `bytes` bytes or more.
+#[cfg(target_arch = "x86_64")]
+fn starts<const N: usize>(planes: &[&[u8]], bytes: usize) -> [*const u8; N] {
+    std::array::from_fn(|plane| planes[plane][..bytes].as_ptr())
+}
+
+/// The `N` planes of a block, most significant first, each in `PARTS` parts of `PART` bytes.
+fn parts_mut<const N: usize, const PARTS: usize, const PART: usize>(
+    block: &mut PlaneBlock,
+) -> &mut [[[u8; PART]; PARTS]; N] {
+    let parts = block.as_chunks_mut().0.as_chunks_mut().0;
+    parts.try_into().expect("a block is all planes of a format")
 }
 
 /// The planes of `block` that are in `mask`, the others zero.

@@ -1,95 +1,154 @@
-//! The transpose in plain Rust: 8×8 bits at a time in a `u64`. It defines what every faster kernel must give.
+//! The transpose in plain Rust: 64 elements at a time in `u64`s. It defines what every faster kernel must give.
+//!
+//! 64 elements of B bits are B words. Number each of their bits by the word's number W and its place in the word, six bits: B2 B1 B0 for the byte
+//! and b2 b1 b0 within it. In words these say which element it is and which of its bits; in planes, word W is plane W,
+//! and the place is the element. So a transpose moves number bits to other places, and that takes six exchanges of one bit of W with one
+//! of the place, one for each of the place's. An exchange works on two words at a time, whose numbers differ in that bit.
 
-use super::{PlaneBlock, Planes, plane_range};
+use super::{PlaneBlock, Planes, fold::Fold, parts, parts_mut};
 use crate::{BlockWords, format::Format};
 
-/// Transposes an 8×8 bit matrix: bit `j` of byte `i` becomes bit `i` of byte `j`.
-const fn transpose(mut x: u64) -> u64 {
-    let mut t = (x ^ (x >> 7)) & 0x00aa_00aa_00aa_00aa;
-    x ^= t ^ (t << 7);
-    t = (x ^ (x >> 14)) & 0x0000_cccc_0000_cccc;
-    x ^= t ^ (t << 14);
-    t = (x ^ (x >> 28)) & 0x0000_0000_f0f0_f0f0;
-    x ^ t ^ (t << 28)
+/// Exchanges bit `.0` of the word's number with bit `.1` of the place.
+type Exchange = (u32, u32);
+
+/// How `N` words become `N` planes.
+struct Width<const N: usize>;
+
+impl<const N: usize> Width<N> {
+    /// In this order for splitting, backwards for joining.
+    ///
+    /// A comment beside each says where the number bits of the elements (e5…e0) and of the planes (p4…p0) are after it.
+    const EXCHANGES: [Exchange; 6] = match N {
+        // W = e5 e4, place = e3 e2 e1 | e0 p1 p0
+        4 => [
+            (1, 5), // e3 e4, e5 e2 e1 | e0 p1 p0
+            (0, 4), // e3 e2, e5 e4 e1 | e0 p1 p0
+            (1, 3), // e1 e2, e5 e4 e3 | e0 p1 p0
+            (0, 2), // e1 e0, e5 e4 e3 | e2 p1 p0
+            (1, 1), // p1 e0, e5 e4 e3 | e2 e1 p0
+            (0, 0), // p1 p0, e5 e4 e3 | e2 e1 e0
+        ],
+        // W = e5 e4 e3, place = e2 e1 e0 | p2 p1 p0
+        8 => [(2, 5), (1, 4), (0, 3), (2, 2), (1, 1), (0, 0)],
+        // W = e5 e4 e3 e2, place = e1 e0 p3 | p2 p1 p0
+        16 => [
+            (3, 5), // e1 e4 e3 e2, e5 e0 p3 | p2 p1 p0
+            (2, 4), // e1 e0 e3 e2, e5 e4 p3 | p2 p1 p0
+            (1, 3), // e1 e0 p3 e2, e5 e4 e3 | p2 p1 p0
+            (0, 2), // e1 e0 p3 p2, e5 e4 e3 | e2 p1 p0
+            (3, 1), // p1 e0 p3 p2, e5 e4 e3 | e2 e1 p0
+            (2, 0), // p1 p0 p3 p2, e5 e4 e3 | e2 e1 e0
+        ],
+        // W = e5 e4 e3 e2 e1, place = e0 p4 p3 | p2 p1 p0
+        32 => [
+            (4, 5), // e0 e4 e3 e2 e1, e5 p4 p3 | p2 p1 p0
+            (3, 4), // e0 p4 e3 e2 e1, e5 e4 p3 | p2 p1 p0
+            (2, 3), // e0 p4 p3 e2 e1, e5 e4 e3 | p2 p1 p0
+            (1, 2), // e0 p4 p3 p2 e1, e5 e4 e3 | e2 p1 p0
+            (0, 1), // e0 p4 p3 p2 p1, e5 e4 e3 | e2 e1 p0
+            (4, 0), // p0 p4 p3 p2 p1, e5 e4 e3 | e2 e1 e0
+        ],
+        _ => panic!("no format has elements of that many bits"),
+    };
+
+    /// The plane that each word has become: as the last lines above say, their numbers' bits are rotated.
+    const PLANES: [usize; N] = {
+        let rotated = match N {
+            16 => 2,
+            32 => 1,
+            _ => 0,
+        };
+        let bits = N.trailing_zeros();
+        let mut planes = [0; N];
+        let mut word = 0;
+        while word < N {
+            planes[word] = (word << rotated | word >> (bits - rotated)) & (N - 1);
+            word += 1;
+        }
+        planes
+    };
+
+    fn to_planes(words: &mut [u64; N]) {
+        for exchange in Self::EXCHANGES {
+            Self::exchange(words, exchange);
+        }
+    }
+
+    fn to_words(words: &mut [u64; N]) {
+        for exchange in Self::EXCHANGES.into_iter().rev() {
+            Self::exchange(words, exchange);
+        }
+    }
+
+    #[expect(clippy::inline_always, reason = "the exchange is known where it is called")]
+    #[inline(always)]
+    fn exchange(words: &mut [u64; N], (number, place): Exchange) {
+        let shift = 1 << place;
+        // Ones at the places without the bit.
+        let mask = u64::MAX / ((1 << shift) + 1);
+        for pair in words.chunks_exact_mut(2 << number) {
+            let (without, with) = pair.split_at_mut(1 << number);
+            for (a, b) in without.iter_mut().zip(with) {
+                let differ = (*a >> shift ^ *b) & mask;
+                *b ^= differ;
+                *a ^= differ << shift;
+            }
+        }
+    }
+
+    fn split(fold: Fold, words: &[u8], planes: &mut [&mut [[u8; 8]]; N]) {
+        for (at, elements) in words.chunks_exact(8 * N).enumerate() {
+            let (bytes, _) = elements.as_chunks();
+            let mut words: [u64; N] = std::array::from_fn(|word| fold.word(u64::from_le_bytes(bytes[word])));
+            Self::to_planes(&mut words);
+            for (word, plane) in words.into_iter().zip(Self::PLANES) {
+                planes[plane][at] = word.to_le_bytes();
+            }
+        }
+    }
+
+    fn join(fold: Fold, planes: [&[[u8; 8]]; N], words: &mut [u8]) {
+        for (at, elements) in words.chunks_exact_mut(8 * N).enumerate() {
+            let mut words = Self::PLANES.map(|plane| u64::from_le_bytes(planes[plane][at]));
+            Self::to_words(&mut words);
+            for (bytes, word) in elements.as_chunks_mut().0.iter_mut().zip(words) {
+                *bytes = fold.word(word).to_le_bytes();
+            }
+        }
+    }
 }
 
 pub(super) fn split(format: Format, words: &BlockWords, planes: &mut PlaneBlock) {
-    match format {
-        Format::Opaque => panic!("opaque blocks have no planes"),
-        Format::Int4 => {
-            for (group, bytes) in words.chunks_exact(4).enumerate() {
-                let nibbles = u32::from_le_bytes(bytes.try_into().expect("four bytes"));
-                let columns = transpose(spread_nibbles(nibbles)).to_le_bytes();
-                for (plane, column) in columns[..4].iter().enumerate() {
-                    planes[plane_range(format, plane).start + group] = *column;
-                }
-            }
-        }
-        Format::Fp8E4m3fn | Format::Fp8E5m2 | Format::Int8 => split_bytes::<1>(format, words, planes),
-        Format::Fp16 | Format::Bf16 => split_bytes::<2>(format, words, planes),
-        Format::Fp32 => split_bytes::<4>(format, words, planes),
+    let fold = Fold::of(format);
+    match format.bits() {
+        4 => Width::<4>::split(fold, words, &mut in_order(parts_mut::<4, 128, 8>(planes))),
+        8 => Width::<8>::split(fold, words, &mut in_order(parts_mut::<8, 64, 8>(planes))),
+        16 => Width::<16>::split(fold, words, &mut in_order(parts_mut::<16, 32, 8>(planes))),
+        _ => Width::<32>::split(fold, words, &mut in_order(parts_mut::<32, 16, 8>(planes))),
     }
 }
 
-/// Elements of `N` bytes, eight at a time, one byte position of them after the other.
-fn split_bytes<const N: usize>(format: Format, words: &BlockWords, planes: &mut PlaneBlock) {
-    for (group, elements) in words.chunks_exact(8 * N).enumerate() {
-        for position in 0..N {
-            let mut rows = [0_u8; 8];
-            for (row, element) in rows.iter_mut().zip(elements.chunks_exact(N)) {
-                *row = element[position];
-            }
-            let columns = transpose(u64::from_le_bytes(rows)).to_le_bytes();
-            for (bit, column) in columns.iter().enumerate() {
-                planes[plane_range(format, position * 8 + bit).start + group] = *column;
-            }
-        }
-    }
+/// Planes by their number.
+fn in_order<const N: usize, const PARTS: usize>(planes: &mut [[[u8; 8]; PARTS]; N]) -> [&mut [[u8; 8]]; N] {
+    let mut planes = planes.each_mut().map(|plane| &mut plane[..]);
+    planes.reverse();
+    planes
 }
 
 pub(super) fn join(format: Format, planes: &Planes<'_>, words: &mut BlockWords) {
-    match format {
-        Format::Opaque => panic!("opaque blocks have no planes"),
-        Format::Int4 => {
-            for (group, bytes) in words.chunks_exact_mut(4).enumerate() {
-                let columns = [0, 1, 2, 3].map(|plane: usize| planes[plane][group]);
-                let rows = transpose(u32::from_le_bytes(columns).into());
-                bytes.copy_from_slice(&gather_nibbles(rows).to_le_bytes());
-            }
-        }
-        Format::Fp8E4m3fn | Format::Fp8E5m2 | Format::Int8 => join_bytes::<1>(planes, words),
-        Format::Fp16 | Format::Bf16 => join_bytes::<2>(planes, words),
-        Format::Fp32 => join_bytes::<4>(planes, words),
+    let fold = Fold::of(format);
+    match format.bits() {
+        4 => Width::<4>::join(fold, parts(planes, 1024), words),
+        8 => Width::<8>::join(fold, parts(planes, 512), words),
+        16 => Width::<16>::join(fold, parts(planes, 256), words),
+        _ => Width::<32>::join(fold, parts(planes, 128), words),
     }
 }
 
-fn join_bytes<const N: usize>(planes: &Planes<'_>, words: &mut BlockWords) {
-    let count = words.len() / (8 * N);
-    for position in 0..N {
-        let planes: [&[u8]; 8] = std::array::from_fn(|bit| &planes[position * 8 + bit][..count]);
-        for (group, elements) in words.chunks_exact_mut(8 * N).enumerate() {
-            let columns = planes.map(|plane| plane[group]);
-            let rows = transpose(u64::from_le_bytes(columns)).to_le_bytes();
-            for (row, element) in rows.iter().zip(elements.chunks_exact_mut(N)) {
-                element[position] = *row;
-            }
-        }
-    }
+pub(super) fn split_bytes(bytes: &[u8], planes: [&mut [u8]; 8]) {
+    Width::<8>::split(Fold::No, bytes, &mut planes.map(|plane| plane.as_chunks_mut().0));
 }
 
-/// The eight nibbles of `x`, each in the low half of a byte.
-const fn spread_nibbles(x: u32) -> u64 {
-    let x = x as u64;
-    let x = (x | x << 16) & 0x0000_ffff_0000_ffff;
-    let x = (x | x << 8) & 0x00ff_00ff_00ff_00ff;
-    (x | x << 4) & 0x0f0f_0f0f_0f0f_0f0f
-}
-
-/// The low halves of the eight bytes of `x`, side by side.
-#[expect(clippy::cast_possible_truncation, reason = "the upper half is dropped on purpose")]
-const fn gather_nibbles(x: u64) -> u32 {
-    let x = x & 0x0f0f_0f0f_0f0f_0f0f;
-    let x = (x | x >> 4) & 0x00ff_00ff_00ff_00ff;
-    let x = (x | x >> 8) & 0x0000_ffff_0000_ffff;
-    (x | x >> 16) as u32
+pub(super) fn join_bytes(planes: &[&[u8]; 8], bytes: &mut [u8]) {
+    Width::<8>::join(Fold::No, parts(planes, bytes.len() / 8), bytes);
 }

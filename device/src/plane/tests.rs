@@ -15,6 +15,11 @@ fn set_bit(format: Format, words: &mut [u8], element: usize, bit: usize) {
     words[at / 8] |= 1 << (at % 8);
 }
 
+fn flip_bit(format: Format, words: &mut [u8], element: usize, bit: usize) {
+    let at = element * format.bits() as usize + bit;
+    words[at / 8] ^= 1 << (at % 8);
+}
+
 fn plane_bit(format: Format, planes: &PlaneBlock, plane: usize, element: usize) -> bool {
     planes[plane_range(format, plane)][element / 8] >> (element % 8) & 1 == 1
 }
@@ -70,10 +75,45 @@ proptest! {
                 }
             }
         }
-        fold::unfold(format, &mut want);
-        let mut got = [0xa5; BLOCK_BYTES];
-        join(format, &select(format, mask, &planes), &mut got);
-        prop_assert_eq!(&got[..], &want[..]);
+        if format.is_integer() && mask.has(format.planes() - 1) {
+            for element in (0..elements).filter(|element| plane_bit(format, &planes, format.planes() - 1, *element)) {
+                (0..format.planes() - 1).for_each(|plane| flip_bit(format, &mut want, element, plane));
+            }
+        }
+        for kernel in Kernel::available() {
+            let mut got = [0xa5; BLOCK_BYTES];
+            kernel.join(format, &select(format, mask, &planes), &mut got);
+            prop_assert!(got == want, "{:?} of {}", kernel, format);
+        }
+    }
+
+    #[test]
+    fn bytes_split_into_their_bits_and_back(
+        bytes in (0..=MAX_BYTES / BYTES_STEP).prop_flat_map(|steps| prop::collection::vec(any::<u8>(), steps * BYTES_STEP)),
+        mask in any::<u8>(), longer in 0_usize..3,
+    ) {
+        let length = bytes.len() / 8;
+        let mut want = vec![vec![0_u8; length]; 8];
+        for (j, byte) in bytes.iter().enumerate() {
+            for (i, plane) in want.iter_mut().enumerate() {
+                plane[j / 8] |= (byte >> i & 1) << (j % 8);
+            }
+        }
+        let masked: Vec<u8> = bytes.iter().map(|byte| byte & mask).collect();
+        for kernel in Kernel::available() {
+            let mut planes = vec![vec![0xa5_u8; length + longer]; 8];
+            let mut each = planes.iter_mut();
+            kernel.split_bytes(&bytes, std::array::from_fn(|_| &mut each.next().unwrap()[..]));
+            for (plane, want) in planes.iter().zip(&want) {
+                prop_assert_eq!(&plane[..length], &want[..], "{:?}", kernel);
+                prop_assert_eq!(&plane[length..], &[0xa5; 2][..longer], "{:?} writes past the plane", kernel);
+            }
+            let some: [&[u8]; 8] =
+                std::array::from_fn(|bit| if mask >> bit & 1 == 1 { &planes[bit][..] } else { &ZEROS });
+            let mut got = vec![0xa5; bytes.len()];
+            kernel.join_bytes(&some, &mut got);
+            prop_assert!(got == masked, "{:?}", kernel);
+        }
     }
 }
 
@@ -92,6 +132,50 @@ proptest! {
             prop_assert!(got_planes == planes, "{:?} splits {} differently", kernel, format);
             kernel.join(format, &selected, &mut got_back);
             prop_assert!(got_back == back, "{:?} joins {} differently", kernel, format);
+        }
+    }
+}
+
+#[test]
+fn planes_may_lie_anywhere_and_be_longer() {
+    let words: BlockWords = std::array::from_fn(|at| (at * 37 + at / 256).to_le_bytes()[0]);
+    for format in Format::ALL.into_iter().filter(|format| format.planes() > 0) {
+        let mut planes = [0; BLOCK_BYTES];
+        split(format, &words, &mut planes);
+        for kernel in Kernel::available() {
+            // One byte apart from each other, so that every alignment occurs.
+            let bytes = format.plane_bytes();
+            let mut apart = vec![0xa5; 1 + format.planes() * (bytes + 1)];
+            for plane in 0..format.planes() {
+                apart[1 + plane * (bytes + 1)..][..bytes]
+                    .copy_from_slice(&planes[plane_range(format, plane)]);
+            }
+            let mut found: Planes<'_> = [&[]; 32];
+            (0..format.planes()).for_each(|plane| found[plane] = &apart[1 + plane * (bytes + 1)..]);
+            let mut got = [0; BLOCK_BYTES];
+            kernel.join(format, &found, &mut got);
+            assert!(got == words, "{kernel:?} of {format}");
+        }
+    }
+}
+
+#[test]
+fn what_is_too_short_is_refused() {
+    let refused = |call: &dyn Fn()| std::panic::catch_unwind(std::panic::AssertUnwindSafe(call)).is_err();
+    for kernel in Kernel::available() {
+        let short = [0; 63];
+        assert!(refused(&|| kernel
+            .join_bytes(&[&ZEROS, &ZEROS, &ZEROS, &ZEROS, &ZEROS, &ZEROS, &ZEROS, &short], &mut [0; 512])));
+        assert!(refused(&|| kernel.join_bytes(&[&ZEROS; 8], &mut [0; 511])));
+        assert!(refused(&|| kernel.join_bytes(&[&ZEROS; 8], &mut [0; MAX_BYTES + BYTES_STEP])));
+        assert!(refused(&|| kernel.split_bytes(&[0; 512], std::array::from_fn(|_| &mut [][..]))));
+        for format in Format::ALL {
+            let mut planes: Planes<'_> = [&ZEROS; 32];
+            planes[format.planes().saturating_sub(1)] = &ZEROS[..format.plane_bytes() - 1];
+            assert!(
+                refused(&|| kernel.join(format, &planes, &mut [0; BLOCK_BYTES])),
+                "{kernel:?} of {format}"
+            );
         }
     }
 }

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | 0..8 | bits 0..40 segment (in granules), 40..42 kind (0 zeros, 1 planes, 2 words, 3 planes with a plane tree), 42..45 format, 45..48 codec, 48..60 bytes of the head, 60 whether exponents are differences, rest zero |
 //! | 8..10 | epoch: rewrites of the block, modulo 2^16 |
-//! | 10..14 | CRC-32C of the other 60 bytes |
+//! | 10..14 | CRC-32C of the 64 bytes with zeros here |
 //! | 14..64 | *planes*: a length code per plane, most significant plane first, then (formats of up to 16 planes) a 16-bit check per plane |
 //! | 14..20 | *words*: stored bytes (u16), CRC-32C of them (u32) |
 //! | 14..20 | *planes with a plane tree*: bytes of its stream (u16, not 0), CRC-32C of them (u32) |
@@ -239,6 +239,9 @@ fn length_code(format: Format, plane: StoredPlane) -> u16 {
     }
 }
 
+/// CRC-32C of an entry, its own place counted as zeros.
 fn checksum(bytes: &[u8; ENTRY_BYTES]) -> u32 {
-    crc32c::crc32c_append(crc32c::crc32c(&bytes[..CHECK.start]), &bytes[CHECK.end..])
+    let mut bytes = *bytes;
+    bytes[CHECK].fill(0);
+    crc32c::crc32c(&bytes)
 }

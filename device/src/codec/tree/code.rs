@@ -17,11 +17,13 @@ pub(super) const ZERO: usize = WINDOW;
 pub(super) const ESCAPE: usize = WINDOW + 1;
 /// All symbols.
 pub(super) const SYMBOLS: usize = WINDOW + 2;
+/// A table of all symbols, rounded up to a vector.
+pub(super) const SLOTS: usize = 64;
 
 /// Parts that a complete code uses.
 const PARTS: usize = 1 << LONGEST;
 /// Header bits before the window's lengths.
-const FIXED_BITS: usize = 19;
+pub(super) const FIXED_BITS: usize = 19;
 
 /// A code by its lengths.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,14 +36,31 @@ pub(super) struct Code {
     pub lengths: [u8; SYMBOLS],
 }
 
-/// Symbols in the order of their codes.
-pub(super) struct Canonical {
-    /// The symbols; those behind the last one are meaningless.
-    pub order: [u8; SYMBOLS],
-    /// How many have this length.
-    pub count: [usize; LONGEST + 1],
-    /// The longest length.
+/// The leaves of a code's tree, level by level and in each level in code order, as a level's nodes are.
+pub(super) struct Leaves {
+    /// Their values; what stands at the escape's place or behind the last one is meaningless.
+    pub values: [u8; 2 * SLOTS],
+    /// How many each level has.
+    pub count: [u8; LONGEST],
+    /// Levels.
     pub longest: usize,
+    /// Level and number of the escape.
+    pub escape: Option<(usize, u8)>,
+}
+
+/// Codes from the highest bit on, and behind each a one.
+pub(super) struct Marks {
+    /// By value; that of the escape for a value without a code.
+    pub of: [u8; 256],
+    /// The escape's, 0 if there is none.
+    pub escape: u8,
+}
+
+impl Leaves {
+    /// The level of the first leaf.
+    pub(super) fn first_level(&self) -> usize {
+        self.count.iter().position(|count| *count > 0).unwrap_or(0)
+    }
 }
 
 impl Code {
@@ -115,8 +134,8 @@ impl Code {
         (FIXED_BITS + 3 * window).div_ceil(8)
     }
 
-    /// The header; its first [`Self::header_bytes`] count.
-    pub(super) fn header(&self) -> [u8; 16] {
+    /// Writes the header to the front of `out`, where 16 bytes are: the bytes it takes.
+    pub(super) fn write(&self, out: &mut [u8]) -> usize {
         let mut bits = u128::from(self.low)
             | (self.window as u128 - 1) << 8
             | u128::from(self.lengths[ZERO]) << 13
@@ -124,7 +143,8 @@ impl Code {
         for (symbol, length) in self.lengths[..self.window].iter().enumerate() {
             bits |= u128::from(*length) << (FIXED_BITS + 3 * symbol);
         }
-        bits.to_le_bytes()
+        out[..16].copy_from_slice(&bits.to_le_bytes());
+        Self::header_bytes(self.window)
     }
 
     /// Reads a header; `stream` has 16 bytes or more, of which `length` are the stream's.
@@ -157,8 +177,8 @@ impl Code {
         Ok(Self { low, window, lengths })
     }
 
-    /// The symbols in code order.
-    pub(super) fn canonical(&self) -> Canonical {
+    /// The symbols in code order, and how many have each length, shortest first.
+    pub(super) fn canonical(&self) -> ([u8; SYMBOLS], [u8; LONGEST]) {
         let mut count = [0; LONGEST + 1];
         self.lengths.iter().for_each(|length| count[usize::from(*length)] += 1);
         count[0] = 0;
@@ -169,11 +189,61 @@ impl Code {
         let mut order = [0; SYMBOLS];
         for (symbol, length) in self.lengths.iter().enumerate().filter(|(_, length)| **length > 0) {
             let at = &mut next[usize::from(*length)];
-            order[*at] = symbol as u8;
+            order[usize::from(*at)] = symbol as u8;
             *at += 1;
         }
-        let longest = (1..=LONGEST).rev().find(|length| count[*length] > 0).unwrap_or(0);
-        Canonical { order, count, longest }
+        let [_, count @ ..] = count;
+        (order, count)
+    }
+
+    /// Bits of the longest code.
+    pub(super) fn longest(&self) -> usize {
+        self.lengths.iter().copied().max().unwrap_or(0).into()
+    }
+
+    /// What a decoder goes by.
+    pub(super) fn leaves(&self) -> Leaves {
+        let (order, count) = self.canonical();
+        let mut leaves = Leaves { values: [0; 2 * SLOTS], count, longest: 0, escape: None };
+        let mut first = 0;
+        for (level, count) in count.iter().enumerate().filter(|(_, count)| **count > 0) {
+            for node in 0..*count {
+                let at = first + usize::from(node);
+                match usize::from(order[at]) {
+                    ESCAPE => leaves.escape = Some((level, node)),
+                    symbol => leaves.values[at] = self.value(symbol),
+                }
+            }
+            first += usize::from(*count);
+            leaves.longest = level + 1;
+        }
+        leaves
+    }
+
+    /// What an encoder goes by.
+    pub(super) fn marks(&self) -> Marks {
+        let (order, count) = self.canonical();
+        let mut marks = [0; 256];
+        let (mut at, mut code) = (0, 0_u16);
+        let mut by_symbol = [0; SYMBOLS];
+        for (level, count) in count.into_iter().enumerate() {
+            for symbol in &order[at..at + usize::from(count)] {
+                by_symbol[usize::from(*symbol)] = ((2 * code + 1) << (LONGEST - 1 - level)) as u8;
+                code += 1;
+            }
+            at += usize::from(count);
+            code *= 2;
+        }
+        if self.lengths[ESCAPE] > 0 {
+            marks.fill(by_symbol[ESCAPE]);
+        }
+        if self.lengths[ZERO] > 0 {
+            marks[0] = by_symbol[ZERO];
+        }
+        for symbol in (0..self.window).filter(|symbol| self.lengths[*symbol] > 0) {
+            marks[usize::from(self.low) + symbol] = by_symbol[symbol];
+        }
+        Marks { of: marks, escape: by_symbol[ESCAPE] }
     }
 
     /// The value of a symbol that is not the escape.

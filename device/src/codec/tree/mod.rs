@@ -20,21 +20,33 @@
 //! The rules:
 //! * The encoder chooses lengths from the block's own histogram; what occurs less than [`RARE`] times is escaped. A decoder knows only the format above.
 //! * A stream that would not be shorter than the raw planes is not made; nor is one where a single value occurs, whose planes are constant.
-//! * Everything works on planes: 64 elements a word. No element is looked at alone but those that are escaped.
 //! * Decoding never trusts the bytes: it ends with the planes or a reason.
-//! * Kernels ([`Kernel`]) are one source compiled twice, with BMI2's `pdep` and `pext` and without.
+//! * Values come as a byte an element, and go so; [`fields`] takes them out of words and puts them back.
+//! * Kernels ([`Kernel`]) give the same streams and the same errors: element by element in plain Rust ([`compact`]), the same
+//!   with AVX-512's compress and expand ([`avx512`]), and masks of 64 elements with BMI2's `pdep` and `pext` ([`masks`]).
 
+#[cfg(target_arch = "x86_64")]
+mod avx512;
 mod code;
-mod levels;
+mod compact;
+mod fields;
+#[cfg(target_arch = "x86_64")]
+mod masks;
+mod plan;
 #[cfg(test)]
 mod tests;
 
 use std::{cell::RefCell, sync::LazyLock};
 
-pub use self::levels::SLACK;
-use self::levels::Scratch;
-pub(crate) use self::levels::{gather, spread};
-use crate::format::Format;
+use self::fields::Fields;
+use crate::{
+    BlockWords,
+    format::Format,
+    plane::{PlaneMask, Planes},
+};
+
+/// Bytes behind a stream that are read or written with it.
+pub const SLACK: usize = 16;
 
 /// Values that occur less often than this in a block are escaped: a code's place in the header and its bits cost more.
 pub const RARE: u32 = 4;
@@ -56,7 +68,7 @@ pub const fn joint_bytes(format: Format) -> usize {
     joint_planes(format) * format.plane_bytes()
 }
 
-/// A way to spread and gather bits.
+/// A way to code and decode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kernel {
     /// Plain Rust.
@@ -64,20 +76,54 @@ pub enum Kernel {
     /// BMI2's `pdep` and `pext`, the rest in AVX2.
     #[cfg(target_arch = "x86_64")]
     Bmi2,
+    /// AVX-512 with VBMI2's compress and expand of bytes.
+    #[cfg(target_arch = "x86_64")]
+    Avx512,
 }
 
 static BEST: LazyLock<Kernel> =
     LazyLock::new(|| *Kernel::available().last().expect("the portable one always is"));
 
+/// Most elements of a block.
+const MOST_ELEMENTS: usize = 8192;
+
+/// What is left of a mark when all its bits are written.
+const END: u8 = 0x80;
+
+/// Room for a block that is worked on.
+struct Scratch {
+    /// Bytes of the elements on each level, and the rest of a vector behind them.
+    levels: [Vec<u8>; code::LONGEST + 1],
+    /// Elements that are not decoded yet.
+    elements: Vec<u32>,
+    /// Numbers of those that are escaped.
+    escaped: Vec<usize>,
+    /// Words of masks.
+    #[cfg(target_arch = "x86_64")]
+    masks: [Vec<u64>; 3],
+    /// The stream, and room to read past it.
+    #[cfg(target_arch = "x86_64")]
+    stream: Vec<u8>,
+}
+
 thread_local! {
-    static SCRATCH: RefCell<Scratch> = RefCell::new(Scratch::new());
+    static FIELDS: RefCell<Fields> = RefCell::new(Fields::new());
+    static SCRATCH: RefCell<Scratch> = RefCell::new(Scratch {
+        levels: std::array::from_fn(|_| vec![0; MOST_ELEMENTS + 64]),
+        elements: vec![0; MOST_ELEMENTS],
+        escaped: vec![0; MOST_ELEMENTS + 1],
+        #[cfg(target_arch = "x86_64")]
+        masks: std::array::from_fn(|_| vec![0; masks::STORE]),
+        #[cfg(target_arch = "x86_64")]
+        stream: vec![0; avx512::MOST_STREAM + 128],
+    });
 }
 
 impl Kernel {
     /// The kernels that this processor can run, the best one last.
     pub fn available() -> Vec<Self> {
         #[cfg(target_arch = "x86_64")]
-        let kernels = [Self::Portable, Self::Bmi2];
+        let kernels = [Self::Portable, Self::Bmi2, Self::Avx512];
         #[cfg(not(target_arch = "x86_64"))]
         let kernels = [Self::Portable];
         kernels.into_iter().filter(|kernel| kernel.is_available()).collect()
@@ -94,41 +140,96 @@ impl Kernel {
                     && std::arch::is_x86_feature_detected!("bmi2")
                     && std::arch::is_x86_feature_detected!("popcnt")
             }
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 => {
+                Self::Bmi2.is_available()
+                    && std::arch::is_x86_feature_detected!("avx512f")
+                    && std::arch::is_x86_feature_detected!("avx512bw")
+                    && std::arch::is_x86_feature_detected!("avx512vbmi")
+                    && std::arch::is_x86_feature_detected!("avx512vbmi2")
+                    && std::arch::is_x86_feature_detected!("avx512bitalg")
+                    && std::arch::is_x86_feature_detected!("avx512vpopcntdq")
+                    && std::arch::is_x86_feature_detected!("gfni")
+            }
         }
     }
 
-    /// [`encode`] by this kernel, which must be available.
-    pub fn encode(self, format: Format, planes: &[u8], out: &mut [u8]) -> Option<usize> {
-        assert!(self.is_available(), "{self:?} needs another processor");
-        assert!(planes.len() == joint_bytes(format), "the joint planes of one block");
-        assert!(out.len() >= planes.len() + SLACK, "room for the longest stream");
-        SCRATCH.with_borrow_mut(|scratch| match self {
-            Self::Portable => levels::encode_portable(format, planes, out, scratch),
-            // SAFETY: the processor has its features, as was asserted above.
-            #[cfg(target_arch = "x86_64")]
-            Self::Bmi2 => unsafe { levels::encode_bmi2(format, planes, out, scratch) },
+    /// Codes the values of a block of words into the front of `out`: the bytes it takes, or `None` if
+    /// that would not make them shorter than their planes or they are all the same.
+    ///
+    /// # Panics
+    /// If the processor does not have this kernel or `out` has not [`SLACK`] more than [`joint_bytes`].
+    pub fn encode_block(self, format: Format, words: &BlockWords, out: &mut [u8]) -> Option<usize> {
+        FIELDS.with_borrow_mut(|fields| {
+            let values = fields.values(format);
+            self.take(format, words, values);
+            self.encode(format, values, out)
         })
     }
 
-    /// [`decode`] by this kernel, which must be available.
+    /// Decodes the first `length` bytes of `stream` and puts them together with the planes beside them to words, of which the joint planes in `mask` count, the others zero. The [`SLACK`] bytes behind the stream may be anything.
     ///
     /// # Errors
-    /// As [`decode`].
-    pub fn decode(
+    /// [`Malformed`] when the bytes are no stream; `words` are then undefined.
+    ///
+    /// # Panics
+    /// If the processor does not have this kernel, `stream` has not [`SLACK`] bytes more than `length`, or a plane is too short.
+    pub fn decode_block(
         self,
         format: Format,
         stream: &[u8],
         length: usize,
-        planes: &mut [u8],
+        mask: PlaneMask,
+        planes: &Planes<'_>,
+        words: &mut BlockWords,
     ) -> Result<(), Malformed> {
+        FIELDS.with_borrow_mut(|fields| {
+            self.decode(format, stream, length, fields.values(format))?;
+            fields.rest(format, planes);
+            let wanted =
+                mask.0 >> (format.planes() - 1 - joint_planes(format)) & ((1 << joint_planes(format)) - 1);
+            self.put(format, fields, u8::try_from(wanted).expect("at most eight joint planes"), words);
+            Ok(())
+        })
+    }
+
+    /// Codes values.
+    fn encode(self, format: Format, values: &[u8], out: &mut [u8]) -> Option<usize> {
         assert!(self.is_available(), "{self:?} needs another processor");
-        assert!(planes.len() == joint_bytes(format), "the joint planes of one block");
-        assert!(stream.len() >= length + SLACK, "the stream and slack behind it");
+        assert!(values.len() == 8 * format.plane_bytes(), "the values of one block");
+        let raw = joint_bytes(format);
+        assert!(out.len() >= raw + SLACK, "room for the longest stream");
         SCRATCH.with_borrow_mut(|scratch| match self {
-            Self::Portable => levels::decode_portable(format, stream, length, planes, scratch),
+            Self::Portable => compact::encode(values, raw, out, scratch),
             // SAFETY: the processor has its features, as was asserted above.
             #[cfg(target_arch = "x86_64")]
-            Self::Bmi2 => unsafe { levels::decode_bmi2(format, stream, length, planes, scratch) },
+            Self::Bmi2 => unsafe { masks::encode_bmi2(values, joint_planes(format), out, scratch) },
+            // SAFETY: the processor has its features, as was asserted above.
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 => unsafe { avx512::encode(values, joint_planes(format), out, scratch) },
+        })
+    }
+
+    /// Decodes to values.
+    fn decode(
+        self,
+        format: Format,
+        stream: &[u8],
+        length: usize,
+        values: &mut [u8],
+    ) -> Result<(), Malformed> {
+        assert!(self.is_available(), "{self:?} needs another processor");
+        assert!(values.len() == 8 * format.plane_bytes(), "the values of one block");
+        assert!(stream.len() >= length + SLACK, "the stream and slack behind it");
+        let count = joint_planes(format);
+        SCRATCH.with_borrow_mut(|scratch| match self {
+            Self::Portable => compact::decode(stream, length, (1 << count) - 1, values, scratch),
+            // SAFETY: the processor has its features, as was asserted above.
+            #[cfg(target_arch = "x86_64")]
+            Self::Bmi2 => unsafe { masks::decode_bmi2(stream, length, count, values, scratch) },
+            // SAFETY: the processor has its features, as was asserted above.
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 => unsafe { avx512::decode(stream, length, (1 << count) - 1, values, scratch) },
         })
     }
 }
@@ -189,22 +290,22 @@ pub enum Malformed {
     },
 }
 
-/// Codes the joint planes of a block, most significant first, into the front of `out`: the bytes it takes, or `None` if
-/// that would not make them shorter or they are constant.
-///
-/// # Panics
-/// If `planes` are not [`joint_bytes`] or `out` has not [`SLACK`] more.
-pub fn encode(format: Format, planes: &[u8], out: &mut [u8]) -> Option<usize> {
-    BEST.encode(format, planes, out)
+/// Codes a block of words by the best kernel; see [`Kernel::encode_block`].
+pub fn encode(format: Format, words: &BlockWords, out: &mut [u8]) -> Option<usize> {
+    BEST.encode_block(format, words, out)
 }
 
-/// Decodes the first `length` bytes of `stream` to the joint planes of a block, most significant first. The [`SLACK`] bytes behind may be anything.
+/// Decodes a block by the best kernel; see [`Kernel::decode_block`].
 ///
 /// # Errors
-/// [`Malformed`] when the bytes are no stream; `planes` are then undefined.
-///
-/// # Panics
-/// If `planes` are not [`joint_bytes`] or `stream` has not [`SLACK`] bytes more than `length`.
-pub fn decode(format: Format, stream: &[u8], length: usize, planes: &mut [u8]) -> Result<(), Malformed> {
-    BEST.decode(format, stream, length, planes)
+/// [`Malformed`].
+pub fn decode(
+    format: Format,
+    stream: &[u8],
+    length: usize,
+    mask: PlaneMask,
+    planes: &Planes<'_>,
+    words: &mut BlockWords,
+) -> Result<(), Malformed> {
+    BEST.decode_block(format, stream, length, mask, planes, words)
 }

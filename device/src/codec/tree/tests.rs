@@ -19,35 +19,31 @@ fn format() -> impl Strategy<Value = Format> {
     prop::sample::select(FORMATS.to_vec())
 }
 
-/// Joint planes of a block.
-fn joint(format: Format, words: &BlockWords) -> Vec<u8> {
+/// The values of a block, most significant plane first.
+fn values(format: Format, words: &BlockWords) -> Vec<u8> {
     let mut planes = [0; BLOCK_BYTES];
     plane::split(format, words, &mut planes);
-    planes[format.plane_bytes()..][..joint_bytes(format)].to_vec()
-}
-
-/// Joint planes in which element `e` has `value(e)`.
-fn planes_of(format: Format, value: impl Fn(usize) -> u8) -> Vec<u8> {
     let (count, bytes) = (joint_planes(format), format.plane_bytes());
-    let mut planes = vec![0; count * bytes];
-    for element in 0..8 * bytes {
-        for plane in 0..count {
-            let bit = value(element) >> (count - 1 - plane) & 1;
-            planes[plane * bytes + element / 8] |= bit << (element % 8);
-        }
-    }
-    planes
+    let bit = |plane: usize, element: usize| planes[(1 + plane) * bytes + element / 8] >> (element % 8) & 1;
+    (0..8 * bytes)
+        .map(|element| (0..count).fold(0, |value, plane| value << 1 | bit(plane, element)))
+        .collect()
 }
 
-fn encoded(kernel: Kernel, format: Format, planes: &[u8]) -> Option<Vec<u8>> {
-    let mut out = vec![0; planes.len() + SLACK];
-    kernel.encode(format, planes, &mut out).map(|length| out[..length].to_vec())
+/// A block in which element `e` has `value(e)`.
+fn values_of(format: Format, value: impl Fn(usize) -> u8) -> Vec<u8> {
+    (0..8 * format.plane_bytes()).map(value).collect()
+}
+
+fn encoded(kernel: Kernel, format: Format, values: &[u8]) -> Option<Vec<u8>> {
+    let mut out = vec![0; joint_bytes(format) + SLACK];
+    kernel.encode(format, values, &mut out).map(|length| out[..length].to_vec())
 }
 
 fn decoded(kernel: Kernel, format: Format, stream: &[u8]) -> Result<Vec<u8>, Malformed> {
-    let mut planes = vec![0xa5; joint_bytes(format)];
+    let mut values = vec![0xa5; 8 * format.plane_bytes()];
     let slack = [stream, &[0xa5; SLACK]].concat();
-    kernel.decode(format, &slack, stream.len(), &mut planes).map(|()| planes)
+    kernel.decode(format, &slack, stream.len(), &mut values).map(|()| values)
 }
 
 /// Decodes as the module's documentation says, a bit at a time.
@@ -81,7 +77,7 @@ fn by_the_book(format: Format, stream: &[u8]) -> Vec<u8> {
         }
     }
     let mut escapes = stream[at.div_ceil(8)..].iter();
-    let values: Vec<_> = prefix
+    let values = prefix
         .iter()
         .map(|prefix| match found(*prefix).expect("a code").2 {
             Some(value) => u8::try_from(value).unwrap(),
@@ -89,7 +85,7 @@ fn by_the_book(format: Format, stream: &[u8]) -> Vec<u8> {
         })
         .collect();
     assert_eq!(escapes.len(), 0);
-    planes_of(format, |element| values[element])
+    values
 }
 
 proptest! {
@@ -97,21 +93,21 @@ proptest! {
 
     #[test]
     fn a_stream_means_what_the_format_says(format in format(), words in words()) {
-        let planes = joint(format, &words);
-        if let Some(stream) = encoded(Kernel::Portable, format, &planes) {
-            prop_assert!(stream.len() < planes.len());
-            prop_assert!(by_the_book(format, &stream) == planes);
+        let values = values(format, &words);
+        if let Some(stream) = encoded(Kernel::Portable, format, &values) {
+            prop_assert!(stream.len() < joint_bytes(format));
+            prop_assert!(by_the_book(format, &stream) == values);
         }
     }
 
     #[test]
     fn every_kernel_gives_the_portable_ones_streams(format in format(), words in words()) {
-        let planes = joint(format, &words);
-        let stream = encoded(Kernel::Portable, format, &planes);
+        let values = values(format, &words);
+        let stream = encoded(Kernel::Portable, format, &values);
         for kernel in Kernel::available() {
-            prop_assert_eq!(&encoded(kernel, format, &planes), &stream, "{:?}", kernel);
+            prop_assert_eq!(&encoded(kernel, format, &values), &stream, "{:?}", kernel);
             if let Some(stream) = &stream {
-                prop_assert!(decoded(kernel, format, stream).as_ref() == Ok(&planes), "{:?}", kernel);
+                prop_assert!(decoded(kernel, format, stream).as_ref() == Ok(&values), "{:?}", kernel);
             }
         }
     }
@@ -131,11 +127,11 @@ proptest! {
             let below = (hash | 1 << (32 - spread)).leading_zeros();
             u8::try_from(usize::from(centre).saturating_sub(below.try_into().unwrap()).min(largest)).unwrap()
         };
-        let planes = planes_of(format, value);
+        let values = values_of(format, value);
         for kernel in Kernel::available() {
-            if let Some(stream) = encoded(kernel, format, &planes) {
-                prop_assert!(by_the_book(format, &stream) == planes);
-                prop_assert!(decoded(kernel, format, &stream).as_ref() == Ok(&planes), "{:?}", kernel);
+            if let Some(stream) = encoded(kernel, format, &values) {
+                prop_assert!(by_the_book(format, &stream) == values);
+                prop_assert!(decoded(kernel, format, &stream).as_ref() == Ok(&values), "{:?}", kernel);
             }
         }
     }
@@ -149,8 +145,8 @@ proptest! {
         written in format(), read in format(), words in words(), cut in any::<prop::sample::Index>(), whole in any::<bool>(),
         damage in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>(), any::<bool>()), 0..4),
     ) {
-        let planes = joint(written, &words);
-        let Some(mut stream) = encoded(Kernel::Portable, written, &planes) else { return Ok(()) };
+        let values = values(written, &words);
+        let Some(mut stream) = encoded(Kernel::Portable, written, &values) else { return Ok(()) };
         for (at, byte, in_header) in damage {
             let length = if in_header { stream.len().min(12) } else { stream.len() };
             stream[at.index(length)] ^= byte;
@@ -195,22 +191,22 @@ proptest! {
 fn a_single_value_makes_no_stream() {
     for format in FORMATS {
         for kernel in Kernel::available() {
-            assert_eq!(encoded(kernel, format, &planes_of(format, |_| 3)), None, "{format}");
+            assert_eq!(encoded(kernel, format, &values_of(format, |_| 3)), None, "{format}");
         }
     }
 }
 
 #[test]
 fn zeros_far_below_the_other_values_have_a_code() {
-    let planes =
-        planes_of(
+    let values =
+        values_of(
             Format::Bf16,
             |element| if element.is_multiple_of(2) { 0 } else { 120 + u8::from(element % 4 == 1) },
         );
-    let stream = encoded(Kernel::Portable, Format::Bf16, &planes).expect("three values");
+    let stream = encoded(Kernel::Portable, Format::Bf16, &values).expect("three values");
     // One bit for half of the elements, two for the others; no escapes.
     assert_eq!(stream.len(), (19 + 6_usize).div_ceil(8) + (2048 + 1024) / 8);
-    assert_eq!(decoded(Kernel::Portable, Format::Bf16, &stream), Ok(planes));
+    assert_eq!(decoded(Kernel::Portable, Format::Bf16, &stream), Ok(values));
 }
 
 #[test]
@@ -221,39 +217,52 @@ fn rare_values_are_escaped() {
         64 => 0,
         _ => 126,
     };
-    let planes = planes_of(Format::Bf16, value);
+    let values = values_of(Format::Bf16, value);
     for kernel in Kernel::available() {
-        let stream = encoded(kernel, Format::Bf16, &planes).expect("few values");
+        let stream = encoded(kernel, Format::Bf16, &values).expect("few values");
         assert_eq!(stream.len(), 3 + 256 + 4);
         assert_eq!(stream[3 + 256..], [255, 0, 255, 255]);
-        assert_eq!(decoded(kernel, Format::Bf16, &stream), Ok(planes.clone()));
+        assert_eq!(decoded(kernel, Format::Bf16, &stream), Ok(values.clone()));
+    }
+}
+#[test]
+fn values_far_apart_and_many_of_them_come_back() {
+    // NaNs among small values; more values than fit a window; and as many rare ones as can be.
+    let nans = values_of(Format::Bf16, |element| {
+        if element.is_multiple_of(2) { 255 } else { 100 + u8::try_from(element % 6).unwrap() }
+    });
+    let wide = values_of(Format::Fp32, |element| u8::try_from(element % 7 * 40).unwrap());
+    let rare =
+        values_of(
+            Format::Bf16,
+            |element| if element < 3 * 255 { u8::try_from(element / 3).unwrap() } else { 200 },
+        );
+    for (format, values) in [(Format::Bf16, nans), (Format::Fp32, wide), (Format::Bf16, rare)] {
+        for kernel in Kernel::available() {
+            let stream = encoded(kernel, format, &values).expect("shorter than planes");
+            assert!(by_the_book(format, &stream) == values);
+            assert!(decoded(kernel, format, &stream).as_ref() == Ok(&values), "{kernel:?}");
+        }
     }
 }
 
-#[test]
-fn portable_gather_and_spread_are_inverse() {
-    let mut state = 1_u64;
-    let mut noise = || {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        state ^ state >> 29
-    };
-    for _ in 0..1000 {
-        let (x, mask) = (noise(), noise() & noise() | noise() & noise());
-        let packed = levels::gather(x, mask);
-        let slowly = (0..64).filter(|i| mask >> i & 1 == 1).rev().fold(0, |all, i| all << 1 | (x >> i & 1));
-        assert_eq!(packed, slowly);
-        assert_eq!(
-            levels::spread(packed | !0 << mask.count_ones().min(63), mask) & !(1 << 63),
-            x & mask & !(1 << 63)
-        );
+proptest! {
+    #[test]
+    fn every_kernel_takes_values_out_and_puts_them_back(format in format(), words in words(), mask in any::<u32>()) {
+        let mut block = [0; BLOCK_BYTES];
+        plane::split(format, &words, &mut block);
+        let planes = plane::select(format, PlaneMask(mask), &block);
+        let mut want = [0; BLOCK_BYTES];
+        plane::join(format, &planes, &mut want);
+        for kernel in Kernel::available() {
+            let mut fields = Fields::new();
+            kernel.take(format, &words, fields.values(format));
+            prop_assert!(fields.values(format) == values(format, &words), "{:?}", kernel);
+            fields.rest(format, &planes);
+            let wanted = mask >> (format.planes() - 1 - joint_planes(format));
+            let mut got = [0; BLOCK_BYTES];
+            kernel.put(format, &fields, wanted.to_le_bytes()[0], &mut got);
+            prop_assert!(got == want, "{:?}", kernel);
+        }
     }
-    assert_eq!(
-        (
-            levels::gather(7, u64::MAX),
-            levels::spread(7, u64::MAX),
-            levels::gather(7, 0),
-            levels::spread(7, 0)
-        ),
-        (7, 7, 0, 0)
-    );
 }

@@ -1,107 +1,39 @@
-//! The levels of a stream: planes to code bits and back, 64 elements a word.
+//! The levels of a stream in masks of 64 elements a word, for processors with BMI2's `pdep` and `pext`.
 //!
 //! Both ways walk the code's tree level by level. Every node has a *mask*, the elements whose code passes through it; the
 //! nodes of a depth are kept in code order, so leaves come first and two neighbours are siblings. Inner nodes' masks are halved by
 //! the level's bits on the way down, and united on the way up. Loops run over the `W` words of a plane, which the compiler
-//! makes vectors of; only [`gather`] and [`spread`] differ between the kernels.
+//! makes vectors of.
 
 #![expect(
     clippy::inline_always,
     clippy::cast_possible_truncation,
-    clippy::needless_range_loop,
-    reason = "only inlined code takes on its caller's processor features; counts and symbols of a block fit in 16 bits and 8; \
-              loops over the words of several masks become vectors"
+    reason = "only inlined code takes on its caller's processor features; counts and symbols of a block fit in 16 bits and 8"
 )]
 
+use std::arch::x86_64::{_pdep_u64, _pext_u64};
+
 use super::{
-    Malformed, RARE,
-    code::{Code, ESCAPE, LONGEST, SYMBOLS, WINDOW, ZERO},
+    Malformed, RARE, Scratch,
+    code::{Code, ESCAPE, LONGEST, SYMBOLS},
+    plan::{Census, MOST_VALUES, Plan},
 };
-use crate::format::Format;
+use crate::plane;
 
-/// Bytes behind a stream that are read or written with it.
-pub const SLACK: usize = 16;
-
-/// Values told apart in a block before it is given up as noise.
-const MOST_VALUES: usize = 48;
 /// Words of a store of masks: enough for the values or inner nodes of every format.
-const STORE: usize = 4096;
+pub(super) const STORE: usize = 4096;
+/// Bytes of the longest plane.
+const MOST_PLANE: usize = 1024;
 
 /// One bit of every element.
 type Mask<const W: usize> = [u64; W];
-
-/// Where masks are kept while a block is worked on.
-pub(super) struct Scratch {
-    a: Vec<u64>,
-    b: Vec<u64>,
-    c: Vec<u64>,
-}
-
-impl Scratch {
-    pub(super) fn new() -> Self {
-        let store = || vec![0; STORE];
-        Self { a: store(), b: store(), c: store() }
-    }
-}
 
 fn masks<const W: usize>(store: &mut [u64]) -> &mut [Mask<W>] {
     store.as_chunks_mut().0
 }
 
-/// The bits of `x` where `mask` has ones, side by side from the lowest on.
-pub(crate) fn gather(mut x: u64, mut mask: u64) -> u64 {
-    x &= mask;
-    let mut zeros = !mask << 1;
-    for round in 0..6 {
-        let odd = prefix_parity(zeros);
-        let moved = odd & mask;
-        mask = (mask ^ moved) | moved >> (1 << round);
-        let t = x & moved;
-        x = (x ^ t) | t >> (1 << round);
-        zeros &= !odd;
-    }
-    x
-}
-
-/// The lowest bits of `x` spread to where `mask` has ones.
-pub(crate) fn spread(mut x: u64, mask: u64) -> u64 {
-    let (mut left, mut zeros, mut rounds) = (mask, !mask << 1, [0; 6]);
-    for (round, moved) in rounds.iter_mut().enumerate() {
-        let odd = prefix_parity(zeros);
-        *moved = odd & left;
-        left = (left ^ *moved) | *moved >> (1 << round);
-        zeros &= !odd;
-    }
-    for (round, moved) in rounds.iter().enumerate().rev() {
-        x = (x & !moved) | (x << (1 << round) & moved);
-    }
-    x & mask
-}
-
-/// Bit `i` is the parity of bits `0..=i` of `x`.
-const fn prefix_parity(mut x: u64) -> u64 {
-    x ^= x << 1;
-    x ^= x << 2;
-    x ^= x << 4;
-    x ^= x << 8;
-    x ^= x << 16;
-    x ^ x << 32
-}
-
 fn ones<const W: usize>(mask: &Mask<W>) -> u32 {
     mask.iter().map(|word| word.count_ones()).sum()
-}
-
-/// What the planes of a block hold: its values and which elements have them.
-struct Census {
-    /// Values with a mask of their own, ascending.
-    values: [u8; MOST_VALUES],
-    /// Their counts.
-    counts: [u32; MOST_VALUES],
-    /// How many.
-    found: usize,
-    /// Elements of other values.
-    escapes: u32,
 }
 
 /// Finds the values of a block by halving its elements plane by plane. Masks go to `found`, those of rare values together to `escaped`.
@@ -112,7 +44,7 @@ fn census<const W: usize>(
     found: &mut [Mask<W>],
     escaped: &mut Mask<W>,
 ) -> Option<Census> {
-    let mut census = Census { values: [0; MOST_VALUES], counts: [0; MOST_VALUES], found: 0, escapes: 0 };
+    let mut census = Census::new();
     // Depth, value so far and count of the masks on the stack.
     let mut nodes = [(0_usize, 0_u8, 0_u32); 9];
     let mut top = 1;
@@ -159,26 +91,6 @@ fn census<const W: usize>(
     Some(census)
 }
 
-impl Census {
-    /// The window of values with most elements, zeros aside, which have a symbol anyway: its first and end in `values`.
-    fn window(&self) -> (usize, usize) {
-        let weight = |at: usize| if self.values[at] == 0 { 0 } else { self.counts[at] };
-        let (mut best, mut most) = ((0, 1), 0);
-        let (mut end, mut held) = (0, 0);
-        for first in 0..self.found {
-            while end < self.found && usize::from(self.values[end] - self.values[first]) < WINDOW {
-                held += weight(end);
-                end += 1;
-            }
-            if held > most {
-                (best, most) = ((first, end), held);
-            }
-            held -= weight(first);
-        }
-        best
-    }
-}
-
 /// Appends bit strings to bytes.
 struct Writer<'a> {
     out: &'a mut [u8],
@@ -208,67 +120,74 @@ impl Writer<'_> {
     }
 }
 
+/// The lowest `count` bits of `elements` as planes, most significant first.
+#[inline(always)]
+fn split<const W: usize>(elements: &[u8], count: usize, planes: &mut [Mask<W>]) {
+    let mut bytes = [[0; MOST_PLANE]; 8];
+    plane::split_bytes(elements, bytes.each_mut().map(|plane| &mut plane[..8 * W]));
+    for (plane, bytes) in planes[..count].iter_mut().rev().zip(&bytes) {
+        for (word, bytes) in plane.iter_mut().zip(bytes.as_chunks().0) {
+            *word = u64::from_le_bytes(*bytes);
+        }
+    }
+}
+
+/// Undoes [`split`].
+#[inline(always)]
+fn join<const W: usize>(planes: &[Mask<W>], elements: &mut [u8]) {
+    let mut bytes = [[0; MOST_PLANE]; 8];
+    for (plane, bytes) in planes.iter().rev().zip(&mut bytes) {
+        for (word, bytes) in plane.iter().zip(bytes.as_chunks_mut().0) {
+            *bytes = word.to_le_bytes();
+        }
+    }
+    plane::join_bytes(&bytes.each_ref().map(|plane| &plane[..8 * W]), elements);
+}
+
+/// What the values of a block are; see [`census`].
+#[inline(always)]
+pub(super) fn count<const W: usize>(elements: &[u8], planes: usize, scratch: &mut Scratch) -> Option<Census> {
+    let [a, b, c] = &mut scratch.masks;
+    let values = &mut masks::<W>(a)[..planes];
+    split(elements, planes, values);
+    census(values, masks::<W>(c), masks::<W>(b), &mut [0; W])
+}
+
 #[inline(always)]
 fn encode<const W: usize>(
-    planes: &[u8],
+    elements: &[u8],
+    count: usize,
     out: &mut [u8],
     scratch: &mut Scratch,
     gather: impl Fn(u64, u64) -> u64,
 ) -> Option<usize> {
-    let Scratch { a, b, c } = scratch;
+    let [a, b, c] = &mut scratch.masks;
     let (words, found) = (masks::<W>(a), masks::<W>(b));
-    let count = planes.len() / (8 * W);
     let (values, mut inner) = words.split_at_mut(count);
-    for (word, bytes) in values.as_flattened_mut().iter_mut().zip(planes.as_chunks().0) {
-        *word = u64::from_le_bytes(*bytes);
-    }
+    split(elements, count, values);
     let (levels, mut parents) = masks::<W>(c).split_at_mut(2 * LONGEST);
     let mut escaped = [0; W];
     let census = census(values, parents, found, &mut escaped)?;
-    if census.found == 0 {
-        return None;
-    }
+    let plan = Plan::new(&census, count * 8 * W)?;
 
-    // Values get symbols, or are escaped after all.
-    let (first, end) = census.window();
-    let low = census.values[first];
-    let mut counts = [0; SYMBOLS];
+    // Which mask a symbol has; values without one are escaped after all.
     let mut place = [0_u8; SYMBOLS];
-    let mut escapes = census.escapes;
-    for at in 0..census.found {
-        let symbol = match census.values[at] {
-            value if (first..end).contains(&at) => usize::from(value - low),
-            0 => ZERO,
-            _ => {
-                escaped.iter_mut().zip(&found[at]).for_each(|(all, these)| *all |= these);
-                escapes += census.counts[at];
-                continue;
-            }
-        };
-        counts[symbol] = census.counts[at];
-        place[symbol] = at as u8;
+    for (at, symbol) in plan.symbols[..census.found].iter().enumerate() {
+        if usize::from(*symbol) == ESCAPE {
+            escaped.iter_mut().zip(&found[at]).for_each(|(all, these)| *all |= these);
+        }
+        place[usize::from(*symbol)] = at as u8;
     }
-    counts[ESCAPE] = escapes;
     place[ESCAPE] = census.found as u8;
     found[census.found] = escaped;
-    if counts.iter().filter(|count| **count > 0).count() < 2 {
-        return None;
-    }
-    let code = Code::build(low, usize::from(census.values[end - 1] - low) + 1, &counts);
-    let header = Code::header_bytes(code.window);
-    let bits: usize =
-        counts.iter().zip(&code.lengths).map(|(count, length)| *count as usize * usize::from(*length)).sum();
-    let length = header + bits.div_ceil(8) + escapes as usize;
-    if length >= planes.len() {
-        return None;
-    }
 
     // Up the tree: two nodes make one, the second one's elements have the level's bit.
-    let canonical = code.canonical();
-    let mut leaves: usize = canonical.count.iter().sum();
+    let (order, counts) = plan.code.canonical();
+    let mut leaves: usize = counts.iter().map(|count| usize::from(*count)).sum();
     let mut nodes = 0;
-    for level in (0..canonical.longest).rev() {
-        let count = canonical.count[level + 1];
+    let longest = plan.code.longest();
+    for level in (0..longest).rev() {
+        let count = usize::from(counts[level]);
         leaves -= count;
         let (alive, bits) = (2 * level, 2 * level + 1);
         levels[bits] = [0; W];
@@ -278,7 +197,7 @@ fn encode<const W: usize>(
         let pairs = usize::midpoint(count, nodes);
         let node = |at: usize| {
             if at < count {
-                &found[usize::from(place[usize::from(canonical.order[leaves + at])])]
+                &found[usize::from(place[usize::from(order[leaves + at])])]
             } else {
                 &inner[at - count]
             }
@@ -295,12 +214,12 @@ fn encode<const W: usize>(
         nodes = pairs;
     }
 
-    out[..header].copy_from_slice(&code.header()[..header]);
-    let mut writer = Writer { out, at: header, pending: 0, held: 0 };
+    let at = plan.code.write(out);
+    let mut writer = Writer { out, at, pending: 0, held: 0 };
     for word in levels[1] {
         writer.push(word, 64);
     }
-    for level in 1..canonical.longest {
+    for level in 1..longest {
         let (alive, bits) = (levels[2 * level], levels[2 * level + 1]);
         for w in 0..W {
             writer.push(gather(bits[w], alive[w]), alive[w].count_ones());
@@ -310,14 +229,13 @@ fn encode<const W: usize>(
     for (w, escaped) in escaped.iter().enumerate() {
         let mut left = *escaped;
         while left != 0 {
-            let bit = left.trailing_zeros();
-            out[at] = values.iter().fold(0, |value, plane| value << 1 | (plane[w] >> bit & 1) as u8);
+            out[at] = elements[64 * w + left.trailing_zeros() as usize];
             at += 1;
             left &= left - 1;
         }
     }
-    debug_assert_eq!(at, length);
-    Some(length)
+    debug_assert_eq!(at, plan.length);
+    Some(at)
 }
 
 /// 64 bits of `bytes` from bit `at` on.
@@ -333,19 +251,18 @@ fn read(bytes: &[u8], at: usize) -> u64 {
 fn decode<const W: usize>(
     stream: &[u8],
     length: usize,
-    planes: &mut [u8],
+    count: usize,
+    elements: &mut [u8],
     scratch: &mut Scratch,
     spread: impl Fn(u64, u64) -> u64,
 ) -> Result<(), Malformed> {
-    let count = planes.len() / (8 * W);
     let largest = (1 << count) - 1;
     let code = Code::parse(stream, length, largest)?;
-    let canonical = code.canonical();
+    let leaves = code.leaves();
 
     // Planes start as if every element had the most frequent value, and are flipped where they differ.
-    let base = canonical.order[..2].iter().find(|symbol| usize::from(**symbol) != ESCAPE);
-    let base = code.value(usize::from(*base.expect("a complete code has two symbols")));
-    let Scratch { a, b, c } = scratch;
+    let base = leaves.values[usize::from(leaves.escape == Some((leaves.first_level(), 0)))];
+    let [a, b, c] = &mut scratch.masks;
     let (values, c) = masks::<W>(c).split_at_mut(count);
     let (bits, _) = c.split_first_mut().expect("room for eight planes more");
     for (bit, plane) in values.iter_mut().rev().enumerate() {
@@ -358,7 +275,7 @@ fn decode<const W: usize>(
     let mut inner = 1;
     let mut leaf = 0;
     let mut at = 8 * Code::header_bytes(code.window);
-    for level in 0..canonical.longest {
+    for level in 0..leaves.longest {
         let end = at + ones(&alive) as usize;
         if end > 8 * length {
             return Err(Malformed::Level { level, end, bits: 8 * length });
@@ -367,27 +284,25 @@ fn decode<const W: usize>(
             bits[w] = spread(read(stream, at), alive[w]);
             at += alive[w].count_ones() as usize;
         }
-        let leaves = canonical.count[level + 1];
+        let count_here = usize::from(leaves.count[level]);
         alive = [0; W];
         for (node, parent) in nodes[..inner].iter().enumerate() {
             for (child, flip) in [(2 * node, u64::MAX), (2 * node + 1, 0)] {
-                if child >= leaves {
-                    let mask = &mut next[child - leaves];
+                if child >= count_here {
+                    let mask = &mut next[child - count_here];
                     for w in 0..W {
                         mask[w] = parent[w] & (bits[w] ^ flip);
                         alive[w] |= mask[w];
                     }
                     continue;
                 }
-                let symbol = usize::from(canonical.order[leaf]);
-                leaf += 1;
-                if symbol == ESCAPE {
+                if leaves.escape == Some((level, child as u8)) {
                     for w in 0..W {
                         escaped[w] = parent[w] & (bits[w] ^ flip);
                     }
                     continue;
                 }
-                let mut differs = code.value(symbol) ^ base;
+                let mut differs = leaves.values[leaf + child] ^ base;
                 while differs != 0 {
                     let plane = &mut values[count - 1 - differs.trailing_zeros() as usize];
                     for w in 0..W {
@@ -397,7 +312,8 @@ fn decode<const W: usize>(
                 }
             }
         }
-        inner = 2 * inner - leaves;
+        leaf += count_here;
+        inner = 2 * inner - count_here;
         std::mem::swap(&mut nodes, &mut next);
     }
 
@@ -406,6 +322,7 @@ fn decode<const W: usize>(
     if end != length {
         return Err(Malformed::Escapes { end, length });
     }
+    join(values, elements);
     for (w, escaped) in escaped.iter().enumerate() {
         let mut left = *escaped;
         while left != 0 {
@@ -413,81 +330,45 @@ fn decode<const W: usize>(
             if usize::from(value) > largest {
                 return Err(Malformed::Escaped { value, largest });
             }
-            for (bit, plane) in values.iter_mut().rev().enumerate() {
-                plane[w] ^= u64::from((value ^ base) >> bit & 1) << left.trailing_zeros();
-            }
+            elements[64 * w + left.trailing_zeros() as usize] = value;
             at += 1;
             left &= left - 1;
         }
     }
-    for (bytes, word) in planes.as_chunks_mut().0.iter_mut().zip(values.as_flattened()) {
-        *bytes = word.to_le_bytes();
-    }
     Ok(())
 }
 
-/// Encodes with these features and this way of gathering, for the words that the format's planes have.
-macro_rules! encode_for {
-    ($format:expr, $planes:expr, $out:expr, $scratch:expr, $gather:expr) => {
-        match $format.plane_bytes() / 8 {
-            16 => encode::<16>($planes, $out, $scratch, $gather),
-            32 => encode::<32>($planes, $out, $scratch, $gather),
-            64 => encode::<64>($planes, $out, $scratch, $gather),
-            _ => encode::<128>($planes, $out, $scratch, $gather),
-        }
-    };
-}
-
-/// As [`encode_for`], the way back.
-macro_rules! decode_for {
-    ($format:expr, $stream:expr, $length:expr, $planes:expr, $scratch:expr, $spread:expr) => {
-        match $format.plane_bytes() / 8 {
-            16 => decode::<16>($stream, $length, $planes, $scratch, $spread),
-            32 => decode::<32>($stream, $length, $planes, $scratch, $spread),
-            64 => decode::<64>($stream, $length, $planes, $scratch, $spread),
-            _ => decode::<128>($stream, $length, $planes, $scratch, $spread),
-        }
-    };
-}
-
-pub(super) fn encode_portable(
-    format: Format,
-    planes: &[u8],
-    out: &mut [u8],
-    scratch: &mut Scratch,
-) -> Option<usize> {
-    encode_for!(format, planes, out, scratch, gather)
-}
-
-pub(super) fn decode_portable(
-    format: Format,
-    stream: &[u8],
-    length: usize,
-    planes: &mut [u8],
-    scratch: &mut Scratch,
-) -> Result<(), Malformed> {
-    decode_for!(format, stream, length, planes, scratch, spread)
-}
-
-#[cfg(target_arch = "x86_64")]
+/// See [`super::encode`]; `count` planes are coded.
 #[target_feature(enable = "avx2,bmi1,bmi2,popcnt")]
 pub(super) fn encode_bmi2(
-    format: Format,
-    planes: &[u8],
+    elements: &[u8],
+    count: usize,
     out: &mut [u8],
     scratch: &mut Scratch,
 ) -> Option<usize> {
-    encode_for!(format, planes, out, scratch, |x, mask| std::arch::x86_64::_pext_u64(x, mask))
+    let gather = |x, mask| _pext_u64(x, mask);
+    match elements.len() / 64 {
+        16 => encode::<16>(elements, count, out, scratch, gather),
+        32 => encode::<32>(elements, count, out, scratch, gather),
+        64 => encode::<64>(elements, count, out, scratch, gather),
+        _ => encode::<128>(elements, count, out, scratch, gather),
+    }
 }
 
-#[cfg(target_arch = "x86_64")]
+/// See [`super::decode`]; `count` planes are coded.
 #[target_feature(enable = "avx2,bmi1,bmi2,popcnt")]
 pub(super) fn decode_bmi2(
-    format: Format,
     stream: &[u8],
     length: usize,
-    planes: &mut [u8],
+    count: usize,
+    elements: &mut [u8],
     scratch: &mut Scratch,
 ) -> Result<(), Malformed> {
-    decode_for!(format, stream, length, planes, scratch, |x, mask| std::arch::x86_64::_pdep_u64(x, mask))
+    let spread = |x, mask| _pdep_u64(x, mask);
+    match elements.len() / 64 {
+        16 => decode::<16>(stream, length, count, elements, scratch, spread),
+        32 => decode::<32>(stream, length, count, elements, scratch, spread),
+        64 => decode::<64>(stream, length, count, elements, scratch, spread),
+        _ => decode::<128>(stream, length, count, elements, scratch, spread),
+    }
 }

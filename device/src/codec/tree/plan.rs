@@ -1,0 +1,109 @@
+//! From what a block holds to how it is coded: which values get symbols, the code, and how long the stream will be.
+
+#![expect(clippy::cast_possible_truncation, reason = "symbols are below 64")]
+
+use super::{
+    RARE,
+    code::{Code, ESCAPE, SYMBOLS, WINDOW, ZERO},
+};
+
+/// Values told apart in a block before it is given up as noise.
+pub(super) const MOST_VALUES: usize = 48;
+
+/// What a block holds.
+#[derive(Clone)]
+pub(super) struct Census {
+    /// Values that occur [`RARE`] times or more, ascending.
+    pub values: [u8; MOST_VALUES],
+    /// Their counts.
+    pub counts: [u32; MOST_VALUES],
+    /// How many.
+    pub found: usize,
+    /// Elements of other values.
+    pub escapes: u32,
+}
+
+/// How a block is coded.
+pub(super) struct Plan {
+    /// The code of its symbols.
+    pub code: Code,
+    /// The symbol of each value in the census.
+    pub symbols: [u8; MOST_VALUES],
+    /// Elements whose value stands behind the levels.
+    pub escapes: u32,
+    /// Bytes of the stream.
+    pub length: usize,
+}
+
+impl Census {
+    pub(super) const fn new() -> Self {
+        Self { values: [0; MOST_VALUES], counts: [0; MOST_VALUES], found: 0, escapes: 0 }
+    }
+
+    /// Counts `count` elements of `value`, which is larger than those before it; `None` if these are too many values.
+    pub(super) fn tell(&mut self, value: u8, count: u32) -> Option<()> {
+        if count < RARE {
+            self.escapes += count;
+            return Some(());
+        }
+        *self.values.get_mut(self.found)? = value;
+        self.counts[self.found] = count;
+        self.found += 1;
+        Some(())
+    }
+
+    /// The window of values with most elements, zeros aside, which have a symbol anyway: its first and end in `values`.
+    fn window(&self) -> (usize, usize) {
+        let weight = |at: usize| if self.values[at] == 0 { 0 } else { self.counts[at] };
+        let (mut best, mut most) = ((0, 1), 0);
+        let (mut end, mut held) = (0, 0);
+        for first in 0..self.found {
+            while end < self.found && usize::from(self.values[end] - self.values[first]) < WINDOW {
+                held += weight(end);
+                end += 1;
+            }
+            if held > most {
+                (best, most) = ((first, end), held);
+            }
+            held -= weight(first);
+        }
+        best
+    }
+}
+
+impl Plan {
+    /// The plan for a block of which this is the census, or `None` if its stream would not be shorter than `raw` bytes or
+    /// has a single value.
+    pub(super) fn new(census: &Census, raw: usize) -> Option<Self> {
+        if census.found == 0 {
+            return None;
+        }
+        let (first, end) = census.window();
+        let low = census.values[first];
+        let mut counts = [0; SYMBOLS];
+        let mut symbols = [0; MOST_VALUES];
+        let mut escapes = census.escapes;
+        for (at, (value, count)) in census.values.iter().zip(census.counts).take(census.found).enumerate() {
+            let symbol = match value {
+                value if (first..end).contains(&at) => usize::from(value - low),
+                0 => ZERO,
+                _ => {
+                    escapes += count;
+                    symbols[at] = ESCAPE as u8;
+                    continue;
+                }
+            };
+            counts[symbol] = count;
+            symbols[at] = symbol as u8;
+        }
+        counts[ESCAPE] = escapes;
+        if counts.iter().filter(|count| **count > 0).count() < 2 {
+            return None;
+        }
+        let code = Code::build(low, usize::from(census.values[end - 1] - low) + 1, &counts);
+        let bits: u32 =
+            counts.iter().zip(&code.lengths).map(|(count, length)| count * u32::from(*length)).sum();
+        let length = Code::header_bytes(code.window) + (bits as usize).div_ceil(8) + escapes as usize;
+        (length < raw).then_some(Self { code, symbols, escapes, length })
+    }
+}
