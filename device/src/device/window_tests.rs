@@ -39,6 +39,15 @@ fn rows(seed: u64, bytes: u64) -> Vec<u8> {
     noise.chunks(2).enumerate().flat_map(element).collect()
 }
 
+/// Tells the readers, even of a writer that failed.
+struct Done<'a>(&'a AtomicBool);
+
+impl Drop for Done<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 fn read(device: &Device, offset: u64, length: u64) -> Vec<u8> {
     let mut out = vec![0xa5; usize::try_from(length).unwrap()];
     device.read_base(offset, &mut out).unwrap();
@@ -305,6 +314,7 @@ fn readers_see_a_window_before_a_store_or_after_it() {
             });
         }
         scope.spawn(|| {
+            let _done = Done(&done);
             for round in 1..400 {
                 let byte = fill(round);
                 let at = u64::from(round) * 7 % WINDOWS * WINDOW;
@@ -321,7 +331,6 @@ fn readers_see_a_window_before_a_store_or_after_it() {
                     device.flush(tensor.dpa, tensor.length).unwrap();
                 }
             }
-            done.store(true, Ordering::Relaxed);
         });
     });
 }
@@ -345,11 +354,11 @@ fn readers_follow_a_tensor_that_comes_and_goes() {
             });
         }
         scope.spawn(|| {
+            let _done = Done(&done);
             for _ in 0..30 {
                 cache(&device, "k");
                 device.remove_tensor("k").unwrap();
             }
-            done.store(true, Ordering::Relaxed);
         });
     });
 }

@@ -76,8 +76,8 @@ struct Staged {
 struct Span {
     /// The number of its first block, on the device.
     first: u64,
-    /// Windows before it in its tensor.
-    index: u64,
+    /// Blocks before it in its tensor.
+    before: u64,
     blocks: usize,
 }
 
@@ -86,10 +86,10 @@ impl Span {
     fn of(tensor: &Tensor, shape: &Shape, block: u64) -> Self {
         let begin = store::blocks(tensor.info.dpa);
         let size = shape.blocks() as u64;
-        let index = (block - begin) / size;
-        let first = begin + index * size;
+        let before = (block - begin) / size * size;
+        let first = begin + before;
         let blocks = size.min(store::blocks(tensor.end()) - first);
-        Self { first, index, blocks: usize::try_from(blocks).expect("at most a window's blocks") }
+        Self { first, before, blocks: usize::try_from(blocks).expect("at most a window's blocks") }
     }
 
     fn range(&self) -> Range<u64> {
@@ -237,7 +237,7 @@ impl Device {
         tally: &mut Tally,
     ) -> Result<Vec<u8>, DeviceError> {
         let store = self.store();
-        let mut decoder = WindowDecoder::new(shape, span.index, span.blocks, mask);
+        let mut decoder = WindowDecoder::new(shape, span.before, span.blocks, mask);
         let mut bundle = [0; MAX_BUNDLE];
         for at in 0..span.blocks {
             let block = span.first + at as u64;
@@ -414,7 +414,7 @@ impl Device {
         let store = self.store();
         let codec = tensor.info.codec;
         let (coded, prepared) = BUNDLES.with_borrow_mut(|bundles| {
-            let coded = kv::encode(shape, span.index, codec, bytes, coding, bundles);
+            let coded = kv::encode(shape, span.before, codec, bytes, coding, bundles);
             let mut prepared = Vec::with_capacity(span.blocks);
             for bundle in &bundles[..span.blocks] {
                 match store.prepare(bundle) {

@@ -262,11 +262,11 @@ impl Shape {
         self.paged.as_ref()
     }
 
-    /// The elements of the window that begins `window` windows behind the tensor's beginning and has `blocks` blocks.
-    pub fn order(&self, window: u64, blocks: usize) -> Order {
-        let elements = (self.blocks * BLOCK_BYTES / self.width) as u64;
+    /// The elements of the window that begins `before` blocks behind the tensor's beginning and has `blocks` blocks.
+    pub fn order(&self, before: u64, blocks: usize) -> Order {
+        let elements = (BLOCK_BYTES / self.width) as u64;
         let columns = self.columns as u64;
-        let first = (window % columns) * (elements % columns) % columns;
+        let first = (before % columns) * (elements % columns) % columns;
         Order {
             width: self.width,
             columns: self.columns,

@@ -69,7 +69,7 @@ thread_local! {
     }) };
 }
 
-/// Codes the window of `shape` that begins `window` windows behind the tensor's beginning and holds `bytes`, whole blocks: a bundle each.
+/// Codes the window of `shape` that begins `before` blocks behind the tensor's beginning and holds `bytes`, whole blocks: a bundle each.
 ///
 /// `way` is how, or the best there is if not given. [`Coding::Plain`] leaves no row out.
 ///
@@ -77,7 +77,7 @@ thread_local! {
 /// If `bytes` are not whole blocks.
 pub fn encode(
     shape: &Shape,
-    window: u64,
+    before: u64,
     codec: Codec,
     bytes: &[u8],
     way: Option<Coding>,
@@ -91,7 +91,7 @@ pub fn encode(
         return Coded::default();
     }
     if way != Some(Coding::Plain) {
-        let order = shape.order(window, blocks.len());
+        let order = shape.order(before, blocks.len());
         let coded =
             SCRATCH.with_borrow_mut(|scratch| transformed(shape, order, codec, bytes, way, scratch, bundles));
         if let Some(coded) = coded {
@@ -291,11 +291,11 @@ const fn wrong(what: &'static str) -> BlockError {
 }
 
 impl<'a> WindowDecoder<'a> {
-    /// The planes in `mask` of the window of `shape` that begins `window` windows behind the tensor's beginning and has `blocks` blocks.
-    pub fn new(shape: &'a Shape, window: u64, blocks: usize, mask: PlaneMask) -> Self {
+    /// The planes in `mask` of the window of `shape` that begins `before` blocks behind the tensor's beginning and has `blocks` blocks.
+    pub fn new(shape: &'a Shape, before: u64, blocks: usize, mask: PlaneMask) -> Self {
         Self {
             shape,
-            whole: shape.order(window, blocks),
+            whole: shape.order(before, blocks),
             mask: PlaneMask(mask.0 & PlaneMask::all(shape.format()).0),
             blocks: vec![0; blocks * BLOCK_BYTES],
             transformed: None,
