@@ -109,7 +109,7 @@ fn read_header(path: &Path, tensors: &mut BTreeMap<String, Tensor>) -> Result<()
 }
 
 /// Lower-case hexadecimal.
-fn hex(bytes: &[u8]) -> String {
+pub(crate) fn hex(bytes: &[u8]) -> String {
     use std::fmt::Write;
     bytes.iter().fold(String::new(), |mut text, byte| {
         let _ = write!(text, "{byte:02x}"); // a String takes anything

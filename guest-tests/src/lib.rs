@@ -2,7 +2,8 @@
 //!
 //! A job starts the device as a user would ([`daemon`]), boots a guest on it that reads every tensor in every view
 //! ([`visit`]), holds each hash against the reference computed from the model file ([`judge`]), and tells what came of it
-//! ([`report`]). [`bench`] measures instead. Nothing here looks into the device but through its API.
+//! ([`report`]). [`mod@bench`] measures instead. Nothing here looks into the device but through its API, save [`bench::codec`], which
+//! times its codecs.
 
 pub mod bench;
 pub mod daemon;

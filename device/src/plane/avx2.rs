@@ -1,331 +1,341 @@
 //! The transpose in AVX2: 256 elements at a time.
 //!
-//! Eight planes of 32 bytes are an 8×8 bit matrix at each byte position. Three rounds of swaps between registers transpose all
-//! 32 matrices at once; then register `i` holds, at byte `g`, one byte of element `8g + i`, and three rounds of unpacking put
-//! the elements in order. The way forward is the same steps backwards.
-
-#![expect(
-    clippy::many_single_char_names,
-    clippy::needless_range_loop,
-    reason = "registers of a network are numbered and lettered, not named"
-)]
+//! Bits move between registers as they do between words in the portable kernel: a *swap* exchanges one bit of the register's number with one
+//! of the bit's place in its byte. Three swaps turn the registers of eight (of int4: four) planes into those of eight elements (of int4: four
+//! pairs), or back. Bytes move by unpacking: of pairs of registers, low and high, it moves the first bit of the byte's place in
+//! the lane to the register's number, the other three up, and puts last the bit in which the pairs differ.
+//!
+//! Lanes are kept apart: the low ones have the first half of a step's elements. Comments give numbers as bits: register, place in the lane.
+//! `e` counts elements in a group of eight, `g` groups, `c` bytes of an element; of int4, `b` counts its pairs in a group.
 
 use std::arch::x86_64::{
     __m256i, _mm_loadu_si128, _mm_storeu_si128, _mm256_and_si256, _mm256_castsi128_si256,
     _mm256_castsi256_si128, _mm256_extracti128_si256, _mm256_inserti128_si256, _mm256_loadu_si256,
-    _mm256_maddubs_epi16, _mm256_packus_epi16, _mm256_set1_epi8, _mm256_set1_epi16, _mm256_setr_epi8,
-    _mm256_setzero_si256, _mm256_shuffle_epi8, _mm256_slli_epi64, _mm256_srli_epi16, _mm256_srli_epi64,
-    _mm256_storeu_si256, _mm256_unpackhi_epi8, _mm256_unpackhi_epi16, _mm256_unpackhi_epi32,
-    _mm256_unpackhi_epi64, _mm256_unpacklo_epi8, _mm256_unpacklo_epi16, _mm256_unpacklo_epi32,
-    _mm256_unpacklo_epi64, _mm256_xor_si256,
+    _mm256_set1_epi8, _mm256_setzero_si256, _mm256_slli_epi16, _mm256_srli_epi16, _mm256_storeu_si256,
+    _mm256_unpackhi_epi8, _mm256_unpacklo_epi8, _mm256_xor_si256,
 };
 
-use super::{PlaneBlock, Planes, fold::Fold, plane_range};
-use crate::{BLOCK_BYTES, BlockWords, format::Format};
+use super::{PlaneBlock, Planes, fold::Fold, parts, parts_mut};
+use crate::{BlockWords, format::Format};
 
-/// Bytes of a plane in one step.
-const STEP: usize = 32;
-/// Elements in one step.
-const ELEMENTS: usize = STEP * 8;
+/// A step of a plane.
+type Step = [u8; 32];
+/// Half a register's bytes.
+type Half = [u8; 16];
 
+type Four = [__m256i; 4];
 type Eight = [__m256i; 8];
+type Sixteen = [__m256i; 16];
 
-/// Transposes the 8×8 bit matrices that the bytes of eight registers form: bit `i` of register `b` becomes bit `b` of register `i`.
+/// Exchanges the bit of the registers' numbers that is `D` with the bit of the places in the byte that is `S`: 1, 2 or 4.
+#[inline]
 #[target_feature(enable = "avx2")]
-fn transpose_bits(v: &mut Eight) {
-    swap_bits::<1>(v, _mm256_set1_epi8(0x55));
-    swap_bits::<2>(v, _mm256_set1_epi8(0x33));
-    swap_bits::<4>(v, _mm256_set1_epi8(0x0f));
+fn swap<const N: usize, const D: usize, const S: i32>(v: &mut [__m256i; N]) {
+    let mask = _mm256_set1_epi8(match S {
+        1 => 0x55,
+        2 => 0x33,
+        _ => 0x0f,
+    });
+    for pair in 0..N / 2 {
+        let a = pair / D * 2 * D + pair % D;
+        // What crosses into the neighbouring byte is masked out.
+        let differ = _mm256_and_si256(_mm256_xor_si256(_mm256_srli_epi16::<S>(v[a]), v[a + D]), mask);
+        v[a + D] = _mm256_xor_si256(v[a + D], differ);
+        v[a] = _mm256_xor_si256(v[a], _mm256_slli_epi16::<S>(differ));
+    }
 }
 
-/// One round: in each pair of registers `S` apart, swaps the first one's bits with `S` in their number for the second one's without.
+/// From eight planes to eight elements, or back.
+#[inline]
 #[target_feature(enable = "avx2")]
-fn swap_bits<const S: i32>(v: &mut Eight, mask: __m256i) {
-    let s = S.unsigned_abs() as usize;
-    for x in (0..8).filter(|x| x & s == 0) {
-        // Bits that cross into the neighbouring byte are masked out.
-        let t = _mm256_and_si256(_mm256_xor_si256(_mm256_srli_epi64::<S>(v[x]), v[x + s]), mask);
-        v[x + s] = _mm256_xor_si256(v[x + s], t);
-        v[x] = _mm256_xor_si256(v[x], _mm256_slli_epi64::<S>(t));
+fn transpose(v: &mut Eight) {
+    swap::<8, 4, 4>(v);
+    swap::<8, 2, 2>(v);
+    swap::<8, 1, 1>(v);
+}
+
+/// Unpacks the pairs of registers `D` apart.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn unpack<const N: usize, const D: usize>(v: &mut [__m256i; N]) {
+    for pair in 0..N / 2 {
+        let a = pair / D * 2 * D + pair % D;
+        (v[a], v[a + D]) = (_mm256_unpacklo_epi8(v[a], v[a + D]), _mm256_unpackhi_epi8(v[a], v[a + D]));
     }
 }
 
-/// Register `i`, byte `g` → element `8g + i`: register `k` then holds bytes `16k..16k + 16` in its low half and 128 further on in its high half.
+/// The step `step` of each of `N` planes from `FIRST` on.
+#[inline]
 #[target_feature(enable = "avx2")]
-fn interleave(v: &Eight) -> Eight {
-    let mut bytes = [_mm256_setzero_si256(); 8];
-    for pair in 0..4 {
-        bytes[pair] = _mm256_unpacklo_epi8(v[2 * pair], v[2 * pair + 1]);
-        bytes[pair + 4] = _mm256_unpackhi_epi8(v[2 * pair], v[2 * pair + 1]);
-    }
-    let mut out = bytes;
-    for half in 0..2 {
-        let [a, b, c, d] = [bytes[4 * half], bytes[4 * half + 1], bytes[4 * half + 2], bytes[4 * half + 3]];
-        let (ab_low, ab_high) = (_mm256_unpacklo_epi16(a, b), _mm256_unpackhi_epi16(a, b));
-        let (cd_low, cd_high) = (_mm256_unpacklo_epi16(c, d), _mm256_unpackhi_epi16(c, d));
-        out[4 * half] = _mm256_unpacklo_epi32(ab_low, cd_low);
-        out[4 * half + 1] = _mm256_unpackhi_epi32(ab_low, cd_low);
-        out[4 * half + 2] = _mm256_unpacklo_epi32(ab_high, cd_high);
-        out[4 * half + 3] = _mm256_unpackhi_epi32(ab_high, cd_high);
-    }
-    out
-}
-
-/// Undoes [`interleave`].
-#[target_feature(enable = "avx2")]
-fn deinterleave(v: &Eight) -> Eight {
-    // Each half register holds bytes 0..8 of two groups: bring the same byte of both together.
-    let pairs = _mm256_setr_epi8(
-        0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15, 0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14,
-        7, 15,
-    );
-    let v: Eight = v.map(|register| _mm256_shuffle_epi8(register, pairs));
-    // Now an 8×8 transpose of 16-bit pairs in each half.
-    let mut words = v;
-    for pair in 0..4 {
-        words[2 * pair] = _mm256_unpacklo_epi16(v[2 * pair], v[2 * pair + 1]);
-        words[2 * pair + 1] = _mm256_unpackhi_epi16(v[2 * pair], v[2 * pair + 1]);
-    }
-    let mut quads = v;
-    for half in 0..2 {
-        let [a, b, c, d] = [words[4 * half], words[4 * half + 1], words[4 * half + 2], words[4 * half + 3]];
-        quads[4 * half] = _mm256_unpacklo_epi32(a, c);
-        quads[4 * half + 1] = _mm256_unpackhi_epi32(a, c);
-        quads[4 * half + 2] = _mm256_unpacklo_epi32(b, d);
-        quads[4 * half + 3] = _mm256_unpackhi_epi32(b, d);
-    }
-    let mut out = v;
-    for i in 0..4 {
-        out[2 * i] = _mm256_unpacklo_epi64(quads[i], quads[i + 4]);
-        out[2 * i + 1] = _mm256_unpackhi_epi64(quads[i], quads[i + 4]);
-    }
-    out
-}
-
-/// The bytes at one position of 256 elements, from the planes that hold their bits.
-#[target_feature(enable = "avx2")]
-fn join_position(planes: &[&[u8]], position: usize, bits: usize, at: usize) -> Eight {
-    let mut v = [_mm256_setzero_si256(); 8];
-    for (bit, register) in v.iter_mut().take(bits).enumerate() {
-        let plane: &[u8; STEP] =
-            planes[position * 8 + bit][at..at + STEP].try_into().expect("a step of the plane");
+fn load_planes<const FIRST: usize, const N: usize>(planes: &[&[Step]], step: usize) -> [__m256i; N] {
+    let mut v = [_mm256_setzero_si256(); N];
+    for bit in 0..N {
+        let place = &planes[FIRST + bit][step];
         // SAFETY: the array has the register's 32 bytes, and the load needs no alignment.
-        *register = unsafe { _mm256_loadu_si256(plane.as_ptr().cast()) };
+        v[bit] = unsafe { _mm256_loadu_si256(place.as_ptr().cast()) };
     }
-    transpose_bits(&mut v);
-    interleave(&v)
+    v
 }
 
-/// Writes a register's halves to `low` and `high` of `out`.
+#[inline]
 #[target_feature(enable = "avx2")]
-fn store_halves(out: &mut [u8], low: usize, high: usize, value: __m256i) {
-    let halves = [(low, _mm256_castsi256_si128(value)), (high, _mm256_extracti128_si256::<1>(value))];
-    for (at, half) in halves {
-        let place: &mut [u8; 16] = (&mut out[at..at + 16]).try_into().expect("16 bytes");
-        // SAFETY: the array has the half register's 16 bytes, and the store needs no alignment.
-        unsafe { _mm_storeu_si128(place.as_mut_ptr().cast(), half) };
+fn store(place: &mut Step, value: __m256i) {
+    // SAFETY: the array has the register's 32 bytes, and the store needs no alignment.
+    unsafe { _mm256_storeu_si256(place.as_mut_ptr().cast(), value) }
+}
+
+/// Registers of which one has its low lane at `FIRST` of the first half of `words`, the high lane as far into the second half,
+/// the next one's `STRIDE` lanes on.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn load_words<const N: usize, const FIRST: usize, const STRIDE: usize>(words: &[u8]) -> [__m256i; N] {
+    let (low, high) = words.as_chunks::<16>().0.split_at(N * STRIDE);
+    let mut v = [_mm256_setzero_si256(); N];
+    for k in 0..N {
+        let (low, high): (&Half, &Half) = (&low[FIRST + k * STRIDE], &high[FIRST + k * STRIDE]);
+        // SAFETY: the arrays have a lane's 16 bytes, and the loads need no alignment.
+        let (low, high) =
+            unsafe { (_mm_loadu_si128(low.as_ptr().cast()), _mm_loadu_si128(high.as_ptr().cast())) };
+        v[k] = _mm256_inserti128_si256::<1>(_mm256_castsi128_si256(low), high);
+    }
+    v
+}
+
+/// Writes registers as [`load_words`] reads them.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn store_words<const N: usize, const FIRST: usize, const STRIDE: usize>(words: &mut [u8], v: &[__m256i; N]) {
+    let (low, high) = words.as_chunks_mut::<16>().0.split_at_mut(N * STRIDE);
+    for k in 0..N {
+        let (low, high): (&mut Half, &mut Half) =
+            (&mut low[FIRST + k * STRIDE], &mut high[FIRST + k * STRIDE]);
+        // SAFETY: the arrays have a lane's 16 bytes, and the stores need no alignment.
+        unsafe {
+            _mm_storeu_si128(low.as_mut_ptr().cast(), _mm256_castsi256_si128(v[k]));
+            _mm_storeu_si128(high.as_mut_ptr().cast(), _mm256_extracti128_si256::<1>(v[k]));
+        }
     }
 }
 
-/// Reads a register's halves from `low` and `high` of `words`.
+/// Adds the sign's plane, the last, to the others.
+#[inline]
 #[target_feature(enable = "avx2")]
-fn load_halves(words: &[u8], low: usize, high: usize) -> __m256i {
-    let half = |at: usize| {
-        let place: &[u8; 16] = words[at..at + 16].try_into().expect("16 bytes");
-        // SAFETY: the array has the half register's 16 bytes, and the load needs no alignment.
-        unsafe { _mm_loadu_si128(place.as_ptr().cast()) }
-    };
-    _mm256_inserti128_si256::<1>(_mm256_castsi128_si256(half(low)), half(high))
+fn fold<const N: usize>(v: &mut [__m256i; N]) {
+    for plane in 0..N - 1 {
+        v[plane] = _mm256_xor_si256(v[plane], v[N - 1]);
+    }
+}
+
+/// Joins planes of eight bits.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn join_8<const FOLD: bool>(planes: &[&[Step]; 8], words: &mut [u8]) {
+    for (step, words) in words.as_chunks_mut::<256>().0.iter_mut().enumerate() {
+        let mut v: Eight = load_planes::<0, 8>(planes, step);
+        if FOLD {
+            fold(&mut v);
+        }
+        transpose(&mut v); // e2 e1 e0, g3 g2 g1 g0
+        unpack::<8, 4>(&mut v); // g3 e1 e0, g2 g1 g0 e2
+        unpack::<8, 2>(&mut v); // g3 g2 e0, g1 g0 e2 e1
+        unpack::<8, 1>(&mut v); // g3 g2 g1, g0 e2 e1 e0
+        store_words::<8, 0, 1>(words, &v);
+    }
+}
+
+/// Joins planes of 16 bits.
+#[target_feature(enable = "avx2")]
+fn join_16(planes: &[&[Step]; 16], words: &mut BlockWords) {
+    for (step, words) in words.as_chunks_mut::<512>().0.iter_mut().enumerate() {
+        let mut v = [_mm256_setzero_si256(); 16];
+        let mut low: Eight = load_planes::<0, 8>(planes, step);
+        transpose(&mut low);
+        let mut high: Eight = load_planes::<8, 8>(planes, step);
+        transpose(&mut high);
+        for e in 0..8 {
+            (v[2 * e], v[2 * e + 1]) = (low[e], high[e]);
+        } // e2 e1 e0 c, g3 g2 g1 g0
+        words_in_order(&mut v); // g3 g2 g1 g0, e2 e1 e0 c
+        store_words::<16, 0, 1>(words, &v);
+    }
+}
+
+/// Four rounds of unpacking: the registers' number becomes the place in the lane, and that the register's number.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn words_in_order(v: &mut Sixteen) {
+    unpack::<16, 8>(v);
+    unpack::<16, 4>(v);
+    unpack::<16, 2>(v);
+    unpack::<16, 1>(v);
+}
+
+/// Joins planes of 32 bits.
+#[target_feature(enable = "avx2")]
+fn join_32(planes: &[&[Step]; 32], words: &mut BlockWords) {
+    for (step, words) in words.as_chunks_mut::<1024>().0.iter_mut().enumerate() {
+        let mut c: [Eight; 4] = [
+            load_planes::<0, 8>(planes, step),
+            load_planes::<8, 8>(planes, step),
+            load_planes::<16, 8>(planes, step),
+            load_planes::<24, 8>(planes, step),
+        ];
+        transpose(&mut c[0]);
+        transpose(&mut c[1]);
+        transpose(&mut c[2]);
+        transpose(&mut c[3]);
+        join_half_32::<0>(&c, words);
+        join_half_32::<1>(&c, words);
+    }
+}
+
+/// Puts the four bytes of the elements together whose e2 is `E2`.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn join_half_32<const E2: usize>(c: &[Eight; 4], words: &mut [u8]) {
+    let mut v = [_mm256_setzero_si256(); 16];
+    for k in 0..16 {
+        v[k] = c[k % 4][4 * E2 + k / 4];
+    } // e1 e0 c1 c0, g3 g2 g1 g0
+    words_in_order(&mut v); // g3 g2 g1 g0, e1 e0 c1 c0
+    store_words::<16, E2, 2>(words, &v);
+}
+
+/// Joins planes of four bits.
+#[target_feature(enable = "avx2")]
+fn join_4<const FOLD: bool>(planes: &[&[Step]; 4], words: &mut BlockWords) {
+    for (step, words) in words.as_chunks_mut::<128>().0.iter_mut().enumerate() {
+        let mut v: Four = load_planes::<0, 4>(planes, step); // p1 p0, with bits b1 b0 n, n the nibble
+        if FOLD {
+            fold(&mut v);
+        }
+        swap::<4, 1, 1>(&mut v); // p1 n, with bits b1 b0 p0
+        swap::<4, 2, 2>(&mut v); // b0 n, with bits b1 p1 p0
+        swap::<4, 1, 4>(&mut v); // b0 b1, with bits n p1 p0; g3 g2 g1 g0
+        unpack::<4, 1>(&mut v); // b0 g3, g2 g1 g0 b1
+        unpack::<4, 2>(&mut v); // g2 g3, g1 g0 b1 b0
+        v.swap(1, 2);
+        store_words::<4, 0, 1>(words, &v);
+    }
 }
 
 /// Puts planes together to words; see [`super::join`].
 #[target_feature(enable = "avx2")]
 pub(super) fn join(format: Format, planes: &Planes<'_>, words: &mut BlockWords) {
-    let width = format.bits() as usize;
-    for (step, out) in words.chunks_exact_mut(ELEMENTS * width / 8).enumerate() {
-        let at = step * STEP;
-        match width {
-            4 => {
-                let bytes = join_position(planes, 0, 4, at);
-                // Two nibbles to a byte, the first one low: first + 16 · second.
-                let weigh = _mm256_set1_epi16(0x1001);
-                for k in 0..4 {
-                    let [a, b] = [bytes[2 * k], bytes[2 * k + 1]].map(|v| _mm256_maddubs_epi16(v, weigh));
-                    store_halves(out, 16 * k, 64 + 16 * k, _mm256_packus_epi16(a, b));
-                }
-            }
-            8 => join_step(planes, at, out),
-            16 => {
-                let (low, high) = (join_position(planes, 0, 8, at), join_position(planes, 1, 8, at));
-                for k in 0..8 {
-                    let (first, second) =
-                        (_mm256_unpacklo_epi8(low[k], high[k]), _mm256_unpackhi_epi8(low[k], high[k]));
-                    store_halves(out, 32 * k, 256 + 32 * k, first);
-                    store_halves(out, 32 * k + 16, 256 + 32 * k + 16, second);
-                }
-            }
-            _ => {
-                let bytes = [0, 1, 2, 3].map(|position| join_position(planes, position, 8, at));
-                for k in 0..8 {
-                    let (low, high) = (
-                        [
-                            _mm256_unpacklo_epi8(bytes[0][k], bytes[1][k]),
-                            _mm256_unpackhi_epi8(bytes[0][k], bytes[1][k]),
-                        ],
-                        [
-                            _mm256_unpacklo_epi8(bytes[2][k], bytes[3][k]),
-                            _mm256_unpackhi_epi8(bytes[2][k], bytes[3][k]),
-                        ],
-                    );
-                    for half in 0..2 {
-                        let place = 64 * k + 32 * half;
-                        store_halves(out, place, 512 + place, _mm256_unpacklo_epi16(low[half], high[half]));
-                        store_halves(
-                            out,
-                            place + 16,
-                            512 + place + 16,
-                            _mm256_unpackhi_epi16(low[half], high[half]),
-                        );
-                    }
-                }
-            }
-        }
-    }
-    unfold(format, words);
-}
-
-/// Joins 256 bytes.
-#[target_feature(enable = "avx2")]
-fn join_step(planes: &[&[u8]], at: usize, out: &mut [u8]) {
-    let bytes = join_position(planes, 0, 8, at);
-    for (k, register) in bytes.into_iter().enumerate() {
-        store_halves(out, 16 * k, 128 + 16 * k, register);
+    match (format.bits(), Fold::of(format)) {
+        (4, Fold::No) => join_4::<false>(&parts(planes, 1024), words),
+        (4, _) => join_4::<true>(&parts(planes, 1024), words),
+        (8, Fold::No) => join_8::<false>(&parts(planes, 512), words),
+        (8, _) => join_8::<true>(&parts(planes, 512), words),
+        (16, _) => join_16(&parts(planes, 256), words),
+        _ => join_32(&parts(planes, 128), words),
     }
 }
 
 /// Puts planes together to bytes; see [`super::join_bytes`].
 #[target_feature(enable = "avx2")]
 pub(super) fn join_bytes(planes: &[&[u8]; 8], bytes: &mut [u8]) {
-    for (step, out) in bytes.chunks_exact_mut(ELEMENTS).enumerate() {
-        join_step(planes, step * STEP, out);
-    }
+    join_8::<false>(&parts(planes, bytes.len() / 8), bytes);
 }
 
-/// Folds integers, or unfolds them.
+/// Splits into planes of eight bits.
+#[inline]
 #[target_feature(enable = "avx2")]
-fn unfold(format: Format, words: &mut BlockWords) {
-    let fold = Fold::of(format);
-    if fold != Fold::No {
-        for word in words.as_chunks_mut().0 {
-            *word = fold.word(u64::from_le_bytes(*word)).to_le_bytes();
+fn split_8<const FOLD: bool>(words: &[u8], planes: &mut [&mut [Step]; 8]) {
+    for (step, words) in words.as_chunks::<256>().0.iter().enumerate() {
+        let mut v = load_words::<8, 0, 1>(words); // g3 g2 g1, g0 e2 e1 e0
+        unpack::<8, 4>(&mut v); // g0 g2 g1, e2 e1 e0 g3
+        unpack::<8, 2>(&mut v); // g0 e2 g1, e1 e0 g3 g2
+        unpack::<8, 1>(&mut v); // g0 e2 e1, e0 g3 g2 g1
+        unpack::<8, 4>(&mut v); // e0 e2 e1, g3 g2 g1 g0
+        let mut v = [v[0], v[4], v[1], v[5], v[2], v[6], v[3], v[7]];
+        transpose(&mut v);
+        if FOLD {
+            fold(&mut v);
+        }
+        for bit in 0..8 {
+            store(&mut planes[bit][step], v[bit]);
         }
     }
 }
 
-/// Splits bytes into planes; see [`super::split_bytes`].
+/// Splits into planes of 16 bits.
 #[target_feature(enable = "avx2")]
-pub(super) fn split_bytes(bytes: &[u8], mut planes: [&mut [u8]; 8]) {
-    for (step, words) in bytes.chunks_exact(ELEMENTS).enumerate() {
-        let mut v = [_mm256_setzero_si256(); 8];
-        for k in 0..8 {
-            v[k] = load_halves(words, 16 * k, 128 + 16 * k);
-        }
-        let mut v = deinterleave(&v);
-        transpose_bits(&mut v);
-        for (plane, register) in planes.iter_mut().zip(v) {
-            let place: &mut [u8; STEP] =
-                (&mut plane[step * STEP..][..STEP]).try_into().expect("a step of the plane");
-            // SAFETY: the array has the register's 32 bytes, and the store needs no alignment.
-            unsafe { _mm256_storeu_si256(place.as_mut_ptr().cast(), register) };
+fn split_16(words: &BlockWords, planes: &mut [[Step; 8]; 16]) {
+    for (step, words) in words.as_chunks::<512>().0.iter().enumerate() {
+        let mut v = load_words::<16, 0, 1>(words); // g3 g2 g1 g0, e2 e1 e0 c
+        words_in_order(&mut v); // e2 e1 e0 c, g3 g2 g1 g0
+        for c in 0..2 {
+            let mut v = [v[c], v[2 + c], v[4 + c], v[6 + c], v[8 + c], v[10 + c], v[12 + c], v[14 + c]];
+            transpose(&mut v);
+            for bit in 0..8 {
+                store(&mut planes[15 - 8 * c - bit][step], v[bit]);
+            }
         }
     }
 }
 
-/// Writes the planes that the bytes at one position of 256 elements form.
+/// Splits into planes of 32 bits.
 #[target_feature(enable = "avx2")]
-fn split_position(
-    format: Format,
-    bytes: &Eight,
-    position: usize,
-    bits: usize,
-    at: usize,
-    planes: &mut PlaneBlock,
-) {
-    let mut v = deinterleave(bytes);
-    transpose_bits(&mut v);
-    for (bit, register) in v.into_iter().take(bits).enumerate() {
-        let start = plane_range(format, position * 8 + bit).start + at;
-        let place: &mut [u8; STEP] =
-            (&mut planes[start..start + STEP]).try_into().expect("a step of the plane");
-        // SAFETY: the array has the register's 32 bytes, and the store needs no alignment.
-        unsafe { _mm256_storeu_si256(place.as_mut_ptr().cast(), register) };
+fn split_32(words: &BlockWords, planes: &mut [[Step; 4]; 32]) {
+    for (step, words) in words.as_chunks::<1024>().0.iter().enumerate() {
+        let mut v = load_words::<16, 0, 2>(words); // of e2 = 0: g3 g2 g1 g0, e1 e0 c1 c0
+        words_in_order(&mut v); // e1 e0 c1 c0, g3 g2 g1 g0
+        let mut w = load_words::<16, 1, 2>(words);
+        words_in_order(&mut w);
+        for c in 0..4 {
+            let mut v = [v[c], v[4 + c], v[8 + c], v[12 + c], w[c], w[4 + c], w[8 + c], w[12 + c]];
+            transpose(&mut v);
+            for bit in 0..8 {
+                store(&mut planes[31 - 8 * c - bit][step], v[bit]);
+            }
+        }
+    }
+}
+
+/// Splits into planes of four bits.
+#[target_feature(enable = "avx2")]
+fn split_4<const FOLD: bool>(words: &BlockWords, planes: &mut [[Step; 32]; 4]) {
+    for (step, words) in words.as_chunks::<128>().0.iter().enumerate() {
+        let mut v = load_words::<4, 0, 1>(words); // g3 g2, g1 g0 b1 b0
+        unpack::<4, 2>(&mut v); // g1 g2, g0 b1 b0 g3
+        unpack::<4, 1>(&mut v); // g1 g0, b1 b0 g3 g2
+        unpack::<4, 2>(&mut v); // b1 g0, b0 g3 g2 g1
+        unpack::<4, 1>(&mut v); // b1 b0, g3 g2 g1 g0; with bits n p1 p0
+        swap::<4, 2, 4>(&mut v); // n b0, with bits b1 p1 p0
+        swap::<4, 1, 2>(&mut v); // n p1, with bits b1 b0 p0
+        swap::<4, 2, 1>(&mut v); // p0 p1, with bits b1 b0 n
+        v.swap(1, 2);
+        if FOLD {
+            fold(&mut v);
+        }
+        for plane in 0..4 {
+            store(&mut planes[3 - plane][step], v[plane]);
+        }
     }
 }
 
 /// Splits words into planes; see [`super::split`].
 #[target_feature(enable = "avx2")]
 pub(super) fn split(format: Format, words: &BlockWords, planes: &mut PlaneBlock) {
-    let mut words = *words;
-    unfold(format, &mut words);
-    let width = format.bits() as usize;
-    let zero = _mm256_setzero_si256();
-    let low_byte = _mm256_set1_epi16(0xff);
-    for (step, words) in words.chunks_exact(ELEMENTS * width / 8).enumerate() {
-        let at = step * STEP;
-        let mut positions = [[zero; 8]; 4];
-        match width {
-            4 => {
-                let nibble = _mm256_set1_epi8(0x0f);
-                for k in 0..4 {
-                    let pairs = load_halves(words, 16 * k, 64 + 16 * k);
-                    let (first, second) = (
-                        _mm256_and_si256(pairs, nibble),
-                        _mm256_and_si256(_mm256_srli_epi16::<4>(pairs), nibble),
-                    );
-                    positions[0][2 * k] = _mm256_unpacklo_epi8(first, second);
-                    positions[0][2 * k + 1] = _mm256_unpackhi_epi8(first, second);
-                }
-            }
-            8 => {
-                for k in 0..8 {
-                    positions[0][k] = load_halves(words, 16 * k, 128 + 16 * k);
-                }
-            }
-            16 => {
-                for k in 0..8 {
-                    let a = load_halves(words, 32 * k, 256 + 32 * k);
-                    let b = load_halves(words, 32 * k + 16, 256 + 32 * k + 16);
-                    positions[0][k] =
-                        _mm256_packus_epi16(_mm256_and_si256(a, low_byte), _mm256_and_si256(b, low_byte));
-                    positions[1][k] =
-                        _mm256_packus_epi16(_mm256_srli_epi16::<8>(a), _mm256_srli_epi16::<8>(b));
-                }
-            }
-            _ => {
-                // The four bytes of an element side by side → each with its own kind: 4×4 in each group of four elements.
-                let gather = _mm256_setr_epi8(
-                    0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15, 0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10,
-                    14, 3, 7, 11, 15,
-                );
-                for k in 0..8 {
-                    let [a, b, c, d] = [0, 1, 2, 3].map(|quarter| {
-                        let place = 64 * k + 16 * quarter;
-                        _mm256_shuffle_epi8(load_halves(words, place, 512 + place), gather)
-                    });
-                    let (ab_low, ab_high) = (_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b));
-                    let (cd_low, cd_high) = (_mm256_unpacklo_epi32(c, d), _mm256_unpackhi_epi32(c, d));
-                    positions[0][k] = _mm256_unpacklo_epi64(ab_low, cd_low);
-                    positions[1][k] = _mm256_unpackhi_epi64(ab_low, cd_low);
-                    positions[2][k] = _mm256_unpacklo_epi64(ab_high, cd_high);
-                    positions[3][k] = _mm256_unpackhi_epi64(ab_high, cd_high);
-                }
+    match (format.bits(), Fold::of(format)) {
+        (4, Fold::No) => split_4::<false>(words, parts_mut(planes)),
+        (4, _) => split_4::<true>(words, parts_mut(planes)),
+        (8, fold) => {
+            let mut planes = parts_mut::<8, 16, 32>(planes).each_mut().map(|plane| &mut plane[..]);
+            planes.reverse();
+            match fold {
+                Fold::No => split_8::<false>(words, &mut planes),
+                _ => split_8::<true>(words, &mut planes),
             }
         }
-        for (position, bytes) in positions.iter().take(width.div_ceil(8)).enumerate() {
-            split_position(format, bytes, position, width.min(8), at, planes);
-        }
+        (16, _) => split_16(words, parts_mut(planes)),
+        _ => split_32(words, parts_mut(planes)),
     }
 }
 
-const _: () =
-    assert!(BLOCK_BYTES.is_multiple_of(ELEMENTS * 4), "a block is whole steps of the widest format");
+/// Splits bytes into planes; see [`super::split_bytes`].
+#[target_feature(enable = "avx2")]
+pub(super) fn split_bytes(bytes: &[u8], planes: [&mut [u8]; 8]) {
+    split_8::<false>(bytes, &mut planes.map(|plane| plane.as_chunks_mut().0));
+}

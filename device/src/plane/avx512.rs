@@ -1,31 +1,29 @@
-//! The transpose in AVX-512 with VBMI and GFNI: 64 bytes of each plane at a time, 32 of fp32's.
+//! The transpose in AVX-512 with VBMI and GFNI: 64 bytes of each plane at a time (32 where fp32 is joined).
 //!
 //! `gf2p8affineqb` transposes the 8×8 bit matrix in each quadword. To join, a byte of each of eight planes is brought together in a
 //! quadword, the matrix is transposed, and bytes are brought together to elements; to split is that backwards.
 //!
 //! Number the bytes of some registers by the register, the lane in it (two bits) and the place in the lane (four bits). Unpacking
 //! pairs of registers, low and high, moves the place's first bit to the register's number, moves the others up, and
-//! puts last the bit in which the pairs differ. Only one step of each network moves bytes between lanes, a `vpermi2b`; its indices
-//! are worked out here from what the unpacking does. Comments give places as bits: `s p2 p1 p0`.
+//! puts last the bit in which the pairs differ. What moves bytes between lanes is `vpermi2b`, once in a network (twice where fp32 is
+//! split); its indices are worked out here from what the unpacking does. Comments give numbers as bits: register, place in the lane.
 //!
 //! A *group* is eight elements, a byte of a plane. The instruction takes a matrix's rows from the quadword's last
 //! byte on, so planes (joining) and elements (splitting) are in descending order in a quadword.
 
 use std::arch::x86_64::{
-    __m512i, _mm256_loadu_si256, _mm256_storeu_si256, _mm512_castsi256_si512, _mm512_castsi512_si256,
-    _mm512_extracti64x4_epi64, _mm512_gf2p8affine_epi64_epi8, _mm512_inserti64x4, _mm512_loadu_si512,
-    _mm512_multishift_epi64_epi8, _mm512_permutex2var_epi8, _mm512_permutexvar_epi8, _mm512_rol_epi64,
-    _mm512_set1_epi64, _mm512_setzero_si512, _mm512_shuffle_epi8, _mm512_storeu_si512,
-    _mm512_ternarylogic_epi64, _mm512_unpackhi_epi8, _mm512_unpacklo_epi8, _mm512_xor_si512,
+    __m512i, _mm256_loadu_si256, _mm512_castsi256_si512, _mm512_gf2p8affine_epi64_epi8, _mm512_inserti64x4,
+    _mm512_loadu_si512, _mm512_multishift_epi64_epi8, _mm512_or_si512, _mm512_permutex2var_epi8,
+    _mm512_rol_epi64, _mm512_set1_epi8, _mm512_set1_epi64, _mm512_setzero_si512, _mm512_shuffle_epi8,
+    _mm512_storeu_si512, _mm512_ternarylogic_epi64, _mm512_unpackhi_epi8, _mm512_unpacklo_epi8,
+    _mm512_xor_si512,
 };
 
-use super::{PlaneBlock, Planes, fold::Fold, parts_mut, starts};
+use super::{PlaneBlock, Planes, first, fold::Fold, parts_mut};
 use crate::{BlockWords, format::Format};
 
 /// Bytes of a register.
 type Line = [u8; 64];
-/// Bytes of half of one.
-type Half = [u8; 32];
 type Eight = [__m512i; 8];
 
 /// Whether this processor has what the functions here need.
@@ -64,11 +62,11 @@ fn load(line: &Line) -> __m512i {
 /// Each plane has that many bytes, and 64 more.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi,gfni")]
-unsafe fn load_planes<const N: usize>(planes: [*const u8; N], at: usize) -> [__m512i; N] {
+unsafe fn load_planes<const N: usize>(planes: &[&[u8]; N], at: usize) -> [__m512i; N] {
     let mut v = [_mm512_setzero_si512(); N];
     for bit in 0..N {
         // SAFETY: as the caller promises; the load needs no alignment.
-        v[bit] = unsafe { _mm512_loadu_si512(planes[bit].add(at).cast()) };
+        v[bit] = unsafe { _mm512_loadu_si512(planes[bit].as_ptr().add(at).cast()) };
     }
     v
 }
@@ -78,13 +76,6 @@ unsafe fn load_planes<const N: usize>(planes: [*const u8; N], at: usize) -> [__m
 fn store(line: &mut Line, value: __m512i) {
     // SAFETY: the array has the register's 64 bytes, and the store needs no alignment.
     unsafe { _mm512_storeu_si512(line.as_mut_ptr().cast(), value) }
-}
-
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vbmi,gfni")]
-fn store_half(half: &mut Half, value: __m512i) {
-    // SAFETY: the array has 32 bytes, and the store needs no alignment.
-    unsafe { _mm256_storeu_si256(half.as_mut_ptr().cast(), _mm512_castsi512_si256(value)) }
 }
 
 /// Transposes the matrices in the quadwords: bit `i` of the result's byte `j` is bit `j` of byte `7 − i`, if byte `j` of `select` is `1 << j`.
@@ -142,7 +133,7 @@ macro_rules! joined {
 /// Each plane has an eighth of the words' bytes.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi,gfni")]
-unsafe fn join_8<const FOLD: bool>(planes: [*const u8; 8], words: &mut [u8]) {
+unsafe fn join_8<const FOLD: bool>(planes: &[&[u8]; 8], words: &mut [u8]) {
     let identity = _mm512_set1_epi64(0x8040_2010_0804_0201_u64.cast_signed());
     let [first, second] = joined!((r, lane, s) => 8 * r + 2 * lane + s);
     let (steps, _) = words.as_chunks_mut::<512>();
@@ -167,7 +158,7 @@ unsafe fn join_8<const FOLD: bool>(planes: [*const u8; 8], words: &mut [u8]) {
 /// # Safety
 /// Each plane has 256 bytes.
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi,gfni")]
-unsafe fn join_16(planes: [*const u8; 16], words: &mut BlockWords) {
+unsafe fn join_16(planes: &[&[u8]; 16], words: &mut BlockWords) {
     let identity = _mm512_set1_epi64(0x8040_2010_0804_0201_u64.cast_signed());
     // So that low and high bytes, unpacked, give 32 elements in order and then the 32 behind them.
     let [first, second] = joined!((r, lane, s) => 8 * r + 4 * s + lane);
@@ -193,12 +184,13 @@ unsafe fn join_16(planes: [*const u8; 16], words: &mut BlockWords) {
 /// Each plane has 32 bytes there.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi,gfni")]
-unsafe fn gather_halves<const FIRST: usize>(planes: &[*const u8; 32], at: usize) -> Eight {
+unsafe fn gather_halves<const FIRST: usize>(planes: &Planes<'_>, at: usize) -> Eight {
     let mut v = [_mm512_setzero_si512(); 8];
     for k in 0..8 {
         // SAFETY: as the caller promises; the loads need no alignment.
         let (low, high) = unsafe {
-            let (low, high) = (planes[FIRST + 7 - k].add(at), planes[FIRST + 15 - k].add(at));
+            let (low, high) =
+                (planes[FIRST + 7 - k].as_ptr().add(at), planes[FIRST + 15 - k].as_ptr().add(at));
             (_mm256_loadu_si256(low.cast()), _mm256_loadu_si256(high.cast()))
         };
         v[k] = _mm512_inserti64x4::<1>(_mm512_castsi256_si512(low), high);
@@ -213,7 +205,7 @@ unsafe fn gather_halves<const FIRST: usize>(planes: &[*const u8; 32], at: usize)
 /// # Safety
 /// Each plane has 128 bytes.
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi,gfni")]
-unsafe fn join_32(planes: [*const u8; 32], words: &mut BlockWords) {
+unsafe fn join_32(planes: &Planes<'_>, words: &mut BlockWords) {
     let identity = _mm512_set1_epi64(0x8040_2010_0804_0201_u64.cast_signed());
     // Byte c of element e (four bits) of the first 16 and of the last: in pairs of bytes, lanes are numbered by c0 and which 16.
     let first = line!(at => (at >> 1 & 1) << 6 | (at & 1) << 5 | at >> 2);
@@ -222,7 +214,7 @@ unsafe fn join_32(planes: [*const u8; 32], words: &mut BlockWords) {
     for (step, words) in steps.iter_mut().enumerate() {
         // SAFETY: there are four steps.
         let (low, high) =
-            unsafe { (gather_halves::<0>(&planes, 32 * step), gather_halves::<16>(&planes, 32 * step)) };
+            unsafe { (gather_halves::<0>(planes, 32 * step), gather_halves::<16>(planes, 32 * step)) };
         let lines: &mut [Line; 16] = words.as_chunks_mut().0.try_into().expect("16 lines");
         for r in 0..8 {
             let (low, high) = (transpose(low[r], identity), transpose(high[r], identity));
@@ -237,7 +229,7 @@ unsafe fn join_32(planes: [*const u8; 32], words: &mut BlockWords) {
 /// # Safety
 /// Each plane has 1024 bytes.
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi,gfni")]
-unsafe fn join_4<const FOLD: bool>(planes: [*const u8; 4], words: &mut BlockWords) {
+unsafe fn join_4<const FOLD: bool>(planes: &[&[u8]; 4], words: &mut BlockWords) {
     // A matrix has two groups: nibbles of the second are the low half of its columns, of the first the high half. Byte j of a
     // group wants elements 2j and 2j + 1 of that group, so half of each byte is taken from the matrix with its groups exchanged.
     let straight = _mm512_set1_epi64(0x4010_0401_8020_0802_u64.cast_signed());
@@ -274,15 +266,15 @@ unsafe fn join_4<const FOLD: bool>(planes: [*const u8; 4], words: &mut BlockWord
 /// Puts planes together to words; see [`super::join`].
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi,gfni")]
 pub(super) fn join(format: Format, planes: &Planes<'_>, words: &mut BlockWords) {
-    // SAFETY: `starts` has asserted the planes' lengths.
+    // SAFETY: `first` has asserted the planes' lengths.
     unsafe {
         match (format.bits(), Fold::of(format)) {
-            (4, Fold::No) => join_4::<false>(starts(planes, 1024), words),
-            (4, _) => join_4::<true>(starts(planes, 1024), words),
-            (8, Fold::No) => join_8::<false>(starts(planes, 512), words),
-            (8, _) => join_8::<true>(starts(planes, 512), words),
-            (16, _) => join_16(starts(planes, 256), words),
-            _ => join_32(starts(planes, 128), words),
+            (4, Fold::No) => join_4::<false>(first(planes, 1024), words),
+            (4, _) => join_4::<true>(first(planes, 1024), words),
+            (8, Fold::No) => join_8::<false>(first(planes, 512), words),
+            (8, _) => join_8::<true>(first(planes, 512), words),
+            (16, _) => join_16(first(planes, 256), words),
+            _ => join_32(first(planes, 128), words),
         }
     }
 }
@@ -290,8 +282,8 @@ pub(super) fn join(format: Format, planes: &Planes<'_>, words: &mut BlockWords) 
 /// Puts planes together to bytes; see [`super::join_bytes`].
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi,gfni")]
 pub(super) fn join_bytes(planes: &[&[u8]; 8], bytes: &mut [u8]) {
-    // SAFETY: `starts` has asserted the planes' lengths.
-    unsafe { join_8::<false>(starts(planes, bytes.len() / 8), bytes) }
+    // SAFETY: `first` has asserted the planes' lengths.
+    unsafe { join_8::<false>(first(planes, bytes.len() / 8), bytes) }
 }
 
 /// For splitting bytes: byte `p` of the transposed matrices is plane `p`, folded with the sign if `fold`.
@@ -342,21 +334,32 @@ unsafe fn split_8(fold: bool, words: &[u8], planes: [*mut u8; 8]) {
     }
 }
 
-/// Splits into planes of 16 bits.
+/// Takes apart 16 lines of 16-bit elements: a line of each plane.
+#[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi,gfni")]
-fn split_16(words: &BlockWords, planes: &mut [[Line; 4]; 16]) {
+fn scatter_16(words: &[__m512i; 16]) -> [Eight; 2] {
     let select = planes_of_bytes(false);
     let low = line!(at => 2 * (at ^ 7));
     let high = line!(at => 2 * (at ^ 7) + 1);
+    let [mut v, mut w] = [[_mm512_setzero_si512(); 8]; 2];
+    for r in 0..8 {
+        let (a, b) = (words[2 * r], words[2 * r + 1]);
+        v[r] = transpose(_mm512_permutex2var_epi8(a, low, b), select);
+        w[r] = transpose(_mm512_permutex2var_epi8(a, high, b), select);
+    }
+    [scatter(&v), scatter(&w)]
+}
+
+/// Splits into planes of 16 bits.
+#[target_feature(enable = "avx512f,avx512bw,avx512vbmi,gfni")]
+fn split_16(words: &BlockWords, planes: &mut [[Line; 4]; 16]) {
     for (step, words) in words.as_chunks::<1024>().0.iter().enumerate() {
         let lines: &[Line; 16] = words.as_chunks().0.try_into().expect("16 lines");
-        let [mut v, mut w] = [[_mm512_setzero_si512(); 8]; 2];
-        for r in 0..8 {
-            let (a, b) = (load(&lines[2 * r]), load(&lines[2 * r + 1]));
-            v[r] = transpose(_mm512_permutex2var_epi8(a, low, b), select);
-            w[r] = transpose(_mm512_permutex2var_epi8(a, high, b), select);
+        let mut v = [_mm512_setzero_si512(); 16];
+        for k in 0..16 {
+            v[k] = load(&lines[k]);
         }
-        let (v, w) = (scatter(&v), scatter(&w));
+        let [v, w] = scatter_16(&v);
         for bit in 0..8 {
             store(&mut planes[15 - bit][step], v[bit]);
             store(&mut planes[7 - bit][step], w[bit]);
@@ -364,31 +367,23 @@ fn split_16(words: &BlockWords, planes: &mut [[Line; 4]; 16]) {
     }
 }
 
-/// Splits into planes of 32 bits.
+/// Splits into 16 of the planes of 32 bits, those from `FIRST` on: 0 or 16.
+#[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi,gfni")]
-fn split_32(words: &BlockWords, planes: &mut [[Half; 4]; 32]) {
-    let select = planes_of_bytes(false);
-    // Byte c of the elements to lane c, each group's descending.
-    let apart = line!(at => 4 * (at & 15 ^ 7) + (at >> 4));
-    // Two bytes c of the elements to half a register each.
-    let first = line!(at => (at & 1) << 6 | (at >> 5) << 4 | at >> 1 & 15);
-    let second = line!(at => (at & 1) << 6 | (2 + (at >> 5)) << 4 | at >> 1 & 15);
-    for (step, words) in words.as_chunks::<1024>().0.iter().enumerate() {
+fn split_32<const FIRST: usize>(words: &BlockWords, planes: &mut [[Line; 2]; 32]) {
+    // Half of each element: 32 halves of two lines.
+    let order = line!(at => 2 * (at & !1) + (at & 1));
+    let order = _mm512_or_si512(order, _mm512_set1_epi8(if FIRST == 0 { 0 } else { 2 }));
+    for (step, words) in words.as_chunks::<2048>().0.iter().enumerate() {
+        let lines: &[Line; 32] = words.as_chunks().0.try_into().expect("32 lines");
         let mut v = [_mm512_setzero_si512(); 16];
-        for (v, line) in v.iter_mut().zip(words.as_chunks().0) {
-            *v = transpose(_mm512_permutexvar_epi8(apart, load(line)), select);
-        } // r3 r2 r1 r0, s p2 p1 p0
-        let v = unpack::<16, 8>(v); // s r2 r1 r0, p2 p1 p0 r3
-        let v = unpack::<16, 4>(v); // s p2 r1 r0, p1 p0 r3 r2
-        let v = unpack::<16, 2>(v); // s p2 p1 r0, p0 r3 r2 r1
-        let v = unpack::<16, 1>(v); // s p2 p1 p0, r3 r2 r1 r0
+        for k in 0..16 {
+            v[k] = _mm512_permutex2var_epi8(load(&lines[2 * k]), order, load(&lines[2 * k + 1]));
+        }
+        let [v, w] = scatter_16(&v);
         for bit in 0..8 {
-            for (position, order) in [(0, first), (16, second)] {
-                let both = _mm512_permutex2var_epi8(v[bit], order, v[8 + bit]);
-                store_half(&mut planes[31 - position - bit][step], both);
-                let upper = _mm512_castsi256_si512(_mm512_extracti64x4_epi64::<1>(both));
-                store_half(&mut planes[23 - position - bit][step], upper);
-            }
+            store(&mut planes[31 - FIRST - bit][step], v[bit]);
+            store(&mut planes[23 - FIRST - bit][step], w[bit]);
         }
     }
 }
@@ -436,7 +431,10 @@ pub(super) fn split(format: Format, words: &BlockWords, planes: &mut PlaneBlock)
             unsafe { split_8(fold, words, planes) }
         }
         16 => split_16(words, parts_mut(planes)),
-        _ => split_32(words, parts_mut(planes)),
+        _ => {
+            split_32::<0>(words, parts_mut(planes));
+            split_32::<16>(words, parts_mut(planes));
+        }
     }
 }
 

@@ -76,7 +76,7 @@ pub enum Kernel {
     /// AVX2, 256 elements at a time.
     #[cfg(target_arch = "x86_64")]
     Avx2,
-    /// AVX-512 with VBMI and GFNI, 512 elements at a time (fp32: 256).
+    /// AVX-512 with VBMI and GFNI, 512 elements at a time.
     #[cfg(target_arch = "x86_64")]
     Avx512,
 }
@@ -209,10 +209,15 @@ fn parts<'a, const N: usize, const PART: usize>(planes: &[&'a [u8]], bytes: usiz
     std::array::from_fn(|plane| planes[plane][..bytes].as_chunks().0)
 }
 
-/// Where the first `N` planes are, which have `bytes` bytes or more.
+/// The first `N` planes, having asserted that they have `bytes` bytes or more.
 #[cfg(target_arch = "x86_64")]
-fn starts<const N: usize>(planes: &[&[u8]], bytes: usize) -> [*const u8; N] {
-    std::array::from_fn(|plane| planes[plane][..bytes].as_ptr())
+#[inline]
+fn first<'a, 'b, const N: usize>(planes: &'a [&'b [u8]], bytes: usize) -> &'a [&'b [u8]; N] {
+    let planes = planes.first_chunk().expect("every format's planes");
+    // All are looked at, for that takes fewer branches.
+    let long = planes.iter().fold(true, |long, plane| long & (plane.len() >= bytes));
+    assert!(long, "a plane is shorter than {bytes} bytes");
+    planes
 }
 
 /// The `N` planes of a block, most significant first, each in `PARTS` parts of `PART` bytes.
@@ -225,10 +230,22 @@ fn parts_mut<const N: usize, const PARTS: usize, const PART: usize>(
 
 /// The planes of `block` that are in `mask`, the others zero.
 pub fn select(format: Format, mask: PlaneMask, block: &PlaneBlock) -> Planes<'_> {
-    std::array::from_fn(|plane| {
-        let wanted = plane < format.planes() && mask.has(plane);
-        if wanted { &block[plane_range(format, plane)] } else { &ZEROS[..] }
-    })
+    match format.planes() {
+        4 => select_of::<4, 1024>(mask, block),
+        8 => select_of::<8, 512>(mask, block),
+        16 => select_of::<16, 256>(mask, block),
+        32 => select_of::<32, 128>(mask, block),
+        _ => [&ZEROS; 32],
+    }
+}
+
+fn select_of<const N: usize, const BYTES: usize>(mask: PlaneMask, block: &PlaneBlock) -> Planes<'_> {
+    let mut planes: Planes<'_> = [&ZEROS[..BYTES]; 32];
+    let [parts] = block.as_chunks::<BYTES>().0.as_chunks::<N>().0 else { unreachable!("they fill a block") };
+    for (plane, part) in parts.iter().rev().enumerate() {
+        planes[plane] = if mask.has(plane) { part } else { &ZEROS[..BYTES] };
+    }
+    planes
 }
 
 /// Clears every bit of `words` that lies in a plane outside `mask`: what a word-major device does to serve a view.

@@ -1,4 +1,4 @@
-//! The transpose in plain Rust: 64 elements at a time in `u64`s. It defines what every faster kernel must give.
+//! The transpose in plain Rust: eight times 64 elements at a time in `u64`s. It defines what every faster kernel must give.
 //!
 //! 64 elements of B bits are B words. Number each of their bits by the word's number W and its place in the word, six bits: B2 B1 B0 for the byte
 //! and b2 b1 b0 within it. In words these say which element it is and which of its bits; in planes, word W is plane W,
@@ -10,6 +10,12 @@ use crate::{BlockWords, format::Format};
 
 /// Exchanges bit `.0` of the word's number with bit `.1` of the place.
 type Exchange = (u32, u32);
+
+/// Words with the same number in as many transposes side by side: what a compiler makes vectors of.
+type Lanes = [u64; LANES];
+const LANES: usize = 8;
+/// Bytes of a plane in that many transposes.
+const STEP: usize = 8 * LANES;
 
 /// How `N` words become `N` planes.
 struct Width<const N: usize>;
@@ -68,51 +74,58 @@ impl<const N: usize> Width<N> {
         planes
     };
 
-    fn to_planes(words: &mut [u64; N]) {
-        for exchange in Self::EXCHANGES {
-            Self::exchange(words, exchange);
-        }
-    }
-
-    fn to_words(words: &mut [u64; N]) {
-        for exchange in Self::EXCHANGES.into_iter().rev() {
-            Self::exchange(words, exchange);
-        }
-    }
-
-    #[expect(clippy::inline_always, reason = "the exchange is known where it is called")]
-    #[inline(always)]
-    fn exchange(words: &mut [u64; N], (number, place): Exchange) {
+    fn exchange(words: &mut [Lanes; N], (number, place): Exchange) {
         let shift = 1 << place;
         // Ones at the places without the bit.
         let mask = u64::MAX / ((1 << shift) + 1);
         for pair in words.chunks_exact_mut(2 << number) {
             let (without, with) = pair.split_at_mut(1 << number);
             for (a, b) in without.iter_mut().zip(with) {
-                let differ = (*a >> shift ^ *b) & mask;
-                *b ^= differ;
-                *a ^= differ << shift;
+                for (a, b) in a.iter_mut().zip(b) {
+                    let differ = (*a >> shift ^ *b) & mask;
+                    *b ^= differ;
+                    *a ^= differ << shift;
+                }
             }
         }
     }
 
-    fn split(fold: Fold, words: &[u8], planes: &mut [&mut [[u8; 8]]; N]) {
-        for (at, elements) in words.chunks_exact(8 * N).enumerate() {
-            let (bytes, _) = elements.as_chunks();
-            let mut words: [u64; N] = std::array::from_fn(|word| fold.word(u64::from_le_bytes(bytes[word])));
-            Self::to_planes(&mut words);
-            for (word, plane) in words.into_iter().zip(Self::PLANES) {
-                planes[plane][at] = word.to_le_bytes();
+    fn split(fold: Fold, words: &[u8], planes: &mut [&mut [[u8; STEP]]; N]) {
+        let (groups, _) = words.as_chunks::<8>().0.as_chunks::<N>();
+        for (step, groups) in groups.chunks_exact(LANES).enumerate() {
+            let mut words = [[0; LANES]; N];
+            for (lane, group) in groups.iter().enumerate() {
+                for (word, bytes) in words.iter_mut().zip(group) {
+                    word[lane] = fold.word(u64::from_le_bytes(*bytes));
+                }
+            }
+            for exchange in Self::EXCHANGES {
+                Self::exchange(&mut words, exchange);
+            }
+            for (word, plane) in words.iter().zip(Self::PLANES) {
+                for (bytes, lane) in planes[plane][step].as_chunks_mut().0.iter_mut().zip(word) {
+                    *bytes = lane.to_le_bytes();
+                }
             }
         }
     }
 
-    fn join(fold: Fold, planes: [&[[u8; 8]]; N], words: &mut [u8]) {
-        for (at, elements) in words.chunks_exact_mut(8 * N).enumerate() {
-            let mut words = Self::PLANES.map(|plane| u64::from_le_bytes(planes[plane][at]));
-            Self::to_words(&mut words);
-            for (bytes, word) in elements.as_chunks_mut().0.iter_mut().zip(words) {
-                *bytes = fold.word(word).to_le_bytes();
+    fn join(fold: Fold, planes: &[&[[u8; STEP]]; N], words: &mut [u8]) {
+        let (groups, _) = words.as_chunks_mut::<8>().0.as_chunks_mut::<N>();
+        for (step, groups) in groups.chunks_exact_mut(LANES).enumerate() {
+            let mut words = [[0; LANES]; N];
+            for (word, plane) in words.iter_mut().zip(Self::PLANES) {
+                for (bytes, lane) in planes[plane][step].as_chunks().0.iter().zip(word) {
+                    *lane = u64::from_le_bytes(*bytes);
+                }
+            }
+            for exchange in Self::EXCHANGES.into_iter().rev() {
+                Self::exchange(&mut words, exchange);
+            }
+            for (lane, group) in groups.iter_mut().enumerate() {
+                for (word, bytes) in words.iter().zip(group) {
+                    *bytes = fold.word(word[lane]).to_le_bytes();
+                }
             }
         }
     }
@@ -121,15 +134,17 @@ impl<const N: usize> Width<N> {
 pub(super) fn split(format: Format, words: &BlockWords, planes: &mut PlaneBlock) {
     let fold = Fold::of(format);
     match format.bits() {
-        4 => Width::<4>::split(fold, words, &mut in_order(parts_mut::<4, 128, 8>(planes))),
-        8 => Width::<8>::split(fold, words, &mut in_order(parts_mut::<8, 64, 8>(planes))),
-        16 => Width::<16>::split(fold, words, &mut in_order(parts_mut::<16, 32, 8>(planes))),
-        _ => Width::<32>::split(fold, words, &mut in_order(parts_mut::<32, 16, 8>(planes))),
+        4 => Width::<4>::split(fold, words, &mut in_order(parts_mut::<4, 16, STEP>(planes))),
+        8 => Width::<8>::split(fold, words, &mut in_order(parts_mut::<8, 8, STEP>(planes))),
+        16 => Width::<16>::split(fold, words, &mut in_order(parts_mut::<16, 4, STEP>(planes))),
+        _ => Width::<32>::split(fold, words, &mut in_order(parts_mut::<32, 2, STEP>(planes))),
     }
 }
 
 /// Planes by their number.
-fn in_order<const N: usize, const PARTS: usize>(planes: &mut [[[u8; 8]; PARTS]; N]) -> [&mut [[u8; 8]]; N] {
+fn in_order<const N: usize, const PARTS: usize>(
+    planes: &mut [[[u8; STEP]; PARTS]; N],
+) -> [&mut [[u8; STEP]]; N] {
     let mut planes = planes.each_mut().map(|plane| &mut plane[..]);
     planes.reverse();
     planes
@@ -138,10 +153,10 @@ fn in_order<const N: usize, const PARTS: usize>(planes: &mut [[[u8; 8]; PARTS]; 
 pub(super) fn join(format: Format, planes: &Planes<'_>, words: &mut BlockWords) {
     let fold = Fold::of(format);
     match format.bits() {
-        4 => Width::<4>::join(fold, parts(planes, 1024), words),
-        8 => Width::<8>::join(fold, parts(planes, 512), words),
-        16 => Width::<16>::join(fold, parts(planes, 256), words),
-        _ => Width::<32>::join(fold, parts(planes, 128), words),
+        4 => Width::<4>::join(fold, &parts(planes, 1024), words),
+        8 => Width::<8>::join(fold, &parts(planes, 512), words),
+        16 => Width::<16>::join(fold, &parts(planes, 256), words),
+        _ => Width::<32>::join(fold, &parts(planes, 128), words),
     }
 }
 
@@ -150,5 +165,5 @@ pub(super) fn split_bytes(bytes: &[u8], planes: [&mut [u8]; 8]) {
 }
 
 pub(super) fn join_bytes(planes: &[&[u8]; 8], bytes: &mut [u8]) {
-    Width::<8>::join(Fold::No, parts(planes, bytes.len() / 8), bytes);
+    Width::<8>::join(Fold::No, &parts(planes, bytes.len() / 8), bytes);
 }

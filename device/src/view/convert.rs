@@ -107,7 +107,7 @@ impl Target {
 /// The loop from one source to one width of target.
 macro_rules! converter {
     ($name:ident, $word:ty, $out:ty, $widen:expr) => {
-        #[multiversion::multiversion(targets("x86_64+avx2"))]
+        #[multiversion::multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
         #[expect(clippy::cast_possible_truncation, reason = "targets have no more bits than that")]
         fn $name(target: Target, factor: f32, words: &[u8], out: &mut [u8]) {
             let words = words.chunks_exact(size_of::<$word>());

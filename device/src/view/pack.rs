@@ -1,44 +1,58 @@
 //! Packing: the kept bits of each element side by side, a little-endian bit stream (`:packed`, `int4`, `int2`).
 //!
 //! The kept bits of an element, closed up in their order, are its packed form: sign uppermost, then exponent, then
-//! mantissa. That is one bit extraction a machine word, whatever the format.
+//! mantissa. That is one bit extraction a machine word, whatever the format; AVX-512 does it with shifts, a register
+//! of elements at a time.
+
+#[cfg(target_arch = "x86_64")]
+mod avx512;
 
 use crate::{format::Format, plane::PlaneMask};
+
+/// Bytes that a kernel may write behind the stream's end.
+const SLACK: usize = 64;
 
 /// Appends the bits in `keep` of each element in `words` to `out`. The elements are a multiple of eight, so the bytes come out whole.
 pub(super) fn pack(format: Format, keep: PlaneMask, words: &[u8], out: &mut Vec<u8>) {
     let elements = words.len() * 8 / format.bits() as usize;
     let bytes = elements * keep.count() as usize / 8;
     let start = out.len();
-    // The last store may reach past the stream's end.
-    out.resize(start + bytes + 8, 0);
-    let stream = &mut out[start..];
-    let keep = replicate(format, keep);
-    #[cfg(target_arch = "x86_64")]
-    if std::arch::is_x86_feature_detected!("bmi2") {
-        // SAFETY: the processor has BMI2.
-        unsafe { pack_bmi2(keep, words, stream) };
-        out.truncate(start + bytes);
-        return;
+    out.resize(start + bytes + SLACK, 0);
+    if keep.0 != 0 {
+        best(replicate(format, keep), words, &mut out[start..]);
     }
-    pack_with(extract, keep, words, stream);
     out.truncate(start + bytes);
 }
 
-/// The mask of one element in every element of a machine word.
-fn replicate(format: Format, keep: PlaneMask) -> u64 {
-    let keep = u64::from(keep.0);
+/// Packs the bits in `keep` of every four bytes of `words`, by the best way there is.
+fn best(keep: u32, words: &[u8], stream: &mut [u8]) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        if avx512::is_available() {
+            // SAFETY: the processor has AVX-512F.
+            return unsafe { avx512::pack(keep, words, stream) };
+        }
+        if std::arch::is_x86_feature_detected!("bmi2") {
+            // SAFETY: the processor has BMI2.
+            return unsafe { pack_bmi2(keep, words, stream) };
+        }
+    }
+    pack_with(extract, keep, words, stream);
+}
+
+/// The mask of one element in every element of four bytes.
+fn replicate(format: Format, keep: PlaneMask) -> u32 {
     match format.bits() {
-        32 => keep << 32 | keep,
-        16 => keep * 0x0001_0001_0001_0001,
-        8 => keep * 0x0101_0101_0101_0101,
-        _ => keep * 0x1111_1111_1111_1111,
+        32 => keep.0,
+        16 => keep.0 * 0x0001_0001,
+        8 => keep.0 * 0x0101_0101,
+        _ => keep.0 * 0x1111_1111,
     }
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "bmi2")]
-fn pack_bmi2(keep: u64, words: &[u8], stream: &mut [u8]) {
+fn pack_bmi2(keep: u32, words: &[u8], stream: &mut [u8]) {
     pack_with(|word, keep| std::arch::x86_64::_pext_u64(word, keep), keep, words, stream);
 }
 
@@ -47,21 +61,32 @@ fn pack_bmi2(keep: u64, words: &[u8], stream: &mut [u8]) {
     reason = "it must become part of the loop that is compiled for each processor"
 )]
 #[inline(always)]
-fn pack_with(extract: impl Fn(u64, u64) -> u64, keep: u64, words: &[u8], stream: &mut [u8]) {
-    let count = keep.count_ones() as usize;
-    let (mut held, mut bits, mut at) = (0_u64, 0_usize, 0);
-    for word in words.chunks(8) {
-        let mut bytes = [0; 8];
-        bytes[..word.len()].copy_from_slice(word);
-        let kept = extract(u64::from_le_bytes(bytes), keep);
-        // `held` has fewer than 8 bits; what does not fit beside them goes to the next byte.
-        let wide = u128::from(kept) << bits | u128::from(held);
-        let total = bits + count;
-        stream[at..at + 8].copy_from_slice(&wide.to_le_bytes()[..8]);
-        at += total / 8;
-        held = if total >= 64 { wide.to_le_bytes()[8].into() } else { stream[at].into() };
-        bits = total % 8;
+fn pack_with(extract: impl Fn(u64, u64) -> u64, keep: u32, words: &[u8], stream: &mut [u8]) {
+    let keep = u64::from(keep) << 32 | u64::from(keep);
+    let count = keep.count_ones();
+    let (mut held, mut bits, mut at) = (0_u64, 0, 0);
+    let mut append = |word: u64| {
+        let kept = extract(word, keep);
+        // `held` has fewer than 64 bits; what does not fit beside them is held next.
+        held |= kept << bits;
+        bits += count;
+        if bits >= 64 {
+            stream[at..at + 8].copy_from_slice(&held.to_le_bytes());
+            at += 8;
+            bits -= 64;
+            held = if bits == 0 { 0 } else { kept >> (count - bits) };
+        }
+    };
+    let (whole, rest) = words.as_chunks();
+    for word in whole {
+        append(u64::from_le_bytes(*word));
     }
+    if !rest.is_empty() {
+        let mut word = [0; 8];
+        word[..rest.len()].copy_from_slice(rest);
+        append(u64::from_le_bytes(word));
+    }
+    stream[at..at + 8].copy_from_slice(&held.to_le_bytes());
 }
 
 /// What the instruction `pext` does, by runs of the mask.
@@ -93,22 +118,52 @@ mod tests {
         bits.chunks(8).map(|byte| byte.iter().enumerate().fold(0, |sum, (at, bit)| sum | bit << at)).collect()
     }
 
+    type Packer = fn(u32, &[u8], &mut [u8]);
+
+    /// Every way of packing that this processor has.
+    fn packers() -> Vec<Packer> {
+        let mut packers: Vec<Packer> = vec![|keep, words, stream| pack_with(extract, keep, words, stream)];
+        #[cfg(target_arch = "x86_64")]
+        {
+            if std::arch::is_x86_feature_detected!("bmi2") {
+                // SAFETY: the processor has BMI2.
+                packers.push(|keep, words, stream| unsafe { pack_bmi2(keep, words, stream) });
+            }
+            if avx512::is_available() {
+                // SAFETY: the processor has AVX-512F.
+                packers.push(|keep, words, stream| unsafe { avx512::pack(keep, words, stream) });
+            }
+        }
+        packers
+    }
+
     proptest! {
         #[test]
         fn packing_closes_up_the_kept_bits(
-            format in prop::sample::select(Format::ALL.to_vec()), keep in any::<u32>(),
-            words in prop::collection::vec(any::<u8>(), 0..40),
+            format in prop::sample::select(Format::ALL.to_vec()), keep in any::<u32>(), shape in 0..4_u32,
+            noise in prop::collection::vec(any::<u8>(), 1..40), groups in 0_usize..40,
         ) {
-            let keep = PlaneMask(keep & PlaneMask::all(if format == Format::Opaque { Format::Int8 } else { format }).0);
-            let group = format.bits() as usize;
-            let words: Vec<u8> = words.into_iter().cycle().take(group * 12).collect();
-            let words = if words.is_empty() { vec![0; group] } else { words };
+            // Noise, sparse, dense and the upper bits.
+            let shaped = match shape {
+                0 => keep,
+                1 => keep & keep >> 7 & keep << 3,
+                2 => keep | keep >> 5 | keep << 9,
+                _ => u32::MAX << (keep % 32) >> (32 - format.bits()),
+            };
+            let all = if format == Format::Opaque { 0xff } else { PlaneMask::all(format).0 };
+            let keep = PlaneMask(shaped & all);
+            // Eight elements have as many bytes as one has bits.
+            let words: Vec<u8> = noise.into_iter().cycle().take(groups * format.bits() as usize).collect();
+            let want = slow(format, keep, &words);
             let mut out = vec![7];
             pack(format, keep, &words, &mut out);
-            prop_assert_eq!(&out[1..], &slow(format, keep, &words)[..]);
-            let mut stream = vec![0; out.len() + 8];
-            pack_with(extract, replicate(format, keep), &words, &mut stream);
-            prop_assert_eq!(&stream[..out.len() - 1], &out[1..]);
+            prop_assert_eq!(out[0], 7);
+            prop_assert_eq!(&out[1..], &want[..]);
+            for packer in packers().into_iter().filter(|_| keep.0 != 0) {
+                let mut stream = vec![0xa5; want.len() + SLACK];
+                packer(replicate(format, keep), &words, &mut stream);
+                prop_assert_eq!(&stream[..want.len()], &want[..]);
+            }
         }
     }
 }

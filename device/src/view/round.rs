@@ -28,7 +28,7 @@ struct Shape {
 /// The loop over elements of one width. Nearest even is: add just less than half, and one more if the kept part is odd.
 macro_rules! rounder {
     ($name:ident, $word:ty) => {
-        #[multiversion::multiversion(targets("x86_64+avx2"))]
+        #[multiversion::multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
         #[expect(
             clippy::allow_attributes,
             reason = "the attribute below is needed for one of the widths only"

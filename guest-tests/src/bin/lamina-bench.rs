@@ -1,11 +1,12 @@
 //! `./x bench`: the benchmarks.
 
-use std::{io::stderr, path::PathBuf, process::ExitCode};
+use std::{io::stderr, path::PathBuf, process::ExitCode, time::Duration};
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use clap::{Parser, Subcommand};
+use lamina::format::Format;
 use lamina_guest_tests::{
-    bench::{mount::Mount, start, warm::Warm},
+    bench::{codec::CodecBench, mount::Mount, start, warm::Warm},
     bundled,
 };
 
@@ -15,13 +16,32 @@ use lamina_guest_tests::{
 struct Cli {
     #[command(subcommand)]
     what: Option<What>,
-    /// A safetensors file whose bf16 values are read; may be given more than once [default: the bundled ones]
+    /// A safetensors file whose values are read (as bf16, but for `codec`); may be given more than once [default: the
+    /// bundled ones]
     #[arg(long = "model", value_name = "FILE", global = true)]
     models: Vec<PathBuf>,
 }
 
-#[derive(Clone, Copy, Debug, Subcommand)]
+#[derive(Clone, Debug, Subcommand)]
 enum What {
+    /// The device's codecs beside ZipNN, Blosc2, bitshuffle, pcodec and word-major lz4 and zstd: a table for each file and format in it
+    ///
+    /// The peers are installed from PyPI, into an environment of their own in the cache. A codec that cannot be measured keeps its
+    /// row with the reason, and the exit status is 1.
+    Codec {
+        /// Seconds that the device's codecs, and each peer's, are measured for a table
+        #[arg(long, default_value_t = SECONDS, value_parser = clap::value_parser!(u64).range(1..=3600))]
+        seconds: u64,
+        /// A format to make a table of; may be given more than once [default: every one that is in a file]
+        #[arg(long = "format", value_name = "FORMAT")]
+        formats: Vec<Format>,
+        /// Leave the peers from PyPI out
+        #[arg(long)]
+        no_peers: bool,
+        /// Print JSON rather than tables
+        #[arg(long)]
+        json: bool,
+    },
     /// Cold sequential reads from the mount: trace and gcomp against plain
     Mount {
         /// MiB of the tensor read
@@ -54,6 +74,9 @@ enum What {
     },
 }
 
+/// Seconds that codecs are measured for.
+const SECONDS: u64 = 6;
+
 fn main() -> ExitCode {
     tracing_subscriber::fmt()
         .with_env_filter(
@@ -76,9 +99,25 @@ fn run(cli: Cli) -> Result<()> {
         What::Start { rounds: 5 },
         What::Mount { mib: 96, rounds: 5, read_ahead_kb: 1024 },
         What::Warm { mib: 64, boots: 2, reads: 15 },
+        // Last, for it may fail.
+        What::Codec { seconds: SECONDS, formats: Vec::new(), no_peers: false, json: false },
     ];
     for what in cli.what.map_or_else(|| all.to_vec(), |what| vec![what]) {
         match what {
+            What::Codec { seconds, formats, no_peers, json } => {
+                let time = Duration::from_secs(seconds);
+                let bench = CodecBench { models: models.clone(), formats, time, peers: !no_peers };
+                let report = bench.run(|doing| eprintln!("bench: codecs: {doing}"))?;
+                if json {
+                    println!("{}", serde_json::to_string_pretty(&report)?);
+                } else {
+                    println!("{}", report.to_text());
+                }
+                let lacking = report.lacking();
+                if !lacking.is_empty() {
+                    bail!("not measured: {}; their rows say why", lacking.join(", "));
+                }
+            }
             What::Mount { mib, rounds, read_ahead_kb } => {
                 eprintln!("bench: cold sequential reads of {mib} MiB from the mount, {rounds} rounds");
                 let mount = Mount { models: models.clone(), bytes: mib << 20, rounds, read_ahead_kb };

@@ -143,7 +143,8 @@ fn census(values: &[u8], planes: usize, scratch: &mut Scratch) -> Option<Census>
     }
     let mut census = Census::new();
     census.tell(0, zeros)?;
-    for (value, count) in (low..).zip(counts) {
+    // Up to a bound: where the window ends with the largest value, an open range would step past it.
+    for (value, count) in (low..=u8::MAX).zip(counts) {
         census.tell(value, count as u32)?;
     }
     Some(census)

@@ -197,6 +197,24 @@ fn a_single_value_makes_no_stream() {
 }
 
 #[test]
+fn values_up_to_the_largest_come_back() {
+    // Exponents of infinities and of NaN, and of the largest numbers.
+    for format in [Format::Fp32, Format::Bf16] {
+        for spread in [1, 2, 31, 32] {
+            let values = values_of(format, |element| 255 - u8::try_from(element % spread).unwrap());
+            let want = encoded(Kernel::Portable, format, &values);
+            assert_eq!(want.is_some(), spread > 1, "{format} {spread}");
+            for kernel in Kernel::available() {
+                assert_eq!(encoded(kernel, format, &values), want, "{kernel:?} {format} {spread}");
+                if let Some(stream) = &want {
+                    assert_eq!(decoded(kernel, format, stream).as_ref(), Ok(&values), "{kernel:?} {format}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
 fn zeros_far_below_the_other_values_have_a_code() {
     let values =
         values_of(

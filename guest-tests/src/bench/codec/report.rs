@@ -1,0 +1,345 @@
+//! What a comparison tells: JSON for programs, a table for people.
+
+use std::fmt::Write;
+
+use comfy_table::CellAlignment;
+use indicatif::BinaryBytes;
+use lamina::{BLOCK_BYTES, codec::tree, format::Format, plane};
+use serde::{Deserialize, Serialize};
+
+use super::{Timed, bytes_per_second, ours::BATCH};
+use crate::bench::{median, table};
+
+/// All tables.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Report {
+    /// What the processor has of what the device's kernels and the peers use.
+    pub cpu_flags: Vec<String>,
+    /// The kernels that the device's codecs chose: transpose and plane tree.
+    pub kernels: Vec<String>,
+    /// How long the device's codecs, and each peer's, were measured for a table.
+    pub seconds: f64,
+    /// One for each file and format.
+    pub tables: Vec<Table>,
+}
+
+/// What was measured on the same bytes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Table {
+    /// The file's name.
+    pub file: String,
+    /// The format.
+    pub format: Format,
+    /// Bytes that were coded.
+    pub bytes: u64,
+    /// Bytes of this format in the file, in whole blocks.
+    pub of_bytes: u64,
+    /// The codecs.
+    pub rows: Vec<Row>,
+}
+
+/// A codec.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Row {
+    /// Its name.
+    pub codec: String,
+    /// Package and version of a peer.
+    pub version: Option<String>,
+    /// What came of it.
+    #[serde(flatten)]
+    pub outcome: Outcome,
+}
+
+/// What came of a codec.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "state", rename_all = "snake_case")]
+pub enum Outcome {
+    /// Numbers.
+    Measured(Measured),
+    /// It is not there.
+    NotInstalled {
+        /// Why.
+        why: String,
+    },
+    /// It does not know the format.
+    NotApplicable {
+        /// Which.
+        why: String,
+    },
+    /// It gave an error, or other bytes back.
+    Failed {
+        /// What.
+        why: String,
+    },
+}
+
+/// Numbers; speeds are of uncompressed bytes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Measured {
+    /// Bytes to stored bytes, or none if nothing is stored.
+    pub ratio: Option<f64>,
+    /// GB/s of coding.
+    pub encode_gbs: f64,
+    /// GB/s of decoding.
+    pub decode_gbs: f64,
+    /// The same to `memcpy` of batches in the second-level cache.
+    pub decode_of_memcpy: f64,
+    /// Microseconds of decoding the unit that has a certain 4 KiB.
+    pub read_us: f64,
+    /// Bytes of that unit.
+    pub unit_bytes: u64,
+    /// Of these microseconds, the call alone, for what is called from Python.
+    pub call_us: Option<f64>,
+}
+
+impl Measured {
+    /// From what was timed on `bytes`; `memcpy` is in bytes per second.
+    pub fn new(timed: &Timed, bytes: u64, memcpy: f64, call_seconds: Option<f64>) -> Self {
+        let (encode, decode) =
+            (bytes_per_second(bytes, &timed.encode), bytes_per_second(bytes, &timed.decode));
+        #[expect(clippy::cast_precision_loss, reason = "a ratio to be looked at")]
+        let ratio = (timed.stored_bytes > 0).then(|| bytes as f64 / timed.stored_bytes as f64);
+        Self {
+            ratio,
+            encode_gbs: encode / 1e9,
+            decode_gbs: decode / 1e9,
+            decode_of_memcpy: decode / memcpy,
+            read_us: median(timed.read.clone()) * 1e6,
+            unit_bytes: timed.unit_bytes,
+            call_us: call_seconds.map(|seconds| seconds * 1e6),
+        }
+    }
+}
+
+impl Report {
+    /// Of `tables` that each side had `time` for.
+    pub fn new(time: std::time::Duration, tables: Vec<Table>) -> Self {
+        let best = |kernels: Vec<String>| kernels.into_iter().next_back().unwrap_or_default();
+        let kernels = vec![
+            best(plane::Kernel::available().iter().map(|kernel| format!("{kernel:?}")).collect()),
+            best(tree::Kernel::available().iter().map(|kernel| format!("{kernel:?}")).collect()),
+        ];
+        Self { cpu_flags: cpu_flags(), kernels, seconds: time.as_secs_f64(), tables }
+    }
+
+    /// The codecs that have no numbers in some table though they know its format.
+    pub fn lacking(&self) -> Vec<&str> {
+        let mut lacking = Vec::new();
+        for row in self.tables.iter().flat_map(|table| &table.rows) {
+            let lacks = matches!(row.outcome, Outcome::NotInstalled { .. } | Outcome::Failed { .. });
+            if lacks && !lacking.contains(&row.codec.as_str()) {
+                lacking.push(&row.codec);
+            }
+        }
+        lacking
+    }
+
+    /// The tables for a person.
+    pub fn to_text(&self) -> String {
+        let mut text = String::new();
+        for table in &self.tables {
+            let Table { file, format, bytes, of_bytes, .. } = table;
+            let of =
+                if bytes == of_bytes { String::new() } else { format!(" of {}", BinaryBytes(*of_bytes)) };
+            let blocks = bytes / BLOCK_BYTES as u64;
+            let _ = writeln!(
+                text,
+                "{file}, {format}: {}{of} in {blocks} blocks; one thread; {}; kernels {}\n{}\n{}",
+                BinaryBytes(*bytes),
+                self.cpu_flags.join(" "),
+                self.kernels.join(", "),
+                table.to_text(),
+                table.notes()
+            );
+        }
+        text
+    }
+}
+
+impl Table {
+    fn to_text(&self) -> comfy_table::Table {
+        let head =
+            ["codec", "ratio", "encode GB/s", "decode GB/s", "of memcpy", "4 KiB µs", "decoded for it"];
+        let mut out = table(&head);
+        if let Some(last) = out.column_mut(head.len() - 1) {
+            last.set_cell_alignment(CellAlignment::Left);
+        }
+        for row in &self.rows {
+            let Row { codec, outcome, .. } = row;
+            let without = |what: &str, why: &str| {
+                let mut cells = vec![codec.clone()];
+                cells.resize(head.len() - 1, "–".to_owned());
+                cells.push(format!("{what}: {why}"));
+                cells
+            };
+            out.add_row(match outcome {
+                Outcome::NotInstalled { why } => without("not installed", why),
+                Outcome::NotApplicable { why } => without("not applicable", why),
+                Outcome::Failed { why } => without("failed", why),
+                Outcome::Measured(measured) => vec![
+                    codec.clone(),
+                    measured.ratio.map_or_else(|| "∞".to_owned(), |ratio| format!("{ratio:.3}")),
+                    format!("{:.2}", measured.encode_gbs),
+                    format!("{:.2}", measured.decode_gbs),
+                    format!("{:.3}", measured.decode_of_memcpy),
+                    format!("{:.2}", measured.read_us),
+                    BinaryBytes(measured.unit_bytes).to_string(),
+                ],
+            });
+        }
+        out
+    }
+
+    /// What has to be known to read the table.
+    fn notes(&self) -> String {
+        let mut notes = format!(
+            "memcpy, lamina and words: batches of {BATCH} blocks in the second-level cache; the others: everything in one call, processor time.\n\
+             words: each block's words by lz4 or zstd. Ratios of lamina and words are without index entries (64 bytes a block).\n\
+             4 KiB: the time to read one block; where a codec has to decode more for it, the time of that. lamina and words first copy its \
+             bundle out of the store.\n"
+        );
+        let mut calls: Vec<(f64, Vec<&str>)> = Vec::new();
+        let mut versions: Vec<&str> = Vec::new();
+        for row in &self.rows {
+            if let Some(version) = row.version.as_deref()
+                && !versions.contains(&version)
+            {
+                versions.push(version);
+                if let Outcome::Measured(Measured { call_us: Some(call), .. }) = row.outcome {
+                    match calls.iter_mut().find(|(other, _)| format!("{other:.2}") == format!("{call:.2}")) {
+                        Some((_, peers)) => peers.push(version),
+                        None => calls.push((call, vec![version])),
+                    }
+                }
+            }
+        }
+        if !calls.is_empty() {
+            let calls: Vec<_> =
+                calls.iter().map(|(call, peers)| format!("{call:.2} µs ({})", peers.join(", "))).collect();
+            let _ = writeln!(
+                notes,
+                "Peers are called from Python; of each of their times, a call that does nothing takes {}.",
+                calls.join(", ")
+            );
+        }
+        notes
+    }
+}
+
+/// What this processor has of the extensions that codecs use.
+fn cpu_flags() -> Vec<String> {
+    #[cfg(target_arch = "x86_64")]
+    {
+        macro_rules! flags {
+            ($($flag:tt),*) => {
+                [$(($flag, std::arch::is_x86_feature_detected!($flag))),*]
+            };
+        }
+        let flags =
+            flags!("avx2", "bmi2", "avx512f", "avx512bw", "avx512vl", "avx512vbmi", "avx512vbmi2", "gfni");
+        flags.into_iter().filter(|(_, here)| *here).map(|(flag, _)| flag.to_owned()).collect()
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        vec![std::env::consts::ARCH.to_owned()]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn measured(call_us: Option<f64>) -> Outcome {
+        Outcome::Measured(Measured {
+            ratio: Some(1.5),
+            encode_gbs: 8.0,
+            decode_gbs: 10.25,
+            decode_of_memcpy: 0.25,
+            read_us: 0.5,
+            unit_bytes: 4096,
+            call_us,
+        })
+    }
+
+    fn report() -> Report {
+        let row = |codec: &str, version: Option<&str>, outcome| Row {
+            codec: codec.to_owned(),
+            version: version.map(str::to_owned),
+            outcome,
+        };
+        let table = Table {
+            file: "some.safetensors".to_owned(),
+            format: Format::Bf16,
+            bytes: 1 << 20,
+            of_bytes: 1 << 24,
+            rows: vec![
+                row("lamina tree", None, measured(None)),
+                row("bitshuffle", Some("bitshuffle 1.2"), measured(Some(0.31))),
+                row("bitshuffle + lz4", Some("bitshuffle 1.2"), measured(Some(0.31))),
+                row("ZipNN", None, Outcome::NotInstalled { why: "PyPI is not reachable".to_owned() }),
+                row("pcodec -8", None, Outcome::NotApplicable { why: "no such format".to_owned() }),
+                row("Blosc2", None, Outcome::Failed { why: "it ended".to_owned() }),
+            ],
+        };
+        Report::new(Duration::from_secs(6), vec![table.clone(), table])
+    }
+
+    #[test]
+    fn the_json_has_the_promised_shape() {
+        let report = report();
+        let value: Value = serde_json::from_str(&serde_json::to_string(&report).unwrap()).unwrap();
+        assert_eq!(value["seconds"], 6.0);
+        assert!(value["cpu_flags"].as_array().unwrap().iter().all(Value::is_string));
+        assert_eq!(value["kernels"].as_array().unwrap().len(), 2);
+        let table = &value["tables"][0];
+        assert_eq!(table["file"], "some.safetensors");
+        assert_eq!(table["format"], "bf16");
+        assert_eq!((&table["bytes"], &table["of_bytes"]), (&json!(1 << 20), &json!(1 << 24)));
+        let tree = json!({
+            "codec": "lamina tree", "version": null, "state": "measured", "ratio": 1.5, "encode_gbs": 8.0, "decode_gbs": 10.25,
+            "decode_of_memcpy": 0.25, "read_us": 0.5, "unit_bytes": 4096, "call_us": null
+        });
+        assert_eq!(table["rows"][0], tree);
+        let zipnn = json!({ "codec": "ZipNN", "version": null, "state": "not_installed", "why": "PyPI is not reachable" });
+        assert_eq!(table["rows"][3], zipnn);
+        assert_eq!(table["rows"][4]["state"], "not_applicable");
+        assert_eq!(table["rows"][5]["state"], "failed");
+        assert_eq!(serde_json::from_value::<Report>(value).unwrap(), report);
+    }
+
+    #[test]
+    fn what_lacks_is_said_once_and_an_unknown_format_is_no_lack() {
+        assert_eq!(report().lacking(), ["ZipNN", "Blosc2"]);
+    }
+
+    #[test]
+    fn the_table_has_numbers_or_the_reason_in_each_row_and_says_what_a_call_takes() {
+        let text = report().to_text();
+        let line = |start: &str| text.lines().find(|line| line.trim().starts_with(start)).unwrap();
+        assert!(line("some.safetensors, bf16").contains("1.00 MiB of 16.00 MiB in 256 blocks"), "{text}");
+        let cells: Vec<_> = line("lamina tree").split_whitespace().collect();
+        assert_eq!(cells, ["lamina", "tree", "1.500", "8.00", "10.25", "0.250", "0.50", "4.00", "KiB"]);
+        assert!(line("ZipNN").contains("not installed: PyPI is not reachable"), "{text}");
+        assert!(line("pcodec").contains("not applicable: no such format"), "{text}");
+        assert!(line("Blosc2").contains("failed: it ended"), "{text}");
+        assert!(line("Peers are called").contains("0.31 µs (bitshuffle 1.2)"), "{text}");
+    }
+
+    #[test]
+    fn nothing_stored_has_no_ratio() {
+        let timed = Timed {
+            codec: "x".to_owned(),
+            stored_bytes: 0,
+            unit_bytes: 4096,
+            encode: vec![1.0],
+            decode: vec![2.0],
+            read: vec![3.0],
+        };
+        let measured = Measured::new(&timed, 4096, 4096.0, None);
+        assert_eq!((measured.ratio, measured.decode_of_memcpy, measured.read_us), (None, 0.5, 3e6));
+    }
+}

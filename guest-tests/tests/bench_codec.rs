@@ -1,0 +1,51 @@
+//! `./x bench codec` as a person or a script runs it, without what it would install.
+
+use std::process::{Command, Output};
+
+use lamina_guest_tests::bundled;
+use serde_json::Value;
+
+fn bench(arguments: &[&str]) -> Output {
+    let model = bundled().expect("start the tests through ./x test").remove(0);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_lamina-bench"));
+    command.args(["codec", "--no-peers", "--seconds", "1", "--model"]).arg(model);
+    command.args(arguments).output().unwrap()
+}
+
+#[test]
+fn a_script_gets_json_in_which_the_bundled_weights_shrink() {
+    let output = bench(&["--json"]);
+    assert!(output.status.success(), "{output:?}");
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let [table] = report["tables"].as_array().unwrap().as_slice() else { panic!("{report}") };
+    assert_eq!(
+        (table["file"].as_str(), table["format"].as_str()),
+        (Some("stories260K-bf16.safetensors"), Some("bf16"))
+    );
+    let ratio = |codec: &str| {
+        let rows = table["rows"].as_array().unwrap();
+        let row = rows.iter().find(|row| row["codec"] == codec).unwrap_or_else(|| panic!("{codec}: {table}"));
+        assert_eq!(row["state"], "measured", "{row}");
+        row["ratio"].as_f64().unwrap()
+    };
+    assert!((ratio("memcpy") - 1.0).abs() < 1e-12);
+    assert!(ratio("words zstd-3") > ratio("words lz4"));
+    assert!(ratio("lamina lz4") > ratio("words lz4"));
+    assert!(ratio("lamina tree") > ratio("lamina zstd") && ratio("lamina zstd") > ratio("lamina lz4"));
+}
+
+#[test]
+fn a_person_gets_a_table_and_a_clear_no() {
+    let output = bench(&[]);
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(
+        output.status.success() && text.contains("lamina tree") && text.contains("decode GB/s"),
+        "{text}"
+    );
+    for (arguments, said) in [(["--format", "fp16"], "fp16"), (["--format", "float"], "formats are")] {
+        let output = bench(&arguments);
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert!(!output.status.success() && output.stdout.is_empty(), "{error}");
+        assert!(error.contains(said) && !error.contains("panicked"), "{error}");
+    }
+}
