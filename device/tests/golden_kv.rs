@@ -49,6 +49,13 @@ impl Case {
             let noise = if row % 9 == 8 { 0x5a_5a5a } else { next() };
             let lean = u32::from(column % 3 != 0) ^ u32::from(noise % 13 == 0);
             let (exponent, mantissa) = (self.format.exponent_bits(), self.format.mantissa_bits());
+            if exponent == 0 {
+                // Integers, small ones of either sign.
+                out.extend([
+                    (noise % 7 * 3).to_le_bytes()[0].wrapping_sub(u8::try_from(column % 3 * 8).unwrap())
+                ]);
+                continue;
+            }
             let middle = (1 << exponent >> 1) + u32::try_from(column % 3).unwrap();
             let element = lean << (exponent + mantissa)
                 | (middle - (noise & noise >> 3 & 3)) << mantissa
