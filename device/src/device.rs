@@ -1,30 +1,35 @@
 //! The device: holds the line from a request to stored planes and back together. The only thing the servers know.
 //!
 //! The rules:
-//! * Every method may be called from any thread. Reads of different blocks never wait for each other, nor for the coding of a write to another block.
+//! * Every method may be called from any thread. Reads of different blocks never wait for each other, nor for the coding of a write to another block, but
+//!   for those of one KV window: see `windows`.
 //! * A read or write that is not wholly inside its window changes nothing and is an error.
 //! * Who owns a block, and so how it is coded, is decided under the map's lock, which every write holds for its block: charges and
 //!   counters always agree with the map.
+//! * A read that finds its map out of date begins again with the new one.
 //! * A write to a block is atomic to readers of that block; a request over several blocks is not, as with any memory.
 
 mod blocks;
+mod decoded;
 mod tables;
+mod windows;
 
 use std::{ops::Range, sync::Arc, time::Instant};
 
 use lamina_abi::{DIRECTORY_BYTES, DirectoryError};
 use parking_lot::RwLock;
 
-use self::blocks::Blocks;
+use self::{blocks::Blocks, windows::Windows};
 use crate::{
-    BLOCK_BYTES,
+    BLOCK_BYTES, BlockWords,
     codec::{Codec, block::BlockError},
     format::Format,
+    kv::Shape,
     mode::Mode,
     plane::PlaneMask,
     stats::{IndexCache, Stats, Tally, report::Subject},
     store::StoreError,
-    tensor::TensorError,
+    tensor::{Tensor, TensorError},
     view::ViewError,
     window::{Alias, Map},
 };
@@ -51,6 +56,10 @@ pub struct DeviceConfig {
     pub index_cache_entries: usize,
     /// Whether to measure, at each write, what a generically compressing device would store.
     pub compare_gcomp: bool,
+    /// KV windows that may be open for writing at once, at least one; each takes as much memory as its tokens.
+    pub open_windows: usize,
+    /// Bytes of decoded KV windows and blocks that may be kept for the next read.
+    pub decoded_bytes: usize,
 }
 
 impl DeviceConfig {
@@ -64,6 +73,8 @@ impl DeviceConfig {
             codec: Codec::default(),
             index_cache_entries: 32_768, // 2 MiB of SRAM
             compare_gcomp: true,
+            open_windows: 64,
+            decoded_bytes: 16 << 20,
         }
     }
 }
@@ -151,6 +162,7 @@ pub struct Device {
     blocks: Blocks,
     stats: Stats,
     index_cache: IndexCache,
+    windows: Windows,
     started: Instant,
 }
 
@@ -175,6 +187,7 @@ impl Device {
         Ok(Self {
             blocks: Blocks::new(&config)?,
             index_cache: IndexCache::new(config.index_cache_entries),
+            windows: Windows::new(config.open_windows, config.decoded_bytes),
             map: RwLock::new(Arc::new(map)),
             stats: Stats::new(),
             started: Instant::now(),
@@ -208,7 +221,7 @@ impl Device {
     /// [`DeviceError::PastWindow`], [`DeviceError::Damaged`], [`DeviceError::Store`].
     pub fn read_base(&self, offset: u64, out: &mut [u8]) -> Result<(), DeviceError> {
         self.inside(Window::Base, offset, out.len() as u64)?;
-        let map = self.map();
+        let mut map = self.map();
         let mut total = Tally::default();
         let mut done = 0;
         while done < out.len() {
@@ -219,12 +232,27 @@ impl Device {
             let tensor = map.tensor_at(at);
             let format = tensor.map_or(Format::Opaque, |tensor| tensor.info.format);
             let mut tally = Tally { plain: lines(inside, length), ..Tally::default() };
-            if let Ok(words) = <&mut [u8; BLOCK_BYTES]>::try_from(&mut *part) {
-                self.fetch(block, format, PlaneMask::all(format), words, &mut tally)?;
+            let fetch = |words: &mut BlockWords, tally: &mut Tally| {
+                let all = PlaneMask::all(format);
+                match tensor.and_then(|tensor| Some((tensor, tensor.windows.as_ref()?))) {
+                    None => self.fetch(block, format, all, words, tally),
+                    Some((tensor, shape)) => {
+                        let inside = inside..inside + length;
+                        self.fetch_from_window(tensor, shape, block, inside, all, words, tally)
+                    }
+                }
+            };
+            let found = if let Ok(words) = <&mut [u8; BLOCK_BYTES]>::try_from(&mut *part) {
+                fetch(words, &mut tally)?
             } else {
                 let mut words = [0; BLOCK_BYTES];
-                self.fetch(block, format, PlaneMask::all(format), &mut words, &mut tally)?;
+                let found = fetch(&mut words, &mut tally)?;
                 part.copy_from_slice(&words[inside..inside + length]);
+                found
+            };
+            if !found {
+                map = self.map();
+                continue;
             }
             if let Some(tensor) = tensor {
                 tensor.traffic.count(length as u64, &tally);
@@ -245,9 +273,14 @@ impl Device {
         self.inside(Window::Base, offset, data.len() as u64)?;
         let mut done = 0;
         while done < data.len() {
-            let (block, inside) = locate(offset + done as u64);
+            let at = offset + done as u64;
+            let (block, inside) = locate(at);
             let length = (BLOCK_BYTES - inside).min(data.len() - done);
             let map = self.map.read();
+            if let Some((tensor, shape)) = windowed(&map, at) {
+                done += self.stage(&map, tensor, shape, at, &data[done..])?;
+                continue;
+            }
             self.write_block(&map, block, inside, &data[done..done + length])?;
             done += length;
         }
@@ -262,20 +295,24 @@ impl Device {
     /// As [`Device::read_base`].
     pub fn read_views(&self, offset: u64, out: &mut [u8]) -> Result<(), DeviceError> {
         let range = self.inside(Window::Views, offset, out.len() as u64)?;
-        out.fill(0);
-        let map = self.map();
-        if range.start < DIRECTORY_BYTES {
-            self.stats.directory_reads.add(1);
-            paste(out, &range, 0, &map.directory);
+        'again: loop {
+            out.fill(0);
+            let map = self.map();
+            if range.start < DIRECTORY_BYTES {
+                self.stats.directory_reads.add(1);
+                paste(out, &range, 0, &map.directory);
+            }
+            for alias in map.aliases_in(&range) {
+                if !self.read_alias(alias, &range, out)? {
+                    continue 'again;
+                }
+            }
+            return Ok(());
         }
-        for alias in map.aliases_in(&range) {
-            self.read_alias(alias, &range, out)?;
-        }
-        Ok(())
     }
 
-    /// The part of `range` of the views window that `alias` fills.
-    fn read_alias(&self, alias: &Alias, range: &Range<u64>, out: &mut [u8]) -> Result<(), DeviceError> {
+    /// The part of `range` of the views window that `alias` fills. `false` if it is no more.
+    fn read_alias(&self, alias: &Alias, range: &Range<u64>, out: &mut [u8]) -> Result<bool, DeviceError> {
         let (start, end) = (alias.info.offset, alias.info.offset + alias.info.length);
         let wanted = range.start.max(start) - start..range.end.min(end) - start;
         let format = alias.view.format();
@@ -288,7 +325,17 @@ impl Device {
             let from = piece.elements.start * width / 8;
             let to = piece.elements.end * width / 8;
             tally.plain += lines(from, to - from);
-            self.fetch(first_block + piece.block, format, alias.view.mask(), &mut words, &mut tally)?;
+            let (block, mask, tensor) = (first_block + piece.block, alias.view.mask(), &alias.tensor);
+            let inside = alias.words_of(piece.block, &wanted);
+            let found = match &tensor.windows {
+                Some(shape) => {
+                    self.fetch_from_window(tensor, shape, block, inside, mask, &mut words, &mut tally)?
+                }
+                None => self.fetch_part(block, format, inside, mask, &mut words, &mut tally)?,
+            };
+            if !found {
+                return Ok(false);
+            }
             // Elements past the tensor's last are not the view's to show.
             let before = piece.block * format.block_elements();
             clear_from(format, alias.info.elements.saturating_sub(before), &mut words);
@@ -301,7 +348,7 @@ impl Device {
         let bytes = wanted.end - wanted.start;
         alias.traffic.count(bytes, &tally);
         self.stats.views.count(bytes, &tally);
-        Ok(())
+        Ok(true)
     }
 
     /// Counts a store into the views window, which has no effect on the device.
@@ -340,11 +387,27 @@ impl Device {
             let (block, inside) = locate(at);
             let zeros = usize::try_from(range.end - at).unwrap_or(usize::MAX).min(BLOCK_BYTES - inside);
             let map = self.map.read();
+            if let Some((tensor, shape)) = windowed(&map, at) {
+                let length = self.discard_in_window(&map, tensor, shape, at..range.end)?;
+                let whole = ((at + length) / BLOCK_BYTES as u64).saturating_sub(at.div_ceil(BLOCK_BYTES as u64));
+                self.stats.discarded_blocks.add(whole);
+                at += length;
+                continue;
+            }
             self.write_block(&map, block, inside, &[0; BLOCK_BYTES][..zeros])?;
             self.stats.discarded_blocks.add(u64::from(zeros == BLOCK_BYTES));
             at += zeros as u64;
         }
         Ok(())
+    }
+
+    /// Codes what was written to this base range and is staged in open KV windows: the part of the coherence fence that is the device's.
+    ///
+    /// # Errors
+    /// [`DeviceError::PastWindow`]; [`DeviceError::Store`] when the store is full, and then what was written stays staged.
+    pub fn flush(&self, offset: u64, length: u64) -> Result<(), DeviceError> {
+        let range = self.inside(Window::Base, offset, length)?;
+        self.close_windows(range)
     }
 
     /// Everything counted, now.
@@ -359,6 +422,7 @@ impl Device {
             compare_gcomp: self.config.compare_gcomp,
             map: &self.map(),
             index_cache: &self.index_cache,
+            windows: self.windows.now(),
         })
     }
 
@@ -377,6 +441,12 @@ impl Device {
             _ => Err(DeviceError::PastWindow { window, offset, length, size }),
         }
     }
+}
+
+/// The tensor at `at` that is coded by windows.
+fn windowed(map: &Map, at: u64) -> Option<(&Arc<Tensor>, &Shape)> {
+    let tensor = map.tensor_at(at)?;
+    Some((tensor, tensor.windows.as_ref()?))
 }
 
 /// The block that holds base offset `at`, and the place in it.
@@ -418,3 +488,5 @@ fn paste(out: &mut [u8], range: &Range<u64>, at: u64, bytes: &[u8]) {
 
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod window_tests;

@@ -10,7 +10,7 @@ use std::os::fd::AsRawFd as _;
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
 use crate::codec::block::{Bundle, MAX_BUNDLE, Stored, StoredPlane};
-use crate::codec::{Codec, check};
+use crate::codec::{Codec, check, head};
 use crate::format::Format;
 use crate::model::{ModelError, ModelFile};
 use crate::plane::{self, PlaneMask};
@@ -131,8 +131,9 @@ fn mend(stored: &mut Stored, bundle: &mut [u8; MAX_BUNDLE]) {
     if let Stored::Words { length, check, .. } = stored {
         *check = crc32c::crc32c(&bundle[..usize::from(*length)]);
     }
-    if let Stored::Planes { format, planes, checks, joint, .. } = stored {
-        let mut at = 0;
+    if let Stored::Planes { format, head, planes, checks, joint, .. } = stored {
+        let mut at = usize::from(head.length);
+        head::mend(&mut bundle[..at]);
         let mut stream = usize::from(joint.length);
         for (plane, check) in planes[..format.planes()].iter().zip(checks) {
             if matches!(plane, StoredPlane::Zeros | StoredPlane::Ones) {

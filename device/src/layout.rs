@@ -1,8 +1,8 @@
 //! Layouts: in which order a tensor's elements enter the planes (TRACE III-B, eq. 3 and 8).
 //!
-//! This is the one place where layouts differ. A block passes through [`Layout::encode`] on its way to the codec, and whatever the
-//! layout did there its inverse must undo on the way back. `weight` blocks enter in address order. `kv` tensors are
-//! described (channels, window) and for now enter in address order too, so both layouts share the identity as inverse.
+//! This is the one place where layouts differ. `weight` blocks enter in address order, one by one. Those of `kv` tensors enter a window at a time, channel by
+//! channel where that is worth it: see [`crate::kv`]. What a layout did on the way to the codec its inverse undoes on the way back. A device in the modes `plain` and
+//! `gcomp` has one layout for everything, words in address order.
 
 use serde::{Deserialize, Serialize};
 
@@ -10,6 +10,7 @@ use crate::{
     BlockWords,
     codec::{Codec, block::Bundle},
     format::Format,
+    kv::KvLayout,
     mode::Mode,
 };
 
@@ -20,21 +21,16 @@ pub enum Layout {
     /// Address order.
     #[default]
     Weight,
-    /// Token-major rows of `channels` elements; the device groups `window` tokens (n in eq. 3).
-    Kv {
-        /// Elements of a token's row.
-        channels: u32,
-        /// Tokens of a window.
-        window: u32,
-    },
+    /// Token-major rows, of which the device groups windows of tokens.
+    Kv(KvLayout),
 }
 
 impl Layout {
-    /// Codes one block of a tensor of this layout for a device of this mode.
-    pub fn encode(self, mode: Mode, format: Format, codec: Codec, words: &BlockWords, bundle: &mut Bundle) {
-        match (mode, self) {
-            (Mode::Plain | Mode::GComp, _) => bundle.encode_words(codec, words),
-            (Mode::Trace, Self::Weight | Self::Kv { .. }) => bundle.encode(format, codec, words),
+    /// Codes one block in address order for a device of this mode: any block but those of a `kv` tensor in the mode `trace`.
+    pub fn encode_block(mode: Mode, format: Format, codec: Codec, words: &BlockWords, bundle: &mut Bundle) {
+        match mode {
+            Mode::Plain | Mode::GComp => bundle.encode_words(codec, words),
+            Mode::Trace => bundle.encode(format, codec, words),
         }
     }
 }
@@ -43,7 +39,13 @@ impl From<Layout> for lamina_abi::Layout {
     fn from(layout: Layout) -> Self {
         match layout {
             Layout::Weight => Self::Weight,
-            Layout::Kv { channels, window } => Self::Kv { channels, window },
+            Layout::Kv(KvLayout { channels, window, stride, paged }) => Self::Kv {
+                channels,
+                window,
+                stride: stride.unwrap_or(channels),
+                groups: paged.map_or(1, |paged| paged.groups),
+                paged_tokens: paged.map_or(1, |paged| paged.block),
+            },
         }
     }
 }

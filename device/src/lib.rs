@@ -15,6 +15,7 @@ pub mod device;
 pub mod format;
 #[doc(hidden)]
 pub mod fuzzing;
+pub mod kv;
 pub mod layout;
 pub mod load;
 pub mod mode;

@@ -22,6 +22,7 @@ use wildmatch::WildMatch;
 use crate::BLOCK_BYTES;
 use crate::device::{Device, DeviceError};
 use crate::format::{Format, UnknownFormat};
+use crate::kv::{self, KvError, KvLayout};
 use crate::layout::Layout;
 use crate::model::{ModelError, ModelFile, ModelTensor};
 use crate::tensor::{TensorInfo, TensorSpec};
@@ -31,7 +32,7 @@ use crate::window::ViewInfo;
 /// Bytes that a thread copies at once, a multiple of the block.
 pub const PIECE: u64 = 1 << 20;
 /// Tokens of a KV window if a rule does not say (n in TRACE eq. 3).
-pub const KV_WINDOW: u32 = 128;
+pub const KV_WINDOW: u32 = kv::WINDOW;
 
 /// What to load a checkpoint as.
 #[derive(Clone, Debug, Default)]
@@ -48,9 +49,8 @@ pub struct LoadOptions {
 #[derive(Clone, Debug, PartialEq)]
 pub struct KvRule {
     pattern: WildMatch,
-    /// Elements of a token's row; the tensor's last dimension if not given.
-    channels: Option<u32>,
-    window: u32,
+    /// Their layout; rows as long as the tensor's last dimension if not given.
+    layout: Option<KvLayout>,
 }
 
 /// A rule by which tensors have another format than the file says, for example packed 4-bit integers in a `U8` tensor.
@@ -71,6 +71,9 @@ pub enum RuleError {
         /// What was given.
         rule: String,
     },
+    /// The pattern is followed by no layout.
+    #[error("PATTERN=CHANNELS: {0}")]
+    KvLayout(#[from] KvError),
     /// Not of the form.
     #[error("{rule:?} is no rule: write PATTERN=FORMAT, for example '*.qweight=int4'")]
     Format {
@@ -85,41 +88,33 @@ pub enum RuleError {
 impl KvRule {
     /// The rules that hold without being asked for: two-dimensional tensors whose name ends in `.k` or `.v`.
     pub fn by_name() -> [Self; 2] {
-        ["*.k", "*.v"].map(|pattern| Self {
-            pattern: WildMatch::new(pattern),
-            channels: None,
-            window: KV_WINDOW,
-        })
+        ["*.k", "*.v"].map(|pattern| Self { pattern: WildMatch::new(pattern), layout: None })
     }
 
     fn layout(&self, tensor: &ModelTensor) -> Option<Layout> {
         if !self.pattern.matches(&tensor.name) {
             return None;
         }
-        let channels = match (self.channels, tensor.shape.as_slice()) {
-            (Some(channels), _) => channels,
-            (None, &[_, channels]) => u32::try_from(channels).ok()?,
+        let layout = match (self.layout, tensor.shape.as_slice()) {
+            (Some(layout), _) => layout,
+            (None, &[_, channels]) => KvLayout::rows(u32::try_from(channels).ok()?, KV_WINDOW),
             (None, _) => return None,
         };
-        Some(Layout::Kv { channels, window: self.window })
+        Some(Layout::Kv(layout))
     }
 }
 
 impl FromStr for KvRule {
     type Err = RuleError;
 
-    /// `PATTERN=CHANNELS[,WINDOW]`; `*` in the pattern stands for anything.
+    /// `PATTERN=LAYOUT`, see [`KvLayout`]; `*` in the pattern stands for anything.
     fn from_str(rule: &str) -> Result<Self, RuleError> {
-        let parsed = || {
-            let (pattern, numbers) = rule.rsplit_once('=')?;
-            let (channels, window) = match numbers.split_once(',') {
-                Some((channels, window)) => (channels, window.parse().ok()?),
-                None => (numbers, KV_WINDOW),
-            };
-            let channels = Some(channels.parse().ok()?);
-            (!pattern.is_empty()).then(|| Self { pattern: WildMatch::new(pattern), channels, window })
-        };
-        parsed().ok_or_else(|| RuleError::Kv { rule: rule.to_owned() })
+        // A name may have a `=`, and so may a layout, behind a comma.
+        let (name, stride) = rule.rsplit_once(",stride=").map_or((rule, None), |(name, n)| (name, Some(n)));
+        let split = name.rsplit_once('=').filter(|(pattern, _)| !pattern.is_empty());
+        let (pattern, layout) = split.ok_or_else(|| RuleError::Kv { rule: rule.to_owned() })?;
+        let layout = stride.map_or_else(|| layout.to_owned(), |stride| format!("{layout},stride={stride}"));
+        Ok(Self { pattern: WildMatch::new(pattern), layout: Some(layout.parse()?) })
     }
 }
 
@@ -241,6 +236,7 @@ pub fn load_model(
             let bytes = before.fetch_add(bytes, Ordering::Relaxed) + bytes;
             progress(Progress { tensor: &tensor.name, bytes, total })
         })?;
+        device.flush(info.dpa, info.length).map_err(failed)?;
         for spelling in &options.views {
             if let Err(why) = View::parse(info.format, spelling) {
                 loaded.skipped.push(skipped(tensor, spelling, why.to_string()));

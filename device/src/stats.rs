@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
 
 pub use self::report::{
     BlocksReport, DeviceReport, IndexReport, PlaneReport, RequestsReport, StatsReport, TensorReport,
-    TrafficReport, ViewReport, WritesReport,
+    TrafficReport, ViewReport, WindowsReport, WritesReport,
 };
 use crate::{
     codec::{
@@ -22,6 +22,7 @@ use crate::{
         block::{MAX_PLANES, Stored, StoredPlane},
     },
     format::Format,
+    kv::Coding,
     store::entry::Entry,
 };
 
@@ -137,6 +138,20 @@ pub struct Stats {
     pub(crate) damaged_reads: Counter,
     pub(crate) index_hits: Counter,
     pub(crate) index_misses: Counter,
+    /// KV windows opened for writing.
+    pub(crate) windows_opened: Counter,
+    /// Of these, those closed to make room for another: back-pressure.
+    pub(crate) windows_forced: Counter,
+    /// Windows coded, by [`Coding`].
+    pub(crate) windows_coded: [Counter; Coding::ALL.len()],
+    /// Rows that they left out.
+    pub(crate) repeated_rows: Counter,
+    /// Windows decoded for reads.
+    pub(crate) windows_decoded: Counter,
+    /// Reads of blocks that found their window decoded.
+    pub(crate) windows_reused: Counter,
+    /// Exact bytes of the heads of transformed blocks.
+    pub(crate) heads: Gauge,
     /// Blocks that hold data, tensors' and others.
     pub(crate) live_blocks: Gauge,
     /// Of these, those no tensor covers.
@@ -173,6 +188,13 @@ impl Stats {
             damaged_reads: Counter::default(),
             index_hits: Counter::default(),
             index_misses: Counter::default(),
+            windows_opened: Counter::default(),
+            windows_forced: Counter::default(),
+            windows_coded: Default::default(),
+            repeated_rows: Counter::default(),
+            windows_decoded: Counter::default(),
+            windows_reused: Counter::default(),
+            heads: Gauge::default(),
             live_blocks: Gauge::default(),
             opaque_blocks: Gauge::default(),
             bypass_blocks: Gauge::default(),
@@ -187,6 +209,8 @@ impl Stats {
     pub(crate) fn replaced(&self, old: &Entry, new: &Entry) {
         for (entry, sign) in [(old, -1), (new, 1)] {
             let Some(place) = &entry.place else { continue };
+            let head = i64::try_from(place.stored.head_bytes()).expect("less than a block");
+            self.heads.0.fetch_add(sign * head, Relaxed);
             if place.stored.is_bypass() {
                 self.bypass_blocks.0.fetch_add(sign, Relaxed);
             }

@@ -11,14 +11,13 @@ use crate::{
     BLOCK_BYTES,
     codec::Codec,
     format::Format,
+    kv::{KvError, Shape},
     layout::Layout,
     stats::{Gauge, Traffic},
 };
 
 /// Longest name of a tensor, in bytes.
 pub const MOST_NAME_BYTES: usize = 4096;
-/// Most tokens a KV window may have.
-pub const MOST_WINDOW: u32 = 256;
 
 /// A tensor to be made.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -163,22 +162,20 @@ pub enum TensorError {
         length: u64,
     },
     /// A KV layout that cannot be.
-    #[error(
-        "{name}: a kv layout has 1 to {MOST_WINDOW} tokens a window and at least one channel, not {window} and {channels}"
-    )]
+    #[error("{name}: {why}")]
     Kv {
         /// The tensor.
         name: String,
-        /// Channels given.
-        channels: u32,
-        /// Window given.
-        window: u32,
+        /// Why not.
+        why: KvError,
     },
 }
 
 /// A tensor and what is counted about it.
 pub(crate) struct Tensor {
     pub(crate) info: TensorInfo,
+    /// Its windows, if the device codes it by windows.
+    pub(crate) windows: Option<Shape>,
     /// Bytes its blocks are charged in the store.
     pub(crate) stored: Gauge,
     /// Reads through the base window.
@@ -194,7 +191,7 @@ impl Tensor {
 
 /// Checks all of `spec` but its place: its elements and its shape.
 pub(crate) fn check(spec: &TensorSpec) -> Result<(u64, Vec<u64>), TensorError> {
-    let TensorSpec { name, length, format, layout, .. } = spec;
+    let TensorSpec { name, length, format, .. } = spec;
     if name.is_empty() || name.len() > MOST_NAME_BYTES || name.chars().any(char::is_control) {
         return Err(TensorError::Name { name: name.chars().take(64).collect(), length: name.len() });
     }
@@ -211,10 +208,15 @@ pub(crate) fn check(spec: &TensorSpec) -> Result<(u64, Vec<u64>), TensorError> {
     if product != Some(elements) {
         return Err(size("the product of the shape", product.unwrap_or(u64::MAX)));
     }
-    if let Layout::Kv { channels, window } = *layout
-        && (channels == 0 || window == 0 || window > MOST_WINDOW)
-    {
-        return Err(TensorError::Kv { name: name.clone(), channels, window });
-    }
     Ok((elements, shape))
+}
+
+/// The windows of `spec`, if it is a KV tensor of elements that can be put in order.
+pub(crate) fn windows(spec: &TensorSpec) -> Result<Option<Shape>, TensorError> {
+    match &spec.layout {
+        Layout::Weight => Ok(None),
+        Layout::Kv(layout) => {
+            Shape::new(spec.format, layout).map_err(|why| TensorError::Kv { name: spec.name.clone(), why })
+        }
+    }
 }

@@ -143,6 +143,18 @@ impl Alias {
         })
     }
 
+    /// The bytes of block `block` of the tensor that belong to bytes `range` of the view: neighbouring ranges of the view have neighbouring ones, even where an
+    /// element is cut.
+    pub(crate) fn words_of(&self, block: u64, range: &Range<u64>) -> Range<usize> {
+        let (width, bits) = (u64::from(self.view.format().bits()), u64::from(self.view.bits()));
+        let block_bytes = self.view.format().block_elements() / 8 * bits;
+        let inside = |at: u64| {
+            let at = at.saturating_sub(block * block_bytes).min(block_bytes);
+            usize::try_from(at * width / bits).expect("at most a block")
+        };
+        inside(range.start)..inside(range.end)
+    }
+
     /// The base range that bytes `range` of the view depend on.
     pub(crate) fn base_under(&self, range: Range<u64>) -> Option<Range<u64>> {
         let mut blocks = self.pieces(range).map(|piece| piece.block);

@@ -69,14 +69,48 @@ fn a_person_gets_tables_and_a_drawing() {
     let plot = directory.path().join("planes.svg");
     let kv = bundled("stories260K-kv-bf16.safetensors");
     let tables = printed(&[&kv, "--codec", "zstd", "--kv", "32", "--plot", text(&plot)]);
-    for word in
-        ["layers.0.seq.0.k", "bf16 kv", "total", "Planes of bf16", "rounded to int4", "coded as weights"]
-    {
+    for word in [
+        "layers.0.seq.0.k",
+        "bf16 kv",
+        "total",
+        "Planes of bf16",
+        "rounded to int4",
+        "KV layer by layer",
+        "exponent differences",
+    ] {
         assert!(tables.contains(word), "{word}: {tables}");
     }
     assert!(!tables.contains(" lz4 \n") && !tables.contains('\u{1b}'));
     let svg = fs::read_to_string(&plot).unwrap();
     assert!(svg.starts_with("<svg ") && svg.contains("bf16 as stored · zstd") && !svg.contains("· lz4"));
+}
+
+#[test]
+fn real_caches_reach_the_ratios_that_were_promised() {
+    let kv = bundled("stories260K-kv-bf16.safetensors");
+    let report: Value = serde_json::from_str(&printed(&[&kv, "--kv", "32", "--json"])).unwrap();
+    let tensors = report["tensors"].as_array().unwrap();
+    let mean = |codec: &str| report["kv"]["geometric_mean"][codec].as_f64().unwrap();
+    assert!(mean("lz4") >= 1.38 && mean("zstd") >= 1.40, "{} {}", mean("lz4"), mean("zstd"));
+    assert!(mean("lz4") > 1.2 * report["kv"]["word_major_geometric_mean"]["lz4"].as_f64().unwrap());
+    // Every layer has its K and its V, and of K none is below what the best codec promised.
+    let layers = report["kv"]["layers"].as_array().unwrap();
+    assert_eq!(layers.len(), 2 * 5);
+    for layer in layers.iter().filter(|layer| layer["side"] == "k") {
+        assert!(layer["ratios"]["tree"].as_f64().unwrap() >= 1.5, "{layer}");
+    }
+    let ratios = tensors.iter().filter(|tensor| tensor["name"].as_str().unwrap().ends_with(".k"));
+    let ratios: Vec<_> = ratios.map(|tensor| tensor["codecs"]["tree"]["ratio"].as_f64().unwrap()).collect();
+    let k = (ratios.iter().map(|ratio| ratio.ln()).sum::<f64>()
+        / f64::from(u32::try_from(ratios.len()).unwrap()))
+    .exp();
+    assert!(k >= 1.55, "{k}");
+    // Layer 0's V depends on the token alone, so its rows repeat.
+    let repeated = |tensor: &Value| tensor["codecs"]["tree"]["windows"]["repeated_rows"].as_u64().unwrap();
+    let first = tensors.iter().filter(|tensor| tensor["name"].as_str().unwrap().starts_with("layers.0."));
+    assert!(
+        first.filter(|tensor| tensor["name"].as_str().unwrap().ends_with(".v")).all(|v| repeated(v) > 50)
+    );
 }
 
 #[test]

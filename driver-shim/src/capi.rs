@@ -232,7 +232,7 @@ pub(crate) unsafe extern "C" fn lamina_tensor_info(
         };
         let (layout, kv_channels, kv_window) = match entry.layout {
             Layout::Weight => (0, 0, 0),
-            Layout::Kv { channels, window } => (1, channels, window),
+            Layout::Kv { channels, window, .. } => (1, channels, window),
         };
         let info = Tensor {
             name: name.as_ptr(),

@@ -1,8 +1,8 @@
 //! What the device would make of a checkpoint: ratios by codec and plane, without loading it (TRACE Table I, Table IV, Fig. 16).
 //!
 //! The rules:
-//! * Blocks are coded exactly as the device codes them, by [`Layout::encode`]: each tensor begins a block, the last one is filled
-//!   up with zeros. A *ratio* is the tensor's bytes to the bytes of its bundles; index entries are not counted.
+//! * Blocks are coded exactly as the device codes them, those of KV caches by windows ([`crate::kv`]): each tensor begins a block, the last one is filled
+//!   up with zeros. Only windows of *rounded* caches may end early, where a piece that was read ends. A *ratio* is the tensor's bytes to the bytes of its bundles; index entries are not counted.
 //! * A ratio without a number (`None`, `null` in JSON) has nothing stored under it: no elements, or zeros only.
 //! * A stored byte is charged in equal parts to the planes that cannot be read without it, so the planes of a bundle sum up to it
 //!   even where a codec codes planes jointly.
@@ -13,8 +13,10 @@
 //! * *Rounded* is what the paper's Table IV does first: see [`rounding`].
 //! * Files are read in pieces by all cores and never held, twice: the scale of `fp8` needs the largest value first.
 
+pub mod layers;
 mod limit;
 pub mod plot;
+mod plot_layers;
 pub mod report;
 pub mod rounding;
 mod tally;
@@ -24,6 +26,8 @@ use std::ops::ControlFlow;
 
 pub use self::report::Report;
 use crate::codec::Codec;
+use crate::format::Format;
+use crate::kv::{KvError, KvLayout, Shape};
 use crate::layout::Layout;
 use crate::load::Progress;
 use crate::model::{ModelError, ModelFile, ModelTensor};
@@ -33,8 +37,8 @@ use crate::model::{ModelError, ModelFile, ModelTensor};
 pub struct AnalyzeOptions {
     /// The codecs of the planes.
     pub codecs: Vec<Codec>,
-    /// Rows of this many channels, in windows of this many tokens, are KV caches.
-    pub kv: Option<KvShape>,
+    /// Tensors whose dimensions fit this layout are KV caches.
+    pub kv: Option<KvLayout>,
 }
 
 impl Default for AnalyzeOptions {
@@ -44,25 +48,21 @@ impl Default for AnalyzeOptions {
     }
 }
 
-/// What a KV cache looks like: tensors of two dimensions of which the last is `channels` are taken for one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct KvShape {
-    /// Elements of a token's row.
-    pub channels: u32,
-    /// Tokens of a window.
-    pub window: u32,
-}
-
-impl KvShape {
-    /// The layout of `tensor`.
-    fn layout(self, tensor: &ModelTensor) -> Layout {
-        match tensor.shape.as_slice() {
-            [_, channels] if *channels == u64::from(self.channels) => {
-                Layout::Kv { channels: self.channels, window: self.window }
-            }
-            _ => Layout::Weight,
+/// The layout of `tensor` if caches have this one: `kv` if it has two dimensions of which the last is a row, or four or more of which those behind the first are a
+/// paged block.
+fn layout_of(kv: KvLayout, tensor: &ModelTensor) -> Layout {
+    let row = u64::from(kv.stride.unwrap_or(kv.channels));
+    let product =
+        |dimensions: &[u64]| dimensions.iter().try_fold(1_u64, |product, &n| product.checked_mul(n));
+    let fits = match (tensor.shape.as_slice(), kv.paged) {
+        ([_, last], _) => *last == row,
+        ([_, _, _, inner @ ..], None) if !inner.is_empty() => product(&tensor.shape[2..]) == Some(row),
+        ([_, _, _, inner @ ..], Some(paged)) if !inner.is_empty() => {
+            product(&tensor.shape[1..]) == row.checked_mul(paged.block.into())
         }
-    }
+        _ => false,
+    };
+    if fits { Layout::Kv(kv) } else { Layout::Weight }
 }
 
 /// Why an analysis has no result.
@@ -72,13 +72,16 @@ pub enum AnalyzeError {
     #[error(transparent)]
     Model(#[from] ModelError),
     /// KV was asked for, and there is none.
-    #[error(
-        "no tensor has two dimensions of which the last is {channels}, so nothing is a KV cache of {channels} channels"
-    )]
+    #[error("no tensor's dimensions end in rows of {row}, so nothing is a KV cache of {layout}")]
     NoKv {
-        /// The channels asked for.
-        channels: u32,
+        /// Elements of a row.
+        row: u32,
+        /// The layout asked for.
+        layout: KvLayout,
     },
+    /// A KV layout that cannot be.
+    #[error(transparent)]
+    Kv(#[from] KvError),
     /// The caller's progress function said so.
     #[error("the analysis was stopped")]
     Stopped,
@@ -98,17 +101,22 @@ pub fn analyze(
         .iter()
         .flat_map(|model| model.tensors().iter().map(move |tensor| (model, tensor)))
         .map(|(model, tensor)| {
-            let layout = options.kv.map_or(Layout::Weight, |kv| kv.layout(tensor));
+            let layout = options.kv.map_or(Layout::Weight, |kv| layout_of(kv, tensor));
             work::Subject { model, tensor, layout }
         })
         .collect();
-    if let Some(KvShape { channels, .. }) = options.kv
-        && !subjects.iter().any(|subject| matches!(subject.layout, Layout::Kv { .. }))
-    {
-        return Err(AnalyzeError::NoKv { channels });
+    if let Some(layout) = options.kv {
+        let caches = || subjects.iter().filter(|subject| matches!(subject.layout, Layout::Kv(_)));
+        if caches().next().is_none() {
+            return Err(AnalyzeError::NoKv { row: layout.stride.unwrap_or(layout.channels), layout });
+        }
+        // What they may be rounded to has windows too.
+        for format in caches().map(work::Subject::format).chain([Format::Fp8E4m3fn, Format::Int4]) {
+            Shape::new(format, &layout)?;
+        }
     }
     let sums = work::run(&subjects, &options.codecs, progress)?;
-    Ok(Report::new(&subjects, &sums, &options.codecs))
+    Ok(Report::new(&subjects, &sums, &options.codecs, options.kv))
 }
 
 #[cfg(test)]

@@ -1,11 +1,12 @@
 //! The bars of the paper's Fig. 16 as an SVG file that needs nothing else: a row of panels for each format and for each rounding, a panel
-//! for each codec, a bar for each plane.
+//! for each codec, a bar for each plane. Below them, if KV caches were asked for, those of its Fig. 15 ([`plot_layers`]).
 //!
 //! The ratios' axis is logarithmic from 1, where a plane is stored as it is. A plane of which nothing is stored has a bar to the
 //! top, marked ∞.
 
 use std::fmt::Write as _;
 
+use super::plot_layers;
 use super::report::{CodecReport, Figures, Report};
 
 const PANEL: (f64, f64) = (440.0, 190.0);
@@ -33,8 +34,11 @@ pub fn svg(report: &Report, title: &str) -> Option<String> {
     if rows.is_empty() || codecs.is_empty() {
         return None;
     }
-    let width = 2.0 * MARGIN.0 + across(codecs.len(), PANEL.0, GAP.0);
-    let height = MARGIN.1 + across(rows.len(), PANEL.1, GAP.1) + 60.0;
+    let layers = report.kv.as_ref().map(|kv| (kv, plot_layers::extent(kv)));
+    let (least, below) = layers.map_or((0.0, 0.0), |(_, extent)| extent);
+    let width = (2.0 * MARGIN.0 + across(codecs.len(), PANEL.0, GAP.0)).max(least);
+    let above = MARGIN.1 + across(rows.len(), PANEL.1, GAP.1) + 60.0;
+    let height = above + below;
     let mut out = String::new();
     let _ = writeln!(
         out,
@@ -64,6 +68,9 @@ pub fn svg(report: &Report, title: &str) -> Option<String> {
             x += PANEL.0 + GAP.0;
         }
         y += PANEL.1 + GAP.1;
+    }
+    if let Some((kv, _)) = layers {
+        plot_layers::draw(&mut out, kv, above);
     }
     out.push_str("</svg>\n");
     Some(out)

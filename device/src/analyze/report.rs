@@ -7,11 +7,13 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
+use super::layers::KvReport;
 use super::rounding::GROUP;
-use super::tally::{Coded, Tally};
+use super::tally::{Coded, Tally, Windows};
 use super::work::{Rounded, Subject, Sums, WORD_CODECS};
 use crate::codec::Codec;
 use crate::format::Format;
+use crate::kv::KvLayout;
 use crate::layout::Layout;
 
 /// All figures.
@@ -21,6 +23,9 @@ pub struct Report {
     pub tensors: Vec<TensorReport>,
     /// All tensors together.
     pub total: TotalReport,
+    /// The KV caches layer by layer, if they were asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kv: Option<KvReport>,
 }
 
 /// The figures of a tensor.
@@ -127,20 +132,54 @@ pub struct CodecReport {
     pub savings: Option<f64>,
     /// The part that is saved of what as many elements take in bf16; not for opaque bytes and fp32.
     pub savings_vs_bf16: Option<f64>,
+    /// How the windows of KV caches were coded; only where there are some.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub windows: Option<WindowsReport>,
+}
+
+/// How the windows of KV caches were coded, each in the way that takes least.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct WindowsReport {
+    /// Windows coded in address order, as weights are.
+    pub plain: u64,
+    /// Windows coded channel by channel.
+    pub channels: u64,
+    /// Windows coded channel by channel, exponents as differences: the paper's pipeline.
+    pub deltas: u64,
+    /// Rows left out because they repeat an earlier one of their window.
+    pub repeated_rows: u64,
+}
+
+impl WindowsReport {
+    fn new(windows: &Windows) -> Option<Self> {
+        let [plain, channels, deltas] = windows.coded;
+        let some = plain + channels + deltas > 0;
+        some.then_some(Self { plain, channels, deltas, repeated_rows: windows.repeated_rows })
+    }
 }
 
 impl Report {
-    pub(super) fn new(subjects: &[Subject<'_>], sums: &[Sums], codecs: &[Codec]) -> Self {
-        let tensors = subjects.iter().zip(sums).map(|(subject, sums)| TensorReport {
-            file: subject.model.path().display().to_string(),
-            name: subject.tensor.name.clone(),
-            format: sums.own.format,
-            layout: subject.layout,
-            figures: Figures::new(&sums.own),
-            word_major: word_major(sums.own.logical_bytes, sums.words),
-            rounded: sums.rounded.as_ref().map(|rounded| RoundedReport::new(rounded, true)),
-        });
-        Self { tensors: tensors.collect(), total: TotalReport::new(sums, codecs) }
+    pub(super) fn new(
+        subjects: &[Subject<'_>],
+        sums: &[Sums],
+        codecs: &[Codec],
+        kv: Option<KvLayout>,
+    ) -> Self {
+        let tensors: Vec<_> = subjects
+            .iter()
+            .zip(sums)
+            .map(|(subject, sums)| TensorReport {
+                file: subject.model.path().display().to_string(),
+                name: subject.tensor.name.clone(),
+                format: sums.own.format,
+                layout: subject.layout,
+                figures: Figures::new(&sums.own),
+                word_major: word_major(sums.own.logical_bytes, sums.words),
+                rounded: sums.rounded.as_ref().map(|rounded| RoundedReport::new(rounded, true)),
+            })
+            .collect();
+        let kv = kv.map(|layout| KvReport::new(layout, &tensors));
+        Self { tensors, total: TotalReport::new(sums, codecs), kv }
     }
 }
 
@@ -212,6 +251,7 @@ impl Figures {
                 of_limit: of(overall, limit),
                 savings: short(saved(tally.logical_bytes)),
                 savings_vs_bf16: short(saved(bf16_bytes)),
+                windows: WindowsReport::new(&coded.windows),
             }
         };
         Self {
@@ -241,7 +281,7 @@ fn word_major(logical_bytes: u64, stored: [u64; 2]) -> BTreeMap<&'static str, Op
     WORD_CODECS.into_iter().map(Codec::name).zip(ratios).collect()
 }
 
-fn ratio(before: u64, after: f64) -> Option<f64> {
+pub(super) fn ratio(before: u64, after: f64) -> Option<f64> {
     (before > 0 && after > 0.0).then(|| float(before) / after)
 }
 
@@ -250,11 +290,11 @@ fn of(ratio: Option<f64>, limit: Option<f64>) -> Option<f64> {
 }
 
 /// Six places, so that the order in which threads add up does not show.
-fn short(number: Option<f64>) -> Option<f64> {
+pub(super) fn short(number: Option<f64>) -> Option<f64> {
     number.map(|number| (number * 1e6).round() / 1e6)
 }
 
 #[expect(clippy::cast_precision_loss, reason = "exact up to 8 PiB, and a ratio needs no more")]
-fn float(count: u64) -> f64 {
+pub(super) fn float(count: u64) -> f64 {
     count as f64
 }

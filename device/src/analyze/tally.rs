@@ -4,8 +4,8 @@ use super::limit;
 use crate::codec::Codec;
 use crate::codec::block::{Bundle, MAX_BUNDLE, MAX_PLANES, Stored};
 use crate::format::Format;
+use crate::kv::{self, Coding, Shape};
 use crate::layout::Layout;
-use crate::mode::Mode;
 use crate::plane::PlaneMask;
 use crate::{BLOCK_BYTES, BlockWords};
 
@@ -30,29 +30,68 @@ pub(super) struct Coded {
     pub(super) stored_bytes: u64,
     /// Bytes charged to each plane, by its number.
     pub(super) planes: [f64; MAX_PLANES],
+    /// What became of the windows of KV caches.
+    pub(super) windows: Windows,
+}
+
+/// How windows were coded.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Windows {
+    /// Windows by [`Coding`].
+    pub(super) coded: [u64; Coding::ALL.len()],
+    /// Rows left out because they repeat.
+    pub(super) repeated_rows: u64,
+}
+
+impl Windows {
+    pub(super) fn add(&mut self, other: &Self) {
+        self.coded.iter_mut().zip(other.coded).for_each(|(sum, windows)| *sum += windows);
+        self.repeated_rows += other.repeated_rows;
+    }
 }
 
 impl Tally {
     pub(super) fn new(format: Format, codecs: &[Codec]) -> Self {
-        let coded =
-            codecs.iter().map(|&codec| Coded { codec, stored_bytes: 0, planes: [0.0; MAX_PLANES] }).collect();
+        let coded = codecs.iter().map(|&codec| Coded {
+            codec,
+            stored_bytes: 0,
+            planes: [0.0; MAX_PLANES],
+            windows: Windows::default(),
+        });
+        let coded = coded.collect();
         Self { format, elements: 0, logical_bytes: 0, limit_bits: 0.0, coded }
     }
 
-    /// Codes `bytes`, which begin a block.
-    pub(super) fn code(&mut self, layout: Layout, bytes: &[u8]) {
-        let mut bundle = Bundle::new();
+    /// Codes `bytes`, which begin `before` bytes behind the tensor's beginning, a window's if it is a KV cache.
+    pub(super) fn code(&mut self, layout: Layout, before: u64, bytes: &[u8]) {
         self.logical_bytes += bytes.len() as u64;
         self.elements += self.format.elements_in(bytes.len() as u64);
+        blocks(bytes).for_each(|block| self.limit_bits += limit::bits(self.format, block.used()));
+        if let Some(shape) = windows(self.format, layout) {
+            return self.code_windows(&shape, before / BLOCK_BYTES as u64, bytes);
+        }
+        let mut bundle = Bundle::new();
         for block in blocks(bytes) {
-            self.limit_bits += limit::bits(self.format, block.used());
             for coded in &mut self.coded {
-                layout.encode(Mode::Trace, self.format, coded.codec, &block.words, &mut bundle);
-                if let Some(stored) = &bundle.stored {
-                    coded.stored_bytes += bundle.bytes().len() as u64;
-                    charge(self.format, stored, &mut coded.planes);
-                }
+                bundle.encode(self.format, coded.codec, &block.words);
+                coded.add_block(self.format, &bundle);
             }
+        }
+    }
+
+    fn code_windows(&mut self, shape: &Shape, mut before: u64, bytes: &[u8]) {
+        let (mut window, mut bundles) = (Vec::new(), Vec::new());
+        for part in bytes.chunks(shape.blocks() * BLOCK_BYTES) {
+            window.clear();
+            window.extend_from_slice(part);
+            window.resize(part.len().next_multiple_of(BLOCK_BYTES), 0);
+            for coded in &mut self.coded {
+                let how = kv::encode(shape, before, coded.codec, &window, None, &mut bundles);
+                coded.windows.coded[how.coding as usize] += 1;
+                coded.windows.repeated_rows += how.repeated_rows as u64;
+                bundles.iter().for_each(|bundle| coded.add_block(self.format, bundle));
+            }
+            before += shape.blocks() as u64;
         }
     }
 
@@ -64,7 +103,26 @@ impl Tally {
         for (coded, other) in self.coded.iter_mut().zip(&other.coded) {
             coded.stored_bytes += other.stored_bytes;
             coded.planes.iter_mut().zip(other.planes).for_each(|(sum, bytes)| *sum += bytes);
+            coded.windows.add(&other.windows);
         }
+    }
+}
+
+impl Coded {
+    fn add_block(&mut self, format: Format, bundle: &Bundle) {
+        if let Some(stored) = &bundle.stored {
+            self.stored_bytes += bundle.bytes().len() as u64;
+            charge(format, stored, &mut self.planes);
+        }
+    }
+}
+
+/// The windows that a tensor of this format and layout has.
+pub(super) fn windows(format: Format, layout: Layout) -> Option<Shape> {
+    match layout {
+        Layout::Weight => None,
+        // A layout that cannot be was refused before.
+        Layout::Kv(layout) => Shape::new(format, &layout).ok().flatten(),
     }
 }
 

@@ -212,7 +212,7 @@ fn kv_marks_the_tensors_of_that_shape_and_needs_one() {
         ("x", "BF16", &[2, 32, 32], weights(2048)),
     ]);
     let kv =
-        |channels| AnalyzeOptions { kv: Some(KvShape { channels, window: 16 }), ..AnalyzeOptions::default() };
+        |channels| AnalyzeOptions { kv: Some(KvLayout::rows(channels, 16)), ..AnalyzeOptions::default() };
     let report = analyzed(&model, &kv(32));
     let layouts: Vec<_> = report["tensors"].as_array().unwrap().iter().map(|t| &t["layout"]).collect();
     assert_eq!(
@@ -270,4 +270,69 @@ fn the_drawing_has_a_bar_for_each_plane_and_codec() {
     let (_file, opaque) = checkpoint(&[("bytes", "U8", &[5], vec![7; 5])]);
     let report = analyze(&[opaque], &AnalyzeOptions::default(), |_| ControlFlow::Continue(())).unwrap();
     assert!(plot::svg(&report, "x").is_none());
+}
+
+#[test]
+fn caches_are_coded_by_windows_as_the_device_codes_them() {
+    // Longer than a piece, with a window that divides neither pieces nor the tensor.
+    let (rows, channels) = (6000_u32, 96_u32);
+    let bytes: Vec<u8> = weights((rows * channels) as usize)
+        .chunks(2)
+        .enumerate()
+        .flat_map(|(at, value)| {
+            // Each channel has a size and a side of its own; some rows repeat.
+            let channel = u8::try_from(at % 96).unwrap();
+            let value = if at / 96 % 16 == 15 { [0x11, 0x3d] } else { [value[0], value[1]] };
+            [value[0], (value[1] & 0x7f).wrapping_sub(channel % 5) | channel << 7]
+        })
+        .collect();
+    let layout = KvLayout::rows(channels, 77);
+    let shape = vec![u64::from(rows), u64::from(channels)];
+    let (_file, model) = checkpoint(&[
+        ("layers.0.k", "BF16", &shape, bytes.clone()),
+        ("layers.0.v", "BF16", &shape, bytes.clone()),
+        ("layers.1.v", "BF16", &shape, weights((rows * channels) as usize)),
+    ]);
+    let report = analyzed(&model, &AnalyzeOptions { kv: Some(layout), ..AnalyzeOptions::default() });
+    let windows = Shape::new(Format::Bf16, &layout).unwrap().unwrap();
+    let padded = [&bytes[..], &vec![0; bytes.len().next_multiple_of(BLOCK_BYTES) - bytes.len()]].concat();
+    for codec in Codec::ALL {
+        let (mut stored, mut ways, mut repeated, mut before) = (0, [0_u64; 3], 0, 0);
+        let mut bundles = Vec::new();
+        for window in padded.chunks(windows.blocks() * BLOCK_BYTES) {
+            let coded = crate::kv::encode(&windows, before, codec, window, None, &mut bundles);
+            ways[coded.coding as usize] += 1;
+            repeated += coded.repeated_rows;
+            stored += bundles.iter().map(|bundle| bundle.bytes().len()).sum::<usize>();
+            before += windows.blocks() as u64;
+        }
+        assert!(repeated > 300 && ways[0] == 0, "{ways:?} {repeated}");
+        for tensor in 0..2 {
+            let got = &report["tensors"][tensor]["codecs"][codec.name()];
+            close(&got["ratio"], float(bytes.len()) / float(stored), codec.name());
+            assert_eq!(
+                got["windows"],
+                json!({ "plain": ways[0], "channels": ways[1], "deltas": ways[2], "repeated_rows": repeated })
+            );
+        }
+        let kv = &report["kv"];
+        close(&kv["layers"][0]["ratios"][codec.name()], float(bytes.len()) / float(stored), "layer");
+        let ratios: Vec<_> = (0..3)
+            .map(|at| report["tensors"][at]["codecs"][codec.name()]["ratio"].as_f64().unwrap())
+            .collect();
+        close(&kv["geometric_mean"][codec.name()], ratios.iter().product::<f64>().cbrt(), "mean");
+    }
+    let places: Vec<_> =
+        report["kv"]["layers"].as_array().unwrap().iter().map(|l| (&l["layer"], &l["side"])).collect();
+    assert_eq!(places, [(&json!(0), &json!("k")), (&json!(0), &json!("v")), (&json!(1), &json!("v"))]);
+    // The drawing has a bar for each layer and side, and for each codec and for words.
+    let svg = plot::svg(
+        &analyze(&[model], &AnalyzeOptions { kv: Some(layout), ..AnalyzeOptions::default() }, |_| {
+            ControlFlow::Continue(())
+        })
+        .unwrap(),
+        "x",
+    )
+    .unwrap();
+    assert_eq!(svg.matches("<title>layer ").count(), 3 * (Codec::ALL.len() + 2));
 }

@@ -6,8 +6,9 @@ use std::thread;
 
 use parking_lot::Mutex;
 
-use super::tally::{Tally, blocks};
+use super::tally::{Tally, blocks, windows};
 use super::{AnalyzeError, rounding};
+use crate::BLOCK_BYTES;
 use crate::codec::{Codec, block::Bundle};
 use crate::format::Format;
 use crate::layout::Layout;
@@ -70,7 +71,7 @@ pub(super) fn run(
     };
 
     let largest: Vec<_> = floats.iter().map(|_| Mutex::new(0_f32)).collect();
-    pass(&floats, &done, |index, bytes| {
+    pass(&floats, &done, |index, _, bytes| {
         let found = rounding::largest(floats[index].format(), bytes);
         let mut largest = largest[index].lock();
         *largest = largest.max(found);
@@ -94,18 +95,18 @@ pub(super) fn run(
         })
         .collect();
     let empty: Vec<_> = sums.iter().map(|sums| sums.lock().clone()).collect();
-    pass(&all, &done, |index, bytes| {
+    pass(&all, &done, |index, at, bytes| {
         // Added up here and then there, so that other pieces of the tensor need not wait.
         let mut piece = empty[index].clone();
-        piece.code(all[index].layout, bytes);
+        piece.code(all[index].layout, at, bytes);
         sums[index].lock().add(&piece);
     })?;
     Ok(sums.into_iter().map(Mutex::into_inner).collect())
 }
 
 impl Sums {
-    fn code(&mut self, layout: Layout, bytes: &[u8]) {
-        self.own.code(layout, bytes);
+    fn code(&mut self, layout: Layout, at: u64, bytes: &[u8]) {
+        self.own.code(layout, at, bytes);
         let mut bundle = Bundle::new();
         for block in blocks(bytes) {
             for (sum, codec) in self.words.iter_mut().zip(WORD_CODECS) {
@@ -116,10 +117,12 @@ impl Sums {
         if let Some(Rounded { fp8, int4, view, .. }) = &mut self.rounded {
             let mut values = Vec::new();
             rounding::to_fp8(view, bytes, &mut values);
-            fp8.code(layout, &values);
+            // Pieces begin with a block of each rounded format too.
+            let before = self.own.format.elements_in(at);
+            fp8.code(layout, before, &values);
             values.clear();
             rounding::to_int4(self.own.format, bytes, &mut values);
-            int4.code(layout, &values);
+            int4.code(layout, before / 2, &values);
             // The last nibble of an odd number is filled up, and is no element.
             int4.elements = self.own.elements;
         }
@@ -135,17 +138,29 @@ impl Sums {
     }
 }
 
-/// Gives every piece of every subject to `each`, with the subject's index, on all cores.
+/// Blocks of the widest format that have as many elements as one of int4.
+const BLOCKS_OF_INT4: u64 = 8;
+
+impl Subject<'_> {
+    /// Bytes of a piece: whole windows of a KV cache, and whole blocks of what it may be rounded to.
+    fn piece(&self) -> u64 {
+        let Some(shape) = windows(self.format(), self.layout) else { return PIECE };
+        let least = shape.blocks() as u64 * BLOCKS_OF_INT4 * BLOCK_BYTES as u64;
+        (PIECE / least).max(1) * least
+    }
+}
+
+/// Gives every piece of every subject to `each`, with the subject's index and where the piece begins in it, on all cores.
 fn pass(
     subjects: &[&Subject<'_>],
     done: &(impl Fn(&Subject<'_>, u64) -> ControlFlow<()> + Sync),
-    each: impl Fn(usize, &[u8]) + Sync,
+    each: impl Fn(usize, u64, &[u8]) + Sync,
 ) -> Result<(), AnalyzeError> {
     // Where each subject's pieces end in the sequence of all pieces.
     let ends: Vec<u64> = subjects
         .iter()
         .scan(0, |pieces, subject| {
-            *pieces += subject.tensor.length.div_ceil(PIECE);
+            *pieces += subject.tensor.length.div_ceil(subject.piece());
             Some(*pieces)
         })
         .collect();
@@ -163,12 +178,12 @@ fn pass(
             let index = ends.partition_point(|end| *end <= piece);
             let subject = subjects[index];
             let before = index.checked_sub(1).map_or(0, |before| ends[before]);
-            let at = (piece - before) * PIECE;
-            let length = PIECE.min(subject.tensor.length - at);
+            let at = (piece - before) * subject.piece();
+            let length = subject.piece().min(subject.tensor.length - at);
             buffer.resize(usize::try_from(length).expect("at most a piece"), 0);
             let result = match subject.model.read(subject.tensor, at, &mut buffer) {
                 Ok(()) => {
-                    each(index, &buffer);
+                    each(index, at, &buffer);
                     if done(subject, length).is_break() { Err(AnalyzeError::Stopped) } else { Ok(()) }
                 }
                 Err(why) => Err(why.into()),

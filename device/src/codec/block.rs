@@ -8,13 +8,15 @@
 //!   neither bytes nor check: the entry's own checksum covers it.
 //! * The plane tree's stream stands in the bundle where the first of its planes would: below the sign. Its length and CRC-32C are in the entry.
 //!   Who wants any of its planes fetches all of it.
+//! * A block of a transformed window has a [`head`] before its planes, which every reader fetches. The sign plane may be in it.
 //! * *Words* blocks (opaque memory, and everything in the `gcomp` mode) are one run of bytes, coded or raw, with a CRC-32C.
 //! * A block of zeros is no block at all.
 
 use super::{
     Codec, Undecodable,
     check::{self, Span},
-    tree,
+    head::{self, Details, Head, MAX_HEAD},
+    signs, tree,
 };
 use crate::{
     BLOCK_BYTES, BlockWords,
@@ -62,6 +64,8 @@ pub enum Stored {
         format: Format,
         /// The codec of its singly coded planes.
         codec: Codec,
+        /// The head before them.
+        head: Head,
         /// The stream of its jointly coded planes.
         joint: Joint,
         /// Plane `p` of the format's `n` is at `n − 1 − p`.
@@ -84,7 +88,7 @@ pub enum Stored {
 pub struct Bundle {
     /// The description, or `None` for a block of zeros.
     pub stored: Option<Stored>,
-    bytes: [u8; MAX_BUNDLE],
+    bytes: [u8; MAX_BUNDLE + MAX_HEAD],
     length: usize,
 }
 
@@ -117,6 +121,31 @@ pub enum BlockError {
         /// What was stored.
         stored: u32,
     },
+    /// The head's bytes do not match their check.
+    #[error("the head has check {computed:#06x}, stored was {stored:#06x}")]
+    HeadCheck {
+        /// What the bytes give.
+        computed: u16,
+        /// What was stored.
+        stored: u16,
+    },
+    /// A head that matches its check says what no head says.
+    #[error("the head's {what} is {value}")]
+    Head {
+        /// What.
+        what: &'static str,
+        /// Its value.
+        value: usize,
+    },
+    /// A block of a transformed window that does not fit the others or the window's shape.
+    #[error("the block does not fit its window: {what}")]
+    Window {
+        /// What does not fit.
+        what: &'static str,
+    },
+    /// A stream of signs that matches its check does not decode.
+    #[error("the signs do not decode: {0}")]
+    Signs(#[from] signs::Malformed),
     /// Bytes that match their check do not decode.
     #[error(transparent)]
     Undecodable(#[from] Undecodable),
@@ -128,7 +157,7 @@ pub enum BlockError {
 impl Bundle {
     /// An empty bundle, to be filled again and again.
     pub const fn new() -> Self {
-        Self { stored: None, bytes: [0; MAX_BUNDLE], length: 0 }
+        Self { stored: None, bytes: [0; MAX_BUNDLE + MAX_HEAD], length: 0 }
     }
 
     /// The bytes to store.
@@ -141,13 +170,53 @@ impl Bundle {
         if format == Format::Opaque {
             return self.encode_words(codec, words);
         }
-        self.length = 0;
         if is_zero(words) {
-            self.stored = None;
-            return;
+            return self.clear();
         }
+        self.encode_planes(format, codec, words, None);
+    }
+
+    /// Codes `words`, a block of a transformed window, with `details` in its head. Zeros are coded too, as the head may say more.
+    ///
+    /// # Panics
+    /// If the format has no planes, or the details with a plane of signs pass [`MAX_HEAD`].
+    pub fn encode_headed(&mut self, format: Format, codec: Codec, words: &BlockWords, details: Details<'_>) {
+        self.encode_planes(format, codec, words, Some(details));
+    }
+
+    /// Makes it the bundle of a block of zeros.
+    pub fn clear(&mut self) {
+        (self.stored, self.length) = (None, 0);
+    }
+
+    /// Whether it can be stored. A head may make it longer than any bundle may be.
+    pub fn fits(&self) -> bool {
+        self.length <= most_bytes(self.stored.as_ref().map_or(0, Stored::head_bytes))
+    }
+
+    fn encode_planes(
+        &mut self,
+        format: Format,
+        codec: Codec,
+        words: &BlockWords,
+        details: Option<Details<'_>>,
+    ) {
         let mut split = [0; BLOCK_BYTES];
         plane::split(format, words, &mut split);
+        let mut head = Head::default();
+        if let Some(details) = details {
+            let sign = &mut split[..format.plane_bytes()];
+            let mut signs = 0;
+            if codec == Codec::Tree && constant(sign).is_none() {
+                let out = &mut self.bytes[head::signs_at()..];
+                signs = signs::encode(format, sign, format.plane_bytes(), out).unwrap_or(0);
+            }
+            if signs > 0 {
+                sign.fill(0);
+            }
+            head = Head { length: head::write(signs, details, &mut self.bytes), delta: details.delta };
+        }
+        self.length = head.length.into();
         let mut planes = [StoredPlane::Zeros; MAX_PLANES];
         let mut spans = [Span::default(); MAX_PLANES];
         let mut joint = Joint::default();
@@ -176,7 +245,7 @@ impl Bundle {
                 *check = 0;
             }
         }
-        self.stored = Some(Stored::Planes { format, codec: codec.bytewise(), joint, planes, checks });
+        self.stored = Some(Stored::Planes { format, codec: codec.bytewise(), head, joint, planes, checks });
     }
 
     /// Appends the plane tree of a block's joint planes, if that makes them shorter.
@@ -191,10 +260,8 @@ impl Bundle {
 
     /// Codes `words` word-major: opaque memory, and the paper's `gcomp` baseline.
     pub fn encode_words(&mut self, codec: Codec, words: &BlockWords) {
-        self.length = 0;
         if is_zero(words) {
-            self.stored = None;
-            return;
+            return self.clear();
         }
         self.length = codec.compress(words, &mut self.bytes).unwrap_or_else(|| {
             self.bytes[..BLOCK_BYTES].copy_from_slice(words);
@@ -248,18 +315,29 @@ impl Stored {
     /// Bytes of the bundle.
     pub fn bytes(&self) -> usize {
         match self {
-            Self::Planes { format, joint, planes, .. } => {
-                usize::from(joint.length) + planes.iter().map(|plane| plane.extent(*format)).sum::<usize>()
+            Self::Planes { format, head, joint, planes, .. } => {
+                usize::from(head.length)
+                    + usize::from(joint.length)
+                    + planes.iter().map(|plane| plane.extent(*format)).sum::<usize>()
             }
             Self::Words { length, .. } => (*length).into(),
+        }
+    }
+
+    /// Bytes of its head.
+    pub fn head_bytes(&self) -> usize {
+        match self {
+            Self::Planes { head, .. } => head.length.into(),
+            Self::Words { .. } => 0,
         }
     }
 
     /// Whether no codec helped: every stored plane is raw, or the words are.
     pub fn is_bypass(&self) -> bool {
         match self {
-            Self::Planes { planes, .. } => {
-                !planes.iter().any(|plane| matches!(plane, StoredPlane::Coded(_) | StoredPlane::Joint))
+            Self::Planes { head, planes, .. } => {
+                head.length == 0
+                    && !planes.iter().any(|plane| matches!(plane, StoredPlane::Coded(_) | StoredPlane::Joint))
             }
             Self::Words { length, .. } => usize::from(*length) == BLOCK_BYTES,
         }
@@ -269,10 +347,11 @@ impl Stored {
     pub fn runs(&self, mask: PlaneMask, mut each: impl FnMut(std::ops::Range<usize>)) {
         match self {
             Self::Words { length, .. } => each(0..(*length).into()),
-            Self::Planes { format, joint, planes, .. } => {
+            Self::Planes { format, head, joint, planes, .. } => {
                 let count = format.planes();
                 let wants_tree = wants_tree(*format, *joint, mask);
-                let (mut at, mut open) = (0, None);
+                let mut at = usize::from(head.length);
+                let mut open = (at > 0).then_some(0);
                 for (index, plane) in planes[..count].iter().enumerate() {
                     let (end, wanted) = match plane {
                         StoredPlane::Joint if index > 1 => continue,
@@ -322,12 +401,12 @@ impl Stored {
                 }
                 Ok(codec.decompress(bytes, words)?)
             }
-            Self::Planes { format, codec, joint, planes, checks } => {
+            Self::Planes { format, codec, head, joint, planes, checks } => {
                 let count = format.planes();
                 // Where the wanted planes are, in the entry's order, and their checks; the others are empty.
                 let mut spans = [Span::default(); MAX_PLANES];
                 let mut wanted = [0; MAX_PLANES];
-                let (mut at, mut stream) = (0, None);
+                let (mut at, mut stream) = (usize::from(head.length), None);
                 for (index, plane) in planes[..count].iter().enumerate() {
                     if *plane == StoredPlane::Joint {
                         if index == 1 {
@@ -351,10 +430,21 @@ impl Stored {
                 let mut decoded: PlaneBlock = [0; BLOCK_BYTES];
                 let mut free = &mut decoded[..];
                 let mut found: Planes<'_> = [&plane::ZEROS; MAX_PLANES];
+                let mut beside_head = mask;
+                if head.length > 0 {
+                    let head = head::read(head.length, bundle)?;
+                    if !head.signs.is_empty() && mask.has(count - 1) {
+                        let out;
+                        (out, free) = free.split_at_mut(format.plane_bytes());
+                        signs::decode(*format, head.signs, out)?;
+                        found[count - 1] = out;
+                        beside_head.0 &= !(1 << (count - 1));
+                    }
+                }
                 for (index, kind) in planes[..count].iter().enumerate() {
                     let plane = count - 1 - index;
                     match kind {
-                        _ if !mask.has(plane) => {}
+                        _ if !beside_head.has(plane) => {}
                         StoredPlane::Zeros | StoredPlane::Joint => {}
                         StoredPlane::Ones => found[plane] = &plane::ONES,
                         StoredPlane::Raw => found[plane] = &bundle[spans[index].range()],
@@ -406,6 +496,11 @@ pub const fn is_joint(format: Format, index: usize) -> bool {
 fn wants_tree(format: Format, joint: Joint, mask: PlaneMask) -> bool {
     joint.length > 0
         && (0..format.planes()).any(|index| is_joint(format, index) && mask.has(format.planes() - 1 - index))
+}
+
+/// Bytes that a bundle with a head of `head` bytes may have: behind it, a plane tree may want room to be read.
+pub const fn most_bytes(head: usize) -> usize {
+    if head > 0 { MAX_BUNDLE - tree::SLACK } else { MAX_BUNDLE }
 }
 
 /// Bytes of check that follow each stored plane of this format.

@@ -10,7 +10,9 @@
 
 pub mod block;
 pub mod check;
+pub mod head;
 mod lz4;
+pub mod signs;
 pub mod tree;
 mod zstd;
 

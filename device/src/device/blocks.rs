@@ -1,5 +1,7 @@
 //! The middle of the line: one block in, one block out, in the device's mode.
 
+use std::sync::Arc;
+
 use parking_lot::Mutex;
 
 use super::{Device, DeviceConfig, DeviceError};
@@ -91,7 +93,8 @@ impl Blocks {
 }
 
 impl Device {
-    /// The words that the planes in `mask` of `block` give, all other planes zero, counted in `tally`.
+    /// The words that the planes in `mask` of `block` give, all other planes zero, counted in `tally`. `false` if the block is part of a KV window, which the
+    /// caller's map does not know yet.
     pub(super) fn fetch(
         &self,
         block: u64,
@@ -99,9 +102,9 @@ impl Device {
         mask: PlaneMask,
         words: &mut BlockWords,
         tally: &mut Tally,
-    ) -> Result<(), DeviceError> {
+    ) -> Result<bool, DeviceError> {
         tally.blocks += 1;
-        tally.gcomp += u64::from(self.blocks.gcomp_granules(block)) * store::GRANULE_BYTES as u64;
+        tally.gcomp += self.gcomp_bytes(block);
         let store = match &self.blocks.kept {
             Kept::Flat(flat) => {
                 flat.read(block, words);
@@ -109,12 +112,11 @@ impl Device {
                 if format != Format::Opaque {
                     plane::clear_outside(format, mask, words);
                 }
-                return Ok(());
+                return Ok(true);
             }
             Kept::Coded(store) => store,
         };
-        let hit = self.index_cache.touch(block);
-        (if hit { &self.stats.index_hits } else { &self.stats.index_misses }).add(1);
+        self.touch_index(block);
         let mut bundle = [0; MAX_BUNDLE];
         // A block that is kept in another format than its tensor's, or as words, gives its planes only whole.
         let fits = |stored: &Stored| matches!(stored, Stored::Planes { format: kept, .. } if *kept == format);
@@ -124,19 +126,67 @@ impl Device {
         tally.stored += fetched.bytes;
         let Some(place) = &fetched.entry.place else {
             words.fill(0);
-            return Ok(());
+            return Ok(true);
         };
+        if place.stored.head_bytes() > 0 {
+            return Ok(false);
+        }
         place.stored.decode(fetched.mask, &bundle, words).map_err(|why| {
             self.stats.damaged_reads.add(1);
             DeviceError::Damaged { block, why }
         })?;
-        if let Stored::Planes { format, .. } = place.stored {
-            tally.planes += u64::from((fetched.mask.0 & PlaneMask::all(format).0).count_ones());
-        }
+        tally.planes += planes_of(&place.stored, fetched.mask);
         if !fits(&place.stored) && format != Format::Opaque {
             plane::clear_outside(format, mask, words);
         }
-        Ok(())
+        Ok(true)
+    }
+
+    /// As [`Self::fetch`], for a reader who wants bytes `inside` of the block: the rest is kept for the next one.
+    pub(super) fn fetch_part(
+        &self,
+        block: u64,
+        format: Format,
+        inside: std::ops::Range<usize>,
+        mask: PlaneMask,
+        words: &mut BlockWords,
+        tally: &mut Tally,
+    ) -> Result<bool, DeviceError> {
+        let store = self.coded_store().filter(|_| self.config.mode == Mode::Trace);
+        let Some(store) = store.filter(|_| inside != (0..BLOCK_BYTES)) else {
+            return self.fetch(block, format, mask, words, tally);
+        };
+        // If the block is written meanwhile, its entry is another one, and what is kept under this one is not found.
+        let entry = store.entry(block).inspect_err(|_| self.stats.damaged_reads.add(1))?;
+        if let Some(kept) = self.windows.decoded.lock().take(block, mask, &inside, Some(&entry)) {
+            words.copy_from_slice(&kept);
+            return Ok(true);
+        }
+        let found = self.fetch(block, format, mask, words, tally)?;
+        if found {
+            let words = Arc::new(words.to_vec());
+            self.windows.decoded.lock().keep(block, mask, inside, words, Some(entry));
+        }
+        Ok(found)
+    }
+
+    /// Bytes that a generically compressing device would fetch of `block`.
+    pub(super) fn gcomp_bytes(&self, block: u64) -> u64 {
+        u64::from(self.blocks.gcomp_granules(block)) * store::GRANULE_BYTES as u64
+    }
+
+    /// Looks for the entry of `block` in the modelled cache of entries.
+    pub(super) fn touch_index(&self, block: u64) {
+        let hit = self.index_cache.touch(block);
+        (if hit { &self.stats.index_hits } else { &self.stats.index_misses }).add(1);
+    }
+
+    /// The store, if the mode codes.
+    pub(super) fn coded_store(&self) -> Option<&Store> {
+        match &self.blocks.kept {
+            Kept::Flat(_) => None,
+            Kept::Coded(store) => Some(store),
+        }
     }
 
     /// Writes `data` at `inside` of `block`. The caller holds `map`, and so who owns the block.
@@ -148,10 +198,8 @@ impl Device {
         data: &[u8],
     ) -> Result<(), DeviceError> {
         let owner = map.tensor_at(block * BLOCK_BYTES as u64);
-        let (format, layout, codec) = owner
-            .map_or((Format::Opaque, Layout::Weight, self.config.codec), |tensor| {
-                (tensor.info.format, tensor.info.layout, tensor.info.codec)
-            });
+        let (format, codec) = owner
+            .map_or((Format::Opaque, self.config.codec), |tensor| (tensor.info.format, tensor.info.codec));
         let mut words = [0; BLOCK_BYTES];
         let mut bundle = Bundle::new();
         let whole = data.len() == BLOCK_BYTES;
@@ -166,7 +214,7 @@ impl Device {
             }
             Kept::Coded(store) if whole => {
                 words.copy_from_slice(data);
-                layout.encode(self.config.mode, format, codec, &words, &mut bundle);
+                Layout::encode_block(self.config.mode, format, codec, &words, &mut bundle);
                 let replace = match store.replace(block) {
                     Ok(replace) => replace,
                     // Nothing of the damaged block is needed: this write mends it.
@@ -186,22 +234,35 @@ impl Device {
                         .map_err(|why| DeviceError::Damaged { block, why })?;
                 }
                 words[inside..inside + data.len()].copy_from_slice(data);
-                layout.encode(self.config.mode, format, codec, &words, &mut bundle);
+                Layout::encode_block(self.config.mode, format, codec, &words, &mut bundle);
                 self.publish(replace, &bundle)?
             }
         };
+        self.written(map, block, codec, &words, old, new);
+        Ok(())
+    }
+
+    /// Counts that `block` was written with `words`, and charges its owner.
+    pub(super) fn written(
+        &self,
+        map: &Map,
+        block: u64,
+        codec: Codec,
+        words: &BlockWords,
+        old: Charge,
+        new: Charge,
+    ) {
         let stats = &self.stats;
         stats.blocks_written.add(1);
         stats.zero_blocks_written.add(u64::from(!new.live));
         stats.bypass_blocks_written.add(u64::from(new.bypass));
         stats.stored_bytes_written.add(new.bytes);
         if self.config.compare_gcomp {
-            let granules = gcomp_granules(self.config.mode, codec, &words, &new);
+            let granules = gcomp_granules(self.config.mode, codec, words, &new);
             stats.gcomp_bytes_written.add(u64::from(granules) * store::GRANULE_BYTES as u64);
             self.blocks.set_gcomp_granules(block, granules);
         }
         self.charge(map, block, old, new);
-        Ok(())
     }
 
     /// Codes `block` anew as its owner's blocks are coded, if it holds data.
@@ -216,7 +277,7 @@ impl Device {
             .stored
             .decode(PlaneMask(u32::MAX), &bytes, &mut words)
             .map_err(|why| DeviceError::Damaged { block, why })?;
-        owner.info.layout.encode(self.config.mode, owner.info.format, owner.info.codec, &words, &mut bundle);
+        Layout::encode_block(self.config.mode, owner.info.format, owner.info.codec, &words, &mut bundle);
         let (old, new) = self.publish(replace, &bundle)?;
         self.charge(map, block, old, new);
         Ok(())
@@ -266,6 +327,14 @@ fn index(block: u64) -> usize {
     usize::try_from(block).expect("a block of this device")
 }
 
+/// Planes that a fetch of `mask` selected; none of words.
+pub(super) fn planes_of(stored: &Stored, mask: PlaneMask) -> u64 {
+    match stored {
+        Stored::Planes { format, .. } => u64::from((mask.0 & PlaneMask::all(*format).0).count_ones()),
+        Stored::Words { .. } => 0,
+    }
+}
+
 /// What a block is charged.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Charge {
@@ -275,7 +344,7 @@ pub(super) struct Charge {
 }
 
 impl Charge {
-    fn of(entry: &Entry) -> Self {
+    pub(super) fn of(entry: &Entry) -> Self {
         let bypass = entry.place.as_ref().is_some_and(|place| place.stored.is_bypass());
         Self { live: entry.place.is_some(), bypass, bytes: entry.charged() }
     }
@@ -288,7 +357,7 @@ impl Charge {
 /// Granules that a generically compressing device stores for `words`.
 fn gcomp_granules(mode: Mode, codec: Codec, words: &BlockWords, new: &Charge) -> u8 {
     let bytes = match mode {
-        _ if !new.live => 0,
+        _ if is_zero(words) => 0,
         Mode::GComp => new.bytes,
         Mode::Plain | Mode::Trace => {
             let mut out = [0; BLOCK_BYTES];

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::{Device, DeviceError};
 use crate::{
     BLOCK_BYTES,
+    mode::Mode,
     stats::{Gauge, Traffic},
     store,
     tensor::{self, Tensor, TensorError, TensorInfo, TensorSpec},
@@ -19,13 +20,18 @@ impl Device {
     /// [`DeviceError::Tensor`] or [`DeviceError::Directory`], and then nothing changed.
     pub fn create_tensor(&self, spec: TensorSpec) -> Result<TensorInfo, DeviceError> {
         let (elements, shape) = tensor::check(&spec)?;
+        let windows = tensor::windows(&spec)?.filter(|_| self.config.mode == Mode::Trace);
         let mut guard = self.map.write();
         let dpa = self.place(&guard, &spec)?;
         let TensorSpec { name, length, format, layout, codec, .. } = spec;
         let codec = codec.unwrap_or(self.config.codec);
         let info = TensorInfo { name, dpa, length, elements, shape, format, layout, codec };
-        let tensor =
-            Arc::new(Tensor { info: info.clone(), stored: Gauge::default(), traffic: Traffic::default() });
+        let tensor = Arc::new(Tensor {
+            info: info.clone(),
+            windows,
+            stored: Gauge::default(),
+            traffic: Traffic::default(),
+        });
         let mut tensors = guard.tensors.clone();
         tensors.push(tensor.clone());
         let next = self.successor(&guard, tensors, guard.aliases.clone())?;
@@ -37,6 +43,10 @@ impl Device {
         *guard = Arc::new(next);
         drop(guard);
         if populated {
+            if let Some(shape) = tensor.windows {
+                self.code_windows(&tensor, shape)?;
+                return Ok(info);
+            }
             for block in owned(&tensor) {
                 // A write may have come first and followed the new map already; then this only codes the block again.
                 self.recode(&self.map.read(), block)?;
@@ -48,7 +58,8 @@ impl Device {
     /// Forgets a tensor and its views. Its bytes stay, readable through the base window.
     ///
     /// # Errors
-    /// [`DeviceError::Tensor`] if there is none of this name.
+    /// [`DeviceError::Tensor`] if there is none of this name. A KV tensor's windows are coded block by block first: [`DeviceError::Store`] if there is no room
+    /// for that, [`DeviceError::Damaged`] if one cannot be read; then it stays.
     pub fn remove_tensor(&self, name: &str) -> Result<(), DeviceError> {
         let mut guard = self.map.write();
         let tensor = guard.tensor(name)?.clone();
@@ -56,6 +67,9 @@ impl Device {
         let aliases =
             guard.aliases.iter().filter(|alias| !Arc::ptr_eq(&alias.tensor, &tensor)).cloned().collect();
         let next = self.successor(&guard, tensors, aliases)?;
+        if let Some(shape) = tensor.windows {
+            self.uncode_windows(&guard, &tensor, shape)?;
+        }
         self.move_charges(&guard, &next, &tensor)?;
         *guard = Arc::new(next);
         Ok(())

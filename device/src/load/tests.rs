@@ -3,6 +3,7 @@ use std::sync::atomic::AtomicUsize;
 
 use super::*;
 use crate::device::DeviceConfig;
+use crate::kv::KvLayout;
 
 /// A checkpoint of these tensors: name, dtype, shape, bytes.
 fn checkpoint(tensors: &[(&str, &str, &[u64], Vec<u8>)]) -> (tempfile::NamedTempFile, ModelFile) {
@@ -109,7 +110,7 @@ fn caches_are_recognised_by_name_and_by_rule() {
     options.kv.insert(0, "*_cache=8,64".parse().unwrap());
     let loaded = load_model(&device(), &model, &options, on).unwrap();
     let layouts: Vec<_> = loaded.tensors.iter().map(|tensor| tensor.layout).collect();
-    let kv = |channels, window| Layout::Kv { channels, window };
+    let kv = |channels, window| Layout::Kv(KvLayout::rows(channels, window));
     assert_eq!(layouts, [kv(6, 128), kv(8, 64), Layout::Weight, Layout::Weight]);
 }
 

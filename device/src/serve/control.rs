@@ -94,7 +94,8 @@ impl Control {
         Ok(view)
     }
 
-    /// The coherence fence over `length` bytes of the base window, to its end if not given. See [`Coherence::flush`].
+    /// The coherence fence over `length` bytes of the base window, to its end if not given: see [`Coherence::flush`]. What it brings to the device is coded then:
+    /// see [`Device::flush`].
     ///
     /// # Errors
     ///
@@ -105,7 +106,8 @@ impl Control {
         if offset.checked_add(length).is_none_or(|end| end > window) {
             return Err(ServeError::PastEnd { offset, length, window }.into());
         }
-        Ok(self.coherence.get().map_or(Ok(()), |coherence| coherence.flush(offset, length))?)
+        self.coherence.get().map_or(Ok(()), |coherence| coherence.flush(offset, length))?;
+        Ok(self.device.flush(offset, length)?)
     }
 
     /// Drops base bytes: they read as zero afterwards.

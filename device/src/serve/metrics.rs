@@ -114,7 +114,8 @@ impl Sheet<'_> {
 impl Collector for Snapshot {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let mut sheet = Sheet(encoder);
-        let StatsReport { device, requests, writes, index, blocks, planes, tensors, views } = &self.0;
+        let StatsReport { device, requests, writes, index, windows: kv, blocks, planes, tensors, views } =
+            &self.0;
         let bytes = Some(&Unit::Bytes);
 
         let info = Info::new(vec![("mode", device.mode.to_string()), ("codec", device.codec.to_string())]);
@@ -189,9 +190,31 @@ impl Collector for Snapshot {
         sheet.counter("index_cache_hits", "Fetches whose index entry was in it", index.hits)?;
         sheet.counter("index_cache_misses", "Fetches whose index entry was not", index.misses)?;
 
+        sheet.gauge("open_windows", "KV windows open for writing", None, kv.now.open)?;
+        sheet.gauge("most_open_windows", "Most that may be open", None, kv.now.most_open)?;
+        sheet.gauge("windows_staged", "Bytes staged in open KV windows", bytes, kv.now.staged_bytes)?;
+        sheet.gauge("windows_decoded_kept", "Bytes kept decoded", bytes, kv.now.decoded_bytes)?;
+        sheet.counter("windows_opened", "KV windows opened for writing", kv.opened)?;
+        sheet.counter(
+            "windows_back_pressure",
+            "KV windows closed because another had to be opened",
+            kv.back_pressure,
+        )?;
+        sheet.counter("windows_coded_plain", "KV windows coded in address order", kv.coded_plain)?;
+        sheet.counter("windows_coded_channels", "KV windows coded by channel", kv.coded_channels)?;
+        sheet.counter(
+            "windows_coded_deltas",
+            "KV windows coded by channel, exponents as differences",
+            kv.coded_deltas,
+        )?;
+        sheet.counter("windows_repeated_rows", "Rows that KV windows left out", kv.repeated_rows)?;
+        sheet.counter("windows_decoded", "KV windows decoded for reads", kv.decoded)?;
+        sheet.counter("windows_reused", "Reads that found their KV window decoded", kv.reused)?;
+
         sheet.gauge("live_blocks", "Blocks that hold data", None, blocks.live)?;
         sheet.gauge("opaque_blocks", "Blocks outside tensors that hold data", None, blocks.opaque)?;
         sheet.gauge("bypass_blocks", "Blocks that no codec made smaller", None, blocks.bypass)?;
+        sheet.gauge("heads_stored", "Exact bytes of the heads of KV blocks", bytes, blocks.heads_bytes)?;
         let words = [
             ("raw", blocks.words_raw_bytes),
             ("lz4", blocks.words_lz4_bytes),

@@ -7,6 +7,7 @@ use crate::{
     BLOCK_BYTES,
     codec::Codec,
     format::Format,
+    kv::Coding,
     layout::Layout,
     mode::Mode,
     store::entry::ENTRY_BYTES,
@@ -24,6 +25,8 @@ pub struct StatsReport {
     pub writes: WritesReport,
     /// The plane index and the modelled cache of it.
     pub index: IndexReport,
+    /// Windows of KV tensors.
+    pub windows: WindowsReport,
     /// Blocks that hold data.
     pub blocks: BlocksReport,
     /// Stored bytes by format, plane and codec; only planes that store anything.
@@ -127,6 +130,43 @@ pub struct IndexReport {
     pub misses: u64,
 }
 
+/// Windows of KV tensors: what is staged and decoded now, and what was done.
+#[derive(Clone, Debug, Serialize)]
+pub struct WindowsReport {
+    /// What there is now.
+    #[serde(flatten)]
+    pub now: WindowsNow,
+    /// Windows opened for writing.
+    pub opened: u64,
+    /// Windows closed because another had to be opened, which a writer waited for: back-pressure.
+    pub back_pressure: u64,
+    /// Windows coded block by block in address order.
+    pub coded_plain: u64,
+    /// Windows coded channel by channel.
+    pub coded_channels: u64,
+    /// Windows coded channel by channel with exponents as differences.
+    pub coded_deltas: u64,
+    /// Rows that they left out because they repeat.
+    pub repeated_rows: u64,
+    /// Windows decoded for reads.
+    pub decoded: u64,
+    /// Reads of a block that found its window decoded, and fetched nothing.
+    pub reused: u64,
+}
+
+/// What windows take of the device's memory besides the store.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct WindowsNow {
+    /// Windows open for writing.
+    pub open: u64,
+    /// Most that may be.
+    pub most_open: u64,
+    /// Bytes staged in them: the paper's S_buf of each, and what rounds it up to blocks.
+    pub staged_bytes: u64,
+    /// Bytes kept decoded for the next read.
+    pub decoded_bytes: u64,
+}
+
 /// Blocks that hold data now.
 #[derive(Clone, Debug, Serialize)]
 pub struct BlocksReport {
@@ -136,6 +176,8 @@ pub struct BlocksReport {
     pub opaque: u64,
     /// Those that no codec made smaller.
     pub bypass: u64,
+    /// Exact bytes of the heads of blocks of KV windows.
+    pub heads_bytes: u64,
     /// Exact bytes of word-major blocks stored raw.
     pub words_raw_bytes: u64,
     /// Exact bytes of word-major blocks stored as LZ4.
@@ -224,6 +266,7 @@ pub(crate) struct Subject<'a> {
     pub(crate) compare_gcomp: bool,
     pub(crate) map: &'a Map,
     pub(crate) index_cache: &'a IndexCache,
+    pub(crate) windows: WindowsNow,
 }
 
 impl Stats {
@@ -278,10 +321,22 @@ impl Stats {
                 hits: self.index_hits.get(),
                 misses: self.index_misses.get(),
             },
+            windows: WindowsReport {
+                now: subject.windows,
+                opened: self.windows_opened.get(),
+                back_pressure: self.windows_forced.get(),
+                coded_plain: self.windows_coded[Coding::Plain as usize].get(),
+                coded_channels: self.windows_coded[Coding::Channels as usize].get(),
+                coded_deltas: self.windows_coded[Coding::Deltas as usize].get(),
+                repeated_rows: self.repeated_rows.get(),
+                decoded: self.windows_decoded.get(),
+                reused: self.windows_reused.get(),
+            },
             blocks: BlocksReport {
                 live: self.live_blocks.get(),
                 opaque,
                 bypass: self.bypass_blocks.get(),
+                heads_bytes: self.heads.get(),
                 words_raw_bytes: self.words[0].get(),
                 words_lz4_bytes: self.words[1 + Codec::Lz4 as usize].get(),
                 words_zstd_bytes: self.words[1 + Codec::Zstd as usize].get(),

@@ -2,7 +2,7 @@
 //!
 //! | bytes | field |
 //! |---|---|
-//! | 0..8 | bits 0..40 segment (in granules), 40..42 kind (0 zeros, 1 planes, 2 words, 3 planes with a plane tree), 42..45 format, 45..48 codec, rest zero |
+//! | 0..8 | bits 0..40 segment (in granules), 40..42 kind (0 zeros, 1 planes, 2 words, 3 planes with a plane tree), 42..45 format, 45..48 codec, 48..60 bytes of the head, 60 whether exponents are differences, rest zero |
 //! | 8..10 | epoch: rewrites of the block, modulo 2^16 |
 //! | 10..14 | CRC-32C of the 64 bytes with zeros here |
 //! | 14..64 | *planes*: a length code per plane, most significant plane first, then (formats of up to 16 planes) a 16-bit check per plane |
@@ -20,7 +20,8 @@ use crate::{
     BLOCK_BYTES,
     codec::{
         Codec,
-        block::{Joint, MAX_BUNDLE, MAX_PLANES, Stored, StoredPlane, is_joint},
+        block::{Joint, MAX_PLANES, Stored, StoredPlane, is_joint, most_bytes},
+        head::{Head, MAX_HEAD},
         tree,
     },
     format::Format,
@@ -83,7 +84,7 @@ impl Entry {
         bytes[EPOCH].copy_from_slice(&self.epoch.to_le_bytes());
         if let Some(Place { segment, stored }) = &self.place {
             let head = match stored {
-                Stored::Planes { format, codec, joint, planes, checks } => {
+                Stored::Planes { format, codec, head: Head { length, delta }, joint, planes, checks } => {
                     let width = length_bits(*format);
                     let (kind, detail) = if joint.length > 0 {
                         bytes[DETAIL..DETAIL + 2].copy_from_slice(&joint.length.to_le_bytes());
@@ -101,7 +102,7 @@ impl Entry {
                         let fields = detail[single().count() * width..].chunks_exact_mut(16);
                         single().zip(fields).for_each(|(index, field)| field.store_le(checks[index]));
                     }
-                    head(kind, *format, *codec)
+                    head(kind, *format, *codec) | u64::from(*length) << 48 | u64::from(*delta) << 60
                 }
                 Stored::Words { codec, length, check } => {
                     bytes[DETAIL..DETAIL + 2].copy_from_slice(&length.to_le_bytes());
@@ -135,8 +136,13 @@ impl Entry {
         let head = u64::from_le_bytes(bytes[..8].try_into().expect("eight bytes"));
         let epoch = u16::from_le_bytes(bytes[EPOCH].try_into().expect("two bytes"));
         let (kind, format, codec, rest) = (head >> 40 & 3, head >> 42 & 7, head >> 45 & 7, head >> 48);
-        if rest != 0 {
-            return Err(Damaged::Field { field: "reserved bits", value: rest });
+        let planes_head =
+            Head { length: u16::try_from(rest & 0xfff).expect("12 bits"), delta: rest >> 12 & 1 == 1 };
+        // Words and zeros have no head, and an exponent is a difference only from what a head says.
+        let headless =
+            planes_head.length == 0 && (planes_head.delta || rest != 0) || matches!(kind, 0 | 2) && rest != 0;
+        if headless || rest >> 13 != 0 || usize::from(planes_head.length) > MAX_HEAD {
+            return Err(Damaged::Field { field: "head or reserved bits", value: rest });
         }
         let format = Format::ALL[usize::try_from(format).expect("three bits")];
         let codec = *usize::try_from(codec)
@@ -145,7 +151,7 @@ impl Entry {
             .ok_or(Damaged::Field { field: "codec", value: codec })?;
         let stored = match kind {
             0 => return Ok(Self { epoch, place: None }),
-            1 => planes(format, codec, Joint::default(), &bytes[DETAIL..])?,
+            1 => planes(format, codec, planes_head, Joint::default(), &bytes[DETAIL..])?,
             3 => {
                 let length = u16::from_le_bytes([bytes[DETAIL], bytes[DETAIL + 1]]);
                 if length == 0 || usize::from(length) > tree::joint_bytes(format) {
@@ -153,7 +159,7 @@ impl Entry {
                 }
                 let check = bytes[DETAIL + 2..TREE_DETAIL].try_into().expect("four bytes");
                 let joint = Joint { length, check: u32::from_le_bytes(check) };
-                planes(format, codec, joint, &bytes[TREE_DETAIL..])?
+                planes(format, codec, planes_head, joint, &bytes[TREE_DETAIL..])?
             }
             2 => {
                 let length = u16::from_le_bytes([bytes[DETAIL], bytes[DETAIL + 1]]);
@@ -174,7 +180,7 @@ impl Entry {
     }
 }
 
-fn planes(format: Format, codec: Codec, joint: Joint, detail: &[u8]) -> Result<Stored, Damaged> {
+fn planes(format: Format, codec: Codec, head: Head, joint: Joint, detail: &[u8]) -> Result<Stored, Damaged> {
     let count = format.planes();
     if count == 0 {
         return Err(Damaged::Field { field: "format of planes", value: format as u64 });
@@ -201,9 +207,9 @@ fn planes(format: Format, codec: Codec, joint: Joint, detail: &[u8]) -> Result<S
         let fields = detail[single().count() * width..].chunks_exact(16);
         single().zip(fields).for_each(|(index, field)| checks[index] = field.load_le());
     }
-    let stored = Stored::Planes { format, codec, joint, planes, checks };
+    let stored = Stored::Planes { format, codec, head, joint, planes, checks };
     let bytes = stored.bytes();
-    if bytes > MAX_BUNDLE {
+    if bytes > most_bytes(head.length.into()) {
         return Err(Damaged::Field { field: "length of bundle", value: bytes as u64 });
     }
     Ok(stored)

@@ -82,6 +82,12 @@ pub struct Fetched {
     pub bytes: u64,
 }
 
+/// A bundle that is in the store and that no entry names yet. One that is neither installed nor given back is lost.
+#[must_use]
+pub struct Prepared {
+    place: Option<entry::Place>,
+}
+
 /// A block that is being replaced: its stripe is held, so nobody else reads or writes it.
 pub struct Replace<'a> {
     store: &'a Store,
@@ -147,6 +153,28 @@ impl Store {
         Replace { store: self, block, old, _stripe: stripe }
     }
 
+    /// Stores `bundle` without publishing it, so that several can be published knowing that all are there.
+    ///
+    /// # Errors
+    /// [`StoreError::Full`].
+    pub fn prepare(&self, bundle: &Bundle) -> Result<Prepared, StoreError> {
+        let place = match &bundle.stored {
+            None => None,
+            Some(stored) => {
+                let segment = self.segments.store(bundle.bytes())?;
+                Some(entry::Place { segment, stored: stored.clone() })
+            }
+        };
+        Ok(Prepared { place })
+    }
+
+    /// Frees what [`Store::prepare`] took.
+    pub fn give_back(&self, prepared: Prepared) {
+        if let Some(place) = &prepared.place {
+            self.segments.free(place.segment, place.stored.bytes());
+        }
+    }
+
     /// Bytes of segments in use.
     pub fn used_bytes(&self) -> u64 {
         self.segments.used_bytes()
@@ -210,20 +238,19 @@ impl Replace<'_> {
     /// # Errors
     /// [`StoreError::Full`]; the old block then stays as it was.
     pub fn publish(self, bundle: &Bundle) -> Result<Entry, StoreError> {
+        let prepared = self.store.prepare(bundle)?;
+        Ok(self.install(prepared))
+    }
+
+    /// Publishes what was prepared as the block's new content: the entry, then the old segment is freed.
+    pub fn install(self, Prepared { place }: Prepared) -> Entry {
         let Self { store, block, old, _stripe } = self;
-        let place = match &bundle.stored {
-            None => None,
-            Some(stored) => {
-                let segment = store.segments.store(bundle.bytes())?;
-                Some(entry::Place { segment, stored: stored.clone() })
-            }
-        };
         let new = Entry { epoch: old.epoch.wrapping_add(1), place };
         store.index.set(block, &new);
         if let Some(place) = &old.place {
             store.segments.free(place.segment, place.stored.bytes());
         }
-        Ok(new)
+        new
     }
 }
 

@@ -1,7 +1,7 @@
 //! Reading a directory: every offset and count in it is checked before it is used.
 
 use crate::{
-    DIRECTORY_BYTES, Directory, DirectoryError, HEADER_BYTES, Layout, MAGIC, TENSOR_RECORD_BYTES,
+    DIRECTORY_BYTES, Directory, DirectoryError, HEADER_BYTES, LEAST_TENSOR_RECORD_BYTES, Layout, MAGIC,
     TensorEntry, VERSION, VIEW_RECORD_BYTES, ViewEntry,
 };
 
@@ -34,7 +34,7 @@ pub fn decode(bytes: &[u8]) -> Result<Directory, DirectoryError> {
         return Err(DirectoryError::Checksum { computed, stored });
     }
 
-    let tensors = records(bytes, "tensors", 48, 64, TENSOR_RECORD_BYTES)?
+    let tensors = records(bytes, "tensors", 48, 64, LEAST_TENSOR_RECORD_BYTES)?
         .map(|record| tensor(bytes, record))
         .collect::<Result<Vec<_>, _>>()?;
     let count = tensors.len();
@@ -53,7 +53,21 @@ pub fn decode(bytes: &[u8]) -> Result<Directory, DirectoryError> {
 fn tensor(bytes: &[u8], record: &[u8]) -> Result<TensorEntry, DirectoryError> {
     let layout = match u32_at(record, 48) {
         0 => Layout::Weight,
-        1 => Layout::Kv { channels: u32_at(record, 52), window: u32_at(record, 56) },
+        1 => {
+            let channels = u32_at(record, 52);
+            // What the record does not have, or says with zero.
+            let field = |at: usize, usual| match record.get(at..at + 4) {
+                Some(bytes) if bytes != [0; 4] => u32_at(record, at),
+                _ => usual,
+            };
+            Layout::Kv {
+                channels,
+                window: u32_at(record, 56),
+                stride: field(60, channels),
+                groups: field(64, 1),
+                paged_tokens: field(68, 1),
+            }
+        }
         other => return Err(bound("layout", other.into(), 1)),
     };
     Ok(TensorEntry {

@@ -44,14 +44,14 @@ pub fn encode(directory: &Directory) -> Result<Vec<u8>, DirectoryError> {
         writer.text(&tensor.name);
         writer.text(&tensor.shape);
         writer.text(&tensor.format);
-        let (layout, channels, window) = match tensor.layout {
-            Layout::Weight => (0, 0, 0),
-            Layout::Kv { channels, window } => (1, channels, window),
+        let fields = match tensor.layout {
+            Layout::Weight => [0; 6],
+            Layout::Kv { channels, window, stride, groups, paged_tokens } => {
+                [1, channels, window, stride, groups, paged_tokens]
+            }
         };
-        writer.u32(layout);
-        writer.u32(channels);
-        writer.u32(window);
-        writer.u32(0);
+        fields.into_iter().for_each(|field| writer.u32(field));
+        writer.u64(0);
     }
     for view in &directory.views {
         writer.u64(view.offset);

@@ -26,8 +26,11 @@
 //! |---|---|---|
 //! | DPA, length in bytes, elements | 0, 8, 16 | u64 |
 //! | name, shape, format: offset and length of text | 24, 32, 40 | u32, u32 each |
-//! | layout (0 weight, 1 kv), kv channels, kv window | 48, 52, 56 | u32 |
-//! | reserved | 60 | u32 |
+//! | layout (0 weight, 1 kv), kv channels, kv window, kv stride | 48, 52, 56, 60 | u32 |
+//! | kv groups, kv paged tokens | 64, 68 | u32 |
+//! | reserved | 72 | 8 bytes |
+//!
+//! The first directories had tensor records of 64 bytes and no stride: a stride of 0 is the channels, and groups and paged tokens that are not there or 0 are 1.
 //!
 //! | view record field | offset | type |
 //! |---|---|---|
@@ -55,7 +58,9 @@ pub const VERSION: u32 = 1;
 /// Bytes of the header.
 pub const HEADER_BYTES: usize = 128;
 /// Bytes of a tensor record.
-pub const TENSOR_RECORD_BYTES: usize = 64;
+pub const TENSOR_RECORD_BYTES: usize = 80;
+/// Bytes of the shortest tensor record that is read.
+pub const LEAST_TENSOR_RECORD_BYTES: usize = 64;
 /// Bytes of a view record.
 pub const VIEW_RECORD_BYTES: usize = 64;
 
@@ -70,7 +75,20 @@ pub enum Layout {
         channels: u32,
         /// Tokens in a window.
         window: u32,
+        /// Elements from one row to the next.
+        stride: u32,
+        /// Parts of a row, which paged blocks keep apart: `[blocks, groups, paged_tokens, channels / groups]`.
+        groups: u32,
+        /// Tokens of a paged block.
+        paged_tokens: u32,
     },
+}
+
+impl Layout {
+    /// Rows of `channels` elements without padding, in one part.
+    pub const fn rows(channels: u32, window: u32) -> Self {
+        Self::Kv { channels, window, stride: channels, groups: 1, paged_tokens: 1 }
+    }
 }
 
 /// One tensor as the directory describes it.

@@ -4,7 +4,15 @@ use proptest::prelude::*;
 fn layout() -> impl Strategy<Value = Layout> {
     prop_oneof![
         Just(Layout::Weight),
-        (any::<u32>(), any::<u32>()).prop_map(|(channels, window)| Layout::Kv { channels, window }),
+        (any::<[u32; 2]>(), 1..u32::MAX, 1..u32::MAX, 1..u32::MAX).prop_map(
+            |([channels, window], stride, groups, paged_tokens)| Layout::Kv {
+                channels,
+                window,
+                stride,
+                groups,
+                paged_tokens,
+            }
+        ),
     ]
 }
 
@@ -97,5 +105,5 @@ fn a_full_directory_says_what_it_would_need() {
         layout: Layout::Weight,
     };
     let directory = Directory { tensors: vec![tensor; 2000], ..Directory::default() };
-    assert_eq!(encode(&directory), Err(DirectoryError::Full { needed: 128 + 2000 * (64 + 1004) }));
+    assert_eq!(encode(&directory), Err(DirectoryError::Full { needed: 128 + 2000 * (80 + 1004) }));
 }

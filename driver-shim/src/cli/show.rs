@@ -91,7 +91,16 @@ fn tensor_json(lamina: &Lamina, tensor: &TensorEntry) -> Value {
         "elements": tensor.elements,
         "layout": match tensor.layout {
             Layout::Weight => json!("weight"),
-            Layout::Kv { channels, window } => json!({ "kv": { "channels": channels, "window": window } }),
+            Layout::Kv { channels, window, stride, groups, paged_tokens } => {
+                let mut kv = json!({ "channels": channels, "window": window });
+                if stride != channels {
+                    kv["stride"] = stride.into();
+                }
+                if groups > 1 {
+                    kv["paged"] = json!({ "groups": groups, "block": paged_tokens });
+                }
+                json!({ "kv": kv })
+            }
         },
         "views": views,
     })

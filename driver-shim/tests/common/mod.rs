@@ -115,7 +115,7 @@ fn directory() -> Directory {
         views_bytes: WINDOW,
         tensors: vec![
             tensor("w", 4096, ELEMENTS, Layout::Weight),
-            tensor("kv", 4096 + bytes.next_multiple_of(4096), 640, Layout::Kv { channels: 32, window: 16 }),
+            tensor("kv", 4096 + bytes.next_multiple_of(4096), 640, Layout::rows(32, 16)),
         ],
         views: vec![
             view(0, "full", 1, ELEMENTS, 16),

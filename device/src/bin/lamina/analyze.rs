@@ -7,8 +7,9 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use indicatif::{BinaryBytes, HumanCount};
+use lamina::analyze::layers::KvReport;
 use lamina::analyze::report::{Figures, RoundedReport, TensorReport};
-use lamina::analyze::{AnalyzeOptions, KvShape, Report, plot};
+use lamina::analyze::{AnalyzeOptions, Report, plot};
 use lamina::format::Format;
 use lamina::layout::Layout;
 use lamina::model::ModelFile;
@@ -79,14 +80,8 @@ fn title(files: &[impl AsRef<Path>]) -> String {
 fn print(out: &mut impl Write, report: &Report, options: &AnalyzeOptions, many_files: bool) -> Result<()> {
     let codecs: Vec<_> = options.codecs.iter().map(|codec| codec.name()).collect();
     print_tensors(out, report, &codecs, many_files)?;
-    if let Some(KvShape { channels, window }) = options.kv {
-        let marked =
-            report.tensors.iter().filter(|tensor| matches!(tensor.layout, Layout::Kv { .. })).count();
-        writeln!(
-            out,
-            "{marked} KV tensors of {channels} channels (window {window}) are marked; their transform is not there yet, so they \
-             are coded as weights are."
-        )?;
+    if let Some(kv) = &report.kv {
+        print_layers(out, kv, report, &codecs)?;
     }
     for format in report.total.formats.iter().filter(|format| !format.figures.planes.is_empty()) {
         writeln!(
@@ -137,11 +132,7 @@ fn print_tensors(out: &mut impl Write, report: &Report, codecs: &[&str], many_fi
         let figures = &tensor.figures;
         let mut row = vec![
             name(tensor, many_files),
-            format!(
-                "{}{}",
-                tensor.format,
-                if matches!(tensor.layout, Layout::Kv { .. }) { " kv" } else { "" }
-            ),
+            format!("{}{}", tensor.format, if matches!(tensor.layout, Layout::Kv(_)) { " kv" } else { "" }),
             count(figures.elements),
             BinaryBytes(figures.logical_bytes).to_string(),
         ];
@@ -166,6 +157,53 @@ fn print_tensors(out: &mut impl Write, report: &Report, codecs: &[&str], many_fi
     row.extend(best_rounded(total.rounded.as_ref()));
     table.add_row(row);
     writeln!(out, "{table}")?;
+    Ok(())
+}
+
+/// KV caches as in the paper's Fig. 15, and how they were coded.
+fn print_layers(out: &mut impl Write, kv: &KvReport, report: &Report, codecs: &[&str]) -> Result<()> {
+    let caches: usize = kv.layers.iter().map(|layer| layer.tensors).sum();
+    writeln!(
+        out,
+        "\nKV layer by layer: {caches} caches of {}; bases and all other metadata counted",
+        kv.layout
+    )?;
+    let mut head = vec!["layer", "side", "caches", "bytes"];
+    head.extend(codecs);
+    let word: Vec<_> = kv.word_major_geometric_mean.keys().map(|codec| format!("word {codec}")).collect();
+    head.extend(word.iter().map(String::as_str));
+    let mut table = new_table(&head, 2);
+    for layer in &kv.layers {
+        let mut row = vec![
+            layer.layer.map_or_else(|| "–".to_owned(), |layer| layer.to_string()),
+            layer.side.to_owned(),
+            layer.tensors.to_string(),
+            BinaryBytes(layer.logical_bytes).to_string(),
+        ];
+        let ratios = layer.ratios.values().chain(layer.word_major.values());
+        row.extend(ratios.map(|ratio| ratio_of(layer.logical_bytes, *ratio)));
+        table.add_row(row);
+    }
+    let mut row = vec!["mean".to_owned(), String::new(), caches.to_string(), "geometric".to_owned()];
+    let means = kv.geometric_mean.values().chain(kv.word_major_geometric_mean.values());
+    row.extend(means.map(|mean| ratio(*mean)));
+    table.add_row(row);
+    writeln!(out, "{table}")?;
+    for codec in codecs {
+        let windows = report.tensors.iter().filter_map(|tensor| tensor.figures.codecs[codec].windows);
+        let [mut plain, mut channels, mut deltas, mut repeated] = [0; 4];
+        for windows in windows {
+            plain += windows.plain;
+            channels += windows.channels;
+            deltas += windows.deltas;
+            repeated += windows.repeated_rows;
+        }
+        writeln!(
+            out,
+            "{codec}: {deltas} windows channel by channel with exponent differences, {channels} channel by channel, {plain} in address \
+             order; {repeated} repeated rows left out"
+        )?;
+    }
     Ok(())
 }
 

@@ -4,9 +4,10 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
-use lamina::analyze::KvShape;
 use lamina::codec::{Codec, UnknownCodec};
-use lamina::load::{FormatRule, KV_WINDOW, KvRule};
+use lamina::format::Format;
+use lamina::kv::{KvLayout, Shape};
+use lamina::load::{FormatRule, KvRule};
 use lamina::mode::Mode;
 use lamina::serve::launder::LaunderWith;
 use lamina_qemu::Accel;
@@ -94,9 +95,13 @@ pub(crate) struct DeviceArgs {
     /// Views to make of every tensor, separated by commas; none if empty.
     #[arg(long, value_delimiter = ',', default_value = "full", value_name = "LIST")]
     pub(crate) views: Vec<String>,
-    /// Tensors that are KV caches, by name pattern; those named *.k and *.v with two dimensions are without being told.
+    /// Tensors that are KV caches, by name pattern; those named *.k and *.v with two dimensions are without being told. Rows with padding and
+    /// paged caches are written as for `lamina analyze --kv`.
     #[arg(long, value_name = "PATTERN=CHANNELS[,WINDOW]")]
     pub(crate) kv: Vec<KvRule>,
+    /// KV windows that may be open for writing at once; each is staged in memory until it is coded.
+    #[arg(long, default_value_t = 64, value_parser = open_windows, value_name = "N")]
+    pub(crate) open_windows: usize,
     /// Tensors that have another format than the file says, by name pattern.
     #[arg(long, value_name = "PATTERN=FORMAT")]
     pub(crate) format: Vec<FormatRule>,
@@ -232,10 +237,11 @@ pub(crate) struct Analyze {
     /// Safetensors files.
     #[arg(required = true, value_name = "FILE")]
     pub(crate) files: Vec<PathBuf>,
-    /// Tensors of two dimensions with this many channels are KV caches, in windows of so many tokens [window: 128]. Their
-    /// transform is not there yet: they are marked, and coded as weights are.
-    #[arg(long, value_parser = kv_shape, value_name = "CHANNELS[,WINDOW]")]
-    pub(crate) kv: Option<KvShape>,
+    /// Tensors of two dimensions with this many channels are KV caches, in windows of so many tokens [window: 128], and are told layer by
+    /// layer too. Rows with padding: CHANNELS,WINDOW,stride=STRIDE. Paged caches of four dimensions or more:
+    /// PRESET:HEADS,HEAD_SIZE,BLOCK_SIZE[,WINDOW], where PRESET is nhd, hnd, or, with K before V in each block, nhd_kv or hnd_kv.
+    #[arg(long, value_parser = kv_layout, value_name = "CHANNELS[,WINDOW]")]
+    pub(crate) kv: Option<KvLayout>,
     /// The codecs of the planes: all, or a list separated by commas.
     #[arg(long, default_value = "all", value_parser = codecs, value_name = "all|LIST")]
     pub(crate) codec: Codecs,
@@ -294,18 +300,22 @@ fn codecs(text: &str) -> Result<Codecs, String> {
     Ok(Codecs(codecs))
 }
 
-fn kv_shape(text: &str) -> Result<KvShape, String> {
-    let parsed = || {
-        let (channels, window) = match text.split_once(',') {
-            Some((channels, window)) => (channels, window.parse().ok()?),
-            None => (text, KV_WINDOW),
-        };
-        let shape = KvShape { channels: channels.parse().ok()?, window };
-        (shape.channels > 0 && shape.window > 0).then_some(shape)
-    };
-    parsed().ok_or_else(|| {
-        format!("{text:?} is no KV shape: write CHANNELS or CHANNELS,WINDOW, both at least 1, for example 1024,128")
+fn kv_layout(text: &str) -> Result<KvLayout, String> {
+    let layout =
+        text.parse::<KvLayout>().and_then(|layout| Shape::new(Format::Bf16, &layout).map(|_| layout));
+    layout.map_err(|why| {
+        format!(
+            "{why}: write CHANNELS or CHANNELS,WINDOW, for example 1024,128; rows with padding as CHANNELS,WINDOW,stride=STRIDE; \
+             a paged cache as PRESET:HEADS,HEAD_SIZE,BLOCK_SIZE[,WINDOW] with the preset nhd, hnd, nhd_kv or hnd_kv"
+        )
     })
+}
+
+fn open_windows(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(windows @ 1..=65_536) => Ok(windows),
+        _ => Err(format!("{text:?} is no number of windows from 1 to 65536")),
+    }
 }
 
 fn put(text: &str) -> Result<(PathBuf, String), String> {
@@ -343,14 +353,14 @@ mod tests {
     }
 
     #[test]
-    fn codecs_and_kv_shapes_are_read_as_documented() {
+    fn codecs_and_kv_layouts_are_read_as_documented() {
         assert_eq!(codecs("all").unwrap().0, Codec::ALL);
         assert_eq!(codecs("zstd,lz4,zstd").unwrap().0, [Codec::Zstd, Codec::Lz4]);
         assert!(codecs("zstd,gzip").unwrap_err().contains("gzip") && codecs("").is_err());
-        assert_eq!(kv_shape("64"), Ok(KvShape { channels: 64, window: 128 }));
-        assert_eq!(kv_shape("64,256"), Ok(KvShape { channels: 64, window: 256 }));
+        assert_eq!(kv_layout("64"), Ok(KvLayout::rows(64, 128)));
+        assert_eq!(kv_layout("64,256"), Ok(KvLayout::rows(64, 256)));
         for text in ["", "0", "64,0", "64,", "x", "64,1,2", "-1"] {
-            assert!(kv_shape(text).unwrap_err().contains("CHANNELS,WINDOW"), "{text}");
+            assert!(kv_layout(text).unwrap_err().contains("CHANNELS,WINDOW"), "{text}");
         }
     }
 

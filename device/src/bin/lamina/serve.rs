@@ -83,6 +83,7 @@ pub(crate) async fn start(args: DeviceArgs, mount: PathBuf, stop: Arc<AtomicBool
     let views_bytes = args.views_capacity.unwrap_or(fitting(views_needed.max(base_bytes)));
     let mut config = DeviceConfig::new(base_bytes, views_bytes);
     (config.mode, config.codec) = (args.mode, args.codec);
+    config.open_windows = args.open_windows;
     let device = Arc::new(Device::new(config)?);
 
     make_run_dir(&args.run_dir)?;

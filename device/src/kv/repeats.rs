@@ -1,0 +1,168 @@
+//! Rows of a window that are equal to earlier ones. Only the others are kept; layer 0's V, which depends on the token alone, repeats whole rows, and so do rows
+//! that were never written.
+//!
+//! As bytes: a bit for every whole row, lowest bit first, padded to whole bytes: whether it repeats. Then, for each that does, the number of the row it is
+//! equal to, counted among the rows kept before it, in as many bits as the number of all kept rows less one takes; padded to whole bytes.
+
+use super::order::Order;
+
+/// A row that is not shorter than this is worth looking for.
+const LEAST_ROW: usize = 16;
+/// Rows of a window that are looked at; windows of more have very short rows.
+pub const MOST_ROWS: usize = 512;
+
+/// Which rows repeat.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Repeats {
+    /// For each whole row: the number of the kept row that it is or is equal to.
+    of: Vec<u16>,
+    /// Rows kept.
+    kept: usize,
+}
+
+impl Repeats {
+    /// The rows of the token-major `window` that repeat, if leaving them out is worth the list of them.
+    pub fn find(order: &Order, window: &[u8]) -> Option<Self> {
+        let length = order.columns * order.width;
+        let rows = order.rows();
+        if length < LEAST_ROW || !(2..=MOST_ROWS).contains(&rows) {
+            return None;
+        }
+        let row = |row: usize| &window[order.head() * order.width + row * length..][..length];
+        // Rows that are equal have the same key; the kept rows with a key are a chain.
+        let mut chains = [NONE; SLOTS];
+        let mut next = [NONE; MOST_ROWS];
+        let mut first = [0_u16; MOST_ROWS];
+        let mut of = Vec::with_capacity(rows);
+        let mut kept = 0;
+        for at in 0..rows {
+            let chain = &mut chains[slot(row(at))];
+            let mut candidate = *chain;
+            while candidate != NONE && row(first[usize::from(candidate)].into()) != row(at) {
+                candidate = next[usize::from(candidate)];
+            }
+            if candidate == NONE {
+                candidate = u16::try_from(kept).expect("at most MOST_ROWS");
+                first[kept] = u16::try_from(at).expect("at most MOST_ROWS");
+                next[kept] = *chain;
+                *chain = candidate;
+                kept += 1;
+            }
+            of.push(candidate);
+        }
+        let repeats = Self { of, kept };
+        (repeats.bytes() * 2 < (rows - kept) * length).then_some(repeats)
+    }
+
+    /// The shape of the window without the rows that repeat.
+    pub fn compact_order(&self, order: &Order) -> Order {
+        Order { elements: order.elements - (self.of.len() - self.kept) * order.columns, ..*order }
+    }
+
+    /// Moves the rows that are kept of the token-major `window` to its front, and what follows the rows behind them.
+    pub fn compact(&self, order: &Order, window: &mut [u8]) {
+        let (length, head) = (order.columns * order.width, order.head() * order.width);
+        let mut kept = 0;
+        for (row, of) in self.of.iter().enumerate() {
+            if usize::from(*of) == kept {
+                let at = head + row * length;
+                window.copy_within(at..at + length, head + kept * length);
+                kept += 1;
+            }
+        }
+        let end = order.elements * order.width;
+        window.copy_within(head + self.of.len() * length..end, head + kept * length);
+    }
+
+    /// Undoes [`Self::compact`]; `order` is the whole window's.
+    pub fn expand(&self, order: &Order, window: &mut [u8]) {
+        let (length, head) = (order.columns * order.width, order.head() * order.width);
+        let (kept, rows) = (head + self.kept * length, head + self.of.len() * length);
+        let tail = order.elements * order.width - rows;
+        window.copy_within(kept..kept + tail, rows);
+        // From the last on: a kept row is never before its own place among the kept.
+        for (row, of) in self.of.iter().enumerate().rev() {
+            let at = head + usize::from(*of) * length;
+            window.copy_within(at..at + length, head + row * length);
+        }
+    }
+
+    /// Bytes that [`Self::write`] appends.
+    fn bytes(&self) -> usize {
+        self.of.len().div_ceil(8) + ((self.of.len() - self.kept) * reference_bits(self.kept)).div_ceil(8)
+    }
+
+    /// Appends the list to `out`.
+    pub fn write(&self, out: &mut Vec<u8>) {
+        let bitmap = out.len();
+        out.resize(bitmap + self.of.len().div_ceil(8), 0);
+        let bits = reference_bits(self.kept);
+        let (mut kept, mut pending, mut held) = (0, 0_u32, 0);
+        for (row, of) in self.of.iter().enumerate() {
+            if usize::from(*of) == kept {
+                kept += 1;
+                continue;
+            }
+            out[bitmap + row / 8] |= 1 << (row % 8);
+            pending |= u32::from(*of) << held;
+            held += bits;
+            while held >= 8 {
+                out.push(pending.to_le_bytes()[0]);
+                pending >>= 8;
+                held -= 8;
+            }
+        }
+        if held > 0 {
+            out.push(pending.to_le_bytes()[0]);
+        }
+    }
+
+    /// Reads the list of a window of `rows` whole rows from the front of `bytes`: the list and what is behind it; `None` if that is none.
+    pub fn read(rows: usize, bytes: &[u8]) -> Option<(Self, &[u8])> {
+        if rows > MOST_ROWS {
+            return None;
+        }
+        let (bitmap, references) = bytes.split_at_checked(rows.div_ceil(8))?;
+        let repeats = |row: usize| bitmap[row / 8] >> (row % 8) & 1 == 1;
+        let count = (0..rows).filter(|row| repeats(*row)).count();
+        let total = rows - count;
+        let bits = reference_bits(total);
+        let (references, rest) = references.split_at_checked((count * bits).div_ceil(8))?;
+        let mut of = Vec::with_capacity(rows);
+        let (mut kept, mut at) = (0, 0);
+        for row in 0..rows {
+            if !repeats(row) {
+                of.push(kept);
+                kept += 1;
+                continue;
+            }
+            let byte = |byte: usize| u32::from(references.get(at / 8 + byte).copied().unwrap_or(0));
+            let word = byte(0) | byte(1) << 8 | byte(2) << 16;
+            let reference = u16::try_from(word >> (at % 8) & ((1 << bits) - 1)).ok()?;
+            at += bits;
+            if reference >= kept {
+                return None;
+            }
+            of.push(reference);
+        }
+        Some((Self { of, kept: total }, rest))
+    }
+}
+
+/// No row.
+const NONE: u16 = u16::MAX;
+/// Chains of rows, a power of two.
+const SLOTS: usize = 512;
+
+/// The chain of a row: both of its ends mixed.
+fn slot(row: &[u8]) -> usize {
+    let end = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("8 bytes"));
+    let (first, last) = (end(&row[..8]), end(&row[row.len() - 8..]));
+    let mixed = (first ^ last.rotate_left(29)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    usize::try_from(mixed >> 55).expect("nine bits")
+}
+
+/// Bits that number one of `kept` rows.
+const fn reference_bits(kept: usize) -> usize {
+    if kept < 2 { 0 } else { (kept - 1).ilog2() as usize + 1 }
+}

@@ -1,0 +1,440 @@
+//! The transform against slow definitions on random bits, and windows through their bundles and back.
+
+use proptest::prelude::*;
+
+use super::{delta::Field, order::Order, paged::Paged, repeats::Repeats, window::Coded, *};
+use crate::{
+    BLOCK_BYTES, BlockWords,
+    codec::{
+        Codec,
+        block::{Bundle, MAX_BUNDLE, Stored},
+    },
+    format::Format,
+    plane::{self, PlaneMask},
+};
+
+/// The same bytes for the same seed: noise, or values of `width` bytes that look like a cache's.
+pub(crate) fn bytes(seed: u64, length: usize) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(2).wrapping_add(1);
+    (0..length)
+        .map(|at| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let noise = state.to_be_bytes()[0];
+            match seed % 5 {
+                0 => noise,
+                1 => 0,
+                2 if at % 2 == 1 => 0x3c | noise & 0x83,
+                // NaN, infinities, zeros of both signs, subnormals of several formats.
+                3 => [0, 1, 0x80, 0xff, 0x7f, 0x7c][usize::from(noise % 6)],
+                _ => noise & 0x11,
+            }
+        })
+        .collect()
+}
+
+fn order() -> impl Strategy<Value = Order> {
+    let width = prop::sample::select(vec![1_usize, 2, 4]);
+    (width, 1_usize..80, 0_usize..4000).prop_flat_map(|(width, columns, elements)| {
+        (0..columns).prop_map(move |first| Order { width, columns, first, elements })
+    })
+}
+
+/// By sorting: the places of the elements, by column and then by row.
+fn slow_channel_major(order: &Order, from: &[u8]) -> Vec<u8> {
+    let mut places: Vec<usize> = (0..order.elements).collect();
+    places.sort_by_key(|at| ((order.first + at) % order.columns, *at));
+    places.into_iter().flat_map(|at| from[at * order.width..][..order.width].to_vec()).collect()
+}
+
+fn format() -> impl Strategy<Value = Format> {
+    let formats: Vec<_> = Format::ALL.into_iter().filter(|format| *format != Format::Opaque).collect();
+    prop::sample::select(formats)
+}
+
+fn layout() -> impl Strategy<Value = KvLayout> {
+    let channels = prop_oneof![1_u32..40, Just(64), Just(96), Just(128), 1000_u32..3000];
+    let rows = (channels, 1_u32..=MOST_WINDOW, prop::option::of(0_u32..9)).prop_map(
+        |(channels, window, padding)| KvLayout {
+            stride: padding.map(|padding| channels + padding),
+            ..KvLayout::rows(channels, window)
+        },
+    );
+    let preset = prop::sample::select(vec![Preset::Nhd, Preset::Hnd, Preset::NhdKv, Preset::HndKv]);
+    let sizes = prop::sample::select(vec![(2_u32, 16_u32), (4, 32), (1, 64), (8, 8)]);
+    let paged = (preset, sizes, prop::sample::select(vec![8_u32, 16, 32]), 1_u32..=128).prop_map(
+        |(preset, (heads, size), block, window)| {
+            KvLayout::preset(preset, heads, size, block, window).unwrap()
+        },
+    );
+    prop_oneof![3 => rows, 1 => paged]
+}
+
+/// Rows of channels that each have their own size and sign, some rows equal to others, filling whole blocks.
+fn cache(format: Format, columns: usize, length: usize, seed: u64) -> Vec<u8> {
+    let noise = bytes(seed * 5, length);
+    let width = (format.bits() as usize).div_ceil(8);
+    let mut out = noise.clone();
+    for (at, element) in out.chunks_exact_mut(width).enumerate() {
+        let column = at % columns.max(1);
+        let top = element.last_mut().unwrap();
+        let lean = if column % 3 == 0 { 0x80 } else { 0 };
+        *top = lean | 0x30 + (column % 7) as u8 | *top & 1;
+    }
+    let row = columns * width;
+    if seed % 2 == 0 && row > 0 {
+        for at in (row..length.saturating_sub(row)).step_by(row * 3) {
+            let (before, after) = out.split_at_mut(at);
+            after[..row].copy_from_slice(&before[..row]);
+        }
+    }
+    out
+}
+
+/// The bundle's bytes at the places of the runs of `mask`, noise elsewhere.
+fn fetched(stored: &Stored, mask: PlaneMask, bytes: &[u8]) -> Box<[u8; MAX_BUNDLE]> {
+    let mut bundle = Box::new([0xa5; MAX_BUNDLE]);
+    stored.runs(mask, |run| bundle[run.clone()].copy_from_slice(&bytes[run]));
+    bundle
+}
+
+fn decode(shape: &Shape, before: u64, bundles: &[Bundle], mask: PlaneMask) -> Vec<u8> {
+    let mut decoder = WindowDecoder::new(shape, before, bundles.len(), mask);
+    for (block, bundle) in bundles.iter().enumerate() {
+        if let Some(stored) = &bundle.stored {
+            let wanted = decoder.wanted(stored);
+            decoder.add(block, stored, wanted, &fetched(stored, wanted, bundle.bytes())).unwrap();
+        }
+    }
+    let mut out = vec![0xa5; 3];
+    decoder.finish(&mut out);
+    out
+}
+
+/// What block by block in address order gives of these planes.
+fn want(format: Format, mask: PlaneMask, window: &[u8]) -> Vec<u8> {
+    window
+        .as_chunks()
+        .0
+        .iter()
+        .flat_map(|words: &BlockWords| {
+            let (mut planes, mut out) = ([0; BLOCK_BYTES], [0; BLOCK_BYTES]);
+            plane::split(format, words, &mut planes);
+            plane::join(format, &plane::select(format, mask, &planes), &mut out);
+            out
+        })
+        .collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(128))]
+
+    #[test]
+    fn every_kernel_sorts_by_channel(order in order(), seed in any::<u64>()) {
+        let from = bytes(seed / 5 * 5, order.elements * order.width);
+        let want = slow_channel_major(&order, &from);
+        for kernel in Kernel::available() {
+            let mut major = vec![0xa5; from.len()];
+            kernel.channel_major(&order, &from, &mut major);
+            prop_assert!(major == want, "{:?}", kernel);
+            let mut back = vec![0x5a; from.len()];
+            kernel.token_major(&order, &major, &mut back);
+            prop_assert!(back == from, "{:?}", kernel);
+        }
+    }
+
+    #[test]
+    fn runs_are_the_channels(order in order(), from in any::<prop::sample::Index>(), length in 0_usize..3000) {
+        let from = from.index(order.elements + 1);
+        let range = from..(from + length).min(order.elements);
+        let mut columns: Vec<usize> = (0..order.elements).map(|at| (order.first + at) % order.columns).collect();
+        columns.sort_unstable();
+        let want: Vec<usize> = columns[range.clone()].chunk_by(|a, b| a == b).map(<[_]>::len).collect();
+        let runs: Vec<_> = order.runs(range.clone()).collect();
+        prop_assert_eq!(runs.iter().map(ExactSizeIterator::len).collect::<Vec<_>>(), want);
+        prop_assert!(runs.iter().zip(runs.iter().skip(1)).all(|(a, b)| a.end == b.start));
+        prop_assert_eq!(runs.first().map_or(range.start, |run| run.start), range.start);
+    }
+
+    #[test]
+    fn differences_are_from_the_largest_exponent(
+        format in format(), seed in any::<u64>(), lengths in prop::collection::vec(1_u16..400, 0..40),
+    ) {
+        let Some(field) = Field::of(format) else { return Ok(()) };
+        let width = format.bits() as usize / 8;
+        let mut left = BLOCK_BYTES / width;
+        let runs: Vec<u16> = lengths.into_iter().map_while(|length| {
+            left = left.checked_sub(length.into())?;
+            Some(length)
+        }).collect();
+        let words: BlockWords = bytes(seed, BLOCK_BYTES).try_into().unwrap();
+        let load = |bytes: &[u8]| bytes.iter().rev().fold(0_u32, |word, byte| word << 8 | u32::from(*byte));
+        let (shift, most) = (format.mantissa_bits(), (1_u32 << format.exponent_bits()) - 1);
+        for kernel in Kernel::available() {
+            let (mut changed, mut bases) = (words, vec![0xa5; runs.len()]);
+            kernel.subtract(field, &runs, &mut changed, &mut bases);
+            let mut at = 0;
+            for (run, base) in runs.iter().zip(&bases) {
+                let end = at + usize::from(*run) * width;
+                let exponent = |word: u32| word >> shift & most;
+                let exponents = words[at..end].chunks(width).map(|element| exponent(load(element)));
+                prop_assert_eq!(u32::from(*base), exponents.max().unwrap());
+                for (before, after) in words[at..end].chunks(width).zip(changed[at..end].chunks(width)) {
+                    let (before, after) = (load(before), load(after));
+                    prop_assert_eq!(exponent(after), u32::from(*base) - exponent(before));
+                    prop_assert_eq!(before & !(most << shift), after & !(most << shift));
+                }
+                at = end;
+            }
+            prop_assert_eq!(&changed[at..], &words[at..]);
+            kernel.restore(field, &runs, &bases, &mut changed);
+            prop_assert!(changed == words, "{:?}", kernel);
+            // Damage gives something, in the field only.
+            kernel.restore(field, &runs, &vec![0xff; runs.len()], &mut changed);
+        }
+    }
+
+    #[test]
+    fn repeated_rows_come_back(
+        width in prop::sample::select(vec![1_usize, 2, 4]), columns in 16_usize..70, first in 0_usize..16,
+        rows in prop::collection::vec(0_u8..6, 0..300), tail in 0_usize..16,
+    ) {
+        let order = Order { width, columns, first, elements: 0 };
+        let head = if first == 0 { 0 } else { columns - first };
+        let order = Order { elements: head + rows.len() * columns + tail, ..order };
+        let row = |kind: u8, length: usize| (0..length).map(move |at| kind ^ (at % 7) as u8);
+        let window: Vec<u8> = row(99, head * width)
+            .chain(rows.iter().flat_map(|kind| row(*kind, columns * width)))
+            .chain(row(77, tail * width))
+            .collect();
+        let Some(repeats) = Repeats::find(&order, &window) else { return Ok(()) };
+        let kinds: std::collections::BTreeSet<_> = rows.iter().collect();
+        let kept = repeats.compact_order(&order);
+        prop_assert_eq!((kept.rows(), kept.head()), (kinds.len(), order.head()));
+        let mut compact = window.clone();
+        repeats.compact(&order, &mut compact);
+        let mut list = vec![1, 2, 3];
+        repeats.write(&mut list);
+        list.extend([4, 5]);
+        let (read, rest) = Repeats::read(order.rows(), &list[3..]).unwrap();
+        prop_assert_eq!((&read, rest), (&repeats, &[4_u8, 5][..]));
+        compact[kept.elements * width..].fill(0xa5);
+        read.expand(&order, &mut compact);
+        prop_assert!(compact == window);
+    }
+
+    #[test]
+    fn any_list_of_repeats_is_refused_or_harmless(rows in 0_usize..600, list in prop::collection::vec(any::<u8>(), 0..700)) {
+        if let Some((repeats, _)) = Repeats::read(rows, &list) {
+            let order = Order { width: 2, columns: 5, first: 3, elements: 2 + rows * 5 + 4 };
+            let mut window = vec![7; order.elements * 2];
+            repeats.expand(&order, &mut window);
+            prop_assert_eq!(window, vec![7; order.elements * 2]);
+        }
+    }
+
+    #[test]
+    fn parts_of_rows_come_together(groups in 1_usize..6, block in 1_usize..20, part in 1_usize..40, length in 0_usize..9000, seed in any::<u64>()) {
+        let paged = Paged { groups, block, part };
+        let from = bytes(seed / 5 * 5, length);
+        let mut rows = vec![0; length];
+        paged.to_rows(&from, &mut rows);
+        let page = groups * block * part;
+        for (at, byte) in from.iter().enumerate() {
+            let (before, at) = (at / page * page, at % page);
+            let place = before + (at / part % block * groups + at / part / block) * part + at % part;
+            let place = if before + page > length { before + at } else { place };
+            prop_assert_eq!(rows[place], *byte);
+        }
+        let mut back = vec![1; length];
+        paged.from_rows(&rows, &mut back);
+        prop_assert!(back == from);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(96))]
+
+    #[test]
+    fn windows_come_back_whole_and_by_planes(
+        format in format(), layout in layout(), window in 0_u64..5, codec in prop::sample::select(Codec::ALL.to_vec()),
+        seed in any::<u64>(), way in prop::option::of(prop::sample::select(Coding::ALL.to_vec())), fewer in 0_usize..3, mask in any::<u32>(),
+    ) {
+        let Ok(Some(shape)) = Shape::new(format, &layout) else { return Ok(()) };
+        let blocks = shape.blocks().min(12).saturating_sub(fewer).max(1);
+        let before = window * shape.blocks() as u64;
+        let order = shape.order(before, blocks);
+        let data = if seed % 3 == 0 { bytes(seed / 3, blocks * BLOCK_BYTES) } else { cache(format, order.columns, blocks * BLOCK_BYTES, seed / 3 % 1000) };
+        let mut bundles = Vec::new();
+        let coded = encode(&shape, before, codec, &data, way, &mut bundles);
+        if let Some(way) = way && way == Coding::Plain {
+            prop_assert_eq!(coded, Coded::default());
+        }
+        prop_assert!(bundles.iter().all(Bundle::fits));
+        prop_assert_eq!(bundles.len(), blocks);
+        let all = PlaneMask::all(format);
+        prop_assert!(decode(&shape, before, &bundles, all) == data, "{:?} {:?}", coded, layout);
+        let mask = PlaneMask(mask & all.0);
+        // A device serves only prefixes of the exponent, but any set of planes must come out right.
+        prop_assert!(decode(&shape, before, &bundles, mask) == want(format, mask, &data), "{:?} {:?} {:?}", coded, layout, mask);
+    }
+
+    #[test]
+    fn damaged_windows_are_refused_or_give_something(
+        format in format(), layout in layout(), seed in any::<u64>(), flips in prop::collection::vec(any::<prop::sample::Index>(), 1..5), mend in any::<bool>(),
+    ) {
+        let Ok(Some(shape)) = Shape::new(format, &layout) else { return Ok(()) };
+        let blocks = shape.blocks().min(4);
+        let data = cache(format, shape.order(0, blocks).columns, blocks * BLOCK_BYTES, seed % 1000);
+        let mut bundles = Vec::new();
+        encode(&shape, 0, Codec::Tree, &data, Some(Coding::Deltas), &mut bundles);
+        let mut decoder = WindowDecoder::new(&shape, 0, blocks, PlaneMask::all(format));
+        for (block, bundle) in bundles.iter().enumerate() {
+            let Some(stored) = &bundle.stored else { continue };
+            let mut bytes = fetched(stored, PlaneMask(u32::MAX), bundle.bytes());
+            let head = stored.head_bytes();
+            for flip in &flips {
+                if head > 2 {
+                    let bit = flip.index((head - 2) * 8);
+                    bytes[bit / 8] ^= 1 << (bit % 8);
+                }
+            }
+            if mend {
+                crate::codec::head::mend(&mut bytes[..head]);
+            }
+            let added = decoder.add(block, stored, PlaneMask(u32::MAX), &bytes);
+            if !mend && head > 2 && bytes[..head] != bundle.bytes()[..head] {
+                prop_assert!(added.is_err());
+            }
+        }
+        let mut out = Vec::new();
+        decoder.finish(&mut out);
+        prop_assert_eq!(out.len(), data.len());
+    }
+}
+
+/// A cache of channels that differ in size, most of which lean to one sign.
+fn lively(rows: usize, columns: usize) -> Vec<u8> {
+    let noise = bytes(5, rows * columns * 2);
+    noise
+        .chunks(2)
+        .enumerate()
+        .flat_map(|(at, noise)| {
+            let column = at % columns;
+            let sign = u16::from(noise[0] < 20) ^ u16::from(column % 2 == 0);
+            let exponent =
+                100 + (column * 37 % 29) as u16 - u16::from(noise[1] & 1) - u16::from(noise[1] & 6 == 0);
+            (sign << 15 | exponent << 7 | u16::from(noise[0] >> 1)).to_le_bytes()
+        })
+        .collect()
+}
+
+#[test]
+fn what_is_alike_in_a_channel_takes_less_channel_by_channel() {
+    let shape = Shape::new(Format::Bf16, &KvLayout::rows(64, 128)).unwrap().unwrap();
+    assert_eq!(shape.blocks(), 4);
+    let data = lively(128, 64);
+    for codec in Codec::ALL {
+        let mut bundles = Vec::new();
+        let mut size = |way| {
+            let coded = encode(&shape, 0, codec, &data, way, &mut bundles);
+            (coded.coding, bundles.iter().map(|bundle| bundle.bytes().len()).sum::<usize>())
+        };
+        let (plain, deltas) = (size(Some(Coding::Plain)), size(Some(Coding::Deltas)));
+        assert_eq!((plain.0, deltas.0), (Coding::Plain, Coding::Deltas));
+        assert!(deltas.1 < plain.1 * 9 / 10, "{codec}: {plain:?} {deltas:?}");
+        assert_eq!(size(None), deltas, "{codec}");
+    }
+}
+
+#[test]
+fn a_row_that_repeats_costs_almost_nothing() {
+    let shape = Shape::new(Format::Bf16, &KvLayout::rows(64, 128)).unwrap().unwrap();
+    let once = lively(16, 64);
+    let data = once.repeat(8);
+    let mut bundles = Vec::new();
+    let coded = encode(&shape, 0, Codec::Lz4, &data, None, &mut bundles);
+    assert_eq!(coded.repeated_rows, 112);
+    let stored: usize = bundles.iter().map(|bundle| bundle.bytes().len()).sum();
+    assert!(stored < once.len(), "{stored} of {}", once.len());
+    assert!(decode(&shape, 0, &bundles, PlaneMask::all(Format::Bf16)) == data);
+    // A window of which only a few rows are written is mostly rows that repeat.
+    let mut partial = lively(128, 64);
+    partial[3 * 128..].fill(0);
+    let coded = encode(&shape, 0, Codec::Lz4, &partial, None, &mut bundles);
+    assert_eq!(coded.repeated_rows, 124);
+    assert!(bundles.iter().map(|bundle| bundle.bytes().len()).sum::<usize>() < 1024);
+}
+
+#[test]
+fn windows_are_whole_blocks_and_cut_rows_where_they_must() {
+    let shape = |format, layout: &KvLayout| Shape::new(format, layout).unwrap().unwrap();
+    let blocks = |channels, window| shape(Format::Bf16, &KvLayout::rows(channels, window)).blocks();
+    assert_eq!([blocks(384, 128), blocks(1, 1), blocks(33, 100), blocks(4096, 256)], [24, 1, 2, 256]);
+    // 4096 elements in two blocks: 62 rows of 66 with padding, and four elements of the next.
+    let padded = KvLayout { stride: Some(66), ..KvLayout::rows(33, 60) };
+    let orders = [0, 2, 66].map(|before| shape(Format::Bf16, &padded).order(before, 2).first);
+    assert_eq!(orders, [0, 4, 0]);
+    // Vast rows make windows of what there is room for.
+    assert_eq!(blocks(u32::MAX, 256), MOST_BLOCKS);
+    assert_eq!(shape(Format::Int4, &KvLayout::rows(33, 8)).order(0, 1).columns, 33);
+    assert_eq!(shape(Format::Int4, &KvLayout::rows(34, 8)).order(0, 1).columns, 17);
+    // A paged block of 16 tokens of 8 heads of 128: eight of them are 128 tokens.
+    let hnd = KvLayout::preset(Preset::Hnd, 8, 128, 16, 128).unwrap();
+    assert_eq!((hnd.channels, shape(Format::Bf16, &hnd).blocks()), (1024, 64));
+    let both = KvLayout::preset(Preset::NhdKv, 8, 128, 16, 16).unwrap();
+    assert_eq!((both.channels, shape(Format::Bf16, &both).blocks()), (2048, 16));
+    assert_eq!(Shape::new(Format::Opaque, &KvLayout::rows(8, 8)), Ok(None));
+}
+
+#[test]
+fn layouts_are_read_as_written_and_refused_with_the_bound() {
+    let read = |text: &str| text.parse::<KvLayout>();
+    assert_eq!(read("64"), Ok(KvLayout::rows(64, 128)));
+    assert_eq!(read("64,32"), Ok(KvLayout::rows(64, 32)));
+    assert_eq!(read("64,stride=80"), Ok(KvLayout { stride: Some(80), ..KvLayout::rows(64, 128) }));
+    assert_eq!(read("64,32,stride=80"), Ok(KvLayout { stride: Some(80), ..KvLayout::rows(64, 32) }));
+    assert_eq!(read("hnd:8,128,16"), KvLayout::preset(Preset::Hnd, 8, 128, 16, 128));
+    assert_eq!(read("nhd:8,128,16,64"), Ok(KvLayout::rows(1024, 64)));
+    for wrong in [
+        "",
+        "x",
+        "64,",
+        "64,32,80",
+        "64,32,stride=",
+        "64,stride=1,32",
+        "hnd:8,128",
+        "xyz:1,2,3",
+        "nhd:1,2,3,4,5",
+    ] {
+        assert!(read(wrong).unwrap_err().to_string().contains("CHANNELS"), "{wrong}");
+    }
+    let json = |text: &str| serde_json::from_str::<KvLayout>(text);
+    assert_eq!(json(r#"{"channels":8}"#).unwrap(), KvLayout::rows(8, 128));
+    let preset = r#"{"preset":"hnd_kv","heads":8,"head_size":128,"block_size":16,"window":64}"#;
+    assert_eq!(json(preset).unwrap(), KvLayout::preset(Preset::HndKv, 8, 128, 16, 64).unwrap());
+    let paged = r#"{"channels":8,"window":4,"paged":{"groups":2,"block":4}}"#;
+    assert_eq!(serde_json::to_string(&json(paged).unwrap()).unwrap(), paged);
+    for wrong in [
+        r"{}",
+        r#"{"channels":8,"preset":"nhd"}"#,
+        r#"{"preset":"nhd"}"#,
+        r#"{"channels":8,"heads":2}"#,
+        r#"{"preset":"x","heads":1,"head_size":1,"block_size":1}"#,
+    ] {
+        assert!(json(wrong).is_err(), "{wrong}");
+    }
+    let refused = |layout: KvLayout, part: &str| {
+        let why = Shape::new(Format::Bf16, &layout).unwrap_err().to_string();
+        assert!(why.contains("kv") || why.contains("channels") || why.contains("paged"), "{why}");
+        assert!(why.contains(part), "{why}");
+    };
+    refused(KvLayout::rows(0, 1), "and 0");
+    refused(KvLayout::rows(1, 257), "257");
+    refused(KvLayout { stride: Some(7), ..KvLayout::rows(8, 8) }, "not 7");
+    let paged = |groups, block| Some(PagedRows { groups, block });
+    refused(KvLayout { paged: paged(3, 8), ..KvLayout::rows(8, 8) }, "3 groups");
+    refused(KvLayout { paged: paged(0, 8), ..KvLayout::rows(8, 8) }, "0 groups");
+    refused(KvLayout { paged: paged(2, 8), stride: Some(9), ..KvLayout::rows(8, 8) }, "not 9");
+    refused(KvLayout { paged: paged(1, u32::MAX), ..KvLayout::rows(u32::MAX, 8) }, "at most");
+    assert!(KvLayout::preset(Preset::Hnd, u32::MAX, 2, 1, 1).is_err());
+}

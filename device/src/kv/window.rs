@@ -1,0 +1,416 @@
+//! A window to bundles and back.
+
+use std::cell::RefCell;
+
+use super::{delta, delta::Field, order::Order, repeats::Repeats, shape::Shape};
+use crate::{
+    BLOCK_BYTES, BlockWords,
+    codec::{
+        Codec,
+        block::{BlockError, Bundle, MAX_BUNDLE, Stored},
+        head::{self, Details},
+    },
+    plane::{self, PlaneMask},
+};
+
+/// Of so many blocks, one is coded in every way to find the best.
+const SAMPLE: usize = 8;
+/// Differences are for channels that have at least so many elements in a window: every channel has a base in every block.
+const LEAST_RUN: usize = 8;
+
+/// How a window is coded.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Coding {
+    /// In address order, as weights are.
+    #[default]
+    Plain,
+    /// Channel by channel.
+    Channels,
+    /// Channel by channel, exponents as differences.
+    Deltas,
+}
+
+impl Coding {
+    /// Every way, `ALL[c as usize] == c`.
+    pub const ALL: [Self; 3] = [Self::Plain, Self::Channels, Self::Deltas];
+
+    /// The name used in reports.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Plain => "plain",
+            Self::Channels => "channels",
+            Self::Deltas => "deltas",
+        }
+    }
+}
+
+/// What was made of a window.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Coded {
+    /// How it is coded.
+    pub coding: Coding,
+    /// Rows that were left out because they repeat.
+    pub repeated_rows: usize,
+}
+
+/// Room to work in.
+struct Scratch {
+    rows: Vec<u8>,
+    major: Vec<u8>,
+    runs: Vec<u16>,
+    bases: Vec<u8>,
+    details: Vec<u8>,
+    sample: Bundle,
+}
+
+thread_local! {
+    static SCRATCH: RefCell<Scratch> = const { RefCell::new(Scratch {
+        rows: Vec::new(), major: Vec::new(), runs: Vec::new(), bases: Vec::new(), details: Vec::new(), sample: Bundle::new(),
+    }) };
+}
+
+/// Codes the window of `shape` that begins `before` blocks behind the tensor's beginning and holds `bytes`, whole blocks: a bundle each.
+///
+/// `way` is how, or the best there is if not given. [`Coding::Plain`] leaves no row out.
+///
+/// # Panics
+/// If `bytes` are not whole blocks.
+pub fn encode(
+    shape: &Shape,
+    before: u64,
+    codec: Codec,
+    bytes: &[u8],
+    way: Option<Coding>,
+    bundles: &mut Vec<Bundle>,
+) -> Coded {
+    let (blocks, rest) = bytes.as_chunks::<BLOCK_BYTES>();
+    assert!(rest.is_empty(), "a window is whole blocks");
+    bundles.resize_with(blocks.len(), Bundle::new);
+    if bytes.iter().all(|byte| *byte == 0) {
+        bundles.iter_mut().for_each(Bundle::clear);
+        return Coded::default();
+    }
+    if way != Some(Coding::Plain) {
+        let order = shape.order(before, blocks.len());
+        let coded =
+            SCRATCH.with_borrow_mut(|scratch| transformed(shape, order, codec, bytes, way, scratch, bundles));
+        if let Some(coded) = coded {
+            return coded;
+        }
+    }
+    for (words, bundle) in blocks.iter().zip(bundles) {
+        bundle.encode(shape.format(), codec, words);
+    }
+    Coded::default()
+}
+
+/// A window in channel-major order, to be coded.
+struct Transformed<'a> {
+    shape: &'a Shape,
+    order: Order,
+    codec: Codec,
+    major: &'a [u8],
+    /// The list of repeated rows, if there are any.
+    repeats: Option<Repeats>,
+    runs: &'a mut Vec<u16>,
+    bases: &'a mut Vec<u8>,
+    details: &'a mut Vec<u8>,
+}
+
+/// Codes a window channel by channel, if that is best and every block fits.
+fn transformed(
+    shape: &Shape,
+    order: Order,
+    codec: Codec,
+    bytes: &[u8],
+    way: Option<Coding>,
+    scratch: &mut Scratch,
+    bundles: &mut [Bundle],
+) -> Option<Coded> {
+    let Scratch { rows, major, runs, bases, details, sample } = scratch;
+    let mut window = bytes;
+    if let Some(paged) = shape.paged() {
+        rows.resize(bytes.len(), 0);
+        paged.to_rows(bytes, rows);
+        window = rows;
+    }
+    let repeats = Repeats::find(&order, window);
+    let mut kept = order;
+    if let Some(repeats) = &repeats {
+        if shape.paged().is_none() {
+            rows.clear();
+            rows.extend_from_slice(bytes);
+        }
+        repeats.compact(&order, rows);
+        kept = repeats.compact_order(&order);
+        window = rows;
+    }
+    let length = kept.elements * kept.width;
+    major.clear();
+    major.resize(bytes.len(), 0);
+    kept.channel_major(&window[..length], &mut major[..length]);
+    let repeated_rows = repeats.as_ref().map_or(0, |_| order.rows() - kept.rows());
+    let mut work = Transformed { shape, order: kept, codec, major, repeats, runs, bases, details };
+
+    let used = length.div_ceil(BLOCK_BYTES);
+    let coding = way.unwrap_or_else(|| {
+        let mut costs = [0; 3];
+        let plain = repeated_rows == 0;
+        for block in (SAMPLE / 2..used).step_by(SAMPLE).chain((used <= SAMPLE / 2).then_some(used / 2)) {
+            if plain {
+                let words = bytes.as_chunks().0[block];
+                sample.encode(shape.format(), codec, &words);
+                costs[Coding::Plain as usize] += sample.bytes().len();
+            }
+            for coding in [Coding::Channels, Coding::Deltas] {
+                if coding != Coding::Deltas || work.has_deltas() {
+                    work.encode(block, coding, sample);
+                    costs[coding as usize] += sample.bytes().len();
+                }
+            }
+        }
+        let allowed = |coding: &Coding| match coding {
+            Coding::Plain => plain,
+            Coding::Channels => true,
+            Coding::Deltas => work.has_deltas(),
+        };
+        let best = Coding::ALL.into_iter().filter(allowed).min_by_key(|coding| costs[*coding as usize]);
+        best.unwrap_or_default()
+    });
+    let coding = if coding == Coding::Deltas && !work.has_deltas() { Coding::Channels } else { coding };
+    if coding == Coding::Plain {
+        return None;
+    }
+    for (block, bundle) in bundles.iter_mut().enumerate() {
+        work.encode(block, coding, bundle);
+        if !bundle.fits() {
+            return None;
+        }
+    }
+    Some(Coded { coding, repeated_rows })
+}
+
+impl Transformed<'_> {
+    fn has_deltas(&self) -> bool {
+        Field::of(self.shape.format()).is_some() && self.order.rows() >= LEAST_RUN
+    }
+
+    /// Codes block `block` of the channel-major window.
+    fn encode(&mut self, block: usize, coding: Coding, bundle: &mut Bundle) {
+        let format = self.shape.format();
+        let mut words: BlockWords = self.major.as_chunks().0[block];
+        self.details.clear();
+        let repeats = self.repeats.as_ref().filter(|_| block == 0);
+        if let Some(repeats) = repeats {
+            repeats.write(self.details);
+        }
+        let field = Field::of(format).filter(|_| coding == Coding::Deltas);
+        if let Some(field) = field {
+            self.runs.clear();
+            self.runs.extend(runs(&self.order, block));
+            self.bases.resize(self.runs.len(), 0);
+            delta::subtract(field, self.runs, &mut words, self.bases);
+            write_bases(self.bases, self.details);
+        }
+        // Zeros with bases of zero are zeros.
+        let says_nothing = repeats.is_none() && (field.is_none() || self.bases.iter().all(|base| *base == 0));
+        if says_nothing && words == [0; BLOCK_BYTES] {
+            return bundle.clear();
+        }
+        let details =
+            Details { delta: field.is_some(), repeats: repeats.is_some(), bytes: &self.details[..] };
+        bundle.encode_headed(format, self.codec, &words, details);
+    }
+}
+
+/// The lengths of the runs of one channel each in block `block` of a channel-major window.
+fn runs(order: &Order, block: usize) -> impl Iterator<Item = u16> {
+    let per_block = BLOCK_BYTES / order.width;
+    let end = ((block + 1) * per_block).min(order.elements);
+    let range = (block * per_block).min(end)..end;
+    order.runs(range).map(|run| u16::try_from(run.len()).expect("at most a block"))
+}
+
+/// Appends bases: the least of them, the bits of the largest difference from it, and the differences in so many bits each, lowest bit first,
+/// padded to whole bytes.
+fn write_bases(bases: &[u8], out: &mut Vec<u8>) {
+    let least = bases.iter().copied().min().unwrap_or(0);
+    let spread = bases.iter().copied().max().unwrap_or(0) - least;
+    let bits = 8 - spread.leading_zeros();
+    out.extend([least, u8::try_from(bits).expect("8 at most")]);
+    let (mut pending, mut held) = (0_u32, 0);
+    for base in bases {
+        pending |= u32::from(base - least) << held;
+        held += bits;
+        while held >= 8 {
+            out.push(pending.to_le_bytes()[0]);
+            pending >>= 8;
+            held -= 8;
+        }
+    }
+    if held > 0 {
+        out.push(pending.to_le_bytes()[0]);
+    }
+}
+
+/// Reads as many bases as `bases` has from the front of `bytes`: what is behind them.
+fn read_bases<'a>(bytes: &'a [u8], bases: &mut [u8]) -> Option<&'a [u8]> {
+    let (&[least, bits], packed) = bytes.split_first_chunk()?;
+    if bits > 8 {
+        return None;
+    }
+    let (packed, rest) = packed.split_at_checked((bases.len() * usize::from(bits)).div_ceil(8))?;
+    let mut at = 0;
+    for base in bases {
+        let byte = |byte: usize| u16::from(packed.get(byte).copied().unwrap_or(0));
+        let word = byte(at / 8) | byte(at / 8 + 1) << 8;
+        let above = u8::try_from(word >> (at % 8) & ((1 << bits) - 1)).expect("8 bits at most");
+        *base = least.checked_add(above)?;
+        at += usize::from(bits);
+    }
+    Some(rest)
+}
+
+/// Puts a window together from its blocks as they are fetched, in order.
+pub struct WindowDecoder<'a> {
+    shape: &'a Shape,
+    whole: Order,
+    mask: PlaneMask,
+    /// Blocks in the order they are coded in.
+    blocks: Vec<u8>,
+    /// Whether that is channel-major; unknown until a block holds something.
+    transformed: Option<bool>,
+    repeats: Option<Repeats>,
+    runs: Vec<u16>,
+    bases: Vec<u8>,
+}
+
+/// A window whose blocks contradict each other, or its shape.
+const fn wrong(what: &'static str) -> BlockError {
+    BlockError::Window { what }
+}
+
+impl<'a> WindowDecoder<'a> {
+    /// The planes in `mask` of the window of `shape` that begins `before` blocks behind the tensor's beginning and has `blocks` blocks.
+    pub fn new(shape: &'a Shape, before: u64, blocks: usize, mask: PlaneMask) -> Self {
+        Self {
+            shape,
+            whole: shape.order(before, blocks),
+            mask: PlaneMask(mask.0 & PlaneMask::all(shape.format()).0),
+            blocks: vec![0; blocks * BLOCK_BYTES],
+            transformed: None,
+            repeats: None,
+            runs: Vec::new(),
+            bases: Vec::new(),
+        }
+    }
+
+    /// The planes to fetch of a block that is stored so.
+    pub fn wanted(&self, stored: &Stored) -> PlaneMask {
+        match stored {
+            // Kept in another format than the tensor's, or as words: only the whole block says what the planes are.
+            Stored::Planes { format, .. } if *format != self.shape.format() => PlaneMask(u32::MAX),
+            Stored::Words { .. } => PlaneMask(u32::MAX),
+            Stored::Planes { head, .. } if head.delta && self.wants_exponent() => {
+                PlaneMask(self.mask.0 | self.exponent().0)
+            }
+            Stored::Planes { .. } => self.mask,
+        }
+    }
+
+    fn exponent(&self) -> PlaneMask {
+        let format = self.shape.format();
+        PlaneMask(((1 << format.exponent_bits()) - 1) << format.mantissa_bits())
+    }
+
+    fn wants_exponent(&self) -> bool {
+        self.mask.0 & self.exponent().0 != 0
+    }
+
+    /// Adds block `block`, of which `bundle` holds the planes `fetched`, those of [`Self::wanted`] or more. Blocks of zeros are not added.
+    ///
+    /// # Errors
+    /// [`BlockError`] when what was fetched is damaged.
+    pub fn add(
+        &mut self,
+        block: usize,
+        stored: &Stored,
+        fetched: PlaneMask,
+        bundle: &[u8; MAX_BUNDLE],
+    ) -> Result<(), BlockError> {
+        let format = self.shape.format();
+        let head = match stored {
+            Stored::Planes { head, .. } if head.length > 0 => *head,
+            _ => Default::default(),
+        };
+        let transformed = head.length > 0;
+        if self.transformed.is_some_and(|before| before != transformed) {
+            return Err(wrong("blocks are coded in different ways"));
+        }
+        self.transformed = Some(transformed);
+        let place = block * BLOCK_BYTES;
+        let mut words = [0; BLOCK_BYTES];
+        stored.decode(fetched, bundle, &mut words)?;
+        let same_format = matches!(stored, Stored::Planes { format: kept, .. } if *kept == format);
+        if !transformed {
+            if !same_format {
+                plane::clear_outside(format, self.mask, &mut words);
+            }
+            self.blocks[place..][..BLOCK_BYTES].copy_from_slice(&words);
+            return Ok(());
+        }
+        if !same_format {
+            return Err(wrong("a block has another format"));
+        }
+        let found = head::read(head.length, bundle)?;
+        if found.repeats && block != 0 {
+            return Err(wrong("repeated rows are named behind the first block"));
+        }
+        let mut details = found.details;
+        if found.repeats {
+            let list = Repeats::read(self.whole.rows(), details);
+            let (repeats, rest) = list.ok_or(wrong("the repeated rows do not fit the window"))?;
+            self.repeats = Some(repeats);
+            details = rest;
+        }
+        if head.delta {
+            let field = Field::of(format).ok_or(wrong("integers have no exponent"))?;
+            let order = self.order();
+            self.runs.clear();
+            self.runs.extend(runs(&order, block));
+            self.bases.resize(self.runs.len(), 0);
+            details = read_bases(details, &mut self.bases).ok_or(wrong("the bases do not fit the block"))?;
+            if self.wants_exponent() {
+                delta::restore(field, &self.runs, &self.bases, &mut words);
+                plane::clear_outside(format, self.mask, &mut words);
+            }
+        }
+        self.blocks[place..][..BLOCK_BYTES].copy_from_slice(&words);
+        if details.is_empty() { Ok(()) } else { Err(wrong("a head has bytes behind its details")) }
+    }
+
+    /// The words of the window, planes outside the mask zero, in place of what is in `out`.
+    pub fn finish(self, out: &mut Vec<u8>) {
+        out.clear();
+        if self.transformed != Some(true) {
+            out.extend_from_slice(&self.blocks);
+            return;
+        }
+        let order = self.order();
+        let length = order.elements * order.width;
+        out.resize(self.blocks.len(), 0);
+        order.token_major(&self.blocks[..length], &mut out[..length]);
+        if let Some(repeats) = &self.repeats {
+            repeats.expand(&self.whole, out);
+        }
+        if let Some(paged) = self.shape.paged() {
+            let mut rows = self.blocks;
+            rows.copy_from_slice(out);
+            paged.from_rows(&rows, out);
+        }
+    }
+
+    fn order(&self) -> Order {
+        self.repeats.as_ref().map_or(self.whole, |repeats| repeats.compact_order(&self.whole))
+    }
+}
