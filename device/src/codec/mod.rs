@@ -23,11 +23,11 @@ use std::{fmt, str::FromStr};
 #[repr(u8)]
 pub enum Codec {
     /// LZ4 block format.
-    #[default]
     Lz4 = 0,
     /// ZSTD level 3, frames without magic number, checksum and content size.
     Zstd = 1,
     /// Exponent planes jointly as a [`tree`], the others mostly raw; what is not planes as LZ4.
+    #[default]
     Tree = 2,
 }
 

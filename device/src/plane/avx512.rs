@@ -99,7 +99,7 @@ fn unpack<const N: usize, const D: usize>(v: [__m512i; N]) -> [__m512i; N] {
 }
 
 /// Puts a line of each of eight planes together, but for the transposing: each quadword of the result has a byte of each plane,
-/// the last plane first. `first` and `second` say which bytes go where; see [`joined!`].
+/// the last plane first. `first` and `second` say which bytes go where; see `joined!`.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi,gfni")]
 fn gather(planes: &Eight, first: __m512i, second: __m512i) -> Eight {

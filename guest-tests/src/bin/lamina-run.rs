@@ -50,7 +50,7 @@ struct Cli {
     #[arg(long, default_value = "trace", value_parser = ["trace", "gcomp", "plain"])]
     mode: String,
     /// The codec
-    #[arg(long, default_value = "lz4", value_parser = ["lz4", "zstd", "tree"])]
+    #[arg(long, default_value = "tree", value_parser = ["lz4", "zstd", "tree"])]
     codec: String,
     /// Bytes of the base window, for example 1G [default: fitting, a multiple of 256M]
     #[arg(long, value_name = "BYTES")]

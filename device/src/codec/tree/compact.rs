@@ -10,7 +10,7 @@ use super::{
 };
 
 /// What the values of a block are, or `None` if they are too many.
-pub(super) fn census(values: &[u8]) -> Option<Census> {
+fn census(values: &[u8]) -> Option<Census> {
     // Four histograms, so that equal neighbours need not wait for each other.
     let mut counts = [[0_u16; 256]; 4];
     for four in values.as_chunks::<4>().0 {

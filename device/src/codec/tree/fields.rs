@@ -9,7 +9,7 @@
     reason = "only inlined code takes on its caller's processor features; fields are cut to their bits on purpose"
 )]
 
-use super::{Kernel, joint_planes};
+use super::{Kernel, MOST_ELEMENTS, joint_planes, lines::Lines};
 use crate::{
     BlockWords,
     format::Format,
@@ -26,14 +26,14 @@ const fn lower_planes(format: Format) -> usize {
 
 /// Room for one block's values and rests.
 pub(super) struct Fields {
-    values: Vec<u8>,
-    rest: [Vec<u8>; MOST_REST],
+    values: Lines<u8>,
+    rest: [Lines<u8>; MOST_REST],
 }
 
 impl Fields {
     /// Room for a block of any format.
     pub(super) fn new() -> Self {
-        let bytes = || vec![0; super::MOST_ELEMENTS];
+        let bytes = || Lines::new(MOST_ELEMENTS);
         Self { values: bytes(), rest: [bytes(), bytes(), bytes()] }
     }
 
@@ -161,7 +161,7 @@ fn take_here(format: Format, words: &BlockWords, values: &mut [u8]) {
 #[inline(always)]
 fn put_here(format: Format, fields: &Fields, wanted: u8, words: &mut BlockWords) {
     let values = fields.values.iter();
-    let [low, middle, high] = &fields.rest;
+    let [low, middle, high] = fields.rest.each_ref().map(|rest| &rest[..]);
     match format {
         Format::Fp32 => {
             let rests = low.iter().zip(middle).zip(high);

@@ -30,6 +30,7 @@ mod avx512;
 mod code;
 mod compact;
 mod fields;
+mod lines;
 #[cfg(target_arch = "x86_64")]
 mod masks;
 mod plan;
@@ -38,7 +39,7 @@ mod tests;
 
 use std::{cell::RefCell, sync::LazyLock};
 
-use self::fields::Fields;
+use self::{fields::Fields, lines::Lines};
 use crate::{
     BlockWords,
     format::Format,
@@ -93,29 +94,29 @@ const END: u8 = 0x80;
 /// Room for a block that is worked on.
 struct Scratch {
     /// Bytes of the elements on each level, and the rest of a vector behind them.
-    levels: [Vec<u8>; code::LONGEST + 1],
+    levels: [Lines<u8>; code::LONGEST + 1],
     /// Elements that are not decoded yet.
     elements: Vec<u32>,
     /// Numbers of those that are escaped.
     escaped: Vec<usize>,
     /// Words of masks.
     #[cfg(target_arch = "x86_64")]
-    masks: [Vec<u64>; 3],
+    masks: [Lines<u64>; 3],
     /// The stream, and room to read past it.
     #[cfg(target_arch = "x86_64")]
-    stream: Vec<u8>,
+    stream: Lines<u8>,
 }
 
 thread_local! {
     static FIELDS: RefCell<Fields> = RefCell::new(Fields::new());
     static SCRATCH: RefCell<Scratch> = RefCell::new(Scratch {
-        levels: std::array::from_fn(|_| vec![0; MOST_ELEMENTS + 64]),
+        levels: std::array::from_fn(|_| Lines::new(MOST_ELEMENTS + 64)),
         elements: vec![0; MOST_ELEMENTS],
         escaped: vec![0; MOST_ELEMENTS + 1],
         #[cfg(target_arch = "x86_64")]
-        masks: std::array::from_fn(|_| vec![0; masks::STORE]),
+        masks: std::array::from_fn(|_| Lines::new(masks::STORE)),
         #[cfg(target_arch = "x86_64")]
-        stream: vec![0; avx512::MOST_STREAM + 128],
+        stream: Lines::new(avx512::MOST_STREAM + 128),
     });
 }
 

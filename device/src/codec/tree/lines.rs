@@ -1,0 +1,36 @@
+//! Room that begins with a cache line: a vector that is as long as one, and does not, costs two of them.
+
+use std::ops::{Deref, DerefMut};
+
+/// Bytes of a cache line.
+const LINE: usize = 64;
+
+/// Elements of which the first begins a cache line.
+pub(super) struct Lines<T> {
+    elements: Vec<T>,
+    start: usize,
+}
+
+impl<T: Copy + Default> Lines<T> {
+    /// `count` elements or a few more.
+    pub(super) fn new(count: usize) -> Self {
+        let elements = vec![T::default(); count + LINE / size_of::<T>()];
+        // Where it cannot be told, it is only slower.
+        let start = elements.as_ptr().align_offset(LINE).min(LINE / size_of::<T>());
+        Self { elements, start }
+    }
+}
+
+impl<T> Deref for Lines<T> {
+    type Target = [T];
+
+    fn deref(&self) -> &[T] {
+        &self.elements[self.start..]
+    }
+}
+
+impl<T> DerefMut for Lines<T> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        &mut self.elements[self.start..]
+    }
+}
