@@ -234,11 +234,11 @@ impl Device {
             let mut tally = Tally { plain: lines(inside, length), ..Tally::default() };
             let fetch = |words: &mut BlockWords, tally: &mut Tally| {
                 let all = PlaneMask::all(format);
-                match tensor.and_then(|tensor| Some((tensor, tensor.windows.as_ref()?))) {
+                match tensor.filter(|tensor| tensor.windows.is_some()) {
                     None => self.fetch(block, format, all, words, tally),
-                    Some((tensor, shape)) => {
+                    Some(tensor) => {
                         let inside = inside..inside + length;
-                        self.fetch_from_window(tensor, shape, block, inside, all, words, tally)
+                        self.fetch_from_window(tensor, block, inside, all, words, tally)
                     }
                 }
             };
@@ -328,9 +328,7 @@ impl Device {
             let (block, mask, tensor) = (first_block + piece.block, alias.view.mask(), &alias.tensor);
             let inside = alias.words_of(piece.block, &wanted);
             let found = match &tensor.windows {
-                Some(shape) => {
-                    self.fetch_from_window(tensor, shape, block, inside, mask, &mut words, &mut tally)?
-                }
+                Some(_) => self.fetch_from_window(tensor, block, inside, mask, &mut words, &mut tally)?,
                 None => self.fetch_part(block, format, inside, mask, &mut words, &mut tally)?,
             };
             if !found {

@@ -1,6 +1,6 @@
 //! Golden files of KV windows: as earlier versions stored them, which every later one must read. `docs/format.md` says what is in them.
 //!
-//! In `golden/`, `kv-NAME.window` is a window's bytes, `kv-NAME.CODEC.stored` its blocks as they are stored, index entry and bundle of each in turn. How a window is
+//! In `golden-kv/`, `NAME.window` is a window's bytes, `NAME.CODEC.stored` its blocks as they are stored, index entry and bundle of each in turn. How a window is
 //! coded may change; what was coded must be read.
 //!
 //! `cargo test -p lamina --test golden_kv -- --ignored` writes what is missing; it never changes what is there.
@@ -17,7 +17,7 @@ use lamina::plane::PlaneMask;
 use lamina::store::entry::{ENTRY_BYTES, Entry, Place};
 
 fn golden(file: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(file)
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden-kv").join(file)
 }
 
 struct Case {
@@ -72,11 +72,11 @@ fn cases() -> [Case; 5] {
     let paged = KvLayout::preset(Preset::HndKv, 4, 16, 16, 32).unwrap();
     let case = |name, format, layout, before, way| Case { name, format, layout, before, way };
     [
-        case("kv-bf16", Format::Bf16, rows, 0, Coding::Deltas),
-        case("kv-bf16-channels", Format::Bf16, rows, 4, Coding::Channels),
-        case("kv-fp32-padded", Format::Fp32, padded, 3, Coding::Deltas),
-        case("kv-fp8-paged", Format::Fp8E4m3fn, paged, 0, Coding::Deltas),
-        case("kv-int8", Format::Int8, rows, 0, Coding::Channels),
+        case("bf16", Format::Bf16, rows, 0, Coding::Deltas),
+        case("bf16-channels", Format::Bf16, rows, 4, Coding::Channels),
+        case("fp32-padded", Format::Fp32, padded, 3, Coding::Deltas),
+        case("fp8-paged", Format::Fp8E4m3fn, paged, 0, Coding::Deltas),
+        case("int8", Format::Int8, rows, 0, Coding::Channels),
     ]
 }
 

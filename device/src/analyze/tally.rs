@@ -89,7 +89,9 @@ impl Tally {
                 let how = kv::encode(shape, before, coded.codec, &window, None, &mut bundles);
                 coded.windows.coded[how.coding as usize] += 1;
                 coded.windows.repeated_rows += how.repeated_rows as u64;
-                bundles.iter().for_each(|bundle| coded.add_block(self.format, bundle));
+                for bundle in &bundles {
+                    coded.add_block(self.format, bundle);
+                }
             }
             before += shape.blocks() as u64;
         }

@@ -388,6 +388,19 @@ impl Stored {
         bundle: &[u8; MAX_BUNDLE],
         words: &mut BlockWords,
     ) -> Result<(), BlockError> {
+        self.decode_headed(mask, bundle, words).map(drop)
+    }
+
+    /// As [`Self::decode`]; gives the head too, if there is one.
+    ///
+    /// # Errors
+    /// [`BlockError`] when bytes that were looked at are damaged.
+    pub fn decode_headed<'a>(
+        &self,
+        mask: PlaneMask,
+        bundle: &'a [u8; MAX_BUNDLE],
+        words: &mut BlockWords,
+    ) -> Result<Option<head::Found<'a>>, BlockError> {
         match self {
             Self::Words { codec, length, check } => {
                 let bytes = &bundle[..usize::from(*length).min(BLOCK_BYTES)];
@@ -397,9 +410,10 @@ impl Stored {
                 }
                 if bytes.len() == BLOCK_BYTES {
                     words.copy_from_slice(bytes);
-                    return Ok(());
+                    return Ok(None);
                 }
-                Ok(codec.decompress(bytes, words)?)
+                codec.decompress(bytes, words)?;
+                Ok(None)
             }
             Self::Planes { format, codec, head, joint, planes, checks } => {
                 let count = format.planes();
@@ -431,15 +445,16 @@ impl Stored {
                 let mut free = &mut decoded[..];
                 let mut found: Planes<'_> = [&plane::ZEROS; MAX_PLANES];
                 let mut beside_head = mask;
-                if head.length > 0 {
-                    let head = head::read(head.length, bundle)?;
-                    if !head.signs.is_empty() && mask.has(count - 1) {
-                        let out;
-                        (out, free) = free.split_at_mut(format.plane_bytes());
-                        signs::decode(*format, head.signs, out)?;
-                        found[count - 1] = out;
-                        beside_head.0 &= !(1 << (count - 1));
-                    }
+                let head = (head.length > 0).then(|| head::read(head.length, bundle)).transpose()?;
+                if let Some(head) = &head
+                    && !head.signs.is_empty()
+                    && mask.has(count - 1)
+                {
+                    let out;
+                    (out, free) = free.split_at_mut(format.plane_bytes());
+                    signs::decode(*format, head.signs, out)?;
+                    found[count - 1] = out;
+                    beside_head.0 &= !(1 << (count - 1));
                 }
                 for (index, kind) in planes[..count].iter().enumerate() {
                     let plane = count - 1 - index;
@@ -462,7 +477,7 @@ impl Stored {
                     }
                     _ => plane::join(*format, &found, words),
                 }
-                Ok(())
+                Ok(head)
             }
         }
     }

@@ -1,21 +1,21 @@
 //! The signs of a channel-major block: a plane in which whole channels lean to one side, or change side seldom.
 //!
-//! A stream has two parts:
+//! A stream has three parts:
 //!
 //! 1. Four bits for every *segment*, 128 signs (16 bytes of the plane), the first in the lower half of the first byte: its *mode*. 0 is raw; otherwise
 //!    it is 1 + 3·s + k, where groups have 4, 8 or 16 bits for s = 0, 1, 2, and the bits are for k = 0 the signs, for k = 1 the signs inverted, for
 //!    k = 2 each sign XOR the one before it (the first of a segment: itself).
-//! 2. A bit string, lowest bit first, padded with zeros to whole bytes: for every 8 bytes of the plane, as a little-endian word, the 64 bits of a raw segment;
-//!    otherwise a bit for each group, whether it has ones, and then the groups that have, both from the lowest on.
+//! 2. For every segment that is not raw a bit for each of its groups, from the lowest of the first byte on: whether it has ones. These are 4, 2 or 1 bytes.
+//! 3. A bit string, lowest bit first, padded with zeros to whole bytes: the 128 bits of every raw segment, and the groups of the others that have ones.
 //!
 //! The rules:
-//! * The encoder takes the shortest mode of each segment. A stream that would not be shorter than asked for is not made.
+//! * The encoder takes the k that leaves the fewest ones in a segment, and then the s that is shortest. A stream that would not be shorter than asked for is not made.
 //! * Decoding never trusts the bytes: it ends with the plane or a reason, and reads nothing past the stream.
 
 #![expect(
     clippy::inline_always,
-    clippy::needless_range_loop,
-    reason = "only inlined code takes on its caller's processor features; loops over the words of several arrays become vectors"
+    clippy::cast_possible_truncation,
+    reason = "only inlined code takes on its caller's processor features; a word's number and a group's bits are small"
 )]
 
 use crate::format::Format;
@@ -26,8 +26,53 @@ const SEGMENT: usize = 2;
 const MOST_WORDS: usize = 128;
 /// Bits of a group, by the mode's s.
 const GROUPS: [u32; 3] = [4, 8, 16];
-/// Modes but raw.
-const MODES: usize = 3 * GROUPS.len();
+/// The highest mode.
+const MOST_MODE: u8 = 9;
+/// A segment with more ones than this, whatever way they are counted, is raw: its groups would not be empty.
+const MOST_ONES: u32 = 40;
+
+/// How a mode is read.
+struct Way {
+    /// Bits of a group.
+    bits: u32,
+    /// Groups of a word.
+    groups: u32,
+    /// The lowest bit of every group.
+    lowest: u64,
+    /// The bits of one group.
+    ones: u64,
+    /// Bytes of the segment's flags; without, all groups are there.
+    flags: usize,
+    /// All ones if the words are inverted.
+    invert: u64,
+    /// All ones if the words are changes.
+    changes: u64,
+}
+
+/// By mode.
+const WAYS: [Way; MOST_MODE as usize + 1] = {
+    let mut ways = [const { way(0) }; MOST_MODE as usize + 1];
+    let mut mode = 0;
+    while mode < ways.len() {
+        ways[mode] = way(mode);
+        mode += 1;
+    }
+    ways
+};
+
+const fn way(mode: usize) -> Way {
+    let (size, kind) = if mode == 0 { (GROUPS.len() - 1, 0) } else { ((mode - 1) / 3, (mode - 1) % 3) };
+    let bits = GROUPS[size];
+    Way {
+        bits,
+        groups: 64 / bits,
+        lowest: lowest(bits),
+        ones: (1 << bits) - 1,
+        flags: flag_bytes(mode as u8),
+        invert: if kind == 1 { u64::MAX } else { 0 },
+        changes: if kind == 2 { u64::MAX } else { 0 },
+    }
+}
 
 /// Why bytes are no stream of signs.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
@@ -106,6 +151,16 @@ fn decode_bmi2(stream: &[u8], plane: &mut [u8]) -> Result<(), Malformed> {
     decode_by(stream, plane, |x, mask| std::arch::x86_64::_pdep_u64(x, mask))
 }
 
+/// Bytes that say which groups of a segment of this mode have ones.
+const fn flag_bytes(mode: u8) -> usize {
+    match mode {
+        0 => 0,
+        1..4 => 4,
+        4..7 => 2,
+        _ => 1,
+    }
+}
+
 /// The lowest bit of every group of `bits`.
 const fn lowest(bits: u32) -> u64 {
     u64::MAX / ((1 << bits) - 1)
@@ -122,59 +177,66 @@ fn occupied(mut x: u64, bits: u32) -> u64 {
     x & lowest(bits)
 }
 
+/// The mode of a segment, the bits that it takes, and the words that they are of. `changes` are each sign XOR the one before it.
 #[inline(always)]
-fn encode_by(plane: &[u8], limit: usize, out: &mut [u8], gather: impl Fn(u64, u64) -> u64) -> Option<usize> {
-    let count = plane.len() / 8;
-    let mut signs = [0_u64; MOST_WORDS];
-    for (word, bytes) in signs.iter_mut().zip(plane.as_chunks().0) {
-        *word = u64::from_le_bytes(*bytes);
-    }
-    let mut changes = [0; MOST_WORDS];
-    for w in 0..count {
-        let before = if w % SEGMENT == 0 { 0 } else { signs[w - 1] >> 63 };
-        changes[w] = signs[w] ^ (signs[w] << 1 | before);
-    }
-    // Bits that each mode takes in each word.
-    let mut costs = [[0_u32; MOST_WORDS]; MODES];
-    for (mode, costs) in costs.iter_mut().enumerate() {
-        let bits = GROUPS[mode / 3];
-        let words = if mode % 3 == 2 { &changes } else { &signs };
-        let invert = if mode % 3 == 1 { u64::MAX } else { 0 };
-        for w in 0..count {
-            costs[w] = 64 / bits + bits * occupied(words[w] ^ invert, bits).count_ones();
-        }
-    }
-    let mut modes = [0_u8; MOST_WORDS / SEGMENT];
-    let mut total = 0;
-    for (segment, best) in modes[..count / SEGMENT].iter_mut().enumerate() {
-        let mut least = 128;
-        for (mode, costs) in (1..).zip(&costs) {
-            let cost = costs[segment * SEGMENT] + costs[segment * SEGMENT + 1];
+fn choose(signs: [u64; SEGMENT], changes: [u64; SEGMENT]) -> (u8, u32, [u64; SEGMENT]) {
+    let count = |words: [u64; SEGMENT]| words.into_iter().map(u64::count_ones).sum::<u32>();
+    // The fewest ones are in the fewest groups, nearly always.
+    let (ones, turns) = (count(signs), count(changes));
+    let (kind, words, fewest) = if turns < ones.min(128 - ones) {
+        (2, changes, turns)
+    } else if ones <= 64 {
+        (0, signs, ones)
+    } else {
+        (1, signs.map(|word| !word), 128 - ones)
+    };
+    let (mut mode, mut least) = (0, 128);
+    if fewest <= MOST_ONES {
+        for (size, bits) in (0..).zip(GROUPS) {
+            let cost = 128 / bits + bits * count(words.map(|word| occupied(word, bits)));
             if cost < least {
-                (least, *best) = (cost, mode);
+                (mode, least) = (1 + 3 * size + kind, cost);
             }
         }
-        total += least as usize;
     }
-    let length = mode_bytes(count) + total.div_ceil(8);
+    (mode, least, if mode == 0 { signs } else { words })
+}
+
+#[inline(always)]
+fn encode_by(plane: &[u8], limit: usize, out: &mut [u8], gather: impl Fn(u64, u64) -> u64) -> Option<usize> {
+    let mut words = [[0_u64; SEGMENT]; MOST_WORDS / SEGMENT];
+    let mut modes = [0_u8; MOST_WORDS / SEGMENT];
+    let (segments, _) = plane.as_chunks::<{ 8 * SEGMENT }>();
+    let mut total = 0;
+    for (segment, bytes) in segments.iter().enumerate() {
+        let signs: [u64; SEGMENT] = std::array::from_fn(|w| u64::from_le_bytes(bytes.as_chunks().0[w]));
+        let changes: [u64; SEGMENT] = std::array::from_fn(|w| {
+            let before = if w == 0 { 0 } else { signs[w - 1] >> 63 };
+            signs[w] ^ (signs[w] << 1 | before)
+        });
+        let bits;
+        (modes[segment], bits, words[segment]) = choose(signs, changes);
+        total += bits as usize;
+    }
+    let (modes, words) = (&modes[..segments.len()], &words[..segments.len()]);
+    let before = mode_bytes(plane.len() / 8);
+    let length = before + total.div_ceil(8);
     if length >= limit.min(plane.len()) {
         return None;
     }
-    for (byte, pair) in out.iter_mut().zip(modes[..count / SEGMENT].chunks(2)) {
+    for (byte, pair) in out.iter_mut().zip(modes.chunks(2)) {
         *byte = pair[0] | pair.get(1).map_or(0, |upper| upper << 4);
     }
-    let mut writer = Writer { out: &mut out[mode_bytes(count)..length], at: 0, pending: 0, held: 0 };
-    for w in 0..count {
-        let Some(mode) = usize::from(modes[w / SEGMENT]).checked_sub(1) else {
-            writer.push(signs[w], 64);
-            continue;
-        };
-        let bits = GROUPS[mode / 3];
-        let word = [signs[w], !signs[w], changes[w]][mode % 3];
-        let groups = occupied(word, bits);
-        writer.push(gather(groups, lowest(bits)), 64 / bits);
-        // A group's lowest bit, times the group's ones.
-        writer.push(gather(word, groups * ((1 << bits) - 1)), groups.count_ones() * bits);
+    let flags = modes.iter().map(|mode| flag_bytes(*mode)).sum::<usize>();
+    let (flags, bits) = out[before..length].split_at_mut(flags);
+    let mut writer = Writer { flags, out: bits, at: 0, pending: 0, held: 0 };
+    for (mode, words) in modes.iter().zip(words) {
+        match mode {
+            0 => words.iter().for_each(|word| writer.push(*word, 64)),
+            1..4 => writer.push_groups::<4>(words, &gather),
+            4..7 => writer.push_groups::<8>(words, &gather),
+            _ => writer.push_groups::<16>(words, &gather),
+        }
     }
     writer.finish();
     Some(length)
@@ -182,39 +244,39 @@ fn encode_by(plane: &[u8], limit: usize, out: &mut [u8], gather: impl Fn(u64, u6
 
 #[inline(always)]
 fn decode_by(stream: &[u8], plane: &mut [u8], spread: impl Fn(u64, u64) -> u64) -> Result<(), Malformed> {
-    let count = plane.len() / 8;
     let length = stream.len();
-    let Some((modes, bits)) = stream.split_at_checked(mode_bytes(count)) else {
-        return Err(Malformed::Length { end: mode_bytes(count), length });
-    };
-    let mut reader = Reader { bytes: bits, at: 0 };
-    let mut before = 0;
-    for (w, out) in plane.as_chunks_mut().0.iter_mut().enumerate() {
-        let segment = w / SEGMENT;
-        let mode = modes[segment / 2] >> (segment % 2 * 4) & 15;
-        let word = match usize::from(mode) {
-            0 => reader.take(64),
-            found if found > MODES => return Err(Malformed::Mode { segment, mode }),
-            found => {
-                let bits = GROUPS[(found - 1) / 3];
-                let groups = spread(reader.take(64 / bits), lowest(bits));
-                let word =
-                    spread(reader.take(groups.count_ones() * bits), groups.wrapping_mul((1 << bits) - 1));
-                match (found - 1) % 3 {
-                    0 => word,
-                    1 => !word,
-                    _ => {
-                        let before = if w % SEGMENT == 0 { 0 } else { before };
-                        prefix_parity(word) ^ 0_u64.wrapping_sub(before)
-                    }
-                }
-            }
-        };
-        before = word >> 63;
-        *out = word.to_le_bytes();
+    let count = plane.len() / (8 * SEGMENT);
+    let ends = |end| Malformed::Length { end, length };
+    let before = mode_bytes(plane.len() / 8);
+    let (packed, rest) = stream.split_at_checked(before).ok_or(ends(before))?;
+    let mut modes = [0_u8; MOST_WORDS / SEGMENT];
+    let mut flags = 0;
+    for (segment, mode) in modes[..count].iter_mut().enumerate() {
+        *mode = packed[segment / 2] >> (segment % 2 * 4) & 15;
+        if *mode > MOST_MODE {
+            return Err(Malformed::Mode { segment, mode: *mode });
+        }
+        flags += flag_bytes(*mode);
     }
-    let end = mode_bytes(count) + reader.at.div_ceil(8);
-    if end == length { Ok(()) } else { Err(Malformed::Length { end, length }) }
+    let (flags, bits) = rest.split_at_checked(flags).ok_or(ends(before + flags))?;
+    let flag_length = flags.len();
+    let mut reader = Reader { flags, bytes: bits, at: 0 };
+    for (mode, out) in modes[..count].iter().zip(plane.as_chunks_mut::<{ 8 * SEGMENT }>().0) {
+        // No branches: modes follow each other as they like.
+        let way = &WAYS[usize::from(*mode)];
+        let flags = reader.take_flags(way);
+        let mut last = 0_u64;
+        for (w, bytes) in out.as_chunks_mut().0.iter_mut().enumerate() {
+            let groups = spread(flags >> (w as u32 * way.groups) & ((1 << way.groups) - 1), way.lowest);
+            let word = spread(reader.take(groups.count_ones() * way.bits), groups.wrapping_mul(way.ones));
+            let changed = prefix_parity(word) ^ 0_u64.wrapping_sub(last);
+            let word = (word & !way.changes | changed & way.changes) ^ way.invert;
+            last = word >> 63;
+            *bytes = word.to_le_bytes();
+        }
+    }
+    let end = before + flag_length + reader.at.div_ceil(8);
+    if end == length { Ok(()) } else { Err(ends(end)) }
 }
 
 /// The bits of `x` where `mask` has ones, side by side from the lowest on: what the instruction `pext` does.
@@ -259,6 +321,8 @@ const fn prefix_parity(mut x: u64) -> u64 {
 
 /// Appends bit strings to bytes that have just the room.
 struct Writer<'a> {
+    /// Where the next flags go.
+    flags: &'a mut [u8],
     out: &'a mut [u8],
     at: usize,
     pending: u64,
@@ -266,6 +330,22 @@ struct Writer<'a> {
 }
 
 impl Writer<'_> {
+    /// Appends words whose groups of `BITS` are mostly empty.
+    #[inline(always)]
+    fn push_groups<const BITS: u32>(&mut self, words: &[u64; SEGMENT], gather: &impl Fn(u64, u64) -> u64) {
+        let mut flags = 0;
+        for (w, word) in words.iter().enumerate() {
+            let groups = occupied(*word, BITS);
+            flags |= gather(groups, lowest(BITS)) << (w as u32 * 64 / BITS);
+            // A group's lowest bit, times the group's ones.
+            self.push(gather(*word, groups * ((1 << BITS) - 1)), groups.count_ones() * BITS);
+        }
+        let length = 16 / BITS as usize;
+        let (now, later) = std::mem::take(&mut self.flags).split_at_mut(length);
+        now.copy_from_slice(&flags.to_le_bytes()[..length]);
+        self.flags = later;
+    }
+
     /// Appends the lowest `count` bits of `bits`, whose others are zero.
     #[inline(always)]
     fn push(&mut self, bits: u64, count: u32) {
@@ -289,35 +369,53 @@ impl Writer<'_> {
 
 /// Takes bit strings from bytes; zeros behind them.
 struct Reader<'a> {
+    /// The flags that are next.
+    flags: &'a [u8],
     bytes: &'a [u8],
     /// The bit that is next, which may be past the bytes.
     at: usize,
 }
 
 impl Reader<'_> {
+    /// The next segment's flags; its mode's bytes of them are there.
+    #[inline(always)]
+    fn take_flags(&mut self, way: &Way) -> u64 {
+        let flags = match self.flags.first_chunk::<4>() {
+            Some(four) => u32::from_le_bytes(*four),
+            None => self.flags.iter().rev().fold(0, |flags, byte| flags << 8 | u32::from(*byte)),
+        };
+        self.flags = &self.flags[way.flags..];
+        let kept = if way.flags == 0 { u64::MAX } else { u64::from(flags) };
+        kept & ((1 << (SEGMENT as u32 * way.groups)) - 1)
+    }
+
     /// The next `count` bits, at most 64.
     #[inline(always)]
     fn take(&mut self, count: u32) -> u64 {
         let (byte, bit) = (self.at / 8, self.at % 8);
         self.at += count as usize;
-        let sixteen = match self.bytes.get(byte..byte + 9) {
-            Some(bytes) => {
-                let low = u64::from_le_bytes(bytes[..8].try_into().expect("8 bytes"));
-                u128::from(bytes[8]) << 64 | u128::from(low)
-            }
-            None => {
-                let mut padded = [0; 16];
-                let rest = self.bytes.get(byte..).unwrap_or_default();
-                let rest = &rest[..rest.len().min(9)];
-                padded[..rest.len()].copy_from_slice(rest);
-                u128::from_le_bytes(padded)
-            }
+        let (low, high) = match self.bytes.get(byte..byte + 9) {
+            Some(bytes) => nine(bytes),
+            None => self.last(byte),
         };
-        let kept = if count == 64 { u64::MAX } else { (1 << count) - 1 };
-        #[expect(clippy::cast_possible_truncation, reason = "the bits wanted are the lowest")]
-        let low = (sixteen >> bit) as u64;
-        low & kept
+        let bits = low >> bit | u64::from(high) << 1 << (63 - bit);
+        bits & u64::MAX.checked_shr(64 - count).unwrap_or(0)
     }
+
+    /// The bytes from `byte` on, where fewer than nine are left, zeros behind them.
+    #[cold]
+    fn last(&self, byte: usize) -> (u64, u8) {
+        let mut padded = [0; 9];
+        let rest = self.bytes.get(byte..).unwrap_or_default();
+        padded[..rest.len()].copy_from_slice(rest);
+        nine(&padded)
+    }
+}
+
+/// The first eight bytes as a word, and the ninth.
+#[inline(always)]
+fn nine(bytes: &[u8]) -> (u64, u8) {
+    (u64::from_le_bytes(bytes.as_chunks().0[0]), bytes[8])
 }
 
 #[cfg(test)]

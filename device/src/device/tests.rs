@@ -132,7 +132,7 @@ fn run(device: &Device, operations: Vec<Operation>) -> Result<(), TestCaseError>
                 prop_assert_eq!(device.flush(at, length).is_ok(), at + length <= BASE);
             }
             Operation::Tensor { name, dpa, length, format, codec, layout } => {
-                let spec = TensorSpec { codec, layout, ..spec(&format!("t{name}"), dpa, length, format) };
+                let spec = TensorSpec { layout, codec, ..spec(&format!("t{name}"), dpa, length, format) };
                 let before = device.tensors();
                 if let Ok(info) = device.create_tensor(spec) {
                     prop_assert!(info.dpa + info.length <= BASE);

@@ -33,7 +33,7 @@ fn cache(device: &Device, name: &str) -> TensorInfo {
 fn rows(seed: u64, bytes: u64) -> Vec<u8> {
     let noise = crate::kv::tests::bytes(seed * 5, usize::try_from(bytes).unwrap());
     let element = |(at, noise): (usize, &[u8])| {
-        let exponent = 90 + (at % 64 * 37 % 29) as u16 + u16::from(noise[1] & 3);
+        let exponent = 90 + u16::try_from(at % 64 * 37 % 29).unwrap() + u16::from(noise[1] & 3);
         (exponent << 7 | u16::from(noise[0] >> 1) | u16::from(noise[1] & 0x80) << 8).to_le_bytes()
     };
     noise.chunks(2).enumerate().flat_map(element).collect()

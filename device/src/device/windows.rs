@@ -188,7 +188,6 @@ impl Device {
     pub(super) fn fetch_from_window(
         &self,
         tensor: &Arc<Tensor>,
-        shape: &Shape,
         block: u64,
         inside: Range<usize>,
         mask: PlaneMask,
@@ -196,9 +195,9 @@ impl Device {
         tally: &mut Tally,
     ) -> Result<bool, DeviceError> {
         let map = self.map.read();
-        if !is_current(&map, tensor, block) {
+        let Some(shape) = tensor.windows.as_ref().filter(|_| is_current(&map, tensor, block)) else {
             return Ok(false);
-        }
+        };
         let span = Span::of(tensor, shape, block);
         let at = usize::try_from(block - span.first).expect("inside the window") * BLOCK_BYTES;
         let wanted = at + inside.start..at + inside.end;
@@ -420,7 +419,9 @@ impl Device {
                 match store.prepare(bundle) {
                     Ok(one) => prepared.push(one),
                     Err(full) => {
-                        prepared.into_iter().for_each(|one| store.give_back(one));
+                        for one in prepared {
+                            store.give_back(one);
+                        }
                         return Err(full);
                     }
                 }

@@ -6,6 +6,8 @@
 //! * One infinity or NaN makes β all ones, which costs that channel of that block some gain and nothing else.
 //! * The same subtraction leads back: e = β − δ. From damaged bytes it gives some field, never a panic.
 
+#![expect(clippy::inline_always, reason = "only inlined code takes on its caller's processor features")]
+
 use super::kernel::Kernel;
 use crate::{BlockWords, format::Format};
 

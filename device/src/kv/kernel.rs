@@ -1,4 +1,4 @@
-//! One source for each processor: the transform's loops, compiled three times and chosen at run time.
+//! What each processor runs: the transpose in AVX2 where there is, the loops over exponents from one source compiled three times. Chosen at run time.
 
 use std::sync::LazyLock;
 
@@ -89,14 +89,16 @@ impl Kernel {
         }
     }
 
-    compiled! {
-        /// [`Order::channel_major`] by this kernel, which must be available.
-        channel_major(order: &Order, from: &[u8], to: &mut [u8]) = order::channel_major
+    /// [`Order::channel_major`] by this kernel, which must be available.
+    pub fn channel_major(self, order: &Order, from: &[u8], to: &mut [u8]) {
+        assert!(self.is_available(), "{self:?} needs another processor");
+        order::channel_major(self, order, from, to);
     }
 
-    compiled! {
-        /// [`Order::token_major`] by this kernel, which must be available.
-        token_major(order: &Order, from: &[u8], to: &mut [u8]) = order::token_major
+    /// [`Order::token_major`] by this kernel, which must be available.
+    pub fn token_major(self, order: &Order, from: &[u8], to: &mut [u8]) {
+        assert!(self.is_available(), "{self:?} needs another processor");
+        order::token_major(self, order, from, to);
     }
 
     compiled! {

@@ -17,6 +17,8 @@
 //! * A reader needs all blocks of a window for any of its bytes, but of each only the planes it wants: sign and mantissa are where they always are.
 //!   A wanted exponent plane needs all of them, because differences carry.
 
+#[cfg(target_arch = "x86_64")]
+mod avx2;
 pub mod delta;
 mod kernel;
 pub mod order;

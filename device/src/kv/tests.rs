@@ -32,6 +32,10 @@ pub(crate) fn bytes(seed: u64, length: usize) -> Vec<u8> {
         .collect()
 }
 
+fn small(number: usize) -> u8 {
+    number.try_into().unwrap()
+}
+
 fn order() -> impl Strategy<Value = Order> {
     let width = prop::sample::select(vec![1_usize, 2, 4]);
     (width, 1_usize..80, 0_usize..4000).prop_flat_map(|(width, columns, elements)| {
@@ -74,14 +78,14 @@ fn cache(format: Format, columns: usize, length: usize, seed: u64) -> Vec<u8> {
     let noise = bytes(seed * 5, length);
     let width = (format.bits() as usize).div_ceil(8);
     let mut out = noise.clone();
-    for (at, element) in out.chunks_exact_mut(width).enumerate() {
-        let column = at % columns.max(1);
+    let columns_in_turn = (0..columns.max(1)).cycle();
+    for (column, element) in columns_in_turn.zip(out.chunks_exact_mut(width)) {
         let top = element.last_mut().unwrap();
-        let lean = if column % 3 == 0 { 0x80 } else { 0 };
-        *top = lean | 0x30 + (column % 7) as u8 | *top & 1;
+        let lean = if column.is_multiple_of(3) { 0x80 } else { 0 };
+        *top = lean | (0x30 + small(column % 7)) | *top & 1;
     }
     let row = columns * width;
-    if seed % 2 == 0 && row > 0 {
+    if seed.is_multiple_of(2) && row > 0 {
         for at in (row..length.saturating_sub(row)).step_by(row * 3) {
             let (before, after) = out.split_at_mut(at);
             after[..row].copy_from_slice(&before[..row]);
@@ -201,7 +205,7 @@ proptest! {
         let order = Order { width, columns, first, elements: 0 };
         let head = if first == 0 { 0 } else { columns - first };
         let order = Order { elements: head + rows.len() * columns + tail, ..order };
-        let row = |kind: u8, length: usize| (0..length).map(move |at| kind ^ (at % 7) as u8);
+        let row = |kind: u8, length: usize| (0..length).map(move |at| kind ^ small(at % 7));
         let window: Vec<u8> = row(99, head * width)
             .chain(rows.iter().flat_map(|kind| row(*kind, columns * width)))
             .chain(row(77, tail * width))
@@ -320,9 +324,10 @@ fn lively(rows: usize, columns: usize) -> Vec<u8> {
         .enumerate()
         .flat_map(|(at, noise)| {
             let column = at % columns;
-            let sign = u16::from(noise[0] < 20) ^ u16::from(column % 2 == 0);
-            let exponent =
-                100 + (column * 37 % 29) as u16 - u16::from(noise[1] & 1) - u16::from(noise[1] & 6 == 0);
+            let sign = u16::from(noise[0] < 20) ^ u16::from(column.is_multiple_of(2));
+            let exponent = 100 + u16::from(small(column * 37 % 29))
+                - u16::from(noise[1] & 1)
+                - u16::from(noise[1] & 6 == 0);
             (sign << 15 | exponent << 7 | u16::from(noise[0] >> 1)).to_le_bytes()
         })
         .collect()

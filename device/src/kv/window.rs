@@ -7,14 +7,14 @@ use crate::{
     BLOCK_BYTES, BlockWords,
     codec::{
         Codec,
-        block::{BlockError, Bundle, MAX_BUNDLE, Stored},
-        head::{self, Details},
+        block::{BlockError, Bundle, MAX_BUNDLE, Stored, is_zero},
+        head::{Details, Head},
     },
     plane::{self, PlaneMask},
 };
 
 /// Of so many blocks, one is coded in every way to find the best.
-const SAMPLE: usize = 8;
+const SAMPLE: usize = 12;
 /// Differences are for channels that have at least so many elements in a window: every channel has a base in every block.
 const LEAST_RUN: usize = 8;
 
@@ -60,12 +60,13 @@ struct Scratch {
     runs: Vec<u16>,
     bases: Vec<u8>,
     details: Vec<u8>,
-    sample: Bundle,
+    /// A block in every way.
+    samples: [Bundle; Coding::ALL.len()],
 }
 
 thread_local! {
     static SCRATCH: RefCell<Scratch> = const { RefCell::new(Scratch {
-        rows: Vec::new(), major: Vec::new(), runs: Vec::new(), bases: Vec::new(), details: Vec::new(), sample: Bundle::new(),
+        rows: Vec::new(), major: Vec::new(), runs: Vec::new(), bases: Vec::new(), details: Vec::new(), samples: [const { Bundle::new() }; Coding::ALL.len()],
     }) };
 }
 
@@ -127,7 +128,7 @@ fn transformed(
     scratch: &mut Scratch,
     bundles: &mut [Bundle],
 ) -> Option<Coded> {
-    let Scratch { rows, major, runs, bases, details, sample } = scratch;
+    let Scratch { rows, major, runs, bases, details, samples } = scratch;
     let mut window = bytes;
     if let Some(paged) = shape.paged() {
         rows.resize(bytes.len(), 0);
@@ -146,43 +147,26 @@ fn transformed(
         window = rows;
     }
     let length = kept.elements * kept.width;
-    major.clear();
     major.resize(bytes.len(), 0);
+    major[length..].fill(0);
     kept.channel_major(&window[..length], &mut major[..length]);
     let repeated_rows = repeats.as_ref().map_or(0, |_| order.rows() - kept.rows());
     let mut work = Transformed { shape, order: kept, codec, major, repeats, runs, bases, details };
 
-    let used = length.div_ceil(BLOCK_BYTES);
-    let coding = way.unwrap_or_else(|| {
-        let mut costs = [0; 3];
-        let plain = repeated_rows == 0;
-        for block in (SAMPLE / 2..used).step_by(SAMPLE).chain((used <= SAMPLE / 2).then_some(used / 2)) {
-            if plain {
-                let words = bytes.as_chunks().0[block];
-                sample.encode(shape.format(), codec, &words);
-                costs[Coding::Plain as usize] += sample.bytes().len();
-            }
-            for coding in [Coding::Channels, Coding::Deltas] {
-                if coding != Coding::Deltas || work.has_deltas() {
-                    work.encode(block, coding, sample);
-                    costs[coding as usize] += sample.bytes().len();
-                }
-            }
-        }
-        let allowed = |coding: &Coding| match coding {
-            Coding::Plain => plain,
-            Coding::Channels => true,
-            Coding::Deltas => work.has_deltas(),
-        };
-        let best = Coding::ALL.into_iter().filter(allowed).min_by_key(|coding| costs[*coding as usize]);
-        best.unwrap_or_default()
-    });
-    let coding = if coding == Coding::Deltas && !work.has_deltas() { Coding::Channels } else { coding };
+    let (coding, done) = match way {
+        Some(Coding::Deltas) if !work.has_deltas() => (Coding::Channels, None),
+        Some(coding) => (coding, None),
+        None => work.choose(bytes, samples),
+    };
     if coding == Coding::Plain {
         return None;
     }
     for (block, bundle) in bundles.iter_mut().enumerate() {
-        work.encode(block, coding, bundle);
+        if Some(block) == done {
+            std::mem::swap(bundle, &mut samples[coding as usize]);
+        } else {
+            work.encode(block, coding, bundle);
+        }
         if !bundle.fits() {
             return None;
         }
@@ -191,6 +175,35 @@ fn transformed(
 }
 
 impl Transformed<'_> {
+    /// The way in which some of the blocks take least, and a block that `samples` have in every way. `bytes` are the window as the host sees it.
+    fn choose(&mut self, bytes: &[u8], samples: &mut [Bundle; Coding::ALL.len()]) -> (Coding, Option<usize>) {
+        let mut costs = [0; Coding::ALL.len()];
+        let allowed = |coding: Coding| match coding {
+            Coding::Plain => self.repeats.is_none(),
+            Coding::Channels => true,
+            Coding::Deltas => self.has_deltas(),
+        };
+        let ways = Coding::ALL.map(|coding| (coding, allowed(coding)));
+        let ways = || ways.into_iter().filter_map(|(coding, allowed)| allowed.then_some(coding));
+        let used = (self.order.elements * self.order.width).div_ceil(BLOCK_BYTES);
+        let mut last = None;
+        for block in (SAMPLE / 2..used).step_by(SAMPLE).chain((used <= SAMPLE / 2).then_some(used / 2)) {
+            for coding in ways() {
+                let sample = &mut samples[coding as usize];
+                match coding {
+                    Coding::Plain => {
+                        sample.encode(self.shape.format(), self.codec, &bytes.as_chunks().0[block]);
+                    }
+                    _ => self.encode(block, coding, sample),
+                }
+                costs[coding as usize] += sample.bytes().len();
+            }
+            last = Some(block);
+        }
+        let best = ways().min_by_key(|coding| costs[*coding as usize]);
+        (best.expect("one way is always allowed"), last)
+    }
+
     fn has_deltas(&self) -> bool {
         Field::of(self.shape.format()).is_some() && self.order.rows() >= LEAST_RUN
     }
@@ -198,7 +211,8 @@ impl Transformed<'_> {
     /// Codes block `block` of the channel-major window.
     fn encode(&mut self, block: usize, coding: Coding, bundle: &mut Bundle) {
         let format = self.shape.format();
-        let mut words: BlockWords = self.major.as_chunks().0[block];
+        let mut words = &self.major.as_chunks::<BLOCK_BYTES>().0[block];
+        let mut changed: BlockWords;
         self.details.clear();
         let repeats = self.repeats.as_ref().filter(|_| block == 0);
         if let Some(repeats) = repeats {
@@ -209,17 +223,19 @@ impl Transformed<'_> {
             self.runs.clear();
             self.runs.extend(runs(&self.order, block));
             self.bases.resize(self.runs.len(), 0);
-            delta::subtract(field, self.runs, &mut words, self.bases);
+            changed = *words;
+            delta::subtract(field, self.runs, &mut changed, self.bases);
+            words = &changed;
             write_bases(self.bases, self.details);
         }
         // Zeros with bases of zero are zeros.
         let says_nothing = repeats.is_none() && (field.is_none() || self.bases.iter().all(|base| *base == 0));
-        if says_nothing && words == [0; BLOCK_BYTES] {
+        if says_nothing && is_zero(words) {
             return bundle.clear();
         }
         let details =
             Details { delta: field.is_some(), repeats: repeats.is_some(), bytes: &self.details[..] };
-        bundle.encode_headed(format, self.codec, &words, details);
+        bundle.encode_headed(format, self.codec, words, details);
     }
 }
 
@@ -341,28 +357,26 @@ impl<'a> WindowDecoder<'a> {
         let format = self.shape.format();
         let head = match stored {
             Stored::Planes { head, .. } if head.length > 0 => *head,
-            _ => Default::default(),
+            _ => Head::default(),
         };
         let transformed = head.length > 0;
         if self.transformed.is_some_and(|before| before != transformed) {
             return Err(wrong("blocks are coded in different ways"));
         }
         self.transformed = Some(transformed);
-        let place = block * BLOCK_BYTES;
-        let mut words = [0; BLOCK_BYTES];
-        stored.decode(fetched, bundle, &mut words)?;
+        let words = &mut self.blocks.as_chunks_mut::<BLOCK_BYTES>().0[block];
+        let found = stored.decode_headed(fetched, bundle, words)?;
         let same_format = matches!(stored, Stored::Planes { format: kept, .. } if *kept == format);
         if !transformed {
             if !same_format {
-                plane::clear_outside(format, self.mask, &mut words);
+                plane::clear_outside(format, self.mask, words);
             }
-            self.blocks[place..][..BLOCK_BYTES].copy_from_slice(&words);
             return Ok(());
         }
         if !same_format {
             return Err(wrong("a block has another format"));
         }
-        let found = head::read(head.length, bundle)?;
+        let found = found.ok_or(wrong("a block has no head"))?;
         if found.repeats && block != 0 {
             return Err(wrong("repeated rows are named behind the first block"));
         }
@@ -381,19 +395,20 @@ impl<'a> WindowDecoder<'a> {
             self.bases.resize(self.runs.len(), 0);
             details = read_bases(details, &mut self.bases).ok_or(wrong("the bases do not fit the block"))?;
             if self.wants_exponent() {
-                delta::restore(field, &self.runs, &self.bases, &mut words);
-                plane::clear_outside(format, self.mask, &mut words);
+                let words = &mut self.blocks.as_chunks_mut::<BLOCK_BYTES>().0[block];
+                delta::restore(field, &self.runs, &self.bases, words);
+                if fetched != self.mask {
+                    plane::clear_outside(format, self.mask, words);
+                }
             }
         }
-        self.blocks[place..][..BLOCK_BYTES].copy_from_slice(&words);
         if details.is_empty() { Ok(()) } else { Err(wrong("a head has bytes behind its details")) }
     }
 
     /// The words of the window, planes outside the mask zero, in place of what is in `out`.
     pub fn finish(self, out: &mut Vec<u8>) {
-        out.clear();
         if self.transformed != Some(true) {
-            out.extend_from_slice(&self.blocks);
+            *out = self.blocks;
             return;
         }
         let order = self.order();

@@ -161,7 +161,7 @@ pub struct WindowsNow {
     pub open: u64,
     /// Most that may be.
     pub most_open: u64,
-    /// Bytes staged in them: the paper's S_buf of each, and what rounds it up to blocks.
+    /// Bytes staged in them: the paper's `S_buf` of each, and what rounds it up to blocks.
     pub staged_bytes: u64,
     /// Bytes kept decoded for the next read.
     pub decoded_bytes: u64,

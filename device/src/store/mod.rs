@@ -169,8 +169,8 @@ impl Store {
     }
 
     /// Frees what [`Store::prepare`] took.
-    pub fn give_back(&self, prepared: Prepared) {
-        if let Some(place) = &prepared.place {
+    pub fn give_back(&self, Prepared { place }: Prepared) {
+        if let Some(place) = place {
             self.segments.free(place.segment, place.stored.bytes());
         }
     }

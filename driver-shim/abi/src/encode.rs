@@ -50,7 +50,9 @@ pub fn encode(directory: &Directory) -> Result<Vec<u8>, DirectoryError> {
                 [1, channels, window, stride, groups, paged_tokens]
             }
         };
-        fields.into_iter().for_each(|field| writer.u32(field));
+        for field in fields {
+            writer.u32(field);
+        }
         writer.u64(0);
     }
     for view in &directory.views {

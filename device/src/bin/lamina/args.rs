@@ -231,6 +231,9 @@ Ratios are bytes before to bytes after at 4 KiB blocks, index entries not counte
 exponent at its entropy in each block. Rounding: fp8 is the view fp8_e4m3fn with the power of two that fits the tensor; int4 is
 symmetric in groups of 128 elements with the groups' scales not counted.
 
+KV caches: CHANNELS[,WINDOW] · CHANNELS,WINDOW,stride=STRIDE for rows with padding · vLLM's paged caches of four dimensions or more
+as PRESET:HEADS,HEAD_SIZE,BLOCK_SIZE[,WINDOW] with the preset nhd, hnd or, with K before V in each block, nhd_kv or hnd_kv.
+
 Example:
       lamina analyze model-00001.safetensors model-00002.safetensors --codec zstd --plot planes.svg")]
 pub(crate) struct Analyze {
@@ -238,8 +241,7 @@ pub(crate) struct Analyze {
     #[arg(required = true, value_name = "FILE")]
     pub(crate) files: Vec<PathBuf>,
     /// Tensors of two dimensions with this many channels are KV caches, in windows of so many tokens [window: 128], and are told layer by
-    /// layer too. Rows with padding: CHANNELS,WINDOW,stride=STRIDE. Paged caches of four dimensions or more:
-    /// PRESET:HEADS,HEAD_SIZE,BLOCK_SIZE[,WINDOW], where PRESET is nhd, hnd, or, with K before V in each block, nhd_kv or hnd_kv.
+    /// layer too. Rows with padding and paged caches: see below.
     #[arg(long, value_parser = kv_layout, value_name = "CHANNELS[,WINDOW]")]
     pub(crate) kv: Option<KvLayout>,
     /// The codecs of the planes: all, or a list separated by commas.
