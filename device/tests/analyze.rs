@@ -99,7 +99,8 @@ fn real_caches_reach_the_ratios_that_were_promised() {
     for layer in layers.iter().filter(|layer| layer["side"] == "k") {
         assert!(layer["ratios"]["tree"].as_f64().unwrap() >= 1.5, "{layer}");
     }
-    let ratios = tensors.iter().filter(|tensor| tensor["name"].as_str().unwrap().ends_with(".k"));
+    let side = |tensor: &Value, side: char| tensor["name"].as_str().unwrap().ends_with(side);
+    let ratios = tensors.iter().filter(|tensor| side(tensor, 'k'));
     let ratios: Vec<_> = ratios.map(|tensor| tensor["codecs"]["tree"]["ratio"].as_f64().unwrap()).collect();
     let k = (ratios.iter().map(|ratio| ratio.ln()).sum::<f64>()
         / f64::from(u32::try_from(ratios.len()).unwrap()))
@@ -108,9 +109,7 @@ fn real_caches_reach_the_ratios_that_were_promised() {
     // Layer 0's V depends on the token alone, so its rows repeat.
     let repeated = |tensor: &Value| tensor["codecs"]["tree"]["windows"]["repeated_rows"].as_u64().unwrap();
     let first = tensors.iter().filter(|tensor| tensor["name"].as_str().unwrap().starts_with("layers.0."));
-    assert!(
-        first.filter(|tensor| tensor["name"].as_str().unwrap().ends_with(".v")).all(|v| repeated(v) > 50)
-    );
+    assert!(first.filter(|tensor| side(tensor, 'v')).all(|v| repeated(v) > 50));
 }
 
 #[test]
