@@ -14,7 +14,6 @@ use lamina::{
     format::Format,
     kv::{Coding, Kernel, KvLayout, Shape, WindowDecoder, encode},
     model::ModelFile,
-    plane::PlaneMask,
     view::View,
 };
 

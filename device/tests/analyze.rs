@@ -113,6 +113,24 @@ fn real_caches_reach_the_ratios_that_were_promised() {
 }
 
 #[test]
+fn the_table_of_layers_has_each_ratio_under_its_codec() {
+    let kv = bundled("stories260K-kv-bf16.safetensors");
+    let report: Value = serde_json::from_str(&printed(&[&kv, "--kv", "32", "--json"])).unwrap();
+    let tables = printed(&[&kv, "--kv", "32"]);
+    let layers = &tables[tables.find("KV layer by layer").unwrap()..];
+    let words = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+    let mut lines = layers.lines().skip(1).map(words);
+    let head = lines.next().unwrap();
+    let first = lines.find(|line| line.first().is_some_and(|word| word == "0")).unwrap();
+    assert_eq!(head[4..7], ["lz4", "zstd", "tree"]);
+    // The bytes are two words: a number and its unit.
+    for (codec, printed) in head[4..7].iter().zip(&first[5..]) {
+        let ratio = report["kv"]["layers"][0]["ratios"][codec].as_f64().unwrap();
+        assert_eq!(printed, &format!("{ratio:.3}"), "{codec}");
+    }
+}
+
+#[test]
 fn what_cannot_work_is_refused_before_the_work() {
     let directory = tempfile::tempdir().unwrap();
     let place = |name: &str| -> PathBuf { directory.path().join(name) };

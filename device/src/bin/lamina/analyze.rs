@@ -180,12 +180,13 @@ fn print_layers(out: &mut impl Write, kv: &KvReport, report: &Report, codecs: &[
             layer.tensors.to_string(),
             BinaryBytes(layer.logical_bytes).to_string(),
         ];
-        let ratios = layer.ratios.values().chain(layer.word_major.values());
+        let ratios = codecs.iter().map(|codec| &layer.ratios[codec]).chain(layer.word_major.values());
         row.extend(ratios.map(|ratio| ratio_of(layer.logical_bytes, *ratio)));
         table.add_row(row);
     }
     let mut row = vec!["mean".to_owned(), String::new(), caches.to_string(), "geometric".to_owned()];
-    let means = kv.geometric_mean.values().chain(kv.word_major_geometric_mean.values());
+    let means = codecs.iter().map(|codec| &kv.geometric_mean[codec]);
+    let means = means.chain(kv.word_major_geometric_mean.values());
     row.extend(means.map(|mean| ratio(*mean)));
     table.add_row(row);
     writeln!(out, "{table}")?;
