@@ -42,21 +42,14 @@ impl Bounds {
     }
 }
 
-/// A score for each page: the greater, the more attention it may get from `query`. `tokens` says how many tokens a page holds.
-pub fn scores<'a>(
-    config: &Config,
-    query: &[f32],
-    pages: &(impl Iterator<Item = (&'a Bounds, usize)> + Clone),
-) -> Vec<f32> {
+/// A score for each page, all of them with as many tokens: the greater, the more attention it may get from `query`.
+pub fn scores(config: &Config, query: &[f32], pages: &[Bounds]) -> Vec<f32> {
     let size = config.head_size();
-    let mut scores: Vec<f32> = pages.clone().map(|_| 0.0).collect();
+    let mut scores = vec![0.0; pages.len()];
     for (head, query) in query.chunks_exact(size).enumerate() {
         let start = config.kv_head(head) * size;
-        // A page of n tokens counts as n keys at its bound.
-        let bound = |(page, tokens): (&Bounds, usize)| {
-            page.product(start, query) / number(size).sqrt() + libm::logf(number(tokens))
-        };
-        let mut shares: Vec<f32> = pages.clone().map(bound).collect();
+        let bound = |page: &Bounds| page.product(start, query) / number(size).sqrt();
+        let mut shares: Vec<f32> = pages.iter().map(bound).collect();
         softmax(&mut shares);
         for (score, share) in scores.iter_mut().zip(shares) {
             *score += share;
@@ -105,7 +98,7 @@ mod tests {
         };
         let pages = [page([1.0, 0.0, 0.0, 0.0]), page([0.0, 5.0, 0.0, 0.0]), page([0.0; 4])];
         let query = [0.0, 2.0, 0.0, 0.0, 3.0, 0.0, 0.0, 0.0];
-        let scores = scores(&config(), &query, &pages.iter().map(|page| (page, 1)));
+        let scores = scores(&config(), &query, &pages);
         // The first head looks at the second page, the second head, less sharply, at the first.
         assert!(scores[1] > scores[0] && scores[0] > scores[2], "{scores:?}");
         assert!((scores.iter().sum::<f32>() - 2.0).abs() < 1e-5, "each head has one share to give");

@@ -34,7 +34,7 @@ pub use cache::{History, KvCache, PlainCache};
 pub use config::{Config, ConfigError};
 pub use element::{Element, UnreadableView};
 pub use forward::Decoder;
-pub use paged::{Cached, KvMemory, Loads, PagedCache, Slot, Source};
+pub use paged::{Cached, KvMemory, Moved, PagedCache, Slot, Source};
 pub use policy::{Policy, PolicyError};
 pub use run::{Judged, Written, judge, write};
 pub use sampler::Sampler;

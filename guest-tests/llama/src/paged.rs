@@ -1,6 +1,7 @@
 //! A KV cache over memory whose views show what was stored only once it was flushed.
 //!
-//! * A token's K and V are stored when they come, each as one row of bf16 at the end of its layer's tensor.
+//! * A token's K and V are stored when its step is over, each as one row of bf16 at the end of its layer's tensor. Until then attention has
+//!   them from the step itself, so that nothing is read of what was stored a moment before.
 //! * Every `flush_every` tokens, what was stored since the last time is flushed.
 //! * Flushed tokens are read through views, in pages, as the [`Policy`] says. The others are read back from where they were stored, in full.
 
@@ -10,7 +11,7 @@ use crate::{
     bounds::{self, Bounds},
     cache::{History, KvCache},
     config::Config,
-    element::{Element, UnreadableView, to_bf16},
+    element::{Element, UnreadableView, from_bf16, to_bf16},
     policy::{FULL, Policy},
 };
 
@@ -71,7 +72,7 @@ pub trait KvMemory {
     /// When there is no room, or the memory fails.
     fn store(&mut self, slot: Slot, offset: usize, bytes: &[u8]) -> Result<(), Self::Error>;
 
-    /// Loads bytes of a tensor or of a view of it.
+    /// Moved bytes of a tensor or of a view of it.
     ///
     /// # Errors
     /// When they are not there, or the memory fails.
@@ -93,7 +94,7 @@ pub trait KvMemory {
 
 /// What a cache has moved.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Loads {
+pub struct Moved {
     /// Bytes stored.
     pub stored: u64,
     /// Bytes loaded from where they were stored.
@@ -114,12 +115,14 @@ pub struct PagedCache<M> {
     base: Element,
     page_tokens: usize,
     flush_every: usize,
-    /// Tokens that all layers have.
+    /// Tokens stored.
     tokens: usize,
     flushed: usize,
-    /// The key ranges of each layer's pages.
+    /// K and V of the token whose step is not over, by layer.
+    newest: Vec<History>,
+    /// The key ranges of each layer's pages, the newest token left out.
     bounds: Vec<Vec<Bounds>>,
-    loads: Loads,
+    moved: Moved,
     bytes: Vec<u8>,
 }
 
@@ -145,20 +148,26 @@ impl<M: KvMemory> PagedCache<M> {
             flush_every: flush_every.max(1),
             tokens: 0,
             flushed: 0,
+            newest: vec![History::default(); config.n_layers],
             bounds: vec![Vec::new(); config.n_layers],
-            loads: Loads::default(),
+            moved: Moved::default(),
             bytes: Vec::new(),
         })
     }
 
     /// What it has moved.
-    pub fn loads(&self) -> Loads {
-        self.loads
+    pub fn moved(&self) -> Moved {
+        self.moved
     }
 
     /// Tokens in it.
     pub fn tokens(&self) -> usize {
         self.tokens
+    }
+
+    /// The memory again.
+    pub fn into_memory(self) -> M {
+        self.memory
     }
 
     /// Flushes what is not flushed yet.
@@ -168,17 +177,31 @@ impl<M: KvMemory> PagedCache<M> {
     pub fn finish(&mut self) -> Result<(), M::Error> {
         if self.flushed < self.tokens {
             self.memory.flush(self.flushed..self.tokens)?;
-            self.loads.flushes += 1;
+            self.moved.flushes += 1;
             self.flushed = self.tokens;
         }
         Ok(())
     }
 
-    fn store(&mut self, slot: Slot, row: &[f32]) -> Result<(), M::Error> {
-        self.bytes.clear();
-        self.bytes.extend(row.iter().flat_map(|x| to_bf16(*x).to_le_bytes()));
-        self.memory.store(slot, self.tokens * self.bytes.len(), &self.bytes)?;
-        self.loads.stored += self.bytes.len() as u64;
+    /// Stores the newest token.
+    fn store(&mut self) -> Result<(), M::Error> {
+        for slot in Slot::all(&self.config) {
+            let History { keys, values } = &self.newest[slot.layer];
+            let row = if slot.cached == Cached::Key { keys } else { values };
+            self.bytes.clear();
+            self.bytes.extend(row.iter().flat_map(|x| to_bf16(*x).to_le_bytes()));
+            self.memory.store(slot, self.tokens * self.bytes.len(), &self.bytes)?;
+            self.moved.stored += self.bytes.len() as u64;
+        }
+        let page = self.tokens / self.page_tokens;
+        for (bounds, newest) in self.bounds.iter_mut().zip(&mut self.newest) {
+            if bounds.len() == page {
+                bounds.push(Bounds::empty(newest.keys.len()));
+            }
+            bounds[page].include(&newest.keys);
+            newest.clear();
+        }
+        self.tokens += 1;
         Ok(())
     }
 
@@ -192,8 +215,8 @@ impl<M: KvMemory> PagedCache<M> {
     ) -> Result<(), M::Error> {
         let channels = self.config.kv_dim();
         let (element, loaded) = match source {
-            Source::Base => (&self.base, &mut self.loads.from_base),
-            Source::View(view) => (&self.elements[view], &mut self.loads.from_views),
+            Source::Base => (&self.base, &mut self.moved.from_base),
+            Source::View(view) => (&self.elements[view], &mut self.moved.from_views),
         };
         let (first, count) = (tokens.start * channels, tokens.len() * channels);
         let (offset, length) = element.extent(first, count);
@@ -208,11 +231,9 @@ impl<M: KvMemory> PagedCache<M> {
 
     /// What is read of the flushed tokens of `layer`.
     fn select(&self, layer: usize, query: &[f32]) -> Vec<(Range<usize>, usize)> {
-        let pages = self.flushed.div_ceil(self.page_tokens);
-        let scores = if self.policy.ranks(pages) {
-            let tokens = |page| self.page_tokens.min(self.flushed - page * self.page_tokens);
-            let bounds = (0..pages).map(|page| (&self.bounds[layer][page], tokens(page)));
-            bounds::scores(&self.config, query, &bounds)
+        let filled = self.flushed / self.page_tokens;
+        let scores = if self.policy.ranks(filled) {
+            bounds::scores(&self.config, query, &self.bounds[layer][..filled])
         } else {
             Vec::new()
         };
@@ -224,33 +245,33 @@ impl<M: KvMemory> KvCache for PagedCache<M> {
     type Error = M::Error;
 
     fn append(&mut self, layer: usize, key: &[f32], value: &[f32]) -> Result<(), M::Error> {
-        self.store(Slot { layer, cached: Cached::Key }, key)?;
-        self.store(Slot { layer, cached: Cached::Value }, value)?;
-        let page = self.tokens / self.page_tokens;
-        let bounds = &mut self.bounds[layer];
-        if bounds.len() == page {
-            bounds.push(Bounds::empty(key.len()));
-        }
-        let rounded: Vec<f32> = key.iter().map(|x| crate::element::from_bf16(to_bf16(*x))).collect();
-        bounds[page].include(&rounded);
+        let round = |x: &f32| from_bf16(to_bf16(*x));
+        let newest = &mut self.newest[layer];
+        newest.clear();
+        newest.keys.extend(key.iter().map(round));
+        newest.values.extend(value.iter().map(round));
         Ok(())
     }
 
     fn read(&mut self, layer: usize, query: &[f32], history: &mut History) -> Result<(), M::Error> {
         let selected = self.select(layer, query);
-        let rest = self.flushed..self.tokens + 1;
+        let stored = self.flushed..self.tokens;
         for (cached, out) in [(Cached::Key, &mut history.keys), (Cached::Value, &mut history.values)] {
             let slot = Slot { layer, cached };
             for (tokens, view) in &selected {
                 self.load(slot, Source::View(*view), tokens.clone(), out)?;
             }
-            self.load(slot, Source::Base, rest.clone(), out)?;
+            if !stored.is_empty() {
+                self.load(slot, Source::Base, stored.clone(), out)?;
+            }
         }
+        history.keys.extend(&self.newest[layer].keys);
+        history.values.extend(&self.newest[layer].values);
         Ok(())
     }
 
     fn end_token(&mut self) -> Result<(), M::Error> {
-        self.tokens += 1;
+        self.store()?;
         if self.tokens.is_multiple_of(self.flush_every) {
             self.finish()?;
         }

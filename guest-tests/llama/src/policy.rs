@@ -7,8 +7,11 @@
 //! | `top:K` | the K best pages in full, nothing of the others (Quest) |
 //! | `top:K=VIEW,K=VIEW,…` | the K best pages in the first view, the next K in the second, and so on; `*` for a count means all that are left |
 //!
-//! Pages are ranked by [`crate::bounds`], for each layer and each query anew. Tokens that were not flushed yet are always read, in full: the views
-//! do not show them.
+//! Pages are ranked by [`crate::bounds`], for each layer and each query anew. A page that is being filled is not ranked: what is flushed of it is always
+//! read in full, and so are the tokens that are not flushed yet, which no view shows.
+//!
+//! In a view whose elements are smaller than the tensor's, pages are smaller too. The host fetches views by 4 KiB, so there a page may bring its
+//! neighbour along; a view that keeps the tensor's own container, such as `e8m3+g2`, does not.
 
 use std::{fmt, ops::Range, str::FromStr};
 
@@ -64,23 +67,20 @@ impl Policy {
         Self::Tiers(vec![Tier { pages: None, view: FULL.to_owned() }])
     }
 
-    /// The views it reads, each once.
+    /// The views it reads, each once, `full` first.
     pub fn views(&self) -> Vec<String> {
-        let mut views = Vec::new();
-        match self {
-            Self::Window(_) => views.push(FULL.to_owned()),
-            Self::Tiers(tiers) => {
-                for tier in tiers {
-                    if !views.contains(&tier.view) {
-                        views.push(tier.view.clone());
-                    }
+        let mut views = vec![FULL.to_owned()];
+        if let Self::Tiers(tiers) = self {
+            for tier in tiers {
+                if !views.contains(&tier.view) {
+                    views.push(tier.view.clone());
                 }
             }
         }
         views
     }
 
-    /// Whether it asks for the scores of `pages` pages: not where they cannot change anything.
+    /// Whether it asks for the scores of `pages` filled pages: not where they cannot change anything.
     pub fn ranks(&self, pages: usize) -> bool {
         match self {
             Self::Window(_) => false,
@@ -89,7 +89,7 @@ impl Policy {
     }
 
     /// What is read of `flushed` tokens in pages of `page_tokens` when the sequence has `tokens` in all: ranges of tokens, oldest first, with the
-    /// index of their view in [`Self::views`]. `scores` has one score a page, or is empty if [`Self::ranks`] asks for none. Of equally
+    /// index of their view in [`Self::views`]. `scores` has one score a filled page, or is empty if [`Self::ranks`] asks for none. Of equally
     /// good pages the newer is better.
     pub fn select(
         &self,
@@ -106,7 +106,7 @@ impl Policy {
             Self::Tiers(tiers) => tiers,
         };
         let views = self.views();
-        let pages = flushed.div_ceil(page_tokens);
+        let pages = flushed / page_tokens;
         let mut best: Vec<usize> = (0..pages).rev().collect();
         if !scores.is_empty() {
             best.sort_by(|a, b| scores[*b].total_cmp(&scores[*a]));
@@ -119,12 +119,14 @@ impl Policy {
                 view_of[page] = view;
             }
         }
+        let filled = view_of.into_iter().enumerate();
+        let filled =
+            filled.filter_map(|(page, view)| Some((page * page_tokens..(page + 1) * page_tokens, view?)));
         let mut selected: Vec<(Range<usize>, usize)> = Vec::new();
-        for (page, view) in view_of.into_iter().enumerate() {
-            let Some(view) = view else { continue };
-            let tokens = page * page_tokens..((page + 1) * page_tokens).min(flushed);
+        for (tokens, view) in filled.chain([(pages * page_tokens..flushed, 0)]) {
             match selected.last_mut() {
                 Some((last, same)) if *same == view && last.end == tokens.start => last.end = tokens.end,
+                _ if tokens.is_empty() => {}
                 _ => selected.push((tokens, view)),
             }
         }
@@ -199,7 +201,7 @@ mod tests {
             assert_eq!(policy(text).to_string(), told);
             assert_eq!(policy(told), policy(text));
         }
-        assert_eq!(policy("top:2,1=e8m0,1=full,*=e8m0").views(), ["full", "e8m0"]);
+        assert_eq!(policy("top:2=e8m0,1=e8m1,1=full,*=e8m0").views(), ["full", "e8m0", "e8m1"]);
     }
 
     #[test]
@@ -221,7 +223,7 @@ mod tests {
     #[test]
     fn everything_is_one_range() {
         assert_eq!(policy("full").select(101, 96, 16, &[]), [(0..96, 0)]);
-        assert_eq!(policy("top:*=e8m0").select(101, 90, 16, &[]), [(0..90, 0)]);
+        assert_eq!(policy("top:*=e8m0").select(101, 96, 16, &[]), [(0..96, 1)]);
         assert_eq!(policy("full").select(7, 0, 16, &[]), []);
     }
 
@@ -235,6 +237,14 @@ mod tests {
     }
 
     #[test]
+    fn the_page_that_is_being_filled_is_read_in_full() {
+        assert_eq!(policy("top:*=e8m0").select(101, 90, 16, &[]), [(0..80, 1), (80..90, 0)]);
+        assert_eq!(policy("top:1").select(40, 39, 10, &[0.1, 0.9, 0.5]), [(10..20, 0), (30..39, 0)]);
+        assert_eq!(policy("top:1").select(40, 39, 10, &[0.1, 0.5, 0.9]), [(20..39, 0)]);
+        assert_eq!(policy("top:1=e8m0").select(8, 6, 10, &[]), [(0..6, 0)]);
+    }
+
+    #[test]
     fn pages_go_to_tiers_by_rank_and_come_back_in_order() {
         let scores = [0.1, 0.9, 0.3, 0.2, 0.8, 0.0];
         let ask = |text: &str, flushed| policy(text).select(flushed + 1, flushed, 10, &scores);
@@ -242,8 +252,8 @@ mod tests {
         assert_eq!(ask("top:3", 60), [(10..30, 0), (40..50, 0)]);
         assert_eq!(ask("top:2,2=e8m0", 60), [(10..20, 0), (20..40, 1), (40..50, 0)]);
         assert_eq!(
-            ask("top:1=full,1=e8m3,*=e8m0", 57),
-            [(0..10, 2), (10..20, 0), (20..40, 2), (40..50, 1), (50..57, 2)]
+            ask("top:1=full,1=e8m3,*=e8m0", 60),
+            [(0..10, 2), (10..20, 0), (20..40, 2), (40..50, 1), (50..60, 2)]
         );
         // A view that comes twice joins what it reads.
         assert_eq!(ask("top:1=full,1=e8m0,1=full", 60), [(10..30, 0), (40..50, 1)]);

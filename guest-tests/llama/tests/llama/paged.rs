@@ -111,9 +111,9 @@ proptest! {
             }
             prop_assert_eq!(paged.tokens(), length);
             paged.finish().unwrap();
-            let loads = paged.loads();
-            prop_assert_eq!(loads.stored, (length * 2 * 2 * 4 * 2) as u64);
-            prop_assert_eq!(loads.flushes, length.div_ceil(flush_every) as u64);
+            let moved = paged.moved();
+            prop_assert_eq!(moved.stored, (length * 2 * 2 * 4 * 2) as u64);
+            prop_assert_eq!(moved.flushes, length.div_ceil(flush_every) as u64);
             drop(paged);
             // Each token was flushed once, in order.
             prop_assert_eq!(arrays.flushes.iter().cloned().flatten().collect::<Vec<_>>(), (0..length).collect::<Vec<_>>());
@@ -148,12 +148,9 @@ proptest! {
             cache.read(1, &query, &mut history).unwrap();
 
             let flushed = token / flush_every * flush_every;
-            let pages: Vec<Vec<Vec<f32>>> = rows[..flushed].chunks(page_tokens)
-                .map(|page| page.iter().map(|(key, _)| key.clone()).collect()).collect();
-            // The newest key may be in the last page's range before it is flushed.
-            let ranges: Vec<Vec<Vec<f32>>> = rows.chunks(page_tokens)
-                .map(|page| page.iter().map(|(key, _)| key.clone()).collect()).collect();
-            let scores = if policy.ranks(pages.len()) { slow_scores(&config, &query, &pages, &ranges) } else { Vec::new() };
+            let keys = |page: &[(Vec<f32>, Vec<f32>)]| page.iter().map(|(key, _)| key.clone()).collect();
+            let pages: Vec<Vec<Vec<f32>>> = rows[..flushed].chunks_exact(page_tokens).map(keys).collect();
+            let scores = if policy.ranks(pages.len()) { slow_scores(&config, &query, &pages) } else { Vec::new() };
             let selected = policy.select(token + 1, flushed, page_tokens, &scores);
             let mut want = History::default();
             let views = policy.views();
@@ -179,24 +176,19 @@ proptest! {
 }
 
 /// Scores as [`lamina_llama::bounds`] explains them, written out.
-fn slow_scores(
-    config: &Config,
-    query: &[f32],
-    pages: &[Vec<Vec<f32>>],
-    ranges: &[Vec<Vec<f32>>],
-) -> Vec<f32> {
+fn slow_scores(config: &Config, query: &[f32], pages: &[Vec<Vec<f32>>]) -> Vec<f32> {
     let mut scores = vec![0.0; pages.len()];
     for head in 0..config.n_heads {
         let mut shares = Vec::new();
-        for (page, range) in pages.iter().zip(ranges) {
+        for page in pages {
             let mut bound = 0.0_f32;
             for channel in 0..4 {
-                let least = range.iter().map(|key| key[channel]).fold(f32::INFINITY, f32::min);
-                let greatest = range.iter().map(|key| key[channel]).fold(f32::NEG_INFINITY, f32::max);
+                let least = page.iter().map(|key| key[channel]).fold(f32::INFINITY, f32::min);
+                let greatest = page.iter().map(|key| key[channel]).fold(f32::NEG_INFINITY, f32::max);
                 let q = query[4 * head + channel];
                 bound += (q * least).max(q * greatest);
             }
-            shares.push(bound / 2.0 + libm::logf(f32::from(u16::try_from(page.len()).unwrap())));
+            shares.push(bound / 2.0);
         }
         let largest = shares.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         let weights: Vec<f32> = shares.iter().map(|share| libm::expf(share - largest)).collect();
@@ -230,7 +222,10 @@ fn a_token_too_many_is_the_memorys_error() {
         }
         cache.end_token().unwrap();
     }
-    assert_eq!(cache.append(0, &[1.0; 4], &[2.0; 4]), Err(PastEnd));
+    for layer in 0..2 {
+        cache.append(layer, &[1.0; 4], &[2.0; 4]).unwrap();
+    }
+    assert_eq!(cache.end_token(), Err(PastEnd));
 }
 
 #[test]
@@ -248,7 +243,7 @@ fn fewer_pages_and_coarser_views_load_fewer_bytes() {
             cache.read(0, &[1.0; 12], &mut history).unwrap();
             cache.end_token().unwrap();
         }
-        cache.loads().from_views
+        cache.moved().from_views
     };
     let full = loaded("full");
     // Of K and V, eight bytes a row; 0 + 4 + … + 28 flushed tokens, each four times.
