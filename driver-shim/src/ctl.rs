@@ -217,6 +217,14 @@ impl Ctl {
         self.request(&json!({ "op": "stats" }))
     }
 
+    /// Drops ranges (offset, length) of the views window from the host's page cache: loads of them go to the device again.
+    ///
+    /// # Errors
+    /// Any of [`CtlError`].
+    pub fn evict(&mut self, ranges: &[(u64, u64)]) -> Result<Value, CtlError> {
+        self.request(&json!({ "op": "evict", "ranges": ranges }))
+    }
+
     /// Sends `request` and returns the reply, which has `"ok": true`.
     ///
     /// # Errors

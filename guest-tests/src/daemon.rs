@@ -25,6 +25,8 @@ pub struct Serve {
     pub models: Vec<PathBuf>,
     /// Spellings of the views.
     pub views: Vec<String>,
+    /// Tensors that are KV caches, as `lamina serve --kv` takes them.
+    pub kv: Vec<String>,
     /// The device: `trace`, `gcomp` or `plain`.
     pub mode: String,
     /// The codec, `lz4`, `zstd` or `tree`.
@@ -85,6 +87,9 @@ impl Daemon {
         command.args(["--read-ahead-kb", &serve.read_ahead_kb.to_string()]);
         if let Some(capacity) = &serve.capacity {
             command.args(["--capacity", capacity]);
+        }
+        for rule in &serve.kv {
+            command.arg("--kv").arg(rule);
         }
         for model in &serve.models {
             command.arg("--model").arg(model);

@@ -8,6 +8,7 @@ use serde_json::Value;
 
 use crate::{
     daemon::{Daemon, Ready, Serve},
+    decode::{self, Decode, report::Told},
     judge::Judge,
     report::{DeviceReport, GuestReport, Report, TensorReport, ViewReport, WrittenReport},
     visit::Visit,
@@ -21,6 +22,10 @@ const SEED: u64 = 260;
 pub struct Job {
     /// The device.
     pub serve: Serve,
+    /// Whether the guest reads every tensor in every view, and writes one.
+    pub views: bool,
+    /// What it decodes, if it is to.
+    pub decode: Option<Decode>,
     /// The tensor that the guest writes; the first that has a view if not given.
     pub write: Option<String>,
     /// Whether the guest misbehaves too.
@@ -48,6 +53,17 @@ pub enum Step<'a> {
         /// The view.
         view: &'a str,
     },
+    /// The guest writes or judges its `number`th text of `of`.
+    Decoding {
+        /// From 1.
+        number: usize,
+        /// How many.
+        of: usize,
+        /// The view that weights are read in.
+        weights: &'a str,
+        /// How the KV cache is read.
+        policy: &'a str,
+    },
 }
 
 impl Job {
@@ -56,22 +72,28 @@ impl Job {
     /// # Errors
     /// When it cannot be done. That something was wrong is no error but in the report.
     pub fn run(&self, mut step: impl FnMut(Step<'_>)) -> Result<Report> {
-        let judge = Judge::new(&self.serve.models)?;
+        let mut serve = self.serve.clone();
+        let decode = self.decode.as_ref().map(|decode| decode.prepare(&mut serve)).transpose()?;
+        let judge = Judge::new(&serve.models)?;
         step(Step::Doing("starting the device and loading the tensors"));
-        let device = Daemon::start(&self.serve)?;
+        let device = Daemon::start(&serve)?;
         step(Step::Serving(&device.ready));
         let write = self.write.clone().or_else(|| judge.names().next().map(str::to_owned));
         let plan = Plan {
-            write: write.map(|tensor| WritePlan { tensor, seed: SEED }),
-            hostile: self.hostile,
-            counters: true,
+            views: (!self.views).then(Vec::new),
+            read_base: self.views,
+            write: write.filter(|_| self.views).map(|tensor| WritePlan { tensor, seed: SEED }),
+            hostile: self.hostile && self.views,
+            counters: self.views,
+            decode: decode.as_ref().map(|decode| decode.plan.clone()),
             ..Plan::default()
         };
-        let visit = Visit { plan, limit: self.limit, console: self.console.clone(), cpus: 2 };
+        let files = decode.as_ref().map(|decode| decode.files.clone()).unwrap_or_default();
+        let visit = Visit { plan, files, limit: self.limit, console: self.console.clone(), cpus: 2 };
         step(Step::Doing("booting the guest"));
         let mut found = Found::default();
         let (asked, to_judge) = mpsc::channel::<(String, String, u64)>();
-        let (visited, verdicts) = std::thread::scope(|scope| -> Result<_> {
+        let (visited, verdicts, decoded) = std::thread::scope(|scope| -> Result<_> {
             // The reference is slow: it works while the guest does.
             let bench = scope.spawn(|| {
                 let judged = to_judge.into_iter().map(|(tensor, view, rotation)| {
@@ -80,15 +102,32 @@ impl Job {
                 });
                 judged.collect::<BTreeMap<_, _>>()
             });
+            let decoder = scope.spawn(|| {
+                let decode = decode.as_ref()?;
+                let run = |run| decode::expected(&judge, &decode.plan, &decode.tokenizer, run);
+                Some(decode.plan.runs.iter().map(run).collect::<Vec<_>>())
+            });
             let visited = visit.make(&device.ready, |event, since| {
-                if let Event::ViewBegin { tensor, view, number, of, .. } = &event {
-                    step(Step::Reading { number: *number, of: *of, tensor, view });
+                match &event {
+                    Event::ViewBegin { tensor, view, number, of, .. } => {
+                        step(Step::Reading { number: *number, of: *of, tensor, view });
+                    }
+                    Event::DecodeBegin { number, of } => {
+                        let runs = decode.as_ref().map(|decode| decode.plan.runs.as_slice());
+                        if let Some(run) = runs.and_then(|runs| runs.get(number.checked_sub(1)?)) {
+                            let (weights, policy) = (&run.weights, &run.policy);
+                            step(Step::Decoding { number: *number, of: *of, weights, policy });
+                        }
+                    }
+                    _ => {}
                 }
                 found.take(event, since, &asked)
             });
             drop(asked);
-            let verdicts = bench.join().map_err(|_| anyhow::anyhow!("the reference failed"))?;
-            Ok((visited?, verdicts))
+            let failed = |_| anyhow::anyhow!("the reference failed");
+            let verdicts = bench.join().map_err(failed)?;
+            let decoded = decoder.join().map_err(failed)?;
+            Ok((visited?, verdicts, decoded))
         })?;
         step(Step::Doing("comparing with the reference"));
         let stats = device.stats()?;
@@ -101,8 +140,14 @@ impl Job {
                 .problems
                 .push(format!("the guest's program ended with status {:?}", visited.outcome.status));
         }
+        let told = std::mem::take(&mut found.decoded);
         let mut report = found.judged(&verdicts, &stats)?;
         report.skipped = skipped;
+        if let Some((decode, expected)) = decode.zip(decoded) {
+            let (decoded, problems) = decode::report::report(&decode.plan, &told, &expected)?;
+            report.decode = decoded;
+            report.problems.extend(problems);
+        }
         Ok(report)
     }
 }
@@ -112,6 +157,7 @@ impl Job {
 struct Found {
     guest: GuestReport,
     views: Vec<Read>,
+    decoded: Vec<Told>,
     written: Option<(String, u64)>,
     /// The device's counters when every view had been read once.
     counters: Value,
@@ -159,8 +205,12 @@ impl Found {
                 }
             }
             Event::Problem { step, message } => self.problems.push(format!("guest, {step}: {message}")),
-            Event::ViewBegin { .. } | Event::PastEnd { .. } | Event::WarmRead { .. } | Event::Done { .. } => {
-            }
+            decoded @ Event::Decoded { .. } => self.decoded.extend(Told::of(decoded)),
+            Event::ViewBegin { .. }
+            | Event::DecodeBegin { .. }
+            | Event::PastEnd { .. }
+            | Event::WarmRead { .. }
+            | Event::Done { .. } => {}
         }
         Ok(())
     }
@@ -233,7 +283,8 @@ impl Found {
             tensor.base_sha256 = base.remove(&tensor.name);
         }
         let Self { guest, problems, .. } = self;
-        Ok(Report { guest, device, tensors, views, written, skipped: Vec::new(), problems })
+        let (decode, skipped) = (None, Vec::new());
+        Ok(Report { guest, device, tensors, views, written, decode, skipped, problems })
     }
 
     fn view_report(&self, read: Read, matches: bool) -> Result<ViewReport> {

@@ -2,11 +2,12 @@
 //!
 //! A job starts the device as a user would ([`daemon`]), boots a guest on it that reads every tensor in every view
 //! ([`visit`]), holds each hash against the reference computed from the model file ([`judge`]), and tells what came of it
-//! ([`report`]). [`mod@bench`] measures instead. Nothing here looks into the device but through its API, save [`bench::codec`], which
-//! times its codecs.
+//! ([`report`]). It may run a language model on the device instead, or as well ([`decode`]). [`mod@bench`] measures. Nothing here
+//! looks into the device but through its API, save [`bench::codec`], which times its codecs.
 
 pub mod bench;
 pub mod daemon;
+pub mod decode;
 pub mod job;
 pub mod judge;
 pub mod programs;
@@ -22,13 +23,23 @@ use anyhow::{Context, Result, bail};
 /// # Errors
 /// When they are not where `LAMINA_ROOT` says the project is.
 pub fn bundled() -> Result<Vec<PathBuf>> {
+    ["stories260K-bf16.safetensors", "stories260K-kv-bf16.safetensors"]
+        .into_iter()
+        .map(bundled_file)
+        .collect()
+}
+
+/// A file that comes with the project.
+///
+/// # Errors
+/// When it is not where `LAMINA_ROOT` says the project is.
+pub fn bundled_file(name: &str) -> Result<PathBuf> {
     let root = std::env::var_os("LAMINA_ROOT").context(
-        "no --model given, and LAMINA_ROOT does not say where the bundled ones are: start this through ./x",
+        "a file was not given, and LAMINA_ROOT does not say where the bundled ones are: start this through ./x",
     )?;
-    let files = ["stories260K-bf16.safetensors", "stories260K-kv-bf16.safetensors"];
-    let paths = files.map(|file| Path::new(&root).join("guest-tests/models").join(file));
-    if let Some(missing) = paths.iter().find(|path| !path.is_file()) {
-        bail!("the bundled model {} is missing", missing.display());
+    let path = Path::new(&root).join("guest-tests/models").join(name);
+    if !path.is_file() {
+        bail!("the bundled file {} is missing", path.display());
     }
-    Ok(paths.to_vec())
+    Ok(path)
 }

@@ -6,6 +6,8 @@ use comfy_table::{CellAlignment, Table, presets::UTF8_HORIZONTAL_ONLY};
 use indicatif::{BinaryBytes, HumanCount};
 use serde::{Deserialize, Serialize};
 
+use crate::decode::report::DecodeReport;
+
 /// Everything a job found.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Report {
@@ -19,6 +21,9 @@ pub struct Report {
     pub views: Vec<ViewReport>,
     /// The tensor the guest wrote.
     pub written: Option<WrittenReport>,
+    /// What the decoder on the device came to, if one was run.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub decode: Option<DecodeReport>,
     /// Views that a tensor's format cannot give.
     pub skipped: Vec<Skipped>,
     /// Everything that was wrong; empty if the run is good.
@@ -166,8 +171,13 @@ impl Report {
                 BinaryBytes(device.index_bytes),
                 ratio(device.ratio)
             ),
-            self.view_table().to_string(),
         ];
+        if !self.views.is_empty() {
+            lines.push(self.view_table().to_string());
+        }
+        if let Some(decode) = &self.decode {
+            lines.push(decode.to_text());
+        }
         if let Some(written) = &self.written {
             let verdict = if written.matches { "as written" } else { "NOT as written" };
             let count = written.views.len();
@@ -180,8 +190,12 @@ impl Report {
             ));
         }
         lines.extend(self.problems.iter().map(|problem| format!("problem {problem}")));
-        let verdict = if self.good() { "every byte was right" } else { "NOT every byte was right" };
-        lines.push(verdict.to_owned());
+        let what = match (self.views.is_empty(), &self.decode) {
+            (true, Some(_)) => "every logit",
+            (false, Some(_)) => "every byte and every logit",
+            (_, None) => "every byte",
+        };
+        lines.push(format!("{}{what} was right", if self.good() { "" } else { "NOT " }));
         lines.join("\n")
     }
 
@@ -228,11 +242,11 @@ impl Report {
     }
 }
 
-fn ratio(ratio: Option<f64>) -> String {
+pub(crate) fn ratio(ratio: Option<f64>) -> String {
     ratio.map_or_else(|| "–".to_owned(), |ratio| format!("{ratio:.3}"))
 }
 
 #[expect(clippy::cast_precision_loss, reason = "a percentage to be looked at")]
-fn percent(part: u64, whole: u64) -> String {
+pub(crate) fn percent(part: u64, whole: u64) -> String {
     if whole == 0 { "–".to_owned() } else { format!("{:.1} %", part as f64 * 100.0 / whole as f64) }
 }

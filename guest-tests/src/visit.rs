@@ -22,6 +22,8 @@ const LAST_WORDS: Duration = Duration::from_secs(5);
 pub struct Visit {
     /// What the guest does.
     pub plan: Plan,
+    /// What it needs for that besides its programs.
+    pub files: Vec<GuestFile>,
     /// How long it may take in all.
     pub limit: Duration,
     /// Where the guest's console is logged.
@@ -66,6 +68,7 @@ impl Visit {
             GuestFile::program("/bin/lamina-shim", programs::guest("lamina-shim")?),
             GuestFile::data("/plan.json", serde_json::to_vec(&self.plan)?),
         ];
+        config.programs.extend(self.files.iter().cloned());
         config.run = Some("/bin/lamina-guest".to_owned());
 
         let mut log = Log::new(&self.console)?;

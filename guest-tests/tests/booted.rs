@@ -1,5 +1,5 @@
-//! Booted guests on real devices: the main job in each mode, a guest that misbehaves, live counters, and a script through
-//! `lamina boot`.
+//! Booted guests on real devices: the main job in each mode, a guest that misbehaves, live counters, a decoder whose memory is the device, and a
+//! script through `lamina boot`.
 //!
 //! These need what `./x` sets up: the guest's programs and image, a QEMU, FUSE.
 
@@ -13,8 +13,9 @@ use std::{
 };
 
 use lamina_guest_tests::{
-    bundled,
+    bundled, bundled_file,
     daemon::Serve,
+    decode::Decode,
     job::{Job, Step},
     judge::Judge,
     programs,
@@ -34,11 +35,14 @@ fn job(mode: &str, codec: &str, views: &[&str], models: Vec<PathBuf>, folder: &t
         serve: Serve {
             models,
             views: views.iter().map(|&view| view.to_owned()).collect(),
+            kv: Vec::new(),
             mode: mode.to_owned(),
             codec: codec.to_owned(),
             capacity: None,
             read_ahead_kb: 4,
         },
+        views: true,
+        decode: None,
         write: None,
         hostile: false,
         limit: Duration::from_secs(300),
@@ -187,4 +191,103 @@ fn a_view_that_differs_from_the_reference_fails_the_run() {
     assert!(!report.good());
     let wrong = report.views.iter().filter(|view| !view.matches).count();
     assert_eq!(wrong, 1, "{:?}", report.problems);
+}
+
+/// A decoder job of a few tokens. Pages and text are so small that policies have something to choose from.
+fn decoder(views: &[&str], policies: &[&str], folder: &tempfile::TempDir) -> Job {
+    let text = folder.path().join("text.txt");
+    std::fs::write(
+        &text,
+        "One day, a girl named Lily saw a big dog. The dog was sad. She gave it a hug and it was happy.",
+    )
+    .unwrap();
+    let decode = Decode {
+        views: views.iter().map(|&view| view.to_owned()).collect(),
+        policies: policies.iter().map(|policy| policy.parse().unwrap()).collect(),
+        prompt: "Tom had a dog".to_owned(),
+        tokens: 72,
+        temperature: 0.7,
+        seed: 3,
+        text,
+        tokenizer: bundled_file("tok512.bin").unwrap(),
+        flush_every: 6,
+        page_tokens: Some(8),
+        keep_cache: false,
+    };
+    let job = job("trace", "lz4", &[], models()[..1].to_vec(), folder);
+    Job { views: false, decode: Some(decode), ..job }
+}
+
+#[test]
+fn a_decoder_on_the_device_says_what_it_says_in_ordinary_memory_and_fetches_less_through_fewer_planes() {
+    let folder = tempfile::tempdir().unwrap();
+    let policies = ["full", "window:16", "top:1", "top:1=full,*=e8m1+g2", "top:*=fp8_e5m2"];
+    let report = run(&decoder(&["full", "e8m3+g2", "e8m0", "e8m3:packed"], &policies, &folder));
+    assert_eq!(report.problems, Vec::<String>::new());
+    assert!(report.views.is_empty() && report.written.is_none());
+    let decode = report.decode.expect("a decoder was run");
+    assert!(decode.identical_to_reference && decode.runs.iter().all(|run| run.identical_to_reference));
+    assert!(decode.text.starts_with("Tom had a dog") && decode.tokens == 72, "{}", decode.text);
+    // The text in full and by the three other views, and by the four other policies.
+    assert_eq!(decode.runs.len(), 1 + 4 + 4);
+    assert_eq!(decode.perplexity.len(), 4);
+    assert_eq!(decode.policy_perplexity.len(), 5);
+
+    let full = &decode.runs[1];
+    assert_eq!((full.weights.as_str(), full.policy.as_str()), ("full", "full"));
+    let find = |weights: &str, policy: &str| {
+        let run = decode.runs.iter().skip(1).find(|run| run.weights == weights && run.policy == policy);
+        run.unwrap_or_else(|| panic!("no run of {weights} {policy}"))
+    };
+    for coarse in [find("e8m3+g2", "full"), find("e8m0", "full")] {
+        let (less, all) = (coarse.weights_moved, full.weights_moved);
+        assert!(less.stored_bytes_fetched < all.stored_bytes_fetched, "{less:?} {all:?}");
+        assert!(less.planes_fetched < all.planes_fetched);
+    }
+    // Rounded a little, a model may even do better on a few words; without mantissas it does not.
+    assert!(decode.perplexity["e8m0"] > 2.0 * decode.perplexity["full"], "{:?}", decode.perplexity);
+    for policy in ["window:16", "top:1=full"] {
+        let run = find("full", policy);
+        assert!(run.kv_moved.loaded_bytes < full.kv_moved.loaded_bytes, "{policy}");
+        assert_eq!(run.weights_moved.stored_bytes_fetched, full.weights_moved.stored_bytes_fetched);
+    }
+    // Every step reads every weight from the device, some of them twice.
+    let steps = full.steps;
+    assert_eq!(steps, u64::try_from(full.tokens).unwrap() - 1);
+    assert!(full.weights_moved.plain_bytes_fetched >= steps * 520_000);
+    assert!(full.weights_moved.stored_bytes_fetched < full.weights_moved.plain_bytes_fetched);
+    // What the guest stored reached the device when it was flushed: ten tensors, each in one block so far.
+    assert_eq!(full.flushes, steps.div_ceil(6));
+    assert_eq!(full.blocks_written, 10 * full.flushes);
+    assert_eq!(full.kv_stored_by_guest, steps * 10 * 64);
+    assert!(full.kv_ratio.unwrap() > 1.0);
+}
+
+#[test]
+fn a_decoder_whose_model_is_another_than_the_references_fails_the_run() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = folder.path().join("model.safetensors");
+    let mut bytes = std::fs::read(&models()[0]).unwrap();
+    std::fs::write(&model, &bytes).unwrap();
+    let mut job = decoder(&["full"], &["full"], &folder);
+    job.serve.models = vec![model.clone()];
+    let report = job
+        .run(|step| {
+            // Once the device has loaded it, a low bit of the embedding changes in the file: too little to be seen in the text.
+            if matches!(step, Step::Doing("booting the guest")) {
+                let last = bytes.len() - 2;
+                bytes[last] ^= 1;
+                std::fs::write(&model, &bytes).unwrap();
+            }
+        })
+        .unwrap();
+    assert!(!report.good());
+    let decode = report.decode.unwrap();
+    assert!(!decode.identical_to_reference);
+    assert!(decode.runs.iter().all(|run| !run.identical_to_reference));
+    assert!(
+        report.problems.iter().any(|problem| problem.contains("by other logits")),
+        "{:?}",
+        report.problems
+    );
 }

@@ -122,6 +122,19 @@ impl Control {
         }
     }
 
+    /// Drops ranges (offset, length) of the views window from the page cache: loads of them go to the device again, as they would
+    /// from behind a cache that is smaller than what is read. What passes the window's end is ignored.
+    ///
+    /// # Errors
+    ///
+    /// When the mount is going away.
+    pub fn evict(&self, ranges: impl IntoIterator<Item = (u64, u64)>) -> Result<(), ControlError> {
+        let Some(coherence) = self.coherence.get() else { return Ok(()) };
+        let end = self.device.views_bytes();
+        let clipped = |(offset, length): (u64, u64)| offset.min(end)..offset.saturating_add(length).min(end);
+        Ok(coherence.views_changed(ranges.into_iter().map(clipped))?)
+    }
+
     fn directory_changed(&self, views: impl IntoIterator<Item = Range<u64>>) -> Result<(), ControlError> {
         let Some(coherence) = self.coherence.get() else { return Ok(()) };
         Ok(coherence.views_changed(std::iter::once(0..DIRECTORY_BYTES).chain(views))?)

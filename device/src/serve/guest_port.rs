@@ -10,6 +10,7 @@
 //! | `{"op":"views"}` | `{"ok":true,"views":[…]}` |
 //! | `{"op":"view","tensor":…,"spelling":…}` | `{"ok":true,"view":{…}}` of the view made |
 //! | `{"op":"stats"}` | `{"ok":true,"stats":{…}}` |
+//! | `{"op":"evict","ranges":[[offset,length],…]}` | `{"ok":true}` when these parts of the views window are in no cache |
 //! | anything else | `{"ok":false,"error":"…"}` |
 //!
 //! A guest is not trusted: a line has at most [`MAX_LINE`] bytes, what is longer or no request gets an error and the
@@ -59,6 +60,9 @@ enum Request {
         spelling: String,
     },
     Stats {},
+    Evict {
+        ranges: Vec<(u64, u64)>,
+    },
 }
 
 impl GuestPort {
@@ -181,6 +185,10 @@ fn perform(control: &Control, request: Request) -> Result<Value, ControlError> {
             json!({ "ok": true, "view": control.create_view(&tensor, &spelling)? })
         }
         Request::Stats {} => json!({ "ok": true, "stats": control.stats() }),
+        Request::Evict { ranges } => {
+            control.evict(ranges)?;
+            json!({ "ok": true })
+        }
     })
 }
 

@@ -66,6 +66,30 @@ fn a_guest_flushes_makes_views_and_sees_what_there_is() {
 }
 
 #[test]
+fn what_is_evicted_is_fetched_from_the_device_again() {
+    within(60, || {
+        let rig = Rig::new("auto");
+        let mut guest = guest(&rig);
+        let view = guest.ask(&json!({ "op": "view", "tensor": "t", "spelling": "full" }));
+        let offset = view["view"]["offset"].as_u64().unwrap();
+        let views = rig.views();
+        let load = |guest: &mut Guest| {
+            assert!(views.load(offset, rig.bytes.len()) == rig.bytes);
+            guest.ask(&json!({ "op": "stats" }))["stats"]["views"][0]["bytes"].as_u64().unwrap()
+        };
+        let first = load(&mut guest);
+        assert!(first >= rig.bytes.len() as u64);
+        assert_eq!(load(&mut guest), first, "the page cache has it");
+        // A page of it, and what lies behind the window's end.
+        let ranges = json!([[offset + 1, 1], [u64::MAX, u64::MAX], [0, 0]]);
+        assert_eq!(guest.ask(&json!({ "op": "evict", "ranges": ranges })), json!({ "ok": true }));
+        assert_eq!(load(&mut guest), first + 4096);
+        assert_eq!(guest.ask(&json!({ "op": "evict", "ranges": [[0, u64::MAX]] })), json!({ "ok": true }));
+        assert_eq!(load(&mut guest), 2 * first + 4096);
+    });
+}
+
+#[test]
 fn garbage_gets_an_error_and_the_connection_goes_on() {
     within(60, || {
         let rig = Rig::new("auto");
@@ -78,6 +102,8 @@ fn garbage_gets_an_error_and_the_connection_goes_on() {
             b"{\"op\":\"format\"}\n",
             b"{\"op\":\"flush\",\"length\":-1}\n",
             b"{\"op\":\"stats\",\"x\":1}\n",
+            b"{\"op\":\"evict\"}\n",
+            b"{\"op\":\"evict\",\"ranges\":[[-1,1]]}\n",
         ] {
             let error = guest.refused(line);
             assert!(error.contains("no request"), "{error}");

@@ -93,6 +93,42 @@ pub enum Event {
         /// The counters.
         stats: serde_json::Value,
     },
+    /// A text is about to be written or judged.
+    DecodeBegin {
+        /// Which one of the plan this is, from 1.
+        number: usize,
+        /// How many the plan has.
+        of: usize,
+    },
+    /// A text was written or judged.
+    Decoded {
+        /// Which one of the plan, from 1.
+        number: usize,
+        /// The tokens: the text written, prompt included, or the text judged.
+        tokens: Vec<usize>,
+        /// The text they stand for.
+        text: String,
+        /// Of a text that was judged: e to the mean of −ln p of its tokens.
+        perplexity: Option<f64>,
+        /// SHA-256 of all logits on the way, in hexadecimal.
+        logits_sha256: String,
+        /// Bytes of weights loaded.
+        weight_bytes: u64,
+        /// Bytes of the KV cache loaded through views.
+        kv_view_bytes: u64,
+        /// Bytes of the KV cache loaded through the base window.
+        kv_base_bytes: u64,
+        /// Bytes of the KV cache stored.
+        kv_stored_bytes: u64,
+        /// Flushes of the KV cache.
+        flushes: u64,
+        /// Time it took.
+        seconds: f64,
+        /// The device's counters before the first token.
+        before: serde_json::Value,
+        /// The device's counters after the last flush.
+        after: serde_json::Value,
+    },
     /// A tensor was written through the base window and flushed.
     Written {
         /// The tensor.

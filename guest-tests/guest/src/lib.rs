@@ -7,12 +7,14 @@
 //!
 //! The host's harness uses the types of this library, so that both sides agree by construction.
 
+mod decode;
 mod event;
 mod plan;
 mod report;
 mod rotate;
 mod steps;
 
+pub use decode::{DecodePlan, DecodeRun, Task};
 pub use event::{Event, Phase, WindowReport};
 pub use plan::{Plan, WarmBench, WritePlan};
 pub use report::{REPORT_PORT, Report};

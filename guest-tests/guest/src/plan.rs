@@ -5,8 +5,10 @@ use std::{fs, path::Path};
 use anyhow::Context;
 use serde::{Deserialize, Serialize};
 
+use crate::DecodePlan;
+
 /// The steps of a run. Everything is optional: an empty object reads every tensor in every view.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Plan {
     /// Read only views with these spellings; all in the directory if not given. The pseudo-view `base` is governed by
@@ -18,6 +20,8 @@ pub struct Plan {
     pub read_base: bool,
     /// Tell the device's counters after that, before anything else is read.
     pub counters: bool,
+    /// Run a decoder on the device.
+    pub decode: Option<DecodePlan>,
     /// Write a tensor through the base window, flush, and read it back in every view.
     pub write: Option<WritePlan>,
     /// Misbehave: store into a view, reach past ends.
@@ -33,6 +37,7 @@ impl Default for Plan {
             tensors: None,
             read_base: true,
             counters: false,
+            decode: None,
             write: None,
             hostile: false,
             warm_bench: None,

@@ -47,6 +47,7 @@ impl Mount {
             let serve = Serve {
                 models: vec![model.clone()],
                 views: VIEWS.map(str::to_owned).to_vec(),
+                kv: Vec::new(),
                 mode: mode.to_owned(),
                 codec: codec.to_owned(),
                 capacity: None,

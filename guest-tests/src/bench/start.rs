@@ -22,6 +22,7 @@ pub fn run(rounds: usize) -> Result<Table> {
             let serve = Serve {
                 models: Vec::new(),
                 views: vec!["full".to_owned()],
+                kv: Vec::new(),
                 mode: "trace".to_owned(),
                 codec: "lz4".to_owned(),
                 capacity: Some(capacity.to_owned()),

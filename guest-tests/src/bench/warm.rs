@@ -42,6 +42,7 @@ impl Warm {
         let device = Daemon::start(&Serve {
             models: vec![model],
             views: vec!["full".to_owned()],
+            kv: Vec::new(),
             mode: "trace".to_owned(),
             codec: "lz4".to_owned(),
             capacity: None,
@@ -74,8 +75,13 @@ impl Warm {
             warm_bench: Some(WarmBench { tensor: tile::TENSOR.to_owned(), repeats: self.reads }),
             ..Plan::default()
         };
-        let visit =
-            Visit { plan, limit: Duration::from_secs(300), console: folder.join("console.log"), cpus: 2 };
+        let visit = Visit {
+            plan,
+            files: Vec::new(),
+            limit: Duration::from_secs(300),
+            console: folder.join("console.log"),
+            cpus: 2,
+        };
         let mut rates = Vec::new();
         visit.make(ready, |event, _| {
             match event {

@@ -1,6 +1,7 @@
-//! The run: bring up, read, write, misbehave, measure. Each step reports as it goes; a step that fails is a problem, and
+//! The run: bring up, read, decode, write, misbehave, measure. Each step reports as it goes; a step that fails is a problem, and
 //! the next one still runs, unless there is no device to run it on.
 
+mod decode;
 mod hostile;
 mod read;
 mod warm;
@@ -28,6 +29,11 @@ pub fn run(plan: &Plan, options: &OpenOptions, report: &mut Report) {
             Ok(mut reply) => report.send(&Event::Counters { stats: reply["stats"].take() }),
             Err(error) => report.problem("counters", &error),
         }
+    }
+    if let Some(decode) = &plan.decode
+        && let Err(error) = decode::run(&lamina, decode, report)
+    {
+        report.problem("decode", &format!("{error:#}"));
     }
     if let Some(write) = &plan.write
         && let Err(error) = write::run(&lamina, plan, write, report)

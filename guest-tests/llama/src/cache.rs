@@ -1,0 +1,82 @@
+//! The KV cache as a forward pass sees it, and the plainest one: ordinary memory.
+
+use std::convert::Infallible;
+
+use crate::{
+    config::Config,
+    element::{from_bf16, to_bf16},
+};
+
+/// What attention reads in one layer: a row of K and of V for each token it looks at, oldest first.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct History {
+    /// Rows of K, one after the other.
+    pub keys: Vec<f32>,
+    /// Rows of V, as many.
+    pub values: Vec<f32>,
+}
+
+impl History {
+    /// Forgets all rows.
+    pub fn clear(&mut self) {
+        self.keys.clear();
+        self.values.clear();
+    }
+}
+
+/// Keeps the K and V of a sequence.
+pub trait KvCache {
+    /// What can go wrong.
+    type Error;
+
+    /// Appends the next token's K (already rotated) and V in `layer`. Every layer gets every token, in order.
+    ///
+    /// # Errors
+    /// When the memory fails or is full.
+    fn append(&mut self, layer: usize, key: &[f32], value: &[f32]) -> Result<(), Self::Error>;
+
+    /// Reads what `query` attends to in `layer`, the token appended last included. `history` is empty.
+    ///
+    /// # Errors
+    /// When the memory fails.
+    fn read(&mut self, layer: usize, query: &[f32], history: &mut History) -> Result<(), Self::Error>;
+
+    /// Says that all layers have got the token.
+    ///
+    /// # Errors
+    /// When the memory fails.
+    fn end_token(&mut self) -> Result<(), Self::Error>;
+}
+
+/// A cache in ordinary memory that gives everything back, rounded to bf16 as every cache here.
+#[derive(Clone, Debug)]
+pub struct PlainCache {
+    layers: Vec<History>,
+}
+
+impl PlainCache {
+    /// An empty cache.
+    pub fn new(config: &Config) -> Self {
+        Self { layers: vec![History::default(); config.n_layers] }
+    }
+}
+
+impl KvCache for PlainCache {
+    type Error = Infallible;
+
+    fn append(&mut self, layer: usize, key: &[f32], value: &[f32]) -> Result<(), Infallible> {
+        let round = |x: &f32| from_bf16(to_bf16(*x));
+        self.layers[layer].keys.extend(key.iter().map(round));
+        self.layers[layer].values.extend(value.iter().map(round));
+        Ok(())
+    }
+
+    fn read(&mut self, layer: usize, _: &[f32], history: &mut History) -> Result<(), Infallible> {
+        history.clone_from(&self.layers[layer]);
+        Ok(())
+    }
+
+    fn end_token(&mut self) -> Result<(), Infallible> {
+        Ok(())
+    }
+}

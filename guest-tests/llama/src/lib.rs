@@ -1,0 +1,42 @@
+//! Inference of small Llama-architecture models, in plain Rust, over memory that a trait stands for.
+//!
+//! A guest runs this with its weights and its KV cache on the device; the host runs it in ordinary memory and compares. The rules
+//! that make the two agree to the bit:
+//!
+//! * Everything is `f32`. Sums go from the first term to the last in one accumulator, so no compiler may reorder them, and
+//!   nothing is fused.
+//! * `exp`, `sin`, `cos`, `pow` and `log` come from the `libm` crate, not from the system.
+//! * Weights are bf16 tensors read through a view; an element's value is what [`Element`] says, exactly.
+//! * K (after the rotary embedding) and V are rounded to bf16, to nearest even, when they are cached. Attention reads what
+//!   the cache gives back, oldest token first, the newest included.
+//!
+//! | module | what |
+//! |---|---|
+//! | [`config`], [`weights`], [`element`] | a model's shape, its tensors, and their elements in any view |
+//! | [`tokenizer`], [`sampler`] | text to tokens and back, and the choice of the next one |
+//! | [`forward`], [`run`] | one token through the model; texts written and texts judged |
+//! | [`cache`], [`paged`], [`policy`], [`bounds`] | the KV cache: in ordinary memory, or in pages that are read as a policy says |
+
+pub mod bounds;
+pub mod cache;
+pub mod config;
+pub mod element;
+pub mod forward;
+mod math;
+pub mod paged;
+pub mod policy;
+pub mod run;
+pub mod sampler;
+pub mod tokenizer;
+pub mod weights;
+
+pub use cache::{History, KvCache, PlainCache};
+pub use config::{Config, ConfigError};
+pub use element::{Element, UnreadableView};
+pub use forward::Decoder;
+pub use paged::{Cached, KvMemory, Moved, PagedCache, Slot, Source};
+pub use policy::{Policy, PolicyError};
+pub use run::{Judged, Written, judge, write};
+pub use sampler::Sampler;
+pub use tokenizer::{BOS, Tokenizer, TokenizerError};
+pub use weights::{Memory, Viewed, Weight, Weights};

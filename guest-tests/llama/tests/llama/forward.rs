@@ -1,0 +1,171 @@
+//! The forward pass against a slow one that is written as the papers have it: the whole sequence at once, in double precision.
+
+use crate::common::{Noise, Rows};
+use lamina_llama::{Config, Decoder, PlainCache, Weight, element, weights::Part};
+use proptest::prelude::*;
+
+type Matrix = Vec<Vec<f64>>;
+
+/// A count as a number.
+fn number(count: usize) -> f64 {
+    f64::from(u32::try_from(count).unwrap())
+}
+
+fn times(matrix: &[Vec<f32>], x: &[f64]) -> Vec<f64> {
+    matrix.iter().map(|row| row.iter().zip(x).map(|(w, x)| f64::from(*w) * x).sum()).collect()
+}
+
+fn norm(gain: &[Vec<f32>], x: &[f64]) -> Vec<f64> {
+    let mean = x.iter().map(|x| x * x).sum::<f64>() / number(x.len());
+    x.iter().zip(&gain[0]).map(|(x, gain)| x / (mean + 1e-5).sqrt() * f64::from(*gain)).collect()
+}
+
+/// Rotates pairs as complex numbers: (a + bi) · e^(iθ).
+fn rope(x: &mut [f64], head_size: usize, position: usize) {
+    for (channel, pair) in x.chunks_exact_mut(2).enumerate() {
+        let within = (2 * channel) % head_size;
+        let theta = number(position) * 10_000.0_f64.powf(-number(within) / number(head_size));
+        let (a, b) = (pair[0], pair[1]);
+        pair[0] = a * theta.cos() - b * theta.sin();
+        pair[1] = a * theta.sin() + b * theta.cos();
+    }
+}
+
+/// Rounds to the eight significant bits of a bf16; what happens here is far from its ends.
+fn bf16(x: &mut [f64]) {
+    for x in x {
+        let step = 2.0_f64.powf(x.abs().log2().floor() - 7.0);
+        if *x != 0.0 {
+            *x = (*x / step).round_ties_even() * step;
+        }
+    }
+}
+
+/// The logits at every position, causal attention over the whole matrix.
+fn slow(config: &Config, model: &Rows, tokens: &[usize]) -> Matrix {
+    let tensor = |weight: Weight| &model.tensors[weight.index()];
+    let size = config.head_size();
+    let embed = |token: &usize| tensor(Weight::Embedding)[*token].iter().map(|x| f64::from(*x)).collect();
+    let mut stream: Matrix = tokens.iter().map(embed).collect();
+    for layer in 0..config.n_layers {
+        let part = |part| tensor(Weight::Layer(layer, part));
+        let normed: Matrix = stream.iter().map(|x| norm(part(Part::AttentionNorm), x)).collect();
+        let project = |matrix: Part| normed.iter().map(|x| times(part(matrix), x)).collect::<Matrix>();
+        let (mut q, mut k, mut v) = (project(Part::Wq), project(Part::Wk), project(Part::Wv));
+        for position in 0..tokens.len() {
+            rope(&mut q[position], size, position);
+            rope(&mut k[position], size, position);
+            bf16(&mut k[position]);
+            bf16(&mut v[position]);
+        }
+        for position in 0..tokens.len() {
+            let mut attended = Vec::new();
+            for head in 0..config.n_heads {
+                let kv = head * config.n_kv_heads / config.n_heads;
+                let product = |other: usize| -> f64 {
+                    (0..size).map(|c| q[position][head * size + c] * k[other][kv * size + c]).sum()
+                };
+                let weights: Vec<f64> =
+                    (0..=position).map(|other| (product(other) / number(size).sqrt()).exp()).collect();
+                let sum: f64 = weights.iter().sum();
+                attended.extend((0..size).map(|c| {
+                    (0..=position).map(|other| weights[other] / sum * v[other][kv * size + c]).sum::<f64>()
+                }));
+            }
+            for (x, y) in stream[position].iter_mut().zip(times(part(Part::Wo), &attended)) {
+                *x += y;
+            }
+            let normed = norm(part(Part::FfnNorm), &stream[position]);
+            let (gate, up) = (times(part(Part::W1), &normed), times(part(Part::W3), &normed));
+            let inner: Vec<f64> = gate.iter().zip(&up).map(|(g, u)| g / (1.0 + (-g).exp()) * u).collect();
+            for (x, y) in stream[position].iter_mut().zip(times(part(Part::W2), &inner)) {
+                *x += y;
+            }
+        }
+    }
+    stream.iter().map(|x| times(tensor(Weight::Embedding), &norm(tensor(Weight::Norm), x))).collect()
+}
+
+fn shapes() -> impl Strategy<Value = Config> {
+    (1_usize..4, 1_usize..3, 1_usize..4, 1_usize..4, 1_usize..20).prop_map(
+        |(pairs, kv_heads, shared, n_layers, hidden_dim)| Config {
+            dim: 2 * pairs * kv_heads * shared,
+            hidden_dim,
+            n_layers,
+            n_heads: kv_heads * shared,
+            n_kv_heads: kv_heads,
+            vocab_size: 11,
+            seq_len: 16,
+        },
+    )
+}
+
+proptest! {
+    #[test]
+    fn every_logit_is_what_the_slow_pass_says(
+        config in shapes(),
+        seed: u64,
+        tokens in prop::collection::vec(0_usize..11, 1..12),
+    ) {
+        let config = config.checked().unwrap();
+        let mut model = Noise(seed).model(&config);
+        let (mut decoder, mut cache) = (Decoder::new(config), PlainCache::new(&config));
+        let want = slow(&config, &model, &tokens);
+        for (position, token) in tokens.iter().enumerate() {
+            let logits = decoder.step(&mut model, &mut cache, *token).unwrap();
+            prop_assert_eq!(logits.len(), 11);
+            // A K or V that lies on the edge between two bf16 may be rounded either way: 2^-8 of it, softened by what is summed.
+            let scale = want[position].iter().fold(1.0_f64, |most, x| most.max(x.abs()));
+            for (logit, want) in logits.iter().zip(&want[position]) {
+                prop_assert!((f64::from(*logit) - want).abs() < 4e-3 * scale, "{logit} {want} at {position}");
+            }
+        }
+        prop_assert_eq!(decoder.position(), tokens.len());
+    }
+
+    #[test]
+    fn numbers_round_to_the_nearest_bf16(bits: u32) {
+        let x = f32::from_bits(bits);
+        let rounded = element::from_bf16(element::to_bf16(x));
+        if x.is_nan() {
+            prop_assert!(rounded.is_nan() && rounded.is_sign_negative() == x.is_sign_negative());
+        } else if x.is_infinite() {
+            prop_assert_eq!(rounded.to_bits(), x.to_bits());
+        } else {
+            // No neighbour is nearer; of two equally near the even one was taken.
+            let code = element::to_bf16(x);
+            let infinity = f64::from(f32::from_bits(0x7f00_0000)) * 2.0;
+            let value = |code: u16| {
+                let value = f64::from(element::from_bf16(code));
+                if value.is_infinite() { infinity.copysign(value) } else { value }
+            };
+            let distance = |code: u16| (value(code) - f64::from(x)).abs();
+            for other in [code.wrapping_sub(1), code.wrapping_add(1)] {
+                let same_sign = (other ^ code) & 0x8000 == 0;
+                if same_sign && !element::from_bf16(other).is_nan() {
+                    prop_assert!(distance(code) <= distance(other));
+                    prop_assert!(distance(code) < distance(other) || code & 1 == 0);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn special_numbers_round_as_they_should() {
+    for (from, to) in [
+        (0x0000_0000, 0x0000),
+        (0x8000_0000, 0x8000),
+        (0x3f80_8000, 0x3f80),
+        (0x3f81_8000, 0x3f82),
+        (0x3f80_8001, 0x3f81),
+        (0x0000_8000, 0x0000),
+        (0x0000_8001, 0x0001),
+        (0x7f7f_8000, 0x7f80),
+        (0xff80_0000, 0xff80),
+        (0x7f80_0001, 0x7fc0),
+        (0xffff_ffff, 0xffc0),
+    ] {
+        assert_eq!(element::to_bf16(f32::from_bits(from)), to, "{from:#010x}");
+    }
+}

@@ -1,0 +1,199 @@
+//! The decoder job: a language model whose weights and KV cache are on the device.
+//!
+//! The guest writes a text with everything in full, then judges a given text with weights in each view, and with the KV cache read under each
+//! policy. [`reference`] does the same in ordinary memory, and every logit must be the same; [`report`] tells what the device moved for it.
+//!
+//! The cache is a checkpoint of zeros, loaded like any other: for each layer a K and a V tensor with a row for each token the model can take.
+
+mod reference;
+pub mod report;
+
+use std::{
+    fs,
+    io::Write as _,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, Result, ensure};
+use lamina_guest::{DecodePlan, DecodeRun, Task};
+use lamina_llama::{Config, Element, Policy, Slot, Tokenizer, Weight, policy::FULL};
+use lamina_qemu::GuestFile;
+use lamina_reference::Format;
+use serde_json::json;
+
+use crate::{daemon::Serve, judge::Judge};
+
+pub use reference::{Expected, expected};
+
+/// What the cache's tensors are named after.
+const CACHE: &str = "sequence";
+/// Where the guest has the vocabulary.
+const TOKENIZER: &str = "/tokenizer.bin";
+/// Bytes that the device codes, and the host fetches, as a whole.
+const BLOCK: usize = 4096;
+/// Most tokens that a KV window may have.
+const MOST_WINDOW: usize = 256;
+
+/// What to decode.
+#[derive(Clone, Debug)]
+pub struct Decode {
+    /// The views that weights are read in.
+    pub views: Vec<String>,
+    /// How the KV cache is read.
+    pub policies: Vec<Policy>,
+    /// How the text that is written begins.
+    pub prompt: String,
+    /// Tokens it has at most.
+    pub tokens: usize,
+    /// How freely tokens are chosen; 0 takes the likeliest.
+    pub temperature: f32,
+    /// Decides what is chosen.
+    pub seed: u64,
+    /// The text that is judged, a file.
+    pub text: PathBuf,
+    /// The vocabulary, a file.
+    pub tokenizer: PathBuf,
+    /// Tokens from one flush of the cache to the next.
+    pub flush_every: usize,
+    /// Tokens of a page of the cache; as many as one block of the device holds if not given.
+    pub page_tokens: Option<usize>,
+    /// Whether the host may keep from step to step what it has fetched.
+    pub keep_cache: bool,
+}
+
+/// A decoder job made ready.
+pub struct Prepared {
+    /// What the guest does.
+    pub plan: DecodePlan,
+    /// What it needs for it.
+    pub files: Vec<GuestFile>,
+    /// The vocabulary.
+    pub tokenizer: Tokenizer,
+    /// Holds the cache's checkpoint.
+    _folder: tempfile::TempDir,
+}
+
+impl Decode {
+    /// Makes the job ready for the first model of `serve` that says its shape, and adds to `serve` what it needs: the KV cache and the views.
+    ///
+    /// # Errors
+    /// When no model is a decoder, or the options do not fit it.
+    pub fn prepare(&self, serve: &mut Serve) -> Result<Prepared> {
+        let judge = Judge::new(&serve.models)?;
+        let shape = judge.note("config").context(
+            "no model is a decoder: --workload decode wants a checkpoint in bf16 with Llama's tensor names and its shape, as \
+             llama2.c writes it, as `config` in the metadata",
+        )?;
+        let config = Config::from_json(shape)?;
+        has_weights(&judge, &config)?;
+        let vocabulary = read(&self.tokenizer)?;
+        let tokenizer = Tokenizer::parse(&vocabulary, config.vocab_size)
+            .with_context(|| format!("{} does not fit the model", self.tokenizer.display()))?;
+        let text = String::from_utf8(read(&self.text)?)
+            .with_context(|| format!("{} is no text in UTF-8", self.text.display()))?;
+        ensure!(
+            tokenizer.encode(&text).len() > 1,
+            "{} is empty: there is nothing to judge",
+            self.text.display()
+        );
+        let room = config.seq_len;
+        ensure!((2..=room).contains(&self.tokens), "{} tokens: the model takes 2 to {room}", self.tokens);
+        let row_bytes = 2 * config.kv_dim();
+        let page_tokens = self.page_tokens.unwrap_or((BLOCK / row_bytes).max(1));
+        for (name, tokens) in [("page", page_tokens), ("flush", self.flush_every)] {
+            ensure!((1..=room).contains(&tokens), "a {name} of {tokens} tokens: the model takes 1 to {room}");
+        }
+
+        let folder = tempfile::Builder::new().prefix("lamina-decode-").tempdir()?;
+        let cache = folder.path().join("cache.safetensors");
+        write_cache(&cache, &config).context("cannot write the empty KV cache")?;
+        serve.models.push(cache);
+        // Windows that are pages, so that reading a page decodes no other; but no smaller than a block.
+        let window = page_tokens.max(BLOCK / row_bytes).clamp(1, MOST_WINDOW);
+        serve.kv.push(format!("{CACHE}.*={},{window}", config.kv_dim()));
+        let policies = self.policies.iter().flat_map(Policy::views);
+        for view in [FULL.to_owned()].into_iter().chain(self.views.iter().cloned()).chain(policies) {
+            Element::of(&view)?;
+            lamina_reference::planes(Format::Bf16, &view)?;
+            if !serve.views.contains(&view) {
+                serve.views.push(view);
+            }
+        }
+        let plan = DecodePlan {
+            config,
+            tokenizer: TOKENIZER.into(),
+            cache: CACHE.to_owned(),
+            page_tokens,
+            flush_every: self.flush_every,
+            evict: !self.keep_cache,
+            runs: self.runs(text),
+        };
+        let files = vec![GuestFile::data(TOKENIZER, vocabulary)];
+        Ok(Prepared { plan, files, tokenizer, _folder: folder })
+    }
+
+    /// One text written in full, then the given one judged: with weights in each view, and with the cache under each policy.
+    fn runs(&self, text: String) -> Vec<DecodeRun> {
+        let full = Policy::full().to_string();
+        let run =
+            |task, weights: &str, policy: String| DecodeRun { task, weights: weights.to_owned(), policy };
+        let Self { prompt, tokens, temperature, seed, .. } = self;
+        let write =
+            Task::Write { prompt: prompt.clone(), tokens: *tokens, temperature: *temperature, seed: *seed };
+        let mut runs = vec![run(write, FULL, full.clone())];
+        let judge = Task::Judge { text };
+        let mut add = |weights: &str, policy: &str| {
+            let next = run(judge.clone(), weights, policy.to_owned());
+            if !runs.contains(&next) {
+                runs.push(next);
+            }
+        };
+        // What the others are compared with.
+        add(FULL, &full);
+        for view in &self.views {
+            add(view, &full);
+        }
+        for policy in &self.policies {
+            add(FULL, &policy.to_string());
+        }
+        runs
+    }
+}
+
+fn read(path: &Path) -> Result<Vec<u8>> {
+    fs::read(path).with_context(|| format!("cannot read {}", path.display()))
+}
+
+/// Whether the models have all tensors of this shape, in bf16.
+fn has_weights(judge: &Judge, config: &Config) -> Result<()> {
+    for weight in Weight::all(config) {
+        let name = weight.name();
+        let (rows, columns) = weight.shape(config);
+        let (format, elements) = judge.shape(&name)?;
+        ensure!(format == Format::Bf16, "{name} is {format}; --workload decode reads weights in bf16");
+        let wanted = rows as u64 * columns as u64;
+        ensure!(
+            elements == wanted,
+            "{name} has {elements} elements; the model's shape wants {rows} x {columns}"
+        );
+    }
+    Ok(())
+}
+
+/// Writes a checkpoint of zeros: K and V of every layer, a row for each token that the model can take.
+fn write_cache(path: &Path, config: &Config) -> Result<()> {
+    let bytes = 2 * config.kv_dim() * config.seq_len;
+    let mut header = serde_json::Map::new();
+    for slot in Slot::all(config) {
+        let start = slot.index() * bytes;
+        let entry = json!({ "dtype": "BF16", "shape": [config.seq_len, config.kv_dim()], "data_offsets": [start, start + bytes] });
+        header.insert(slot.name(CACHE), entry);
+    }
+    let header = serde_json::to_vec(&header)?;
+    let mut file = fs::File::create(path)?;
+    file.write_all(&(header.len() as u64).to_le_bytes())?;
+    file.write_all(&header)?;
+    // A file's end that was never written reads as zeros.
+    let data = bytes as u64 * Slot::all(config).len() as u64;
+    Ok(file.set_len(8 + header.len() as u64 + data)?)
+}

@@ -1,0 +1,139 @@
+//! What the guest must come to: the same runs with weights and cache in ordinary memory.
+//!
+//! Weights are the views that the reference makes of the model file. A cache that is read in full is the plain one, which knows neither pages nor
+//! flushes; under another policy its views are the reference's too, of what was flushed and nothing else.
+
+use std::{convert::Infallible, ops::Range};
+
+use anyhow::{Context, Result};
+use lamina_guest::{DecodePlan, DecodeRun, Task};
+use lamina_llama::{
+    Config, Decoder, Element, KvCache, KvMemory, Memory, PagedCache, PlainCache, Policy, Sampler, Slot,
+    Source, Tokenizer, Viewed, Weight, judge, write,
+};
+use lamina_reference::{Format, view_bytes};
+
+use crate::judge::Judge;
+
+/// What a run must come to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Expected {
+    /// The tokens.
+    pub tokens: Vec<usize>,
+    /// SHA-256 of all logits.
+    pub logits_sha256: String,
+}
+
+/// What `run` of `plan` must come to.
+///
+/// # Errors
+/// When a model file cannot be read, or a view is none.
+pub fn expected(
+    judge: &Judge,
+    plan: &DecodePlan,
+    tokenizer: &Tokenizer,
+    run: &DecodeRun,
+) -> Result<Expected> {
+    let tensors =
+        Weight::all(&plan.config).into_iter().map(|weight| judge.bytes(&weight.name(), &run.weights, 0));
+    let tensors = Tensors(tensors.collect::<Result<_>>()?);
+    let mut weights = Viewed::new(tensors, Element::of(&run.weights)?);
+    let policy: Policy = run.policy.parse()?;
+    if policy == Policy::full() {
+        let mut cache = PlainCache::new(&plan.config);
+        return Ok(perform(plan, tokenizer, &run.task, &mut weights, &mut cache));
+    }
+    let memory = Arrays::new(&plan.config, policy.views())?;
+    let mut cache = PagedCache::new(memory, plan.config, policy, plan.page_tokens, plan.flush_every)?;
+    Ok(perform(plan, tokenizer, &run.task, &mut weights, &mut cache))
+}
+
+fn perform(
+    plan: &DecodePlan,
+    tokenizer: &Tokenizer,
+    task: &Task,
+    weights: &mut Viewed<Tensors>,
+    cache: &mut impl KvCache<Error = Infallible>,
+) -> Expected {
+    let mut decoder = Decoder::new(plan.config);
+    match task {
+        Task::Write { prompt, tokens, temperature, seed } => {
+            let mut sampler = Sampler::new(*temperature, *seed);
+            let prompt = tokenizer.encode(prompt);
+            let Ok(written) = write(&mut decoder, weights, cache, &prompt, *tokens, &mut sampler);
+            Expected { tokens: written.tokens, logits_sha256: written.logits_sha256 }
+        }
+        Task::Judge { text } => {
+            let tokens = tokenizer.encode(text);
+            let Ok(judged) = judge(&mut decoder, weights, cache, &tokens);
+            Expected { tokens, logits_sha256: judged.logits_sha256 }
+        }
+    }
+}
+
+/// The weights in one view.
+struct Tensors(Vec<Vec<u8>>);
+
+impl Memory for Tensors {
+    type Error = Infallible;
+
+    fn load(&mut self, index: usize, offset: usize, into: &mut [u8]) -> Result<(), Infallible> {
+        into.copy_from_slice(&self.0[index][offset..offset + into.len()]);
+        Ok(())
+    }
+}
+
+/// A cache's tensors, and their views as of the last flush.
+struct Arrays {
+    base: Vec<Vec<u8>>,
+    views: Vec<String>,
+    /// By view, then by tensor.
+    shown: Vec<Vec<Vec<u8>>>,
+}
+
+impl Arrays {
+    fn new(config: &Config, views: Vec<String>) -> Result<Self> {
+        for view in &views {
+            lamina_reference::planes(Format::Bf16, view).context("the policy's view")?;
+        }
+        let base = vec![vec![0; 2 * config.kv_dim() * config.seq_len]; Slot::all(config).len()];
+        let mut arrays = Self { base, views, shown: Vec::new() };
+        arrays.show();
+        Ok(arrays)
+    }
+
+    fn show(&mut self) {
+        let of = |tensor: &Vec<u8>, view: &str| {
+            view_bytes(Format::Bf16, view, tensor, tensor.len() as u64 / 2).expect("the view is one of bf16")
+        };
+        let all = |view: &String| self.base.iter().map(|tensor| of(tensor, view)).collect();
+        self.shown = self.views.iter().map(all).collect();
+    }
+}
+
+impl KvMemory for Arrays {
+    type Error = Infallible;
+
+    fn store(&mut self, slot: Slot, offset: usize, bytes: &[u8]) -> Result<(), Infallible> {
+        self.base[slot.index()][offset..offset + bytes.len()].copy_from_slice(bytes);
+        Ok(())
+    }
+
+    fn load(&mut self, slot: Slot, source: Source, offset: usize, into: &mut [u8]) -> Result<(), Infallible> {
+        let from = match source {
+            Source::Base => &self.base,
+            Source::View(view) => &self.shown[view],
+        };
+        into.copy_from_slice(&from[slot.index()][offset..offset + into.len()]);
+        Ok(())
+    }
+
+    fn flush(&mut self, _: Range<usize>) -> Result<(), Infallible> {
+        self.show();
+        Ok(())
+    }
+
+    fn end_step(&mut self, _: usize) -> Result<(), Infallible> {
+        Ok(())
+    }
+}

@@ -1,0 +1,368 @@
+//! What a decoder job tells.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ops::{Add, Sub},
+};
+
+use anyhow::{Context, Result};
+use comfy_table::{CellAlignment, Table, presets::UTF8_HORIZONTAL_ONLY};
+use indicatif::BinaryBytes;
+use lamina_guest::{DecodePlan, DecodeRun, Event, Task};
+use lamina_llama::{Policy, Slot, Weight, policy::FULL};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+
+use super::Expected;
+use crate::{
+    judge::hex,
+    report::{percent, ratio},
+};
+
+/// Everything a decoder job found.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct DecodeReport {
+    /// Tokens of the text that was written, those of its prompt included.
+    pub tokens: usize,
+    /// The text.
+    pub text: String,
+    /// SHA-256 of the text.
+    pub text_sha256: String,
+    /// Whether it is, token for token and logit for logit, what a run in ordinary memory wrote.
+    pub identical_to_reference: bool,
+    /// Perplexity of the given text by the view that weights were read in, the KV cache in full.
+    pub perplexity: BTreeMap<String, f64>,
+    /// The same by the policy that the KV cache was read under, weights in full.
+    pub policy_perplexity: BTreeMap<String, f64>,
+    /// Of the text that was written: bytes of its K and V over the bytes that the device stores for them.
+    pub kv_ratio: Option<f64>,
+    /// Stored bytes that the device fetched for the text that was written, weights and KV cache.
+    pub stored_bytes_fetched: u64,
+    /// Bytes that a plain device would have fetched.
+    pub plain_bytes_fetched: u64,
+    /// Bytes that a generically compressing device would have fetched.
+    pub gcomp_bytes_fetched: Option<u64>,
+    /// Tokens of a page of the KV cache.
+    pub page_tokens: usize,
+    /// Tokens from one flush of it to the next.
+    pub flush_every: usize,
+    /// Whether each step loaded anew from the device.
+    pub evicted_each_step: bool,
+    /// Every run, the text that was written first.
+    pub runs: Vec<RunReport>,
+}
+
+/// One text, written or judged.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct RunReport {
+    /// `write` or `judge`.
+    pub task: String,
+    /// The view that weights were read in.
+    pub weights: String,
+    /// How the KV cache was read.
+    pub policy: String,
+    /// Tokens of the text.
+    pub tokens: usize,
+    /// Steps: tokens that went through the model.
+    pub steps: u64,
+    /// Perplexity of a text that was judged.
+    pub perplexity: Option<f64>,
+    /// Whether every token and every logit is the reference's.
+    pub identical_to_reference: bool,
+    /// What was moved for the weights.
+    pub weights_moved: Moved,
+    /// What was moved for reading the KV cache.
+    pub kv_moved: Moved,
+    /// Bytes of K and V over the bytes that the device stores for them at the end.
+    pub kv_ratio: Option<f64>,
+    /// Bytes of K and V that the guest stored.
+    pub kv_stored_by_guest: u64,
+    /// Bytes that the device keeps them in, whole granules.
+    pub kv_stored_bytes: u64,
+    /// Flushes.
+    pub flushes: u64,
+    /// Blocks that the device coded.
+    pub blocks_written: u64,
+    /// Bytes that it stored for them, whole granules.
+    pub stored_bytes_written: u64,
+    /// Time it took in the guest.
+    pub seconds: f64,
+}
+
+/// What reads moved.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Moved {
+    /// Bytes that the guest loaded.
+    pub loaded_bytes: u64,
+    /// Planes that the device selected.
+    pub planes_fetched: u64,
+    /// Stored bytes that it fetched.
+    pub stored_bytes_fetched: u64,
+    /// Bytes that a plain device would have fetched.
+    pub plain_bytes_fetched: u64,
+    /// Bytes that a generically compressing device would have fetched.
+    pub gcomp_bytes_fetched: Option<u64>,
+}
+
+impl Moved {
+    /// Of one entry of the device's counters.
+    fn of(counters: &Value) -> Result<Self> {
+        let count = |name: &str| {
+            counters[name].as_u64().with_context(|| format!("{name} in the device's counters is no number"))
+        };
+        Ok(Self {
+            loaded_bytes: 0,
+            planes_fetched: count("planes_fetched")?,
+            stored_bytes_fetched: count("stored_bytes_fetched")?,
+            plain_bytes_fetched: count("plain_bytes_fetched")?,
+            gcomp_bytes_fetched: counters["gcomp_bytes_fetched"].as_u64(),
+        })
+    }
+
+    fn with(self, other: Self, count: impl Fn(u64, u64) -> u64) -> Self {
+        Self {
+            loaded_bytes: count(self.loaded_bytes, other.loaded_bytes),
+            planes_fetched: count(self.planes_fetched, other.planes_fetched),
+            stored_bytes_fetched: count(self.stored_bytes_fetched, other.stored_bytes_fetched),
+            plain_bytes_fetched: count(self.plain_bytes_fetched, other.plain_bytes_fetched),
+            gcomp_bytes_fetched: self
+                .gcomp_bytes_fetched
+                .zip(other.gcomp_bytes_fetched)
+                .map(|(a, b)| count(a, b)),
+        }
+    }
+}
+
+impl Add for Moved {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        self.with(other, u64::saturating_add)
+    }
+}
+
+impl Sub for Moved {
+    type Output = Self;
+
+    fn sub(self, other: Self) -> Self {
+        self.with(other, u64::saturating_sub)
+    }
+}
+
+/// What the guest told of one run.
+#[derive(Clone, Debug)]
+pub struct Told(Box<Event>);
+
+impl Told {
+    /// Keeps the event if it is a run's.
+    pub fn of(event: Event) -> Option<Self> {
+        matches!(event, Event::Decoded { .. }).then(|| Self(Box::new(event)))
+    }
+}
+
+/// The report of `plan`, and everything that was wrong.
+///
+/// # Errors
+/// When the guest's counters are not the device's.
+pub fn report(
+    plan: &DecodePlan,
+    told: &[Told],
+    expected: &[Result<Expected>],
+) -> Result<(Option<DecodeReport>, Vec<String>)> {
+    let mut problems = Vec::new();
+    let mut runs = Vec::new();
+    let mut text = None;
+    for (index, (run, expected)) in plan.runs.iter().zip(expected).enumerate() {
+        let what = format!("decoding with weights {} and policy {}", run.weights, run.policy);
+        let this = told
+            .iter()
+            .find(|told| matches!(&*told.0, Event::Decoded { number, .. } if *number == index + 1));
+        let Some(Told(event)) = this else {
+            problems.push(format!("{what} was not done"));
+            continue;
+        };
+        let Event::Decoded { tokens, logits_sha256, text: found, .. } = &**event else { continue };
+        let identical = match expected {
+            Ok(expected) if expected.tokens != *tokens => {
+                let at = expected.tokens.iter().zip(tokens).take_while(|(a, b)| a == b).count();
+                problems.push(format!("{what} gave other tokens than ordinary memory, from token {at} on"));
+                false
+            }
+            Ok(expected) if expected.logits_sha256 != *logits_sha256 => {
+                problems.push(format!("{what} gave the tokens of ordinary memory by other logits"));
+                false
+            }
+            Ok(_) => true,
+            Err(why) => {
+                problems.push(format!("{what}: the reference fails: {why:#}"));
+                false
+            }
+        };
+        if matches!(run.task, Task::Write { .. }) {
+            text = Some(found.clone());
+        }
+        runs.push(run_report(plan, run, event, identical).with_context(|| what)?);
+    }
+    let Some(text) = text else { return Ok((None, problems)) };
+    let written = &runs[0];
+    let moved = written.weights_moved + written.kv_moved;
+    let full = Policy::full().to_string();
+    let judged = |chosen: &dyn Fn(&RunReport) -> Option<String>| {
+        runs.iter().filter_map(|run| Some((chosen(run)?, run.perplexity?))).collect()
+    };
+    let report = DecodeReport {
+        tokens: written.tokens,
+        text_sha256: hex(&Sha256::digest(&text)),
+        text,
+        identical_to_reference: written.identical_to_reference,
+        perplexity: judged(&|run| (run.policy == full).then(|| run.weights.clone())),
+        policy_perplexity: judged(&|run| (run.weights == FULL).then(|| run.policy.clone())),
+        kv_ratio: written.kv_ratio,
+        stored_bytes_fetched: moved.stored_bytes_fetched,
+        plain_bytes_fetched: moved.plain_bytes_fetched,
+        gcomp_bytes_fetched: moved.gcomp_bytes_fetched,
+        page_tokens: plan.page_tokens,
+        flush_every: plan.flush_every,
+        evicted_each_step: plan.evict,
+        runs,
+    };
+    Ok((Some(report), problems))
+}
+
+fn run_report(plan: &DecodePlan, run: &DecodeRun, event: &Event, identical: bool) -> Result<RunReport> {
+    let Event::Decoded {
+        tokens,
+        perplexity,
+        weight_bytes,
+        kv_view_bytes,
+        kv_base_bytes,
+        kv_stored_bytes: kv_stored_by_guest,
+        flushes,
+        seconds,
+        before,
+        after,
+        ..
+    } = event
+    else {
+        anyhow::bail!("another event");
+    };
+    let config = &plan.config;
+    let weights: BTreeSet<String> = Weight::all(config).into_iter().map(Weight::name).collect();
+    let cache: BTreeSet<String> = Slot::all(config).into_iter().map(|slot| slot.name(&plan.cache)).collect();
+    let moved = |tensors: &BTreeSet<String>, loaded_bytes| -> Result<Moved> {
+        let moved = fetched(after, tensors)? - fetched(before, tensors)?;
+        Ok(Moved { loaded_bytes, ..moved })
+    };
+    let mut kv_stored_bytes = 0;
+    for tensor in entries(after, "tensors", "name", &cache)? {
+        kv_stored_bytes += tensor["stored_bytes"].as_u64().context("stored_bytes is no number")?;
+    }
+    let writes = |name: &str| {
+        let count = |stats: &Value| stats["writes"][name].as_u64();
+        count(after).zip(count(before)).map(|(after, before)| after - before).context("writes are no numbers")
+    };
+    let row_bytes = 2 * config.kv_dim() as u64;
+    Ok(RunReport {
+        task: if matches!(run.task, Task::Write { .. }) { "write" } else { "judge" }.to_owned(),
+        weights: run.weights.clone(),
+        policy: run.policy.clone(),
+        tokens: tokens.len(),
+        steps: kv_stored_by_guest / (row_bytes * cache.len() as u64),
+        perplexity: *perplexity,
+        identical_to_reference: identical,
+        weights_moved: moved(&weights, *weight_bytes)?,
+        kv_moved: moved(&cache, kv_view_bytes + kv_base_bytes)?,
+        kv_ratio: quotient(*kv_stored_by_guest, kv_stored_bytes),
+        kv_stored_by_guest: *kv_stored_by_guest,
+        kv_stored_bytes,
+        flushes: *flushes,
+        blocks_written: writes("blocks_written")?,
+        stored_bytes_written: writes("stored_bytes_written")?,
+        seconds: *seconds,
+    })
+}
+
+/// The entries of a list in the counters that belong to one of `tensors`.
+fn entries<'a>(
+    stats: &'a Value,
+    list: &str,
+    key: &'a str,
+    tensors: &'a BTreeSet<String>,
+) -> Result<impl Iterator<Item = &'a Value>> {
+    let all = stats[list].as_array().with_context(|| format!("the device's counters have no {list}"))?;
+    Ok(all.iter().filter(move |entry| entry[key].as_str().is_some_and(|name| tensors.contains(name))))
+}
+
+/// What reads of these tensors have moved since the device started, in any view and through the base window.
+fn fetched(stats: &Value, tensors: &BTreeSet<String>) -> Result<Moved> {
+    let views = entries(stats, "views", "tensor", tensors)?;
+    let base = entries(stats, "tensors", "name", tensors)?.map(|tensor| &tensor["base"]);
+    let none = Moved { gcomp_bytes_fetched: Some(0), ..Moved::default() };
+    views.chain(base).try_fold(none, |sum, counters| Ok(sum + Moved::of(counters)?))
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a ratio to be looked at; exact to 2^53 bytes")]
+fn quotient(whole: u64, part: u64) -> Option<f64> {
+    (part > 0).then(|| whole as f64 / part as f64)
+}
+
+impl DecodeReport {
+    /// The tables for a person.
+    pub fn to_text(&self) -> String {
+        let verdict = if self.identical_to_reference { "identical to" } else { "NOT what came of" };
+        let kept = if self.evicted_each_step {
+            "each step loads anew from the device"
+        } else {
+            "the host keeps what it has fetched"
+        };
+        [
+            format!(
+                "decode  {} tokens, {verdict} the run in ordinary memory; K and V stored at ratio {}",
+                self.tokens,
+                ratio(self.kv_ratio)
+            ),
+            format!(
+                "        pages of {} tokens, flushed every {}; {kept}",
+                self.page_tokens, self.flush_every
+            ),
+            self.text.lines().map(|line| format!("        | {line}")).collect::<Vec<_>>().join("\n"),
+            self.table().to_string(),
+        ]
+        .join("\n")
+    }
+
+    fn table(&self) -> Table {
+        let mut table = Table::new();
+        table.load_style(UTF8_HORIZONTAL_ONLY);
+        table.set_header([
+            "text",
+            "weights",
+            "KV policy",
+            "right",
+            "perplexity",
+            "weights fetched",
+            "of plain",
+            "KV fetched",
+            "of plain",
+            "s",
+        ]);
+        table.column_iter_mut().skip(4).for_each(|column| column.set_cell_alignment(CellAlignment::Right));
+        for run in &self.runs {
+            let (weights, kv) = (run.weights_moved, run.kv_moved);
+            table.add_row([
+                run.task.clone(),
+                run.weights.clone(),
+                run.policy.clone(),
+                if run.identical_to_reference { "yes" } else { "NO" }.to_owned(),
+                run.perplexity.map_or_else(|| "–".to_owned(), |perplexity| format!("{perplexity:.3}")),
+                BinaryBytes(weights.stored_bytes_fetched).to_string(),
+                percent(weights.stored_bytes_fetched, weights.plain_bytes_fetched),
+                BinaryBytes(kv.stored_bytes_fetched).to_string(),
+                percent(kv.stored_bytes_fetched, kv.plain_bytes_fetched),
+                format!("{:.1}", run.seconds),
+            ]);
+        }
+        table
+    }
+}
