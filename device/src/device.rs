@@ -387,7 +387,8 @@ impl Device {
             let map = self.map.read();
             if let Some((tensor, shape)) = windowed(&map, at) {
                 let length = self.discard_in_window(&map, tensor, shape, at..range.end)?;
-                let whole = ((at + length) / BLOCK_BYTES as u64).saturating_sub(at.div_ceil(BLOCK_BYTES as u64));
+                let whole =
+                    ((at + length) / BLOCK_BYTES as u64).saturating_sub(at.div_ceil(BLOCK_BYTES as u64));
                 self.stats.discarded_blocks.add(whole);
                 at += length;
                 continue;
