@@ -95,6 +95,8 @@ fn what_does_not_fit_is_refused_before_anything_starts() {
     refused(&[1], decode(), "no model is a decoder");
     refused(&[0], Decode { tokens: 513, ..decode() }, "513 tokens: the model takes 2 to 512");
     refused(&[0], Decode { tokens: 1, ..decode() }, "1 tokens");
+    let prompt = "a dog ".repeat(50);
+    refused(&[0], Decode { prompt, ..decode() }, "tokens, of 100 at most: there is nothing to write");
     refused(&[0], Decode { flush_every: 0, ..decode() }, "a flush of 0 tokens: the model takes 1 to 512");
     refused(&[0], Decode { page_tokens: Some(513), ..decode() }, "a page of 513 tokens");
     refused(&[0], Decode { text: Path::new("/nowhere").into(), ..decode() }, "cannot read /nowhere");

@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use clap::{Args, Parser, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
 use lamina_guest_tests::{
@@ -184,6 +184,10 @@ fn main() -> ExitCode {
 fn run(cli: Cli) -> Result<bool> {
     let (views, decodes) =
         (cli.workload.contains(&Workload::Views), cli.workload.contains(&Workload::Decode));
+    ensure!(
+        decodes || cli.decode.policies.is_empty(),
+        "--policy is for --workload decode, which was not asked for"
+    );
     let models = match (cli.models.is_empty(), views) {
         (false, _) => cli.models,
         (true, true) => bundled()?,

@@ -1,7 +1,7 @@
 //! The decoder job: a language model whose weights and KV cache are on the device.
 //!
 //! The guest writes a text with everything in full, then judges a given text with weights in each view, and with the KV cache read under each
-//! policy. [`reference`] does the same in ordinary memory, and every logit must be the same; [`report`] tells what the device moved for it.
+//! policy. `reference` does the same in ordinary memory, and every logit must be the same; [`report`] tells what the device moved for it.
 //!
 //! The cache is a checkpoint of zeros, loaded like any other: for each layer a K and a V tensor with a row for each token the model can take.
 
@@ -98,6 +98,12 @@ impl Decode {
         );
         let room = config.seq_len;
         ensure!((2..=room).contains(&self.tokens), "{} tokens: the model takes 2 to {room}", self.tokens);
+        let prompt = tokenizer.encode(&self.prompt).len();
+        ensure!(
+            prompt < self.tokens,
+            "the prompt alone has {prompt} tokens, of {} at most: there is nothing to write",
+            self.tokens
+        );
         let row_bytes = 2 * config.kv_dim();
         let page_tokens = self.page_tokens.unwrap_or((BLOCK / row_bytes).max(1));
         for (name, tokens) in [("page", page_tokens), ("flush", self.flush_every)] {

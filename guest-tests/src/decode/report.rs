@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
-use super::Expected;
+use super::{BLOCK, Expected};
 use crate::{
     judge::hex,
     report::{percent, ratio},
@@ -200,12 +200,12 @@ pub fn report(
             }
         };
         if matches!(run.task, Task::Write { .. }) {
-            text = Some(found.clone());
+            text = Some((found.clone(), runs.len()));
         }
         runs.push(run_report(plan, run, event, identical).with_context(|| what)?);
     }
-    let Some(text) = text else { return Ok((None, problems)) };
-    let written = &runs[0];
+    let Some((text, written)) = text else { return Ok((None, problems)) };
+    let written: &RunReport = &runs[written];
     let moved = written.weights_moved + written.kv_moved;
     let full = Policy::full().to_string();
     let judged = |chosen: &dyn Fn(&RunReport) -> Option<String>| {
@@ -254,13 +254,19 @@ fn run_report(plan: &DecodePlan, run: &DecodeRun, event: &Event, identical: bool
         let moved = fetched(after, tensors)? - fetched(before, tensors)?;
         Ok(Moved { loaded_bytes, ..moved })
     };
+    // A plain device keeps the whole of a tensor; only the blocks that rows are in are the cache's doing.
+    let blocks = (kv_stored_by_guest / cache.len() as u64).next_multiple_of(BLOCK as u64);
     let mut kv_stored_bytes = 0;
     for tensor in entries(after, "tensors", "name", &cache)? {
-        kv_stored_bytes += tensor["stored_bytes"].as_u64().context("stored_bytes is no number")?;
+        let bytes = tensor["stored_bytes"].as_u64().context("stored_bytes is no number")?;
+        kv_stored_bytes += bytes.min(blocks);
     }
     let writes = |name: &str| {
         let count = |stats: &Value| stats["writes"][name].as_u64();
-        count(after).zip(count(before)).map(|(after, before)| after - before).context("writes are no numbers")
+        count(after)
+            .zip(count(before))
+            .map(|(after, before)| after.saturating_sub(before))
+            .context("writes are no numbers")
     };
     let row_bytes = 2 * config.kv_dim() as u64;
     Ok(RunReport {
@@ -364,5 +370,174 @@ impl DecodeReport {
             ]);
         }
         table
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use lamina_llama::Config;
+    use serde_json::json;
+
+    fn plan() -> DecodePlan {
+        let config = Config {
+            dim: 4,
+            hidden_dim: 4,
+            n_layers: 1,
+            n_heads: 2,
+            n_kv_heads: 1,
+            vocab_size: 9,
+            seq_len: 8,
+        };
+        let run = |task, weights: &str, policy: &str| DecodeRun {
+            task,
+            weights: weights.to_owned(),
+            policy: policy.to_owned(),
+        };
+        let judging = || Task::Judge { text: "text".to_owned() };
+        let writing = Task::Write { prompt: String::new(), tokens: 3, temperature: 0.0, seed: 0 };
+        DecodePlan {
+            config,
+            tokenizer: "/t".into(),
+            cache: "kv".to_owned(),
+            page_tokens: 2,
+            flush_every: 2,
+            evict: true,
+            runs: vec![
+                run(writing, "full", "full"),
+                run(judging(), "full", "full"),
+                run(judging(), "e8m0", "full"),
+                run(judging(), "full", "window:2"),
+            ],
+        }
+    }
+
+    /// Counters in which reads of each tensor have moved `scale` times what is written here.
+    fn stats(scale: u64) -> Value {
+        let traffic = |stored: u64, plain: u64| {
+            json!({
+                "planes_fetched": scale, "stored_bytes_fetched": stored * scale, "plain_bytes_fetched": plain * scale,
+                "gcomp_bytes_fetched": plain * scale,
+            })
+        };
+        let with = |mut entry: Value, key: &str, name: &str| {
+            entry[key] = json!(name);
+            entry
+        };
+        json!({
+            "writes": { "blocks_written": 10 * scale, "stored_bytes_written": 640 * scale },
+            "views": [
+                with(traffic(64, 128), "tensor", "norm.weight"),
+                with(traffic(1, 1), "tensor", "somebody's"),
+                with(traffic(192, 256), "tensor", "kv.layers.0.k"),
+            ],
+            "tensors": [
+                { "name": "norm.weight", "stored_bytes": 999, "base": traffic(0, 0) },
+                { "name": "kv.layers.0.k", "stored_bytes": 4, "base": traffic(64, 64) },
+                { "name": "kv.layers.0.v", "stored_bytes": 6, "base": traffic(0, 0) },
+            ],
+        })
+    }
+
+    fn told(number: usize, perplexity: Option<f64>) -> Told {
+        let event = Event::Decoded {
+            number,
+            tokens: vec![1, 5, 6],
+            text: "five six".to_owned(),
+            perplexity,
+            logits_sha256: "aa".to_owned(),
+            weight_bytes: 500,
+            kv_view_bytes: 20,
+            kv_base_bytes: 3,
+            kv_stored_bytes: 16,
+            flushes: 1,
+            seconds: 0.5,
+            before: stats(2),
+            after: stats(5),
+        };
+        Told::of(event).unwrap()
+    }
+
+    fn all() -> Vec<Told> {
+        vec![told(1, None), told(2, Some(3.0)), told(3, Some(9.0)), told(4, Some(4.0))]
+    }
+
+    fn expected() -> Vec<Result<Expected>> {
+        (0..4).map(|_| Ok(Expected { tokens: vec![1, 5, 6], logits_sha256: "aa".to_owned() })).collect()
+    }
+
+    #[test]
+    fn what_moved_is_the_difference_of_the_counters_of_the_tensors_concerned() {
+        let (report, problems) = report(&plan(), &all(), &expected()).unwrap();
+        assert_eq!(problems, Vec::<String>::new());
+        let report = report.unwrap();
+        assert!(report.identical_to_reference);
+        let run = &report.runs[0];
+        assert_eq!(
+            run.weights_moved,
+            Moved {
+                loaded_bytes: 500,
+                planes_fetched: 3 + 3,
+                stored_bytes_fetched: 3 * 64,
+                plain_bytes_fetched: 3 * 128,
+                gcomp_bytes_fetched: Some(3 * 128),
+            }
+        );
+        assert_eq!((run.kv_moved.loaded_bytes, run.kv_moved.stored_bytes_fetched), (23, 3 * (192 + 64)));
+        assert_eq!((run.blocks_written, run.stored_bytes_written, run.flushes), (30, 3 * 640, 1));
+        // 16 bytes are two rows of K and two of V, of two bf16 each.
+        assert_eq!((run.steps, run.kv_stored_bytes, run.kv_ratio), (2, 10, Some(1.6)));
+        assert_eq!(report.stored_bytes_fetched, 3 * (64 + 192 + 64));
+        assert_eq!(report.plain_bytes_fetched, 3 * (128 + 256 + 64));
+        let figures = |figures: &[(&str, f64)]| {
+            figures.iter().map(|(name, figure)| ((*name).to_owned(), *figure)).collect::<BTreeMap<_, _>>()
+        };
+        assert_eq!(report.perplexity, figures(&[("full", 3.0), ("e8m0", 9.0)]));
+        assert_eq!(report.policy_perplexity, figures(&[("full", 3.0), ("window:2", 4.0)]));
+        assert_eq!(report.text, "five six");
+        let text = report.to_text();
+        assert!(
+            text.contains("identical to") && text.contains("window:2") && text.contains("| five six"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn whatever_differs_or_is_missing_is_a_problem() {
+        let mut differing = expected();
+        differing[0] = Ok(Expected { tokens: vec![1, 5, 7], logits_sha256: "aa".to_owned() });
+        differing[1] = Ok(Expected { tokens: vec![1, 5, 6], logits_sha256: "bb".to_owned() });
+        differing[2] = Err(anyhow::anyhow!("no such file"));
+        let (told, problems) = report(&plan(), &all()[..3], &differing).unwrap();
+        let told = told.unwrap();
+        assert!(!told.identical_to_reference && told.runs.iter().all(|run| !run.identical_to_reference));
+        assert!(told.to_text().contains("NOT what came of"));
+        for (problem, says) in problems.iter().zip([
+            "from token 2 on",
+            "by other logits",
+            "the reference fails: no such file",
+            "window:2 was not done",
+        ]) {
+            assert!(problem.contains(says), "{says}: {problem}");
+        }
+        assert_eq!(problems.len(), 4);
+        let (told, problems) = report(&plan(), &[], &expected()).unwrap();
+        assert!(told.is_none() && problems.len() == 4);
+    }
+
+    #[test]
+    fn counters_without_a_figure_are_an_error_that_names_it() {
+        for (list, field) in
+            [("views", "plain_bytes_fetched"), ("writes", "blocks_written"), ("tensors", "stored_bytes")]
+        {
+            let mut broken = told(1, None);
+            let Event::Decoded { after, .. } = &mut *broken.0 else { unreachable!() };
+            let text = after.to_string().replace(&format!("\"{field}\""), "\"other\"");
+            *after = serde_json::from_str(&text).unwrap();
+            let why = report(&plan(), &[broken], &expected()).unwrap_err();
+            let why = format!("{why:#}");
+            assert!(why.contains("weights full and policy full"), "{why}");
+            assert!(why.contains(field) || why.contains(list), "{field}: {why}");
+        }
     }
 }

@@ -62,7 +62,7 @@ fn one(
     let seconds = start.elapsed().as_secs_f64();
     let moved = cache.moved();
     let after = cache.into_memory().stats()?;
-    ensure!(moved.stored > 0, "nothing was decoded: the text has a single token");
+    ensure!(moved.stored > 0, "nothing was decoded: the text has no token to predict");
     let text = tokenizer.decode(&told.tokens);
     console(&match told.perplexity {
         Some(perplexity) => format!("run {number}: perplexity {perplexity:.4} in {seconds:.1} s"),
