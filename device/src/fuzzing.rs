@@ -9,16 +9,13 @@ use std::os::fd::AsRawFd as _;
 
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
-use crate::codec::block::{Bundle, MAX_BUNDLE, Stored, StoredPlane};
+use crate::codec::block::{Bundle, MAX_BUNDLE, MOST_CHECKS, Stored};
 use crate::codec::{Codec, check, head};
 use crate::format::Format;
 use crate::model::{ModelError, ModelFile};
 use crate::plane::{self, PlaneMask};
 use crate::store::entry::{ENTRY_BYTES, Entry, Place};
 use crate::{BLOCK_BYTES, BlockWords};
-
-/// Planes whose checks lie in the index entry; formats with more have them in the bundle.
-const MOST_CHECKS_IN_ENTRY: usize = 16;
 
 /// Codes a block and wants it back, whole and by any mask: format, codec, whether word-major, mask (4 bytes), then the words,
 /// repeated to fill the block.
@@ -131,25 +128,24 @@ fn mend(stored: &mut Stored, bundle: &mut [u8; MAX_BUNDLE]) {
     if let Stored::Words { length, check, .. } = stored {
         *check = crc32c::crc32c(&bundle[..usize::from(*length)]);
     }
-    if let Stored::Planes { format, head, planes, checks, joint, .. } = stored {
-        let mut at = usize::from(head.length);
+    if let Stored::Planes(planes) = stored {
+        let count = planes.format.planes();
+        let mut at = usize::from(planes.head.length);
         head::mend(&mut bundle[..at]);
-        let mut stream = usize::from(joint.length);
-        for (plane, check) in planes[..format.planes()].iter().zip(checks) {
-            if matches!(plane, StoredPlane::Zeros | StoredPlane::Ones) {
+        for index in 0..count {
+            if index == 1 && planes.joint.length > 0 {
+                let end = at + usize::from(planes.joint.length);
+                planes.joint.check = crc32c::crc32c(&bundle[at..end]);
+                at = end;
+            }
+            let end = at + usize::from(planes.lengths[index]);
+            if at == end {
                 continue;
             }
-            if *plane == StoredPlane::Joint {
-                // The stream stands where the first of its planes would.
-                joint.check = if stream > 0 { crc32c::crc32c(&bundle[at..at + stream]) } else { joint.check };
-                at += std::mem::take(&mut stream);
-                continue;
-            }
-            let end = at + plane.bytes(*format);
             let computed = check::check(&bundle[at..end]);
             at = end;
-            if format.planes() <= MOST_CHECKS_IN_ENTRY {
-                *check = computed;
+            if count <= MOST_CHECKS {
+                planes.checks[index] = computed;
             } else {
                 bundle[at..at + 2].copy_from_slice(&computed.to_le_bytes());
                 at += 2;

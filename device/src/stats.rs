@@ -219,11 +219,11 @@ impl Stats {
                     let kind = if place.stored.is_bypass() { 0 } else { 1 + *codec as usize };
                     self.words[kind].0.fetch_add(sign * i64::from(*length), Relaxed);
                 }
-                Stored::Planes { format, codec, joint, planes, .. } => {
-                    let count = format.planes();
-                    for (index, plane) in planes[..count].iter().enumerate() {
-                        let slot = slot(*format, count - 1 - index);
-                        let kind = match plane {
+                Stored::Planes(planes) => {
+                    let count = planes.format.planes();
+                    for index in 0..count {
+                        let slot = slot(planes.format, count - 1 - index);
+                        let kind = match planes.plane(index) {
                             StoredPlane::Zeros | StoredPlane::Ones => {
                                 self.constant[slot].0.fetch_add(sign, Relaxed);
                                 continue;
@@ -234,14 +234,14 @@ impl Stats {
                                     let kind = 1 + Codec::Tree as usize;
                                     self.planes[slot][kind]
                                         .0
-                                        .fetch_add(sign * i64::from(joint.length), Relaxed);
+                                        .fetch_add(sign * i64::from(planes.joint.length), Relaxed);
                                 }
                                 continue;
                             }
                             StoredPlane::Raw => 0,
-                            StoredPlane::Coded(_) => 1 + *codec as usize,
+                            StoredPlane::Coded(_) => 1 + planes.codec as usize,
                         };
-                        let bytes = i64::try_from(plane.bytes(*format)).expect("at most a block");
+                        let bytes = i64::from(planes.lengths[index]);
                         self.planes[slot][kind].0.fetch_add(sign * bytes, Relaxed);
                     }
                 }

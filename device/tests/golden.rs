@@ -181,14 +181,9 @@ fn what_is_stored_today_is_what_was_stored() {
             // A library's bytes may differ, and an encoder may choose better; format, codec and plain planes stay.
             let [then, now] = [then, now].map(|stored| split(&stored).0.place.expect("no zeros").stored);
             match (then, now) {
-                (
-                    Stored::Planes { format: a, codec: b, planes: then, .. },
-                    Stored::Planes { format: c, codec: d, planes: now, .. },
-                ) => {
-                    assert_eq!((a, b), (c, d), "{name} {codec}");
-                    for (then, now) in then.iter().zip(now) {
-                        assert_eq!(then.bytes(format) == 0, now.bytes(format) == 0, "{name} {codec}");
-                    }
+                (Stored::Planes(then), Stored::Planes(now)) => {
+                    assert_eq!((then.format, then.codec), (now.format, now.codec), "{name} {codec}");
+                    assert_eq!(then.lengths.map(|l| l == 0), now.lengths.map(|l| l == 0), "{name} {codec}");
                 }
                 (then, now) => {
                     assert_eq!(std::mem::discriminant(&then), std::mem::discriminant(&now), "{name} {codec}");

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use lamina::BLOCK_BYTES;
 use lamina::codec::Codec;
-use lamina::codec::block::{MAX_BUNDLE, Stored};
+use lamina::codec::block::{MAX_BUNDLE, Stored, StoredPlanes};
 use lamina::format::Format;
 use lamina::kv::{Coding, KvLayout, Preset, Shape, WindowDecoder, encode};
 use lamina::plane::PlaneMask;
@@ -122,7 +122,7 @@ fn what_is_written_today_is_what_the_files_are_of() {
         let kept = fs::read(golden(&format!("{}.tree.stored", case.name))).unwrap();
         // What no library decides: that there is a head, and whether exponents are differences.
         let heads = |bytes: &[u8]| {
-            let Some(Place { stored: Stored::Planes { head, .. }, .. }) =
+            let Some(Place { stored: Stored::Planes(StoredPlanes { head, .. }), .. }) =
                 Entry::decode(bytes.first_chunk().unwrap()).unwrap().place
             else {
                 panic!("{}: planes", case.name)

@@ -12,6 +12,13 @@
 //! * *Words* blocks (opaque memory, and everything in the `gcomp` mode) are one run of bytes, coded or raw, with a CRC-32C.
 //! * A block of zeros is no block at all.
 
+mod stored;
+
+use std::cell::RefCell;
+
+pub use self::stored::most_bytes;
+pub use self::stored::{Joint, MOST_CHECKS, Stored, StoredPlane, StoredPlanes};
+use self::stored::{is_joint, trailing_check};
 use super::{
     Codec, Undecodable,
     check::{self, Span},
@@ -27,61 +34,13 @@ use crate::{
 /// Planes of the widest format.
 pub const MAX_PLANES: usize = 32;
 /// Bytes of a check behind a plane of fp32.
-const TRAILING_CHECK: usize = 2;
+const TRAILING_CHECK: u16 = 2;
 /// Bytes of the longest bundle: a raw fp32 block with its checks.
-pub const MAX_BUNDLE: usize = BLOCK_BYTES + MAX_PLANES * TRAILING_CHECK;
+pub const MAX_BUNDLE: usize = BLOCK_BYTES + MAX_PLANES * TRAILING_CHECK as usize;
 
-/// How one plane is stored.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum StoredPlane {
-    /// Every bit is zero: nothing stored.
-    Zeros,
-    /// Every bit is one: nothing stored.
-    Ones,
-    /// The plane's own bytes.
-    Raw,
-    /// This many bytes of the block's codec.
-    Coded(u16),
-    /// One of those in the block's [`Joint`] stream, which has no bytes of its own.
-    Joint,
-}
-
-/// The plane tree's stream of a block.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Joint {
-    /// Bytes; 0 is no stream.
-    pub length: u16,
-    /// CRC-32C of them.
-    pub check: u32,
-}
-
-/// How a block is stored.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Stored {
-    /// Bit-planes, described from the most significant on, with their checks where those are not in the bundle.
-    Planes {
-        /// The block's format, which need not be its tensor's of today.
-        format: Format,
-        /// The codec of its singly coded planes.
-        codec: Codec,
-        /// The head before them.
-        head: Head,
-        /// The stream of its jointly coded planes.
-        joint: Joint,
-        /// Plane `p` of the format's `n` is at `n − 1 − p`.
-        planes: [StoredPlane; MAX_PLANES],
-        /// The checks, in the same order; zero where they are in the bundle.
-        checks: [u16; MAX_PLANES],
-    },
-    /// Words, coded if `length` is less than a block.
-    Words {
-        /// The codec, if coded.
-        codec: Codec,
-        /// Stored bytes.
-        length: u16,
-        /// CRC-32C of the stored bytes.
-        check: u32,
-    },
+thread_local! {
+    /// Where coded planes are decoded to.
+    static DECODED: RefCell<PlaneBlock> = const { RefCell::new([0; BLOCK_BYTES]) };
 }
 
 /// A coded block: what to store, and its description.
@@ -217,35 +176,35 @@ impl Bundle {
             head = Head { length: head::write(signs, details, &mut self.bytes), delta: details.delta };
         }
         self.length = head.length.into();
-        let mut planes = [StoredPlane::Zeros; MAX_PLANES];
-        let mut spans = [Span::default(); MAX_PLANES];
-        let mut joint = Joint::default();
+        let mut stored = StoredPlanes { head, ..StoredPlanes::zeros(format, codec.bytewise()) };
         for (index, plane) in split.chunks_exact(format.plane_bytes()).enumerate() {
             if codec == Codec::Tree && index == 1 {
-                joint = self.append_tree(format, words);
+                stored.joint = self.append_tree(format, words);
             }
-            if joint.length > 0 && is_joint(format, index) {
-                planes[index] = StoredPlane::Joint;
+            if stored.is_joint(index) {
+                continue;
+            }
+            if let Some(ones) = constant(plane) {
+                stored.ones |= u32::from(ones) << index;
                 continue;
             }
             let promising = codec != Codec::Tree || is_joint(format, index) || is_promising(plane);
-            let start = self.length;
-            planes[index] = self.append(codec, plane, promising);
-            spans[index] = span(start, self.length);
-            if self.length > start {
-                self.length += trailing_check(format);
+            stored.lengths[index] = self.append(codec, plane, promising);
+            self.length += usize::from(trailing_check(format));
+        }
+        let mut spans = [Span::default(); MAX_PLANES];
+        stored.find(u32::MAX, |index, span| spans[index] = span);
+        let spans = &spans[..format.planes()];
+        if trailing_check(format) == 0 {
+            check::checks(&self.bytes, spans, &mut stored.checks[..format.planes()]);
+        } else {
+            let mut checks = [0; MAX_PLANES];
+            check::checks(&self.bytes, spans, &mut checks[..format.planes()]);
+            for (span, check) in spans.iter().zip(checks).filter(|(span, _)| span.length > 0) {
+                self.bytes[span.range().end..][..2].copy_from_slice(&check.to_le_bytes());
             }
         }
-        let count = format.planes();
-        let mut checks = [0; MAX_PLANES];
-        check::checks(&self.bytes, &spans[..count], &mut checks[..count]);
-        if trailing_check(format) > 0 {
-            for (span, check) in spans.iter().zip(&mut checks).filter(|(span, _)| span.length > 0) {
-                self.bytes[span.range().end..][..TRAILING_CHECK].copy_from_slice(&check.to_le_bytes());
-                *check = 0;
-            }
-        }
-        self.stored = Some(Stored::Planes { format, codec: codec.bytewise(), head, joint, planes, checks });
+        self.stored = Some(Stored::Planes(stored));
     }
 
     /// Appends the plane tree of a block's joint planes, if that makes them shorter.
@@ -272,17 +231,16 @@ impl Bundle {
             Some(Stored::Words { codec: codec.bytewise(), length, check: crc32c::crc32c(self.bytes()) });
     }
 
-    fn append(&mut self, codec: Codec, plane: &[u8], promising: bool) -> StoredPlane {
-        if let Some(constant) = constant(plane) {
-            return constant;
-        }
-        if promising && let Some(length) = codec.compress(plane, &mut self.bytes[self.length..]) {
-            self.length += length;
-            return StoredPlane::Coded(u16::try_from(length).expect("shorter than a block"));
-        }
-        self.bytes[self.length..self.length + plane.len()].copy_from_slice(plane);
-        self.length += plane.len();
-        StoredPlane::Raw
+    /// Appends a plane as the codec gives it, if it is `promising` and gets shorter, or else as it is: the bytes it takes.
+    fn append(&mut self, codec: Codec, plane: &[u8], promising: bool) -> u16 {
+        let out = &mut self.bytes[self.length..];
+        let coded = if promising { codec.compress(plane, out) } else { None };
+        let length = coded.unwrap_or_else(|| {
+            out[..plane.len()].copy_from_slice(plane);
+            plane.len()
+        });
+        self.length += length;
+        u16::try_from(length).expect("at most a plane")
     }
 }
 
@@ -292,91 +250,7 @@ impl Default for Bundle {
     }
 }
 
-impl StoredPlane {
-    /// Bytes of the plane in its bundle, its check not counted.
-    pub fn bytes(self, format: Format) -> usize {
-        match self {
-            Self::Zeros | Self::Ones | Self::Joint => 0,
-            Self::Raw => format.plane_bytes(),
-            Self::Coded(length) => length.into(),
-        }
-    }
-
-    /// Bytes of the plane in its bundle with its check.
-    fn extent(self, format: Format) -> usize {
-        match self.bytes(format) {
-            0 => 0,
-            bytes => bytes + trailing_check(format),
-        }
-    }
-}
-
 impl Stored {
-    /// Bytes of the bundle.
-    pub fn bytes(&self) -> usize {
-        match self {
-            Self::Planes { format, head, joint, planes, .. } => {
-                usize::from(head.length)
-                    + usize::from(joint.length)
-                    + planes.iter().map(|plane| plane.extent(*format)).sum::<usize>()
-            }
-            Self::Words { length, .. } => (*length).into(),
-        }
-    }
-
-    /// Bytes of its head.
-    pub fn head_bytes(&self) -> usize {
-        match self {
-            Self::Planes { head, .. } => head.length.into(),
-            Self::Words { .. } => 0,
-        }
-    }
-
-    /// Whether no codec helped: every stored plane is raw, or the words are.
-    pub fn is_bypass(&self) -> bool {
-        match self {
-            Self::Planes { head, planes, .. } => {
-                head.length == 0
-                    && !planes.iter().any(|plane| matches!(plane, StoredPlane::Coded(_) | StoredPlane::Joint))
-            }
-            Self::Words { length, .. } => usize::from(*length) == BLOCK_BYTES,
-        }
-    }
-
-    /// The runs of bundle bytes that hold the planes in `mask`, in order, neighbours joined. Words are one run whatever the mask.
-    pub fn runs(&self, mask: PlaneMask, mut each: impl FnMut(std::ops::Range<usize>)) {
-        match self {
-            Self::Words { length, .. } => each(0..(*length).into()),
-            Self::Planes { format, head, joint, planes, .. } => {
-                let count = format.planes();
-                let wants_tree = wants_tree(*format, *joint, mask);
-                let mut at = usize::from(head.length);
-                let mut open = (at > 0).then_some(0);
-                for (index, plane) in planes[..count].iter().enumerate() {
-                    let (end, wanted) = match plane {
-                        StoredPlane::Joint if index > 1 => continue,
-                        StoredPlane::Joint => (at + usize::from(joint.length), wants_tree),
-                        plane => (at + plane.extent(*format), mask.has(count - 1 - index)),
-                    };
-                    if wanted {
-                        open.get_or_insert(at);
-                    } else if end > at
-                        && let Some(start) = open.take()
-                        && start < at
-                    {
-                        each(start..at);
-                    }
-                    at = end;
-                }
-                if let Some(start) = open
-                    && start < at
-                {
-                    each(start..at);
-                }
-            }
-        }
-    }
-
     /// The words that the planes in `mask` give, all other planes zero. `bundle` holds the bytes of [`Stored::runs`] at their
     /// places; nothing else in it is looked at. Words blocks give every bit.
     ///
@@ -415,71 +289,86 @@ impl Stored {
                 codec.decompress(bytes, words)?;
                 Ok(None)
             }
-            Self::Planes { format, codec, head, joint, planes, checks } => {
-                let count = format.planes();
-                // Where the wanted planes are, in the entry's order, and their checks; the others are empty.
-                let mut spans = [Span::default(); MAX_PLANES];
-                let mut wanted = [0; MAX_PLANES];
-                let (mut at, mut stream) = (usize::from(head.length), None);
-                for (index, plane) in planes[..count].iter().enumerate() {
-                    if *plane == StoredPlane::Joint {
-                        if index == 1 {
-                            stream = Some(at);
-                            at += usize::from(joint.length);
-                        }
-                        continue;
-                    }
-                    let (start, end) = (at, at + plane.bytes(*format));
-                    at += plane.extent(*format);
-                    if end > start && mask.has(count - 1 - index) {
-                        spans[index] = span(start, end);
-                        wanted[index] = match trailing_check(*format) {
-                            0 => checks[index],
-                            _ => u16::from_le_bytes([bundle[end], bundle[end + 1]]),
-                        };
-                    }
-                }
-                verify(bundle, &spans[..count], &wanted[..count])?;
-                // Raw and constant planes are joined from where they lie; only coded ones are decoded to here.
-                let mut decoded: PlaneBlock = [0; BLOCK_BYTES];
-                let mut free = &mut decoded[..];
-                let mut found: Planes<'_> = [&plane::ZEROS; MAX_PLANES];
-                let mut beside_head = mask;
-                let head = (head.length > 0).then(|| head::read(head.length, bundle)).transpose()?;
-                if let Some(head) = &head
-                    && !head.signs.is_empty()
-                    && mask.has(count - 1)
-                {
-                    let out;
-                    (out, free) = free.split_at_mut(format.plane_bytes());
-                    signs::decode(*format, head.signs, out)?;
-                    found[count - 1] = out;
-                    beside_head.0 &= !(1 << (count - 1));
-                }
-                for (index, kind) in planes[..count].iter().enumerate() {
-                    let plane = count - 1 - index;
-                    match kind {
-                        _ if !beside_head.has(plane) => {}
-                        StoredPlane::Zeros | StoredPlane::Joint => {}
-                        StoredPlane::Ones => found[plane] = &plane::ONES,
-                        StoredPlane::Raw => found[plane] = &bundle[spans[index].range()],
-                        StoredPlane::Coded(_) => {
-                            let (out, rest) = free.split_at_mut(format.plane_bytes());
-                            free = rest;
-                            codec.decompress(&bundle[spans[index].range()], out)?;
-                            found[plane] = out;
-                        }
-                    }
-                }
-                match stream {
-                    Some(start) if wants_tree(*format, *joint, mask) => {
-                        joint.decode(*format, &bundle[start..], mask, &found, words)?;
-                    }
-                    _ => plane::join(*format, &found, words),
-                }
-                Ok(head)
+            Self::Planes(planes) => {
+                DECODED.with_borrow_mut(|space| planes.decode(mask, bundle, words, space))
             }
         }
+    }
+}
+
+impl StoredPlanes {
+    /// [`Stored::decode_headed`]; coded planes are decoded to `space`.
+    fn decode<'a>(
+        &self,
+        mask: PlaneMask,
+        bundle: &'a [u8; MAX_BUNDLE],
+        words: &mut BlockWords,
+        space: &mut PlaneBlock,
+    ) -> Result<Option<head::Found<'a>>, BlockError> {
+        let (count, raw) = (self.format.planes(), self.format.plane_bytes());
+        let mut space = space.chunks_exact_mut(raw);
+        let mut out = || space.next().expect("room for every plane");
+        let mut wanted = self.wanted(mask);
+        let mut found: Planes<'_> = [&plane::ZEROS; MAX_PLANES];
+        let mut head = None;
+        if self.head.length > 0 {
+            let read = head::read(self.head.length, bundle)?;
+            if !read.signs.is_empty() && wanted & 1 == 1 {
+                let out = out();
+                signs::decode(self.format, read.signs, out)?;
+                found[count - 1] = out;
+                wanted ^= 1;
+            }
+            head = Some(read);
+        }
+        // Raw and constant planes are joined from where they lie.
+        let mut spans = [Span::default(); MAX_PLANES];
+        let mut coded = 0_u32;
+        let stream = self.find(wanted, |index, span| {
+            spans[index] = span;
+            if usize::from(span.length) == raw {
+                found[count - 1 - index] = &bundle[span.range()];
+            } else if span.length > 0 {
+                coded |= 1 << index;
+            } else if self.ones & wanted & 1 << index != 0 {
+                found[count - 1 - index] = &plane::ONES;
+            }
+        });
+        self.verify(wanted, bundle, &spans[..count])?;
+        while coded != 0 {
+            let index = coded.trailing_zeros() as usize;
+            coded &= coded - 1;
+            let out = out();
+            self.codec.decompress(&bundle[spans[index].range()], out)?;
+            found[count - 1 - index] = out;
+        }
+        if self.wants_stream(mask) {
+            self.joint.decode(self.format, &bundle[stream.range().start..], mask, &found, words)?;
+        } else {
+            plane::join(self.format, &found, words);
+        }
+        Ok(head)
+    }
+
+    /// Compares what is stored of the planes in `wanted` with their checks.
+    fn verify(&self, wanted: u32, bundle: &[u8; MAX_BUNDLE], spans: &[Span]) -> Result<(), BlockError> {
+        let mut behind = [0; MAX_PLANES];
+        let checks = if trailing_check(self.format) == 0 {
+            &self.checks[..spans.len()]
+        } else {
+            for (check, span) in behind.iter_mut().zip(spans).filter(|(_, span)| span.length > 0) {
+                let end = span.range().end;
+                *check = u16::from_le_bytes([bundle[end], bundle[end + 1]]);
+            }
+            &behind
+        };
+        let differ = check::differ(bundle, spans, checks) & wanted;
+        if differ == 0 {
+            return Ok(());
+        }
+        let index = differ.trailing_zeros() as usize;
+        let computed = check::check(&bundle[spans[index].range()]);
+        Err(BlockError::PlaneCheck { plane: spans.len() - 1 - index, computed, stored: checks[index] })
     }
 }
 
@@ -502,48 +391,6 @@ impl Joint {
     }
 }
 
-/// Whether plane number `index`, counted from the most significant on, is one that the plane tree codes.
-pub const fn is_joint(format: Format, index: usize) -> bool {
-    0 < index && index <= tree::joint_planes(format)
-}
-
-/// Whether `mask` has planes that are in the block's stream.
-fn wants_tree(format: Format, joint: Joint, mask: PlaneMask) -> bool {
-    joint.length > 0
-        && (0..format.planes()).any(|index| is_joint(format, index) && mask.has(format.planes() - 1 - index))
-}
-
-/// Bytes that a bundle with a head of `head` bytes may have: behind it, a plane tree may want room to be read.
-pub const fn most_bytes(head: usize) -> usize {
-    if head > 0 { MAX_BUNDLE - tree::SLACK } else { MAX_BUNDLE }
-}
-
-/// Bytes of check that follow each stored plane of this format.
-const fn trailing_check(format: Format) -> usize {
-    if format.planes() > 16 { TRAILING_CHECK } else { 0 }
-}
-
-/// Compares planes, counted from the most significant on, with their checks.
-fn verify(bundle: &[u8], planes: &[Span], wanted: &[u16]) -> Result<(), BlockError> {
-    let mut computed = [0; MAX_PLANES];
-    let computed = &mut computed[..planes.len()];
-    check::checks(bundle, planes, computed);
-    match computed.iter().zip(wanted).position(|(computed, stored)| computed != stored) {
-        None => Ok(()),
-        Some(index) => Err(BlockError::PlaneCheck {
-            plane: planes.len() - 1 - index,
-            computed: computed[index],
-            stored: wanted[index],
-        }),
-    }
-}
-
-/// The bytes of a bundle from `start` to `end`.
-fn span(start: usize, end: usize) -> Span {
-    let place = |at| u16::try_from(at).expect("within a bundle");
-    Span { start: place(start), length: place(end - start) }
-}
-
 /// Whether every byte of a block is zero.
 pub fn is_zero(words: &BlockWords) -> bool {
     words.iter().all(|byte| *byte == 0)
@@ -559,10 +406,9 @@ fn is_promising(plane: &[u8]) -> bool {
     !(bits / 4..=bits - bits / 4).contains(&(ones as usize)) || repeats > words.len() / 8
 }
 
-fn constant(plane: &[u8]) -> Option<StoredPlane> {
-    match plane[0] {
-        0 if plane.iter().all(|byte| *byte == 0) => Some(StoredPlane::Zeros),
-        0xff if plane.iter().all(|byte| *byte == 0xff) => Some(StoredPlane::Ones),
-        _ => None,
-    }
+/// What every bit of a plane is, if that is one thing.
+fn constant(plane: &[u8]) -> Option<bool> {
+    let ones = plane[0] == 0xff;
+    let same = (plane[0] == 0 || ones) && plane.iter().all(|byte| *byte == plane[0]);
+    same.then_some(ones)
 }

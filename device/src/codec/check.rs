@@ -97,6 +97,21 @@ impl Kernel {
             Self::Gfni => unsafe { gfni::checks(bundle, planes, checks) },
         }
     }
+
+    /// [`differ`] by this kernel, which must be available.
+    pub fn differ(self, bundle: &[u8], planes: &[Span], checks: &[u16]) -> u32 {
+        assert!(self.is_available(), "{self:?} needs another processor");
+        assert!(planes.len() == checks.len() && planes.len() <= 32, "a check for each plane of a block");
+        match self {
+            Self::Portable => portable::differ(bundle, planes, checks),
+            // SAFETY: the processor has AVX2, as was asserted above.
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2 => unsafe { avx2::differ(bundle, planes, checks) },
+            // SAFETY: the processor has its features, as was asserted above.
+            #[cfg(target_arch = "x86_64")]
+            Self::Gfni => unsafe { gfni::differ(bundle, planes, checks) },
+        }
+    }
 }
 
 /// The check of each plane; that of no bytes is 0.
@@ -107,12 +122,29 @@ pub fn checks(bundle: &[u8], planes: &[Span], checks: &mut [u16]) {
     BEST.checks(bundle, planes, checks);
 }
 
+/// The planes of a block whose check is another than the one given: bit `i` is the plane at `i`.
+///
+/// # Panics
+/// As [`checks`], or if there are more than 32 planes.
+pub fn differ(bundle: &[u8], planes: &[Span], checks: &[u16]) -> u32 {
+    BEST.differ(bundle, planes, checks)
+}
+
 /// The check of a plane of these bytes, a bundle's length at most.
 pub fn check(plane: &[u8]) -> u16 {
     let length = u16::try_from(plane.len()).expect("no plane is as long");
     let mut check = [0];
     checks(plane, &[Span { start: 0, length }], &mut check);
     check[0]
+}
+
+/// The places where two lists differ.
+#[cfg(target_arch = "x86_64")]
+fn unequal(a: &[u16], b: &[u16]) -> u32 {
+    if a == b {
+        return 0;
+    }
+    a.iter().zip(b).enumerate().fold(0, |unequal, (at, (a, b))| unequal | u32::from(a != b) << at)
 }
 
 /// The last row of a plane, if it is not whole, and a mask with ones for the bytes it has. `spare` is for rows at the bundle's end.

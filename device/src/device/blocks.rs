@@ -119,7 +119,7 @@ impl Device {
         self.touch_index(block);
         let mut bundle = [0; MAX_BUNDLE];
         // A block that is kept in another format than its tensor's, or as words, gives its planes only whole.
-        let fits = |stored: &Stored| matches!(stored, Stored::Planes { format: kept, .. } if *kept == format);
+        let fits = |stored: &Stored| matches!(stored, Stored::Planes(planes) if planes.format == format);
         let select = |stored: &Stored| if fits(stored) { mask } else { PlaneMask(u32::MAX) };
         let fetched =
             store.fetch(block, select, &mut bundle).inspect_err(|_| self.stats.damaged_reads.add(1))?;
@@ -330,7 +330,7 @@ fn index(block: u64) -> usize {
 /// Planes that a fetch of `mask` selected; none of words.
 pub(super) fn planes_of(stored: &Stored, mask: PlaneMask) -> u64 {
     match stored {
-        Stored::Planes { format, .. } => u64::from((mask.0 & PlaneMask::all(*format).0).count_ones()),
+        Stored::Planes(planes) => u64::from((mask.0 & PlaneMask::all(planes.format).0).count_ones()),
         Stored::Words { .. } => 0,
     }
 }

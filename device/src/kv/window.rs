@@ -325,12 +325,12 @@ impl<'a> WindowDecoder<'a> {
     pub fn wanted(&self, stored: &Stored) -> PlaneMask {
         match stored {
             // Kept in another format than the tensor's, or as words: only the whole block says what the planes are.
-            Stored::Planes { format, .. } if *format != self.shape.format() => PlaneMask(u32::MAX),
+            Stored::Planes(planes) if planes.format != self.shape.format() => PlaneMask(u32::MAX),
             Stored::Words { .. } => PlaneMask(u32::MAX),
-            Stored::Planes { head, .. } if head.delta && self.wants_exponent() => {
+            Stored::Planes(planes) if planes.head.delta && self.wants_exponent() => {
                 PlaneMask(self.mask.0 | self.exponent().0)
             }
-            Stored::Planes { .. } => self.mask,
+            Stored::Planes(_) => self.mask,
         }
     }
 
@@ -356,8 +356,8 @@ impl<'a> WindowDecoder<'a> {
     ) -> Result<(), BlockError> {
         let format = self.shape.format();
         let head = match stored {
-            Stored::Planes { head, .. } if head.length > 0 => *head,
-            _ => Head::default(),
+            Stored::Planes(planes) => planes.head,
+            Stored::Words { .. } => Head::default(),
         };
         let transformed = head.length > 0;
         if self.transformed.is_some_and(|before| before != transformed) {
@@ -366,7 +366,7 @@ impl<'a> WindowDecoder<'a> {
         self.transformed = Some(transformed);
         let words = &mut self.blocks.as_chunks_mut::<BLOCK_BYTES>().0[block];
         let found = stored.decode_headed(fetched, bundle, words)?;
-        let same_format = matches!(stored, Stored::Planes { format: kept, .. } if *kept == format);
+        let same_format = matches!(stored, Stored::Planes(planes) if planes.format == format);
         if !transformed {
             if !same_format {
                 plane::clear_outside(format, self.mask, words);

@@ -42,6 +42,11 @@ impl PlaneMask {
         self.0 >> plane & 1 == 1
     }
 
+    /// Whether every plane of `other` is in the set.
+    pub const fn covers(self, other: Self) -> bool {
+        other.0 & !self.0 == 0
+    }
+
     /// How many planes the set has.
     pub const fn count(self) -> u32 {
         self.0.count_ones()

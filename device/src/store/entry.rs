@@ -14,13 +14,14 @@
 //! the bits its largest value needs: 8 for fp32, 9 for 16-bit, 10 for 8-bit formats, 11 for int4. An entry of 64 zero bytes is a
 //! block of zeros that was never written.
 
-use bitvec::{field::BitField, order::Lsb0, view::BitView};
+use std::ops::Range;
 
+use super::fields::{Fields, WORDS, ones_code};
 use crate::{
     BLOCK_BYTES,
     codec::{
         Codec,
-        block::{Joint, MAX_PLANES, Stored, StoredPlane, is_joint, most_bytes},
+        block::{Joint, Stored, StoredPlanes, most_bytes},
         head::{Head, MAX_HEAD},
         tree,
     },
@@ -30,13 +31,13 @@ use crate::{
 /// Bytes of an entry.
 pub const ENTRY_BYTES: usize = 64;
 
-const EPOCH: std::ops::Range<usize> = 8..10;
-const CHECK: std::ops::Range<usize> = 10..14;
+const EPOCH: Range<usize> = 8..10;
+const CHECK: Range<usize> = 10..14;
+/// Where it is in the second word.
+const CHECK_SHIFT: usize = 8 * (CHECK.start - 8);
 const DETAIL: usize = 14;
 /// Where the planes beside a plane tree are described.
 const TREE_DETAIL: usize = 20;
-/// Formats with more planes keep their checks in the bundle.
-const MOST_CHECKS: usize = 16;
 
 /// What the index knows of one block.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -80,44 +81,31 @@ pub enum Damaged {
 impl Entry {
     /// The 64 bytes.
     pub fn encode(&self) -> [u8; ENTRY_BYTES] {
-        let mut bytes = [0; ENTRY_BYTES];
-        bytes[EPOCH].copy_from_slice(&self.epoch.to_le_bytes());
+        let mut words = [0; WORDS];
+        words[1] = u64::from(self.epoch);
         if let Some(Place { segment, stored }) = &self.place {
             let head = match stored {
-                Stored::Planes { format, codec, head: Head { length, delta }, joint, planes, checks } => {
-                    let width = length_bits(*format);
-                    let (kind, detail) = if joint.length > 0 {
-                        bytes[DETAIL..DETAIL + 2].copy_from_slice(&joint.length.to_le_bytes());
-                        bytes[DETAIL + 2..TREE_DETAIL].copy_from_slice(&joint.check.to_le_bytes());
-                        (3, &mut bytes[TREE_DETAIL..])
-                    } else {
-                        (1, &mut bytes[DETAIL..])
-                    };
-                    let detail = detail.view_bits_mut::<Lsb0>();
-                    let single = || single(*format, kind == 3);
-                    for (index, field) in single().zip(detail.chunks_exact_mut(width)) {
-                        field.store_le(length_code(*format, planes[index]));
-                    }
-                    if format.planes() <= MOST_CHECKS {
-                        let fields = detail[single().count() * width..].chunks_exact_mut(16);
-                        single().zip(fields).for_each(|(index, field)| field.store_le(checks[index]));
-                    }
-                    head(kind, *format, *codec) | u64::from(*length) << 48 | u64::from(*delta) << 60
+                Stored::Planes(planes) if planes.joint.length > 0 => {
+                    put_length(&mut words, planes.joint.length, planes.joint.check);
+                    words = Fields { words, at: 8 * TREE_DETAIL }.put(planes);
+                    head(3, planes.format, planes.codec) | planes_head(planes.head)
+                }
+                Stored::Planes(planes) => {
+                    words = Fields { words, at: 8 * DETAIL }.put(planes);
+                    head(1, planes.format, planes.codec) | planes_head(planes.head)
                 }
                 Stored::Words { codec, length, check } => {
-                    bytes[DETAIL..DETAIL + 2].copy_from_slice(&length.to_le_bytes());
-                    bytes[DETAIL + 2..DETAIL + 6].copy_from_slice(&check.to_le_bytes());
+                    put_length(&mut words, *length, *check);
                     head(2, Format::Opaque, *codec)
                 }
             };
             assert!(*segment < 1 << 40, "segments are numbered in 40 bits");
-            bytes[..8].copy_from_slice(&(head | segment).to_le_bytes());
+            words[0] = head | segment;
         }
-        if bytes != [0; ENTRY_BYTES] {
-            let check = checksum(&bytes);
-            bytes[CHECK].copy_from_slice(&check.to_le_bytes());
+        if self.epoch > 0 || self.place.is_some() {
+            words[1] |= u64::from(checksum(&words)) << CHECK_SHIFT;
         }
-        bytes
+        to_bytes(&words)
     }
 
     /// The entry in 64 bytes.
@@ -125,16 +113,20 @@ impl Entry {
     /// # Errors
     /// [`Damaged`].
     pub fn decode(bytes: &[u8; ENTRY_BYTES]) -> Result<Self, Damaged> {
-        if *bytes == [0; ENTRY_BYTES] {
+        let mut words = [0; WORDS];
+        for (word, bytes) in words.iter_mut().zip(bytes.as_chunks().0) {
+            *word = u64::from_le_bytes(*bytes);
+        }
+        if words.iter().fold(0, |all, word| all | word) == 0 {
             return Ok(Self::default());
         }
-        let computed = checksum(bytes);
+        let computed = checksum(&words);
         let stored = u32::from_le_bytes(bytes[CHECK].try_into().expect("four bytes"));
         if computed != stored {
             return Err(Damaged::Check { computed, stored });
         }
-        let head = u64::from_le_bytes(bytes[..8].try_into().expect("eight bytes"));
         let epoch = u16::from_le_bytes(bytes[EPOCH].try_into().expect("two bytes"));
+        let head = words[0];
         let (kind, format, codec, rest) = (head >> 40 & 3, head >> 42 & 7, head >> 45 & 7, head >> 48);
         let planes_head =
             Head { length: u16::try_from(rest & 0xfff).expect("12 bits"), delta: rest >> 12 & 1 == 1 };
@@ -149,29 +141,41 @@ impl Entry {
             .ok()
             .and_then(|codec| Codec::ALL.get(codec))
             .ok_or(Damaged::Field { field: "codec", value: codec })?;
-        let stored = match kind {
+        let length = u16::from_le_bytes([bytes[DETAIL], bytes[DETAIL + 1]]);
+        let check = u32::from_le_bytes(bytes[DETAIL + 2..TREE_DETAIL].try_into().expect("four bytes"));
+        let segment = head & ((1 << 40) - 1);
+        let placed = |stored| Self { epoch, place: Some(Place { segment, stored }) };
+        let (joint, at) = match kind {
             0 => return Ok(Self { epoch, place: None }),
-            1 => planes(format, codec, planes_head, Joint::default(), &bytes[DETAIL..])?,
-            3 => {
-                let length = u16::from_le_bytes([bytes[DETAIL], bytes[DETAIL + 1]]);
-                if length == 0 || usize::from(length) > tree::joint_bytes(format) {
-                    return Err(Damaged::Field { field: "length of plane tree", value: length.into() });
-                }
-                let check = bytes[DETAIL + 2..TREE_DETAIL].try_into().expect("four bytes");
-                let joint = Joint { length, check: u32::from_le_bytes(check) };
-                planes(format, codec, planes_head, joint, &bytes[TREE_DETAIL..])?
+            1 => (Joint::default(), 8 * DETAIL),
+            2 if usize::from(length) > BLOCK_BYTES => {
+                return Err(Damaged::Field { field: "length of words", value: length.into() });
             }
-            2 => {
-                let length = u16::from_le_bytes([bytes[DETAIL], bytes[DETAIL + 1]]);
-                if usize::from(length) > BLOCK_BYTES {
-                    return Err(Damaged::Field { field: "length of words", value: length.into() });
-                }
-                let check = bytes[DETAIL + 2..DETAIL + 6].try_into().expect("four bytes");
-                Stored::Words { codec, length, check: u32::from_le_bytes(check) }
+            2 => return Ok(placed(Stored::Words { codec, length, check })),
+            3 if length == 0 || usize::from(length) > tree::joint_bytes(format) => {
+                return Err(Damaged::Field { field: "length of plane tree", value: length.into() });
             }
-            _ => return Err(Damaged::Field { field: "kind", value: kind }),
+            _ => (Joint { length, check }, 8 * TREE_DETAIL),
         };
-        Ok(Self { epoch, place: Some(Place { segment: head & ((1 << 40) - 1), stored }) })
+        if format.planes() == 0 {
+            return Err(Damaged::Field { field: "format of planes", value: format as u64 });
+        }
+        let mut entry = placed(Stored::Planes(StoredPlanes {
+            head: planes_head,
+            joint,
+            ..StoredPlanes::zeros(format, codec)
+        }));
+        if let Some(Place { stored: Stored::Planes(planes), .. }) = &mut entry.place {
+            let largest = Fields { words, at }.take(planes);
+            if largest > ones_code(format) {
+                return Err(Damaged::Field { field: "length code", value: largest.into() });
+            }
+            // Without a head they are never more: no length is more than a plane's.
+            if planes.head.length > 0 && planes.bytes() > most_bytes(planes.head.length.into()) {
+                return Err(Damaged::Field { field: "length of bundle", value: planes.bytes() as u64 });
+            }
+        }
+        Ok(entry)
     }
 
     /// Bytes the block is charged in the store.
@@ -180,68 +184,31 @@ impl Entry {
     }
 }
 
-fn planes(format: Format, codec: Codec, head: Head, joint: Joint, detail: &[u8]) -> Result<Stored, Damaged> {
-    let count = format.planes();
-    if count == 0 {
-        return Err(Damaged::Field { field: "format of planes", value: format as u64 });
-    }
-    let width = length_bits(format);
-    let detail = detail.view_bits::<Lsb0>();
-    let mut planes = [StoredPlane::Zeros; MAX_PLANES];
-    if joint.length > 0 {
-        planes[1..=tree::joint_planes(format)].fill(StoredPlane::Joint);
-    }
-    let mut checks = [0; MAX_PLANES];
-    let single = || single(format, joint.length > 0);
-    for (index, field) in single().zip(detail.chunks_exact(width)) {
-        let code: u16 = field.load_le();
-        planes[index] = match usize::from(code) {
-            0 => StoredPlane::Zeros,
-            length if length < format.plane_bytes() => StoredPlane::Coded(code),
-            length if length == format.plane_bytes() => StoredPlane::Raw,
-            length if length == format.plane_bytes() + 1 => StoredPlane::Ones,
-            _ => return Err(Damaged::Field { field: "length code", value: code.into() }),
-        };
-    }
-    if count <= MOST_CHECKS {
-        let fields = detail[single().count() * width..].chunks_exact(16);
-        single().zip(fields).for_each(|(index, field)| checks[index] = field.load_le());
-    }
-    let stored = Stored::Planes { format, codec, head, joint, planes, checks };
-    let bytes = stored.bytes();
-    if bytes > most_bytes(head.length.into()) {
-        return Err(Damaged::Field { field: "length of bundle", value: bytes as u64 });
-    }
-    Ok(stored)
+/// Puts length and checksum of bytes where the detail begins.
+fn put_length(words: &mut [u64], length: u16, check: u32) {
+    words[1] |= u64::from(length) << 48;
+    words[2] |= u64::from(check);
 }
 
-/// The planes described one by one, counted from the most significant on.
-fn single(format: Format, tree: bool) -> impl Iterator<Item = usize> {
-    (0..format.planes()).filter(move |index| !(tree && is_joint(format, *index)))
+fn planes_head(Head { length, delta }: Head) -> u64 {
+    u64::from(length) << 48 | u64::from(delta) << 60
 }
 
 fn head(kind: u64, format: Format, codec: Codec) -> u64 {
     kind << 40 | (format as u64) << 42 | (codec as u64) << 45
 }
 
-/// Bits of a length code: enough for the plane's length + 1.
-const fn length_bits(format: Format) -> usize {
-    (format.plane_bytes() + 1).ilog2() as usize + 1
-}
-
-fn length_code(format: Format, plane: StoredPlane) -> u16 {
-    let raw = u16::try_from(format.plane_bytes()).expect("at most 1024");
-    match plane {
-        StoredPlane::Zeros | StoredPlane::Joint => 0,
-        StoredPlane::Coded(length) => length,
-        StoredPlane::Raw => raw,
-        StoredPlane::Ones => raw + 1,
-    }
-}
-
 /// CRC-32C of an entry, its own place counted as zeros.
-fn checksum(bytes: &[u8; ENTRY_BYTES]) -> u32 {
-    let mut bytes = *bytes;
-    bytes[CHECK].fill(0);
-    crc32c::crc32c(&bytes)
+fn checksum(words: &[u64; WORDS]) -> u32 {
+    let mut words = *words;
+    words[1] &= !(u64::from(u32::MAX) << CHECK_SHIFT);
+    crc32c::crc32c(&to_bytes(&words))
+}
+
+fn to_bytes(words: &[u64; WORDS]) -> [u8; ENTRY_BYTES] {
+    let mut bytes = [0; ENTRY_BYTES];
+    for (bytes, word) in bytes.as_chunks_mut().0.iter_mut().zip(words) {
+        *bytes = word.to_le_bytes();
+    }
+    bytes
 }

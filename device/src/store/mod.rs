@@ -10,6 +10,7 @@
 //! * The store knows blocks and bytes. What they mean is the codec's business.
 
 pub mod entry;
+mod fields;
 mod index;
 pub(crate) mod memory;
 pub mod segments;

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::{entry::ENTRY_BYTES, *};
 use crate::{
     BlockWords,
-    codec::{Codec, tests::words},
+    codec::{Codec, block::StoredPlanes, tests::words},
     format::Format,
 };
 
@@ -62,7 +62,7 @@ proptest! {
                 Operation::Read { block, mask } => {
                     let (entry, got) = read(&store, block, PlaneMask(mask));
                     let mut want = model[usize::try_from(block).unwrap()];
-                    if let Some(entry::Place { stored: crate::codec::block::Stored::Planes { format, .. }, .. }) = entry.place {
+                    if let Some(entry::Place { stored: Stored::Planes(StoredPlanes { format, .. }), .. }) = entry.place {
                         let mut planes = [0; BLOCK_BYTES];
                         crate::plane::split(format, &want, &mut planes);
                         crate::plane::join(format, &crate::plane::select(format, PlaneMask(mask), &planes), &mut want);

@@ -36,13 +36,25 @@ const fn table(exponent: usize) -> Table {
 #[target_feature(enable = "avx2")]
 pub(super) fn checks(bundle: &[u8], planes: &[Span], checks: &mut [u16]) {
     for (plane, check) in planes.iter().zip(checks) {
-        *check = if plane.length == 0 { 0 } else { one(bundle, *plane) };
+        *check = one(bundle, *plane);
     }
+}
+
+#[target_feature(enable = "avx2")]
+pub(super) fn differ(bundle: &[u8], planes: &[Span], checks: &[u16]) -> u32 {
+    let mut differ = 0;
+    for (at, (plane, check)) in planes.iter().zip(checks).enumerate() {
+        differ |= u32::from(one(bundle, *plane) != *check) << at;
+    }
+    differ
 }
 
 #[inline]
 #[target_feature(enable = "avx2")]
 fn one(bundle: &[u8], plane: Span) -> u16 {
+    if plane.length == 0 {
+        return 0;
+    }
     let (rows, rest) = bundle[plane.range()].as_chunks::<ROW>();
     let mut sum = [_mm256_setzero_si256(); 2];
     if !rest.is_empty() {

@@ -1,27 +1,53 @@
 //! Checks with AVX-512 and GFNI: a row is a register, and the processor multiplies in the field.
 
 use std::arch::x86_64::{
-    __m128i, __m512i, __mmask64, _mm_cvtsi128_si64, _mm_unpackhi_epi64, _mm_xor_si128,
-    _mm256_castsi256_si128, _mm256_extracti128_si256, _mm256_xor_si256, _mm512_castsi512_si256,
-    _mm512_extracti64x4_epi64, _mm512_gf2p8mul_epi8, _mm512_loadu_si512, _mm512_maskz_loadu_epi8,
-    _mm512_set1_epi8, _mm512_unpackhi_epi8, _mm512_unpacklo_epi8, _mm512_xor_si512,
+    __m512i, __mmask64, _mm_cvtsi128_si64, _mm_unpackhi_epi64, _mm_xor_si128, _mm256_castsi256_si128,
+    _mm256_extracti128_si256, _mm256_xor_si256, _mm512_castsi512_si256, _mm512_extracti64x4_epi64,
+    _mm512_gf2p8mul_epi8, _mm512_loadu_si512, _mm512_maskz_loadu_epi8, _mm512_set1_epi8,
+    _mm512_setzero_si512, _mm512_unpackhi_epi8, _mm512_unpackhi_epi16, _mm512_unpackhi_epi32,
+    _mm512_unpacklo_epi8, _mm512_unpacklo_epi16, _mm512_unpacklo_epi32, _mm512_xor_si512,
 };
 
 use super::{COEFFICIENTS, ROW, Span};
 
+/// Planes whose sums are folded together.
+const FOUR: usize = 4;
+
 #[target_feature(enable = "avx512f,avx512bw,gfni")]
 pub(super) fn checks(bundle: &[u8], planes: &[Span], checks: &mut [u16]) {
-    let coefficients = load(&COEFFICIENTS);
-    for (plane, check) in planes.iter().zip(checks) {
-        *check = if plane.length == 0 { 0 } else { one(&bundle[plane.range()], coefficients) };
+    for (planes, checks) in planes.chunks(FOUR).zip(checks.chunks_mut(FOUR)) {
+        checks.copy_from_slice(&four(bundle, planes)[..checks.len()]);
     }
 }
 
+#[target_feature(enable = "avx512f,avx512bw,gfni")]
+pub(super) fn differ(bundle: &[u8], planes: &[Span], checks: &[u16]) -> u32 {
+    let mut differ = 0;
+    for (at, (planes, checks)) in planes.chunks(FOUR).zip(checks.chunks(FOUR)).enumerate() {
+        differ |= super::unequal(&four(bundle, planes)[..checks.len()], checks) << (FOUR * at);
+    }
+    differ
+}
+
+/// The checks of four planes, or fewer.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,gfni")]
-fn one(plane: &[u8], coefficients: __m512i) -> u16 {
+fn four(bundle: &[u8], planes: &[Span]) -> [u16; FOUR] {
+    let sums = |plane: Option<&Span>| match plane {
+        Some(plane) if plane.length > 0 => sums(&bundle[plane.range()]),
+        _ => _mm512_setzero_si512(),
+    };
+    let [a, b, c, d] = [0, 1, 2, 3].map(|at| planes.get(at));
+    let four = fold(sums(a), sums(b), sums(c), sums(d)).to_le_bytes();
+    std::array::from_fn(|at| u16::from_le_bytes([four[2 * at], four[2 * at + 1]]))
+}
+
+/// The sums of a plane: pairs of bytes, whose sums are the check.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,gfni")]
+fn sums(plane: &[u8]) -> __m512i {
     let (rows, rest) = plane.as_chunks::<ROW>();
-    let mut sum = load_part(rest);
+    let mut sum = if rest.is_empty() { _mm512_setzero_si512() } else { load_part(rest) };
     let mut weighted = sum;
     let alpha = _mm512_set1_epi8(3);
     for row in rows.iter().rev() {
@@ -29,21 +55,20 @@ fn one(plane: &[u8], coefficients: __m512i) -> u16 {
         sum = _mm512_xor_si512(sum, row);
         weighted = _mm512_xor_si512(_mm512_gf2p8mul_epi8(weighted, alpha), row);
     }
-    fold(sum, _mm512_gf2p8mul_epi8(weighted, coefficients))
+    let weighted = _mm512_gf2p8mul_epi8(weighted, load(&COEFFICIENTS));
+    _mm512_xor_si512(_mm512_unpacklo_epi8(sum, weighted), _mm512_unpackhi_epi8(sum, weighted))
 }
 
-/// The sum of the bytes of `a`, and that of the bytes of `b` above it.
+/// The sum of the pairs of each register, the first in the lowest bits.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
-fn fold(a: __m512i, b: __m512i) -> u16 {
-    // Bytes of both in turn, so that both are folded at once.
-    let pairs = _mm512_xor_si512(_mm512_unpacklo_epi8(a, b), _mm512_unpackhi_epi8(a, b));
-    let half = _mm256_xor_si256(_mm512_castsi512_si256(pairs), _mm512_extracti64x4_epi64::<1>(pairs));
-    let half: __m128i = _mm_xor_si128(_mm256_castsi256_si128(half), _mm256_extracti128_si256::<1>(half));
-    let word = _mm_cvtsi128_si64(_mm_xor_si128(half, _mm_unpackhi_epi64(half, half))).cast_unsigned();
-    let word = word ^ word >> 32;
-    let [low, high, ..] = (word ^ word >> 16).to_le_bytes();
-    u16::from_le_bytes([low, high])
+fn fold(a: __m512i, b: __m512i, c: __m512i, d: __m512i) -> u64 {
+    let ab = _mm512_xor_si512(_mm512_unpacklo_epi16(a, b), _mm512_unpackhi_epi16(a, b));
+    let cd = _mm512_xor_si512(_mm512_unpacklo_epi16(c, d), _mm512_unpackhi_epi16(c, d));
+    let all = _mm512_xor_si512(_mm512_unpacklo_epi32(ab, cd), _mm512_unpackhi_epi32(ab, cd));
+    let half = _mm256_xor_si256(_mm512_castsi512_si256(all), _mm512_extracti64x4_epi64::<1>(all));
+    let half = _mm_xor_si128(_mm256_castsi256_si128(half), _mm256_extracti128_si256::<1>(half));
+    _mm_cvtsi128_si64(_mm_xor_si128(half, _mm_unpackhi_epi64(half, half))).cast_unsigned()
 }
 
 #[inline]

@@ -13,11 +13,22 @@ type Words<const N: usize> = [u64; N];
 
 pub(super) fn checks(bundle: &[u8], planes: &[Span], checks: &mut [u16]) {
     for (plane, check) in planes.iter().zip(checks) {
-        *check = if plane.length == 0 { 0 } else { one(bundle, *plane) };
+        *check = one(bundle, *plane);
     }
 }
 
+pub(super) fn differ(bundle: &[u8], planes: &[Span], checks: &[u16]) -> u32 {
+    let mut differ = 0;
+    for (at, (plane, check)) in planes.iter().zip(checks).enumerate() {
+        differ |= u32::from(one(bundle, *plane) != *check) << at;
+    }
+    differ
+}
+
 fn one(bundle: &[u8], plane: Span) -> u16 {
+    if plane.length == 0 {
+        return 0;
+    }
     let (rows, rest) = bundle[plane.range()].as_chunks::<ROW>();
     let mut sum = [0; WORDS];
     if !rest.is_empty() {

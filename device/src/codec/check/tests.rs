@@ -108,6 +108,7 @@ proptest! {
     fn all_kernels_agree_with_the_definition(
         bundle in prop::collection::vec(any::<u8>(), 0..4161),
         places in prop::collection::vec((any::<prop::sample::Index>(), 0_usize..1025), 0..33),
+        changes in prop::collection::vec(prop_oneof![Just(0), any::<u16>()], 32),
     ) {
         let planes: Vec<Span> = places
             .into_iter()
@@ -122,10 +123,15 @@ proptest! {
             let mut got = vec![0x5a5a; planes.len()];
             kernel.checks(&bundle, &planes, &mut got);
             prop_assert_eq!(&got, &want, "{:?}", kernel);
+            prop_assert_eq!(kernel.differ(&bundle, &planes, &want), 0, "{:?}", kernel);
+            let others: Vec<_> = want.iter().zip(&changes).map(|(check, change)| check ^ change).collect();
+            let differ = changes[..planes.len()].iter().rev().fold(0, |bits, change| bits << 1 | u32::from(*change > 0));
+            prop_assert_eq!(kernel.differ(&bundle, &planes, &others), differ, "{:?}", kernel);
         }
         let mut got = vec![0x5a5a; planes.len()];
         checks(&bundle, &planes, &mut got);
         prop_assert_eq!(&got, &want);
+        prop_assert_eq!(differ(&bundle, &planes, &want), 0);
     }
 }
 
