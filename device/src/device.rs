@@ -11,6 +11,8 @@
 
 mod blocks;
 mod decoded;
+mod kept;
+mod staged;
 mod tables;
 mod windows;
 
@@ -19,7 +21,11 @@ use std::{ops::Range, sync::Arc, time::Instant};
 use lamina_abi::{DIRECTORY_BYTES, DirectoryError};
 use parking_lot::RwLock;
 
-use self::{blocks::Blocks, windows::Windows};
+use self::{
+    blocks::{Blocks, Charge},
+    kept::Kept,
+    windows::Windows,
+};
 use crate::{
     BLOCK_BYTES, BlockWords,
     codec::{Codec, block::BlockError},
@@ -28,7 +34,11 @@ use crate::{
     mode::Mode,
     plane::PlaneMask,
     stats::{IndexCache, Stats, Tally, report::Subject},
-    store::StoreError,
+    store::{
+        StoreError,
+        entry::Entry,
+        image::{Image, Superblock},
+    },
     tensor::{Tensor, TensorError},
     view::ViewError,
     window::{Alias, Map},
@@ -76,6 +86,43 @@ impl DeviceConfig {
             open_windows: 64,
             decoded_bytes: 16 << 20,
         }
+    }
+
+    /// Bytes of bundles the store may hold.
+    fn store_bytes(&self) -> u64 {
+        // Segments of one length share chunks: twice the capacity is room for any mix of lengths. It is address space only.
+        self.store_bytes.unwrap_or_else(|| self.base_bytes.saturating_mul(2).max(16 << 20))
+    }
+
+    /// What an image says of such a device.
+    pub fn superblock(&self) -> Superblock {
+        Superblock {
+            base_bytes: self.base_bytes,
+            views_bytes: self.views_bytes,
+            store_bytes: self.store_bytes(),
+            mode: self.mode,
+            codec: self.codec,
+            open_windows: self.open_windows.max(1) as u64,
+        }
+    }
+
+    /// Checks the sizes of the windows.
+    ///
+    /// # Errors
+    /// [`DeviceError::Size`].
+    pub fn check(&self) -> Result<(), DeviceError> {
+        let block = BLOCK_BYTES as u64;
+        for (what, bytes) in [("a base window", self.base_bytes), ("a views window", self.views_bytes)] {
+            if bytes == 0 || bytes % block != 0 || bytes > 1 << 46 {
+                let rule = "windows are multiples of 4096 bytes, from 4096 bytes to 64 TiB";
+                return Err(DeviceError::Size { what, bytes, rule });
+            }
+        }
+        if self.views_bytes <= DIRECTORY_BYTES {
+            let rule = "it holds the directory of 2 MiB and the views behind it";
+            return Err(DeviceError::Size { what: "a views window", bytes: self.views_bytes, rule });
+        }
+        Ok(())
     }
 }
 
@@ -150,6 +197,12 @@ pub enum DeviceError {
         /// The largest gap.
         largest: u64,
     },
+    /// An image that no device made, or whose tables are damaged.
+    #[error("the image's tables of tensors and views cannot be used: {why}")]
+    Image {
+        /// What is wrong.
+        why: String,
+    },
     /// The directory cannot describe more.
     #[error(transparent)]
     Directory(#[from] DirectoryError),
@@ -163,6 +216,8 @@ pub struct Device {
     stats: Stats,
     index_cache: IndexCache,
     windows: Windows,
+    /// The image that all this is kept in, if it is.
+    kept: Option<Kept>,
     started: Instant,
 }
 
@@ -172,17 +227,7 @@ impl Device {
     /// # Errors
     /// [`DeviceError::Size`] for window sizes that cannot be; [`DeviceError::Store`] if the address space cannot be had.
     pub fn new(config: DeviceConfig) -> Result<Self, DeviceError> {
-        let block = BLOCK_BYTES as u64;
-        for (what, bytes) in [("a base window", config.base_bytes), ("a views window", config.views_bytes)] {
-            if bytes == 0 || bytes % block != 0 || bytes > 1 << 46 {
-                let rule = "windows are multiples of 4096 bytes, from 4096 bytes to 64 TiB";
-                return Err(DeviceError::Size { what, bytes, rule });
-            }
-        }
-        if config.views_bytes <= DIRECTORY_BYTES {
-            let rule = "it holds the directory of 2 MiB and the views behind it";
-            return Err(DeviceError::Size { what: "a views window", bytes: config.views_bytes, rule });
-        }
+        config.check()?;
         let map = Map::default().successor(Vec::new(), Vec::new(), config.base_bytes, config.views_bytes)?;
         Ok(Self {
             blocks: Blocks::new(&config)?,
@@ -191,8 +236,53 @@ impl Device {
             map: RwLock::new(Arc::new(map)),
             stats: Stats::new(),
             started: Instant::now(),
+            kept: None,
             config,
         })
+    }
+
+    /// The device that lies in `image`, as the last process left it: what `config` says otherwise of its sizes, mode and codec does not count.
+    ///
+    /// # Errors
+    /// As [`Device::new`]; [`DeviceError::Image`] for an image that no device made.
+    pub fn open(image: Image, config: &DeviceConfig) -> Result<Self, DeviceError> {
+        let Superblock { base_bytes, views_bytes, store_bytes, mode, codec, open_windows } =
+            *image.superblock();
+        let store_bytes = Some(store_bytes);
+        let open_windows = usize::try_from(open_windows).unwrap_or(usize::MAX);
+        let config = DeviceConfig {
+            base_bytes,
+            views_bytes,
+            store_bytes,
+            mode,
+            codec,
+            open_windows,
+            ..config.clone()
+        };
+        config.check()?;
+        let stats = Stats::new();
+        let (kept, map) = Kept::open(image, &config)?;
+        let blocks = Blocks::open(kept.image(), |block, entry, charge| {
+            stats.replaced(&Entry::default(), entry);
+            blocks::charge(&stats, &map, block, Charge::default(), charge);
+        })?;
+        let device = Self {
+            blocks,
+            index_cache: IndexCache::new(config.index_cache_entries),
+            windows: Windows::new(config.open_windows, config.decoded_bytes),
+            map: RwLock::new(Arc::new(map)),
+            stats,
+            started: Instant::now(),
+            kept: Some(kept),
+            config,
+        };
+        device.reopen_windows();
+        Ok(device)
+    }
+
+    /// The image that the device lies in.
+    pub fn image(&self) -> Option<&Image> {
+        self.kept.as_ref().map(Kept::image)
     }
 
     /// Bytes of the base window.
@@ -485,6 +575,8 @@ fn paste(out: &mut [u8], range: &Range<u64>, at: u64, bytes: &[u8]) {
     }
 }
 
+#[cfg(test)]
+mod image_tests;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]

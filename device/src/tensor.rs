@@ -47,7 +47,7 @@ pub struct TensorSpec {
 }
 
 /// A tensor that there is.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TensorInfo {
     /// Its name.
     pub name: String,
@@ -180,6 +180,15 @@ pub(crate) struct Tensor {
     pub(crate) stored: Gauge,
     /// Reads through the base window.
     pub(crate) traffic: Traffic,
+}
+
+impl TensorInfo {
+    /// What makes this tensor again.
+    pub(crate) fn spec(&self) -> TensorSpec {
+        let Self { name, dpa, length, elements, shape, format, layout, codec } = self.clone();
+        let (dpa, elements, codec) = (Some(dpa), Some(elements), Some(codec));
+        TensorSpec { name, dpa, length, elements, shape, format, layout, codec }
+    }
 }
 
 impl Tensor {

@@ -55,7 +55,7 @@ pub(crate) struct Map {
     /// By offset.
     pub(crate) aliases: Vec<Arc<Alias>>,
     pub(crate) directory: Vec<u8>,
-    generation: u64,
+    pub(crate) generation: u64,
 }
 
 /// The place of a piece of an alias in its tensor.
@@ -126,6 +126,21 @@ impl Map {
 }
 
 impl Alias {
+    /// The view `view` of `tensor` at `offset`.
+    pub(crate) fn new(tensor: Arc<Tensor>, view: View, offset: u64, length: u64) -> Self {
+        let info = ViewInfo {
+            tensor: tensor.info.name.clone(),
+            offset,
+            length,
+            elements: tensor.info.elements,
+            bits: view.bits(),
+            scale_exp: view.scale_exp(),
+            planes: view.mask().count(),
+            view: view.to_string(),
+        };
+        Self { tensor, view, info, traffic: Traffic::default() }
+    }
+
     /// The pieces of its tensor that bytes `range` of the view need, a block each.
     pub(crate) fn pieces(&self, range: Range<u64>) -> impl Iterator<Item = Piece> {
         let bits = u64::from(self.view.bits());

@@ -15,8 +15,8 @@ use crate::{
     layout::Layout,
     mode::Mode,
     plane::{self, PlaneMask},
-    stats::Tally,
-    store::{self, Store, StoreError, entry::Entry, memory::Memory},
+    stats::{Stats, Tally},
+    store::{self, Store, StoreError, entry::Entry, image::Image, memory::Memory},
     window::Map,
 };
 
@@ -31,7 +31,7 @@ enum Kept {
     /// CXL-Plain: the words at their addresses.
     Flat(Flat),
     /// Coded, behind the plane index.
-    Coded(Store),
+    Coded(Box<Store>),
 }
 
 struct Flat {
@@ -41,7 +41,25 @@ struct Flat {
     stripes: Vec<Mutex<()>>,
 }
 
+impl Kept {
+    fn flat(memory: Memory, bytes: u64) -> Self {
+        Self::Flat(Flat { memory, bytes, stripes: (0..store::STRIPES).map(|_| Mutex::new(())).collect() })
+    }
+}
+
 impl Flat {
+    /// Calls for every block that is not zeros, in memory that was opened.
+    fn for_each_live(&self, mut found: impl FnMut(u64)) {
+        let mut words = [0; BLOCK_BYTES];
+        let live = self.memory.populated();
+        for block in live.into_iter().flat_map(|range| range.start / BLOCK_BYTES..range.end / BLOCK_BYTES) {
+            self.read(block as u64, &mut words);
+            if !is_zero(&words) {
+                found(block as u64);
+            }
+        }
+    }
+
     fn read(&self, block: u64, words: &mut BlockWords) {
         self.memory.read(index(block) * BLOCK_BYTES, words);
     }
@@ -51,19 +69,42 @@ impl Blocks {
     pub(super) fn new(config: &DeviceConfig) -> Result<Self, StoreError> {
         let blocks = store::blocks(config.base_bytes);
         let kept = match config.mode {
-            Mode::Plain => Kept::Flat(Flat {
-                memory: Memory::reserve("base window", config.base_bytes)?,
-                bytes: config.base_bytes,
-                stripes: (0..store::STRIPES).map(|_| Mutex::new(())).collect(),
-            }),
-            Mode::GComp | Mode::Trace => {
-                // Segments of one length share chunks: twice the capacity is room for any mix of lengths. It is address space only.
-                let bytes =
-                    config.store_bytes.unwrap_or_else(|| config.base_bytes.saturating_mul(2).max(16 << 20));
-                Kept::Coded(Store::new(blocks, bytes)?)
-            }
+            Mode::Plain => Kept::flat(Memory::reserve("base window", config.base_bytes)?, config.base_bytes),
+            Mode::GComp | Mode::Trace => Kept::Coded(Box::new(Store::new(blocks, config.store_bytes())?)),
         };
         Ok(Self { kept, gcomp: Memory::reserve("comparison with gcomp", blocks)? })
+    }
+
+    /// The blocks that lie in `image`; `found` is told what each one that holds data is charged.
+    pub(super) fn open(
+        image: &Image,
+        mut found: impl FnMut(u64, &Entry, Charge),
+    ) -> Result<Self, StoreError> {
+        let superblock = image.superblock();
+        let kept = if superblock.mode == Mode::Plain {
+            let kept = Kept::flat(image.segments()?, superblock.base_bytes);
+            if let Kept::Flat(flat) = &kept {
+                flat.for_each_live(|block| found(block, &Entry::default(), Charge::flat(true)));
+            }
+            kept
+        } else {
+            let (store, opened) = Store::open(image, |block, entry| found(block, entry, Charge::of(entry)))?;
+            if opened != store::Opened::default() {
+                tracing::info!(opened.replayed, opened.damaged, "the store is as the last process left it");
+            }
+            Kept::Coded(Box::new(store))
+        };
+        Ok(Self { kept, gcomp: image.gcomp()? })
+    }
+
+    /// Makes sure that these blocks can be written.
+    pub(super) fn ensure(&self, blocks: std::ops::Range<u64>) -> Result<(), StoreError> {
+        let (start, end) = (index(blocks.start), index(blocks.end));
+        self.gcomp.ensure(start..end)?;
+        match &self.kept {
+            Kept::Flat(flat) => flat.memory.ensure(start * BLOCK_BYTES..end * BLOCK_BYTES),
+            Kept::Coded(_) => Ok(()),
+        }
     }
 
     pub(super) fn capacity_bytes(&self) -> u64 {
@@ -200,6 +241,7 @@ impl Device {
         let owner = map.tensor_at(block * BLOCK_BYTES as u64);
         let (format, codec) = owner
             .map_or((Format::Opaque, self.config.codec), |tensor| (tensor.info.format, tensor.info.codec));
+        self.blocks.ensure(block..block + 1)?;
         let mut words = [0; BLOCK_BYTES];
         let mut bundle = Bundle::new();
         let whole = data.len() == BLOCK_BYTES;
@@ -297,13 +339,7 @@ impl Device {
 
     /// Moves the charge of `block` from `old` to `new` in its owner's account.
     pub(super) fn charge(&self, map: &Map, block: u64, old: Charge, new: Charge) {
-        self.stats.live_blocks.shift(old.live.into(), new.live.into());
-        if let Some(tensor) = map.tensor_at(block * BLOCK_BYTES as u64) {
-            tensor.stored.shift(old.bytes, new.bytes);
-        } else {
-            self.stats.opaque_stored.shift(old.bytes, new.bytes);
-            self.stats.opaque_blocks.shift(old.live.into(), new.live.into());
-        }
+        charge(&self.stats, map, block, old, new);
     }
 
     fn publish(&self, replace: store::Replace<'_>, bundle: &Bundle) -> Result<(Charge, Charge), DeviceError> {
@@ -320,6 +356,17 @@ impl Device {
             Kept::Coded(store) => store.flip_bit(block, bit),
             Kept::Flat(..) => panic!("a plain device keeps no checks"),
         }
+    }
+}
+
+/// Moves the charge of `block` from `old` to `new` in the account of who owns it by `map`.
+pub(super) fn charge(stats: &Stats, map: &Map, block: u64, old: Charge, new: Charge) {
+    stats.live_blocks.shift(old.live.into(), new.live.into());
+    if let Some(tensor) = map.tensor_at(block * BLOCK_BYTES as u64) {
+        tensor.stored.shift(old.bytes, new.bytes);
+    } else {
+        stats.opaque_stored.shift(old.bytes, new.bytes);
+        stats.opaque_blocks.shift(old.live.into(), new.live.into());
     }
 }
 

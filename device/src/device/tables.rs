@@ -35,6 +35,7 @@ impl Device {
         let mut tensors = guard.tensors.clone();
         tensors.push(tensor.clone());
         let next = self.successor(&guard, tensors, guard.aliases.clone())?;
+        self.keep(&next)?;
         // Whatever the range holds is opaque so far; usually nothing is, and then a large tensor costs no scan.
         let populated = self.stats.opaque_blocks.get() > 0;
         if populated {
@@ -70,6 +71,7 @@ impl Device {
         if let Some(shape) = tensor.windows {
             self.uncode_windows(&guard, &tensor, shape)?;
         }
+        self.keep(&next)?;
         self.move_charges(&guard, &next, &tensor)?;
         *guard = Arc::new(next);
         Ok(())
@@ -99,20 +101,13 @@ impl Device {
         let length = view.bytes_for(tensor.info.elements).ok_or_else(|| no_room(u64::MAX, 0))?;
         let offset =
             guard.free_view(length, self.config.views_bytes).map_err(|largest| no_room(length, largest))?;
-        let info = ViewInfo {
-            tensor: name.clone(),
-            offset,
-            length,
-            elements: tensor.info.elements,
-            bits: view.bits(),
-            scale_exp: view.scale_exp(),
-            planes: view.mask().count(),
-            view: spelling,
-        };
-        let alias = Arc::new(Alias { tensor, view, info: info.clone(), traffic: Traffic::default() });
+        let alias = Arc::new(Alias::new(tensor, view, offset, length));
+        let info = alias.info.clone();
         let mut aliases = guard.aliases.clone();
         aliases.push(alias);
-        *guard = Arc::new(self.successor(&guard, guard.tensors.clone(), aliases)?);
+        let next = self.successor(&guard, guard.tensors.clone(), aliases)?;
+        self.keep(&next)?;
+        *guard = Arc::new(next);
         Ok(info)
     }
 

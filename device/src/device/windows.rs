@@ -22,14 +22,19 @@ use std::{
 
 use parking_lot::Mutex;
 
-use super::{Device, DeviceError, blocks::Charge, decoded::Decoded};
+use super::{
+    Device, DeviceError,
+    blocks::Charge,
+    decoded::Decoded,
+    staged::{Found, Place},
+};
 use crate::{
     BLOCK_BYTES, BlockWords,
     codec::block::{Bundle, MAX_BUNDLE},
     kv::{self, Coding, Shape, WindowDecoder},
     plane::{self, PlaneMask},
     stats::{Tally, report::WindowsNow},
-    store::{self, Store, StoreError},
+    store::{self, Store},
     tensor::Tensor,
     window::Map,
 };
@@ -67,6 +72,8 @@ struct Open {
 /// What an open window holds. Only who holds the window's lock asks for it, so nobody waits.
 struct Staged {
     bytes: Vec<u8>,
+    /// Where the image keeps them too.
+    place: Option<Place>,
     /// Which of its blocks were written whole since it was opened.
     fresh: Vec<bool>,
 }
@@ -160,14 +167,6 @@ impl Windows {
         staging.bytes += span.bytes() as u64;
         staging.open.insert(span.first, open.clone());
         Some(open)
-    }
-
-    /// Lets an open window go. The caller holds its lock.
-    fn drop_open(&self, span: &Span) {
-        let mut staging = self.staging.lock();
-        if staging.open.remove(&span.first).is_some() {
-            staging.bytes -= span.bytes() as u64;
-        }
     }
 
     fn tick(&self) -> u64 {
@@ -273,7 +272,7 @@ impl Device {
         if length == span.bytes() {
             let _lock = self.windows.stripe(&span).lock();
             self.publish_window(map, tensor, shape, &span, data, None)?;
-            self.windows.drop_open(&span);
+            self.drop_open(&span);
             return Ok(length);
         }
         self.write_open(map, tensor, shape, &span, at, data)?;
@@ -295,7 +294,7 @@ impl Device {
         if length == span.bytes() {
             let _lock = self.windows.stripe(&span).lock();
             self.publish_window(map, tensor, shape, &span, &vec![0; length], None)?;
-            self.windows.drop_open(&span);
+            self.drop_open(&span);
         } else {
             let at = usize::try_from(range.start - window.start).expect("inside the window");
             self.write_open(map, tensor, shape, &span, at, &vec![0; length])?;
@@ -331,6 +330,9 @@ impl Device {
             open.written.store(windows.tick(), Relaxed);
             let mut staged = open.staged.lock();
             staged.bytes[at..at + data.len()].copy_from_slice(data);
+            if let (Some(place), Some(kept)) = (&staged.place, &self.kept) {
+                kept.staged.write(place, at, data);
+            }
             for block in at.div_ceil(BLOCK_BYTES)..(at + data.len()) / BLOCK_BYTES {
                 staged.fresh[block] = true;
             }
@@ -338,7 +340,8 @@ impl Device {
             if staged.fresh.iter().all(|fresh| *fresh)
                 && self.publish_window(map, tensor, shape, span, &staged.bytes, None).is_ok()
             {
-                windows.drop_open(span);
+                drop(staged);
+                self.drop_open(span);
             }
             return Ok(());
         }
@@ -349,12 +352,47 @@ impl Device {
         let windows = &self.windows;
         // What a store has to read first is no host's read: it is not counted as one.
         let bytes = self.decode_window(shape, span, PlaneMask::all(shape.format()), &mut Tally::default());
-        let bytes = bytes.inspect_err(|_| drop(windows.fill_place(span, None)))?;
+        let staged = bytes.and_then(|bytes| {
+            let place = self.kept.as_ref().map(|kept| kept.staged.take(span.first, &bytes)).transpose()?;
+            Ok(Staged { bytes, place, fresh: vec![false; span.blocks] })
+        });
+        let staged = staged.inspect_err(|_| drop(windows.fill_place(span, None)))?;
         windows.decoded.lock().forget(span.first);
         self.stats.windows_opened.add(1);
-        let staged = Mutex::new(Staged { bytes, fresh: vec![false; span.blocks] });
-        let open = Open { written: AtomicU64::new(windows.tick()), staged };
+        let open = Open { written: AtomicU64::new(windows.tick()), staged: Mutex::new(staged) };
         Ok(windows.fill_place(span, Some(open)).expect("an open window"))
+    }
+
+    /// Lets an open window go. The caller holds its lock.
+    fn drop_open(&self, span: &Span) {
+        let mut staging = self.windows.staging.lock();
+        let Some(open) = staging.open.remove(&span.first) else { return };
+        staging.bytes -= span.bytes() as u64;
+        let place = open.staged.lock().place.take();
+        if let (Some(place), Some(kept)) = (place, &self.kept) {
+            kept.staged.let_go(place);
+        }
+    }
+
+    /// Opens the windows again that were open when the image was left.
+    pub(super) fn reopen_windows(&self) {
+        let Some(kept) = &self.kept else { return };
+        let map = self.map.read();
+        for Found { place, first, bytes } in kept.staged.found() {
+            let tensor = map.tensor_at(first.saturating_mul(BLOCK_BYTES as u64));
+            let shape = tensor.and_then(|tensor| tensor.windows.as_ref());
+            let span = tensor.zip(shape).map(|(tensor, shape)| Span::of(tensor, shape, first));
+            let Some(span) = span.filter(|span| span.first == first && span.bytes() == bytes.len()) else {
+                // Its tensor was removed, which published the window before.
+                kept.staged.let_go(place);
+                continue;
+            };
+            let staged = Staged { bytes, place: Some(place), fresh: vec![false; span.blocks] };
+            let open = Open { written: AtomicU64::new(self.windows.tick()), staged: Mutex::new(staged) };
+            let mut staging = self.windows.staging.lock();
+            staging.bytes += span.bytes() as u64;
+            staging.open.insert(first, Arc::new(open));
+        }
     }
 
     /// Closes the open window that begins at `oldest`, so that another can be opened; waits if every place is only being filled.
@@ -375,7 +413,7 @@ impl Device {
         let _lock = self.windows.stripe(span).lock();
         let Some(open) = self.windows.find(span) else { return Ok(false) };
         self.publish_window(map, tensor, shape, span, &open.staged.lock().bytes, None)?;
-        self.windows.drop_open(span);
+        self.drop_open(span);
         Ok(true)
     }
 
@@ -411,12 +449,13 @@ impl Device {
         coding: Option<Coding>,
     ) -> Result<(), DeviceError> {
         let store = self.store();
+        self.blocks.ensure(span.first..span.first + span.blocks as u64)?;
         let codec = tensor.info.codec;
         let (coded, prepared) = BUNDLES.with_borrow_mut(|bundles| {
             let coded = kv::encode(shape, span.before, codec, bytes, coding, bundles);
             let mut prepared = Vec::with_capacity(span.blocks);
-            for bundle in &bundles[..span.blocks] {
-                match store.prepare(bundle) {
+            for (block, bundle) in (span.first..).zip(&bundles[..span.blocks]) {
+                match store.prepare(block, bundle) {
                     Ok(one) => prepared.push(one),
                     Err(full) => {
                         for one in prepared {
@@ -429,17 +468,10 @@ impl Device {
             Ok((coded, prepared))
         })?;
         self.windows.decoded.lock().forget(span.first);
-        for ((block, one), words) in (span.first..).zip(prepared).zip(bytes.as_chunks().0) {
-            let replace = match store.replace(block) {
-                Ok(replace) => replace,
-                // Nothing of the damaged block is needed any more.
-                Err(StoreError::Entry { .. }) => store.replace_damaged(block),
-                Err(other) => unreachable!("taking hold of a block: {other}"),
-            };
-            let old = replace.old().clone();
-            let new = replace.install(one);
-            self.stats.replaced(&old, &new);
-            self.written(map, block, codec, words, Charge::of(&old), Charge::of(&new));
+        let changes = store.install_all(span.first, prepared);
+        for ((block, (old, new)), words) in (span.first..).zip(&changes).zip(bytes.as_chunks().0) {
+            self.stats.replaced(old, new);
+            self.written(map, block, codec, words, Charge::of(old), Charge::of(new));
         }
         let stats = &self.stats;
         stats.windows_coded[coded.coding as usize].add(1);
@@ -477,7 +509,7 @@ impl Device {
                 None => continue,
             };
             self.publish_window(map, tensor, &shape, &span, &bytes, Some(Coding::Plain))?;
-            self.windows.drop_open(&span);
+            self.drop_open(&span);
         }
         Ok(())
     }
