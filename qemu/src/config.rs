@@ -4,19 +4,13 @@ use std::path::PathBuf;
 
 use crate::accel::Accel;
 use crate::initramfs::GuestFile;
-use crate::topology::{Port, Topology};
+use crate::topology::{Attach, Cxl, Port, Topology};
 
 /// Everything [`crate::boot`] needs to know. Start from [`BootConfig::new`] and set what differs.
 #[derive(Clone, Debug)]
 pub struct BootConfig {
-    /// The file that holds the base window: the device's, or any other of the size.
-    pub base: PathBuf,
-    /// Bytes of the base window, a multiple of 256 MiB.
-    pub base_bytes: u64,
-    /// The file that holds the views window.
-    pub views: PathBuf,
-    /// Bytes of the views window, a multiple of 256 MiB.
-    pub views_bytes: u64,
+    /// How the guest sees the device.
+    pub attach: Attach,
     /// The Unix socket that serves the guest's port `org.lamina.ctl`; without it the guest has no such port.
     pub ctl_socket: Option<PathBuf>,
     /// The other end of the guest's port `org.lamina.report`; without it the guest has no such port.
@@ -48,24 +42,26 @@ pub struct BootConfig {
 }
 
 impl BootConfig {
-    /// A guest with these windows, enough RAM for them, two processors, and nothing to run.
+    /// A guest with these windows as CXL memory, enough RAM for them, two processors, and nothing to run.
     pub fn new(
         base: impl Into<PathBuf>,
         base_bytes: u64,
         views: impl Into<PathBuf>,
         views_bytes: u64,
     ) -> Self {
+        Self::attached(Attach::Cxl(Cxl { base: base.into(), base_bytes, views: views.into(), views_bytes }))
+    }
+
+    /// A guest with the device attached like this, enough RAM, two processors, and nothing to run.
+    pub fn attached(attach: Attach) -> Self {
         Self {
-            base: base.into(),
-            base_bytes,
-            views: views.into(),
-            views_bytes,
             ctl_socket: None,
             report: None,
             programs: Vec::new(),
             run: None,
             args: Vec::new(),
-            memory_mib: Topology::memory_for(base_bytes.saturating_add(views_bytes)),
+            memory_mib: Topology::memory_for(attach.mapped_bytes()),
+            attach,
             cpus: 2,
             accel: None,
             huge_pages: false,
@@ -80,10 +76,7 @@ impl BootConfig {
     /// What is attached to the guest.
     pub fn topology(&self) -> Topology {
         Topology {
-            base: self.base.clone(),
-            base_bytes: self.base_bytes,
-            views: self.views.clone(),
-            views_bytes: self.views_bytes,
+            attach: self.attach.clone(),
             memory_mib: self.memory_mib,
             cpus: self.cpus,
             control: self.ctl_socket.clone(),

@@ -131,7 +131,7 @@ pub struct Prepared {
 /// The first thing that stands in the way.
 pub fn prepare(config: &BootConfig) -> Result<Prepared, BootError> {
     config.topology().check()?;
-    let qemu = Qemu::find(config.build_tools)?;
+    let qemu = Qemu::find(config.attach.oldest_qemu(), config.build_tools)?;
     let image = GuestImage::find()?;
     let accel = config.accel.unwrap_or_else(Accel::detect);
     let (path, folder) = if let Some(path) = &config.run_folder {
@@ -144,7 +144,8 @@ pub fn prepare(config: &BootConfig) -> Result<Prepared, BootError> {
     };
     let initramfs = path.join("initramfs.img");
     let console_log = path.join("console.log");
-    let filter = if config.huge_pages { None } else { Some(madv::install(&recipe::cache())?) };
+    let filtered = config.attach.maps_mount() && !config.huge_pages;
+    let filter = if filtered { Some(madv::install(&recipe::cache())?) } else { None };
     let command =
         CommandLine::new(config, &qemu, accel, &image, &initramfs, filter.as_deref(), &console_log)?;
     initramfs::assemble(&image.initramfs, &config.programs, &initramfs)?;
