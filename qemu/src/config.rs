@@ -6,8 +6,12 @@ use crate::accel::Accel;
 use crate::initramfs::GuestFile;
 use crate::topology::{Attach, Cxl, Port, Topology};
 
+/// MiB of RAM that the extra programs take, once as an archive and once unpacked.
+pub const EXTRAS_MIB: u64 = 256;
+
 /// Everything [`crate::boot`] needs to know. Start from [`BootConfig::new`] and set what differs.
 #[derive(Clone, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a choice of its own, named where it is made")]
 pub struct BootConfig {
     /// How the guest sees the device.
     pub attach: Attach,
@@ -21,7 +25,9 @@ pub struct BootConfig {
     pub run: Option<String>,
     /// Its arguments, without white space.
     pub args: Vec<String>,
-    /// The guest's RAM in MiB.
+    /// Whether the guest has fio, stress-ng, memtester and numactl (`images/extras`), and [`EXTRAS_MIB`] more RAM for them.
+    pub extras: bool,
+    /// The guest's RAM in MiB, without the extras'.
     pub memory_mib: u64,
     /// The guest's processors.
     pub cpus: u32,
@@ -58,6 +64,7 @@ impl BootConfig {
             ctl_socket: None,
             report: None,
             programs: Vec::new(),
+            extras: false,
             run: None,
             args: Vec::new(),
             memory_mib: Topology::memory_for(attach.mapped_bytes()),
@@ -77,7 +84,7 @@ impl BootConfig {
     pub fn topology(&self) -> Topology {
         Topology {
             attach: self.attach.clone(),
-            memory_mib: self.memory_mib,
+            memory_mib: self.memory_mib.saturating_add(if self.extras { EXTRAS_MIB } else { 0 }),
             cpus: self.cpus,
             control: self.ctl_socket.clone(),
             report: self.report.clone(),

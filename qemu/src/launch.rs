@@ -8,7 +8,7 @@
 use std::io::Read;
 use std::os::fd::OwnedFd;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread::{self, JoinHandle};
@@ -23,7 +23,7 @@ use crate::command::{CommandError, CommandLine};
 use crate::config::BootConfig;
 use crate::console::{Lines, Marker};
 use crate::find::{FindError, Qemu};
-use crate::image::{GuestImage, ImageError};
+use crate::image::{self, GuestImage, ImageError};
 use crate::initramfs::{self, InitramfsError};
 use crate::madv::{self, FilterError};
 use crate::recipe;
@@ -148,7 +148,10 @@ pub fn prepare(config: &BootConfig) -> Result<Prepared, BootError> {
     let filter = if filtered { Some(madv::install(&recipe::cache())?) } else { None };
     let command =
         CommandLine::new(config, &qemu, accel, &image, &initramfs, filter.as_deref(), &console_log)?;
-    initramfs::assemble(&image.initramfs, &config.programs, &initramfs)?;
+    let extras = if config.extras { Some(image::extras()?) } else { None };
+    let archives: Vec<&Path> =
+        std::iter::once(&image.initramfs).chain(&extras).map(PathBuf::as_path).collect();
+    initramfs::assemble(&archives, &config.programs, &initramfs)?;
     let (interactive, has_program) = (config.interactive, config.run.is_some());
     Ok(Prepared { command, qemu, image, accel, interactive, has_program, console_log, _folder: folder })
 }

@@ -168,6 +168,9 @@ pub(crate) struct Boot {
     /// A file to put into the guest; may be given more than once.
     #[arg(long = "put", value_name = "HOST=GUEST", value_parser = put)]
     pub(crate) files: Vec<(PathBuf, String)>,
+    /// Put fio, stress-ng, memtester and numactl into the guest.
+    #[arg(long)]
+    pub(crate) extras: bool,
     /// MiB of the guest's ordinary memory [default: enough for windows of this size].
     #[arg(long, value_name = "MIB")]
     pub(crate) memory: Option<u64>,

@@ -47,6 +47,7 @@ pub(crate) async fn boot(args: Boot) -> Result<ExitCode> {
     let mut config = BootConfig::attached(attach);
     config.ctl_socket = ctl;
     config.programs = files;
+    config.extras = args.extras;
     config.interactive = args.script.is_none();
     config.run = args.script.is_some().then(|| SCRIPT.to_owned());
     config.memory_mib = args.memory.unwrap_or(config.memory_mib);
