@@ -10,7 +10,7 @@ use lamina::kv::{KvLayout, Shape};
 use lamina::load::{FormatRule, KvRule};
 use lamina::mode::Mode;
 use lamina::serve::launder::LaunderWith;
-use lamina_qemu::Accel;
+use lamina_qemu::{Accel, AttachKind};
 
 /// A CXL Type-3 memory device in user space: tensors as compressed bit-planes, precision views by address alias.
 #[derive(Debug, Parser)]
@@ -122,11 +122,12 @@ pub(crate) struct DeviceArgs {
     pub(crate) launder_with: LaunderWith,
 }
 
-/// Boot a guest that sees a device as CXL memory.
+/// Boot a guest that sees a device as CXL memory, or as disks.
 ///
 /// Starts a device as `serve` does, or takes one that is being served, and boots Debian's kernel in QEMU with the two windows as two
 /// cxl-type3 devices: base first, views second. Without a script you get a shell, with lamina-shim in it. KVM is used where it
-/// works, emulation elsewhere. A QEMU older than 11.1 will not do; without one, one is unpacked from Debian's packages.
+/// works, emulation elsewhere. A QEMU older than 11.1 will not do; without one, one is unpacked from Debian's packages. With
+/// --attach vhost-user the windows are two virtio disks, and QEMU 7.2 will do.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -136,14 +137,22 @@ Examples:
       lamina boot --model model.safetensors --put ./reader=/bin/reader --script ./test.sh
   On a device that is being served already:
       lamina boot --base /tmp/lamina/base --views-file /tmp/lamina/views --ctl /run/lamina/ctl.sock
+  As disks, of a device that is being served with --vhost-user /run/lamina/disks:
+      lamina boot --attach vhost-user --disk /run/lamina/disks/base.sock --disk /run/lamina/disks/views.sock
   Only say what would be started, for a QEMU command line of your own:
       lamina boot --base /tmp/lamina/base --views-file /tmp/lamina/views --print-command")]
 pub(crate) struct Boot {
     #[command(flatten)]
     pub(crate) device: DeviceArgs,
+    /// How the guest sees the device: cxl or vhost-user.
+    #[arg(long, default_value_t, value_name = "HOW")]
+    pub(crate) attach: AttachKind,
     /// The directory to mount on [default: a temporary one].
-    #[arg(long, value_name = "DIR", conflicts_with = "base")]
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["base", "disks"])]
     pub(crate) mount: Option<PathBuf>,
+    /// With --attach vhost-user: the socket of a disk that is being served; may be given more than once.
+    #[arg(long = "disk", value_name = "SOCKET", conflicts_with = "base")]
+    pub(crate) disks: Vec<PathBuf>,
     /// The base window of a device that is being served, or any file of the size.
     #[arg(long, value_name = "FILE", requires = "views_file")]
     pub(crate) base: Option<PathBuf>,
@@ -151,7 +160,7 @@ pub(crate) struct Boot {
     #[arg(long, value_name = "FILE", requires = "base")]
     pub(crate) views_file: Option<PathBuf>,
     /// The socket for guests of that device.
-    #[arg(long, value_name = "SOCKET", requires = "base")]
+    #[arg(long, value_name = "SOCKET")]
     pub(crate) ctl: Option<PathBuf>,
     /// A shell script to run in the guest instead of an interactive shell; its exit status becomes this program's.
     #[arg(long, value_name = "FILE")]
@@ -159,6 +168,9 @@ pub(crate) struct Boot {
     /// A file to put into the guest; may be given more than once.
     #[arg(long = "put", value_name = "HOST=GUEST", value_parser = put)]
     pub(crate) files: Vec<(PathBuf, String)>,
+    /// Put fio, stress-ng, memtester and numactl into the guest.
+    #[arg(long)]
+    pub(crate) extras: bool,
     /// MiB of the guest's ordinary memory [default: enough for windows of this size].
     #[arg(long, value_name = "MIB")]
     pub(crate) memory: Option<u64>,
