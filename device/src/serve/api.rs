@@ -159,10 +159,15 @@ fn status_of(why: &DeviceError) -> StatusCode {
         DeviceError::Tensor(TensorError::Exists { .. } | TensorError::Overlap { .. }) => StatusCode::CONFLICT,
         DeviceError::Tensor(TensorError::NoRoom { .. })
         | DeviceError::NoRoomForView { .. }
+        | DeviceError::Quota { .. }
+        | DeviceError::Full
         | DeviceError::Directory(_) => StatusCode::INSUFFICIENT_STORAGE,
         DeviceError::Tensor(_)
         | DeviceError::View { .. }
         | DeviceError::PastWindow { .. }
+        | DeviceError::Partitions { .. }
+        | DeviceError::PartitionName { .. }
+        | DeviceError::PartitionTwice { .. }
         | DeviceError::Size { .. } => StatusCode::UNPROCESSABLE_ENTITY,
         DeviceError::Store(_) | DeviceError::Damaged { .. } => StatusCode::INTERNAL_SERVER_ERROR,
     }
