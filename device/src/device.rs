@@ -11,7 +11,9 @@
 
 mod blocks;
 mod decoded;
+mod division;
 mod kept;
+mod partition;
 mod staged;
 mod tables;
 mod windows;
@@ -21,10 +23,15 @@ use std::{ops::Range, sync::Arc, time::Instant};
 use lamina_abi::{DIRECTORY_BYTES, DirectoryError};
 use parking_lot::RwLock;
 
+pub(crate) use self::division::Division;
 use self::{
     blocks::{Blocks, Charge},
     kept::Kept,
     windows::Windows,
+};
+pub use self::{
+    division::{MOST_PARTITION_NAME_BYTES, MOST_PARTITIONS, PartitionConfig},
+    partition::Partition,
 };
 use crate::{
     BLOCK_BYTES, BlockWords,
@@ -70,6 +77,8 @@ pub struct DeviceConfig {
     pub open_windows: usize,
     /// Bytes of decoded KV windows and blocks that may be kept for the next read.
     pub decoded_bytes: usize,
+    /// The parts that the windows are divided into, in order; an undivided device if empty.
+    pub partitions: Vec<PartitionConfig>,
 }
 
 impl DeviceConfig {
@@ -85,6 +94,7 @@ impl DeviceConfig {
             compare_gcomp: true,
             open_windows: 64,
             decoded_bytes: 16 << 20,
+            partitions: Vec::new(),
         }
     }
 
@@ -102,7 +112,9 @@ impl DeviceConfig {
             store_bytes: self.store_bytes(),
             mode: self.mode,
             codec: self.codec,
-            open_windows: self.open_windows.max(1) as u64,
+            // Each partition has room for one at least.
+            open_windows: self.open_windows.max(self.partitions.len()).max(1) as u64,
+            partitions: self.partitions.clone(),
         }
     }
 
@@ -123,6 +135,15 @@ impl DeviceConfig {
             return Err(DeviceError::Size { what: "a views window", bytes: self.views_bytes, rule });
         }
         Ok(())
+    }
+
+    /// A device divided into these parts, its windows as large as theirs together, everything else as usual.
+    pub fn divided(partitions: Vec<PartitionConfig>) -> Self {
+        // A sum that does not fit is refused when the device is made.
+        let sum =
+            |bytes: fn(&PartitionConfig) -> u64| partitions.iter().map(bytes).fold(0, u64::saturating_add);
+        let config = Self::new(sum(|part| part.base_bytes), sum(|part| part.views_bytes));
+        Self { partitions, ..config }
     }
 }
 
@@ -160,6 +181,44 @@ pub enum DeviceError {
         /// Bytes of the window.
         size: u64,
     },
+    /// Too many partitions.
+    #[error("{count} partitions; a device has at most {MOST_PARTITIONS}")]
+    Partitions {
+        /// How many were asked for.
+        count: usize,
+    },
+    /// A partition's name that cannot be.
+    #[error(
+        "{name:?} cannot name a partition: 1 to {MOST_PARTITION_NAME_BYTES} lower-case letters, digits, `-` and `_`"
+    )]
+    PartitionName {
+        /// The name, its first 64 characters.
+        name: String,
+    },
+    /// Two partitions of one name.
+    #[error("two partitions are called {name}")]
+    PartitionTwice {
+        /// The name.
+        name: String,
+    },
+    /// A partition's quota is used up.
+    #[error(
+        "{partition}: {wanted} more bytes pass the quota of {quota} bytes, of which {stored} are used; \
+         discard what is not needed"
+    )]
+    Quota {
+        /// The partition.
+        partition: String,
+        /// Bytes that its blocks are charged.
+        stored: u64,
+        /// Bytes wanted besides.
+        wanted: u64,
+        /// The quota.
+        quota: u64,
+    },
+    /// The store is full, told to a partition: how full it is says what the others store.
+    #[error("the store is full")]
+    Full,
     /// The store cannot.
     #[error(transparent)]
     Store(#[from] StoreError),
@@ -208,9 +267,17 @@ pub enum DeviceError {
     Directory(#[from] DirectoryError),
 }
 
+impl DeviceError {
+    /// Whether there was no room for what was written: the store is full, or a quota is used up.
+    pub const fn is_no_room(&self) -> bool {
+        matches!(self, Self::Quota { .. } | Self::Full | Self::Store(StoreError::Full { .. }))
+    }
+}
+
 /// A CXL Type-3 memory device.
 pub struct Device {
     config: DeviceConfig,
+    division: Division,
     map: RwLock<Arc<Map>>,
     blocks: Blocks,
     stats: Stats,
@@ -225,14 +292,16 @@ impl Device {
     /// An empty device. Takes no time or memory in proportion to its windows.
     ///
     /// # Errors
-    /// [`DeviceError::Size`] for window sizes that cannot be; [`DeviceError::Store`] if the address space cannot be had.
+    /// [`DeviceError::Size`] for window sizes that cannot be; [`DeviceError::Store`] if the address space cannot be had; partitions that cannot be.
     pub fn new(config: DeviceConfig) -> Result<Self, DeviceError> {
         config.check()?;
-        let map = Map::default().successor(Vec::new(), Vec::new(), config.base_bytes, config.views_bytes)?;
+        let division = Division::new(&config)?;
+        let map = Map::default().successor(Vec::new(), Vec::new(), &division)?;
         Ok(Self {
             blocks: Blocks::new(&config)?,
             index_cache: IndexCache::new(config.index_cache_entries),
-            windows: Windows::new(config.open_windows, config.decoded_bytes),
+            windows: Windows::new(config.open_windows, config.decoded_bytes, division.parts.len()),
+            division,
             map: RwLock::new(Arc::new(map)),
             stats: Stats::new(),
             started: Instant::now(),
@@ -246,8 +315,8 @@ impl Device {
     /// # Errors
     /// As [`Device::new`]; [`DeviceError::Image`] for an image that no device made.
     pub fn open(image: Image, config: &DeviceConfig) -> Result<Self, DeviceError> {
-        let Superblock { base_bytes, views_bytes, store_bytes, mode, codec, open_windows } =
-            *image.superblock();
+        let Superblock { base_bytes, views_bytes, store_bytes, mode, codec, open_windows, partitions } =
+            image.superblock().clone();
         let store_bytes = Some(store_bytes);
         let open_windows = usize::try_from(open_windows).unwrap_or(usize::MAX);
         let config = DeviceConfig {
@@ -257,19 +326,23 @@ impl Device {
             mode,
             codec,
             open_windows,
+            partitions,
             ..config.clone()
         };
         config.check()?;
+        let division = Division::new(&config)?;
         let stats = Stats::new();
-        let (kept, map) = Kept::open(image, &config)?;
+        let (kept, map) = Kept::open(image, &config, &division)?;
         let blocks = Blocks::open(kept.image(), |block, entry, charge| {
+            division.found(block, charge.bytes);
             stats.replaced(&Entry::default(), entry);
             blocks::charge(&stats, &map, block, Charge::default(), charge);
         })?;
         let device = Self {
             blocks,
             index_cache: IndexCache::new(config.index_cache_entries),
-            windows: Windows::new(config.open_windows, config.decoded_bytes),
+            windows: Windows::new(config.open_windows, config.decoded_bytes, division.parts.len()),
+            division,
             map: RwLock::new(Arc::new(map)),
             stats,
             started: Instant::now(),
@@ -351,6 +424,9 @@ impl Device {
             done += length;
         }
         self.stats.base.count(out.len() as u64, &total);
+        if let Some(part) = self.counted_part(offset) {
+            part.base_reads.count(out.len() as u64, &total);
+        }
         Ok(())
     }
 
@@ -376,6 +452,10 @@ impl Device {
         }
         self.stats.base_writes.add(1);
         self.stats.base_written_bytes.add(data.len() as u64);
+        if let Some(part) = self.counted_part(offset) {
+            part.base_writes.add(1);
+            part.base_written_bytes.add(data.len() as u64);
+        }
         Ok(())
     }
 
@@ -388,9 +468,13 @@ impl Device {
         'again: loop {
             out.fill(0);
             let map = self.map();
-            if range.start < DIRECTORY_BYTES {
-                self.stats.directory_reads.add(1);
-                paste(out, &range, 0, &map.directory);
+            for (part, directory) in self.division.parts.iter().zip(&map.directories) {
+                let at = part.views.start;
+                if range.start < at + DIRECTORY_BYTES && at < range.end {
+                    self.stats.directory_reads.add(1);
+                    part.directory_reads.add(1);
+                    paste(out, &range, at, &directory.bytes);
+                }
             }
             for alias in map.aliases_in(&range) {
                 if !self.read_alias(alias, &range, out)? {
@@ -436,6 +520,9 @@ impl Device {
         let bytes = wanted.end - wanted.start;
         alias.traffic.count(bytes, &tally);
         self.stats.views.count(bytes, &tally);
+        if self.division.divided {
+            self.division.parts[alias.tensor.part].view_reads.count(bytes, &tally);
+        }
         Ok(true)
     }
 
@@ -510,6 +597,7 @@ impl Device {
             uptime_seconds: self.started.elapsed().as_secs_f64(),
             compare_gcomp: self.config.compare_gcomp,
             map: &self.map(),
+            division: &self.division,
             index_cache: &self.index_cache,
             windows: self.windows.now(),
         })

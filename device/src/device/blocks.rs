@@ -249,10 +249,12 @@ impl Device {
             Kept::Flat(flat) => {
                 let _turn = flat.stripes[index(block % store::STRIPES as u64)].lock();
                 flat.read(block, &mut words);
-                let before = !is_zero(&words);
+                let before = Charge::flat(!is_zero(&words));
                 words[inside..inside + data.len()].copy_from_slice(data);
+                let after = Charge::flat(!is_zero(&words));
+                self.account(block, before.bytes, after.bytes)?;
                 flat.memory.write(index(block) * BLOCK_BYTES + inside, data);
-                (Charge::flat(before), Charge::flat(!is_zero(&words)))
+                (before, after)
             }
             Kept::Coded(store) if whole => {
                 words.copy_from_slice(data);
@@ -263,7 +265,7 @@ impl Device {
                     Err(StoreError::Entry { .. }) => store.replace_damaged(block),
                     Err(other) => return Err(other.into()),
                 };
-                self.publish(replace, &bundle)?
+                self.publish(block, replace, &bundle)?
             }
             Kept::Coded(store) => {
                 let replace = store.replace(block)?;
@@ -277,7 +279,7 @@ impl Device {
                 }
                 words[inside..inside + data.len()].copy_from_slice(data);
                 Layout::encode_block(self.config.mode, format, codec, &words, &mut bundle);
-                self.publish(replace, &bundle)?
+                self.publish(block, replace, &bundle)?
             }
         };
         self.written(map, block, codec, &words, old, new);
@@ -299,6 +301,9 @@ impl Device {
         stats.zero_blocks_written.add(u64::from(!new.live));
         stats.bypass_blocks_written.add(u64::from(new.bypass));
         stats.stored_bytes_written.add(new.bytes);
+        if let Some(part) = self.counted_part(block * BLOCK_BYTES as u64) {
+            part.blocks_written.add(1);
+        }
         if self.config.compare_gcomp {
             let granules = gcomp_granules(self.config.mode, codec, words, &new);
             stats.gcomp_bytes_written.add(u64::from(granules) * store::GRANULE_BYTES as u64);
@@ -320,7 +325,7 @@ impl Device {
             .decode(PlaneMask(u32::MAX), &bytes, &mut words)
             .map_err(|why| DeviceError::Damaged { block, why })?;
         Layout::encode_block(self.config.mode, owner.info.format, owner.info.codec, &words, &mut bundle);
-        let (old, new) = self.publish(replace, &bundle)?;
+        let (old, new) = self.publish(block, replace, &bundle)?;
         self.charge(map, block, old, new);
         Ok(())
     }
@@ -342,9 +347,16 @@ impl Device {
         charge(&self.stats, map, block, old, new);
     }
 
-    fn publish(&self, replace: store::Replace<'_>, bundle: &Bundle) -> Result<(Charge, Charge), DeviceError> {
+    fn publish(
+        &self,
+        block: u64,
+        replace: store::Replace<'_>,
+        bundle: &Bundle,
+    ) -> Result<(Charge, Charge), DeviceError> {
         let old = replace.old().clone();
-        let new = replace.publish(bundle)?;
+        let (before, after) = (old.charged(), charge_of(bundle));
+        self.account(block, before, after)?;
+        let new = replace.publish(bundle).inspect_err(|_| self.unaccount(block, before, after))?;
         self.stats.replaced(&old, &new);
         Ok((Charge::of(&old), Charge::of(&new)))
     }
@@ -374,6 +386,11 @@ fn index(block: u64) -> usize {
     usize::try_from(block).expect("a block of this device")
 }
 
+/// What a block is charged for `bundle`.
+pub(super) fn charge_of(bundle: &Bundle) -> u64 {
+    bundle.stored.as_ref().map_or(0, |stored| store::charged(stored.bytes()))
+}
+
 /// Planes that a fetch of `mask` selected; none of words.
 pub(super) fn planes_of(stored: &Stored, mask: PlaneMask) -> u64 {
     match stored {
@@ -387,7 +404,7 @@ pub(super) fn planes_of(stored: &Stored, mask: PlaneMask) -> u64 {
 pub(super) struct Charge {
     live: bool,
     bypass: bool,
-    bytes: u64,
+    pub(super) bytes: u64,
 }
 
 impl Charge {

@@ -6,14 +6,14 @@ use std::{ops::Range, sync::Arc};
 
 use serde::{Deserialize, Serialize};
 
-use super::{Device, DeviceConfig, DeviceError, staged::StagedPlaces};
+use super::{Device, DeviceConfig, DeviceError, Division, staged::StagedPlaces};
 use crate::{
     BLOCK_BYTES,
     stats::{Gauge, Traffic},
     store::{image::Image, tables::Tables},
     tensor::{self, Tensor, TensorInfo},
     view::View,
-    window::{Alias, Map},
+    window::{Alias, DirectoryPages, Map},
 };
 
 /// The parts of the image that are not the store's.
@@ -26,7 +26,8 @@ pub(super) struct Kept {
 /// The tables as they are saved.
 #[derive(Serialize, Deserialize)]
 struct Saved {
-    generation: u64,
+    /// Of the directory of each part.
+    generations: Vec<u64>,
     tensors: Vec<TensorInfo>,
     views: Vec<SavedView>,
 }
@@ -40,11 +41,15 @@ struct SavedView {
 
 impl Kept {
     /// What `image` keeps, and the map its tables give.
-    pub(super) fn open(image: Image, config: &DeviceConfig) -> Result<(Self, Map), DeviceError> {
+    pub(super) fn open(
+        image: Image,
+        config: &DeviceConfig,
+        division: &Division,
+    ) -> Result<(Self, Map), DeviceError> {
         let (tables, text) = Tables::open(&image)?;
         let map = text.map_or_else(
-            || Ok(Map::default().successor(Vec::new(), Vec::new(), config.base_bytes, config.views_bytes)?),
-            |text| restore(&text, config),
+            || Ok(Map::default().successor(Vec::new(), Vec::new(), division)?),
+            |text| restore(&text, config, division),
         )?;
         let staged = StagedPlaces::open(&image)?;
         Ok((Self { image, tables, staged }, map))
@@ -65,7 +70,7 @@ impl Device {
             offset: alias.info.offset,
         };
         let saved = Saved {
-            generation: map.generation,
+            generations: map.directories.iter().map(|directory| directory.generation).collect(),
             tensors: map.tensors.iter().map(|tensor| tensor.info.clone()).collect(),
             views: map.aliases.iter().map(view).collect(),
         };
@@ -75,7 +80,7 @@ impl Device {
 }
 
 /// The map of saved tables. They are checked like any other input: the image may come from anywhere.
-fn restore(text: &[u8], config: &DeviceConfig) -> Result<Map, DeviceError> {
+fn restore(text: &[u8], config: &DeviceConfig, division: &Division) -> Result<Map, DeviceError> {
     let broken = |why: String| DeviceError::Image { why };
     let saved: Saved = serde_json::from_slice(text).map_err(|why| broken(why.to_string()))?;
     let mut tensors: Vec<Arc<Tensor>> = Vec::with_capacity(saved.tensors.len());
@@ -83,11 +88,14 @@ fn restore(text: &[u8], config: &DeviceConfig) -> Result<Map, DeviceError> {
         let spec = info.spec();
         tensor::check(&spec)?;
         let windows = tensor::windows(&spec)?.filter(|_| config.mode == crate::mode::Mode::Trace);
-        let past = info.dpa.checked_add(info.length).is_none_or(|end| end > config.base_bytes);
-        if past || !info.dpa.is_multiple_of(BLOCK_BYTES as u64) {
+        let part = division.of_name(&info.name)?;
+        let own = &division.parts[part].base;
+        let end = info.length.checked_next_multiple_of(BLOCK_BYTES as u64);
+        let end = end.and_then(|length| info.dpa.checked_add(length)).filter(|end| *end <= own.end);
+        if end.is_none() || info.dpa < own.start || !info.dpa.is_multiple_of(BLOCK_BYTES as u64) {
             return Err(broken(format!("{} lies at DPA {:#x}, {} bytes", info.name, info.dpa, info.length)));
         }
-        let tensor = Tensor { info, windows, stored: Gauge::default(), traffic: Traffic::default() };
+        let tensor = Tensor { info, part, windows, stored: Gauge::default(), traffic: Traffic::default() };
         tensors.push(Arc::new(tensor));
     }
     tensors.sort_by_key(|tensor| tensor.info.dpa);
@@ -100,7 +108,10 @@ fn restore(text: &[u8], config: &DeviceConfig) -> Result<Map, DeviceError> {
         let view = View::parse(tensor.info.format, &view)
             .map_err(|why| DeviceError::View { tensor: name.clone(), why })?;
         let length = view.bytes_for(tensor.info.elements);
-        let fits = |length: &u64| offset.checked_add(*length).is_some_and(|end| end <= config.views_bytes);
+        let own = &division.parts[tensor.part].views;
+        let fits = |length: &u64| {
+            offset >= own.start && offset.checked_add(*length).is_some_and(|end| end <= own.end)
+        };
         let length = length.filter(fits);
         let length = length.ok_or_else(|| broken(format!("view {view} of {name} lies at {offset:#x}")))?;
         aliases.push(Arc::new(Alias::new(tensor, view, offset, length)));
@@ -108,8 +119,10 @@ fn restore(text: &[u8], config: &DeviceConfig) -> Result<Map, DeviceError> {
     aliases.sort_by_key(|alias| alias.info.offset);
     apart("views", aliases.iter().map(|alias| alias.info.offset..alias.info.offset + alias.info.length))
         .map_err(broken)?;
-    let before = Map { generation: saved.generation, ..Map::default() };
-    Ok(before.successor(tensors, aliases, config.base_bytes, config.views_bytes)?)
+    let generations = saved.generations.into_iter();
+    let directories =
+        generations.map(|generation| DirectoryPages { generation, bytes: Vec::new() }).collect();
+    Ok(Map { directories, ..Map::default() }.successor(tensors, aliases, division)?)
 }
 
 /// That ranges in order do not overlap.

@@ -22,12 +22,14 @@ impl Device {
         let (elements, shape) = tensor::check(&spec)?;
         let windows = tensor::windows(&spec)?.filter(|_| self.config.mode == Mode::Trace);
         let mut guard = self.map.write();
-        let dpa = self.place(&guard, &spec)?;
+        let part = self.division.of_name(&spec.name)?;
+        let dpa = self.place(&guard, &spec, part)?;
         let TensorSpec { name, length, format, layout, codec, .. } = spec;
         let codec = codec.unwrap_or(self.config.codec);
         let info = TensorInfo { name, dpa, length, elements, shape, format, layout, codec };
         let tensor = Arc::new(Tensor {
             info: info.clone(),
+            part,
             windows,
             stored: Gauge::default(),
             traffic: Traffic::default(),
@@ -99,8 +101,9 @@ impl Device {
             largest,
         };
         let length = view.bytes_for(tensor.info.elements).ok_or_else(|| no_room(u64::MAX, 0))?;
-        let offset =
-            guard.free_view(length, self.config.views_bytes).map_err(|largest| no_room(length, largest))?;
+        let offset = guard
+            .free_view(length, &self.division.parts[tensor.part].views)
+            .map_err(|largest| no_room(length, largest))?;
         let alias = Arc::new(Alias::new(tensor, view, offset, length));
         let info = alias.info.clone();
         let mut aliases = guard.aliases.clone();
@@ -127,18 +130,19 @@ impl Device {
         tensors: Vec<Arc<Tensor>>,
         aliases: Vec<Arc<Alias>>,
     ) -> Result<Map, DeviceError> {
-        Ok(map.successor(tensors, aliases, self.config.base_bytes, self.config.views_bytes)?)
+        Ok(map.successor(tensors, aliases, &self.division)?)
     }
 
     /// Where the tensor goes.
-    fn place(&self, map: &Map, spec: &TensorSpec) -> Result<u64, TensorError> {
+    fn place(&self, map: &Map, spec: &TensorSpec, part: usize) -> Result<u64, TensorError> {
         let TensorSpec { name, length, .. } = spec;
-        let (length, capacity) = (*length, self.config.base_bytes);
+        let part = &self.division.parts[part].base;
+        let (length, capacity) = (*length, part.end - part.start);
         if map.tensor(name).is_ok() {
             return Err(TensorError::Exists { name: name.clone() });
         }
         let Some(dpa) = spec.dpa else {
-            return map.free_base(length, capacity).map_err(|largest| TensorError::NoRoom {
+            return map.free_base(length, part).map_err(|largest| TensorError::NoRoom {
                 name: name.clone(),
                 length,
                 capacity,
@@ -148,9 +152,15 @@ impl Device {
         if !dpa.is_multiple_of(BLOCK_BYTES as u64) {
             return Err(TensorError::Unaligned { name: name.clone(), dpa });
         }
-        let Some(end) = dpa.checked_add(length).filter(|end| *end <= capacity) else {
+        let end = dpa.checked_add(length).filter(|end| *end <= self.config.base_bytes);
+        let Some(end) = end else {
+            let capacity = self.config.base_bytes;
             return Err(TensorError::PastCapacity { name: name.clone(), dpa, length, capacity });
         };
+        if dpa < part.start || end > part.end {
+            let (name, start, end) = (name.clone(), part.start, part.end);
+            return Err(TensorError::OutsidePartition { name, dpa, length, start, end });
+        }
         match map.tensors.iter().find(|other| dpa < other.end() && other.info.dpa < end) {
             None => Ok(dpa),
             Some(other) => Err(TensorError::Overlap {

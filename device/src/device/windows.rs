@@ -24,7 +24,7 @@ use parking_lot::Mutex;
 
 use super::{
     Device, DeviceError,
-    blocks::Charge,
+    blocks::{Charge, charge_of},
     decoded::Decoded,
     staged::{Found, Place},
 };
@@ -46,8 +46,9 @@ const STRIPES: usize = 1024;
 pub(super) struct Windows {
     stripes: Vec<Mutex<()>>,
     staging: Mutex<Staging>,
-    /// Most windows that may be open.
+    /// Most windows that may be open in one part of the device: its share, so that no part waits for another's.
     most: usize,
+    parts: usize,
     pub(super) decoded: Mutex<Decoded>,
 }
 
@@ -55,8 +56,8 @@ pub(super) struct Windows {
 struct Staging {
     /// By the number of their first block.
     open: BTreeMap<u64, Arc<Open>>,
-    /// Windows that are being opened.
-    opening: usize,
+    /// Windows that are being opened, by part.
+    opening: Vec<usize>,
     /// Bytes of all of them.
     bytes: u64,
     clock: u64,
@@ -120,11 +121,12 @@ thread_local! {
 }
 
 impl Windows {
-    pub(super) fn new(most: usize, decoded_bytes: usize) -> Self {
+    pub(super) fn new(most: usize, decoded_bytes: usize, parts: usize) -> Self {
         Self {
             stripes: (0..STRIPES).map(|_| Mutex::new(())).collect(),
-            staging: Mutex::default(),
-            most: most.max(1),
+            staging: Mutex::new(Staging { opening: vec![0; parts], ..Staging::default() }),
+            most: (most / parts).max(1),
+            parts,
             decoded: Mutex::new(Decoded::new(decoded_bytes)),
         }
     }
@@ -134,7 +136,7 @@ impl Windows {
         let staging = self.staging.lock();
         WindowsNow {
             open: staging.open.len() as u64,
-            most_open: self.most as u64,
+            most_open: (self.most * self.parts) as u64,
             staged_bytes: staging.bytes,
             decoded_bytes: self.decoded.lock().bytes() as u64,
         }
@@ -148,21 +150,22 @@ impl Windows {
         self.staging.lock().open.get(&span.first).cloned()
     }
 
-    /// Takes a place for a window to be opened, or else names the open one that was written least recently.
-    fn take_place(&self) -> Result<(), Option<u64>> {
+    /// Takes a place in part `part`, which has these blocks, for a window to be opened, or else names its open one that was written least recently.
+    fn take_place(&self, part: usize, blocks: Range<u64>) -> Result<(), Option<u64>> {
         let mut staging = self.staging.lock();
-        if staging.open.len() + staging.opening < self.most {
-            staging.opening += 1;
+        let open = staging.open.range(blocks);
+        if open.clone().count() + staging.opening[part] < self.most {
+            staging.opening[part] += 1;
             return Ok(());
         }
-        let oldest = staging.open.iter().min_by_key(|(_, open)| open.written.load(Relaxed));
+        let oldest = open.min_by_key(|(_, open)| open.written.load(Relaxed));
         Err(oldest.map(|(first, _)| *first))
     }
 
-    /// Gives back a place that was taken, with the window opened there, if it was.
-    fn fill_place(&self, span: &Span, open: Option<Open>) -> Option<Arc<Open>> {
+    /// Gives back a place that was taken in part `part`, with the window opened there, if it was.
+    fn fill_place(&self, part: usize, span: &Span, open: Option<Open>) -> Option<Arc<Open>> {
         let mut staging = self.staging.lock();
-        staging.opening -= 1;
+        staging.opening[part] -= 1;
         let open = Arc::new(open?);
         staging.bytes += span.bytes() as u64;
         staging.open.insert(span.first, open.clone());
@@ -318,8 +321,8 @@ impl Device {
             let lock = windows.stripe(span).lock();
             let open = match windows.find(span) {
                 Some(open) => open,
-                None => match windows.take_place() {
-                    Ok(()) => self.open_window(shape, span)?,
+                None => match windows.take_place(tensor.part, self.division.parts[tensor.part].blocks()) {
+                    Ok(()) => self.open_window(tensor, shape, span)?,
                     Err(oldest) => {
                         drop(lock);
                         self.make_room(map, oldest)?;
@@ -348,7 +351,7 @@ impl Device {
     }
 
     /// Opens a window for which a place was taken. The caller holds its lock.
-    fn open_window(&self, shape: &Shape, span: &Span) -> Result<Arc<Open>, DeviceError> {
+    fn open_window(&self, tensor: &Tensor, shape: &Shape, span: &Span) -> Result<Arc<Open>, DeviceError> {
         let windows = &self.windows;
         // What a store has to read first is no host's read: it is not counted as one.
         let bytes = self.decode_window(shape, span, PlaneMask::all(shape.format()), &mut Tally::default());
@@ -356,11 +359,11 @@ impl Device {
             let place = self.kept.as_ref().map(|kept| kept.staged.take(span.first, &bytes)).transpose()?;
             Ok(Staged { bytes, place, fresh: vec![false; span.blocks] })
         });
-        let staged = staged.inspect_err(|_| drop(windows.fill_place(span, None)))?;
+        let staged = staged.inspect_err(|_| drop(windows.fill_place(tensor.part, span, None)))?;
         windows.decoded.lock().forget(span.first);
         self.stats.windows_opened.add(1);
         let open = Open { written: AtomicU64::new(windows.tick()), staged: Mutex::new(staged) };
-        Ok(windows.fill_place(span, Some(open)).expect("an open window"))
+        Ok(windows.fill_place(tensor.part, span, Some(open)).expect("an open window"))
     }
 
     /// Lets an open window go. The caller holds its lock.
@@ -453,6 +456,7 @@ impl Device {
         let codec = tensor.info.codec;
         let (coded, prepared) = BUNDLES.with_borrow_mut(|bundles| {
             let coded = kv::encode(shape, span.before, codec, bytes, coding, bundles);
+            let (before, after) = self.account_window(span, &bundles[..span.blocks])?;
             let mut prepared = Vec::with_capacity(span.blocks);
             for (block, bundle) in (span.first..).zip(&bundles[..span.blocks]) {
                 match store.prepare(block, bundle) {
@@ -461,7 +465,8 @@ impl Device {
                         for one in prepared {
                             store.give_back(one);
                         }
-                        return Err(full);
+                        self.unaccount(span.first, before, after);
+                        return Err(DeviceError::from(full));
                     }
                 }
             }
@@ -477,6 +482,21 @@ impl Device {
         stats.windows_coded[coded.coding as usize].add(1);
         stats.repeated_rows.add(coded.repeated_rows as u64);
         Ok(())
+    }
+
+    /// Charges a window's part for `bundles` in place of what its blocks hold: what they are charged before and after. The caller holds the window's lock.
+    fn account_window(&self, span: &Span, bundles: &[Bundle]) -> Result<(u64, u64), DeviceError> {
+        if !self.division.divided {
+            return Ok((0, 0));
+        }
+        let mut before = 0;
+        for block in span.first..span.first + span.blocks as u64 {
+            // A damaged block is replaced whole, and what it took is lost with its entry.
+            before += self.charged(block).map_or(0, |charge| charge.bytes);
+        }
+        let after = bundles.iter().map(charge_of).sum();
+        self.account(span.first, before, after)?;
+        Ok((before, after))
     }
 
     /// Codes the windows of a tensor that was just made, where they hold data.

@@ -160,6 +160,8 @@ fn status_of(why: &DeviceError) -> StatusCode {
         DeviceError::Tensor(TensorError::Exists { .. } | TensorError::Overlap { .. }) => StatusCode::CONFLICT,
         DeviceError::Tensor(TensorError::NoRoom { .. })
         | DeviceError::NoRoomForView { .. }
+        | DeviceError::Quota { .. }
+        | DeviceError::Full
         | DeviceError::Directory(_)
         | DeviceError::Store(
             StoreError::Full { .. } | StoreError::NoRoom { .. } | StoreError::Tables { .. },
@@ -167,6 +169,9 @@ fn status_of(why: &DeviceError) -> StatusCode {
         DeviceError::Tensor(_)
         | DeviceError::View { .. }
         | DeviceError::PastWindow { .. }
+        | DeviceError::Partitions { .. }
+        | DeviceError::PartitionName { .. }
+        | DeviceError::PartitionTwice { .. }
         | DeviceError::Size { .. } => StatusCode::UNPROCESSABLE_ENTITY,
         DeviceError::Store(_) | DeviceError::Damaged { .. } | DeviceError::Image { .. } => {
             StatusCode::INTERNAL_SERVER_ERROR

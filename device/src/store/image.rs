@@ -26,7 +26,7 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 use serde::{Deserialize, Serialize};
 
 use super::{StoreError, entry::ENTRY_BYTES, journal, memory::Memory, tables};
-use crate::{BLOCK_BYTES, codec::Codec, kv, mode::Mode};
+use crate::{BLOCK_BYTES, codec::Codec, device::PartitionConfig, kv, mode::Mode};
 
 /// What an image begins with.
 const MAGIC: &[u8; 8] = b"LAMINA\x00\x01";
@@ -38,7 +38,7 @@ const ALIGN: u64 = 2 << 20;
 pub(crate) const STAGE_BYTES: usize = (2 + kv::MOST_BLOCKS) * BLOCK_BYTES;
 
 /// What a device is, as its image says.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Superblock {
     /// Bytes of the base window.
@@ -53,6 +53,8 @@ pub struct Superblock {
     pub codec: Codec,
     /// KV windows that may be open.
     pub open_windows: u64,
+    /// The partitions of a device that is divided.
+    pub partitions: Vec<PartitionConfig>,
 }
 
 /// An open image.
@@ -296,6 +298,7 @@ mod tests {
             mode: Mode::Trace,
             codec: Codec::Tree,
             open_windows: 4,
+            partitions: Vec::new(),
         }
     }
 

@@ -95,6 +95,7 @@ mod tests {
             mode: Mode::Trace,
             codec: Codec::Tree,
             open_windows: 1,
+            partitions: Vec::new(),
         };
         let image = Image::in_memory(superblock).unwrap();
         let (tables, found) = Tables::open(&image).unwrap();
