@@ -124,6 +124,17 @@ impl Device {
         self.map().aliases.iter().map(|alias| alias.info.clone()).collect()
     }
 
+    /// Whether this view still is where it was made.
+    pub fn has_view(&self, view: &ViewInfo) -> bool {
+        let map = self.map();
+        let at = map.aliases.partition_point(|alias| alias.info.offset < view.offset);
+        // Views of no length share their place with the next one.
+        map.aliases[at..]
+            .iter()
+            .take_while(|alias| alias.info.offset == view.offset)
+            .any(|alias| alias.info == *view)
+    }
+
     fn successor(
         &self,
         map: &Map,

@@ -6,6 +6,7 @@
 //! | `GET /stats`, `GET /metrics` | all counters, as JSON and as OpenMetrics |
 //! | `GET /tensors`, `POST /tensors`, `DELETE /tensors/{name}` | lists, makes (a [`TensorSpec`]), removes |
 //! | `GET /views`, `POST /views` `{"tensor","spelling"}` | lists, makes |
+//! | `GET /disks` | lists the disks: serial numbers, sockets, partitions |
 //! | `POST /flush` `{"offset"?,"length"?}` | the coherence fence |
 //! | `POST /discard` `{"offset","length"}` | drops base bytes |
 //!
@@ -113,6 +114,7 @@ fn router(control: Control) -> Router {
         .route("/tensors", get(tensors).post(create_tensor))
         .route("/tensors/{*name}", delete(remove_tensor))
         .route("/views", get(views).post(create_view))
+        .route("/disks", get(disks))
         .route("/flush", post(flush))
         .route("/discard", post(discard))
         .fallback(|| async { Refusal::new(StatusCode::NOT_FOUND, "there is nothing here; see GET /") })
@@ -275,6 +277,10 @@ async fn tensors(State(control): State<Control>) -> impl IntoResponse {
 
 async fn views(State(control): State<Control>) -> impl IntoResponse {
     Json(control.views())
+}
+
+async fn disks(State(control): State<Control>) -> impl IntoResponse {
+    Json(control.disks())
 }
 
 async fn create_tensor(

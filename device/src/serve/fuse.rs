@@ -34,7 +34,7 @@ use crate::device::Device;
 use super::ServeError;
 use super::coherence::Coherence;
 use super::fuse_fs::WindowFs;
-use super::fuse_workers::{Workers, invalidate_views};
+use super::fuse_workers::{Workers, invalidate};
 use super::launder::LaunderWith;
 use super::mount_point::{self, MountPoint};
 
@@ -131,7 +131,8 @@ impl Mount {
         if let Some(device) = invalidations {
             let (workers, coherence) = (Arc::clone(&self.workers), Arc::clone(&self.coherence));
             self.spawn("fuse-invalidate".to_owned(), move || {
-                coherence.invalidate_until_closed(|range| invalidate_views(&workers, &device, range));
+                coherence
+                    .invalidate_until_closed(|window, range| invalidate(&workers, &device, window, range));
             })?;
         }
         let failed = |source| ServeError::MountPoint { path: self.point.path.clone(), source };

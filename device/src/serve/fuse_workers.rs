@@ -19,8 +19,10 @@ use fuse_backend_rs::abi::fuse_abi::Opcode;
 use fuse_backend_rs::api::server::{MAX_BUFFER_SIZE, Server};
 use fuse_backend_rs::transport::{FuseBuf, FuseDevWriter, Reader, Writer};
 
+use crate::device::Window;
+
 use super::coherence::Coherence;
-use super::fuse_fs::{VIEWS_INODE, WindowFs};
+use super::fuse_fs::{BASE_INODE, VIEWS_INODE, WindowFs};
 
 /// Bytes of a worker's buffers: the largest request or answer, 1 MiB, and a page for what goes before it.
 const BUFFER_BYTES: usize = MAX_BUFFER_SIZE as usize + 4096;
@@ -187,14 +189,16 @@ fn refuse(mut device: &File, unique: u64) {
     }
 }
 
-/// Tells the kernel to drop the pages of a range of the views window.
-pub(super) fn invalidate_views(workers: &Workers, device: &File, range: &std::ops::Range<u64>) {
+/// Tells the kernel to drop the pages of a range of a window.
+pub(super) fn invalidate(workers: &Workers, device: &File, window: Window, range: &std::ops::Range<u64>) {
     let mut buffer = [0; 64];
     let Ok(writer) = FuseDevWriter::<()>::new(device.as_raw_fd(), &mut buffer) else { return };
-    if let Err(why) =
-        workers.server.notify_inval_inode(writer, VIEWS_INODE, range.start, range.end - range.start)
-    {
+    let inode = match window {
+        Window::Base => BASE_INODE,
+        Window::Views => VIEWS_INODE,
+    };
+    if let Err(why) = workers.server.notify_inval_inode(writer, inode, range.start, range.end - range.start) {
         // ENOENT: the kernel holds nothing of this file.
-        tracing::debug!(?range, "nothing to invalidate: {why}");
+        tracing::debug!(?window, ?range, "nothing to invalidate: {why}");
     }
 }

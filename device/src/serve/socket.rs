@@ -28,33 +28,39 @@ impl OwnedSocket {
     /// Listens at `path`. Must be called within a tokio runtime.
     pub(super) fn bind(path: &Path) -> Result<Self, ServeError> {
         let failed = |source| ServeError::Socket { path: path.to_owned(), source };
-        match fs::symlink_metadata(path) {
-            Ok(found) if !found.file_type().is_socket() => {
-                return Err(failed(io::Error::new(
-                    io::ErrorKind::AlreadyExists,
-                    "another kind of file is there",
-                )));
-            }
-            Ok(_) => match UnixStream::connect(path) {
-                Ok(_) => return Err(ServeError::SocketBusy { path: path.to_owned() }),
-                Err(why) if why.kind() == io::ErrorKind::ConnectionRefused => {
-                    tracing::info!(path = %path.display(), "replacing the socket that a killed run left");
-                    fs::remove_file(path).map_err(failed)?;
-                }
-                Err(why) => return Err(failed(why)),
-            },
-            Err(why) if why.kind() == io::ErrorKind::NotFound => {}
-            Err(why) => return Err(failed(why)),
-        }
-        let listener = listen_at(path).map_err(|why| failed(why.into()))?;
-        listener.set_nonblocking(true).map_err(failed)?;
-        let listener = UnixListener::from_std(listener).map_err(failed)?;
+        let listener = UnixListener::from_std(claim(path)?).map_err(failed)?;
         Ok(Self { listener, path: path.to_owned() })
     }
 
     pub(super) fn path(&self) -> &Path {
         &self.path
     }
+}
+
+/// Listens at `path`, without blocking, where nobody listens yet. The file is the caller's to remove.
+pub(super) fn claim(path: &Path) -> Result<StdListener, ServeError> {
+    let failed = |source| ServeError::Socket { path: path.to_owned(), source };
+    match fs::symlink_metadata(path) {
+        Ok(found) if !found.file_type().is_socket() => {
+            return Err(failed(io::Error::new(
+                io::ErrorKind::AlreadyExists,
+                "another kind of file is there",
+            )));
+        }
+        Ok(_) => match UnixStream::connect(path) {
+            Ok(_) => return Err(ServeError::SocketBusy { path: path.to_owned() }),
+            Err(why) if why.kind() == io::ErrorKind::ConnectionRefused => {
+                tracing::info!(path = %path.display(), "replacing the socket that a killed run left");
+                fs::remove_file(path).map_err(failed)?;
+            }
+            Err(why) => return Err(failed(why)),
+        },
+        Err(why) if why.kind() == io::ErrorKind::NotFound => {}
+        Err(why) => return Err(failed(why)),
+    }
+    let listener = listen_at(path).map_err(|why| failed(why.into()))?;
+    listener.set_nonblocking(true).map_err(failed)?;
+    Ok(listener)
 }
 
 fn listen_at(path: &Path) -> nix::Result<StdListener> {

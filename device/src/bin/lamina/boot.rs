@@ -11,7 +11,7 @@ use anyhow::{Context, Result, ensure};
 use lamina_qemu::{Attach, AttachKind, BootConfig, Cxl, Guest, GuestFile, Source, VhostUser, launch};
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::args::Boot;
+use crate::args::{Boot, DiskArg};
 use crate::serve;
 
 /// The folder with the guest's static programs, which `./x` sets.
@@ -28,19 +28,25 @@ pub(crate) async fn boot(args: Boot) -> Result<ExitCode> {
     // Whatever serves the device lives until the guest has ended.
     let (attach, ctl, served, folder) = match (attach, base.zip(views_file)) {
         (AttachKind::Cxl, Some((base, views))) => (windows(base, views)?, ctl, None, None),
-        (AttachKind::VhostUser, _) => {
-            ensure!(
-                !disks.is_empty(),
-                "--attach vhost-user needs --disk SOCKET of a device that is being served"
-            );
+        (AttachKind::VhostUser, _) if !disks.is_empty() => {
             (Attach::VhostUser(VhostUser { disks, queues: queues(args.cpus) }), ctl, None, None)
+        }
+        (AttachKind::VhostUser, _) => {
+            let folder = tempfile::Builder::new().prefix("lamina-boot-").tempdir()?;
+            let both = vec![DiskArg::Both(folder.path().join("disks"))];
+            let served = serve::start(device, mount, both, Arc::new(AtomicBool::new(false))).await?;
+            let disks = served.disks.iter().map(|disk| disk.info().socket).collect();
+            let attach = Attach::VhostUser(VhostUser { disks, queues: queues(args.cpus) });
+            (attach, Some(served.guests.path().into()), Some(served), Some(folder))
         }
         (AttachKind::Cxl, None) => {
             ensure!(disks.is_empty(), "--disk goes with --attach vhost-user");
             let folder = tempfile::Builder::new().prefix("lamina-boot-").tempdir()?;
             let mount = mount.unwrap_or_else(|| folder.path().join("mount"));
-            let served = serve::start(device, mount, Arc::new(AtomicBool::new(false))).await?;
-            let attach = windows(served.mount.base_path(), served.mount.views_path())?;
+            let served =
+                serve::start(device, Some(mount), Vec::new(), Arc::new(AtomicBool::new(false))).await?;
+            let mounted = served.mount.as_ref().context("the device is not mounted")?;
+            let attach = windows(mounted.base_path(), mounted.views_path())?;
             (attach, Some(served.guests.path().into()), Some(served), Some(folder))
         }
     };

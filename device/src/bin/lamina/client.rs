@@ -112,6 +112,37 @@ pub(crate) async fn views(client: &Client) -> Result<()> {
     Ok(())
 }
 
+pub(crate) async fn disks(client: &Client) -> Result<()> {
+    let disks = ask(&client.api, Method::GET, "/disks", None).await?;
+    if client.json {
+        return print_json(&disks);
+    }
+    let mut table = new_table(&["serial", "partition", "shows", "socket", "bytes"], 4);
+    for disk in rows(&disks)? {
+        let shows = match &disk["shows"] {
+            Value::String(window) => window.clone(),
+            shows => format!("{}:{}", text(&shows["view"]["tensor"]), text(&shows["view"]["view"])),
+        };
+        table.add_row([
+            text(&disk["serial"]),
+            String::new(),
+            shows,
+            text(&disk["socket"]),
+            size(&disk["bytes"]),
+        ]);
+        for partition in disk["partitions"].as_array().into_iter().flatten() {
+            let shows = match text(&partition["tensor"]) {
+                tensor if tensor.is_empty() => text(&partition["name"]),
+                tensor => format!("{tensor}:{}", text(&partition["view"])),
+            };
+            let number = text(&partition["number"]);
+            table.add_row([text(&disk["serial"]), number, shows, String::new(), size(&partition["length"])]);
+        }
+    }
+    println!("{table}");
+    Ok(())
+}
+
 pub(crate) async fn view(command: View) -> Result<()> {
     match command {
         View::List(client) => views(&client).await,

@@ -16,9 +16,10 @@ use crate::args::{Cli, Command};
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    // fuse-backend-rs logs every answer that came too late, with all of its bytes.
-    let filter =
-        EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info,fuse_backend_rs=off"));
+    // fuse-backend-rs logs every answer that came too late, with all of its bytes; virtio_queue and vhost_user_backend whatever a
+    // guest does wrong.
+    let quiet = "info,fuse_backend_rs=off,virtio_queue=off,vhost_user_backend=off";
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(quiet));
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
@@ -39,6 +40,7 @@ fn main() -> ExitCode {
             Command::Stats(args) => client::stats(&args).await,
             Command::Tensors(args) => client::tensors(&args).await,
             Command::Views(args) => client::views(&args).await,
+            Command::Disks(args) => client::disks(&args).await,
             Command::View(command) => client::view(command).await,
             Command::Flush(args) => client::flush(&args).await,
         }

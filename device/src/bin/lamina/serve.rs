@@ -17,11 +17,15 @@ use indicatif::BinaryBytes;
 use lamina::device::{Device, DeviceConfig};
 use lamina::load::{self, KvRule, LoadError, LoadOptions, Loaded};
 use lamina::model::ModelFile;
-use lamina::serve::{Api, Control, GuestPort, Mount, MountOptions, MountPoint, fuse::fuse_present};
+use lamina::serve::vhost_user::DiskInfo;
+use lamina::serve::{
+    Api, Control, DiskServer, GuestPort, Mount, MountOptions, MountPoint, ServeError, Shows,
+    fuse::fuse_present,
+};
 use serde_json::json;
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::args::{DeviceArgs, Serve};
+use crate::args::{DeviceArgs, DiskArg, Serve};
 use crate::meter::Meter;
 
 /// QEMU's CXL windows are multiples of this.
@@ -33,7 +37,7 @@ pub(crate) async fn serve(args: Serve) -> Result<()> {
     let mut terminated = signal(SignalKind::terminate())?;
     let stop = Arc::new(AtomicBool::new(false));
     let json = args.json;
-    let mut started = std::pin::pin!(start(args.device, args.mount, Arc::clone(&stop)));
+    let mut started = std::pin::pin!(start(args.device, args.mount, args.vhost_user, Arc::clone(&stop)));
     let started = loop {
         tokio::select! {
             started = &mut started => break started,
@@ -61,14 +65,22 @@ pub(crate) async fn serve(args: Serve) -> Result<()> {
 pub(crate) struct Served {
     pub(crate) guests: GuestPort,
     api: Api,
-    pub(crate) mount: Mount,
+    pub(crate) disks: Vec<DiskServer>,
+    pub(crate) mount: Option<Mount>,
     pub(crate) device: Arc<Device>,
     loaded: Loaded,
 }
 
-/// Starts a device and serves it on `mount`; `stop` ends the loading.
-pub(crate) async fn start(args: DeviceArgs, mount: PathBuf, stop: Arc<AtomicBool>) -> Result<Served> {
-    fuse_present()?;
+/// Starts a device and serves it on `mount` and as `disks`; `stop` ends the loading.
+pub(crate) async fn start(
+    args: DeviceArgs,
+    mount: Option<PathBuf>,
+    disks: Vec<DiskArg>,
+    stop: Arc<AtomicBool>,
+) -> Result<Served> {
+    if mount.is_some() {
+        fuse_present()?;
+    }
     let models = args.models.iter().map(|path| ModelFile::open(path)).collect::<Result<Vec<_>, _>>()?;
     let options = LoadOptions {
         views: args.views.into_iter().filter(|view| !view.is_empty()).collect(),
@@ -87,7 +99,7 @@ pub(crate) async fn start(args: DeviceArgs, mount: PathBuf, stop: Arc<AtomicBool
     config.open_windows = args.open_windows;
     let device = Arc::new(Device::new(config)?);
 
-    make_run_dir(&args.run_dir)?;
+    make_private_dir(&args.run_dir)?;
     let control = Control::new(Arc::clone(&device));
     let api = Api::serve(control.clone(), &args.run_dir.join("api.sock"), args.tcp).await?;
     let guests = GuestPort::serve(control.clone(), &args.run_dir.join("ctl.sock"))?;
@@ -100,20 +112,40 @@ pub(crate) async fn start(args: DeviceArgs, mount: PathBuf, stop: Arc<AtomicBool
     mounting.threads = args.threads.unwrap_or(mounting.threads);
     let loading = Arc::clone(&device);
     let (mount, loaded) = tokio::task::spawn_blocking(move || -> Result<_> {
-        let point = MountPoint::prepare(&mount)?;
+        let point = mount.map(|mount| MountPoint::prepare(&mount)).transpose()?;
         let loaded = load_all(&loading, &models, &options, &stop)?;
-        Ok((Mount::new(loading, point, &mounting)?, loaded))
+        Ok((point.map(|point| Mount::new(loading, point, &mounting)).transpose()?, loaded))
     })
     .await??;
-    control.mounted(mount.coherence());
-    Ok(Served { guests, api, mount, device, loaded })
+    if let Some(mount) = &mount {
+        control.mounted(mount.coherence());
+    }
+    let disks = tokio::task::spawn_blocking(move || serve_disks(&control, disks)).await??;
+    Ok(Served { guests, api, disks, mount, device, loaded })
 }
 
-/// Makes the directory for the sockets, for this user alone.
-fn make_run_dir(path: &Path) -> Result<()> {
+/// Serves disks, and makes the directories for their sockets.
+fn serve_disks(control: &Control, disks: Vec<DiskArg>) -> Result<Vec<DiskServer>> {
+    let mut all = Vec::new();
+    for disk in disks {
+        match disk {
+            DiskArg::Both(directory) => {
+                make_private_dir(&directory)?;
+                all.push((directory.join("base.sock"), Shows::Base));
+                all.push((directory.join("views.sock"), Shows::Views));
+            }
+            DiskArg::One(socket, shows) => all.push((socket, shows)),
+        }
+    }
+    let served = all.into_iter().map(|(socket, shows)| DiskServer::bind(control, shows, &socket));
+    Ok(served.collect::<Result<_, ServeError>>()?)
+}
+
+/// Makes a directory for sockets, for this user alone.
+fn make_private_dir(path: &Path) -> Result<()> {
     let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(path);
     made.with_context(|| {
-        format!("cannot make the directory {} for the sockets; name another --run-dir", path.display())
+        format!("cannot make the directory {} for the sockets; name another", path.display())
     })
 }
 
@@ -141,8 +173,9 @@ fn load_all(
 impl Served {
     /// Prints the one line that says that everything can be used.
     fn say_ready(&self, json: bool) -> Result<()> {
-        let Self { guests, api, mount, device, loaded, .. } = self;
-        let (base, views) = (mount.base_path(), mount.views_path());
+        let Self { guests, api, disks, mount, device, loaded, .. } = self;
+        let mounted = mount.as_ref().map(|mount| (mount.base_path(), mount.views_path()));
+        let disks: Vec<_> = disks.iter().map(DiskServer::info).collect();
         let mut out = io::stdout().lock();
         if json {
             let line = json!({
@@ -150,8 +183,9 @@ impl Served {
                 "pid": std::process::id(),
                 "mode": device.mode(),
                 "codec": device.codec(),
-                "base": { "path": base, "bytes": device.base_bytes() },
-                "views": { "path": views, "bytes": device.views_bytes() },
+                "base": { "path": mounted.as_ref().map(|(base, _)| base), "bytes": device.base_bytes() },
+                "views": { "path": mounted.as_ref().map(|(_, views)| views), "bytes": device.views_bytes() },
+                "disks": disks,
                 "api": api.socket(),
                 "ctl": guests.path(),
                 "tcp": api.address(),
@@ -165,13 +199,21 @@ impl Served {
                 eprintln!("skipped: {} of {}: {}", skipped.view, skipped.tensor, skipped.why);
             }
             let tcp = api.address().map_or_else(String::new, |address| format!(", http://{address}/"));
+            let (base, views) = (BinaryBytes(device.base_bytes()), BinaryBytes(device.views_bytes()));
+            let mut places = Vec::new();
+            if let Some((base_path, views_path)) = &mounted {
+                places.push(format!(
+                    "{} ({base}) and {} ({views})",
+                    base_path.display(),
+                    views_path.display()
+                ));
+            }
+            let disk = |disk: &DiskInfo| format!("disk {} on {}", disk.serial, disk.socket.display());
+            places.extend(disks.iter().map(disk));
             writeln!(
                 out,
-                "ready: {} ({}) and {} ({}), {} tensors, {} views; API {}{tcp}, guests {}",
-                base.display(),
-                BinaryBytes(device.base_bytes()),
-                views.display(),
-                BinaryBytes(device.views_bytes()),
+                "ready: {}; {} tensors, {} views; API {}{tcp}, guests {}",
+                places.join(", "),
                 loaded.tensors.len(),
                 loaded.views.len(),
                 api.socket().display(),
