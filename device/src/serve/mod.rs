@@ -12,6 +12,7 @@ pub mod fuse;
 mod fuse_fs;
 mod fuse_workers;
 pub mod guest_port;
+pub mod host_cache;
 mod http;
 pub mod launder;
 mod metrics;
