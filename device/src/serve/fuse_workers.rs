@@ -9,7 +9,7 @@
 
 use std::fs::File;
 use std::io::{self, Read, Write};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, RawFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender};
@@ -190,9 +190,9 @@ fn refuse(mut device: &File, unique: u64) {
 }
 
 /// Tells the kernel to drop the pages of a range of a window.
-pub(super) fn invalidate(workers: &Workers, device: &File, window: Window, range: &std::ops::Range<u64>) {
+pub(super) fn invalidate(workers: &Workers, device: RawFd, window: Window, range: &std::ops::Range<u64>) {
     let mut buffer = [0; 64];
-    let Ok(writer) = FuseDevWriter::<()>::new(device.as_raw_fd(), &mut buffer) else { return };
+    let Ok(writer) = FuseDevWriter::<()>::new(device, &mut buffer) else { return };
     let inode = match window {
         Window::Base => BASE_INODE,
         Window::Views => VIEWS_INODE,
@@ -200,5 +200,14 @@ pub(super) fn invalidate(workers: &Workers, device: &File, window: Window, range
     if let Err(why) = workers.server.notify_inval_inode(writer, inode, range.start, range.end - range.start) {
         // ENOENT: the kernel holds nothing of this file.
         tracing::debug!(?window, ?range, "nothing to invalidate: {why}");
+    }
+}
+
+/// Asks the kernel for every request that was read before and not answered.
+pub(super) fn ask_again(workers: &Workers, device: RawFd) {
+    let mut buffer = [0; 64];
+    let Ok(writer) = FuseDevWriter::<()>::new(device, &mut buffer) else { return };
+    if let Err(why) = workers.server.notify_resend(writer) {
+        tracing::error!("the requests in flight are lost: {why}; Linux 6.9 and newer give them again");
     }
 }

@@ -22,6 +22,7 @@ use super::ServeError;
 pub(super) struct OwnedSocket {
     pub(super) listener: UnixListener,
     path: PathBuf,
+    owns_file: bool,
 }
 
 impl OwnedSocket {
@@ -29,7 +30,15 @@ impl OwnedSocket {
     pub(super) fn bind(path: &Path) -> Result<Self, ServeError> {
         let failed = |source| ServeError::Socket { path: path.to_owned(), source };
         let listener = UnixListener::from_std(claim(path)?).map_err(failed)?;
-        Ok(Self { listener, path: path.to_owned() })
+        Ok(Self { listener, path: path.to_owned(), owns_file: true })
+    }
+
+    /// Takes over a socket that listens at `path` already; its file is somebody else's. Must be called within a tokio runtime.
+    pub(super) fn adopt(listener: StdListener, path: &Path) -> Result<Self, ServeError> {
+        let failed = |source| ServeError::Socket { path: path.to_owned(), source };
+        listener.set_nonblocking(true).map_err(failed)?;
+        let listener = UnixListener::from_std(listener).map_err(failed)?;
+        Ok(Self { listener, path: path.to_owned(), owns_file: false })
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -38,7 +47,11 @@ impl OwnedSocket {
 }
 
 /// Listens at `path`, without blocking, where nobody listens yet. The file is the caller's to remove.
-pub(super) fn claim(path: &Path) -> Result<StdListener, ServeError> {
+///
+/// # Errors
+///
+/// When the socket is in use or cannot be made.
+pub fn claim(path: &Path) -> Result<StdListener, ServeError> {
     let failed = |source| ServeError::Socket { path: path.to_owned(), source };
     match fs::symlink_metadata(path) {
         Ok(found) if !found.file_type().is_socket() => {
@@ -74,7 +87,9 @@ fn listen_at(path: &Path) -> nix::Result<StdListener> {
 
 impl Drop for OwnedSocket {
     fn drop(&mut self) {
-        if let Err(why) = fs::remove_file(&self.path) {
+        if self.owns_file
+            && let Err(why) = fs::remove_file(&self.path)
+        {
             tracing::debug!(path = %self.path.display(), "socket file stays: {why}");
         }
     }

@@ -13,7 +13,8 @@ use indicatif::{BinaryBytes, HumanCount};
 use serde_json::{Value, json};
 use tokio::net::UnixStream;
 
-use crate::args::{Client, Flush, View};
+use crate::args::{Client, Flush, Upgrade, View};
+use crate::holder;
 
 /// Sends one request and returns the answer, or the API's error.
 async fn ask(api: &Path, method: Method, path: &str, body: Option<Value>) -> Result<Value> {
@@ -39,6 +40,16 @@ async fn ask(api: &Path, method: Method, path: &str, body: Option<Value>) -> Res
         bail!("the device refuses: {}", body["error"].as_str().unwrap_or(status.as_str()));
     }
     Ok(body)
+}
+
+/// Has a device go on with another program.
+pub(crate) fn upgrade(args: &Upgrade) -> Result<()> {
+    let ready = holder::upgrade(&args.run_dir, args.program.as_deref())?;
+    println!(
+        "process {} does the work now, {} tensors and {} views are there",
+        ready.worker, ready.tensors, ready.view_count
+    );
+    Ok(())
 }
 
 pub(crate) async fn stats(client: &Client) -> Result<()> {
