@@ -5,6 +5,7 @@
 mod api;
 mod coherence;
 mod common;
+mod deaths;
 mod guest_port;
 mod mount;
 mod program;

@@ -5,17 +5,17 @@
 //! * The worker is this same program, told by an environment variable. It gets copies of the descriptors over its [life line](crate::life).
 //! * When the worker dies, for whatever reason, another one is started at once: the device is as the image says, the kernel gives the
 //!   requests again that were in flight, and a guest has waited for a moment. A worker that follows several quick deaths survives panics in handlers,
-//!   so that a request which kills each worker is answered with an error in the end. After [`MOST_DEATHS`] in [`QUICK`] the holder gives up.
+//!   so that a request which kills each worker is answered with an error in the end. After [`MOST_DEATHS`] workers that died by themselves before they answered, the holder gives up.
 //! * Stopping: the worker brings everything to the image and ends, then the mount goes.
 
-use std::collections::VecDeque;
+use std::fmt;
 use std::fs;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::os::unix::process::CommandExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -34,10 +34,12 @@ use crate::life::{self, Ask, Order, Ready, WORKER, Word};
 const CXL_MULTIPLE: u64 = 256 << 20;
 /// Deaths within this time are quick.
 const QUICK: Duration = Duration::from_secs(10);
-/// Quick deaths after which panics in handlers are survived.
+/// Deaths of their own within that time after which panics in handlers are survived.
 const CAREFUL_DEATHS: usize = 2;
-/// Quick deaths of workers that never became ready, after which the holder gives up.
+/// Workers that died by themselves, one after another, before they answered: then the holder gives up.
 const MOST_DEATHS: usize = 8;
+/// What is waited after a worker that never answered.
+const BREATH: Duration = Duration::from_millis(100);
 /// How long a worker may take to stop.
 const STOP: Duration = Duration::from_secs(30);
 /// The holder's socket in the run directory.
@@ -344,19 +346,41 @@ impl Worker {
     }
 
     /// Makes sure that it is dead, and says how that came.
-    fn end(self) -> String {
+    fn end(self) -> End {
         let Self { mut child, line: _ } = self;
         kill(child.id());
-        // A thread that waits for the mount dies when somebody answers; the rest of the process is dead already.
         for _ in 0..20 {
             match child.try_wait() {
-                Ok(Some(status)) => return status.to_string(),
+                Ok(Some(status)) => return End(Some(status)),
                 Ok(None) => thread::sleep(Duration::from_millis(1)),
-                Err(why) => return why.to_string(),
+                Err(why) => {
+                    tracing::debug!("how the worker ended is not known: {why}");
+                    return End(None);
+                }
             }
         }
+        // A thread that waits for the mount dies when somebody answers it; nothing else of the process is left.
         thread::spawn(move || child.wait());
-        "a thread of it still waits for the mount".to_owned()
+        End(None)
+    }
+}
+
+/// How a worker ended, if that is known yet.
+struct End(Option<ExitStatus>);
+
+impl End {
+    /// Whether it died by itself, rather than by a `kill -9` of somebody's or for lack of memory.
+    fn is_its_own(&self) -> bool {
+        self.0.is_some_and(|status| status.signal() != Some(rustix::process::Signal::KILL.as_raw()))
+    }
+}
+
+impl fmt::Display for End {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Some(status) => status.fmt(f),
+            None => f.write_str("a thread of it still waits for the mount"),
+        }
     }
 }
 
@@ -370,7 +394,7 @@ fn kill(pid: u32) {
 
 /// Starts workers until the device is stopped or given up.
 fn supervise(held: &Held, mut worker: Worker, state: &State) -> Result<()> {
-    let mut deaths = VecDeque::new();
+    let mut deaths = Vec::new();
     let mut count = 0;
     let mut fruitless = 0;
     loop {
@@ -402,18 +426,19 @@ fn supervise(held: &Held, mut worker: Worker, state: &State) -> Result<()> {
             }
         }
         count += 1;
-        fruitless += 1;
-        let now = Instant::now();
-        deaths.push_back(now);
-        while deaths.front().is_some_and(|death| now - *death > QUICK) {
-            deaths.pop_front();
-        }
-        tracing::warn!(deaths = count, "the worker died, starting another: {}", worker.end());
-        if fruitless >= MOST_DEATHS {
-            return Err(anyhow!("{fruitless} workers died before they answered; the device is given up"));
-        }
-        if fruitless > 1 {
-            thread::sleep(Duration::from_millis(100));
+        let end = worker.end();
+        tracing::warn!(deaths = count, "the worker died, starting another: {end}");
+        if end.is_its_own() {
+            let now = Instant::now();
+            deaths.push(now);
+            deaths.retain(|death| now - *death <= QUICK);
+            fruitless += 1;
+            if fruitless >= MOST_DEATHS {
+                return Err(anyhow!("{fruitless} workers died before they answered; the device is given up"));
+            }
+            if fruitless > 1 {
+                thread::sleep(BREATH);
+            }
         }
         worker = Worker::start(held, state, false, count, deaths.len() >= CAREFUL_DEATHS)?;
         worker.serve(held)?;
