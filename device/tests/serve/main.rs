@@ -5,6 +5,8 @@
 mod api;
 mod coherence;
 mod common;
+mod disk_driver;
+mod disks;
 mod guest_port;
 mod mount;
 mod program;
