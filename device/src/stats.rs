@@ -8,10 +8,12 @@
 //! * `stored_bytes` are whole granules of 64 bytes, as DRAM would move and keep them.
 //! * The *index cache* is a direct-mapped model of the paper's on-chip cache of index entries; its hits and misses are exact for that model.
 
+mod partition;
 pub(crate) mod report;
 
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
 
+pub use self::partition::{PartitionReport, PartitionRequests, PartitionWrites};
 pub use self::report::{
     BlocksReport, DeviceReport, IndexReport, PlaneReport, RequestsReport, StatsReport, TensorReport,
     TrafficReport, ViewReport, WindowsReport, WritesReport,

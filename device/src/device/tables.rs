@@ -22,12 +22,14 @@ impl Device {
         let (elements, shape) = tensor::check(&spec)?;
         let windows = tensor::windows(&spec)?.filter(|_| self.config.mode == Mode::Trace);
         let mut guard = self.map.write();
-        let dpa = self.place(&guard, &spec)?;
+        let part = self.division.of_name(&spec.name)?;
+        let dpa = self.place(&guard, &spec, part)?;
         let TensorSpec { name, length, format, layout, codec, .. } = spec;
         let codec = codec.unwrap_or(self.config.codec);
         let info = TensorInfo { name, dpa, length, elements, shape, format, layout, codec };
         let tensor = Arc::new(Tensor {
             info: info.clone(),
+            part,
             windows,
             stored: Gauge::default(),
             traffic: Traffic::default(),
@@ -35,6 +37,7 @@ impl Device {
         let mut tensors = guard.tensors.clone();
         tensors.push(tensor.clone());
         let next = self.successor(&guard, tensors, guard.aliases.clone())?;
+        self.keep(&next)?;
         // Whatever the range holds is opaque so far; usually nothing is, and then a large tensor costs no scan.
         let populated = self.stats.opaque_blocks.get() > 0;
         if populated {
@@ -70,6 +73,7 @@ impl Device {
         if let Some(shape) = tensor.windows {
             self.uncode_windows(&guard, &tensor, shape)?;
         }
+        self.keep(&next)?;
         self.move_charges(&guard, &next, &tensor)?;
         *guard = Arc::new(next);
         Ok(())
@@ -97,22 +101,16 @@ impl Device {
             largest,
         };
         let length = view.bytes_for(tensor.info.elements).ok_or_else(|| no_room(u64::MAX, 0))?;
-        let offset =
-            guard.free_view(length, self.config.views_bytes).map_err(|largest| no_room(length, largest))?;
-        let info = ViewInfo {
-            tensor: name.clone(),
-            offset,
-            length,
-            elements: tensor.info.elements,
-            bits: view.bits(),
-            scale_exp: view.scale_exp(),
-            planes: view.mask().count(),
-            view: spelling,
-        };
-        let alias = Arc::new(Alias { tensor, view, info: info.clone(), traffic: Traffic::default() });
+        let offset = guard
+            .free_view(length, &self.division.parts[tensor.part].views)
+            .map_err(|largest| no_room(length, largest))?;
+        let alias = Arc::new(Alias::new(tensor, view, offset, length));
+        let info = alias.info.clone();
         let mut aliases = guard.aliases.clone();
         aliases.push(alias);
-        *guard = Arc::new(self.successor(&guard, guard.tensors.clone(), aliases)?);
+        let next = self.successor(&guard, guard.tensors.clone(), aliases)?;
+        self.keep(&next)?;
+        *guard = Arc::new(next);
         Ok(info)
     }
 
@@ -143,18 +141,19 @@ impl Device {
         tensors: Vec<Arc<Tensor>>,
         aliases: Vec<Arc<Alias>>,
     ) -> Result<Map, DeviceError> {
-        Ok(map.successor(tensors, aliases, self.config.base_bytes, self.config.views_bytes)?)
+        Ok(map.successor(tensors, aliases, &self.division)?)
     }
 
     /// Where the tensor goes.
-    fn place(&self, map: &Map, spec: &TensorSpec) -> Result<u64, TensorError> {
+    fn place(&self, map: &Map, spec: &TensorSpec, part: usize) -> Result<u64, TensorError> {
         let TensorSpec { name, length, .. } = spec;
-        let (length, capacity) = (*length, self.config.base_bytes);
+        let part = &self.division.parts[part].base;
+        let (length, capacity) = (*length, part.end - part.start);
         if map.tensor(name).is_ok() {
             return Err(TensorError::Exists { name: name.clone() });
         }
         let Some(dpa) = spec.dpa else {
-            return map.free_base(length, capacity).map_err(|largest| TensorError::NoRoom {
+            return map.free_base(length, part).map_err(|largest| TensorError::NoRoom {
                 name: name.clone(),
                 length,
                 capacity,
@@ -164,9 +163,15 @@ impl Device {
         if !dpa.is_multiple_of(BLOCK_BYTES as u64) {
             return Err(TensorError::Unaligned { name: name.clone(), dpa });
         }
-        let Some(end) = dpa.checked_add(length).filter(|end| *end <= capacity) else {
+        let end = dpa.checked_add(length).filter(|end| *end <= self.config.base_bytes);
+        let Some(end) = end else {
+            let capacity = self.config.base_bytes;
             return Err(TensorError::PastCapacity { name: name.clone(), dpa, length, capacity });
         };
+        if dpa < part.start || end > part.end {
+            let (name, start, end) = (name.clone(), part.start, part.end);
+            return Err(TensorError::OutsidePartition { name, dpa, length, start, end });
+        }
         match map.tensors.iter().find(|other| dpa < other.end() && other.info.dpa < end) {
             None => Ok(dpa),
             Some(other) => Err(TensorError::Overlap {

@@ -37,6 +37,7 @@ use tokio::net::TcpListener;
 use tokio::task::{JoinHandle, spawn_blocking};
 
 use crate::device::DeviceError;
+use crate::store::StoreError;
 use crate::tensor::{TensorError, TensorSpec};
 
 use super::control::{Control, ControlError};
@@ -161,12 +162,22 @@ fn status_of(why: &DeviceError) -> StatusCode {
         DeviceError::Tensor(TensorError::Exists { .. } | TensorError::Overlap { .. }) => StatusCode::CONFLICT,
         DeviceError::Tensor(TensorError::NoRoom { .. })
         | DeviceError::NoRoomForView { .. }
-        | DeviceError::Directory(_) => StatusCode::INSUFFICIENT_STORAGE,
+        | DeviceError::Quota { .. }
+        | DeviceError::Full
+        | DeviceError::Directory(_)
+        | DeviceError::Store(
+            StoreError::Full { .. } | StoreError::NoRoom { .. } | StoreError::Tables { .. },
+        ) => StatusCode::INSUFFICIENT_STORAGE,
         DeviceError::Tensor(_)
         | DeviceError::View { .. }
         | DeviceError::PastWindow { .. }
+        | DeviceError::Partitions { .. }
+        | DeviceError::PartitionName { .. }
+        | DeviceError::PartitionTwice { .. }
         | DeviceError::Size { .. } => StatusCode::UNPROCESSABLE_ENTITY,
-        DeviceError::Store(_) | DeviceError::Damaged { .. } => StatusCode::INTERNAL_SERVER_ERROR,
+        DeviceError::Store(_) | DeviceError::Damaged { .. } | DeviceError::Image { .. } => {
+            StatusCode::INTERNAL_SERVER_ERROR
+        }
     }
 }
 

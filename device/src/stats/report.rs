@@ -2,10 +2,11 @@
 
 use serde::Serialize;
 
-use super::{IndexCache, MAX_PLANES, Stats, Traffic, slot};
+use super::{IndexCache, MAX_PLANES, PartitionReport, Stats, Traffic, slot};
 use crate::{
     BLOCK_BYTES,
     codec::Codec,
+    device::Division,
     format::Format,
     kv::Coding,
     layout::Layout,
@@ -35,6 +36,8 @@ pub struct StatsReport {
     pub tensors: Vec<TensorReport>,
     /// Each view, by offset.
     pub views: Vec<ViewReport>,
+    /// Each partition, by DPA; none if the device is not divided.
+    pub partitions: Vec<PartitionReport>,
 }
 
 /// The device: sizes in bytes.
@@ -242,7 +245,7 @@ pub struct ViewReport {
 }
 
 impl Traffic {
-    fn report(&self, gcomp: bool) -> TrafficReport {
+    pub(crate) fn report(&self, gcomp: bool) -> TrafficReport {
         TrafficReport {
             reads: self.reads.get(),
             bytes: self.bytes.get(),
@@ -265,6 +268,7 @@ pub(crate) struct Subject<'a> {
     pub(crate) uptime_seconds: f64,
     pub(crate) compare_gcomp: bool,
     pub(crate) map: &'a Map,
+    pub(crate) division: &'a Division,
     pub(crate) index_cache: &'a IndexCache,
     pub(crate) windows: WindowsNow,
 }
@@ -371,6 +375,13 @@ impl Stats {
                 .aliases
                 .iter()
                 .map(|alias| ViewReport { info: alias.info.clone(), traffic: alias.traffic.report(gcomp) })
+                .collect(),
+            partitions: subject
+                .division
+                .parts
+                .iter()
+                .filter(|_| subject.division.divided)
+                .map(|part| part.report(gcomp))
                 .collect(),
         }
     }

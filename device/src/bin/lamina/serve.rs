@@ -86,6 +86,7 @@ pub(crate) async fn start(
         views: args.views.into_iter().filter(|view| !view.is_empty()).collect(),
         kv: [args.kv, KvRule::by_name().to_vec()].concat(),
         formats: args.format,
+        partition: None,
     };
     let base_needed = models.iter().map(load::base_needed).sum::<u64>();
     let views_needed = models.iter().map(|model| load::views_needed(model, &options)).sum::<u64>()
