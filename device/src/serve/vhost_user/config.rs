@@ -85,7 +85,7 @@ mod tests {
         let space = [7; 96];
         assert_eq!(part(&space, 90, 6), [7; 6]);
         for (offset, size) in [(90, 7), (96, 1), (u32::MAX, u32::MAX), (0, 97)] {
-            assert_eq!(part(&space, offset, size), Vec::<u8>::new(), "{offset} {size}");
+            assert!(part(&space, offset, size).is_empty(), "{offset} {size}");
         }
     }
 }
