@@ -82,7 +82,8 @@ impl Header {
 impl Workers {
     /// A worker: answers requests from its channel until the file system is unmounted.
     pub(super) fn work(self: &Arc<Self>, channel: usize) {
-        let mut request = vec![0; BUFFER_BYTES];
+        // Every page is touched, and so there: a process that is killed while the kernel has to find a page for a request's bytes fails that request.
+        let mut request = vec![1; BUFFER_BYTES];
         let mut answer = vec![0; BUFFER_BYTES];
         loop {
             match (&self.channels[channel]).read(&mut request) {

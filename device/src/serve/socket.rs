@@ -10,12 +10,17 @@ use std::io;
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener as StdListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, listen, socket};
 use nix::sys::stat::{Mode, fchmod};
 use tokio::net::UnixListener;
 
 use super::ServeError;
+
+/// How long a worker whose holder was killed may take to go.
+const LINGER: Duration = Duration::from_secs(1);
 
 /// A listening socket and its file.
 #[derive(Debug)]
@@ -60,7 +65,7 @@ pub fn claim(path: &Path) -> Result<StdListener, ServeError> {
                 "another kind of file is there",
             )));
         }
-        Ok(_) => match UnixStream::connect(path) {
+        Ok(_) => match connect(path) {
             Ok(_) => return Err(ServeError::SocketBusy { path: path.to_owned() }),
             Err(why) if why.kind() == io::ErrorKind::ConnectionRefused => {
                 tracing::info!(path = %path.display(), "replacing the socket that a killed run left");
@@ -74,6 +79,17 @@ pub fn claim(path: &Path) -> Result<StdListener, ServeError> {
     let listener = listen_at(path).map_err(|why| failed(why.into()))?;
     listener.set_nonblocking(true).map_err(failed)?;
     Ok(listener)
+}
+
+/// Connects to who listens at `path`, if that stays: the worker of a holder that was killed just now listens for another moment.
+fn connect(path: &Path) -> io::Result<UnixStream> {
+    let begun = Instant::now();
+    loop {
+        match UnixStream::connect(path) {
+            Ok(_) if begun.elapsed() < LINGER => thread::sleep(LINGER / 20),
+            connected => return connected,
+        }
+    }
 }
 
 fn listen_at(path: &Path) -> nix::Result<StdListener> {

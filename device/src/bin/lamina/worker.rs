@@ -59,9 +59,15 @@ fn run(args: &DeviceArgs) -> Result<()> {
     let device = Arc::new(Device::open(image, &config)?);
     device.set_worker_deaths(deaths);
     let control = Control::new(Arc::clone(&device));
-    let api = Api::adopt(control.clone(), api, &args.run_dir.join("api.sock"), tcp)?;
-    let guests = GuestPort::adopt(control.clone(), ctl, &args.run_dir.join("ctl.sock"))?;
+    let adopt = || -> Result<_> {
+        let api = Api::adopt(control.clone(), api, &args.run_dir.join("api.sock"), tcp)?;
+        Ok((api, GuestPort::adopt(control.clone(), ctl, &args.run_dir.join("ctl.sock"))?))
+    };
+    let mut adopt = Some(adopt);
+    let mut answering = None;
     let loaded = if first {
+        // Who waits for a large checkpoint may look at the counters.
+        answering = adopt.take().map(|adopt| adopt()).transpose()?;
         let loaded = load_all(&device, args, &stop);
         let loaded = match loaded {
             Err(why) if matches!(why.downcast_ref(), Some(LoadError::Stopped)) => {
@@ -91,6 +97,12 @@ fn run(args: &DeviceArgs) -> Result<()> {
         Ok(served) => served,
         Err(why) => return Ok(life::send(&line, &Word::Failed(format!("{why:#}")), &[])?),
     };
+    // A flush that is asked of a later worker finds the mount.
+    let answering = match adopt {
+        Some(adopt) => Some(adopt()?),
+        None => answering,
+    };
+    let (api, guests) = answering.context("nobody answers the sockets")?;
     life::send(&line, &Word::Ready(Box::new(served.ready(&device, &api, &guests, &loaded)?)), &[])?;
     // Whatever else is said from here on is that it is over.
     while !matches!(orders.recv(), Ok((Order::Stop, _)) | Err(_)) {}
