@@ -14,6 +14,7 @@ mod decoded;
 mod division;
 mod kept;
 mod partition;
+pub mod poison;
 mod staged;
 mod tables;
 mod windows;
@@ -35,6 +36,7 @@ use self::division::Part;
 use self::{
     blocks::{Blocks, Charge},
     kept::Kept,
+    poison::Poison,
     windows::Windows,
 };
 pub use self::{
@@ -267,6 +269,9 @@ pub enum DeviceError {
         /// The largest gap.
         largest: u64,
     },
+    /// A plain device has no checks, and so no poison.
+    #[error("a device of mode plain keeps no checks and no poison")]
+    Plain,
     /// An image that no device made, or whose tables are damaged.
     #[error("the image's tables of tensors and views cannot be used: {why}")]
     Image {
@@ -296,6 +301,7 @@ pub struct Device {
     windows: Windows,
     /// The image that all this is kept in, if it is.
     kept: Option<Kept>,
+    poison: Poison,
     /// Processes that served it and died.
     worker_deaths: AtomicU64,
     started: Instant,
@@ -319,6 +325,7 @@ impl Device {
             stats: Stats::new(),
             started: Instant::now(),
             kept: None,
+            poison: Poison::default(),
             worker_deaths: AtomicU64::new(0),
             config,
         })
@@ -349,11 +356,16 @@ impl Device {
         let (kept, map) = Kept::open(image, &config, &division)?;
         let parts = division.parts.iter_mut().flat_map(Part::counters);
         parts.chain(stats.counters()).for_each(|counter| counter.keep(kept.counters().take()));
-        let blocks = Blocks::open(kept.image(), |block, entry, charge| {
-            division.found(block, charge.bytes);
-            stats.replaced(&Entry::default(), entry);
-            blocks::charge(&stats, &map, block, Charge::default(), charge);
-        })?;
+        let poison = Poison::default();
+        let blocks = Blocks::open(
+            kept.image(),
+            |block, entry, charge| {
+                division.found(block, charge.bytes());
+                stats.replaced(&Entry::default(), entry);
+                blocks::charge(&stats, &map, block, Charge::default(), charge);
+            },
+            |block| poison.found(block),
+        )?;
         let device = Self {
             blocks,
             index_cache: IndexCache::new(config.index_cache_entries),
@@ -363,6 +375,7 @@ impl Device {
             stats,
             started: Instant::now(),
             kept: Some(kept),
+            poison,
             worker_deaths: AtomicU64::new(0),
             config,
         };
@@ -631,6 +644,7 @@ impl Device {
             division: &self.division,
             index_cache: &self.index_cache,
             windows: self.windows.now(),
+            poison: self.poison.now(),
         })
     }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use super::{Device, DeviceConfig, DeviceError};
+use super::{Device, DeviceConfig, DeviceError, poison};
 use crate::{
     BLOCK_BYTES, BlockWords,
     codec::{
@@ -79,6 +79,7 @@ impl Blocks {
     pub(super) fn open(
         image: &Image,
         mut found: impl FnMut(u64, &Entry, Charge),
+        damaged: impl FnMut(u64),
     ) -> Result<Self, StoreError> {
         let superblock = image.superblock();
         let kept = if superblock.mode == Mode::Plain {
@@ -90,8 +91,10 @@ impl Blocks {
         } else {
             let (store, opened) = Store::open(image, |block, entry| found(block, entry, Charge::of(entry)))?;
             if opened != store::Opened::default() {
-                tracing::info!(opened.replayed, opened.damaged, "the store is as the last process left it");
+                let (replayed, poisoned) = (opened.replayed, opened.damaged.len());
+                tracing::info!(replayed, poisoned, "the store is as the last process left it");
             }
+            opened.damaged.into_iter().for_each(damaged);
             Kept::Coded(Box::new(store))
         };
         Ok(Self { kept, gcomp: image.gcomp()? })
@@ -134,9 +137,31 @@ impl Blocks {
 }
 
 impl Device {
-    /// The words that the planes in `mask` of `block` give, all other planes zero, counted in `tally`. `false` if the block is part of a KV window, which the
-    /// caller's map does not know yet.
+    /// The words that the planes in `mask` of `block` give, all other planes zero, counted in `tally`; the pattern of poison if they are damaged. `false` if the block is
+    /// part of a KV window, which the caller's map does not know yet.
     pub(super) fn fetch(
+        &self,
+        block: u64,
+        format: Format,
+        mask: PlaneMask,
+        words: &mut BlockWords,
+        tally: &mut Tally,
+    ) -> Result<bool, DeviceError> {
+        match self.fetch_intact(block, format, mask, words, tally) {
+            Err(why) if Self::is_damage(&why) => {
+                self.stats.damaged_reads.add(1);
+                self.found_damage(block..block + 1, &why);
+                words.fill(poison::PATTERN);
+                if format != Format::Opaque {
+                    plane::clear_outside(format, mask, words);
+                }
+                Ok(true)
+            }
+            fetched => fetched,
+        }
+    }
+
+    fn fetch_intact(
         &self,
         block: u64,
         format: Format,
@@ -162,8 +187,7 @@ impl Device {
         // A block that is kept in another format than its tensor's, or as words, gives its planes only whole.
         let fits = |stored: &Stored| matches!(stored, Stored::Planes(planes) if planes.format == format);
         let select = |stored: &Stored| if fits(stored) { mask } else { PlaneMask(u32::MAX) };
-        let fetched =
-            store.fetch(block, select, &mut bundle).inspect_err(|_| self.stats.damaged_reads.add(1))?;
+        let fetched = store.fetch(block, select, &mut bundle)?;
         tally.stored += fetched.bytes;
         let Some(place) = &fetched.entry.place else {
             words.fill(0);
@@ -172,10 +196,10 @@ impl Device {
         if place.stored.head_bytes() > 0 {
             return Ok(false);
         }
-        place.stored.decode(fetched.mask, &bundle, words).map_err(|why| {
-            self.stats.damaged_reads.add(1);
-            DeviceError::Damaged { block, why }
-        })?;
+        place
+            .stored
+            .decode(fetched.mask, &bundle, words)
+            .map_err(|why| DeviceError::Damaged { block, why })?;
         tally.planes += planes_of(&place.stored, fetched.mask);
         if !fits(&place.stored) && format != Format::Opaque {
             plane::clear_outside(format, mask, words);
@@ -198,7 +222,7 @@ impl Device {
             return self.fetch(block, format, mask, words, tally);
         };
         // If the block is written meanwhile, its entry is another one, and what is kept under this one is not found.
-        let entry = store.entry(block).inspect_err(|_| self.stats.damaged_reads.add(1))?;
+        let Ok(entry) = store.entry(block) else { return self.fetch(block, format, mask, words, tally) };
         if let Some(kept) = self.windows.decoded.lock().take(block, mask, &inside, Some(&entry)) {
             words.copy_from_slice(&kept);
             return Ok(true);
@@ -298,6 +322,7 @@ impl Device {
     ) {
         let stats = &self.stats;
         stats.blocks_written.add(1);
+        self.poison.written(block);
         stats.zero_blocks_written.add(u64::from(!new.live));
         stats.bypass_blocks_written.add(u64::from(new.bypass));
         stats.stored_bytes_written.add(new.bytes);
@@ -316,7 +341,11 @@ impl Device {
     pub(super) fn recode(&self, map: &Map, block: u64) -> Result<(), DeviceError> {
         let Kept::Coded(store) = &self.blocks.kept else { return Ok(()) };
         let Some(owner) = map.tensor_at(block * BLOCK_BYTES as u64) else { return Ok(()) };
-        let replace = store.replace(block)?;
+        let replace = match store.replace(block) {
+            // It stays poisoned.
+            Err(StoreError::Entry { .. }) => return Ok(()),
+            replace => replace?,
+        };
         let Some(place) = &replace.old().place else { return Ok(()) };
         let (mut bytes, mut words, mut bundle) = ([0; MAX_BUNDLE], [0; BLOCK_BYTES], Bundle::new());
         replace.fetch_old(&mut bytes);
@@ -331,14 +360,17 @@ impl Device {
     }
 
     /// What `block` is charged now.
-    pub(super) fn charged(&self, block: u64) -> Result<Charge, DeviceError> {
+    pub(super) fn charged(&self, block: u64) -> Charge {
         match &self.blocks.kept {
             Kept::Flat(flat) => {
                 let mut words = [0; BLOCK_BYTES];
                 flat.read(block, &mut words);
-                Ok(Charge::flat(!is_zero(&words)))
+                Charge::flat(!is_zero(&words))
             }
-            Kept::Coded(store) => Ok(Charge::of(&store.entry(block)?)),
+            // A damaged block is charged nothing.
+            Kept::Coded(store) => {
+                store.entry(block).map_or_else(|_| Charge::default(), |entry| Charge::of(&entry))
+            }
         }
     }
 
@@ -411,6 +443,11 @@ impl Charge {
     pub(super) fn of(entry: &Entry) -> Self {
         let bypass = entry.place.as_ref().is_some_and(|place| place.stored.is_bypass());
         Self { live: entry.place.is_some(), bypass, bytes: entry.charged() }
+    }
+
+    /// Its bytes.
+    pub(super) const fn bytes(&self) -> u64 {
+        self.bytes
     }
 
     fn flat(live: bool) -> Self {

@@ -242,6 +242,25 @@ fn tables_and_views_are_found_again() {
 }
 
 #[test]
+fn poison_and_damage_outlive_the_process() {
+    let image = new_image(&Mishaps::none());
+    let device = Device::open(image.clone(), &config()).unwrap();
+    let data = bytes(2, BLOCKS * BLOCK);
+    device.write_base(0, &data).unwrap();
+    device.inject_poison(BLOCK as u64, 1).unwrap();
+    drop(device);
+    let device = Device::open(image, &config()).unwrap();
+    let found = read_all(&device);
+    assert!(found[..BLOCK] == data[..BLOCK] && found[BLOCK..2 * BLOCK] == [poison::PATTERN; BLOCK]);
+    assert!(found[2 * BLOCK..] == data[2 * BLOCK..]);
+    let poison = device.poison();
+    assert_eq!((poison.len(), poison[0].dpa, poison[0].cause), (1, BLOCK as u64, poison::Cause::Found));
+    device.write_base(0, &data).unwrap();
+    assert!(read_all(&device) == data && device.poison().is_empty());
+    agree(&device);
+}
+
+#[test]
 fn images_with_tables_of_nonsense_are_refused() {
     let refused = |text: &str| {
         let image = new_image(&Mishaps::none());

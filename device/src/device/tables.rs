@@ -37,7 +37,7 @@ impl Device {
         // Whatever the range holds is opaque so far; usually nothing is, and then a large tensor costs no scan.
         let populated = self.stats.opaque_blocks.get() > 0;
         if populated {
-            self.move_charges(&guard, &next, &tensor)?;
+            self.move_charges(&guard, &next, &tensor);
         }
         *guard = Arc::new(next);
         drop(guard);
@@ -70,7 +70,7 @@ impl Device {
             self.uncode_windows(&guard, &tensor, shape)?;
         }
         self.keep(&next)?;
-        self.move_charges(&guard, &next, &tensor)?;
+        self.move_charges(&guard, &next, &tensor);
         *guard = Arc::new(next);
         Ok(())
     }
@@ -182,13 +182,12 @@ impl Device {
     }
 
     /// Moves the charges of the blocks of `tensor` from their owner in `from` to their owner in `to`.
-    fn move_charges(&self, from: &Map, to: &Map, tensor: &Tensor) -> Result<(), DeviceError> {
+    fn move_charges(&self, from: &Map, to: &Map, tensor: &Tensor) {
         for block in owned(tensor) {
-            let charge = self.charged(block)?;
+            let charge = self.charged(block);
             self.charge(from, block, charge, super::blocks::Charge::default());
             self.charge(to, block, super::blocks::Charge::default(), charge);
         }
-        Ok(())
     }
 }
 

@@ -374,19 +374,55 @@ fn a_window_of_views_that_is_full_says_so() {
 }
 
 #[test]
-fn damage_is_an_error_at_its_block_and_a_rewrite_mends_it() {
+fn a_damaged_block_is_poisoned_and_a_rewrite_mends_it() {
     let (device, bytes) = weights(Mode::Trace);
+    let view = device.create_view("w", "e8m3").unwrap();
     device.flip_stored_bit(3, 5);
-    let mut out = vec![0; 4096];
-    let error = device.read_base(3 * 4096, &mut out).unwrap_err();
-    assert!(matches!(error, DeviceError::Damaged { block: 3, .. }), "{error}");
-    device.read_base(4 * 4096, &mut out).unwrap();
-    assert_eq!(out, bytes[4 * 4096..5 * 4096]);
-    assert!(device.write_base(3 * 4096 + 8, &[1; 8]).is_err(), "part of a damaged block cannot be written");
+    let read = |at: u64| {
+        let mut out = vec![0; 4096];
+        device.read_base(at, &mut out).unwrap();
+        out
+    };
+    assert_eq!(read(3 * 4096), [0xff; 4096], "the pattern of poison");
+    assert_eq!(read(4 * 4096), bytes[4 * 4096..5 * 4096]);
+    let mut shown = vec![0; 4096];
+    device.read_views(view.offset + 3 * 4096, &mut shown).unwrap();
+    assert_eq!(shown, [0xf0, 0xff].repeat(2048), "sign, 8 exponent and 3 mantissa planes of the pattern");
+    let poison = device.poison();
+    assert_eq!((poison.len(), poison[0].dpa, poison[0].cause), (1, 3 * 4096, poison::Cause::Damaged));
+    assert_eq!(poison[0].tensor.as_deref(), Some("w"));
+    assert!(device.write_base(3 * 4096 + 8, &[1; 8]).is_err(), "part of a poisoned block cannot be written");
     device.write_base(3 * 4096, &bytes[..4096]).unwrap();
-    device.read_base(3 * 4096, &mut out).unwrap();
-    assert_eq!(out, bytes[..4096]);
-    assert_eq!(device.stats().requests.damaged_reads, 1);
+    assert_eq!(read(3 * 4096), bytes[..4096]);
+    assert_eq!(device.poison(), []);
+    let requests = device.stats().requests;
+    assert_eq!((requests.damaged_reads, requests.poisoned_blocks, requests.poison_events), (2, 0, 1));
+}
+
+#[test]
+fn poison_is_injected_listed_and_cleared() {
+    let (device, bytes) = weights(Mode::Trace);
+    let stored = device.stats().device.stored_bytes;
+    device.inject_poison(4096 + 7, 4096).unwrap();
+    let listed: Vec<_> =
+        device.poison().iter().map(|poison| (poison.dpa, poison.cause, poison.event)).collect();
+    assert_eq!(listed, [(4096, poison::Cause::Injected, 1), (8192, poison::Cause::Injected, 2)]);
+    assert!(device.stats().device.stored_bytes < stored, "what is lost takes no room");
+    let mut out = vec![0; 4 * 4096];
+    device.read_base(0, &mut out).unwrap();
+    assert!(out[4096..3 * 4096].iter().all(|byte| *byte == 0xff) && out[..4096] == bytes[..4096]);
+    // Only what is poisoned is cleared.
+    device.clear_poison(0, 2 * 4096).unwrap();
+    device.read_base(0, &mut out).unwrap();
+    assert!(
+        out[..4096] == bytes[..4096]
+            && out[4096..2 * 4096] == [0; 4096]
+            && out[2 * 4096..3 * 4096] == [0xff; 4096]
+    );
+    assert_eq!(device.poison().len(), 1);
+    assert!(matches!(device.inject_poison(BASE, 1), Err(DeviceError::PastWindow { .. })));
+    let (plain, _) = weights(Mode::Plain);
+    assert!(matches!(plain.inject_poison(0, 1), Err(DeviceError::Plain)));
 }
 
 #[test]

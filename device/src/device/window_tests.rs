@@ -263,28 +263,27 @@ fn a_tensor_takes_over_what_is_there_and_leaves_it() {
 }
 
 #[test]
-fn a_damaged_window_is_an_error_until_it_is_dropped() {
+fn a_damaged_window_is_poisoned_until_it_is_written() {
     let device = device(|_| ());
     let tensor = cache(&device, "k");
     let data = rows(7, tensor.length);
+    let window = usize::try_from(WINDOW).unwrap();
     device.write_base(tensor.dpa, &data).unwrap();
     device.flip_stored_bit(tensor.dpa / 4096 + 1, 20);
-    let mut page = [0; 4096];
     // Any page of the window, and no other window.
-    let damaged = device.read_base(tensor.dpa + 3 * 4096, &mut page).unwrap_err();
-    assert!(
-        matches!(damaged, DeviceError::Damaged { block, .. } if block == tensor.dpa / 4096 + 1),
-        "{damaged}"
-    );
+    assert!(read(&device, tensor.dpa + 3 * 4096, 4096).iter().all(|byte| *byte == 0xff));
     assert_eq!(device.stats().requests.damaged_reads, 1);
-    assert!(device.write_base(tensor.dpa, &[1; 10]).is_err());
-    assert_eq!(device.stats().windows.now.open, 0);
-    assert!(
-        read(&device, tensor.dpa + WINDOW, WINDOW)
-            == data[usize::try_from(WINDOW).unwrap()..][..page.len() * 4]
-    );
-    device.write_base(tensor.dpa, &data[..page.len() * 4]).unwrap();
+    let blocks: Vec<_> = device.poison().iter().map(|poison| poison.dpa).collect();
+    assert_eq!(blocks, [0, 4096, 8192, 12288].map(|at| tensor.dpa + at));
+    assert!(read(&device, tensor.dpa + WINDOW, WINDOW) == data[window..2 * window]);
+    // A store begins from the pattern.
+    device.write_base(tensor.dpa, &data[..10]).unwrap();
+    let found = read(&device, tensor.dpa, WINDOW);
+    assert!(found[..10] == data[..10] && found[10..].iter().all(|byte| *byte == 0xff));
+    device.write_base(tensor.dpa, &data[..window]).unwrap();
+    device.flush(0, device.base_bytes()).unwrap();
     assert!(read(&device, tensor.dpa, tensor.length) == data);
+    assert_eq!(device.poison(), []);
 }
 
 #[test]

@@ -26,6 +26,7 @@ use super::{
     Device, DeviceError,
     blocks::{Charge, charge_of},
     decoded::Decoded,
+    poison,
     staged::{Found, Place},
 };
 use crate::{
@@ -34,7 +35,7 @@ use crate::{
     kv::{self, Coding, Shape, WindowDecoder},
     plane::{self, PlaneMask},
     stats::{Tally, report::WindowsNow},
-    store::{self, Store},
+    store::{self, Store, StoreError},
     tensor::Tensor,
     window::Map,
 };
@@ -107,6 +108,11 @@ impl Span {
 
     fn bytes(&self) -> usize {
         self.blocks * BLOCK_BYTES
+    }
+
+    /// The numbers of its blocks.
+    fn numbers(&self) -> Range<u64> {
+        self.first..self.first + self.blocks as u64
     }
 }
 
@@ -219,7 +225,16 @@ impl Device {
             self.stats.windows_reused.add(1);
             kept
         } else {
-            let decoded = Arc::new(self.decode_window(shape, &span, mask, tally)?);
+            let decoded = match self.decode_window(shape, &span, mask, tally) {
+                Err(why) if Self::is_damage(&why) => {
+                    self.stats.damaged_reads.add(1);
+                    self.found_damage(span.numbers(), &why);
+                    words.fill(poison::PATTERN);
+                    plane::clear_outside(shape.format(), mask, words);
+                    return Ok(true);
+                }
+                decoded => Arc::new(decoded?),
+            };
             self.stats.windows_decoded.add(1);
             windows.decoded.lock().keep(span.first, mask, wanted, decoded.clone(), None);
             decoded
@@ -245,14 +260,13 @@ impl Device {
             self.touch_index(block);
             tally.blocks += 1;
             let fetched = store.fetch(block, |stored| decoder.wanted(stored), &mut bundle);
-            let fetched = fetched.inspect_err(|_| self.stats.damaged_reads.add(1))?;
+            let fetched = fetched?;
             tally.stored += fetched.bytes;
             let Some(place) = &fetched.entry.place else { continue };
             tally.planes += super::blocks::planes_of(&place.stored, fetched.mask);
-            decoder.add(at, &place.stored, fetched.mask, &bundle).map_err(|why| {
-                self.stats.damaged_reads.add(1);
-                DeviceError::Damaged { block, why }
-            })?;
+            decoder
+                .add(at, &place.stored, fetched.mask, &bundle)
+                .map_err(|why| DeviceError::Damaged { block, why })?;
         }
         let mut out = Vec::with_capacity(span.bytes());
         decoder.finish(&mut out);
@@ -355,6 +369,13 @@ impl Device {
         let windows = &self.windows;
         // What a store has to read first is no host's read: it is not counted as one.
         let bytes = self.decode_window(shape, span, PlaneMask::all(shape.format()), &mut Tally::default());
+        let bytes = match bytes {
+            Err(why) if Self::is_damage(&why) => {
+                self.found_damage(span.numbers(), &why);
+                Ok(vec![poison::PATTERN; span.bytes()])
+            }
+            bytes => bytes,
+        };
         let staged = bytes.and_then(|bytes| {
             let place = self.kept.as_ref().map(|kept| kept.staged.take(span.first, &bytes)).transpose()?;
             Ok(Staged { bytes, place, fresh: vec![false; span.blocks] })
@@ -491,8 +512,7 @@ impl Device {
         }
         let mut before = 0;
         for block in span.first..span.first + span.blocks as u64 {
-            // A damaged block is replaced whole, and what it took is lost with its entry.
-            before += self.charged(block).map_or(0, |charge| charge.bytes);
+            before += self.charged(block).bytes;
         }
         let after = bundles.iter().map(charge_of).sum();
         self.account(span.first, before, after)?;
@@ -536,8 +556,12 @@ impl Device {
 
     fn holds_data(&self, span: &Span) -> Result<bool, DeviceError> {
         for block in span.first..span.first + span.blocks as u64 {
-            if self.store().entry(block)?.place.is_some() {
-                return Ok(true);
+            match self.store().entry(block) {
+                Ok(entry) if entry.place.is_some() => return Ok(true),
+                // What is poisoned stays so.
+                Err(StoreError::Entry { .. }) => return Ok(false),
+                Ok(_) => {}
+                Err(other) => return Err(other.into()),
             }
         }
         Ok(false)

@@ -9,6 +9,8 @@
 //! | `GET /disks` | lists the disks: serial numbers, sockets, partitions |
 //! | `POST /flush` `{"offset"?,"length"?}` | the coherence fence |
 //! | `POST /discard` `{"offset","length"}` | drops base bytes |
+//! | `GET /poison` | lists the poisoned blocks |
+//! | `POST /poison/inject`, `POST /poison/clear` `{"offset","length"}` | poisons blocks, or makes poisoned ones zeros |
 //!
 //! Who may: the socket is its owner's alone. TCP is bound to loopback addresses only, where every user of the host and
 //! every web page in a browser on it can send requests. Against the latter, a request over TCP must name a loopback host
@@ -157,6 +159,9 @@ fn router(control: Control) -> Router {
         .route("/disks", get(disks))
         .route("/flush", post(flush))
         .route("/discard", post(discard))
+        .route("/poison", get(poison))
+        .route("/poison/inject", post(inject_poison))
+        .route("/poison/clear", post(clear_poison))
         .fallback(|| async { Refusal::new(StatusCode::NOT_FOUND, "there is nothing here; see GET /") })
         .method_not_allowed_fallback(|| async {
             Refusal::new(StatusCode::METHOD_NOT_ALLOWED, "this can be asked for, but not by this method")
@@ -214,6 +219,7 @@ fn status_of(why: &DeviceError) -> StatusCode {
         | DeviceError::Partitions { .. }
         | DeviceError::PartitionName { .. }
         | DeviceError::PartitionTwice { .. }
+        | DeviceError::Plain
         | DeviceError::Size { .. } => StatusCode::UNPROCESSABLE_ENTITY,
         DeviceError::Store(_) | DeviceError::Damaged { .. } | DeviceError::Image { .. } => {
             StatusCode::INTERNAL_SERVER_ERROR
@@ -374,16 +380,36 @@ async fn flush(
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct DiscardAsked {
+struct RangeAsked {
     offset: u64,
     length: u64,
 }
 
 async fn discard(
     State(control): State<Control>,
-    Asked(range): Asked<DiscardAsked>,
+    Asked(range): Asked<RangeAsked>,
 ) -> Result<impl IntoResponse, Refusal> {
     blocking(move || control.discard(range.offset, range.length)).await?;
+    Ok(Json(json!({})))
+}
+
+async fn poison(State(control): State<Control>) -> impl IntoResponse {
+    Json(control.poison())
+}
+
+async fn inject_poison(
+    State(control): State<Control>,
+    Asked(range): Asked<RangeAsked>,
+) -> Result<impl IntoResponse, Refusal> {
+    blocking(move || control.inject_poison(range.offset, range.length)).await?;
+    Ok(Json(json!({})))
+}
+
+async fn clear_poison(
+    State(control): State<Control>,
+    Asked(range): Asked<RangeAsked>,
+) -> Result<impl IntoResponse, Refusal> {
+    blocking(move || control.clear_poison(range.offset, range.length)).await?;
     Ok(Json(json!({})))
 }
 

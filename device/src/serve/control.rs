@@ -9,6 +9,8 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
 use lamina_abi::DIRECTORY_BYTES;
 
+use crate::BLOCK_BYTES;
+use crate::device::poison::Poisoned;
 use crate::device::{Device, DeviceError};
 use crate::stats::StatsReport;
 use crate::tensor::{TensorInfo, TensorSpec};
@@ -135,6 +137,48 @@ impl Control {
             Some(coherence) => Ok(coherence.discard(offset, length)?),
             None => Ok(self.device.discard(offset, length)?),
         }
+    }
+
+    /// The poisoned blocks.
+    pub fn poison(&self) -> Vec<Poisoned> {
+        self.device.poison()
+    }
+
+    /// Poisons every block that a base range touches: what it held is lost.
+    ///
+    /// # Errors
+    ///
+    /// When the range passes the window's end, or the device keeps no checks.
+    pub fn inject_poison(&self, offset: u64, length: u64) -> Result<(), ControlError> {
+        self.beside(offset, length, |device| device.inject_poison(offset, length))
+    }
+
+    /// Clears the poison of a base range: its poisoned blocks read as zero afterwards.
+    ///
+    /// # Errors
+    ///
+    /// When the range passes the window's end.
+    pub fn clear_poison(&self, offset: u64, length: u64) -> Result<(), ControlError> {
+        self.beside(offset, length, |device| device.clear_poison(offset, length))
+    }
+
+    /// Changes blocks of a base range in the device, and drops what the page cache held of them.
+    fn beside(
+        &self,
+        offset: u64,
+        length: u64,
+        change: impl FnOnce(&Device) -> Result<(), DeviceError>,
+    ) -> Result<(), ControlError> {
+        let Some(coherence) = self.coherence.get() else { return Ok(change(&self.device)?) };
+        coherence.settle_range(offset, length)?;
+        let changed = change(&self.device);
+        let block = BLOCK_BYTES as u64;
+        let first = offset / block * block;
+        coherence.written_beside(
+            first,
+            offset.saturating_add(length).saturating_sub(first).next_multiple_of(block),
+        )?;
+        Ok(changed?)
     }
 
     /// Drops ranges (offset, length) of the views window from the page cache: loads of them go to the device again, as they would

@@ -222,6 +222,8 @@ impl Collector for Snapshot {
             requests.refused_view_bytes,
         )?;
         sheet.counter("damaged_reads", "Reads that met damaged stored bytes", requests.damaged_reads)?;
+        sheet.counter("poison_events", "Poisonings of blocks", requests.poison_events)?;
+        sheet.gauge("poisoned_blocks", "Blocks that are poisoned", None, requests.poisoned_blocks)?;
 
         sheet.counter("base_writes", "Write-backs and direct writes", writes.base_writes)?;
         sheet.byte_counter(

@@ -82,6 +82,10 @@ pub struct RequestsReport {
     pub refused_view_bytes: u64,
     /// Reads that met damaged stored bytes.
     pub damaged_reads: u64,
+    /// Blocks that are poisoned now.
+    pub poisoned_blocks: u64,
+    /// Poisonings of blocks so far.
+    pub poison_events: u64,
 }
 
 /// What reads moved.
@@ -274,6 +278,8 @@ pub(crate) struct Subject<'a> {
     pub(crate) division: &'a Division,
     pub(crate) index_cache: &'a IndexCache,
     pub(crate) windows: WindowsNow,
+    /// Poisoned blocks, and poisonings.
+    pub(crate) poison: (u64, u64),
 }
 
 impl Stats {
@@ -313,6 +319,8 @@ impl Stats {
                 refused_view_stores: self.refused_view_stores.get(),
                 refused_view_bytes: self.refused_view_bytes.get(),
                 damaged_reads: self.damaged_reads.get(),
+                poisoned_blocks: subject.poison.0,
+                poison_events: subject.poison.1,
             },
             writes: WritesReport {
                 base_writes: self.base_writes.get(),

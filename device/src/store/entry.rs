@@ -31,8 +31,8 @@ use crate::{
 /// Bytes of an entry.
 pub const ENTRY_BYTES: usize = 64;
 
-/// An entry that does not check: what a damaged block is given when nothing it says may be followed.
-pub const DAMAGED: [u8; ENTRY_BYTES] = [0xff; ENTRY_BYTES];
+/// The entry of a poisoned block.
+pub const POISON: [u8; ENTRY_BYTES] = [0xff; ENTRY_BYTES];
 
 const EPOCH: Range<usize> = 8..10;
 const CHECK: Range<usize> = 10..14;
@@ -63,6 +63,9 @@ pub struct Place {
 /// Why 64 bytes are no entry.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum Damaged {
+    /// The block is poisoned.
+    #[error("it is poisoned")]
+    Poison,
     /// The checksum does not match.
     #[error("CRC-32C {computed:#010x}, stored was {stored:#010x}")]
     Check {
@@ -116,6 +119,9 @@ impl Entry {
     /// # Errors
     /// [`Damaged`].
     pub fn decode(bytes: &[u8; ENTRY_BYTES]) -> Result<Self, Damaged> {
+        if *bytes == POISON {
+            return Err(Damaged::Poison);
+        }
         let mut words = [0; WORDS];
         for (word, bytes) in words.iter_mut().zip(bytes.as_chunks().0) {
             *word = u64::from_le_bytes(*bytes);

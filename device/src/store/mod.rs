@@ -106,12 +106,12 @@ pub struct Store {
 }
 
 /// What was found when a store was opened.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Opened {
     /// Changes that a killed process had begun to publish, and that were finished.
     pub replayed: usize,
-    /// Entries that are damaged: their blocks cannot be read until they are written.
-    pub damaged: u64,
+    /// Blocks that are poisoned, or whose entries are damaged: they cannot be read until they are written.
+    pub damaged: Vec<u64>,
 }
 
 /// What a read took from the store.
@@ -179,7 +179,7 @@ impl Store {
             };
             match claimed {
                 Some(entry) => found(block, &entry),
-                None => opened.damaged += 1,
+                None => opened.damaged.push(block),
             }
         }
         store.segments.claimed();
@@ -197,7 +197,7 @@ impl Store {
                 ?claimed,
                 "an entry names a segment that is not its own"
             );
-            self.index.put(block, &entry::DAMAGED);
+            self.index.put(block, &entry::POISON);
         }
         claimed == Claimed::Yes
     }
@@ -293,6 +293,23 @@ impl Store {
             self.free(old);
         }
         changes
+    }
+
+    /// Gives up what `block` holds: its entry says that it is poisoned. The entry before, if it was not damaged.
+    pub fn poison(&self, block: u64) -> Option<Entry> {
+        self.index.ensure(block..block + 1).ok()?;
+        let stripe = self.stripe(block).write();
+        let old = self.index.get(block).ok();
+        let record = self.journal.as_ref().map(|journal| (journal, journal.begin(block, &entry::POISON)));
+        self.index.put(block, &entry::POISON);
+        if let Some((journal, record)) = record {
+            journal.end(record);
+        }
+        drop(stripe);
+        if let Some(old) = &old {
+            self.free(old);
+        }
+        old
     }
 
     /// Frees the segment of an entry that is no more, and tidies up if that leaves too many free slots. The caller holds no stripe.

@@ -10,4 +10,5 @@ mod disk_driver;
 mod disks;
 mod guest_port;
 mod mount;
+mod poison;
 mod program;

@@ -53,6 +53,9 @@ pub(crate) enum Command {
     #[command(subcommand)]
     View(View),
     Flush(Flush),
+    /// List poisoned blocks, poison some, or clear them.
+    #[command(subcommand)]
+    Poison(Poison),
     Upgrade(Upgrade),
     Analyze(Analyze),
 }
@@ -264,6 +267,31 @@ pub(crate) struct Flush {
     /// Its bytes [default: to the window's end].
     #[arg(long, value_parser = bytes, value_name = "BYTES")]
     pub(crate) length: Option<u64>,
+    #[command(flatten)]
+    pub(crate) client: Client,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Poison {
+    /// List the poisoned blocks, and why they are.
+    List(Client),
+    /// Poison the blocks of a range, as damage to what is stored would: their bytes are lost, and read as 0xff.
+    ///
+    /// For those who test how their software takes it. Writing a whole block clears its poison.
+    Inject(PoisonRange),
+    /// Clear the poison of a range: its poisoned blocks are zeros then.
+    Clear(PoisonRange),
+}
+
+/// Blocks of the base window.
+#[derive(Debug, Args)]
+pub(crate) struct PoisonRange {
+    /// Where the range begins in the base window.
+    #[arg(value_parser = bytes, value_name = "DPA")]
+    pub(crate) offset: u64,
+    /// Its bytes; every block of 4096 that it touches counts.
+    #[arg(value_parser = bytes, default_value = "4096", value_name = "BYTES")]
+    pub(crate) length: u64,
     #[command(flatten)]
     pub(crate) client: Client,
 }

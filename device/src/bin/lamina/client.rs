@@ -14,7 +14,7 @@ use indicatif::{BinaryBytes, HumanCount};
 use serde_json::{Value, json};
 use tokio::net::UnixStream;
 
-use crate::args::{Client, Flush, Upgrade, View};
+use crate::args::{Client, Flush, Poison, Upgrade, View};
 use crate::holder;
 
 /// How often, and after what time, a question is asked again whose answer broke off because the device's worker was replaced.
@@ -55,6 +55,36 @@ async fn ask_once(api: &Path, method: Method, path: &str, body: Option<Value>) -
         bail!("the device refuses: {}", body["error"].as_str().unwrap_or(status.as_str()));
     }
     Ok(body)
+}
+
+pub(crate) async fn poison(command: Poison) -> Result<()> {
+    let (path, range) = match command {
+        Poison::Inject(range) => ("/poison/inject", range),
+        Poison::Clear(range) => ("/poison/clear", range),
+        Poison::List(client) => {
+            let poison = ask(&client.api, Method::GET, "/poison", None).await?;
+            if client.json {
+                return print_json(&poison);
+            }
+            let mut table = new_table(&["DPA", "bytes", "tensor", "cause", "found"], 2);
+            for block in rows(&poison)? {
+                let dpa = block["dpa"].as_u64().map_or_else(String::new, |dpa| format!("{dpa:#x}"));
+                let tensor = block["tensor"].as_str().unwrap_or_default().to_owned();
+                table.add_row([
+                    dpa,
+                    text(&block["length"]),
+                    tensor,
+                    text(&block["cause"]),
+                    text(&block["why"]),
+                ]);
+            }
+            println!("{table}");
+            return Ok(());
+        }
+    };
+    let body = json!({ "offset": range.offset, "length": range.length });
+    let done = ask(&range.client.api, Method::POST, path, Some(body)).await?;
+    if range.client.json { print_json(&done) } else { Ok(()) }
 }
 
 /// Has a device go on with another program.

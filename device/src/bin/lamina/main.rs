@@ -53,6 +53,7 @@ fn main() -> ExitCode {
             Command::Disks(args) => client::disks(&args).await,
             Command::View(command) => client::view(command).await,
             Command::Flush(args) => client::flush(&args).await,
+            Command::Poison(command) => client::poison(command).await,
             Command::Upgrade(args) => client::upgrade(&args),
         }
         .map(|()| ExitCode::SUCCESS)

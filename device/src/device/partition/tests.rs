@@ -142,7 +142,7 @@ fn the_errors_of_a_partition_are_in_its_own_terms() {
     assert!(said.starts_with("tensor one: "), "{said}");
     b.write_base(4096, &noise(5, 4096)).unwrap();
     b.device().flip_stored_bit(BASE / 4096 + 1, 9);
-    let said = b.read_base(4096, &mut [0; 64]).unwrap_err().to_string();
+    let said = b.write_base(4096, &[0; 64]).unwrap_err().to_string();
     assert!(said.starts_with("block 1 (DPA 0x1000) is damaged"), "{said}");
 }
 
