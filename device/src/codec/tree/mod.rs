@@ -105,6 +105,9 @@ struct Scratch {
     /// The stream, and room to read past it.
     #[cfg(target_arch = "x86_64")]
     stream: Lines<u8>,
+    /// The code that was decoded by last.
+    #[cfg(target_arch = "x86_64")]
+    table: avx512::Table,
 }
 
 thread_local! {
@@ -117,6 +120,8 @@ thread_local! {
         masks: std::array::from_fn(|_| Lines::new(masks::STORE)),
         #[cfg(target_arch = "x86_64")]
         stream: Lines::new(avx512::MOST_STREAM + 128),
+        #[cfg(target_arch = "x86_64")]
+        table: avx512::Table::new(),
     });
 }
 
