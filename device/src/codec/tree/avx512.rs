@@ -7,23 +7,22 @@
 )]
 
 mod decode;
+mod encode;
 
 use std::arch::x86_64::{
-    __m512i, _mm512_add_epi8, _mm512_add_epi64, _mm512_cmpeq_epi8_mask, _mm512_cmplt_epu8_mask,
-    _mm512_cmpneq_epi8_mask, _mm512_gf2p8affine_epi64_epi8, _mm512_loadu_si512, _mm512_mask_add_epi8,
-    _mm512_mask_blend_epi8, _mm512_maskz_compress_epi8, _mm512_maskz_expand_epi8,
-    _mm512_maskz_permutexvar_epi8, _mm512_max_epu8, _mm512_movepi8_mask, _mm512_permutex2var_epi8,
-    _mm512_permutexvar_epi8, _mm512_popcnt_epi8, _mm512_sad_epu8, _mm512_set1_epi8, _mm512_set1_epi64,
-    _mm512_setzero_si512, _mm512_storeu_si512, _mm512_sub_epi8, _mm512_test_epi8_mask,
-    _mm512_testn_epi8_mask,
+    __m512i, _mm512_add_epi8, _mm512_add_epi64, _mm512_cmplt_epu8_mask, _mm512_gf2p8affine_epi64_epi8,
+    _mm512_loadu_si512, _mm512_maskz_permutexvar_epi8, _mm512_max_epu8, _mm512_permutexvar_epi8,
+    _mm512_popcnt_epi8, _mm512_sad_epu8, _mm512_set1_epi8, _mm512_set1_epi64, _mm512_setzero_si512,
+    _mm512_storeu_si512, _mm512_sub_epi8, _mm512_testn_epi8_mask,
 };
 
 pub(super) use self::decode::{Table, decode};
+pub(super) use self::encode::{encode, levels, sample};
 use super::{
-    END, MOST_ELEMENTS, Scratch,
-    code::{Code, ESCAPE, LONGEST, Marks, SYMBOLS, WINDOW, ZERO},
+    MOST_ELEMENTS, Scratch,
+    code::{LONGEST, WINDOW},
     masks,
-    plan::{Census, Plan},
+    plan::Census,
 };
 
 /// Elements worked on at a time.
@@ -56,34 +55,6 @@ fn store_at(bytes: &mut [u8], at: usize, value: __m512i) {
 /// The lowest `count` bits, all if it is more than 64.
 fn first(count: usize) -> u64 {
     if count >= STEP { u64::MAX } else { (1 << count) - 1 }
-}
-
-/// Appends bits to bytes.
-struct Writer<'a> {
-    out: &'a mut [u8],
-    at: usize,
-    pending: u64,
-    held: u32,
-}
-
-impl Writer<'_> {
-    /// Appends the lowest `count` of `bits`, at most 64, whose others are zero.
-    fn push(&mut self, bits: u64, count: usize) {
-        let low = self.pending | bits << self.held;
-        self.out[self.at..self.at + 8].copy_from_slice(&low.to_le_bytes());
-        let high = (bits >> 1) >> (63 - self.held);
-        self.held += u32::try_from(count).expect("at most 64");
-        let full = self.held >= 64;
-        self.pending = if full { high } else { low };
-        self.at += if full { 8 } else { 0 };
-        self.held &= 63;
-    }
-
-    /// Pads to a whole byte; where the next one goes.
-    fn finish(self) -> usize {
-        self.out[self.at..self.at + 8].copy_from_slice(&self.pending.to_le_bytes());
-        self.at + (self.held as usize).div_ceil(8)
-    }
 }
 
 /// What the values of a block are. Those within 32 of the largest are counted eight values at a time: as one-hot bytes, of which eight make a
@@ -152,33 +123,6 @@ fn census(values: &[u8], planes: usize, scratch: &mut Scratch) -> Option<Census>
     Some(census)
 }
 
-/// What an encoder goes by; as [`Code::marks`].
-#[target_feature(enable = "popcnt,avx512f,avx512bw,avx512vbmi2")]
-fn marks(code: &Code) -> Marks {
-    let mut lengths = [0; STEP];
-    lengths[..SYMBOLS].copy_from_slice(&code.lengths);
-    let lengths = load(&lengths);
-    let (mut marks, mut next) = (_mm512_setzero_si512(), 0_u32);
-    for (level, ranks) in RANKS.iter().enumerate() {
-        let these = _mm512_cmpeq_epi8_mask(lengths, _mm512_set1_epi8(level as i8 + 1));
-        let first = _mm512_set1_epi8(((2 * next + 1) << (LONGEST - 1 - level)) as i8);
-        marks = _mm512_mask_add_epi8(marks, these, _mm512_maskz_expand_epi8(these, load(ranks)), first);
-        next = 2 * (next + these.count_ones());
-    }
-    let mut by_symbol = [0; STEP];
-    store(&mut by_symbol, marks);
-    let escape = by_symbol[ESCAPE];
-    let mut of = [escape; 256 + STEP];
-    if code.lengths[ZERO] > 0 {
-        of[0] = by_symbol[ZERO];
-    }
-    let coded = _mm512_test_epi8_mask(lengths, lengths) & u64::from(u32::MAX);
-    let low = usize::from(code.low);
-    let window = _mm512_mask_blend_epi8(coded, load_at(&of, low), marks);
-    store_at(&mut of, low, window);
-    Marks { of: *of.first_chunk().expect("longer"), escape }
-}
-
 /// A one at the place of its number, for the first eight numbers.
 const ONE_HOT: [u8; STEP] = {
     let mut rows = [0; STEP];
@@ -200,69 +144,3 @@ const TOGETHER: [u8; STEP] = {
     }
     places
 };
-
-/// For each level, the codes that are the first one and those after it, without the first one, as far up as in a mark.
-const RANKS: [[u8; STEP]; LONGEST] = {
-    let mut ranks = [[0; STEP]; LONGEST];
-    let mut level = 0;
-    while level < LONGEST {
-        let mut at = 0;
-        while at < STEP {
-            ranks[level][at] = (at << (LONGEST - level)) as u8;
-            at += 1;
-        }
-        level += 1;
-    }
-    ranks
-};
-
-/// See [`super::encode`]; `count` planes are coded.
-#[target_feature(
-    enable = "avx2,bmi1,bmi2,popcnt,avx512f,avx512bw,avx512vbmi,avx512vbmi2,avx512bitalg,avx512vpopcntdq,gfni"
-)]
-pub(super) fn encode(values: &[u8], count: usize, out: &mut [u8], scratch: &mut Scratch) -> Option<usize> {
-    let plan = Plan::new(&census(values, count, scratch)?, count * values.len() / 8)?;
-    let marks = marks(&plan.code);
-    let [t0, t1, t2, t3] = [0, 64, 128, 192].map(|at| load_at(&marks.of, at));
-    let end = _mm512_set1_epi8(END.cast_signed());
-    let escape = _mm512_set1_epi8(marks.escape.cast_signed());
-
-    let at = plan.code.write(out);
-    let mut writer = Writer { out, at, pending: 0, held: 0 };
-    let [level, escaped, ..] = &mut scratch.levels;
-    let (mut going_on, mut escapes) = (0, 0);
-    for values in values.as_chunks::<STEP>().0 {
-        let values = load(values);
-        let (lower, upper) =
-            (_mm512_permutex2var_epi8(t0, values, t1), _mm512_permutex2var_epi8(t2, values, t3));
-        let marks = _mm512_mask_blend_epi8(_mm512_movepi8_mask(values), lower, upper);
-        writer.push(_mm512_movepi8_mask(marks), STEP);
-        let escaping = _mm512_cmpeq_epi8_mask(marks, escape);
-        if escaping != 0 {
-            store_at(escaped, escapes, _mm512_maskz_compress_epi8(escaping, values));
-            escapes += escaping.count_ones() as usize;
-        }
-        let rest = _mm512_add_epi8(marks, marks);
-        let goes_on = _mm512_cmpneq_epi8_mask(rest, end);
-        store_at(level, going_on, _mm512_maskz_compress_epi8(goes_on, rest));
-        going_on += goes_on.count_ones() as usize;
-    }
-    while going_on > 0 {
-        let count = going_on;
-        going_on = 0;
-        for start in (0..count).step_by(STEP) {
-            let here = (count - start).min(STEP);
-            let marks = load_at(level, start);
-            writer.push(_mm512_movepi8_mask(marks) & first(here), here);
-            let rest = _mm512_add_epi8(marks, marks);
-            let goes_on = _mm512_cmpneq_epi8_mask(rest, end) & first(here);
-            // Never ahead of what was just loaded.
-            store_at(level, going_on, _mm512_maskz_compress_epi8(goes_on, rest));
-            going_on += goes_on.count_ones() as usize;
-        }
-    }
-    let at = writer.finish();
-    out[at..at + escapes].copy_from_slice(&escaped[..escapes]);
-    debug_assert_eq!(at + escapes, plan.length);
-    Some(at + escapes)
-}
