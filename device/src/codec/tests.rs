@@ -124,7 +124,7 @@ fn signs_in_the_head_leave_no_plane() {
     for (element, word) in (0_u16..).zip(words.as_chunks_mut::<2>().0) {
         // Runs of 24 signs: as many ones as zeros, and no word like the one before.
         let sign = if element / 24 % 2 == 1 { 0x8000 } else { 0 };
-        *word = (sign | 0x3f00 + element.wrapping_mul(40_503) % 0x200).to_le_bytes();
+        *word = (sign | (0x3f00 + element.wrapping_mul(40_503) % 0x200)).to_le_bytes();
     }
     let mut bundle = Bundle::new();
     bundle.encode_headed(Format::Bf16, Codec::Tree, &words, head::Details::default());
