@@ -11,15 +11,36 @@
 
 mod blocks;
 mod decoded;
+mod division;
+mod kept;
+mod partition;
+mod staged;
 mod tables;
 mod windows;
 
-use std::{ops::Range, sync::Arc, time::Instant};
+use std::{
+    ops::Range,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Instant,
+};
 
 use lamina_abi::{DIRECTORY_BYTES, DirectoryError};
 use parking_lot::RwLock;
 
-use self::{blocks::Blocks, windows::Windows};
+pub(crate) use self::division::Division;
+use self::division::Part;
+use self::{
+    blocks::{Blocks, Charge},
+    kept::Kept,
+    windows::Windows,
+};
+pub use self::{
+    division::{MOST_PARTITION_NAME_BYTES, MOST_PARTITIONS, PartitionConfig},
+    partition::Partition,
+};
 use crate::{
     BLOCK_BYTES, BlockWords,
     codec::{Codec, block::BlockError},
@@ -28,7 +49,11 @@ use crate::{
     mode::Mode,
     plane::PlaneMask,
     stats::{IndexCache, Stats, Tally, report::Subject},
-    store::StoreError,
+    store::{
+        StoreError,
+        entry::Entry,
+        image::{Image, Superblock},
+    },
     tensor::{Tensor, TensorError},
     view::ViewError,
     window::{Alias, Map},
@@ -58,8 +83,12 @@ pub struct DeviceConfig {
     pub compare_gcomp: bool,
     /// KV windows that may be open for writing at once, at least one; each takes as much memory as its tokens.
     pub open_windows: usize,
+    /// Whether counters begin at zero when an image is opened, rather than where the last process left them.
+    pub first_process: bool,
     /// Bytes of decoded KV windows and blocks that may be kept for the next read.
     pub decoded_bytes: usize,
+    /// The parts that the windows are divided into, in order; an undivided device if empty.
+    pub partitions: Vec<PartitionConfig>,
 }
 
 impl DeviceConfig {
@@ -74,8 +103,58 @@ impl DeviceConfig {
             index_cache_entries: 32_768, // 2 MiB of SRAM
             compare_gcomp: true,
             open_windows: 64,
+            first_process: true,
             decoded_bytes: 16 << 20,
+            partitions: Vec::new(),
         }
+    }
+
+    /// Bytes of bundles the store may hold.
+    fn store_bytes(&self) -> u64 {
+        // Segments of one length share chunks: twice the capacity is room for any mix of lengths. It is address space only.
+        self.store_bytes.unwrap_or_else(|| self.base_bytes.saturating_mul(2).max(16 << 20))
+    }
+
+    /// What an image says of such a device.
+    pub fn superblock(&self) -> Superblock {
+        Superblock {
+            base_bytes: self.base_bytes,
+            views_bytes: self.views_bytes,
+            store_bytes: self.store_bytes(),
+            mode: self.mode,
+            codec: self.codec,
+            // Each partition has room for one at least.
+            open_windows: self.open_windows.max(self.partitions.len()).max(1) as u64,
+            partitions: self.partitions.clone(),
+        }
+    }
+
+    /// Checks the sizes of the windows.
+    ///
+    /// # Errors
+    /// [`DeviceError::Size`].
+    pub fn check(&self) -> Result<(), DeviceError> {
+        let block = BLOCK_BYTES as u64;
+        for (what, bytes) in [("a base window", self.base_bytes), ("a views window", self.views_bytes)] {
+            if bytes == 0 || bytes % block != 0 || bytes > 1 << 46 {
+                let rule = "windows are multiples of 4096 bytes, from 4096 bytes to 64 TiB";
+                return Err(DeviceError::Size { what, bytes, rule });
+            }
+        }
+        if self.views_bytes <= DIRECTORY_BYTES {
+            let rule = "it holds the directory of 2 MiB and the views behind it";
+            return Err(DeviceError::Size { what: "a views window", bytes: self.views_bytes, rule });
+        }
+        Ok(())
+    }
+
+    /// A device divided into these parts, its windows as large as theirs together, everything else as usual.
+    pub fn divided(partitions: Vec<PartitionConfig>) -> Self {
+        // A sum that does not fit is refused when the device is made.
+        let sum =
+            |bytes: fn(&PartitionConfig) -> u64| partitions.iter().map(bytes).fold(0, u64::saturating_add);
+        let config = Self::new(sum(|part| part.base_bytes), sum(|part| part.views_bytes));
+        Self { partitions, ..config }
     }
 }
 
@@ -113,6 +192,44 @@ pub enum DeviceError {
         /// Bytes of the window.
         size: u64,
     },
+    /// Too many partitions.
+    #[error("{count} partitions; a device has at most {MOST_PARTITIONS}")]
+    Partitions {
+        /// How many were asked for.
+        count: usize,
+    },
+    /// A partition's name that cannot be.
+    #[error(
+        "{name:?} cannot name a partition: 1 to {MOST_PARTITION_NAME_BYTES} lower-case letters, digits, `-` and `_`"
+    )]
+    PartitionName {
+        /// The name, its first 64 characters.
+        name: String,
+    },
+    /// Two partitions of one name.
+    #[error("two partitions are called {name}")]
+    PartitionTwice {
+        /// The name.
+        name: String,
+    },
+    /// A partition's quota is used up.
+    #[error(
+        "{partition}: {wanted} more bytes pass the quota of {quota} bytes, of which {stored} are used; \
+         discard what is not needed"
+    )]
+    Quota {
+        /// The partition.
+        partition: String,
+        /// Bytes that its blocks are charged.
+        stored: u64,
+        /// Bytes wanted besides.
+        wanted: u64,
+        /// The quota.
+        quota: u64,
+    },
+    /// The store is full, told to a partition: how full it is says what the others store.
+    #[error("the store is full")]
+    Full,
     /// The store cannot.
     #[error(transparent)]
     Store(#[from] StoreError),
@@ -150,19 +267,37 @@ pub enum DeviceError {
         /// The largest gap.
         largest: u64,
     },
+    /// An image that no device made, or whose tables are damaged.
+    #[error("the image's tables of tensors and views cannot be used: {why}")]
+    Image {
+        /// What is wrong.
+        why: String,
+    },
     /// The directory cannot describe more.
     #[error(transparent)]
     Directory(#[from] DirectoryError),
 }
 
+impl DeviceError {
+    /// Whether there was no room for what was written: the store is full, or a quota is used up.
+    pub const fn is_no_room(&self) -> bool {
+        matches!(self, Self::Quota { .. } | Self::Full | Self::Store(StoreError::Full { .. }))
+    }
+}
+
 /// A CXL Type-3 memory device.
 pub struct Device {
     config: DeviceConfig,
+    division: Division,
     map: RwLock<Arc<Map>>,
     blocks: Blocks,
     stats: Stats,
     index_cache: IndexCache,
     windows: Windows,
+    /// The image that all this is kept in, if it is.
+    kept: Option<Kept>,
+    /// Processes that served it and died.
+    worker_deaths: AtomicU64,
     started: Instant,
 }
 
@@ -170,29 +305,87 @@ impl Device {
     /// An empty device. Takes no time or memory in proportion to its windows.
     ///
     /// # Errors
-    /// [`DeviceError::Size`] for window sizes that cannot be; [`DeviceError::Store`] if the address space cannot be had.
+    /// [`DeviceError::Size`] for window sizes that cannot be; [`DeviceError::Store`] if the address space cannot be had; partitions that cannot be.
     pub fn new(config: DeviceConfig) -> Result<Self, DeviceError> {
-        let block = BLOCK_BYTES as u64;
-        for (what, bytes) in [("a base window", config.base_bytes), ("a views window", config.views_bytes)] {
-            if bytes == 0 || bytes % block != 0 || bytes > 1 << 46 {
-                let rule = "windows are multiples of 4096 bytes, from 4096 bytes to 64 TiB";
-                return Err(DeviceError::Size { what, bytes, rule });
-            }
-        }
-        if config.views_bytes <= DIRECTORY_BYTES {
-            let rule = "it holds the directory of 2 MiB and the views behind it";
-            return Err(DeviceError::Size { what: "a views window", bytes: config.views_bytes, rule });
-        }
-        let map = Map::default().successor(Vec::new(), Vec::new(), config.base_bytes, config.views_bytes)?;
+        config.check()?;
+        let division = Division::new(&config)?;
+        let map = Map::default().successor(Vec::new(), Vec::new(), &division)?;
         Ok(Self {
             blocks: Blocks::new(&config)?,
             index_cache: IndexCache::new(config.index_cache_entries),
-            windows: Windows::new(config.open_windows, config.decoded_bytes),
+            windows: Windows::new(config.open_windows, config.decoded_bytes, division.parts.len()),
+            division,
             map: RwLock::new(Arc::new(map)),
             stats: Stats::new(),
             started: Instant::now(),
+            kept: None,
+            worker_deaths: AtomicU64::new(0),
             config,
         })
+    }
+
+    /// The device that lies in `image`, as the last process left it: what `config` says otherwise of its sizes, mode and codec does not count.
+    ///
+    /// # Errors
+    /// As [`Device::new`]; [`DeviceError::Image`] for an image that no device made.
+    pub fn open(image: Image, config: &DeviceConfig) -> Result<Self, DeviceError> {
+        let Superblock { base_bytes, views_bytes, store_bytes, mode, codec, open_windows, partitions } =
+            image.superblock().clone();
+        let store_bytes = Some(store_bytes);
+        let open_windows = usize::try_from(open_windows).unwrap_or(usize::MAX);
+        let config = DeviceConfig {
+            base_bytes,
+            views_bytes,
+            store_bytes,
+            mode,
+            codec,
+            open_windows,
+            partitions,
+            ..config.clone()
+        };
+        config.check()?;
+        let mut division = Division::new(&config)?;
+        let mut stats = Stats::new();
+        let (kept, map) = Kept::open(image, &config, &division)?;
+        let parts = division.parts.iter_mut().flat_map(Part::counters);
+        parts.chain(stats.counters()).for_each(|counter| counter.keep(kept.counters().take()));
+        let blocks = Blocks::open(kept.image(), |block, entry, charge| {
+            division.found(block, charge.bytes);
+            stats.replaced(&Entry::default(), entry);
+            blocks::charge(&stats, &map, block, Charge::default(), charge);
+        })?;
+        let device = Self {
+            blocks,
+            index_cache: IndexCache::new(config.index_cache_entries),
+            windows: Windows::new(config.open_windows, config.decoded_bytes, division.parts.len()),
+            division,
+            map: RwLock::new(Arc::new(map)),
+            stats,
+            started: Instant::now(),
+            kept: Some(kept),
+            worker_deaths: AtomicU64::new(0),
+            config,
+        };
+        device.reopen_windows();
+        Ok(device)
+    }
+
+    /// Brings everything to the disk that the image is on.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn sync(&self) -> std::io::Result<()> {
+        self.image().map_or(Ok(()), |image| image.file().sync_data())
+    }
+
+    /// Says that so many processes that served this device died before this one.
+    pub fn set_worker_deaths(&self, deaths: u64) {
+        self.worker_deaths.store(deaths, Ordering::Relaxed);
+    }
+
+    /// The image that the device lies in.
+    pub fn image(&self) -> Option<&Image> {
+        self.kept.as_ref().map(Kept::image)
     }
 
     /// Bytes of the base window.
@@ -261,6 +454,9 @@ impl Device {
             done += length;
         }
         self.stats.base.count(out.len() as u64, &total);
+        if let Some(part) = self.counted_part(offset) {
+            part.base_reads.count(out.len() as u64, &total);
+        }
         Ok(())
     }
 
@@ -286,6 +482,10 @@ impl Device {
         }
         self.stats.base_writes.add(1);
         self.stats.base_written_bytes.add(data.len() as u64);
+        if let Some(part) = self.counted_part(offset) {
+            part.base_writes.add(1);
+            part.base_written_bytes.add(data.len() as u64);
+        }
         Ok(())
     }
 
@@ -298,9 +498,13 @@ impl Device {
         'again: loop {
             out.fill(0);
             let map = self.map();
-            if range.start < DIRECTORY_BYTES {
-                self.stats.directory_reads.add(1);
-                paste(out, &range, 0, &map.directory);
+            for (part, directory) in self.division.parts.iter().zip(&map.directories) {
+                let at = part.views.start;
+                if range.start < at + DIRECTORY_BYTES && at < range.end {
+                    self.stats.directory_reads.add(1);
+                    part.directory_reads.add(1);
+                    paste(out, &range, at, &directory.bytes);
+                }
             }
             for alias in map.aliases_in(&range) {
                 if !self.read_alias(alias, &range, out)? {
@@ -346,6 +550,9 @@ impl Device {
         let bytes = wanted.end - wanted.start;
         alias.traffic.count(bytes, &tally);
         self.stats.views.count(bytes, &tally);
+        if self.division.divided {
+            self.division.parts[alias.tensor.part].view_reads.count(bytes, &tally);
+        }
         Ok(true)
     }
 
@@ -417,9 +624,11 @@ impl Device {
             base_bytes: self.config.base_bytes,
             views_bytes: self.config.views_bytes,
             store_capacity: self.blocks.capacity_bytes(),
+            worker_deaths: self.worker_deaths.load(Ordering::Relaxed),
             uptime_seconds: self.started.elapsed().as_secs_f64(),
             compare_gcomp: self.config.compare_gcomp,
             map: &self.map(),
+            division: &self.division,
             index_cache: &self.index_cache,
             windows: self.windows.now(),
         })
@@ -485,6 +694,8 @@ fn paste(out: &mut [u8], range: &Range<u64>, at: u64, bytes: &[u8]) {
     }
 }
 
+#[cfg(test)]
+mod image_tests;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]

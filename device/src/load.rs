@@ -43,6 +43,8 @@ pub struct LoadOptions {
     pub kv: Vec<KvRule>,
     /// Formats of tensors by name pattern, in place of the file's; the first that matches counts.
     pub formats: Vec<FormatRule>,
+    /// The partition that the tensors go to; on a device that is not divided, none.
+    pub partition: Option<String>,
 }
 
 /// A rule by which tensors are KV caches.
@@ -274,8 +276,12 @@ fn spec(tensor: &ModelTensor, options: &LoadOptions) -> TensorSpec {
     let elements = format.elements_in(tensor.length);
     // Under another format, or as bytes, the file's shape counts other elements than the device does.
     let fits = tensor.shape.iter().try_fold(1_u64, |product, &n| product.checked_mul(n)) == Some(elements);
+    let name = match &options.partition {
+        Some(partition) => format!("{partition}/{}", tensor.name),
+        None => tensor.name.clone(),
+    };
     TensorSpec {
-        name: tensor.name.clone(),
+        name,
         dpa: None,
         length: tensor.length,
         elements: Some(elements),

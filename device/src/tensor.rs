@@ -47,7 +47,7 @@ pub struct TensorSpec {
 }
 
 /// A tensor that there is.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TensorInfo {
     /// Its name.
     pub name: String,
@@ -112,6 +112,28 @@ pub enum TensorError {
         /// Bytes of the base window.
         capacity: u64,
     },
+    /// It belongs to no partition of a divided device.
+    #[error("{name:?} names no partition: tensors of this device are called PARTITION/NAME, of {partitions}")]
+    NoPartition {
+        /// The name.
+        name: String,
+        /// The partitions there are.
+        partitions: String,
+    },
+    /// It does not lie in the partition that it is named after.
+    #[error("{name}: {length} bytes at DPA {dpa:#x} are not in its partition, {start:#x} to {end:#x}")]
+    OutsidePartition {
+        /// The tensor.
+        name: String,
+        /// Where it would begin.
+        dpa: u64,
+        /// Its length.
+        length: u64,
+        /// Where the partition begins.
+        start: u64,
+        /// Where it ends.
+        end: u64,
+    },
     /// It would share a block with another.
     #[error("{name}: {length} bytes at DPA {dpa:#x} overlap {other} at {other_dpa:#x}, {other_length} bytes")]
     Overlap {
@@ -174,12 +196,25 @@ pub enum TensorError {
 /// A tensor and what is counted about it.
 pub(crate) struct Tensor {
     pub(crate) info: TensorInfo,
+    /// The part of the device that it lies in.
+    pub(crate) part: usize,
     /// Its windows, if the device codes it by windows.
     pub(crate) windows: Option<Shape>,
     /// Bytes its blocks are charged in the store.
     pub(crate) stored: Gauge,
     /// Reads through the base window.
     pub(crate) traffic: Traffic,
+    /// Where the image keeps its counters.
+    pub(crate) number: Option<usize>,
+}
+
+impl TensorInfo {
+    /// What makes this tensor again.
+    pub(crate) fn spec(&self) -> TensorSpec {
+        let Self { name, dpa, length, elements, shape, format, layout, codec } = self.clone();
+        let (dpa, elements, codec) = (Some(dpa), Some(elements), Some(codec));
+        TensorSpec { name, dpa, length, elements, shape, format, layout, codec }
+    }
 }
 
 impl Tensor {

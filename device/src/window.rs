@@ -5,6 +5,7 @@
 //!   and never move while they exist.
 //! * A [`Map`] is a snapshot: it is replaced, never changed, when a tensor or view comes or goes, and its directory bytes always
 //!   agree with its tables.
+//! * Each part of a divided device has a directory, which counts from the part's own beginnings and changes only with what is in it.
 
 use std::{ops::Range, sync::Arc};
 
@@ -13,6 +14,7 @@ use serde::Serialize;
 
 use crate::{
     BLOCK_BYTES,
+    device::Division,
     stats::Traffic,
     tensor::{Tensor, TensorError},
     view::View,
@@ -45,6 +47,15 @@ pub(crate) struct Alias {
     pub(crate) view: View,
     pub(crate) info: ViewInfo,
     pub(crate) traffic: Traffic,
+    /// Where the image keeps its counters.
+    pub(crate) number: Option<usize>,
+}
+
+/// Traffic, and where an image keeps its counters.
+#[derive(Debug, Default)]
+pub(crate) struct Counted {
+    pub(crate) traffic: Traffic,
+    pub(crate) number: Option<usize>,
 }
 
 /// What lies where.
@@ -54,8 +65,15 @@ pub(crate) struct Map {
     pub(crate) tensors: Vec<Arc<Tensor>>,
     /// By offset.
     pub(crate) aliases: Vec<Arc<Alias>>,
-    pub(crate) directory: Vec<u8>,
-    generation: u64,
+    /// By part.
+    pub(crate) directories: Vec<DirectoryPages>,
+}
+
+/// The directory of one part.
+#[derive(Clone, Default)]
+pub(crate) struct DirectoryPages {
+    pub(crate) bytes: Vec<u8>,
+    pub(crate) generation: u64,
 }
 
 /// The place of a piece of an alias in its tensor.
@@ -69,25 +87,36 @@ pub(crate) struct Piece {
 }
 
 impl Map {
-    /// The map of `tensors` and `aliases`, one generation after `self`.
+    /// The map of `tensors` and `aliases`; directories that change are one generation after those of `self`.
     pub(crate) fn successor(
         &self,
         mut tensors: Vec<Arc<Tensor>>,
         mut aliases: Vec<Arc<Alias>>,
-        base_bytes: u64,
-        views_bytes: u64,
+        division: &Division,
     ) -> Result<Self, DirectoryError> {
         tensors.sort_by_key(|tensor| tensor.info.dpa);
         aliases.sort_by_key(|alias| alias.info.offset);
-        let generation = self.generation + 1;
-        let directory = lamina_abi::encode(&Directory {
-            generation,
-            base_bytes,
-            views_bytes,
-            tensors: tensors.iter().map(|tensor| tensor_entry(tensor)).collect(),
-            views: aliases.iter().map(|alias| view_entry(alias, &tensors)).collect(),
-        })?;
-        Ok(Self { tensors, aliases, directory, generation })
+        let mut directories = Vec::with_capacity(division.parts.len());
+        for (index, part) in division.parts.iter().enumerate() {
+            let own: Vec<_> = tensors.iter().filter(|tensor| tensor.part == index).collect();
+            let shown = aliases.iter().filter(|alias| alias.tensor.part == index);
+            let old = self.directories.get(index).cloned().unwrap_or_default();
+            let mut directory = Directory {
+                generation: old.generation,
+                base_bytes: part.base.end - part.base.start,
+                views_bytes: part.views.end - part.views.start,
+                tensors: own.iter().map(|tensor| tensor_entry(tensor, division)).collect(),
+                views: shown.map(|alias| view_entry(alias, &own, part.views.start)).collect(),
+            };
+            if lamina_abi::encode(&directory)? == old.bytes {
+                directories.push(old);
+                continue;
+            }
+            directory.generation += 1;
+            let bytes = lamina_abi::encode(&directory)?;
+            directories.push(DirectoryPages { bytes, generation: directory.generation });
+        }
+        Ok(Self { tensors, aliases, directories })
     }
 
     /// The tensor that owns the block at `dpa`.
@@ -112,20 +141,38 @@ impl Map {
         self.aliases[first..].iter().take_while(move |alias| alias.info.offset < end)
     }
 
-    /// The first place in the base window where `length` bytes fit, or the largest gap.
-    pub(crate) fn free_base(&self, length: u64, capacity: u64) -> Result<u64, u64> {
-        let taken = self.tensors.iter().map(|tensor| tensor.info.dpa..tensor.end());
-        first_fit(0, capacity, BLOCK_BYTES as u64, length, taken)
+    /// The first place in `part` of the base window where `length` bytes fit, or the largest gap.
+    pub(crate) fn free_base(&self, length: u64, part: &Range<u64>) -> Result<u64, u64> {
+        let inside = self.tensors.iter().filter(|tensor| part.contains(&tensor.info.dpa));
+        let taken = inside.map(|tensor| tensor.info.dpa..tensor.end());
+        first_fit(part.start, part.end, BLOCK_BYTES as u64, length, taken)
     }
 
-    /// The first place in the views window where `length` bytes fit, or the largest gap.
-    pub(crate) fn free_view(&self, length: u64, capacity: u64) -> Result<u64, u64> {
-        let taken = self.aliases.iter().map(|alias| alias.info.offset..alias.info.offset + alias.info.length);
-        first_fit(DIRECTORY_BYTES, capacity, VIEW_ALIGN, length, taken)
+    /// The first place in `part` of the views window where `length` bytes fit behind the directory, or the largest gap.
+    pub(crate) fn free_view(&self, length: u64, part: &Range<u64>) -> Result<u64, u64> {
+        let inside = self.aliases.iter().filter(|alias| part.contains(&alias.info.offset));
+        let taken = inside.map(|alias| alias.info.offset..alias.info.offset + alias.info.length);
+        first_fit(part.start + DIRECTORY_BYTES, part.end, VIEW_ALIGN, length, taken)
     }
 }
 
 impl Alias {
+    /// The view `view` of `tensor` at `offset`.
+    pub(crate) fn new(tensor: Arc<Tensor>, view: View, offset: u64, length: u64, traffic: Counted) -> Self {
+        let info = ViewInfo {
+            tensor: tensor.info.name.clone(),
+            offset,
+            length,
+            elements: tensor.info.elements,
+            bits: view.bits(),
+            scale_exp: view.scale_exp(),
+            planes: view.mask().count(),
+            view: view.to_string(),
+        };
+        let Counted { traffic, number } = traffic;
+        Self { tensor, view, info, traffic, number }
+    }
+
     /// The pieces of its tensor that bytes `range` of the view need, a block each.
     pub(crate) fn pieces(&self, range: Range<u64>) -> impl Iterator<Item = Piece> {
         let bits = u64::from(self.view.bits());
@@ -201,20 +248,21 @@ fn first_fit(
     Err(largest)
 }
 
-fn tensor_entry(tensor: &Tensor) -> TensorEntry {
+fn tensor_entry(tensor: &Tensor, division: &Division) -> TensorEntry {
     let info = &tensor.info;
     TensorEntry {
-        name: info.name.clone(),
+        name: division.own_name(&info.name).to_owned(),
         shape: info.shape.iter().map(u64::to_string).collect::<Vec<_>>().join("x"),
         format: info.format.name().to_owned(),
-        dpa: info.dpa,
+        dpa: info.dpa - division.parts[tensor.part].base.start,
         length: info.length,
         elements: info.elements,
         layout: info.layout.into(),
     }
 }
 
-fn view_entry(alias: &Alias, tensors: &[Arc<Tensor>]) -> ViewEntry {
+/// The entry of `alias` in the directory of the part whose tensors are `tensors` and whose views begin at `start`.
+fn view_entry(alias: &Alias, tensors: &[&Arc<Tensor>], start: u64) -> ViewEntry {
     // Tensors of no length share their DPA with the next one: from the first at this DPA on, the one that is meant.
     let first = tensors.partition_point(|tensor| tensor.info.dpa < alias.tensor.info.dpa);
     let index =
@@ -222,7 +270,7 @@ fn view_entry(alias: &Alias, tensors: &[Arc<Tensor>]) -> ViewEntry {
     ViewEntry {
         tensor: u32::try_from(index).expect("far fewer fit a directory"),
         spelling: alias.info.view.clone(),
-        offset: alias.info.offset,
+        offset: alias.info.offset - start,
         length: alias.info.length,
         elements: alias.info.elements,
         bits: alias.info.bits,

@@ -10,7 +10,7 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 use rustix::process::{Signal, getpid, getppid, set_parent_process_death_signal};
-use serde::Deserialize;
+use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::Value;
 
 use crate::{programs, report::Skipped};
@@ -39,15 +39,22 @@ pub struct Serve {
 
 /// A served device. Dropping it stops it.
 pub struct Daemon {
-    child: Child,
+    process: Process,
     /// What it said when it was ready.
     pub ready: Ready,
     _folder: tempfile::TempDir,
 }
 
+/// A `lamina serve` that runs. Dropping it stops it.
+pub(crate) struct Process {
+    child: Child,
+}
+
 /// The ready line of `lamina serve --json`.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Ready {
+    /// The process that holds the device; the one that does the work is its child.
+    pub pid: u32,
     /// The base window.
     pub base: Window,
     /// The views window.
@@ -94,27 +101,8 @@ impl Daemon {
         for model in &serve.models {
             command.arg("--model").arg(model);
         }
-        let parent = getpid();
-        // SAFETY: between fork and exec only two system calls are made and no memory is allocated.
-        unsafe {
-            command.pre_exec(move || {
-                // Whoever kills the job does not leave its device and mount behind.
-                set_parent_process_death_signal(Some(Signal::TERM))?;
-                if getppid() == Some(parent) { Ok(()) } else { Err(rustix::io::Errno::SRCH.into()) }
-            });
-        }
-        let mut child =
-            command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().context("cannot start lamina")?;
-        let mut line = String::new();
-        let stdout = child.stdout.take().context("lamina's output is not connected")?;
-        BufReader::new(stdout).read_line(&mut line).context("lamina's ready line cannot be read")?;
-        if line.is_empty() {
-            let status = child.wait().context("lamina cannot be waited for")?;
-            bail!("the device did not start ({status}); it says why above");
-        }
-        let ready =
-            serde_json::from_str(&line).with_context(|| format!("lamina's ready line is {line:?}"))?;
-        Ok(Self { child, ready, _folder: folder })
+        let (process, ready) = Process::start(command)?;
+        Ok(Self { process, ready, _folder: folder })
     }
 
     /// The counters, now.
@@ -131,13 +119,7 @@ impl Daemon {
     /// # Errors
     /// When it fails; the error carries what it said.
     pub fn ask(&self, args: &[&str]) -> Result<Vec<u8>> {
-        let mut command = Command::new(programs::lamina()?);
-        let output =
-            command.args(args).arg("--api").arg(&self.ready.api).output().context("cannot start lamina")?;
-        if !output.status.success() {
-            bail!("lamina {}: {}", args.join(" "), String::from_utf8_lossy(&output.stderr).trim());
-        }
-        Ok(output.stdout)
+        ask(&self.ready.api, args)
     }
 
     /// The folder the windows are mounted on.
@@ -147,14 +129,62 @@ impl Daemon {
 
     /// The device's process.
     pub fn pid(&self) -> u32 {
-        self.child.id()
+        self.process.child.id()
     }
 
     /// Stops the device and waits until its mount is gone.
     ///
     /// # Errors
     /// When it had ended already, or ends with an error.
-    pub fn stop(mut self) -> Result<()> {
+    pub fn stop(self) -> Result<()> {
+        self.process.stop()
+    }
+}
+
+/// Runs a client command against the device whose API is at `api` and returns what it printed.
+pub(crate) fn ask(api: &Path, args: &[&str]) -> Result<Vec<u8>> {
+    let mut command = Command::new(programs::lamina()?);
+    let output = command.args(args).arg("--api").arg(api).output().context("cannot start lamina")?;
+    if !output.status.success() {
+        bail!("lamina {}: {}", args.join(" "), String::from_utf8_lossy(&output.stderr).trim());
+    }
+    Ok(output.stdout)
+}
+
+impl Process {
+    /// Starts `lamina serve --json` and returns what it says when it is ready. Its own progress goes to stderr.
+    pub(crate) fn start<R: DeserializeOwned>(mut command: Command) -> Result<(Self, R)> {
+        let parent = getpid();
+        // SAFETY: between fork and exec only two system calls are made and no memory is allocated.
+        unsafe {
+            command.pre_exec(move || {
+                // Whoever kills the job does not leave its device and mount behind.
+                set_parent_process_death_signal(Some(Signal::TERM))?;
+                if getppid() == Some(parent) { Ok(()) } else { Err(rustix::io::Errno::SRCH.into()) }
+            });
+        }
+        let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn();
+        let mut process = Self { child: child.context("cannot start lamina")? };
+        let mut line = String::new();
+        let stdout = process.child.stdout.take().context("lamina's output is not connected")?;
+        BufReader::new(stdout).read_line(&mut line).context("lamina's ready line cannot be read")?;
+        if line.is_empty() {
+            let status = process.child.wait().context("lamina cannot be waited for")?;
+            bail!("the device did not start ({status}); it says why above");
+        }
+        let ready =
+            serde_json::from_str(&line).with_context(|| format!("lamina's ready line is {line:?}"))?;
+        Ok((process, ready))
+    }
+
+    /// Kills it at once.
+    pub(crate) fn kill(&mut self) -> Result<()> {
+        self.child.kill()?;
+        self.child.wait()?;
+        Ok(())
+    }
+
+    pub(crate) fn stop(mut self) -> Result<()> {
         if let Some(status) = self.child.try_wait()? {
             bail!("the device had ended on its own: {status}");
         }
@@ -183,7 +213,7 @@ impl Daemon {
     }
 }
 
-impl Drop for Daemon {
+impl Drop for Process {
     fn drop(&mut self) {
         if matches!(self.child.try_wait(), Ok(None))
             && let Err(why) = self.end()

@@ -74,7 +74,7 @@ impl CommandLine {
         };
         args.extend(["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"].map(String::from));
         args.extend(accel.args());
-        args.extend(config.topology().args());
+        args.extend(config.topology().args(qemu.version));
         // Ctrl-C belongs to the guest's shell; Ctrl-A X ends QEMU.
         let console = if config.interactive {
             args.extend(["-mon", "chardev=console"].map(String::from));
@@ -133,6 +133,7 @@ fn kernel_line(config: &BootConfig) -> Result<String, CommandError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::topology::{Attach, VhostUser};
     use crate::version::OLDEST;
 
     fn config() -> BootConfig {
@@ -170,6 +171,15 @@ mod tests {
         let huge = BootConfig { huge_pages: true, ..config() };
         assert!(!command(&huge, host()).unwrap().to_shell().contains("/f.so"));
         assert!(!command(&huge, Install::Root("/root".into())).unwrap().to_shell().contains("preload"));
+    }
+
+    #[test]
+    fn a_guest_that_maps_no_mount_may_have_huge_pages() {
+        let disks = VhostUser { disks: vec!["/run/base.sock".into()], queues: 2 };
+        let config = BootConfig { attach: Attach::VhostUser(disks), ..config() };
+        assert!(!config.attach.maps_mount());
+        let line = command(&config, Install::Host("qemu".into())).unwrap().to_shell();
+        assert!(line.contains("memory-backend-memfd,share=on,id=ram"), "{line}");
     }
 
     #[test]

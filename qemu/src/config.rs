@@ -4,19 +4,17 @@ use std::path::PathBuf;
 
 use crate::accel::Accel;
 use crate::initramfs::GuestFile;
-use crate::topology::{Port, Topology};
+use crate::topology::{Attach, Cxl, Port, Topology};
+
+/// MiB of RAM that the extra programs take, once as an archive and once unpacked.
+pub const EXTRAS_MIB: u64 = 256;
 
 /// Everything [`crate::boot`] needs to know. Start from [`BootConfig::new`] and set what differs.
 #[derive(Clone, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a choice of its own, named where it is made")]
 pub struct BootConfig {
-    /// The file that holds the base window: the device's, or any other of the size.
-    pub base: PathBuf,
-    /// Bytes of the base window, a multiple of 256 MiB.
-    pub base_bytes: u64,
-    /// The file that holds the views window.
-    pub views: PathBuf,
-    /// Bytes of the views window, a multiple of 256 MiB.
-    pub views_bytes: u64,
+    /// How the guest sees the device.
+    pub attach: Attach,
     /// The Unix socket that serves the guest's port `org.lamina.ctl`; without it the guest has no such port.
     pub ctl_socket: Option<PathBuf>,
     /// The other end of the guest's port `org.lamina.report`; without it the guest has no such port.
@@ -27,7 +25,9 @@ pub struct BootConfig {
     pub run: Option<String>,
     /// Its arguments, without white space.
     pub args: Vec<String>,
-    /// The guest's RAM in MiB.
+    /// Whether the guest has fio, stress-ng, memtester and numactl (`images/extras`), and [`EXTRAS_MIB`] more RAM for them.
+    pub extras: bool,
+    /// The guest's RAM in MiB, without the extras'.
     pub memory_mib: u64,
     /// The guest's processors.
     pub cpus: u32,
@@ -43,29 +43,34 @@ pub struct BootConfig {
     pub extra_args: Vec<String>,
     /// Where this boot's initramfs is written; a temporary folder unless named.
     pub run_folder: Option<PathBuf>,
+    /// The QEMU to use, a program or the folder of a tools root; one is looked for if not given.
+    pub qemu: Option<PathBuf>,
     /// Unpack a QEMU when the host has none that will do.
     pub build_tools: bool,
 }
 
 impl BootConfig {
-    /// A guest with these windows, enough RAM for them, two processors, and nothing to run.
+    /// A guest with these windows as CXL memory, enough RAM for them, two processors, and nothing to run.
     pub fn new(
         base: impl Into<PathBuf>,
         base_bytes: u64,
         views: impl Into<PathBuf>,
         views_bytes: u64,
     ) -> Self {
+        Self::attached(Attach::Cxl(Cxl { base: base.into(), base_bytes, views: views.into(), views_bytes }))
+    }
+
+    /// A guest with the device attached like this, enough RAM, two processors, and nothing to run.
+    pub fn attached(attach: Attach) -> Self {
         Self {
-            base: base.into(),
-            base_bytes,
-            views: views.into(),
-            views_bytes,
             ctl_socket: None,
             report: None,
             programs: Vec::new(),
+            extras: false,
             run: None,
             args: Vec::new(),
-            memory_mib: Topology::memory_for(base_bytes.saturating_add(views_bytes)),
+            memory_mib: Topology::memory_for(attach.mapped_bytes()),
+            attach,
             cpus: 2,
             accel: None,
             huge_pages: false,
@@ -73,6 +78,7 @@ impl BootConfig {
             kernel_args: Vec::new(),
             extra_args: Vec::new(),
             run_folder: None,
+            qemu: None,
             build_tools: true,
         }
     }
@@ -80,11 +86,8 @@ impl BootConfig {
     /// What is attached to the guest.
     pub fn topology(&self) -> Topology {
         Topology {
-            base: self.base.clone(),
-            base_bytes: self.base_bytes,
-            views: self.views.clone(),
-            views_bytes: self.views_bytes,
-            memory_mib: self.memory_mib,
+            attach: self.attach.clone(),
+            memory_mib: self.memory_mib.saturating_add(if self.extras { EXTRAS_MIB } else { 0 }),
             cpus: self.cpus,
             control: self.ctl_socket.clone(),
             report: self.report.clone(),

@@ -1,6 +1,6 @@
 //! Which QEMU runs the guest.
 //!
-//! In this order, the first that is 11.1 or newer:
+//! In this order, the first that is new enough for the way the device is attached (for CXL 11.1):
 //! 1. `LAMINA_QEMU`: a `qemu-system-x86_64`, or the folder of a tools root. If set, nothing else is tried.
 //! 2. `qemu-system-x86_64` in `PATH`.
 //! 3. The tools root that the recipe `images/tools` unpacks; it is built now if need be.
@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use crate::recipe::{self, RecipeError};
-use crate::version::{OLDEST, Version};
+use crate::version::Version;
 
 /// The program's name.
 pub const PROGRAM: &str = "qemu-system-x86_64";
@@ -33,7 +33,7 @@ pub enum Install {
 pub struct Qemu {
     /// Where it lies.
     pub install: Install,
-    /// Its version, [`OLDEST`] or newer.
+    /// Its version.
     pub version: Version,
 }
 
@@ -43,15 +43,20 @@ pub enum FindError {
     /// The one that `LAMINA_QEMU` names will not do.
     #[error("LAMINA_QEMU: {0}")]
     Named(#[source] ProbeError),
+    /// The one that the caller named will not do.
+    #[error(transparent)]
+    Given(ProbeError),
     /// None was found and none could be built.
     #[error(
-        "no QEMU {OLDEST} or newer. Of the host: {host}. Unpacked by images/tools: {tools}.\n\
+        "no QEMU {oldest} or newer. Of the host: {host}. Unpacked by images/tools: {tools}.\n\
         Install Debian's package qemu-system-x86 of at least that version (trixie-backports has it), or the package mmdebstrap, \
         with which images/tools unpacks one, or name one in LAMINA_QEMU"
     )]
     None {
+        /// The oldest that would do.
+        oldest: Version,
         /// Why the host's will not do.
-        host: ProbeError,
+        host: Box<ProbeError>,
         /// Why the tools root will not do.
         tools: ToolsError,
     },
@@ -93,7 +98,7 @@ pub enum ProbeError {
         /// The first line it printed.
         printed: String,
     },
-    /// It is too old to map a CXL device's memory directly.
+    /// It is too old for the way the device is attached.
     #[error("{} is QEMU {version}", path.display())]
     Old {
         /// The program.
@@ -104,20 +109,20 @@ pub enum ProbeError {
 }
 
 impl Qemu {
-    /// The QEMU to use. `build` allows to unpack one when the host has none.
+    /// The QEMU to use, `oldest` or newer. `build` allows to unpack one when the host has none.
     ///
     /// # Errors
     /// When there is none; says what was tried and what to install.
-    pub fn find(build: bool) -> Result<Self, FindError> {
+    pub fn find(oldest: Version, build: bool) -> Result<Self, FindError> {
         let tools = || if build { Ok(recipe::run("tools")?) } else { Err(ToolsError::NotTried) };
-        choose(env::var_os("LAMINA_QEMU").as_deref(), env::var_os("PATH").as_deref(), tools)
+        choose(oldest, env::var_os("LAMINA_QEMU").as_deref(), env::var_os("PATH").as_deref(), tools)
     }
 
     /// The QEMU at this path: a program, or a tools root.
     ///
     /// # Errors
-    /// When it does not run or is too old.
-    pub fn probe(path: &Path) -> Result<Self, ProbeError> {
+    /// When it does not run or is older than `oldest`.
+    pub fn probe(path: &Path, oldest: Version) -> Result<Self, ProbeError> {
         let install =
             if path.is_dir() { Install::Root(path.to_owned()) } else { Install::Host(path.to_owned()) };
         let (program, arguments) = install.command(None);
@@ -134,7 +139,7 @@ impl Qemu {
             return Err(ProbeError::Run { path: program, why });
         }
         match Version::parse(&String::from_utf8_lossy(&output.stdout)) {
-            Some(version) if version >= OLDEST => Ok(Self { install, version }),
+            Some(version) if version >= oldest => Ok(Self { install, version }),
             Some(version) => Err(ProbeError::Old { path: path.to_owned(), version }),
             None => Err(ProbeError::NoVersion { path: path.to_owned(), printed: first(&output.stdout) }),
         }
@@ -165,19 +170,25 @@ impl Install {
 }
 
 fn choose(
+    oldest: Version,
     named: Option<&OsStr>,
     path: Option<&OsStr>,
     tools: impl FnOnce() -> Result<PathBuf, ToolsError>,
 ) -> Result<Qemu, FindError> {
     if let Some(named) = named.filter(|named| !named.is_empty()) {
-        return Qemu::probe(Path::new(named)).map_err(FindError::Named);
+        return Qemu::probe(Path::new(named), oldest).map_err(FindError::Named);
     }
-    let host = match in_path(path).ok_or(ProbeError::NotInPath).and_then(|program| Qemu::probe(&program)) {
-        Ok(qemu) => return Ok(qemu),
-        Err(error) => error,
-    };
+    let host =
+        match in_path(path).ok_or(ProbeError::NotInPath).and_then(|program| Qemu::probe(&program, oldest)) {
+            Ok(qemu) => return Ok(qemu),
+            Err(error) => error,
+        };
     tracing::debug!("not using a QEMU of the host: {host}");
-    tools().and_then(|root| Ok(Qemu::probe(&root)?)).map_err(|tools| FindError::None { host, tools })
+    tools().and_then(|root| Ok(Qemu::probe(&root, oldest)?)).map_err(|tools| FindError::None {
+        oldest,
+        host: Box::new(host),
+        tools,
+    })
 }
 
 fn in_path(path: Option<&OsStr>) -> Option<PathBuf> {
@@ -187,6 +198,7 @@ fn in_path(path: Option<&OsStr>) -> Option<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::version::OLDEST;
     use std::io::Write;
     use std::os::unix::fs::OpenOptionsExt;
 
@@ -222,7 +234,7 @@ mod tests {
     #[test]
     fn a_new_enough_qemu_in_path_is_taken() {
         let folder = fake("echo 'QEMU emulator version 11.2.0'");
-        let qemu = retry(|| choose(None, Some(folder.path().as_os_str()), not_tried)).unwrap();
+        let qemu = retry(|| choose(OLDEST, None, Some(folder.path().as_os_str()), not_tried)).unwrap();
         assert_eq!(qemu.install, Install::Host(folder.path().join(PROGRAM)));
         assert_eq!(qemu.version, Version { major: 11, minor: 2, patch: 0 });
     }
@@ -230,19 +242,30 @@ mod tests {
     #[test]
     fn an_old_qemu_in_path_is_passed_over_and_the_packages_are_named() {
         let folder = fake("echo 'QEMU emulator version 10.0.2 (Debian)'");
-        let message =
-            retry(|| choose(None, Some(folder.path().as_os_str()), not_tried)).unwrap_err().to_string();
+        let message = retry(|| choose(OLDEST, None, Some(folder.path().as_os_str()), not_tried))
+            .unwrap_err()
+            .to_string();
         for part in ["QEMU 10.0.2", "11.1.0 or newer", "qemu-system-x86", "mmdebstrap", "LAMINA_QEMU"] {
             assert!(message.contains(part), "{part}: {message}");
         }
     }
 
     #[test]
+    fn an_older_qemu_will_do_where_less_is_asked_of_it() {
+        let folder = fake("echo 'QEMU emulator version 7.2.22 (Debian)'");
+        let seven = Version { major: 7, minor: 2, patch: 0 };
+        let path = Some(folder.path().as_os_str());
+        assert_eq!(retry(|| choose(seven, None, path, not_tried)).unwrap().version.patch, 22);
+        assert!(retry(|| choose(OLDEST, None, path, not_tried)).is_err());
+    }
+
+    #[test]
     fn a_missing_qemu_is_said_to_be_missing() {
         let folder = tempfile::tempdir().unwrap();
-        let message = choose(None, Some(folder.path().as_os_str()), not_tried).unwrap_err().to_string();
+        let message =
+            choose(OLDEST, None, Some(folder.path().as_os_str()), not_tried).unwrap_err().to_string();
         assert!(message.contains("PATH has no qemu-system-x86_64"), "{message}");
-        assert!(choose(None, None, not_tried).is_err());
+        assert!(choose(OLDEST, None, None, not_tried).is_err());
     }
 
     #[test]
@@ -254,7 +277,7 @@ mod tests {
         let path = Some(good.path().as_os_str());
         let named = |folder: &tempfile::TempDir| {
             let program = folder.path().join(PROGRAM);
-            retry(|| choose(Some(program.as_os_str()), path, not_tried))
+            retry(|| choose(OLDEST, Some(program.as_os_str()), path, not_tried))
         };
         assert!(matches!(named(&old), Err(FindError::Named(ProbeError::Old { .. }))));
         assert!(
@@ -262,7 +285,8 @@ mod tests {
         );
         assert!(matches!(named(&other), Err(FindError::Named(ProbeError::NoVersion { .. }))));
         assert!(named(&good).is_ok());
-        let message = choose(Some(OsStr::new("/nowhere/qemu")), path, not_tried).unwrap_err().to_string();
+        let message =
+            choose(OLDEST, Some(OsStr::new("/nowhere/qemu")), path, not_tried).unwrap_err().to_string();
         assert!(message.contains("LAMINA_QEMU"), "{message}");
     }
 

@@ -1,5 +1,7 @@
 //! The guest image: kernel and base initramfs.
 //!
+//! Extra programs are an archive of their own, for the boots that ask for them.
+//!
 //! `LAMINA_GUEST_IMAGE` names a folder with an image of one's own; otherwise the recipe `images/guest` provides it.
 
 use std::path::{Path, PathBuf};
@@ -69,6 +71,19 @@ impl GuestImage {
             initramfs: file("initramfs.img")?,
             release: release.trim().to_owned(),
         })
+    }
+}
+
+/// The archive with fio, stress-ng, memtester and numactl, built now by the recipe `images/extras` if need be.
+///
+/// # Errors
+/// When the recipe fails, or its folder lacks the archive.
+pub fn extras() -> Result<PathBuf, ImageError> {
+    let folder = recipe::run("extras")?;
+    let path = folder.join("extras.img");
+    match std::fs::metadata(&path) {
+        Ok(_) => Ok(path),
+        Err(error) => Err(ImageError::File { folder, file: "extras.img", error }),
     }
 }
 

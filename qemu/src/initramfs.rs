@@ -1,6 +1,6 @@
-//! The initramfs of one boot: the image's own, with an archive of this boot's files behind it.
+//! The initramfs of one boot: the image's own and other archives, with one of this boot's files behind them.
 //!
-//! The kernel unpacks concatenated cpio archives one after the other, so the base is copied as it is. Files are owned by
+//! The kernel unpacks concatenated cpio archives one after the other, so those that are there are copied as they are. Files are owned by
 //! root; the folders they need are made.
 
 use std::collections::BTreeSet;
@@ -90,16 +90,21 @@ pub enum InitramfsError {
     },
 }
 
-/// Writes `output`: the archive `base`, then one with these files. A later file of the same path wins.
+/// Writes `output`: the archives `bases`, then one with these files. A later file of the same path wins.
 ///
 /// # Errors
 /// When a path is not usable or a file cannot be read or written.
-pub fn assemble(base: &Path, files: &[GuestFile], output: &Path) -> Result<(), InitramfsError> {
+pub fn assemble(bases: &[&Path], files: &[GuestFile], output: &Path) -> Result<(), InitramfsError> {
     let write = |error| InitramfsError::Write { path: output.to_owned(), error };
-    let mut source =
-        File::open(base).map_err(|error| InitramfsError::Read { path: base.to_owned(), error })?;
     let mut file = File::create(output).map_err(write)?;
-    io::copy(&mut source, &mut file).map_err(write)?;
+    for base in bases {
+        let source = File::open(base);
+        let mut source = source.map_err(|error| InitramfsError::Read { path: (*base).to_owned(), error })?;
+        let copied = io::copy(&mut source, &mut file).map_err(write)?;
+        // An archive begins at a multiple of four bytes.
+        let padding: &[u8] = [b"".as_slice(), b"\0\0\0", b"\0\0", b"\0"][(copied & 3) as usize];
+        file.write_all(padding).map_err(write)?;
+    }
     let mut archive = BufWriter::new(file);
     let mut folders = BTreeSet::new();
     let mut inode = 0;
@@ -176,7 +181,7 @@ mod tests {
     fn a_full_disk_is_an_error_that_names_the_file() {
         let base = tempfile::NamedTempFile::new().unwrap();
         let files = [GuestFile::data("/big", vec![1; 1 << 20])];
-        let error = assemble(base.path(), &files, Path::new("/dev/full")).unwrap_err().to_string();
+        let error = assemble(&[base.path()], &files, Path::new("/dev/full")).unwrap_err().to_string();
         assert!(error.contains("/dev/full") && error.contains("No space left"), "{error}");
     }
 
@@ -196,11 +201,13 @@ mod tests {
     }
 
     #[test]
-    fn files_follow_the_base_with_their_folders_before_them() {
+    fn files_follow_the_archives_with_their_folders_before_them() {
         let folder = tempfile::tempdir().unwrap();
         let (base, host, output) =
             (folder.path().join("base"), folder.path().join("host"), folder.path().join("out"));
-        std::fs::write(&base, [b'B'; 512]).unwrap();
+        let extra = folder.path().join("extra");
+        std::fs::write(&base, [b'B'; 509]).unwrap();
+        std::fs::write(&extra, [b'E'; 4]).unwrap();
         std::fs::write(&host, b"#!/bin/sh\n").unwrap();
         let files = [
             GuestFile::program("/bin/tool", &host),
@@ -208,9 +215,10 @@ mod tests {
             GuestFile::data("/a/b/empty", Vec::new()),
             GuestFile::script("/run.sh", "exit 0"),
         ];
-        assemble(&base, &files, &output).unwrap();
+        assemble(&[&base, &extra], &files, &output).unwrap();
         let bytes = std::fs::read(&output).unwrap();
-        assert_eq!(bytes[..512], [b'B'; 512]);
+        assert_eq!(bytes[..509], [b'B'; 509]);
+        assert_eq!(bytes[509..516], *b"\0\0\0EEEE");
         let expected: [(&str, u32, &[u8]); 7] = [
             ("bin", 0o040_755, b""),
             ("bin/tool", 0o100_755, b"#!/bin/sh\n"),
@@ -221,7 +229,7 @@ mod tests {
             ("run.sh", 0o100_755, b"exit 0"),
         ];
         let expected = expected.map(|(name, mode, content)| (name.to_owned(), mode, content.to_vec()));
-        assert_eq!(unpack(&bytes[512..]), expected);
+        assert_eq!(unpack(&bytes[516..]), expected);
     }
 
     #[test]
@@ -239,7 +247,7 @@ mod tests {
         // This test is linked dynamically unless asked otherwise.
         let program = std::env::current_exe().unwrap();
         let result =
-            assemble(&base, &[GuestFile::program("/bin/test", &program)], &folder.path().join("out"));
+            assemble(&[&base], &[GuestFile::program("/bin/test", &program)], &folder.path().join("out"));
         let dynamic = !cfg!(target_feature = "crt-static");
         assert_eq!(matches!(result, Err(InitramfsError::Dynamic { .. })), dynamic, "{result:?}");
     }
@@ -259,7 +267,7 @@ mod tests {
         let base = folder.path().join("base");
         std::fs::write(&base, b"").unwrap();
         let files = [GuestFile::program("/bin/tool", "/nowhere/tool")];
-        let message = assemble(&base, &files, &folder.path().join("out")).unwrap_err().to_string();
+        let message = assemble(&[&base], &files, &folder.path().join("out")).unwrap_err().to_string();
         assert!(message.contains("/nowhere/tool"), "{message}");
     }
 }

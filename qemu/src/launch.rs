@@ -8,7 +8,7 @@
 use std::io::Read;
 use std::os::fd::OwnedFd;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread::{self, JoinHandle};
@@ -23,7 +23,7 @@ use crate::command::{CommandError, CommandLine};
 use crate::config::BootConfig;
 use crate::console::{Lines, Marker};
 use crate::find::{FindError, Qemu};
-use crate::image::{GuestImage, ImageError};
+use crate::image::{self, GuestImage, ImageError};
 use crate::initramfs::{self, InitramfsError};
 use crate::madv::{self, FilterError};
 use crate::recipe;
@@ -131,7 +131,11 @@ pub struct Prepared {
 /// The first thing that stands in the way.
 pub fn prepare(config: &BootConfig) -> Result<Prepared, BootError> {
     config.topology().check()?;
-    let qemu = Qemu::find(config.build_tools)?;
+    let oldest = config.attach.oldest_qemu();
+    let qemu = match &config.qemu {
+        Some(path) => Qemu::probe(path, oldest).map_err(FindError::Given)?,
+        None => Qemu::find(oldest, config.build_tools)?,
+    };
     let image = GuestImage::find()?;
     let accel = config.accel.unwrap_or_else(Accel::detect);
     let (path, folder) = if let Some(path) = &config.run_folder {
@@ -144,10 +148,14 @@ pub fn prepare(config: &BootConfig) -> Result<Prepared, BootError> {
     };
     let initramfs = path.join("initramfs.img");
     let console_log = path.join("console.log");
-    let filter = if config.huge_pages { None } else { Some(madv::install(&recipe::cache())?) };
+    let filtered = config.attach.maps_mount() && !config.huge_pages;
+    let filter = if filtered { Some(madv::install(&recipe::cache())?) } else { None };
     let command =
         CommandLine::new(config, &qemu, accel, &image, &initramfs, filter.as_deref(), &console_log)?;
-    initramfs::assemble(&image.initramfs, &config.programs, &initramfs)?;
+    let extras = if config.extras { Some(image::extras()?) } else { None };
+    let archives: Vec<&Path> =
+        std::iter::once(&image.initramfs).chain(&extras).map(PathBuf::as_path).collect();
+    initramfs::assemble(&archives, &config.programs, &initramfs)?;
     let (interactive, has_program) = (config.interactive, config.run.is_some());
     Ok(Prepared { command, qemu, image, accel, interactive, has_program, console_log, _folder: folder })
 }

@@ -1,28 +1,26 @@
 //! What is attached to the guest.
 //!
 //! ```text
-//! pcie.0 ─ pxb-cxl (host bridge) ┬ cxl-rp ─ cxl-type3 mem0: the base window
-//!                                └ cxl-rp ─ cxl-type3 mem1: the views window
+//! pcie.0 ─ the device, by one of the ways in [`Attach`]
 //! pcie.0 ─ virtio-serial: org.lamina.ctl, org.lamina.report
 //! ```
 //!
-//! * Both devices share one fixed memory window (CFMW), as large as the two together. Neither is interleaved, so QEMU maps
-//!   them into the guest directly.
-//! * Guests tell the devices apart by serial number ([`BASE_SERIAL`], [`VIEWS_SERIAL`]); the kernel's `memN` numbers follow the
-//!   order of probing and may swap.
-//! * Sizes are multiples of 256 MiB, as QEMU and the CXL decoders demand.
-//! * A core dump of QEMU leaves guest memory out: writing it would read both windows whole.
-//! * The guest's own RAM is a NUMA node, so that the CXL window becomes another.
+//! * Each way to attach the device is a file of its own: what it needs of the machine and of QEMU, its options, what it checks.
+//! * A core dump of QEMU leaves guest memory out: writing it would read every window whole.
+//! * The guest's own RAM is a NUMA node, so that a memory window becomes another.
+
+mod attach;
+pub mod cxl;
+pub mod vhost_user;
 
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
-/// Serial number of the device that holds the base window: "Lamina", then 0.
-pub const BASE_SERIAL: u64 = 0x4c61_6d69_6e61_0000;
-/// Serial number of the device that holds the views window: "Lamina", then 1.
-pub const VIEWS_SERIAL: u64 = 0x4c61_6d69_6e61_0001;
-/// Sizes of CXL devices are multiples of this many bytes.
-pub const GRANULE: u64 = 256 << 20;
+pub use self::attach::{Attach, AttachKind};
+pub use self::cxl::Cxl;
+pub use self::vhost_user::VhostUser;
+use crate::version::Version;
+
 /// Name of the virtio-serial port that carries the device's API.
 pub const CONTROL_PORT: &str = "org.lamina.ctl";
 /// Name of the virtio-serial port that a guest program reports on.
@@ -43,17 +41,11 @@ pub enum Port {
     Socket(PathBuf),
 }
 
-/// The memory, processors and ports of a guest.
+/// The device, memory, processors and ports of a guest.
 #[derive(Clone, Debug)]
 pub struct Topology {
-    /// The file that holds the base window.
-    pub base: PathBuf,
-    /// Bytes of the base window.
-    pub base_bytes: u64,
-    /// The file that holds the views window.
-    pub views: PathBuf,
-    /// Bytes of the views window.
-    pub views_bytes: u64,
+    /// How the guest sees the device.
+    pub attach: Attach,
     /// The guest's RAM in MiB; [`Topology::memory_for`] says how much is enough.
     pub memory_mib: u64,
     /// Virtual processors.
@@ -69,7 +61,8 @@ pub struct Topology {
 pub enum TopologyError {
     /// A window's size does not suit CXL.
     #[error(
-        "the {window} window has {bytes} bytes; a CXL device needs a multiple of {GRANULE} (256 MiB) above zero"
+        "the {window} window has {bytes} bytes; a CXL device needs a multiple of {} (256 MiB) above zero",
+        cxl::GRANULE
     )]
     Size {
         /// `base` or `views`.
@@ -113,11 +106,17 @@ pub enum TopologyError {
         /// The number asked for.
         cpus: u32,
     },
-    /// A port's socket is missing or something else.
-    #[error("the {port} port needs a listening Unix socket at {}, but {why}", path.display())]
+    /// No or too many disks.
+    #[error("the device is attached by 1 to {} disks, not {disks}", vhost_user::MOST_DISKS)]
+    Disks {
+        /// The number asked for.
+        disks: usize,
+    },
+    /// A socket is missing or something else.
+    #[error("the {what} needs a listening Unix socket at {}, but {why}", path.display())]
     Socket {
-        /// The port's name.
-        port: &'static str,
+        /// The port or disk.
+        what: String,
         /// The path.
         path: PathBuf,
         /// What is there instead.
@@ -137,10 +136,9 @@ impl Topology {
     /// # Errors
     /// The first thing that is wrong, with its bound.
     pub fn check(&self) -> Result<(), TopologyError> {
-        check_window("base", &self.base, self.base_bytes)?;
-        check_window("views", &self.views, self.views_bytes)?;
-        let least =
-            LEAST_MEMORY_MIB + Self::memory_for(self.base_bytes + self.views_bytes) - Self::memory_for(0);
+        let part = self.attach.part();
+        part.check()?;
+        let least = LEAST_MEMORY_MIB + Self::memory_for(part.mapped_bytes()) - Self::memory_for(0);
         if self.memory_mib < least {
             return Err(TopologyError::Memory { mib: self.memory_mib, least });
         }
@@ -148,43 +146,30 @@ impl Topology {
             return Err(TopologyError::Cpus { cpus: self.cpus });
         }
         if let Some(path) = &self.control {
-            check_socket(CONTROL_PORT, path)?;
+            check_socket(&format!("{CONTROL_PORT} port"), path)?;
         }
         if let Some(Port::Socket(path)) = &self.report {
-            check_socket(REPORT_PORT, path)?;
+            check_socket(&format!("{REPORT_PORT} port"), path)?;
         }
         Ok(())
     }
 
-    /// The options for QEMU.
-    pub fn args(&self) -> Vec<String> {
+    /// The options for a QEMU of this version.
+    pub fn args(&self, qemu: Version) -> Vec<String> {
         let mut args = Vec::new();
         let mut option = |name: &str, value: String| args.extend([name.to_owned(), value]);
-        let window = (self.base_bytes + self.views_bytes) >> 20;
-        option(
-            "-machine",
-            format!("q35,dump-guest-core=off,cxl=on,cxl-fmw.0.targets.0=cxl.1,cxl-fmw.0.size={window}M"),
-        );
+        let part = self.attach.part();
+        option("-machine", format!("q35,dump-guest-core=off{}", part.machine()));
         option("-m", format!("{}M", self.memory_mib));
         option("-smp", self.cpus.to_string());
-        option("-object", format!("memory-backend-ram,id=ram,size={}M", self.memory_mib));
+        option("-object", format!("{},id=ram,size={}M", part.ram(), self.memory_mib));
         option("-numa", format!("node,memdev=ram,cpus=0-{}", self.cpus - 1));
-        option("-device", "pxb-cxl,id=cxl.1,bus=pcie.0,bus_nr=12".into());
-        let devices = [
-            ("base", &self.base, self.base_bytes, BASE_SERIAL),
-            ("views", &self.views, self.views_bytes, VIEWS_SERIAL),
-        ];
-        for (n, (id, path, bytes, serial)) in devices.into_iter().enumerate() {
-            let (size, path) = (bytes >> 20, escape(path));
-            option("-object", format!("memory-backend-file,id={id},share=on,size={size}M,mem-path={path}"));
-            option("-device", format!("cxl-rp,id=rp{n},bus=cxl.1,port={n},chassis=0,slot={}", n + 2));
-            option("-device", format!("cxl-type3,id=mem{n},bus=rp{n},volatile-memdev={id},sn={serial:#x}"));
-        }
+        part.devices(qemu, &mut option);
         if self.control.is_some() || self.report.is_some() {
             option("-device", "virtio-serial-pci,id=ports,bus=pcie.0".into());
         }
         let socket = |id: &str, path: &Path| {
-            format!("socket,id={id},server=off,reconnect-ms=500,path={}", escape(path))
+            format!("socket,id={id},server=off,{},path={}", reconnect(qemu, 100), escape(path))
         };
         if let Some(path) = &self.control {
             option("-chardev", socket("control", path));
@@ -204,16 +189,22 @@ impl Topology {
     }
 }
 
+/// The option of a socket that QEMU connects to again after so many milliseconds, or seconds where it knows no other.
+fn reconnect(qemu: Version, milliseconds: u32) -> String {
+    if qemu >= (Version { major: 9, minor: 2, patch: 0 }) {
+        format!("reconnect-ms={milliseconds}")
+    } else {
+        format!("reconnect={}", milliseconds.div_ceil(1000))
+    }
+}
+
 /// A path as the value of a QEMU option, where a comma is written twice.
 pub(crate) fn escape(path: &Path) -> String {
     path.to_string_lossy().replace(',', ",,")
 }
 
-fn check_window(window: &'static str, path: &Path, bytes: u64) -> Result<(), TopologyError> {
-    // Half of the address space: no file is longer, and sums of two cannot overflow.
-    if bytes == 0 || !bytes.is_multiple_of(GRANULE) || bytes > i64::MAX as u64 {
-        return Err(TopologyError::Size { window, bytes });
-    }
+/// Checks the file that holds a window.
+fn check_file(window: &'static str, path: &Path, bytes: u64) -> Result<(), TopologyError> {
     let file = |error| TopologyError::File { window, path: path.to_owned(), error };
     let metadata = std::fs::metadata(path).map_err(file)?;
     if path.to_str().is_none() {
@@ -229,7 +220,8 @@ fn check_window(window: &'static str, path: &Path, bytes: u64) -> Result<(), Top
     Ok(())
 }
 
-fn check_socket(port: &'static str, path: &Path) -> Result<(), TopologyError> {
+/// Checks that something may listen at `path`.
+fn check_socket(what: &str, path: &Path) -> Result<(), TopologyError> {
     let length = path.as_os_str().len();
     let why = if length > SOCKET_PATH_BYTES {
         format!("the path has {length} bytes, at most {SOCKET_PATH_BYTES} fit")
@@ -240,7 +232,7 @@ fn check_socket(port: &'static str, path: &Path) -> Result<(), TopologyError> {
             Err(error) => error.to_string(),
         }
     };
-    Err(TopologyError::Socket { port, path: path.to_owned(), why })
+    Err(TopologyError::Socket { what: what.to_owned(), path: path.to_owned(), why })
 }
 
 #[cfg(test)]

@@ -16,7 +16,7 @@ pub struct Version {
     pub patch: u32,
 }
 
-/// The oldest QEMU that Lamina attaches to.
+/// The oldest QEMU that Lamina attaches to as CXL memory.
 pub const OLDEST: Version = Version { major: 11, minor: 1, patch: 0 };
 
 impl Version {

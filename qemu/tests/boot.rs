@@ -120,6 +120,19 @@ fn a_guest_loads_and_stores_both_windows_as_cxl_memory() {
 }
 
 #[test]
+fn the_extra_programs_run_in_a_guest_that_asks_for_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let (base, views) = windows(folder.path());
+    let mut config = BootConfig::new(base, WINDOW, views, WINDOW);
+    let script = "#!/bin/sh\nfio --version && stress-ng --version && numactl --hardware && numastat && memtester 1M 1 && exit 9\n";
+    config.programs = vec![GuestFile::script("/run.sh", script)];
+    config.run = Some("/run.sh".into());
+    config.extras = true;
+    let outcome = boot(&config, |line| println!("{line}")).unwrap().wait(Some(LIMIT)).unwrap();
+    assert_eq!(outcome.status, Some(9));
+}
+
+#[test]
 fn a_guest_kernel_that_panics_is_reported_with_its_last_words() {
     let folder = tempfile::tempdir().unwrap();
     let (base, views) = windows(folder.path());

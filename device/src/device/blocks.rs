@@ -15,8 +15,8 @@ use crate::{
     layout::Layout,
     mode::Mode,
     plane::{self, PlaneMask},
-    stats::Tally,
-    store::{self, Store, StoreError, entry::Entry, memory::Memory},
+    stats::{Stats, Tally},
+    store::{self, Store, StoreError, entry::Entry, image::Image, memory::Memory},
     window::Map,
 };
 
@@ -31,7 +31,7 @@ enum Kept {
     /// CXL-Plain: the words at their addresses.
     Flat(Flat),
     /// Coded, behind the plane index.
-    Coded(Store),
+    Coded(Box<Store>),
 }
 
 struct Flat {
@@ -41,7 +41,25 @@ struct Flat {
     stripes: Vec<Mutex<()>>,
 }
 
+impl Kept {
+    fn flat(memory: Memory, bytes: u64) -> Self {
+        Self::Flat(Flat { memory, bytes, stripes: (0..store::STRIPES).map(|_| Mutex::new(())).collect() })
+    }
+}
+
 impl Flat {
+    /// Calls for every block that is not zeros, in memory that was opened.
+    fn for_each_live(&self, mut found: impl FnMut(u64)) {
+        let mut words = [0; BLOCK_BYTES];
+        let live = self.memory.populated();
+        for block in live.into_iter().flat_map(|range| range.start / BLOCK_BYTES..range.end / BLOCK_BYTES) {
+            self.read(block as u64, &mut words);
+            if !is_zero(&words) {
+                found(block as u64);
+            }
+        }
+    }
+
     fn read(&self, block: u64, words: &mut BlockWords) {
         self.memory.read(index(block) * BLOCK_BYTES, words);
     }
@@ -51,19 +69,42 @@ impl Blocks {
     pub(super) fn new(config: &DeviceConfig) -> Result<Self, StoreError> {
         let blocks = store::blocks(config.base_bytes);
         let kept = match config.mode {
-            Mode::Plain => Kept::Flat(Flat {
-                memory: Memory::reserve("base window", config.base_bytes)?,
-                bytes: config.base_bytes,
-                stripes: (0..store::STRIPES).map(|_| Mutex::new(())).collect(),
-            }),
-            Mode::GComp | Mode::Trace => {
-                // Segments of one length share chunks: twice the capacity is room for any mix of lengths. It is address space only.
-                let bytes =
-                    config.store_bytes.unwrap_or_else(|| config.base_bytes.saturating_mul(2).max(16 << 20));
-                Kept::Coded(Store::new(blocks, bytes)?)
-            }
+            Mode::Plain => Kept::flat(Memory::reserve("base window", config.base_bytes)?, config.base_bytes),
+            Mode::GComp | Mode::Trace => Kept::Coded(Box::new(Store::new(blocks, config.store_bytes())?)),
         };
         Ok(Self { kept, gcomp: Memory::reserve("comparison with gcomp", blocks)? })
+    }
+
+    /// The blocks that lie in `image`; `found` is told what each one that holds data is charged.
+    pub(super) fn open(
+        image: &Image,
+        mut found: impl FnMut(u64, &Entry, Charge),
+    ) -> Result<Self, StoreError> {
+        let superblock = image.superblock();
+        let kept = if superblock.mode == Mode::Plain {
+            let kept = Kept::flat(image.segments()?, superblock.base_bytes);
+            if let Kept::Flat(flat) = &kept {
+                flat.for_each_live(|block| found(block, &Entry::default(), Charge::flat(true)));
+            }
+            kept
+        } else {
+            let (store, opened) = Store::open(image, |block, entry| found(block, entry, Charge::of(entry)))?;
+            if opened != store::Opened::default() {
+                tracing::info!(opened.replayed, opened.damaged, "the store is as the last process left it");
+            }
+            Kept::Coded(Box::new(store))
+        };
+        Ok(Self { kept, gcomp: image.gcomp()? })
+    }
+
+    /// Makes sure that these blocks can be written.
+    pub(super) fn ensure(&self, blocks: std::ops::Range<u64>) -> Result<(), StoreError> {
+        let (start, end) = (index(blocks.start), index(blocks.end));
+        self.gcomp.ensure(start..end)?;
+        match &self.kept {
+            Kept::Flat(flat) => flat.memory.ensure(start * BLOCK_BYTES..end * BLOCK_BYTES),
+            Kept::Coded(_) => Ok(()),
+        }
     }
 
     pub(super) fn capacity_bytes(&self) -> u64 {
@@ -200,6 +241,7 @@ impl Device {
         let owner = map.tensor_at(block * BLOCK_BYTES as u64);
         let (format, codec) = owner
             .map_or((Format::Opaque, self.config.codec), |tensor| (tensor.info.format, tensor.info.codec));
+        self.blocks.ensure(block..block + 1)?;
         let mut words = [0; BLOCK_BYTES];
         let mut bundle = Bundle::new();
         let whole = data.len() == BLOCK_BYTES;
@@ -207,10 +249,12 @@ impl Device {
             Kept::Flat(flat) => {
                 let _turn = flat.stripes[index(block % store::STRIPES as u64)].lock();
                 flat.read(block, &mut words);
-                let before = !is_zero(&words);
+                let before = Charge::flat(!is_zero(&words));
                 words[inside..inside + data.len()].copy_from_slice(data);
+                let after = Charge::flat(!is_zero(&words));
+                self.account(block, before.bytes, after.bytes)?;
                 flat.memory.write(index(block) * BLOCK_BYTES + inside, data);
-                (Charge::flat(before), Charge::flat(!is_zero(&words)))
+                (before, after)
             }
             Kept::Coded(store) if whole => {
                 words.copy_from_slice(data);
@@ -221,7 +265,7 @@ impl Device {
                     Err(StoreError::Entry { .. }) => store.replace_damaged(block),
                     Err(other) => return Err(other.into()),
                 };
-                self.publish(replace, &bundle)?
+                self.publish(block, replace, &bundle)?
             }
             Kept::Coded(store) => {
                 let replace = store.replace(block)?;
@@ -235,7 +279,7 @@ impl Device {
                 }
                 words[inside..inside + data.len()].copy_from_slice(data);
                 Layout::encode_block(self.config.mode, format, codec, &words, &mut bundle);
-                self.publish(replace, &bundle)?
+                self.publish(block, replace, &bundle)?
             }
         };
         self.written(map, block, codec, &words, old, new);
@@ -257,6 +301,9 @@ impl Device {
         stats.zero_blocks_written.add(u64::from(!new.live));
         stats.bypass_blocks_written.add(u64::from(new.bypass));
         stats.stored_bytes_written.add(new.bytes);
+        if let Some(part) = self.counted_part(block * BLOCK_BYTES as u64) {
+            part.blocks_written.add(1);
+        }
         if self.config.compare_gcomp {
             let granules = gcomp_granules(self.config.mode, codec, words, &new);
             stats.gcomp_bytes_written.add(u64::from(granules) * store::GRANULE_BYTES as u64);
@@ -278,7 +325,7 @@ impl Device {
             .decode(PlaneMask(u32::MAX), &bytes, &mut words)
             .map_err(|why| DeviceError::Damaged { block, why })?;
         Layout::encode_block(self.config.mode, owner.info.format, owner.info.codec, &words, &mut bundle);
-        let (old, new) = self.publish(replace, &bundle)?;
+        let (old, new) = self.publish(block, replace, &bundle)?;
         self.charge(map, block, old, new);
         Ok(())
     }
@@ -297,18 +344,19 @@ impl Device {
 
     /// Moves the charge of `block` from `old` to `new` in its owner's account.
     pub(super) fn charge(&self, map: &Map, block: u64, old: Charge, new: Charge) {
-        self.stats.live_blocks.shift(old.live.into(), new.live.into());
-        if let Some(tensor) = map.tensor_at(block * BLOCK_BYTES as u64) {
-            tensor.stored.shift(old.bytes, new.bytes);
-        } else {
-            self.stats.opaque_stored.shift(old.bytes, new.bytes);
-            self.stats.opaque_blocks.shift(old.live.into(), new.live.into());
-        }
+        charge(&self.stats, map, block, old, new);
     }
 
-    fn publish(&self, replace: store::Replace<'_>, bundle: &Bundle) -> Result<(Charge, Charge), DeviceError> {
+    fn publish(
+        &self,
+        block: u64,
+        replace: store::Replace<'_>,
+        bundle: &Bundle,
+    ) -> Result<(Charge, Charge), DeviceError> {
         let old = replace.old().clone();
-        let new = replace.publish(bundle)?;
+        let (before, after) = (old.charged(), charge_of(bundle));
+        self.account(block, before, after)?;
+        let new = replace.publish(bundle).inspect_err(|_| self.unaccount(block, before, after))?;
         self.stats.replaced(&old, &new);
         Ok((Charge::of(&old), Charge::of(&new)))
     }
@@ -323,8 +371,24 @@ impl Device {
     }
 }
 
+/// Moves the charge of `block` from `old` to `new` in the account of who owns it by `map`.
+pub(super) fn charge(stats: &Stats, map: &Map, block: u64, old: Charge, new: Charge) {
+    stats.live_blocks.shift(old.live.into(), new.live.into());
+    if let Some(tensor) = map.tensor_at(block * BLOCK_BYTES as u64) {
+        tensor.stored.shift(old.bytes, new.bytes);
+    } else {
+        stats.opaque_stored.shift(old.bytes, new.bytes);
+        stats.opaque_blocks.shift(old.live.into(), new.live.into());
+    }
+}
+
 fn index(block: u64) -> usize {
     usize::try_from(block).expect("a block of this device")
+}
+
+/// What a block is charged for `bundle`.
+pub(super) fn charge_of(bundle: &Bundle) -> u64 {
+    bundle.stored.as_ref().map_or(0, |stored| store::charged(stored.bytes()))
 }
 
 /// Planes that a fetch of `mask` selected; none of words.
@@ -340,7 +404,7 @@ pub(super) fn planes_of(stored: &Stored, mask: PlaneMask) -> u64 {
 pub(super) struct Charge {
     live: bool,
     bypass: bool,
-    bytes: u64,
+    pub(super) bytes: u64,
 }
 
 impl Charge {

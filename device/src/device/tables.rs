@@ -6,11 +6,11 @@ use super::{Device, DeviceError};
 use crate::{
     BLOCK_BYTES,
     mode::Mode,
-    stats::{Gauge, Traffic},
+    stats::Gauge,
     store,
     tensor::{self, Tensor, TensorError, TensorInfo, TensorSpec},
     view::View,
-    window::{Alias, Map, ViewInfo},
+    window::{Alias, Counted, Map, ViewInfo},
 };
 
 impl Device {
@@ -22,19 +22,18 @@ impl Device {
         let (elements, shape) = tensor::check(&spec)?;
         let windows = tensor::windows(&spec)?.filter(|_| self.config.mode == Mode::Trace);
         let mut guard = self.map.write();
-        let dpa = self.place(&guard, &spec)?;
+        let part = self.division.of_name(&spec.name)?;
+        let dpa = self.place(&guard, &spec, part)?;
         let TensorSpec { name, length, format, layout, codec, .. } = spec;
         let codec = codec.unwrap_or(self.config.codec);
         let info = TensorInfo { name, dpa, length, elements, shape, format, layout, codec };
-        let tensor = Arc::new(Tensor {
-            info: info.clone(),
-            windows,
-            stored: Gauge::default(),
-            traffic: Traffic::default(),
-        });
+        let Counted { traffic, number } = self.new_traffic();
+        let tensor =
+            Arc::new(Tensor { info: info.clone(), part, windows, stored: Gauge::default(), traffic, number });
         let mut tensors = guard.tensors.clone();
         tensors.push(tensor.clone());
         let next = self.successor(&guard, tensors, guard.aliases.clone())?;
+        self.keep(&next)?;
         // Whatever the range holds is opaque so far; usually nothing is, and then a large tensor costs no scan.
         let populated = self.stats.opaque_blocks.get() > 0;
         if populated {
@@ -70,6 +69,7 @@ impl Device {
         if let Some(shape) = tensor.windows {
             self.uncode_windows(&guard, &tensor, shape)?;
         }
+        self.keep(&next)?;
         self.move_charges(&guard, &next, &tensor)?;
         *guard = Arc::new(next);
         Ok(())
@@ -97,22 +97,16 @@ impl Device {
             largest,
         };
         let length = view.bytes_for(tensor.info.elements).ok_or_else(|| no_room(u64::MAX, 0))?;
-        let offset =
-            guard.free_view(length, self.config.views_bytes).map_err(|largest| no_room(length, largest))?;
-        let info = ViewInfo {
-            tensor: name.clone(),
-            offset,
-            length,
-            elements: tensor.info.elements,
-            bits: view.bits(),
-            scale_exp: view.scale_exp(),
-            planes: view.mask().count(),
-            view: spelling,
-        };
-        let alias = Arc::new(Alias { tensor, view, info: info.clone(), traffic: Traffic::default() });
+        let offset = guard
+            .free_view(length, &self.division.parts[tensor.part].views)
+            .map_err(|largest| no_room(length, largest))?;
+        let alias = Arc::new(Alias::new(tensor, view, offset, length, self.new_traffic()));
+        let info = alias.info.clone();
         let mut aliases = guard.aliases.clone();
         aliases.push(alias);
-        *guard = Arc::new(self.successor(&guard, guard.tensors.clone(), aliases)?);
+        let next = self.successor(&guard, guard.tensors.clone(), aliases)?;
+        self.keep(&next)?;
+        *guard = Arc::new(next);
         Ok(info)
     }
 
@@ -126,24 +120,36 @@ impl Device {
         self.map().aliases.iter().map(|alias| alias.info.clone()).collect()
     }
 
+    /// Whether this view still is where it was made.
+    pub fn has_view(&self, view: &ViewInfo) -> bool {
+        let map = self.map();
+        let at = map.aliases.partition_point(|alias| alias.info.offset < view.offset);
+        // Views of no length share their place with the next one.
+        map.aliases[at..]
+            .iter()
+            .take_while(|alias| alias.info.offset == view.offset)
+            .any(|alias| alias.info == *view)
+    }
+
     fn successor(
         &self,
         map: &Map,
         tensors: Vec<Arc<Tensor>>,
         aliases: Vec<Arc<Alias>>,
     ) -> Result<Map, DeviceError> {
-        Ok(map.successor(tensors, aliases, self.config.base_bytes, self.config.views_bytes)?)
+        Ok(map.successor(tensors, aliases, &self.division)?)
     }
 
     /// Where the tensor goes.
-    fn place(&self, map: &Map, spec: &TensorSpec) -> Result<u64, TensorError> {
+    fn place(&self, map: &Map, spec: &TensorSpec, part: usize) -> Result<u64, TensorError> {
         let TensorSpec { name, length, .. } = spec;
-        let (length, capacity) = (*length, self.config.base_bytes);
+        let part = &self.division.parts[part].base;
+        let (length, capacity) = (*length, part.end - part.start);
         if map.tensor(name).is_ok() {
             return Err(TensorError::Exists { name: name.clone() });
         }
         let Some(dpa) = spec.dpa else {
-            return map.free_base(length, capacity).map_err(|largest| TensorError::NoRoom {
+            return map.free_base(length, part).map_err(|largest| TensorError::NoRoom {
                 name: name.clone(),
                 length,
                 capacity,
@@ -153,9 +159,15 @@ impl Device {
         if !dpa.is_multiple_of(BLOCK_BYTES as u64) {
             return Err(TensorError::Unaligned { name: name.clone(), dpa });
         }
-        let Some(end) = dpa.checked_add(length).filter(|end| *end <= capacity) else {
+        let end = dpa.checked_add(length).filter(|end| *end <= self.config.base_bytes);
+        let Some(end) = end else {
+            let capacity = self.config.base_bytes;
             return Err(TensorError::PastCapacity { name: name.clone(), dpa, length, capacity });
         };
+        if dpa < part.start || end > part.end {
+            let (name, start, end) = (name.clone(), part.start, part.end);
+            return Err(TensorError::OutsidePartition { name, dpa, length, start, end });
+        }
         match map.tensors.iter().find(|other| dpa < other.end() && other.info.dpa < end) {
             None => Ok(dpa),
             Some(other) => Err(TensorError::Overlap {

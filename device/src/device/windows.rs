@@ -22,14 +22,19 @@ use std::{
 
 use parking_lot::Mutex;
 
-use super::{Device, DeviceError, blocks::Charge, decoded::Decoded};
+use super::{
+    Device, DeviceError,
+    blocks::{Charge, charge_of},
+    decoded::Decoded,
+    staged::{Found, Place},
+};
 use crate::{
     BLOCK_BYTES, BlockWords,
     codec::block::{Bundle, MAX_BUNDLE},
     kv::{self, Coding, Shape, WindowDecoder},
     plane::{self, PlaneMask},
     stats::{Tally, report::WindowsNow},
-    store::{self, Store, StoreError},
+    store::{self, Store},
     tensor::Tensor,
     window::Map,
 };
@@ -41,8 +46,9 @@ const STRIPES: usize = 1024;
 pub(super) struct Windows {
     stripes: Vec<Mutex<()>>,
     staging: Mutex<Staging>,
-    /// Most windows that may be open.
+    /// Most windows that may be open in one part of the device: its share, so that no part waits for another's.
     most: usize,
+    parts: usize,
     pub(super) decoded: Mutex<Decoded>,
 }
 
@@ -50,8 +56,8 @@ pub(super) struct Windows {
 struct Staging {
     /// By the number of their first block.
     open: BTreeMap<u64, Arc<Open>>,
-    /// Windows that are being opened.
-    opening: usize,
+    /// Windows that are being opened, by part.
+    opening: Vec<usize>,
     /// Bytes of all of them.
     bytes: u64,
     clock: u64,
@@ -67,6 +73,8 @@ struct Open {
 /// What an open window holds. Only who holds the window's lock asks for it, so nobody waits.
 struct Staged {
     bytes: Vec<u8>,
+    /// Where the image keeps them too.
+    place: Option<Place>,
     /// Which of its blocks were written whole since it was opened.
     fresh: Vec<bool>,
 }
@@ -113,11 +121,12 @@ thread_local! {
 }
 
 impl Windows {
-    pub(super) fn new(most: usize, decoded_bytes: usize) -> Self {
+    pub(super) fn new(most: usize, decoded_bytes: usize, parts: usize) -> Self {
         Self {
             stripes: (0..STRIPES).map(|_| Mutex::new(())).collect(),
-            staging: Mutex::default(),
-            most: most.max(1),
+            staging: Mutex::new(Staging { opening: vec![0; parts], ..Staging::default() }),
+            most: (most / parts).max(1),
+            parts,
             decoded: Mutex::new(Decoded::new(decoded_bytes)),
         }
     }
@@ -127,7 +136,7 @@ impl Windows {
         let staging = self.staging.lock();
         WindowsNow {
             open: staging.open.len() as u64,
-            most_open: self.most as u64,
+            most_open: (self.most * self.parts) as u64,
             staged_bytes: staging.bytes,
             decoded_bytes: self.decoded.lock().bytes() as u64,
         }
@@ -141,33 +150,26 @@ impl Windows {
         self.staging.lock().open.get(&span.first).cloned()
     }
 
-    /// Takes a place for a window to be opened, or else names the open one that was written least recently.
-    fn take_place(&self) -> Result<(), Option<u64>> {
+    /// Takes a place in part `part`, which has these blocks, for a window to be opened, or else names its open one that was written least recently.
+    fn take_place(&self, part: usize, blocks: Range<u64>) -> Result<(), Option<u64>> {
         let mut staging = self.staging.lock();
-        if staging.open.len() + staging.opening < self.most {
-            staging.opening += 1;
+        let open = staging.open.range(blocks);
+        if open.clone().count() + staging.opening[part] < self.most {
+            staging.opening[part] += 1;
             return Ok(());
         }
-        let oldest = staging.open.iter().min_by_key(|(_, open)| open.written.load(Relaxed));
+        let oldest = open.min_by_key(|(_, open)| open.written.load(Relaxed));
         Err(oldest.map(|(first, _)| *first))
     }
 
-    /// Gives back a place that was taken, with the window opened there, if it was.
-    fn fill_place(&self, span: &Span, open: Option<Open>) -> Option<Arc<Open>> {
+    /// Gives back a place that was taken in part `part`, with the window opened there, if it was.
+    fn fill_place(&self, part: usize, span: &Span, open: Option<Open>) -> Option<Arc<Open>> {
         let mut staging = self.staging.lock();
-        staging.opening -= 1;
+        staging.opening[part] -= 1;
         let open = Arc::new(open?);
         staging.bytes += span.bytes() as u64;
         staging.open.insert(span.first, open.clone());
         Some(open)
-    }
-
-    /// Lets an open window go. The caller holds its lock.
-    fn drop_open(&self, span: &Span) {
-        let mut staging = self.staging.lock();
-        if staging.open.remove(&span.first).is_some() {
-            staging.bytes -= span.bytes() as u64;
-        }
     }
 
     fn tick(&self) -> u64 {
@@ -273,7 +275,7 @@ impl Device {
         if length == span.bytes() {
             let _lock = self.windows.stripe(&span).lock();
             self.publish_window(map, tensor, shape, &span, data, None)?;
-            self.windows.drop_open(&span);
+            self.drop_open(&span);
             return Ok(length);
         }
         self.write_open(map, tensor, shape, &span, at, data)?;
@@ -295,7 +297,7 @@ impl Device {
         if length == span.bytes() {
             let _lock = self.windows.stripe(&span).lock();
             self.publish_window(map, tensor, shape, &span, &vec![0; length], None)?;
-            self.windows.drop_open(&span);
+            self.drop_open(&span);
         } else {
             let at = usize::try_from(range.start - window.start).expect("inside the window");
             self.write_open(map, tensor, shape, &span, at, &vec![0; length])?;
@@ -319,8 +321,8 @@ impl Device {
             let lock = windows.stripe(span).lock();
             let open = match windows.find(span) {
                 Some(open) => open,
-                None => match windows.take_place() {
-                    Ok(()) => self.open_window(shape, span)?,
+                None => match windows.take_place(tensor.part, self.division.parts[tensor.part].blocks()) {
+                    Ok(()) => self.open_window(tensor, shape, span)?,
                     Err(oldest) => {
                         drop(lock);
                         self.make_room(map, oldest)?;
@@ -331,6 +333,9 @@ impl Device {
             open.written.store(windows.tick(), Relaxed);
             let mut staged = open.staged.lock();
             staged.bytes[at..at + data.len()].copy_from_slice(data);
+            if let (Some(place), Some(kept)) = (&staged.place, &self.kept) {
+                kept.staged.write(place, at, data);
+            }
             for block in at.div_ceil(BLOCK_BYTES)..(at + data.len()) / BLOCK_BYTES {
                 staged.fresh[block] = true;
             }
@@ -338,23 +343,59 @@ impl Device {
             if staged.fresh.iter().all(|fresh| *fresh)
                 && self.publish_window(map, tensor, shape, span, &staged.bytes, None).is_ok()
             {
-                windows.drop_open(span);
+                drop(staged);
+                self.drop_open(span);
             }
             return Ok(());
         }
     }
 
     /// Opens a window for which a place was taken. The caller holds its lock.
-    fn open_window(&self, shape: &Shape, span: &Span) -> Result<Arc<Open>, DeviceError> {
+    fn open_window(&self, tensor: &Tensor, shape: &Shape, span: &Span) -> Result<Arc<Open>, DeviceError> {
         let windows = &self.windows;
         // What a store has to read first is no host's read: it is not counted as one.
         let bytes = self.decode_window(shape, span, PlaneMask::all(shape.format()), &mut Tally::default());
-        let bytes = bytes.inspect_err(|_| drop(windows.fill_place(span, None)))?;
+        let staged = bytes.and_then(|bytes| {
+            let place = self.kept.as_ref().map(|kept| kept.staged.take(span.first, &bytes)).transpose()?;
+            Ok(Staged { bytes, place, fresh: vec![false; span.blocks] })
+        });
+        let staged = staged.inspect_err(|_| drop(windows.fill_place(tensor.part, span, None)))?;
         windows.decoded.lock().forget(span.first);
         self.stats.windows_opened.add(1);
-        let staged = Mutex::new(Staged { bytes, fresh: vec![false; span.blocks] });
-        let open = Open { written: AtomicU64::new(windows.tick()), staged };
-        Ok(windows.fill_place(span, Some(open)).expect("an open window"))
+        let open = Open { written: AtomicU64::new(windows.tick()), staged: Mutex::new(staged) };
+        Ok(windows.fill_place(tensor.part, span, Some(open)).expect("an open window"))
+    }
+
+    /// Lets an open window go. The caller holds its lock.
+    fn drop_open(&self, span: &Span) {
+        let mut staging = self.windows.staging.lock();
+        let Some(open) = staging.open.remove(&span.first) else { return };
+        staging.bytes -= span.bytes() as u64;
+        let place = open.staged.lock().place.take();
+        if let (Some(place), Some(kept)) = (place, &self.kept) {
+            kept.staged.let_go(place);
+        }
+    }
+
+    /// Opens the windows again that were open when the image was left.
+    pub(super) fn reopen_windows(&self) {
+        let Some(kept) = &self.kept else { return };
+        let map = self.map.read();
+        for Found { place, first, bytes } in kept.staged.found() {
+            let tensor = map.tensor_at(first.saturating_mul(BLOCK_BYTES as u64));
+            let shape = tensor.and_then(|tensor| tensor.windows.as_ref());
+            let span = tensor.zip(shape).map(|(tensor, shape)| Span::of(tensor, shape, first));
+            let Some(span) = span.filter(|span| span.first == first && span.bytes() == bytes.len()) else {
+                // Its tensor was removed, which published the window before.
+                kept.staged.let_go(place);
+                continue;
+            };
+            let staged = Staged { bytes, place: Some(place), fresh: vec![false; span.blocks] };
+            let open = Open { written: AtomicU64::new(self.windows.tick()), staged: Mutex::new(staged) };
+            let mut staging = self.windows.staging.lock();
+            staging.bytes += span.bytes() as u64;
+            staging.open.insert(first, Arc::new(open));
+        }
     }
 
     /// Closes the open window that begins at `oldest`, so that another can be opened; waits if every place is only being filled.
@@ -375,7 +416,7 @@ impl Device {
         let _lock = self.windows.stripe(span).lock();
         let Some(open) = self.windows.find(span) else { return Ok(false) };
         self.publish_window(map, tensor, shape, span, &open.staged.lock().bytes, None)?;
-        self.windows.drop_open(span);
+        self.drop_open(span);
         Ok(true)
     }
 
@@ -411,40 +452,51 @@ impl Device {
         coding: Option<Coding>,
     ) -> Result<(), DeviceError> {
         let store = self.store();
+        self.blocks.ensure(span.first..span.first + span.blocks as u64)?;
         let codec = tensor.info.codec;
         let (coded, prepared) = BUNDLES.with_borrow_mut(|bundles| {
             let coded = kv::encode(shape, span.before, codec, bytes, coding, bundles);
+            let (before, after) = self.account_window(span, &bundles[..span.blocks])?;
             let mut prepared = Vec::with_capacity(span.blocks);
-            for bundle in &bundles[..span.blocks] {
-                match store.prepare(bundle) {
+            for (block, bundle) in (span.first..).zip(&bundles[..span.blocks]) {
+                match store.prepare(block, bundle) {
                     Ok(one) => prepared.push(one),
                     Err(full) => {
                         for one in prepared {
                             store.give_back(one);
                         }
-                        return Err(full);
+                        self.unaccount(span.first, before, after);
+                        return Err(DeviceError::from(full));
                     }
                 }
             }
             Ok((coded, prepared))
         })?;
         self.windows.decoded.lock().forget(span.first);
-        for ((block, one), words) in (span.first..).zip(prepared).zip(bytes.as_chunks().0) {
-            let replace = match store.replace(block) {
-                Ok(replace) => replace,
-                // Nothing of the damaged block is needed any more.
-                Err(StoreError::Entry { .. }) => store.replace_damaged(block),
-                Err(other) => unreachable!("taking hold of a block: {other}"),
-            };
-            let old = replace.old().clone();
-            let new = replace.install(one);
-            self.stats.replaced(&old, &new);
-            self.written(map, block, codec, words, Charge::of(&old), Charge::of(&new));
+        let changes = store.install_all(span.first, prepared);
+        for ((block, (old, new)), words) in (span.first..).zip(&changes).zip(bytes.as_chunks().0) {
+            self.stats.replaced(old, new);
+            self.written(map, block, codec, words, Charge::of(old), Charge::of(new));
         }
         let stats = &self.stats;
         stats.windows_coded[coded.coding as usize].add(1);
         stats.repeated_rows.add(coded.repeated_rows as u64);
         Ok(())
+    }
+
+    /// Charges a window's part for `bundles` in place of what its blocks hold: what they are charged before and after. The caller holds the window's lock.
+    fn account_window(&self, span: &Span, bundles: &[Bundle]) -> Result<(u64, u64), DeviceError> {
+        if !self.division.divided {
+            return Ok((0, 0));
+        }
+        let mut before = 0;
+        for block in span.first..span.first + span.blocks as u64 {
+            // A damaged block is replaced whole, and what it took is lost with its entry.
+            before += self.charged(block).map_or(0, |charge| charge.bytes);
+        }
+        let after = bundles.iter().map(charge_of).sum();
+        self.account(span.first, before, after)?;
+        Ok((before, after))
     }
 
     /// Codes the windows of a tensor that was just made, where they hold data.
@@ -477,7 +529,7 @@ impl Device {
                 None => continue,
             };
             self.publish_window(map, tensor, &shape, &span, &bytes, Some(Coding::Plain))?;
-            self.windows.drop_open(&span);
+            self.drop_open(&span);
         }
         Ok(())
     }

@@ -13,6 +13,14 @@
 //! 4. **Views take no stores.** `write` to a view is refused. A store through a mapping cannot be refused; it lives in
 //!    the page cache until the kernel writes the page back, then it is counted and dropped and the page invalidated.
 //!    It changes nothing in the device and no other page, and after a flush, of any range, nobody sees it any more.
+//! 5. **Beside the mount: as if uncached.** Disks ([`super::vhost_user`]) reach the device without the host's page cache. A
+//!    read of a disk sees every store and write that was complete when it began, through whichever way; dirty base pages of the
+//!    mount are laundered first. A write to a disk is seen by every load through the mount that begins after it is complete: pages
+//!    of `base` and of views over it were dropped by then. Stores through the mount to a page that a disk is
+//!    writing at the same moment are a race, as they are between hosts: the page is written back whole, and either may win.
+//!    What the guest of a disk keeps in its own page cache is its own: after a write to the base disk it drops the pages of
+//!    the views disk that it holds (`blockdev --flushbufs`) or reads them with `O_DIRECT`. The disk's flush is [`Coherence::flush`] of
+//!    everything.
 //!
 //! How: reads of views mark their pages in [`ServedPages`]; a base store that has reached the device takes the marks of
 //! the view pages over it and queues them here; one thread tells the kernel to drop them. It must be a thread of its own:
@@ -25,7 +33,7 @@ use std::sync::mpsc;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::device::Device;
+use crate::device::{Device, Window};
 
 use super::ServeError;
 use super::launder::{Done, LaunderWith, Launderer};
@@ -45,14 +53,23 @@ pub struct Coherence {
     scrubber: std::sync::OnceLock<Launderer>,
 }
 
-/// Ranges of the views window to invalidate.
+/// Ranges to invalidate.
 #[derive(Default)]
 struct Queue {
+    /// Of the views window.
     ranges: Vec<Range<u64>>,
+    /// Of the base window.
+    base: Vec<Range<u64>>,
     /// Batches of which `ranges` is the next: what is queued now is through when `batches_done` exceeds it.
     batch: u64,
     batches_done: u64,
     closed: bool,
+}
+
+impl Queue {
+    fn is_empty(&self) -> bool {
+        self.ranges.is_empty() && self.base.is_empty()
+    }
 }
 
 impl Coherence {
@@ -140,6 +157,46 @@ impl Coherence {
         launderer.needed(&under).then_some(under)
     }
 
+    /// Brings dirty base pages of a range to the device. Sleeps like [`Self::flush`].
+    pub(super) fn settle_range(&self, offset: u64, length: u64) -> Result<(), ServeError> {
+        let end = offset.saturating_add(length).min(self.device.base_bytes());
+        if offset < end { self.settle_ranges(once(offset..end).collect()) } else { Ok(()) }
+    }
+
+    /// Brings dirty base pages under a range of the views window to the device. Sleeps like [`Self::flush`].
+    pub(super) fn settle_under_views(&self, offset: u64, length: u64) -> Result<(), ServeError> {
+        self.laundry(offset, length).map_or(Ok(()), |ranges| self.settle_ranges(ranges))
+    }
+
+    fn settle_ranges(&self, ranges: Vec<Range<u64>>) -> Result<(), ServeError> {
+        if !self.launderer.get().is_some_and(|launderer| launderer.needed(&ranges)) {
+            return Ok(());
+        }
+        let (offset, end) = (ranges[0].start, ranges.last().map_or(0, |range| range.end));
+        on(&self.launderer, |base, done| base.launder(ranges, done)).map_err(|source| ServeError::Flush {
+            offset,
+            length: end.saturating_sub(offset),
+            source,
+        })
+    }
+
+    /// Says that base bytes in the device were changed beside the mount, and returns when the page cache shows them. Sleeps like
+    /// [`Self::flush`].
+    pub(super) fn written_beside(&self, offset: u64, length: u64) -> Result<(), ServeError> {
+        self.base_changed(offset, length);
+        let range = offset..offset.saturating_add(length);
+        if self.launderer.get().is_some_and(|base| base.cached(&range)) {
+            push(&mut self.lock().base, range);
+            self.queued.notify_one();
+        }
+        self.drain()
+    }
+
+    /// The device number of the mounted file system.
+    pub(super) fn mount_number(&self) -> Option<u64> {
+        self.launderer.get().and_then(Launderer::mount_number)
+    }
+
     /// Launders base ranges elsewhere, then calls `done` there. Never sleeps.
     pub(super) fn launder(&self, ranges: Vec<Range<u64>>, done: Done) {
         match self.launderer.get() {
@@ -187,7 +244,7 @@ impl Coherence {
     /// Waits until everything queued by now is invalidated.
     fn drain(&self) -> Result<(), ServeError> {
         let mut queue = self.lock();
-        let mine = if queue.ranges.is_empty() { queue.batch } else { queue.batch + 1 };
+        let mine = if queue.is_empty() { queue.batch } else { queue.batch + 1 };
         while queue.batches_done < mine {
             if queue.closed {
                 return Err(ServeError::Closing);
@@ -198,23 +255,27 @@ impl Coherence {
     }
 
     /// The invalidator: hands batches of ranges to `invalidate` until [`Self::close`].
-    pub(super) fn invalidate_until_closed(&self, mut invalidate: impl FnMut(&Range<u64>)) {
-        let mut batch = Vec::new();
+    pub(super) fn invalidate_until_closed(&self, mut invalidate: impl FnMut(Window, &Range<u64>)) {
+        let (mut views, mut base) = (Vec::new(), Vec::new());
         loop {
             let mut queue = self.lock();
-            while queue.ranges.is_empty() && !queue.closed {
+            while queue.is_empty() && !queue.closed {
                 queue = self.queued.wait(queue).unwrap_or_else(PoisonError::into_inner);
             }
             if queue.closed {
                 return;
             }
-            std::mem::swap(&mut queue.ranges, &mut batch);
+            std::mem::swap(&mut queue.ranges, &mut views);
+            std::mem::swap(&mut queue.base, &mut base);
             queue.batch += 1;
             let number = queue.batch;
             drop(queue);
-            join_touching(&mut batch);
-            batch.iter().for_each(&mut invalidate);
-            batch.clear();
+            for (window, batch) in [(Window::Base, &mut base), (Window::Views, &mut views)] {
+                join_touching(batch);
+                for range in batch.drain(..) {
+                    invalidate(window, &range);
+                }
+            }
             self.lock().batches_done = number;
             self.drained.notify_all();
         }

@@ -5,7 +5,7 @@
 //! them from blocking threads.
 
 use std::ops::Range;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
 use lamina_abi::DIRECTORY_BYTES;
 
@@ -14,13 +14,15 @@ use crate::stats::StatsReport;
 use crate::tensor::{TensorInfo, TensorSpec};
 use crate::window::ViewInfo;
 
+use super::vhost_user::{Disk, DiskInfo};
 use super::{Coherence, ServeError};
 
 /// A device and, as soon as it is mounted, what keeps its windows coherent.
 #[derive(Clone)]
 pub struct Control {
-    device: Arc<Device>,
-    coherence: Arc<OnceLock<Arc<Coherence>>>,
+    pub(super) device: Arc<Device>,
+    pub(super) coherence: Arc<OnceLock<Arc<Coherence>>>,
+    disks: Arc<Mutex<Vec<Weak<Disk>>>>,
 }
 
 /// Why something asked was not done.
@@ -37,7 +39,7 @@ pub enum ControlError {
 impl Control {
     /// The control of a device that is not mounted, or not yet.
     pub fn new(device: Arc<Device>) -> Self {
-        Self { device, coherence: Arc::default() }
+        Self { device, coherence: Arc::default(), disks: Arc::default() }
     }
 
     /// Says that the device is mounted now. Once is enough: later calls and those of clones change nothing.
@@ -53,6 +55,19 @@ impl Control {
     /// All views.
     pub fn views(&self) -> Vec<ViewInfo> {
         self.device.views()
+    }
+
+    /// All disks that are being served, in the order they were made.
+    pub fn disks(&self) -> Vec<DiskInfo> {
+        let disks = self.disks.lock().unwrap_or_else(PoisonError::into_inner);
+        disks.iter().filter_map(Weak::upgrade).map(|disk| disk.info()).collect()
+    }
+
+    /// Says that a disk is being served.
+    pub(super) fn served(&self, disk: &Arc<Disk>) {
+        let mut disks = self.disks.lock().unwrap_or_else(PoisonError::into_inner);
+        disks.retain(|disk| disk.strong_count() > 0);
+        disks.push(Arc::downgrade(disk));
     }
 
     /// All counters.

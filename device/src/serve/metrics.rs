@@ -13,7 +13,7 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
 
-use crate::stats::{StatsReport, TrafficReport};
+use crate::stats::{PartitionReport, StatsReport, TrafficReport};
 
 /// The content type of the text.
 pub(super) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -111,11 +111,76 @@ impl Sheet<'_> {
     }
 }
 
+impl Sheet<'_> {
+    /// What is counted of each partition.
+    fn partitions(&mut self, partitions: &[PartitionReport]) -> fmt::Result {
+        type Window = fn(&PartitionReport) -> TrafficReport;
+        if partitions.is_empty() {
+            return Ok(());
+        }
+        let rows = |field: fn(&PartitionReport) -> u64| {
+            let label = |partition: &PartitionReport| vec![("partition", partition.name.clone())];
+            partitions.iter().map(|partition| (label(partition), field(partition))).collect::<Vec<_>>()
+        };
+        let bytes = Some(&Unit::Bytes);
+        self.gauges("partition", "Bytes of a partition's base window", bytes, rows(|p| p.capacity_bytes))?;
+        self.gauges("partition_stored", "What its blocks are charged", bytes, rows(|p| p.stored_bytes))?;
+        let label = |partition: &PartitionReport| vec![("partition", partition.name.clone())];
+        let quotas =
+            partitions.iter().filter_map(|partition| Some((label(partition), partition.quota_bytes?)));
+        let quotas: Vec<_> = quotas.collect();
+        if !quotas.is_empty() {
+            self.gauges("partition_quota", "What its blocks may be charged", bytes, quotas)?;
+        }
+        self.counters(
+            "partition_quota_refusals",
+            "Writes that its quota refused",
+            None,
+            rows(|p| p.quota_refusals),
+        )?;
+        self.counters(
+            "partition_base_writes",
+            "Write-backs and direct writes",
+            None,
+            rows(|p| p.writes.base_writes),
+        )?;
+        self.counters(
+            "partition_base_written",
+            "Bytes of write-backs and direct writes",
+            bytes,
+            rows(|p| p.writes.base_written_bytes),
+        )?;
+        let windows: [(&str, Window); 2] =
+            [("base", |partition| partition.requests.base), ("views", |partition| partition.requests.views)];
+        let traffic: Vec<_> = partitions
+            .iter()
+            .flat_map(|partition| {
+                windows.map(|(window, traffic)| {
+                    let mut labels = label(partition);
+                    labels.push(("window", window.to_owned()));
+                    (labels, traffic(partition))
+                })
+            })
+            .collect();
+        self.traffic("partition_", "of a partition", &traffic)
+    }
+}
+
 impl Collector for Snapshot {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let mut sheet = Sheet(encoder);
-        let StatsReport { device, requests, writes, index, windows: kv, blocks, planes, tensors, views } =
-            &self.0;
+        let StatsReport {
+            device,
+            requests,
+            writes,
+            index,
+            windows: kv,
+            blocks,
+            planes,
+            tensors,
+            views,
+            partitions,
+        } = &self.0;
         let bytes = Some(&Unit::Bytes);
 
         let info = Info::new(vec![("mode", device.mode.to_string()), ("codec", device.codec.to_string())]);
@@ -259,6 +324,7 @@ impl Collector for Snapshot {
             vec![("tensor", view.tensor.clone()), ("view", view.view.clone())]
         };
         let traffic: Vec<_> = views.iter().map(|view| (label(&view.info), view.traffic)).collect();
-        sheet.traffic("view_", "of a view", &traffic)
+        sheet.traffic("view_", "of a view", &traffic)?;
+        sheet.partitions(partitions)
     }
 }

@@ -2,10 +2,11 @@
 
 use serde::Serialize;
 
-use super::{IndexCache, MAX_PLANES, Stats, Traffic, slot};
+use super::{IndexCache, MAX_PLANES, PartitionReport, Stats, Traffic, slot};
 use crate::{
     BLOCK_BYTES,
     codec::Codec,
+    device::Division,
     format::Format,
     kv::Coding,
     layout::Layout,
@@ -35,6 +36,8 @@ pub struct StatsReport {
     pub tensors: Vec<TensorReport>,
     /// Each view, by offset.
     pub views: Vec<ViewReport>,
+    /// Each partition, by DPA; none if the device is not divided.
+    pub partitions: Vec<PartitionReport>,
 }
 
 /// The device: sizes in bytes.
@@ -58,6 +61,8 @@ pub struct DeviceReport {
     pub ratio: Option<f64>,
     /// Bundles the store can hold.
     pub store_capacity_bytes: u64,
+    /// Worker processes that died and were replaced while this device ran.
+    pub worker_deaths: u64,
     /// Since the device started.
     pub uptime_seconds: f64,
 }
@@ -242,7 +247,7 @@ pub struct ViewReport {
 }
 
 impl Traffic {
-    fn report(&self, gcomp: bool) -> TrafficReport {
+    pub(crate) fn report(&self, gcomp: bool) -> TrafficReport {
         TrafficReport {
             reads: self.reads.get(),
             bytes: self.bytes.get(),
@@ -262,9 +267,11 @@ pub(crate) struct Subject<'a> {
     pub(crate) base_bytes: u64,
     pub(crate) views_bytes: u64,
     pub(crate) store_capacity: u64,
+    pub(crate) worker_deaths: u64,
     pub(crate) uptime_seconds: f64,
     pub(crate) compare_gcomp: bool,
     pub(crate) map: &'a Map,
+    pub(crate) division: &'a Division,
     pub(crate) index_cache: &'a IndexCache,
     pub(crate) windows: WindowsNow,
 }
@@ -296,6 +303,7 @@ impl Stats {
                 index_bytes,
                 ratio: ratio(logical_bytes, stored_bytes),
                 store_capacity_bytes: subject.store_capacity,
+                worker_deaths: subject.worker_deaths,
                 uptime_seconds: subject.uptime_seconds,
             },
             requests: RequestsReport {
@@ -371,6 +379,13 @@ impl Stats {
                 .aliases
                 .iter()
                 .map(|alias| ViewReport { info: alias.info.clone(), traffic: alias.traffic.report(gcomp) })
+                .collect(),
+            partitions: subject
+                .division
+                .parts
+                .iter()
+                .filter(|_| subject.division.divided)
+                .map(|part| part.report(gcomp))
                 .collect(),
         }
     }

@@ -31,6 +31,9 @@ use crate::{
 /// Bytes of an entry.
 pub const ENTRY_BYTES: usize = 64;
 
+/// An entry that does not check: what a damaged block is given when nothing it says may be followed.
+pub const DAMAGED: [u8; ENTRY_BYTES] = [0xff; ENTRY_BYTES];
+
 const EPOCH: Range<usize> = 8..10;
 const CHECK: Range<usize> = 10..14;
 /// Where it is in the second word.

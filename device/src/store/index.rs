@@ -1,5 +1,7 @@
 //! The plane index: one entry a block, in device memory.
 
+use std::ops::Range;
+
 use super::{
     StoreError,
     entry::{ENTRY_BYTES, Entry},
@@ -9,22 +11,49 @@ use super::{
 /// All entries of a device, in block order. The caller holds the block's stripe.
 pub(super) struct Index {
     memory: Memory,
+    blocks: u64,
 }
 
 impl Index {
-    pub(super) fn new(blocks: u64) -> Result<Self, StoreError> {
-        let bytes = blocks.saturating_mul(ENTRY_BYTES as u64);
-        Ok(Self { memory: Memory::reserve("plane index", bytes)? })
+    pub(super) fn new(memory: Memory, blocks: u64) -> Self {
+        Self { memory, blocks }
+    }
+
+    /// The bytes that the entries of so many blocks take.
+    pub(super) fn bytes(blocks: u64) -> u64 {
+        blocks.saturating_mul(ENTRY_BYTES as u64)
+    }
+
+    pub(super) fn blocks(&self) -> u64 {
+        self.blocks
     }
 
     pub(super) fn get(&self, block: u64) -> Result<Entry, StoreError> {
-        let mut bytes = [0; ENTRY_BYTES];
-        self.memory.read(at(block), &mut bytes);
-        Entry::decode(&bytes).map_err(|why| StoreError::Entry { block, why })
+        Entry::decode(&self.raw(block)).map_err(|why| StoreError::Entry { block, why })
     }
 
-    pub(super) fn set(&self, block: u64, entry: &Entry) {
-        self.memory.write(at(block), &entry.encode());
+    /// The entry's bytes, whatever they are.
+    pub(super) fn raw(&self, block: u64) -> [u8; ENTRY_BYTES] {
+        let mut bytes = [0; ENTRY_BYTES];
+        self.memory.read(at(block), &mut bytes);
+        bytes
+    }
+
+    /// Makes sure that the entries of these blocks can be written.
+    pub(super) fn ensure(&self, blocks: Range<u64>) -> Result<(), StoreError> {
+        self.memory.ensure(at(blocks.start)..at(blocks.end))
+    }
+
+    /// Writes an entry, for which there is room.
+    pub(super) fn put(&self, block: u64, entry: &[u8; ENTRY_BYTES]) {
+        self.memory.write(at(block), entry);
+    }
+
+    /// Ranges of blocks whose entries may be anything but zeros.
+    pub(super) fn populated(&self) -> Vec<Range<u64>> {
+        let block = |at: usize| (at / ENTRY_BYTES) as u64;
+        let ranges = self.memory.populated();
+        ranges.into_iter().map(|range| block(range.start)..block(range.end).min(self.blocks)).collect()
     }
 }
 

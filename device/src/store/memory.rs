@@ -1,25 +1,75 @@
 //! Address space that costs memory only where it was written, reached by checked, volatile copies.
+//!
+//! It is private to the process, or a part of an [image](super::image) that outlives it. A part of an image is given room before it
+//! is written ([`Memory::ensure`]): a store to a page that the disk has no room for would be a SIGBUS, not an error.
 
-use vm_memory::{VolatileMemory, mmap::MmapRegion, mmap::MmapRegionBuilder};
+use std::{
+    fs::File,
+    ops::Range,
+    os::fd::AsFd,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+};
+
+use nix::{
+    fcntl::{FallocateFlags, fallocate},
+    unistd::{Whence, lseek},
+};
+use vm_memory::{FileOffset, VolatileMemory, mmap::MmapRegion, mmap::MmapRegionBuilder};
 
 use super::StoreError;
 
-/// Anonymous memory of a fixed length, zero until written.
+/// Room in an image is made and given back in units of this many bytes.
+pub(crate) const UNIT_BYTES: usize = 64 << 10;
+
+/// Memory of a fixed length, zero until written.
+#[derive(Debug)]
 pub(crate) struct Memory {
     region: MmapRegion,
+    part: Option<Part>,
+}
+
+/// Where in an image the memory is.
+#[derive(Debug)]
+struct Part {
+    what: &'static str,
+    file: Arc<File>,
+    offset: u64,
+    /// Units that are known to have room, a bit each.
+    ensured: Vec<AtomicU64>,
+    #[cfg(test)]
+    mishaps: super::mishaps::Mishaps,
 }
 
 impl Memory {
-    /// Reserves `bytes` of address space.
+    /// Reserves `bytes` of address space of this process.
     pub(crate) fn reserve(what: &'static str, bytes: u64) -> Result<Self, StoreError> {
-        let fail = |source| StoreError::Reserve { what, bytes, source };
-        let size = usize::try_from(bytes.max(1)).map_err(|e| fail(std::io::Error::other(e)))?;
-        let region = MmapRegionBuilder::new(size)
-            .with_mmap_prot(libc::PROT_READ | libc::PROT_WRITE)
-            .with_mmap_flags(libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE)
-            .build()
-            .map_err(|e| fail(std::io::Error::other(e)))?;
-        Ok(Self { region })
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        Ok(Self { region: map(what, bytes, flags, None)?, part: None })
+    }
+
+    /// Maps `bytes` of an image from `offset` on.
+    pub(super) fn part(
+        what: &'static str,
+        file: &Arc<File>,
+        offset: u64,
+        bytes: u64,
+    ) -> Result<Self, StoreError> {
+        let flags = libc::MAP_SHARED | libc::MAP_NORESERVE;
+        let region = map(what, bytes, flags, Some(FileOffset::from_arc(Arc::clone(file), offset)))?;
+        let units = region.size().div_ceil(UNIT_BYTES).div_ceil(64);
+        let ensured = (0..units).map(|_| AtomicU64::new(0)).collect();
+        let part = Part {
+            what,
+            file: Arc::clone(file),
+            offset,
+            ensured,
+            #[cfg(test)]
+            mishaps: super::mishaps::current(),
+        };
+        Ok(Self { region, part: Some(part) })
     }
 
     /// Copies out. Panics past the end.
@@ -27,8 +77,93 @@ impl Memory {
         self.region.get_slice(at, out.len()).expect("inside the reservation").copy_to(out);
     }
 
-    /// Copies in. Panics past the end.
+    /// Copies in. Panics past the end, and needs [`Memory::ensure`] before.
     pub(crate) fn write(&self, at: usize, data: &[u8]) {
+        #[cfg(test)]
+        let data = self.part.as_ref().map_or(data, |part| part.mishaps.written(data));
         self.region.get_slice(at, data.len()).expect("inside the reservation").copy_from(data);
+        #[cfg(test)]
+        if let Some(part) = &self.part {
+            part.mishaps.strike();
+        }
     }
+
+    /// The number at `at`, a multiple of 8. Panics past the end.
+    pub(super) fn number(&self, at: usize) -> &AtomicU64 {
+        self.region.get_atomic_ref(at).expect("inside the reservation, and aligned")
+    }
+
+    /// Makes sure that `range` can be written.
+    ///
+    /// # Errors
+    /// [`StoreError::NoRoom`] when the file system or the host's memory is full.
+    pub(crate) fn ensure(&self, range: Range<usize>) -> Result<(), StoreError> {
+        let Some(part) = &self.part else { return Ok(()) };
+        for unit in range.start / UNIT_BYTES..range.end.div_ceil(UNIT_BYTES) {
+            let (word, bit) = (&part.ensured[unit / 64], 1 << (unit % 64));
+            if word.load(Relaxed) & bit == 0 {
+                part.allocate(unit, FallocateFlags::FALLOC_FL_KEEP_SIZE)
+                    .map_err(|source| StoreError::NoRoom { what: part.what, source })?;
+                word.fetch_or(bit, Relaxed);
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives the room of unit `unit` back; it reads as zeros then. Nobody else uses it meanwhile.
+    pub(super) fn release(&self, unit: usize) {
+        let Some(part) = &self.part else { return };
+        part.ensured[unit / 64].fetch_and(!(1 << (unit % 64)), Relaxed);
+        let hole = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
+        if let Err(why) = part.allocate(unit, hole) {
+            tracing::debug!(what = part.what, unit, "room is not given back: {why}");
+        }
+    }
+
+    /// The ranges that may hold anything but zeros.
+    pub(crate) fn populated(&self) -> Vec<Range<usize>> {
+        let Some(part) = &self.part else { return Vec::new() };
+        let mut found = Vec::new();
+        let (begin, end) = (signed(part.offset), signed(part.offset + self.region.size() as u64));
+        let place = |at: i64| usize::try_from(at - begin).expect("inside the part");
+        let mut at = begin;
+        while at < end {
+            let Ok(data) = lseek(part.file.as_fd(), at, Whence::SeekData) else { break };
+            if data >= end {
+                break;
+            }
+            let hole = lseek(part.file.as_fd(), data, Whence::SeekHole).unwrap_or(end).min(end);
+            found.push(place(data)..place(hole));
+            at = hole;
+        }
+        found
+    }
+}
+
+impl Part {
+    fn allocate(&self, unit: usize, flags: FallocateFlags) -> std::io::Result<()> {
+        #[cfg(test)]
+        self.mishaps.allocated(flags)?;
+        let at = self.offset + (unit * UNIT_BYTES) as u64;
+        Ok(fallocate(self.file.as_fd(), flags, signed(at), signed(UNIT_BYTES as u64))?)
+    }
+}
+
+fn map(
+    what: &'static str,
+    bytes: u64,
+    flags: i32,
+    file: Option<FileOffset>,
+) -> Result<MmapRegion, StoreError> {
+    let fail = |source| StoreError::Reserve { what, bytes, source };
+    let size = usize::try_from(bytes.max(1)).map_err(|e| fail(std::io::Error::other(e)))?;
+    let builder = MmapRegionBuilder::new(size)
+        .with_mmap_prot(libc::PROT_READ | libc::PROT_WRITE)
+        .with_mmap_flags(flags);
+    let builder = if let Some(file) = file { builder.with_file_offset(file) } else { builder };
+    builder.build().map_err(|e| fail(std::io::Error::other(e)))
+}
+
+fn signed(at: u64) -> i64 {
+    i64::try_from(at).expect("an image's size is checked")
 }

@@ -7,17 +7,33 @@
 //!   publishes the entry, then frees the old segment. A reader sees the old block or the new one, never a mixture.
 //! * Blocks share [`STRIPES`] locks by their number. A reader holds one only while it copies stored bytes out, a writer while it
 //!   decides what to replace; coding and decoding happen on copies.
+//! * A store is private to the process, or lies in an [`image`] that outlives it. Opening one finishes what a killed process was about
+//!   to publish, and takes stock of what the entries name.
+//! * Who frees a segment *tidies up*: if free slots of its length pass their bound, it moves the segments of the emptiest chunk.
 //! * The store knows blocks and bytes. What they mean is the codec's business.
 
+pub(crate) mod counters;
 pub mod entry;
 mod fields;
+pub mod image;
 mod index;
+mod journal;
 pub(crate) mod memory;
+#[cfg(test)]
+pub(crate) mod mishaps;
 pub mod segments;
+pub mod tables;
 
 use parking_lot::{RwLock, RwLockWriteGuard};
 
-use self::{entry::Entry, index::Index, segments::Segments};
+use self::{
+    entry::Entry,
+    image::Image,
+    index::Index,
+    journal::Journal,
+    memory::Memory,
+    segments::{Claimed, Segments},
+};
 use crate::{
     BLOCK_BYTES,
     codec::block::{Bundle, MAX_BUNDLE, Stored},
@@ -55,6 +71,22 @@ pub enum StoreError {
         /// Bytes there are.
         capacity: u64,
     },
+    /// The file system, or the host's memory, is full.
+    #[error("there is no room for the {what}: {source}; free some on the host, or discard tensors")]
+    NoRoom {
+        /// What needs it.
+        what: &'static str,
+        /// The system's answer.
+        source: std::io::Error,
+    },
+    /// Tensors and views are too many to be kept.
+    #[error("the tables of tensors and views take {bytes} bytes, an image keeps {most}: remove some")]
+    Tables {
+        /// Bytes they take.
+        bytes: usize,
+        /// Bytes there are.
+        most: usize,
+    },
     /// An index entry that does not match its own checksum.
     #[error("the index entry of block {block} is damaged: {why}")]
     Entry {
@@ -69,7 +101,17 @@ pub enum StoreError {
 pub struct Store {
     index: Index,
     segments: Segments,
+    journal: Option<Journal>,
     stripes: Vec<RwLock<()>>,
+}
+
+/// What was found when a store was opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Opened {
+    /// Changes that a killed process had begun to publish, and that were finished.
+    pub replayed: usize,
+    /// Entries that are damaged: their blocks cannot be read until they are written.
+    pub damaged: u64,
 }
 
 /// What a read took from the store.
@@ -103,11 +145,61 @@ impl Store {
     /// # Errors
     /// [`StoreError::Reserve`].
     pub fn new(blocks: u64, segment_bytes: u64) -> Result<Self, StoreError> {
+        let bytes = Segments::bytes(segment_bytes);
         Ok(Self {
-            index: Index::new(blocks)?,
-            segments: Segments::new(segment_bytes)?,
-            stripes: (0..STRIPES).map(|_| RwLock::new(())).collect(),
+            index: Index::new(Memory::reserve("plane index", Index::bytes(blocks))?, blocks),
+            segments: Segments::new(Memory::reserve("segment store", bytes)?, bytes),
+            journal: None,
+            stripes: stripes(),
         })
+    }
+
+    /// The store that lies in `image`. `found` is told of every block that holds data.
+    ///
+    /// # Errors
+    /// [`StoreError::Reserve`], [`StoreError::NoRoom`].
+    pub fn open(image: &Image, mut found: impl FnMut(u64, &Entry)) -> Result<(Self, Opened), StoreError> {
+        let superblock = image.superblock();
+        let bytes = superblock.store_bytes / memory::UNIT_BYTES as u64 * memory::UNIT_BYTES as u64;
+        let store = Self {
+            index: Index::new(image.index()?, blocks(superblock.base_bytes)),
+            segments: Segments::new(image.segments()?, bytes),
+            journal: Some(Journal::new(image.journal()?)?),
+            stripes: stripes(),
+        };
+        let mut opened = Opened::default();
+        if let Some(journal) = &store.journal {
+            opened.replayed = journal.replay(&store.index)?;
+        }
+        for block in store.index.populated().into_iter().flatten() {
+            let claimed = match store.index.get(block) {
+                Ok(Entry { place: None, .. }) => continue,
+                Ok(entry) => store.claim(block, &entry).then_some(entry),
+                Err(_) => None,
+            };
+            match claimed {
+                Some(entry) => found(block, &entry),
+                None => opened.damaged += 1,
+            }
+        }
+        store.segments.claimed();
+        Ok((store, opened))
+    }
+
+    /// Takes the segment that an entry names. If it cannot be that block's, the entry is made one that does not check, so that nobody follows or frees it.
+    fn claim(&self, block: u64, entry: &Entry) -> bool {
+        let Some(place) = &entry.place else { return true };
+        let claimed = self.segments.claim(place.segment, place.stored.bytes(), block);
+        if claimed != Claimed::Yes {
+            tracing::error!(
+                block,
+                segment = place.segment,
+                ?claimed,
+                "an entry names a segment that is not its own"
+            );
+            self.index.put(block, &entry::DAMAGED);
+        }
+        claimed == Claimed::Yes
     }
 
     /// Copies out what `select` wants of `block`: its entry, and the bytes of those planes at their places in `bundle`.
@@ -140,8 +232,9 @@ impl Store {
     /// Takes hold of `block` to replace it.
     ///
     /// # Errors
-    /// [`StoreError::Entry`]; [`Store::replace_damaged`] makes such a block writable again.
+    /// [`StoreError::Entry`]; [`Store::replace_damaged`] makes such a block writable again. [`StoreError::NoRoom`].
     pub fn replace(&self, block: u64) -> Result<Replace<'_>, StoreError> {
+        self.index.ensure(block..block + 1)?;
         let stripe = self.stripe(block).write();
         let old = self.index.get(block)?;
         Ok(Replace { store: self, block, old, _stripe: stripe })
@@ -154,19 +247,93 @@ impl Store {
         Replace { store: self, block, old, _stripe: stripe }
     }
 
-    /// Stores `bundle` without publishing it, so that several can be published knowing that all are there.
+    /// Stores `bundle` for `block` without publishing it, so that several can be published knowing that all are there.
     ///
     /// # Errors
-    /// [`StoreError::Full`].
-    pub fn prepare(&self, bundle: &Bundle) -> Result<Prepared, StoreError> {
+    /// [`StoreError::Full`], [`StoreError::NoRoom`].
+    pub fn prepare(&self, block: u64, bundle: &Bundle) -> Result<Prepared, StoreError> {
+        self.index.ensure(block..block + 1)?;
         let place = match &bundle.stored {
             None => None,
             Some(stored) => {
-                let segment = self.segments.store(bundle.bytes())?;
+                let segment = self.segments.store(bundle.bytes(), block)?;
                 Some(entry::Place { segment, stored: stored.clone() })
             }
         };
         Ok(Prepared { place })
+    }
+
+    /// Publishes what was prepared as the content of blocks from `first` on, at most [`kv::MOST_BLOCKS`](crate::kv::MOST_BLOCKS), all of it or nothing even if the
+    /// process is killed: old and new entries. Nobody else replaces these blocks meanwhile. Damaged ones are mended.
+    pub fn install_all(&self, first: u64, prepared: Vec<Prepared>) -> Vec<(Entry, Entry)> {
+        let blocks = first..first + prepared.len() as u64;
+        let mut held: Vec<_> = blocks.clone().collect();
+        // In the stripes' order, so that two of these never wait for each other.
+        held.sort_unstable_by_key(|block| block % STRIPES as u64);
+        let held: Vec<_> = held.into_iter().map(|block| self.stripe(block).write()).collect();
+        let changes: Vec<_> = blocks
+            .zip(prepared)
+            .map(|(block, Prepared { place })| {
+                // Nothing of a damaged block is needed any more; its segment, which nothing names, is lost.
+                let old = self.index.get(block).unwrap_or_default();
+                let new = Entry { epoch: old.epoch.wrapping_add(1), place };
+                (old, new)
+            })
+            .collect();
+        let entries: Vec<_> = changes.iter().map(|(_, new)| new.encode()).collect();
+        let record = self.journal.as_ref().map(|journal| (journal, journal.begin_window(first, &entries)));
+        for (block, entry) in (first..).zip(&entries) {
+            self.index.put(block, entry);
+        }
+        if let Some((journal, record)) = record {
+            journal.end(record);
+        }
+        drop(held);
+        for (old, _) in &changes {
+            self.free(old);
+        }
+        changes
+    }
+
+    /// Frees the segment of an entry that is no more, and tidies up if that leaves too many free slots. The caller holds no stripe.
+    fn free(&self, old: &Entry) {
+        let Some(place) = &old.place else { return };
+        let bytes = place.stored.bytes();
+        self.segments.free(place.segment, bytes);
+        let Some(untidy) = self.segments.untidy(bytes) else { return };
+        for (segment, block) in &untidy.segments {
+            if self.shift(*block, *segment).is_err() {
+                break;
+            }
+        }
+        self.segments.put_back(&untidy);
+    }
+
+    /// Moves a block's bundle from `segment` elsewhere, if it is still there. The reader of a block sees it before or after.
+    fn shift(&self, block: u64, segment: u64) -> Result<(), StoreError> {
+        let _stripe = self.stripe(block).write();
+        let Ok(entry) = self.index.get(block) else { return Ok(()) };
+        let Some(place) = entry.place.as_ref().filter(|place| place.segment == segment) else {
+            return Ok(());
+        };
+        let mut bytes = [0; MAX_BUNDLE];
+        let bytes = &mut bytes[..place.stored.bytes()];
+        self.segments.read(segment, 0, bytes);
+        let moved =
+            entry::Place { segment: self.segments.store(bytes, block)?, stored: place.stored.clone() };
+        self.put(block, &Entry { epoch: entry.epoch, place: Some(moved) });
+        self.segments.free(segment, place.stored.bytes());
+        Ok(())
+    }
+
+    /// Writes a block's entry, whole even if the process is killed. The caller holds its stripe.
+    fn put(&self, block: u64, entry: &Entry) {
+        let bytes = entry.encode();
+        let record = self.journal.as_ref().map(|journal| (journal, journal.begin(block, &bytes)));
+        self.index.put(block, &bytes);
+        if let Some((journal, record)) = record {
+            journal.end(record);
+        }
     }
 
     /// Frees what [`Store::prepare`] took.
@@ -179,6 +346,11 @@ impl Store {
     /// Bytes of segments in use.
     pub fn used_bytes(&self) -> u64 {
         self.segments.used_bytes()
+    }
+
+    /// Bytes of memory that segments hold, free slots between them included.
+    pub fn held_bytes(&self) -> u64 {
+        self.segments.held_bytes()
     }
 
     /// Bytes of segments there may be.
@@ -237,22 +409,20 @@ impl Replace<'_> {
     /// Stores `bundle` as the block's new content: segment, then entry, then the old segment is freed.
     ///
     /// # Errors
-    /// [`StoreError::Full`]; the old block then stays as it was.
+    /// [`StoreError::Full`], [`StoreError::NoRoom`]; the old block then stays as it was.
     pub fn publish(self, bundle: &Bundle) -> Result<Entry, StoreError> {
-        let prepared = self.store.prepare(bundle)?;
-        Ok(self.install(prepared))
-    }
-
-    /// Publishes what was prepared as the block's new content: the entry, then the old segment is freed.
-    pub fn install(self, Prepared { place }: Prepared) -> Entry {
-        let Self { store, block, old, _stripe } = self;
+        let Prepared { place } = self.store.prepare(self.block, bundle)?;
+        let Self { store, block, old, _stripe: stripe } = self;
         let new = Entry { epoch: old.epoch.wrapping_add(1), place };
-        store.index.set(block, &new);
-        if let Some(place) = &old.place {
-            store.segments.free(place.segment, place.stored.bytes());
-        }
-        new
+        store.put(block, &new);
+        drop(stripe);
+        store.free(&old);
+        Ok(new)
     }
+}
+
+fn stripes() -> Vec<RwLock<()>> {
+    (0..STRIPES).map(|_| RwLock::new(())).collect()
 }
 
 /// Bytes that a bundle of this length is charged: whole granules.

@@ -156,3 +156,66 @@ fn readers_see_the_old_block_or_the_new_never_a_mixture() {
         }
     });
 }
+
+/// Words of which LZ4 leaves about so many granules.
+fn words_of(granules: usize, seed: u64) -> BlockWords {
+    let mut words = [0; BLOCK_BYTES];
+    let length = (granules * GRANULE_BYTES).min(BLOCK_BYTES);
+    words[..length].copy_from_slice(&crate::kv::tests::bytes(seed, length));
+    words
+}
+
+#[test]
+fn fragmentation_has_its_bound_under_long_random_rewrites() {
+    const BLOCKS: u64 = 3000;
+    let store = Store::new(BLOCKS, 64 << 20).unwrap();
+    let mut model = std::collections::BTreeMap::new();
+    let mut bundle = Bundle::new();
+    let mut random = 1_u64;
+    let mut next = |bound: u64| {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (random >> 33) % bound
+    };
+    let chunk = (segments::CHUNK_GRANULES * GRANULE_BYTES) as u64;
+    for round in 0..16_000_u64 {
+        // Sizes drift, so that what was needed a while ago is not needed any more; some blocks stay for long.
+        let size = (round / 1000 * 13 + next(6)) % 64;
+        let block = if next(8) == 0 { next(BLOCKS) } else { next(BLOCKS / 8) * 8 };
+        let words =
+            if next(5) == 0 { [0; BLOCK_BYTES] } else { words_of(usize::try_from(size).unwrap(), round) };
+        bundle.encode(Format::Opaque, Codec::Lz4, &words);
+        store.replace(block).unwrap().publish(&bundle).unwrap();
+        model.insert(block, words);
+        // A quarter of the slots, two chunks of each length, and what a length leaves over at the end of a chunk.
+        let lengths = segments::MOST_GRANULES as u64;
+        let bound =
+            store.used_bytes() * 4 / 3 * 16 / 15 + lengths * (segments::SLACK_CHUNKS as u64 + 1) * chunk;
+        assert!(store.held_bytes() <= bound, "{} of {bound} in round {round}", store.held_bytes());
+    }
+    for (block, words) in model {
+        assert!(read(&store, block, PlaneMask(u32::MAX)).1 == words, "block {block}");
+    }
+    for block in 0..BLOCKS {
+        store.replace(block).unwrap().publish(&Bundle::new()).unwrap();
+    }
+    assert_eq!((store.used_bytes(), store.held_bytes()), (0, 0));
+}
+
+#[test]
+fn a_length_that_is_needed_no_more_leaves_its_chunks() {
+    // 15 segments of 65 granules fill a chunk; all but one of each 15 go.
+    let store = Store::new(15 * 64, 64 << 20).unwrap();
+    let mut bundle = Bundle::new();
+    for block in 0..15 * 64 {
+        bundle.encode(Format::Opaque, Codec::Lz4, &words_of(64, block));
+        store.replace(block).unwrap().publish(&bundle).unwrap();
+    }
+    for block in (0..15 * 64).filter(|block| block % 15 != 7) {
+        store.replace(block).unwrap().publish(&Bundle::new()).unwrap();
+    }
+    let chunk = (segments::CHUNK_GRANULES * GRANULE_BYTES) as u64;
+    assert!(store.held_bytes() <= 8 * chunk, "{} chunks hold 64 segments", store.held_bytes() / chunk);
+    for block in (7..15 * 64).step_by(15) {
+        assert!(read(&store, block, PlaneMask(u32::MAX)).1 == words_of(64, block));
+    }
+}

@@ -1,4 +1,6 @@
+use super::cxl::GRANULE;
 use super::*;
+use crate::version::OLDEST;
 use std::fs::File;
 use std::os::unix::net::UnixListener;
 
@@ -8,17 +10,17 @@ fn sparse(folder: &Path, name: &str, bytes: u64) -> PathBuf {
     path
 }
 
+fn windows(folder: &Path) -> Cxl {
+    let (base, views) = (sparse(folder, "base", 512 << 20), sparse(folder, "views", 256 << 20));
+    Cxl { base, base_bytes: 512 << 20, views, views_bytes: 256 << 20 }
+}
+
 fn topology(folder: &Path) -> Topology {
-    Topology {
-        base: sparse(folder, "base", 512 << 20),
-        base_bytes: 512 << 20,
-        views: sparse(folder, "views", 256 << 20),
-        views_bytes: 256 << 20,
-        memory_mib: 512,
-        cpus: 2,
-        control: None,
-        report: None,
-    }
+    with(Attach::Cxl(windows(folder)))
+}
+
+fn with(attach: Attach) -> Topology {
+    Topology { attach, memory_mib: 512, cpus: 2, control: None, report: None }
 }
 
 #[test]
@@ -26,9 +28,10 @@ fn two_devices_share_one_window_as_large_as_both() {
     let folder = tempfile::tempdir().unwrap();
     let topology = topology(folder.path());
     topology.check().unwrap();
-    let args = topology.args().join(" ");
+    let args = topology.args(OLDEST).join(" ");
     assert!(args.contains("cxl-fmw.0.size=768M"), "{args}");
-    let (base, views) = (topology.base.display(), topology.views.display());
+    let (base, views) = (folder.path().join("base"), folder.path().join("views"));
+    let (base, views) = (base.display(), views.display());
     assert!(
         args.contains(&format!("memory-backend-file,id=base,share=on,size=512M,mem-path={base}")),
         "{args}"
@@ -46,7 +49,7 @@ fn two_devices_share_one_window_as_large_as_both() {
 fn sizes_that_cxl_cannot_carry_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     for bytes in [0, 1, GRANULE - 1, GRANULE + 4096, u64::MAX, u64::MAX - GRANULE + 1] {
-        let topology = Topology { views_bytes: bytes, ..topology(folder.path()) };
+        let topology = with(Attach::Cxl(Cxl { views_bytes: bytes, ..windows(folder.path()) }));
         let error = topology.check().unwrap_err();
         assert!(matches!(error, TopologyError::Size { window: "views", bytes: b } if b == bytes), "{error}");
         assert!(error.to_string().contains("256 MiB"), "{error}");
@@ -56,7 +59,8 @@ fn sizes_that_cxl_cannot_carry_are_refused() {
 #[test]
 fn a_memory_file_that_would_be_lengthened_is_refused() {
     let folder = tempfile::tempdir().unwrap();
-    let topology = Topology { base_bytes: 1 << 30, memory_mib: 1024, ..topology(folder.path()) };
+    let large = Cxl { base_bytes: 1 << 30, ..windows(folder.path()) };
+    let topology = Topology { memory_mib: 1024, ..with(Attach::Cxl(large)) };
     let error = topology.check().unwrap_err();
     assert!(
         matches!(error, TopologyError::Short { window: "base", found: 0x2000_0000, bytes: 0x4000_0000, .. }),
@@ -67,20 +71,20 @@ fn a_memory_file_that_would_be_lengthened_is_refused() {
 #[test]
 fn a_missing_memory_file_is_named() {
     let folder = tempfile::tempdir().unwrap();
-    let topology = Topology { base: folder.path().join("nothing"), ..topology(folder.path()) };
+    let named = |base: PathBuf| with(Attach::Cxl(Cxl { base, ..windows(folder.path()) }));
+    let topology = named(folder.path().join("nothing"));
     let message = topology.check().unwrap_err().to_string();
     assert!(message.contains("base") && message.contains("/nothing"), "{message}");
-    let topology = Topology { base: folder.path().to_owned(), ..topology };
+    let topology = named(folder.path().to_owned());
     assert!(matches!(topology.check(), Err(TopologyError::File { window: "base", .. })));
 }
 
 #[test]
 fn memory_grows_with_the_windows_the_kernel_has_to_map() {
     let folder = tempfile::tempdir().unwrap();
-    let small = topology(folder.path());
     assert_eq!(Topology::memory_for(64 << 30), 512 + 1024);
     let views = sparse(folder.path(), "large", 64 << 30);
-    let large = Topology { views, views_bytes: 64 << 30, ..small };
+    let large = with(Attach::Cxl(Cxl { views, views_bytes: 64 << 30, ..windows(folder.path()) }));
     let error = large.check().unwrap_err();
     assert!(matches!(error, TopologyError::Memory { mib: 512, least: 1288 }), "{error}");
     Topology { memory_mib: Topology::memory_for(65 << 30), ..large }.check().unwrap();
@@ -103,7 +107,7 @@ fn ports_carry_the_names_that_guests_look_for() {
     let report = Some(Port::File(folder.path().join("report,1")));
     let topology = Topology { control: Some(socket), report, ..topology(folder.path()) };
     topology.check().unwrap();
-    let args = topology.args().join(" ");
+    let args = topology.args(OLDEST).join(" ");
     assert!(args.contains("chardev=control,name=org.lamina.ctl"), "{args}");
     assert!(args.contains("chardev=report,name=org.lamina.report"), "{args}");
     assert!(args.contains("report,,1"), "a comma in a path is doubled: {args}");
@@ -119,5 +123,38 @@ fn a_missing_or_wrong_socket_is_found_before_qemu_starts() {
         let topology = Topology { control: Some(path), ..topology(folder.path()) };
         let message = topology.check().unwrap_err().to_string();
         assert!(message.contains(CONTROL_PORT) && message.contains(why), "{message}");
+    }
+}
+
+#[test]
+fn disks_share_the_guests_ram_and_come_back_with_the_device() {
+    let folder = tempfile::tempdir().unwrap();
+    let disks: Vec<_> = ["base,1.sock", "views.sock"].map(|name| folder.path().join(name)).to_vec();
+    let _listeners: Vec<_> = disks.iter().map(|path| UnixListener::bind(path).unwrap()).collect();
+    let topology = with(Attach::VhostUser(VhostUser { disks, queues: 2 }));
+    topology.check().unwrap();
+    let args = topology.args(OLDEST).join(" ");
+    assert!(args.contains("memory-backend-memfd,share=on,id=ram,size=512M"), "{args}");
+    assert!(
+        args.contains("socket,id=disk0,reconnect-ms=100,path=") && args.contains("base,,1.sock"),
+        "{args}"
+    );
+    assert!(args.contains("vhost-user-blk-pci,id=blk1,bus=pcie.0,chardev=disk1,num-queues=2"), "{args}");
+    assert!(!args.contains("cxl"), "{args}");
+    // Before QEMU 9.2 there are whole seconds only.
+    let old = topology.args(Version { major: 7, minor: 2, patch: 22 }).join(" ");
+    assert!(old.contains("reconnect=1,") && !old.contains("reconnect-ms"), "{old}");
+}
+
+#[test]
+fn disks_need_sockets_and_have_a_bound() {
+    let folder = tempfile::tempdir().unwrap();
+    let missing = VhostUser { disks: vec![folder.path().join("missing")], queues: 1 };
+    let message = with(Attach::VhostUser(missing)).check().unwrap_err().to_string();
+    assert!(message.contains("disk 0") && message.contains("No such file"), "{message}");
+    for count in [0, vhost_user::MOST_DISKS + 1] {
+        let disks = VhostUser { disks: vec!["/x".into(); count], queues: 1 };
+        let error = with(Attach::VhostUser(disks)).check().unwrap_err();
+        assert!(matches!(error, TopologyError::Disks { disks } if disks == count), "{error}");
     }
 }

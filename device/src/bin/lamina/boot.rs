@@ -5,14 +5,14 @@
 use std::env;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::{Arc, atomic::AtomicBool};
+use std::sync::Arc;
 
-use anyhow::{Context, Result};
-use lamina_qemu::{BootConfig, Guest, GuestFile, Source, launch};
+use anyhow::{Context, Result, ensure};
+use lamina_qemu::{Attach, AttachKind, BootConfig, Cxl, Guest, GuestFile, Source, VhostUser, launch};
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::args::Boot;
-use crate::serve::{self, Served};
+use crate::args::{Boot, DeviceArgs, DiskArg};
+use crate::holder::{Holder, StopSwitch};
 
 /// The folder with the guest's static programs, which `./x` sets.
 const GUEST_PROGRAMS: &str = "LAMINA_GUEST_PROGRAMS";
@@ -24,20 +24,37 @@ pub(crate) async fn boot(args: Boot) -> Result<ExitCode> {
     let mut interrupted = signal(SignalKind::interrupt())?;
     let mut terminated = signal(SignalKind::terminate())?;
     let files = programs(&args)?;
-    let Boot { device, mount, base, views_file, ctl, .. } = args;
-    // Whatever serves the windows lives until the guest has ended.
-    let (windows, served, folder) = if let (Some(base), Some(views)) = (base, views_file) {
-        (Windows { base, views, ctl }, None, None)
-    } else {
-        let folder = tempfile::Builder::new().prefix("lamina-boot-").tempdir()?;
-        let mount = mount.unwrap_or_else(|| folder.path().join("mount"));
-        let served = serve::start(device, mount, Arc::new(AtomicBool::new(false))).await?;
-        (Windows::of(&served), Some(served), Some(folder))
+    let Boot { attach, device, mount, base, views_file, disks, ctl, .. } = args;
+    // Whatever serves the device lives until the guest has ended.
+    let (attach, ctl, served, folder) = match (attach, base.zip(views_file)) {
+        (AttachKind::Cxl, Some((base, views))) => (windows(base, views)?, ctl, None, None),
+        (AttachKind::VhostUser, _) if !disks.is_empty() => {
+            (Attach::VhostUser(VhostUser { disks, queues: queues(args.cpus) }), ctl, None, None)
+        }
+        (AttachKind::VhostUser, _) => {
+            let folder = tempfile::Builder::new().prefix("lamina-boot-").tempdir()?;
+            let both = vec![DiskArg::Both(folder.path().join("disks"))];
+            let served = start(device, mount, both).await?;
+            let socket = |disk: &serde_json::Value| disk["socket"].as_str().map(PathBuf::from);
+            let disks = served.ready.disks.iter().filter_map(socket).collect();
+            let attach = Attach::VhostUser(VhostUser { disks, queues: queues(args.cpus) });
+            (attach, Some(served.ready.ctl.clone()), Some(served), Some(folder))
+        }
+        (AttachKind::Cxl, None) => {
+            ensure!(disks.is_empty(), "--disk goes with --attach vhost-user");
+            let folder = tempfile::Builder::new().prefix("lamina-boot-").tempdir()?;
+            let mount = mount.unwrap_or_else(|| folder.path().join("mount"));
+            let served = start(device, Some(mount), Vec::new()).await?;
+            let mounted = served.ready.base.path.clone().zip(served.ready.views.path.clone());
+            let (base, views) = mounted.context("the device is not mounted")?;
+            let attach = windows(base, views)?;
+            (attach, Some(served.ready.ctl.clone()), Some(served), Some(folder))
+        }
     };
-    let mut config =
-        BootConfig::new(&windows.base, bytes(&windows.base)?, &windows.views, bytes(&windows.views)?);
-    config.ctl_socket = windows.ctl;
+    let mut config = BootConfig::attached(attach);
+    config.ctl_socket = ctl;
     config.programs = files;
+    config.extras = args.extras;
     config.interactive = args.script.is_none();
     config.run = args.script.is_some().then(|| SCRIPT.to_owned());
     config.memory_mib = args.memory.unwrap_or(config.memory_mib);
@@ -62,28 +79,36 @@ pub(crate) async fn boot(args: Boot) -> Result<ExitCode> {
         outcome?.status
     };
     // Unmounting sleeps.
-    tokio::task::spawn_blocking(move || drop((served, folder))).await?;
+    let stopped = move || {
+        let stopped = served.map_or(Ok(()), Holder::stop);
+        drop(folder);
+        stopped
+    };
+    tokio::task::spawn_blocking(stopped).await??;
     Ok(status.and_then(|status| u8::try_from(status).ok()).map_or(ExitCode::SUCCESS, ExitCode::from))
 }
 
-/// The files that a device shows.
-struct Windows {
-    base: PathBuf,
-    views: PathBuf,
-    ctl: Option<PathBuf>,
+/// Two files as CXL memory.
+fn windows(base: PathBuf, views: PathBuf) -> Result<Attach> {
+    let (base_bytes, views_bytes) = (bytes(&base)?, bytes(&views)?);
+    Ok(Attach::Cxl(Cxl { base, base_bytes, views, views_bytes }))
 }
 
-impl Windows {
-    fn of(served: &Served) -> Self {
-        let (base, views) = (served.mount.base_path(), served.mount.views_path());
-        Self { base, views, ctl: Some(served.guests.path().into()) }
-    }
+/// Queues of a disk: one for each processor, as far as that helps.
+fn queues(cpus: u32) -> u16 {
+    u16::try_from(cpus.clamp(1, 8)).expect("at most 8")
 }
 
 fn bytes(window: &Path) -> Result<u64> {
     let metadata =
         window.metadata().with_context(|| format!("cannot use the window {}", window.display()))?;
     Ok(metadata.len())
+}
+
+/// Starts a device.
+async fn start(device: DeviceArgs, mount: Option<PathBuf>, disks: Vec<DiskArg>) -> Result<Holder> {
+    let started = move || Holder::start(&device, mount, disks, &StopSwitch::default());
+    tokio::task::spawn_blocking(started).await??.context("the device was stopped while it started")
 }
 
 /// What goes into the guest: the shim if it is at hand, the script, and what was asked for.
@@ -103,7 +128,7 @@ fn programs(args: &Boot) -> Result<Vec<GuestFile>> {
         files.push(GuestFile::script(SCRIPT, text));
     }
     for (host, guest) in &args.files {
-        anyhow::ensure!(host.is_file(), "{} is not a file that could be put into the guest", host.display());
+        ensure!(host.is_file(), "{} is not a file that could be put into the guest", host.display());
         files.push(GuestFile { path: guest.clone(), source: Source::Host(host.clone()), mode: 0o755 });
     }
     Ok(files)

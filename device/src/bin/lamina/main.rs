@@ -4,8 +4,11 @@ mod analyze;
 mod args;
 mod boot;
 mod client;
+mod holder;
+mod life;
 mod meter;
 mod serve;
+mod worker;
 
 use std::process::ExitCode;
 
@@ -16,14 +19,22 @@ use crate::args::{Cli, Command};
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    // fuse-backend-rs logs every answer that came too late, with all of its bytes.
-    let filter =
-        EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info,fuse_backend_rs=off"));
+    // fuse-backend-rs logs every answer that came too late, with all of its bytes; virtio_queue and vhost_user_backend whatever a
+    // guest does wrong.
+    let quiet = "info,fuse_backend_rs=off,virtio_queue=off,vhost_user_backend=off";
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(quiet));
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
         .with_writer(std::io::stderr)
         .init();
+    if std::env::var_os(life::WORKER).is_some() {
+        match &cli.command {
+            Command::Serve(args) => worker::work(&args.device),
+            Command::Boot(args) => worker::work(&args.device),
+            _ => {}
+        }
+    }
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(why) => {
@@ -35,12 +46,14 @@ fn main() -> ExitCode {
         match cli.command {
             Command::Analyze(args) => tokio::task::block_in_place(|| analyze::analyze(&args)),
             Command::Boot(args) => return boot::boot(*args).await,
-            Command::Serve(args) => serve::serve(args).await,
+            Command::Serve(args) => serve::serve(*args).await,
             Command::Stats(args) => client::stats(&args).await,
             Command::Tensors(args) => client::tensors(&args).await,
             Command::Views(args) => client::views(&args).await,
+            Command::Disks(args) => client::disks(&args).await,
             Command::View(command) => client::view(command).await,
             Command::Flush(args) => client::flush(&args).await,
+            Command::Upgrade(args) => client::upgrade(&args),
         }
         .map(|()| ExitCode::SUCCESS)
     });

@@ -1,0 +1,266 @@
+//! A device in an image, killed between and within its stores, and on a disk that is full: nothing that was acknowledged is lost, and
+//! no block is a mixture.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::{
+    kv::KvLayout,
+    layout::Layout,
+    store::mishaps::{Killed, Mishaps},
+};
+
+const BLOCK: usize = BLOCK_BYTES;
+/// Blocks of the base window: the first half is a weight tensor's, then a KV tensor's windows, then nobody's.
+const BLOCKS: usize = 48;
+
+#[derive(Clone, Debug)]
+enum Operation {
+    /// Bytes from here on, made from a seed.
+    Write {
+        at: usize,
+        length: usize,
+        seed: u64,
+    },
+    Discard {
+        at: usize,
+        length: usize,
+    },
+    Flush,
+    /// Makes the KV tensor, or removes it.
+    Toggle,
+    View,
+}
+
+fn operation() -> impl Strategy<Value = Operation> {
+    let range = || {
+        let whole = (0..BLOCKS, 1..9_usize).prop_map(|(block, count)| (block * BLOCK, count * BLOCK));
+        let odd = (0..BLOCKS * BLOCK, 1..3 * BLOCK);
+        let window = (0..3_usize).prop_map(|window| ((BLOCKS / 2 + 4 * window) * BLOCK, 4 * BLOCK));
+        prop_oneof![2 => whole, 1 => odd, 2 => window]
+            .prop_map(|(at, length)| (at, length.min(BLOCKS * BLOCK - at)))
+    };
+    prop_oneof![
+        6 => (range(), any::<u64>()).prop_map(|((at, length), seed)| Operation::Write { at, length, seed }),
+        2 => range().prop_map(|(at, length)| Operation::Discard { at, length }),
+        1 => Just(Operation::Flush),
+        1 => Just(Operation::Toggle),
+        1 => Just(Operation::View),
+    ]
+}
+
+/// Data that some codec makes smaller, some not, and some zeros.
+fn bytes(seed: u64, length: usize) -> Vec<u8> {
+    let noise = crate::kv::tests::bytes(seed, length);
+    match seed % 4 {
+        0 => vec![0; length],
+        1 => noise,
+        _ => noise
+            .iter()
+            .enumerate()
+            .map(|(at, byte)| if at % 2 == 0 { *byte } else { 0x3c + byte % 4 })
+            .collect(),
+    }
+}
+
+fn weights() -> TensorSpec {
+    TensorSpec {
+        name: "w".into(),
+        dpa: Some(0),
+        length: (BLOCKS / 2 * BLOCK) as u64,
+        elements: None,
+        shape: Vec::new(),
+        format: Format::Bf16,
+        layout: Layout::Weight,
+        codec: None,
+    }
+}
+
+fn cache() -> TensorSpec {
+    TensorSpec {
+        name: "kv".into(),
+        dpa: Some((BLOCKS / 2 * BLOCK) as u64),
+        length: (BLOCKS / 4 * BLOCK) as u64,
+        layout: Layout::Kv(KvLayout::rows(64, 128)),
+        ..weights()
+    }
+}
+
+fn config() -> DeviceConfig {
+    let config = DeviceConfig::new((BLOCKS * BLOCK) as u64, 16 << 20);
+    DeviceConfig { open_windows: 2, codec: Codec::Tree, ..config }
+}
+
+fn new_image(mishaps: &Mishaps) -> Image {
+    mishaps.make_current();
+    let image = Image::in_memory(config().superblock()).unwrap();
+    let device = Device::open(image.clone(), &config()).unwrap();
+    device.create_tensor(weights()).unwrap();
+    device.create_tensor(cache()).unwrap();
+    image
+}
+
+fn range_of(operation: &Operation) -> Option<(usize, Vec<u8>)> {
+    match operation {
+        Operation::Write { at, length, seed } => Some((*at, bytes(*seed, *length))),
+        Operation::Discard { at, length } => Some((*at, vec![0; *length])),
+        _ => None,
+    }
+}
+
+fn perform(device: &Device, operation: &Operation) -> Result<(), DeviceError> {
+    match operation {
+        Operation::Write { at, length, seed } => device.write_base(*at as u64, &bytes(*seed, *length)),
+        Operation::Discard { at, length } => device.discard(*at as u64, *length as u64),
+        Operation::Flush => device.flush(0, device.base_bytes()),
+        Operation::Toggle if device.tensors().len() == 2 => device.remove_tensor("kv"),
+        Operation::Toggle => device.create_tensor(cache()).map(drop),
+        Operation::View => device.create_view("w", "e8m3").map(drop),
+    }
+}
+
+fn read_all(device: &Device) -> Vec<u8> {
+    let mut all = vec![0xa5; BLOCKS * BLOCK];
+    device.read_base(0, &mut all).unwrap();
+    all
+}
+
+/// What a device says it stores is what a process that finds its image counts.
+fn agree(device: &Device) {
+    let found = Device::open(device.image().unwrap().clone(), &config()).unwrap();
+    let stored = |device: &Device| {
+        let stats = device.stats();
+        let tensors: Vec<_> = stats.tensors.iter().map(|tensor| tensor.stored_bytes).collect();
+        (serde_json::to_value(&stats.blocks).unwrap(), tensors, device.blocks.used_bytes())
+    };
+    assert_eq!(stored(device), stored(&found));
+}
+
+/// Each block of `found` is the one of `before` or the one of `after`; `found` is what holds from now on.
+fn settle(before: &mut Vec<u8>, after: &[u8], found: Vec<u8>) {
+    for (block, found) in found.chunks(BLOCK).enumerate() {
+        let at = block * BLOCK..(block + 1) * BLOCK;
+        assert!(found == &before[at.clone()] || found == &after[at], "block {block} is neither old nor new");
+    }
+    *before = found;
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(96))]
+
+    #[test]
+    fn a_kill_between_any_two_stores_loses_nothing(
+        operations in prop::collection::vec((operation(), prop_oneof![0..40_i64, 0..400_i64]), 1..40),
+    ) {
+        let mishaps = Mishaps::none();
+        let image = new_image(&mishaps);
+        let mut model = vec![0; BLOCKS * BLOCK];
+        let mut device = Device::open(image.clone(), &config()).unwrap();
+        for (operation, stores) in operations {
+            let mut after = model.clone();
+            if let Some((at, data)) = range_of(&operation) {
+                after[at..at + data.len()].copy_from_slice(&data);
+            }
+            mishaps.kill_after(stores);
+            let done = catch_unwind(AssertUnwindSafe(|| perform(&device, &operation)));
+            mishaps.kill_after(i64::MAX);
+            match done {
+                Ok(done) => {
+                    done.unwrap();
+                    model = after;
+                    prop_assert!(read_all(&device) == model);
+                }
+                Err(why) => {
+                    prop_assert!(why.is::<Killed>(), "it died of something else");
+                    // Nothing of the killed process goes on, not even what ends its values.
+                    std::mem::forget(device);
+                    device = Device::open(image.clone(), &config()).unwrap();
+                    settle(&mut model, &after, read_all(&device));
+                }
+            }
+            agree(&device);
+        }
+        drop(device);
+        let device = Device::open(image, &config()).unwrap();
+        prop_assert!(read_all(&device) == model);
+        device.flush(0, device.base_bytes()).unwrap();
+        agree(&device);
+        prop_assert!(read_all(&device) == model);
+        // Everything can be given back: no segment was lost on the way.
+        device.discard(0, device.base_bytes()).unwrap();
+        device.flush(0, device.base_bytes()).unwrap();
+        prop_assert_eq!(device.blocks.used_bytes(), 0);
+    }
+
+    #[test]
+    fn a_full_disk_is_an_error_and_loses_nothing(
+        operations in prop::collection::vec((operation(), 0..3_i64), 1..40),
+    ) {
+        let mishaps = Mishaps::none();
+        let image = new_image(&mishaps);
+        let mut model = vec![0; BLOCKS * BLOCK];
+        let device = Device::open(image.clone(), &config()).unwrap();
+        for (operation, room) in operations {
+            let mut after = model.clone();
+            if let Some((at, data)) = range_of(&operation) {
+                after[at..at + data.len()].copy_from_slice(&data);
+            }
+            mishaps.limit_room(room);
+            let done = perform(&device, &operation);
+            mishaps.limit_room(i64::MAX);
+            match done {
+                Ok(()) => model = after,
+                Err(DeviceError::Store(StoreError::NoRoom { .. })) => settle(&mut model, &after, read_all(&device)),
+                Err(other) => panic!("{other}"),
+            }
+            prop_assert!(read_all(&device) == model);
+        }
+        drop(device);
+        let device = Device::open(image, &config()).unwrap();
+        prop_assert!(read_all(&device) == model);
+    }
+}
+
+#[test]
+fn tables_and_views_are_found_again() {
+    let image = new_image(&Mishaps::none());
+    let device = Device::open(image.clone(), &config()).unwrap();
+    let view = device.create_view("w", "e8m3").unwrap();
+    device.write_base(0, &bytes(2, 4 * BLOCK)).unwrap();
+    let read = |device: &Device| {
+        let mut out = vec![0xa5; 4 * BLOCK];
+        device.read_views(view.offset, &mut out).unwrap();
+        out
+    };
+    let (tensors, shown) = (device.tensors(), read(&device));
+    drop(device);
+    let device = Device::open(image, &config()).unwrap();
+    assert_eq!((device.tensors(), device.views()), (tensors, vec![view.clone()]));
+    assert!(read(&device) == shown);
+}
+
+#[test]
+fn images_with_tables_of_nonsense_are_refused() {
+    let refused = |text: &str| {
+        let image = new_image(&Mishaps::none());
+        crate::store::tables::Tables::open(&image).unwrap().0.save(text.as_bytes()).unwrap();
+        Device::open(image, &config()).err().expect("it is nonsense").to_string()
+    };
+    let tensor = |name: &str, dpa: u64| {
+        format!(
+            r#"{{"name":"{name}","dpa":{dpa},"length":8192,"elements":4096,"shape":[4096],"format":"bf16","layout":{{"kind":"weight"}},"codec":"lz4"}}"#
+        )
+    };
+    let tables = |tensors: &[String], views: &str| {
+        format!(r#"{{"generations":[1],"tensors":[{}],"views":[{views}],"loaded":[]}}"#, tensors.join(","))
+    };
+    assert!(refused("{}").contains("tables"));
+    assert!(refused(&tables(&[tensor("a", 1 << 40)], "")).contains("lies at DPA"));
+    assert!(refused(&tables(&[tensor("a", 0), tensor("b", 4096)], "")).contains("overlap"));
+    let view = r#"{"tensor":"b","view":"e8m3","offset":2097152}"#;
+    assert!(refused(&tables(&[tensor("a", 0)], view)).contains("none of the tensors"));
+    let view = r#"{"tensor":"a","view":"e8m3","offset":18446744073709551615}"#;
+    assert!(refused(&tables(&[tensor("a", 0)], view)).contains("lies at"));
+}

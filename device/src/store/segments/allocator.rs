@@ -1,0 +1,252 @@
+//! Which slots of which chunks are in use, and by which block.
+//!
+//! Chunks of one length that have free slots are listed by how full they are. New segments go to the fullest, tidying empties the emptiest.
+
+use super::{CHUNK_GRANULES, MOST_GRANULES, SLACK_CHUNKS, Untidy};
+use crate::store::{GRANULE_BYTES, StoreError};
+
+/// Lists of a length's chunks: the first is the emptiest.
+const LISTS: usize = 8;
+/// Free chunks that keep their room for the next segments.
+const WARM_CHUNKS: usize = 64;
+
+pub(super) struct Allocator {
+    chunks: Vec<Chunk>,
+    most_chunks: usize,
+    /// Chunks that hold nothing.
+    free: Vec<usize>,
+    /// By length in granules.
+    lengths: Vec<Length>,
+    used_granules: u64,
+}
+
+/// What there is of one length.
+#[derive(Clone, Default)]
+struct Length {
+    /// Slots of its chunks.
+    slots: usize,
+    used: usize,
+    /// Chunks with a slot to spare, by how full they are.
+    partial: [Vec<usize>; LISTS],
+}
+
+#[derive(Clone, Default)]
+struct Chunk {
+    /// Granules of each of its segments; 0 while free.
+    length: usize,
+    used: usize,
+    /// Slots in use, a bit each.
+    slots: [u64; CHUNK_GRANULES / 64],
+    /// By slot: the block whose segment it is.
+    blocks: Vec<u64>,
+    /// Its list, and its place there.
+    listed: Option<(usize, usize)>,
+    /// Being emptied: not to be listed.
+    held_back: bool,
+}
+
+/// Whether an entry's segment could be claimed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::store) enum Claimed {
+    Yes,
+    /// Another entry has it, or part of it.
+    Twice,
+    /// There can be no such segment.
+    Nowhere,
+}
+
+impl Allocator {
+    pub(super) fn new(most_chunks: usize) -> Self {
+        let lengths = vec![Length::default(); MOST_GRANULES + 1];
+        Self { chunks: Vec::new(), most_chunks, free: Vec::new(), lengths, used_granules: 0 }
+    }
+
+    pub(super) fn used_bytes(&self) -> u64 {
+        self.used_granules * GRANULE_BYTES as u64
+    }
+
+    pub(super) fn held_bytes(&self) -> u64 {
+        ((self.chunks.len() - self.free.len()) * CHUNK_GRANULES * GRANULE_BYTES) as u64
+    }
+
+    pub(super) fn capacity_bytes(&self) -> u64 {
+        (self.most_chunks * CHUNK_GRANULES * GRANULE_BYTES) as u64
+    }
+
+    /// A slot of `length` for `block`: its first granule, or `None` if there is none. `room` makes room for a chunk.
+    pub(super) fn take(
+        &mut self,
+        length: usize,
+        block: u64,
+        room: impl FnOnce(usize) -> Result<(), StoreError>,
+    ) -> Result<Option<usize>, StoreError> {
+        let fullest = self.lengths[length].partial.iter().rev().find_map(|list| list.last().copied());
+        let index = match fullest {
+            Some(index) => index,
+            None => match self.open(length, room)? {
+                Some(index) => index,
+                None => return Ok(None),
+            },
+        };
+        let slot = self.chunks[index].first_free();
+        self.occupy(index, slot, block);
+        self.relist(index);
+        Ok(Some(index * CHUNK_GRANULES + slot * length))
+    }
+
+    pub(super) fn claim(&mut self, granule: usize, length: usize, block: u64) -> Claimed {
+        let (index, inside) = (granule / CHUNK_GRANULES, granule % CHUNK_GRANULES);
+        let slot = inside / length;
+        if index >= self.most_chunks || inside % length != 0 || slot >= CHUNK_GRANULES / length {
+            return Claimed::Nowhere;
+        }
+        if index >= self.chunks.len() {
+            self.chunks.resize_with(index + 1, Chunk::default);
+        }
+        if self.chunks[index].length == 0 {
+            self.assign(index, length);
+        }
+        let chunk = &self.chunks[index];
+        if chunk.length != length || chunk.slots[slot / 64] & (1 << (slot % 64)) != 0 {
+            return Claimed::Twice;
+        }
+        self.occupy(index, slot, block);
+        Claimed::Yes
+    }
+
+    /// Lists every chunk, after claims.
+    pub(super) fn list_all(&mut self) {
+        for index in 0..self.chunks.len() {
+            if self.chunks[index].length == 0 {
+                self.free.push(index);
+            } else {
+                self.relist(index);
+            }
+        }
+    }
+
+    /// Frees a slot. `release` gives a chunk's room back.
+    pub(super) fn give_back(&mut self, granule: usize, length: usize, release: impl FnOnce(usize)) {
+        let index = granule / CHUNK_GRANULES;
+        let chunk = &mut self.chunks[index];
+        assert_eq!(chunk.length, length, "a segment is freed with the length it was taken with");
+        let slot = granule % CHUNK_GRANULES / length;
+        let bit = 1 << (slot % 64);
+        assert_ne!(chunk.slots[slot / 64] & bit, 0, "a segment is freed once");
+        chunk.slots[slot / 64] &= !bit;
+        chunk.used -= 1;
+        self.used_granules -= length as u64;
+        self.lengths[length].used -= 1;
+        if chunk.used == 0 {
+            self.unlist(index);
+            self.lengths[length].slots -= CHUNK_GRANULES / length;
+            self.chunks[index] = Chunk::default();
+            if self.free.len() >= WARM_CHUNKS {
+                release(index);
+            }
+            self.free.push(index);
+        } else {
+            self.relist(index);
+        }
+    }
+
+    pub(super) fn untidy(&mut self, length: usize) -> Option<Untidy> {
+        let Length { slots, used, .. } = self.lengths[length];
+        let slack = SLACK_CHUNKS * (CHUNK_GRANULES / length);
+        if slots - used <= slack.max(slots / 4) {
+            return None;
+        }
+        let chunk = *self.lengths[length].partial.iter().find_map(|list| list.first())?;
+        self.unlist(chunk);
+        self.chunks[chunk].held_back = true;
+        Some(Untidy { chunk, segments: self.chunks[chunk].segments(chunk) })
+    }
+
+    pub(super) fn put_back(&mut self, index: usize) {
+        self.chunks[index].held_back = false;
+        if self.chunks[index].length > 0 {
+            self.relist(index);
+        }
+    }
+
+    fn occupy(&mut self, index: usize, slot: usize, block: u64) {
+        let chunk = &mut self.chunks[index];
+        chunk.slots[slot / 64] |= 1 << (slot % 64);
+        chunk.blocks[slot] = block;
+        chunk.used += 1;
+        self.used_granules += chunk.length as u64;
+        self.lengths[chunk.length].used += 1;
+    }
+
+    /// Makes a free chunk one of segments of `length`.
+    fn open(
+        &mut self,
+        length: usize,
+        room: impl FnOnce(usize) -> Result<(), StoreError>,
+    ) -> Result<Option<usize>, StoreError> {
+        let index = match self.free.last() {
+            Some(index) => *index,
+            None if self.chunks.len() < self.most_chunks => self.chunks.len(),
+            None => return Ok(None),
+        };
+        room(index)?;
+        if self.free.pop().is_none() {
+            self.chunks.push(Chunk::default());
+        }
+        self.assign(index, length);
+        Ok(Some(index))
+    }
+
+    fn assign(&mut self, index: usize, length: usize) {
+        let slots = CHUNK_GRANULES / length;
+        let chunk = &mut self.chunks[index];
+        chunk.length = length;
+        chunk.blocks.resize(slots, 0);
+        self.lengths[length].slots += slots;
+    }
+
+    /// Puts a chunk into the list where it belongs.
+    fn relist(&mut self, index: usize) {
+        let chunk = &self.chunks[index];
+        let list = (chunk.used < chunk.capacity() && !chunk.held_back)
+            .then(|| chunk.used * LISTS / chunk.capacity());
+        if list == chunk.listed.map(|(list, _)| list) {
+            return;
+        }
+        self.unlist(index);
+        if let Some(list) = list {
+            let partial = &mut self.lengths[self.chunks[index].length].partial[list];
+            self.chunks[index].listed = Some((list, partial.len()));
+            partial.push(index);
+        }
+    }
+
+    fn unlist(&mut self, index: usize) {
+        if let Some((list, at)) = self.chunks[index].listed.take() {
+            let partial = &mut self.lengths[self.chunks[index].length].partial[list];
+            partial.swap_remove(at);
+            if let Some(moved) = partial.get(at) {
+                self.chunks[*moved].listed = Some((list, at));
+            }
+        }
+    }
+}
+
+impl Chunk {
+    const fn capacity(&self) -> usize {
+        CHUNK_GRANULES / self.length
+    }
+
+    fn first_free(&self) -> usize {
+        let word =
+            self.slots.iter().position(|word| *word != u64::MAX).expect("a listed chunk has a free slot");
+        word * 64 + self.slots[word].trailing_ones() as usize
+    }
+
+    /// First granules and blocks of its segments.
+    fn segments(&self, index: usize) -> Vec<(u64, u64)> {
+        let used = |slot: &usize| self.slots[slot / 64] & (1 << (slot % 64)) != 0;
+        let granule = |slot: usize| (index * CHUNK_GRANULES + slot * self.length) as u64;
+        (0..self.capacity()).filter(used).map(|slot| (granule(slot), self.blocks[slot])).collect()
+    }
+}

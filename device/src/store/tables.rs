@@ -1,0 +1,113 @@
+//! What an image keeps of tensors and views: a text, saved whole, in one of two places by turns.
+//!
+//! A place begins with the number of the save, which is stored last, the text's length and its CRC-32C. The valid one with the
+//! higher number counts, so a save that was cut short leaves the one before.
+
+use std::sync::atomic::{Ordering, fence};
+
+use parking_lot::Mutex;
+
+use super::{StoreError, image::Image, memory::Memory};
+
+/// Bytes of each of the two places.
+const PLACE_BYTES: usize = 32 << 20;
+/// Bytes before the text.
+const HEADER_BYTES: usize = 64;
+/// Bytes of both.
+pub(super) const BYTES: u64 = 2 * PLACE_BYTES as u64;
+
+/// The two places of an image.
+pub struct Tables {
+    memory: Memory,
+    /// The number of the last save.
+    saves: Mutex<u64>,
+}
+
+impl Tables {
+    /// The tables of `image`, and the text saved last, if any was.
+    ///
+    /// # Errors
+    /// [`StoreError::Reserve`].
+    pub fn open(image: &Image) -> Result<(Self, Option<Vec<u8>>), StoreError> {
+        let memory = image.tables()?;
+        let found = (0..2).filter_map(|place| read(&memory, place)).max_by_key(|(number, _)| *number);
+        let (saves, text) = found.map_or((0, None), |(number, text)| (number, Some(text)));
+        Ok((Self { memory, saves: Mutex::new(saves) }, text))
+    }
+
+    /// Saves `text`.
+    ///
+    /// # Errors
+    /// [`StoreError::Tables`] if it is too long; [`StoreError::NoRoom`]. Then the text before stays.
+    pub fn save(&self, text: &[u8]) -> Result<(), StoreError> {
+        let most = PLACE_BYTES - HEADER_BYTES;
+        if text.len() > most {
+            return Err(StoreError::Tables { bytes: text.len(), most });
+        }
+        let mut saves = self.saves.lock();
+        let number = *saves + 1;
+        let at = usize::from(number % 2 == 1) * PLACE_BYTES;
+        self.memory.ensure(at..at + HEADER_BYTES + text.len())?;
+        self.memory.write(at, &0_u64.to_le_bytes());
+        fence(Ordering::Release);
+        self.memory.write(at + 8, &(text.len() as u64).to_le_bytes());
+        self.memory.write(at + 16, &u64::from(check(number, text)).to_le_bytes());
+        self.memory.write(at + HEADER_BYTES, text);
+        fence(Ordering::Release);
+        self.memory.write(at, &number.to_le_bytes());
+        *saves = number;
+        Ok(())
+    }
+}
+
+fn read(memory: &Memory, place: usize) -> Option<(u64, Vec<u8>)> {
+    let at = place * PLACE_BYTES;
+    let word = |at| {
+        let mut word = [0; 8];
+        memory.read(at, &mut word);
+        u64::from_le_bytes(word)
+    };
+    let (number, stored) = (word(at), word(at + 16));
+    let length = usize::try_from(word(at + 8)).ok().filter(|length| *length <= PLACE_BYTES - HEADER_BYTES)?;
+    if number == 0 {
+        return None;
+    }
+    let mut text = vec![0; length];
+    memory.read(at + HEADER_BYTES, &mut text);
+    (u64::from(check(number, &text)) == stored).then_some((number, text))
+}
+
+fn check(number: u64, text: &[u8]) -> u32 {
+    crc32c::crc32c_append(crc32c::crc32c(&number.to_le_bytes()), text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{codec::Codec, mode::Mode, store::image::Superblock};
+
+    #[test]
+    fn the_last_whole_save_counts() {
+        let superblock = Superblock {
+            base_bytes: 4096,
+            views_bytes: 4 << 20,
+            store_bytes: 65536,
+            mode: Mode::Trace,
+            codec: Codec::Tree,
+            open_windows: 1,
+            partitions: Vec::new(),
+        };
+        let image = Image::in_memory(superblock).unwrap();
+        let (tables, found) = Tables::open(&image).unwrap();
+        assert_eq!(found, None);
+        for text in [&b"one"[..], b"", b"three"] {
+            tables.save(text).unwrap();
+            assert_eq!(Tables::open(&image).unwrap().1.unwrap(), text);
+        }
+        // The third save is in the place of the first; damaged, the second counts.
+        tables.memory.write(PLACE_BYTES + HEADER_BYTES, b"T");
+        assert_eq!(Tables::open(&image).unwrap().1.unwrap(), b"");
+        let long = tables.save(&vec![0; PLACE_BYTES]).unwrap_err();
+        assert!(matches!(long, StoreError::Tables { bytes: PLACE_BYTES, .. }));
+    }
+}
