@@ -198,14 +198,22 @@ fn tree(criterion: &mut Criterion) {
             group.bench_function(format!("encode/{format}/{kernel:?}"), |bench| {
                 bench.iter(|| {
                     for block in &blocks {
-                        black_box(kernel.encode_block(format, block, &mut out));
+                        black_box(kernel.encode_block(format, block, &mut tree::Kept::none(), &mut out));
+                    }
+                });
+            });
+            let mut kept = tree::Kept::none();
+            group.bench_function(format!("encode_kept/{format}/{kernel:?}"), |bench| {
+                bench.iter(|| {
+                    for block in &blocks {
+                        black_box(kernel.encode_block(format, block, &mut kept, &mut out));
                     }
                 });
             });
             let planes: Planes<'_> = [&plane::ZEROS; 32];
             let streams: Vec<_> = blocks
                 .iter()
-                .filter_map(|block| Some((kernel.encode_block(format, block, &mut out)?, out)))
+                .filter_map(|block| Some((kernel.encode_block(format, block, &mut kept, &mut out)?, out)))
                 .collect();
             let mut words = [0; BLOCK_BYTES];
             group.bench_function(format!("decode/{format}/{kernel:?}"), |bench| {

@@ -2,7 +2,7 @@
 
 use super::limit;
 use crate::codec::Codec;
-use crate::codec::block::{Bundle, MAX_BUNDLE, MAX_PLANES, Stored};
+use crate::codec::block::{Bundle, Effort, MAX_BUNDLE, MAX_PLANES, Stored};
 use crate::format::Format;
 use crate::kv::{self, Coding, Shape};
 use crate::layout::Layout;
@@ -70,7 +70,8 @@ impl Tally {
         if let Some(shape) = windows(self.format, layout) {
             return self.code_windows(&shape, before / BLOCK_BYTES as u64, bytes);
         }
-        let mut bundle = Bundle::new();
+        // So that what is told does not depend on which thread took which piece.
+        let mut bundle = Bundle::with(Effort::Thorough);
         for block in blocks(bytes) {
             for coded in &mut self.coded {
                 bundle.encode(self.format, coded.codec, &block.words);
@@ -86,7 +87,15 @@ impl Tally {
             window.extend_from_slice(part);
             window.resize(part.len().next_multiple_of(BLOCK_BYTES), 0);
             for coded in &mut self.coded {
-                let how = kv::encode(shape, before, coded.codec, &window, None, &mut bundles);
+                let how = kv::encode_with(
+                    Effort::Thorough,
+                    shape,
+                    before,
+                    coded.codec,
+                    &window,
+                    None,
+                    &mut bundles,
+                );
                 coded.windows.coded[how.coding as usize] += 1;
                 coded.windows.repeated_rows += how.repeated_rows as u64;
                 for bundle in &bundles {

@@ -301,7 +301,15 @@ fn caches_are_coded_by_windows_as_the_device_codes_them() {
         let (mut stored, mut ways, mut repeated, mut before) = (0, [0_u64; 3], 0, 0);
         let mut bundles = Vec::new();
         for window in padded.chunks(windows.blocks() * BLOCK_BYTES) {
-            let coded = crate::kv::encode(&windows, before, codec, window, None, &mut bundles);
+            let coded = crate::kv::encode_with(
+                crate::codec::block::Effort::Thorough,
+                &windows,
+                before,
+                codec,
+                window,
+                None,
+                &mut bundles,
+            );
             ways[coded.coding as usize] += 1;
             repeated += coded.repeated_rows;
             stored += bundles.iter().map(|bundle| bundle.bytes().len()).sum::<usize>();

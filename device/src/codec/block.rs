@@ -17,13 +17,16 @@ mod stored;
 use std::cell::RefCell;
 
 pub use self::stored::most_bytes;
+use self::stored::trailing_check;
 pub use self::stored::{Joint, MOST_CHECKS, Stored, StoredPlane, StoredPlanes};
-use self::stored::{is_joint, trailing_check};
 use super::{
     Codec, Undecodable,
     check::{self, Span},
+    crc::crc32c,
     head::{self, Details, Head, MAX_HEAD},
-    signs, tree,
+    signs,
+    survey::{Survey, survey},
+    tree,
 };
 use crate::{
     BLOCK_BYTES, BlockWords,
@@ -38,15 +41,34 @@ const TRAILING_CHECK: u16 = 2;
 /// Bytes of the longest bundle: a raw fp32 block with its checks.
 pub const MAX_BUNDLE: usize = BLOCK_BYTES + MAX_PLANES * TRAILING_CHECK as usize;
 
+/// Planes that begin at a cache line, as vectors want them to.
+#[repr(align(64))]
+struct Aligned(PlaneBlock);
+
 thread_local! {
     /// Where coded planes are decoded to.
-    static DECODED: RefCell<PlaneBlock> = const { RefCell::new([0; BLOCK_BYTES]) };
+    static DECODED: RefCell<Aligned> = const { RefCell::new(Aligned([0; BLOCK_BYTES])) };
+    /// Where words are split to.
+    static SPLIT: RefCell<Aligned> = const { RefCell::new(Aligned([0; BLOCK_BYTES])) };
+    /// The plane tree's code of the block before.
+    static KEPT: RefCell<tree::Kept> = const { RefCell::new(tree::Kept::none()) };
+}
+
+/// How much is done for the shortest bundle.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Effort {
+    /// What was best before is used again where it does nearly as well.
+    #[default]
+    Quick,
+    /// Every block is coded in its own best way, so that nothing depends on what was coded before.
+    Thorough,
 }
 
 /// A coded block: what to store, and its description.
 pub struct Bundle {
     /// The description, or `None` for a block of zeros.
     pub stored: Option<Stored>,
+    effort: Effort,
     bytes: [u8; MAX_BUNDLE + MAX_HEAD],
     length: usize,
 }
@@ -116,7 +138,17 @@ pub enum BlockError {
 impl Bundle {
     /// An empty bundle, to be filled again and again.
     pub const fn new() -> Self {
-        Self { stored: None, bytes: [0; MAX_BUNDLE + MAX_HEAD], length: 0 }
+        Self::with(Effort::Quick)
+    }
+
+    /// An empty bundle that is filled with this effort.
+    pub const fn with(effort: Effort) -> Self {
+        Self { stored: None, effort, bytes: [0; MAX_BUNDLE + MAX_HEAD], length: 0 }
+    }
+
+    /// Fills it with this effort from now on.
+    pub const fn set_effort(&mut self, effort: Effort) {
+        self.effort = effort;
     }
 
     /// The bytes to store.
@@ -160,46 +192,81 @@ impl Bundle {
         words: &BlockWords,
         details: Option<Details<'_>>,
     ) {
-        let mut split = [0; BLOCK_BYTES];
-        plane::split(format, words, &mut split);
+        SPLIT.with_borrow_mut(|Aligned(split)| {
+            plane::split(format, words, split);
+            self.encode_split(format, codec, words, split, details);
+        });
+    }
+
+    /// Codes `words`, of which `split` are the planes.
+    fn encode_split(
+        &mut self,
+        format: Format,
+        codec: Codec,
+        words: &BlockWords,
+        split: &mut PlaneBlock,
+        details: Option<Details<'_>>,
+    ) {
+        let (count, raw) = (format.planes(), format.plane_bytes());
+        let with_tree = codec == Codec::Tree;
+        // With a tree, what it takes need not be looked at.
+        let mut seen = survey(if with_tree { &split[..raw] } else { split }, raw, with_tree);
         let mut head = Head::default();
         if let Some(details) = details {
-            let sign = &mut split[..format.plane_bytes()];
             let mut signs = 0;
-            if codec == Codec::Tree && constant(sign).is_none() {
+            if with_tree && seen.constant & 1 == 0 {
                 let out = &mut self.bytes[head::signs_at()..];
-                signs = signs::encode(format, sign, format.plane_bytes(), out).unwrap_or(0);
+                signs = signs::encode(format, &split[..raw], raw, out).unwrap_or(0);
             }
             if signs > 0 {
-                sign.fill(0);
+                // Nothing is left of the plane.
+                seen = Survey { constant: 1, ..Survey::default() };
             }
             head = Head { length: head::write(signs, details, &mut self.bytes), delta: details.delta };
         }
         self.length = head.length.into();
         let mut stored = StoredPlanes { head, ..StoredPlanes::zeros(format, codec.bytewise()) };
-        for (index, plane) in split.chunks_exact(format.plane_bytes()).enumerate() {
-            if codec == Codec::Tree && index == 1 {
+        let trailing = usize::from(trailing_check(format));
+        let mut index = 0;
+        while index < count {
+            if with_tree && index == 1 {
                 stored.joint = self.append_tree(format, words);
+                if stored.joint.length > 0 {
+                    index += tree::joint_planes(format);
+                }
+                if index == count {
+                    break;
+                }
+                seen.add(index, survey(&split[index * raw..], raw, true));
             }
-            if stored.is_joint(index) {
+            let noise = (seen.noise >> index).trailing_ones() as usize;
+            if noise > 0 {
+                // Planes that stay next to each other are copied together.
+                let apart = trailing > 0 || with_tree && index == 0;
+                let planes = if apart { 1 } else { noise };
+                let from = &split[index * raw..][..planes * raw];
+                self.bytes[self.length..][..from.len()].copy_from_slice(from);
+                stored.lengths[index..index + planes].fill(u16::try_from(raw).expect("at most 1024"));
+                self.length += from.len() + trailing;
+                index += planes;
                 continue;
             }
-            if let Some(ones) = constant(plane) {
-                stored.ones |= u32::from(ones) << index;
-                continue;
+            if seen.constant >> index & 1 == 1 {
+                stored.ones |= seen.ones & 1 << index;
+            } else {
+                stored.lengths[index] = self.append(codec, &split[index * raw..][..raw]);
+                self.length += trailing;
             }
-            let promising = codec != Codec::Tree || is_joint(format, index) || is_promising(plane);
-            stored.lengths[index] = self.append(codec, plane, promising);
-            self.length += usize::from(trailing_check(format));
+            index += 1;
         }
         let mut spans = [Span::default(); MAX_PLANES];
         stored.find(u32::MAX, |index, span| spans[index] = span);
-        let spans = &spans[..format.planes()];
-        if trailing_check(format) == 0 {
-            check::checks(&self.bytes, spans, &mut stored.checks[..format.planes()]);
+        let spans = &spans[..count];
+        if trailing == 0 {
+            check::checks(&self.bytes, spans, &mut stored.checks[..count]);
         } else {
             let mut checks = [0; MAX_PLANES];
-            check::checks(&self.bytes, spans, &mut checks[..format.planes()]);
+            check::checks(&self.bytes, spans, &mut checks[..count]);
             for (span, check) in spans.iter().zip(checks).filter(|(span, _)| span.length > 0) {
                 self.bytes[span.range().end..][..2].copy_from_slice(&check.to_le_bytes());
             }
@@ -209,10 +276,13 @@ impl Bundle {
 
     /// Appends the plane tree of a block's joint planes, if that makes them shorter.
     fn append_tree(&mut self, format: Format, words: &BlockWords) -> Joint {
-        let Some(length) = tree::encode(format, words, &mut self.bytes[self.length..]) else {
-            return Joint::default();
+        let out = &mut self.bytes[self.length..];
+        let length = match self.effort {
+            Effort::Quick => KEPT.with_borrow_mut(|kept| tree::encode(format, words, kept, out)),
+            Effort::Thorough => tree::encode(format, words, &mut tree::Kept::none(), out),
         };
-        let check = crc32c::crc32c(&self.bytes[self.length..self.length + length]);
+        let Some(length) = length else { return Joint::default() };
+        let check = crc32c(&self.bytes[self.length..self.length + length]);
         self.length += length;
         Joint { length: u16::try_from(length).expect("shorter than a block"), check }
     }
@@ -227,15 +297,13 @@ impl Bundle {
             BLOCK_BYTES
         });
         let length = u16::try_from(self.length).expect("at most a block");
-        self.stored =
-            Some(Stored::Words { codec: codec.bytewise(), length, check: crc32c::crc32c(self.bytes()) });
+        self.stored = Some(Stored::Words { codec: codec.bytewise(), length, check: crc32c(self.bytes()) });
     }
 
-    /// Appends a plane as the codec gives it, if it is `promising` and gets shorter, or else as it is: the bytes it takes.
-    fn append(&mut self, codec: Codec, plane: &[u8], promising: bool) -> u16 {
+    /// Appends a plane as the codec gives it, if it gets shorter, or else as it is: the bytes it takes.
+    fn append(&mut self, codec: Codec, plane: &[u8]) -> u16 {
         let out = &mut self.bytes[self.length..];
-        let coded = if promising { codec.compress(plane, out) } else { None };
-        let length = coded.unwrap_or_else(|| {
+        let length = codec.compress(plane, out).unwrap_or_else(|| {
             out[..plane.len()].copy_from_slice(plane);
             plane.len()
         });
@@ -278,7 +346,7 @@ impl Stored {
         match self {
             Self::Words { codec, length, check } => {
                 let bytes = &bundle[..usize::from(*length).min(BLOCK_BYTES)];
-                let computed = crc32c::crc32c(bytes);
+                let computed = crc32c(bytes);
                 if computed != *check {
                     return Err(BlockError::WordsCheck { computed, stored: *check });
                 }
@@ -290,7 +358,7 @@ impl Stored {
                 Ok(None)
             }
             Self::Planes(planes) => {
-                DECODED.with_borrow_mut(|space| planes.decode(mask, bundle, words, space))
+                DECODED.with_borrow_mut(|space| planes.decode(mask, bundle, words, &mut space.0))
             }
         }
     }
@@ -383,7 +451,7 @@ impl Joint {
         words: &mut BlockWords,
     ) -> Result<(), BlockError> {
         let length = self.length.into();
-        let computed = crc32c::crc32c(&bundle[..length]);
+        let computed = crc32c(&bundle[..length]);
         if computed != self.check {
             return Err(BlockError::TreeCheck { computed, stored: self.check });
         }
@@ -394,21 +462,4 @@ impl Joint {
 /// Whether every byte of a block is zero.
 pub fn is_zero(words: &BlockWords) -> bool {
     words.iter().all(|byte| *byte == 0)
-}
-
-/// Whether a general codec has a chance with a plane: few ones, few zeros, or words like their neighbours. Signs and
-/// mantissas of trained weights are noise, and trying costs more than all else of a block.
-fn is_promising(plane: &[u8]) -> bool {
-    let words = plane.as_chunks::<8>().0;
-    let ones: u32 = words.iter().map(|word| u64::from_le_bytes(*word).count_ones()).sum();
-    let repeats = words.windows(2).filter(|pair| pair[0] == pair[1]).count();
-    let bits = plane.len() * 8;
-    !(bits / 4..=bits - bits / 4).contains(&(ones as usize)) || repeats > words.len() / 8
-}
-
-/// What every bit of a plane is, if that is one thing.
-fn constant(plane: &[u8]) -> Option<bool> {
-    let ones = plane[0] == 0xff;
-    let same = (plane[0] == 0 || ones) && plane.iter().all(|byte| *byte == plane[0]);
-    same.then_some(ones)
 }

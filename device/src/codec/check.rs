@@ -59,17 +59,30 @@ static BEST: LazyLock<Kernel> =
     LazyLock::new(|| *Kernel::available().last().expect("the portable one always is"));
 
 impl Kernel {
+    /// Every kernel of this architecture.
+    const ALL: &[Self] = &[
+        Self::Portable,
+        #[cfg(target_arch = "x86_64")]
+        Self::Avx2,
+        #[cfg(target_arch = "x86_64")]
+        Self::Gfni,
+    ];
+
     /// The kernels that this processor can run, the best one last.
     pub fn available() -> Vec<Self> {
-        #[cfg(target_arch = "x86_64")]
-        let kernels = [Self::Portable, Self::Avx2, Self::Gfni];
-        #[cfg(not(target_arch = "x86_64"))]
-        let kernels = [Self::Portable];
-        kernels.into_iter().filter(|kernel| kernel.is_available()).collect()
+        Self::ALL.iter().copied().filter(|kernel| kernel.is_available()).collect()
     }
 
     /// Whether this processor can run it.
     fn is_available(self) -> bool {
+        // Asked for every block.
+        static AVAILABLE: LazyLock<u8> = LazyLock::new(|| {
+            Kernel::ALL.iter().fold(0, |all, kernel| all | u8::from(kernel.detect()) << *kernel as u8)
+        });
+        *AVAILABLE >> self as u8 & 1 == 1
+    }
+
+    fn detect(self) -> bool {
         match self {
             Self::Portable => true,
             #[cfg(target_arch = "x86_64")]
@@ -136,15 +149,6 @@ pub fn check(plane: &[u8]) -> u16 {
     let mut check = [0];
     checks(plane, &[Span { start: 0, length }], &mut check);
     check[0]
-}
-
-/// The places where two lists differ.
-#[cfg(target_arch = "x86_64")]
-fn unequal(a: &[u16], b: &[u16]) -> u32 {
-    if a == b {
-        return 0;
-    }
-    a.iter().zip(b).enumerate().fold(0, |unequal, (at, (a, b))| unequal | u32::from(a != b) << at)
 }
 
 /// The last row of a plane, if it is not whole, and a mask with ones for the bytes it has. `spare` is for rows at the bundle's end.

@@ -9,7 +9,7 @@
 //! 3. The details, which are the transform's business: see [`crate::kv`].
 //! 4. A check over the bytes before it: their CRC-32C, upper half XOR lower half.
 
-use super::block::BlockError;
+use super::{block::BlockError, crc::crc32c};
 
 /// Bytes of the first part.
 const FIRST: usize = 2;
@@ -104,6 +104,6 @@ pub(crate) fn mend(head: &mut [u8]) {
 /// CRC-32C folded to 16 bits.
 #[expect(clippy::cast_possible_truncation, reason = "folding keeps the lower half on purpose")]
 fn check16(bytes: &[u8]) -> u16 {
-    let crc = crc32c::crc32c(bytes);
+    let crc = crc32c(bytes);
     (crc ^ crc >> 16) as u16
 }

@@ -10,9 +10,11 @@
 
 pub mod block;
 pub mod check;
+mod crc;
 pub mod head;
 mod lz4;
 pub mod signs;
+mod survey;
 pub mod tree;
 mod zstd;
 

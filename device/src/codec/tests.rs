@@ -119,6 +119,25 @@ fn constant_planes_store_nothing() {
 }
 
 #[test]
+fn signs_in_the_head_leave_no_plane() {
+    let mut words = [0; BLOCK_BYTES];
+    for (element, word) in (0_u16..).zip(words.as_chunks_mut::<2>().0) {
+        // Runs of 24 signs: as many ones as zeros, and no word like the one before.
+        let sign = if element / 24 % 2 == 1 { 0x8000 } else { 0 };
+        *word = (sign | (0x3f00 + element.wrapping_mul(40_503) % 0x200)).to_le_bytes();
+    }
+    let mut bundle = Bundle::new();
+    bundle.encode_headed(Format::Bf16, Codec::Tree, &words, head::Details::default());
+    let Some(Stored::Planes(planes)) = &bundle.stored else { panic!("planes were encoded") };
+    assert_eq!(planes.plane(0), StoredPlane::Zeros);
+    assert!(usize::from(planes.head.length) < 250, "{}", planes.head.length);
+    let (stored, all) = (bundle.stored.as_ref().unwrap(), PlaneMask::all(Format::Bf16));
+    let mut back = [1; BLOCK_BYTES];
+    stored.decode(all, &fetched(stored, all, bundle.bytes()), &mut back).unwrap();
+    assert_eq!(back, words);
+}
+
+#[test]
 fn a_block_of_zeros_is_no_block() {
     let mut bundle = Bundle::new();
     for format in Format::ALL {

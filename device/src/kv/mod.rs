@@ -13,7 +13,7 @@
 //!   first coded one that of the first; what repeats leave free at its end are blocks of zeros. Windows follow each other from the tensor's beginning on; the
 //!   last one ends with the tensor's last block. Where the row does not divide the window, rows are cut at its borders.
 //! * Bytes that are no channel's (padding behind a row, memory behind the tensor's end) are elements like the others: what a window holds comes back bit by bit.
-//! * Each window is coded in whatever way takes least, measured on some of its blocks ([`Coding`]). All its blocks are coded in the same way, and say so.
+//! * Each window is coded in whatever way takes least, measured on some of its blocks or of the windows before ([`Coding`]). All its blocks are coded in the same way, and say so.
 //! * A reader needs all blocks of a window for any of its bytes, but of each only the planes it wants: sign and mantissa are where they always are.
 //!   A wanted exponent plane needs all of them, because differences carry.
 
@@ -33,5 +33,5 @@ pub mod window;
 pub use self::{
     kernel::Kernel,
     shape::{KvError, KvLayout, MOST_BLOCKS, MOST_WINDOW, PagedRows, Preset, Shape, WINDOW},
-    window::{Coding, WindowDecoder, encode},
+    window::{Coding, WindowDecoder, encode, encode_with},
 };

@@ -7,7 +7,7 @@ use crate::{
     BLOCK_BYTES, BlockWords,
     codec::{
         Codec,
-        block::{BlockError, Bundle, MAX_BUNDLE, Stored, is_zero},
+        block::{BlockError, Bundle, Effort, MAX_BUNDLE, Stored, is_zero},
         head::{Details, Head},
     },
     plane::{self, PlaneMask},
@@ -15,6 +15,10 @@ use crate::{
 
 /// Of so many blocks, one is coded in every way to find the best.
 const SAMPLE: usize = 12;
+/// A way that was best is used for so many further windows before all are tried again,
+const MOST_USES: u32 = 7;
+/// and only as long as a block in it takes what it took then, within a part in so many.
+const DRIFT: usize = 64;
 /// Differences are for channels that have at least so many elements in a window: every channel has a base in every block.
 const LEAST_RUN: usize = 8;
 
@@ -62,17 +66,32 @@ struct Scratch {
     details: Vec<u8>,
     /// A block in every way.
     samples: [Bundle; Coding::ALL.len()],
+    /// What was best before.
+    best: Option<Best>,
+}
+
+/// The way that was best for a window.
+struct Best {
+    shape: Shape,
+    codec: Codec,
+    coding: Coding,
+    /// A block of it,
+    block: usize,
+    /// and what that took.
+    bytes: usize,
+    /// Windows that were coded so since.
+    uses: u32,
 }
 
 thread_local! {
     static SCRATCH: RefCell<Scratch> = const { RefCell::new(Scratch {
-        rows: Vec::new(), major: Vec::new(), runs: Vec::new(), bases: Vec::new(), details: Vec::new(), samples: [const { Bundle::new() }; Coding::ALL.len()],
+        rows: Vec::new(), major: Vec::new(), runs: Vec::new(), bases: Vec::new(), details: Vec::new(), samples: [const { Bundle::new() }; Coding::ALL.len()], best: None,
     }) };
 }
 
 /// Codes the window of `shape` that begins `before` blocks behind the tensor's beginning and holds `bytes`, whole blocks: a bundle each.
 ///
-/// `way` is how, or the best there is if not given. [`Coding::Plain`] leaves no row out.
+/// `way` is how, or the best there is if not given, which is asked anew only now and then. [`Coding::Plain`] leaves no row out.
 ///
 /// # Panics
 /// If `bytes` are not whole blocks.
@@ -84,17 +103,43 @@ pub fn encode(
     way: Option<Coding>,
     bundles: &mut Vec<Bundle>,
 ) -> Coded {
+    encode_with(Effort::Quick, shape, before, codec, bytes, way, bundles)
+}
+
+/// As [`encode`], with this effort.
+///
+/// # Panics
+/// If `bytes` are not whole blocks.
+pub fn encode_with(
+    effort: Effort,
+    shape: &Shape,
+    before: u64,
+    codec: Codec,
+    bytes: &[u8],
+    way: Option<Coding>,
+    bundles: &mut Vec<Bundle>,
+) -> Coded {
     let (blocks, rest) = bytes.as_chunks::<BLOCK_BYTES>();
     assert!(rest.is_empty(), "a window is whole blocks");
     bundles.resize_with(blocks.len(), Bundle::new);
+    for bundle in bundles.iter_mut() {
+        bundle.set_effort(effort);
+    }
     if bytes.iter().all(|byte| *byte == 0) {
         bundles.iter_mut().for_each(Bundle::clear);
         return Coded::default();
     }
     if way != Some(Coding::Plain) {
         let order = shape.order(before, blocks.len());
-        let coded =
-            SCRATCH.with_borrow_mut(|scratch| transformed(shape, order, codec, bytes, way, scratch, bundles));
+        let coded = SCRATCH.with_borrow_mut(|scratch| {
+            for sample in &mut scratch.samples {
+                sample.set_effort(effort);
+            }
+            if effort == Effort::Thorough {
+                scratch.best = None;
+            }
+            transformed(shape, order, codec, bytes, way, scratch, bundles)
+        });
         if let Some(coded) = coded {
             return coded;
         }
@@ -128,7 +173,7 @@ fn transformed(
     scratch: &mut Scratch,
     bundles: &mut [Bundle],
 ) -> Option<Coded> {
-    let Scratch { rows, major, runs, bases, details, samples } = scratch;
+    let Scratch { rows, major, runs, bases, details, samples, best } = scratch;
     let mut window = bytes;
     if let Some(paged) = shape.paged() {
         rows.resize(bytes.len(), 0);
@@ -156,7 +201,18 @@ fn transformed(
     let (coding, done) = match way {
         Some(Coding::Deltas) if !work.has_deltas() => (Coding::Channels, None),
         Some(coding) => (coding, None),
-        None => work.choose(bytes, samples),
+        None => {
+            if let Some((coding, block)) = work.again(best, bytes, samples) {
+                (coding, Some(block))
+            } else {
+                let (coding, block) = work.choose(bytes, samples);
+                *best = block.map(|block| {
+                    let bytes = samples[coding as usize].bytes().len();
+                    Best { shape: *shape, codec, coding, block, bytes, uses: 0 }
+                });
+                (coding, block)
+            }
+        }
     };
     if coding == Coding::Plain {
         return None;
@@ -175,28 +231,64 @@ fn transformed(
 }
 
 impl Transformed<'_> {
-    /// The way in which some of the blocks take least, and a block that `samples` have in every way. `bytes` are the window as the host sees it.
-    fn choose(&mut self, bytes: &[u8], samples: &mut [Bundle; Coding::ALL.len()]) -> (Coding, Option<usize>) {
-        let mut costs = [0; Coding::ALL.len()];
-        let allowed = |coding: Coding| match coding {
+    /// The way that was best before, if it is likely to be so again, and a block that `samples` have in it.
+    fn again(
+        &mut self,
+        best: &mut Option<Best>,
+        bytes: &[u8],
+        samples: &mut [Bundle; Coding::ALL.len()],
+    ) -> Option<(Coding, usize)> {
+        let best = best.as_mut().filter(|best| best.shape == *self.shape && best.codec == self.codec)?;
+        best.uses += 1;
+        let (coding, block) = (best.coding, best.block);
+        if best.uses > MOST_USES || !self.allows(coding) || block >= self.used() {
+            return None;
+        }
+        self.sample(block, coding, bytes, samples);
+        let taken = samples[coding as usize].bytes().len();
+        (taken.abs_diff(best.bytes) <= best.bytes / DRIFT).then_some((coding, block))
+    }
+
+    /// Whether the window may be coded so.
+    fn allows(&self, coding: Coding) -> bool {
+        match coding {
             Coding::Plain => self.repeats.is_none(),
             Coding::Channels => true,
             Coding::Deltas => self.has_deltas(),
-        };
-        let ways = Coding::ALL.map(|coding| (coding, allowed(coding)));
+        }
+    }
+
+    /// Blocks that hold something.
+    fn used(&self) -> usize {
+        (self.order.elements * self.order.width).div_ceil(BLOCK_BYTES)
+    }
+
+    /// Codes a block in one way.
+    fn sample(
+        &mut self,
+        block: usize,
+        coding: Coding,
+        bytes: &[u8],
+        samples: &mut [Bundle; Coding::ALL.len()],
+    ) {
+        let sample = &mut samples[coding as usize];
+        match coding {
+            Coding::Plain => sample.encode(self.shape.format(), self.codec, &bytes.as_chunks().0[block]),
+            _ => self.encode(block, coding, sample),
+        }
+    }
+
+    /// The way in which some of the blocks take least, and a block that `samples` have in every way. `bytes` are the window as the host sees it.
+    fn choose(&mut self, bytes: &[u8], samples: &mut [Bundle; Coding::ALL.len()]) -> (Coding, Option<usize>) {
+        let mut costs = [0; Coding::ALL.len()];
+        let ways = Coding::ALL.map(|coding| (coding, self.allows(coding)));
         let ways = || ways.into_iter().filter_map(|(coding, allowed)| allowed.then_some(coding));
-        let used = (self.order.elements * self.order.width).div_ceil(BLOCK_BYTES);
+        let used = self.used();
         let mut last = None;
         for block in (SAMPLE / 2..used).step_by(SAMPLE).chain((used <= SAMPLE / 2).then_some(used / 2)) {
             for coding in ways() {
-                let sample = &mut samples[coding as usize];
-                match coding {
-                    Coding::Plain => {
-                        sample.encode(self.shape.format(), self.codec, &bytes.as_chunks().0[block]);
-                    }
-                    _ => self.encode(block, coding, sample),
-                }
-                costs[coding as usize] += sample.bytes().len();
+                self.sample(block, coding, bytes, samples);
+                costs[coding as usize] += samples[coding as usize].bytes().len();
             }
             last = Some(block);
         }

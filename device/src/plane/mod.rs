@@ -107,17 +107,30 @@ macro_rules! by_kernel {
 }
 
 impl Kernel {
+    /// Every kernel of this architecture.
+    const ALL: &[Self] = &[
+        Self::Portable,
+        #[cfg(target_arch = "x86_64")]
+        Self::Avx2,
+        #[cfg(target_arch = "x86_64")]
+        Self::Avx512,
+    ];
+
     /// The kernels that this processor can run, the best one last.
     pub fn available() -> Vec<Self> {
-        #[cfg(target_arch = "x86_64")]
-        let kernels = [Self::Portable, Self::Avx2, Self::Avx512];
-        #[cfg(not(target_arch = "x86_64"))]
-        let kernels = [Self::Portable];
-        kernels.into_iter().filter(|kernel| kernel.is_available()).collect()
+        Self::ALL.iter().copied().filter(|kernel| kernel.is_available()).collect()
     }
 
     /// Whether this processor can run it.
     fn is_available(self) -> bool {
+        // Asked for every block.
+        static AVAILABLE: LazyLock<u8> = LazyLock::new(|| {
+            Kernel::ALL.iter().fold(0, |all, kernel| all | u8::from(kernel.detect()) << *kernel as u8)
+        });
+        *AVAILABLE >> self as u8 & 1 == 1
+    }
+
+    fn detect(self) -> bool {
         match self {
             Self::Portable => true,
             #[cfg(target_arch = "x86_64")]

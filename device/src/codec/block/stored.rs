@@ -221,7 +221,7 @@ impl Stored {
 }
 
 /// Whether plane number `index`, counted from the most significant on, is one that the plane tree codes.
-pub(super) const fn is_joint(format: Format, index: usize) -> bool {
+const fn is_joint(format: Format, index: usize) -> bool {
     0 < index && index <= tree::joint_planes(format)
 }
 

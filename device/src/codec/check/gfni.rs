@@ -16,7 +16,10 @@ const FOUR: usize = 4;
 #[target_feature(enable = "avx512f,avx512bw,gfni")]
 pub(super) fn checks(bundle: &[u8], planes: &[Span], checks: &mut [u16]) {
     for (planes, checks) in planes.chunks(FOUR).zip(checks.chunks_mut(FOUR)) {
-        checks.copy_from_slice(&four(bundle, planes)[..checks.len()]);
+        let four = four(bundle, planes).to_le_bytes();
+        for (check, bytes) in checks.iter_mut().zip(four.as_chunks().0) {
+            *check = u16::from_le_bytes(*bytes);
+        }
     }
 }
 
@@ -24,22 +27,28 @@ pub(super) fn checks(bundle: &[u8], planes: &[Span], checks: &mut [u16]) {
 pub(super) fn differ(bundle: &[u8], planes: &[Span], checks: &[u16]) -> u32 {
     let mut differ = 0;
     for (at, (planes, checks)) in planes.chunks(FOUR).zip(checks.chunks(FOUR)).enumerate() {
-        differ |= super::unequal(&four(bundle, planes)[..checks.len()], checks) << (FOUR * at);
+        let stored = checks.iter().rev().fold(0, |stored, check| stored << 16 | u64::from(*check));
+        let unequal = four(bundle, planes) ^ stored;
+        if unequal != 0 {
+            let unequal = unequal.to_le_bytes();
+            let unequal = unequal.as_chunks().0.iter().enumerate();
+            differ |=
+                unequal.fold(0, |all, (at, bytes)| all | u32::from(*bytes != [0; 2]) << at) << (FOUR * at);
+        }
     }
     differ
 }
 
-/// The checks of four planes, or fewer.
+/// The checks of four planes, or fewer, the first in the lowest bits; zero for those that are not there.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,gfni")]
-fn four(bundle: &[u8], planes: &[Span]) -> [u16; FOUR] {
+fn four(bundle: &[u8], planes: &[Span]) -> u64 {
     let sums = |plane: Option<&Span>| match plane {
         Some(plane) if plane.length > 0 => sums(&bundle[plane.range()]),
         _ => _mm512_setzero_si512(),
     };
     let [a, b, c, d] = [0, 1, 2, 3].map(|at| planes.get(at));
-    let four = fold(sums(a), sums(b), sums(c), sums(d)).to_le_bytes();
-    std::array::from_fn(|at| u16::from_le_bytes([four[2 * at], four[2 * at + 1]]))
+    fold(sums(a), sums(b), sums(c), sums(d))
 }
 
 /// The sums of a plane: pairs of bytes, whose sums are the check.

@@ -48,18 +48,96 @@ pub(super) struct Leaves {
     pub escape: Option<(usize, u8)>,
 }
 
-/// Codes from the highest bit on, and behind each a one.
-pub(super) struct Marks {
-    /// By value; that of the escape for a value without a code.
-    pub of: [u8; 256],
-    /// The escape's, 0 if there is none.
-    pub escape: u8,
+/// A code to encode by.
+#[derive(Clone)]
+pub(super) struct Coder {
+    /// The code.
+    pub code: Code,
+    /// By symbol its *mark*, its code from the highest bit on and behind it a one; 0 is no code.
+    pub marks: [u8; SLOTS],
+    /// By symbol, and of all slots behind the window's, how many bits a value takes, that of an escaped one counted; more than any if it cannot be coded.
+    pub costs: [u8; SLOTS],
+    /// What the value 0 takes.
+    pub zero_cost: u8,
+    /// How many codes have each length, 1 first.
+    pub counts: [u8; LONGEST],
 }
 
 impl Leaves {
     /// The level of the first leaf.
     pub(super) fn first_level(&self) -> usize {
         self.count.iter().position(|count| *count > 0).unwrap_or(0)
+    }
+}
+
+/// Elements of a sample, side by side.
+const SAMPLE: usize = 64;
+
+/// The elements that a sample of a block looks at.
+pub(super) fn sampled(values: &[u8]) -> impl Iterator<Item = &[u8; SAMPLE]> {
+    let (parts, _) = values.as_chunks();
+    parts.iter().skip(parts.len() / 8).step_by(parts.len() / 4)
+}
+
+impl Coder {
+    /// For a code.
+    pub(super) fn new(code: Code) -> Self {
+        let (order, count) = code.canonical();
+        let (mut at, mut next) = (0, 0_u16);
+        let mut marks = [0; SLOTS];
+        for (level, count) in count.into_iter().enumerate() {
+            for symbol in &order[at..at + usize::from(count)] {
+                marks[usize::from(*symbol)] = ((2 * next + 1) << (LONGEST - 1 - level)) as u8;
+                next += 1;
+            }
+            at += usize::from(count);
+            next *= 2;
+        }
+        Self { costs: Self::costs(&code), zero_cost: Self::zero_cost(&code), code, marks, counts: count }
+    }
+
+    /// See [`Self::costs`](Coder::costs).
+    pub(super) fn costs(code: &Code) -> [u8; SLOTS] {
+        let escape = Self::escape_cost(code);
+        let mut costs = [escape; SLOTS];
+        for (cost, length) in costs.iter_mut().zip(&code.lengths[..WINDOW]) {
+            *cost = if *length > 0 { *length } else { escape };
+        }
+        costs
+    }
+
+    /// See [`Self::zero_cost`](Coder::zero_cost).
+    pub(super) fn zero_cost(code: &Code) -> u8 {
+        match (code.low, code.lengths[0], code.lengths[ZERO]) {
+            (0, length @ 1.., _) | (1.., _, length @ 1..) => length,
+            _ => Self::escape_cost(code),
+        }
+    }
+
+    /// What an escaped value takes.
+    pub(super) fn escape_cost(code: &Code) -> u8 {
+        if code.lengths[ESCAPE] > 0 { code.lengths[ESCAPE] + 8 } else { u8::MAX }
+    }
+
+    /// What the elements of [`sampled`] take.
+    pub(super) fn sample(&self, values: &[u8]) -> u32 {
+        let cost = |value: u8| match value {
+            0 => self.zero_cost,
+            _ => self.costs[usize::from(value.wrapping_sub(self.code.low)).min(SLOTS - 1)],
+        };
+        sampled(values).flatten().map(|value| u32::from(cost(*value))).sum()
+    }
+
+    /// The marks by value; that of the escape, which may be none, for a value without a code.
+    pub(super) fn by_value(&self) -> [u8; 256] {
+        let mut marks = [self.marks[ESCAPE]; 256];
+        if self.marks[ZERO] > 0 {
+            marks[0] = self.marks[ZERO];
+        }
+        for symbol in (0..self.code.window).filter(|symbol| self.marks[*symbol] > 0) {
+            marks[usize::from(self.code.low) + symbol] = self.marks[symbol];
+        }
+        marks
     }
 }
 
@@ -218,32 +296,6 @@ impl Code {
             leaves.longest = level + 1;
         }
         leaves
-    }
-
-    /// What an encoder goes by.
-    pub(super) fn marks(&self) -> Marks {
-        let (order, count) = self.canonical();
-        let mut marks = [0; 256];
-        let (mut at, mut code) = (0, 0_u16);
-        let mut by_symbol = [0; SYMBOLS];
-        for (level, count) in count.into_iter().enumerate() {
-            for symbol in &order[at..at + usize::from(count)] {
-                by_symbol[usize::from(*symbol)] = ((2 * code + 1) << (LONGEST - 1 - level)) as u8;
-                code += 1;
-            }
-            at += usize::from(count);
-            code *= 2;
-        }
-        if self.lengths[ESCAPE] > 0 {
-            marks.fill(by_symbol[ESCAPE]);
-        }
-        if self.lengths[ZERO] > 0 {
-            marks[0] = by_symbol[ZERO];
-        }
-        for symbol in (0..self.window).filter(|symbol| self.lengths[*symbol] > 0) {
-            marks[usize::from(self.low) + symbol] = by_symbol[symbol];
-        }
-        Marks { of: marks, escape: by_symbol[ESCAPE] }
     }
 
     /// The value of a symbol that is not the escape.

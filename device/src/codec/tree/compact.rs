@@ -5,8 +5,8 @@
 
 use super::{
     END, Malformed, Scratch,
-    code::{Code, Leaves, SLOTS},
-    plan::{Census, Plan},
+    code::{Code, Coder, ESCAPE, Leaves, SLOTS},
+    plan::{Census, Plan, Tally, Written},
 };
 
 /// What the values of a block are, or `None` if they are too many.
@@ -31,21 +31,53 @@ fn tops(bytes: [u8; 8]) -> u8 {
 }
 
 /// Codes `values`; see [`super::encode`].
-pub(super) fn encode(values: &[u8], raw: usize, out: &mut [u8], scratch: &mut Scratch) -> Option<usize> {
+pub(super) fn encode(
+    values: &[u8],
+    raw: usize,
+    out: &mut [u8],
+    scratch: &mut Scratch,
+) -> Option<(Coder, Written)> {
     let plan = Plan::new(&census(values)?, raw)?;
-    let marks = plan.code.marks();
-    let level = &mut scratch.levels[0][..values.len() + 8];
-    level.iter_mut().zip(values).for_each(|(mark, value)| *mark = marks.of[usize::from(*value)]);
+    let coder = Coder::new(plan.code);
+    let written = levels(values, raw, &coder, u32::MAX, out, scratch);
+    debug_assert!(written.is_some_and(|written| written.length == plan.length));
+    Some((coder, written?))
+}
 
-    let mut at = plan.code.write(out);
+/// Writes the stream of `values` by a code, which may be another block's: `None` if it would not be shorter than `raw`, a value
+/// has no code, or the [loss](Tally::loss) is more than `most`.
+pub(super) fn levels(
+    values: &[u8],
+    raw: usize,
+    coder: &Coder,
+    most: u32,
+    out: &mut [u8],
+    scratch: &mut Scratch,
+) -> Option<Written> {
+    let marks = coder.by_value();
+    let level = &mut scratch.levels[0][..values.len() + 8];
+    level.iter_mut().zip(values).for_each(|(mark, value)| *mark = marks[usize::from(*value)]);
+    let escape = coder.marks[ESCAPE];
+    let escapes: usize = level[..values.len()].iter().map(|mark| usize::from(*mark == escape)).sum();
+    if escapes > 0 && escape == 0 {
+        return None;
+    }
+
+    let mut at = coder.code.write(out);
+    let mut tally = Tally::new();
     let (mut pending, mut held, mut count) = (0_u32, 0, values.len());
-    while count > 0 {
+    for (alive, ones) in tally.alive.iter_mut().zip(&mut tally.ones) {
+        if at + count.div_ceil(8) >= raw {
+            return None;
+        }
         let mut going_on = 0;
         for start in (0..count).step_by(8) {
             // What lies behind the last element was left there by the level before.
             let marks: [u8; 8] = level[start..start + 8].try_into().expect("eight");
             let here = (count - start).min(8);
-            pending |= (u32::from(tops(marks)) & ((1 << here) - 1)) << held;
+            let bits = u32::from(tops(marks)) & ((1 << here) - 1);
+            *ones += bits.count_ones();
+            pending |= bits << held;
             out[at..at + 2].copy_from_slice(&pending.to_le_bytes()[..2]);
             held += here;
             at += held / 8;
@@ -56,17 +88,22 @@ pub(super) fn encode(values: &[u8], raw: usize, out: &mut [u8], scratch: &mut Sc
                 going_on += usize::from(mark << 1 != END);
             }
         }
+        *alive = u32::try_from(count).expect("a block's elements");
         count = going_on;
     }
     at += usize::from(held > 0);
-    if plan.escapes > 0 {
-        for value in values.iter().filter(|value| marks.of[usize::from(**value)] == marks.escape) {
+    if at + escapes >= raw {
+        return None;
+    }
+    if escapes > 0 {
+        for value in values.iter().filter(|value| marks[usize::from(**value)] == escape) {
             out[at] = *value;
             at += 1;
         }
     }
-    debug_assert_eq!(at, plan.length);
-    Some(at)
+    tally.escapes = u32::try_from(escapes).expect("a block's elements");
+    let loss = tally.loss(coder.counts);
+    (loss <= most).then_some(Written { length: at, loss })
 }
 
 /// Decodes to `values`; see [`super::decode`].

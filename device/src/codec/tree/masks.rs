@@ -240,7 +240,7 @@ fn encode<const W: usize>(
 
 /// 64 bits of `bytes` from bit `at` on.
 #[inline(always)]
-fn read(bytes: &[u8], at: usize) -> u64 {
+pub(super) fn read(bytes: &[u8], at: usize) -> u64 {
     let window: &[u8; 9] = bytes[at / 8..at / 8 + 9].try_into().expect("nine bytes");
     let low = u64::from_le_bytes(*window.first_chunk().expect("eight of nine"));
     let shift = at % 8;

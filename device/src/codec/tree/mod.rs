@@ -18,7 +18,8 @@
 //! most significant. Codes are complete (Σ 2^−length = 1), so no bits are without meaning and there are at least two symbols.
 //!
 //! The rules:
-//! * The encoder chooses lengths from the block's own histogram; what occurs less than [`RARE`] times is escaped. A decoder knows only the format above.
+//! * The encoder chooses lengths from the block's own histogram; what occurs less than [`RARE`] times is escaped. Or it uses the code of a block before
+//!   that does nearly as well ([`kept`]). A decoder knows only the format above.
 //! * A stream that would not be shorter than the raw planes is not made; nor is one where a single value occurs, whose planes are constant.
 //! * Decoding never trusts the bytes: it ends with the planes or a reason.
 //! * Values come as a byte an element, and go so; [`fields`] takes them out of words and puts them back.
@@ -30,6 +31,7 @@ mod avx512;
 mod code;
 mod compact;
 mod fields;
+mod kept;
 mod lines;
 #[cfg(target_arch = "x86_64")]
 mod masks;
@@ -39,7 +41,8 @@ mod tests;
 
 use std::{cell::RefCell, sync::LazyLock};
 
-use self::{fields::Fields, lines::Lines};
+pub use self::kept::Kept;
+use self::{code::Coder, fields::Fields, lines::Lines, plan::Written};
 use crate::{
     BlockWords,
     format::Format,
@@ -105,6 +108,9 @@ struct Scratch {
     /// The stream, and room to read past it.
     #[cfg(target_arch = "x86_64")]
     stream: Lines<u8>,
+    /// The code that was decoded by last.
+    #[cfg(target_arch = "x86_64")]
+    table: avx512::Table,
 }
 
 thread_local! {
@@ -117,21 +123,36 @@ thread_local! {
         masks: std::array::from_fn(|_| Lines::new(masks::STORE)),
         #[cfg(target_arch = "x86_64")]
         stream: Lines::new(avx512::MOST_STREAM + 128),
+        #[cfg(target_arch = "x86_64")]
+        table: avx512::Table::new(),
     });
 }
 
 impl Kernel {
+    /// Every kernel of this architecture.
+    const ALL: &[Self] = &[
+        Self::Portable,
+        #[cfg(target_arch = "x86_64")]
+        Self::Bmi2,
+        #[cfg(target_arch = "x86_64")]
+        Self::Avx512,
+    ];
+
     /// The kernels that this processor can run, the best one last.
     pub fn available() -> Vec<Self> {
-        #[cfg(target_arch = "x86_64")]
-        let kernels = [Self::Portable, Self::Bmi2, Self::Avx512];
-        #[cfg(not(target_arch = "x86_64"))]
-        let kernels = [Self::Portable];
-        kernels.into_iter().filter(|kernel| kernel.is_available()).collect()
+        Self::ALL.iter().copied().filter(|kernel| kernel.is_available()).collect()
     }
 
     /// Whether this processor can run it.
     fn is_available(self) -> bool {
+        // Asked for every block.
+        static AVAILABLE: LazyLock<u8> = LazyLock::new(|| {
+            Kernel::ALL.iter().fold(0, |all, kernel| all | u8::from(kernel.detect()) << *kernel as u8)
+        });
+        *AVAILABLE >> self as u8 & 1 == 1
+    }
+
+    fn detect(self) -> bool {
         match self {
             Self::Portable => true,
             #[cfg(target_arch = "x86_64")]
@@ -143,7 +164,7 @@ impl Kernel {
             }
             #[cfg(target_arch = "x86_64")]
             Self::Avx512 => {
-                Self::Bmi2.is_available()
+                Self::Bmi2.detect()
                     && std::arch::is_x86_feature_detected!("avx512f")
                     && std::arch::is_x86_feature_detected!("avx512bw")
                     && std::arch::is_x86_feature_detected!("avx512vbmi")
@@ -156,15 +177,22 @@ impl Kernel {
     }
 
     /// Codes the values of a block of words into the front of `out`: the bytes it takes, or `None` if
-    /// that would not make them shorter than their planes or they are all the same.
+    /// that would not make them shorter than their planes or they are all the same. The code is the one that is kept, if it does nearly as well as the
+    /// block's own.
     ///
     /// # Panics
     /// If the processor does not have this kernel or `out` has not [`SLACK`] more than [`joint_bytes`].
-    pub fn encode_block(self, format: Format, words: &BlockWords, out: &mut [u8]) -> Option<usize> {
+    pub fn encode_block(
+        self,
+        format: Format,
+        words: &BlockWords,
+        kept: &mut Kept,
+        out: &mut [u8],
+    ) -> Option<usize> {
         FIELDS.with_borrow_mut(|fields| {
             let values = fields.values(format);
             self.take(format, words, values);
-            self.encode(format, values, out)
+            self.encode_kept(format, values, kept, out)
         })
     }
 
@@ -194,21 +222,67 @@ impl Kernel {
         })
     }
 
-    /// Codes values.
-    fn encode(self, format: Format, values: &[u8], out: &mut [u8]) -> Option<usize> {
+    /// Codes values by a code of their own; gives the code too, if the kernel can use it for other values.
+    fn make(self, format: Format, values: &[u8], out: &mut [u8]) -> Option<(Option<Coder>, Written)> {
+        let raw = self.check_room(format, values, out);
+        SCRATCH.with_borrow_mut(|scratch| match self {
+            Self::Portable => {
+                compact::encode(values, raw, out, scratch).map(|(coder, written)| (Some(coder), written))
+            }
+            #[cfg(target_arch = "x86_64")]
+            Self::Bmi2 => {
+                // SAFETY: the processor has its features, as was asserted above.
+                let length = unsafe { masks::encode_bmi2(values, joint_planes(format), out, scratch) };
+                length.map(|length| (None, Written { length, loss: 0 }))
+            }
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 => {
+                // SAFETY: the processor has its features, as was asserted above.
+                let made = unsafe { avx512::encode(values, joint_planes(format), out, scratch) };
+                made.map(|(coder, written)| (Some(coder), written))
+            }
+        })
+    }
+
+    /// What a sample of values takes by a code.
+    fn sample(self, values: &[u8], coder: &Coder) -> u32 {
+        assert!(self.is_available(), "{self:?} needs another processor");
+        match self {
+            // SAFETY: the processor has its features, as was asserted above.
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 => unsafe { avx512::sample(values, coder) },
+            _ => coder.sample(values),
+        }
+    }
+
+    /// Codes values by a code that was made for others, if its loss is not more than `most`.
+    fn levels(
+        self,
+        format: Format,
+        values: &[u8],
+        coder: &Coder,
+        most: u32,
+        out: &mut [u8],
+    ) -> Option<Written> {
+        let raw = self.check_room(format, values, out);
+        SCRATCH.with_borrow_mut(|scratch| match self {
+            Self::Portable => compact::levels(values, raw, coder, most, out, scratch),
+            // It has each value's elements as a mask, and with them the counts.
+            #[cfg(target_arch = "x86_64")]
+            Self::Bmi2 => None,
+            // SAFETY: the processor has its features, as was asserted above.
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 => unsafe { avx512::levels(values, raw, coder, most, out, scratch) },
+        })
+    }
+
+    /// Checks what is given to an encoder: the bytes that a stream must stay below.
+    fn check_room(self, format: Format, values: &[u8], out: &[u8]) -> usize {
         assert!(self.is_available(), "{self:?} needs another processor");
         assert!(values.len() == 8 * format.plane_bytes(), "the values of one block");
         let raw = joint_bytes(format);
         assert!(out.len() >= raw + SLACK, "room for the longest stream");
-        SCRATCH.with_borrow_mut(|scratch| match self {
-            Self::Portable => compact::encode(values, raw, out, scratch),
-            // SAFETY: the processor has its features, as was asserted above.
-            #[cfg(target_arch = "x86_64")]
-            Self::Bmi2 => unsafe { masks::encode_bmi2(values, joint_planes(format), out, scratch) },
-            // SAFETY: the processor has its features, as was asserted above.
-            #[cfg(target_arch = "x86_64")]
-            Self::Avx512 => unsafe { avx512::encode(values, joint_planes(format), out, scratch) },
-        })
+        raw
     }
 
     /// Decodes to values.
@@ -292,8 +366,8 @@ pub enum Malformed {
 }
 
 /// Codes a block of words by the best kernel; see [`Kernel::encode_block`].
-pub fn encode(format: Format, words: &BlockWords, out: &mut [u8]) -> Option<usize> {
-    BEST.encode_block(format, words, out)
+pub fn encode(format: Format, words: &BlockWords, kept: &mut Kept, out: &mut [u8]) -> Option<usize> {
+    BEST.encode_block(format, words, kept, out)
 }
 
 /// Decodes a block by the best kernel; see [`Kernel::decode_block`].

@@ -37,7 +37,7 @@ fn values_of(format: Format, value: impl Fn(usize) -> u8) -> Vec<u8> {
 
 fn encoded(kernel: Kernel, format: Format, values: &[u8]) -> Option<Vec<u8>> {
     let mut out = vec![0; joint_bytes(format) + SLACK];
-    kernel.encode(format, values, &mut out).map(|length| out[..length].to_vec())
+    kernel.make(format, values, &mut out).map(|(_, written)| out[..written.length].to_vec())
 }
 
 fn decoded(kernel: Kernel, format: Format, stream: &[u8]) -> Result<Vec<u8>, Malformed> {
@@ -108,6 +108,52 @@ proptest! {
             prop_assert_eq!(&encoded(kernel, format, &values), &stream, "{:?}", kernel);
             if let Some(stream) = &stream {
                 prop_assert!(decoded(kernel, format, stream).as_ref() == Ok(&values), "{:?}", kernel);
+            }
+        }
+    }
+
+    #[test]
+    fn every_kernel_writes_the_same_by_another_blocks_code(format in format(), of in words(), words in words(), most in prop_oneof![Just(u32::MAX), 0_u32..2000]) {
+        let raw = joint_bytes(format);
+        let mut out = vec![0; raw + SLACK];
+        let Some((Some(coder), _)) = Kernel::Portable.make(format, &values(format, &of), &mut out) else { return Ok(()) };
+        let values = values(format, &words);
+        let want = Kernel::Portable.levels(format, &values, &coder, most, &mut out);
+        if let Some(written) = want {
+            prop_assert!(written.length < raw);
+            prop_assert!(by_the_book(format, &out[..written.length]) == values);
+        }
+        // Bmi2 makes a code for each block.
+        for kernel in Kernel::available().into_iter().filter(|kernel| format!("{kernel:?}") != "Bmi2") {
+            let mut got = vec![0; raw + SLACK];
+            prop_assert_eq!(kernel.levels(format, &values, &coder, most, &mut got), want, "{:?}", kernel);
+            prop_assert_eq!(kernel.sample(&values, &coder), coder.sample(&values));
+            let length = want.map_or(0, |written| written.length);
+            prop_assert_eq!(&got[..length], &out[..length], "{:?}", kernel);
+            let made = kernel.make(format, &values, &mut got).and_then(|(coder, _)| coder);
+            let own = Kernel::Portable.make(format, &values, &mut got).and_then(|(coder, _)| coder);
+            prop_assert_eq!(made.map(|coder| (coder.code, coder.marks, coder.costs, coder.zero_cost)), own.map(|coder| (coder.code, coder.marks, coder.costs, coder.zero_cost)));
+        }
+    }
+
+    #[test]
+    fn blocks_one_after_the_other_come_back_whatever_code_is_kept(
+        blocks in prop::collection::vec((words(), 1_usize..4), 1..12), format in format(),
+    ) {
+        for kernel in Kernel::available() {
+            let mut kept = Kept::none();
+            for (words, times) in &blocks {
+                for _ in 0..*times {
+                    let values = values(format, words);
+                    let mut out = vec![0; joint_bytes(format) + SLACK];
+                    let own = kernel.make(format, &values, &mut out);
+                    let length = kernel.encode_block(format, words, &mut kept, &mut out);
+                    prop_assert_eq!(length.is_some(), own.is_some(), "{:?}", kernel);
+                    if let Some(length) = length {
+                        prop_assert!(by_the_book(format, &out[..length]) == values, "{:?}", kernel);
+                        prop_assert!(length < joint_bytes(format));
+                    }
+                }
             }
         }
     }
@@ -193,6 +239,38 @@ fn a_single_value_makes_no_stream() {
         for kernel in Kernel::available() {
             assert_eq!(encoded(kernel, format, &values_of(format, |_| 3)), None, "{format}");
         }
+    }
+}
+
+/// Elements of `count` values from `first` on that are about as many each.
+fn even(first: u8, count: u32) -> BlockWords {
+    let mut words = [0; BLOCK_BYTES];
+    for (element, word) in (0_u32..).zip(words.as_chunks_mut::<2>().0) {
+        let value =
+            u16::from(first) + u16::try_from((element.wrapping_mul(0x9e37_79b9) >> 16) % count).unwrap();
+        *word = (value << 7).to_le_bytes();
+    }
+    words
+}
+
+#[test]
+fn a_kept_code_is_used_for_what_is_alike_and_for_nothing_else() {
+    for kernel in Kernel::available() {
+        let mut kept = Kept::none();
+        let mut out = vec![0; joint_bytes(Format::Bf16) + SLACK];
+        let mut encode =
+            |words: &BlockWords, kept: &mut Kept| kernel.encode_block(Format::Bf16, words, kept, &mut out);
+        let four = encode(&even(100, 4), &mut kept);
+        assert_eq!(encode(&even(100, 4), &mut kept), four);
+        // Two of the four: their code would take twice what they need. One: its planes are constant.
+        let own = encode(&even(100, 2), &mut Kept::none());
+        assert_eq!(encode(&even(100, 2), &mut kept), own, "{kernel:?}");
+        assert_eq!(encode(&even(100, 4), &mut kept), four);
+        assert_eq!(encode(&even(100, 1), &mut kept), None, "{kernel:?}");
+        // Other values altogether.
+        assert_eq!(encode(&even(90, 4), &mut kept), four);
+        assert_eq!(encode(&even(100, 2), &mut kept), own);
+        assert_eq!(encode(&even(100, 4), &mut kept), four, "{kernel:?}");
     }
 }
 

@@ -1,0 +1,283 @@
+//! Encoding: every element is its *mark*, its code from the highest bit on and behind it a one, and loses a bit on each level.
+//!
+//! The levels down to the first that has leaves have all elements, whose bits are whole words at known places. Then those that go on are moved together; once
+//! they are few they stay where they are, and each level's bits are taken from those still going on: short passes one after the other would mostly wait for each other.
+
+use std::arch::x86_64::{
+    _mm512_add_epi8, _mm512_add_epi64, _mm512_cmpeq_epi8_mask, _mm512_cmpneq_epi8_mask, _mm512_mask_add_epi8,
+    _mm512_mask_blend_epi8, _mm512_maskz_compress_epi8, _mm512_maskz_expand_epi8, _mm512_min_epu8,
+    _mm512_movepi8_mask, _mm512_permutexvar_epi8, _mm512_reduce_add_epi64, _mm512_sad_epu8, _mm512_set1_epi8,
+    _mm512_setzero_si512, _mm512_sub_epi8, _mm512_test_epi8_mask, _mm512_testn_epi8_mask, _pext_u64,
+};
+
+use super::super::{
+    END, MOST_ELEMENTS, Scratch,
+    code::{Code, Coder, ESCAPE, LONGEST, SLOTS, SYMBOLS, WINDOW, ZERO, sampled},
+    plan::{Plan, Tally, Written},
+};
+use super::{STEP, census, first, load, load_at, store, store_at};
+
+/// Vectors whose elements stay where they are.
+const FEW: usize = 8;
+/// Vectors of the most elements.
+const MOST_VECTORS: usize = MOST_ELEMENTS / STEP;
+
+/// Appends bits to bytes.
+struct Writer<'a> {
+    out: &'a mut [u8],
+    at: usize,
+    pending: u64,
+    held: u32,
+}
+
+impl Writer<'_> {
+    /// Appends the lowest `count` of `bits`, at most 64, whose others are zero.
+    #[inline]
+    fn push(&mut self, bits: u64, count: u32) {
+        let low = self.pending | bits << self.held;
+        self.out[self.at..self.at + 8].copy_from_slice(&low.to_le_bytes());
+        let high = (bits >> 1) >> (63 - self.held);
+        self.held += count;
+        let full = self.held >= 64;
+        self.pending = if full { high } else { low };
+        self.at += if full { 8 } else { 0 };
+        self.held &= 63;
+    }
+
+    /// Pads to a whole byte; where the next one goes.
+    fn finish(self) -> usize {
+        self.out[self.at..self.at + 8].copy_from_slice(&self.pending.to_le_bytes());
+        self.at + (self.held as usize).div_ceil(8)
+    }
+}
+
+/// A code to encode by; as [`Coder::new`].
+#[target_feature(enable = "popcnt,avx512f,avx512bw,avx512vbmi2")]
+fn coder(code: Code) -> Coder {
+    let mut lengths = [0; STEP];
+    lengths[..SYMBOLS].copy_from_slice(&code.lengths);
+    let lengths = load(&lengths);
+    let (mut marks, mut next, mut counts) = (_mm512_setzero_si512(), 0_u32, [0; LONGEST]);
+    for (level, (ranks, count)) in RANKS.iter().zip(&mut counts).enumerate() {
+        let these = _mm512_cmpeq_epi8_mask(lengths, _mm512_set1_epi8(level as i8 + 1));
+        let first = _mm512_set1_epi8(((2 * next + 1) << (LONGEST - 1 - level)) as i8);
+        marks = _mm512_mask_add_epi8(marks, these, _mm512_maskz_expand_epi8(these, load(ranks)), first);
+        *count = these.count_ones() as u8;
+        next = 2 * (next + these.count_ones());
+    }
+    let escape = _mm512_set1_epi8(Coder::escape_cost(&code).cast_signed());
+    let coded = _mm512_test_epi8_mask(lengths, lengths) & (u64::MAX >> (STEP - WINDOW));
+    let costs = _mm512_mask_blend_epi8(coded, escape, lengths);
+    let zero_cost = Coder::zero_cost(&code);
+    let mut coder = Coder { code, marks: [0; SLOTS], costs: [0; SLOTS], zero_cost, counts };
+    store(&mut coder.marks, marks);
+    store(&mut coder.costs, costs);
+    coder
+}
+
+/// For each level, the codes that are the first one and those after it, without the first one, as far up as in a mark.
+const RANKS: [[u8; STEP]; LONGEST] = {
+    let mut ranks = [[0; STEP]; LONGEST];
+    let mut level = 0;
+    while level < LONGEST {
+        let mut at = 0;
+        while at < STEP {
+            ranks[level][at] = (at << (LONGEST - level)) as u8;
+            at += 1;
+        }
+        level += 1;
+    }
+    ranks
+};
+
+/// As [`Coder::sample`].
+#[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
+pub(in super::super) fn sample(values: &[u8], coder: &Coder) -> u32 {
+    let low = _mm512_set1_epi8(coder.code.low.cast_signed());
+    let last = _mm512_set1_epi8(SLOTS as i8 - 1);
+    let zero = _mm512_set1_epi8(coder.zero_cost.cast_signed());
+    let costs = load(&coder.costs);
+    let mut sum = _mm512_setzero_si512();
+    for values in sampled(values) {
+        let values = load(values);
+        let cost = _mm512_permutexvar_epi8(_mm512_min_epu8(_mm512_sub_epi8(values, low), last), costs);
+        let cost = _mm512_mask_blend_epi8(_mm512_testn_epi8_mask(values, values), cost, zero);
+        sum = _mm512_add_epi64(sum, _mm512_sad_epu8(cost, _mm512_setzero_si512()));
+    }
+    _mm512_reduce_add_epi64(sum).cast_unsigned() as u32
+}
+
+/// See [`super::super::encode`]; `count` planes are coded.
+#[target_feature(
+    enable = "avx2,bmi1,bmi2,popcnt,avx512f,avx512bw,avx512vbmi,avx512vbmi2,avx512bitalg,avx512vpopcntdq,gfni"
+)]
+pub(in super::super) fn encode(
+    values: &[u8],
+    count: usize,
+    out: &mut [u8],
+    scratch: &mut Scratch,
+) -> Option<(Coder, Written)> {
+    let raw = count * values.len() / 8;
+    let plan = Plan::new(&census(values, count, scratch)?, raw)?;
+    let coder = coder(plan.code);
+    let written = levels(values, raw, &coder, u32::MAX, out, scratch);
+    debug_assert!(written.as_ref().is_some_and(|written| written.length == plan.length));
+    Some((coder, written?))
+}
+
+/// See [`super::super::compact::levels`].
+#[target_feature(enable = "bmi1,bmi2,popcnt,avx512f,avx512bw,avx512vbmi,avx512vbmi2")]
+pub(in super::super) fn levels(
+    values: &[u8],
+    raw: usize,
+    coder: &Coder,
+    most: u32,
+    out: &mut [u8],
+    scratch: &mut Scratch,
+) -> Option<Written> {
+    let Coder { code, marks, .. } = coder;
+    let whole = 1 + coder.counts.iter().position(|count| *count > 0).unwrap_or(0);
+    let bytes = values.len() / 8;
+    let at = code.write(out);
+    let behind = at + whole * bytes;
+    if behind >= raw {
+        return None;
+    }
+    let mut tally = Tally::new();
+    let rows = out[at..behind].as_chunks_mut().0;
+    let (mut going_on, escapes) = match whole {
+        1 => first_levels::<1>(values, coder, rows, &mut tally, scratch),
+        2 => first_levels::<2>(values, coder, rows, &mut tally, scratch),
+        3 => first_levels::<3>(values, coder, rows, &mut tally, scratch),
+        4 => first_levels::<4>(values, coder, rows, &mut tally, scratch),
+        5 => first_levels::<5>(values, coder, rows, &mut tally, scratch),
+        6 => first_levels::<6>(values, coder, rows, &mut tally, scratch),
+        _ => first_levels::<LONGEST>(values, coder, rows, &mut tally, scratch),
+    };
+    tally.escapes = escapes as u32;
+    // Without an escape, what would be escaped has no code.
+    if escapes > 0 && marks[ESCAPE] == 0 || tally.imbalance() > most {
+        return None;
+    }
+
+    let end = _mm512_set1_epi8(END.cast_signed());
+    let mut writer = Writer { out, at: behind, pending: 0, held: 0 };
+    let [level, escaped, ..] = &mut scratch.levels;
+    let mut levels = whole;
+    while going_on > FEW * STEP {
+        let count = going_on;
+        if writer.at + count.div_ceil(8) >= raw {
+            return None;
+        }
+        (going_on, tally.alive[levels]) = (0, count as u32);
+        let mut ones = 0;
+        for start in (0..count).step_by(STEP) {
+            let marks = load_at(level, start);
+            let bits = _mm512_movepi8_mask(marks) & first(count - start);
+            writer.push(bits, (count - start).min(STEP) as u32);
+            ones += bits.count_ones();
+            let rest = _mm512_add_epi8(marks, marks);
+            let goes_on = _mm512_cmpneq_epi8_mask(rest, end) & first(count - start);
+            // Never ahead of what was just loaded.
+            store_at(level, going_on, _mm512_maskz_compress_epi8(goes_on, rest));
+            going_on += goes_on.count_ones() as usize;
+        }
+        tally.ones[levels] = ones;
+        levels += 1;
+    }
+    let mut goes_on: [u64; FEW] = std::array::from_fn(|index| first(going_on.saturating_sub(index * STEP)));
+    let vectors = going_on.div_ceil(STEP);
+    while going_on > 0 {
+        if writer.at + going_on.div_ceil(8) >= raw {
+            return None;
+        }
+        (tally.alive[levels], going_on) = (going_on as u32, 0);
+        let mut ones = 0;
+        for (marks, goes_on) in level.as_chunks_mut().0[..vectors].iter_mut().zip(&mut goes_on) {
+            let x = load(marks);
+            let bits = _pext_u64(_mm512_movepi8_mask(x), *goes_on);
+            writer.push(bits, goes_on.count_ones());
+            ones += bits.count_ones();
+            let rest = _mm512_add_epi8(x, x);
+            *goes_on &= _mm512_cmpneq_epi8_mask(rest, end);
+            going_on += goes_on.count_ones() as usize;
+            store(marks, rest);
+        }
+        tally.ones[levels] = ones;
+        levels += 1;
+    }
+    let at = writer.finish();
+    if at + escapes >= raw {
+        return None;
+    }
+    out[at..at + escapes].copy_from_slice(&escaped[..escapes]);
+    let loss = tally.loss(coder.counts);
+    (loss <= most).then_some(Written { length: at + escapes, loss })
+}
+
+/// Writes the levels that have all elements, `LEVELS` of them, to `rows`: how many elements go on, and how many are escaped. The marks of the first are
+/// moved together to the scratch's first level, the values of the others to its second.
+#[inline]
+#[target_feature(enable = "popcnt,avx512f,avx512bw,avx512vbmi,avx512vbmi2")]
+fn first_levels<const LEVELS: usize>(
+    values: &[u8],
+    coder: &Coder,
+    mut rows: &mut [[u8; 8]],
+    tally: &mut Tally,
+    scratch: &mut Scratch,
+) -> (usize, usize) {
+    let rows: [&mut [[u8; 8]]; LEVELS] = std::array::from_fn(|_| {
+        let (row, others) = std::mem::take(&mut rows).split_at_mut(values.len() / STEP);
+        rows = others;
+        row
+    });
+    let Coder { code, marks, .. } = coder;
+    let by_symbol = load(marks);
+    let escape = _mm512_set1_epi8(marks[ESCAPE].cast_signed());
+    // What has no code, and all that is outside the window, is escaped; zeros outside may have a code of their own.
+    let coded = _mm512_test_epi8_mask(by_symbol, by_symbol) & (u64::MAX >> (STEP - WINDOW));
+    let table = _mm512_mask_blend_epi8(coded, escape, by_symbol);
+    let zero = _mm512_set1_epi8(if marks[ZERO] > 0 { marks[ZERO] } else { marks[ESCAPE] }.cast_signed());
+    let zeros = if marks[ZERO] > 0 { u64::MAX } else { 0 };
+    let low = _mm512_set1_epi8(code.low.cast_signed());
+    let last = _mm512_set1_epi8(SLOTS as i8 - 1);
+    let end = _mm512_set1_epi8(END.cast_signed());
+
+    let Scratch { levels: [level, escaped, ..], masks: [masks, ..], .. } = scratch;
+    let masks = masks.first_chunk_mut::<MOST_VECTORS>().expect("a word for each vector");
+    let (mut going_on, mut escapes) = (0, 0);
+    let mut ones = [0_u32; LEVELS];
+    let mut escaping_in = [0_u64; MOST_VECTORS / STEP];
+    let (vectors, _) = values.as_chunks::<STEP>();
+    for (index, values) in vectors.iter().enumerate().take(MOST_VECTORS) {
+        let values = load(values);
+        // A value below the window wraps around to a symbol that would pass the largest value, or to none.
+        let symbols = _mm512_min_epu8(_mm512_sub_epi8(values, low), last);
+        let mut marks = _mm512_permutexvar_epi8(symbols, table);
+        marks = _mm512_mask_blend_epi8(_mm512_testn_epi8_mask(values, values) & zeros, marks, zero);
+        let escaping = _mm512_cmpeq_epi8_mask(marks, escape);
+        escaping_in[index / STEP] |= u64::from(escaping != 0) << (index % STEP);
+        masks[index] = escaping;
+        for level in 0..LEVELS {
+            let bits = _mm512_movepi8_mask(marks);
+            rows[level][index] = bits.to_le_bytes();
+            ones[level] += bits.count_ones();
+            marks = _mm512_add_epi8(marks, marks);
+        }
+        let goes_on = _mm512_cmpneq_epi8_mask(marks, end);
+        store_at(level, going_on, _mm512_maskz_compress_epi8(goes_on, marks));
+        going_on += goes_on.count_ones() as usize;
+    }
+    // Few vectors have any.
+    for (part, mut left) in escaping_in.into_iter().enumerate() {
+        while left != 0 {
+            let index = STEP * part + left.trailing_zeros() as usize;
+            store_at(escaped, escapes, _mm512_maskz_compress_epi8(masks[index], load(&vectors[index])));
+            escapes += masks[index].count_ones() as usize;
+            left &= left - 1;
+        }
+    }
+    tally.alive[..LEVELS].fill(values.len() as u32);
+    tally.ones[..LEVELS].copy_from_slice(&ones);
+    (going_on, escapes)
+}
