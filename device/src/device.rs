@@ -55,6 +55,7 @@ use crate::{
         StoreError,
         entry::Entry,
         image::{Image, Superblock},
+        snapshot,
     },
     tensor::{Tensor, TensorError},
     view::ViewError,
@@ -389,6 +390,16 @@ impl Device {
     /// What the system says.
     pub fn sync(&self) -> std::io::Result<()> {
         self.image().map_or(Ok(()), |image| image.file().sync_data())
+    }
+
+    /// Writes a snapshot of the image to `out`: the bytes of data in it. Everybody else waits meanwhile.
+    ///
+    /// # Errors
+    /// What the system says; a device that lies in no image has no snapshots.
+    pub fn save(&self, out: &mut impl std::io::Write) -> std::io::Result<u64> {
+        let _everybody = self.map.write();
+        let image = self.image().ok_or(std::io::ErrorKind::Unsupported)?;
+        snapshot::save(image, out)
     }
 
     /// Says that so many processes that served this device died before this one.

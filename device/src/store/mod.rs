@@ -22,6 +22,7 @@ pub(crate) mod memory;
 #[cfg(test)]
 pub(crate) mod mishaps;
 pub mod segments;
+pub mod snapshot;
 pub mod tables;
 
 use parking_lot::{RwLock, RwLockWriteGuard};

@@ -1,0 +1,230 @@
+//! Snapshots: an image without its holes, as one stream that can be moved to another machine.
+//!
+//! A stream is a magic number and the image's length, then *extents*, each its place in the image, its length, a CRC-32C of both and its bytes, and at the
+//! end an extent of length 0 whose place is the number of extents. Numbers are little-endian, 8 bytes each. Extents are in order and do not overlap; what is between them is zeros.
+
+use std::{
+    fs::{File, OpenOptions},
+    io::{self, Read, Write},
+    os::{fd::AsFd, unix::fs::FileExt},
+    path::{Path, PathBuf},
+};
+
+use nix::unistd::{Whence, lseek};
+
+use super::image::{Image, ImageError};
+
+const MAGIC: &[u8; 8] = b"LAMSNAP\x01";
+/// Bytes of the longest extent.
+const MOST_BYTES: usize = 1 << 20;
+/// Bytes of an extent before its data: place, length, check.
+const HEAD_BYTES: usize = 24;
+
+/// Why a snapshot cannot be restored.
+#[derive(Debug, thiserror::Error)]
+pub enum SnapshotError {
+    /// The system refuses.
+    #[error("cannot use {}: {source}", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// It is something else, cut short or damaged.
+    #[error("{} is no whole snapshot: {why}", path.display())]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        why: String,
+    },
+    /// What is in it is no image.
+    #[error(transparent)]
+    Image(#[from] ImageError),
+}
+
+/// Writes `image`, which nobody changes meanwhile, to `out`: the bytes of all extents.
+///
+/// # Errors
+/// What the system says.
+pub fn save(image: &Image, out: &mut impl Write) -> io::Result<u64> {
+    let file = image.file();
+    let end = file.metadata()?.len();
+    out.write_all(MAGIC)?;
+    out.write_all(&end.to_le_bytes())?;
+    let (mut at, mut extents, mut bytes) = (0, 0_u64, 0_u64);
+    let mut data = vec![0; MOST_BYTES];
+    while at < end {
+        let Ok(start) = lseek(file.as_fd(), signed(at)?, Whence::SeekData) else { break };
+        let hole = lseek(file.as_fd(), start, Whence::SeekHole)?;
+        let (start, hole) = (start.unsigned_abs(), hole.unsigned_abs().min(end));
+        at = start;
+        while at < hole {
+            let length = usize::try_from(hole - at).unwrap_or(usize::MAX).min(MOST_BYTES);
+            let part = &mut data[..length];
+            file.read_exact_at(part, at)?;
+            // Room that was made and never used.
+            if part.iter().any(|byte| *byte != 0) {
+                out.write_all(&head(at, part))?;
+                out.write_all(part)?;
+                (extents, bytes) = (extents + 1, bytes + length as u64);
+            }
+            at += length as u64;
+        }
+    }
+    out.write_all(&head(extents, &[]))?;
+    out.flush()?;
+    Ok(bytes)
+}
+
+/// Makes an image at `to`, where there is none, of the snapshot at `from`.
+///
+/// # Errors
+/// [`SnapshotError`]; nothing is left at `to` then.
+pub fn restore(from: &Path, to: &Path) -> Result<(), SnapshotError> {
+    let failed = |path: &Path| {
+        let path = path.to_owned();
+        move |source| SnapshotError::File { path, source }
+    };
+    let input = File::open(from).map_err(failed(from))?;
+    let output = OpenOptions::new().read(true).write(true).create_new(true).open(to).map_err(failed(to))?;
+    let restored = fill(&mut io::BufReader::with_capacity(MOST_BYTES, input), &output)
+        .map_err(|why| match why {
+            Broken::Stream(why) => SnapshotError::Damaged { path: from.to_owned(), why },
+            Broken::Write(source) => failed(to)(source),
+        })
+        .and_then(|()| {
+            let empty =
+                || SnapshotError::Damaged { path: from.to_owned(), why: "it holds no image".to_owned() };
+            Image::from_file(output, to)?.ok_or_else(empty).map(drop)
+        });
+    if restored.is_err() {
+        let _ = std::fs::remove_file(to);
+    }
+    restored
+}
+
+enum Broken {
+    Stream(String),
+    Write(io::Error),
+}
+
+fn fill(input: &mut impl Read, output: &File) -> Result<(), Broken> {
+    let short = |why: io::Error| Broken::Stream(format!("it ends early: {why}"));
+    let mut start = [0; 16];
+    input.read_exact(&mut start).map_err(short)?;
+    if start[..8] != MAGIC[..] {
+        return Err(Broken::Stream("it does not begin as one".to_owned()));
+    }
+    let end = word(&start[8..]);
+    if i64::try_from(end).is_err() {
+        return Err(Broken::Stream(format!("its image has {end} bytes")));
+    }
+    output.set_len(end).map_err(Broken::Write)?;
+    let (mut least, mut extents) = (0_u64, 0_u64);
+    let mut data = vec![0; MOST_BYTES];
+    loop {
+        let mut found = [0; HEAD_BYTES];
+        input.read_exact(&mut found).map_err(short)?;
+        let (at, length) = (word(&found), word(&found[8..]));
+        let length = usize::try_from(length).unwrap_or(usize::MAX);
+        if length > MOST_BYTES {
+            return Err(Broken::Stream(format!("an extent has {length} bytes, more than {MOST_BYTES}")));
+        }
+        let part = &mut data[..length];
+        input.read_exact(part).map_err(short)?;
+        if head(at, part) != found {
+            return Err(Broken::Stream(format!("the extent at {at:#x} does not match its check")));
+        }
+        if length == 0 {
+            return if at == extents {
+                Ok(())
+            } else {
+                Err(Broken::Stream(format!("it has {extents} extents of {at}")))
+            };
+        }
+        let past = at.checked_add(length as u64).filter(|past| at >= least && *past <= end);
+        least = past
+            .ok_or_else(|| Broken::Stream(format!("{length} bytes at {at:#x} of {end} are out of place")))?;
+        output.write_all_at(part, at).map_err(Broken::Write)?;
+        extents += 1;
+    }
+}
+
+fn head(at: u64, data: &[u8]) -> [u8; HEAD_BYTES] {
+    let mut head = [0; HEAD_BYTES];
+    head[..8].copy_from_slice(&at.to_le_bytes());
+    head[8..16].copy_from_slice(&(data.len() as u64).to_le_bytes());
+    let check = crc32c::crc32c_append(crc32c::crc32c(&head[..16]), data);
+    head[16..].copy_from_slice(&u64::from(check).to_le_bytes());
+    head
+}
+
+fn word(bytes: &[u8]) -> u64 {
+    u64::from_le_bytes(*bytes.first_chunk().expect("eight bytes"))
+}
+
+fn signed(at: u64) -> io::Result<i64> {
+    i64::try_from(at).map_err(|_| io::ErrorKind::FileTooLarge.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::{Device, DeviceConfig};
+
+    /// A device with some data, and its snapshot in a file.
+    fn saved(folder: &Path) -> (Device, PathBuf) {
+        let config = DeviceConfig::new(8 << 20, 16 << 20);
+        let device = Device::open(Image::in_memory(config.superblock()).unwrap(), &config).unwrap();
+        for at in [0, 5 << 20, (8 << 20) - 4096] {
+            device.write_base(at, &crate::kv::tests::bytes(at, 4096)).unwrap();
+        }
+        let path = folder.join("snapshot");
+        let bytes = device.save(&mut File::create(&path).unwrap()).unwrap();
+        let length = path.metadata().unwrap().len();
+        assert!(bytes > 3 * 4096 && length < 16 << 20, "{bytes} bytes of data in {length}");
+        (device, path)
+    }
+
+    #[test]
+    fn a_restored_device_is_the_one_that_was_saved() {
+        let folder = tempfile::tempdir().unwrap();
+        let (device, path) = saved(folder.path());
+        let to = folder.path().join("image");
+        restore(&path, &to).unwrap();
+        let config = DeviceConfig::new(0, 0);
+        let restored = Device::open(Image::open(&to).unwrap().unwrap(), &config).unwrap();
+        let all = |device: &Device| {
+            let mut all = vec![0; 8 << 20];
+            device.read_base(0, &mut all).unwrap();
+            all
+        };
+        assert!(all(&device) == all(&restored));
+        let twice = restore(&path, &to).unwrap_err().to_string();
+        assert!(twice.contains("exists"), "{twice}");
+    }
+
+    #[test]
+    fn a_damaged_or_cut_snapshot_is_refused_and_leaves_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let (_, path) = saved(folder.path());
+        let whole = std::fs::read(&path).unwrap();
+        let to = folder.path().join("image");
+        let refused = |bytes: &[u8]| {
+            std::fs::write(&path, bytes).unwrap();
+            let why = restore(&path, &to).unwrap_err();
+            assert!(matches!(why, SnapshotError::Damaged { .. }), "{why}");
+            assert!(!to.exists());
+        };
+        for cut in [0, 7, 16, 30, whole.len() / 2, whole.len() - 1] {
+            refused(&whole[..cut]);
+        }
+        for at in [0, 17, 26, 33, 60, whole.len() / 2, whole.len() - 3] {
+            let mut damaged = whole.clone();
+            damaged[at] ^= 0x40;
+            refused(&damaged);
+        }
+    }
+}
