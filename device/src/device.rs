@@ -12,6 +12,7 @@
 mod blocks;
 mod decoded;
 mod division;
+pub mod events;
 mod kept;
 mod partition;
 pub mod poison;
@@ -35,6 +36,7 @@ pub(crate) use self::division::Division;
 use self::division::Part;
 use self::{
     blocks::{Blocks, Charge},
+    events::Events,
     kept::Kept,
     poison::Poison,
     windows::Windows,
@@ -303,6 +305,7 @@ pub struct Device {
     /// The image that all this is kept in, if it is.
     kept: Option<Kept>,
     poison: Poison,
+    events: Events,
     /// Processes that served it and died.
     worker_deaths: AtomicU64,
     started: Instant,
@@ -327,6 +330,7 @@ impl Device {
             started: Instant::now(),
             kept: None,
             poison: Poison::default(),
+            events: Events::default(),
             worker_deaths: AtomicU64::new(0),
             config,
         })
@@ -377,6 +381,7 @@ impl Device {
             started: Instant::now(),
             kept: Some(kept),
             poison,
+            events: Events::default(),
             worker_deaths: AtomicU64::new(0),
             config,
         };
@@ -491,6 +496,16 @@ impl Device {
     /// [`DeviceError::Damaged`] when part of a damaged block is written, after the blocks before it were.
     pub fn write_base(&self, offset: u64, data: &[u8]) -> Result<(), DeviceError> {
         self.inside(Window::Base, offset, data.len() as u64)?;
+        let written = self.write_pieces(offset, data);
+        self.events.note(&written);
+        if let Some(store) = self.coded_store() {
+            let (held, all) = store.chunks();
+            self.events.look(held, all);
+        }
+        written
+    }
+
+    fn write_pieces(&self, offset: u64, data: &[u8]) -> Result<(), DeviceError> {
         let mut done = 0;
         while done < data.len() {
             let at = offset + done as u64;

@@ -106,6 +106,11 @@ impl Device {
         self.poison.listed.lock().iter().map(poisoned).collect()
     }
 
+    /// Poisonings so far: the number of the last event.
+    pub fn poison_events(&self) -> u64 {
+        self.poison.events.get()
+    }
+
     /// Poisons every block that this base range touches, as damage would: what they held is lost.
     ///
     /// # Errors

@@ -9,6 +9,7 @@
 //! | `GET /disks` | lists the disks: serial numbers, sockets, partitions |
 //! | `POST /flush` `{"offset"?,"length"?}` | the coherence fence |
 //! | `POST /discard` `{"offset","length"}` | drops base bytes |
+//! | `GET /events` | the last events: the store's levels, writes that find no room |
 //! | `GET /poison` | lists the poisoned blocks |
 //! | `POST /poison/inject`, `POST /poison/clear` `{"offset","length"}` | poisons blocks, or makes poisoned ones zeros |
 //!
@@ -159,6 +160,7 @@ fn router(control: Control) -> Router {
         .route("/disks", get(disks))
         .route("/flush", post(flush))
         .route("/discard", post(discard))
+        .route("/events", get(events))
         .route("/poison", get(poison))
         .route("/poison/inject", post(inject_poison))
         .route("/poison/clear", post(clear_poison))
@@ -391,6 +393,10 @@ async fn discard(
 ) -> Result<impl IntoResponse, Refusal> {
     blocking(move || control.discard(range.offset, range.length)).await?;
     Ok(Json(json!({})))
+}
+
+async fn events(State(control): State<Control>) -> impl IntoResponse {
+    Json(control.events())
 }
 
 async fn poison(State(control): State<Control>) -> impl IntoResponse {

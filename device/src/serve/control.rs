@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use lamina_abi::DIRECTORY_BYTES;
 
 use crate::BLOCK_BYTES;
+use crate::device::events::Event;
 use crate::device::poison::Poisoned;
 use crate::device::{Device, DeviceError};
 use crate::stats::StatsReport;
@@ -137,6 +138,11 @@ impl Control {
             Some(coherence) => Ok(coherence.discard(offset, length)?),
             None => Ok(self.device.discard(offset, length)?),
         }
+    }
+
+    /// The last events.
+    pub fn events(&self) -> Vec<Event> {
+        self.device.events()
     }
 
     /// The poisoned blocks.

@@ -371,6 +371,19 @@ impl Store {
         self.segments.held_bytes()
     }
 
+    /// Chunks of memory that hold segments, and all there may be.
+    pub fn chunks(&self) -> (u64, u64) {
+        self.segments.chunks()
+    }
+
+    /// Whether there is room for so many bytes more, whatever they are and however they are coded: chunks for the longest segments, and one for each length.
+    pub fn has_room(&self, bytes: u64) -> bool {
+        let (held, all) = self.segments.chunks();
+        let longest = segments::MOST_GRANULES;
+        let each = (segments::CHUNK_GRANULES / longest) as u64;
+        all - held >= blocks(bytes).div_ceil(each) + longest as u64
+    }
+
     /// Bytes of segments there may be.
     pub fn capacity_bytes(&self) -> u64 {
         self.segments.capacity_bytes()

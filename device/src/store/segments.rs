@@ -119,6 +119,13 @@ impl Segments {
         self.allocator.lock().held_bytes()
     }
 
+    /// Chunks that hold segments, and all there may be.
+    pub(super) fn chunks(&self) -> (u64, u64) {
+        let allocator = self.allocator.lock();
+        let chunk = UNIT_BYTES as u64;
+        (allocator.held_bytes() / chunk, allocator.capacity_bytes() / chunk)
+    }
+
     /// Bytes there may be.
     pub fn capacity_bytes(&self) -> u64 {
         self.allocator.lock().capacity_bytes()

@@ -1,0 +1,191 @@
+//! Events: what an operator should know of, in order, each said once.
+//!
+//! * The store fills up: an event when its chunks pass each of [`LEVELS`], when there is none left, and when it has fallen below a level again by
+//!   [`MARGIN`]. A level is passed once on the way up, however often writes go back and forth around it.
+//! * A write finds no room, in the store or on the host: an event, and no more of them until a write has found room.
+//! * The last [`MOST`] events are kept.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::time::Instant;
+
+use parking_lot::Mutex;
+use serde::Serialize;
+
+use super::{Device, DeviceError};
+use crate::store::StoreError;
+
+/// Per cent of the store's chunks in use at which it is said.
+pub const LEVELS: [u64; 3] = [75, 90, 97];
+/// Per cent below a level at which it is said that the store has fallen below it.
+pub const MARGIN: u64 = 2;
+/// Events that are kept.
+pub const MOST: usize = 1024;
+
+/// What happened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Kind {
+    /// The store is fuller than a level.
+    StoreAbove,
+    /// The store is emptier than that level again.
+    StoreBelow,
+    /// A write found no room.
+    NoRoom,
+    /// A write found room again.
+    RoomAgain,
+}
+
+/// An event.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Event {
+    /// From 1.
+    pub number: u64,
+    /// Seconds since the device was opened by this process.
+    pub seconds: f64,
+    /// What happened.
+    pub kind: Kind,
+    /// The same for people.
+    pub text: String,
+}
+
+/// The events of a device.
+pub(super) struct Events {
+    began: Instant,
+    kept: Mutex<Kept>,
+    /// Levels that were passed.
+    level: AtomicUsize,
+    no_room: AtomicBool,
+}
+
+#[derive(Default)]
+struct Kept {
+    count: u64,
+    last: VecDeque<Event>,
+}
+
+impl Default for Events {
+    fn default() -> Self {
+        Self {
+            began: Instant::now(),
+            kept: Mutex::default(),
+            level: AtomicUsize::new(0),
+            no_room: AtomicBool::new(false),
+        }
+    }
+}
+
+impl Events {
+    fn say(&self, kind: Kind, text: String) {
+        tracing::warn!("{text}");
+        let mut kept = self.kept.lock();
+        kept.count += 1;
+        if kept.last.len() == MOST {
+            kept.last.pop_front();
+        }
+        let event = Event { number: kept.count, seconds: self.began.elapsed().as_secs_f64(), kind, text };
+        kept.last.push_back(event);
+    }
+
+    /// Looks at how full the store is: `held` of `all` chunks.
+    pub(super) fn look(&self, held: u64, all: u64) {
+        let now = self.level.load(Relaxed);
+        let above = |per_cent: u64| held.saturating_mul(100) > all.saturating_mul(per_cent);
+        if let Some(level) = LEVELS.get(now).filter(|level| above(**level)) {
+            if self.level.compare_exchange(now, now + 1, Relaxed, Relaxed).is_ok() {
+                self.say(
+                    Kind::StoreAbove,
+                    format!("more than {level} % of the store are in use: discard what is not needed"),
+                );
+            }
+        } else if let Some(level) = now.checked_sub(1).map(|below| LEVELS[below])
+            && !above(level - MARGIN)
+            && self.level.compare_exchange(now, now - 1, Relaxed, Relaxed).is_ok()
+        {
+            self.say(Kind::StoreBelow, format!("less than {level} % of the store are in use again"));
+        }
+    }
+
+    /// Notes how a write went.
+    pub(super) fn note(&self, written: &Result<(), DeviceError>) {
+        match written {
+            Err(DeviceError::Store(why @ (StoreError::Full { .. } | StoreError::NoRoom { .. })))
+                if !self.no_room.swap(true, Relaxed) =>
+            {
+                self.say(Kind::NoRoom, format!("writes find no room: {why}"));
+            }
+            Ok(()) if self.no_room.load(Relaxed) && self.no_room.swap(false, Relaxed) => {
+                self.say(Kind::RoomAgain, "writes find room again".to_owned());
+            }
+            _ => {}
+        }
+    }
+}
+
+impl Device {
+    /// The last events, first to last.
+    pub fn events(&self) -> Vec<Event> {
+        self.events.kept.lock().last.iter().cloned().collect()
+    }
+
+    /// Whether the store may not have room for so many bytes more, whatever they are.
+    pub fn is_tight(&self, bytes: u64) -> bool {
+        self.coded_store().is_some_and(|store| !store.has_room(bytes))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::DeviceConfig;
+
+    #[test]
+    fn levels_are_said_once_up_and_once_down() {
+        let events = Events::default();
+        for held in [0, 74, 75, 76, 74, 76, 91, 89, 98, 100, 96, 40, 40, 40, 40, 80] {
+            events.look(held, 100);
+        }
+        let said: Vec<_> = events.kept.lock().last.iter().map(|event| (event.number, event.kind)).collect();
+        let kinds = [
+            Kind::StoreAbove, // 75
+            Kind::StoreAbove, // 90
+            Kind::StoreAbove, // 97
+            Kind::StoreBelow,
+            Kind::StoreBelow,
+            Kind::StoreBelow,
+            Kind::StoreAbove,
+        ];
+        assert_eq!(said, (1..).zip(kinds).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn a_store_that_is_promised_more_than_it_holds_warns_refuses_and_recovers() {
+        let config = DeviceConfig { store_bytes: Some(16 << 20), ..DeviceConfig::new(64 << 20, 8 << 20) };
+        let device = Device::new(config).unwrap();
+        let block = |at: u64| crate::kv::tests::bytes(at + 1, 4096);
+        let mut written = 0;
+        let refused = loop {
+            match device.write_base(written * 4096, &block(written)) {
+                Ok(()) => written += 1,
+                Err(why) => break why,
+            }
+        };
+        assert!(matches!(refused, DeviceError::Store(StoreError::Full { .. })), "{refused}");
+        assert!(device.is_tight(4096) && device.write_base(written * 4096, &block(7)).is_err());
+        let kinds = |device: &Device| device.events().iter().map(|event| event.kind).collect::<Vec<_>>();
+        let filled = [Kind::StoreAbove, Kind::StoreAbove, Kind::StoreAbove, Kind::NoRoom];
+        assert_eq!(kinds(&device), filled);
+        // Nothing of what is there is harmed, and it can be written again in place of itself once there is room.
+        let mut found = vec![0; 4096];
+        for at in 0..written {
+            device.read_base(at * 4096, &mut found).unwrap();
+            assert!(found == block(at), "block {at}");
+        }
+        device.discard(0, written / 2 * 4096).unwrap();
+        device.write_base(written * 4096, &block(written)).unwrap();
+        assert!(!device.is_tight(4096));
+        assert!(kinds(&device)[4..].contains(&Kind::RoomAgain), "{:?}", device.events());
+        device.read_base(written * 4096, &mut found).unwrap();
+        assert!(found == block(written));
+    }
+}
