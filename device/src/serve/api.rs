@@ -6,6 +6,7 @@
 //! | `GET /stats`, `GET /metrics` | all counters, as JSON and as OpenMetrics |
 //! | `GET /tensors`, `POST /tensors`, `DELETE /tensors/{name}` | lists, makes (a [`TensorSpec`]), removes |
 //! | `GET /views`, `POST /views` `{"tensor","spelling"}` | lists, makes |
+//! | `GET /guests` | lists the pairs of files: whose, paths, bytes, and the socket for the guest |
 //! | `POST /flush` `{"offset"?,"length"?}` | the coherence fence |
 //! | `POST /discard` `{"offset","length"}` | drops base bytes |
 //!
@@ -113,6 +114,7 @@ fn router(control: Control) -> Router {
         .route("/tensors", get(tensors).post(create_tensor))
         .route("/tensors/{*name}", delete(remove_tensor))
         .route("/views", get(views).post(create_view))
+        .route("/guests", get(guests))
         .route("/flush", post(flush))
         .route("/discard", post(discard))
         .fallback(|| async { Refusal::new(StatusCode::NOT_FOUND, "there is nothing here; see GET /") })
@@ -144,7 +146,7 @@ impl IntoResponse for Refusal {
 impl From<ControlError> for Refusal {
     fn from(why: ControlError) -> Self {
         let status = match &why {
-            ControlError::Device(why) => status_of(why),
+            ControlError::Device(why) | ControlError::Serve(ServeError::Device(why)) => status_of(why),
             ControlError::Serve(ServeError::PastEnd { .. }) => StatusCode::UNPROCESSABLE_ENTITY,
             ControlError::Serve(ServeError::Closing) => StatusCode::SERVICE_UNAVAILABLE,
             ControlError::Serve(_) => StatusCode::INTERNAL_SERVER_ERROR,
@@ -275,6 +277,10 @@ async fn tensors(State(control): State<Control>) -> impl IntoResponse {
 
 async fn views(State(control): State<Control>) -> impl IntoResponse {
     Json(control.views())
+}
+
+async fn guests(State(control): State<Control>) -> impl IntoResponse {
+    Json(control.seats())
 }
 
 async fn create_tensor(

@@ -14,6 +14,9 @@
 //!    the page cache until the kernel writes the page back, then it is counted and dropped and the page invalidated.
 //!    It changes nothing in the device and no other page, and after a flush, of any range, nobody sees it any more.
 //!
+//! All of this is for one pair of files, that is one page cache, over one partition. Between *hosts*, whose page caches nobody keeps coherent, the contract of
+//! [`super::host_cache`] holds instead: 1 and 4 as above, each for its own files; 2 without the laundering; 3 after a flush by the host itself.
+//!
 //! How: reads of views mark their pages in [`ServedPages`]; a base store that has reached the device takes the marks of
 //! the view pages over it and queues them here; one thread tells the kernel to drop them. It must be a thread of its own:
 //! the kernel waits in that call for reads of the same pages that are under way, which FUSE workers have to answer.
@@ -25,15 +28,19 @@ use std::sync::mpsc;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::device::Device;
+use crate::device::{DeviceError, Partition};
 
 use super::ServeError;
+use super::host_cache::HostCache;
 use super::launder::{Done, LaunderWith, Launderer};
-use super::served_pages::{ServedPages, push};
+use super::served_pages::{PAGE_BYTES, ServedPages, push};
+use super::tree::Window;
 
-/// Keeps the windows of one device coherent on one mount.
+/// Keeps the windows of one pair of files coherent.
 pub struct Coherence {
-    device: Arc<Device>,
+    partition: Partition,
+    /// The host's, if this is a host's pair.
+    cache: Option<Arc<HostCache>>,
     served: ServedPages,
     queue: Mutex<Queue>,
     /// Signalled when something was queued or the end has come.
@@ -45,21 +52,25 @@ pub struct Coherence {
     scrubber: std::sync::OnceLock<Launderer>,
 }
 
-/// Ranges of the views window to invalidate.
+/// Ranges to invalidate.
 #[derive(Default)]
 struct Queue {
+    /// Of the views window.
     ranges: Vec<Range<u64>>,
-    /// Batches of which `ranges` is the next: what is queued now is through when `batches_done` exceeds it.
+    /// Of the base window, which only hosts invalidate.
+    base_ranges: Vec<Range<u64>>,
+    /// Batches of which these are the next: what is queued now is through when `batches_done` exceeds it.
     batch: u64,
     batches_done: u64,
     closed: bool,
 }
 
 impl Coherence {
-    pub(super) fn new(device: Arc<Device>) -> Self {
+    pub(super) fn new(partition: Partition, cache: Option<Arc<HostCache>>) -> Self {
         Self {
-            served: ServedPages::new(device.views_bytes()),
-            device,
+            served: ServedPages::new(partition.views_bytes()),
+            partition,
+            cache,
             queue: Mutex::default(),
             queued: Condvar::new(),
             drained: Condvar::new(),
@@ -89,17 +100,83 @@ impl Coherence {
     ///
     /// When the device refused a dirty page, or the mount is going away.
     pub fn flush(&self, offset: u64, length: u64) -> Result<(), ServeError> {
-        let end = offset.saturating_add(length).min(self.device.base_bytes());
+        let end = offset.saturating_add(length).min(self.partition.base_bytes());
         if offset < end {
             let flushed = on(&self.launderer, |base, done| base.launder(once(offset..end).collect(), done));
             flushed.map_err(|source| ServeError::Flush { offset, length, source })?;
+            if let Some(cache) = &self.cache {
+                self.merging(|changed| cache.write_back(offset..end, changed))?;
+            }
         }
-        let whole = 0..self.device.views_bytes();
+        let whole = 0..self.partition.views_bytes();
         if self.scrubber.get().is_some_and(|views| views.needed(std::slice::from_ref(&whole))) {
             let scrubbed = on(&self.scrubber, |views, done| views.launder(once(whole).collect(), done));
             scrubbed.map_err(|source| ServeError::Flush { offset, length, source })?;
         }
         self.drain()
+    }
+
+    /// Drops what the host holds of these base bytes, and of the views over them: its next loads are the device's bytes. What the host stored into the pages that the range touches and did not flush
+    /// is written back first. Between windows that are coherent there is nothing to drop. Sleeps like [`Self::flush`].
+    ///
+    /// # Errors
+    ///
+    /// When the device cannot store what has to be written back, which then stays, or the mount is going away.
+    pub fn invalidate(&self, offset: u64, length: u64) -> Result<(), ServeError> {
+        if self.cache.is_none() {
+            return Ok(());
+        }
+        let end = offset.saturating_add(length).min(self.partition.base_bytes());
+        if offset < end {
+            self.drop_pages(once(offset..end), true)?;
+            let over = self.partition.views_over_base(offset, end - offset);
+            self.views_changed(over)?;
+        }
+        Ok(())
+    }
+
+    /// Has the page cache and the host's own drop the base pages that `ranges` touch: how many went.
+    pub(super) fn drop_pages(
+        &self,
+        ranges: impl IntoIterator<Item = Range<u64>>,
+        asked: bool,
+    ) -> Result<u64, ServeError> {
+        let Some(cache) = &self.cache else { return Ok(0) };
+        let mut ranges: Vec<_> = ranges
+            .into_iter()
+            .map(|range| range.start / PAGE_BYTES * PAGE_BYTES..range.end.next_multiple_of(PAGE_BYTES))
+            .collect();
+        join_touching(&mut ranges);
+        for range in &ranges {
+            cache.leave(range.clone());
+        }
+        // First, and on threads that a kill can end: see `launder`.
+        let laundered = on(&self.launderer, |base, done| base.launder(ranges.clone(), done));
+        laundered.map_err(|source| ServeError::Flush { offset: 0, length: 0, source })?;
+        let mut queue = self.lock();
+        queue.base_ranges.extend(ranges.iter().cloned());
+        drop(queue);
+        self.queued.notify_one();
+        self.drain()?;
+        let mut went = 0;
+        self.merging(|changed| {
+            ranges.iter().try_for_each(|range| cache.left(range.clone(), changed).map(|pages| went += pages))
+        })?;
+        cache.count_dropped(went, asked);
+        Ok(went)
+    }
+
+    /// Has a host's cache merge into the device, and drops this host's view pages over what changed, even if not all could be merged.
+    fn merging(
+        &self,
+        merge: impl FnOnce(&mut Vec<Range<u64>>) -> Result<(), DeviceError>,
+    ) -> Result<(), ServeError> {
+        let mut changed = Vec::new();
+        let merged = merge(&mut changed);
+        for range in changed {
+            self.base_changed(range.start, range.end - range.start);
+        }
+        Ok(merged?)
     }
 
     /// Drops the base bytes of a range: they read as zero afterwards, in views too. Sleeps like [`Self::flush`].
@@ -108,7 +185,7 @@ impl Coherence {
     ///
     /// When the range passes the window's end, or the mount is going away.
     pub fn discard(&self, offset: u64, length: u64) -> Result<(), ServeError> {
-        let window = self.device.base_bytes();
+        let window = self.partition.base_bytes();
         let end = offset.checked_add(length).filter(|&end| end <= window);
         let Some(end) = end else { return Err(ServeError::PastEnd { offset, length, window }) };
         if offset < end {
@@ -135,8 +212,11 @@ impl Coherence {
 
     /// Base ranges to launder before this range of the views window is computed, if any are dirty. Never sleeps.
     pub(super) fn laundry(&self, offset: u64, length: u64) -> Option<Vec<Range<u64>>> {
+        if self.cache.is_some() {
+            return None;
+        }
         let launderer = self.launderer.get()?;
-        let under = self.device.base_under_views(offset, length);
+        let under = self.partition.base_under_views(offset, length);
         launderer.needed(&under).then_some(under)
     }
 
@@ -156,7 +236,7 @@ impl Coherence {
     /// Says that base bytes in the device have changed.
     pub(super) fn base_changed(&self, offset: u64, length: u64) {
         let mut taken = Vec::new();
-        for range in self.device.views_over_base(offset, length) {
+        for range in self.partition.views_over_base(offset, length) {
             self.served.take(range, &mut taken);
         }
         self.queue(taken);
@@ -187,7 +267,8 @@ impl Coherence {
     /// Waits until everything queued by now is invalidated.
     fn drain(&self) -> Result<(), ServeError> {
         let mut queue = self.lock();
-        let mine = if queue.ranges.is_empty() { queue.batch } else { queue.batch + 1 };
+        let empty = queue.ranges.is_empty() && queue.base_ranges.is_empty();
+        let mine = if empty { queue.batch } else { queue.batch + 1 };
         while queue.batches_done < mine {
             if queue.closed {
                 return Err(ServeError::Closing);
@@ -198,23 +279,25 @@ impl Coherence {
     }
 
     /// The invalidator: hands batches of ranges to `invalidate` until [`Self::close`].
-    pub(super) fn invalidate_until_closed(&self, mut invalidate: impl FnMut(&Range<u64>)) {
-        let mut batch = Vec::new();
+    pub(super) fn invalidate_until_closed(&self, mut invalidate: impl FnMut(Window, &Range<u64>)) {
+        let (mut batch, mut base_batch) = (Vec::new(), Vec::new());
         loop {
             let mut queue = self.lock();
-            while queue.ranges.is_empty() && !queue.closed {
+            while queue.ranges.is_empty() && queue.base_ranges.is_empty() && !queue.closed {
                 queue = self.queued.wait(queue).unwrap_or_else(PoisonError::into_inner);
             }
             if queue.closed {
                 return;
             }
             std::mem::swap(&mut queue.ranges, &mut batch);
+            std::mem::swap(&mut queue.base_ranges, &mut base_batch);
             queue.batch += 1;
             let number = queue.batch;
             drop(queue);
-            join_touching(&mut batch);
-            batch.iter().for_each(&mut invalidate);
-            batch.clear();
+            for (window, batch) in [(Window::Base, &mut base_batch), (Window::Views, &mut batch)] {
+                join_touching(batch);
+                batch.drain(..).for_each(|range| invalidate(window, &range));
+            }
             self.lock().batches_done = number;
             self.drained.notify_all();
         }
@@ -222,6 +305,9 @@ impl Coherence {
 
     /// Ends laundering and invalidating; whoever waits gets [`ServeError::Closing`].
     pub(super) fn close(&self) {
+        if let Some(cache) = &self.cache {
+            cache.close();
+        }
         for launderer in [&self.launderer, &self.scrubber].into_iter().filter_map(|launderer| launderer.get())
         {
             launderer.stop();
@@ -232,19 +318,30 @@ impl Coherence {
     }
 
     /// Brings every dirty base page to the device, for at most `patience`.
-    pub(super) fn settle(self: &Arc<Self>, patience: Duration) {
+    pub(super) fn settle(&self, patience: Duration) {
         let Some(launderer) = self.launderer.get() else { return };
         let (done, answer) = mpsc::channel();
-        let everything = 0..self.device.base_bytes();
+        let everything = 0..self.partition.base_bytes();
         let started = Instant::now();
         launderer.launder(once(everything).collect(), Box::new(move |result| drop(done.send(result))));
         match answer.recv_timeout(patience) {
-            Ok(Ok(())) => tracing::debug!(seconds = started.elapsed().as_secs_f64(), "stores settled"),
+            Ok(Ok(())) => match self.merge_all() {
+                Ok(()) => tracing::debug!(seconds = started.elapsed().as_secs_f64(), "stores settled"),
+                Err(why) => tracing::warn!("a host's stores are lost: {why}"),
+            },
             Ok(Err(why)) => tracing::warn!("stores may be lost: {why}"),
             Err(_) => {
                 tracing::warn!("stores may be lost: writing them back took over {} s", patience.as_secs());
             }
         }
+    }
+}
+
+impl Coherence {
+    /// Merges all that a host stored.
+    fn merge_all(&self) -> Result<(), DeviceError> {
+        let Some(cache) = &self.cache else { return Ok(()) };
+        cache.write_back(0..self.partition.base_bytes(), &mut Vec::new())
     }
 }
 

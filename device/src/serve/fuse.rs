@@ -1,7 +1,7 @@
-//! The mount: from a device and a directory to two files that can be mapped.
+//! The mount: from a device and a directory to files that can be mapped, a pair for each guest or host.
 //!
-//! Mounting makes these threads: `threads` workers (see `fuse_workers`), three launderers, two late answerers, one
-//! invalidator (see [`super::coherence`]). Unmounting brings dirty pages to the device, aborts the connection, so that
+//! Mounting makes these threads: `threads` workers (see `fuse_workers`) and two late answerers; for each pair of files an
+//! invalidator and two or three launderers (see [`super::coherence`]), and for a host's one that makes room in its cache. Unmounting brings dirty pages to the device, aborts the connection, so that
 //! nobody sleeps on it any more, and joins them all. A process that still maps a window then gets SIGBUS on a page it
 //! has not loaded yet; that is what pulling a memory device does.
 //!
@@ -29,16 +29,17 @@ use fuse_backend_rs::api::server::Server;
 use fuse_backend_rs::transport::FuseSession;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 
-use crate::device::Device;
+use crate::device::{Device, Partition};
 
 use super::ServeError;
-use super::coherence::Coherence;
 use super::fuse_fs::WindowFs;
-use super::fuse_workers::{Workers, invalidate_views};
+use super::fuse_workers::{Workers, invalidate};
 use super::launder::LaunderWith;
 use super::mount_point::{self, MountPoint};
+use super::pair::{Pair, PairOptions, Place};
+use super::tree::{Tree, Window};
 
-/// Threads that sleep in write-backs for view reads and flushes.
+/// Threads that sleep in write-backs for view reads and flushes of a device's only pair; one does where there are several pairs.
 const LAUNDERERS: usize = 2;
 /// Threads that answer view reads after laundering.
 const LATE_ANSWERERS: usize = 2;
@@ -70,17 +71,31 @@ pub struct Mount {
     point: MountPoint,
     minor: String,
     workers: Arc<Workers>,
-    coherence: Arc<Coherence>,
+    tree: Arc<Tree>,
     threads: Vec<JoinHandle<()>>,
 }
 
 impl Mount {
-    /// Mounts `device` at `point`.
+    /// Mounts all of `device` at `point`, which is not divided, or of which only the first partition is shown.
     ///
     /// # Errors
     ///
     /// When FUSE is missing, or a thread or the mount cannot be made; each names what to do.
     pub fn new(device: Arc<Device>, point: MountPoint, options: &MountOptions) -> Result<Self, ServeError> {
+        let partition = Partition::first(device);
+        Self::of_pairs(&[PairOptions { place: Place::Root, partition, cache_bytes: None }], point, options)
+    }
+
+    /// Mounts these pairs of files at `point`. All partitions are of one device, and no two pairs have one place.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::new`].
+    pub fn of_pairs(
+        pairs: &[PairOptions],
+        point: MountPoint,
+        options: &MountOptions,
+    ) -> Result<Self, ServeError> {
         fuse_present()?;
         let mut session = FuseSession::new(&point.path, &mount_point::source(), "lamina", false)
             .map_err(|why| ServeError::Mount { path: point.path.clone(), why: why.to_string() })?;
@@ -90,25 +105,20 @@ impl Mount {
             .map_err(|why| ServeError::Mount { path: point.path.clone(), why: why.to_string() })?;
         let channels =
             (0..options.threads.max(1)).map(|_| channel_of(&session)).collect::<io::Result<Vec<_>>>();
-        let invalidations = channels.as_ref().ok().map(|_| channel_of(&session)).transpose();
-        let coherence = Arc::new(Coherence::new(Arc::clone(&device)));
+        let invalidations = pairs.iter().map(|_| channel_of(&session)).collect::<io::Result<Vec<_>>>();
+        let pairs = pairs.iter().map(|pair| Arc::new(Pair::new(pair, &point.path))).collect();
+        let tree = Arc::new(Tree::new(pairs));
         let (late, late_queue) = channel();
         let workers = Arc::new(Workers {
-            server: Server::new(WindowFs::new(device, Arc::clone(&coherence))),
-            coherence: Arc::clone(&coherence),
+            server: Server::new(WindowFs::new(Arc::clone(&tree))),
+            tree: Arc::clone(&tree),
             channels: channels.map_err(ServeError::Threads)?,
             late: Mutex::new(Some(late)),
             panics: AtomicU64::new(0),
         });
         // From here on dropping the mount undoes everything.
-        let mut mount = Self {
-            session: Some(session),
-            point,
-            minor: String::new(),
-            workers,
-            coherence,
-            threads: Vec::new(),
-        };
+        let mut mount =
+            Self { session: Some(session), point, minor: String::new(), workers, tree, threads: Vec::new() };
         mount.start(options, invalidations.map_err(ServeError::Threads)?, late_queue)?;
         Ok(mount)
     }
@@ -116,7 +126,7 @@ impl Mount {
     fn start(
         &mut self,
         options: &MountOptions,
-        invalidations: Option<File>,
+        invalidations: Vec<File>,
         late_queue: std::sync::mpsc::Receiver<super::fuse_workers::Late>,
     ) -> Result<(), ServeError> {
         for channel in 0..self.workers.channels.len() {
@@ -128,20 +138,49 @@ impl Mount {
             let (workers, queue) = (Arc::clone(&self.workers), Arc::clone(&late_queue));
             self.spawn(format!("fuse-late-{index}"), move || workers.answer_late(&queue))?;
         }
-        if let Some(device) = invalidations {
-            let (workers, coherence) = (Arc::clone(&self.workers), Arc::clone(&self.coherence));
-            self.spawn("fuse-invalidate".to_owned(), move || {
-                coherence.invalidate_until_closed(|range| invalidate_views(&workers, &device, range));
-            })?;
-        }
         let failed = |source| ServeError::MountPoint { path: self.point.path.clone(), source };
         self.minor = mount_point::minor_of(&self.point.path).map_err(failed)?;
-        let open = |path| File::options().read(true).write(true).open(path).map_err(failed);
-        let (base, views) = (open(self.base_path())?, open(self.views_path())?);
-        self.coherence
-            .start_laundering(base, views, LAUNDERERS, options.launder_with)
-            .map_err(ServeError::Threads)?;
+        let pairs = self.tree.pairs().to_vec();
+        let launderers = if pairs.len() == 1 { LAUNDERERS } else { 1 };
+        for (pair, device) in pairs.iter().zip(invalidations) {
+            self.start_pair(pair, device, launderers, options.launder_with)?;
+        }
         self.tune(options);
+        Ok(())
+    }
+
+    /// Starts what keeps a pair coherent.
+    fn start_pair(
+        &mut self,
+        pair: &Arc<Pair>,
+        device: File,
+        launderers: usize,
+        with: LaunderWith,
+    ) -> Result<(), ServeError> {
+        let number = self.tree.inode_of(pair, Window::Base).unwrap_or_default();
+        let (workers, invalidated) = (Arc::clone(&self.workers), Arc::clone(pair));
+        self.spawn(format!("fuse-inval-{number}"), move || {
+            invalidated.coherence().invalidate_until_closed(|window, range| {
+                if let Some(inode) = workers.tree.inode_of(&invalidated, window) {
+                    invalidate(&workers, &device, inode, range);
+                }
+            });
+        })?;
+        let failed = |source| ServeError::MountPoint { path: self.point.path.clone(), source };
+        let open = |path| File::options().read(true).write(true).open(path).map_err(failed);
+        let (base, views) = (open(pair.base_path())?, open(pair.views_path())?);
+        pair.coherence().start_laundering(base, views, launderers, with).map_err(ServeError::Threads)?;
+        if let Some(cache) = pair.cache().cloned() {
+            let pair = Arc::clone(pair);
+            self.spawn(format!("host-room-{number}"), move || {
+                cache.make_room_until_closed(|ranges| {
+                    pair.coherence().drop_pages(ranges, false).unwrap_or_else(|why| {
+                        tracing::warn!("a host's cache cannot make room: {why}");
+                        0
+                    })
+                });
+            })?;
+        }
         Ok(())
     }
 
@@ -169,19 +208,19 @@ impl Mount {
         &self.point.path
     }
 
-    /// The base window's file.
+    /// The base window's file, of the pair at the root.
     pub fn base_path(&self) -> PathBuf {
         self.point.path.join("base")
     }
 
-    /// The views window's file.
+    /// The views window's file, of the pair at the root.
     pub fn views_path(&self) -> PathBuf {
         self.point.path.join("views")
     }
 
-    /// What keeps the two windows coherent: [`Coherence::flush`] is there.
-    pub fn coherence(&self) -> &Arc<Coherence> {
-        &self.coherence
+    /// The pairs of files, in the order they were asked for.
+    pub fn pairs(&self) -> &[Arc<Pair>] {
+        self.tree.pairs()
     }
 
     /// Requests that made a handler panic; each was answered with EIO.
@@ -192,7 +231,9 @@ impl Mount {
 
 impl Drop for Mount {
     fn drop(&mut self) {
-        self.coherence.settle(SETTLE);
+        for pair in self.tree.pairs() {
+            pair.coherence().settle(SETTLE);
+        }
         if !self.minor.is_empty() {
             mount_point::abort(&self.minor);
         }
@@ -202,7 +243,9 @@ impl Drop for Mount {
         // Closes its descriptor; the rest was done above.
         drop(self.session.take());
         drop(self.workers.late.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take());
-        self.coherence.close();
+        for pair in self.tree.pairs() {
+            pair.coherence().close();
+        }
         for thread in self.threads.drain(..) {
             // Handlers' panics are caught and counted; a thread that died otherwise was logged by the panic hook.
             let _ = thread.join();

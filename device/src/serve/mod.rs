@@ -1,4 +1,4 @@
-//! Serving a device: as two files to map ([`fuse`]), as an API over sockets ([`api`]), and to guests ([`guest_port`]).
+//! Serving a device: as files to map, two for each guest or host ([`fuse`], [`pair`]), as an API over sockets ([`api`]), and to guests ([`guest_port`]).
 //!
 //! The servers know the device and nothing behind it. What a file shows is the device's two windows; what keeps those
 //! coherent, and what a user of both may rely on, is stated in one place: [`coherence`].
@@ -10,12 +10,15 @@ pub mod fuse;
 mod fuse_fs;
 mod fuse_workers;
 pub mod guest_port;
+pub mod host_cache;
 mod http;
 pub mod launder;
 mod metrics;
 mod mount_point;
+pub mod pair;
 mod served_pages;
 mod socket;
+mod tree;
 
 use std::io;
 use std::net::SocketAddr;
@@ -23,10 +26,11 @@ use std::path::PathBuf;
 
 pub use api::Api;
 pub use coherence::Coherence;
-pub use control::{Control, ControlError};
+pub use control::{Control, ControlError, Seat, ServedStats};
 pub use fuse::{Mount, MountOptions};
 pub use guest_port::GuestPort;
 pub use mount_point::MountPoint;
+pub use pair::{Pair, PairOptions, Place};
 
 /// Why a device cannot be served, or an operation on a served one failed.
 #[derive(Debug, thiserror::Error)]
@@ -104,6 +108,9 @@ pub enum ServeError {
         /// Why.
         source: io::Error,
     },
+    /// The device cannot store what a host wants written back.
+    #[error(transparent)]
+    Device(#[from] crate::device::DeviceError),
     /// A range passes the end of the base window.
     #[error("{length} bytes at {offset:#x} pass the end of the base window, which has {window} bytes")]
     PastEnd {

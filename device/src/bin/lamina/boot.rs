@@ -9,10 +9,11 @@ use std::sync::{Arc, atomic::AtomicBool};
 
 use anyhow::{Context, Result, ensure};
 use lamina_qemu::{Attach, AttachKind, BootConfig, Cxl, Guest, GuestFile, Source, VhostUser, launch};
+use serde_json::Value;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::args::Boot;
-use crate::serve;
+use crate::{client, division::DivisionArgs, serve};
 
 /// The folder with the guest's static programs, which `./x` sets.
 const GUEST_PROGRAMS: &str = "LAMINA_GUEST_PROGRAMS";
@@ -24,7 +25,13 @@ pub(crate) async fn boot(args: Boot) -> Result<ExitCode> {
     let mut interrupted = signal(SignalKind::interrupt())?;
     let mut terminated = signal(SignalKind::terminate())?;
     let files = programs(&args)?;
-    let Boot { attach, device, mount, base, views_file, disks, ctl, .. } = args;
+    let Boot { attach, device, mount, mut base, mut views_file, disks, mut ctl, guest, .. } = args;
+    if let Some(name) = guest {
+        let seat = seat(&device.run_dir.join("api.sock"), &name).await?;
+        let path = |value: &Value| value.as_str().map(PathBuf::from);
+        (base, views_file, ctl) =
+            (path(&seat["base"]["path"]), path(&seat["views"]["path"]), path(&seat["ctl"]));
+    }
     // Whatever serves the device lives until the guest has ended.
     let (attach, ctl, served, folder) = match (attach, base.zip(views_file)) {
         (AttachKind::Cxl, Some((base, views))) => (windows(base, views)?, ctl, None, None),
@@ -39,9 +46,11 @@ pub(crate) async fn boot(args: Boot) -> Result<ExitCode> {
             ensure!(disks.is_empty(), "--disk goes with --attach vhost-user");
             let folder = tempfile::Builder::new().prefix("lamina-boot-").tempdir()?;
             let mount = mount.unwrap_or_else(|| folder.path().join("mount"));
-            let served = serve::start(device, mount, Arc::new(AtomicBool::new(false))).await?;
+            let served =
+                serve::start(device, DivisionArgs::default(), mount, Arc::new(AtomicBool::new(false)))
+                    .await?;
             let attach = windows(served.mount.base_path(), served.mount.views_path())?;
-            (attach, Some(served.guests.path().into()), Some(served), Some(folder))
+            (attach, served.guests.first().map(|guest| guest.path().into()), Some(served), Some(folder))
         }
     };
     let mut config = BootConfig::attached(attach);
@@ -74,6 +83,15 @@ pub(crate) async fn boot(args: Boot) -> Result<ExitCode> {
     // Unmounting sleeps.
     tokio::task::spawn_blocking(move || drop((served, folder))).await?;
     Ok(status.and_then(|status| u8::try_from(status).ok()).map_or(ExitCode::SUCCESS, ExitCode::from))
+}
+
+/// The pair of files of the guest or host `name`.
+async fn seat(api: &Path, name: &str) -> Result<Value> {
+    let seats = client::seats(api).await?;
+    let known: Vec<_> = seats.iter().filter_map(|seat| seat["name"].as_str()).collect();
+    let known = known.join(", ");
+    let found = seats.into_iter().find(|seat| seat["name"] == name);
+    found.with_context(|| format!("the device has no guest or host {name:?}; it has: {known}"))
 }
 
 /// Two files as CXL memory.

@@ -4,6 +4,7 @@ mod analyze;
 mod args;
 mod boot;
 mod client;
+mod division;
 mod meter;
 mod serve;
 
@@ -35,9 +36,10 @@ fn main() -> ExitCode {
         match cli.command {
             Command::Analyze(args) => tokio::task::block_in_place(|| analyze::analyze(&args)),
             Command::Boot(args) => return boot::boot(*args).await,
-            Command::Serve(args) => serve::serve(args).await,
+            Command::Serve(args) => serve::serve(*args).await,
             Command::Stats(args) => client::stats(&args).await,
             Command::Tensors(args) => client::tensors(&args).await,
+            Command::Guests(args) => client::guests(&args).await,
             Command::Views(args) => client::views(&args).await,
             Command::View(command) => client::view(command).await,
             Command::Flush(args) => client::flush(&args).await,

@@ -14,18 +14,19 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result};
 use indicatif::BinaryBytes;
-use lamina::device::{Device, DeviceConfig};
+use lamina::device::Device;
 use lamina::load::{self, KvRule, LoadError, LoadOptions, Loaded};
 use lamina::model::ModelFile;
-use lamina::serve::{Api, Control, GuestPort, Mount, MountOptions, MountPoint, fuse::fuse_present};
+use lamina::serve::{
+    Api, Control, GuestPort, Mount, MountOptions, MountPoint, PairOptions, Place, Seat, fuse::fuse_present,
+    pair::FileReport,
+};
 use serde_json::json;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::args::{DeviceArgs, Serve};
+use crate::division::{DivisionArgs, Plan};
 use crate::meter::Meter;
-
-/// QEMU's CXL windows are multiples of this.
-const CXL_MULTIPLE: u64 = 256 << 20;
 
 /// Serves until a signal comes.
 pub(crate) async fn serve(args: Serve) -> Result<()> {
@@ -33,7 +34,7 @@ pub(crate) async fn serve(args: Serve) -> Result<()> {
     let mut terminated = signal(SignalKind::terminate())?;
     let stop = Arc::new(AtomicBool::new(false));
     let json = args.json;
-    let mut started = std::pin::pin!(start(args.device, args.mount, Arc::clone(&stop)));
+    let mut started = std::pin::pin!(start(args.device, args.division, args.mount, Arc::clone(&stop)));
     let started = loop {
         tokio::select! {
             started = &mut started => break started,
@@ -59,38 +60,44 @@ pub(crate) async fn serve(args: Serve) -> Result<()> {
 
 /// A device that is being served. Dropped from top to bottom.
 pub(crate) struct Served {
-    pub(crate) guests: GuestPort,
+    /// One for each pair of files.
+    pub(crate) guests: Vec<GuestPort>,
     api: Api,
     pub(crate) mount: Mount,
     pub(crate) device: Arc<Device>,
+    control: Control,
     loaded: Loaded,
 }
 
 /// Starts a device and serves it on `mount`; `stop` ends the loading.
-pub(crate) async fn start(args: DeviceArgs, mount: PathBuf, stop: Arc<AtomicBool>) -> Result<Served> {
+pub(crate) async fn start(
+    args: DeviceArgs,
+    division: DivisionArgs,
+    mount: PathBuf,
+    stop: Arc<AtomicBool>,
+) -> Result<Served> {
     fuse_present()?;
-    let models = args.models.iter().map(|path| ModelFile::open(path)).collect::<Result<Vec<_>, _>>()?;
     let options = LoadOptions {
         views: args.views.into_iter().filter(|view| !view.is_empty()).collect(),
         kv: [args.kv, KvRule::by_name().to_vec()].concat(),
         formats: args.format,
         partition: None,
     };
-    let base_needed = models.iter().map(load::base_needed).sum::<u64>();
-    let views_needed = models.iter().map(|model| load::views_needed(model, &options)).sum::<u64>()
-        + lamina_abi::DIRECTORY_BYTES;
-    let fitting = |bytes: u64| bytes.max(1).next_multiple_of(CXL_MULTIPLE);
-    let base_bytes = args.capacity.unwrap_or(fitting(base_needed));
-    let views_bytes = args.views_capacity.unwrap_or(fitting(views_needed.max(base_bytes)));
-    let mut config = DeviceConfig::new(base_bytes, views_bytes);
+    let plan = Plan::new(division, &args.models, &options, args.capacity, args.views_capacity)?;
+    let mut config = plan.config.clone();
     (config.mode, config.codec) = (args.mode, args.codec);
     config.open_windows = args.open_windows;
     let device = Arc::new(Device::new(config)?);
 
     make_run_dir(&args.run_dir)?;
-    let control = Control::new(Arc::clone(&device));
+    let control = Control::new(Arc::clone(&device)).with_sockets_in(&args.run_dir);
     let api = Api::serve(control.clone(), &args.run_dir.join("api.sock"), args.tcp).await?;
-    let guests = GuestPort::serve(control.clone(), &args.run_dir.join("ctl.sock"))?;
+    let pairs = plan.pairs(&device)?;
+    let port = |pair: &PairOptions| {
+        let control = control.of_pair(pair.partition.clone(), pair.place.clone());
+        GuestPort::serve(control, &args.run_dir.join(pair.place.socket()))
+    };
+    let guests = pairs.iter().map(port).collect::<Result<Vec<_>, _>>()?;
 
     let mut mounting = MountOptions {
         read_ahead_kb: args.read_ahead_kb,
@@ -101,12 +108,12 @@ pub(crate) async fn start(args: DeviceArgs, mount: PathBuf, stop: Arc<AtomicBool
     let loading = Arc::clone(&device);
     let (mount, loaded) = tokio::task::spawn_blocking(move || -> Result<_> {
         let point = MountPoint::prepare(&mount)?;
-        let loaded = load_all(&loading, &models, &options, &stop)?;
-        Ok((Mount::new(loading, point, &mounting)?, loaded))
+        let loaded = load_all(&loading, &plan.loads, &stop)?;
+        Ok((Mount::of_pairs(&pairs, point, &mounting)?, loaded))
     })
     .await??;
-    control.mounted(mount.coherence());
-    Ok(Served { guests, api, mount, device, loaded })
+    control.mounted(mount.pairs());
+    Ok(Served { guests, api, mount, device, control, loaded })
 }
 
 /// Makes the directory for the sockets, for this user alone.
@@ -117,15 +124,10 @@ fn make_run_dir(path: &Path) -> Result<()> {
     })
 }
 
-fn load_all(
-    device: &Device,
-    models: &[ModelFile],
-    options: &LoadOptions,
-    stop: &AtomicBool,
-) -> Result<Loaded> {
+fn load_all(device: &Device, loads: &[(ModelFile, LoadOptions)], stop: &AtomicBool) -> Result<Loaded> {
     let mut all = Loaded::default();
     let meter = Meter::new("loaded");
-    for model in models {
+    for (model, options) in loads {
         let loaded = load::load_model(device, model, options, |progress| {
             meter.show(&progress);
             if stop.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
@@ -141,8 +143,10 @@ fn load_all(
 impl Served {
     /// Prints the one line that says that everything can be used.
     fn say_ready(&self, json: bool) -> Result<()> {
-        let Self { guests, api, mount, device, loaded, .. } = self;
-        let (base, views) = (mount.base_path(), mount.views_path());
+        let Self { api, device, control, loaded, .. } = self;
+        let (root, guests): (Vec<Seat>, Vec<Seat>) =
+            control.seats().into_iter().partition(|seat| seat.pair.place == Place::Root);
+        let root = root.first();
         let mut out = io::stdout().lock();
         if json {
             let line = json!({
@@ -150,34 +154,42 @@ impl Served {
                 "pid": std::process::id(),
                 "mode": device.mode(),
                 "codec": device.codec(),
-                "base": { "path": base, "bytes": device.base_bytes() },
-                "views": { "path": views, "bytes": device.views_bytes() },
+                "base": root.map(|seat| &seat.pair.base),
+                "views": root.map(|seat| &seat.pair.views),
                 "api": api.socket(),
-                "ctl": guests.path(),
+                "ctl": root.map(|seat| &seat.ctl),
                 "tcp": api.address(),
+                "guests": guests,
                 "tensors": loaded.tensors.len(),
                 "view_count": loaded.views.len(),
                 "skipped": loaded.skipped,
             });
             writeln!(out, "{line}")?;
-        } else {
-            for skipped in &loaded.skipped {
-                eprintln!("skipped: {} of {}: {}", skipped.view, skipped.tensor, skipped.why);
-            }
-            let tcp = api.address().map_or_else(String::new, |address| format!(", http://{address}/"));
-            writeln!(
-                out,
-                "ready: {} ({}) and {} ({}), {} tensors, {} views; API {}{tcp}, guests {}",
-                base.display(),
-                BinaryBytes(device.base_bytes()),
-                views.display(),
-                BinaryBytes(device.views_bytes()),
-                loaded.tensors.len(),
-                loaded.views.len(),
-                api.socket().display(),
-                guests.path().display(),
-            )?;
+            return Ok(out.flush()?);
         }
+        for skipped in &loaded.skipped {
+            eprintln!("skipped: {} of {}: {}", skipped.view, skipped.tensor, skipped.why);
+        }
+        for seat in &guests {
+            let name = seat.pair.place.name();
+            writeln!(out, "{name}: {}, guest {}", windows(seat), seat.ctl.display())?;
+        }
+        let tcp = api.address().map_or_else(String::new, |address| format!(", http://{address}/"));
+        let ready = root.map(|seat| format!("{}, ", windows(seat))).unwrap_or_default();
+        let guests = root.map(|seat| format!(", guests {}", seat.ctl.display())).unwrap_or_default();
+        writeln!(
+            out,
+            "ready: {ready}{} tensors, {} views; API {}{tcp}{guests}",
+            loaded.tensors.len(),
+            loaded.views.len(),
+            api.socket().display(),
+        )?;
         Ok(out.flush()?)
     }
+}
+
+/// A pair's files and their sizes.
+fn windows(seat: &Seat) -> String {
+    let file = |file: &FileReport| format!("{} ({})", file.path.display(), BinaryBytes(file.bytes));
+    format!("{} and {}", file(&seat.pair.base), file(&seat.pair.views))
 }
