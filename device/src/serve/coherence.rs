@@ -147,11 +147,18 @@ impl Coherence {
             .map(|range| range.start / PAGE_BYTES * PAGE_BYTES..range.end.next_multiple_of(PAGE_BYTES))
             .collect();
         join_touching(&mut ranges);
-        for range in &ranges {
+        cache.dropping(&ranges);
+        let dropped = self.drop_leaving(cache, &ranges, asked);
+        cache.dropped(&ranges);
+        dropped
+    }
+
+    fn drop_leaving(&self, cache: &HostCache, ranges: &[Range<u64>], asked: bool) -> Result<u64, ServeError> {
+        for range in ranges {
             cache.leave(range.clone());
         }
         // First, and on threads that a kill can end: see `launder`.
-        let laundered = on(&self.launderer, |base, done| base.launder(ranges.clone(), done));
+        let laundered = on(&self.launderer, |base, done| base.launder(ranges.to_vec(), done));
         laundered.map_err(|source| ServeError::Flush { offset: 0, length: 0, source })?;
         let mut queue = self.lock();
         queue.base_ranges.extend(ranges.iter().cloned());

@@ -52,8 +52,8 @@ pub(super) struct Late {
 enum Aside {
     /// Base ranges have to be laundered first.
     Launder(Vec<Range<u64>>),
-    /// A host's cache has to make room first.
-    Room(Arc<HostCache>),
+    /// A host's cache has to make room for this range first.
+    Room(Arc<HostCache>, Range<u64>),
 }
 
 /// The fields of a request's header that are looked at before the server parses it.
@@ -136,7 +136,7 @@ impl Workers {
                     go_on();
                 }),
             ),
-            Aside::Room(cache) => cache.wait_for_room(Box::new(go_on)),
+            Aside::Room(cache, range) => cache.wait_for_room(range, Box::new(go_on)),
         }
     }
 
@@ -148,7 +148,7 @@ impl Workers {
             Window::Views => Aside::Launder(pair.coherence().laundry(offset, length)?),
             Window::Base => {
                 let cache = pair.cache().filter(|cache| !cache.has_room(offset, length))?;
-                Aside::Room(Arc::clone(cache))
+                Aside::Room(Arc::clone(cache), offset..offset.saturating_add(length))
             }
         };
         Some((pair, aside))

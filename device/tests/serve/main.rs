@@ -6,5 +6,7 @@ mod api;
 mod coherence;
 mod common;
 mod guest_port;
+mod guests;
+mod hosts;
 mod mount;
 mod program;

@@ -32,10 +32,10 @@ pub(crate) struct DivisionArgs {
     #[arg(
         long = "guest",
         value_name = "NAME=BYTES[,quota=BYTES][,views=BYTES][,model=FILE]",
-        conflicts_with_all = ["capacity", "views_capacity"]
+        conflicts_with = "capacity"
     )]
     guests: Vec<GuestSpec>,
-    /// Bytes of a part that is everybody's, besides the guests' own.
+    /// Bytes of a part that is everybody's, besides the guests' own; --views-capacity is then its views window.
     #[arg(long, value_parser = bytes, value_name = "BYTES", requires = "guests")]
     shared: Option<u64>,
     /// So many hosts, h0, h1 and so on, share the device, or its shared part, each with a cache of its own that nobody keeps coherent: stores show at others when they

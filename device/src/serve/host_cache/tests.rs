@@ -146,13 +146,41 @@ fn who_waits_for_room_gets_it_when_the_oldest_page_has_gone() {
             });
         });
         let first = send.clone();
-        cache.wait_for_room(Box::new(move || first.send(1).unwrap()));
+        cache.wait_for_room(8192..12288, Box::new(move || first.send(1).unwrap()));
         assert_eq!(told.recv(), Ok(1));
         assert!(cache.has_room(8192, 4096));
         cache.close();
     });
-    cache.wait_for_room(Box::new(move || send.send(2).unwrap()));
+    cache.wait_for_room(8192..12288, Box::new(move || send.send(2).unwrap()));
     assert_eq!(told.recv(), Ok(2), "nobody waits for one that is closed");
+}
+
+/// Whoever drops a page waits for reads of it, so such a read must not wait for the one who drops.
+#[test]
+fn nobody_waits_to_read_what_is_being_dropped() {
+    let (_, hosts) = hosts(1);
+    let (send, told) = std::sync::mpsc::channel();
+    let read = |page: u64| {
+        let send = send.clone();
+        let then = move || send.send(page).unwrap();
+        hosts[0].wait_for_room(page * 4096..(page + 1) * 4096, Box::new(then));
+    };
+    let now = || told.try_iter().collect::<Vec<_>>();
+    let dropped = [0..4096, 8192..12288];
+    read(0);
+    read(1);
+    assert_eq!(now(), Vec::<u64>::new());
+    hosts[0].dropping(&dropped);
+    assert_eq!(now(), [0], "it waited already");
+    read(2);
+    read(3);
+    assert_eq!(now(), [2]);
+    hosts[0].dropped(&dropped);
+    read(0);
+    assert_eq!(now(), Vec::<u64>::new());
+    hosts[0].close();
+    hosts[0].make_room_until_closed(|_| panic!("there is an end"));
+    assert_eq!(now(), [1, 3, 0]);
 }
 
 #[derive(Clone, Debug)]
