@@ -1,6 +1,7 @@
 //! The device, started as a user would start it: `lamina serve` in a process of its own.
 
 use std::{
+    ffi::OsString,
     io::{BufRead, BufReader},
     os::unix::process::CommandExt,
     path::{Path, PathBuf},
@@ -10,7 +11,7 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 use rustix::process::{Signal, getpid, getppid, set_parent_process_death_signal};
-use serde::Deserialize;
+use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::Value;
 
 use crate::{programs, report::Skipped};
@@ -38,10 +39,12 @@ pub struct Serve {
 }
 
 /// A served device. Dropping it stops it.
-pub struct Daemon {
+pub struct Daemon<R = Ready> {
     child: Child,
     /// What it said when it was ready.
-    pub ready: Ready,
+    pub ready: R,
+    /// The API's socket.
+    api: PathBuf,
     _folder: tempfile::TempDir,
 }
 
@@ -62,6 +65,28 @@ pub struct Ready {
     pub skipped: Vec<Skipped>,
 }
 
+/// The same of a device that several guests or hosts have.
+#[derive(Clone, Debug, Deserialize)]
+pub struct SharedReady {
+    /// The API's address on loopback.
+    pub tcp: std::net::SocketAddr,
+    /// What each of them has.
+    pub guests: Vec<Seat>,
+}
+
+/// What one guest or host has.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Seat {
+    /// Its name.
+    pub name: String,
+    /// Its base window.
+    pub base: Window,
+    /// Its views window.
+    pub views: Window,
+    /// The socket of its control port.
+    pub ctl: PathBuf,
+}
+
 /// A window as a file.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Window {
@@ -77,23 +102,57 @@ impl Daemon {
     /// # Errors
     /// When it does not start or ends instead; it has said why on stderr.
     pub fn start(serve: &Serve) -> Result<Self> {
-        let folder =
-            tempfile::Builder::new().prefix("lamina-run-").tempdir().context("no temporary folder")?;
-        let mut command = Command::new(programs::lamina()?);
-        command.args(["serve", "--json", "--mode", &serve.mode, "--codec", &serve.codec]);
-        command.arg("--mount").arg(folder.path().join("mount"));
-        command.arg("--run-dir").arg(folder.path().join("run"));
-        command.args(["--views", &serve.views.join(","), "--tcp", "127.0.0.1:0"]);
-        command.args(["--read-ahead-kb", &serve.read_ahead_kb.to_string()]);
+        let mut args = ["--mode", &serve.mode, "--codec", &serve.codec].map(OsString::from).to_vec();
+        let mut option = |name: &str, value: OsString| args.extend([name.into(), value]);
+        option("--views", serve.views.join(",").into());
+        option("--read-ahead-kb", serve.read_ahead_kb.to_string().into());
         if let Some(capacity) = &serve.capacity {
-            command.args(["--capacity", capacity]);
+            option("--capacity", capacity.into());
         }
         for rule in &serve.kv {
-            command.arg("--kv").arg(rule);
+            option("--kv", rule.into());
         }
         for model in &serve.models {
-            command.arg("--model").arg(model);
+            option("--model", model.into());
         }
+        Self::launch(&args)
+    }
+
+    /// The folder the windows are mounted on.
+    pub fn mount(&self) -> &Path {
+        self.ready.base.path.parent().unwrap_or(Path::new("/"))
+    }
+}
+
+impl Daemon<SharedReady> {
+    /// Starts a device for several guests or hosts, with these options of `lamina serve`.
+    ///
+    /// # Errors
+    /// When it does not start or ends instead; it has said why on stderr.
+    pub fn start_shared(args: &[&str]) -> Result<Self> {
+        Self::launch(&args.iter().map(OsString::from).collect::<Vec<_>>())
+    }
+
+    /// What the guest or host `name` has, as if it were alone.
+    ///
+    /// # Errors
+    /// When there is none of this name.
+    pub fn seat(&self, name: &str) -> Result<Ready> {
+        let seat = self.ready.guests.iter().find(|seat| seat.name == name);
+        let Seat { base, views, ctl, .. } = seat.with_context(|| format!("no guest {name}"))?.clone();
+        let (api, tcp) = (self.api.clone(), self.ready.tcp);
+        Ok(Ready { base, views, api, tcp, ctl, skipped: Vec::new() })
+    }
+}
+
+impl<R: DeserializeOwned> Daemon<R> {
+    fn launch(args: &[OsString]) -> Result<Self> {
+        let folder =
+            tempfile::Builder::new().prefix("lamina-run-").tempdir().context("no temporary folder")?;
+        let run = folder.path().join("run");
+        let mut command = Command::new(programs::lamina()?);
+        command.args(["serve", "--json", "--tcp", "127.0.0.1:0"]).args(args);
+        command.arg("--mount").arg(folder.path().join("mount")).arg("--run-dir").arg(&run);
         let parent = getpid();
         // SAFETY: between fork and exec only two system calls are made and no memory is allocated.
         unsafe {
@@ -114,9 +173,11 @@ impl Daemon {
         }
         let ready =
             serde_json::from_str(&line).with_context(|| format!("lamina's ready line is {line:?}"))?;
-        Ok(Self { child, ready, _folder: folder })
+        Ok(Self { child, ready, api: run.join("api.sock"), _folder: folder })
     }
+}
 
+impl<R> Daemon<R> {
     /// The counters, now.
     ///
     /// # Errors
@@ -133,16 +194,11 @@ impl Daemon {
     pub fn ask(&self, args: &[&str]) -> Result<Vec<u8>> {
         let mut command = Command::new(programs::lamina()?);
         let output =
-            command.args(args).arg("--api").arg(&self.ready.api).output().context("cannot start lamina")?;
+            command.args(args).arg("--api").arg(&self.api).output().context("cannot start lamina")?;
         if !output.status.success() {
             bail!("lamina {}: {}", args.join(" "), String::from_utf8_lossy(&output.stderr).trim());
         }
         Ok(output.stdout)
-    }
-
-    /// The folder the windows are mounted on.
-    pub fn mount(&self) -> &Path {
-        self.ready.base.path.parent().unwrap_or(Path::new("/"))
     }
 
     /// The device's process.
@@ -183,7 +239,7 @@ impl Daemon {
     }
 }
 
-impl Drop for Daemon {
+impl<R> Drop for Daemon<R> {
     fn drop(&mut self) {
         if matches!(self.child.try_wait(), Ok(None))
             && let Err(why) = self.end()
