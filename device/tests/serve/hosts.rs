@@ -285,7 +285,7 @@ fn readers_writers_flushes_and_invalidations_never_lock_each_other_out() {
 }
 
 #[test]
-fn a_clean_end_writes_back_what_hosts_stored() {
+fn a_clean_end_with_stores_that_nobody_flushed_warns_of_nothing() {
     within(60, || {
         let mut rig = Rig::new(1, &[]);
         let mut host = rig.host(0);
