@@ -1,7 +1,6 @@
 //! The device, started as a user would start it: `lamina serve` in a process of its own.
 
 use std::{
-    ffi::OsString,
     io::{BufRead, BufReader},
     os::unix::process::CommandExt,
     path::{Path, PathBuf},
@@ -39,18 +38,23 @@ pub struct Serve {
 }
 
 /// A served device. Dropping it stops it.
-pub struct Daemon<R = Ready> {
-    child: Child,
+pub struct Daemon {
+    process: Process,
     /// What it said when it was ready.
-    pub ready: R,
-    /// The API's socket.
-    api: PathBuf,
+    pub ready: Ready,
     _folder: tempfile::TempDir,
+}
+
+/// A `lamina serve` that runs. Dropping it stops it.
+pub(crate) struct Process {
+    child: Child,
 }
 
 /// The ready line of `lamina serve --json`.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Ready {
+    /// The process that holds the device; the one that does the work is its child.
+    pub pid: u32,
     /// The base window.
     pub base: Window,
     /// The views window.
@@ -68,6 +72,10 @@ pub struct Ready {
 /// The same of a device that several guests or hosts have.
 #[derive(Clone, Debug, Deserialize)]
 pub struct SharedReady {
+    /// The process that holds the device.
+    pub pid: u32,
+    /// The API's socket.
+    pub api: PathBuf,
     /// The API's address on loopback.
     pub tcp: std::net::SocketAddr,
     /// What each of them has.
@@ -102,82 +110,27 @@ impl Daemon {
     /// # Errors
     /// When it does not start or ends instead; it has said why on stderr.
     pub fn start(serve: &Serve) -> Result<Self> {
-        let mut args = ["--mode", &serve.mode, "--codec", &serve.codec].map(OsString::from).to_vec();
-        let mut option = |name: &str, value: OsString| args.extend([name.into(), value]);
-        option("--views", serve.views.join(",").into());
-        option("--read-ahead-kb", serve.read_ahead_kb.to_string().into());
-        if let Some(capacity) = &serve.capacity {
-            option("--capacity", capacity.into());
-        }
-        for rule in &serve.kv {
-            option("--kv", rule.into());
-        }
-        for model in &serve.models {
-            option("--model", model.into());
-        }
-        Self::launch(&args)
-    }
-
-    /// The folder the windows are mounted on.
-    pub fn mount(&self) -> &Path {
-        self.ready.base.path.parent().unwrap_or(Path::new("/"))
-    }
-}
-
-impl Daemon<SharedReady> {
-    /// Starts a device for several guests or hosts, with these options of `lamina serve`.
-    ///
-    /// # Errors
-    /// When it does not start or ends instead; it has said why on stderr.
-    pub fn start_shared(args: &[&str]) -> Result<Self> {
-        Self::launch(&args.iter().map(OsString::from).collect::<Vec<_>>())
-    }
-
-    /// What the guest or host `name` has, as if it were alone.
-    ///
-    /// # Errors
-    /// When there is none of this name.
-    pub fn seat(&self, name: &str) -> Result<Ready> {
-        let seat = self.ready.guests.iter().find(|seat| seat.name == name);
-        let Seat { base, views, ctl, .. } = seat.with_context(|| format!("no guest {name}"))?.clone();
-        let (api, tcp) = (self.api.clone(), self.ready.tcp);
-        Ok(Ready { base, views, api, tcp, ctl, skipped: Vec::new() })
-    }
-}
-
-impl<R: DeserializeOwned> Daemon<R> {
-    fn launch(args: &[OsString]) -> Result<Self> {
         let folder =
             tempfile::Builder::new().prefix("lamina-run-").tempdir().context("no temporary folder")?;
-        let run = folder.path().join("run");
         let mut command = Command::new(programs::lamina()?);
-        command.args(["serve", "--json", "--tcp", "127.0.0.1:0"]).args(args);
-        command.arg("--mount").arg(folder.path().join("mount")).arg("--run-dir").arg(&run);
-        let parent = getpid();
-        // SAFETY: between fork and exec only two system calls are made and no memory is allocated.
-        unsafe {
-            command.pre_exec(move || {
-                // Whoever kills the job does not leave its device and mount behind.
-                set_parent_process_death_signal(Some(Signal::TERM))?;
-                if getppid() == Some(parent) { Ok(()) } else { Err(rustix::io::Errno::SRCH.into()) }
-            });
+        command.args(["serve", "--json", "--mode", &serve.mode, "--codec", &serve.codec]);
+        command.arg("--mount").arg(folder.path().join("mount"));
+        command.arg("--run-dir").arg(folder.path().join("run"));
+        command.args(["--views", &serve.views.join(","), "--tcp", "127.0.0.1:0"]);
+        command.args(["--read-ahead-kb", &serve.read_ahead_kb.to_string()]);
+        if let Some(capacity) = &serve.capacity {
+            command.args(["--capacity", capacity]);
         }
-        let mut child =
-            command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().context("cannot start lamina")?;
-        let mut line = String::new();
-        let stdout = child.stdout.take().context("lamina's output is not connected")?;
-        BufReader::new(stdout).read_line(&mut line).context("lamina's ready line cannot be read")?;
-        if line.is_empty() {
-            let status = child.wait().context("lamina cannot be waited for")?;
-            bail!("the device did not start ({status}); it says why above");
+        for rule in &serve.kv {
+            command.arg("--kv").arg(rule);
         }
-        let ready =
-            serde_json::from_str(&line).with_context(|| format!("lamina's ready line is {line:?}"))?;
-        Ok(Self { child, ready, api: run.join("api.sock"), _folder: folder })
+        for model in &serve.models {
+            command.arg("--model").arg(model);
+        }
+        let (process, ready) = Process::start(command)?;
+        Ok(Self { process, ready, _folder: folder })
     }
-}
 
-impl<R> Daemon<R> {
     /// The counters, now.
     ///
     /// # Errors
@@ -192,25 +145,125 @@ impl<R> Daemon<R> {
     /// # Errors
     /// When it fails; the error carries what it said.
     pub fn ask(&self, args: &[&str]) -> Result<Vec<u8>> {
-        let mut command = Command::new(programs::lamina()?);
-        let output =
-            command.args(args).arg("--api").arg(&self.api).output().context("cannot start lamina")?;
-        if !output.status.success() {
-            bail!("lamina {}: {}", args.join(" "), String::from_utf8_lossy(&output.stderr).trim());
-        }
-        Ok(output.stdout)
+        ask(&self.ready.api, args)
+    }
+
+    /// The folder the windows are mounted on.
+    pub fn mount(&self) -> &Path {
+        self.ready.base.path.parent().unwrap_or(Path::new("/"))
     }
 
     /// The device's process.
     pub fn pid(&self) -> u32 {
-        self.child.id()
+        self.process.child.id()
     }
 
     /// Stops the device and waits until its mount is gone.
     ///
     /// # Errors
     /// When it had ended already, or ends with an error.
-    pub fn stop(mut self) -> Result<()> {
+    pub fn stop(self) -> Result<()> {
+        self.process.stop()
+    }
+}
+
+/// Runs a client command against the device whose API is at `api` and returns what it printed.
+pub(crate) fn ask(api: &Path, args: &[&str]) -> Result<Vec<u8>> {
+    let mut command = Command::new(programs::lamina()?);
+    let output = command.args(args).arg("--api").arg(api).output().context("cannot start lamina")?;
+    if !output.status.success() {
+        bail!("lamina {}: {}", args.join(" "), String::from_utf8_lossy(&output.stderr).trim());
+    }
+    Ok(output.stdout)
+}
+
+/// A device that several guests or hosts have. Dropping it stops it.
+pub struct SharedDaemon {
+    process: Process,
+    /// What it said when it was ready.
+    pub ready: SharedReady,
+    _folder: tempfile::TempDir,
+}
+
+impl SharedDaemon {
+    /// Starts a device with these options of `lamina serve` and waits until it is ready.
+    ///
+    /// # Errors
+    /// When it does not start or ends instead; it has said why on stderr.
+    pub fn start(args: &[&str]) -> Result<Self> {
+        let folder =
+            tempfile::Builder::new().prefix("lamina-run-").tempdir().context("no temporary folder")?;
+        let mut command = Command::new(programs::lamina()?);
+        command.args(["serve", "--json", "--tcp", "127.0.0.1:0"]).args(args);
+        command.arg("--mount").arg(folder.path().join("mount"));
+        command.arg("--run-dir").arg(folder.path().join("run"));
+        let (process, ready) = Process::start(command)?;
+        Ok(Self { process, ready, _folder: folder })
+    }
+
+    /// What the guest or host `name` has, as if it were alone.
+    ///
+    /// # Errors
+    /// When there is none of this name.
+    pub fn seat(&self, name: &str) -> Result<Ready> {
+        let seat = self.ready.guests.iter().find(|seat| seat.name == name);
+        let Seat { base, views, ctl, .. } = seat.with_context(|| format!("no guest {name}"))?.clone();
+        let SharedReady { pid, api, tcp, .. } = self.ready.clone();
+        Ok(Ready { pid, base, views, api, tcp, ctl, skipped: Vec::new() })
+    }
+
+    /// The counters, now.
+    ///
+    /// # Errors
+    /// When the device does not answer.
+    pub fn stats(&self) -> Result<Value> {
+        serde_json::from_slice(&ask(&self.ready.api, &["stats", "--json"])?)
+            .context("the device's counters are no JSON")
+    }
+
+    /// Stops the device and waits until its mount is gone.
+    ///
+    /// # Errors
+    /// When it had ended already, or ends with an error.
+    pub fn stop(self) -> Result<()> {
+        self.process.stop()
+    }
+}
+
+impl Process {
+    /// Starts `lamina serve --json` and returns what it says when it is ready. Its own progress goes to stderr.
+    pub(crate) fn start<R: DeserializeOwned>(mut command: Command) -> Result<(Self, R)> {
+        let parent = getpid();
+        // SAFETY: between fork and exec only two system calls are made and no memory is allocated.
+        unsafe {
+            command.pre_exec(move || {
+                // Whoever kills the job does not leave its device and mount behind.
+                set_parent_process_death_signal(Some(Signal::TERM))?;
+                if getppid() == Some(parent) { Ok(()) } else { Err(rustix::io::Errno::SRCH.into()) }
+            });
+        }
+        let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn();
+        let mut process = Self { child: child.context("cannot start lamina")? };
+        let mut line = String::new();
+        let stdout = process.child.stdout.take().context("lamina's output is not connected")?;
+        BufReader::new(stdout).read_line(&mut line).context("lamina's ready line cannot be read")?;
+        if line.is_empty() {
+            let status = process.child.wait().context("lamina cannot be waited for")?;
+            bail!("the device did not start ({status}); it says why above");
+        }
+        let ready =
+            serde_json::from_str(&line).with_context(|| format!("lamina's ready line is {line:?}"))?;
+        Ok((process, ready))
+    }
+
+    /// Kills it at once.
+    pub(crate) fn kill(&mut self) -> Result<()> {
+        self.child.kill()?;
+        self.child.wait()?;
+        Ok(())
+    }
+
+    pub(crate) fn stop(mut self) -> Result<()> {
         if let Some(status) = self.child.try_wait()? {
             bail!("the device had ended on its own: {status}");
         }
@@ -239,7 +292,7 @@ impl<R> Daemon<R> {
     }
 }
 
-impl<R> Drop for Daemon<R> {
+impl Drop for Process {
     fn drop(&mut self) {
         if matches!(self.child.try_wait(), Ok(None))
             && let Err(why) = self.end()

@@ -8,6 +8,7 @@
 pub mod bench;
 pub mod daemon;
 pub mod decode;
+pub mod disks;
 pub mod job;
 pub mod judge;
 pub mod programs;

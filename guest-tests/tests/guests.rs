@@ -13,7 +13,7 @@ use std::{
 use lamina_guest::{Event, MessagePlan, Phase, Plan, Role, WritePlan};
 use lamina_guest_tests::{
     bundled,
-    daemon::{Daemon, Ready, SharedReady},
+    daemon::{Ready, SharedDaemon},
     judge::Judge,
     programs,
     visit::Visit,
@@ -66,7 +66,7 @@ fn judge(events: &[Event]) {
 }
 
 /// Whether the counters say that lines were merged and pages were invalidated, and that no write-back came from nowhere.
-fn counted(device: &Daemon<SharedReady>) {
+fn counted(device: &SharedDaemon) {
     let stats = device.stats().unwrap();
     for host in stats["hosts"].as_array().unwrap() {
         let count = |name: &str| host[name].as_u64().unwrap();
@@ -96,7 +96,7 @@ fn party(folder: &Path, role: Role, seat: &Ready) -> std::process::Child {
 fn programs_on_two_hosts_files_get_messages_across_only_if_both_do_their_part() {
     let folder = tempfile::tempdir().unwrap();
     let options = ["--capacity", "16M", "--views-capacity", "16M", "--host", "one", "--host", "two"];
-    let device = Daemon::start_shared(&options).unwrap();
+    let device = SharedDaemon::start(&options).unwrap();
     let mut parties = [
         party(folder.path(), Role::Consumer, &device.seat("two").unwrap()),
         party(folder.path(), Role::Producer, &device.seat("one").unwrap()),
@@ -124,7 +124,7 @@ fn visit(seat: &Ready, plan: Plan, console: &Path) -> Vec<Event> {
 }
 
 /// Boots two guests at once.
-fn both(seats: [Ready; 2], plans: [Plan; 2], folder: &Path) -> [Vec<Event>; 2] {
+fn both(seats: &[Ready; 2], plans: &[Plan; 2], folder: &Path) -> [Vec<Event>; 2] {
     let consoles = ["one.log", "two.log"].map(|name| folder.join(name));
     std::thread::scope(|scope| {
         let [first, second] = [0, 1].map(|guest| {
@@ -139,10 +139,10 @@ fn both(seats: [Ready; 2], plans: [Plan; 2], folder: &Path) -> [Vec<Event>; 2] {
 fn two_booted_hosts_get_messages_across_only_if_both_do_their_part() {
     let folder = tempfile::tempdir().unwrap();
     let options = ["--capacity", "256M", "--views-capacity", "256M", "--host", "one", "--host", "two"];
-    let device = Daemon::start_shared(&options).unwrap();
+    let device = SharedDaemon::start(&options).unwrap();
     let seats = ["one", "two"].map(|name| device.seat(name).unwrap());
     let plans = [Role::Producer, Role::Consumer].map(exchanges);
-    let [_, consumer] = both(seats, plans, folder.path());
+    let [_, consumer] = both(&seats, &plans, folder.path());
     judge(&consumer);
     counted(&device);
     device.stop().unwrap();
@@ -155,7 +155,7 @@ fn two_booted_guests_have_their_own_tensors_and_neither_sees_the_others() {
     let guest = |name: &str, model: &Path| format!("{name}=256M,model={}", model.display());
     let (alice, bob) = (guest("alice", &models[0]), guest("bob", &models[1]));
     let options = ["--guest", &alice, "--guest", &bob, "--views", "full,e8m3"];
-    let device = Daemon::start_shared(&options).unwrap();
+    let device = SharedDaemon::start(&options).unwrap();
     let judges = [0, 1].map(|which| Judge::new(&models[which..=which]).unwrap());
     let plans = [0, 1].map(|which: usize| {
         let tensor = judges[which].names().next().unwrap().to_owned();
@@ -169,7 +169,7 @@ fn two_booted_guests_have_their_own_tensors_and_neither_sees_the_others() {
         }
     });
     let seats = ["alice", "bob"].map(|name| device.seat(name).unwrap());
-    let told = both(seats, plans, folder.path());
+    let told = both(&seats, &plans, folder.path());
     for (judge, events) in judges.iter().zip(&told) {
         let mut read = BTreeMap::new();
         let mut rotation = None;

@@ -43,6 +43,8 @@ pub struct BootConfig {
     pub extra_args: Vec<String>,
     /// Where this boot's initramfs is written; a temporary folder unless named.
     pub run_folder: Option<PathBuf>,
+    /// The QEMU to use, a program or the folder of a tools root; one is looked for if not given.
+    pub qemu: Option<PathBuf>,
     /// Unpack a QEMU when the host has none that will do.
     pub build_tools: bool,
 }
@@ -76,6 +78,7 @@ impl BootConfig {
             kernel_args: Vec::new(),
             extra_args: Vec::new(),
             run_folder: None,
+            qemu: None,
             build_tools: true,
         }
     }

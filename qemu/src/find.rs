@@ -43,6 +43,9 @@ pub enum FindError {
     /// The one that `LAMINA_QEMU` names will not do.
     #[error("LAMINA_QEMU: {0}")]
     Named(#[source] ProbeError),
+    /// The one that the caller named will not do.
+    #[error(transparent)]
+    Given(ProbeError),
     /// None was found and none could be built.
     #[error(
         "no QEMU {oldest} or newer. Of the host: {host}. Unpacked by images/tools: {tools}.\n\

@@ -131,7 +131,11 @@ pub struct Prepared {
 /// The first thing that stands in the way.
 pub fn prepare(config: &BootConfig) -> Result<Prepared, BootError> {
     config.topology().check()?;
-    let qemu = Qemu::find(config.attach.oldest_qemu(), config.build_tools)?;
+    let oldest = config.attach.oldest_qemu();
+    let qemu = match &config.qemu {
+        Some(path) => Qemu::probe(path, oldest).map_err(FindError::Given)?,
+        None => Qemu::find(oldest, config.build_tools)?,
+    };
     let image = GuestImage::find()?;
     let accel = config.accel.unwrap_or_else(Accel::detect);
     let (path, folder) = if let Some(path) = &config.run_folder {

@@ -6,6 +6,7 @@
 //! | `GET /stats`, `GET /metrics` | all counters, as JSON and as OpenMetrics |
 //! | `GET /tensors`, `POST /tensors`, `DELETE /tensors/{name}` | lists, makes (a [`TensorSpec`]), removes |
 //! | `GET /views`, `POST /views` `{"tensor","spelling"}` | lists, makes |
+//! | `GET /disks` | lists the disks: serial numbers, sockets, partitions |
 //! | `GET /guests` | lists the pairs of files: whose, paths, bytes, and the socket for the guest |
 //! | `POST /flush` `{"offset"?,"length"?}` | the coherence fence |
 //! | `POST /discard` `{"offset","length"}` | drops base bytes |
@@ -67,17 +68,42 @@ impl Api {
     /// # Errors
     ///
     /// When the socket or address is in use or cannot be made, or the address is not a loopback address.
-    pub async fn serve(control: Control, socket: &Path, tcp: Option<SocketAddr>) -> Result<Self, ServeError> {
+    pub fn serve(control: Control, socket: &Path, tcp: Option<SocketAddr>) -> Result<Self, ServeError> {
         let unix = OwnedSocket::bind(socket)?;
+        let tcp = match tcp {
+            Some(address) => Some(claim_tcp(address)?),
+            None => None,
+        };
+        Self::run(control, unix, socket, tcp)
+    }
+
+    /// Serves `control` on sockets that listen already, and stay when this ends. Must be called within a tokio runtime.
+    ///
+    /// # Errors
+    ///
+    /// When a socket cannot be used.
+    pub fn adopt(
+        control: Control,
+        listener: std::os::unix::net::UnixListener,
+        socket: &Path,
+        tcp: Option<std::net::TcpListener>,
+    ) -> Result<Self, ServeError> {
+        Self::run(control, OwnedSocket::adopt(listener, socket)?, socket, tcp)
+    }
+
+    fn run(
+        control: Control,
+        unix: OwnedSocket,
+        socket: &Path,
+        tcp: Option<std::net::TcpListener>,
+    ) -> Result<Self, ServeError> {
         let mut api = Self { socket: socket.to_owned(), address: None, tasks: Vec::new() };
         let router = router(control);
-        if let Some(address) = tcp {
-            if !address.ip().is_loopback() {
-                return Err(ServeError::NotLoopback { address });
-            }
+        if let Some(listener) = tcp {
+            let address = listener.local_addr().map_err(ServeError::Threads)?;
             let failed = |source| ServeError::Tcp { address, source };
-            let listener = TcpListener::bind(address).await.map_err(failed)?;
-            api.address = Some(listener.local_addr().map_err(failed)?);
+            let listener = TcpListener::from_std(listener).map_err(failed)?;
+            api.address = Some(address);
             let router = router.clone().layer(from_fn(loopback_host));
             api.tasks.push(tokio::spawn(async move {
                 http::serve(router, || async { listener.accept().await.map(|(stream, _)| stream) }).await
@@ -100,6 +126,21 @@ impl Api {
     }
 }
 
+/// Listens on a loopback address, without blocking; port 0 takes any free one.
+///
+/// # Errors
+///
+/// When the address is in use, or not a loopback address.
+pub fn claim_tcp(address: SocketAddr) -> Result<std::net::TcpListener, ServeError> {
+    if !address.ip().is_loopback() {
+        return Err(ServeError::NotLoopback { address });
+    }
+    let failed = |source| ServeError::Tcp { address, source };
+    let listener = std::net::TcpListener::bind(address).map_err(failed)?;
+    listener.set_nonblocking(true).map_err(failed)?;
+    Ok(listener)
+}
+
 impl Drop for Api {
     fn drop(&mut self) {
         self.tasks.iter().for_each(JoinHandle::abort);
@@ -114,6 +155,7 @@ fn router(control: Control) -> Router {
         .route("/tensors", get(tensors).post(create_tensor))
         .route("/tensors/{*name}", delete(remove_tensor))
         .route("/views", get(views).post(create_view))
+        .route("/disks", get(disks))
         .route("/guests", get(guests))
         .route("/flush", post(flush))
         .route("/discard", post(discard))
@@ -281,6 +323,10 @@ async fn views(State(control): State<Control>) -> impl IntoResponse {
 
 async fn guests(State(control): State<Control>) -> impl IntoResponse {
     Json(control.seats())
+}
+
+async fn disks(State(control): State<Control>) -> impl IntoResponse {
+    Json(control.disks())
 }
 
 async fn create_tensor(

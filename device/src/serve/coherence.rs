@@ -13,6 +13,14 @@
 //! 4. **Views take no stores.** `write` to a view is refused. A store through a mapping cannot be refused; it lives in
 //!    the page cache until the kernel writes the page back, then it is counted and dropped and the page invalidated.
 //!    It changes nothing in the device and no other page, and after a flush, of any range, nobody sees it any more.
+//! 5. **Beside the mount: as if uncached.** Disks ([`super::vhost_user`]) reach the device without the host's page cache. A
+//!    read of a disk sees every store and write that was complete when it began, through whichever way; dirty base pages of the
+//!    mount are laundered first. A write to a disk is seen by every load through the mount that begins after it is complete: pages
+//!    of `base` and of views over it were dropped by then. Stores through the mount to a page that a disk is
+//!    writing at the same moment are a race, as they are between hosts: the page is written back whole, and either may win.
+//!    What the guest of a disk keeps in its own page cache is its own: after a write to the base disk it drops the pages of
+//!    the views disk that it holds (`blockdev --flushbufs`) or reads them with `O_DIRECT`. The disk's flush is [`Coherence::flush`] of
+//!    everything.
 //!
 //! All of this is for one pair of files, that is one page cache, over one partition. Between *hosts*, whose page caches nobody keeps coherent, the contract of
 //! [`super::host_cache`] holds instead: 1 and 4 as above, each for its own files; 2 without the laundering; 3 after a flush by the host itself.
@@ -28,13 +36,12 @@ use std::sync::mpsc;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::device::{DeviceError, Partition};
+use crate::device::{DeviceError, Partition, Window};
 
 use super::ServeError;
 use super::host_cache::HostCache;
 use super::launder::{Done, LaunderWith, Launderer};
 use super::served_pages::{PAGE_BYTES, ServedPages, push};
-use super::tree::Window;
 
 /// Keeps the windows of one pair of files coherent.
 pub struct Coherence {
@@ -57,12 +64,18 @@ pub struct Coherence {
 struct Queue {
     /// Of the views window.
     ranges: Vec<Range<u64>>,
-    /// Of the base window, which only hosts invalidate.
+    /// Of the base window.
     base_ranges: Vec<Range<u64>>,
     /// Batches of which these are the next: what is queued now is through when `batches_done` exceeds it.
     batch: u64,
     batches_done: u64,
     closed: bool,
+}
+
+impl Queue {
+    fn is_empty(&self) -> bool {
+        self.ranges.is_empty() && self.base_ranges.is_empty()
+    }
 }
 
 impl Coherence {
@@ -227,6 +240,46 @@ impl Coherence {
         launderer.needed(&under).then_some(under)
     }
 
+    /// Brings dirty base pages of a range to the device. Sleeps like [`Self::flush`].
+    pub(super) fn settle_range(&self, offset: u64, length: u64) -> Result<(), ServeError> {
+        let end = offset.saturating_add(length).min(self.partition.base_bytes());
+        if offset < end { self.settle_ranges(once(offset..end).collect()) } else { Ok(()) }
+    }
+
+    /// Brings dirty base pages under a range of the views window to the device. Sleeps like [`Self::flush`].
+    pub(super) fn settle_under_views(&self, offset: u64, length: u64) -> Result<(), ServeError> {
+        self.laundry(offset, length).map_or(Ok(()), |ranges| self.settle_ranges(ranges))
+    }
+
+    fn settle_ranges(&self, ranges: Vec<Range<u64>>) -> Result<(), ServeError> {
+        if !self.launderer.get().is_some_and(|launderer| launderer.needed(&ranges)) {
+            return Ok(());
+        }
+        let (offset, end) = (ranges[0].start, ranges.last().map_or(0, |range| range.end));
+        on(&self.launderer, |base, done| base.launder(ranges, done)).map_err(|source| ServeError::Flush {
+            offset,
+            length: end.saturating_sub(offset),
+            source,
+        })
+    }
+
+    /// Says that base bytes in the device were changed beside the mount, and returns when the page cache shows them. Sleeps like
+    /// [`Self::flush`].
+    pub(super) fn written_beside(&self, offset: u64, length: u64) -> Result<(), ServeError> {
+        self.base_changed(offset, length);
+        let range = offset..offset.saturating_add(length);
+        if self.launderer.get().is_some_and(|base| base.cached(&range)) {
+            push(&mut self.lock().base_ranges, range);
+            self.queued.notify_one();
+        }
+        self.drain()
+    }
+
+    /// The device number of the mounted file system.
+    pub(super) fn mount_number(&self) -> Option<u64> {
+        self.launderer.get().and_then(Launderer::mount_number)
+    }
+
     /// Launders base ranges elsewhere, then calls `done` there. Never sleeps.
     pub(super) fn launder(&self, ranges: Vec<Range<u64>>, done: Done) {
         match self.launderer.get() {
@@ -254,6 +307,15 @@ impl Coherence {
         self.queue(once(offset..offset.saturating_add(length)));
     }
 
+    /// Says that nobody knows any more what the page cache was given: of the views, and of a host's base window.
+    pub(super) fn forgotten(&self) {
+        self.views_soiled(0, self.partition.views_bytes());
+        if self.cache.is_some() {
+            self.lock().base_ranges.push(0..self.partition.base_bytes());
+            self.queued.notify_one();
+        }
+    }
+
     fn lock(&self) -> MutexGuard<'_, Queue> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -274,8 +336,7 @@ impl Coherence {
     /// Waits until everything queued by now is invalidated.
     fn drain(&self) -> Result<(), ServeError> {
         let mut queue = self.lock();
-        let empty = queue.ranges.is_empty() && queue.base_ranges.is_empty();
-        let mine = if empty { queue.batch } else { queue.batch + 1 };
+        let mine = if queue.is_empty() { queue.batch } else { queue.batch + 1 };
         while queue.batches_done < mine {
             if queue.closed {
                 return Err(ServeError::Closing);
@@ -290,7 +351,7 @@ impl Coherence {
         let (mut batch, mut base_batch) = (Vec::new(), Vec::new());
         loop {
             let mut queue = self.lock();
-            while queue.ranges.is_empty() && queue.base_ranges.is_empty() && !queue.closed {
+            while queue.is_empty() && !queue.closed {
                 queue = self.queued.wait(queue).unwrap_or_else(PoisonError::into_inner);
             }
             if queue.closed {

@@ -8,7 +8,7 @@
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
 use lamina_abi::DIRECTORY_BYTES;
 use serde::Serialize;
@@ -23,16 +23,18 @@ use super::Coherence;
 use super::ServeError;
 use super::host_cache::HostReport;
 use super::pair::{Pair, PairReport, Place};
+use super::vhost_user::{Disk, DiskInfo};
 
 /// A device and, as soon as it is mounted, the pairs of files that show it.
 #[derive(Clone)]
 pub struct Control {
-    device: Arc<Device>,
+    pub(super) device: Arc<Device>,
     /// Whose control this is: none for everything.
     only: Option<(Partition, Place)>,
     pairs: Arc<OnceLock<Vec<Arc<Pair>>>>,
     /// Where the guest ports' sockets are.
     run_dir: Option<Arc<Path>>,
+    disks: Arc<Mutex<Vec<Weak<Disk>>>>,
 }
 
 /// Why something asked was not done.
@@ -69,7 +71,7 @@ pub struct ServedStats {
 impl Control {
     /// The control of a whole device that is not mounted, or not yet.
     pub fn new(device: Arc<Device>) -> Self {
-        Self { device, only: None, pairs: Arc::default(), run_dir: None }
+        Self { device, only: None, pairs: Arc::default(), run_dir: None, disks: Arc::default() }
     }
 
     /// The same, which tells guests' sockets in `run_dir`: see [`Place::socket`].
@@ -103,6 +105,11 @@ impl Control {
         self.pairs().into_iter().map(seat).collect()
     }
 
+    /// The socket of the guest whose files are at the root.
+    pub fn root_socket(&self) -> PathBuf {
+        self.run_dir.as_deref().unwrap_or(Path::new("")).join(Place::Root.socket())
+    }
+
     /// All tensors.
     pub fn tensors(&self) -> Vec<TensorInfo> {
         self.only.as_ref().map_or_else(|| self.device.tensors(), |(partition, _)| partition.tensors())
@@ -111,6 +118,19 @@ impl Control {
     /// All views.
     pub fn views(&self) -> Vec<ViewInfo> {
         self.only.as_ref().map_or_else(|| self.device.views(), |(partition, _)| partition.views())
+    }
+
+    /// All disks that are being served, in the order they were made.
+    pub fn disks(&self) -> Vec<DiskInfo> {
+        let disks = self.disks.lock().unwrap_or_else(PoisonError::into_inner);
+        disks.iter().filter_map(Weak::upgrade).map(|disk| disk.info()).collect()
+    }
+
+    /// Says that a disk is being served.
+    pub(super) fn served(&self, disk: &Arc<Disk>) {
+        let mut disks = self.disks.lock().unwrap_or_else(PoisonError::into_inner);
+        disks.retain(|disk| disk.strong_count() > 0);
+        disks.push(Arc::downgrade(disk));
     }
 
     /// All counters of the device.
@@ -260,9 +280,19 @@ impl Control {
     }
 
     /// This control's pairs over `range` of the device's base window, each with the part it has of it, in its own offsets.
-    fn pairs_over(&self, range: &Range<u64>) -> Vec<(&Arc<Pair>, Range<u64>)> {
+    pub(super) fn pairs_over(&self, range: &Range<u64>) -> Vec<(&Arc<Pair>, Range<u64>)> {
         let pairs = self.pairs().into_iter();
         pairs.filter_map(|pair| Some((pair, inside(pair.partition(), range)?))).collect()
+    }
+
+    /// This control's coherent pairs over `range` of the device's views window, each with the part it has of it, in its own offsets.
+    pub(super) fn pairs_under(&self, range: &Range<u64>) -> Vec<(&Arc<Pair>, Range<u64>)> {
+        let part = |pair: &Arc<Pair>| {
+            let views = pair.partition().views_window();
+            let (start, end) = (range.start.max(views.start), range.end.min(views.end));
+            (start < end).then(|| start - views.start..end - views.start)
+        };
+        self.pairs().into_iter().filter_map(|pair| Some((pair, part(pair)?))).collect()
     }
 
     /// Drops the directory of the partition that has `dpa`, and these ranges of the device's views window, from all page caches.

@@ -17,6 +17,7 @@
 use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -26,18 +27,17 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use fuse_backend_rs::api::server::Server;
-use fuse_backend_rs::transport::FuseSession;
-use nix::fcntl::{FcntlArg, OFlag, fcntl};
 
-use crate::device::{Device, Partition};
+use crate::device::{Device, Partition, Window};
 
 use super::ServeError;
 use super::fuse_fs::WindowFs;
-use super::fuse_workers::{Workers, invalidate};
-use super::launder::LaunderWith;
+use super::fuse_workers::{Workers, ask_again, invalidate};
+use super::held_mount::{Channels, HeldMount, usual_threads};
+use super::launder::{LaunderWith, own_table};
 use super::mount_point::{self, MountPoint};
 use super::pair::{Pair, PairOptions, Place};
-use super::tree::{Tree, Window};
+use super::tree::Tree;
 
 /// Threads that sleep in write-backs for view reads and flushes of a device's only pair; one does where there are several pairs.
 const LAUNDERERS: usize = 2;
@@ -60,73 +60,89 @@ pub struct MountOptions {
 
 impl Default for MountOptions {
     fn default() -> Self {
-        let cores = thread::available_parallelism().map_or(2, usize::from);
-        Self { threads: cores.clamp(2, 16), read_ahead_kb: 4, launder_with: LaunderWith::Auto }
+        Self { threads: usual_threads(), read_ahead_kb: 4, launder_with: LaunderWith::Auto }
     }
 }
 
-/// A mounted device. Dropping it unmounts.
+/// A mounted device. Dropping one that was [made here](Mount::new) unmounts.
 pub struct Mount {
-    session: Option<FuseSession>,
-    point: MountPoint,
+    /// The mount, if this process holds it.
+    held: Option<HeldMount>,
+    path: PathBuf,
     minor: String,
     workers: Arc<Workers>,
     tree: Arc<Tree>,
+    /// What the invalidators' descriptors are copies of.
+    notices: File,
     threads: Vec<JoinHandle<()>>,
 }
 
 impl Mount {
-    /// Mounts all of `device` at `point`, which is not divided, or of which only the first partition is shown.
+    /// Mounts all of `device` at `point`, which is not divided, or its first partition.
     ///
     /// # Errors
     ///
     /// When FUSE is missing, or a thread or the mount cannot be made; each names what to do.
-    pub fn new(device: Arc<Device>, point: MountPoint, options: &MountOptions) -> Result<Self, ServeError> {
-        let partition = Partition::first(device);
-        Self::of_pairs(&[PairOptions { place: Place::Root, partition, cache_bytes: None }], point, options)
+    pub fn new(device: &Arc<Device>, point: MountPoint, options: &MountOptions) -> Result<Self, ServeError> {
+        let held = HeldMount::new(point, options.threads)?;
+        let channels = held.channels().try_clone().map_err(ServeError::Threads)?;
+        let path = held.path().to_owned();
+        let partition = Partition::first(Arc::clone(device));
+        let whole = [PairOptions { place: Place::Root, partition, cache_bytes: None }];
+        Self::build(&whole, Some(held), path, channels, options, false)
     }
 
-    /// Mounts these pairs of files at `point`. All partitions are of one device, and no two pairs have one place.
+    /// Answers, with these pairs of files, a mount at `path` that another process holds, through `channels`. If somebody `answered` it before, the kernel is asked for the requests that
+    /// were in flight when that ended, and to forget the views that were given, and all that hosts were: which of it is stale, nobody knows any more. All
+    /// partitions are of one device, and no two pairs have one place.
     ///
     /// # Errors
     ///
-    /// As [`Self::new`].
-    pub fn of_pairs(
+    /// When a thread cannot be made.
+    pub fn serve(
         pairs: &[PairOptions],
-        point: MountPoint,
+        path: &Path,
+        channels: Channels,
         options: &MountOptions,
+        answered: bool,
     ) -> Result<Self, ServeError> {
-        fuse_present()?;
-        let mut session = FuseSession::new(&point.path, &mount_point::source(), "lamina", false)
-            .map_err(|why| ServeError::Mount { path: point.path.clone(), why: why.to_string() })?;
-        session.set_allow_other(false);
-        session
-            .mount()
-            .map_err(|why| ServeError::Mount { path: point.path.clone(), why: why.to_string() })?;
-        let channels =
-            (0..options.threads.max(1)).map(|_| channel_of(&session)).collect::<io::Result<Vec<_>>>();
-        let invalidations = pairs.iter().map(|_| channel_of(&session)).collect::<io::Result<Vec<_>>>();
-        let pairs = pairs.iter().map(|pair| Arc::new(Pair::new(pair, &point.path))).collect();
-        let tree = Arc::new(Tree::new(pairs));
+        Self::build(pairs, None, path.to_owned(), channels, options, answered)
+    }
+
+    fn build(
+        pairs: &[PairOptions],
+        held: Option<HeldMount>,
+        path: PathBuf,
+        channels: Channels,
+        options: &MountOptions,
+        answered: bool,
+    ) -> Result<Self, ServeError> {
+        let Channels { requests, notices } = channels;
+        let tree = Arc::new(Tree::new(pairs.iter().map(|pair| Arc::new(Pair::new(pair, &path))).collect()));
         let (late, late_queue) = channel();
         let workers = Arc::new(Workers {
             server: Server::new(WindowFs::new(Arc::clone(&tree))),
             tree: Arc::clone(&tree),
-            channels: channels.map_err(ServeError::Threads)?,
+            channels: requests,
             late: Mutex::new(Some(late)),
             panics: AtomicU64::new(0),
         });
         // From here on dropping the mount undoes everything.
         let mut mount =
-            Self { session: Some(session), point, minor: String::new(), workers, tree, threads: Vec::new() };
-        mount.start(options, invalidations.map_err(ServeError::Threads)?, late_queue)?;
+            Self { held, path, minor: String::new(), workers, tree, notices, threads: Vec::new() };
+        if answered {
+            ask_again(&mount.workers, mount.notices.as_raw_fd());
+            for pair in mount.tree.pairs() {
+                pair.coherence().forgotten();
+            }
+        }
+        mount.start(options, late_queue)?;
         Ok(mount)
     }
 
     fn start(
         &mut self,
         options: &MountOptions,
-        invalidations: Vec<File>,
         late_queue: std::sync::mpsc::Receiver<super::fuse_workers::Late>,
     ) -> Result<(), ServeError> {
         for channel in 0..self.workers.channels.len() {
@@ -138,12 +154,12 @@ impl Mount {
             let (workers, queue) = (Arc::clone(&self.workers), Arc::clone(&late_queue));
             self.spawn(format!("fuse-late-{index}"), move || workers.answer_late(&queue))?;
         }
-        let failed = |source| ServeError::MountPoint { path: self.point.path.clone(), source };
-        self.minor = mount_point::minor_of(&self.point.path).map_err(failed)?;
+        let failed = |source| ServeError::MountPoint { path: self.path.clone(), source };
+        self.minor = mount_point::minor_of(&self.path).map_err(failed)?;
         let pairs = self.tree.pairs().to_vec();
         let launderers = if pairs.len() == 1 { LAUNDERERS } else { 1 };
-        for (pair, device) in pairs.iter().zip(invalidations) {
-            self.start_pair(pair, device, launderers, options.launder_with)?;
+        for pair in &pairs {
+            self.start_pair(pair, launderers, options.launder_with)?;
         }
         self.tune(options);
         Ok(())
@@ -153,26 +169,31 @@ impl Mount {
     fn start_pair(
         &mut self,
         pair: &Arc<Pair>,
-        device: File,
         launderers: usize,
         with: LaunderWith,
     ) -> Result<(), ServeError> {
-        let number = self.tree.inode_of(pair, Window::Base).unwrap_or_default();
+        let inode = self.tree.inode_of(pair, Window::Base).unwrap_or_default();
         let (workers, invalidated) = (Arc::clone(&self.workers), Arc::clone(pair));
-        self.spawn(format!("fuse-inval-{number}"), move || {
+        let number = self.notices.as_raw_fd();
+        self.spawn(format!("fuse-inval-{inode}"), move || {
+            // The kernel has this thread wait for requests that a killed process answers no more; who waits for the process's
+            // descriptors to be gone must not wait for that.
+            if let Err(why) = own_table(number) {
+                tracing::warn!("the invalidator keeps the shared file table: {why}");
+            }
             invalidated.coherence().invalidate_until_closed(|window, range| {
                 if let Some(inode) = workers.tree.inode_of(&invalidated, window) {
-                    invalidate(&workers, &device, inode, range);
+                    invalidate(&workers, number, inode, range);
                 }
             });
         })?;
-        let failed = |source| ServeError::MountPoint { path: self.point.path.clone(), source };
+        let failed = |source| ServeError::MountPoint { path: self.path.clone(), source };
         let open = |path| File::options().read(true).write(true).open(path).map_err(failed);
         let (base, views) = (open(pair.base_path())?, open(pair.views_path())?);
         pair.coherence().start_laundering(base, views, launderers, with).map_err(ServeError::Threads)?;
         if let Some(cache) = pair.cache().cloned() {
             let pair = Arc::clone(pair);
-            self.spawn(format!("host-room-{number}"), move || {
+            self.spawn(format!("host-room-{inode}"), move || {
                 cache.make_room_until_closed(|ranges| {
                     pair.coherence().drop_pages(ranges, false).unwrap_or_else(|why| {
                         tracing::warn!("a host's cache cannot make room: {why}");
@@ -205,17 +226,17 @@ impl Mount {
 
     /// The mounted directory.
     pub fn path(&self) -> &Path {
-        &self.point.path
+        &self.path
     }
 
     /// The base window's file, of the pair at the root.
     pub fn base_path(&self) -> PathBuf {
-        self.point.path.join("base")
+        self.path.join("base")
     }
 
     /// The views window's file, of the pair at the root.
     pub fn views_path(&self) -> PathBuf {
-        self.point.path.join("views")
+        self.path.join("views")
     }
 
     /// The pairs of files, in the order they were asked for.
@@ -229,42 +250,31 @@ impl Mount {
     }
 }
 
-impl Drop for Mount {
-    fn drop(&mut self) {
+impl Mount {
+    /// Brings every store to the device, as far as that goes within a time, and stops laundering and invalidating.
+    pub fn settle(&self) {
         for pair in self.tree.pairs() {
             pair.coherence().settle(SETTLE);
-        }
-        if !self.minor.is_empty() {
-            mount_point::abort(&self.minor);
-        }
-        if let Err(why) = mount_point::unmount(&self.point.path) {
-            tracing::warn!(path = %self.point.path.display(), "not unmounted: {why}");
-        }
-        // Closes its descriptor; the rest was done above.
-        drop(self.session.take());
-        drop(self.workers.late.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take());
-        for pair in self.tree.pairs() {
-            pair.coherence().close();
-        }
-        for thread in self.threads.drain(..) {
-            // Handlers' panics are caught and counted; a thread that died otherwise was logged by the panic hook.
-            let _ = thread.join();
         }
     }
 }
 
-/// A descriptor of /dev/fuse with a queue of its own, or the session's own where the kernel cannot clone it. Reads block.
-fn channel_of(session: &FuseSession) -> io::Result<File> {
-    let channel = match session.clone_fuse_file() {
-        Ok(clone) => clone,
-        Err(why) => {
-            tracing::debug!("workers share one queue: {why}");
-            session.get_fuse_file().ok_or(io::ErrorKind::NotConnected)?.try_clone()?
+impl Drop for Mount {
+    fn drop(&mut self) {
+        self.settle();
+        let held = self.held.take();
+        let joins = held.is_some();
+        drop(held);
+        drop(self.workers.late.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take());
+        for pair in self.tree.pairs() {
+            pair.coherence().close();
         }
-    };
-    let flags = OFlag::from_bits_truncate(fcntl(&channel, FcntlArg::F_GETFL)?);
-    fcntl(&channel, FcntlArg::F_SETFL(flags - OFlag::O_NONBLOCK))?;
-    Ok(channel)
+        // Only a connection that is gone lets its workers go.
+        for thread in self.threads.drain(..).filter(|_| joins) {
+            // Handlers' panics are caught and counted; a thread that died otherwise was logged by the panic hook.
+            let _ = thread.join();
+        }
+    }
 }
 
 /// Whether this host can mount.

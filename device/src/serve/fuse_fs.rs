@@ -28,11 +28,11 @@ use fuse_backend_rs::api::filesystem::{
 use fuse_backend_rs::file_buf::FileVolatileSlice;
 use fuse_backend_rs::file_traits::FileReadWriteVolatile;
 
-use crate::device::DeviceError;
+use crate::device::{DeviceError, Window};
 
 use super::pair::Pair;
 use super::served_pages::PAGE_BYTES;
-use super::tree::{Tree, Window};
+use super::tree::Tree;
 
 /// Nothing changes behind the kernel's back but page contents, which are invalidated by name.
 const FOREVER: Duration = Duration::from_secs(365 * 24 * 3600);

@@ -106,6 +106,16 @@ impl Launderer {
             .any(|range| !range.is_empty() && (!self.can_look || dirty(&self.base, range).unwrap_or(true)))
     }
 
+    /// Whether the page cache may hold pages of this range, dirty or not. Never sleeps.
+    pub(crate) fn cached(&self, range: &Range<u64>) -> bool {
+        !range.is_empty() && found(&self.base, range).map_or(true, |found| found.cached + found.writeback > 0)
+    }
+
+    /// The device number of the file system that the window is on.
+    pub(crate) fn mount_number(&self) -> Option<u64> {
+        self.base.metadata().ok().map(|found| std::os::unix::fs::MetadataExt::dev(&found))
+    }
+
     /// Launders the ranges on another thread and calls `done` there. Never sleeps.
     pub(crate) fn launder(&self, ranges: Vec<Range<u64>>, done: Done) {
         self.send(Job::Launder(ranges, done));
@@ -160,7 +170,7 @@ fn run(queue: &Mutex<Receiver<Job>>, base: RawFd, map: Option<&MmapRaw>) {
 }
 
 /// Gives the calling thread a file table with only the standard streams and `base`.
-fn own_table(base: RawFd) -> io::Result<()> {
+pub(super) fn own_table(base: RawFd) -> io::Result<()> {
     unshare(CloneFlags::CLONE_FILES)?;
     let below = base.saturating_sub(1);
     if below >= 3 {
@@ -208,28 +218,34 @@ fn signed(value: u64) -> io::Result<i64> {
 
 /// Whether the page cache holds pages of `range` that are dirty or on their way to the device. Never sleeps.
 fn dirty(base: &File, range: &Range<u64>) -> io::Result<bool> {
+    found(base, range).map(|found| found.dirty + found.writeback > 0)
+}
+
+/// The kernel's `struct cachestat`, in pages.
+#[derive(Default)]
+#[repr(C)]
+struct Found {
+    cached: u64,
+    dirty: u64,
+    writeback: u64,
+    evicted: u64,
+    recently_evicted: u64,
+}
+
+/// What the page cache holds of `range`. Never sleeps.
+fn found(base: &File, range: &Range<u64>) -> io::Result<Found> {
     /// The kernel's `struct cachestat_range`.
     #[repr(C)]
     struct Asked {
         offset: u64,
         length: u64,
     }
-    /// The kernel's `struct cachestat`, in pages.
-    #[derive(Default)]
-    #[repr(C)]
-    struct Found {
-        cached: u64,
-        dirty: u64,
-        writeback: u64,
-        evicted: u64,
-        recently_evicted: u64,
-    }
     let asked = Asked { offset: range.start, length: range.end - range.start };
     let mut found = Found::default();
     // SAFETY: both pointers are to live values laid out as the kernel's structures.
     let result =
         unsafe { libc::syscall(SYS_CACHESTAT, base.as_raw_fd(), &raw const asked, &raw mut found, 0) };
-    if result == 0 { Ok(found.dirty + found.writeback > 0) } else { Err(io::Error::last_os_error()) }
+    if result == 0 { Ok(found) } else { Err(io::Error::last_os_error()) }
 }
 
 /// Whether this kernel keeps FUSE pages under writeback until the device has answered: Linux 6.16 and newer.

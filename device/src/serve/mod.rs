@@ -1,4 +1,5 @@
-//! Serving a device: as files to map, two for each guest or host ([`fuse`], [`pair`]), as an API over sockets ([`api`]), and to guests ([`guest_port`]).
+//! Serving a device: as files to map, two for each guest or host ([`fuse`], [`pair`]), as disks ([`vhost_user`]), as an API over sockets ([`api`]), and to guests
+//! ([`guest_port`]).
 //!
 //! The servers know the device and nothing behind it. What a file shows is the device's two windows; what keeps those
 //! coherent, and what a user of both may rely on, is stated in one place: [`coherence`].
@@ -6,10 +7,12 @@
 pub mod api;
 pub mod coherence;
 pub mod control;
+mod direct;
 pub mod fuse;
 mod fuse_fs;
 mod fuse_workers;
 pub mod guest_port;
+mod held_mount;
 pub mod host_cache;
 mod http;
 pub mod launder;
@@ -19,18 +22,22 @@ pub mod pair;
 mod served_pages;
 mod socket;
 mod tree;
+pub mod vhost_user;
 
 use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-pub use api::Api;
+pub use api::{Api, claim_tcp};
 pub use coherence::Coherence;
 pub use control::{Control, ControlError, Seat, ServedStats};
 pub use fuse::{Mount, MountOptions};
 pub use guest_port::GuestPort;
-pub use mount_point::MountPoint;
+pub use held_mount::{Channels, HeldMount};
+pub use mount_point::{MountPoint, abort_mount};
 pub use pair::{Pair, PairOptions, Place};
+pub use socket::claim;
+pub use vhost_user::{DiskServer, Shows};
 
 /// Why a device cannot be served, or an operation on a served one failed.
 #[derive(Debug, thiserror::Error)]
@@ -86,7 +93,7 @@ pub enum ServeError {
         why: String,
     },
     /// Threads or descriptors ran out.
-    #[error("cannot start the mount's threads: {0}")]
+    #[error("cannot start threads: {0}")]
     Threads(#[source] io::Error),
     /// Dirty base pages did not reach the device.
     #[error("cannot flush {length} bytes at {offset:#x} of the base window: {source}")]
@@ -134,6 +141,14 @@ pub enum ServeError {
         path: PathBuf,
         /// Why.
         source: io::Error,
+    },
+    /// A disk cannot be served.
+    #[error("cannot serve a disk on {}: {why}", path.display())]
+    Disk {
+        /// Its socket.
+        path: PathBuf,
+        /// Why.
+        why: Box<ControlError>,
     },
     /// A TCP address cannot be listened on.
     #[error("cannot listen on {address}: {source}; port 0 takes any free one")]

@@ -4,17 +4,12 @@
 
 use std::sync::Arc;
 
+use crate::device::Window;
+
 use super::pair::Pair;
 
 /// Inode of the root.
 const ROOT: u64 = 1;
-
-/// One of the two files of a pair.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Window {
-    Base,
-    Views,
-}
 
 /// What lies where.
 pub(super) struct Tree {

@@ -7,8 +7,9 @@ use clap::{Args, Parser, Subcommand};
 use lamina::codec::{Codec, UnknownCodec};
 use lamina::format::Format;
 use lamina::kv::{KvLayout, Shape};
-use lamina::load::{FormatRule, KvRule};
+use lamina::load::{FormatRule, KvRule, LoadOptions};
 use lamina::mode::Mode;
+use lamina::serve::Shows;
 use lamina::serve::launder::LaunderWith;
 use lamina_qemu::{Accel, AttachKind};
 
@@ -48,20 +49,26 @@ pub(crate) enum Command {
     Tensors(Client),
     /// List the views of a device that is being served.
     Views(Client),
+    /// List the disks of a device that is being served.
+    Disks(Client),
+    /// List the pairs of files that a device shows, whose they are, and the sockets for their guests.
+    Guests(Client),
     /// Make and list views.
     #[command(subcommand)]
     View(View),
-    /// List the pairs of files that a device shows, whose they are, and the sockets for their guests.
-    Guests(Client),
     Flush(Flush),
+    Upgrade(Upgrade),
     Analyze(Analyze),
 }
 
-/// Serve a device: mount its two windows, load checkpoints, answer the API and guests, until SIGINT or SIGTERM.
+/// Serve a device: mount its two windows, or serve them as disks, load checkpoints, answer the API and guests, until SIGINT or SIGTERM.
 ///
 /// The mount shows two files: `base`, the capacity window, and `views`, the aperture with the directory and all views. Give
 /// both to QEMU as memory-backend-file with share=on. A line on standard output says when they are ready. With --guest or --host
 /// each guest or host has two such files and a control socket of its own.
+///
+/// With --vhost-user the windows are virtio disks (vhost-user-blk), with or without a mount: `base`, which can be written, and `views`,
+/// which cannot, with a partition for each view. They need no driver in the guest, and no CXL.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Two guests with a gigabyte each, of which one may store half a gigabyte; then, from two other terminals, boot one on each part:
@@ -72,6 +79,12 @@ Two hosts that share a region and are not coherent, as CXL 2.0 leaves them:
 
 Sizes take K, M, G and T (powers of 1024). QEMU's CXL windows are multiples of 256M.
 
+Disks: DIR makes DIR/base.sock and DIR/views.sock. SOCKET=base, SOCKET=views and SOCKET=TENSOR,VIEW make one disk each; the last shows
+one view from offset 0 on. Give a socket to QEMU with
+      -object memory-backend-memfd,id=ram,share=on,size=1G -numa node,memdev=ram
+      -chardev socket,id=disk0,path=SOCKET,reconnect-ms=100 -device vhost-user-blk-pci,chardev=disk0,num-queues=2
+In the guest they have the serial numbers lamina-base, lamina-views and lamina-vN; `lamina disks` and the ready line list them.
+
 Views: full · eXmY keeps X exponent and Y mantissa bits · +gN rounds with N more bits fetched · :packed packs the elements ·
 bf16 fp8_e4m3fn fp8_e5m2 convert · int4 int2 of int8. A view that a tensor's format cannot give is skipped and listed.")]
 pub(crate) struct Serve {
@@ -80,8 +93,11 @@ pub(crate) struct Serve {
     #[command(flatten)]
     pub(crate) division: DivisionArgs,
     /// The directory to mount on; made if it is missing.
-    #[arg(long, value_name = "DIR")]
-    pub(crate) mount: PathBuf,
+    #[arg(long, value_name = "DIR", required_unless_present = "vhost_user")]
+    pub(crate) mount: Option<PathBuf>,
+    /// Serve disks: a directory for the sockets of both windows, or one socket and what its disk shows; may be given more than once.
+    #[arg(long, value_name = "DIR|SOCKET=WHAT", value_parser = disks)]
+    pub(crate) vhost_user: Vec<DiskArg>,
     /// Print the ready line as JSON.
     #[arg(long)]
     pub(crate) json: bool,
@@ -115,6 +131,13 @@ pub(crate) struct DeviceArgs {
     /// KV windows that may be open for writing at once; each is staged in memory until it is coded.
     #[arg(long, default_value_t = 64, value_parser = open_windows, value_name = "N")]
     pub(crate) open_windows: usize,
+    /// Keep the device in this file: it is there again the next time, with all that it held. The file is sparse, and stays
+    /// as large as the device may become.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) image: Option<PathBuf>,
+    /// Bytes of compressed data that the store may hold [default: twice the capacity, which is room for any data].
+    #[arg(long, value_parser = bytes, value_name = "BYTES")]
+    pub(crate) store_capacity: Option<u64>,
     /// Tensors that have another format than the file says, by name pattern.
     #[arg(long, value_name = "PATTERN=FORMAT")]
     pub(crate) format: Vec<FormatRule>,
@@ -133,6 +156,18 @@ pub(crate) struct DeviceArgs {
     /// How dirty pages are made to reach the device: `auto`, `sync_file_range` or `msync`.
     #[arg(long, default_value = "auto", hide = true, value_name = "HOW")]
     pub(crate) launder_with: LaunderWith,
+}
+
+impl DeviceArgs {
+    /// How checkpoints are loaded.
+    pub(crate) fn load_options(&self) -> LoadOptions {
+        LoadOptions {
+            views: self.views.iter().filter(|view| !view.is_empty()).cloned().collect(),
+            kv: [self.kv.clone(), KvRule::by_name().to_vec()].concat(),
+            formats: self.format.clone(),
+            partition: None,
+        }
+    }
 }
 
 /// Boot a guest that sees a device as CXL memory, or as disks.
@@ -249,6 +284,20 @@ pub(crate) struct Flush {
     pub(crate) client: Client,
 }
 
+/// Replace the program of a device that is being served, under running guests.
+///
+/// The process that does the work is ended and started again from the new program; the mount, the memory and the sockets stay where
+/// they are. Guests wait for a moment. If the new program does not answer, the one before is started again.
+#[derive(Debug, Args)]
+pub(crate) struct Upgrade {
+    /// The new program [default: the file that the running one was started from, as it is now].
+    #[arg(value_name = "FILE")]
+    pub(crate) program: Option<PathBuf>,
+    /// Where the device's sockets are.
+    #[arg(long, default_value_os_t = run_dir(), value_name = "DIR")]
+    pub(crate) run_dir: PathBuf,
+}
+
 /// Show what the device would make of checkpoints: ratios by codec and bit-plane, beside the entropy limit and word-major coding.
 ///
 /// Nothing is loaded or served; files may be far larger than memory. They are read twice, because rounding to fp8 needs each
@@ -357,6 +406,34 @@ fn put(text: &str) -> Result<(PathBuf, String), String> {
     }
 }
 
+/// What `--vhost-user` asks for.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum DiskArg {
+    /// Both windows, on sockets in this directory.
+    Both(PathBuf),
+    /// One disk.
+    One(PathBuf, Shows),
+}
+
+fn disks(text: &str) -> Result<DiskArg, String> {
+    let Some((path, what)) = text.split_once('=') else {
+        return if text.is_empty() {
+            Err("a directory has a name".to_owned())
+        } else {
+            Ok(DiskArg::Both(text.into()))
+        };
+    };
+    let shows = match (what, what.rsplit_once(',')) {
+        ("base", _) => Shows::Base,
+        ("views", _) => Shows::Views,
+        (_, Some((tensor, view))) if !tensor.is_empty() => {
+            Shows::View { tensor: tensor.to_owned(), view: view.to_owned() }
+        }
+        _ => return Err(format!("{what:?} is nothing a disk shows: write base, views or TENSOR,VIEW")),
+    };
+    if path.is_empty() { Err("a socket has a path".to_owned()) } else { Ok(DiskArg::One(path.into(), shows)) }
+}
+
 fn accel(text: &str) -> Result<Accel, String> {
     [Accel::Kvm, Accel::Tcg]
         .into_iter()
@@ -391,6 +468,18 @@ mod tests {
         assert_eq!(kv_layout("64,256"), Ok(KvLayout::rows(64, 256)));
         for text in ["", "0", "64,0", "64,", "x", "64,1,2", "-1"] {
             assert!(kv_layout(text).unwrap_err().contains("CHANNELS,WINDOW"), "{text}");
+        }
+    }
+
+    #[test]
+    fn disks_are_read_as_documented() {
+        assert_eq!(disks("/run/disks"), Ok(DiskArg::Both("/run/disks".into())));
+        assert_eq!(disks("b.sock=base"), Ok(DiskArg::One("b.sock".into(), Shows::Base)));
+        assert_eq!(disks("v.sock=views"), Ok(DiskArg::One("v.sock".into(), Shows::Views)));
+        let view = Shows::View { tensor: "a,b=c".to_owned(), view: "e8m3:packed".to_owned() };
+        assert_eq!(disks("q.sock=a,b=c,e8m3:packed"), Ok(DiskArg::One("q.sock".into(), view)));
+        for text in ["", "=base", "s=", "s=other", "s=,full"] {
+            assert!(disks(text).is_err(), "{text}");
         }
     }
 

@@ -5,15 +5,18 @@
 use std::env;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::{Arc, atomic::AtomicBool};
+use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
 use lamina_qemu::{Attach, AttachKind, BootConfig, Cxl, Guest, GuestFile, Source, VhostUser, launch};
 use serde_json::Value;
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::args::Boot;
-use crate::{client, division::DivisionArgs, serve};
+use crate::args::{Boot, DeviceArgs, DiskArg};
+use crate::client;
+use crate::division::DivisionArgs;
+use crate::holder::{Holder, StopSwitch};
+use crate::life::WindowFile;
 
 /// The folder with the guest's static programs, which `./x` sets.
 const GUEST_PROGRAMS: &str = "LAMINA_GUEST_PROGRAMS";
@@ -27,6 +30,7 @@ pub(crate) async fn boot(args: Boot) -> Result<ExitCode> {
     let files = programs(&args)?;
     let Boot { attach, device, mount, mut base, mut views_file, disks, mut ctl, guest, .. } = args;
     if let Some(name) = guest {
+        ensure!(attach == AttachKind::Cxl, "--guest goes with --attach cxl");
         let seat = seat(&device.run_dir.join("api.sock"), &name).await?;
         let path = |value: &Value| value.as_str().map(PathBuf::from);
         (base, views_file, ctl) =
@@ -35,22 +39,28 @@ pub(crate) async fn boot(args: Boot) -> Result<ExitCode> {
     // Whatever serves the device lives until the guest has ended.
     let (attach, ctl, served, folder) = match (attach, base.zip(views_file)) {
         (AttachKind::Cxl, Some((base, views))) => (windows(base, views)?, ctl, None, None),
-        (AttachKind::VhostUser, _) => {
-            ensure!(
-                !disks.is_empty(),
-                "--attach vhost-user needs --disk SOCKET of a device that is being served"
-            );
+        (AttachKind::VhostUser, _) if !disks.is_empty() => {
             (Attach::VhostUser(VhostUser { disks, queues: queues(args.cpus) }), ctl, None, None)
+        }
+        (AttachKind::VhostUser, _) => {
+            let folder = tempfile::Builder::new().prefix("lamina-boot-").tempdir()?;
+            let both = vec![DiskArg::Both(folder.path().join("disks"))];
+            let served = start(device, mount, both).await?;
+            let socket = |disk: &serde_json::Value| disk["socket"].as_str().map(PathBuf::from);
+            let disks = served.ready.disks.iter().filter_map(socket).collect();
+            let attach = Attach::VhostUser(VhostUser { disks, queues: queues(args.cpus) });
+            (attach, served.ready.ctl.clone(), Some(served), Some(folder))
         }
         (AttachKind::Cxl, None) => {
             ensure!(disks.is_empty(), "--disk goes with --attach vhost-user");
             let folder = tempfile::Builder::new().prefix("lamina-boot-").tempdir()?;
             let mount = mount.unwrap_or_else(|| folder.path().join("mount"));
-            let served =
-                serve::start(device, DivisionArgs::default(), mount, Arc::new(AtomicBool::new(false)))
-                    .await?;
-            let attach = windows(served.mount.base_path(), served.mount.views_path())?;
-            (attach, served.guests.first().map(|guest| guest.path().into()), Some(served), Some(folder))
+            let served = start(device, Some(mount), Vec::new()).await?;
+            let path = |window: &Option<WindowFile>| window.as_ref()?.path.clone();
+            let mounted = path(&served.ready.base).zip(path(&served.ready.views));
+            let (base, views) = mounted.context("the device is not mounted")?;
+            let attach = windows(base, views)?;
+            (attach, served.ready.ctl.clone(), Some(served), Some(folder))
         }
     };
     let mut config = BootConfig::attached(attach);
@@ -81,7 +91,12 @@ pub(crate) async fn boot(args: Boot) -> Result<ExitCode> {
         outcome?.status
     };
     // Unmounting sleeps.
-    tokio::task::spawn_blocking(move || drop((served, folder))).await?;
+    let stopped = move || {
+        let stopped = served.map_or(Ok(()), Holder::stop);
+        drop(folder);
+        stopped
+    };
+    tokio::task::spawn_blocking(stopped).await??;
     Ok(status.and_then(|status| u8::try_from(status).ok()).map_or(ExitCode::SUCCESS, ExitCode::from))
 }
 
@@ -109,6 +124,13 @@ fn bytes(window: &Path) -> Result<u64> {
     let metadata =
         window.metadata().with_context(|| format!("cannot use the window {}", window.display()))?;
     Ok(metadata.len())
+}
+
+/// Starts a device.
+async fn start(device: DeviceArgs, mount: Option<PathBuf>, disks: Vec<DiskArg>) -> Result<Holder> {
+    let started =
+        move || Holder::start(&device, &DivisionArgs::default(), mount, disks, &StopSwitch::default());
+    tokio::task::spawn_blocking(started).await??.context("the device was stopped while it started")
 }
 
 /// What goes into the guest: the shim if it is at hand, the script, and what was asked for.

@@ -5,18 +5,18 @@
 //! * `--model` goes to what is shared, a guest's `model=` to its partition.
 
 use std::collections::BTreeSet;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use lamina::device::{Device, DeviceConfig, MOST_PARTITIONS, Partition, PartitionConfig};
 use lamina::load::{self, LoadOptions};
 use lamina::model::ModelFile;
 use lamina::serve::{PairOptions, Place};
 
-use crate::args::bytes;
+use crate::args::{DeviceArgs, bytes};
 
 /// The partition that is everybody's.
 const SHARED: &str = "shared";
@@ -83,51 +83,51 @@ impl FromStr for GuestSpec {
     }
 }
 
-/// A device that is to be served, and to whom.
-pub(crate) struct Plan {
-    /// What the device is made of, as far as that is decided here.
-    pub(crate) config: DeviceConfig,
-    /// What is loaded, and where.
-    pub(crate) loads: Vec<(ModelFile, LoadOptions)>,
-    /// Place, partition and cache of each pair of files.
-    pairs: Vec<(Place, String, Option<u64>)>,
+/// A pair of files that is to be shown.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct SeatPlan {
+    pub(crate) place: Place,
+    /// The name of its partition.
+    partition: String,
+    cache_bytes: Option<u64>,
 }
 
-impl Plan {
-    /// Opens the checkpoints and decides.
-    pub(crate) fn new(
-        args: DivisionArgs,
-        models: &[PathBuf],
-        options: &LoadOptions,
-        capacity: Option<u64>,
-        views_capacity: Option<u64>,
-    ) -> Result<Self> {
-        let divided = !args.guests.is_empty();
-        let mut plan = Self { config: DeviceConfig::new(0, 0), loads: Vec::new(), pairs: Vec::new() };
-        let mut partitions = Vec::new();
-        for guest in args.guests {
-            let (_, views_needed) = plan.open(&guest.models, options, Some(&guest.name))?;
-            partitions.push(PartitionConfig {
-                views_bytes: guest.views.unwrap_or(fitting(views_needed.max(guest.bytes))),
-                name: guest.name.clone(),
-                base_bytes: guest.bytes,
-                quota_bytes: guest.quota,
-            });
-            plan.pairs.push((Place::Guest(guest.name.clone()), guest.name, None));
-        }
-        let hosts: Vec<String> = match args.hosts {
+impl SeatPlan {
+    /// The pair, of `device`.
+    pub(crate) fn pair(&self, device: &Arc<Device>) -> Result<PairOptions> {
+        let partition = Partition::named(device, &self.partition)
+            .with_context(|| format!("the device has no partition {:?}", self.partition))?;
+        Ok(PairOptions { place: self.place.clone(), partition, cache_bytes: self.cache_bytes })
+    }
+}
+
+impl DivisionArgs {
+    fn divided(&self) -> bool {
+        !self.guests.is_empty()
+    }
+
+    /// Whether there is a part that is everybody's.
+    fn shares(&self) -> bool {
+        !self.divided() || self.shared.is_some()
+    }
+
+    /// The partition that is everybody's.
+    fn shared_name(&self) -> &'static str {
+        if self.divided() { SHARED } else { "" }
+    }
+
+    /// The pairs of files.
+    ///
+    /// # Errors
+    /// When two have one name, or a name cannot be one.
+    pub(crate) fn seats(&self) -> Result<Vec<SeatPlan>> {
+        let hosts: Vec<String> = match self.hosts {
             Some(count) => (0..count).map(|n| format!("h{n}")).collect(),
-            None => args.host,
+            None => self.host.clone(),
         };
-        let shared = if divided { SHARED } else { "" };
-        let is_shared = !divided || args.shared.is_some();
         ensure!(
-            is_shared || hosts.is_empty(),
+            self.shares() || hosts.is_empty(),
             "hosts share a part of the device: say with --shared BYTES how large it is"
-        );
-        ensure!(
-            is_shared || models.is_empty(),
-            "--model goes to the shared part, and there is none: say --shared BYTES, or load it for a guest with --guest NAME=BYTES,model=FILE"
         );
         ensure!(
             hosts.len() <= MOST_PARTITIONS,
@@ -140,61 +140,103 @@ impl Plan {
                 bail!("{name:?} cannot name a host: 1 to 32 lower-case letters, digits, `-` and `_`");
             }
         }
-        if is_shared {
-            let (base_needed, views_needed) = plan.open(models, options, divided.then_some(shared))?;
-            let base_bytes = args.shared.or(capacity).unwrap_or(fitting(base_needed));
-            let views_bytes = views_capacity.unwrap_or(fitting(views_needed.max(base_bytes)));
-            if divided {
-                let name = shared.to_owned();
-                partitions.push(PartitionConfig { name, base_bytes, views_bytes, quota_bytes: None });
-            } else {
-                plan.config = DeviceConfig::new(base_bytes, views_bytes);
-            }
-            if hosts.is_empty() {
-                plan.pairs.push((Place::Root, shared.to_owned(), None));
-            }
-        }
-        if divided {
-            plan.config = DeviceConfig::divided(partitions);
-        }
-        let hosts =
-            hosts.into_iter().map(|name| (Place::Host(name), shared.to_owned(), Some(args.host_cache)));
-        plan.pairs.extend(hosts);
-        let mut names = BTreeSet::new();
-        if let Some((place, ..)) = plan.pairs.iter().find(|(place, ..)| !names.insert(place.name())) {
-            bail!("{} names two guests or hosts; each has a name of its own", place.name());
-        }
-        Ok(plan)
-    }
-
-    /// Opens checkpoints for a partition: the bytes that they take of either window.
-    fn open(
-        &mut self,
-        models: &[PathBuf],
-        options: &LoadOptions,
-        partition: Option<&str>,
-    ) -> Result<(u64, u64)> {
-        let (mut base, mut views) = (0_u64, lamina_abi::DIRECTORY_BYTES);
-        for path in models {
-            let model = ModelFile::open(path)?;
-            base = base.saturating_add(load::base_needed(&model));
-            views = views.saturating_add(load::views_needed(&model, options));
-            let partition = partition.map(str::to_owned);
-            self.loads.push((model, LoadOptions { partition, ..options.clone() }));
-        }
-        Ok((base, views))
-    }
-
-    /// The pairs of files of `device`, which was made as planned.
-    pub(crate) fn pairs(&self, device: &Arc<Device>) -> Result<Vec<PairOptions>> {
-        let pair = |(place, partition, cache_bytes): &(Place, String, Option<u64>)| {
-            let Some(partition) = Partition::named(device, partition) else {
-                bail!("the device has no partition {partition:?}");
-            };
-            Ok(PairOptions { place: place.clone(), partition, cache_bytes: *cache_bytes })
+        let guest = |guest: &GuestSpec| SeatPlan {
+            place: Place::Guest(guest.name.clone()),
+            partition: guest.name.clone(),
+            cache_bytes: None,
         };
-        self.pairs.iter().map(pair).collect()
+        let mut seats: Vec<_> = self.guests.iter().map(guest).collect();
+        let partition = self.shared_name().to_owned();
+        if self.shares() && hosts.is_empty() {
+            seats.push(SeatPlan { place: Place::Root, partition: partition.clone(), cache_bytes: None });
+        }
+        seats.extend(hosts.into_iter().map(|name| SeatPlan {
+            place: Place::Host(name),
+            partition: partition.clone(),
+            cache_bytes: Some(self.host_cache),
+        }));
+        let mut names = BTreeSet::new();
+        if let Some(seat) = seats.iter().find(|seat| !names.insert(seat.place.name())) {
+            bail!("{} names two guests or hosts; each has a name of its own", seat.place.name());
+        }
+        Ok(seats)
     }
+
+    /// The windows of the device: as large as asked, or as the checkpoints need.
+    ///
+    /// # Errors
+    /// When a checkpoint cannot be read, or has no place to go.
+    pub(crate) fn config(&self, device: &DeviceArgs) -> Result<DeviceConfig> {
+        let options = device.load_options();
+        let mut partitions = Vec::new();
+        for guest in &self.guests {
+            let (_, views_needed) = needed(&guest.models, &options)?;
+            partitions.push(PartitionConfig {
+                name: guest.name.clone(),
+                base_bytes: guest.bytes,
+                views_bytes: guest.views.unwrap_or(fitting(views_needed.max(guest.bytes))),
+                quota_bytes: guest.quota,
+            });
+        }
+        ensure!(
+            self.shares() || device.models.is_empty(),
+            "--model goes to the shared part, and there is none: say --shared BYTES, or load it for a guest with --guest NAME=BYTES,model=FILE"
+        );
+        let (base_needed, views_needed) = needed(&device.models, &options)?;
+        let base_bytes = self.shared.or(device.capacity).unwrap_or(fitting(base_needed));
+        let views_bytes = device.views_capacity.unwrap_or(fitting(views_needed.max(base_bytes)));
+        if !self.divided() {
+            return Ok(DeviceConfig::new(base_bytes, views_bytes));
+        }
+        if self.shared.is_some() {
+            let name = SHARED.to_owned();
+            partitions.push(PartitionConfig { name, base_bytes, views_bytes, quota_bytes: None });
+        }
+        Ok(DeviceConfig::divided(partitions))
+    }
+
+    /// Refuses an image that is divided otherwise; one that is there keeps its sizes and quotas.
+    ///
+    /// # Errors
+    /// When its partitions are not those asked for.
+    pub(crate) fn fits(&self, partitions: &[PartitionConfig], image: &Path) -> Result<()> {
+        let there: Vec<_> = partitions.iter().map(|part| (part.name.as_str(), part.base_bytes)).collect();
+        let mut asked: Vec<_> = self.guests.iter().map(|guest| (guest.name.as_str(), guest.bytes)).collect();
+        asked.extend(self.shared.map(|bytes| (SHARED, bytes)));
+        let list = |parts: &[(&str, u64)]| {
+            let parts: Vec<_> = parts.iter().map(|(name, bytes)| format!("{name}={bytes}")).collect();
+            if parts.is_empty() { "not divided".to_owned() } else { parts.join(", ") }
+        };
+        ensure!(
+            there == asked,
+            "the image {} is {}, and asked for is {}; an image stays as it was divided",
+            image.display(),
+            list(&there),
+            list(&asked)
+        );
+        Ok(())
+    }
+
+    /// What is loaded, and into which partition of a divided device.
+    pub(crate) fn loads(&self, models: &[PathBuf]) -> Vec<(PathBuf, Option<String>)> {
+        let own = self
+            .guests
+            .iter()
+            .flat_map(|guest| guest.models.iter().map(|model| (model.clone(), Some(guest.name.clone()))));
+        let shared = self.divided().then(|| SHARED.to_owned());
+        own.chain(models.iter().map(|model| (model.clone(), shared.clone()))).collect()
+    }
+}
+
+/// The bytes that checkpoints take of either window.
+fn needed(models: &[PathBuf], options: &LoadOptions) -> Result<(u64, u64)> {
+    let (mut base, mut views) = (0_u64, lamina_abi::DIRECTORY_BYTES);
+    for path in models {
+        let model = ModelFile::open(path)?;
+        base = base.saturating_add(load::base_needed(&model));
+        views = views.saturating_add(load::views_needed(&model, options));
+    }
+    Ok((base, views))
 }
 
 /// A window that QEMU takes and that holds so many bytes.
@@ -209,65 +251,86 @@ mod tests {
     use super::*;
     use crate::args::{Cli, Command};
 
-    /// The plan for `lamina serve --mount m` and these.
-    fn plan(words: &[&str]) -> Result<Plan> {
+    /// The seats and the device for `lamina serve --mount m` and these.
+    fn plan(words: &[&str]) -> Result<(Vec<SeatPlan>, DeviceConfig)> {
         let cli = Cli::try_parse_from(["lamina", "serve", "--mount", "m"].iter().chain(words))?;
         let Command::Serve(serve) = cli.command else { bail!("another command") };
-        let device = serve.device;
-        let options = LoadOptions::default();
-        Plan::new(serve.division, &device.models, &options, device.capacity, device.views_capacity)
+        Ok((serve.division.seats()?, serve.division.config(&serve.device)?))
     }
 
     fn refused(words: &[&str]) -> String {
         plan(words).err().unwrap().to_string()
     }
 
+    fn seat(place: Place, partition: &str, cache_bytes: Option<u64>) -> SeatPlan {
+        SeatPlan { place, partition: partition.to_owned(), cache_bytes }
+    }
+
     #[test]
     fn a_device_alone_has_one_pair_and_no_partitions() {
-        let plan = plan(&["--capacity", "512M"]).unwrap();
-        assert_eq!((plan.config.base_bytes, plan.config.views_bytes), (512 << 20, 512 << 20));
-        assert!(plan.config.partitions.is_empty());
-        assert_eq!(plan.pairs, [(Place::Root, String::new(), None)]);
+        let (seats, config) = plan(&["--capacity", "512M"]).unwrap();
+        assert_eq!((config.base_bytes, config.views_bytes), (512 << 20, 512 << 20));
+        assert!(config.partitions.is_empty());
+        assert_eq!(seats, [seat(Place::Root, "", None)]);
     }
 
     #[test]
     fn guests_have_partitions_and_pairs_of_their_own() {
         let words =
             ["--guest", "a=1G,quota=64M", "--guest", "b=256M,views=512M", "--shared", "32M", "--host", "x"];
-        let plan = plan(&words).unwrap();
-        let sizes: Vec<_> = plan
-            .config
-            .partitions
-            .iter()
-            .map(|part| (part.name.as_str(), part.base_bytes >> 20, part.views_bytes >> 20, part.quota_bytes))
-            .collect();
-        let expected = [("a", 1024, 1024, Some(64 << 20)), ("b", 256, 512, None), ("shared", 32, 256, None)];
+        let (seats, config) = plan(&words).unwrap();
+        let size = |part: &PartitionConfig| {
+            (part.name.clone(), part.base_bytes >> 20, part.views_bytes >> 20, part.quota_bytes)
+        };
+        let sizes: Vec<_> = config.partitions.iter().map(size).collect();
+        let expected = [
+            ("a".to_owned(), 1024, 1024, Some(64 << 20)),
+            ("b".to_owned(), 256, 512, None),
+            ("shared".to_owned(), 32, 256, None),
+        ];
         assert_eq!(sizes, expected);
-        assert_eq!(plan.config.base_bytes, (1024 + 256 + 32) << 20);
-        let guest = |name: &str| (Place::Guest(name.into()), name.to_owned(), None);
-        let host = (Place::Host("x".into()), "shared".to_owned(), Some(64 << 20));
-        assert_eq!(plan.pairs, [guest("a"), guest("b"), host]);
-        let device = Arc::new(Device::new(plan.config.clone()).unwrap());
-        assert_eq!(plan.pairs(&device).unwrap()[2].partition.base(), 1280 << 20..1312 << 20);
+        assert_eq!(config.base_bytes, (1024 + 256 + 32) << 20);
+        let guest = |name: &str| seat(Place::Guest(name.into()), name, None);
+        let host = seat(Place::Host("x".into()), "shared", Some(64 << 20));
+        assert_eq!(seats, [guest("a"), guest("b"), host]);
+        let device = Arc::new(Device::new(config).unwrap());
+        assert_eq!(seats[2].pair(&device).unwrap().partition.base(), 1280 << 20..1312 << 20);
     }
 
     #[test]
     fn hosts_share_what_is_not_a_guests() {
-        let plan = plan(&["--hosts", "2", "--host-cache", "1M"]).unwrap();
-        let host = |name: &str| (Place::Host(name.into()), String::new(), Some(1 << 20));
-        assert_eq!(plan.pairs, [host("h0"), host("h1")]);
+        let (seats, _) = plan(&["--hosts", "2", "--host-cache", "1M"]).unwrap();
+        let host = |name: &str| seat(Place::Host(name.into()), "", Some(1 << 20));
+        assert_eq!(seats, [host("h0"), host("h1")]);
         assert!(refused(&["--guest", "a=1M", "--hosts", "2"]).contains("--shared BYTES"));
         assert!(refused(&["--guest", "a=1M", "--model", "m"]).contains("model=FILE"));
         assert!(refused(&["--host", "x", "--host", "x"]).contains("x names two"));
         assert!(refused(&["--guest", "x=1M", "--shared", "1M", "--host", "x"]).contains("x names two"));
         assert!(refused(&["--host", "../x"]).contains("cannot name a host"));
         for words in [["--hosts", "0"], ["--hosts", "17"], ["--shared", "1M"]] {
-            assert!(plan_fails(&words), "{words:?}");
+            assert!(plan(&words).is_err(), "{words:?}");
         }
     }
 
-    fn plan_fails(words: &[&str]) -> bool {
-        plan(words).is_err()
+    #[test]
+    fn an_image_stays_as_it_was_divided() {
+        let words = ["lamina", "serve", "--mount", "m", "--guest", "a=1M,quota=1M", "--shared", "2M"];
+        let Command::Serve(serve) = Cli::try_parse_from(words).unwrap().command else { panic!("another") };
+        let part = |name: &str, base_bytes| PartitionConfig {
+            name: name.into(),
+            base_bytes,
+            views_bytes: 4 << 20,
+            quota_bytes: None,
+        };
+        let fits = |parts: &[PartitionConfig]| {
+            serve.division.fits(parts, Path::new("i")).map_err(|why| why.to_string())
+        };
+        assert_eq!(fits(&[part("a", 1 << 20), part("shared", 2 << 20)]), Ok(()));
+        assert!(fits(&[part("a", 1 << 20)]).unwrap_err().contains("a=1048576, shared=2097152"));
+        assert!(fits(&[]).unwrap_err().contains("not divided"));
+        let models = ["m".into()];
+        assert_eq!(serve.division.loads(&models), [("m".into(), Some("shared".to_owned()))]);
+        assert_eq!(DivisionArgs::default().loads(&models), [("m".into(), None)]);
     }
 
     #[test]

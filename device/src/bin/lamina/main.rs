@@ -5,8 +5,11 @@ mod args;
 mod boot;
 mod client;
 mod division;
+mod holder;
+mod life;
 mod meter;
 mod serve;
+mod worker;
 
 use std::process::ExitCode;
 
@@ -14,17 +17,26 @@ use clap::Parser;
 use tracing_subscriber::EnvFilter;
 
 use crate::args::{Cli, Command};
+use crate::division::DivisionArgs;
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    // fuse-backend-rs logs every answer that came too late, with all of its bytes.
-    let filter =
-        EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info,fuse_backend_rs=off"));
+    // fuse-backend-rs logs every answer that came too late, with all of its bytes; virtio_queue and vhost_user_backend whatever a
+    // guest does wrong.
+    let quiet = "info,fuse_backend_rs=off,virtio_queue=off,vhost_user_backend=off";
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(quiet));
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
         .with_writer(std::io::stderr)
         .init();
+    if std::env::var_os(life::WORKER).is_some() {
+        match &cli.command {
+            Command::Serve(args) => worker::work(&args.device, &args.division),
+            Command::Boot(args) => worker::work(&args.device, &DivisionArgs::default()),
+            _ => {}
+        }
+    }
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(why) => {
@@ -39,10 +51,12 @@ fn main() -> ExitCode {
             Command::Serve(args) => serve::serve(*args).await,
             Command::Stats(args) => client::stats(&args).await,
             Command::Tensors(args) => client::tensors(&args).await,
-            Command::Guests(args) => client::guests(&args).await,
             Command::Views(args) => client::views(&args).await,
+            Command::Guests(args) => client::guests(&args).await,
+            Command::Disks(args) => client::disks(&args).await,
             Command::View(command) => client::view(command).await,
             Command::Flush(args) => client::flush(&args).await,
+            Command::Upgrade(args) => client::upgrade(&args),
         }
         .map(|()| ExitCode::SUCCESS)
     });

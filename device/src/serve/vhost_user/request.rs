@@ -1,0 +1,195 @@
+//! One request: taken from a chain of descriptors, done, and answered.
+//!
+//! * A request is a header of 16 bytes and perhaps data that the device reads, then perhaps data that it writes and a byte for the
+//!   status. How these are cut into descriptors is the driver's choice.
+//! * One without a header or a place for the status is [`Broken`]; whatever else is wrong with it is answered.
+
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use virtio_queue::{DescriptorChain, Reader, Writer};
+use vm_memory::{GuestMemoryLoadGuard, GuestMemoryMmap};
+
+use crate::serve::control::ControlError;
+
+use super::config::{DISCARD_RANGES, DISCARD_SECTORS, SECTOR, SERIAL_BYTES};
+use super::disk::Disk;
+
+/// The guest's memory.
+pub(super) type Memory = GuestMemoryMmap<()>;
+/// A chain of descriptors in it.
+pub(super) type Chain = DescriptorChain<GuestMemoryLoadGuard<Memory>>;
+
+const STATUS_OK: u8 = 0;
+const STATUS_IOERR: u8 = 1;
+const STATUS_UNSUPP: u8 = 2;
+
+const TYPE_IN: u32 = 0;
+const TYPE_OUT: u32 = 1;
+const TYPE_FLUSH: u32 = 4;
+const TYPE_GET_ID: u32 = 8;
+const TYPE_DISCARD: u32 = 11;
+const TYPE_WRITE_ZEROES: u32 = 13;
+
+/// A chain that is no request.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Broken {
+    /// Its descriptors point outside of the guest's memory, or are too many.
+    #[error("its descriptors do not describe the guest's memory")]
+    Descriptors,
+    /// It has no header.
+    #[error("it has {0} bytes to read, less than a header")]
+    Header(usize),
+    /// It has no place for the status.
+    #[error("it has no byte for the status")]
+    Status,
+}
+
+/// Why a request failed.
+#[derive(Debug, thiserror::Error)]
+enum Failure {
+    /// The device could not.
+    #[error(transparent)]
+    Device(#[from] ControlError),
+    /// The guest asked for what cannot be.
+    #[error("{0}")]
+    Asked(&'static str),
+    /// The guest asked for what this disk does not do.
+    #[error("{0}")]
+    Unsupported(&'static str),
+    /// The guest's memory could not be copied.
+    #[error("copying guest memory: {0}")]
+    Copy(#[from] io::Error),
+}
+
+/// A request.
+pub(super) struct Request<'m> {
+    kind: u32,
+    sector: u64,
+    from_guest: Reader<'m, ()>,
+    to_guest: Writer<'m, ()>,
+    status: Writer<'m, ()>,
+}
+
+impl<'m> Request<'m> {
+    /// The request in a chain of `memory`.
+    pub(super) fn parse(memory: &'m Memory, chain: Chain) -> Result<Self, Broken> {
+        let mut from_guest = chain.clone().reader(memory).map_err(|_| Broken::Descriptors)?;
+        let mut to_guest = chain.writer(memory).map_err(|_| Broken::Descriptors)?;
+        let room = to_guest.available_bytes().checked_sub(1).ok_or(Broken::Status)?;
+        let status = to_guest.split_at(room).map_err(|_| Broken::Descriptors)?;
+        let bytes = from_guest.available_bytes();
+        let header: [u8; 16] = from_guest.read_obj().map_err(|_| Broken::Header(bytes))?;
+        let (kind, sector) = (number(&header[..4]), number(&header[8..]));
+        let kind = u32::try_from(kind).expect("four bytes");
+        Ok(Self { kind, sector, from_guest, to_guest, status })
+    }
+
+    /// Does what is asked, by way of `buffer`, and answers. Returns the bytes that were written to the guest.
+    pub(super) fn serve(mut self, disk: &Disk, buffer: &mut [u8]) -> u32 {
+        // A panic is logged by its hook; the guest gets an error like any other.
+        let performed = catch_unwind(AssertUnwindSafe(|| self.perform(disk, buffer)));
+        let status = match performed {
+            Ok(Ok(())) => STATUS_OK,
+            Ok(Err(why)) => {
+                let (kind, sector) = (self.kind, self.sector);
+                if matches!(why, Failure::Device(_)) {
+                    tracing::warn!(kind, sector, "a disk's request failed: {why}");
+                } else {
+                    tracing::debug!(kind, sector, "a disk's request was refused: {why}");
+                }
+                if matches!(why, Failure::Unsupported(_)) { STATUS_UNSUPP } else { STATUS_IOERR }
+            }
+            Err(_) => STATUS_IOERR,
+        };
+        self.answer(status)
+    }
+
+    /// Answers that the request failed.
+    pub(super) fn fail(self) -> u32 {
+        self.answer(STATUS_IOERR)
+    }
+
+    fn answer(mut self, status: u8) -> u32 {
+        let told = self.status.write_obj(status).is_ok();
+        u32::try_from(self.to_guest.bytes_written() + usize::from(told)).unwrap_or(u32::MAX)
+    }
+
+    fn perform(&mut self, disk: &Disk, buffer: &mut [u8]) -> Result<(), Failure> {
+        match self.kind {
+            TYPE_IN => self.read(disk, buffer),
+            TYPE_OUT => self.write(disk, buffer),
+            TYPE_FLUSH => Ok(disk.flush()?),
+            TYPE_GET_ID if self.to_guest.available_bytes() < SERIAL_BYTES => {
+                Err(Failure::Asked("there is no room for the serial number"))
+            }
+            TYPE_GET_ID => Ok(io::Write::write_all(&mut self.to_guest, &disk.serial())?),
+            TYPE_DISCARD | TYPE_WRITE_ZEROES if disk.read_only() => {
+                Err(Failure::Unsupported("the disk is read-only"))
+            }
+            TYPE_DISCARD => self.free(disk, 0),
+            // The flag `unmap` changes nothing: zeros are never stored.
+            TYPE_WRITE_ZEROES => self.free(disk, 1),
+            _ => Err(Failure::Unsupported("no such request")),
+        }
+    }
+
+    fn read(&mut self, disk: &Disk, buffer: &mut [u8]) -> Result<(), Failure> {
+        let length = self.to_guest.available_bytes();
+        let mut offset =
+            disk.place(self.sector, length as u64).ok_or(Failure::Asked("not whole sectors of the disk"))?;
+        let mut left = length;
+        while left > 0 {
+            let part = left.min(buffer.len());
+            disk.read(offset, &mut buffer[..part])?;
+            io::Write::write_all(&mut self.to_guest, &buffer[..part])?;
+            (offset, left) = (offset + part as u64, left - part);
+        }
+        Ok(())
+    }
+
+    fn write(&mut self, disk: &Disk, buffer: &mut [u8]) -> Result<(), Failure> {
+        if disk.read_only() {
+            return Err(Failure::Asked("the disk is read-only"));
+        }
+        let length = self.from_guest.available_bytes();
+        let mut offset =
+            disk.place(self.sector, length as u64).ok_or(Failure::Asked("not whole sectors of the disk"))?;
+        let mut left = length;
+        while left > 0 {
+            let part = left.min(buffer.len());
+            io::Read::read_exact(&mut self.from_guest, &mut buffer[..part])?;
+            disk.write(offset, &buffer[..part])?;
+            (offset, left) = (offset + part as u64, left - part);
+        }
+        Ok(())
+    }
+
+    /// Discards or zeroes ranges, of which each has at most these flags. All are checked before the first is freed.
+    fn free(&mut self, disk: &Disk, flags: u32) -> Result<(), Failure> {
+        let length = self.from_guest.available_bytes();
+        if length == 0 || !length.is_multiple_of(16) || length / 16 > DISCARD_RANGES as usize {
+            return Err(Failure::Asked("not 1 to 16 ranges"));
+        }
+        let mut places = Vec::with_capacity(length / 16);
+        for _ in 0..length / 16 {
+            let range: [u8; 16] = self.from_guest.read_obj()?;
+            let (sector, sectors) = (number(&range[..8]), number(&range[8..12]));
+            if number(&range[12..]) & !u64::from(flags) != 0 {
+                return Err(Failure::Unsupported("a flag that has no meaning"));
+            }
+            if sectors > u64::from(DISCARD_SECTORS) {
+                return Err(Failure::Asked("more sectors than one range may have"));
+            }
+            let bytes = sectors * SECTOR;
+            let place = disk.place(sector, bytes).ok_or(Failure::Asked("not sectors of the disk"))?;
+            places.push((place, bytes));
+        }
+        places.into_iter().try_for_each(|(offset, bytes)| Ok(disk.discard(offset, bytes)?))
+    }
+}
+
+/// A little-endian number of up to eight bytes.
+fn number(bytes: &[u8]) -> u64 {
+    bytes.iter().rev().fold(0, |value, &byte| value << 8 | u64::from(byte))
+}
