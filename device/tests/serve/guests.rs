@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use serde_json::{Value, json};
 
 use crate::common::{Guest, Place, Run, Window, expected, lamina, noise, request, within};
+use crate::deaths::kill_worker;
 
 /// A device for guests.
 struct Rig {
@@ -211,5 +212,42 @@ fn a_guest_beyond_its_quota_is_told_and_the_others_never_notice() {
         small.store(0, &noise(5, 8192));
         assert_eq!(guest.ask(&json!({ "op": "flush" })), json!({ "ok": true }));
         assert!(small.load(0, 8192) == noise(5, 8192));
+    });
+}
+
+#[test]
+fn guests_keep_what_is_theirs_when_the_worker_dies() {
+    within(60, || {
+        let rig = Rig::new(&["--guest", "a=4M,views=8M,quota=1M", "--guest", "b=4M,views=8M"]);
+        let mut windows = ["a", "b"].map(|name| rig.window(name, "base"));
+        rig.ask("POST", "/tensors", &json!({ "name": "a/t", "length": 8192, "format": "bf16" }));
+        for (seed, window) in (1..).zip(&mut windows) {
+            window.store(0, &noise(seed, 8192));
+        }
+        for _ in 0..3 {
+            kill_worker(&rig.run);
+            for (seed, (name, window)) in (1..).zip(["a", "b"].into_iter().zip(&windows)) {
+                assert_eq!(rig.guest(name).ask(&json!({ "op": "flush" })), json!({ "ok": true }));
+                assert!(window.load(0, 8192) == noise(seed, 8192));
+            }
+        }
+        assert_eq!(rig.guest("a").ask(&json!({ "op": "tensors" }))["tensors"][0]["name"], "t");
+        assert_eq!(rig.guest("b").ask(&json!({ "op": "tensors" }))["tensors"], json!([]));
+        let stats = rig.guest("a").ask(&json!({ "op": "stats" }))["stats"].clone();
+        assert_eq!((&stats["quota_bytes"], &stats["name"]), (&json!(1 << 20), &json!("a")));
+    });
+}
+
+#[test]
+fn a_guest_that_is_not_there_cannot_be_booted() {
+    within(60, || {
+        let rig = Rig::new(&["--guest", "a=4M,views=8M", "--guest", "b=4M,views=8M"]);
+        let run = rig.place.text("run");
+        let output = lamina(&["boot", "--guest", "c", "--run-dir", &run]).output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(!output.status.success() && said.contains("no guest or host \"c\"; it has: a, b"), "{said}");
+        let output = lamina(&["guests", "--api", &rig.place.text("run/api.sock")]).output().unwrap();
+        let table = String::from_utf8(output.stdout).unwrap();
+        assert!(table.contains("guests/a/base") && table.contains("ctl-b.sock"), "{table}");
     });
 }

@@ -8,6 +8,7 @@ use std::thread;
 use serde_json::{Value, json};
 
 use crate::common::{Guest, Place, Run, Window, expected, noise, within};
+use crate::deaths::kill_worker;
 
 const SHARED: usize = 8 << 20;
 
@@ -281,6 +282,28 @@ fn readers_writers_flushes_and_invalidations_never_lock_each_other_out() {
             assert!(host.load(page * 4096, 128) == [line(0), line(1)].concat(), "page {page}");
         }
         assert_eq!(rig.told(&mut host)["pages_unknown"], 0);
+    });
+}
+
+#[test]
+fn a_host_keeps_what_its_page_cache_holds_when_the_worker_dies() {
+    within(60, || {
+        let rig = Rig::new(2, &[]);
+        let (mut one, mut other) = (rig.host(0), rig.host(1));
+        one.store(0, &noise(1, 4096));
+        one.flush(0, 4096);
+        other.invalidate(0, 4096);
+        assert!(other.load(0, 4096) == noise(1, 4096));
+        one.store(8192, b"not flushed");
+        kill_worker(&rig.run);
+        // The sockets are answered by another worker.
+        (one.ctl, other.ctl) = (rig.host(0).ctl, rig.host(1).ctl);
+        assert_eq!(one.load(8192, 11), b"not flushed");
+        assert_eq!(other.load(8192, 11), [0; 11]);
+        one.flush(8192, 11);
+        other.invalidate(8192, 11);
+        assert_eq!(other.load(8192, 11), b"not flushed");
+        assert!(one.load(0, 4096) == noise(1, 4096));
     });
 }
 
