@@ -289,7 +289,12 @@ pub enum DeviceError {
 impl DeviceError {
     /// Whether there was no room for what was written: the store is full, or a quota is used up.
     pub const fn is_no_room(&self) -> bool {
-        matches!(self, Self::Quota { .. } | Self::Full | Self::Store(StoreError::Full { .. }))
+        matches!(
+            self,
+            Self::Quota { .. }
+                | Self::Full
+                | Self::Store(StoreError::Full { .. } | StoreError::NoRoom { .. })
+        )
     }
 }
 

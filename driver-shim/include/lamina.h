@@ -92,6 +92,13 @@ int lamina_map(const lamina *handle, const char *tensor, const char *view, void 
  */
 int lamina_flush(const lamina *handle, uint64_t offset, uint64_t length);
 
+/*
+ * Where hosts share a region without coherence: drops what this host holds of length bytes at offset of the base window, and
+ * of views over them, so that the next loads see what other hosts have flushed. What this host stored into these pages is
+ * flushed first. Memory handed out stays valid. Elsewhere this does nothing. length 0 means everything.
+ */
+int lamina_invalidate(const lamina *handle, uint64_t offset, uint64_t length);
+
 /* What last failed on this thread; "" if nothing did. Valid until the next failure on this thread. Never NULL. */
 const char *lamina_last_error(void);
 

@@ -329,6 +329,18 @@ pub(crate) unsafe extern "C" fn lamina_flush(handle: *const Handle, offset: u64,
     }))
 }
 
+/// # Safety
+/// As [`shared`].
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn lamina_invalidate(handle: *const Handle, offset: u64, length: u64) -> c_int {
+    status(guard(|| {
+        // SAFETY: the caller's promise.
+        let handle = unsafe { shared(handle) }?;
+        let range = (length > 0).then_some((offset, length));
+        handle.lamina.invalidate(range).map_err(|error| text(&error))
+    }))
+}
+
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn lamina_last_error() -> *const c_char {
     LAST_ERROR.with(|last| last.borrow().as_ptr())

@@ -17,6 +17,8 @@
 //!   read after it. Stores of this CPU need no flush instruction first: a virtual machine's memory is coherent with its
 //!   host. On hardware with write-back host caches over CXL.mem, the device would snoop or the caller would write its
 //!   lines back (`clwb`) before asking.
+//! * Where several hosts share a region without coherence (`lamina serve --host`), nobody sees this host's stores before its `flush` of them, and it sees nobody's in what it has
+//!   loaded before, until it asks for `invalidate`. Elsewhere `invalidate` has nothing to do, so a program that is right for hosts is right everywhere.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -187,9 +189,22 @@ impl Ctl {
     /// # Errors
     /// Any of [`CtlError`].
     pub fn flush(&mut self, range: Option<(u64, u64)>) -> Result<Value, CtlError> {
+        self.over("flush", range)
+    }
+
+    /// Drops what this host holds of a range of the base window in bytes, or of all of it, and of views over it: the next loads read the device. What this host
+    /// stored into the pages that the range touches is written back first.
+    ///
+    /// # Errors
+    /// Any of [`CtlError`].
+    pub fn invalidate(&mut self, range: Option<(u64, u64)>) -> Result<Value, CtlError> {
+        self.over("invalidate", range)
+    }
+
+    fn over(&mut self, op: &str, range: Option<(u64, u64)>) -> Result<Value, CtlError> {
         self.request(&match range {
-            Some((offset, length)) => json!({ "op": "flush", "offset": offset, "length": length }),
-            None => json!({ "op": "flush" }),
+            Some((offset, length)) => json!({ "op": op, "offset": offset, "length": length }),
+            None => json!({ "op": op }),
         })
     }
 

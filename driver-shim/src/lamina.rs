@@ -218,6 +218,16 @@ impl Lamina {
         self.ctl()?.flush(range)?;
         Ok(())
     }
+
+    /// Drops what this host holds of `range` (offset and length in the base window, none for all of it), where hosts share it without coherence: the next loads
+    /// see what others have flushed. The memory stays mapped.
+    ///
+    /// # Errors
+    /// [`Error::Ctl`].
+    pub fn invalidate(&self, range: Option<(u64, u64)>) -> Result<(), Error> {
+        self.ctl()?.invalidate(range)?;
+        Ok(())
+    }
 }
 
 /// The control port at `path`, else the virtio port.

@@ -60,6 +60,8 @@ int main(int argc, char **argv)
     memcpy((char *)address + 3, "stored", 6);
     CHECK(lamina_flush(handle, 0, 0) == 0);
     CHECK(lamina_flush(handle, 4096, 10) == 0);
+    CHECK(lamina_invalidate(handle, 8192, 64) == 0);
+    CHECK(lamina_invalidate(handle, 0, 0) == 0);
     CHECK(lamina_refresh(handle) == 0);
     CHECK(lamina_tensor_info(handle, 0, &tensor) == 0 && strcmp(tensor.name, "w") == 0);
 
@@ -87,6 +89,7 @@ int main(int argc, char **argv)
     CHECK(lamina_view_info(NULL, 0, &view) < 0);
     CHECK(lamina_tensor_count(NULL) == 0 && lamina_view_count(NULL) == 0);
     CHECK(lamina_flush(NULL, 0, 0) < 0);
+    CHECK(lamina_invalidate(NULL, 0, 0) < 0);
     CHECK(lamina_refresh(NULL) < 0);
     CHECK(lamina_open(argv[1], argv[2], 6) == NULL);
     CHECK(strstr(lamina_last_error(), "0x6") != NULL);

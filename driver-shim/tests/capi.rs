@@ -46,6 +46,8 @@ fn a_c_program_reads_every_view_and_misuse_is_an_error() {
     let requests = requests.lock().unwrap();
     assert_eq!(requests[0], "{\"op\":\"flush\"}");
     assert!(requests[1].contains("4096"), "{}", requests[1]);
+    assert!(requests[2].contains("\"invalidate\"") && requests[2].contains("8192"), "{}", requests[2]);
+    assert_eq!(requests[3], "{\"op\":\"invalidate\"}");
 
     let text = String::from_utf8(ran.stdout).unwrap();
     let lines: Vec<Vec<&str>> = text.lines().map(|line| line.split(' ').collect()).collect();

@@ -152,11 +152,16 @@ fn flush_view_and_stats_reach_the_device() {
     good(&windows, &["flush", "--offset", "4096", "--length", "8192"]);
     assert!(good(&windows, &["view", "w", "e5m2"]).contains("true"));
     assert!(good(&windows, &["stats"]).contains("true"));
+    good(&windows, &["invalidate", "--offset", "64", "--length", "128"]);
+    good(&windows, &["invalidate"]);
+    assert!(bad(&windows, &["invalidate", "--offset", "64"]).contains("--length"));
     let ops: Vec<Value> =
         requests.lock().unwrap().iter().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert_eq!(ops[1]["length"], 8192);
     assert_eq!(ops[2], serde_json::json!({ "op": "view", "tensor": "w", "spelling": "e5m2" }));
     assert_eq!(ops[3]["op"], "stats");
+    assert_eq!(ops[4], serde_json::json!({ "op": "invalidate", "offset": 64, "length": 128 }));
+    assert_eq!(ops[5], serde_json::json!({ "op": "invalidate" }));
 }
 
 #[test]

@@ -234,8 +234,10 @@ fn flush_goes_to_the_device() {
     let lamina = Lamina::open(&windows.options()).unwrap();
     lamina.flush(Some((4096, 10))).unwrap();
     lamina.flush(None).unwrap();
+    lamina.invalidate(Some((0, 64))).unwrap();
     let requests: Vec<serde_json::Value> =
         requests.lock().unwrap().iter().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert_eq!(requests[0], serde_json::json!({ "op": "flush", "offset": 4096, "length": 10 }));
     assert_eq!(requests[1], serde_json::json!({ "op": "flush" }));
+    assert_eq!(requests[2], serde_json::json!({ "op": "invalidate", "offset": 0, "length": 64 }));
 }

@@ -69,6 +69,32 @@ pub struct Ready {
     pub skipped: Vec<Skipped>,
 }
 
+/// The same of a device that several guests or hosts have.
+#[derive(Clone, Debug, Deserialize)]
+pub struct SharedReady {
+    /// The process that holds the device.
+    pub pid: u32,
+    /// The API's socket.
+    pub api: PathBuf,
+    /// The API's address on loopback.
+    pub tcp: std::net::SocketAddr,
+    /// What each of them has.
+    pub guests: Vec<Seat>,
+}
+
+/// What one guest or host has.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Seat {
+    /// Its name.
+    pub name: String,
+    /// Its base window.
+    pub base: Window,
+    /// Its views window.
+    pub views: Window,
+    /// The socket of its control port.
+    pub ctl: PathBuf,
+}
+
 /// A window as a file.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Window {
@@ -149,6 +175,59 @@ pub(crate) fn ask(api: &Path, args: &[&str]) -> Result<Vec<u8>> {
         bail!("lamina {}: {}", args.join(" "), String::from_utf8_lossy(&output.stderr).trim());
     }
     Ok(output.stdout)
+}
+
+/// A device that several guests or hosts have. Dropping it stops it.
+pub struct SharedDaemon {
+    process: Process,
+    /// What it said when it was ready.
+    pub ready: SharedReady,
+    _folder: tempfile::TempDir,
+}
+
+impl SharedDaemon {
+    /// Starts a device with these options of `lamina serve` and waits until it is ready.
+    ///
+    /// # Errors
+    /// When it does not start or ends instead; it has said why on stderr.
+    pub fn start(args: &[&str]) -> Result<Self> {
+        let folder =
+            tempfile::Builder::new().prefix("lamina-run-").tempdir().context("no temporary folder")?;
+        let mut command = Command::new(programs::lamina()?);
+        command.args(["serve", "--json", "--tcp", "127.0.0.1:0"]).args(args);
+        command.arg("--mount").arg(folder.path().join("mount"));
+        command.arg("--run-dir").arg(folder.path().join("run"));
+        let (process, ready) = Process::start(command)?;
+        Ok(Self { process, ready, _folder: folder })
+    }
+
+    /// What the guest or host `name` has, as if it were alone.
+    ///
+    /// # Errors
+    /// When there is none of this name.
+    pub fn seat(&self, name: &str) -> Result<Ready> {
+        let seat = self.ready.guests.iter().find(|seat| seat.name == name);
+        let Seat { base, views, ctl, .. } = seat.with_context(|| format!("no guest {name}"))?.clone();
+        let SharedReady { pid, api, tcp, .. } = self.ready.clone();
+        Ok(Ready { pid, base, views, api, tcp, ctl, skipped: Vec::new() })
+    }
+
+    /// The counters, now.
+    ///
+    /// # Errors
+    /// When the device does not answer.
+    pub fn stats(&self) -> Result<Value> {
+        serde_json::from_slice(&ask(&self.ready.api, &["stats", "--json"])?)
+            .context("the device's counters are no JSON")
+    }
+
+    /// Stops the device and waits until its mount is gone.
+    ///
+    /// # Errors
+    /// When it had ended already, or ends with an error.
+    pub fn stop(self) -> Result<()> {
+        self.process.stop()
+    }
 }
 
 impl Process {

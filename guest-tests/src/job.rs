@@ -210,6 +210,7 @@ impl Found {
             | Event::DecodeBegin { .. }
             | Event::PastEnd { .. }
             | Event::WarmRead { .. }
+            | Event::Message { .. }
             | Event::Done { .. } => {}
         }
         Ok(())

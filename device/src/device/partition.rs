@@ -44,6 +44,11 @@ impl Partition {
         (0..device.division.parts.len()).map(|index| Self { device: Arc::clone(device), index }).collect()
     }
 
+    /// The first partition of `device`; of one that is not divided, the whole.
+    pub fn first(device: Arc<Device>) -> Self {
+        Self { device, index: 0 }
+    }
+
     /// The partition of this name; the nameless one of a device that is not divided.
     pub fn named(device: &Arc<Device>, name: &str) -> Option<Self> {
         Self::all(device).into_iter().find(|partition| partition.name() == name)
@@ -268,7 +273,9 @@ impl Partition {
                 StoreError::Entry { block: block - start / BLOCK_BYTES as u64, why }.into()
             }
             // How full the store is says what the others have stored.
-            DeviceError::Store(StoreError::Full { .. }) => DeviceError::Full,
+            DeviceError::Store(
+                StoreError::Full { .. } | StoreError::NoRoom { .. } | StoreError::Tables { .. },
+            ) => DeviceError::Full,
             other => other,
         }
     }

@@ -7,6 +7,7 @@
 //! | `GET /tensors`, `POST /tensors`, `DELETE /tensors/{name}` | lists, makes (a [`TensorSpec`]), removes |
 //! | `GET /views`, `POST /views` `{"tensor","spelling"}` | lists, makes |
 //! | `GET /disks` | lists the disks: serial numbers, sockets, partitions |
+//! | `GET /guests` | lists the pairs of files: whose, paths, bytes, and the socket for the guest |
 //! | `POST /flush` `{"offset"?,"length"?}` | the coherence fence |
 //! | `POST /discard` `{"offset","length"}` | drops base bytes |
 //! | `GET /events` | the last events: the store's levels, writes that find no room |
@@ -158,6 +159,7 @@ fn router(control: Control) -> Router {
         .route("/tensors/{*name}", delete(remove_tensor))
         .route("/views", get(views).post(create_view))
         .route("/disks", get(disks))
+        .route("/guests", get(guests))
         .route("/flush", post(flush))
         .route("/discard", post(discard))
         .route("/events", get(events))
@@ -193,7 +195,7 @@ impl IntoResponse for Refusal {
 impl From<ControlError> for Refusal {
     fn from(why: ControlError) -> Self {
         let status = match &why {
-            ControlError::Device(why) => status_of(why),
+            ControlError::Device(why) | ControlError::Serve(ServeError::Device(why)) => status_of(why),
             ControlError::Serve(ServeError::PastEnd { .. }) => StatusCode::UNPROCESSABLE_ENTITY,
             ControlError::Serve(ServeError::Closing) => StatusCode::SERVICE_UNAVAILABLE,
             ControlError::Serve(_) => StatusCode::INTERNAL_SERVER_ERROR,
@@ -325,6 +327,10 @@ async fn tensors(State(control): State<Control>) -> impl IntoResponse {
 
 async fn views(State(control): State<Control>) -> impl IntoResponse {
     Json(control.views())
+}
+
+async fn guests(State(control): State<Control>) -> impl IntoResponse {
+    Json(control.seats())
 }
 
 async fn disks(State(control): State<Control>) -> impl IntoResponse {

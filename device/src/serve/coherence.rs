@@ -22,6 +22,9 @@
 //!    the views disk that it holds (`blockdev --flushbufs`) or reads them with `O_DIRECT`. The disk's flush is [`Coherence::flush`] of
 //!    everything.
 //!
+//! All of this is for one pair of files, that is one page cache, over one partition. Between *hosts*, whose page caches nobody keeps coherent, the contract of
+//! [`super::host_cache`] holds instead: 1 and 4 as above, each for its own files; 2 without the laundering; 3 after a flush by the host itself.
+//!
 //! How: reads of views mark their pages in [`ServedPages`]; a base store that has reached the device takes the marks of
 //! the view pages over it and queues them here; one thread tells the kernel to drop them. It must be a thread of its own:
 //! the kernel waits in that call for reads of the same pages that are under way, which FUSE workers have to answer.
@@ -33,15 +36,18 @@ use std::sync::mpsc;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::device::{Device, Window};
+use crate::device::{DeviceError, Partition, Window};
 
 use super::ServeError;
+use super::host_cache::HostCache;
 use super::launder::{Done, LaunderWith, Launderer};
-use super::served_pages::{ServedPages, push};
+use super::served_pages::{PAGE_BYTES, ServedPages, push};
 
-/// Keeps the windows of one device coherent on one mount.
+/// Keeps the windows of one pair of files coherent.
 pub struct Coherence {
-    device: Arc<Device>,
+    partition: Partition,
+    /// The host's, if this is a host's pair.
+    cache: Option<Arc<HostCache>>,
     served: ServedPages,
     queue: Mutex<Queue>,
     /// Signalled when something was queued or the end has come.
@@ -59,8 +65,8 @@ struct Queue {
     /// Of the views window.
     ranges: Vec<Range<u64>>,
     /// Of the base window.
-    base: Vec<Range<u64>>,
-    /// Batches of which `ranges` is the next: what is queued now is through when `batches_done` exceeds it.
+    base_ranges: Vec<Range<u64>>,
+    /// Batches of which these are the next: what is queued now is through when `batches_done` exceeds it.
     batch: u64,
     batches_done: u64,
     closed: bool,
@@ -68,15 +74,16 @@ struct Queue {
 
 impl Queue {
     fn is_empty(&self) -> bool {
-        self.ranges.is_empty() && self.base.is_empty()
+        self.ranges.is_empty() && self.base_ranges.is_empty()
     }
 }
 
 impl Coherence {
-    pub(super) fn new(device: Arc<Device>) -> Self {
+    pub(super) fn new(partition: Partition, cache: Option<Arc<HostCache>>) -> Self {
         Self {
-            served: ServedPages::new(device.views_bytes()),
-            device,
+            served: ServedPages::new(partition.views_bytes()),
+            partition,
+            cache,
             queue: Mutex::default(),
             queued: Condvar::new(),
             drained: Condvar::new(),
@@ -106,17 +113,90 @@ impl Coherence {
     ///
     /// When the device refused a dirty page, or the mount is going away.
     pub fn flush(&self, offset: u64, length: u64) -> Result<(), ServeError> {
-        let end = offset.saturating_add(length).min(self.device.base_bytes());
+        let end = offset.saturating_add(length).min(self.partition.base_bytes());
         if offset < end {
             let flushed = on(&self.launderer, |base, done| base.launder(once(offset..end).collect(), done));
             flushed.map_err(|source| ServeError::Flush { offset, length, source })?;
+            if let Some(cache) = &self.cache {
+                self.merging(|changed| cache.write_back(offset..end, changed))?;
+            }
         }
-        let whole = 0..self.device.views_bytes();
+        let whole = 0..self.partition.views_bytes();
         if self.scrubber.get().is_some_and(|views| views.needed(std::slice::from_ref(&whole))) {
             let scrubbed = on(&self.scrubber, |views, done| views.launder(once(whole).collect(), done));
             scrubbed.map_err(|source| ServeError::Flush { offset, length, source })?;
         }
         self.drain()
+    }
+
+    /// Drops what the host holds of these base bytes, and of the views over them: its next loads are the device's bytes. What the host stored into the pages that the range touches and did not flush
+    /// is written back first. Between windows that are coherent there is nothing to drop. Sleeps like [`Self::flush`].
+    ///
+    /// # Errors
+    ///
+    /// When the device cannot store what has to be written back, which then stays, or the mount is going away.
+    pub fn invalidate(&self, offset: u64, length: u64) -> Result<(), ServeError> {
+        if self.cache.is_none() {
+            return Ok(());
+        }
+        let end = offset.saturating_add(length).min(self.partition.base_bytes());
+        if offset < end {
+            self.drop_pages(once(offset..end), true)?;
+            let over = self.partition.views_over_base(offset, end - offset);
+            self.views_changed(over)?;
+        }
+        Ok(())
+    }
+
+    /// Has the page cache and the host's own drop the base pages that `ranges` touch: how many went.
+    pub(super) fn drop_pages(
+        &self,
+        ranges: impl IntoIterator<Item = Range<u64>>,
+        asked: bool,
+    ) -> Result<u64, ServeError> {
+        let Some(cache) = &self.cache else { return Ok(0) };
+        let mut ranges: Vec<_> = ranges
+            .into_iter()
+            .map(|range| range.start / PAGE_BYTES * PAGE_BYTES..range.end.next_multiple_of(PAGE_BYTES))
+            .collect();
+        join_touching(&mut ranges);
+        cache.dropping(&ranges);
+        let dropped = self.drop_leaving(cache, &ranges, asked);
+        cache.dropped(&ranges);
+        dropped
+    }
+
+    fn drop_leaving(&self, cache: &HostCache, ranges: &[Range<u64>], asked: bool) -> Result<u64, ServeError> {
+        for range in ranges {
+            cache.leave(range.clone());
+        }
+        // First, and on threads that a kill can end: see `launder`.
+        let laundered = on(&self.launderer, |base, done| base.launder(ranges.to_vec(), done));
+        laundered.map_err(|source| ServeError::Flush { offset: 0, length: 0, source })?;
+        let mut queue = self.lock();
+        queue.base_ranges.extend(ranges.iter().cloned());
+        drop(queue);
+        self.queued.notify_one();
+        self.drain()?;
+        let mut went = 0;
+        self.merging(|changed| {
+            ranges.iter().try_for_each(|range| cache.left(range.clone(), changed).map(|pages| went += pages))
+        })?;
+        cache.count_dropped(went, asked);
+        Ok(went)
+    }
+
+    /// Has a host's cache merge into the device, and drops this host's view pages over what changed, even if not all could be merged.
+    fn merging(
+        &self,
+        merge: impl FnOnce(&mut Vec<Range<u64>>) -> Result<(), DeviceError>,
+    ) -> Result<(), ServeError> {
+        let mut changed = Vec::new();
+        let merged = merge(&mut changed);
+        for range in changed {
+            self.base_changed(range.start, range.end - range.start);
+        }
+        Ok(merged?)
     }
 
     /// Drops the base bytes of a range: they read as zero afterwards, in views too. Sleeps like [`Self::flush`].
@@ -125,7 +205,7 @@ impl Coherence {
     ///
     /// When the range passes the window's end, or the mount is going away.
     pub fn discard(&self, offset: u64, length: u64) -> Result<(), ServeError> {
-        let window = self.device.base_bytes();
+        let window = self.partition.base_bytes();
         let end = offset.checked_add(length).filter(|&end| end <= window);
         let Some(end) = end else { return Err(ServeError::PastEnd { offset, length, window }) };
         if offset < end {
@@ -152,14 +232,17 @@ impl Coherence {
 
     /// Base ranges to launder before this range of the views window is computed, if any are dirty. Never sleeps.
     pub(super) fn laundry(&self, offset: u64, length: u64) -> Option<Vec<Range<u64>>> {
+        if self.cache.is_some() {
+            return None;
+        }
         let launderer = self.launderer.get()?;
-        let under = self.device.base_under_views(offset, length);
+        let under = self.partition.base_under_views(offset, length);
         launderer.needed(&under).then_some(under)
     }
 
     /// Brings dirty base pages of a range to the device. Sleeps like [`Self::flush`].
     pub(super) fn settle_range(&self, offset: u64, length: u64) -> Result<(), ServeError> {
-        let end = offset.saturating_add(length).min(self.device.base_bytes());
+        let end = offset.saturating_add(length).min(self.partition.base_bytes());
         if offset < end { self.settle_ranges(once(offset..end).collect()) } else { Ok(()) }
     }
 
@@ -186,7 +269,7 @@ impl Coherence {
         self.base_changed(offset, length);
         let range = offset..offset.saturating_add(length);
         if self.launderer.get().is_some_and(|base| base.cached(&range)) {
-            push(&mut self.lock().base, range);
+            push(&mut self.lock().base_ranges, range);
             self.queued.notify_one();
         }
         self.drain()
@@ -213,7 +296,7 @@ impl Coherence {
     /// Says that base bytes in the device have changed.
     pub(super) fn base_changed(&self, offset: u64, length: u64) {
         let mut taken = Vec::new();
-        for range in self.device.views_over_base(offset, length) {
+        for range in self.partition.views_over_base(offset, length) {
             self.served.take(range, &mut taken);
         }
         self.queue(taken);
@@ -222,6 +305,15 @@ impl Coherence {
     /// Says that the page cache holds bytes for the views window that the device did not give.
     pub(super) fn views_soiled(&self, offset: u64, length: u64) {
         self.queue(once(offset..offset.saturating_add(length)));
+    }
+
+    /// Says that nobody knows any more what the page cache was given: of the views, and of a host's base window.
+    pub(super) fn forgotten(&self) {
+        self.views_soiled(0, self.partition.views_bytes());
+        if self.cache.is_some() {
+            self.lock().base_ranges.push(0..self.partition.base_bytes());
+            self.queued.notify_one();
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, Queue> {
@@ -256,7 +348,7 @@ impl Coherence {
 
     /// The invalidator: hands batches of ranges to `invalidate` until [`Self::close`].
     pub(super) fn invalidate_until_closed(&self, mut invalidate: impl FnMut(Window, &Range<u64>)) {
-        let (mut views, mut base) = (Vec::new(), Vec::new());
+        let (mut batch, mut base_batch) = (Vec::new(), Vec::new());
         loop {
             let mut queue = self.lock();
             while queue.is_empty() && !queue.closed {
@@ -265,16 +357,14 @@ impl Coherence {
             if queue.closed {
                 return;
             }
-            std::mem::swap(&mut queue.ranges, &mut views);
-            std::mem::swap(&mut queue.base, &mut base);
+            std::mem::swap(&mut queue.ranges, &mut batch);
+            std::mem::swap(&mut queue.base_ranges, &mut base_batch);
             queue.batch += 1;
             let number = queue.batch;
             drop(queue);
-            for (window, batch) in [(Window::Base, &mut base), (Window::Views, &mut views)] {
+            for (window, batch) in [(Window::Base, &mut base_batch), (Window::Views, &mut batch)] {
                 join_touching(batch);
-                for range in batch.drain(..) {
-                    invalidate(window, &range);
-                }
+                batch.drain(..).for_each(|range| invalidate(window, &range));
             }
             self.lock().batches_done = number;
             self.drained.notify_all();
@@ -283,6 +373,9 @@ impl Coherence {
 
     /// Ends laundering and invalidating; whoever waits gets [`ServeError::Closing`].
     pub(super) fn close(&self) {
+        if let Some(cache) = &self.cache {
+            cache.close();
+        }
         for launderer in [&self.launderer, &self.scrubber].into_iter().filter_map(|launderer| launderer.get())
         {
             launderer.stop();
@@ -293,19 +386,30 @@ impl Coherence {
     }
 
     /// Brings every dirty base page to the device, for at most `patience`.
-    pub(super) fn settle(self: &Arc<Self>, patience: Duration) {
+    pub(super) fn settle(&self, patience: Duration) {
         let Some(launderer) = self.launderer.get() else { return };
         let (done, answer) = mpsc::channel();
-        let everything = 0..self.device.base_bytes();
+        let everything = 0..self.partition.base_bytes();
         let started = Instant::now();
         launderer.launder(once(everything).collect(), Box::new(move |result| drop(done.send(result))));
         match answer.recv_timeout(patience) {
-            Ok(Ok(())) => tracing::debug!(seconds = started.elapsed().as_secs_f64(), "stores settled"),
+            Ok(Ok(())) => match self.merge_all() {
+                Ok(()) => tracing::debug!(seconds = started.elapsed().as_secs_f64(), "stores settled"),
+                Err(why) => tracing::warn!("a host's stores are lost: {why}"),
+            },
             Ok(Err(why)) => tracing::warn!("stores may be lost: {why}"),
             Err(_) => {
                 tracing::warn!("stores may be lost: writing them back took over {} s", patience.as_secs());
             }
         }
+    }
+}
+
+impl Coherence {
+    /// Merges all that a host stored.
+    fn merge_all(&self) -> Result<(), DeviceError> {
+        let Some(cache) = &self.cache else { return Ok(()) };
+        cache.write_back(0..self.partition.base_bytes(), &mut Vec::new())
     }
 }
 

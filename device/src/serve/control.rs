@@ -1,30 +1,42 @@
-//! What can be asked of a served device, the same for people (the API), guests (the guest port) and programs.
+//! What can be asked of a served device, the same for people (the API), guests (the guest ports) and programs.
 //!
 //! Every change goes through here rather than to the device itself, because a change may need dirty pages to reach the
 //! device before it, and pages of the views window dropped after it. All of these sleep on the mount: async servers call
 //! them from blocking threads.
+//!
+//! A control is of the whole device, in the device's offsets and names, or of one pair of files, in those of its partition: then it neither reaches nor names anything else.
 
 use std::ops::Range;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
 use lamina_abi::DIRECTORY_BYTES;
+use serde::Serialize;
 
 use crate::BLOCK_BYTES;
 use crate::device::events::Event;
 use crate::device::poison::Poisoned;
-use crate::device::{Device, DeviceError};
+use crate::device::{Device, DeviceError, Partition};
 use crate::stats::StatsReport;
 use crate::tensor::{TensorInfo, TensorSpec};
 use crate::window::ViewInfo;
 
+#[cfg(doc)]
+use super::Coherence;
+use super::ServeError;
+use super::host_cache::HostReport;
+use super::pair::{Pair, PairReport, Place};
 use super::vhost_user::{Disk, DiskInfo};
-use super::{Coherence, ServeError};
 
-/// A device and, as soon as it is mounted, what keeps its windows coherent.
+/// A device and, as soon as it is mounted, the pairs of files that show it.
 #[derive(Clone)]
 pub struct Control {
     pub(super) device: Arc<Device>,
-    pub(super) coherence: Arc<OnceLock<Arc<Coherence>>>,
+    /// Whose control this is: none for everything.
+    only: Option<(Partition, Place)>,
+    pairs: Arc<OnceLock<Vec<Arc<Pair>>>>,
+    /// Where the guest ports' sockets are.
+    run_dir: Option<Arc<Path>>,
     disks: Arc<Mutex<Vec<Weak<Disk>>>>,
 }
 
@@ -39,25 +51,76 @@ pub enum ControlError {
     Serve(#[from] ServeError),
 }
 
+/// A pair of files and the socket that its guest's control port is to be connected to.
+#[derive(Clone, Debug, Serialize)]
+pub struct Seat {
+    /// The pair.
+    #[serde(flatten)]
+    pub pair: PairReport,
+    /// The socket.
+    pub ctl: PathBuf,
+}
+
+/// All counters of a served device.
+#[derive(Clone, Debug, Serialize)]
+pub struct ServedStats {
+    /// The device's.
+    #[serde(flatten)]
+    pub device: StatsReport,
+    /// Each host's, in the order they were named; none unless hosts share the device without coherence.
+    pub hosts: Vec<HostReport>,
+}
+
 impl Control {
-    /// The control of a device that is not mounted, or not yet.
+    /// The control of a whole device that is not mounted, or not yet.
     pub fn new(device: Arc<Device>) -> Self {
-        Self { device, coherence: Arc::default(), disks: Arc::default() }
+        Self { device, only: None, pairs: Arc::default(), run_dir: None, disks: Arc::default() }
+    }
+
+    /// The same, which tells guests' sockets in `run_dir`: see [`Place::socket`].
+    #[must_use]
+    pub fn with_sockets_in(self, run_dir: &Path) -> Self {
+        Self { run_dir: Some(run_dir.into()), ..self }
+    }
+
+    /// The control of one pair of files: what its guest or host may ask.
+    #[must_use]
+    pub fn of_pair(&self, partition: Partition, place: Place) -> Self {
+        Self { only: Some((partition, place)), ..self.clone() }
     }
 
     /// Says that the device is mounted now. Once is enough: later calls and those of clones change nothing.
-    pub fn mounted(&self, coherence: &Arc<Coherence>) {
-        self.coherence.get_or_init(|| Arc::clone(coherence));
+    pub fn mounted(&self, pairs: &[Arc<Pair>]) {
+        self.pairs.get_or_init(|| pairs.to_vec());
+    }
+
+    /// The pairs of files that this control is of, once they are mounted.
+    pub fn pairs(&self) -> Vec<&Arc<Pair>> {
+        let all = self.pairs.get().map(Vec::as_slice).unwrap_or_default();
+        let is_mine = |pair: &&Arc<Pair>| self.only.as_ref().is_none_or(|(_, place)| pair.place() == place);
+        all.iter().filter(is_mine).collect()
+    }
+
+    /// The pairs of files, each with its guest's socket.
+    pub fn seats(&self) -> Vec<Seat> {
+        let run_dir = self.run_dir.as_deref().unwrap_or(Path::new(""));
+        let seat = |pair: &Arc<Pair>| Seat { pair: pair.report(), ctl: run_dir.join(pair.place().socket()) };
+        self.pairs().into_iter().map(seat).collect()
+    }
+
+    /// The socket of the guest whose files are at the root.
+    pub fn root_socket(&self) -> PathBuf {
+        self.run_dir.as_deref().unwrap_or(Path::new("")).join(Place::Root.socket())
     }
 
     /// All tensors.
     pub fn tensors(&self) -> Vec<TensorInfo> {
-        self.device.tensors()
+        self.only.as_ref().map_or_else(|| self.device.tensors(), |(partition, _)| partition.tensors())
     }
 
     /// All views.
     pub fn views(&self) -> Vec<ViewInfo> {
-        self.device.views()
+        self.only.as_ref().map_or_else(|| self.device.views(), |(partition, _)| partition.views())
     }
 
     /// All disks that are being served, in the order they were made.
@@ -73,9 +136,20 @@ impl Control {
         disks.push(Arc::downgrade(disk));
     }
 
-    /// All counters.
-    pub fn stats(&self) -> StatsReport {
-        self.device.stats()
+    /// All counters of the device.
+    pub fn stats(&self) -> ServedStats {
+        let hosts = self.pairs().into_iter().filter_map(|pair| pair.host_report()).collect();
+        ServedStats { device: self.device.stats(), hosts }
+    }
+
+    /// The counters that this control is of: of the whole device, or of a partition and, of a host, its cache's.
+    pub fn own_stats(&self) -> serde_json::Value {
+        let Some((partition, _)) = &self.only else { return serde_json::json!(self.stats()) };
+        let mut stats = serde_json::json!(partition.stats());
+        if let Some(host) = self.pairs().first().and_then(|pair| pair.host_report()) {
+            stats["host"] = serde_json::json!(host);
+        }
+        stats
     }
 
     /// Makes a tensor over bytes that keep their values.
@@ -85,7 +159,7 @@ impl Control {
     /// When the device refuses it, for example for lack of room.
     pub fn create_tensor(&self, spec: TensorSpec) -> Result<TensorInfo, ControlError> {
         let tensor = self.device.create_tensor(spec)?;
-        self.directory_changed([])?;
+        self.directory_changed(tensor.dpa, &mut std::iter::empty())?;
         Ok(tensor)
     }
 
@@ -95,10 +169,12 @@ impl Control {
     ///
     /// When there is no such tensor.
     pub fn remove_tensor(&self, name: &str) -> Result<(), ControlError> {
-        let shown: Vec<_> =
-            self.views().into_iter().filter(|view| view.tensor == name).map(|view| place(&view)).collect();
+        let shown = self.device.views();
+        let tensors = self.device.tensors();
         self.device.remove_tensor(name)?;
-        self.directory_changed(shown)
+        let dpa = tensors.iter().find(|tensor| tensor.name == name).map_or(0, |tensor| tensor.dpa);
+        let mut shown = shown.iter().filter(|view| view.tensor == name).map(place);
+        self.directory_changed(dpa, &mut shown)
     }
 
     /// Makes a view.
@@ -107,37 +183,73 @@ impl Control {
     ///
     /// When there is no such tensor, its format cannot give the view, or the views window is full.
     pub fn create_view(&self, tensor: &str, spelling: &str) -> Result<ViewInfo, ControlError> {
-        let view = self.device.create_view(tensor, spelling)?;
-        self.directory_changed([place(&view)])?;
+        let (view, base, views) = if let Some((partition, _)) = &self.only {
+            let view = partition.create_view(tensor, spelling)?;
+            (view, partition.base().start, partition.views_window().start)
+        } else {
+            let view = self.device.create_view(tensor, spelling)?;
+            let tensors = self.device.tensors();
+            let dpa = tensors.iter().find(|made| made.name == view.tensor).map_or(0, |made| made.dpa);
+            (view, dpa, 0)
+        };
+        let shown = place(&view);
+        self.directory_changed(base, &mut std::iter::once(views + shown.start..views + shown.end))?;
         Ok(view)
     }
 
     /// The coherence fence over `length` bytes of the base window, to its end if not given: see [`Coherence::flush`]. What it brings to the device is coded then:
-    /// see [`Device::flush`].
+    /// see [`Device::flush`]. Of a host: writes back what it stored there.
     ///
     /// # Errors
     ///
     /// When the range begins past the end, or dirty pages cannot be written back.
     pub fn flush(&self, offset: u64, length: Option<u64>) -> Result<(), ControlError> {
-        let window = self.device.base_bytes();
-        let length = length.unwrap_or(window.saturating_sub(offset));
-        if offset.checked_add(length).is_none_or(|end| end > window) {
-            return Err(ServeError::PastEnd { offset, length, window }.into());
+        let range = self.range(offset, length)?;
+        for (pair, part) in self.pairs_over(&range) {
+            pair.coherence().flush(part.start, part.end - part.start)?;
         }
-        self.coherence.get().map_or(Ok(()), |coherence| coherence.flush(offset, length))?;
-        Ok(self.device.flush(offset, length)?)
+        let length = range.end - range.start;
+        match &self.only {
+            Some((partition, _)) => partition.flush(range.start - partition.base().start, length)?,
+            None => self.device.flush(range.start, length)?,
+        }
+        Ok(())
     }
 
-    /// Drops base bytes: they read as zero afterwards.
+    /// Drops what a host holds of `length` bytes of the base window, to its end if not given: see [`Coherence::invalidate`]. Others are coherent and hold
+    /// nothing that would have to be dropped.
+    ///
+    /// # Errors
+    ///
+    /// When the range begins past the end, or what the host stored there cannot be written back.
+    pub fn invalidate(&self, offset: u64, length: Option<u64>) -> Result<(), ControlError> {
+        let range = self.range(offset, length)?;
+        for (pair, part) in self.pairs_over(&range) {
+            pair.coherence().invalidate(part.start, part.end - part.start)?;
+        }
+        Ok(())
+    }
+
+    /// Drops base bytes: they read as zero afterwards. A host that holds some of them keeps what it holds.
     ///
     /// # Errors
     ///
     /// When the range passes the window's end.
     pub fn discard(&self, offset: u64, length: u64) -> Result<(), ControlError> {
-        match self.coherence.get() {
-            Some(coherence) => Ok(coherence.discard(offset, length)?),
-            None => Ok(self.device.discard(offset, length)?),
+        let range = self.range(offset, Some(length))?;
+        for partition in Partition::all(&self.device) {
+            let Some(part) = inside(&partition, &range) else { continue };
+            let length = part.end - part.start;
+            let coherent = self
+                .pairs()
+                .into_iter()
+                .find(|pair| pair.cache().is_none() && pair.partition().base() == partition.base());
+            match coherent {
+                Some(pair) => pair.coherence().discard(part.start, length)?,
+                None => partition.discard(part.start, length)?,
+            }
         }
+        Ok(())
     }
 
     /// The last events.
@@ -156,7 +268,8 @@ impl Control {
     ///
     /// When the range passes the window's end, or the device keeps no checks.
     pub fn inject_poison(&self, offset: u64, length: u64) -> Result<(), ControlError> {
-        self.beside(offset, length, |device| device.inject_poison(offset, length))
+        let blocks = whole_blocks(offset, length);
+        self.change_base(&blocks, |device| device.inject_poison(offset, length))
     }
 
     /// Clears the poison of a base range: its poisoned blocks read as zero afterwards.
@@ -165,45 +278,90 @@ impl Control {
     ///
     /// When the range passes the window's end.
     pub fn clear_poison(&self, offset: u64, length: u64) -> Result<(), ControlError> {
-        self.beside(offset, length, |device| device.clear_poison(offset, length))
+        let blocks = whole_blocks(offset, length);
+        self.change_base(&blocks, |device| device.clear_poison(offset, length))
     }
 
-    /// Changes blocks of a base range in the device, and drops what the page cache held of them.
-    fn beside(
-        &self,
-        offset: u64,
-        length: u64,
-        change: impl FnOnce(&Device) -> Result<(), DeviceError>,
-    ) -> Result<(), ControlError> {
-        let Some(coherence) = self.coherence.get() else { return Ok(change(&self.device)?) };
-        coherence.settle_range(offset, length)?;
-        let changed = change(&self.device);
-        let block = BLOCK_BYTES as u64;
-        let first = offset / block * block;
-        coherence.written_beside(
-            first,
-            offset.saturating_add(length).saturating_sub(first).next_multiple_of(block),
-        )?;
-        Ok(changed?)
-    }
-
-    /// Drops ranges (offset, length) of the views window from the page cache: loads of them go to the device again, as they would
+    /// Drops ranges (offset, length) of the views window from the page cache of its pair: loads of them go to the device again, as they would
     /// from behind a cache that is smaller than what is read. What passes the window's end is ignored.
     ///
     /// # Errors
     ///
     /// When the mount is going away.
     pub fn evict(&self, ranges: impl IntoIterator<Item = (u64, u64)>) -> Result<(), ControlError> {
-        let Some(coherence) = self.coherence.get() else { return Ok(()) };
-        let end = self.device.views_bytes();
+        let Some((partition, _)) = &self.only else { return Ok(()) };
+        let end = partition.views_bytes();
         let clipped = |(offset, length): (u64, u64)| offset.min(end)..offset.saturating_add(length).min(end);
-        Ok(coherence.views_changed(ranges.into_iter().map(clipped))?)
+        let ranges: Vec<_> = ranges.into_iter().map(clipped).collect();
+        for pair in self.pairs() {
+            pair.coherence().views_changed(ranges.iter().cloned())?;
+        }
+        Ok(())
     }
 
-    fn directory_changed(&self, views: impl IntoIterator<Item = Range<u64>>) -> Result<(), ControlError> {
-        let Some(coherence) = self.coherence.get() else { return Ok(()) };
-        Ok(coherence.views_changed(std::iter::once(0..DIRECTORY_BYTES).chain(views))?)
+    /// A range of this control's base window as one of the device's.
+    fn range(&self, offset: u64, length: Option<u64>) -> Result<Range<u64>, ServeError> {
+        let (start, window) = match &self.only {
+            Some((partition, _)) => (partition.base().start, partition.base_bytes()),
+            None => (0, self.device.base_bytes()),
+        };
+        let length = length.unwrap_or(window.saturating_sub(offset));
+        match offset.checked_add(length) {
+            Some(end) if end <= window => Ok(start + offset..start + end),
+            _ => Err(ServeError::PastEnd { offset, length, window }),
+        }
     }
+
+    /// This control's pairs over `range` of the device's base window, each with the part it has of it, in its own offsets.
+    pub(super) fn pairs_over(&self, range: &Range<u64>) -> Vec<(&Arc<Pair>, Range<u64>)> {
+        let pairs = self.pairs().into_iter();
+        pairs.filter_map(|pair| Some((pair, inside(pair.partition(), range)?))).collect()
+    }
+
+    /// This control's coherent pairs over `range` of the device's views window, each with the part it has of it, in its own offsets.
+    pub(super) fn pairs_under(&self, range: &Range<u64>) -> Vec<(&Arc<Pair>, Range<u64>)> {
+        let part = |pair: &Arc<Pair>| {
+            let views = pair.partition().views_window();
+            let (start, end) = (range.start.max(views.start), range.end.min(views.end));
+            (start < end).then(|| start - views.start..end - views.start)
+        };
+        self.pairs().into_iter().filter_map(|pair| Some((pair, part(pair)?))).collect()
+    }
+
+    /// Drops the directory of the partition that has `dpa`, and these ranges of the device's views window, from all page caches.
+    fn directory_changed(
+        &self,
+        dpa: u64,
+        views: &mut dyn Iterator<Item = Range<u64>>,
+    ) -> Result<(), ControlError> {
+        let views: Vec<_> = views.collect();
+        // All that show the partition, whoever asked.
+        for pair in self.pairs.get().into_iter().flatten() {
+            let base = pair.partition().base();
+            // A tensor of no length may lie at the very end.
+            if base.contains(&dpa) || base.end == dpa {
+                let start = pair.partition().views_window().start;
+                let own = views.iter().filter(|view| view.start >= start);
+                let own = own.map(|view| view.start - start..view.end - start);
+                pair.coherence().views_changed(std::iter::once(0..DIRECTORY_BYTES).chain(own))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What a partition has of `range` of the device's base window, in its own offsets. An empty range lies where it begins.
+fn inside(partition: &Partition, range: &Range<u64>) -> Option<Range<u64>> {
+    let base = partition.base();
+    let (start, end) = (range.start.max(base.start), range.end.min(base.end));
+    (start < end || (start == end && range.is_empty())).then(|| start - base.start..end - base.start)
+}
+
+/// The blocks that a base range touches, as a range of bytes.
+fn whole_blocks(offset: u64, length: u64) -> Range<u64> {
+    let block = BLOCK_BYTES as u64;
+    let end = offset.saturating_add(length);
+    offset / block * block..end.checked_next_multiple_of(block).unwrap_or(u64::MAX)
 }
 
 /// A view's place in the views window.

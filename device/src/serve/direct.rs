@@ -3,6 +3,10 @@
 //! What they may rely on is part of the contract in [`super::coherence`]; without a mount there is nobody else, and everything goes to
 //! the device. All of these sleep while dirty pages of the mount are written back, so they are for threads of their own.
 
+use std::ops::Range;
+
+use crate::device::{Device, DeviceError};
+
 use super::control::{Control, ControlError};
 
 impl Control {
@@ -12,9 +16,7 @@ impl Control {
     ///
     /// When the range passes the window's end, what is stored is damaged, or dirty pages cannot be written back.
     pub(super) fn read_base(&self, offset: u64, out: &mut [u8]) -> Result<(), ControlError> {
-        if let Some(coherence) = self.coherence.get() {
-            coherence.settle_range(offset, out.len() as u64)?;
-        }
+        self.settle_base(offset, out.len() as u64)?;
         Ok(self.device.read_base(offset, out)?)
     }
 
@@ -24,8 +26,8 @@ impl Control {
     ///
     /// As [`Self::read_base`].
     pub(super) fn read_views(&self, offset: u64, out: &mut [u8]) -> Result<(), ControlError> {
-        if let Some(coherence) = self.coherence.get() {
-            coherence.settle_under_views(offset, out.len() as u64)?;
+        for (pair, part) in self.pairs_under(&(offset..offset.saturating_add(out.len() as u64))) {
+            pair.coherence().settle_under_views(part.start, part.end - part.start)?;
         }
         Ok(self.device.read_views(offset, out)?)
     }
@@ -36,12 +38,30 @@ impl Control {
     ///
     /// As [`Self::read_base`], and when the store is full.
     pub(super) fn write_base(&self, offset: u64, data: &[u8]) -> Result<(), ControlError> {
-        let Some(coherence) = self.coherence.get() else { return Ok(self.device.write_base(offset, data)?) };
-        let length = data.len() as u64;
-        coherence.settle_range(offset, length)?;
-        let written = self.device.write_base(offset, data);
-        // A write that failed may have changed its first blocks.
-        coherence.written_beside(offset, length)?;
-        Ok(written?)
+        let range = offset..offset.saturating_add(data.len() as u64);
+        self.change_base(&range, |device| device.write_base(offset, data))
+    }
+
+    /// Has `change` change bytes of a range of the base window in the device, and drops what the host's page cache held of them and of the views over them.
+    pub(super) fn change_base(
+        &self,
+        range: &Range<u64>,
+        change: impl FnOnce(&Device) -> Result<(), DeviceError>,
+    ) -> Result<(), ControlError> {
+        self.settle_base(range.start, range.end - range.start)?;
+        let changed = change(&self.device);
+        // One that failed may have changed the first blocks.
+        for (pair, part) in self.pairs_over(range) {
+            pair.coherence().written_beside(part.start, part.end - part.start)?;
+        }
+        Ok(changed?)
+    }
+
+    /// Brings dirty base pages of all pairs to the device.
+    fn settle_base(&self, offset: u64, length: u64) -> Result<(), ControlError> {
+        for (pair, part) in self.pairs_over(&(offset..offset.saturating_add(length))) {
+            pair.coherence().settle_range(part.start, part.end - part.start)?;
+        }
+        Ok(())
     }
 }

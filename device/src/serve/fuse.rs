@@ -1,7 +1,7 @@
-//! The mount: from a device and a directory to two files that can be mapped.
+//! The mount: from a device and a directory to files that can be mapped, a pair for each guest or host.
 //!
-//! Mounting makes these threads: `threads` workers (see `fuse_workers`), three launderers, two late answerers, one
-//! invalidator (see [`super::coherence`]). Unmounting brings dirty pages to the device, aborts the connection, so that
+//! Mounting makes these threads: `threads` workers (see `fuse_workers`) and two late answerers; for each pair of files an
+//! invalidator and two or three launderers (see [`super::coherence`]), and for a host's one that makes room in its cache. Unmounting brings dirty pages to the device, aborts the connection, so that
 //! nobody sleeps on it any more, and joins them all. A process that still maps a window then gets SIGBUS on a page it
 //! has not loaded yet; that is what pulling a memory device does.
 //!
@@ -28,17 +28,18 @@ use std::time::Duration;
 
 use fuse_backend_rs::api::server::Server;
 
-use crate::device::Device;
+use crate::device::{Device, Partition, Window};
 
 use super::ServeError;
-use super::coherence::Coherence;
 use super::fuse_fs::WindowFs;
 use super::fuse_workers::{Workers, ask_again, invalidate};
 use super::held_mount::{Channels, HeldMount, usual_threads};
 use super::launder::{LaunderWith, own_table};
 use super::mount_point::{self, MountPoint};
+use super::pair::{Pair, PairOptions, Place};
+use super::tree::Tree;
 
-/// Threads that sleep in write-backs for view reads and flushes.
+/// Threads that sleep in write-backs for view reads and flushes of a device's only pair; one does where there are several pairs.
 const LAUNDERERS: usize = 2;
 /// Threads that answer view reads after laundering.
 const LATE_ANSWERERS: usize = 2;
@@ -70,14 +71,14 @@ pub struct Mount {
     path: PathBuf,
     minor: String,
     workers: Arc<Workers>,
-    coherence: Arc<Coherence>,
-    /// What the invalidator's descriptor is a copy of.
+    tree: Arc<Tree>,
+    /// What the invalidators' descriptors are copies of.
     notices: File,
     threads: Vec<JoinHandle<()>>,
 }
 
 impl Mount {
-    /// Mounts `device` at `point`.
+    /// Mounts all of `device` at `point`, which is not divided, or its first partition.
     ///
     /// # Errors
     ///
@@ -86,27 +87,30 @@ impl Mount {
         let held = HeldMount::new(point, options.threads)?;
         let channels = held.channels().try_clone().map_err(ServeError::Threads)?;
         let path = held.path().to_owned();
-        Self::build(device, Some(held), path, channels, options, false)
+        let partition = Partition::first(Arc::clone(device));
+        let whole = [PairOptions { place: Place::Root, partition, cache_bytes: None }];
+        Self::build(&whole, Some(held), path, channels, options, false)
     }
 
-    /// Answers a mount at `path` that another process holds, through `channels`. If somebody `answered` it before, the kernel is asked for the requests that
-    /// were in flight when that ended, and to forget the views that were given: which of them are stale, nobody knows any more.
+    /// Answers, with these pairs of files, a mount at `path` that another process holds, through `channels`. If somebody `answered` it before, the kernel is asked for the requests that
+    /// were in flight when that ended, and to forget the views that were given, and all that hosts were: which of it is stale, nobody knows any more. All
+    /// partitions are of one device, and no two pairs have one place.
     ///
     /// # Errors
     ///
     /// When a thread cannot be made.
     pub fn serve(
-        device: &Arc<Device>,
+        pairs: &[PairOptions],
         path: &Path,
         channels: Channels,
         options: &MountOptions,
         answered: bool,
     ) -> Result<Self, ServeError> {
-        Self::build(device, None, path.to_owned(), channels, options, answered)
+        Self::build(pairs, None, path.to_owned(), channels, options, answered)
     }
 
     fn build(
-        device: &Arc<Device>,
+        pairs: &[PairOptions],
         held: Option<HeldMount>,
         path: PathBuf,
         channels: Channels,
@@ -114,21 +118,23 @@ impl Mount {
         answered: bool,
     ) -> Result<Self, ServeError> {
         let Channels { requests, notices } = channels;
-        let coherence = Arc::new(Coherence::new(Arc::clone(device)));
+        let tree = Arc::new(Tree::new(pairs.iter().map(|pair| Arc::new(Pair::new(pair, &path))).collect()));
         let (late, late_queue) = channel();
         let workers = Arc::new(Workers {
-            server: Server::new(WindowFs::new(Arc::clone(device), Arc::clone(&coherence))),
-            coherence: Arc::clone(&coherence),
+            server: Server::new(WindowFs::new(Arc::clone(&tree))),
+            tree: Arc::clone(&tree),
             channels: requests,
             late: Mutex::new(Some(late)),
             panics: AtomicU64::new(0),
         });
         // From here on dropping the mount undoes everything.
         let mut mount =
-            Self { held, path, minor: String::new(), workers, coherence, notices, threads: Vec::new() };
+            Self { held, path, minor: String::new(), workers, tree, notices, threads: Vec::new() };
         if answered {
             ask_again(&mount.workers, mount.notices.as_raw_fd());
-            mount.coherence.views_soiled(0, device.views_bytes());
+            for pair in mount.tree.pairs() {
+                pair.coherence().forgotten();
+            }
         }
         mount.start(options, late_queue)?;
         Ok(mount)
@@ -148,24 +154,54 @@ impl Mount {
             let (workers, queue) = (Arc::clone(&self.workers), Arc::clone(&late_queue));
             self.spawn(format!("fuse-late-{index}"), move || workers.answer_late(&queue))?;
         }
-        let (workers, coherence) = (Arc::clone(&self.workers), Arc::clone(&self.coherence));
+        let failed = |source| ServeError::MountPoint { path: self.path.clone(), source };
+        self.minor = mount_point::minor_of(&self.path).map_err(failed)?;
+        let pairs = self.tree.pairs().to_vec();
+        let launderers = if pairs.len() == 1 { LAUNDERERS } else { 1 };
+        for pair in &pairs {
+            self.start_pair(pair, launderers, options.launder_with)?;
+        }
+        self.tune(options);
+        Ok(())
+    }
+
+    /// Starts what keeps a pair coherent.
+    fn start_pair(
+        &mut self,
+        pair: &Arc<Pair>,
+        launderers: usize,
+        with: LaunderWith,
+    ) -> Result<(), ServeError> {
+        let inode = self.tree.inode_of(pair, Window::Base).unwrap_or_default();
+        let (workers, invalidated) = (Arc::clone(&self.workers), Arc::clone(pair));
         let number = self.notices.as_raw_fd();
-        self.spawn("fuse-invalidate".to_owned(), move || {
+        self.spawn(format!("fuse-inval-{inode}"), move || {
             // The kernel has this thread wait for requests that a killed process answers no more; who waits for the process's
             // descriptors to be gone must not wait for that.
             if let Err(why) = own_table(number) {
                 tracing::warn!("the invalidator keeps the shared file table: {why}");
             }
-            coherence.invalidate_until_closed(|window, range| invalidate(&workers, number, window, range));
+            invalidated.coherence().invalidate_until_closed(|window, range| {
+                if let Some(inode) = workers.tree.inode_of(&invalidated, window) {
+                    invalidate(&workers, number, inode, range);
+                }
+            });
         })?;
         let failed = |source| ServeError::MountPoint { path: self.path.clone(), source };
-        self.minor = mount_point::minor_of(&self.path).map_err(failed)?;
         let open = |path| File::options().read(true).write(true).open(path).map_err(failed);
-        let (base, views) = (open(self.base_path())?, open(self.views_path())?);
-        self.coherence
-            .start_laundering(base, views, LAUNDERERS, options.launder_with)
-            .map_err(ServeError::Threads)?;
-        self.tune(options);
+        let (base, views) = (open(pair.base_path())?, open(pair.views_path())?);
+        pair.coherence().start_laundering(base, views, launderers, with).map_err(ServeError::Threads)?;
+        if let Some(cache) = pair.cache().cloned() {
+            let pair = Arc::clone(pair);
+            self.spawn(format!("host-room-{inode}"), move || {
+                cache.make_room_until_closed(|ranges| {
+                    pair.coherence().drop_pages(ranges, false).unwrap_or_else(|why| {
+                        tracing::warn!("a host's cache cannot make room: {why}");
+                        0
+                    })
+                });
+            })?;
+        }
         Ok(())
     }
 
@@ -193,19 +229,19 @@ impl Mount {
         &self.path
     }
 
-    /// The base window's file.
+    /// The base window's file, of the pair at the root.
     pub fn base_path(&self) -> PathBuf {
         self.path.join("base")
     }
 
-    /// The views window's file.
+    /// The views window's file, of the pair at the root.
     pub fn views_path(&self) -> PathBuf {
         self.path.join("views")
     }
 
-    /// What keeps the two windows coherent: [`Coherence::flush`] is there.
-    pub fn coherence(&self) -> &Arc<Coherence> {
-        &self.coherence
+    /// The pairs of files, in the order they were asked for.
+    pub fn pairs(&self) -> &[Arc<Pair>] {
+        self.tree.pairs()
     }
 
     /// Requests that made a handler panic; each was answered with EIO.
@@ -217,7 +253,9 @@ impl Mount {
 impl Mount {
     /// Brings every store to the device, as far as that goes within a time, and stops laundering and invalidating.
     pub fn settle(&self) {
-        self.coherence.settle(SETTLE);
+        for pair in self.tree.pairs() {
+            pair.coherence().settle(SETTLE);
+        }
     }
 }
 
@@ -228,7 +266,9 @@ impl Drop for Mount {
         let joins = held.is_some();
         drop(held);
         drop(self.workers.late.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take());
-        self.coherence.close();
+        for pair in self.tree.pairs() {
+            pair.coherence().close();
+        }
         // Only a connection that is gone lets its workers go.
         for thread in self.threads.drain(..).filter(|_| joins) {
             // Handlers' panics are caught and counted; a thread that died otherwise was logged by the panic hook.

@@ -1,4 +1,4 @@
-//! The mounted file system: a root directory with two regular files, `base` and `views`.
+//! The mounted file system: pairs of regular files, `base` and `views`, in the folders that [`super::pair`] gives them.
 //!
 //! What each request may do:
 //!
@@ -9,6 +9,9 @@
 //! * `write` to `views` is refused with EROFS and counted. A page that the kernel writes back (`FUSE_WRITE_CACHE`) is
 //!   accepted, counted and dropped: refusing it would only leave an error for an innocent `fsync`.
 //! * Punching holes drops base bytes; other kinds of `fallocate` are EOPNOTSUPP.
+//! * Bytes that the device has no room for are refused with ENOSPC; a write-back then fails, and the next `fsync` or flush says so.
+//! * A host's base file is read and written through the host's cache ([`super::host_cache`]). What would pass by its page cache is refused: `O_DIRECT` with EINVAL,
+//!   holes with EOPNOTSUPP.
 //! * No handler sleeps on anything that another FUSE request answers, and none invalidates: it only queues.
 
 use std::ffi::CStr;
@@ -19,53 +22,66 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use fuse_backend_rs::abi::fuse_abi::{stat64, statvfs64};
 use fuse_backend_rs::api::filesystem::{
-    Context, DirEntry, Entry, FileSystem, FsOptions, OpenOptions, ROOT_ID, SetattrValid, ZeroCopyReader,
+    Context, DirEntry, Entry, FileSystem, FsOptions, OpenOptions, SetattrValid, ZeroCopyReader,
     ZeroCopyWriter,
 };
 use fuse_backend_rs::file_buf::FileVolatileSlice;
 use fuse_backend_rs::file_traits::FileReadWriteVolatile;
 
-use crate::device::Device;
+use crate::device::{DeviceError, Window};
 
-use super::coherence::Coherence;
+use super::pair::Pair;
 use super::served_pages::PAGE_BYTES;
+use super::tree::Tree;
 
-/// Inode of `base`.
-pub(super) const BASE_INODE: u64 = 2;
-/// Inode of `views`.
-pub(super) const VIEWS_INODE: u64 = 3;
 /// Nothing changes behind the kernel's back but page contents, which are invalidated by name.
 const FOREVER: Duration = Duration::from_secs(365 * 24 * 3600);
 /// `FOPEN_NOFLUSH`, which fuse-backend-rs has no name for: closing a descriptor writes nothing back. Without it every
 /// `close` would wait for dirty pages, and a killed server's own descriptor would wait for the killed server.
 const NOFLUSH: u32 = 1 << 5;
 
-/// The two windows of a device as a file system.
+/// The windows of a device as a file system.
 pub(super) struct WindowFs {
-    device: Arc<Device>,
-    coherence: Arc<Coherence>,
+    tree: Arc<Tree>,
     owner: (u32, u32),
     mounted: i64,
 }
 
-/// One of the two files.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Window {
-    Base,
-    Views,
+/// A file that a request is about.
+#[derive(Clone, Copy)]
+struct Target<'a> {
+    pair: &'a Arc<Pair>,
+    window: Window,
+}
+
+impl Target<'_> {
+    fn bytes(self) -> u64 {
+        match self.window {
+            Window::Base => self.pair.partition().base_bytes(),
+            Window::Views => self.pair.partition().views_bytes(),
+        }
+    }
+
+    /// Refuses what would pass by a host's page cache.
+    fn cached(self, flags: u32) -> io::Result<()> {
+        let direct = flags & libc::O_DIRECT.unsigned_abs() != 0;
+        let held = self.window == Window::Base && self.pair.cache().is_some();
+        if direct && held { Err(errno(libc::EINVAL)) } else { Ok(()) }
+    }
 }
 
 impl WindowFs {
-    pub(super) fn new(device: Arc<Device>, coherence: Arc<Coherence>) -> Self {
+    pub(super) fn new(tree: Arc<Tree>) -> Self {
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
         let owner = (nix::unistd::geteuid().as_raw(), nix::unistd::getegid().as_raw());
-        Self { device, coherence, owner, mounted: i64::try_from(since).unwrap_or(0) }
+        Self { tree, owner, mounted: i64::try_from(since).unwrap_or(0) }
     }
 
-    fn bytes(&self, window: Window) -> u64 {
-        match window {
-            Window::Base => self.device.base_bytes(),
-            Window::Views => self.device.views_bytes(),
+    fn target(&self, inode: u64) -> io::Result<Target<'_>> {
+        match self.tree.file(inode) {
+            Some((pair, window)) => Ok(Target { pair, window }),
+            None if self.tree.parent(inode).is_some() => Err(errno(libc::EISDIR)),
+            None => Err(errno(libc::ESTALE)),
         }
     }
 
@@ -78,11 +94,11 @@ impl WindowFs {
             (self.mounted, self.mounted, self.mounted);
         attributes.st_blksize = 4096;
         attributes.st_nlink = 1;
-        if inode == ROOT_ID {
+        if self.tree.parent(inode).is_some() && self.tree.file(inode).is_none() {
             attributes.st_mode = libc::S_IFDIR | 0o700;
             attributes.st_nlink = 2;
         } else {
-            let bytes = self.bytes(window(inode)?);
+            let bytes = self.target(inode)?.bytes();
             attributes.st_mode = libc::S_IFREG | 0o600;
             attributes.st_size = i64::try_from(bytes).map_err(|_| errno(libc::EOVERFLOW))?;
             attributes.st_blocks = attributes.st_size / 512;
@@ -100,20 +116,8 @@ fn errno(number: i32) -> io::Error {
     io::Error::from_raw_os_error(number)
 }
 
-fn window(inode: u64) -> io::Result<Window> {
-    match inode {
-        BASE_INODE => Ok(Window::Base),
-        VIEWS_INODE => Ok(Window::Views),
-        ROOT_ID => Err(errno(libc::EISDIR)),
-        _ => Err(errno(libc::ESTALE)),
-    }
-}
-
 /// One request's bytes between a window and the buffer it arrived in or leaves in, without a copy between.
-struct Transfer<'a> {
-    fs: &'a WindowFs,
-    window: Window,
-}
+struct Transfer<'a>(Target<'a>);
 
 /// The whole of a request's buffer.
 fn bytes_of(slice: FileVolatileSlice<'_>) -> &mut [u8] {
@@ -125,17 +129,22 @@ fn bytes_of(slice: FileVolatileSlice<'_>) -> &mut [u8] {
 impl FileReadWriteVolatile for Transfer<'_> {
     fn read_at_volatile(&mut self, slice: FileVolatileSlice<'_>, offset: u64) -> io::Result<usize> {
         let out = bytes_of(slice);
-        let read = match self.window {
-            Window::Base => self.fs.device.read_base(offset, out),
-            Window::Views => self.fs.device.read_views(offset, out),
+        let Target { pair, window } = self.0;
+        let read = match (window, pair.cache()) {
+            (Window::Base, None) => pair.partition().read_base(offset, out),
+            (Window::Base, Some(cache)) => cache.read(offset, out),
+            (Window::Views, _) => pair.partition().read_views(offset, out),
         };
-        read.map_err(|why| failed("read", self.window, offset, slice.len(), &why))?;
+        read.map_err(|why| failed("read", self.0, offset, slice.len(), &why))?;
         Ok(slice.len())
     }
 
     fn write_at_volatile(&mut self, slice: FileVolatileSlice<'_>, offset: u64) -> io::Result<usize> {
-        let written = self.fs.device.write_base(offset, bytes_of(slice));
-        written.map_err(|why| failed("write", self.window, offset, slice.len(), &why))?;
+        let written = match self.0.pair.cache() {
+            None => self.0.pair.partition().write_base(offset, bytes_of(slice)),
+            Some(cache) => cache.write(offset, bytes_of(slice)),
+        };
+        written.map_err(|why| failed("write", self.0, offset, slice.len(), &why))?;
         Ok(slice.len())
     }
 
@@ -148,8 +157,13 @@ impl FileReadWriteVolatile for Transfer<'_> {
     }
 }
 
-fn failed(what: &str, window: Window, offset: u64, bytes: usize, why: &dyn std::error::Error) -> io::Error {
-    tracing::error!(?window, offset, bytes, "{what} failed: {why}");
+fn failed(what: &str, target: Target<'_>, offset: u64, bytes: usize, why: &DeviceError) -> io::Error {
+    let Target { pair, window } = target;
+    if why.is_no_room() {
+        tracing::debug!(place = ?pair.place(), ?window, offset, bytes, "{what} refused: {why}");
+        return errno(libc::ENOSPC);
+    }
+    tracing::error!(place = ?pair.place(), ?window, offset, bytes, "{what} failed: {why}");
     errno(libc::EIO)
 }
 
@@ -168,11 +182,8 @@ impl FileSystem for WindowFs {
     }
 
     fn lookup(&self, _: &Context, parent: u64, name: &CStr) -> io::Result<Entry> {
-        match (parent, name.to_bytes()) {
-            (ROOT_ID, b"base") => self.entry(BASE_INODE),
-            (ROOT_ID, b"views") => self.entry(VIEWS_INODE),
-            _ => Err(errno(libc::ENOENT)),
-        }
+        let found = name.to_str().ok().and_then(|name| self.tree.find(parent, name));
+        self.entry(found.ok_or_else(|| errno(libc::ENOENT))?)
     }
 
     fn getattr(&self, _: &Context, inode: u64, _: Option<u64>) -> io::Result<(stat64, Duration)> {
@@ -199,10 +210,10 @@ impl FileSystem for WindowFs {
         &self,
         _: &Context,
         inode: u64,
-        _: u32,
+        flags: u32,
         _: u32,
     ) -> io::Result<(Option<u64>, OpenOptions, Option<u32>)> {
-        window(inode)?;
+        self.target(inode)?.cached(flags)?;
         // SAFETY: the set is a plain number to the kernel, and every kernel that does not know a bit ignores it.
         let no_flush = unsafe { OpenOptions::from_bits_unchecked(NOFLUSH) };
         Ok((None, OpenOptions::KEEP_CACHE | no_flush, None))
@@ -217,19 +228,20 @@ impl FileSystem for WindowFs {
         size: u32,
         offset: u64,
         _: Option<u64>,
-        _: u32,
+        flags: u32,
     ) -> io::Result<usize> {
-        let window = window(inode)?;
-        let left = self.bytes(window).saturating_sub(offset);
+        let target = self.target(inode)?;
+        target.cached(flags)?;
+        let left = target.bytes().saturating_sub(offset);
         let count = u64::from(size).min(left);
-        if window == Window::Views {
-            self.coherence.serving_views(offset, count);
+        if target.window == Window::Views {
+            target.pair.coherence().serving_views(offset, count);
         }
         let count = usize::try_from(count).map_err(|_| errno(libc::EINVAL))?;
         if count == 0 {
             return Ok(0);
         }
-        out.write_from(&mut Transfer { fs: self, window }, count, offset)
+        out.write_from(&mut Transfer(target), count, offset)
     }
 
     fn write(
@@ -242,24 +254,27 @@ impl FileSystem for WindowFs {
         offset: u64,
         _: Option<u64>,
         written_back: bool,
-        _: u32,
+        flags: u32,
         _: u32,
     ) -> io::Result<usize> {
-        let window = window(inode)?;
+        let target = self.target(inode)?;
+        target.cached(flags)?;
         let bytes = u64::from(size);
         let count = usize::try_from(size).map_err(|_| errno(libc::EINVAL))?;
-        if window == Window::Views {
-            self.device.count_refused_view_store(bytes);
+        if target.window == Window::Views {
+            target.pair.partition().count_refused_view_store(bytes);
             // Either way the bytes are in the page cache by now: the kernel copies first and asks then.
-            self.coherence.views_soiled(offset, bytes);
+            target.pair.coherence().views_soiled(offset, bytes);
             tracing::debug!(offset, bytes, written_back, "a store to the views window was dropped");
             return if written_back { Ok(count) } else { Err(errno(libc::EROFS)) };
         }
-        if offset.checked_add(bytes).is_none_or(|end| end > self.bytes(window)) {
+        if offset.checked_add(bytes).is_none_or(|end| end > target.bytes()) {
             return Err(errno(libc::EFBIG));
         }
-        data.read_exact_to(&mut Transfer { fs: self, window }, count, offset)?;
-        self.coherence.base_changed(offset, bytes);
+        data.read_exact_to(&mut Transfer(target), count, offset)?;
+        if target.pair.cache().is_none() {
+            target.pair.coherence().base_changed(offset, bytes);
+        }
         Ok(count)
     }
 
@@ -293,25 +308,26 @@ impl FileSystem for WindowFs {
         offset: u64,
         length: u64,
     ) -> io::Result<()> {
-        if window(inode)? == Window::Views {
+        let target = self.target(inode)?;
+        if target.window == Window::Views {
             return Err(errno(libc::EROFS));
         }
         // The kernel's flags are positive by definition; libc types them as signed.
         let hole = (libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE).unsigned_abs();
-        if mode != hole {
+        if mode != hole || target.pair.cache().is_some() {
             return Err(errno(libc::EOPNOTSUPP));
         }
-        let end = offset.saturating_add(length).min(self.device.base_bytes());
+        let end = offset.saturating_add(length).min(target.bytes());
         if offset < end {
-            let dropped = self.device.discard(offset, end - offset);
-            dropped.map_err(|why| failed("discard", Window::Base, offset, 0, &why))?;
-            self.coherence.base_changed(offset, end - offset);
+            let dropped = target.pair.partition().discard(offset, end - offset);
+            dropped.map_err(|why| failed("discard", target, offset, 0, &why))?;
+            target.pair.coherence().base_changed(offset, end - offset);
         }
         Ok(())
     }
 
     fn lseek(&self, _: &Context, inode: u64, _: u64, offset: u64, whence: u32) -> io::Result<u64> {
-        let bytes = self.bytes(window(inode)?);
+        let bytes = self.target(inode)?.bytes();
         if offset >= bytes {
             return Err(errno(libc::ENXIO));
         }
@@ -326,8 +342,9 @@ impl FileSystem for WindowFs {
         // SAFETY: a structure of plain numbers, for which zero is a value.
         let mut stat: statvfs64 = unsafe { std::mem::zeroed() };
         (stat.f_bsize, stat.f_frsize, stat.f_namemax) = (PAGE_BYTES, PAGE_BYTES, 255);
-        stat.f_blocks = (self.device.base_bytes() + self.device.views_bytes()) / PAGE_BYTES;
-        stat.f_files = 3;
+        let windows = self.tree.pairs().iter().map(|pair| pair.partition());
+        stat.f_blocks = windows.map(|part| (part.base_bytes() + part.views_bytes()) / PAGE_BYTES).sum();
+        stat.f_files = self.tree.len();
         Ok(stat)
     }
 
@@ -340,17 +357,16 @@ impl FileSystem for WindowFs {
         offset: u64,
         add: &mut dyn FnMut(DirEntry<'_>) -> io::Result<usize>,
     ) -> io::Result<()> {
-        if inode != ROOT_ID {
+        let parent = self.tree.parent(inode).ok_or_else(|| errno(libc::ESTALE))?;
+        if self.tree.file(inode).is_some() {
             return Err(errno(libc::ENOTDIR));
         }
         let (directory, file) = (u32::from(libc::DT_DIR), u32::from(libc::DT_REG));
-        let entries: [(u64, u32, &[u8]); 4] = [
-            (ROOT_ID, directory, b"."),
-            (ROOT_ID, directory, b".."),
-            (BASE_INODE, file, b"base"),
-            (VIEWS_INODE, file, b"views"),
-        ];
-        for (place, (ino, type_, name)) in (1_u64..).zip(entries) {
+        let children = self.tree.children(inode).map(|child| {
+            (child.inode, if child.is_folder { directory } else { file }, child.name.as_bytes())
+        });
+        let dots = [(inode, directory, b".".as_slice()), (parent, directory, b"..")];
+        for (place, (ino, type_, name)) in (1_u64..).zip(dots.into_iter().chain(children)) {
             // `add` takes nothing more when the answer is full; the kernel then asks again from there.
             if place > offset && add(DirEntry { ino, offset: place, type_, name })? == 0 {
                 break;

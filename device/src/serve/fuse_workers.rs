@@ -4,11 +4,12 @@
 //!   anything that another request has to bring about.
 //! * A read of `views` over dirty base pages must first launder them, which waits for FUSE WRITEs. The worker leaves such a
 //!   request to the launderer and turns to the next one; afterwards one of the late answerers answers it, on the
-//!   descriptor it came from, where alone the kernel takes the answer.
+//!   descriptor it came from, where alone the kernel takes the answer. A host's read for which its cache has no room waits in the same way.
 //! * A handler that panics or cannot make sense of a request answers EIO. The server lives on.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
+use std::ops::Range;
 use std::os::fd::{AsRawFd, RawFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,10 +20,11 @@ use fuse_backend_rs::abi::fuse_abi::Opcode;
 use fuse_backend_rs::api::server::{MAX_BUFFER_SIZE, Server};
 use fuse_backend_rs::transport::{FuseBuf, FuseDevWriter, Reader, Writer};
 
+use super::fuse_fs::WindowFs;
+use super::host_cache::HostCache;
+use super::pair::Pair;
+use super::tree::Tree;
 use crate::device::Window;
-
-use super::coherence::Coherence;
-use super::fuse_fs::{BASE_INODE, VIEWS_INODE, WindowFs};
 
 /// Bytes of a worker's buffers: the largest request or answer, 1 MiB, and a page for what goes before it.
 const BUFFER_BYTES: usize = MAX_BUFFER_SIZE as usize + 4096;
@@ -32,7 +34,7 @@ const HEADER_BYTES: usize = 40;
 /// What all workers share.
 pub(super) struct Workers {
     pub(super) server: Server<WindowFs>,
-    pub(super) coherence: Arc<Coherence>,
+    pub(super) tree: Arc<Tree>,
     /// Clones of /dev/fuse, one a worker.
     pub(super) channels: Vec<File>,
     /// Requests that waited for the launderer, until the mount closes.
@@ -45,6 +47,14 @@ pub(super) struct Workers {
 pub(super) struct Late {
     channel: usize,
     request: Vec<u8>,
+}
+
+/// Why a request is set aside.
+enum Aside {
+    /// Base ranges have to be laundered first.
+    Launder(Vec<Range<u64>>),
+    /// A host's cache has to make room for this range first.
+    Room(Arc<HostCache>, Range<u64>),
 }
 
 /// The fields of a request's header that are looked at before the server parses it.
@@ -67,9 +77,9 @@ impl Header {
         ![Opcode::Forget as u32, Opcode::BatchForget as u32, Opcode::Interrupt as u32].contains(&self.opcode)
     }
 
-    /// Offset and length of a read of the views window.
-    fn views_read(&self, request: &[u8]) -> Option<(u64, u64)> {
-        if self.inode != VIEWS_INODE || self.opcode != Opcode::Read as u32 {
+    /// Offset and length of a read.
+    fn read(&self, request: &[u8]) -> Option<(u64, u64)> {
+        if self.opcode != Opcode::Read as u32 {
             return None;
         }
         // struct fuse_read_in: handle, offset, size.
@@ -106,22 +116,44 @@ impl Workers {
             tracing::error!(bytes = request.len(), "a request shorter than its header");
             return;
         };
-        let laundry =
-            header.views_read(request).and_then(|(offset, length)| self.coherence.laundry(offset, length));
-        let Some(laundry) = laundry else { return self.answer(channel, &header, request, answer) };
+        let Some((pair, what)) = self.set_aside(&header, request) else {
+            return self.answer(channel, &header, request, answer);
+        };
         let late = Late { channel, request: request.to_vec() };
         let workers = Arc::clone(self);
-        let laundered = move |result: io::Result<()>| {
-            if let Err(why) = result {
-                // The view is served from what the device has, as after a failed write-back on any file system.
-                tracing::warn!("laundering base pages under a view failed: {why}");
-            }
+        let go_on = move || {
             if let Some(queue) = &*workers.late.lock().unwrap_or_else(PoisonError::into_inner) {
                 // No answerer left means that the mount is gone, and with it the asker.
                 let _ = queue.send(late);
             }
         };
-        self.coherence.launder(laundry, Box::new(laundered));
+        match what {
+            Aside::Launder(laundry) => pair.coherence().launder(
+                laundry,
+                Box::new(move |result: io::Result<()>| {
+                    if let Err(why) = result {
+                        // The view is served from what the device has, as after a failed write-back on any file system.
+                        tracing::warn!("laundering base pages under a view failed: {why}");
+                    }
+                    go_on();
+                }),
+            ),
+            Aside::Room(cache, range) => cache.wait_for_room(range, Box::new(go_on)),
+        }
+    }
+
+    /// What has to happen before a request can be answered, if anything.
+    fn set_aside(&self, header: &Header, request: &[u8]) -> Option<(&Arc<Pair>, Aside)> {
+        let (offset, length) = header.read(request)?;
+        let (pair, window) = self.tree.file(header.inode)?;
+        let aside = match window {
+            Window::Views => Aside::Launder(pair.coherence().laundry(offset, length)?),
+            Window::Base => {
+                let cache = pair.cache().filter(|cache| !cache.has_room(offset, length))?;
+                Aside::Room(Arc::clone(cache), offset..offset.saturating_add(length))
+            }
+        };
+        Some((pair, aside))
     }
 
     /// A late answerer: answers what the launderer is done with until the mount closes.
@@ -190,17 +222,13 @@ fn refuse(mut device: &File, unique: u64) {
     }
 }
 
-/// Tells the kernel to drop the pages of a range of a window.
-pub(super) fn invalidate(workers: &Workers, device: RawFd, window: Window, range: &std::ops::Range<u64>) {
+/// Tells the kernel to drop the pages of a range of the file `inode`.
+pub(super) fn invalidate(workers: &Workers, device: RawFd, inode: u64, range: &Range<u64>) {
     let mut buffer = [0; 64];
     let Ok(writer) = FuseDevWriter::<()>::new(device, &mut buffer) else { return };
-    let inode = match window {
-        Window::Base => BASE_INODE,
-        Window::Views => VIEWS_INODE,
-    };
     if let Err(why) = workers.server.notify_inval_inode(writer, inode, range.start, range.end - range.start) {
         // ENOENT: the kernel holds nothing of this file.
-        tracing::debug!(?window, ?range, "nothing to invalidate: {why}");
+        tracing::debug!(?range, inode, "nothing to invalidate: {why}");
     }
 }
 

@@ -1,4 +1,6 @@
-//! The guest port: what guests may ask of the device, over a virtio-serial port named `org.lamina.ctl`.
+//! A guest port: what a guest may ask of the device, over a virtio-serial port named `org.lamina.ctl`.
+//!
+//! Each pair of files has one, and it answers for that alone: its own tensors, views, window and counters, in its own offsets and names.
 //!
 //! QEMU connects the port to this Unix socket (`-chardev socket,path=…`), so a connection is a guest, or a guest that was
 //! started again. One JSON object a line each way, one answer to each line, in order:
@@ -6,6 +8,7 @@
 //! | request | answer |
 //! |---|---|
 //! | `{"op":"flush"}`, with `"offset"` and `"length"` for a part | `{"ok":true}` when the fence holds |
+//! | `{"op":"invalidate"}`, likewise | `{"ok":true}` when what the host held there is dropped; where windows are coherent there is nothing to drop |
 //! | `{"op":"tensors"}` | `{"ok":true,"tensors":[…]}` |
 //! | `{"op":"views"}` | `{"ok":true,"views":[…]}` |
 //! | `{"op":"view","tensor":…,"spelling":…}` | `{"ok":true,"view":{…}}` of the view made |
@@ -50,6 +53,11 @@ pub struct GuestPort {
 #[serde(tag = "op", rename_all = "snake_case", deny_unknown_fields)]
 enum Request {
     Flush {
+        #[serde(default)]
+        offset: u64,
+        length: Option<u64>,
+    },
+    Invalidate {
         #[serde(default)]
         offset: u64,
         length: Option<u64>,
@@ -192,12 +200,16 @@ fn perform(control: &Control, request: Request) -> Result<Value, ControlError> {
             control.flush(offset, length)?;
             json!({ "ok": true })
         }
+        Request::Invalidate { offset, length } => {
+            control.invalidate(offset, length)?;
+            json!({ "ok": true })
+        }
         Request::Tensors {} => json!({ "ok": true, "tensors": control.tensors() }),
         Request::Views {} => json!({ "ok": true, "views": control.views() }),
         Request::View { tensor, spelling } => {
             json!({ "ok": true, "view": control.create_view(&tensor, &spelling)? })
         }
-        Request::Stats {} => json!({ "ok": true, "stats": control.stats() }),
+        Request::Stats {} => json!({ "ok": true, "stats": control.own_stats() }),
         Request::Evict { ranges } => {
             control.evict(ranges)?;
             json!({ "ok": true })

@@ -13,14 +13,19 @@
 //! 5. **Views show what has reached the device** when they are computed, the host's own stores included only after its flush. A view page that is held stays as it is until
 //!    this host flushes base bytes under it, or invalidates them. The directory is never stale.
 //! 6. A line that is stored with the bytes it was given is no store: it is not written back.
+//! 7. If the process that serves the device dies, the cache dies with it, as a host's does that loses power: what hosts stored, that had left their page caches and was not
+//!    flushed, is lost. What their page caches hold is written back and dropped at once, held against what the device has by then.
 //!
 //! How: the page cache may drop and write back whenever it likes, so this remembers for each page that the host was given what bytes these were, and, if the host wrote it back,
 //! what bytes it has now. Reads of such a page give the host's own bytes again. To drop a page it is first marked as *leaving*, then the page cache drops it (which may write it back once more), then it is
 //! merged into the device and forgotten; a read that comes in between, of a page that the kernel has dropped, merges at once and is given the device's bytes.
+//!
+//! A read that needs room waits until the oldest pages have been dropped. The page cache drops a page only when no read of it is under way, so a read never waits
+//! while a range that it touches is being dropped, nor if the host holds any of its pages.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::{Condvar, Mutex};
 use serde::Serialize;
@@ -47,11 +52,33 @@ pub struct HostCache {
     order: Mutex<Order>,
     held: AtomicUsize,
     most: usize,
-    /// What waits for room, and whether there is an end to waiting.
-    waiting: Mutex<Vec<Box<dyn FnOnce() + Send>>>,
+    room: Mutex<Room>,
+    /// Signalled when somebody waits for room, or the end has come.
     crowded: Condvar,
-    closed: AtomicBool,
     counters: Counters,
+}
+
+/// Who waits for room.
+#[derive(Default)]
+struct Room {
+    /// What each wants to read, and what is called when it may.
+    waiting: Vec<(Range<u64>, Then)>,
+    /// Ranges that are being dropped.
+    dropping: Vec<Range<u64>>,
+    closed: bool,
+}
+
+type Then = Box<dyn FnOnce() + Send>;
+
+impl Room {
+    /// Whether a read of `range` may wait.
+    fn may_wait(&self, range: &Range<u64>) -> bool {
+        !self.closed && !self.dropping.iter().any(|dropped| overlap(dropped, range))
+    }
+}
+
+fn overlap(one: &Range<u64>, other: &Range<u64>) -> bool {
+    one.start < other.end && other.start < one.end
 }
 
 #[derive(Default)]
@@ -113,9 +140,8 @@ impl HostCache {
             order: Mutex::default(),
             held: AtomicUsize::new(0),
             most: usize::try_from(bytes / PAGE as u64).unwrap_or(usize::MAX).max(1),
-            waiting: Mutex::default(),
+            room: Mutex::default(),
             crowded: Condvar::new(),
-            closed: AtomicBool::new(false),
             counters: Counters::default(),
         }
     }
@@ -222,34 +248,60 @@ impl HostCache {
         }
     }
 
-    /// Calls `then` when there may be room.
-    pub fn wait_for_room(&self, then: Box<dyn FnOnce() + Send>) {
-        let mut waiting = self.waiting.lock();
-        if self.closed.load(Ordering::Relaxed) {
-            drop(waiting);
+    /// Calls `then` when there may be room for a read of `range`, or at once if it may not wait.
+    pub fn wait_for_room(&self, range: Range<u64>, then: Box<dyn FnOnce() + Send>) {
+        let mut room = self.room.lock();
+        if !room.may_wait(&range) {
+            drop(room);
             return then();
         }
-        waiting.push(then);
+        room.waiting.push((range, then));
         self.crowded.notify_one();
+    }
+
+    /// Says that the page cache is to drop `ranges`: reads of them wait no more until [`Self::dropped`].
+    pub fn dropping(&self, ranges: &[Range<u64>]) {
+        let mut room = self.room.lock();
+        room.dropping.extend_from_slice(ranges);
+        let waiting = std::mem::take(&mut room.waiting);
+        let (stay, go): (Vec<_>, Vec<_>) = waiting.into_iter().partition(|(range, _)| room.may_wait(range));
+        room.waiting = stay;
+        drop(room);
+        for (_, then) in go {
+            then();
+        }
+    }
+
+    /// Says that the page cache has dropped `ranges`.
+    pub fn dropped(&self, ranges: &[Range<u64>]) {
+        let mut room = self.room.lock();
+        for range in ranges {
+            if let Some(at) = room.dropping.iter().position(|dropping| dropping == range) {
+                room.dropping.swap_remove(at);
+            }
+        }
     }
 
     /// Makes room whenever somebody waits for it, until [`Self::close`]: `drop_pages` drops ranges, and says how many pages went.
     pub fn make_room_until_closed(&self, mut drop_pages: impl FnMut(Vec<Range<u64>>) -> u64) {
         loop {
-            let mut waiting = self.waiting.lock();
-            while waiting.is_empty() && !self.closed.load(Ordering::Relaxed) {
-                self.crowded.wait(&mut waiting);
+            let mut room = self.room.lock();
+            while room.waiting.is_empty() && !room.closed {
+                self.crowded.wait(&mut room);
             }
-            drop(waiting);
-            if !self.closed.load(Ordering::Relaxed) {
+            let closed = room.closed;
+            drop(room);
+            if !closed && self.held.load(Ordering::Relaxed) >= self.most {
                 let batch = self.oldest((self.most / 8).max(1));
                 if drop_pages(batch) == 0 {
-                    tracing::warn!("a host's cache is full of what the device cannot store; it grows");
+                    tracing::debug!("nothing that a host holds could be dropped; its cache grows");
                 }
             }
-            let waiting = std::mem::take(&mut *self.waiting.lock());
-            waiting.into_iter().for_each(|then| then());
-            if self.closed.load(Ordering::Relaxed) {
+            let waiting = std::mem::take(&mut self.room.lock().waiting);
+            for (_, then) in waiting {
+                then();
+            }
+            if closed {
                 return;
             }
         }
@@ -257,9 +309,7 @@ impl HostCache {
 
     /// Lets everybody who waits go, and whoever comes.
     pub fn close(&self) {
-        let waiting = self.waiting.lock();
-        self.closed.store(true, Ordering::Relaxed);
-        drop(waiting);
+        self.room.lock().closed = true;
         self.crowded.notify_all();
     }
 

@@ -15,13 +15,16 @@ use prometheus_client::registry::{Registry, Unit};
 
 use crate::stats::{PartitionReport, StatsReport, TrafficReport};
 
+use super::control::ServedStats;
+use super::host_cache::HostReport;
+
 /// The content type of the text.
 pub(super) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 type Labels = Vec<(&'static str, String)>;
 
 /// The report as OpenMetrics text, `# EOF` included.
-pub(super) fn text(report: &StatsReport) -> String {
+pub(super) fn text(report: &ServedStats) -> String {
     let mut registry = Registry::with_prefix("lamina");
     registry.register_collector(Box::new(Snapshot(report.clone())));
     let mut out = String::new();
@@ -33,7 +36,7 @@ pub(super) fn text(report: &StatsReport) -> String {
 }
 
 #[derive(Debug)]
-struct Snapshot(StatsReport);
+struct Snapshot(ServedStats);
 
 /// Writes metrics one after the other.
 struct Sheet<'a>(DescriptorEncoder<'a>);
@@ -166,6 +169,34 @@ impl Sheet<'_> {
     }
 }
 
+impl Sheet<'_> {
+    /// What is counted of each host's cache.
+    fn hosts(&mut self, hosts: &[HostReport]) -> fmt::Result {
+        type Field = fn(&HostReport) -> u64;
+        if hosts.is_empty() {
+            return Ok(());
+        }
+        let rows = |field: Field| {
+            hosts.iter().map(|host| (vec![("host", host.name.clone())], field(host))).collect::<Vec<_>>()
+        };
+        let bytes = Some(&Unit::Bytes);
+        self.gauges("host_cache", "Bytes of pages that a host may hold", bytes, rows(|h| h.cache_bytes))?;
+        self.gauges("host_held", "Bytes of pages that it holds", bytes, rows(|h| h.held_bytes))?;
+        let counters: [(&str, &str, Field); 6] = [
+            ("host_given_pages", "Pages that it was given", |h| h.pages_given),
+            ("host_written_pages", "Pages that its page cache wrote back", |h| h.pages_written),
+            ("host_merged_lines", "Lines of 64 bytes merged into the device", |h| h.lines_merged),
+            ("host_evicted_pages", "Pages dropped to make room", |h| h.pages_evicted),
+            ("host_invalidated_pages", "Pages dropped because it asked", |h| h.pages_invalidated),
+            ("host_unknown_pages", "Pages written that it did not hold", |h| h.pages_unknown),
+        ];
+        for (name, help, field) in counters {
+            self.counters(name, help, None, rows(field))?;
+        }
+        Ok(())
+    }
+}
+
 impl Collector for Snapshot {
     fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let mut sheet = Sheet(encoder);
@@ -180,7 +211,7 @@ impl Collector for Snapshot {
             tensors,
             views,
             partitions,
-        } = &self.0;
+        } = &self.0.device;
         let bytes = Some(&Unit::Bytes);
 
         let info = Info::new(vec![("mode", device.mode.to_string()), ("codec", device.codec.to_string())]);
@@ -327,6 +358,7 @@ impl Collector for Snapshot {
         };
         let traffic: Vec<_> = views.iter().map(|view| (label(&view.info), view.traffic)).collect();
         sheet.traffic("view_", "of a view", &traffic)?;
-        sheet.partitions(partitions)
+        sheet.partitions(partitions)?;
+        sheet.hosts(&self.0.hosts)
     }
 }

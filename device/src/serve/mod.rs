@@ -1,4 +1,4 @@
-//! Serving a device: as two files to map ([`fuse`]), as disks ([`vhost_user`]), as an API over sockets ([`api`]), and to guests
+//! Serving a device: as files to map, two for each guest or host ([`fuse`], [`pair`]), as disks ([`vhost_user`]), as an API over sockets ([`api`]), and to guests
 //! ([`guest_port`]).
 //!
 //! The servers know the device and nothing behind it. What a file shows is the device's two windows; what keeps those
@@ -18,9 +18,11 @@ mod http;
 pub mod launder;
 mod metrics;
 mod mount_point;
+pub mod pair;
 pub mod qmp;
 mod served_pages;
 mod socket;
+mod tree;
 pub mod vhost_user;
 
 use std::io;
@@ -29,11 +31,12 @@ use std::path::PathBuf;
 
 pub use api::{Api, claim_tcp};
 pub use coherence::Coherence;
-pub use control::{Control, ControlError};
+pub use control::{Control, ControlError, Seat, ServedStats};
 pub use fuse::{Mount, MountOptions};
 pub use guest_port::GuestPort;
 pub use held_mount::{Channels, HeldMount};
 pub use mount_point::{MountPoint, abort_mount};
+pub use pair::{Pair, PairOptions, Place};
 pub use socket::claim;
 pub use vhost_user::{DiskServer, Shows};
 
@@ -113,6 +116,9 @@ pub enum ServeError {
         /// Why.
         source: io::Error,
     },
+    /// The device cannot store what a host wants written back.
+    #[error(transparent)]
+    Device(#[from] crate::device::DeviceError),
     /// A range passes the end of the base window.
     #[error("{length} bytes at {offset:#x} pass the end of the base window, which has {window} bytes")]
     PastEnd {

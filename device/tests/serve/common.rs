@@ -295,11 +295,49 @@ impl Window {
         self.map.flush().unwrap();
     }
 
+    /// The error number of a write by `pwrite`, if it fails.
+    pub(crate) fn file_write_error(&self, at: u64, bytes: &[u8]) -> Option<i32> {
+        self.file.write_all_at(bytes, at).err()?.raw_os_error()
+    }
+
     /// Reads bytes by `pread`.
     pub(crate) fn read(&self, at: u64, length: usize) -> Vec<u8> {
         let mut bytes = vec![0; length];
         self.file.read_exact_at(&mut bytes, at).unwrap();
         bytes
+    }
+}
+
+/// A guest's end of a control socket, as QEMU makes it.
+pub(crate) struct Guest(BufReader<UnixStream>);
+
+impl Guest {
+    pub(crate) fn connect(socket: &str) -> Self {
+        let stream = UnixStream::connect(socket).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        Self(BufReader::new(stream))
+    }
+
+    pub(crate) fn send(&mut self, bytes: &[u8]) {
+        self.0.get_mut().write_all(bytes).unwrap();
+    }
+
+    pub(crate) fn receive(&mut self) -> Value {
+        let mut line = String::new();
+        self.0.read_line(&mut line).unwrap();
+        serde_json::from_str(&line).unwrap()
+    }
+
+    pub(crate) fn ask(&mut self, request: &Value) -> Value {
+        self.send(format!("{request}\n").as_bytes());
+        self.receive()
+    }
+
+    pub(crate) fn refused(&mut self, line: &[u8]) -> String {
+        self.send(line);
+        let answer = self.receive();
+        assert_eq!(answer["ok"], false);
+        answer["error"].as_str().unwrap().to_owned()
     }
 }
 

@@ -32,7 +32,7 @@ fn worker(holder: u32) -> i32 {
     }
 }
 
-fn kill_worker(run: &Run) {
+pub(crate) fn kill_worker(run: &Run) {
     // One that dies by itself meanwhile is as good.
     let _ = nix::sys::signal::kill(nix::unistd::Pid::from_raw(worker(run.child.id())), Signal::SIGKILL);
 }

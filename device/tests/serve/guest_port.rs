@@ -1,45 +1,13 @@
 //! The guest port, with guests that behave and guests that do not.
 
-use std::io::{BufRead, BufReader, Write};
-use std::os::unix::net::UnixStream;
-use std::time::Duration;
-
 use lamina::serve::guest_port::MAX_LINE;
-use serde_json::{Value, json};
+use serde_json::json;
 
-use crate::common::{Rig, noise, within};
+use crate::common::{Guest, Rig, noise, within};
 
 /// Connects as QEMU does for a guest.
 fn guest(rig: &Rig) -> Guest {
-    let stream = UnixStream::connect(rig.run.ready["ctl"].as_str().unwrap()).unwrap();
-    stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
-    Guest(BufReader::new(stream))
-}
-
-struct Guest(BufReader<UnixStream>);
-
-impl Guest {
-    fn send(&mut self, bytes: &[u8]) {
-        self.0.get_mut().write_all(bytes).unwrap();
-    }
-
-    fn receive(&mut self) -> Value {
-        let mut line = String::new();
-        self.0.read_line(&mut line).unwrap();
-        serde_json::from_str(&line).unwrap()
-    }
-
-    fn ask(&mut self, request: &Value) -> Value {
-        self.send(format!("{request}\n").as_bytes());
-        self.receive()
-    }
-
-    fn refused(&mut self, line: &[u8]) -> String {
-        self.send(line);
-        let answer = self.receive();
-        assert_eq!(answer["ok"], false);
-        answer["error"].as_str().unwrap().to_owned()
-    }
+    Guest::connect(rig.run.ready["ctl"].as_str().unwrap())
 }
 
 #[test]

@@ -9,6 +9,8 @@ mod deaths;
 mod disk_driver;
 mod disks;
 mod guest_port;
+mod guests;
+mod hosts;
 mod mount;
 mod poison;
 mod program;

@@ -150,6 +150,15 @@ enum Command {
         #[arg(long, requires = "offset")]
         length: Option<u64>,
     },
+    /// Drop what this host holds, where hosts share a region without coherence: later loads see what others flushed
+    Invalidate {
+        /// First byte in the base window
+        #[arg(long, requires = "length")]
+        offset: Option<u64>,
+        /// Bytes [default: everything]
+        #[arg(long, requires = "offset")]
+        length: Option<u64>,
+    },
     /// Make a view of a tensor
     View {
         /// The tensor
@@ -215,6 +224,10 @@ fn run(cli: &Cli) -> anyhow::Result<()> {
         Command::Write { tensor, offset } => bytes::write(&paths.open_writable()?, tensor, *offset),
         Command::Flush { offset, length } => {
             open_ctl(&Tree::system(), paths.ctl.as_deref())?.flush(offset.zip(*length))?;
+            Ok(())
+        }
+        Command::Invalidate { offset, length } => {
+            open_ctl(&Tree::system(), paths.ctl.as_deref())?.invalidate(offset.zip(*length))?;
             Ok(())
         }
         Command::View { tensor, spelling } => {

@@ -144,6 +144,15 @@ pub enum Event {
         /// Time of the flush.
         flush_seconds: f64,
     },
+    /// A message was read.
+    Message {
+        /// The exchange.
+        exchange: String,
+        /// The round that the producer said it had stored.
+        round: u64,
+        /// The round whose message was read, 0 for what was there before; none if it was no message as a whole.
+        seen: Option<u64>,
+    },
     /// Stores into a view were tried.
     HostileStore {
         /// The tensor.

@@ -9,6 +9,7 @@
 
 mod decode;
 mod event;
+mod messages;
 mod plan;
 mod report;
 mod rotate;
@@ -16,6 +17,7 @@ mod steps;
 
 pub use decode::{DecodePlan, DecodeRun, Task};
 pub use event::{Event, Phase, WindowReport};
+pub use messages::{MessagePlan, Role};
 pub use plan::{Plan, WarmBench, WritePlan};
 pub use report::{REPORT_PORT, Report};
 pub use rotate::{rotate, rotation, unit};

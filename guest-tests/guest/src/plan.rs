@@ -5,7 +5,7 @@ use std::{fs, path::Path};
 use anyhow::Context;
 use serde::{Deserialize, Serialize};
 
-use crate::DecodePlan;
+use crate::{DecodePlan, MessagePlan};
 
 /// The steps of a run. Everything is optional: an empty object reads every tensor in every view.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -24,6 +24,8 @@ pub struct Plan {
     pub decode: Option<DecodePlan>,
     /// Write a tensor through the base window, flush, and read it back in every view.
     pub write: Option<WritePlan>,
+    /// Exchange messages with another guest, one exchange after the other.
+    pub messages: Vec<MessagePlan>,
     /// Misbehave: store into a view, reach past ends.
     pub hostile: bool,
     /// Read a tensor over and over while its pages are warm.
@@ -39,6 +41,7 @@ impl Default for Plan {
             counters: false,
             decode: None,
             write: None,
+            messages: Vec::new(),
             hostile: false,
             warm_bench: None,
         }

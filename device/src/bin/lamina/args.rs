@@ -13,6 +13,8 @@ use lamina::serve::Shows;
 use lamina::serve::launder::LaunderWith;
 use lamina_qemu::{Accel, AttachKind};
 
+use crate::division::DivisionArgs;
+
 /// A CXL Type-3 memory device in user space: tensors as compressed bit-planes, precision views by address alias.
 #[derive(Debug, Parser)]
 #[command(
@@ -49,6 +51,8 @@ pub(crate) enum Command {
     Views(Client),
     /// List the disks of a device that is being served.
     Disks(Client),
+    /// List the pairs of files that a device shows, whose they are, and the sockets for their guests.
+    Guests(Client),
     /// Make and list views.
     #[command(subcommand)]
     View(View),
@@ -63,12 +67,19 @@ pub(crate) enum Command {
 /// Serve a device: mount its two windows, or serve them as disks, load checkpoints, answer the API and guests, until SIGINT or SIGTERM.
 ///
 /// The mount shows two files: `base`, the capacity window, and `views`, the aperture with the directory and all views. Give
-/// both to QEMU as memory-backend-file with share=on. A line on standard output says when they are ready.
+/// both to QEMU as memory-backend-file with share=on. A line on standard output says when they are ready. With --guest or --host
+/// each guest or host has two such files and a control socket of its own.
 ///
 /// With --vhost-user the windows are virtio disks (vhost-user-blk), with or without a mount: `base`, which can be written, and `views`,
 /// which cannot, with a partition for each view. They need no driver in the guest, and no CXL.
 #[derive(Debug, Args)]
 #[command(after_help = "\
+Two guests with a gigabyte each, of which one may store half a gigabyte; then, from two other terminals, boot one on each part:
+    lamina serve --mount /tmp/lamina --guest alice=1G,quota=512M --guest bob=1G,model=model.safetensors
+    lamina boot --guest alice            lamina boot --guest bob
+Two hosts that share a region and are not coherent, as CXL 2.0 leaves them:
+    lamina serve --mount /tmp/lamina --capacity 256M --host one --host two
+
 Sizes take K, M, G and T (powers of 1024). QEMU's CXL windows are multiples of 256M.
 
 Disks: DIR makes DIR/base.sock and DIR/views.sock. SOCKET=base, SOCKET=views and SOCKET=TENSOR,VIEW make one disk each; the last shows
@@ -82,6 +93,8 @@ bf16 fp8_e4m3fn fp8_e5m2 convert · int4 int2 of int8. A view that a tensor's fo
 pub(crate) struct Serve {
     #[command(flatten)]
     pub(crate) device: DeviceArgs,
+    #[command(flatten)]
+    pub(crate) division: DivisionArgs,
     /// The directory to mount on; made if it is missing.
     #[arg(long, value_name = "DIR", required_unless_present = "vhost_user")]
     pub(crate) mount: Option<PathBuf>,
@@ -131,7 +144,7 @@ pub(crate) struct DeviceArgs {
     /// Tensors that have another format than the file says, by name pattern.
     #[arg(long, value_name = "PATTERN=FORMAT")]
     pub(crate) format: Vec<FormatRule>,
-    /// Where the sockets are made: api.sock and ctl.sock.
+    /// Where the sockets are made: api.sock, ctl.sock, and ctl-NAME.sock of each guest or host.
     #[arg(long, default_value_os_t = run_dir(), value_name = "DIR")]
     pub(crate) run_dir: PathBuf,
     /// Serve the API on this loopback address too; port 0 takes any free port.
@@ -191,6 +204,9 @@ pub(crate) struct Boot {
     /// With --attach vhost-user: the socket of a disk that is being served; may be given more than once.
     #[arg(long = "disk", value_name = "SOCKET", conflicts_with = "base")]
     pub(crate) disks: Vec<PathBuf>,
+    /// The part of this guest, or the files of this host, of a device that is being served with this --run-dir.
+    #[arg(long, alias = "host", value_name = "NAME", conflicts_with_all = ["base", "disks", "mount", "ctl", "models"])]
+    pub(crate) guest: Option<String>,
     /// The base window of a device that is being served, or any file of the size.
     #[arg(long, value_name = "FILE", requires = "views_file")]
     pub(crate) base: Option<PathBuf>,
@@ -358,7 +374,7 @@ fn run_dir() -> PathBuf {
 }
 
 /// A size: decimal or 0x-hexadecimal, or decimal with K, M, G or T for powers of 1024 (KiB and so on are taken too).
-fn bytes(text: &str) -> Result<u64, String> {
+pub(crate) fn bytes(text: &str) -> Result<u64, String> {
     let wrong = || format!("{text:?} is no size: write for example 4096, 0x1000, 256M or 64G");
     if let Some(digits) = text.strip_prefix("0x") {
         return u64::from_str_radix(digits, 16).map_err(|_| wrong());

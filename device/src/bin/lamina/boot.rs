@@ -9,10 +9,14 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
 use lamina_qemu::{Attach, AttachKind, BootConfig, Cxl, Guest, GuestFile, Source, VhostUser, launch};
+use serde_json::Value;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::args::{Boot, DeviceArgs, DiskArg};
+use crate::client;
+use crate::division::DivisionArgs;
 use crate::holder::{Holder, StopSwitch};
+use crate::life::WindowFile;
 
 /// The folder with the guest's static programs, which `./x` sets.
 const GUEST_PROGRAMS: &str = "LAMINA_GUEST_PROGRAMS";
@@ -24,7 +28,14 @@ pub(crate) async fn boot(args: Boot) -> Result<ExitCode> {
     let mut interrupted = signal(SignalKind::interrupt())?;
     let mut terminated = signal(SignalKind::terminate())?;
     let files = programs(&args)?;
-    let Boot { attach, device, mount, base, views_file, disks, ctl, .. } = args;
+    let Boot { attach, device, mount, mut base, mut views_file, disks, mut ctl, guest, .. } = args;
+    if let Some(name) = guest {
+        ensure!(attach == AttachKind::Cxl, "--guest goes with --attach cxl");
+        let seat = seat(&device.run_dir.join("api.sock"), &name).await?;
+        let path = |value: &Value| value.as_str().map(PathBuf::from);
+        (base, views_file, ctl) =
+            (path(&seat["base"]["path"]), path(&seat["views"]["path"]), path(&seat["ctl"]));
+    }
     // Whatever serves the device lives until the guest has ended.
     let (attach, ctl, served, folder) = match (attach, base.zip(views_file)) {
         (AttachKind::Cxl, Some((base, views))) => (windows(base, views)?, ctl, None, None),
@@ -38,17 +49,18 @@ pub(crate) async fn boot(args: Boot) -> Result<ExitCode> {
             let socket = |disk: &serde_json::Value| disk["socket"].as_str().map(PathBuf::from);
             let disks = served.ready.disks.iter().filter_map(socket).collect();
             let attach = Attach::VhostUser(VhostUser { disks, queues: queues(args.cpus) });
-            (attach, Some(served.ready.ctl.clone()), Some(served), Some(folder))
+            (attach, served.ready.ctl.clone(), Some(served), Some(folder))
         }
         (AttachKind::Cxl, None) => {
             ensure!(disks.is_empty(), "--disk goes with --attach vhost-user");
             let folder = tempfile::Builder::new().prefix("lamina-boot-").tempdir()?;
             let mount = mount.unwrap_or_else(|| folder.path().join("mount"));
             let served = start(device, Some(mount), Vec::new()).await?;
-            let mounted = served.ready.base.path.clone().zip(served.ready.views.path.clone());
+            let path = |window: &Option<WindowFile>| window.as_ref()?.path.clone();
+            let mounted = path(&served.ready.base).zip(path(&served.ready.views));
             let (base, views) = mounted.context("the device is not mounted")?;
             let attach = windows(base, views)?;
-            (attach, Some(served.ready.ctl.clone()), Some(served), Some(folder))
+            (attach, served.ready.ctl.clone(), Some(served), Some(folder))
         }
     };
     let mut config = BootConfig::attached(attach);
@@ -88,6 +100,15 @@ pub(crate) async fn boot(args: Boot) -> Result<ExitCode> {
     Ok(status.and_then(|status| u8::try_from(status).ok()).map_or(ExitCode::SUCCESS, ExitCode::from))
 }
 
+/// The pair of files of the guest or host `name`.
+async fn seat(api: &Path, name: &str) -> Result<Value> {
+    let seats = client::seats(api).await?;
+    let known: Vec<_> = seats.iter().filter_map(|seat| seat["name"].as_str()).collect();
+    let known = known.join(", ");
+    let found = seats.into_iter().find(|seat| seat["name"] == name);
+    found.with_context(|| format!("the device has no guest or host {name:?}; it has: {known}"))
+}
+
 /// Two files as CXL memory.
 fn windows(base: PathBuf, views: PathBuf) -> Result<Attach> {
     let (base_bytes, views_bytes) = (bytes(&base)?, bytes(&views)?);
@@ -107,7 +128,8 @@ fn bytes(window: &Path) -> Result<u64> {
 
 /// Starts a device.
 async fn start(device: DeviceArgs, mount: Option<PathBuf>, disks: Vec<DiskArg>) -> Result<Holder> {
-    let started = move || Holder::start(&device, mount, disks, &StopSwitch::default());
+    let started =
+        move || Holder::start(&device, &DivisionArgs::default(), mount, disks, &StopSwitch::default());
     tokio::task::spawn_blocking(started).await??.context("the device was stopped while it started")
 }
 

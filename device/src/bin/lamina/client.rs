@@ -127,6 +127,7 @@ pub(crate) async fn stats(client: &Client) -> Result<()> {
         table.add_row([vec![text(&view["tensor"]), text(&view["view"])], traffic(view)].concat());
     }
     println!("{table}");
+    print_partitions(rows(&stats["partitions"])?, rows(&stats["hosts"])?);
     let (writes, requests) = (&stats["writes"], &stats["requests"]);
     println!(
         "written: {} in {} requests; stores refused in views: {}; damaged reads: {}",
@@ -199,6 +200,32 @@ pub(crate) async fn disks(client: &Client) -> Result<()> {
     Ok(())
 }
 
+/// The pairs of files of the device that answers at `api`.
+pub(crate) async fn seats(api: &Path) -> Result<Vec<Value>> {
+    Ok(rows(&ask(api, Method::GET, "/guests", None).await?)?.to_vec())
+}
+
+pub(crate) async fn guests(client: &Client) -> Result<()> {
+    let seats = seats(&client.api).await?;
+    if client.json {
+        return print_json(&seats.into());
+    }
+    let mut table = new_table(&["", "name", "base", "bytes", "views", "bytes", "control socket"], 7);
+    for seat in &seats {
+        table.add_row([
+            text(&seat["kind"]),
+            seat["name"].as_str().unwrap_or_default().to_owned(),
+            text(&seat["base"]["path"]),
+            size(&seat["base"]["bytes"]),
+            text(&seat["views"]["path"]),
+            size(&seat["views"]["bytes"]),
+            text(&seat["ctl"]),
+        ]);
+    }
+    println!("{table}");
+    Ok(())
+}
+
 pub(crate) async fn view(command: View) -> Result<()> {
     match command {
         View::List(client) => views(&client).await,
@@ -221,6 +248,48 @@ pub(crate) async fn flush(command: &Flush) -> Result<()> {
     }
     let done = ask(&command.client.api, Method::POST, "/flush", Some(range)).await?;
     if command.client.json { print_json(&done) } else { Ok(()) }
+}
+
+/// What is counted of each guest and host, where there are any.
+fn print_partitions(partitions: &[Value], hosts: &[Value]) {
+    if !partitions.is_empty() {
+        let mut table = new_table(
+            &["partition", "DPA", "bytes", "stored", "quota", "refused", "read", "views read", "written"],
+            1,
+        );
+        for part in partitions {
+            let requests = &part["requests"];
+            table.add_row([
+                text(&part["name"]),
+                address(&part["dpa"]),
+                size(&part["capacity_bytes"]),
+                size(&part["stored_bytes"]),
+                size(&part["quota_bytes"]),
+                count(&part["quota_refusals"]),
+                size(&requests["base"]["bytes"]),
+                size(&requests["views"]["bytes"]),
+                size(&part["writes"]["base_written_bytes"]),
+            ]);
+        }
+        println!("{table}");
+    }
+    if !hosts.is_empty() {
+        let head = ["host", "holds", "of", "given", "written", "lines merged", "invalidated", "evicted"];
+        let mut table = new_table(&head, 1);
+        for host in hosts {
+            table.add_row([
+                text(&host["name"]),
+                size(&host["held_bytes"]),
+                size(&host["cache_bytes"]),
+                count(&host["pages_given"]),
+                count(&host["pages_written"]),
+                count(&host["lines_merged"]),
+                count(&host["pages_invalidated"]),
+                count(&host["pages_evicted"]),
+            ]);
+        }
+        println!("{table}");
+    }
 }
 
 fn print_views(views: &[Value]) {

@@ -22,16 +22,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
 use lamina::device::DeviceConfig;
-use lamina::load;
-use lamina::model::ModelFile;
 use lamina::serve::{HeldMount, MountOptions, MountPoint, Shows, claim, claim_tcp, fuse::fuse_present};
 use lamina::store::image::Image;
 
 use crate::args::{DeviceArgs, DiskArg};
+use crate::division::DivisionArgs;
 use crate::life::{self, Ask, Order, Ready, WORKER, Word};
 
-/// QEMU's CXL windows are multiples of this.
-const CXL_MULTIPLE: u64 = 256 << 20;
 /// Deaths within this time are quick.
 const QUICK: Duration = Duration::from_secs(10);
 /// Deaths of their own within that time after which panics in handlers are survived.
@@ -64,7 +61,8 @@ struct Held {
     image_path: PathBuf,
     mount: Option<(HeldMount, usize)>,
     api: Listening,
-    ctl: Listening,
+    /// The guests' sockets, one for each pair of files.
+    ctls: Vec<Listening>,
     tcp: Option<std::net::TcpListener>,
     disks: Vec<(Listening, Shows)>,
 }
@@ -101,17 +99,22 @@ impl Holder {
     /// What is in the way, before a worker is started where that can be told, or what the worker says.
     pub(crate) fn start(
         args: &DeviceArgs,
+        division: &DivisionArgs,
         mount: Option<PathBuf>,
         disks: Vec<DiskArg>,
         stop: &StopSwitch,
     ) -> Result<Option<Self>> {
-        let (image, image_path, new) = open_image(args)?;
+        let seats = division.seats()?;
+        let (image, image_path, new) = open_image(args, division)?;
         make_private_dir(&args.run_dir)?;
         let mut held = Held {
             image,
             image_path,
             api: Listening::at(&args.run_dir.join("api.sock"))?,
-            ctl: Listening::at(&args.run_dir.join("ctl.sock"))?,
+            ctls: seats
+                .iter()
+                .map(|seat| Listening::at(&args.run_dir.join(seat.place.socket())))
+                .collect::<Result<_>>()?,
             tcp: args.tcp.map(claim_tcp).transpose()?,
             mount: None,
             disks: listen_for(disks)?,
@@ -300,9 +303,9 @@ impl Worker {
         let worker = Self { child, line };
         let image = held.image_path.clone();
         let order = Order::Open { image, first, deaths, careful, tcp: held.tcp.is_some() };
-        let mut descriptors =
-            vec![held.image.file().as_fd(), held.api.listener.as_fd(), held.ctl.listener.as_fd()];
+        let mut descriptors = vec![held.image.file().as_fd(), held.api.listener.as_fd()];
         descriptors.extend(held.tcp.as_ref().map(AsFd::as_fd));
+        descriptors.extend(held.ctls.iter().map(|ctl| ctl.listener.as_fd()));
         worker.order(&order, &descriptors)?;
         if stopping {
             worker.order(&Order::Stop, &[])?;
@@ -545,15 +548,16 @@ fn make_private_dir(path: &Path) -> Result<()> {
 }
 
 /// The image that is asked for, its name, and whether it is a new file.
-fn open_image(args: &DeviceArgs) -> Result<(Image, PathBuf, bool)> {
+fn open_image(args: &DeviceArgs, division: &DivisionArgs) -> Result<(Image, PathBuf, bool)> {
     if let Some(path) = &args.image
         && let Some(image) = Image::open(path)?
     {
         let is = image.superblock();
-        let asked = [
-            ("--capacity", args.capacity, is.base_bytes),
-            ("--views-capacity", args.views_capacity, is.views_bytes),
-        ];
+        division.fits(&is.partitions, path)?;
+        let shared = is.partitions.last();
+        let (base, views) =
+            shared.map_or((is.base_bytes, is.views_bytes), |part| (part.base_bytes, part.views_bytes));
+        let asked = [("--capacity", args.capacity, base), ("--views-capacity", args.views_capacity, views)];
         for (option, asked, is) in asked {
             if asked.is_some_and(|asked| asked != is) {
                 bail!("{option}: the image {} has {is} bytes; an image keeps its size", path.display());
@@ -561,7 +565,7 @@ fn open_image(args: &DeviceArgs) -> Result<(Image, PathBuf, bool)> {
         }
         return Ok((image, path.clone(), false));
     }
-    let config = config(args)?;
+    let config = config(args, division)?;
     config.check()?;
     Ok(match &args.image {
         Some(path) => {
@@ -577,16 +581,8 @@ fn open_image(args: &DeviceArgs) -> Result<(Image, PathBuf, bool)> {
 }
 
 /// The device that the arguments and the checkpoints' sizes ask for.
-fn config(args: &DeviceArgs) -> Result<DeviceConfig> {
-    let models = args.models.iter().map(|path| ModelFile::open(path)).collect::<Result<Vec<_>, _>>()?;
-    let options = args.load_options();
-    let base_needed = models.iter().map(load::base_needed).sum::<u64>();
-    let views_needed = models.iter().map(|model| load::views_needed(model, &options)).sum::<u64>()
-        + lamina_abi::DIRECTORY_BYTES;
-    let fitting = |bytes: u64| bytes.max(1).next_multiple_of(CXL_MULTIPLE);
-    let base_bytes = args.capacity.unwrap_or(fitting(base_needed));
-    let views_bytes = args.views_capacity.unwrap_or(fitting(views_needed.max(base_bytes)));
-    let mut config = DeviceConfig::new(base_bytes, views_bytes);
+fn config(args: &DeviceArgs, division: &DivisionArgs) -> Result<DeviceConfig> {
+    let mut config = division.config(args)?;
     (config.mode, config.codec) = (args.mode, args.codec);
     (config.open_windows, config.store_bytes) = (args.open_windows, args.store_capacity);
     Ok(config)

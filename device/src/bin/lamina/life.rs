@@ -29,7 +29,8 @@ const MOST_BYTES: usize = 64 << 20;
 /// What the holder says.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Order {
-    /// Open the image, and load the checkpoints if that was not done. Descriptors: the image, the API's and the guests' sockets, the API's TCP socket if there is one.
+    /// Open the image, and load the checkpoints if that was not done. Descriptors: the image, the API's socket, its TCP socket if there is one, and
+    /// a guest port's socket for each pair of files, in the order that the command line gives.
     Open {
         /// The image's name.
         image: PathBuf,
@@ -83,11 +84,14 @@ pub(crate) struct Ready {
     pub(crate) worker: u32,
     pub(crate) mode: String,
     pub(crate) codec: String,
-    pub(crate) base: WindowFile,
-    pub(crate) views: WindowFile,
+    /// The pair of files at the root of the mount; none if all are guests' or hosts'.
+    pub(crate) base: Option<WindowFile>,
+    pub(crate) views: Option<WindowFile>,
+    /// What guests and hosts have.
+    pub(crate) guests: Vec<Value>,
     pub(crate) disks: Vec<Value>,
     pub(crate) api: PathBuf,
-    pub(crate) ctl: PathBuf,
+    pub(crate) ctl: Option<PathBuf>,
     pub(crate) tcp: Option<std::net::SocketAddr>,
     pub(crate) tensors: usize,
     pub(crate) view_count: usize,

@@ -4,6 +4,7 @@ mod analyze;
 mod args;
 mod boot;
 mod client;
+mod division;
 mod holder;
 mod life;
 mod meter;
@@ -16,6 +17,7 @@ use clap::Parser;
 use tracing_subscriber::EnvFilter;
 
 use crate::args::{Cli, Command};
+use crate::division::DivisionArgs;
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
@@ -30,8 +32,8 @@ fn main() -> ExitCode {
         .init();
     if std::env::var_os(life::WORKER).is_some() {
         match &cli.command {
-            Command::Serve(args) => worker::work(&args.device),
-            Command::Boot(args) => worker::work(&args.device),
+            Command::Serve(args) => worker::work(&args.device, &args.division),
+            Command::Boot(args) => worker::work(&args.device, &DivisionArgs::default()),
             _ => {}
         }
     }
@@ -50,6 +52,7 @@ fn main() -> ExitCode {
             Command::Stats(args) => client::stats(&args).await,
             Command::Tensors(args) => client::tensors(&args).await,
             Command::Views(args) => client::views(&args).await,
+            Command::Guests(args) => client::guests(&args).await,
             Command::Disks(args) => client::disks(&args).await,
             Command::View(command) => client::view(command).await,
             Command::Flush(args) => client::flush(&args).await,

@@ -5,6 +5,7 @@
 //! nothing of it stays behind.
 
 use std::io::{self, Write};
+use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use indicatif::BinaryBytes;
@@ -23,7 +24,9 @@ pub(crate) async fn serve(args: Serve) -> Result<()> {
     let json = args.json;
     let switch = stop.clone();
     let mut served = tokio::task::spawn_blocking(move || {
-        let Some(mut holder) = Holder::start(&args.device, args.mount, args.vhost_user, &switch)? else {
+        let Some(mut holder) =
+            Holder::start(&args.device, &args.division, args.mount, args.vhost_user, &switch)?
+        else {
             return Ok(());
         };
         say_ready(&holder.ready, json)?;
@@ -55,22 +58,36 @@ fn say_ready(ready: &Ready, json: bool) -> Result<()> {
         );
     }
     let tcp = ready.tcp.map_or_else(String::new, |address| format!(", http://{address}/"));
-    let (base, views) = (BinaryBytes(ready.base.bytes), BinaryBytes(ready.views.bytes));
+    let windows = |base: (&Path, u64), views: (&Path, u64)| {
+        let file = |(path, bytes): (&Path, u64)| format!("{} ({})", path.display(), BinaryBytes(bytes));
+        format!("{} and {}", file(base), file(views))
+    };
+    for guest in &ready.guests {
+        let file = |window: &str| {
+            let window = &guest[window];
+            (PathBuf::from(text(window, "path")), window["bytes"].as_u64().unwrap_or(0))
+        };
+        let ((base, base_bytes), (views, views_bytes)) = (file("base"), file("views"));
+        let files = windows((&base, base_bytes), (&views, views_bytes));
+        writeln!(out, "{}: {files}, guest {}", text(guest, "name"), text(guest, "ctl"))?;
+    }
     let mut places = Vec::new();
-    if let (Some(base_path), Some(views_path)) = (&ready.base.path, &ready.views.path) {
-        places.push(format!("{} ({base}) and {} ({views})", base_path.display(), views_path.display()));
+    if let (Some(base), Some(views)) = (&ready.base, &ready.views)
+        && let (Some(base_path), Some(views_path)) = (&base.path, &views.path)
+    {
+        places.push(windows((base_path, base.bytes), (views_path, views.bytes)));
     }
     places.extend(
         ready.disks.iter().map(|disk| format!("disk {} on {}", text(disk, "serial"), text(disk, "socket"))),
     );
     writeln!(
         out,
-        "ready: {}; {} tensors, {} views; API {}{tcp}, guests {}",
-        places.join(", "),
+        "ready: {}{} tensors, {} views; API {}{tcp}{}",
+        if places.is_empty() { String::new() } else { format!("{}; ", places.join(", ")) },
         ready.tensors,
         ready.view_count,
         ready.api.display(),
-        ready.ctl.display(),
+        ready.ctl.as_ref().map_or_else(String::new, |ctl| format!(", guests {}", ctl.display())),
     )?;
     Ok(out.flush()?)
 }

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io;
 use std::ops::ControlFlow;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
@@ -12,12 +12,17 @@ use std::thread;
 
 use anyhow::{Context, Result, bail};
 use lamina::device::{Device, DeviceConfig};
-use lamina::load::{self, LoadError, Loaded};
+use lamina::load::{self, LoadError, LoadOptions, Loaded};
 use lamina::model::ModelFile;
-use lamina::serve::{Api, Channels, Control, DiskServer, GuestPort, Mount, MountOptions, Shows, abort_mount};
+use lamina::serve::pair::FileReport;
+use lamina::serve::{
+    Api, Channels, Control, DiskServer, GuestPort, Mount, MountOptions, PairOptions, Place, Seat, Shows,
+    abort_mount,
+};
 use lamina::store::image::Image;
 
 use crate::args::DeviceArgs;
+use crate::division::DivisionArgs;
 use crate::life::{self, Order, Ready, WindowFile, Word};
 use crate::meter::Meter;
 
@@ -25,8 +30,8 @@ use crate::meter::Meter;
 const PANICKED: i32 = 101;
 
 /// The rest of a worker's life: never returns.
-pub(crate) fn work(args: &DeviceArgs) -> ! {
-    let status = match run(args) {
+pub(crate) fn work(args: &DeviceArgs, division: &DivisionArgs) -> ! {
+    let status = match run(args, division) {
         Ok(()) => 0,
         Err(why) => {
             tracing::error!("{why:#}");
@@ -37,7 +42,7 @@ pub(crate) fn work(args: &DeviceArgs) -> ! {
     std::process::exit(status);
 }
 
-fn run(args: &DeviceArgs) -> Result<()> {
+fn run(args: &DeviceArgs, division: &DivisionArgs) -> Result<()> {
     let line = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
     let stop = Arc::new(AtomicBool::new(false));
     let mount_path = Arc::new(Mutex::new(None));
@@ -51,24 +56,31 @@ fn run(args: &DeviceArgs) -> Result<()> {
     let mut descriptors = descriptors.into_iter();
     let mut next = || descriptors.next().context("the holder gives too few descriptors");
     let image = Image::from_file(File::from(next()?), &image)?.context("the image is empty")?;
-    let (api, ctl) = (next()?.into(), next()?.into());
+    let api = next()?.into();
     let tcp = if tcp { Some(next()?.into()) } else { None };
+    let seats = division.seats()?;
+    let ctls = seats.iter().map(|_| Ok(next()?.into())).collect::<Result<Vec<UnixListener>>>()?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let _inside = runtime.enter();
     let config = DeviceConfig { first_process: first, ..DeviceConfig::new(0, 0) };
     let device = Arc::new(Device::open(image, &config)?);
     device.set_worker_deaths(deaths);
-    let control = Control::new(Arc::clone(&device));
+    let control = Control::new(Arc::clone(&device)).with_sockets_in(&args.run_dir);
+    let pairs = seats.iter().map(|seat| seat.pair(&device)).collect::<Result<Vec<_>>>()?;
     let adopt = || -> Result<_> {
         let api = Api::adopt(control.clone(), api, &args.run_dir.join("api.sock"), tcp)?;
-        Ok((api, GuestPort::adopt(control.clone(), ctl, &args.run_dir.join("ctl.sock"))?))
+        let guests = pairs.iter().zip(ctls).map(|(pair, ctl)| {
+            let control = control.of_pair(pair.partition.clone(), pair.place.clone());
+            Ok(GuestPort::adopt(control, ctl, &args.run_dir.join(pair.place.socket()))?)
+        });
+        Ok((api, guests.collect::<Result<Vec<_>>>()?))
     };
     let mut adopt = Some(adopt);
     let mut answering = None;
     let loaded = if first {
         // Who waits for a large checkpoint may look at the counters.
         answering = adopt.take().map(|adopt| adopt()).transpose()?;
-        let loaded = load_all(&device, args, &stop);
+        let loaded = load_all(&device, args, division, &stop);
         let loaded = match loaded {
             Err(why) if matches!(why.downcast_ref(), Some(LoadError::Stopped)) => {
                 return Ok(life::send(&line, &Word::Stopped, &[])?);
@@ -89,7 +101,7 @@ fn run(args: &DeviceArgs) -> Result<()> {
                 .lock()
                 .unwrap_or_else(PoisonError::into_inner)
                 .clone_from(&mount.as_ref().map(|(path, _)| path.clone()));
-            Served::new(args, &device, &control, mount, disks, descriptors, !first)
+            Served::new(args, &pairs, &control, mount, disks, descriptors, !first)
         }
         _ => return Ok(life::send(&line, &Word::Stopped, &[])?),
     };
@@ -103,7 +115,7 @@ fn run(args: &DeviceArgs) -> Result<()> {
         None => answering,
     };
     let (api, guests) = answering.context("nobody answers the sockets")?;
-    life::send(&line, &Word::Ready(Box::new(served.ready(&device, &api, &guests, &loaded)?)), &[])?;
+    life::send(&line, &Word::Ready(Box::new(served.ready(&device, &control, &api, &loaded)?)), &[])?;
     // Whatever else is said from here on is that it is over.
     while !matches!(orders.recv(), Ok((Order::Stop, _)) | Err(_)) {}
     tracing::info!("stopping");
@@ -149,25 +161,36 @@ fn die_of_panics() {
 }
 
 /// Loads what was not loaded whole by a run before.
-fn load_all(device: &Device, args: &DeviceArgs, stop: &AtomicBool) -> Result<Loaded> {
-    let options = args.load_options();
+fn load_all(
+    device: &Device,
+    args: &DeviceArgs,
+    division: &DivisionArgs,
+    stop: &AtomicBool,
+) -> Result<Loaded> {
     let mut all = Loaded::default();
     let meter = Meter::new("loaded");
-    for path in &args.models {
-        let name = path.canonicalize().unwrap_or_else(|_| path.clone()).to_string_lossy().into_owned();
+    for (path, partition) in division.loads(&args.models) {
+        let file = path.canonicalize().unwrap_or_else(|_| path.clone());
+        let prefix = partition.as_ref().map_or_else(String::new, |partition| format!("{partition}/"));
+        // Two guests may have one file.
+        let name = match &partition {
+            Some(partition) => format!("{partition}: {}", file.display()),
+            None => file.to_string_lossy().into_owned(),
+        };
+        let options = LoadOptions { partition, ..args.load_options() };
         if device.was_loaded(&name) {
             tracing::info!("the image holds {name} already; it is not loaded again");
             continue;
         }
-        let model = ModelFile::open(path)?;
+        let model = ModelFile::open(&path)?;
         // A run before may have been killed while it loaded this.
         let there = device.tensors();
         let unfinished = |name: &str| {
             there.iter().any(|is| is.name == name) && all.tensors.iter().all(|tensor| tensor.name != name)
         };
-        for tensor in model.tensors().iter().filter(|tensor| args.image.is_some() && unfinished(&tensor.name))
-        {
-            device.remove_tensor(&tensor.name)?;
+        let names = model.tensors().iter().map(|tensor| format!("{prefix}{}", tensor.name));
+        for name in names.filter(|name| args.image.is_some() && unfinished(name)) {
+            device.remove_tensor(&name)?;
         }
         let loaded = load::load_model(device, &model, &options, |progress| {
             meter.show(&progress);
@@ -191,7 +214,7 @@ struct Served {
 impl Served {
     fn new(
         args: &DeviceArgs,
-        device: &Arc<Device>,
+        pairs: &[PairOptions],
         control: &Control,
         mount: Option<(PathBuf, usize)>,
         disks: Vec<(PathBuf, Shows)>,
@@ -209,8 +232,8 @@ impl Served {
                     read_ahead_kb: args.read_ahead_kb,
                     launder_with: args.launder_with,
                 };
-                let mount = Mount::serve(device, &path, channels, &options, answered)?;
-                control.mounted(mount.coherence());
+                let mount = Mount::serve(pairs, &path, channels, &options, answered)?;
+                control.mounted(mount.pairs());
                 Some(mount)
             }
             None => None,
@@ -221,23 +244,34 @@ impl Served {
         Ok(Self { disks: disks.collect::<Result<_>>()?, mount })
     }
 
-    fn ready(&self, device: &Device, api: &Api, guests: &GuestPort, loaded: &Loaded) -> Result<Ready> {
-        let path = |of: fn(&Mount) -> PathBuf| self.mount.as_ref().map(of);
+    fn ready(&self, device: &Device, control: &Control, api: &Api, loaded: &Loaded) -> Result<Ready> {
+        let (root, guests): (Vec<Seat>, Vec<Seat>) =
+            control.seats().into_iter().partition(|seat| seat.pair.place == Place::Root);
+        let root = root.into_iter().next();
+        // Without a mount there are no files, but windows.
+        let window = |file: Option<FileReport>, bytes| match (&self.mount, file) {
+            (None, _) => Some(WindowFile { path: None, bytes }),
+            (Some(_), file) => file.map(|file| WindowFile { path: Some(file.path), bytes: file.bytes }),
+        };
         Ok(Ready {
             is: true,
             pid: std::process::id(),
             worker: std::process::id(),
             mode: device.mode().to_string(),
             codec: device.codec().to_string(),
-            base: WindowFile { path: path(Mount::base_path), bytes: device.base_bytes() },
-            views: WindowFile { path: path(Mount::views_path), bytes: device.views_bytes() },
+            base: window(root.as_ref().map(|seat| seat.pair.base.clone()), device.base_bytes()),
+            views: window(root.as_ref().map(|seat| seat.pair.views.clone()), device.views_bytes()),
+            guests: guests.iter().map(serde_json::to_value).collect::<Result<_, _>>()?,
             disks: self
                 .disks
                 .iter()
                 .map(|disk| serde_json::to_value(disk.info()))
                 .collect::<Result<_, _>>()?,
             api: api.socket().into(),
-            ctl: guests.path().into(),
+            ctl: match (&self.mount, root) {
+                (None, _) => Some(control.root_socket()),
+                (Some(_), root) => root.map(|seat| seat.ctl),
+            },
             tcp: api.address(),
             tensors: device.tensors().len(),
             view_count: device.views().len(),

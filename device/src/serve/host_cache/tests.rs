@@ -29,10 +29,11 @@ fn on(device: &Device, at: usize, length: usize) -> Vec<u8> {
     bytes
 }
 
-fn flush(host: &HostCache, range: Range<u64>) -> Vec<Range<u64>> {
+/// What changed on the device: first and last byte of each run of lines.
+fn flush(host: &HostCache, range: Range<u64>) -> Vec<(u64, u64)> {
     let mut changed = Vec::new();
     host.write_back(range, &mut changed).unwrap();
-    changed
+    changed.into_iter().map(|range| (range.start, range.end)).collect()
 }
 
 fn invalidate(host: &HostCache, range: Range<u64>) -> u64 {
@@ -54,8 +55,8 @@ fn stores_of_two_hosts_to_different_lines_of_a_page_are_both_kept() {
     hosts[0].write(0, &one).unwrap();
     hosts[1].write(0, &other).unwrap();
     assert_eq!(on(&device, 0, PAGE), [0; PAGE], "a write-back is no flush");
-    assert_eq!(flush(&hosts[0], 0..BASE as u64), [0..64]);
-    assert_eq!(flush(&hosts[1], 0..BASE as u64), [64..192]);
+    assert_eq!(flush(&hosts[0], 0..BASE as u64), [(0, 64)]);
+    assert_eq!(flush(&hosts[1], 0..BASE as u64), [(64, 192)]);
     let merged = [[1; 64].as_slice(), &[2; 128], &[0; PAGE - 192]].concat();
     assert_eq!(on(&device, 0, PAGE), merged);
     // Each has its own still, until it lets go of it.
@@ -69,10 +70,10 @@ fn stores_of_two_hosts_to_different_lines_of_a_page_are_both_kept() {
 fn a_flush_brings_the_lines_that_its_range_touches_and_no_others() {
     let (device, hosts) = hosts(1);
     hosts[0].write(0, &[7; BASE]).unwrap();
-    assert_eq!(flush(&hosts[0], 100..129), [64..192]);
+    assert_eq!(flush(&hosts[0], 100..129), [(64, 192)]);
     let held = on(&device, 0, BASE);
     assert!(held.iter().enumerate().all(|(at, byte)| (*byte == 7) == (64..192).contains(&at)));
-    assert_eq!(flush(&hosts[0], 4095..4097), [4032..4160], "in two pages");
+    assert_eq!(flush(&hosts[0], 4095..4097), [(4032, 4160)], "in two pages");
     assert_eq!(flush(&hosts[0], 5..5), []);
 }
 
@@ -140,18 +141,46 @@ fn who_waits_for_room_gets_it_when_the_oldest_page_has_gone() {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             cache.make_room_until_closed(|ranges| {
-                assert_eq!(ranges, [0..4096]);
+                assert_eq!(ranges.iter().map(|range| range.start).collect::<Vec<_>>(), [0]);
                 invalidate(&cache, ranges[0].clone())
             });
         });
         let first = send.clone();
-        cache.wait_for_room(Box::new(move || first.send(1).unwrap()));
+        cache.wait_for_room(8192..12288, Box::new(move || first.send(1).unwrap()));
         assert_eq!(told.recv(), Ok(1));
         assert!(cache.has_room(8192, 4096));
         cache.close();
     });
-    cache.wait_for_room(Box::new(move || send.send(2).unwrap()));
+    cache.wait_for_room(8192..12288, Box::new(move || send.send(2).unwrap()));
     assert_eq!(told.recv(), Ok(2), "nobody waits for one that is closed");
+}
+
+/// Whoever drops a page waits for reads of it, so such a read must not wait for the one who drops.
+#[test]
+fn nobody_waits_to_read_what_is_being_dropped() {
+    let (_, hosts) = hosts(1);
+    let (send, told) = std::sync::mpsc::channel();
+    let read = |page: u64| {
+        let send = send.clone();
+        let then = move || send.send(page).unwrap();
+        hosts[0].wait_for_room(page * 4096..(page + 1) * 4096, Box::new(then));
+    };
+    let now = || told.try_iter().collect::<Vec<_>>();
+    let dropped = [0..4096, 8192..12288];
+    read(0);
+    read(1);
+    assert_eq!(now(), Vec::<u64>::new());
+    hosts[0].dropping(&dropped);
+    assert_eq!(now(), [0], "it waited already");
+    read(2);
+    read(3);
+    assert_eq!(now(), [2]);
+    hosts[0].dropped(&dropped);
+    read(0);
+    assert_eq!(now(), Vec::<u64>::new());
+    hosts[0].close();
+    hosts[0].make_room_until_closed(|_| panic!("there is an end"));
+    assert_eq!(now(), [1, 3, 0]);
 }
 
 #[derive(Clone, Debug)]

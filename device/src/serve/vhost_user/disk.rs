@@ -164,7 +164,7 @@ impl Disk {
 
     /// The device number of the file system that serves the windows as files, if one does.
     pub(super) fn mount_number(&self) -> Option<u64> {
-        self.control.coherence.get().and_then(|coherence| coherence.mount_number())
+        self.control.pairs().first().and_then(|pair| pair.coherence().mount_number())
     }
 
     fn partitions(&self) -> Vec<Partition> {

@@ -3,6 +3,7 @@
 
 mod decode;
 mod hostile;
+mod messages;
 mod read;
 mod warm;
 mod write;
@@ -39,6 +40,11 @@ pub fn run(plan: &Plan, options: &OpenOptions, report: &mut Report) {
         && let Err(error) = write::run(&lamina, plan, write, report)
     {
         report.problem("write", &format!("{error:#}"));
+    }
+    for exchange in &plan.messages {
+        if let Err(error) = messages::run(&lamina, exchange, report) {
+            report.problem("messages", &format!("{error:#}"));
+        }
     }
     if plan.hostile
         && let Err(error) = hostile::run(&lamina, plan, &options, report)

@@ -1,0 +1,158 @@
+//! A pair of files on the mount: the two windows of a partition, as one guest or host has them.
+//!
+//! | place | files | page cache |
+//! |---|---|---|
+//! | the root | `base`, `views` | of all who map them: an undivided device, or its shared partition |
+//! | a guest's | `guests/NAME/base`, `guests/NAME/views` | of that guest alone, for its own partition |
+//! | a host's | `hosts/NAME/base`, `hosts/NAME/views` | of that host alone, for the shared partition |
+//!
+//! A partition that is coherent has one pair, for coherence is that of one page cache. A partition that hosts share has a pair for each, and then no other.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use serde::{Serialize, Serializer};
+
+use crate::device::Partition;
+
+use super::coherence::Coherence;
+use super::host_cache::{HostCache, HostReport};
+
+/// Whose a pair of files is.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(tag = "kind", content = "name", rename_all = "snake_case")]
+pub enum Place {
+    /// Everybody's.
+    Root,
+    /// The guest's of this name.
+    Guest(String),
+    /// The host's of this name.
+    Host(String),
+}
+
+impl Place {
+    /// The folders below the mount point.
+    pub(super) fn folders(&self) -> Vec<&str> {
+        match self {
+            Self::Root => Vec::new(),
+            Self::Guest(name) => vec!["guests", name],
+            Self::Host(name) => vec!["hosts", name],
+        }
+    }
+
+    /// The name of the socket of its guest's control port.
+    pub fn socket(&self) -> String {
+        match self {
+            Self::Root => "ctl.sock".to_owned(),
+            Self::Guest(name) | Self::Host(name) => format!("ctl-{name}.sock"),
+        }
+    }
+
+    /// The name of its guest or host; empty for the root.
+    pub fn name(&self) -> &str {
+        match self {
+            Self::Root => "",
+            Self::Guest(name) | Self::Host(name) => name,
+        }
+    }
+}
+
+/// A pair of files to be mounted.
+#[derive(Clone)]
+pub struct PairOptions {
+    /// Whose it is.
+    pub place: Place,
+    /// What it shows.
+    pub partition: Partition,
+    /// Bytes that a host's cache holds; only for a host.
+    pub cache_bytes: Option<u64>,
+}
+
+/// A pair of files that is mounted.
+pub struct Pair {
+    place: Place,
+    partition: Partition,
+    cache: Option<Arc<HostCache>>,
+    coherence: Coherence,
+    folder: PathBuf,
+}
+
+/// A pair of files, for somebody who wants to map it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct PairReport {
+    /// Whose it is.
+    #[serde(flatten)]
+    pub place: Place,
+    /// Its base window.
+    pub base: FileReport,
+    /// Its views window.
+    pub views: FileReport,
+}
+
+/// A window's file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct FileReport {
+    /// Its path.
+    #[serde(serialize_with = "lossy")]
+    pub path: PathBuf,
+    /// Its bytes.
+    pub bytes: u64,
+}
+
+fn lossy<S: Serializer>(path: &Path, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(&path.to_string_lossy())
+}
+
+impl Pair {
+    /// The pair below the mount point `mount`.
+    pub(super) fn new(options: &PairOptions, mount: &Path) -> Self {
+        let partition = options.partition.clone();
+        let cache = options.cache_bytes.map(|bytes| Arc::new(HostCache::new(partition.clone(), bytes)));
+        let folder = options.place.folders().into_iter().fold(mount.to_owned(), |path, name| path.join(name));
+        let coherence = Coherence::new(partition.clone(), cache.clone());
+        Self { place: options.place.clone(), partition, cache, coherence, folder }
+    }
+
+    /// Whose it is.
+    pub fn place(&self) -> &Place {
+        &self.place
+    }
+
+    /// What it shows.
+    pub fn partition(&self) -> &Partition {
+        &self.partition
+    }
+
+    /// What keeps its windows coherent.
+    pub fn coherence(&self) -> &Coherence {
+        &self.coherence
+    }
+
+    pub(super) fn cache(&self) -> Option<&Arc<HostCache>> {
+        self.cache.as_ref()
+    }
+
+    /// The base window's file.
+    pub fn base_path(&self) -> PathBuf {
+        self.folder.join("base")
+    }
+
+    /// The views window's file.
+    pub fn views_path(&self) -> PathBuf {
+        self.folder.join("views")
+    }
+
+    /// Where it is.
+    pub fn report(&self) -> PairReport {
+        PairReport {
+            place: self.place.clone(),
+            base: FileReport { path: self.base_path(), bytes: self.partition.base_bytes() },
+            views: FileReport { path: self.views_path(), bytes: self.partition.views_bytes() },
+        }
+    }
+
+    /// What its host's cache tells, if it is a host's.
+    pub fn host_report(&self) -> Option<HostReport> {
+        Some(self.cache.as_ref()?.report(self.place.name()))
+    }
+}
