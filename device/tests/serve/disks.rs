@@ -1,11 +1,15 @@
 //! Disks: what they show, what they refuse, what a hostile guest can do (nothing), and that a server can go and come back.
 
 use std::fs::File;
+use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::process::Stdio;
+use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
+use lamina::device::{Device, DeviceConfig};
+use lamina::serve::{Control, DiskServer, Shows};
 use nix::sys::signal::Signal;
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
@@ -363,6 +367,41 @@ fn a_server_that_is_killed_and_started_again_goes_on_where_it_was() {
             }
             assert_eq!(base.used_index(), base.made(), "each request was given back once");
         }
+    });
+}
+
+#[test]
+fn a_socket_that_somebody_else_keeps_open_outlives_its_server() {
+    within(60, || {
+        let place = Place::new();
+        let path = place.path("kept.sock");
+        let kept = UnixListener::bind(&path).unwrap();
+        let device = Arc::new(Device::new(DeviceConfig::new(BASE, VIEWS)).unwrap());
+        let bytes = noise(21, 1 << 20);
+        device.write_base(0, &bytes).unwrap();
+        let control = Control::new(device);
+        let adopt = || DiskServer::adopt(&control, Shows::Base, kept.try_clone().unwrap(), &path).unwrap();
+        let mut server = adopt();
+        let mut driver = Driver::connect(&path);
+        for round in 0..5_u64 {
+            assert!(driver.read(0, 1 << 20) == bytes);
+            let head = {
+                // In the ring while the server goes: done by the old one or by the new one, once.
+                driver.header(DATA, IN, round);
+                let answer = Part { at: DATA + 0x1000, length: 513, write: true };
+                let head = driver.submit(&[Part { at: DATA, length: 16, write: false }, answer], None);
+                driver.kick();
+                head
+            };
+            drop(server);
+            assert!(path.exists());
+            server = adopt();
+            driver = driver.reconnect(&path);
+            assert_eq!(driver.take(), (u32::from(head), 513));
+            assert_eq!(driver.used_index(), driver.made());
+        }
+        assert_eq!(control.disks().len(), 1);
+        drop(server);
     });
 }
 
