@@ -18,12 +18,20 @@ mod staged;
 mod tables;
 mod windows;
 
-use std::{ops::Range, sync::Arc, time::Instant};
+use std::{
+    ops::Range,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Instant,
+};
 
 use lamina_abi::{DIRECTORY_BYTES, DirectoryError};
 use parking_lot::RwLock;
 
 pub(crate) use self::division::Division;
+use self::division::Part;
 use self::{
     blocks::{Blocks, Charge},
     kept::Kept,
@@ -75,6 +83,8 @@ pub struct DeviceConfig {
     pub compare_gcomp: bool,
     /// KV windows that may be open for writing at once, at least one; each takes as much memory as its tokens.
     pub open_windows: usize,
+    /// Whether counters begin at zero when an image is opened, rather than where the last process left them.
+    pub first_process: bool,
     /// Bytes of decoded KV windows and blocks that may be kept for the next read.
     pub decoded_bytes: usize,
     /// The parts that the windows are divided into, in order; an undivided device if empty.
@@ -93,6 +103,7 @@ impl DeviceConfig {
             index_cache_entries: 32_768, // 2 MiB of SRAM
             compare_gcomp: true,
             open_windows: 64,
+            first_process: true,
             decoded_bytes: 16 << 20,
             partitions: Vec::new(),
         }
@@ -285,6 +296,8 @@ pub struct Device {
     windows: Windows,
     /// The image that all this is kept in, if it is.
     kept: Option<Kept>,
+    /// Processes that served it and died.
+    worker_deaths: AtomicU64,
     started: Instant,
 }
 
@@ -306,6 +319,7 @@ impl Device {
             stats: Stats::new(),
             started: Instant::now(),
             kept: None,
+            worker_deaths: AtomicU64::new(0),
             config,
         })
     }
@@ -330,9 +344,11 @@ impl Device {
             ..config.clone()
         };
         config.check()?;
-        let division = Division::new(&config)?;
-        let stats = Stats::new();
+        let mut division = Division::new(&config)?;
+        let mut stats = Stats::new();
         let (kept, map) = Kept::open(image, &config, &division)?;
+        let parts = division.parts.iter_mut().flat_map(Part::counters);
+        parts.chain(stats.counters()).for_each(|counter| counter.keep(kept.counters().take()));
         let blocks = Blocks::open(kept.image(), |block, entry, charge| {
             division.found(block, charge.bytes);
             stats.replaced(&Entry::default(), entry);
@@ -347,10 +363,24 @@ impl Device {
             stats,
             started: Instant::now(),
             kept: Some(kept),
+            worker_deaths: AtomicU64::new(0),
             config,
         };
         device.reopen_windows();
         Ok(device)
+    }
+
+    /// Brings everything to the disk that the image is on.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn sync(&self) -> std::io::Result<()> {
+        self.image().map_or(Ok(()), |image| image.file().sync_data())
+    }
+
+    /// Says that so many processes that served this device died before this one.
+    pub fn set_worker_deaths(&self, deaths: u64) {
+        self.worker_deaths.store(deaths, Ordering::Relaxed);
     }
 
     /// The image that the device lies in.
@@ -594,6 +624,7 @@ impl Device {
             base_bytes: self.config.base_bytes,
             views_bytes: self.config.views_bytes,
             store_capacity: self.blocks.capacity_bytes(),
+            worker_deaths: self.worker_deaths.load(Ordering::Relaxed),
             uptime_seconds: self.started.elapsed().as_secs_f64(),
             compare_gcomp: self.config.compare_gcomp,
             map: &self.map(),

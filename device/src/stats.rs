@@ -25,22 +25,49 @@ use crate::{
     },
     format::Format,
     kv::Coding,
-    store::entry::Entry,
+    store::{counters::Kept, entry::Entry},
 };
 
 /// A number that only rises.
-#[derive(Debug, Default)]
-pub struct Counter(AtomicU64);
+#[derive(Debug)]
+pub struct Counter(Where);
+
+/// Where a number is kept.
+#[derive(Debug)]
+enum Where {
+    Here(AtomicU64),
+    /// In the image, so that the next process goes on from it.
+    Image(Kept),
+}
+
+impl Default for Counter {
+    fn default() -> Self {
+        Self(Where::Here(AtomicU64::new(0)))
+    }
+}
 
 impl Counter {
     /// Adds `n`.
     pub fn add(&self, n: u64) {
-        self.0.fetch_add(n, Relaxed);
+        match &self.0 {
+            Where::Here(number) => drop(number.fetch_add(n, Relaxed)),
+            Where::Image(kept) => kept.add(n),
+        }
     }
 
     /// The number.
     pub fn get(&self) -> u64 {
-        self.0.load(Relaxed)
+        match &self.0 {
+            Where::Here(number) => number.load(Relaxed),
+            Where::Image(kept) => kept.get(),
+        }
+    }
+
+    /// Keeps the number in an image from now on, if that has room for it.
+    pub(crate) fn keep(&mut self, kept: Option<Kept>) {
+        if let Some(kept) = kept {
+            self.0 = Where::Image(kept);
+        }
     }
 }
 
@@ -106,6 +133,15 @@ impl Tally {
 }
 
 impl Traffic {
+    /// Its counters, in an order that images keep.
+    pub(crate) fn counters(&mut self) -> [&mut Counter; Self::COUNTERS] {
+        let Self { reads, bytes, blocks, planes, stored, plain, gcomp } = self;
+        [reads, bytes, blocks, planes, stored, plain, gcomp]
+    }
+
+    /// How many those are.
+    pub(crate) const COUNTERS: usize = 7;
+
     /// Counts one request that gave the host `bytes`.
     pub fn count(&self, bytes: u64, tally: &Tally) {
         self.reads.add(1);
@@ -205,6 +241,33 @@ impl Stats {
             planes: (0..slots).map(|_| Default::default()).collect(),
             constant: (0..slots).map(|_| Gauge::default()).collect(),
         }
+    }
+
+    /// All counters, in an order that images keep: what is added is added at the end.
+    pub(crate) fn counters(&mut self) -> impl Iterator<Item = &mut Counter> {
+        let single = [
+            &mut self.directory_reads,
+            &mut self.base_writes,
+            &mut self.base_written_bytes,
+            &mut self.blocks_written,
+            &mut self.zero_blocks_written,
+            &mut self.bypass_blocks_written,
+            &mut self.stored_bytes_written,
+            &mut self.gcomp_bytes_written,
+            &mut self.discarded_blocks,
+            &mut self.refused_view_stores,
+            &mut self.refused_view_bytes,
+            &mut self.damaged_reads,
+            &mut self.index_hits,
+            &mut self.index_misses,
+            &mut self.windows_opened,
+            &mut self.windows_forced,
+            &mut self.repeated_rows,
+            &mut self.windows_decoded,
+            &mut self.windows_reused,
+        ];
+        let traffic = self.base.counters().into_iter().chain(self.views.counters());
+        traffic.chain(&mut self.windows_coded).chain(single)
     }
 
     /// A block's entry changed from `old` to `new`.

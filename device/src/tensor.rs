@@ -204,6 +204,8 @@ pub(crate) struct Tensor {
     pub(crate) stored: Gauge,
     /// Reads through the base window.
     pub(crate) traffic: Traffic,
+    /// Where the image keeps its counters.
+    pub(crate) number: Option<usize>,
 }
 
 impl TensorInfo {

@@ -47,6 +47,15 @@ pub(crate) struct Alias {
     pub(crate) view: View,
     pub(crate) info: ViewInfo,
     pub(crate) traffic: Traffic,
+    /// Where the image keeps its counters.
+    pub(crate) number: Option<usize>,
+}
+
+/// Traffic, and where an image keeps its counters.
+#[derive(Debug, Default)]
+pub(crate) struct Counted {
+    pub(crate) traffic: Traffic,
+    pub(crate) number: Option<usize>,
 }
 
 /// What lies where.
@@ -149,7 +158,7 @@ impl Map {
 
 impl Alias {
     /// The view `view` of `tensor` at `offset`.
-    pub(crate) fn new(tensor: Arc<Tensor>, view: View, offset: u64, length: u64) -> Self {
+    pub(crate) fn new(tensor: Arc<Tensor>, view: View, offset: u64, length: u64, traffic: Counted) -> Self {
         let info = ViewInfo {
             tensor: tensor.info.name.clone(),
             offset,
@@ -160,7 +169,8 @@ impl Alias {
             planes: view.mask().count(),
             view: view.to_string(),
         };
-        Self { tensor, view, info, traffic: Traffic::default() }
+        let Counted { traffic, number } = traffic;
+        Self { tensor, view, info, traffic, number }
     }
 
     /// The pieces of its tensor that bytes `range` of the view need, a block each.

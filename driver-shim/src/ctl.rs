@@ -11,6 +11,8 @@
 //!   seem done before it was. The port keeps such replies, and they have no names. So a new connection first asks for
 //!   an operation that does not exist, with a name that only it knows; the device refuses it by name, and the next reply
 //!   is the connection's own. After a failure the connection is not used again.
+//! * The device's worker may die and be replaced: then the host's end of the port goes and comes back. Every request may be made twice, so the
+//!   one that was under way is made again, for up to [`PATIENCE`].
 //! * `flush` is the fence of the coherence contract: stores made through the base window before it are in every view
 //!   read after it. Stores of this CPU need no flush instruction first: a virtual machine's memory is coherent with its
 //!   host. On hardware with write-back host caches over CXL.mem, the device would snoop or the caller would write its
@@ -28,7 +30,7 @@ use std::{
         },
     },
     path::{Path, PathBuf},
-    process,
+    process, thread,
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
@@ -131,6 +133,7 @@ fn busy(cause: &io::Error) -> &'static str {
 pub struct Ctl {
     path: PathBuf,
     stream: File,
+    is_socket: bool,
     timeout: Duration,
     /// What was read behind the last line.
     pending: Vec<u8>,
@@ -148,22 +151,11 @@ impl Ctl {
     pub fn open(path: &Path) -> Result<Self, CtlError> {
         let wrap = |cause| CtlError::Open { path: path.into(), cause };
         let kind = fs::metadata(path).map_err(wrap)?.file_type();
-        let stream = if kind.is_socket() {
-            let stream = UnixStream::connect(path).map_err(wrap)?;
-            stream.set_nonblocking(true).map_err(wrap)?;
-            File::from(OwnedFd::from(stream))
-        } else {
-            let flags = i32::try_from(OFlags::NONBLOCK.bits()).unwrap_or(0);
-            let open = || match OpenOptions::new().read(true).write(true).custom_flags(flags).open(path) {
-                Err(error) if error.kind() == io::ErrorKind::ResourceBusy => None,
-                done => Some(done),
-            };
-            let busy = || Err(io::ErrorKind::ResourceBusy.into());
-            wait(PATIENCE, open).unwrap_or_else(busy).map_err(wrap)?
-        };
+        let stream = open(path, kind.is_socket()).map_err(wrap)?;
         Ok(Self {
             path: path.into(),
             stream,
+            is_socket: kind.is_socket(),
             timeout: TIMEOUT,
             pending: Vec::new(),
             in_step: false,
@@ -233,7 +225,7 @@ impl Ctl {
         if self.failed {
             return Err(CtlError::Closed { path: self.path.clone() });
         }
-        let reply = self.exchange(request);
+        let reply = self.exchange_again(request);
         self.failed = reply.is_err();
         let reply = reply?;
         match reply.get("ok").and_then(Value::as_bool) {
@@ -253,8 +245,32 @@ impl Ctl {
         }
     }
 
-    fn exchange(&mut self, request: &Value) -> Result<Value, CtlError> {
-        let deadline = Instant::now() + self.timeout;
+    /// Exchanges a request for its reply, once more if the other side went meanwhile and comes back.
+    fn exchange_again(&mut self, request: &Value) -> Result<Value, CtlError> {
+        let begun = Instant::now();
+        let deadline = begun + self.timeout;
+        loop {
+            let gone = match self.exchange(request, deadline) {
+                Err(gone @ CtlError::Closed { .. }) => gone,
+                done => return done,
+            };
+            if begun.elapsed() > PATIENCE.min(self.timeout) {
+                return Err(gone);
+            }
+            thread::sleep(Duration::from_millis(20));
+            self.in_step = false;
+            self.pending.clear();
+            // A port that was opened before stays open; it is the other end that comes back.
+            if self.is_socket {
+                match open(&self.path, true) {
+                    Ok(stream) => self.stream = stream,
+                    Err(why) => tracing::debug!("the device does not listen yet: {why}"),
+                }
+            }
+        }
+    }
+
+    fn exchange(&mut self, request: &Value, deadline: Instant) -> Result<Value, CtlError> {
         if !self.in_step || !self.pending.is_empty() {
             self.fall_into_step(deadline)?;
         }
@@ -346,6 +362,21 @@ impl Ctl {
         let reply = String::from_utf8_lossy(&reply[..reply.len().min(200)]).into_owned();
         CtlError::Reply { path: self.path.clone(), reply }
     }
+}
+
+/// Opens a port or connects to a socket, without blocking afterwards. While another program has the port, this waits up to [`PATIENCE`].
+fn open(path: &Path, is_socket: bool) -> io::Result<File> {
+    if is_socket {
+        let stream = UnixStream::connect(path)?;
+        stream.set_nonblocking(true)?;
+        return Ok(File::from(OwnedFd::from(stream)));
+    }
+    let flags = i32::try_from(OFlags::NONBLOCK.bits()).unwrap_or(0);
+    let open = || match OpenOptions::new().read(true).write(true).custom_flags(flags).open(path) {
+        Err(error) if error.kind() == io::ErrorKind::ResourceBusy => None,
+        done => Some(done),
+    };
+    wait(PATIENCE, open).unwrap_or_else(|| Err(io::ErrorKind::ResourceBusy.into()))
 }
 
 /// The device node of the virtio port called `name`: the link that udev makes, or found through sysfs without udev.

@@ -118,8 +118,41 @@ fn a_device_that_goes_away_is_noticed() {
     let (_dir, path) = socket();
     let listener = UnixListener::bind(&path).unwrap();
     let mut ctl = Ctl::open(&path).unwrap();
+    ctl.set_timeout(Duration::from_millis(200));
     drop(listener.accept().unwrap());
+    drop(listener);
     assert!(matches!(ctl.stats(), Err(CtlError::Closed { .. })));
+}
+
+#[test]
+fn a_request_is_made_again_when_the_devices_worker_was_replaced() {
+    let (_dir, path) = socket();
+    let listener = UnixListener::bind(&path).unwrap();
+    let device = thread::spawn(move || {
+        let mut requests = Vec::new();
+        for last in [false, true] {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut lines = BufReader::new(stream.try_clone().unwrap()).lines().map(Result::unwrap);
+            assert_eq!(lines.next().unwrap(), "");
+            let sync = lines.next().unwrap();
+            stream.write_all(refusal(&sync).as_bytes()).unwrap();
+            requests.push(lines.next().unwrap());
+            if last {
+                stream.write_all(b"{\"ok\":true,\"answered\":2}\n").unwrap();
+            } else {
+                // Killed in the middle of its answer.
+                stream.write_all(b"{\"ok\":tr").unwrap();
+            }
+        }
+        requests
+    });
+    let reply = Ctl::open(&path).unwrap().flush(Some((0, 4096))).unwrap();
+    assert_eq!(reply["answered"], 2);
+    let requests = device.join().unwrap();
+    assert!(
+        requests.len() == 2 && requests[0] == requests[1] && requests[0].contains("flush"),
+        "{requests:?}"
+    );
 }
 
 #[test]

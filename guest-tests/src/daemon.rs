@@ -53,6 +53,8 @@ pub(crate) struct Process {
 /// The ready line of `lamina serve --json`.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Ready {
+    /// The process that holds the device; the one that does the work is its child.
+    pub pid: u32,
     /// The base window.
     pub base: Window,
     /// The views window.

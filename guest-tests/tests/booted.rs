@@ -85,6 +85,42 @@ fn a_guest_reads_every_view_right_and_misbehaving_hurts_nothing() {
 }
 
 #[test]
+fn a_guest_does_not_notice_that_the_devices_workers_are_killed() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut job = job("trace", "tree", &["full", "e8m3", "fp8_e4m3fn"], models(), &folder);
+    job.write = Some("layers.2.seq.3.k".to_owned());
+    let (mut killer, over) = (None, std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false)));
+    let report = job.run(|step| {
+        if let Step::Serving(ready) = step {
+            let (holder, over) = (ready.pid, over.clone());
+            killer = Some(std::thread::spawn(move || kill_workers(holder, &over)));
+        }
+    });
+    over.store(true, std::sync::atomic::Ordering::Relaxed);
+    let killed = killer.unwrap().join().unwrap();
+    let report = report.unwrap();
+    right(&report, report.tensors.len() * 3);
+    assert!(killed > 20, "only {killed} workers were killed");
+}
+
+/// Kills the worker of `holder` a few times a second until it is `over`: how many.
+fn kill_workers(holder: u32, over: &std::sync::atomic::AtomicBool) -> u32 {
+    let mut killed = 0;
+    while !over.load(std::sync::atomic::Ordering::Relaxed) {
+        std::thread::sleep(Duration::from_millis(250));
+        let Ok(tasks) = std::fs::read_dir(format!("/proc/{holder}/task")) else { break };
+        let children = tasks.flatten().flat_map(|task| std::fs::read_to_string(task.path().join("children")));
+        let workers: Vec<i32> = children
+            .flat_map(|list| list.split_whitespace().flat_map(str::parse).collect::<Vec<_>>())
+            .collect();
+        for pid in workers.into_iter().filter_map(rustix::process::Pid::from_raw) {
+            killed += u32::from(rustix::process::kill_process(pid, rustix::process::Signal::KILL).is_ok());
+        }
+    }
+    killed
+}
+
+#[test]
 fn the_counters_are_live_on_both_sockets_while_a_guest_runs() {
     let folder = tempfile::tempdir().unwrap();
     let job = job("trace", "zstd", &["full"], models()[..1].to_vec(), &folder);

@@ -169,7 +169,7 @@ impl Topology {
             option("-device", "virtio-serial-pci,id=ports,bus=pcie.0".into());
         }
         let socket = |id: &str, path: &Path| {
-            format!("socket,id={id},server=off,{},path={}", reconnect(qemu, 500), escape(path))
+            format!("socket,id={id},server=off,{},path={}", reconnect(qemu, 100), escape(path))
         };
         if let Some(path) = &self.control {
             option("-chardev", socket("control", path));

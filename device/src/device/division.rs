@@ -163,6 +163,20 @@ impl Division {
 }
 
 impl Part {
+    /// Its counters, in an order that images keep.
+    pub(super) fn counters(&mut self) -> impl Iterator<Item = &mut Counter> {
+        let single = [
+            &mut self.quota_refusals,
+            &mut self.directory_reads,
+            &mut self.base_writes,
+            &mut self.base_written_bytes,
+            &mut self.blocks_written,
+            &mut self.refused_view_stores,
+            &mut self.refused_view_bytes,
+        ];
+        self.base_reads.counters().into_iter().chain(self.view_reads.counters()).chain(single)
+    }
+
     /// Its blocks.
     pub(super) fn blocks(&self) -> Range<u64> {
         store::blocks(self.base.start)..store::blocks(self.base.end)

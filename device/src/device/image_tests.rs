@@ -254,7 +254,7 @@ fn images_with_tables_of_nonsense_are_refused() {
         )
     };
     let tables = |tensors: &[String], views: &str| {
-        format!(r#"{{"generations":[1],"tensors":[{}],"views":[{views}]}}"#, tensors.join(","))
+        format!(r#"{{"generations":[1],"tensors":[{}],"views":[{views}],"loaded":[]}}"#, tensors.join(","))
     };
     assert!(refused("{}").contains("tables"));
     assert!(refused(&tables(&[tensor("a", 1 << 40)], "")).contains("lies at DPA"));

@@ -2,34 +2,47 @@
 //!
 //! The tables are saved before a change of them takes effect, so that who is told of it can rely on it.
 
-use std::{ops::Range, sync::Arc};
+use std::{collections::BTreeSet, ops::Range, sync::Arc};
 
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use super::{Device, DeviceConfig, DeviceError, Division, staged::StagedPlaces};
 use crate::{
     BLOCK_BYTES,
     stats::{Gauge, Traffic},
-    store::{image::Image, tables::Tables},
+    store::{counters::Counters, image::Image, tables::Tables},
     tensor::{self, Tensor, TensorInfo},
     view::View,
-    window::{Alias, DirectoryPages, Map},
+    window::{Alias, Counted, DirectoryPages, Map},
 };
 
 /// The parts of the image that are not the store's.
 pub(super) struct Kept {
     image: Image,
     tables: Tables,
+    counters: Counters,
+    /// Checkpoints that were loaded whole.
+    loaded: Mutex<BTreeSet<String>>,
     pub(super) staged: StagedPlaces,
 }
 
 /// The tables as they are saved.
-#[derive(Serialize, Deserialize)]
+#[derive(Default, Serialize, Deserialize)]
 struct Saved {
     /// Of the directory of each part.
     generations: Vec<u64>,
-    tensors: Vec<TensorInfo>,
+    tensors: Vec<SavedTensor>,
     views: Vec<SavedView>,
+    loaded: BTreeSet<String>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct SavedTensor {
+    #[serde(flatten)]
+    info: TensorInfo,
+    /// Its counters.
+    counters: Option<usize>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -37,6 +50,7 @@ struct SavedView {
     tensor: String,
     view: String,
     offset: u64,
+    counters: Option<usize>,
 }
 
 impl Kept {
@@ -47,12 +61,14 @@ impl Kept {
         division: &Division,
     ) -> Result<(Self, Map), DeviceError> {
         let (tables, text) = Tables::open(&image)?;
-        let map = text.map_or_else(
-            || Ok(Map::default().successor(Vec::new(), Vec::new(), division)?),
-            |text| restore(&text, config, division),
-        )?;
+        let broken = |why: serde_json::Error| DeviceError::Image { why: why.to_string() };
+        let saved: Saved =
+            text.map_or_else(|| Ok(Saved::default()), |text| serde_json::from_slice(&text).map_err(broken))?;
+        let loaded = saved.loaded.clone();
+        let counters = Counters::open(&image, config.first_process, saved.counters_end())?;
+        let map = restore(saved, config, division, &counters)?;
         let staged = StagedPlaces::open(&image)?;
-        Ok((Self { image, tables, staged }, map))
+        Ok((Self { image, tables, counters, loaded: Mutex::new(loaded), staged }, map))
     }
 
     pub(super) fn image(&self) -> &Image {
@@ -68,23 +84,85 @@ impl Device {
             tensor: alias.info.tensor.clone(),
             view: alias.info.view.clone(),
             offset: alias.info.offset,
+            counters: alias.number,
         };
+        let tensor =
+            |tensor: &Arc<Tensor>| SavedTensor { info: tensor.info.clone(), counters: tensor.number };
         let saved = Saved {
             generations: map.directories.iter().map(|directory| directory.generation).collect(),
-            tensors: map.tensors.iter().map(|tensor| tensor.info.clone()).collect(),
+            tensors: map.tensors.iter().map(tensor).collect(),
             views: map.aliases.iter().map(view).collect(),
+            loaded: kept.loaded.lock().clone(),
         };
         let text = serde_json::to_vec(&saved).expect("numbers and names");
         Ok(kept.tables.save(&text)?)
     }
 }
 
+impl Device {
+    /// Whether the image says that the checkpoint of this name was loaded whole.
+    pub fn was_loaded(&self, checkpoint: &str) -> bool {
+        self.kept.as_ref().is_some_and(|kept| kept.loaded.lock().contains(checkpoint))
+    }
+
+    /// Has the image say that the checkpoint of this name was loaded whole.
+    ///
+    /// # Errors
+    /// [`DeviceError::Store`] if there is no room to say so.
+    pub fn set_loaded(&self, checkpoint: &str) -> Result<(), DeviceError> {
+        let map = self.map.write();
+        if let Some(kept) = &self.kept {
+            kept.loaded.lock().insert(checkpoint.to_owned());
+        }
+        self.keep(&map)
+    }
+}
+
+impl Saved {
+    /// Behind the last counter of a tensor or view.
+    fn counters_end(&self) -> usize {
+        let tensors = self.tensors.iter().map(|tensor| tensor.counters);
+        let all = tensors.chain(self.views.iter().map(|view| view.counters)).flatten();
+        all.map(|first| first.saturating_add(Traffic::COUNTERS)).max().unwrap_or(0)
+    }
+}
+
+impl Kept {
+    /// The device's own counters.
+    pub(super) fn counters(&self) -> &Counters {
+        &self.counters
+    }
+}
+
+impl Device {
+    /// Traffic of a new tensor or view.
+    pub(super) fn new_traffic(&self) -> Counted {
+        let Some(kept) = &self.kept else { return Counted::default() };
+        traffic(&kept.counters, kept.counters.take_others(Traffic::COUNTERS))
+    }
+}
+
+/// Traffic whose counters begin at `number`.
+fn traffic(counters: &Counters, number: Option<usize>) -> Counted {
+    let mut traffic = Traffic::default();
+    if let Some(first) = number {
+        for (at, counter) in traffic.counters().into_iter().enumerate() {
+            counter.keep(first.checked_add(at).and_then(|number| counters.kept_others(number)));
+        }
+    }
+    Counted { traffic, number }
+}
+
 /// The map of saved tables. They are checked like any other input: the image may come from anywhere.
-fn restore(text: &[u8], config: &DeviceConfig, division: &Division) -> Result<Map, DeviceError> {
+fn restore(
+    saved: Saved,
+    config: &DeviceConfig,
+    division: &Division,
+    counters: &Counters,
+) -> Result<Map, DeviceError> {
     let broken = |why: String| DeviceError::Image { why };
-    let saved: Saved = serde_json::from_slice(text).map_err(|why| broken(why.to_string()))?;
     let mut tensors: Vec<Arc<Tensor>> = Vec::with_capacity(saved.tensors.len());
-    for info in saved.tensors {
+    for SavedTensor { info, counters: number } in saved.tensors {
         let spec = info.spec();
         tensor::check(&spec)?;
         let windows = tensor::windows(&spec)?.filter(|_| config.mode == crate::mode::Mode::Trace);
@@ -95,13 +173,14 @@ fn restore(text: &[u8], config: &DeviceConfig, division: &Division) -> Result<Ma
         if end.is_none() || info.dpa < own.start || !info.dpa.is_multiple_of(BLOCK_BYTES as u64) {
             return Err(broken(format!("{} lies at DPA {:#x}, {} bytes", info.name, info.dpa, info.length)));
         }
-        let tensor = Tensor { info, part, windows, stored: Gauge::default(), traffic: Traffic::default() };
+        let Counted { traffic, number } = traffic(counters, number);
+        let tensor = Tensor { info, part, windows, stored: Gauge::default(), traffic, number };
         tensors.push(Arc::new(tensor));
     }
     tensors.sort_by_key(|tensor| tensor.info.dpa);
     apart("tensors", tensors.iter().map(|tensor| tensor.info.dpa..tensor.end())).map_err(broken)?;
     let mut aliases = Vec::with_capacity(saved.views.len());
-    for SavedView { tensor: name, view, offset } in saved.views {
+    for SavedView { tensor: name, view, offset, counters: number } in saved.views {
         let tensor = tensors.iter().find(|tensor| tensor.info.name == name).cloned();
         let tensor = tensor
             .ok_or_else(|| broken(format!("view {view} is of {name:?}, which is none of the tensors")))?;
@@ -114,7 +193,7 @@ fn restore(text: &[u8], config: &DeviceConfig, division: &Division) -> Result<Ma
         };
         let length = length.filter(fits);
         let length = length.ok_or_else(|| broken(format!("view {view} of {name} lies at {offset:#x}")))?;
-        aliases.push(Arc::new(Alias::new(tensor, view, offset, length)));
+        aliases.push(Arc::new(Alias::new(tensor, view, offset, length, traffic(counters, number))));
     }
     aliases.sort_by_key(|alias| alias.info.offset);
     apart("views", aliases.iter().map(|alias| alias.info.offset..alias.info.offset + alias.info.length))

@@ -6,11 +6,11 @@ use super::{Device, DeviceError};
 use crate::{
     BLOCK_BYTES,
     mode::Mode,
-    stats::{Gauge, Traffic},
+    stats::Gauge,
     store,
     tensor::{self, Tensor, TensorError, TensorInfo, TensorSpec},
     view::View,
-    window::{Alias, Map, ViewInfo},
+    window::{Alias, Counted, Map, ViewInfo},
 };
 
 impl Device {
@@ -27,13 +27,9 @@ impl Device {
         let TensorSpec { name, length, format, layout, codec, .. } = spec;
         let codec = codec.unwrap_or(self.config.codec);
         let info = TensorInfo { name, dpa, length, elements, shape, format, layout, codec };
-        let tensor = Arc::new(Tensor {
-            info: info.clone(),
-            part,
-            windows,
-            stored: Gauge::default(),
-            traffic: Traffic::default(),
-        });
+        let Counted { traffic, number } = self.new_traffic();
+        let tensor =
+            Arc::new(Tensor { info: info.clone(), part, windows, stored: Gauge::default(), traffic, number });
         let mut tensors = guard.tensors.clone();
         tensors.push(tensor.clone());
         let next = self.successor(&guard, tensors, guard.aliases.clone())?;
@@ -104,7 +100,7 @@ impl Device {
         let offset = guard
             .free_view(length, &self.division.parts[tensor.part].views)
             .map_err(|largest| no_room(length, largest))?;
-        let alias = Arc::new(Alias::new(tensor, view, offset, length));
+        let alias = Arc::new(Alias::new(tensor, view, offset, length, self.new_traffic()));
         let info = alias.info.clone();
         let mut aliases = guard.aliases.clone();
         aliases.push(alias);

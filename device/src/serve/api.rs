@@ -67,17 +67,42 @@ impl Api {
     /// # Errors
     ///
     /// When the socket or address is in use or cannot be made, or the address is not a loopback address.
-    pub async fn serve(control: Control, socket: &Path, tcp: Option<SocketAddr>) -> Result<Self, ServeError> {
+    pub fn serve(control: Control, socket: &Path, tcp: Option<SocketAddr>) -> Result<Self, ServeError> {
         let unix = OwnedSocket::bind(socket)?;
+        let tcp = match tcp {
+            Some(address) => Some(claim_tcp(address)?),
+            None => None,
+        };
+        Self::run(control, unix, socket, tcp)
+    }
+
+    /// Serves `control` on sockets that listen already, and stay when this ends. Must be called within a tokio runtime.
+    ///
+    /// # Errors
+    ///
+    /// When a socket cannot be used.
+    pub fn adopt(
+        control: Control,
+        listener: std::os::unix::net::UnixListener,
+        socket: &Path,
+        tcp: Option<std::net::TcpListener>,
+    ) -> Result<Self, ServeError> {
+        Self::run(control, OwnedSocket::adopt(listener, socket)?, socket, tcp)
+    }
+
+    fn run(
+        control: Control,
+        unix: OwnedSocket,
+        socket: &Path,
+        tcp: Option<std::net::TcpListener>,
+    ) -> Result<Self, ServeError> {
         let mut api = Self { socket: socket.to_owned(), address: None, tasks: Vec::new() };
         let router = router(control);
-        if let Some(address) = tcp {
-            if !address.ip().is_loopback() {
-                return Err(ServeError::NotLoopback { address });
-            }
+        if let Some(listener) = tcp {
+            let address = listener.local_addr().map_err(ServeError::Threads)?;
             let failed = |source| ServeError::Tcp { address, source };
-            let listener = TcpListener::bind(address).await.map_err(failed)?;
-            api.address = Some(listener.local_addr().map_err(failed)?);
+            let listener = TcpListener::from_std(listener).map_err(failed)?;
+            api.address = Some(address);
             let router = router.clone().layer(from_fn(loopback_host));
             api.tasks.push(tokio::spawn(async move {
                 http::serve(router, || async { listener.accept().await.map(|(stream, _)| stream) }).await
@@ -98,6 +123,21 @@ impl Api {
     pub fn address(&self) -> Option<SocketAddr> {
         self.address
     }
+}
+
+/// Listens on a loopback address, without blocking; port 0 takes any free one.
+///
+/// # Errors
+///
+/// When the address is in use, or not a loopback address.
+pub fn claim_tcp(address: SocketAddr) -> Result<std::net::TcpListener, ServeError> {
+    if !address.ip().is_loopback() {
+        return Err(ServeError::NotLoopback { address });
+    }
+    let failed = |source| ServeError::Tcp { address, source };
+    let listener = std::net::TcpListener::bind(address).map_err(failed)?;
+    listener.set_nonblocking(true).map_err(failed)?;
+    Ok(listener)
 }
 
 impl Drop for Api {

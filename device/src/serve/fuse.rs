@@ -17,6 +17,7 @@
 use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -26,16 +27,15 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use fuse_backend_rs::api::server::Server;
-use fuse_backend_rs::transport::FuseSession;
-use nix::fcntl::{FcntlArg, OFlag, fcntl};
 
 use crate::device::Device;
 
 use super::ServeError;
 use super::coherence::Coherence;
 use super::fuse_fs::WindowFs;
-use super::fuse_workers::{Workers, invalidate};
-use super::launder::LaunderWith;
+use super::fuse_workers::{Workers, ask_again, invalidate};
+use super::held_mount::{Channels, HeldMount, usual_threads};
+use super::launder::{LaunderWith, own_table};
 use super::mount_point::{self, MountPoint};
 
 /// Threads that sleep in write-backs for view reads and flushes.
@@ -59,18 +59,20 @@ pub struct MountOptions {
 
 impl Default for MountOptions {
     fn default() -> Self {
-        let cores = thread::available_parallelism().map_or(2, usize::from);
-        Self { threads: cores.clamp(2, 16), read_ahead_kb: 4, launder_with: LaunderWith::Auto }
+        Self { threads: usual_threads(), read_ahead_kb: 4, launder_with: LaunderWith::Auto }
     }
 }
 
-/// A mounted device. Dropping it unmounts.
+/// A mounted device. Dropping one that was [made here](Mount::new) unmounts.
 pub struct Mount {
-    session: Option<FuseSession>,
-    point: MountPoint,
+    /// The mount, if this process holds it.
+    held: Option<HeldMount>,
+    path: PathBuf,
     minor: String,
     workers: Arc<Workers>,
     coherence: Arc<Coherence>,
+    /// What the invalidator's descriptor is a copy of.
+    notices: File,
     threads: Vec<JoinHandle<()>>,
 }
 
@@ -80,43 +82,61 @@ impl Mount {
     /// # Errors
     ///
     /// When FUSE is missing, or a thread or the mount cannot be made; each names what to do.
-    pub fn new(device: Arc<Device>, point: MountPoint, options: &MountOptions) -> Result<Self, ServeError> {
-        fuse_present()?;
-        let mut session = FuseSession::new(&point.path, &mount_point::source(), "lamina", false)
-            .map_err(|why| ServeError::Mount { path: point.path.clone(), why: why.to_string() })?;
-        session.set_allow_other(false);
-        session
-            .mount()
-            .map_err(|why| ServeError::Mount { path: point.path.clone(), why: why.to_string() })?;
-        let channels =
-            (0..options.threads.max(1)).map(|_| channel_of(&session)).collect::<io::Result<Vec<_>>>();
-        let invalidations = channels.as_ref().ok().map(|_| channel_of(&session)).transpose();
-        let coherence = Arc::new(Coherence::new(Arc::clone(&device)));
+    pub fn new(device: &Arc<Device>, point: MountPoint, options: &MountOptions) -> Result<Self, ServeError> {
+        let held = HeldMount::new(point, options.threads)?;
+        let channels = held.channels().try_clone().map_err(ServeError::Threads)?;
+        let path = held.path().to_owned();
+        Self::build(device, Some(held), path, channels, options, false)
+    }
+
+    /// Answers a mount at `path` that another process holds, through `channels`. If somebody `answered` it before, the kernel is asked for the requests that
+    /// were in flight when that ended, and to forget the views that were given: which of them are stale, nobody knows any more.
+    ///
+    /// # Errors
+    ///
+    /// When a thread cannot be made.
+    pub fn serve(
+        device: &Arc<Device>,
+        path: &Path,
+        channels: Channels,
+        options: &MountOptions,
+        answered: bool,
+    ) -> Result<Self, ServeError> {
+        Self::build(device, None, path.to_owned(), channels, options, answered)
+    }
+
+    fn build(
+        device: &Arc<Device>,
+        held: Option<HeldMount>,
+        path: PathBuf,
+        channels: Channels,
+        options: &MountOptions,
+        answered: bool,
+    ) -> Result<Self, ServeError> {
+        let Channels { requests, notices } = channels;
+        let coherence = Arc::new(Coherence::new(Arc::clone(device)));
         let (late, late_queue) = channel();
         let workers = Arc::new(Workers {
-            server: Server::new(WindowFs::new(device, Arc::clone(&coherence))),
+            server: Server::new(WindowFs::new(Arc::clone(device), Arc::clone(&coherence))),
             coherence: Arc::clone(&coherence),
-            channels: channels.map_err(ServeError::Threads)?,
+            channels: requests,
             late: Mutex::new(Some(late)),
             panics: AtomicU64::new(0),
         });
         // From here on dropping the mount undoes everything.
-        let mut mount = Self {
-            session: Some(session),
-            point,
-            minor: String::new(),
-            workers,
-            coherence,
-            threads: Vec::new(),
-        };
-        mount.start(options, invalidations.map_err(ServeError::Threads)?, late_queue)?;
+        let mut mount =
+            Self { held, path, minor: String::new(), workers, coherence, notices, threads: Vec::new() };
+        if answered {
+            ask_again(&mount.workers, mount.notices.as_raw_fd());
+            mount.coherence.views_soiled(0, device.views_bytes());
+        }
+        mount.start(options, late_queue)?;
         Ok(mount)
     }
 
     fn start(
         &mut self,
         options: &MountOptions,
-        invalidations: Option<File>,
         late_queue: std::sync::mpsc::Receiver<super::fuse_workers::Late>,
     ) -> Result<(), ServeError> {
         for channel in 0..self.workers.channels.len() {
@@ -128,15 +148,18 @@ impl Mount {
             let (workers, queue) = (Arc::clone(&self.workers), Arc::clone(&late_queue));
             self.spawn(format!("fuse-late-{index}"), move || workers.answer_late(&queue))?;
         }
-        if let Some(device) = invalidations {
-            let (workers, coherence) = (Arc::clone(&self.workers), Arc::clone(&self.coherence));
-            self.spawn("fuse-invalidate".to_owned(), move || {
-                coherence
-                    .invalidate_until_closed(|window, range| invalidate(&workers, &device, window, range));
-            })?;
-        }
-        let failed = |source| ServeError::MountPoint { path: self.point.path.clone(), source };
-        self.minor = mount_point::minor_of(&self.point.path).map_err(failed)?;
+        let (workers, coherence) = (Arc::clone(&self.workers), Arc::clone(&self.coherence));
+        let number = self.notices.as_raw_fd();
+        self.spawn("fuse-invalidate".to_owned(), move || {
+            // The kernel has this thread wait for requests that a killed process answers no more; who waits for the process's
+            // descriptors to be gone must not wait for that.
+            if let Err(why) = own_table(number) {
+                tracing::warn!("the invalidator keeps the shared file table: {why}");
+            }
+            coherence.invalidate_until_closed(|window, range| invalidate(&workers, number, window, range));
+        })?;
+        let failed = |source| ServeError::MountPoint { path: self.path.clone(), source };
+        self.minor = mount_point::minor_of(&self.path).map_err(failed)?;
         let open = |path| File::options().read(true).write(true).open(path).map_err(failed);
         let (base, views) = (open(self.base_path())?, open(self.views_path())?);
         self.coherence
@@ -167,17 +190,17 @@ impl Mount {
 
     /// The mounted directory.
     pub fn path(&self) -> &Path {
-        &self.point.path
+        &self.path
     }
 
     /// The base window's file.
     pub fn base_path(&self) -> PathBuf {
-        self.point.path.join("base")
+        self.path.join("base")
     }
 
     /// The views window's file.
     pub fn views_path(&self) -> PathBuf {
-        self.point.path.join("views")
+        self.path.join("views")
     }
 
     /// What keeps the two windows coherent: [`Coherence::flush`] is there.
@@ -191,38 +214,27 @@ impl Mount {
     }
 }
 
+impl Mount {
+    /// Brings every store to the device, as far as that goes within a time, and stops laundering and invalidating.
+    pub fn settle(&self) {
+        self.coherence.settle(SETTLE);
+    }
+}
+
 impl Drop for Mount {
     fn drop(&mut self) {
-        self.coherence.settle(SETTLE);
-        if !self.minor.is_empty() {
-            mount_point::abort(&self.minor);
-        }
-        if let Err(why) = mount_point::unmount(&self.point.path) {
-            tracing::warn!(path = %self.point.path.display(), "not unmounted: {why}");
-        }
-        // Closes its descriptor; the rest was done above.
-        drop(self.session.take());
+        self.settle();
+        let held = self.held.take();
+        let joins = held.is_some();
+        drop(held);
         drop(self.workers.late.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take());
         self.coherence.close();
-        for thread in self.threads.drain(..) {
+        // Only a connection that is gone lets its workers go.
+        for thread in self.threads.drain(..).filter(|_| joins) {
             // Handlers' panics are caught and counted; a thread that died otherwise was logged by the panic hook.
             let _ = thread.join();
         }
     }
-}
-
-/// A descriptor of /dev/fuse with a queue of its own, or the session's own where the kernel cannot clone it. Reads block.
-fn channel_of(session: &FuseSession) -> io::Result<File> {
-    let channel = match session.clone_fuse_file() {
-        Ok(clone) => clone,
-        Err(why) => {
-            tracing::debug!("workers share one queue: {why}");
-            session.get_fuse_file().ok_or(io::ErrorKind::NotConnected)?.try_clone()?
-        }
-    };
-    let flags = OFlag::from_bits_truncate(fcntl(&channel, FcntlArg::F_GETFL)?);
-    fcntl(&channel, FcntlArg::F_SETFL(flags - OFlag::O_NONBLOCK))?;
-    Ok(channel)
 }
 
 /// Whether this host can mount.

@@ -9,7 +9,7 @@
 
 use std::fs::File;
 use std::io::{self, Read, Write};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, RawFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender};
@@ -82,7 +82,8 @@ impl Header {
 impl Workers {
     /// A worker: answers requests from its channel until the file system is unmounted.
     pub(super) fn work(self: &Arc<Self>, channel: usize) {
-        let mut request = vec![0; BUFFER_BYTES];
+        // Every page is touched, and so there: a process that is killed while the kernel has to find a page for a request's bytes fails that request.
+        let mut request = vec![1; BUFFER_BYTES];
         let mut answer = vec![0; BUFFER_BYTES];
         loop {
             match (&self.channels[channel]).read(&mut request) {
@@ -190,9 +191,9 @@ fn refuse(mut device: &File, unique: u64) {
 }
 
 /// Tells the kernel to drop the pages of a range of a window.
-pub(super) fn invalidate(workers: &Workers, device: &File, window: Window, range: &std::ops::Range<u64>) {
+pub(super) fn invalidate(workers: &Workers, device: RawFd, window: Window, range: &std::ops::Range<u64>) {
     let mut buffer = [0; 64];
-    let Ok(writer) = FuseDevWriter::<()>::new(device.as_raw_fd(), &mut buffer) else { return };
+    let Ok(writer) = FuseDevWriter::<()>::new(device, &mut buffer) else { return };
     let inode = match window {
         Window::Base => BASE_INODE,
         Window::Views => VIEWS_INODE,
@@ -200,5 +201,14 @@ pub(super) fn invalidate(workers: &Workers, device: &File, window: Window, range
     if let Err(why) = workers.server.notify_inval_inode(writer, inode, range.start, range.end - range.start) {
         // ENOENT: the kernel holds nothing of this file.
         tracing::debug!(?window, ?range, "nothing to invalidate: {why}");
+    }
+}
+
+/// Asks the kernel for every request that was read before and not answered.
+pub(super) fn ask_again(workers: &Workers, device: RawFd) {
+    let mut buffer = [0; 64];
+    let Ok(writer) = FuseDevWriter::<()>::new(device, &mut buffer) else { return };
+    if let Err(why) = workers.server.notify_resend(writer) {
+        tracing::error!("the requests in flight are lost: {why}; Linux 6.9 and newer give them again");
     }
 }

@@ -18,6 +18,7 @@
 //! one left unfinished.
 
 use std::convert::Infallible;
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -72,8 +73,20 @@ impl GuestPort {
     ///
     /// When the socket is in use or cannot be made.
     pub fn serve(control: Control, path: &Path) -> Result<Self, ServeError> {
-        let socket = OwnedSocket::bind(path)?;
-        Ok(Self { path: path.to_owned(), task: tokio::spawn(accept(control, socket)) })
+        Ok(Self::run(control, OwnedSocket::bind(path)?, path))
+    }
+
+    /// Serves `control` on a socket that listens at `path` already and stays when this ends. Must be called within a tokio runtime.
+    ///
+    /// # Errors
+    ///
+    /// When the socket cannot be used.
+    pub fn adopt(control: Control, listener: UnixListener, path: &Path) -> Result<Self, ServeError> {
+        Ok(Self::run(control, OwnedSocket::adopt(listener, path)?, path))
+    }
+
+    fn run(control: Control, socket: OwnedSocket, path: &Path) -> Self {
+        Self { path: path.to_owned(), task: tokio::spawn(accept(control, socket)) }
     }
 
     /// The socket.

@@ -170,7 +170,7 @@ fn run(queue: &Mutex<Receiver<Job>>, base: RawFd, map: Option<&MmapRaw>) {
 }
 
 /// Gives the calling thread a file table with only the standard streams and `base`.
-fn own_table(base: RawFd) -> io::Result<()> {
+pub(super) fn own_table(base: RawFd) -> io::Result<()> {
     unshare(CloneFlags::CLONE_FILES)?;
     let below = base.saturating_sub(1);
     if below >= 3 {

@@ -12,6 +12,8 @@ pub mod fuse;
 mod fuse_fs;
 mod fuse_workers;
 pub mod guest_port;
+mod held_mount;
+pub mod host_cache;
 mod http;
 pub mod launder;
 mod metrics;
@@ -24,12 +26,14 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-pub use api::Api;
+pub use api::{Api, claim_tcp};
 pub use coherence::Coherence;
 pub use control::{Control, ControlError};
 pub use fuse::{Mount, MountOptions};
 pub use guest_port::GuestPort;
-pub use mount_point::MountPoint;
+pub use held_mount::{Channels, HeldMount};
+pub use mount_point::{MountPoint, abort_mount};
+pub use socket::claim;
 pub use vhost_user::{DiskServer, Shows};
 
 /// Why a device cannot be served, or an operation on a served one failed.

@@ -169,6 +169,18 @@ pub(super) fn abort(minor: &str) {
     }
 }
 
+/// Aborts the connection of the mount at `path`, if there is one: everybody who waits for its server gets an error.
+pub fn abort_mount(path: &Path) {
+    if let Some(minor) = minor_at(path) {
+        abort(&minor);
+    }
+}
+
+/// The minor number of the file system mounted at `path`, without asking it anything.
+pub(super) fn minor_at(path: &Path) -> Option<String> {
+    Mounted::at(path).ok().flatten().map(|mounted| mounted.minor)
+}
+
 /// The minor number of the file system that a path is on, as it appears in /sys.
 pub(super) fn minor_of(path: &Path) -> io::Result<String> {
     Ok(nix::sys::stat::minor(fs::metadata(path)?.dev()).to_string())

@@ -10,6 +10,8 @@ use std::io;
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener as StdListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, listen, socket};
 use nix::sys::stat::{Mode, fchmod};
@@ -17,11 +19,15 @@ use tokio::net::UnixListener;
 
 use super::ServeError;
 
+/// How long a worker whose holder was killed may take to go.
+const LINGER: Duration = Duration::from_secs(1);
+
 /// A listening socket and its file.
 #[derive(Debug)]
 pub(super) struct OwnedSocket {
     pub(super) listener: UnixListener,
     path: PathBuf,
+    owns_file: bool,
 }
 
 impl OwnedSocket {
@@ -29,7 +35,15 @@ impl OwnedSocket {
     pub(super) fn bind(path: &Path) -> Result<Self, ServeError> {
         let failed = |source| ServeError::Socket { path: path.to_owned(), source };
         let listener = UnixListener::from_std(claim(path)?).map_err(failed)?;
-        Ok(Self { listener, path: path.to_owned() })
+        Ok(Self { listener, path: path.to_owned(), owns_file: true })
+    }
+
+    /// Takes over a socket that listens at `path` already; its file is somebody else's. Must be called within a tokio runtime.
+    pub(super) fn adopt(listener: StdListener, path: &Path) -> Result<Self, ServeError> {
+        let failed = |source| ServeError::Socket { path: path.to_owned(), source };
+        listener.set_nonblocking(true).map_err(failed)?;
+        let listener = UnixListener::from_std(listener).map_err(failed)?;
+        Ok(Self { listener, path: path.to_owned(), owns_file: false })
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -38,7 +52,11 @@ impl OwnedSocket {
 }
 
 /// Listens at `path`, without blocking, where nobody listens yet. The file is the caller's to remove.
-pub(super) fn claim(path: &Path) -> Result<StdListener, ServeError> {
+///
+/// # Errors
+///
+/// When the socket is in use or cannot be made.
+pub fn claim(path: &Path) -> Result<StdListener, ServeError> {
     let failed = |source| ServeError::Socket { path: path.to_owned(), source };
     match fs::symlink_metadata(path) {
         Ok(found) if !found.file_type().is_socket() => {
@@ -47,7 +65,7 @@ pub(super) fn claim(path: &Path) -> Result<StdListener, ServeError> {
                 "another kind of file is there",
             )));
         }
-        Ok(_) => match UnixStream::connect(path) {
+        Ok(_) => match connect(path) {
             Ok(_) => return Err(ServeError::SocketBusy { path: path.to_owned() }),
             Err(why) if why.kind() == io::ErrorKind::ConnectionRefused => {
                 tracing::info!(path = %path.display(), "replacing the socket that a killed run left");
@@ -63,6 +81,17 @@ pub(super) fn claim(path: &Path) -> Result<StdListener, ServeError> {
     Ok(listener)
 }
 
+/// Connects to who listens at `path`, if that stays: the worker of a holder that was killed just now listens for another moment.
+fn connect(path: &Path) -> io::Result<UnixStream> {
+    let begun = Instant::now();
+    loop {
+        match UnixStream::connect(path) {
+            Ok(_) if begun.elapsed() < LINGER => thread::sleep(LINGER / 20),
+            connected => return connected,
+        }
+    }
+}
+
 fn listen_at(path: &Path) -> nix::Result<StdListener> {
     let fd = socket(AddressFamily::Unix, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?;
     // Linux makes the file with the mode of the unbound socket, so there is no moment at which others may connect.
@@ -74,7 +103,9 @@ fn listen_at(path: &Path) -> nix::Result<StdListener> {
 
 impl Drop for OwnedSocket {
     fn drop(&mut self) {
-        if let Err(why) = fs::remove_file(&self.path) {
+        if self.owns_file
+            && let Err(why) = fs::remove_file(&self.path)
+        {
             tracing::debug!(path = %self.path.display(), "socket file stays: {why}");
         }
     }

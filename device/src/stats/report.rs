@@ -61,6 +61,8 @@ pub struct DeviceReport {
     pub ratio: Option<f64>,
     /// Bundles the store can hold.
     pub store_capacity_bytes: u64,
+    /// Worker processes that died and were replaced while this device ran.
+    pub worker_deaths: u64,
     /// Since the device started.
     pub uptime_seconds: f64,
 }
@@ -265,6 +267,7 @@ pub(crate) struct Subject<'a> {
     pub(crate) base_bytes: u64,
     pub(crate) views_bytes: u64,
     pub(crate) store_capacity: u64,
+    pub(crate) worker_deaths: u64,
     pub(crate) uptime_seconds: f64,
     pub(crate) compare_gcomp: bool,
     pub(crate) map: &'a Map,
@@ -300,6 +303,7 @@ impl Stats {
                 index_bytes,
                 ratio: ratio(logical_bytes, stored_bytes),
                 store_capacity_bytes: subject.store_capacity,
+                worker_deaths: subject.worker_deaths,
                 uptime_seconds: subject.uptime_seconds,
             },
             requests: RequestsReport {

@@ -3,7 +3,7 @@
 //! It is a file on disk (`--image`), or memory that the holder keeps while workers come and go. The rules:
 //!
 //! * The first page is the *superblock*: what the device is. Everything else lies where that says, in this order, each part at
-//!   a multiple of 2 MiB: the tables of tensors and views, the journal, staged KV windows, the comparison with GComp, the plane
+//!   a multiple of 2 MiB: the tables of tensors and views, the counters, the journal, staged KV windows, the comparison with GComp, the plane
 //!   index, the segments. A part that was never written is a hole, and takes no room.
 //! * The superblock is written once, last, when the image is made. A file whose superblock does not check is no image.
 //! * One process at a time has an image open; a lock on the file says so.
@@ -25,7 +25,7 @@ use std::{
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use serde::{Deserialize, Serialize};
 
-use super::{StoreError, entry::ENTRY_BYTES, journal, memory::Memory, tables};
+use super::{StoreError, counters, entry::ENTRY_BYTES, journal, memory::Memory, tables};
 use crate::{BLOCK_BYTES, codec::Codec, device::PartitionConfig, kv, mode::Mode};
 
 /// What an image begins with.
@@ -96,6 +96,7 @@ pub enum ImageError {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Layout {
     tables: Range<u64>,
+    counters: Range<u64>,
     journal: Range<u64>,
     staging: Range<u64>,
     gcomp: Range<u64>,
@@ -116,6 +117,7 @@ impl Layout {
         let flat = superblock.mode == Mode::Plain;
         Some(Self {
             tables: part(tables::BYTES)?,
+            counters: part(counters::BYTES)?,
             journal: part(journal::BYTES)?,
             staging: part(superblock.open_windows.checked_mul(STAGE_BYTES as u64)?)?,
             gcomp: part(blocks)?,
@@ -222,6 +224,10 @@ impl Image {
 
     pub(super) fn tables(&self) -> Result<Memory, StoreError> {
         self.map("tables of tensors and views", &self.layout.tables)
+    }
+
+    pub(super) fn counters(&self) -> Result<Memory, StoreError> {
+        self.map("counters", &self.layout.counters)
     }
 
     pub(super) fn journal(&self) -> Result<Memory, StoreError> {

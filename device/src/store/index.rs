@@ -55,10 +55,6 @@ impl Index {
         let ranges = self.memory.populated();
         ranges.into_iter().map(|range| block(range.start)..block(range.end).min(self.blocks)).collect()
     }
-
-    pub(super) fn sync(&self) -> std::io::Result<()> {
-        self.memory.sync()
-    }
 }
 
 fn at(block: u64) -> usize {

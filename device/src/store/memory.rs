@@ -25,12 +25,14 @@ use super::StoreError;
 pub(crate) const UNIT_BYTES: usize = 64 << 10;
 
 /// Memory of a fixed length, zero until written.
+#[derive(Debug)]
 pub(crate) struct Memory {
     region: MmapRegion,
     part: Option<Part>,
 }
 
 /// Where in an image the memory is.
+#[derive(Debug)]
 struct Part {
     what: &'static str,
     file: Arc<File>,
@@ -86,6 +88,11 @@ impl Memory {
         }
     }
 
+    /// The number at `at`, a multiple of 8. Panics past the end.
+    pub(super) fn number(&self, at: usize) -> &AtomicU64 {
+        self.region.get_atomic_ref(at).expect("inside the reservation, and aligned")
+    }
+
     /// Makes sure that `range` can be written.
     ///
     /// # Errors
@@ -130,12 +137,6 @@ impl Memory {
             at = hole;
         }
         found
-    }
-
-    /// Brings what was written to the disk.
-    pub(super) fn sync(&self) -> std::io::Result<()> {
-        let Some(part) = &self.part else { return Ok(()) };
-        part.file.sync_data()
     }
 }
 

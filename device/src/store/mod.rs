@@ -12,6 +12,7 @@
 //! * Who frees a segment *tidies up*: if free slots of its length pass their bound, it moves the segments of the emptiest chunk.
 //! * The store knows blocks and bytes. What they mean is the codec's business.
 
+pub(crate) mod counters;
 pub mod entry;
 mod fields;
 pub mod image;
@@ -199,14 +200,6 @@ impl Store {
             self.index.put(block, &entry::DAMAGED);
         }
         claimed == Claimed::Yes
-    }
-
-    /// Brings everything to the disk that the image is on.
-    ///
-    /// # Errors
-    /// What the system says.
-    pub fn sync(&self) -> std::io::Result<()> {
-        self.index.sync()
     }
 
     /// Copies out what `select` wants of `block`: its entry, and the bytes of those planes at their places in `bundle`.

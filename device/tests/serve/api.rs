@@ -32,7 +32,8 @@ impl Served {
         let directory = tempfile::tempdir().unwrap();
         let loopback = Some(SocketAddr::from(([127, 0, 0, 1], 0)));
         let control = Control::new(Arc::clone(&device));
-        let api = runtime.block_on(Api::serve(control, &directory.path().join("api"), loopback)).unwrap();
+        let api =
+            runtime.block_on(async { Api::serve(control, &directory.path().join("api"), loopback) }).unwrap();
         Self { api, device, directory, runtime }
     }
 
@@ -189,10 +190,10 @@ fn only_loopback_addresses_are_listened_on() {
         let everywhere = Some(SocketAddr::from(([0, 0, 0, 0], 0)));
         let control = Control::new(Arc::clone(&served.device));
         let other = served.directory.path().join("other");
-        let refused = served.runtime.block_on(Api::serve(control.clone(), &other, everywhere));
+        let refused = served.runtime.block_on(async { Api::serve(control.clone(), &other, everywhere) });
         assert!(matches!(refused, Err(ServeError::NotLoopback { .. })));
         assert!(!other.exists(), "nothing stays behind");
-        let taken = served.runtime.block_on(Api::serve(control, &other, served.api.address()));
+        let taken = served.runtime.block_on(async { Api::serve(control, &other, served.api.address()) });
         assert!(matches!(&taken, Err(ServeError::Tcp { .. })), "a port in use");
     });
 }

@@ -5,6 +5,7 @@
 mod api;
 mod coherence;
 mod common;
+mod deaths;
 mod disk_driver;
 mod disks;
 mod guest_port;

@@ -160,7 +160,7 @@ fn unmounting_keeps_what_was_written_and_clears_the_mount_point() {
         let path = directory.path().join("mount");
         let device = Arc::new(Device::new(DeviceConfig::new(1 << 20, 4 << 20)).unwrap());
         let point = MountPoint::prepare(&path).unwrap();
-        let mount = Mount::new(Arc::clone(&device), point, &MountOptions::default()).unwrap();
+        let mount = Mount::new(&device, point, &MountOptions::default()).unwrap();
         fs::OpenOptions::new()
             .write(true)
             .open(mount.base_path())
@@ -197,7 +197,7 @@ fn one_process_can_serve_many_devices() {
                 let device = Arc::new(Device::new(DeviceConfig::new(1 << 20, 4 << 20)).unwrap());
                 device.write_base(0, &[number]).unwrap();
                 let point = MountPoint::prepare(&directory.path().join(number.to_string())).unwrap();
-                Mount::new(device, point, &MountOptions::default()).unwrap()
+                Mount::new(&device, point, &MountOptions::default()).unwrap()
             })
             .collect();
         for (number, mount) in mounts.iter().enumerate() {

@@ -7,7 +7,7 @@ use clap::{Args, Parser, Subcommand};
 use lamina::codec::{Codec, UnknownCodec};
 use lamina::format::Format;
 use lamina::kv::{KvLayout, Shape};
-use lamina::load::{FormatRule, KvRule};
+use lamina::load::{FormatRule, KvRule, LoadOptions};
 use lamina::mode::Mode;
 use lamina::serve::Shows;
 use lamina::serve::launder::LaunderWith;
@@ -39,7 +39,7 @@ pub(crate) struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    Serve(Serve),
+    Serve(Box<Serve>),
     Boot(Box<Boot>),
     /// Show the counters of a device that is being served.
     Stats(Client),
@@ -53,6 +53,7 @@ pub(crate) enum Command {
     #[command(subcommand)]
     View(View),
     Flush(Flush),
+    Upgrade(Upgrade),
     Analyze(Analyze),
 }
 
@@ -117,6 +118,13 @@ pub(crate) struct DeviceArgs {
     /// KV windows that may be open for writing at once; each is staged in memory until it is coded.
     #[arg(long, default_value_t = 64, value_parser = open_windows, value_name = "N")]
     pub(crate) open_windows: usize,
+    /// Keep the device in this file: it is there again the next time, with all that it held. The file is sparse, and stays
+    /// as large as the device may become.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) image: Option<PathBuf>,
+    /// Bytes of compressed data that the store may hold [default: twice the capacity, which is room for any data].
+    #[arg(long, value_parser = bytes, value_name = "BYTES")]
+    pub(crate) store_capacity: Option<u64>,
     /// Tensors that have another format than the file says, by name pattern.
     #[arg(long, value_name = "PATTERN=FORMAT")]
     pub(crate) format: Vec<FormatRule>,
@@ -135,6 +143,18 @@ pub(crate) struct DeviceArgs {
     /// How dirty pages are made to reach the device: `auto`, `sync_file_range` or `msync`.
     #[arg(long, default_value = "auto", hide = true, value_name = "HOW")]
     pub(crate) launder_with: LaunderWith,
+}
+
+impl DeviceArgs {
+    /// How checkpoints are loaded.
+    pub(crate) fn load_options(&self) -> LoadOptions {
+        LoadOptions {
+            views: self.views.iter().filter(|view| !view.is_empty()).cloned().collect(),
+            kv: [self.kv.clone(), KvRule::by_name().to_vec()].concat(),
+            formats: self.format.clone(),
+            partition: None,
+        }
+    }
 }
 
 /// Boot a guest that sees a device as CXL memory, or as disks.
@@ -246,6 +266,20 @@ pub(crate) struct Flush {
     pub(crate) length: Option<u64>,
     #[command(flatten)]
     pub(crate) client: Client,
+}
+
+/// Replace the program of a device that is being served, under running guests.
+///
+/// The process that does the work is ended and started again from the new program; the mount, the memory and the sockets stay where
+/// they are. Guests wait for a moment. If the new program does not answer, the one before is started again.
+#[derive(Debug, Args)]
+pub(crate) struct Upgrade {
+    /// The new program [default: the file that the running one was started from, as it is now].
+    #[arg(value_name = "FILE")]
+    pub(crate) program: Option<PathBuf>,
+    /// Where the device's sockets are.
+    #[arg(long, default_value_os_t = run_dir(), value_name = "DIR")]
+    pub(crate) run_dir: PathBuf,
 }
 
 /// Show what the device would make of checkpoints: ratios by codec and bit-plane, beside the entropy limit and word-major coding.

@@ -5,14 +5,14 @@
 use std::env;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::{Arc, atomic::AtomicBool};
+use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
 use lamina_qemu::{Attach, AttachKind, BootConfig, Cxl, Guest, GuestFile, Source, VhostUser, launch};
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::args::{Boot, DiskArg};
-use crate::serve;
+use crate::args::{Boot, DeviceArgs, DiskArg};
+use crate::holder::{Holder, StopSwitch};
 
 /// The folder with the guest's static programs, which `./x` sets.
 const GUEST_PROGRAMS: &str = "LAMINA_GUEST_PROGRAMS";
@@ -34,20 +34,21 @@ pub(crate) async fn boot(args: Boot) -> Result<ExitCode> {
         (AttachKind::VhostUser, _) => {
             let folder = tempfile::Builder::new().prefix("lamina-boot-").tempdir()?;
             let both = vec![DiskArg::Both(folder.path().join("disks"))];
-            let served = serve::start(device, mount, both, Arc::new(AtomicBool::new(false))).await?;
-            let disks = served.disks.iter().map(|disk| disk.info().socket).collect();
+            let served = start(device, mount, both).await?;
+            let socket = |disk: &serde_json::Value| disk["socket"].as_str().map(PathBuf::from);
+            let disks = served.ready.disks.iter().filter_map(socket).collect();
             let attach = Attach::VhostUser(VhostUser { disks, queues: queues(args.cpus) });
-            (attach, Some(served.guests.path().into()), Some(served), Some(folder))
+            (attach, Some(served.ready.ctl.clone()), Some(served), Some(folder))
         }
         (AttachKind::Cxl, None) => {
             ensure!(disks.is_empty(), "--disk goes with --attach vhost-user");
             let folder = tempfile::Builder::new().prefix("lamina-boot-").tempdir()?;
             let mount = mount.unwrap_or_else(|| folder.path().join("mount"));
-            let served =
-                serve::start(device, Some(mount), Vec::new(), Arc::new(AtomicBool::new(false))).await?;
-            let mounted = served.mount.as_ref().context("the device is not mounted")?;
-            let attach = windows(mounted.base_path(), mounted.views_path())?;
-            (attach, Some(served.guests.path().into()), Some(served), Some(folder))
+            let served = start(device, Some(mount), Vec::new()).await?;
+            let mounted = served.ready.base.path.clone().zip(served.ready.views.path.clone());
+            let (base, views) = mounted.context("the device is not mounted")?;
+            let attach = windows(base, views)?;
+            (attach, Some(served.ready.ctl.clone()), Some(served), Some(folder))
         }
     };
     let mut config = BootConfig::attached(attach);
@@ -78,7 +79,12 @@ pub(crate) async fn boot(args: Boot) -> Result<ExitCode> {
         outcome?.status
     };
     // Unmounting sleeps.
-    tokio::task::spawn_blocking(move || drop((served, folder))).await?;
+    let stopped = move || {
+        let stopped = served.map_or(Ok(()), Holder::stop);
+        drop(folder);
+        stopped
+    };
+    tokio::task::spawn_blocking(stopped).await??;
     Ok(status.and_then(|status| u8::try_from(status).ok()).map_or(ExitCode::SUCCESS, ExitCode::from))
 }
 
@@ -97,6 +103,12 @@ fn bytes(window: &Path) -> Result<u64> {
     let metadata =
         window.metadata().with_context(|| format!("cannot use the window {}", window.display()))?;
     Ok(metadata.len())
+}
+
+/// Starts a device.
+async fn start(device: DeviceArgs, mount: Option<PathBuf>, disks: Vec<DiskArg>) -> Result<Holder> {
+    let started = move || Holder::start(&device, mount, disks, &StopSwitch::default());
+    tokio::task::spawn_blocking(started).await??.context("the device was stopped while it started")
 }
 
 /// What goes into the guest: the shim if it is at hand, the script, and what was asked for.

@@ -1,6 +1,7 @@
 //! Client commands: one request to the API's socket, printed for a person or as JSON.
 
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
 use comfy_table::presets::NOTHING;
@@ -13,10 +14,25 @@ use indicatif::{BinaryBytes, HumanCount};
 use serde_json::{Value, json};
 use tokio::net::UnixStream;
 
-use crate::args::{Client, Flush, View};
+use crate::args::{Client, Flush, Upgrade, View};
+use crate::holder;
 
-/// Sends one request and returns the answer, or the API's error.
+/// How often, and after what time, a question is asked again whose answer broke off because the device's worker was replaced.
+const AGAIN: (u32, Duration) = (20, Duration::from_millis(50));
+
+/// Sends one request and returns the answer, or the API's error. What only asks is asked again if the answer breaks off.
 async fn ask(api: &Path, method: Method, path: &str, body: Option<Value>) -> Result<Value> {
+    let mut left = if method == Method::GET { AGAIN.0 } else { 0 };
+    loop {
+        match ask_once(api, method.clone(), path, body.clone()).await {
+            Err(why) if left > 0 && why.downcast_ref::<hyper::Error>().is_some() => left -= 1,
+            answer => return answer,
+        }
+        tokio::time::sleep(AGAIN.1).await;
+    }
+}
+
+async fn ask_once(api: &Path, method: Method, path: &str, body: Option<Value>) -> Result<Value> {
     let stream = UnixStream::connect(api).await.with_context(|| {
         format!("no device answers at {}: is `lamina serve` running, with this --run-dir?", api.display())
     })?;
@@ -39,6 +55,16 @@ async fn ask(api: &Path, method: Method, path: &str, body: Option<Value>) -> Res
         bail!("the device refuses: {}", body["error"].as_str().unwrap_or(status.as_str()));
     }
     Ok(body)
+}
+
+/// Has a device go on with another program.
+pub(crate) fn upgrade(args: &Upgrade) -> Result<()> {
+    let ready = holder::upgrade(&args.run_dir, args.program.as_deref())?;
+    println!(
+        "process {} does the work now, {} tensors and {} views are there",
+        ready.worker, ready.tensors, ready.view_count
+    );
+    Ok(())
 }
 
 pub(crate) async fn stats(client: &Client) -> Result<()> {

@@ -4,8 +4,11 @@ mod analyze;
 mod args;
 mod boot;
 mod client;
+mod holder;
+mod life;
 mod meter;
 mod serve;
+mod worker;
 
 use std::process::ExitCode;
 
@@ -25,6 +28,13 @@ fn main() -> ExitCode {
         .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
         .with_writer(std::io::stderr)
         .init();
+    if std::env::var_os(life::WORKER).is_some() {
+        match &cli.command {
+            Command::Serve(args) => worker::work(&args.device),
+            Command::Boot(args) => worker::work(&args.device),
+            _ => {}
+        }
+    }
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(why) => {
@@ -36,13 +46,14 @@ fn main() -> ExitCode {
         match cli.command {
             Command::Analyze(args) => tokio::task::block_in_place(|| analyze::analyze(&args)),
             Command::Boot(args) => return boot::boot(*args).await,
-            Command::Serve(args) => serve::serve(args).await,
+            Command::Serve(args) => serve::serve(*args).await,
             Command::Stats(args) => client::stats(&args).await,
             Command::Tensors(args) => client::tensors(&args).await,
             Command::Views(args) => client::views(&args).await,
             Command::Disks(args) => client::disks(&args).await,
             Command::View(command) => client::view(command).await,
             Command::Flush(args) => client::flush(&args).await,
+            Command::Upgrade(args) => client::upgrade(&args),
         }
         .map(|()| ExitCode::SUCCESS)
     });

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::device::DeviceError;
 use crate::serve::control::{Control, ControlError};
@@ -14,7 +14,7 @@ use super::config::{SECTOR, SERIAL_BYTES};
 use super::partitions::{self, MARGIN, Partition};
 
 /// What a disk shows.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Shows {
     /// The base window; it can be written.

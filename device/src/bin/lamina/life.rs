@@ -1,0 +1,193 @@
+//! The life line between the holder and its worker: messages both ways, with descriptors, and the news of either's death.
+//!
+//! It is a pair of sockets, of which the worker gets one as its standard input. A message is its length (four bytes, to which the descriptors are
+//! attached) and JSON. When all threads of a worker that share its descriptors are gone, the holder reads the end of the file: from then on nothing of it touches the image. When the
+//! holder is gone, so does the worker.
+
+use std::io::{self, IoSlice, IoSliceMut, Read, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+
+use lamina::serve::Shows;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags, recvmsg, sendmsg,
+};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+/// The environment variable that makes a process a worker.
+pub(crate) const WORKER: &str = "LAMINA_WORKER";
+/// Most descriptors of a message (the kernel's bound).
+const MOST_DESCRIPTORS: usize = 253;
+/// Most bytes of a message.
+const MOST_BYTES: usize = 64 << 20;
+
+/// What the holder says.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) enum Order {
+    /// Open the image, and load the checkpoints if that was not done. Descriptors: the image, the API's and the guests' sockets, the API's TCP socket if there is one.
+    Open {
+        /// The image's name.
+        image: PathBuf,
+        /// Whether this is the first worker on it in this run.
+        first: bool,
+        /// Workers that died before it.
+        deaths: u64,
+        /// Whether a handler's panic is to be survived: the last workers died soon.
+        careful: bool,
+        tcp: bool,
+    },
+    /// Answer. Descriptors: the mount's for requests and for notices, then the disks' sockets.
+    Serve {
+        /// Where it is mounted, if it is, and threads to answer with.
+        mount: Option<(PathBuf, usize)>,
+        /// The disks: their sockets' paths and what they show.
+        disks: Vec<(PathBuf, Shows)>,
+    },
+    /// Bring everything to the image and end.
+    Stop,
+}
+
+/// What the worker says.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) enum Word {
+    /// The device is open and holds the checkpoints.
+    Loaded,
+    /// It answers; what can be told of it.
+    Ready(Box<Ready>),
+    /// It was told to stop, and has.
+    Stopped,
+    /// It cannot; why.
+    Failed(String),
+}
+
+/// What may be asked of the holder, on its socket.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) enum Ask {
+    /// Go on with another program, or with this one's as it is now.
+    Upgrade(Option<PathBuf>),
+}
+
+/// What can be told of a device that is ready: the ready line.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Ready {
+    /// Always true: what a script waits for.
+    #[serde(rename = "ready")]
+    pub(crate) is: bool,
+    /// The holder.
+    pub(crate) pid: u32,
+    pub(crate) worker: u32,
+    pub(crate) mode: String,
+    pub(crate) codec: String,
+    pub(crate) base: WindowFile,
+    pub(crate) views: WindowFile,
+    pub(crate) disks: Vec<Value>,
+    pub(crate) api: PathBuf,
+    pub(crate) ctl: PathBuf,
+    pub(crate) tcp: Option<std::net::SocketAddr>,
+    pub(crate) tensors: usize,
+    pub(crate) view_count: usize,
+    pub(crate) skipped: Vec<Value>,
+}
+
+/// A window and where it can be mapped.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct WindowFile {
+    pub(crate) path: Option<PathBuf>,
+    pub(crate) bytes: u64,
+}
+
+/// Sends a message.
+pub(crate) fn send(
+    to: &UnixStream,
+    message: &impl Serialize,
+    descriptors: &[BorrowedFd<'_>],
+) -> io::Result<()> {
+    let text = serde_json::to_vec(message)?;
+    let length = u32::try_from(text.len()).map_err(io::Error::other)?.to_le_bytes();
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !descriptors.is_empty() && !control.push(SendAncillaryMessage::ScmRights(descriptors)) {
+        return Err(io::Error::other(format!("{} descriptors are too many", descriptors.len())));
+    }
+    // Whoever died is noticed where its messages are read.
+    let sent = sendmsg(to.as_fd(), &[IoSlice::new(&length)], &mut control, SendFlags::NOSIGNAL)?;
+    let mut rest = to;
+    rest.write_all(&length[sent..])?;
+    rest.write_all(&text)
+}
+
+/// The next message and its descriptors, or `None` if the other side is gone.
+pub(crate) fn receive<M: DeserializeOwned>(from: &UnixStream) -> io::Result<Option<(M, Vec<OwnedFd>)>> {
+    let mut length = [0; 4];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let received = loop {
+        let mut buffers = [IoSliceMut::new(&mut length)];
+        match recvmsg(from.as_fd(), &mut buffers, &mut control, RecvFlags::CMSG_CLOEXEC) {
+            Err(rustix::io::Errno::INTR) => {}
+            // Died with something unread.
+            Err(rustix::io::Errno::CONNRESET) => return Ok(None),
+            received => break received?.bytes,
+        }
+    };
+    if received == 0 {
+        return Ok(None);
+    }
+    let mut descriptors = Vec::new();
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = message {
+            descriptors.extend(rights);
+        }
+    }
+    let mut rest = from;
+    // A message that breaks off is a death, too.
+    let mut whole = |bytes: &mut [u8]| match rest.read_exact(bytes) {
+        Err(why) if matches!(why.kind(), io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset) => {
+            Ok(false)
+        }
+        read => read.map(|()| true),
+    };
+    if !whole(&mut length[received..])? {
+        return Ok(None);
+    }
+    let bytes = usize::try_from(u32::from_le_bytes(length)).map_err(io::Error::other)?;
+    if bytes > MOST_BYTES {
+        return Err(io::Error::other(format!("a message of {bytes} bytes, more than {MOST_BYTES}")));
+    }
+    let mut text = vec![0; bytes];
+    if !whole(&mut text)? {
+        return Ok(None);
+    }
+    Ok(Some((serde_json::from_slice(&text)?, descriptors)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_arrive_whole_with_their_descriptors_and_so_does_the_end() {
+        let (here, there) = UnixStream::pair().unwrap();
+        let (first, second) = (tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap());
+        (&second).write_all(b"second").unwrap();
+        let skipped = vec!["x".repeat(300 << 10)];
+        let sender = std::thread::spawn(move || {
+            send(&here, &skipped, &[first.as_fd(), second.as_fd()]).unwrap();
+            send(&here, &Word::Stopped, &[]).unwrap();
+        });
+        let (skipped, descriptors): (Vec<String>, _) = receive(&there).unwrap().unwrap();
+        assert_eq!((skipped[0].len(), descriptors.len()), (300 << 10, 2));
+        let second = std::fs::File::from(descriptors.into_iter().nth(1).unwrap());
+        let mut found = [0; 6];
+        std::os::unix::fs::FileExt::read_exact_at(&second, &mut found, 0).unwrap();
+        assert_eq!(&found, b"second");
+        assert!(matches!(receive(&there).unwrap(), Some((Word::Stopped, none)) if none.is_empty()));
+        sender.join().unwrap();
+        assert!(receive::<Word>(&there).unwrap().is_none());
+    }
+}

@@ -1,0 +1,262 @@
+//! The worker: does the work of a device that a [holder](crate::holder) holds, until it is told to stop, dies, or the holder dies.
+
+use std::fs::File;
+use std::io;
+use std::ops::ControlFlow;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::thread;
+
+use anyhow::{Context, Result, bail};
+use lamina::device::{Device, DeviceConfig};
+use lamina::load::{self, LoadError, Loaded};
+use lamina::model::ModelFile;
+use lamina::serve::{Api, Channels, Control, DiskServer, GuestPort, Mount, MountOptions, Shows, abort_mount};
+use lamina::store::image::Image;
+
+use crate::args::DeviceArgs;
+use crate::life::{self, Order, Ready, WindowFile, Word};
+use crate::meter::Meter;
+
+/// What a worker ends with after a panic.
+const PANICKED: i32 = 101;
+
+/// The rest of a worker's life: never returns.
+pub(crate) fn work(args: &DeviceArgs) -> ! {
+    let status = match run(args) {
+        Ok(()) => 0,
+        Err(why) => {
+            tracing::error!("{why:#}");
+            1
+        }
+    };
+    // Threads that wait for the mount are not waited for.
+    std::process::exit(status);
+}
+
+fn run(args: &DeviceArgs) -> Result<()> {
+    let line = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
+    let stop = Arc::new(AtomicBool::new(false));
+    let mount_path = Arc::new(Mutex::new(None));
+    let orders = listen(line.try_clone()?, Arc::clone(&stop), Arc::clone(&mount_path))?;
+    let Some((Order::Open { image, first, deaths, careful, tcp }, descriptors)) = orders.recv().ok() else {
+        bail!("a worker is started by `lamina serve`");
+    };
+    if !careful {
+        die_of_panics();
+    }
+    let mut descriptors = descriptors.into_iter();
+    let mut next = || descriptors.next().context("the holder gives too few descriptors");
+    let image = Image::from_file(File::from(next()?), &image)?.context("the image is empty")?;
+    let (api, ctl) = (next()?.into(), next()?.into());
+    let tcp = if tcp { Some(next()?.into()) } else { None };
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let _inside = runtime.enter();
+    let config = DeviceConfig { first_process: first, ..DeviceConfig::new(0, 0) };
+    let device = Arc::new(Device::open(image, &config)?);
+    device.set_worker_deaths(deaths);
+    let control = Control::new(Arc::clone(&device));
+    let adopt = || -> Result<_> {
+        let api = Api::adopt(control.clone(), api, &args.run_dir.join("api.sock"), tcp)?;
+        Ok((api, GuestPort::adopt(control.clone(), ctl, &args.run_dir.join("ctl.sock"))?))
+    };
+    let mut adopt = Some(adopt);
+    let mut answering = None;
+    let loaded = if first {
+        // Who waits for a large checkpoint may look at the counters.
+        answering = adopt.take().map(|adopt| adopt()).transpose()?;
+        let loaded = load_all(&device, args, &stop);
+        let loaded = match loaded {
+            Err(why) if matches!(why.downcast_ref(), Some(LoadError::Stopped)) => {
+                return Ok(life::send(&line, &Word::Stopped, &[])?);
+            }
+            Err(why) => {
+                return Ok(life::send(&line, &Word::Failed(format!("{why:#}")), &[])?);
+            }
+            Ok(loaded) => loaded,
+        };
+        life::send(&line, &Word::Loaded, &[])?;
+        loaded
+    } else {
+        Loaded::default()
+    };
+    let served = match orders.recv() {
+        Ok((Order::Serve { mount, disks }, descriptors)) => {
+            mount_path
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .clone_from(&mount.as_ref().map(|(path, _)| path.clone()));
+            Served::new(args, &device, &control, mount, disks, descriptors, !first)
+        }
+        _ => return Ok(life::send(&line, &Word::Stopped, &[])?),
+    };
+    let served = match served {
+        Ok(served) => served,
+        Err(why) => return Ok(life::send(&line, &Word::Failed(format!("{why:#}")), &[])?),
+    };
+    // A flush that is asked of a later worker finds the mount.
+    let answering = match adopt {
+        Some(adopt) => Some(adopt()?),
+        None => answering,
+    };
+    let (api, guests) = answering.context("nobody answers the sockets")?;
+    life::send(&line, &Word::Ready(Box::new(served.ready(&device, &api, &guests, &loaded)?)), &[])?;
+    // Whatever else is said from here on is that it is over.
+    while !matches!(orders.recv(), Ok((Order::Stop, _)) | Err(_)) {}
+    tracing::info!("stopping");
+    drop((guests, api));
+    served.end(&device)?;
+    Ok(life::send(&line, &Word::Stopped, &[])?)
+}
+
+/// Reads orders; when the holder is gone, so is this process, and nobody is left asleep on a mount that nobody answers.
+fn listen(
+    line: UnixStream,
+    stop: Arc<AtomicBool>,
+    mount: Arc<Mutex<Option<PathBuf>>>,
+) -> Result<mpsc::Receiver<(Order, Vec<OwnedFd>)>> {
+    let (sender, orders) = mpsc::channel();
+    let read = move || {
+        while let Ok(Some((order, descriptors))) = life::receive(&line) {
+            if matches!(order, Order::Stop) {
+                stop.store(true, Ordering::Relaxed);
+            }
+            if sender.send((order, descriptors)).is_err() {
+                // It is over; the process ends by itself.
+                return;
+            }
+        }
+        tracing::error!("the holder is gone");
+        if let Some(path) = &*mount.lock().unwrap_or_else(PoisonError::into_inner) {
+            abort_mount(path);
+        }
+        std::process::exit(1);
+    };
+    thread::Builder::new().name("life".into()).spawn(read)?;
+    Ok(orders)
+}
+
+/// Has a panic anywhere end the process: what it was about to do is begun anew by the next worker, on what the image holds.
+fn die_of_panics() {
+    let say = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        say(panic);
+        std::process::exit(PANICKED);
+    }));
+}
+
+/// Loads what was not loaded whole by a run before.
+fn load_all(device: &Device, args: &DeviceArgs, stop: &AtomicBool) -> Result<Loaded> {
+    let options = args.load_options();
+    let mut all = Loaded::default();
+    let meter = Meter::new("loaded");
+    for path in &args.models {
+        let name = path.canonicalize().unwrap_or_else(|_| path.clone()).to_string_lossy().into_owned();
+        if device.was_loaded(&name) {
+            tracing::info!("the image holds {name} already; it is not loaded again");
+            continue;
+        }
+        let model = ModelFile::open(path)?;
+        // A run before may have been killed while it loaded this.
+        let there = device.tensors();
+        let unfinished = |name: &str| {
+            there.iter().any(|is| is.name == name) && all.tensors.iter().all(|tensor| tensor.name != name)
+        };
+        for tensor in model.tensors().iter().filter(|tensor| args.image.is_some() && unfinished(&tensor.name))
+        {
+            device.remove_tensor(&tensor.name)?;
+        }
+        let loaded = load::load_model(device, &model, &options, |progress| {
+            meter.show(&progress);
+            if stop.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        })?;
+        device.set_loaded(&name)?;
+        all.tensors.extend(loaded.tensors);
+        all.views.extend(loaded.views);
+        all.skipped.extend(loaded.skipped);
+    }
+    meter.finish();
+    Ok(all)
+}
+
+/// What is answered.
+struct Served {
+    mount: Option<Mount>,
+    disks: Vec<DiskServer>,
+}
+
+impl Served {
+    fn new(
+        args: &DeviceArgs,
+        device: &Arc<Device>,
+        control: &Control,
+        mount: Option<(PathBuf, usize)>,
+        disks: Vec<(PathBuf, Shows)>,
+        descriptors: Vec<OwnedFd>,
+        answered: bool,
+    ) -> Result<Self> {
+        let mut descriptors = descriptors.into_iter();
+        let mut next = || descriptors.next().context("the holder gives too few descriptors");
+        let mount = match mount {
+            Some((path, threads)) => {
+                let requests = (0..threads).map(|_| Ok(File::from(next()?))).collect::<Result<_>>()?;
+                let channels = Channels { requests, notices: next()?.into() };
+                let options = MountOptions {
+                    threads,
+                    read_ahead_kb: args.read_ahead_kb,
+                    launder_with: args.launder_with,
+                };
+                let mount = Mount::serve(device, &path, channels, &options, answered)?;
+                control.mounted(mount.coherence());
+                Some(mount)
+            }
+            None => None,
+        };
+        let disks = disks
+            .into_iter()
+            .map(|(path, shows)| Ok(DiskServer::adopt(control, shows, next()?.into(), &path)?));
+        Ok(Self { disks: disks.collect::<Result<_>>()?, mount })
+    }
+
+    fn ready(&self, device: &Device, api: &Api, guests: &GuestPort, loaded: &Loaded) -> Result<Ready> {
+        let path = |of: fn(&Mount) -> PathBuf| self.mount.as_ref().map(of);
+        Ok(Ready {
+            is: true,
+            pid: std::process::id(),
+            worker: std::process::id(),
+            mode: device.mode().to_string(),
+            codec: device.codec().to_string(),
+            base: WindowFile { path: path(Mount::base_path), bytes: device.base_bytes() },
+            views: WindowFile { path: path(Mount::views_path), bytes: device.views_bytes() },
+            disks: self
+                .disks
+                .iter()
+                .map(|disk| serde_json::to_value(disk.info()))
+                .collect::<Result<_, _>>()?,
+            api: api.socket().into(),
+            ctl: guests.path().into(),
+            tcp: api.address(),
+            tensors: device.tensors().len(),
+            view_count: device.views().len(),
+            skipped: loaded.skipped.iter().map(serde_json::to_value).collect::<Result<_, _>>()?,
+        })
+    }
+
+    /// Brings every store to the image.
+    fn end(self, device: &Device) -> Result<()> {
+        drop(self.disks);
+        if let Some(mount) = self.mount {
+            mount.settle();
+            // Its threads end with the process.
+            std::mem::forget(mount);
+        }
+        if let Err(why) = device.flush(0, device.base_bytes()) {
+            // What is staged stays staged in the image.
+            tracing::warn!("not everything could be coded: {why}");
+        }
+        device.sync().context("the image cannot be brought to the disk")
+    }
+}

@@ -1,0 +1,230 @@
+//! Workers that die: nobody who maps or reads the windows notices more than a pause.
+
+use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
+use nix::sys::signal::Signal;
+use serde_json::{Value, json};
+
+use crate::common::{Place, Rig, Run, TENSOR, Window, eventually, expected, lamina, noise, within};
+
+/// The worker of a holder, as soon as there is one that is not dead.
+fn worker(holder: u32) -> i32 {
+    let started = Instant::now();
+    loop {
+        let tasks = std::fs::read_dir(format!("/proc/{holder}/task")).unwrap();
+        let children =
+            tasks.filter_map(|task| std::fs::read_to_string(task.unwrap().path().join("children")).ok());
+        let children = children.collect::<Vec<_>>().join(" ");
+        let lives = |pid: &i32| {
+            std::fs::read_to_string(format!("/proc/{pid}/stat"))
+                .is_ok_and(|stat| !stat.contains(") Z ") && !stat.contains(") X "))
+        };
+        if let Some(pid) = children.split_whitespace().filter_map(|pid| pid.parse().ok()).find(lives) {
+            return pid;
+        }
+        assert!(started.elapsed() < Duration::from_secs(10), "no worker is started");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn kill_worker(run: &Run) {
+    // One that dies by itself meanwhile is as good.
+    let _ = nix::sys::signal::kill(nix::unistd::Pid::from_raw(worker(run.child.id())), Signal::SIGKILL);
+}
+
+fn deaths(rig: &Rig) -> u64 {
+    rig.ask("GET", "/stats", &Value::Null)["device"]["worker_deaths"].as_u64().unwrap()
+}
+
+/// Drops what the page cache holds of a file, but what is dirty or mapped.
+fn forget(window: &Window) {
+    posix_fadvise(window.file.as_fd(), 0, 0, PosixFadviseAdvice::POSIX_FADV_DONTNEED).unwrap();
+}
+
+/// Fails where the bytes differ, without printing them all.
+fn same(what: &str, found: &[u8], wanted: &[u8]) {
+    let differs = found.iter().zip(wanted).position(|(found, wanted)| found != wanted);
+    assert_eq!((found.len(), differs), (wanted.len(), None), "{what}");
+}
+
+#[test]
+fn killing_workers_again_and_again_changes_no_byte_and_fails_no_access() {
+    within(120, || {
+        let rig = Rig::new("auto");
+        let view = rig.view("e8m3");
+        let tail = (TENSOR as u64).next_multiple_of(1 << 20);
+        let done = AtomicBool::new(false);
+        let (longest, passes) = thread::scope(|scope| {
+            // Stores of its own in memory that no tensor covers, through a mapping and by `pwrite`.
+            let writer = scope.spawn(|| {
+                let mut window = rig.base();
+                let mut model = vec![0; 4 << 20];
+                let mut round = 0_u64;
+                while !done.load(Ordering::Relaxed) {
+                    round += 1;
+                    let bytes = noise(round, 9000);
+                    let at = usize::try_from(round * 7919 % (model.len() as u64 - 9000)).unwrap();
+                    model[at..at + bytes.len()].copy_from_slice(&bytes);
+                    if round.is_multiple_of(3) {
+                        window.file.write_all_at(&bytes, tail + at as u64).unwrap();
+                    } else {
+                        window.store(tail + at as u64, &bytes);
+                    }
+                    if round.is_multiple_of(16) {
+                        window.sync();
+                        forget(&window);
+                        same("read back", &window.read(tail, model.len()), &model);
+                    }
+                }
+                window.sync();
+                forget(&window);
+                same("read back at the end", &window.read(tail, model.len()), &model);
+            });
+            // Loads of the tensor and of its view, from the device each time.
+            let reader = scope.spawn(|| {
+                let (base, views) = (rig.base(), rig.views());
+                let shown = expected("e8m3", &rig.bytes);
+                let (mut longest, mut passes) = (Duration::ZERO, 0);
+                while !done.load(Ordering::Relaxed) {
+                    forget(&base);
+                    forget(&views);
+                    for at in (0..TENSOR / 2).step_by(64 << 10) {
+                        let started = Instant::now();
+                        same("the tensor", &base.read(at as u64, 4096), &rig.bytes[at..at + 4096]);
+                        let place = view.offset + at as u64;
+                        same("the view", &views.read(place, 4096), &shown[at..at + 4096]);
+                        longest = longest.max(started.elapsed());
+                    }
+                    passes += 1;
+                }
+                (longest, passes)
+            });
+            for round in 0..25_u64 {
+                thread::sleep(Duration::from_millis(20 + round * 13 % 90));
+                kill_worker(&rig.run);
+            }
+            done.store(true, Ordering::Relaxed);
+            writer.join().unwrap();
+            reader.join().unwrap()
+        });
+        let deaths = deaths(&rig);
+        println!("{deaths} deaths, {passes} passes of the reader, whose longest two reads took {longest:?}");
+        assert!(deaths >= 20 && passes > 0, "{deaths} deaths, {passes} passes");
+        rig.flush(0, 32 << 20);
+        same("the tensor at the end", &rig.base().load(0, TENSOR), &rig.bytes);
+    });
+}
+
+#[test]
+fn stores_that_no_worker_has_seen_yet_survive_its_death() {
+    within(60, || {
+        let rig = Rig::new("auto");
+        let view = rig.view("e8m3");
+        let (mut base, views) = (rig.base(), rig.views());
+        let old = views.load(view.offset, 4096);
+        let bytes = noise(3, 8192);
+        base.store(0, &bytes);
+        kill_worker(&rig.run);
+        eventually("a new worker", || rig.try_ask_quietly("/stats"));
+        // The view's page was in the cache before; the new worker has the kernel forget it, and computes it from the stores.
+        rig.flush(0, 8192);
+        let mut all = rig.bytes.clone();
+        all[..8192].copy_from_slice(&bytes);
+        let found = views.load(view.offset, 4096);
+        assert!(found != old);
+        same("the view", &found, &expected("e8m3", &all)[..4096]);
+    });
+}
+
+#[test]
+fn counters_tensors_and_views_outlive_workers() {
+    within(60, || {
+        let rig = Rig::new("auto");
+        let view = rig.view("e8m3");
+        rig.views().load(view.offset, 4 * 4096);
+        let told = |rig: &Rig| {
+            let stats = rig.ask("GET", "/stats", &Value::Null);
+            (
+                stats["requests"].clone(),
+                stats["writes"].clone(),
+                stats["views"].clone(),
+                stats["blocks"].clone(),
+            )
+        };
+        let before = told(&rig);
+        kill_worker(&rig.run);
+        eventually("a new worker", || rig.try_ask_quietly("/stats"));
+        assert_eq!(told(&rig), before);
+        assert_eq!(deaths(&rig), 1);
+    });
+}
+
+#[test]
+fn an_upgrade_replaces_the_worker_and_refuses_what_is_no_lamina() {
+    within(60, || {
+        let rig = Rig::new("auto");
+        let old = worker(rig.run.child.id());
+        let run = rig.place.text("run");
+        let done = lamina(&["upgrade", "--run-dir", &run]).output().unwrap();
+        assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+        assert_ne!(worker(rig.run.child.id()), old);
+        same("the tensor", &rig.base().load(0, TENSOR), &rig.bytes);
+        let refused = lamina(&["upgrade", "/bin/true", "--run-dir", &run]).output().unwrap();
+        let why = String::from_utf8_lossy(&refused.stderr).into_owned();
+        assert!(!refused.status.success() && why.contains("/bin/true is no lamina"), "{why}");
+        let nobody = lamina(&["upgrade", "--run-dir", "/nonexistent"]).output().unwrap();
+        assert!(String::from_utf8_lossy(&nobody.stderr).contains("--run-dir"));
+    });
+}
+
+#[test]
+fn an_image_holds_everything_after_a_clean_stop_and_after_a_kill_of_everything() {
+    within(120, || {
+        let place = Place::new();
+        let bytes = noise(7, TENSOR);
+        let model = place.checkpoint("t", &bytes);
+        let image = place.text("image");
+        let serve = |more: &[&str]| {
+            let arguments =
+                ["--capacity", "32M", "--views-capacity", "64M", "--image", &image, "--model", &model];
+            Run::start(place.serve(&arguments).args(["--views", "e8m3"]).args(more))
+        };
+        let base = || Window::open(&place.path("mount/base"));
+        let tail = 16_u64 << 20;
+        let run = serve(&[]);
+        base().store(tail, b"stored and stopped");
+        run.signal(Signal::SIGTERM);
+        assert!(run.end().success());
+
+        let run = serve(&[]);
+        assert_eq!((&run.ready["tensors"], &run.ready["view_count"]), (&json!(1), &json!(1)));
+        let mut window = base();
+        same("the tensor", &window.load(0, TENSOR), &bytes);
+        assert_eq!(window.load(tail, 18), b"stored and stopped");
+        window.store(tail, b"flushed and killed");
+        window.sync();
+        // Holder and worker at once.
+        let worker = worker(run.child.id());
+        run.signal(Signal::SIGKILL);
+        let _ = nix::sys::signal::kill(nix::unistd::Pid::from_raw(worker), Signal::SIGKILL);
+        drop((window, run));
+
+        let run = serve(&[]);
+        same("the tensor", &base().load(0, TENSOR), &bytes);
+        assert_eq!(base().load(tail, 18), b"flushed and killed");
+        // Somebody else cannot have it meanwhile, and it does not change its size.
+        let other = Place::new();
+        let refused = other.serve(&["--image", &image]).output().unwrap();
+        let why = String::from_utf8_lossy(&refused.stderr).into_owned();
+        assert!(why.contains("in use by another process"), "{why}");
+        drop(run);
+        let refused = other.serve(&["--image", &image, "--capacity", "64M"]).output().unwrap();
+        let why = String::from_utf8_lossy(&refused.stderr).into_owned();
+        assert!(why.contains("keeps its size"), "{why}");
+    });
+}
