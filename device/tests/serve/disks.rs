@@ -10,13 +10,15 @@ use std::time::Duration;
 
 use lamina::device::{Device, DeviceConfig};
 use lamina::serve::{Control, DiskServer, Shows};
-use nix::sys::signal::Signal;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 use serde_json::Value;
 use vm_memory::{Bytes, GuestAddress};
 
 use crate::common::{Place, Run, TENSOR, Window, answer, expected, lamina, noise, request, within};
+use crate::deaths::worker;
 use crate::disk_driver::{
     DATA, DISCARD, Driver, FLUSH, GET_ID, IN, IOERR, MEMORY, OK, OUT, Part, QUEUE_SIZE, UNSUPP, UNTOUCHED,
     WRITE_ZEROES,
@@ -366,6 +368,43 @@ fn a_server_that_is_killed_and_started_again_goes_on_where_it_was() {
                 assert!(bytes == rig.bytes[from..from + (32 << 10)], "round {round}, request {n}");
             }
             assert_eq!(base.used_index(), base.made(), "each request was given back once");
+        }
+    });
+}
+
+#[test]
+fn a_worker_that_dies_while_a_guest_writes_loses_no_write() {
+    within(120, || {
+        let rig = Rig::new(false, &[]);
+        let mut base = rig.driver("base");
+        let mut written = Vec::new();
+        for round in 0..4_u64 {
+            let places: Vec<u64> = (0..20).map(|n| DATA + n * 0x1_1000).collect();
+            for (n, &place) in (0_u64..).zip(&places) {
+                let data = noise(round * 20 + n, 64 << 10);
+                base.header(place, OUT, (round * 20 + n) * 128);
+                base.memory.write_slice(&data, GuestAddress(place + 512)).unwrap();
+                base.memory.write_obj(UNTOUCHED, GuestAddress(place + 0x10ff0)).unwrap();
+                written.extend(data);
+                let parts = [
+                    Part { at: place, length: 16, write: false },
+                    Part { at: place + 512, length: 64 << 10, write: false },
+                    Part { at: place + 0x10ff0, length: 1, write: true },
+                ];
+                base.submit(&parts, None);
+            }
+            base.kick();
+            thread::sleep(Duration::from_micros(700 * round));
+            // It may be gone already, and another one in its place.
+            let _ = kill(Pid::from_raw(worker(rig.run.child.id())), Signal::SIGKILL);
+            base = base.reconnect(&rig.socket("base"));
+            for (n, &place) in places.iter().enumerate() {
+                base.take();
+                let status: u8 = base.memory.read_obj(GuestAddress(place + 0x10ff0)).unwrap();
+                assert_eq!(status, OK, "round {round}, request {n}");
+            }
+            assert_eq!(base.used_index(), base.made());
+            assert!(read_all(&mut base, 0, written.len()) == written, "round {round}");
         }
     });
 }
