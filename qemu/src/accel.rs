@@ -6,6 +6,11 @@
 use std::fs::{File, OpenOptions};
 use std::{fmt, io};
 
+use crate::version::Version;
+
+/// The first QEMU that is trusted to emulate AVX.
+const AVX_WORKS: Version = Version { major: 9, minor: 0, patch: 0 };
+
 /// How QEMU runs the guest's instructions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Accel {
@@ -26,9 +31,12 @@ impl Accel {
 
     /// The options for QEMU. The guest must not see a hypervisor: the kernel would refuse to commit a CXL region, for it
     /// cannot be sure to flush the host's caches.
-    pub fn args(self) -> Vec<String> {
+    ///
+    /// The emulation of AVX was new in QEMU 7.2: kernels and programs crash in it now and then. Old QEMUs emulate a processor without.
+    pub fn args(self, qemu: Version) -> Vec<String> {
         let (accel, cpu) = match self {
             Self::Kvm => ("kvm", "host,-hypervisor"),
+            Self::Tcg if qemu < AVX_WORKS => ("tcg,thread=multi", "qemu64,-hypervisor"),
             Self::Tcg => ("tcg,thread=multi", "max,-hypervisor"),
         };
         ["-accel", accel, "-cpu", cpu].map(String::from).to_vec()
@@ -84,7 +92,7 @@ mod tests {
     #[test]
     fn the_guest_never_sees_a_hypervisor() {
         for accel in [Accel::Kvm, Accel::Tcg] {
-            assert!(accel.args().iter().any(|arg| arg.ends_with(",-hypervisor")));
+            assert!(accel.args(crate::version::OLDEST).iter().any(|arg| arg.ends_with(",-hypervisor")));
         }
     }
 }

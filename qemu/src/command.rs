@@ -73,7 +73,7 @@ impl CommandLine {
             _ => Vec::new(),
         };
         args.extend(["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"].map(String::from));
-        args.extend(accel.args());
+        args.extend(accel.args(qemu.version));
         args.extend(config.topology().args(qemu.version));
         // Ctrl-C belongs to the guest's shell; Ctrl-A X ends QEMU.
         let console = if config.interactive {

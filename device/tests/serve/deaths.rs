@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use crate::common::{Place, Rig, Run, TENSOR, Window, eventually, expected, lamina, noise, within};
 
 /// The worker of a holder, as soon as there is one that is not dead.
-fn worker(holder: u32) -> i32 {
+pub(crate) fn worker(holder: u32) -> i32 {
     let started = Instant::now();
     loop {
         let tasks = std::fs::read_dir(format!("/proc/{holder}/task")).unwrap();

@@ -1,18 +1,24 @@
 //! Disks: what they show, what they refuse, what a hostile guest can do (nothing), and that a server can go and come back.
 
 use std::fs::File;
+use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::process::Stdio;
+use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use nix::sys::signal::Signal;
+use lamina::device::{Device, DeviceConfig};
+use lamina::serve::{Control, DiskServer, Shows};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use proptest::prelude::*;
 use proptest::test_runner::TestRunner;
 use serde_json::Value;
 use vm_memory::{Bytes, GuestAddress};
 
 use crate::common::{Place, Run, TENSOR, Window, answer, expected, lamina, noise, request, within};
+use crate::deaths::worker;
 use crate::disk_driver::{
     DATA, DISCARD, Driver, FLUSH, GET_ID, IN, IOERR, MEMORY, OK, OUT, Part, QUEUE_SIZE, UNSUPP, UNTOUCHED,
     WRITE_ZEROES,
@@ -363,6 +369,78 @@ fn a_server_that_is_killed_and_started_again_goes_on_where_it_was() {
             }
             assert_eq!(base.used_index(), base.made(), "each request was given back once");
         }
+    });
+}
+
+#[test]
+fn a_worker_that_dies_while_a_guest_writes_loses_no_write() {
+    within(120, || {
+        let rig = Rig::new(false, &[]);
+        let mut base = rig.driver("base");
+        let mut written = Vec::new();
+        for round in 0..4_u64 {
+            let places: Vec<u64> = (0..20).map(|n| DATA + n * 0x1_1000).collect();
+            for (n, &place) in (0_u64..).zip(&places) {
+                let data = noise(round * 20 + n, 64 << 10);
+                base.header(place, OUT, (round * 20 + n) * 128);
+                base.memory.write_slice(&data, GuestAddress(place + 512)).unwrap();
+                base.memory.write_obj(UNTOUCHED, GuestAddress(place + 0x10ff0)).unwrap();
+                written.extend(data);
+                let parts = [
+                    Part { at: place, length: 16, write: false },
+                    Part { at: place + 512, length: 64 << 10, write: false },
+                    Part { at: place + 0x10ff0, length: 1, write: true },
+                ];
+                base.submit(&parts, None);
+            }
+            base.kick();
+            thread::sleep(Duration::from_micros(700 * round));
+            // It may be gone already, and another one in its place.
+            let _ = kill(Pid::from_raw(worker(rig.run.child.id())), Signal::SIGKILL);
+            base = base.reconnect(&rig.socket("base"));
+            for (n, &place) in places.iter().enumerate() {
+                base.take();
+                let status: u8 = base.memory.read_obj(GuestAddress(place + 0x10ff0)).unwrap();
+                assert_eq!(status, OK, "round {round}, request {n}");
+            }
+            assert_eq!(base.used_index(), base.made());
+            assert!(read_all(&mut base, 0, written.len()) == written, "round {round}");
+        }
+    });
+}
+
+#[test]
+fn a_socket_that_somebody_else_keeps_open_outlives_its_server() {
+    within(60, || {
+        let place = Place::new();
+        let path = place.path("kept.sock");
+        let kept = UnixListener::bind(&path).unwrap();
+        let device = Arc::new(Device::new(DeviceConfig::new(BASE, VIEWS)).unwrap());
+        let bytes = noise(21, 1 << 20);
+        device.write_base(0, &bytes).unwrap();
+        let control = Control::new(device);
+        let adopt = || DiskServer::adopt(&control, Shows::Base, kept.try_clone().unwrap(), &path).unwrap();
+        let mut server = adopt();
+        let mut driver = Driver::connect(&path);
+        for round in 0..5_u64 {
+            assert!(driver.read(0, 1 << 20) == bytes);
+            let head = {
+                // In the ring while the server goes: done by the old one or by the new one, once.
+                driver.header(DATA, IN, round);
+                let answer = Part { at: DATA + 0x1000, length: 513, write: true };
+                let head = driver.submit(&[Part { at: DATA, length: 16, write: false }, answer], None);
+                driver.kick();
+                head
+            };
+            drop(server);
+            assert!(path.exists());
+            server = adopt();
+            driver = driver.reconnect(&path);
+            assert_eq!(driver.take(), (u32::from(head), 513));
+            assert_eq!(driver.used_index(), driver.made());
+        }
+        assert_eq!(control.disks().len(), 1);
+        drop(server);
     });
 }
 

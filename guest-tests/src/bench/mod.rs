@@ -7,6 +7,7 @@ pub mod codec;
 pub mod mount;
 pub mod start;
 pub mod tile;
+pub mod vhost;
 pub mod warm;
 
 use comfy_table::{CellAlignment, Table, presets::UTF8_HORIZONTAL_ONLY};

@@ -6,7 +6,7 @@ use anyhow::{Result, bail};
 use clap::{Parser, Subcommand};
 use lamina::format::Format;
 use lamina_guest_tests::{
-    bench::{codec::CodecBench, mount::Mount, start, warm::Warm},
+    bench::{codec::CodecBench, mount::Mount, start, vhost::Vhost, warm::Warm},
     bundled,
 };
 
@@ -66,6 +66,24 @@ enum What {
         #[arg(long, default_value_t = 15)]
         reads: u32,
     },
+    /// Disks in a guest, by fio: the device's against qemu-storage-daemon's export of a plain file
+    Vhost {
+        /// MiB of the tensor read
+        #[arg(long, default_value_t = 96)]
+        mib: u64,
+        /// Rounds, of which the median counts
+        #[arg(long, default_value_t = 3)]
+        rounds: usize,
+        /// Seconds of each measurement
+        #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=60))]
+        seconds: u32,
+        /// The device's codec
+        #[arg(long, default_value = "lz4")]
+        codec: String,
+        /// Print JSON rather than a table
+        #[arg(long)]
+        json: bool,
+    },
     /// Starting an empty device, by its capacity
     Start {
         /// Rounds, of which the median counts
@@ -99,6 +117,7 @@ fn run(cli: Cli) -> Result<()> {
         What::Start { rounds: 5 },
         What::Mount { mib: 96, rounds: 5, read_ahead_kb: 1024 },
         What::Warm { mib: 64, boots: 2, reads: 15 },
+        What::Vhost { mib: 96, rounds: 3, seconds: 3, codec: "lz4".to_owned(), json: false },
         // Last, for it may fail.
         What::Codec { seconds: SECONDS, formats: Vec::new(), no_peers: false, json: false },
     ];
@@ -133,6 +152,21 @@ fn run(cli: Cli) -> Result<()> {
                     "warm reads of {mib} MiB in a guest, medians of {boots} boots of {reads} reads\n{}\n",
                     warm.run()?
                 );
+            }
+            What::Vhost { mib, rounds, seconds, codec, json } => {
+                eprintln!("bench: disks of {mib} MiB in a guest, {rounds} rounds");
+                let report =
+                    Vhost { models: models.clone(), bytes: mib << 20, rounds, seconds, codec }.run()?;
+                if json {
+                    println!("{}", serde_json::to_string_pretty(&report)?);
+                } else {
+                    println!(
+                        "direct reads of disks in a guest ({}), {mib} MiB of bf16, codec {}, medians of {rounds} times {seconds} s\n{}\n",
+                        report.accel,
+                        report.codec,
+                        report.to_table()
+                    );
+                }
             }
             What::Start { rounds } => {
                 eprintln!("bench: starting empty devices, {rounds} rounds");
