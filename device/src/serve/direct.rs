@@ -2,8 +2,13 @@
 //!
 //! What they may rely on is part of the contract in [`super::coherence`]; without a mount there is nobody else, and everything goes to
 //! the device. All of these sleep while dirty pages of the mount are written back, so they are for threads of their own.
+//!
+//! They are of the whole device. A range may lie in several partitions, each with a page cache of its own; those of hosts are left alone.
 
-use super::control::{Control, ControlError};
+use std::ops::Range;
+
+use super::control::{Control, ControlError, common, inside};
+use super::{Coherence, Pair};
 
 impl Control {
     /// Fills `out` from `offset` of the base window on.
@@ -12,7 +17,9 @@ impl Control {
     ///
     /// When the range passes the window's end, what is stored is damaged, or dirty pages cannot be written back.
     pub(super) fn read_base(&self, offset: u64, out: &mut [u8]) -> Result<(), ControlError> {
-        self.settle_base(offset, out.len() as u64)?;
+        for (coherence, part) in self.coherent_over_base(offset, out.len() as u64) {
+            coherence.settle_range(part.start, part.end - part.start)?;
+        }
         Ok(self.device.read_base(offset, out)?)
     }
 
@@ -22,8 +29,11 @@ impl Control {
     ///
     /// As [`Self::read_base`].
     pub(super) fn read_views(&self, offset: u64, out: &mut [u8]) -> Result<(), ControlError> {
-        for (pair, part) in self.pairs_under(&(offset..offset.saturating_add(out.len() as u64))) {
-            pair.coherence().settle_under_views(part.start, part.end - part.start)?;
+        let range = offset..offset.saturating_add(out.len() as u64);
+        for pair in self.coherent() {
+            if let Some(part) = common(&pair.partition().views_window(), &range) {
+                pair.coherence().settle_under_views(part.start, part.end - part.start)?;
+            }
         }
         Ok(self.device.read_views(offset, out)?)
     }
@@ -34,21 +44,27 @@ impl Control {
     ///
     /// As [`Self::read_base`], and when the store is full.
     pub(super) fn write_base(&self, offset: u64, data: &[u8]) -> Result<(), ControlError> {
-        let length = data.len() as u64;
-        self.settle_base(offset, length)?;
+        let caches = self.coherent_over_base(offset, data.len() as u64);
+        for (coherence, part) in &caches {
+            coherence.settle_range(part.start, part.end - part.start)?;
+        }
         let written = self.device.write_base(offset, data);
         // A write that failed may have changed its first blocks.
-        for (pair, part) in self.pairs_over(&(offset..offset.saturating_add(length))) {
-            pair.coherence().written_beside(part.start, part.end - part.start)?;
+        for (coherence, part) in &caches {
+            coherence.written_beside(part.start, part.end - part.start)?;
         }
         Ok(written?)
     }
 
-    /// Brings dirty base pages of all pairs to the device.
-    fn settle_base(&self, offset: u64, length: u64) -> Result<(), ControlError> {
-        for (pair, part) in self.pairs_over(&(offset..offset.saturating_add(length))) {
-            pair.coherence().settle_range(part.start, part.end - part.start)?;
-        }
-        Ok(())
+    /// The pairs of files whose page caches are kept coherent with the device.
+    fn coherent(&self) -> impl Iterator<Item = &Pair> {
+        self.pairs().into_iter().map(AsRef::as_ref).filter(|pair: &&Pair| pair.cache().is_none())
+    }
+
+    /// What keeps those coherent that show some of a range of the base window, each with what it shows of it, in its own offsets.
+    fn coherent_over_base(&self, offset: u64, length: u64) -> Vec<(&Coherence, Range<u64>)> {
+        let range = offset..offset.saturating_add(length);
+        let part = |pair: &'_ Pair| inside(pair.partition(), &range);
+        self.coherent().filter_map(|pair| Some((pair.coherence(), part(pair)?))).collect()
     }
 }
