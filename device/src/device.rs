@@ -134,10 +134,10 @@ impl DeviceConfig {
         }
     }
 
-    /// Checks the sizes of the windows.
+    /// Checks the sizes of the windows and the partitions.
     ///
     /// # Errors
-    /// [`DeviceError::Size`].
+    /// [`DeviceError::Size`], and partitions that cannot be.
     pub fn check(&self) -> Result<(), DeviceError> {
         let block = BLOCK_BYTES as u64;
         for (what, bytes) in [("a base window", self.base_bytes), ("a views window", self.views_bytes)] {
@@ -150,7 +150,7 @@ impl DeviceConfig {
             let rule = "it holds the directory of 2 MiB and the views behind it";
             return Err(DeviceError::Size { what: "a views window", bytes: self.views_bytes, rule });
         }
-        Ok(())
+        Division::new(self).map(drop)
     }
 
     /// A device divided into these parts, its windows as large as theirs together, everything else as usual.

@@ -20,7 +20,8 @@
 //!    writing at the same moment are a race, as they are between hosts: the page is written back whole, and either may win.
 //!    What the guest of a disk keeps in its own page cache is its own: after a write to the base disk it drops the pages of
 //!    the views disk that it holds (`blockdev --flushbufs`) or reads them with `O_DIRECT`. The disk's flush is [`Coherence::flush`] of
-//!    everything.
+//!    everything. A disk is no host: hosts that share a region see its writes as those of another host, and it sees of theirs what has
+//!    reached the device.
 //!
 //! All of this is for one pair of files, that is one page cache, over one partition. Between *hosts*, whose page caches nobody keeps coherent, the contract of
 //! [`super::host_cache`] holds instead: 1 and 4 as above, each for its own files; 2 without the laundering; 3 after a flush by the host itself.

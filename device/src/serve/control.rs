@@ -108,11 +108,6 @@ impl Control {
         self.pairs().into_iter().map(seat).collect()
     }
 
-    /// The socket of the guest whose files are at the root.
-    pub fn root_socket(&self) -> PathBuf {
-        self.run_dir.as_deref().unwrap_or(Path::new("")).join(Place::Root.socket())
-    }
-
     /// All tensors.
     pub fn tensors(&self) -> Vec<TensorInfo> {
         self.only.as_ref().map_or_else(|| self.device.tensors(), |(partition, _)| partition.tensors())
@@ -313,19 +308,9 @@ impl Control {
     }
 
     /// This control's pairs over `range` of the device's base window, each with the part it has of it, in its own offsets.
-    pub(super) fn pairs_over(&self, range: &Range<u64>) -> Vec<(&Arc<Pair>, Range<u64>)> {
+    fn pairs_over(&self, range: &Range<u64>) -> Vec<(&Arc<Pair>, Range<u64>)> {
         let pairs = self.pairs().into_iter();
         pairs.filter_map(|pair| Some((pair, inside(pair.partition(), range)?))).collect()
-    }
-
-    /// This control's coherent pairs over `range` of the device's views window, each with the part it has of it, in its own offsets.
-    pub(super) fn pairs_under(&self, range: &Range<u64>) -> Vec<(&Arc<Pair>, Range<u64>)> {
-        let part = |pair: &Arc<Pair>| {
-            let views = pair.partition().views_window();
-            let (start, end) = (range.start.max(views.start), range.end.min(views.end));
-            (start < end).then(|| start - views.start..end - views.start)
-        };
-        self.pairs().into_iter().filter_map(|pair| Some((pair, part(pair)?))).collect()
     }
 
     /// Drops the directory of the partition that has `dpa`, and these ranges of the device's views window, from all page caches.
@@ -351,10 +336,14 @@ impl Control {
 }
 
 /// What a partition has of `range` of the device's base window, in its own offsets. An empty range lies where it begins.
-fn inside(partition: &Partition, range: &Range<u64>) -> Option<Range<u64>> {
-    let base = partition.base();
-    let (start, end) = (range.start.max(base.start), range.end.min(base.end));
-    (start < end || (start == end && range.is_empty())).then(|| start - base.start..end - base.start)
+pub(super) fn inside(partition: &Partition, range: &Range<u64>) -> Option<Range<u64>> {
+    common(&partition.base(), range)
+}
+
+/// The part of `range` that lies in `window`, in offsets of that. An empty range lies where it begins.
+pub(super) fn common(window: &Range<u64>, range: &Range<u64>) -> Option<Range<u64>> {
+    let (start, end) = (range.start.max(window.start), range.end.min(window.end));
+    (start < end || (start == end && range.is_empty())).then(|| start - window.start..end - window.start)
 }
 
 /// The blocks that a base range touches, as a range of bytes.

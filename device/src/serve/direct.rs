@@ -2,12 +2,15 @@
 //!
 //! What they may rely on is part of the contract in [`super::coherence`]; without a mount there is nobody else, and everything goes to
 //! the device. All of these sleep while dirty pages of the mount are written back, so they are for threads of their own.
+//!
+//! They are of the whole device. A range may lie in several partitions, each with a page cache of its own; those of hosts are left alone.
 
 use std::ops::Range;
 
 use crate::device::{Device, DeviceError};
 
-use super::control::{Control, ControlError};
+use super::control::{Control, ControlError, common, inside};
+use super::{Coherence, Pair};
 
 impl Control {
     /// Fills `out` from `offset` of the base window on.
@@ -16,7 +19,9 @@ impl Control {
     ///
     /// When the range passes the window's end, what is stored is damaged, or dirty pages cannot be written back.
     pub(super) fn read_base(&self, offset: u64, out: &mut [u8]) -> Result<(), ControlError> {
-        self.settle_base(offset, out.len() as u64)?;
+        for (coherence, part) in self.coherent_over_base(offset, out.len() as u64) {
+            coherence.settle_range(part.start, part.end - part.start)?;
+        }
         Ok(self.device.read_base(offset, out)?)
     }
 
@@ -26,8 +31,11 @@ impl Control {
     ///
     /// As [`Self::read_base`].
     pub(super) fn read_views(&self, offset: u64, out: &mut [u8]) -> Result<(), ControlError> {
-        for (pair, part) in self.pairs_under(&(offset..offset.saturating_add(out.len() as u64))) {
-            pair.coherence().settle_under_views(part.start, part.end - part.start)?;
+        let range = offset..offset.saturating_add(out.len() as u64);
+        for pair in self.coherent() {
+            if let Some(part) = common(&pair.partition().views_window(), &range) {
+                pair.coherence().settle_under_views(part.start, part.end - part.start)?;
+            }
         }
         Ok(self.device.read_views(offset, out)?)
     }
@@ -48,20 +56,27 @@ impl Control {
         range: &Range<u64>,
         change: impl FnOnce(&Device) -> Result<(), DeviceError>,
     ) -> Result<(), ControlError> {
-        self.settle_base(range.start, range.end - range.start)?;
+        let caches = self.coherent_over_base(range.start, range.end - range.start);
+        for (coherence, part) in &caches {
+            coherence.settle_range(part.start, part.end - part.start)?;
+        }
         let changed = change(&self.device);
         // One that failed may have changed the first blocks.
-        for (pair, part) in self.pairs_over(range) {
-            pair.coherence().written_beside(part.start, part.end - part.start)?;
+        for (coherence, part) in &caches {
+            coherence.written_beside(part.start, part.end - part.start)?;
         }
         Ok(changed?)
     }
 
-    /// Brings dirty base pages of all pairs to the device.
-    fn settle_base(&self, offset: u64, length: u64) -> Result<(), ControlError> {
-        for (pair, part) in self.pairs_over(&(offset..offset.saturating_add(length))) {
-            pair.coherence().settle_range(part.start, part.end - part.start)?;
-        }
-        Ok(())
+    /// The pairs of files whose page caches are kept coherent with the device.
+    fn coherent(&self) -> impl Iterator<Item = &Pair> {
+        self.pairs().into_iter().map(AsRef::as_ref).filter(|pair: &&Pair| pair.cache().is_none())
+    }
+
+    /// What keeps those coherent that show some of a range of the base window, each with what it shows of it, in its own offsets.
+    fn coherent_over_base(&self, offset: u64, length: u64) -> Vec<(&Coherence, Range<u64>)> {
+        let range = offset..offset.saturating_add(length);
+        let part = |pair: &'_ Pair| inside(pair.partition(), &range);
+        self.coherent().filter_map(|pair| Some((pair.coherence(), part(pair)?))).collect()
     }
 }

@@ -14,7 +14,8 @@
 //!    this host flushes base bytes under it, or invalidates them. The directory is never stale.
 //! 6. A line that is stored with the bytes it was given is no store: it is not written back.
 //! 7. If the process that serves the device dies, the cache dies with it, as a host's does that loses power: what hosts stored, that had left their page caches and was not
-//!    flushed, is lost. What their page caches hold is written back and dropped at once, held against what the device has by then.
+//!    flushed, is lost, and no flush says so. What their page caches hold is written back and dropped at once, held against what the device has by then: in such a page all
+//!    lines that differ from the device are taken for the host's, also those that another host has changed since this one was given them. `pages_unknown` counts these pages.
 //!
 //! How: the page cache may drop and write back whenever it likes, so this remembers for each page that the host was given what bytes these were, and, if the host wrote it back,
 //! what bytes it has now. Reads of such a page give the host's own bytes again. To drop a page it is first marked as *leaving*, then the page cache drops it (which may write it back once more), then it is

@@ -58,7 +58,9 @@ pub(crate) async fn boot(args: Boot) -> Result<ExitCode> {
             let served = start(device, Some(mount), Vec::new()).await?;
             let path = |window: &Option<WindowFile>| window.as_ref()?.path.clone();
             let mounted = path(&served.ready.base).zip(path(&served.ready.views));
-            let (base, views) = mounted.context("the device is not mounted")?;
+            let (base, views) = mounted.context(
+                "the image is divided among guests: serve it with `lamina serve`, then boot each with --guest",
+            )?;
             let attach = windows(base, views)?;
             (attach, served.ready.ctl.clone(), Some(served), Some(folder))
         }

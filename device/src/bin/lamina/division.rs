@@ -3,6 +3,7 @@
 //! * Without `--guest` the device is not divided. With it, each guest has a partition, and `--shared` makes one more, named [`SHARED`], for everybody.
 //! * What is shared (the whole device, or that partition) is shown by the pair at the mount's root, or, with hosts, by a pair for each host.
 //! * `--model` goes to what is shared, a guest's `model=` to its partition.
+//! * An image keeps its partitions. What the command line does not say of them is as the image has it; hosts are not part of it.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -15,6 +16,7 @@ use lamina::device::{Device, DeviceConfig, MOST_PARTITIONS, Partition, Partition
 use lamina::load::{self, LoadOptions};
 use lamina::model::ModelFile;
 use lamina::serve::{PairOptions, Place};
+use lamina::store::image::Superblock;
 
 use crate::args::{DeviceArgs, bytes};
 
@@ -32,7 +34,8 @@ pub(crate) struct DivisionArgs {
     #[arg(
         long = "guest",
         value_name = "NAME=BYTES[,quota=BYTES][,views=BYTES][,model=FILE]",
-        conflicts_with = "capacity"
+        conflicts_with = "capacity",
+        requires = "mount"
     )]
     guests: Vec<GuestSpec>,
     /// Bytes of a part that is everybody's, besides the guests' own; --views-capacity is then its views window.
@@ -40,10 +43,10 @@ pub(crate) struct DivisionArgs {
     shared: Option<u64>,
     /// So many hosts, h0, h1 and so on, share the device, or its shared part, each with a cache of its own that nobody keeps coherent: stores show at others when they
     /// are flushed, and where these invalidate.
-    #[arg(long, value_name = "N", conflicts_with = "host", value_parser = clap::value_parser!(u8).range(1..=16))]
+    #[arg(long, value_name = "N", conflicts_with = "host", requires = "mount", value_parser = clap::value_parser!(u8).range(1..=16))]
     hosts: Option<u8>,
     /// Such a host by name; may be given more than once.
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", requires = "mount")]
     host: Vec<String>,
     /// Bytes of pages that a host's cache holds; each takes as much memory, and twice as much where the host stored into it.
     #[arg(long, value_parser = bytes, default_value = "64M", value_name = "BYTES")]
@@ -83,51 +86,80 @@ impl FromStr for GuestSpec {
     }
 }
 
-/// A pair of files that is to be shown.
+/// A device that is to be served, and to whom.
+pub(crate) struct Plan {
+    /// The partitions; one without a name for a device that is not divided.
+    parts: Vec<Part>,
+    /// What is loaded, and where.
+    pub(crate) loads: Vec<Load>,
+    /// Place, partition and cache of each pair of files.
+    pairs: Vec<(Place, String, Option<u64>)>,
+}
+
+/// A partition as the command line has it; what it does not say is fitting, or as the image has it.
+struct Part {
+    name: Option<String>,
+    base_bytes: Option<u64>,
+    views_bytes: Option<u64>,
+    quota_bytes: Option<u64>,
+}
+
+/// A checkpoint and the partition it goes to.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct SeatPlan {
-    pub(crate) place: Place,
-    /// The name of its partition.
-    partition: String,
-    cache_bytes: Option<u64>,
+pub(crate) struct Load {
+    pub(crate) path: PathBuf,
+    pub(crate) partition: Option<String>,
 }
 
-impl SeatPlan {
-    /// The pair, of `device`.
-    pub(crate) fn pair(&self, device: &Arc<Device>) -> Result<PairOptions> {
-        let partition = Partition::named(device, &self.partition)
-            .with_context(|| format!("the device has no partition {:?}", self.partition))?;
-        Ok(PairOptions { place: self.place.clone(), partition, cache_bytes: self.cache_bytes })
+impl Load {
+    /// What a tensor of the checkpoint is called on the device.
+    pub(crate) fn full_name(&self, name: &str) -> String {
+        match &self.partition {
+            Some(partition) => format!("{partition}/{name}"),
+            None => name.to_owned(),
+        }
     }
 }
 
-impl DivisionArgs {
-    fn divided(&self) -> bool {
-        !self.guests.is_empty()
-    }
-
-    /// Whether there is a part that is everybody's.
-    fn shares(&self) -> bool {
-        !self.divided() || self.shared.is_some()
-    }
-
-    /// The partition that is everybody's.
-    fn shared_name(&self) -> &'static str {
-        if self.divided() { SHARED } else { "" }
-    }
-
-    /// The pairs of files.
-    ///
-    /// # Errors
-    /// When two have one name, or a name cannot be one.
-    pub(crate) fn seats(&self) -> Result<Vec<SeatPlan>> {
-        let hosts: Vec<String> = match self.hosts {
+impl Plan {
+    /// Decides. Of a device that lies in an `image` already, the partitions are the image's: what is said otherwise is refused.
+    pub(crate) fn new(
+        args: &DivisionArgs,
+        device: &DeviceArgs,
+        image: Option<(&Superblock, &Path)>,
+    ) -> Result<Self> {
+        let mut args = args.clone();
+        if let Some((is, _)) = image
+            && args.guests.is_empty()
+        {
+            args.divide_like(is);
+        }
+        let divided = !args.guests.is_empty();
+        let mut plan = Self { parts: Vec::new(), loads: Vec::new(), pairs: Vec::new() };
+        for guest in args.guests {
+            ensure!(
+                guest.name != SHARED,
+                "{SHARED} names the part that --shared makes; no guest can have it"
+            );
+            let name = Some(guest.name.clone());
+            plan.load(&guest.models, name.as_ref());
+            let (base_bytes, quota_bytes) = (Some(guest.bytes), guest.quota);
+            plan.parts.push(Part { name, base_bytes, views_bytes: guest.views, quota_bytes });
+            plan.pairs.push((Place::Guest(guest.name.clone()), guest.name, None));
+        }
+        let hosts: Vec<String> = match args.hosts {
             Some(count) => (0..count).map(|n| format!("h{n}")).collect(),
-            None => self.host.clone(),
+            None => args.host,
         };
+        let shared = if divided { SHARED } else { "" };
+        let is_shared = !divided || args.shared.is_some();
         ensure!(
-            self.shares() || hosts.is_empty(),
+            is_shared || hosts.is_empty(),
             "hosts share a part of the device: say with --shared BYTES how large it is"
+        );
+        ensure!(
+            is_shared || device.models.is_empty(),
+            "--model goes to the shared part, and there is none: say --shared BYTES, or load it for a guest with --guest NAME=BYTES,model=FILE"
         );
         ensure!(
             hosts.len() <= MOST_PARTITIONS,
@@ -140,103 +172,116 @@ impl DivisionArgs {
                 bail!("{name:?} cannot name a host: 1 to 32 lower-case letters, digits, `-` and `_`");
             }
         }
-        let guest = |guest: &GuestSpec| SeatPlan {
-            place: Place::Guest(guest.name.clone()),
-            partition: guest.name.clone(),
-            cache_bytes: None,
-        };
-        let mut seats: Vec<_> = self.guests.iter().map(guest).collect();
-        let partition = self.shared_name().to_owned();
-        if self.shares() && hosts.is_empty() {
-            seats.push(SeatPlan { place: Place::Root, partition: partition.clone(), cache_bytes: None });
+        if is_shared {
+            let name = divided.then(|| shared.to_owned());
+            plan.load(&device.models, name.as_ref());
+            let base_bytes = if divided { args.shared } else { device.capacity };
+            plan.parts.push(Part { name, base_bytes, views_bytes: device.views_capacity, quota_bytes: None });
+            if hosts.is_empty() {
+                plan.pairs.push((Place::Root, shared.to_owned(), None));
+            }
         }
-        seats.extend(hosts.into_iter().map(|name| SeatPlan {
-            place: Place::Host(name),
-            partition: partition.clone(),
-            cache_bytes: Some(self.host_cache),
-        }));
+        let hosts =
+            hosts.into_iter().map(|name| (Place::Host(name), shared.to_owned(), Some(args.host_cache)));
+        plan.pairs.extend(hosts);
         let mut names = BTreeSet::new();
-        if let Some(seat) = seats.iter().find(|seat| !names.insert(seat.place.name())) {
-            bail!("{} names two guests or hosts; each has a name of its own", seat.place.name());
+        if let Some((place, ..)) = plan.pairs.iter().find(|(place, ..)| !names.insert(place.name())) {
+            bail!("{} names two guests or hosts; each has a name of its own", place.name());
         }
-        Ok(seats)
+        if let Some((is, path)) = image {
+            plan.fits(device, is)
+                .with_context(|| format!("the image {} is another device", path.display()))?;
+        }
+        Ok(plan)
     }
 
-    /// The windows of the device: as large as asked, or as the checkpoints need.
-    ///
-    /// # Errors
-    /// When a checkpoint cannot be read, or has no place to go.
-    pub(crate) fn config(&self, device: &DeviceArgs) -> Result<DeviceConfig> {
-        let options = device.load_options();
-        let mut partitions = Vec::new();
-        for guest in &self.guests {
-            let (_, views_needed) = needed(&guest.models, &options)?;
-            partitions.push(PartitionConfig {
-                name: guest.name.clone(),
-                base_bytes: guest.bytes,
-                views_bytes: guest.views.unwrap_or(fitting(views_needed.max(guest.bytes))),
-                quota_bytes: guest.quota,
-            });
+    fn load(&mut self, models: &[PathBuf], partition: Option<&String>) {
+        self.loads
+            .extend(models.iter().map(|path| Load { path: path.clone(), partition: partition.cloned() }));
+    }
+
+    /// Refuses what is said otherwise than the image has it.
+    fn fits(&self, device: &DeviceArgs, is: &Superblock) -> Result<()> {
+        let same = |what: &str, asked: Option<u64>, is: Option<u64>| {
+            let is_text = is.map_or_else(|| "none".to_owned(), |bytes| format!("{bytes} bytes"));
+            ensure!(asked.is_none() || asked == is, "{what}: it has {is_text}; an image keeps its sizes");
+            Ok(())
+        };
+        same("--capacity", device.capacity, Some(is.base_bytes))?;
+        if is.partitions.is_empty() && self.parts.iter().all(|part| part.name.is_none()) {
+            return same("--views-capacity", device.views_capacity, Some(is.views_bytes));
         }
+        let asked: Vec<_> = self.parts.iter().filter_map(|part| part.name.as_deref()).collect();
+        let names: Vec<_> = is.partitions.iter().map(|part| part.name.as_str()).collect();
         ensure!(
-            self.shares() || device.models.is_empty(),
-            "--model goes to the shared part, and there is none: say --shared BYTES, or load it for a guest with --guest NAME=BYTES,model=FILE"
+            asked == names,
+            "--guest and --shared ask for the parts [{}], it has [{}]; an image keeps its parts",
+            asked.join(", "),
+            names.join(", ")
         );
-        let (base_needed, views_needed) = needed(&device.models, &options)?;
-        let base_bytes = self.shared.or(device.capacity).unwrap_or(fitting(base_needed));
-        let views_bytes = device.views_capacity.unwrap_or(fitting(views_needed.max(base_bytes)));
-        if !self.divided() {
-            return Ok(DeviceConfig::new(base_bytes, views_bytes));
+        for (part, is) in self.parts.iter().zip(&is.partitions) {
+            let of = |what: &str| format!("the {what} of {}", is.name);
+            same(&of("base window"), part.base_bytes, Some(is.base_bytes))?;
+            same(&of("views window"), part.views_bytes, Some(is.views_bytes))?;
+            same(&of("quota"), part.quota_bytes, is.quota_bytes)?;
         }
-        if self.shared.is_some() {
-            let name = SHARED.to_owned();
-            partitions.push(PartitionConfig { name, base_bytes, views_bytes, quota_bytes: None });
+        Ok(())
+    }
+
+    /// What a new device is made of, as far as that is decided here. Opens the checkpoints to see what they take.
+    pub(crate) fn config(&self, options: &LoadOptions) -> Result<DeviceConfig> {
+        let mut partitions = Vec::new();
+        for part in &self.parts {
+            let (mut base_needed, mut views_needed) = (0_u64, lamina_abi::DIRECTORY_BYTES);
+            for load in self.loads.iter().filter(|load| load.partition == part.name) {
+                let model = ModelFile::open(&load.path)?;
+                base_needed = base_needed.saturating_add(load::base_needed(&model));
+                views_needed = views_needed.saturating_add(load::views_needed(&model, options));
+            }
+            let base_bytes = part.base_bytes.unwrap_or(fitting(base_needed));
+            let views_bytes = part.views_bytes.unwrap_or(fitting(views_needed.max(base_bytes)));
+            let Some(name) = part.name.clone() else {
+                return Ok(DeviceConfig::new(base_bytes, views_bytes));
+            };
+            partitions.push(PartitionConfig { name, base_bytes, views_bytes, quota_bytes: part.quota_bytes });
         }
         Ok(DeviceConfig::divided(partitions))
     }
 
-    /// Refuses an image that is divided otherwise; one that is there keeps its sizes and quotas.
-    ///
-    /// # Errors
-    /// When its partitions are not those asked for.
-    pub(crate) fn fits(&self, partitions: &[PartitionConfig], image: &Path) -> Result<()> {
-        let there: Vec<_> = partitions.iter().map(|part| (part.name.as_str(), part.base_bytes)).collect();
-        let mut asked: Vec<_> = self.guests.iter().map(|guest| (guest.name.as_str(), guest.bytes)).collect();
-        asked.extend(self.shared.map(|bytes| (SHARED, bytes)));
-        let list = |parts: &[(&str, u64)]| {
-            let parts: Vec<_> = parts.iter().map(|(name, bytes)| format!("{name}={bytes}")).collect();
-            if parts.is_empty() { "not divided".to_owned() } else { parts.join(", ") }
-        };
-        ensure!(
-            there == asked,
-            "the image {} is {}, and asked for is {}; an image stays as it was divided",
-            image.display(),
-            list(&there),
-            list(&asked)
-        );
-        Ok(())
+    /// The sockets of the guests' control ports in `run_dir`, one for each pair of files.
+    pub(crate) fn sockets(&self, run_dir: &Path) -> impl Iterator<Item = PathBuf> {
+        self.pairs.iter().map(|(place, ..)| run_dir.join(place.socket()))
     }
 
-    /// What is loaded, and into which partition of a divided device.
-    pub(crate) fn loads(&self, models: &[PathBuf]) -> Vec<(PathBuf, Option<String>)> {
-        let own = self
-            .guests
-            .iter()
-            .flat_map(|guest| guest.models.iter().map(|model| (model.clone(), Some(guest.name.clone()))));
-        let shared = self.divided().then(|| SHARED.to_owned());
-        own.chain(models.iter().map(|model| (model.clone(), shared.clone()))).collect()
+    /// The pairs of files of `device`, which was made as planned.
+    pub(crate) fn pairs(&self, device: &Arc<Device>) -> Result<Vec<PairOptions>> {
+        let pair = |(place, partition, cache_bytes): &(Place, String, Option<u64>)| {
+            let Some(partition) = Partition::named(device, partition) else {
+                bail!("the device has no partition {partition:?}");
+            };
+            Ok(PairOptions { place: place.clone(), partition, cache_bytes: *cache_bytes })
+        };
+        self.pairs.iter().map(pair).collect()
     }
 }
 
-/// The bytes that checkpoints take of either window.
-fn needed(models: &[PathBuf], options: &LoadOptions) -> Result<(u64, u64)> {
-    let (mut base, mut views) = (0_u64, lamina_abi::DIRECTORY_BYTES);
-    for path in models {
-        let model = ModelFile::open(path)?;
-        base = base.saturating_add(load::base_needed(&model));
-        views = views.saturating_add(load::views_needed(&model, options));
+impl DivisionArgs {
+    /// Asks for the parts that an image has.
+    fn divide_like(&mut self, is: &Superblock) {
+        for part in &is.partitions {
+            if part.name == SHARED {
+                self.shared = Some(part.base_bytes);
+                continue;
+            }
+            self.guests.push(GuestSpec {
+                name: part.name.clone(),
+                bytes: part.base_bytes,
+                quota: part.quota_bytes,
+                views: Some(part.views_bytes),
+                models: Vec::new(),
+            });
+        }
     }
-    Ok((base, views))
 }
 
 /// A window that QEMU takes and that holds so many bytes.
@@ -251,86 +296,113 @@ mod tests {
     use super::*;
     use crate::args::{Cli, Command};
 
-    /// The seats and the device for `lamina serve --mount m` and these.
-    fn plan(words: &[&str]) -> Result<(Vec<SeatPlan>, DeviceConfig)> {
+    fn serve(words: &[&str]) -> Result<Box<crate::args::Serve>> {
         let cli = Cli::try_parse_from(["lamina", "serve", "--mount", "m"].iter().chain(words))?;
         let Command::Serve(serve) = cli.command else { bail!("another command") };
-        Ok((serve.division.seats()?, serve.division.config(&serve.device)?))
+        Ok(serve)
+    }
+
+    /// The plan for `lamina serve --mount m` and these.
+    fn plan(words: &[&str]) -> Result<Plan> {
+        let serve = serve(words)?;
+        Plan::new(&serve.division, &serve.device, None)
+    }
+
+    /// The same on an image.
+    fn plan_on(is: &Superblock, words: &[&str]) -> Result<Plan> {
+        let serve = serve(words)?;
+        Plan::new(&serve.division, &serve.device, Some((is, Path::new("i"))))
+    }
+
+    fn config(plan: &Plan) -> DeviceConfig {
+        plan.config(&LoadOptions::default()).unwrap()
     }
 
     fn refused(words: &[&str]) -> String {
         plan(words).err().unwrap().to_string()
     }
 
-    fn seat(place: Place, partition: &str, cache_bytes: Option<u64>) -> SeatPlan {
-        SeatPlan { place, partition: partition.to_owned(), cache_bytes }
-    }
-
     #[test]
     fn a_device_alone_has_one_pair_and_no_partitions() {
-        let (seats, config) = plan(&["--capacity", "512M"]).unwrap();
-        assert_eq!((config.base_bytes, config.views_bytes), (512 << 20, 512 << 20));
-        assert!(config.partitions.is_empty());
-        assert_eq!(seats, [seat(Place::Root, "", None)]);
+        let plan = plan(&["--capacity", "512M"]).unwrap();
+        let made = config(&plan);
+        assert_eq!((made.base_bytes, made.views_bytes), (512 << 20, 512 << 20));
+        assert!(made.partitions.is_empty());
+        assert_eq!(plan.pairs, [(Place::Root, String::new(), None)]);
     }
 
     #[test]
     fn guests_have_partitions_and_pairs_of_their_own() {
         let words =
             ["--guest", "a=1G,quota=64M", "--guest", "b=256M,views=512M", "--shared", "32M", "--host", "x"];
-        let (seats, config) = plan(&words).unwrap();
-        let size = |part: &PartitionConfig| {
-            (part.name.clone(), part.base_bytes >> 20, part.views_bytes >> 20, part.quota_bytes)
-        };
-        let sizes: Vec<_> = config.partitions.iter().map(size).collect();
-        let expected = [
-            ("a".to_owned(), 1024, 1024, Some(64 << 20)),
-            ("b".to_owned(), 256, 512, None),
-            ("shared".to_owned(), 32, 256, None),
-        ];
+        let plan = plan(&words).unwrap();
+        let made = config(&plan);
+        let sizes: Vec<_> = made
+            .partitions
+            .iter()
+            .map(|part| (part.name.as_str(), part.base_bytes >> 20, part.views_bytes >> 20, part.quota_bytes))
+            .collect();
+        let expected = [("a", 1024, 1024, Some(64 << 20)), ("b", 256, 512, None), ("shared", 32, 256, None)];
         assert_eq!(sizes, expected);
-        assert_eq!(config.base_bytes, (1024 + 256 + 32) << 20);
-        let guest = |name: &str| seat(Place::Guest(name.into()), name, None);
-        let host = seat(Place::Host("x".into()), "shared", Some(64 << 20));
-        assert_eq!(seats, [guest("a"), guest("b"), host]);
-        let device = Arc::new(Device::new(config).unwrap());
-        assert_eq!(seats[2].pair(&device).unwrap().partition.base(), 1280 << 20..1312 << 20);
+        assert_eq!(made.base_bytes, (1024 + 256 + 32) << 20);
+        let guest = |name: &str| (Place::Guest(name.into()), name.to_owned(), None);
+        let host = (Place::Host("x".into()), "shared".to_owned(), Some(64 << 20));
+        assert_eq!(plan.pairs, [guest("a"), guest("b"), host]);
+        let device = Arc::new(Device::new(made).unwrap());
+        assert_eq!(plan.pairs(&device).unwrap()[2].partition.base(), 1280 << 20..1312 << 20);
     }
 
     #[test]
     fn hosts_share_what_is_not_a_guests() {
-        let (seats, _) = plan(&["--hosts", "2", "--host-cache", "1M"]).unwrap();
-        let host = |name: &str| seat(Place::Host(name.into()), "", Some(1 << 20));
-        assert_eq!(seats, [host("h0"), host("h1")]);
+        let plan = plan(&["--hosts", "2", "--host-cache", "1M"]).unwrap();
+        let host = |name: &str| (Place::Host(name.into()), String::new(), Some(1 << 20));
+        assert_eq!(plan.pairs, [host("h0"), host("h1")]);
         assert!(refused(&["--guest", "a=1M", "--hosts", "2"]).contains("--shared BYTES"));
         assert!(refused(&["--guest", "a=1M", "--model", "m"]).contains("model=FILE"));
         assert!(refused(&["--host", "x", "--host", "x"]).contains("x names two"));
         assert!(refused(&["--guest", "x=1M", "--shared", "1M", "--host", "x"]).contains("x names two"));
         assert!(refused(&["--host", "../x"]).contains("cannot name a host"));
         for words in [["--hosts", "0"], ["--hosts", "17"], ["--shared", "1M"]] {
-            assert!(plan(&words).is_err(), "{words:?}");
+            assert!(plan_fails(&words), "{words:?}");
         }
     }
 
     #[test]
-    fn an_image_stays_as_it_was_divided() {
-        let words = ["lamina", "serve", "--mount", "m", "--guest", "a=1M,quota=1M", "--shared", "2M"];
-        let Command::Serve(serve) = Cli::try_parse_from(words).unwrap().command else { panic!("another") };
-        let part = |name: &str, base_bytes| PartitionConfig {
-            name: name.into(),
-            base_bytes,
-            views_bytes: 4 << 20,
-            quota_bytes: None,
-        };
-        let fits = |parts: &[PartitionConfig]| {
-            serve.division.fits(parts, Path::new("i")).map_err(|why| why.to_string())
-        };
-        assert_eq!(fits(&[part("a", 1 << 20), part("shared", 2 << 20)]), Ok(()));
-        assert!(fits(&[part("a", 1 << 20)]).unwrap_err().contains("a=1048576, shared=2097152"));
-        assert!(fits(&[]).unwrap_err().contains("not divided"));
-        let models = ["m".into()];
-        assert_eq!(serve.division.loads(&models), [("m".into(), Some("shared".to_owned()))]);
-        assert_eq!(DivisionArgs::default().loads(&models), [("m".into(), None)]);
+    fn an_image_keeps_its_parts() {
+        let words = ["--guest", "a=1G,quota=64M", "--guest", "b=256M,views=512M", "--shared", "32M"];
+        let first = plan(&words).unwrap();
+        let is = config(&first).superblock();
+        for words in [&[][..], &words, &["--guest", "a=1G", "--guest", "b=256M", "--shared", "32M"]] {
+            let again = plan_on(&is, words).unwrap();
+            assert_eq!(again.pairs, first.pairs, "{words:?}");
+        }
+        let hosts = plan_on(&is, &["--hosts", "1", "--model", "m"]).unwrap();
+        assert_eq!(hosts.pairs[2].0, Place::Host("h0".into()));
+        assert_eq!(hosts.loads, [Load { path: "m".into(), partition: Some(SHARED.into()) }]);
+        for (words, says) in [
+            (&["--guest", "a=1G", "--guest", "b=256M"][..], "keeps its parts"),
+            (&["--guest", "b=256M", "--guest", "a=1G", "--shared", "32M"], "keeps its parts"),
+            (&["--guest", "a=2G", "--guest", "b=256M", "--shared", "32M"], "base window of a"),
+            (&["--guest", "a=1G", "--guest", "b=256M,views=1G", "--shared", "32M"], "views window of b"),
+            (
+                &["--guest", "a=1G", "--guest", "b=256M,quota=1M", "--shared", "32M"],
+                "quota of b: it has none",
+            ),
+            (&["--views-capacity", "1G"], "views window of shared"),
+            (&["--capacity", "1G"], "--capacity"),
+        ] {
+            let why = plan_on(&is, words).err().map(|why| format!("{why:#}")).unwrap_or_default();
+            assert!(why.contains(says) && why.contains("the image i"), "{words:?}: {why}");
+        }
+        let whole = config(&plan(&["--capacity", "512M"]).unwrap()).superblock();
+        assert!(plan_on(&whole, &["--capacity", "512M"]).is_ok());
+        assert!(plan_on(&whole, &["--capacity", "256M"]).is_err());
+        assert!(plan_on(&whole, &["--guest", "a=512M"]).is_err());
+        assert!(refused(&["--guest", "shared=1M"]).contains("--shared"));
+    }
+
+    fn plan_fails(words: &[&str]) -> bool {
+        plan(words).is_err()
     }
 
     #[test]

@@ -21,12 +21,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
-use lamina::device::DeviceConfig;
 use lamina::serve::{HeldMount, MountOptions, MountPoint, Shows, claim, claim_tcp, fuse::fuse_present};
 use lamina::store::image::Image;
 
 use crate::args::{DeviceArgs, DiskArg};
-use crate::division::DivisionArgs;
+use crate::division::{DivisionArgs, Plan};
 use crate::life::{self, Ask, Order, Ready, WORKER, Word};
 
 /// Deaths within this time are quick.
@@ -61,8 +60,8 @@ struct Held {
     image_path: PathBuf,
     mount: Option<(HeldMount, usize)>,
     api: Listening,
-    /// The guests' sockets, one for each pair of files.
-    ctls: Vec<Listening>,
+    /// One for each pair of files.
+    ctl: Vec<Listening>,
     tcp: Option<std::net::TcpListener>,
     disks: Vec<(Listening, Shows)>,
 }
@@ -104,17 +103,13 @@ impl Holder {
         disks: Vec<DiskArg>,
         stop: &StopSwitch,
     ) -> Result<Option<Self>> {
-        let seats = division.seats()?;
-        let (image, image_path, new) = open_image(args, division)?;
+        let Opened { image, path: image_path, new, plan } = Opened::new(args, division)?;
         make_private_dir(&args.run_dir)?;
         let mut held = Held {
             image,
             image_path,
             api: Listening::at(&args.run_dir.join("api.sock"))?,
-            ctls: seats
-                .iter()
-                .map(|seat| Listening::at(&args.run_dir.join(seat.place.socket())))
-                .collect::<Result<_>>()?,
+            ctl: plan.sockets(&args.run_dir).map(|socket| Listening::at(&socket)).collect::<Result<_>>()?,
             tcp: args.tcp.map(claim_tcp).transpose()?,
             mount: None,
             disks: listen_for(disks)?,
@@ -302,10 +297,11 @@ impl Worker {
         drop(now);
         let worker = Self { child, line };
         let image = held.image_path.clone();
-        let order = Order::Open { image, first, deaths, careful, tcp: held.tcp.is_some() };
+        let ctl = held.ctl.iter().map(|socket| socket.path.clone()).collect();
+        let order = Order::Open { image, first, deaths, careful, ctl, tcp: held.tcp.is_some() };
         let mut descriptors = vec![held.image.file().as_fd(), held.api.listener.as_fd()];
+        descriptors.extend(held.ctl.iter().map(|socket| socket.listener.as_fd()));
         descriptors.extend(held.tcp.as_ref().map(AsFd::as_fd));
-        descriptors.extend(held.ctls.iter().map(|ctl| ctl.listener.as_fd()));
         worker.order(&order, &descriptors)?;
         if stopping {
             worker.order(&Order::Stop, &[])?;
@@ -547,43 +543,39 @@ fn make_private_dir(path: &Path) -> Result<()> {
     })
 }
 
-/// The image that is asked for, its name, and whether it is a new file.
-fn open_image(args: &DeviceArgs, division: &DivisionArgs) -> Result<(Image, PathBuf, bool)> {
-    if let Some(path) = &args.image
-        && let Some(image) = Image::open(path)?
-    {
-        let is = image.superblock();
-        division.fits(&is.partitions, path)?;
-        let shared = is.partitions.last();
-        let (base, views) =
-            shared.map_or((is.base_bytes, is.views_bytes), |part| (part.base_bytes, part.views_bytes));
-        let asked = [("--capacity", args.capacity, base), ("--views-capacity", args.views_capacity, views)];
-        for (option, asked, is) in asked {
-            if asked.is_some_and(|asked| asked != is) {
-                bail!("{option}: the image {} has {is} bytes; an image keeps its size", path.display());
-            }
-        }
-        return Ok((image, path.clone(), false));
-    }
-    let config = config(args, division)?;
-    config.check()?;
-    Ok(match &args.image {
-        Some(path) => {
-            if args.mode == lamina::mode::Mode::Plain {
-                bail!(
-                    "--image does not go with --mode plain, which changes blocks in place: a kill could leave one half written"
-                );
-            }
-            (Image::create(path, config.superblock())?, path.clone(), true)
-        }
-        None => (Image::in_memory(config.superblock())?, PathBuf::from("memory"), false),
-    })
+/// The image that is asked for.
+struct Opened {
+    image: Image,
+    path: PathBuf,
+    /// Whether it is a new file.
+    new: bool,
+    plan: Plan,
 }
 
-/// The device that the arguments and the checkpoints' sizes ask for.
-fn config(args: &DeviceArgs, division: &DivisionArgs) -> Result<DeviceConfig> {
-    let mut config = division.config(args)?;
-    (config.mode, config.codec) = (args.mode, args.codec);
-    (config.open_windows, config.store_bytes) = (args.open_windows, args.store_capacity);
-    Ok(config)
+impl Opened {
+    fn new(args: &DeviceArgs, division: &DivisionArgs) -> Result<Self> {
+        if let Some(path) = &args.image
+            && let Some(image) = Image::open(path)?
+        {
+            let plan = Plan::new(division, args, Some((image.superblock(), path)))?;
+            return Ok(Self { image, path: path.clone(), new: false, plan });
+        }
+        let plan = Plan::new(division, args, None)?;
+        let mut config = plan.config(&args.load_options())?;
+        (config.mode, config.codec) = (args.mode, args.codec);
+        (config.open_windows, config.store_bytes) = (args.open_windows, args.store_capacity);
+        config.check()?;
+        let (image, path) = match &args.image {
+            Some(path) => {
+                if args.mode == lamina::mode::Mode::Plain {
+                    bail!(
+                        "--image does not go with --mode plain, which changes blocks in place: a kill could leave one half written"
+                    );
+                }
+                (Image::create(path, config.superblock())?, path.clone())
+            }
+            None => (Image::in_memory(config.superblock())?, PathBuf::from("memory")),
+        };
+        Ok(Self { image, path, new: args.image.is_some(), plan })
+    }
 }

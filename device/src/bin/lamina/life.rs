@@ -29,8 +29,7 @@ const MOST_BYTES: usize = 64 << 20;
 /// What the holder says.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Order {
-    /// Open the image, and load the checkpoints if that was not done. Descriptors: the image, the API's socket, its TCP socket if there is one, and
-    /// a guest port's socket for each pair of files, in the order that the command line gives.
+    /// Open the image, and load the checkpoints if that was not done. Descriptors: the image, the API's socket, the guests' sockets, the API's TCP socket if there is one.
     Open {
         /// The image's name.
         image: PathBuf,
@@ -40,6 +39,8 @@ pub(crate) enum Order {
         deaths: u64,
         /// Whether a handler's panic is to be survived: the last workers died soon.
         careful: bool,
+        /// The guests' sockets, in the order of the pairs of files.
+        ctl: Vec<PathBuf>,
         tcp: bool,
     },
     /// Answer. Descriptors: the mount's for requests and for notices, then the disks' sockets.
@@ -84,13 +85,14 @@ pub(crate) struct Ready {
     pub(crate) worker: u32,
     pub(crate) mode: String,
     pub(crate) codec: String,
-    /// The pair of files at the root of the mount; none if all are guests' or hosts'.
+    /// The windows of the pair of files at the mount's root, if there is one.
     pub(crate) base: Option<WindowFile>,
     pub(crate) views: Option<WindowFile>,
-    /// What guests and hosts have.
+    /// The other pairs, each with its guest's socket.
     pub(crate) guests: Vec<Value>,
     pub(crate) disks: Vec<Value>,
     pub(crate) api: PathBuf,
+    /// The socket for guests of the pair at the root.
     pub(crate) ctl: Option<PathBuf>,
     pub(crate) tcp: Option<std::net::SocketAddr>,
     pub(crate) tensors: usize,

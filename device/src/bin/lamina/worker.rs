@@ -4,25 +4,24 @@ use std::fs::File;
 use std::io;
 use std::ops::ControlFlow;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use lamina::device::{Device, DeviceConfig};
 use lamina::load::{self, LoadError, LoadOptions, Loaded};
 use lamina::model::ModelFile;
-use lamina::serve::pair::FileReport;
 use lamina::serve::{
-    Api, Channels, Control, DiskServer, GuestPort, Mount, MountOptions, PairOptions, Place, Seat, Shows,
+    Api, Channels, Control, DiskServer, GuestPort, Mount, MountOptions, PairOptions, Place, Shows,
     abort_mount,
 };
 use lamina::store::image::Image;
 
 use crate::args::DeviceArgs;
-use crate::division::DivisionArgs;
+use crate::division::{DivisionArgs, Plan};
 use crate::life::{self, Order, Ready, WindowFile, Word};
 use crate::meter::Meter;
 
@@ -47,7 +46,8 @@ fn run(args: &DeviceArgs, division: &DivisionArgs) -> Result<()> {
     let stop = Arc::new(AtomicBool::new(false));
     let mount_path = Arc::new(Mutex::new(None));
     let orders = listen(line.try_clone()?, Arc::clone(&stop), Arc::clone(&mount_path))?;
-    let Some((Order::Open { image, first, deaths, careful, tcp }, descriptors)) = orders.recv().ok() else {
+    let Some((Order::Open { image, first, deaths, careful, ctl, tcp }, descriptors)) = orders.recv().ok()
+    else {
         bail!("a worker is started by `lamina serve`");
     };
     if !careful {
@@ -55,32 +55,34 @@ fn run(args: &DeviceArgs, division: &DivisionArgs) -> Result<()> {
     }
     let mut descriptors = descriptors.into_iter();
     let mut next = || descriptors.next().context("the holder gives too few descriptors");
-    let image = Image::from_file(File::from(next()?), &image)?.context("the image is empty")?;
+    let path = image;
+    let image = Image::from_file(File::from(next()?), &path)?.context("the image is empty")?;
+    let plan = Plan::new(division, args, Some((image.superblock(), &path)))?;
+    ensure!(plan.sockets(&args.run_dir).eq(ctl.iter().cloned()), "the holder has sockets for other guests");
     let api = next()?.into();
+    let ports = ctl.into_iter().map(|path| Ok((path, next()?.into()))).collect::<Result<Vec<_>>>()?;
     let tcp = if tcp { Some(next()?.into()) } else { None };
-    let seats = division.seats()?;
-    let ctls = seats.iter().map(|_| Ok(next()?.into())).collect::<Result<Vec<UnixListener>>>()?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let _inside = runtime.enter();
     let config = DeviceConfig { first_process: first, ..DeviceConfig::new(0, 0) };
     let device = Arc::new(Device::open(image, &config)?);
     device.set_worker_deaths(deaths);
+    let pairs = plan.pairs(&device)?;
     let control = Control::new(Arc::clone(&device)).with_sockets_in(&args.run_dir);
-    let pairs = seats.iter().map(|seat| seat.pair(&device)).collect::<Result<Vec<_>>>()?;
     let adopt = || -> Result<_> {
         let api = Api::adopt(control.clone(), api, &args.run_dir.join("api.sock"), tcp)?;
-        let guests = pairs.iter().zip(ctls).map(|(pair, ctl)| {
+        let guests = pairs.iter().zip(ports).map(|(pair, (path, listener))| {
             let control = control.of_pair(pair.partition.clone(), pair.place.clone());
-            Ok(GuestPort::adopt(control, ctl, &args.run_dir.join(pair.place.socket()))?)
+            GuestPort::adopt(control, listener, &path)
         });
-        Ok((api, guests.collect::<Result<Vec<_>>>()?))
+        Ok(Answering { api, guests: guests.collect::<Result<_, _>>()? })
     };
     let mut adopt = Some(adopt);
     let mut answering = None;
     let loaded = if first {
         // Who waits for a large checkpoint may look at the counters.
         answering = adopt.take().map(|adopt| adopt()).transpose()?;
-        let loaded = load_all(&device, args, division, &stop);
+        let loaded = load_all(&device, args, &plan, &stop);
         let loaded = match loaded {
             Err(why) if matches!(why.downcast_ref(), Some(LoadError::Stopped)) => {
                 return Ok(life::send(&line, &Word::Stopped, &[])?);
@@ -114,12 +116,13 @@ fn run(args: &DeviceArgs, division: &DivisionArgs) -> Result<()> {
         Some(adopt) => Some(adopt()?),
         None => answering,
     };
-    let (api, guests) = answering.context("nobody answers the sockets")?;
-    life::send(&line, &Word::Ready(Box::new(served.ready(&device, &control, &api, &loaded)?)), &[])?;
+    let answering = answering.context("nobody answers the sockets")?;
+    let ready = served.ready(&device, &control, &answering, &pairs, &loaded)?;
+    life::send(&line, &Word::Ready(Box::new(ready)), &[])?;
     // Whatever else is said from here on is that it is over.
     while !matches!(orders.recv(), Ok((Order::Stop, _)) | Err(_)) {}
     tracing::info!("stopping");
-    drop((guests, api));
+    drop(answering);
     served.end(&device)?;
     Ok(life::send(&line, &Word::Stopped, &[])?)
 }
@@ -161,36 +164,27 @@ fn die_of_panics() {
 }
 
 /// Loads what was not loaded whole by a run before.
-fn load_all(
-    device: &Device,
-    args: &DeviceArgs,
-    division: &DivisionArgs,
-    stop: &AtomicBool,
-) -> Result<Loaded> {
+fn load_all(device: &Device, args: &DeviceArgs, plan: &Plan, stop: &AtomicBool) -> Result<Loaded> {
     let mut all = Loaded::default();
     let meter = Meter::new("loaded");
-    for (path, partition) in division.loads(&args.models) {
-        let file = path.canonicalize().unwrap_or_else(|_| path.clone());
-        let prefix = partition.as_ref().map_or_else(String::new, |partition| format!("{partition}/"));
-        // Two guests may have one file.
-        let name = match &partition {
-            Some(partition) => format!("{partition}: {}", file.display()),
-            None => file.to_string_lossy().into_owned(),
-        };
-        let options = LoadOptions { partition, ..args.load_options() };
+    for load in &plan.loads {
+        let path = &load.path;
+        let options = LoadOptions { partition: load.partition.clone(), ..args.load_options() };
+        let name = path.canonicalize().unwrap_or_else(|_| path.clone()).to_string_lossy().into_owned();
+        let name = load.partition.as_ref().map_or(name.clone(), |partition| format!("{partition}:{name}"));
         if device.was_loaded(&name) {
             tracing::info!("the image holds {name} already; it is not loaded again");
             continue;
         }
-        let model = ModelFile::open(&path)?;
+        let model = ModelFile::open(path)?;
         // A run before may have been killed while it loaded this.
         let there = device.tensors();
         let unfinished = |name: &str| {
             there.iter().any(|is| is.name == name) && all.tensors.iter().all(|tensor| tensor.name != name)
         };
-        let names = model.tensors().iter().map(|tensor| format!("{prefix}{}", tensor.name));
-        for name in names.filter(|name| args.image.is_some() && unfinished(name)) {
-            device.remove_tensor(&name)?;
+        let names = model.tensors().iter().map(|tensor| load.full_name(&tensor.name));
+        for tensor in names.filter(|name| args.image.is_some() && unfinished(name)) {
+            device.remove_tensor(&tensor)?;
         }
         let loaded = load::load_model(device, &model, &options, |progress| {
             meter.show(&progress);
@@ -203,6 +197,13 @@ fn load_all(
     }
     meter.finish();
     Ok(all)
+}
+
+/// Who answers the sockets.
+struct Answering {
+    api: Api,
+    /// One for each pair of files.
+    guests: Vec<GuestPort>,
 }
 
 /// What is answered.
@@ -244,34 +245,36 @@ impl Served {
         Ok(Self { disks: disks.collect::<Result<_>>()?, mount })
     }
 
-    fn ready(&self, device: &Device, control: &Control, api: &Api, loaded: &Loaded) -> Result<Ready> {
-        let (root, guests): (Vec<Seat>, Vec<Seat>) =
-            control.seats().into_iter().partition(|seat| seat.pair.place == Place::Root);
-        let root = root.into_iter().next();
-        // Without a mount there are no files, but windows.
-        let window = |file: Option<FileReport>, bytes| match (&self.mount, file) {
-            (None, _) => Some(WindowFile { path: None, bytes }),
-            (Some(_), file) => file.map(|file| WindowFile { path: Some(file.path), bytes: file.bytes }),
-        };
+    fn ready(
+        &self,
+        device: &Device,
+        control: &Control,
+        answering: &Answering,
+        pairs: &[PairOptions],
+        loaded: &Loaded,
+    ) -> Result<Ready> {
+        let Answering { api, guests } = answering;
+        let window =
+            |of: fn(&Mount) -> PathBuf, bytes| WindowFile { path: self.mount.as_ref().map(of), bytes };
+        let root = pairs.iter().zip(guests).find(|(pair, _)| pair.place == Place::Root);
+        let partition = root.map(|(pair, _)| &pair.partition);
+        let seats = control.seats().into_iter().filter(|seat| seat.pair.place != Place::Root);
         Ok(Ready {
             is: true,
             pid: std::process::id(),
             worker: std::process::id(),
             mode: device.mode().to_string(),
             codec: device.codec().to_string(),
-            base: window(root.as_ref().map(|seat| seat.pair.base.clone()), device.base_bytes()),
-            views: window(root.as_ref().map(|seat| seat.pair.views.clone()), device.views_bytes()),
-            guests: guests.iter().map(serde_json::to_value).collect::<Result<_, _>>()?,
+            base: partition.map(|partition| window(Mount::base_path, partition.base_bytes())),
+            views: partition.map(|partition| window(Mount::views_path, partition.views_bytes())),
+            guests: seats.map(serde_json::to_value).collect::<Result<_, _>>()?,
             disks: self
                 .disks
                 .iter()
                 .map(|disk| serde_json::to_value(disk.info()))
                 .collect::<Result<_, _>>()?,
             api: api.socket().into(),
-            ctl: match (&self.mount, root) {
-                (None, _) => Some(control.root_socket()),
-                (Some(_), root) => root.map(|seat| seat.ctl),
-            },
+            ctl: root.map(|(_, port)| port.path().into()),
             tcp: api.address(),
             tensors: device.tensors().len(),
             view_count: device.views().len(),
