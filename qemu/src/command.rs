@@ -75,6 +75,9 @@ impl CommandLine {
         args.extend(["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none"].map(String::from));
         args.extend(accel.args(qemu.version));
         args.extend(config.topology().args(qemu.version));
+        if let Some(monitor) = &config.qmp {
+            args.extend(["-qmp".to_owned(), format!("unix:{},server=on,wait=off", escape(monitor))]);
+        }
         // Ctrl-C belongs to the guest's shell; Ctrl-A X ends QEMU.
         let console = if config.interactive {
             args.extend(["-mon", "chardev=console"].map(String::from));

@@ -19,6 +19,8 @@ pub struct BootConfig {
     pub ctl_socket: Option<PathBuf>,
     /// The other end of the guest's port `org.lamina.report`; without it the guest has no such port.
     pub report: Option<Port>,
+    /// Where QEMU's monitor (QMP) is to listen, a Unix socket; without it there is none.
+    pub qmp: Option<PathBuf>,
     /// Files put into the guest for this boot.
     pub programs: Vec<GuestFile>,
     /// The program the guest runs, an absolute path in it; the guest powers off when it ends.
@@ -65,6 +67,7 @@ impl BootConfig {
         Self {
             ctl_socket: None,
             report: None,
+            qmp: None,
             programs: Vec::new(),
             extras: false,
             run: None,

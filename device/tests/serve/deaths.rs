@@ -228,3 +228,29 @@ fn an_image_holds_everything_after_a_clean_stop_and_after_a_kill_of_everything()
         assert!(why.contains("keeps its size"), "{why}");
     });
 }
+
+#[test]
+fn a_snapshot_of_a_running_device_is_another_device() {
+    within(60, || {
+        let rig = Rig::new("auto");
+        let mut base = rig.base();
+        base.store(20 << 20, b"not flushed yet");
+        let (run, file, image) =
+            (rig.place.text("run"), rig.place.text("snapshot"), rig.place.text("restored"));
+        let done = |words: &[&str]| {
+            let done = lamina(words).output().unwrap();
+            assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+        };
+        done(&["snapshot", "save", &file, "--run-dir", &run]);
+        let again = lamina(&["snapshot", "save", &file, "--run-dir", &run]).output().unwrap();
+        assert!(!again.status.success(), "it overwrites nothing");
+        base.store(20 << 20, b"after the save.");
+        done(&["snapshot", "restore", &file, &image]);
+        let other = Place::new();
+        let run = Run::start(&mut other.serve(&["--image", &image]));
+        let restored = Window::open(&other.path("mount/base"));
+        same("the tensor", &restored.load(0, TENSOR), &rig.bytes);
+        assert_eq!(restored.load(20 << 20, 15), b"not flushed yet");
+        drop((restored, run));
+    });
+}

@@ -61,6 +61,9 @@ pub(crate) enum Command {
     #[command(subcommand)]
     Poison(Poison),
     Upgrade(Upgrade),
+    /// Save a device to one file, or make an image of such a file, on this machine or another.
+    #[command(subcommand)]
+    Snapshot(Snapshot),
     Analyze(Analyze),
 }
 
@@ -141,6 +144,10 @@ pub(crate) struct DeviceArgs {
     /// Bytes of compressed data that the store may hold [default: twice the capacity, which is room for any data].
     #[arg(long, value_parser = bytes, value_name = "BYTES")]
     pub(crate) store_capacity: Option<u64>,
+    /// The monitor socket (QMP) of the QEMU that attaches the base window as `mem0`: its guest is told of poisoned blocks, as of media errors of CXL
+    /// memory. `lamina boot` makes one by itself.
+    #[arg(long, value_name = "SOCKET")]
+    pub(crate) qmp: Option<PathBuf>,
     /// Tensors that have another format than the file says, by name pattern.
     #[arg(long, value_name = "PATTERN=FORMAT")]
     pub(crate) format: Vec<FormatRule>,
@@ -310,6 +317,25 @@ pub(crate) struct PoisonRange {
     pub(crate) length: u64,
     #[command(flatten)]
     pub(crate) client: Client,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Snapshot {
+    /// Write everything that a device holds to a new file: what was stored by now, as at one moment. Guests wait meanwhile.
+    Save {
+        /// The file.
+        file: PathBuf,
+        /// Where the device's sockets are.
+        #[arg(long, default_value_os_t = run_dir(), value_name = "DIR")]
+        run_dir: PathBuf,
+    },
+    /// Make an image of a snapshot, for `lamina serve --image`.
+    Restore {
+        /// The snapshot.
+        file: PathBuf,
+        /// The image, a new file.
+        image: PathBuf,
+    },
 }
 
 /// Replace the program of a device that is being served, under running guests.

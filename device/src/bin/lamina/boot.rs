@@ -36,6 +36,7 @@ pub(crate) async fn boot(args: Boot) -> Result<ExitCode> {
         (base, views_file, ctl) =
             (path(&seat["base"]["path"]), path(&seat["views"]["path"]), path(&seat["ctl"]));
     }
+    let mut qmp = None;
     // Whatever serves the device lives until the guest has ended.
     let (attach, ctl, served, folder) = match (attach, base.zip(views_file)) {
         (AttachKind::Cxl, Some((base, views))) => (windows(base, views)?, ctl, None, None),
@@ -55,6 +56,9 @@ pub(crate) async fn boot(args: Boot) -> Result<ExitCode> {
             ensure!(disks.is_empty(), "--disk goes with --attach vhost-user");
             let folder = tempfile::Builder::new().prefix("lamina-boot-").tempdir()?;
             let mount = mount.unwrap_or_else(|| folder.path().join("mount"));
+            let monitor = folder.path().join("qmp.sock");
+            let device = DeviceArgs { qmp: device.qmp.or_else(|| Some(monitor.clone())), ..device };
+            qmp = device.qmp.clone().filter(|socket| *socket == monitor);
             let served = start(device, Some(mount), Vec::new()).await?;
             let path = |window: &Option<WindowFile>| window.as_ref()?.path.clone();
             let mounted = path(&served.ready.base).zip(path(&served.ready.views));
@@ -67,6 +71,7 @@ pub(crate) async fn boot(args: Boot) -> Result<ExitCode> {
     };
     let mut config = BootConfig::attached(attach);
     config.ctl_socket = ctl;
+    config.qmp = qmp;
     config.programs = files;
     config.extras = args.extras;
     config.interactive = args.script.is_none();

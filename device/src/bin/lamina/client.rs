@@ -14,7 +14,7 @@ use indicatif::{BinaryBytes, HumanCount};
 use serde_json::{Value, json};
 use tokio::net::UnixStream;
 
-use crate::args::{Client, Flush, Poison, Upgrade, View};
+use crate::args::{Client, Flush, Poison, Snapshot, Upgrade, View};
 use crate::holder;
 
 /// How often, and after what time, a question is asked again whose answer broke off because the device's worker was replaced.
@@ -85,6 +85,24 @@ pub(crate) async fn poison(command: Poison) -> Result<()> {
     let body = json!({ "offset": range.offset, "length": range.length });
     let done = ask(&range.client.api, Method::POST, path, Some(body)).await?;
     if range.client.json { print_json(&done) } else { Ok(()) }
+}
+
+/// Saves or restores a device.
+pub(crate) fn snapshot(command: Snapshot) -> Result<()> {
+    match command {
+        Snapshot::Save { file, run_dir } => {
+            let made = std::fs::File::create_new(&file)
+                .with_context(|| format!("cannot make {}", file.display()))?;
+            let saved = holder::save(&run_dir, &made);
+            let bytes = saved.inspect_err(|_| drop(std::fs::remove_file(&file)))?;
+            println!("{}: {} of data", file.display(), BinaryBytes(bytes));
+        }
+        Snapshot::Restore { file, image } => {
+            lamina::store::snapshot::restore(&file, &image)?;
+            println!("{}: serve it with `lamina serve --image`", image.display());
+        }
+    }
+    Ok(())
 }
 
 /// Has a device go on with another program.

@@ -16,7 +16,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -26,7 +26,7 @@ use lamina::store::image::Image;
 
 use crate::args::{DeviceArgs, DiskArg};
 use crate::division::{DivisionArgs, Plan};
-use crate::life::{self, Ask, Order, Ready, WORKER, Word};
+use crate::life::{self, Answer, Ask, Order, Ready, WORKER, Word};
 
 /// Deaths within this time are quick.
 const QUICK: Duration = Duration::from_secs(10);
@@ -64,6 +64,8 @@ struct Held {
     ctl: Vec<Listening>,
     tcp: Option<std::net::TcpListener>,
     disks: Vec<(Listening, Shows)>,
+    /// Where QEMU is told of poison.
+    qmp: Option<PathBuf>,
 }
 
 /// A listening socket, whose file goes with it.
@@ -89,6 +91,8 @@ struct Now {
     ready: Option<Ready>,
     /// Workers that became ready.
     started: u64,
+    /// Who waits for a snapshot.
+    saving: Option<mpsc::Sender<Result<u64, String>>>,
 }
 
 impl Holder {
@@ -113,6 +117,7 @@ impl Holder {
             tcp: args.tcp.map(claim_tcp).transpose()?,
             mount: None,
             disks: listen_for(disks)?,
+            qmp: args.qmp.clone(),
         };
         if mount.is_some() {
             fuse_present()?;
@@ -125,7 +130,9 @@ impl Holder {
             Some(Word::Loaded) => None,
             Some(Word::Stopped) => return Ok(None),
             Some(Word::Failed(why)) => Some(why),
-            Some(Word::Ready(_)) => Some("the worker answers before it was told to".to_owned()),
+            Some(Word::Ready(_) | Word::Saved(_)) => {
+                Some("the worker answers before it was told to".to_owned())
+            }
             None => {
                 return Err(held.abandon(new, &format!("the worker died while it loaded: {}", worker.end())));
             }
@@ -230,6 +237,23 @@ impl State {
         now.started += 1;
     }
 
+    /// Has the worker write a snapshot to the one file in `file`.
+    ///
+    /// # Errors
+    /// What the worker says, or that it died.
+    fn save(&self, file: &[OwnedFd]) -> Result<u64> {
+        let [file] = file else { bail!("a snapshot goes to one file") };
+        let (saving, saved) = mpsc::channel();
+        {
+            let mut now = self.lock();
+            now.saving = Some(saving);
+            let line = now.line.as_ref().context("there is no worker at the moment")?;
+            life::send(line, &Order::Save, &[file.as_fd()])?;
+        }
+        let died = "the worker died; the snapshot is not whole, and may be taken again";
+        saved.recv().context(died)?.map_err(|why| anyhow!(why))
+    }
+
     /// Has the worker be replaced by one of `program`, or of the program that this one was started from, and waits until that answers.
     ///
     /// # Errors
@@ -319,7 +343,8 @@ impl Worker {
         });
         descriptors.extend(held.disks.iter().map(|(socket, _)| socket.listener.as_fd()));
         let disks = held.disks.iter().map(|(socket, shows)| (socket.path.clone(), shows.clone())).collect();
-        self.order(&Order::Serve { mount, disks }, &descriptors)
+        let qmp = held.qmp.clone();
+        self.order(&Order::Serve { mount, qmp, disks }, &descriptors)
     }
 
     fn order(&self, order: &Order, descriptors: &[BorrowedFd<'_>]) -> Result<()> {
@@ -407,13 +432,19 @@ fn supervise(held: &Held, mut worker: Worker, state: &State) -> Result<()> {
                     tracing::info!(worker = ready.worker, deaths = count, "a new worker answers");
                     state.became_ready(&ready);
                 }
+                Word::Saved(saved) => {
+                    if let Some(saving) = state.lock().saving.take() {
+                        // Who asked may have gone.
+                        let _ = saving.send(saved);
+                    }
+                }
                 Word::Stopped => stopped = true,
                 Word::Failed(why) => tracing::error!("the worker cannot go on: {why}"),
             }
         }
         {
             let mut now = state.lock();
-            (now.line, now.pid) = (None, None);
+            (now.line, now.pid, now.saving) = (None, None, None);
             if now.stopping {
                 drop(now);
                 let how = worker.end();
@@ -449,11 +480,15 @@ fn answer(socket: &UnixListener, state: &State) {
     for asker in socket.incoming() {
         let asked = asker.and_then(|asker| {
             asker.set_read_timeout(Some(PATIENCE))?;
-            Ok(life::receive::<Ask>(&asker)?.map(|(ask, _)| (asker, ask)))
+            Ok(life::receive(&asker)?.map(|(ask, descriptors)| (asker, ask, descriptors)))
         });
         let (asker, answer) = match asked {
-            Ok(Some((asker, Ask::Upgrade(program)))) => {
-                (asker, state.upgrade(program).map_err(|why| format!("{why:#}")))
+            Ok(Some((asker, Ask::Upgrade(program), _))) => {
+                let upgraded = state.upgrade(program).map(Box::new).map_err(|why| format!("{why:#}"));
+                (asker, Answer::Upgraded(upgraded))
+            }
+            Ok(Some((asker, Ask::Save, file))) => {
+                (asker, Answer::Saved(state.save(&file).map_err(|why| format!("{why:#}"))))
             }
             Ok(None) => continue,
             Err(why) => {
@@ -467,20 +502,38 @@ fn answer(socket: &UnixListener, state: &State) {
     }
 }
 
+/// Asks the holder that listens in `run_dir`.
+fn ask(run_dir: &Path, ask: &Ask, descriptors: &[BorrowedFd<'_>]) -> Result<Answer> {
+    let path = run_dir.join(SOCKET);
+    let socket = UnixStream::connect(&path).with_context(|| {
+        format!("no device is held at {}: is `lamina serve` running, with this --run-dir?", path.display())
+    })?;
+    life::send(&socket, ask, descriptors)?;
+    let (answer, _) = life::receive(&socket)?.context("the holder is gone")?;
+    Ok(answer)
+}
+
 /// Has the holder that listens in `run_dir` replace its worker.
 ///
 /// # Errors
 /// If there is none, or what it says.
 pub(crate) fn upgrade(run_dir: &Path, program: Option<&Path>) -> Result<Ready> {
-    let path = run_dir.join(SOCKET);
-    let socket = UnixStream::connect(&path).with_context(|| {
-        format!("no device is held at {}: is `lamina serve` running, with this --run-dir?", path.display())
-    })?;
     let program = program.map(std::path::absolute).transpose()?;
-    life::send(&socket, &Ask::Upgrade(program), &[])?;
-    let answer: Option<(Result<Ready, String>, _)> = life::receive(&socket)?;
-    let (answer, _) = answer.context("the holder is gone")?;
-    answer.map_err(|why| anyhow!(why))
+    match ask(run_dir, &Ask::Upgrade(program), &[])? {
+        Answer::Upgraded(ready) => Ok(*ready.map_err(|why| anyhow!(why))?),
+        Answer::Saved(_) => bail!("the holder answers something else"),
+    }
+}
+
+/// Has the device that is held in `run_dir` write a snapshot to `file`: its bytes of data.
+///
+/// # Errors
+/// If there is none, or what it says.
+pub(crate) fn save(run_dir: &Path, file: &fs::File) -> Result<u64> {
+    match ask(run_dir, &Ask::Save, &[file.as_fd()])? {
+        Answer::Saved(saved) => saved.map_err(|why| anyhow!(why)),
+        Answer::Upgraded(_) => bail!("the holder answers something else"),
+    }
 }
 
 /// What a worker tells, with what only the holder knows.

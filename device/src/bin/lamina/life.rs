@@ -47,9 +47,13 @@ pub(crate) enum Order {
     Serve {
         /// Where it is mounted, if it is, and threads to answer with.
         mount: Option<(PathBuf, usize)>,
+        /// The monitor socket of a QEMU that is to be told of poison.
+        qmp: Option<PathBuf>,
         /// The disks: their sockets' paths and what they show.
         disks: Vec<(PathBuf, Shows)>,
     },
+    /// Write a snapshot to the file whose descriptor comes along.
+    Save,
     /// Bring everything to the image and end.
     Stop,
 }
@@ -61,6 +65,8 @@ pub(crate) enum Word {
     Loaded,
     /// It answers; what can be told of it.
     Ready(Box<Ready>),
+    /// It was told to save a snapshot: its bytes of data, or why there is none.
+    Saved(Result<u64, String>),
     /// It was told to stop, and has.
     Stopped,
     /// It cannot; why.
@@ -72,6 +78,17 @@ pub(crate) enum Word {
 pub(crate) enum Ask {
     /// Go on with another program, or with this one's as it is now.
     Upgrade(Option<PathBuf>),
+    /// Have a snapshot written to the file whose descriptor comes along.
+    Save,
+}
+
+/// What the holder answers.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) enum Answer {
+    /// Another program does the work.
+    Upgraded(Result<Box<Ready>, String>),
+    /// A snapshot has so many bytes of data.
+    Saved(Result<u64, String>),
 }
 
 /// What can be told of a device that is ready: the ready line.

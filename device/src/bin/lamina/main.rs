@@ -57,6 +57,7 @@ fn main() -> ExitCode {
             Command::View(command) => client::view(command).await,
             Command::Flush(args) => client::flush(&args).await,
             Command::Poison(command) => client::poison(command).await,
+            Command::Snapshot(command) => client::snapshot(command),
             Command::Upgrade(args) => client::upgrade(&args),
         }
         .map(|()| ExitCode::SUCCESS)

@@ -1,7 +1,7 @@
 //! The worker: does the work of a device that a [holder](crate::holder) holds, until it is told to stop, dies, or the holder dies.
 
 use std::fs::File;
-use std::io;
+use std::io::{self, BufWriter};
 use std::ops::ControlFlow;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -14,6 +14,7 @@ use anyhow::{Context, Result, bail, ensure};
 use lamina::device::{Device, DeviceConfig};
 use lamina::load::{self, LoadError, LoadOptions, Loaded};
 use lamina::model::ModelFile;
+use lamina::serve::qmp::PoisonReporter;
 use lamina::serve::{
     Api, Channels, Control, DiskServer, GuestPort, Mount, MountOptions, PairOptions, Place, Shows,
     abort_mount,
@@ -97,13 +98,17 @@ fn run(args: &DeviceArgs, division: &DivisionArgs) -> Result<()> {
     } else {
         Loaded::default()
     };
-    let served = match orders.recv() {
-        Ok((Order::Serve { mount, disks }, descriptors)) => {
+    let (served, reporter) = match orders.recv() {
+        Ok((Order::Serve { mount, qmp, disks }, descriptors)) => {
+            // What was poisoned before was told by the worker before.
+            let told = if first { 0 } else { device.poison_events() };
+            let reporter =
+                qmp.map(|qmp| PoisonReporter::start(Arc::clone(&device), &qmp, told)).transpose()?;
             mount_path
                 .lock()
                 .unwrap_or_else(PoisonError::into_inner)
                 .clone_from(&mount.as_ref().map(|(path, _)| path.clone()));
-            Served::new(args, &pairs, &control, mount, disks, descriptors, !first)
+            (Served::new(args, &pairs, &control, mount, disks, descriptors, !first), reporter)
         }
         _ => return Ok(life::send(&line, &Word::Stopped, &[])?),
     };
@@ -119,12 +124,29 @@ fn run(args: &DeviceArgs, division: &DivisionArgs) -> Result<()> {
     let answering = answering.context("nobody answers the sockets")?;
     let ready = served.ready(&device, &control, &answering, &pairs, &loaded)?;
     life::send(&line, &Word::Ready(Box::new(ready)), &[])?;
-    // Whatever else is said from here on is that it is over.
-    while !matches!(orders.recv(), Ok((Order::Stop, _)) | Err(_)) {}
+    while let Ok((order, descriptors)) = orders.recv() {
+        match order {
+            Order::Save => life::send(&line, &Word::Saved(save(&device, &control, descriptors)), &[])?,
+            Order::Stop => break,
+            Order::Open { .. } | Order::Serve { .. } => {}
+        }
+    }
     tracing::info!("stopping");
-    drop(answering);
+    drop((answering, reporter));
     served.end(&device)?;
     Ok(life::send(&line, &Word::Stopped, &[])?)
+}
+
+/// Writes a snapshot of everything that was stored by now to a file: its bytes of data.
+fn save(device: &Device, control: &Control, descriptors: Vec<OwnedFd>) -> Result<u64, String> {
+    let [file] = <[_; 1]>::try_from(descriptors).map_err(|_| "a snapshot goes to one file".to_owned())?;
+    let mut file = BufWriter::with_capacity(1 << 20, File::from(file));
+    control.flush(0, None).map_err(|why| why.to_string())?;
+    let saved = device.save(&mut file).and_then(|bytes| {
+        file.get_ref().sync_all()?;
+        Ok(bytes)
+    });
+    saved.map_err(|why| why.to_string())
 }
 
 /// Reads orders; when the holder is gone, so is this process, and nobody is left asleep on a mount that nobody answers.
