@@ -187,6 +187,49 @@ fn lamina_boot_runs_a_script_in_a_guest_and_passes_its_status_on() {
 }
 
 #[test]
+fn a_guest_reads_poison_as_a_pattern_and_its_kernel_logs_the_media_error() {
+    let folder = tempfile::tempdir().unwrap();
+    let (script, run) = (folder.path().join("poison.sh"), folder.path().join("run"));
+    let text = "lamina-shim up || exit 3\n\
+        echo waiting for poison\n\
+        n=0; until dmesg | grep 'cxl_general_media: '; do n=$((n+1)); [ $n -lt 60 ] || exit 5; sleep 0.5; done\n\
+        lamina-shim cat tok_embeddings.weight e8m3 --length 4096 | head -c 8 | hexdump -C\n";
+    std::fs::write(&script, text).unwrap();
+    let mut child = Command::new(programs::lamina().unwrap())
+        .args(["boot", "--views", "e8m3", "--model"])
+        .arg(&models()[0])
+        .arg("--run-dir")
+        .arg(&run)
+        .arg("--script")
+        .arg(&script)
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut said = String::new();
+    for line in std::io::BufRead::lines(std::io::BufReader::new(child.stdout.take().unwrap())) {
+        let line = line.unwrap();
+        if line.contains("waiting for poison") {
+            let api = run.join("api.sock");
+            let tensors = get(UnixStream::connect(&api).unwrap(), "/tensors");
+            let tensors: serde_json::Value = serde_json::from_str(&tensors).unwrap();
+            let found = |tensor: &&serde_json::Value| tensor["name"] == "tok_embeddings.weight";
+            let dpa = tensors.as_array().unwrap().iter().find(found).unwrap()["dpa"].to_string();
+            let injected = Command::new(programs::lamina().unwrap())
+                .args(["poison", "inject", &dpa, "--api"])
+                .arg(&api)
+                .status()
+                .unwrap();
+            assert!(injected.success());
+        }
+        said.push_str(&line);
+        said.push('\n');
+    }
+    assert!(child.wait().unwrap().success(), "{said}");
+    assert!(said.contains("descriptor='UNCORRECTABLE_EVENT'"), "{said}");
+    assert!(said.contains("f0 ff f0 ff f0 ff f0 ff"), "{said}");
+}
+
+#[test]
 fn the_baselines_give_a_guest_the_same_bytes() {
     let folder = tempfile::tempdir().unwrap();
     let weights = models()[..1].to_vec();

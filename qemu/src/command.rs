@@ -6,7 +6,7 @@ use crate::accel::Accel;
 use crate::config::BootConfig;
 use crate::find::{Install, Qemu};
 use crate::image::GuestImage;
-use crate::topology::escape;
+use crate::topology::{Attach, escape};
 
 /// The longest command line that the kernel takes, in bytes (x86's `COMMAND_LINE_SIZE`, less its end).
 const KERNEL_BYTES: usize = 2047;
@@ -113,9 +113,15 @@ impl CommandLine {
 }
 
 fn kernel_line(config: &BootConfig) -> Result<String, CommandError> {
-    // A panic ends the guest at once instead of hanging it; nothing in it needs protection from itself.
-    let mut words: Vec<String> =
-        ["console=ttyS0", "quiet", "panic=-1", "mitigations=off"].map(String::from).to_vec();
+    // A panic ends the guest at once instead of hanging it; nothing in it needs protection from itself. An emulated processor that gets no time on a busy
+    // host misses timer ticks, and the kernel, which cannot tell that it is a guest, would take the timer for broken and panic.
+    let mut words: Vec<String> = ["console=ttyS0", "quiet", "panic=-1", "mitigations=off", "no_timer_check"]
+        .map(String::from)
+        .to_vec();
+    if matches!(config.attach, Attach::Cxl(_)) {
+        // Media errors that the device reports are trace events to Linux; this puts them into the kernel's log too.
+        words.extend(["trace_event=cxl:cxl_general_media", "tp_printk"].map(String::from));
+    }
     words.extend(config.kernel_args.iter().cloned());
     match &config.run {
         Some(path) if !path.starts_with('/') => return Err(CommandError::Relative { path: path.clone() }),
