@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use crate::common::{Place, Rig, Run, TENSOR, Window, eventually, expected, lamina, noise, within};
 
 /// The worker of a holder, as soon as there is one that is not dead.
-fn worker(holder: u32) -> i32 {
+pub(crate) fn worker(holder: u32) -> i32 {
     let started = Instant::now();
     loop {
         let tasks = std::fs::read_dir(format!("/proc/{holder}/task")).unwrap();
@@ -32,12 +32,12 @@ fn worker(holder: u32) -> i32 {
     }
 }
 
-fn kill_worker(run: &Run) {
+pub(crate) fn kill_worker(run: &Run) {
     // One that dies by itself meanwhile is as good.
     let _ = nix::sys::signal::kill(nix::unistd::Pid::from_raw(worker(run.child.id())), Signal::SIGKILL);
 }
 
-fn deaths(rig: &Rig) -> u64 {
+pub(crate) fn deaths(rig: &Rig) -> u64 {
     rig.ask("GET", "/stats", &Value::Null)["device"]["worker_deaths"].as_u64().unwrap()
 }
 

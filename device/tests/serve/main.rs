@@ -8,6 +8,7 @@ mod common;
 mod deaths;
 mod disk_driver;
 mod disks;
+mod exerciser;
 mod guest_port;
 mod mount;
 mod poison;
