@@ -1,10 +1,12 @@
 //! Somebody else's test: fsx, the file system exerciser, on the file of the base window.
 //!
 //! It reads, writes, maps, flushes, invalidates and punches holes at random places of random lengths, and compares every byte it reads with a
-//! copy of its own. `LAMINA_LONG` makes that a million operations for each device; the seed is the same at every run.
+//! copy of its own. `LAMINA_LONG` makes that a million operations for each device; the seeds are the same at every run. fsx never unmaps what it mapped to read,
+//! and the kernel bounds a process's mappings, so those are made by one process after another, each with a seed of its own.
 
+use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::LazyLock;
 use std::thread;
 use std::time::Duration;
@@ -61,36 +63,51 @@ fn limit() -> u64 {
 fn device() -> Rig {
     let place = Place::new();
     let capacity = CAPACITY.to_string();
-    let run =
-        Run::start(place.serve(&["--capacity", &capacity, "--views-capacity", "16M"]).args(["--views", ""]));
+    let mut command = place.serve(&["--capacity", &capacity, "--views-capacity", "16M", "--views", ""]);
+    // Nobody reads its log here, and hundreds of deaths would fill the pipe.
+    let run = Run::start(command.env("RUST_LOG", "error"));
     Rig { run, place, bytes: Vec::new() }
 }
 
-fn start(rig: &Rig, seed: u64, operations: u64, msync: bool) -> Child {
+/// Operations of one process, a fifth of which leave a mapping behind.
+const SLICE: u64 = 100_000;
+
+/// Runs operations, and does something over and over meanwhile.
+fn exercise(rig: &Rig, seed: u64, operations: u64, msync: bool, mut meanwhile: impl FnMut()) {
     let folder = rig.place.path("fsx");
     std::fs::create_dir(&folder).unwrap();
     let config = folder.join("fsx.toml");
     std::fs::write(&config, CONFIG.replace("NOMSYNC", if msync { "false" } else { "true" })).unwrap();
-    let (operations, seed) = (operations.to_string(), seed.to_string());
-    Command::new(PROGRAM.as_path())
-        .args(["-N", &operations, "-S", &seed, "-f"])
-        .arg(&config)
-        .arg("-P")
-        .arg(&folder)
-        .arg(rig.base_path())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap()
+    for (slice, done) in (0..operations).step_by(usize::try_from(SLICE).unwrap()).enumerate() {
+        let (count, seed) = (SLICE.min(operations - done), seed * 1000 + slice as u64);
+        let mut child = Command::new(PROGRAM.as_path())
+            .args(["-N", &count.to_string(), "-S", &seed.to_string(), "-f"])
+            .arg(&config)
+            .arg("-P")
+            .arg(&folder)
+            .arg(rig.base_path())
+            .stdin(Stdio::null())
+            .stdout(File::create(folder.join("said")).unwrap())
+            .stderr(File::create(folder.join("why")).unwrap())
+            .spawn()
+            .unwrap();
+        let status = loop {
+            match child.try_wait().unwrap() {
+                Some(status) => break status,
+                None => meanwhile(),
+            }
+        };
+        let read = |name| String::from_utf8_lossy(&std::fs::read(folder.join(name)).unwrap()).into_owned();
+        let (said, why) = (read("said"), read("why"));
+        let tail = &why[why.floor_char_boundary(why.len().saturating_sub(4000))..];
+        assert!(status.success(), "fsx with seed {seed}: {status}\n{said}\n{tail}");
+        println!("fsx: {count} operations with seed {seed}, {}", said.trim());
+    }
 }
 
-/// Waits for its end, which must be a good one.
-fn end(child: Child, operations: u64) {
-    let output = child.wait_with_output().unwrap();
-    let (said, why) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    let tail = &why[why.floor_char_boundary(why.len().saturating_sub(4000))..];
-    assert!(output.status.success(), "fsx: {}\n{said}\n{tail}", output.status);
-    println!("fsx: {operations} operations, {}", said.trim());
+/// Nothing to do meanwhile.
+fn wait() {
+    thread::sleep(Duration::from_millis(10));
 }
 
 /// The counters agree with what happened, and nothing is damaged.
@@ -113,7 +130,7 @@ fn judge(rig: &Rig, operations: u64) {
 
 fn drop_cache(path: &Path) {
     use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
-    let file = std::fs::File::open(path).unwrap();
+    let file = File::open(path).unwrap();
     posix_fadvise(&file, 0, 0, PosixFadviseAdvice::POSIX_FADV_DONTNEED).unwrap();
 }
 
@@ -122,7 +139,7 @@ fn fsx_finds_no_wrong_byte_in_memory_that_no_tensor_covers() {
     within(limit(), || {
         let rig = device();
         let operations = operations(20_000);
-        end(start(&rig, 1, operations, true), operations);
+        exercise(&rig, 1, operations, true, wait);
         judge(&rig, operations);
     });
 }
@@ -140,7 +157,7 @@ fn fsx_finds_no_wrong_byte_in_tensors() {
         rig.ask("POST", "/tensors", &weight);
         rig.ask("POST", "/tensors", &cache);
         let operations = operations(12_000);
-        end(start(&rig, 2, operations, false), operations);
+        exercise(&rig, 2, operations, false, wait);
         judge(&rig, operations);
         let windows = rig.ask("GET", "/stats", &Value::Null)["windows"]["opened"].as_u64().unwrap();
         assert!(windows > 0, "the cache was written");
@@ -154,14 +171,12 @@ fn fsx_finds_no_wrong_byte_while_workers_are_killed() {
         let weight = json!({ "name": "w", "dpa": 0, "length": 1 << 20, "format": "bf16" });
         rig.ask("POST", "/tensors", &weight);
         let operations = operations(12_000);
-        let mut child = start(&rig, 3, operations, true);
         let mut killed = 0;
-        while child.try_wait().unwrap().is_none() {
+        exercise(&rig, 3, operations, true, || {
             thread::sleep(Duration::from_millis(60 + killed * 37 % 240));
             kill_worker(&rig.run);
             killed += 1;
-        }
-        end(child, operations);
+        });
         crate::common::eventually("a worker", || rig.try_ask_quietly("/stats"));
         let deaths = deaths(&rig);
         println!("{deaths} deaths");
