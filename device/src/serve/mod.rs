@@ -18,6 +18,7 @@ mod http;
 pub mod launder;
 mod metrics;
 mod mount_point;
+mod patient;
 mod served_pages;
 mod socket;
 pub mod vhost_user;

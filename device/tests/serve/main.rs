@@ -10,6 +10,7 @@ mod disk_driver;
 mod disks;
 mod exerciser;
 mod guest_port;
+mod hostile_peers;
 mod mount;
 mod poison;
 mod program;
