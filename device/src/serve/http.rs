@@ -112,6 +112,13 @@ async fn place(places: &Arc<Semaphore>, peers: &Peers) -> Option<OwnedSemaphoreP
 }
 
 /// Answers a connection's requests until it ends or has to give way.
+pub(crate) async fn answer<S>(router: Router, stream: S)
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    converse(router, stream, &Arc::default()).await;
+}
+
 async fn converse<S>(router: Router, stream: S, peer: &Arc<Peer>)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,

@@ -14,7 +14,7 @@ mod fuse_workers;
 pub mod guest_port;
 mod held_mount;
 pub mod host_cache;
-mod http;
+pub(crate) mod http;
 pub mod launder;
 mod metrics;
 mod mount_point;
