@@ -66,6 +66,11 @@ fn number(stats: &Value, path: &str) -> u64 {
     stats.pointer(path).and_then(Value::as_u64).unwrap_or_else(|| panic!("no {path}: {stats:#}"))
 }
 
+#[expect(clippy::cast_precision_loss, reason = "a number to be looked at")]
+fn mib(bytes: u64) -> f64 {
+    bytes as f64 / f64::from(1 << 20)
+}
+
 #[test]
 fn memory_tests_in_a_guest_find_no_wrong_byte_on_the_node_that_is_the_base_window() {
     let long = std::env::var_os("LAMINA_LONG").is_some();
@@ -101,8 +106,8 @@ fn memory_tests_in_a_guest_find_no_wrong_byte_on_the_node_that_is_the_base_windo
             assert_eq!(live, opaque, "no tensor covers the guest's memory");
             println!(
                 "after {name}: {:.1} MiB that hold data, stored as {:.1} MiB, opaque ratio {:.2}; {} reads, {} writes",
-                number(&stats, "/device/logical_bytes") as f64 / f64::from(1 << 20),
-                number(&stats, "/device/stored_bytes") as f64 / f64::from(1 << 20),
+                mib(number(&stats, "/device/logical_bytes")),
+                mib(number(&stats, "/device/stored_bytes")),
                 stats["device"]["ratio"].as_f64().unwrap_or(f64::NAN),
                 number(&stats, "/requests/base/reads"),
                 number(&stats, "/writes/base_writes"),
