@@ -3,15 +3,21 @@
 //! Each takes any bytes and panics if a promise is broken: what was stored comes back, damage is an error. Checksums are mended first
 //! where a bit of the input says so, because no fuzzer finds its way past them.
 
+mod peers;
+
 use std::fs::File;
 use std::io::Write as _;
 use std::os::fd::AsRawFd as _;
 
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
+pub use self::peers::{api, guest};
 use crate::codec::block::{Bundle, MAX_BUNDLE, MOST_CHECKS, Stored};
 use crate::codec::{Codec, check, head};
+use crate::device::{Device, DeviceConfig, TensorSpec};
 use crate::format::Format;
+use crate::kv::KvLayout;
+use crate::layout::Layout;
 use crate::model::{ModelError, ModelFile};
 use crate::plane::{self, PlaneMask};
 use crate::store::entry::{ENTRY_BYTES, Entry, Place};
@@ -114,6 +120,41 @@ pub fn header(data: &[u8]) {
         assert!(matches!(past, Err(ModelError::PastTensor { .. })), "a read past the tensor's end");
     }
     assert!(covered <= contents.len() as u64, "tensors overlap");
+}
+
+/// A small device with a tensor `w`, a KV tensor `c.k` and a view of each.
+fn small() -> Device {
+    let device = Device::new(DeviceConfig { open_windows: 2, ..DeviceConfig::new(256 << 10, 16 << 20) });
+    let device = device.expect("memory for a device");
+    fill(&device);
+    device
+}
+
+/// Makes the tensors and views of a small device, with something in them and behind them.
+fn fill(device: &Device) {
+    let kv = Layout::Kv(KvLayout::rows(64, 32));
+    for (name, dpa, length, layout) in
+        [("w", 0, (96 << 10) + 6, Layout::Weight), ("c.k", 128 << 10, 64 << 10, kv)]
+    {
+        let shape = if name == "c.k" { vec![512, 64] } else { Vec::new() };
+        let (format, elements, codec) = (Format::Bf16, None, None);
+        let spec = TensorSpec {
+            name: name.to_owned(),
+            dpa: Some(dpa),
+            length,
+            elements,
+            shape,
+            format,
+            layout,
+            codec,
+        };
+        device.create_tensor(spec).expect("there is room");
+        device.create_view(name, "e8m3").expect("there is room");
+    }
+    for at in [0, 64 << 10, 128 << 10, 176 << 10, 224 << 10] {
+        let bytes: Vec<u8> = (0..16_384_u32).map(|i| (i.wrapping_mul(i) >> 9).to_le_bytes()[0]).collect();
+        device.write_base(at, &bytes).expect("there is room");
+    }
 }
 
 /// The bundle's bytes at the places of `mask`'s runs, noise elsewhere.

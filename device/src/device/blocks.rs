@@ -16,7 +16,12 @@ use crate::{
     mode::Mode,
     plane::{self, PlaneMask},
     stats::{Stats, Tally},
-    store::{self, Store, StoreError, entry::Entry, image::Image, memory::Memory},
+    store::{
+        self, Store, StoreError,
+        entry::{Damaged, Entry},
+        image::Image,
+        memory::Memory,
+    },
     window::Map,
 };
 
@@ -194,7 +199,15 @@ impl Device {
             return Ok(true);
         };
         if place.stored.head_bytes() > 0 {
-            return Ok(false);
+            let map = self.map.read_recursive();
+            let owner = map.tensor_at(block * BLOCK_BYTES as u64);
+            if owner.is_some_and(|tensor| tensor.windows.is_some()) {
+                return Ok(false);
+            }
+            // An image may say anything.
+            let value = place.stored.head_bytes() as u64;
+            let why = Damaged::Field { field: "head of a block outside KV windows", value };
+            return Err(StoreError::Entry { block, why }.into());
         }
         place
             .stored

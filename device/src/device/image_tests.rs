@@ -261,6 +261,28 @@ fn poison_and_damage_outlive_the_process() {
 }
 
 #[test]
+fn blocks_of_windows_that_no_table_knows_are_damaged() {
+    let image = new_image(&Mishaps::none());
+    let device = Device::open(image.clone(), &config()).unwrap();
+    let at = BLOCKS / 2 * BLOCK;
+    // Channels that differ in size, so that the window is coded with its exponents' differences.
+    let element = |n: usize| {
+        (u16::try_from(90 + n % 64 % 30).unwrap() << 7 | u16::try_from(n % 128).unwrap()).to_le_bytes()
+    };
+    let rows: Vec<u8> = (0..4 * BLOCK / 2).flat_map(element).collect();
+    device.write_base(at as u64, &rows).unwrap();
+    device.flush(0, device.base_bytes()).unwrap();
+    assert!(device.stats().blocks.heads_bytes > 0);
+    drop(device);
+    let nothing = r#"{"generations":[9],"tensors":[],"views":[],"loaded":[]}"#;
+    crate::store::tables::Tables::open(&image).unwrap().0.save(nothing.as_bytes()).unwrap();
+    let device = Device::open(image, &config()).unwrap();
+    let found = read_all(&device);
+    assert_eq!(found[at..at + BLOCK], [poison::PATTERN; BLOCK]);
+    assert!(!device.poison().is_empty());
+}
+
+#[test]
 fn images_with_tables_of_nonsense_are_refused() {
     let refused = |text: &str| {
         let image = new_image(&Mishaps::none());

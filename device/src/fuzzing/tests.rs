@@ -68,3 +68,13 @@ fn any_entry_and_bundle_decode_or_are_refused() {
 fn any_file_is_a_checkpoint_or_is_refused() {
     run("header", 4000, header);
 }
+
+#[test]
+fn any_bytes_to_the_api_get_an_answer_or_none() {
+    run("api", 600, api);
+}
+
+#[test]
+fn any_line_on_the_guest_port_gets_one_answer() {
+    run("guest", 600, guest);
+}

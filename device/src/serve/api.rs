@@ -150,7 +150,8 @@ impl Drop for Api {
     }
 }
 
-fn router(control: Control) -> Router {
+/// Everything that can be asked.
+pub(crate) fn router(control: Control) -> Router {
     Router::new()
         .route("/", get(page))
         .route("/stats", get(stats))

@@ -27,8 +27,7 @@ use std::sync::Arc;
 
 use serde::Deserialize;
 use serde_json::{Value, json};
-use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
-use tokio::net::UnixStream;
+use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncWrite, AsyncWriteExt, BufReader};
 use tokio::sync::Semaphore;
 use tokio::task::{JoinHandle, spawn_blocking};
 
@@ -132,8 +131,11 @@ async fn accept(control: Control, socket: OwnedSocket) -> Infallible {
 }
 
 /// Answers a connection's lines until its end.
-async fn talk(control: &Control, stream: UnixStream) -> std::io::Result<()> {
-    let (reading, mut writing) = stream.into_split();
+pub(crate) async fn talk(
+    control: &Control,
+    stream: impl AsyncRead + AsyncWrite + Unpin,
+) -> std::io::Result<()> {
+    let (reading, mut writing) = tokio::io::split(stream);
     let mut reading = BufReader::new(reading);
     let mut line = Vec::new();
     while let Some(fits) = next_line(&mut reading, &mut line).await? {

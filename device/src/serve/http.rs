@@ -1,26 +1,74 @@
 //! HTTP connections for the API: accepting them, with bounds on what a peer may take.
 //!
-//! At most [`CONNECTIONS`] at once on each listener, further ones wait in the backlog; a request's header has
-//! [`HEADER_TIME`] to arrive, so a peer that opens a connection and says nothing does not keep its place for ever.
+//! * At most [`CONNECTIONS`] at once on each listener. When all places are taken and somebody else comes, the oldest connection whose request is not being
+//!   performed gives its place up: peers that stay silent, talk slowly or leave their answers unread keep nobody out.
+//! * A request's header has [`HEADER_TIME`] to arrive, which is also how long an idle connection is kept, and a peer that takes nothing of its answer for
+//!   [`ANSWER_TIME`] is dropped (see [`Patient`]).
 
+use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::io;
-use std::sync::Arc;
+use std::pin::pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use axum::Router;
+use axum::body::Body;
+use axum::http::Request;
+use hyper::body::Incoming;
 use hyper::server::conn::http1;
+use hyper::service::{Service as _, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::sync::Semaphore;
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
+
+use super::patient::Patient;
 
 /// Connections open at once.
-const CONNECTIONS: usize = 64;
+pub(super) const CONNECTIONS: usize = 64;
 /// How long a request's header may take, and how long an idle connection is kept.
 const HEADER_TIME: Duration = Duration::from_secs(30);
-/// What is waited after a failed `accept`, for example when descriptors ran out.
+/// How long a peer may take nothing of its answer.
+const ANSWER_TIME: Duration = Duration::from_secs(10);
+/// What is waited after a failed `accept`, for example when descriptors ran out, and before another connection is told to give way.
 const BREATH: Duration = Duration::from_millis(50);
+
+/// A connection, as its server and the one who makes room see it.
+#[derive(Debug, Default)]
+struct Peer {
+    /// Whether it asked anything yet.
+    asked: AtomicBool,
+    /// Whether what it asked is being performed.
+    served: AtomicBool,
+    /// Whether it was told to give its place up.
+    told: AtomicBool,
+    give_way: Notify,
+}
+
+/// The connections of a listener, oldest first.
+#[derive(Debug, Default)]
+struct Peers(VecDeque<Weak<Peer>>);
+
+impl Peers {
+    fn add(&mut self) -> Arc<Peer> {
+        let peer = Arc::new(Peer::default());
+        self.0.retain(|peer| peer.strong_count() > 0);
+        self.0.push_back(Arc::downgrade(&peer));
+        peer
+    }
+
+    /// Tells the oldest whose request is not being performed to give its place up.
+    fn make_room(&self) {
+        let waits = |peer: &Arc<Peer>| {
+            !peer.served.load(Ordering::Relaxed) && !peer.told.swap(true, Ordering::Relaxed)
+        };
+        if let Some(peer) = self.0.iter().filter_map(Weak::upgrade).find(waits) {
+            peer.give_way.notify_one();
+        }
+    }
+}
 
 /// Serves `router` to whoever `accept` brings, for ever.
 pub(super) async fn serve<S, A>(router: Router, accept: impl Fn() -> A) -> Infallible
@@ -29,8 +77,8 @@ where
     A: Future<Output = io::Result<S>>,
 {
     let places = Arc::new(Semaphore::new(CONNECTIONS));
+    let mut peers = Peers::default();
     loop {
-        let place = Arc::clone(&places).acquire_owned().await;
         let stream = match accept().await {
             Ok(stream) => stream,
             Err(why) => {
@@ -39,19 +87,74 @@ where
                 continue;
             }
         };
-        let service = TowerToHyperService::new(router.clone());
+        let place = place(&places, &peers).await;
+        let (router, peer) = (router.clone(), peers.add());
         tokio::spawn(async move {
-            let served = http1::Builder::new()
-                .timer(TokioTimer::new())
-                .header_read_timeout(HEADER_TIME)
-                // A peer may close its sending side once it has asked.
-                .half_close(true)
-                .serve_connection(TokioIo::new(stream), service)
-                .await;
-            if let Err(why) = served {
-                tracing::debug!("a connection ended early: {why}");
-            }
+            converse(router, stream, &peer).await;
             drop(place);
         });
+    }
+}
+
+/// A place for one more connection, at another's cost if need be.
+async fn place(places: &Arc<Semaphore>, peers: &Peers) -> Option<OwnedSemaphorePermit> {
+    if let Ok(place) = Arc::clone(places).try_acquire_owned() {
+        return Some(place);
+    }
+    loop {
+        peers.make_room();
+        let freed = Arc::clone(places).acquire_owned();
+        if let Ok(place) = tokio::time::timeout(BREATH, freed).await {
+            // The semaphore is never closed.
+            return place.ok();
+        }
+    }
+}
+
+/// Answers a connection's requests until it ends or has to give way.
+pub(crate) async fn answer<S>(router: Router, stream: S)
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    converse(router, stream, &Arc::default()).await;
+}
+
+async fn converse<S>(router: Router, stream: S, peer: &Arc<Peer>)
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let service = TowerToHyperService::new(router);
+    let state = Arc::clone(peer);
+    let counted = service_fn(move |request: Request<Incoming>| {
+        let (state, answer) = (Arc::clone(&state), service.call(request.map(Body::new)));
+        state.asked.store(true, Ordering::Relaxed);
+        state.served.store(true, Ordering::Relaxed);
+        async move {
+            let answer = answer.await;
+            state.served.store(false, Ordering::Relaxed);
+            answer
+        }
+    });
+    let mut connection = pin!(
+        http1::Builder::new()
+            .timer(TokioTimer::new())
+            .header_read_timeout(HEADER_TIME)
+            // A peer may close its sending side once it has asked.
+            .half_close(true)
+            .serve_connection(TokioIo::new(Patient::new(stream, ANSWER_TIME)), counted)
+    );
+    let served = tokio::select! {
+        served = connection.as_mut() => served,
+        () = peer.give_way.notified() => {
+            if !peer.asked.load(Ordering::Relaxed) {
+                tracing::debug!("a connection that asked nothing gives way");
+                return;
+            }
+            connection.as_mut().graceful_shutdown();
+            connection.await
+        }
+    };
+    if let Err(why) = served {
+        tracing::debug!("a connection ended early: {why}");
     }
 }

@@ -69,7 +69,8 @@ fn read(memory: &Memory, place: usize) -> Option<(u64, Vec<u8>)> {
     };
     let (number, stored) = (word(at), word(at + 16));
     let length = usize::try_from(word(at + 8)).ok().filter(|length| *length <= PLACE_BYTES - HEADER_BYTES)?;
-    if number == 0 {
+    // None that was saved has the last number: there is one behind each.
+    if number == 0 || number == u64::MAX {
         return None;
     }
     let mut text = vec![0; length];
@@ -106,6 +107,12 @@ mod tests {
         }
         // The third save is in the place of the first; damaged, the second counts.
         tables.memory.write(PLACE_BYTES + HEADER_BYTES, b"T");
+        assert_eq!(Tables::open(&image).unwrap().1.unwrap(), b"");
+        // A number that none can follow is not one that was saved, whatever its check says.
+        let forged = u64::from(check(u64::MAX, b"T"));
+        for (at, word) in [(8, 1), (16, forged), (0, u64::MAX)] {
+            tables.memory.write(PLACE_BYTES + at, &word.to_le_bytes());
+        }
         assert_eq!(Tables::open(&image).unwrap().1.unwrap(), b"");
         let long = tables.save(&vec![0; PLACE_BYTES]).unwrap_err();
         assert!(matches!(long, StoreError::Tables { bytes: PLACE_BYTES, .. }));

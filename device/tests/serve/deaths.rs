@@ -37,7 +37,7 @@ pub(crate) fn kill_worker(run: &Run) {
     let _ = nix::sys::signal::kill(nix::unistd::Pid::from_raw(worker(run.child.id())), Signal::SIGKILL);
 }
 
-fn deaths(rig: &Rig) -> u64 {
+pub(crate) fn deaths(rig: &Rig) -> u64 {
     rig.ask("GET", "/stats", &Value::Null)["device"]["worker_deaths"].as_u64().unwrap()
 }
 

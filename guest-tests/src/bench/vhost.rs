@@ -3,6 +3,7 @@
 //! All disks belong to one guest, which reads them in turn, so that they share everything but what serves them. Reads go around the guest's
 //! page cache; the plain file is in the host's.
 
+use std::fmt::Write as _;
 use std::{
     fs::OpenOptions,
     io::Read,
@@ -158,7 +159,8 @@ impl Vhost {
                 for (kind, how) in KINDS {
                     // The first round only warms up.
                     let (seconds, tell) = if round == 0 { (1, ">/dev/null") } else { (self.seconds, "") };
-                    script += &format!(
+                    let _ = write!(
+                        script,
                         "out=$(fio --name=x --filename={device} --readonly --direct=1 --ioengine=libaio {how} --size={} \
                          --time_based --runtime={seconds} --output-format=terse --terse-version=3) || {{ echo \"$out\"; exit 1; }}\n\
                          echo \"result {kind} {n} $(echo \"$out\" | cut -d';' -f7,8)\" {tell}\n",
