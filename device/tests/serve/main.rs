@@ -9,6 +9,7 @@ mod deaths;
 mod disk_driver;
 mod disks;
 mod guest_port;
+mod ivshmem;
 mod mount;
 mod poison;
 mod program;

@@ -88,6 +88,9 @@ pub(crate) struct Serve {
     /// Serve disks: a directory for the sockets of both windows, or one socket and what its disk shows; may be given more than once.
     #[arg(long, value_name = "DIR|SOCKET=WHAT", value_parser = disks)]
     pub(crate) vhost_user: Vec<DiskArg>,
+    /// Serve mailboxes on this socket, for guests that see the mount as shared memory of PCI devices: the chardev of an ivshmem-doorbell.
+    #[arg(long, value_name = "SOCKET", requires = "mount")]
+    pub(crate) ivshmem: Option<PathBuf>,
     /// Print the ready line as JSON.
     #[arg(long)]
     pub(crate) json: bool,
@@ -146,6 +149,9 @@ pub(crate) struct DeviceArgs {
     /// How dirty pages are made to reach the device: `auto`, `sync_file_range` or `msync`.
     #[arg(long, default_value = "auto", hide = true, value_name = "HOW")]
     pub(crate) launder_with: LaunderWith,
+    /// Whether windows whose size is not given get one that suits a PCI BAR.
+    #[arg(skip)]
+    pub(crate) powers_of_two: bool,
 }
 
 impl DeviceArgs {
@@ -160,12 +166,13 @@ impl DeviceArgs {
     }
 }
 
-/// Boot a guest that sees a device as CXL memory, or as disks.
+/// Boot a guest that sees a device as CXL memory, as disks, or as shared memory of PCI devices.
 ///
 /// Starts a device as `serve` does, or takes one that is being served, and boots Debian's kernel in QEMU with the two windows as two
 /// cxl-type3 devices: base first, views second. Without a script you get a shell, with lamina-shim in it. KVM is used where it
 /// works, emulation elsewhere. A QEMU older than 11.1 will not do; without one, one is unpacked from Debian's packages. With
-/// --attach vhost-user the windows are two virtio disks, and QEMU 7.2 will do.
+/// --attach vhost-user the windows are two virtio disks, and QEMU 7.2 will do. With --attach ivshmem they are the memory of two PCI
+/// devices, whose sizes are powers of two, and a third one carries requests: the guest needs neither CXL nor a serial port.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -182,7 +189,7 @@ Examples:
 pub(crate) struct Boot {
     #[command(flatten)]
     pub(crate) device: DeviceArgs,
-    /// How the guest sees the device: cxl or vhost-user.
+    /// How the guest sees the device: cxl, vhost-user or ivshmem.
     #[arg(long, default_value_t, value_name = "HOW")]
     pub(crate) attach: AttachKind,
     /// The directory to mount on [default: a temporary one].
@@ -191,6 +198,9 @@ pub(crate) struct Boot {
     /// With --attach vhost-user: the socket of a disk that is being served; may be given more than once.
     #[arg(long = "disk", value_name = "SOCKET", conflicts_with = "base")]
     pub(crate) disks: Vec<PathBuf>,
+    /// With --attach ivshmem and --base: the socket of the mailboxes that `lamina serve --ivshmem` serves [default: one is served here, if --ctl is given].
+    #[arg(long, value_name = "SOCKET", requires = "base", conflicts_with = "ctl")]
+    pub(crate) mailbox: Option<PathBuf>,
     /// The base window of a device that is being served, or any file of the size.
     #[arg(long, value_name = "FILE", requires = "views_file")]
     pub(crate) base: Option<PathBuf>,

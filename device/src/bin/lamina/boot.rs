@@ -8,7 +8,10 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
-use lamina_qemu::{Attach, AttachKind, BootConfig, Cxl, Guest, GuestFile, Source, VhostUser, launch};
+use lamina::serve::IvshmemServer;
+use lamina_qemu::{
+    Attach, AttachKind, BootConfig, Cxl, Guest, GuestFile, Ivshmem, Source, VhostUser, launch,
+};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::args::{Boot, DeviceArgs, DiskArg};
@@ -24,10 +27,25 @@ pub(crate) async fn boot(args: Boot) -> Result<ExitCode> {
     let mut interrupted = signal(SignalKind::interrupt())?;
     let mut terminated = signal(SignalKind::terminate())?;
     let files = programs(&args)?;
-    let Boot { attach, device, mount, base, views_file, disks, ctl, .. } = args;
+    let Boot { attach, mut device, mount, base, views_file, disks, mailbox, ctl, .. } = args;
+    ensure!(disks.is_empty() || attach == AttachKind::VhostUser, "--disk goes with --attach vhost-user");
+    ensure!(
+        mailbox.is_none() || attach == AttachKind::Ivshmem && base.is_some(),
+        "--mailbox goes with --attach ivshmem, --base and --views-file"
+    );
+    device.powers_of_two = attach == AttachKind::Ivshmem;
+    let mut server = None;
     // Whatever serves the device lives until the guest has ended.
     let (attach, ctl, served, folder) = match (attach, base.zip(views_file)) {
         (AttachKind::Cxl, Some((base, views))) => (windows(base, views)?, ctl, None, None),
+        (AttachKind::Ivshmem, Some((base, views))) => {
+            let folder = tempfile::Builder::new().prefix("lamina-boot-").tempdir()?;
+            if let (None, Some(ctl)) = (&mailbox, &ctl) {
+                server = Some(IvshmemServer::serve(&folder.path().join("mailbox.sock"), ctl)?);
+            }
+            let mailbox = mailbox.or_else(|| server.as_ref().map(|server| server.path().to_owned()));
+            (shared(base, views, mailbox)?, None, None, Some(folder))
+        }
         (AttachKind::VhostUser, _) if !disks.is_empty() => {
             (Attach::VhostUser(VhostUser { disks, queues: queues(args.cpus) }), ctl, None, None)
         }
@@ -40,15 +58,22 @@ pub(crate) async fn boot(args: Boot) -> Result<ExitCode> {
             let attach = Attach::VhostUser(VhostUser { disks, queues: queues(args.cpus) });
             (attach, Some(served.ready.ctl.clone()), Some(served), Some(folder))
         }
-        (AttachKind::Cxl, None) => {
-            ensure!(disks.is_empty(), "--disk goes with --attach vhost-user");
+        (AttachKind::Cxl | AttachKind::Ivshmem, None) => {
             let folder = tempfile::Builder::new().prefix("lamina-boot-").tempdir()?;
             let mount = mount.unwrap_or_else(|| folder.path().join("mount"));
             let served = start(device, Some(mount), Vec::new()).await?;
             let mounted = served.ready.base.path.clone().zip(served.ready.views.path.clone());
             let (base, views) = mounted.context("the device is not mounted")?;
-            let attach = windows(base, views)?;
-            (attach, Some(served.ready.ctl.clone()), Some(served), Some(folder))
+            let ctl = served.ready.ctl.clone();
+            let (attach, ctl) = if attach == AttachKind::Ivshmem {
+                let started = IvshmemServer::serve(&folder.path().join("mailbox.sock"), &ctl)?;
+                let attach = shared(base, views, Some(started.path().to_owned()))?;
+                server = Some(started);
+                (attach, None)
+            } else {
+                (windows(base, views)?, Some(ctl))
+            };
+            (attach, ctl, Some(served), Some(folder))
         }
     };
     let mut config = BootConfig::attached(attach);
@@ -78,6 +103,7 @@ pub(crate) async fn boot(args: Boot) -> Result<ExitCode> {
         };
         outcome?.status
     };
+    drop(server);
     // Unmounting sleeps.
     let stopped = move || {
         let stopped = served.map_or(Ok(()), Holder::stop);
@@ -92,6 +118,12 @@ pub(crate) async fn boot(args: Boot) -> Result<ExitCode> {
 fn windows(base: PathBuf, views: PathBuf) -> Result<Attach> {
     let (base_bytes, views_bytes) = (bytes(&base)?, bytes(&views)?);
     Ok(Attach::Cxl(Cxl { base, base_bytes, views, views_bytes }))
+}
+
+/// Two files as shared memory, with a mailbox if there is one.
+fn shared(base: PathBuf, views: PathBuf, mailbox: Option<PathBuf>) -> Result<Attach> {
+    let (base_bytes, views_bytes) = (bytes(&base)?, bytes(&views)?);
+    Ok(Attach::Ivshmem(Ivshmem { base, base_bytes, views, views_bytes, mailbox }))
 }
 
 /// Queues of a disk: one for each processor, as far as that helps.

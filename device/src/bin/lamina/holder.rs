@@ -583,7 +583,10 @@ fn config(args: &DeviceArgs) -> Result<DeviceConfig> {
     let base_needed = models.iter().map(load::base_needed).sum::<u64>();
     let views_needed = models.iter().map(|model| load::views_needed(model, &options)).sum::<u64>()
         + lamina_abi::DIRECTORY_BYTES;
-    let fitting = |bytes: u64| bytes.max(1).next_multiple_of(CXL_MULTIPLE);
+    let fitting = |bytes: u64| {
+        let bytes = bytes.max(1).next_multiple_of(CXL_MULTIPLE);
+        if args.powers_of_two { bytes.next_power_of_two() } else { bytes }
+    };
     let base_bytes = args.capacity.unwrap_or(fitting(base_needed));
     let views_bytes = args.views_capacity.unwrap_or(fitting(views_needed.max(base_bytes)));
     let mut config = DeviceConfig::new(base_bytes, views_bytes);

@@ -8,6 +8,7 @@ use std::io::{self, Write};
 
 use anyhow::Result;
 use indicatif::BinaryBytes;
+use lamina::serve::IvshmemServer;
 use serde_json::Value;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -26,6 +27,9 @@ pub(crate) async fn serve(args: Serve) -> Result<()> {
         let Some(mut holder) = Holder::start(&args.device, args.mount, args.vhost_user, &switch)? else {
             return Ok(());
         };
+        // Not the worker's, which may die: no QEMU connects anew to an ivshmem server.
+        let _mailboxes =
+            args.ivshmem.map(|socket| IvshmemServer::serve(&socket, &holder.ready.ctl)).transpose()?;
         say_ready(&holder.ready, json)?;
         holder.wait()
     });
