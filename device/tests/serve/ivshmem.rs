@@ -13,6 +13,8 @@ use lamina_abi::mailbox::{
     ANSWER_AT, ANSWER_LENGTH_AT, ANSWER_NUMBER_AT, ANSWER_TOTAL_AT, DEVICE_PEER, GUEST_PEER, MAILBOX_MAGIC,
     REQUEST_AT, REQUEST_BYTES, REQUEST_FROM_AT, REQUEST_LENGTH_AT, REQUEST_NUMBER_AT,
 };
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 use serde_json::{Value, json};
 
@@ -182,7 +184,7 @@ fn a_guest_that_breaks_the_rules_gets_an_error_and_may_go_on() {
         std::io::Write::write_all(&mut guest.stream, b"what is this").unwrap();
         drop((guest, silent));
         assert_eq!(Guest::connect(&socket).ask(&json!({ "op": "flush" })), json!({ "ok": true }));
-        run.signal(nix::sys::signal::Signal::SIGTERM);
+        run.signal(Signal::SIGTERM);
         assert!(run.end().success());
         assert!(!socket.exists());
     });
@@ -194,13 +196,16 @@ fn a_workers_death_does_not_reach_the_guest() {
         let (run, _place, _, socket) = start();
         let mut guest = Guest::connect(&socket);
         for _ in 0..5 {
-            let tasks = std::fs::read_to_string(format!(
-                "/proc/{0}/task/{0}/children",
-                run.ready["pid"].as_u64().unwrap()
-            ));
-            for pid in tasks.unwrap().split_whitespace() {
-                let pid = nix::unistd::Pid::from_raw(pid.parse().unwrap());
-                let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL);
+            let tasks = std::fs::read_dir(format!("/proc/{}/task", run.ready["pid"])).unwrap();
+            let children =
+                tasks.flatten().flat_map(|task| std::fs::read_to_string(task.path().join("children")));
+            let workers: Vec<i32> = children
+                .flat_map(|list| list.split_whitespace().flat_map(str::parse).collect::<Vec<_>>())
+                .collect();
+            assert!(!workers.is_empty());
+            for pid in workers {
+                // It may be dead already.
+                let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
             }
             assert_eq!(guest.ask(&json!({ "op": "flush" })), json!({ "ok": true }));
         }

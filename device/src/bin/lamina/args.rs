@@ -189,6 +189,9 @@ Examples:
 pub(crate) struct Boot {
     #[command(flatten)]
     pub(crate) device: DeviceArgs,
+    /// Take all of this from a file of TOML: docs/topology.toml is an example.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) topology: Option<PathBuf>,
     /// How the guest sees the device: cxl, vhost-user or ivshmem.
     #[arg(long, default_value_t, value_name = "HOW")]
     pub(crate) attach: AttachKind,

@@ -10,9 +10,9 @@ use lamina_abi::mailbox::{DEVICE_PEER, GUEST_PEER};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use serde_json::json;
-use tokio::io::unix::AsyncFd;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::UnixStream;
+use tokio::net::unix::pipe;
 
 use super::mailbox::{Asked, Mailbox};
 
@@ -32,8 +32,8 @@ const LIMIT: Duration = Duration::from_secs(120);
 pub(super) struct Peer {
     stream: UnixStream,
     mailbox: Mailbox,
-    /// Rung by the guest.
-    asked: AsyncFd<OwnedFd>,
+    /// Rung by the guest. An eventfd is read like a pipe, eight bytes at a time.
+    asked: pipe::Receiver,
     /// Rings the guest.
     answered: OwnedFd,
 }
@@ -50,7 +50,7 @@ impl Peer {
         tell(&stream, device, Some(asked.as_fd()))?;
         // QEMU lets the guest start when it hears of itself, so this comes last.
         tell(&stream, guest, Some(answered.as_fd()))?;
-        Ok(Self { stream, mailbox, asked: AsyncFd::register(asked)?, answered })
+        Ok(Self { stream, mailbox, asked: pipe::Receiver::from_owned_fd_unchecked(asked)?, answered })
     }
 
     /// Answers requests until QEMU is gone.
@@ -62,9 +62,9 @@ impl Peer {
         let (mailbox, asked, answered) = (&mut self.mailbox, &self.asked, &self.answered);
         let answering = async {
             loop {
-                let mut ready = asked.readable().await?;
+                asked.readable().await?;
                 // It counts how often it was rung, which means nothing.
-                let _ = ready.try_io(|bell| Ok(rustix::io::read(bell.get_ref(), &mut [0; 8])?));
+                let _ = asked.try_read(&mut [0; 8]);
                 let Some((number, asked)) = mailbox.request()? else { continue };
                 match asked {
                     Asked::More(from) => mailbox.piece(number, from)?,
