@@ -48,7 +48,7 @@ impl Guest {
     fn connect(socket: &Path) -> Self {
         let stream = UnixStream::connect(socket).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
-        let mut next = |number: i64, with: bool| {
+        let next = |number: i64, with: bool| {
             let (found, descriptor) = message(&stream);
             assert_eq!((found, descriptor.is_some()), (number, with));
             descriptor.map(File::from)

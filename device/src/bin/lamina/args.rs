@@ -88,7 +88,8 @@ pub(crate) struct Serve {
     /// Serve disks: a directory for the sockets of both windows, or one socket and what its disk shows; may be given more than once.
     #[arg(long, value_name = "DIR|SOCKET=WHAT", value_parser = disks)]
     pub(crate) vhost_user: Vec<DiskArg>,
-    /// Serve mailboxes on this socket, for guests that see the mount as shared memory of PCI devices: the chardev of an ivshmem-doorbell.
+    /// Serve mailboxes on this socket, for guests that see the mount as shared memory of PCI devices: the chardev of an
+    /// ivshmem-doorbell. The windows' sizes must be powers of two then, and are unless given.
     #[arg(long, value_name = "SOCKET", requires = "mount")]
     pub(crate) ivshmem: Option<PathBuf>,
     /// Print the ready line as JSON.
@@ -184,6 +185,8 @@ Examples:
       lamina boot --base /tmp/lamina/base --views-file /tmp/lamina/views --ctl /run/lamina/ctl.sock
   As disks, of a device that is being served with --vhost-user /run/lamina/disks:
       lamina boot --attach vhost-user --disk /run/lamina/disks/base.sock --disk /run/lamina/disks/views.sock
+  As shared memory, with all options in a file:
+      lamina boot --topology docs/topology.toml
   Only say what would be started, for a QEMU command line of your own:
       lamina boot --base /tmp/lamina/base --views-file /tmp/lamina/views --print-command")]
 pub(crate) struct Boot {

@@ -17,7 +17,8 @@ use crate::holder::{Holder, StopSwitch};
 use crate::life::Ready;
 
 /// Serves until a signal comes.
-pub(crate) async fn serve(args: Serve) -> Result<()> {
+pub(crate) async fn serve(mut args: Serve) -> Result<()> {
+    args.device.powers_of_two = args.ivshmem.is_some();
     let mut interrupted = signal(SignalKind::interrupt())?;
     let mut terminated = signal(SignalKind::terminate())?;
     let stop = StopSwitch::default();
