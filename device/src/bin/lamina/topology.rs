@@ -271,8 +271,10 @@ fn expand(text: &str, folder: &Path, print_command: bool) -> Result<(Cli, Vec<Os
         let option = named.split([' ', '=']).next().unwrap_or_default();
         let place = places.iter().find(|(known, _)| *known == option);
         let place = place.map_or_else(String::new, |(_, at)| format!("line {}: ", line(*at)));
-        let words = why.to_string();
-        format!("{place}{}", words.lines().next().unwrap_or_default().trim_start_matches("error: "))
+        // What is wrong comes before the first empty line, and the usage, which is no file's, after it.
+        let told = why.to_string();
+        let told = told.split("\n\n").next().unwrap_or_default().trim_start_matches("error: ");
+        format!("{place}{}", told.split_whitespace().collect::<Vec<_>>().join(" "))
     })?;
     Ok((cli, words))
 }
