@@ -7,6 +7,8 @@
 //!    window size is the device's own). Which one QEMU enumerates first means nothing.
 //! 4. On request hand the base to `kmem`, as system RAM.
 //!
+//! Where the windows are shared memory of PCI devices, there is nothing to make: they are found and told.
+//!
 //! All of it can be repeated; what is there is used.
 
 use std::{path::PathBuf, time::Duration};
@@ -15,6 +17,7 @@ use crate::{
     Access, Error, Window,
     dax::{self, Dax, Use},
     directory,
+    ivshmem::{self, Bar, Bars},
     region::{self, Region},
     sysfs::{Tree, wait},
     topology::{Memdev, Role, memdevs},
@@ -42,22 +45,22 @@ impl Default for UpOptions {
 pub struct Attachment {
     /// Base or views.
     pub role: Role,
-    /// The CXL memory device, for example `mem0`.
+    /// The CXL memory device, for example `mem0`, or the PCI device with the shared memory, for example `0000:00:10.0`.
     pub memdev: String,
-    /// Its region, for example `region0`.
+    /// Its region, for example `region0`; `BAR 2` of a PCI device.
     pub region: String,
     /// Whether the region was made now, rather than found.
     pub created: bool,
-    /// The dax device, for example `dax0.0`.
+    /// The dax device, for example `dax0.0`; empty for a PCI device.
     pub dax: String,
-    /// Its node, for example `/dev/dax0.0`; only there with [`Use::Devdax`].
+    /// The node to map, for example `/dev/dax0.0`; not there with [`Use::SystemRam`].
     pub node: PathBuf,
     /// Bytes of the window.
     pub bytes: u64,
     /// What mappings of it must be multiples of, in bytes.
     pub align: u64,
-    /// How it is used.
-    pub r#use: Use,
+    /// How it is used; none for a PCI device, which a program maps and no driver has.
+    pub r#use: Option<Use>,
 }
 
 /// Both windows.
@@ -74,6 +77,12 @@ pub struct Attached {
 /// # Errors
 /// [`Error::Memdevs`] when there are not two memdevs of Lamina, and whatever regions, dax devices and the directory give.
 pub fn up(tree: &Tree, options: &UpOptions) -> Result<Attached, Error> {
+    if memdevs(tree).is_empty()
+        && options.memdevs.is_empty()
+        && let Some(bars) = ivshmem::windows(tree)?
+    {
+        return shared_memory(bars, options);
+    }
     let candidates = candidates(tree, options)?;
     let mut found = Vec::new();
     for memdev in candidates {
@@ -108,8 +117,30 @@ pub fn up(tree: &Tree, options: &UpOptions) -> Result<Attached, Error> {
             node: dax.node.clone(),
             bytes: dax.bytes,
             align: dax.align,
-            r#use: dax.driver.unwrap_or(Use::Devdax),
+            r#use: Some(dax.driver.unwrap_or(Use::Devdax)),
         }
+    };
+    Ok(Attached { base: attachment(base, Role::Base), views: attachment(views, Role::Views) })
+}
+
+/// Windows that are shared memory already.
+fn shared_memory(bars: Bars, options: &UpOptions) -> Result<Attached, Error> {
+    let views = bars.views;
+    let wrong = |why: &str| Error::Memdevs { found: views.address.clone(), why: why.into() };
+    if options.system_ram {
+        return Err(wrong("the windows are shared memory of PCI devices, which cannot be system RAM"));
+    }
+    let base = bars.base.ok_or_else(|| wrong("no PCI device before it has the base window's size"))?;
+    let attachment = |bar: Bar, role| Attachment {
+        role,
+        memdev: bar.address,
+        region: "BAR 2".into(),
+        created: false,
+        dax: String::new(),
+        node: bar.node,
+        bytes: bar.bytes,
+        align: rustix::param::page_size() as u64,
+        r#use: None,
     };
     Ok(Attached { base: attachment(base, Role::Base), views: attachment(views, Role::Views) })
 }

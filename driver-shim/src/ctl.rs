@@ -1,6 +1,7 @@
 //! The control port: requests to the device that loads and stores cannot express.
 //!
-//! The port is a virtio-serial port (`org.lamina.ctl`) in a guest; a Unix socket works the same. Each way goes one
+//! The port is a virtio-serial port (`org.lamina.ctl`) in a guest; a Unix socket works the same, and so does the mailbox of a guest that
+//! sees the device as shared memory of PCI devices, where numbers tell whose a reply is. Each way goes one
 //! JSON object a line. Every reply carries `"ok"`, and `"error"` when that is false.
 //!
 //! Rules:
@@ -42,7 +43,11 @@ use rustix::{
 };
 use serde_json::{Value, json};
 
-use crate::sysfs::{Tree, wait};
+use crate::{
+    ivshmem,
+    mailbox::{Mailbox, MailboxError},
+    sysfs::{Tree, wait},
+};
 
 /// The virtio port that the device listens on.
 pub const CTL_PORT: &str = "org.lamina.ctl";
@@ -58,7 +63,7 @@ pub const PATIENCE: Duration = Duration::from_secs(10);
 pub enum CtlError {
     /// There is no such port.
     #[error(
-        "no control port {port:?} (looked in /dev/virtio-ports and /sys/class/virtio-ports): give QEMU \
+        "no control port {port:?} (looked in /dev/virtio-ports and /sys/class/virtio-ports) and no mailbox: give QEMU \
          `-device virtio-serial -device virtserialport,chardev=…,name={port}`, load virtio_console, or set LAMINA_CTL"
     )]
     NoPort {
@@ -135,6 +140,8 @@ fn busy(cause: &io::Error) -> &'static str {
 pub struct Ctl {
     path: PathBuf,
     stream: File,
+    /// Where that is no stream but a mailbox's folder.
+    mailbox: Option<Mailbox>,
     is_socket: bool,
     timeout: Duration,
     /// What was read behind the last line.
@@ -145,7 +152,7 @@ pub struct Ctl {
 }
 
 impl Ctl {
-    /// Opens the port at `path`, a character device or a Unix socket. While another program has it, this waits up to
+    /// Opens the port at `path`, a character device, a Unix socket, or the folder in sysfs of a PCI device with a mailbox. While another program has it, this waits up to
     /// [`PATIENCE`].
     ///
     /// # Errors
@@ -153,10 +160,15 @@ impl Ctl {
     pub fn open(path: &Path) -> Result<Self, CtlError> {
         let wrap = |cause| CtlError::Open { path: path.into(), cause };
         let kind = fs::metadata(path).map_err(wrap)?.file_type();
-        let stream = open(path, kind.is_socket()).map_err(wrap)?;
+        let mailbox = kind.is_dir().then(|| Mailbox::open(path, PATIENCE)).transpose().map_err(wrap)?;
+        let stream = match &mailbox {
+            Some(_) => File::open(path),
+            None => open(path, kind.is_socket()),
+        };
         Ok(Self {
             path: path.into(),
-            stream,
+            stream: stream.map_err(wrap)?,
+            mailbox,
             is_socket: kind.is_socket(),
             timeout: TIMEOUT,
             pending: Vec::new(),
@@ -165,12 +177,13 @@ impl Ctl {
         })
     }
 
-    /// Opens the port named [`CTL_PORT`].
+    /// Opens the port named [`CTL_PORT`], or else the mailbox.
     ///
     /// # Errors
     /// [`CtlError::NoPort`], [`CtlError::Open`].
     pub fn find(tree: &Tree) -> Result<Self, CtlError> {
-        Self::open(&port(tree, CTL_PORT).ok_or_else(|| CtlError::NoPort { port: CTL_PORT.into() })?)
+        let found = port(tree, CTL_PORT).or_else(|| ivshmem::mailbox(tree));
+        Self::open(&found.ok_or_else(|| CtlError::NoPort { port: CTL_PORT.into() })?)
     }
 
     /// Sets how long a request may take.
@@ -286,6 +299,19 @@ impl Ctl {
     }
 
     fn exchange(&mut self, request: &Value, deadline: Instant) -> Result<Value, CtlError> {
+        if let Some(mailbox) = &self.mailbox {
+            let answer = mailbox.exchange(&request.to_string(), MAX_REPLY, deadline);
+            let line = answer.map_err(|error| match error {
+                MailboxError::Late => {
+                    CtlError::Timeout { path: self.path.clone(), seconds: self.timeout.as_secs_f64() }
+                }
+                MailboxError::TooLong(bound) => CtlError::TooLong { path: self.path.clone(), bound },
+                MailboxError::Broken(why) => {
+                    CtlError::Io { path: self.path.clone(), cause: io::Error::other(why) }
+                }
+            })?;
+            return serde_json::from_slice(&line).map_err(|_| self.no_reply(&line));
+        }
         if !self.in_step || !self.pending.is_empty() {
             self.fall_into_step(deadline)?;
         }

@@ -1,7 +1,7 @@
 //! The opened device: both windows, the directory, and a span for (tensor, view).
 //!
 //! Where the windows are: as given; else the environment (`LAMINA_BASE`, `LAMINA_VIEWS`); else the devdax
-//! devices in sysfs. A view is named as the directory spells it; `base` names the tensor's own bytes in the base window,
+//! devices in sysfs; else the PCI devices with shared memory there. A view is named as the directory spells it; `base` names the tensor's own bytes in the base window,
 //! the only ones that can be stored to. Nothing the directory says is believed before it was checked against the
 //! windows.
 
@@ -17,7 +17,7 @@ use crate::{
     attach::begins_with_directory,
     ctl::Ctl,
     dax::{self, Dax, Use},
-    directory,
+    directory, ivshmem,
     sysfs::Tree,
     topology::{Role, dax_serial},
     window::fits,
@@ -230,7 +230,7 @@ impl Lamina {
     }
 }
 
-/// The control port at `path`, else the virtio port.
+/// The control port at `path`, else the virtio port, else the mailbox.
 ///
 /// # Errors
 /// [`Error::Ctl`].
@@ -269,6 +269,12 @@ fn discover(tree: &Tree) -> Result<(Option<PathBuf>, PathBuf), Error> {
             .find(|index| all[*index].1.is_none() && begins_with_directory(tree, &all[*index].0).is_ok())
     });
     let names = || all.iter().map(|(dax, _)| dax.name.as_str()).collect::<Vec<_>>().join(", ");
+    // Without CXL memory, the windows may be shared memory of PCI devices.
+    if views.is_none()
+        && let Some(bars) = ivshmem::windows(tree)?
+    {
+        return Ok((bars.base.map(|bar| bar.node), bars.views.node));
+    }
     let views = views.ok_or_else(|| Error::NotFound {
         why: match all.len() {
             0 => "there are no devdax devices".into(),

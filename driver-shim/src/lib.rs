@@ -1,6 +1,6 @@
 //! Lamina from inside a guest.
 //!
-//! The device shows up as two CXL memory devices. This library makes their regions ([`up`]), maps them ([`Window`]),
+//! The device shows up as two CXL memory devices, or as shared memory of PCI devices ([`ivshmem`]). This library makes their regions ([`up`]), maps them ([`Window`]),
 //! reads the directory by loads and hands out the memory of (tensor, view) ([`Lamina::span`]); a small control port
 //! ([`Ctl`]) carries what loads and stores cannot say. `include/lamina.h` is the same for C.
 //!
@@ -23,7 +23,9 @@ pub mod ctl;
 pub mod dax;
 pub mod directory;
 mod error;
+pub mod ivshmem;
 mod lamina;
+mod mailbox;
 pub mod region;
 pub mod sysfs;
 pub mod topology;

@@ -52,7 +52,7 @@ fn two_bare_memdevs_become_two_windows() {
             assert_eq!((&*attached.base.memdev, &*attached.views.memdev), (base, views), "{known}");
             assert!(attached.base.created && attached.views.created);
             assert_eq!((attached.base.bytes, attached.base.align), (WINDOW, 2 << 20));
-            assert_eq!(attached.base.r#use, Use::Devdax);
+            assert_eq!(attached.base.r#use, Some(Use::Devdax));
             let lamina = reads(&kernel);
             let span = lamina.span("w", "base").unwrap();
             let mut bytes = vec![0; span.len()];
@@ -99,7 +99,7 @@ fn an_attempt_that_stopped_half_way_is_finished() {
 fn the_base_can_be_system_ram_and_stays_it() {
     let kernel = Kernel::new(Config::default());
     let attached = up(&kernel.tree(), &ram()).unwrap();
-    assert_eq!((attached.base.r#use, attached.views.r#use), (Use::SystemRam, Use::Devdax));
+    assert_eq!((attached.base.r#use, attached.views.r#use), (Some(Use::SystemRam), Some(Use::Devdax)));
     for block in 4..8 {
         let state = kernel.get(&format!("sys/devices/system/memory/memory{block}/state"));
         assert_eq!(state, "online_movable", "{block}");
@@ -107,7 +107,7 @@ fn the_base_can_be_system_ram_and_stays_it() {
     assert!(matches!(reads(&kernel).span("w", "base"), Err(Error::NoBase)));
 
     let again = up(&kernel.tree(), &ram()).unwrap();
-    assert_eq!(again.base.r#use, Use::SystemRam);
+    assert_eq!(again.base.r#use, Some(Use::SystemRam));
     let error = bring(&kernel).unwrap_err();
     assert!(matches!(error, Error::Dax(DaxError::SystemRam { .. })), "{error}");
 }

@@ -1,7 +1,7 @@
 //! Attaching Lamina's windows to a QEMU guest.
 //!
 //! [`boot`] starts a guest that sees the device in one of the ways of [`Attach`]: its two memory files, `base` and `views`, as two
-//! CXL Type-3 devices through the mainline driver, or its sockets as virtio disks. The files may be the device's FUSE mount or
+//! CXL Type-3 devices through the mainline driver or as shared memory of PCI devices, or its sockets as virtio disks. The files may be the device's FUSE mount or
 //! any file of the right size: nothing here knows the difference.
 //!
 //! The way of a boot, one file each: which QEMU ([`find`], [`version`]; built by [`recipe`] when there is none), whether
@@ -33,5 +33,5 @@ pub use find::Qemu;
 pub use image::GuestImage;
 pub use initramfs::{GuestFile, Source};
 pub use launch::{BootError, Guest, Outcome, boot};
-pub use topology::{Attach, AttachKind, Cxl, Port, Topology, VhostUser};
+pub use topology::{Attach, AttachKind, Cxl, Ivshmem, Port, Topology, VhostUser};
 pub use version::Version;

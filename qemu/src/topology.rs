@@ -11,6 +11,7 @@
 
 mod attach;
 pub mod cxl;
+pub mod ivshmem;
 pub mod vhost_user;
 
 use std::os::unix::fs::FileTypeExt;
@@ -18,6 +19,7 @@ use std::path::{Path, PathBuf};
 
 pub use self::attach::{Attach, AttachKind};
 pub use self::cxl::Cxl;
+pub use self::ivshmem::Ivshmem;
 pub use self::vhost_user::VhostUser;
 use crate::version::Version;
 
@@ -65,6 +67,17 @@ pub enum TopologyError {
         cxl::GRANULE
     )]
     Size {
+        /// `base` or `views`.
+        window: &'static str,
+        /// The size asked for.
+        bytes: u64,
+    },
+    /// A window's size does not suit a PCI BAR.
+    #[error(
+        "the {window} window has {bytes} bytes; as shared memory of a PCI device it needs a power of two from {} (1 MiB) on",
+        ivshmem::LEAST_BYTES
+    )]
+    NoPowerOfTwo {
         /// `base` or `views`.
         window: &'static str,
         /// The size asked for.

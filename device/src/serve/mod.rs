@@ -1,5 +1,5 @@
 //! Serving a device: as files to map, two for each guest or host ([`fuse`], [`pair`]), as disks ([`vhost_user`]), as an API over sockets ([`api`]), and to guests
-//! ([`guest_port`]).
+//! ([`guest_port`], and [`ivshmem`] before it where they have no serial port).
 //!
 //! The servers know the device and nothing behind it. What a file shows is the device's two windows; what keeps those
 //! coherent, and what a user of both may rely on, is stated in one place: [`coherence`].
@@ -15,6 +15,7 @@ pub mod guest_port;
 mod held_mount;
 pub mod host_cache;
 pub(crate) mod http;
+pub mod ivshmem;
 pub mod launder;
 mod metrics;
 mod mount_point;
@@ -36,6 +37,7 @@ pub use control::{Control, ControlError, Seat, ServedStats};
 pub use fuse::{Mount, MountOptions};
 pub use guest_port::GuestPort;
 pub use held_mount::{Channels, HeldMount};
+pub use ivshmem::IvshmemServer;
 pub use mount_point::{MountPoint, abort_mount};
 pub use pair::{Pair, PairOptions, Place};
 pub use socket::claim;

@@ -13,6 +13,7 @@ mod guest_port;
 mod guests;
 mod hostile_peers;
 mod hosts;
+mod ivshmem;
 mod mount;
 mod poison;
 mod program;

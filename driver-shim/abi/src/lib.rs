@@ -43,6 +43,7 @@
 
 mod decode;
 mod encode;
+pub mod mailbox;
 
 pub use decode::decode;
 pub use encode::encode;

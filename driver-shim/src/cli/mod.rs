@@ -54,7 +54,7 @@ struct Paths {
     /// The views window: a devdax node or a file [default: found through sysfs]
     #[arg(long, global = true, env = "LAMINA_VIEWS", value_name = "PATH")]
     views: Option<PathBuf>,
-    /// The control port or socket [default: the virtio port org.lamina.ctl]
+    /// The control port or socket [default: the virtio port org.lamina.ctl, or the mailbox of a PCI device]
     #[arg(long, global = true, env = "LAMINA_CTL", value_name = "PATH")]
     ctl: Option<PathBuf>,
 }

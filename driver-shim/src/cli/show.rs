@@ -16,8 +16,8 @@ pub(super) fn attached(attached: &Attached, as_json: bool) -> anyhow::Result<()>
     }
     for window in [&attached.base, &attached.views] {
         let place = match window.r#use {
-            Use::Devdax => window.node.display().to_string(),
-            Use::SystemRam => "system RAM".into(),
+            None | Some(Use::Devdax) => window.node.display().to_string(),
+            Some(Use::SystemRam) => "system RAM".into(),
         };
         let role = match window.role {
             Role::Base => "base",

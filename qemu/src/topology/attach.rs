@@ -4,7 +4,7 @@
 
 use std::str::FromStr;
 
-use super::{Cxl, TopologyError, VhostUser};
+use super::{Cxl, Ivshmem, TopologyError, VhostUser};
 use crate::version::Version;
 
 /// How the guest sees the device.
@@ -14,6 +14,8 @@ pub enum Attach {
     Cxl(Cxl),
     /// As disks.
     VhostUser(VhostUser),
+    /// As shared memory of PCI devices.
+    Ivshmem(Ivshmem),
 }
 
 /// The name of a way to attach the device.
@@ -24,6 +26,8 @@ pub enum AttachKind {
     Cxl,
     /// `vhost-user`: virtio disks.
     VhostUser,
+    /// `ivshmem`: shared memory of PCI devices.
+    Ivshmem,
 }
 
 /// What a way to attach the device brings to a guest.
@@ -59,6 +63,7 @@ impl Attach {
         match self {
             Self::Cxl(cxl) => cxl,
             Self::VhostUser(vhost_user) => vhost_user,
+            Self::Ivshmem(ivshmem) => ivshmem,
         }
     }
 
@@ -79,7 +84,8 @@ impl Attach {
 }
 
 impl AttachKind {
-    const ALL: [(&str, Self); 2] = [("cxl", Self::Cxl), ("vhost-user", Self::VhostUser)];
+    const ALL: [(&str, Self); 3] =
+        [("cxl", Self::Cxl), ("vhost-user", Self::VhostUser), ("ivshmem", Self::Ivshmem)];
 
     /// The name, as it is written on the command line.
     pub fn name(self) -> &'static str {
@@ -115,6 +121,6 @@ mod tests {
             assert_eq!(name.parse(), Ok(kind));
             assert_eq!(kind.to_string(), name);
         }
-        assert!("scsi".parse::<AttachKind>().unwrap_err().contains("cxl, vhost-user"));
+        assert!("scsi".parse::<AttachKind>().unwrap_err().contains("cxl, vhost-user, ivshmem"));
     }
 }

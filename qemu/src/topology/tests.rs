@@ -158,3 +158,46 @@ fn disks_need_sockets_and_have_a_bound() {
         assert!(matches!(error, TopologyError::Disks { disks } if disks == count), "{error}");
     }
 }
+
+fn shared(folder: &Path, mailbox: Option<PathBuf>) -> Ivshmem {
+    let Cxl { base, base_bytes, views, views_bytes } = windows(folder);
+    Ivshmem { base, base_bytes, views, views_bytes, mailbox }
+}
+
+#[test]
+fn shared_memory_takes_three_slots_and_no_cxl() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("mail,box");
+    let _listener = UnixListener::bind(&socket).unwrap();
+    let topology = with(Attach::Ivshmem(shared(folder.path(), Some(socket))));
+    topology.check().unwrap();
+    assert!(topology.attach.maps_mount(), "QEMU must not ask for huge pages of the windows");
+    let args = topology.args(OLDEST).join(" ");
+    assert!(args.contains("memory-backend-file,id=base,share=on,size=512M,mem-path="), "{args}");
+    assert!(args.contains("ivshmem-plain,id=shmem-base,bus=pcie.0,addr=0x10,memdev=base"), "{args}");
+    assert!(args.contains("ivshmem-plain,id=shmem-views,bus=pcie.0,addr=0x11,memdev=views"), "{args}");
+    assert!(args.contains("mail,,box") && args.contains("addr=0x12,chardev=mailbox,vectors=1"), "{args}");
+    assert!(!args.contains("cxl") && !args.contains("virtio"), "{args}");
+    let alone = with(Attach::Ivshmem(shared(folder.path(), None)));
+    alone.check().unwrap();
+    assert!(!alone.args(OLDEST).join(" ").contains("doorbell"));
+}
+
+#[test]
+fn shared_memory_has_sizes_of_powers_of_two_and_a_socket_that_listens() {
+    let folder = tempfile::tempdir().unwrap();
+    for bytes in [0, 1, 4096, 3 << 28, (1 << 28) + 1, 1 << 63, u64::MAX] {
+        let odd = Ivshmem { views_bytes: bytes, ..shared(folder.path(), None) };
+        let error = with(Attach::Ivshmem(odd)).check().unwrap_err();
+        assert!(
+            matches!(error, TopologyError::NoPowerOfTwo { window: "views", bytes: b } if b == bytes),
+            "{error}"
+        );
+    }
+    let long = Ivshmem { base_bytes: 1 << 30, ..shared(folder.path(), None) };
+    let error = with(Attach::Ivshmem(long)).check().unwrap_err();
+    assert!(matches!(error, TopologyError::Short { window: "base", .. }), "{error}");
+    let missing = shared(folder.path(), Some(folder.path().join("missing")));
+    let message = with(Attach::Ivshmem(missing)).check().unwrap_err().to_string();
+    assert!(message.contains("mailbox") && message.contains("No such file"), "{message}");
+}

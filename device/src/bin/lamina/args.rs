@@ -104,6 +104,10 @@ pub(crate) struct Serve {
     /// Serve disks: a directory for the sockets of both windows, or one socket and what its disk shows; may be given more than once.
     #[arg(long, value_name = "DIR|SOCKET=WHAT", value_parser = disks)]
     pub(crate) vhost_user: Vec<DiskArg>,
+    /// Serve mailboxes on this socket, for guests that see the mount as shared memory of PCI devices: the chardev of an
+    /// ivshmem-doorbell. The windows' sizes must be powers of two then, and are unless given.
+    #[arg(long, value_name = "SOCKET", requires = "mount")]
+    pub(crate) ivshmem: Option<PathBuf>,
     /// Print the ready line as JSON.
     #[arg(long)]
     pub(crate) json: bool,
@@ -166,6 +170,9 @@ pub(crate) struct DeviceArgs {
     /// How dirty pages are made to reach the device: `auto`, `sync_file_range` or `msync`.
     #[arg(long, default_value = "auto", hide = true, value_name = "HOW")]
     pub(crate) launder_with: LaunderWith,
+    /// Whether windows whose size is not given get one that suits a PCI BAR.
+    #[arg(skip)]
+    pub(crate) powers_of_two: bool,
 }
 
 impl DeviceArgs {
@@ -180,12 +187,13 @@ impl DeviceArgs {
     }
 }
 
-/// Boot a guest that sees a device as CXL memory, or as disks.
+/// Boot a guest that sees a device as CXL memory, as disks, or as shared memory of PCI devices.
 ///
 /// Starts a device as `serve` does, or takes one that is being served, and boots Debian's kernel in QEMU with the two windows as two
 /// cxl-type3 devices: base first, views second. Without a script you get a shell, with lamina-shim in it. KVM is used where it
 /// works, emulation elsewhere. A QEMU older than 11.1 will not do; without one, one is unpacked from Debian's packages. With
-/// --attach vhost-user the windows are two virtio disks, and QEMU 7.2 will do.
+/// --attach vhost-user the windows are two virtio disks, and QEMU 7.2 will do. With --attach ivshmem they are the memory of two PCI
+/// devices, whose sizes are powers of two, and a third one carries requests: the guest needs neither CXL nor a serial port.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -197,12 +205,17 @@ Examples:
       lamina boot --base /tmp/lamina/base --views-file /tmp/lamina/views --ctl /run/lamina/ctl.sock
   As disks, of a device that is being served with --vhost-user /run/lamina/disks:
       lamina boot --attach vhost-user --disk /run/lamina/disks/base.sock --disk /run/lamina/disks/views.sock
+  As shared memory, with all options in a file:
+      lamina boot --topology docs/topology.toml
   Only say what would be started, for a QEMU command line of your own:
       lamina boot --base /tmp/lamina/base --views-file /tmp/lamina/views --print-command")]
 pub(crate) struct Boot {
     #[command(flatten)]
     pub(crate) device: DeviceArgs,
-    /// How the guest sees the device: cxl or vhost-user.
+    /// Take all of this from a file of TOML: docs/topology.toml is an example.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) topology: Option<PathBuf>,
+    /// How the guest sees the device: cxl, vhost-user or ivshmem.
     #[arg(long, default_value_t, value_name = "HOW")]
     pub(crate) attach: AttachKind,
     /// The directory to mount on [default: a temporary one].
@@ -214,6 +227,9 @@ pub(crate) struct Boot {
     /// The part of this guest, or the files of this host, of a device that is being served with this --run-dir.
     #[arg(long, alias = "host", value_name = "NAME", conflicts_with_all = ["base", "disks", "mount", "ctl", "models"])]
     pub(crate) guest: Option<String>,
+    /// With --attach ivshmem and --base: the socket of the mailboxes that `lamina serve --ivshmem` serves [default: one is served here, if --ctl is given].
+    #[arg(long, value_name = "SOCKET", requires = "base", conflicts_with = "ctl")]
+    pub(crate) mailbox: Option<PathBuf>,
     /// The base window of a device that is being served, or any file of the size.
     #[arg(long, value_name = "FILE", requires = "views_file")]
     pub(crate) base: Option<PathBuf>,

@@ -8,7 +8,10 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
-use lamina_qemu::{Attach, AttachKind, BootConfig, Cxl, Guest, GuestFile, Source, VhostUser, launch};
+use lamina::serve::IvshmemServer;
+use lamina_qemu::{
+    Attach, AttachKind, BootConfig, Cxl, Guest, GuestFile, Ivshmem, Source, VhostUser, launch,
+};
 use serde_json::Value;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -28,7 +31,9 @@ pub(crate) async fn boot(args: Boot) -> Result<ExitCode> {
     let mut interrupted = signal(SignalKind::interrupt())?;
     let mut terminated = signal(SignalKind::terminate())?;
     let files = programs(&args)?;
-    let Boot { attach, device, mount, mut base, mut views_file, disks, mut ctl, guest, .. } = args;
+    let Boot { attach, mut device, mount, mut base, mut views_file, disks, mailbox, mut ctl, guest, .. } =
+        args;
+    ensure!(disks.is_empty() || attach == AttachKind::VhostUser, "--disk goes with --attach vhost-user");
     if let Some(name) = guest {
         ensure!(attach == AttachKind::Cxl, "--guest goes with --attach cxl");
         let seat = seat(&device.run_dir.join("api.sock"), &name).await?;
@@ -36,10 +41,23 @@ pub(crate) async fn boot(args: Boot) -> Result<ExitCode> {
         (base, views_file, ctl) =
             (path(&seat["base"]["path"]), path(&seat["views"]["path"]), path(&seat["ctl"]));
     }
-    let mut qmp = None;
+    ensure!(
+        mailbox.is_none() || attach == AttachKind::Ivshmem && base.is_some(),
+        "--mailbox goes with --attach ivshmem, --base and --views-file"
+    );
+    device.powers_of_two = attach == AttachKind::Ivshmem;
+    let (mut qmp, mut server) = (None, None);
     // Whatever serves the device lives until the guest has ended.
     let (attach, ctl, served, folder) = match (attach, base.zip(views_file)) {
         (AttachKind::Cxl, Some((base, views))) => (windows(base, views)?, ctl, None, None),
+        (AttachKind::Ivshmem, Some((base, views))) => {
+            let folder = tempfile::Builder::new().prefix("lamina-boot-").tempdir()?;
+            if let (None, Some(ctl)) = (&mailbox, &ctl) {
+                server = Some(IvshmemServer::serve(&folder.path().join("mailbox.sock"), ctl)?);
+            }
+            let mailbox = mailbox.or_else(|| server.as_ref().map(|server| server.path().to_owned()));
+            (shared(base, views, mailbox)?, None, None, Some(folder))
+        }
         (AttachKind::VhostUser, _) if !disks.is_empty() => {
             (Attach::VhostUser(VhostUser { disks, queues: queues(args.cpus) }), ctl, None, None)
         }
@@ -52,21 +70,29 @@ pub(crate) async fn boot(args: Boot) -> Result<ExitCode> {
             let attach = Attach::VhostUser(VhostUser { disks, queues: queues(args.cpus) });
             (attach, served.ready.ctl.clone(), Some(served), Some(folder))
         }
-        (AttachKind::Cxl, None) => {
-            ensure!(disks.is_empty(), "--disk goes with --attach vhost-user");
+        (AttachKind::Cxl | AttachKind::Ivshmem, None) => {
             let folder = tempfile::Builder::new().prefix("lamina-boot-").tempdir()?;
             let mount = mount.unwrap_or_else(|| folder.path().join("mount"));
             let monitor = folder.path().join("qmp.sock");
             let device = DeviceArgs { qmp: device.qmp.or_else(|| Some(monitor.clone())), ..device };
-            qmp = device.qmp.clone().filter(|socket| *socket == monitor);
+            // Only CXL has media errors.
+            qmp = device.qmp.clone().filter(|socket| attach == AttachKind::Cxl && *socket == monitor);
             let served = start(device, Some(mount), Vec::new()).await?;
             let path = |window: &Option<WindowFile>| window.as_ref()?.path.clone();
             let mounted = path(&served.ready.base).zip(path(&served.ready.views));
             let (base, views) = mounted.context(
                 "the image is divided among guests: serve it with `lamina serve`, then boot each with --guest",
             )?;
-            let attach = windows(base, views)?;
-            (attach, served.ready.ctl.clone(), Some(served), Some(folder))
+            let ctl = served.ready.ctl.clone();
+            let (attach, ctl) = if let (AttachKind::Ivshmem, Some(ctl)) = (attach, &ctl) {
+                let started = IvshmemServer::serve(&folder.path().join("mailbox.sock"), ctl)?;
+                let attach = shared(base, views, Some(started.path().to_owned()))?;
+                server = Some(started);
+                (attach, None)
+            } else {
+                (windows(base, views)?, ctl)
+            };
+            (attach, ctl, Some(served), Some(folder))
         }
     };
     let mut config = BootConfig::attached(attach);
@@ -97,6 +123,7 @@ pub(crate) async fn boot(args: Boot) -> Result<ExitCode> {
         };
         outcome?.status
     };
+    drop(server);
     // Unmounting sleeps.
     let stopped = move || {
         let stopped = served.map_or(Ok(()), Holder::stop);
@@ -120,6 +147,12 @@ async fn seat(api: &Path, name: &str) -> Result<Value> {
 fn windows(base: PathBuf, views: PathBuf) -> Result<Attach> {
     let (base_bytes, views_bytes) = (bytes(&base)?, bytes(&views)?);
     Ok(Attach::Cxl(Cxl { base, base_bytes, views, views_bytes }))
+}
+
+/// Two files as shared memory, with a mailbox if there is one.
+fn shared(base: PathBuf, views: PathBuf, mailbox: Option<PathBuf>) -> Result<Attach> {
+    let (base_bytes, views_bytes) = (bytes(&base)?, bytes(&views)?);
+    Ok(Attach::Ivshmem(Ivshmem { base, base_bytes, views, views_bytes, mailbox }))
 }
 
 /// Queues of a disk: one for each processor, as far as that helps.

@@ -94,6 +94,8 @@ pub(crate) struct Plan {
     pub(crate) loads: Vec<Load>,
     /// Place, partition and cache of each pair of files.
     pairs: Vec<(Place, String, Option<u64>)>,
+    /// Whether windows whose size is not given are as large as a PCI BAR can be.
+    powers_of_two: bool,
 }
 
 /// A partition as the command line has it; what it does not say is fitting, or as the image has it.
@@ -135,7 +137,8 @@ impl Plan {
             args.divide_like(is);
         }
         let divided = !args.guests.is_empty();
-        let mut plan = Self { parts: Vec::new(), loads: Vec::new(), pairs: Vec::new() };
+        let powers_of_two = device.powers_of_two;
+        let mut plan = Self { parts: Vec::new(), loads: Vec::new(), pairs: Vec::new(), powers_of_two };
         for guest in args.guests {
             ensure!(
                 guest.name != SHARED,
@@ -238,8 +241,9 @@ impl Plan {
                 base_needed = base_needed.saturating_add(load::base_needed(&model));
                 views_needed = views_needed.saturating_add(load::views_needed(&model, options));
             }
-            let base_bytes = part.base_bytes.unwrap_or(fitting(base_needed));
-            let views_bytes = part.views_bytes.unwrap_or(fitting(views_needed.max(base_bytes)));
+            let base_bytes = part.base_bytes.unwrap_or(fitting(base_needed, self.powers_of_two));
+            let views_bytes =
+                part.views_bytes.unwrap_or(fitting(views_needed.max(base_bytes), self.powers_of_two));
             let Some(name) = part.name.clone() else {
                 return Ok(DeviceConfig::new(base_bytes, views_bytes));
             };
@@ -285,8 +289,10 @@ impl DivisionArgs {
 }
 
 /// A window that QEMU takes and that holds so many bytes.
-fn fitting(bytes: u64) -> u64 {
-    bytes.max(1).checked_next_multiple_of(CXL_MULTIPLE).unwrap_or(bytes)
+fn fitting(bytes: u64, power_of_two: bool) -> u64 {
+    let fitting = bytes.max(1).checked_next_multiple_of(CXL_MULTIPLE);
+    let fitting = if power_of_two { fitting.and_then(u64::checked_next_power_of_two) } else { fitting };
+    fitting.unwrap_or(bytes)
 }
 
 #[cfg(test)]

@@ -307,7 +307,7 @@ impl Worker {
         let program = now.program.clone().unwrap_or_else(|| "/proc/self/exe".into());
         let child = Command::new(program)
             .arg0("lamina-worker")
-            .args(std::env::args_os().skip(1))
+            .args(crate::topology::words())
             .env(WORKER, "1")
             .stdin(Stdio::from(OwnedFd::from(theirs)))
             .stdout(Stdio::null())

@@ -9,18 +9,21 @@ mod holder;
 mod life;
 mod meter;
 mod serve;
+mod topology;
 mod worker;
 
 use std::process::ExitCode;
 
-use clap::Parser;
 use tracing_subscriber::EnvFilter;
 
-use crate::args::{Cli, Command};
+use crate::args::Command;
 use crate::division::DivisionArgs;
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = match topology::command_line() {
+        Ok(cli) => cli,
+        Err(status) => return status,
+    };
     // fuse-backend-rs logs every answer that came too late, with all of its bytes; virtio_queue and vhost_user_backend whatever a
     // guest does wrong.
     let quiet = "info,fuse_backend_rs=off,virtio_queue=off,vhost_user_backend=off";

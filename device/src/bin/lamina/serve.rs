@@ -7,8 +7,9 @@
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use indicatif::BinaryBytes;
+use lamina::serve::IvshmemServer;
 use serde_json::Value;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -17,7 +18,8 @@ use crate::holder::{Holder, StopSwitch};
 use crate::life::Ready;
 
 /// Serves until a signal comes.
-pub(crate) async fn serve(args: Serve) -> Result<()> {
+pub(crate) async fn serve(mut args: Serve) -> Result<()> {
+    args.device.powers_of_two = args.ivshmem.is_some();
     let mut interrupted = signal(SignalKind::interrupt())?;
     let mut terminated = signal(SignalKind::terminate())?;
     let stop = StopSwitch::default();
@@ -29,6 +31,13 @@ pub(crate) async fn serve(args: Serve) -> Result<()> {
         else {
             return Ok(());
         };
+        // Not the worker's, which may die: no QEMU connects anew to an ivshmem server.
+        let mailboxes = args.ivshmem.map(|socket| {
+            let ctl = holder.ready.ctl.as_ref();
+            let ctl = ctl.context("mailboxes are for a device that is not divided")?;
+            Ok::<_, anyhow::Error>(IvshmemServer::serve(&socket, ctl)?)
+        });
+        let _mailboxes = mailboxes.transpose()?;
         say_ready(&holder.ready, json)?;
         holder.wait()
     });
