@@ -10,8 +10,10 @@
 //! * A write to a block is atomic to readers of that block; a request over several blocks is not, as with any memory.
 
 mod blocks;
+mod config;
 mod decoded;
 mod division;
+mod error;
 pub mod events;
 mod kept;
 mod partition;
@@ -29,7 +31,7 @@ use std::{
     time::Instant,
 };
 
-use lamina_abi::{DIRECTORY_BYTES, DirectoryError};
+use lamina_abi::DIRECTORY_BYTES;
 use parking_lot::RwLock;
 
 pub(crate) use self::division::Division;
@@ -42,25 +44,25 @@ use self::{
     windows::Windows,
 };
 pub use self::{
+    config::DeviceConfig,
     division::{MOST_PARTITION_NAME_BYTES, MOST_PARTITIONS, PartitionConfig},
+    error::DeviceError,
     partition::Partition,
 };
 use crate::{
     BLOCK_BYTES, BlockWords,
-    codec::{Codec, block::BlockError},
+    codec::Codec,
     format::Format,
     kv::Shape,
     mode::Mode,
     plane::PlaneMask,
     stats::{IndexCache, Stats, Tally, report::Subject},
     store::{
-        StoreError,
         entry::Entry,
         image::{Image, Superblock},
         snapshot,
     },
-    tensor::{Tensor, TensorError},
-    view::ViewError,
+    tensor::Tensor,
     window::{Alias, Map},
 };
 pub use crate::{
@@ -69,100 +71,6 @@ pub use crate::{
     window::ViewInfo,
 };
 
-/// What a device is made of.
-#[derive(Clone, Debug)]
-pub struct DeviceConfig {
-    /// Bytes of the base window, a multiple of 4096.
-    pub base_bytes: u64,
-    /// Bytes of the views window, a multiple of 4096 and more than the directory's 2 MiB.
-    pub views_bytes: u64,
-    /// Bytes of bundles the store may hold; enough for incompressible data in the whole base window if not given.
-    pub store_bytes: Option<u64>,
-    /// Which device.
-    pub mode: Mode,
-    /// The codec of tensors that name none, and of opaque memory.
-    pub codec: Codec,
-    /// Entries of the modelled on-chip index cache.
-    pub index_cache_entries: usize,
-    /// Whether to measure, at each write, what a generically compressing device would store.
-    pub compare_gcomp: bool,
-    /// KV windows that may be open for writing at once, at least one; each takes as much memory as its tokens.
-    pub open_windows: usize,
-    /// Whether counters begin at zero when an image is opened, rather than where the last process left them.
-    pub first_process: bool,
-    /// Bytes of decoded KV windows and blocks that may be kept for the next read.
-    pub decoded_bytes: usize,
-    /// The parts that the windows are divided into, in order; an undivided device if empty.
-    pub partitions: Vec<PartitionConfig>,
-}
-
-impl DeviceConfig {
-    /// A device of these windows, everything else as usual.
-    pub fn new(base_bytes: u64, views_bytes: u64) -> Self {
-        Self {
-            base_bytes,
-            views_bytes,
-            store_bytes: None,
-            mode: Mode::default(),
-            codec: Codec::default(),
-            index_cache_entries: 32_768, // 2 MiB of SRAM
-            compare_gcomp: true,
-            open_windows: 64,
-            first_process: true,
-            decoded_bytes: 16 << 20,
-            partitions: Vec::new(),
-        }
-    }
-
-    /// Bytes of bundles the store may hold.
-    fn store_bytes(&self) -> u64 {
-        // Segments of one length share chunks: twice the capacity is room for any mix of lengths. It is address space only.
-        self.store_bytes.unwrap_or_else(|| self.base_bytes.saturating_mul(2).max(16 << 20))
-    }
-
-    /// What an image says of such a device.
-    pub fn superblock(&self) -> Superblock {
-        Superblock {
-            base_bytes: self.base_bytes,
-            views_bytes: self.views_bytes,
-            store_bytes: self.store_bytes(),
-            mode: self.mode,
-            codec: self.codec,
-            // Each partition has room for one at least.
-            open_windows: self.open_windows.max(self.partitions.len()).max(1) as u64,
-            partitions: self.partitions.clone(),
-        }
-    }
-
-    /// Checks the sizes of the windows and the partitions.
-    ///
-    /// # Errors
-    /// [`DeviceError::Size`], and partitions that cannot be.
-    pub fn check(&self) -> Result<(), DeviceError> {
-        let block = BLOCK_BYTES as u64;
-        for (what, bytes) in [("a base window", self.base_bytes), ("a views window", self.views_bytes)] {
-            if bytes == 0 || bytes % block != 0 || bytes > 1 << 46 {
-                let rule = "windows are multiples of 4096 bytes, from 4096 bytes to 64 TiB";
-                return Err(DeviceError::Size { what, bytes, rule });
-            }
-        }
-        if self.views_bytes <= DIRECTORY_BYTES {
-            let rule = "it holds the directory of 2 MiB and the views behind it";
-            return Err(DeviceError::Size { what: "a views window", bytes: self.views_bytes, rule });
-        }
-        Division::new(self).map(drop)
-    }
-
-    /// A device divided into these parts, its windows as large as theirs together, everything else as usual.
-    pub fn divided(partitions: Vec<PartitionConfig>) -> Self {
-        // A sum that does not fit is refused when the device is made.
-        let sum =
-            |bytes: fn(&PartitionConfig) -> u64| partitions.iter().map(bytes).fold(0, u64::saturating_add);
-        let config = Self::new(sum(|part| part.base_bytes), sum(|part| part.views_bytes));
-        Self { partitions, ..config }
-    }
-}
-
 /// One of the two windows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Window {
@@ -170,132 +78,6 @@ pub enum Window {
     Base,
     /// The aliases.
     Views,
-}
-
-/// What the device refuses, or cannot do.
-#[derive(Debug, thiserror::Error)]
-pub enum DeviceError {
-    /// A window size that cannot be.
-    #[error("{what} of {bytes} bytes: {rule}")]
-    Size {
-        /// Which size.
-        what: &'static str,
-        /// The size.
-        bytes: u64,
-        /// What it must be.
-        rule: &'static str,
-    },
-    /// A request past the end of a window.
-    #[error("{length} bytes at {offset:#x} pass the end of the {window:?} window, {size} bytes")]
-    PastWindow {
-        /// The window.
-        window: Window,
-        /// Where the request begins.
-        offset: u64,
-        /// Its length.
-        length: u64,
-        /// Bytes of the window.
-        size: u64,
-    },
-    /// Too many partitions.
-    #[error("{count} partitions; a device has at most {MOST_PARTITIONS}")]
-    Partitions {
-        /// How many were asked for.
-        count: usize,
-    },
-    /// A partition's name that cannot be.
-    #[error(
-        "{name:?} cannot name a partition: 1 to {MOST_PARTITION_NAME_BYTES} lower-case letters, digits, `-` and `_`"
-    )]
-    PartitionName {
-        /// The name, its first 64 characters.
-        name: String,
-    },
-    /// Two partitions of one name.
-    #[error("two partitions are called {name}")]
-    PartitionTwice {
-        /// The name.
-        name: String,
-    },
-    /// A partition's quota is used up.
-    #[error(
-        "{partition}: {wanted} more bytes pass the quota of {quota} bytes, of which {stored} are used; \
-         discard what is not needed"
-    )]
-    Quota {
-        /// The partition.
-        partition: String,
-        /// Bytes that its blocks are charged.
-        stored: u64,
-        /// Bytes wanted besides.
-        wanted: u64,
-        /// The quota.
-        quota: u64,
-    },
-    /// The store is full, told to a partition: how full it is says what the others store.
-    #[error("the store is full")]
-    Full,
-    /// The store cannot.
-    #[error(transparent)]
-    Store(#[from] StoreError),
-    /// Stored bytes are damaged.
-    #[error("block {block} (DPA {:#x}) is damaged: {why}", block * BLOCK_BYTES as u64)]
-    Damaged {
-        /// The block.
-        block: u64,
-        /// What is wrong.
-        why: BlockError,
-    },
-    /// A tensor that cannot be, or is not.
-    #[error(transparent)]
-    Tensor(#[from] TensorError),
-    /// A view that cannot be.
-    #[error("tensor {tensor}: {why}")]
-    View {
-        /// The tensor.
-        tensor: String,
-        /// Why not.
-        why: ViewError,
-    },
-    /// No gap of the views window is large enough.
-    #[error(
-        "tensor {tensor}: view {view} takes {length} bytes, the largest gap of the views window is {largest}; \
-         start with a larger --views-capacity"
-    )]
-    NoRoomForView {
-        /// The tensor.
-        tensor: String,
-        /// The view.
-        view: String,
-        /// Bytes it takes.
-        length: u64,
-        /// The largest gap.
-        largest: u64,
-    },
-    /// A plain device has no checks, and so no poison.
-    #[error("a device of mode plain keeps no checks and no poison")]
-    Plain,
-    /// An image that no device made, or whose tables are damaged.
-    #[error("the image's tables of tensors and views cannot be used: {why}")]
-    Image {
-        /// What is wrong.
-        why: String,
-    },
-    /// The directory cannot describe more.
-    #[error(transparent)]
-    Directory(#[from] DirectoryError),
-}
-
-impl DeviceError {
-    /// Whether there was no room for what was written: the store is full, or a quota is used up.
-    pub const fn is_no_room(&self) -> bool {
-        matches!(
-            self,
-            Self::Quota { .. }
-                | Self::Full
-                | Self::Store(StoreError::Full { .. } | StoreError::NoRoom { .. })
-        )
-    }
 }
 
 /// A CXL Type-3 memory device.

@@ -9,7 +9,10 @@ use super::*;
 use crate::{
     kv::KvLayout,
     layout::Layout,
-    store::mishaps::{Killed, Mishaps},
+    store::{
+        StoreError,
+        mishaps::{Killed, Mishaps},
+    },
 };
 
 const BLOCK: usize = BLOCK_BYTES;
