@@ -177,6 +177,15 @@ fn an_upgrade_replaces_the_worker_and_refuses_what_is_no_lamina() {
         let refused = lamina(&["upgrade", "/bin/true", "--run-dir", &run]).output().unwrap();
         let why = String::from_utf8_lossy(&refused.stderr).into_owned();
         assert!(!refused.status.success() && why.contains("/bin/true is no lamina"), "{why}");
+        // One that says it is a lamina, and dies at work.
+        let impostor = rig.place.path("impostor");
+        std::fs::write(&impostor, "#!/bin/sh\n[ \"$1\" = --version ] && echo lamina 9.9.9\n").unwrap();
+        std::fs::set_permissions(&impostor, std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
+        let failed = lamina(&["upgrade", impostor.to_str().unwrap(), "--run-dir", &run]).output().unwrap();
+        let why = String::from_utf8_lossy(&failed.stderr).into_owned();
+        assert!(!failed.status.success() && why.contains("the program before goes on"), "{why}");
+        forget(&rig.base());
+        same("the tensor", &rig.base().read(0, TENSOR), &rig.bytes);
         let nobody = lamina(&["upgrade", "--run-dir", "/nonexistent"]).output().unwrap();
         assert!(String::from_utf8_lossy(&nobody.stderr).contains("--run-dir"));
     });

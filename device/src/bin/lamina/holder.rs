@@ -88,11 +88,24 @@ struct Now {
     stopping: bool,
     /// The program of the next worker; this one if not given.
     program: Option<PathBuf>,
+    trial: Trial,
     ready: Option<Ready>,
     /// Workers that became ready.
     started: u64,
     /// Who waits for a snapshot.
     saving: Option<mpsc::Sender<Result<u64, String>>>,
+}
+
+/// How it stands with a program that is to replace the one before.
+#[derive(Default)]
+enum Trial {
+    /// There is none.
+    #[default]
+    Over,
+    /// None of its workers has answered yet; this is the program before.
+    Running(Option<PathBuf>),
+    /// A worker of it died before it answered, or never did.
+    Failed,
 }
 
 impl Holder {
@@ -235,6 +248,24 @@ impl State {
         let mut now = self.lock();
         now.ready = Some(ready.clone());
         now.started += 1;
+        if matches!(now.trial, Trial::Running(_)) {
+            now.trial = Trial::Over;
+        }
+    }
+
+    /// Goes back to the program before one that is being tried: whether one was.
+    fn fall_back(&self) -> bool {
+        let mut now = self.lock();
+        match std::mem::replace(&mut now.trial, Trial::Failed) {
+            Trial::Running(before) => {
+                now.program = before;
+                true
+            }
+            other => {
+                now.trial = other;
+                false
+            }
+        }
     }
 
     /// Has the worker write a snapshot to the one file in `file`.
@@ -268,26 +299,36 @@ impl State {
         if !check.status.success() || !check.stdout.starts_with(b"lamina ") {
             bail!("{} is no lamina: `--version` ended with {}", program.display(), check.status);
         }
-        let (before, old) = {
+        let before = {
             let mut now = self.lock();
-            let old = now.program.replace(program.clone());
             let pid = now.pid.context("there is no worker at the moment")?;
+            now.trial = Trial::Running(now.program.replace(program.clone()));
             kill(pid);
-            (now.started, old)
+            now.started
         };
         let begun = Instant::now();
         loop {
             let now = self.lock();
-            if now.started > before
-                && let Some(ready) = &now.ready
-            {
-                return Ok(ready.clone());
+            let ready = now.ready.clone().filter(|_| now.started > before);
+            let (stopping, pid) = (now.stopping, now.pid);
+            match (&now.trial, ready) {
+                (Trial::Over, Some(ready)) => return Ok(ready),
+                (Trial::Failed, Some(_)) => {
+                    bail!(
+                        "a worker of {} died before it answered; the program before goes on",
+                        program.display()
+                    );
+                }
+                _ => drop(now),
             }
-            let dead = now.stopping;
-            drop(now);
-            if dead || begun.elapsed() > UPGRADE {
-                self.lock().program = old;
-                bail!("no worker of {} became ready; the one before is started again", program.display());
+            if stopping {
+                bail!("the device is being stopped");
+            }
+            if begun.elapsed() > UPGRADE
+                && self.fall_back()
+                && let Some(pid) = pid
+            {
+                kill(pid);
             }
             thread::sleep(Duration::from_millis(5));
         }
@@ -303,8 +344,7 @@ struct Worker {
 impl Worker {
     fn start(held: &Held, state: &State, first: bool, deaths: u64, careful: bool) -> Result<Self> {
         let (line, theirs) = UnixStream::pair()?;
-        let mut now = state.lock();
-        let program = now.program.clone().unwrap_or_else(|| "/proc/self/exe".into());
+        let program = state.lock().program.clone().unwrap_or_else(|| "/proc/self/exe".into());
         let child = Command::new(program)
             .arg0("lamina-worker")
             .args(crate::topology::words())
@@ -315,10 +355,6 @@ impl Worker {
             .process_group(0)
             .spawn()
             .context("cannot start the worker")?;
-        now.pid = Some(child.id());
-        now.line = Some(line.try_clone()?);
-        let stopping = now.stopping;
-        drop(now);
         let worker = Self { child, line };
         let image = held.image_path.clone();
         let ctl = held.ctl.iter().map(|socket| socket.path.clone()).collect();
@@ -327,9 +363,13 @@ impl Worker {
         descriptors.extend(held.ctl.iter().map(|socket| socket.listener.as_fd()));
         descriptors.extend(held.tcp.as_ref().map(AsFd::as_fd));
         worker.order(&order, &descriptors)?;
-        if stopping {
+        // Only now may somebody else tell it to stop.
+        let mut now = state.lock();
+        (now.pid, now.line) = (Some(worker.child.id()), Some(worker.line.try_clone()?));
+        if now.stopping {
             worker.order(&Order::Stop, &[])?;
         }
+        drop(now);
         Ok(worker)
     }
 
@@ -423,7 +463,16 @@ fn supervise(held: &Held, mut worker: Worker, state: &State) -> Result<()> {
     let mut fruitless = 0;
     loop {
         let mut stopped = false;
-        while let Some(word) = worker.word()? {
+        loop {
+            let word = match worker.word() {
+                Ok(Some(word)) => word,
+                Ok(None) => break,
+                Err(why) => {
+                    // A program that cannot be understood is as good as dead.
+                    tracing::error!("{why:#}");
+                    break;
+                }
+            };
             match word {
                 Word::Loaded => {}
                 Word::Ready(ready) => {
@@ -458,20 +507,29 @@ fn supervise(held: &Held, mut worker: Worker, state: &State) -> Result<()> {
         count += 1;
         let end = worker.end();
         tracing::warn!(deaths = count, "the worker died, starting another: {end}");
-        if end.is_its_own() {
+        if end.is_its_own() && !state.fall_back() {
             let now = Instant::now();
             deaths.push(now);
             deaths.retain(|death| now - *death <= QUICK);
             fruitless += 1;
+        }
+        worker = loop {
             if fruitless >= MOST_DEATHS {
                 return Err(anyhow!("{fruitless} workers died before they answered; the device is given up"));
             }
             if fruitless > 1 {
                 thread::sleep(BREATH);
             }
-        }
-        worker = Worker::start(held, state, false, count, deaths.len() >= CAREFUL_DEATHS)?;
-        worker.serve(held)?;
+            let careful = deaths.len() >= CAREFUL_DEATHS;
+            let started = Worker::start(held, state, false, count, careful);
+            match started.and_then(|worker| worker.serve(held).map(|()| worker)) {
+                Ok(worker) => break worker,
+                Err(why) => {
+                    tracing::error!("{why:#}");
+                    fruitless += usize::from(!state.fall_back());
+                }
+            }
+        };
     }
 }
 

@@ -345,7 +345,10 @@ proptest! {
                 prop_assert_eq!(under, alone.base_under_views(view.offset, view.length));
             }
             prop_assert_eq!(guest.views_over_base(0, BASE), alone.views_over_base(0, BASE));
-            stored += report(guest).stored_bytes;
+            let (here, there) = (report(guest).stored_bytes, alone.device().stats().device.stored_bytes);
+            // What a thread coded before makes a little difference to what it stores.
+            prop_assert!(here.abs_diff(there) <= (there / 20).max(128), "{} and {}", here, there);
+            stored += here;
         }
         prop_assert_eq!(stored, guests[0].device().stats().device.stored_bytes);
     }
