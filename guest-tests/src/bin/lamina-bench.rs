@@ -78,7 +78,7 @@ enum What {
         #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=60))]
         seconds: u32,
         /// The device's codec
-        #[arg(long, default_value = "lz4")]
+        #[arg(long, default_value = "tree")]
         codec: String,
         /// Print JSON rather than a table
         #[arg(long)]
@@ -117,7 +117,7 @@ fn run(cli: Cli) -> Result<()> {
         What::Start { rounds: 5 },
         What::Mount { mib: 96, rounds: 5, read_ahead_kb: 1024 },
         What::Warm { mib: 64, boots: 2, reads: 15 },
-        What::Vhost { mib: 96, rounds: 3, seconds: 3, codec: "lz4".to_owned(), json: false },
+        What::Vhost { mib: 96, rounds: 3, seconds: 3, codec: "tree".to_owned(), json: false },
         // Last, for it may fail.
         What::Codec { seconds: SECONDS, formats: Vec::new(), no_peers: false, json: false },
     ];
