@@ -199,6 +199,11 @@ impl Device {
         self.worker_deaths.store(deaths, Ordering::Relaxed);
     }
 
+    /// Counts a panic of the process that serves this device.
+    pub fn count_panic(&self) {
+        self.stats.panics.add(1);
+    }
+
     /// The image that the device lies in.
     pub fn image(&self) -> Option<&Image> {
         self.kept.as_ref().map(Kept::image)

@@ -188,6 +188,8 @@ pub struct Stats {
     pub(crate) windows_decoded: Counter,
     /// Reads of blocks that found their window decoded.
     pub(crate) windows_reused: Counter,
+    /// Panics of workers.
+    pub(crate) panics: Counter,
     /// Exact bytes of the heads of transformed blocks.
     pub(crate) heads: Gauge,
     /// Blocks that hold data, tensors' and others.
@@ -232,6 +234,7 @@ impl Stats {
             repeated_rows: Counter::default(),
             windows_decoded: Counter::default(),
             windows_reused: Counter::default(),
+            panics: Counter::default(),
             heads: Gauge::default(),
             live_blocks: Gauge::default(),
             opaque_blocks: Gauge::default(),
@@ -265,6 +268,7 @@ impl Stats {
             &mut self.repeated_rows,
             &mut self.windows_decoded,
             &mut self.windows_reused,
+            &mut self.panics,
         ];
         let traffic = self.base.counters().into_iter().chain(self.views.counters());
         traffic.chain(&mut self.windows_coded).chain(single)

@@ -102,8 +102,9 @@ impl Coherence {
         with: LaunderWith,
     ) -> io::Result<()> {
         let again = |_| io::Error::other("laundering was started before");
-        self.launderer.set(Launderer::start(base, threads, with)?).map_err(again)?;
-        self.scrubber.set(Launderer::start(views, 1, with)?).map_err(again)
+        let (base_bytes, views_bytes) = (self.partition.base_bytes(), self.partition.views_bytes());
+        self.launderer.set(Launderer::start(base, base_bytes, threads, with)?).map_err(again)?;
+        self.scrubber.set(Launderer::start(views, views_bytes, 1, with)?).map_err(again)
     }
 
     /// The explicit fence: afterwards every load of a view sees every store to these base bytes that was complete before.
