@@ -49,6 +49,11 @@ impl Place {
         self.path(name).to_str().unwrap().to_owned()
     }
 
+    /// Waits until no process has this image: who is killed lets it go a moment later.
+    pub(crate) fn let_go(image: &Path) {
+        eventually("an image that nobody has", || File::open(image).unwrap().try_lock().is_ok());
+    }
+
     pub(crate) fn serve(&self, more: &[&str]) -> Command {
         let (mount, run) = (self.text("mount"), self.text("run"));
         let mut command = lamina(&["serve", "--json", "--mount", &mount, "--run-dir", &run]);

@@ -4,6 +4,7 @@ use std::io::{Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -225,6 +226,7 @@ fn an_image_holds_everything_after_a_clean_stop_and_after_a_kill_of_everything()
         run.signal(Signal::SIGKILL);
         let _ = nix::sys::signal::kill(nix::unistd::Pid::from_raw(worker), Signal::SIGKILL);
         drop((window, run));
+        Place::let_go(Path::new(&image));
 
         let run = serve(&[]);
         same("the tensor", &base().load(0, TENSOR), &bytes);
