@@ -94,7 +94,7 @@ fn killing_workers_again_and_again_changes_no_byte_and_fails_no_access() {
                 let (base, views) = (rig.base(), rig.views());
                 let shown = expected("e8m3", &rig.bytes);
                 let (mut longest, mut passes) = (Duration::ZERO, 0);
-                while !done.load(Ordering::Relaxed) {
+                while passes == 0 || !done.load(Ordering::Relaxed) {
                     forget(&base);
                     forget(&views);
                     for at in (0..TENSOR / 2).step_by(64 << 10) {
@@ -388,7 +388,6 @@ fn a_log_that_nobody_reads_stops_neither_holder_nor_workers() {
 fn threads_that_wait_for_the_mount_keep_nothing_open_that_others_wait_for() {
     within(120, || {
         let rig = Rig::new("auto");
-        let mut seen = 0;
         eventually("file tables of their own", || {
             let tasks = std::fs::read_dir(format!("/proc/{}/task", worker(rig.run.child.id()))).unwrap();
             let tasks = tasks.map(|task| task.unwrap().path());
@@ -396,16 +395,15 @@ fn threads_that_wait_for_the_mount_keep_nothing_open_that_others_wait_for() {
             let tasks: Vec<_> = tasks
                 .filter(|task| std::fs::read_to_string(task.join("comm")).is_ok_and(|c| waits(&c)))
                 .collect();
-            seen = tasks.len();
-            tasks.iter().all(|task| {
-                let open = std::fs::read_dir(task.join("fd")).unwrap();
-                let open: Vec<_> =
-                    open.filter_map(|fd| std::fs::read_link(fd.unwrap().path()).ok()).collect();
-                // The standard streams and one file. The life line is a socket.
-                open.len() == 4 && open.iter().all(|file| !file.to_string_lossy().starts_with("socket:"))
-            })
+            // Two launderers of base, one of views, and the invalidator.
+            tasks.len() == 4
+                && tasks.iter().all(|task| {
+                    let open = std::fs::read_dir(task.join("fd")).unwrap();
+                    let open: Vec<_> =
+                        open.filter_map(|fd| std::fs::read_link(fd.unwrap().path()).ok()).collect();
+                    // The standard streams and one file. The life line is a socket.
+                    open.len() == 4 && open.iter().all(|file| !file.to_string_lossy().starts_with("socket:"))
+                })
         });
-        // Two launderers of base, one of views, and the invalidator.
-        assert_eq!(seen, 4);
     });
 }
