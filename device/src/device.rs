@@ -19,6 +19,7 @@ mod kept;
 mod partition;
 pub mod poison;
 mod staged;
+mod stock;
 mod tables;
 mod windows;
 
@@ -36,13 +37,7 @@ use parking_lot::RwLock;
 
 pub(crate) use self::division::Division;
 use self::division::Part;
-use self::{
-    blocks::{Blocks, Charge},
-    events::Events,
-    kept::Kept,
-    poison::Poison,
-    windows::Windows,
-};
+use self::{blocks::Blocks, events::Events, kept::Kept, poison::Poison, stock::Stock, windows::Windows};
 pub use self::{
     config::DeviceConfig,
     division::{MOST_PARTITION_NAME_BYTES, MOST_PARTITIONS, PartitionConfig},
@@ -58,7 +53,6 @@ use crate::{
     plane::PlaneMask,
     stats::{IndexCache, Stats, Tally, report::Subject},
     store::{
-        entry::Entry,
         image::{Image, Superblock},
         snapshot,
     },
@@ -149,15 +143,17 @@ impl Device {
         let parts = division.parts.iter_mut().flat_map(Part::counters);
         parts.chain(stats.counters()).for_each(|counter| counter.keep(kept.counters().take()));
         let poison = Poison::default();
-        let blocks = Blocks::open(
+        let (blocks, stock) = Blocks::open(
             kept.image(),
-            |block, entry, charge| {
+            |stock: &mut Stock, block, entry, charge| {
                 division.found(block, charge.bytes());
-                stats.replaced(&Entry::default(), entry);
-                blocks::charge(&stats, &map, block, Charge::default(), charge);
+                stock.found(&map, block, entry, charge);
             },
             |block| poison.found(block),
         )?;
+        for stock in stock {
+            stock.settle(&stats);
+        }
         let device = Self {
             blocks,
             index_cache: IndexCache::new(config.index_cache_entries),
@@ -197,6 +193,11 @@ impl Device {
     /// Says that so many processes that served this device died before this one.
     pub fn set_worker_deaths(&self, deaths: u64) {
         self.worker_deaths.store(deaths, Ordering::Relaxed);
+    }
+
+    /// Counts a panic of the process that serves this device.
+    pub fn count_panic(&self) {
+        self.stats.panics.add(1);
     }
 
     /// The image that the device lies in.

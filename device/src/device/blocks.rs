@@ -1,6 +1,6 @@
 //! The middle of the line: one block in, one block out, in the device's mode.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Instant};
 
 use parking_lot::Mutex;
 
@@ -80,21 +80,28 @@ impl Blocks {
         Ok(Self { kept, gcomp: Memory::reserve("comparison with gcomp", blocks)? })
     }
 
-    /// The blocks that lie in `image`; `found` is told what each one that holds data is charged.
-    pub(super) fn open(
+    /// The blocks that lie in `image`; `found` is told what each one that holds data is charged, by several threads.
+    pub(super) fn open<T: Default + Send>(
         image: &Image,
-        mut found: impl FnMut(u64, &Entry, Charge),
+        found: impl Fn(&mut T, u64, &Entry, &Charge) + Sync,
         damaged: impl FnMut(u64),
-    ) -> Result<Self, StoreError> {
+    ) -> Result<(Self, Vec<T>), StoreError> {
         let superblock = image.superblock();
+        let mut all = Vec::new();
         let kept = if superblock.mode == Mode::Plain {
             let kept = Kept::flat(image.segments()?, superblock.base_bytes);
             if let Kept::Flat(flat) = &kept {
-                flat.for_each_live(|block| found(block, &Entry::default(), Charge::flat(true)));
+                let mut live = T::default();
+                flat.for_each_live(|block| found(&mut live, block, &Entry::default(), &Charge::flat(true)));
+                all.push(live);
             }
             kept
         } else {
-            let (store, opened) = Store::open(image, |block, entry| found(block, entry, Charge::of(entry)))?;
+            let begun = Instant::now();
+            let told = |all: &mut T, block, entry: &Entry| found(all, block, entry, &Charge::of(entry));
+            let (store, opened, stock) = Store::open(image, told)?;
+            all = stock;
+            tracing::debug!(threads = all.len(), took = ?begun.elapsed(), "stock is taken");
             if opened != store::Opened::default() {
                 let (replayed, poisoned) = (opened.replayed, opened.damaged.len());
                 tracing::info!(replayed, poisoned, "the store is as the last process left it");
@@ -102,7 +109,7 @@ impl Blocks {
             opened.damaged.into_iter().for_each(damaged);
             Kept::Coded(Box::new(store))
         };
-        Ok(Self { kept, gcomp: image.gcomp()? })
+        Ok((Self { kept, gcomp: image.gcomp()? }, all))
     }
 
     /// Makes sure that these blocks can be written.
@@ -447,7 +454,7 @@ pub(super) fn planes_of(stored: &Stored, mask: PlaneMask) -> u64 {
 /// What a block is charged.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Charge {
-    live: bool,
+    pub(super) live: bool,
     bypass: bool,
     pub(super) bytes: u64,
 }

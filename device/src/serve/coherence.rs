@@ -56,9 +56,15 @@ pub struct Coherence {
     /// Signalled when a batch is through.
     drained: Condvar,
     launderer: std::sync::OnceLock<Launderer>,
+    /// What is to be laundered as soon as that can be done; `None` from then on. A worker process answers requests before it has opened the files to launder by, and those may be
+    /// of views over pages that were dirty before it came.
+    early: Mutex<Option<Vec<Laundry>>>,
     /// The same for the views window, whose dirty pages are stores to be dropped.
     scrubber: std::sync::OnceLock<Launderer>,
 }
+
+/// Base ranges, and what is called when they were laundered.
+type Laundry = (Vec<Range<u64>>, Done);
 
 /// Ranges to invalidate.
 #[derive(Default)]
@@ -89,6 +95,7 @@ impl Coherence {
             queued: Condvar::new(),
             drained: Condvar::new(),
             launderer: std::sync::OnceLock::new(),
+            early: Mutex::new(Some(Vec::new())),
             scrubber: std::sync::OnceLock::new(),
         }
     }
@@ -102,8 +109,11 @@ impl Coherence {
         with: LaunderWith,
     ) -> io::Result<()> {
         let again = |_| io::Error::other("laundering was started before");
-        self.launderer.set(Launderer::start(base, threads, with)?).map_err(again)?;
-        self.scrubber.set(Launderer::start(views, 1, with)?).map_err(again)
+        let (base_bytes, views_bytes) = (self.partition.base_bytes(), self.partition.views_bytes());
+        self.launderer.set(Launderer::start(base, base_bytes, threads, with)?).map_err(again)?;
+        let early = self.early.lock().unwrap_or_else(PoisonError::into_inner).take();
+        early.into_iter().flatten().for_each(|(ranges, done)| self.launder(ranges, done));
+        self.scrubber.set(Launderer::start(views, views_bytes, 1, with)?).map_err(again)
     }
 
     /// The explicit fence: afterwards every load of a view sees every store to these base bytes that was complete before.
@@ -236,9 +246,13 @@ impl Coherence {
         if self.cache.is_some() {
             return None;
         }
-        let launderer = self.launderer.get()?;
         let under = self.partition.base_under_views(offset, length);
-        launderer.needed(&under).then_some(under)
+        let needed = match self.launderer.get() {
+            Some(launderer) => launderer.needed(&under),
+            // Nobody can look yet.
+            None => under.iter().any(|range| !range.is_empty()),
+        };
+        needed.then_some(under)
     }
 
     /// Brings dirty base pages of a range to the device. Sleeps like [`Self::flush`].
@@ -283,9 +297,14 @@ impl Coherence {
 
     /// Launders base ranges elsewhere, then calls `done` there. Never sleeps.
     pub(super) fn launder(&self, ranges: Vec<Range<u64>>, done: Done) {
+        let mut early = self.early.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(early) = &mut *early {
+            return early.push((ranges, done));
+        }
+        drop(early);
         match self.launderer.get() {
             Some(launderer) => launderer.launder(ranges, done),
-            None => done(Ok(())),
+            None => done(Err(io::Error::from_raw_os_error(libc::ESHUTDOWN))),
         }
     }
 

@@ -34,8 +34,9 @@ use super::ServeError;
 use super::fuse_fs::WindowFs;
 use super::fuse_workers::{Workers, ask_again, invalidate};
 use super::held_mount::{Channels, HeldMount, usual_threads};
-use super::launder::{LaunderWith, own_table};
+use super::launder::LaunderWith;
 use super::mount_point::{self, MountPoint};
+use super::own_mount::{self, own_table};
 use super::pair::{Pair, PairOptions, Place};
 use super::tree::Tree;
 
@@ -188,8 +189,7 @@ impl Mount {
             });
         })?;
         let failed = |source| ServeError::MountPoint { path: self.path.clone(), source };
-        let open = |path| File::options().read(true).write(true).open(path).map_err(failed);
-        let (base, views) = (open(pair.base_path())?, open(pair.views_path())?);
+        let [base, views] = own_mount::open([pair.base_path(), pair.views_path()]).map_err(failed)?;
         pair.coherence().start_laundering(base, views, launderers, with).map_err(ServeError::Threads)?;
         if let Some(cache) = pair.cache().cloned() {
             let pair = Arc::clone(pair);

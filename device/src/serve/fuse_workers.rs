@@ -79,10 +79,12 @@ impl Header {
 
     /// Offset and length of a read.
     fn read(&self, request: &[u8]) -> Option<(u64, u64)> {
-        if self.opcode != Opcode::Read as u32 {
-            return None;
-        }
-        // struct fuse_read_in: handle, offset, size.
+        if self.opcode == Opcode::Read as u32 { Self::span(request) } else { None }
+    }
+
+    /// Offset and length of a read or write.
+    fn span(request: &[u8]) -> Option<(u64, u64)> {
+        // struct fuse_read_in and fuse_write_in: handle, offset, size.
         let offset = u64::from_ne_bytes(*request.get(HEADER_BYTES + 8..)?.first_chunk()?);
         let length = u32::from_ne_bytes(*request.get(HEADER_BYTES + 16..)?.first_chunk()?);
         Some((offset, u64::from(length)))
@@ -171,6 +173,8 @@ impl Workers {
     fn answer(&self, channel: usize, header: &Header, request: &mut [u8], answer: &mut [u8]) {
         let device = &self.channels[channel];
         let handled = catch_unwind(AssertUnwindSafe(|| -> Result<(), String> {
+            #[cfg(debug_assertions)]
+            self.strike(header, request);
             let reader =
                 Reader::<()>::from_fuse_buffer(FuseBuf::new(request)).map_err(|why| why.to_string())?;
             let writer =
@@ -206,6 +210,19 @@ impl Workers {
         }
         if header.wants_answer() {
             refuse(device, header.unique);
+        }
+    }
+}
+
+#[cfg(debug_assertions)]
+impl Workers {
+    /// Panics if this request is to.
+    fn strike(&self, header: &Header, request: &[u8]) {
+        let known = [(Opcode::Read as u32, "read"), (Opcode::Write as u32, "write")];
+        let Some((_, what)) = known.iter().find(|(opcode, _)| *opcode == header.opcode) else { return };
+        let base = self.tree.file(header.inode).is_some_and(|(_, window)| window == Window::Base);
+        if let Some((offset, length)) = Header::span(request).filter(|_| base) {
+            super::faults::strike(what, &(offset..offset.saturating_add(length)));
         }
     }
 }

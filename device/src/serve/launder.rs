@@ -3,11 +3,11 @@
 //! A guest's stores to the base window sit in the host's page cache, as they would sit in a CPU's caches. A view is
 //! computed from what the device holds, so the pages under it are written back first. The rules:
 //!
-//! * All calls into our own mount are made here, on threads of their own. Such a call sleeps until a FUSE worker has
+//! * Calls into our own mount are made here, on threads of their own. Such a call sleeps until a FUSE worker has
 //!   answered it, so a worker that made it could wait for itself.
-//! * These threads have a file table of their own, which holds the standard streams and `base` and not /dev/fuse. When the
+//! * These threads have a file table of their own ([`super::own_mount`]), which holds the standard streams and `base` and not /dev/fuse. When the
 //!   process is killed while one of them sleeps, the last /dev/fuse descriptor still goes, the kernel aborts the
-//!   connection, and the sleeper wakes and dies. With a shared table it could be neither woken nor killed.
+//!   connection, or the holder has another process answer, and the sleeper wakes and dies. With a shared table it could be neither woken nor killed.
 //! * Looking whether there is anything to launder ([`dirty`]) never sleeps and may be done anywhere.
 //!
 //! From Linux 6.16 on the pages themselves are under writeback until the device has answered, and `sync_file_range`
@@ -23,9 +23,10 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 
-use memmap2::MmapRaw;
+use memmap2::{MmapOptions, MmapRaw};
 use nix::fcntl::{FallocateFlags, fallocate};
-use nix::sched::{CloneFlags, unshare};
+
+use super::own_mount::{device_of, own_table};
 
 /// `cachestat(2)`, Linux 6.5 and newer; the same number on every architecture.
 const SYS_CACHESTAT: libc::c_long = 451;
@@ -78,14 +79,17 @@ pub(crate) struct Launderer {
 }
 
 impl Launderer {
-    /// Starts `threads` threads over `base`, the base window opened through the mount.
-    pub(crate) fn start(base: File, threads: usize, with: LaunderWith) -> io::Result<Self> {
+    /// Starts `threads` threads over `base`, the base window of `bytes` opened through the mount.
+    pub(crate) fn start(base: File, bytes: u64, threads: usize, with: LaunderWith) -> io::Result<Self> {
         let with = match with {
             LaunderWith::Auto if writeback_waits() => LaunderWith::SyncFileRange,
             LaunderWith::Auto => LaunderWith::Msync,
             chosen => chosen,
         };
-        let map = (with == LaunderWith::Msync).then(|| MmapRaw::map_raw(&base)).transpose()?.map(Arc::new);
+        // The length is not asked for: that may be a request to the mount.
+        let bytes = usize::try_from(bytes).map_err(io::Error::other)?;
+        let mapped = || MmapOptions::new().len(bytes).map_raw(&base);
+        let map = (with == LaunderWith::Msync).then(mapped).transpose()?.map(Arc::new);
         let (jobs, queue) = channel();
         let queue = Arc::new(Mutex::new(queue));
         let mut started = Vec::new();
@@ -113,7 +117,7 @@ impl Launderer {
 
     /// The device number of the file system that the window is on.
     pub(crate) fn mount_number(&self) -> Option<u64> {
-        self.base.metadata().ok().map(|found| std::os::unix::fs::MetadataExt::dev(&found))
+        device_of(&self.base).ok()
     }
 
     /// Launders the ranges on another thread and calls `done` there. Never sleeps.
@@ -167,22 +171,6 @@ fn run(queue: &Mutex<Receiver<Job>>, base: RawFd, map: Option<&MmapRaw>) {
         };
         done(result);
     }
-}
-
-/// Gives the calling thread a file table with only the standard streams and `base`.
-pub(super) fn own_table(base: RawFd) -> io::Result<()> {
-    unshare(CloneFlags::CLONE_FILES)?;
-    let below = base.saturating_sub(1);
-    if below >= 3 {
-        close_range(3, below)?;
-    }
-    close_range(base.saturating_add(1), RawFd::MAX)
-}
-
-fn close_range(first: RawFd, last: RawFd) -> io::Result<()> {
-    // SAFETY: closes descriptors of this thread's own table, which no `File` of this thread owns.
-    let result = unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) };
-    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 /// Writes back what is dirty in `range` and waits until the device has it.

@@ -242,6 +242,9 @@ impl Collector for Snapshot {
             uptime.metric_type(),
         )?)?;
 
+        sheet.counter("worker_deaths", "Processes that served and were replaced", device.worker_deaths)?;
+        sheet.counter("panics", "Panics of processes that served", device.panics)?;
+
         let traffic = [("base", requests.base), ("views", requests.views)];
         let traffic = traffic.map(|(window, traffic)| (vec![("window", window.to_owned())], traffic));
         sheet.traffic("window_", "by window", &traffic)?;

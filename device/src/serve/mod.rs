@@ -8,6 +8,8 @@ pub mod api;
 pub mod coherence;
 pub mod control;
 mod direct;
+#[cfg(debug_assertions)]
+mod faults;
 pub mod fuse;
 mod fuse_fs;
 mod fuse_workers;
@@ -19,6 +21,7 @@ pub mod ivshmem;
 pub mod launder;
 mod metrics;
 mod mount_point;
+mod own_mount;
 pub mod pair;
 mod patient;
 pub mod qmp;

@@ -63,6 +63,8 @@ pub struct DeviceReport {
     pub store_capacity_bytes: u64,
     /// Worker processes that died and were replaced while this device ran.
     pub worker_deaths: u64,
+    /// Panics of workers: each was the end of one, or of a request that was answered with EIO.
+    pub panics: u64,
     /// Since the device started.
     pub uptime_seconds: f64,
 }
@@ -310,6 +312,7 @@ impl Stats {
                 ratio: ratio(logical_bytes, stored_bytes),
                 store_capacity_bytes: subject.store_capacity,
                 worker_deaths: subject.worker_deaths,
+                panics: self.panics.get(),
                 uptime_seconds: subject.uptime_seconds,
             },
             requests: RequestsReport {

@@ -14,12 +14,14 @@
 //!   find the blocks.
 
 use std::{
-    fs::{File, OpenOptions},
+    fs::{File, OpenOptions, TryLockError},
     io,
     ops::Range,
     os::unix::fs::FileExt,
     path::{Path, PathBuf},
     sync::Arc,
+    thread,
+    time::{Duration, Instant},
 };
 
 use nix::sys::memfd::{MFdFlags, memfd_create};
@@ -34,6 +36,8 @@ const MAGIC: &[u8; 8] = b"LAMINA\x00\x01";
 const SUPERBLOCK_BYTES: usize = 4096;
 /// Parts begin at multiples of this.
 const ALIGN: u64 = 2 << 20;
+/// How long a process that has the image may take to let it go.
+const LETTING_GO: Duration = Duration::from_millis(500);
 /// Bytes of a place for a staged KV window: a page for its header, one for the block that is being written, and the window.
 pub(crate) const STAGE_BYTES: usize = (2 + kv::MOST_BLOCKS) * BLOCK_BYTES;
 
@@ -256,12 +260,16 @@ impl Image {
     }
 }
 
-/// Takes the file for this process; it is let go when the descriptor is closed for the last time.
+/// Takes the file for this process; it is let go when the descriptor is closed for the last time, which for a process that was killed a moment ago may still be to come.
 fn lock(file: &File, path: &Path) -> Result<(), ImageError> {
-    match file.try_lock() {
-        Ok(()) => Ok(()),
-        Err(std::fs::TryLockError::WouldBlock) => Err(ImageError::Busy { path: path.into() }),
-        Err(std::fs::TryLockError::Error(source)) => Err(ImageError::File { path: path.into(), source }),
+    let begun = Instant::now();
+    loop {
+        match file.try_lock() {
+            Ok(()) => return Ok(()),
+            Err(TryLockError::WouldBlock) if begun.elapsed() < LETTING_GO => thread::sleep(LETTING_GO / 50),
+            Err(TryLockError::WouldBlock) => return Err(ImageError::Busy { path: path.into() }),
+            Err(TryLockError::Error(source)) => return Err(ImageError::File { path: path.into(), source }),
+        }
     }
 }
 

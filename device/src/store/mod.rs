@@ -23,18 +23,12 @@ pub(crate) mod memory;
 pub(crate) mod mishaps;
 pub mod segments;
 pub mod snapshot;
+mod stock;
 pub mod tables;
 
 use parking_lot::{RwLock, RwLockWriteGuard};
 
-use self::{
-    entry::Entry,
-    image::Image,
-    index::Index,
-    journal::Journal,
-    memory::Memory,
-    segments::{Claimed, Segments},
-};
+use self::{entry::Entry, image::Image, index::Index, journal::Journal, memory::Memory, segments::Segments};
 use crate::{
     BLOCK_BYTES,
     codec::block::{Bundle, MAX_BUNDLE, Stored},
@@ -155,11 +149,14 @@ impl Store {
         })
     }
 
-    /// The store that lies in `image`. `found` is told of every block that holds data.
+    /// The store that lies in `image`. `found` is told of every block that holds data, by several threads, of which each makes something of its own of what it is told.
     ///
     /// # Errors
     /// [`StoreError::Reserve`], [`StoreError::NoRoom`].
-    pub fn open(image: &Image, mut found: impl FnMut(u64, &Entry)) -> Result<(Self, Opened), StoreError> {
+    pub fn open<T: Default + Send>(
+        image: &Image,
+        found: impl Fn(&mut T, u64, &Entry) + Sync,
+    ) -> Result<(Self, Opened, Vec<T>), StoreError> {
         let superblock = image.superblock();
         let bytes = superblock.store_bytes / memory::UNIT_BYTES as u64 * memory::UNIT_BYTES as u64;
         let store = Self {
@@ -172,35 +169,11 @@ impl Store {
         if let Some(journal) = &store.journal {
             opened.replayed = journal.replay(&store.index)?;
         }
-        for block in store.index.populated().into_iter().flatten() {
-            let claimed = match store.index.get(block) {
-                Ok(Entry { place: None, .. }) => continue,
-                Ok(entry) => store.claim(block, &entry).then_some(entry),
-                Err(_) => None,
-            };
-            match claimed {
-                Some(entry) => found(block, &entry),
-                None => opened.damaged.push(block),
-            }
-        }
-        store.segments.claimed();
-        Ok((store, opened))
-    }
-
-    /// Takes the segment that an entry names. If it cannot be that block's, the entry is made one that does not check, so that nobody follows or frees it.
-    fn claim(&self, block: u64, entry: &Entry) -> bool {
-        let Some(place) = &entry.place else { return true };
-        let claimed = self.segments.claim(place.segment, place.stored.bytes(), block);
-        if claimed != Claimed::Yes {
-            tracing::error!(
-                block,
-                segment = place.segment,
-                ?claimed,
-                "an entry names a segment that is not its own"
-            );
-            self.index.put(block, &entry::POISON);
-        }
-        claimed == Claimed::Yes
+        let claims = store.segments.claims();
+        let (all, damaged) = stock::take(&store.index, &claims, found);
+        store.segments.claimed(claims);
+        opened.damaged = damaged;
+        Ok((store, opened, all))
     }
 
     /// Copies out what `select` wants of `block`: its entry, and the bytes of those planes at their places in `bundle`.

@@ -5,17 +5,18 @@
 //!   gaps of odd sizes; when its last segment goes, the chunk is free for any length again.
 //! * A segment belongs to the entry that names it. The caller holds the stripe of that entry's block, so nobody writes a
 //!   segment that somebody reads.
-//! * Which segments are in use is nowhere written down but in the entries: a store that is opened [claims](Segments::claim) what they name.
+//! * Which segments are in use is nowhere written down but in the entries: a store that is opened [claims](Claims) what they name.
 //! * Free slots of one length are at most a quarter of that length's slots, or [`SLACK_CHUNKS`] chunks if that is more, once the
 //!   store has [tidied](super::Store) up: the bound of fragmentation.
 //! * A bundle without bytes (every plane constant) takes no segment; its place is granule 0 and is never looked at.
 
 mod allocator;
+mod claims;
 
 use parking_lot::Mutex;
 
 use self::allocator::Allocator;
-pub(super) use self::allocator::Claimed;
+pub(super) use self::claims::{Claimed, Claims};
 use super::{GRANULE_BYTES, StoreError, memory::Memory, memory::UNIT_BYTES};
 use crate::codec::block::MAX_BUNDLE;
 
@@ -65,19 +66,16 @@ impl Segments {
         Ok(granule as u64)
     }
 
-    /// Takes the segment that `block`'s entry names, when a store is opened.
-    pub(super) fn claim(&self, segment: u64, bytes: usize, block: u64) -> Claimed {
-        let length = bytes.div_ceil(GRANULE_BYTES);
-        if length == 0 {
-            return Claimed::Yes;
-        }
-        usize::try_from(segment)
-            .map_or(Claimed::Nowhere, |granule| self.allocator.lock().claim(granule, length, block))
+    /// No claims yet on the segments, when a store is opened.
+    pub(super) fn claims(&self) -> Claims {
+        Claims::new(self.allocator.lock().most_chunks())
     }
 
-    /// What was not claimed is free from now on.
-    pub(super) fn claimed(&self) {
-        self.allocator.lock().list_all();
+    /// What was claimed is in use, and everything else free from now on.
+    pub(super) fn claimed(&self, claims: Claims) {
+        let mut allocator = self.allocator.lock();
+        claims.into_chunks().for_each(|chunk| allocator.adopt(chunk));
+        allocator.list_all();
     }
 
     /// Frees the segment that holds a bundle of `bytes`.

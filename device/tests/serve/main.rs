@@ -9,6 +9,7 @@ mod deaths;
 mod disk_driver;
 mod disks;
 mod exerciser;
+mod faults;
 mod guest_port;
 mod guests;
 mod hostile_peers;

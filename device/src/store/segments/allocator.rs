@@ -2,7 +2,7 @@
 //!
 //! Chunks of one length that have free slots are listed by how full they are. New segments go to the fullest, tidying empties the emptiest.
 
-use super::{CHUNK_GRANULES, MOST_GRANULES, SLACK_CHUNKS, Untidy};
+use super::{CHUNK_GRANULES, MOST_GRANULES, SLACK_CHUNKS, Untidy, claims::Claimants};
 use crate::store::{GRANULE_BYTES, StoreError};
 
 /// Lists of a length's chunks: the first is the emptiest.
@@ -45,20 +45,14 @@ struct Chunk {
     held_back: bool,
 }
 
-/// Whether an entry's segment could be claimed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::store) enum Claimed {
-    Yes,
-    /// Another entry has it, or part of it.
-    Twice,
-    /// There can be no such segment.
-    Nowhere,
-}
-
 impl Allocator {
     pub(super) fn new(most_chunks: usize) -> Self {
         let lengths = vec![Length::default(); MOST_GRANULES + 1];
         Self { chunks: Vec::new(), most_chunks, free: Vec::new(), lengths, used_granules: 0 }
+    }
+
+    pub(super) const fn most_chunks(&self) -> usize {
+        self.most_chunks
     }
 
     pub(super) fn used_bytes(&self) -> u64 {
@@ -94,24 +88,16 @@ impl Allocator {
         Ok(Some(index * CHUNK_GRANULES + slot * length))
     }
 
-    pub(super) fn claim(&mut self, granule: usize, length: usize, block: u64) -> Claimed {
-        let (index, inside) = (granule / CHUNK_GRANULES, granule % CHUNK_GRANULES);
-        let slot = inside / length;
-        if index >= self.most_chunks || inside % length != 0 || slot >= CHUNK_GRANULES / length {
-            return Claimed::Nowhere;
-        }
+    /// Takes over what was claimed of a chunk, each once.
+    pub(super) fn adopt(&mut self, Claimants { chunk: index, length, slots, blocks }: Claimants) {
         if index >= self.chunks.len() {
             self.chunks.resize_with(index + 1, Chunk::default);
         }
-        if self.chunks[index].length == 0 {
-            self.assign(index, length);
-        }
-        let chunk = &self.chunks[index];
-        if chunk.length != length || chunk.slots[slot / 64] & (1 << (slot % 64)) != 0 {
-            return Claimed::Twice;
-        }
-        self.occupy(index, slot, block);
-        Claimed::Yes
+        let used = slots.iter().map(|word| word.count_ones() as usize).sum();
+        self.lengths[length].slots += CHUNK_GRANULES / length;
+        self.lengths[length].used += used;
+        self.used_granules += (used * length) as u64;
+        self.chunks[index] = Chunk { length, used, slots, blocks, ..Chunk::default() };
     }
 
     /// Lists every chunk, after claims.
