@@ -225,6 +225,7 @@ fn status_of(why: &DeviceError) -> StatusCode {
         | DeviceError::PartitionName { .. }
         | DeviceError::PartitionTwice { .. }
         | DeviceError::Plain
+        | DeviceError::OpenWindows { .. }
         | DeviceError::Size { .. } => StatusCode::UNPROCESSABLE_ENTITY,
         DeviceError::Store(_) | DeviceError::Damaged { .. } | DeviceError::Image { .. } => {
             StatusCode::INTERNAL_SERVER_ERROR

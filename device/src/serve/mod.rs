@@ -10,7 +10,7 @@ pub mod control;
 mod direct;
 pub mod fuse;
 mod fuse_fs;
-mod fuse_workers;
+pub(crate) mod fuse_workers;
 pub mod guest_port;
 mod held_mount;
 pub mod host_cache;
@@ -24,7 +24,7 @@ mod patient;
 pub mod qmp;
 mod served_pages;
 mod socket;
-mod tree;
+pub(crate) mod tree;
 pub mod vhost_user;
 
 use std::io;

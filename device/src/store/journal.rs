@@ -54,11 +54,9 @@ impl Journal {
         let records = (0..STRIPES).map(|stripe| (stripe * BLOCK_RECORD, 1)).chain(windows);
         for (at, most) in records {
             if let Some((first, entries)) = self.read(at, most) {
-                for (block, entry) in (first..).zip(&entries) {
-                    if block < index.blocks() {
-                        index.ensure(block..block + 1)?;
-                        index.put(block, entry);
-                    }
+                for (block, entry) in (first..index.blocks()).zip(&entries) {
+                    index.ensure(block..block + 1)?;
+                    index.put(block, entry);
                 }
                 replayed += 1;
             }

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 use lamina::codec::{Codec, UnknownCodec};
+use lamina::device::MOST_OPEN_WINDOWS;
 use lamina::format::Format;
 use lamina::kv::{KvLayout, Shape};
 use lamina::load::{FormatRule, KvRule, LoadOptions};
@@ -462,8 +463,8 @@ fn kv_layout(text: &str) -> Result<KvLayout, String> {
 
 fn open_windows(text: &str) -> Result<usize, String> {
     match text.parse() {
-        Ok(windows @ 1..=65_536) => Ok(windows),
-        _ => Err(format!("{text:?} is no number of windows from 1 to 65536")),
+        Ok(windows @ 1..=MOST_OPEN_WINDOWS) => Ok(windows),
+        _ => Err(format!("{text:?} is no number of windows from 1 to {MOST_OPEN_WINDOWS}")),
     }
 }
 

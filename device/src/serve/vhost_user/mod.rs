@@ -17,11 +17,11 @@
 //! * Bytes are decoded into a buffer of the queue's and copied once, to the guest.
 
 mod backend;
-mod config;
+pub(crate) mod config;
 mod disk;
 mod partitions;
-mod queue;
-mod request;
+pub(crate) mod queue;
+pub(crate) mod request;
 mod server;
 
 pub use disk::{Disk, DiskInfo, Shows};

@@ -15,14 +15,14 @@ use super::disk::Disk;
 use super::request::{Memory, Request};
 
 /// A ring, as vhost-user gives it.
-pub(super) type Ring = VringMutex<GuestMemoryAtomic<Memory>>;
+pub(crate) type Ring = VringMutex<GuestMemoryAtomic<Memory>>;
 
 /// Bytes of a queue's buffer: what is decoded at once stays in the processor's second-level cache.
 const BUFFER: usize = 256 << 10;
 
 /// What a queue keeps between kicks.
 #[derive(Default)]
-pub(super) struct Queue {
+pub(crate) struct Queue {
     /// Page-aligned, made when it is needed first: most queues of most guests are never used.
     buffer: Option<MmapMut>,
     /// Whether the guest was told of what a former device, or connection, may have given back without telling.
@@ -36,7 +36,7 @@ impl Queue {
     }
 
     /// Does everything that is in the ring, unless `stopping`.
-    pub(super) fn drain(
+    pub(crate) fn drain(
         &mut self,
         ring: &Ring,
         memory: &GuestMemoryAtomic<Memory>,

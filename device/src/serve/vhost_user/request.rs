@@ -16,7 +16,7 @@ use super::config::{DISCARD_RANGES, DISCARD_SECTORS, SECTOR, SERIAL_BYTES};
 use super::disk::Disk;
 
 /// The guest's memory.
-pub(super) type Memory = GuestMemoryMmap<()>;
+pub(crate) type Memory = GuestMemoryMmap<()>;
 /// A chain of descriptors in it.
 pub(super) type Chain = DescriptorChain<GuestMemoryLoadGuard<Memory>>;
 
@@ -100,7 +100,10 @@ impl<'m> Request<'m> {
                 }
                 if matches!(why, Failure::Unsupported(_)) { STATUS_UNSUPP } else { STATUS_IOERR }
             }
-            Err(_) => STATUS_IOERR,
+            Err(_) => {
+                disk.count_panic();
+                STATUS_IOERR
+            }
         };
         self.answer(status)
     }
