@@ -6,6 +6,8 @@ use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 use std::sync::LazyLock;
 
+use lamina_abi::{DIRECTORY_BYTES, VIEW_ALIGN};
+
 use super::{fill, memory_file, small_config};
 use crate::BLOCK_BYTES;
 use crate::device::{Device, DeviceConfig, DeviceError};
@@ -41,6 +43,8 @@ impl Whole {
         let image = Image::in_memory(CONFIG.superblock()).expect("memory for an image");
         let device = Device::open(image.clone(), &CONFIG).expect("memory for a device");
         fill(&device);
+        // Leaves a window of the KV tensor open.
+        device.write_base((190 << 10) + 5, &[7; 100]).expect("there is room");
         device.inject_poison(64 << 10, 1).expect("inside the window");
         let bytes = image.file().metadata().expect("a file in memory").len();
         let mut pages = Vec::new();
@@ -91,7 +95,9 @@ pub fn image(data: &[u8]) {
         image.staged();
     }
     if flags & 8 == 8 {
-        entries.into_iter().for_each(|at| image.entry(at));
+        for at in entries {
+            image.entry(at);
+        }
     }
     let Ok(Some(image)) = Image::from_file(file, Path::new("image")) else { return };
     match Device::open(image, &CONFIG) {
@@ -104,13 +110,7 @@ pub fn image(data: &[u8]) {
 pub(super) fn visit(device: Device) {
     let image = device.image().expect("it was opened").clone();
     let shown = base(&device);
-    device.read_views(0, &mut vec![0; BLOCK_BYTES]).expect("a directory");
-    for view in device.views() {
-        for at in [0, view.length / 2, view.length.saturating_sub(1)] {
-            device.read_views(view.offset + at, &mut [0; 1]).expect("inside the view");
-        }
-        assert!(device.has_view(&view), "a view is lost");
-    }
+    views(&device);
     for tensor in device.tensors() {
         assert!(device.base_bytes() - tensor.dpa >= tensor.length, "{tensor:?} passes the window");
     }
@@ -121,19 +121,35 @@ pub(super) fn visit(device: Device) {
 
     let device = Device::open(image, &CONFIG).expect("it was opened before");
     assert!(base(&device) == shown, "the next process finds something else");
-    for at in (0..device.base_bytes().min(LOOKED_AT)).step_by(BLOCK_BYTES) {
-        let data: Vec<u8> = (0..BLOCK_BYTES).map(|i| (i >> 4 & 0x3f) as u8).collect();
-        match device.write_base(at, &data) {
-            Ok(()) => {
-                let mut back = vec![0; BLOCK_BYTES];
-                device.read_base(at, &mut back).expect("inside the window");
-                assert!(back == data, "a store was lost");
+    // A part of each block, which opens a window where it is a KV tensor's, then all of each.
+    for (inside, length, poisoned) in [(5, 100, true), (0, BLOCK_BYTES, false)] {
+        for block in (0..device.base_bytes().min(LOOKED_AT)).step_by(BLOCK_BYTES) {
+            let (at, data): (_, Vec<u8>) = (block + inside, (0_u8..64).cycle().take(length).collect());
+            match device.write_base(at, &data) {
+                Ok(()) => {
+                    let mut back = vec![0; length];
+                    device.read_base(at, &mut back).expect("inside the window");
+                    assert!(back == data, "a store was lost");
+                }
+                Err(why) => assert!(why.is_no_room() || poisoned && Device::is_damage(&why), "{why}"),
             }
-            Err(why) => assert!(why.is_no_room(), "{why}"),
         }
     }
     let flushed = device.flush(0, device.base_bytes());
     assert!(flushed.as_ref().map_or_else(DeviceError::is_no_room, |()| true), "{flushed:?}");
+    views(&device);
+}
+
+/// Reads the directory and of every view.
+fn views(device: &Device) {
+    device.read_views(0, &mut vec![0; BLOCK_BYTES]).expect("a directory");
+    for view in device.views() {
+        assert!(view.offset >= DIRECTORY_BYTES && view.offset.is_multiple_of(VIEW_ALIGN), "{view:?}");
+        assert!(device.has_view(&view), "{view:?} is lost");
+        for at in [0, view.length / 2, view.length.saturating_sub(1)] {
+            device.read_views(view.offset + at, &mut [0; 1]).expect("inside the view");
+        }
+    }
 }
 
 /// The first of the base window, and its last block.

@@ -57,7 +57,7 @@ pub fn mailbox(data: &[u8]) {
         assert!(piece <= ANSWER_BYTES && piece <= total, "a piece of {piece} bytes of {total}");
         assert_eq!(field(ANSWER_NUMBER_AT), field(REQUEST_NUMBER_AT), "the answer to another request");
         if let Some(answer) = lines {
-            assert_eq!(answer.iter().filter(|byte| **byte == b'\n').count(), 1, "one line to a line");
+            assert_eq!(answer.split_inclusive(|byte| *byte == b'\n').count(), 1, "one line to a line");
             let answer: Value = serde_json::from_slice(&answer).expect("an answer is JSON");
             assert!(answer["ok"].is_boolean(), "{answer}");
         }

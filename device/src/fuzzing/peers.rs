@@ -37,6 +37,8 @@ pub(super) async fn exchange<F: Future<Output = ()> + Send + 'static>(
 
 /// The device still does what it is for.
 pub(super) fn works(device: &Device) {
+    // A peer may have asked for poison, which is damage to who reads it.
+    let poisoned = !device.poison().is_empty();
     let tensors = device.tensors();
     assert!(tensors.len() <= 2 + usize::from(u8::MAX), "{} tensors", tensors.len());
     for at in (0..device.base_bytes()).step_by(64 << 10) {
@@ -46,8 +48,8 @@ pub(super) fn works(device: &Device) {
     let mut back = [0; 4096];
     device.read_base(0, &mut back).expect("within the window");
     assert!(back == [0x5a; 4096], "a store was lost");
-    let stats = device.stats();
-    assert_eq!(stats.requests.damaged_reads, 0);
+    let damaged = device.stats().requests.damaged_reads;
+    assert!(damaged == 0 || poisoned, "{damaged} reads found damage");
 }
 
 /// Bytes to the API's socket. Every answer is HTTP, and none says that the device failed.
