@@ -19,6 +19,7 @@ pub mod ivshmem;
 pub mod launder;
 mod metrics;
 mod mount_point;
+mod owner;
 pub mod pair;
 mod patient;
 pub mod qmp;

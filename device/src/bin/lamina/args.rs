@@ -159,7 +159,7 @@ pub(crate) struct DeviceArgs {
     /// Where the sockets are made: api.sock, ctl.sock, and ctl-NAME.sock of each guest or host.
     #[arg(long, default_value_os_t = run_dir(), value_name = "DIR")]
     pub(crate) run_dir: PathBuf,
-    /// Serve the API on this loopback address too; port 0 takes any free port.
+    /// Serve the API on this loopback address too, to your own user and root; port 0 takes any free port.
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub(crate) tcp: Option<SocketAddr>,
     /// KiB read when a page is missing; 4 reads exactly that page, more is faster for sequential reads.
