@@ -39,7 +39,7 @@ pub(crate) use self::division::Division;
 use self::division::Part;
 use self::{blocks::Blocks, events::Events, kept::Kept, poison::Poison, stock::Stock, windows::Windows};
 pub use self::{
-    config::DeviceConfig,
+    config::{DeviceConfig, MOST_OPEN_WINDOWS},
     division::{MOST_PARTITION_NAME_BYTES, MOST_PARTITIONS, PartitionConfig},
     error::DeviceError,
     partition::Partition,
@@ -125,6 +125,10 @@ impl Device {
         let Superblock { base_bytes, views_bytes, store_bytes, mode, codec, open_windows, partitions } =
             image.superblock().clone();
         let store_bytes = Some(store_bytes);
+        let least = partitions.len().max(1) as u64;
+        if open_windows < least {
+            return Err(DeviceError::OpenWindows { windows: open_windows, least });
+        }
         let open_windows = usize::try_from(open_windows).unwrap_or(usize::MAX);
         let config = DeviceConfig {
             base_bytes,

@@ -406,8 +406,10 @@ impl Device {
             let tensor = map.tensor_at(first.saturating_mul(BLOCK_BYTES as u64));
             let shape = tensor.and_then(|tensor| tensor.windows.as_ref());
             let span = tensor.zip(shape).map(|(tensor, shape)| Span::of(tensor, shape, first));
-            let Some(span) = span.filter(|span| span.first == first && span.bytes() == bytes.len()) else {
-                // Its tensor was removed, which published the window before.
+            // Its tensor may have been removed, which published the window before; and an image may say anything.
+            let fits =
+                |span: &Span| span.first == first && span.bytes() == bytes.len() && self.has_place_for(first);
+            let Some(span) = span.filter(fits) else {
                 kept.staged.let_go(place);
                 continue;
             };
@@ -417,6 +419,13 @@ impl Device {
             staging.bytes += span.bytes() as u64;
             staging.open.insert(first, Arc::new(open));
         }
+    }
+
+    /// Whether a window that begins at block `first` is not open and may be.
+    fn has_place_for(&self, first: u64) -> bool {
+        let part = &self.division.parts[self.division.of_block(first)];
+        let staging = self.windows.staging.lock();
+        !staging.open.contains_key(&first) && staging.open.range(part.blocks()).count() < self.windows.most
     }
 
     /// Closes the open window that begins at `oldest`, so that another can be opened; waits if every place is only being filled.

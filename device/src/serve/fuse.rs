@@ -20,18 +20,14 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::channel;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use fuse_backend_rs::api::server::Server;
-
 use crate::device::{Device, Partition, Window};
 
 use super::ServeError;
-use super::fuse_fs::WindowFs;
 use super::fuse_workers::{Workers, ask_again, invalidate};
 use super::held_mount::{Channels, HeldMount, usual_threads};
 use super::launder::LaunderWith;
@@ -120,14 +116,7 @@ impl Mount {
     ) -> Result<Self, ServeError> {
         let Channels { requests, notices } = channels;
         let tree = Arc::new(Tree::new(pairs.iter().map(|pair| Arc::new(Pair::new(pair, &path))).collect()));
-        let (late, late_queue) = channel();
-        let workers = Arc::new(Workers {
-            server: Server::new(WindowFs::new(Arc::clone(&tree))),
-            tree: Arc::clone(&tree),
-            channels: requests,
-            late: Mutex::new(Some(late)),
-            panics: AtomicU64::new(0),
-        });
+        let (workers, late_queue) = Workers::new(Arc::clone(&tree), requests);
         // From here on dropping the mount undoes everything.
         let mut mount =
             Self { held, path, minor: String::new(), workers, tree, notices, threads: Vec::new() };

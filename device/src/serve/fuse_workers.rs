@@ -13,7 +13,7 @@ use std::ops::Range;
 use std::os::fd::{AsRawFd, RawFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, Sender};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use fuse_backend_rs::abi::fuse_abi::Opcode;
@@ -27,12 +27,12 @@ use super::tree::Tree;
 use crate::device::Window;
 
 /// Bytes of a worker's buffers: the largest request or answer, 1 MiB, and a page for what goes before it.
-const BUFFER_BYTES: usize = MAX_BUFFER_SIZE as usize + 4096;
+pub(crate) const BUFFER_BYTES: usize = MAX_BUFFER_SIZE as usize + 4096;
 /// Bytes of every request's header.
 const HEADER_BYTES: usize = 40;
 
 /// What all workers share.
-pub(super) struct Workers {
+pub(crate) struct Workers {
     pub(super) server: Server<WindowFs>,
     pub(super) tree: Arc<Tree>,
     /// Clones of /dev/fuse, one a worker.
@@ -40,11 +40,11 @@ pub(super) struct Workers {
     /// Requests that waited for the launderer, until the mount closes.
     pub(super) late: Mutex<Option<Sender<Late>>>,
     /// Requests that made a handler panic.
-    pub(super) panics: AtomicU64,
+    pub(crate) panics: AtomicU64,
 }
 
 /// A request to be answered by a late answerer.
-pub(super) struct Late {
+pub(crate) struct Late {
     channel: usize,
     request: Vec<u8>,
 }
@@ -92,6 +92,19 @@ impl Header {
 }
 
 impl Workers {
+    /// Workers that answer for `tree` what comes from `channels`, and the queue of what they set aside.
+    pub(crate) fn new(tree: Arc<Tree>, channels: Vec<File>) -> (Arc<Self>, Receiver<Late>) {
+        let (late, late_queue) = channel();
+        let workers = Self {
+            server: Server::new(WindowFs::new(Arc::clone(&tree))),
+            tree,
+            channels,
+            late: Mutex::new(Some(late)),
+            panics: AtomicU64::new(0),
+        };
+        (Arc::new(workers), late_queue)
+    }
+
     /// A worker: answers requests from its channel until the file system is unmounted.
     pub(super) fn work(self: &Arc<Self>, channel: usize) {
         // Every page is touched, and so there: a process that is killed while the kernel has to find a page for a request's bytes fails that request.
@@ -113,7 +126,8 @@ impl Workers {
         }
     }
 
-    fn take(self: &Arc<Self>, channel: usize, request: &mut [u8], answer: &mut [u8]) {
+    /// Answers a request, or sets it aside.
+    pub(crate) fn take(self: &Arc<Self>, channel: usize, request: &mut [u8], answer: &mut [u8]) {
         let Some(header) = Header::of(request) else {
             tracing::error!(bytes = request.len(), "a request shorter than its header");
             return;

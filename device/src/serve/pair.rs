@@ -105,7 +105,7 @@ fn lossy<S: Serializer>(path: &Path, serializer: S) -> Result<S::Ok, S::Error> {
 
 impl Pair {
     /// The pair below the mount point `mount`.
-    pub(super) fn new(options: &PairOptions, mount: &Path) -> Self {
+    pub(crate) fn new(options: &PairOptions, mount: &Path) -> Self {
         let partition = options.partition.clone();
         let cache = options.cache_bytes.map(|bytes| Arc::new(HostCache::new(partition.clone(), bytes)));
         let folder = options.place.folders().into_iter().fold(mount.to_owned(), |path, name| path.join(name));

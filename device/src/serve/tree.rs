@@ -12,7 +12,7 @@ use super::pair::Pair;
 const ROOT: u64 = 1;
 
 /// What lies where.
-pub(super) struct Tree {
+pub(crate) struct Tree {
     /// By inode, from 1.
     nodes: Vec<Node>,
     pairs: Vec<Arc<Pair>>,
@@ -27,7 +27,7 @@ struct Node {
 
 impl Tree {
     /// The tree of these pairs.
-    pub(super) fn new(pairs: Vec<Arc<Pair>>) -> Self {
+    pub(crate) fn new(pairs: Vec<Arc<Pair>>) -> Self {
         let mut tree =
             Self { nodes: vec![Node { parent: ROOT, name: String::new(), file: None }], pairs: Vec::new() };
         for (index, pair) in pairs.iter().enumerate() {

@@ -212,6 +212,12 @@ impl Image {
         &self.superblock
     }
 
+    /// Where the parts are: the superblock's page, then the others in their order.
+    pub(crate) fn parts(&self) -> [Range<u64>; 8] {
+        let Layout { tables, counters, journal, staging, gcomp, index, segments } = self.layout.clone();
+        [0..SUPERBLOCK_BYTES as u64, tables, counters, journal, staging, gcomp, index, segments]
+    }
+
     /// The file, to be handed to another process.
     pub fn file(&self) -> &File {
         &self.file

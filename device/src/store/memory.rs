@@ -38,7 +38,7 @@ struct Part {
     file: Arc<File>,
     offset: u64,
     /// Units that are known to have room, a bit each.
-    ensured: Vec<AtomicU64>,
+    ensured: MmapRegion,
     #[cfg(test)]
     mishaps: super::mishaps::Mishaps,
 }
@@ -59,8 +59,9 @@ impl Memory {
     ) -> Result<Self, StoreError> {
         let flags = libc::MAP_SHARED | libc::MAP_NORESERVE;
         let region = map(what, bytes, flags, Some(FileOffset::from_arc(Arc::clone(file), offset)))?;
-        let units = region.size().div_ceil(UNIT_BYTES).div_ceil(64);
-        let ensured = (0..units).map(|_| AtomicU64::new(0)).collect();
+        let words = region.size().div_ceil(UNIT_BYTES).div_ceil(64) as u64;
+        let private = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        let ensured = map(what, words * 8, private, None)?;
         let part = Part {
             what,
             file: Arc::clone(file),
@@ -100,7 +101,7 @@ impl Memory {
     pub(crate) fn ensure(&self, range: Range<usize>) -> Result<(), StoreError> {
         let Some(part) = &self.part else { return Ok(()) };
         for unit in range.start / UNIT_BYTES..range.end.div_ceil(UNIT_BYTES) {
-            let (word, bit) = (&part.ensured[unit / 64], 1 << (unit % 64));
+            let (word, bit) = part.ensured(unit);
             if word.load(Relaxed) & bit == 0 {
                 part.allocate(unit, FallocateFlags::FALLOC_FL_KEEP_SIZE)
                     .map_err(|source| StoreError::NoRoom { what: part.what, source })?;
@@ -113,7 +114,8 @@ impl Memory {
     /// Gives the room of unit `unit` back; it reads as zeros then. Nobody else uses it meanwhile.
     pub(super) fn release(&self, unit: usize) {
         let Some(part) = &self.part else { return };
-        part.ensured[unit / 64].fetch_and(!(1 << (unit % 64)), Relaxed);
+        let (word, bit) = part.ensured(unit);
+        word.fetch_and(!bit, Relaxed);
         let hole = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
         if let Err(why) = part.allocate(unit, hole) {
             tracing::debug!(what = part.what, unit, "room is not given back: {why}");
@@ -141,6 +143,12 @@ impl Memory {
 }
 
 impl Part {
+    /// Where it is known whether a unit has room: a word, and the bit in it.
+    fn ensured(&self, unit: usize) -> (&AtomicU64, u64) {
+        let word = self.ensured.get_atomic_ref(unit / 64 * 8).expect("inside the part, and aligned");
+        (word, 1 << (unit % 64))
+    }
+
     fn allocate(&self, unit: usize, flags: FallocateFlags) -> std::io::Result<()> {
         #[cfg(test)]
         self.mishaps.allocated(flags)?;

@@ -4,7 +4,7 @@
 //! * One 64-byte [`entry`] per logical block says where the block's bundle is, how its planes are stored, and checks itself.
 //!   An entry of zeros is a block of zeros, so an untouched device costs nothing, whatever its capacity.
 //! * Bundles live in [`segments`] of 64-byte granules and are never changed in place: a write stores a new segment, then
-//!   publishes the entry, then frees the old segment. A reader sees the old block or the new one, never a mixture.
+//!   [publishes](publication) the entry, then frees the old segment. A reader sees the old block or the new one, never a mixture.
 //! * Blocks share [`STRIPES`] locks by their number. A reader holds one only while it copies stored bytes out, a writer while it
 //!   decides what to replace; coding and decoding happen on copies.
 //! * A store is private to the process, or lies in an [`image`] that outlives it. Opening one finishes what a killed process was about
@@ -21,14 +21,23 @@ mod journal;
 pub(crate) mod memory;
 #[cfg(test)]
 pub(crate) mod mishaps;
+mod publication;
 pub mod segments;
 pub mod snapshot;
 mod stock;
+mod sync;
 pub mod tables;
 
-use parking_lot::{RwLock, RwLockWriteGuard};
-
-use self::{entry::Entry, image::Image, index::Index, journal::Journal, memory::Memory, segments::Segments};
+use self::{
+    entry::{ENTRY_BYTES, Entry},
+    image::Image,
+    index::Index,
+    journal::Journal,
+    memory::Memory,
+    publication::{Held, Stripes},
+    segments::Segments,
+    sync::RwLockWriteGuard,
+};
 use crate::{
     BLOCK_BYTES,
     codec::block::{Bundle, MAX_BUNDLE, Stored},
@@ -97,7 +106,7 @@ pub struct Store {
     index: Index,
     segments: Segments,
     journal: Option<Journal>,
-    stripes: Vec<RwLock<()>>,
+    stripes: Stripes,
 }
 
 /// What was found when a store was opened.
@@ -131,7 +140,7 @@ pub struct Replace<'a> {
     store: &'a Store,
     block: u64,
     old: Entry,
-    _stripe: RwLockWriteGuard<'a, ()>,
+    held: Held<RwLockWriteGuard<'a, ()>>,
 }
 
 impl Store {
@@ -145,7 +154,7 @@ impl Store {
             index: Index::new(Memory::reserve("plane index", Index::bytes(blocks))?, blocks),
             segments: Segments::new(Memory::reserve("segment store", bytes)?, bytes),
             journal: None,
-            stripes: stripes(),
+            stripes: Stripes::new(STRIPES),
         })
     }
 
@@ -163,7 +172,7 @@ impl Store {
             index: Index::new(image.index()?, blocks(superblock.base_bytes)),
             segments: Segments::new(image.segments()?, bytes),
             journal: Some(Journal::new(image.journal()?)?),
-            stripes: stripes(),
+            stripes: Stripes::new(STRIPES),
         };
         let mut opened = Opened::default();
         if let Some(journal) = &store.journal {
@@ -189,9 +198,7 @@ impl Store {
         select: impl FnOnce(&Stored) -> PlaneMask,
         bundle: &mut [u8; MAX_BUNDLE],
     ) -> Result<Fetched, StoreError> {
-        let _stripe = self.stripe(block).read();
-        let entry = self.index.get(block)?;
-        Ok(self.copy(entry, select, bundle))
+        self.stripes.read(block, || Ok(self.copy(self.index.get(block)?, select, bundle)))
     }
 
     /// The entry of `block`.
@@ -199,8 +206,7 @@ impl Store {
     /// # Errors
     /// [`StoreError::Entry`].
     pub fn entry(&self, block: u64) -> Result<Entry, StoreError> {
-        let _stripe = self.stripe(block).read();
-        self.index.get(block)
+        self.stripes.read(block, || self.index.get(block))
     }
 
     /// Takes hold of `block` to replace it.
@@ -209,16 +215,16 @@ impl Store {
     /// [`StoreError::Entry`]; [`Store::replace_damaged`] makes such a block writable again. [`StoreError::NoRoom`].
     pub fn replace(&self, block: u64) -> Result<Replace<'_>, StoreError> {
         self.index.ensure(block..block + 1)?;
-        let stripe = self.stripe(block).write();
+        let held = self.stripes.hold(block);
         let old = self.index.get(block)?;
-        Ok(Replace { store: self, block, old, _stripe: stripe })
+        Ok(Replace { store: self, block, old, held })
     }
 
     /// Takes hold of a block whose entry is damaged, to replace it whole. Its segment, which nothing names any more, is lost.
     pub fn replace_damaged(&self, block: u64) -> Replace<'_> {
-        let stripe = self.stripe(block).write();
+        let held = self.stripes.hold(block);
         let old = self.index.get(block).unwrap_or_default();
-        Replace { store: self, block, old, _stripe: stripe }
+        Replace { store: self, block, old, held }
     }
 
     /// Stores `bundle` for `block` without publishing it, so that several can be published knowing that all are there.
@@ -241,10 +247,7 @@ impl Store {
     /// process is killed: old and new entries. Nobody else replaces these blocks meanwhile. Damaged ones are mended.
     pub fn install_all(&self, first: u64, prepared: Vec<Prepared>) -> Vec<(Entry, Entry)> {
         let blocks = first..first + prepared.len() as u64;
-        let mut held: Vec<_> = blocks.clone().collect();
-        // In the stripes' order, so that two of these never wait for each other.
-        held.sort_unstable_by_key(|block| block % STRIPES as u64);
-        let held: Vec<_> = held.into_iter().map(|block| self.stripe(block).write()).collect();
+        let held = self.stripes.hold_all(blocks.clone());
         let changes: Vec<_> = blocks
             .zip(prepared)
             .map(|(block, Prepared { place })| {
@@ -255,14 +258,16 @@ impl Store {
             })
             .collect();
         let entries: Vec<_> = changes.iter().map(|(_, new)| new.encode()).collect();
-        let record = self.journal.as_ref().map(|journal| (journal, journal.begin_window(first, &entries)));
-        for (block, entry) in (first..).zip(&entries) {
-            self.index.put(block, entry);
-        }
-        if let Some((journal, record)) = record {
-            journal.end(record);
-        }
-        drop(held);
+        held.publish(|| {
+            let record =
+                self.journal.as_ref().map(|journal| (journal, journal.begin_window(first, &entries)));
+            for (block, entry) in (first..).zip(&entries) {
+                self.index.put(block, entry);
+            }
+            if let Some((journal, record)) = record {
+                journal.end(record);
+            }
+        });
         for (old, _) in &changes {
             self.free(old);
         }
@@ -272,14 +277,9 @@ impl Store {
     /// Gives up what `block` holds: its entry says that it is poisoned. The entry before, if it was not damaged.
     pub fn poison(&self, block: u64) -> Option<Entry> {
         self.index.ensure(block..block + 1).ok()?;
-        let stripe = self.stripe(block).write();
+        let held = self.stripes.hold(block);
         let old = self.index.get(block).ok();
-        let record = self.journal.as_ref().map(|journal| (journal, journal.begin(block, &entry::POISON)));
-        self.index.put(block, &entry::POISON);
-        if let Some((journal, record)) = record {
-            journal.end(record);
-        }
-        drop(stripe);
+        held.publish(|| self.put(block, &entry::POISON));
         if let Some(old) = &old {
             self.free(old);
         }
@@ -302,26 +302,23 @@ impl Store {
 
     /// Moves a block's bundle from `segment` elsewhere, if it is still there. The reader of a block sees it before or after.
     fn shift(&self, block: u64, segment: u64) -> Result<(), StoreError> {
-        let _stripe = self.stripe(block).write();
-        let Ok(entry) = self.index.get(block) else { return Ok(()) };
-        let Some(place) = entry.place.as_ref().filter(|place| place.segment == segment) else {
-            return Ok(());
+        let copy = || {
+            let Ok(Entry { epoch, place }) = self.index.get(block) else { return Ok(None) };
+            let Some(place) = place.filter(|place| place.segment == segment) else { return Ok(None) };
+            let mut bytes = [0; MAX_BUNDLE];
+            let bytes = &mut bytes[..place.stored.bytes()];
+            self.segments.read(segment, 0, bytes);
+            let moved = entry::Place { segment: self.segments.store(bytes, block)?, stored: place.stored };
+            Ok(Some((bytes.len(), Entry { epoch, place: Some(moved) })))
         };
-        let mut bytes = [0; MAX_BUNDLE];
-        let bytes = &mut bytes[..place.stored.bytes()];
-        self.segments.read(segment, 0, bytes);
-        let moved =
-            entry::Place { segment: self.segments.store(bytes, block)?, stored: place.stored.clone() };
-        self.put(block, &Entry { epoch: entry.epoch, place: Some(moved) });
-        self.segments.free(segment, place.stored.bytes());
-        Ok(())
+        let put = |(_, entry): &(usize, Entry)| self.put(block, &entry.encode());
+        self.stripes.shift(block, copy, put, |(bytes, _)| self.segments.free(segment, *bytes))
     }
 
     /// Writes a block's entry, whole even if the process is killed. The caller holds its stripe.
-    fn put(&self, block: u64, entry: &Entry) {
-        let bytes = entry.encode();
-        let record = self.journal.as_ref().map(|journal| (journal, journal.begin(block, &bytes)));
-        self.index.put(block, &bytes);
+    fn put(&self, block: u64, entry: &[u8; ENTRY_BYTES]) {
+        let record = self.journal.as_ref().map(|journal| (journal, journal.begin(block, entry)));
+        self.index.put(block, entry);
         if let Some((journal, record)) = record {
             journal.end(record);
         }
@@ -360,11 +357,6 @@ impl Store {
     /// Bytes of segments there may be.
     pub fn capacity_bytes(&self) -> u64 {
         self.segments.capacity_bytes()
-    }
-
-    fn stripe(&self, block: u64) -> &RwLock<()> {
-        // Neighbouring blocks take different stripes: a sequential reader and a writer behind it do not meet.
-        &self.stripes[usize::try_from(block % STRIPES as u64).expect("less than STRIPES")]
     }
 
     fn copy(
@@ -416,17 +408,12 @@ impl Replace<'_> {
     /// [`StoreError::Full`], [`StoreError::NoRoom`]; the old block then stays as it was.
     pub fn publish(self, bundle: &Bundle) -> Result<Entry, StoreError> {
         let Prepared { place } = self.store.prepare(self.block, bundle)?;
-        let Self { store, block, old, _stripe: stripe } = self;
+        let Self { store, block, old, held } = self;
         let new = Entry { epoch: old.epoch.wrapping_add(1), place };
-        store.put(block, &new);
-        drop(stripe);
+        held.publish(|| store.put(block, &new.encode()));
         store.free(&old);
         Ok(new)
     }
-}
-
-fn stripes() -> Vec<RwLock<()>> {
-    (0..STRIPES).map(|_| RwLock::new(())).collect()
 }
 
 /// Bytes that a bundle of this length is charged: whole granules.

@@ -11,6 +11,7 @@
 //! * A bundle without bytes (every plane constant) takes no segment; its place is granule 0 and is never looked at.
 
 mod allocator;
+mod chunks;
 mod claims;
 
 use parking_lot::Mutex;

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 use lamina::codec::{Codec, UnknownCodec};
+use lamina::device::MOST_OPEN_WINDOWS;
 use lamina::format::Format;
 use lamina::kv::{KvLayout, Shape};
 use lamina::load::{FormatRule, KvRule, LoadOptions};
@@ -158,7 +159,7 @@ pub(crate) struct DeviceArgs {
     /// Where the sockets are made: api.sock, ctl.sock, and ctl-NAME.sock of each guest or host.
     #[arg(long, default_value_os_t = run_dir(), value_name = "DIR")]
     pub(crate) run_dir: PathBuf,
-    /// Serve the API on this loopback address too; port 0 takes any free port.
+    /// Serve the API on this loopback address too, to your own user and root; port 0 takes any free port.
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub(crate) tcp: Option<SocketAddr>,
     /// KiB read when a page is missing; 4 reads exactly that page, more is faster for sequential reads.
@@ -462,8 +463,8 @@ fn kv_layout(text: &str) -> Result<KvLayout, String> {
 
 fn open_windows(text: &str) -> Result<usize, String> {
     match text.parse() {
-        Ok(windows @ 1..=65_536) => Ok(windows),
-        _ => Err(format!("{text:?} is no number of windows from 1 to 65536")),
+        Ok(windows @ 1..=MOST_OPEN_WINDOWS) => Ok(windows),
+        _ => Err(format!("{text:?} is no number of windows from 1 to {MOST_OPEN_WINDOWS}")),
     }
 }
 

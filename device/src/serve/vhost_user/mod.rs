@@ -17,11 +17,11 @@
 //! * Bytes are decoded into a buffer of the queue's, by several threads where there is much to read, and copied once, to the guest.
 
 mod backend;
-mod config;
+pub(crate) mod config;
 mod disk;
 mod partitions;
-mod queue;
-mod request;
+pub(crate) mod queue;
+pub(crate) mod request;
 mod server;
 mod workspace;
 

@@ -15,11 +15,11 @@ use super::request::{Memory, Request};
 use super::workspace::Workspace;
 
 /// A ring, as vhost-user gives it.
-pub(super) type Ring = VringMutex<GuestMemoryAtomic<Memory>>;
+pub(crate) type Ring = VringMutex<GuestMemoryAtomic<Memory>>;
 
 /// What a queue keeps between kicks.
 #[derive(Default)]
-pub(super) struct Queue {
+pub(crate) struct Queue {
     /// Made when it is needed first: most queues of most guests are never used.
     workspace: Option<Workspace>,
     /// Whether the guest was told of what a former device, or connection, may have given back without telling.
@@ -33,7 +33,7 @@ impl Queue {
     }
 
     /// Does everything that is in the ring, unless `stopping`.
-    pub(super) fn drain(
+    pub(crate) fn drain(
         &mut self,
         ring: &Ring,
         memory: &GuestMemoryAtomic<Memory>,

@@ -17,7 +17,7 @@ use super::disk::Disk;
 use super::workspace::Workspace;
 
 /// The guest's memory.
-pub(super) type Memory = GuestMemoryMmap<()>;
+pub(crate) type Memory = GuestMemoryMmap<()>;
 /// A chain of descriptors in it.
 pub(super) type Chain = DescriptorChain<GuestMemoryLoadGuard<Memory>>;
 
@@ -101,7 +101,10 @@ impl<'m> Request<'m> {
                 }
                 if matches!(why, Failure::Unsupported(_)) { STATUS_UNSUPP } else { STATUS_IOERR }
             }
-            Err(_) => STATUS_IOERR,
+            Err(_) => {
+                disk.count_panic();
+                STATUS_IOERR
+            }
         };
         self.answer(status)
     }

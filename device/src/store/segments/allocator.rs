@@ -2,7 +2,13 @@
 //!
 //! Chunks of one length that have free slots are listed by how full they are. New segments go to the fullest, tidying empties the emptiest.
 
-use super::{CHUNK_GRANULES, MOST_GRANULES, SLACK_CHUNKS, Untidy, claims::Claimants};
+use std::ops::Range;
+
+use super::{
+    CHUNK_GRANULES, MOST_GRANULES, SLACK_CHUNKS, Untidy,
+    chunks::{Chunk, Chunks},
+    claims::Claimants,
+};
 use crate::store::{GRANULE_BYTES, StoreError};
 
 /// Lists of a length's chunks: the first is the emptiest.
@@ -11,10 +17,13 @@ const LISTS: usize = 8;
 const WARM_CHUNKS: usize = 64;
 
 pub(super) struct Allocator {
-    chunks: Vec<Chunk>,
-    most_chunks: usize,
-    /// Chunks that hold nothing.
+    chunks: Chunks,
+    /// Chunks that hold nothing and did before.
     free: Vec<usize>,
+    /// Runs of chunks that never held anything, the first of them last.
+    unopened: Vec<Range<usize>>,
+    /// Chunks that hold segments.
+    held_chunks: usize,
     /// By length in granules.
     lengths: Vec<Length>,
     used_granules: u64,
@@ -30,29 +39,16 @@ struct Length {
     partial: [Vec<usize>; LISTS],
 }
 
-#[derive(Clone, Default)]
-struct Chunk {
-    /// Granules of each of its segments; 0 while free.
-    length: usize,
-    used: usize,
-    /// Slots in use, a bit each.
-    slots: [u64; CHUNK_GRANULES / 64],
-    /// By slot: the block whose segment it is.
-    blocks: Vec<u64>,
-    /// Its list, and its place there.
-    listed: Option<(usize, usize)>,
-    /// Being emptied: not to be listed.
-    held_back: bool,
-}
-
 impl Allocator {
     pub(super) fn new(most_chunks: usize) -> Self {
         let lengths = vec![Length::default(); MOST_GRANULES + 1];
-        Self { chunks: Vec::new(), most_chunks, free: Vec::new(), lengths, used_granules: 0 }
+        let chunks = Chunks::new(most_chunks);
+        let unopened = chunks.free_runs();
+        Self { chunks, free: Vec::new(), unopened, held_chunks: 0, lengths, used_granules: 0 }
     }
 
-    pub(super) const fn most_chunks(&self) -> usize {
-        self.most_chunks
+    pub(super) fn most_chunks(&self) -> usize {
+        self.chunks.count()
     }
 
     pub(super) fn used_bytes(&self) -> u64 {
@@ -60,11 +56,11 @@ impl Allocator {
     }
 
     pub(super) fn held_bytes(&self) -> u64 {
-        ((self.chunks.len() - self.free.len()) * CHUNK_GRANULES * GRANULE_BYTES) as u64
+        (self.held_chunks * CHUNK_GRANULES * GRANULE_BYTES) as u64
     }
 
     pub(super) fn capacity_bytes(&self) -> u64 {
-        (self.most_chunks * CHUNK_GRANULES * GRANULE_BYTES) as u64
+        (self.chunks.count() * CHUNK_GRANULES * GRANULE_BYTES) as u64
     }
 
     /// A slot of `length` for `block`: its first granule, or `None` if there is none. `room` makes room for a chunk.
@@ -90,24 +86,20 @@ impl Allocator {
 
     /// Takes over what was claimed of a chunk, each once.
     pub(super) fn adopt(&mut self, Claimants { chunk: index, length, slots, blocks }: Claimants) {
-        if index >= self.chunks.len() {
-            self.chunks.resize_with(index + 1, Chunk::default);
-        }
         let used = slots.iter().map(|word| word.count_ones() as usize).sum();
         self.lengths[length].slots += CHUNK_GRANULES / length;
         self.lengths[length].used += used;
         self.used_granules += (used * length) as u64;
-        self.chunks[index] = Chunk { length, used, slots, blocks, ..Chunk::default() };
+        self.held_chunks += 1;
+        *self.chunks.make(index) = Chunk { length, used, slots, blocks, ..Chunk::default() };
     }
 
     /// Lists every chunk, after claims.
     pub(super) fn list_all(&mut self) {
-        for index in 0..self.chunks.len() {
-            if self.chunks[index].length == 0 {
-                self.free.push(index);
-            } else {
-                self.relist(index);
-            }
+        self.unopened = self.chunks.free_runs();
+        self.unopened.reverse();
+        for index in self.chunks.in_use() {
+            self.relist(index);
         }
     }
 
@@ -127,6 +119,7 @@ impl Allocator {
             self.unlist(index);
             self.lengths[length].slots -= CHUNK_GRANULES / length;
             self.chunks[index] = Chunk::default();
+            self.held_chunks -= 1;
             if self.free.len() >= WARM_CHUNKS {
                 release(index);
             }
@@ -170,14 +163,16 @@ impl Allocator {
         length: usize,
         room: impl FnOnce(usize) -> Result<(), StoreError>,
     ) -> Result<Option<usize>, StoreError> {
-        let index = match self.free.last() {
-            Some(index) => *index,
-            None if self.chunks.len() < self.most_chunks => self.chunks.len(),
-            None => return Ok(None),
-        };
+        let unopened = self.unopened.last().map(|run| run.start);
+        let Some(index) = self.free.last().copied().or(unopened) else { return Ok(None) };
         room(index)?;
-        if self.free.pop().is_none() {
-            self.chunks.push(Chunk::default());
+        if self.free.pop().is_none()
+            && let Some(run) = self.unopened.last_mut()
+        {
+            run.start += 1;
+            if run.start >= run.end {
+                self.unopened.pop();
+            }
         }
         self.assign(index, length);
         Ok(Some(index))
@@ -185,7 +180,8 @@ impl Allocator {
 
     fn assign(&mut self, index: usize, length: usize) {
         let slots = CHUNK_GRANULES / length;
-        let chunk = &mut self.chunks[index];
+        self.held_chunks += 1;
+        let chunk = self.chunks.make(index);
         chunk.length = length;
         chunk.blocks.resize(slots, 0);
         self.lengths[length].slots += slots;
@@ -215,24 +211,5 @@ impl Allocator {
                 self.chunks[*moved].listed = Some((list, at));
             }
         }
-    }
-}
-
-impl Chunk {
-    const fn capacity(&self) -> usize {
-        CHUNK_GRANULES / self.length
-    }
-
-    fn first_free(&self) -> usize {
-        let word =
-            self.slots.iter().position(|word| *word != u64::MAX).expect("a listed chunk has a free slot");
-        word * 64 + self.slots[word].trailing_ones() as usize
-    }
-
-    /// First granules and blocks of its segments.
-    fn segments(&self, index: usize) -> Vec<(u64, u64)> {
-        let used = |slot: &usize| self.slots[slot / 64] & (1 << (slot % 64)) != 0;
-        let granule = |slot: usize| (index * CHUNK_GRANULES + slot * self.length) as u64;
-        (0..self.capacity()).filter(used).map(|slot| (granule(slot), self.blocks[slot])).collect()
     }
 }

@@ -10,8 +10,8 @@ use std::sync::{
 use super::{CHUNK_GRANULES, MOST_GRANULES};
 use crate::store::GRANULE_BYTES;
 
-/// Chunks of a group: a store that is mostly empty has few groups.
-const GROUP: usize = 1024;
+/// Chunks of a group: a store that is mostly empty has few groups, and an image that names chunks far apart costs little for each.
+const GROUP: usize = 64;
 
 /// What was claimed so far.
 pub(in crate::store) struct Claims {
