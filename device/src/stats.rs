@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
 pub use self::partition::{PartitionReport, PartitionRequests, PartitionWrites};
 pub use self::report::{
     BlocksReport, DeviceReport, IndexReport, PlaneReport, RequestsReport, StatsReport, TensorReport,
-    TrafficReport, ViewReport, WindowsReport, WritesReport,
+    TrafficReport, ViewReport, WindowsReport, WriteBacksReport, WritesReport,
 };
 use crate::{
     codec::{
@@ -188,6 +188,16 @@ pub struct Stats {
     pub(crate) windows_decoded: Counter,
     /// Reads of blocks that found their window decoded.
     pub(crate) windows_reused: Counter,
+    /// Write-backs that found no room at first.
+    pub(crate) write_backs_waited: Counter,
+    /// Write-backs that were refused in the end: stores that are lost.
+    pub(crate) write_backs_refused: Counter,
+    /// Their bytes.
+    pub(crate) write_backs_refused_bytes: Counter,
+    /// Write-backs that wait for room.
+    pub(crate) write_backs_waiting: Gauge,
+    /// Their bytes.
+    pub(crate) write_backs_waiting_bytes: Gauge,
     /// Exact bytes of the heads of transformed blocks.
     pub(crate) heads: Gauge,
     /// Blocks that hold data, tensors' and others.
@@ -232,6 +242,11 @@ impl Stats {
             repeated_rows: Counter::default(),
             windows_decoded: Counter::default(),
             windows_reused: Counter::default(),
+            write_backs_waited: Counter::default(),
+            write_backs_refused: Counter::default(),
+            write_backs_refused_bytes: Counter::default(),
+            write_backs_waiting: Gauge::default(),
+            write_backs_waiting_bytes: Gauge::default(),
             heads: Gauge::default(),
             live_blocks: Gauge::default(),
             opaque_blocks: Gauge::default(),
@@ -265,6 +280,9 @@ impl Stats {
             &mut self.repeated_rows,
             &mut self.windows_decoded,
             &mut self.windows_reused,
+            &mut self.write_backs_waited,
+            &mut self.write_backs_refused,
+            &mut self.write_backs_refused_bytes,
         ];
         let traffic = self.base.counters().into_iter().chain(self.views.counters());
         traffic.chain(&mut self.windows_coded).chain(single)

@@ -1,12 +1,13 @@
 //! Address space that costs memory only where it was written, reached by checked, volatile copies.
 //!
 //! It is private to the process, or a part of an [image](super::image) that outlives it. A part of an image is given room before it
-//! is written ([`Memory::ensure`]): a store to a page that the disk has no room for would be a SIGBUS, not an error.
+//! is written ([`Memory::ensure`]): a store to a page that the disk has no room for would be a SIGBUS, not an error. A load from a hole would be one too, where the file is in memory (tmpfs) and
+//! that is full, so what is not known to have room is read by `pread`.
 
 use std::{
     fs::File,
     ops::Range,
-    os::fd::AsFd,
+    os::{fd::AsFd, unix::fs::FileExt},
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
@@ -39,6 +40,8 @@ struct Part {
     offset: u64,
     /// Units that are known to have room, a bit each.
     ensured: Vec<AtomicU64>,
+    /// Units of which it was looked, when they were first read, whether they have.
+    looked: Vec<AtomicU64>,
     #[cfg(test)]
     mishaps: super::mishaps::Mishaps,
 }
@@ -60,12 +63,13 @@ impl Memory {
         let flags = libc::MAP_SHARED | libc::MAP_NORESERVE;
         let region = map(what, bytes, flags, Some(FileOffset::from_arc(Arc::clone(file), offset)))?;
         let units = region.size().div_ceil(UNIT_BYTES).div_ceil(64);
-        let ensured = (0..units).map(|_| AtomicU64::new(0)).collect();
+        let none = || (0..units).map(|_| AtomicU64::new(0)).collect();
         let part = Part {
             what,
             file: Arc::clone(file),
             offset,
-            ensured,
+            ensured: none(),
+            looked: none(),
             #[cfg(test)]
             mishaps: super::mishaps::current(),
         };
@@ -74,6 +78,10 @@ impl Memory {
 
     /// Copies out. Panics past the end.
     pub(crate) fn read(&self, at: usize, out: &mut [u8]) {
+        if let Some(part) = self.part.as_ref().filter(|part| !part.has_room(at..at + out.len())) {
+            assert!(at + out.len() <= self.region.size(), "inside the part");
+            return part.read(at, out);
+        }
         self.region.get_slice(at, out.len()).expect("inside the reservation").copy_to(out);
     }
 
@@ -141,6 +149,38 @@ impl Memory {
 }
 
 impl Part {
+    /// Whether all of a range is known to have room.
+    fn has_room(&self, range: Range<usize>) -> bool {
+        (range.start / UNIT_BYTES..range.end.div_ceil(UNIT_BYTES)).all(|unit| {
+            let (word, bit) = (unit / 64, 1 << (unit % 64));
+            if self.ensured[word].load(Relaxed) & bit != 0 {
+                return true;
+            }
+            // Once: an image that is opened again is mostly data. A unit that is in use is not given back meanwhile.
+            let first = self.looked[word].fetch_or(bit, Relaxed) & bit == 0;
+            let data = first && self.is_data(unit);
+            if data {
+                self.ensured[word].fetch_or(bit, Relaxed);
+            }
+            data
+        })
+    }
+
+    /// Whether there is no hole in a unit.
+    fn is_data(&self, unit: usize) -> bool {
+        let at = self.offset + (unit * UNIT_BYTES) as u64;
+        let found = |at: u64, whence| lseek(self.file.as_fd(), signed(at), whence).map(i64::unsigned_abs);
+        found(at, Whence::SeekData) == Ok(at)
+            && found(at, Whence::SeekHole).is_ok_and(|hole| hole >= at + UNIT_BYTES as u64)
+    }
+
+    /// Copies out of the file, which makes no pages.
+    fn read(&self, at: usize, out: &mut [u8]) {
+        let read = self.file.read_exact_at(out, self.offset + at as u64);
+        // The file is as long as its parts; a disk that cannot read is what a mapping would die of.
+        read.unwrap_or_else(|why| panic!("the {} cannot be read at {at:#x}: {why}", self.what));
+    }
+
     fn allocate(&self, unit: usize, flags: FallocateFlags) -> std::io::Result<()> {
         #[cfg(test)]
         self.mishaps.allocated(flags)?;

@@ -16,4 +16,5 @@ mod hosts;
 mod ivshmem;
 mod mount;
 mod poison;
+mod pressure;
 mod program;

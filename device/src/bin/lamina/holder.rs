@@ -120,7 +120,7 @@ impl Holder {
         disks: Vec<DiskArg>,
         stop: &StopSwitch,
     ) -> Result<Option<Self>> {
-        let Opened { image, path: image_path, new, plan } = Opened::new(args, division)?;
+        let Opened { image, path: image_path, mut new, plan } = Opened::new(args, division)?;
         make_private_dir(&args.run_dir)?;
         let mut held = Held {
             image,
@@ -141,18 +141,20 @@ impl Holder {
         let mut worker = Worker::start(&held, &state, true, 0, false)?;
         let failed = match worker.word()? {
             Some(Word::Loaded) => None,
-            Some(Word::Stopped) => return Ok(None),
+            Some(Word::Stopped) => {
+                // The next run goes on with it.
+                new.keep();
+                return Ok(None);
+            }
             Some(Word::Failed(why)) => Some(why),
             Some(Word::Ready(_) | Word::Saved(_)) => {
                 Some("the worker answers before it was told to".to_owned())
             }
-            None => {
-                return Err(held.abandon(new, &format!("the worker died while it loaded: {}", worker.end())));
-            }
+            None => bail!("the worker died while it loaded: {}", worker.end()),
         };
         if let Some(why) = failed {
             worker.end();
-            return Err(held.abandon(new, &why));
+            bail!(why);
         }
         let threads = args.threads.unwrap_or(MountOptions::default().threads);
         held.mount =
@@ -160,11 +162,15 @@ impl Holder {
         worker.serve(&held)?;
         let ready = match worker.word()? {
             Some(Word::Ready(ready)) => *ready,
-            Some(Word::Stopped) => return Ok(None),
+            Some(Word::Stopped) => {
+                new.keep();
+                return Ok(None);
+            }
             Some(Word::Failed(why)) => bail!(why),
             _ => bail!("the worker died before it answered: {}", worker.end()),
         };
         let ready = told(ready, &worker);
+        new.keep();
         state.became_ready(&ready);
         let answering = socket.listener.try_clone()?;
         answering.set_nonblocking(false)?;
@@ -607,16 +613,6 @@ fn current_program() -> Result<PathBuf> {
     Ok(text.strip_suffix(" (deleted)").map_or_else(|| program.clone(), PathBuf::from))
 }
 
-impl Held {
-    /// Takes away a new image that never became a device: the error.
-    fn abandon(&self, new: bool, why: &str) -> anyhow::Error {
-        if new {
-            let _ = fs::remove_file(&self.image_path);
-        }
-        anyhow!("{why}")
-    }
-}
-
 impl Listening {
     fn at(path: &Path) -> Result<Self> {
         Ok(Self { listener: claim(path)?, path: path.to_owned() })
@@ -658,9 +654,27 @@ fn make_private_dir(path: &Path) -> Result<()> {
 struct Opened {
     image: Image,
     path: PathBuf,
-    /// Whether it is a new file.
-    new: bool,
+    new: NewFile,
     plan: Plan,
+}
+
+/// A file that was made for an image, if one was: taken away when this is dropped, unless it became a device's.
+struct NewFile(Option<PathBuf>);
+
+impl NewFile {
+    fn keep(&mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for NewFile {
+    fn drop(&mut self) {
+        if let Some(path) = &self.0
+            && let Err(why) = fs::remove_file(path)
+        {
+            tracing::warn!("the new image {} stays: {why}", path.display());
+        }
+    }
 }
 
 impl Opened {
@@ -669,7 +683,7 @@ impl Opened {
             && let Some(image) = Image::open(path)?
         {
             let plan = Plan::new(division, args, Some((image.superblock(), path)))?;
-            return Ok(Self { image, path: path.clone(), new: false, plan });
+            return Ok(Self { image, path: path.clone(), new: NewFile(None), plan });
         }
         let plan = Plan::new(division, args, None)?;
         let mut config = plan.config(&args.load_options())?;
@@ -687,6 +701,6 @@ impl Opened {
             }
             None => (Image::in_memory(config.superblock())?, PathBuf::from("memory")),
         };
-        Ok(Self { image, path, new: args.image.is_some(), plan })
+        Ok(Self { image, path, new: NewFile(args.image.clone()), plan })
     }
 }

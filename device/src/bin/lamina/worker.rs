@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use lamina::device::{Device, DeviceConfig};
@@ -254,6 +255,7 @@ impl Served {
                     threads,
                     read_ahead_kb: args.read_ahead_kb,
                     launder_with: args.launder_with,
+                    full_wait: Duration::from_secs(args.full_wait.into()),
                 };
                 let mount = Mount::serve(pairs, &path, channels, &options, answered)?;
                 control.mounted(mount.pairs());
