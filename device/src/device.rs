@@ -18,6 +18,7 @@ pub mod events;
 mod kept;
 mod partition;
 pub mod poison;
+mod room;
 mod staged;
 mod stock;
 mod tables;
@@ -288,28 +289,24 @@ impl Device {
     /// [`DeviceError::Damaged`] when part of a damaged block is written, after the blocks before it were.
     pub fn write_base(&self, offset: u64, data: &[u8]) -> Result<(), DeviceError> {
         self.inside(Window::Base, offset, data.len() as u64)?;
-        let written = self.write_pieces(offset, data);
-        self.events.note(&written);
-        if let Some(store) = self.coded_store() {
-            let (held, all) = store.chunks();
-            self.events.look(held, all);
-        }
+        let written = self.write_pieces(offset, data, &mut 0);
+        self.events.note(&written, self.look());
         written
     }
 
-    fn write_pieces(&self, offset: u64, data: &[u8]) -> Result<(), DeviceError> {
-        let mut done = 0;
-        while done < data.len() {
-            let at = offset + done as u64;
+    /// Stores what is left of `data` when the first `done` bytes of it are stored, and moves `done`.
+    fn write_pieces(&self, offset: u64, data: &[u8], done: &mut usize) -> Result<(), DeviceError> {
+        while *done < data.len() {
+            let at = offset + *done as u64;
             let (block, inside) = locate(at);
-            let length = (BLOCK_BYTES - inside).min(data.len() - done);
+            let length = (BLOCK_BYTES - inside).min(data.len() - *done);
             let map = self.map.read();
             if let Some((tensor, shape)) = windowed(&map, at) {
-                done += self.stage(&map, tensor, shape, at, &data[done..])?;
+                *done += self.stage(&map, tensor, shape, at, &data[*done..])?;
                 continue;
             }
-            self.write_block(&map, block, inside, &data[done..done + length])?;
-            done += length;
+            self.write_block(&map, block, inside, &data[*done..*done + length])?;
+            *done += length;
         }
         self.stats.base_writes.add(1);
         self.stats.base_written_bytes.add(data.len() as u64);
@@ -435,6 +432,7 @@ impl Device {
             self.stats.discarded_blocks.add(u64::from(zeros == BLOCK_BYTES));
             at += zeros as u64;
         }
+        self.look();
         Ok(())
     }
 

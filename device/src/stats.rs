@@ -18,7 +18,7 @@ pub(crate) use self::holdings::Holdings;
 pub use self::partition::{PartitionReport, PartitionRequests, PartitionWrites};
 pub use self::report::{
     BlocksReport, DeviceReport, IndexReport, PlaneReport, RequestsReport, StatsReport, TensorReport,
-    TrafficReport, ViewReport, WindowsReport, WritesReport,
+    TrafficReport, ViewReport, WindowsReport, WriteBacksReport, WritesReport,
 };
 use crate::{
     codec::{Codec, block::MAX_PLANES},
@@ -193,6 +193,16 @@ pub struct Stats {
     pub(crate) windows_reused: Counter,
     /// Panics of workers.
     pub(crate) panics: Counter,
+    /// Write-backs that found no room at first.
+    pub(crate) write_backs_waited: Counter,
+    /// Write-backs that were refused in the end: stores that are lost.
+    pub(crate) write_backs_refused: Counter,
+    /// Their bytes.
+    pub(crate) write_backs_refused_bytes: Counter,
+    /// Write-backs that wait for room.
+    pub(crate) write_backs_waiting: Gauge,
+    /// Their bytes.
+    pub(crate) write_backs_waiting_bytes: Gauge,
     /// Exact bytes of the heads of transformed blocks.
     pub(crate) heads: Gauge,
     /// Blocks that hold data, tensors' and others.
@@ -238,6 +248,11 @@ impl Stats {
             windows_decoded: Counter::default(),
             windows_reused: Counter::default(),
             panics: Counter::default(),
+            write_backs_waited: Counter::default(),
+            write_backs_refused: Counter::default(),
+            write_backs_refused_bytes: Counter::default(),
+            write_backs_waiting: Gauge::default(),
+            write_backs_waiting_bytes: Gauge::default(),
             heads: Gauge::default(),
             live_blocks: Gauge::default(),
             opaque_blocks: Gauge::default(),
@@ -272,6 +287,9 @@ impl Stats {
             &mut self.windows_decoded,
             &mut self.windows_reused,
             &mut self.panics,
+            &mut self.write_backs_waited,
+            &mut self.write_backs_refused,
+            &mut self.write_backs_refused_bytes,
         ];
         let traffic = self.base.counters().into_iter().chain(self.views.counters());
         traffic.chain(&mut self.windows_coded).chain(single)

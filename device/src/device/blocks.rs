@@ -25,6 +25,9 @@ use crate::{
     window::Map,
 };
 
+/// How often a full store is compacted for one block: others may take what that gives.
+const MOST_COMPACTIONS: u32 = 8;
+
 /// Blocks as the mode keeps them.
 pub(super) struct Blocks {
     kept: Kept,
@@ -274,6 +277,19 @@ impl Device {
         }
     }
 
+    /// Stores, and if the store is full compacts it and stores again, as long as that gives anything. No stripe of the store may be held.
+    pub(super) fn compacting<T>(&self, store: impl Fn() -> Result<T, DeviceError>) -> Result<T, DeviceError> {
+        let mut left = MOST_COMPACTIONS;
+        loop {
+            let stored = store();
+            let full = matches!(stored, Err(DeviceError::Store(StoreError::Full { .. })));
+            if !full || left == 0 || !self.coded_store().is_some_and(Store::compact) {
+                return stored;
+            }
+            left -= 1;
+        }
+    }
+
     /// Writes `data` at `inside` of `block`. The caller holds `map`, and so who owns the block.
     pub(super) fn write_block(
         &self,
@@ -282,6 +298,10 @@ impl Device {
         inside: usize,
         data: &[u8],
     ) -> Result<(), DeviceError> {
+        self.compacting(|| self.write_block_once(map, block, inside, data))
+    }
+
+    fn write_block_once(&self, map: &Map, block: u64, inside: usize, data: &[u8]) -> Result<(), DeviceError> {
         let owner = map.tensor_at(block * BLOCK_BYTES as u64);
         let (format, codec) = owner
             .map_or((Format::Opaque, self.config.codec), |tensor| (tensor.info.format, tensor.info.codec));
@@ -359,6 +379,10 @@ impl Device {
 
     /// Codes `block` anew as its owner's blocks are coded, if it holds data.
     pub(super) fn recode(&self, map: &Map, block: u64) -> Result<(), DeviceError> {
+        self.compacting(|| self.recode_once(map, block))
+    }
+
+    fn recode_once(&self, map: &Map, block: u64) -> Result<(), DeviceError> {
         let Kept::Coded(store) = &self.blocks.kept else { return Ok(()) };
         let Some(owner) = map.tensor_at(block * BLOCK_BYTES as u64) else { return Ok(()) };
         let replace = match store.replace(block) {

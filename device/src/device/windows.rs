@@ -486,17 +486,19 @@ impl Device {
         let codec = tensor.info.codec;
         let (coded, prepared) = BUNDLES.with_borrow_mut(|bundles| {
             let coded = kv::encode(shape, span.before, codec, bytes, coding, bundles);
-            let (before, after) = self.account_window(span, &bundles[..span.blocks])?;
+            let bundles = &bundles[..span.blocks];
+            let (before, after) = self.window_charges(span, bundles);
+            self.account(span.first, before, after)?;
             let mut prepared = Vec::with_capacity(span.blocks);
-            for (block, bundle) in (span.first..).zip(&bundles[..span.blocks]) {
-                match store.prepare(block, bundle) {
+            for (block, bundle) in (span.first..).zip(bundles) {
+                match self.compacting(|| Ok(store.prepare(block, bundle, after <= before)?)) {
                     Ok(one) => prepared.push(one),
                     Err(full) => {
                         for one in prepared {
                             store.give_back(one);
                         }
                         self.unaccount(span.first, before, after);
-                        return Err(DeviceError::from(full));
+                        return Err(full);
                     }
                 }
             }
@@ -514,18 +516,10 @@ impl Device {
         Ok(())
     }
 
-    /// Charges a window's part for `bundles` in place of what its blocks hold: what they are charged before and after. The caller holds the window's lock.
-    fn account_window(&self, span: &Span, bundles: &[Bundle]) -> Result<(u64, u64), DeviceError> {
-        if !self.division.divided {
-            return Ok((0, 0));
-        }
-        let mut before = 0;
-        for block in span.first..span.first + span.blocks as u64 {
-            before += self.charged(block).bytes;
-        }
-        let after = bundles.iter().map(charge_of).sum();
-        self.account(span.first, before, after)?;
-        Ok((before, after))
+    /// What a window's blocks are charged before and after `bundles` take their place. The caller holds the window's lock.
+    fn window_charges(&self, span: &Span, bundles: &[Bundle]) -> (u64, u64) {
+        let before = span.numbers().map(|block| self.charged(block).bytes).sum();
+        (before, bundles.iter().map(charge_of).sum())
     }
 
     /// Codes the windows of a tensor that was just made, where they hold data.

@@ -5,6 +5,7 @@ use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use fuse_backend_rs::abi::fuse_abi::Opcode;
 
@@ -28,11 +29,11 @@ pub fn fuse(data: &[u8]) {
     let Some((flags, mut rest)) = data.split_first() else { return };
     let device = Arc::new(small());
     let partition = Partition::first(Arc::clone(&device));
-    // The host's cache has room for all, so that no request waits for room.
+    // The host's cache has room for all, and what finds none in the device is refused at once, so that no request waits for room.
     let pairs = [(Place::Root, None), (Place::Host("h".to_owned()), Some(device.base_bytes()))];
     let pairs = pairs.map(|(place, cache_bytes)| {
         let options = PairOptions { place, partition: partition.clone(), cache_bytes };
-        Arc::new(Pair::new(&options, Path::new("/mount")))
+        Arc::new(Pair::new(&options, Path::new("/mount"), Duration::ZERO))
     });
     let kernel = memory_file();
     let channel = kernel.try_clone().expect("a descriptor");

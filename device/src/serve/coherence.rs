@@ -26,23 +26,25 @@
 //! All of this is for one pair of files, that is one page cache, over one partition. Between *hosts*, whose page caches nobody keeps coherent, the contract of
 //! [`super::host_cache`] holds instead: 1 and 4 as above, each for its own files; 2 without the laundering; 3 after a flush by the host itself.
 //!
+//! A store for which the device has no room is one that is not complete there, for as long as it may wait: see [`super::write_backs`].
+//!
 //! How: reads of views mark their pages in [`ServedPages`]; a base store that has reached the device takes the marks of
-//! the view pages over it and queues them here; one thread tells the kernel to drop them. It must be a thread of its own:
-//! the kernel waits in that call for reads of the same pages that are under way, which FUSE workers have to answer.
+//! the view pages over it and queues them here; one thread for each window tells the kernel to drop them: see [`Invalidations`].
 
 use std::io;
 use std::iter::once;
 use std::ops::Range;
-use std::sync::mpsc;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
 use crate::device::{DeviceError, Partition, Window};
 
 use super::ServeError;
 use super::host_cache::HostCache;
+use super::invalidations::{Invalidations, join_touching};
 use super::launder::{Done, LaunderWith, Launderer};
-use super::served_pages::{PAGE_BYTES, ServedPages, push};
+use super::served_pages::{PAGE_BYTES, ServedPages};
+use super::write_backs::{Answer, Asker, WriteBacks};
 
 /// Keeps the windows of one pair of files coherent.
 pub struct Coherence {
@@ -50,11 +52,11 @@ pub struct Coherence {
     /// The host's, if this is a host's pair.
     cache: Option<Arc<HostCache>>,
     served: ServedPages,
-    queue: Mutex<Queue>,
-    /// Signalled when something was queued or the end has come.
-    queued: Condvar,
-    /// Signalled when a batch is through.
-    drained: Condvar,
+    /// Pages of the base window to be dropped.
+    base: Invalidations,
+    /// Pages of the views window to be dropped.
+    views: Invalidations,
+    write_backs: WriteBacks,
     launderer: std::sync::OnceLock<Launderer>,
     /// What is to be laundered as soon as that can be done; `None` from then on. A worker process answers requests before it has opened the files to launder by, and those may be
     /// of views over pages that were dirty before it came.
@@ -66,34 +68,16 @@ pub struct Coherence {
 /// Base ranges, and what is called when they were laundered.
 type Laundry = (Vec<Range<u64>>, Done);
 
-/// Ranges to invalidate.
-#[derive(Default)]
-struct Queue {
-    /// Of the views window.
-    ranges: Vec<Range<u64>>,
-    /// Of the base window.
-    base_ranges: Vec<Range<u64>>,
-    /// Batches of which these are the next: what is queued now is through when `batches_done` exceeds it.
-    batch: u64,
-    batches_done: u64,
-    closed: bool,
-}
-
-impl Queue {
-    fn is_empty(&self) -> bool {
-        self.ranges.is_empty() && self.base_ranges.is_empty()
-    }
-}
-
 impl Coherence {
-    pub(super) fn new(partition: Partition, cache: Option<Arc<HostCache>>) -> Self {
+    /// `patience` is how long a write-back may wait for room.
+    pub(super) fn new(partition: Partition, cache: Option<Arc<HostCache>>, patience: Duration) -> Self {
         Self {
             served: ServedPages::new(partition.views_bytes()),
+            write_backs: WriteBacks::new(partition.clone(), patience),
             partition,
             cache,
-            queue: Mutex::default(),
-            queued: Condvar::new(),
-            drained: Condvar::new(),
+            base: Invalidations::default(),
+            views: Invalidations::default(),
             launderer: std::sync::OnceLock::new(),
             early: Mutex::new(Some(Vec::new())),
             scrubber: std::sync::OnceLock::new(),
@@ -184,10 +168,7 @@ impl Coherence {
         // First, and on threads that a kill can end: see `launder`.
         let laundered = on(&self.launderer, |base, done| base.launder(ranges.to_vec(), done));
         laundered.map_err(|source| ServeError::Flush { offset: 0, length: 0, source })?;
-        let mut queue = self.lock();
-        queue.base_ranges.extend(ranges.iter().cloned());
-        drop(queue);
-        self.queued.notify_one();
+        self.base.queue(ranges.iter().cloned());
         self.drain()?;
         let mut went = 0;
         self.merging(|changed| {
@@ -210,20 +191,34 @@ impl Coherence {
         Ok(merged?)
     }
 
-    /// Drops the base bytes of a range: they read as zero afterwards, in views too. Sleeps like [`Self::flush`].
+    /// Drops the base bytes of a range: they read as zero afterwards, in views too. Sleeps like [`Self::flush`], but never for room: what is stored in the range and has not reached the device needs none.
     ///
     /// # Errors
     ///
-    /// When the range passes the window's end, or the mount is going away.
+    /// When the range passes the window's end, the device cannot drop a part of a block, or the mount is going away.
     pub fn discard(&self, offset: u64, length: u64) -> Result<(), ServeError> {
         let window = self.partition.base_bytes();
         let end = offset.checked_add(length).filter(|&end| end <= window);
         let Some(end) = end else { return Err(ServeError::PastEnd { offset, length, window }) };
-        if offset < end {
-            let dropped = on(&self.launderer, |base, done| base.punch(offset..end, done));
-            dropped.map_err(|source| ServeError::Discard { offset, length, source })?;
-        }
-        self.drain()
+        let discarding = self.write_backs.discarding(offset..end);
+        let dropped = self.partition.discard(offset, length);
+        // One that failed may have dropped the first blocks.
+        self.written_beside(offset, length)?;
+        drop(discarding);
+        Ok(dropped?)
+    }
+
+    /// Stores what the kernel writes back of the base window: the answer, or nothing if it waits for room. Never sleeps on the mount.
+    pub(super) fn write_back(&self, asker: Asker, offset: u64, bytes: &mut [u8]) -> Option<Answer> {
+        self.write_backs.take(asker, offset, bytes, |stored| {
+            self.base_changed(stored.start, stored.end - stored.start);
+        })
+    }
+
+    /// Tries write-backs that wait again, and answers them in the end, until [`Self::close`].
+    pub(super) fn retry_until_closed(&self, answer: impl Fn(Asker, Answer)) {
+        let stored = |stored: Range<u64>| self.base_changed(stored.start, stored.end - stored.start);
+        self.write_backs.retry_until_closed(stored, answer);
     }
 
     /// Drops the given ranges of the views window from the page cache and returns when they are gone: for the directory
@@ -237,7 +232,7 @@ impl Coherence {
         for range in ranges {
             self.served.take(range, &mut taken);
         }
-        self.queue(taken);
+        self.views.queue(taken);
         self.drain()
     }
 
@@ -284,9 +279,9 @@ impl Coherence {
         self.base_changed(offset, length);
         let range = offset..offset.saturating_add(length);
         if self.launderer.get().is_some_and(|base| base.cached(&range)) {
-            push(&mut self.lock().base_ranges, range);
-            self.queued.notify_one();
+            self.base.queue(once(range));
         }
+        self.base.drain()?;
         self.drain()
     }
 
@@ -319,75 +314,35 @@ impl Coherence {
         for range in self.partition.views_over_base(offset, length) {
             self.served.take(range, &mut taken);
         }
-        self.queue(taken);
+        self.views.queue(taken);
     }
 
     /// Says that the page cache holds bytes for the views window that the device did not give.
     pub(super) fn views_soiled(&self, offset: u64, length: u64) {
-        self.queue(once(offset..offset.saturating_add(length)));
+        self.views.queue(once(offset..offset.saturating_add(length)));
     }
 
     /// Says that nobody knows any more what the page cache was given: of the views, and of a host's base window.
     pub(super) fn forgotten(&self) {
         self.views_soiled(0, self.partition.views_bytes());
         if self.cache.is_some() {
-            self.lock().base_ranges.push(0..self.partition.base_bytes());
-            self.queued.notify_one();
+            self.base.queue(once(0..self.partition.base_bytes()));
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Queue> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn queue(&self, ranges: impl IntoIterator<Item = Range<u64>>) {
-        let mut ranges = ranges.into_iter().peekable();
-        if ranges.peek().is_none() {
-            return;
-        }
-        let mut queue = self.lock();
-        for range in ranges {
-            push(&mut queue.ranges, range);
-        }
-        drop(queue);
-        self.queued.notify_one();
-    }
-
-    /// Waits until everything queued by now is invalidated.
+    /// Waits until everything queued by now is invalidated: of the views, and of what a host holds.
     fn drain(&self) -> Result<(), ServeError> {
-        let mut queue = self.lock();
-        let mine = if queue.is_empty() { queue.batch } else { queue.batch + 1 };
-        while queue.batches_done < mine {
-            if queue.closed {
-                return Err(ServeError::Closing);
-            }
-            queue = self.drained.wait(queue).unwrap_or_else(PoisonError::into_inner);
+        if self.cache.is_some() {
+            self.base.drain()?;
         }
-        Ok(())
+        self.views.drain()
     }
 
-    /// The invalidator: hands batches of ranges to `invalidate` until [`Self::close`].
-    pub(super) fn invalidate_until_closed(&self, mut invalidate: impl FnMut(Window, &Range<u64>)) {
-        let (mut batch, mut base_batch) = (Vec::new(), Vec::new());
-        loop {
-            let mut queue = self.lock();
-            while queue.is_empty() && !queue.closed {
-                queue = self.queued.wait(queue).unwrap_or_else(PoisonError::into_inner);
-            }
-            if queue.closed {
-                return;
-            }
-            std::mem::swap(&mut queue.ranges, &mut batch);
-            std::mem::swap(&mut queue.base_ranges, &mut base_batch);
-            queue.batch += 1;
-            let number = queue.batch;
-            drop(queue);
-            for (window, batch) in [(Window::Base, &mut base_batch), (Window::Views, &mut batch)] {
-                join_touching(batch);
-                batch.drain(..).for_each(|range| invalidate(window, &range));
-            }
-            self.lock().batches_done = number;
-            self.drained.notify_all();
+    /// Hands ranges of a window that the kernel is to drop to `invalidate`, until [`Self::close`].
+    pub(super) fn invalidate_until_closed(&self, window: Window, invalidate: impl FnMut(&Range<u64>)) {
+        match window {
+            Window::Base => self.base.run_until_closed(invalidate),
+            Window::Views => self.views.run_until_closed(invalidate),
         }
     }
 
@@ -400,13 +355,14 @@ impl Coherence {
         {
             launderer.stop();
         }
-        self.lock().closed = true;
-        self.queued.notify_all();
-        self.drained.notify_all();
+        self.write_backs.close();
+        self.base.close();
+        self.views.close();
     }
 
-    /// Brings every dirty base page to the device, for at most `patience`.
+    /// Brings every dirty base page to the device, for at most `patience`. What finds no room is given up.
     pub(super) fn settle(&self, patience: Duration) {
+        self.write_backs.hurry();
         let Some(launderer) = self.launderer.get() else { return };
         let (done, answer) = mpsc::channel();
         let everything = 0..self.partition.base_bytes();
@@ -439,28 +395,4 @@ fn on(launderer: &std::sync::OnceLock<Launderer>, start: impl FnOnce(&Launderer,
     let (done, answer) = mpsc::channel();
     start(launderer, Box::new(move |result| drop(done.send(result))));
     answer.recv().unwrap_or_else(|_| Err(io::ErrorKind::BrokenPipe.into()))
-}
-
-/// Sorts ranges and joins those that touch or overlap.
-fn join_touching(ranges: &mut Vec<Range<u64>>) {
-    ranges.sort_unstable_by_key(|range| range.start);
-    ranges.dedup_by(|next, kept| {
-        let joins = next.start <= kept.end;
-        if joins {
-            kept.end = kept.end.max(next.end);
-        }
-        joins
-    });
-}
-
-#[cfg(test)]
-mod tests {
-    use super::join_touching;
-
-    #[test]
-    fn touching_ranges_become_one() {
-        let mut ranges = vec![8..12, 0..4, 4..6, 20..30, 22..24];
-        join_touching(&mut ranges);
-        assert_eq!(ranges, vec![0..6, 8..12, 20..30]);
-    }
 }

@@ -1,7 +1,8 @@
 //! The mount: from a device and a directory to files that can be mapped, a pair for each guest or host.
 //!
-//! Mounting makes these threads: `threads` workers (see `fuse_workers`) and two late answerers; for each pair of files an
-//! invalidator and two or three launderers (see [`super::coherence`]), and for a host's one that makes room in its cache. Unmounting brings dirty pages to the device, aborts the connection, so that
+//! Mounting makes these threads: `threads` workers (see `fuse_workers`) and two late answerers; for each pair of files two
+//! invalidators and two or three launderers (see [`super::coherence`]), more while these wait, and one that tries write-backs again for which there was no room
+//! (see [`super::write_backs`]), or for a host's one that makes room in its cache. Unmounting brings dirty pages to the device, aborts the connection, so that
 //! nobody sleeps on it any more, and joins them all. A process that still maps a window then gets SIGBUS on a page it
 //! has not loaded yet; that is what pulling a memory device does.
 //!
@@ -53,11 +54,21 @@ pub struct MountOptions {
     pub read_ahead_kb: u32,
     /// How dirty pages are made to reach the device.
     pub launder_with: LaunderWith,
+    /// How long a write-back may wait for room in the device before what it stores is given up.
+    pub full_wait: Duration,
 }
+
+/// How long a write-back waits for room unless told otherwise.
+pub const FULL_WAIT: Duration = Duration::from_secs(10);
 
 impl Default for MountOptions {
     fn default() -> Self {
-        Self { threads: usual_threads(), read_ahead_kb: 4, launder_with: LaunderWith::Auto }
+        Self {
+            threads: usual_threads(),
+            read_ahead_kb: 4,
+            launder_with: LaunderWith::Auto,
+            full_wait: FULL_WAIT,
+        }
     }
 }
 
@@ -115,7 +126,8 @@ impl Mount {
         answered: bool,
     ) -> Result<Self, ServeError> {
         let Channels { requests, notices } = channels;
-        let tree = Arc::new(Tree::new(pairs.iter().map(|pair| Arc::new(Pair::new(pair, &path))).collect()));
+        let pair = |pair| Arc::new(Pair::new(pair, &path, options.full_wait));
+        let tree = Arc::new(Tree::new(pairs.iter().map(pair).collect()));
         let (workers, late_queue) = Workers::new(Arc::clone(&tree), requests);
         // From here on dropping the mount undoes everything.
         let mut mount =
@@ -162,21 +174,22 @@ impl Mount {
         launderers: usize,
         with: LaunderWith,
     ) -> Result<(), ServeError> {
-        let inode = self.tree.inode_of(pair, Window::Base).unwrap_or_default();
-        let (workers, invalidated) = (Arc::clone(&self.workers), Arc::clone(pair));
-        let number = self.notices.as_raw_fd();
-        self.spawn(format!("fuse-inval-{inode}"), move || {
-            // The kernel has this thread wait for requests that a killed process answers no more; who waits for the process's
-            // descriptors to be gone must not wait for that.
-            if let Err(why) = own_table(number) {
-                tracing::warn!("the invalidator keeps the shared file table: {why}");
-            }
-            invalidated.coherence().invalidate_until_closed(|window, range| {
-                if let Some(inode) = workers.tree.inode_of(&invalidated, window) {
-                    invalidate(&workers, number, inode, range);
+        for window in [Window::Base, Window::Views] {
+            let (workers, invalidated) = (Arc::clone(&self.workers), Arc::clone(pair));
+            let number = self.notices.as_raw_fd();
+            let inode = self.tree.inode_of(pair, window).unwrap_or_default();
+            self.spawn(format!("fuse-inval-{inode}"), move || {
+                // The kernel has this thread wait for requests that a killed process answers no more; who waits for the process's
+                // descriptors to be gone must not wait for that.
+                if let Err(why) = own_table(number) {
+                    tracing::warn!("the invalidator keeps the shared file table: {why}");
                 }
-            });
-        })?;
+                invalidated.coherence().invalidate_until_closed(window, |range| {
+                    invalidate(&workers, number, inode, range);
+                });
+            })?;
+        }
+        let inode = self.tree.inode_of(pair, Window::Base).unwrap_or_default();
         let failed = |source| ServeError::MountPoint { path: self.path.clone(), source };
         let [base, views] = own_mount::open([pair.base_path(), pair.views_path()]).map_err(failed)?;
         pair.coherence().start_laundering(base, views, launderers, with).map_err(ServeError::Threads)?;
@@ -189,6 +202,11 @@ impl Mount {
                         0
                     })
                 });
+            })?;
+        } else {
+            let (workers, pair) = (Arc::clone(&self.workers), Arc::clone(pair));
+            self.spawn(format!("fuse-room-{inode}"), move || {
+                pair.coherence().retry_until_closed(|asker, answer| workers.written_back(asker, answer));
             })?;
         }
         Ok(())

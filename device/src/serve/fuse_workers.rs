@@ -5,6 +5,7 @@
 //! * A read of `views` over dirty base pages must first launder them, which waits for FUSE WRITEs. The worker leaves such a
 //!   request to the launderer and turns to the next one; afterwards one of the late answerers answers it, on the
 //!   descriptor it came from, where alone the kernel takes the answer. A host's read for which its cache has no room waits in the same way.
+//! * A write-back for which there is no room is left to [`super::write_backs`], which answers it later in the same way.
 //! * A handler that panics or cannot make sense of a request answers EIO. The server lives on.
 
 use std::fs::File;
@@ -24,12 +25,17 @@ use super::fuse_fs::WindowFs;
 use super::host_cache::HostCache;
 use super::pair::Pair;
 use super::tree::Tree;
+use super::write_backs::{Answer, Asker};
 use crate::device::Window;
 
 /// Bytes of a worker's buffers: the largest request or answer, 1 MiB, and a page for what goes before it.
 pub(crate) const BUFFER_BYTES: usize = MAX_BUFFER_SIZE as usize + 4096;
 /// Bytes of every request's header.
 const HEADER_BYTES: usize = 40;
+/// Bytes of what a write has between its header and its data.
+const WRITE_BYTES: usize = 40;
+/// Of a write's flags: the kernel writes back a page (`FUSE_WRITE_CACHE`).
+const WRITTEN_BACK: u32 = 1;
 
 /// What all workers share.
 pub(crate) struct Workers {
@@ -88,6 +94,20 @@ impl Header {
         let offset = u64::from_ne_bytes(*request.get(HEADER_BYTES + 8..)?.first_chunk()?);
         let length = u32::from_ne_bytes(*request.get(HEADER_BYTES + 16..)?.first_chunk()?);
         Some((offset, u64::from(length)))
+    }
+
+    /// Offset and data of a write-back.
+    fn write_back<'a>(&self, request: &'a mut [u8]) -> Option<(u64, &'a mut [u8])> {
+        if self.opcode != Opcode::Write as u32 {
+            return None;
+        }
+        // struct fuse_write_in: handle, offset, size, flags of the write, and more.
+        let (fields, data) = request.get_mut(HEADER_BYTES..)?.split_at_mut_checked(WRITE_BYTES)?;
+        let offset = u64::from_ne_bytes(*fields.get(8..)?.first_chunk()?);
+        let length = u32::from_ne_bytes(*fields.get(16..)?.first_chunk()?);
+        let flags = u32::from_ne_bytes(*fields.get(20..)?.first_chunk()?);
+        let whole = usize::try_from(length).is_ok_and(|length| length == data.len());
+        (whole && flags & WRITTEN_BACK != 0).then_some((offset, data))
     }
 }
 
@@ -189,6 +209,9 @@ impl Workers {
         let handled = catch_unwind(AssertUnwindSafe(|| -> Result<(), String> {
             #[cfg(debug_assertions)]
             self.strike(header, request);
+            if self.write_back(channel, header, request) {
+                return Ok(());
+            }
             let reader =
                 Reader::<()>::from_fuse_buffer(FuseBuf::new(request)).map_err(|why| why.to_string())?;
             let writer =
@@ -223,7 +246,31 @@ impl Workers {
             }
         }
         if header.wants_answer() {
-            refuse(device, header.unique);
+            reply(device, header.unique, -libc::EIO, None);
+        }
+    }
+
+    /// Takes a page of a coherent base window that the kernel writes back, and answers it if it need not wait: whether it was one.
+    fn write_back(&self, channel: usize, header: &Header, request: &mut [u8]) -> bool {
+        let Some((offset, data)) = header.write_back(request) else { return false };
+        let Some((pair, Window::Base)) = self.tree.file(header.inode) else { return false };
+        let end = offset.checked_add(data.len() as u64);
+        if pair.cache().is_some() || end.is_none_or(|end| end > pair.partition().base_bytes()) {
+            return false;
+        }
+        let asker = Asker { channel, unique: header.unique };
+        if let Some(answer) = pair.coherence().write_back(asker, offset, data) {
+            self.written_back(asker, answer);
+        }
+        true
+    }
+
+    /// Answers a write-back.
+    pub(super) fn written_back(&self, asker: Asker, answer: Answer) {
+        let Some(device) = self.channels.get(asker.channel) else { return };
+        match answer {
+            Ok(length) => reply(device, asker.unique, 0, Some(length)),
+            Err(number) => reply(device, asker.unique, -number, None),
         }
     }
 }
@@ -241,15 +288,18 @@ impl Workers {
     }
 }
 
-/// Answers a request with EIO.
-fn refuse(mut device: &File, unique: u64) {
-    let mut answer = [0; 16];
-    answer[..4].copy_from_slice(&16_u32.to_ne_bytes());
-    answer[4..8].copy_from_slice(&(-libc::EIO).to_ne_bytes());
-    answer[8..].copy_from_slice(&unique.to_ne_bytes());
+/// Answers a request with an error number below zero, or a write with 0 and how much was written.
+fn reply(mut device: &File, unique: u64, error: i32, written: Option<u32>) {
+    // struct fuse_out_header: length, error, unique; struct fuse_write_out: size, padding.
+    let mut answer = [0; 24];
+    let length = if written.is_some() { answer.len() } else { 16 };
+    answer[..4].copy_from_slice(&(if written.is_some() { 24_u32 } else { 16 }).to_ne_bytes());
+    answer[4..8].copy_from_slice(&error.to_ne_bytes());
+    answer[8..16].copy_from_slice(&unique.to_ne_bytes());
+    answer[16..20].copy_from_slice(&written.unwrap_or(0).to_ne_bytes());
     // ENOENT here means that the request was answered before the failure.
-    if let Err(why) = device.write(&answer) {
-        tracing::debug!("EIO not delivered: {why}");
+    if let Err(why) = device.write(&answer[..length]) {
+        tracing::debug!("an answer nobody waited for: {why}");
     }
 }
 

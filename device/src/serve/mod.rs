@@ -17,6 +17,7 @@ pub mod guest_port;
 mod held_mount;
 pub mod host_cache;
 pub(crate) mod http;
+mod invalidations;
 pub mod ivshmem;
 pub mod launder;
 mod metrics;
@@ -30,6 +31,7 @@ mod served_pages;
 mod socket;
 pub(crate) mod tree;
 pub mod vhost_user;
+pub mod write_backs;
 
 use std::io;
 use std::net::SocketAddr;
@@ -113,17 +115,7 @@ pub enum ServeError {
         /// Why.
         source: io::Error,
     },
-    /// Base bytes could not be dropped.
-    #[error("cannot discard {length} bytes at {offset:#x} of the base window: {source}")]
-    Discard {
-        /// Offset in the base window.
-        offset: u64,
-        /// Bytes.
-        length: u64,
-        /// Why.
-        source: io::Error,
-    },
-    /// The device cannot store what a host wants written back.
+    /// The device cannot store what a host wants written back, or drop a part of a block.
     #[error(transparent)]
     Device(#[from] crate::device::DeviceError),
     /// A range passes the end of the base window.

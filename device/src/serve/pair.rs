@@ -10,6 +10,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde::{Serialize, Serializer};
 
@@ -104,12 +105,12 @@ fn lossy<S: Serializer>(path: &Path, serializer: S) -> Result<S::Ok, S::Error> {
 }
 
 impl Pair {
-    /// The pair below the mount point `mount`.
-    pub(crate) fn new(options: &PairOptions, mount: &Path) -> Self {
+    /// The pair below the mount point `mount`. Write-backs may wait for room for `patience`.
+    pub(crate) fn new(options: &PairOptions, mount: &Path, patience: Duration) -> Self {
         let partition = options.partition.clone();
         let cache = options.cache_bytes.map(|bytes| Arc::new(HostCache::new(partition.clone(), bytes)));
         let folder = options.place.folders().into_iter().fold(mount.to_owned(), |path, name| path.join(name));
-        let coherence = Coherence::new(partition.clone(), cache.clone());
+        let coherence = Coherence::new(partition.clone(), cache.clone(), patience);
         Self { place: options.place.clone(), partition, cache, coherence, folder }
     }
 

@@ -118,7 +118,7 @@ mod tests {
             [Place::Root, Place::Guest("a".into()), Place::Guest("b".into()), Place::Host("a".into())];
         let pairs = places.map(|place| {
             let options = PairOptions { place, partition: partition.clone(), cache_bytes: None };
-            Arc::new(Pair::new(&options, Path::new("/m")))
+            Arc::new(Pair::new(&options, Path::new("/m"), std::time::Duration::ZERO))
         });
         let tree = Tree::new(pairs.to_vec());
         let names = |inode| tree.children(inode).map(|child| child.name.to_owned()).collect::<Vec<_>>();

@@ -170,12 +170,18 @@ impl Image {
     /// Makes an image at `path`, where there is none.
     ///
     /// # Errors
-    /// [`ImageError`], and then there is no image.
+    /// [`ImageError`], and then there is no image, and no file where there was none.
     pub fn create(path: &Path, superblock: Superblock) -> Result<Self, ImageError> {
+        let is_new = !path.exists();
         let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path);
         let file = file.map_err(|source| ImageError::File { path: path.into(), source })?;
         lock(&file, path)?;
-        Self::fill(file, path, superblock)
+        Self::fill(file, path, superblock).inspect_err(|_| {
+            if is_new {
+                // What is left is empty, and no image either.
+                let _ = std::fs::remove_file(path);
+            }
+        })
     }
 
     /// Makes an image that is memory, as long as somebody has its descriptor.

@@ -10,6 +10,7 @@
 //! * A store is private to the process, or lies in an [`image`] that outlives it. Opening one finishes what a killed process was about
 //!   to publish, and takes stock of what the entries name.
 //! * Who frees a segment *tidies up*: if free slots of its length pass their bound, it moves the segments of the emptiest chunk.
+//! * Who finds no room may have the store [compacted](Store::compact) and try again: what tidying leaves free is given up then.
 //! * The store knows blocks and bytes. What they mean is the codec's business.
 
 pub(crate) mod counters;
@@ -28,6 +29,10 @@ mod stock;
 mod sync;
 pub mod tables;
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+
 use self::{
     entry::{ENTRY_BYTES, Entry},
     image::Image,
@@ -35,7 +40,7 @@ use self::{
     journal::Journal,
     memory::Memory,
     publication::{Held, Stripes},
-    segments::Segments,
+    segments::{For, Segments},
     sync::RwLockWriteGuard,
 };
 use crate::{
@@ -107,6 +112,10 @@ pub struct Store {
     segments: Segments,
     journal: Option<Journal>,
     stripes: Stripes,
+    /// Segments freed so far.
+    freed: AtomicU64,
+    /// Who compacts; the others wait for what that gives.
+    compacting: Mutex<()>,
 }
 
 /// What was found when a store was opened.
@@ -155,6 +164,8 @@ impl Store {
             segments: Segments::new(Memory::reserve("segment store", bytes)?, bytes),
             journal: None,
             stripes: Stripes::new(STRIPES),
+            freed: AtomicU64::new(0),
+            compacting: Mutex::new(()),
         })
     }
 
@@ -173,6 +184,8 @@ impl Store {
             segments: Segments::new(image.segments()?, bytes),
             journal: Some(Journal::new(image.journal()?)?),
             stripes: Stripes::new(STRIPES),
+            freed: AtomicU64::new(0),
+            compacting: Mutex::new(()),
         };
         let mut opened = Opened::default();
         if let Some(journal) = &store.journal {
@@ -227,16 +240,18 @@ impl Store {
         Replace { store: self, block, old, held }
     }
 
-    /// Stores `bundle` for `block` without publishing it, so that several can be published knowing that all are there.
+    /// Stores `bundle` for `block` without publishing it, so that several can be published knowing that all are there. `no_more` says that they take the place of at
+    /// least as many bytes.
     ///
     /// # Errors
     /// [`StoreError::Full`], [`StoreError::NoRoom`].
-    pub fn prepare(&self, block: u64, bundle: &Bundle) -> Result<Prepared, StoreError> {
+    pub fn prepare(&self, block: u64, bundle: &Bundle, no_more: bool) -> Result<Prepared, StoreError> {
         self.index.ensure(block..block + 1)?;
+        let what = if no_more { For::NoMore } else { For::More };
         let place = match &bundle.stored {
             None => None,
             Some(stored) => {
-                let segment = self.segments.store(bundle.bytes(), block)?;
+                let segment = self.segments.store(bundle.bytes(), block, what)?;
                 Some(entry::Place { segment, stored: stored.clone() })
             }
         };
@@ -291,13 +306,28 @@ impl Store {
         let Some(place) = &old.place else { return };
         let bytes = place.stored.bytes();
         self.segments.free(place.segment, bytes);
-        let Some(untidy) = self.segments.untidy(bytes) else { return };
-        for (segment, block) in &untidy.segments {
-            if self.shift(*block, *segment).is_err() {
-                break;
-            }
+        if let Some(untidy) = self.segments.untidy(bytes) {
+            self.empty(&untidy);
         }
-        self.segments.put_back(&untidy);
+        self.freed.fetch_add(1, Ordering::Release);
+    }
+
+    /// Empties a chunk that is held back: whether all could be moved.
+    fn empty(&self, untidy: &segments::Untidy) -> bool {
+        let moved = untidy.segments.iter().all(|(segment, block)| self.shift(*block, *segment).is_ok());
+        self.segments.put_back(untidy);
+        moved
+    }
+
+    /// Moves segments together until a chunk is free, if any can be freed so: then it is worth to try again what found no room. The caller holds no stripe.
+    pub fn compact(&self) -> bool {
+        let _one = self.compacting.lock();
+        self.segments.sparse().is_some_and(|sparse| self.empty(&sparse))
+    }
+
+    /// A number that rises whenever a segment is freed.
+    pub fn freed(&self) -> u64 {
+        self.freed.load(Ordering::Acquire)
     }
 
     /// Moves a block's bundle from `segment` elsewhere, if it is still there. The reader of a block sees it before or after.
@@ -308,7 +338,10 @@ impl Store {
             let mut bytes = [0; MAX_BUNDLE];
             let bytes = &mut bytes[..place.stored.bytes()];
             self.segments.read(segment, 0, bytes);
-            let moved = entry::Place { segment: self.segments.store(bytes, block)?, stored: place.stored };
+            let moved = entry::Place {
+                segment: self.segments.store(bytes, block, For::NoMore)?,
+                stored: place.stored,
+            };
             Ok(Some((bytes.len(), Entry { epoch, place: Some(moved) })))
         };
         let put = |(_, entry): &(usize, Entry)| self.put(block, &entry.encode());
@@ -341,7 +374,7 @@ impl Store {
         self.segments.held_bytes()
     }
 
-    /// Chunks of memory that hold segments, and all there may be.
+    /// Chunks of memory that hold segments, and all that may, without the reserve for what takes no more than before.
     pub fn chunks(&self) -> (u64, u64) {
         self.segments.chunks()
     }
@@ -351,7 +384,7 @@ impl Store {
         let (held, all) = self.segments.chunks();
         let longest = segments::MOST_GRANULES;
         let each = (segments::CHUNK_GRANULES / longest) as u64;
-        all - held >= blocks(bytes).div_ceil(each) + longest as u64
+        all.saturating_sub(held) >= blocks(bytes).div_ceil(each) + longest as u64
     }
 
     /// Bytes of segments there may be.
@@ -402,12 +435,14 @@ impl Replace<'_> {
         self.store.copy(self.old.clone(), |_| PlaneMask(u32::MAX), bundle)
     }
 
-    /// Stores `bundle` as the block's new content: segment, then entry, then the old segment is freed.
+    /// Stores `bundle` as the block's new content: segment, then entry, then the old segment is freed. If it takes no more than the old one, it may take of the reserve.
     ///
     /// # Errors
     /// [`StoreError::Full`], [`StoreError::NoRoom`]; the old block then stays as it was.
     pub fn publish(self, bundle: &Bundle) -> Result<Entry, StoreError> {
-        let Prepared { place } = self.store.prepare(self.block, bundle)?;
+        let bytes = bundle.stored.as_ref().map_or(0, Stored::bytes);
+        let no_more = charged(bytes) <= self.old.charged();
+        let Prepared { place } = self.store.prepare(self.block, bundle, no_more)?;
         let Self { store, block, old, held } = self;
         let new = Entry { epoch: old.epoch.wrapping_add(1), place };
         held.publish(|| store.put(block, &new.encode()));

@@ -8,6 +8,8 @@
 //! * Which segments are in use is nowhere written down but in the entries: a store that is opened [claims](Claims) what they name.
 //! * Free slots of one length are at most a quarter of that length's slots, or [`SLACK_CHUNKS`] chunks if that is more, once the
 //!   store has [tidied](super::Store) up: the bound of fragmentation.
+//! * The last chunks are a [`reserve`] for bundles that take the place of others at least as long, and for those that are moved: a full store can be rewritten and tidied up.
+//!   The bound: moving can leave each length one chunk that is not full, so a reserve of a chunk for each length is never used up by rewriting.
 //! * A bundle without bytes (every plane constant) takes no segment; its place is granule 0 and is never looked at.
 
 mod allocator;
@@ -31,6 +33,20 @@ pub const SLACK_CHUNKS: usize = 2;
 // Chunks are given room, and give it back, one by one.
 const _: () = assert!(CHUNK_GRANULES * GRANULE_BYTES == UNIT_BYTES);
 
+/// What a segment is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum For {
+    /// Something that takes more than before.
+    More,
+    /// Something that takes the place of at least as much, or moves.
+    NoMore,
+}
+
+/// Chunks, of so many, that only [`For::NoMore`] may open: a 32nd, and one for each length where that is not more than an eighth.
+pub(super) fn reserve(chunks: usize) -> usize {
+    (chunks / 32).max(MOST_GRANULES.min(chunks / 8))
+}
+
 /// All segments of a device.
 pub struct Segments {
     memory: Memory,
@@ -50,14 +66,14 @@ impl Segments {
     }
 
     /// Stores `bytes` in a segment of their own, for `block`: its first granule.
-    pub(super) fn store(&self, bytes: &[u8], block: u64) -> Result<u64, StoreError> {
+    pub(super) fn store(&self, bytes: &[u8], block: u64, what: For) -> Result<u64, StoreError> {
         let length = bytes.len().div_ceil(GRANULE_BYTES);
         if length == 0 {
             return Ok(0);
         }
         let mut allocator = self.allocator.lock();
         let room = |chunk: usize| self.memory.ensure(chunk * UNIT_BYTES..(chunk + 1) * UNIT_BYTES);
-        let granule = allocator.take(length, block, room)?.ok_or_else(|| StoreError::Full {
+        let granule = allocator.take(length, block, what, room)?.ok_or_else(|| StoreError::Full {
             wanted: (length * GRANULE_BYTES) as u64,
             used: allocator.used_bytes(),
             capacity: allocator.capacity_bytes(),
@@ -94,6 +110,11 @@ impl Segments {
         (length > 0).then(|| self.allocator.lock().untidy(length))?
     }
 
+    /// The segments of the chunk that is emptied most cheaply to have one more, if there are free slots of its length for all of them; it is held back as by [`Self::untidy`].
+    pub(super) fn sparse(&self) -> Option<Untidy> {
+        self.allocator.lock().sparse()
+    }
+
     /// Lets the chunk be used again, if there is anything left in it.
     pub(super) fn put_back(&self, untidy: &Untidy) {
         self.allocator.lock().put_back(untidy.chunk);
@@ -118,11 +139,12 @@ impl Segments {
         self.allocator.lock().held_bytes()
     }
 
-    /// Chunks that hold segments, and all there may be.
+    /// Chunks that hold segments, and all that may without the reserve.
     pub(super) fn chunks(&self) -> (u64, u64) {
         let allocator = self.allocator.lock();
         let chunk = UNIT_BYTES as u64;
-        (allocator.held_bytes() / chunk, allocator.capacity_bytes() / chunk)
+        let usable = allocator.capacity_bytes() - allocator.reserved_bytes();
+        (allocator.held_bytes() / chunk, usable / chunk)
     }
 
     /// Bytes there may be.

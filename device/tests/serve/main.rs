@@ -17,4 +17,5 @@ mod hosts;
 mod ivshmem;
 mod mount;
 mod poison;
+mod pressure;
 mod program;

@@ -97,7 +97,7 @@ impl Holder {
         disks: Vec<DiskArg>,
         stop: &StopSwitch,
     ) -> Result<Option<Self>> {
-        let Opened { image, path: image_path, new, plan } = Opened::new(args, division)?;
+        let Opened { image, path: image_path, mut new, plan } = Opened::new(args, division)?;
         make_private_dir(&args.run_dir)?;
         let mut held = Held {
             image,
@@ -118,18 +118,20 @@ impl Holder {
         let worker = Worker::start(&held, &state, true, 0, false)?;
         let failed = match worker.word()? {
             Some(Word::Loaded) => None,
-            Some(Word::Stopped) => return Ok(None),
+            Some(Word::Stopped) => {
+                // The next run goes on with it.
+                new.keep();
+                return Ok(None);
+            }
             Some(Word::Failed(why)) => Some(why),
             Some(Word::Ready(_) | Word::Saved(_)) => {
                 Some("the worker answers before it was told to".to_owned())
             }
-            None => {
-                return Err(held.abandon(new, &format!("the worker died while it loaded: {}", worker.end())));
-            }
+            None => bail!("the worker died while it loaded: {}", worker.end()),
         };
         if let Some(why) = failed {
             worker.end();
-            return Err(held.abandon(new, &why));
+            bail!(why);
         }
         let threads = args.threads.unwrap_or(MountOptions::default().threads);
         held.mount =
@@ -137,11 +139,15 @@ impl Holder {
         worker.serve(&held)?;
         let ready = match worker.word()? {
             Some(Word::Ready(ready)) => *ready,
-            Some(Word::Stopped) => return Ok(None),
+            Some(Word::Stopped) => {
+                new.keep();
+                return Ok(None);
+            }
             Some(Word::Failed(why)) => bail!(why),
             _ => bail!("the worker died before it answered: {}", worker.end()),
         };
         let ready = worker.told(ready);
+        new.keep();
         state.became_ready(&ready);
         let answering = socket.listener.try_clone()?;
         answering.set_nonblocking(false)?;

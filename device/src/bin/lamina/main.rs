@@ -56,6 +56,8 @@ fn run(cli: args::Cli) -> ExitCode {
             Command::Disks(args) => client::disks(&args).await,
             Command::View(command) => client::view(command).await,
             Command::Flush(args) => client::flush(&args).await,
+            Command::Discard(args) => client::discard(&args).await,
+            Command::Events(args) => client::events(&args).await,
             Command::Poison(command) => client::poison(command).await,
             Command::Snapshot(command) => client::snapshot(command),
             Command::Upgrade(args) => client::upgrade(&args),

@@ -268,6 +268,7 @@ impl Served {
                     threads,
                     read_ahead_kb: args.read_ahead_kb,
                     launder_with: args.launder_with,
+                    full_wait: Duration::from_secs(args.full_wait.into()),
                 };
                 let mount = Mount::serve(pairs, &path, channels, &options, answered)?;
                 control.mounted(mount.pairs());

@@ -5,9 +5,10 @@
 use std::ops::Range;
 
 use super::{
-    CHUNK_GRANULES, MOST_GRANULES, SLACK_CHUNKS, Untidy,
+    CHUNK_GRANULES, For, MOST_GRANULES, SLACK_CHUNKS, Untidy,
     chunks::{Chunk, Chunks},
     claims::Claimants,
+    reserve,
 };
 use crate::store::{GRANULE_BYTES, StoreError};
 
@@ -59,6 +60,11 @@ impl Allocator {
         (self.held_chunks * CHUNK_GRANULES * GRANULE_BYTES) as u64
     }
 
+    /// Chunks that are kept for what takes no more than before.
+    pub(super) fn reserved_bytes(&self) -> u64 {
+        (reserve(self.chunks.count()) * CHUNK_GRANULES * GRANULE_BYTES) as u64
+    }
+
     pub(super) fn capacity_bytes(&self) -> u64 {
         (self.chunks.count() * CHUNK_GRANULES * GRANULE_BYTES) as u64
     }
@@ -68,12 +74,16 @@ impl Allocator {
         &mut self,
         length: usize,
         block: u64,
+        what: For,
         room: impl FnOnce(usize) -> Result<(), StoreError>,
     ) -> Result<Option<usize>, StoreError> {
+        if what == For::More && !self.has_room_for_more(length) {
+            return Ok(None);
+        }
         let fullest = self.lengths[length].partial.iter().rev().find_map(|list| list.last().copied());
         let index = match fullest {
             Some(index) => index,
-            None => match self.open(length, room)? {
+            None => match self.open(length, what, room)? {
                 Some(index) => index,
                 None => return Ok(None),
             },
@@ -135,6 +145,21 @@ impl Allocator {
         if slots - used <= slack.max(slots / 4) {
             return None;
         }
+        self.hold_back(length)
+    }
+
+    /// As [`Self::untidy`], of the length with most to gain: there are free slots for all that is in the chunk.
+    pub(super) fn sparse(&mut self) -> Option<Untidy> {
+        let gain = |length: &usize| {
+            let Length { slots, used, .. } = self.lengths[*length];
+            (slots - used) / (CHUNK_GRANULES / length)
+        };
+        let length = (1..=MOST_GRANULES).max_by_key(gain).filter(|length| gain(length) > 0)?;
+        self.hold_back(length)
+    }
+
+    /// Takes the emptiest chunk of a length out of use.
+    fn hold_back(&mut self, length: usize) -> Option<Untidy> {
         let chunk = *self.lengths[length].partial.iter().find_map(|list| list.first())?;
         self.unlist(chunk);
         self.chunks[chunk].held_back = true;
@@ -145,6 +170,23 @@ impl Allocator {
         self.chunks[index].held_back = false;
         if self.chunks[index].length > 0 {
             self.relist(index);
+        }
+    }
+
+    /// Chunks that hold nothing.
+    fn left(&self) -> usize {
+        self.chunks.count() - self.held_chunks
+    }
+
+    /// Whether the reserve would be left if one more segment of `length` were taken and then all were moved together.
+    fn has_room_for_more(&self, length: usize) -> bool {
+        let reserved = reserve(self.chunks.count());
+        self.left() > reserved || {
+            let packed = |length: usize, more: usize| {
+                (self.lengths[length].used + more).div_ceil(CHUNK_GRANULES / length)
+            };
+            let all: usize = (1..=MOST_GRANULES).map(|of| packed(of, usize::from(of == length))).sum();
+            all <= self.chunks.count() - reserved
         }
     }
 
@@ -161,8 +203,12 @@ impl Allocator {
     fn open(
         &mut self,
         length: usize,
+        what: For,
         room: impl FnOnce(usize) -> Result<(), StoreError>,
     ) -> Result<Option<usize>, StoreError> {
+        if what == For::More && self.left() <= reserve(self.chunks.count()) {
+            return Ok(None);
+        }
         let unopened = self.unopened.last().map(|run| run.start);
         let Some(index) = self.free.last().copied().or(unopened) else { return Ok(None) };
         room(index)?;

@@ -5,7 +5,7 @@ use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, bail};
 use lamina::serve::{HeldMount, Shows, claim};
 use lamina::store::image::Image;
 
@@ -30,16 +30,6 @@ pub(super) struct Held {
 pub(super) struct Listening {
     pub(super) listener: UnixListener,
     pub(super) path: PathBuf,
-}
-
-impl Held {
-    /// Takes away a new image that never became a device: the error.
-    pub(super) fn abandon(&self, new: bool, why: &str) -> anyhow::Error {
-        if new {
-            let _ = fs::remove_file(&self.image_path);
-        }
-        anyhow!("{why}")
-    }
 }
 
 impl Listening {
@@ -83,9 +73,27 @@ pub(super) fn make_private_dir(path: &Path) -> Result<()> {
 pub(super) struct Opened {
     pub(super) image: Image,
     pub(super) path: PathBuf,
-    /// Whether it is a new file.
-    pub(super) new: bool,
+    pub(super) new: NewFile,
     pub(super) plan: Plan,
+}
+
+/// A file that was made for an image, if one was: taken away when this is dropped, unless it became a device's.
+pub(super) struct NewFile(Option<PathBuf>);
+
+impl NewFile {
+    pub(super) fn keep(&mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for NewFile {
+    fn drop(&mut self) {
+        if let Some(path) = &self.0
+            && let Err(why) = fs::remove_file(path)
+        {
+            tracing::warn!("the new image {} stays: {why}", path.display());
+        }
+    }
 }
 
 impl Opened {
@@ -94,7 +102,7 @@ impl Opened {
             && let Some(image) = Image::open(path)?
         {
             let plan = Plan::new(division, args, Some((image.superblock(), path)))?;
-            return Ok(Self { image, path: path.clone(), new: false, plan });
+            return Ok(Self { image, path: path.clone(), new: NewFile(None), plan });
         }
         let plan = Plan::new(division, args, None)?;
         let mut config = plan.config(&args.load_options())?;
@@ -112,6 +120,6 @@ impl Opened {
             }
             None => (Image::in_memory(config.superblock())?, PathBuf::from("memory")),
         };
-        Ok(Self { image, path, new: args.image.is_some(), plan })
+        Ok(Self { image, path, new: NewFile(args.image.clone()), plan })
     }
 }
