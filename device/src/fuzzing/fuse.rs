@@ -33,11 +33,14 @@ pub fn fuse(data: &[u8]) {
     let pairs = [(Place::Root, None), (Place::Host("h".to_owned()), Some(device.base_bytes()))];
     let pairs = pairs.map(|(place, cache_bytes)| {
         let options = PairOptions { place, partition: partition.clone(), cache_bytes };
-        Arc::new(Pair::new(&options, Path::new("/mount"), Duration::ZERO))
+        let pair = Arc::new(Pair::new(&options, Path::new("/mount"), Duration::ZERO));
+        // There are no pages of a host's to be laundered under views, and nobody to do it.
+        pair.coherence().close();
+        pair
     });
     let kernel = memory_file();
     let channel = kernel.try_clone().expect("a descriptor");
-    let (workers, _late) = Workers::new(Arc::new(Tree::new(pairs.to_vec())), vec![channel]);
+    let (workers, late) = Workers::new(Arc::new(Tree::new(pairs.to_vec())), vec![channel]);
     let (mut answer, mut heard) = (vec![0; BUFFER_BYTES], 0);
     let mut number = 0_u64;
     while let Some((length, bytes)) = rest.split_first_chunk() {
@@ -54,6 +57,7 @@ pub fn fuse(data: &[u8]) {
         }
         let asked = request.clone();
         workers.take(0, &mut request, &mut answer);
+        late.try_iter().for_each(|late| workers.answer_one_late(late, &mut answer));
         let answers = hear(&kernel, &mut heard, &asked);
         assert_answered(&asked, answers);
     }

@@ -347,9 +347,13 @@ impl Coherence {
     }
 
     /// Ends laundering and invalidating; whoever waits gets [`ServeError::Closing`].
-    pub(super) fn close(&self) {
+    pub(crate) fn close(&self) {
         if let Some(cache) = &self.cache {
             cache.close();
+        }
+        let early = self.early.lock().unwrap_or_else(PoisonError::into_inner).take();
+        for (_, done) in early.into_iter().flatten() {
+            done(Err(io::Error::from_raw_os_error(libc::ESHUTDOWN)));
         }
         for launderer in [&self.launderer, &self.scrubber].into_iter().filter_map(|launderer| launderer.get())
         {

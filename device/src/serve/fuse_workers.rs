@@ -197,10 +197,15 @@ impl Workers {
         let mut answer = vec![0; BUFFER_BYTES];
         loop {
             let late = queue.lock().unwrap_or_else(PoisonError::into_inner).recv();
-            let Ok(mut late) = late else { return };
-            if let Some(header) = Header::of(&late.request) {
-                self.answer(late.channel, &header, &mut late.request, &mut answer);
-            }
+            let Ok(late) = late else { return };
+            self.answer_one_late(late, &mut answer);
+        }
+    }
+
+    /// Answers a request that nothing has to happen for any more, by way of `answer`.
+    pub(crate) fn answer_one_late(&self, mut late: Late, answer: &mut [u8]) {
+        if let Some(header) = Header::of(&late.request) {
+            self.answer(late.channel, &header, &mut late.request, answer);
         }
     }
 
