@@ -392,7 +392,7 @@ impl StoredPlanes {
         // Raw and constant planes are joined from where they lie.
         let mut spans = [Span::default(); MAX_PLANES];
         let mut coded = 0_u32;
-        let stream = self.find(wanted, |index, span| {
+        self.find(wanted, |index, span| {
             spans[index] = span;
             if usize::from(span.length) == raw {
                 found[count - 1 - index] = &bundle[span.range()];
@@ -411,7 +411,7 @@ impl StoredPlanes {
             found[count - 1 - index] = out;
         }
         if self.wants_stream(mask) {
-            self.joint.decode(self.format, &bundle[stream.range().start..], mask, &found, words)?;
+            self.joint.decode(self.format, &bundle[self.stream().range().start..], mask, &found, words)?;
         } else {
             plane::join(self.format, &found, words);
         }

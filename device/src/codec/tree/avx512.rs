@@ -8,6 +8,7 @@
 
 mod decode;
 mod encode;
+mod table;
 
 use std::arch::x86_64::{
     __m512i, _mm512_add_epi8, _mm512_add_epi64, _mm512_cmplt_epu8_mask, _mm512_gf2p8affine_epi64_epi8,
@@ -16,8 +17,11 @@ use std::arch::x86_64::{
     _mm512_storeu_si512, _mm512_sub_epi8, _mm512_testn_epi8_mask,
 };
 
-pub(super) use self::decode::{Table, decode};
-pub(super) use self::encode::{encode, levels, sample};
+pub(super) use self::{
+    decode::{decode, decode_bf16},
+    encode::{encode, levels, sample},
+    table::Table,
+};
 use super::{
     MOST_ELEMENTS, Scratch,
     code::{LONGEST, WINDOW},
@@ -122,6 +126,17 @@ fn census(values: &[u8], planes: usize, scratch: &mut Scratch) -> Option<Census>
     }
     Some(census)
 }
+
+/// The numbers from 0 on.
+const COUNTING: [u8; STEP] = {
+    let mut numbers = [0; STEP];
+    let mut at = 0;
+    while at < STEP {
+        numbers[at] = at as u8;
+        at += 1;
+    }
+    numbers
+};
 
 /// A one at the place of its number, for the first eight numbers.
 const ONE_HOT: [u8; STEP] = {

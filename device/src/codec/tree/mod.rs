@@ -212,12 +212,22 @@ impl Kernel {
         planes: &Planes<'_>,
         words: &mut BlockWords,
     ) -> Result<(), Malformed> {
+        let wanted =
+            mask.0 >> (format.planes() - 1 - joint_planes(format)) & ((1 << joint_planes(format)) - 1);
+        let wanted = u8::try_from(wanted).expect("at most eight joint planes");
+        #[cfg(target_arch = "x86_64")]
+        if self == Self::Avx512 && format == Format::Bf16 {
+            self.check_stream(stream, length);
+            let planes = std::array::from_fn(|bit| planes[if bit < 7 { bit } else { 15 }]);
+            // SAFETY: the processor has its features, as was asserted above.
+            return SCRATCH.with_borrow_mut(|scratch| unsafe {
+                avx512::decode_bf16(stream, length, wanted, &planes, words, scratch)
+            });
+        }
         FIELDS.with_borrow_mut(|fields| {
             self.decode(format, stream, length, fields.values(format))?;
             fields.rest(format, planes);
-            let wanted =
-                mask.0 >> (format.planes() - 1 - joint_planes(format)) & ((1 << joint_planes(format)) - 1);
-            self.put(format, fields, u8::try_from(wanted).expect("at most eight joint planes"), words);
+            self.put(format, fields, wanted, words);
             Ok(())
         })
     }
@@ -285,6 +295,12 @@ impl Kernel {
         raw
     }
 
+    /// Checks what is given to a decoder.
+    fn check_stream(self, stream: &[u8], length: usize) {
+        assert!(self.is_available(), "{self:?} needs another processor");
+        assert!(stream.len() >= length + SLACK, "the stream and slack behind it");
+    }
+
     /// Decodes to values.
     fn decode(
         self,
@@ -293,9 +309,8 @@ impl Kernel {
         length: usize,
         values: &mut [u8],
     ) -> Result<(), Malformed> {
-        assert!(self.is_available(), "{self:?} needs another processor");
+        self.check_stream(stream, length);
         assert!(values.len() == 8 * format.plane_bytes(), "the values of one block");
-        assert!(stream.len() >= length + SLACK, "the stream and slack behind it");
         let count = joint_planes(format);
         SCRATCH.with_borrow_mut(|scratch| match self {
             Self::Portable => compact::decode(stream, length, (1 << count) - 1, values, scratch),

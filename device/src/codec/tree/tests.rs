@@ -137,6 +137,22 @@ proptest! {
     }
 
     #[test]
+    fn every_kernel_puts_the_same_words_together(format in format(), words in words(), mask in any::<u32>()) {
+        let mut stream = vec![0; joint_bytes(format) + SLACK];
+        let Some(length) = Kernel::Portable.encode_block(format, &words, &mut Kept::none(), &mut stream) else { return Ok(()) };
+        let mask = PlaneMask(mask & PlaneMask::all(format).0);
+        let (mut split, mut want) = ([0; BLOCK_BYTES], [0; BLOCK_BYTES]);
+        plane::split(format, &words, &mut split);
+        let planes = plane::select(format, mask, &split);
+        plane::join(format, &planes, &mut want);
+        for kernel in Kernel::available() {
+            let mut got = [0xa5; BLOCK_BYTES];
+            kernel.decode_block(format, &stream, length, mask, &planes, &mut got).expect("intact");
+            prop_assert!(got == want, "{kernel:?}");
+        }
+    }
+
+    #[test]
     fn blocks_one_after_the_other_come_back_whatever_code_is_kept(
         blocks in prop::collection::vec((words(), 1_usize..4), 1..12), format in format(),
     ) {
