@@ -164,7 +164,10 @@ impl Bundle {
         if is_zero(words) {
             return self.clear();
         }
-        self.encode_planes(format, codec, words, None);
+        if format == Format::Bf16 && codec == Codec::Tree {
+            return self.encode_bf16(words);
+        }
+        self.encode_planes(format, codec, words, None, None);
     }
 
     /// Codes `words`, a block of a transformed window, with `details` in its head. Zeros are coded too, as the head may say more.
@@ -172,7 +175,7 @@ impl Bundle {
     /// # Panics
     /// If the format has no planes, or the details with a plane of signs pass [`MAX_HEAD`].
     pub fn encode_headed(&mut self, format: Format, codec: Codec, words: &BlockWords, details: Details<'_>) {
-        self.encode_planes(format, codec, words, Some(details));
+        self.encode_planes(format, codec, words, Some(details), None);
     }
 
     /// Makes it the bundle of a block of zeros.
@@ -191,14 +194,41 @@ impl Bundle {
         codec: Codec,
         words: &BlockWords,
         details: Option<Details<'_>>,
+        stream: Option<&[u8]>,
     ) {
         SPLIT.with_borrow_mut(|Aligned(split)| {
             plane::split(format, words, split);
-            self.encode_split(format, codec, words, split, details);
+            self.encode_split(format, codec, words, split, details, stream);
         });
     }
 
-    /// Codes `words`, of which `split` are the planes.
+    /// Codes `words` of bf16 by a plane tree. What is beside it mostly is noise: so it is written to where it belongs at once, and only then looked at.
+    fn encode_bf16(&mut self, words: &BlockWords) {
+        const FORMAT: Format = Format::Bf16;
+        const RAW: usize = FORMAT.plane_bytes();
+        let out = &mut self.bytes;
+        let length = with_kept(self.effort, |kept| tree::encode_bf16(words, kept, out)).unwrap_or(0);
+        let lower = 1 + tree::joint_planes(FORMAT)..FORMAT.planes();
+        let behind = RAW + length;
+        let end = behind + lower.len() * RAW;
+        let noise = |planes: &[u8]| survey(planes, RAW, true).noise.count_ones() as usize;
+        if length == 0 || noise(&out[..RAW]) + noise(&out[behind..end]) <= lower.len() {
+            let mut stream = [0; tree::joint_bytes(FORMAT)];
+            let stream = &mut stream[..length];
+            stream.copy_from_slice(&out[RAW..behind]);
+            return self.encode_planes(FORMAT, Codec::Tree, words, None, Some(stream));
+        }
+        let mut stored = StoredPlanes::zeros(FORMAT, Codec::Tree.bytewise());
+        self.length = RAW;
+        stored.joint = self.joint(length);
+        for planes in [0..1, lower] {
+            stored.lengths[planes].fill(u16::try_from(RAW).expect("at most 1024"));
+        }
+        self.length = end;
+        self.finish(stored);
+    }
+
+    /// Codes `words`, of which `split` are the planes, and `stream` the plane tree's, empty for none, if that was made.
     fn encode_split(
         &mut self,
         format: Format,
@@ -206,6 +236,7 @@ impl Bundle {
         words: &BlockWords,
         split: &mut PlaneBlock,
         details: Option<Details<'_>>,
+        stream: Option<&[u8]>,
     ) {
         let (count, raw) = (format.planes(), format.plane_bytes());
         let with_tree = codec == Codec::Tree;
@@ -230,7 +261,13 @@ impl Bundle {
         let mut index = 0;
         while index < count {
             if with_tree && index == 1 {
-                stored.joint = self.append_tree(format, words);
+                stored.joint = match stream {
+                    Some(stream) => {
+                        self.bytes[self.length..][..stream.len()].copy_from_slice(stream);
+                        self.joint(stream.len())
+                    }
+                    None => self.append_tree(format, words),
+                };
                 if stored.joint.length > 0 {
                     index += tree::joint_planes(format);
                 }
@@ -259,10 +296,16 @@ impl Bundle {
             }
             index += 1;
         }
+        self.finish(stored);
+    }
+
+    /// Adds the checks of planes that are in place.
+    fn finish(&mut self, mut stored: StoredPlanes) {
+        let count = stored.format.planes();
         let mut spans = [Span::default(); MAX_PLANES];
         stored.find(u32::MAX, |index, span| spans[index] = span);
         let spans = &spans[..count];
-        if trailing == 0 {
+        if trailing_check(stored.format) == 0 {
             check::checks(&self.bytes, spans, &mut stored.checks[..count]);
         } else {
             let mut checks = [0; MAX_PLANES];
@@ -277,12 +320,16 @@ impl Bundle {
     /// Appends the plane tree of a block's joint planes, if that makes them shorter.
     fn append_tree(&mut self, format: Format, words: &BlockWords) -> Joint {
         let out = &mut self.bytes[self.length..];
-        let length = match self.effort {
-            Effort::Quick => KEPT.with_borrow_mut(|kept| tree::encode(format, words, kept, out)),
-            Effort::Thorough => tree::encode(format, words, &mut tree::Kept::none(), out),
-        };
-        let Some(length) = length else { return Joint::default() };
-        let check = crc32c(&self.bytes[self.length..self.length + length]);
+        let length = with_kept(self.effort, |kept| tree::encode(format, words, kept, out));
+        self.joint(length.unwrap_or(0))
+    }
+
+    /// Appends the plane tree's stream that is behind the end, of `length` bytes.
+    fn joint(&mut self, length: usize) -> Joint {
+        if length == 0 {
+            return Joint::default();
+        }
+        let check = crc32c(&self.bytes[self.length..][..length]);
         self.length += length;
         Joint { length: u16::try_from(length).expect("shorter than a block"), check }
     }
@@ -309,6 +356,14 @@ impl Bundle {
         });
         self.length += length;
         u16::try_from(length).expect("at most a plane")
+    }
+}
+
+/// Codes with the codes of blocks before, or without.
+fn with_kept<T>(effort: Effort, encode: impl FnOnce(&mut tree::Kept) -> T) -> T {
+    match effort {
+        Effort::Quick => KEPT.with_borrow_mut(encode),
+        Effort::Thorough => encode(&mut tree::Kept::none()),
     }
 }
 
@@ -392,7 +447,7 @@ impl StoredPlanes {
         // Raw and constant planes are joined from where they lie.
         let mut spans = [Span::default(); MAX_PLANES];
         let mut coded = 0_u32;
-        let stream = self.find(wanted, |index, span| {
+        self.find(wanted, |index, span| {
             spans[index] = span;
             if usize::from(span.length) == raw {
                 found[count - 1 - index] = &bundle[span.range()];
@@ -411,7 +466,7 @@ impl StoredPlanes {
             found[count - 1 - index] = out;
         }
         if self.wants_stream(mask) {
-            self.joint.decode(self.format, &bundle[stream.range().start..], mask, &found, words)?;
+            self.joint.decode(self.format, &bundle[self.stream().range().start..], mask, &found, words)?;
         } else {
             plane::join(self.format, &found, words);
         }

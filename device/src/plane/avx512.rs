@@ -134,23 +134,36 @@ macro_rules! joined {
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi,gfni")]
 unsafe fn join_8<const FOLD: bool>(planes: &[&[u8]; 8], words: &mut [u8]) {
-    let identity = _mm512_set1_epi64(0x8040_2010_0804_0201_u64.cast_signed());
-    let [first, second] = joined!((r, lane, s) => 8 * r + 2 * lane + s);
     let (steps, _) = words.as_chunks_mut::<512>();
     for (step, words) in steps.iter_mut().enumerate() {
         // SAFETY: the steps before this one and this one take 64 bytes of a plane for 512 of the words.
-        let mut v = unsafe { load_planes(planes, 64 * step) };
-        if FOLD {
-            for plane in 0..7 {
-                v[plane] = _mm512_xor_si512(v[plane], v[7]);
-            }
-        }
-        let v = gather(&v, first, second);
-        let lines: &mut [Line; 8] = words.as_chunks_mut().0.try_into().expect("8 lines");
-        for r in 0..8 {
-            store(&mut lines[r], transpose(v[r], identity));
+        join_lines::<FOLD>(unsafe { load_planes(planes, 64 * step) }, words);
+    }
+}
+
+/// Joins a line of each of eight planes.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vbmi,gfni")]
+fn join_lines<const FOLD: bool>(mut v: Eight, words: &mut [u8; 512]) {
+    let identity = _mm512_set1_epi64(0x8040_2010_0804_0201_u64.cast_signed());
+    let [first, second] = joined!((r, lane, s) => 8 * r + 2 * lane + s);
+    if FOLD {
+        for plane in 0..7 {
+            v[plane] = _mm512_xor_si512(v[plane], v[7]);
         }
     }
+    let v = gather(&v, first, second);
+    let lines: &mut [Line; 8] = words.as_chunks_mut().0.try_into().expect("8 lines");
+    for r in 0..8 {
+        store(&mut lines[r], transpose(v[r], identity));
+    }
+}
+
+/// Puts the bits of a line of each of eight planes together to bytes; see [`super::join_bytes`].
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vbmi,gfni")]
+pub(crate) fn join_bytes_of(lines: [&Line; 8], bytes: &mut [u8; 512]) {
+    join_lines::<false>(lines.map(|line| load(line)), bytes);
 }
 
 /// Joins planes of 16 bits.

@@ -129,20 +129,27 @@ impl StoredPlanes {
         mask.0.reverse_bits() >> (MAX_PLANES - self.format.planes())
     }
 
-    /// Tells where the bytes of each plane in `wanted` lie, that the others have none, and where those of the stream do.
+    /// Where the bytes of the stream lie: behind the sign plane's.
     #[inline]
-    pub(super) fn find(&self, wanted: u32, mut each: impl FnMut(usize, Span)) -> Span {
+    pub(super) fn stream(&self) -> Span {
+        let sign = self.lengths[0];
+        let behind = if sign > 0 { sign + trailing_check(self.format) } else { 0 };
+        Span { start: self.head.length + behind, length: self.joint.length }
+    }
+
+    /// Tells where the bytes of each plane in `wanted` lie that is not in the stream, that the others have none.
+    #[inline]
+    pub(super) fn find(&self, wanted: u32, mut each: impl FnMut(usize, Span)) {
         let trailing = trailing_check(self.format);
-        let extent = |length| if length > 0 { length + trailing } else { 0 };
         let length = |index| if wanted >> index & 1 == 1 { self.lengths[index] } else { 0 };
         each(0, Span { start: self.head.length, length: length(0) });
-        let stream = Span { start: self.head.length + extent(self.lengths[0]), length: self.joint.length };
+        let stream = self.stream();
         let mut start = stream.start + stream.length;
-        for index in 1..self.format.planes().min(MAX_PLANES) {
+        let first = if stream.length > 0 { 1 + tree::joint_planes(self.format) } else { 1 };
+        for index in first..self.format.planes().min(MAX_PLANES) {
             each(index, Span { start, length: length(index) });
-            start += extent(self.lengths[index]);
+            start += if self.lengths[index] > 0 { self.lengths[index] + trailing } else { 0 };
         }
-        stream
     }
 
     /// Whether `mask` has planes that are in the stream.
@@ -204,16 +211,20 @@ impl Stored {
             }
             open.end = run.end;
         };
-        let stream = planes.wants_stream(mask);
+        let mut wants_stream = planes.wants_stream(mask);
+        let stream = planes.stream().range();
         planes.find(planes.wanted(mask), |index, span| {
             let Range { start, end } = span.range();
-            if index == 1 && stream {
-                add(start - usize::from(planes.joint.length)..start);
+            if index > 0 && std::mem::take(&mut wants_stream) {
+                add(stream.clone());
             }
             if start < end {
                 add(start..end + usize::from(trailing_check(planes.format)));
             }
         });
+        if wants_stream {
+            add(stream);
+        }
         if !open.is_empty() {
             each(open);
         }

@@ -23,17 +23,29 @@ pub(super) fn checks(bundle: &[u8], planes: &[Span], checks: &mut [u16]) {
     }
 }
 
-#[target_feature(enable = "avx512f,avx512bw,gfni")]
+#[target_feature(enable = "bmi1,avx512f,avx512bw,gfni")]
 pub(super) fn differ(bundle: &[u8], planes: &[Span], checks: &[u16]) -> u32 {
-    let mut differ = 0;
-    for (at, (planes, checks)) in planes.chunks(FOUR).zip(checks.chunks(FOUR)).enumerate() {
-        let stored = checks.iter().rev().fold(0, |stored, check| stored << 16 | u64::from(*check));
-        let unequal = four(bundle, planes) ^ stored;
+    // Of planes without bytes only the check has to be looked at, and many have none.
+    let (mut left, mut differ) = (0_u32, 0);
+    for (at, (plane, check)) in planes.iter().zip(checks).enumerate() {
+        left |= u32::from(plane.length > 0) << at;
+        differ |= u32::from(plane.length == 0 && *check != 0) << at;
+    }
+    while left != 0 {
+        let (mut four, mut numbers, mut stored) = ([Span::default(); FOUR], [0; FOUR], 0);
+        for (at, (plane, number)) in four.iter_mut().zip(&mut numbers).enumerate() {
+            if left != 0 {
+                *number = left.trailing_zeros() as usize;
+                *plane = planes[*number];
+                stored |= u64::from(checks[*number]) << (16 * at);
+                left &= left - 1;
+            }
+        }
+        let unequal = self::four(bundle, &four) ^ stored;
         if unequal != 0 {
-            let unequal = unequal.to_le_bytes();
-            let unequal = unequal.as_chunks().0.iter().enumerate();
-            differ |=
-                unequal.fold(0, |all, (at, bytes)| all | u32::from(*bytes != [0; 2]) << at) << (FOUR * at);
+            for (at, bytes) in unequal.to_le_bytes().as_chunks().0.iter().enumerate() {
+                differ |= u32::from(*bytes != [0; 2]) << numbers[at];
+            }
         }
     }
     differ
@@ -55,9 +67,22 @@ fn four(bundle: &[u8], planes: &[Span]) -> u64 {
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,gfni")]
 fn sums(plane: &[u8]) -> __m512i {
-    let (rows, rest) = plane.as_chunks::<ROW>();
-    let mut sum = if rest.is_empty() { _mm512_setzero_si512() } else { load_part(rest) };
-    let mut weighted = sum;
+    // A loop of its own for the raw planes of 16-bit formats.
+    if let Ok(rows) = plane.as_chunks::<ROW>().0.try_into()
+        && plane.len() == 4 * ROW
+    {
+        let rows: &[[u8; ROW]; 4] = rows;
+        return sums_of(rows, _mm512_setzero_si512());
+    }
+    let (rows, rest) = plane.as_chunks();
+    sums_of(rows, if rest.is_empty() { _mm512_setzero_si512() } else { load_part(rest) })
+}
+
+/// The sums of rows and a last one.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,gfni")]
+fn sums_of(rows: &[[u8; ROW]], last: __m512i) -> __m512i {
+    let (mut sum, mut weighted) = (last, last);
     let alpha = _mm512_set1_epi8(3);
     for row in rows.iter().rev() {
         let row = load(row);

@@ -8,21 +8,28 @@
 
 mod decode;
 mod encode;
+mod table;
 
 use std::arch::x86_64::{
-    __m512i, _mm512_add_epi8, _mm512_add_epi64, _mm512_cmplt_epu8_mask, _mm512_gf2p8affine_epi64_epi8,
-    _mm512_loadu_si512, _mm512_maskz_permutexvar_epi8, _mm512_max_epu8, _mm512_permutexvar_epi8,
-    _mm512_popcnt_epi8, _mm512_sad_epu8, _mm512_set1_epi8, _mm512_set1_epi64, _mm512_setzero_si512,
-    _mm512_storeu_si512, _mm512_sub_epi8, _mm512_testn_epi8_mask,
+    __m512i, _mm256_set_m128i, _mm512_add_epi8, _mm512_add_epi64, _mm512_castsi256_si512,
+    _mm512_castsi512_si256, _mm512_cmpge_epu16_mask, _mm512_cvtepi64_epi16, _mm512_cvtepu8_epi16,
+    _mm512_gf2p8affine_epi64_epi8, _mm512_inserti64x4, _mm512_loadu_si512, _mm512_madd_epi16,
+    _mm512_maskz_compress_epi8, _mm512_maskz_compress_epi16, _mm512_maskz_mov_epi16, _mm512_max_epu8,
+    _mm512_min_epu8, _mm512_permutexvar_epi8, _mm512_popcnt_epi8, _mm512_reduce_add_epi32,
+    _mm512_reduce_add_epi64, _mm512_sad_epu8, _mm512_set1_epi8, _mm512_set1_epi16, _mm512_set1_epi64,
+    _mm512_setzero_si512, _mm512_storeu_si512, _mm512_sub_epi8, _mm512_testn_epi8_mask,
 };
 
-pub(super) use self::decode::{Table, decode};
-pub(super) use self::encode::{encode, levels, sample};
+pub(super) use self::{
+    decode::{decode, decode_bf16},
+    encode::{coder, levels},
+    table::Table,
+};
 use super::{
-    MOST_ELEMENTS, Scratch,
-    code::{LONGEST, WINDOW},
+    MOST_ELEMENTS, RARE, Scratch,
+    code::{Coder, LONGEST, SLOTS, WINDOW},
     masks,
-    plan::Census,
+    plan::{Census, MOST_VALUES},
 };
 
 /// Elements worked on at a time.
@@ -60,51 +67,60 @@ fn first(count: usize) -> u64 {
 /// What the values of a block are. Those within 32 of the largest are counted eight values at a time: as one-hot bytes, of which eight make a
 /// matrix of bits, whose columns' ones are what there is of each value. Zeros are counted apart; blocks with yet others are left to [`masks`].
 #[target_feature(
-    enable = "avx2,bmi1,bmi2,popcnt,avx512f,avx512bw,avx512vbmi,avx512bitalg,avx512vpopcntdq,gfni"
+    enable = "avx2,bmi1,bmi2,popcnt,avx512f,avx512bw,avx512vbmi,avx512vbmi2,avx512bitalg,avx512vpopcntdq,gfni"
 )]
-fn census(values: &[u8], planes: usize, scratch: &mut Scratch) -> Option<Census> {
+pub(super) fn census(values: &[u8], planes: usize, scratch: &mut Scratch) -> Option<Census> {
     let chunks = values.as_chunks::<STEP>().0;
-    let (mut largest, mut zeros) = (_mm512_setzero_si512(), 0);
+    let (mut largest, mut least) = (_mm512_setzero_si512(), _mm512_set1_epi8(-1));
     for chunk in chunks {
         let chunk = load(chunk);
         largest = _mm512_max_epu8(largest, chunk);
-        zeros += _mm512_testn_epi8_mask(chunk, chunk).count_ones();
+        least = _mm512_min_epu8(least, chunk);
+    }
+    let mut zeros = 0;
+    if _mm512_testn_epi8_mask(least, least) != 0 {
+        for chunk in chunks {
+            let chunk = load(chunk);
+            zeros += _mm512_testn_epi8_mask(chunk, chunk).count_ones();
+        }
     }
     let mut lanes = [0; STEP];
     store(&mut lanes, largest);
     let largest = lanes.into_iter().max().unwrap_or(0);
     let low = largest.saturating_sub(WINDOW as u8 - 1).max(1);
 
-    let mut counts = [0_u64; WINDOW];
+    let mut counts = [_mm512_setzero_si512(); WINDOW / 8];
     let mut left = values.len() as u64 - u64::from(zeros);
     // Eight values that are counted together are eight rows of ones; the others have no row.
     let one_hot = load(&ONE_HOT);
     let together = load(&TOGETHER);
     let identity = _mm512_set1_epi64(0x8040_2010_0804_0201_u64.cast_signed());
-    for (eight, counts) in counts.as_chunks_mut::<8>().0.iter_mut().enumerate().rev() {
+    let none = _mm512_set1_epi8(STEP as i8 - 1);
+    // What is left mostly is among the first 16, which are looked for together.
+    for (sixteen, counts) in counts.as_chunks_mut::<2>().0.iter_mut().enumerate().rev() {
         if left == 0 {
             break;
         }
-        let first = _mm512_set1_epi8(low.wrapping_add(8 * eight as u8).cast_signed());
-        let mut sums = _mm512_setzero_si512();
+        let [first, second] =
+            [0, 8].map(|more| _mm512_set1_epi8(low.wrapping_add(16 * sixteen as u8 + more).cast_signed()));
         // A byte holds the ones of 31 times eight elements.
         for chunks in chunks.chunks(16) {
-            let mut ones = _mm512_setzero_si512();
+            let mut ones = [_mm512_setzero_si512(); 2];
             for chunk in chunks {
-                let value = _mm512_sub_epi8(load(chunk), first);
-                let here = _mm512_cmplt_epu8_mask(value, _mm512_set1_epi8(8));
-                let rows = _mm512_maskz_permutexvar_epi8(here, value, one_hot);
-                let columns = _mm512_gf2p8affine_epi64_epi8::<0>(identity, rows);
-                ones = _mm512_add_epi8(ones, _mm512_popcnt_epi8(columns));
+                let chunk = load(chunk);
+                for (ones, first) in ones.iter_mut().zip([first, second]) {
+                    let value = _mm512_min_epu8(_mm512_sub_epi8(chunk, first), none);
+                    let rows = _mm512_permutexvar_epi8(value, one_hot);
+                    let columns = _mm512_gf2p8affine_epi64_epi8::<0>(identity, rows);
+                    *ones = _mm512_add_epi8(*ones, _mm512_popcnt_epi8(columns));
+                }
             }
-            sums = _mm512_add_epi64(
-                sums,
-                _mm512_sad_epu8(_mm512_permutexvar_epi8(together, ones), _mm512_setzero_si512()),
-            );
+            for (counts, ones) in counts.iter_mut().zip(ones) {
+                let sums = _mm512_sad_epu8(_mm512_permutexvar_epi8(together, ones), _mm512_setzero_si512());
+                *counts = _mm512_add_epi64(*counts, sums);
+            }
         }
-        // SAFETY: the array has the register's 64 bytes, and the store needs no alignment.
-        unsafe { _mm512_storeu_si512(counts.as_mut_ptr().cast(), sums) };
-        left -= counts.iter().sum::<u64>();
+        left -= counts.iter().map(|counts| _mm512_reduce_add_epi64(*counts).cast_unsigned()).sum::<u64>();
     }
     if left > 0 {
         return match chunks.len() {
@@ -116,12 +132,59 @@ fn census(values: &[u8], planes: usize, scratch: &mut Scratch) -> Option<Census>
     }
     let mut census = Census::new();
     census.tell(0, zeros)?;
-    // Up to a bound: where the window ends with the largest value, an open range would step past it.
-    for (value, count) in (low..=u8::MAX).zip(counts) {
-        census.tell(value, count as u32)?;
+    let [a, b, c, d] = counts.map(|counts| _mm512_cvtepi64_epi16(counts));
+    let [a, b] = [_mm256_set_m128i(b, a), _mm256_set_m128i(d, c)];
+    let counts = _mm512_inserti64x4::<1>(_mm512_castsi256_si512(a), b);
+    let often = _mm512_cmpge_epu16_mask(counts, _mm512_set1_epi16(RARE as i16));
+    let rare = _mm512_maskz_mov_epi16(!often, counts);
+    census.escapes += _mm512_reduce_add_epi32(_mm512_madd_epi16(rare, _mm512_set1_epi16(1))).cast_unsigned();
+    let numbers = _mm512_add_epi8(_mm512_set1_epi8(low.cast_signed()), load(&COUNTING));
+    let (mut values, mut words) = ([0; STEP], [0; STEP]);
+    store(&mut values, _mm512_maskz_compress_epi8(often.into(), numbers));
+    store(&mut words, _mm512_maskz_compress_epi16(often, counts));
+    census.values[census.found..][..WINDOW].copy_from_slice(&values[..WINDOW]);
+    for (count, word) in census.counts[census.found..].iter_mut().zip(words.as_chunks().0) {
+        *count = u16::from_le_bytes(*word);
     }
+    census.found += often.count_ones() as usize;
     Some(census)
 }
+
+/// As [`Census::cost`].
+#[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
+pub(super) fn cost(census: &Census, coder: &Coder) -> u32 {
+    if census.found > STEP / 2 {
+        return census.cost(coder);
+    }
+    let (mut values, mut counts) = ([0; STEP], [0; STEP]);
+    values[..MOST_VALUES].copy_from_slice(&census.values);
+    for (bytes, count) in counts.as_chunks_mut().0.iter_mut().zip(census.counts) {
+        *bytes = count.to_le_bytes();
+    }
+    let symbols = _mm512_sub_epi8(load(&values), _mm512_set1_epi8(coder.code.low.cast_signed()));
+    let symbols = _mm512_min_epu8(symbols, _mm512_set1_epi8(SLOTS as i8 - 1));
+    let costs = _mm512_permutexvar_epi8(symbols, load(&coder.costs));
+    let costs = _mm512_cvtepu8_epi16(_mm512_castsi512_si256(costs));
+    // Behind the last value the counts are zeros.
+    let bits = _mm512_reduce_add_epi32(_mm512_madd_epi16(costs, load(&counts))).cast_unsigned();
+    let escapes = census.escapes * u32::from(Coder::escape_cost(&coder.code));
+    let (first, count) = (census.values[0], u32::from(census.counts[0]));
+    // The value 0 has a cost of its own.
+    let zeros = if first == 0 { count } else { 0 };
+    let slot = usize::from(0_u8.wrapping_sub(coder.code.low)).min(SLOTS - 1);
+    bits + zeros * u32::from(coder.zero_cost) - zeros * u32::from(coder.costs[slot]) + escapes
+}
+
+/// The numbers from 0 on.
+const COUNTING: [u8; STEP] = {
+    let mut numbers = [0; STEP];
+    let mut at = 0;
+    while at < STEP {
+        numbers[at] = at as u8;
+        at += 1;
+    }
+    numbers
+};
 
 /// A one at the place of its number, for the first eight numbers.
 const ONE_HOT: [u8; STEP] = {

@@ -70,15 +70,6 @@ impl Leaves {
     }
 }
 
-/// Elements of a sample, side by side.
-const SAMPLE: usize = 64;
-
-/// The elements that a sample of a block looks at.
-pub(super) fn sampled(values: &[u8]) -> impl Iterator<Item = &[u8; SAMPLE]> {
-    let (parts, _) = values.as_chunks();
-    parts.iter().skip(parts.len() / 8).step_by(parts.len() / 4)
-}
-
 impl Coder {
     /// For a code.
     pub(super) fn new(code: Code) -> Self {
@@ -119,13 +110,12 @@ impl Coder {
         if code.lengths[ESCAPE] > 0 { code.lengths[ESCAPE] + 8 } else { u8::MAX }
     }
 
-    /// What the elements of [`sampled`] take.
-    pub(super) fn sample(&self, values: &[u8]) -> u32 {
-        let cost = |value: u8| match value {
+    /// How many bits a value takes, that of an escaped one counted; more than any if it cannot be coded.
+    pub(super) fn cost(&self, value: u8) -> u8 {
+        match value {
             0 => self.zero_cost,
             _ => self.costs[usize::from(value.wrapping_sub(self.code.low)).min(SLOTS - 1)],
-        };
-        sampled(values).flatten().map(|value| u32::from(cost(*value))).sum()
+        }
     }
 
     /// The marks by value; that of the escape, which may be none, for a value without a code.

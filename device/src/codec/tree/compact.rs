@@ -6,11 +6,11 @@
 use super::{
     END, Malformed, Scratch,
     code::{Code, Coder, ESCAPE, Leaves, SLOTS},
-    plan::{Census, Plan, Tally, Written},
+    plan::Census,
 };
 
 /// What the values of a block are, or `None` if they are too many.
-fn census(values: &[u8]) -> Option<Census> {
+pub(super) fn census(values: &[u8]) -> Option<Census> {
     // Four histograms, so that equal neighbours need not wait for each other.
     let mut counts = [[0_u16; 256]; 4];
     for four in values.as_chunks::<4>().0 {
@@ -30,30 +30,15 @@ fn tops(bytes: [u8; 8]) -> u8 {
         .to_be_bytes()[0]
 }
 
-/// Codes `values`; see [`super::encode`].
-pub(super) fn encode(
-    values: &[u8],
-    raw: usize,
-    out: &mut [u8],
-    scratch: &mut Scratch,
-) -> Option<(Coder, Written)> {
-    let plan = Plan::new(&census(values)?, raw)?;
-    let coder = Coder::new(plan.code);
-    let written = levels(values, raw, &coder, u32::MAX, out, scratch);
-    debug_assert!(written.is_some_and(|written| written.length == plan.length));
-    Some((coder, written?))
-}
-
-/// Writes the stream of `values` by a code, which may be another block's: `None` if it would not be shorter than `raw`, a value
-/// has no code, or the [loss](Tally::loss) is more than `most`.
+/// Writes the stream of `values` by a code, which may be another block's: its bytes, or `None` if it would not be shorter than `raw` or a value
+/// has no code.
 pub(super) fn levels(
     values: &[u8],
     raw: usize,
     coder: &Coder,
-    most: u32,
     out: &mut [u8],
     scratch: &mut Scratch,
-) -> Option<Written> {
+) -> Option<usize> {
     let marks = coder.by_value();
     let level = &mut scratch.levels[0][..values.len() + 8];
     level.iter_mut().zip(values).for_each(|(mark, value)| *mark = marks[usize::from(*value)]);
@@ -64,9 +49,8 @@ pub(super) fn levels(
     }
 
     let mut at = coder.code.write(out);
-    let mut tally = Tally::new();
     let (mut pending, mut held, mut count) = (0_u32, 0, values.len());
-    for (alive, ones) in tally.alive.iter_mut().zip(&mut tally.ones) {
+    while count > 0 {
         if at + count.div_ceil(8) >= raw {
             return None;
         }
@@ -76,7 +60,6 @@ pub(super) fn levels(
             let marks: [u8; 8] = level[start..start + 8].try_into().expect("eight");
             let here = (count - start).min(8);
             let bits = u32::from(tops(marks)) & ((1 << here) - 1);
-            *ones += bits.count_ones();
             pending |= bits << held;
             out[at..at + 2].copy_from_slice(&pending.to_le_bytes()[..2]);
             held += here;
@@ -88,7 +71,6 @@ pub(super) fn levels(
                 going_on += usize::from(mark << 1 != END);
             }
         }
-        *alive = u32::try_from(count).expect("a block's elements");
         count = going_on;
     }
     at += usize::from(held > 0);
@@ -101,9 +83,7 @@ pub(super) fn levels(
             at += 1;
         }
     }
-    tally.escapes = u32::try_from(escapes).expect("a block's elements");
-    let loss = tally.loss(coder.counts);
-    (loss <= most).then_some(Written { length: at, loss })
+    Some(at)
 }
 
 /// Decodes to `values`; see [`super::decode`].

@@ -42,6 +42,12 @@ impl Fields {
         &mut self.values[..8 * format.plane_bytes()]
     }
 
+    /// Room for the values and the rests of a block of bf16.
+    pub(super) fn of_bf16(&mut self) -> (&mut [u8], &mut [u8]) {
+        let elements = 8 * Format::Bf16.plane_bytes();
+        (&mut self.values[..elements], &mut self.rest[0][..elements])
+    }
+
     /// Joins the planes beside the values.
     pub(super) fn rest(&mut self, format: Format, planes: &Planes<'_>) {
         let lower = lower_planes(format);
@@ -72,6 +78,20 @@ impl Kernel {
         }
     }
 
+    /// Takes a block of bf16 apart to values and rests, by this kernel, which must be available.
+    pub(super) fn take_bf16(self, words: &BlockWords, values: &mut [u8], rests: &mut [u8]) {
+        assert!(self.is_available(), "{self:?} needs another processor");
+        match self {
+            Self::Portable => take_bf16_here(words, values, rests),
+            // SAFETY: the processor has its features, as was asserted above.
+            #[cfg(target_arch = "x86_64")]
+            Self::Bmi2 => unsafe { x86::take_bf16_avx2(words, values, rests) },
+            // SAFETY: the processor has its features, as was asserted above.
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 => unsafe { x86::take_bf16_avx512(words, values, rests) },
+        }
+    }
+
     /// Puts values and rests together, by this kernel, which must be available.
     pub(super) fn put(self, format: Format, fields: &Fields, wanted: u8, words: &mut BlockWords) {
         assert!(self.is_available(), "{self:?} needs another processor");
@@ -89,7 +109,7 @@ impl Kernel {
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
-    use super::{BlockWords, Fields, Format, put_here, take_here};
+    use super::{BlockWords, Fields, Format, put_here, take_bf16_here, take_here};
 
     #[target_feature(enable = "avx2")]
     pub(super) fn take_avx2(format: Format, words: &BlockWords, values: &mut [u8]) {
@@ -99,6 +119,16 @@ mod x86 {
     #[target_feature(enable = "avx512f,avx512bw")]
     pub(super) fn take_avx512(format: Format, words: &BlockWords, values: &mut [u8]) {
         take_here(format, words, values);
+    }
+
+    #[target_feature(enable = "avx2")]
+    pub(super) fn take_bf16_avx2(words: &BlockWords, values: &mut [u8], rests: &mut [u8]) {
+        take_bf16_here(words, values, rests);
+    }
+
+    #[target_feature(enable = "avx512f,avx512bw")]
+    pub(super) fn take_bf16_avx512(words: &BlockWords, values: &mut [u8], rests: &mut [u8]) {
+        take_bf16_here(words, values, rests);
     }
 
     #[target_feature(enable = "avx2")]
@@ -155,6 +185,15 @@ fn take_here(format: Format, words: &BlockWords, values: &mut [u8]) {
             }
         }
         Format::Opaque => unreachable!("opaque blocks have no planes"),
+    }
+}
+
+#[inline(always)]
+fn take_bf16_here(words: &BlockWords, values: &mut [u8], rests: &mut [u8]) {
+    for ((word, value), rest) in words.as_chunks().0.iter().zip(values).zip(rests) {
+        let word = u16::from_le_bytes(*word);
+        *value = (word >> 7) as u8;
+        *rest = (word >> 8 & 0x80 | word & 0x7f) as u8;
     }
 }
 

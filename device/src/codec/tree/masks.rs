@@ -84,7 +84,7 @@ fn census<const W: usize>(
         } else {
             found[census.found] = stack[top];
             census.values[census.found] = value;
-            census.counts[census.found] = count;
+            census.counts[census.found] = count as u16;
             census.found += 1;
         }
     }

@@ -42,11 +42,16 @@ mod tests;
 use std::{cell::RefCell, sync::LazyLock};
 
 pub use self::kept::Kept;
-use self::{code::Coder, fields::Fields, lines::Lines, plan::Written};
+use self::{
+    code::{Code, Coder},
+    fields::Fields,
+    lines::Lines,
+    plan::{Census, Plan},
+};
 use crate::{
     BlockWords,
     format::Format,
-    plane::{PlaneMask, Planes},
+    plane::{self, PlaneMask, Planes},
 };
 
 /// Bytes behind a stream that are read or written with it.
@@ -196,6 +201,26 @@ impl Kernel {
         })
     }
 
+    /// Codes a block of bf16 whole, its other planes as they are: sign plane, stream, lower planes. The bytes of the stream, or `None` as [`Self::encode_block`].
+    ///
+    /// # Panics
+    /// If the processor does not have this kernel or `out` is shorter than a block and [`SLACK`].
+    pub fn encode_bf16(self, words: &BlockWords, kept: &mut Kept, out: &mut [u8]) -> Option<usize> {
+        const PLANE: usize = Format::Bf16.plane_bytes();
+        FIELDS.with_borrow_mut(|fields| {
+            let (values, rests) = fields.of_bf16();
+            self.take_bf16(words, values, rests);
+            let (sign, out) = out.split_at_mut(PLANE);
+            let length = self.encode_kept(Format::Bf16, values, kept, out)?;
+            let mut lower = out[length..].chunks_exact_mut(PLANE);
+            let mut next = || lower.next().expect("room for all planes");
+            let mut planes = [sign, next(), next(), next(), next(), next(), next(), next()];
+            planes.reverse();
+            plane::split_bytes(rests, planes);
+            Some(length)
+        })
+    }
+
     /// Decodes the first `length` bytes of `stream` and puts them together with the planes beside them to words, of which the joint planes in `mask` count, the others zero. The [`SLACK`] bytes behind the stream may be anything.
     ///
     /// # Errors
@@ -212,68 +237,106 @@ impl Kernel {
         planes: &Planes<'_>,
         words: &mut BlockWords,
     ) -> Result<(), Malformed> {
+        let wanted =
+            mask.0 >> (format.planes() - 1 - joint_planes(format)) & ((1 << joint_planes(format)) - 1);
+        let wanted = u8::try_from(wanted).expect("at most eight joint planes");
+        #[cfg(target_arch = "x86_64")]
+        if self == Self::Avx512 && format == Format::Bf16 {
+            self.check_stream(stream, length);
+            let planes = std::array::from_fn(|bit| planes[if bit < 7 { bit } else { 15 }]);
+            // SAFETY: the processor has its features, as was asserted above.
+            return SCRATCH.with_borrow_mut(|scratch| unsafe {
+                avx512::decode_bf16(stream, length, wanted, &planes, words, scratch)
+            });
+        }
         FIELDS.with_borrow_mut(|fields| {
             self.decode(format, stream, length, fields.values(format))?;
             fields.rest(format, planes);
-            let wanted =
-                mask.0 >> (format.planes() - 1 - joint_planes(format)) & ((1 << joint_planes(format)) - 1);
-            self.put(format, fields, u8::try_from(wanted).expect("at most eight joint planes"), words);
+            self.put(format, fields, wanted, words);
             Ok(())
         })
     }
 
-    /// Codes values by a code of their own; gives the code too, if the kernel can use it for other values.
-    fn make(self, format: Format, values: &[u8], out: &mut [u8]) -> Option<(Option<Coder>, Written)> {
+    /// Codes values by a code that is kept if that does nearly as well as any, or else by their own, which is kept.
+    fn encode_kept(self, format: Format, values: &[u8], kept: &mut Kept, out: &mut [u8]) -> Option<usize> {
         let raw = self.check_room(format, values, out);
-        SCRATCH.with_borrow_mut(|scratch| match self {
-            Self::Portable => {
-                compact::encode(values, raw, out, scratch).map(|(coder, written)| (Some(coder), written))
-            }
+        SCRATCH.with_borrow_mut(|scratch| {
             #[cfg(target_arch = "x86_64")]
-            Self::Bmi2 => {
+            if self == Self::Bmi2 {
+                // It has each value's elements as a mask, and codes by these.
                 // SAFETY: the processor has its features, as was asserted above.
-                let length = unsafe { masks::encode_bmi2(values, joint_planes(format), out, scratch) };
-                length.map(|length| (None, Written { length, loss: 0 }))
+                return unsafe { masks::encode_bmi2(values, joint_planes(format), out, scratch) };
             }
-            #[cfg(target_arch = "x86_64")]
-            Self::Avx512 => {
-                // SAFETY: the processor has its features, as was asserted above.
-                let made = unsafe { avx512::encode(values, joint_planes(format), out, scratch) };
-                made.map(|(coder, written)| (Some(coder), written))
+            let census = self.census(format, values, scratch)?;
+            if census.symbols() < 2 {
+                return None;
             }
+            let least = census.least();
+            let cost = |coder: &Coder| self.cost(&census, coder);
+            if let Some(coder) = kept.best(format, values.len(), least, cost)
+                && let Some(length) = self.levels(values, raw, coder, out, scratch)
+            {
+                return Some(length);
+            }
+            let plan = Plan::new(&census, raw)?;
+            let coder = self.coder(plan.code);
+            let length = self.levels(values, raw, &coder, out, scratch);
+            debug_assert!(length == Some(plan.length), "{length:?} instead of {}", plan.length);
+            let more = cost(&coder).saturating_sub(least);
+            kept.keep(format, coder, more);
+            length
         })
     }
 
-    /// What a sample of values takes by a code.
-    fn sample(self, values: &[u8], coder: &Coder) -> u32 {
+    /// What values a block has, or `None` if they are too many.
+    fn census(self, format: Format, values: &[u8], scratch: &mut Scratch) -> Option<Census> {
         assert!(self.is_available(), "{self:?} needs another processor");
         match self {
             // SAFETY: the processor has its features, as was asserted above.
             #[cfg(target_arch = "x86_64")]
-            Self::Avx512 => unsafe { avx512::sample(values, coder) },
-            _ => coder.sample(values),
+            Self::Avx512 => unsafe { avx512::census(values, joint_planes(format), scratch) },
+            _ => compact::census(values),
         }
     }
 
-    /// Codes values by a code that was made for others, if its loss is not more than `most`.
-    fn levels(
-        self,
-        format: Format,
-        values: &[u8],
-        coder: &Coder,
-        most: u32,
-        out: &mut [u8],
-    ) -> Option<Written> {
-        let raw = self.check_room(format, values, out);
-        SCRATCH.with_borrow_mut(|scratch| match self {
-            Self::Portable => compact::levels(values, raw, coder, most, out, scratch),
-            // It has each value's elements as a mask, and with them the counts.
-            #[cfg(target_arch = "x86_64")]
-            Self::Bmi2 => None,
+    /// What a code takes for values.
+    fn cost(self, census: &Census, coder: &Coder) -> u32 {
+        assert!(self.is_available(), "{self:?} needs another processor");
+        match self {
             // SAFETY: the processor has its features, as was asserted above.
             #[cfg(target_arch = "x86_64")]
-            Self::Avx512 => unsafe { avx512::levels(values, raw, coder, most, out, scratch) },
-        })
+            Self::Avx512 => unsafe { avx512::cost(census, coder) },
+            _ => census.cost(coder),
+        }
+    }
+
+    /// A code to encode by.
+    fn coder(self, code: Code) -> Coder {
+        assert!(self.is_available(), "{self:?} needs another processor");
+        match self {
+            // SAFETY: the processor has its features, as was asserted above.
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 => unsafe { avx512::coder(code) },
+            _ => Coder::new(code),
+        }
+    }
+
+    /// Writes the stream of values by a code, which may have been made for others, if it is shorter than `raw` and all have a code.
+    fn levels(
+        self,
+        values: &[u8],
+        raw: usize,
+        coder: &Coder,
+        out: &mut [u8],
+        scratch: &mut Scratch,
+    ) -> Option<usize> {
+        assert!(self.is_available(), "{self:?} needs another processor");
+        match self {
+            // SAFETY: the processor has its features, as was asserted above.
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 => unsafe { avx512::levels(values, raw, coder, out, scratch) },
+            _ => compact::levels(values, raw, coder, out, scratch),
+        }
     }
 
     /// Checks what is given to an encoder: the bytes that a stream must stay below.
@@ -285,6 +348,12 @@ impl Kernel {
         raw
     }
 
+    /// Checks what is given to a decoder.
+    fn check_stream(self, stream: &[u8], length: usize) {
+        assert!(self.is_available(), "{self:?} needs another processor");
+        assert!(stream.len() >= length + SLACK, "the stream and slack behind it");
+    }
+
     /// Decodes to values.
     fn decode(
         self,
@@ -293,9 +362,8 @@ impl Kernel {
         length: usize,
         values: &mut [u8],
     ) -> Result<(), Malformed> {
-        assert!(self.is_available(), "{self:?} needs another processor");
+        self.check_stream(stream, length);
         assert!(values.len() == 8 * format.plane_bytes(), "the values of one block");
-        assert!(stream.len() >= length + SLACK, "the stream and slack behind it");
         let count = joint_planes(format);
         SCRATCH.with_borrow_mut(|scratch| match self {
             Self::Portable => compact::decode(stream, length, (1 << count) - 1, values, scratch),
@@ -368,6 +436,11 @@ pub enum Malformed {
 /// Codes a block of words by the best kernel; see [`Kernel::encode_block`].
 pub fn encode(format: Format, words: &BlockWords, kept: &mut Kept, out: &mut [u8]) -> Option<usize> {
     BEST.encode_block(format, words, kept, out)
+}
+
+/// Codes a block of bf16 whole by the best kernel; see [`Kernel::encode_bf16`].
+pub fn encode_bf16(words: &BlockWords, kept: &mut Kept, out: &mut [u8]) -> Option<usize> {
+    BEST.encode_bf16(words, kept, out)
 }
 
 /// Decodes a block by the best kernel; see [`Kernel::decode_block`].

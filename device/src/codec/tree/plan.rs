@@ -1,28 +1,26 @@
-//! From what a block holds to how it is coded: which values get symbols, the code, and how long the stream will be; and back from what was
-//! written to how well the code did.
+//! From what a block holds to how it is coded: which values get symbols, the code, and how long the stream will be; and how much a code takes for it, and
+//! how little any could.
 
 #![expect(
     clippy::cast_possible_truncation,
-    clippy::cast_precision_loss,
-    clippy::cast_sign_loss,
-    reason = "symbols are below 64, counts below 2^14, losses are not negative"
+    reason = "symbols are below 64, counts below 2^14, logarithms of bytes below 256"
 )]
 
 use super::{
     RARE,
-    code::{Code, ESCAPE, LONGEST, SYMBOLS, WINDOW, ZERO},
+    code::{Code, Coder, ESCAPE, SYMBOLS, WINDOW, ZERO},
 };
 
 /// Values told apart in a block before it is given up as noise.
 pub(super) const MOST_VALUES: usize = 48;
 
 /// What a block holds.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub(super) struct Census {
     /// Values that occur [`RARE`] times or more, ascending.
     pub values: [u8; MOST_VALUES],
     /// Their counts.
-    pub counts: [u32; MOST_VALUES],
+    pub counts: [u16; MOST_VALUES],
     /// How many.
     pub found: usize,
     /// Elements of other values.
@@ -51,14 +49,40 @@ impl Census {
             return Some(());
         }
         *self.values.get_mut(self.found)? = value;
-        self.counts[self.found] = count;
+        self.counts[self.found] = count as u16;
         self.found += 1;
         Some(())
     }
 
+    /// Values that are told apart, those that are escaped counted as one.
+    pub(super) fn symbols(&self) -> usize {
+        self.found + usize::from(self.escapes > 0)
+    }
+
+    /// The values and how often they occur.
+    fn found(&self) -> impl Iterator<Item = (u8, u32)> {
+        self.values.into_iter().zip(self.counts.map(u32::from)).take(self.found)
+    }
+
+    /// The bits that its elements take by a code, those of rare values as if they had none of their own.
+    pub(super) fn cost(&self, coder: &Coder) -> u32 {
+        let escapes = self.escapes * u32::from(Coder::escape_cost(&coder.code));
+        self.found().map(|(value, count)| count * u32::from(coder.cost(value))).sum::<u32>() + escapes
+    }
+
+    /// The bits that the elements take at least by any code, counted as in [`Self::cost`], or a few more or less.
+    pub(super) fn least(&self) -> u32 {
+        let (mut elements, mut own) = (self.escapes, times_log2(self.escapes));
+        for (_, count) in self.found() {
+            elements += count;
+            own += times_log2(count);
+        }
+        times_log2(elements).saturating_sub(own) / PARTS + 8 * self.escapes
+    }
+
     /// The window of values with most elements, zeros aside, which have a symbol anyway: its first and end in `values`.
     fn window(&self) -> (usize, usize) {
-        let weight = |at: usize| if self.values[at] == 0 { 0 } else { self.counts[at] };
+        let weight = |at: usize| if self.values[at] == 0 { 0 } else { u32::from(self.counts[at]) };
         let (mut best, mut most) = ((0, 1), 0);
         let (mut end, mut held) = (0, 0);
         for first in 0..self.found {
@@ -87,7 +111,7 @@ impl Plan {
         let mut counts = [0; SYMBOLS];
         let mut symbols = [0; MOST_VALUES];
         let mut escapes = census.escapes;
-        for (at, (value, count)) in census.values.iter().zip(census.counts).take(census.found).enumerate() {
+        for (at, (value, count)) in census.found().enumerate() {
             let symbol = match value {
                 value if (first..end).contains(&at) => usize::from(value - low),
                 0 => ZERO,
@@ -112,62 +136,31 @@ impl Plan {
     }
 }
 
-/// A stream that was written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Written {
-    /// Its bytes.
-    pub length: usize,
-    /// See [`Tally::loss`].
-    pub loss: u32,
+/// Parts of a bit that logarithms are counted in.
+const PARTS: u32 = 256;
+
+/// `count` times its logarithm to the base 2; of 0 it is 0.
+fn times_log2(count: u32) -> u32 {
+    let whole = count.checked_ilog2().unwrap_or(0);
+    count * (PARTS * whole + u32::from(LOG2[(count << 8 >> whole) as usize % 256]))
 }
 
-/// What a stream's levels hold.
-pub(super) struct Tally {
-    /// Elements of each.
-    pub alive: [u32; LONGEST],
-    /// Those of them that have a one.
-    pub ones: [u32; LONGEST],
-    /// Elements whose value stands behind the levels.
-    pub escapes: u32,
-}
-
-impl Tally {
-    pub(super) const fn new() -> Self {
-        Self { alive: [0; LONGEST], ones: [0; LONGEST], escapes: 0 }
-    }
-
-    /// About how many bits the levels have more than they need, as far as their sums show, and the bits of the escapes.
-    ///
-    /// A code fits a block if on each level ones are as many as zeros, and if each length takes the part of the elements that its codes take of all
-    /// codes, of which `codes` have each. Of what fits worse, this is the first term of the entropy that is missing, which grows with the square.
-    #[inline]
-    pub(super) fn loss(&self, codes: [u8; LONGEST]) -> u32 {
-        let mut part = self.alive[0] as f32;
-        let mut loss = self.imbalance();
-        for (level, codes) in codes.into_iter().enumerate() {
-            part /= 2.0;
-            let leaves = self.alive[level] - self.alive.get(level + 1).copied().unwrap_or(0);
-            let wanted = part * f32::from(codes);
-            loss += missing(leaves as f32 - wanted, wanted);
+/// The logarithms of 1, 1 + 1/256, 1 + 2/256, … in parts of a bit, rounded down.
+static LOG2: [u8; 256] = {
+    let mut logarithms = [0; 256];
+    let mut at = 0;
+    while at < 256 {
+        // A bit of the logarithm for each squaring, of a number from 1 to 2 in 2^−30.
+        let mut x = (256 + at as u64) << 22;
+        let mut bit = 0;
+        while bit < 8 {
+            x = (x * x) >> 30;
+            let is_two = x >> 31;
+            logarithms[at] = logarithms[at] << 1 | is_two as u8;
+            x >>= is_two;
+            bit += 1;
         }
-        loss
+        at += 1;
     }
-
-    /// The part of [`Self::loss`] that ones and zeros make, of the levels that are there, and the escapes.
-    #[inline]
-    pub(super) fn imbalance(&self) -> u32 {
-        let mut loss = 8 * self.escapes;
-        for (alive, ones) in self.alive.into_iter().zip(self.ones) {
-            let alive = alive as f32;
-            loss += missing(2.0 * ones as f32 - alive, alive);
-        }
-        loss
-    }
-}
-
-/// The bits that are missing if there are `more` than `wanted`.
-#[inline]
-fn missing(more: f32, wanted: f32) -> u32 {
-    // Half of it, in bits.
-    (more * more / wanted.max(1.0) * (0.5 * std::f32::consts::LOG2_E)) as u32
-}
+    logarithms
+};

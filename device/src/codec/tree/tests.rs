@@ -37,7 +37,7 @@ fn values_of(format: Format, value: impl Fn(usize) -> u8) -> Vec<u8> {
 
 fn encoded(kernel: Kernel, format: Format, values: &[u8]) -> Option<Vec<u8>> {
     let mut out = vec![0; joint_bytes(format) + SLACK];
-    kernel.make(format, values, &mut out).map(|(_, written)| out[..written.length].to_vec())
+    kernel.encode_kept(format, values, &mut Kept::none(), &mut out).map(|length| out[..length].to_vec())
 }
 
 fn decoded(kernel: Kernel, format: Format, stream: &[u8]) -> Result<Vec<u8>, Malformed> {
@@ -113,26 +113,70 @@ proptest! {
     }
 
     #[test]
-    fn every_kernel_writes_the_same_by_another_blocks_code(format in format(), of in words(), words in words(), most in prop_oneof![Just(u32::MAX), 0_u32..2000]) {
+    fn every_kernel_counts_and_writes_the_same_by_another_blocks_code(format in format(), of in words(), words in words()) {
         let raw = joint_bytes(format);
-        let mut out = vec![0; raw + SLACK];
-        let Some((Some(coder), _)) = Kernel::Portable.make(format, &values(format, &of), &mut out) else { return Ok(()) };
+        let census_of = |kernel: Kernel, values: &[u8]| {
+            SCRATCH.with_borrow_mut(|scratch| kernel.census(format, values, scratch))
+        };
+        let told = |census: &Option<Census>| census.as_ref().map(|census| {
+            (census.values[..census.found].to_vec(), census.counts[..census.found].to_vec(), census.escapes)
+        });
+        let of = census_of(Kernel::Portable, &values(format, &of));
+        let Some(plan) = of.and_then(|census| Plan::new(&census, raw)) else { return Ok(()) };
         let values = values(format, &words);
-        let want = Kernel::Portable.levels(format, &values, &coder, most, &mut out);
-        if let Some(written) = want {
-            prop_assert!(written.length < raw);
-            prop_assert!(by_the_book(format, &out[..written.length]) == values);
+        let census = census_of(Kernel::Portable, &values);
+        let coder = Coder::new(plan.code.clone());
+        let mut out = vec![0; raw + SLACK];
+        let want = SCRATCH.with_borrow_mut(|scratch| Kernel::Portable.levels(&values, raw, &coder, &mut out, scratch));
+        if let Some(length) = want {
+            prop_assert!(length < raw);
+            prop_assert!(by_the_book(format, &out[..length]) == values);
         }
         // Bmi2 makes a code for each block.
         for kernel in Kernel::available().into_iter().filter(|kernel| format!("{kernel:?}") != "Bmi2") {
             let mut got = vec![0; raw + SLACK];
-            prop_assert_eq!(kernel.levels(format, &values, &coder, most, &mut got), want, "{:?}", kernel);
-            prop_assert_eq!(kernel.sample(&values, &coder), coder.sample(&values));
-            let length = want.map_or(0, |written| written.length);
-            prop_assert_eq!(&got[..length], &out[..length], "{:?}", kernel);
-            let made = kernel.make(format, &values, &mut got).and_then(|(coder, _)| coder);
-            let own = Kernel::Portable.make(format, &values, &mut got).and_then(|(coder, _)| coder);
-            prop_assert_eq!(made.map(|coder| (coder.code, coder.marks, coder.costs, coder.zero_cost)), own.map(|coder| (coder.code, coder.marks, coder.costs, coder.zero_cost)));
+            let length = SCRATCH.with_borrow_mut(|scratch| kernel.levels(&values, raw, &coder, &mut got, scratch));
+            prop_assert_eq!(length, want, "{:?}", kernel);
+            prop_assert_eq!(&got[..length.unwrap_or(0)], &out[..length.unwrap_or(0)], "{:?}", kernel);
+            prop_assert_eq!(told(&census_of(kernel, &values)), told(&census), "{:?}", kernel);
+            if let Some(census) = &census {
+                prop_assert_eq!(kernel.cost(census, &coder), census.cost(&coder), "{:?}", kernel);
+            }
+            let made = kernel.coder(plan.code.clone());
+            prop_assert_eq!((&made.code, made.marks, made.costs, made.zero_cost, made.counts), (&coder.code, coder.marks, coder.costs, coder.zero_cost, coder.counts));
+        }
+    }
+
+    #[test]
+    fn every_kernel_puts_the_same_words_together(format in format(), words in words(), mask in any::<u32>()) {
+        let mut stream = vec![0; joint_bytes(format) + SLACK];
+        let Some(length) = Kernel::Portable.encode_block(format, &words, &mut Kept::none(), &mut stream) else { return Ok(()) };
+        let mask = PlaneMask(mask & PlaneMask::all(format).0);
+        let (mut split, mut want) = ([0; BLOCK_BYTES], [0; BLOCK_BYTES]);
+        plane::split(format, &words, &mut split);
+        let planes = plane::select(format, mask, &split);
+        plane::join(format, &planes, &mut want);
+        for kernel in Kernel::available() {
+            let mut got = [0xa5; BLOCK_BYTES];
+            kernel.decode_block(format, &stream, length, mask, &planes, &mut got).expect("intact");
+            prop_assert!(got == want, "{kernel:?}");
+        }
+    }
+
+    #[test]
+    fn every_kernel_codes_a_block_of_bf16_whole(words in words()) {
+        let mut split = [0; BLOCK_BYTES];
+        plane::split(Format::Bf16, &words, &mut split);
+        let (upper, lower) = split.split_at(9 * 256);
+        for kernel in Kernel::available() {
+            let mut out = vec![0; BLOCK_BYTES + SLACK];
+            let length = kernel.encode_bf16(&words, &mut Kept::none(), &mut out);
+            let stream = encoded(kernel, Format::Bf16, &values(Format::Bf16, &words));
+            prop_assert_eq!(length, stream.as_ref().map(Vec::len));
+            if let Some(stream) = stream {
+                let want = [&upper[..256], &stream, lower].concat();
+                prop_assert!(out[..want.len()] == want, "{kernel:?}");
+            }
         }
     }
 
@@ -146,7 +190,7 @@ proptest! {
                 for _ in 0..*times {
                     let values = values(format, words);
                     let mut out = vec![0; joint_bytes(format) + SLACK];
-                    let own = kernel.make(format, &values, &mut out);
+                    let own = kernel.encode_kept(format, &values, &mut Kept::none(), &mut out);
                     let length = kernel.encode_block(format, words, &mut kept, &mut out);
                     prop_assert_eq!(length.is_some(), own.is_some(), "{:?}", kernel);
                     if let Some(length) = length {

@@ -4,108 +4,32 @@
 //! leaves in code order, or of the inner node it has come to, counted on from the leaves above: after level `k` it is alive if that is not below the number of leaves
 //! down to there, `F`, and on level `k + 1`, with a bit `b`, it comes to `2x − F + b`. So leaves and nodes need not be told apart but by comparing with `F`.
 //!
-//! A stage of many vectors goes down to the first level that has leaves, and those that go on are moved together to the next stage. Of [`FEW`] vectors
-//! the rest of the levels is done in place, each level's bits spread over the elements still alive: short stages one after the other would mostly wait for each other.
+//! The first stage is read from the stream as often as it is wanted: its levels have bits of all elements. Mostly all that go on have come to the same node, and then which they
+//! are is all there is to it. A stage of many vectors goes down to the first level that has leaves, and those that go on are moved together to the next stage. Of [`MOST`] vectors
+//! the rest of the levels is done in place, each level's bits spread over the elements still alive: short stages one after the other would mostly wait for each other. These
+//! levels do too: so what else is to be done for a block is done between them.
 
-use std::arch::x86_64::{
-    __m512i, _mm512_add_epi8, _mm512_cmpeq_epi8_mask, _mm512_cmpge_epu8_mask, _mm512_mask_add_epi8,
-    _mm512_mask_expand_epi8, _mm512_mask_sub_epi8, _mm512_maskz_add_epi8, _mm512_maskz_compress_epi8,
-    _mm512_maskz_mov_epi8, _mm512_permutexvar_epi8, _mm512_set_epi64, _mm512_set1_epi8, _mm512_set1_epi64,
-    _mm512_setzero_si512, _mm512_shrdv_epi64, _mm512_storeu_si512, _mm512_sub_epi8, _pdep_u64,
+use std::{
+    arch::x86_64::{
+        __m512i, _mm512_add_epi8, _mm512_add_epi64, _mm512_and_si512, _mm512_cmpeq_epi8_mask,
+        _mm512_cmpge_epu8_mask, _mm512_mask_add_epi8, _mm512_mask_cmpeq_epi8_mask,
+        _mm512_mask_cmpge_epu8_mask, _mm512_mask_expand_epi8, _mm512_mask_sub_epi8,
+        _mm512_maskz_compress_epi8, _mm512_maskz_mov_epi8, _mm512_maskz_set1_epi8, _mm512_permutex2var_epi8,
+        _mm512_permutexvar_epi8, _mm512_popcnt_epi64, _mm512_reduce_add_epi64, _mm512_set1_epi8,
+        _mm512_set1_epi64, _mm512_setzero_si512, _mm512_shrdv_epi64, _mm512_slli_epi16, _mm512_srli_epi16,
+        _mm512_storeu_si512, _mm512_sub_epi8, _mm512_ternarylogic_epi64, _pdep_u64,
+    },
+    ops::Range,
 };
 
-use super::super::{
-    MOST_ELEMENTS, Malformed, Scratch,
-    code::{Code, FIXED_BITS, LONGEST, SLOTS, WINDOW},
-    masks::read,
-};
-use super::{MOST_STREAM, STEP, first, load, load_at, store, store_at};
+use super::super::{MOST_ELEMENTS, Malformed, Scratch, code::LONGEST, masks::read};
+use super::{MOST_STREAM, STEP, first, load, load_at, store, store_at, table::Table};
+use crate::{BlockWords, plane::avx512::join_bytes_of};
 
-/// Vectors of a stage that goes down all the rest of the levels.
-const FEW: usize = 8;
+/// Vectors of the last stage, at most.
+const MOST: usize = 12;
 /// Bytes behind a stream that are looked at.
 const BEHIND: usize = 128;
-
-/// A code as decoders go by it, and the header it was read from.
-pub(in super::super) struct Table {
-    /// The header's bits, those behind it zero; 0 if none was read.
-    header: u128,
-    /// Its bytes.
-    bytes: usize,
-    /// The largest value of the format it was read for.
-    largest: usize,
-    /// The values of the leaves in code order; what stands at the escape's place or behind the last one is meaningless.
-    values: [u8; 2 * SLOTS],
-    /// How many leaves each level has.
-    count: [u8; LONGEST],
-    /// Levels.
-    longest: usize,
-    /// Level and number of the escape.
-    escape: Option<(usize, u8)>,
-}
-
-impl Table {
-    /// None that was read.
-    pub(in super::super) const fn new() -> Self {
-        Self {
-            header: 0,
-            bytes: 0,
-            largest: 0,
-            values: [0; 2 * SLOTS],
-            count: [0; LONGEST],
-            longest: 0,
-            escape: None,
-        }
-    }
-
-    /// Reads the header at the front of `stream`, unless it is the one that was read last; as [`Code::parse`] and [`Code::leaves`].
-    #[inline]
-    #[target_feature(enable = "bmi2,popcnt,avx512f,avx512bw,avx512vbmi2")]
-    fn read(&mut self, stream: &[u8], length: usize, largest: usize) -> Result<(), Malformed> {
-        let bits = u128::from_le_bytes(*stream.first_chunk().expect("16 bytes"));
-        // A complete code has a header that is not zero, and a header says how long it is.
-        let same = (bits ^ self.header) << (128 - 8 * self.bytes.max(1)) == 0;
-        if same && self.header != 0 && self.bytes <= length && self.largest == largest {
-            return Ok(());
-        }
-        self.parse(bits, stream, length, largest)
-    }
-
-    #[target_feature(enable = "bmi2,popcnt,avx512f,avx512bw,avx512vbmi2")]
-    fn parse(&mut self, bits: u128, stream: &[u8], length: usize, largest: usize) -> Result<(), Malformed> {
-        self.header = 0;
-        let [low, head, ..] = bits.to_le_bytes();
-        let window = usize::from(head & 31) + 1;
-        let header = Code::header_bytes(window);
-        let fields = (bits >> FIXED_BITS) & ((1 << (3 * window)) - 1);
-        let eight = |at: usize| _pdep_u64((fields >> (24 * at)) as u64, 0x0707_0707_0707_0707).cast_signed();
-        let (zero, escape) = ((bits >> 13) as u8 & 7, (bits >> 16) as u8 & 7);
-        let others = i64::from(zero) | i64::from(escape) << 8;
-        let lengths = _mm512_set_epi64(0, 0, 0, others, eight(3), eight(2), eight(1), eight(0));
-        let values =
-            _mm512_maskz_add_epi8(u64::MAX >> WINDOW, _mm512_set1_epi8(low.cast_signed()), load(&COUNTING));
-        let (mut at, mut used) = (0, 0);
-        self.longest = 0;
-        for level in 0..LONGEST {
-            let these = _mm512_cmpeq_epi8_mask(lengths, _mm512_set1_epi8(level as i8 + 1));
-            let count = these.count_ones();
-            store_at(&mut self.values, at, _mm512_maskz_compress_epi8(these, values));
-            self.count[level] = count as u8;
-            self.longest = if count > 0 { level + 1 } else { self.longest };
-            at += count as usize;
-            used += count << (LONGEST - 1 - level);
-        }
-        let two_zeros = zero > 0 && low == 0;
-        if header > length || usize::from(low) + window - 1 > largest || two_zeros || used != 1 << LONGEST {
-            return Err(Code::parse(stream, length, largest).expect_err("one of its checks failed"));
-        }
-        // The last symbol of all is the last one of its length.
-        self.escape = usize::from(escape).checked_sub(1).map(|level| (level, self.count[level] - 1));
-        self.header = bits & (u128::MAX >> (128 - 8 * header));
-        (self.bytes, self.largest) = (header, largest);
-        Ok(())
-    }
-}
 
 /// Where a decoder is.
 struct Walk<'a> {
@@ -138,15 +62,8 @@ impl Walk<'_> {
     }
 }
 
-/// A level's way from one node to the next, but for the bits.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw")]
-fn down(elements: __m512i, leaves: __m512i) -> __m512i {
-    _mm512_sub_epi8(_mm512_add_epi8(elements, elements), leaves)
-}
-
 /// See [`super::super::decode`].
-#[target_feature(enable = "bmi1,bmi2,popcnt,avx512f,avx512bw,avx512vbmi,avx512vbmi2")]
+#[target_feature(enable = "bmi1,bmi2,popcnt,avx512f,avx512bw,avx512vbmi,avx512vbmi2,avx512vpopcntdq")]
 pub(in super::super) fn decode(
     stream: &[u8],
     length: usize,
@@ -154,10 +71,94 @@ pub(in super::super) fn decode(
     values: &mut [u8],
     scratch: &mut Scratch,
 ) -> Result<(), Malformed> {
-    let Scratch { levels, masks: [goes_on, bits, _], stream: copy, table, .. } = scratch;
-    table.read(stream, length, largest)?;
-    let Table { values: leaf_values, count, longest, escape, .. } = &*table;
-    let longest = *longest;
+    let root = descend(stream, length, largest, values.len(), scratch, || ())?;
+    let vectors = values.as_chunks_mut().0;
+    root.up(|at, found| store(&mut vectors[at], found));
+    Ok(())
+}
+
+/// As [`decode`] of a block of bf16, straight to words: `planes` are those of the lower bits and, behind them, the sign's; of the values the bits in `wanted` count.
+///
+/// # Panics
+/// If a plane is too short.
+#[target_feature(enable = "bmi1,bmi2,popcnt,avx512f,avx512bw,avx512vbmi,avx512vbmi2,avx512vpopcntdq,gfni")]
+pub(in super::super) fn decode_bf16(
+    stream: &[u8],
+    length: usize,
+    wanted: u8,
+    planes: &[&[u8]; 8],
+    words: &mut BlockWords,
+    scratch: &mut Scratch,
+) -> Result<(), Malformed> {
+    let planes: [&[[u8; STEP]; 4]; 8] =
+        planes.map(|plane| plane.as_chunks().0.first_chunk().expect("a plane of bf16"));
+    // The bytes of sign and lower bits wait where the second half of the words will be: an element's words are never behind its byte.
+    let elements = words.len() / 2;
+    let (lines, _) = words.as_chunks_mut::<STEP>();
+    let half = lines.len() / 2;
+    let rests: &mut [[u8; 512]; 4] =
+        lines[half..].as_flattened_mut().as_chunks_mut().0.try_into().expect("half a block");
+    let mut steps = rests.iter_mut().enumerate();
+    let mut join = || {
+        if let Some((step, rests)) = steps.next() {
+            join_bytes_of(planes.map(|plane| &plane[step]), rests);
+        }
+    };
+    // They are joined while the levels wait for each other.
+    let root = descend(stream, length, u8::MAX.into(), elements, scratch, &mut join)?;
+    for _ in 0..4 {
+        join();
+    }
+    let wanted = _mm512_set1_epi8(wanted.cast_signed());
+    let (first, second) = (load(&FIRST_WORDS), load(&SECOND_WORDS));
+    let lower = _mm512_set1_epi8(0x7f);
+    root.up(|at, value| {
+        let rest = load(&lines[half + at]);
+        let value = _mm512_and_si512(value, wanted);
+        // Shifts are of 16 bits, but what comes over from the neighbour is not selected: of the first operand's ones the second, of its zeros the third.
+        let low = _mm512_ternarylogic_epi64::<0xca>(lower, rest, _mm512_slli_epi16::<7>(value));
+        let high = _mm512_ternarylogic_epi64::<0xca>(lower, _mm512_srli_epi16::<1>(value), rest);
+        store(&mut lines[2 * at], _mm512_permutex2var_epi8(low, first, high));
+        store(&mut lines[2 * at + 1], _mm512_permutex2var_epi8(low, second, high));
+    });
+    Ok(())
+}
+
+/// The bytes of two registers in turn, of the registers' first halves.
+const FIRST_WORDS: [u8; STEP] = {
+    let mut places = [0; STEP];
+    let mut at = 0;
+    while at < STEP {
+        places[at] = (at / 2 + at % 2 * STEP) as u8;
+        at += 1;
+    }
+    places
+};
+/// The same of their second halves.
+const SECOND_WORDS: [u8; STEP] = {
+    let mut places = FIRST_WORDS;
+    let mut at = 0;
+    while at < STEP {
+        places[at] += STEP as u8 / 2;
+        at += 1;
+    }
+    places
+};
+
+/// Decodes all stages but the first, and does something `aside` after each of the last levels.
+#[inline]
+#[target_feature(enable = "bmi1,bmi2,popcnt,avx512f,avx512bw,avx512vbmi,avx512vbmi2,avx512vpopcntdq")]
+pub(super) fn descend<'a>(
+    stream: &'a [u8],
+    length: usize,
+    largest: usize,
+    elements: usize,
+    scratch: &'a mut Scratch,
+    aside: impl FnMut(),
+) -> Result<Root<'a>, Malformed> {
+    let Scratch { levels, masks: [goes_on, aligned, _], stream: copy, table: code, .. } = scratch;
+    code.read(stream, length, largest)?;
+    let code = &*code;
     // With room for whole registers behind it.
     let roomy = if stream.len() >= length + BEHIND {
         stream
@@ -166,59 +167,70 @@ pub(in super::super) fn decode(
         copy[..copied].copy_from_slice(&stream[..copied]);
         copy
     };
-    let mut walk = Walk { stream: roomy, length, count, longest, level: 0, at: 8 * table.bytes, leaves: 0 };
-    let escape = escape.map(|(level, node)| {
-        (level, _mm512_set1_epi8((count[..level].iter().sum::<u8>() + node).cast_signed()))
+    let table = load_at(&code.values, 0);
+    let escape = code.escape.map(|(level, node)| {
+        let leaf = code.count[..level].iter().sum::<u8>() + node;
+        (level, _mm512_set1_epi8(leaf.cast_signed()))
     });
+    let escape_of = |levels: Range<usize>| escape.filter(|(at, _)| levels.contains(at)).map(|(_, leaf)| leaf);
+    let Table { count, longest, bytes, .. } = code;
+    let mut walk =
+        Walk { stream: roomy, length, count, longest: *longest, level: 0, at: 8 * bytes, leaves: 0 };
 
-    // Down. Of each stage its elements, and whether it has the escaped ones.
+    // The levels down to the first that has leaves have bits of all elements.
+    while walk.leaves == 0 {
+        walk.step(elements)?;
+    }
+    let vectors = elements / STEP;
+    let bits = roomy[*bytes..][..walk.level * elements / 8].as_chunks().0;
+    let rows = Rows { bits, levels: walk.level, vectors };
+    let (of_root, goes_on) = goes_on.split_at_mut(MASKS);
+    let of_root = &mut of_root[..vectors];
+    let mut alive = rows.down(walk.leaves, of_root, &mut levels[1]);
+    let root_escape = escape_of(0..walk.level);
+    let mut escapes = root_escape.map_or(0, |leaf| rows.at(leaf));
+
+    // Stages of many vectors: their elements, and whether they have the escaped ones.
     let mut stages = [(0, None); LONGEST];
-    let (mut stage, mut alive, mut escapes) = (0, values.len(), 0);
-    while walk.level < longest {
+    let mut stage = 1;
+    while alive > MOST * STEP && walk.level < walk.longest {
         let level = walk.level;
-        let vectors = alive.div_ceil(STEP);
         let (upper, lower) = levels.split_at_mut(stage + 1);
-        let here = if stage == 0 { &mut *values } else { &mut upper[stage] };
-        let here = &mut here.as_chunks_mut().0[..vectors];
-        let goes_on = &mut goes_on[stage * MASKS..][..vectors];
-        let going_on = if vectors > FEW {
-            many(&mut walk, here, stage == 0, alive, goes_on, bits, &mut lower[0])?
-        } else {
-            few(&mut walk, here, alive, goes_on)?;
-            0
-        };
-        let has = escape.filter(|(at, _)| (level..walk.level).contains(at)).map(|(_, escape)| escape);
-        if let Some(escape) = has {
+        let here = &mut upper[stage].as_chunks_mut().0[..alive.div_ceil(STEP)];
+        let goes_on = &mut goes_on[(stage - 1) * MASKS..][..here.len()];
+        let going_on = many(&mut walk, here, alive, goes_on, aligned, &mut lower[0])?;
+        let escape = escape_of(level..walk.level);
+        if let Some(leaf) = escape {
             for (index, x) in here.iter().enumerate() {
-                let here = _mm512_cmpeq_epi8_mask(load(x), escape) & first(alive - index * STEP);
+                let here = _mm512_cmpeq_epi8_mask(load(x), leaf) & first(alive - index * STEP);
                 escapes += here.count_ones() as usize;
             }
         }
-        stages[stage] = (alive, has);
+        stages[stage] = (alive, escape);
         stage += 1;
         alive = going_on;
     }
-    let at = walk.at.div_ceil(8);
-    if at + escapes != length {
-        return Err(Malformed::Escapes { end: at + escapes, length });
-    }
+    let last = escape_of(walk.level..LONGEST);
+    let here = &mut levels[stage];
+    let at = match alive.div_ceil(STEP) {
+        0..=4 => few::<4>(walk, here, alive, table, last, escapes, aside),
+        5..=8 => few::<8>(walk, here, alive, table, last, escapes, aside),
+        _ => few::<MOST>(walk, here, alive, table, last, escapes, aside),
+    }?;
     if let Some(value) = stream[at..length].iter().find(|value| usize::from(**value) > largest) {
         return Err(Malformed::Escaped { value: *value, largest });
     }
 
-    // Up.
-    let table = load_at(leaf_values, 0);
-    for (stage, (alive, escape)) in stages[..stage].iter().enumerate().rev() {
+    for (stage, (alive, escape)) in stages.iter().enumerate().take(stage).skip(1).rev() {
         let (upper, lower) = levels.split_at_mut(stage + 1);
-        let here = if stage == 0 { &mut *values } else { &mut upper[stage] };
-        let here = &mut here.as_chunks_mut().0[..alive.div_ceil(STEP)];
-        let masks = &goes_on[stage * MASKS..];
+        let here = &mut upper[stage].as_chunks_mut().0[..alive.div_ceil(STEP)];
+        let goes_on = &goes_on[(stage - 1) * MASKS..];
         match escape {
-            None => up(here, masks, &lower[0], table, |_, _, found| found),
-            Some(escape) => {
+            None => up(here, goes_on, &lower[0], table, |_, _, found| found),
+            Some(leaf) => {
                 let mut at = at;
-                up(here, masks, &lower[0], table, |index, x, found| {
-                    let escaped = _mm512_cmpeq_epi8_mask(x, *escape) & first(alive - index * STEP);
+                up(here, goes_on, &lower[0], table, |index, x, found| {
+                    let escaped = _mm512_cmpeq_epi8_mask(x, *leaf) & first(alive - index * STEP);
                     let found = _mm512_mask_expand_epi8(found, escaped, load_at(roomy, at));
                     at += escaped.count_ones() as usize;
                     found
@@ -226,7 +238,155 @@ pub(in super::super) fn decode(
             }
         }
     }
-    Ok(())
+    let escape = root_escape.map(|leaf| (leaf, &roomy[at..]));
+    Ok(Root { rows, goes_on: of_root, below: &levels[1], table, escape })
+}
+
+/// The levels of the first stage in the stream.
+#[derive(Clone, Copy)]
+struct Rows<'a> {
+    /// Level by level, a vector's bits in each.
+    bits: &'a [[u8; 8]],
+    levels: usize,
+    vectors: usize,
+}
+
+impl<'a> Rows<'a> {
+    /// Where each of `LEVELS` levels is, of all if that is 0.
+    #[inline]
+    fn levels<const LEVELS: usize>(self) -> [&'a [[u8; 8]]; LONGEST] {
+        let levels = if LEVELS > 0 { LEVELS } else { self.levels };
+        let row =
+            |level| if level < levels { &self.bits[level * self.vectors..][..self.vectors] } else { &[] };
+        std::array::from_fn(row)
+    }
+
+    /// Which elements go on: those that come to a node from number `leaves` on. They are moved together to `next`: how many they are.
+    #[inline]
+    #[target_feature(enable = "popcnt,avx512f,avx512bw,avx512vbmi2,avx512vpopcntdq")]
+    fn down(self, leaves: u8, goes_on: &mut [u64], next: &mut [u8]) -> usize {
+        if (1 << self.levels) - 1 == usize::from(leaves) {
+            // To the last node of all, by ones alone.
+            let going_on = self.ones(goes_on);
+            let node = _mm512_set1_epi8(leaves.cast_signed());
+            let next = &mut next.as_chunks_mut().0[..going_on.div_ceil(STEP)];
+            for elements in next {
+                store(elements, node);
+            }
+            return going_on;
+        }
+        match self.levels {
+            1 => self.down_levels::<1>(leaves, goes_on, next),
+            2 => self.down_levels::<2>(leaves, goes_on, next),
+            3 => self.down_levels::<3>(leaves, goes_on, next),
+            _ => self.down_levels::<0>(leaves, goes_on, next),
+        }
+    }
+
+    #[inline]
+    #[target_feature(enable = "popcnt,avx512f,avx512bw,avx512vbmi2")]
+    fn down_levels<const LEVELS: usize>(self, leaves: u8, goes_on: &mut [u64], next: &mut [u8]) -> usize {
+        let leaves = _mm512_set1_epi8(leaves.cast_signed());
+        let rows = self.levels::<LEVELS>();
+        let mut going_on = 0;
+        for (index, goes_on) in goes_on.iter_mut().enumerate() {
+            let x = element::<LEVELS>(&rows, self.levels, index);
+            *goes_on = _mm512_cmpge_epu8_mask(x, leaves);
+            store_at(next, going_on, _mm512_maskz_compress_epi8(*goes_on, x));
+            going_on += goes_on.count_ones() as usize;
+        }
+        going_on
+    }
+
+    /// Which elements have ones on all levels, and how many they are.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512vpopcntdq")]
+    fn ones(self, goes_on: &mut [u64]) -> usize {
+        let mut sum = _mm512_setzero_si512();
+        let rows = self.bits.as_flattened().as_chunks().0;
+        for (at, goes_on) in goes_on.as_chunks_mut::<8>().0.iter_mut().enumerate() {
+            let mut ones = load(&rows[at]);
+            for level in 1..self.levels {
+                ones = _mm512_and_si512(ones, load(&rows[level * self.vectors / 8 + at]));
+            }
+            // SAFETY: the array has the register's 64 bytes, and the store needs no alignment.
+            unsafe { _mm512_storeu_si512(goes_on.as_mut_ptr().cast(), ones) };
+            sum = _mm512_add_epi64(sum, _mm512_popcnt_epi64(ones));
+        }
+        _mm512_reduce_add_epi64(sum).cast_unsigned() as usize
+    }
+
+    /// How many elements come to the node `leaf`.
+    #[target_feature(enable = "popcnt,avx512f,avx512bw")]
+    fn at(self, leaf: __m512i) -> usize {
+        let rows = self.levels::<0>();
+        let here = |index| _mm512_cmpeq_epi8_mask(element::<0>(&rows, self.levels, index), leaf);
+        (0..self.vectors).map(|index| here(index).count_ones() as usize).sum()
+    }
+}
+
+/// The nodes that a vector of elements comes to by the bits of `LEVELS` rows, of `levels` if that is 0.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+fn element<const LEVELS: usize>(rows: &[&[[u8; 8]]; LONGEST], levels: usize, index: usize) -> __m512i {
+    let one = _mm512_set1_epi8(-1);
+    let mut x = _mm512_maskz_set1_epi8(u64::from_le_bytes(rows[0][index]), 1);
+    for row in &rows[1..if LEVELS > 0 { LEVELS } else { levels }] {
+        x = _mm512_add_epi8(x, x);
+        x = _mm512_mask_sub_epi8(x, u64::from_le_bytes(row[index]), x, one);
+    }
+    x
+}
+
+/// The first stage on its way up.
+pub(super) struct Root<'a> {
+    /// Its levels.
+    rows: Rows<'a>,
+    /// Which of its elements go on.
+    goes_on: &'a [u64],
+    /// The values of those.
+    below: &'a [u8],
+    /// The values of leaves.
+    table: __m512i,
+    /// If its elements are escaped, by which leaf, and their values.
+    escape: Option<(__m512i, &'a [u8])>,
+}
+
+impl Root<'_> {
+    /// Gives `each` the values vector by vector, and their numbers.
+    #[inline]
+    #[target_feature(enable = "popcnt,avx512f,avx512bw,avx512vbmi,avx512vbmi2")]
+    pub(super) fn up(&self, each: impl FnMut(usize, __m512i)) {
+        match (self.rows.levels, &self.escape) {
+            (1, None) => self.up_levels::<1>(None, each),
+            (2, None) => self.up_levels::<2>(None, each),
+            (3, None) => self.up_levels::<3>(None, each),
+            (_, escape) => self.up_levels::<0>(*escape, each),
+        }
+    }
+
+    #[inline]
+    #[target_feature(enable = "popcnt,avx512f,avx512bw,avx512vbmi,avx512vbmi2")]
+    fn up_levels<const LEVELS: usize>(
+        &self,
+        escape: Option<(__m512i, &[u8])>,
+        mut each: impl FnMut(usize, __m512i),
+    ) {
+        let rows = self.rows.levels::<LEVELS>();
+        let (mut taken, mut escapes) = (0, 0);
+        for (at, goes_on) in self.goes_on.iter().enumerate() {
+            let x = element::<LEVELS>(&rows, self.rows.levels, at);
+            let mut value = _mm512_permutexvar_epi8(x, self.table);
+            value = _mm512_mask_expand_epi8(value, *goes_on, load_at(self.below, taken));
+            taken += goes_on.count_ones() as usize;
+            if let Some((leaf, escaped)) = escape {
+                let here = _mm512_cmpeq_epi8_mask(x, leaf);
+                value = _mm512_mask_expand_epi8(value, here, load_at(escaped, escapes));
+                escapes += here.count_ones() as usize;
+            }
+            each(at, value);
+        }
+    }
 }
 
 /// Gives the elements of a stage the values of their leaves: from the table, from below if they went on, or what `escaped` makes of an element's number
@@ -257,7 +417,6 @@ fn up(
 fn many(
     walk: &mut Walk<'_>,
     here: &mut [[u8; STEP]],
-    is_first: bool,
     alive: usize,
     goes_on: &mut [u64],
     bits: &mut [u64],
@@ -275,105 +434,91 @@ fn many(
     }
     let leaves = _mm512_set1_epi8(walk.leaves.cast_signed());
     let bits = bits.first_chunk::<{ LONGEST * MASKS }>().expect("room for every level");
-    let stage = Stage { above, leaves, alive, levels, bits };
-    // Loops of their own for the common numbers of levels.
-    Ok(match (levels, is_first) {
-        (1, true) => stage.down::<1, true>(here, goes_on, next),
-        (2, true) => stage.down::<2, true>(here, goes_on, next),
-        (_, true) => stage.down::<0, true>(here, goes_on, next),
-        (1, false) => stage.down::<1, false>(here, goes_on, next),
-        (_, false) => stage.down::<0, false>(here, goes_on, next),
-    })
-}
-
-/// What takes a stage of many vectors down.
-struct Stage<'a> {
-    /// Leaves above it.
-    above: __m512i,
-    /// Leaves down to its last level.
-    leaves: __m512i,
-    /// Its elements.
-    alive: usize,
-    /// Its levels.
-    levels: usize,
-    /// Their bits.
-    bits: &'a [u64; LONGEST * MASKS],
-}
-
-impl Stage<'_> {
-    /// Goes down `LEVELS` levels, all the stage's if that is 0; elements begin at the root if it `IS_FIRST`.
-    #[inline]
-    #[target_feature(enable = "popcnt,avx512f,avx512bw,avx512vbmi2")]
-    fn down<const LEVELS: usize, const IS_FIRST: bool>(
-        &self,
-        here: &mut [[u8; STEP]],
-        goes_on: &mut [u64],
-        next: &mut [u8],
-    ) -> usize {
-        let one = _mm512_set1_epi8(-1);
-        let mut going_on = 0;
-        for (index, (elements, mask)) in here.iter_mut().zip(goes_on).enumerate() {
-            let mut x = if IS_FIRST { _mm512_setzero_si512() } else { load(elements) };
-            for level in 0..if LEVELS > 0 { LEVELS } else { self.levels } {
-                x = down(x, self.above);
-                x = _mm512_mask_sub_epi8(x, self.bits[level * MASKS + index], x, one);
-            }
-            // Behind the last element stands no leaf's number but the first's.
-            x = if IS_FIRST { x } else { _mm512_maskz_mov_epi8(first(self.alive - index * STEP), x) };
-            store(elements, x);
-            *mask = _mm512_cmpge_epu8_mask(x, self.leaves);
-            store_at(next, going_on, _mm512_maskz_compress_epi8(*mask, x));
-            going_on += mask.count_ones() as usize;
-        }
-        going_on
-    }
-}
-
-/// Goes down all the rest of the levels; at the end no element goes on.
-#[inline]
-#[target_feature(enable = "bmi1,bmi2,popcnt,avx512f,avx512bw")]
-fn few(
-    walk: &mut Walk<'_>,
-    here: &mut [[u8; STEP]],
-    mut alive: usize,
-    goes_on: &mut [u64],
-) -> Result<(), Malformed> {
     let one = _mm512_set1_epi8(-1);
-    for (index, goes_on) in goes_on.iter_mut().enumerate() {
-        *goes_on = first(alive - index * STEP);
+    let mut going_on = 0;
+    for (index, (elements, mask)) in here.iter_mut().zip(goes_on).enumerate() {
+        let mut x = load(elements);
+        for level in 0..levels {
+            x = _mm512_sub_epi8(_mm512_add_epi8(x, x), above);
+            x = _mm512_mask_sub_epi8(x, bits[level * MASKS + index], x, one);
+        }
+        // Behind the last element stands no leaf's number but the first's.
+        x = _mm512_maskz_mov_epi8(first(alive - index * STEP), x);
+        store(elements, x);
+        *mask = _mm512_cmpge_epu8_mask(x, leaves);
+        store_at(next, going_on, _mm512_maskz_compress_epi8(*mask, x));
+        going_on += mask.count_ones() as usize;
     }
+    Ok(going_on)
+}
+
+/// Goes down all the rest of the levels with the elements of `N` vectors, `alive` of them, and gives them their values, as at the end no element goes on. Escapes are
+/// by `escape`, if there are any here, besides the `escapes` above: where their values are in the stream. Something is done `aside` after each level.
+#[inline]
+#[target_feature(enable = "bmi1,bmi2,popcnt,avx512f,avx512bw,avx512vbmi,avx512vbmi2")]
+fn few<const N: usize>(
+    mut walk: Walk<'_>,
+    here: &mut [u8],
+    mut alive: usize,
+    table: __m512i,
+    escape: Option<__m512i>,
+    mut escapes: usize,
+    mut aside: impl FnMut(),
+) -> Result<usize, Malformed> {
+    let here: &mut [[u8; STEP]; N] = here.as_chunks_mut().0.first_chunk_mut().expect("room for every level");
+    let one = _mm512_set1_epi8(-1);
+    let (mut x, mut goes_on) = ([_mm512_setzero_si512(); N], [0; N]);
+    for index in 0..N {
+        x[index] = load(&here[index]);
+        goes_on[index] = first(alive.saturating_sub(index * STEP));
+    }
+    let all = goes_on;
     while walk.level < walk.longest {
         let above = _mm512_set1_epi8(walk.leaves.cast_signed());
         let mut at = walk.step(alive)?;
         let leaves = _mm512_set1_epi8(walk.leaves.cast_signed());
         alive = 0;
-        for (elements, goes_on) in here.iter_mut().zip(&mut *goes_on) {
-            let bits = _pdep_u64(read(walk.stream, at), *goes_on);
-            at += goes_on.count_ones() as usize;
-            let x = load(elements);
-            let x = _mm512_mask_add_epi8(x, *goes_on, x, _mm512_sub_epi8(x, above));
-            let x = _mm512_mask_sub_epi8(x, bits, x, one);
-            *goes_on &= _mm512_cmpge_epu8_mask(x, leaves);
+        for (x, goes_on) in x.iter_mut().zip(&mut goes_on) {
+            let count = goes_on.count_ones() as usize;
+            let bytes = walk.stream[at / 8..].first_chunk().expect("eight bytes");
+            let mut bits = u64::from_le_bytes(*bytes) >> (at % 8);
+            if count > 57 {
+                bits = read(walk.stream, at);
+            }
+            let bits = _pdep_u64(bits, *goes_on);
+            at += count;
+            *x = _mm512_mask_add_epi8(*x, *goes_on, *x, _mm512_sub_epi8(*x, above));
+            *x = _mm512_mask_sub_epi8(*x, bits, *x, one);
+            *goes_on = _mm512_mask_cmpge_epu8_mask(*goes_on, *x, leaves);
             alive += goes_on.count_ones() as usize;
-            store(elements, x);
+        }
+        aside();
+    }
+    let mut escaped = [0; N];
+    if let Some(leaf) = escape {
+        for index in 0..N {
+            escaped[index] = _mm512_mask_cmpeq_epi8_mask(all[index], x[index], leaf);
+            escapes += escaped[index].count_ones() as usize;
         }
     }
-    Ok(())
+    let start = walk.at.div_ceil(8);
+    if start + escapes != walk.length {
+        return Err(Malformed::Escapes { end: start + escapes, length: walk.length });
+    }
+    let mut at = start;
+    for index in 0..N {
+        let mut found = _mm512_permutexvar_epi8(x[index], table);
+        if escaped[index] != 0 {
+            found = _mm512_mask_expand_epi8(found, escaped[index], load_at(walk.stream, at));
+            at += escaped[index].count_ones() as usize;
+        }
+        store(&mut here[index], found);
+    }
+    Ok(start)
 }
 
 /// Words of a stage's masks.
 const MASKS: usize = MOST_ELEMENTS / STEP;
-/// The numbers from 0 on.
-const COUNTING: [u8; STEP] = {
-    let mut numbers = [0; STEP];
-    let mut at = 0;
-    while at < STEP {
-        numbers[at] = at as u8;
-        at += 1;
-    }
-    numbers
-};
-
 /// Brings `count` bits of `stream` from bit `at` on to the front of `bits`.
 #[inline]
 #[target_feature(enable = "avx512f,avx512vbmi2")]

@@ -4,24 +4,20 @@
 //! they are few they stay where they are, and each level's bits are taken from those still going on: short passes one after the other would mostly wait for each other.
 
 use std::arch::x86_64::{
-    _mm512_add_epi8, _mm512_add_epi64, _mm512_cmpeq_epi8_mask, _mm512_cmpneq_epi8_mask, _mm512_mask_add_epi8,
-    _mm512_mask_blend_epi8, _mm512_maskz_compress_epi8, _mm512_maskz_expand_epi8, _mm512_min_epu8,
-    _mm512_movepi8_mask, _mm512_permutexvar_epi8, _mm512_reduce_add_epi64, _mm512_sad_epu8, _mm512_set1_epi8,
-    _mm512_setzero_si512, _mm512_sub_epi8, _mm512_test_epi8_mask, _mm512_testn_epi8_mask, _pext_u64,
+    _mm512_add_epi8, _mm512_cmpeq_epi8_mask, _mm512_cmpneq_epi8_mask, _mm512_loadu_si512,
+    _mm512_mask_add_epi8, _mm512_mask_blend_epi8, _mm512_maskz_compress_epi8, _mm512_maskz_expand_epi8,
+    _mm512_min_epu8, _mm512_movepi8_mask, _mm512_permutexvar_epi8, _mm512_set1_epi8, _mm512_setzero_si512,
+    _mm512_sub_epi8, _mm512_test_epi8_mask, _mm512_test_epi64_mask, _mm512_testn_epi8_mask, _pext_u64,
 };
 
 use super::super::{
-    END, MOST_ELEMENTS, Scratch,
-    code::{Code, Coder, ESCAPE, LONGEST, SLOTS, SYMBOLS, WINDOW, ZERO, sampled},
-    plan::{Plan, Tally, Written},
+    END, Scratch,
+    code::{Code, Coder, ESCAPE, LONGEST, SLOTS, SYMBOLS, WINDOW, ZERO},
 };
-use super::{STEP, census, first, load, load_at, store, store_at};
+use super::{STEP, first, load, load_at, store, store_at};
 
 /// Vectors whose elements stay where they are.
 const FEW: usize = 8;
-/// Vectors of the most elements.
-const MOST_VECTORS: usize = MOST_ELEMENTS / STEP;
-
 /// Appends bits to bytes.
 struct Writer<'a> {
     out: &'a mut [u8],
@@ -53,7 +49,7 @@ impl Writer<'_> {
 
 /// A code to encode by; as [`Coder::new`].
 #[target_feature(enable = "popcnt,avx512f,avx512bw,avx512vbmi2")]
-fn coder(code: Code) -> Coder {
+pub(in super::super) fn coder(code: Code) -> Coder {
     let mut lengths = [0; STEP];
     lengths[..SYMBOLS].copy_from_slice(&code.lengths);
     let lengths = load(&lengths);
@@ -90,51 +86,15 @@ const RANKS: [[u8; STEP]; LONGEST] = {
     ranks
 };
 
-/// As [`Coder::sample`].
-#[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
-pub(in super::super) fn sample(values: &[u8], coder: &Coder) -> u32 {
-    let low = _mm512_set1_epi8(coder.code.low.cast_signed());
-    let last = _mm512_set1_epi8(SLOTS as i8 - 1);
-    let zero = _mm512_set1_epi8(coder.zero_cost.cast_signed());
-    let costs = load(&coder.costs);
-    let mut sum = _mm512_setzero_si512();
-    for values in sampled(values) {
-        let values = load(values);
-        let cost = _mm512_permutexvar_epi8(_mm512_min_epu8(_mm512_sub_epi8(values, low), last), costs);
-        let cost = _mm512_mask_blend_epi8(_mm512_testn_epi8_mask(values, values), cost, zero);
-        sum = _mm512_add_epi64(sum, _mm512_sad_epu8(cost, _mm512_setzero_si512()));
-    }
-    _mm512_reduce_add_epi64(sum).cast_unsigned() as u32
-}
-
-/// See [`super::super::encode`]; `count` planes are coded.
-#[target_feature(
-    enable = "avx2,bmi1,bmi2,popcnt,avx512f,avx512bw,avx512vbmi,avx512vbmi2,avx512bitalg,avx512vpopcntdq,gfni"
-)]
-pub(in super::super) fn encode(
-    values: &[u8],
-    count: usize,
-    out: &mut [u8],
-    scratch: &mut Scratch,
-) -> Option<(Coder, Written)> {
-    let raw = count * values.len() / 8;
-    let plan = Plan::new(&census(values, count, scratch)?, raw)?;
-    let coder = coder(plan.code);
-    let written = levels(values, raw, &coder, u32::MAX, out, scratch);
-    debug_assert!(written.as_ref().is_some_and(|written| written.length == plan.length));
-    Some((coder, written?))
-}
-
 /// See [`super::super::compact::levels`].
 #[target_feature(enable = "bmi1,bmi2,popcnt,avx512f,avx512bw,avx512vbmi,avx512vbmi2")]
 pub(in super::super) fn levels(
     values: &[u8],
     raw: usize,
     coder: &Coder,
-    most: u32,
     out: &mut [u8],
     scratch: &mut Scratch,
-) -> Option<Written> {
+) -> Option<usize> {
     let Coder { code, marks, .. } = coder;
     let whole = 1 + coder.counts.iter().position(|count| *count > 0).unwrap_or(0);
     let bytes = values.len() / 8;
@@ -143,47 +103,43 @@ pub(in super::super) fn levels(
     if behind >= raw {
         return None;
     }
-    let mut tally = Tally::new();
     let rows = out[at..behind].as_chunks_mut().0;
-    let (mut going_on, escapes) = match whole {
-        1 => first_levels::<1>(values, coder, rows, &mut tally, scratch),
-        2 => first_levels::<2>(values, coder, rows, &mut tally, scratch),
-        3 => first_levels::<3>(values, coder, rows, &mut tally, scratch),
-        4 => first_levels::<4>(values, coder, rows, &mut tally, scratch),
-        5 => first_levels::<5>(values, coder, rows, &mut tally, scratch),
-        6 => first_levels::<6>(values, coder, rows, &mut tally, scratch),
-        _ => first_levels::<LONGEST>(values, coder, rows, &mut tally, scratch),
+    let (mut going_on, escapes) = match (whole, marks[ZERO] > 0) {
+        (1, false) => first_levels::<1, false>(values, coder, rows, scratch),
+        (2, false) => first_levels::<2, false>(values, coder, rows, scratch),
+        (3, false) => first_levels::<3, false>(values, coder, rows, scratch),
+        (1, true) => first_levels::<1, true>(values, coder, rows, scratch),
+        (2, true) => first_levels::<2, true>(values, coder, rows, scratch),
+        (3, true) => first_levels::<3, true>(values, coder, rows, scratch),
+        (4, _) => first_levels::<4, true>(values, coder, rows, scratch),
+        (5, _) => first_levels::<5, true>(values, coder, rows, scratch),
+        (6, _) => first_levels::<6, true>(values, coder, rows, scratch),
+        _ => first_levels::<LONGEST, true>(values, coder, rows, scratch),
     };
-    tally.escapes = escapes as u32;
     // Without an escape, what would be escaped has no code.
-    if escapes > 0 && marks[ESCAPE] == 0 || tally.imbalance() > most {
+    if escapes > 0 && marks[ESCAPE] == 0 {
         return None;
     }
 
     let end = _mm512_set1_epi8(END.cast_signed());
     let mut writer = Writer { out, at: behind, pending: 0, held: 0 };
     let [level, escaped, ..] = &mut scratch.levels;
-    let mut levels = whole;
     while going_on > FEW * STEP {
         let count = going_on;
         if writer.at + count.div_ceil(8) >= raw {
             return None;
         }
-        (going_on, tally.alive[levels]) = (0, count as u32);
-        let mut ones = 0;
+        going_on = 0;
         for start in (0..count).step_by(STEP) {
             let marks = load_at(level, start);
             let bits = _mm512_movepi8_mask(marks) & first(count - start);
             writer.push(bits, (count - start).min(STEP) as u32);
-            ones += bits.count_ones();
             let rest = _mm512_add_epi8(marks, marks);
             let goes_on = _mm512_cmpneq_epi8_mask(rest, end) & first(count - start);
             // Never ahead of what was just loaded.
             store_at(level, going_on, _mm512_maskz_compress_epi8(goes_on, rest));
             going_on += goes_on.count_ones() as usize;
         }
-        tally.ones[levels] = ones;
-        levels += 1;
     }
     let mut goes_on: [u64; FEW] = std::array::from_fn(|index| first(going_on.saturating_sub(index * STEP)));
     let vectors = going_on.div_ceil(STEP);
@@ -191,43 +147,37 @@ pub(in super::super) fn levels(
         if writer.at + going_on.div_ceil(8) >= raw {
             return None;
         }
-        (tally.alive[levels], going_on) = (going_on as u32, 0);
-        let mut ones = 0;
+        going_on = 0;
         for (marks, goes_on) in level.as_chunks_mut().0[..vectors].iter_mut().zip(&mut goes_on) {
             let x = load(marks);
-            let bits = _pext_u64(_mm512_movepi8_mask(x), *goes_on);
-            writer.push(bits, goes_on.count_ones());
-            ones += bits.count_ones();
+            writer.push(_pext_u64(_mm512_movepi8_mask(x), *goes_on), goes_on.count_ones());
             let rest = _mm512_add_epi8(x, x);
             *goes_on &= _mm512_cmpneq_epi8_mask(rest, end);
             going_on += goes_on.count_ones() as usize;
             store(marks, rest);
         }
-        tally.ones[levels] = ones;
-        levels += 1;
     }
     let at = writer.finish();
     if at + escapes >= raw {
         return None;
     }
     out[at..at + escapes].copy_from_slice(&escaped[..escapes]);
-    let loss = tally.loss(coder.counts);
-    (loss <= most).then_some(Written { length: at + escapes, loss })
+    Some(at + escapes)
 }
 
 /// Writes the levels that have all elements, `LEVELS` of them, to `rows`: how many elements go on, and how many are escaped. The marks of the first are
-/// moved together to the scratch's first level, the values of the others to its second.
+/// moved together to the scratch's first level, the values of the others to its second. The value 0 may have a symbol of its own with `ZEROS`.
 #[inline]
 #[target_feature(enable = "popcnt,avx512f,avx512bw,avx512vbmi,avx512vbmi2")]
-fn first_levels<const LEVELS: usize>(
+fn first_levels<const LEVELS: usize, const ZEROS: bool>(
     values: &[u8],
     coder: &Coder,
     mut rows: &mut [[u8; 8]],
-    tally: &mut Tally,
     scratch: &mut Scratch,
 ) -> (usize, usize) {
-    let rows: [&mut [[u8; 8]]; LEVELS] = std::array::from_fn(|_| {
-        let (row, others) = std::mem::take(&mut rows).split_at_mut(values.len() / STEP);
+    let vectors = &values.as_chunks::<STEP>().0[..values.len() / STEP];
+    let mut rows: [&mut [[u8; 8]]; LEVELS] = std::array::from_fn(|_| {
+        let (row, others) = std::mem::take(&mut rows).split_at_mut(vectors.len());
         rows = others;
         row
     });
@@ -244,24 +194,19 @@ fn first_levels<const LEVELS: usize>(
     let end = _mm512_set1_epi8(END.cast_signed());
 
     let Scratch { levels: [level, escaped, ..], masks: [masks, ..], .. } = scratch;
-    let masks = masks.first_chunk_mut::<MOST_VECTORS>().expect("a word for each vector");
+    let masks = &mut masks[..vectors.len()];
     let (mut going_on, mut escapes) = (0, 0);
-    let mut ones = [0_u32; LEVELS];
-    let mut escaping_in = [0_u64; MOST_VECTORS / STEP];
-    let (vectors, _) = values.as_chunks::<STEP>();
-    for (index, values) in vectors.iter().enumerate().take(MOST_VECTORS) {
+    for (index, (values, escaping)) in vectors.iter().zip(&mut *masks).enumerate() {
         let values = load(values);
         // A value below the window wraps around to a symbol that would pass the largest value, or to none.
         let symbols = _mm512_min_epu8(_mm512_sub_epi8(values, low), last);
         let mut marks = _mm512_permutexvar_epi8(symbols, table);
-        marks = _mm512_mask_blend_epi8(_mm512_testn_epi8_mask(values, values) & zeros, marks, zero);
-        let escaping = _mm512_cmpeq_epi8_mask(marks, escape);
-        escaping_in[index / STEP] |= u64::from(escaping != 0) << (index % STEP);
-        masks[index] = escaping;
-        for level in 0..LEVELS {
-            let bits = _mm512_movepi8_mask(marks);
-            rows[level][index] = bits.to_le_bytes();
-            ones[level] += bits.count_ones();
+        if ZEROS {
+            marks = _mm512_mask_blend_epi8(_mm512_testn_epi8_mask(values, values) & zeros, marks, zero);
+        }
+        *escaping = _mm512_cmpeq_epi8_mask(marks, escape);
+        for row in &mut rows {
+            row[index] = _mm512_movepi8_mask(marks).to_le_bytes();
             marks = _mm512_add_epi8(marks, marks);
         }
         let goes_on = _mm512_cmpneq_epi8_mask(marks, end);
@@ -269,15 +214,16 @@ fn first_levels<const LEVELS: usize>(
         going_on += goes_on.count_ones() as usize;
     }
     // Few vectors have any.
-    for (part, mut left) in escaping_in.into_iter().enumerate() {
+    for (masks, vectors) in masks.as_chunks::<8>().0.iter().zip(vectors.as_chunks::<8>().0) {
+        // SAFETY: the array has the register's 64 bytes, and the load needs no alignment.
+        let eight = unsafe { _mm512_loadu_si512(masks.as_ptr().cast()) };
+        let mut left = _mm512_test_epi64_mask(eight, eight);
         while left != 0 {
-            let index = STEP * part + left.trailing_zeros() as usize;
+            let index = left.trailing_zeros() as usize;
             store_at(escaped, escapes, _mm512_maskz_compress_epi8(masks[index], load(&vectors[index])));
             escapes += masks[index].count_ones() as usize;
             left &= left - 1;
         }
     }
-    tally.alive[..LEVELS].fill(values.len() as u32);
-    tally.ones[..LEVELS].copy_from_slice(&ones);
     (going_on, escapes)
 }

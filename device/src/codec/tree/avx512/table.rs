@@ -1,0 +1,93 @@
+//! A code from a stream's header to what a decoder goes by. Blocks one after the other often have the same header, which is not read again.
+
+use std::arch::x86_64::{
+    _mm512_cmpeq_epi8_mask, _mm512_maskz_add_epi8, _mm512_maskz_compress_epi8, _mm512_set_epi64,
+    _mm512_set1_epi8, _pdep_u64,
+};
+
+use super::super::{
+    Malformed,
+    code::{Code, FIXED_BITS, LONGEST, SLOTS, WINDOW},
+};
+use super::{COUNTING, load, store_at};
+
+/// A code as decoders go by it, and the header it was read from.
+pub(in super::super) struct Table {
+    /// The header's bits, those behind it zero; 0 if none was read.
+    header: u128,
+    /// Its bytes.
+    pub(super) bytes: usize,
+    /// The largest value of the format it was read for.
+    largest: usize,
+    /// The values of the leaves in code order; what stands at the escape's place or behind the last one is meaningless.
+    pub(super) values: [u8; 2 * SLOTS],
+    /// How many leaves each level has.
+    pub(super) count: [u8; LONGEST],
+    /// Levels.
+    pub(super) longest: usize,
+    /// Level and number of the escape.
+    pub(super) escape: Option<(usize, u8)>,
+}
+
+impl Table {
+    /// None that was read.
+    pub(in super::super) const fn new() -> Self {
+        Self {
+            header: 0,
+            bytes: 0,
+            largest: 0,
+            values: [0; 2 * SLOTS],
+            count: [0; LONGEST],
+            longest: 0,
+            escape: None,
+        }
+    }
+
+    /// Reads the header at the front of `stream`, unless it is the one that was read last; as [`Code::parse`] and [`Code::leaves`].
+    #[inline]
+    #[target_feature(enable = "bmi2,popcnt,avx512f,avx512bw,avx512vbmi2")]
+    pub(super) fn read(&mut self, stream: &[u8], length: usize, largest: usize) -> Result<(), Malformed> {
+        let bits = u128::from_le_bytes(*stream.first_chunk().expect("16 bytes"));
+        // A complete code has a header that is not zero, and a header says how long it is.
+        let same = (bits ^ self.header) << (128 - 8 * self.bytes.max(1)) == 0;
+        if same && self.header != 0 && self.bytes <= length && self.largest == largest {
+            return Ok(());
+        }
+        self.parse(bits, stream, length, largest)
+    }
+
+    #[target_feature(enable = "bmi2,popcnt,avx512f,avx512bw,avx512vbmi2")]
+    fn parse(&mut self, bits: u128, stream: &[u8], length: usize, largest: usize) -> Result<(), Malformed> {
+        self.header = 0;
+        let [low, head, ..] = bits.to_le_bytes();
+        let window = usize::from(head & 31) + 1;
+        let header = Code::header_bytes(window);
+        let fields = (bits >> FIXED_BITS) & ((1 << (3 * window)) - 1);
+        let eight = |at: usize| _pdep_u64((fields >> (24 * at)) as u64, 0x0707_0707_0707_0707).cast_signed();
+        let (zero, escape) = ((bits >> 13) as u8 & 7, (bits >> 16) as u8 & 7);
+        let others = i64::from(zero) | i64::from(escape) << 8;
+        let lengths = _mm512_set_epi64(0, 0, 0, others, eight(3), eight(2), eight(1), eight(0));
+        let values =
+            _mm512_maskz_add_epi8(u64::MAX >> WINDOW, _mm512_set1_epi8(low.cast_signed()), load(&COUNTING));
+        let (mut at, mut used) = (0, 0);
+        self.longest = 0;
+        for level in 0..LONGEST {
+            let these = _mm512_cmpeq_epi8_mask(lengths, _mm512_set1_epi8(level as i8 + 1));
+            let count = these.count_ones();
+            store_at(&mut self.values, at, _mm512_maskz_compress_epi8(these, values));
+            self.count[level] = count as u8;
+            self.longest = if count > 0 { level + 1 } else { self.longest };
+            at += count as usize;
+            used += count << (LONGEST - 1 - level);
+        }
+        let two_zeros = zero > 0 && low == 0;
+        if header > length || usize::from(low) + window - 1 > largest || two_zeros || used != 1 << LONGEST {
+            return Err(Code::parse(stream, length, largest).expect_err("one of its checks failed"));
+        }
+        // The last symbol of all is the last one of its length.
+        self.escape = usize::from(escape).checked_sub(1).map(|level| (level, self.count[level] - 1));
+        self.header = bits & (u128::MAX >> (128 - 8 * header));
+        (self.bytes, self.largest) = (header, largest);
+        Ok(())
+    }
+}
