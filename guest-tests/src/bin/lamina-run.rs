@@ -193,6 +193,10 @@ fn run(cli: Cli) -> Result<bool> {
         decodes || cli.decode.policies.is_empty(),
         "--policy is for --workload decode, which was not asked for"
     );
+    ensure!(
+        views || decodes || cli.models.is_empty(),
+        "--model is for the workloads views and decode, which were not asked for"
+    );
     let models = match (cli.models.is_empty(), views) {
         (false, _) => cli.models,
         (true, true) => bundled()?,

@@ -2,7 +2,7 @@
 import re
 from itertools import islice
 
-SYMBOLS = 20_000
+SYMBOLS = 10_000
 
 
 class Symbol:
