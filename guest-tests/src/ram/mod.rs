@@ -1,7 +1,7 @@
 //! The memory job: the base window as a guest's RAM, by the kernel's own tools, and as a disk that a guest swaps to.
 //!
 //! Two guests, one after the other, each on a device of its own. The first has the base window as a NUMA node: processes whose memory is bound to it, pages demoted to it and
-//! promoted from it, DAMON watching it. The second sees the device as disks, with nothing of ours in it, and swaps to one. [`report`] judges what they tell.
+//! promoted from it, DAMON watching it. The second sees the device as disks, without a driver of ours, and swaps to one. [`report`] judges what they tell.
 //!
 //! * The first guest's kernel zeroes what is freed (`init_on_free=1`), so that the device stores nothing of processes that have ended.
 //! * Memory is opaque to the device: no tensor covers it.
