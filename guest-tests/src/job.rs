@@ -10,6 +10,7 @@ use crate::{
     daemon::{Daemon, Ready, Serve},
     decode::{self, Decode, report::Told},
     judge::Judge,
+    ram::{Ram, Ran},
     report::{DeviceReport, GuestReport, Report, TensorReport, ViewReport, WrittenReport},
     visit::Visit,
 };
@@ -26,6 +27,8 @@ pub struct Job {
     pub views: bool,
     /// What it decodes, if it is to.
     pub decode: Option<Decode>,
+    /// What it does with the device as memory, if it is to, in guests of their own.
+    pub ram: Option<Ram>,
     /// The tensor that the guest writes; the first that has a view if not given.
     pub write: Option<String>,
     /// Whether the guest misbehaves too.
@@ -72,6 +75,17 @@ impl Job {
     /// # Errors
     /// When it cannot be done. That something was wrong is no error but in the report.
     pub fn run(&self, mut step: impl FnMut(Step<'_>)) -> Result<Report> {
+        let report = (self.views || self.decode.is_some()).then(|| self.visit(&mut step)).transpose()?;
+        let Some(ram) = &self.ram else { return report.context("there is nothing to do") };
+        let Ran { guest, device, ram, problems } = ram.run(&mut step)?;
+        let mut report = report.unwrap_or_else(|| Report::of(guest, device));
+        report.ram = Some(ram);
+        report.problems.extend(problems);
+        Ok(report)
+    }
+
+    /// The guest that reads views and decodes.
+    fn visit(&self, mut step: impl FnMut(Step<'_>)) -> Result<Report> {
         let mut serve = self.serve.clone();
         let decode = self.decode.as_ref().map(|decode| decode.prepare(&mut serve)).transpose()?;
         let judge = Judge::new(&serve.models)?;
@@ -211,6 +225,11 @@ impl Found {
             | Event::PastEnd { .. }
             | Event::WarmRead { .. }
             | Event::Message { .. }
+            | Event::SystemRam { .. }
+            | Event::Process { .. }
+            | Event::Demoted { .. }
+            | Event::Watched { .. }
+            | Event::Swapped { .. }
             | Event::Done { .. } => {}
         }
         Ok(())
@@ -284,8 +303,7 @@ impl Found {
             tensor.base_sha256 = base.remove(&tensor.name);
         }
         let Self { guest, problems, .. } = self;
-        let (decode, skipped) = (None, Vec::new());
-        Ok(Report { guest, device, tensors, views, written, decode, skipped, problems })
+        Ok(Report { tensors, views, written, problems, ..Report::of(guest, device) })
     }
 
     fn view_report(&self, read: Read, matches: bool) -> Result<ViewReport> {

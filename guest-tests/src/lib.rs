@@ -2,7 +2,8 @@
 //!
 //! A job starts the device as a user would ([`daemon`]), boots a guest on it that reads every tensor in every view
 //! ([`visit`]), holds each hash against the reference computed from the model file ([`judge`]), and tells what came of it
-//! ([`report`]). It may run a language model on the device instead, or as well ([`decode`]). [`mod@bench`] measures. Nothing here
+//! ([`report`]). It may run a language model on the device instead, or as well ([`decode`]), or use the
+//! device as memory ([`ram`]). [`mod@bench`] measures. Nothing here
 //! looks into the device but through its API, save [`bench::codec`], which times its codecs.
 
 pub mod bench;
@@ -12,6 +13,7 @@ pub mod disks;
 pub mod job;
 pub mod judge;
 pub mod programs;
+pub mod ram;
 pub mod report;
 pub mod visit;
 

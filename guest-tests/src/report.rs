@@ -6,7 +6,7 @@ use comfy_table::{CellAlignment, Table, presets::UTF8_HORIZONTAL_ONLY};
 use indicatif::{BinaryBytes, HumanCount};
 use serde::{Deserialize, Serialize};
 
-use crate::decode::report::DecodeReport;
+use crate::{decode::report::DecodeReport, ram::report::RamReport};
 
 /// Everything a job found.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -24,6 +24,9 @@ pub struct Report {
     /// What the decoder on the device came to, if one was run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub decode: Option<DecodeReport>,
+    /// What the base window came to as memory, if it was used so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ram: Option<RamReport>,
     /// Views that a tensor's format cannot give.
     pub skipped: Vec<Skipped>,
     /// Everything that was wrong; empty if the run is good.
@@ -136,6 +139,21 @@ pub struct Skipped {
 }
 
 impl Report {
+    /// A report of a guest and a device, with nothing found yet.
+    pub fn of(guest: GuestReport, device: DeviceReport) -> Self {
+        Self {
+            guest,
+            device,
+            tensors: Vec::new(),
+            views: Vec::new(),
+            written: None,
+            decode: None,
+            ram: None,
+            skipped: Vec::new(),
+            problems: Vec::new(),
+        }
+    }
+
     /// Whether everything was right.
     pub fn good(&self) -> bool {
         self.problems.is_empty()
@@ -178,6 +196,9 @@ impl Report {
         if let Some(decode) = &self.decode {
             lines.push(decode.to_text());
         }
+        if let Some(ram) = &self.ram {
+            lines.push(ram.to_text());
+        }
         if let Some(written) = &self.written {
             let verdict = if written.matches { "as written" } else { "NOT as written" };
             let count = written.views.len();
@@ -190,11 +211,13 @@ impl Report {
             ));
         }
         lines.extend(self.problems.iter().map(|problem| format!("problem {problem}")));
-        let what = match (self.views.is_empty(), &self.decode) {
-            (true, Some(_)) => "every logit",
-            (false, Some(_)) => "every byte and every logit",
-            (_, None) => "every byte",
-        };
+        let checked = [
+            (!self.views.is_empty(), "every byte"),
+            (self.decode.is_some(), "every logit"),
+            (self.ram.is_some(), "every page"),
+        ];
+        let checked: Vec<_> = checked.iter().filter(|(was, _)| *was).map(|(_, what)| *what).collect();
+        let what = if checked.is_empty() { "every byte".to_owned() } else { checked.join(" and ") };
         lines.push(format!("{}{what} was right", if self.good() { "" } else { "NOT " }));
         lines.join("\n")
     }

@@ -51,15 +51,27 @@ impl Visit {
     pub fn make(
         &self,
         device: &Ready,
+        on_event: impl FnMut(Event, Duration) -> Result<()>,
+    ) -> Result<Visited> {
+        let mut config =
+            BootConfig::new(&device.base.path, device.base.bytes, &device.views.path, device.views.bytes);
+        config.ctl_socket = Some(device.ctl.clone());
+        self.make_in(config, on_event)
+    }
+
+    /// As [`Visit::make`], of a guest to which the device is attached as `config` says.
+    ///
+    /// # Errors
+    /// As [`Visit::make`].
+    pub fn make_in(
+        &self,
+        mut config: BootConfig,
         mut on_event: impl FnMut(Event, Duration) -> Result<()>,
     ) -> Result<Visited> {
         let folder = tempfile::Builder::new().prefix("lamina-guest-").tempdir()?;
         let report = folder.path().join("report.sock");
         let listener =
             UnixListener::bind(&report).with_context(|| format!("cannot listen on {}", report.display()))?;
-        let mut config =
-            BootConfig::new(&device.base.path, device.base.bytes, &device.views.path, device.views.bytes);
-        config.ctl_socket = Some(device.ctl.clone());
         config.report = Some(Port::Socket(report));
         config.cpus = self.cpus;
         config.run_folder = Some(folder.path().join("boot"));

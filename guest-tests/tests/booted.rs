@@ -43,6 +43,7 @@ fn job(mode: &str, codec: &str, views: &[&str], models: Vec<PathBuf>, folder: &t
         },
         views: true,
         decode: None,
+        ram: None,
         write: None,
         hostile: false,
         limit: Duration::from_secs(300),

@@ -8,6 +8,8 @@ use crate::topology::{Attach, Cxl, Port, Topology};
 
 /// MiB of RAM that the extra programs take, once as an archive and once unpacked.
 pub const EXTRAS_MIB: u64 = 256;
+/// MiB of RAM that the programs of `images/workloads` take, once as an archive and once unpacked.
+pub const WORKLOADS_MIB: u64 = 160;
 
 /// Everything [`crate::boot`] needs to know. Start from [`BootConfig::new`] and set what differs.
 #[derive(Clone, Debug)]
@@ -29,7 +31,9 @@ pub struct BootConfig {
     pub args: Vec<String>,
     /// Whether the guest has fio, stress-ng, memtester and numactl (`images/extras`), and [`EXTRAS_MIB`] more RAM for them.
     pub extras: bool,
-    /// The guest's RAM in MiB, without the extras'.
+    /// Whether the guest has Python, a compiler, a database and numactl (`images/workloads`), and [`WORKLOADS_MIB`] more RAM for them.
+    pub workloads: bool,
+    /// The guest's RAM in MiB, without what extras and workloads take.
     pub memory_mib: u64,
     /// The guest's processors.
     pub cpus: u32,
@@ -70,6 +74,7 @@ impl BootConfig {
             qmp: None,
             programs: Vec::new(),
             extras: false,
+            workloads: false,
             run: None,
             args: Vec::new(),
             memory_mib: Topology::memory_for(attach.mapped_bytes()),
@@ -88,9 +93,11 @@ impl BootConfig {
 
     /// What is attached to the guest.
     pub fn topology(&self) -> Topology {
+        let archives = [(self.extras, EXTRAS_MIB), (self.workloads, WORKLOADS_MIB)];
+        let taken: u64 = archives.iter().filter(|(wanted, _)| *wanted).map(|(_, mib)| mib).sum();
         Topology {
             attach: self.attach.clone(),
-            memory_mib: self.memory_mib.saturating_add(if self.extras { EXTRAS_MIB } else { 0 }),
+            memory_mib: self.memory_mib.saturating_add(taken),
             cpus: self.cpus,
             control: self.ctl_socket.clone(),
             report: self.report.clone(),

@@ -79,11 +79,23 @@ impl GuestImage {
 /// # Errors
 /// When the recipe fails, or its folder lacks the archive.
 pub fn extras() -> Result<PathBuf, ImageError> {
-    let folder = recipe::run("extras")?;
-    let path = folder.join("extras.img");
+    archive("extras", "extras.img")
+}
+
+/// The archive with Python, a compiler, a database and numactl, built now by the recipe `images/workloads` if need be.
+///
+/// # Errors
+/// When the recipe fails, or its folder lacks the archive.
+pub fn workloads() -> Result<PathBuf, ImageError> {
+    archive("workloads", "workloads.img")
+}
+
+fn archive(recipe: &str, file: &'static str) -> Result<PathBuf, ImageError> {
+    let folder = recipe::run(recipe)?;
+    let path = folder.join(file);
     match std::fs::metadata(&path) {
         Ok(_) => Ok(path),
-        Err(error) => Err(ImageError::File { folder, file: "extras.img", error }),
+        Err(error) => Err(ImageError::File { folder, file, error }),
     }
 }
 

@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use lamina_shim::Attached;
 use serde::{Deserialize, Serialize};
 
+use crate::{Heat, Tier};
+
 /// Which pass over the data an event belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -191,6 +193,63 @@ pub enum Event {
         seconds: f64,
         /// Bytes per second.
         bytes_per_second: f64,
+    },
+    /// The base window is memory.
+    SystemRam {
+        /// Its NUMA node.
+        node: u32,
+        /// Bytes of the window.
+        bytes: u64,
+        /// The kernel's memory tiers, the fastest first.
+        tiers: Vec<Tier>,
+        /// Time it took.
+        seconds: f64,
+    },
+    /// A process was measured that was bound to the node.
+    Process {
+        /// Its name.
+        name: String,
+        /// Bytes of its memory on the node.
+        node_bytes: u64,
+        /// Bytes of it on other nodes, files not counted.
+        other_bytes: u64,
+        /// The device's counters before it began.
+        before: serde_json::Value,
+        /// The device's counters when it was ready and everything was flushed.
+        after: serde_json::Value,
+        /// Time until it was ready.
+        seconds: f64,
+    },
+    /// A process's memory was demoted to the node, and used again.
+    Demoted {
+        /// Pages that the kernel demoted.
+        demoted_pages: u64,
+        /// Pages that it promoted when they were read again and again.
+        promoted_pages: u64,
+        /// Words of the process that are not what was stored.
+        wrong_words: u64,
+        /// Time it took.
+        seconds: f64,
+    },
+    /// DAMON watched a process on the node.
+    Watched {
+        /// What it found; none if this kernel has no DAMON.
+        heat: Option<Heat>,
+    },
+    /// A process was swapped to a disk of the device and back.
+    Swapped {
+        /// Pages that the kernel wrote.
+        out_pages: u64,
+        /// Pages that it read.
+        in_pages: u64,
+        /// Words of the process that are not what was stored.
+        wrong_words: u64,
+        /// The device's counters before.
+        before: serde_json::Value,
+        /// The device's counters when nothing was swapped out any more.
+        after: serde_json::Value,
+        /// Time it took.
+        seconds: f64,
     },
     /// Something is wrong.
     Problem {

@@ -5,20 +5,26 @@
 //! a view should hold. It only notices what cannot be right whatever the data is (a tensor that differs from its own
 //! `full` view, a store that is not read back, a step that fails), and says so in [`Event::Problem`].
 //!
+//! A plan may use the base window as memory instead, or swap to it; then the kernel's own counters are told.
+//!
 //! The host's harness uses the types of this library, so that both sides agree by construction.
 
 mod decode;
 mod event;
+mod known;
 mod messages;
 mod plan;
+mod ram;
 mod report;
 mod rotate;
 mod steps;
 
 pub use decode::{DecodePlan, DecodeRun, Task};
 pub use event::{Event, Phase, WindowReport};
+pub use known::Known;
 pub use messages::{MessagePlan, Role};
 pub use plan::{Plan, WarmBench, WritePlan};
+pub use ram::{Heat, ProcessPlan, RamPlan, SwapPlan, Tier};
 pub use report::{REPORT_PORT, Report};
 pub use rotate::{rotate, rotation, unit};
 pub use steps::run;

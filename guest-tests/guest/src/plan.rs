@@ -5,7 +5,7 @@ use std::{fs, path::Path};
 use anyhow::Context;
 use serde::{Deserialize, Serialize};
 
-use crate::{DecodePlan, MessagePlan};
+use crate::{DecodePlan, MessagePlan, RamPlan, SwapPlan};
 
 /// The steps of a run. Everything is optional: an empty object reads every tensor in every view.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -30,6 +30,10 @@ pub struct Plan {
     pub hostile: bool,
     /// Read a tensor over and over while its pages are warm.
     pub warm_bench: Option<WarmBench>,
+    /// Use the base window as memory, and do nothing of the above.
+    pub ram: Option<RamPlan>,
+    /// Swap to a disk of the device, and do nothing of the above.
+    pub swap: Option<SwapPlan>,
 }
 
 impl Default for Plan {
@@ -44,6 +48,8 @@ impl Default for Plan {
             messages: Vec::new(),
             hostile: false,
             warm_bench: None,
+            ram: None,
+            swap: None,
         }
     }
 }

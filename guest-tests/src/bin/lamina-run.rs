@@ -15,6 +15,7 @@ use lamina_guest_tests::{
     daemon::Serve,
     decode::Decode,
     job::{Job, Step},
+    ram::{self, Ram},
 };
 use lamina_llama::Policy;
 
@@ -32,7 +33,8 @@ const POLICIES: [&str; 5] =
 /// The guest is an unmodified Linux that sees the device as CXL Type-3 memory. It reads each tensor through the base window and
 /// in each view by plain loads, writes one tensor by stores, and reads it back. Each hash is held against an independent reference computed from
 /// the model file. With the workload `decode` it runs a language model whose weights and KV cache are on the device, and every logit is held against
-/// a run in ordinary memory. The exit status is 0 only if everything was right.
+/// a run in ordinary memory. With the workload `ram` the base window is the guest's memory: processes run on it, pages are demoted and swapped to it, and what
+/// real programs' memory is stored in is told. The exit status is 0 only if everything was right.
 #[derive(Debug, Parser)]
 #[command(
     name = "./x run",
@@ -42,6 +44,7 @@ Examples:
   ./x run
   ./x run --model model.safetensors --views full,e8m3,fp8_e4m3fn
   ./x run --mode gcomp --json
+  ./x run --workload ram
   ./x run --workload decode
   ./x run --workload decode --views full,e8m2 --policy window:64 --policy top:3=full,*=e8m1 --prompt 'Tom had a dog'
 
@@ -100,6 +103,8 @@ enum Workload {
     Views,
     /// Runs a language model on the device
     Decode,
+    /// Uses the base window as memory, by the kernel's own tools, and swaps to it
+    Ram,
 }
 
 #[derive(Debug, Args)]
@@ -188,6 +193,10 @@ fn run(cli: Cli) -> Result<bool> {
         decodes || cli.decode.policies.is_empty(),
         "--policy is for --workload decode, which was not asked for"
     );
+    ensure!(
+        views || decodes || cli.models.is_empty(),
+        "--model is for the workloads views and decode, which were not asked for"
+    );
     let models = match (cli.models.is_empty(), views) {
         (false, _) => cli.models,
         (true, true) => bundled()?,
@@ -198,6 +207,23 @@ fn run(cli: Cli) -> Result<bool> {
         [] => default.split(',').map(str::to_owned).collect(),
         given => given.to_vec(),
     };
+    let limit = Duration::from_secs(cli.timeout);
+    let console = cli.out.join("console.log");
+    let ram = cli.workload.contains(&Workload::Ram).then(|| Ram {
+        serve: Serve {
+            models: Vec::new(),
+            views: Vec::new(),
+            kv: Vec::new(),
+            mode: cli.mode.clone(),
+            codec: cli.codec.clone(),
+            capacity: cli.capacity.clone(),
+            read_ahead_kb: cli.read_ahead_kb,
+        },
+        limit,
+        console: cli.out.join("console-ram.log"),
+        plan: ram::plan(),
+        swap: ram::swap(),
+    });
     let decode = decodes.then(|| cli.decode.decode(list(WEIGHT_VIEWS))).transpose()?;
     std::fs::create_dir_all(&cli.out)
         .with_context(|| format!("cannot make the folder {}", cli.out.display()))?;
@@ -213,10 +239,11 @@ fn run(cli: Cli) -> Result<bool> {
         },
         views,
         decode,
+        ram,
         write: cli.write,
         hostile: cli.hostile,
-        limit: Duration::from_secs(cli.timeout),
-        console: cli.out.join("console.log"),
+        limit,
+        console,
     };
     let mut meter = Meter::new();
     let report = job.run(|step| meter.show(&step))?;

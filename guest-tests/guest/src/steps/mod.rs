@@ -1,10 +1,14 @@
 //! The run: bring up, read, decode, write, misbehave, measure. Each step reports as it goes; a step that fails is a problem, and
-//! the next one still runs, unless there is no device to run it on.
+//! the next one still runs, unless there is no device to run it on. A base window that is memory, or swapped to, is not looked at otherwise.
 
 mod decode;
 mod hostile;
 mod messages;
+mod ram;
 mod read;
+mod swap;
+mod talker;
+mod vm;
 mod warm;
 mod write;
 
@@ -17,6 +21,15 @@ use crate::{Event, Phase, Plan, Report, WindowReport, report::console};
 /// Does what `plan` says on the windows of `options` (brought up first where no paths are given), and reports.
 pub fn run(plan: &Plan, options: &OpenOptions, report: &mut Report) {
     started(report);
+    if let Some(plan) = &plan.ram {
+        return ram::run(options, plan, report);
+    }
+    if let Some(plan) = &plan.swap {
+        if let Err(error) = swap::run(options, plan, report) {
+            report.problem("swap", &format!("{error:#}"));
+        }
+        return;
+    }
     let options = OpenOptions { base_access: Access::ReadWrite, ..options.clone() };
     let lamina = match open(&options, report) {
         Ok(lamina) => lamina,
