@@ -74,16 +74,29 @@ impl GuestImage {
     }
 }
 
+/// The module `lamina.ko` for the guest image's kernel, built now by the recipe `images/driver` if need be.
+///
+/// # Errors
+/// When the recipe fails, or its folder lacks the module.
+pub fn driver() -> Result<PathBuf, ImageError> {
+    file_of("driver", "lamina.ko")
+}
+
 /// The archive with fio, stress-ng, memtester and numactl, built now by the recipe `images/extras` if need be.
 ///
 /// # Errors
 /// When the recipe fails, or its folder lacks the archive.
 pub fn extras() -> Result<PathBuf, ImageError> {
-    let folder = recipe::run("extras")?;
-    let path = folder.join("extras.img");
+    file_of("extras", "extras.img")
+}
+
+/// A file that a recipe makes.
+fn file_of(recipe: &str, file: &'static str) -> Result<PathBuf, ImageError> {
+    let folder = recipe::run(recipe)?;
+    let path = folder.join(file);
     match std::fs::metadata(&path) {
         Ok(_) => Ok(path),
-        Err(error) => Err(ImageError::File { folder, file: "extras.img", error }),
+        Err(error) => Err(ImageError::File { folder, file, error }),
     }
 }
 

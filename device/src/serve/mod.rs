@@ -22,9 +22,12 @@ mod mount_point;
 pub mod pair;
 mod patient;
 pub mod qmp;
+mod relay;
 mod served_pages;
+pub mod shmem;
 mod socket;
 mod tree;
+mod vhost_connections;
 pub mod vhost_user;
 
 use std::io;
@@ -40,6 +43,7 @@ pub use held_mount::{Channels, HeldMount};
 pub use ivshmem::IvshmemServer;
 pub use mount_point::{MountPoint, abort_mount};
 pub use pair::{Pair, PairOptions, Place};
+pub use shmem::ShmemServer;
 pub use socket::claim;
 pub use vhost_user::{DiskServer, Shows};
 

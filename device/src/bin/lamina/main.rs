@@ -9,6 +9,7 @@ mod holder;
 mod life;
 mod meter;
 mod serve;
+mod shmem;
 mod topology;
 mod worker;
 

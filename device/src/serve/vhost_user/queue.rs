@@ -7,15 +7,14 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use memmap2::MmapMut;
-use vhost_user_backend::{VringMutex, VringT};
+use vhost_user_backend::VringT;
 use virtio_queue::{QueueOwnedT, QueueT};
 use vm_memory::{GuestAddressSpace, GuestMemoryAtomic};
 
-use super::disk::Disk;
-use super::request::{Memory, Request};
+use crate::serve::vhost_connections::{Memory, Ring};
 
-/// A ring, as vhost-user gives it.
-pub(super) type Ring = VringMutex<GuestMemoryAtomic<Memory>>;
+use super::disk::Disk;
+use super::request::Request;
 
 /// Bytes of a queue's buffer: what is decoded at once stays in the processor's second-level cache.
 const BUFFER: usize = 256 << 10;
