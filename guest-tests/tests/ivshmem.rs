@@ -2,6 +2,7 @@
 
 mod script;
 
+use std::fmt::Write;
 use std::process::Command;
 
 use lamina_guest_tests::{judge::Judge, programs};
@@ -23,7 +24,7 @@ fn a_guest_without_cxl_reads_writes_and_flushes_through_the_doorbell() {
     let mut script = format!("{PROLOGUE}lamina-shim up || fail up\n");
     script.push_str(&read_and_write(&judge));
     // A view made by the guest, refusals in the device's words, several programs at once, and an answer of many bytes.
-    script.push_str(&format!("lamina-shim view {WRITTEN} e8m1 >/dev/null || fail view\n"));
+    writeln!(script, "lamina-shim view {WRITTEN} e8m1 >/dev/null || fail view").unwrap();
     sum(&mut script, "made", WRITTEN, "e8m1");
     script.push_str(
         "lamina-shim flush --offset 18446744073709551615 --length 1 2>/why && fail 'flushed past the end'\n\

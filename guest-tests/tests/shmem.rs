@@ -2,6 +2,7 @@
 
 mod script;
 
+use std::fmt::Write;
 use std::path::PathBuf;
 use std::process::Command;
 
@@ -26,8 +27,8 @@ fn a_guest_maps_what_it_wants_reads_writes_and_flushes_and_is_refused_what_is_wr
     let judge = Judge::new(&[model()]).unwrap();
     let mut script = PROLOGUE.to_owned();
     script.push_str(&read_and_write(&judge));
-    script.push_str(&format!("lamina-ioctls {WRITTEN} e8m3 || fail ioctls\n"));
-    script.push_str(&format!("lamina-shim view {WRITTEN} e8m1 >/dev/null || fail view\n"));
+    writeln!(script, "lamina-ioctls {WRITTEN} e8m3 || fail ioctls").unwrap();
+    writeln!(script, "lamina-shim view {WRITTEN} e8m1 >/dev/null || fail view").unwrap();
     sum(&mut script, "made", WRITTEN, "e8m1");
     script.push_str(
         "lamina-shim flush --offset 18446744073709551615 --length 1 2>/why && fail 'flushed past the end'\n\

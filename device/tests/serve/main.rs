@@ -17,3 +17,4 @@ mod ivshmem;
 mod mount;
 mod poison;
 mod program;
+mod shmem;

@@ -36,7 +36,7 @@ fn main() -> ExitCode {
 }
 
 /// Holds that something fails with this error.
-fn fails<T: Debug>(what: &str, done: io::Result<T>, number: i32) -> Result<()> {
+fn fails<T: Debug>(what: &str, done: &io::Result<T>, number: i32) -> Result<()> {
     let found = done.as_ref().err().and_then(io::Error::raw_os_error);
     ensure!(found == Some(number), "{what}: {done:?}, not error {number}");
     Ok(())
@@ -49,7 +49,7 @@ fn unmappable(shared: &Shared, at: u64, length: u64, access: Access, number: i32
         Err(other) => Err(io::Error::other(other.to_string())),
         Ok(_) => Ok(()),
     };
-    fails(&format!("{length} bytes at {at:#x} mapped for {access:?}"), done, number)
+    fails(&format!("{length} bytes at {at:#x} mapped for {access:?}"), &done, number)
 }
 
 fn mapped(shared: &Shared, window: u32, offset: u64, length: u64) -> io::Result<u64> {
@@ -80,10 +80,10 @@ fn check(tensor: &str, view: &str) -> Result<()> {
         (BASE, 0, info.region_bytes, ERANGE),
     ] {
         let what = format!("{length} bytes at {offset:#x} of {window:#x}");
-        fails(&what, mapped(&shared, window, offset, length), number)?;
+        fails(&what, &mapped(&shared, window, offset, length), number)?;
     }
     let mut reserved = Map { length: PAGE, reserved: 1, ..Map::default() };
-    fails("a number that is reserved", shared.map(&mut reserved), EINVAL)?;
+    fails("a number that is reserved", &shared.map(&mut reserved), EINVAL)?;
 
     // One page, by the file that has it, and as it may be.
     let at = mapped(&shared, BASE, 0, 2 * PAGE)?;
@@ -92,11 +92,11 @@ fn check(tensor: &str, view: &str) -> Result<()> {
     unmappable(&shared, at + 2 * PAGE, PAGE, Access::Read, ENXIO)?;
     unmappable(&Shared::open(&node)?, at, PAGE, Access::Read, ENXIO)?;
     let page = Window::of_mapping(&shared, at + PAGE, PAGE, Access::Read)?;
-    fails("what is in use", shared.unmap(at), EBUSY)?;
-    fails("the middle of a mapping", shared.unmap(at + PAGE), ENOENT)?;
+    fails("what is in use", &shared.unmap(at), EBUSY)?;
+    fails("the middle of a mapping", &shared.unmap(at + PAGE), ENOENT)?;
     drop(page);
     shared.unmap(at)?;
-    fails("what is gone", shared.unmap(at), ENOENT)?;
+    fails("what is gone", &shared.unmap(at), ENOENT)?;
     unmappable(&shared, at, PAGE, Access::Read, ENXIO)?;
 
     // A view alone is what it is in the whole window, though its file was closed; and it cannot be stored to.
@@ -127,7 +127,7 @@ fn check(tensor: &str, view: &str) -> Result<()> {
                 full => break full,
             }
         };
-        fails("one more mapping", full, ENOSPC)?;
+        fails("one more mapping", &full, ENOSPC)?;
         ensure!((3..8).contains(&count), "{count} mappings");
         for _ in 0..16 {
             ensure!(mapped(&several, BASE, 4 * PAGE, PAGE)? == same, "the same range is mapped twice");
@@ -141,12 +141,12 @@ fn check(tensor: &str, view: &str) -> Result<()> {
     for (offset, length) in [(info.base_bytes + 1, 0), (0, info.base_bytes + 1), (u64::MAX, 1), (1, u64::MAX)]
     {
         let flushed = shared.flush(Range { offset, length });
-        fails(&format!("a flush of {length} bytes at {offset:#x}"), flushed, ERANGE)?;
+        fails(&format!("a flush of {length} bytes at {offset:#x}"), &flushed, ERANGE)?;
     }
     let mut answer = [0; 64];
-    fails("no line", shared.ask("", &mut answer), EMSGSIZE)?;
-    fails("too long a line", shared.ask(&"x".repeat(TEXT_BYTES + 1), &mut answer), EMSGSIZE)?;
-    fails("two lines", shared.ask("{}\n{}", &mut answer), EINVAL)?;
+    fails("no line", &shared.ask("", &mut answer), EMSGSIZE)?;
+    fails("too long a line", &shared.ask(&"x".repeat(TEXT_BYTES + 1), &mut answer), EMSGSIZE)?;
+    fails("two lines", &shared.ask("{}\n{}", &mut answer), EINVAL)?;
     let total = shared.ask(r#"{"op":"stats"}"#, &mut answer)?;
     ensure!(total > answer.len() && answer[0] == b'{', "an answer of {total} bytes");
     ensure!(shared.ask("nonsense", &mut answer)? > 0, "no answer to nonsense");
