@@ -16,7 +16,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 use vhost::vhost_user::message::VhostUserMMap;
-use vhost::vhost_user::{FrontendReqHandler, HandlerResult, VhostUserFrontendReqHandlerMut};
+use vhost::vhost_user::{Error, FrontendReqHandler, HandlerResult, VhostUserFrontendReqHandlerMut};
 use vm_memory::{Bytes, GuestAddress};
 
 use crate::common::{Place, Run, noise, within};
@@ -81,8 +81,10 @@ impl Rig {
         let ours = channel.get_tx_raw_fd();
         // SAFETY: the channel is open until the thread below has it.
         let ours = unsafe { BorrowedFd::borrow_raw(ours) }.try_clone_to_owned().unwrap();
-        // Ends with the connection.
-        thread::spawn(move || while channel.handle_request().is_ok() {});
+        // Ends with the connection; a refusal is answered and told here too.
+        thread::spawn(
+            move || while matches!(channel.handle_request(), Ok(_) | Err(Error::ReqHandlerError(_))) {},
+        );
         let driver = Driver::with_channel(&socket, &ours);
         Self { run, place, bytes, noted, driver }
     }
