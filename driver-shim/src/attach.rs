@@ -7,11 +7,15 @@
 //!    window size is the device's own). Which one QEMU enumerates first means nothing.
 //! 4. On request hand the base to `kmem`, as system RAM.
 //!
-//! Where the windows are shared memory of PCI devices, there is nothing to make: they are found and told.
+//! Where the windows are shared memory of PCI devices, there is nothing to make: they are found and told. Where they are that of a virtio device, its
+//! driver is loaded.
 //!
 //! All of it can be repeated; what is there is used.
 
-use std::{path::PathBuf, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use crate::{
     Access, Error, Window,
@@ -19,6 +23,7 @@ use crate::{
     directory,
     ivshmem::{self, Bar, Bars},
     region::{self, Region},
+    shmem,
     sysfs::{Tree, wait},
     topology::{Memdev, Role, memdevs},
 };
@@ -45,13 +50,13 @@ impl Default for UpOptions {
 pub struct Attachment {
     /// Base or views.
     pub role: Role,
-    /// The CXL memory device, for example `mem0`, or the PCI device with the shared memory, for example `0000:00:10.0`.
+    /// The CXL memory device, for example `mem0`, or what has the shared memory: a PCI device, for example `0000:00:10.0`, or a driver's file, `lamina0`.
     pub memdev: String,
-    /// Its region, for example `region0`; `BAR 2` of a PCI device.
+    /// Its region, for example `region0`; `BAR 2` of a PCI device, `shared memory` of a driver.
     pub region: String,
     /// Whether the region was made now, rather than found.
     pub created: bool,
-    /// The dax device, for example `dax0.0`; empty for a PCI device.
+    /// The dax device, for example `dax0.0`; empty for shared memory.
     pub dax: String,
     /// The node to map, for example `/dev/dax0.0`; not there with [`Use::SystemRam`].
     pub node: PathBuf,
@@ -59,7 +64,7 @@ pub struct Attachment {
     pub bytes: u64,
     /// What mappings of it must be multiples of, in bytes.
     pub align: u64,
-    /// How it is used; none for a PCI device, which a program maps and no driver has.
+    /// How it is used; none for shared memory, which a program maps.
     pub r#use: Option<Use>,
 }
 
@@ -77,6 +82,12 @@ pub struct Attached {
 /// # Errors
 /// [`Error::Memdevs`] when there are not two memdevs of Lamina, and whatever regions, dax devices and the directory give.
 pub fn up(tree: &Tree, options: &UpOptions) -> Result<Attached, Error> {
+    if memdevs(tree).is_empty()
+        && options.memdevs.is_empty()
+        && let Some(node) = shmem::bring_up(tree, options.wait)
+    {
+        return driver(&node, options);
+    }
     if memdevs(tree).is_empty()
         && options.memdevs.is_empty()
         && let Some(bars) = ivshmem::windows(tree)?
@@ -143,6 +154,32 @@ fn shared_memory(bars: Bars, options: &UpOptions) -> Result<Attached, Error> {
         r#use: None,
     };
     Ok(Attached { base: attachment(base, Role::Base), views: attachment(views, Role::Views) })
+}
+
+/// Windows that a driver's file shows.
+fn driver(node: &Path, options: &UpOptions) -> Result<Attached, Error> {
+    let name = node.file_name().unwrap_or_default().to_string_lossy();
+    if options.system_ram {
+        return Err(Error::Memdevs {
+            found: name.into_owned(),
+            why: "its windows are shared memory of a virtio device, which cannot be system RAM".into(),
+        });
+    }
+    let attachment = |role| {
+        let window = Window::of_driver(node, role, Access::Read)?;
+        Ok::<_, Error>(Attachment {
+            role,
+            memdev: name.clone().into_owned(),
+            region: "shared memory".into(),
+            created: false,
+            dax: String::new(),
+            node: node.to_owned(),
+            bytes: window.bytes(),
+            align: window.align(),
+            r#use: None,
+        })
+    };
+    Ok(Attached { base: attachment(Role::Base)?, views: attachment(Role::Views)? })
 }
 
 /// The memdevs to bring up, once their endpoint ports are there.

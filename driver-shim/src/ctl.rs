@@ -1,7 +1,7 @@
 //! The control port: requests to the device that loads and stores cannot express.
 //!
 //! The port is a virtio-serial port (`org.lamina.ctl`) in a guest; a Unix socket works the same, and so does the mailbox of a guest that
-//! sees the device as shared memory of PCI devices, where numbers tell whose a reply is. Each way goes one
+//! sees the device as shared memory of PCI devices, where numbers tell whose a reply is, or the driver's file of a virtio device. Each way goes one
 //! JSON object a line. Every reply carries `"ok"`, and `"error"` when that is false.
 //!
 //! Rules:
@@ -46,6 +46,7 @@ use serde_json::{Value, json};
 use crate::{
     ivshmem,
     mailbox::{Mailbox, MailboxError},
+    shmem::{self, Shared},
     sysfs::{Tree, wait},
 };
 
@@ -140,8 +141,8 @@ fn busy(cause: &io::Error) -> &'static str {
 pub struct Ctl {
     path: PathBuf,
     stream: File,
-    /// Where that is no stream but a mailbox's folder.
-    mailbox: Option<Mailbox>,
+    /// Where that is no stream.
+    other: Option<Other>,
     is_socket: bool,
     timeout: Duration,
     /// What was read behind the last line.
@@ -151,8 +152,17 @@ pub struct Ctl {
     failed: bool,
 }
 
+/// What answers a whole request at once.
+#[derive(Debug)]
+enum Other {
+    /// A mailbox, by its folder.
+    Mailbox(Mailbox),
+    /// A driver's file.
+    Driver(Shared),
+}
+
 impl Ctl {
-    /// Opens the port at `path`, a character device, a Unix socket, or the folder in sysfs of a PCI device with a mailbox. While another program has it, this waits up to
+    /// Opens the port at `path`, a character device, a Unix socket, the folder in sysfs of a PCI device with a mailbox, or a driver's file. While another program has it, this waits up to
     /// [`PATIENCE`].
     ///
     /// # Errors
@@ -160,15 +170,21 @@ impl Ctl {
     pub fn open(path: &Path) -> Result<Self, CtlError> {
         let wrap = |cause| CtlError::Open { path: path.into(), cause };
         let kind = fs::metadata(path).map_err(wrap)?.file_type();
-        let mailbox = kind.is_dir().then(|| Mailbox::open(path, PATIENCE)).transpose().map_err(wrap)?;
-        let stream = match &mailbox {
+        let other = if kind.is_dir() {
+            Some(Other::Mailbox(Mailbox::open(path, PATIENCE).map_err(wrap)?))
+        } else if shmem::is_node(path) {
+            Some(Other::Driver(Shared::open(path).map_err(wrap)?))
+        } else {
+            None
+        };
+        let stream = match &other {
             Some(_) => File::open(path),
             None => open(path, kind.is_socket()),
         };
         Ok(Self {
             path: path.into(),
             stream: stream.map_err(wrap)?,
-            mailbox,
+            other,
             is_socket: kind.is_socket(),
             timeout: TIMEOUT,
             pending: Vec::new(),
@@ -177,12 +193,12 @@ impl Ctl {
         })
     }
 
-    /// Opens the port named [`CTL_PORT`], or else the mailbox.
+    /// Opens the port named [`CTL_PORT`], or else the driver's file, or the mailbox.
     ///
     /// # Errors
     /// [`CtlError::NoPort`], [`CtlError::Open`].
     pub fn find(tree: &Tree) -> Result<Self, CtlError> {
-        let found = port(tree, CTL_PORT).or_else(|| ivshmem::mailbox(tree));
+        let found = port(tree, CTL_PORT).or_else(|| shmem::node(tree)).or_else(|| ivshmem::mailbox(tree));
         Self::open(&found.ok_or_else(|| CtlError::NoPort { port: CTL_PORT.into() })?)
     }
 
@@ -299,8 +315,12 @@ impl Ctl {
     }
 
     fn exchange(&mut self, request: &Value, deadline: Instant) -> Result<Value, CtlError> {
-        if let Some(mailbox) = &self.mailbox {
-            let answer = mailbox.exchange(&request.to_string(), MAX_REPLY, deadline);
+        if let Some(other) = &self.other {
+            let request = request.to_string();
+            let answer = match other {
+                Other::Mailbox(mailbox) => mailbox.exchange(&request, MAX_REPLY, deadline),
+                Other::Driver(shared) => shared.exchange(&request, MAX_REPLY),
+            };
             let line = answer.map_err(|error| match error {
                 MailboxError::Late => {
                     CtlError::Timeout { path: self.path.clone(), seconds: self.timeout.as_secs_f64() }

@@ -1,7 +1,7 @@
 //! The opened device: both windows, the directory, and a span for (tensor, view).
 //!
 //! Where the windows are: as given; else the environment (`LAMINA_BASE`, `LAMINA_VIEWS`); else the devdax
-//! devices in sysfs; else the PCI devices with shared memory there. A view is named as the directory spells it; `base` names the tensor's own bytes in the base window,
+//! devices in sysfs; else the driver's file of a virtio device; else the PCI devices with shared memory. A view is named as the directory spells it; `base` names the tensor's own bytes in the base window,
 //! the only ones that can be stored to. Nothing the directory says is believed before it was checked against the
 //! windows.
 
@@ -13,11 +13,11 @@ use std::{
 use lamina_abi::{DIRECTORY_BYTES, Directory};
 
 use crate::{
-    Access, Error, Span, Window,
+    Access, Error, Span, Window, WindowError,
     attach::begins_with_directory,
     ctl::Ctl,
     dax::{self, Dax, Use},
-    directory, ivshmem,
+    directory, ivshmem, shmem,
     sysfs::Tree,
     topology::{Role, dax_serial},
     window::fits,
@@ -93,16 +93,16 @@ impl Lamina {
     pub fn open(options: &OpenOptions) -> Result<Self, Error> {
         let tree = options.tree.clone();
         let (base, views) = match (&options.base, &options.views) {
-            (base, Some(views)) => (base.clone(), views.clone()),
+            (base, Some(views)) => (base.clone().map(Place::File), Place::File(views.clone())),
             (Some(_), None) => {
                 let why = "a base window was given, but the directory is in the views window".into();
                 return Err(Error::NotFound { why });
             }
             (None, None) => discover(&tree)?,
         };
-        let views = Window::open(&views, options.views_access, &tree)?;
+        let views = views.open(Role::Views, options.views_access, &tree)?;
         let directory = checked(&views)?;
-        let base = base.map(|path| Window::open(&path, options.base_access, &tree)).transpose()?;
+        let base = base.map(|place| place.open(Role::Base, options.base_access, &tree)).transpose()?;
         if let Some(base) = &base
             && base.bytes() < directory.base_bytes
         {
@@ -230,7 +230,7 @@ impl Lamina {
     }
 }
 
-/// The control port at `path`, else the virtio port, else the mailbox.
+/// The control port at `path`, else the virtio port, else the driver's file, else the mailbox.
 ///
 /// # Errors
 /// [`Error::Ctl`].
@@ -251,8 +251,25 @@ fn checked(views: &Window) -> Result<Directory, Error> {
     Ok(directory)
 }
 
-/// The nodes of the base window, if it is mapped at all, and of the views window, from sysfs.
-fn discover(tree: &Tree) -> Result<(Option<PathBuf>, PathBuf), Error> {
+/// Where a window is.
+enum Place {
+    /// A file that is nothing else.
+    File(PathBuf),
+    /// A driver's file, which shows both.
+    Driver(PathBuf),
+}
+
+impl Place {
+    fn open(&self, role: Role, access: Access, tree: &Tree) -> Result<Window, WindowError> {
+        match self {
+            Self::File(path) => Window::open(path, access, tree),
+            Self::Driver(node) => Window::of_driver(node, role, access),
+        }
+    }
+}
+
+/// The base window, if it is mapped at all, and the views window, from sysfs.
+fn discover(tree: &Tree) -> Result<(Option<Place>, Place), Error> {
     let all: Vec<(Dax, Option<Role>)> = dax::list(tree)
         .into_iter()
         .filter(|dax| dax.driver == Some(Use::Devdax))
@@ -269,11 +286,16 @@ fn discover(tree: &Tree) -> Result<(Option<PathBuf>, PathBuf), Error> {
             .find(|index| all[*index].1.is_none() && begins_with_directory(tree, &all[*index].0).is_ok())
     });
     let names = || all.iter().map(|(dax, _)| dax.name.as_str()).collect::<Vec<_>>().join(", ");
-    // Without CXL memory, the windows may be shared memory of PCI devices.
+    // Without CXL memory, the windows may be shared memory.
+    if views.is_none()
+        && let Some(node) = shmem::node(tree)
+    {
+        return Ok((Some(Place::Driver(node.clone())), Place::Driver(node)));
+    }
     if views.is_none()
         && let Some(bars) = ivshmem::windows(tree)?
     {
-        return Ok((bars.base.map(|bar| bar.node), bars.views.node));
+        return Ok((bars.base.map(|bar| Place::File(bar.node)), Place::File(bars.views.node)));
     }
     let views = views.ok_or_else(|| Error::NotFound {
         why: match all.len() {
@@ -286,5 +308,6 @@ fn discover(tree: &Tree) -> Result<(Option<PathBuf>, PathBuf), Error> {
         // A third device could be anybody's: then there is no telling.
         rest.next().filter(|_| rest.next().is_none())
     });
-    Ok((base.map(|index| all[index].0.node.clone()), all[views].0.node.clone()))
+    let file = |index: usize| Place::File(all[index].0.node.clone());
+    Ok((base.map(file), file(views)))
 }

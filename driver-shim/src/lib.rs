@@ -1,6 +1,6 @@
 //! Lamina from inside a guest.
 //!
-//! The device shows up as two CXL memory devices, or as shared memory of PCI devices ([`ivshmem`]). This library makes their regions ([`up`]), maps them ([`Window`]),
+//! The device shows up as two CXL memory devices, or as shared memory of PCI devices ([`ivshmem`]) or of a virtio device ([`shmem`]). This library makes their regions ([`up`]), maps them ([`Window`]),
 //! reads the directory by loads and hands out the memory of (tensor, view) ([`Lamina::span`]); a small control port
 //! ([`Ctl`]) carries what loads and stores cannot say. `include/lamina.h` is the same for C.
 //!
@@ -27,6 +27,7 @@ pub mod ivshmem;
 mod lamina;
 mod mailbox;
 pub mod region;
+pub mod shmem;
 pub mod sysfs;
 pub mod topology;
 mod window;

@@ -4,6 +4,7 @@
 //!
 //! * A window is a devdax node in a guest, or any file a process can map (the device's own FUSE files on a host, an
 //!   ordinary file in a test).
+//! * It may also be a range that a driver's file shows ([`crate::shmem`]).
 //! * It is mapped once, shared, from 0 to its end: for devdax that is a multiple of its `align`, and mapping costs
 //!   address space only. Memory is touched by loads and stores alone.
 //! * Other programs, other CPUs and the device change the bytes at any time. So no `&[u8]` of it is ever handed out,
@@ -20,7 +21,11 @@ use std::{
 use memmap2::{MmapOptions, MmapRaw};
 use vm_memory::VolatileSlice;
 
-use crate::sysfs::Tree;
+use crate::{
+    shmem::{self, Shared},
+    sysfs::Tree,
+    topology::Role,
+};
 
 /// What a mapping may do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -120,6 +125,34 @@ impl Window {
         }
         .map_err(|cause| WindowError::Map { path: path.into(), bytes, access, cause })?;
         Ok(Self { path: path.into(), map, bytes, align, access })
+    }
+
+    /// Maps the whole window of `role` through a driver's file, see [`shmem`].
+    pub(crate) fn of_driver(node: &Path, role: Role, access: Access) -> Result<Self, WindowError> {
+        let (shared, map) =
+            shmem::place(node, role).map_err(|cause| WindowError::Open { path: node.into(), cause })?;
+        Self::of_mapping(&shared, map.at, map.length, access)
+    }
+
+    /// Maps what a driver shows at `at`.
+    ///
+    /// # Errors
+    /// [`WindowError::Size`], [`WindowError::Map`].
+    pub fn of_mapping(shared: &Shared, at: u64, bytes: u64, access: Access) -> Result<Self, WindowError> {
+        let path = shared.path();
+        let length = usize::try_from(bytes).ok().filter(|length| isize::try_from(*length).is_ok());
+        let length = length.ok_or_else(|| WindowError::Size {
+            path: path.into(),
+            why: format!("{bytes} bytes cannot be mapped by this machine"),
+        })?;
+        let mut options = MmapOptions::new();
+        options.offset(at).len(length);
+        let map = match access {
+            Access::Read => options.map_raw_read_only(shared.file()),
+            Access::ReadWrite => options.map_raw(shared.file()),
+        }
+        .map_err(|cause| WindowError::Map { path: path.into(), bytes, access, cause })?;
+        Ok(Self { path: path.into(), map, bytes, align: rustix::param::page_size() as u64, access })
     }
 
     /// The file behind the window.

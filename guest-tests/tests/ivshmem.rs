@@ -1,12 +1,13 @@
 //! Guests that see the device as shared memory of PCI devices: no CXL in them, and no serial port for requests.
 
+mod script;
+
 use std::fmt::Write;
-use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use lamina_guest_tests::{bundled, judge::Judge, programs};
+use lamina_guest_tests::{judge::Judge, programs};
 
-const VIEWS: [&str; 4] = ["full", "e8m3", "e8m3+g2:packed", "fp8_e4m3fn"];
+use script::{VIEWS, WRITTEN, boot, finish, model, new, read_and_write, right, sum, told};
 
 /// What every script begins with: that there is nothing but the shared memory.
 const PROLOGUE: &str = r#"#!/bin/sh
@@ -16,69 +17,22 @@ fail() { echo "FAILED: $*"; exit 1; }
 [ "$(grep -l 0x1110 /sys/bus/pci/devices/*/device | wc -l)" = 3 ] || fail "no shared memory"
 "#;
 
-fn model() -> PathBuf {
-    bundled().expect("start the tests through ./x test").remove(0)
-}
-
-/// Runs a script in a guest by `lamina boot` and returns what it said.
-fn boot(folder: &Path, script: &str, options: &[&str]) -> String {
-    let path = folder.join("script.sh");
-    std::fs::write(&path, format!("{PROLOGUE}{script}\nexit 7\n")).unwrap();
-    let mut command = Command::new(programs::lamina().unwrap());
-    command.arg("boot").args(options).arg("--script").arg(&path);
-    finish(command)
-}
-
-fn finish(mut command: Command) -> String {
-    let output = command.output().unwrap();
-    let said = String::from_utf8_lossy(&output.stdout).into_owned();
-    let why = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(7), "{said}\n{why}");
-    said
-}
-
-/// The value of the line `name value`.
-fn told<'l>(said: &'l str, name: &str) -> &'l str {
-    let found = said.lines().find_map(|line| line.trim_end().strip_prefix(name)?.strip_prefix(' '));
-    found.unwrap_or_else(|| panic!("the guest did not tell {name}: {said}"))
-}
-
-fn sum(script: &mut String, name: &str, tensor: &str, view: &str) {
-    writeln!(
-        script,
-        "sum=$(lamina-shim sum {tensor} {view}) || fail sum; echo \"{name} $(echo $sum | cut -c1-64)\""
-    )
-    .unwrap();
-}
-
 #[test]
 fn a_guest_without_cxl_reads_writes_and_flushes_through_the_doorbell() {
     let folder = tempfile::tempdir().unwrap();
     let judge = Judge::new(&[model()]).unwrap();
-    let written = "tok_embeddings.weight";
-    let new = folder.path().join("new");
-    std::fs::write(&new, judge.full(written, 1000).unwrap()).unwrap();
-    let names: Vec<&str> = judge.names().collect();
-    let mut script = "lamina-shim up || fail up\n".to_owned();
-    for (n, name) in names.iter().enumerate() {
-        for view in VIEWS.iter().chain(&["base"]) {
-            sum(&mut script, &format!("before{n}-{view}"), name, view);
-        }
-    }
-    writeln!(script, "lamina-shim write {written} </new && lamina-shim flush || fail flush").unwrap();
-    for view in VIEWS.iter().chain(&["base"]) {
-        sum(&mut script, &format!("after-{view}"), written, view);
-    }
+    let mut script = format!("{PROLOGUE}lamina-shim up || fail up\n");
+    script.push_str(&read_and_write(&judge));
     // A view made by the guest, refusals in the device's words, several programs at once, and an answer of many bytes.
-    writeln!(script, "lamina-shim view {written} e8m1 >/dev/null || fail view").unwrap();
-    sum(&mut script, "made", written, "e8m1");
+    writeln!(script, "lamina-shim view {WRITTEN} e8m1 >/dev/null || fail view").unwrap();
+    sum(&mut script, "made", WRITTEN, "e8m1");
     script.push_str(
         "lamina-shim flush --offset 18446744073709551615 --length 1 2>/why && fail 'flushed past the end'\n\
          grep -q 'pass the end' /why || fail \"$(cat /why)\"\n\
          for n in 1 2 3 4 5 6; do lamina-shim flush || echo 'FAILED: a flush' & done; wait\n\
          echo \"stats $(lamina-shim stats | grep -c '\"base_writes\"')\"\n",
     );
-    let put = format!("{}=/new", new.display());
+    let put = new(folder.path(), &judge);
     let (model, run) = (model(), folder.path().join("run"));
     let options = [
         "--attach",
@@ -93,21 +47,8 @@ fn a_guest_without_cxl_reads_writes_and_flushes_through_the_doorbell() {
         run.to_str().unwrap(),
     ];
     let said = boot(folder.path(), &script, &options);
-    assert!(!said.contains("FAILED"), "{said}");
-    for (n, name) in names.iter().enumerate() {
-        for view in VIEWS.iter().chain(&["base"]) {
-            let want = judge.sha256(name, view, 0).unwrap();
-            assert_eq!(told(&said, &format!("before{n}-{view}")), want, "{name} {view}");
-        }
-    }
-    for view in VIEWS.iter().chain(&["base"]) {
-        assert_eq!(
-            told(&said, &format!("after-{view}")),
-            judge.sha256(written, view, 1000).unwrap(),
-            "{view}"
-        );
-    }
-    assert_eq!(told(&said, "made"), judge.sha256(written, "e8m1", 1000).unwrap());
+    right(&said, &judge);
+    assert_eq!(told(&said, "made"), judge.sha256(WRITTEN, "e8m1", 1000).unwrap());
     assert_eq!(told(&said, "stats"), "1");
 }
 

@@ -74,12 +74,20 @@ impl GuestImage {
     }
 }
 
+/// The module `lamina.ko` for the guest image's kernel, built now by the recipe `images/driver` if need be.
+///
+/// # Errors
+/// When the recipe fails, or its folder lacks the module.
+pub fn driver() -> Result<PathBuf, ImageError> {
+    file_of("driver", "lamina.ko")
+}
+
 /// The archive with fio, stress-ng, memtester and numactl, built now by the recipe `images/extras` if need be.
 ///
 /// # Errors
 /// When the recipe fails, or its folder lacks the archive.
 pub fn extras() -> Result<PathBuf, ImageError> {
-    archive("extras", "extras.img")
+    file_of("extras", "extras.img")
 }
 
 /// The archive with Python, a compiler, a database and numactl, built now by the recipe `images/workloads` if need be.
@@ -87,10 +95,11 @@ pub fn extras() -> Result<PathBuf, ImageError> {
 /// # Errors
 /// When the recipe fails, or its folder lacks the archive.
 pub fn workloads() -> Result<PathBuf, ImageError> {
-    archive("workloads", "workloads.img")
+    file_of("workloads", "workloads.img")
 }
 
-fn archive(recipe: &str, file: &'static str) -> Result<PathBuf, ImageError> {
+/// A file that a recipe makes.
+fn file_of(recipe: &str, file: &'static str) -> Result<PathBuf, ImageError> {
     let folder = recipe::run(recipe)?;
     let path = folder.join(file);
     match std::fs::metadata(&path) {

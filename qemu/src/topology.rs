@@ -12,6 +12,7 @@
 mod attach;
 pub mod cxl;
 pub mod ivshmem;
+pub mod shmem;
 pub mod vhost_user;
 
 use std::os::unix::fs::FileTypeExt;
@@ -20,6 +21,7 @@ use std::path::{Path, PathBuf};
 pub use self::attach::{Attach, AttachKind};
 pub use self::cxl::Cxl;
 pub use self::ivshmem::Ivshmem;
+pub use self::shmem::Shmem;
 pub use self::vhost_user::VhostUser;
 use crate::version::Version;
 

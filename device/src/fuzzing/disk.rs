@@ -13,9 +13,9 @@ use vm_memory::{Bytes as _, GuestAddress, GuestAddressSpace as _, GuestMemoryAto
 use super::peers::works;
 use super::small;
 use crate::serve::Control;
+use crate::serve::vhost_connections::{Memory, Ring};
 use crate::serve::vhost_user::config::QUEUE_SIZE;
-use crate::serve::vhost_user::queue::{Queue, Ring};
-use crate::serve::vhost_user::request::Memory;
+use crate::serve::vhost_user::queue::Queue;
 use crate::serve::vhost_user::{Disk, Shows};
 
 /// Bytes of each of the two regions of the guest's memory.

@@ -57,7 +57,9 @@ pub fn fuse(data: &[u8]) {
         }
         let asked = request.clone();
         workers.take(0, &mut request, &mut answer);
-        late.try_iter().for_each(|late| workers.answer_one_late(late, &mut answer));
+        for late in late.try_iter() {
+            workers.answer_one_late(late, &mut answer);
+        }
         let answers = hear(&kernel, &mut heard, &asked);
         assert_answered(&asked, answers);
     }

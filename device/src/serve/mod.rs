@@ -1,5 +1,5 @@
 //! Serving a device: as files to map, two for each guest or host ([`fuse`], [`pair`]), as disks ([`vhost_user`]), as an API over sockets ([`api`]), and to guests
-//! ([`guest_port`], and [`ivshmem`] before it where they have no serial port).
+//! ([`guest_port`], and before it [`ivshmem`] or [`shmem`], which also maps, where they have no serial port).
 //!
 //! The servers know the device and nothing behind it. What a file shows is the device's two windows; what keeps those
 //! coherent, and what a user of both may rely on, is stated in one place: [`coherence`].
@@ -27,9 +27,12 @@ mod owner;
 pub mod pair;
 mod patient;
 pub mod qmp;
+mod relay;
 mod served_pages;
+pub mod shmem;
 mod socket;
 pub(crate) mod tree;
+pub(crate) mod vhost_connections;
 pub mod vhost_user;
 pub mod write_backs;
 
@@ -46,6 +49,7 @@ pub use held_mount::{Channels, HeldMount};
 pub use ivshmem::IvshmemServer;
 pub use mount_point::{MountPoint, abort_mount};
 pub use pair::{Pair, PairOptions, Place};
+pub use shmem::ShmemServer;
 pub use socket::claim;
 pub use vhost_user::{DiskServer, Shows};
 

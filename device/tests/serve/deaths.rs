@@ -395,8 +395,8 @@ fn threads_that_wait_for_the_mount_keep_nothing_open_that_others_wait_for() {
             let tasks: Vec<_> = tasks
                 .filter(|task| std::fs::read_to_string(task.join("comm")).is_ok_and(|c| waits(&c)))
                 .collect();
-            // Two launderers of base, one of views, and the invalidator.
-            tasks.len() == 4
+            // Two launderers of base, one of views, and an invalidator of each window.
+            tasks.len() == 5
                 && tasks.iter().all(|task| {
                     let open = std::fs::read_dir(task.join("fd")).unwrap();
                     let open: Vec<_> =

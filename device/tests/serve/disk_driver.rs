@@ -87,6 +87,47 @@ impl Driver {
         self.started()
     }
 
+    /// A guest of a device with shared memory and one queue, which asks its monitor back at the other end of `channel`.
+    pub(crate) fn with_channel(socket: &Path, channel: &impl AsRawFd) -> Self {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(MEMORY).unwrap();
+        let length = usize::try_from(MEMORY).unwrap();
+        let range = (GuestAddress(0), length, Some(FileOffset::new(file.try_clone().unwrap(), 0)));
+        let memory = GuestMemoryMmap::from_ranges_with_files([range]).unwrap();
+        let mut frontend = Frontend::connect(socket, 1).unwrap();
+        let features = frontend.get_features().unwrap();
+        frontend.set_owner().unwrap();
+        let protocol = frontend.get_protocol_features().unwrap();
+        assert!(protocol.contains(VhostUserProtocolFeatures::SHMEM | VhostUserProtocolFeatures::BACKEND_REQ));
+        frontend.set_protocol_features(protocol).unwrap();
+        frontend.set_features(features).unwrap();
+        frontend.set_backend_request_fd(channel).unwrap();
+        let event = || EventFd::new(EFD_NONBLOCK).unwrap();
+        let (kick, call) = (event(), event());
+        let mut driver = Self { frontend, memory, file, kick, call, made: 0, taken: 0, descriptor: 0 };
+        driver.try_start().unwrap();
+        driver
+    }
+
+    /// Bytes of the only region of shared memory.
+    pub(crate) fn region_bytes(&mut self) -> u64 {
+        let config = self.frontend.get_shmem_config().unwrap();
+        assert_eq!(config.nregions, 1);
+        config.memory_sizes[0]
+    }
+
+    /// Gives the device the guest's memory anew, with a file at `at` in addition.
+    pub(crate) fn also(&self, at: u64, bytes: u64, file: &File) {
+        let region = |guest_phys_addr, memory_size, file: &File| VhostUserMemoryRegionInfo {
+            guest_phys_addr,
+            memory_size,
+            userspace_addr: MONITOR + guest_phys_addr,
+            mmap_offset: 0,
+            mmap_handle: file.as_raw_fd(),
+        };
+        self.frontend.set_mem_table(&[region(0, MEMORY, &self.file), region(at, bytes, file)]).unwrap();
+    }
+
     fn started(mut self) -> Self {
         let features = self.frontend.get_features().unwrap();
         assert_eq!(features >> 28 & 0b10111, 0b10111, "indirect, EVENT_IDX, protocol features, version 1");

@@ -19,3 +19,4 @@ mod mount;
 mod poison;
 mod pressure;
 mod program;
+mod shmem;

@@ -44,6 +44,7 @@
 mod decode;
 mod encode;
 pub mod mailbox;
+pub mod shmem;
 
 pub use decode::decode;
 pub use encode::encode;

@@ -4,7 +4,7 @@
 
 use std::str::FromStr;
 
-use super::{Cxl, Ivshmem, TopologyError, VhostUser};
+use super::{Cxl, Ivshmem, Shmem, TopologyError, VhostUser};
 use crate::version::Version;
 
 /// How the guest sees the device.
@@ -16,6 +16,8 @@ pub enum Attach {
     VhostUser(VhostUser),
     /// As shared memory of PCI devices.
     Ivshmem(Ivshmem),
+    /// As shared memory of a virtio device, mapped on request.
+    Shmem(Shmem),
 }
 
 /// The name of a way to attach the device.
@@ -28,6 +30,8 @@ pub enum AttachKind {
     VhostUser,
     /// `ivshmem`: shared memory of PCI devices.
     Ivshmem,
+    /// `shmem`: shared memory of a virtio device, mapped on request.
+    Shmem,
 }
 
 /// What a way to attach the device brings to a guest.
@@ -64,6 +68,7 @@ impl Attach {
             Self::Cxl(cxl) => cxl,
             Self::VhostUser(vhost_user) => vhost_user,
             Self::Ivshmem(ivshmem) => ivshmem,
+            Self::Shmem(shmem) => shmem,
         }
     }
 
@@ -84,8 +89,12 @@ impl Attach {
 }
 
 impl AttachKind {
-    const ALL: [(&str, Self); 3] =
-        [("cxl", Self::Cxl), ("vhost-user", Self::VhostUser), ("ivshmem", Self::Ivshmem)];
+    const ALL: [(&str, Self); 4] = [
+        ("cxl", Self::Cxl),
+        ("vhost-user", Self::VhostUser),
+        ("ivshmem", Self::Ivshmem),
+        ("shmem", Self::Shmem),
+    ];
 
     /// The name, as it is written on the command line.
     pub fn name(self) -> &'static str {
@@ -121,6 +130,6 @@ mod tests {
             assert_eq!(name.parse(), Ok(kind));
             assert_eq!(kind.to_string(), name);
         }
-        assert!("scsi".parse::<AttachKind>().unwrap_err().contains("cxl, vhost-user, ivshmem"));
+        assert!("scsi".parse::<AttachKind>().unwrap_err().contains("cxl, vhost-user, ivshmem, shmem"));
     }
 }

@@ -201,3 +201,17 @@ fn shared_memory_has_sizes_of_powers_of_two_and_a_socket_that_listens() {
     let message = with(Attach::Ivshmem(missing)).check().unwrap_err().to_string();
     assert!(message.contains("mailbox") && message.contains("No such file"), "{message}");
 }
+
+#[test]
+fn windows_mapped_on_request_are_one_device_at_a_socket() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("shmem,sock");
+    let topology = with(Attach::Shmem(Shmem { socket: socket.clone() }));
+    assert!(topology.check().unwrap_err().to_string().contains("shared memory"));
+    let _listener = UnixListener::bind(&socket).unwrap();
+    topology.check().unwrap();
+    let args = topology.args(OLDEST).join(" ");
+    assert!(args.contains("vhost-user-test-device-pci") && args.contains("virtio-id=6"), "{args}");
+    assert!(args.contains("shmem,,sock") && args.contains("memory-backend-memfd,share=on"), "{args}");
+    assert!(topology.attach.maps_mount() && !args.contains("cxl"), "{args}");
+}

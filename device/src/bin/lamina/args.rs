@@ -115,6 +115,10 @@ pub(crate) struct Serve {
     /// ivshmem-doorbell. The windows' sizes must be powers of two then, and are unless given.
     #[arg(long, value_name = "SOCKET", requires = "mount")]
     pub(crate) ivshmem: Option<PathBuf>,
+    /// Serve a virtio device on this socket whose shared-memory region holds what of the windows a guest has mapped: the chardev of QEMU's
+    /// vhost-user-test-device-pci (11.1). The guest needs the driver in driver-shim/kernel.
+    #[arg(long, value_name = "SOCKET", requires = "mount")]
+    pub(crate) vhost_user_shmem: Option<PathBuf>,
     /// Print the ready line as JSON.
     #[arg(long)]
     pub(crate) json: bool,
@@ -204,7 +208,8 @@ impl DeviceArgs {
 /// cxl-type3 devices: base first, views second. Without a script you get a shell, with lamina-shim in it. KVM is used where it
 /// works, emulation elsewhere. A QEMU older than 11.1 will not do; without one, one is unpacked from Debian's packages. With
 /// --attach vhost-user the windows are two virtio disks, and QEMU 7.2 will do. With --attach ivshmem they are the memory of two PCI
-/// devices, whose sizes are powers of two, and a third one carries requests: the guest needs neither CXL nor a serial port.
+/// devices, whose sizes are powers of two, and a third one carries requests: the guest needs neither CXL nor a serial port. With
+/// --attach shmem a virtio device maps what the guest asks for, and a driver of ours, built for its kernel, gives /dev/lamina0.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -226,7 +231,7 @@ pub(crate) struct Boot {
     /// Take all of this from a file of TOML: docs/topology.toml is an example.
     #[arg(long, value_name = "FILE")]
     pub(crate) topology: Option<PathBuf>,
-    /// How the guest sees the device: cxl, vhost-user or ivshmem.
+    /// How the guest sees the device: cxl, vhost-user, ivshmem or shmem.
     #[arg(long, default_value_t, value_name = "HOW")]
     pub(crate) attach: AttachKind,
     /// The directory to mount on [default: a temporary one].
@@ -241,6 +246,9 @@ pub(crate) struct Boot {
     /// With --attach ivshmem and --base: the socket of the mailboxes that `lamina serve --ivshmem` serves [default: one is served here, if --ctl is given].
     #[arg(long, value_name = "SOCKET", requires = "base", conflicts_with = "ctl")]
     pub(crate) mailbox: Option<PathBuf>,
+    /// With --attach shmem: the socket that `lamina serve --vhost-user-shmem` serves [default: one is served here].
+    #[arg(long, value_name = "SOCKET", conflicts_with_all = ["base", "mount"])]
+    pub(crate) shmem: Option<PathBuf>,
     /// The base window of a device that is being served, or any file of the size.
     #[arg(long, value_name = "FILE", requires = "views_file")]
     pub(crate) base: Option<PathBuf>,

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result, ensure};
 use lamina::serve::IvshmemServer;
 use lamina_qemu::{
-    Attach, AttachKind, BootConfig, Cxl, Guest, GuestFile, Ivshmem, Source, VhostUser, launch,
+    Attach, AttachKind, BootConfig, Cxl, Guest, GuestFile, Ivshmem, Shmem, Source, VhostUser, launch,
 };
 use serde_json::Value;
 use tokio::signal::unix::{SignalKind, signal};
@@ -20,6 +20,7 @@ use crate::client;
 use crate::division::DivisionArgs;
 use crate::holder::{Holder, StopSwitch};
 use crate::life::WindowFile;
+use crate::shmem;
 
 /// The folder with the guest's static programs, which `./x` sets.
 const GUEST_PROGRAMS: &str = "LAMINA_GUEST_PROGRAMS";
@@ -30,9 +31,20 @@ const SCRIPT: &str = "/run.sh";
 pub(crate) async fn boot(args: Boot) -> Result<ExitCode> {
     let mut interrupted = signal(SignalKind::interrupt())?;
     let mut terminated = signal(SignalKind::terminate())?;
-    let files = programs(&args)?;
-    let Boot { attach, mut device, mount, mut base, mut views_file, disks, mailbox, mut ctl, guest, .. } =
-        args;
+    let mut files = programs(&args)?;
+    let Boot {
+        attach,
+        mut device,
+        mount,
+        mut base,
+        mut views_file,
+        disks,
+        mailbox,
+        mut ctl,
+        guest,
+        shmem,
+        ..
+    } = args;
     ensure!(disks.is_empty() || attach == AttachKind::VhostUser, "--disk goes with --attach vhost-user");
     if let Some(name) = guest {
         ensure!(attach == AttachKind::Cxl, "--guest goes with --attach cxl");
@@ -45,54 +57,78 @@ pub(crate) async fn boot(args: Boot) -> Result<ExitCode> {
         mailbox.is_none() || attach == AttachKind::Ivshmem && base.is_some(),
         "--mailbox goes with --attach ivshmem, --base and --views-file"
     );
+    ensure!(shmem.is_none() || attach == AttachKind::Shmem, "--shmem goes with --attach shmem");
+    if attach == AttachKind::Shmem {
+        files.push(tokio::task::spawn_blocking(shmem::driver).await??);
+    }
     device.powers_of_two = attach == AttachKind::Ivshmem;
-    let (mut qmp, mut server) = (None, None);
+    let (mut qmp, mut server, mut region) = (None, None, None);
     // Whatever serves the device lives until the guest has ended.
-    let (attach, ctl, served, folder) = match (attach, base.zip(views_file)) {
-        (AttachKind::Cxl, Some((base, views))) => (windows(base, views)?, ctl, None, None),
-        (AttachKind::Ivshmem, Some((base, views))) => {
-            let folder = tempfile::Builder::new().prefix("lamina-boot-").tempdir()?;
-            if let (None, Some(ctl)) = (&mailbox, &ctl) {
-                server = Some(IvshmemServer::serve(&folder.path().join("mailbox.sock"), ctl)?);
+    let (attach, ctl, served, folder) = 'way: {
+        match (attach, base.zip(views_file)) {
+            (AttachKind::Cxl, Some((base, views))) => (windows(base, views)?, ctl, None, None),
+            (AttachKind::Ivshmem, Some((base, views))) => {
+                let folder = tempfile::Builder::new().prefix("lamina-boot-").tempdir()?;
+                if let (None, Some(ctl)) = (&mailbox, &ctl) {
+                    server = Some(IvshmemServer::serve(&folder.path().join("mailbox.sock"), ctl)?);
+                }
+                let mailbox = mailbox.or_else(|| server.as_ref().map(|server| server.path().to_owned()));
+                (shared(base, views, mailbox)?, None, None, Some(folder))
             }
-            let mailbox = mailbox.or_else(|| server.as_ref().map(|server| server.path().to_owned()));
-            (shared(base, views, mailbox)?, None, None, Some(folder))
-        }
-        (AttachKind::VhostUser, _) if !disks.is_empty() => {
-            (Attach::VhostUser(VhostUser { disks, queues: queues(args.cpus) }), ctl, None, None)
-        }
-        (AttachKind::VhostUser, _) => {
-            let folder = tempfile::Builder::new().prefix("lamina-boot-").tempdir()?;
-            let both = vec![DiskArg::Both(folder.path().join("disks"))];
-            let served = start(device, mount, both).await?;
-            let socket = |disk: &serde_json::Value| disk["socket"].as_str().map(PathBuf::from);
-            let disks = served.ready.disks.iter().filter_map(socket).collect();
-            let attach = Attach::VhostUser(VhostUser { disks, queues: queues(args.cpus) });
-            (attach, served.ready.ctl.clone(), Some(served), Some(folder))
-        }
-        (AttachKind::Cxl | AttachKind::Ivshmem, None) => {
-            let folder = tempfile::Builder::new().prefix("lamina-boot-").tempdir()?;
-            let mount = mount.unwrap_or_else(|| folder.path().join("mount"));
-            let monitor = folder.path().join("qmp.sock");
-            let device = DeviceArgs { qmp: device.qmp.or_else(|| Some(monitor.clone())), ..device };
-            // Only CXL has media errors.
-            qmp = device.qmp.clone().filter(|socket| attach == AttachKind::Cxl && *socket == monitor);
-            let served = start(device, Some(mount), Vec::new()).await?;
-            let path = |window: &Option<WindowFile>| window.as_ref()?.path.clone();
-            let mounted = path(&served.ready.base).zip(path(&served.ready.views));
-            let (base, views) = mounted.context(
+            (AttachKind::Shmem, _) if shmem.is_some() => {
+                (Attach::Shmem(Shmem { socket: shmem.unwrap_or_default() }), None, None, None)
+            }
+            (AttachKind::Shmem, Some((base, views))) => {
+                let folder = tempfile::Builder::new().prefix("lamina-boot-").tempdir()?;
+                let socket = folder.path().join("shmem.sock");
+                let window = |path: PathBuf| {
+                    Ok::<_, anyhow::Error>(WindowFile { bytes: bytes(&path)?, path: Some(path) })
+                };
+                region =
+                    Some(shmem::serve(&socket, Some(&window(base)?), Some(&window(views)?), ctl.as_deref())?);
+                (Attach::Shmem(Shmem { socket }), None, None, Some(folder))
+            }
+            (AttachKind::VhostUser, _) if !disks.is_empty() => {
+                (Attach::VhostUser(VhostUser { disks, queues: queues(args.cpus) }), ctl, None, None)
+            }
+            (AttachKind::VhostUser, _) => {
+                let folder = tempfile::Builder::new().prefix("lamina-boot-").tempdir()?;
+                let both = vec![DiskArg::Both(folder.path().join("disks"))];
+                let served = start(device, mount, both).await?;
+                let socket = |disk: &serde_json::Value| disk["socket"].as_str().map(PathBuf::from);
+                let disks = served.ready.disks.iter().filter_map(socket).collect();
+                let attach = Attach::VhostUser(VhostUser { disks, queues: queues(args.cpus) });
+                (attach, served.ready.ctl.clone(), Some(served), Some(folder))
+            }
+            (AttachKind::Cxl | AttachKind::Ivshmem | AttachKind::Shmem, None) => {
+                let folder = tempfile::Builder::new().prefix("lamina-boot-").tempdir()?;
+                let mount = mount.unwrap_or_else(|| folder.path().join("mount"));
+                let monitor = folder.path().join("qmp.sock");
+                let device = DeviceArgs { qmp: device.qmp.or_else(|| Some(monitor.clone())), ..device };
+                // Only CXL has media errors.
+                qmp = device.qmp.clone().filter(|socket| attach == AttachKind::Cxl && *socket == monitor);
+                let served = start(device, Some(mount), Vec::new()).await?;
+                if attach == AttachKind::Shmem {
+                    let socket = folder.path().join("shmem.sock");
+                    region = Some(shmem::serve_ready(&socket, &served.ready)?);
+                    break 'way (Attach::Shmem(Shmem { socket }), None, Some(served), Some(folder));
+                }
+                let path = |window: &Option<WindowFile>| window.as_ref()?.path.clone();
+                let mounted = path(&served.ready.base).zip(path(&served.ready.views));
+                let (base, views) = mounted.context(
                 "the image is divided among guests: serve it with `lamina serve`, then boot each with --guest",
             )?;
-            let ctl = served.ready.ctl.clone();
-            let (attach, ctl) = if let (AttachKind::Ivshmem, Some(ctl)) = (attach, &ctl) {
-                let started = IvshmemServer::serve(&folder.path().join("mailbox.sock"), ctl)?;
-                let attach = shared(base, views, Some(started.path().to_owned()))?;
-                server = Some(started);
-                (attach, None)
-            } else {
-                (windows(base, views)?, ctl)
-            };
-            (attach, ctl, Some(served), Some(folder))
+                let ctl = served.ready.ctl.clone();
+                let (attach, ctl) = if let (AttachKind::Ivshmem, Some(ctl)) = (attach, &ctl) {
+                    let started = IvshmemServer::serve(&folder.path().join("mailbox.sock"), ctl)?;
+                    let attach = shared(base, views, Some(started.path().to_owned()))?;
+                    server = Some(started);
+                    (attach, None)
+                } else {
+                    (windows(base, views)?, ctl)
+                };
+                (attach, ctl, Some(served), Some(folder))
+            }
         }
     };
     let mut config = BootConfig::attached(attach);
@@ -126,6 +162,7 @@ pub(crate) async fn boot(args: Boot) -> Result<ExitCode> {
     drop(server);
     // Unmounting sleeps.
     let stopped = move || {
+        drop(region);
         let stopped = served.map_or(Ok(()), Holder::stop);
         drop(folder);
         stopped

@@ -17,6 +17,7 @@ use crate::args::Serve;
 use crate::holder::{Holder, StopSwitch};
 use crate::life::Ready;
 use crate::log;
+use crate::shmem;
 
 /// Serves until a signal comes.
 pub(crate) async fn serve(mut args: Serve) -> Result<()> {
@@ -39,6 +40,9 @@ pub(crate) async fn serve(mut args: Serve) -> Result<()> {
             Ok::<_, anyhow::Error>(IvshmemServer::serve(&socket, ctl)?)
         });
         let _mailboxes = mailboxes.transpose()?;
+        // Nor to this one.
+        let shmem = args.vhost_user_shmem.map(|socket| shmem::serve_ready(&socket, &holder.ready));
+        let _shmem = shmem.transpose()?;
         say_ready(&holder.ready, json)?;
         holder.wait()
     });

@@ -4,28 +4,21 @@ use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
-use std::time::{Duration, Instant};
 
 use lamina_abi::mailbox::{DEVICE_PEER, GUEST_PEER};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
-use serde_json::json;
-use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::io::AsyncReadExt;
 use tokio::net::UnixStream;
 use tokio::net::unix::pipe;
 
 use super::mailbox::{Asked, Mailbox};
+use crate::serve::relay::{answer, refusal};
 
 /// The version of the protocol between an ivshmem server and QEMU.
 const PROTOCOL: i64 = 0;
 /// The message that comes with the shared memory.
 const MEMORY: i64 = -1;
-/// Bytes an answer of the device may have.
-const MOST_ANSWER: u64 = 16 << 20;
-/// How long a device may be gone before its guests are told.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// How long a request may take. A flush of many dirty pages is the slowest.
-const LIMIT: Duration = Duration::from_secs(120);
 
 /// A guest.
 #[derive(Debug)]
@@ -107,46 +100,4 @@ fn tell(stream: &UnixStream, number: i64, descriptor: Option<BorrowedFd<'_>>) ->
     // A new connection has room for all that is said, so it is never waited for.
     let sent = sendmsg(stream.as_fd(), &[IoSlice::new(&bytes)], &mut control, SendFlags::NOSIGNAL)?;
     if sent == bytes.len() { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
-}
-
-/// What the guest port at `port` answers to a line. While nobody listens there, or when the device dies meanwhile, this asks again: every request may be made twice.
-async fn answer(port: &Path, mut line: Vec<u8>) -> Vec<u8> {
-    line.push(b'\n');
-    let begun = Instant::now();
-    let asking = async {
-        loop {
-            match exchange(port, &line).await {
-                Ok(answer) if answer.last() == Some(&b'\n') => return answer,
-                Ok(answer) if answer.len() as u64 > MOST_ANSWER => {
-                    return refusal(&format!("the answer has more than {MOST_ANSWER} bytes"));
-                }
-                Ok(_) => tracing::debug!("the device went while it was asked"),
-                Err(why) => tracing::debug!("the device does not answer: {why}"),
-            }
-            if begun.elapsed() > PATIENCE {
-                return refusal("nobody answers for the device: is `lamina` still running?");
-            }
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    };
-    let mut answer = tokio::time::timeout(LIMIT, asking)
-        .await
-        .unwrap_or_else(|_| refusal(&format!("the device did not answer within {} s", LIMIT.as_secs())));
-    if answer.last() == Some(&b'\n') {
-        answer.pop();
-    }
-    answer
-}
-
-/// Sends a line and returns the one that comes back, or what came of it.
-async fn exchange(port: &Path, line: &[u8]) -> io::Result<Vec<u8>> {
-    let mut stream = UnixStream::connect(port).await?;
-    stream.write_all(line).await?;
-    let mut answer = Vec::new();
-    BufReader::new(stream.take(MOST_ANSWER + 1)).read_until(b'\n', &mut answer).await?;
-    Ok(answer)
-}
-
-fn refusal(why: &str) -> Vec<u8> {
-    json!({ "ok": false, "error": why }).to_string().into_bytes()
 }

@@ -13,11 +13,12 @@ use vm_memory::{GuestAddressSpace, GuestMemoryAtomic, GuestMemoryBackend, GuestM
 use vmm_sys_util::epoll::EventSet;
 use vmm_sys_util::event::{EventConsumer, EventFlag, EventNotifier, new_event_consumer_and_notifier};
 
+use crate::serve::own_mount::device_of;
+use crate::serve::vhost_connections::{Memory, Ring};
+
 use super::config::{self, QUEUE_SIZE, QUEUES};
 use super::disk::Disk;
-use super::queue::{Queue, Ring};
-use super::request::Memory;
-use crate::serve::own_mount::device_of;
+use super::queue::Queue;
 
 /// A disk and one connection to it.
 pub(super) struct Backend {

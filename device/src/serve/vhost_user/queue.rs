@@ -6,16 +6,15 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use vhost_user_backend::{VringMutex, VringT};
+use vhost_user_backend::VringT;
 use virtio_queue::{QueueOwnedT, QueueT};
 use vm_memory::{GuestAddressSpace, GuestMemoryAtomic};
 
-use super::disk::Disk;
-use super::request::{Memory, Request};
-use super::workspace::Workspace;
+use crate::serve::vhost_connections::{Memory, Ring};
 
-/// A ring, as vhost-user gives it.
-pub(crate) type Ring = VringMutex<GuestMemoryAtomic<Memory>>;
+use super::disk::Disk;
+use super::request::Request;
+use super::workspace::Workspace;
 
 /// What a queue keeps between kicks.
 #[derive(Default)]

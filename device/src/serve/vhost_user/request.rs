@@ -8,16 +8,15 @@ use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use virtio_queue::{DescriptorChain, Reader, Writer};
-use vm_memory::{GuestMemoryLoadGuard, GuestMemoryMmap};
+use vm_memory::GuestMemoryLoadGuard;
 
 use crate::serve::control::ControlError;
+use crate::serve::vhost_connections::Memory;
 
 use super::config::{DISCARD_RANGES, DISCARD_SECTORS, SECTOR, SERIAL_BYTES};
 use super::disk::Disk;
 use super::workspace::Workspace;
 
-/// The guest's memory.
-pub(crate) type Memory = GuestMemoryMmap<()>;
 /// A chain of descriptors in it.
 pub(super) type Chain = DescriptorChain<GuestMemoryLoadGuard<Memory>>;
 

@@ -1,0 +1,160 @@
+//! Serving vhost-user connections on a socket, one after another.
+//!
+//! * One connection is served at a time, as a device has one user; another one waits until that has gone.
+//! * Dropping [`Connections`] lets what is being done end, and closes the connection.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use vhost::vhost_user::{Error as ProtocolError, Listener};
+use vhost_user_backend::{
+    Error as DaemonError, ShutdownHandle, VhostUserBackend, VhostUserDaemon, VringMutex,
+};
+use vm_memory::{GuestMemoryAtomic, GuestMemoryMmap};
+
+/// The guest's memory.
+pub(crate) type Memory = GuestMemoryMmap<()>;
+/// A ring, as vhost-user gives it.
+pub(crate) type Ring = VringMutex<GuestMemoryAtomic<Memory>>;
+
+/// What a connection is to.
+pub(super) trait Served: Send + Sync + 'static {
+    /// One connection's part of it.
+    type Backend: VhostUserBackend<Bitmap = (), Vring = Ring> + 'static;
+
+    /// The part of a new connection, whose guest has this memory.
+    fn backend(&self, memory: &GuestMemoryAtomic<Memory>) -> Self::Backend;
+
+    /// Lets requests that are being done end, and no more.
+    fn quiesce(backend: &Self::Backend);
+
+    /// Somebody connected, or went.
+    fn set_connected(&self, connected: bool);
+}
+
+/// A device's connections. Dropping it ends them.
+pub(super) struct Connections<S: Served> {
+    /// Closed to wake the thread.
+    stop: Option<UnixStream>,
+    current: Arc<Mutex<Current<S>>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// The connection that is being served.
+struct Current<S: Served> {
+    connection: Option<(Arc<S::Backend>, ShutdownHandle)>,
+    stopping: bool,
+}
+
+impl<S: Served> Connections<S> {
+    /// Serves those who connect to `listener`, which does not block, by a thread of this name.
+    pub(super) fn serve(served: Arc<S>, listener: UnixListener, name: String) -> io::Result<Self> {
+        let current = Arc::new(Mutex::new(Current { connection: None, stopping: false }));
+        let (stop, stopped) = UnixStream::pair()?;
+        let run = {
+            let current = Arc::clone(&current);
+            move || accept(&*served, &listener, &stopped, &current)
+        };
+        let thread = thread::Builder::new().name(name).spawn(run)?;
+        Ok(Self { stop: Some(stop), current, thread: Some(thread) })
+    }
+}
+
+impl<S: Served> Drop for Connections<S> {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        let connection = {
+            let mut current = lock(&self.current);
+            current.stopping = true;
+            current.connection.take()
+        };
+        if let Some((backend, shutdown)) = connection {
+            // Only then may the other side look at what was given back.
+            S::quiesce(&backend);
+            shutdown.shutdown();
+        }
+        if let Some(thread) = self.thread.take() {
+            // A panic was logged by the panic hook.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn lock<S: Served>(current: &Mutex<Current<S>>) -> MutexGuard<'_, Current<S>> {
+    current.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Serves connections until `stopped` is closed.
+fn accept<S: Served>(served: &S, listener: &UnixListener, stopped: &UnixStream, current: &Mutex<Current<S>>) {
+    loop {
+        match wait(listener, stopped) {
+            Ok(true) => {}
+            Ok(false) => return,
+            Err(why) => {
+                tracing::error!("a vhost-user socket cannot be waited on, it is closed: {why}");
+                return;
+            }
+        }
+        if let Err(why) = connection(served, listener, current) {
+            tracing::warn!("a vhost-user connection ended: {why}");
+            // What failed at once would fail again at once.
+            thread::sleep(std::time::Duration::from_millis(50));
+        }
+        served.set_connected(false);
+    }
+}
+
+/// Whether somebody wants to connect; `false` if it is time to stop.
+fn wait(listener: &UnixListener, stopped: &UnixStream) -> io::Result<bool> {
+    loop {
+        let mut descriptors = [
+            PollFd::new(listener.as_fd(), PollFlags::POLLIN),
+            PollFd::new(stopped.as_fd(), PollFlags::POLLIN),
+        ];
+        match poll(&mut descriptors, PollTimeout::NONE) {
+            Ok(_) | Err(Errno::EINTR) => {}
+            Err(why) => return Err(why.into()),
+        }
+        if descriptors[1].any().unwrap_or(true) {
+            return Ok(false);
+        }
+        if descriptors[0].any().unwrap_or(false) {
+            return Ok(true);
+        }
+    }
+}
+
+/// Takes a connection and serves it to its end.
+fn connection<S: Served>(
+    served: &S,
+    listener: &UnixListener,
+    current: &Mutex<Current<S>>,
+) -> Result<(), DaemonError> {
+    let memory = GuestMemoryAtomic::new(Memory::new());
+    let backend = Arc::new(served.backend(&memory));
+    let mut daemon = VhostUserDaemon::new("vhost-user-connection".to_owned(), Arc::clone(&backend), memory)?;
+    let mut listener = Listener::from(listener.try_clone().map_err(DaemonError::StartDaemon)?);
+    daemon.start(&mut listener)?;
+    drop(listener);
+    served.set_connected(true);
+    {
+        let mut current = lock(current);
+        match daemon.shutdown_handle() {
+            Some(shutdown) if current.stopping => shutdown.shutdown(),
+            shutdown => current.connection = shutdown.map(|shutdown| (backend, shutdown)),
+        }
+    }
+    let ended = daemon.wait();
+    lock(current).connection = None;
+    match ended {
+        Err(DaemonError::HandleRequest(ProtocolError::Disconnected | ProtocolError::PartialMessage)) => {
+            Ok(())
+        }
+        ended => ended,
+    }
+}

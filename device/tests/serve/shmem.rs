@@ -1,0 +1,243 @@
+//! Windows mapped on request, from the side of a QEMU and its guest.
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::sync::{Arc, Mutex};
+use std::thread;
+
+use lamina_abi::shmem::{
+    ASK, BASE, CONFIG_BYTES, FAILED, FLUSH, FULL, MAGIC, MALFORMED, MAP, MORE, OK, OVERLAP, RANGE, RESET,
+    UNKNOWN, UNMAP, VIEWS,
+};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+use vhost::vhost_user::message::VhostUserMMap;
+use vhost::vhost_user::{Error, FrontendReqHandler, HandlerResult, VhostUserFrontendReqHandlerMut};
+use vm_memory::{Bytes, GuestAddress};
+
+use crate::common::{Place, Run, noise, within};
+use crate::deaths::worker;
+use crate::disk_driver::{DATA, Driver, MEMORY, Part};
+
+const PAGE: u64 = 4096;
+const BASE_BYTES: u64 = 32 << 20;
+const VIEWS_BYTES: u64 = 64 << 20;
+/// Where answers go.
+const BACK: u64 = DATA + (1 << 20);
+
+/// What a QEMU notes of mappings: inode of the file, offset in it, place, length.
+#[derive(Default)]
+struct Noted {
+    mapped: BTreeSet<(u64, u64, u64, u64)>,
+    refuse: bool,
+}
+
+impl VhostUserFrontendReqHandlerMut for Noted {
+    fn shmem_map(&mut self, asked: &VhostUserMMap, file: &dyn AsRawFd) -> HandlerResult<u64> {
+        if self.refuse {
+            return Err(io::ErrorKind::OutOfMemory.into());
+        }
+        assert_eq!(asked.shmid, 0);
+        // SAFETY: the descriptor came with the request, and is open as long as that is handled.
+        let file = unsafe { BorrowedFd::borrow_raw(file.as_raw_fd()) };
+        let inode = File::from(file.try_clone_to_owned()?).metadata()?.ino();
+        assert!(self.mapped.insert((inode, asked.fd_offset, asked.shm_offset, asked.len)));
+        Ok(0)
+    }
+
+    fn shmem_unmap(&mut self, asked: &VhostUserMMap) -> HandlerResult<u64> {
+        let (at, length) = (asked.shm_offset, asked.len);
+        let found = self.mapped.iter().find(|(_, _, place, bytes)| (*place, *bytes) == (at, length)).copied();
+        self.mapped.remove(&found.ok_or(io::ErrorKind::NotFound)?);
+        Ok(0)
+    }
+}
+
+/// A device with a tensor, and a guest of it.
+struct Rig {
+    run: Run,
+    place: Place,
+    bytes: Vec<u8>,
+    noted: Arc<Mutex<Noted>>,
+    driver: Driver,
+}
+
+impl Rig {
+    fn new() -> Self {
+        let place = Place::new();
+        let bytes = noise(5, 100_002);
+        let model = place.checkpoint("t", &bytes);
+        let socket = place.path("shmem.sock");
+        let mut command = place.serve(&["--capacity", "32M", "--views-capacity", "64M"]);
+        command.args(["--model", &model, "--views", "full", "--vhost-user-shmem"]).arg(&socket);
+        let run = Run::start(&mut command);
+        let noted = Arc::new(Mutex::new(Noted::default()));
+        let mut channel = FrontendReqHandler::new(Arc::clone(&noted)).unwrap();
+        channel.set_reply_ack_flag(true);
+        let ours = channel.get_tx_raw_fd();
+        // SAFETY: the channel is open until the thread below has it.
+        let ours = unsafe { BorrowedFd::borrow_raw(ours) }.try_clone_to_owned().unwrap();
+        // Ends with the connection; a refusal is answered and told here too.
+        thread::spawn(
+            move || while matches!(channel.handle_request(), Ok(_) | Err(Error::ReqHandlerError(_))) {},
+        );
+        let driver = Driver::with_channel(&socket, &ours);
+        Self { run, place, bytes, noted, driver }
+    }
+
+    /// Makes a request and returns the status, the answer's length and its piece.
+    fn ask(&mut self, op: u32, window: u32, numbers: [u64; 3], text: &[u8]) -> (u32, u64, Vec<u8>) {
+        let mut request = [op.to_le_bytes(), window.to_le_bytes()].concat();
+        request.extend(numbers.iter().flat_map(|number| number.to_le_bytes()));
+        request.extend(text);
+        self.driver.memory.write_slice(&request, GuestAddress(DATA)).unwrap();
+        let length = u32::try_from(request.len()).unwrap();
+        let written = self.exchange(DATA, length, 16 + (64 << 10));
+        let mut answer = vec![0; written as usize];
+        self.driver.memory.read_slice(&mut answer, GuestAddress(BACK)).unwrap();
+        let total = u64::from_le_bytes(answer[8..16].try_into().unwrap());
+        (u32::from_le_bytes(answer[..4].try_into().unwrap()), total, answer.split_off(16))
+    }
+
+    /// A request of `length` bytes at `at`, and so much room for its answer: the bytes written.
+    fn exchange(&mut self, at: u64, length: u32, room: u32) -> u32 {
+        let parts = [Part { at, length, write: false }, Part { at: BACK, length: room, write: true }];
+        let head = self.driver.submit(&parts, None);
+        self.driver.kick();
+        let (given, written) = self.driver.take();
+        assert_eq!(given, u32::from(head));
+        written
+    }
+
+    fn map(&mut self, window: u32, offset: u64, length: u64, at: u64) -> u32 {
+        self.ask(MAP, window, [offset, length, at], b"").0
+    }
+
+    fn mapped(&self) -> Vec<(u64, u64, u64, u64)> {
+        self.noted.lock().unwrap().mapped.iter().copied().collect()
+    }
+
+    fn inode(&self, name: &str) -> u64 {
+        self.place.path(&format!("mount/{name}")).metadata().unwrap().ino()
+    }
+}
+
+#[test]
+fn what_a_guest_asks_for_is_mapped_from_the_mounts_files_and_the_rest_refused() {
+    within(120, || {
+        let mut rig = Rig::new();
+        let space = rig.driver.config(0, CONFIG_BYTES as usize);
+        let sizes: Vec<u8> =
+            [1, BASE_BYTES, VIEWS_BYTES].iter().flat_map(|number| number.to_le_bytes()).collect();
+        assert_eq!(space, [&MAGIC[..], &sizes].concat());
+        let region = rig.driver.region_bytes();
+        assert_eq!(region, 256 << 20);
+
+        let (base, views) = (rig.inode("base"), rig.inode("views"));
+        assert_eq!(rig.map(BASE, 0, BASE_BYTES, 0), OK);
+        assert_eq!(rig.map(VIEWS, 2 << 20, PAGE, region - PAGE), OK);
+        let both = [(base, 0, 0, BASE_BYTES), (views, 2 << 20, region - PAGE, PAGE)];
+        assert_eq!(BTreeSet::from_iter(rig.mapped()), BTreeSet::from(both));
+        for (window, offset, length, at, status) in [
+            (2, 0, PAGE, BASE_BYTES, MALFORMED),
+            (BASE, 0, 0, BASE_BYTES, MALFORMED),
+            (BASE, 8, PAGE, BASE_BYTES, MALFORMED),
+            (BASE, 0, PAGE, BASE_BYTES + 8, MALFORMED),
+            (BASE, BASE_BYTES, PAGE, BASE_BYTES, RANGE),
+            (BASE, PAGE, u64::MAX - PAGE + 1, BASE_BYTES, RANGE),
+            (BASE, 0, PAGE, region, RANGE),
+            (BASE, 0, PAGE, u64::MAX - PAGE + 1, RANGE),
+            (BASE, 0, 2 * PAGE, BASE_BYTES - PAGE, OVERLAP),
+            (VIEWS, 0, PAGE, region - PAGE, OVERLAP),
+        ] {
+            assert_eq!(
+                rig.map(window, offset, length, at),
+                status,
+                "{window} {offset:#x} {length:#x} {at:#x}"
+            );
+        }
+        for (length, at) in [(PAGE, 0), (BASE_BYTES, PAGE), (0, 0), (PAGE, u64::MAX)] {
+            assert_eq!(rig.ask(UNMAP, 0, [0, length, at], b"").0, UNKNOWN);
+        }
+        assert_eq!(rig.ask(MAP, BASE, [0, PAGE, BASE_BYTES], b"text").0, MALFORMED);
+        assert_eq!(rig.ask(77, 0, [0; 3], b"").0, UNKNOWN);
+        assert_eq!(BTreeSet::from_iter(rig.mapped()), BTreeSet::from(both));
+
+        // The guest's own memory takes one of the eight places that QEMU has.
+        for n in 0..5 {
+            assert_eq!(rig.map(BASE, 0, PAGE, BASE_BYTES + n * PAGE), OK);
+        }
+        assert_eq!(rig.map(BASE, 0, PAGE, BASE_BYTES + 5 * PAGE), FULL);
+        assert_eq!(rig.ask(UNMAP, 0, [0, PAGE, region - PAGE], b"").0, OK);
+        rig.noted.lock().unwrap().refuse = true;
+        assert_eq!(rig.map(BASE, 0, PAGE, region - PAGE), FAILED);
+        rig.noted.lock().unwrap().refuse = false;
+        assert_eq!(rig.map(BASE, 0, PAGE, region - PAGE), OK);
+        assert_eq!(rig.ask(RESET, 0, [0; 3], b"").0, OK);
+        assert_eq!(rig.mapped(), []);
+        assert_eq!(rig.map(VIEWS, 0, VIEWS_BYTES, PAGE), OK);
+    });
+}
+
+#[test]
+fn nothing_is_read_through_what_is_mapped_and_nonsense_comes_back() {
+    within(120, || {
+        let mut rig = Rig::new();
+        let base = File::options().read(true).write(true).open(rig.place.path("mount/base")).unwrap();
+        rig.driver.also(MEMORY, BASE_BYTES, &base);
+        // The window is guest memory now, and still no place for a request, or an answer.
+        assert_eq!(rig.exchange(MEMORY, 32, 16), 0);
+        assert_eq!(rig.exchange(MEMORY - 16, 32, 16), 0);
+        for (length, room) in [(31, 16), (0, 16), (32, 15), (32, 0), (32 + (64 << 10) + 1, 16)] {
+            assert_eq!(rig.exchange(DATA, length, room), 0, "{length} {room}");
+        }
+        assert_eq!(rig.exchange(1 << 40, 32, 16), 0);
+        assert_eq!(rig.map(BASE, 0, PAGE, 0), OK);
+        rig.run.signal(Signal::SIGTERM);
+        assert!(rig.run.end().success());
+        assert!(!rig.place.path("shmem.sock").exists());
+    });
+}
+
+#[test]
+fn lines_and_flushes_reach_the_device_whichever_worker_it_has() {
+    within(120, || {
+        let mut rig = Rig::new();
+        let (status, total, text) = rig.ask(ASK, 0, [0; 3], br#"{"op":"views"}"#);
+        assert_eq!((status, total), (OK, text.len() as u64));
+        let views: Value = serde_json::from_slice(&text).unwrap();
+        let offset = views["views"][0]["offset"].as_u64().unwrap();
+        let (status, again, rest) = rig.ask(MORE, 0, [10, 0, 0], b"");
+        assert_eq!((status, again, &rest[..]), (OK, total, &text[10..]));
+        for from in [total + 1, u64::MAX] {
+            assert_eq!(rig.ask(MORE, 0, [from, 0, 0], b""), (OK, total, Vec::new()));
+        }
+        for line in [&b""[..], b" ", b"{}\n{}"] {
+            assert_eq!(rig.ask(ASK, 0, [0; 3], line).0, MALFORMED);
+        }
+
+        let holder = u32::try_from(rig.run.ready["pid"].as_u64().unwrap()).unwrap();
+        let base = File::options().write(true).open(rig.place.path("mount/base")).unwrap();
+        let shown = File::open(rig.place.path("mount/views")).unwrap();
+        let mut read = vec![0; rig.bytes.len()];
+        for (round, range) in [[0, 0], [4096, 4096], [0, BASE_BYTES]].into_iter().enumerate() {
+            shown.read_exact_at(&mut read, offset).unwrap();
+            assert!(read == rig.bytes);
+            let text = format!("round {round}");
+            base.write_all_at(text.as_bytes(), 5000).unwrap();
+            rig.bytes[5000..5000 + text.len()].copy_from_slice(text.as_bytes());
+            assert_eq!(rig.ask(FLUSH, 0, [range[0], range[1], 0], b"").0, OK);
+            shown.read_exact_at(&mut read, offset).unwrap();
+            assert!(read == rig.bytes, "{text}");
+            kill(Pid::from_raw(worker(holder)), Signal::SIGKILL).unwrap();
+        }
+        for range in [[BASE_BYTES + 1, 0], [0, BASE_BYTES + 1], [u64::MAX, 1], [1, u64::MAX]] {
+            assert_eq!(rig.ask(FLUSH, 0, [range[0], range[1], 0], b"").0, RANGE);
+        }
+        assert_eq!(rig.map(BASE, 0, PAGE, 0), OK);
+    });
+}
