@@ -22,12 +22,16 @@
 //!    the views disk that it holds (`blockdev --flushbufs`) or reads them with `O_DIRECT`. The disk's flush is [`Coherence::flush`] of
 //!    everything. A disk is no host: hosts that share a region see its writes as those of another host, and it sees of theirs what has
 //!    reached the device.
+//! 6. **Lanes: as views, but written too.** The lanes of an interleave set ([`super::lanes`]) are aliases of the base window, and for what they show 1 to 3 and 5 hold in both directions:
+//!    a page of `base` or of a view that is not in the page cache includes every store to a lane that was complete when the load began, a page of a lane every store to `base`; one
+//!    that is there may lag until a flush. A store to a page through `base` and one to the same page through a lane, with no flush between, are a race: pages are
+//!    written back whole, and either may win.
 //!
 //! All of this is for one pair of files, that is one page cache, over one partition. Between *hosts*, whose page caches nobody keeps coherent, the contract of
 //! [`super::host_cache`] holds instead: 1 and 4 as above, each for its own files; 2 without the laundering; 3 after a flush by the host itself.
 //!
 //! How: reads of views mark their pages in [`ServedPages`]; a base store that has reached the device takes the marks of
-//! the view pages over it and queues them here; one thread tells the kernel to drop them. It must be a thread of its own:
+//! the view pages over it, and of those of lanes, and queues them here; one thread tells the kernel to drop them. It must be a thread of its own:
 //! the kernel waits in that call for reads of the same pages that are under way, which FUSE workers have to answer.
 
 use std::io;
@@ -37,10 +41,11 @@ use std::sync::mpsc;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::device::{DeviceError, Partition, Window};
+use crate::device::{DeviceError, Partition};
 
 use super::ServeError;
 use super::host_cache::HostCache;
+use super::lanes::{Face, LaneRanges, Lanes, push_lane};
 use super::launder::{Done, LaunderWith, Launderer};
 use super::served_pages::{PAGE_BYTES, ServedPages, push};
 
@@ -50,6 +55,8 @@ pub struct Coherence {
     /// The host's, if this is a host's pair.
     cache: Option<Arc<HostCache>>,
     served: ServedPages,
+    /// The lanes of the base window, if it is an interleave set.
+    lanes: Option<Lanes>,
     queue: Mutex<Queue>,
     /// Signalled when something was queued or the end has come.
     queued: Condvar,
@@ -67,6 +74,8 @@ struct Queue {
     ranges: Vec<Range<u64>>,
     /// Of the base window.
     base_ranges: Vec<Range<u64>>,
+    /// Of its lanes.
+    lane_ranges: LaneRanges,
     /// Batches of which these are the next: what is queued now is through when `batches_done` exceeds it.
     batch: u64,
     batches_done: u64,
@@ -75,14 +84,25 @@ struct Queue {
 
 impl Queue {
     fn is_empty(&self) -> bool {
-        self.ranges.is_empty() && self.base_ranges.is_empty()
+        self.ranges.is_empty() && self.base_ranges.is_empty() && self.lane_ranges.is_empty()
     }
+}
+
+/// Ranges to launder before something is computed from the bytes under them.
+#[derive(Debug, Default)]
+pub(super) struct Laundry {
+    /// Of the base window.
+    base: Vec<Range<u64>>,
+    /// Of its lanes.
+    lanes: LaneRanges,
 }
 
 impl Coherence {
     pub(super) fn new(partition: Partition, cache: Option<Arc<HostCache>>) -> Self {
         Self {
             served: ServedPages::new(partition.views_bytes()),
+            // A set is a whole device, and no host's.
+            lanes: partition.device().set().map(|set| Lanes::new(set, partition.base_bytes())),
             partition,
             cache,
             queue: Mutex::default(),
@@ -91,6 +111,10 @@ impl Coherence {
             launderer: std::sync::OnceLock::new(),
             scrubber: std::sync::OnceLock::new(),
         }
+    }
+
+    pub(super) fn lanes(&self) -> Option<&Lanes> {
+        self.lanes.as_ref()
     }
 
     /// Starts laundering through `base` and `views`, the two windows opened through the mount.
@@ -116,7 +140,7 @@ impl Coherence {
     pub fn flush(&self, offset: u64, length: u64) -> Result<(), ServeError> {
         let end = offset.saturating_add(length).min(self.partition.base_bytes());
         if offset < end {
-            let flushed = on(&self.launderer, |base, done| base.launder(once(offset..end).collect(), done));
+            let flushed = self.launder_and_wait(self.all_over(once(offset..end).collect()));
             flushed.map_err(|source| ServeError::Flush { offset, length, source })?;
             if let Some(cache) = &self.cache {
                 self.merging(|changed| cache.write_back(offset..end, changed))?;
@@ -195,7 +219,7 @@ impl Coherence {
         let mut changed = Vec::new();
         let merged = merge(&mut changed);
         for range in changed {
-            self.base_changed(range.start, range.end - range.start);
+            self.changed(Face::Base, range.start, range.end - range.start);
         }
         Ok(merged?)
     }
@@ -210,6 +234,10 @@ impl Coherence {
         let end = offset.checked_add(length).filter(|&end| end <= window);
         let Some(end) = end else { return Err(ServeError::PastEnd { offset, length, window }) };
         if offset < end {
+            if self.lanes.is_some() {
+                // What they have of it must not come back.
+                self.settle_range(offset, length)?;
+            }
             let dropped = on(&self.launderer, |base, done| base.punch(offset..end, done));
             dropped.map_err(|source| ServeError::Discard { offset, length, source })?;
         }
@@ -231,14 +259,38 @@ impl Coherence {
         self.drain()
     }
 
-    /// Base ranges to launder before this range of the views window is computed, if any are dirty. Never sleeps.
-    pub(super) fn laundry(&self, offset: u64, length: u64) -> Option<Vec<Range<u64>>> {
+    /// What to launder before this range of a file is computed, if anything is dirty. Never sleeps.
+    pub(super) fn laundry(&self, face: Face, offset: u64, length: u64) -> Option<Laundry> {
         if self.cache.is_some() {
             return None;
         }
-        let launderer = self.launderer.get()?;
-        let under = self.partition.base_under_views(offset, length);
-        launderer.needed(&under).then_some(under)
+        let range = offset..offset.saturating_add(length);
+        let laundry = match (face, &self.lanes) {
+            (Face::Views, _) => self.dirty_of(self.partition.base_under_views(offset, length)),
+            (Face::Base, None) => return None,
+            (Face::Base, Some(lanes)) => {
+                let end = range.end.min(self.partition.base_bytes());
+                Laundry { base: Vec::new(), lanes: lanes.dirty_over(&[offset.min(end)..end]) }
+            }
+            (Face::Lane(lane), lanes) => {
+                let under = lanes.as_ref().map_or_else(Vec::new, |lanes| lanes.under(lane, &range));
+                Laundry { lanes: Vec::new(), ..self.dirty_of(under) }
+            }
+        };
+        (!laundry.base.is_empty() || !laundry.lanes.is_empty()).then_some(laundry)
+    }
+
+    /// These ranges of the base window and the lanes over them, as far as they may have dirty pages. Never sleeps.
+    fn dirty_of(&self, base: Vec<Range<u64>>) -> Laundry {
+        let lanes = self.lanes.as_ref().map_or_else(Vec::new, |lanes| lanes.dirty_over(&base));
+        let needed = self.launderer.get().is_some_and(|launderer| launderer.needed(&base));
+        Laundry { base: if needed { base } else { Vec::new() }, lanes }
+    }
+
+    /// These ranges of the base window and the lanes over them.
+    fn all_over(&self, base: Vec<Range<u64>>) -> Laundry {
+        let lanes = self.lanes.as_ref().map_or_else(Vec::new, |lanes| lanes.over(&base));
+        Laundry { base, lanes }
     }
 
     /// Brings dirty base pages of a range to the device. Sleeps like [`Self::flush`].
@@ -249,25 +301,29 @@ impl Coherence {
 
     /// Brings dirty base pages under a range of the views window to the device. Sleeps like [`Self::flush`].
     pub(super) fn settle_under_views(&self, offset: u64, length: u64) -> Result<(), ServeError> {
-        self.laundry(offset, length).map_or(Ok(()), |ranges| self.settle_ranges(ranges))
+        self.settle_ranges(self.partition.base_under_views(offset, length))
     }
 
     fn settle_ranges(&self, ranges: Vec<Range<u64>>) -> Result<(), ServeError> {
-        if !self.launderer.get().is_some_and(|launderer| launderer.needed(&ranges)) {
-            return Ok(());
-        }
-        let (offset, end) = (ranges[0].start, ranges.last().map_or(0, |range| range.end));
-        on(&self.launderer, |base, done| base.launder(ranges, done)).map_err(|source| ServeError::Flush {
+        let Some(offset) = ranges.first().map(|range| range.start) else { return Ok(()) };
+        let end = ranges.last().map_or(offset, |range| range.end);
+        self.launder_and_wait(self.dirty_of(ranges)).map_err(|source| ServeError::Flush {
             offset,
             length: end.saturating_sub(offset),
             source,
         })
     }
 
+    fn launder_and_wait(&self, laundry: Laundry) -> io::Result<()> {
+        let (done, answer) = mpsc::channel();
+        self.launder(laundry, Box::new(move |result| drop(done.send(result))));
+        answer.recv().unwrap_or_else(|_| Err(io::ErrorKind::BrokenPipe.into()))
+    }
+
     /// Says that base bytes in the device were changed beside the mount, and returns when the page cache shows them. Sleeps like
     /// [`Self::flush`].
     pub(super) fn written_beside(&self, offset: u64, length: u64) -> Result<(), ServeError> {
-        self.base_changed(offset, length);
+        self.changed(Face::Base, offset, length);
         let range = offset..offset.saturating_add(length);
         if self.launderer.get().is_some_and(|base| base.cached(&range)) {
             push(&mut self.lock().base_ranges, range);
@@ -281,24 +337,78 @@ impl Coherence {
         self.launderer.get().and_then(Launderer::mount_number)
     }
 
-    /// Launders base ranges elsewhere, then calls `done` there. Never sleeps.
-    pub(super) fn launder(&self, ranges: Vec<Range<u64>>, done: Done) {
-        match self.launderer.get() {
-            Some(launderer) => launderer.launder(ranges, done),
-            None => done(Ok(())),
+    /// Launders elsewhere, then calls `done` there. Never sleeps.
+    pub(super) fn launder(&self, laundry: Laundry, done: Done) {
+        let of_lanes = laundry.lanes.into_iter().filter(|(_, ranges)| !ranges.is_empty());
+        let launderer = |lane| self.lanes.as_ref().and_then(|lanes| lanes.launderer(lane));
+        let mut jobs: Vec<_> =
+            of_lanes.filter_map(|(lane, ranges)| Some((launderer(lane)?, ranges))).collect();
+        jobs.extend(
+            self.launderer.get().filter(|_| !laundry.base.is_empty()).map(|base| (base, laundry.base)),
+        );
+        if jobs.is_empty() {
+            return done(Ok(()));
+        }
+        let all = Arc::new(Mutex::new((jobs.len(), Ok(()), Some(done))));
+        for (launderer, ranges) in jobs {
+            let all = Arc::clone(&all);
+            let one_done = move |result: io::Result<()>| {
+                let mut all = all.lock().unwrap_or_else(PoisonError::into_inner);
+                let (left, so_far, done) = &mut *all;
+                *left -= 1;
+                if so_far.is_ok() {
+                    *so_far = result;
+                }
+                if let Some(done) = done.take_if(|_| *left == 0) {
+                    let result = std::mem::replace(so_far, Ok(()));
+                    drop(all);
+                    done(result);
+                }
+            };
+            launderer.launder(ranges, Box::new(one_done));
         }
     }
 
-    /// Says that pages of the views window are about to be computed for the page cache.
-    pub(super) fn serving_views(&self, offset: u64, length: u64) {
-        self.served.mark(offset..offset.saturating_add(length));
+    /// Says that pages of a file are about to be computed for the page cache, or are in it already.
+    pub(super) fn serving(&self, face: Face, offset: u64, length: u64) {
+        let range = offset..offset.saturating_add(length);
+        match (face, &self.lanes) {
+            (Face::Views, _) => self.served.mark(range),
+            (Face::Base, Some(lanes)) => lanes.serving_base(range),
+            (Face::Lane(lane), Some(lanes)) => lanes.serving(lane, range),
+            (Face::Base | Face::Lane(_), None) => {}
+        }
     }
 
-    /// Says that base bytes in the device have changed.
-    pub(super) fn base_changed(&self, offset: u64, length: u64) {
+    /// Says that bytes in the device have changed, of the base window or through one of its lanes.
+    pub(super) fn changed(&self, face: Face, offset: u64, length: u64) {
+        let range = offset..offset.saturating_add(length);
+        let (base, of_lanes, base_pages) = match (face, &self.lanes) {
+            (Face::Views, _) | (Face::Lane(_), None) => return,
+            (Face::Base, None) => (vec![range], Vec::new(), Vec::new()),
+            (Face::Base, Some(lanes)) => {
+                let end = range.end.min(self.partition.base_bytes());
+                let taken = lanes.take_over(&(offset.min(end)..end));
+                (vec![range], taken, Vec::new())
+            }
+            (Face::Lane(lane), Some(lanes)) => {
+                let under = lanes.under(lane, &range);
+                let taken = lanes.take_base(&under);
+                (under, Vec::new(), taken)
+            }
+        };
         let mut taken = Vec::new();
-        for range in self.partition.views_over_base(offset, length) {
-            self.served.take(range, &mut taken);
+        for range in base {
+            for range in self.partition.views_over_base(range.start, range.end - range.start) {
+                self.served.take(range, &mut taken);
+            }
+        }
+        if !base_pages.is_empty() || !of_lanes.is_empty() {
+            let mut queue = self.lock();
+            base_pages.into_iter().for_each(|range| push(&mut queue.base_ranges, range));
+            of_lanes.into_iter().for_each(|(lane, range)| push_lane(&mut queue.lane_ranges, lane, range));
+            drop(queue);
+            self.queued.notify_one();
         }
         self.queue(taken);
     }
@@ -308,11 +418,17 @@ impl Coherence {
         self.queue(once(offset..offset.saturating_add(length)));
     }
 
-    /// Says that nobody knows any more what the page cache was given: of the views, and of a host's base window.
+    /// Says that nobody knows any more what the page cache was given: of the views, of a host's base window, and of one with lanes and of these.
     pub(super) fn forgotten(&self) {
         self.views_soiled(0, self.partition.views_bytes());
-        if self.cache.is_some() {
-            self.lock().base_ranges.push(0..self.partition.base_bytes());
+        if self.cache.is_some() || self.lanes.is_some() {
+            let mut queue = self.lock();
+            queue.base_ranges.push(0..self.partition.base_bytes());
+            if let Some(lanes) = &self.lanes {
+                let whole = |lane| (lane, once(0..lanes.bytes(lane)).collect());
+                queue.lane_ranges = lanes.numbers().map(whole).collect();
+            }
+            drop(queue);
             self.queued.notify_one();
         }
     }
@@ -348,7 +464,7 @@ impl Coherence {
     }
 
     /// The invalidator: hands batches of ranges to `invalidate` until [`Self::close`].
-    pub(super) fn invalidate_until_closed(&self, mut invalidate: impl FnMut(Window, &Range<u64>)) {
+    pub(super) fn invalidate_until_closed(&self, mut invalidate: impl FnMut(Face, &Range<u64>)) {
         let (mut batch, mut base_batch) = (Vec::new(), Vec::new());
         loop {
             let mut queue = self.lock();
@@ -360,12 +476,17 @@ impl Coherence {
             }
             std::mem::swap(&mut queue.ranges, &mut batch);
             std::mem::swap(&mut queue.base_ranges, &mut base_batch);
+            let of_lanes = std::mem::take(&mut queue.lane_ranges);
             queue.batch += 1;
             let number = queue.batch;
             drop(queue);
-            for (window, batch) in [(Window::Base, &mut base_batch), (Window::Views, &mut batch)] {
+            for (face, batch) in [(Face::Base, &mut base_batch), (Face::Views, &mut batch)] {
                 join_touching(batch);
-                batch.drain(..).for_each(|range| invalidate(window, &range));
+                batch.drain(..).for_each(|range| invalidate(face, &range));
+            }
+            for (lane, mut ranges) in of_lanes {
+                join_touching(&mut ranges);
+                ranges.iter().for_each(|range| invalidate(Face::Lane(lane), range));
             }
             self.lock().batches_done = number;
             self.drained.notify_all();
@@ -381,6 +502,9 @@ impl Coherence {
         {
             launderer.stop();
         }
+        if let Some(lanes) = &self.lanes {
+            lanes.stop();
+        }
         self.lock().closed = true;
         self.queued.notify_all();
         self.drained.notify_all();
@@ -388,11 +512,10 @@ impl Coherence {
 
     /// Brings every dirty base page to the device, for at most `patience`.
     pub(super) fn settle(&self, patience: Duration) {
-        let Some(launderer) = self.launderer.get() else { return };
         let (done, answer) = mpsc::channel();
-        let everything = 0..self.partition.base_bytes();
+        let everything = self.all_over(once(0..self.partition.base_bytes()).collect());
         let started = Instant::now();
-        launderer.launder(once(everything).collect(), Box::new(move |result| drop(done.send(result))));
+        self.launder(everything, Box::new(move |result| drop(done.send(result))));
         match answer.recv_timeout(patience) {
             Ok(Ok(())) => match self.merge_all() {
                 Ok(()) => tracing::debug!(seconds = started.elapsed().as_secs_f64(), "stores settled"),

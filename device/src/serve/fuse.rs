@@ -1,7 +1,7 @@
 //! The mount: from a device and a directory to files that can be mapped, a pair for each guest or host.
 //!
 //! Mounting makes these threads: `threads` workers (see `fuse_workers`) and two late answerers; for each pair of files an
-//! invalidator and two or three launderers (see [`super::coherence`]), and for a host's one that makes room in its cache. Unmounting brings dirty pages to the device, aborts the connection, so that
+//! invalidator and two or three launderers, with an interleave set one more for each lane (see [`super::coherence`]), and for a host's one that makes room in its cache. Unmounting brings dirty pages to the device, aborts the connection, so that
 //! nobody sleeps on it any more, and joins them all. A process that still maps a window then gets SIGBUS on a page it
 //! has not loaded yet; that is what pulling a memory device does.
 //!
@@ -28,12 +28,13 @@ use std::time::Duration;
 
 use fuse_backend_rs::api::server::Server;
 
-use crate::device::{Device, Partition, Window};
+use crate::device::{Device, Partition};
 
 use super::ServeError;
 use super::fuse_fs::WindowFs;
 use super::fuse_workers::{Workers, ask_again, invalidate};
 use super::held_mount::{Channels, HeldMount, usual_threads};
+use super::lanes::Face;
 use super::launder::{LaunderWith, own_table};
 use super::mount_point::{self, MountPoint};
 use super::pair::{Pair, PairOptions, Place};
@@ -172,7 +173,7 @@ impl Mount {
         launderers: usize,
         with: LaunderWith,
     ) -> Result<(), ServeError> {
-        let inode = self.tree.inode_of(pair, Window::Base).unwrap_or_default();
+        let inode = self.tree.inode_of(pair, Face::Base).unwrap_or_default();
         let (workers, invalidated) = (Arc::clone(&self.workers), Arc::clone(pair));
         let number = self.notices.as_raw_fd();
         self.spawn(format!("fuse-inval-{inode}"), move || {
@@ -181,8 +182,8 @@ impl Mount {
             if let Err(why) = own_table(number) {
                 tracing::warn!("the invalidator keeps the shared file table: {why}");
             }
-            invalidated.coherence().invalidate_until_closed(|window, range| {
-                if let Some(inode) = workers.tree.inode_of(&invalidated, window) {
+            invalidated.coherence().invalidate_until_closed(|face, range| {
+                if let Some(inode) = workers.tree.inode_of(&invalidated, face) {
                     invalidate(&workers, number, inode, range);
                 }
             });
@@ -191,6 +192,10 @@ impl Mount {
         let open = |path| File::options().read(true).write(true).open(path).map_err(failed);
         let (base, views) = (open(pair.base_path())?, open(pair.views_path())?);
         pair.coherence().start_laundering(base, views, launderers, with).map_err(ServeError::Threads)?;
+        if let Some(lanes) = pair.lanes() {
+            let files = pair.lane_paths().map(open).collect::<Result<_, _>>()?;
+            lanes.start_laundering(files, with).map_err(ServeError::Threads)?;
+        }
         if let Some(cache) = pair.cache().cloned() {
             let pair = Arc::clone(pair);
             self.spawn(format!("host-room-{inode}"), move || {

@@ -2,7 +2,7 @@
 //!
 //! * A worker owns a clone of /dev/fuse and two buffers, reads a request and answers it in place. It never waits for
 //!   anything that another request has to bring about.
-//! * A read of `views` over dirty base pages must first launder them, which waits for FUSE WRITEs. The worker leaves such a
+//! * A read of `views` over dirty base pages must first launder them, which waits for FUSE WRITEs; so must one of `base` or a lane over dirty pages of the other. The worker leaves such a
 //!   request to the launderer and turns to the next one; afterwards one of the late answerers answers it, on the
 //!   descriptor it came from, where alone the kernel takes the answer. A host's read for which its cache has no room waits in the same way.
 //! * A handler that panics or cannot make sense of a request answers EIO. The server lives on.
@@ -20,11 +20,12 @@ use fuse_backend_rs::abi::fuse_abi::Opcode;
 use fuse_backend_rs::api::server::{MAX_BUFFER_SIZE, Server};
 use fuse_backend_rs::transport::{FuseBuf, FuseDevWriter, Reader, Writer};
 
+use super::coherence::Laundry;
 use super::fuse_fs::WindowFs;
 use super::host_cache::HostCache;
+use super::lanes::Face;
 use super::pair::Pair;
 use super::tree::Tree;
-use crate::device::Window;
 
 /// Bytes of a worker's buffers: the largest request or answer, 1 MiB, and a page for what goes before it.
 const BUFFER_BYTES: usize = MAX_BUFFER_SIZE as usize + 4096;
@@ -51,8 +52,8 @@ pub(super) struct Late {
 
 /// Why a request is set aside.
 enum Aside {
-    /// Base ranges have to be laundered first.
-    Launder(Vec<Range<u64>>),
+    /// Something else that shows the same bytes has to be laundered first.
+    Launder(Laundry),
     /// A host's cache has to make room for this range first.
     Room(Arc<HostCache>, Range<u64>),
 }
@@ -133,7 +134,7 @@ impl Workers {
                 Box::new(move |result: io::Result<()>| {
                     if let Err(why) = result {
                         // The view is served from what the device has, as after a failed write-back on any file system.
-                        tracing::warn!("laundering base pages under a view failed: {why}");
+                        tracing::warn!("laundering pages under a read failed: {why}");
                     }
                     go_on();
                 }),
@@ -145,15 +146,13 @@ impl Workers {
     /// What has to happen before a request can be answered, if anything.
     fn set_aside(&self, header: &Header, request: &[u8]) -> Option<(&Arc<Pair>, Aside)> {
         let (offset, length) = header.read(request)?;
-        let (pair, window) = self.tree.file(header.inode)?;
-        let aside = match window {
-            Window::Views => Aside::Launder(pair.coherence().laundry(offset, length)?),
-            Window::Base => {
-                let cache = pair.cache().filter(|cache| !cache.has_room(offset, length))?;
-                Aside::Room(Arc::clone(cache), offset..offset.saturating_add(length))
-            }
-        };
-        Some((pair, aside))
+        let (pair, face) = self.tree.file(header.inode)?;
+        if let (Face::Base, Some(cache)) = (face, pair.cache()) {
+            let full = !cache.has_room(offset, length);
+            let range = offset..offset.saturating_add(length);
+            return full.then(|| (pair, Aside::Room(Arc::clone(cache), range)));
+        }
+        Some((pair, Aside::Launder(pair.coherence().laundry(face, offset, length)?)))
     }
 
     /// A late answerer: answers what the launderer is done with until the mount closes.

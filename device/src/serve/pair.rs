@@ -3,6 +3,7 @@
 //! | place | files | page cache |
 //! |---|---|---|
 //! | the root | `base`, `views` | of all who map them: an undivided device, or its shared partition |
+//! | the root, of a device that is an interleave set | `lane0`, `lane1` and so on besides | the same: see [`super::coherence`] |
 //! | a guest's | `guests/NAME/base`, `guests/NAME/views` | of that guest alone, for its own partition |
 //! | a host's | `hosts/NAME/base`, `hosts/NAME/views` | of that host alone, for the shared partition |
 //!
@@ -17,6 +18,7 @@ use crate::device::Partition;
 
 use super::coherence::Coherence;
 use super::host_cache::{HostCache, HostReport};
+use super::lanes::Lanes;
 
 /// Whose a pair of files is.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -87,6 +89,9 @@ pub struct PairReport {
     pub base: FileReport,
     /// Its views window.
     pub views: FileReport,
+    /// The lanes of its base window, if it is an interleave set.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub lanes: Vec<FileReport>,
 }
 
 /// A window's file.
@@ -132,6 +137,17 @@ impl Pair {
         self.cache.as_ref()
     }
 
+    /// The lanes of its base window, if it is an interleave set.
+    pub(super) fn lanes(&self) -> Option<&Lanes> {
+        self.coherence.lanes()
+    }
+
+    /// The files of its lanes, in order.
+    pub fn lane_paths(&self) -> impl Iterator<Item = PathBuf> {
+        let numbers = self.lanes().map_or(0..0, Lanes::numbers);
+        numbers.map(|lane| self.folder.join(format!("lane{lane}")))
+    }
+
     /// The base window's file.
     pub fn base_path(&self) -> PathBuf {
         self.folder.join("base")
@@ -144,10 +160,16 @@ impl Pair {
 
     /// Where it is.
     pub fn report(&self) -> PairReport {
+        let bytes_of = |lane| self.lanes().map_or(0, |lanes| lanes.bytes(lane));
         PairReport {
             place: self.place.clone(),
             base: FileReport { path: self.base_path(), bytes: self.partition.base_bytes() },
             views: FileReport { path: self.views_path(), bytes: self.partition.views_bytes() },
+            lanes: self
+                .lane_paths()
+                .zip(0..)
+                .map(|(path, lane)| FileReport { path, bytes: bytes_of(lane) })
+                .collect(),
         }
     }
 

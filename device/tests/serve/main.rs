@@ -14,6 +14,7 @@ mod guests;
 mod hostile_peers;
 mod hosts;
 mod ivshmem;
+mod lanes;
 mod mount;
 mod poison;
 mod program;

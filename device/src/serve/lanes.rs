@@ -1,0 +1,197 @@
+//! The lanes of an interleave set: files beside `base`, one for each CXL memory device of the set, each an alias of its part of the base window.
+//!
+//! What is kept here is what [`super::coherence`] needs to know of them: which of their pages, and of `base`, the host may hold, and who launders them. No two
+//! lanes show the same byte, so they need nothing of each other.
+
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::sync::OnceLock;
+
+use lamina_abi::Interleave;
+
+use super::launder::{LaunderWith, Launderer};
+use super::served_pages::{PAGE_BYTES, ServedPages, push};
+
+/// What a file of a pair shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Face {
+    /// The base window.
+    Base,
+    /// The views window.
+    Views,
+    /// A lane of the base window.
+    Lane(u32),
+}
+
+/// The lanes of a pair.
+pub(super) struct Lanes {
+    set: Interleave,
+    /// Pages of `base` that the host may hold.
+    base: ServedPages,
+    each: Vec<Lane>,
+}
+
+struct Lane {
+    bytes: u64,
+    /// Pages of it that the host may hold.
+    served: ServedPages,
+    launderer: OnceLock<Launderer>,
+}
+
+/// Ranges of each lane, by its number.
+pub(super) type LaneRanges = Vec<(u32, Vec<Range<u64>>)>;
+
+impl Lanes {
+    /// The lanes of a base window of `base_bytes`.
+    pub(super) fn new(set: Interleave, base_bytes: u64) -> Self {
+        let lane = |lane| {
+            let bytes = set.before(lane, base_bytes);
+            Lane { bytes, served: ServedPages::new(bytes), launderer: OnceLock::new() }
+        };
+        Self { set, base: ServedPages::new(base_bytes), each: (0..set.ways()).map(lane).collect() }
+    }
+
+    /// Their numbers.
+    pub(super) fn numbers(&self) -> Range<u32> {
+        0..self.set.ways()
+    }
+
+    /// Bytes of a lane; none of one that there is not.
+    pub(super) fn bytes(&self, lane: u32) -> u64 {
+        self.each.get(lane as usize).map_or(0, |lane| lane.bytes)
+    }
+
+    /// Starts laundering through the lanes, opened through the mount, in order.
+    pub(super) fn start_laundering(&self, files: Vec<File>, with: LaunderWith) -> io::Result<()> {
+        for (lane, file) in self.each.iter().zip(files) {
+            let again = |_| io::Error::other("laundering was started before");
+            lane.launderer.set(Launderer::start(file, 1, with)?).map_err(again)?;
+        }
+        Ok(())
+    }
+
+    /// Who launders a lane.
+    pub(super) fn launderer(&self, lane: u32) -> Option<&Launderer> {
+        self.each.get(lane as usize)?.launderer.get()
+    }
+
+    /// Says that pages of `base` are about to be computed for the page cache, or are in it.
+    pub(super) fn serving_base(&self, range: Range<u64>) {
+        self.base.mark(range);
+    }
+
+    /// The same of a lane.
+    pub(super) fn serving(&self, lane: u32, range: Range<u64>) {
+        if let Some(lane) = self.each.get(lane as usize) {
+            lane.served.mark(range);
+        }
+    }
+
+    /// The ranges of `base` that a range of a lane shows. Granules smaller than a page share all pages under them, and are taken as one range.
+    pub(super) fn under(&self, lane: u32, range: &Range<u64>) -> Vec<Range<u64>> {
+        let end = range.end.min(self.bytes(lane));
+        if range.start >= end {
+            return Vec::new();
+        }
+        if self.set.granule() < PAGE_BYTES {
+            return vec![self.set.region_of(lane, range.start)..self.set.region_of(lane, end - 1) + 1];
+        }
+        self.set.pieces(lane, range.start..end).collect()
+    }
+
+    /// The ranges of the lanes that show any of these ranges of `base`.
+    pub(super) fn over(&self, base: &[Range<u64>]) -> LaneRanges {
+        let of = |lane| {
+            let parts = base.iter().map(|range| self.set.lane_range(lane, range));
+            (lane, parts.filter(|part| !part.is_empty()).collect())
+        };
+        self.numbers().map(of).collect()
+    }
+
+    /// Of the lanes over these ranges of `base`, those that may have dirty pages there. Never sleeps.
+    pub(super) fn dirty_over(&self, base: &[Range<u64>]) -> LaneRanges {
+        let mut over = self.over(base);
+        over.retain(|(lane, ranges)| self.launderer(*lane).is_some_and(|lane| lane.needed(ranges)));
+        over
+    }
+
+    /// Takes the marks of the pages of `base` that touch these ranges: the ranges that had one.
+    pub(super) fn take_base(&self, ranges: &[Range<u64>]) -> Vec<Range<u64>> {
+        let mut taken = Vec::new();
+        ranges.iter().for_each(|range| self.base.take(range.clone(), &mut taken));
+        taken
+    }
+
+    /// Takes the marks of the lanes' pages over a range of `base`: the ranges that had one.
+    pub(super) fn take_over(&self, base: &Range<u64>) -> Vec<(u32, Range<u64>)> {
+        let mut all = Vec::new();
+        for (lane, ranges) in self.over(std::slice::from_ref(base)) {
+            let mut taken = Vec::new();
+            for range in ranges {
+                self.each[lane as usize].served.take(range, &mut taken);
+            }
+            all.extend(taken.into_iter().map(|range| (lane, range)));
+        }
+        all
+    }
+
+    /// Ends laundering.
+    pub(super) fn stop(&self) {
+        self.each.iter().filter_map(|lane| lane.launderer.get()).for_each(Launderer::stop);
+    }
+}
+
+/// Adds a lane's range to a list, as one with the last when they touch.
+pub(super) fn push_lane(ranges: &mut LaneRanges, lane: u32, range: Range<u64>) {
+    match ranges.iter_mut().find(|(known, _)| *known == lane) {
+        Some((_, ranges)) => push(ranges, range),
+        None => ranges.push((lane, vec![range])),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_page_of_a_lane_shows_is_found_from_both_sides() {
+        let bytes = 64 << 10;
+        for set in ["2x256", "2x4K", "2x8K", "4x1K", "4x4K"] {
+            let set: Interleave = set.parse().unwrap();
+            let lanes = Lanes::new(set, bytes);
+            for lane in lanes.numbers() {
+                for page in (0..lanes.bytes(lane)).step_by(4096) {
+                    let under = lanes.under(lane, &(page..page + 4096));
+                    let shown: Vec<u64> = set.pieces(lane, page..page + 4096).flatten().collect();
+                    assert!(
+                        shown.iter().all(|at| under.iter().any(|range| range.contains(at))),
+                        "{set} {lane} {page}"
+                    );
+                    let pages =
+                        under.iter().map(|range| range.start / 4096..range.end.div_ceil(4096)).flatten();
+                    let needed = shown.iter().map(|at| at / 4096).collect::<std::collections::BTreeSet<_>>();
+                    assert!(pages.eq(needed), "{set} {lane} {page}: no page that it does not show");
+                    for at in shown {
+                        let over = lanes.over(&[at..at + 1]);
+                        let place = set.before(lane, at);
+                        assert_eq!(over[lane as usize], (lane, vec![place..place + 1]));
+                    }
+                }
+                assert!(lanes.under(lane, &(lanes.bytes(lane)..u64::MAX)).is_empty());
+            }
+        }
+    }
+
+    #[test]
+    fn a_page_is_dropped_once_where_the_other_side_changed() {
+        let lanes = Lanes::new("2x256".parse().unwrap(), 64 << 10);
+        lanes.serving_base(0..16384);
+        lanes.serving(1, 4096..8192);
+        assert_eq!(lanes.take_base(&lanes.under(0, &(0..4096))), [0..8192]);
+        assert_eq!(lanes.take_base(&lanes.under(1, &(0..4096))), []);
+        assert_eq!(lanes.take_over(&(8192..8193)), [], "lane 0 has that byte");
+        assert_eq!(lanes.take_over(&(8192 + 256..8192 + 257)), [(1, 4096..8192)]);
+        assert_eq!(lanes.take_over(&(0..16384)), []);
+    }
+}
