@@ -279,13 +279,14 @@ impl Found {
             stats.get(name).cloned().with_context(|| format!("the device's counters have no {name}"))
         };
         let device: DeviceReport = serde_json::from_value(field("device")?)?;
+        let interleave = serde_json::from_value(field("interleave")?)?;
         let mut tensors: Vec<TensorReport> = serde_json::from_value(field("tensors")?)?;
         for tensor in &mut tensors {
             tensor.base_sha256 = base.remove(&tensor.name);
         }
         let Self { guest, problems, .. } = self;
         let (decode, skipped) = (None, Vec::new());
-        Ok(Report { guest, device, tensors, views, written, decode, skipped, problems })
+        Ok(Report { guest, device, interleave, tensors, views, written, decode, skipped, problems })
     }
 
     fn view_report(&self, read: Read, matches: bool) -> Result<ViewReport> {

@@ -270,7 +270,8 @@ impl Coherence {
             (Face::Base, None) => return None,
             (Face::Base, Some(lanes)) => {
                 let end = range.end.min(self.partition.base_bytes());
-                Laundry { base: Vec::new(), lanes: lanes.dirty_over(&[offset.min(end)..end]) }
+                let range = offset.min(end)..end;
+                Laundry { base: Vec::new(), lanes: lanes.dirty_over(std::slice::from_ref(&range)) }
             }
             (Face::Lane(lane), lanes) => {
                 let under = lanes.as_ref().map_or_else(Vec::new, |lanes| lanes.under(lane, &range));
@@ -405,8 +406,12 @@ impl Coherence {
         }
         if !base_pages.is_empty() || !of_lanes.is_empty() {
             let mut queue = self.lock();
-            base_pages.into_iter().for_each(|range| push(&mut queue.base_ranges, range));
-            of_lanes.into_iter().for_each(|(lane, range)| push_lane(&mut queue.lane_ranges, lane, range));
+            for range in base_pages {
+                push(&mut queue.base_ranges, range);
+            }
+            for (lane, range) in of_lanes {
+                push_lane(&mut queue.lane_ranges, lane, range);
+            }
             drop(queue);
             self.queued.notify_one();
         }
@@ -486,7 +491,9 @@ impl Coherence {
             }
             for (lane, mut ranges) in of_lanes {
                 join_touching(&mut ranges);
-                ranges.iter().for_each(|range| invalidate(Face::Lane(lane), range));
+                for range in ranges {
+                    invalidate(Face::Lane(lane), &range);
+                }
             }
             self.lock().batches_done = number;
             self.drained.notify_all();

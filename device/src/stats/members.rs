@@ -84,6 +84,13 @@ pub struct MemberReport {
     pub modelled_gbs: Option<f64>,
 }
 
+impl Member {
+    fn count_write(&self, bytes: u64) {
+        self.writes.add(u64::from(bytes > 0));
+        self.written.add(bytes);
+    }
+}
+
 impl Members {
     pub(crate) fn new(interleaving: Interleaving) -> Self {
         let all = (0..interleaving.interleave.ways()).map(|_| Member::default()).collect();
@@ -131,20 +138,15 @@ impl Members {
     pub(crate) fn count_write(&self, region: &std::ops::Range<u64>) {
         for (lane, member) in (0..).zip(&self.all) {
             let part = self.interleaving.interleave.lane_range(lane, region);
-            self.count_lane_write_of(member, part.end - part.start);
+            member.count_write(part.end - part.start);
         }
     }
 
     /// Counts a write request for so many bytes of one lane.
     pub(crate) fn count_lane_write(&self, lane: u32, bytes: u64) {
         if let Some(member) = self.all.get(lane as usize) {
-            self.count_lane_write_of(member, bytes);
+            member.count_write(bytes);
         }
-    }
-
-    fn count_lane_write_of(&self, member: &Member, bytes: u64) {
-        member.writes.add(u64::from(bytes > 0));
-        member.written.add(bytes);
     }
 
     /// Counts what was stored for `block`.

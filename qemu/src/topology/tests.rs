@@ -52,7 +52,7 @@ fn the_lanes_of_a_set_stand_for_its_base() {
     let set = "2x4K".parse().unwrap();
     let of = |files: &[PathBuf], base_bytes| {
         let lanes = Some(Lanes { set, files: files.to_vec() });
-        with(Attach::Cxl(Cxl { lanes, base_bytes, ..windows(folder.path()) }))
+        with(Attach::Cxl(Cxl { base_bytes, lanes, ..windows(folder.path()) }))
     };
     let topology = of(&files, 512 << 20);
     topology.check().unwrap();

@@ -46,7 +46,7 @@ pub(crate) async fn boot(args: Boot) -> Result<ExitCode> {
         mailbox.is_none() || attach == AttachKind::Ivshmem && base.is_some(),
         "--mailbox goes with --attach ivshmem, --base and --views-file"
     );
-    let set = device.interleave;
+    let set = device.several.interleave;
     ensure!(set.is_none() || attach == AttachKind::Cxl, "--interleave goes with --attach cxl");
     device.powers_of_two = attach == AttachKind::Ivshmem;
     let (mut qmp, mut server) = (None, None);

@@ -141,7 +141,7 @@ impl Plan {
         }
         let divided = !args.guests.is_empty();
         let powers_of_two = device.powers_of_two;
-        let ways = device.interleave.map_or(1, Interleave::ways);
+        let ways = device.several.interleave.map_or(1, Interleave::ways);
         let mut plan = Self { parts: Vec::new(), loads: Vec::new(), pairs: Vec::new(), powers_of_two, ways };
         for guest in args.guests {
             ensure!(
@@ -202,7 +202,7 @@ impl Plan {
         if let Some((is, path)) = image {
             plan.fits(device, is)
                 .with_context(|| format!("the image {} is another device", path.display()))?;
-            if let Some(set) = device.interleave {
+            if let Some(set) = device.several.interleave {
                 ensure!(
                     is.base_bytes.is_multiple_of(set.stripe()),
                     "--interleave {set}: the image {} has a base window of {} bytes, no multiple of {}",

@@ -9,6 +9,7 @@ mod holder;
 mod life;
 mod meter;
 mod serve;
+mod several;
 mod topology;
 mod worker;
 

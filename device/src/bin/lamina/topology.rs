@@ -55,7 +55,8 @@ struct Device {
     threads: Field<Number>,
     devices: Field<Number>,
     interleave: Field<String>,
-    device_bandwidth: Field<Bandwidth>,
+    #[serde(rename = "device-bandwidth")]
+    bandwidth: Field<Bandwidth>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -172,7 +173,7 @@ impl Options<'_> {
         self.number("--threads", device.threads);
         self.number("--devices", device.devices);
         self.text("--interleave", device.interleave);
-        self.add("--device-bandwidth", device.device_bandwidth, |bandwidth| match bandwidth {
+        self.add("--device-bandwidth", device.bandwidth, |bandwidth| match bandwidth {
             Bandwidth::Whole(gbs) => vec![gbs.to_string()],
             Bandwidth::Fraction(gbs) => vec![gbs.to_string()],
         });

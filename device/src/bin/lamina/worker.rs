@@ -65,7 +65,7 @@ fn run(args: &DeviceArgs, division: &DivisionArgs) -> Result<()> {
     let tcp = if tcp { Some(next()?.into()) } else { None };
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let _inside = runtime.enter();
-    let interleaving = args.interleaving();
+    let interleaving = args.several.interleaving();
     let config = DeviceConfig { first_process: first, interleaving, ..DeviceConfig::new(0, 0) };
     let device = Arc::new(Device::open(image, &config)?);
     device.set_worker_deaths(deaths);

@@ -68,7 +68,9 @@ fn step() -> impl Strategy<Value = Step> {
 
 /// Bytes that look like floats more than noise does.
 fn bytes(length: usize, with: u8) -> Vec<u8> {
-    (0..length).map(|at| if at % 2 == 0 { with.wrapping_add((at % 61) as u8) } else { 0x3f }).collect()
+    (0..length)
+        .map(|at| if at % 2 == 0 { with.wrapping_add(at.to_le_bytes()[0] % 61) } else { 0x3f })
+        .collect()
 }
 
 proptest! {
