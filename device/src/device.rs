@@ -19,7 +19,9 @@ mod kept;
 mod lanes;
 mod partition;
 pub mod poison;
+mod room;
 mod staged;
+mod stock;
 mod tables;
 mod windows;
 
@@ -37,15 +39,9 @@ use parking_lot::RwLock;
 
 pub(crate) use self::division::Division;
 use self::division::Part;
-use self::{
-    blocks::{Blocks, Charge},
-    events::Events,
-    kept::Kept,
-    poison::Poison,
-    windows::Windows,
-};
+use self::{blocks::Blocks, events::Events, kept::Kept, poison::Poison, stock::Stock, windows::Windows};
 pub use self::{
-    config::DeviceConfig,
+    config::{DeviceConfig, MOST_OPEN_WINDOWS},
     division::{MOST_PARTITION_NAME_BYTES, MOST_PARTITIONS, PartitionConfig},
     error::DeviceError,
     partition::Partition,
@@ -59,7 +55,6 @@ use crate::{
     plane::PlaneMask,
     stats::{IndexCache, Stats, Tally, members::Members, report::Subject},
     store::{
-        entry::Entry,
         image::{Image, Superblock},
         snapshot,
     },
@@ -135,6 +130,10 @@ impl Device {
         let Superblock { base_bytes, views_bytes, store_bytes, mode, codec, open_windows, partitions } =
             image.superblock().clone();
         let store_bytes = Some(store_bytes);
+        let least = partitions.len().max(1) as u64;
+        if open_windows < least {
+            return Err(DeviceError::OpenWindows { windows: open_windows, least });
+        }
         let open_windows = usize::try_from(open_windows).unwrap_or(usize::MAX);
         let config = DeviceConfig {
             base_bytes,
@@ -156,15 +155,17 @@ impl Device {
         let counters = parts.chain(stats.counters()).chain(of_members);
         counters.for_each(|counter| counter.keep(kept.counters().take()));
         let poison = Poison::default();
-        let blocks = Blocks::open(
+        let (blocks, stock) = Blocks::open(
             kept.image(),
-            |block, entry, charge| {
+            |stock: &mut Stock, block, entry, charge| {
                 division.found(block, charge.bytes());
-                stats.replaced(&Entry::default(), entry);
-                blocks::charge(&stats, &map, block, Charge::default(), charge);
+                stock.found(&map, block, entry, charge);
             },
             |block| poison.found(block),
         )?;
+        for stock in stock {
+            stock.settle(&stats);
+        }
         let device = Self {
             blocks,
             index_cache: IndexCache::new(config.index_cache_entries),
@@ -205,6 +206,11 @@ impl Device {
     /// Says that so many processes that served this device died before this one.
     pub fn set_worker_deaths(&self, deaths: u64) {
         self.worker_deaths.store(deaths, Ordering::Relaxed);
+    }
+
+    /// Counts a panic of the process that serves this device.
+    pub fn count_panic(&self) {
+        self.stats.panics.add(1);
     }
 
     /// The image that the device lies in.
@@ -293,33 +299,24 @@ impl Device {
     /// [`DeviceError::Damaged`] when part of a damaged block is written, after the blocks before it were.
     pub fn write_base(&self, offset: u64, data: &[u8]) -> Result<(), DeviceError> {
         self.inside(Window::Base, offset, data.len() as u64)?;
-        let written = self.write_pieces(offset, data);
-        self.note_write(&written);
+        let written = self.write_pieces(offset, data, &mut 0);
+        self.events.note(&written, self.look());
         written
     }
 
-    /// Has the events know what came of a write.
-    fn note_write(&self, written: &Result<(), DeviceError>) {
-        self.events.note(written);
-        if let Some(store) = self.coded_store() {
-            let (held, all) = store.chunks();
-            self.events.look(held, all);
-        }
-    }
-
-    fn write_pieces(&self, offset: u64, data: &[u8]) -> Result<(), DeviceError> {
-        let mut done = 0;
-        while done < data.len() {
-            let at = offset + done as u64;
+    /// Stores what is left of `data` when the first `done` bytes of it are stored, and moves `done`.
+    fn write_pieces(&self, offset: u64, data: &[u8], done: &mut usize) -> Result<(), DeviceError> {
+        while *done < data.len() {
+            let at = offset + *done as u64;
             let (block, inside) = locate(at);
-            let length = (BLOCK_BYTES - inside).min(data.len() - done);
+            let length = (BLOCK_BYTES - inside).min(data.len() - *done);
             let map = self.map.read();
             if let Some((tensor, shape)) = windowed(&map, at) {
-                done += self.stage(&map, tensor, shape, at, &data[done..])?;
+                *done += self.stage(&map, tensor, shape, at, &data[*done..])?;
                 continue;
             }
-            self.write_block(&map, block, &[(inside, &data[done..done + length])])?;
-            done += length;
+            self.write_block(&map, block, &[(inside, &data[*done..*done + length])])?;
+            *done += length;
         }
         self.stats.base_writes.add(1);
         self.stats.base_written_bytes.add(data.len() as u64);
@@ -449,6 +446,7 @@ impl Device {
             self.stats.discarded_blocks.add(u64::from(zeros == BLOCK_BYTES));
             at += zeros as u64;
         }
+        self.look();
         Ok(())
     }
 

@@ -3,7 +3,12 @@
 //! Each takes any bytes and panics if a promise is broken: what was stored comes back, damage is an error. Checksums are mended first
 //! where a bit of the input says so, because no fuzzer finds its way past them.
 
+mod disk;
+mod fuse;
+mod image;
+mod mailbox;
 mod peers;
+mod snapshot;
 
 use std::fs::File;
 use std::io::Write as _;
@@ -11,7 +16,14 @@ use std::os::fd::AsRawFd as _;
 
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
-pub use self::peers::{api, guest};
+pub use self::{
+    disk::disk,
+    fuse::fuse,
+    image::image,
+    mailbox::mailbox,
+    peers::{api, guest},
+    snapshot::snapshot,
+};
 use crate::codec::block::{Bundle, MAX_BUNDLE, MOST_CHECKS, Stored};
 use crate::codec::{Codec, check, head};
 use crate::device::{Device, DeviceConfig, TensorSpec};
@@ -101,7 +113,7 @@ pub fn header(data: &[u8]) {
     } else {
         text.to_vec()
     };
-    let mut file = File::from(memfd_create("checkpoint", MFdFlags::MFD_CLOEXEC).expect("memory for a file"));
+    let mut file = memory_file();
     file.write_all(&contents).expect("memory for a file");
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
     let model = match ModelFile::open(path.as_ref()) {
@@ -122,10 +134,19 @@ pub fn header(data: &[u8]) {
     assert!(covered <= contents.len() as u64, "tensors overlap");
 }
 
+/// An empty file in memory.
+fn memory_file() -> File {
+    File::from(memfd_create("fuzzing", MFdFlags::MFD_CLOEXEC).expect("memory for a file"))
+}
+
+/// The configuration of a small device.
+fn small_config() -> DeviceConfig {
+    DeviceConfig { open_windows: 2, ..DeviceConfig::new(256 << 10, 16 << 20) }
+}
+
 /// A small device with a tensor `w`, a KV tensor `c.k` and a view of each.
 fn small() -> Device {
-    let device = Device::new(DeviceConfig { open_windows: 2, ..DeviceConfig::new(256 << 10, 16 << 20) });
-    let device = device.expect("memory for a device");
+    let device = Device::new(small_config()).expect("memory for a device");
     fill(&device);
     device
 }

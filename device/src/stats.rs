@@ -8,26 +8,25 @@
 //! * `stored_bytes` are whole granules of 64 bytes, as DRAM would move and keep them.
 //! * The *index cache* is a direct-mapped model of the paper's on-chip cache of index entries; its hits and misses are exact for that model.
 
+mod holdings;
 pub(crate) mod members;
 mod partition;
 pub(crate) mod report;
 
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
 
+pub(crate) use self::holdings::Holdings;
 pub use self::members::{InterleaveReport, Interleaving, MemberReport, USUAL_BANDWIDTH};
 pub use self::partition::{PartitionReport, PartitionRequests, PartitionWrites};
 pub use self::report::{
     BlocksReport, DeviceReport, IndexReport, PlaneReport, RequestsReport, StatsReport, TensorReport,
-    TrafficReport, ViewReport, WindowsReport, WritesReport,
+    TrafficReport, ViewReport, WindowsReport, WriteBacksReport, WritesReport,
 };
 use crate::{
-    codec::{
-        Codec,
-        block::{MAX_PLANES, Stored, StoredPlane},
-    },
+    codec::{Codec, block::MAX_PLANES},
     format::Format,
     kv::Coding,
-    store::{counters::Kept, entry::Entry},
+    store::counters::Kept,
 };
 
 /// A number that only rises.
@@ -81,6 +80,10 @@ impl Gauge {
     /// Adds `new` and takes `old` away.
     pub fn shift(&self, old: u64, new: u64) {
         self.0.fetch_add(new.cast_signed().wrapping_sub(old.cast_signed()), Relaxed);
+    }
+
+    fn add(&self, count: i64) {
+        self.0.fetch_add(count, Relaxed);
     }
 
     /// The number.
@@ -197,6 +200,18 @@ pub struct Stats {
     pub(crate) windows_decoded: Counter,
     /// Reads of blocks that found their window decoded.
     pub(crate) windows_reused: Counter,
+    /// Panics of workers.
+    pub(crate) panics: Counter,
+    /// Write-backs that found no room at first.
+    pub(crate) write_backs_waited: Counter,
+    /// Write-backs that were refused in the end: stores that are lost.
+    pub(crate) write_backs_refused: Counter,
+    /// Their bytes.
+    pub(crate) write_backs_refused_bytes: Counter,
+    /// Write-backs that wait for room.
+    pub(crate) write_backs_waiting: Gauge,
+    /// Their bytes.
+    pub(crate) write_backs_waiting_bytes: Gauge,
     /// Exact bytes of the heads of transformed blocks.
     pub(crate) heads: Gauge,
     /// Blocks that hold data, tensors' and others.
@@ -241,6 +256,12 @@ impl Stats {
             repeated_rows: Counter::default(),
             windows_decoded: Counter::default(),
             windows_reused: Counter::default(),
+            panics: Counter::default(),
+            write_backs_waited: Counter::default(),
+            write_backs_refused: Counter::default(),
+            write_backs_refused_bytes: Counter::default(),
+            write_backs_waiting: Gauge::default(),
+            write_backs_waiting_bytes: Gauge::default(),
             heads: Gauge::default(),
             live_blocks: Gauge::default(),
             opaque_blocks: Gauge::default(),
@@ -274,53 +295,13 @@ impl Stats {
             &mut self.repeated_rows,
             &mut self.windows_decoded,
             &mut self.windows_reused,
+            &mut self.panics,
+            &mut self.write_backs_waited,
+            &mut self.write_backs_refused,
+            &mut self.write_backs_refused_bytes,
         ];
         let traffic = self.base.counters().into_iter().chain(self.views.counters());
         traffic.chain(&mut self.windows_coded).chain(single)
-    }
-
-    /// A block's entry changed from `old` to `new`.
-    pub(crate) fn replaced(&self, old: &Entry, new: &Entry) {
-        for (entry, sign) in [(old, -1), (new, 1)] {
-            let Some(place) = &entry.place else { continue };
-            let head = i64::try_from(place.stored.head_bytes()).expect("less than a block");
-            self.heads.0.fetch_add(sign * head, Relaxed);
-            if place.stored.is_bypass() {
-                self.bypass_blocks.0.fetch_add(sign, Relaxed);
-            }
-            match &place.stored {
-                Stored::Words { codec, length, .. } => {
-                    let kind = if place.stored.is_bypass() { 0 } else { 1 + *codec as usize };
-                    self.words[kind].0.fetch_add(sign * i64::from(*length), Relaxed);
-                }
-                Stored::Planes(planes) => {
-                    let count = planes.format.planes();
-                    for index in 0..count {
-                        let slot = slot(planes.format, count - 1 - index);
-                        let kind = match planes.plane(index) {
-                            StoredPlane::Zeros | StoredPlane::Ones => {
-                                self.constant[slot].0.fetch_add(sign, Relaxed);
-                                continue;
-                            }
-                            StoredPlane::Joint => {
-                                // The stream is counted once, with the first of its planes.
-                                if index == 1 {
-                                    let kind = 1 + Codec::Tree as usize;
-                                    self.planes[slot][kind]
-                                        .0
-                                        .fetch_add(sign * i64::from(planes.joint.length), Relaxed);
-                                }
-                                continue;
-                            }
-                            StoredPlane::Raw => 0,
-                            StoredPlane::Coded(_) => 1 + planes.codec as usize,
-                        };
-                        let bytes = i64::from(planes.lengths[index]);
-                        self.planes[slot][kind].0.fetch_add(sign * bytes, Relaxed);
-                    }
-                }
-            }
-        }
     }
 }
 

@@ -7,11 +7,14 @@
 //!   agree with its tables.
 //! * Each part of a divided device has a directory, which counts from the part's own beginnings and changes only with what is in it.
 
+mod arithmetic;
+
 use std::{ops::Range, sync::Arc};
 
 use lamina_abi::{DIRECTORY_BYTES, Directory, DirectoryError, TensorEntry, VIEW_ALIGN, ViewEntry};
 use serde::Serialize;
 
+use self::arithmetic::{Geometry, Piece, first_fit};
 use crate::{
     BLOCK_BYTES,
     device::Division,
@@ -74,16 +77,6 @@ pub(crate) struct Map {
 pub(crate) struct DirectoryPages {
     pub(crate) bytes: Vec<u8>,
     pub(crate) generation: u64,
-}
-
-/// The place of a piece of an alias in its tensor.
-pub(crate) struct Piece {
-    /// The block, counted from the tensor's first.
-    pub(crate) block: u64,
-    /// Elements of the block, multiples of eight.
-    pub(crate) elements: Range<usize>,
-    /// Where the piece begins in the view, in bytes.
-    pub(crate) offset: u64,
 }
 
 impl Map {
@@ -173,33 +166,25 @@ impl Alias {
         Self { tensor, view, info, traffic, number }
     }
 
+    /// How its elements lie beside its tensor's.
+    fn geometry(&self) -> Geometry {
+        let format = self.view.format();
+        Geometry {
+            width: format.bits().into(),
+            bits: self.view.bits().into(),
+            block_elements: format.block_elements(),
+        }
+    }
+
     /// The pieces of its tensor that bytes `range` of the view need, a block each.
     pub(crate) fn pieces(&self, range: Range<u64>) -> impl Iterator<Item = Piece> {
-        let bits = u64::from(self.view.bits());
-        // Groups of eight elements take `bits` whole bytes.
-        let groups = range.start / bits..range.end.div_ceil(bits);
-        let per_block = self.view.format().block_elements() / 8;
-        let blocks = groups.start / per_block..groups.end.div_ceil(per_block);
-        blocks.map(move |block| {
-            let first = (block * per_block).max(groups.start);
-            let last = ((block + 1) * per_block).min(groups.end);
-            let inside = |group: u64| {
-                usize::try_from((group - block * per_block) * 8).expect("at most a block's elements")
-            };
-            Piece { block, elements: inside(first)..inside(last), offset: first * bits }
-        })
+        self.geometry().pieces(range)
     }
 
     /// The bytes of block `block` of the tensor that belong to bytes `range` of the view: neighbouring ranges of the view have neighbouring ones, even where an
     /// element is cut.
     pub(crate) fn words_of(&self, block: u64, range: &Range<u64>) -> Range<usize> {
-        let (width, bits) = (u64::from(self.view.format().bits()), u64::from(self.view.bits()));
-        let block_bytes = self.view.format().block_elements() / 8 * bits;
-        let inside = |at: u64| {
-            let at = at.saturating_sub(block * block_bytes).min(block_bytes);
-            usize::try_from(at * width / bits).expect("at most a block")
-        };
-        inside(range.start)..inside(range.end)
+        self.geometry().words_of(block, range)
     }
 
     /// The base range that bytes `range` of the view depend on.
@@ -216,36 +201,9 @@ impl Alias {
         let tensor = &self.tensor.info;
         let start = base.start.max(tensor.dpa).checked_sub(tensor.dpa)?;
         let end = base.end.min(tensor.dpa + tensor.length).checked_sub(tensor.dpa)?;
-        if start >= end {
-            return None;
-        }
-        // Whole groups of eight elements, so that packed elements at the edges are included.
-        let (width, bits) = (u64::from(tensor.format.bits()), u64::from(self.view.bits()));
-        let from = start / width * bits;
-        let to = (end.div_ceil(width) * bits).min(self.info.length);
-        Some(self.info.offset + from..self.info.offset + to).filter(|range| !range.is_empty())
+        let shown = self.geometry().over(start..end, self.info.length)?;
+        Some(self.info.offset + shown.start..self.info.offset + shown.end)
     }
-}
-
-/// The first multiple of `align` from `start` on where `length` bytes end before `end`, clear of `taken` (in order), or the
-/// largest gap.
-fn first_fit(
-    start: u64,
-    end: u64,
-    align: u64,
-    length: u64,
-    taken: impl Iterator<Item = Range<u64>>,
-) -> Result<u64, u64> {
-    let (mut at, mut largest) = (start, 0);
-    for range in taken.chain(std::iter::once(end..end)) {
-        let gap = range.start.saturating_sub(at);
-        if gap >= length && at <= end {
-            return Ok(at);
-        }
-        largest = largest.max(gap);
-        at = at.max(range.end.checked_next_multiple_of(align).unwrap_or(u64::MAX));
-    }
-    Err(largest)
 }
 
 fn tensor_entry(tensor: &Tensor, division: &Division) -> TensorEntry {

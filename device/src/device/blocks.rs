@@ -1,6 +1,6 @@
 //! The middle of the line: one block in, one block out, in the device's mode.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Instant};
 
 use parking_lot::Mutex;
 
@@ -24,6 +24,9 @@ use crate::{
     },
     window::Map,
 };
+
+/// How often a full store is compacted for one block: others may take what that gives.
+const MOST_COMPACTIONS: u32 = 8;
 
 /// Blocks as the mode keeps them.
 pub(super) struct Blocks {
@@ -80,21 +83,28 @@ impl Blocks {
         Ok(Self { kept, gcomp: Memory::reserve("comparison with gcomp", blocks)? })
     }
 
-    /// The blocks that lie in `image`; `found` is told what each one that holds data is charged.
-    pub(super) fn open(
+    /// The blocks that lie in `image`; `found` is told what each one that holds data is charged, by several threads.
+    pub(super) fn open<T: Default + Send>(
         image: &Image,
-        mut found: impl FnMut(u64, &Entry, Charge),
+        found: impl Fn(&mut T, u64, &Entry, &Charge) + Sync,
         damaged: impl FnMut(u64),
-    ) -> Result<Self, StoreError> {
+    ) -> Result<(Self, Vec<T>), StoreError> {
         let superblock = image.superblock();
+        let mut all = Vec::new();
         let kept = if superblock.mode == Mode::Plain {
             let kept = Kept::flat(image.segments()?, superblock.base_bytes);
             if let Kept::Flat(flat) = &kept {
-                flat.for_each_live(|block| found(block, &Entry::default(), Charge::flat(true)));
+                let mut live = T::default();
+                flat.for_each_live(|block| found(&mut live, block, &Entry::default(), &Charge::flat(true)));
+                all.push(live);
             }
             kept
         } else {
-            let (store, opened) = Store::open(image, |block, entry| found(block, entry, Charge::of(entry)))?;
+            let begun = Instant::now();
+            let told = |all: &mut T, block, entry: &Entry| found(all, block, entry, &Charge::of(entry));
+            let (store, opened, stock) = Store::open(image, told)?;
+            all = stock;
+            tracing::debug!(threads = all.len(), took = ?begun.elapsed(), "stock is taken");
             if opened != store::Opened::default() {
                 let (replayed, poisoned) = (opened.replayed, opened.damaged.len());
                 tracing::info!(replayed, poisoned, "the store is as the last process left it");
@@ -102,7 +112,7 @@ impl Blocks {
             opened.damaged.into_iter().for_each(damaged);
             Kept::Coded(Box::new(store))
         };
-        Ok(Self { kept, gcomp: image.gcomp()? })
+        Ok((Self { kept, gcomp: image.gcomp()? }, all))
     }
 
     /// Makes sure that these blocks can be written.
@@ -268,6 +278,19 @@ impl Device {
         }
     }
 
+    /// Stores, and if the store is full compacts it and stores again, as long as that gives anything. No stripe of the store may be held.
+    pub(super) fn compacting<T>(&self, store: impl Fn() -> Result<T, DeviceError>) -> Result<T, DeviceError> {
+        let mut left = MOST_COMPACTIONS;
+        loop {
+            let stored = store();
+            let full = matches!(stored, Err(DeviceError::Store(StoreError::Full { .. })));
+            if !full || left == 0 || !self.coded_store().is_some_and(Store::compact) {
+                return stored;
+            }
+            left -= 1;
+        }
+    }
+
     /// Writes `pieces` of `block`, each at its place in it, all at once. The caller holds `map`, and so who owns the block.
     pub(super) fn write_block(
         &self,
@@ -275,6 +298,10 @@ impl Device {
         block: u64,
         pieces: &[(usize, &[u8])],
     ) -> Result<(), DeviceError> {
+        self.compacting(|| self.write_block_once(map, block, pieces))
+    }
+
+    fn write_block_once(&self, map: &Map, block: u64, pieces: &[(usize, &[u8])]) -> Result<(), DeviceError> {
         let owner = map.tensor_at(block * BLOCK_BYTES as u64);
         let (format, codec) = owner
             .map_or((Format::Opaque, self.config.codec), |tensor| (tensor.info.format, tensor.info.codec));
@@ -362,6 +389,10 @@ impl Device {
 
     /// Codes `block` anew as its owner's blocks are coded, if it holds data.
     pub(super) fn recode(&self, map: &Map, block: u64) -> Result<(), DeviceError> {
+        self.compacting(|| self.recode_once(map, block))
+    }
+
+    fn recode_once(&self, map: &Map, block: u64) -> Result<(), DeviceError> {
         let Kept::Coded(store) = &self.blocks.kept else { return Ok(()) };
         let Some(owner) = map.tensor_at(block * BLOCK_BYTES as u64) else { return Ok(()) };
         let replace = match store.replace(block) {
@@ -457,7 +488,7 @@ pub(super) fn planes_of(stored: &Stored, mask: PlaneMask) -> u64 {
 /// What a block is charged.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Charge {
-    live: bool,
+    pub(super) live: bool,
     bypass: bool,
     pub(super) bytes: u64,
 }

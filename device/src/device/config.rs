@@ -22,7 +22,7 @@ pub struct DeviceConfig {
     pub index_cache_entries: usize,
     /// Whether to measure, at each write, what a generically compressing device would store.
     pub compare_gcomp: bool,
-    /// KV windows that may be open for writing at once, at least one; each takes as much memory as its tokens.
+    /// KV windows that may be open for writing at once, from one to [`MOST_OPEN_WINDOWS`]; each takes as much memory as its tokens.
     pub open_windows: usize,
     /// Whether counters begin at zero when an image is opened, rather than where the last process left them.
     pub first_process: bool,
@@ -33,6 +33,9 @@ pub struct DeviceConfig {
     /// The devices that the base window is interleaved over, if it is more than one.
     pub interleaving: Option<Interleaving>,
 }
+
+/// Most KV windows that may be open for writing at once.
+pub const MOST_OPEN_WINDOWS: usize = 4096;
 
 impl DeviceConfig {
     /// A device of these windows, everything else as usual.
@@ -76,7 +79,7 @@ impl DeviceConfig {
     /// Checks the sizes of the windows and the partitions.
     ///
     /// # Errors
-    /// [`DeviceError::Size`], and partitions that cannot be.
+    /// [`DeviceError::Size`], [`DeviceError::OpenWindows`], and partitions that cannot be.
     pub fn check(&self) -> Result<(), DeviceError> {
         let block = BLOCK_BYTES as u64;
         for (what, bytes) in [("a base window", self.base_bytes), ("a views window", self.views_bytes)] {
@@ -98,6 +101,9 @@ impl DeviceConfig {
                 let rule = "that of an interleave set is not divided";
                 return Err(DeviceError::Size { what: "a base window", bytes: self.base_bytes, rule });
             }
+        }
+        if self.open_windows > MOST_OPEN_WINDOWS {
+            return Err(DeviceError::OpenWindows { windows: self.open_windows as u64, least: 1 });
         }
         Division::new(self).map(drop)
     }

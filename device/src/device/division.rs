@@ -8,7 +8,10 @@
 //!   refused nor coded because of it.
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{
+    AtomicU64,
+    Ordering::{Relaxed, Release},
+};
 
 use lamina_abi::{DIRECTORY_BYTES, VIEW_ALIGN};
 use serde::{Deserialize, Serialize};
@@ -45,6 +48,8 @@ pub(crate) struct Division {
     pub(crate) parts: Vec<Part>,
     /// Whether the parts have names.
     pub(crate) divided: bool,
+    /// How often a part was charged less than before.
+    pub(crate) freed: AtomicU64,
 }
 
 /// One part and what is counted of it.
@@ -74,7 +79,11 @@ impl Division {
     pub(super) fn new(config: &DeviceConfig) -> Result<Self, DeviceError> {
         if config.partitions.is_empty() {
             let (base, views) = (0..config.base_bytes, 0..config.views_bytes);
-            return Ok(Self { parts: vec![Part { base, views, ..Part::default() }], divided: false });
+            return Ok(Self {
+                parts: vec![Part { base, views, ..Part::default() }],
+                divided: false,
+                freed: AtomicU64::new(0),
+            });
         }
         if config.partitions.len() > MOST_PARTITIONS {
             return Err(DeviceError::Partitions { count: config.partitions.len() });
@@ -118,7 +127,7 @@ impl Division {
                 return Err(DeviceError::Size { what, bytes, rule: "it is its partitions' together" });
             }
         }
-        Ok(Self { parts, divided: true })
+        Ok(Self { parts, divided: true, freed: AtomicU64::new(0) })
     }
 
     /// The part that holds base offset `at`.
@@ -202,7 +211,12 @@ impl Device {
         let charged = |stored: u64| stored.saturating_sub(old).checked_add(new);
         let fits = |stored| charged(stored).filter(|after| *after <= quota);
         match part.stored.fetch_update(Relaxed, Relaxed, fits) {
-            Ok(_) => Ok(()),
+            Ok(_) => {
+                if new < old {
+                    self.division.freed.fetch_add(1, Release);
+                }
+                Ok(())
+            }
             Err(stored) => {
                 if part.quota_refusals.get() == 0 {
                     tracing::warn!(guest = part.name, stored, quota, "the quota is used up; writes fail");
@@ -220,6 +234,7 @@ impl Device {
             let stored = &self.division.parts[self.division.of_block(block)].stored;
             // Less than a moment ago is never refused.
             let _ = stored.fetch_update(Relaxed, Relaxed, |now| Some((now + old).saturating_sub(new)));
+            self.division.freed.fetch_add(1, Release);
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use lamina_abi::DirectoryError;
 
-use super::{MOST_PARTITION_NAME_BYTES, MOST_PARTITIONS, Window};
+use super::{MOST_OPEN_WINDOWS, MOST_PARTITION_NAME_BYTES, MOST_PARTITIONS, Window};
 use crate::{BLOCK_BYTES, codec::block::BlockError, store::StoreError, tensor::TensorError, view::ViewError};
 
 /// What the device refuses, or cannot do.
@@ -29,6 +29,14 @@ pub enum DeviceError {
         length: u64,
         /// Bytes of the window.
         size: u64,
+    },
+    /// A number of KV windows that cannot be.
+    #[error("{windows} KV windows that may be open; such a device has from {least} to {MOST_OPEN_WINDOWS}")]
+    OpenWindows {
+        /// How many were asked for.
+        windows: u64,
+        /// The fewest: one for each part.
+        least: u64,
     },
     /// Too many partitions.
     #[error("{count} partitions; a device has at most {MOST_PARTITIONS}")]

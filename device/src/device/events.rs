@@ -2,10 +2,12 @@
 //!
 //! * The store fills up: an event when its chunks pass each of [`LEVELS`], when there is none left, and when it has fallen below a level again by
 //!   [`MARGIN`]. A level is passed once on the way up, however often writes go back and forth around it.
-//! * A write finds no room, in the store or on the host: an event, and no more of them until a write has found room.
+//! * A write finds no room, in the store or on the host: an event, and no more of them until a write has found room, and there is some for what takes more than before.
+//! * Stores are lost because a write-back was refused: an event that names the range. Ranges that follow one another are one event.
 //! * The last [`MOST`] events are kept.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::time::Instant;
 
@@ -34,6 +36,8 @@ pub enum Kind {
     NoRoom,
     /// A write found room again.
     RoomAgain,
+    /// A write-back was refused.
+    StoresLost,
 }
 
 /// An event.
@@ -62,6 +66,9 @@ pub(super) struct Events {
 struct Kept {
     count: u64,
     last: VecDeque<Event>,
+    /// What the last event says was lost, if it does.
+    lost: Range<u64>,
+    lost_bytes: u64,
 }
 
 impl Default for Events {
@@ -78,13 +85,24 @@ impl Default for Events {
 impl Events {
     fn say(&self, kind: Kind, text: String) {
         tracing::warn!("{text}");
+        self.kept.lock().add(self.began, kind, text);
+    }
+
+    /// Notes that `bytes` that were stored in a range of the base window are lost; of `whom` they are, a guest or a lane, if the device has any.
+    pub(super) fn lost(&self, range: Range<u64>, bytes: u64, whom: &str, why: &str) {
         let mut kept = self.kept.lock();
-        kept.count += 1;
-        if kept.last.len() == MOST {
-            kept.last.pop_front();
+        let follows = kept.last.back().is_some_and(|last| last.kind == Kind::StoresLost)
+            && kept.lost.end == range.start;
+        let (first, before) = if follows { (kept.lost.start, kept.lost_bytes) } else { (range.start, 0) };
+        let bytes = before.saturating_add(bytes);
+        (kept.lost, kept.lost_bytes) = (first..range.end, bytes);
+        let whom = if whom.is_empty() { String::new() } else { format!(" of {whom}") };
+        let text = format!("{bytes} bytes{whom} that were stored at DPA {first:#x} are lost: {why}");
+        tracing::warn!("{text}");
+        match kept.last.back_mut().filter(|_| follows) {
+            Some(last) => last.text = text,
+            None => kept.add(self.began, Kind::StoresLost, text),
         }
-        let event = Event { number: kept.count, seconds: self.began.elapsed().as_secs_f64(), kind, text };
-        kept.last.push_back(event);
     }
 
     /// Looks at how full the store is: `held` of `all` chunks.
@@ -106,19 +124,30 @@ impl Events {
         }
     }
 
-    /// Notes how a write went.
-    pub(super) fn note(&self, written: &Result<(), DeviceError>) {
+    /// Notes how a write went, and whether there is room for what takes more than before.
+    pub(super) fn note(&self, written: &Result<(), DeviceError>, room: bool) {
         match written {
             Err(DeviceError::Store(why @ (StoreError::Full { .. } | StoreError::NoRoom { .. })))
                 if !self.no_room.swap(true, Relaxed) =>
             {
                 self.say(Kind::NoRoom, format!("writes find no room: {why}"));
             }
-            Ok(()) if self.no_room.load(Relaxed) && self.no_room.swap(false, Relaxed) => {
+            Ok(()) if room && self.no_room.load(Relaxed) && self.no_room.swap(false, Relaxed) => {
                 self.say(Kind::RoomAgain, "writes find room again".to_owned());
             }
             _ => {}
         }
+    }
+}
+
+impl Kept {
+    fn add(&mut self, began: Instant, kind: Kind, text: String) {
+        self.count += 1;
+        if self.last.len() == MOST {
+            self.last.pop_front();
+        }
+        let event = Event { number: self.count, seconds: began.elapsed().as_secs_f64(), kind, text };
+        self.last.push_back(event);
     }
 }
 
@@ -159,10 +188,26 @@ mod tests {
     }
 
     #[test]
+    fn what_is_lost_one_behind_the_other_is_one_event() {
+        let events = Events::default();
+        events.lost(0..4096, 4096, "", "full");
+        events.lost(4096..12288, 8192, "", "full");
+        events.lost(0..4096, 4096, "a", "full");
+        events.note(&Err(StoreError::Full { wanted: 1, used: 1, capacity: 1 }.into()), false);
+        events.lost(4096..8192, 4096, "a", "full");
+        let kept = events.kept.lock();
+        let said: Vec<_> = kept.last.iter().map(|event| (event.kind, event.text.as_str())).collect();
+        assert_eq!(said[0], (Kind::StoresLost, "12288 bytes that were stored at DPA 0x0 are lost: full"));
+        assert_eq!(said[1], (Kind::StoresLost, "4096 bytes of a that were stored at DPA 0x0 are lost: full"));
+        assert_eq!((said[2].0, said[3].0, said.len()), (Kind::NoRoom, Kind::StoresLost, 4));
+    }
+
+    #[test]
     fn a_store_that_is_promised_more_than_it_holds_warns_refuses_and_recovers() {
         let config = DeviceConfig { store_bytes: Some(16 << 20), ..DeviceConfig::new(64 << 20, 8 << 20) };
         let device = Device::new(config).unwrap();
-        let block = |at: u64| crate::kv::tests::bytes(at + 1, 4096);
+        // Noise, which takes the same room everywhere.
+        let block = |at: u64| crate::kv::tests::bytes(5 * (at + 1), 4096);
         let mut written = 0;
         let refused = loop {
             match device.write_base(written * 4096, &block(written)) {
@@ -175,12 +220,17 @@ mod tests {
         let kinds = |device: &Device| device.events().iter().map(|event| event.kind).collect::<Vec<_>>();
         let filled = [Kind::StoreAbove, Kind::StoreAbove, Kind::StoreAbove, Kind::NoRoom];
         assert_eq!(kinds(&device), filled);
-        // Nothing of what is there is harmed, and it can be written again in place of itself once there is room.
+        // Nothing of what is there is harmed, and it can be written again in place of itself.
         let mut found = vec![0; 4096];
         for at in 0..written {
             device.read_base(at * 4096, &mut found).unwrap();
             assert!(found == block(at), "block {at}");
+            device.write_base(at * 4096, &block(at + written)).unwrap();
+            device.read_base(at * 4096, &mut found).unwrap();
+            assert!(found == block(at + written), "block {at}");
         }
+        assert!(device.write_base(written * 4096, &block(7)).is_err(), "and takes nothing else");
+        assert_eq!(kinds(&device), filled, "what finds its own place again is no room for others");
         device.discard(0, written / 2 * 4096).unwrap();
         device.write_base(written * 4096, &block(written)).unwrap();
         assert!(!device.is_tight(4096));

@@ -308,3 +308,42 @@ fn images_with_tables_of_nonsense_are_refused() {
     let view = r#"{"tensor":"a","view":"e8m3","offset":18446744073709551615}"#;
     assert!(refused(&tables(&[tensor("a", 0)], view)).contains("lies at"));
 }
+
+#[test]
+fn what_several_threads_find_is_counted_as_it_was() {
+    // Blocks far from each other, so that their entries lie in parts of the index that are looked at each by itself.
+    let (far, count) = (8 << 20, 48_u64);
+    let config = DeviceConfig { codec: Codec::Tree, ..DeviceConfig::new(far * count, 64 << 20) };
+    let image = Image::in_memory(config.superblock()).unwrap();
+    let device = Device::open(image.clone(), &config).unwrap();
+    let tensor = |name: &str, dpa, format| TensorSpec {
+        name: name.into(),
+        dpa: Some(dpa),
+        length: 16 * far,
+        format,
+        ..weights()
+    };
+    device.create_tensor(tensor("a", 0, Format::Bf16)).unwrap();
+    device.create_tensor(tensor("b", 20 * far, Format::Fp32)).unwrap();
+    for place in 0..count {
+        device.write_base(place * far, &bytes(place, 5 * BLOCK)).unwrap();
+    }
+    device.inject_poison(3 * far, 1).unwrap();
+    let told = |device: &Device| {
+        let mut stats = serde_json::to_value(device.stats()).unwrap();
+        let told = ["device", "blocks", "tensors"].map(|part| stats[part].take());
+        let used = device.blocks.used_bytes();
+        let mut text = serde_json::to_value((told, used)).unwrap();
+        text[0][0]["uptime_seconds"] = 0.into();
+        text
+    };
+    let before = told(&device);
+    assert!(before[1].as_u64().unwrap() > 0, "{before}");
+    drop(device);
+    let device = Device::open(image, &config).unwrap();
+    assert_eq!(told(&device), before);
+    assert_eq!(device.poison().len(), 1);
+    let mut found = vec![0; 5 * BLOCK];
+    device.read_base(7 * far, &mut found).unwrap();
+    assert_eq!(found, bytes(7, 5 * BLOCK));
+}

@@ -4,6 +4,7 @@
 
 use std::{collections::BTreeSet, ops::Range, sync::Arc};
 
+use lamina_abi::{DIRECTORY_BYTES, VIEW_ALIGN};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
@@ -181,6 +182,10 @@ fn restore(
         tensors.push(Arc::new(tensor));
     }
     tensors.sort_by_key(|tensor| tensor.info.dpa);
+    let mut names = BTreeSet::new();
+    if let Some(twice) = tensors.iter().find(|tensor| !names.insert(&tensor.info.name)) {
+        return Err(broken(format!("two tensors are called {}", twice.info.name)));
+    }
     apart("tensors", tensors.iter().map(|tensor| tensor.info.dpa..tensor.end())).map_err(broken)?;
     let mut aliases = Vec::with_capacity(saved.views.len());
     for SavedView { tensor: name, view, offset, counters: number } in saved.views {
@@ -192,7 +197,9 @@ fn restore(
         let length = view.bytes_for(tensor.info.elements);
         let own = &division.parts[tensor.part].views;
         let fits = |length: &u64| {
-            offset >= own.start && offset.checked_add(*length).is_some_and(|end| end <= own.end)
+            offset.is_multiple_of(VIEW_ALIGN)
+                && offset >= own.start + DIRECTORY_BYTES
+                && offset.checked_add(*length).is_some_and(|end| end <= own.end)
         };
         let length = length.filter(fits);
         let length = length.ok_or_else(|| broken(format!("view {view} of {name} lies at {offset:#x}")))?;

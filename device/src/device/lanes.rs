@@ -108,9 +108,24 @@ impl Device {
     /// # Errors
     /// As [`Device::write_base`]; [`DeviceError::PastWindow`] also for a lane that there is not.
     pub fn write_lane(&self, lane: u32, offset: u64, data: &[u8]) -> Result<(), DeviceError> {
-        let shares = self.shares(lane, offset, data.len())?;
-        let written = self.scatter(&shares, data);
-        self.note_write(&written);
+        self.write_back_lane(lane, offset, data, &mut 0)
+    }
+
+    /// As [`Device::write_back`], to `lane`.
+    ///
+    /// # Errors
+    /// As [`Device::write_lane`].
+    pub fn write_back_lane(
+        &self,
+        lane: u32,
+        offset: u64,
+        data: &[u8],
+        done: &mut usize,
+    ) -> Result<(), DeviceError> {
+        let left = data.get(*done..).unwrap_or_default();
+        let shares = self.shares(lane, offset.saturating_add(*done as u64), left.len())?;
+        let written = self.scatter(&shares, left, done);
+        self.events.note(&written, self.look());
         written?;
         self.stats.base_writes.add(1);
         self.stats.base_written_bytes.add(data.len() as u64);
@@ -120,7 +135,8 @@ impl Device {
         Ok(())
     }
 
-    fn scatter(&self, shares: &[Share], mut data: &[u8]) -> Result<(), DeviceError> {
+    /// Stores `data`, share by share, and moves `done` by what is stored.
+    fn scatter(&self, shares: &[Share], mut data: &[u8], done: &mut usize) -> Result<(), DeviceError> {
         for share in shares {
             let mut pieces = Vec::with_capacity(share.parts.len());
             for part in &share.parts {
@@ -132,11 +148,12 @@ impl Device {
             let begin = share.block * BLOCK_BYTES as u64;
             let Some((tensor, shape)) = windowed(&map, begin) else {
                 self.write_block(&map, share.block, &pieces)?;
+                *done += pieces.iter().map(|(_, piece)| piece.len()).sum::<usize>();
                 continue;
             };
             for (inside, piece) in pieces {
                 // A block lies in one window.
-                self.stage(&map, tensor, shape, begin + inside as u64, piece)?;
+                *done += self.stage(&map, tensor, shape, begin + inside as u64, piece)?;
             }
         }
         Ok(())

@@ -111,6 +111,15 @@ impl Partition {
         self.device.write_base(at, data).map_err(|why| self.own(why))
     }
 
+    /// As [`Device::write_back`].
+    ///
+    /// # Errors
+    /// As [`Device::write_back`], and [`DeviceError::Quota`].
+    pub fn write_back(&self, offset: u64, data: &[u8], done: &mut usize) -> Result<(), DeviceError> {
+        let at = self.at(Window::Base, offset, data.len() as u64)?;
+        self.device.write_back(at, data, done).map_err(|why| self.own(why))
+    }
+
     /// As [`Device::read_views`].
     ///
     /// # Errors

@@ -145,7 +145,7 @@ impl Device {
     }
 
     /// Whether reading failed because what is stored is damaged.
-    pub(super) fn is_damage(why: &DeviceError) -> bool {
+    pub(crate) fn is_damage(why: &DeviceError) -> bool {
         matches!(why, DeviceError::Damaged { .. } | DeviceError::Store(StoreError::Entry { .. }))
     }
 

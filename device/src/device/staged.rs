@@ -61,8 +61,13 @@ impl StagedPlaces {
     /// The windows that were open, each with its place, which is in use from now on.
     pub(super) fn found(&self) -> Vec<Found> {
         let mut all = Vec::new();
+        // Looking at a place that was never used would cost a page of memory.
+        let used = self.memory.populated();
         self.free.lock().retain(|at| {
             let at = *at;
+            if !used.iter().any(|range| range.contains(&at)) {
+                return true;
+            }
             let (blocks, first) = (self.word(at + BLOCKS), self.word(at + FIRST));
             let count = usize::try_from(blocks).ok().filter(|blocks| (1..=MOST_BLOCKS).contains(blocks));
             let Some(count) = count.filter(|_| self.word(at + CHECK) == check(blocks, first)) else {

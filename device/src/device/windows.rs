@@ -406,8 +406,10 @@ impl Device {
             let tensor = map.tensor_at(first.saturating_mul(BLOCK_BYTES as u64));
             let shape = tensor.and_then(|tensor| tensor.windows.as_ref());
             let span = tensor.zip(shape).map(|(tensor, shape)| Span::of(tensor, shape, first));
-            let Some(span) = span.filter(|span| span.first == first && span.bytes() == bytes.len()) else {
-                // Its tensor was removed, which published the window before.
+            // Its tensor may have been removed, which published the window before; and an image may say anything.
+            let fits =
+                |span: &Span| span.first == first && span.bytes() == bytes.len() && self.has_place_for(first);
+            let Some(span) = span.filter(fits) else {
                 kept.staged.let_go(place);
                 continue;
             };
@@ -417,6 +419,13 @@ impl Device {
             staging.bytes += span.bytes() as u64;
             staging.open.insert(first, Arc::new(open));
         }
+    }
+
+    /// Whether a window that begins at block `first` is not open and may be.
+    fn has_place_for(&self, first: u64) -> bool {
+        let part = &self.division.parts[self.division.of_block(first)];
+        let staging = self.windows.staging.lock();
+        !staging.open.contains_key(&first) && staging.open.range(part.blocks()).count() < self.windows.most
     }
 
     /// Closes the open window that begins at `oldest`, so that another can be opened; waits if every place is only being filled.
@@ -477,17 +486,19 @@ impl Device {
         let codec = tensor.info.codec;
         let (coded, prepared) = BUNDLES.with_borrow_mut(|bundles| {
             let coded = kv::encode(shape, span.before, codec, bytes, coding, bundles);
-            let (before, after) = self.account_window(span, &bundles[..span.blocks])?;
+            let bundles = &bundles[..span.blocks];
+            let (before, after) = self.window_charges(span, bundles);
+            self.account(span.first, before, after)?;
             let mut prepared = Vec::with_capacity(span.blocks);
-            for (block, bundle) in (span.first..).zip(&bundles[..span.blocks]) {
-                match store.prepare(block, bundle) {
+            for (block, bundle) in (span.first..).zip(bundles) {
+                match self.compacting(|| Ok(store.prepare(block, bundle, after <= before)?)) {
                     Ok(one) => prepared.push(one),
                     Err(full) => {
                         for one in prepared {
                             store.give_back(one);
                         }
                         self.unaccount(span.first, before, after);
-                        return Err(DeviceError::from(full));
+                        return Err(full);
                     }
                 }
             }
@@ -505,18 +516,10 @@ impl Device {
         Ok(())
     }
 
-    /// Charges a window's part for `bundles` in place of what its blocks hold: what they are charged before and after. The caller holds the window's lock.
-    fn account_window(&self, span: &Span, bundles: &[Bundle]) -> Result<(u64, u64), DeviceError> {
-        if !self.division.divided {
-            return Ok((0, 0));
-        }
-        let mut before = 0;
-        for block in span.first..span.first + span.blocks as u64 {
-            before += self.charged(block).bytes;
-        }
-        let after = bundles.iter().map(charge_of).sum();
-        self.account(span.first, before, after)?;
-        Ok((before, after))
+    /// What a window's blocks are charged before and after `bundles` take their place. The caller holds the window's lock.
+    fn window_charges(&self, span: &Span, bundles: &[Bundle]) -> (u64, u64) {
+        let before = span.numbers().map(|block| self.charged(block).bytes).sum();
+        (before, bundles.iter().map(charge_of).sum())
     }
 
     /// Codes the windows of a tensor that was just made, where they hold data.

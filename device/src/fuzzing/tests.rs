@@ -78,3 +78,28 @@ fn any_bytes_to_the_api_get_an_answer_or_none() {
 fn any_line_on_the_guest_port_gets_one_answer() {
     run("guest", 600, guest);
 }
+
+#[test]
+fn any_request_of_a_kernel_gets_one_answer() {
+    run("fuse", 800, fuse);
+}
+
+#[test]
+fn any_image_is_opened_or_refused_and_what_is_opened_works() {
+    run("image", 500, image);
+}
+
+#[test]
+fn any_stream_is_a_snapshot_or_is_refused() {
+    run("snapshot", 600, snapshot);
+}
+
+#[test]
+fn any_memory_of_a_guest_leaves_a_disk_working() {
+    run("disk", 600, disk);
+}
+
+#[test]
+fn any_stores_into_a_mailbox_get_one_answer_a_ring() {
+    run("mailbox", 400, mailbox);
+}

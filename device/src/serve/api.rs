@@ -15,7 +15,8 @@
 //! | `POST /poison/inject`, `POST /poison/clear` `{"offset","length"}` | poisons blocks, or makes poisoned ones zeros |
 //!
 //! Who may: the socket is its owner's alone. TCP is bound to loopback addresses only, where every user of the host and
-//! every web page in a browser on it can send requests. Against the latter, a request over TCP must name a loopback host
+//! every web page in a browser on it can send requests. A connection of another user than the device's or root gets 403 to whatever
+//! it asks (see [`owner`](super::owner)). Against web pages, a request over TCP must name a loopback host
 //! (a page that rebound its own name to 127.0.0.1 sends its own), and one that changes something must be of type
 //! `application/json`, which a page cannot send elsewhere without asking first, which is never allowed here.
 //!
@@ -23,6 +24,7 @@
 //! [`BODY_TIME`] to arrive.
 
 use std::convert::Infallible;
+use std::future::ready;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -45,6 +47,7 @@ use crate::store::StoreError;
 use crate::tensor::{TensorError, TensorSpec};
 
 use super::control::{Control, ControlError};
+use super::owner::{may_ask, owner};
 use super::socket::OwnedSocket;
 use super::{ServeError, http, metrics};
 
@@ -109,11 +112,20 @@ impl Api {
             api.address = Some(address);
             let router = router.clone().layer(from_fn(loopback_host));
             api.tasks.push(tokio::spawn(async move {
-                http::serve(router, || async { listener.accept().await.map(|(stream, _)| stream) }).await
+                let accept = || async {
+                    let (stream, peer) = listener.accept().await?;
+                    let router = admit(router.clone(), stream.local_addr()?, peer);
+                    Ok((stream, router))
+                };
+                http::serve(accept).await
             }));
         }
         api.tasks.push(tokio::spawn(async move {
-            http::serve(router, || async { unix.listener.accept().await.map(|(stream, _)| stream) }).await
+            let accept = || async {
+                let (stream, _) = unix.listener.accept().await?;
+                Ok((stream, ready(router.clone())))
+            };
+            http::serve(accept).await
         }));
         Ok(api)
     }
@@ -174,6 +186,20 @@ pub(crate) fn router(control: Control) -> Router {
         .with_state(control)
 }
 
+/// What a connection over TCP may ask: everything if it is of the device's user or root, else nothing.
+async fn admit(router: Router, ours: SocketAddr, theirs: SocketAddr) -> Router {
+    let found = spawn_blocking(move || owner(ours, theirs)).await.ok().flatten();
+    if may_ask(found) {
+        return router;
+    }
+    let whose = found.map_or_else(|| "an unknown user's".to_owned(), |user| format!("user {user}'s"));
+    tracing::debug!(peer = %theirs, "a connection is {whose}, and refused");
+    let error = format!(
+        "this connection is {whose}; the API answers to the user who runs the device and to root only"
+    );
+    Router::new().fallback(|| async { Refusal::new(StatusCode::FORBIDDEN, error) })
+}
+
 /// An error as it is sent.
 #[derive(Debug)]
 struct Refusal {
@@ -225,6 +251,7 @@ fn status_of(why: &DeviceError) -> StatusCode {
         | DeviceError::PartitionName { .. }
         | DeviceError::PartitionTwice { .. }
         | DeviceError::Plain
+        | DeviceError::OpenWindows { .. }
         | DeviceError::Size { .. } => StatusCode::UNPROCESSABLE_ENTITY,
         DeviceError::Store(_) | DeviceError::Damaged { .. } | DeviceError::Image { .. } => {
             StatusCode::INTERNAL_SERVER_ERROR

@@ -30,24 +30,26 @@
 //! All of this is for one pair of files, that is one page cache, over one partition. Between *hosts*, whose page caches nobody keeps coherent, the contract of
 //! [`super::host_cache`] holds instead: 1 and 4 as above, each for its own files; 2 without the laundering; 3 after a flush by the host itself.
 //!
+//! A store for which the device has no room is one that is not complete there, for as long as it may wait: see [`super::write_backs`].
+//!
 //! How: reads of views mark their pages in [`ServedPages`]; a base store that has reached the device takes the marks of
-//! the view pages over it, and of those of lanes, and queues them here; one thread tells the kernel to drop them. It must be a thread of its own:
-//! the kernel waits in that call for reads of the same pages that are under way, which FUSE workers have to answer.
+//! the view pages over it, and of those of lanes, and queues them; one thread for each file tells the kernel to drop them: see [`Invalidations`].
 
 use std::io;
 use std::iter::once;
 use std::ops::Range;
-use std::sync::mpsc;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
 use crate::device::{DeviceError, Partition};
 
 use super::ServeError;
 use super::host_cache::HostCache;
-use super::lanes::{Face, LaneRanges, Lanes, push_lane};
+use super::invalidations::{Invalidations, join_touching};
+use super::lanes::{Face, LaneRanges, Lanes};
 use super::launder::{Done, LaunderWith, Launderer};
-use super::served_pages::{PAGE_BYTES, ServedPages, push};
+use super::served_pages::{PAGE_BYTES, ServedPages};
+use super::write_backs::{Answer, Asker, WriteBacks};
 
 /// Keeps the windows of one pair of files coherent.
 pub struct Coherence {
@@ -57,35 +59,17 @@ pub struct Coherence {
     served: ServedPages,
     /// The lanes of the base window, if it is an interleave set.
     lanes: Option<Lanes>,
-    queue: Mutex<Queue>,
-    /// Signalled when something was queued or the end has come.
-    queued: Condvar,
-    /// Signalled when a batch is through.
-    drained: Condvar,
+    /// Pages of the base window to be dropped.
+    base: Invalidations,
+    /// Pages of the views window to be dropped.
+    views: Invalidations,
+    write_backs: WriteBacks,
     launderer: std::sync::OnceLock<Launderer>,
+    /// What is to be laundered as soon as that can be done; `None` from then on. A worker process answers requests before it has opened the files to launder by, and those may be
+    /// of views over pages that were dirty before it came.
+    early: Mutex<Option<Vec<(Laundry, Done)>>>,
     /// The same for the views window, whose dirty pages are stores to be dropped.
     scrubber: std::sync::OnceLock<Launderer>,
-}
-
-/// Ranges to invalidate.
-#[derive(Default)]
-struct Queue {
-    /// Of the views window.
-    ranges: Vec<Range<u64>>,
-    /// Of the base window.
-    base_ranges: Vec<Range<u64>>,
-    /// Of its lanes.
-    lane_ranges: LaneRanges,
-    /// Batches of which these are the next: what is queued now is through when `batches_done` exceeds it.
-    batch: u64,
-    batches_done: u64,
-    closed: bool,
-}
-
-impl Queue {
-    fn is_empty(&self) -> bool {
-        self.ranges.is_empty() && self.base_ranges.is_empty() && self.lane_ranges.is_empty()
-    }
 }
 
 /// Ranges to launder before something is computed from the bytes under them.
@@ -98,17 +82,19 @@ pub(super) struct Laundry {
 }
 
 impl Coherence {
-    pub(super) fn new(partition: Partition, cache: Option<Arc<HostCache>>) -> Self {
+    /// `patience` is how long a write-back may wait for room.
+    pub(super) fn new(partition: Partition, cache: Option<Arc<HostCache>>, patience: Duration) -> Self {
         Self {
             served: ServedPages::new(partition.views_bytes()),
             // A set is a whole device, and no host's.
-            lanes: partition.device().set().map(|set| Lanes::new(set, partition.base_bytes())),
+            lanes: partition.device().set().map(|set| Lanes::new(set, &partition, patience)),
+            write_backs: WriteBacks::new(partition.clone(), Face::Base, patience),
             partition,
             cache,
-            queue: Mutex::default(),
-            queued: Condvar::new(),
-            drained: Condvar::new(),
+            base: Invalidations::default(),
+            views: Invalidations::default(),
             launderer: std::sync::OnceLock::new(),
+            early: Mutex::new(Some(Vec::new())),
             scrubber: std::sync::OnceLock::new(),
         }
     }
@@ -117,17 +103,27 @@ impl Coherence {
         self.lanes.as_ref()
     }
 
-    /// Starts laundering through `base` and `views`, the two windows opened through the mount.
+    /// Starts laundering through the files, opened through the mount: `base`, `views`, and the lanes in order. Over the first there are so many `threads`.
     pub(super) fn start_laundering(
         &self,
-        base: std::fs::File,
-        views: std::fs::File,
+        files: Vec<std::fs::File>,
         threads: usize,
         with: LaunderWith,
     ) -> io::Result<()> {
         let again = |_| io::Error::other("laundering was started before");
-        self.launderer.set(Launderer::start(base, threads, with)?).map_err(again)?;
-        self.scrubber.set(Launderer::start(views, 1, with)?).map_err(again)
+        let mut files = files.into_iter();
+        let mut start = |bytes, threads| {
+            Launderer::start(files.next().ok_or(io::ErrorKind::InvalidInput)?, bytes, threads, with)
+        };
+        let base = start(self.partition.base_bytes(), threads)?;
+        self.scrubber.set(start(self.partition.views_bytes(), 1)?).map_err(again)?;
+        if let Some(lanes) = &self.lanes {
+            lanes.start_laundering(start)?;
+        }
+        self.launderer.set(base).map_err(again)?;
+        let early = self.early.lock().unwrap_or_else(PoisonError::into_inner).take();
+        early.into_iter().flatten().for_each(|(laundry, done)| self.launder(laundry, done));
+        Ok(())
     }
 
     /// The explicit fence: afterwards every load of a view sees every store to these base bytes that was complete before.
@@ -198,10 +194,7 @@ impl Coherence {
         // First, and on threads that a kill can end: see `launder`.
         let laundered = on(&self.launderer, |base, done| base.launder(ranges.to_vec(), done));
         laundered.map_err(|source| ServeError::Flush { offset: 0, length: 0, source })?;
-        let mut queue = self.lock();
-        queue.base_ranges.extend(ranges.iter().cloned());
-        drop(queue);
-        self.queued.notify_one();
+        self.base.queue(ranges.iter().cloned());
         self.drain()?;
         let mut went = 0;
         self.merging(|changed| {
@@ -224,24 +217,55 @@ impl Coherence {
         Ok(merged?)
     }
 
-    /// Drops the base bytes of a range: they read as zero afterwards, in views too. Sleeps like [`Self::flush`].
+    /// Drops the base bytes of a range: they read as zero afterwards, in views too. Sleeps like [`Self::flush`], but never for room: what is stored in the range and has not reached the device needs none.
     ///
     /// # Errors
     ///
-    /// When the range passes the window's end, or the mount is going away.
+    /// When the range passes the window's end, the device cannot drop a part of a block, or the mount is going away.
     pub fn discard(&self, offset: u64, length: u64) -> Result<(), ServeError> {
         let window = self.partition.base_bytes();
         let end = offset.checked_add(length).filter(|&end| end <= window);
         let Some(end) = end else { return Err(ServeError::PastEnd { offset, length, window }) };
-        if offset < end {
-            if self.lanes.is_some() {
-                // What they have of it must not come back.
-                self.settle_range(offset, length)?;
-            }
-            let dropped = on(&self.launderer, |base, done| base.punch(offset..end, done));
-            dropped.map_err(|source| ServeError::Discard { offset, length, source })?;
+        let discarding = self.write_backs.discarding(offset..end);
+        // What lanes have of it must not come back.
+        let by_lanes = self.lanes.as_ref().map(|lanes| lanes.discarding(&(offset..end)));
+        let dropped = self.partition.discard(offset, length);
+        // One that failed may have dropped the first blocks.
+        self.written_beside(offset, length)?;
+        drop((discarding, by_lanes));
+        Ok(dropped?)
+    }
+
+    /// Stores what the kernel writes back of a file: the answer, or nothing if it waits for room. Never sleeps on the mount.
+    pub(super) fn write_back(
+        &self,
+        face: Face,
+        asker: Asker,
+        offset: u64,
+        bytes: &mut [u8],
+    ) -> Option<Answer> {
+        let Some(write_backs) = self.write_backs(face) else { return Some(Err(libc::EBADF)) };
+        // What is written back stays in the page cache.
+        self.serving(face, offset, bytes.len() as u64);
+        write_backs.take(asker, offset, bytes, |stored| {
+            self.changed(face, stored.start, stored.end - stored.start);
+        })
+    }
+
+    /// Tries write-backs of a file that wait again, and answers them in the end, until [`Self::close`].
+    pub(super) fn retry_until_closed(&self, face: Face, answer: impl Fn(Asker, Answer)) {
+        let stored = |stored: Range<u64>| self.changed(face, stored.start, stored.end - stored.start);
+        if let Some(write_backs) = self.write_backs(face) {
+            write_backs.retry_until_closed(stored, answer);
         }
-        self.drain()
+    }
+
+    fn write_backs(&self, face: Face) -> Option<&WriteBacks> {
+        match face {
+            Face::Base => Some(&self.write_backs),
+            Face::Views => None,
+            Face::Lane(lane) => self.lanes.as_ref()?.write_backs(lane),
+        }
     }
 
     /// Drops the given ranges of the views window from the page cache and returns when they are gone: for the directory
@@ -255,8 +279,8 @@ impl Coherence {
         for range in ranges {
             self.served.take(range, &mut taken);
         }
-        self.queue(taken);
-        self.drain()
+        self.views.queue(taken);
+        self.views.drain()
     }
 
     /// What to launder before this range of a file is computed, if anything is dirty. Never sleeps.
@@ -284,7 +308,7 @@ impl Coherence {
     /// These ranges of the base window and the lanes over them, as far as they may have dirty pages. Never sleeps.
     fn dirty_of(&self, base: Vec<Range<u64>>) -> Laundry {
         let lanes = self.lanes.as_ref().map_or_else(Vec::new, |lanes| lanes.dirty_over(&base));
-        let needed = self.launderer.get().is_some_and(|launderer| launderer.needed(&base));
+        let needed = needed(&self.launderer, &base);
         Laundry { base: if needed { base } else { Vec::new() }, lanes }
     }
 
@@ -307,15 +331,16 @@ impl Coherence {
 
     fn settle_ranges(&self, ranges: Vec<Range<u64>>) -> Result<(), ServeError> {
         let Some(offset) = ranges.first().map(|range| range.start) else { return Ok(()) };
-        let end = ranges.last().map_or(offset, |range| range.end);
-        self.launder_and_wait(self.dirty_of(ranges)).map_err(|source| ServeError::Flush {
-            offset,
-            length: end.saturating_sub(offset),
-            source,
-        })
+        if self.cache.is_some() || self.launderer.get().is_none() {
+            return Ok(());
+        }
+        let length = ranges.last().map_or(offset, |range| range.end).saturating_sub(offset);
+        let settled = self.launder_and_wait(self.dirty_of(ranges));
+        settled.map_err(|source| ServeError::Flush { offset, length, source })
     }
 
     fn launder_and_wait(&self, laundry: Laundry) -> io::Result<()> {
+        self.launderer.get().ok_or(io::ErrorKind::NotConnected)?;
         let (done, answer) = mpsc::channel();
         self.launder(laundry, Box::new(move |result| drop(done.send(result))));
         answer.recv().unwrap_or_else(|_| Err(io::ErrorKind::BrokenPipe.into()))
@@ -327,9 +352,12 @@ impl Coherence {
         self.changed(Face::Base, offset, length);
         let range = offset..offset.saturating_add(length);
         if self.launderer.get().is_some_and(|base| base.cached(&range)) {
-            push(&mut self.lock().base_ranges, range);
-            self.queued.notify_one();
+            self.base.queue(once(range.clone()));
         }
+        if let Some(lanes) = &self.lanes {
+            lanes.drop_cached(&range);
+        }
+        self.base.drain()?;
         self.drain()
     }
 
@@ -340,6 +368,11 @@ impl Coherence {
 
     /// Launders elsewhere, then calls `done` there. Never sleeps.
     pub(super) fn launder(&self, laundry: Laundry, done: Done) {
+        let mut early = self.early.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(early) = &mut *early {
+            return early.push((laundry, done));
+        }
+        drop(early);
         let of_lanes = laundry.lanes.into_iter().filter(|(_, ranges)| !ranges.is_empty());
         let launderer = |lane| self.lanes.as_ref().and_then(|lanes| lanes.launderer(lane));
         let mut jobs: Vec<_> =
@@ -348,7 +381,8 @@ impl Coherence {
             self.launderer.get().filter(|_| !laundry.base.is_empty()).map(|base| (base, laundry.base)),
         );
         if jobs.is_empty() {
-            return done(Ok(()));
+            let closed = || io::Error::from_raw_os_error(libc::ESHUTDOWN);
+            return done(self.launderer.get().map(drop).ok_or_else(closed));
         }
         let all = Arc::new(Mutex::new((jobs.len(), Ok(()), Some(done))));
         for (launderer, ranges) in jobs {
@@ -384,18 +418,17 @@ impl Coherence {
     /// Says that bytes in the device have changed, of the base window or through one of its lanes.
     pub(super) fn changed(&self, face: Face, offset: u64, length: u64) {
         let range = offset..offset.saturating_add(length);
-        let (base, of_lanes, base_pages) = match (face, &self.lanes) {
+        let base = match (face, &self.lanes) {
             (Face::Views, _) | (Face::Lane(_), None) => return,
-            (Face::Base, None) => (vec![range], Vec::new(), Vec::new()),
+            (Face::Base, None) => vec![range],
             (Face::Base, Some(lanes)) => {
-                let end = range.end.min(self.partition.base_bytes());
-                let taken = lanes.take_over(&(offset.min(end)..end));
-                (vec![range], taken, Vec::new())
+                lanes.base_changed(offset..range.end.min(self.partition.base_bytes()));
+                vec![range]
             }
             (Face::Lane(lane), Some(lanes)) => {
                 let under = lanes.under(lane, &range);
-                let taken = lanes.take_base(&under);
-                (under, Vec::new(), taken)
+                self.base.queue(lanes.take_base(&under));
+                under
             }
         };
         let mut taken = Vec::new();
@@ -404,121 +437,76 @@ impl Coherence {
                 self.served.take(range, &mut taken);
             }
         }
-        if !base_pages.is_empty() || !of_lanes.is_empty() {
-            let mut queue = self.lock();
-            for range in base_pages {
-                push(&mut queue.base_ranges, range);
-            }
-            for (lane, range) in of_lanes {
-                push_lane(&mut queue.lane_ranges, lane, range);
-            }
-            drop(queue);
-            self.queued.notify_one();
-        }
-        self.queue(taken);
+        self.views.queue(taken);
     }
 
     /// Says that the page cache holds bytes for the views window that the device did not give.
     pub(super) fn views_soiled(&self, offset: u64, length: u64) {
-        self.queue(once(offset..offset.saturating_add(length)));
+        self.views.queue(once(offset..offset.saturating_add(length)));
     }
 
     /// Says that nobody knows any more what the page cache was given: of the views, of a host's base window, and of one with lanes and of these.
     pub(super) fn forgotten(&self) {
         self.views_soiled(0, self.partition.views_bytes());
         if self.cache.is_some() || self.lanes.is_some() {
-            let mut queue = self.lock();
-            queue.base_ranges.push(0..self.partition.base_bytes());
-            if let Some(lanes) = &self.lanes {
-                let whole = |lane| (lane, once(0..lanes.bytes(lane)).collect());
-                queue.lane_ranges = lanes.numbers().map(whole).collect();
-            }
-            drop(queue);
-            self.queued.notify_one();
+            self.base.queue(once(0..self.partition.base_bytes()));
+        }
+        if let Some(lanes) = &self.lanes {
+            lanes.forgotten();
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Queue> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn queue(&self, ranges: impl IntoIterator<Item = Range<u64>>) {
-        let mut ranges = ranges.into_iter().peekable();
-        if ranges.peek().is_none() {
-            return;
-        }
-        let mut queue = self.lock();
-        for range in ranges {
-            push(&mut queue.ranges, range);
-        }
-        drop(queue);
-        self.queued.notify_one();
-    }
-
-    /// Waits until everything queued by now is invalidated.
+    /// Waits until everything queued by now is invalidated: of the views, of what a host holds, and of a set.
     fn drain(&self) -> Result<(), ServeError> {
-        let mut queue = self.lock();
-        let mine = if queue.is_empty() { queue.batch } else { queue.batch + 1 };
-        while queue.batches_done < mine {
-            if queue.closed {
-                return Err(ServeError::Closing);
-            }
-            queue = self.drained.wait(queue).unwrap_or_else(PoisonError::into_inner);
+        if self.cache.is_some() || self.lanes.is_some() {
+            self.base.drain()?;
         }
-        Ok(())
+        if let Some(lanes) = &self.lanes {
+            lanes.drain()?;
+        }
+        self.views.drain()
     }
 
-    /// The invalidator: hands batches of ranges to `invalidate` until [`Self::close`].
-    pub(super) fn invalidate_until_closed(&self, mut invalidate: impl FnMut(Face, &Range<u64>)) {
-        let (mut batch, mut base_batch) = (Vec::new(), Vec::new());
-        loop {
-            let mut queue = self.lock();
-            while queue.is_empty() && !queue.closed {
-                queue = self.queued.wait(queue).unwrap_or_else(PoisonError::into_inner);
-            }
-            if queue.closed {
-                return;
-            }
-            std::mem::swap(&mut queue.ranges, &mut batch);
-            std::mem::swap(&mut queue.base_ranges, &mut base_batch);
-            let of_lanes = std::mem::take(&mut queue.lane_ranges);
-            queue.batch += 1;
-            let number = queue.batch;
-            drop(queue);
-            for (face, batch) in [(Face::Base, &mut base_batch), (Face::Views, &mut batch)] {
-                join_touching(batch);
-                batch.drain(..).for_each(|range| invalidate(face, &range));
-            }
-            for (lane, mut ranges) in of_lanes {
-                join_touching(&mut ranges);
-                for range in ranges {
-                    invalidate(Face::Lane(lane), &range);
-                }
-            }
-            self.lock().batches_done = number;
-            self.drained.notify_all();
+    /// Hands ranges of a file that the kernel is to drop to `invalidate`, until [`Self::close`].
+    pub(super) fn invalidate_until_closed(&self, face: Face, invalidate: impl FnMut(&Range<u64>)) {
+        match (face, &self.lanes) {
+            (Face::Base, _) => self.base.run_until_closed(invalidate),
+            (Face::Views, _) => self.views.run_until_closed(invalidate),
+            (Face::Lane(lane), Some(lanes)) => lanes.invalidate_until_closed(lane, invalidate),
+            (Face::Lane(_), None) => {}
         }
     }
 
     /// Ends laundering and invalidating; whoever waits gets [`ServeError::Closing`].
-    pub(super) fn close(&self) {
+    pub(crate) fn close(&self) {
         if let Some(cache) = &self.cache {
             cache.close();
+        }
+        let early = self.early.lock().unwrap_or_else(PoisonError::into_inner).take();
+        for (_, done) in early.into_iter().flatten() {
+            done(Err(io::Error::from_raw_os_error(libc::ESHUTDOWN)));
         }
         for launderer in [&self.launderer, &self.scrubber].into_iter().filter_map(|launderer| launderer.get())
         {
             launderer.stop();
         }
         if let Some(lanes) = &self.lanes {
-            lanes.stop();
+            lanes.close();
         }
-        self.lock().closed = true;
-        self.queued.notify_all();
-        self.drained.notify_all();
+        self.write_backs.close();
+        self.base.close();
+        self.views.close();
     }
 
-    /// Brings every dirty base page to the device, for at most `patience`.
+    /// Brings every dirty base page to the device, for at most `patience`. What finds no room is given up.
     pub(super) fn settle(&self, patience: Duration) {
+        self.write_backs.hurry();
+        if let Some(lanes) = &self.lanes {
+            lanes.hurry();
+        }
+        if self.launderer.get().is_none() {
+            return;
+        }
         let (done, answer) = mpsc::channel();
         let everything = self.all_over(once(0..self.partition.base_bytes()).collect());
         let started = Instant::now();
@@ -544,34 +532,19 @@ impl Coherence {
     }
 }
 
+/// Whether any of these ranges may have dirty pages. Never sleeps.
+pub(super) fn needed(launderer: &std::sync::OnceLock<Launderer>, ranges: &[Range<u64>]) -> bool {
+    match launderer.get() {
+        Some(launderer) => launderer.needed(ranges),
+        // Nobody can look yet.
+        None => ranges.iter().any(|range| !range.is_empty()),
+    }
+}
+
 /// Has a launderer do something and waits for it.
 fn on(launderer: &std::sync::OnceLock<Launderer>, start: impl FnOnce(&Launderer, Done)) -> io::Result<()> {
     let launderer = launderer.get().ok_or(io::ErrorKind::NotConnected)?;
     let (done, answer) = mpsc::channel();
     start(launderer, Box::new(move |result| drop(done.send(result))));
     answer.recv().unwrap_or_else(|_| Err(io::ErrorKind::BrokenPipe.into()))
-}
-
-/// Sorts ranges and joins those that touch or overlap.
-fn join_touching(ranges: &mut Vec<Range<u64>>) {
-    ranges.sort_unstable_by_key(|range| range.start);
-    ranges.dedup_by(|next, kept| {
-        let joins = next.start <= kept.end;
-        if joins {
-            kept.end = kept.end.max(next.end);
-        }
-        joins
-    });
-}
-
-#[cfg(test)]
-mod tests {
-    use super::join_touching;
-
-    #[test]
-    fn touching_ranges_become_one() {
-        let mut ranges = vec![8..12, 0..4, 4..6, 20..30, 22..24];
-        join_touching(&mut ranges);
-        assert_eq!(ranges, vec![0..6, 8..12, 20..30]);
-    }
 }

@@ -1,7 +1,8 @@
 //! The mount: from a device and a directory to files that can be mapped, a pair for each guest or host.
 //!
-//! Mounting makes these threads: `threads` workers (see `fuse_workers`) and two late answerers; for each pair of files an
-//! invalidator and two or three launderers, with an interleave set one more for each lane (see [`super::coherence`]), and for a host's one that makes room in its cache. Unmounting brings dirty pages to the device, aborts the connection, so that
+//! Mounting makes these threads: `threads` workers (see `fuse_workers`) and two late answerers; for each pair of files two
+//! invalidators and two or three launderers (see [`super::coherence`]), more while these wait, and one that tries write-backs again for which there was no room
+//! (see [`super::write_backs`]), with an interleave set one of each kind more for each lane; and for a host's one that makes room in its cache. Unmounting brings dirty pages to the device, aborts the connection, so that
 //! nobody sleeps on it any more, and joins them all. A process that still maps a window then gets SIGBUS on a page it
 //! has not loaded yet; that is what pulling a memory device does.
 //!
@@ -20,23 +21,20 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::channel;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use fuse_backend_rs::api::server::Server;
-
 use crate::device::{Device, Partition};
 
 use super::ServeError;
-use super::fuse_fs::WindowFs;
 use super::fuse_workers::{Workers, ask_again, invalidate};
 use super::held_mount::{Channels, HeldMount, usual_threads};
 use super::lanes::Face;
-use super::launder::{LaunderWith, own_table};
+use super::launder::LaunderWith;
 use super::mount_point::{self, MountPoint};
+use super::own_mount::{self, own_table};
 use super::pair::{Pair, PairOptions, Place};
 use super::tree::Tree;
 
@@ -57,11 +55,21 @@ pub struct MountOptions {
     pub read_ahead_kb: u32,
     /// How dirty pages are made to reach the device.
     pub launder_with: LaunderWith,
+    /// How long a write-back may wait for room in the device before what it stores is given up.
+    pub full_wait: Duration,
 }
+
+/// How long a write-back waits for room unless told otherwise.
+pub const FULL_WAIT: Duration = Duration::from_secs(10);
 
 impl Default for MountOptions {
     fn default() -> Self {
-        Self { threads: usual_threads(), read_ahead_kb: 4, launder_with: LaunderWith::Auto }
+        Self {
+            threads: usual_threads(),
+            read_ahead_kb: 4,
+            launder_with: LaunderWith::Auto,
+            full_wait: FULL_WAIT,
+        }
     }
 }
 
@@ -119,15 +127,9 @@ impl Mount {
         answered: bool,
     ) -> Result<Self, ServeError> {
         let Channels { requests, notices } = channels;
-        let tree = Arc::new(Tree::new(pairs.iter().map(|pair| Arc::new(Pair::new(pair, &path))).collect()));
-        let (late, late_queue) = channel();
-        let workers = Arc::new(Workers {
-            server: Server::new(WindowFs::new(Arc::clone(&tree))),
-            tree: Arc::clone(&tree),
-            channels: requests,
-            late: Mutex::new(Some(late)),
-            panics: AtomicU64::new(0),
-        });
+        let pair = |pair| Arc::new(Pair::new(pair, &path, options.full_wait));
+        let tree = Arc::new(Tree::new(pairs.iter().map(pair).collect()));
+        let (workers, late_queue) = Workers::new(Arc::clone(&tree), requests);
         // From here on dropping the mount undoes everything.
         let mut mount =
             Self { held, path, minor: String::new(), workers, tree, notices, threads: Vec::new() };
@@ -173,30 +175,27 @@ impl Mount {
         launderers: usize,
         with: LaunderWith,
     ) -> Result<(), ServeError> {
-        let inode = self.tree.inode_of(pair, Face::Base).unwrap_or_default();
-        let (workers, invalidated) = (Arc::clone(&self.workers), Arc::clone(pair));
-        let number = self.notices.as_raw_fd();
-        self.spawn(format!("fuse-inval-{inode}"), move || {
-            // The kernel has this thread wait for requests that a killed process answers no more; who waits for the process's
-            // descriptors to be gone must not wait for that.
-            if let Err(why) = own_table(number) {
-                tracing::warn!("the invalidator keeps the shared file table: {why}");
-            }
-            invalidated.coherence().invalidate_until_closed(|face, range| {
-                if let Some(inode) = workers.tree.inode_of(&invalidated, face) {
-                    invalidate(&workers, number, inode, range);
+        for face in pair.faces() {
+            let (workers, invalidated) = (Arc::clone(&self.workers), Arc::clone(pair));
+            let number = self.notices.as_raw_fd();
+            let inode = self.tree.inode_of(pair, face).unwrap_or_default();
+            self.spawn(format!("fuse-inval-{inode}"), move || {
+                // The kernel has this thread wait for requests that a killed process answers no more; who waits for the process's
+                // descriptors to be gone must not wait for that.
+                if let Err(why) = own_table(number) {
+                    tracing::warn!("the invalidator keeps the shared file table: {why}");
                 }
-            });
-        })?;
-        let failed = |source| ServeError::MountPoint { path: self.path.clone(), source };
-        let open = |path| File::options().read(true).write(true).open(path).map_err(failed);
-        let (base, views) = (open(pair.base_path())?, open(pair.views_path())?);
-        pair.coherence().start_laundering(base, views, launderers, with).map_err(ServeError::Threads)?;
-        if let Some(lanes) = pair.lanes() {
-            let files = pair.lane_paths().map(open).collect::<Result<_, _>>()?;
-            lanes.start_laundering(files, with).map_err(ServeError::Threads)?;
+                invalidated.coherence().invalidate_until_closed(face, |range| {
+                    invalidate(&workers, number, inode, range);
+                });
+            })?;
         }
+        let failed = |source| ServeError::MountPoint { path: self.path.clone(), source };
+        let paths = [pair.base_path(), pair.views_path()].into_iter().chain(pair.lane_paths());
+        let files = own_mount::open(paths.collect()).map_err(failed)?;
+        pair.coherence().start_laundering(files, launderers, with).map_err(ServeError::Threads)?;
         if let Some(cache) = pair.cache().cloned() {
+            let inode = self.tree.inode_of(pair, Face::Base).unwrap_or_default();
             let pair = Arc::clone(pair);
             self.spawn(format!("host-room-{inode}"), move || {
                 cache.make_room_until_closed(|ranges| {
@@ -205,6 +204,15 @@ impl Mount {
                         0
                     })
                 });
+            })?;
+            return Ok(());
+        }
+        for face in pair.faces().filter(|face| *face != Face::Views) {
+            let (workers, pair) = (Arc::clone(&self.workers), Arc::clone(pair));
+            let inode = self.tree.inode_of(&pair, face).unwrap_or_default();
+            self.spawn(format!("fuse-room-{inode}"), move || {
+                pair.coherence()
+                    .retry_until_closed(face, |asker, answer| workers.written_back(asker, answer));
             })?;
         }
         Ok(())

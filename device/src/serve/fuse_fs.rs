@@ -9,7 +9,7 @@
 //! * `write` to `views` is refused with EROFS and counted. A page that the kernel writes back (`FUSE_WRITE_CACHE`) is
 //!   accepted, counted and dropped: refusing it would only leave an error for an innocent `fsync`.
 //! * Punching holes drops base bytes; other kinds of `fallocate`, and any on a lane, are EOPNOTSUPP.
-//! * Bytes that the device has no room for are refused with ENOSPC; a write-back then fails, and the next `fsync` or flush says so.
+//! * Bytes that the device has no room for are refused with ENOSPC. Write-backs of coherent base files and of lanes, which may wait for room, are not served here but by [`super::write_backs`].
 //! * A host's base file is read and written through the host's cache ([`super::host_cache`]). What would pass by its page cache is refused: `O_DIRECT` with EINVAL,
 //!   holes with EOPNOTSUPP.
 //! * No handler sleeps on anything that another FUSE request answers, and none invalidates: it only queues.
@@ -57,11 +57,7 @@ struct Target<'a> {
 
 impl Target<'_> {
     fn bytes(self) -> u64 {
-        match self.face {
-            Face::Base => self.pair.partition().base_bytes(),
-            Face::Views => self.pair.partition().views_bytes(),
-            Face::Lane(lane) => self.pair.lanes().map_or(0, |lanes| lanes.bytes(lane)),
-        }
+        self.pair.bytes_of(self.face)
     }
 
     /// Refuses what would pass by a host's page cache.

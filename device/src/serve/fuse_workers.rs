@@ -5,6 +5,7 @@
 //! * A read of `views` over dirty base pages must first launder them, which waits for FUSE WRITEs; so must one of `base` or a lane over dirty pages of the other. The worker leaves such a
 //!   request to the launderer and turns to the next one; afterwards one of the late answerers answers it, on the
 //!   descriptor it came from, where alone the kernel takes the answer. A host's read for which its cache has no room waits in the same way.
+//! * A write-back for which there is no room is left to [`super::write_backs`], which answers it later in the same way.
 //! * A handler that panics or cannot make sense of a request answers EIO. The server lives on.
 
 use std::fs::File;
@@ -13,7 +14,7 @@ use std::ops::Range;
 use std::os::fd::{AsRawFd, RawFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, Sender};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use fuse_backend_rs::abi::fuse_abi::Opcode;
@@ -26,14 +27,19 @@ use super::host_cache::HostCache;
 use super::lanes::Face;
 use super::pair::Pair;
 use super::tree::Tree;
+use super::write_backs::{Answer, Asker};
 
 /// Bytes of a worker's buffers: the largest request or answer, 1 MiB, and a page for what goes before it.
-const BUFFER_BYTES: usize = MAX_BUFFER_SIZE as usize + 4096;
+pub(crate) const BUFFER_BYTES: usize = MAX_BUFFER_SIZE as usize + 4096;
 /// Bytes of every request's header.
 const HEADER_BYTES: usize = 40;
+/// Bytes of what a write has between its header and its data.
+const WRITE_BYTES: usize = 40;
+/// Of a write's flags: the kernel writes back a page (`FUSE_WRITE_CACHE`).
+const WRITTEN_BACK: u32 = 1;
 
 /// What all workers share.
-pub(super) struct Workers {
+pub(crate) struct Workers {
     pub(super) server: Server<WindowFs>,
     pub(super) tree: Arc<Tree>,
     /// Clones of /dev/fuse, one a worker.
@@ -41,11 +47,11 @@ pub(super) struct Workers {
     /// Requests that waited for the launderer, until the mount closes.
     pub(super) late: Mutex<Option<Sender<Late>>>,
     /// Requests that made a handler panic.
-    pub(super) panics: AtomicU64,
+    pub(crate) panics: AtomicU64,
 }
 
 /// A request to be answered by a late answerer.
-pub(super) struct Late {
+pub(crate) struct Late {
     channel: usize,
     request: Vec<u8>,
 }
@@ -80,17 +86,46 @@ impl Header {
 
     /// Offset and length of a read.
     fn read(&self, request: &[u8]) -> Option<(u64, u64)> {
-        if self.opcode != Opcode::Read as u32 {
-            return None;
-        }
-        // struct fuse_read_in: handle, offset, size.
+        if self.opcode == Opcode::Read as u32 { Self::span(request) } else { None }
+    }
+
+    /// Offset and length of a read or write.
+    fn span(request: &[u8]) -> Option<(u64, u64)> {
+        // struct fuse_read_in and fuse_write_in: handle, offset, size.
         let offset = u64::from_ne_bytes(*request.get(HEADER_BYTES + 8..)?.first_chunk()?);
         let length = u32::from_ne_bytes(*request.get(HEADER_BYTES + 16..)?.first_chunk()?);
         Some((offset, u64::from(length)))
     }
+
+    /// Offset and data of a write-back.
+    fn write_back<'a>(&self, request: &'a mut [u8]) -> Option<(u64, &'a mut [u8])> {
+        if self.opcode != Opcode::Write as u32 {
+            return None;
+        }
+        // struct fuse_write_in: handle, offset, size, flags of the write, and more.
+        let (fields, data) = request.get_mut(HEADER_BYTES..)?.split_at_mut_checked(WRITE_BYTES)?;
+        let offset = u64::from_ne_bytes(*fields.get(8..)?.first_chunk()?);
+        let length = u32::from_ne_bytes(*fields.get(16..)?.first_chunk()?);
+        let flags = u32::from_ne_bytes(*fields.get(20..)?.first_chunk()?);
+        let whole = usize::try_from(length).is_ok_and(|length| length == data.len());
+        (whole && flags & WRITTEN_BACK != 0).then_some((offset, data))
+    }
 }
 
 impl Workers {
+    /// Workers that answer for `tree` what comes from `channels`, and the queue of what they set aside.
+    pub(crate) fn new(tree: Arc<Tree>, channels: Vec<File>) -> (Arc<Self>, Receiver<Late>) {
+        let (late, late_queue) = channel();
+        let workers = Self {
+            server: Server::new(WindowFs::new(Arc::clone(&tree))),
+            tree,
+            channels,
+            late: Mutex::new(Some(late)),
+            panics: AtomicU64::new(0),
+        };
+        (Arc::new(workers), late_queue)
+    }
+
     /// A worker: answers requests from its channel until the file system is unmounted.
     pub(super) fn work(self: &Arc<Self>, channel: usize) {
         // Every page is touched, and so there: a process that is killed while the kernel has to find a page for a request's bytes fails that request.
@@ -112,7 +147,8 @@ impl Workers {
         }
     }
 
-    fn take(self: &Arc<Self>, channel: usize, request: &mut [u8], answer: &mut [u8]) {
+    /// Answers a request, or sets it aside.
+    pub(crate) fn take(self: &Arc<Self>, channel: usize, request: &mut [u8], answer: &mut [u8]) {
         let Some(header) = Header::of(request) else {
             tracing::error!(bytes = request.len(), "a request shorter than its header");
             return;
@@ -160,16 +196,26 @@ impl Workers {
         let mut answer = vec![0; BUFFER_BYTES];
         loop {
             let late = queue.lock().unwrap_or_else(PoisonError::into_inner).recv();
-            let Ok(mut late) = late else { return };
-            if let Some(header) = Header::of(&late.request) {
-                self.answer(late.channel, &header, &mut late.request, &mut answer);
-            }
+            let Ok(late) = late else { return };
+            self.answer_one_late(late, &mut answer);
+        }
+    }
+
+    /// Answers a request that nothing has to happen for any more, by way of `answer`.
+    pub(crate) fn answer_one_late(&self, mut late: Late, answer: &mut [u8]) {
+        if let Some(header) = Header::of(&late.request) {
+            self.answer(late.channel, &header, &mut late.request, answer);
         }
     }
 
     fn answer(&self, channel: usize, header: &Header, request: &mut [u8], answer: &mut [u8]) {
         let device = &self.channels[channel];
         let handled = catch_unwind(AssertUnwindSafe(|| -> Result<(), String> {
+            #[cfg(debug_assertions)]
+            self.strike(header, request);
+            if self.write_back(channel, header, request) {
+                return Ok(());
+            }
             let reader =
                 Reader::<()>::from_fuse_buffer(FuseBuf::new(request)).map_err(|why| why.to_string())?;
             let writer =
@@ -204,20 +250,61 @@ impl Workers {
             }
         }
         if header.wants_answer() {
-            refuse(device, header.unique);
+            reply(device, header.unique, -libc::EIO, None);
+        }
+    }
+
+    /// Takes a page of a coherent base window, or of a lane, that the kernel writes back, and answers it if it need not wait: whether it was one.
+    fn write_back(&self, channel: usize, header: &Header, request: &mut [u8]) -> bool {
+        let Some((offset, data)) = header.write_back(request) else { return false };
+        let Some((pair, face)) = self.tree.file(header.inode) else { return false };
+        let end = offset.checked_add(data.len() as u64);
+        let stored = face != Face::Views && pair.cache().is_none();
+        if !stored || end.is_none_or(|end| end > pair.bytes_of(face)) {
+            return false;
+        }
+        let asker = Asker { channel, unique: header.unique };
+        if let Some(answer) = pair.coherence().write_back(face, asker, offset, data) {
+            self.written_back(asker, answer);
+        }
+        true
+    }
+
+    /// Answers a write-back.
+    pub(super) fn written_back(&self, asker: Asker, answer: Answer) {
+        let Some(device) = self.channels.get(asker.channel) else { return };
+        match answer {
+            Ok(length) => reply(device, asker.unique, 0, Some(length)),
+            Err(number) => reply(device, asker.unique, -number, None),
         }
     }
 }
 
-/// Answers a request with EIO.
-fn refuse(mut device: &File, unique: u64) {
-    let mut answer = [0; 16];
-    answer[..4].copy_from_slice(&16_u32.to_ne_bytes());
-    answer[4..8].copy_from_slice(&(-libc::EIO).to_ne_bytes());
-    answer[8..].copy_from_slice(&unique.to_ne_bytes());
+#[cfg(debug_assertions)]
+impl Workers {
+    /// Panics if this request is to.
+    fn strike(&self, header: &Header, request: &[u8]) {
+        let known = [(Opcode::Read as u32, "read"), (Opcode::Write as u32, "write")];
+        let Some((_, what)) = known.iter().find(|(opcode, _)| *opcode == header.opcode) else { return };
+        let base = self.tree.file(header.inode).is_some_and(|(_, face)| face == Face::Base);
+        if let Some((offset, length)) = Header::span(request).filter(|_| base) {
+            super::faults::strike(what, &(offset..offset.saturating_add(length)));
+        }
+    }
+}
+
+/// Answers a request with an error number below zero, or a write with 0 and how much was written.
+fn reply(mut device: &File, unique: u64, error: i32, written: Option<u32>) {
+    // struct fuse_out_header: length, error, unique; struct fuse_write_out: size, padding.
+    let mut answer = [0; 24];
+    let length = if written.is_some() { answer.len() } else { 16 };
+    answer[..4].copy_from_slice(&(if written.is_some() { 24_u32 } else { 16 }).to_ne_bytes());
+    answer[4..8].copy_from_slice(&error.to_ne_bytes());
+    answer[8..16].copy_from_slice(&unique.to_ne_bytes());
+    answer[16..20].copy_from_slice(&written.unwrap_or(0).to_ne_bytes());
     // ENOENT here means that the request was answered before the failure.
-    if let Err(why) = device.write(&answer) {
-        tracing::debug!("EIO not delivered: {why}");
+    if let Err(why) = device.write(&answer[..length]) {
+        tracing::debug!("an answer nobody waited for: {why}");
     }
 }
 

@@ -70,17 +70,18 @@ impl Peers {
     }
 }
 
-/// Serves `router` to whoever `accept` brings, for ever.
-pub(super) async fn serve<S, A>(router: Router, accept: impl Fn() -> A) -> Infallible
+/// Serves whoever `accept` brings, for ever: each connection with what it may ask, which is found out once it has a place.
+pub(super) async fn serve<S, R, A>(accept: impl Fn() -> A) -> Infallible
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-    A: Future<Output = io::Result<S>>,
+    R: Future<Output = Router> + Send + 'static,
+    A: Future<Output = io::Result<(S, R)>>,
 {
     let places = Arc::new(Semaphore::new(CONNECTIONS));
     let mut peers = Peers::default();
     loop {
-        let stream = match accept().await {
-            Ok(stream) => stream,
+        let (stream, router) = match accept().await {
+            Ok(accepted) => accepted,
             Err(why) => {
                 tracing::warn!("accepting a connection failed: {why}");
                 tokio::time::sleep(BREATH).await;
@@ -88,9 +89,9 @@ where
             }
         };
         let place = place(&places, &peers).await;
-        let (router, peer) = (router.clone(), peers.add());
+        let peer = peers.add();
         tokio::spawn(async move {
-            converse(router, stream, &peer).await;
+            converse(router.await, stream, &peer).await;
             drop(place);
         });
     }

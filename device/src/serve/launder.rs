@@ -3,34 +3,42 @@
 //! A guest's stores to the base window sit in the host's page cache, as they would sit in a CPU's caches. A view is
 //! computed from what the device holds, so the pages under it are written back first. The rules:
 //!
-//! * All calls into our own mount are made here, on threads of their own. Such a call sleeps until a FUSE worker has
+//! * Calls into our own mount are made here, on threads of their own. Such a call sleeps until a FUSE worker has
 //!   answered it, so a worker that made it could wait for itself.
-//! * These threads have a file table of their own, which holds the standard streams and `base` and not /dev/fuse. When the
+//! * These threads have a file table of their own ([`super::own_mount`]), which holds the standard streams and `base` and not /dev/fuse. When the
 //!   process is killed while one of them sleeps, the last /dev/fuse descriptor still goes, the kernel aborts the
-//!   connection, and the sleeper wakes and dies. With a shared table it could be neither woken nor killed.
+//!   connection, or the holder has another process answer, and the sleeper wakes and dies. With a shared table it could be neither woken nor killed.
+//! * A write-back may wait for room in the device ([`super::write_backs`]), and so does who launders it. So that nobody else does, there are more threads when all are
+//!   busy, and a thread waits for no more than it was asked for.
 //! * Looking whether there is anything to launder ([`dirty`]) never sleeps and may be done anywhere.
 //!
 //! From Linux 6.16 on the pages themselves are under writeback until the device has answered, and `sync_file_range`
 //! waits for exactly the range. Before that FUSE copied dirty pages aside and ended their writeback at once; there only
 //! `msync` waits for the device, for the whole file, and `cachestat` cannot tell that nothing is on its way.
 
+use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::os::fd::{AsRawFd, RawFd};
 use std::str::FromStr;
-use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
-use memmap2::MmapRaw;
-use nix::fcntl::{FallocateFlags, fallocate};
-use nix::sched::{CloneFlags, unshare};
+use memmap2::{MmapOptions, MmapRaw};
+use parking_lot::{Condvar, Mutex};
+
+use super::own_mount::{device_of, own_table};
 
 /// `cachestat(2)`, Linux 6.5 and newer; the same number on every architecture.
 const SYS_CACHESTAT: libc::c_long = 451;
-/// Neighbouring pages are mostly dirty too, so more is laundered at once than was asked for, aligned to this.
+/// Neighbouring pages are mostly dirty too, so more is begun at once than was asked for, aligned to this.
 const STRIDE: u64 = 256 << 10;
+/// Most threads over one window; what finds all of them waiting waits too.
+const MOST_THREADS: usize = 64;
+/// How long a thread that is one too many stays.
+const IDLE: Duration = Duration::from_secs(10);
 
 /// How dirty pages are made to reach the device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -57,46 +65,67 @@ impl FromStr for LaunderWith {
     }
 }
 
-/// A piece of work for the threads.
-enum Job {
-    /// Write back what is dirty in these base ranges, then call back.
-    Launder(Vec<Range<u64>>, Done),
-    /// Punch a hole into the base window, then call back.
-    Punch(Range<u64>, Done),
-}
+/// A piece of work for the threads: write back what is dirty in these base ranges, then call back.
+struct Job(Vec<Range<u64>>, Done);
 
 /// What is called, on a thread of the launderer, when a job is done.
 pub(crate) type Done = Box<dyn FnOnce(io::Result<()>) + Send>;
 
 /// The threads and their queue, over one window (called `base` here, the one that is laundered most).
 pub(crate) struct Launderer {
-    jobs: Mutex<Option<Sender<Job>>>,
-    threads: Mutex<Vec<JoinHandle<()>>>,
+    shared: Arc<Shared>,
+    map: Option<Arc<MmapRaw>>,
     base: File,
     /// Whether a look at the page cache can prove that a range is clean.
     can_look: bool,
 }
 
+/// What the threads share.
+struct Shared {
+    work: Mutex<Work>,
+    /// Signalled when there is a job, or the end has come.
+    queued: Condvar,
+    /// Threads that stay.
+    threads: usize,
+}
+
+#[derive(Default)]
+struct Work {
+    jobs: VecDeque<Job>,
+    idle: usize,
+    threads: Vec<JoinHandle<()>>,
+    closed: bool,
+}
+
 impl Launderer {
-    /// Starts `threads` threads over `base`, the base window opened through the mount.
-    pub(crate) fn start(base: File, threads: usize, with: LaunderWith) -> io::Result<Self> {
+    /// Starts `threads` threads over `base`, the base window of `bytes` opened through the mount.
+    pub(crate) fn start(base: File, bytes: u64, threads: usize, with: LaunderWith) -> io::Result<Self> {
         let with = match with {
             LaunderWith::Auto if writeback_waits() => LaunderWith::SyncFileRange,
             LaunderWith::Auto => LaunderWith::Msync,
             chosen => chosen,
         };
-        let map = (with == LaunderWith::Msync).then(|| MmapRaw::map_raw(&base)).transpose()?.map(Arc::new);
-        let (jobs, queue) = channel();
-        let queue = Arc::new(Mutex::new(queue));
-        let mut started = Vec::new();
-        for index in 0..threads.max(1) {
-            let (queue, number, map) = (Arc::clone(&queue), base.as_raw_fd(), map.clone());
-            let run = move || run(&queue, number, map.as_deref());
-            started.push(thread::Builder::new().name(format!("launder-{index}")).spawn(run)?);
-        }
+        // The length is not asked for: that may be a request to the mount.
+        let bytes = usize::try_from(bytes).map_err(io::Error::other)?;
+        let mapped = || MmapOptions::new().len(bytes).map_raw(&base);
+        let map = (with == LaunderWith::Msync).then(mapped).transpose()?.map(Arc::new);
+        let work = Mutex::new(Work::default());
+        let shared = Arc::new(Shared { work, queued: Condvar::new(), threads: threads.max(1) });
         let can_look = with == LaunderWith::SyncFileRange && dirty(&base, &(0..4096)).is_ok();
         tracing::debug!(?with, can_look, "laundering");
-        Ok(Self { jobs: Mutex::new(Some(jobs)), threads: Mutex::new(started), base, can_look })
+        let launderer = Self { shared, map, base, can_look };
+        for _ in 0..launderer.shared.threads {
+            launderer.add_thread(&mut launderer.shared.work.lock())?;
+        }
+        Ok(launderer)
+    }
+
+    fn add_thread(&self, work: &mut Work) -> io::Result<()> {
+        work.threads.retain(|thread| !thread.is_finished());
+        let (shared, number, map) = (Arc::clone(&self.shared), self.base.as_raw_fd(), self.map.clone());
+        let run = move || run(&shared, number, map.as_deref());
+        work.threads.push(thread::Builder::new().name("launder".into()).spawn(run)?);
+        Ok(())
     }
 
     /// Whether any of these base ranges may have dirty pages. Never sleeps.
@@ -113,76 +142,73 @@ impl Launderer {
 
     /// The device number of the file system that the window is on.
     pub(crate) fn mount_number(&self) -> Option<u64> {
-        self.base.metadata().ok().map(|found| std::os::unix::fs::MetadataExt::dev(&found))
+        device_of(&self.base).ok()
     }
 
     /// Launders the ranges on another thread and calls `done` there. Never sleeps.
     pub(crate) fn launder(&self, ranges: Vec<Range<u64>>, done: Done) {
-        self.send(Job::Launder(ranges, done));
-    }
-
-    /// Drops a base range, page cache and all, on another thread and calls `done` there.
-    pub(crate) fn punch(&self, range: Range<u64>, done: Done) {
-        self.send(Job::Punch(range, done));
-    }
-
-    fn send(&self, job: Job) {
-        let jobs = self.jobs.lock().unwrap_or_else(PoisonError::into_inner);
-        let refused = match &*jobs {
-            Some(jobs) => jobs.send(job).err().map(|refused| refused.0),
-            None => Some(job),
-        };
-        drop(jobs);
-        if let Some(Job::Launder(_, done) | Job::Punch(_, done)) = refused {
-            done(Err(io::Error::from_raw_os_error(libc::ESHUTDOWN)));
+        let mut work = self.shared.work.lock();
+        if work.closed {
+            drop(work);
+            return done(Err(io::Error::from_raw_os_error(libc::ESHUTDOWN)));
         }
+        work.jobs.push_back(Job(ranges, done));
+        if work.idle < work.jobs.len()
+            && work.threads.len() < MOST_THREADS
+            && let Err(why) = self.add_thread(&mut work)
+        {
+            tracing::warn!("no more launderers than there are: {why}");
+        }
+        drop(work);
+        self.shared.queued.notify_one();
     }
 
     /// Takes no more jobs and waits until those taken are done.
     pub(crate) fn stop(&self) {
-        drop(self.jobs.lock().unwrap_or_else(PoisonError::into_inner).take());
-        for thread in self.threads.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
+        let mut work = self.shared.work.lock();
+        work.closed = true;
+        let threads = std::mem::take(&mut work.threads);
+        drop(work);
+        self.shared.queued.notify_all();
+        for thread in threads {
             // A panic in a job was logged by the panic hook and has nobody left to tell.
             let _ = thread.join();
         }
     }
 }
 
+impl Shared {
+    /// The next job, or `None` if the thread is to end.
+    fn next(&self) -> Option<Job> {
+        let mut work = self.work.lock();
+        loop {
+            if let Some(job) = work.jobs.pop_front() {
+                return Some(job);
+            }
+            if work.closed {
+                return None;
+            }
+            work.idle += 1;
+            let waited = self.queued.wait_for(&mut work, IDLE);
+            work.idle -= 1;
+            if waited.timed_out() && work.jobs.is_empty() && work.idle >= self.threads {
+                return None;
+            }
+        }
+    }
+}
+
 /// A launderer thread. `base` stays valid: the thread's own table keeps it open, and until there is one [`Launderer`] does,
 /// which joins its threads before it goes.
-fn run(queue: &Mutex<Receiver<Job>>, base: RawFd, map: Option<&MmapRaw>) {
+fn run(shared: &Shared, base: RawFd, map: Option<&MmapRaw>) {
     if let Err(why) = own_table(base) {
         tracing::warn!(
             "launderer keeps the shared file table ({why}); kill -9 may leave it asleep until the next start"
         );
     }
-    loop {
-        let job = queue.lock().unwrap_or_else(PoisonError::into_inner).recv();
-        let (result, done) = match job {
-            Ok(Job::Launder(ranges, done)) => {
-                (ranges.iter().try_for_each(|range| launder(base, map, range)), done)
-            }
-            Ok(Job::Punch(range, done)) => (punch(base, &range), done),
-            Err(_) => return,
-        };
-        done(result);
+    while let Some(Job(ranges, done)) = shared.next() {
+        done(ranges.iter().try_for_each(|range| launder(base, map, range)));
     }
-}
-
-/// Gives the calling thread a file table with only the standard streams and `base`.
-pub(super) fn own_table(base: RawFd) -> io::Result<()> {
-    unshare(CloneFlags::CLONE_FILES)?;
-    let below = base.saturating_sub(1);
-    if below >= 3 {
-        close_range(3, below)?;
-    }
-    close_range(base.saturating_add(1), RawFd::MAX)
-}
-
-fn close_range(first: RawFd, last: RawFd) -> io::Result<()> {
-    // SAFETY: closes descriptors of this thread's own table, which no `File` of this thread owns.
-    let result = unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) };
-    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 /// Writes back what is dirty in `range` and waits until the device has it.
@@ -190,26 +216,23 @@ fn launder(base: RawFd, map: Option<&MmapRaw>, range: &Range<u64>) -> io::Result
     if range.is_empty() {
         return Ok(());
     }
-    let start = range.start / STRIDE * STRIDE;
-    let length = range.end.next_multiple_of(STRIDE) - start;
+    let wide = range.start / STRIDE * STRIDE..range.end.next_multiple_of(STRIDE);
     if let Some(map) = map {
-        let start = usize::try_from(start).unwrap_or(usize::MAX).min(map.len());
-        let length = usize::try_from(length).unwrap_or(usize::MAX).min(map.len() - start);
-        return map.flush_range(start, length);
+        let start = usize::try_from(wide.start).unwrap_or(usize::MAX).min(map.len());
+        let end = usize::try_from(wide.end).unwrap_or(usize::MAX).min(map.len());
+        return map.flush_range(start, end - start);
     }
-    let flags =
+    sync(base, &wide, libc::SYNC_FILE_RANGE_WRITE)?;
+    let and_wait =
         libc::SYNC_FILE_RANGE_WAIT_BEFORE | libc::SYNC_FILE_RANGE_WRITE | libc::SYNC_FILE_RANGE_WAIT_AFTER;
-    let (start, length) = (signed(start)?, signed(length)?);
+    sync(base, range, and_wait)
+}
+
+fn sync(base: RawFd, range: &Range<u64>, flags: u32) -> io::Result<()> {
+    let (start, length) = (signed(range.start)?, signed(range.end - range.start)?);
     // SAFETY: takes no pointers; a bad descriptor or range is an error.
     let result = unsafe { libc::sync_file_range(base, start, length, flags) };
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
-}
-
-fn punch(base: RawFd, range: &Range<u64>) -> io::Result<()> {
-    let flags = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
-    // SAFETY: `base` stays open in this thread's table for as long as the thread runs.
-    let base = unsafe { BorrowedFd::borrow_raw(base) };
-    Ok(fallocate(base, flags, signed(range.start)?, signed(range.end - range.start)?)?)
 }
 
 fn signed(value: u64) -> io::Result<i64> {

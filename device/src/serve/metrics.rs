@@ -256,6 +256,7 @@ impl Collector for Snapshot {
             device,
             requests,
             writes,
+            write_backs,
             index,
             windows: kv,
             blocks,
@@ -295,6 +296,9 @@ impl Collector for Snapshot {
             uptime.metric_type(),
         )?)?;
 
+        sheet.counter("worker_deaths", "Processes that served and were replaced", device.worker_deaths)?;
+        sheet.counter("panics", "Panics of processes that served", device.panics)?;
+
         let traffic = [("base", requests.base), ("views", requests.views)];
         let traffic = traffic.map(|(window, traffic)| (vec![("window", window.to_owned())], traffic));
         sheet.traffic("window_", "by window", &traffic)?;
@@ -331,6 +335,16 @@ impl Collector for Snapshot {
             )?;
         }
         sheet.counter("discarded_blocks", "Blocks discarded", writes.discarded_blocks)?;
+
+        sheet.gauge("write_backs_waiting", "Write-backs that wait for room", None, write_backs.waiting)?;
+        sheet.gauge("write_backs_waiting", "Bytes of those", bytes, write_backs.waiting_bytes)?;
+        sheet.counter("write_backs_waited", "Write-backs that had to wait for room", write_backs.waited)?;
+        sheet.counter(
+            "write_backs_refused",
+            "Write-backs that found none: stores that are lost",
+            write_backs.refused,
+        )?;
+        sheet.byte_counter("write_backs_refused", "Bytes of those", write_backs.refused_bytes)?;
 
         sheet.gauge(
             "index_cache_entries",

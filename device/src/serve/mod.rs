@@ -8,25 +8,31 @@ pub mod api;
 pub mod coherence;
 pub mod control;
 mod direct;
+#[cfg(debug_assertions)]
+mod faults;
 pub mod fuse;
 mod fuse_fs;
-mod fuse_workers;
+pub(crate) mod fuse_workers;
 pub mod guest_port;
 mod held_mount;
 pub mod host_cache;
 pub(crate) mod http;
+mod invalidations;
 pub mod ivshmem;
 mod lanes;
 pub mod launder;
 mod metrics;
 mod mount_point;
+mod own_mount;
+mod owner;
 pub mod pair;
 mod patient;
 pub mod qmp;
 mod served_pages;
 mod socket;
-mod tree;
+pub(crate) mod tree;
 pub mod vhost_user;
+pub mod write_backs;
 
 use std::io;
 use std::net::SocketAddr;
@@ -111,17 +117,7 @@ pub enum ServeError {
         /// Why.
         source: io::Error,
     },
-    /// Base bytes could not be dropped.
-    #[error("cannot discard {length} bytes at {offset:#x} of the base window: {source}")]
-    Discard {
-        /// Offset in the base window.
-        offset: u64,
-        /// Bytes.
-        length: u64,
-        /// Why.
-        source: io::Error,
-    },
-    /// The device cannot store what a host wants written back.
+    /// The device cannot store what a host wants written back, or drop a part of a block.
     #[error(transparent)]
     Device(#[from] crate::device::DeviceError),
     /// A range passes the end of the base window.

@@ -7,7 +7,6 @@
 
 use std::fs;
 use std::io;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::thread;
@@ -16,7 +15,7 @@ use std::time::Duration;
 use nix::errno::Errno;
 use nix::mount::{MntFlags, umount2};
 
-use super::ServeError;
+use super::{ServeError, own_mount};
 
 /// How long a live server may take to answer a `statfs`.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -181,9 +180,9 @@ pub(super) fn minor_at(path: &Path) -> Option<String> {
     Mounted::at(path).ok().flatten().map(|mounted| mounted.minor)
 }
 
-/// The minor number of the file system that a path is on, as it appears in /sys.
+/// The minor number of the file system that a path is on, as it appears in /sys, without asking it anything.
 pub(super) fn minor_of(path: &Path) -> io::Result<String> {
-    Ok(nix::sys::stat::minor(fs::metadata(path)?.dev()).to_string())
+    Ok(nix::sys::stat::minor(own_mount::device_at(path)?).to_string())
 }
 
 /// Unmounts at once, whoever still uses it.

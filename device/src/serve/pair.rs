@@ -11,6 +11,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde::{Serialize, Serializer};
 
@@ -18,7 +19,7 @@ use crate::device::Partition;
 
 use super::coherence::Coherence;
 use super::host_cache::{HostCache, HostReport};
-use super::lanes::Lanes;
+use super::lanes::{Face, Lanes};
 
 /// Whose a pair of files is.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -109,12 +110,12 @@ fn lossy<S: Serializer>(path: &Path, serializer: S) -> Result<S::Ok, S::Error> {
 }
 
 impl Pair {
-    /// The pair below the mount point `mount`.
-    pub(super) fn new(options: &PairOptions, mount: &Path) -> Self {
+    /// The pair below the mount point `mount`. Write-backs may wait for room for `patience`.
+    pub(crate) fn new(options: &PairOptions, mount: &Path, patience: Duration) -> Self {
         let partition = options.partition.clone();
         let cache = options.cache_bytes.map(|bytes| Arc::new(HostCache::new(partition.clone(), bytes)));
         let folder = options.place.folders().into_iter().fold(mount.to_owned(), |path, name| path.join(name));
-        let coherence = Coherence::new(partition.clone(), cache.clone());
+        let coherence = Coherence::new(partition.clone(), cache.clone(), patience);
         Self { place: options.place.clone(), partition, cache, coherence, folder }
     }
 
@@ -142,6 +143,21 @@ impl Pair {
         self.coherence.lanes()
     }
 
+    /// What there are files of, `base` and `views` first.
+    pub(super) fn faces(&self) -> impl Iterator<Item = Face> {
+        let lanes = self.lanes().map_or(0..0, Lanes::numbers);
+        [Face::Base, Face::Views].into_iter().chain(lanes.map(Face::Lane))
+    }
+
+    /// Bytes of a file.
+    pub(super) fn bytes_of(&self, face: Face) -> u64 {
+        match face {
+            Face::Base => self.partition.base_bytes(),
+            Face::Views => self.partition.views_bytes(),
+            Face::Lane(lane) => self.lanes().map_or(0, |lanes| lanes.bytes(lane)),
+        }
+    }
+
     /// The files of its lanes, in order.
     pub fn lane_paths(&self) -> impl Iterator<Item = PathBuf> {
         let numbers = self.lanes().map_or(0..0, Lanes::numbers);
@@ -160,7 +176,6 @@ impl Pair {
 
     /// Where it is.
     pub fn report(&self) -> PairReport {
-        let bytes_of = |lane| self.lanes().map_or(0, |lanes| lanes.bytes(lane));
         PairReport {
             place: self.place.clone(),
             base: FileReport { path: self.base_path(), bytes: self.partition.base_bytes() },
@@ -168,7 +183,7 @@ impl Pair {
             lanes: self
                 .lane_paths()
                 .zip(0..)
-                .map(|(path, lane)| FileReport { path, bytes: bytes_of(lane) })
+                .map(|(path, lane)| FileReport { path, bytes: self.bytes_of(Face::Lane(lane)) })
                 .collect(),
         }
     }

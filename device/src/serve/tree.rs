@@ -11,7 +11,7 @@ use super::pair::Pair;
 const ROOT: u64 = 1;
 
 /// What lies where.
-pub(super) struct Tree {
+pub(crate) struct Tree {
     /// By inode, from 1.
     nodes: Vec<Node>,
     pairs: Vec<Arc<Pair>>,
@@ -26,7 +26,7 @@ struct Node {
 
 impl Tree {
     /// The tree of these pairs.
-    pub(super) fn new(pairs: Vec<Arc<Pair>>) -> Self {
+    pub(crate) fn new(pairs: Vec<Arc<Pair>>) -> Self {
         let mut tree =
             Self { nodes: vec![Node { parent: ROOT, name: String::new(), file: None }], pairs: Vec::new() };
         for (index, pair) in pairs.iter().enumerate() {
@@ -120,7 +120,7 @@ mod tests {
             [Place::Root, Place::Guest("a".into()), Place::Guest("b".into()), Place::Host("a".into())];
         let pairs = places.map(|place| {
             let options = PairOptions { place, partition: partition.clone(), cache_bytes: None };
-            Arc::new(Pair::new(&options, Path::new("/m")))
+            Arc::new(Pair::new(&options, Path::new("/m"), std::time::Duration::ZERO))
         });
         let tree = Tree::new(pairs.to_vec());
         let names = |inode| tree.children(inode).map(|child| child.name.to_owned()).collect::<Vec<_>>();
@@ -153,7 +153,7 @@ mod tests {
         let config = DeviceConfig { interleaving, ..DeviceConfig::new(64 << 10, 4 << 20) };
         let partition = Partition::first(Arc::new(Device::new(config).unwrap()));
         let options = PairOptions { place: Place::Root, partition, cache_bytes: None };
-        let pair = Arc::new(Pair::new(&options, Path::new("/m")));
+        let pair = Arc::new(Pair::new(&options, Path::new("/m"), std::time::Duration::ZERO));
         let tree = Tree::new(vec![Arc::clone(&pair)]);
         let names: Vec<_> = tree.children(ROOT).map(|child| child.name.to_owned()).collect();
         assert_eq!(names, ["base", "views", "lane0", "lane1", "lane2", "lane3"]);

@@ -26,6 +26,8 @@ pub struct StatsReport {
     pub requests: RequestsReport,
     /// What writes did.
     pub writes: WritesReport,
+    /// Write-backs for which there is no room.
+    pub write_backs: WriteBacksReport,
     /// The plane index and the modelled cache of it.
     pub index: IndexReport,
     /// Windows of KV tensors.
@@ -67,6 +69,8 @@ pub struct DeviceReport {
     pub store_capacity_bytes: u64,
     /// Worker processes that died and were replaced while this device ran.
     pub worker_deaths: u64,
+    /// Panics of workers: each was the end of one, or of a request that was answered with EIO.
+    pub panics: u64,
     /// Since the device started.
     pub uptime_seconds: f64,
 }
@@ -130,6 +134,21 @@ pub struct WritesReport {
     pub gcomp_bytes_written: Option<u64>,
     /// Blocks discarded.
     pub discarded_blocks: u64,
+}
+
+/// Write-backs of the mount's pages for which there is no room: back-pressure.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct WriteBacksReport {
+    /// Those that wait now.
+    pub waiting: u64,
+    /// Their bytes.
+    pub waiting_bytes: u64,
+    /// Those that had to wait, whatever became of them.
+    pub waited: u64,
+    /// Those that were refused in the end: stores that are lost.
+    pub refused: u64,
+    /// Their bytes.
+    pub refused_bytes: u64,
 }
 
 /// The plane index and the modelled cache of it.
@@ -315,6 +334,7 @@ impl Stats {
                 ratio: ratio(logical_bytes, stored_bytes),
                 store_capacity_bytes: subject.store_capacity,
                 worker_deaths: subject.worker_deaths,
+                panics: self.panics.get(),
                 uptime_seconds: subject.uptime_seconds,
             },
             requests: RequestsReport {
@@ -336,6 +356,13 @@ impl Stats {
                 stored_bytes_written: self.stored_bytes_written.get(),
                 gcomp_bytes_written: gcomp.then(|| self.gcomp_bytes_written.get()),
                 discarded_blocks: self.discarded_blocks.get(),
+            },
+            write_backs: WriteBacksReport {
+                waiting: self.write_backs_waiting.get(),
+                waiting_bytes: self.write_backs_waiting_bytes.get(),
+                waited: self.write_backs_waited.get(),
+                refused: self.write_backs_refused.get(),
+                refused_bytes: self.write_backs_refused_bytes.get(),
             },
             index: IndexReport {
                 cache_entries: subject.index_cache.entries() as u64,

@@ -14,12 +14,14 @@
 //!   find the blocks.
 
 use std::{
-    fs::{File, OpenOptions},
+    fs::{File, OpenOptions, TryLockError},
     io,
     ops::Range,
     os::unix::fs::FileExt,
     path::{Path, PathBuf},
     sync::Arc,
+    thread,
+    time::{Duration, Instant},
 };
 
 use nix::sys::memfd::{MFdFlags, memfd_create};
@@ -34,6 +36,8 @@ const MAGIC: &[u8; 8] = b"LAMINA\x00\x01";
 const SUPERBLOCK_BYTES: usize = 4096;
 /// Parts begin at multiples of this.
 const ALIGN: u64 = 2 << 20;
+/// How long a process that has the image may take to let it go.
+const LETTING_GO: Duration = Duration::from_millis(500);
 /// Bytes of a place for a staged KV window: a page for its header, one for the block that is being written, and the window.
 pub(crate) const STAGE_BYTES: usize = (2 + kv::MOST_BLOCKS) * BLOCK_BYTES;
 
@@ -166,12 +170,18 @@ impl Image {
     /// Makes an image at `path`, where there is none.
     ///
     /// # Errors
-    /// [`ImageError`], and then there is no image.
+    /// [`ImageError`], and then there is no image, and no file where there was none.
     pub fn create(path: &Path, superblock: Superblock) -> Result<Self, ImageError> {
+        let is_new = !path.exists();
         let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path);
         let file = file.map_err(|source| ImageError::File { path: path.into(), source })?;
         lock(&file, path)?;
-        Self::fill(file, path, superblock)
+        Self::fill(file, path, superblock).inspect_err(|_| {
+            if is_new {
+                // What is left is empty, and no image either.
+                let _ = std::fs::remove_file(path);
+            }
+        })
     }
 
     /// Makes an image that is memory, as long as somebody has its descriptor.
@@ -206,6 +216,12 @@ impl Image {
     /// What the device is.
     pub fn superblock(&self) -> &Superblock {
         &self.superblock
+    }
+
+    /// Where the parts are: the superblock's page, then the others in their order.
+    pub(crate) fn parts(&self) -> [Range<u64>; 8] {
+        let Layout { tables, counters, journal, staging, gcomp, index, segments } = self.layout.clone();
+        [0..SUPERBLOCK_BYTES as u64, tables, counters, journal, staging, gcomp, index, segments]
     }
 
     /// The file, to be handed to another process.
@@ -256,12 +272,16 @@ impl Image {
     }
 }
 
-/// Takes the file for this process; it is let go when the descriptor is closed for the last time.
+/// Takes the file for this process; it is let go when the descriptor is closed for the last time, which for a process that was killed a moment ago may still be to come.
 fn lock(file: &File, path: &Path) -> Result<(), ImageError> {
-    match file.try_lock() {
-        Ok(()) => Ok(()),
-        Err(std::fs::TryLockError::WouldBlock) => Err(ImageError::Busy { path: path.into() }),
-        Err(std::fs::TryLockError::Error(source)) => Err(ImageError::File { path: path.into(), source }),
+    let begun = Instant::now();
+    loop {
+        match file.try_lock() {
+            Ok(()) => return Ok(()),
+            Err(TryLockError::WouldBlock) if begun.elapsed() < LETTING_GO => thread::sleep(LETTING_GO / 50),
+            Err(TryLockError::WouldBlock) => return Err(ImageError::Busy { path: path.into() }),
+            Err(TryLockError::Error(source)) => return Err(ImageError::File { path: path.into(), source }),
+        }
     }
 }
 

@@ -7,11 +7,15 @@
 //! * There is a record for each stripe of blocks, whose lock its writer holds, and [`WINDOW_RECORDS`] for KV windows, which wait for
 //!   one to be free.
 
-use std::sync::atomic::{Ordering, fence};
-
 use parking_lot::{Condvar, Mutex};
 
-use super::{STRIPES, StoreError, entry::ENTRY_BYTES, index::Index, memory::Memory};
+use super::{
+    STRIPES, StoreError,
+    entry::ENTRY_BYTES,
+    index::Index,
+    memory::Memory,
+    publication::{forget, record},
+};
 use crate::kv::MOST_BLOCKS;
 
 /// KV windows that may be published at once.
@@ -54,11 +58,9 @@ impl Journal {
         let records = (0..STRIPES).map(|stripe| (stripe * BLOCK_RECORD, 1)).chain(windows);
         for (at, most) in records {
             if let Some((first, entries)) = self.read(at, most) {
-                for (block, entry) in (first..).zip(&entries) {
-                    if block < index.blocks() {
-                        index.ensure(block..block + 1)?;
-                        index.put(block, entry);
-                    }
+                for (block, entry) in (first..index.blocks()).zip(&entries) {
+                    index.ensure(block..block + 1)?;
+                    index.put(block, entry);
                 }
                 replayed += 1;
             }
@@ -92,8 +94,7 @@ impl Journal {
 
     /// Forgets a record whose change is in the index.
     pub(super) fn end(&self, Record { at, window }: Record) {
-        fence(Ordering::Release);
-        self.set_count(at, 0);
+        forget(|count| self.set_count(at, count));
         if let Some(window) = window {
             self.free.lock().push(window);
             self.freed.notify_one();
@@ -102,12 +103,12 @@ impl Journal {
 
     fn write(&self, at: usize, first: u64, entries: &[[u8; ENTRY_BYTES]]) {
         let check = check(first, entries);
-        self.memory.write(at + 8, &first.to_le_bytes());
-        self.memory.write(at + 16, &u64::from(check).to_le_bytes());
-        self.memory.write(at + HEADER_BYTES, entries.as_flattened());
-        fence(Ordering::Release);
-        self.set_count(at, entries.len() as u64);
-        fence(Ordering::Release);
+        let body = || {
+            self.memory.write(at + 8, &first.to_le_bytes());
+            self.memory.write(at + 16, &u64::from(check).to_le_bytes());
+            self.memory.write(at + HEADER_BYTES, entries.as_flattened());
+        };
+        record(body, |count| self.set_count(at, count), entries.len() as u64);
     }
 
     fn read(&self, at: usize, most: usize) -> Option<(u64, Vec<[u8; ENTRY_BYTES]>)> {

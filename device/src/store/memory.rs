@@ -1,12 +1,13 @@
 //! Address space that costs memory only where it was written, reached by checked, volatile copies.
 //!
 //! It is private to the process, or a part of an [image](super::image) that outlives it. A part of an image is given room before it
-//! is written ([`Memory::ensure`]): a store to a page that the disk has no room for would be a SIGBUS, not an error.
+//! is written ([`Memory::ensure`]): a store to a page that the disk has no room for would be a SIGBUS, not an error. A load from a hole would be one too, where the file is in memory (tmpfs) and
+//! that is full, so what is not known to have room is read by `pread`.
 
 use std::{
     fs::File,
     ops::Range,
-    os::fd::AsFd,
+    os::{fd::AsFd, unix::fs::FileExt},
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
@@ -28,7 +29,7 @@ pub(crate) const UNIT_BYTES: usize = 64 << 10;
 #[derive(Debug)]
 pub(crate) struct Memory {
     region: MmapRegion,
-    part: Option<Part>,
+    part: Option<Box<Part>>,
 }
 
 /// Where in an image the memory is.
@@ -38,7 +39,9 @@ struct Part {
     file: Arc<File>,
     offset: u64,
     /// Units that are known to have room, a bit each.
-    ensured: Vec<AtomicU64>,
+    ensured: MmapRegion,
+    /// Units of which it was looked, when they were first read, whether they have.
+    looked: MmapRegion,
     #[cfg(test)]
     mishaps: super::mishaps::Mishaps,
 }
@@ -59,21 +62,27 @@ impl Memory {
     ) -> Result<Self, StoreError> {
         let flags = libc::MAP_SHARED | libc::MAP_NORESERVE;
         let region = map(what, bytes, flags, Some(FileOffset::from_arc(Arc::clone(file), offset)))?;
-        let units = region.size().div_ceil(UNIT_BYTES).div_ceil(64);
-        let ensured = (0..units).map(|_| AtomicU64::new(0)).collect();
+        let words = region.size().div_ceil(UNIT_BYTES).div_ceil(64) as u64;
+        let private = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        let none = || map(what, words * 8, private, None);
         let part = Part {
             what,
             file: Arc::clone(file),
             offset,
-            ensured,
+            ensured: none()?,
+            looked: none()?,
             #[cfg(test)]
             mishaps: super::mishaps::current(),
         };
-        Ok(Self { region, part: Some(part) })
+        Ok(Self { region, part: Some(Box::new(part)) })
     }
 
     /// Copies out. Panics past the end.
     pub(crate) fn read(&self, at: usize, out: &mut [u8]) {
+        if let Some(part) = self.part.as_ref().filter(|part| !part.has_room(at..at + out.len())) {
+            assert!(at + out.len() <= self.region.size(), "inside the part");
+            return part.read(at, out);
+        }
         self.region.get_slice(at, out.len()).expect("inside the reservation").copy_to(out);
     }
 
@@ -100,7 +109,7 @@ impl Memory {
     pub(crate) fn ensure(&self, range: Range<usize>) -> Result<(), StoreError> {
         let Some(part) = &self.part else { return Ok(()) };
         for unit in range.start / UNIT_BYTES..range.end.div_ceil(UNIT_BYTES) {
-            let (word, bit) = (&part.ensured[unit / 64], 1 << (unit % 64));
+            let (word, bit) = bit_of(&part.ensured, unit);
             if word.load(Relaxed) & bit == 0 {
                 part.allocate(unit, FallocateFlags::FALLOC_FL_KEEP_SIZE)
                     .map_err(|source| StoreError::NoRoom { what: part.what, source })?;
@@ -113,7 +122,8 @@ impl Memory {
     /// Gives the room of unit `unit` back; it reads as zeros then. Nobody else uses it meanwhile.
     pub(super) fn release(&self, unit: usize) {
         let Some(part) = &self.part else { return };
-        part.ensured[unit / 64].fetch_and(!(1 << (unit % 64)), Relaxed);
+        let (word, bit) = bit_of(&part.ensured, unit);
+        word.fetch_and(!bit, Relaxed);
         let hole = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
         if let Err(why) = part.allocate(unit, hole) {
             tracing::debug!(what = part.what, unit, "room is not given back: {why}");
@@ -141,12 +151,50 @@ impl Memory {
 }
 
 impl Part {
+    /// Whether all of a range is known to have room.
+    fn has_room(&self, range: Range<usize>) -> bool {
+        (range.start / UNIT_BYTES..range.end.div_ceil(UNIT_BYTES)).all(|unit| {
+            let (ensured, bit) = bit_of(&self.ensured, unit);
+            if ensured.load(Relaxed) & bit != 0 {
+                return true;
+            }
+            // Once: an image that is opened again is mostly data. A unit that is in use is not given back meanwhile.
+            let first = bit_of(&self.looked, unit).0.fetch_or(bit, Relaxed) & bit == 0;
+            let data = first && self.is_data(unit);
+            if data {
+                ensured.fetch_or(bit, Relaxed);
+            }
+            data
+        })
+    }
+
+    /// Whether there is no hole in a unit.
+    fn is_data(&self, unit: usize) -> bool {
+        let at = self.offset + (unit * UNIT_BYTES) as u64;
+        let found = |at: u64, whence| lseek(self.file.as_fd(), signed(at), whence).map(i64::unsigned_abs);
+        found(at, Whence::SeekData) == Ok(at)
+            && found(at, Whence::SeekHole).is_ok_and(|hole| hole >= at + UNIT_BYTES as u64)
+    }
+
+    /// Copies out of the file, which makes no pages.
+    fn read(&self, at: usize, out: &mut [u8]) {
+        let read = self.file.read_exact_at(out, self.offset + at as u64);
+        // The file is as long as its parts; a disk that cannot read is what a mapping would die of.
+        read.unwrap_or_else(|why| panic!("the {} cannot be read at {at:#x}: {why}", self.what));
+    }
+
     fn allocate(&self, unit: usize, flags: FallocateFlags) -> std::io::Result<()> {
         #[cfg(test)]
         self.mishaps.allocated(flags)?;
         let at = self.offset + (unit * UNIT_BYTES) as u64;
         Ok(fallocate(self.file.as_fd(), flags, signed(at), signed(UNIT_BYTES as u64))?)
     }
+}
+
+/// Where a unit's bit is: a word, and the bit in it.
+fn bit_of(units: &MmapRegion, unit: usize) -> (&AtomicU64, u64) {
+    let word = units.get_atomic_ref(unit / 64 * 8).expect("inside the part, and aligned");
+    (word, 1 << (unit % 64))
 }
 
 fn map(

@@ -4,12 +4,13 @@
 //! * One 64-byte [`entry`] per logical block says where the block's bundle is, how its planes are stored, and checks itself.
 //!   An entry of zeros is a block of zeros, so an untouched device costs nothing, whatever its capacity.
 //! * Bundles live in [`segments`] of 64-byte granules and are never changed in place: a write stores a new segment, then
-//!   publishes the entry, then frees the old segment. A reader sees the old block or the new one, never a mixture.
+//!   [publishes](publication) the entry, then frees the old segment. A reader sees the old block or the new one, never a mixture.
 //! * Blocks share [`STRIPES`] locks by their number. A reader holds one only while it copies stored bytes out, a writer while it
 //!   decides what to replace; coding and decoding happen on copies.
 //! * A store is private to the process, or lies in an [`image`] that outlives it. Opening one finishes what a killed process was about
 //!   to publish, and takes stock of what the entries name.
 //! * Who frees a segment *tidies up*: if free slots of its length pass their bound, it moves the segments of the emptiest chunk.
+//! * Who finds no room may have the store [compacted](Store::compact) and try again: what tidying leaves free is given up then.
 //! * The store knows blocks and bytes. What they mean is the codec's business.
 
 pub(crate) mod counters;
@@ -21,19 +22,26 @@ mod journal;
 pub(crate) mod memory;
 #[cfg(test)]
 pub(crate) mod mishaps;
+mod publication;
 pub mod segments;
 pub mod snapshot;
+mod stock;
+mod sync;
 pub mod tables;
 
-use parking_lot::{RwLock, RwLockWriteGuard};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::Mutex;
 
 use self::{
-    entry::Entry,
+    entry::{ENTRY_BYTES, Entry},
     image::Image,
     index::Index,
     journal::Journal,
     memory::Memory,
-    segments::{Claimed, Segments},
+    publication::{Held, Stripes},
+    segments::{For, Segments},
+    sync::RwLockWriteGuard,
 };
 use crate::{
     BLOCK_BYTES,
@@ -103,7 +111,11 @@ pub struct Store {
     index: Index,
     segments: Segments,
     journal: Option<Journal>,
-    stripes: Vec<RwLock<()>>,
+    stripes: Stripes,
+    /// Segments freed so far.
+    freed: AtomicU64,
+    /// Who compacts; the others wait for what that gives.
+    compacting: Mutex<()>,
 }
 
 /// What was found when a store was opened.
@@ -137,7 +149,7 @@ pub struct Replace<'a> {
     store: &'a Store,
     block: u64,
     old: Entry,
-    _stripe: RwLockWriteGuard<'a, ()>,
+    held: Held<RwLockWriteGuard<'a, ()>>,
 }
 
 impl Store {
@@ -151,56 +163,39 @@ impl Store {
             index: Index::new(Memory::reserve("plane index", Index::bytes(blocks))?, blocks),
             segments: Segments::new(Memory::reserve("segment store", bytes)?, bytes),
             journal: None,
-            stripes: stripes(),
+            stripes: Stripes::new(STRIPES),
+            freed: AtomicU64::new(0),
+            compacting: Mutex::new(()),
         })
     }
 
-    /// The store that lies in `image`. `found` is told of every block that holds data.
+    /// The store that lies in `image`. `found` is told of every block that holds data, by several threads, of which each makes something of its own of what it is told.
     ///
     /// # Errors
     /// [`StoreError::Reserve`], [`StoreError::NoRoom`].
-    pub fn open(image: &Image, mut found: impl FnMut(u64, &Entry)) -> Result<(Self, Opened), StoreError> {
+    pub fn open<T: Default + Send>(
+        image: &Image,
+        found: impl Fn(&mut T, u64, &Entry) + Sync,
+    ) -> Result<(Self, Opened, Vec<T>), StoreError> {
         let superblock = image.superblock();
         let bytes = superblock.store_bytes / memory::UNIT_BYTES as u64 * memory::UNIT_BYTES as u64;
         let store = Self {
             index: Index::new(image.index()?, blocks(superblock.base_bytes)),
             segments: Segments::new(image.segments()?, bytes),
             journal: Some(Journal::new(image.journal()?)?),
-            stripes: stripes(),
+            stripes: Stripes::new(STRIPES),
+            freed: AtomicU64::new(0),
+            compacting: Mutex::new(()),
         };
         let mut opened = Opened::default();
         if let Some(journal) = &store.journal {
             opened.replayed = journal.replay(&store.index)?;
         }
-        for block in store.index.populated().into_iter().flatten() {
-            let claimed = match store.index.get(block) {
-                Ok(Entry { place: None, .. }) => continue,
-                Ok(entry) => store.claim(block, &entry).then_some(entry),
-                Err(_) => None,
-            };
-            match claimed {
-                Some(entry) => found(block, &entry),
-                None => opened.damaged.push(block),
-            }
-        }
-        store.segments.claimed();
-        Ok((store, opened))
-    }
-
-    /// Takes the segment that an entry names. If it cannot be that block's, the entry is made one that does not check, so that nobody follows or frees it.
-    fn claim(&self, block: u64, entry: &Entry) -> bool {
-        let Some(place) = &entry.place else { return true };
-        let claimed = self.segments.claim(place.segment, place.stored.bytes(), block);
-        if claimed != Claimed::Yes {
-            tracing::error!(
-                block,
-                segment = place.segment,
-                ?claimed,
-                "an entry names a segment that is not its own"
-            );
-            self.index.put(block, &entry::POISON);
-        }
-        claimed == Claimed::Yes
+        let claims = store.segments.claims();
+        let (all, damaged) = stock::take(&store.index, &claims, found);
+        store.segments.claimed(claims);
+        opened.damaged = damaged;
+        Ok((store, opened, all))
     }
 
     /// Copies out what `select` wants of `block`: its entry, and the bytes of those planes at their places in `bundle`.
@@ -216,9 +211,7 @@ impl Store {
         select: impl FnOnce(&Stored) -> PlaneMask,
         bundle: &mut [u8; MAX_BUNDLE],
     ) -> Result<Fetched, StoreError> {
-        let _stripe = self.stripe(block).read();
-        let entry = self.index.get(block)?;
-        Ok(self.copy(entry, select, bundle))
+        self.stripes.read(block, || Ok(self.copy(self.index.get(block)?, select, bundle)))
     }
 
     /// The entry of `block`.
@@ -226,8 +219,7 @@ impl Store {
     /// # Errors
     /// [`StoreError::Entry`].
     pub fn entry(&self, block: u64) -> Result<Entry, StoreError> {
-        let _stripe = self.stripe(block).read();
-        self.index.get(block)
+        self.stripes.read(block, || self.index.get(block))
     }
 
     /// Takes hold of `block` to replace it.
@@ -236,28 +228,30 @@ impl Store {
     /// [`StoreError::Entry`]; [`Store::replace_damaged`] makes such a block writable again. [`StoreError::NoRoom`].
     pub fn replace(&self, block: u64) -> Result<Replace<'_>, StoreError> {
         self.index.ensure(block..block + 1)?;
-        let stripe = self.stripe(block).write();
+        let held = self.stripes.hold(block);
         let old = self.index.get(block)?;
-        Ok(Replace { store: self, block, old, _stripe: stripe })
+        Ok(Replace { store: self, block, old, held })
     }
 
     /// Takes hold of a block whose entry is damaged, to replace it whole. Its segment, which nothing names any more, is lost.
     pub fn replace_damaged(&self, block: u64) -> Replace<'_> {
-        let stripe = self.stripe(block).write();
+        let held = self.stripes.hold(block);
         let old = self.index.get(block).unwrap_or_default();
-        Replace { store: self, block, old, _stripe: stripe }
+        Replace { store: self, block, old, held }
     }
 
-    /// Stores `bundle` for `block` without publishing it, so that several can be published knowing that all are there.
+    /// Stores `bundle` for `block` without publishing it, so that several can be published knowing that all are there. `no_more` says that they take the place of at
+    /// least as many bytes.
     ///
     /// # Errors
     /// [`StoreError::Full`], [`StoreError::NoRoom`].
-    pub fn prepare(&self, block: u64, bundle: &Bundle) -> Result<Prepared, StoreError> {
+    pub fn prepare(&self, block: u64, bundle: &Bundle, no_more: bool) -> Result<Prepared, StoreError> {
         self.index.ensure(block..block + 1)?;
+        let what = if no_more { For::NoMore } else { For::More };
         let place = match &bundle.stored {
             None => None,
             Some(stored) => {
-                let segment = self.segments.store(bundle.bytes(), block)?;
+                let segment = self.segments.store(bundle.bytes(), block, what)?;
                 Some(entry::Place { segment, stored: stored.clone() })
             }
         };
@@ -268,10 +262,7 @@ impl Store {
     /// process is killed: old and new entries. Nobody else replaces these blocks meanwhile. Damaged ones are mended.
     pub fn install_all(&self, first: u64, prepared: Vec<Prepared>) -> Vec<(Entry, Entry)> {
         let blocks = first..first + prepared.len() as u64;
-        let mut held: Vec<_> = blocks.clone().collect();
-        // In the stripes' order, so that two of these never wait for each other.
-        held.sort_unstable_by_key(|block| block % STRIPES as u64);
-        let held: Vec<_> = held.into_iter().map(|block| self.stripe(block).write()).collect();
+        let held = self.stripes.hold_all(blocks.clone());
         let changes: Vec<_> = blocks
             .zip(prepared)
             .map(|(block, Prepared { place })| {
@@ -282,14 +273,16 @@ impl Store {
             })
             .collect();
         let entries: Vec<_> = changes.iter().map(|(_, new)| new.encode()).collect();
-        let record = self.journal.as_ref().map(|journal| (journal, journal.begin_window(first, &entries)));
-        for (block, entry) in (first..).zip(&entries) {
-            self.index.put(block, entry);
-        }
-        if let Some((journal, record)) = record {
-            journal.end(record);
-        }
-        drop(held);
+        held.publish(|| {
+            let record =
+                self.journal.as_ref().map(|journal| (journal, journal.begin_window(first, &entries)));
+            for (block, entry) in (first..).zip(&entries) {
+                self.index.put(block, entry);
+            }
+            if let Some((journal, record)) = record {
+                journal.end(record);
+            }
+        });
         for (old, _) in &changes {
             self.free(old);
         }
@@ -299,14 +292,9 @@ impl Store {
     /// Gives up what `block` holds: its entry says that it is poisoned. The entry before, if it was not damaged.
     pub fn poison(&self, block: u64) -> Option<Entry> {
         self.index.ensure(block..block + 1).ok()?;
-        let stripe = self.stripe(block).write();
+        let held = self.stripes.hold(block);
         let old = self.index.get(block).ok();
-        let record = self.journal.as_ref().map(|journal| (journal, journal.begin(block, &entry::POISON)));
-        self.index.put(block, &entry::POISON);
-        if let Some((journal, record)) = record {
-            journal.end(record);
-        }
-        drop(stripe);
+        held.publish(|| self.put(block, &entry::POISON));
         if let Some(old) = &old {
             self.free(old);
         }
@@ -318,37 +306,52 @@ impl Store {
         let Some(place) = &old.place else { return };
         let bytes = place.stored.bytes();
         self.segments.free(place.segment, bytes);
-        let Some(untidy) = self.segments.untidy(bytes) else { return };
-        for (segment, block) in &untidy.segments {
-            if self.shift(*block, *segment).is_err() {
-                break;
-            }
+        if let Some(untidy) = self.segments.untidy(bytes) {
+            self.empty(&untidy);
         }
-        self.segments.put_back(&untidy);
+        self.freed.fetch_add(1, Ordering::Release);
+    }
+
+    /// Empties a chunk that is held back: whether all could be moved.
+    fn empty(&self, untidy: &segments::Untidy) -> bool {
+        let moved = untidy.segments.iter().all(|(segment, block)| self.shift(*block, *segment).is_ok());
+        self.segments.put_back(untidy);
+        moved
+    }
+
+    /// Moves segments together until a chunk is free, if any can be freed so: then it is worth to try again what found no room. The caller holds no stripe.
+    pub fn compact(&self) -> bool {
+        let _one = self.compacting.lock();
+        self.segments.sparse().is_some_and(|sparse| self.empty(&sparse))
+    }
+
+    /// A number that rises whenever a segment is freed.
+    pub fn freed(&self) -> u64 {
+        self.freed.load(Ordering::Acquire)
     }
 
     /// Moves a block's bundle from `segment` elsewhere, if it is still there. The reader of a block sees it before or after.
     fn shift(&self, block: u64, segment: u64) -> Result<(), StoreError> {
-        let _stripe = self.stripe(block).write();
-        let Ok(entry) = self.index.get(block) else { return Ok(()) };
-        let Some(place) = entry.place.as_ref().filter(|place| place.segment == segment) else {
-            return Ok(());
+        let copy = || {
+            let Ok(Entry { epoch, place }) = self.index.get(block) else { return Ok(None) };
+            let Some(place) = place.filter(|place| place.segment == segment) else { return Ok(None) };
+            let mut bytes = [0; MAX_BUNDLE];
+            let bytes = &mut bytes[..place.stored.bytes()];
+            self.segments.read(segment, 0, bytes);
+            let moved = entry::Place {
+                segment: self.segments.store(bytes, block, For::NoMore)?,
+                stored: place.stored,
+            };
+            Ok(Some((bytes.len(), Entry { epoch, place: Some(moved) })))
         };
-        let mut bytes = [0; MAX_BUNDLE];
-        let bytes = &mut bytes[..place.stored.bytes()];
-        self.segments.read(segment, 0, bytes);
-        let moved =
-            entry::Place { segment: self.segments.store(bytes, block)?, stored: place.stored.clone() };
-        self.put(block, &Entry { epoch: entry.epoch, place: Some(moved) });
-        self.segments.free(segment, place.stored.bytes());
-        Ok(())
+        let put = |(_, entry): &(usize, Entry)| self.put(block, &entry.encode());
+        self.stripes.shift(block, copy, put, |(bytes, _)| self.segments.free(segment, *bytes))
     }
 
     /// Writes a block's entry, whole even if the process is killed. The caller holds its stripe.
-    fn put(&self, block: u64, entry: &Entry) {
-        let bytes = entry.encode();
-        let record = self.journal.as_ref().map(|journal| (journal, journal.begin(block, &bytes)));
-        self.index.put(block, &bytes);
+    fn put(&self, block: u64, entry: &[u8; ENTRY_BYTES]) {
+        let record = self.journal.as_ref().map(|journal| (journal, journal.begin(block, entry)));
+        self.index.put(block, entry);
         if let Some((journal, record)) = record {
             journal.end(record);
         }
@@ -371,7 +374,7 @@ impl Store {
         self.segments.held_bytes()
     }
 
-    /// Chunks of memory that hold segments, and all there may be.
+    /// Chunks of memory that hold segments, and all that may, without the reserve for what takes no more than before.
     pub fn chunks(&self) -> (u64, u64) {
         self.segments.chunks()
     }
@@ -381,17 +384,12 @@ impl Store {
         let (held, all) = self.segments.chunks();
         let longest = segments::MOST_GRANULES;
         let each = (segments::CHUNK_GRANULES / longest) as u64;
-        all - held >= blocks(bytes).div_ceil(each) + longest as u64
+        all.saturating_sub(held) >= blocks(bytes).div_ceil(each) + longest as u64
     }
 
     /// Bytes of segments there may be.
     pub fn capacity_bytes(&self) -> u64 {
         self.segments.capacity_bytes()
-    }
-
-    fn stripe(&self, block: u64) -> &RwLock<()> {
-        // Neighbouring blocks take different stripes: a sequential reader and a writer behind it do not meet.
-        &self.stripes[usize::try_from(block % STRIPES as u64).expect("less than STRIPES")]
     }
 
     fn copy(
@@ -437,23 +435,20 @@ impl Replace<'_> {
         self.store.copy(self.old.clone(), |_| PlaneMask(u32::MAX), bundle)
     }
 
-    /// Stores `bundle` as the block's new content: segment, then entry, then the old segment is freed.
+    /// Stores `bundle` as the block's new content: segment, then entry, then the old segment is freed. If it takes no more than the old one, it may take of the reserve.
     ///
     /// # Errors
     /// [`StoreError::Full`], [`StoreError::NoRoom`]; the old block then stays as it was.
     pub fn publish(self, bundle: &Bundle) -> Result<Entry, StoreError> {
-        let Prepared { place } = self.store.prepare(self.block, bundle)?;
-        let Self { store, block, old, _stripe: stripe } = self;
+        let bytes = bundle.stored.as_ref().map_or(0, Stored::bytes);
+        let no_more = charged(bytes) <= self.old.charged();
+        let Prepared { place } = self.store.prepare(self.block, bundle, no_more)?;
+        let Self { store, block, old, held } = self;
         let new = Entry { epoch: old.epoch.wrapping_add(1), place };
-        store.put(block, &new);
-        drop(stripe);
+        held.publish(|| store.put(block, &new.encode()));
         store.free(&old);
         Ok(new)
     }
-}
-
-fn stripes() -> Vec<RwLock<()>> {
-    (0..STRIPES).map(|_| RwLock::new(())).collect()
 }
 
 /// Bytes that a bundle of this length is charged: whole granules.

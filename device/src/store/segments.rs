@@ -5,17 +5,21 @@
 //!   gaps of odd sizes; when its last segment goes, the chunk is free for any length again.
 //! * A segment belongs to the entry that names it. The caller holds the stripe of that entry's block, so nobody writes a
 //!   segment that somebody reads.
-//! * Which segments are in use is nowhere written down but in the entries: a store that is opened [claims](Segments::claim) what they name.
+//! * Which segments are in use is nowhere written down but in the entries: a store that is opened [claims](Claims) what they name.
 //! * Free slots of one length are at most a quarter of that length's slots, or [`SLACK_CHUNKS`] chunks if that is more, once the
 //!   store has [tidied](super::Store) up: the bound of fragmentation.
+//! * The last chunks are a [`reserve`] for bundles that take the place of others at least as long, and for those that are moved: a full store can be rewritten and tidied up.
+//!   The bound: moving can leave each length one chunk that is not full, so a reserve of a chunk for each length is never used up by rewriting.
 //! * A bundle without bytes (every plane constant) takes no segment; its place is granule 0 and is never looked at.
 
 mod allocator;
+mod chunks;
+mod claims;
 
 use parking_lot::Mutex;
 
 use self::allocator::Allocator;
-pub(super) use self::allocator::Claimed;
+pub(super) use self::claims::{Claimed, Claims};
 use super::{GRANULE_BYTES, StoreError, memory::Memory, memory::UNIT_BYTES};
 use crate::codec::block::MAX_BUNDLE;
 
@@ -28,6 +32,20 @@ pub const SLACK_CHUNKS: usize = 2;
 
 // Chunks are given room, and give it back, one by one.
 const _: () = assert!(CHUNK_GRANULES * GRANULE_BYTES == UNIT_BYTES);
+
+/// What a segment is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum For {
+    /// Something that takes more than before.
+    More,
+    /// Something that takes the place of at least as much, or moves.
+    NoMore,
+}
+
+/// Chunks, of so many, that only [`For::NoMore`] may open: a 32nd, and one for each length where that is not more than an eighth.
+pub(super) fn reserve(chunks: usize) -> usize {
+    (chunks / 32).max(MOST_GRANULES.min(chunks / 8))
+}
 
 /// All segments of a device.
 pub struct Segments {
@@ -48,14 +66,14 @@ impl Segments {
     }
 
     /// Stores `bytes` in a segment of their own, for `block`: its first granule.
-    pub(super) fn store(&self, bytes: &[u8], block: u64) -> Result<u64, StoreError> {
+    pub(super) fn store(&self, bytes: &[u8], block: u64, what: For) -> Result<u64, StoreError> {
         let length = bytes.len().div_ceil(GRANULE_BYTES);
         if length == 0 {
             return Ok(0);
         }
         let mut allocator = self.allocator.lock();
         let room = |chunk: usize| self.memory.ensure(chunk * UNIT_BYTES..(chunk + 1) * UNIT_BYTES);
-        let granule = allocator.take(length, block, room)?.ok_or_else(|| StoreError::Full {
+        let granule = allocator.take(length, block, what, room)?.ok_or_else(|| StoreError::Full {
             wanted: (length * GRANULE_BYTES) as u64,
             used: allocator.used_bytes(),
             capacity: allocator.capacity_bytes(),
@@ -65,19 +83,16 @@ impl Segments {
         Ok(granule as u64)
     }
 
-    /// Takes the segment that `block`'s entry names, when a store is opened.
-    pub(super) fn claim(&self, segment: u64, bytes: usize, block: u64) -> Claimed {
-        let length = bytes.div_ceil(GRANULE_BYTES);
-        if length == 0 {
-            return Claimed::Yes;
-        }
-        usize::try_from(segment)
-            .map_or(Claimed::Nowhere, |granule| self.allocator.lock().claim(granule, length, block))
+    /// No claims yet on the segments, when a store is opened.
+    pub(super) fn claims(&self) -> Claims {
+        Claims::new(self.allocator.lock().most_chunks())
     }
 
-    /// What was not claimed is free from now on.
-    pub(super) fn claimed(&self) {
-        self.allocator.lock().list_all();
+    /// What was claimed is in use, and everything else free from now on.
+    pub(super) fn claimed(&self, claims: Claims) {
+        let mut allocator = self.allocator.lock();
+        claims.into_chunks().for_each(|chunk| allocator.adopt(chunk));
+        allocator.list_all();
     }
 
     /// Frees the segment that holds a bundle of `bytes`.
@@ -93,6 +108,11 @@ impl Segments {
     pub(super) fn untidy(&self, bytes: usize) -> Option<Untidy> {
         let length = bytes.div_ceil(GRANULE_BYTES);
         (length > 0).then(|| self.allocator.lock().untidy(length))?
+    }
+
+    /// The segments of the chunk that is emptied most cheaply to have one more, if there are free slots of its length for all of them; it is held back as by [`Self::untidy`].
+    pub(super) fn sparse(&self) -> Option<Untidy> {
+        self.allocator.lock().sparse()
     }
 
     /// Lets the chunk be used again, if there is anything left in it.
@@ -119,11 +139,12 @@ impl Segments {
         self.allocator.lock().held_bytes()
     }
 
-    /// Chunks that hold segments, and all there may be.
+    /// Chunks that hold segments, and all that may without the reserve.
     pub(super) fn chunks(&self) -> (u64, u64) {
         let allocator = self.allocator.lock();
         let chunk = UNIT_BYTES as u64;
-        (allocator.held_bytes() / chunk, allocator.capacity_bytes() / chunk)
+        let usable = allocator.capacity_bytes() - allocator.reserved_bytes();
+        (allocator.held_bytes() / chunk, usable / chunk)
     }
 
     /// Bytes there may be.

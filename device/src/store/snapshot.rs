@@ -18,7 +18,7 @@ const MAGIC: &[u8; 8] = b"LAMSNAP\x01";
 /// Bytes of the longest extent.
 const MOST_BYTES: usize = 1 << 20;
 /// Bytes of an extent before its data: place, length, check.
-const HEAD_BYTES: usize = 24;
+pub(crate) const HEAD_BYTES: usize = 24;
 
 /// Why a snapshot cannot be restored.
 #[derive(Debug, thiserror::Error)]
@@ -105,12 +105,17 @@ pub fn restore(from: &Path, to: &Path) -> Result<(), SnapshotError> {
     restored
 }
 
-enum Broken {
+/// Why a stream did not become an image.
+#[derive(Debug)]
+pub(crate) enum Broken {
+    /// It is something else, cut short or damaged.
     Stream(String),
+    /// The image cannot be written.
     Write(io::Error),
 }
 
-fn fill(input: &mut impl Read, output: &File) -> Result<(), Broken> {
+/// Makes the image in `output`, an empty file, that the stream `input` holds.
+pub(crate) fn fill(input: &mut impl Read, output: &File) -> Result<(), Broken> {
     let short = |why: io::Error| Broken::Stream(format!("it ends early: {why}"));
     let mut start = [0; 16];
     input.read_exact(&mut start).map_err(short)?;
@@ -152,7 +157,8 @@ fn fill(input: &mut impl Read, output: &File) -> Result<(), Broken> {
     }
 }
 
-fn head(at: u64, data: &[u8]) -> [u8; HEAD_BYTES] {
+/// The head of an extent.
+pub(crate) fn head(at: u64, data: &[u8]) -> [u8; HEAD_BYTES] {
     let mut head = [0; HEAD_BYTES];
     head[..8].copy_from_slice(&at.to_le_bytes());
     head[8..16].copy_from_slice(&(data.len() as u64).to_le_bytes());

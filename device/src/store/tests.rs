@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 
-use super::{entry::ENTRY_BYTES, *};
+use super::*;
 use crate::{
     BlockWords,
     codec::{Codec, block::StoredPlanes, tests::words},

@@ -3,6 +3,8 @@
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -180,6 +182,42 @@ fn web_pages_from_elsewhere_cannot_reach_it() {
         let (status, head, _) = answer(served.tcp(), &asking);
         assert!(status == 405 && !head.contains("access-control"), "{head}");
         assert_eq!(served.device.tensors().len(), 1);
+    });
+}
+
+#[test]
+fn other_users_are_refused_over_tcp() {
+    within(120, || {
+        let served = Served::new();
+        assert_eq!(answer(served.tcp(), &request("GET", "/stats", "")).0, 200);
+        if !nix::unistd::geteuid().is_root() {
+            eprintln!("not root: nobody else's connection can be made here");
+            return;
+        }
+        let port = served.api.address().unwrap().port();
+        let asks =
+            [request("GET", "/stats", ""), request("POST", "/discard", r#"{"offset":0,"length":4096}"#)];
+        for asked in asks {
+            // The user whom nothing belongs to.
+            let asking = Command::new("bash")
+                .args(["-c", r#"exec 3<>"/dev/tcp/127.0.0.1/$1" && printf %s "$2" >&3 && cat <&3"#, "bash"])
+                .args([&port.to_string(), &asked])
+                .current_dir("/")
+                .uid(65_534)
+                .output();
+            let asking = match asking {
+                // A container may have no other user.
+                Err(why) if why.raw_os_error() == Some(nix::libc::EINVAL) => {
+                    return eprintln!("no user 65534: {why}");
+                }
+                asking => asking.unwrap(),
+            };
+            let said = String::from_utf8_lossy(&asking.stdout);
+            assert!(said.starts_with("HTTP/1.1 403") && said.contains("user 65534's"), "{said}");
+        }
+        let mut bytes = [0; 4096];
+        served.device.read_base(0, &mut bytes).unwrap();
+        assert!(bytes[..] == noise(1, 8192)[..4096], "nothing was discarded");
     });
 }
 

@@ -49,6 +49,11 @@ impl Place {
         self.path(name).to_str().unwrap().to_owned()
     }
 
+    /// Waits until no process has this image: who is killed lets it go a moment later.
+    pub(crate) fn let_go(image: &Path) {
+        eventually("an image that nobody has", || File::open(image).unwrap().try_lock().is_ok());
+    }
+
     pub(crate) fn serve(&self, more: &[&str]) -> Command {
         let (mount, run) = (self.text("mount"), self.text("run"));
         let mut command = lamina(&["serve", "--json", "--mount", &mount, "--run-dir", &run]);
@@ -78,7 +83,11 @@ pub(crate) struct Run {
 
 impl Run {
     pub(crate) fn start(command: &mut Command) -> Self {
-        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        Self::start_logging(command, Stdio::piped())
+    }
+
+    pub(crate) fn start_logging(command: &mut Command, log: Stdio) -> Self {
+        let mut child = command.stdout(Stdio::piped()).stderr(log).spawn().unwrap();
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
         let Ok(ready) = serde_json::from_str(&line) else {
@@ -99,7 +108,7 @@ impl Run {
             if let Some(status) = self.child.try_wait().unwrap() {
                 return status;
             }
-            assert!(started.elapsed() < Duration::from_secs(15), "it does not end");
+            assert!(started.elapsed() < Duration::from_secs(60), "it does not end");
             thread::sleep(Duration::from_millis(10));
         }
     }
@@ -148,13 +157,20 @@ pub(crate) struct ViewPlace {
 
 impl Rig {
     pub(crate) fn new(launder_with: &str) -> Self {
+        Self::prepared(|_, command| {
+            command.args(["--launder-with", launder_with]);
+        })
+    }
+
+    /// One whose command was changed.
+    pub(crate) fn prepared(change: impl FnOnce(&Place, &mut Command)) -> Self {
         let place = Place::new();
         let bytes = noise(7, TENSOR);
         let model = place.checkpoint("t", &bytes);
         let sizes = ["--capacity", "32M", "--views-capacity", "64M"];
         let mut command = place.serve(&sizes);
-        let run =
-            Run::start(command.args(["--model", &model, "--views", "", "--launder-with", launder_with]));
+        change(&place, command.args(["--model", &model, "--views", ""]));
+        let run = Run::start(&mut command);
         Self { run, place, bytes }
     }
 
@@ -292,7 +308,11 @@ impl Window {
 
     /// Writes back the stores to the mapping.
     pub(crate) fn sync(&self) {
-        self.map.flush().unwrap();
+        self.try_sync().unwrap();
+    }
+
+    pub(crate) fn try_sync(&self) -> std::io::Result<()> {
+        self.map.flush()
     }
 
     /// The error number of a write by `pwrite`, if it fails.
@@ -368,11 +388,12 @@ pub(crate) fn within(seconds: u64, test: impl FnOnce() + Send + 'static) {
 
 /// Waits until `holds`, for a bounded time.
 pub(crate) fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
-    for _ in 0..1000 {
+    let started = Instant::now();
+    while started.elapsed() < Duration::from_secs(60) {
         if holds() {
             return;
         }
         thread::sleep(Duration::from_millis(5));
     }
-    panic!("did not come about within 5 s: {what}");
+    panic!("did not come about within 60 s: {what}");
 }

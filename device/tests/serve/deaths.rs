@@ -1,16 +1,20 @@
 //! Workers that die: nobody who maps or reads the windows notices more than a pause.
 
+use std::io::{Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
+use nix::fcntl::{FcntlArg, OFlag, PosixFadviseAdvice, fcntl, posix_fadvise};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
-use crate::common::{Place, Rig, Run, TENSOR, Window, eventually, expected, lamina, noise, within};
+use crate::common::{Place, Rig, Run, TENSOR, Window, eventually, expected, lamina, noise, request, within};
 
 /// The worker of a holder, as soon as there is one that is not dead.
 pub(crate) fn worker(holder: u32) -> i32 {
@@ -27,7 +31,7 @@ pub(crate) fn worker(holder: u32) -> i32 {
         if let Some(pid) = children.split_whitespace().filter_map(|pid| pid.parse().ok()).find(lives) {
             return pid;
         }
-        assert!(started.elapsed() < Duration::from_secs(10), "no worker is started");
+        assert!(started.elapsed() < Duration::from_secs(60), "no worker is started");
         thread::sleep(Duration::from_millis(1));
     }
 }
@@ -90,7 +94,7 @@ fn killing_workers_again_and_again_changes_no_byte_and_fails_no_access() {
                 let (base, views) = (rig.base(), rig.views());
                 let shown = expected("e8m3", &rig.bytes);
                 let (mut longest, mut passes) = (Duration::ZERO, 0);
-                while !done.load(Ordering::Relaxed) {
+                while passes == 0 || !done.load(Ordering::Relaxed) {
                     forget(&base);
                     forget(&views);
                     for at in (0..TENSOR / 2).step_by(64 << 10) {
@@ -222,6 +226,7 @@ fn an_image_holds_everything_after_a_clean_stop_and_after_a_kill_of_everything()
         run.signal(Signal::SIGKILL);
         let _ = nix::sys::signal::kill(nix::unistd::Pid::from_raw(worker), Signal::SIGKILL);
         drop((window, run));
+        Place::let_go(Path::new(&image));
 
         let run = serve(&[]);
         same("the tensor", &base().load(0, TENSOR), &bytes);
@@ -261,5 +266,144 @@ fn a_snapshot_of_a_running_device_is_another_device() {
         same("the tensor", &restored.load(0, TENSOR), &rig.bytes);
         assert_eq!(restored.load(20 << 20, 15), b"not flushed yet");
         drop((restored, run));
+    });
+}
+
+/// A device of which a request panics while the file says where.
+fn faulty() -> (Rig, std::path::PathBuf) {
+    let rig = Rig::prepared(|place, command| {
+        command.env("LAMINA_FAULT", place.path("fault"));
+    });
+    let fault = rig.place.path("fault");
+    (rig, fault)
+}
+
+/// Deaths and panics so far.
+fn losses(rig: &Rig) -> (u64, u64) {
+    let device = rig.ask("GET", "/stats", &Value::Null)["device"].clone();
+    (device["worker_deaths"].as_u64().unwrap(), device["panics"].as_u64().unwrap())
+}
+
+fn upgraded(rig: &Rig) {
+    let done = lamina(&["upgrade", "--run-dir", &rig.place.text("run")]).output().unwrap();
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+}
+
+/// Ends a run whose workers all died of panics, or of an upgrade at the end.
+fn died_of_panics(mut rig: Rig, panics: usize) {
+    rig.run.signal(Signal::SIGTERM);
+    let log = rig.run.log();
+    let deaths: Vec<_> = log.lines().filter(|line| line.contains("the worker died")).collect();
+    let own = deaths.iter().filter(|line| line.contains("exit status: 101")).count();
+    assert_eq!((own, deaths.len()), (panics, panics + 1), "{log}");
+}
+
+#[test]
+fn a_load_that_kills_each_worker_fails_in_the_end_and_nothing_else_does() {
+    within(180, || {
+        let (rig, fault) = faulty();
+        let base = rig.base();
+        std::fs::write(&fault, "read 8192").unwrap();
+        let failed = base.file.read_at(&mut [0; 4096], 8192).unwrap_err();
+        assert_eq!(failed.raw_os_error(), Some(nix::libc::EIO));
+        let (deaths, panics) = losses(&rig);
+        // The kernel asks again what failed in a batch.
+        assert!(deaths >= 2 && panics > deaths, "{deaths} deaths, {panics} panics");
+        same("before it", &base.read(0, 4096), &rig.bytes[..4096]);
+        same("after it", &base.read(1 << 20, 64 << 10), &rig.bytes[1 << 20..][..64 << 10]);
+        assert!(base.file.read_at(&mut [0; 4096], 8192).is_err());
+        assert_eq!(losses(&rig).0, deaths, "it is survived");
+        std::fs::remove_file(&fault).unwrap();
+        upgraded(&rig);
+        assert!(losses(&rig).1 > panics);
+        same("everything", &base.read(0, TENSOR), &rig.bytes);
+        died_of_panics(rig, usize::try_from(deaths).unwrap());
+    });
+}
+
+#[test]
+fn a_write_back_that_kills_each_worker_fails_while_a_thread_of_it_waits_for_that_very_write() {
+    within(180, || {
+        let (rig, fault) = faulty();
+        let mut base = rig.base();
+        let at = 20_u64 << 20;
+        std::fs::write(&fault, format!("write {at}")).unwrap();
+        base.store(at, b"lost");
+        base.store(at + 8192, b"kept");
+        // The worker that is asked to flush waits for its own write-back when it panics.
+        let mut asked = UnixStream::connect(rig.place.path("run/api.sock")).unwrap();
+        let range = json!({ "offset": at, "length": 4096 }).to_string();
+        asked.write_all(request("POST", "/flush", &range).as_bytes()).unwrap();
+        let mut answer = String::new();
+        // The connection ends with the worker, in whatever way.
+        let _ = asked.read_to_string(&mut answer);
+        assert_eq!(answer, "");
+        assert_eq!(base.try_sync().unwrap_err().raw_os_error(), Some(nix::libc::EIO));
+        let (deaths, panics) = losses(&rig);
+        assert!(deaths >= 2 && panics > deaths, "{deaths} deaths, {panics} panics");
+        std::fs::remove_file(&fault).unwrap();
+        base.store(at, b"anew");
+        base.sync();
+        upgraded(&rig);
+        forget(&base);
+        assert_eq!((&base.read(at, 4)[..], &base.read(at + 8192, 4)[..]), (&b"anew"[..], &b"kept"[..]));
+        same("the tensor", &base.read(0, TENSOR), &rig.bytes);
+        died_of_panics(rig, usize::try_from(deaths).unwrap());
+    });
+}
+
+#[test]
+fn a_log_that_nobody_reads_stops_neither_holder_nor_workers() {
+    within(180, || {
+        let (reader, mut writer) = std::io::pipe().unwrap();
+        fcntl(&writer, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).unwrap();
+        while writer.write(&[b'x'; 4096]).is_ok() {}
+        fcntl(&writer, FcntlArg::F_SETFL(OFlag::empty())).unwrap();
+        let place = Place::new();
+        let bytes = noise(7, TENSOR);
+        let model = place.checkpoint("t", &bytes);
+        let mut command = place.serve(&["--capacity", "32M", "--views-capacity", "64M", "--model", &model]);
+        let run = Run::start_logging(command.env("RUST_LOG", "trace"), Stdio::from(writer));
+        // The command keeps an end of its own.
+        drop(command);
+        let rig = Rig { run, place, bytes };
+        let base = rig.base();
+        for round in 1..=4 {
+            kill_worker(&rig.run);
+            forget(&base);
+            same("the tensor", &base.read(0, TENSOR), &rig.bytes);
+            eventually("a new worker", || rig.try_ask_quietly("/stats"));
+            assert_eq!(deaths(&rig), round);
+        }
+        upgraded(&rig);
+        drop(base);
+        let Rig { run, place, .. } = rig;
+        run.signal(Signal::SIGTERM);
+        assert!(run.end().success());
+        drop((reader, place));
+    });
+}
+
+#[test]
+fn threads_that_wait_for_the_mount_keep_nothing_open_that_others_wait_for() {
+    within(120, || {
+        let rig = Rig::new("auto");
+        eventually("file tables of their own", || {
+            let tasks = std::fs::read_dir(format!("/proc/{}/task", worker(rig.run.child.id()))).unwrap();
+            let tasks = tasks.map(|task| task.unwrap().path());
+            let waits = |comm: &str| comm.starts_with("launder") || comm.starts_with("fuse-inval");
+            let tasks: Vec<_> = tasks
+                .filter(|task| std::fs::read_to_string(task.join("comm")).is_ok_and(|c| waits(&c)))
+                .collect();
+            // Two launderers of base, one of views, and an invalidator of each.
+            tasks.len() == 5
+                && tasks.iter().all(|task| {
+                    let open = std::fs::read_dir(task.join("fd")).unwrap();
+                    let open: Vec<_> =
+                        open.filter_map(|fd| std::fs::read_link(fd.unwrap().path()).ok()).collect();
+                    // The standard streams and one file. The life line is a socket.
+                    open.len() == 4 && open.iter().all(|file| !file.to_string_lossy().starts_with("socket:"))
+                })
+        });
     });
 }

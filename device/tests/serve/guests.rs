@@ -189,7 +189,14 @@ fn what_the_operator_does_for_one_guest_shows_at_that_one() {
 #[test]
 fn a_guest_beyond_its_quota_is_told_and_the_others_never_notice() {
     within(60, || {
-        let rig = Rig::new(&["--guest", "small=4M,views=8M,quota=64K", "--guest", "other=4M,views=8M"]);
+        let rig = Rig::new(&[
+            "--guest",
+            "small=4M,views=8M,quota=64K",
+            "--guest",
+            "other=4M,views=8M",
+            "--full-wait",
+            "0",
+        ]);
         let (mut small, mut other) = (rig.window("small", "base"), rig.window("other", "base"));
         let mut guest = rig.guest("small");
         small.store(0, &noise(1, 15 * 4096));

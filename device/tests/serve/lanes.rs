@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 
 use crate::common::{Place, Rig, Run, Window, expected, lamina, noise, within};
 use crate::deaths::kill_worker;
+use crate::pressure::{begin_write_back, until};
 
 /// Bytes of the tensor `t`, at DPA 0: not a whole number of elements of a stripe.
 const TENSOR: usize = (256 << 10) + 6;
@@ -305,6 +306,40 @@ fn stores_by_lanes_and_base_and_reads_of_all_never_lock_each_other_out() {
         rig.run.signal(nix::sys::signal::Signal::SIGTERM);
         let log = rig.run.log();
         assert!(!log.contains("ERROR") && !log.contains("WARN"), "{log}");
+    });
+}
+
+#[test]
+fn a_store_by_a_lane_that_finds_no_room_waits_for_it_and_nothing_else_does() {
+    within(120, || {
+        let rig = rig("2x256", &["--store-capacity", "4M", "--full-wait", "100"]);
+        let (base, mut zero) = (rig.base(), lane(&rig, 0));
+        let mut filled = REGION as u64;
+        while base.file_write_error(filled, &noise(filled, 4096)).is_none() {
+            filled += 4096;
+        }
+        // Behind what is filled, in pages that nothing else is stored to.
+        let (at, stored) = (filled / 2 + (64 << 10), noise(1, 8 * 4096));
+        zero.store(at, &stored);
+        begin_write_back(&zero, at, stored.len() as u64);
+        let write_backs = || rig.ask("GET", "/stats", &Value::Null)["write_backs"].clone();
+        until("a write-back waits", || write_backs()["waiting"].as_u64() > Some(0));
+        thread::scope(|scope| {
+            let (rig, length) = (&rig, 2 * stored.len() as u64);
+            let flushed = scope.spawn(move || rig.flush(2 * at, length));
+            assert!(zero.load(at, stored.len()) == stored, "the page cache has it");
+            same("base", &direct(&rig.base_path(), 0, REGION), &rig.bytes);
+            same("lane 1", &lane(rig, 1).load(0, 4096), &dealt(set_of("2x256"), 1, &rig.bytes[..8192]));
+            rig.flush(0, TENSOR as u64);
+            assert!(!flushed.is_finished(), "the flush of what waits waits");
+            assert_eq!(write_backs()["refused"], 0);
+            rig.ask("POST", "/discard", &json!({ "offset": filled - (256 << 10), "length": 256 << 10 }));
+            flushed.join().unwrap();
+        });
+        assert_eq!((&write_backs()["waiting"], &write_backs()["refused"]), (&json!(0), &json!(0)));
+        same("stored", &direct(&path(&rig, 0), at, stored.len()), &stored);
+        let region = base.load(2 * at, 2 * stored.len());
+        same("by base", &dealt(set_of("2x256"), 0, &region), &stored);
     });
 }
 

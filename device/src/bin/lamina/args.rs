@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 use lamina::codec::{Codec, UnknownCodec};
+use lamina::device::MOST_OPEN_WINDOWS;
 use lamina::format::Format;
 use lamina::kv::{KvLayout, Shape};
 use lamina::load::{FormatRule, KvRule, LoadOptions};
@@ -32,6 +33,9 @@ Examples:
       lamina view add model.layers.0.self_attn.q_proj.weight e8m3+g2:packed
   Make stores to the base window visible in every view:
       lamina flush
+  See whether the store fills up, and make room:
+      lamina events
+      lamina discard old.k
   See what bit-planes and codecs make of a checkpoint, without serving it:
       lamina analyze model.safetensors --plot planes.svg"
 )]
@@ -58,6 +62,9 @@ pub(crate) enum Command {
     #[command(subcommand)]
     View(View),
     Flush(Flush),
+    Discard(Discard),
+    /// Tell what happened to a device that is being served: how full it is, what found no room, what was lost.
+    Events(Client),
     /// List poisoned blocks, poison some, or clear them.
     #[command(subcommand)]
     Poison(Poison),
@@ -149,6 +156,10 @@ pub(crate) struct DeviceArgs {
     /// Bytes of compressed data that the store may hold [default: twice the capacity, which is room for any data].
     #[arg(long, value_parser = bytes, value_name = "BYTES")]
     pub(crate) store_capacity: Option<u64>,
+    /// Seconds for which a store into the mount that finds no room may wait for some before it is lost; 0 for not at all. Discards make room, and so does space
+    /// on the host where that is what lacks.
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(0..=3600), value_name = "SECONDS")]
+    pub(crate) full_wait: u32,
     /// The monitor socket (QMP) of the QEMU that attaches the base window as `mem0`: its guest is told of poisoned blocks, as of media errors of CXL
     /// memory. `lamina boot` makes one by itself.
     #[arg(long, value_name = "SOCKET")]
@@ -159,7 +170,7 @@ pub(crate) struct DeviceArgs {
     /// Where the sockets are made: api.sock, ctl.sock, and ctl-NAME.sock of each guest or host.
     #[arg(long, default_value_os_t = run_dir(), value_name = "DIR")]
     pub(crate) run_dir: PathBuf,
-    /// Serve the API on this loopback address too; port 0 takes any free port.
+    /// Serve the API on this loopback address too, to your own user and root; port 0 takes any free port.
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub(crate) tcp: Option<SocketAddr>,
     /// KiB read when a page is missing; 4 reads exactly that page, more is faster for sequential reads.
@@ -310,6 +321,27 @@ pub(crate) struct Flush {
     pub(crate) offset: u64,
     /// Its bytes [default: to the window's end].
     #[arg(long, value_parser = bytes, value_name = "BYTES")]
+    pub(crate) length: Option<u64>,
+    #[command(flatten)]
+    pub(crate) client: Client,
+}
+
+/// Drop bytes of the base window: they read as zero afterwards, and store nothing.
+///
+/// This makes room in a store that is full. What is stored in the range and has not reached the device is dropped too.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  A tensor's bytes, by its name; the tensor stays:
+      lamina discard model.layers.0.self_attn.q_proj.weight
+  A mebibyte from DPA 0x100000 on:
+      lamina discard 0x100000 1M")]
+pub(crate) struct Discard {
+    /// The tensor's name, or where the range begins in the base window if BYTES are given.
+    #[arg(value_name = "TENSOR|DPA")]
+    pub(crate) what: String,
+    /// The range's bytes.
+    #[arg(value_parser = bytes, value_name = "BYTES")]
     pub(crate) length: Option<u64>,
     #[command(flatten)]
     pub(crate) client: Client,
@@ -467,8 +499,8 @@ fn kv_layout(text: &str) -> Result<KvLayout, String> {
 
 fn open_windows(text: &str) -> Result<usize, String> {
     match text.parse() {
-        Ok(windows @ 1..=65_536) => Ok(windows),
-        _ => Err(format!("{text:?} is no number of windows from 1 to 65536")),
+        Ok(windows @ 1..=MOST_OPEN_WINDOWS) => Ok(windows),
+        _ => Err(format!("{text:?} is no number of windows from 1 to {MOST_OPEN_WINDOWS}")),
     }
 }
 

@@ -14,7 +14,7 @@ use indicatif::{BinaryBytes, HumanCount};
 use serde_json::{Value, json};
 use tokio::net::UnixStream;
 
-use crate::args::{Client, Flush, Poison, Snapshot, Upgrade, View};
+use crate::args::{Client, Discard, Flush, Poison, Snapshot, Upgrade, View};
 use crate::holder;
 
 /// How often, and after what time, a question is asked again whose answer broke off because the device's worker was replaced.
@@ -157,6 +157,15 @@ pub(crate) async fn stats(client: &Client) -> Result<()> {
         count(&requests["refused_view_stores"]),
         count(&requests["damaged_reads"]),
     );
+    let write_backs = &stats["write_backs"];
+    println!(
+        "write-backs that wait for room: {} ({}); waited: {}; refused, and lost: {} ({})",
+        count(&write_backs["waiting"]),
+        size(&write_backs["waiting_bytes"]),
+        count(&write_backs["waited"]),
+        count(&write_backs["refused"]),
+        size(&write_backs["refused_bytes"]),
+    );
     Ok(())
 }
 
@@ -269,6 +278,40 @@ pub(crate) async fn flush(command: &Flush) -> Result<()> {
     }
     let done = ask(&command.client.api, Method::POST, "/flush", Some(range)).await?;
     if command.client.json { print_json(&done) } else { Ok(()) }
+}
+
+pub(crate) async fn discard(command: &Discard) -> Result<()> {
+    let api = &command.client.api;
+    let (offset, length) = if let Some(length) = command.length {
+        (crate::args::bytes(&command.what).map_err(|why| anyhow!(why))?, length)
+    } else {
+        let tensors = ask(api, Method::GET, "/tensors", None).await?;
+        let found = rows(&tensors)?.iter().find(|tensor| tensor["name"] == command.what.as_str());
+        let place = found.and_then(|tensor| Some((tensor["dpa"].as_u64()?, tensor["length"].as_u64()?)));
+        place.with_context(|| {
+            format!(
+                "no tensor is called {:?}; a range is given by its DPA and its bytes, see `lamina tensors`",
+                command.what
+            )
+        })?
+    };
+    let range = json!({ "offset": offset, "length": length });
+    let done = ask(api, Method::POST, "/discard", Some(range)).await?;
+    if command.client.json { print_json(&done) } else { Ok(()) }
+}
+
+pub(crate) async fn events(client: &Client) -> Result<()> {
+    let events = ask(&client.api, Method::GET, "/events", None).await?;
+    if client.json {
+        return print_json(&events);
+    }
+    let mut table = new_table(&["event", "what", "after s"], 2);
+    for event in rows(&events)? {
+        let seconds = event["seconds"].as_f64().map_or_else(String::new, |seconds| format!("{seconds:.1}"));
+        table.add_row([text(&event["kind"]), text(&event["text"]), seconds]);
+    }
+    println!("{table}");
+    Ok(())
 }
 
 /// What is counted of each guest and host, where there are any.

@@ -1,9 +1,10 @@
 //! The life line between the holder and its worker: messages both ways, with descriptors, and the news of either's death.
 //!
-//! It is a pair of sockets, of which the worker gets one as its standard input. A message is its length (four bytes, to which the descriptors are
+//! It is a pair of sockets, of which the worker gets one as its standard input, and takes it away from there. A message is its length (four bytes, to which the descriptors are
 //! attached) and JSON. When all threads of a worker that share its descriptors are gone, the holder reads the end of the file: from then on nothing of it touches the image. When the
 //! holder is gone, so does the worker.
 
+use std::fs::File;
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -125,6 +126,14 @@ pub(crate) struct Ready {
 pub(crate) struct WindowFile {
     pub(crate) path: Option<PathBuf>,
     pub(crate) bytes: u64,
+}
+
+/// The worker's end. From now on standard input is empty: threads with a file table of their own keep the standard streams, and programs inherit them, and the end of the line must not
+/// wait for either.
+pub(crate) fn line_of_worker() -> io::Result<UnixStream> {
+    let line = io::stdin().as_fd().try_clone_to_owned()?;
+    rustix::stdio::dup2_stdin(File::open("/dev/null")?)?;
+    Ok(line.into())
 }
 
 /// Sends a message.

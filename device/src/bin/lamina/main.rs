@@ -7,6 +7,7 @@ mod client;
 mod division;
 mod holder;
 mod life;
+mod log;
 mod meter;
 mod serve;
 mod several;
@@ -14,8 +15,6 @@ mod topology;
 mod worker;
 
 use std::process::ExitCode;
-
-use tracing_subscriber::EnvFilter;
 
 use crate::args::Command;
 use crate::division::DivisionArgs;
@@ -25,15 +24,13 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(status) => return status,
     };
-    // fuse-backend-rs logs every answer that came too late, with all of its bytes; virtio_queue and vhost_user_backend whatever a
-    // guest does wrong.
-    let quiet = "info,fuse_backend_rs=off,virtio_queue=off,vhost_user_backend=off";
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(quiet));
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
-        .with_writer(std::io::stderr)
-        .init();
+    log::start();
+    let status = run(cli);
+    log::flush(log::PATIENCE);
+    status
+}
+
+fn run(cli: args::Cli) -> ExitCode {
     if std::env::var_os(life::WORKER).is_some() {
         match &cli.command {
             Command::Serve(args) => worker::work(&args.device, &args.division),
@@ -44,7 +41,7 @@ fn main() -> ExitCode {
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(why) => {
-            eprintln!("lamina: cannot start: {why}");
+            log::say(&format!("lamina: cannot start: {why}"));
             return ExitCode::FAILURE;
         }
     };
@@ -60,6 +57,8 @@ fn main() -> ExitCode {
             Command::Disks(args) => client::disks(&args).await,
             Command::View(command) => client::view(command).await,
             Command::Flush(args) => client::flush(&args).await,
+            Command::Discard(args) => client::discard(&args).await,
+            Command::Events(args) => client::events(&args).await,
             Command::Poison(command) => client::poison(command).await,
             Command::Snapshot(command) => client::snapshot(command),
             Command::Upgrade(args) => client::upgrade(&args),
@@ -69,7 +68,7 @@ fn main() -> ExitCode {
     match done {
         Ok(status) => status,
         Err(why) => {
-            eprintln!("lamina: {why:#}");
+            log::say(&format!("lamina: {why:#}"));
             ExitCode::FAILURE
         }
     }

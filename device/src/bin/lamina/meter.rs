@@ -7,6 +7,8 @@ use std::time::{Duration, Instant};
 use indicatif::{BinaryBytes, ProgressBar, ProgressStyle};
 use lamina::load::Progress;
 
+use crate::log;
+
 /// How often a plain line of progress is printed.
 const PLAIN_PROGRESS: Duration = Duration::from_secs(2);
 
@@ -48,7 +50,7 @@ impl Meter {
                 if last.elapsed() >= PLAIN_PROGRESS || progress.bytes == progress.total {
                     *last = Instant::now();
                     let (bytes, total) = (BinaryBytes(progress.bytes), BinaryBytes(progress.total));
-                    eprintln!("{} {bytes} of {total}", self.verb);
+                    log::say(&format!("{} {bytes} of {total}", self.verb));
                 }
             }
         }

@@ -16,6 +16,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use crate::args::Serve;
 use crate::holder::{Holder, StopSwitch};
 use crate::life::Ready;
+use crate::log;
 
 /// Serves until a signal comes.
 pub(crate) async fn serve(mut args: Serve) -> Result<()> {
@@ -59,12 +60,8 @@ fn say_ready(ready: &Ready, json: bool) -> Result<()> {
     }
     let text = |value: &Value, key: &str| value[key].as_str().unwrap_or_default().to_owned();
     for skipped in &ready.skipped {
-        eprintln!(
-            "skipped: {} of {}: {}",
-            text(skipped, "view"),
-            text(skipped, "tensor"),
-            text(skipped, "why")
-        );
+        let (view, tensor, why) = (text(skipped, "view"), text(skipped, "tensor"), text(skipped, "why"));
+        log::say(&format!("skipped: {view} of {tensor}: {why}"));
     }
     let tcp = ready.tcp.map_or_else(String::new, |address| format!(", http://{address}/"));
     let windows = |base: (&Path, u64), views: (&Path, u64)| {

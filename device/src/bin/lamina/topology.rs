@@ -48,6 +48,7 @@ struct Device {
     open_windows: Field<Number>,
     image: Field<PathBuf>,
     store_capacity: Field<Number>,
+    full_wait: Field<Number>,
     format: Field<Vec<String>>,
     run_dir: Field<PathBuf>,
     tcp: Field<String>,
@@ -166,6 +167,7 @@ impl Options<'_> {
         self.number("--open-windows", device.open_windows);
         self.path("--image", device.image);
         self.number("--store-capacity", device.store_capacity);
+        self.number("--full-wait", device.full_wait);
         self.texts("--format", device.format);
         self.path("--run-dir", device.run_dir);
         self.text("--tcp", device.tcp);

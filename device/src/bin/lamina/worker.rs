@@ -1,14 +1,15 @@
 //! The worker: does the work of a device that a [holder](crate::holder) holds, until it is told to stop, dies, or the holder dies.
 
 use std::fs::File;
-use std::io::{self, BufWriter};
+use std::io::BufWriter;
 use std::ops::ControlFlow;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, mpsc};
 use std::thread;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use lamina::device::{Device, DeviceConfig};
@@ -24,10 +25,13 @@ use lamina::store::image::Image;
 use crate::args::DeviceArgs;
 use crate::division::{DivisionArgs, Plan};
 use crate::life::{self, Order, Ready, WindowFile, Word};
+use crate::log;
 use crate::meter::Meter;
 
 /// What a worker ends with after a panic.
 const PANICKED: i32 = 101;
+/// How long a worker that dies waits for its log to be written: its guests wait meanwhile.
+const LAST_WORDS: Duration = Duration::from_millis(100);
 
 /// The rest of a worker's life: never returns.
 pub(crate) fn work(args: &DeviceArgs, division: &DivisionArgs) -> ! {
@@ -38,12 +42,13 @@ pub(crate) fn work(args: &DeviceArgs, division: &DivisionArgs) -> ! {
             1
         }
     };
+    log::flush(log::PATIENCE);
     // Threads that wait for the mount are not waited for.
     std::process::exit(status);
 }
 
 fn run(args: &DeviceArgs, division: &DivisionArgs) -> Result<()> {
-    let line = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
+    let line = life::line_of_worker()?;
     let stop = Arc::new(AtomicBool::new(false));
     let mount_path = Arc::new(Mutex::new(None));
     let orders = listen(line.try_clone()?, Arc::clone(&stop), Arc::clone(&mount_path))?;
@@ -51,9 +56,7 @@ fn run(args: &DeviceArgs, division: &DivisionArgs) -> Result<()> {
     else {
         bail!("a worker is started by `lamina serve`");
     };
-    if !careful {
-        die_of_panics();
-    }
+    let counted = watch_panics(careful);
     let mut descriptors = descriptors.into_iter();
     let mut next = || descriptors.next().context("the holder gives too few descriptors");
     let path = image;
@@ -69,6 +72,7 @@ fn run(args: &DeviceArgs, division: &DivisionArgs) -> Result<()> {
     let config = DeviceConfig { first_process: first, interleaving, ..DeviceConfig::new(0, 0) };
     let device = Arc::new(Device::open(image, &config)?);
     device.set_worker_deaths(deaths);
+    let _ = counted.set(Arc::clone(&device));
     let pairs = plan.pairs(&device)?;
     let control = Control::new(Arc::clone(&device)).with_sockets_in(&args.run_dir);
     let adopt = || -> Result<_> {
@@ -171,19 +175,29 @@ fn listen(
         if let Some(path) = &*mount.lock().unwrap_or_else(PoisonError::into_inner) {
             abort_mount(path);
         }
+        log::flush(LAST_WORDS);
         std::process::exit(1);
     };
     thread::Builder::new().name("life".into()).spawn(read)?;
     Ok(orders)
 }
 
-/// Has a panic anywhere end the process: what it was about to do is begun anew by the next worker, on what the image holds.
-fn die_of_panics() {
-    let say = std::panic::take_hook();
+/// Has every panic be logged and counted, by the device that is given afterwards. If it is not to be survived, it ends the process: what that was about to do is begun anew by the
+/// next worker, on what the image holds.
+fn watch_panics(survive: bool) -> Arc<OnceLock<Arc<Device>>> {
+    let device = Arc::new(OnceLock::<Arc<Device>>::new());
+    let counted = Arc::clone(&device);
     std::panic::set_hook(Box::new(move |panic| {
-        say(panic);
-        std::process::exit(PANICKED);
+        if let Some(device) = counted.get() {
+            device.count_panic();
+        }
+        log::panicked(panic);
+        if !survive {
+            log::flush(LAST_WORDS);
+            std::process::exit(PANICKED);
+        }
     }));
+    device
 }
 
 /// Loads what was not loaded whole by a run before.
@@ -255,6 +269,7 @@ impl Served {
                     threads,
                     read_ahead_kb: args.read_ahead_kb,
                     launder_with: args.launder_with,
+                    full_wait: Duration::from_secs(args.full_wait.into()),
                 };
                 let mount = Mount::serve(pairs, &path, channels, &options, answered)?;
                 control.mounted(mount.pairs());

@@ -16,7 +16,7 @@ use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create
 
 /// What a guest asks for.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Asked {
+pub(crate) enum Asked {
     /// A request's text.
     Text(Vec<u8>),
     /// More of the last answer, from there.
@@ -27,7 +27,7 @@ pub(super) enum Asked {
 
 /// A mailbox.
 #[derive(Debug)]
-pub(super) struct Mailbox {
+pub(crate) struct Mailbox {
     memory: File,
     /// The number of the request that was answered last.
     answered: u64,
@@ -37,7 +37,7 @@ pub(super) struct Mailbox {
 
 impl Mailbox {
     /// An empty one.
-    pub(super) fn new() -> io::Result<Self> {
+    pub(crate) fn new() -> io::Result<Self> {
         let memory = memfd_create("lamina-mailbox", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         ftruncate(&memory, MAILBOX_BYTES)?;
         fcntl_add_seals(&memory, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
@@ -48,7 +48,7 @@ impl Mailbox {
     }
 
     /// The memory, to be handed to QEMU.
-    pub(super) fn memory(&self) -> BorrowedFd<'_> {
+    pub(crate) fn memory(&self) -> BorrowedFd<'_> {
         self.memory.as_fd()
     }
 

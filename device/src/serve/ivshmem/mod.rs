@@ -10,8 +10,8 @@
 //!   length in it is bounded before it is used, and what was read once is not read again.
 //! * Guests do not know of each other: each is told of the device and of itself.
 
-mod mailbox;
-mod peer;
+pub(crate) mod mailbox;
+pub(crate) mod peer;
 
 use std::convert::Infallible;
 use std::path::{Path, PathBuf};

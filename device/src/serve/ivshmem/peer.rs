@@ -65,11 +65,8 @@ impl Peer {
                 asked.readable().await?;
                 // It counts how often it was rung, which means nothing.
                 let _ = asked.try_read(&mut [0; 8]);
-                let Some((number, asked)) = mailbox.request()? else { continue };
-                match asked {
-                    Asked::More(from) => mailbox.piece(number, from)?,
-                    Asked::Text(text) => mailbox.answer(number, answer(port, text).await)?,
-                    Asked::Nonsense(why) => mailbox.answer(number, refusal(&why))?,
+                if !perform(mailbox, async |text| answer(port, text).await).await? {
+                    continue;
                 }
                 // A guest that takes no interrupts lets them add up, in vain.
                 let _ = rustix::io::write(answered, &1_u64.to_ne_bytes());
@@ -80,6 +77,20 @@ impl Peer {
             failed = answering => failed,
         }
     }
+}
+
+/// Answers the request in `mailbox`, its text by what `ask` brings: whether there was one.
+pub(crate) async fn perform(
+    mailbox: &mut Mailbox,
+    ask: impl AsyncFnOnce(Vec<u8>) -> Vec<u8>,
+) -> io::Result<bool> {
+    let Some((number, asked)) = mailbox.request()? else { return Ok(false) };
+    match asked {
+        Asked::More(from) => mailbox.piece(number, from)?,
+        Asked::Text(text) => mailbox.answer(number, ask(text).await)?,
+        Asked::Nonsense(why) => mailbox.answer(number, refusal(&why))?,
+    }
+    Ok(true)
 }
 
 /// Sends a message of the protocol: a number, and a descriptor with it.

@@ -4,7 +4,6 @@
 //! * Guest memory that is a file of our own mount is refused: a process that serves a mount must not touch it through a mapping.
 
 use std::io;
-use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -18,6 +17,7 @@ use super::config::{self, QUEUE_SIZE, QUEUES};
 use super::disk::Disk;
 use super::queue::{Queue, Ring};
 use super::request::Memory;
+use crate::serve::own_mount::device_of;
 
 /// A disk and one connection to it.
 pub(super) struct Backend {
@@ -85,8 +85,8 @@ impl VhostUserBackend for Backend {
     fn update_memory(&self, memory: GuestMemoryAtomic<Memory>) -> io::Result<()> {
         let Some(ours) = self.disk.mount_number() else { return Ok(()) };
         let on_mount = memory.memory().iter().any(|region| {
-            let file = region.file_offset().and_then(|file| file.file().metadata().ok());
-            file.is_some_and(|file| file.dev() == ours)
+            let device = region.file_offset().and_then(|file| device_of(file.file()).ok());
+            device.is_some_and(|device| device == ours)
         });
         if on_mount {
             let why =

@@ -7,7 +7,7 @@ pub(super) const SECTOR: u64 = 512;
 /// Queues a disk has; a guest uses as many as it has processors, if its machine is told so.
 pub(super) const QUEUES: u16 = 8;
 /// Entries a queue may have.
-pub(super) const QUEUE_SIZE: u16 = 1024;
+pub(crate) const QUEUE_SIZE: u16 = 1024;
 /// Pieces of memory that a request's data may consist of: 1 MiB in pages, and what goes around it still fits 258 entries.
 const SEGMENTS: u32 = 256;
 /// Ranges that one discard or write-zeroes may have.

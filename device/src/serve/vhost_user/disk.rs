@@ -1,7 +1,7 @@
 //! A disk: which bytes of the device it shows, and what may be done to them.
 
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use serde::{Deserialize, Serialize};
 
@@ -38,6 +38,8 @@ pub struct Disk {
     serial: String,
     socket: PathBuf,
     connected: AtomicBool,
+    /// Requests that made their handler panic.
+    panics: AtomicU64,
 }
 
 /// What a disk shows, found.
@@ -73,7 +75,7 @@ impl Disk {
     /// # Errors
     ///
     /// When there is no such tensor or it cannot give the view.
-    pub(super) fn new(control: Control, shows: Shows, socket: &Path) -> Result<Self, ControlError> {
+    pub(crate) fn new(control: Control, shows: Shows, socket: &Path) -> Result<Self, ControlError> {
         let (shows, bytes, serial) = match shows {
             Shows::Base => (Shown::Base, control.device.base_bytes(), "lamina-base".to_owned()),
             Shows::Views => {
@@ -88,7 +90,7 @@ impl Disk {
             }
         };
         let (socket, connected) = (socket.to_owned(), AtomicBool::new(false));
-        Ok(Self { control, shows, bytes, serial, socket, connected })
+        Ok(Self { control, shows, bytes, serial, socket, connected, panics: AtomicU64::new(0) })
     }
 
     /// What can be told of it.
@@ -110,6 +112,15 @@ impl Disk {
             connected: self.connected.load(Ordering::Relaxed),
             partitions,
         }
+    }
+
+    /// Requests that made their handler panic; each was answered with an error.
+    pub fn panics(&self) -> u64 {
+        self.panics.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn count_panic(&self) {
+        self.panics.fetch_add(1, Ordering::Relaxed);
     }
 
     pub(super) fn set_connected(&self, connected: bool) {

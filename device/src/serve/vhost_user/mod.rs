@@ -4,7 +4,7 @@
 //! writes the guest's memory itself, and needs no driver of ours in the guest.
 //!
 //! The way of a request, one file each: a connection's rings ([`backend`]), the requests in them in order ([`queue`]), what one asks for
-//! and where it ends ([`request`]), and the bytes of the disk ([`disk`]), of which the views disk's first and last are a partition table
+//! and where it ends ([`request`]), what it is done through ([`workspace`]), and the bytes of the disk ([`disk`]), of which the views disk's first and last are a partition table
 //! that is computed ([`partitions`]). What a driver is told of the disk is in [`config`].
 //!
 //! The rules:
@@ -14,15 +14,16 @@
 //!   in the guest's memory, says exactly what is left to do. A device that is killed and started again, on the same socket, goes on
 //!   there: reads, writes and discards that were begun are done again, which changes nothing. For the same reason there is no
 //!   `VHOST_USER_PROTOCOL_F_INFLIGHT_SHMFD`: it records what this order makes known.
-//! * Bytes are decoded into a buffer of the queue's and copied once, to the guest.
+//! * Bytes are decoded into a buffer of the queue's, by several threads where there is much to read, and copied once, to the guest.
 
 mod backend;
-mod config;
+pub(crate) mod config;
 mod disk;
 mod partitions;
-mod queue;
-mod request;
+pub(crate) mod queue;
+pub(crate) mod request;
 mod server;
+mod workspace;
 
 pub use disk::{Disk, DiskInfo, Shows};
 pub use server::DiskServer;

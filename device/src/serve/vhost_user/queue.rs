@@ -1,30 +1,27 @@
 //! A queue: takes requests in order, has them done, gives them back in that order, and tells the guest when it wants to know.
 //!
-//! * A queue has a thread and a buffer of its own.
+//! * A queue has a thread and a workspace of its own.
 //! * Kicks are switched off while there is work, and after switching them on again the queue looks once more (`EVENT_IDX` or not).
 //! * A ring whose indices make no sense is left alone until the next kick; nothing loops over it.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use memmap2::MmapMut;
 use vhost_user_backend::{VringMutex, VringT};
 use virtio_queue::{QueueOwnedT, QueueT};
 use vm_memory::{GuestAddressSpace, GuestMemoryAtomic};
 
 use super::disk::Disk;
 use super::request::{Memory, Request};
+use super::workspace::Workspace;
 
 /// A ring, as vhost-user gives it.
-pub(super) type Ring = VringMutex<GuestMemoryAtomic<Memory>>;
-
-/// Bytes of a queue's buffer: what is decoded at once stays in the processor's second-level cache.
-const BUFFER: usize = 256 << 10;
+pub(crate) type Ring = VringMutex<GuestMemoryAtomic<Memory>>;
 
 /// What a queue keeps between kicks.
 #[derive(Default)]
-pub(super) struct Queue {
-    /// Page-aligned, made when it is needed first: most queues of most guests are never used.
-    buffer: Option<MmapMut>,
+pub(crate) struct Queue {
+    /// Made when it is needed first: most queues of most guests are never used.
+    workspace: Option<Workspace>,
     /// Whether the guest was told of what a former device, or connection, may have given back without telling.
     told: bool,
 }
@@ -36,7 +33,7 @@ impl Queue {
     }
 
     /// Does everything that is in the ring, unless `stopping`.
-    pub(super) fn drain(
+    pub(crate) fn drain(
         &mut self,
         ring: &Ring,
         memory: &GuestMemoryAtomic<Memory>,
@@ -94,11 +91,11 @@ impl Queue {
     }
 
     fn serve(&mut self, request: Request<'_>, disk: &Disk) -> u32 {
-        if self.buffer.is_none() {
-            self.buffer = MmapMut::map_anon(BUFFER).ok();
+        if self.workspace.is_none() {
+            self.workspace = Workspace::new().ok();
         }
-        match &mut self.buffer {
-            Some(buffer) => request.serve(disk, buffer),
+        match &mut self.workspace {
+            Some(workspace) => request.serve(disk, workspace),
             None => request.fail(),
         }
     }

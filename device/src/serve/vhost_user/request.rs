@@ -14,9 +14,10 @@ use crate::serve::control::ControlError;
 
 use super::config::{DISCARD_RANGES, DISCARD_SECTORS, SECTOR, SERIAL_BYTES};
 use super::disk::Disk;
+use super::workspace::Workspace;
 
 /// The guest's memory.
-pub(super) type Memory = GuestMemoryMmap<()>;
+pub(crate) type Memory = GuestMemoryMmap<()>;
 /// A chain of descriptors in it.
 pub(super) type Chain = DescriptorChain<GuestMemoryLoadGuard<Memory>>;
 
@@ -85,10 +86,10 @@ impl<'m> Request<'m> {
         Ok(Self { kind, sector, from_guest, to_guest, status })
     }
 
-    /// Does what is asked, by way of `buffer`, and answers. Returns the bytes that were written to the guest.
-    pub(super) fn serve(mut self, disk: &Disk, buffer: &mut [u8]) -> u32 {
+    /// Does what is asked, by way of `workspace`, and answers. Returns the bytes that were written to the guest.
+    pub(super) fn serve(mut self, disk: &Disk, workspace: &mut Workspace) -> u32 {
         // A panic is logged by its hook; the guest gets an error like any other.
-        let performed = catch_unwind(AssertUnwindSafe(|| self.perform(disk, buffer)));
+        let performed = catch_unwind(AssertUnwindSafe(|| self.perform(disk, workspace)));
         let status = match performed {
             Ok(Ok(())) => STATUS_OK,
             Ok(Err(why)) => {
@@ -100,7 +101,10 @@ impl<'m> Request<'m> {
                 }
                 if matches!(why, Failure::Unsupported(_)) { STATUS_UNSUPP } else { STATUS_IOERR }
             }
-            Err(_) => STATUS_IOERR,
+            Err(_) => {
+                disk.count_panic();
+                STATUS_IOERR
+            }
         };
         self.answer(status)
     }
@@ -115,10 +119,10 @@ impl<'m> Request<'m> {
         u32::try_from(self.to_guest.bytes_written() + usize::from(told)).unwrap_or(u32::MAX)
     }
 
-    fn perform(&mut self, disk: &Disk, buffer: &mut [u8]) -> Result<(), Failure> {
+    fn perform(&mut self, disk: &Disk, workspace: &mut Workspace) -> Result<(), Failure> {
         match self.kind {
-            TYPE_IN => self.read(disk, buffer),
-            TYPE_OUT => self.write(disk, buffer),
+            TYPE_IN => self.read(disk, workspace),
+            TYPE_OUT => self.write(disk, workspace),
             TYPE_FLUSH => Ok(disk.flush()?),
             TYPE_GET_ID if self.to_guest.available_bytes() < SERIAL_BYTES => {
                 Err(Failure::Asked("there is no room for the serial number"))
@@ -134,21 +138,20 @@ impl<'m> Request<'m> {
         }
     }
 
-    fn read(&mut self, disk: &Disk, buffer: &mut [u8]) -> Result<(), Failure> {
+    fn read(&mut self, disk: &Disk, workspace: &mut Workspace) -> Result<(), Failure> {
         let length = self.to_guest.available_bytes();
         let mut offset =
             disk.place(self.sector, length as u64).ok_or(Failure::Asked("not whole sectors of the disk"))?;
         let mut left = length;
         while left > 0 {
-            let part = left.min(buffer.len());
-            disk.read(offset, &mut buffer[..part])?;
-            io::Write::write_all(&mut self.to_guest, &buffer[..part])?;
+            let part = left.min(workspace.len());
+            io::Write::write_all(&mut self.to_guest, workspace.read(disk, offset, part)?)?;
             (offset, left) = (offset + part as u64, left - part);
         }
         Ok(())
     }
 
-    fn write(&mut self, disk: &Disk, buffer: &mut [u8]) -> Result<(), Failure> {
+    fn write(&mut self, disk: &Disk, workspace: &mut Workspace) -> Result<(), Failure> {
         if disk.read_only() {
             return Err(Failure::Asked("the disk is read-only"));
         }
@@ -157,9 +160,10 @@ impl<'m> Request<'m> {
             disk.place(self.sector, length as u64).ok_or(Failure::Asked("not whole sectors of the disk"))?;
         let mut left = length;
         while left > 0 {
-            let part = left.min(buffer.len());
-            io::Read::read_exact(&mut self.from_guest, &mut buffer[..part])?;
-            disk.write(offset, &buffer[..part])?;
+            let part = left.min(workspace.len());
+            let data = workspace.front(part);
+            io::Read::read_exact(&mut self.from_guest, data)?;
+            disk.write(offset, data)?;
             (offset, left) = (offset + part as u64, left - part);
         }
         Ok(())

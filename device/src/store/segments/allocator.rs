@@ -2,7 +2,14 @@
 //!
 //! Chunks of one length that have free slots are listed by how full they are. New segments go to the fullest, tidying empties the emptiest.
 
-use super::{CHUNK_GRANULES, MOST_GRANULES, SLACK_CHUNKS, Untidy};
+use std::ops::Range;
+
+use super::{
+    CHUNK_GRANULES, For, MOST_GRANULES, SLACK_CHUNKS, Untidy,
+    chunks::{Chunk, Chunks},
+    claims::Claimants,
+    reserve,
+};
 use crate::store::{GRANULE_BYTES, StoreError};
 
 /// Lists of a length's chunks: the first is the emptiest.
@@ -11,10 +18,13 @@ const LISTS: usize = 8;
 const WARM_CHUNKS: usize = 64;
 
 pub(super) struct Allocator {
-    chunks: Vec<Chunk>,
-    most_chunks: usize,
-    /// Chunks that hold nothing.
+    chunks: Chunks,
+    /// Chunks that hold nothing and did before.
     free: Vec<usize>,
+    /// Runs of chunks that never held anything, the first of them last.
+    unopened: Vec<Range<usize>>,
+    /// Chunks that hold segments.
+    held_chunks: usize,
     /// By length in granules.
     lengths: Vec<Length>,
     used_granules: u64,
@@ -30,35 +40,16 @@ struct Length {
     partial: [Vec<usize>; LISTS],
 }
 
-#[derive(Clone, Default)]
-struct Chunk {
-    /// Granules of each of its segments; 0 while free.
-    length: usize,
-    used: usize,
-    /// Slots in use, a bit each.
-    slots: [u64; CHUNK_GRANULES / 64],
-    /// By slot: the block whose segment it is.
-    blocks: Vec<u64>,
-    /// Its list, and its place there.
-    listed: Option<(usize, usize)>,
-    /// Being emptied: not to be listed.
-    held_back: bool,
-}
-
-/// Whether an entry's segment could be claimed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::store) enum Claimed {
-    Yes,
-    /// Another entry has it, or part of it.
-    Twice,
-    /// There can be no such segment.
-    Nowhere,
-}
-
 impl Allocator {
     pub(super) fn new(most_chunks: usize) -> Self {
         let lengths = vec![Length::default(); MOST_GRANULES + 1];
-        Self { chunks: Vec::new(), most_chunks, free: Vec::new(), lengths, used_granules: 0 }
+        let chunks = Chunks::new(most_chunks);
+        let unopened = chunks.free_runs();
+        Self { chunks, free: Vec::new(), unopened, held_chunks: 0, lengths, used_granules: 0 }
+    }
+
+    pub(super) fn most_chunks(&self) -> usize {
+        self.chunks.count()
     }
 
     pub(super) fn used_bytes(&self) -> u64 {
@@ -66,11 +57,16 @@ impl Allocator {
     }
 
     pub(super) fn held_bytes(&self) -> u64 {
-        ((self.chunks.len() - self.free.len()) * CHUNK_GRANULES * GRANULE_BYTES) as u64
+        (self.held_chunks * CHUNK_GRANULES * GRANULE_BYTES) as u64
+    }
+
+    /// Chunks that are kept for what takes no more than before.
+    pub(super) fn reserved_bytes(&self) -> u64 {
+        (reserve(self.chunks.count()) * CHUNK_GRANULES * GRANULE_BYTES) as u64
     }
 
     pub(super) fn capacity_bytes(&self) -> u64 {
-        (self.most_chunks * CHUNK_GRANULES * GRANULE_BYTES) as u64
+        (self.chunks.count() * CHUNK_GRANULES * GRANULE_BYTES) as u64
     }
 
     /// A slot of `length` for `block`: its first granule, or `None` if there is none. `room` makes room for a chunk.
@@ -78,12 +74,16 @@ impl Allocator {
         &mut self,
         length: usize,
         block: u64,
+        what: For,
         room: impl FnOnce(usize) -> Result<(), StoreError>,
     ) -> Result<Option<usize>, StoreError> {
+        if what == For::More && !self.has_room_for_more(length) {
+            return Ok(None);
+        }
         let fullest = self.lengths[length].partial.iter().rev().find_map(|list| list.last().copied());
         let index = match fullest {
             Some(index) => index,
-            None => match self.open(length, room)? {
+            None => match self.open(length, what, room)? {
                 Some(index) => index,
                 None => return Ok(None),
             },
@@ -94,34 +94,22 @@ impl Allocator {
         Ok(Some(index * CHUNK_GRANULES + slot * length))
     }
 
-    pub(super) fn claim(&mut self, granule: usize, length: usize, block: u64) -> Claimed {
-        let (index, inside) = (granule / CHUNK_GRANULES, granule % CHUNK_GRANULES);
-        let slot = inside / length;
-        if index >= self.most_chunks || inside % length != 0 || slot >= CHUNK_GRANULES / length {
-            return Claimed::Nowhere;
-        }
-        if index >= self.chunks.len() {
-            self.chunks.resize_with(index + 1, Chunk::default);
-        }
-        if self.chunks[index].length == 0 {
-            self.assign(index, length);
-        }
-        let chunk = &self.chunks[index];
-        if chunk.length != length || chunk.slots[slot / 64] & (1 << (slot % 64)) != 0 {
-            return Claimed::Twice;
-        }
-        self.occupy(index, slot, block);
-        Claimed::Yes
+    /// Takes over what was claimed of a chunk, each once.
+    pub(super) fn adopt(&mut self, Claimants { chunk: index, length, slots, blocks }: Claimants) {
+        let used = slots.iter().map(|word| word.count_ones() as usize).sum();
+        self.lengths[length].slots += CHUNK_GRANULES / length;
+        self.lengths[length].used += used;
+        self.used_granules += (used * length) as u64;
+        self.held_chunks += 1;
+        *self.chunks.make(index) = Chunk { length, used, slots, blocks, ..Chunk::default() };
     }
 
     /// Lists every chunk, after claims.
     pub(super) fn list_all(&mut self) {
-        for index in 0..self.chunks.len() {
-            if self.chunks[index].length == 0 {
-                self.free.push(index);
-            } else {
-                self.relist(index);
-            }
+        self.unopened = self.chunks.free_runs();
+        self.unopened.reverse();
+        for index in self.chunks.in_use() {
+            self.relist(index);
         }
     }
 
@@ -141,6 +129,7 @@ impl Allocator {
             self.unlist(index);
             self.lengths[length].slots -= CHUNK_GRANULES / length;
             self.chunks[index] = Chunk::default();
+            self.held_chunks -= 1;
             if self.free.len() >= WARM_CHUNKS {
                 release(index);
             }
@@ -156,6 +145,21 @@ impl Allocator {
         if slots - used <= slack.max(slots / 4) {
             return None;
         }
+        self.hold_back(length)
+    }
+
+    /// As [`Self::untidy`], of the length with most to gain: there are free slots for all that is in the chunk.
+    pub(super) fn sparse(&mut self) -> Option<Untidy> {
+        let gain = |length: &usize| {
+            let Length { slots, used, .. } = self.lengths[*length];
+            (slots - used) / (CHUNK_GRANULES / length)
+        };
+        let length = (1..=MOST_GRANULES).max_by_key(gain).filter(|length| gain(length) > 0)?;
+        self.hold_back(length)
+    }
+
+    /// Takes the emptiest chunk of a length out of use.
+    fn hold_back(&mut self, length: usize) -> Option<Untidy> {
         let chunk = *self.lengths[length].partial.iter().find_map(|list| list.first())?;
         self.unlist(chunk);
         self.chunks[chunk].held_back = true;
@@ -166,6 +170,23 @@ impl Allocator {
         self.chunks[index].held_back = false;
         if self.chunks[index].length > 0 {
             self.relist(index);
+        }
+    }
+
+    /// Chunks that hold nothing.
+    fn left(&self) -> usize {
+        self.chunks.count() - self.held_chunks
+    }
+
+    /// Whether the reserve would be left if one more segment of `length` were taken and then all were moved together.
+    fn has_room_for_more(&self, length: usize) -> bool {
+        let reserved = reserve(self.chunks.count());
+        self.left() > reserved || {
+            let packed = |length: usize, more: usize| {
+                (self.lengths[length].used + more).div_ceil(CHUNK_GRANULES / length)
+            };
+            let all: usize = (1..=MOST_GRANULES).map(|of| packed(of, usize::from(of == length))).sum();
+            all <= self.chunks.count() - reserved
         }
     }
 
@@ -182,16 +203,22 @@ impl Allocator {
     fn open(
         &mut self,
         length: usize,
+        what: For,
         room: impl FnOnce(usize) -> Result<(), StoreError>,
     ) -> Result<Option<usize>, StoreError> {
-        let index = match self.free.last() {
-            Some(index) => *index,
-            None if self.chunks.len() < self.most_chunks => self.chunks.len(),
-            None => return Ok(None),
-        };
+        if what == For::More && self.left() <= reserve(self.chunks.count()) {
+            return Ok(None);
+        }
+        let unopened = self.unopened.last().map(|run| run.start);
+        let Some(index) = self.free.last().copied().or(unopened) else { return Ok(None) };
         room(index)?;
-        if self.free.pop().is_none() {
-            self.chunks.push(Chunk::default());
+        if self.free.pop().is_none()
+            && let Some(run) = self.unopened.last_mut()
+        {
+            run.start += 1;
+            if run.start >= run.end {
+                self.unopened.pop();
+            }
         }
         self.assign(index, length);
         Ok(Some(index))
@@ -199,7 +226,8 @@ impl Allocator {
 
     fn assign(&mut self, index: usize, length: usize) {
         let slots = CHUNK_GRANULES / length;
-        let chunk = &mut self.chunks[index];
+        self.held_chunks += 1;
+        let chunk = self.chunks.make(index);
         chunk.length = length;
         chunk.blocks.resize(slots, 0);
         self.lengths[length].slots += slots;
@@ -229,24 +257,5 @@ impl Allocator {
                 self.chunks[*moved].listed = Some((list, at));
             }
         }
-    }
-}
-
-impl Chunk {
-    const fn capacity(&self) -> usize {
-        CHUNK_GRANULES / self.length
-    }
-
-    fn first_free(&self) -> usize {
-        let word =
-            self.slots.iter().position(|word| *word != u64::MAX).expect("a listed chunk has a free slot");
-        word * 64 + self.slots[word].trailing_ones() as usize
-    }
-
-    /// First granules and blocks of its segments.
-    fn segments(&self, index: usize) -> Vec<(u64, u64)> {
-        let used = |slot: &usize| self.slots[slot / 64] & (1 << (slot % 64)) != 0;
-        let granule = |slot: usize| (index * CHUNK_GRANULES + slot * self.length) as u64;
-        (0..self.capacity()).filter(used).map(|slot| (granule(slot), self.blocks[slot])).collect()
     }
 }

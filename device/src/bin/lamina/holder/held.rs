@@ -1,0 +1,126 @@
+//! What is held: everything that must outlive workers, and how it is had.
+
+use std::fs;
+use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use lamina::serve::{HeldMount, Shows, claim};
+use lamina::store::image::Image;
+
+use crate::args::{DeviceArgs, DiskArg};
+use crate::division::{DivisionArgs, Plan};
+
+/// What must outlive workers.
+pub(super) struct Held {
+    pub(super) image: Image,
+    pub(super) image_path: PathBuf,
+    pub(super) mount: Option<(HeldMount, usize)>,
+    pub(super) api: Listening,
+    /// One for each pair of files.
+    pub(super) ctl: Vec<Listening>,
+    pub(super) tcp: Option<std::net::TcpListener>,
+    pub(super) disks: Vec<(Listening, Shows)>,
+    /// Where QEMU is told of poison.
+    pub(super) qmp: Option<PathBuf>,
+}
+
+/// A listening socket, whose file goes with it.
+pub(super) struct Listening {
+    pub(super) listener: UnixListener,
+    pub(super) path: PathBuf,
+}
+
+impl Listening {
+    pub(super) fn at(path: &Path) -> Result<Self> {
+        Ok(Self { listener: claim(path)?, path: path.to_owned() })
+    }
+}
+
+impl Drop for Listening {
+    fn drop(&mut self) {
+        if let Err(why) = fs::remove_file(&self.path) {
+            tracing::debug!("socket file stays: {why}");
+        }
+    }
+}
+
+pub(super) fn listen_for(disks: Vec<DiskArg>) -> Result<Vec<(Listening, Shows)>> {
+    let mut all = Vec::new();
+    for disk in disks {
+        match disk {
+            DiskArg::Both(directory) => {
+                make_private_dir(&directory)?;
+                all.push((directory.join("base.sock"), Shows::Base));
+                all.push((directory.join("views.sock"), Shows::Views));
+            }
+            DiskArg::One(socket, shows) => all.push((socket, shows)),
+        }
+    }
+    all.into_iter().map(|(socket, shows)| Ok((Listening::at(&socket)?, shows))).collect()
+}
+
+/// Makes a directory for sockets, for this user alone.
+pub(super) fn make_private_dir(path: &Path) -> Result<()> {
+    let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(path);
+    made.with_context(|| {
+        format!("cannot make the directory {} for the sockets; name another", path.display())
+    })
+}
+
+/// The image that is asked for.
+pub(super) struct Opened {
+    pub(super) image: Image,
+    pub(super) path: PathBuf,
+    pub(super) new: NewFile,
+    pub(super) plan: Plan,
+}
+
+/// A file that was made for an image, if one was: taken away when this is dropped, unless it became a device's.
+pub(super) struct NewFile(Option<PathBuf>);
+
+impl NewFile {
+    pub(super) fn keep(&mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for NewFile {
+    fn drop(&mut self) {
+        if let Some(path) = &self.0
+            && let Err(why) = fs::remove_file(path)
+        {
+            tracing::warn!("the new image {} stays: {why}", path.display());
+        }
+    }
+}
+
+impl Opened {
+    pub(super) fn new(args: &DeviceArgs, division: &DivisionArgs) -> Result<Self> {
+        if let Some(path) = &args.image
+            && let Some(image) = Image::open(path)?
+        {
+            let plan = Plan::new(division, args, Some((image.superblock(), path)))?;
+            return Ok(Self { image, path: path.clone(), new: NewFile(None), plan });
+        }
+        let plan = Plan::new(division, args, None)?;
+        let mut config = plan.config(&args.load_options())?;
+        (config.mode, config.codec) = (args.mode, args.codec);
+        (config.open_windows, config.store_bytes) = (args.open_windows, args.store_capacity);
+        config.interleaving = args.several.interleaving();
+        config.check()?;
+        let (image, path) = match &args.image {
+            Some(path) => {
+                if args.mode == lamina::mode::Mode::Plain {
+                    bail!(
+                        "--image does not go with --mode plain, which changes blocks in place: a kill could leave one half written"
+                    );
+                }
+                (Image::create(path, config.superblock())?, path.clone())
+            }
+            None => (Image::in_memory(config.superblock())?, PathBuf::from("memory")),
+        };
+        Ok(Self { image, path, new: NewFile(args.image.clone()), plan })
+    }
+}

@@ -1,0 +1,135 @@
+//! What is known of each chunk: a table with room for all chunks of a store that takes memory only near those that were used.
+//!
+//! An image may name segments anywhere in a store of terabytes, and what that costs is in proportion to the segments named.
+
+use std::ops::{Index, IndexMut, Range};
+
+use super::CHUNK_GRANULES;
+
+/// Chunks of a page of the table.
+const PAGE_CHUNKS: usize = 64;
+
+/// A chunk and its segments.
+#[derive(Clone, Default)]
+pub(super) struct Chunk {
+    /// Granules of each of its segments; 0 while free.
+    pub(super) length: usize,
+    pub(super) used: usize,
+    /// Slots in use, a bit each.
+    pub(super) slots: [u64; CHUNK_GRANULES / 64],
+    /// By slot: the block whose segment it is.
+    pub(super) blocks: Vec<u64>,
+    /// Its list, and its place there.
+    pub(super) listed: Option<(usize, usize)>,
+    /// Being emptied: not to be listed.
+    pub(super) held_back: bool,
+}
+
+impl Chunk {
+    pub(super) const fn capacity(&self) -> usize {
+        CHUNK_GRANULES / self.length
+    }
+
+    pub(super) fn first_free(&self) -> usize {
+        let word =
+            self.slots.iter().position(|word| *word != u64::MAX).expect("a listed chunk has a free slot");
+        word * 64 + self.slots[word].trailing_ones() as usize
+    }
+
+    /// First granules and blocks of its segments.
+    pub(super) fn segments(&self, index: usize) -> Vec<(u64, u64)> {
+        let used = |slot: &usize| self.slots[slot / 64] & (1 << (slot % 64)) != 0;
+        let granule = |slot: usize| (index * CHUNK_GRANULES + slot * self.length) as u64;
+        (0..self.capacity()).filter(used).map(|slot| (granule(slot), self.blocks[slot])).collect()
+    }
+}
+
+/// All chunks of a store. One that was not [made](Chunks::make) is free and cannot be asked for.
+pub(super) struct Chunks {
+    pages: Vec<Option<Box<[Chunk; PAGE_CHUNKS]>>>,
+    count: usize,
+}
+
+impl Chunks {
+    pub(super) fn new(count: usize) -> Self {
+        Self { pages: Vec::new(), count }
+    }
+
+    /// Chunks there may be.
+    pub(super) fn count(&self) -> usize {
+        self.count
+    }
+
+    /// The chunk `index`, which is made if it was not.
+    pub(super) fn make(&mut self, index: usize) -> &mut Chunk {
+        let page = index / PAGE_CHUNKS;
+        if page >= self.pages.len() {
+            self.pages.resize_with(page + 1, || None);
+        }
+        let page =
+            self.pages[page].get_or_insert_with(|| Box::new(std::array::from_fn(|_| Chunk::default())));
+        &mut page[index % PAGE_CHUNKS]
+    }
+
+    /// Runs of free chunks, in order.
+    pub(super) fn free_runs(&self) -> Vec<Range<usize>> {
+        let mut runs: Vec<Range<usize>> = Vec::new();
+        let mut add = |run: Range<usize>| match runs.last_mut() {
+            Some(last) if last.end == run.start => last.end = run.end,
+            _ if run.is_empty() => {}
+            _ => runs.push(run),
+        };
+        for (first, page) in (0..).step_by(PAGE_CHUNKS).zip(&self.pages) {
+            let end = self.count.min(first + PAGE_CHUNKS);
+            match page {
+                None => add(first..end),
+                Some(page) => {
+                    for (index, _) in (first..end).zip(page.iter()).filter(|(_, chunk)| chunk.length == 0) {
+                        add(index..index + 1);
+                    }
+                }
+            }
+        }
+        add(self.count.min(self.pages.len() * PAGE_CHUNKS)..self.count);
+        runs
+    }
+
+    /// The chunks that hold segments.
+    pub(super) fn in_use(&self) -> Vec<usize> {
+        let pages = (0..).step_by(PAGE_CHUNKS).zip(&self.pages);
+        let made = pages.filter_map(|(first, page)| Some((first, page.as_ref()?)));
+        let chunks = made.flat_map(|(first, page)| (first..).zip(page.iter()));
+        chunks.filter(|(_, chunk)| chunk.length > 0).map(|(index, _)| index).collect()
+    }
+}
+
+impl Index<usize> for Chunks {
+    type Output = Chunk;
+
+    fn index(&self, index: usize) -> &Chunk {
+        &self.pages[index / PAGE_CHUNKS].as_ref().expect("a chunk that was made")[index % PAGE_CHUNKS]
+    }
+}
+
+impl IndexMut<usize> for Chunks {
+    fn index_mut(&mut self, index: usize) -> &mut Chunk {
+        &mut self.pages[index / PAGE_CHUNKS].as_mut().expect("a chunk that was made")[index % PAGE_CHUNKS]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_chunk_far_away_costs_only_its_own_page() {
+        let mut chunks = Chunks::new(1 << 24);
+        assert_eq!(chunks.free_runs(), vec![0..1 << 24; 1]);
+        for index in [3, 4, (1 << 24) - 1] {
+            chunks.make(index).length = 1;
+        }
+        assert_eq!(chunks.pages.iter().flatten().count(), 2);
+        assert_eq!(chunks.free_runs(), [0..3, 5..(1 << 24) - 1]);
+        assert_eq!(chunks.in_use(), [3, 4, (1 << 24) - 1]);
+    }
+}

@@ -1,0 +1,80 @@
+//! Taking stock: what the entries of an image name, when it is opened. A guest waits meanwhile, so several threads share the work.
+//!
+//! * Parts of the index that were never written are holes in the file, and are not looked at.
+//! * Every entry is checked, because a damaged one would claim another's segment; what is stored is checked when it is read.
+
+use std::{
+    ops::Range,
+    sync::atomic::{AtomicUsize, Ordering::Relaxed},
+    thread,
+};
+
+use super::{
+    entry::{self, Entry},
+    index::Index,
+    segments::{Claimed, Claims},
+};
+
+/// Blocks that a thread looks at before it takes others.
+const PIECE: u64 = 1 << 14;
+/// Threads at most.
+const MOST_THREADS: usize = 16;
+
+/// What was found: what each thread made of its entries, and the blocks whose entries are damaged.
+pub(super) type Stock<T> = (Vec<T>, Vec<u64>);
+
+/// Claims what the entries in `index` name. `found` is told of every block that holds data. An entry whose segment cannot be its own is made one that does not check, so that
+/// nobody follows or frees it.
+pub(super) fn take<T: Default + Send>(
+    index: &Index,
+    claims: &Claims,
+    found: impl Fn(&mut T, u64, &Entry) + Sync,
+) -> Stock<T> {
+    let pieces: Vec<Range<u64>> = index.populated().into_iter().flat_map(pieces).collect();
+    let next = AtomicUsize::new(0);
+    let look = || {
+        let (mut all, mut damaged) = (T::default(), Vec::new());
+        while let Some(piece) = pieces.get(next.fetch_add(1, Relaxed)) {
+            for block in piece.clone() {
+                match index.get(block) {
+                    Ok(Entry { place: None, .. }) => {}
+                    Ok(entry) if claim(index, claims, block, &entry) => found(&mut all, block, &entry),
+                    _ => damaged.push(block),
+                }
+            }
+        }
+        (all, damaged)
+    };
+    let threads = thread::available_parallelism().map_or(1, usize::from).min(MOST_THREADS).min(pieces.len());
+    let stocks: Vec<_> = thread::scope(|scope| {
+        let others: Vec<_> = (1..threads).map(|_| scope.spawn(look)).collect();
+        let others_looked = |other: thread::ScopedJoinHandle<'_, _>| {
+            other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        };
+        std::iter::once(look()).chain(others.into_iter().map(others_looked)).collect()
+    });
+    let (all, damaged): (Vec<_>, Vec<_>) = stocks.into_iter().unzip();
+    let mut damaged: Vec<_> = damaged.into_iter().flatten().collect();
+    damaged.sort_unstable();
+    (all, damaged)
+}
+
+fn pieces(range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
+    let starts = (0..(range.end - range.start).div_ceil(PIECE)).map(move |piece| range.start + piece * PIECE);
+    starts.map(move |start| start..range.end.min(start + PIECE))
+}
+
+fn claim(index: &Index, claims: &Claims, block: u64, entry: &Entry) -> bool {
+    let Some(place) = &entry.place else { return true };
+    let claimed = claims.claim(place.segment, place.stored.bytes(), block);
+    if claimed != Claimed::Yes {
+        tracing::error!(
+            block,
+            segment = place.segment,
+            ?claimed,
+            "an entry names a segment that is not its own"
+        );
+        index.put(block, &entry::POISON);
+    }
+    claimed == Claimed::Yes
+}
