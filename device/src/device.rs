@@ -16,6 +16,7 @@ mod division;
 mod error;
 pub mod events;
 mod kept;
+mod lanes;
 mod partition;
 pub mod poison;
 mod room;
@@ -52,7 +53,7 @@ use crate::{
     kv::Shape,
     mode::Mode,
     plane::PlaneMask,
-    stats::{IndexCache, Stats, Tally, report::Subject},
+    stats::{IndexCache, Stats, Tally, members::Members, report::Subject},
     store::{
         image::{Image, Superblock},
         snapshot,
@@ -84,6 +85,8 @@ pub struct Device {
     stats: Stats,
     index_cache: IndexCache,
     windows: Windows,
+    /// The devices that the base window is interleaved over, if it is.
+    members: Option<Members>,
     /// The image that all this is kept in, if it is.
     kept: Option<Kept>,
     poison: Poison,
@@ -107,6 +110,7 @@ impl Device {
             index_cache: IndexCache::new(config.index_cache_entries),
             windows: Windows::new(config.open_windows, config.decoded_bytes, division.parts.len()),
             division,
+            members: config.interleaving.map(Members::new),
             map: RwLock::new(Arc::new(map)),
             stats: Stats::new(),
             started: Instant::now(),
@@ -144,9 +148,12 @@ impl Device {
         config.check()?;
         let mut division = Division::new(&config)?;
         let mut stats = Stats::new();
+        let mut members = config.interleaving.map(Members::new);
         let (kept, map) = Kept::open(image, &config, &division)?;
         let parts = division.parts.iter_mut().flat_map(Part::counters);
-        parts.chain(stats.counters()).for_each(|counter| counter.keep(kept.counters().take()));
+        let of_members = members.iter_mut().flat_map(Members::counters);
+        let counters = parts.chain(stats.counters()).chain(of_members);
+        counters.for_each(|counter| counter.keep(kept.counters().take()));
         let poison = Poison::default();
         let (blocks, stock) = Blocks::open(
             kept.image(),
@@ -164,6 +171,7 @@ impl Device {
             index_cache: IndexCache::new(config.index_cache_entries),
             windows: Windows::new(config.open_windows, config.decoded_bytes, division.parts.len()),
             division,
+            members,
             map: RwLock::new(Arc::new(map)),
             stats,
             started: Instant::now(),
@@ -246,7 +254,8 @@ impl Device {
             let part = &mut out[done..done + length];
             let tensor = map.tensor_at(at);
             let format = tensor.map_or(Format::Opaque, |tensor| tensor.info.format);
-            let mut tally = Tally { plain: lines(inside, length), ..Tally::default() };
+            let mut tally = Tally::default();
+            self.add_plain(block, inside, length, &mut tally);
             let fetch = |words: &mut BlockWords, tally: &mut Tally| {
                 let all = PlaneMask::all(format);
                 match tensor.filter(|tensor| tensor.windows.is_some()) {
@@ -276,6 +285,7 @@ impl Device {
             done += length;
         }
         self.stats.base.count(out.len() as u64, &total);
+        self.count_members(&total);
         if let Some(part) = self.counted_part(offset) {
             part.base_reads.count(out.len() as u64, &total);
         }
@@ -305,11 +315,14 @@ impl Device {
                 *done += self.stage(&map, tensor, shape, at, &data[*done..])?;
                 continue;
             }
-            self.write_block(&map, block, inside, &data[*done..*done + length])?;
+            self.write_block(&map, block, &[(inside, &data[*done..*done + length])])?;
             *done += length;
         }
         self.stats.base_writes.add(1);
         self.stats.base_written_bytes.add(data.len() as u64);
+        if let Some(members) = &self.members {
+            members.count_write(&(offset..offset + data.len() as u64));
+        }
         if let Some(part) = self.counted_part(offset) {
             part.base_writes.add(1);
             part.base_written_bytes.add(data.len() as u64);
@@ -356,8 +369,8 @@ impl Device {
             let width = format.bits() as usize;
             let from = piece.elements.start * width / 8;
             let to = piece.elements.end * width / 8;
-            tally.plain += lines(from, to - from);
             let (block, mask, tensor) = (first_block + piece.block, alias.view.mask(), &alias.tensor);
+            self.add_plain(block, from, to - from, &mut tally);
             let inside = alias.words_of(piece.block, &wanted);
             let found = match &tensor.windows {
                 Some(_) => self.fetch_from_window(tensor, block, inside, mask, &mut words, &mut tally)?,
@@ -378,6 +391,7 @@ impl Device {
         let bytes = wanted.end - wanted.start;
         alias.traffic.count(bytes, &tally);
         self.stats.views.count(bytes, &tally);
+        self.count_members(&tally);
         if self.division.divided {
             self.division.parts[alias.tensor.part].view_reads.count(bytes, &tally);
         }
@@ -428,7 +442,7 @@ impl Device {
                 at += length;
                 continue;
             }
-            self.write_block(&map, block, inside, &[0; BLOCK_BYTES][..zeros])?;
+            self.write_block(&map, block, &[(inside, &[0; BLOCK_BYTES][..zeros])])?;
             self.stats.discarded_blocks.add(u64::from(zeros == BLOCK_BYTES));
             at += zeros as u64;
         }
@@ -458,6 +472,7 @@ impl Device {
             compare_gcomp: self.config.compare_gcomp,
             map: &self.map(),
             division: &self.division,
+            members: self.members.as_ref(),
             index_cache: &self.index_cache,
             windows: self.windows.now(),
             poison: self.poison.now(),

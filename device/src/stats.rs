@@ -1,7 +1,7 @@
 //! What the device counts, and how it tells.
 //!
 //! The rules:
-//! * Counters are exact and only rise; gauges follow what is stored now. Nothing here is modelled but the index cache.
+//! * Counters are exact and only rise; gauges follow what is stored now. Nothing here is modelled but the index cache, and bandwidths of several devices ([`members`]).
 //! * `plain_bytes` is what a device without compression or planes moves for the same request: the lines of 64 bytes that hold the
 //!   requested elements' words. `gcomp_bytes` is what the paper's GComp moves: every compressed 4 KiB block that the request
 //!   touches, whole, by the same codec, measured when the block was written (absent if the device was told not to).
@@ -9,12 +9,14 @@
 //! * The *index cache* is a direct-mapped model of the paper's on-chip cache of index entries; its hits and misses are exact for that model.
 
 mod holdings;
+pub(crate) mod members;
 mod partition;
 pub(crate) mod report;
 
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
 
 pub(crate) use self::holdings::Holdings;
+pub use self::members::{InterleaveReport, Interleaving, MemberReport, USUAL_BANDWIDTH};
 pub use self::partition::{PartitionReport, PartitionRequests, PartitionWrites};
 pub use self::report::{
     BlocksReport, DeviceReport, IndexReport, PlaneReport, RequestsReport, StatsReport, TensorReport,
@@ -122,6 +124,10 @@ pub struct Tally {
     pub plain: u64,
     /// Bytes a generically compressing device would have fetched.
     pub gcomp: u64,
+    /// Of `plain`, what is of each device, where the region is interleaved over several.
+    pub(crate) plain_of: [u64; members::MOST],
+    /// Of `stored`, likewise.
+    pub(crate) stored_of: [u64; members::MOST],
 }
 
 impl Tally {
@@ -132,6 +138,9 @@ impl Tally {
         self.stored += other.stored;
         self.plain += other.plain;
         self.gcomp += other.gcomp;
+        for (all, more) in [(&mut self.plain_of, &other.plain_of), (&mut self.stored_of, &other.stored_of)] {
+            all.iter_mut().zip(more).for_each(|(all, more)| *all += more);
+        }
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! 1. Wait for the memdevs. If some carry Lamina's serial numbers, only those are touched; else all of them, or
 //!    those that the caller names.
-//! 2. Give each its region and its dax device, as `device_dax`.
+//! 2. Give each its region and its dax device, as `device_dax`. Those that state to be lanes of an interleave set have one region together.
 //! 3. Tell base from views: by serial number, else by content (the views window begins with a directory whose
 //!    window size is the device's own). Which one QEMU enumerates first means nothing.
 //! 4. On request hand the base to `kmem`, as system RAM.
@@ -50,7 +50,8 @@ impl Default for UpOptions {
 pub struct Attachment {
     /// Base or views.
     pub role: Role,
-    /// The CXL memory device, for example `mem0`, or what has the shared memory: a PCI device, for example `0000:00:10.0`, or a driver's file, `lamina0`.
+    /// The CXL memory device, for example `mem0`, or those of an interleave set by lane, `mem0, mem2`, or what has the shared memory: a PCI device, for example `0000:00:10.0`, or a
+    /// driver's file, `lamina0`.
     pub memdev: String,
     /// Its region, for example `region0`; `BAR 2` of a PCI device, `shared memory` of a driver.
     pub region: String,
@@ -77,6 +78,19 @@ pub struct Attached {
     pub views: Attachment,
 }
 
+/// A memdev, or those of an interleave set by lane.
+struct Group(Vec<Memdev>);
+
+impl Group {
+    fn name(&self) -> String {
+        self.0.iter().map(|memdev| memdev.name.as_str()).collect::<Vec<_>>().join(", ")
+    }
+
+    fn role(&self) -> Option<Role> {
+        Role::of_serial(self.0.first()?.serial)
+    }
+}
+
 /// Makes regions and dax devices for Lamina's memdevs and tells the windows apart.
 ///
 /// # Errors
@@ -96,19 +110,19 @@ pub fn up(tree: &Tree, options: &UpOptions) -> Result<Attached, Error> {
     }
     let candidates = candidates(tree, options)?;
     let mut found = Vec::new();
-    for memdev in candidates {
-        let region = region::ensure(tree, &memdev)?;
+    for group in candidates {
+        let region = region::ensure(tree, &group.0)?;
         let dax = dax::of_region(tree, &region.name, options.wait)?;
         // System RAM stays what it is: only the base can be that.
         let dax = match dax.driver {
             Some(Use::SystemRam) if options.system_ram => dax,
             _ => dax::bind(tree, &dax, Use::Devdax)?,
         };
-        found.push((memdev, region, dax));
+        found.push((group, region, dax));
     }
 
     let views = views_index(tree, &found)?;
-    let base = found.iter().position(|(memdev, _, _)| Role::of_serial(memdev.serial) == Some(Role::Base));
+    let base = found.iter().position(|(group, _, _)| group.role() == Some(Role::Base));
     let base = match (base, found.len()) {
         (Some(base), _) if base != views => base,
         (_, 2) => 1 - views,
@@ -118,10 +132,10 @@ pub fn up(tree: &Tree, options: &UpOptions) -> Result<Attached, Error> {
         found[base].2 = dax::bind(tree, &found[base].2, Use::SystemRam)?;
     }
     let attachment = |index: usize, role| {
-        let (memdev, region, dax) = &found[index];
+        let (group, region, dax) = &found[index];
         Attachment {
             role,
-            memdev: memdev.name.clone(),
+            memdev: group.name(),
             region: region.name.clone(),
             created: region.created,
             dax: dax.name.clone(),
@@ -182,8 +196,8 @@ fn driver(node: &Path, options: &UpOptions) -> Result<Attached, Error> {
     Ok(Attached { base: attachment(Role::Base)?, views: attachment(Role::Views)? })
 }
 
-/// The memdevs to bring up, once their endpoint ports are there.
-fn candidates(tree: &Tree, options: &UpOptions) -> Result<Vec<Memdev>, Error> {
+/// The memdevs to bring up, once their endpoint ports are there and every set is whole.
+fn candidates(tree: &Tree, options: &UpOptions) -> Result<Vec<Group>, Error> {
     let chosen = || {
         let all = memdevs(tree);
         if !options.memdevs.is_empty() {
@@ -196,7 +210,8 @@ fn candidates(tree: &Tree, options: &UpOptions) -> Result<Vec<Memdev>, Error> {
     let wanted = options.memdevs.len().max(2);
     let ready = || {
         let found: Vec<Memdev> = chosen();
-        (found.len() >= wanted && found.iter().all(|memdev| memdev.endpoint.is_some())).then_some(found)
+        let all = found.len() >= wanted && found.iter().all(|memdev| memdev.endpoint.is_some());
+        grouped(found).filter(|groups| all && groups.len() >= 2)
     };
     wait(options.wait, ready).ok_or_else(|| {
         let found: Vec<String> = chosen()
@@ -205,15 +220,33 @@ fn candidates(tree: &Tree, options: &UpOptions) -> Result<Vec<Memdev>, Error> {
             .collect();
         Error::Memdevs {
             found: found.join(", "),
-            why: format!("{wanted} are needed, each with its endpoint port"),
+            why: format!(
+                "{wanted} are needed, and all lanes of one set if one is a lane, each with its endpoint port"
+            ),
         }
     })
 }
 
+/// Memdevs one by one, but the lanes of a set together. `None` if a set is not whole, or not the only one.
+fn grouped(memdevs: Vec<Memdev>) -> Option<Vec<Group>> {
+    let (mut lanes, others): (Vec<_>, Vec<_>) =
+        memdevs.into_iter().partition(|memdev| memdev.lane().is_some());
+    lanes.sort_by_key(|memdev| memdev.serial);
+    let mut groups: Vec<_> = others.into_iter().map(|memdev| Group(vec![memdev])).collect();
+    if let Some((set, _)) = lanes.first().and_then(Memdev::lane) {
+        let whole = (0..set.ways()).map(|lane| set.serial(lane));
+        if !lanes.iter().map(|memdev| memdev.serial).eq(whole) {
+            return None;
+        }
+        // In front, as the launcher names the base first.
+        groups.insert(0, Group(lanes));
+    }
+    Some(groups)
+}
+
 /// Which of `found` is the views window.
-fn views_index(tree: &Tree, found: &[(Memdev, Region, Dax)]) -> Result<usize, Error> {
-    let by_serial =
-        |role| found.iter().position(|(memdev, _, _)| Role::of_serial(memdev.serial) == Some(role));
+fn views_index(tree: &Tree, found: &[(Group, Region, Dax)]) -> Result<usize, Error> {
+    let by_serial = |role| found.iter().position(|(group, _, _)| group.role() == Some(role));
     if let Some(views) = by_serial(Role::Views) {
         return Ok(views);
     }
@@ -241,8 +274,8 @@ pub(crate) fn begins_with_directory(tree: &Tree, dax: &Dax) -> Result<(), Error>
     Ok(())
 }
 
-fn memdevs_error(found: &[(Memdev, Region, Dax)], why: &str) -> Error {
+fn memdevs_error(found: &[(Group, Region, Dax)], why: &str) -> Error {
     let names: Vec<_> =
-        found.iter().map(|(memdev, _, dax)| format!("{} ({})", memdev.name, dax.name)).collect();
+        found.iter().map(|(group, _, dax)| format!("{} ({})", group.name(), dax.name)).collect();
     Error::Memdevs { found: names.join(", "), why: why.into() }
 }

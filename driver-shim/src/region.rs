@@ -1,10 +1,12 @@
-//! A CXL RAM region for a memdev, made by sysfs alone.
+//! A CXL RAM region for a memdev, or for several that are an interleave set, made by sysfs alone.
 //!
 //! The kernel wants this order: take a name from a root decoder's `create_ram_region` and write it back; give the
-//! region granularity, ways and size; set the endpoint decoder's `mode` and `dpa_size`; make it the region's
-//! `target0`; `commit`; bind the region's driver. What exists is used: a decoder that belongs to a region keeps it,
+//! region granularity, ways and size; set each endpoint decoder's `mode` and `dpa_size`; make it the region's
+//! `target0`, `target1` and so on, by lane; `commit`; bind the region's driver. What exists is used: a decoder that belongs to a region keeps it,
 //! and a region that an earlier attempt left half made is finished. A region that this attempt made and could
 //! not finish is deleted again.
+
+use lamina_abi::Interleave;
 
 use crate::{
     sysfs::{SysfsError, Tree},
@@ -15,7 +17,7 @@ const DRIVER: &str = "bus/cxl/drivers/cxl_region";
 /// `ENXIO`, which `commit` gives when the kernel cannot flush the CPU caches of a new region.
 const NO_CACHE_FLUSH: i32 = 6;
 
-/// A memdev's region.
+/// The region of a memdev or a set.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Region {
     /// Its name, for example `region0`.
@@ -37,6 +39,16 @@ pub enum RegionError {
         memdev: String,
         /// What was missing.
         why: String,
+    },
+    /// The lanes of a set are not alike.
+    #[error(
+        "the interleave set {memdevs} has lanes of different sizes ({bytes} bytes): they come from different devices"
+    )]
+    Sizes {
+        /// The memdevs.
+        memdevs: String,
+        /// Their sizes.
+        bytes: String,
     },
     /// No root decoder can hold volatile regions.
     #[error(
@@ -73,28 +85,36 @@ pub enum RegionError {
     Sysfs(#[from] SysfsError),
 }
 
-/// The region over all volatile capacity of `memdev`, made if there is none.
+/// An endpoint's decoder for a region, and the region that it has already.
+struct Target {
+    decoder: String,
+    region: Option<String>,
+}
+
+/// The region over all volatile capacity of a memdev, or of the lanes of an interleave set in their order, made if there is none.
 ///
 /// # Errors
 /// Any of [`RegionError`].
-pub fn ensure(tree: &Tree, memdev: &Memdev) -> Result<Region, RegionError> {
-    let none = |why: &str| RegionError::NoDecoder { memdev: memdev.name.clone(), why: why.into() };
-    let port = memdev.endpoint.as_deref().ok_or_else(|| none("the driver made no endpoint port"))?;
-    let decoders = decoders(tree, port);
-    if decoders.is_empty() {
-        return Err(none(&format!("{port} has no decoders")));
+pub fn ensure(tree: &Tree, memdevs: &[Memdev]) -> Result<Region, RegionError> {
+    let targets = memdevs.iter().map(|memdev| find_target(tree, memdev)).collect::<Result<Vec<_>, _>>()?;
+    let names = || memdevs.iter().map(|memdev| memdev.name.as_str()).collect::<Vec<_>>().join(", ");
+    let each = memdevs.first().map_or(0, |memdev| memdev.ram_bytes);
+    if memdevs.iter().any(|memdev| memdev.ram_bytes != each) {
+        let bytes = memdevs.iter().map(|memdev| memdev.ram_bytes.to_string()).collect::<Vec<_>>().join(", ");
+        return Err(RegionError::Sizes { memdevs: names(), bytes });
     }
-    for decoder in &decoders {
-        let region = tree.read(format!("{DEVICES}/{decoder}/region")).unwrap_or_default();
-        if !region.is_empty() {
-            finish(tree, &region)?;
-            return Ok(Region { name: region, created: false });
-        }
+    if let Some(region) = targets.iter().find_map(|target| target.region.clone()) {
+        aim(tree, &targets, &region, each)?;
+        finish(tree, &region)?;
+        return Ok(Region { name: region, created: false });
     }
-    if memdev.ram_bytes == 0 {
-        return Err(none("it states no volatile capacity (ram/size is 0); use `volatile-memdev=` in QEMU"));
+    if let Some(memdev) = memdevs.iter().find(|memdev| memdev.ram_bytes == 0) {
+        let why = "it states no volatile capacity (ram/size is 0); use `volatile-memdev=` in QEMU".into();
+        return Err(RegionError::NoDecoder { memdev: memdev.name.clone(), why });
     }
 
+    let set = memdevs.first().and_then(Memdev::lane).map(|(set, _)| set);
+    let bytes = each.saturating_mul(memdevs.len() as u64);
     let roots = ram_roots(tree);
     if roots.is_empty() {
         return Err(RegionError::NoRoot);
@@ -103,7 +123,7 @@ pub fn ensure(tree: &Tree, memdev: &Memdev) -> Result<Region, RegionError> {
     for root in &roots {
         let region = tree.read(format!("{DEVICES}/{root}/create_ram_region"))?;
         tree.write(format!("{DEVICES}/{root}/create_ram_region"), &region)?;
-        match allot(tree, root, &region, memdev.ram_bytes) {
+        match allot(tree, root, &region, set, bytes) {
             Ok(()) => {}
             Err(error) => {
                 delete(tree, root, &region);
@@ -112,34 +132,61 @@ pub fn ensure(tree: &Tree, memdev: &Memdev) -> Result<Region, RegionError> {
                 continue;
             }
         }
-        let made = target(tree, &decoders[0], &region, memdev.ram_bytes).and_then(|()| finish(tree, &region));
+        let made = aim(tree, &targets, &region, each).and_then(|()| finish(tree, &region));
         if let Err(error) = made {
             delete(tree, root, &region);
             return Err(error);
         }
         return Ok(Region { name: region, created: true });
     }
-    Err(RegionError::NoRoom { memdev: memdev.name.clone(), bytes: memdev.ram_bytes, tried: tried.join(", ") })
+    Err(RegionError::NoRoom { memdev: names(), bytes, tried: tried.join(", ") })
+}
+
+/// The decoder of a memdev that has a region, or else its first one.
+fn find_target(tree: &Tree, memdev: &Memdev) -> Result<Target, RegionError> {
+    let none = |why: &str| RegionError::NoDecoder { memdev: memdev.name.clone(), why: why.into() };
+    let port = memdev.endpoint.as_deref().ok_or_else(|| none("the driver made no endpoint port"))?;
+    let mut decoders = decoders(tree, port);
+    if decoders.is_empty() {
+        return Err(none(&format!("{port} has no decoders")));
+    }
+    let region = |decoder: &String| {
+        tree.read(format!("{DEVICES}/{decoder}/region")).ok().filter(|region| !region.is_empty())
+    };
+    let taken = decoders.iter().position(|decoder| region(decoder).is_some());
+    let decoder = decoders.swap_remove(taken.unwrap_or(0));
+    Ok(Target { region: region(&decoder), decoder })
 }
 
 /// Gives the region its shape and its addresses.
-fn allot(tree: &Tree, root: &str, region: &str, bytes: u64) -> Result<(), SysfsError> {
-    // One memdev, so one way; the granularity then means nothing, but a root decoder that interleaves demands its own.
-    let granularity =
-        tree.number(format!("{DEVICES}/{root}/interleave_granularity")).ok().filter(|value| *value > 0);
-    tree.write(
-        format!("{DEVICES}/{region}/interleave_granularity"),
-        &granularity.unwrap_or(256).to_string(),
-    )?;
-    tree.write(format!("{DEVICES}/{region}/interleave_ways"), "1")?;
+fn allot(
+    tree: &Tree,
+    root: &str,
+    region: &str,
+    set: Option<Interleave>,
+    bytes: u64,
+) -> Result<(), SysfsError> {
+    // With one way the granularity means nothing, but a root decoder that interleaves demands its own.
+    let of_root =
+        || tree.number(format!("{DEVICES}/{root}/interleave_granularity")).ok().filter(|value| *value > 0);
+    let granularity = set.map(Interleave::granule).or_else(of_root).unwrap_or(256);
+    tree.write(format!("{DEVICES}/{region}/interleave_granularity"), &granularity.to_string())?;
+    let ways = set.map_or(1, Interleave::ways);
+    tree.write(format!("{DEVICES}/{region}/interleave_ways"), &ways.to_string())?;
     tree.write(format!("{DEVICES}/{region}/size"), &bytes.to_string())
 }
 
-/// Gives the memdev's decoder all its capacity and the region the decoder.
-fn target(tree: &Tree, decoder: &str, region: &str, bytes: u64) -> Result<(), RegionError> {
-    tree.write(format!("{DEVICES}/{decoder}/mode"), "ram")?;
-    tree.write(format!("{DEVICES}/{decoder}/dpa_size"), &bytes.to_string())?;
-    Ok(tree.write(format!("{DEVICES}/{region}/target0"), decoder)?)
+/// Gives each memdev's decoder all its capacity, `bytes`, and the region the decoder, where it has it not yet.
+fn aim(tree: &Tree, targets: &[Target], region: &str, bytes: u64) -> Result<(), RegionError> {
+    for (lane, Target { decoder, region: has }) in targets.iter().enumerate() {
+        if has.is_some() {
+            continue;
+        }
+        tree.write(format!("{DEVICES}/{decoder}/mode"), "ram")?;
+        tree.write(format!("{DEVICES}/{decoder}/dpa_size"), &bytes.to_string())?;
+        tree.write(format!("{DEVICES}/{region}/target{lane}"), decoder)?;
+    }
+    Ok(())
 }
 
 /// Commits the region and binds its driver, where that is not done yet.

@@ -6,6 +6,8 @@
 
 use std::path::Path;
 
+use lamina_abi::Interleave;
+
 use crate::sysfs::Tree;
 
 /// Where the CXL bus lists its devices.
@@ -32,7 +34,8 @@ impl Role {
         match serial {
             BASE_SERIAL => Some(Self::Base),
             VIEWS_SERIAL => Some(Self::Views),
-            _ => None,
+            // A lane has a part of the base window.
+            _ => Interleave::of_serial(serial).map(|_| Self::Base),
         }
     }
 }
@@ -48,6 +51,13 @@ pub struct Memdev {
     pub ram_bytes: u64,
     /// Its port, for example `endpoint2`; none as long as the driver has not made it.
     pub endpoint: Option<String>,
+}
+
+impl Memdev {
+    /// The interleave set that it states to be of, and which lane of it.
+    pub fn lane(&self) -> Option<(Interleave, u32)> {
+        Interleave::of_serial(self.serial)
+    }
 }
 
 /// All memdevs, in the order of their numbers.
@@ -89,7 +99,7 @@ pub(crate) fn ram_roots(tree: &Tree) -> Vec<String> {
         .collect()
 }
 
-/// The serial number of the memdev behind a dax device, if it is CXL memory of one memdev.
+/// The serial number of the memdev behind a dax device, or of the first of a set, if it is CXL memory.
 pub(crate) fn dax_serial(tree: &Tree, dax: &str) -> Option<u64> {
     let place = tree.resolve(Path::new("bus/dax/devices").join(dax))?;
     let region = place.components().find_map(|part| {

@@ -64,13 +64,61 @@ fn two_bare_memdevs_become_two_windows() {
 
 #[test]
 fn up_again_writes_nothing() {
-    let kernel = Kernel::new(Config::default());
-    let first = bring(&kernel).unwrap();
-    let writes = kernel.writes();
-    let second = bring(&kernel).unwrap();
-    assert_eq!(kernel.writes(), writes);
-    assert!(!second.base.created && !second.views.created);
-    assert_eq!((first.base.node, first.views.node), (second.base.node, second.views.node));
+    for set in [None, "4x256".parse().ok()] {
+        let kernel = Kernel::new(Config { set, ..Config::default() });
+        let first = bring(&kernel).unwrap();
+        let writes = kernel.writes();
+        let second = bring(&kernel).unwrap();
+        assert_eq!(kernel.writes(), writes);
+        assert!(!second.base.created && !second.views.created);
+        assert_eq!((first.base.node, first.views.node), (second.base.node, second.views.node));
+    }
+}
+
+#[test]
+fn the_lanes_of_a_set_become_one_region_in_their_order() {
+    for (set, memdevs, views) in [("2x256", "mem1, mem0", "mem2"), ("4x4K", "mem3, mem2, mem1, mem0", "mem4")]
+    {
+        let kernel = Kernel::new(Config { set: set.parse().ok(), ..Config::default() });
+        let attached = bring(&kernel).unwrap();
+        assert_eq!((&*attached.base.memdev, &*attached.views.memdev), (memdevs, views));
+        assert_eq!((attached.base.bytes, attached.base.created), (WINDOW, true));
+        reads(&kernel);
+        assert_eq!(kernel.room(), 0);
+    }
+}
+
+#[test]
+fn a_set_that_stopped_half_way_is_finished_and_one_without_a_lane_is_not_begun() {
+    let config = || Config { set: "2x256".parse().ok(), ..Config::default() };
+    let kernel = Kernel::new(config());
+    let tree = kernel.tree();
+    for (path, value) in [
+        ("decoder0.0/create_ram_region", "region0"),
+        ("region0/interleave_granularity", "256"),
+        ("region0/interleave_ways", "2"),
+        ("region0/size", "16777216"),
+        ("decoder2.0/mode", "ram"),
+        ("decoder2.0/dpa_size", "8388608"),
+        ("region0/target1", "decoder2.0"),
+    ] {
+        tree.write(format!("bus/cxl/devices/{path}"), value).unwrap();
+    }
+    let attached = bring(&kernel).unwrap();
+    assert_eq!((&*attached.base.region, attached.base.created), ("region0", false));
+    reads(&kernel);
+
+    let kernel = Kernel::new(config());
+    kernel.put("sys/bus/cxl/devices/mem1/serial", "0x99");
+    let why = bring(&kernel).unwrap_err().to_string();
+    assert!(why.contains("all lanes of one set") && why.contains("mem0") && !why.contains("mem1"), "{why}");
+    assert_eq!(kernel.writes(), 0);
+
+    let kernel = Kernel::new(config());
+    kernel.put("sys/bus/cxl/devices/mem1/ram/size", "0x1000000");
+    let why = bring(&kernel).unwrap_err().to_string();
+    assert!(why.contains("16777216, 8388608"), "{why}");
+    assert_eq!(kernel.writes(), 0);
 }
 
 #[test]

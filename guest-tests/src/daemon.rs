@@ -35,6 +35,8 @@ pub struct Serve {
     pub capacity: Option<String>,
     /// KiB read when a page is missing.
     pub read_ahead_kb: u32,
+    /// Devices that the base window is counted as, if they are several.
+    pub devices: Option<u32>,
 }
 
 /// A served device. Dropping it stops it.
@@ -120,6 +122,9 @@ impl Daemon {
         command.args(["--read-ahead-kb", &serve.read_ahead_kb.to_string()]);
         if let Some(capacity) = &serve.capacity {
             command.args(["--capacity", capacity]);
+        }
+        if let Some(devices) = serve.devices {
+            command.args(["--devices", &devices.to_string()]);
         }
         for rule in &serve.kv {
             command.arg("--kv").arg(rule);

@@ -298,12 +298,13 @@ impl Found {
             stats.get(name).cloned().with_context(|| format!("the device's counters have no {name}"))
         };
         let device: DeviceReport = serde_json::from_value(field("device")?)?;
+        let interleave = serde_json::from_value(field("interleave")?)?;
         let mut tensors: Vec<TensorReport> = serde_json::from_value(field("tensors")?)?;
         for tensor in &mut tensors {
             tensor.base_sha256 = base.remove(&tensor.name);
         }
         let Self { guest, problems, .. } = self;
-        Ok(Report { tensors, views, written, problems, ..Report::of(guest, device) })
+        Ok(Report { interleave, tensors, views, written, problems, ..Report::of(guest, device) })
     }
 
     fn view_report(&self, read: Read, matches: bool) -> Result<ViewReport> {

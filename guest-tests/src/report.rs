@@ -15,6 +15,9 @@ pub struct Report {
     pub guest: GuestReport,
     /// The device after the run.
     pub device: DeviceReport,
+    /// The devices that the base window was counted as, if they were several.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub interleave: Option<InterleaveReport>,
     /// Its tensors, by DPA.
     pub tensors: Vec<TensorReport>,
     /// Every view the guest read, in the order it did.
@@ -65,6 +68,44 @@ pub struct DeviceReport {
     pub index_bytes: u64,
     /// `logical_bytes / stored_bytes`.
     pub ratio: Option<f64>,
+}
+
+/// Several devices, as the device itself tells of them.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct InterleaveReport {
+    /// How many.
+    pub ways: u32,
+    /// Bytes of a granule.
+    pub granule_bytes: u64,
+    /// Bytes that the busiest one moved over the mean.
+    pub imbalance: Option<f64>,
+    /// GB/s that each is taken to move: Beluga's figure unless the device was told another.
+    pub modelled_device_gbs: f64,
+    /// GB/s of plain bytes that the region would give then.
+    pub modelled_region_gbs: Option<f64>,
+    /// Each of them.
+    pub devices: Vec<MemberReport>,
+}
+
+/// One of several devices.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct MemberReport {
+    /// Its number.
+    pub device: u32,
+    /// Read requests for which it was asked.
+    pub reads: u64,
+    /// Bytes that it would have fetched for them if it were plain.
+    pub plain_bytes_fetched: u64,
+    /// Stored bytes fetched.
+    pub stored_bytes_fetched: u64,
+    /// Write requests for which it was asked.
+    pub writes: u64,
+    /// Their bytes.
+    pub written_bytes: u64,
+    /// Bytes stored for them.
+    pub stored_bytes_written: u64,
+    /// GB/s that it would move while the busiest moves all it can.
+    pub modelled_gbs: Option<f64>,
 }
 
 /// A tensor.
@@ -144,6 +185,7 @@ impl Report {
         Self {
             guest,
             device,
+            interleave: None,
             tensors: Vec::new(),
             views: Vec::new(),
             written: None,
@@ -190,6 +232,9 @@ impl Report {
                 ratio(device.ratio)
             ),
         ];
+        if let Some(interleave) = &self.interleave {
+            lines.extend(interleave.lines());
+        }
         if !self.views.is_empty() {
             lines.push(self.view_table().to_string());
         }
@@ -262,6 +307,34 @@ impl Report {
             ]);
         }
         table
+    }
+}
+
+impl InterleaveReport {
+    /// A line of them all and one of each.
+    fn lines(&self) -> impl Iterator<Item = String> {
+        let all = format!(
+            "devices {} by {}, imbalance {}; modelled at {} GB/s each: {} GB/s of plain bytes",
+            self.ways,
+            BinaryBytes(self.granule_bytes),
+            ratio(self.imbalance),
+            self.modelled_device_gbs,
+            ratio(self.modelled_region_gbs)
+        );
+        let each = self.devices.iter().map(|member| {
+            format!(
+                "  {}: {} fetched ({} plain) in {} reads, {} stored for {} in {} writes, modelled {} GB/s",
+                member.device,
+                BinaryBytes(member.stored_bytes_fetched),
+                BinaryBytes(member.plain_bytes_fetched),
+                HumanCount(member.reads),
+                BinaryBytes(member.stored_bytes_written),
+                BinaryBytes(member.written_bytes),
+                HumanCount(member.writes),
+                ratio(member.modelled_gbs)
+            )
+        });
+        std::iter::once(all).chain(each)
     }
 }
 

@@ -40,6 +40,7 @@ fn job(mode: &str, codec: &str, views: &[&str], models: Vec<PathBuf>, folder: &t
             codec: codec.to_owned(),
             capacity: None,
             read_ahead_kb: 4,
+            devices: None,
         },
         views: true,
         decode: None,
@@ -124,7 +125,8 @@ fn kill_workers(holder: u32, over: &std::sync::atomic::AtomicBool) -> u32 {
 #[test]
 fn the_counters_are_live_on_both_sockets_while_a_guest_runs() {
     let folder = tempfile::tempdir().unwrap();
-    let job = job("trace", "zstd", &["full"], models()[..1].to_vec(), &folder);
+    let mut job = job("trace", "zstd", &["full"], models()[..1].to_vec(), &folder);
+    job.serve.devices = Some(2);
     let (mut address, mut live, mut socket) = (None, Vec::new(), None);
     let report = job
         .run(|step| match step {
@@ -140,6 +142,11 @@ fn the_counters_are_live_on_both_sockets_while_a_guest_runs() {
         })
         .unwrap();
     right(&report, report.tensors.len());
+    // All tensors lie in the first chunk of 2 MiB, so one of the two devices does everything, and the region gives no more than that one.
+    let devices = report.interleave.as_ref().expect("counters of two devices");
+    assert_eq!((devices.devices.len(), devices.imbalance), (2, Some(2.0)));
+    assert!(devices.devices[0].reads > 0 && devices.devices[1].stored_bytes_fetched == 0);
+    assert!(report.to_text().contains("modelled at 22.5 GB/s each"), "{}", report.to_text());
     assert!(live.len() >= 4);
     let reads = |text: &String| {
         let (_, rest) = text.split_once("\"views\":{\"reads\":").expect("counters of views");

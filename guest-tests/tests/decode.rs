@@ -15,6 +15,7 @@ fn serve(models: &[usize]) -> Serve {
         codec: "lz4".to_owned(),
         capacity: None,
         read_ahead_kb: 4,
+        devices: None,
     }
 }
 

@@ -58,6 +58,7 @@ fn device() -> Daemon {
         codec: "zstd".to_owned(),
         capacity: Some("256M".to_owned()),
         read_ahead_kb: 4,
+        devices: None,
     };
     Daemon::start(&serve).unwrap()
 }

@@ -18,6 +18,7 @@ fn processes_run_on_the_base_window_pages_are_demoted_to_it_and_swapped_to_its_d
         mode: "trace".to_owned(),
         codec: "tree".to_owned(),
         capacity: None,
+        devices: None,
         read_ahead_kb: 4,
     };
     let limit = Duration::from_secs(600);

@@ -63,7 +63,8 @@ impl BootConfig {
         views: impl Into<PathBuf>,
         views_bytes: u64,
     ) -> Self {
-        Self::attached(Attach::Cxl(Cxl { base: base.into(), base_bytes, views: views.into(), views_bytes }))
+        let (base, views) = (base.into(), views.into());
+        Self::attached(Attach::Cxl(Cxl { base, base_bytes, views, views_bytes, lanes: None }))
     }
 
     /// A guest with the device attached like this, enough RAM, two processors, and nothing to run.

@@ -19,7 +19,7 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
 pub use self::attach::{Attach, AttachKind};
-pub use self::cxl::Cxl;
+pub use self::cxl::{Cxl, Lanes};
 pub use self::ivshmem::Ivshmem;
 pub use self::shmem::Shmem;
 pub use self::vhost_user::VhostUser;
@@ -73,6 +73,20 @@ pub enum TopologyError {
         window: &'static str,
         /// The size asked for.
         bytes: u64,
+    },
+    /// A base window that cannot be this interleave set.
+    #[error(
+        "the base window has {bytes} bytes and {lanes} lanes; the interleave set {set} needs {} lanes, and a multiple of {} (256 MiB for each)",
+        set.ways(),
+        cxl::GRANULE * u64::from(set.ways())
+    )]
+    Set {
+        /// The set.
+        set: lamina_abi::Interleave,
+        /// Bytes of the base window.
+        bytes: u64,
+        /// Its lanes.
+        lanes: usize,
     },
     /// A window's size does not suit a PCI BAR.
     #[error(

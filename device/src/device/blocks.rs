@@ -189,7 +189,8 @@ impl Device {
         let store = match &self.blocks.kept {
             Kept::Flat(flat) => {
                 flat.read(block, words);
-                tally.stored = tally.plain; // by definition of this mode
+                // By definition of this mode.
+                (tally.stored, tally.stored_of) = (tally.plain, tally.plain_of);
                 if format != Format::Opaque {
                     plane::clear_outside(format, mask, words);
                 }
@@ -203,7 +204,7 @@ impl Device {
         let fits = |stored: &Stored| matches!(stored, Stored::Planes(planes) if planes.format == format);
         let select = |stored: &Stored| if fits(stored) { mask } else { PlaneMask(u32::MAX) };
         let fetched = store.fetch(block, select, &mut bundle)?;
-        tally.stored += fetched.bytes;
+        self.add_stored(block, fetched.bytes, tally);
         let Some(place) = &fetched.entry.place else {
             words.fill(0);
             return Ok(true);
@@ -290,38 +291,44 @@ impl Device {
         }
     }
 
-    /// Writes `data` at `inside` of `block`. The caller holds `map`, and so who owns the block.
+    /// Writes `pieces` of `block`, each at its place in it, all at once. The caller holds `map`, and so who owns the block.
     pub(super) fn write_block(
         &self,
         map: &Map,
         block: u64,
-        inside: usize,
-        data: &[u8],
+        pieces: &[(usize, &[u8])],
     ) -> Result<(), DeviceError> {
-        self.compacting(|| self.write_block_once(map, block, inside, data))
+        self.compacting(|| self.write_block_once(map, block, pieces))
     }
 
-    fn write_block_once(&self, map: &Map, block: u64, inside: usize, data: &[u8]) -> Result<(), DeviceError> {
+    fn write_block_once(&self, map: &Map, block: u64, pieces: &[(usize, &[u8])]) -> Result<(), DeviceError> {
         let owner = map.tensor_at(block * BLOCK_BYTES as u64);
         let (format, codec) = owner
             .map_or((Format::Opaque, self.config.codec), |tensor| (tensor.info.format, tensor.info.codec));
         self.blocks.ensure(block..block + 1)?;
         let mut words = [0; BLOCK_BYTES];
         let mut bundle = Bundle::new();
-        let whole = data.len() == BLOCK_BYTES;
+        let change = |words: &mut BlockWords| {
+            for (inside, data) in pieces {
+                words[*inside..inside + data.len()].copy_from_slice(data);
+            }
+        };
+        let whole = pieces.iter().any(|(_, data)| data.len() == BLOCK_BYTES);
         let (old, new) = match &self.blocks.kept {
             Kept::Flat(flat) => {
                 let _turn = flat.stripes[index(block % store::STRIPES as u64)].lock();
                 flat.read(block, &mut words);
                 let before = Charge::flat(!is_zero(&words));
-                words[inside..inside + data.len()].copy_from_slice(data);
+                change(&mut words);
                 let after = Charge::flat(!is_zero(&words));
                 self.account(block, before.bytes, after.bytes)?;
-                flat.memory.write(index(block) * BLOCK_BYTES + inside, data);
+                for (inside, data) in pieces {
+                    flat.memory.write(index(block) * BLOCK_BYTES + inside, data);
+                }
                 (before, after)
             }
             Kept::Coded(store) if whole => {
-                words.copy_from_slice(data);
+                change(&mut words);
                 Layout::encode_block(self.config.mode, format, codec, &words, &mut bundle);
                 let replace = match store.replace(block) {
                     Ok(replace) => replace,
@@ -341,7 +348,7 @@ impl Device {
                         .decode(PlaneMask(u32::MAX), &old, &mut words)
                         .map_err(|why| DeviceError::Damaged { block, why })?;
                 }
-                words[inside..inside + data.len()].copy_from_slice(data);
+                change(&mut words);
                 Layout::encode_block(self.config.mode, format, codec, &words, &mut bundle);
                 self.publish(block, replace, &bundle)?
             }
@@ -366,6 +373,9 @@ impl Device {
         stats.zero_blocks_written.add(u64::from(!new.live));
         stats.bypass_blocks_written.add(u64::from(new.bypass));
         stats.stored_bytes_written.add(new.bytes);
+        if let Some(members) = &self.members {
+            members.count_stored(block, new.bytes);
+        }
         if let Some(part) = self.counted_part(block * BLOCK_BYTES as u64) {
             part.blocks_written.add(1);
         }

@@ -3,7 +3,7 @@
 use lamina_abi::DIRECTORY_BYTES;
 
 use super::{DeviceError, Division, PartitionConfig};
-use crate::{BLOCK_BYTES, codec::Codec, mode::Mode, store::image::Superblock};
+use crate::{BLOCK_BYTES, codec::Codec, mode::Mode, stats::Interleaving, store::image::Superblock};
 
 /// What a device is made of.
 #[derive(Clone, Debug)]
@@ -30,6 +30,8 @@ pub struct DeviceConfig {
     pub decoded_bytes: usize,
     /// The parts that the windows are divided into, in order; an undivided device if empty.
     pub partitions: Vec<PartitionConfig>,
+    /// The devices that the base window is interleaved over, if it is more than one.
+    pub interleaving: Option<Interleaving>,
 }
 
 /// Most KV windows that may be open for writing at once.
@@ -50,6 +52,7 @@ impl DeviceConfig {
             first_process: true,
             decoded_bytes: 16 << 20,
             partitions: Vec::new(),
+            interleaving: None,
         }
     }
 
@@ -88,6 +91,16 @@ impl DeviceConfig {
         if self.views_bytes <= DIRECTORY_BYTES {
             let rule = "it holds the directory of 2 MiB and the views behind it";
             return Err(DeviceError::Size { what: "a views window", bytes: self.views_bytes, rule });
+        }
+        if let Some(Interleaving { interleave, .. }) = self.interleaving {
+            if interleave.is_set() && !self.base_bytes.is_multiple_of(interleave.stripe()) {
+                let rule = "that of an interleave set is a multiple of the granule times the ways";
+                return Err(DeviceError::Size { what: "a base window", bytes: self.base_bytes, rule });
+            }
+            if interleave.is_set() && !self.partitions.is_empty() {
+                let rule = "that of an interleave set is not divided";
+                return Err(DeviceError::Size { what: "a base window", bytes: self.base_bytes, rule });
+            }
         }
         if self.open_windows > MOST_OPEN_WINDOWS {
             return Err(DeviceError::OpenWindows { windows: self.open_windows as u64, least: 1 });

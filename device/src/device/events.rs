@@ -68,6 +68,7 @@ struct Kept {
     last: VecDeque<Event>,
     /// What the last event says was lost, if it does.
     lost: Range<u64>,
+    lost_bytes: u64,
 }
 
 impl Default for Events {
@@ -87,16 +88,16 @@ impl Events {
         self.kept.lock().add(self.began, kind, text);
     }
 
-    /// Notes that what was stored in a range of the base window is lost; `guest` has it, if the device is divided.
-    pub(super) fn lost(&self, range: Range<u64>, guest: &str, why: &str) {
+    /// Notes that `bytes` that were stored in a range of the base window are lost; of `whom` they are, a guest or a lane, if the device has any.
+    pub(super) fn lost(&self, range: Range<u64>, bytes: u64, whom: &str, why: &str) {
         let mut kept = self.kept.lock();
         let follows = kept.last.back().is_some_and(|last| last.kind == Kind::StoresLost)
             && kept.lost.end == range.start;
-        let first = if follows { kept.lost.start } else { range.start };
-        kept.lost = first..range.end;
-        let guest = if guest.is_empty() { String::new() } else { format!(" of {guest}") };
-        let bytes = range.end - first;
-        let text = format!("{bytes} bytes{guest} that were stored at DPA {first:#x} are lost: {why}");
+        let (first, before) = if follows { (kept.lost.start, kept.lost_bytes) } else { (range.start, 0) };
+        let bytes = before.saturating_add(bytes);
+        (kept.lost, kept.lost_bytes) = (first..range.end, bytes);
+        let whom = if whom.is_empty() { String::new() } else { format!(" of {whom}") };
+        let text = format!("{bytes} bytes{whom} that were stored at DPA {first:#x} are lost: {why}");
         tracing::warn!("{text}");
         match kept.last.back_mut().filter(|_| follows) {
             Some(last) => last.text = text,
@@ -189,11 +190,11 @@ mod tests {
     #[test]
     fn what_is_lost_one_behind_the_other_is_one_event() {
         let events = Events::default();
-        events.lost(0..4096, "", "full");
-        events.lost(4096..12288, "", "full");
-        events.lost(0..4096, "a", "full");
+        events.lost(0..4096, 4096, "", "full");
+        events.lost(4096..12288, 8192, "", "full");
+        events.lost(0..4096, 4096, "a", "full");
         events.note(&Err(StoreError::Full { wanted: 1, used: 1, capacity: 1 }.into()), false);
-        events.lost(4096..8192, "a", "full");
+        events.lost(4096..8192, 4096, "a", "full");
         let kept = events.kept.lock();
         let said: Vec<_> = kept.last.iter().map(|event| (event.kind, event.text.as_str())).collect();
         assert_eq!(said[0], (Kind::StoresLost, "12288 bytes that were stored at DPA 0x0 are lost: full"));

@@ -36,10 +36,22 @@ impl Device {
 
     /// Says that a write-back was refused: what was stored at `offset` of the base window is lost.
     pub fn write_back_refused(&self, offset: u64, length: u64, why: &str) {
-        self.stats.write_backs_refused.add(1);
-        self.stats.write_backs_refused_bytes.add(length);
         let guest = if self.division.divided { self.division.of_base(offset).name.as_str() } else { "" };
-        self.events.lost(offset..offset.saturating_add(length), guest, why);
+        self.stores_lost(offset..offset.saturating_add(length), length, guest, why);
+    }
+
+    /// The same of what was stored at `offset` of a lane.
+    pub fn write_back_lane_refused(&self, lane: u32, offset: u64, length: u64, why: &str) {
+        let Some(set) = self.set() else { return };
+        let end = set.region_of(lane, offset.saturating_add(length));
+        self.stores_lost(set.region_of(lane, offset)..end, length, &format!("lane {lane}"), why);
+    }
+
+    /// `bytes` of `range` are lost, which are of `whom`.
+    fn stores_lost(&self, range: std::ops::Range<u64>, bytes: u64, whom: &str, why: &str) {
+        self.stats.write_backs_refused.add(1);
+        self.stats.write_backs_refused_bytes.add(bytes);
+        self.events.lost(range, bytes, whom, why);
     }
 
     /// Looks at how full the store is: whether anything may take more than before.

@@ -261,7 +261,7 @@ impl Device {
             tally.blocks += 1;
             let fetched = store.fetch(block, |stored| decoder.wanted(stored), &mut bundle);
             let fetched = fetched?;
-            tally.stored += fetched.bytes;
+            self.add_stored(block, fetched.bytes, tally);
             let Some(place) = &fetched.entry.place else { continue };
             tally.planes += super::blocks::planes_of(&place.stored, fetched.mask);
             decoder

@@ -22,6 +22,10 @@
 //!    the views disk that it holds (`blockdev --flushbufs`) or reads them with `O_DIRECT`. The disk's flush is [`Coherence::flush`] of
 //!    everything. A disk is no host: hosts that share a region see its writes as those of another host, and it sees of theirs what has
 //!    reached the device.
+//! 6. **Lanes: as views, but written too.** The lanes of an interleave set ([`super::lanes`]) are aliases of the base window, and for what they show 1 to 3 and 5 hold in both directions:
+//!    a page of `base` or of a view that is not in the page cache includes every store to a lane that was complete when the load began, a page of a lane every store to `base`; one
+//!    that is there may lag until a flush. A store to a page through `base` and one to the same page through a lane, with no flush between, are a race: pages are
+//!    written back whole, and either may win.
 //!
 //! All of this is for one pair of files, that is one page cache, over one partition. Between *hosts*, whose page caches nobody keeps coherent, the contract of
 //! [`super::host_cache`] holds instead: 1 and 4 as above, each for its own files; 2 without the laundering; 3 after a flush by the host itself.
@@ -29,7 +33,7 @@
 //! A store for which the device has no room is one that is not complete there, for as long as it may wait: see [`super::write_backs`].
 //!
 //! How: reads of views mark their pages in [`ServedPages`]; a base store that has reached the device takes the marks of
-//! the view pages over it and queues them here; one thread for each window tells the kernel to drop them: see [`Invalidations`].
+//! the view pages over it, and of those of lanes, and queues them; one thread for each file tells the kernel to drop them: see [`Invalidations`].
 
 use std::io;
 use std::iter::once;
@@ -37,11 +41,12 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
-use crate::device::{DeviceError, Partition, Window};
+use crate::device::{DeviceError, Partition};
 
 use super::ServeError;
 use super::host_cache::HostCache;
 use super::invalidations::{Invalidations, join_touching};
+use super::lanes::{Face, LaneRanges, Lanes};
 use super::launder::{Done, LaunderWith, Launderer};
 use super::served_pages::{PAGE_BYTES, ServedPages};
 use super::write_backs::{Answer, Asker, WriteBacks};
@@ -52,6 +57,8 @@ pub struct Coherence {
     /// The host's, if this is a host's pair.
     cache: Option<Arc<HostCache>>,
     served: ServedPages,
+    /// The lanes of the base window, if it is an interleave set.
+    lanes: Option<Lanes>,
     /// Pages of the base window to be dropped.
     base: Invalidations,
     /// Pages of the views window to be dropped.
@@ -60,20 +67,28 @@ pub struct Coherence {
     launderer: std::sync::OnceLock<Launderer>,
     /// What is to be laundered as soon as that can be done; `None` from then on. A worker process answers requests before it has opened the files to launder by, and those may be
     /// of views over pages that were dirty before it came.
-    early: Mutex<Option<Vec<Laundry>>>,
+    early: Mutex<Option<Vec<(Laundry, Done)>>>,
     /// The same for the views window, whose dirty pages are stores to be dropped.
     scrubber: std::sync::OnceLock<Launderer>,
 }
 
-/// Base ranges, and what is called when they were laundered.
-type Laundry = (Vec<Range<u64>>, Done);
+/// Ranges to launder before something is computed from the bytes under them.
+#[derive(Debug, Default)]
+pub(super) struct Laundry {
+    /// Of the base window.
+    base: Vec<Range<u64>>,
+    /// Of its lanes.
+    lanes: LaneRanges,
+}
 
 impl Coherence {
     /// `patience` is how long a write-back may wait for room.
     pub(super) fn new(partition: Partition, cache: Option<Arc<HostCache>>, patience: Duration) -> Self {
         Self {
             served: ServedPages::new(partition.views_bytes()),
-            write_backs: WriteBacks::new(partition.clone(), patience),
+            // A set is a whole device, and no host's.
+            lanes: partition.device().set().map(|set| Lanes::new(set, &partition, patience)),
+            write_backs: WriteBacks::new(partition.clone(), Face::Base, patience),
             partition,
             cache,
             base: Invalidations::default(),
@@ -84,20 +99,31 @@ impl Coherence {
         }
     }
 
-    /// Starts laundering through `base` and `views`, the two windows opened through the mount.
+    pub(super) fn lanes(&self) -> Option<&Lanes> {
+        self.lanes.as_ref()
+    }
+
+    /// Starts laundering through the files, opened through the mount: `base`, `views`, and the lanes in order. Over the first there are so many `threads`.
     pub(super) fn start_laundering(
         &self,
-        base: std::fs::File,
-        views: std::fs::File,
+        files: Vec<std::fs::File>,
         threads: usize,
         with: LaunderWith,
     ) -> io::Result<()> {
         let again = |_| io::Error::other("laundering was started before");
-        let (base_bytes, views_bytes) = (self.partition.base_bytes(), self.partition.views_bytes());
-        self.launderer.set(Launderer::start(base, base_bytes, threads, with)?).map_err(again)?;
+        let mut files = files.into_iter();
+        let mut start = |bytes, threads| {
+            Launderer::start(files.next().ok_or(io::ErrorKind::InvalidInput)?, bytes, threads, with)
+        };
+        let base = start(self.partition.base_bytes(), threads)?;
+        self.scrubber.set(start(self.partition.views_bytes(), 1)?).map_err(again)?;
+        if let Some(lanes) = &self.lanes {
+            lanes.start_laundering(start)?;
+        }
+        self.launderer.set(base).map_err(again)?;
         let early = self.early.lock().unwrap_or_else(PoisonError::into_inner).take();
-        early.into_iter().flatten().for_each(|(ranges, done)| self.launder(ranges, done));
-        self.scrubber.set(Launderer::start(views, views_bytes, 1, with)?).map_err(again)
+        early.into_iter().flatten().for_each(|(laundry, done)| self.launder(laundry, done));
+        Ok(())
     }
 
     /// The explicit fence: afterwards every load of a view sees every store to these base bytes that was complete before.
@@ -110,7 +136,7 @@ impl Coherence {
     pub fn flush(&self, offset: u64, length: u64) -> Result<(), ServeError> {
         let end = offset.saturating_add(length).min(self.partition.base_bytes());
         if offset < end {
-            let flushed = on(&self.launderer, |base, done| base.launder(once(offset..end).collect(), done));
+            let flushed = self.launder_and_wait(self.all_over(once(offset..end).collect()));
             flushed.map_err(|source| ServeError::Flush { offset, length, source })?;
             if let Some(cache) = &self.cache {
                 self.merging(|changed| cache.write_back(offset..end, changed))?;
@@ -186,7 +212,7 @@ impl Coherence {
         let mut changed = Vec::new();
         let merged = merge(&mut changed);
         for range in changed {
-            self.base_changed(range.start, range.end - range.start);
+            self.changed(Face::Base, range.start, range.end - range.start);
         }
         Ok(merged?)
     }
@@ -201,24 +227,45 @@ impl Coherence {
         let end = offset.checked_add(length).filter(|&end| end <= window);
         let Some(end) = end else { return Err(ServeError::PastEnd { offset, length, window }) };
         let discarding = self.write_backs.discarding(offset..end);
+        // What lanes have of it must not come back.
+        let by_lanes = self.lanes.as_ref().map(|lanes| lanes.discarding(&(offset..end)));
         let dropped = self.partition.discard(offset, length);
         // One that failed may have dropped the first blocks.
         self.written_beside(offset, length)?;
-        drop(discarding);
+        drop((discarding, by_lanes));
         Ok(dropped?)
     }
 
-    /// Stores what the kernel writes back of the base window: the answer, or nothing if it waits for room. Never sleeps on the mount.
-    pub(super) fn write_back(&self, asker: Asker, offset: u64, bytes: &mut [u8]) -> Option<Answer> {
-        self.write_backs.take(asker, offset, bytes, |stored| {
-            self.base_changed(stored.start, stored.end - stored.start);
+    /// Stores what the kernel writes back of a file: the answer, or nothing if it waits for room. Never sleeps on the mount.
+    pub(super) fn write_back(
+        &self,
+        face: Face,
+        asker: Asker,
+        offset: u64,
+        bytes: &mut [u8],
+    ) -> Option<Answer> {
+        let Some(write_backs) = self.write_backs(face) else { return Some(Err(libc::EBADF)) };
+        // What is written back stays in the page cache.
+        self.serving(face, offset, bytes.len() as u64);
+        write_backs.take(asker, offset, bytes, |stored| {
+            self.changed(face, stored.start, stored.end - stored.start);
         })
     }
 
-    /// Tries write-backs that wait again, and answers them in the end, until [`Self::close`].
-    pub(super) fn retry_until_closed(&self, answer: impl Fn(Asker, Answer)) {
-        let stored = |stored: Range<u64>| self.base_changed(stored.start, stored.end - stored.start);
-        self.write_backs.retry_until_closed(stored, answer);
+    /// Tries write-backs of a file that wait again, and answers them in the end, until [`Self::close`].
+    pub(super) fn retry_until_closed(&self, face: Face, answer: impl Fn(Asker, Answer)) {
+        let stored = |stored: Range<u64>| self.changed(face, stored.start, stored.end - stored.start);
+        if let Some(write_backs) = self.write_backs(face) {
+            write_backs.retry_until_closed(stored, answer);
+        }
+    }
+
+    fn write_backs(&self, face: Face) -> Option<&WriteBacks> {
+        match face {
+            Face::Base => Some(&self.write_backs),
+            Face::Views => None,
+            Face::Lane(lane) => self.lanes.as_ref()?.write_backs(lane),
+        }
     }
 
     /// Drops the given ranges of the views window from the page cache and returns when they are gone: for the directory
@@ -233,21 +280,42 @@ impl Coherence {
             self.served.take(range, &mut taken);
         }
         self.views.queue(taken);
-        self.drain()
+        self.views.drain()
     }
 
-    /// Base ranges to launder before this range of the views window is computed, if any are dirty. Never sleeps.
-    pub(super) fn laundry(&self, offset: u64, length: u64) -> Option<Vec<Range<u64>>> {
+    /// What to launder before this range of a file is computed, if anything is dirty. Never sleeps.
+    pub(super) fn laundry(&self, face: Face, offset: u64, length: u64) -> Option<Laundry> {
         if self.cache.is_some() {
             return None;
         }
-        let under = self.partition.base_under_views(offset, length);
-        let needed = match self.launderer.get() {
-            Some(launderer) => launderer.needed(&under),
-            // Nobody can look yet.
-            None => under.iter().any(|range| !range.is_empty()),
+        let range = offset..offset.saturating_add(length);
+        let laundry = match (face, &self.lanes) {
+            (Face::Views, _) => self.dirty_of(self.partition.base_under_views(offset, length)),
+            (Face::Base, None) => return None,
+            (Face::Base, Some(lanes)) => {
+                let end = range.end.min(self.partition.base_bytes());
+                let range = offset.min(end)..end;
+                Laundry { base: Vec::new(), lanes: lanes.dirty_over(std::slice::from_ref(&range)) }
+            }
+            (Face::Lane(lane), lanes) => {
+                let under = lanes.as_ref().map_or_else(Vec::new, |lanes| lanes.under(lane, &range));
+                Laundry { lanes: Vec::new(), ..self.dirty_of(under) }
+            }
         };
-        needed.then_some(under)
+        (!laundry.base.is_empty() || !laundry.lanes.is_empty()).then_some(laundry)
+    }
+
+    /// These ranges of the base window and the lanes over them, as far as they may have dirty pages. Never sleeps.
+    fn dirty_of(&self, base: Vec<Range<u64>>) -> Laundry {
+        let lanes = self.lanes.as_ref().map_or_else(Vec::new, |lanes| lanes.dirty_over(&base));
+        let needed = needed(&self.launderer, &base);
+        Laundry { base: if needed { base } else { Vec::new() }, lanes }
+    }
+
+    /// These ranges of the base window and the lanes over them.
+    fn all_over(&self, base: Vec<Range<u64>>) -> Laundry {
+        let lanes = self.lanes.as_ref().map_or_else(Vec::new, |lanes| lanes.over(&base));
+        Laundry { base, lanes }
     }
 
     /// Brings dirty base pages of a range to the device. Sleeps like [`Self::flush`].
@@ -258,28 +326,36 @@ impl Coherence {
 
     /// Brings dirty base pages under a range of the views window to the device. Sleeps like [`Self::flush`].
     pub(super) fn settle_under_views(&self, offset: u64, length: u64) -> Result<(), ServeError> {
-        self.laundry(offset, length).map_or(Ok(()), |ranges| self.settle_ranges(ranges))
+        self.settle_ranges(self.partition.base_under_views(offset, length))
     }
 
     fn settle_ranges(&self, ranges: Vec<Range<u64>>) -> Result<(), ServeError> {
-        if !self.launderer.get().is_some_and(|launderer| launderer.needed(&ranges)) {
+        let Some(offset) = ranges.first().map(|range| range.start) else { return Ok(()) };
+        if self.cache.is_some() || self.launderer.get().is_none() {
             return Ok(());
         }
-        let (offset, end) = (ranges[0].start, ranges.last().map_or(0, |range| range.end));
-        on(&self.launderer, |base, done| base.launder(ranges, done)).map_err(|source| ServeError::Flush {
-            offset,
-            length: end.saturating_sub(offset),
-            source,
-        })
+        let length = ranges.last().map_or(offset, |range| range.end).saturating_sub(offset);
+        let settled = self.launder_and_wait(self.dirty_of(ranges));
+        settled.map_err(|source| ServeError::Flush { offset, length, source })
+    }
+
+    fn launder_and_wait(&self, laundry: Laundry) -> io::Result<()> {
+        self.launderer.get().ok_or(io::ErrorKind::NotConnected)?;
+        let (done, answer) = mpsc::channel();
+        self.launder(laundry, Box::new(move |result| drop(done.send(result))));
+        answer.recv().unwrap_or_else(|_| Err(io::ErrorKind::BrokenPipe.into()))
     }
 
     /// Says that base bytes in the device were changed beside the mount, and returns when the page cache shows them. Sleeps like
     /// [`Self::flush`].
     pub(super) fn written_beside(&self, offset: u64, length: u64) -> Result<(), ServeError> {
-        self.base_changed(offset, length);
+        self.changed(Face::Base, offset, length);
         let range = offset..offset.saturating_add(length);
         if self.launderer.get().is_some_and(|base| base.cached(&range)) {
-            self.base.queue(once(range));
+            self.base.queue(once(range.clone()));
+        }
+        if let Some(lanes) = &self.lanes {
+            lanes.drop_cached(&range);
         }
         self.base.drain()?;
         self.drain()
@@ -290,29 +366,76 @@ impl Coherence {
         self.launderer.get().and_then(Launderer::mount_number)
     }
 
-    /// Launders base ranges elsewhere, then calls `done` there. Never sleeps.
-    pub(super) fn launder(&self, ranges: Vec<Range<u64>>, done: Done) {
+    /// Launders elsewhere, then calls `done` there. Never sleeps.
+    pub(super) fn launder(&self, laundry: Laundry, done: Done) {
         let mut early = self.early.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(early) = &mut *early {
-            return early.push((ranges, done));
+            return early.push((laundry, done));
         }
         drop(early);
-        match self.launderer.get() {
-            Some(launderer) => launderer.launder(ranges, done),
-            None => done(Err(io::Error::from_raw_os_error(libc::ESHUTDOWN))),
+        let of_lanes = laundry.lanes.into_iter().filter(|(_, ranges)| !ranges.is_empty());
+        let launderer = |lane| self.lanes.as_ref().and_then(|lanes| lanes.launderer(lane));
+        let mut jobs: Vec<_> =
+            of_lanes.filter_map(|(lane, ranges)| Some((launderer(lane)?, ranges))).collect();
+        jobs.extend(
+            self.launderer.get().filter(|_| !laundry.base.is_empty()).map(|base| (base, laundry.base)),
+        );
+        if jobs.is_empty() {
+            let closed = || io::Error::from_raw_os_error(libc::ESHUTDOWN);
+            return done(self.launderer.get().map(drop).ok_or_else(closed));
+        }
+        let all = Arc::new(Mutex::new((jobs.len(), Ok(()), Some(done))));
+        for (launderer, ranges) in jobs {
+            let all = Arc::clone(&all);
+            let one_done = move |result: io::Result<()>| {
+                let mut all = all.lock().unwrap_or_else(PoisonError::into_inner);
+                let (left, so_far, done) = &mut *all;
+                *left -= 1;
+                if so_far.is_ok() {
+                    *so_far = result;
+                }
+                if let Some(done) = done.take_if(|_| *left == 0) {
+                    let result = std::mem::replace(so_far, Ok(()));
+                    drop(all);
+                    done(result);
+                }
+            };
+            launderer.launder(ranges, Box::new(one_done));
         }
     }
 
-    /// Says that pages of the views window are about to be computed for the page cache.
-    pub(super) fn serving_views(&self, offset: u64, length: u64) {
-        self.served.mark(offset..offset.saturating_add(length));
+    /// Says that pages of a file are about to be computed for the page cache, or are in it already.
+    pub(super) fn serving(&self, face: Face, offset: u64, length: u64) {
+        let range = offset..offset.saturating_add(length);
+        match (face, &self.lanes) {
+            (Face::Views, _) => self.served.mark(range),
+            (Face::Base, Some(lanes)) => lanes.serving_base(range),
+            (Face::Lane(lane), Some(lanes)) => lanes.serving(lane, range),
+            (Face::Base | Face::Lane(_), None) => {}
+        }
     }
 
-    /// Says that base bytes in the device have changed.
-    pub(super) fn base_changed(&self, offset: u64, length: u64) {
+    /// Says that bytes in the device have changed, of the base window or through one of its lanes.
+    pub(super) fn changed(&self, face: Face, offset: u64, length: u64) {
+        let range = offset..offset.saturating_add(length);
+        let base = match (face, &self.lanes) {
+            (Face::Views, _) | (Face::Lane(_), None) => return,
+            (Face::Base, None) => vec![range],
+            (Face::Base, Some(lanes)) => {
+                lanes.base_changed(offset..range.end.min(self.partition.base_bytes()));
+                vec![range]
+            }
+            (Face::Lane(lane), Some(lanes)) => {
+                let under = lanes.under(lane, &range);
+                self.base.queue(lanes.take_base(&under));
+                under
+            }
+        };
         let mut taken = Vec::new();
-        for range in self.partition.views_over_base(offset, length) {
-            self.served.take(range, &mut taken);
+        for range in base {
+            for range in self.partition.views_over_base(range.start, range.end - range.start) {
+                self.served.take(range, &mut taken);
+            }
         }
         self.views.queue(taken);
     }
@@ -322,27 +445,35 @@ impl Coherence {
         self.views.queue(once(offset..offset.saturating_add(length)));
     }
 
-    /// Says that nobody knows any more what the page cache was given: of the views, and of a host's base window.
+    /// Says that nobody knows any more what the page cache was given: of the views, of a host's base window, and of one with lanes and of these.
     pub(super) fn forgotten(&self) {
         self.views_soiled(0, self.partition.views_bytes());
-        if self.cache.is_some() {
+        if self.cache.is_some() || self.lanes.is_some() {
             self.base.queue(once(0..self.partition.base_bytes()));
+        }
+        if let Some(lanes) = &self.lanes {
+            lanes.forgotten();
         }
     }
 
-    /// Waits until everything queued by now is invalidated: of the views, and of what a host holds.
+    /// Waits until everything queued by now is invalidated: of the views, of what a host holds, and of a set.
     fn drain(&self) -> Result<(), ServeError> {
-        if self.cache.is_some() {
+        if self.cache.is_some() || self.lanes.is_some() {
             self.base.drain()?;
+        }
+        if let Some(lanes) = &self.lanes {
+            lanes.drain()?;
         }
         self.views.drain()
     }
 
-    /// Hands ranges of a window that the kernel is to drop to `invalidate`, until [`Self::close`].
-    pub(super) fn invalidate_until_closed(&self, window: Window, invalidate: impl FnMut(&Range<u64>)) {
-        match window {
-            Window::Base => self.base.run_until_closed(invalidate),
-            Window::Views => self.views.run_until_closed(invalidate),
+    /// Hands ranges of a file that the kernel is to drop to `invalidate`, until [`Self::close`].
+    pub(super) fn invalidate_until_closed(&self, face: Face, invalidate: impl FnMut(&Range<u64>)) {
+        match (face, &self.lanes) {
+            (Face::Base, _) => self.base.run_until_closed(invalidate),
+            (Face::Views, _) => self.views.run_until_closed(invalidate),
+            (Face::Lane(lane), Some(lanes)) => lanes.invalidate_until_closed(lane, invalidate),
+            (Face::Lane(_), None) => {}
         }
     }
 
@@ -359,6 +490,9 @@ impl Coherence {
         {
             launderer.stop();
         }
+        if let Some(lanes) = &self.lanes {
+            lanes.close();
+        }
         self.write_backs.close();
         self.base.close();
         self.views.close();
@@ -367,11 +501,16 @@ impl Coherence {
     /// Brings every dirty base page to the device, for at most `patience`. What finds no room is given up.
     pub(super) fn settle(&self, patience: Duration) {
         self.write_backs.hurry();
-        let Some(launderer) = self.launderer.get() else { return };
+        if let Some(lanes) = &self.lanes {
+            lanes.hurry();
+        }
+        if self.launderer.get().is_none() {
+            return;
+        }
         let (done, answer) = mpsc::channel();
-        let everything = 0..self.partition.base_bytes();
+        let everything = self.all_over(once(0..self.partition.base_bytes()).collect());
         let started = Instant::now();
-        launderer.launder(once(everything).collect(), Box::new(move |result| drop(done.send(result))));
+        self.launder(everything, Box::new(move |result| drop(done.send(result))));
         match answer.recv_timeout(patience) {
             Ok(Ok(())) => match self.merge_all() {
                 Ok(()) => tracing::debug!(seconds = started.elapsed().as_secs_f64(), "stores settled"),
@@ -390,6 +529,15 @@ impl Coherence {
     fn merge_all(&self) -> Result<(), DeviceError> {
         let Some(cache) = &self.cache else { return Ok(()) };
         cache.write_back(0..self.partition.base_bytes(), &mut Vec::new())
+    }
+}
+
+/// Whether any of these ranges may have dirty pages. Never sleeps.
+pub(super) fn needed(launderer: &std::sync::OnceLock<Launderer>, ranges: &[Range<u64>]) -> bool {
+    match launderer.get() {
+        Some(launderer) => launderer.needed(ranges),
+        // Nobody can look yet.
+        None => ranges.iter().any(|range| !range.is_empty()),
     }
 }
 

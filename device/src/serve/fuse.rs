@@ -2,7 +2,7 @@
 //!
 //! Mounting makes these threads: `threads` workers (see `fuse_workers`) and two late answerers; for each pair of files two
 //! invalidators and two or three launderers (see [`super::coherence`]), more while these wait, and one that tries write-backs again for which there was no room
-//! (see [`super::write_backs`]), or for a host's one that makes room in its cache. Unmounting brings dirty pages to the device, aborts the connection, so that
+//! (see [`super::write_backs`]), with an interleave set one of each kind more for each lane; and for a host's one that makes room in its cache. Unmounting brings dirty pages to the device, aborts the connection, so that
 //! nobody sleeps on it any more, and joins them all. A process that still maps a window then gets SIGBUS on a page it
 //! has not loaded yet; that is what pulling a memory device does.
 //!
@@ -26,11 +26,12 @@ use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use crate::device::{Device, Partition, Window};
+use crate::device::{Device, Partition};
 
 use super::ServeError;
 use super::fuse_workers::{Workers, ask_again, invalidate};
 use super::held_mount::{Channels, HeldMount, usual_threads};
+use super::lanes::Face;
 use super::launder::LaunderWith;
 use super::mount_point::{self, MountPoint};
 use super::own_mount::{self, own_table};
@@ -174,26 +175,27 @@ impl Mount {
         launderers: usize,
         with: LaunderWith,
     ) -> Result<(), ServeError> {
-        for window in [Window::Base, Window::Views] {
+        for face in pair.faces() {
             let (workers, invalidated) = (Arc::clone(&self.workers), Arc::clone(pair));
             let number = self.notices.as_raw_fd();
-            let inode = self.tree.inode_of(pair, window).unwrap_or_default();
+            let inode = self.tree.inode_of(pair, face).unwrap_or_default();
             self.spawn(format!("fuse-inval-{inode}"), move || {
                 // The kernel has this thread wait for requests that a killed process answers no more; who waits for the process's
                 // descriptors to be gone must not wait for that.
                 if let Err(why) = own_table(number) {
                     tracing::warn!("the invalidator keeps the shared file table: {why}");
                 }
-                invalidated.coherence().invalidate_until_closed(window, |range| {
+                invalidated.coherence().invalidate_until_closed(face, |range| {
                     invalidate(&workers, number, inode, range);
                 });
             })?;
         }
-        let inode = self.tree.inode_of(pair, Window::Base).unwrap_or_default();
         let failed = |source| ServeError::MountPoint { path: self.path.clone(), source };
-        let [base, views] = own_mount::open([pair.base_path(), pair.views_path()]).map_err(failed)?;
-        pair.coherence().start_laundering(base, views, launderers, with).map_err(ServeError::Threads)?;
+        let paths = [pair.base_path(), pair.views_path()].into_iter().chain(pair.lane_paths());
+        let files = own_mount::open(paths.collect()).map_err(failed)?;
+        pair.coherence().start_laundering(files, launderers, with).map_err(ServeError::Threads)?;
         if let Some(cache) = pair.cache().cloned() {
+            let inode = self.tree.inode_of(pair, Face::Base).unwrap_or_default();
             let pair = Arc::clone(pair);
             self.spawn(format!("host-room-{inode}"), move || {
                 cache.make_room_until_closed(|ranges| {
@@ -203,10 +205,14 @@ impl Mount {
                     })
                 });
             })?;
-        } else {
+            return Ok(());
+        }
+        for face in pair.faces().filter(|face| *face != Face::Views) {
             let (workers, pair) = (Arc::clone(&self.workers), Arc::clone(pair));
+            let inode = self.tree.inode_of(&pair, face).unwrap_or_default();
             self.spawn(format!("fuse-room-{inode}"), move || {
-                pair.coherence().retry_until_closed(|asker, answer| workers.written_back(asker, answer));
+                pair.coherence()
+                    .retry_until_closed(face, |asker, answer| workers.written_back(asker, answer));
             })?;
         }
         Ok(())

@@ -1,15 +1,15 @@
-//! The mounted file system: pairs of regular files, `base` and `views`, in the folders that [`super::pair`] gives them.
+//! The mounted file system: pairs of regular files, `base` and `views`, and the lanes of `base` if there are any, in the folders that [`super::pair`] gives them.
 //!
 //! What each request may do:
 //!
-//! * Both files have exactly their window's size for ever. Truncating or growing them is refused with EPERM, names cannot
+//! * All files have exactly their window's or lane's size for ever. Truncating or growing them is refused with EPERM, names cannot
 //!   be made or removed (EROFS, by the kernel's answer to a missing handler: ENOSYS).
 //! * A read past the end gives nothing; a write that passes the end is refused whole with EFBIG, for a part of it would
 //!   make the kernel believe that the file had grown.
 //! * `write` to `views` is refused with EROFS and counted. A page that the kernel writes back (`FUSE_WRITE_CACHE`) is
 //!   accepted, counted and dropped: refusing it would only leave an error for an innocent `fsync`.
-//! * Punching holes drops base bytes; other kinds of `fallocate` are EOPNOTSUPP.
-//! * Bytes that the device has no room for are refused with ENOSPC. Write-backs of coherent base files, which may wait for room, are not served here but by [`super::write_backs`].
+//! * Punching holes drops base bytes; other kinds of `fallocate`, and any on a lane, are EOPNOTSUPP.
+//! * Bytes that the device has no room for are refused with ENOSPC. Write-backs of coherent base files and of lanes, which may wait for room, are not served here but by [`super::write_backs`].
 //! * A host's base file is read and written through the host's cache ([`super::host_cache`]). What would pass by its page cache is refused: `O_DIRECT` with EINVAL,
 //!   holes with EOPNOTSUPP.
 //! * No handler sleeps on anything that another FUSE request answers, and none invalidates: it only queues.
@@ -28,8 +28,9 @@ use fuse_backend_rs::api::filesystem::{
 use fuse_backend_rs::file_buf::FileVolatileSlice;
 use fuse_backend_rs::file_traits::FileReadWriteVolatile;
 
-use crate::device::{DeviceError, Window};
+use crate::device::DeviceError;
 
+use super::lanes::Face;
 use super::pair::Pair;
 use super::served_pages::PAGE_BYTES;
 use super::tree::Tree;
@@ -51,21 +52,18 @@ pub(super) struct WindowFs {
 #[derive(Clone, Copy)]
 struct Target<'a> {
     pair: &'a Arc<Pair>,
-    window: Window,
+    face: Face,
 }
 
 impl Target<'_> {
     fn bytes(self) -> u64 {
-        match self.window {
-            Window::Base => self.pair.partition().base_bytes(),
-            Window::Views => self.pair.partition().views_bytes(),
-        }
+        self.pair.bytes_of(self.face)
     }
 
     /// Refuses what would pass by a host's page cache.
     fn cached(self, flags: u32) -> io::Result<()> {
         let direct = flags & libc::O_DIRECT.unsigned_abs() != 0;
-        let held = self.window == Window::Base && self.pair.cache().is_some();
+        let held = self.face == Face::Base && self.pair.cache().is_some();
         if direct && held { Err(errno(libc::EINVAL)) } else { Ok(()) }
     }
 }
@@ -79,7 +77,7 @@ impl WindowFs {
 
     fn target(&self, inode: u64) -> io::Result<Target<'_>> {
         match self.tree.file(inode) {
-            Some((pair, window)) => Ok(Target { pair, window }),
+            Some((pair, face)) => Ok(Target { pair, face }),
             None if self.tree.parent(inode).is_some() => Err(errno(libc::EISDIR)),
             None => Err(errno(libc::ESTALE)),
         }
@@ -129,20 +127,23 @@ fn bytes_of(slice: FileVolatileSlice<'_>) -> &mut [u8] {
 impl FileReadWriteVolatile for Transfer<'_> {
     fn read_at_volatile(&mut self, slice: FileVolatileSlice<'_>, offset: u64) -> io::Result<usize> {
         let out = bytes_of(slice);
-        let Target { pair, window } = self.0;
-        let read = match (window, pair.cache()) {
-            (Window::Base, None) => pair.partition().read_base(offset, out),
-            (Window::Base, Some(cache)) => cache.read(offset, out),
-            (Window::Views, _) => pair.partition().read_views(offset, out),
+        let Target { pair, face } = self.0;
+        let read = match (face, pair.cache()) {
+            (Face::Base, None) => pair.partition().read_base(offset, out),
+            (Face::Base, Some(cache)) => cache.read(offset, out),
+            (Face::Views, _) => pair.partition().read_views(offset, out),
+            (Face::Lane(lane), _) => pair.partition().device().read_lane(lane, offset, out),
         };
         read.map_err(|why| failed("read", self.0, offset, slice.len(), &why))?;
         Ok(slice.len())
     }
 
     fn write_at_volatile(&mut self, slice: FileVolatileSlice<'_>, offset: u64) -> io::Result<usize> {
-        let written = match self.0.pair.cache() {
-            None => self.0.pair.partition().write_base(offset, bytes_of(slice)),
-            Some(cache) => cache.write(offset, bytes_of(slice)),
+        let Target { pair, face } = self.0;
+        let written = match (face, pair.cache()) {
+            (Face::Lane(lane), _) => pair.partition().device().write_lane(lane, offset, bytes_of(slice)),
+            (_, None) => pair.partition().write_base(offset, bytes_of(slice)),
+            (_, Some(cache)) => cache.write(offset, bytes_of(slice)),
         };
         written.map_err(|why| failed("write", self.0, offset, slice.len(), &why))?;
         Ok(slice.len())
@@ -158,12 +159,12 @@ impl FileReadWriteVolatile for Transfer<'_> {
 }
 
 fn failed(what: &str, target: Target<'_>, offset: u64, bytes: usize, why: &DeviceError) -> io::Error {
-    let Target { pair, window } = target;
+    let Target { pair, face } = target;
     if why.is_no_room() {
-        tracing::debug!(place = ?pair.place(), ?window, offset, bytes, "{what} refused: {why}");
+        tracing::debug!(place = ?pair.place(), ?face, offset, bytes, "{what} refused: {why}");
         return errno(libc::ENOSPC);
     }
-    tracing::error!(place = ?pair.place(), ?window, offset, bytes, "{what} failed: {why}");
+    tracing::error!(place = ?pair.place(), ?face, offset, bytes, "{what} failed: {why}");
     errno(libc::EIO)
 }
 
@@ -234,9 +235,7 @@ impl FileSystem for WindowFs {
         target.cached(flags)?;
         let left = target.bytes().saturating_sub(offset);
         let count = u64::from(size).min(left);
-        if target.window == Window::Views {
-            target.pair.coherence().serving_views(offset, count);
-        }
+        target.pair.coherence().serving(target.face, offset, count);
         let count = usize::try_from(count).map_err(|_| errno(libc::EINVAL))?;
         if count == 0 {
             return Ok(0);
@@ -261,7 +260,7 @@ impl FileSystem for WindowFs {
         target.cached(flags)?;
         let bytes = u64::from(size);
         let count = usize::try_from(size).map_err(|_| errno(libc::EINVAL))?;
-        if target.window == Window::Views {
+        if target.face == Face::Views {
             target.pair.partition().count_refused_view_store(bytes);
             // Either way the bytes are in the page cache by now: the kernel copies first and asks then.
             target.pair.coherence().views_soiled(offset, bytes);
@@ -271,9 +270,13 @@ impl FileSystem for WindowFs {
         if offset.checked_add(bytes).is_none_or(|end| end > target.bytes()) {
             return Err(errno(libc::EFBIG));
         }
+        if target.pair.cache().is_none() {
+            // What was written stays in the page cache.
+            target.pair.coherence().serving(target.face, offset, bytes);
+        }
         data.read_exact_to(&mut Transfer(target), count, offset)?;
         if target.pair.cache().is_none() {
-            target.pair.coherence().base_changed(offset, bytes);
+            target.pair.coherence().changed(target.face, offset, bytes);
         }
         Ok(count)
     }
@@ -309,19 +312,19 @@ impl FileSystem for WindowFs {
         length: u64,
     ) -> io::Result<()> {
         let target = self.target(inode)?;
-        if target.window == Window::Views {
+        if target.face == Face::Views {
             return Err(errno(libc::EROFS));
         }
         // The kernel's flags are positive by definition; libc types them as signed.
         let hole = (libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE).unsigned_abs();
-        if mode != hole || target.pair.cache().is_some() {
+        if mode != hole || target.face != Face::Base || target.pair.cache().is_some() {
             return Err(errno(libc::EOPNOTSUPP));
         }
         let end = offset.saturating_add(length).min(target.bytes());
         if offset < end {
             let dropped = target.pair.partition().discard(offset, end - offset);
             dropped.map_err(|why| failed("discard", target, offset, 0, &why))?;
-            target.pair.coherence().base_changed(offset, end - offset);
+            target.pair.coherence().changed(Face::Base, offset, end - offset);
         }
         Ok(())
     }

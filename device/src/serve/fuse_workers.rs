@@ -2,7 +2,7 @@
 //!
 //! * A worker owns a clone of /dev/fuse and two buffers, reads a request and answers it in place. It never waits for
 //!   anything that another request has to bring about.
-//! * A read of `views` over dirty base pages must first launder them, which waits for FUSE WRITEs. The worker leaves such a
+//! * A read of `views` over dirty base pages must first launder them, which waits for FUSE WRITEs; so must one of `base` or a lane over dirty pages of the other. The worker leaves such a
 //!   request to the launderer and turns to the next one; afterwards one of the late answerers answers it, on the
 //!   descriptor it came from, where alone the kernel takes the answer. A host's read for which its cache has no room waits in the same way.
 //! * A write-back for which there is no room is left to [`super::write_backs`], which answers it later in the same way.
@@ -21,12 +21,13 @@ use fuse_backend_rs::abi::fuse_abi::Opcode;
 use fuse_backend_rs::api::server::{MAX_BUFFER_SIZE, Server};
 use fuse_backend_rs::transport::{FuseBuf, FuseDevWriter, Reader, Writer};
 
+use super::coherence::Laundry;
 use super::fuse_fs::WindowFs;
 use super::host_cache::HostCache;
+use super::lanes::Face;
 use super::pair::Pair;
 use super::tree::Tree;
 use super::write_backs::{Answer, Asker};
-use crate::device::Window;
 
 /// Bytes of a worker's buffers: the largest request or answer, 1 MiB, and a page for what goes before it.
 pub(crate) const BUFFER_BYTES: usize = MAX_BUFFER_SIZE as usize + 4096;
@@ -57,8 +58,8 @@ pub(crate) struct Late {
 
 /// Why a request is set aside.
 enum Aside {
-    /// Base ranges have to be laundered first.
-    Launder(Vec<Range<u64>>),
+    /// Something else that shows the same bytes has to be laundered first.
+    Launder(Laundry),
     /// A host's cache has to make room for this range first.
     Room(Arc<HostCache>, Range<u64>),
 }
@@ -169,7 +170,7 @@ impl Workers {
                 Box::new(move |result: io::Result<()>| {
                     if let Err(why) = result {
                         // The view is served from what the device has, as after a failed write-back on any file system.
-                        tracing::warn!("laundering base pages under a view failed: {why}");
+                        tracing::warn!("laundering pages under a read failed: {why}");
                     }
                     go_on();
                 }),
@@ -181,15 +182,13 @@ impl Workers {
     /// What has to happen before a request can be answered, if anything.
     fn set_aside(&self, header: &Header, request: &[u8]) -> Option<(&Arc<Pair>, Aside)> {
         let (offset, length) = header.read(request)?;
-        let (pair, window) = self.tree.file(header.inode)?;
-        let aside = match window {
-            Window::Views => Aside::Launder(pair.coherence().laundry(offset, length)?),
-            Window::Base => {
-                let cache = pair.cache().filter(|cache| !cache.has_room(offset, length))?;
-                Aside::Room(Arc::clone(cache), offset..offset.saturating_add(length))
-            }
-        };
-        Some((pair, aside))
+        let (pair, face) = self.tree.file(header.inode)?;
+        if let (Face::Base, Some(cache)) = (face, pair.cache()) {
+            let full = !cache.has_room(offset, length);
+            let range = offset..offset.saturating_add(length);
+            return full.then(|| (pair, Aside::Room(Arc::clone(cache), range)));
+        }
+        Some((pair, Aside::Launder(pair.coherence().laundry(face, offset, length)?)))
     }
 
     /// A late answerer: answers what the launderer is done with until the mount closes.
@@ -255,16 +254,17 @@ impl Workers {
         }
     }
 
-    /// Takes a page of a coherent base window that the kernel writes back, and answers it if it need not wait: whether it was one.
+    /// Takes a page of a coherent base window, or of a lane, that the kernel writes back, and answers it if it need not wait: whether it was one.
     fn write_back(&self, channel: usize, header: &Header, request: &mut [u8]) -> bool {
         let Some((offset, data)) = header.write_back(request) else { return false };
-        let Some((pair, Window::Base)) = self.tree.file(header.inode) else { return false };
+        let Some((pair, face)) = self.tree.file(header.inode) else { return false };
         let end = offset.checked_add(data.len() as u64);
-        if pair.cache().is_some() || end.is_none_or(|end| end > pair.partition().base_bytes()) {
+        let stored = face != Face::Views && pair.cache().is_none();
+        if !stored || end.is_none_or(|end| end > pair.bytes_of(face)) {
             return false;
         }
         let asker = Asker { channel, unique: header.unique };
-        if let Some(answer) = pair.coherence().write_back(asker, offset, data) {
+        if let Some(answer) = pair.coherence().write_back(face, asker, offset, data) {
             self.written_back(asker, answer);
         }
         true
@@ -286,7 +286,7 @@ impl Workers {
     fn strike(&self, header: &Header, request: &[u8]) {
         let known = [(Opcode::Read as u32, "read"), (Opcode::Write as u32, "write")];
         let Some((_, what)) = known.iter().find(|(opcode, _)| *opcode == header.opcode) else { return };
-        let base = self.tree.file(header.inode).is_some_and(|(_, window)| window == Window::Base);
+        let base = self.tree.file(header.inode).is_some_and(|(_, face)| face == Face::Base);
         if let Some((offset, length)) = Header::span(request).filter(|_| base) {
             super::faults::strike(what, &(offset..offset.saturating_add(length)));
         }

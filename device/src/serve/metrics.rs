@@ -13,7 +13,7 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::{Registry, Unit};
 
-use crate::stats::{PartitionReport, StatsReport, TrafficReport};
+use crate::stats::{InterleaveReport, MemberReport, PartitionReport, StatsReport, TrafficReport};
 
 use super::control::ServedStats;
 use super::host_cache::HostReport;
@@ -170,6 +170,58 @@ impl Sheet<'_> {
 }
 
 impl Sheet<'_> {
+    /// What is counted of each device that the region is interleaved over, and modelled of them.
+    fn interleave(&mut self, told: Option<&InterleaveReport>) -> fmt::Result {
+        type Field = fn(&MemberReport) -> u64;
+        let Some(told) = told else { return Ok(()) };
+        let label = |member: &MemberReport| vec![("device", member.device.to_string())];
+        let bytes = Some(&Unit::Bytes);
+        let counters: [(&str, &str, Option<&Unit>, Field); 6] = [
+            ("reads", "Read requests for which a device was asked", None, |d| d.reads),
+            ("plain_fetched", "Bytes it would have fetched for them if it were plain", bytes, |d| {
+                d.plain_bytes_fetched
+            }),
+            ("stored_fetched", "Stored bytes it fetched", bytes, |d| d.stored_bytes_fetched),
+            ("writes", "Write requests for which it was asked", None, |d| d.writes),
+            ("written", "Bytes of those", bytes, |d| d.written_bytes),
+            ("stored_written", "Bytes it stored for them", bytes, |d| d.stored_bytes_written),
+        ];
+        for (name, help, unit, field) in counters {
+            let rows = told.devices.iter().map(|member| (label(member), field(member)));
+            self.counters(&format!("interleaved_{name}"), help, unit, rows)?;
+        }
+        let figures = [
+            ("interleave_imbalance", "Bytes moved by the busiest device over the mean", told.imbalance),
+            (
+                "modelled_device_gigabytes_per_second",
+                "Modelled: what each device is taken to move",
+                Some(told.modelled_device_gbs),
+            ),
+            (
+                "modelled_region_gigabytes_per_second",
+                "Modelled: plain bytes while the busiest device moves that",
+                told.modelled_region_gbs,
+            ),
+        ];
+        for (name, help, figure) in figures {
+            let Some(figure) = figure else { continue };
+            let metric = self.0.encode_descriptor(name, help, None, MetricType::Gauge)?;
+            ConstGauge::new(figure).encode(metric)?;
+        }
+        if told.devices.iter().any(|member| member.modelled_gbs.is_some()) {
+            let help = "Modelled: what a device moves while the busiest moves all it can";
+            let name = "modelled_interleaved_gigabytes_per_second";
+            let mut metric = self.0.encode_descriptor(name, help, None, MetricType::Gauge)?;
+            for member in &told.devices {
+                let figure = ConstGauge::new(member.modelled_gbs.unwrap_or(0.0));
+                figure.encode(metric.encode_family(&label(member))?)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Sheet<'_> {
     /// What is counted of each host's cache.
     fn hosts(&mut self, hosts: &[HostReport]) -> fmt::Result {
         type Field = fn(&HostReport) -> u64;
@@ -212,6 +264,7 @@ impl Collector for Snapshot {
             tensors,
             views,
             partitions,
+            interleave,
         } = &self.0.device;
         let bytes = Some(&Unit::Bytes);
 
@@ -373,6 +426,7 @@ impl Collector for Snapshot {
         let traffic: Vec<_> = views.iter().map(|view| (label(&view.info), view.traffic)).collect();
         sheet.traffic("view_", "of a view", &traffic)?;
         sheet.partitions(partitions)?;
+        sheet.interleave(interleave.as_ref())?;
         sheet.hosts(&self.0.hosts)
     }
 }

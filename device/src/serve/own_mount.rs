@@ -19,40 +19,41 @@ use rustix::net::{
     SendFlags, recvmsg, sendmsg,
 };
 
-/// Opens both windows' files, for reading and writing.
-pub(super) fn open([base, views]: [PathBuf; 2]) -> io::Result<[File; 2]> {
+/// Opens files, for reading and writing: all of them, in order, or none.
+pub(super) fn open(paths: Vec<PathBuf>) -> io::Result<Vec<File>> {
     let (ours, theirs) = UnixStream::pair()?;
-    let number = theirs.as_raw_fd();
+    let (number, count) = (theirs.as_raw_fd(), paths.len());
     let opening = move || {
         if let Err(why) = own_table(number) {
             tracing::warn!("the mount's files are opened with the shared file table: {why}");
         }
         let open = |path| File::options().read(true).write(true).open(path);
-        let files = [open(base)?, open(views)?];
+        let files: Vec<File> = paths.iter().map(open).collect::<io::Result<_>>()?;
         // SAFETY: `theirs` is open in the table that this one began as, and lives until this thread was joined.
-        send(unsafe { BorrowedFd::borrow_raw(number) }, &files)
+        let to = unsafe { BorrowedFd::borrow_raw(number) };
+        files.iter().try_for_each(|file| send(to, file))
     };
     let opened = thread::Builder::new().name("open".into()).spawn(opening)?.join();
     opened.unwrap_or_else(|_| Err(io::Error::other("the thread that opens the mount's files panicked")))?;
-    let files = receive(&ours)?;
+    let files = (0..count).map(|_| receive(&ours)).collect::<io::Result<_>>()?;
     drop(theirs);
     Ok(files)
 }
 
-fn send(to: BorrowedFd<'_>, files: &[File; 2]) -> io::Result<()> {
-    let files = files.each_ref().map(AsFd::as_fd);
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+fn send(to: BorrowedFd<'_>, file: &File) -> io::Result<()> {
+    let file = [file.as_fd()];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = SendAncillaryBuffer::new(&mut space);
-    if !control.push(SendAncillaryMessage::ScmRights(&files)) {
+    if !control.push(SendAncillaryMessage::ScmRights(&file)) {
         return Err(io::ErrorKind::InvalidInput.into());
     }
-    sendmsg(to, &[IoSlice::new(b"2")], &mut control, SendFlags::NOSIGNAL)?;
+    sendmsg(to, &[IoSlice::new(b"1")], &mut control, SendFlags::NOSIGNAL)?;
     Ok(())
 }
 
-fn receive(from: &UnixStream) -> io::Result<[File; 2]> {
+fn receive(from: &UnixStream) -> io::Result<File> {
     let mut byte = [0];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     // What was sent before is there.
     recvmsg(from, &mut [IoSliceMut::new(&mut byte)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
@@ -62,8 +63,7 @@ fn receive(from: &UnixStream) -> io::Result<[File; 2]> {
             files.extend(rights);
         }
     }
-    let files: [OwnedFd; 2] = files.try_into().map_err(|_| io::ErrorKind::UnexpectedEof)?;
-    Ok(files.map(File::from))
+    Ok(files.pop().map(File::from).ok_or(io::ErrorKind::UnexpectedEof)?)
 }
 
 /// Gives the calling thread a file table with only the standard streams and `kept`.
@@ -107,12 +107,13 @@ mod tests {
     #[test]
     fn files_opened_elsewhere_are_here_and_on_the_device_they_say() {
         let folder = tempfile::tempdir().unwrap();
-        let paths = ["base", "views"].map(|name| folder.path().join(name));
+        let paths = ["base", "views", "lane0"].map(|name| folder.path().join(name)).to_vec();
         assert_eq!(open(paths.clone()).unwrap_err().kind(), io::ErrorKind::NotFound);
         for path in &paths {
             File::create(path).unwrap().write_all(path.as_os_str().as_encoded_bytes()).unwrap();
         }
         let files = open(paths.clone()).unwrap();
+        assert_eq!(files.len(), paths.len());
         for (file, path) in files.iter().zip(&paths) {
             let mut found = vec![0; path.as_os_str().len()];
             file.read_exact_at(&mut found, 0).unwrap();

@@ -3,6 +3,7 @@
 //! | place | files | page cache |
 //! |---|---|---|
 //! | the root | `base`, `views` | of all who map them: an undivided device, or its shared partition |
+//! | the root, of a device that is an interleave set | `lane0`, `lane1` and so on besides | the same: see [`super::coherence`] |
 //! | a guest's | `guests/NAME/base`, `guests/NAME/views` | of that guest alone, for its own partition |
 //! | a host's | `hosts/NAME/base`, `hosts/NAME/views` | of that host alone, for the shared partition |
 //!
@@ -18,6 +19,7 @@ use crate::device::Partition;
 
 use super::coherence::Coherence;
 use super::host_cache::{HostCache, HostReport};
+use super::lanes::{Face, Lanes};
 
 /// Whose a pair of files is.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -88,6 +90,9 @@ pub struct PairReport {
     pub base: FileReport,
     /// Its views window.
     pub views: FileReport,
+    /// The lanes of its base window, if it is an interleave set.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub lanes: Vec<FileReport>,
 }
 
 /// A window's file.
@@ -133,6 +138,32 @@ impl Pair {
         self.cache.as_ref()
     }
 
+    /// The lanes of its base window, if it is an interleave set.
+    pub(super) fn lanes(&self) -> Option<&Lanes> {
+        self.coherence.lanes()
+    }
+
+    /// What there are files of, `base` and `views` first.
+    pub(super) fn faces(&self) -> impl Iterator<Item = Face> {
+        let lanes = self.lanes().map_or(0..0, Lanes::numbers);
+        [Face::Base, Face::Views].into_iter().chain(lanes.map(Face::Lane))
+    }
+
+    /// Bytes of a file.
+    pub(super) fn bytes_of(&self, face: Face) -> u64 {
+        match face {
+            Face::Base => self.partition.base_bytes(),
+            Face::Views => self.partition.views_bytes(),
+            Face::Lane(lane) => self.lanes().map_or(0, |lanes| lanes.bytes(lane)),
+        }
+    }
+
+    /// The files of its lanes, in order.
+    pub fn lane_paths(&self) -> impl Iterator<Item = PathBuf> {
+        let numbers = self.lanes().map_or(0..0, Lanes::numbers);
+        numbers.map(|lane| self.folder.join(format!("lane{lane}")))
+    }
+
     /// The base window's file.
     pub fn base_path(&self) -> PathBuf {
         self.folder.join("base")
@@ -149,6 +180,11 @@ impl Pair {
             place: self.place.clone(),
             base: FileReport { path: self.base_path(), bytes: self.partition.base_bytes() },
             views: FileReport { path: self.views_path(), bytes: self.partition.views_bytes() },
+            lanes: self
+                .lane_paths()
+                .zip(0..)
+                .map(|(path, lane)| FileReport { path, bytes: self.bytes_of(Face::Lane(lane)) })
+                .collect(),
         }
     }
 

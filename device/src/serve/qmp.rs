@@ -6,6 +6,7 @@
 //! * QEMU's list keeps what was told: it has no command for poison that a write cleared. At most 256 entries fit it; the event is sent all the same.
 
 use std::io::{self, BufRead, BufReader, Write};
+use std::ops::Range;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
@@ -13,13 +14,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use lamina_abi::Interleave;
 use serde_json::{Value, json};
 
 use crate::device::Device;
 use crate::device::poison::Poisoned;
 
-/// The object of QEMU's device that holds the base window: `-device cxl-type3,id=mem0`.
-const BASE_DEVICE: &str = "/machine/peripheral/mem0";
+/// The object of QEMU's device that holds the base window, or its first lane: `-device cxl-type3,id=mem0`; the other lanes follow.
+const BASE_DEVICE: &str = "/machine/peripheral/mem";
 /// How often it is looked whether there is anything to tell.
 const PAUSE: Duration = Duration::from_millis(100);
 /// How long QEMU may take to answer.
@@ -72,7 +74,7 @@ fn report(device: &Device, socket: &Path, mut told: u64, stop: &AtomicBool) {
                 Some(monitor) => monitor,
                 none => none.insert(Monitor::connect(socket)?),
             };
-            monitor.tell(poisoned)?;
+            monitor.tell(poisoned, device.set())?;
             told = poisoned.event;
             Ok::<_, io::Error>(())
         });
@@ -103,17 +105,20 @@ impl Monitor {
         Ok(monitor)
     }
 
-    /// Tells of one block.
-    fn tell(&mut self, poisoned: &Poisoned) -> io::Result<()> {
-        let Poisoned { dpa, length, .. } = poisoned;
-        let list = json!({ "path": BASE_DEVICE, "start": dpa, "length": length });
-        self.execute("cxl-inject-poison", &list)?;
-        // An uncorrectable media error, met by a read of the host.
-        let record = json!({
-            "path": BASE_DEVICE, "log": "failure", "flags": 1, "dpa": dpa, "descriptor": 1, "type": 0,
-            "sub-type": 0, "transaction-type": 1,
-        });
-        self.execute("cxl-inject-general-media-event", &record)
+    /// Tells of one block: each device that has a part of it.
+    fn tell(&mut self, poisoned: &Poisoned, set: Option<Interleave>) -> io::Result<()> {
+        for (number, range) in parts(poisoned.dpa..poisoned.dpa + poisoned.length, set) {
+            let (device, dpa) = (format!("{BASE_DEVICE}{number}"), range.start);
+            let list = json!({ "path": device, "start": dpa, "length": range.end - dpa });
+            self.execute("cxl-inject-poison", &list)?;
+            // An uncorrectable media error, met by a read of the host.
+            let record = json!({
+                "path": device, "log": "failure", "flags": 1, "dpa": dpa, "descriptor": 1, "type": 0,
+                "sub-type": 0, "transaction-type": 1,
+            });
+            self.execute("cxl-inject-general-media-event", &record)?;
+        }
+        Ok(())
     }
 
     /// Executes a command. That QEMU refuses is logged: it may have the entry already, or no more room for one.
@@ -140,6 +145,13 @@ impl Monitor {
     }
 }
 
+/// The numbers of QEMU's devices that hold a range of the base window, each with what it holds.
+fn parts(range: Range<u64>, set: Option<Interleave>) -> Vec<(u32, Range<u64>)> {
+    let Some(set) = set else { return vec![(0, range)] };
+    let parts = (0..set.ways()).map(|lane| (lane, set.lane_range(lane, &range)));
+    parts.filter(|(_, part)| !part.is_empty()).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use std::os::unix::net::UnixListener;
@@ -164,6 +176,15 @@ mod tests {
             commands.push(command);
         }
         commands
+    }
+
+    #[test]
+    fn each_device_of_a_set_is_told_its_part() {
+        let parts = |set: &str| parts(8192..12288, set.parse().ok());
+        assert_eq!(parts(""), [(0, 8192..12288)]);
+        assert_eq!(parts("2x256"), [(0, 4096..6144), (1, 4096..6144)]);
+        assert_eq!(parts("4x4K"), [(2, 0..4096)]);
+        assert_eq!(parts("4x2K"), [(0, 2048..4096), (1, 2048..4096)]);
     }
 
     #[test]

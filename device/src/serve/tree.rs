@@ -1,11 +1,10 @@
 //! The folders and files of the mount, fixed from its beginning to its end.
 //!
-//! Inodes are numbers from 1, the root. A folder comes before what is in it, a pair's `base` right before its `views`.
+//! Inodes are numbers from 1, the root. A folder comes before what is in it, a pair's `base` right before its `views`, and its lanes, `lane0` and so on, behind them.
 
 use std::sync::Arc;
 
-use crate::device::Window;
-
+use super::lanes::{Face, Lanes};
 use super::pair::Pair;
 
 /// Inode of the root.
@@ -21,8 +20,8 @@ pub(crate) struct Tree {
 struct Node {
     parent: u64,
     name: String,
-    /// The pair and the window, of a file.
-    file: Option<(usize, Window)>,
+    /// The pair and what it shows of it, of a file.
+    file: Option<(usize, Face)>,
 }
 
 impl Tree {
@@ -34,14 +33,17 @@ impl Tree {
             let folder = pair.place().folders().into_iter().fold(ROOT, |parent, name| {
                 tree.find(parent, name).unwrap_or_else(|| tree.add(parent, name, None))
             });
-            tree.add(folder, "base", Some((index, Window::Base)));
-            tree.add(folder, "views", Some((index, Window::Views)));
+            tree.add(folder, "base", Some((index, Face::Base)));
+            tree.add(folder, "views", Some((index, Face::Views)));
+            for lane in pair.lanes().into_iter().flat_map(Lanes::numbers) {
+                tree.add(folder, &format!("lane{lane}"), Some((index, Face::Lane(lane))));
+            }
         }
         tree.pairs = pairs;
         tree
     }
 
-    fn add(&mut self, parent: u64, name: &str, file: Option<(usize, Window)>) -> u64 {
+    fn add(&mut self, parent: u64, name: &str, file: Option<(usize, Face)>) -> u64 {
         self.nodes.push(Node { parent, name: name.to_owned(), file });
         self.nodes.len() as u64
     }
@@ -71,16 +73,15 @@ impl Tree {
     }
 
     /// The file `inode`; none if that is a folder or nothing.
-    pub(super) fn file(&self, inode: u64) -> Option<(&Arc<Pair>, Window)> {
-        let (pair, window) = self.node(inode)?.file?;
-        Some((&self.pairs[pair], window))
+    pub(super) fn file(&self, inode: u64) -> Option<(&Arc<Pair>, Face)> {
+        let (pair, face) = self.node(inode)?.file?;
+        Some((&self.pairs[pair], face))
     }
 
-    /// The inode of a pair's window.
-    pub(super) fn inode_of(&self, pair: &Arc<Pair>, window: Window) -> Option<u64> {
-        let is = |node: &Node| {
-            node.file.is_some_and(|(at, of)| of == window && Arc::ptr_eq(&self.pairs[at], pair))
-        };
+    /// The inode of a pair's file.
+    pub(super) fn inode_of(&self, pair: &Arc<Pair>, face: Face) -> Option<u64> {
+        let is =
+            |node: &Node| node.file.is_some_and(|(at, of)| of == face && Arc::ptr_eq(&self.pairs[at], pair));
         (ROOT..).zip(&self.nodes).find(|(_, node)| is(node)).map(|(inode, _)| inode)
     }
 
@@ -109,6 +110,7 @@ mod tests {
     use super::super::pair::{PairOptions, Place};
     use super::*;
     use crate::device::{Device, DeviceConfig, Partition};
+    use crate::stats::Interleaving;
 
     #[test]
     fn each_pair_lies_in_its_own_folder() {
@@ -133,14 +135,31 @@ mod tests {
         assert_eq!((tree.parent(b), tree.parent(ROOT), tree.parent(99)), (Some(guests), Some(ROOT), None));
         for (pair, folder) in pairs.iter().zip(["/m", "/m/guests/a", "/m/guests/b", "/m/hosts/a"]) {
             assert_eq!(pair.base_path(), Path::new(folder).join("base"));
-            for window in [Window::Base, Window::Views] {
-                let inode = tree.inode_of(pair, window).unwrap();
+            for face in [Face::Base, Face::Views] {
+                let inode = tree.inode_of(pair, face).unwrap();
                 let (found, of) = tree.file(inode).unwrap();
-                assert!(Arc::ptr_eq(found, pair) && of == window);
+                assert!(Arc::ptr_eq(found, pair) && of == face);
             }
+            assert_eq!(tree.inode_of(pair, Face::Lane(0)), None);
         }
         for none in [0, ROOT, guests, b, tree.len() + 1, u64::MAX] {
             assert!(tree.file(none).is_none(), "{none}");
         }
+    }
+
+    #[test]
+    fn the_lanes_of_a_set_lie_beside_its_base() {
+        let interleaving = Some(Interleaving { interleave: "4x4K".parse().unwrap(), bandwidth: 1.0 });
+        let config = DeviceConfig { interleaving, ..DeviceConfig::new(64 << 10, 4 << 20) };
+        let partition = Partition::first(Arc::new(Device::new(config).unwrap()));
+        let options = PairOptions { place: Place::Root, partition, cache_bytes: None };
+        let pair = Arc::new(Pair::new(&options, Path::new("/m"), std::time::Duration::ZERO));
+        let tree = Tree::new(vec![Arc::clone(&pair)]);
+        let names: Vec<_> = tree.children(ROOT).map(|child| child.name.to_owned()).collect();
+        assert_eq!(names, ["base", "views", "lane0", "lane1", "lane2", "lane3"]);
+        let inode = tree.inode_of(&pair, Face::Lane(2)).unwrap();
+        assert_eq!((tree.find(ROOT, "lane2"), tree.file(inode).unwrap().1), (Some(inode), Face::Lane(2)));
+        assert_eq!(pair.report().lanes[3].path, Path::new("/m/lane3"));
+        assert_eq!(pair.report().lanes[3].bytes, 16 << 10);
     }
 }

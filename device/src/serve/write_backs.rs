@@ -1,4 +1,4 @@
-//! Write-backs: dirty pages of a base window that the kernel brings to the device, and what becomes of those for which there is no room.
+//! Write-backs: dirty pages of a base window, or of a lane of one, that the kernel brings to the device, and what becomes of those for which there is no room.
 //!
 //! A store through a mapping is over long before its page is written back, so an error tells nobody of it: the store is lost. The rules:
 //!
@@ -23,7 +23,9 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::device::{DeviceError, Partition};
 
-/// Bytes of a window's write-backs that may wait: each is a copy of pages that the host keeps as well.
+use super::lanes::Face;
+
+/// Bytes of a file's write-backs that may wait: each is a copy of pages that the host keeps as well.
 pub const MOST_BYTES: usize = 256 << 20;
 /// How often those that wait are tried again if nothing was freed.
 pub const TICK: Duration = Duration::from_millis(100);
@@ -44,9 +46,11 @@ pub(super) struct Asker {
     pub(super) unique: u64,
 }
 
-/// The write-backs of one base window.
+/// The write-backs of one file.
 pub(super) struct WriteBacks {
     partition: Partition,
+    /// The lane that the file is; the base window if none.
+    lane: Option<u32>,
     patience: Duration,
     most_bytes: usize,
     state: Mutex<State>,
@@ -95,10 +99,12 @@ struct Trying<'a> {
 }
 
 impl WriteBacks {
-    /// Write-backs to `partition`, none of which waits for room longer than `patience`.
-    pub(super) fn new(partition: Partition, patience: Duration) -> Self {
+    /// Write-backs of what `face` shows of `partition`, none of which waits for room longer than `patience`.
+    pub(super) fn new(partition: Partition, face: Face, patience: Duration) -> Self {
+        let lane = if let Face::Lane(lane) = face { Some(lane) } else { None };
         Self {
             partition,
+            lane,
             patience,
             most_bytes: MOST_BYTES,
             state: Mutex::default(),
@@ -211,7 +217,10 @@ impl WriteBacks {
         stored: impl Fn(Range<u64>),
     ) -> Result<Answer, DeviceError> {
         let before = *done;
-        let written = self.partition.write_back(offset, bytes, done);
+        let written = match self.lane {
+            None => self.partition.write_back(offset, bytes, done),
+            Some(lane) => self.partition.device().write_back_lane(lane, offset, bytes, done),
+        };
         if *done > before {
             stored(offset + before as u64..offset + *done as u64);
         }
@@ -227,9 +236,13 @@ impl WriteBacks {
 
     /// Gives a write-back up, of which `done` bytes are stored.
     fn refuse(&self, offset: u64, length: usize, done: usize, left: &str, why: &DeviceError) -> Answer {
-        let at = self.partition.base().start + offset + done as u64;
+        let (at, length) = (offset + done as u64, (length - done) as u64);
         let why = format!("no room, and {left}: {why}");
-        self.partition.device().write_back_refused(at, (length - done) as u64, &why);
+        let device = self.partition.device();
+        match self.lane {
+            None => device.write_back_refused(self.partition.base().start + at, length, &why),
+            Some(lane) => device.write_back_lane_refused(lane, at, length, &why),
+        }
         Err(libc::ENOSPC)
     }
 

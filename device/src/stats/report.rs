@@ -2,7 +2,9 @@
 
 use serde::Serialize;
 
-use super::{IndexCache, MAX_PLANES, PartitionReport, Stats, Traffic, slot};
+use super::{
+    IndexCache, InterleaveReport, MAX_PLANES, PartitionReport, Stats, Traffic, members::Members, slot,
+};
 use crate::{
     BLOCK_BYTES,
     codec::Codec,
@@ -40,6 +42,8 @@ pub struct StatsReport {
     pub views: Vec<ViewReport>,
     /// Each partition, by DPA; none if the device is not divided.
     pub partitions: Vec<PartitionReport>,
+    /// The devices that the base window is interleaved over; null if it is one device's.
+    pub interleave: Option<InterleaveReport>,
 }
 
 /// The device: sizes in bytes.
@@ -295,6 +299,7 @@ pub(crate) struct Subject<'a> {
     pub(crate) compare_gcomp: bool,
     pub(crate) map: &'a Map,
     pub(crate) division: &'a Division,
+    pub(crate) members: Option<&'a Members>,
     pub(crate) index_cache: &'a IndexCache,
     pub(crate) windows: WindowsNow,
     /// Poisoned blocks, and poisonings.
@@ -422,6 +427,7 @@ impl Stats {
                 .filter(|_| subject.division.divided)
                 .map(|part| part.report(gcomp))
                 .collect(),
+            interleave: subject.members.map(Members::report),
         }
     }
 

@@ -15,6 +15,7 @@ mod guests;
 mod hostile_peers;
 mod hosts;
 mod ivshmem;
+mod lanes;
 mod mount;
 mod poison;
 mod pressure;

@@ -39,7 +39,7 @@ fn pages(range: std::ops::Range<u64>) -> Vec<u8> {
 }
 
 /// Waits until `holds`, as long as a loaded machine may take.
-fn until(what: &str, mut holds: impl FnMut() -> bool) {
+pub(crate) fn until(what: &str, mut holds: impl FnMut() -> bool) {
     let began = Instant::now();
     while !holds() {
         assert!(began.elapsed() < Duration::from_secs(60), "did not come about: {what}");
@@ -57,7 +57,7 @@ fn direct(path: &Path, at: u64, length: usize) -> Vec<u8> {
 }
 
 /// Has the kernel begin to write a range back, and waits for nothing.
-fn begin_write_back(window: &Window, at: u64, length: u64) {
+pub(crate) fn begin_write_back(window: &Window, at: u64, length: u64) {
     let (at, length) = (i64::try_from(at).unwrap(), i64::try_from(length).unwrap());
     // SAFETY: takes no pointers.
     let begun =

@@ -43,11 +43,13 @@
 
 mod decode;
 mod encode;
+pub mod interleave;
 pub mod mailbox;
 pub mod shmem;
 
 pub use decode::decode;
 pub use encode::encode;
+pub use interleave::Interleave;
 
 /// Bytes of the views window that the directory occupies; views begin behind it.
 pub const DIRECTORY_BYTES: u64 = 2 << 20;

@@ -8,7 +8,8 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use lamina_shim::sysfs::Tree;
+use lamina_abi::Interleave;
+use lamina_shim::{VIEWS_SERIAL, sysfs::Tree};
 use tempfile::TempDir;
 
 use super::{WINDOW, Windows};
@@ -24,6 +25,8 @@ pub(crate) struct Config {
     pub(crate) serials: [u64; 2],
     /// Which window is behind mem0; the other is behind mem1.
     pub(crate) mem0: &'static str,
+    /// An interleave set that stands for these two: its lanes, the last one first, and then the views window.
+    pub(crate) set: Option<Interleave>,
     /// Bytes of the platform's CXL window.
     pub(crate) room: u64,
     /// Errno that `commit` gives.
@@ -34,7 +37,7 @@ pub(crate) struct Config {
 
 impl Default for Config {
     fn default() -> Self {
-        Self { serials: [1, 2], mem0: "base", room: 2 * WINDOW, commit: None, dax_cxl: true }
+        Self { serials: [1, 2], mem0: "base", set: None, room: 2 * WINDOW, commit: None, dax_cxl: true }
     }
 }
 
@@ -52,6 +55,15 @@ struct State {
     writes: usize,
 }
 
+impl Config {
+    /// Serial number and bytes of each memdev.
+    fn memdevs(&self) -> Vec<(u64, u64)> {
+        let Some(set) = self.set else { return self.serials.map(|serial| (serial, WINDOW)).to_vec() };
+        let lanes = (0..set.ways()).rev().map(|lane| (set.serial(lane), WINDOW / u64::from(set.ways())));
+        lanes.chain([(VIEWS_SERIAL, WINDOW)]).collect()
+    }
+}
+
 impl Kernel {
     pub(crate) fn new(config: Config) -> Arc<Self> {
         let kernel = Self {
@@ -60,10 +72,10 @@ impl Kernel {
             state: Mutex::new(State { room: config.room, regions: 0, writes: 0 }),
             config,
         };
-        for (number, serial) in kernel.config.serials.iter().enumerate() {
+        for (number, (serial, bytes)) in kernel.config.memdevs().into_iter().enumerate() {
             let port = number + 2;
             kernel.put(&format!("{CXL}/mem{number}/serial"), &format!("{serial:#x}"));
-            kernel.put(&format!("{CXL}/mem{number}/ram/size"), &format!("{WINDOW:#x}"));
+            kernel.put(&format!("{CXL}/mem{number}/ram/size"), &format!("{bytes:#x}"));
             fs::create_dir_all(kernel.path(&format!("{CXL}/endpoint{port}"))).unwrap();
             symlink(format!("../mem{number}"), kernel.path(&format!("{CXL}/endpoint{port}/uport"))).unwrap();
             for file in ["mode", "region"] {
@@ -125,7 +137,9 @@ impl Kernel {
             ["bus", "cxl", "devices", "decoder0.0", "create_ram_region"] => self.create(value),
             ["bus", "cxl", "devices", "decoder0.0", "delete_region"] => self.delete(value),
             ["bus", "cxl", "devices", region, "size"] => self.size(region, value),
-            ["bus", "cxl", "devices", region, "target0"] => self.target(region, value),
+            ["bus", "cxl", "devices", region, target] if target.starts_with("target") => {
+                self.target(region, &target["target".len()..], value)
+            }
             ["bus", "cxl", "devices", region, "commit"] => self.commit(region),
             ["bus", "cxl", "drivers", "cxl_region", "bind"] => self.bind_region(value),
             ["bus", "dax", "drivers", driver, "new_id"] => self.bind_dax(driver, value),
@@ -139,7 +153,16 @@ impl Kernel {
         let mut state = self.state.lock().unwrap();
         demand(region == format!("region{}", state.regions))?;
         state.regions += 1;
-        for file in ["interleave_granularity", "interleave_ways", "size", "target0", "commit"] {
+        for file in [
+            "interleave_granularity",
+            "interleave_ways",
+            "size",
+            "target0",
+            "target1",
+            "target2",
+            "target3",
+            "commit",
+        ] {
             self.put(&format!("{CXL}/{region}/{file}"), "0");
         }
         self.put(&format!("{CXL}/decoder0.0/create_ram_region"), &format!("region{}", state.regions));
@@ -148,9 +171,10 @@ impl Kernel {
 
     fn delete(&self, region: &str) -> io::Result<()> {
         self.state.lock().unwrap().room += self.number(&format!("{CXL}/{region}/size"));
-        for decoder in ["decoder2.0", "decoder3.0"] {
-            if self.get(&format!("{CXL}/{decoder}/region")) == region {
-                self.put(&format!("{CXL}/{decoder}/region"), "");
+        for number in 0..self.config.memdevs().len() {
+            let file = format!("{CXL}/decoder{}.0/region", number + 2);
+            if self.get(&file) == region {
+                self.put(&file, "");
             }
         }
         fs::remove_dir_all(self.path(&format!("{CXL}/{region}")))
@@ -158,8 +182,10 @@ impl Kernel {
 
     fn size(&self, region: &str, value: &str) -> io::Result<()> {
         let mut state = self.state.lock().unwrap();
-        demand(self.get(&format!("{CXL}/{region}/interleave_ways")) == "1")?;
-        demand(self.get(&format!("{CXL}/{region}/interleave_granularity")) == "256")?;
+        let ways = self.number(&format!("{CXL}/{region}/interleave_ways"));
+        let granularity = self.number(&format!("{CXL}/{region}/interleave_granularity"));
+        let is_set = |set: Interleave| (u64::from(set.ways()), set.granule()) == (ways, granularity);
+        demand((ways, granularity) == (1, 256) || self.config.set.is_some_and(is_set))?;
         let bytes: u64 = value.parse().unwrap();
         if bytes > state.room {
             self.put(&format!("{CXL}/{region}/size"), "0");
@@ -169,17 +195,25 @@ impl Kernel {
         Ok(())
     }
 
-    fn target(&self, region: &str, decoder: &str) -> io::Result<()> {
+    fn target(&self, region: &str, position: &str, decoder: &str) -> io::Result<()> {
         demand(self.get(&format!("{CXL}/{decoder}/mode")) == "ram")?;
-        demand(
-            self.number(&format!("{CXL}/{decoder}/dpa_size")) == self.number(&format!("{CXL}/{region}/size")),
-        )?;
+        let ways = self.number(&format!("{CXL}/{region}/interleave_ways"));
+        let bytes = self.number(&format!("{CXL}/{decoder}/dpa_size"));
+        demand(bytes * ways == self.number(&format!("{CXL}/{region}/size")))?;
+        if ways > 1 {
+            // The kernel takes any order, but only one gives the bytes back where they were.
+            let number: usize = decoder["decoder".len()..].trim_end_matches(".0").parse().unwrap();
+            let (_, lane) = Interleave::of_serial(self.config.memdevs()[number - 2].0).unwrap();
+            demand(position == lane.to_string())?;
+        }
         self.put(&format!("{CXL}/{decoder}/region"), region);
         Ok(())
     }
 
     fn commit(&self, region: &str) -> io::Result<()> {
-        demand(self.get(&format!("{CXL}/{region}/target0")).starts_with("decoder"))?;
+        for position in 0..self.number(&format!("{CXL}/{region}/interleave_ways")) {
+            demand(self.get(&format!("{CXL}/{region}/target{position}")).starts_with("decoder"))?;
+        }
         match self.config.commit {
             Some(code) => {
                 self.put(&format!("{CXL}/{region}/commit"), "0");
@@ -219,7 +253,8 @@ impl Kernel {
         // Which window it is follows from the memdev whose decoder the region has.
         let region = dax.trim_end_matches(".0").replace("dax", "region");
         let mem0 = self.get(&format!("{CXL}/decoder2.0/region")) == region;
-        let base = mem0 == (self.config.mem0 == "base");
+        let is_set = self.get(&format!("{CXL}/{region}/interleave_ways")) != "1";
+        let base = if self.config.set.is_some() { is_set } else { mem0 == (self.config.mem0 == "base") };
         symlink(self.windows.path(if base { "base" } else { "views" }), self.path(&format!("dev/{dax}")))
     }
 

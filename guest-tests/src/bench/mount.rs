@@ -52,6 +52,7 @@ impl Mount {
                 codec: codec.to_owned(),
                 capacity: None,
                 read_ahead_kb: self.read_ahead_kb,
+                devices: None,
             };
             devices.push(Daemon::start(&serve)?);
         }

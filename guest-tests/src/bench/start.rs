@@ -27,6 +27,7 @@ pub fn run(rounds: usize) -> Result<Table> {
                 codec: "lz4".to_owned(),
                 capacity: Some(capacity.to_owned()),
                 read_ahead_kb: 4,
+                devices: None,
             };
             let begun = Instant::now();
             let device = Daemon::start(&serve)?;

@@ -47,6 +47,7 @@ impl Warm {
             codec: "lz4".to_owned(),
             capacity: None,
             read_ahead_kb: 128,
+            devices: None,
         })?;
         let ordinary = Ready {
             base: copy(&device.ready.base, folder.path(), self.bytes)?,

@@ -77,6 +77,9 @@ struct Cli {
     /// KiB the host reads when a page is missing; 4 reads exactly that page
     #[arg(long, default_value_t = 4, value_name = "KIB")]
     read_ahead_kb: u32,
+    /// Count the base window as N devices, 2 to 8, interleaved by chunks of 2 MiB, and report what each moves (workloads views and decode)
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..=8))]
+    devices: Option<u32>,
     #[command(flatten)]
     decode: DecodeArgs,
     /// The tensor that the guest writes [default: the first by name]
@@ -217,6 +220,7 @@ fn run(cli: Cli) -> Result<bool> {
             mode: cli.mode.clone(),
             codec: cli.codec.clone(),
             capacity: cli.capacity.clone(),
+            devices: None,
             read_ahead_kb: cli.read_ahead_kb,
         },
         limit,
@@ -236,6 +240,7 @@ fn run(cli: Cli) -> Result<bool> {
             codec: cli.codec,
             capacity: cli.capacity,
             read_ahead_kb: cli.read_ahead_kb,
+            devices: cli.devices,
         },
         views,
         decode,

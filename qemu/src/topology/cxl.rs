@@ -5,13 +5,16 @@
 //!                                └ cxl-rp ─ cxl-type3 mem1: the views window
 //! ```
 //!
-//! * Both devices share one fixed memory window (CFMW), as large as the two together. Neither is interleaved, so QEMU maps
-//!   them into the guest directly.
-//! * Guests tell the devices apart by serial number ([`BASE_SERIAL`], [`VIEWS_SERIAL`]); the kernel's `memN` numbers follow the
+//! * All devices share one fixed memory window (CFMW), as large as they are together. A window that is one device is mapped into the guest directly.
+//! * An interleave set has a device for each lane in the place of the base's one, `mem0` and so on, and the views behind them. The decoders of the host bridge and the
+//!   devices interleave, as the guest's kernel programs them; QEMU hands each access to such a region on by itself.
+//! * Guests tell the devices apart by serial number ([`BASE_SERIAL`], [`VIEWS_SERIAL`], those of lanes: [`Interleave::serial`]); the kernel's `memN` numbers follow the
 //!   order of probing and may swap.
-//! * Sizes are multiples of 256 MiB, as QEMU and the CXL decoders demand.
+//! * Sizes of devices are multiples of 256 MiB, as QEMU and the CXL decoders demand.
 
 use std::path::{Path, PathBuf};
+
+use lamina_abi::Interleave;
 
 use super::attach::Part;
 use super::{TopologyError, check_file, escape};
@@ -35,11 +38,33 @@ pub struct Cxl {
     pub views: PathBuf,
     /// Bytes of the views window, a multiple of 256 MiB.
     pub views_bytes: u64,
+    /// The lanes of the base window, if it is an interleave set; the guest then has these in its place.
+    pub lanes: Option<Lanes>,
+}
+
+/// The lanes of an interleave set.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Lanes {
+    /// The set.
+    pub set: Interleave,
+    /// The file of each lane, in order.
+    pub files: Vec<PathBuf>,
 }
 
 impl Part for Cxl {
     fn check(&self) -> Result<(), TopologyError> {
-        check_window("base", &self.base, self.base_bytes)?;
+        if let Some(Lanes { set, files }) = &self.lanes {
+            let ways = u64::from(set.ways());
+            if files.len() as u64 != ways || !self.base_bytes.is_multiple_of(GRANULE * ways) {
+                let (bytes, lanes) = (self.base_bytes, files.len());
+                return Err(TopologyError::Set { set: *set, bytes, lanes });
+            }
+            for file in files {
+                check_window("lane", file, self.base_bytes / ways)?;
+            }
+        } else {
+            check_window("base", &self.base, self.base_bytes)?;
+        }
         check_window("views", &self.views, self.views_bytes)
     }
 
@@ -62,11 +87,16 @@ impl Part for Cxl {
 
     fn devices(&self, _: Version, option: &mut dyn FnMut(&str, String)) {
         option("-device", "pxb-cxl,id=cxl.1,bus=pcie.0,bus_nr=12".into());
-        let devices = [
-            ("base", &self.base, self.base_bytes, BASE_SERIAL),
-            ("views", &self.views, self.views_bytes, VIEWS_SERIAL),
-        ];
-        for (n, (id, path, bytes, serial)) in devices.into_iter().enumerate() {
+        let base = match &self.lanes {
+            None => vec![("base".to_owned(), &self.base, self.base_bytes, BASE_SERIAL)],
+            Some(Lanes { set, files }) => {
+                let bytes = self.base_bytes / u64::from(set.ways());
+                let lane = |(lane, file)| (format!("lane{lane}"), file, bytes, set.serial(lane));
+                (0..).zip(files).map(lane).collect()
+            }
+        };
+        let views = ("views".to_owned(), &self.views, self.views_bytes, VIEWS_SERIAL);
+        for (n, (id, path, bytes, serial)) in base.into_iter().chain([views]).enumerate() {
             let (size, path) = (bytes >> 20, escape(path));
             option("-object", format!("memory-backend-file,id={id},share=on,size={size}M,mem-path={path}"));
             option("-device", format!("cxl-rp,id=rp{n},bus=cxl.1,port={n},chassis=0,slot={}", n + 2));

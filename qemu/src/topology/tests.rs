@@ -12,7 +12,7 @@ fn sparse(folder: &Path, name: &str, bytes: u64) -> PathBuf {
 
 fn windows(folder: &Path) -> Cxl {
     let (base, views) = (sparse(folder, "base", 512 << 20), sparse(folder, "views", 256 << 20));
-    Cxl { base, base_bytes: 512 << 20, views, views_bytes: 256 << 20 }
+    Cxl { base, base_bytes: 512 << 20, views, views_bytes: 256 << 20, lanes: None }
 }
 
 fn topology(folder: &Path) -> Topology {
@@ -43,6 +43,39 @@ fn two_devices_share_one_window_as_large_as_both() {
     assert!(args.contains("cxl-type3,id=mem0,bus=rp0,volatile-memdev=base,sn=0x4c616d696e610000"), "{args}");
     assert!(args.contains("cxl-type3,id=mem1,bus=rp1,volatile-memdev=views,sn=0x4c616d696e610001"), "{args}");
     assert!(!args.contains("virtio"), "{args}");
+}
+
+#[test]
+fn the_lanes_of_a_set_stand_for_its_base() {
+    let folder = tempfile::tempdir().unwrap();
+    let files: Vec<_> = (0..2).map(|lane| sparse(folder.path(), &format!("lane{lane}"), 256 << 20)).collect();
+    let set = "2x4K".parse().unwrap();
+    let of = |files: &[PathBuf], base_bytes| {
+        let lanes = Some(Lanes { set, files: files.to_vec() });
+        with(Attach::Cxl(Cxl { base_bytes, lanes, ..windows(folder.path()) }))
+    };
+    let topology = of(&files, 512 << 20);
+    topology.check().unwrap();
+    let args = topology.args(OLDEST).join(" ");
+    assert!(args.contains("cxl-fmw.0.size=768M"), "{args}");
+    for (lane, file) in files.iter().enumerate() {
+        let memory = format!("id=lane{lane},share=on,size=256M,mem-path={}", file.display());
+        let device =
+            format!("id=mem{lane},bus=rp{lane},volatile-memdev=lane{lane},sn=0x4c616d696e61142{lane}");
+        assert!(args.contains(&memory) && args.contains(&device), "{args}");
+    }
+    assert!(args.contains("id=mem2,bus=rp2,volatile-memdev=views,sn=0x4c616d696e610001"), "{args}");
+    assert!(!args.contains("base"), "{args}");
+    for (files, bytes) in [(&files[..1], 512 << 20), (&files, 256 << 20), (&files, 768 << 20)] {
+        let error = of(files, bytes).check().unwrap_err();
+        assert!(
+            matches!(error, TopologyError::Set { .. }) && error.to_string().contains("536870912"),
+            "{error}"
+        );
+    }
+    std::fs::remove_file(&files[1]).unwrap();
+    let error = of(&files, 512 << 20).check().unwrap_err();
+    assert!(matches!(error, TopologyError::File { window: "lane", .. }), "{error}");
 }
 
 #[test]
@@ -160,7 +193,7 @@ fn disks_need_sockets_and_have_a_bound() {
 }
 
 fn shared(folder: &Path, mailbox: Option<PathBuf>) -> Ivshmem {
-    let Cxl { base, base_bytes, views, views_bytes } = windows(folder);
+    let Cxl { base, base_bytes, views, views_bytes, .. } = windows(folder);
     Ivshmem { base, base_bytes, views, views_bytes, mailbox }
 }
 

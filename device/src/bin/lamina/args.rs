@@ -15,6 +15,7 @@ use lamina::serve::launder::LaunderWith;
 use lamina_qemu::{Accel, AttachKind};
 
 use crate::division::DivisionArgs;
+use crate::several::SeveralArgs;
 
 /// A CXL Type-3 memory device in user space: tensors as compressed bit-planes, precision views by address alias.
 #[derive(Debug, Parser)]
@@ -185,6 +186,8 @@ pub(crate) struct DeviceArgs {
     /// How dirty pages are made to reach the device: `auto`, `sync_file_range` or `msync`.
     #[arg(long, default_value = "auto", hide = true, value_name = "HOW")]
     pub(crate) launder_with: LaunderWith,
+    #[command(flatten)]
+    pub(crate) several: SeveralArgs,
     /// Whether windows whose size is not given get one that suits a PCI BAR.
     #[arg(skip)]
     pub(crate) powers_of_two: bool,
@@ -221,6 +224,8 @@ Examples:
       lamina boot --base /tmp/lamina/base --views-file /tmp/lamina/views --ctl /run/lamina/ctl.sock
   As disks, of a device that is being served with --vhost-user /run/lamina/disks:
       lamina boot --attach vhost-user --disk /run/lamina/disks/base.sock --disk /run/lamina/disks/views.sock
+  As an interleave set of two CXL memory devices:
+      lamina boot --interleave 2x256 --model model.safetensors --views full,e8m3
   As shared memory, with all options in a file:
       lamina boot --topology docs/topology.toml
   Only say what would be started, for a QEMU command line of your own:

@@ -9,8 +9,10 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
 use lamina::serve::IvshmemServer;
+use lamina_abi::Interleave;
 use lamina_qemu::{
-    Attach, AttachKind, BootConfig, Cxl, Guest, GuestFile, Ivshmem, Shmem, Source, VhostUser, launch,
+    Accel, Attach, AttachKind, BootConfig, Cxl, Guest, GuestFile, Ivshmem, Lanes, Shmem, Source, VhostUser,
+    launch,
 };
 use serde_json::Value;
 use tokio::signal::unix::{SignalKind, signal};
@@ -61,12 +63,14 @@ pub(crate) async fn boot(args: Boot) -> Result<ExitCode> {
     if attach == AttachKind::Shmem {
         files.push(tokio::task::spawn_blocking(shmem::driver).await??);
     }
+    let set = device.several.interleave;
+    ensure!(set.is_none() || attach == AttachKind::Cxl, "--interleave goes with --attach cxl");
     device.powers_of_two = attach == AttachKind::Ivshmem;
     let (mut qmp, mut server, mut region) = (None, None, None);
     // Whatever serves the device lives until the guest has ended.
     let (attach, ctl, served, folder) = 'way: {
         match (attach, base.zip(views_file)) {
-            (AttachKind::Cxl, Some((base, views))) => (windows(base, views)?, ctl, None, None),
+            (AttachKind::Cxl, Some((base, views))) => (windows(base, views, set)?, ctl, None, None),
             (AttachKind::Ivshmem, Some((base, views))) => {
                 let folder = tempfile::Builder::new().prefix("lamina-boot-").tempdir()?;
                 if let (None, Some(ctl)) = (&mailbox, &ctl) {
@@ -125,7 +129,7 @@ pub(crate) async fn boot(args: Boot) -> Result<ExitCode> {
                     server = Some(started);
                     (attach, None)
                 } else {
-                    (windows(base, views)?, ctl)
+                    (windows(base, views, set)?, ctl)
                 };
                 (attach, ctl, Some(served), Some(folder))
             }
@@ -139,8 +143,10 @@ pub(crate) async fn boot(args: Boot) -> Result<ExitCode> {
     config.interactive = args.script.is_none();
     config.run = args.script.is_some().then(|| SCRIPT.to_owned());
     config.memory_mib = args.memory.unwrap_or(config.memory_mib);
+    // A guest's access to an interleave set is QEMU's to do, and KVM cannot hand every instruction on.
+    let accel = args.accel.or(set.map(|_| Accel::Tcg));
     (config.cpus, config.accel, config.huge_pages, config.extra_args) =
-        (args.cpus, args.accel, args.huge_pages, args.qemu);
+        (args.cpus, accel, args.huge_pages, args.qemu);
     let print_command = args.print_command;
     let prepared = tokio::task::spawn_blocking(move || launch::prepare(&config)).await??;
     if print_command {
@@ -180,10 +186,14 @@ async fn seat(api: &Path, name: &str) -> Result<Value> {
     found.with_context(|| format!("the device has no guest or host {name:?}; it has: {known}"))
 }
 
-/// Two files as CXL memory.
-fn windows(base: PathBuf, views: PathBuf) -> Result<Attach> {
+/// Two files as CXL memory. Those of an interleave set lie beside the base.
+fn windows(base: PathBuf, views: PathBuf, set: Option<Interleave>) -> Result<Attach> {
     let (base_bytes, views_bytes) = (bytes(&base)?, bytes(&views)?);
-    Ok(Attach::Cxl(Cxl { base, base_bytes, views, views_bytes }))
+    let lanes = set.map(|set| {
+        let lane = |lane| base.with_file_name(format!("lane{lane}"));
+        Lanes { set, files: (0..set.ways()).map(lane).collect() }
+    });
+    Ok(Attach::Cxl(Cxl { base, base_bytes, views, views_bytes, lanes }))
 }
 
 /// Two files as shared memory, with a mailbox if there is one.

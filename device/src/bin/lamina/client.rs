@@ -146,6 +146,9 @@ pub(crate) async fn stats(client: &Client) -> Result<()> {
     }
     println!("{table}");
     print_partitions(rows(&stats["partitions"])?, rows(&stats["hosts"])?);
+    if !stats["interleave"].is_null() {
+        print_interleave(&stats["interleave"])?;
+    }
     let (writes, requests) = (&stats["writes"], &stats["requests"]);
     println!(
         "written: {} in {} requests; stores refused in views: {}; damaged reads: {}",
@@ -351,6 +354,44 @@ fn print_partitions(partitions: &[Value], hosts: &[Value]) {
         }
         println!("{table}");
     }
+}
+
+/// What is counted of each device that the region is interleaved over.
+fn print_interleave(told: &Value) -> Result<()> {
+    let head = [
+        "device",
+        "reads",
+        "plain fetched",
+        "stored fetched",
+        "writes",
+        "written",
+        "stored written",
+        "modelled GB/s",
+    ];
+    let mut table = new_table(&head, 1);
+    for device in rows(&told["devices"])? {
+        table.add_row([
+            text(&device["device"]),
+            count(&device["reads"]),
+            size(&device["plain_bytes_fetched"]),
+            size(&device["stored_bytes_fetched"]),
+            count(&device["writes"]),
+            size(&device["written_bytes"]),
+            size(&device["stored_bytes_written"]),
+            ratio(&device["modelled_gbs"]),
+        ]);
+    }
+    println!("{table}");
+    println!(
+        "{} devices by {} ({}), imbalance {}; modelled at {} GB/s a device: the region gives {} GB/s of plain bytes",
+        text(&told["ways"]),
+        size(&told["granule_bytes"]),
+        text(&told["by"]),
+        ratio(&told["imbalance"]),
+        text(&told["modelled_device_gbs"]),
+        ratio(&told["modelled_region_gbs"]),
+    );
+    Ok(())
 }
 
 fn print_views(views: &[Value]) {

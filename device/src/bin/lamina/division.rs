@@ -17,6 +17,7 @@ use lamina::load::{self, LoadOptions};
 use lamina::model::ModelFile;
 use lamina::serve::{PairOptions, Place};
 use lamina::store::image::Superblock;
+use lamina_abi::Interleave;
 
 use crate::args::{DeviceArgs, bytes};
 
@@ -96,6 +97,8 @@ pub(crate) struct Plan {
     pairs: Vec<(Place, String, Option<u64>)>,
     /// Whether windows whose size is not given are as large as a PCI BAR can be.
     powers_of_two: bool,
+    /// CXL memory devices that the base window is interleaved over.
+    ways: u32,
 }
 
 /// A partition as the command line has it; what it does not say is fitting, or as the image has it.
@@ -138,7 +141,8 @@ impl Plan {
         }
         let divided = !args.guests.is_empty();
         let powers_of_two = device.powers_of_two;
-        let mut plan = Self { parts: Vec::new(), loads: Vec::new(), pairs: Vec::new(), powers_of_two };
+        let ways = device.several.interleave.map_or(1, Interleave::ways);
+        let mut plan = Self { parts: Vec::new(), loads: Vec::new(), pairs: Vec::new(), powers_of_two, ways };
         for guest in args.guests {
             ensure!(
                 guest.name != SHARED,
@@ -154,6 +158,10 @@ impl Plan {
             Some(count) => (0..count).map(|n| format!("h{n}")).collect(),
             None => args.host,
         };
+        ensure!(
+            ways == 1 || (!divided && hosts.is_empty()),
+            "--interleave is for a device that is neither divided among guests nor shared by hosts"
+        );
         let shared = if divided { SHARED } else { "" };
         let is_shared = !divided || args.shared.is_some();
         ensure!(
@@ -194,6 +202,15 @@ impl Plan {
         if let Some((is, path)) = image {
             plan.fits(device, is)
                 .with_context(|| format!("the image {} is another device", path.display()))?;
+            if let Some(set) = device.several.interleave {
+                ensure!(
+                    is.base_bytes.is_multiple_of(set.stripe()),
+                    "--interleave {set}: the image {} has a base window of {} bytes, no multiple of {}",
+                    path.display(),
+                    is.base_bytes,
+                    set.stripe()
+                );
+            }
         }
         Ok(plan)
     }
@@ -241,9 +258,9 @@ impl Plan {
                 base_needed = base_needed.saturating_add(load::base_needed(&model));
                 views_needed = views_needed.saturating_add(load::views_needed(&model, options));
             }
-            let base_bytes = part.base_bytes.unwrap_or(fitting(base_needed, self.powers_of_two));
-            let views_bytes =
-                part.views_bytes.unwrap_or(fitting(views_needed.max(base_bytes), self.powers_of_two));
+            let fitting = |bytes, devices| fitting(bytes, devices, self.powers_of_two);
+            let base_bytes = part.base_bytes.unwrap_or(fitting(base_needed, self.ways));
+            let views_bytes = part.views_bytes.unwrap_or(fitting(views_needed.max(base_bytes), 1));
             let Some(name) = part.name.clone() else {
                 return Ok(DeviceConfig::new(base_bytes, views_bytes));
             };
@@ -288,9 +305,9 @@ impl DivisionArgs {
     }
 }
 
-/// A window that QEMU takes and that holds so many bytes.
-fn fitting(bytes: u64, power_of_two: bool) -> u64 {
-    let fitting = bytes.max(1).checked_next_multiple_of(CXL_MULTIPLE);
+/// A window over so many devices that QEMU takes and that holds so many bytes.
+fn fitting(bytes: u64, devices: u32, power_of_two: bool) -> u64 {
+    let fitting = bytes.max(1).checked_next_multiple_of(CXL_MULTIPLE * u64::from(devices));
     let fitting = if power_of_two { fitting.and_then(u64::checked_next_power_of_two) } else { fitting };
     fitting.unwrap_or(bytes)
 }
@@ -335,6 +352,21 @@ mod tests {
         assert_eq!((made.base_bytes, made.views_bytes), (512 << 20, 512 << 20));
         assert!(made.partitions.is_empty());
         assert_eq!(plan.pairs, [(Place::Root, String::new(), None)]);
+    }
+
+    #[test]
+    fn an_interleave_set_has_a_base_for_each_of_its_devices_and_is_alone() {
+        let made = config(&plan(&["--interleave", "4x4K"]).unwrap());
+        assert_eq!((made.base_bytes, made.views_bytes), (1 << 30, 1 << 30));
+        for others in [&["--guest", "a=1G"][..], &["--capacity", "1G", "--hosts", "2"]] {
+            let words = [&["--interleave", "2x256"], others].concat();
+            assert!(refused(&words).contains("neither divided"), "{words:?}");
+        }
+        assert!(plan(&["--devices", "2", "--guest", "a=1G"]).is_ok());
+        let is = DeviceConfig::new(20 << 10, 4 << 20).superblock();
+        let why = plan_on(&is, &["--interleave", "4x4K"]).err().unwrap().to_string();
+        assert!(why.contains("20480 bytes, no multiple of 16384"), "{why}");
+        assert!(plan_on(&is, &["--interleave", "4x1K"]).is_ok());
     }
 
     #[test]

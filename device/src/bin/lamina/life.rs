@@ -106,6 +106,9 @@ pub(crate) struct Ready {
     /// The windows of the pair of files at the mount's root, if there is one.
     pub(crate) base: Option<WindowFile>,
     pub(crate) views: Option<WindowFile>,
+    /// The lanes of the base window, if it is an interleave set.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) lanes: Vec<PathBuf>,
     /// The other pairs, each with its guest's socket.
     pub(crate) guests: Vec<Value>,
     pub(crate) disks: Vec<Value>,

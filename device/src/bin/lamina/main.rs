@@ -10,6 +10,7 @@ mod life;
 mod log;
 mod meter;
 mod serve;
+mod several;
 mod shmem;
 mod topology;
 mod worker;

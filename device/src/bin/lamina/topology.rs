@@ -54,6 +54,10 @@ struct Device {
     tcp: Field<String>,
     read_ahead_kb: Field<Number>,
     threads: Field<Number>,
+    devices: Field<Number>,
+    interleave: Field<String>,
+    #[serde(rename = "device-bandwidth")]
+    bandwidth: Field<Bandwidth>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -82,6 +86,14 @@ struct Guest {
 enum Number {
     Plain(i64),
     Text(String),
+}
+
+/// GB/s, whole or not.
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum Bandwidth {
+    Whole(i64),
+    Fraction(f64),
 }
 
 /// Options, and the places in the file that they come from.
@@ -161,6 +173,12 @@ impl Options<'_> {
         self.text("--tcp", device.tcp);
         self.number("--read-ahead-kb", device.read_ahead_kb);
         self.number("--threads", device.threads);
+        self.number("--devices", device.devices);
+        self.text("--interleave", device.interleave);
+        self.add("--device-bandwidth", device.bandwidth, |bandwidth| match bandwidth {
+            Bandwidth::Whole(gbs) => vec![gbs.to_string()],
+            Bandwidth::Fraction(gbs) => vec![gbs.to_string()],
+        });
     }
 
     fn guest(&mut self, guest: Guest) {
@@ -301,6 +319,8 @@ mod tests {
             views = ["full", "e8m3"]
             kv = ["*.k=64,128"]
             threads = 3
+            devices = 2
+            device-bandwidth = 12.5
             [[guest]]
             attach = "ivshmem"
             script = "test.sh"
@@ -320,6 +340,8 @@ mod tests {
             "--views=full,e8m3",
             "--kv=*.k=64,128",
             "--threads=3",
+            "--devices=2",
+            "--device-bandwidth=12.5",
             "--attach=ivshmem",
             "--script=/t/test.sh",
             "--put=/t/reader=/bin/reader",
@@ -349,6 +371,8 @@ mod tests {
             ("[[guest]]\n\n[[guest]]\ncpus = 1\n", "line 3", "second"),
             ("[[guest]]\nmemory = -1\n", "line 2", "-1"),
             ("[[guest]\n", "line 1", ""),
+            ("[device]\ndevices = 9\n[[guest]]\n", "line 2", "2 to 8"),
+            ("[device]\n\ninterleave = \"2x16K\"\n[[guest]]\n", "line 3", "Linux 6.12"),
         ] {
             let why = read(text).unwrap_err();
             assert!(why.contains(line) && why.contains(what), "{text}: {why}");

@@ -68,7 +68,8 @@ fn run(args: &DeviceArgs, division: &DivisionArgs) -> Result<()> {
     let tcp = if tcp { Some(next()?.into()) } else { None };
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let _inside = runtime.enter();
-    let config = DeviceConfig { first_process: first, ..DeviceConfig::new(0, 0) };
+    let interleaving = args.several.interleaving();
+    let config = DeviceConfig { first_process: first, interleaving, ..DeviceConfig::new(0, 0) };
     let device = Arc::new(Device::open(image, &config)?);
     device.set_worker_deaths(deaths);
     let _ = counted.set(Arc::clone(&device));
@@ -295,6 +296,7 @@ impl Served {
             |of: fn(&Mount) -> PathBuf, bytes| WindowFile { path: self.mount.as_ref().map(of), bytes };
         let root = pairs.iter().zip(guests).find(|(pair, _)| pair.place == Place::Root);
         let partition = root.map(|(pair, _)| &pair.partition);
+        let lanes = self.mount.iter().flat_map(Mount::pairs).flat_map(|pair| pair.lane_paths());
         let seats = control.seats().into_iter().filter(|seat| seat.pair.place != Place::Root);
         Ok(Ready {
             is: true,
@@ -304,6 +306,7 @@ impl Served {
             codec: device.codec().to_string(),
             base: partition.map(|partition| window(Mount::base_path, partition.base_bytes())),
             views: partition.map(|partition| window(Mount::views_path, partition.views_bytes())),
+            lanes: lanes.collect(),
             guests: seats.map(serde_json::to_value).collect::<Result<_, _>>()?,
             disks: self
                 .disks

@@ -26,13 +26,17 @@ fn page(seed: u64) -> Vec<u8> {
 
 impl Rig {
     fn new(config: DeviceConfig, patience: Duration, most_bytes: usize) -> Self {
+        Self::of(Face::Base, config, patience, most_bytes)
+    }
+
+    fn of(face: Face, config: DeviceConfig, patience: Duration, most_bytes: usize) -> Self {
         let device = Arc::new(Device::new(config).unwrap());
         let partition = Partition::first(Arc::clone(&device));
         let mut filled = 0;
         while partition.write_base(filled * PAGE as u64, &page(filled)).is_ok() {
             filled += 1;
         }
-        let write_backs = Arc::new(WriteBacks { most_bytes, ..WriteBacks::new(partition, patience) });
+        let write_backs = Arc::new(WriteBacks { most_bytes, ..WriteBacks::new(partition, face, patience) });
         let (answer, answers) = channel();
         let retrying = Arc::clone(&write_backs);
         let retrying = std::thread::spawn(move || {
@@ -183,4 +187,39 @@ fn what_finds_no_room_in_a_quota_waits_for_that_partition() {
     Partition::first(Arc::clone(&rig.device)).discard(0, PAGE as u64).unwrap();
     assert_eq!(rig.answered(), (1, Ok(4096)));
     assert!(rig.read(rig.filled) == page(1));
+}
+
+#[test]
+fn what_finds_no_room_by_a_lane_waits_too_and_what_is_lost_of_it_is_told() {
+    let full = |patience| {
+        let interleaving =
+            Some(crate::stats::Interleaving { interleave: "2x256".parse().unwrap(), bandwidth: 1.0 });
+        let config = DeviceConfig::new(64 << 20, 8 << 20);
+        let config = DeviceConfig { store_bytes: Some(4 << 20), interleaving, ..config };
+        Rig::of(Face::Lane(1), config, patience, MOST_BYTES)
+    };
+    let rig = full(LONG);
+    // A page of a lane lies in two blocks.
+    let at = rig.filled / 2 + 1;
+    let many: Vec<u8> = (0..6).flat_map(|at| page(1000 + at)).collect();
+    assert_eq!(rig.take(1, at, many.clone()), None);
+    assert_eq!(rig.counts(), (1, 1, 0));
+    drop(rig.write_backs.discarding((at + 5) * PAGE as u64..(at + 6) * PAGE as u64));
+    rig.device.discard(0, 64 * PAGE as u64).unwrap();
+    assert_eq!(rig.answered(), (1, Ok(6 * 4096)));
+    let mut found = vec![0; 6 * PAGE];
+    rig.device.read_lane(1, at * PAGE as u64, &mut found).unwrap();
+    assert!(found[..5 * PAGE] == many[..5 * PAGE] && found[5 * PAGE..].iter().all(|byte| *byte == 0));
+    rig.intact(64..rig.filled);
+    drop(rig);
+
+    let rig = full(Duration::ZERO);
+    for unique in 0..2 {
+        assert_eq!(rig.take(unique, rig.filled / 2 + 1 + unique, page(1)), Some(Err(libc::ENOSPC)));
+    }
+    let event = rig.device.events().pop().unwrap();
+    let dpa = (rig.filled / 2 + 1) * 2 * PAGE as u64 + 256;
+    let told = format!("8192 bytes of lane 1 that were stored at DPA {dpa:#x} are lost");
+    assert!(event.kind == Kind::StoresLost && event.text.contains(&told), "{event:?}");
+    assert_eq!(rig.counts(), (0, 0, 2));
 }

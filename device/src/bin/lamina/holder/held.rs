@@ -108,6 +108,7 @@ impl Opened {
         let mut config = plan.config(&args.load_options())?;
         (config.mode, config.codec) = (args.mode, args.codec);
         (config.open_windows, config.store_bytes) = (args.open_windows, args.store_capacity);
+        config.interleaving = args.several.interleaving();
         config.check()?;
         let (image, path) = match &args.image {
             Some(path) => {
