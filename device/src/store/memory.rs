@@ -38,10 +38,8 @@ struct Part {
     what: &'static str,
     file: Arc<File>,
     offset: u64,
-    /// Units that are known to have room, a bit each.
+    /// Units that are known to have room, a bit each: those that had it when the part was mapped, and those that were given some since.
     ensured: MmapRegion,
-    /// Units of which it was looked, when they were first read, whether they have.
-    looked: MmapRegion,
     #[cfg(test)]
     mishaps: super::mishaps::Mishaps,
 }
@@ -64,17 +62,26 @@ impl Memory {
         let region = map(what, bytes, flags, Some(FileOffset::from_arc(Arc::clone(file), offset)))?;
         let words = region.size().div_ceil(UNIT_BYTES).div_ceil(64) as u64;
         let private = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-        let none = || map(what, words * 8, private, None);
+        let ensured = map(what, words * 8, private, None)?;
         let part = Part {
             what,
             file: Arc::clone(file),
             offset,
-            ensured: none()?,
-            looked: none()?,
+            ensured,
             #[cfg(test)]
             mishaps: super::mishaps::current(),
         };
-        Ok(Self { region, part: Some(Box::new(part)) })
+        let memory = Self { region, part: Some(Box::new(part)) };
+        // Once for all: to ask of each unit whether it has a hole is to look for the next hole, which may be gigabytes away.
+        let data = memory.populated();
+        if let Some(part) = &memory.part {
+            let whole = |range: Range<usize>| range.start.div_ceil(UNIT_BYTES)..range.end / UNIT_BYTES;
+            for unit in data.into_iter().flat_map(whole) {
+                let (word, bit) = bit_of(&part.ensured, unit);
+                word.fetch_or(bit, Relaxed);
+            }
+        }
+        Ok(memory)
     }
 
     /// Copies out. Panics past the end.
@@ -154,26 +161,9 @@ impl Part {
     /// Whether all of a range is known to have room.
     fn has_room(&self, range: Range<usize>) -> bool {
         (range.start / UNIT_BYTES..range.end.div_ceil(UNIT_BYTES)).all(|unit| {
-            let (ensured, bit) = bit_of(&self.ensured, unit);
-            if ensured.load(Relaxed) & bit != 0 {
-                return true;
-            }
-            // Once: an image that is opened again is mostly data. A unit that is in use is not given back meanwhile.
-            let first = bit_of(&self.looked, unit).0.fetch_or(bit, Relaxed) & bit == 0;
-            let data = first && self.is_data(unit);
-            if data {
-                ensured.fetch_or(bit, Relaxed);
-            }
-            data
+            let (word, bit) = bit_of(&self.ensured, unit);
+            word.load(Relaxed) & bit != 0
         })
-    }
-
-    /// Whether there is no hole in a unit.
-    fn is_data(&self, unit: usize) -> bool {
-        let at = self.offset + (unit * UNIT_BYTES) as u64;
-        let found = |at: u64, whence| lseek(self.file.as_fd(), signed(at), whence).map(i64::unsigned_abs);
-        found(at, Whence::SeekData) == Ok(at)
-            && found(at, Whence::SeekHole).is_ok_and(|hole| hole >= at + UNIT_BYTES as u64)
     }
 
     /// Copies out of the file, which makes no pages.
