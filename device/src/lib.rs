@@ -15,6 +15,7 @@ pub mod device;
 pub mod format;
 #[doc(hidden)]
 pub mod fuzzing;
+mod kernel;
 pub mod kv;
 pub mod layout;
 pub mod load;

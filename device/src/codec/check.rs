@@ -21,7 +21,7 @@ mod avx2;
 mod gfni;
 mod portable;
 
-use std::sync::LazyLock;
+use crate::kernel::kernels;
 
 /// Bytes that are added up side by side.
 const ROW: usize = 64;
@@ -42,60 +42,19 @@ impl Span {
     }
 }
 
-/// A way to compute checks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kernel {
-    /// Plain Rust.
-    Portable,
-    /// AVX2, which multiplies by a constant through tables of nibbles.
-    #[cfg(target_arch = "x86_64")]
-    Avx2,
-    /// AVX-512 with GFNI's multiplier.
-    #[cfg(target_arch = "x86_64")]
-    Gfni,
+kernels! {
+    /// A way to compute checks.
+    pub enum Kernel {
+        /// Plain Rust.
+        Portable,
+        /// AVX2, which multiplies by a constant through tables of nibbles.
+        Avx2: ["avx2"],
+        /// AVX-512 with GFNI's multiplier.
+        Gfni: ["avx512f", "avx512bw", "gfni"],
+    }
 }
 
-static BEST: LazyLock<Kernel> =
-    LazyLock::new(|| *Kernel::available().last().expect("the portable one always is"));
-
 impl Kernel {
-    /// Every kernel of this architecture.
-    const ALL: &[Self] = &[
-        Self::Portable,
-        #[cfg(target_arch = "x86_64")]
-        Self::Avx2,
-        #[cfg(target_arch = "x86_64")]
-        Self::Gfni,
-    ];
-
-    /// The kernels that this processor can run, the best one last.
-    pub fn available() -> Vec<Self> {
-        Self::ALL.iter().copied().filter(|kernel| kernel.is_available()).collect()
-    }
-
-    /// Whether this processor can run it.
-    fn is_available(self) -> bool {
-        // Asked for every block.
-        static AVAILABLE: LazyLock<u8> = LazyLock::new(|| {
-            Kernel::ALL.iter().fold(0, |all, kernel| all | u8::from(kernel.detect()) << *kernel as u8)
-        });
-        *AVAILABLE >> self as u8 & 1 == 1
-    }
-
-    fn detect(self) -> bool {
-        match self {
-            Self::Portable => true,
-            #[cfg(target_arch = "x86_64")]
-            Self::Avx2 => std::arch::is_x86_feature_detected!("avx2"),
-            #[cfg(target_arch = "x86_64")]
-            Self::Gfni => {
-                std::arch::is_x86_feature_detected!("avx512f")
-                    && std::arch::is_x86_feature_detected!("avx512bw")
-                    && std::arch::is_x86_feature_detected!("gfni")
-            }
-        }
-    }
-
     /// [`checks`] by this kernel, which must be available.
     pub fn checks(self, bundle: &[u8], planes: &[Span], checks: &mut [u16]) {
         assert!(self.is_available(), "{self:?} needs another processor");
@@ -132,7 +91,7 @@ impl Kernel {
 /// # Panics
 /// If a plane is outside the bundle, or there are not as many checks as planes.
 pub fn checks(bundle: &[u8], planes: &[Span], checks: &mut [u16]) {
-    BEST.checks(bundle, planes, checks);
+    Kernel::best().checks(bundle, planes, checks);
 }
 
 /// The planes of a block whose check is another than the one given: bit `i` is the plane at `i`.
@@ -140,7 +99,7 @@ pub fn checks(bundle: &[u8], planes: &[Span], checks: &mut [u16]) {
 /// # Panics
 /// As [`checks`], or if there are more than 32 planes.
 pub fn differ(bundle: &[u8], planes: &[Span], checks: &[u16]) -> u32 {
-    BEST.differ(bundle, planes, checks)
+    Kernel::best().differ(bundle, planes, checks)
 }
 
 /// The check of a plane of these bytes, a bundle's length at most.

@@ -11,7 +11,7 @@
 
 #![expect(clippy::inline_always, reason = "only inlined code takes on its caller's processor features")]
 
-use std::sync::LazyLock;
+use crate::kernel::kernels;
 
 /// Planes one behind the other: bit `i` is the plane at `i`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -45,60 +45,16 @@ impl Survey {
     }
 }
 
-/// What the processor has.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kernel {
-    Portable,
-    #[cfg(target_arch = "x86_64")]
-    Avx2,
-    #[cfg(target_arch = "x86_64")]
-    Avx512,
+kernels! {
+    /// What the processor has.
+    enum Kernel {
+        Portable,
+        Avx2: ["avx2", "popcnt"],
+        Avx512: ["avx2", "popcnt", "avx512f", "avx512bw", "avx512vl", "avx512vpopcntdq"],
+    }
 }
 
-static BEST: LazyLock<Kernel> =
-    LazyLock::new(|| *Kernel::available().last().expect("the portable one always is"));
-
 impl Kernel {
-    /// Every kernel of this architecture.
-    const ALL: &[Self] = &[
-        Self::Portable,
-        #[cfg(target_arch = "x86_64")]
-        Self::Avx2,
-        #[cfg(target_arch = "x86_64")]
-        Self::Avx512,
-    ];
-
-    /// Those that this processor can run, the best one last.
-    fn available() -> Vec<Self> {
-        Self::ALL.iter().copied().filter(|kernel| kernel.is_available()).collect()
-    }
-
-    fn is_available(self) -> bool {
-        // Asked for every block.
-        static AVAILABLE: LazyLock<u8> = LazyLock::new(|| {
-            Kernel::ALL.iter().fold(0, |all, kernel| all | u8::from(kernel.detect()) << *kernel as u8)
-        });
-        *AVAILABLE >> self as u8 & 1 == 1
-    }
-
-    fn detect(self) -> bool {
-        match self {
-            Self::Portable => true,
-            #[cfg(target_arch = "x86_64")]
-            Self::Avx2 => {
-                std::arch::is_x86_feature_detected!("avx2") && std::arch::is_x86_feature_detected!("popcnt")
-            }
-            #[cfg(target_arch = "x86_64")]
-            Self::Avx512 => {
-                Self::Avx2.detect()
-                    && std::arch::is_x86_feature_detected!("avx512f")
-                    && std::arch::is_x86_feature_detected!("avx512bw")
-                    && std::arch::is_x86_feature_detected!("avx512vl")
-                    && std::arch::is_x86_feature_detected!("avx512vpopcntdq")
-            }
-        }
-    }
-
     fn survey(self, planes: &[u8], plane_bytes: usize, beside_tree: bool) -> Survey {
         assert!(self.is_available(), "{self:?} needs another processor");
         match self {
@@ -115,7 +71,7 @@ impl Kernel {
 
 /// Looks at planes of `plane_bytes` each, one of the formats' lengths, at most 32 of them. Others of their block may be coded by a tree: these are `beside_tree`.
 pub(super) fn survey(planes: &[u8], plane_bytes: usize, beside_tree: bool) -> Survey {
-    BEST.survey(planes, plane_bytes, beside_tree)
+    Kernel::best().survey(planes, plane_bytes, beside_tree)
 }
 
 #[cfg(target_arch = "x86_64")]

@@ -1,25 +1,19 @@
 //! What each processor runs: the transpose in AVX2 where there is, the loops over exponents from one source compiled three times. Chosen at run time.
 
-use std::sync::LazyLock;
-
 use super::{delta, delta::Field, order, order::Order};
-use crate::BlockWords;
+use crate::{BlockWords, kernel::kernels};
 
-/// A processor's way to run the loops.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kernel {
-    /// Any processor.
-    Portable,
-    /// AVX2.
-    #[cfg(target_arch = "x86_64")]
-    Avx2,
-    /// AVX-512 with byte and word instructions.
-    #[cfg(target_arch = "x86_64")]
-    Avx512,
+kernels! {
+    /// A processor's way to run the loops.
+    pub enum Kernel {
+        /// Any processor.
+        Portable,
+        /// AVX2.
+        Avx2: ["avx2", "bmi1", "bmi2", "popcnt"],
+        /// AVX-512 with byte and word instructions.
+        Avx512: ["avx2", "bmi1", "bmi2", "popcnt", "avx512f", "avx512bw", "avx512dq", "avx512vl"],
+    }
 }
-
-static BEST: LazyLock<Kernel> =
-    LazyLock::new(|| *Kernel::available().last().expect("the portable one always is"));
 
 /// A method that runs `$inner` as compiled for the kernel's processor.
 macro_rules! compiled {
@@ -51,44 +45,6 @@ macro_rules! compiled {
 }
 
 impl Kernel {
-    /// The kernels that this processor can run, the best one last.
-    pub fn available() -> Vec<Self> {
-        #[cfg(target_arch = "x86_64")]
-        let kernels = [Self::Portable, Self::Avx2, Self::Avx512];
-        #[cfg(not(target_arch = "x86_64"))]
-        let kernels = [Self::Portable];
-        kernels.into_iter().filter(|kernel| kernel.is_available()).collect()
-    }
-
-    /// The best one.
-    pub fn best() -> Self {
-        *BEST
-    }
-
-    /// Whether this processor can run it.
-    fn is_available(self) -> bool {
-        #[cfg(target_arch = "x86_64")]
-        let avx2 = || {
-            std::arch::is_x86_feature_detected!("avx2")
-                && std::arch::is_x86_feature_detected!("bmi1")
-                && std::arch::is_x86_feature_detected!("bmi2")
-                && std::arch::is_x86_feature_detected!("popcnt")
-        };
-        match self {
-            Self::Portable => true,
-            #[cfg(target_arch = "x86_64")]
-            Self::Avx2 => avx2(),
-            #[cfg(target_arch = "x86_64")]
-            Self::Avx512 => {
-                avx2()
-                    && std::arch::is_x86_feature_detected!("avx512f")
-                    && std::arch::is_x86_feature_detected!("avx512bw")
-                    && std::arch::is_x86_feature_detected!("avx512dq")
-                    && std::arch::is_x86_feature_detected!("avx512vl")
-            }
-        }
-    }
-
     /// [`Order::channel_major`] by this kernel, which must be available.
     pub fn channel_major(self, order: &Order, from: &[u8], to: &mut [u8]) {
         assert!(self.is_available(), "{self:?} needs another processor");

@@ -26,12 +26,6 @@ use crate::{BlockWords, format::Format};
 type Line = [u8; 64];
 type Eight = [__m512i; 8];
 
-/// Whether this processor has what the functions here need.
-pub(super) fn is_available() -> bool {
-    use std::arch::is_x86_feature_detected as has;
-    has!("avx512f") && has!("avx512bw") && has!("avx512vbmi") && has!("gfni")
-}
-
 /// A line of indices: `line!(at => value of byte at)`.
 macro_rules! line {
     ($at:ident => $value:expr) => {{

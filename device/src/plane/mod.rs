@@ -17,9 +17,7 @@ pub(crate) mod avx512;
 mod fold;
 mod portable;
 
-use std::sync::LazyLock;
-
-use crate::{BLOCK_BYTES, BlockWords, format::Format};
+use crate::{BLOCK_BYTES, BlockWords, format::Format, kernel::kernels};
 
 /// The planes of a block, most significant first.
 pub type PlaneBlock = [u8; BLOCK_BYTES];
@@ -73,21 +71,17 @@ pub const BYTES_STEP: usize = 512;
 /// The most bytes that they take: planes of [`ZEROS`] are that long.
 pub const MAX_BYTES: usize = 8 * ZEROS.len();
 
-/// A way to transpose.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kernel {
-    /// Plain Rust, 64 elements at a time.
-    Portable,
-    /// AVX2, 256 elements at a time.
-    #[cfg(target_arch = "x86_64")]
-    Avx2,
-    /// AVX-512 with VBMI and GFNI, 512 elements at a time.
-    #[cfg(target_arch = "x86_64")]
-    Avx512,
+kernels! {
+    /// A way to transpose.
+    pub enum Kernel {
+        /// Plain Rust, 64 elements at a time.
+        Portable,
+        /// AVX2, 256 elements at a time.
+        Avx2: ["avx2"],
+        /// AVX-512 with VBMI and GFNI, 512 elements at a time.
+        Avx512: ["avx512f", "avx512bw", "avx512vbmi", "gfni"],
+    }
 }
-
-static BEST: LazyLock<Kernel> =
-    LazyLock::new(|| *Kernel::available().last().expect("the portable one always is"));
 
 /// Calls one function of the kernel's module, having asserted that the processor can run it.
 macro_rules! by_kernel {
@@ -107,39 +101,6 @@ macro_rules! by_kernel {
 }
 
 impl Kernel {
-    /// Every kernel of this architecture.
-    const ALL: &[Self] = &[
-        Self::Portable,
-        #[cfg(target_arch = "x86_64")]
-        Self::Avx2,
-        #[cfg(target_arch = "x86_64")]
-        Self::Avx512,
-    ];
-
-    /// The kernels that this processor can run, the best one last.
-    pub fn available() -> Vec<Self> {
-        Self::ALL.iter().copied().filter(|kernel| kernel.is_available()).collect()
-    }
-
-    /// Whether this processor can run it.
-    fn is_available(self) -> bool {
-        // Asked for every block.
-        static AVAILABLE: LazyLock<u8> = LazyLock::new(|| {
-            Kernel::ALL.iter().fold(0, |all, kernel| all | u8::from(kernel.detect()) << *kernel as u8)
-        });
-        *AVAILABLE >> self as u8 & 1 == 1
-    }
-
-    fn detect(self) -> bool {
-        match self {
-            Self::Portable => true,
-            #[cfg(target_arch = "x86_64")]
-            Self::Avx2 => std::arch::is_x86_feature_detected!("avx2"),
-            #[cfg(target_arch = "x86_64")]
-            Self::Avx512 => avx512::is_available(),
-        }
-    }
-
     /// [`split`] by this kernel.
     ///
     /// # Panics
@@ -184,7 +145,7 @@ impl Kernel {
 /// # Panics
 /// If the format is `opaque`, which has no planes.
 pub fn split(format: Format, words: &BlockWords, planes: &mut PlaneBlock) {
-    BEST.split(format, words, planes);
+    Kernel::best().split(format, words, planes);
 }
 
 /// Puts planes together to words. Each plane has [`Format::plane_bytes`] or more.
@@ -194,7 +155,7 @@ pub fn split(format: Format, words: &BlockWords, planes: &mut PlaneBlock) {
 /// # Panics
 /// If the format is `opaque`, which has no planes, or a plane is too short.
 pub fn join(format: Format, planes: &Planes<'_>, words: &mut BlockWords) {
-    BEST.join(format, planes, words);
+    Kernel::best().join(format, planes, words);
 }
 
 /// Splits bytes, as many as [`join_bytes`] takes, into the planes of their bits: bit `j % 8` of `planes[i][j / 8]` is bit `i` of
@@ -203,7 +164,7 @@ pub fn join(format: Format, planes: &Planes<'_>, words: &mut BlockWords) {
 /// # Panics
 /// If there are not that many bytes, or a plane is shorter than an eighth of them.
 pub fn split_bytes(bytes: &[u8], planes: [&mut [u8]; 8]) {
-    BEST.split_bytes(bytes, planes);
+    Kernel::best().split_bytes(bytes, planes);
 }
 
 /// Puts the planes of the bits of bytes together, a multiple of [`BYTES_STEP`] of them, at most [`MAX_BYTES`]: bit `i` of `out[j]`
@@ -212,7 +173,7 @@ pub fn split_bytes(bytes: &[u8], planes: [&mut [u8]; 8]) {
 /// # Panics
 /// If `out` has another length, or a plane is shorter than an eighth of it.
 pub fn join_bytes(planes: &[&[u8]; 8], out: &mut [u8]) {
-    BEST.join_bytes(planes, out);
+    Kernel::best().join_bytes(planes, out);
 }
 
 fn assert_bytes(length: usize) {

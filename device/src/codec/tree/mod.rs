@@ -39,7 +39,7 @@ mod plan;
 #[cfg(test)]
 mod tests;
 
-use std::{cell::RefCell, sync::LazyLock};
+use std::cell::RefCell;
 
 pub use self::kept::Kept;
 use self::{
@@ -51,6 +51,7 @@ use self::{
 use crate::{
     BlockWords,
     format::Format,
+    kernel::kernels,
     plane::{self, PlaneMask, Planes},
 };
 
@@ -77,21 +78,20 @@ pub const fn joint_bytes(format: Format) -> usize {
     joint_planes(format) * format.plane_bytes()
 }
 
-/// A way to code and decode.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kernel {
-    /// Plain Rust.
-    Portable,
-    /// BMI2's `pdep` and `pext`, the rest in AVX2.
-    #[cfg(target_arch = "x86_64")]
-    Bmi2,
-    /// AVX-512 with VBMI2's compress and expand of bytes.
-    #[cfg(target_arch = "x86_64")]
-    Avx512,
+kernels! {
+    /// A way to code and decode.
+    pub enum Kernel {
+        /// Plain Rust.
+        Portable,
+        /// BMI2's `pdep` and `pext`, the rest in AVX2.
+        Bmi2: ["avx2", "bmi1", "bmi2", "popcnt"],
+        /// AVX-512 with VBMI2's compress and expand of bytes.
+        Avx512: [
+            "avx2", "bmi1", "bmi2", "popcnt", "avx512f", "avx512bw", "avx512vbmi", "avx512vbmi2", "avx512bitalg",
+            "avx512vpopcntdq", "gfni"
+        ],
+    }
 }
-
-static BEST: LazyLock<Kernel> =
-    LazyLock::new(|| *Kernel::available().last().expect("the portable one always is"));
 
 /// Most elements of a block.
 const MOST_ELEMENTS: usize = 8192;
@@ -134,53 +134,6 @@ thread_local! {
 }
 
 impl Kernel {
-    /// Every kernel of this architecture.
-    const ALL: &[Self] = &[
-        Self::Portable,
-        #[cfg(target_arch = "x86_64")]
-        Self::Bmi2,
-        #[cfg(target_arch = "x86_64")]
-        Self::Avx512,
-    ];
-
-    /// The kernels that this processor can run, the best one last.
-    pub fn available() -> Vec<Self> {
-        Self::ALL.iter().copied().filter(|kernel| kernel.is_available()).collect()
-    }
-
-    /// Whether this processor can run it.
-    fn is_available(self) -> bool {
-        // Asked for every block.
-        static AVAILABLE: LazyLock<u8> = LazyLock::new(|| {
-            Kernel::ALL.iter().fold(0, |all, kernel| all | u8::from(kernel.detect()) << *kernel as u8)
-        });
-        *AVAILABLE >> self as u8 & 1 == 1
-    }
-
-    fn detect(self) -> bool {
-        match self {
-            Self::Portable => true,
-            #[cfg(target_arch = "x86_64")]
-            Self::Bmi2 => {
-                std::arch::is_x86_feature_detected!("avx2")
-                    && std::arch::is_x86_feature_detected!("bmi1")
-                    && std::arch::is_x86_feature_detected!("bmi2")
-                    && std::arch::is_x86_feature_detected!("popcnt")
-            }
-            #[cfg(target_arch = "x86_64")]
-            Self::Avx512 => {
-                Self::Bmi2.detect()
-                    && std::arch::is_x86_feature_detected!("avx512f")
-                    && std::arch::is_x86_feature_detected!("avx512bw")
-                    && std::arch::is_x86_feature_detected!("avx512vbmi")
-                    && std::arch::is_x86_feature_detected!("avx512vbmi2")
-                    && std::arch::is_x86_feature_detected!("avx512bitalg")
-                    && std::arch::is_x86_feature_detected!("avx512vpopcntdq")
-                    && std::arch::is_x86_feature_detected!("gfni")
-            }
-        }
-    }
-
     /// Codes the values of a block of words into the front of `out`: the bytes it takes, or `None` if
     /// that would not make them shorter than their planes or they are all the same. The code is the one that is kept, if it does nearly as well as the
     /// block's own.
@@ -435,12 +388,12 @@ pub enum Malformed {
 
 /// Codes a block of words by the best kernel; see [`Kernel::encode_block`].
 pub fn encode(format: Format, words: &BlockWords, kept: &mut Kept, out: &mut [u8]) -> Option<usize> {
-    BEST.encode_block(format, words, kept, out)
+    Kernel::best().encode_block(format, words, kept, out)
 }
 
 /// Codes a block of bf16 whole by the best kernel; see [`Kernel::encode_bf16`].
 pub fn encode_bf16(words: &BlockWords, kept: &mut Kept, out: &mut [u8]) -> Option<usize> {
-    BEST.encode_bf16(words, kept, out)
+    Kernel::best().encode_bf16(words, kept, out)
 }
 
 /// Decodes a block by the best kernel; see [`Kernel::decode_block`].
@@ -455,5 +408,5 @@ pub fn decode(
     planes: &Planes<'_>,
     words: &mut BlockWords,
 ) -> Result<(), Malformed> {
-    BEST.decode_block(format, stream, length, mask, planes, words)
+    Kernel::best().decode_block(format, stream, length, mask, planes, words)
 }

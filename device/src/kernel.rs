@@ -1,0 +1,73 @@
+//! Kernels: one computation written for several processors, chosen at run time.
+//!
+//! The rules:
+//!
+//! * The first, `Portable`, is plain Rust and runs anywhere; the others are named for the instructions they use and stand in the order of their speed. Tests hold each to the first.
+//! * A kernel is only called after it was found available: that is what the `unsafe` calls behind it rest on.
+//! * The processor is asked once, as kernels are called for every block.
+
+/// Declares the kernels of a module: each with the processor's features that it needs.
+macro_rules! kernels {
+    (
+        $(#[$doc:meta])*
+        $visibility:vis enum $kernel:ident {
+            $(#[$portable_doc:meta])*
+            Portable,
+            $(
+                $(#[$variant_doc:meta])*
+                $variant:ident: [$($feature:tt),+],
+            )+
+        }
+    ) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        $visibility enum $kernel {
+            $(#[$portable_doc])*
+            Portable,
+            $(
+                $(#[$variant_doc])*
+                #[cfg(target_arch = "x86_64")]
+                $variant,
+            )+
+        }
+
+        impl $kernel {
+            /// The kernels that this processor can run, the best one last.
+            $visibility fn available() -> Vec<Self> {
+                let all = [
+                    Self::Portable,
+                    $(
+                        #[cfg(target_arch = "x86_64")]
+                        Self::$variant,
+                    )+
+                ];
+                all.into_iter().filter(|kernel| kernel.is_available()).collect()
+            }
+
+            /// The best one.
+            $visibility fn best() -> Self {
+                static BEST: std::sync::LazyLock<$kernel> =
+                    std::sync::LazyLock::new(|| *$kernel::available().last().expect("the portable one always is"));
+                *BEST
+            }
+
+            /// Whether this processor can run it.
+            fn is_available(self) -> bool {
+                match self {
+                    Self::Portable => true,
+                    $(
+                        #[cfg(target_arch = "x86_64")]
+                        Self::$variant => {
+                            static AVAILABLE: std::sync::LazyLock<bool> = std::sync::LazyLock::new(|| {
+                                $(std::arch::is_x86_feature_detected!($feature))&&+
+                            });
+                            *AVAILABLE
+                        }
+                    )+
+                }
+            }
+        }
+    };
+}
+
+pub(crate) use kernels;
