@@ -280,7 +280,8 @@ impl Process {
     }
 
     fn end(&mut self) -> Result<std::process::ExitStatus> {
-        kill_process(Pid::from_child(&self.child), Signal::TERM).context("the device cannot be told to end")?;
+        kill_process(Pid::from_child(&self.child), Signal::TERM)
+            .context("the device cannot be told to end")?;
         let begun = Instant::now();
         while begun.elapsed() < STOP {
             if let Some(status) = self.child.try_wait()? {
