@@ -19,7 +19,7 @@ fn a_c_program_reads_every_view_and_misuse_is_an_error() {
     // Cargo puts the static library where it puts the tests.
     let library = env::current_exe().unwrap().with_file_name("liblamina_shim.a");
     let program = windows.path("program");
-    let compiled = Command::new("gcc")
+    let compiled = Command::new("cc")
         .args(["-std=c11", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-O1", "-I"])
         .arg(here.join("include"))
         .arg("-o")
@@ -28,7 +28,7 @@ fn a_c_program_reads_every_view_and_misuse_is_an_error() {
         .arg(&library)
         .args(["-lpthread", "-ldl", "-lm"])
         .output()
-        .expect("gcc is needed for the C interface's test (Debian: gcc)");
+        .expect("a C compiler is needed for the C interface's test (Debian: build-essential)");
     assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
 
     let requests = willing_device(&windows.path("ctl"));

@@ -9,7 +9,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
-use rustix::process::{Signal, getpid, getppid, set_parent_process_death_signal};
+use rustix::process::{Pid, Signal, getpid, getppid, kill_process, set_parent_process_death_signal};
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::Value;
 
@@ -280,10 +280,8 @@ impl Process {
     }
 
     fn end(&mut self) -> Result<std::process::ExitStatus> {
-        Command::new("kill")
-            .args(["-TERM", &self.child.id().to_string()])
-            .status()
-            .context("cannot run kill")?;
+        kill_process(Pid::from_child(&self.child), Signal::TERM)
+            .context("the device cannot be told to end")?;
         let begun = Instant::now();
         while begun.elapsed() < STOP {
             if let Some(status) = self.child.try_wait()? {

@@ -183,7 +183,9 @@ fn choose(
             Ok(qemu) => return Ok(qemu),
             Err(error) => error,
         };
-    tracing::debug!("not using a QEMU of the host: {host}");
+    if !matches!(host, ProbeError::NotInPath) {
+        tracing::info!("not using a QEMU of the host: {host}; {oldest} or newer is needed");
+    }
     tools().and_then(|root| Ok(Qemu::probe(&root, oldest)?)).map_err(|tools| FindError::None {
         oldest,
         host: Box::new(host),

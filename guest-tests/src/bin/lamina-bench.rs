@@ -1,6 +1,11 @@
 //! `./x bench`: the benchmarks.
 
-use std::{io::stderr, path::PathBuf, process::ExitCode, time::Duration};
+use std::{
+    io::{IsTerminal, stderr},
+    path::PathBuf,
+    process::ExitCode,
+    time::Duration,
+};
 
 use anyhow::{Result, bail};
 use clap::{Parser, Subcommand};
@@ -101,6 +106,7 @@ fn main() -> ExitCode {
             tracing_subscriber::EnvFilter::try_from_env("LAMINA_LOG").unwrap_or_else(|_| "warn".into()),
         )
         .with_writer(stderr)
+        .with_ansi(stderr().is_terminal())
         .init();
     match run(Cli::parse()) {
         Ok(()) => ExitCode::SUCCESS,

@@ -178,6 +178,7 @@ fn main() -> ExitCode {
             tracing_subscriber::EnvFilter::try_from_env("LAMINA_LOG").unwrap_or_else(|_| "warn".into()),
         )
         .with_writer(stderr)
+        .with_ansi(stderr().is_terminal())
         .init();
     match run(Cli::parse()) {
         Ok(true) => ExitCode::SUCCESS,

@@ -1,0 +1,240 @@
+//! What happens to the device: each function strikes once, and leaves a device that is whole again and an array that says what it holds.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::net::Shutdown;
+use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixStream;
+use std::thread;
+use std::time::Duration;
+
+use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
+use nix::libc::{EIO, ENOSPC};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::{Pid, Whence, lseek};
+use serde_json::{Value, json};
+
+use super::trial::{CAPACITY, Dice, END, FILL, HURT, MIB, OPEN, PAGE, PAGE_BYTES, PANIC, TENSOR, Trial};
+use super::trial::{done, fresh, index, punch, same};
+use crate::common::{Place, Run, Window, lamina, noise, request};
+use crate::deaths::{kill_worker, worker};
+
+pub(super) fn kill_several(run: &mut Trial, dice: &mut Dice) {
+    for _ in 0..2 + dice.roll(4) {
+        kill_worker(&run.rig.run);
+        dice.pause(40);
+    }
+}
+
+/// A read that kills each worker fails in the end; then it is a read like any other.
+pub(super) fn panic(run: &mut Trial, _: &mut Dice) {
+    let fault = run.rig.place.path("fault");
+    std::fs::write(&fault, format!("read {PANIC}")).unwrap();
+    let base = File::open(run.rig.base_path()).unwrap();
+    let offset = i64::try_from(PANIC).unwrap();
+    posix_fadvise(base.as_fd(), offset, 4096, PosixFadviseAdvice::POSIX_FADV_DONTNEED).unwrap();
+    let failed = base.read_at(&mut [0; 4096], PANIC).unwrap_err();
+    assert_eq!(failed.raw_os_error(), Some(EIO));
+    std::fs::remove_file(&fault).unwrap();
+    assert_eq!(fresh(&base, PANIC, 4096), [0; 4096]);
+}
+
+pub(super) fn stop(run: &mut Trial, dice: &mut Dice) {
+    let worker = Pid::from_raw(worker(run.rig.run.child.id()));
+    kill(worker, Signal::SIGSTOP).unwrap();
+    thread::sleep(Duration::from_millis(10 + dice.roll(60)));
+    if dice.roll(2) == 0 {
+        kill(worker, Signal::SIGKILL).unwrap();
+    } else {
+        kill(worker, Signal::SIGCONT).unwrap();
+    }
+}
+
+/// A bit of a stored block flips: the block reads as poison, is listed, and is whole when it was written again.
+pub(super) fn flip(run: &mut Trial, dice: &mut Dice) {
+    let at = dice.page(HURT, END);
+    let bytes = noise(dice.roll(u64::MAX), index(PAGE));
+    let base = File::options().read(true).write(true).open(run.rig.base_path()).unwrap();
+    base.write_all_at(&bytes, at).unwrap();
+    let (byte, bit) = (index(dice.roll(PAGE)), dice.roll(8));
+    let image = File::options().read(true).write(true).open(run.image()).unwrap();
+    let places = find(&image, &bytes);
+    assert!(!places.is_empty(), "noise is stored as it is");
+    for place in places {
+        let place = place + byte as u64;
+        image.write_all_at(&[bytes[byte] ^ 1 << bit], place).unwrap();
+    }
+    hurt(run, dice, &base, at);
+}
+
+/// Where these bytes are in an image: where they are stored, and maybe where they were.
+fn find(image: &File, bytes: &[u8]) -> Vec<u64> {
+    const GRANULE: usize = 64;
+    let mut found = Vec::new();
+    let mut at = 0;
+    while let Ok(data) = lseek(image.as_fd(), at, Whence::SeekData) {
+        let hole = lseek(image.as_fd(), data, Whence::SeekHole).unwrap();
+        let mut extent = vec![0; usize::try_from(hole - data).unwrap()];
+        image.read_exact_at(&mut extent, data.unsigned_abs()).unwrap();
+        let starts = (0..extent.len().saturating_sub(bytes.len() - 1)).step_by(GRANULE);
+        let holds = starts.filter(|start| extent[*start..].starts_with(bytes));
+        found.extend(holds.map(|start| data.unsigned_abs() + start as u64));
+        at = hole;
+    }
+    found
+}
+
+pub(super) fn poison(run: &mut Trial, dice: &mut Dice) {
+    let at = dice.page(HURT, END);
+    let base = File::options().read(true).write(true).open(run.rig.base_path()).unwrap();
+    run.ask("POST", "/poison/inject", &json!({ "offset": at, "length": PAGE }));
+    hurt(run, dice, &base, at);
+}
+
+/// A page reads as poison until it is cleared or written.
+fn hurt(run: &mut Trial, dice: &mut Dice, base: &File, at: u64) {
+    same("a poisoned block", at, &fresh(base, at, index(PAGE)), &[0xff; PAGE_BYTES]);
+    let listed = run.ask("GET", "/poison", &Value::Null);
+    assert!(listed.as_array().unwrap().iter().any(|block| block["dpa"] == at), "{listed}");
+    let mut bytes = vec![0; index(PAGE)];
+    if dice.roll(2) == 0 {
+        bytes = dice.bytes(PAGE);
+        base.write_all_at(&bytes, at).unwrap();
+    } else {
+        run.ask("POST", "/poison/clear", &json!({ "offset": at, "length": PAGE }));
+    }
+    run.model(at, &bytes);
+}
+
+/// Clients that begin a request and never end it, or do not take the answer.
+pub(super) fn half_open(run: &mut Trial, dice: &mut Dice) {
+    for _ in 0..10 {
+        // A worker that is starting does not refuse them: the holder listens.
+        let mut client = UnixStream::connect(run.rig.place.path("run/api.sock")).unwrap();
+        let head = request("GET", "/stats", "");
+        let sent = index(dice.roll(head.len() as u64 + 1));
+        let _ = client.write_all(&head.as_bytes()[..sent]);
+        if dice.roll(2) == 0 {
+            let _ = client.shutdown(Shutdown::Write);
+        }
+        run.silent.push_back(client);
+    }
+    while run.silent.len() > 30 {
+        run.silent.pop_front();
+    }
+    run.ask("GET", "/stats", &Value::Null);
+}
+
+/// Clients that take an answer a few bytes at a time.
+pub(super) fn slow_readers(run: &mut Trial, dice: &mut Dice) {
+    let clients = (0..4).map(|_| {
+        let mut client = UnixStream::connect(run.rig.place.path("run/api.sock")).unwrap();
+        client.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        let _ = client.write_all(request("GET", "/metrics", "").as_bytes());
+        client
+    });
+    for mut client in clients.collect::<Vec<_>>() {
+        for _ in 0..dice.roll(20) {
+            let _ = client.read(&mut [0; 7]);
+        }
+        dice.pause(3);
+        run.silent.push_back(client);
+    }
+}
+
+/// Somebody stores through a mapping and goes away without a word.
+pub(super) fn unmap(run: &mut Trial, dice: &mut Dice) {
+    let at = dice.page(HURT, END);
+    let bytes = dice.bytes(PAGE);
+    let mut window = Window::open(&run.rig.base_path());
+    window.store(at, &bytes);
+    drop(window);
+    run.model(at, &bytes);
+}
+
+/// Writes until there is no room; then everything is as it was, and there is room again.
+pub(super) fn fill(run: &mut Trial, dice: &mut Dice) {
+    until_full(run, dice);
+    run.judge();
+    make_room(run);
+}
+
+pub(super) fn fill_and_kill(run: &mut Trial, dice: &mut Dice) {
+    until_full(run, dice);
+    kill_several(run, dice);
+    run.judge();
+    make_room(run);
+}
+
+fn until_full(run: &Trial, dice: &mut Dice) {
+    let base = File::options().write(true).open(run.rig.base_path()).unwrap();
+    let step = 64 << 10;
+    let refused = (FILL..CAPACITY).step_by(step).find_map(|at| {
+        let bytes = noise(dice.roll(u64::MAX), step);
+        base.write_all_at(&bytes, at).err()
+    });
+    assert_eq!(refused.expect("more than there is room for").raw_os_error(), Some(ENOSPC));
+}
+
+fn make_room(run: &Trial) {
+    let base = File::options().read(true).write(true).open(run.rig.base_path()).unwrap();
+    punch(&base, FILL, CAPACITY - FILL);
+    assert!(fresh(&base, FILL, index(2 * MIB)).iter().all(|byte| *byte == 0));
+}
+
+/// A snapshot is another device with the same bytes.
+pub(super) fn snapshot(run: &mut Trial, _: &mut Dice) {
+    let other = Place::new();
+    let (file, image) = (other.text("snapshot"), other.text("image"));
+    run.lamina(&["snapshot", "save", &file]);
+    done(&mut lamina(&["snapshot", "restore", &file, &image]));
+    let restored = Run::start(&mut other.serve(&["--image", &image]));
+    let base = File::open(other.path("mount/base")).unwrap();
+    same("the restored base window", 0, &fresh(&base, 0, index(END)), &run.model);
+    drop((base, restored));
+}
+
+/// Holder and worker are killed while pages are stored into and written. Each block that was not flushed is old or new.
+pub(super) fn kill_everything(run: &mut Trial, dice: &mut Dice) {
+    let mut pages: Vec<_> = (OPEN..TENSOR).step_by(index(PAGE)).collect();
+    for place in 0..64 {
+        let other = place + index(dice.roll((pages.len() - place) as u64));
+        pages.swap(place, other);
+    }
+    // Stores of one word are not torn, neither by the processor nor by write-back.
+    let mut window = Window::open(&run.rig.base_path());
+    let mut news: Vec<(u64, Vec<u8>)> = Vec::new();
+    for page in &pages[..16] {
+        let mut new = run.model[index(*page)..][..index(PAGE)].to_vec();
+        let word = index(dice.roll(PAGE / 8)) * 8;
+        new[word] ^= 1;
+        window.store(page + word as u64, &new[word..=word]);
+        news.push((*page, new));
+    }
+    news.extend(pages[16..64].iter().map(|page| (*page, dice.bytes(PAGE))));
+    let base = File::options().write(true).open(run.rig.base_path()).unwrap();
+    let writes = news[16..].to_vec();
+    let writer = thread::spawn(move || {
+        // What fails was not flushed.
+        writes.iter().take_while(|(at, bytes)| base.write_all_at(bytes, *at).is_ok()).count()
+    });
+    dice.pause(5);
+    let worker = worker(run.rig.run.child.id());
+    run.rig.run.signal(Signal::SIGKILL);
+    let _ = kill(Pid::from_raw(worker), Signal::SIGKILL);
+    run.silent.clear();
+    Place::let_go(&run.image());
+    // Whoever still waits for the old mount is let go by who takes its place.
+    run.rig.run = Trial::serve(&run.rig.place, run.disk.as_ref());
+    drop(window);
+    writer.join().unwrap();
+    let base = File::open(run.rig.base_path()).unwrap();
+    for (at, new) in news {
+        let found = fresh(&base, at, index(PAGE));
+        if found != run.model[index(at)..][..index(PAGE)] {
+            same("a block that is not the old one", at, &found, &new);
+            run.model(at, &new);
+        }
+    }
+}
