@@ -207,6 +207,11 @@ impl Group {
         Ok(group)
     }
 
+    /// Puts a process that runs into the group.
+    fn take(&self, process: &Value) {
+        fs::write(self.0.join("cgroup.procs"), process.to_string()).unwrap();
+    }
+
     /// The command, in this group.
     fn run(&self, command: &Command) -> Command {
         let mut inside = Command::new("sh");
@@ -277,6 +282,31 @@ fn in_a_group_of_little_memory_stores_are_refused_and_no_process_is_ended() {
         has(stored / 2..stored);
         has(60..61);
         assert_eq!((group.ended(), deaths(&rig)), (0, 0));
+        drop((base, rig));
+    });
+}
+
+#[test]
+fn a_worker_that_linux_ends_for_lack_of_memory_is_followed_by_another() {
+    within(240, || {
+        let group = match Group::new(24 << 20) {
+            Ok(group) => group,
+            Err(why) => return eprintln!("not tried: no memory group can be made here: {why}"),
+        };
+        let place = Place::new();
+        let sizes = ["--capacity", "64M", "--views-capacity", "64M", "--views", "", "--memory-reserve", "0"];
+        let rig = Rig { run: Run::start(&mut place.serve(&sizes)), place, bytes: Vec::new() };
+        // The group has no other process to end, and the next worker is not in it.
+        group.take(&rig.run.ready["worker"]);
+        let mut base = rig.base();
+        let all = 0..(48 << 20) / PAGE;
+        for first in all.clone().step_by(256) {
+            base.store(first * PAGE, &pages(first..first + 256));
+            base.sync();
+        }
+        assert_eq!((group.ended(), deaths(&rig)), (1, 1));
+        assert!(direct(&rig.base_path(), 0, 48 << 20) == pages(all));
+        assert_eq!(rig.ask("GET", "/stats", &Value::Null)["write_backs"]["refused"], 0);
         drop((base, rig));
     });
 }

@@ -36,6 +36,10 @@ const LAST_WORDS: Duration = Duration::from_millis(100);
 
 /// The rest of a worker's life: never returns.
 pub(crate) fn work(args: &DeviceArgs, division: &DivisionArgs) -> ! {
+    // For all threads, which inherit it: they answer for the mount, or hold locks that who answers needs. Memory that they ask for must not wait for pages that they are to write back.
+    if let Err(why) = rustix::process::configure_io_flusher_behavior(true) {
+        tracing::debug!("memory may wait for the mount: {why}");
+    }
     let status = match run(args, division) {
         Ok(()) => 0,
         Err(why) => {
