@@ -423,7 +423,7 @@ impl Device {
         self.map().aliases.iter().filter_map(|alias| alias.over(&range)).collect()
     }
 
-    /// Forgets what this base range holds: it reads as zeros and whole blocks of it store nothing.
+    /// Forgets what this base range holds: it reads as zeros and whole blocks of it store nothing. What never held anything takes no room to forget.
     ///
     /// # Errors
     /// As [`Device::write_base`].
@@ -442,7 +442,9 @@ impl Device {
                 at += length;
                 continue;
             }
-            self.write_block(&map, block, &[(inside, &[0; BLOCK_BYTES][..zeros])])?;
+            if !self.coded_store().is_some_and(|store| store.is_hole(block)) {
+                self.write_block(&map, block, &[(inside, &[0; BLOCK_BYTES][..zeros])])?;
+            }
             self.stats.discarded_blocks.add(u64::from(zeros == BLOCK_BYTES));
             at += zeros as u64;
         }
@@ -467,6 +469,7 @@ impl Device {
             base_bytes: self.config.base_bytes,
             views_bytes: self.config.views_bytes,
             store_capacity: self.blocks.capacity_bytes(),
+            host_memory: self.look_at_memory(),
             worker_deaths: self.worker_deaths.load(Ordering::Relaxed),
             uptime_seconds: self.started.elapsed().as_secs_f64(),
             compare_gcomp: self.config.compare_gcomp,
@@ -541,6 +544,8 @@ fn paste(out: &mut [u8], range: &Range<u64>, at: u64, bytes: &[u8]) {
 
 #[cfg(test)]
 mod image_tests;
+#[cfg(test)]
+mod memory_tests;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]

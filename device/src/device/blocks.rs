@@ -25,7 +25,7 @@ use crate::{
     window::Map,
 };
 
-/// How often a full store is compacted for one block: others may take what that gives.
+/// How often a store without room is compacted for one block: others may take what that gives.
 const MOST_COMPACTIONS: u32 = 8;
 
 /// Blocks as the mode keeps them.
@@ -278,13 +278,13 @@ impl Device {
         }
     }
 
-    /// Stores, and if the store is full compacts it and stores again, as long as that gives anything. No stripe of the store may be held.
+    /// Stores, and if there is no room compacts the store and stores again, as long as that gives anything. No stripe of the store may be held.
     pub(super) fn compacting<T>(&self, store: impl Fn() -> Result<T, DeviceError>) -> Result<T, DeviceError> {
         let mut left = MOST_COMPACTIONS;
         loop {
             let stored = store();
-            let full = matches!(stored, Err(DeviceError::Store(StoreError::Full { .. })));
-            if !full || left == 0 || !self.coded_store().is_some_and(Store::compact) {
+            let no_room = matches!(&stored, Err(DeviceError::Store(why)) if why.is_no_room());
+            if !no_room || left == 0 || !self.coded_store().is_some_and(Store::compact) {
                 return stored;
             }
             left -= 1;

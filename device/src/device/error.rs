@@ -130,11 +130,7 @@ pub enum DeviceError {
 impl DeviceError {
     /// Whether there was no room for what was written: the store is full, or a quota is used up.
     pub const fn is_no_room(&self) -> bool {
-        matches!(
-            self,
-            Self::Quota { .. }
-                | Self::Full
-                | Self::Store(StoreError::Full { .. } | StoreError::NoRoom { .. })
-        )
+        matches!(self, Self::Quota { .. } | Self::Full)
+            || matches!(self, Self::Store(why) if why.is_no_room())
     }
 }

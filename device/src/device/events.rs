@@ -2,6 +2,8 @@
 //!
 //! * The store fills up: an event when its chunks pass each of [`LEVELS`], when there is none left, and when it has fallen below a level again by
 //!   [`MARGIN`]. A level is passed once on the way up, however often writes go back and forth around it.
+//! * So is it with what is left of the host's memory, if the store is in it: an event when it falls below each of [`MEMORY_LEVELS`], and when it has risen above one again by
+//!   [`MEMORY_MARGIN`].
 //! * A write finds no room, in the store or on the host: an event, and no more of them until a write has found room, and there is some for what takes more than before.
 //! * Stores are lost because a write-back was refused: an event that names the range. Ranges that follow one another are one event.
 //! * The last [`MOST`] events are kept.
@@ -15,12 +17,15 @@ use parking_lot::Mutex;
 use serde::Serialize;
 
 use super::{Device, DeviceError};
-use crate::store::StoreError;
 
 /// Per cent of the store's chunks in use at which it is said.
 pub const LEVELS: [u64; 3] = [75, 90, 97];
 /// Per cent below a level at which it is said that the store has fallen below it.
 pub const MARGIN: u64 = 2;
+/// Per cent of the reserve of the host's memory that are left when it is said.
+pub const MEMORY_LEVELS: [u64; 3] = [400, 200, 125];
+/// Per cent of the reserve above a level at which it is said that more is left.
+pub const MEMORY_MARGIN: u64 = 25;
 /// Events that are kept.
 pub const MOST: usize = 1024;
 
@@ -32,6 +37,10 @@ pub enum Kind {
     StoreAbove,
     /// The store is emptier than that level again.
     StoreBelow,
+    /// Less of the host's memory is left than a level.
+    MemoryBelow,
+    /// More than that level is left again.
+    MemoryAbove,
     /// A write found no room.
     NoRoom,
     /// A write found room again.
@@ -59,6 +68,7 @@ pub(super) struct Events {
     kept: Mutex<Kept>,
     /// Levels that were passed.
     level: AtomicUsize,
+    memory_level: AtomicUsize,
     no_room: AtomicBool,
 }
 
@@ -77,6 +87,7 @@ impl Default for Events {
             began: Instant::now(),
             kept: Mutex::default(),
             level: AtomicUsize::new(0),
+            memory_level: AtomicUsize::new(0),
             no_room: AtomicBool::new(false),
         }
     }
@@ -107,29 +118,40 @@ impl Events {
 
     /// Looks at how full the store is: `held` of `all` chunks.
     pub(super) fn look(&self, held: u64, all: u64) {
-        let now = self.level.load(Relaxed);
         let above = |per_cent: u64| held.saturating_mul(100) > all.saturating_mul(per_cent);
-        if let Some(level) = LEVELS.get(now).filter(|level| above(**level)) {
-            if self.level.compare_exchange(now, now + 1, Relaxed, Relaxed).is_ok() {
-                self.say(
-                    Kind::StoreAbove,
-                    format!("more than {level} % of the store are in use: discard what is not needed"),
-                );
+        match step(&self.level, &LEVELS, above, |level| !above(level - MARGIN)) {
+            Some(Step::Past(level)) => self.say(
+                Kind::StoreAbove,
+                format!("more than {level} % of the store are in use: discard what is not needed"),
+            ),
+            Some(Step::Back(level)) => {
+                self.say(Kind::StoreBelow, format!("less than {level} % of the store are in use again"));
             }
-        } else if let Some(level) = now.checked_sub(1).map(|below| LEVELS[below])
-            && !above(level - MARGIN)
-            && self.level.compare_exchange(now, now - 1, Relaxed, Relaxed).is_ok()
-        {
-            self.say(Kind::StoreBelow, format!("less than {level} % of the store are in use again"));
+            None => {}
+        }
+    }
+
+    /// Looks at what is left of the host's memory, beside its reserve.
+    pub(super) fn look_at_memory(&self, left: u64, reserve: u64) {
+        let below = |per_cent: u64| left.saturating_mul(100) < reserve.saturating_mul(per_cent);
+        let again = |level| !below(level + MEMORY_MARGIN);
+        // Others may take much at once.
+        while let Some(step) = step(&self.memory_level, &MEMORY_LEVELS, below, again) {
+            let (kind, than, level, then) = match step {
+                Step::Past(level) => (Kind::MemoryBelow, "less", level, ": free some"),
+                Step::Back(level) => (Kind::MemoryAbove, "more", level, " again"),
+            };
+            let text = format!(
+                "{left} bytes of the host's memory are left, {than} than {level} % of the reserve of {reserve} bytes{then}"
+            );
+            self.say(kind, text);
         }
     }
 
     /// Notes how a write went, and whether there is room for what takes more than before.
     pub(super) fn note(&self, written: &Result<(), DeviceError>, room: bool) {
         match written {
-            Err(DeviceError::Store(why @ (StoreError::Full { .. } | StoreError::NoRoom { .. })))
-                if !self.no_room.swap(true, Relaxed) =>
-            {
+            Err(DeviceError::Store(why)) if why.is_no_room() && !self.no_room.swap(true, Relaxed) => {
                 self.say(Kind::NoRoom, format!("writes find no room: {why}"));
             }
             Ok(()) if room && self.no_room.load(Relaxed) && self.no_room.swap(false, Relaxed) => {
@@ -138,6 +160,28 @@ impl Events {
             _ => {}
         }
     }
+}
+
+/// Which level was passed, or is not any more.
+enum Step {
+    Past(u64),
+    Back(u64),
+}
+
+/// Moves `now`, the number of `levels` that were passed, by one if it has to be.
+fn step(
+    now: &AtomicUsize,
+    levels: &[u64],
+    past: impl Fn(u64) -> bool,
+    back: impl Fn(u64) -> bool,
+) -> Option<Step> {
+    let passed = now.load(Relaxed);
+    let becomes = |next| now.compare_exchange(passed, next, Relaxed, Relaxed).is_ok();
+    if let Some(level) = levels.get(passed).filter(|level| past(**level)) {
+        return becomes(passed + 1).then_some(Step::Past(*level));
+    }
+    let level = levels[passed.checked_sub(1)?];
+    (back(level) && becomes(passed - 1)).then_some(Step::Back(level))
 }
 
 impl Kept {
@@ -166,7 +210,7 @@ impl Device {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::DeviceConfig;
+    use crate::{device::DeviceConfig, store::StoreError};
 
     #[test]
     fn levels_are_said_once_up_and_once_down() {
@@ -185,6 +229,21 @@ mod tests {
             Kind::StoreAbove,
         ];
         assert_eq!(said, (1..).zip(kinds).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn what_is_left_of_memory_is_said_as_it_falls_and_rises() {
+        let events = Events::default();
+        for left in [u64::MAX, 4000, 3999, 4100, 1999, 2249, 1000, 4249, 4250, 0, u64::MAX] {
+            events.look_at_memory(left, 1000);
+        }
+        let kept = events.kept.lock();
+        let said: Vec<_> = kept.last.iter().map(|event| (event.kind, event.text.as_str())).collect();
+        let first = "3999 bytes of the host's memory are left, less than 400 % of the reserve of 1000 bytes: free some";
+        assert_eq!(said[0], (Kind::MemoryBelow, first));
+        let kinds: String =
+            said.iter().map(|(kind, _)| if *kind == Kind::MemoryBelow { '-' } else { '+' }).collect();
+        assert_eq!(kinds, "---+++---+++", "{said:?}");
     }
 
     #[test]

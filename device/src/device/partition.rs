@@ -283,7 +283,10 @@ impl Partition {
             }
             // How full the store is says what the others have stored.
             DeviceError::Store(
-                StoreError::Full { .. } | StoreError::NoRoom { .. } | StoreError::Tables { .. },
+                StoreError::Full { .. }
+                | StoreError::NoRoom { .. }
+                | StoreError::HostMemory { .. }
+                | StoreError::Tables { .. },
             ) => DeviceError::Full,
             other => other,
         }

@@ -1,11 +1,12 @@
 //! Room: what a server needs to know that has write-backs wait for it.
 //!
-//! The order in which a store fills up: events at [`LEVELS`](super::events::LEVELS); then what takes more than before finds no room, and a server may have it wait; what is refused in
+//! The order in which a store fills up, or the host's memory that it is in: events at [`LEVELS`](super::events::LEVELS) and [`MEMORY_LEVELS`](super::events::MEMORY_LEVELS); then what takes more than before finds no room, and a server may have it wait; what is refused in
 //! the end is counted and is an event that names it. What is stored is never harmed, can be read, written again in its place, and discarded.
 
 use std::sync::atomic::Ordering;
 
 use super::{Device, DeviceError, Window};
+use crate::store::{host_memory::HostMemory, image::Image};
 
 impl Device {
     /// As [`Device::write_base`], for what is tried again: `done` says how many bytes of `data` are stored already, and how many are afterwards, whatever is returned.
@@ -54,12 +55,38 @@ impl Device {
         self.events.lost(range, bytes, whom, why);
     }
 
+    /// Whether so many bytes more may be copied to wait for room: the host's memory, if that is what lacks, has little left.
+    pub fn can_wait(&self, bytes: u64) -> bool {
+        let waiting = self.stats.write_backs_waiting_bytes.get();
+        self.host_memory().is_none_or(|host| host.can_wait(waiting, bytes))
+    }
+
     /// Looks at how full the store is: whether anything may take more than before.
     pub(super) fn look(&self) -> bool {
-        let Some(store) = self.coded_store() else { return true };
-        let (held, all) = store.chunks();
-        self.events.look(held, all);
-        held < all
+        let mut room = true;
+        if let Some(store) = self.coded_store() {
+            let (held, all) = store.chunks();
+            self.events.look(held, all);
+            room = held < all;
+        }
+        if let Some(host) = self.host_memory().filter(|host| host.reserve() > 0) {
+            self.events.look_at_memory(host.last(), host.reserve());
+            room &= host.last() > host.reserve();
+        }
+        room
+    }
+
+    /// Looks at the host's memory: what is left, if that is known, and the reserve.
+    pub(super) fn look_at_memory(&self) -> (Option<u64>, u64) {
+        let Some(host) = self.host_memory() else { return (None, 0) };
+        let left = host.left();
+        self.look();
+        (left, host.reserve())
+    }
+
+    /// The host's memory, if the device lies in it and was told.
+    fn host_memory(&self) -> Option<&HostMemory> {
+        self.image().and_then(Image::host_memory)
     }
 }
 

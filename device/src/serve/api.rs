@@ -242,7 +242,10 @@ fn status_of(why: &DeviceError) -> StatusCode {
         | DeviceError::Full
         | DeviceError::Directory(_)
         | DeviceError::Store(
-            StoreError::Full { .. } | StoreError::NoRoom { .. } | StoreError::Tables { .. },
+            StoreError::Full { .. }
+            | StoreError::NoRoom { .. }
+            | StoreError::HostMemory { .. }
+            | StoreError::Tables { .. },
         ) => StatusCode::INSUFFICIENT_STORAGE,
         DeviceError::Tensor(_)
         | DeviceError::View { .. }

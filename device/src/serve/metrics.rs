@@ -287,6 +287,15 @@ impl Collector for Snapshot {
         )?;
         sheet.gauge("index", "Their index entries", bytes, device.index_bytes)?;
         sheet.gauge("store_capacity", "What the store can hold", bytes, device.store_capacity_bytes)?;
+        if let Some(left) = device.host_memory_left_bytes {
+            sheet.gauge("host_memory_left", "What is left of the host's memory", bytes, left)?;
+        }
+        sheet.gauge(
+            "memory_reserve",
+            "What of it a store in memory leaves free",
+            bytes,
+            device.memory_reserve_bytes,
+        )?;
         let uptime = ConstGauge::new(device.uptime_seconds);
         let unit = Some(&Unit::Seconds);
         uptime.encode(sheet.0.encode_descriptor(

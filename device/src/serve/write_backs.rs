@@ -5,8 +5,8 @@
 //! * A write-back that finds no room (the store, a quota, the host's disk or memory is full) *waits*: it is kept unanswered and holds no thread. Its pages stay in the page cache,
 //!   where loads find them.
 //! * It is tried again soon after anything was freed ([`Device::freed`](crate::device::Device::freed)), and every [`TICK`] for what others free on the host.
-//! * Once it has waited as long as it may, it is refused with ENOSPC, counted, and an event names what is lost. So is at once what finds [`MOST_BYTES`] waiting already, and what still waits
-//!   when the mount is taken down.
+//! * Once it has waited as long as it may, it is refused with ENOSPC, counted, and an event names what is lost. So is at once what finds [`MOST_BYTES`] waiting already, or as much as the
+//!   host's memory [lets wait](crate::device::Device::can_wait), and what still waits when the mount is taken down.
 //! * What is being discarded needs no room: a discard takes its bytes out of the write-backs that wait, and of those that come until it is over. It never waits for the room that it makes.
 //! * A process that dies has not answered; the kernel gives the request to the next one, where it waits anew.
 //!
@@ -132,7 +132,9 @@ impl WriteBacks {
             "the mount is taken down"
         } else if self.patience.is_zero() {
             "nothing may wait"
-        } else if state.bytes + bytes.len() > self.most_bytes {
+        } else if state.bytes + bytes.len() > self.most_bytes
+            || !self.partition.device().can_wait(bytes.len() as u64)
+        {
             "too much waits already"
         } else {
             self.partition.device().write_back_waits(bytes.len() as u64, true);

@@ -67,6 +67,10 @@ pub struct DeviceReport {
     pub ratio: Option<f64>,
     /// Bundles the store can hold.
     pub store_capacity_bytes: u64,
+    /// What is left of the host's memory, or of what a control group allows; null if the device does not look.
+    pub host_memory_left_bytes: Option<u64>,
+    /// What of that a store in memory leaves free: below it, writes find no room; 0 if nothing is.
+    pub memory_reserve_bytes: u64,
     /// Worker processes that died and were replaced while this device ran.
     pub worker_deaths: u64,
     /// Panics of workers: each was the end of one, or of a request that was answered with EIO.
@@ -294,6 +298,8 @@ pub(crate) struct Subject<'a> {
     pub(crate) base_bytes: u64,
     pub(crate) views_bytes: u64,
     pub(crate) store_capacity: u64,
+    /// What is left, and the reserve.
+    pub(crate) host_memory: (Option<u64>, u64),
     pub(crate) worker_deaths: u64,
     pub(crate) uptime_seconds: f64,
     pub(crate) compare_gcomp: bool,
@@ -333,6 +339,8 @@ impl Stats {
                 index_bytes,
                 ratio: ratio(logical_bytes, stored_bytes),
                 store_capacity_bytes: subject.store_capacity,
+                host_memory_left_bytes: subject.host_memory.0,
+                memory_reserve_bytes: subject.host_memory.1,
                 worker_deaths: subject.worker_deaths,
                 panics: self.panics.get(),
                 uptime_seconds: subject.uptime_seconds,

@@ -24,10 +24,15 @@ use std::{
     time::{Duration, Instant},
 };
 
-use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::sys::{
+    memfd::{MFdFlags, memfd_create},
+    statfs::{TMPFS_MAGIC, fstatfs},
+};
 use serde::{Deserialize, Serialize};
 
-use super::{StoreError, counters, entry::ENTRY_BYTES, journal, memory::Memory, tables};
+use super::{
+    StoreError, counters, entry::ENTRY_BYTES, host_memory::HostMemory, journal, memory::Memory, tables,
+};
 use crate::{BLOCK_BYTES, codec::Codec, device::PartitionConfig, kv, mode::Mode};
 
 /// What an image begins with.
@@ -67,6 +72,7 @@ pub struct Image {
     file: Arc<File>,
     superblock: Superblock,
     layout: Layout,
+    host: Option<Arc<HostMemory>>,
 }
 
 /// Why a file cannot be the image.
@@ -164,7 +170,7 @@ impl Image {
         if length < layout.segments.end {
             return Err(foreign(format!("it has {length} bytes, its device takes {}", layout.segments.end)));
         }
-        Ok(Some(Self { file: Arc::new(file), superblock, layout }))
+        Ok(Some(Self { file: Arc::new(file), superblock, layout, host: None }))
     }
 
     /// Makes an image at `path`, where there is none.
@@ -210,12 +216,28 @@ impl Image {
             let _ = file.set_len(0);
             failed(source)
         })?;
-        Ok(Self { file: Arc::new(file), superblock, layout })
+        Ok(Self { file: Arc::new(file), superblock, layout, host: None })
     }
 
     /// What the device is.
     pub fn superblock(&self) -> &Superblock {
         &self.superblock
+    }
+
+    /// Has what grows with what is stored ask `host` first. For images that are [in memory](Self::is_in_memory).
+    #[must_use]
+    pub fn within(self, host: HostMemory) -> Self {
+        Self { host: Some(Arc::new(host)), ..self }
+    }
+
+    /// The memory that is asked.
+    pub fn host_memory(&self) -> Option<&HostMemory> {
+        self.host.as_deref()
+    }
+
+    /// Whether its bytes are in the host's memory, and nowhere else.
+    pub fn is_in_memory(&self) -> bool {
+        fstatfs(&*self.file).is_ok_and(|is| is.filesystem_type() == TMPFS_MAGIC)
     }
 
     /// Where the parts are: the superblock's page, then the others in their order.
@@ -255,20 +277,24 @@ impl Image {
     }
 
     pub(crate) fn gcomp(&self) -> Result<Memory, StoreError> {
-        self.map("comparison with gcomp", &self.layout.gcomp)
+        self.map_growing("comparison with gcomp", &self.layout.gcomp)
     }
 
     pub(super) fn index(&self) -> Result<Memory, StoreError> {
-        self.map("plane index", &self.layout.index)
+        self.map_growing("plane index", &self.layout.index)
     }
 
     /// The segments, or the words of a plain device.
     pub(crate) fn segments(&self) -> Result<Memory, StoreError> {
-        self.map("segment store", &self.layout.segments)
+        self.map_growing("segment store", &self.layout.segments)
     }
 
     fn map(&self, what: &'static str, range: &Range<u64>) -> Result<Memory, StoreError> {
-        Memory::part(what, &self.file, range.start, range.end - range.start)
+        Memory::part(what, &self.file, range.start, range.end - range.start, None)
+    }
+
+    fn map_growing(&self, what: &'static str, range: &Range<u64>) -> Result<Memory, StoreError> {
+        Memory::part(what, &self.file, range.start, range.end - range.start, self.host.clone())
     }
 }
 

@@ -39,6 +39,12 @@ impl Index {
         bytes
     }
 
+    /// Whether `block` holds nothing, and its entry takes no room yet.
+    pub(super) fn is_hole(&self, block: u64) -> bool {
+        let range = at(block)..at(block + 1);
+        self.memory.may_be_hole(range) && self.raw(block) == [0; ENTRY_BYTES]
+    }
+
     /// Makes sure that the entries of these blocks can be written.
     pub(super) fn ensure(&self, blocks: Range<u64>) -> Result<(), StoreError> {
         self.memory.ensure(at(blocks.start)..at(blocks.end))

@@ -2,7 +2,7 @@
 //!
 //! It is private to the process, or a part of an [image](super::image) that outlives it. A part of an image is given room before it
 //! is written ([`Memory::ensure`]): a store to a page that the disk has no room for would be a SIGBUS, not an error. A load from a hole would be one too, where the file is in memory (tmpfs) and
-//! that is full, so what is not known to have room is read by `pread`.
+//! that is full, so what is not known to have room is read by `pread`. The parts that grow with what is stored ask first whether the [host's memory](super::host_memory) allows it, if they are in memory.
 
 use std::{
     fs::File,
@@ -20,7 +20,7 @@ use nix::{
 };
 use vm_memory::{FileOffset, VolatileMemory, mmap::MmapRegion, mmap::MmapRegionBuilder};
 
-use super::StoreError;
+use super::{StoreError, host_memory::HostMemory, segments::For};
 
 /// Room in an image is made and given back in units of this many bytes.
 pub(crate) const UNIT_BYTES: usize = 64 << 10;
@@ -40,6 +40,8 @@ struct Part {
     offset: u64,
     /// Units that are known to have room, a bit each: those that had it when the part was mapped, and those that were given some since.
     ensured: MmapRegion,
+    /// The memory that growth is asked of, if it is.
+    host: Option<Arc<HostMemory>>,
     #[cfg(test)]
     mishaps: super::mishaps::Mishaps,
 }
@@ -51,12 +53,13 @@ impl Memory {
         Ok(Self { region: map(what, bytes, flags, None)?, part: None })
     }
 
-    /// Maps `bytes` of an image from `offset` on.
+    /// Maps `bytes` of an image from `offset` on. Growth is asked of `host`.
     pub(super) fn part(
         what: &'static str,
         file: &Arc<File>,
         offset: u64,
         bytes: u64,
+        host: Option<Arc<HostMemory>>,
     ) -> Result<Self, StoreError> {
         let flags = libc::MAP_SHARED | libc::MAP_NORESERVE;
         let region = map(what, bytes, flags, Some(FileOffset::from_arc(Arc::clone(file), offset)))?;
@@ -68,6 +71,7 @@ impl Memory {
             file: Arc::clone(file),
             offset,
             ensured,
+            host,
             #[cfg(test)]
             mishaps: super::mishaps::current(),
         };
@@ -112,12 +116,20 @@ impl Memory {
     /// Makes sure that `range` can be written.
     ///
     /// # Errors
-    /// [`StoreError::NoRoom`] when the file system or the host's memory is full.
+    /// [`StoreError::NoRoom`] when the file system is full, [`StoreError::HostMemory`] when the host's memory is.
     pub(crate) fn ensure(&self, range: Range<usize>) -> Result<(), StoreError> {
+        self.ensure_for(range, For::More)
+    }
+
+    /// As [`Self::ensure`], by what it is for.
+    pub(super) fn ensure_for(&self, range: Range<usize>, wanted: For) -> Result<(), StoreError> {
         let Some(part) = &self.part else { return Ok(()) };
         for unit in range.start / UNIT_BYTES..range.end.div_ceil(UNIT_BYTES) {
             let (word, bit) = bit_of(&part.ensured, unit);
             if word.load(Relaxed) & bit == 0 {
+                if let Some(host) = &part.host {
+                    host.take(UNIT_BYTES as u64, part.what, wanted)?;
+                }
                 part.allocate(unit, FallocateFlags::FALLOC_FL_KEEP_SIZE)
                     .map_err(|source| StoreError::NoRoom { what: part.what, source })?;
                 word.fetch_or(bit, Relaxed);
@@ -135,6 +147,11 @@ impl Memory {
         if let Err(why) = part.allocate(unit, hole) {
             tracing::debug!(what = part.what, unit, "room is not given back: {why}");
         }
+    }
+
+    /// Whether it is not known that there is room for all of `range`: then it takes some to write there.
+    pub(super) fn may_be_hole(&self, range: Range<usize>) -> bool {
+        self.part.as_ref().is_some_and(|part| !part.has_room(range))
     }
 
     /// The ranges that may hold anything but zeros.

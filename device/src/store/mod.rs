@@ -10,12 +10,14 @@
 //! * A store is private to the process, or lies in an [`image`] that outlives it. Opening one finishes what a killed process was about
 //!   to publish, and takes stock of what the entries name.
 //! * Who frees a segment *tidies up*: if free slots of its length pass their bound, it moves the segments of the emptiest chunk.
+//! * A store in memory grows only as far as the [host's memory](host_memory) allows.
 //! * Who finds no room may have the store [compacted](Store::compact) and try again: what tidying leaves free is given up then.
 //! * The store knows blocks and bytes. What they mean is the codec's business.
 
 pub(crate) mod counters;
 pub mod entry;
 mod fields;
+pub mod host_memory;
 pub mod image;
 mod index;
 mod journal;
@@ -35,6 +37,7 @@ use parking_lot::Mutex;
 
 use self::{
     entry::{ENTRY_BYTES, Entry},
+    host_memory::Left,
     image::Image,
     index::Index,
     journal::Journal,
@@ -80,7 +83,20 @@ pub enum StoreError {
         /// Bytes there are.
         capacity: u64,
     },
-    /// The file system, or the host's memory, is full.
+    /// The store is in memory, and the host has too little left for it to grow.
+    #[error(
+        "there is no room for the {what}: {left}, and {reserve} are kept free (--memory-reserve); \
+         free some on the host, or discard tensors"
+    )]
+    HostMemory {
+        /// What needs it.
+        what: &'static str,
+        /// What was left.
+        left: Left,
+        /// What is kept free.
+        reserve: u64,
+    },
+    /// The file system that the store is in is full.
     #[error("there is no room for the {what}: {source}; free some on the host, or discard tensors")]
     NoRoom {
         /// What needs it.
@@ -150,6 +166,13 @@ pub struct Replace<'a> {
     block: u64,
     old: Entry,
     held: Held<RwLockWriteGuard<'a, ()>>,
+}
+
+impl StoreError {
+    /// Whether there was no room for what was to be stored, wherever.
+    pub const fn is_no_room(&self) -> bool {
+        matches!(self, Self::Full { .. } | Self::NoRoom { .. } | Self::HostMemory { .. })
+    }
 }
 
 impl Store {
@@ -222,10 +245,15 @@ impl Store {
         self.stripes.read(block, || self.index.get(block))
     }
 
+    /// Whether `block` holds nothing and never did, so that to say so would only take room.
+    pub(crate) fn is_hole(&self, block: u64) -> bool {
+        self.index.is_hole(block)
+    }
+
     /// Takes hold of `block` to replace it.
     ///
     /// # Errors
-    /// [`StoreError::Entry`]; [`Store::replace_damaged`] makes such a block writable again. [`StoreError::NoRoom`].
+    /// [`StoreError::Entry`]; [`Store::replace_damaged`] makes such a block writable again. [`StoreError::NoRoom`], [`StoreError::HostMemory`].
     pub fn replace(&self, block: u64) -> Result<Replace<'_>, StoreError> {
         self.index.ensure(block..block + 1)?;
         let held = self.stripes.hold(block);
@@ -244,7 +272,7 @@ impl Store {
     /// least as many bytes.
     ///
     /// # Errors
-    /// [`StoreError::Full`], [`StoreError::NoRoom`].
+    /// [`StoreError::Full`], [`StoreError::NoRoom`], [`StoreError::HostMemory`].
     pub fn prepare(&self, block: u64, bundle: &Bundle, no_more: bool) -> Result<Prepared, StoreError> {
         self.index.ensure(block..block + 1)?;
         let what = if no_more { For::NoMore } else { For::More };
@@ -438,7 +466,7 @@ impl Replace<'_> {
     /// Stores `bundle` as the block's new content: segment, then entry, then the old segment is freed. If it takes no more than the old one, it may take of the reserve.
     ///
     /// # Errors
-    /// [`StoreError::Full`], [`StoreError::NoRoom`]; the old block then stays as it was.
+    /// [`StoreError::Full`], [`StoreError::NoRoom`], [`StoreError::HostMemory`]; the old block then stays as it was.
     pub fn publish(self, bundle: &Bundle) -> Result<Entry, StoreError> {
         let bytes = bundle.stored.as_ref().map_or(0, Stored::bytes);
         let no_more = charged(bytes) <= self.old.charged();

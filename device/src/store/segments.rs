@@ -72,7 +72,7 @@ impl Segments {
             return Ok(0);
         }
         let mut allocator = self.allocator.lock();
-        let room = |chunk: usize| self.memory.ensure(chunk * UNIT_BYTES..(chunk + 1) * UNIT_BYTES);
+        let room = |chunk: usize| self.memory.ensure_for(chunk * UNIT_BYTES..(chunk + 1) * UNIT_BYTES, what);
         let granule = allocator.take(length, block, what, room)?.ok_or_else(|| StoreError::Full {
             wanted: (length * GRANULE_BYTES) as u64,
             used: allocator.used_bytes(),

@@ -16,6 +16,7 @@ mod hostile_peers;
 mod hosts;
 mod ivshmem;
 mod lanes;
+mod memory;
 mod mount;
 mod poison;
 mod pressure;

@@ -13,11 +13,11 @@ use serde_json::{Value, json};
 use crate::common::{Place, Rig, Run, Window, expected, lamina, noise, within};
 use crate::deaths::{deaths, kill_worker};
 
-const PAGE: u64 = 4096;
+pub(crate) const PAGE: u64 = 4096;
 /// Longer than any test takes: what waits is let through by something else.
 ///
 /// While anything waits, no mapping of the window may go: the kernel would write everything back and wait, with this process's memory locked.
-const LONG: &str = "100";
+pub(crate) const LONG: &str = "100";
 /// Bytes of the tensor at DPA 0.
 const TENSOR: usize = 64 << 10;
 
@@ -34,7 +34,7 @@ fn page(at: u64) -> Vec<u8> {
 }
 
 /// Bytes of several pages.
-fn pages(range: std::ops::Range<u64>) -> Vec<u8> {
+pub(crate) fn pages(range: std::ops::Range<u64>) -> Vec<u8> {
     range.flat_map(page).collect()
 }
 
@@ -48,7 +48,7 @@ pub(crate) fn until(what: &str, mut holds: impl FnMut() -> bool) {
 }
 
 /// Bytes as the device has them, whatever the page cache holds.
-fn direct(path: &Path, at: u64, length: usize) -> Vec<u8> {
+pub(crate) fn direct(path: &Path, at: u64, length: usize) -> Vec<u8> {
     let file = OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(path).unwrap();
     let mut bytes = vec![0; length + 4096];
     let start = bytes.as_ptr().align_offset(4096);
@@ -357,7 +357,7 @@ fn a_disk_that_fills_up_has_stores_wait_and_kills_nobody() {
 }
 
 /// The metrics' status and text.
-fn metrics(rig: &Rig) -> (u16, String) {
+pub(crate) fn metrics(rig: &Rig) -> (u16, String) {
     let stream = std::os::unix::net::UnixStream::connect(rig.place.path("run/api.sock")).unwrap();
     let (status, _, text) = crate::common::answer(stream, &crate::common::request("GET", "/metrics", ""));
     (status, text)

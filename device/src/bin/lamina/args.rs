@@ -1,21 +1,20 @@
 //! The command line.
 
-use std::net::SocketAddr;
+mod boot;
+mod device;
+mod values;
+
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
-use lamina::codec::{Codec, UnknownCodec};
-use lamina::device::MOST_OPEN_WINDOWS;
-use lamina::format::Format;
-use lamina::kv::{KvLayout, Shape};
-use lamina::load::{FormatRule, KvRule, LoadOptions};
-use lamina::mode::Mode;
-use lamina::serve::Shows;
-use lamina::serve::launder::LaunderWith;
-use lamina_qemu::{Accel, AttachKind};
+use lamina::codec::Codec;
+use lamina::kv::KvLayout;
 
+pub(crate) use self::boot::Boot;
+pub(crate) use self::device::DeviceArgs;
+pub(crate) use self::values::{DiskArg, bytes};
+use self::values::{codecs, disks, kv_layout, run_dir};
 use crate::division::DivisionArgs;
-use crate::several::SeveralArgs;
 
 /// A CXL Type-3 memory device in user space: tensors as compressed bit-planes, precision views by address alias.
 #[derive(Debug, Parser)]
@@ -123,173 +122,6 @@ pub(crate) struct Serve {
     /// Print the ready line as JSON.
     #[arg(long)]
     pub(crate) json: bool,
-}
-
-/// What a device is made of and where it listens.
-#[derive(Debug, Args)]
-pub(crate) struct DeviceArgs {
-    /// Bytes of the base window [default: what the checkpoints take, at least 256M].
-    #[arg(long, value_parser = bytes, value_name = "BYTES")]
-    pub(crate) capacity: Option<u64>,
-    /// Bytes of the views window [default: the capacity, or more if the views take more].
-    #[arg(long, value_parser = bytes, value_name = "BYTES")]
-    pub(crate) views_capacity: Option<u64>,
-    /// The device: trace (bit-planes), gcomp (compressed words) or plain (words).
-    #[arg(long, default_value_t, value_name = "MODE")]
-    pub(crate) mode: Mode,
-    /// The codec: lz4, zstd or tree.
-    #[arg(long, default_value_t, value_name = "CODEC")]
-    pub(crate) codec: Codec,
-    /// A safetensors file to load; may be given more than once.
-    #[arg(long = "model", value_name = "FILE")]
-    pub(crate) models: Vec<PathBuf>,
-    /// Views to make of every tensor, separated by commas; none if empty.
-    #[arg(long, value_delimiter = ',', default_value = "full", value_name = "LIST")]
-    pub(crate) views: Vec<String>,
-    /// Tensors that are KV caches, by name pattern; those named *.k and *.v with two dimensions are without being told. Rows with padding and
-    /// paged caches are written as for `lamina analyze --kv`.
-    #[arg(long, value_name = "PATTERN=CHANNELS[,WINDOW]")]
-    pub(crate) kv: Vec<KvRule>,
-    /// KV windows that may be open for writing at once; each is staged in memory until it is coded.
-    #[arg(long, default_value_t = 64, value_parser = open_windows, value_name = "N")]
-    pub(crate) open_windows: usize,
-    /// Keep the device in this file: it is there again the next time, with all that it held. The file is sparse, and stays
-    /// as large as the device may become.
-    #[arg(long, value_name = "FILE")]
-    pub(crate) image: Option<PathBuf>,
-    /// Bytes of compressed data that the store may hold [default: twice the capacity, which is room for any data].
-    #[arg(long, value_parser = bytes, value_name = "BYTES")]
-    pub(crate) store_capacity: Option<u64>,
-    /// Seconds for which a store into the mount that finds no room may wait for some before it is lost; 0 for not at all. Discards make room, and so does space
-    /// on the host where that is what lacks.
-    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(0..=3600), value_name = "SECONDS")]
-    pub(crate) full_wait: u32,
-    /// The monitor socket (QMP) of the QEMU that attaches the base window as `mem0`: its guest is told of poisoned blocks, as of media errors of CXL
-    /// memory. `lamina boot` makes one by itself.
-    #[arg(long, value_name = "SOCKET")]
-    pub(crate) qmp: Option<PathBuf>,
-    /// Tensors that have another format than the file says, by name pattern.
-    #[arg(long, value_name = "PATTERN=FORMAT")]
-    pub(crate) format: Vec<FormatRule>,
-    /// Where the sockets are made: api.sock, ctl.sock, and ctl-NAME.sock of each guest or host.
-    #[arg(long, default_value_os_t = run_dir(), value_name = "DIR")]
-    pub(crate) run_dir: PathBuf,
-    /// Serve the API on this loopback address too, to your own user and root; port 0 takes any free port.
-    #[arg(long, value_name = "ADDRESS:PORT")]
-    pub(crate) tcp: Option<SocketAddr>,
-    /// KiB read when a page is missing; 4 reads exactly that page, more is faster for sequential reads.
-    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(0..=1024), value_name = "KIB")]
-    pub(crate) read_ahead_kb: u32,
-    /// Threads that answer the mount [default: one for each core, at least 2].
-    #[arg(long, value_parser = threads)]
-    pub(crate) threads: Option<usize>,
-    /// How dirty pages are made to reach the device: `auto`, `sync_file_range` or `msync`.
-    #[arg(long, default_value = "auto", hide = true, value_name = "HOW")]
-    pub(crate) launder_with: LaunderWith,
-    #[command(flatten)]
-    pub(crate) several: SeveralArgs,
-    /// Whether windows whose size is not given get one that suits a PCI BAR.
-    #[arg(skip)]
-    pub(crate) powers_of_two: bool,
-}
-
-impl DeviceArgs {
-    /// How checkpoints are loaded.
-    pub(crate) fn load_options(&self) -> LoadOptions {
-        LoadOptions {
-            views: self.views.iter().filter(|view| !view.is_empty()).cloned().collect(),
-            kv: [self.kv.clone(), KvRule::by_name().to_vec()].concat(),
-            formats: self.format.clone(),
-            partition: None,
-        }
-    }
-}
-
-/// Boot a guest that sees a device as CXL memory, as disks, or as shared memory of PCI devices.
-///
-/// Starts a device as `serve` does, or takes one that is being served, and boots Debian's kernel in QEMU with the two windows as two
-/// cxl-type3 devices: base first, views second. Without a script you get a shell, with lamina-shim in it. KVM is used where it
-/// works, emulation elsewhere. A QEMU older than 11.1 will not do; without one, one is unpacked from Debian's packages. With
-/// --attach vhost-user the windows are two virtio disks, and QEMU 7.2 will do. With --attach ivshmem they are the memory of two PCI
-/// devices, whose sizes are powers of two, and a third one carries requests: the guest needs neither CXL nor a serial port. With
-/// --attach shmem a virtio device maps what the guest asks for, and a driver of ours, built for its kernel, gives /dev/lamina0.
-#[derive(Debug, Args)]
-#[command(after_help = "\
-Examples:
-  A shell on a device with a checkpoint in it; then, in the guest, `lamina-shim up` and `lamina-shim list`:
-      lamina boot --model model.safetensors --views full,e8m3
-  A script of your own, with a program of your own (linked statically) beside it:
-      lamina boot --model model.safetensors --put ./reader=/bin/reader --script ./test.sh
-  On a device that is being served already:
-      lamina boot --base /tmp/lamina/base --views-file /tmp/lamina/views --ctl /run/lamina/ctl.sock
-  As disks, of a device that is being served with --vhost-user /run/lamina/disks:
-      lamina boot --attach vhost-user --disk /run/lamina/disks/base.sock --disk /run/lamina/disks/views.sock
-  As an interleave set of two CXL memory devices:
-      lamina boot --interleave 2x256 --model model.safetensors --views full,e8m3
-  As shared memory, with all options in a file:
-      lamina boot --topology docs/topology.toml
-  Only say what would be started, for a QEMU command line of your own:
-      lamina boot --base /tmp/lamina/base --views-file /tmp/lamina/views --print-command")]
-pub(crate) struct Boot {
-    #[command(flatten)]
-    pub(crate) device: DeviceArgs,
-    /// Take all of this from a file of TOML: docs/topology.toml is an example.
-    #[arg(long, value_name = "FILE")]
-    pub(crate) topology: Option<PathBuf>,
-    /// How the guest sees the device: cxl, vhost-user, ivshmem or shmem.
-    #[arg(long, default_value_t, value_name = "HOW")]
-    pub(crate) attach: AttachKind,
-    /// The directory to mount on [default: a temporary one].
-    #[arg(long, value_name = "DIR", conflicts_with_all = ["base", "disks"])]
-    pub(crate) mount: Option<PathBuf>,
-    /// With --attach vhost-user: the socket of a disk that is being served; may be given more than once.
-    #[arg(long = "disk", value_name = "SOCKET", conflicts_with = "base")]
-    pub(crate) disks: Vec<PathBuf>,
-    /// The part of this guest, or the files of this host, of a device that is being served with this --run-dir.
-    #[arg(long, alias = "host", value_name = "NAME", conflicts_with_all = ["base", "disks", "mount", "ctl", "models"])]
-    pub(crate) guest: Option<String>,
-    /// With --attach ivshmem and --base: the socket of the mailboxes that `lamina serve --ivshmem` serves [default: one is served here, if --ctl is given].
-    #[arg(long, value_name = "SOCKET", requires = "base", conflicts_with = "ctl")]
-    pub(crate) mailbox: Option<PathBuf>,
-    /// With --attach shmem: the socket that `lamina serve --vhost-user-shmem` serves [default: one is served here].
-    #[arg(long, value_name = "SOCKET", conflicts_with_all = ["base", "mount"])]
-    pub(crate) shmem: Option<PathBuf>,
-    /// The base window of a device that is being served, or any file of the size.
-    #[arg(long, value_name = "FILE", requires = "views_file")]
-    pub(crate) base: Option<PathBuf>,
-    /// The views window of that device.
-    #[arg(long, value_name = "FILE", requires = "base")]
-    pub(crate) views_file: Option<PathBuf>,
-    /// The socket for guests of that device.
-    #[arg(long, value_name = "SOCKET")]
-    pub(crate) ctl: Option<PathBuf>,
-    /// A shell script to run in the guest instead of an interactive shell; its exit status becomes this program's.
-    #[arg(long, value_name = "FILE")]
-    pub(crate) script: Option<PathBuf>,
-    /// A file to put into the guest; may be given more than once.
-    #[arg(long = "put", value_name = "HOST=GUEST", value_parser = put)]
-    pub(crate) files: Vec<(PathBuf, String)>,
-    /// Put fio, stress-ng, memtester and numactl into the guest.
-    #[arg(long)]
-    pub(crate) extras: bool,
-    /// MiB of the guest's ordinary memory [default: enough for windows of this size].
-    #[arg(long, value_name = "MIB")]
-    pub(crate) memory: Option<u64>,
-    /// The guest's processors.
-    #[arg(long, default_value_t = 2, value_name = "N")]
-    pub(crate) cpus: u32,
-    /// How to run the guest: kvm or tcg [default: kvm where it works].
-    #[arg(long, value_name = "ACCEL", value_parser = accel)]
-    pub(crate) accel: Option<Accel>,
-    /// Let QEMU have huge pages for the windows: on a mount it then reads megabytes for a byte.
-    #[arg(long)]
-    pub(crate) huge_pages: bool,
-    /// Print the command that starts QEMU, and end.
-    #[arg(long)]
-    pub(crate) print_command: bool,
-    /// More options for QEMU.
-    #[arg(last = true, value_name = "QEMU OPTION")]
-    pub(crate) qemu: Vec<String>,
 }
 
 /// What all client commands take.
@@ -451,118 +283,6 @@ pub(crate) struct Analyze {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Codecs(pub(crate) Vec<Codec>);
 
-/// The directory for sockets when none is named: the user's own runtime directory, or one of this user's in /tmp.
-fn run_dir() -> PathBuf {
-    match std::env::var_os("XDG_RUNTIME_DIR") {
-        Some(dir) if !dir.is_empty() => PathBuf::from(dir).join("lamina"),
-        _ if nix::unistd::geteuid().is_root() => PathBuf::from("/run/lamina"),
-        _ => std::env::temp_dir().join(format!("lamina-{}", nix::unistd::geteuid())),
-    }
-}
-
-/// A size: decimal or 0x-hexadecimal, or decimal with K, M, G or T for powers of 1024 (KiB and so on are taken too).
-pub(crate) fn bytes(text: &str) -> Result<u64, String> {
-    let wrong = || format!("{text:?} is no size: write for example 4096, 0x1000, 256M or 64G");
-    if let Some(digits) = text.strip_prefix("0x") {
-        return u64::from_str_radix(digits, 16).map_err(|_| wrong());
-    }
-    let split = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
-    let (digits, unit) = text.split_at(split);
-    let shift = match unit {
-        "" => 0,
-        "K" | "k" | "KiB" => 10,
-        "M" | "MiB" => 20,
-        "G" | "GiB" => 30,
-        "T" | "TiB" => 40,
-        _ => return Err(wrong()),
-    };
-    let number: u64 = digits.parse().map_err(|_| wrong())?;
-    number.checked_mul(1 << shift).ok_or_else(|| format!("{text} is more than 64 bits can count"))
-}
-
-fn codecs(text: &str) -> Result<Codecs, String> {
-    if text == "all" {
-        return Ok(Codecs(Codec::ALL.to_vec()));
-    }
-    let mut codecs = Vec::new();
-    for name in text.split(',') {
-        let codec = name.parse().map_err(|why: UnknownCodec| why.to_string())?;
-        if !codecs.contains(&codec) {
-            codecs.push(codec);
-        }
-    }
-    Ok(Codecs(codecs))
-}
-
-fn kv_layout(text: &str) -> Result<KvLayout, String> {
-    let layout =
-        text.parse::<KvLayout>().and_then(|layout| Shape::new(Format::Bf16, &layout).map(|_| layout));
-    layout.map_err(|why| {
-        format!(
-            "{why}: write CHANNELS or CHANNELS,WINDOW, for example 1024,128; rows with padding as CHANNELS,WINDOW,stride=STRIDE; \
-             a paged cache as PRESET:HEADS,HEAD_SIZE,BLOCK_SIZE[,WINDOW] with the preset nhd, hnd, nhd_kv or hnd_kv"
-        )
-    })
-}
-
-fn open_windows(text: &str) -> Result<usize, String> {
-    match text.parse() {
-        Ok(windows @ 1..=MOST_OPEN_WINDOWS) => Ok(windows),
-        _ => Err(format!("{text:?} is no number of windows from 1 to {MOST_OPEN_WINDOWS}")),
-    }
-}
-
-fn put(text: &str) -> Result<(PathBuf, String), String> {
-    match text.split_once('=') {
-        Some((host, guest)) if !host.is_empty() && guest.starts_with('/') => {
-            Ok((host.into(), guest.to_owned()))
-        }
-        _ => Err(format!("{text:?} is no HOST=GUEST: write for example ./reader=/bin/reader")),
-    }
-}
-
-/// What `--vhost-user` asks for.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) enum DiskArg {
-    /// Both windows, on sockets in this directory.
-    Both(PathBuf),
-    /// One disk.
-    One(PathBuf, Shows),
-}
-
-fn disks(text: &str) -> Result<DiskArg, String> {
-    let Some((path, what)) = text.split_once('=') else {
-        return if text.is_empty() {
-            Err("a directory has a name".to_owned())
-        } else {
-            Ok(DiskArg::Both(text.into()))
-        };
-    };
-    let shows = match (what, what.rsplit_once(',')) {
-        ("base", _) => Shows::Base,
-        ("views", _) => Shows::Views,
-        (_, Some((tensor, view))) if !tensor.is_empty() => {
-            Shows::View { tensor: tensor.to_owned(), view: view.to_owned() }
-        }
-        _ => return Err(format!("{what:?} is nothing a disk shows: write base, views or TENSOR,VIEW")),
-    };
-    if path.is_empty() { Err("a socket has a path".to_owned()) } else { Ok(DiskArg::One(path.into(), shows)) }
-}
-
-fn accel(text: &str) -> Result<Accel, String> {
-    [Accel::Kvm, Accel::Tcg]
-        .into_iter()
-        .find(|accel| accel.to_string() == text)
-        .ok_or_else(|| format!("{text:?} is neither kvm nor tcg"))
-}
-
-fn threads(text: &str) -> Result<usize, String> {
-    match text.parse() {
-        Ok(threads @ 1..=64) => Ok(threads),
-        _ => Err(format!("{text:?} is no number of threads from 1 to 64")),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use clap::CommandFactory;
@@ -572,46 +292,5 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         Cli::command().debug_assert();
-    }
-
-    #[test]
-    fn codecs_and_kv_layouts_are_read_as_documented() {
-        assert_eq!(codecs("all").unwrap().0, Codec::ALL);
-        assert_eq!(codecs("zstd,lz4,zstd").unwrap().0, [Codec::Zstd, Codec::Lz4]);
-        assert!(codecs("zstd,gzip").unwrap_err().contains("gzip") && codecs("").is_err());
-        assert_eq!(kv_layout("64"), Ok(KvLayout::rows(64, 128)));
-        assert_eq!(kv_layout("64,256"), Ok(KvLayout::rows(64, 256)));
-        for text in ["", "0", "64,0", "64,", "x", "64,1,2", "-1"] {
-            assert!(kv_layout(text).unwrap_err().contains("CHANNELS,WINDOW"), "{text}");
-        }
-    }
-
-    #[test]
-    fn disks_are_read_as_documented() {
-        assert_eq!(disks("/run/disks"), Ok(DiskArg::Both("/run/disks".into())));
-        assert_eq!(disks("b.sock=base"), Ok(DiskArg::One("b.sock".into(), Shows::Base)));
-        assert_eq!(disks("v.sock=views"), Ok(DiskArg::One("v.sock".into(), Shows::Views)));
-        let view = Shows::View { tensor: "a,b=c".to_owned(), view: "e8m3:packed".to_owned() };
-        assert_eq!(disks("q.sock=a,b=c,e8m3:packed"), Ok(DiskArg::One("q.sock".into(), view)));
-        for text in ["", "=base", "s=", "s=other", "s=,full"] {
-            assert!(disks(text).is_err(), "{text}");
-        }
-    }
-
-    #[test]
-    fn sizes_are_read_as_documented() {
-        for (text, value) in [
-            ("0", 0),
-            ("4096", 4096),
-            ("0x1000", 4096),
-            ("256M", 256 << 20),
-            ("64G", 64 << 30),
-            ("1KiB", 1024),
-        ] {
-            assert_eq!(bytes(text), Ok(value), "{text}");
-        }
-        for text in ["", "M", "-1", "1.5G", "256MB", "99999999999999999999", "99999999T", "0x"] {
-            assert!(bytes(text).is_err(), "{text}");
-        }
     }
 }

@@ -20,7 +20,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use crate::args::{Boot, DeviceArgs, DiskArg};
 use crate::client;
 use crate::division::DivisionArgs;
-use crate::holder::{Holder, StopSwitch};
+use crate::holder::{Holder, StopSwitch, oom};
 use crate::life::WindowFile;
 use crate::shmem;
 
@@ -156,6 +156,7 @@ pub(crate) async fn boot(args: Boot) -> Result<ExitCode> {
         None
     } else {
         let guest = Arc::new(prepared.spawn(|line| println!("{line}"))?);
+        guest.pid().into_iter().for_each(oom::put_back);
         let waiting = Arc::clone(&guest);
         let mut ended = tokio::task::spawn_blocking(move || Guest::wait(&waiting, None));
         let outcome = tokio::select! {

@@ -131,6 +131,10 @@ pub(crate) async fn stats(client: &Client) -> Result<()> {
         size(&device["index_bytes"]),
         ratio(&device["ratio"]),
     );
+    if device["host_memory_left_bytes"].is_u64() {
+        let (left, reserve) = (&device["host_memory_left_bytes"], &device["memory_reserve_bytes"]);
+        println!("left of the host's memory: {}, of which {} are kept free", size(left), size(reserve));
+    }
     let mut table = new_table(&["window", "reads", "bytes", "planes", "stored fetched", "plain fetched"], 1);
     for window in ["base", "views"] {
         table.add_row([vec![window.to_owned()], traffic(&stats["requests"][window])].concat());

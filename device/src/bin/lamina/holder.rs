@@ -6,11 +6,13 @@
 //! * When the worker dies, for whatever reason, another one is started at once: the device is as the image says, the kernel gives the
 //!   requests again that were in flight, and a guest has waited for a moment. A worker that follows several quick deaths survives panics in handlers,
 //!   so that a request which kills each worker is answered with an error in the end. After [`MOST_DEATHS`] workers that died by themselves before they answered, the holder gives up.
+//! * A worker that [Linux ended for lack of memory](oom) is followed by another, too, but not without a breath.
 //! * Stopping: the worker brings everything to the image and ends, then the mount goes.
 
 mod asking;
 mod child;
 mod held;
+pub(crate) mod oom;
 
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
@@ -97,6 +99,7 @@ impl Holder {
         disks: Vec<DiskArg>,
         stop: &StopSwitch,
     ) -> Result<Option<Self>> {
+        oom::spare();
         let Opened { image, path: image_path, mut new, plan } = Opened::new(args, division)?;
         make_private_dir(&args.run_dir)?;
         let mut held = Held {
@@ -257,6 +260,7 @@ fn supervise(held: &Held, mut worker: Worker, state: &State) -> Result<()> {
     let mut deaths = Vec::new();
     let mut count = 0;
     let mut fruitless = 0;
+    let mut oom = oom::Deaths::new();
     loop {
         let mut stopped = false;
         loop {
@@ -303,6 +307,10 @@ fn supervise(held: &Held, mut worker: Worker, state: &State) -> Result<()> {
         count += 1;
         let end = worker.end();
         tracing::warn!(deaths = count, "the worker died, starting another: {end}");
+        if let Some(wait) = oom.died().filter(|_| !end.is_its_own()) {
+            tracing::warn!(?wait, "Linux ends processes for lack of memory");
+            thread::sleep(wait);
+        }
         let now = Instant::now();
         deaths.retain(|death| now - *death <= QUICK);
         if end.is_its_own() && !state.fall_back() {
@@ -320,6 +328,10 @@ fn supervise(held: &Held, mut worker: Worker, state: &State) -> Result<()> {
             let started = Worker::start(held, state, false, count, careful);
             match started.and_then(|worker| worker.serve(held).map(|()| worker)) {
                 Ok(worker) => break worker,
+                Err(why) if child::lacks_memory(&why) && !state.lock().stopping => {
+                    tracing::warn!("{why:#}");
+                    thread::sleep(oom.none_started());
+                }
                 Err(why) => {
                     tracing::error!("{why:#}");
                     fruitless += usize::from(!state.fall_back());

@@ -49,6 +49,7 @@ struct Device {
     image: Field<PathBuf>,
     store_capacity: Field<Number>,
     full_wait: Field<Number>,
+    memory_reserve: Field<Number>,
     format: Field<Vec<String>>,
     run_dir: Field<PathBuf>,
     tcp: Field<String>,
@@ -168,6 +169,7 @@ impl Options<'_> {
         self.path("--image", device.image);
         self.number("--store-capacity", device.store_capacity);
         self.number("--full-wait", device.full_wait);
+        self.number("--memory-reserve", device.memory_reserve);
         self.texts("--format", device.format);
         self.path("--run-dir", device.run_dir);
         self.text("--tcp", device.tcp);

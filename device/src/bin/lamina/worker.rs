@@ -20,6 +20,7 @@ use lamina::serve::{
     Api, Channels, Control, DiskServer, GuestPort, Mount, MountOptions, PairOptions, Place, Shows,
     abort_mount,
 };
+use lamina::store::host_memory::HostMemory;
 use lamina::store::image::Image;
 
 use crate::args::DeviceArgs;
@@ -35,6 +36,10 @@ const LAST_WORDS: Duration = Duration::from_millis(100);
 
 /// The rest of a worker's life: never returns.
 pub(crate) fn work(args: &DeviceArgs, division: &DivisionArgs) -> ! {
+    // For all threads, which inherit it: they answer for the mount, or hold locks that who answers needs. Memory that they ask for must not wait for pages that they are to write back.
+    if let Err(why) = rustix::process::configure_io_flusher_behavior(true) {
+        tracing::debug!("memory may wait for the mount: {why}");
+    }
     let status = match run(args, division) {
         Ok(()) => 0,
         Err(why) => {
@@ -61,6 +66,8 @@ fn run(args: &DeviceArgs, division: &DivisionArgs) -> Result<()> {
     let mut next = || descriptors.next().context("the holder gives too few descriptors");
     let path = image;
     let image = Image::from_file(File::from(next()?), &path)?.context("the image is empty")?;
+    let reserve = if image.is_in_memory() { args.memory_reserve } else { Some(0) };
+    let image = image.within(HostMemory::of_this_host(reserve));
     let plan = Plan::new(division, args, Some((image.superblock(), &path)))?;
     ensure!(plan.sockets(&args.run_dir).eq(ctl.iter().cloned()), "the holder has sockets for other guests");
     let api = next()?.into();

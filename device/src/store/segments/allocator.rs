@@ -19,8 +19,9 @@ const WARM_CHUNKS: usize = 64;
 
 pub(super) struct Allocator {
     chunks: Chunks,
-    /// Chunks that hold nothing and did before.
-    free: Vec<usize>,
+    /// Chunks that hold nothing and did before: those that kept their room, which are taken first, and the others.
+    warm: Vec<usize>,
+    cold: Vec<usize>,
     /// Runs of chunks that never held anything, the first of them last.
     unopened: Vec<Range<usize>>,
     /// Chunks that hold segments.
@@ -45,7 +46,15 @@ impl Allocator {
         let lengths = vec![Length::default(); MOST_GRANULES + 1];
         let chunks = Chunks::new(most_chunks);
         let unopened = chunks.free_runs();
-        Self { chunks, free: Vec::new(), unopened, held_chunks: 0, lengths, used_granules: 0 }
+        Self {
+            chunks,
+            warm: Vec::new(),
+            cold: Vec::new(),
+            unopened,
+            held_chunks: 0,
+            lengths,
+            used_granules: 0,
+        }
     }
 
     pub(super) fn most_chunks(&self) -> usize {
@@ -130,10 +139,12 @@ impl Allocator {
             self.lengths[length].slots -= CHUNK_GRANULES / length;
             self.chunks[index] = Chunk::default();
             self.held_chunks -= 1;
-            if self.free.len() >= WARM_CHUNKS {
+            if self.warm.len() < WARM_CHUNKS {
+                self.warm.push(index);
+            } else {
                 release(index);
+                self.cold.push(index);
             }
-            self.free.push(index);
         } else {
             self.relist(index);
         }
@@ -210,9 +221,10 @@ impl Allocator {
             return Ok(None);
         }
         let unopened = self.unopened.last().map(|run| run.start);
-        let Some(index) = self.free.last().copied().or(unopened) else { return Ok(None) };
+        let free = self.warm.last().or(self.cold.last()).copied();
+        let Some(index) = free.or(unopened) else { return Ok(None) };
         room(index)?;
-        if self.free.pop().is_none()
+        if self.warm.pop().or_else(|| self.cold.pop()).is_none()
             && let Some(run) = self.unopened.last_mut()
         {
             run.start += 1;

@@ -18,8 +18,8 @@ use anyhow::{Context, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
-use super::State;
 use super::held::Held;
+use super::{State, oom};
 use crate::life::{self, Order, Ready, WORKER, Word};
 
 /// How often a worker that says nothing is looked at.
@@ -51,6 +51,7 @@ impl Worker {
             .process_group(0)
             .spawn()
             .context("cannot start the worker")?;
+        oom::put_back(child.id());
         let worker = Self { child, line };
         let image = held.image_path.clone();
         let ctl = held.ctl.iter().map(|socket| socket.path.clone()).collect();
@@ -175,6 +176,11 @@ impl fmt::Display for End {
     }
 }
 
+/// Whether a worker cannot be started because there is no memory for it.
+pub(super) fn lacks_memory(why: &anyhow::Error) -> bool {
+    why.downcast_ref::<std::io::Error>().is_some_and(|why| why.kind() == std::io::ErrorKind::OutOfMemory)
+}
+
 /// Kills a process.
 pub(super) fn kill(pid: u32) {
     let pid = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw);
@@ -269,6 +275,14 @@ mod tests {
         assert!(worker.word().unwrap().is_none());
         assert_eq!(worker.end().status.unwrap().code(), Some(7));
         drop(kept);
+    }
+
+    #[test]
+    fn a_start_that_lacks_memory_is_told_from_others() {
+        let failed =
+            |number| anyhow::Error::from(std::io::Error::from_raw_os_error(number)).context("cannot start");
+        assert!(lacks_memory(&failed(libc::ENOMEM)));
+        assert!(!lacks_memory(&failed(libc::ENOENT)) && !lacks_memory(&anyhow::anyhow!("no memory")));
     }
 
     #[test]

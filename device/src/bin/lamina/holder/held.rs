@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use lamina::serve::{HeldMount, Shows, claim};
+use lamina::store::host_memory::Linux;
 use lamina::store::image::Image;
 
 use crate::args::{DeviceArgs, DiskArg};
@@ -98,6 +99,11 @@ impl Drop for NewFile {
 
 impl Opened {
     pub(super) fn new(args: &DeviceArgs, division: &DivisionArgs) -> Result<Self> {
+        if let (Some(reserve), Some(total)) = (args.memory_reserve, Linux::at(Path::new("/")).total())
+            && reserve >= total
+        {
+            bail!("--memory-reserve {reserve}: of {total} bytes of memory nothing would be left to store in");
+        }
         if let Some(path) = &args.image
             && let Some(image) = Image::open(path)?
         {
