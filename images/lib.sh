@@ -7,7 +7,7 @@
 #   recipe's own files and options: a changed recipe builds anew, an unchanged one is reused.
 # * A result is built in a temporary folder and renamed when complete, under a lock: a killed or a concurrent build never
 #   leaves a half-made result behind.
-# * Packages come from the mirror the host's own apt configuration names, or from $LAMINA_MIRROR. Nothing is installed on the
+# * Packages come from the mirror the host's own apt configuration names (else the one mmdebstrap does), or from $LAMINA_MIRROR. Nothing is installed on the
 #   host and no package script runs: packages are only unpacked.
 
 recipe=$(basename -- "$0")
@@ -98,7 +98,7 @@ room() {
         "make room, or set LAMINA_CACHE to a folder on another disk"
 }
 
-# Sets $mirror: LAMINA_MIRROR, or the Debian archive that the host's apt uses.
+# Sets $mirror: LAMINA_MIRROR, or the Debian archive that the host's apt uses, or mmdebstrap by itself.
 find_mirror() {
     mirror=${LAMINA_MIRROR:-}
     if [ -z "$mirror" ]; then
@@ -112,7 +112,11 @@ find_mirror() {
                 awk -F"'" '$2 ~ /\/debian\/+dists\// && !found { sub(/\/+dists\/.*/, "", $2); print $2; found = 1 }') || true
         fi
     fi
-    [ -n "$mirror" ] || die "the host's apt configuration names no Debian mirror" \
+    # The images are made of Debian's packages, whatever the host is, and mmdebstrap knows where those are for everybody.
+    if [ -z "$mirror" ] && command -v mmdebstrap >/dev/null; then
+        mirror=$(sed -n "s/^ *my \$mirror *= '\(http[^']*\)';\$/\1/p" "$(command -v mmdebstrap)" | head -n 1)
+    fi
+    [ -n "$mirror" ] || die "no Debian mirror is known here" \
         "set LAMINA_MIRROR to the address of a Debian mirror, as in a 'deb' line"
     mirror=${mirror%/}
     if [ ! -e /usr/share/keyrings/debian-archive-keyring.gpg ]; then
