@@ -221,11 +221,20 @@ impl Bundle {
         let mut stored = StoredPlanes::zeros(FORMAT, Codec::Tree.bytewise());
         self.length = RAW;
         stored.joint = self.joint(length);
-        for planes in [0..1, lower] {
-            stored.lengths[planes].fill(u16::try_from(RAW).expect("at most 1024"));
-        }
         self.length = end;
-        self.finish(stored);
+        let length = u16::try_from(RAW).expect("at most 1024");
+        for planes in [0..1, lower.clone()] {
+            stored.lengths[planes].fill(length);
+        }
+        // Those that are there, not one by one, as elsewhere.
+        let (mut spans, mut checks) = ([Span { start: 0, length }; 8], [0; 8]);
+        for (start, span) in (behind..end).step_by(RAW).zip(&mut spans[1..]) {
+            span.start = u16::try_from(start).expect("within a bundle");
+        }
+        check::checks(&self.bytes, &spans, &mut checks);
+        stored.checks[0] = checks[0];
+        stored.checks[lower].copy_from_slice(&checks[1..]);
+        self.stored = Some(Stored::Planes(stored));
     }
 
     /// Codes `words`, of which `split` are the planes, and `stream` the plane tree's, empty for none, if that was made.

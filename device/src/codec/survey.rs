@@ -93,29 +93,37 @@ mod x86 {
         if !beside_tree {
             return survey_here(planes, plane_bytes, beside_tree);
         }
+        match plane_bytes {
+            128 => lines::<2>(planes),
+            256 => lines::<4>(planes),
+            512 => lines::<8>(planes),
+            _ => lines::<16>(planes),
+        }
+    }
+
+    /// What is beside a tree, in planes of so many lines.
+    #[inline]
+    #[target_feature(enable = "avx2,popcnt,avx512f,avx512bw,avx512vl,avx512vpopcntdq")]
+    fn lines<const LINES: usize>(planes: &[u8]) -> Survey {
         let mut survey = Survey::default();
-        for (index, plane) in planes.chunks_exact(plane_bytes).enumerate() {
-            let (mut ones, mut repeats) = (_mm512_setzero_si512(), 0);
-            let (lines, _) = plane.as_chunks::<64>();
+        for (index, plane) in planes.as_chunks::<64>().0.as_chunks::<LINES>().0.iter().enumerate() {
+            let (mut ones, mut repeats) = (_mm512_setzero_si512(), 0_u128);
             // What was just stored is loaded as it was: what straddles two stores waits for both.
-            let mut line = load(&lines[0]);
-            for next in &lines[1..] {
+            let mut line = load(&plane[0]);
+            for next in &plane[1..] {
                 let next = load(next);
                 ones = _mm512_add_epi64(ones, _mm512_popcnt_epi64(line));
-                repeats += _mm512_cmpeq_epi64_mask(line, _mm512_alignr_epi64::<1>(next, line)).count_ones();
+                let equal = _mm512_cmpeq_epi64_mask(line, _mm512_alignr_epi64::<1>(next, line));
+                repeats = repeats << 8 | u128::from(equal);
                 line = next;
             }
             // The last word has none behind it.
             ones = _mm512_add_epi64(ones, _mm512_popcnt_epi64(line));
-            repeats +=
-                _mm512_mask_cmpeq_epi64_mask(0x7f, line, _mm512_alignr_epi64::<1>(line, line)).count_ones();
+            let equal = _mm512_mask_cmpeq_epi64_mask(0x7f, line, _mm512_alignr_epi64::<1>(line, line));
+            repeats = repeats << 8 | u128::from(equal);
             let ones = usize::try_from(_mm512_reduce_add_epi64(ones)).expect("at most a plane's bits");
-            survey.note(
-                index,
-                8 * plane_bytes,
-                ones,
-                is_even_beside_tree(ones, repeats as usize, plane_bytes),
-            );
+            let is_even = is_even_beside_tree(ones, repeats.count_ones() as usize, 64 * LINES);
+            survey.note(index, 512 * LINES, ones, is_even);
         }
         survey
     }

@@ -8,28 +8,29 @@
 
 mod decode;
 mod encode;
+mod sample;
 mod table;
 
 use std::arch::x86_64::{
     __m512i, _mm256_set_m128i, _mm512_add_epi8, _mm512_add_epi64, _mm512_castsi256_si512,
-    _mm512_castsi512_si256, _mm512_cmpge_epu16_mask, _mm512_cvtepi64_epi16, _mm512_cvtepu8_epi16,
-    _mm512_gf2p8affine_epi64_epi8, _mm512_inserti64x4, _mm512_loadu_si512, _mm512_madd_epi16,
-    _mm512_maskz_compress_epi8, _mm512_maskz_compress_epi16, _mm512_maskz_mov_epi16, _mm512_max_epu8,
-    _mm512_min_epu8, _mm512_permutexvar_epi8, _mm512_popcnt_epi8, _mm512_reduce_add_epi32,
-    _mm512_reduce_add_epi64, _mm512_sad_epu8, _mm512_set1_epi8, _mm512_set1_epi16, _mm512_set1_epi64,
-    _mm512_setzero_si512, _mm512_storeu_si512, _mm512_sub_epi8, _mm512_testn_epi8_mask,
+    _mm512_cmpge_epu16_mask, _mm512_cvtepi64_epi16, _mm512_gf2p8affine_epi64_epi8, _mm512_inserti64x4,
+    _mm512_loadu_si512, _mm512_madd_epi16, _mm512_maskz_compress_epi8, _mm512_maskz_compress_epi16,
+    _mm512_maskz_mov_epi16, _mm512_max_epu8, _mm512_min_epu8, _mm512_permutexvar_epi8, _mm512_popcnt_epi8,
+    _mm512_reduce_add_epi32, _mm512_reduce_add_epi64, _mm512_sad_epu8, _mm512_set1_epi8, _mm512_set1_epi16,
+    _mm512_set1_epi64, _mm512_setzero_si512, _mm512_storeu_si512, _mm512_sub_epi8, _mm512_testn_epi8_mask,
 };
 
 pub(super) use self::{
     decode::{decode, decode_bf16},
     encode::{coder, levels},
+    sample::{costs, sample},
     table::Table,
 };
 use super::{
     MOST_ELEMENTS, RARE, Scratch,
-    code::{Coder, LONGEST, SLOTS, WINDOW},
+    code::{LONGEST, WINDOW},
     masks,
-    plan::{Census, MOST_VALUES},
+    plan::Census,
 };
 
 /// Elements worked on at a time.
@@ -148,31 +149,6 @@ pub(super) fn census(values: &[u8], planes: usize, scratch: &mut Scratch) -> Opt
     }
     census.found += often.count_ones() as usize;
     Some(census)
-}
-
-/// As [`Census::cost`].
-#[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
-pub(super) fn cost(census: &Census, coder: &Coder) -> u32 {
-    if census.found > STEP / 2 {
-        return census.cost(coder);
-    }
-    let (mut values, mut counts) = ([0; STEP], [0; STEP]);
-    values[..MOST_VALUES].copy_from_slice(&census.values);
-    for (bytes, count) in counts.as_chunks_mut().0.iter_mut().zip(census.counts) {
-        *bytes = count.to_le_bytes();
-    }
-    let symbols = _mm512_sub_epi8(load(&values), _mm512_set1_epi8(coder.code.low.cast_signed()));
-    let symbols = _mm512_min_epu8(symbols, _mm512_set1_epi8(SLOTS as i8 - 1));
-    let costs = _mm512_permutexvar_epi8(symbols, load(&coder.costs));
-    let costs = _mm512_cvtepu8_epi16(_mm512_castsi512_si256(costs));
-    // Behind the last value the counts are zeros.
-    let bits = _mm512_reduce_add_epi32(_mm512_madd_epi16(costs, load(&counts))).cast_unsigned();
-    let escapes = census.escapes * u32::from(Coder::escape_cost(&coder.code));
-    let (first, count) = (census.values[0], u32::from(census.counts[0]));
-    // The value 0 has a cost of its own.
-    let zeros = if first == 0 { count } else { 0 };
-    let slot = usize::from(0_u8.wrapping_sub(coder.code.low)).min(SLOTS - 1);
-    bits + zeros * u32::from(coder.zero_cost) - zeros * u32::from(coder.costs[slot]) + escapes
 }
 
 /// The numbers from 0 on.

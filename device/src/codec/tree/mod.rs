@@ -36,6 +36,7 @@ mod lines;
 #[cfg(target_arch = "x86_64")]
 mod masks;
 mod plan;
+mod sample;
 #[cfg(test)]
 mod tests;
 
@@ -45,8 +46,10 @@ pub use self::kept::Kept;
 use self::{
     code::{Code, Coder},
     fields::Fields,
+    kept::MOST_CODES,
     lines::Lines,
     plan::{Census, Plan},
+    sample::Sample,
 };
 use crate::{
     BlockWords,
@@ -220,22 +223,21 @@ impl Kernel {
                 // SAFETY: the processor has its features, as was asserted above.
                 return unsafe { masks::encode_bmi2(values, joint_planes(format), out, scratch) };
             }
-            let census = self.census(format, values, scratch)?;
-            if census.symbols() < 2 {
-                return None;
-            }
-            let least = census.least();
-            let cost = |coder: &Coder| self.cost(&census, coder);
-            if let Some(coder) = kept.best(format, values.len(), least, cost)
+            let sample = self.sample(values);
+            if let Some(coder) = kept.best(format, &sample, |codes| self.costs(&sample, codes))
                 && let Some(length) = self.levels(values, raw, coder, out, scratch)
             {
                 return Some(length);
+            }
+            let census = self.census(format, values, scratch)?;
+            if census.symbols() < 2 {
+                return None;
             }
             let plan = Plan::new(&census, raw)?;
             let coder = self.coder(plan.code);
             let length = self.levels(values, raw, &coder, out, scratch);
             debug_assert!(length == Some(plan.length), "{length:?} instead of {}", plan.length);
-            let more = cost(&coder).saturating_sub(least);
+            let more = sample.cost(&coder).saturating_sub(sample.least());
             kept.keep(format, coder, more);
             length
         })
@@ -252,14 +254,25 @@ impl Kernel {
         }
     }
 
-    /// What a code takes for values.
-    fn cost(self, census: &Census, coder: &Coder) -> u32 {
+    /// What a sample of a block's values holds.
+    fn sample(self, values: &[u8]) -> Sample {
         assert!(self.is_available(), "{self:?} needs another processor");
         match self {
             // SAFETY: the processor has its features, as was asserted above.
             #[cfg(target_arch = "x86_64")]
-            Self::Avx512 => unsafe { avx512::cost(census, coder) },
-            _ => census.cost(coder),
+            Self::Avx512 => unsafe { avx512::sample(values) },
+            _ => Sample::of(values),
+        }
+    }
+
+    /// What each code takes for a sample; more than any if there is none.
+    fn costs(self, sample: &Sample, codes: &[Option<Coder>; MOST_CODES]) -> [u32; MOST_CODES] {
+        assert!(self.is_available(), "{self:?} needs another processor");
+        match self {
+            // SAFETY: the processor has its features, as was asserted above.
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 => unsafe { avx512::costs(sample, codes) },
+            _ => codes.each_ref().map(|coder| coder.as_ref().map_or(u32::MAX, |coder| sample.cost(coder))),
         }
     }
 

@@ -1,14 +1,10 @@
-//! From what a block holds to how it is coded: which values get symbols, the code, and how long the stream will be; and how much a code takes for it, and
-//! how little any could.
+//! From what a block holds to how it is coded: which values get symbols, the code, and how long the stream will be.
 
-#![expect(
-    clippy::cast_possible_truncation,
-    reason = "symbols are below 64, counts below 2^14, logarithms of bytes below 256"
-)]
+#![expect(clippy::cast_possible_truncation, reason = "symbols are below 64, counts below 2^14")]
 
 use super::{
     RARE,
-    code::{Code, Coder, ESCAPE, SYMBOLS, WINDOW, ZERO},
+    code::{Code, ESCAPE, SYMBOLS, WINDOW, ZERO},
 };
 
 /// Values told apart in a block before it is given up as noise.
@@ -62,22 +58,6 @@ impl Census {
     /// The values and how often they occur.
     fn found(&self) -> impl Iterator<Item = (u8, u32)> {
         self.values.into_iter().zip(self.counts.map(u32::from)).take(self.found)
-    }
-
-    /// The bits that its elements take by a code, those of rare values as if they had none of their own.
-    pub(super) fn cost(&self, coder: &Coder) -> u32 {
-        let escapes = self.escapes * u32::from(Coder::escape_cost(&coder.code));
-        self.found().map(|(value, count)| count * u32::from(coder.cost(value))).sum::<u32>() + escapes
-    }
-
-    /// The bits that the elements take at least by any code, counted as in [`Self::cost`], or a few more or less.
-    pub(super) fn least(&self) -> u32 {
-        let (mut elements, mut own) = (self.escapes, times_log2(self.escapes));
-        for (_, count) in self.found() {
-            elements += count;
-            own += times_log2(count);
-        }
-        times_log2(elements).saturating_sub(own) / PARTS + 8 * self.escapes
     }
 
     /// The window of values with most elements, zeros aside, which have a symbol anyway: its first and end in `values`.
@@ -135,32 +115,3 @@ impl Plan {
         (length < raw).then_some(Self { code, symbols, length })
     }
 }
-
-/// Parts of a bit that logarithms are counted in.
-const PARTS: u32 = 256;
-
-/// `count` times its logarithm to the base 2; of 0 it is 0.
-fn times_log2(count: u32) -> u32 {
-    let whole = count.checked_ilog2().unwrap_or(0);
-    count * (PARTS * whole + u32::from(LOG2[(count << 8 >> whole) as usize % 256]))
-}
-
-/// The logarithms of 1, 1 + 1/256, 1 + 2/256, … in parts of a bit, rounded down.
-static LOG2: [u8; 256] = {
-    let mut logarithms = [0; 256];
-    let mut at = 0;
-    while at < 256 {
-        // A bit of the logarithm for each squaring, of a number from 1 to 2 in 2^−30.
-        let mut x = (256 + at as u64) << 22;
-        let mut bit = 0;
-        while bit < 8 {
-            x = (x * x) >> 30;
-            let is_two = x >> 31;
-            logarithms[at] = logarithms[at] << 1 | is_two as u8;
-            x >>= is_two;
-            bit += 1;
-        }
-        at += 1;
-    }
-    logarithms
-};
