@@ -438,7 +438,7 @@ impl StoredPlanes {
             let read = head::read(self.head.length, bundle)?;
             if !read.signs.is_empty() && wanted & 1 == 1 {
                 let out = out();
-                signs::decode(self.format, read.signs, out)?;
+                signs::decode(self.format, &bundle[head::signs_at()..], read.signs.len(), out)?;
                 found[count - 1] = out;
                 wanted ^= 1;
             }
