@@ -2,7 +2,14 @@
 
 use proptest::prelude::*;
 
-use super::{delta::Field, order::Order, paged::Paged, repeats::Repeats, window::Coded, *};
+use super::{
+    delta::{Columns, Field},
+    order::Order,
+    paged::Paged,
+    repeats::Repeats,
+    window::Coded,
+    *,
+};
 use crate::{
     BLOCK_BYTES, BlockWords,
     codec::{
@@ -141,7 +148,7 @@ proptest! {
             kernel.channel_major(&order, &from, &mut major);
             prop_assert!(major == want, "{:?}", kernel);
             let mut back = vec![0x5a; from.len()];
-            kernel.token_major(&order, &major, &mut back);
+            kernel.token_major(&order, None, &major, &mut back);
             prop_assert!(back == from, "{:?}", kernel);
         }
     }
@@ -195,6 +202,51 @@ proptest! {
             // Damage gives something, in the field only.
             kernel.restore(field, &runs, &vec![0xff; runs.len()], &mut changed);
         }
+    }
+
+    #[test]
+    fn differences_of_columns_are_undone_on_the_way(
+        format in format(), columns in 1_usize..150, rows in 1_usize..40, seed in any::<u64>(), keep in any::<u32>(),
+    ) {
+        let Some(field) = Field::of(format) else { return Ok(()) };
+        let width = format.bits() as usize / 8;
+        let order = Order { width, columns, first: 0, elements: columns * rows };
+        let (major, bases) = (bytes(seed, columns * rows * width), bytes(seed / 5 * 5, columns));
+        let load = |bytes: &[u8]| bytes.iter().rev().fold(0_u32, |word, byte| word << 8 | u32::from(*byte));
+        let (shift, most) = (format.mantissa_bits(), (1_u32 << format.exponent_bits()) - 1);
+        let want: Vec<u8> = (0..columns * rows)
+            .flat_map(|at| {
+                let (row, column) = (at / columns, at % columns);
+                let word = load(&major[(column * rows + row) * width..][..width]);
+                let exponent = u32::from(bases[column]).wrapping_sub(word >> shift) & most;
+                ((word & !(most << shift) | exponent << shift) & keep).to_le_bytes()[..width].to_vec()
+            })
+            .collect();
+        for kernel in Kernel::available() {
+            let mut back = vec![0x5a; major.len()];
+            kernel.token_major(&order, Some(&Columns { field, bases: &bases, keep }), &major, &mut back);
+            prop_assert!(back == want, "{:?}", kernel);
+        }
+    }
+
+    #[test]
+    fn blocks_with_and_without_differences_make_a_window(
+        (format, layout) in (format(), layout()), seed in 0_u64..1000, mask in any::<u32>(), which in any::<u64>(),
+    ) {
+        let Some(shape) = Shape::new(format, &layout).ok().flatten() else { return Ok(()) };
+        let columns = layout.stride.unwrap_or(layout.channels) as usize;
+        let window = cache(format, columns, shape.blocks() * BLOCK_BYTES, seed);
+        let (mut same, mut different) = (Vec::new(), Vec::new());
+        let ways = [(Coding::Channels, &mut same), (Coding::Deltas, &mut different)];
+        let coded = ways.map(|(way, bundles)| encode(&shape, 0, Codec::Tree, &window, Some(way), bundles).coding);
+        if coded.contains(&Coding::Plain) {
+            return Ok(());
+        }
+        let both = same.into_iter().zip(different).enumerate();
+        let bundles: Vec<Bundle> =
+            both.map(|(block, (same, different))| if which >> (block % 64) & 1 == 1 { same } else { different }).collect();
+        let mask = PlaneMask(mask & PlaneMask::all(format).0);
+        prop_assert!(decode(&shape, 0, &bundles, mask) == want(format, mask, &window));
     }
 
     #[test]

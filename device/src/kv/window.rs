@@ -1,16 +1,15 @@
-//! A window to bundles and back.
+//! A window to bundles.
 
 use std::cell::RefCell;
 
-use super::{delta, delta::Field, order::Order, repeats::Repeats, shape::Shape};
+use super::{bases, delta, delta::Field, order::Order, repeats::Repeats, shape::Shape};
 use crate::{
     BLOCK_BYTES, BlockWords,
     codec::{
         Codec,
-        block::{BlockError, Bundle, Effort, MAX_BUNDLE, Stored, is_zero},
-        head::{Details, Head},
+        block::{Bundle, Effort, is_zero},
+        head::Details,
     },
-    plane::{self, PlaneMask},
 };
 
 /// Of so many blocks, one is coded in every way to find the best.
@@ -312,13 +311,12 @@ impl Transformed<'_> {
         }
         let field = Field::of(format).filter(|_| coding == Coding::Deltas);
         if let Some(field) = field {
-            self.runs.clear();
-            self.runs.extend(runs(&self.order, block));
+            self.order.block_runs(block, self.runs);
             self.bases.resize(self.runs.len(), 0);
             changed = *words;
             delta::subtract(field, self.runs, &mut changed, self.bases);
             words = &changed;
-            write_bases(self.bases, self.details);
+            bases::write(self.bases, self.details);
         }
         // Zeros with bases of zero are zeros.
         let says_nothing = repeats.is_none() && (field.is_none() || self.bases.iter().all(|base| *base == 0));
@@ -328,196 +326,5 @@ impl Transformed<'_> {
         let details =
             Details { delta: field.is_some(), repeats: repeats.is_some(), bytes: &self.details[..] };
         bundle.encode_headed(format, self.codec, words, details);
-    }
-}
-
-/// The lengths of the runs of one channel each in block `block` of a channel-major window.
-fn runs(order: &Order, block: usize) -> impl Iterator<Item = u16> {
-    let per_block = BLOCK_BYTES / order.width;
-    let end = ((block + 1) * per_block).min(order.elements);
-    let range = (block * per_block).min(end)..end;
-    order.runs(range).map(|run| u16::try_from(run.len()).expect("at most a block"))
-}
-
-/// Appends bases: the least of them, the bits of the largest difference from it, and the differences in so many bits each, lowest bit first,
-/// padded to whole bytes.
-fn write_bases(bases: &[u8], out: &mut Vec<u8>) {
-    let least = bases.iter().copied().min().unwrap_or(0);
-    let spread = bases.iter().copied().max().unwrap_or(0) - least;
-    let bits = 8 - spread.leading_zeros();
-    out.extend([least, u8::try_from(bits).expect("8 at most")]);
-    let (mut pending, mut held) = (0_u32, 0);
-    for base in bases {
-        pending |= u32::from(base - least) << held;
-        held += bits;
-        while held >= 8 {
-            out.push(pending.to_le_bytes()[0]);
-            pending >>= 8;
-            held -= 8;
-        }
-    }
-    if held > 0 {
-        out.push(pending.to_le_bytes()[0]);
-    }
-}
-
-/// Reads as many bases as `bases` has from the front of `bytes`: what is behind them.
-fn read_bases<'a>(bytes: &'a [u8], bases: &mut [u8]) -> Option<&'a [u8]> {
-    let (&[least, bits], packed) = bytes.split_first_chunk()?;
-    if bits > 8 {
-        return None;
-    }
-    let (packed, rest) = packed.split_at_checked((bases.len() * usize::from(bits)).div_ceil(8))?;
-    let mut at = 0;
-    for base in bases {
-        let byte = |byte: usize| u16::from(packed.get(byte).copied().unwrap_or(0));
-        let word = byte(at / 8) | byte(at / 8 + 1) << 8;
-        let above = u8::try_from(word >> (at % 8) & ((1 << bits) - 1)).expect("8 bits at most");
-        *base = least.checked_add(above)?;
-        at += usize::from(bits);
-    }
-    Some(rest)
-}
-
-/// Puts a window together from its blocks as they are fetched, in order.
-pub struct WindowDecoder<'a> {
-    shape: &'a Shape,
-    whole: Order,
-    mask: PlaneMask,
-    /// Blocks in the order they are coded in.
-    blocks: Vec<u8>,
-    /// Whether that is channel-major; unknown until a block holds something.
-    transformed: Option<bool>,
-    repeats: Option<Repeats>,
-    runs: Vec<u16>,
-    bases: Vec<u8>,
-}
-
-/// A window whose blocks contradict each other, or its shape.
-const fn wrong(what: &'static str) -> BlockError {
-    BlockError::Window { what }
-}
-
-impl<'a> WindowDecoder<'a> {
-    /// The planes in `mask` of the window of `shape` that begins `before` blocks behind the tensor's beginning and has `blocks` blocks.
-    pub fn new(shape: &'a Shape, before: u64, blocks: usize, mask: PlaneMask) -> Self {
-        Self {
-            shape,
-            whole: shape.order(before, blocks),
-            mask: PlaneMask(mask.0 & PlaneMask::all(shape.format()).0),
-            blocks: vec![0; blocks * BLOCK_BYTES],
-            transformed: None,
-            repeats: None,
-            runs: Vec::new(),
-            bases: Vec::new(),
-        }
-    }
-
-    /// The planes to fetch of a block that is stored so.
-    pub fn wanted(&self, stored: &Stored) -> PlaneMask {
-        match stored {
-            // Kept in another format than the tensor's, or as words: only the whole block says what the planes are.
-            Stored::Planes(planes) if planes.format != self.shape.format() => PlaneMask(u32::MAX),
-            Stored::Words { .. } => PlaneMask(u32::MAX),
-            Stored::Planes(planes) if planes.head.delta && self.wants_exponent() => {
-                PlaneMask(self.mask.0 | self.exponent().0)
-            }
-            Stored::Planes(_) => self.mask,
-        }
-    }
-
-    fn exponent(&self) -> PlaneMask {
-        let format = self.shape.format();
-        PlaneMask(((1 << format.exponent_bits()) - 1) << format.mantissa_bits())
-    }
-
-    fn wants_exponent(&self) -> bool {
-        self.mask.0 & self.exponent().0 != 0
-    }
-
-    /// Adds block `block`, of which `bundle` holds the planes `fetched`, those of [`Self::wanted`] or more. Blocks of zeros are not added.
-    ///
-    /// # Errors
-    /// [`BlockError`] when what was fetched is damaged.
-    pub fn add(
-        &mut self,
-        block: usize,
-        stored: &Stored,
-        fetched: PlaneMask,
-        bundle: &[u8; MAX_BUNDLE],
-    ) -> Result<(), BlockError> {
-        let format = self.shape.format();
-        let head = match stored {
-            Stored::Planes(planes) => planes.head,
-            Stored::Words { .. } => Head::default(),
-        };
-        let transformed = head.length > 0;
-        if self.transformed.is_some_and(|before| before != transformed) {
-            return Err(wrong("blocks are coded in different ways"));
-        }
-        self.transformed = Some(transformed);
-        let words = &mut self.blocks.as_chunks_mut::<BLOCK_BYTES>().0[block];
-        let found = stored.decode_headed(fetched, bundle, words)?;
-        let same_format = matches!(stored, Stored::Planes(planes) if planes.format == format);
-        if !transformed {
-            if !same_format {
-                plane::clear_outside(format, self.mask, words);
-            }
-            return Ok(());
-        }
-        if !same_format {
-            return Err(wrong("a block has another format"));
-        }
-        let found = found.ok_or(wrong("a block has no head"))?;
-        if found.repeats && block != 0 {
-            return Err(wrong("repeated rows are named behind the first block"));
-        }
-        let mut details = found.details;
-        if found.repeats {
-            let list = Repeats::read(self.whole.rows(), details);
-            let (repeats, rest) = list.ok_or(wrong("the repeated rows do not fit the window"))?;
-            self.repeats = Some(repeats);
-            details = rest;
-        }
-        if head.delta {
-            let field = Field::of(format).ok_or(wrong("integers have no exponent"))?;
-            let order = self.order();
-            self.runs.clear();
-            self.runs.extend(runs(&order, block));
-            self.bases.resize(self.runs.len(), 0);
-            details = read_bases(details, &mut self.bases).ok_or(wrong("the bases do not fit the block"))?;
-            if self.wants_exponent() {
-                let words = &mut self.blocks.as_chunks_mut::<BLOCK_BYTES>().0[block];
-                delta::restore(field, &self.runs, &self.bases, words);
-                if fetched != self.mask {
-                    plane::clear_outside(format, self.mask, words);
-                }
-            }
-        }
-        if details.is_empty() { Ok(()) } else { Err(wrong("a head has bytes behind its details")) }
-    }
-
-    /// The words of the window, planes outside the mask zero, in place of what is in `out`.
-    pub fn finish(self, out: &mut Vec<u8>) {
-        if self.transformed != Some(true) {
-            *out = self.blocks;
-            return;
-        }
-        let order = self.order();
-        let length = order.elements * order.width;
-        out.resize(self.blocks.len(), 0);
-        order.token_major(&self.blocks[..length], &mut out[..length]);
-        if let Some(repeats) = &self.repeats {
-            repeats.expand(&self.whole, out);
-        }
-        if let Some(paged) = self.shape.paged() {
-            let mut rows = self.blocks;
-            rows.copy_from_slice(out);
-            paged.from_rows(&rows, out);
-        }
-    }
-
-    fn order(&self) -> Order {
-        self.repeats.as_ref().map_or(self.whole, |repeats| repeats.compact_order(&self.whole))
     }
 }

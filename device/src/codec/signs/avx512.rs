@@ -8,9 +8,7 @@ use std::arch::x86_64::{
     _mm512_storeu_si512, _mm512_sub_epi64, _mm512_xor_si512, _pdep_u64, _pext_u64,
 };
 
-use super::{
-    GROUPS, MOST_ONES, MOST_WORDS, Malformed, SEGMENT, WAYS, lowest, mode_bytes, nine_at,
-};
+use super::{GROUPS, MOST_ONES, MOST_WORDS, Malformed, SEGMENT, WAYS, lowest, mode_bytes, nine_at};
 
 /// Words of a register.
 const STEP: usize = 8;
@@ -68,10 +66,8 @@ pub(super) fn encode(plane: &[u8], limit: usize, out: &mut [u8]) -> Option<usize
         let fewer = _mm512_min_epu64(ones, _mm512_sub_epi64(whole, ones));
         let turn = _mm512_cmplt_epu64_mask(turns, fewer);
         let invert = _mm512_cmpgt_epu64_mask(ones, _mm512_set1_epi64(64)) & !turn;
-        let few = !_mm512_cmpgt_epu64_mask(
-            _mm512_min_epu64(fewer, turns),
-            _mm512_set1_epi64(i64::from(MOST_ONES)),
-        );
+        let few =
+            !_mm512_cmpgt_epu64_mask(_mm512_min_epu64(fewer, turns), _mm512_set1_epi64(i64::from(MOST_ONES)));
         let bits = _mm512_mask_xor_epi64(signs, invert, signs, _mm512_set1_epi64(-1));
         let bits = _mm512_mask_mov_epi64(bits, turn, changes);
         let kind = _mm512_mask_mov_epi64(
@@ -182,7 +178,9 @@ pub(super) fn decode(bytes: &[u8], length: usize, plane: &mut [u8]) -> Result<()
     if before + flags > length {
         return Err(ends(before + flags));
     }
-    for (out, modes) in plane.as_chunks_mut::<{ 8 * STEP }>().0.iter_mut().zip(modes.as_chunks::<SEGMENTS>().0) {
+    for (out, modes) in
+        plane.as_chunks_mut::<{ 8 * STEP }>().0.iter_mut().zip(modes.as_chunks::<SEGMENTS>().0)
+    {
         let mut words = [0; STEP];
         let (mut invert, mut changes) = (0_u8, 0_u8);
         for (segment, (mode, pair)) in modes.iter().zip(words.as_chunks_mut::<SEGMENT>().0).enumerate() {

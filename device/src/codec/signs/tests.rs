@@ -41,10 +41,11 @@ fn arbitrary() -> impl Strategy<Value = (Format, Vec<u8>)> {
         let modes = &modes[..mode_bytes(format.plane_bytes() / 8)];
         let bytes = [modes, &others].concat();
         // Where it ends is told by the reason for which a longer one is none.
-        let end = match Kernel::Portable.decode(format, &bytes, bytes.len(), &mut vec![0; format.plane_bytes()]) {
-            Err(Malformed::Length { end, .. }) => end,
-            _ => bytes.len(),
-        };
+        let end =
+            match Kernel::Portable.decode(format, &bytes, bytes.len(), &mut vec![0; format.plane_bytes()]) {
+                Err(Malformed::Length { end, .. }) => end,
+                _ => bytes.len(),
+            };
         (format, bytes[..end.min(bytes.len())].to_vec())
     });
     prop_oneof![unlikely, likely]
@@ -94,7 +95,6 @@ fn channels_that_lean_take_few_bytes() {
     let mut out = [0; 256 + SLACK];
     // Eight bytes of modes, and a bit for every 16 signs.
     assert_eq!(encode(Format::Bf16, &lean, 256, &mut out), Some(8 + 16));
-    let noise: Vec<u8> =
-        (0..256_u32).map(|i| (i.wrapping_mul(0x9e37_79b9) >> 13).to_le_bytes()[0]).collect();
+    let noise: Vec<u8> = (0..256_u32).map(|i| (i.wrapping_mul(0x9e37_79b9) >> 13).to_le_bytes()[0]).collect();
     assert_eq!(encode(Format::Bf16, &noise, 256, &mut out), None);
 }
