@@ -8,8 +8,10 @@ const EIGHT: usize = 8;
 
 /// Appends bases.
 pub(super) fn write(bases: &[u8], out: &mut Vec<u8>) {
-    let least = bases.iter().copied().min().unwrap_or(0);
-    let spread = bases.iter().copied().max().unwrap_or(0) - least;
+    let (least, most) =
+        bases.iter().fold((u8::MAX, 0), |(least, most), base| (least.min(*base), most.max(*base)));
+    let least = least.min(most);
+    let spread = most - least;
     let bits = 8 - spread.leading_zeros();
     out.extend([least, u8::try_from(bits).expect("8 at most")]);
     for bases in bases.chunks(EIGHT) {
