@@ -2,12 +2,12 @@
 
 use std::{
     arch::x86_64::{
-        __m512i, _mm_loadu_si128, _mm_storeu_si128, _mm512_and_si512, _mm512_andnot_si512,
-        _mm512_castsi128_si512, _mm512_castsi512_si128, _mm512_extracti32x4_epi32, _mm512_inserti32x4,
-        _mm512_loadu_si512, _mm512_or_si512, _mm512_set1_epi8, _mm512_set1_epi16, _mm512_set1_epi32,
-        _mm512_setzero_si512, _mm512_storeu_si512, _mm512_sub_epi8, _mm512_sub_epi16, _mm512_sub_epi32,
-        _mm512_unpackhi_epi8, _mm512_unpackhi_epi16, _mm512_unpackhi_epi32, _mm512_unpacklo_epi8,
-        _mm512_unpacklo_epi16, _mm512_unpacklo_epi32,
+        __m512i, _MM_HINT_T0, _mm_loadu_si128, _mm_prefetch, _mm_storeu_si128, _mm512_and_si512,
+        _mm512_andnot_si512, _mm512_castsi128_si512, _mm512_castsi512_si128, _mm512_extracti32x4_epi32,
+        _mm512_inserti32x4, _mm512_loadu_si512, _mm512_or_si512, _mm512_set1_epi8, _mm512_set1_epi16,
+        _mm512_set1_epi32, _mm512_setzero_si512, _mm512_storeu_si512, _mm512_sub_epi8, _mm512_sub_epi16,
+        _mm512_sub_epi32, _mm512_unpackhi_epi8, _mm512_unpackhi_epi16, _mm512_unpackhi_epi32,
+        _mm512_unpacklo_epi8, _mm512_unpacklo_epi16, _mm512_unpacklo_epi32,
     },
     ops::Range,
 };
@@ -70,6 +70,9 @@ pub(super) fn forward<const W: usize, const N: usize>(
         for row in (0..cut.rows - cut.rows % N).step_by(N) {
             let mut tile = [_mm512_setzero_si512(); N];
             let first = (cut.head + left) * W + row * length;
+            for i in 2 * N..3 * N {
+                _mm_prefetch::<_MM_HINT_T0>(from.as_ptr().wrapping_add(first + i * length).cast());
+            }
             for (i, register) in tile.iter_mut().enumerate() {
                 // SAFETY: `row + i` is a whole row, and the 64 bytes from `left` on are in it, as was checked. The load needs no alignment.
                 *register = unsafe { _mm512_loadu_si512(from.as_ptr().add(first + i * length).cast()) };
