@@ -444,6 +444,65 @@ fn windows_are_whole_blocks_and_cut_rows_where_they_must() {
 }
 
 #[test]
+fn presets_are_the_layouts_of_vllm() {
+    // The cache of a layer by its dimensions: K or V, block, token, head, element. FlashAttention's backend has them in this order, FlashInfer's has the block first
+    // (`get_kv_cache_shape`); in memory, HND then swaps the fourth and the third (`get_kv_cache_stride_order`).
+    const LENGTHS: [usize; 5] = [2, 6, 16, 4, 32];
+    let (flash_attention, flash_infer) = ([0, 1, 2, 3, 4], [1, 0, 2, 3, 4]);
+    let (nhd, hnd) = ([0, 1, 2, 3, 4], [0, 1, 3, 2, 4]);
+    for (dimensions, stride_order, preset) in [
+        (flash_attention, nhd, Preset::Nhd),
+        (flash_attention, hnd, Preset::Hnd),
+        (flash_infer, nhd, Preset::NhdKv),
+        (flash_infer, hnd, Preset::HndKv),
+    ] {
+        let (mut strides, mut stride) = ([0; 5], 1);
+        for dimension in stride_order.into_iter().rev().map(|at| dimensions[at]) {
+            strides[dimension] = stride;
+            stride *= LENGTHS[dimension];
+        }
+        // Every element is its number, token by token.
+        let [kinds, blocks, tokens, heads, size] = LENGTHS;
+        let together = matches!(preset, Preset::NhdKv | Preset::HndKv);
+        let mut memory = vec![0; 2 * stride];
+        let (mut rows, mut number) = (Vec::new(), 0_u16);
+        for tensor in 0..if together { 1 } else { kinds } {
+            for (block, token) in (0..blocks).flat_map(|block| (0..tokens).map(move |token| (block, token))) {
+                for kind in if together { 0..kinds } else { tensor..tensor + 1 } {
+                    for (head, element) in (0..heads).flat_map(|head| (0..size).map(move |at| (head, at))) {
+                        let place = [kind, block, token, head, element];
+                        let at: usize = place.iter().zip(strides).map(|(place, stride)| place * stride).sum();
+                        memory[2 * at..2 * at + 2].copy_from_slice(&number.to_le_bytes());
+                        rows.extend(number.to_le_bytes());
+                        number += 1;
+                    }
+                }
+            }
+        }
+        let (heads, size, tokens) = (small(heads).into(), small(size).into(), small(tokens).into());
+        let layout = KvLayout::preset(preset, heads, size, tokens, 96).unwrap();
+        let shape = Shape::new(Format::Bf16, &layout).unwrap().unwrap();
+        let window = shape.blocks() * BLOCK_BYTES;
+        assert_eq!(memory.len(), if together { window } else { 2 * window }, "{preset:?}");
+        for (memory, rows) in memory.chunks(window).zip(rows.chunks(window)) {
+            // The transform sees whole tokens, all heads of K and then of V,
+            let mut seen = memory.to_vec();
+            if let Some(paged) = shape.paged() {
+                paged.to_rows(memory, &mut seen);
+            }
+            assert!(seen == rows, "{preset:?}");
+            // and a view shows the cache as it lies in memory.
+            let mut bundles = Vec::new();
+            let coded = encode(&shape, 0, Codec::Tree, memory, Some(Coding::Deltas), &mut bundles);
+            assert_eq!(coded.coding, Coding::Deltas, "{preset:?}");
+            for mask in [PlaneMask(0xffff), PlaneMask(0xfff0)] {
+                assert!(decode(&shape, 0, &bundles, mask) == want(Format::Bf16, mask, memory), "{preset:?}");
+            }
+        }
+    }
+}
+
+#[test]
 fn layouts_are_read_as_written_and_refused_with_the_bound() {
     let read = |text: &str| text.parse::<KvLayout>();
     assert_eq!(read("64"), Ok(KvLayout::rows(64, 128)));
