@@ -53,7 +53,7 @@ fn transpose(criterion: &mut Criterion) {
                 bench.iter(|| kernel.channel_major(&order, black_box(window), &mut out));
             });
             group.bench_function(format!("token_major/{channels}/{kernel:?}"), |bench| {
-                bench.iter(|| kernel.token_major(&order, black_box(window), &mut out));
+                bench.iter(|| kernel.token_major(&order, None, black_box(window), &mut out));
             });
         }
     }

@@ -183,6 +183,13 @@ impl Bundle {
         (self.stored, self.length) = (None, 0);
     }
 
+    /// Makes it the same bundle as `other`.
+    pub(crate) fn copy_from(&mut self, other: &Self) {
+        self.stored.clone_from(&other.stored);
+        self.length = other.length;
+        self.bytes[..self.length].copy_from_slice(other.bytes());
+    }
+
     /// Whether it can be stored. A head may make it longer than any bundle may be.
     pub fn fits(&self) -> bool {
         self.length <= most_bytes(self.stored.as_ref().map_or(0, Stored::head_bytes))
@@ -447,7 +454,7 @@ impl StoredPlanes {
             let read = head::read(self.head.length, bundle)?;
             if !read.signs.is_empty() && wanted & 1 == 1 {
                 let out = out();
-                signs::decode(self.format, read.signs, out)?;
+                signs::decode(self.format, &bundle[head::signs_at()..], read.signs.len(), out)?;
                 found[count - 1] = out;
                 wanted ^= 1;
             }

@@ -10,13 +10,21 @@
 //!
 //! The rules:
 //! * The encoder takes the k that leaves the fewest ones in a segment, and then the s that is shortest. A stream that would not be shorter than asked for is not made.
-//! * Decoding never trusts the bytes: it ends with the plane or a reason, and reads nothing past the stream.
+//! * Decoding never trusts the bytes: it ends with the plane or a reason, whatever is behind the stream.
+//! * Kernels ([`Kernel`]) give the same streams and the same reasons.
 
 #![expect(
     clippy::inline_always,
     clippy::cast_possible_truncation,
     reason = "only inlined code takes on its caller's processor features; a word's number and a group's bits are small"
 )]
+
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+#[cfg(test)]
+mod tests;
+
+use std::sync::LazyLock;
 
 use crate::format::Format;
 
@@ -26,6 +34,8 @@ const SEGMENT: usize = 2;
 const MOST_WORDS: usize = 128;
 /// Bits of a group, by the mode's s.
 const GROUPS: [u32; 3] = [4, 8, 16];
+/// Bytes behind a plane's length that an encoder may write to.
+pub const SLACK: usize = 8;
 /// The highest mode.
 const MOST_MODE: u8 = 9;
 /// A segment with more ones than this, whatever way they are counted, is raw: its groups would not be empty.
@@ -41,8 +51,10 @@ struct Way {
     lowest: u64,
     /// The bits of one group.
     ones: u64,
-    /// Bytes of the segment's flags; without, all groups are there.
+    /// Bytes of the segment's flags.
     flags: usize,
+    /// All ones if there are none, and so all groups are there.
+    all: u64,
     /// All ones if the words are inverted.
     invert: u64,
     /// All ones if the words are changes.
@@ -69,6 +81,7 @@ const fn way(mode: usize) -> Way {
         lowest: lowest(bits),
         ones: (1 << bits) - 1,
         flags: flag_bytes(mode as u8),
+        all: if mode == 0 { u64::MAX } else { 0 },
         invert: if kind == 1 { u64::MAX } else { 0 },
         changes: if kind == 2 { u64::MAX } else { 0 },
     }
@@ -100,43 +113,124 @@ const fn mode_bytes(words: usize) -> usize {
     (words / SEGMENT).div_ceil(2)
 }
 
+/// A way to code and decode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kernel {
+    /// Plain Rust.
+    Portable,
+    /// BMI2's `pdep` and `pext`, word by word.
+    #[cfg(target_arch = "x86_64")]
+    Bmi2,
+    /// The same, and AVX-512 for all that words do alike.
+    #[cfg(target_arch = "x86_64")]
+    Avx512,
+}
+
+static BEST: LazyLock<Kernel> =
+    LazyLock::new(|| *Kernel::available().last().expect("the portable one always is"));
+
+impl Kernel {
+    /// Every kernel of this architecture.
+    const ALL: &[Self] = &[
+        Self::Portable,
+        #[cfg(target_arch = "x86_64")]
+        Self::Bmi2,
+        #[cfg(target_arch = "x86_64")]
+        Self::Avx512,
+    ];
+
+    /// The kernels that this processor can run, the best one last.
+    pub fn available() -> Vec<Self> {
+        Self::ALL.iter().copied().filter(|kernel| kernel.is_available()).collect()
+    }
+
+    /// Whether this processor can run it.
+    fn is_available(self) -> bool {
+        // Asked for every block.
+        static AVAILABLE: LazyLock<u8> = LazyLock::new(|| {
+            Kernel::ALL.iter().fold(0, |all, kernel| all | u8::from(kernel.detect()) << *kernel as u8)
+        });
+        *AVAILABLE >> self as u8 & 1 == 1
+    }
+
+    fn detect(self) -> bool {
+        match self {
+            Self::Portable => true,
+            #[cfg(target_arch = "x86_64")]
+            Self::Bmi2 => {
+                std::arch::is_x86_feature_detected!("avx2")
+                    && std::arch::is_x86_feature_detected!("bmi2")
+                    && std::arch::is_x86_feature_detected!("popcnt")
+            }
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 => {
+                Self::Bmi2.detect()
+                    && std::arch::is_x86_feature_detected!("bmi1")
+                    && std::arch::is_x86_feature_detected!("avx512f")
+                    && std::arch::is_x86_feature_detected!("avx512bw")
+                    && std::arch::is_x86_feature_detected!("avx512vpopcntdq")
+            }
+        }
+    }
+
+    /// [`encode`] by this kernel, which must be available.
+    pub fn encode(self, format: Format, plane: &[u8], limit: usize, out: &mut [u8]) -> Option<usize> {
+        assert!(self.is_available(), "{self:?} needs another processor");
+        assert_eq!(plane.len(), format.plane_bytes(), "a plane of {format}");
+        assert!(out.len() >= plane.len() + SLACK, "room for the stream");
+        match self {
+            Self::Portable => encode_by(plane, limit, out, gather),
+            // SAFETY: the processor has its features, as was asserted above.
+            #[cfg(target_arch = "x86_64")]
+            Self::Bmi2 => unsafe { encode_bmi2(plane, limit, out) },
+            // SAFETY: as above.
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 => unsafe { avx512::encode(plane, limit, out) },
+        }
+    }
+
+    /// [`decode`] by this kernel, which must be available.
+    ///
+    /// # Errors
+    /// As [`decode`].
+    pub fn decode(
+        self,
+        format: Format,
+        bytes: &[u8],
+        length: usize,
+        plane: &mut [u8],
+    ) -> Result<(), Malformed> {
+        assert!(self.is_available(), "{self:?} needs another processor");
+        assert_eq!(plane.len(), format.plane_bytes(), "a plane of {format}");
+        match self {
+            Self::Portable => decode_by(&bytes[..length], plane, spread),
+            // SAFETY: the processor has its features, as was asserted above.
+            #[cfg(target_arch = "x86_64")]
+            Self::Bmi2 => unsafe { decode_bmi2(&bytes[..length], plane) },
+            // SAFETY: as above.
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 => unsafe { avx512::decode(bytes, length, plane) },
+        }
+    }
+}
+
 /// Codes the sign plane of a block of `format` into the front of `out`, if that takes less than `limit` bytes: how many.
 ///
 /// # Panics
-/// If `plane` is no plane of this format, or `out` is shorter than it.
+/// If `plane` is no plane of this format, or `out` has not [`SLACK`] more than it.
 pub fn encode(format: Format, plane: &[u8], limit: usize, out: &mut [u8]) -> Option<usize> {
-    assert_eq!(plane.len(), format.plane_bytes(), "a plane of {format}");
-    assert!(out.len() >= plane.len(), "room for the stream");
-    #[cfg(target_arch = "x86_64")]
-    if has_bmi2() {
-        // SAFETY: the processor has these features.
-        return unsafe { encode_bmi2(plane, limit, out) };
-    }
-    encode_by(plane, limit, out, gather)
+    BEST.encode(format, plane, limit, out)
 }
 
-/// Decodes the stream `stream` to the sign plane of a block of `format`.
+/// Decodes the first `length` of `bytes`, a stream, to the sign plane of a block of `format`. Bytes behind it may be looked at, and may be anything.
 ///
 /// # Errors
 /// [`Malformed`] when the bytes are no stream; `plane` is then undefined.
 ///
 /// # Panics
-/// If `plane` is no plane of this format.
-pub fn decode(format: Format, stream: &[u8], plane: &mut [u8]) -> Result<(), Malformed> {
-    assert_eq!(plane.len(), format.plane_bytes(), "a plane of {format}");
-    #[cfg(target_arch = "x86_64")]
-    if has_bmi2() {
-        // SAFETY: the processor has these features.
-        return unsafe { decode_bmi2(stream, plane) };
-    }
-    decode_by(stream, plane, spread)
-}
-
-#[cfg(target_arch = "x86_64")]
-fn has_bmi2() -> bool {
-    std::arch::is_x86_feature_detected!("avx2")
-        && std::arch::is_x86_feature_detected!("bmi2")
-        && std::arch::is_x86_feature_detected!("popcnt")
+/// If `plane` is no plane of this format, or there are fewer bytes.
+pub fn decode(format: Format, bytes: &[u8], length: usize, plane: &mut [u8]) -> Result<(), Malformed> {
+    BEST.decode(format, bytes, length, plane)
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -394,102 +488,32 @@ impl Reader<'_> {
     fn take(&mut self, count: u32) -> u64 {
         let (byte, bit) = (self.at / 8, self.at % 8);
         self.at += count as usize;
-        let (low, high) = match self.bytes.get(byte..byte + 9) {
-            Some(bytes) => nine(bytes),
-            None => self.last(byte),
-        };
+        let (low, high) = nine_at(self.bytes, byte);
         let bits = low >> bit | u64::from(high) << 1 << (63 - bit);
         bits & u64::MAX.checked_shr(64 - count).unwrap_or(0)
     }
+}
 
-    /// The bytes from `byte` on, where fewer than nine are left, zeros behind them.
-    #[cold]
-    fn last(&self, byte: usize) -> (u64, u8) {
-        let mut padded = [0; 9];
-        let rest = self.bytes.get(byte..).unwrap_or_default();
-        padded[..rest.len()].copy_from_slice(rest);
-        nine(&padded)
+/// Eight bytes of `bytes` from the one at `at` on as a word, and the ninth; zeros behind the last.
+#[inline(always)]
+fn nine_at(bytes: &[u8], at: usize) -> (u64, u8) {
+    match bytes.get(at..at + 9) {
+        Some(bytes) => nine(bytes),
+        None => last(bytes, at),
     }
+}
+
+/// As [`nine_at`], where fewer than nine are left.
+#[cold]
+fn last(bytes: &[u8], at: usize) -> (u64, u8) {
+    let mut padded = [0; 9];
+    let rest = bytes.get(at..).unwrap_or_default();
+    padded[..rest.len()].copy_from_slice(rest);
+    nine(&padded)
 }
 
 /// The first eight bytes as a word, and the ninth.
 #[inline(always)]
 fn nine(bytes: &[u8]) -> (u64, u8) {
     (u64::from_le_bytes(bytes.as_chunks().0[0]), bytes[8])
-}
-
-#[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    /// Planes from noise to long runs, segment by segment.
-    fn plane(format: Format) -> impl Strategy<Value = Vec<u8>> {
-        let segment = prop_oneof![
-            any::<[u8; 16]>(),
-            Just([0; 16]),
-            Just([0xff; 16]),
-            (any::<u8>(), 0_usize..16).prop_map(|(byte, at)| {
-                let mut segment = [0; 16];
-                segment[at] = byte;
-                segment
-            }),
-            (any::<u8>(), 0_usize..16).prop_map(|(byte, at)| {
-                let mut segment = [0xff; 16];
-                segment[at] = byte;
-                segment
-            }),
-            (0_usize..16).prop_map(|at| std::array::from_fn(|byte| if byte < at { 0 } else { 0xff })),
-        ];
-        prop::collection::vec(segment, format.plane_bytes() / 16).prop_map(|segments| segments.concat())
-    }
-
-    fn floats() -> impl Strategy<Value = (Format, Vec<u8>)> {
-        let formats: Vec<_> = Format::ALL.into_iter().filter(|format| format.is_float()).collect();
-        prop::sample::select(formats).prop_flat_map(|format| (Just(format), plane(format)))
-    }
-
-    proptest! {
-        #[test]
-        fn signs_come_back_by_every_kernel((format, plane) in floats(), limit in 0_usize..600) {
-            let mut out = vec![0xa5; 512];
-            let mut slow = vec![0x5a; 512];
-            let length = encode(format, &plane, limit, &mut out);
-            prop_assert_eq!(length, encode_by(&plane, limit, &mut slow, gather));
-            let Some(length) = length else { return Ok(()) };
-            prop_assert!(length < limit && length < plane.len());
-            prop_assert_eq!(&out[..length], &slow[..length]);
-            let mut back = vec![0xa5; plane.len()];
-            decode(format, &out[..length], &mut back).unwrap();
-            prop_assert_eq!(&back, &plane);
-            back.fill(0xa5);
-            decode_by(&out[..length], &mut back, spread).unwrap();
-            prop_assert_eq!(&back, &plane);
-        }
-
-        #[test]
-        fn any_bytes_decode_to_a_plane_or_a_reason(
-            (format, _) in floats(), stream in prop::collection::vec(any::<u8>(), 0..600),
-        ) {
-            let mut plane = vec![0; format.plane_bytes()];
-            let mut same = plane.clone();
-            let by_best = decode(format, &stream, &mut plane);
-            prop_assert_eq!(&by_best, &decode_by(&stream, &mut same, spread));
-            if by_best.is_ok() {
-                prop_assert_eq!(plane, same);
-            }
-        }
-    }
-
-    #[test]
-    fn channels_that_lean_take_few_bytes() {
-        let lean: Vec<u8> = (0..256).map(|byte| if byte / 16 % 2 == 0 { 0 } else { 0xff }).collect();
-        let mut out = [0; 256];
-        // Eight bytes of modes, and a bit for every 16 signs.
-        assert_eq!(encode(Format::Bf16, &lean, 256, &mut out), Some(8 + 16));
-        let noise: Vec<u8> =
-            (0..256_u32).map(|i| (i.wrapping_mul(0x9e37_79b9) >> 13).to_le_bytes()[0]).collect();
-        assert_eq!(encode(Format::Bf16, &noise, 256, &mut out), None);
-    }
 }

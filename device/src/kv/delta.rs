@@ -8,6 +8,8 @@
 
 #![expect(clippy::inline_always, reason = "only inlined code takes on its caller's processor features")]
 
+use std::ops::Range;
+
 use super::kernel::Kernel;
 use crate::{BlockWords, format::Format};
 
@@ -17,9 +19,20 @@ pub struct Field {
     /// Bytes of the element.
     width: usize,
     /// Its lowest bit.
-    shift: u32,
+    pub(super) shift: u32,
     /// Its bits, in place.
-    mask: u32,
+    pub(super) mask: u32,
+}
+
+/// Differences of whole columns, to be undone while a window is put back in order.
+#[derive(Clone, Copy, Debug)]
+pub struct Columns<'a> {
+    /// The exponents.
+    pub field: Field,
+    /// The base of each column.
+    pub bases: &'a [u8],
+    /// The bits of an element that count; the others become zero.
+    pub keep: u32,
 }
 
 impl Field {
@@ -56,7 +69,7 @@ macro_rules! of_width {
         #[expect(clippy::allow_attributes, reason = "the attribute below is needed for some widths only")]
         #[allow(clippy::cast_possible_truncation, reason = "a field fits its element, and a base a byte")]
         mod $name {
-            use super::Field;
+            use super::{Columns, Field};
 
             const BYTES: usize = size_of::<$word>();
 
@@ -97,6 +110,17 @@ macro_rules! of_width {
                     replace(run, mask, (<$word>::from(*base) << field.shift) & mask);
                 }
             }
+
+            #[inline(always)]
+            pub(super) fn restore_row(deltas: &Columns<'_>, bases: &[u8], row: &mut [u8]) {
+                let (field, keep) = (deltas.field, deltas.keep as $word);
+                let mask = field.mask as $word;
+                for (element, base) in row.as_chunks_mut::<BYTES>().0.iter_mut().zip(bases) {
+                    let word = load(element);
+                    let exponent = (<$word>::from(*base) << field.shift).wrapping_sub(word & mask) & mask;
+                    *element = ((word & !mask | exponent) & keep).to_le_bytes();
+                }
+            }
         }
     };
 }
@@ -124,5 +148,19 @@ pub(super) fn restore_any(field: Field, runs: &[u16], bases: &[u8], words: &mut 
         1 => bytes1::restore(field, runs, bases, words),
         2 => bytes2::restore(field, runs, bases, words),
         _ => bytes4::restore(field, runs, bases, words),
+    }
+}
+
+/// Undoes the differences of `columns` in rows of a token-major window, which follow each other in `rows`, `length` bytes each; to be compiled for a processor.
+#[inline(always)]
+pub(super) fn restore_rows_any(deltas: &Columns<'_>, columns: Range<usize>, length: usize, rows: &mut [u8]) {
+    let (width, bases) = (deltas.field.width, &deltas.bases[columns.clone()]);
+    for row in rows.chunks_exact_mut(length) {
+        let row = &mut row[columns.start * width..columns.end * width];
+        match width {
+            1 => bytes1::restore_row(deltas, bases, row),
+            2 => bytes2::restore_row(deltas, bases, row),
+            _ => bytes4::restore_row(deltas, bases, row),
+        }
     }
 }

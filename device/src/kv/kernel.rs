@@ -1,6 +1,11 @@
-//! What each processor runs: the transpose in AVX2 where there is, the loops over exponents from one source compiled three times. Chosen at run time.
+//! What each processor runs: the transpose in AVX2 or AVX-512 where there is, the loops over exponents from one source compiled three times. Chosen at run time.
 
-use super::{delta, delta::Field, order, order::Order};
+use std::ops::Range;
+
+use super::{
+    delta::{self, Columns, Field},
+    order::{self, Order},
+};
 use crate::{BlockWords, kernel::kernels};
 
 kernels! {
@@ -52,9 +57,9 @@ impl Kernel {
     }
 
     /// [`Order::token_major`] by this kernel, which must be available.
-    pub fn token_major(self, order: &Order, from: &[u8], to: &mut [u8]) {
+    pub fn token_major(self, order: &Order, deltas: Option<&Columns<'_>>, from: &[u8], to: &mut [u8]) {
         assert!(self.is_available(), "{self:?} needs another processor");
-        order::token_major(self, order, from, to);
+        order::token_major(self, order, deltas, from, to);
     }
 
     compiled! {
@@ -65,5 +70,10 @@ impl Kernel {
     compiled! {
         /// [`delta::restore`] by this kernel, which must be available.
         restore(field: Field, runs: &[u16], bases: &[u8], words: &mut BlockWords) = delta::restore_any
+    }
+
+    compiled! {
+        /// Undoes the differences of `columns` in `rows`, token-major rows of `length` bytes each, by this kernel, which must be available.
+        restore_rows(deltas: &Columns<'_>, columns: Range<usize>, length: usize, rows: &mut [u8]) = delta::restore_rows_any
     }
 }

@@ -19,6 +19,10 @@
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+mod bases;
+mod decoder;
 pub mod delta;
 mod kernel;
 pub mod order;
@@ -31,7 +35,8 @@ pub(crate) mod tests;
 pub mod window;
 
 pub use self::{
+    decoder::WindowDecoder,
     kernel::Kernel,
     shape::{KvError, KvLayout, MOST_BLOCKS, MOST_WINDOW, PagedRows, Preset, Shape, WINDOW},
-    window::{Coding, WindowDecoder, encode, encode_with},
+    window::{Coding, encode, encode_with},
 };

@@ -9,8 +9,9 @@
 use std::ops::Range;
 
 #[cfg(target_arch = "x86_64")]
-use super::avx2;
-use super::kernel::Kernel;
+use super::{avx2, avx512};
+use super::{delta::Columns, kernel::Kernel};
+use crate::BLOCK_BYTES;
 
 /// The shape of a window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,6 +86,27 @@ impl Order {
         })
     }
 
+    /// The lengths of the runs in block `block` of the channel-major window, in place of what is in `runs`.
+    pub(super) fn block_runs(&self, block: usize, runs: &mut Vec<u16>) {
+        runs.clear();
+        let (cut, per_block) = (self.cut(), BLOCK_BYTES / self.width);
+        let end = ((block + 1) * per_block).min(self.elements);
+        let start = (block * per_block).min(end);
+        if let Some(columns) = self.columns_of(block) {
+            runs.resize(columns.len(), u16::try_from(cut.rows).expect("at most a block"));
+            return;
+        }
+        runs.extend(self.runs(start..end).map(|run| u16::try_from(run.len()).expect("at most a block")));
+    }
+
+    /// The columns in block `block` of the channel-major window, if every block has whole columns, and whole rows are all there is.
+    pub(super) fn columns_of(&self, block: usize) -> Option<Range<usize>> {
+        let (cut, per_block) = (self.cut(), BLOCK_BYTES / self.width);
+        let whole = cut.head == 0 && cut.tail == 0 && cut.rows > 0 && per_block.is_multiple_of(cut.rows);
+        let columns = per_block / cut.rows.max(1);
+        whole.then(|| (block * columns).min(self.columns)..((block + 1) * columns).min(self.columns))
+    }
+
     /// The column that holds the element at this place of the channel-major order.
     fn column_of(&self, cut: &Cut, at: usize) -> usize {
         let (mut low, mut high) = (0, self.columns);
@@ -107,12 +129,12 @@ impl Order {
         Kernel::best().channel_major(self, from, to);
     }
 
-    /// Puts the channel-major window `from` back into token-major order.
+    /// Puts the channel-major window `from` back into token-major order, and undoes `deltas` on the way if there are any.
     ///
     /// # Panics
-    /// If the two are not as long as the window.
-    pub fn token_major(&self, from: &[u8], to: &mut [u8]) {
-        Kernel::best().token_major(self, from, to);
+    /// If the two are not as long as the window, or it has differences and elements that are in no whole row or columns without a base.
+    pub fn token_major(&self, deltas: Option<&Columns<'_>>, from: &[u8], to: &mut [u8]) {
+        Kernel::best().token_major(self, deltas, from, to);
     }
 }
 
@@ -185,15 +207,27 @@ fn each_left_over(order: &Order, tiled: Tiled, mut each: impl FnMut(usize, usize
     }
 }
 
+/// Columns of a window that are whole tiles of so many, from `from` on.
+#[cfg(target_arch = "x86_64")]
+fn tiles(order: &Order, from: usize, wide: usize) -> Range<usize> {
+    from..order.columns - (order.columns - from) % wide
+}
+
 fn forward<const W: usize, const N: usize>(kernel: Kernel, order: &Order, from: &[u8], to: &mut [u8]) {
     let tiled = match kernel {
         Kernel::Portable => each_tile::<W>(order, |token, channel| copy_tile::<W>(from, token, to, channel)),
         #[cfg(target_arch = "x86_64")]
         Kernel::Avx2 | Kernel::Avx512 => {
-            let (rows, columns) = (order.rows(), order.columns - order.columns % avx2::wide::<W>());
+            let mut columns = 0..0;
+            if kernel == Kernel::Avx512 {
+                columns = tiles(order, 0, avx512::wide::<W>());
+                // SAFETY: the processor has what the kernel needs, as the caller made sure.
+                unsafe { avx512::forward::<W, N>(order, columns.clone(), from, to) };
+            }
+            columns = tiles(order, columns.end, avx2::wide::<W>());
             // SAFETY: both kernels are there only if the processor has AVX2, as the caller made sure.
-            unsafe { avx2::forward::<W, N>(order, 0..columns, from, to) };
-            Tiled { rows: rows - rows % N, columns }
+            unsafe { avx2::forward::<W, N>(order, columns.clone(), from, to) };
+            Tiled { rows: order.rows() - order.rows() % N, columns: columns.end }
         }
     };
     each_left_over(order, tiled, |token, channel| {
@@ -201,20 +235,43 @@ fn forward<const W: usize, const N: usize>(kernel: Kernel, order: &Order, from: 
     });
 }
 
-fn backward<const W: usize, const N: usize>(kernel: Kernel, order: &Order, from: &[u8], to: &mut [u8]) {
+fn backward<const W: usize, const N: usize>(
+    kernel: Kernel,
+    order: &Order,
+    deltas: Option<&Columns<'_>>,
+    from: &[u8],
+    to: &mut [u8],
+) {
+    // Of these rows and columns the differences are undone.
+    let mut done = Tiled { rows: 0, columns: 0 };
     let tiled = match kernel {
         Kernel::Portable => each_tile::<W>(order, |token, channel| copy_tile::<W>(from, channel, to, token)),
         #[cfg(target_arch = "x86_64")]
         Kernel::Avx2 | Kernel::Avx512 => {
-            let (rows, columns) = (order.rows(), order.columns - order.columns % avx2::wide::<W>());
+            let (rows, mut columns) = (order.rows() - order.rows() % N, 0..0);
+            if kernel == Kernel::Avx512 {
+                columns = tiles(order, 0, avx512::wide::<W>());
+                // SAFETY: as in `forward`.
+                unsafe { avx512::backward::<W, N>(order, columns.clone(), deltas, from, to) };
+                done = Tiled { rows, columns: columns.end };
+            }
+            columns = tiles(order, columns.end, avx2::wide::<W>());
             // SAFETY: as in `forward`.
-            unsafe { avx2::backward::<W, N>(order, 0..columns, from, to) };
-            Tiled { rows: rows - rows % N, columns }
+            unsafe { avx2::backward::<W, N>(order, columns.clone(), from, to) };
+            Tiled { rows, columns: columns.end }
         }
     };
     each_left_over(order, tiled, |token, channel| {
         to[token * W..][..W].copy_from_slice(&from[channel * W..][..W]);
     });
+    if let Some(deltas) = deltas {
+        let length = order.columns * W;
+        let (upper, lower) = to.split_at_mut(done.rows * length);
+        if done.columns < order.columns {
+            kernel.restore_rows(deltas, done.columns..order.columns, length, upper);
+        }
+        kernel.restore_rows(deltas, 0..order.columns, length, lower);
+    }
 }
 
 /// [`Order::channel_major`] by a kernel that the processor has.
@@ -229,12 +286,22 @@ pub(super) fn channel_major(kernel: Kernel, order: &Order, from: &[u8], to: &mut
 }
 
 /// [`Order::token_major`] by a kernel that the processor has.
-pub(super) fn token_major(kernel: Kernel, order: &Order, from: &[u8], to: &mut [u8]) {
-    let bytes = order.elements * order.width;
+pub(super) fn token_major(
+    kernel: Kernel,
+    order: &Order,
+    deltas: Option<&Columns<'_>>,
+    from: &[u8],
+    to: &mut [u8],
+) {
+    let (bytes, cut) = (order.elements * order.width, order.cut());
     assert!(from.len() == bytes && to.len() == bytes, "a window of {bytes} bytes");
+    if let Some(deltas) = deltas {
+        assert!(cut.head == 0 && cut.tail == 0, "differences of whole rows");
+        assert!(deltas.bases.len() >= order.columns, "a base for each column");
+    }
     match order.width {
-        1 => backward::<1, 16>(kernel, order, from, to),
-        2 => backward::<2, 8>(kernel, order, from, to),
-        _ => backward::<4, 4>(kernel, order, from, to),
+        1 => backward::<1, 16>(kernel, order, deltas, from, to),
+        2 => backward::<2, 8>(kernel, order, deltas, from, to),
+        _ => backward::<4, 4>(kernel, order, deltas, from, to),
     }
 }

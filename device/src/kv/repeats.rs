@@ -28,28 +28,36 @@ impl Repeats {
         if length < LEAST_ROW || !(2..=MOST_ROWS).contains(&rows) {
             return None;
         }
-        let row = |row: usize| &window[order.head() * order.width + row * length..][..length];
-        // Rows that are equal have the same key; the kept rows with a key are a chain.
-        let mut chains = [NONE; SLOTS];
-        let mut next = [NONE; MOST_ROWS];
-        let mut first = [0_u16; MOST_ROWS];
-        let mut of = Vec::with_capacity(rows);
-        let mut kept = 0;
-        for at in 0..rows {
-            let chain = &mut chains[slot(row(at))];
-            let mut candidate = *chain;
-            while candidate != NONE && row(first[usize::from(candidate)].into()) != row(at) {
-                candidate = next[usize::from(candidate)];
-            }
-            if candidate == NONE {
-                candidate = u16::try_from(kept).expect("at most MOST_ROWS");
-                first[kept] = u16::try_from(at).expect("at most MOST_ROWS");
-                next[kept] = *chain;
-                *chain = candidate;
-                kept += 1;
-            }
-            of.push(candidate);
+        let all = &window[order.head() * order.width..][..rows * length];
+        let row = |row: u16| &all[usize::from(row) * length..][..length];
+        // Rows that are equal have the same key. A slot has the first row with the keys that lead to it, one that is taken leads to the next.
+        let mut slots = [NONE; SLOTS];
+        let (mut keys, mut of) = ([0; MOST_ROWS], [0; MOST_ROWS]);
+        for (key, row) in keys.iter_mut().zip(all.chunks_exact(length)) {
+            *key = self::key(row);
         }
+        let mut kept = 0;
+        for (at, key) in (0_u16..).zip(&keys[..rows]) {
+            let mut slot = usize::from(*key) % SLOTS;
+            let number = loop {
+                let before = slots[slot];
+                if before == NONE {
+                    slots[slot] = at;
+                    kept += 1;
+                    break kept - 1;
+                }
+                if keys[usize::from(before)] == *key && row(before) == row(at) {
+                    break of[usize::from(before)];
+                }
+                slot = (slot + 1) % SLOTS;
+            };
+            of[usize::from(at)] = number;
+        }
+        let kept = usize::from(kept);
+        if kept == rows {
+            return None;
+        }
+        let of = of[..rows].to_vec();
         let repeats = Self { of, kept };
         (repeats.bytes() * 2 < (rows - kept) * length).then_some(repeats)
     }
@@ -151,15 +159,15 @@ impl Repeats {
 
 /// No row.
 const NONE: u16 = u16::MAX;
-/// Chains of rows, a power of two.
-const SLOTS: usize = 512;
+/// Slots for rows: twice as many as there may be.
+const SLOTS: usize = 2 * MOST_ROWS;
 
-/// The chain of a row: both of its ends mixed.
-fn slot(row: &[u8]) -> usize {
-    let end = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("8 bytes"));
-    let (first, last) = (end(&row[..8]), end(&row[row.len() - 8..]));
+/// The key of a row: both of its ends mixed.
+fn key(row: &[u8]) -> u16 {
+    let (first, last) = (row.first_chunk().expect("8 bytes"), row.last_chunk().expect("8 bytes"));
+    let (first, last) = (u64::from_le_bytes(*first), u64::from_le_bytes(*last));
     let mixed = (first ^ last.rotate_left(29)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    usize::try_from(mixed >> 55).expect("nine bits")
+    u16::try_from(mixed >> 48).expect("16 bits")
 }
 
 /// Bits that number one of `kept` rows.

@@ -2,7 +2,14 @@
 
 use proptest::prelude::*;
 
-use super::{delta::Field, order::Order, paged::Paged, repeats::Repeats, window::Coded, *};
+use super::{
+    delta::{Columns, Field},
+    order::Order,
+    paged::Paged,
+    repeats::Repeats,
+    window::Coded,
+    *,
+};
 use crate::{
     BLOCK_BYTES, BlockWords,
     codec::{
@@ -141,7 +148,7 @@ proptest! {
             kernel.channel_major(&order, &from, &mut major);
             prop_assert!(major == want, "{:?}", kernel);
             let mut back = vec![0x5a; from.len()];
-            kernel.token_major(&order, &major, &mut back);
+            kernel.token_major(&order, None, &major, &mut back);
             prop_assert!(back == from, "{:?}", kernel);
         }
     }
@@ -195,6 +202,51 @@ proptest! {
             // Damage gives something, in the field only.
             kernel.restore(field, &runs, &vec![0xff; runs.len()], &mut changed);
         }
+    }
+
+    #[test]
+    fn differences_of_columns_are_undone_on_the_way(
+        format in format(), columns in 1_usize..150, rows in 1_usize..40, seed in any::<u64>(), keep in any::<u32>(),
+    ) {
+        let Some(field) = Field::of(format) else { return Ok(()) };
+        let width = format.bits() as usize / 8;
+        let order = Order { width, columns, first: 0, elements: columns * rows };
+        let (major, bases) = (bytes(seed, columns * rows * width), bytes(seed / 5 * 5, columns));
+        let load = |bytes: &[u8]| bytes.iter().rev().fold(0_u32, |word, byte| word << 8 | u32::from(*byte));
+        let (shift, most) = (format.mantissa_bits(), (1_u32 << format.exponent_bits()) - 1);
+        let want: Vec<u8> = (0..columns * rows)
+            .flat_map(|at| {
+                let (row, column) = (at / columns, at % columns);
+                let word = load(&major[(column * rows + row) * width..][..width]);
+                let exponent = u32::from(bases[column]).wrapping_sub(word >> shift) & most;
+                ((word & !(most << shift) | exponent << shift) & keep).to_le_bytes()[..width].to_vec()
+            })
+            .collect();
+        for kernel in Kernel::available() {
+            let mut back = vec![0x5a; major.len()];
+            kernel.token_major(&order, Some(&Columns { field, bases: &bases, keep }), &major, &mut back);
+            prop_assert!(back == want, "{:?}", kernel);
+        }
+    }
+
+    #[test]
+    fn blocks_with_and_without_differences_make_a_window(
+        (format, layout) in (format(), layout()), seed in 0_u64..1000, mask in any::<u32>(), which in any::<u64>(),
+    ) {
+        let Some(shape) = Shape::new(format, &layout).ok().flatten() else { return Ok(()) };
+        let columns = layout.stride.unwrap_or(layout.channels) as usize;
+        let window = cache(format, columns, shape.blocks() * BLOCK_BYTES, seed);
+        let (mut same, mut different) = (Vec::new(), Vec::new());
+        let ways = [(Coding::Channels, &mut same), (Coding::Deltas, &mut different)];
+        let coded = ways.map(|(way, bundles)| encode(&shape, 0, Codec::Tree, &window, Some(way), bundles).coding);
+        if coded.contains(&Coding::Plain) {
+            return Ok(());
+        }
+        let both = same.into_iter().zip(different).enumerate();
+        let bundles: Vec<Bundle> =
+            both.map(|(block, (same, different))| if which >> (block % 64) & 1 == 1 { same } else { different }).collect();
+        let mask = PlaneMask(mask & PlaneMask::all(format).0);
+        prop_assert!(decode(&shape, 0, &bundles, mask) == want(format, mask, &window));
     }
 
     #[test]
@@ -389,6 +441,65 @@ fn windows_are_whole_blocks_and_cut_rows_where_they_must() {
     let both = KvLayout::preset(Preset::NhdKv, 8, 128, 16, 16).unwrap();
     assert_eq!((both.channels, shape(Format::Bf16, &both).blocks()), (2048, 16));
     assert_eq!(Shape::new(Format::Opaque, &KvLayout::rows(8, 8)), Ok(None));
+}
+
+#[test]
+fn presets_are_the_layouts_of_vllm() {
+    // The cache of a layer by its dimensions: K or V, block, token, head, element. FlashAttention's backend has them in this order, FlashInfer's has the block first
+    // (`get_kv_cache_shape`); in memory, HND then swaps the fourth and the third (`get_kv_cache_stride_order`).
+    const LENGTHS: [usize; 5] = [2, 6, 16, 4, 32];
+    let (flash_attention, flash_infer) = ([0, 1, 2, 3, 4], [1, 0, 2, 3, 4]);
+    let (nhd, hnd) = ([0, 1, 2, 3, 4], [0, 1, 3, 2, 4]);
+    for (dimensions, stride_order, preset) in [
+        (flash_attention, nhd, Preset::Nhd),
+        (flash_attention, hnd, Preset::Hnd),
+        (flash_infer, nhd, Preset::NhdKv),
+        (flash_infer, hnd, Preset::HndKv),
+    ] {
+        let (mut strides, mut stride) = ([0; 5], 1);
+        for dimension in stride_order.into_iter().rev().map(|at| dimensions[at]) {
+            strides[dimension] = stride;
+            stride *= LENGTHS[dimension];
+        }
+        // Every element is its number, token by token.
+        let [kinds, blocks, tokens, heads, size] = LENGTHS;
+        let together = matches!(preset, Preset::NhdKv | Preset::HndKv);
+        let mut memory = vec![0; 2 * stride];
+        let (mut rows, mut number) = (Vec::new(), 0_u16);
+        for tensor in 0..if together { 1 } else { kinds } {
+            for (block, token) in (0..blocks).flat_map(|block| (0..tokens).map(move |token| (block, token))) {
+                for kind in if together { 0..kinds } else { tensor..tensor + 1 } {
+                    for (head, element) in (0..heads).flat_map(|head| (0..size).map(move |at| (head, at))) {
+                        let place = [kind, block, token, head, element];
+                        let at: usize = place.iter().zip(strides).map(|(place, stride)| place * stride).sum();
+                        memory[2 * at..2 * at + 2].copy_from_slice(&number.to_le_bytes());
+                        rows.extend(number.to_le_bytes());
+                        number += 1;
+                    }
+                }
+            }
+        }
+        let (heads, size, tokens) = (small(heads).into(), small(size).into(), small(tokens).into());
+        let layout = KvLayout::preset(preset, heads, size, tokens, 96).unwrap();
+        let shape = Shape::new(Format::Bf16, &layout).unwrap().unwrap();
+        let window = shape.blocks() * BLOCK_BYTES;
+        assert_eq!(memory.len(), if together { window } else { 2 * window }, "{preset:?}");
+        for (memory, rows) in memory.chunks(window).zip(rows.chunks(window)) {
+            // The transform sees whole tokens, all heads of K and then of V,
+            let mut seen = memory.to_vec();
+            if let Some(paged) = shape.paged() {
+                paged.to_rows(memory, &mut seen);
+            }
+            assert!(seen == rows, "{preset:?}");
+            // and a view shows the cache as it lies in memory.
+            let mut bundles = Vec::new();
+            let coded = encode(&shape, 0, Codec::Tree, memory, Some(Coding::Deltas), &mut bundles);
+            assert_eq!(coded.coding, Coding::Deltas, "{preset:?}");
+            for mask in [PlaneMask(0xffff), PlaneMask(0xfff0)] {
+                assert!(decode(&shape, 0, &bundles, mask) == want(Format::Bf16, mask, memory), "{preset:?}");
+            }
+        }
+    }
 }
 
 #[test]

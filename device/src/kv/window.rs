@@ -1,24 +1,25 @@
-//! A window to bundles and back.
+//! A window to bundles.
 
 use std::cell::RefCell;
 
-use super::{delta, delta::Field, order::Order, repeats::Repeats, shape::Shape};
+use super::{bases, delta, delta::Field, order::Order, repeats::Repeats, shape::Shape};
 use crate::{
-    BLOCK_BYTES, BlockWords,
+    BLOCK_BYTES,
     codec::{
         Codec,
-        block::{BlockError, Bundle, Effort, MAX_BUNDLE, Stored, is_zero},
-        head::{Details, Head},
+        block::{Bundle, Effort, is_zero},
+        head::Details,
     },
-    plane::{self, PlaneMask},
 };
 
 /// Of so many blocks, one is coded in every way to find the best.
 const SAMPLE: usize = 12;
-/// A way that was best is used for so many further windows before all are tried again,
-const MOST_USES: u32 = 7;
+/// A way that was best is used for further windows of about so many blocks before all are tried again,
+const MOST_BLOCKS_MORE: usize = 96;
+/// but not for fewer or more windows than these,
+const USES: (usize, usize) = (3, 16);
 /// and only as long as a block in it takes what it took then, within a part in so many.
-const DRIFT: usize = 64;
+const DRIFT: usize = 16;
 /// Differences are for channels that have at least so many elements in a window: every channel has a base in every block.
 const LEAST_RUN: usize = 8;
 
@@ -80,7 +81,7 @@ struct Best {
     /// and what that took.
     bytes: usize,
     /// Windows that were coded so since.
-    uses: u32,
+    uses: usize,
 }
 
 thread_local! {
@@ -129,6 +130,7 @@ pub fn encode_with(
         bundles.iter_mut().for_each(Bundle::clear);
         return Coded::default();
     }
+    let mut done = None;
     if way != Some(Coding::Plain) {
         let order = shape.order(before, blocks.len());
         let coded = SCRATCH.with_borrow_mut(|scratch| {
@@ -140,22 +142,31 @@ pub fn encode_with(
             }
             transformed(shape, order, codec, bytes, way, scratch, bundles)
         });
-        if let Some(coded) = coded {
-            return coded;
+        match coded {
+            Ok(coded) => return coded,
+            Err(block) => done = block,
         }
     }
-    for (words, bundle) in blocks.iter().zip(bundles) {
-        bundle.encode(shape.format(), codec, words);
+    for (block, (words, bundle)) in blocks.iter().zip(bundles).enumerate() {
+        if Some(block) != done {
+            bundle.encode(shape.format(), codec, words);
+        }
     }
     Coded::default()
 }
 
-/// A window in channel-major order, to be coded.
+/// A window to be coded in channel-major order.
 struct Transformed<'a> {
     shape: &'a Shape,
     order: Order,
     codec: Codec,
-    major: &'a [u8],
+    /// It as the host sees it.
+    bytes: &'a [u8],
+    /// The rows that are kept.
+    rows: &'a [u8],
+    /// These in channel-major order, once that was asked for.
+    major: &'a mut Vec<u8>,
+    arranged: bool,
     /// The list of repeated rows, if there are any.
     repeats: Option<Repeats>,
     runs: &'a mut Vec<u16>,
@@ -163,7 +174,7 @@ struct Transformed<'a> {
     details: &'a mut Vec<u8>,
 }
 
-/// Codes a window channel by channel, if that is best and every block fits.
+/// Codes a window channel by channel, if that is best and every block fits; if not, some block may be in address order in its bundle already.
 fn transformed(
     shape: &Shape,
     order: Order,
@@ -172,7 +183,7 @@ fn transformed(
     way: Option<Coding>,
     scratch: &mut Scratch,
     bundles: &mut [Bundle],
-) -> Option<Coded> {
+) -> Result<Coded, Option<usize>> {
     let Scratch { rows, major, runs, bases, details, samples, best } = scratch;
     let mut window = bytes;
     if let Some(paged) = shape.paged() {
@@ -191,62 +202,71 @@ fn transformed(
         kept = repeats.compact_order(&order);
         window = rows;
     }
-    let length = kept.elements * kept.width;
-    major.resize(bytes.len(), 0);
-    major[length..].fill(0);
-    kept.channel_major(&window[..length], &mut major[..length]);
     let repeated_rows = repeats.as_ref().map_or(0, |_| order.rows() - kept.rows());
-    let mut work = Transformed { shape, order: kept, codec, major, repeats, runs, bases, details };
+    let mut work = Transformed {
+        shape,
+        order: kept,
+        codec,
+        bytes,
+        rows: window,
+        major,
+        arranged: false,
+        repeats,
+        runs,
+        bases,
+        details,
+    };
 
     let (coding, done) = match way {
         Some(Coding::Deltas) if !work.has_deltas() => (Coding::Channels, None),
         Some(coding) => (coding, None),
         None => {
-            if let Some((coding, block)) = work.again(best, bytes, samples) {
+            if let Some((coding, block)) = work.again(best, bundles) {
                 (coding, Some(block))
             } else {
-                let (coding, block) = work.choose(bytes, samples);
+                let (coding, block) = work.choose(samples);
+                let sample = &samples[coding as usize];
                 *best = block.map(|block| {
-                    let bytes = samples[coding as usize].bytes().len();
-                    Best { shape: *shape, codec, coding, block, bytes, uses: 0 }
+                    bundles[block].copy_from(sample);
+                    Best { shape: *shape, codec, coding, block, bytes: sample.bytes().len(), uses: 0 }
                 });
                 (coding, block)
             }
         }
     };
     if coding == Coding::Plain {
-        return None;
+        return Err(done);
     }
     for (block, bundle) in bundles.iter_mut().enumerate() {
-        if Some(block) == done {
-            std::mem::swap(bundle, &mut samples[coding as usize]);
-        } else {
+        if Some(block) != done {
             work.encode(block, coding, bundle);
         }
         if !bundle.fits() {
-            return None;
+            return Err(None);
         }
     }
-    Some(Coded { coding, repeated_rows })
+    Ok(Coded { coding, repeated_rows })
 }
 
 impl Transformed<'_> {
-    /// The way that was best before, if it is likely to be so again, and a block that `samples` have in it.
-    fn again(
-        &mut self,
-        best: &mut Option<Best>,
-        bytes: &[u8],
-        samples: &mut [Bundle; Coding::ALL.len()],
-    ) -> Option<(Coding, usize)> {
+    /// The way that was best before, if it is likely to be so again, and a block that is coded in it now.
+    fn again(&mut self, best: &mut Option<Best>, bundles: &mut [Bundle]) -> Option<(Coding, usize)> {
         let best = best.as_mut().filter(|best| best.shape == *self.shape && best.codec == self.codec)?;
         best.uses += 1;
         let (coding, block) = (best.coding, best.block);
-        if best.uses > MOST_USES || !self.allows(coding) || block >= self.used() {
+        if best.uses > (MOST_BLOCKS_MORE / bundles.len()).clamp(USES.0, USES.1)
+            || !self.allows(coding)
+            || block >= self.used()
+        {
             return None;
         }
-        self.sample(block, coding, bytes, samples);
-        let taken = samples[coding as usize].bytes().len();
-        (taken.abs_diff(best.bytes) <= best.bytes / DRIFT).then_some((coding, block))
+        self.encode(block, coding, &mut bundles[block]);
+        let taken = bundles[block].bytes().len();
+        if taken.abs_diff(best.bytes) <= best.bytes / DRIFT {
+            return Some((coding, block));
+        }
+        self.undo(block, coding);
+        None
     }
 
     /// Whether the window may be coded so.
@@ -263,23 +283,8 @@ impl Transformed<'_> {
         (self.order.elements * self.order.width).div_ceil(BLOCK_BYTES)
     }
 
-    /// Codes a block in one way.
-    fn sample(
-        &mut self,
-        block: usize,
-        coding: Coding,
-        bytes: &[u8],
-        samples: &mut [Bundle; Coding::ALL.len()],
-    ) {
-        let sample = &mut samples[coding as usize];
-        match coding {
-            Coding::Plain => sample.encode(self.shape.format(), self.codec, &bytes.as_chunks().0[block]),
-            _ => self.encode(block, coding, sample),
-        }
-    }
-
-    /// The way in which some of the blocks take least, and a block that `samples` have in every way. `bytes` are the window as the host sees it.
-    fn choose(&mut self, bytes: &[u8], samples: &mut [Bundle; Coding::ALL.len()]) -> (Coding, Option<usize>) {
+    /// The way in which some of the blocks take least, and a block that `samples` have in every way.
+    fn choose(&mut self, samples: &mut [Bundle; Coding::ALL.len()]) -> (Coding, Option<usize>) {
         let mut costs = [0; Coding::ALL.len()];
         let ways = Coding::ALL.map(|coding| (coding, self.allows(coding)));
         let ways = || ways.into_iter().filter_map(|(coding, allowed)| allowed.then_some(coding));
@@ -287,8 +292,10 @@ impl Transformed<'_> {
         let mut last = None;
         for block in (SAMPLE / 2..used).step_by(SAMPLE).chain((used <= SAMPLE / 2).then_some(used / 2)) {
             for coding in ways() {
-                self.sample(block, coding, bytes, samples);
-                costs[coding as usize] += samples[coding as usize].bytes().len();
+                let sample = &mut samples[coding as usize];
+                self.encode(block, coding, sample);
+                self.undo(block, coding);
+                costs[coding as usize] += sample.bytes().len();
             }
             last = Some(block);
         }
@@ -300,11 +307,25 @@ impl Transformed<'_> {
         Field::of(self.shape.format()).is_some() && self.order.rows() >= LEAST_RUN
     }
 
-    /// Codes block `block` of the channel-major window.
+    /// Puts what is kept in channel-major order, unless it is.
+    fn arrange(&mut self) {
+        if !self.arranged {
+            let length = self.order.elements * self.order.width;
+            self.major.resize(self.bytes.len(), 0);
+            self.order.channel_major(&self.rows[..length], &mut self.major[..length]);
+            self.major[length..].fill(0);
+            self.arranged = true;
+        }
+    }
+
+    /// Codes block `block`. Its exponents are left as differences if it is coded so.
     fn encode(&mut self, block: usize, coding: Coding, bundle: &mut Bundle) {
         let format = self.shape.format();
-        let mut words = &self.major.as_chunks::<BLOCK_BYTES>().0[block];
-        let mut changed: BlockWords;
+        if coding == Coding::Plain {
+            return bundle.encode(format, self.codec, &self.bytes.as_chunks().0[block]);
+        }
+        self.arrange();
+        let words = &mut self.major.as_chunks_mut::<BLOCK_BYTES>().0[block];
         self.details.clear();
         let repeats = self.repeats.as_ref().filter(|_| block == 0);
         if let Some(repeats) = repeats {
@@ -312,13 +333,10 @@ impl Transformed<'_> {
         }
         let field = Field::of(format).filter(|_| coding == Coding::Deltas);
         if let Some(field) = field {
-            self.runs.clear();
-            self.runs.extend(runs(&self.order, block));
+            self.order.block_runs(block, self.runs);
             self.bases.resize(self.runs.len(), 0);
-            changed = *words;
-            delta::subtract(field, self.runs, &mut changed, self.bases);
-            words = &changed;
-            write_bases(self.bases, self.details);
+            delta::subtract(field, self.runs, words, self.bases);
+            bases::write(self.bases, self.details);
         }
         // Zeros with bases of zero are zeros.
         let says_nothing = repeats.is_none() && (field.is_none() || self.bases.iter().all(|base| *base == 0));
@@ -329,195 +347,12 @@ impl Transformed<'_> {
             Details { delta: field.is_some(), repeats: repeats.is_some(), bytes: &self.details[..] };
         bundle.encode_headed(format, self.codec, words, details);
     }
-}
 
-/// The lengths of the runs of one channel each in block `block` of a channel-major window.
-fn runs(order: &Order, block: usize) -> impl Iterator<Item = u16> {
-    let per_block = BLOCK_BYTES / order.width;
-    let end = ((block + 1) * per_block).min(order.elements);
-    let range = (block * per_block).min(end)..end;
-    order.runs(range).map(|run| u16::try_from(run.len()).expect("at most a block"))
-}
-
-/// Appends bases: the least of them, the bits of the largest difference from it, and the differences in so many bits each, lowest bit first,
-/// padded to whole bytes.
-fn write_bases(bases: &[u8], out: &mut Vec<u8>) {
-    let least = bases.iter().copied().min().unwrap_or(0);
-    let spread = bases.iter().copied().max().unwrap_or(0) - least;
-    let bits = 8 - spread.leading_zeros();
-    out.extend([least, u8::try_from(bits).expect("8 at most")]);
-    let (mut pending, mut held) = (0_u32, 0);
-    for base in bases {
-        pending |= u32::from(base - least) << held;
-        held += bits;
-        while held >= 8 {
-            out.push(pending.to_le_bytes()[0]);
-            pending >>= 8;
-            held -= 8;
+    /// Makes exponents again of the differences of the block that was coded last.
+    fn undo(&mut self, block: usize, coding: Coding) {
+        if let Some(field) = Field::of(self.shape.format()).filter(|_| coding == Coding::Deltas) {
+            let words = &mut self.major.as_chunks_mut::<BLOCK_BYTES>().0[block];
+            delta::restore(field, self.runs, self.bases, words);
         }
-    }
-    if held > 0 {
-        out.push(pending.to_le_bytes()[0]);
-    }
-}
-
-/// Reads as many bases as `bases` has from the front of `bytes`: what is behind them.
-fn read_bases<'a>(bytes: &'a [u8], bases: &mut [u8]) -> Option<&'a [u8]> {
-    let (&[least, bits], packed) = bytes.split_first_chunk()?;
-    if bits > 8 {
-        return None;
-    }
-    let (packed, rest) = packed.split_at_checked((bases.len() * usize::from(bits)).div_ceil(8))?;
-    let mut at = 0;
-    for base in bases {
-        let byte = |byte: usize| u16::from(packed.get(byte).copied().unwrap_or(0));
-        let word = byte(at / 8) | byte(at / 8 + 1) << 8;
-        let above = u8::try_from(word >> (at % 8) & ((1 << bits) - 1)).expect("8 bits at most");
-        *base = least.checked_add(above)?;
-        at += usize::from(bits);
-    }
-    Some(rest)
-}
-
-/// Puts a window together from its blocks as they are fetched, in order.
-pub struct WindowDecoder<'a> {
-    shape: &'a Shape,
-    whole: Order,
-    mask: PlaneMask,
-    /// Blocks in the order they are coded in.
-    blocks: Vec<u8>,
-    /// Whether that is channel-major; unknown until a block holds something.
-    transformed: Option<bool>,
-    repeats: Option<Repeats>,
-    runs: Vec<u16>,
-    bases: Vec<u8>,
-}
-
-/// A window whose blocks contradict each other, or its shape.
-const fn wrong(what: &'static str) -> BlockError {
-    BlockError::Window { what }
-}
-
-impl<'a> WindowDecoder<'a> {
-    /// The planes in `mask` of the window of `shape` that begins `before` blocks behind the tensor's beginning and has `blocks` blocks.
-    pub fn new(shape: &'a Shape, before: u64, blocks: usize, mask: PlaneMask) -> Self {
-        Self {
-            shape,
-            whole: shape.order(before, blocks),
-            mask: PlaneMask(mask.0 & PlaneMask::all(shape.format()).0),
-            blocks: vec![0; blocks * BLOCK_BYTES],
-            transformed: None,
-            repeats: None,
-            runs: Vec::new(),
-            bases: Vec::new(),
-        }
-    }
-
-    /// The planes to fetch of a block that is stored so.
-    pub fn wanted(&self, stored: &Stored) -> PlaneMask {
-        match stored {
-            // Kept in another format than the tensor's, or as words: only the whole block says what the planes are.
-            Stored::Planes(planes) if planes.format != self.shape.format() => PlaneMask(u32::MAX),
-            Stored::Words { .. } => PlaneMask(u32::MAX),
-            Stored::Planes(planes) if planes.head.delta && self.wants_exponent() => {
-                PlaneMask(self.mask.0 | self.exponent().0)
-            }
-            Stored::Planes(_) => self.mask,
-        }
-    }
-
-    fn exponent(&self) -> PlaneMask {
-        let format = self.shape.format();
-        PlaneMask(((1 << format.exponent_bits()) - 1) << format.mantissa_bits())
-    }
-
-    fn wants_exponent(&self) -> bool {
-        self.mask.0 & self.exponent().0 != 0
-    }
-
-    /// Adds block `block`, of which `bundle` holds the planes `fetched`, those of [`Self::wanted`] or more. Blocks of zeros are not added.
-    ///
-    /// # Errors
-    /// [`BlockError`] when what was fetched is damaged.
-    pub fn add(
-        &mut self,
-        block: usize,
-        stored: &Stored,
-        fetched: PlaneMask,
-        bundle: &[u8; MAX_BUNDLE],
-    ) -> Result<(), BlockError> {
-        let format = self.shape.format();
-        let head = match stored {
-            Stored::Planes(planes) => planes.head,
-            Stored::Words { .. } => Head::default(),
-        };
-        let transformed = head.length > 0;
-        if self.transformed.is_some_and(|before| before != transformed) {
-            return Err(wrong("blocks are coded in different ways"));
-        }
-        self.transformed = Some(transformed);
-        let words = &mut self.blocks.as_chunks_mut::<BLOCK_BYTES>().0[block];
-        let found = stored.decode_headed(fetched, bundle, words)?;
-        let same_format = matches!(stored, Stored::Planes(planes) if planes.format == format);
-        if !transformed {
-            if !same_format {
-                plane::clear_outside(format, self.mask, words);
-            }
-            return Ok(());
-        }
-        if !same_format {
-            return Err(wrong("a block has another format"));
-        }
-        let found = found.ok_or(wrong("a block has no head"))?;
-        if found.repeats && block != 0 {
-            return Err(wrong("repeated rows are named behind the first block"));
-        }
-        let mut details = found.details;
-        if found.repeats {
-            let list = Repeats::read(self.whole.rows(), details);
-            let (repeats, rest) = list.ok_or(wrong("the repeated rows do not fit the window"))?;
-            self.repeats = Some(repeats);
-            details = rest;
-        }
-        if head.delta {
-            let field = Field::of(format).ok_or(wrong("integers have no exponent"))?;
-            let order = self.order();
-            self.runs.clear();
-            self.runs.extend(runs(&order, block));
-            self.bases.resize(self.runs.len(), 0);
-            details = read_bases(details, &mut self.bases).ok_or(wrong("the bases do not fit the block"))?;
-            if self.wants_exponent() {
-                let words = &mut self.blocks.as_chunks_mut::<BLOCK_BYTES>().0[block];
-                delta::restore(field, &self.runs, &self.bases, words);
-                if fetched != self.mask {
-                    plane::clear_outside(format, self.mask, words);
-                }
-            }
-        }
-        if details.is_empty() { Ok(()) } else { Err(wrong("a head has bytes behind its details")) }
-    }
-
-    /// The words of the window, planes outside the mask zero, in place of what is in `out`.
-    pub fn finish(self, out: &mut Vec<u8>) {
-        if self.transformed != Some(true) {
-            *out = self.blocks;
-            return;
-        }
-        let order = self.order();
-        let length = order.elements * order.width;
-        out.resize(self.blocks.len(), 0);
-        order.token_major(&self.blocks[..length], &mut out[..length]);
-        if let Some(repeats) = &self.repeats {
-            repeats.expand(&self.whole, out);
-        }
-        if let Some(paged) = self.shape.paged() {
-            let mut rows = self.blocks;
-            rows.copy_from_slice(out);
-            paged.from_rows(&rows, out);
-        }
-    }
-
-    fn order(&self) -> Order {
-        self.repeats.as_ref().map_or(self.whole, |repeats| repeats.compact_order(&self.whole))
     }
 }

@@ -1,0 +1,100 @@
+use proptest::prelude::*;
+
+use super::*;
+
+/// Planes from noise to long runs, segment by segment.
+fn plane(format: Format) -> impl Strategy<Value = Vec<u8>> {
+    let segment = prop_oneof![
+        any::<[u8; 16]>(),
+        Just([0; 16]),
+        Just([0xff; 16]),
+        (any::<u8>(), 0_usize..16).prop_map(|(byte, at)| {
+            let mut segment = [0; 16];
+            segment[at] = byte;
+            segment
+        }),
+        (any::<u8>(), 0_usize..16).prop_map(|(byte, at)| {
+            let mut segment = [0xff; 16];
+            segment[at] = byte;
+            segment
+        }),
+        (0_usize..16).prop_map(|at| std::array::from_fn(|byte| if byte < at { 0 } else { 0xff })),
+    ];
+    prop::collection::vec(segment, format.plane_bytes() / 16).prop_map(|segments| segments.concat())
+}
+
+fn formats() -> impl Strategy<Value = Format> {
+    let formats: Vec<_> = Format::ALL.into_iter().filter(|format| format.planes() > 0).collect();
+    prop::sample::select(formats)
+}
+
+fn planes() -> impl Strategy<Value = (Format, Vec<u8>)> {
+    formats().prop_flat_map(|format| (Just(format), plane(format)))
+}
+
+/// Bytes that are seldom a stream, and bytes that are one but for their end.
+fn arbitrary() -> impl Strategy<Value = (Format, Vec<u8>)> {
+    let mode = (0..=MOST_MODE, 0..=MOST_MODE).prop_map(|(low, high)| low | high << 4);
+    let unlikely = (formats(), prop::collection::vec(any::<u8>(), 0..1400));
+    let modes = (formats(), prop::collection::vec(mode, 32), prop::collection::vec(any::<u8>(), 1368));
+    let likely = modes.prop_map(|(format, modes, others)| {
+        let modes = &modes[..mode_bytes(format.plane_bytes() / 8)];
+        let bytes = [modes, &others].concat();
+        // Where it ends is told by the reason for which a longer one is none.
+        let end =
+            match Kernel::Portable.decode(format, &bytes, bytes.len(), &mut vec![0; format.plane_bytes()]) {
+                Err(Malformed::Length { end, .. }) => end,
+                _ => bytes.len(),
+            };
+        (format, bytes[..end.min(bytes.len())].to_vec())
+    });
+    prop_oneof![unlikely, likely]
+}
+
+proptest! {
+    #[test]
+    fn signs_come_back_by_every_kernel((format, plane) in planes(), limit in 0_usize..1100) {
+        let room = plane.len() + SLACK;
+        let mut out = vec![0xa5; room];
+        let length = Kernel::Portable.encode(format, &plane, limit, &mut out);
+        for kernel in Kernel::available() {
+            let mut same = vec![0x5a; room];
+            prop_assert_eq!(kernel.encode(format, &plane, limit, &mut same), length, "{:?}", kernel);
+            let Some(length) = length else { continue };
+            prop_assert!(length < limit && length < plane.len());
+            prop_assert_eq!(&same[..length], &out[..length], "{:?}", kernel);
+            // What is behind a stream does not count.
+            for room in [length, same.len()] {
+                let mut back = vec![0xa5; plane.len()];
+                kernel.decode(format, &same[..room], length, &mut back).unwrap();
+                prop_assert_eq!(&back, &plane, "{:?}", kernel);
+            }
+        }
+    }
+
+    #[test]
+    fn any_bytes_decode_to_a_plane_or_a_reason(
+        (format, bytes) in arbitrary(), behind in prop_oneof![Just(0_usize), 1_usize..20],
+    ) {
+        let length = bytes.len().saturating_sub(behind);
+        let mut plane = vec![0; format.plane_bytes()];
+        let mut same = plane.clone();
+        let slow = Kernel::Portable.decode(format, &bytes, length, &mut plane);
+        for kernel in Kernel::available() {
+            prop_assert_eq!(&kernel.decode(format, &bytes, length, &mut same), &slow, "{:?}", kernel);
+            if slow.is_ok() {
+                prop_assert_eq!(&plane, &same, "{:?}", kernel);
+            }
+        }
+    }
+}
+
+#[test]
+fn channels_that_lean_take_few_bytes() {
+    let lean: Vec<u8> = (0..256).map(|byte| if byte / 16 % 2 == 0 { 0 } else { 0xff }).collect();
+    let mut out = [0; 256 + SLACK];
+    // Eight bytes of modes, and a bit for every 16 signs.
+    assert_eq!(encode(Format::Bf16, &lean, 256, &mut out), Some(8 + 16));
+    let noise: Vec<u8> = (0..256_u32).map(|i| (i.wrapping_mul(0x9e37_79b9) >> 13).to_le_bytes()[0]).collect();
+    assert_eq!(encode(Format::Bf16, &noise, 256, &mut out), None);
+}

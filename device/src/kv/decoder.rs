@@ -1,0 +1,240 @@
+//! Bundles to a window.
+
+use std::cell::Cell;
+
+use super::{
+    bases,
+    delta::{self, Columns, Field},
+    order::Order,
+    repeats::Repeats,
+    shape::{MOST_BLOCKS, Shape},
+};
+use crate::{
+    BLOCK_BYTES,
+    codec::{
+        block::{BlockError, MAX_BUNDLE, Stored},
+        head::Head,
+    },
+    plane::{self, PlaneMask},
+};
+
+/// Room to work in, which each thread keeps.
+#[derive(Default)]
+struct Room {
+    /// Blocks in the order they are coded in.
+    blocks: Vec<u8>,
+    runs: Vec<u16>,
+    bases: Vec<u8>,
+}
+
+thread_local! {
+    static ROOM: Cell<Room> = const { Cell::new(Room { blocks: Vec::new(), runs: Vec::new(), bases: Vec::new() }) };
+}
+
+/// Numbers of blocks of a window.
+type Blocks = [u64; MOST_BLOCKS / 64];
+
+/// Puts a window together from its blocks as they are fetched, in order.
+pub struct WindowDecoder<'a> {
+    shape: &'a Shape,
+    whole: Order,
+    mask: PlaneMask,
+    room: Room,
+    /// Blocks that were added.
+    added: Blocks,
+    /// Of these, those whose differences are left to be undone at the end, by the bases in the room.
+    different: Blocks,
+    /// Whether the blocks are channel-major; unknown until one holds something.
+    transformed: Option<bool>,
+    repeats: Option<Repeats>,
+}
+
+/// A window whose blocks contradict each other, or its shape.
+const fn wrong(what: &'static str) -> BlockError {
+    BlockError::Window { what }
+}
+
+impl<'a> WindowDecoder<'a> {
+    /// The planes in `mask` of the window of `shape` that begins `before` blocks behind the tensor's beginning and has `blocks` blocks.
+    ///
+    /// # Panics
+    /// If these are more than [`MOST_BLOCKS`].
+    pub fn new(shape: &'a Shape, before: u64, blocks: usize, mask: PlaneMask) -> Self {
+        assert!(blocks <= MOST_BLOCKS, "{blocks} blocks of a window");
+        let mut room = ROOM.take();
+        room.blocks.resize(blocks * BLOCK_BYTES, 0);
+        Self {
+            shape,
+            whole: shape.order(before, blocks),
+            mask: PlaneMask(mask.0 & PlaneMask::all(shape.format()).0),
+            room,
+            added: [0; _],
+            different: [0; _],
+            transformed: None,
+            repeats: None,
+        }
+    }
+
+    /// The planes to fetch of a block that is stored so.
+    pub fn wanted(&self, stored: &Stored) -> PlaneMask {
+        match stored {
+            // Kept in another format than the tensor's, or as words: only the whole block says what the planes are.
+            Stored::Planes(planes) if planes.format != self.shape.format() => PlaneMask(u32::MAX),
+            Stored::Words { .. } => PlaneMask(u32::MAX),
+            Stored::Planes(planes) if planes.head.delta && self.wants_exponent() => {
+                PlaneMask(self.mask.0 | self.exponent().0)
+            }
+            Stored::Planes(_) => self.mask,
+        }
+    }
+
+    fn exponent(&self) -> PlaneMask {
+        let format = self.shape.format();
+        PlaneMask(((1 << format.exponent_bits()) - 1) << format.mantissa_bits())
+    }
+
+    fn wants_exponent(&self) -> bool {
+        self.mask.0 & self.exponent().0 != 0
+    }
+
+    /// Adds block `block`, of which `bundle` holds the planes `fetched`, those of [`Self::wanted`] or more. Blocks of zeros are not added.
+    ///
+    /// # Errors
+    /// [`BlockError`] when what was fetched is damaged.
+    pub fn add(
+        &mut self,
+        block: usize,
+        stored: &Stored,
+        fetched: PlaneMask,
+        bundle: &[u8; MAX_BUNDLE],
+    ) -> Result<(), BlockError> {
+        let format = self.shape.format();
+        let head = match stored {
+            Stored::Planes(planes) => planes.head,
+            Stored::Words { .. } => Head::default(),
+        };
+        let transformed = head.length > 0;
+        if self.transformed.is_some_and(|before| before != transformed) {
+            return Err(wrong("blocks are coded in different ways"));
+        }
+        self.transformed = Some(transformed);
+        let words = &mut self.room.blocks.as_chunks_mut::<BLOCK_BYTES>().0[block];
+        let found = stored.decode_headed(fetched, bundle, words)?;
+        self.added[block / 64] |= 1 << (block % 64);
+        let same_format = matches!(stored, Stored::Planes(planes) if planes.format == format);
+        if !transformed {
+            if !same_format {
+                plane::clear_outside(format, self.mask, words);
+            }
+            return Ok(());
+        }
+        if !same_format {
+            return Err(wrong("a block has another format"));
+        }
+        let found = found.ok_or(wrong("a block has no head"))?;
+        if found.repeats && block != 0 {
+            return Err(wrong("repeated rows are named behind the first block"));
+        }
+        let mut details = found.details;
+        if found.repeats {
+            let list = Repeats::read(self.whole.rows(), details);
+            let (repeats, rest) = list.ok_or(wrong("the repeated rows do not fit the window"))?;
+            self.repeats = Some(repeats);
+            details = rest;
+        }
+        if head.delta {
+            let field = Field::of(format).ok_or(wrong("integers have no exponent"))?;
+            details =
+                self.bases(field, block, fetched, details).ok_or(wrong("the bases do not fit the block"))?;
+        }
+        if details.is_empty() { Ok(()) } else { Err(wrong("a head has bytes behind its details")) }
+    }
+
+    /// Reads the bases of a block of differences, and undoes these now or notes them for the end: what is behind the bases.
+    fn bases<'b>(
+        &mut self,
+        field: Field,
+        block: usize,
+        fetched: PlaneMask,
+        details: &'b [u8],
+    ) -> Option<&'b [u8]> {
+        let (order, wants_exponent) = (self.order(), self.wants_exponent());
+        let Room { blocks, runs, bases } = &mut self.room;
+        if let Some(columns) = order.columns_of(block) {
+            if self.different == Blocks::default() {
+                bases.clear();
+                bases.resize(order.columns, 0);
+            }
+            self.different[block / 64] |= 1 << (block % 64);
+            return bases::read(details, &mut bases[columns]);
+        }
+        order.block_runs(block, runs);
+        bases.resize(runs.len(), 0);
+        let rest = bases::read(details, bases)?;
+        if wants_exponent {
+            let words = &mut blocks.as_chunks_mut::<BLOCK_BYTES>().0[block];
+            delta::restore(field, runs, bases, words);
+            if fetched != self.mask {
+                plane::clear_outside(self.shape.format(), self.mask, words);
+            }
+        }
+        Some(rest)
+    }
+
+    /// The words of the window, planes outside the mask zero, in place of what is in `out`.
+    pub fn finish(mut self, out: &mut Vec<u8>) {
+        let all = self.room.blocks.as_chunks_mut::<BLOCK_BYTES>().0;
+        for (_, words) in all.iter_mut().enumerate().filter(|(block, _)| !has(&self.added, *block)) {
+            words.fill(0);
+        }
+        if self.transformed != Some(true) {
+            std::mem::swap(out, &mut self.room.blocks);
+            return;
+        }
+        let order = self.order();
+        let length = order.elements * order.width;
+        out.resize(self.room.blocks.len(), 0);
+        let to = &mut out[..length];
+        let field = Field::of(self.shape.format());
+        let field = field.filter(|_| self.different != Blocks::default() && self.wants_exponent());
+        if let Some(field) = field {
+            // A block that has no differences is given some, from zero.
+            let Room { blocks, runs, bases } = &mut self.room;
+            for (block, words) in blocks.as_chunks_mut::<BLOCK_BYTES>().0.iter_mut().enumerate() {
+                if has(&self.added, block)
+                    && !has(&self.different, block)
+                    && let Some(columns) = order.columns_of(block)
+                {
+                    order.block_runs(block, runs);
+                    delta::restore(field, runs, &bases[columns], words);
+                }
+            }
+            let deltas = Columns { field, bases, keep: self.mask.0 };
+            order.token_major(Some(&deltas), &blocks[..length], to);
+        } else {
+            order.token_major(None, &self.room.blocks[..length], to);
+        }
+        if let Some(repeats) = &self.repeats {
+            repeats.expand(&self.whole, out);
+        }
+        if let Some(paged) = self.shape.paged() {
+            let rows = &mut self.room.blocks;
+            rows.copy_from_slice(out);
+            paged.from_rows(rows, out);
+        }
+    }
+
+    fn order(&self) -> Order {
+        self.repeats.as_ref().map_or(self.whole, |repeats| repeats.compact_order(&self.whole))
+    }
+}
+
+impl Drop for WindowDecoder<'_> {
+    fn drop(&mut self) {
+        ROOM.set(std::mem::take(&mut self.room));
+    }
+}
+
+fn has(blocks: &Blocks, block: usize) -> bool {
+    blocks[block / 64] >> (block % 64) & 1 == 1
+}
