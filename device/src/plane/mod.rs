@@ -61,15 +61,30 @@ pub const fn plane_range(format: Format, plane: usize) -> std::ops::Range<usize>
 /// The planes of a block by their number, each where it lies. Those above the format's are not looked at.
 pub type Planes<'a> = [&'a [u8]; 32];
 
+/// Bytes of the longest plane.
+const LONGEST: usize = 1024;
+
 /// A plane of zeros, long enough for every format.
-pub static ZEROS: [u8; 1024] = [0; 1024];
+pub static ZEROS: Constant = Constant([0; LONGEST]);
 /// A plane of ones, long enough for every format.
-pub static ONES: [u8; 1024] = [0xff; 1024];
+pub static ONES: Constant = Constant([0xff; LONGEST]);
+
+/// A plane that begins a cache line, as vectors are loaded fastest.
+#[repr(align(64))]
+pub struct Constant([u8; LONGEST]);
+
+impl std::ops::Deref for Constant {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.0
+    }
+}
 
 /// Bytes that [`split_bytes`] and [`join_bytes`] take: a multiple of this.
 pub const BYTES_STEP: usize = 512;
 /// The most bytes that they take: planes of [`ZEROS`] are that long.
-pub const MAX_BYTES: usize = 8 * ZEROS.len();
+pub const MAX_BYTES: usize = 8 * LONGEST;
 
 kernels! {
     /// A way to transpose.

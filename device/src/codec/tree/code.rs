@@ -117,18 +117,6 @@ impl Coder {
             _ => self.costs[usize::from(value.wrapping_sub(self.code.low)).min(SLOTS - 1)],
         }
     }
-
-    /// The marks by value; that of the escape, which may be none, for a value without a code.
-    pub(super) fn by_value(&self) -> [u8; 256] {
-        let mut marks = [self.marks[ESCAPE]; 256];
-        if self.marks[ZERO] > 0 {
-            marks[0] = self.marks[ZERO];
-        }
-        for symbol in (0..self.code.window).filter(|symbol| self.marks[*symbol] > 0) {
-            marks[usize::from(self.code.low) + symbol] = self.marks[symbol];
-        }
-        marks
-    }
 }
 
 impl Code {

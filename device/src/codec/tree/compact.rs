@@ -1,20 +1,42 @@
-//! The levels of a stream, element by element: what every kernel must give, in plain Rust.
+//! The levels of a stream in plain Rust: what every kernel must give.
 //!
-//! A level's elements lie side by side in element order, as their bits do in the stream; those whose code goes on are moved together
-//! for the next level, so the work is in proportion to the bits.
+//! Codes and values are worked on as planes, 64 elements a word: plane `k` of the codes is bit `k` of every element's code, zero where the code has
+//! ended. A level of the stream is a plane's bits of the elements that are still *alive*, gathered, and is spread back to them. Which elements are
+//! alive, is known a plane at a time: to an encoder because marks have a one behind the code, to a decoder because codes are canonical, so that
+//! those ending on a level are the ones below a limit. Codes and values are found from each other leaf by leaf, for all elements at once.
+//!
+//! Loops run over the `W` words of a plane, which the compiler makes vectors of.
 
 use super::{
-    END, Malformed, Scratch,
-    code::{Code, Coder, ESCAPE, Leaves, SLOTS},
+    Malformed,
+    bits::{Writer, gather, read, spread},
+    code::{Code, Coder, ESCAPE, LONGEST, Leaves, WINDOW, ZERO},
     plan::Census,
 };
+use crate::plane;
+
+/// One bit of every element.
+type Plane<const W: usize> = [u64; W];
+
+/// Bytes of the longest plane.
+const MOST_PLANE: usize = 1024;
+/// Words of a plane of the format with the shortest elements, whose values have at most four bits.
+const OF_NIBBLES: usize = 128;
 
 /// What the values of a block are, or `None` if they are too many.
 pub(super) fn census(values: &[u8]) -> Option<Census> {
     // Four histograms, so that equal neighbours need not wait for each other.
     let mut counts = [[0_u16; 256]; 4];
-    for four in values.as_chunks::<4>().0 {
-        counts.iter_mut().zip(four).for_each(|(counts, value)| counts[usize::from(*value)] += 1);
+    if values.len() == 64 * OF_NIBBLES {
+        for eight in values.as_chunks::<8>().0 {
+            let pairs = pairs(*eight);
+            counts.iter_mut().zip(pairs).for_each(|(counts, pair)| counts[usize::from(pair)] += 1);
+        }
+        counts = values_of_pairs(&counts);
+    } else {
+        for four in values.as_chunks::<4>().0 {
+            counts.iter_mut().zip(four).for_each(|(counts, value)| counts[usize::from(*value)] += 1);
+        }
     }
     let mut census = Census::new();
     for value in 0..=u8::MAX {
@@ -23,65 +45,134 @@ pub(super) fn census(values: &[u8]) -> Option<Census> {
     Some(census)
 }
 
-/// The highest bits of eight bytes, the first one's lowest.
-fn tops(bytes: [u8; 8]) -> u8 {
-    ((u64::from_le_bytes(bytes) & 0x8080_8080_8080_8080) >> 7)
-        .wrapping_mul(0x0102_0408_1020_4080)
-        .to_be_bytes()[0]
+/// Eight values of four bits as four bytes, the first of a pair in the low half.
+fn pairs(values: [u8; 8]) -> [u8; 4] {
+    let values = u64::from_le_bytes(values);
+    let [a, _, b, _, c, _, d, _] = (values | values >> 4).to_le_bytes();
+    [a, b, c, d]
+}
+
+/// From how often there are pairs to how often there are values.
+fn values_of_pairs(counts: &[[u16; 256]; 4]) -> [[u16; 256]; 4] {
+    let mut of_values = [[0; 256]; 4];
+    for counts in counts {
+        for (pair, count) in counts.iter().enumerate() {
+            of_values[0][pair % 16] += count;
+            of_values[1][pair / 16] += count;
+        }
+    }
+    of_values
+}
+
+/// The bits of `values`, the highest first.
+fn split<const W: usize>(values: &[u8]) -> [Plane<W>; 8] {
+    let mut bytes = [[0; MOST_PLANE]; 8];
+    plane::split_bytes(values, bytes.each_mut().map(|plane| &mut plane[..8 * W]));
+    std::array::from_fn(|plane| {
+        std::array::from_fn(|word| u64::from_le_bytes(bytes[7 - plane].as_chunks().0[word]))
+    })
+}
+
+/// The marks of values, the highest bits first, and which elements have the escape's or none.
+fn mark_planes<const W: usize>(values: &[Plane<W>], coder: &Coder) -> ([Plane<W>; 8], Plane<W>) {
+    let mut marks = [[0; W]; 8];
+    let mut escaped = [u64::MAX; W];
+    let symbols = (0..WINDOW).filter(|symbol| coder.code.lengths[*symbol] > 0);
+    let own = symbols.map(|symbol| (coder.code.value(symbol), coder.marks[symbol]));
+    let zero = Some((0, coder.marks[ZERO])).filter(|(_, mark)| *mark > 0);
+    for (value, mark) in own.chain(zero) {
+        let elements = equal(values, value);
+        escaped.iter_mut().zip(&elements).for_each(|(escaped, element)| *escaped &= !element);
+        add(&mut marks, mark, &elements);
+    }
+    add(&mut marks, coder.marks[ESCAPE], &escaped);
+    (marks, escaped)
+}
+
+/// Gives `elements` the ones of `bits`, the highest bit in the first plane.
+fn add<const W: usize>(planes: &mut [Plane<W>], bits: u8, elements: &Plane<W>) {
+    for (_, plane) in planes.iter_mut().rev().enumerate().filter(|(bit, _)| bits >> bit & 1 == 1) {
+        plane.iter_mut().zip(elements).for_each(|(plane, element)| *plane |= element);
+    }
+}
+
+/// The elements that have these bits in planes, the highest bit in the first.
+fn equal<const W: usize>(planes: &[Plane<W>], bits: u8) -> Plane<W> {
+    let mut equal = [u64::MAX; W];
+    for (number, plane) in planes.iter().enumerate() {
+        let flip = if bits >> (planes.len() - 1 - number) & 1 == 1 { 0 } else { u64::MAX };
+        equal.iter_mut().zip(plane).for_each(|(equal, word)| *equal &= word ^ flip);
+    }
+    equal
+}
+
+/// How many elements each word has.
+fn counts<const W: usize>(plane: &Plane<W>) -> [u32; W] {
+    plane.map(u64::count_ones)
+}
+
+fn ones<const W: usize>(plane: &Plane<W>) -> usize {
+    counts(plane).iter().sum::<u32>() as usize
+}
+
+/// The numbers of the elements in a plane.
+fn elements<const W: usize>(plane: &Plane<W>) -> impl Iterator<Item = usize> {
+    plane.iter().enumerate().flat_map(|(word, bits)| {
+        let mut left = *bits;
+        std::iter::from_fn(move || {
+            let element = (left != 0).then(|| 64 * word + left.trailing_zeros() as usize);
+            left &= left.wrapping_sub(1);
+            element
+        })
+    })
 }
 
 /// Writes the stream of `values` by a code, which may be another block's: its bytes, or `None` if it would not be shorter than `raw` or a value
 /// has no code.
-pub(super) fn levels(
-    values: &[u8],
-    raw: usize,
-    coder: &Coder,
-    out: &mut [u8],
-    scratch: &mut Scratch,
-) -> Option<usize> {
-    let marks = coder.by_value();
-    let level = &mut scratch.levels[0][..values.len() + 8];
-    level.iter_mut().zip(values).for_each(|(mark, value)| *mark = marks[usize::from(*value)]);
-    let escape = coder.marks[ESCAPE];
-    let escapes: usize = level[..values.len()].iter().map(|mark| usize::from(*mark == escape)).sum();
-    if escapes > 0 && escape == 0 {
+pub(super) fn levels(values: &[u8], raw: usize, coder: &Coder, out: &mut [u8]) -> Option<usize> {
+    match values.len() / 64 {
+        16 => levels_of::<16>(values, raw, coder, out),
+        32 => levels_of::<32>(values, raw, coder, out),
+        64 => levels_of::<64>(values, raw, coder, out),
+        _ => levels_of::<OF_NIBBLES>(values, raw, coder, out),
+    }
+}
+
+fn levels_of<const W: usize>(values: &[u8], raw: usize, coder: &Coder, out: &mut [u8]) -> Option<usize> {
+    let planes = split::<W>(values);
+    let (planes, escaped) = mark_planes(&planes[if W == OF_NIBBLES { 4 } else { 0 }..], coder);
+    let escapes = ones(&escaped);
+    if escapes > 0 && coder.marks[ESCAPE] == 0 {
         return None;
     }
+    // What is left of each mark behind a level.
+    let mut alive = planes;
+    for level in (1..LONGEST).rev() {
+        let (upper, lower) = alive.split_at_mut(level + 1);
+        upper[level].iter_mut().zip(&lower[0]).for_each(|(upper, lower)| *upper |= lower);
+    }
 
-    let mut at = coder.code.write(out);
-    let (mut pending, mut held, mut count) = (0_u32, 0, values.len());
-    while count > 0 {
-        if at + count.div_ceil(8) >= raw {
-            return None;
-        }
-        let mut going_on = 0;
-        for start in (0..count).step_by(8) {
-            // What lies behind the last element was left there by the level before.
-            let marks: [u8; 8] = level[start..start + 8].try_into().expect("eight");
-            let here = (count - start).min(8);
-            let bits = u32::from(tops(marks)) & ((1 << here) - 1);
-            pending |= bits << held;
-            out[at..at + 2].copy_from_slice(&pending.to_le_bytes()[..2]);
-            held += here;
-            at += held / 8;
-            pending >>= held & 8;
-            held %= 8;
-            for mark in &marks[..here] {
-                level[going_on] = mark << 1;
-                going_on += usize::from(mark << 1 != END);
+    let at = coder.code.write(out);
+    let mut writer = Writer::new(out, at);
+    for (level, (bits, alive)) in planes.iter().zip(&alive[1..]).enumerate() {
+        for ((bits, alive), count) in bits.iter().zip(alive).zip(counts(alive)) {
+            if writer.at >= raw {
+                return None;
+            }
+            if level == 0 {
+                writer.push(*bits, 64);
+            } else if *alive != 0 {
+                writer.push(gather(*bits, *alive), count);
             }
         }
-        count = going_on;
     }
-    at += usize::from(held > 0);
+    let mut at = writer.finish();
     if at + escapes >= raw {
         return None;
     }
-    if escapes > 0 {
-        for value in values.iter().filter(|value| marks[usize::from(**value)] == escape) {
-            out[at] = *value;
-            at += 1;
-        }
+    for element in elements(&escaped) {
+        out[at] = values[element];
+        at += 1;
     }
     Some(at)
 }
@@ -92,61 +183,95 @@ pub(super) fn decode(
     length: usize,
     largest: usize,
     values: &mut [u8],
-    scratch: &mut Scratch,
+) -> Result<(), Malformed> {
+    match values.len() / 64 {
+        16 => decode_of::<16>(stream, length, largest, values),
+        32 => decode_of::<32>(stream, length, largest, values),
+        64 => decode_of::<64>(stream, length, largest, values),
+        _ => decode_of::<OF_NIBBLES>(stream, length, largest, values),
+    }
+}
+
+fn decode_of<const W: usize>(
+    stream: &[u8],
+    length: usize,
+    largest: usize,
+    values: &mut [u8],
 ) -> Result<(), Malformed> {
     let code = Code::parse(stream, length, largest)?;
     let Leaves { values: leaf_values, count, longest, escape } = code.leaves();
-    // An element that is not yet decoded: its number, and below it that of its node among the nodes of its level, leaves first.
-    let alive = &mut scratch.elements[..values.len()];
-    (0..).zip(&mut *alive).for_each(|(number, element)| *element = number << 8);
-    let mut alive = alive.len();
-
+    let mut planes = [[0; W]; LONGEST];
+    let mut alive = [u64::MAX; W];
+    let mut escaped = [0; W];
+    let mut of_values = [[0; W]; 8];
+    let (mut leaf, mut first) = (0, 0);
     let mut at = 8 * Code::header_bytes(code.window);
-    let (mut first_leaf, mut escapes) = (0, 0);
     for (level, leaves) in count.into_iter().enumerate().take(longest) {
-        let end = at + alive;
+        let counts = counts(&alive);
+        let end = at + counts.iter().sum::<u32>() as usize;
         if end > 8 * length {
             return Err(Malformed::Level { level, end, bits: 8 * length });
         }
-        let leaves = u32::from(leaves);
-        let of_leaves: &[u8; SLOTS] =
-            leaf_values[first_leaf..].first_chunk().expect("room behind the leaves");
-        let escape = escape.filter(|escape| escape.0 == level).map_or(NO_NODE, |escape| u32::from(escape.1));
-        let mut going_on = 0;
-        for start in (0..alive).step_by(8) {
-            let bits = (at + start) / 8;
-            let mut bits =
-                u32::from(u16::from_le_bytes([stream[bits], stream[bits + 1]])) >> ((at + start) % 8);
-            for place in start..(start + 8).min(alive) {
-                let element = scratch.elements[place];
-                let (number, node) = ((element >> 8) as usize, (element & 0xff) * 2 + (bits & 1));
-                bits >>= 1;
-                // Of those that go on this is overwritten later: which they are cannot be foreseen.
-                values[number] = of_leaves[node as usize % SLOTS];
-                scratch.elements[going_on] = (element & !0xff).wrapping_add(node).wrapping_sub(leaves);
-                going_on += usize::from(node >= leaves);
-                if escape != NO_NODE {
-                    scratch.escaped[escapes] = number;
-                    escapes += usize::from(node == escape);
-                }
+        for ((word, alive), count) in planes[level].iter_mut().zip(&alive).zip(counts) {
+            if level == 0 {
+                *word = read(stream, at);
+            } else if *alive != 0 {
+                *word = spread(read(stream, at), *alive);
+            }
+            at += count as usize;
+        }
+        // Codes that end here are those from `first` to below `limit`; the last level's are all.
+        let limit = first + leaves;
+        let planes = &planes[..=level];
+        for (node, code) in (0..).zip(first..limit) {
+            let elements = equal(planes, code);
+            if escape == Some((level, node)) {
+                escaped = elements;
+            } else {
+                add(&mut of_values, leaf_values[leaf], &elements);
+            }
+            leaf += 1;
+        }
+        if leaves > 0 && level + 1 < longest {
+            for (alive, below) in alive.iter_mut().zip(below(planes, limit)) {
+                *alive &= !below;
             }
         }
-        first_leaf += leaves as usize;
-        alive = going_on;
-        at = end;
+        first = limit << 1;
     }
     let at = at.div_ceil(8);
-    if at + escapes != length {
-        return Err(Malformed::Escapes { end: at + escapes, length });
+    let end = at + ones(&escaped);
+    if end != length {
+        return Err(Malformed::Escapes { end, length });
     }
-    for (place, value) in scratch.escaped.iter().zip(&stream[at..length]) {
+
+    let mut bytes = [[0; MOST_PLANE]; 8];
+    for (bytes, plane) in bytes.iter_mut().rev().zip(&of_values) {
+        bytes.as_chunks_mut().0.iter_mut().zip(plane).for_each(|(bytes, word)| *bytes = word.to_le_bytes());
+    }
+    plane::join_bytes(&bytes.each_ref().map(|plane| &plane[..]), values);
+    for (element, value) in elements(&escaped).zip(&stream[at..length]) {
         if usize::from(*value) > largest {
             return Err(Malformed::Escaped { value: *value, largest });
         }
-        values[*place] = *value;
+        values[element] = *value;
     }
     Ok(())
 }
 
-/// No node has this number.
-const NO_NODE: u32 = u32::MAX;
+/// The elements whose bits in planes, the first one's the highest, are below `limit`, which has no more bits.
+fn below<const W: usize>(planes: &[Plane<W>], limit: u8) -> Plane<W> {
+    let (mut below, mut equal) = ([0; W], [u64::MAX; W]);
+    for (number, plane) in planes.iter().enumerate() {
+        let words = below.iter_mut().zip(&mut equal).zip(plane);
+        if limit >> (planes.len() - 1 - number) & 1 == 1 {
+            for ((below, equal), word) in words {
+                *below |= *equal & !word;
+                *equal &= word;
+            }
+        } else {
+            words.for_each(|((_, equal), word)| *equal &= !word);
+        }
+    }
+    below
+}

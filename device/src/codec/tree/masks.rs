@@ -13,8 +13,10 @@
 
 use std::arch::x86_64::{_pdep_u64, _pext_u64};
 
+pub(super) use super::bits::read;
 use super::{
     Malformed, RARE, Scratch,
+    bits::Writer,
     code::{Code, ESCAPE, LONGEST, SYMBOLS},
     plan::{Census, MOST_VALUES, Plan},
 };
@@ -89,35 +91,6 @@ fn census<const W: usize>(
         }
     }
     Some(census)
-}
-
-/// Appends bit strings to bytes.
-struct Writer<'a> {
-    out: &'a mut [u8],
-    at: usize,
-    pending: u64,
-    held: u32,
-}
-
-impl Writer<'_> {
-    /// Appends the lowest `count` bits of `bits`, whose others are zero.
-    #[inline(always)]
-    fn push(&mut self, bits: u64, count: u32) {
-        let low = self.pending | bits << self.held;
-        self.out[self.at..self.at + 8].copy_from_slice(&low.to_le_bytes());
-        let high = (bits >> 1) >> (63 - self.held);
-        self.held += count;
-        let full = self.held >= 64;
-        self.pending = if full { high } else { low };
-        self.at += if full { 8 } else { 0 };
-        self.held &= 63;
-    }
-
-    /// Pads to a whole byte; where the next one goes.
-    fn finish(self) -> usize {
-        self.out[self.at..self.at + 8].copy_from_slice(&self.pending.to_le_bytes());
-        self.at + (self.held as usize).div_ceil(8)
-    }
 }
 
 /// The lowest `count` bits of `elements` as planes, most significant first.
@@ -215,7 +188,7 @@ fn encode<const W: usize>(
     }
 
     let at = plan.code.write(out);
-    let mut writer = Writer { out, at, pending: 0, held: 0 };
+    let mut writer = Writer::new(out, at);
     for word in levels[1] {
         writer.push(word, 64);
     }
@@ -236,15 +209,6 @@ fn encode<const W: usize>(
     }
     debug_assert_eq!(at, plan.length);
     Some(at)
-}
-
-/// 64 bits of `bytes` from bit `at` on.
-#[inline(always)]
-pub(super) fn read(bytes: &[u8], at: usize) -> u64 {
-    let window: &[u8; 9] = bytes[at / 8..at / 8 + 9].try_into().expect("nine bytes");
-    let low = u64::from_le_bytes(*window.first_chunk().expect("eight of nine"));
-    let shift = at % 8;
-    low >> shift | u64::from(window[8]) << 1 << (63 - shift)
 }
 
 #[inline(always)]

@@ -23,11 +23,12 @@
 //! * A stream that would not be shorter than the raw planes is not made; nor is one where a single value occurs, whose planes are constant.
 //! * Decoding never trusts the bytes: it ends with the planes or a reason.
 //! * Values come as a byte an element, and go so; [`fields`] takes them out of words and puts them back.
-//! * Kernels ([`Kernel`]) give the same streams and the same errors: element by element in plain Rust ([`compact`]), the same
+//! * Kernels ([`Kernel`]) give the same streams and the same errors: planes of codes in plain Rust ([`compact`]), element by element
 //!   with AVX-512's compress and expand ([`avx512`]), and masks of 64 elements with BMI2's `pdep` and `pext` ([`masks`]).
 
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+mod bits;
 mod code;
 mod compact;
 mod fields;
@@ -100,16 +101,14 @@ kernels! {
 const MOST_ELEMENTS: usize = 8192;
 
 /// What is left of a mark when all its bits are written.
+#[cfg(target_arch = "x86_64")]
 const END: u8 = 0x80;
 
 /// Room for a block that is worked on.
 struct Scratch {
     /// Bytes of the elements on each level, and the rest of a vector behind them.
+    #[cfg(target_arch = "x86_64")]
     levels: [Lines<u8>; code::LONGEST + 1],
-    /// Elements that are not decoded yet.
-    elements: Vec<u32>,
-    /// Numbers of those that are escaped.
-    escaped: Vec<usize>,
     /// Words of masks.
     #[cfg(target_arch = "x86_64")]
     masks: [Lines<u64>; 3],
@@ -124,9 +123,8 @@ struct Scratch {
 thread_local! {
     static FIELDS: RefCell<Fields> = RefCell::new(Fields::new());
     static SCRATCH: RefCell<Scratch> = RefCell::new(Scratch {
+        #[cfg(target_arch = "x86_64")]
         levels: std::array::from_fn(|_| Lines::new(MOST_ELEMENTS + 64)),
-        elements: vec![0; MOST_ELEMENTS],
-        escaped: vec![0; MOST_ELEMENTS + 1],
         #[cfg(target_arch = "x86_64")]
         masks: std::array::from_fn(|_| Lines::new(masks::STORE)),
         #[cfg(target_arch = "x86_64")]
@@ -301,7 +299,7 @@ impl Kernel {
             // SAFETY: the processor has its features, as was asserted above.
             #[cfg(target_arch = "x86_64")]
             Self::Avx512 => unsafe { avx512::levels(values, raw, coder, out, scratch) },
-            _ => compact::levels(values, raw, coder, out, scratch),
+            _ => compact::levels(values, raw, coder, out),
         }
     }
 
@@ -332,7 +330,7 @@ impl Kernel {
         assert!(values.len() == 8 * format.plane_bytes(), "the values of one block");
         let count = joint_planes(format);
         SCRATCH.with_borrow_mut(|scratch| match self {
-            Self::Portable => compact::decode(stream, length, (1 << count) - 1, values, scratch),
+            Self::Portable => compact::decode(stream, length, (1 << count) - 1, values),
             // SAFETY: the processor has its features, as was asserted above.
             #[cfg(target_arch = "x86_64")]
             Self::Bmi2 => unsafe { masks::decode_bmi2(stream, length, count, values, scratch) },
