@@ -1,87 +1,97 @@
 //! Checks with AVX-512 and GFNI: a row is a register, and the processor multiplies in the field.
 
 use std::arch::x86_64::{
-    __m512i, __mmask64, _mm_cvtsi128_si64, _mm_unpackhi_epi64, _mm_xor_si128, _mm256_castsi256_si128,
+    __m128i, __m512i, __mmask64, _mm_storeu_si128, _mm_xor_si128, _mm256_castsi256_si128,
     _mm256_extracti128_si256, _mm256_xor_si256, _mm512_castsi512_si256, _mm512_extracti64x4_epi64,
     _mm512_gf2p8mul_epi8, _mm512_loadu_si512, _mm512_maskz_loadu_epi8, _mm512_set1_epi8,
-    _mm512_setzero_si512, _mm512_unpackhi_epi8, _mm512_unpackhi_epi16, _mm512_unpackhi_epi32,
-    _mm512_unpacklo_epi8, _mm512_unpacklo_epi16, _mm512_unpacklo_epi32, _mm512_xor_si512,
+    _mm512_setzero_si512, _mm512_ternarylogic_epi64, _mm512_unpackhi_epi8, _mm512_unpackhi_epi16,
+    _mm512_unpackhi_epi32, _mm512_unpackhi_epi64, _mm512_unpacklo_epi8, _mm512_unpacklo_epi16,
+    _mm512_unpacklo_epi32, _mm512_unpacklo_epi64, _mm512_xor_si512,
 };
 
-use super::{COEFFICIENTS, ROW, Span};
+use super::{COEFFICIENTS, ROW, Span, times_alpha};
 
 /// Planes whose sums are folded together.
-const FOUR: usize = 4;
+const EIGHT: usize = 8;
+/// The rows of a plane of 16-bit elements, which most are.
+const ROWS: usize = 4;
 
 #[target_feature(enable = "avx512f,avx512bw,gfni")]
 pub(super) fn checks(bundle: &[u8], planes: &[Span], checks: &mut [u16]) {
-    for (planes, checks) in planes.chunks(FOUR).zip(checks.chunks_mut(FOUR)) {
-        let four = four(bundle, planes).to_le_bytes();
-        for (check, bytes) in checks.iter_mut().zip(four.as_chunks().0) {
-            *check = u16::from_le_bytes(*bytes);
+    for (planes, checks) in planes.chunks(EIGHT).zip(checks.chunks_mut(EIGHT)) {
+        let mut sums = [_mm512_setzero_si512(); EIGHT];
+        for (sums, plane) in sums.iter_mut().zip(planes).filter(|(_, plane)| plane.length > 0) {
+            *sums = self::sums(&bundle[plane.range()]);
         }
+        let folded = fold(&sums);
+        checks.copy_from_slice(&folded[..checks.len()]);
     }
 }
 
-#[target_feature(enable = "bmi1,avx512f,avx512bw,gfni")]
+#[target_feature(enable = "avx512f,avx512bw,gfni")]
 pub(super) fn differ(bundle: &[u8], planes: &[Span], checks: &[u16]) -> u32 {
-    // Of planes without bytes only the check has to be looked at, and many have none.
-    let (mut left, mut differ) = (0_u32, 0);
-    for (at, (plane, check)) in planes.iter().zip(checks).enumerate() {
-        left |= u32::from(plane.length > 0) << at;
-        differ |= u32::from(plane.length == 0 && *check != 0) << at;
+    let mut differ = 0;
+    let mut sums = [_mm512_setzero_si512(); EIGHT];
+    let (mut numbers, mut stored, mut count) = ([0; EIGHT], [0; EIGHT], 0);
+    for (number, (plane, check)) in planes.iter().zip(checks).enumerate() {
+        if plane.length == 0 {
+            differ |= u32::from(*check != 0) << number;
+            continue;
+        }
+        sums[count] = self::sums(&bundle[plane.range()]);
+        (numbers[count], stored[count]) = (number, *check);
+        count += 1;
+        if count == EIGHT {
+            differ |= unequal(&sums, &stored, &numbers);
+            count = 0;
+        }
     }
-    while left != 0 {
-        let (mut four, mut numbers, mut stored) = ([Span::default(); FOUR], [0; FOUR], 0);
-        for (at, (plane, number)) in four.iter_mut().zip(&mut numbers).enumerate() {
-            if left != 0 {
-                *number = left.trailing_zeros() as usize;
-                *plane = planes[*number];
-                stored |= u64::from(checks[*number]) << (16 * at);
-                left &= left - 1;
-            }
-        }
-        let unequal = self::four(bundle, &four) ^ stored;
-        if unequal != 0 {
-            for (at, bytes) in unequal.to_le_bytes().as_chunks().0.iter().enumerate() {
-                differ |= u32::from(*bytes != [0; 2]) << numbers[at];
-            }
-        }
+    if count > 0 {
+        // What is left of planes before is of no account.
+        sums[count..].fill(_mm512_setzero_si512());
+        stored[count..].fill(0);
+        differ |= unequal(&sums, &stored, &numbers);
     }
     differ
 }
 
-/// The checks of four planes, or fewer, the first in the lowest bits; zero for those that are not there.
+/// Which planes have other sums than was stored, by their numbers.
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw,gfni")]
-fn four(bundle: &[u8], planes: &[Span]) -> u64 {
-    let sums = |plane: Option<&Span>| match plane {
-        Some(plane) if plane.length > 0 => sums(&bundle[plane.range()]),
-        _ => _mm512_setzero_si512(),
-    };
-    let [a, b, c, d] = [0, 1, 2, 3].map(|at| planes.get(at));
-    fold(sums(a), sums(b), sums(c), sums(d))
+#[target_feature(enable = "avx512f,avx512bw")]
+fn unequal(sums: &[__m512i; EIGHT], stored: &[u16; EIGHT], numbers: &[usize; EIGHT]) -> u32 {
+    let found = fold(sums);
+    if found == *stored {
+        return 0;
+    }
+    (0..EIGHT).fold(0, |differ, at| differ | u32::from(found[at] != stored[at]) << numbers[at])
 }
 
 /// The sums of a plane: pairs of bytes, whose sums are the check.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,gfni")]
 fn sums(plane: &[u8]) -> __m512i {
-    // A loop of its own for the raw planes of 16-bit formats.
-    if let Ok(rows) = plane.as_chunks::<ROW>().0.try_into()
-        && plane.len() == 4 * ROW
-    {
-        let rows: &[[u8; ROW]; 4] = rows;
-        return sums_of(rows, _mm512_setzero_si512());
+    match plane.as_chunks().0.try_into() {
+        Ok(rows) if plane.len() == ROWS * ROW => sums_of_four(rows),
+        _ => sums_of_any(plane),
     }
-    let (rows, rest) = plane.as_chunks();
-    sums_of(rows, if rest.is_empty() { _mm512_setzero_si512() } else { load_part(rest) })
 }
 
-/// The sums of rows and a last one.
+/// The sums of four rows: with coefficients for each there is nothing to wait for.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,gfni")]
-fn sums_of(rows: &[[u8; ROW]], last: __m512i) -> __m512i {
+fn sums_of_four(rows: &[[u8; ROW]; ROWS]) -> __m512i {
+    let [a, b, c, d] = [0, 1, 2, 3].map(|row| load(&rows[row]));
+    let weigh = |row: usize, bytes| _mm512_gf2p8mul_epi8(bytes, load(&OF_ROWS[row]));
+    let sum = _mm512_xor_si512(add(a, b, c), d);
+    let weighted = _mm512_xor_si512(add(weigh(0, a), weigh(1, b), weigh(2, c)), weigh(3, d));
+    pairs(sum, weighted)
+}
+
+/// The sums of a plane of any length.
+#[target_feature(enable = "avx512f,avx512bw,gfni")]
+fn sums_of_any(plane: &[u8]) -> __m512i {
+    let (rows, rest) = plane.as_chunks();
+    let last = if rest.is_empty() { _mm512_setzero_si512() } else { load_part(rest) };
     let (mut sum, mut weighted) = (last, last);
     let alpha = _mm512_set1_epi8(3);
     for row in rows.iter().rev() {
@@ -89,20 +99,48 @@ fn sums_of(rows: &[[u8; ROW]], last: __m512i) -> __m512i {
         sum = _mm512_xor_si512(sum, row);
         weighted = _mm512_xor_si512(_mm512_gf2p8mul_epi8(weighted, alpha), row);
     }
-    let weighted = _mm512_gf2p8mul_epi8(weighted, load(&COEFFICIENTS));
+    pairs(sum, _mm512_gf2p8mul_epi8(weighted, load(&COEFFICIENTS)))
+}
+
+/// The sums side by side.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+fn pairs(sum: __m512i, weighted: __m512i) -> __m512i {
     _mm512_xor_si512(_mm512_unpacklo_epi8(sum, weighted), _mm512_unpackhi_epi8(sum, weighted))
 }
 
-/// The sum of the pairs of each register, the first in the lowest bits.
+/// The sum of three.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn add(a: __m512i, b: __m512i, c: __m512i) -> __m512i {
+    _mm512_ternarylogic_epi64::<0x96>(a, b, c)
+}
+
+/// The sum of the pairs of each register.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
-fn fold(a: __m512i, b: __m512i, c: __m512i, d: __m512i) -> u64 {
-    let ab = _mm512_xor_si512(_mm512_unpacklo_epi16(a, b), _mm512_unpackhi_epi16(a, b));
-    let cd = _mm512_xor_si512(_mm512_unpacklo_epi16(c, d), _mm512_unpackhi_epi16(c, d));
-    let all = _mm512_xor_si512(_mm512_unpacklo_epi32(ab, cd), _mm512_unpackhi_epi32(ab, cd));
+fn fold(sums: &[__m512i; EIGHT]) -> [u16; EIGHT] {
+    let pair = |at: usize| {
+        let (a, b) = (sums[at], sums[at + 1]);
+        _mm512_xor_si512(_mm512_unpacklo_epi16(a, b), _mm512_unpackhi_epi16(a, b))
+    };
+    let four = |at: usize| {
+        let (a, b) = (pair(at), pair(at + 2));
+        _mm512_xor_si512(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b))
+    };
+    let (a, b) = (four(0), four(4));
+    let all = _mm512_xor_si512(_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b));
     let half = _mm256_xor_si256(_mm512_castsi512_si256(all), _mm512_extracti64x4_epi64::<1>(all));
-    let half = _mm_xor_si128(_mm256_castsi256_si128(half), _mm256_extracti128_si256::<1>(half));
-    _mm_cvtsi128_si64(_mm_xor_si128(half, _mm_unpackhi_epi64(half, half))).cast_unsigned()
+    store(_mm_xor_si128(_mm256_castsi256_si128(half), _mm256_extracti128_si256::<1>(half)))
+}
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn store(value: __m128i) -> [u16; EIGHT] {
+    let mut lanes = [0; EIGHT];
+    // SAFETY: the array has the register's 16 bytes, and the store needs no alignment.
+    unsafe { _mm_storeu_si128(lanes.as_mut_ptr().cast(), value) };
+    lanes
 }
 
 #[inline]
@@ -121,3 +159,18 @@ fn load_part(part: &[u8]) -> __m512i {
     // SAFETY: the mask has a bit for each byte of the slice, and bytes outside a mask are not touched.
     unsafe { _mm512_maskz_loadu_epi8(mask, part.as_ptr().cast()) }
 }
+
+/// The coefficients of the bytes of four rows.
+static OF_ROWS: [[u8; ROW]; ROWS] = {
+    let mut rows = [COEFFICIENTS; ROWS];
+    let mut row = 1;
+    while row < ROWS {
+        let mut byte = 0;
+        while byte < ROW {
+            rows[row][byte] = times_alpha(rows[row - 1][byte]);
+            byte += 1;
+        }
+        row += 1;
+    }
+    rows
+};
