@@ -24,9 +24,7 @@ mod avx512;
 #[cfg(test)]
 mod tests;
 
-use std::sync::LazyLock;
-
-use crate::format::Format;
+use crate::{format::Format, kernel::kernels};
 
 /// Words of a segment.
 const SEGMENT: usize = 2;
@@ -113,66 +111,19 @@ const fn mode_bytes(words: usize) -> usize {
     (words / SEGMENT).div_ceil(2)
 }
 
-/// A way to code and decode.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kernel {
-    /// Plain Rust.
-    Portable,
-    /// BMI2's `pdep` and `pext`, word by word.
-    #[cfg(target_arch = "x86_64")]
-    Bmi2,
-    /// The same, and AVX-512 for all that words do alike.
-    #[cfg(target_arch = "x86_64")]
-    Avx512,
+kernels! {
+    /// A way to code and decode.
+    pub enum Kernel {
+        /// Plain Rust.
+        Portable,
+        /// BMI2's `pdep` and `pext`, word by word.
+        Bmi2: ["avx2", "bmi2", "popcnt"],
+        /// The same, and AVX-512 for all that words do alike.
+        Avx512: ["avx2", "bmi1", "bmi2", "popcnt", "avx512f", "avx512bw", "avx512vpopcntdq"],
+    }
 }
 
-static BEST: LazyLock<Kernel> =
-    LazyLock::new(|| *Kernel::available().last().expect("the portable one always is"));
-
 impl Kernel {
-    /// Every kernel of this architecture.
-    const ALL: &[Self] = &[
-        Self::Portable,
-        #[cfg(target_arch = "x86_64")]
-        Self::Bmi2,
-        #[cfg(target_arch = "x86_64")]
-        Self::Avx512,
-    ];
-
-    /// The kernels that this processor can run, the best one last.
-    pub fn available() -> Vec<Self> {
-        Self::ALL.iter().copied().filter(|kernel| kernel.is_available()).collect()
-    }
-
-    /// Whether this processor can run it.
-    fn is_available(self) -> bool {
-        // Asked for every block.
-        static AVAILABLE: LazyLock<u8> = LazyLock::new(|| {
-            Kernel::ALL.iter().fold(0, |all, kernel| all | u8::from(kernel.detect()) << *kernel as u8)
-        });
-        *AVAILABLE >> self as u8 & 1 == 1
-    }
-
-    fn detect(self) -> bool {
-        match self {
-            Self::Portable => true,
-            #[cfg(target_arch = "x86_64")]
-            Self::Bmi2 => {
-                std::arch::is_x86_feature_detected!("avx2")
-                    && std::arch::is_x86_feature_detected!("bmi2")
-                    && std::arch::is_x86_feature_detected!("popcnt")
-            }
-            #[cfg(target_arch = "x86_64")]
-            Self::Avx512 => {
-                Self::Bmi2.detect()
-                    && std::arch::is_x86_feature_detected!("bmi1")
-                    && std::arch::is_x86_feature_detected!("avx512f")
-                    && std::arch::is_x86_feature_detected!("avx512bw")
-                    && std::arch::is_x86_feature_detected!("avx512vpopcntdq")
-            }
-        }
-    }
-
     /// [`encode`] by this kernel, which must be available.
     pub fn encode(self, format: Format, plane: &[u8], limit: usize, out: &mut [u8]) -> Option<usize> {
         assert!(self.is_available(), "{self:?} needs another processor");
@@ -219,7 +170,7 @@ impl Kernel {
 /// # Panics
 /// If `plane` is no plane of this format, or `out` has not [`SLACK`] more than it.
 pub fn encode(format: Format, plane: &[u8], limit: usize, out: &mut [u8]) -> Option<usize> {
-    BEST.encode(format, plane, limit, out)
+    Kernel::best().encode(format, plane, limit, out)
 }
 
 /// Decodes the first `length` of `bytes`, a stream, to the sign plane of a block of `format`. Bytes behind it may be looked at, and may be anything.
@@ -230,7 +181,7 @@ pub fn encode(format: Format, plane: &[u8], limit: usize, out: &mut [u8]) -> Opt
 /// # Panics
 /// If `plane` is no plane of this format, or there are fewer bytes.
 pub fn decode(format: Format, bytes: &[u8], length: usize, plane: &mut [u8]) -> Result<(), Malformed> {
-    BEST.decode(format, bytes, length, plane)
+    Kernel::best().decode(format, bytes, length, plane)
 }
 
 #[cfg(target_arch = "x86_64")]
