@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::{
-    block::{Bundle, MAX_BUNDLE, Stored, StoredPlane},
+    block::{BlockError, Bundle, MAX_BUNDLE, Stored, StoredPlane},
     *,
 };
 use crate::{BLOCK_BYTES, BlockWords, format::Format, plane::PlaneMask};
@@ -135,6 +135,37 @@ fn signs_in_the_head_leave_no_plane() {
     let mut back = [1; BLOCK_BYTES];
     stored.decode(all, &fetched(stored, all, bundle.bytes()), &mut back).unwrap();
     assert_eq!(back, words);
+}
+
+#[test]
+fn a_damaged_plane_beside_a_stream_is_named_whatever_else_is_read() {
+    let mut words = [0; BLOCK_BYTES];
+    for (element, word) in (0_u32..).zip(words.as_chunks_mut::<2>().0) {
+        // Signs and mantissas are noise, exponents are few.
+        let noise = element.wrapping_mul(0x9e37_79b9).rotate_left(element % 32).to_le_bytes();
+        let exponent = 120 + noise[0].leading_zeros().min(6);
+        *word = (u16::from_le_bytes([noise[1], noise[2]]) & 0x807f | u16::try_from(exponent << 7).unwrap())
+            .to_le_bytes();
+    }
+    let mut bundle = Bundle::new();
+    bundle.encode(Format::Bf16, Codec::Tree, &words);
+    let stored = bundle.stored.clone().unwrap();
+    let Stored::Planes(planes) = &stored else { panic!("planes were encoded") };
+    let stream = usize::from(planes.joint.length);
+    assert!(stream > 0 && bundle.bytes().len() == stream + 8 * 256, "all beside the stream is raw");
+    let all = PlaneMask::all(Format::Bf16);
+    for plane in [15, 6, 5, 4, 3, 2, 1, 0] {
+        let start = if plane == 15 { 0 } else { stream + (7 - plane) * 256 };
+        let mut bytes = fetched(&stored, all, bundle.bytes());
+        bytes[start + 255] ^= 0x10;
+        for mask in [all, PlaneMask(1 << plane), PlaneMask(all.0 & !1 | 1 << plane)] {
+            let told = stored.decode(mask, &bytes, &mut [0; BLOCK_BYTES]);
+            assert!(
+                matches!(told, Err(BlockError::PlaneCheck { plane: named, .. }) if named == plane),
+                "{told:?}"
+            );
+        }
+    }
 }
 
 #[test]

@@ -6,6 +6,7 @@
     reason = "numbers of a block's levels, values and symbols fit in a byte"
 )]
 
+mod bits;
 mod decode;
 mod encode;
 mod sample;

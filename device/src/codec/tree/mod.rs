@@ -194,15 +194,46 @@ impl Kernel {
         let wanted =
             mask.0 >> (format.planes() - 1 - joint_planes(format)) & ((1 << joint_planes(format)) - 1);
         let wanted = u8::try_from(wanted).expect("at most eight joint planes");
-        #[cfg(target_arch = "x86_64")]
-        if self == Self::Avx512 && format == Format::Bf16 {
-            self.check_stream(stream, length);
+        if format == Format::Bf16 {
             let planes = std::array::from_fn(|bit| planes[if bit < 7 { bit } else { 15 }]);
+            return self.decode_bf16(stream, length, wanted, &planes, words);
+        }
+        self.decode_fields(format, stream, length, wanted, planes, words)
+    }
+
+    /// As [`Self::decode_block`] of bf16: `planes` are those of the lower bits and, behind them, the sign's; of the values the bits in `wanted` count.
+    fn decode_bf16(
+        self,
+        stream: &[u8],
+        length: usize,
+        wanted: u8,
+        planes: &[&[u8]; 8],
+        words: &mut BlockWords,
+    ) -> Result<(), Malformed> {
+        #[cfg(target_arch = "x86_64")]
+        if self == Self::Avx512 {
+            self.check_stream(stream, length);
             // SAFETY: the processor has its features, as was asserted above.
             return SCRATCH.with_borrow_mut(|scratch| unsafe {
-                avx512::decode_bf16(stream, length, wanted, &planes, words, scratch)
+                avx512::decode_bf16(stream, length, wanted, planes, words, scratch)
             });
         }
+        let mut all: Planes<'_> = [&plane::ZEROS; 32];
+        all[..7].copy_from_slice(&planes[..7]);
+        all[15] = planes[7];
+        self.decode_fields(Format::Bf16, stream, length, wanted, &all, words)
+    }
+
+    /// As [`Self::decode_block`], by way of a byte for each element.
+    fn decode_fields(
+        self,
+        format: Format,
+        stream: &[u8],
+        length: usize,
+        wanted: u8,
+        planes: &Planes<'_>,
+        words: &mut BlockWords,
+    ) -> Result<(), Malformed> {
         FIELDS.with_borrow_mut(|fields| {
             self.decode(format, stream, length, fields.values(format))?;
             fields.rest(format, planes);
@@ -420,4 +451,17 @@ pub fn decode(
     words: &mut BlockWords,
 ) -> Result<(), Malformed> {
     Kernel::best().decode_block(format, stream, length, mask, planes, words)
+}
+
+/// Decodes a block of bf16 by the best kernel, all its bits: `planes` are those of the lower bits and, behind them, the sign's.
+///
+/// # Errors
+/// [`Malformed`].
+pub fn decode_bf16(
+    stream: &[u8],
+    length: usize,
+    planes: &[&[u8]; 8],
+    words: &mut BlockWords,
+) -> Result<(), Malformed> {
+    BEST.decode_bf16(stream, length, u8::MAX, planes, words)
 }

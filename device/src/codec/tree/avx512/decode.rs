@@ -5,31 +5,40 @@
 //! down to there, `F`, and on level `k + 1`, with a bit `b`, it comes to `2x − F + b`. So leaves and nodes need not be told apart but by comparing with `F`.
 //!
 //! The first stage is read from the stream as often as it is wanted: its levels have bits of all elements. Mostly all that go on have come to the same node, and then which they
-//! are is all there is to it. A stage of many vectors goes down to the first level that has leaves, and those that go on are moved together to the next stage. Of [`MOST`] vectors
-//! the rest of the levels is done in place, each level's bits spread over the elements still alive: short stages one after the other would mostly wait for each other. These
-//! levels do too: so what else is to be done for a block is done between them.
+//! are is all there is to it; so it mostly is with the second stage, too ([`alike`]). A stage of many vectors goes down to the first level that has leaves, and those that go on
+//! are moved together to the next stage. Of [`MOST`] vectors the rest of the levels is done in place, each level's bits spread over the elements still alive: short stages one after
+//! the other would mostly wait for each other. These levels do too: so what else is to be done for a block is done between them.
+//!
+//! Values come with their bits where they are wanted, by a matrix that the table of leaves and the escaped values are brought through.
 
 use std::{
     arch::x86_64::{
         __m512i, _mm512_add_epi8, _mm512_add_epi64, _mm512_and_si512, _mm512_cmpeq_epi8_mask,
-        _mm512_cmpge_epu8_mask, _mm512_mask_add_epi8, _mm512_mask_cmpeq_epi8_mask,
-        _mm512_mask_cmpge_epu8_mask, _mm512_mask_expand_epi8, _mm512_mask_sub_epi8,
-        _mm512_maskz_compress_epi8, _mm512_maskz_mov_epi8, _mm512_maskz_set1_epi8, _mm512_permutex2var_epi8,
-        _mm512_permutexvar_epi8, _mm512_popcnt_epi64, _mm512_reduce_add_epi64, _mm512_set1_epi8,
-        _mm512_set1_epi64, _mm512_setzero_si512, _mm512_shrdv_epi64, _mm512_slli_epi16, _mm512_srli_epi16,
-        _mm512_storeu_si512, _mm512_sub_epi8, _mm512_ternarylogic_epi64, _pdep_u64,
+        _mm512_cmpge_epu8_mask, _mm512_gf2p8affine_epi64_epi8, _mm512_mask_add_epi8,
+        _mm512_mask_cmpeq_epi8_mask, _mm512_mask_cmpge_epu8_mask, _mm512_mask_expand_epi8,
+        _mm512_mask_sub_epi8, _mm512_maskz_add_epi8, _mm512_maskz_compress_epi8, _mm512_maskz_mov_epi8,
+        _mm512_maskz_set1_epi8, _mm512_permutex2var_epi8, _mm512_permutexvar_epi8, _mm512_popcnt_epi64,
+        _mm512_reduce_add_epi64, _mm512_set1_epi8, _mm512_set1_epi64, _mm512_setzero_si512, _mm512_sub_epi8,
+        _mm512_ternarylogic_epi64, _pdep_u64,
     },
     ops::Range,
 };
 
 use super::super::{MOST_ELEMENTS, Malformed, Scratch, code::LONGEST, masks::read};
-use super::{MOST_STREAM, STEP, first, load, load_at, store, store_at, table::Table};
+use super::{
+    MOST_STREAM, STEP,
+    bits::{align, aligned, before, store_words},
+    first, load, load_at, store, store_at,
+    table::Table,
+};
 use crate::{BlockWords, plane::avx512::join_bytes_of};
 
-/// Vectors of the last stage, at most.
-const MOST: usize = 12;
+/// Vectors of the last stage.
+const MOST: usize = 4;
 /// Bytes behind a stream that are looked at.
 const BEHIND: usize = 128;
+/// Lines of half a block.
+const HALF: usize = 32;
 
 /// Where a decoder is.
 struct Walk<'a> {
@@ -47,6 +56,8 @@ struct Walk<'a> {
     at: usize,
     /// Leaves above it: elements that are alive are not below.
     leaves: u8,
+    /// Elements above it that are escaped.
+    escapes: usize,
 }
 
 impl Walk<'_> {
@@ -60,10 +71,24 @@ impl Walk<'_> {
         (self.at, self.level) = (end, self.level + 1);
         Ok(at)
     }
+
+    /// If elements that have all come to one node, and go on, come to one again: over how many levels.
+    fn together(&self) -> Option<usize> {
+        let count = self.count.get(self.level..)?;
+        let levels = 1 + count.iter().position(|count| *count > 0)?;
+        (usize::from(count[levels - 1]) + 1 == 1 << levels).then_some(levels)
+    }
+}
+
+/// A matrix for each quadword that brings bits of bytes to other places: bit `to` is that of `from(to)`, if `wanted` has it.
+fn matrix(wanted: u8, from: impl Fn(u32) -> u32) -> i64 {
+    // The instruction takes the first bit's row from the last byte.
+    let row = |to| u64::from(wanted & 1 << from(to)) << (8 * (7 - to));
+    (0..8).map(row).sum::<u64>().cast_signed()
 }
 
 /// See [`super::super::decode`].
-#[target_feature(enable = "bmi1,bmi2,popcnt,avx512f,avx512bw,avx512vbmi,avx512vbmi2,avx512vpopcntdq")]
+#[target_feature(enable = "bmi1,bmi2,popcnt,avx512f,avx512bw,avx512vbmi,avx512vbmi2,avx512vpopcntdq,gfni")]
 pub(in super::super) fn decode(
     stream: &[u8],
     length: usize,
@@ -71,7 +96,8 @@ pub(in super::super) fn decode(
     values: &mut [u8],
     scratch: &mut Scratch,
 ) -> Result<(), Malformed> {
-    let root = descend(stream, length, largest, values.len(), scratch, || ())?;
+    let as_they_are = matrix(u8::MAX, |bit| bit);
+    let root = descend(stream, length, largest, values.len(), as_they_are, scratch, || ())?;
     let vectors = values.as_chunks_mut().0;
     root.up(|at, found| store(&mut vectors[at], found));
     Ok(())
@@ -94,30 +120,28 @@ pub(in super::super) fn decode_bf16(
         planes.map(|plane| plane.as_chunks().0.first_chunk().expect("a plane of bf16"));
     // The bytes of sign and lower bits wait where the second half of the words will be: an element's words are never behind its byte.
     let elements = words.len() / 2;
-    let (lines, _) = words.as_chunks_mut::<STEP>();
-    let half = lines.len() / 2;
+    let lines: &mut [[u8; STEP]; 64] = words.as_chunks_mut().0.try_into().expect("a block");
     let rests: &mut [[u8; 512]; 4] =
-        lines[half..].as_flattened_mut().as_chunks_mut().0.try_into().expect("half a block");
+        lines[HALF..].as_flattened_mut().as_chunks_mut().0.try_into().expect("half a block");
     let mut steps = rests.iter_mut().enumerate();
     let mut join = || {
         if let Some((step, rests)) = steps.next() {
             join_bytes_of(planes.map(|plane| &plane[step]), rests);
         }
     };
-    // They are joined while the levels wait for each other.
-    let root = descend(stream, length, u8::MAX.into(), elements, scratch, &mut join)?;
+    // They are joined while the levels wait for each other. Values come rotated: so each of their bits is at its place in one of a word's bytes.
+    let rotated = matrix(wanted, |bit| (bit + 1) % 8);
+    let root = descend(stream, length, u8::MAX.into(), elements, rotated, scratch, &mut join)?;
     for _ in 0..4 {
         join();
     }
-    let wanted = _mm512_set1_epi8(wanted.cast_signed());
     let (first, second) = (load(&FIRST_WORDS), load(&SECOND_WORDS));
     let lower = _mm512_set1_epi8(0x7f);
-    root.up(|at, value| {
-        let rest = load(&lines[half + at]);
-        let value = _mm512_and_si512(value, wanted);
-        // Shifts are of 16 bits, but what comes over from the neighbour is not selected: of the first operand's ones the second, of its zeros the third.
-        let low = _mm512_ternarylogic_epi64::<0xca>(lower, rest, _mm512_slli_epi16::<7>(value));
-        let high = _mm512_ternarylogic_epi64::<0xca>(lower, _mm512_srli_epi16::<1>(value), rest);
+    root.up(move |at, value| {
+        let rest = load(&lines[HALF + at]);
+        // Of the first operand's ones the second, of its zeros the third.
+        let low = _mm512_ternarylogic_epi64::<0xca>(lower, rest, value);
+        let high = _mm512_ternarylogic_epi64::<0xca>(lower, value, rest);
         store(&mut lines[2 * at], _mm512_permutex2var_epi8(low, first, high));
         store(&mut lines[2 * at + 1], _mm512_permutex2var_epi8(low, second, high));
     });
@@ -147,12 +171,13 @@ const SECOND_WORDS: [u8; STEP] = {
 
 /// Decodes all stages but the first, and does something `aside` after each of the last levels.
 #[inline]
-#[target_feature(enable = "bmi1,bmi2,popcnt,avx512f,avx512bw,avx512vbmi,avx512vbmi2,avx512vpopcntdq")]
+#[target_feature(enable = "bmi1,bmi2,popcnt,avx512f,avx512bw,avx512vbmi,avx512vbmi2,avx512vpopcntdq,gfni")]
 pub(super) fn descend<'a>(
     stream: &'a [u8],
     length: usize,
     largest: usize,
     elements: usize,
+    matrix: i64,
     scratch: &'a mut Scratch,
     aside: impl FnMut(),
 ) -> Result<Root<'a>, Malformed> {
@@ -167,15 +192,18 @@ pub(super) fn descend<'a>(
         copy[..copied].copy_from_slice(&stream[..copied]);
         copy
     };
-    let table = load_at(&code.values, 0);
+    let matrix = _mm512_set1_epi64(matrix);
+    let placed = |values| _mm512_gf2p8affine_epi64_epi8::<0>(values, matrix);
+    let table = placed(load_at(&code.values, 0));
     let escape = code.escape.map(|(level, node)| {
         let leaf = code.count[..level].iter().sum::<u8>() + node;
         (level, _mm512_set1_epi8(leaf.cast_signed()))
     });
     let escape_of = |levels: Range<usize>| escape.filter(|(at, _)| levels.contains(at)).map(|(_, leaf)| leaf);
     let Table { count, longest, bytes, .. } = code;
+    let longest = *longest;
     let mut walk =
-        Walk { stream: roomy, length, count, longest: *longest, level: 0, at: 8 * bytes, leaves: 0 };
+        Walk { stream: roomy, length, count, longest, level: 0, at: 8 * bytes, leaves: 0, escapes: 0 };
 
     // The levels down to the first that has leaves have bits of all elements.
     while walk.leaves == 0 {
@@ -188,22 +216,30 @@ pub(super) fn descend<'a>(
     let of_root = &mut of_root[..vectors];
     let mut alive = rows.down(walk.leaves, of_root, &mut levels[1]);
     let root_escape = escape_of(0..walk.level);
-    let mut escapes = root_escape.map_or(0, |leaf| rows.at(leaf));
+    walk.escapes = root_escape.map_or(0, |leaf| rows.at(leaf));
 
     // Stages of many vectors: their elements, and whether they have the escaped ones.
     let mut stages = [(0, None); LONGEST];
     let mut stage = 1;
+    let mut together = (1 << walk.level) - 1 == usize::from(walk.leaves);
     while alive > MOST * STEP && walk.level < walk.longest {
         let level = walk.level;
         let (upper, lower) = levels.split_at_mut(stage + 1);
         let here = &mut upper[stage].as_chunks_mut().0[..alive.div_ceil(STEP)];
-        let goes_on = &mut goes_on[(stage - 1) * MASKS..][..here.len()];
-        let going_on = many(&mut walk, here, alive, goes_on, aligned, &mut lower[0])?;
+        let goes_on = &mut goes_on[(stage - 1) * MASKS..][..MASKS];
+        let levels = walk.together().filter(|levels| together && *levels <= 3);
+        together = levels.is_some();
+        let going_on = match levels {
+            Some(1) => alike::<1>(&mut walk, here, alive, goes_on, aligned, &mut lower[0]),
+            Some(2) => alike::<2>(&mut walk, here, alive, goes_on, aligned, &mut lower[0]),
+            Some(3) => alike::<3>(&mut walk, here, alive, goes_on, aligned, &mut lower[0]),
+            _ => many(&mut walk, here, alive, &mut goes_on[..here.len()], aligned, &mut lower[0]),
+        }?;
         let escape = escape_of(level..walk.level);
         if let Some(leaf) = escape {
             for (index, x) in here.iter().enumerate() {
                 let here = _mm512_cmpeq_epi8_mask(load(x), leaf) & first(alive - index * STEP);
-                escapes += here.count_ones() as usize;
+                walk.escapes += here.count_ones() as usize;
             }
         }
         stages[stage] = (alive, escape);
@@ -212,11 +248,7 @@ pub(super) fn descend<'a>(
     }
     let last = escape_of(walk.level..LONGEST);
     let here = &mut levels[stage];
-    let at = match alive.div_ceil(STEP) {
-        0..=4 => few::<4>(walk, here, alive, table, last, escapes, aside),
-        5..=8 => few::<8>(walk, here, alive, table, last, escapes, aside),
-        _ => few::<MOST>(walk, here, alive, table, last, escapes, aside),
-    }?;
+    let at = few(walk, here, alive, table, matrix, last, aside)?;
     if let Some(value) = stream[at..length].iter().find(|value| usize::from(**value) > largest) {
         return Err(Malformed::Escaped { value: *value, largest });
     }
@@ -231,7 +263,7 @@ pub(super) fn descend<'a>(
                 let mut at = at;
                 up(here, goes_on, &lower[0], table, |index, x, found| {
                     let escaped = _mm512_cmpeq_epi8_mask(x, *leaf) & first(alive - index * STEP);
-                    let found = _mm512_mask_expand_epi8(found, escaped, load_at(roomy, at));
+                    let found = _mm512_mask_expand_epi8(found, escaped, placed(load_at(roomy, at)));
                     at += escaped.count_ones() as usize;
                     found
                 });
@@ -239,7 +271,7 @@ pub(super) fn descend<'a>(
         }
     }
     let escape = root_escape.map(|leaf| (leaf, &roomy[at..]));
-    Ok(Root { rows, goes_on: of_root, below: &levels[1], table, escape })
+    Ok(Root { rows, goes_on: of_root, below: &levels[1], table, matrix, escape })
 }
 
 /// The levels of the first stage in the stream.
@@ -263,7 +295,7 @@ impl<'a> Rows<'a> {
 
     /// Which elements go on: those that come to a node from number `leaves` on. They are moved together to `next`: how many they are.
     #[inline]
-    #[target_feature(enable = "popcnt,avx512f,avx512bw,avx512vbmi2,avx512vpopcntdq")]
+    #[target_feature(enable = "popcnt,avx512f,avx512bw,avx512vbmi2,avx512vpopcntdq,gfni")]
     fn down(self, leaves: u8, goes_on: &mut [u64], next: &mut [u8]) -> usize {
         if (1 << self.levels) - 1 == usize::from(leaves) {
             // To the last node of all, by ones alone.
@@ -300,7 +332,7 @@ impl<'a> Rows<'a> {
 
     /// Which elements have ones on all levels, and how many they are.
     #[inline]
-    #[target_feature(enable = "avx512f,avx512vpopcntdq")]
+    #[target_feature(enable = "avx512f,avx512vpopcntdq,gfni")]
     fn ones(self, goes_on: &mut [u64]) -> usize {
         let mut sum = _mm512_setzero_si512();
         let rows = self.bits.as_flattened().as_chunks().0;
@@ -309,8 +341,7 @@ impl<'a> Rows<'a> {
             for level in 1..self.levels {
                 ones = _mm512_and_si512(ones, load(&rows[level * self.vectors / 8 + at]));
             }
-            // SAFETY: the array has the register's 64 bytes, and the store needs no alignment.
-            unsafe { _mm512_storeu_si512(goes_on.as_mut_ptr().cast(), ones) };
+            store_words(goes_on, ones);
             sum = _mm512_add_epi64(sum, _mm512_popcnt_epi64(ones));
         }
         _mm512_reduce_add_epi64(sum).cast_unsigned() as usize
@@ -348,6 +379,8 @@ pub(super) struct Root<'a> {
     below: &'a [u8],
     /// The values of leaves.
     table: __m512i,
+    /// What brings bits of values to their places.
+    matrix: __m512i,
     /// If its elements are escaped, by which leaf, and their values.
     escape: Option<(__m512i, &'a [u8])>,
 }
@@ -355,7 +388,7 @@ pub(super) struct Root<'a> {
 impl Root<'_> {
     /// Gives `each` the values vector by vector, and their numbers.
     #[inline]
-    #[target_feature(enable = "popcnt,avx512f,avx512bw,avx512vbmi,avx512vbmi2")]
+    #[target_feature(enable = "popcnt,avx512f,avx512bw,avx512vbmi,avx512vbmi2,gfni")]
     pub(super) fn up(&self, each: impl FnMut(usize, __m512i)) {
         match (self.rows.levels, &self.escape) {
             (1, None) => self.up_levels::<1>(None, each),
@@ -366,7 +399,7 @@ impl Root<'_> {
     }
 
     #[inline]
-    #[target_feature(enable = "popcnt,avx512f,avx512bw,avx512vbmi,avx512vbmi2")]
+    #[target_feature(enable = "popcnt,avx512f,avx512bw,avx512vbmi,avx512vbmi2,gfni")]
     fn up_levels<const LEVELS: usize>(
         &self,
         escape: Option<(__m512i, &[u8])>,
@@ -381,7 +414,8 @@ impl Root<'_> {
             taken += goes_on.count_ones() as usize;
             if let Some((leaf, escaped)) = escape {
                 let here = _mm512_cmpeq_epi8_mask(x, leaf);
-                value = _mm512_mask_expand_epi8(value, here, load_at(escaped, escapes));
+                let escaped = _mm512_gf2p8affine_epi64_epi8::<0>(load_at(escaped, escapes), self.matrix);
+                value = _mm512_mask_expand_epi8(value, here, escaped);
                 escapes += here.count_ones() as usize;
             }
             each(at, value);
@@ -392,7 +426,7 @@ impl Root<'_> {
 /// Gives the elements of a stage the values of their leaves: from the table, from below if they went on, or what `escaped` makes of an element's number
 /// and value.
 #[inline]
-#[target_feature(enable = "popcnt,avx512f,avx512bw,avx512vbmi,avx512vbmi2")]
+#[target_feature(enable = "popcnt,avx512f,avx512bw,avx512vbmi,avx512vbmi2,gfni")]
 fn up(
     here: &mut [[u8; STEP]],
     goes_on: &[u64],
@@ -452,23 +486,70 @@ fn many(
     Ok(going_on)
 }
 
-/// Goes down all the rest of the levels with the elements of `N` vectors, `alive` of them, and gives them their values, as at the end no element goes on. Escapes are
-/// by `escape`, if there are any here, besides the `escapes` above: where their values are in the stream. Something is done `aside` after each level.
+/// As [`many`], of elements that have all come to one node and go on to one: the bits are all there is to tell apart.
 #[inline]
-#[target_feature(enable = "bmi1,bmi2,popcnt,avx512f,avx512bw,avx512vbmi,avx512vbmi2")]
-fn few<const N: usize>(
+#[target_feature(enable = "popcnt,avx512f,avx512bw,avx512vbmi2,avx512vpopcntdq")]
+fn alike<const LEVELS: usize>(
+    walk: &mut Walk<'_>,
+    here: &mut [[u8; STEP]],
+    alive: usize,
+    goes_on: &mut [u64],
+    bits: &mut [u64],
+    next: &mut [u8],
+) -> Result<usize, Malformed> {
+    let node = _mm512_set1_epi8(walk.leaves.cast_signed());
+    let mut begins = [0; LEVELS];
+    for begin in &mut begins {
+        *begin = walk.step(alive)?;
+    }
+    let mut sum = _mm512_setzero_si512();
+    for (at, goes_on) in goes_on.as_chunks_mut::<8>().0.iter_mut().enumerate().take(alive.div_ceil(8 * STEP))
+    {
+        let mut ones = before(alive - 8 * STEP * at);
+        for (level, begin) in begins.iter().enumerate() {
+            let here = aligned(walk.stream, begin + 8 * STEP * at);
+            store_words(&mut bits[level * MASKS + 8 * at..], here);
+            ones = _mm512_and_si512(ones, here);
+        }
+        store_words(goes_on, ones);
+        sum = _mm512_add_epi64(sum, _mm512_popcnt_epi64(ones));
+    }
+    let going_on = _mm512_reduce_add_epi64(sum).cast_unsigned() as usize;
+    let next_node = _mm512_set1_epi8(walk.leaves.cast_signed());
+    for next in &mut next.as_chunks_mut().0[..going_on.div_ceil(STEP)] {
+        store(next, next_node);
+    }
+    let bits = bits.first_chunk::<{ LONGEST * MASKS }>().expect("room for every level");
+    for (index, elements) in here.iter_mut().enumerate() {
+        let mut x = _mm512_maskz_set1_epi8(bits[index], 1);
+        for level in 1..LEVELS {
+            x = _mm512_add_epi8(x, x);
+            x = _mm512_mask_sub_epi8(x, bits[level * MASKS + index], x, _mm512_set1_epi8(-1));
+        }
+        // Behind the last element stands no leaf's number but the first's.
+        store(elements, _mm512_maskz_add_epi8(first(alive - index * STEP), x, node));
+    }
+    Ok(going_on)
+}
+
+/// Goes down all the rest of the levels with the elements of [`MOST`] vectors, `alive` of them, and gives them their values, as at the end no element goes on. Escapes are
+/// by `escape`, if there are any here: where their values are in the stream. Something is done `aside` after each level.
+#[inline]
+#[target_feature(enable = "bmi1,bmi2,popcnt,avx512f,avx512bw,avx512vbmi,avx512vbmi2,gfni")]
+fn few(
     mut walk: Walk<'_>,
     here: &mut [u8],
     mut alive: usize,
     table: __m512i,
+    matrix: __m512i,
     escape: Option<__m512i>,
-    mut escapes: usize,
     mut aside: impl FnMut(),
 ) -> Result<usize, Malformed> {
-    let here: &mut [[u8; STEP]; N] = here.as_chunks_mut().0.first_chunk_mut().expect("room for every level");
+    let here: &mut [[u8; STEP]; MOST] =
+        here.as_chunks_mut().0.first_chunk_mut().expect("room for every level");
     let one = _mm512_set1_epi8(-1);
-    let (mut x, mut goes_on) = ([_mm512_setzero_si512(); N], [0; N]);
-    for index in 0..N {
+    let (mut x, mut goes_on) = ([_mm512_setzero_si512(); MOST], [0; MOST]);
+    for index in 0..MOST {
         x[index] = load(&here[index]);
         goes_on[index] = first(alive.saturating_sub(index * STEP));
     }
@@ -494,22 +575,23 @@ fn few<const N: usize>(
         }
         aside();
     }
-    let mut escaped = [0; N];
+    let mut escaped = [0; MOST];
     if let Some(leaf) = escape {
-        for index in 0..N {
+        for index in 0..MOST {
             escaped[index] = _mm512_mask_cmpeq_epi8_mask(all[index], x[index], leaf);
-            escapes += escaped[index].count_ones() as usize;
+            walk.escapes += escaped[index].count_ones() as usize;
         }
     }
     let start = walk.at.div_ceil(8);
-    if start + escapes != walk.length {
-        return Err(Malformed::Escapes { end: start + escapes, length: walk.length });
+    if start + walk.escapes != walk.length {
+        return Err(Malformed::Escapes { end: start + walk.escapes, length: walk.length });
     }
     let mut at = start;
-    for index in 0..N {
+    for index in 0..MOST {
         let mut found = _mm512_permutexvar_epi8(x[index], table);
         if escaped[index] != 0 {
-            found = _mm512_mask_expand_epi8(found, escaped[index], load_at(walk.stream, at));
+            let values = _mm512_gf2p8affine_epi64_epi8::<0>(load_at(walk.stream, at), matrix);
+            found = _mm512_mask_expand_epi8(found, escaped[index], values);
             at += escaped[index].count_ones() as usize;
         }
         store(&mut here[index], found);
@@ -519,15 +601,3 @@ fn few<const N: usize>(
 
 /// Words of a stage's masks.
 const MASKS: usize = MOST_ELEMENTS / STEP;
-/// Brings `count` bits of `stream` from bit `at` on to the front of `bits`.
-#[inline]
-#[target_feature(enable = "avx512f,avx512vbmi2")]
-fn align(stream: &[u8], at: usize, count: usize, bits: &mut [u64]) {
-    let shift = _mm512_set1_epi64((at % 8) as i64);
-    for (index, bits) in bits.as_chunks_mut::<8>().0.iter_mut().take(count.div_ceil(8 * STEP)).enumerate() {
-        let byte = at / 8 + index * STEP;
-        let value = _mm512_shrdv_epi64(load_at(stream, byte), load_at(stream, byte + 8), shift);
-        // SAFETY: the array has the register's 64 bytes, and the store needs no alignment.
-        unsafe { _mm512_storeu_si512(bits.as_mut_ptr().cast(), value) };
-    }
-}
