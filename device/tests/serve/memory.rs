@@ -2,12 +2,14 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::Duration;
 
 use lamina::store::host_memory::Linux;
 use serde_json::{Value, json};
 
-use crate::common::{Place, Rig, Run, Window, eventually, lamina, within};
+use crate::common::{Place, Rig, Run, Window, lamina, within};
 use crate::deaths::deaths;
 use crate::pressure::{LONG, PAGE, begin_write_back, direct, pages, until};
 
@@ -204,7 +206,9 @@ impl Group {
         for (file, none) in [("memory.swap.max", "0"), ("memory.swappiness", "0")] {
             let _ = fs::write(group.0.join(file), none);
         }
-        Ok(group)
+        let tried = group.run(&Command::new("true")).stderr(Stdio::null()).status();
+        let joined = tried.is_ok_and(|status| status.success());
+        if joined { Ok(group) } else { Err(format!("{}: no process can join it", group.0.display())) }
     }
 
     /// Puts a process that runs into the group.
@@ -233,9 +237,12 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        if self.0.exists() {
-            eventually("a group without processes", || fs::remove_dir(&self.0).is_ok());
-        }
+        // Processes that have ended leave it a moment later.
+        let gone = (0..6000).any(|_| {
+            thread::sleep(Duration::from_millis(10));
+            !self.0.exists() || fs::remove_dir(&self.0).is_ok()
+        });
+        assert!(gone || thread::panicking(), "{} stays", self.0.display());
     }
 }
 
@@ -308,5 +315,18 @@ fn a_worker_that_linux_ends_for_lack_of_memory_is_followed_by_another() {
         assert!(direct(&rig.base_path(), 0, 48 << 20) == pages(all));
         assert_eq!(rig.ask("GET", "/stats", &Value::Null)["write_backs"]["refused"], 0);
         drop((base, rig));
+    });
+}
+
+#[test]
+fn a_holder_may_be_spared_when_memory_runs_out_and_its_workers_are_not() {
+    within(120, || {
+        let rig = Rig::prepared(|_, _| {});
+        let score = |process: &str| fs::read_to_string(format!("/proc/{process}/oom_score_adj")).unwrap();
+        let ready = &rig.run.ready;
+        assert_eq!(score(&ready["worker"].to_string()), score("self"));
+        let holder = score(&ready["pid"].to_string());
+        // Not every user may ask for it.
+        assert!(holder == score("self") || holder.trim() == "-1000", "{holder}");
     });
 }
