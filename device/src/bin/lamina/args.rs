@@ -15,6 +15,7 @@ use lamina::serve::launder::LaunderWith;
 use lamina_qemu::{Accel, AttachKind};
 
 use crate::division::DivisionArgs;
+use crate::guests::Guests;
 use crate::several::SeveralArgs;
 
 /// A CXL Type-3 memory device in user space: tensors as compressed bit-planes, precision views by address alias.
@@ -48,6 +49,9 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     Serve(Box<Serve>),
     Boot(Box<Boot>),
+    /// What a topology with several guests stands for.
+    #[command(skip)]
+    BootSeveral(Box<Guests>),
     /// Show the counters of a device that is being served.
     Stats(Client),
     /// List the tensors of a device that is being served.
@@ -126,7 +130,7 @@ pub(crate) struct Serve {
 }
 
 /// What a device is made of and where it listens.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub(crate) struct DeviceArgs {
     /// Bytes of the base window [default: what the checkpoints take, at least 256M].
     #[arg(long, value_parser = bytes, value_name = "BYTES")]
@@ -226,7 +230,7 @@ Examples:
       lamina boot --attach vhost-user --disk /run/lamina/disks/base.sock --disk /run/lamina/disks/views.sock
   As an interleave set of two CXL memory devices:
       lamina boot --interleave 2x256 --model model.safetensors --views full,e8m3
-  As shared memory, with all options in a file:
+  As shared memory, or several guests at once, with all options in a file:
       lamina boot --topology docs/topology.toml
   Only say what would be started, for a QEMU command line of your own:
       lamina boot --base /tmp/lamina/base --views-file /tmp/lamina/views --print-command")]
@@ -452,7 +456,7 @@ pub(crate) struct Analyze {
 pub(crate) struct Codecs(pub(crate) Vec<Codec>);
 
 /// The directory for sockets when none is named: the user's own runtime directory, or one of this user's in /tmp.
-fn run_dir() -> PathBuf {
+pub(crate) fn run_dir() -> PathBuf {
     match std::env::var_os("XDG_RUNTIME_DIR") {
         Some(dir) if !dir.is_empty() => PathBuf::from(dir).join("lamina"),
         _ if nix::unistd::geteuid().is_root() => PathBuf::from("/run/lamina"),
