@@ -112,6 +112,14 @@ impl Daemon {
     /// # Errors
     /// When it does not start or ends instead; it has said why on stderr.
     pub fn start(serve: &Serve) -> Result<Self> {
+        Self::start_with(serve, &[])
+    }
+
+    /// As [`Daemon::start`], with more options of `lamina serve`.
+    ///
+    /// # Errors
+    /// As [`Daemon::start`].
+    pub fn start_with(serve: &Serve, more: &[&str]) -> Result<Self> {
         let folder =
             tempfile::Builder::new().prefix("lamina-run-").tempdir().context("no temporary folder")?;
         let mut command = Command::new(programs::lamina()?);
@@ -132,6 +140,7 @@ impl Daemon {
         for model in &serve.models {
             command.arg("--model").arg(model);
         }
+        command.args(more);
         let (process, ready) = Process::start(command)?;
         Ok(Self { process, ready, _folder: folder })
     }

@@ -224,6 +224,7 @@ impl Found {
             | Event::DecodeBegin { .. }
             | Event::PastEnd { .. }
             | Event::WarmRead { .. }
+            | Event::Measured { .. }
             | Event::Message { .. }
             | Event::SystemRam { .. }
             | Event::Process { .. }

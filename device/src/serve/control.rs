@@ -294,17 +294,39 @@ impl Control {
         Ok(())
     }
 
-    /// A range of this control's base window as one of the device's.
-    fn range(&self, offset: u64, length: Option<u64>) -> Result<Range<u64>, ServeError> {
-        let (start, window) = match &self.only {
-            Some((partition, _)) => (partition.base().start, partition.base_bytes()),
-            None => (0, self.device.base_bytes()),
-        };
-        let length = length.unwrap_or(window.saturating_sub(offset));
-        match offset.checked_add(length) {
-            Some(end) if end <= window => Ok(start + offset..start + end),
-            _ => Err(ServeError::PastEnd { offset, length, window }),
+    /// Whose part of the device this control is of, if it is a guest's or a host's.
+    pub(super) fn place(&self) -> Option<&Place> {
+        self.only.as_ref().map(|(_, place)| place)
+    }
+
+    /// This control's base window as a range of the device's.
+    pub(super) fn base(&self) -> Range<u64> {
+        self.only.as_ref().map_or(0..self.device.base_bytes(), |(partition, _)| partition.base())
+    }
+
+    /// This control's views window as a range of the device's.
+    pub(super) fn views_window(&self) -> Range<u64> {
+        self.only.as_ref().map_or(0..self.device.views_bytes(), |(partition, _)| partition.views_window())
+    }
+
+    /// Whether there is still this view, of this control's.
+    pub(super) fn has_view(&self, view: &ViewInfo) -> bool {
+        match &self.only {
+            Some((partition, _)) => partition.views().contains(view),
+            None => self.device.has_view(view),
         }
+    }
+
+    /// A range of this control's base window as one of the device's.
+    pub(super) fn range(&self, offset: u64, length: Option<u64>) -> Result<Range<u64>, ServeError> {
+        let window = self.base();
+        let bytes = window.end - window.start;
+        within(&window, offset, length.unwrap_or(bytes.saturating_sub(offset)))
+    }
+
+    /// A range of this control's views window as one of the device's.
+    pub(super) fn views_range(&self, offset: u64, length: u64) -> Result<Range<u64>, ServeError> {
+        within(&self.views_window(), offset, length)
     }
 
     /// This control's pairs over `range` of the device's base window, each with the part it has of it, in its own offsets.
@@ -344,6 +366,15 @@ pub(super) fn inside(partition: &Partition, range: &Range<u64>) -> Option<Range<
 pub(super) fn common(window: &Range<u64>, range: &Range<u64>) -> Option<Range<u64>> {
     let (start, end) = (range.start.max(window.start), range.end.min(window.end));
     (start < end || (start == end && range.is_empty())).then(|| start - window.start..end - window.start)
+}
+
+/// What lies `offset` behind the beginning of `window`, if all of its `length` bytes are inside.
+fn within(window: &Range<u64>, offset: u64, length: u64) -> Result<Range<u64>, ServeError> {
+    let bytes = window.end - window.start;
+    match offset.checked_add(length) {
+        Some(end) if end <= bytes => Ok(window.start + offset..window.start + end),
+        _ => Err(ServeError::PastEnd { offset, length, window: bytes }),
+    }
 }
 
 /// The blocks that a base range touches, as a range of bytes.

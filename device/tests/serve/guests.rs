@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 
 use crate::common::{Guest, Place, Run, Window, expected, lamina, noise, request, within};
 use crate::deaths::kill_worker;
+use crate::disk_driver::{DISCARD, Driver, FLUSH, IN, IOERR, OK, OUT};
 
 /// A device for guests.
 struct Rig {
@@ -137,6 +138,57 @@ fn guests_have_what_is_theirs_and_nothing_of_each_other() {
         assert!(metrics.as_str().unwrap().contains(&line), "{metrics}");
         let table = lamina(&["stats", "--api", &rig.place.text("run/api.sock")]).output().unwrap();
         assert!(String::from_utf8(table.stdout).unwrap().contains("bob"));
+    });
+}
+
+#[test]
+fn a_guests_disks_show_its_own_part_and_end_where_it_ends() {
+    within(120, || {
+        let place = Place::new();
+        let bytes = noise(8, 64 << 10);
+        let model = place.checkpoint("weights", &bytes);
+        let disks = place.path("disks");
+        // Others' parts lie before and behind it.
+        let bob = format!("bob=4M,views=8M,model={model},disks={}", disks.display());
+        let serve = ["--guest", "alice=4M,views=8M", "--guest", &bob, "--guest", "carol=4M,views=8M"];
+        let run = Run::start(place.serve(&serve).args(["--views", "e8m3"]));
+        let rig = Rig { run, place };
+        let told = rig.run.ready["disks"].as_array().unwrap();
+        assert!(told.len() == 2 && told.iter().all(|disk| disk["guest"] == "bob"), "{told:?}");
+        assert_eq!(told[0]["bytes"], 4 << 20);
+        let partition = &told[1]["partitions"][1];
+        assert_eq!(partition["name"], "weights:e8m3");
+
+        let (mut base, mut views) =
+            (Driver::connect(&disks.join("base.sock")), Driver::connect(&disks.join("views.sock")));
+        let shown = |views: &mut Driver| views.read(partition["offset"].as_u64().unwrap(), bytes.len());
+        assert!(base.read(0, bytes.len()) == bytes);
+        assert!(shown(&mut views) == expected("e8m3", &bytes));
+        let end = (4 << 20) / 512;
+        for (kind, sector, out, room) in
+            [(IN, end, vec![], 512), (OUT, end, vec![1; 512], 0), (IN, end - 1, vec![], 1024)]
+        {
+            assert_eq!(base.request(kind, sector, &out, room).0, IOERR);
+        }
+
+        // Its files and its disks are the same bytes, and nobody else's change.
+        let new = noise(9, bytes.len());
+        base.write(0, &new);
+        base.write((4 << 20) - 512, &[3; 512]);
+        assert_eq!(base.request(FLUSH, 0, &[], 0).0, OK);
+        assert!(rig.window("bob", "base").load(0, new.len()) == new);
+        assert!(shown(&mut views) == expected("e8m3", &new));
+        rig.window("bob", "base").store(1 << 20, b"by its file");
+        assert_eq!(&base.read(1 << 20, 512)[..11], b"by its file");
+        for name in ["alice", "carol"] {
+            assert!(rig.window(name, "base").load(0, 4 << 20).iter().all(|byte| *byte == 0), "{name}");
+        }
+        let discard =
+            [&0_u64.to_le_bytes()[..], &u32::try_from(end).unwrap().to_le_bytes(), &[0; 4]].concat();
+        rig.window("carol", "base").store(0, b"carol's");
+        assert_eq!(base.request(DISCARD, 0, &discard, 0).0, OK);
+        assert!(base.read(0, 1 << 20).iter().all(|byte| *byte == 0));
+        assert_eq!(rig.window("carol", "base").load(0, 7), b"carol's");
     });
 }
 

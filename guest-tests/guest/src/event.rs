@@ -17,6 +17,24 @@ pub enum Phase {
     Written,
 }
 
+/// What is measured of a way in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Measure {
+    /// Loads from the guest's ordinary memory.
+    Ordinary,
+    /// Loads of a view of which nothing is cached.
+    Cold,
+    /// Loads of a view that was just loaded.
+    Warm,
+    /// Loads of the base window, where they were loaded before.
+    Base,
+    /// Stores into the base window, and the flush that brings them to the views.
+    Stored,
+    /// A flush of the same bytes, when there is nothing to bring.
+    Flush,
+}
+
 /// A window as the guest mapped it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WindowReport {
@@ -193,6 +211,17 @@ pub enum Event {
         seconds: f64,
         /// Bytes per second.
         bytes_per_second: f64,
+    },
+    /// One measurement of a way in.
+    Measured {
+        /// What was measured.
+        what: Measure,
+        /// Which measurement of it, from 0.
+        round: u32,
+        /// Bytes loaded or stored.
+        bytes: u64,
+        /// Time it took.
+        seconds: f64,
     },
     /// The base window is memory.
     SystemRam {

@@ -20,10 +20,10 @@ mod rotate;
 mod steps;
 
 pub use decode::{DecodePlan, DecodeRun, Task};
-pub use event::{Event, Phase, WindowReport};
+pub use event::{Event, Measure, Phase, WindowReport};
 pub use known::Known;
 pub use messages::{MessagePlan, Role};
-pub use plan::{Plan, WarmBench, WritePlan};
+pub use plan::{AttachBench, DiskPlaces, Plan, WarmBench, WritePlan};
 pub use ram::{Heat, ProcessPlan, RamPlan, SwapPlan, Tier};
 pub use report::{REPORT_PORT, Report};
 pub use rotate::{rotate, rotation, unit};

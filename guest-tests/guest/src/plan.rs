@@ -30,6 +30,8 @@ pub struct Plan {
     pub hostile: bool,
     /// Read a tensor over and over while its pages are warm.
     pub warm_bench: Option<WarmBench>,
+    /// Measure the loads, stores and flushes of the way that the device is attached by.
+    pub attach_bench: Option<AttachBench>,
     /// Use the base window as memory, and do nothing of the above.
     pub ram: Option<RamPlan>,
     /// Swap to a disk of the device, and do nothing of the above.
@@ -48,6 +50,7 @@ impl Default for Plan {
             messages: Vec::new(),
             hostile: false,
             warm_bench: None,
+            attach_bench: None,
             ram: None,
             swap: None,
         }
@@ -72,6 +75,32 @@ pub struct WarmBench {
     pub tensor: String,
     /// How many measurements to make.
     pub repeats: u32,
+}
+
+/// A benchmark of a way in.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AttachBench {
+    /// The tensor's name; it is loaded through its view `full` and through the base window, and stored into.
+    pub tensor: String,
+    /// How many measurements of each kind to make.
+    pub rounds: u32,
+    /// Milliseconds after which a measurement takes in no more bytes.
+    pub limit_ms: u64,
+    /// Where the tensor is if the device is attached as disks; then nothing else of the plan is done.
+    pub disks: Option<DiskPlaces>,
+}
+
+/// A tensor's places on the device's disks.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DiskPlaces {
+    /// The partition of the views disk that shows its view `full`.
+    pub partition: u32,
+    /// Where it begins on the base disk.
+    pub offset: u64,
+    /// Its bytes.
+    pub bytes: u64,
 }
 
 impl Plan {

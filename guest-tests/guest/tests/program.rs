@@ -10,7 +10,7 @@ use std::{
 };
 
 use lamina_abi::{Directory, Layout, TensorEntry, VIEW_ALIGN, ViewEntry, encode};
-use lamina_guest::{Event, Phase, Plan, WarmBench, WritePlan, rotate};
+use lamina_guest::{AttachBench, Event, Measure, Phase, Plan, WarmBench, WritePlan, rotate};
 use sha2::{Digest, Sha256};
 use tempfile::TempDir;
 
@@ -87,6 +87,8 @@ impl Device {
                     let line = line.unwrap();
                     if line.contains("\"op\":\"flush\"") {
                         show(&base, &views, &directory);
+                        stream.write_all(b"{\"ok\":true}\n").unwrap();
+                    } else if line.contains("\"op\":\"evict\"") {
                         stream.write_all(b"{\"ok\":true}\n").unwrap();
                     } else if !line.is_empty() {
                         // A connection finds its own replies by asking for what does not exist.
@@ -257,6 +259,42 @@ fn warm_reads_are_measured() {
         .collect();
     assert_eq!(rates.len(), 3);
     assert!(rates.iter().all(|rate| *rate > 1e6), "{rates:?}");
+}
+
+#[test]
+fn a_way_in_is_measured_in_every_round_and_loads_what_was_stored() {
+    let device = Device::new();
+    let bench = AttachBench { tensor: "a".into(), rounds: 2, limit_ms: 60_000, disks: None };
+    let plan =
+        Plan { views: Some(vec![]), read_base: false, attach_bench: Some(bench.clone()), ..Plan::default() };
+    let before = device.tensor("a");
+    let events = device.good(&plan);
+    let whole = 2 * ELEMENTS / 8 * 8;
+    for what in
+        [Measure::Ordinary, Measure::Stored, Measure::Cold, Measure::Warm, Measure::Base, Measure::Flush]
+    {
+        let rounds = events.iter().filter_map(|event| match event {
+            Event::Measured { what: found, round, bytes, seconds } if *found == what => {
+                assert!(*seconds > 0.0, "{what:?}");
+                assert_eq!(bytes % whole, 0, "{what:?}");
+                assert_eq!(*bytes == 0, what == Measure::Flush);
+                Some(*round)
+            }
+            _ => None,
+        });
+        assert_eq!(rounds.collect::<Vec<_>>(), [0, 1], "{what:?}");
+    }
+    // Each round, the first one uncounted, moved the words by a block.
+    let mut moved = before;
+    let words = usize::try_from(whole).unwrap();
+    moved[..words].rotate_left(3 * 4096);
+    assert!(device.tensor("a") == moved);
+
+    let lost = AttachBench { tensor: "nope".into(), ..bench };
+    let plan = Plan { attach_bench: Some(lost), ..plan };
+    let (output, events) = device.run(&serde_json::to_string(&plan).unwrap());
+    let Some(Event::Done { ok: false, errors }) = events.last() else { panic!("{events:?}") };
+    assert!(output.status.code() == Some(1) && errors[0].contains("nope"), "{errors:?}");
 }
 
 #[test]

@@ -3,6 +3,7 @@
 //! Rounds of the things compared alternate, so that a noisy machine disturbs all of them alike. What is to be read from a
 //! table is its ratios.
 
+pub mod attach;
 pub mod codec;
 pub mod mount;
 pub mod start;

@@ -11,7 +11,7 @@ use anyhow::{Result, bail};
 use clap::{Parser, Subcommand};
 use lamina::format::Format;
 use lamina_guest_tests::{
-    bench::{codec::CodecBench, mount::Mount, start, vhost::Vhost, warm::Warm},
+    bench::{attach::AttachBench, codec::CodecBench, mount::Mount, start, vhost::Vhost, warm::Warm},
     bundled,
 };
 
@@ -89,6 +89,27 @@ enum What {
         #[arg(long)]
         json: bool,
     },
+    /// The ways in: cold and warm loads, stores and flushes in a guest by each, against the same guest's ordinary memory
+    ///
+    /// The tensor is loaded eight bytes at a time, sequentially: its view `full` when nothing of it is cached and again, the base window, and ordinary memory with the
+    /// same words. Every word is checked. A measurement that takes two seconds takes in fewer bytes.
+    Attach {
+        /// MiB of the tensor
+        #[arg(long, default_value_t = ATTACH_MIB, value_parser = clap::value_parser!(u64).range(1..=1024))]
+        mib: u64,
+        /// Rounds in each guest, of which the median counts
+        #[arg(long, default_value_t = ATTACH_ROUNDS, value_parser = clap::value_parser!(u32).range(1..=1000))]
+        rounds: u32,
+        /// The device's codec
+        #[arg(long, default_value = "tree")]
+        codec: String,
+        /// KiB the host reads when a page is missing; guests read 128 KiB of a disk
+        #[arg(long, default_value_t = 128, value_parser = clap::value_parser!(u32).range(0..=1024))]
+        read_ahead_kb: u32,
+        /// Print JSON rather than a table
+        #[arg(long)]
+        json: bool,
+    },
     /// Starting an empty device, by its capacity
     Start {
         /// Rounds, of which the median counts
@@ -97,6 +118,9 @@ enum What {
     },
 }
 
+/// MiB and rounds of the ways in.
+const ATTACH_MIB: u64 = 16;
+const ATTACH_ROUNDS: u32 = 7;
 /// Seconds that codecs are measured for.
 const SECONDS: u64 = 6;
 
@@ -124,6 +148,13 @@ fn run(cli: Cli) -> Result<()> {
         What::Mount { mib: 96, rounds: 5, read_ahead_kb: 1024 },
         What::Warm { mib: 64, boots: 2, reads: 15 },
         What::Vhost { mib: 96, rounds: 3, seconds: 3, codec: "tree".to_owned(), json: false },
+        What::Attach {
+            mib: ATTACH_MIB,
+            rounds: ATTACH_ROUNDS,
+            codec: "tree".to_owned(),
+            read_ahead_kb: 128,
+            json: false,
+        },
         // Last, for it may fail.
         What::Codec { seconds: SECONDS, formats: Vec::new(), no_peers: false, json: false },
     ];
@@ -172,6 +203,16 @@ fn run(cli: Cli) -> Result<()> {
                         report.codec,
                         report.to_table()
                     );
+                }
+            }
+            What::Attach { mib, rounds, codec, read_ahead_kb, json } => {
+                let models = models.clone();
+                let bench = AttachBench { models, bytes: mib << 20, rounds, codec, read_ahead_kb };
+                let report = bench.run(|doing| eprintln!("bench: attach: {doing}"))?;
+                if json {
+                    println!("{}", serde_json::to_string_pretty(&report)?);
+                } else {
+                    println!("{}\n{}\n", report.title(), report.to_table());
                 }
             }
             What::Start { rounds } => {

@@ -12,9 +12,10 @@ use lamina::kv::KvLayout;
 
 pub(crate) use self::boot::Boot;
 pub(crate) use self::device::DeviceArgs;
-pub(crate) use self::values::{DiskArg, bytes};
-use self::values::{codecs, disks, kv_layout, run_dir};
+pub(crate) use self::values::{DiskArg, bytes, run_dir};
+use self::values::{codecs, disks, kv_layout};
 use crate::division::DivisionArgs;
+use crate::guests::Guests;
 
 /// A CXL Type-3 memory device in user space: tensors as compressed bit-planes, precision views by address alias.
 #[derive(Debug, Parser)]
@@ -47,6 +48,9 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     Serve(Box<Serve>),
     Boot(Box<Boot>),
+    /// What a topology with several guests stands for.
+    #[command(skip)]
+    BootSeveral(Box<Guests>),
     /// Show the counters of a device that is being served.
     Stats(Client),
     /// List the tensors of a device that is being served.

@@ -1,4 +1,4 @@
-//! `lamina boot`: a guest with a device attached, for a person or a script.
+//! `lamina boot`: a guest with a device attached, for a person or a script, and what several guests have in common with one.
 //!
 //! The guest goes before the device: QEMU has ended, or is killed, before the mount is taken away under it.
 
@@ -8,135 +8,151 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
-use lamina::serve::IvshmemServer;
 use lamina_abi::Interleave;
-use lamina_qemu::{
-    Accel, Attach, AttachKind, BootConfig, Cxl, Guest, GuestFile, Ivshmem, Lanes, Shmem, Source, VhostUser,
-    launch,
-};
+use lamina_qemu::launch::{self, Prepared};
+use lamina_qemu::{Accel, Attach, AttachKind, BootConfig, BootError, GuestFile, Source};
 use serde_json::Value;
-use tokio::signal::unix::{SignalKind, signal};
+use tempfile::TempDir;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::task::JoinSet;
 
 use crate::args::{Boot, DeviceArgs, DiskArg};
 use crate::client;
 use crate::division::DivisionArgs;
 use crate::holder::{Holder, StopSwitch, oom};
-use crate::life::WindowFile;
+use crate::life::{self, WindowFile};
 use crate::shmem;
+use crate::way::{Files, Way};
 
 /// The folder with the guest's static programs, which `./x` sets.
 const GUEST_PROGRAMS: &str = "LAMINA_GUEST_PROGRAMS";
 /// Where the script goes in the guest.
 const SCRIPT: &str = "/run.sh";
 
+/// A guest that is ready to be booted.
+pub(crate) struct Ready {
+    /// What it is called where there are several.
+    pub(crate) name: Option<String>,
+    pub(crate) prepared: Prepared,
+    /// Where the lines of its console go; a guest with a shell has the terminal.
+    pub(crate) console: Box<dyn FnMut(&str) + Send>,
+}
+
 /// Boots a guest and waits for its end: the exit status of its script.
 pub(crate) async fn boot(args: Boot) -> Result<ExitCode> {
-    let mut interrupted = signal(SignalKind::interrupt())?;
-    let mut terminated = signal(SignalKind::terminate())?;
-    let mut files = programs(&args)?;
-    let Boot {
-        attach,
-        mut device,
-        mount,
-        mut base,
-        mut views_file,
-        disks,
-        mailbox,
-        mut ctl,
-        guest,
-        shmem,
-        ..
-    } = args;
-    ensure!(disks.is_empty() || attach == AttachKind::VhostUser, "--disk goes with --attach vhost-user");
-    if let Some(name) = guest {
-        ensure!(attach == AttachKind::Cxl, "--guest goes with --attach cxl");
-        let seat = seat(&device.run_dir.join("api.sock"), &name).await?;
-        let path = |value: &Value| value.as_str().map(PathBuf::from);
-        (base, views_file, ctl) =
-            (path(&seat["base"]["path"]), path(&seat["views"]["path"]), path(&seat["ctl"]));
-    }
+    let signals = Signals::watch()?;
+    check(&args)?;
+    let files = programs(&args).await?;
+    let (device, print_command) = (Served::of(&args).await?, args.print_command);
+    let Served { way, holder, qmp, folder } = device;
+    let prepared = prepare(args, &way, files, qmp).await?;
+    let status = if print_command {
+        println!("{}", prepared.command.to_shell());
+        None
+    } else {
+        let console = Box::new(|line: &str| println!("{line}"));
+        run(vec![Ready { name: None, prepared, console }], signals).await?.remove(0)
+    };
+    drop(way);
+    // Unmounting sleeps.
+    let stopped = move || {
+        let stopped = holder.map_or(Ok(()), Holder::stop);
+        drop(folder);
+        stopped
+    };
+    tokio::task::spawn_blocking(stopped).await??;
+    Ok(exit_code(status))
+}
+
+/// Refuses options that do not go together.
+fn check(args: &Boot) -> Result<()> {
+    let Boot { attach, device, disks, mailbox, base, shmem, .. } = args;
+    ensure!(disks.is_empty() || *attach == AttachKind::VhostUser, "--disk goes with --attach vhost-user");
     ensure!(
-        mailbox.is_none() || attach == AttachKind::Ivshmem && base.is_some(),
+        mailbox.is_none() || *attach == AttachKind::Ivshmem && base.is_some(),
         "--mailbox goes with --attach ivshmem, --base and --views-file"
     );
-    ensure!(shmem.is_none() || attach == AttachKind::Shmem, "--shmem goes with --attach shmem");
-    if attach == AttachKind::Shmem {
-        files.push(tokio::task::spawn_blocking(shmem::driver).await??);
-    }
+    ensure!(
+        base.is_none() || *attach != AttachKind::VhostUser,
+        "--attach vhost-user takes sockets, --disk, not the windows' files"
+    );
+    ensure!(shmem.is_none() || *attach == AttachKind::Shmem, "--shmem goes with --attach shmem");
     let set = device.several.interleave;
-    ensure!(set.is_none() || attach == AttachKind::Cxl, "--interleave goes with --attach cxl");
-    device.powers_of_two = attach == AttachKind::Ivshmem;
-    let (mut qmp, mut server, mut region) = (None, None, None);
-    // Whatever serves the device lives until the guest has ended.
-    let (attach, ctl, served, folder) = 'way: {
-        match (attach, base.zip(views_file)) {
-            (AttachKind::Cxl, Some((base, views))) => (windows(base, views, set)?, ctl, None, None),
-            (AttachKind::Ivshmem, Some((base, views))) => {
-                let folder = tempfile::Builder::new().prefix("lamina-boot-").tempdir()?;
-                if let (None, Some(ctl)) = (&mailbox, &ctl) {
-                    server = Some(IvshmemServer::serve(&folder.path().join("mailbox.sock"), ctl)?);
-                }
-                let mailbox = mailbox.or_else(|| server.as_ref().map(|server| server.path().to_owned()));
-                (shared(base, views, mailbox)?, None, None, Some(folder))
-            }
-            (AttachKind::Shmem, _) if shmem.is_some() => {
-                (Attach::Shmem(Shmem { socket: shmem.unwrap_or_default() }), None, None, None)
-            }
-            (AttachKind::Shmem, Some((base, views))) => {
-                let folder = tempfile::Builder::new().prefix("lamina-boot-").tempdir()?;
-                let socket = folder.path().join("shmem.sock");
-                let window = |path: PathBuf| {
-                    Ok::<_, anyhow::Error>(WindowFile { bytes: bytes(&path)?, path: Some(path) })
-                };
-                region =
-                    Some(shmem::serve(&socket, Some(&window(base)?), Some(&window(views)?), ctl.as_deref())?);
-                (Attach::Shmem(Shmem { socket }), None, None, Some(folder))
-            }
-            (AttachKind::VhostUser, _) if !disks.is_empty() => {
-                (Attach::VhostUser(VhostUser { disks, queues: queues(args.cpus) }), ctl, None, None)
-            }
-            (AttachKind::VhostUser, _) => {
-                let folder = tempfile::Builder::new().prefix("lamina-boot-").tempdir()?;
-                let both = vec![DiskArg::Both(folder.path().join("disks"))];
-                let served = start(device, mount, both).await?;
-                let socket = |disk: &serde_json::Value| disk["socket"].as_str().map(PathBuf::from);
-                let disks = served.ready.disks.iter().filter_map(socket).collect();
-                let attach = Attach::VhostUser(VhostUser { disks, queues: queues(args.cpus) });
-                (attach, served.ready.ctl.clone(), Some(served), Some(folder))
-            }
-            (AttachKind::Cxl | AttachKind::Ivshmem | AttachKind::Shmem, None) => {
-                let folder = tempfile::Builder::new().prefix("lamina-boot-").tempdir()?;
-                let mount = mount.unwrap_or_else(|| folder.path().join("mount"));
-                let monitor = folder.path().join("qmp.sock");
-                let device = DeviceArgs { qmp: device.qmp.or_else(|| Some(monitor.clone())), ..device };
-                // Only CXL has media errors.
-                qmp = device.qmp.clone().filter(|socket| attach == AttachKind::Cxl && *socket == monitor);
-                let served = start(device, Some(mount), Vec::new()).await?;
-                if attach == AttachKind::Shmem {
-                    let socket = folder.path().join("shmem.sock");
-                    region = Some(shmem::serve_ready(&socket, &served.ready)?);
-                    break 'way (Attach::Shmem(Shmem { socket }), None, Some(served), Some(folder));
-                }
-                let path = |window: &Option<WindowFile>| window.as_ref()?.path.clone();
-                let mounted = path(&served.ready.base).zip(path(&served.ready.views));
-                let (base, views) = mounted.context(
-                "the image is divided among guests: serve it with `lamina serve`, then boot each with --guest",
-            )?;
-                let ctl = served.ready.ctl.clone();
-                let (attach, ctl) = if let (AttachKind::Ivshmem, Some(ctl)) = (attach, &ctl) {
-                    let started = IvshmemServer::serve(&folder.path().join("mailbox.sock"), ctl)?;
-                    let attach = shared(base, views, Some(started.path().to_owned()))?;
-                    server = Some(started);
-                    (attach, None)
-                } else {
-                    (windows(base, views, set)?, ctl)
-                };
-                (attach, ctl, Some(served), Some(folder))
-            }
+    ensure!(set.is_none() || *attach == AttachKind::Cxl, "--interleave goes with --attach cxl");
+    Ok(())
+}
+
+/// A device, and the way of a guest to it.
+struct Served {
+    way: Way,
+    /// It, if it was started for this guest.
+    holder: Option<Holder>,
+    /// Where QEMU's monitor is to listen, for the device.
+    qmp: Option<PathBuf>,
+    /// Holds its mount and sockets.
+    folder: Option<TempDir>,
+}
+
+impl Served {
+    /// The device that is asked for: one that is being served, or one that is started.
+    async fn of(args: &Boot) -> Result<Self> {
+        let (kind, cpus, set) = (args.attach, args.cpus, args.device.several.interleave);
+        let elsewhere = |way| Self { way, holder: None, qmp: None, folder: None };
+        let ctl = args.ctl.clone();
+        if let Some(name) = &args.guest {
+            return Ok(elsewhere(seat(&args.device.run_dir.join("api.sock"), name, kind, cpus).await?));
         }
-    };
-    let mut config = BootConfig::attached(attach);
-    config.ctl_socket = ctl;
+        if let Some(socket) = &args.shmem {
+            return Ok(elsewhere(Way::region(socket.clone())));
+        }
+        if !args.disks.is_empty() {
+            return Ok(elsewhere(Way::disks(args.disks.clone(), ctl, cpus)));
+        }
+        if let Some((base, views)) = args.base.clone().zip(args.views_file.clone())
+            && kind != AttachKind::VhostUser
+        {
+            return Ok(elsewhere(Way::files(kind, Files { base, views, ctl, set }, args.mailbox.clone())?));
+        }
+        let folder = tempfile::Builder::new().prefix("lamina-boot-").tempdir()?;
+        let mut device = args.device.clone();
+        device.powers_of_two = kind == AttachKind::Ivshmem;
+        if kind == AttachKind::VhostUser {
+            let both = vec![DiskArg::Both(folder.path().join("disks"))];
+            let holder = start(device, DivisionArgs::default(), args.mount.clone(), both).await?;
+            let ready = &holder.ready;
+            let way = Way::disks(sockets(&ready.disks, None), ready.ctl.clone(), cpus);
+            return Ok(Self { way, holder: Some(holder), qmp: None, folder: Some(folder) });
+        }
+        let monitor = folder.path().join("qmp.sock");
+        // Only CXL has media errors.
+        let qmp = (kind == AttachKind::Cxl && device.qmp.is_none()).then_some(monitor);
+        device.qmp = device.qmp.or_else(|| qmp.clone());
+        let mount = args.mount.clone().unwrap_or_else(|| folder.path().join("mount"));
+        let holder = start(device, DivisionArgs::default(), Some(mount), Vec::new()).await?;
+        let files = whole(&holder.ready, set).context(
+            "the image is divided among guests: serve it with `lamina serve`, then boot each with --guest",
+        )?;
+        let way = Way::files(kind, files, None)?;
+        Ok(Self { way, holder: Some(holder), qmp, folder: Some(folder) })
+    }
+}
+
+/// The files at the root of a mount.
+pub(crate) fn whole(ready: &life::Ready, set: Option<Interleave>) -> Option<Files> {
+    let path = |window: &Option<WindowFile>| window.as_ref()?.path.clone();
+    let (base, views) = path(&ready.base).zip(path(&ready.views))?;
+    Some(Files { base, views, ctl: ready.ctl.clone(), set })
+}
+
+/// Prepares the boot that is asked for, on `way`.
+pub(crate) async fn prepare(
+    args: Boot,
+    way: &Way,
+    files: Vec<GuestFile>,
+    qmp: Option<PathBuf>,
+) -> Result<Prepared> {
+    let mut config = BootConfig::attached(way.attach.clone());
+    config.ctl_socket.clone_from(&way.ctl);
     config.qmp = qmp;
     config.programs = files;
     config.extras = args.extras;
@@ -144,86 +160,131 @@ pub(crate) async fn boot(args: Boot) -> Result<ExitCode> {
     config.run = args.script.is_some().then(|| SCRIPT.to_owned());
     config.memory_mib = args.memory.unwrap_or(config.memory_mib);
     // A guest's access to an interleave set is QEMU's to do, and KVM cannot hand every instruction on.
-    let accel = args.accel.or(set.map(|_| Accel::Tcg));
+    let emulated = matches!(&way.attach, Attach::Cxl(cxl) if cxl.lanes.is_some());
+    let accel = args.accel.or(emulated.then_some(Accel::Tcg));
     (config.cpus, config.accel, config.huge_pages, config.extra_args) =
         (args.cpus, accel, args.huge_pages, args.qemu);
-    let print_command = args.print_command;
-    let prepared = tokio::task::spawn_blocking(move || launch::prepare(&config)).await??;
-    if print_command {
-        println!("{}", prepared.command.to_shell());
-    }
-    let status = if print_command {
-        None
-    } else {
-        let guest = Arc::new(prepared.spawn(|line| println!("{line}"))?);
-        guest.pid().into_iter().for_each(oom::put_back);
-        let waiting = Arc::clone(&guest);
-        let mut ended = tokio::task::spawn_blocking(move || Guest::wait(&waiting, None));
-        let outcome = tokio::select! {
-            outcome = &mut ended => outcome?,
-            _ = interrupted.recv() => { guest.kill(); ended.await? }
-            _ = terminated.recv() => { guest.kill(); ended.await? }
-        };
-        outcome?.status
-    };
-    drop(server);
-    // Unmounting sleeps.
-    let stopped = move || {
-        drop(region);
-        let stopped = served.map_or(Ok(()), Holder::stop);
-        drop(folder);
-        stopped
-    };
-    tokio::task::spawn_blocking(stopped).await??;
-    Ok(status.and_then(|status| u8::try_from(status).ok()).map_or(ExitCode::SUCCESS, ExitCode::from))
+    Ok(tokio::task::spawn_blocking(move || launch::prepare(&config)).await??)
 }
 
-/// The pair of files of the guest or host `name`.
-async fn seat(api: &Path, name: &str) -> Result<Value> {
+/// The signals that end guests.
+pub(crate) struct Signals {
+    interrupted: Signal,
+    terminated: Signal,
+}
+
+impl Signals {
+    /// From now on these signals do not end this process.
+    pub(crate) fn watch() -> Result<Self> {
+        let (interrupted, terminated) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+        Ok(Self { interrupted, terminated })
+    }
+}
+
+/// Runs guests at once, to the end of each: the statuses of their scripts. A signal ends them all, and so does one of them that fails.
+pub(crate) async fn run(guests: Vec<Ready>, mut signals: Signals) -> Result<Vec<Option<i32>>> {
+    let (mut running, mut ends) = (Vec::new(), JoinSet::new());
+    let mut statuses = vec![None; guests.len()];
+    let mut failed = None;
+    for (index, Ready { name, prepared, console }) in guests.into_iter().enumerate() {
+        let named = move |why: BootError| match &name {
+            Some(name) => anyhow::Error::from(why).context(format!("guest {name}")),
+            None => why.into(),
+        };
+        match prepared.spawn(console) {
+            Ok(guest) => {
+                guest.pid().into_iter().for_each(oom::put_back);
+                let guest = Arc::new(guest);
+                running.push(Arc::clone(&guest));
+                ends.spawn_blocking(move || (index, guest.wait(None).map_err(named)));
+            }
+            Err(why) => {
+                failed = Some(named(why));
+                break;
+            }
+        }
+    }
+    let end_all = || running.iter().for_each(|guest| guest.kill());
+    if failed.is_some() {
+        end_all();
+    }
+    loop {
+        let end = tokio::select! {
+            end = ends.join_next() => end,
+            _ = signals.interrupted.recv() => { end_all(); continue }
+            _ = signals.terminated.recv() => { end_all(); continue }
+        };
+        // What ends of the others after one that failed does so because of that.
+        let why = match end {
+            None => break,
+            Some(Ok((index, Ok(outcome)))) => {
+                statuses[index] = outcome.status;
+                continue;
+            }
+            Some(Ok((_, Err(why)))) => why,
+            Some(Err(why)) => why.into(),
+        };
+        failed.get_or_insert(why);
+        end_all();
+    }
+    failed.map_or(Ok(statuses), Err)
+}
+
+/// The status that a script's becomes.
+pub(crate) fn exit_code(status: Option<i32>) -> ExitCode {
+    status.and_then(|status| u8::try_from(status).ok()).map_or(ExitCode::SUCCESS, ExitCode::from)
+}
+
+/// The way to what the guest or host `name` has of the device that answers at `api`.
+async fn seat(api: &Path, name: &str, kind: AttachKind, cpus: u32) -> Result<Way> {
     let seats = client::seats(api).await?;
     let known: Vec<_> = seats.iter().filter_map(|seat| seat["name"].as_str()).collect();
     let known = known.join(", ");
-    let found = seats.into_iter().find(|seat| seat["name"] == name);
-    found.with_context(|| format!("the device has no guest or host {name:?}; it has: {known}"))
+    let seat = seats.iter().find(|seat| seat["name"] == name);
+    let seat = seat.with_context(|| format!("the device has no guest or host {name:?}; it has: {known}"))?;
+    let disks = if kind == AttachKind::VhostUser { client::disk_list(api).await? } else { Vec::new() };
+    way_to(seat, &disks, kind, cpus)
 }
 
-/// Two files as CXL memory. Those of an interleave set lie beside the base.
-fn windows(base: PathBuf, views: PathBuf, set: Option<Interleave>) -> Result<Attach> {
-    let (base_bytes, views_bytes) = (bytes(&base)?, bytes(&views)?);
-    let lanes = set.map(|set| {
-        let lane = |lane| base.with_file_name(format!("lane{lane}"));
-        Lanes { set, files: (0..set.ways()).map(lane).collect() }
-    });
-    Ok(Attach::Cxl(Cxl { base, base_bytes, views, views_bytes, lanes }))
+/// The way to a seat, as a device tells of it, of whose disks these are all.
+pub(crate) fn way_to(seat: &Value, disks: &[Value], kind: AttachKind, cpus: u32) -> Result<Way> {
+    let path = |value: &Value| value.as_str().map(PathBuf::from);
+    let ctl = path(&seat["ctl"]);
+    if kind == AttachKind::VhostUser {
+        let name = seat["name"].as_str().unwrap_or_default();
+        let sockets = sockets(disks, Some(name));
+        ensure!(!sockets.is_empty(), "{name} has no disks: serve them with --guest {name}=BYTES,disks=DIR");
+        return Ok(Way::disks(sockets, ctl, cpus));
+    }
+    let (base, views) = path(&seat["base"]["path"])
+        .zip(path(&seat["views"]["path"]))
+        .context("the device tells of no files")?;
+    Way::files(kind, Files { base, views, ctl, set: None }, None)
 }
 
-/// Two files as shared memory, with a mailbox if there is one.
-fn shared(base: PathBuf, views: PathBuf, mailbox: Option<PathBuf>) -> Result<Attach> {
-    let (base_bytes, views_bytes) = (bytes(&base)?, bytes(&views)?);
-    Ok(Attach::Ivshmem(Ivshmem { base, base_bytes, views, views_bytes, mailbox }))
-}
-
-/// Queues of a disk: one for each processor, as far as that helps.
-fn queues(cpus: u32) -> u16 {
-    u16::try_from(cpus.clamp(1, 8)).expect("at most 8")
-}
-
-fn bytes(window: &Path) -> Result<u64> {
-    let metadata =
-        window.metadata().with_context(|| format!("cannot use the window {}", window.display()))?;
-    Ok(metadata.len())
+/// The sockets of disks, as a device tells of them, that show a guest's part of it, or everything.
+pub(crate) fn sockets(disks: &[Value], guest: Option<&str>) -> Vec<PathBuf> {
+    let theirs = disks.iter().filter(|disk| disk["guest"].as_str() == guest);
+    theirs.filter_map(|disk| disk["socket"].as_str().map(PathBuf::from)).collect()
 }
 
 /// Starts a device.
-async fn start(device: DeviceArgs, mount: Option<PathBuf>, disks: Vec<DiskArg>) -> Result<Holder> {
-    let started =
-        move || Holder::start(&device, &DivisionArgs::default(), mount, disks, &StopSwitch::default());
+pub(crate) async fn start(
+    device: DeviceArgs,
+    division: DivisionArgs,
+    mount: Option<PathBuf>,
+    disks: Vec<DiskArg>,
+) -> Result<Holder> {
+    let started = move || Holder::start(&device, &division, mount, disks, &StopSwitch::default());
     tokio::task::spawn_blocking(started).await??.context("the device was stopped while it started")
 }
 
-/// What goes into the guest: the shim if it is at hand, the script, and what was asked for.
-fn programs(args: &Boot) -> Result<Vec<GuestFile>> {
+/// What goes into the guest: the driver if it needs one, the shim if it is at hand, the script, and what was asked for.
+pub(crate) async fn programs(args: &Boot) -> Result<Vec<GuestFile>> {
     let mut files = Vec::new();
+    if args.attach == AttachKind::Shmem {
+        files.push(tokio::task::spawn_blocking(shmem::driver).await??);
+    }
     let shim = env::var_os(GUEST_PROGRAMS).map(|folder| Path::new(&folder).join("lamina-shim"));
     if let Some(path) = shim.filter(|path| path.is_file()) {
         files.push(GuestFile::program("/bin/lamina-shim", path));

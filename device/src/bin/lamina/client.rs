@@ -239,6 +239,11 @@ pub(crate) async fn seats(api: &Path) -> Result<Vec<Value>> {
     Ok(rows(&ask(api, Method::GET, "/guests", None).await?)?.to_vec())
 }
 
+/// The disks of the device that answers at `api`.
+pub(crate) async fn disk_list(api: &Path) -> Result<Vec<Value>> {
+    Ok(rows(&ask(api, Method::GET, "/disks", None).await?)?.to_vec())
+}
+
 pub(crate) async fn guests(client: &Client) -> Result<()> {
     let seats = seats(&client.api).await?;
     if client.json {

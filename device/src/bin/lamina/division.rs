@@ -31,10 +31,11 @@ const CXL_MULTIPLE: u64 = 256 << 20;
 #[command(next_help_heading = "Several guests on one device")]
 pub(crate) struct DivisionArgs {
     /// A guest with a part of the device that is its own: window, tensors, views and control socket; may be given more than once. `quota` bounds what it may store,
-    /// `views` is its views window, `model` loads a safetensors file into its part and may be repeated. The capacity is then all parts' together.
+    /// `views` is its views window, `model` loads a safetensors file into its part and may be repeated, `disks` serves its windows as disks too, on sockets in that directory. The
+    /// capacity is then all parts' together.
     #[arg(
         long = "guest",
-        value_name = "NAME=BYTES[,quota=BYTES][,views=BYTES][,model=FILE]",
+        value_name = "NAME=BYTES[,quota=BYTES][,views=BYTES][,model=FILE][,disks=DIR]",
         conflicts_with = "capacity",
         requires = "mount"
     )]
@@ -62,25 +63,29 @@ struct GuestSpec {
     quota: Option<u64>,
     views: Option<u64>,
     models: Vec<PathBuf>,
+    disks: Option<PathBuf>,
 }
 
 impl FromStr for GuestSpec {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let form =
-            "write NAME=BYTES[,quota=BYTES][,views=BYTES][,model=FILE]…, for example a=256M,quota=128M";
+        let form = "write NAME=BYTES[,quota=BYTES][,views=BYTES][,model=FILE]…[,disks=DIR], for example a=256M,quota=128M";
         let mut fields = text.split(',');
         let first = fields.next().and_then(|first| first.split_once('='));
         let (name, size) = first.ok_or_else(|| format!("{text:?} is no guest: {form}"))?;
+        let (name, bytes_of) = (name.to_owned(), bytes(size)?);
         let mut guest =
-            Self { name: name.to_owned(), bytes: bytes(size)?, quota: None, views: None, models: Vec::new() };
+            Self { name, bytes: bytes_of, quota: None, views: None, models: Vec::new(), disks: None };
         for field in fields {
             match field.split_once('=') {
                 Some(("quota", size)) if guest.quota.is_none() => guest.quota = Some(bytes(size)?),
                 Some(("views", size)) if guest.views.is_none() => guest.views = Some(bytes(size)?),
                 Some(("model", path)) if !path.is_empty() => guest.models.push(path.into()),
-                _ => return Err(format!("guest {name}: {field:?} is none of its options: {form}")),
+                Some(("disks", path)) if !path.is_empty() && guest.disks.is_none() => {
+                    guest.disks = Some(path.into());
+                }
+                _ => return Err(format!("guest {}: {field:?} is none of its options: {form}", guest.name)),
             }
         }
         Ok(guest)
@@ -95,6 +100,8 @@ pub(crate) struct Plan {
     pub(crate) loads: Vec<Load>,
     /// Place, partition and cache of each pair of files.
     pairs: Vec<(Place, String, Option<u64>)>,
+    /// Guests whose windows are disks as well, and the directories of their sockets.
+    pub(crate) disks: Vec<(String, PathBuf)>,
     /// Whether windows whose size is not given are as large as a PCI BAR can be.
     powers_of_two: bool,
     /// CXL memory devices that the base window is interleaved over.
@@ -142,7 +149,14 @@ impl Plan {
         let divided = !args.guests.is_empty();
         let powers_of_two = device.powers_of_two;
         let ways = device.several.interleave.map_or(1, Interleave::ways);
-        let mut plan = Self { parts: Vec::new(), loads: Vec::new(), pairs: Vec::new(), powers_of_two, ways };
+        let mut plan = Self {
+            parts: Vec::new(),
+            loads: Vec::new(),
+            pairs: Vec::new(),
+            disks: Vec::new(),
+            powers_of_two,
+            ways,
+        };
         for guest in args.guests {
             ensure!(
                 guest.name != SHARED,
@@ -152,6 +166,7 @@ impl Plan {
             plan.load(&guest.models, name.as_ref());
             let (base_bytes, quota_bytes) = (Some(guest.bytes), guest.quota);
             plan.parts.push(Part { name, base_bytes, views_bytes: guest.views, quota_bytes });
+            plan.disks.extend(guest.disks.map(|directory| (guest.name.clone(), directory)));
             plan.pairs.push((Place::Guest(guest.name.clone()), guest.name, None));
         }
         let hosts: Vec<String> = match args.hosts {
@@ -300,6 +315,7 @@ impl DivisionArgs {
                 quota: part.quota_bytes,
                 views: Some(part.views_bytes),
                 models: Vec::new(),
+                disks: None,
             });
         }
     }

@@ -109,7 +109,7 @@ impl Holder {
             ctl: plan.sockets(&args.run_dir).map(|socket| Listening::at(&socket)).collect::<Result<_>>()?,
             tcp: args.tcp.map(claim_tcp).transpose()?,
             mount: None,
-            disks: listen_for(disks)?,
+            disks: listen_for(disks, &plan.disks)?,
             qmp: args.qmp.clone(),
         };
         if mount.is_some() {

@@ -50,13 +50,24 @@ pub(crate) enum Order {
         mount: Option<(PathBuf, usize)>,
         /// The monitor socket of a QEMU that is to be told of poison.
         qmp: Option<PathBuf>,
-        /// The disks: their sockets' paths and what they show.
-        disks: Vec<(PathBuf, Shows)>,
+        /// The disks.
+        disks: Vec<Disk>,
     },
     /// Write a snapshot to the file whose descriptor comes along.
     Save,
     /// Bring everything to the image and end.
     Stop,
+}
+
+/// A disk that is to be served.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Disk {
+    /// Its socket.
+    pub(crate) socket: PathBuf,
+    /// What it shows.
+    pub(crate) shows: Shows,
+    /// The guest whose part it shows that of; everything if not given.
+    pub(crate) guest: Option<String>,
 }
 
 /// What the worker says.

@@ -5,6 +5,7 @@ mod args;
 mod boot;
 mod client;
 mod division;
+mod guests;
 mod holder;
 mod life;
 mod log;
@@ -13,6 +14,7 @@ mod serve;
 mod several;
 mod shmem;
 mod topology;
+mod way;
 mod worker;
 
 use std::process::ExitCode;
@@ -50,6 +52,7 @@ fn run(cli: args::Cli) -> ExitCode {
         match cli.command {
             Command::Analyze(args) => tokio::task::block_in_place(|| analyze::analyze(&args)),
             Command::Boot(args) => return boot::boot(*args).await,
+            Command::BootSeveral(args) => return guests::boot(*args).await,
             Command::Serve(args) => serve::serve(*args).await,
             Command::Stats(args) => client::stats(&args).await,
             Command::Tensors(args) => client::tensors(&args).await,

@@ -17,8 +17,7 @@ use lamina::load::{self, LoadError, LoadOptions, Loaded};
 use lamina::model::ModelFile;
 use lamina::serve::qmp::PoisonReporter;
 use lamina::serve::{
-    Api, Channels, Control, DiskServer, GuestPort, Mount, MountOptions, PairOptions, Place, Shows,
-    abort_mount,
+    Api, Channels, Control, DiskServer, GuestPort, Mount, MountOptions, PairOptions, Place, abort_mount,
 };
 use lamina::store::host_memory::HostMemory;
 use lamina::store::image::Image;
@@ -262,7 +261,7 @@ impl Served {
         pairs: &[PairOptions],
         control: &Control,
         mount: Option<(PathBuf, usize)>,
-        disks: Vec<(PathBuf, Shows)>,
+        disks: Vec<life::Disk>,
         descriptors: Vec<OwnedFd>,
         answered: bool,
     ) -> Result<Self> {
@@ -284,9 +283,17 @@ impl Served {
             }
             None => None,
         };
-        let disks = disks
-            .into_iter()
-            .map(|(path, shows)| Ok(DiskServer::adopt(control, shows, next()?.into(), &path)?));
+        let disks = disks.into_iter().map(|disk| {
+            let whose = |name: &String| pairs.iter().find(|pair| pair.place == Place::Guest(name.clone()));
+            let control = match &disk.guest {
+                Some(name) => {
+                    let pair = whose(name).with_context(|| format!("no guest is called {name}"))?;
+                    control.of_pair(pair.partition.clone(), pair.place.clone())
+                }
+                None => control.clone(),
+            };
+            Ok(DiskServer::adopt(&control, disk.shows, next()?.into(), &disk.socket)?)
+        });
         Ok(Self { disks: disks.collect::<Result<_>>()?, mount })
     }
 

@@ -463,5 +463,5 @@ pub fn decode_bf16(
     planes: &[&[u8]; 8],
     words: &mut BlockWords,
 ) -> Result<(), Malformed> {
-    BEST.decode_bf16(stream, length, u8::MAX, planes, words)
+    Kernel::best().decode_bf16(stream, length, u8::MAX, planes, words)
 }

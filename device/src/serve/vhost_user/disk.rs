@@ -1,5 +1,6 @@
-//! A disk: which bytes of the device it shows, and what may be done to them.
+//! A disk: which bytes of the device, or of a guest's part of it, it shows, and what may be done to them.
 
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -58,6 +59,9 @@ pub struct DiskInfo {
     pub socket: PathBuf,
     /// What it shows.
     pub shows: Shows,
+    /// Whose part of the device it shows that of, if that is a guest's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub guest: Option<String>,
     /// Its bytes.
     pub bytes: u64,
     /// Whether it refuses writes.
@@ -77,9 +81,9 @@ impl Disk {
     /// When there is no such tensor or it cannot give the view.
     pub(crate) fn new(control: Control, shows: Shows, socket: &Path) -> Result<Self, ControlError> {
         let (shows, bytes, serial) = match shows {
-            Shows::Base => (Shown::Base, control.device.base_bytes(), "lamina-base".to_owned()),
+            Shows::Base => (Shown::Base, length(&control.base()), "lamina-base".to_owned()),
             Shows::Views => {
-                (Shown::Views, control.device.views_bytes() + 2 * MARGIN, "lamina-views".to_owned())
+                (Shown::Views, length(&control.views_window()) + 2 * MARGIN, "lamina-views".to_owned())
             }
             Shows::View { tensor, view } => {
                 let view = control.create_view(&tensor, &view)?;
@@ -107,6 +111,7 @@ impl Disk {
                 Shown::Views => Shows::Views,
                 Shown::View(view) => Shows::View { tensor: view.tensor.clone(), view: view.view.clone() },
             },
+            guest: self.control.place().map(|place| place.name().to_owned()),
             bytes: self.bytes,
             read_only: self.read_only(),
             connected: self.connected.load(Ordering::Relaxed),
@@ -179,7 +184,7 @@ impl Disk {
     }
 
     fn partitions(&self) -> Vec<Partition> {
-        partitions::partitions(self.control.device.views())
+        partitions::partitions(self.control.views())
     }
 
     /// The views window, with the partition table before and behind it.
@@ -202,7 +207,7 @@ impl Disk {
     /// One view, and zeros behind it to the end of its last page.
     fn read_view(&self, view: &ViewInfo, offset: u64, out: &mut [u8]) -> Result<(), ControlError> {
         // Its place may be another's by now.
-        if !self.control.device.has_view(view) {
+        if !self.control.has_view(view) {
             return Err(DeviceError::Tensor(TensorError::Unknown { name: view.tensor.clone() }).into());
         }
         let visible = view.length.saturating_sub(offset).min(out.len() as u64);
@@ -210,6 +215,10 @@ impl Disk {
         rest.fill(0);
         if shown.is_empty() { Ok(()) } else { self.control.read_views(view.offset + offset, shown) }
     }
+}
+
+fn length(window: &Range<u64>) -> u64 {
+    window.end - window.start
 }
 
 /// Copies what of `bytes`, which lie at `at` of the disk, falls into `out`, which begins at `offset`.

@@ -1,6 +1,7 @@
 //! The run: bring up, read, decode, write, misbehave, measure. Each step reports as it goes; a step that fails is a problem, and
 //! the next one still runs, unless there is no device to run it on. A base window that is memory, or swapped to, is not looked at otherwise.
 
+mod attach;
 mod decode;
 mod hostile;
 mod messages;
@@ -27,6 +28,14 @@ pub fn run(plan: &Plan, options: &OpenOptions, report: &mut Report) {
     if let Some(plan) = &plan.swap {
         if let Err(error) = swap::run(options, plan, report) {
             report.problem("swap", &format!("{error:#}"));
+        }
+        return;
+    }
+    if let Some(bench) = &plan.attach_bench
+        && let Some(places) = &bench.disks
+    {
+        if let Err(error) = attach::of_disks(&options.tree, places, bench, report) {
+            report.problem("attach-bench", &format!("{error:#}"));
         }
         return;
     }
@@ -69,6 +78,11 @@ pub fn run(plan: &Plan, options: &OpenOptions, report: &mut Report) {
     {
         report.problem("warm-bench", &format!("{error:#}"));
     }
+    if let Some(bench) = &plan.attach_bench
+        && let Err(error) = attach::of_memory(&lamina, bench, report)
+    {
+        report.problem("attach-bench", &format!("{error:#}"));
+    }
 }
 
 fn started(report: &mut Report) {
@@ -89,9 +103,9 @@ fn open(options: &OpenOptions, report: &mut Report) -> Result<Lamina, lamina_shi
         None
     };
     let seconds = start.elapsed().as_secs_f64();
-    // What `up` found, rather than looking for it again.
+    // What `up` found, rather than looking for it again; a driver's one file shows both windows and is no window itself.
     let mut options = options.clone();
-    if let Some(attached) = &attached {
+    if let Some(attached) = attached.as_ref().filter(|attached| attached.base.node != attached.views.node) {
         options.base = Some(attached.base.node.clone());
         options.views = Some(attached.views.node.clone());
     }

@@ -52,7 +52,7 @@ fn stats(ctl: &mut Ctl) -> anyhow::Result<Value> {
 }
 
 /// The disk with this serial number.
-fn disk(tree: &Tree, serial: &str) -> anyhow::Result<String> {
+pub(super) fn disk(tree: &Tree, serial: &str) -> anyhow::Result<String> {
     let has = |name: &String| tree.read(format!("block/{name}/serial")).is_ok_and(|found| found == serial);
     let found = tree.list("block").into_iter().find(has);
     let name = found.with_context(|| format!("no disk has the serial number {serial}"))?;

@@ -29,7 +29,7 @@ Examples:
       lamina boot --attach vhost-user --disk /run/lamina/disks/base.sock --disk /run/lamina/disks/views.sock
   As an interleave set of two CXL memory devices:
       lamina boot --interleave 2x256 --model model.safetensors --views full,e8m3
-  As shared memory, with all options in a file:
+  As shared memory, or several guests at once, with all options in a file:
       lamina boot --topology docs/topology.toml
   Only say what would be started, for a QEMU command line of your own:
       lamina boot --base /tmp/lamina/base --views-file /tmp/lamina/views --print-command")]

@@ -13,7 +13,7 @@ use super::values::{bytes, open_windows, run_dir, threads};
 use crate::several::SeveralArgs;
 
 /// What a device is made of and where it listens.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub(crate) struct DeviceArgs {
     /// Bytes of the base window [default: what the checkpoints take, at least 256M].
     #[arg(long, value_parser = bytes, value_name = "BYTES")]

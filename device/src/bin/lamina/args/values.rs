@@ -12,7 +12,7 @@ use lamina_qemu::Accel;
 use super::Codecs;
 
 /// The directory for sockets when none is named: the user's own runtime directory, or one of this user's in /tmp.
-pub(super) fn run_dir() -> PathBuf {
+pub(crate) fn run_dir() -> PathBuf {
     match std::env::var_os("XDG_RUNTIME_DIR") {
         Some(dir) if !dir.is_empty() => PathBuf::from(dir).join("lamina"),
         _ if nix::unistd::geteuid().is_root() => PathBuf::from("/run/lamina"),

@@ -79,7 +79,7 @@ impl Worker {
             (mount.path().to_owned(), *threads)
         });
         descriptors.extend(held.disks.iter().map(|(socket, _)| socket.listener.as_fd()));
-        let disks = held.disks.iter().map(|(socket, shows)| (socket.path.clone(), shows.clone())).collect();
+        let disks = held.disks.iter().map(|(_, disk)| disk.clone()).collect();
         let qmp = held.qmp.clone();
         self.order(&Order::Serve { mount, qmp, disks }, &descriptors)
     }

@@ -12,6 +12,7 @@ use lamina::store::image::Image;
 
 use crate::args::{DeviceArgs, DiskArg};
 use crate::division::{DivisionArgs, Plan};
+use crate::life::Disk;
 
 /// What must outlive workers.
 pub(super) struct Held {
@@ -22,7 +23,7 @@ pub(super) struct Held {
     /// One for each pair of files.
     pub(super) ctl: Vec<Listening>,
     pub(super) tcp: Option<std::net::TcpListener>,
-    pub(super) disks: Vec<(Listening, Shows)>,
+    pub(super) disks: Vec<(Listening, Disk)>,
     /// Where QEMU is told of poison.
     pub(super) qmp: Option<PathBuf>,
 }
@@ -47,19 +48,27 @@ impl Drop for Listening {
     }
 }
 
-pub(super) fn listen_for(disks: Vec<DiskArg>) -> Result<Vec<(Listening, Shows)>> {
+/// The sockets of disks of the whole device, and of guests' both windows in a directory each.
+pub(super) fn listen_for(
+    disks: Vec<DiskArg>,
+    guests: &[(String, PathBuf)],
+) -> Result<Vec<(Listening, Disk)>> {
     let mut all = Vec::new();
+    let both = |directory: &Path, guest: Option<String>| {
+        make_private_dir(directory)?;
+        let disk = |name, shows| Disk { socket: directory.join(name), shows, guest: guest.clone() };
+        Ok::<_, anyhow::Error>([disk("base.sock", Shows::Base), disk("views.sock", Shows::Views)])
+    };
     for disk in disks {
         match disk {
-            DiskArg::Both(directory) => {
-                make_private_dir(&directory)?;
-                all.push((directory.join("base.sock"), Shows::Base));
-                all.push((directory.join("views.sock"), Shows::Views));
-            }
-            DiskArg::One(socket, shows) => all.push((socket, shows)),
+            DiskArg::Both(directory) => all.extend(both(&directory, None)?),
+            DiskArg::One(socket, shows) => all.push(Disk { socket, shows, guest: None }),
         }
     }
-    all.into_iter().map(|(socket, shows)| Ok((Listening::at(&socket)?, shows))).collect()
+    for (guest, directory) in guests {
+        all.extend(both(directory, Some(guest.clone()))?);
+    }
+    all.into_iter().map(|disk| Ok((Listening::at(&disk.socket)?, disk))).collect()
 }
 
 /// Makes a directory for sockets, for this user alone.

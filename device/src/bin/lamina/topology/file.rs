@@ -1,0 +1,104 @@
+//! What can be written into a topology.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use serde::Deserialize;
+use toml::Spanned;
+
+pub(super) type Field<T> = Option<Spanned<T>>;
+
+/// A file.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub(super) struct File {
+    #[serde(default)]
+    pub(super) device: Device,
+    pub(super) guest: Vec<Spanned<Guest>>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub(super) struct Device {
+    pub(super) mount: Field<PathBuf>,
+    pub(super) capacity: Field<Number>,
+    pub(super) views_capacity: Field<Number>,
+    pub(super) mode: Field<String>,
+    pub(super) codec: Field<String>,
+    pub(super) model: Field<Vec<PathBuf>>,
+    pub(super) views: Field<Vec<String>>,
+    pub(super) kv: Field<Vec<String>>,
+    pub(super) open_windows: Field<Number>,
+    pub(super) image: Field<PathBuf>,
+    pub(super) store_capacity: Field<Number>,
+    pub(super) full_wait: Field<Number>,
+    pub(super) memory_reserve: Field<Number>,
+    pub(super) format: Field<Vec<String>>,
+    pub(super) qmp: Field<PathBuf>,
+    pub(super) run_dir: Field<PathBuf>,
+    pub(super) tcp: Field<String>,
+    pub(super) read_ahead_kb: Field<Number>,
+    pub(super) threads: Field<Number>,
+    pub(super) devices: Field<Number>,
+    pub(super) interleave: Field<String>,
+    #[serde(rename = "device-bandwidth")]
+    pub(super) bandwidth: Field<Bandwidth>,
+    pub(super) shared: Field<Number>,
+    pub(super) host_cache: Field<Number>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub(super) struct Guest {
+    pub(super) name: Field<String>,
+    /// Of a part of its own, as the next three.
+    pub(super) capacity: Field<Number>,
+    pub(super) views_capacity: Field<Number>,
+    pub(super) quota: Field<Number>,
+    pub(super) model: Field<Vec<PathBuf>>,
+    /// Whether it has a cache of its own, which nobody keeps coherent.
+    pub(super) host: Field<bool>,
+    pub(super) guest: Field<String>,
+    pub(super) shmem: Field<PathBuf>,
+    pub(super) attach: Field<String>,
+    pub(super) base: Field<PathBuf>,
+    pub(super) views_file: Field<PathBuf>,
+    pub(super) ctl: Field<PathBuf>,
+    pub(super) mailbox: Field<PathBuf>,
+    pub(super) disk: Field<Vec<PathBuf>>,
+    pub(super) script: Field<PathBuf>,
+    /// The host's file by the guest's path.
+    pub(super) put: Field<BTreeMap<String, PathBuf>>,
+    pub(super) extras: Field<bool>,
+    pub(super) memory: Field<Number>,
+    pub(super) cpus: Field<Number>,
+    pub(super) accel: Field<String>,
+    pub(super) huge_pages: Field<bool>,
+    pub(super) qemu: Field<Vec<String>>,
+}
+
+/// A number or a size, with a unit or without.
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+pub(super) enum Number {
+    Plain(i64),
+    Text(String),
+}
+
+/// GB/s, whole or not.
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+pub(super) enum Bandwidth {
+    Whole(i64),
+    Fraction(f64),
+}
+
+impl Number {
+    /// As it is written on a command line.
+    pub(super) fn text(self) -> String {
+        match self {
+            Self::Plain(number) => number.to_string(),
+            Self::Text(text) => text,
+        }
+    }
+}

@@ -1,0 +1,166 @@
+//! The options that a part of a topology stands for.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::Parser;
+use clap::error::{ContextKind, ContextValue};
+
+use super::Source;
+use super::file::{Bandwidth, Device, Field, Guest, Number};
+use crate::args::Cli;
+
+/// Options, and the places in the file that they come from.
+pub(super) struct Options<'f> {
+    source: Source<'f>,
+    words: Vec<OsString>,
+    places: Vec<(&'static str, usize)>,
+}
+
+impl<'f> Options<'f> {
+    /// None yet, of this command.
+    pub(super) fn of(command: &str, source: Source<'f>) -> Self {
+        Self { source, words: vec![command.into()], places: Vec::new() }
+    }
+
+    /// Adds an option for each of the field's values.
+    pub(super) fn add<T, V: Into<OsString>>(
+        &mut self,
+        option: &'static str,
+        field: Field<T>,
+        values: impl FnOnce(T) -> Vec<V>,
+    ) {
+        let Some(field) = field else { return };
+        self.places.push((option, field.span().start));
+        for value in values(field.into_inner()) {
+            self.word(option, value);
+        }
+    }
+
+    fn text(&mut self, option: &'static str, field: Field<String>) {
+        self.add(option, field, |text| vec![text]);
+    }
+
+    fn texts(&mut self, option: &'static str, field: Field<Vec<String>>) {
+        self.add(option, field, |texts| texts);
+    }
+
+    pub(super) fn number(&mut self, option: &'static str, field: Field<Number>) {
+        self.add(option, field, |number| vec![number.text()]);
+    }
+
+    pub(super) fn path(&mut self, option: &'static str, field: Field<PathBuf>) {
+        let folder = self.source.folder.to_owned();
+        self.add(option, field, |path| vec![folder.join(path)]);
+    }
+
+    fn paths(&mut self, option: &'static str, field: Field<Vec<PathBuf>>) {
+        let folder = self.source.folder.to_owned();
+        self.add(option, field, |paths| paths.into_iter().map(|path| folder.join(path)).collect());
+    }
+
+    fn switch(&mut self, option: &'static str, field: Field<bool>) {
+        let Some(field) = field else { return };
+        self.places.push((option, field.span().start));
+        self.switch_on(option, field.into_inner());
+    }
+
+    /// Adds an option with a value that is not the file's own.
+    pub(super) fn word(&mut self, option: &str, value: impl Into<OsString>) {
+        let mut word = OsString::from(option);
+        word.push("=");
+        word.push(value.into());
+        self.words.push(word);
+    }
+
+    /// Adds an option, or not.
+    pub(super) fn switch_on(&mut self, option: &str, on: bool) {
+        self.words.extend(on.then(|| option.into()));
+    }
+
+    /// What the device is made of.
+    pub(super) fn device(&mut self, device: Device) {
+        self.path("--mount", device.mount);
+        self.number("--capacity", device.capacity);
+        self.number("--views-capacity", device.views_capacity);
+        self.text("--mode", device.mode);
+        self.text("--codec", device.codec);
+        self.paths("--model", device.model);
+        // One option, so that no views at all can be said.
+        self.add("--views", device.views, |views| vec![views.join(",")]);
+        self.texts("--kv", device.kv);
+        self.number("--open-windows", device.open_windows);
+        self.path("--image", device.image);
+        self.number("--store-capacity", device.store_capacity);
+        self.number("--full-wait", device.full_wait);
+        self.number("--memory-reserve", device.memory_reserve);
+        self.texts("--format", device.format);
+        self.path("--qmp", device.qmp);
+        self.path("--run-dir", device.run_dir);
+        self.text("--tcp", device.tcp);
+        self.number("--read-ahead-kb", device.read_ahead_kb);
+        self.number("--threads", device.threads);
+        self.number("--devices", device.devices);
+        self.text("--interleave", device.interleave);
+        self.add("--device-bandwidth", device.bandwidth, |bandwidth| match bandwidth {
+            Bandwidth::Whole(gbs) => vec![gbs.to_string()],
+            Bandwidth::Fraction(gbs) => vec![gbs.to_string()],
+        });
+    }
+
+    /// What boots on it.
+    pub(super) fn guest(&mut self, guest: Guest) {
+        self.text("--attach", guest.attach);
+        self.text("--guest", guest.guest);
+        self.path("--shmem", guest.shmem);
+        self.path("--base", guest.base);
+        self.path("--views-file", guest.views_file);
+        self.path("--ctl", guest.ctl);
+        self.path("--mailbox", guest.mailbox);
+        self.paths("--disk", guest.disk);
+        self.path("--script", guest.script);
+        let folder = self.source.folder.to_owned();
+        self.add("--put", guest.put, |files| {
+            let put = |(guest, host): (String, PathBuf)| {
+                let mut word = folder.join(host).into_os_string();
+                word.push("=");
+                word.push(guest);
+                word
+            };
+            files.into_iter().map(put).collect()
+        });
+        self.switch("--extras", guest.extras);
+        self.number("--memory", guest.memory);
+        self.number("--cpus", guest.cpus);
+        self.text("--accel", guest.accel);
+        self.switch("--huge-pages", guest.huge_pages);
+        // Last: what follows is QEMU's.
+        if let Some(words) = guest.qemu {
+            self.words.push("--".into());
+            self.words.extend(words.into_inner().into_iter().map(OsString::from));
+        }
+    }
+
+    /// Has the parser read them: what they mean, and they themselves.
+    ///
+    /// # Errors
+    /// What is wrong, with its line.
+    pub(super) fn parse(self) -> Result<(Cli, Vec<OsString>), String> {
+        let Self { source, words, places } = self;
+        let line = std::iter::once(OsString::from("lamina")).chain(words.iter().cloned());
+        let cli = Cli::try_parse_from(line).map_err(|why| {
+            let named = match why.get(ContextKind::InvalidArg) {
+                Some(ContextValue::String(named)) => named.clone(),
+                _ => String::new(),
+            };
+            let option = named.split([' ', '=']).next().unwrap_or_default();
+            // What is wrong comes before the first empty line, and the usage, which is no file's, after it.
+            let told = why.to_string();
+            let told = told.split("\n\n").next().unwrap_or_default().trim_start_matches("error: ");
+            let told = told.split_whitespace().collect::<Vec<_>>().join(" ");
+            let place = places.iter().find(|(known, _)| *known == option);
+            place.map_or_else(|| told.clone(), |(_, at)| source.at(*at, &told))
+        })?;
+        Ok((cli, words))
+    }
+}

@@ -1,0 +1,19 @@
+//! Guests that see the device as shared memory of PCI devices: no CXL in them, and no serial port for requests.
+
+use lamina_guest_tests::judge::Judge;
+
+use crate::script::{model, reads_writes_and_asks};
+
+/// What every script begins with: that there is nothing but the shared memory.
+pub(crate) const PROLOGUE: &str = r#"#!/bin/sh
+fail() { echo "FAILED: $*"; exit 1; }
+[ -z "$(ls /sys/bus/cxl/devices 2>/dev/null)" ] || fail "there is CXL"
+[ -z "$(ls /sys/class/virtio-ports 2>/dev/null)" ] || fail "there is a serial port"
+[ "$(grep -l 0x1110 /sys/bus/pci/devices/*/device | wc -l)" = 3 ] || fail "no shared memory"
+"#;
+
+#[test]
+fn a_guest_without_cxl_reads_writes_and_flushes_through_the_doorbell() {
+    let judge = Judge::new(&[model()]).unwrap();
+    reads_writes_and_asks("ivshmem", PROLOGUE, "", &[], &judge);
+}

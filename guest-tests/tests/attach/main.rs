@@ -1,0 +1,9 @@
+//! Guests booted on a device by each way in, as a user would boot them: by `lamina boot`, with options or from a file.
+//!
+//! These need what `./x` sets up: the guest's programs and image, a QEMU, FUSE. Disks, and several guests of a device that is served, have files of their own beside this folder.
+
+mod interleave;
+mod ivshmem;
+mod script;
+mod shmem;
+mod topology;
