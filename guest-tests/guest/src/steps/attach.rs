@@ -146,8 +146,6 @@ fn run(way: &mut dyn Way, bench: &AttachBench, report: &mut Report) -> anyhow::R
             Ok(())
         };
         let mut copy = held.clone();
-        loads(Measure::Ordinary, VolatileSlice::from(copy.as_mut_slice()), LEAST, &held, &mut told)?;
-
         copy.rotate_left(MOVE);
         let start = Instant::now();
         let stored = 8 * store(way.base()?.volatile(), &copy, limit)?;
@@ -158,6 +156,8 @@ fn run(way: &mut dyn Way, bench: &AttachBench, report: &mut Report) -> anyhow::R
         way.forget()?;
         loads(Measure::Cold, way.view()?.volatile(), Duration::ZERO, &held, &mut told)?;
         loads(Measure::Warm, way.view()?.volatile(), LEAST, &held, &mut told)?;
+        copy.copy_from_slice(&held);
+        loads(Measure::Ordinary, VolatileSlice::from(copy.as_mut_slice()), LEAST, &held, &mut told)?;
         loads(Measure::Base, way.base()?.volatile(), LEAST, &held, &mut told)?;
 
         let start = Instant::now();
