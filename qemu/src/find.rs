@@ -41,7 +41,7 @@ pub struct Qemu {
 #[derive(Debug, thiserror::Error)]
 pub enum FindError {
     /// The one that `LAMINA_QEMU` names will not do.
-    #[error("LAMINA_QEMU: {0}")]
+    #[error("the QEMU that LAMINA_QEMU names will not do")]
     Named(#[source] ProbeError),
     /// The one that the caller named will not do.
     #[error(transparent)]
@@ -99,12 +99,14 @@ pub enum ProbeError {
         printed: String,
     },
     /// It is too old for the way the device is attached.
-    #[error("{} is QEMU {version}", path.display())]
+    #[error("{} is QEMU {version}, and {oldest} or newer is needed", path.display())]
     Old {
         /// The program.
         path: PathBuf,
         /// Its version.
         version: Version,
+        /// The oldest that would do.
+        oldest: Version,
     },
 }
 
@@ -140,7 +142,7 @@ impl Qemu {
         }
         match Version::parse(&String::from_utf8_lossy(&output.stdout)) {
             Some(version) if version >= oldest => Ok(Self { install, version }),
-            Some(version) => Err(ProbeError::Old { path: path.to_owned(), version }),
+            Some(version) => Err(ProbeError::Old { path: path.to_owned(), version, oldest }),
             None => Err(ProbeError::NoVersion { path: path.to_owned(), printed: first(&output.stdout) }),
         }
     }
@@ -184,7 +186,7 @@ fn choose(
             Err(error) => error,
         };
     if !matches!(host, ProbeError::NotInPath) {
-        tracing::info!("not using a QEMU of the host: {host}; {oldest} or newer is needed");
+        tracing::info!("not using a QEMU of the host: {host}");
     }
     tools().and_then(|root| Ok(Qemu::probe(&root, oldest)?)).map_err(|tools| FindError::None {
         oldest,
@@ -281,7 +283,8 @@ mod tests {
             let program = folder.path().join(PROGRAM);
             retry(|| choose(OLDEST, Some(program.as_os_str()), path, not_tried))
         };
-        assert!(matches!(named(&old), Err(FindError::Named(ProbeError::Old { .. }))));
+        let Err(FindError::Named(why @ ProbeError::Old { .. })) = named(&old) else { panic!("taken") };
+        assert!(why.to_string().ends_with("QEMU 8.2.2, and 11.1.0 or newer is needed"), "{why}");
         assert!(
             matches!(named(&bad), Err(FindError::Named(ProbeError::Run { why, .. })) if why.contains("no: such library"))
         );

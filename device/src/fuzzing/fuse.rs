@@ -40,7 +40,7 @@ pub fn fuse(data: &[u8]) {
     });
     let kernel = memory_file();
     let channel = kernel.try_clone().expect("a descriptor");
-    let (workers, late) = Workers::new(Arc::new(Tree::new(pairs.to_vec())), vec![channel]);
+    let (workers, late) = Workers::new(Arc::new(Tree::new(pairs.to_vec())), vec![channel], 4);
     let (mut answer, mut heard) = (vec![0; BUFFER_BYTES], 0);
     let mut number = 0_u64;
     while let Some((length, bytes)) = rest.split_first_chunk() {

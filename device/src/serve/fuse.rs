@@ -11,9 +11,9 @@
 //! writing the files is fine outside of workers. (The launderers' own mapping for `msync` is never stored to, and is
 //! unmapped after the connection was aborted.)
 //!
-//! Two properties of the mount are set through its backing-device information (BDI) in sysfs and need root; without, they
-//! are left with a warning: `read_ahead_kb`, how much is read when one byte is missing, and `strict_limit` 0 with
-//! `max_ratio` 100, without which dirtying pages is throttled to a fraction of the memory's speed.
+//! Two properties of the mount belong to its backing-device information (BDI): `read_ahead_kb`, how much is read when one byte is missing, is bounded
+//! when the kernel asks for it first, and needs root in sysfs only to be more than the kernel's 128; `strict_limit` 0 with
+//! `max_ratio` 100, without which dirtying pages is throttled to a fraction of the memory's speed, needs root. Who is not goes without.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -129,7 +129,7 @@ impl Mount {
         let Channels { requests, notices } = channels;
         let pair = |pair| Arc::new(Pair::new(pair, &path, options.full_wait));
         let tree = Arc::new(Tree::new(pairs.iter().map(pair).collect()));
-        let (workers, late_queue) = Workers::new(Arc::clone(&tree), requests);
+        let (workers, late_queue) = Workers::new(Arc::clone(&tree), requests, options.read_ahead_kb);
         // From here on dropping the mount undoes everything.
         let mut mount =
             Self { held, path, minor: String::new(), workers, tree, notices, threads: Vec::new() };
@@ -226,13 +226,26 @@ impl Mount {
     /// Sets the properties of the mount's BDI.
     fn tune(&self, options: &MountOptions) {
         let bdi = format!("/sys/class/bdi/0:{}", self.minor);
-        let wanted = [("read_ahead_kb", options.read_ahead_kb), ("strict_limit", 0), ("max_ratio", 100)];
-        for (name, value) in wanted {
-            let file = format!("{bdi}/{name}");
-            if let Err(why) = fs::write(&file, value.to_string()) {
-                tracing::warn!(
-                    "{file} stays as it is ({why}); exact page reads and full store speed need it to be {value}"
-                );
+        let wanted = [
+            ("read_ahead_kb", options.read_ahead_kb, "reads of that size"),
+            ("strict_limit", 0, "stores at full speed"),
+            ("max_ratio", 100, "stores at full speed"),
+        ];
+        for (name, value, what) in wanted {
+            let (file, value) = (format!("{bdi}/{name}"), value.to_string());
+            if fs::read_to_string(&file).is_ok_and(|is| is.trim() == value) {
+                continue;
+            }
+            match fs::write(&file, &value) {
+                Ok(()) => {}
+                Err(why) if why.kind() == io::ErrorKind::PermissionDenied => {
+                    tracing::info!(
+                        "{file} stays as it is: {what} need it to be {value}, and that needs root"
+                    );
+                }
+                Err(why) => {
+                    tracing::warn!("{file} stays as it is ({why}): {what} need it to be {value}");
+                }
             }
         }
     }

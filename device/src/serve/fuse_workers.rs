@@ -46,6 +46,8 @@ pub(crate) struct Workers {
     pub(super) channels: Vec<File>,
     /// Requests that waited for the launderer, until the mount closes.
     pub(super) late: Mutex<Option<Sender<Late>>>,
+    /// Bytes that are read at once when a page is missing.
+    read_ahead: u32,
     /// Requests that made a handler panic.
     pub(crate) panics: AtomicU64,
 }
@@ -84,6 +86,17 @@ impl Header {
         ![Opcode::Forget as u32, Opcode::BatchForget as u32, Opcode::Interrupt as u32].contains(&self.opcode)
     }
 
+    /// Bounds what a mount says that it reads ahead, which the server takes over: the kernel then reads so much without anybody's asking in sysfs.
+    fn bound_read_ahead(&self, request: &mut [u8], bytes: u32) {
+        // struct fuse_init_in: major, minor, max_readahead, and more.
+        let Some(field) = request.get_mut(HEADER_BYTES + 8..).and_then(<[u8]>::first_chunk_mut) else {
+            return;
+        };
+        if self.opcode == Opcode::Init as u32 {
+            *field = u32::from_ne_bytes(*field).min(bytes).to_ne_bytes();
+        }
+    }
+
     /// Offset and length of a read.
     fn read(&self, request: &[u8]) -> Option<(u64, u64)> {
         if self.opcode == Opcode::Read as u32 { Self::span(request) } else { None }
@@ -114,13 +127,18 @@ impl Header {
 
 impl Workers {
     /// Workers that answer for `tree` what comes from `channels`, and the queue of what they set aside.
-    pub(crate) fn new(tree: Arc<Tree>, channels: Vec<File>) -> (Arc<Self>, Receiver<Late>) {
+    pub(crate) fn new(
+        tree: Arc<Tree>,
+        channels: Vec<File>,
+        read_ahead_kb: u32,
+    ) -> (Arc<Self>, Receiver<Late>) {
         let (late, late_queue) = channel();
         let workers = Self {
             server: Server::new(WindowFs::new(Arc::clone(&tree))),
             tree,
             channels,
             late: Mutex::new(Some(late)),
+            read_ahead: read_ahead_kb.saturating_mul(1024),
             panics: AtomicU64::new(0),
         };
         (Arc::new(workers), late_queue)
@@ -216,6 +234,7 @@ impl Workers {
             if self.write_back(channel, header, request) {
                 return Ok(());
             }
+            header.bound_read_ahead(request, self.read_ahead);
             let reader =
                 Reader::<()>::from_fuse_buffer(FuseBuf::new(request)).map_err(|why| why.to_string())?;
             let writer =
@@ -324,5 +343,33 @@ pub(super) fn ask_again(workers: &Workers, device: RawFd) {
     let Ok(writer) = FuseDevWriter::<()>::new(device, &mut buffer) else { return };
     if let Err(why) = workers.server.notify_resend(writer) {
         tracing::error!("the requests in flight are lost: {why}; Linux 6.9 and newer give them again");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_a_mount_reads_ahead_is_bounded() {
+        let request = |opcode: Opcode| {
+            let mut request = [7; HEADER_BYTES + 16];
+            request[4..8].copy_from_slice(&(opcode as u32).to_ne_bytes());
+            request[HEADER_BYTES + 8..HEADER_BYTES + 12].copy_from_slice(&131_072_u32.to_ne_bytes());
+            request
+        };
+        let bounded = |opcode, bytes| {
+            let mut request = request(opcode);
+            Header::of(&request).unwrap().bound_read_ahead(&mut request, bytes);
+            request
+        };
+        let mut four = request(Opcode::Init);
+        four[HEADER_BYTES + 8..HEADER_BYTES + 12].copy_from_slice(&4096_u32.to_ne_bytes());
+        assert_eq!(bounded(Opcode::Init, 4096), four);
+        assert_eq!(bounded(Opcode::Init, 1 << 20), request(Opcode::Init), "the kernel's own bound is kept");
+        assert_eq!(bounded(Opcode::Read, 4096), request(Opcode::Read));
+        let mut short = request(Opcode::Init)[..HEADER_BYTES + 10].to_vec();
+        Header::of(&short).unwrap().bound_read_ahead(&mut short, 4096);
+        assert_eq!(short, request(Opcode::Init)[..HEADER_BYTES + 10]);
     }
 }

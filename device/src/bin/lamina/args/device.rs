@@ -68,7 +68,7 @@ pub(crate) struct DeviceArgs {
     /// Serve the API on this loopback address too, to your own user and root; port 0 takes any free port.
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub(crate) tcp: Option<SocketAddr>,
-    /// KiB read when a page is missing; 4 reads exactly that page, more is faster for sequential reads.
+    /// KiB read when a page is missing; 4 reads exactly that page, more is faster for sequential reads; more than 128 needs root.
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(0..=1024), value_name = "KIB")]
     pub(crate) read_ahead_kb: u32,
     /// Threads that answer the mount [default: one for each core, at least 2].
