@@ -4,6 +4,7 @@
 //! table is its ratios.
 
 pub mod codec;
+mod cpu;
 pub mod mount;
 pub mod start;
 pub mod tile;
