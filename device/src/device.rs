@@ -19,6 +19,7 @@ mod kept;
 mod lanes;
 mod partition;
 pub mod poison;
+mod reads;
 mod room;
 mod staged;
 mod stock;
@@ -34,7 +35,6 @@ use std::{
     time::Instant,
 };
 
-use lamina_abi::DIRECTORY_BYTES;
 use parking_lot::RwLock;
 
 pub(crate) use self::division::Division;
@@ -47,19 +47,17 @@ pub use self::{
     partition::Partition,
 };
 use crate::{
-    BLOCK_BYTES, BlockWords,
+    BLOCK_BYTES,
     codec::Codec,
-    format::Format,
     kv::Shape,
     mode::Mode,
-    plane::PlaneMask,
-    stats::{IndexCache, Stats, Tally, members::Members, report::Subject},
+    stats::{IndexCache, Stats, members::Members, report::Subject},
     store::{
         image::{Image, Superblock},
         snapshot,
     },
     tensor::Tensor,
-    window::{Alias, Map},
+    window::Map,
 };
 pub use crate::{
     stats::StatsReport,
@@ -238,60 +236,6 @@ impl Device {
         self.config.codec
     }
 
-    /// Fills `out` from `offset` of the base window on.
-    ///
-    /// # Errors
-    /// [`DeviceError::PastWindow`], [`DeviceError::Damaged`], [`DeviceError::Store`].
-    pub fn read_base(&self, offset: u64, out: &mut [u8]) -> Result<(), DeviceError> {
-        self.inside(Window::Base, offset, out.len() as u64)?;
-        let mut map = self.map();
-        let mut total = Tally::default();
-        let mut done = 0;
-        while done < out.len() {
-            let at = offset + done as u64;
-            let (block, inside) = locate(at);
-            let length = (BLOCK_BYTES - inside).min(out.len() - done);
-            let part = &mut out[done..done + length];
-            let tensor = map.tensor_at(at);
-            let format = tensor.map_or(Format::Opaque, |tensor| tensor.info.format);
-            let mut tally = Tally::default();
-            self.add_plain(block, inside, length, &mut tally);
-            let fetch = |words: &mut BlockWords, tally: &mut Tally| {
-                let all = PlaneMask::all(format);
-                match tensor.filter(|tensor| tensor.windows.is_some()) {
-                    None => self.fetch(block, format, all, words, tally),
-                    Some(tensor) => {
-                        let inside = inside..inside + length;
-                        self.fetch_from_window(tensor, block, inside, all, words, tally)
-                    }
-                }
-            };
-            let found = if let Ok(words) = <&mut [u8; BLOCK_BYTES]>::try_from(&mut *part) {
-                fetch(words, &mut tally)?
-            } else {
-                let mut words = [0; BLOCK_BYTES];
-                let found = fetch(&mut words, &mut tally)?;
-                part.copy_from_slice(&words[inside..inside + length]);
-                found
-            };
-            if !found {
-                map = self.map();
-                continue;
-            }
-            if let Some(tensor) = tensor {
-                tensor.traffic.count(length as u64, &tally);
-            }
-            total.add(&tally);
-            done += length;
-        }
-        self.stats.base.count(out.len() as u64, &total);
-        self.count_members(&total);
-        if let Some(part) = self.counted_part(offset) {
-            part.base_reads.count(out.len() as u64, &total);
-        }
-        Ok(())
-    }
-
     /// Stores `data` from `offset` of the base window on.
     ///
     /// # Errors
@@ -328,74 +272,6 @@ impl Device {
             part.base_written_bytes.add(data.len() as u64);
         }
         Ok(())
-    }
-
-    /// Fills `out` from `offset` of the views window on: directory, views, and zeros where neither is.
-    ///
-    /// # Errors
-    /// As [`Device::read_base`].
-    pub fn read_views(&self, offset: u64, out: &mut [u8]) -> Result<(), DeviceError> {
-        let range = self.inside(Window::Views, offset, out.len() as u64)?;
-        'again: loop {
-            out.fill(0);
-            let map = self.map();
-            for (part, directory) in self.division.parts.iter().zip(&map.directories) {
-                let at = part.views.start;
-                if range.start < at + DIRECTORY_BYTES && at < range.end {
-                    self.stats.directory_reads.add(1);
-                    part.directory_reads.add(1);
-                    paste(out, &range, at, &directory.bytes);
-                }
-            }
-            for alias in map.aliases_in(&range) {
-                if !self.read_alias(alias, &range, out)? {
-                    continue 'again;
-                }
-            }
-            return Ok(());
-        }
-    }
-
-    /// The part of `range` of the views window that `alias` fills. `false` if it is no more.
-    fn read_alias(&self, alias: &Alias, range: &Range<u64>, out: &mut [u8]) -> Result<bool, DeviceError> {
-        let (start, end) = (alias.info.offset, alias.info.offset + alias.info.length);
-        let wanted = range.start.max(start) - start..range.end.min(end) - start;
-        let format = alias.view.format();
-        let first_block = alias.tensor.info.dpa / BLOCK_BYTES as u64;
-        let mut tally = Tally::default();
-        let mut words = [0; BLOCK_BYTES];
-        let mut rendered = Vec::with_capacity(2 * BLOCK_BYTES);
-        for piece in alias.pieces(wanted.clone()) {
-            let width = format.bits() as usize;
-            let from = piece.elements.start * width / 8;
-            let to = piece.elements.end * width / 8;
-            let (block, mask, tensor) = (first_block + piece.block, alias.view.mask(), &alias.tensor);
-            self.add_plain(block, from, to - from, &mut tally);
-            let inside = alias.words_of(piece.block, &wanted);
-            let found = match &tensor.windows {
-                Some(_) => self.fetch_from_window(tensor, block, inside, mask, &mut words, &mut tally)?,
-                None => self.fetch_part(block, format, inside, mask, &mut words, &mut tally)?,
-            };
-            if !found {
-                return Ok(false);
-            }
-            // Elements past the tensor's last are not the view's to show.
-            let before = piece.block * format.block_elements();
-            clear_from(format, alias.info.elements.saturating_sub(before), &mut words);
-            rendered.clear();
-            alias.view.render(&mut words, piece.elements.start, piece.elements.end, &mut rendered);
-            let visible = alias.info.length.saturating_sub(piece.offset).min(rendered.len() as u64);
-            let visible = usize::try_from(visible).expect("at most what was rendered");
-            paste(out, range, start + piece.offset, &rendered[..visible]);
-        }
-        let bytes = wanted.end - wanted.start;
-        alias.traffic.count(bytes, &tally);
-        self.stats.views.count(bytes, &tally);
-        self.count_members(&tally);
-        if self.division.divided {
-            self.division.parts[alias.tensor.part].view_reads.count(bytes, &tally);
-        }
-        Ok(true)
     }
 
     /// Counts a store into the views window, which has no effect on the device.
@@ -517,29 +393,6 @@ fn lines(inside: usize, length: usize) -> u64 {
         return 0;
     }
     ((inside + length).next_multiple_of(64) - inside / 64 * 64) as u64
-}
-
-/// Zeroes elements `from..` of a block.
-fn clear_from(format: Format, from: u64, words: &mut [u8; BLOCK_BYTES]) {
-    if from >= format.block_elements() {
-        return;
-    }
-    let bits = usize::try_from(from).expect("less than a block's elements") * format.bits() as usize;
-    if !bits.is_multiple_of(8) {
-        words[bits / 8] &= 0x0f; // half a byte of int4 stays
-    }
-    words[bits.div_ceil(8)..].fill(0);
-}
-
-/// Copies the part of `bytes`, which lie at `at` of a window, that falls into `range`, to its place in `out`.
-fn paste(out: &mut [u8], range: &Range<u64>, at: u64, bytes: &[u8]) {
-    let start = range.start.max(at);
-    let end = range.end.min(at + bytes.len() as u64);
-    if start < end {
-        let index = |position: u64| usize::try_from(position).expect("inside a slice");
-        out[index(start - range.start)..index(end - range.start)]
-            .copy_from_slice(&bytes[index(start - at)..index(end - at)]);
-    }
 }
 
 #[cfg(test)]

@@ -118,6 +118,13 @@ impl Map {
         self.tensors[..after].last().filter(|tensor| dpa < tensor.end())
     }
 
+    /// The end of what the owner of the block at `dpa` has from there on, or of what nobody has.
+    pub(crate) fn owner_end(&self, dpa: u64) -> u64 {
+        let after = self.tensors.partition_point(|tensor| tensor.info.dpa <= dpa);
+        let next = self.tensors.get(after).map_or(u64::MAX, |tensor| tensor.info.dpa);
+        self.tensor_at(dpa).map_or(next, |tensor| next.min(tensor.end()))
+    }
+
     /// The tensor of this name.
     pub(crate) fn tensor(&self, name: &str) -> Result<&Arc<Tensor>, TensorError> {
         self.tensors
@@ -164,6 +171,12 @@ impl Alias {
         };
         let Counted { traffic, number } = traffic;
         Self { tensor, view, info, traffic, number }
+    }
+
+    /// Whether it shows all of `range` of the views window.
+    pub(crate) fn shows(&self, range: &Range<u64>) -> bool {
+        let info = &self.info;
+        info.offset <= range.start && range.end <= info.offset + info.length
     }
 
     /// How its elements lie beside its tensor's.

@@ -270,6 +270,11 @@ impl Process {
         Ok((process, ready))
     }
 
+    /// Its number.
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Kills it at once.
     pub(crate) fn kill(&mut self) -> Result<()> {
         self.child.kill()?;

@@ -87,6 +87,11 @@ impl Disks {
         Ok(())
     }
 
+    /// The process that holds the device; the one that does the work is its child.
+    pub fn pid(&self) -> u32 {
+        self.process.pid()
+    }
+
     /// The sockets, in the order of the guest's disks.
     pub fn sockets(&self) -> Vec<PathBuf> {
         self.ready.disks.iter().map(|disk| disk.socket.clone()).collect()

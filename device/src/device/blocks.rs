@@ -259,6 +259,13 @@ impl Device {
         Ok(found)
     }
 
+    /// Has the processor bring what will be fetched of `block` while another block is worked on, as far as that is like what a request has fetched so far. Nothing depends on it.
+    pub(super) fn expect(&self, block: u64, fetched: &Tally) {
+        if let Some(store) = self.coded_store() {
+            store.expect(block, fetched.stored.checked_div(fetched.blocks).unwrap_or(BLOCK_BYTES as u64 / 2));
+        }
+    }
+
     /// Bytes that a generically compressing device would fetch of `block`.
     pub(super) fn gcomp_bytes(&self, block: u64) -> u64 {
         u64::from(self.blocks.gcomp_granules(block)) * store::GRANULE_BYTES as u64

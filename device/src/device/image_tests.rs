@@ -7,6 +7,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::{
+    format::Format,
     kv::KvLayout,
     layout::Layout,
     store::{

@@ -1,9 +1,11 @@
 //! The whole device against a plain array and the reference.
 
+use lamina_abi::DIRECTORY_BYTES;
 use proptest::prelude::*;
 
 use super::*;
 use crate::{
+    format::Format,
     kv::{KvLayout, Preset},
     layout::Layout,
     view::tests::spelling,

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::*;
-use crate::{kv::KvLayout, layout::Layout, store::StoreError};
+use crate::{format::Format, kv::KvLayout, layout::Layout, store::StoreError};
 
 /// Blocks of a window of these tests: 128 tokens of 64 bf16 channels.
 const WINDOW: u64 = 4 * 4096;

@@ -152,7 +152,7 @@ impl Entry {
             .ok_or(Damaged::Field { field: "codec", value: codec })?;
         let length = u16::from_le_bytes([bytes[DETAIL], bytes[DETAIL + 1]]);
         let check = u32::from_le_bytes(bytes[DETAIL + 2..TREE_DETAIL].try_into().expect("four bytes"));
-        let segment = head & ((1 << 40) - 1);
+        let segment = segment_of(head);
         let placed = |stored| Self { epoch, place: Some(Place { segment, stored }) };
         let (joint, at) = match kind {
             0 => return Ok(Self { epoch, place: None }),
@@ -191,6 +191,11 @@ impl Entry {
     pub fn charged(&self) -> u64 {
         self.place.as_ref().map_or(0, |place| super::charged(place.stored.bytes()))
     }
+}
+
+/// The segment that is named by an entry whose first word is `word`.
+pub(super) fn segment_of(word: u64) -> u64 {
+    word & ((1 << 40) - 1)
 }
 
 /// Puts length and checksum of bytes where the detail begins.

@@ -4,9 +4,12 @@ use std::ops::Range;
 
 use super::{
     StoreError,
-    entry::{ENTRY_BYTES, Entry},
+    entry::{self, ENTRY_BYTES, Entry},
     memory::Memory,
 };
+
+/// How many entries behind one that is looked at are brought into the processor's caches.
+const AHEAD: usize = 4;
 
 /// All entries of a device, in block order. The caller holds the block's stripe.
 pub(super) struct Index {
@@ -30,6 +33,13 @@ impl Index {
 
     pub(super) fn get(&self, block: u64) -> Result<Entry, StoreError> {
         Entry::decode(&self.raw(block)).map_err(|why| StoreError::Entry { block, why })
+    }
+
+    /// The segment that the entry of `block` names if it is intact, without holding the stripe; entries behind it come into the processor's caches.
+    pub(super) fn glance(&self, block: u64) -> Option<u64> {
+        let at = at(block);
+        self.memory.expect(at + AHEAD * ENTRY_BYTES, ENTRY_BYTES);
+        self.memory.glance(at).map(entry::segment_of)
     }
 
     /// The entry's bytes, whatever they are.

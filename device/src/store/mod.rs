@@ -237,6 +237,13 @@ impl Store {
         self.stripes.read(block, || Ok(self.copy(self.index.get(block)?, select, bundle)))
     }
 
+    /// Has the processor bring the first `bytes` stored for `block`, and entries behind its own, into its caches. What somebody changes meanwhile makes it bring something else.
+    pub fn expect(&self, block: u64, bytes: u64) {
+        if let Some(segment) = self.index.glance(block) {
+            self.segments.expect(segment, usize::try_from(bytes).unwrap_or(usize::MAX).min(MAX_BUNDLE));
+        }
+    }
+
     /// The entry of `block`.
     ///
     /// # Errors

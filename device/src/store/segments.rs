@@ -124,6 +124,14 @@ impl Segments {
         self.memory.read(index(segment) * GRANULE_BYTES + at, out);
     }
 
+    /// Has the processor bring `bytes` of a segment into its caches. There need be no such segment.
+    pub(super) fn expect(&self, segment: u64, bytes: usize) {
+        if let Some(at) = usize::try_from(segment).ok().and_then(|segment| segment.checked_mul(GRANULE_BYTES))
+        {
+            self.memory.expect(at, bytes);
+        }
+    }
+
     #[cfg(test)]
     pub(super) fn write(&self, segment: u64, at: usize, data: &[u8]) {
         self.memory.write(index(segment) * GRANULE_BYTES + at, data);

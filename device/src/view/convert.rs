@@ -65,13 +65,9 @@ impl Converter {
         Self { from, target, factor: 2_f32.powi(-scale) }
     }
 
-    /// Appends the converted elements of `words` to `out`.
-    pub(super) fn convert(&self, words: &[u8], out: &mut Vec<u8>) {
-        let start = out.len();
-        let elements = words.len() * 8 / self.from.bits() as usize;
+    /// Puts the converted elements of `words` into `out`, which has room for just those.
+    pub(super) fn convert(&self, words: &[u8], out: &mut [u8]) {
         let bytes = if self.target.sign > 7 { 2 } else { 1 };
-        out.resize(start + elements * bytes, 0);
-        let out = &mut out[start..];
         match (self.from, bytes) {
             (Format::Fp32, 2) => fp32_to_16(self.target, self.factor, words, out),
             (Format::Fp32, _) => fp32_to_8(self.target, self.factor, words, out),

@@ -5,6 +5,7 @@
 
 pub mod attach;
 pub mod codec;
+mod cpu;
 pub mod mount;
 pub mod start;
 pub mod tile;

@@ -1,7 +1,8 @@
 //! Disks in a guest: the device's beside `qemu-storage-daemon`'s export of a plain file of the same bytes, by fio.
 //!
 //! All disks belong to one guest, which reads them in turn, so that they share everything but what serves them. Reads go around the guest's
-//! page cache; the plain file is in the host's.
+//! page cache; the plain file is in the host's. Beside rates, the processor time that they cost is told: where host, server and guest have few processors,
+//! that is what bounds them.
 
 use std::fmt::Write as _;
 use std::{
@@ -10,6 +11,7 @@ use std::{
     os::unix::fs::FileExt,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
+    sync::{Arc, OnceLock, mpsc},
     time::{Duration, Instant},
 };
 
@@ -18,7 +20,7 @@ use comfy_table::Table;
 use lamina_qemu::{Attach, BootConfig, GuestFile, VhostUser, boot, find::Install, recipe};
 use serde::Serialize;
 
-use super::{median, table, tile};
+use super::{cpu, median, table, tile};
 use crate::disks::Disks;
 
 /// How long the guest may take.
@@ -42,6 +44,8 @@ pub struct Vhost {
     pub rounds: usize,
     /// Seconds of each measurement.
     pub seconds: u32,
+    /// The device's mode.
+    pub mode: String,
     /// The device's codec.
     pub codec: String,
 }
@@ -53,7 +57,9 @@ pub struct VhostReport {
     pub accel: String,
     /// QEMU's version.
     pub qemu: String,
-    /// The codec of the device.
+    /// The device's mode.
+    pub mode: String,
+    /// The device's codec.
     pub codec: String,
     /// Bytes of the tensor.
     pub bytes: u64,
@@ -70,6 +76,10 @@ pub struct VhostRow {
     pub sequential: f64,
     /// That, of the plain file's.
     pub sequential_of_plain: f64,
+    /// Milliseconds of processor time that the disk's server took for a GiB of them.
+    pub server_ms_per_gib: f64,
+    /// Those that QEMU took, with all of the guest and its fio.
+    pub guest_ms_per_gib: f64,
     /// Random reads of 4 KiB a second.
     pub random: f64,
     /// That, of the plain file's.
@@ -89,7 +99,8 @@ impl Vhost {
         let model = folder.path().join("tile.safetensors");
         tile::write(&self.models, self.bytes, &model)?;
         let model = model.to_str().context("the temporary folder's path is not UTF-8")?;
-        let disks = Disks::start(&["--model", model, "--views", &VIEWS.join(","), "--codec", &self.codec])?;
+        let (views, mode, codec) = (VIEWS.join(","), &self.mode, &self.codec);
+        let disks = Disks::start(&["--model", model, "--views", &views, "--mode", mode, "--codec", codec])?;
         let plain = Plain::start(Path::new(model), self.bytes, folder.path())?;
 
         let mut sockets = disks.sockets();
@@ -104,51 +115,51 @@ impl Vhost {
         config.programs = vec![GuestFile::script("/run.sh", self.script(&targets))];
         config.run = Some("/run.sh".to_owned());
         config.extras = true;
-        let (sender, lines) = std::sync::mpsc::channel();
-        let guest = boot(&config, move |line| sender.send(line.to_owned()).unwrap_or_default())?;
+        let (sender, lines) = mpsc::channel();
+        let processes = [plain.child.id(), disks.pid()];
+        let qemu = Arc::new(OnceLock::new());
+        let on_line = {
+            let qemu = Arc::clone(&qemu);
+            move |line: &str| {
+                let qemu = qemu.get().map_or(Duration::ZERO, |pid| cpu::used(*pid));
+                let used = Used { servers: processes.map(cpu::used), qemu };
+                sender.send(Line { text: line.to_owned(), used }).unwrap_or_default();
+            }
+        };
+        let guest = boot(&config, on_line)?;
+        guest.pid().map_or(Ok(()), |pid| qemu.set(pid)).expect("it is set once");
         let outcome = guest.wait(Some(LIMIT))?;
-        let lines: Vec<String> = lines.try_iter().collect();
-        ensure!(outcome.status == Some(0), "the guest failed:\n{}", lines.join("\n"));
+        let lines = Lines(lines.try_iter().collect());
+        ensure!(outcome.status == Some(0), "the guest failed:\n{}", lines.text());
         let (accel, qemu) = (guest.prepared().accel.to_string(), guest.prepared().qemu.version.to_string());
         drop(guest);
         drop(plain);
         disks.stop()?;
 
-        let rates = |disk: usize, kind: &str, field: usize| -> Result<f64> {
-            let name = format!("result {kind} {disk} ");
-            let found =
-                lines.iter().filter_map(|line| line.strip_prefix(&name)?.split(';').nth(field)?.parse().ok());
-            let found: Vec<f64> = found.collect();
-            if found.len() != self.rounds {
-                bail!(
-                    "{} of {} rounds of {kind} on disk {disk} were told:\n{}",
-                    found.len(),
-                    self.rounds,
-                    lines.join("\n")
-                );
-            }
-            Ok(median(found))
-        };
         let mut rows: Vec<VhostRow> = Vec::new();
         let mut per_element = Vec::new();
         for (n, (disk, _, bytes)) in targets.into_iter().enumerate() {
-            let (sequential, random) = (rates(n, "seq", 0)? * 1024.0, rates(n, "rand", 1)?);
+            let (sequential, random) =
+                (lines.results(n, "seq", self.rounds)?, lines.results(n, "rand", self.rounds)?);
+            let [server, guest] = lines.used(n, &sequential);
+            let sequential = median(sequential.iter().map(|result| result.rate * 1024.0).collect());
+            let random = median(random.iter().map(|result| result.requests).collect());
             let (plain_sequential, plain_random) =
                 rows.first().map_or((sequential, random), |plain| (plain.sequential, plain.random));
             per_element.push(sequential / length(bytes));
-            let (sequential_of_plain, random_of_plain) =
-                (sequential / plain_sequential, random / plain_random);
-            let elements_of_full = (n >= 2).then(|| per_element[n] / per_element[2]);
             rows.push(VhostRow {
                 disk,
                 sequential,
-                sequential_of_plain,
+                sequential_of_plain: sequential / plain_sequential,
+                server_ms_per_gib: server,
+                guest_ms_per_gib: guest,
                 random,
-                random_of_plain,
-                elements_of_full,
+                random_of_plain: random / plain_random,
+                elements_of_full: (n >= 2).then(|| per_element[n] / per_element[2]),
             });
         }
-        Ok(VhostReport { accel, qemu, codec: self.codec.clone(), bytes: self.bytes, rows })
+        let (mode, codec) = (self.mode.clone(), self.codec.clone());
+        Ok(VhostReport { accel, qemu, mode, codec, bytes: self.bytes, rows })
     }
 
     /// What the guest runs: rounds of every kind on every disk in turn.
@@ -161,15 +172,78 @@ impl Vhost {
                     let (seconds, tell) = if round == 0 { (1, ">/dev/null") } else { (self.seconds, "") };
                     let _ = write!(
                         script,
-                        "out=$(fio --name=x --filename={device} --readonly --direct=1 --ioengine=libaio {how} --size={} \
+                        "echo begin\n\
+                         out=$(fio --name=x --filename={device} --readonly --direct=1 --ioengine=libaio {how} --size={} \
                          --time_based --runtime={seconds} --output-format=terse --terse-version=3) || {{ echo \"$out\"; exit 1; }}\n\
-                         echo \"result {kind} {n} $(echo \"$out\" | cut -d';' -f7,8)\" {tell}\n",
+                         echo \"result {kind} {n} $(echo \"$out\" | cut -d';' -f6,7,8)\" {tell}\n",
                         bytes / 4096 * 4096,
                     );
                 }
             }
         }
         script
+    }
+}
+
+/// Processor time that was used so far.
+#[derive(Clone, Copy)]
+struct Used {
+    /// By who serves the plain file, and by the device.
+    servers: [Duration; 2],
+    qemu: Duration,
+}
+
+/// A line of the guest's console, and what was used when it came.
+struct Line {
+    text: String,
+    used: Used,
+}
+
+struct Lines(Vec<Line>);
+
+/// What one run of fio told.
+struct Run {
+    kib: f64,
+    /// KiB a second.
+    rate: f64,
+    /// Requests a second.
+    requests: f64,
+    /// Where in the lines it was told; the one before says that it began.
+    line: usize,
+}
+
+impl Lines {
+    fn text(&self) -> String {
+        self.0.iter().map(|line| line.text.as_str()).collect::<Vec<_>>().join("\n")
+    }
+
+    /// The runs of this kind on disk `disk`, of which there are so many.
+    fn results(&self, disk: usize, kind: &str, rounds: usize) -> Result<Vec<Run>> {
+        let name = format!("result {kind} {disk} ");
+        let told = self.0.iter().enumerate().filter_map(|(line, told)| {
+            let numbers: Vec<f64> =
+                told.text.strip_prefix(&name)?.split(';').filter_map(|number| number.parse().ok()).collect();
+            let &[kib, rate, requests] = numbers.as_slice() else { return None };
+            Some(Run { kib, rate, requests, line })
+        });
+        let told: Vec<Run> = told.collect();
+        if told.len() != rounds {
+            let found = told.len();
+            bail!("{found} of {rounds} rounds of {kind} on disk {disk} were told:\n{}", self.text());
+        }
+        Ok(told)
+    }
+
+    /// Milliseconds of processor time for a GiB, of the server and of QEMU: medians of `runs` on disk `disk`.
+    fn used(&self, disk: usize, runs: &[Run]) -> [f64; 2] {
+        let server = usize::from(disk > 0);
+        let each = runs.iter().map(|run| {
+            let lines = [run.line.saturating_sub(1), run.line].map(|line| self.0[line].used);
+            let [begin, end] = lines.map(|used| [used.servers[server], used.qemu]);
+            [0, 1].map(|of| (end[of].saturating_sub(begin[of])).as_secs_f64() * 1e3 * 1_048_576.0 / run.kib)
+        });
+        let each: Vec<_> = each.collect();
+        [0, 1].map(|of| median(each.iter().map(|run| run[of]).collect()))
     }
 }
 
@@ -180,6 +254,8 @@ impl VhostReport {
             "disk",
             "1 MiB sequential GB/s",
             "of plain",
+            "server ms/GiB",
+            "guest ms/GiB",
             "4 KiB random /s",
             "of plain",
             "elements/s of full",
@@ -189,6 +265,8 @@ impl VhostReport {
                 row.disk.clone(),
                 format!("{:.3}", row.sequential / 1e9),
                 format!("{:.2}", row.sequential_of_plain),
+                format!("{:.0}", row.server_ms_per_gib),
+                format!("{:.0}", row.guest_ms_per_gib),
                 format!("{:.0}", row.random),
                 format!("{:.2}", row.random_of_plain),
                 row.elements_of_full.map_or_else(String::new, |ratio| format!("{ratio:.2}")),

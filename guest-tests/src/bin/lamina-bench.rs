@@ -82,6 +82,9 @@ enum What {
         /// Seconds of each measurement
         #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=60))]
         seconds: u32,
+        /// The device's mode
+        #[arg(long, default_value = "trace")]
+        mode: String,
         /// The device's codec
         #[arg(long, default_value = "tree")]
         codec: String,
@@ -147,7 +150,14 @@ fn run(cli: Cli) -> Result<()> {
         What::Start { rounds: 5 },
         What::Mount { mib: 96, rounds: 5, read_ahead_kb: 1024 },
         What::Warm { mib: 64, boots: 2, reads: 15 },
-        What::Vhost { mib: 96, rounds: 3, seconds: 3, codec: "tree".to_owned(), json: false },
+        What::Vhost {
+            mib: 96,
+            rounds: 3,
+            seconds: 3,
+            mode: "trace".to_owned(),
+            codec: "tree".to_owned(),
+            json: false,
+        },
         What::Attach {
             mib: ATTACH_MIB,
             rounds: ATTACH_ROUNDS,
@@ -190,16 +200,17 @@ fn run(cli: Cli) -> Result<()> {
                     warm.run()?
                 );
             }
-            What::Vhost { mib, rounds, seconds, codec, json } => {
+            What::Vhost { mib, rounds, seconds, mode, codec, json } => {
                 eprintln!("bench: disks of {mib} MiB in a guest, {rounds} rounds");
                 let report =
-                    Vhost { models: models.clone(), bytes: mib << 20, rounds, seconds, codec }.run()?;
+                    Vhost { models: models.clone(), bytes: mib << 20, rounds, seconds, mode, codec }.run()?;
                 if json {
                     println!("{}", serde_json::to_string_pretty(&report)?);
                 } else {
                     println!(
-                        "direct reads of disks in a guest ({}), {mib} MiB of bf16, codec {}, medians of {rounds} times {seconds} s\n{}\n",
+                        "direct reads of disks in a guest ({}), {mib} MiB of bf16, mode {}, codec {}, medians of {rounds} times {seconds} s\n{}\n",
                         report.accel,
+                        report.mode,
                         report.codec,
                         report.to_table()
                     );

@@ -29,13 +29,16 @@ const GUEST_PROGRAMS: &str = "LAMINA_GUEST_PROGRAMS";
 /// Where the script goes in the guest.
 const SCRIPT: &str = "/run.sh";
 
+/// What takes the lines of a guest's console.
+pub(crate) type Console = Box<dyn FnMut(&str) + Send>;
+
 /// A guest that is ready to be booted.
 pub(crate) struct Ready {
     /// What it is called where there are several.
     pub(crate) name: Option<String>,
     pub(crate) prepared: Prepared,
     /// Where the lines of its console go; a guest with a shell has the terminal.
-    pub(crate) console: Box<dyn FnMut(&str) + Send>,
+    pub(crate) console: Console,
 }
 
 /// Boots a guest and waits for its end: the exit status of its script.

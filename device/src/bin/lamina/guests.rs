@@ -15,7 +15,7 @@ use lamina_abi::Interleave;
 use lamina_qemu::AttachKind;
 
 use crate::args::{Boot, Serve};
-use crate::boot::{self, Ready, Signals};
+use crate::boot::{self, Console, Ready, Signals};
 use crate::holder::Holder;
 use crate::life;
 use crate::log;
@@ -27,7 +27,7 @@ pub(crate) struct Guests {
     /// The device.
     pub(crate) serve: Serve,
     /// Its guests.
-    pub(crate) guests: Vec<Member>,
+    pub(crate) members: Vec<Member>,
     /// Whether only to say what would be started.
     pub(crate) print_command: bool,
 }
@@ -55,18 +55,18 @@ pub(crate) enum Seat {
 /// Boots all guests and waits for the end of each.
 pub(crate) async fn boot(args: Guests) -> Result<ExitCode> {
     let signals = Signals::watch()?;
-    let Guests { serve, guests, print_command } = args;
+    let Guests { serve, members, print_command } = args;
     let Serve { mut device, division, mount, vhost_user, .. } = serve;
-    device.powers_of_two = guests.iter().any(|guest| guest.boot.attach == AttachKind::Ivshmem);
+    device.powers_of_two = members.iter().any(|guest| guest.boot.attach == AttachKind::Ivshmem);
     let (run_dir, set) = (device.run_dir.clone(), device.several.interleave);
     let mut programs = Vec::new();
-    for guest in &guests {
+    for guest in &members {
         programs.push(boot::programs(&guest.boot).await.with_context(|| format!("guest {}", guest.name))?);
     }
     let holder = boot::start(device, division, mount, vhost_user).await?;
-    let has_shell = guests.iter().any(|guest| guest.boot.script.is_none());
+    let has_shell = members.iter().any(|guest| guest.boot.script.is_none());
     let (mut ways, mut ready) = (Vec::new(), Vec::new());
-    for (Member { name, seat, boot }, files) in guests.into_iter().zip(programs) {
+    for (Member { name, seat, boot }, files) in members.into_iter().zip(programs) {
         let way = way(&holder.ready, &name, seat, boot.attach, boot.cpus, set);
         let way = way.with_context(|| format!("guest {name}"))?;
         let console = console(&name, (has_shell && boot.script.is_some()).then_some(&*run_dir))?;
@@ -124,7 +124,7 @@ pub(crate) fn folder_of(name: &str) -> String {
 }
 
 /// Where the lines of a guest's console go: a file in `folder`, or here.
-fn console(name: &str, folder: Option<&Path>) -> Result<Box<dyn FnMut(&str) + Send>> {
+fn console(name: &str, folder: Option<&Path>) -> Result<Console> {
     let name = name.to_owned();
     let Some(folder) = folder else { return Ok(Box::new(move |line| println!("{name}: {line}"))) };
     let path = folder.join(format!("console-{name}.log"));

@@ -183,6 +183,11 @@ impl Disk {
         self.control.pairs().first().and_then(|pair| pair.coherence().mount_number())
     }
 
+    /// Whether its reads may wait for pages that the host has to write back first.
+    pub(super) fn may_wait(&self) -> bool {
+        !self.control.pairs().is_empty()
+    }
+
     fn partitions(&self) -> Vec<Partition> {
         partitions::partitions(self.control.views())
     }

@@ -85,6 +85,11 @@ impl<'m> Request<'m> {
         Ok(Self { kind, sector, from_guest, to_guest, status })
     }
 
+    /// Whether it reads the disk.
+    pub(super) fn is_read(&self) -> bool {
+        self.kind == TYPE_IN
+    }
+
     /// Does what is asked, by way of `workspace`, and answers. Returns the bytes that were written to the guest.
     pub(super) fn serve(mut self, disk: &Disk, workspace: &mut Workspace) -> u32 {
         // A panic is logged by its hook; the guest gets an error like any other.

@@ -20,9 +20,10 @@ const LANE: usize = 256 << 10;
 /// Most lanes: the copy to the guest is one thread's, and more decoders would wait for it.
 const MOST_LANES: usize = 4;
 
-/// As many as there are processors for.
-static LANES: LazyLock<usize> =
-    LazyLock::new(|| thread::available_parallelism().map_or(1, usize::from).min(MOST_LANES));
+/// As many as half of the processors: the guest wants the others, and with two a second decoder would take its time from it.
+static LANES: LazyLock<usize> = LazyLock::new(|| {
+    thread::available_parallelism().map_or(1, usize::from).div_euclid(2).clamp(1, MOST_LANES)
+});
 
 /// The threads of all queues.
 static READERS: LazyLock<Option<ThreadPool>> = LazyLock::new(|| {

@@ -58,7 +58,8 @@ pub(super) struct Guest {
     pub(super) model: Field<Vec<PathBuf>>,
     /// Whether it has a cache of its own, which nobody keeps coherent.
     pub(super) host: Field<bool>,
-    pub(super) guest: Field<String>,
+    #[serde(rename = "guest")]
+    pub(super) seat: Field<String>,
     pub(super) shmem: Field<PathBuf>,
     pub(super) attach: Field<String>,
     pub(super) base: Field<PathBuf>,

@@ -111,7 +111,7 @@ impl<'f> Options<'f> {
     /// What boots on it.
     pub(super) fn guest(&mut self, guest: Guest) {
         self.text("--attach", guest.attach);
-        self.text("--guest", guest.guest);
+        self.text("--guest", guest.seat);
         self.path("--shmem", guest.shmem);
         self.path("--base", guest.base);
         self.path("--views-file", guest.views_file);

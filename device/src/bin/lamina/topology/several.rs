@@ -13,6 +13,8 @@
 use std::ffi::OsString;
 use std::path::Path;
 
+use toml::Spanned;
+
 use super::Source;
 use super::file::{Field, File, Guest, Number};
 use super::options::Options;
@@ -116,7 +118,7 @@ pub(super) fn expand(
     }
     let (cli, words) = serve.parse()?;
     let Command::Serve(serve) = cli.command else { unreachable!("it was asked for") };
-    let guests = Guests { serve: *serve, guests: members, print_command };
+    let guests = Guests { serve: *serve, members, print_command };
     Ok((Cli { command: Command::BootSeveral(Box::new(guests)) }, words))
 }
 
@@ -131,17 +133,17 @@ impl Guest {
 
     /// Refuses what names a device that is served elsewhere.
     fn is_of_this_device(&self, source: Source<'_>) -> Result<(), String> {
-        fn place<T>(field: &Field<T>) -> Option<usize> {
-            field.as_ref().map(|field| field.span().start)
+        fn place<T>(field: Option<&Spanned<T>>) -> Option<usize> {
+            field.map(|field| field.span().start)
         }
         let elsewhere = [
-            ("base", place(&self.base)),
-            ("views-file", place(&self.views_file)),
-            ("ctl", place(&self.ctl)),
-            ("mailbox", place(&self.mailbox)),
-            ("disk", place(&self.disk)),
-            ("guest", place(&self.guest)),
-            ("shmem", place(&self.shmem)),
+            ("base", place(self.base.as_ref())),
+            ("views-file", place(self.views_file.as_ref())),
+            ("ctl", place(self.ctl.as_ref())),
+            ("mailbox", place(self.mailbox.as_ref())),
+            ("disk", place(self.disk.as_ref())),
+            ("guest", place(self.seat.as_ref())),
+            ("shmem", place(self.shmem.as_ref())),
         ];
         let found = elsewhere.into_iter().find_map(|(key, place)| Some((key, place?)));
         found.map_or(Ok(()), |(key, place)| {

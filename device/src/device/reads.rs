@@ -1,0 +1,208 @@
+//! Reading the two windows: which blocks a request needs, and what becomes of them.
+//!
+//! The rules:
+//! * What is decoded whole is decoded to where the reader wants it, without a copy.
+//! * While one block is decoded, the processor is asked for what is stored of the next one. Segments lie apart, so it would not guess that by itself.
+//! * A request is counted when it is complete, with everything that was fetched for it.
+
+use std::{ops::Range, sync::Arc};
+
+use lamina_abi::DIRECTORY_BYTES;
+
+use super::{Device, DeviceError, Window, locate};
+use crate::{BLOCK_BYTES, BlockWords, format::Format, plane::PlaneMask, stats::Tally, window::Alias};
+
+impl Device {
+    /// Fills `out` from `offset` of the base window on.
+    ///
+    /// # Errors
+    /// [`DeviceError::PastWindow`], [`DeviceError::Damaged`], [`DeviceError::Store`].
+    pub fn read_base(&self, offset: u64, out: &mut [u8]) -> Result<(), DeviceError> {
+        self.inside(Window::Base, offset, out.len() as u64)?;
+        let mut total = Tally::default();
+        let mut done = 0;
+        while done < out.len() {
+            done += self.read_run(offset + done as u64, &mut out[done..], &mut total)?;
+        }
+        self.stats.base.count(out.len() as u64, &total);
+        self.count_members(&total);
+        if let Some(part) = self.counted_part(offset) {
+            part.base_reads.count(out.len() as u64, &total);
+        }
+        Ok(())
+    }
+
+    /// Fills of `out` what one owner has from `at` of the base window on: the bytes filled, fewer if the map changes meanwhile.
+    fn read_run(&self, at: u64, out: &mut [u8], total: &mut Tally) -> Result<usize, DeviceError> {
+        let map = self.map();
+        let tensor = map.tensor_at(at);
+        let end = usize::try_from(map.owner_end(at) - at).map_or(out.len(), |end| end.min(out.len()));
+        let format = tensor.map_or(Format::Opaque, |tensor| tensor.info.format);
+        let windowed = tensor.filter(|tensor| tensor.windows.is_some());
+        let all = PlaneMask::all(format);
+        let mut tally = Tally::default();
+        let mut done = 0;
+        while done < end {
+            let (block, inside) = locate(at + done as u64);
+            let length = (BLOCK_BYTES - inside).min(end - done);
+            let part = &mut out[done..done + length];
+            if windowed.is_none() && done + length < end {
+                self.expect(block + 1, &tally);
+            }
+            let before = tally;
+            self.add_plain(block, inside, length, &mut tally);
+            let fetch = |words: &mut BlockWords, tally: &mut Tally| match windowed {
+                None => self.fetch(block, format, all, words, tally),
+                Some(tensor) => {
+                    self.fetch_from_window(tensor, block, inside..inside + length, all, words, tally)
+                }
+            };
+            let found = if let Ok(words) = <&mut [u8; BLOCK_BYTES]>::try_from(&mut *part) {
+                fetch(words, &mut tally)?
+            } else {
+                let mut words = [0; BLOCK_BYTES];
+                let found = fetch(&mut words, &mut tally)?;
+                part.copy_from_slice(&words[inside..inside + length]);
+                found
+            };
+            if !found {
+                tally = before;
+                break;
+            }
+            done += length;
+        }
+        if let Some(tensor) = tensor.filter(|_| done > 0) {
+            tensor.traffic.count(done as u64, &tally);
+        }
+        total.add(&tally);
+        Ok(done)
+    }
+
+    /// Fills `out` from `offset` of the views window on: directory, views, and zeros where neither is.
+    ///
+    /// # Errors
+    /// As [`Device::read_base`].
+    pub fn read_views(&self, offset: u64, out: &mut [u8]) -> Result<(), DeviceError> {
+        let range = self.inside(Window::Views, offset, out.len() as u64)?;
+        'again: loop {
+            let map = self.map();
+            // What no view fills reads as zeros.
+            let whole = |alias: &Arc<Alias>| alias.shows(&range);
+            if !map.aliases_in(&range).next().is_some_and(whole) {
+                out.fill(0);
+            }
+            for (part, directory) in self.division.parts.iter().zip(&map.directories) {
+                let at = part.views.start;
+                if range.start < at + DIRECTORY_BYTES && at < range.end {
+                    self.stats.directory_reads.add(1);
+                    part.directory_reads.add(1);
+                    paste(out, &range, at, &directory.bytes);
+                }
+            }
+            for alias in map.aliases_in(&range) {
+                if !self.read_alias(alias, &range, out)? {
+                    continue 'again;
+                }
+            }
+            return Ok(());
+        }
+    }
+
+    /// The part of `range` of the views window that `alias` fills. `false` if it is no more.
+    fn read_alias(&self, alias: &Alias, range: &Range<u64>, out: &mut [u8]) -> Result<bool, DeviceError> {
+        let (start, end) = (alias.info.offset, alias.info.offset + alias.info.length);
+        let wanted = range.start.max(start) - start..range.end.min(end) - start;
+        let format = alias.view.format();
+        let first_block = alias.tensor.info.dpa / BLOCK_BYTES as u64;
+        let mut tally = Tally::default();
+        let mut words = [0; BLOCK_BYTES];
+        let mut rendered = Vec::with_capacity(2 * BLOCK_BYTES);
+        let (view, tensor) = (&alias.view, &alias.tensor);
+        let mut pieces = alias.pieces(wanted.clone()).peekable();
+        while let Some(piece) = pieces.next() {
+            let width = format.bits() as usize;
+            let from = piece.elements.start * width / 8;
+            let to = piece.elements.end * width / 8;
+            let block = first_block + piece.block;
+            if let Some(next) = pieces.peek().filter(|_| tensor.windows.is_none()) {
+                self.expect(first_block + next.block, &tally);
+            }
+            self.add_plain(block, from, to - from, &mut tally);
+            let inside = alias.words_of(piece.block, &wanted);
+            let mut fetch = |words: &mut BlockWords| {
+                let (mask, inside) = (view.mask(), inside.clone());
+                let found = match &tensor.windows {
+                    Some(_) => self.fetch_from_window(tensor, block, inside, mask, words, &mut tally)?,
+                    None => self.fetch_part(block, format, inside, mask, words, &mut tally)?,
+                };
+                // Elements past the tensor's last are not the view's to show.
+                let before = piece.block * format.block_elements();
+                clear_from(format, alias.info.elements.saturating_sub(before), words);
+                Ok::<_, DeviceError>(found)
+            };
+            // What is wanted whole is made where it goes, and decoded there if that has the tensor's form.
+            let at = start + piece.offset;
+            let bytes = piece.elements.len() * view.bits() as usize / 8;
+            let place = place(&(range.start..range.end.min(end)), at, bytes).filter(|_| view.is_plain());
+            if let Some(place) = &place
+                && view.is_in_place()
+                && let Ok(words) = <&mut BlockWords>::try_from(&mut out[place.clone()])
+            {
+                if !fetch(words)? {
+                    return Ok(false);
+                }
+                view.render_in_place(words);
+                continue;
+            }
+            if !fetch(&mut words)? {
+                return Ok(false);
+            }
+            if let Some(place) = place {
+                view.render_to(&mut words, piece.elements.start, &mut out[place]);
+                continue;
+            }
+            rendered.clear();
+            view.render(&mut words, piece.elements.start, piece.elements.end, &mut rendered);
+            let visible = alias.info.length.saturating_sub(piece.offset).min(rendered.len() as u64);
+            let visible = usize::try_from(visible).expect("at most what was rendered");
+            paste(out, range, at, &rendered[..visible]);
+        }
+        let bytes = wanted.end - wanted.start;
+        alias.traffic.count(bytes, &tally);
+        self.stats.views.count(bytes, &tally);
+        self.count_members(&tally);
+        if self.division.divided {
+            self.division.parts[alias.tensor.part].view_reads.count(bytes, &tally);
+        }
+        Ok(true)
+    }
+}
+
+/// Where `bytes` bytes at `at` of a window lie in what was read of `range`, if all of them do.
+fn place(range: &Range<u64>, at: u64, bytes: usize) -> Option<Range<usize>> {
+    let start = usize::try_from(at.checked_sub(range.start)?).ok()?;
+    (at.checked_add(bytes as u64)? <= range.end).then_some(start..start + bytes)
+}
+
+/// Zeroes elements `from..` of a block.
+fn clear_from(format: Format, from: u64, words: &mut [u8; BLOCK_BYTES]) {
+    if from >= format.block_elements() {
+        return;
+    }
+    let bits = usize::try_from(from).expect("less than a block's elements") * format.bits() as usize;
+    if !bits.is_multiple_of(8) {
+        words[bits / 8] &= 0x0f; // half a byte of int4 stays
+    }
+    words[bits.div_ceil(8)..].fill(0);
+}
+
+/// Copies the part of `bytes`, which lie at `at` of a window, that falls into `range`, to its place in `out`.
+fn paste(out: &mut [u8], range: &Range<u64>, at: u64, bytes: &[u8]) {
+    let start = range.start.max(at);
+    let end = range.end.min(at + bytes.len() as u64);
+    if start < end {
+        let index = |position: u64| usize::try_from(position).expect("inside a slice");
+        out[index(start - range.start)..index(end - range.start)]
+            .copy_from_slice(&bytes[index(start - at)..index(end - at)]);
+    }
+}
