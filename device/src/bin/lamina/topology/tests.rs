@@ -167,7 +167,7 @@ fn several_guests_are_a_device_that_is_served_and_a_boot_of_each() {
     );
     let Command::BootSeveral(several) = cli.command else { panic!("one guest") };
     assert!(several.print_command);
-    let guests = several.guests.iter();
+    let guests = several.members.iter();
     let guests: Vec<_> = guests
         .map(|guest| (&*guest.name, guest.seat, guest.boot.attach.to_string(), guest.boot.cpus))
         .collect();
@@ -196,5 +196,5 @@ fn the_examples_can_be_booted() {
     let example = include_str!("../../../../../docs/guests.toml");
     let (cli, _) = expand(example, Path::new("/t"), true).unwrap();
     let Command::BootSeveral(several) = cli.command else { panic!("one guest") };
-    assert_eq!(several.guests.iter().map(|guest| &*guest.name).collect::<Vec<_>>(), ["alice", "bob"]);
+    assert_eq!(several.members.iter().map(|guest| &*guest.name).collect::<Vec<_>>(), ["alice", "bob"]);
 }
