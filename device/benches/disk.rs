@@ -18,7 +18,7 @@ use lamina::{
 const TENSOR: usize = 96 << 20;
 /// Bytes of a request.
 const REQUEST: usize = 1 << 20;
-const VIEWS: [&str; 3] = ["full", "e8m3", "fp8_e4m3fn"];
+const VIEWS: [&str; 4] = ["full", "e8m3", "fp8_e4m3fn", "e8m3:packed"];
 
 /// The bundled model's weights, over and over.
 fn weights() -> Vec<u8> {

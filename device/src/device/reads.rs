@@ -143,7 +143,7 @@ impl Device {
             // What is wanted whole is made where it goes, and decoded there if that has the tensor's form.
             let at = start + piece.offset;
             let bytes = piece.elements.len() * view.bits() as usize / 8;
-            let place = place(&(range.start..range.end.min(end)), at, bytes).filter(|_| view.is_plain());
+            let place = place(&(range.start..range.end.min(end)), at, bytes);
             if let Some(place) = &place
                 && view.is_in_place()
                 && let Ok(words) = <&mut BlockWords>::try_from(&mut out[place.clone()])

@@ -2,32 +2,34 @@
 //!
 //! The kept bits of an element, closed up in their order, are its packed form: sign uppermost, then exponent, then
 //! mantissa. That is one bit extraction a machine word, whatever the format; AVX-512 does it with shifts, a register
-//! of elements at a time.
+//! of elements at a time: [`bytes`] where elements are of up to 16 bits and there is VBMI, otherwise [`avx512`].
+//!
+//! A stream is made where it goes. Nothing is written behind its end.
 
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(target_arch = "x86_64")]
+mod bytes;
 
 use crate::{format::Format, plane::PlaneMask};
 
-/// Bytes that a kernel may write behind the stream's end.
-const SLACK: usize = 64;
-
-/// Appends the bits in `keep` of each element in `words` to `out`. The elements are a multiple of eight, so the bytes come out whole.
-pub(super) fn pack(format: Format, keep: PlaneMask, words: &[u8], out: &mut Vec<u8>) {
-    let elements = words.len() * 8 / format.bits() as usize;
-    let bytes = elements * keep.count() as usize / 8;
-    let start = out.len();
-    out.resize(start + bytes + SLACK, 0);
+/// Puts the bits in `keep` of each element in `words` into `out`, which has room for just those. The elements are a multiple of eight, so the
+/// bytes come out whole.
+pub(super) fn pack(format: Format, keep: PlaneMask, words: &[u8], out: &mut [u8]) {
+    debug_assert_eq!(out.len() * format.bits() as usize, words.len() * keep.count() as usize);
     if keep.0 != 0 {
-        best(replicate(format, keep), words, &mut out[start..]);
+        best(replicate(format, keep), words, out);
     }
-    out.truncate(start + bytes);
 }
 
 /// Packs the bits in `keep` of every four bytes of `words`, by the best way there is.
 fn best(keep: u32, words: &[u8], stream: &mut [u8]) {
     #[cfg(target_arch = "x86_64")]
     {
+        if let Some(half) = half(keep).filter(|_| bytes::is_available()) {
+            // SAFETY: the processor has AVX-512F, BW and VBMI.
+            return unsafe { bytes::pack(half, words, stream) };
+        }
         if avx512::is_available() {
             // SAFETY: the processor has AVX-512F.
             return unsafe { avx512::pack(keep, words, stream) };
@@ -48,6 +50,12 @@ fn replicate(format: Format, keep: PlaneMask) -> u32 {
         8 => keep.0 * 0x0101_0101,
         _ => keep.0 * 0x1111_1111,
     }
+}
+
+/// The mask of two bytes, if the upper two of the four have the same one.
+#[cfg(target_arch = "x86_64")]
+fn half(keep: u32) -> Option<u16> {
+    u16::try_from(keep & 0xffff).ok().filter(|half| u32::from(*half) == keep >> 16)
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -71,7 +79,7 @@ fn pack_with(extract: impl Fn(u64, u64) -> u64, keep: u32, words: &[u8], stream:
         held |= kept << bits;
         bits += count;
         if bits >= 64 {
-            stream[at..at + 8].copy_from_slice(&held.to_le_bytes());
+            put(held, stream, at);
             at += 8;
             bits -= 64;
             held = if bits == 0 { 0 } else { kept >> (count - bits) };
@@ -86,7 +94,14 @@ fn pack_with(extract: impl Fn(u64, u64) -> u64, keep: u32, words: &[u8], stream:
         word[..rest.len()].copy_from_slice(rest);
         append(u64::from_le_bytes(word));
     }
-    stream[at..at + 8].copy_from_slice(&held.to_le_bytes());
+    put(held, stream, at);
+}
+
+/// Puts of `word` at `at` what is of the stream.
+fn put(word: u64, stream: &mut [u8], at: usize) {
+    let stream = stream.get_mut(at..).unwrap_or_default();
+    let length = stream.len().min(8);
+    stream[..length].copy_from_slice(&word.to_le_bytes()[..length]);
 }
 
 /// What the instruction `pext` does, by runs of the mask.
@@ -133,6 +148,13 @@ mod tests {
                 // SAFETY: the processor has AVX-512F.
                 packers.push(|keep, words, stream| unsafe { avx512::pack(keep, words, stream) });
             }
+            if bytes::is_available() {
+                packers.push(|keep, words, stream| match half(keep) {
+                    // SAFETY: the processor has AVX-512F, BW and VBMI.
+                    Some(half) => unsafe { bytes::pack(half, words, stream) },
+                    None => best(keep, words, stream),
+                });
+            }
         }
         packers
     }
@@ -155,14 +177,14 @@ mod tests {
             // Eight elements have as many bytes as one has bits.
             let words: Vec<u8> = noise.into_iter().cycle().take(groups * format.bits() as usize).collect();
             let want = slow(format, keep, &words);
-            let mut out = vec![7];
+            let mut out = vec![0; want.len()];
             pack(format, keep, &words, &mut out);
-            prop_assert_eq!(out[0], 7);
-            prop_assert_eq!(&out[1..], &want[..]);
+            prop_assert_eq!(&out, &want);
             for packer in packers().into_iter().filter(|_| keep.0 != 0) {
-                let mut stream = vec![0xa5; want.len() + SLACK];
-                packer(replicate(format, keep), &words, &mut stream);
+                let mut stream = vec![0xa5; want.len() + 64];
+                packer(replicate(format, keep), &words, &mut stream[..want.len()]);
                 prop_assert_eq!(&stream[..want.len()], &want[..]);
+                prop_assert!(stream[want.len()..].iter().all(|byte| *byte == 0xa5));
             }
         }
     }

@@ -4,11 +4,6 @@ use super::{Kind, View, pack::pack, round::round};
 use crate::{BlockWords, plane::PlaneMask};
 
 impl View {
-    /// Whether [`View::render_to`] can give its bytes.
-    pub fn is_plain(&self) -> bool {
-        !matches!(self.kind(), Kind::Top { packed: true, .. } | Kind::Integer { .. })
-    }
-
     /// Whether its elements are as long as the tensor's and lie where those do, so that [`View::render_in_place`] gives a block.
     pub fn is_in_place(&self) -> bool {
         matches!(self.kind(), Kind::Full | Kind::Top { packed: false, .. })
@@ -20,15 +15,31 @@ impl View {
         self.round(words);
     }
 
-    /// As [`View::render`], of elements `from..` into `out`, which has room for just so many; only of views that [are plain](View::is_plain).
+    /// Puts the view's bytes of as many of a block's elements as `out` has room for, `from` on, into `out`.
+    ///
+    /// `words` have every plane outside [`View::mask`] zero; what they hold afterwards is of no use. `from` and the elements' count are
+    /// multiples of eight, so that the bytes of one range end where those of the next begin, whatever the view's bits.
     pub fn render_to(&self, words: &mut BlockWords, from: usize, out: &mut [u8]) {
         let to = from + out.len() * 8 / self.bits() as usize;
         let words = self.elements(words, from, to);
         self.round(words);
-        match &self.converter {
-            None => out.copy_from_slice(words),
-            Some(converter) => converter.convert(words, out),
+        match (self.kind(), &self.converter) {
+            (_, Some(converter)) => converter.convert(words, out),
+            (Kind::Top { exponent, mantissa, packed: true, .. }, None) => {
+                pack(self.format(), super::top(self.format(), exponent, mantissa), words, out);
+            }
+            (Kind::Integer { bits }, None) => {
+                pack(self.format(), PlaneMask(0xff << (8 - bits) & 0xff), words, out);
+            }
+            (_, None) => out.copy_from_slice(words),
         }
+    }
+
+    /// Appends the view's bytes of elements `from..to` of a block to `out`; as [`View::render_to`].
+    pub fn render(&self, words: &mut BlockWords, from: usize, to: usize, out: &mut Vec<u8>) {
+        let start = out.len();
+        out.resize(start + (to - from) * self.bits() as usize / 8, 0);
+        self.render_to(words, from, &mut out[start..]);
     }
 
     fn elements<'w>(&self, words: &'w mut BlockWords, from: usize, to: usize) -> &'w mut [u8] {
@@ -41,25 +52,5 @@ impl View {
         if let Kind::Top { mantissa, guard: 1.., .. } = self.kind() {
             round(self.format(), mantissa, words);
         }
-    }
-
-    /// Appends the view's bytes of elements `from..to` of a block to `out`.
-    ///
-    /// `words` have every plane outside [`View::mask`] zero; what they hold afterwards is of no use. `from` and `to` are
-    /// multiples of eight, so that the bytes of one range end where those of the next begin, whatever the view's bits.
-    pub fn render(&self, words: &mut BlockWords, from: usize, to: usize, out: &mut Vec<u8>) {
-        if self.is_plain() {
-            let start = out.len();
-            out.resize(start + (to - from) * self.bits() as usize / 8, 0);
-            return self.render_to(words, from, &mut out[start..]);
-        }
-        let words = self.elements(words, from, to);
-        self.round(words);
-        let keep = match self.kind() {
-            Kind::Top { exponent, mantissa, .. } => super::top(self.format(), exponent, mantissa),
-            Kind::Integer { bits } => PlaneMask(0xff << (8 - bits) & 0xff),
-            Kind::Full | Kind::Converted { .. } => unreachable!("a plain view"),
-        };
-        pack(self.format(), keep, words, out);
     }
 }

@@ -7,7 +7,7 @@ use super::{DEFAULT_GUARD, Kind};
 use crate::format::Format;
 
 /// Largest magnitude of a scale exponent.
-const MOST_SCALE: i32 = 64;
+pub(super) const MOST_SCALE: i32 = 64;
 
 /// Why there is no such view.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]

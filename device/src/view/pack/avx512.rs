@@ -5,7 +5,7 @@
 //! `k`th lane behind it has, shifted left by `k·c − o`. What is past the unit is cut off.
 
 use std::arch::x86_64::{
-    __m512i, _mm_cvtsi32_si128, _mm256_storeu_si256, _mm512_add_epi32, _mm512_and_si512,
+    __m256i, __m512i, _mm_cvtsi32_si128, _mm256_storeu_si256, _mm512_add_epi32, _mm512_and_si512,
     _mm512_cvtepi32_epi16, _mm512_loadu_si512, _mm512_mullo_epi32, _mm512_or_si512, _mm512_permutexvar_epi32,
     _mm512_set1_epi32, _mm512_setr_epi32, _mm512_setzero_si512, _mm512_slli_epi32, _mm512_sllv_epi32,
     _mm512_srl_epi32, _mm512_srli_epi32, _mm512_srlv_epi32, _mm512_sub_epi32,
@@ -25,13 +25,13 @@ pub(super) fn is_available() -> bool {
 
 /// One run of the mask: which bits, and how far they move down.
 #[derive(Clone, Copy)]
-struct Run {
-    bits: u32,
-    shift: u32,
+pub(super) struct Run {
+    pub(super) bits: u32,
+    pub(super) shift: u32,
 }
 
 /// The runs of ones in `keep`, and how many.
-fn runs(mut keep: u32) -> ([Run; MOST_RUNS], usize) {
+pub(super) fn runs(mut keep: u32) -> ([Run; MOST_RUNS], usize) {
     let mut runs = [Run { bits: 0, shift: 0 }; MOST_RUNS];
     let (mut count, mut to) = (0, 0);
     while keep != 0 {
@@ -48,12 +48,19 @@ fn runs(mut keep: u32) -> ([Run; MOST_RUNS], usize) {
 
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn load(bytes: &[u8; 64]) -> __m512i {
+pub(super) fn load(bytes: &[u8; 64]) -> __m512i {
     // SAFETY: the array has the register's 64 bytes, and the load needs no alignment.
     unsafe { _mm512_loadu_si512(bytes.as_ptr().cast()) }
 }
 
-/// Packs the bits in `keep`, of which there are some, of every four bytes of `words`; `stream` has 64 bytes more than they fill.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn store(bytes: &mut [u8; BYTES], value: __m256i) {
+    // SAFETY: the array has the register's 32 bytes, and the store needs no alignment.
+    unsafe { _mm256_storeu_si256(bytes.as_mut_ptr().cast(), value) };
+}
+
+/// Packs the bits in `keep`, of which there are some, of every four bytes of `words`; they fill `stream`.
 #[target_feature(enable = "avx512f")]
 pub(super) fn pack(keep: u32, words: &[u8], stream: &mut [u8]) {
     let count = keep.count_ones();
@@ -97,10 +104,15 @@ pub(super) fn pack(keep: u32, words: &[u8], stream: &mut [u8]) {
                 let next = _mm512_sllv_epi32(_mm512_permutexvar_epi32(lane, closed), shift);
                 units = _mm512_or_si512(units, next);
             }
-            let to: &mut [u8; BYTES] =
-                (&mut stream[at + place * BYTES..][..BYTES]).try_into().expect("the slack");
-            // SAFETY: the array has the 32 bytes, and the store needs no alignment.
-            unsafe { _mm256_storeu_si256(to.as_mut_ptr().cast(), _mm512_cvtepi32_epi16(units)) };
+            let units = _mm512_cvtepi32_epi16(units);
+            let to = stream.get_mut(at + place * BYTES..).unwrap_or_default();
+            if let Some(to) = to.first_chunk_mut() {
+                store(to, units);
+            } else {
+                let mut last = [0; BYTES];
+                store(&mut last, units);
+                to.copy_from_slice(&last[..to.len()]);
+            }
         }
         at += 2 * count as usize;
     }
