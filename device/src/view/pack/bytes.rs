@@ -35,14 +35,19 @@ struct Gather {
 
 impl Gather {
     /// Those of every `step`th lane from `first` on. Each has `bits` bits, which in odd lanes begin in the midst of a byte if they do not fill bytes.
-    fn new(bits: usize, first: usize, step: usize) -> Self {
+    const fn new(bits: usize, first: usize, step: usize) -> Self {
         let mut gather = Self { places: 0, index: [0; STEP] };
-        for lane in (first..8).step_by(step) {
-            let (start, end) = (lane * bits / 8, ((lane + 1) * bits).div_ceil(8));
-            for (byte, place) in (start..end).enumerate() {
+        let mut lane = first;
+        while lane < 8 {
+            let mut place = lane * bits / 8;
+            let mut byte = 8 * lane;
+            while place < ((lane + 1) * bits).div_ceil(8) {
                 gather.places |= 1 << place;
-                gather.index[place] = (8 * lane + byte).to_le_bytes()[0];
+                gather.index[place] = byte.to_le_bytes()[0];
+                place += 1;
+                byte += 1;
             }
+            lane += step;
         }
         gather
     }
@@ -54,27 +59,37 @@ impl Gather {
     }
 }
 
+/// By how many bits of a 16-bit lane are kept: all 64-bit lanes if they have whole bytes then, otherwise the even ones and the odd ones.
+static GATHERS: [(Gather, Option<Gather>); UNIT as usize + 1] = {
+    let mut gathers = [(Gather::new(0, 0, 1), None); UNIT as usize + 1];
+    let mut count = 1;
+    while count < gathers.len() {
+        let bits = 4 * count;
+        gathers[count] = if count.is_multiple_of(2) {
+            (Gather::new(bits, 0, 1), None)
+        } else {
+            (Gather::new(bits, 0, 2), Some(Gather::new(bits, 1, 2)))
+        };
+        count += 1;
+    }
+    gathers
+};
+
 /// How the bits of a mask are brought together.
 struct Packing<'r> {
     /// A lane's first run of kept bits, and those above it.
-    first: &'r Run,
+    first: Run,
     others: &'r [Run],
     /// Kept bits of a 16-bit lane.
     count: u32,
-    /// All 64-bit lanes if they have whole bytes, otherwise the even ones and the odd ones.
     gather: Gather,
     gather_odd: Option<Gather>,
 }
 
 impl<'r> Packing<'r> {
     fn new(runs: &'r [Run], count: u32) -> Self {
-        let (first, others) = runs.split_first().expect("a bit is kept");
-        let bits = 4 * count as usize;
-        let (gather, gather_odd) = if count.is_multiple_of(2) {
-            (Gather::new(bits, 0, 1), None)
-        } else {
-            (Gather::new(bits, 0, 2), Some(Gather::new(bits, 1, 2)))
-        };
+        let (&first, others) = runs.split_first().expect("a bit is kept");
+        let (gather, gather_odd) = GATHERS[count as usize];
         Self { first, others, count, gather, gather_odd }
     }
 
@@ -83,7 +98,7 @@ impl<'r> Packing<'r> {
     #[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
     fn pack(&self, words: __m512i) -> __m512i {
         let mut closed = close(self.first, words);
-        for run in self.others {
+        for &run in self.others {
             closed = _mm512_or_si512(closed, close(run, words));
         }
         let pair = 2 * self.count;
@@ -103,7 +118,7 @@ impl<'r> Packing<'r> {
 /// The bits of one run in each 16-bit lane, where they belong.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
-fn close(run: &Run, words: __m512i) -> __m512i {
+fn close(run: Run, words: __m512i) -> __m512i {
     let bits = _mm512_set1_epi32((run.bits << UNIT | run.bits).cast_signed());
     _mm512_srl_epi16(_mm512_and_si512(words, bits), register(run.shift))
 }
