@@ -23,7 +23,8 @@ fn boot(folder: &Path, text: &str) -> Output {
 /// A script that tells the digests of its first tensor through the base window and in a view, and of a tensor of the other guest that it cannot have any.
 fn of_memory(own: &str, others: &str) -> String {
     let mut script =
-        "#!/bin/sh\nfail() { echo \"FAILED: $*\"; exit 1; }\nlamina-shim up >/dev/null || fail up\n".to_owned();
+        "#!/bin/sh\nfail() { echo \"FAILED: $*\"; exit 1; }\nlamina-shim up >/dev/null || fail up\n"
+            .to_owned();
     for view in ["base", VIEW] {
         sum(&mut script, view, own, view);
         let _ = write!(
