@@ -95,22 +95,15 @@ fn run_in(root: &Path, recipe: &str) -> Result<PathBuf, RecipeError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::io::Write;
-    use std::os::unix::fs::OpenOptionsExt;
 
     fn with_recipe(script: &str) -> (tempfile::TempDir, Result<PathBuf, RecipeError>) {
         let root = tempfile::tempdir().unwrap();
         std::fs::create_dir(root.path().join("images")).unwrap();
         let path = root.path().join("images/thing");
-        let mut file = std::fs::OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(true)
-            .mode(0o755)
-            .open(path)
-            .unwrap();
-        file.write_all(format!("#!/bin/sh\n{script}\n").as_bytes()).unwrap();
-        drop(file);
+        // Written by another process: what this one has open, a process that another test starts has open too for a moment, and then it cannot be run.
+        let write = "printf '#!/bin/sh\\n%s\\n' \"$1\" >\"$0\" && chmod 755 \"$0\"";
+        let written = Command::new("sh").args(["-c", write]).arg(path).arg(script).status().unwrap();
+        assert!(written.success());
         let result = run_in(root.path(), "thing");
         (root, result)
     }

@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -183,8 +183,11 @@ fn an_upgrade_replaces_the_worker_and_refuses_what_is_no_lamina() {
         assert!(!refused.status.success() && why.contains("/bin/true is no lamina"), "{why}");
         // One that says it is a lamina, and dies at work.
         let impostor = rig.place.path("impostor");
-        std::fs::write(&impostor, "#!/bin/sh\n[ \"$1\" = --version ] && echo lamina 9.9.9\n").unwrap();
-        std::fs::set_permissions(&impostor, std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
+        // Written by another process: what this one has open, one that another test starts has open too for a moment, and then it cannot be run.
+        let script = "#!/bin/sh\n[ \"$1\" = --version ] && echo lamina 9.9.9\n";
+        let write = "printf %s \"$1\" >\"$0\" && chmod 700 \"$0\"";
+        let written = Command::new("sh").args(["-c", write]).arg(&impostor).arg(script).status().unwrap();
+        assert!(written.success());
         let failed = lamina(&["upgrade", impostor.to_str().unwrap(), "--run-dir", &run]).output().unwrap();
         let why = String::from_utf8_lossy(&failed.stderr).into_owned();
         assert!(!failed.status.success() && why.contains("the program before goes on"), "{why}");
