@@ -12,40 +12,13 @@ use std::arch::x86_64::{
 
 use super::super::{
     END, Scratch,
+    bits::Writer,
     code::{Code, Coder, ESCAPE, LONGEST, SLOTS, SYMBOLS, WINDOW, ZERO},
 };
 use super::{STEP, first, load, load_at, store, store_at};
 
 /// Vectors whose elements stay where they are.
 const FEW: usize = 8;
-/// Appends bits to bytes.
-struct Writer<'a> {
-    out: &'a mut [u8],
-    at: usize,
-    pending: u64,
-    held: u32,
-}
-
-impl Writer<'_> {
-    /// Appends the lowest `count` of `bits`, at most 64, whose others are zero.
-    #[inline]
-    fn push(&mut self, bits: u64, count: u32) {
-        let low = self.pending | bits << self.held;
-        self.out[self.at..self.at + 8].copy_from_slice(&low.to_le_bytes());
-        let high = (bits >> 1) >> (63 - self.held);
-        self.held += count;
-        let full = self.held >= 64;
-        self.pending = if full { high } else { low };
-        self.at += if full { 8 } else { 0 };
-        self.held &= 63;
-    }
-
-    /// Pads to a whole byte; where the next one goes.
-    fn finish(self) -> usize {
-        self.out[self.at..self.at + 8].copy_from_slice(&self.pending.to_le_bytes());
-        self.at + (self.held as usize).div_ceil(8)
-    }
-}
 
 /// A code to encode by; as [`Coder::new`].
 #[target_feature(enable = "popcnt,avx512f,avx512bw,avx512vbmi2")]
@@ -122,7 +95,7 @@ pub(in super::super) fn levels(
     }
 
     let end = _mm512_set1_epi8(END.cast_signed());
-    let mut writer = Writer { out, at: behind, pending: 0, held: 0 };
+    let mut writer = Writer::new(out, behind);
     let [level, escaped, ..] = &mut scratch.levels;
     while going_on > FEW * STEP {
         let count = going_on;
