@@ -13,7 +13,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use serde::Serialize;
 
 use super::division::Part;
-use super::{Device, DeviceError, TensorInfo, TensorSpec, ViewInfo, Window};
+use super::{Device, DeviceError, TensorInfo, TensorSpec, ViewInfo, Window, poison::Poisoned};
 use crate::{
     BLOCK_BYTES,
     stats::{PartitionReport, StatsReport},
@@ -193,6 +193,18 @@ impl Partition {
     pub fn create_view(&self, tensor: &str, spelling: &str) -> Result<ViewInfo, DeviceError> {
         let made = self.device.create_view(&self.full_name(tensor), spelling);
         made.map(|view| self.own_view(view)).map_err(|why| self.own(why))
+    }
+
+    /// Its poisoned blocks, by DPA.
+    pub fn poison(&self) -> Vec<Poisoned> {
+        let base = &self.part().base;
+        let mut own = self.device.poison();
+        own.retain(|poisoned| base.contains(&poisoned.dpa));
+        for poisoned in &mut own {
+            poisoned.dpa -= base.start;
+            poisoned.tensor = poisoned.tensor.take().map(|name| self.own_name(&name));
+        }
+        own
     }
 
     /// Its tensors, by DPA.

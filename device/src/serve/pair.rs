@@ -51,6 +51,14 @@ impl Place {
         }
     }
 
+    /// The name of the monitor socket (QMP) at which its guest's QEMU is told of poison.
+    pub fn monitor(&self) -> String {
+        match self {
+            Self::Root => "qmp.sock".to_owned(),
+            Self::Guest(name) | Self::Host(name) => format!("qmp-{name}.sock"),
+        }
+    }
+
     /// The name of its guest or host; empty for the root.
     pub fn name(&self) -> &str {
         match self {

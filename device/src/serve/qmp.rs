@@ -1,24 +1,30 @@
-//! Telling a guest of poison: through QEMU's monitor (QMP), as a CXL device tells its host.
+//! Telling guests of poison: through the monitors (QMP) of their QEMUs, as a CXL device tells its host.
 //!
 //! * For each poisoning, QEMU's memory device is given the block's DPA in its poison list (`cxl-inject-poison`) and a general media event record of an
 //!   uncorrectable error (`cxl-inject-general-media-event`), which interrupts the guest: its kernel reads the log and traces `cxl_general_media`.
-//! * QEMU may not listen yet, or be started again: the reporter connects until it can. What it has told is not told twice on one connection to the next.
+//! * A guest is told of its own partition, by DPAs of its own.
+//! * QEMU may not listen yet, or end, or never be there: the reporter connects until it can, as long as there is poison to tell of. What a QEMU was told it is not told twice, on
+//!   another connection or by the next process either; another QEMU at the same place is told of everything that is poisoned then.
 //! * QEMU's list keeps what was told: it has no command for poison that a write cleared. At most 256 entries fit it; the event is sent all the same.
 
+use std::collections::BTreeSet;
 use std::io::{self, BufRead, BufReader, Write};
 use std::ops::Range;
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use lamina_abi::Interleave;
+use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::device::Device;
-use crate::device::poison::Poisoned;
+use crate::device::Partition;
+use crate::device::poison::{Cause, Poisoned};
 
 /// The object of QEMU's device that holds the base window, or its first lane: `-device cxl-type3,id=mem0`; the other lanes follow.
 const BASE_DEVICE: &str = "/machine/peripheral/mem";
@@ -26,8 +32,31 @@ const BASE_DEVICE: &str = "/machine/peripheral/mem";
 const PAUSE: Duration = Duration::from_millis(100);
 /// How long QEMU may take to answer.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// Blocks that are remembered as told to one QEMU; the next process tells of others again.
+const MOST_TOLD: usize = 4096;
 
-/// Tells one QEMU of a device's poison, until it is dropped.
+/// What a QEMU was told.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Told {
+    /// Its process.
+    qemu: i32,
+    /// The DPAs of blocks that were poisoned.
+    blocks: BTreeSet<u64>,
+}
+
+impl Told {
+    /// Adds what was told after it.
+    pub fn add(&mut self, more: Self) {
+        if self.qemu != more.qemu {
+            *self = more;
+            return;
+        }
+        let room = MOST_TOLD.saturating_sub(self.blocks.len());
+        self.blocks.extend(more.blocks.into_iter().take(room));
+    }
+}
+
+/// Tells one QEMU, and whichever comes after it, of a partition's poison, until it is dropped.
 #[derive(Debug)]
 pub struct PoisonReporter {
     stop: Arc<AtomicBool>,
@@ -35,15 +64,36 @@ pub struct PoisonReporter {
 }
 
 impl PoisonReporter {
-    /// Tells QEMU at the monitor socket `socket` of every poisoning after number `told`.
+    /// Tells the QEMU that listens at the monitor socket `socket` and has `partition` as its base window. `before` is what processes before this one told; `note` is
+    /// given what is told now.
     ///
     /// # Errors
     ///
     /// When a thread cannot be made.
-    pub fn start(device: Arc<Device>, socket: &Path, told: u64) -> io::Result<Self> {
+    pub fn start(
+        partition: Partition,
+        socket: &Path,
+        before: Told,
+        mut note: impl FnMut(Told) + Send + 'static,
+    ) -> io::Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
-        let (stopped, socket) = (Arc::clone(&stop), socket.to_owned());
-        let run = move || report(&device, &socket, told, &stopped);
+        let stopped = Arc::clone(&stop);
+        let mut teller =
+            Teller { partition, socket: socket.to_owned(), before, monitor: None, qemu: None, told: 0 };
+        let run = move || {
+            let mut failed = None;
+            while !stopped.load(Ordering::Relaxed) {
+                thread::sleep(PAUSE);
+                let why = teller.look(&mut note).err().map(|why| why.to_string());
+                if failed != why {
+                    if let Some(why) = &why {
+                        let socket = teller.socket.display();
+                        tracing::debug!(%socket, "QEMU is not told of poison yet: {why}");
+                    }
+                    failed = why;
+                }
+            }
+        };
         let thread = Some(thread::Builder::new().name("qmp".to_owned()).spawn(run)?);
         Ok(Self { stop, thread })
     }
@@ -59,29 +109,61 @@ impl Drop for PoisonReporter {
     }
 }
 
-fn report(device: &Device, socket: &Path, mut told: u64, stop: &AtomicBool) {
-    let mut monitor = None;
-    while !stop.load(Ordering::Relaxed) {
-        thread::sleep(PAUSE);
-        if device.poison_events() <= told {
-            continue;
+/// Tells whichever QEMU listens at one place.
+struct Teller {
+    partition: Partition,
+    socket: PathBuf,
+    /// What processes before this one told.
+    before: Told,
+    monitor: Option<Monitor>,
+    /// The process that was told last.
+    qemu: Option<i32>,
+    /// The last event that it was told of, or was to be told of.
+    told: u64,
+}
+
+impl Teller {
+    /// Tells what is new to the QEMU that is there now.
+    fn look(&mut self, note: &mut impl FnMut(Told)) -> io::Result<()> {
+        let device = self.partition.device();
+        let event = device.poison_events();
+        if event == 0 {
+            return Ok(());
         }
-        let mut news = device.poison();
-        news.retain(|poisoned| poisoned.event > told);
+        if self.monitor.as_ref().is_some_and(Monitor::hung_up) {
+            self.monitor = None;
+        }
+        let monitor = match &mut self.monitor {
+            Some(monitor) => monitor,
+            none => none.insert(Monitor::connect(&self.socket)?),
+        };
+        let qemu = monitor.qemu;
+        if self.qemu.replace(qemu) != Some(qemu) {
+            self.told = 0;
+        }
+        if self.told == event {
+            return Ok(());
+        }
+        let mut news = self.partition.poison();
+        // Numbers of events are a process's own: what was found poisoned when it began may be what was told before.
+        let old = |poisoned: &Poisoned| {
+            poisoned.cause == Cause::Found
+                && self.before.qemu == qemu
+                && self.before.blocks.contains(&poisoned.dpa)
+        };
+        news.retain(|poisoned| poisoned.event > self.told && !old(poisoned));
         news.sort_by_key(|poisoned| poisoned.event);
         let said = news.iter().try_for_each(|poisoned| {
-            let monitor = match &mut monitor {
-                Some(monitor) => monitor,
-                none => none.insert(Monitor::connect(socket)?),
-            };
             monitor.tell(poisoned, device.set())?;
-            told = poisoned.event;
-            Ok::<_, io::Error>(())
+            self.told = poisoned.event;
+            note(Told { qemu, blocks: [poisoned.dpa].into() });
+            Ok(())
         });
-        if let Err(why) = said {
-            tracing::debug!(socket = %socket.display(), "QEMU is not told of poison yet: {why}");
-            monitor = None;
+        match said {
+            Ok(()) => self.told = self.told.max(event),
+            Err(_) => self.monitor = None,
         }
+        said
     }
 }
 
@@ -89,6 +171,8 @@ fn report(device: &Device, socket: &Path, mut told: u64, stop: &AtomicBool) {
 struct Monitor {
     reading: BufReader<UnixStream>,
     writing: UnixStream,
+    /// QEMU's process.
+    qemu: i32,
 }
 
 impl Monitor {
@@ -96,13 +180,21 @@ impl Monitor {
         let writing = UnixStream::connect(socket)?;
         writing.set_read_timeout(Some(PATIENCE))?;
         writing.set_write_timeout(Some(PATIENCE))?;
-        let mut monitor = Self { reading: BufReader::new(writing.try_clone()?), writing };
+        // Who began to listen; 0 of a process that cannot be seen from here.
+        let qemu = getsockopt(&writing, PeerCredentials)?.pid();
+        let mut monitor = Self { reading: BufReader::new(writing.try_clone()?), writing, qemu };
         let greeting = monitor.line()?;
         if greeting.get("QMP").is_none() {
             return Err(io::Error::other(format!("no QMP greeting: {greeting}")));
         }
         monitor.execute("qmp_capabilities", &json!({}))?;
         Ok(monitor)
+    }
+
+    /// Whether QEMU is gone.
+    fn hung_up(&self) -> bool {
+        let mut it = [PollFd::new(&self.writing, PollFlags::empty())];
+        poll(&mut it, Some(&Timespec::default())).is_ok_and(|found| found > 0)
     }
 
     /// Tells of one block: each device that has a part of it.
@@ -157,7 +249,8 @@ mod tests {
     use std::os::unix::net::UnixListener;
 
     use super::*;
-    use crate::device::DeviceConfig;
+    use crate::device::{Device, DeviceConfig, PartitionConfig};
+    use crate::store::image::Image;
 
     /// Answers as QEMU does: the commands of one connection, until `count` came.
     fn qemu(listener: &UnixListener, count: usize) -> Vec<Value> {
@@ -187,6 +280,32 @@ mod tests {
         assert_eq!(parts("4x2K"), [(0, 2048..4096), (1, 2048..4096)]);
     }
 
+    /// What is told, in pairs of commands: the DPAs.
+    fn told(commands: &[Value]) -> Vec<u64> {
+        let (capabilities, pairs) = commands.split_first().unwrap();
+        assert_eq!(capabilities["execute"], "qmp_capabilities");
+        let dpa = |pair: &[Value]| {
+            let [list, event] = pair else { panic!("half a pair: {pair:?}") };
+            let names = ["cxl-inject-poison", "cxl-inject-general-media-event"];
+            assert_eq!([&list["execute"], &event["execute"]], names);
+            assert_eq!(list["arguments"]["start"], event["arguments"]["dpa"]);
+            list["arguments"]["start"].as_u64().unwrap()
+        };
+        pairs.chunks(2).map(dpa).collect()
+    }
+
+    /// A reporter for the whole of `device`, and what it notes.
+    fn reporter(
+        device: &Arc<Device>,
+        socket: &Path,
+        before: Told,
+    ) -> (PoisonReporter, std::sync::mpsc::Receiver<Told>) {
+        let (noted, notes) = std::sync::mpsc::channel();
+        let note = move |told| noted.send(told).unwrap();
+        let partition = Partition::first(Arc::clone(device));
+        (PoisonReporter::start(partition, socket, before, note).unwrap(), notes)
+    }
+
     #[test]
     fn each_poisoning_is_told_once_also_to_a_qemu_that_comes_late_or_again() {
         let folder = tempfile::tempdir().unwrap();
@@ -194,29 +313,77 @@ mod tests {
         let device = Arc::new(Device::new(DeviceConfig::new(1 << 20, 4 << 20)).unwrap());
         device.inject_poison(0, 4096).unwrap();
         device.inject_poison(8192, 4096).unwrap();
-        // What was told by another process is not told again.
-        let reporter = PoisonReporter::start(Arc::clone(&device), &socket, 1).unwrap();
+        let (reporter, notes) = reporter(&device, &socket, Told::default());
         thread::sleep(PAUSE * 3);
         let listener = UnixListener::bind(&socket).unwrap();
-        let starts = |commands: &[Value]| -> Vec<(String, Value)> {
-            let name = |command: &Value| command["execute"].as_str().unwrap().to_owned();
-            let place = |command: &Value| {
-                let arguments = &command["arguments"];
-                if arguments["start"].is_null() {
-                    arguments["dpa"].clone()
-                } else {
-                    arguments["start"].clone()
-                }
-            };
-            commands.iter().map(|command| (name(command), place(command))).collect()
-        };
-        let pair = |dpa: u64| {
-            [("cxl-inject-poison", dpa), ("cxl-inject-general-media-event", dpa)]
-                .map(|(name, dpa)| (name.to_owned(), json!(dpa)))
-        };
-        assert_eq!(starts(&qemu(&listener, 3)[1..]), pair(8192));
+        assert_eq!(told(&qemu(&listener, 5)), [0, 8192]);
+        let mut all = Told::default();
+        notes.iter().take(2).for_each(|told| all.add(told));
+        assert_eq!(all, Told { qemu: std::process::id().cast_signed(), blocks: [0, 8192].into() });
         device.inject_poison(4096, 4096).unwrap();
-        assert_eq!(starts(&qemu(&listener, 3)[1..]), pair(4096));
-        drop(reporter);
+        assert_eq!(told(&qemu(&listener, 3)), [4096]);
+        drop((listener, reporter));
+    }
+
+    #[test]
+    fn another_qemu_is_told_of_everything_and_the_next_process_tells_only_what_is_new() {
+        let folder = tempfile::tempdir().unwrap();
+        let image = folder.path().join("image");
+        let open = || {
+            let config = DeviceConfig::new(1 << 20, 4 << 20);
+            let image = match Image::open(&image).unwrap() {
+                Some(image) => image,
+                None => Image::create(&image, config.superblock()).unwrap(),
+            };
+            Arc::new(Device::open(image, &config).unwrap())
+        };
+        let device = open();
+        device.inject_poison(0, 8192).unwrap();
+        drop(device);
+        // Found poisoned, of which one block was told of before.
+        let device = open();
+        device.inject_poison(8192, 4096).unwrap();
+        let this = std::process::id().cast_signed();
+        for (before, expected) in [(this, vec![4096, 8192]), (this + 1, vec![0, 4096, 8192])] {
+            let socket = folder.path().join(format!("qmp-{before}"));
+            let listener = UnixListener::bind(&socket).unwrap();
+            let before = Told { qemu: before, blocks: [0, 8192].into() };
+            let (_reporter, _notes) = reporter(&device, &socket, before);
+            assert_eq!(told(&qemu(&listener, 1 + 2 * expected.len())), expected);
+            drop(listener);
+        }
+    }
+
+    #[test]
+    fn a_guest_is_told_of_its_own_partition() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("qmp");
+        let part = |name: &str| PartitionConfig {
+            name: name.to_owned(),
+            base_bytes: 1 << 20,
+            views_bytes: 4 << 20,
+            quota_bytes: None,
+        };
+        let config = DeviceConfig::divided(vec![part("a"), part("b")]);
+        let device = Arc::new(Device::new(config).unwrap());
+        device.inject_poison(4096, 4096).unwrap();
+        device.inject_poison((1 << 20) + 8192 * 2, 4096).unwrap();
+        let listener = UnixListener::bind(&socket).unwrap();
+        let partition = Partition::named(&device, "b").unwrap();
+        let reporter = PoisonReporter::start(partition, &socket, Told::default(), |_| ()).unwrap();
+        assert_eq!(told(&qemu(&listener, 3)), [8192 * 2]);
+        drop((listener, reporter));
+    }
+
+    #[test]
+    fn what_was_told_is_remembered_of_one_qemu_up_to_a_bound() {
+        let mut all = Told::default();
+        let told = |qemu, blocks: &[u64]| Told { qemu, blocks: blocks.iter().copied().collect() };
+        for block in 0..=MOST_TOLD as u64 {
+            all.add(told(7, &[block]));
+        }
+        assert_eq!(all.blocks.len(), MOST_TOLD);
+        all.add(told(8, &[4096]));
+        assert_eq!(all, told(8, &[4096]));
     }
 }

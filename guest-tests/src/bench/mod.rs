@@ -6,6 +6,7 @@
 pub mod attach;
 pub mod codec;
 mod cpu;
+pub mod deaths;
 pub mod mount;
 pub mod start;
 pub mod tile;

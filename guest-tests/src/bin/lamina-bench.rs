@@ -11,7 +11,9 @@ use anyhow::{Result, bail};
 use clap::{Parser, Subcommand};
 use lamina::format::Format;
 use lamina_guest_tests::{
-    bench::{attach::AttachBench, codec::CodecBench, mount::Mount, start, vhost::Vhost, warm::Warm},
+    bench::{
+        attach::AttachBench, codec::CodecBench, deaths::Deaths, mount::Mount, start, vhost::Vhost, warm::Warm,
+    },
     bundled,
 };
 
@@ -119,8 +121,20 @@ enum What {
         #[arg(long, default_value_t = 5)]
         rounds: usize,
     },
+    /// Killing workers: how long a reader of the mount waits, by how much is stored
+    Deaths {
+        /// MiB that are stored; may be given more than once [default: 1024 and 4096]
+        #[arg(long = "mib", value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
+        mib: Vec<u64>,
+        /// Kills of each, of which the median counts
+        #[arg(long, default_value_t = KILLS, value_parser = clap::value_parser!(u32).range(1..=1000))]
+        kills: u32,
+    },
 }
 
+/// MiB that are stored when workers are killed, and how often they are.
+const STORED_MIB: [u64; 2] = [1024, 4096];
+const KILLS: u32 = 7;
 /// MiB and rounds of the ways in.
 const ATTACH_MIB: u64 = 16;
 const ATTACH_ROUNDS: u32 = 7;
@@ -148,6 +162,7 @@ fn run(cli: Cli) -> Result<()> {
     let models = if cli.models.is_empty() { bundled()? } else { cli.models };
     let all = [
         What::Start { rounds: 5 },
+        What::Deaths { mib: Vec::new(), kills: KILLS },
         What::Mount { mib: 96, rounds: 5, read_ahead_kb: 1024 },
         What::Warm { mib: 64, boots: 2, reads: 15 },
         What::Vhost {
@@ -229,6 +244,15 @@ fn run(cli: Cli) -> Result<()> {
             What::Start { rounds } => {
                 eprintln!("bench: starting empty devices, {rounds} rounds");
                 println!("starting an empty device, medians of {rounds}\n{}\n", start::run(rounds)?);
+            }
+            What::Deaths { mib, kills } => {
+                let mib = if mib.is_empty() { STORED_MIB.to_vec() } else { mib };
+                let bytes = mib.into_iter().map(|mib| mib << 20).collect();
+                let bench = Deaths { models: models.clone(), bytes, kills: kills as usize };
+                let waits = bench.run(|doing| eprintln!("bench: deaths: {doing}"))?;
+                println!(
+                    "loads of 4 KiB from the mount while workers are killed, of {kills} kills\n{waits}\n"
+                );
             }
         }
     }

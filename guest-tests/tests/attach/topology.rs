@@ -2,8 +2,9 @@
 
 use std::fmt::Write;
 use std::fs;
+use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 use lamina_guest_tests::{bundled, judge::Judge, programs};
 
@@ -101,6 +102,46 @@ fn two_guests_of_one_file_have_a_part_each_by_different_ways() {
     assert_eq!(told_by(&said, "bob", "size"), ((256 << 20) / 512).to_string());
     // Mount and sockets are gone with the device.
     assert!(!folder.path().join("run/mount").exists() && !folder.path().join("run/api.sock").exists());
+}
+
+#[test]
+fn the_kernels_of_two_guests_log_the_poison_of_what_each_has() {
+    let folder = tempfile::tempdir().unwrap();
+    let script = "#!/bin/sh\nlamina-shim up >/dev/null || exit 3\necho waiting for poison\n\
+        n=0; until dmesg | grep 'cxl_general_media: '; do n=$((n+1)); [ $n -lt 240 ] || exit 5; sleep 0.5; done\n";
+    fs::write(folder.path().join("script.sh"), script).unwrap();
+    let text = "[device]\nrun-dir = \"run\"\nshared = \"256M\"\n\
+        [[guest]]\nname = \"own\"\ncapacity = \"256M\"\nscript = \"script.sh\"\ncpus = 1\n\
+        [[guest]]\nname = \"common\"\nscript = \"script.sh\"\ncpus = 1\n";
+    let path = folder.path().join("topology.toml");
+    fs::write(&path, text).unwrap();
+    let mut command = Command::new(programs::lamina().unwrap());
+    let mut child = command.args(["boot", "--topology"]).arg(&path).stdout(Stdio::piped()).spawn().unwrap();
+    let (mut said, mut waiting) = (String::new(), 0);
+    for line in BufReader::new(child.stdout.take().unwrap()).lines() {
+        let line = line.unwrap();
+        waiting += u32::from(line.ends_with("waiting for poison"));
+        if waiting == 2 {
+            waiting = 0;
+            // Of each guest's own, at different places.
+            for dpa in ["0x3000", "0x10005000"] {
+                let api = folder.path().join("run/api.sock");
+                let injected = Command::new(programs::lamina().unwrap())
+                    .args(["poison", "inject", dpa, "--api"])
+                    .arg(api)
+                    .status();
+                assert!(injected.unwrap().success());
+            }
+        }
+        said.push_str(&line);
+        said.push('\n');
+    }
+    assert!(child.wait().unwrap().success(), "{said}");
+    for (name, dpa) in [("own", "dpa=3000 "), ("common", "dpa=5000 ")] {
+        let events = said.lines().filter(|line| line.contains("cxl_general_media: "));
+        let own: Vec<_> = events.filter(|line| line.starts_with(&format!("{name}: "))).collect();
+        assert!(own.len() == 1 && own[0].contains(dpa), "{name}: {said}");
+    }
 }
 
 #[test]

@@ -8,6 +8,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
+use lamina::serve::Place;
 use lamina_abi::Interleave;
 use lamina_qemu::launch::{self, Prepared};
 use lamina_qemu::{Accel, Attach, AttachKind, BootConfig, BootError, GuestFile, Source};
@@ -101,9 +102,13 @@ impl Served {
     async fn of(args: &Boot) -> Result<Self> {
         let (kind, cpus, set) = (args.attach, args.cpus, args.device.several.interleave);
         let elsewhere = |way| Self { way, holder: None, qmp: None, folder: None };
+        // Only CXL has media errors. Who names a monitor has QEMU listen there.
+        let tells = kind == AttachKind::Cxl && args.device.qmp.is_empty();
+        let monitor = |place: &Place| tells.then(|| args.device.run_dir.join(place.monitor()));
         let ctl = args.ctl.clone();
         if let Some(name) = &args.guest {
-            return Ok(elsewhere(seat(&args.device.run_dir.join("api.sock"), name, kind, cpus).await?));
+            let way = seat(&args.device.run_dir.join("api.sock"), name, kind, cpus).await?;
+            return Ok(Self { qmp: monitor(&Place::Guest(name.clone())), ..elsewhere(way) });
         }
         if let Some(socket) = &args.shmem {
             return Ok(elsewhere(Way::region(socket.clone())));
@@ -126,17 +131,13 @@ impl Served {
             let way = Way::disks(sockets(&ready.disks, None), ready.ctl.clone(), cpus);
             return Ok(Self { way, holder: Some(holder), qmp: None, folder: Some(folder) });
         }
-        let monitor = folder.path().join("qmp.sock");
-        // Only CXL has media errors.
-        let qmp = (kind == AttachKind::Cxl && device.qmp.is_none()).then_some(monitor);
-        device.qmp = device.qmp.or_else(|| qmp.clone());
         let mount = args.mount.clone().unwrap_or_else(|| folder.path().join("mount"));
         let holder = start(device, DivisionArgs::default(), Some(mount), Vec::new()).await?;
         let files = whole(&holder.ready, set).context(
             "the image is divided among guests: serve it with `lamina serve`, then boot each with --guest",
         )?;
         let way = Way::files(kind, files, None)?;
-        Ok(Self { way, holder: Some(holder), qmp, folder: Some(folder) })
+        Ok(Self { way, holder: Some(holder), qmp: monitor(&Place::Root), folder: Some(folder) })
     }
 }
 

@@ -188,6 +188,10 @@ impl Plan {
             "--model goes to the shared part, and there is none: say --shared BYTES, or load it for a guest with --guest NAME=BYTES,model=FILE"
         );
         ensure!(
+            is_shared || device.qmp.is_empty(),
+            "--qmp tells of the shared part, and there is none: a guest's QEMU is told that listens at qmp-NAME.sock in the --run-dir"
+        );
+        ensure!(
             hosts.len() <= MOST_PARTITIONS,
             "{} hosts; a device has at most {MOST_PARTITIONS}",
             hosts.len()
@@ -287,6 +291,32 @@ impl Plan {
     /// The sockets of the guests' control ports in `run_dir`, one for each pair of files.
     pub(crate) fn sockets(&self, run_dir: &Path) -> impl Iterator<Item = PathBuf> {
         self.pairs.iter().map(|(place, ..)| run_dir.join(place.socket()))
+    }
+
+    /// Where QEMUs may listen that are to be told of poison, and the partition of `device` that each has: beside the pairs' sockets in `run_dir`, and `others` of
+    /// what is everybody's.
+    pub(crate) fn monitors(
+        &self,
+        run_dir: &Path,
+        others: &[PathBuf],
+        device: &Arc<Device>,
+    ) -> Result<Vec<(PathBuf, Partition)>> {
+        let own =
+            self.pairs(device)?.into_iter().map(|pair| (run_dir.join(pair.place.monitor()), pair.partition));
+        let mut all: Vec<_> = own.collect();
+        let shared = Partition::named(device, if self.divided() { SHARED } else { "" });
+        // What is asked for was checked to be there.
+        all.extend(
+            shared.iter().flat_map(|shared| others.iter().map(|socket| (socket.clone(), shared.clone()))),
+        );
+        // Only once each, however it is named.
+        let mut seen = BTreeSet::new();
+        all.retain(|(socket, _)| seen.insert(socket.clone()));
+        Ok(all)
+    }
+
+    fn divided(&self) -> bool {
+        self.parts.iter().any(|part| part.name.is_some())
     }
 
     /// The pairs of files of `device`, which was made as planned.
@@ -407,12 +437,40 @@ mod tests {
     }
 
     #[test]
+    fn each_guest_has_a_monitor_socket_and_more_are_of_what_is_shared() {
+        let monitors = |words: &[&str]| {
+            let plan = plan(&[words, &["--qmp", "/q"]].concat()).unwrap();
+            let device = Arc::new(Device::new(config(&plan)).unwrap());
+            let serve = serve(&[words, &["--qmp", "/q", "--qmp", "/run/qmp.sock"]].concat()).unwrap();
+            let monitors = plan.monitors(Path::new("/run"), &serve.device.qmp, &device).unwrap();
+            let named = |(socket, part): (PathBuf, Partition)| {
+                (socket.to_str().unwrap().to_owned(), part.name().to_owned())
+            };
+            monitors.into_iter().map(named).collect::<Vec<_>>()
+        };
+        let pairs = |all: &[(&str, &str)]| {
+            all.iter().map(|(socket, part)| ((*socket).to_owned(), (*part).to_owned())).collect::<Vec<_>>()
+        };
+        assert_eq!(monitors(&[]), pairs(&[("/run/qmp.sock", ""), ("/q", "")]));
+        assert_eq!(
+            monitors(&["--guest", "a=256M", "--shared", "256M", "--host", "x"]),
+            pairs(&[
+                ("/run/qmp-a.sock", "a"),
+                ("/run/qmp-x.sock", "shared"),
+                ("/q", "shared"),
+                ("/run/qmp.sock", "shared")
+            ])
+        );
+    }
+
+    #[test]
     fn hosts_share_what_is_not_a_guests() {
         let plan = plan(&["--hosts", "2", "--host-cache", "1M"]).unwrap();
         let host = |name: &str| (Place::Host(name.into()), String::new(), Some(1 << 20));
         assert_eq!(plan.pairs, [host("h0"), host("h1")]);
         assert!(refused(&["--guest", "a=1M", "--hosts", "2"]).contains("--shared BYTES"));
         assert!(refused(&["--guest", "a=1M", "--model", "m"]).contains("model=FILE"));
+        assert!(refused(&["--guest", "a=1M", "--qmp", "q"]).contains("qmp-NAME.sock"));
         assert!(refused(&["--host", "x", "--host", "x"]).contains("x names two"));
         assert!(refused(&["--guest", "x=1M", "--shared", "1M", "--host", "x"]).contains("x names two"));
         assert!(refused(&["--host", "../x"]).contains("cannot name a host"));

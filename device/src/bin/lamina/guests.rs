@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
+use lamina::serve::Place;
 use lamina_abi::Interleave;
 use lamina_qemu::AttachKind;
 
@@ -70,7 +71,8 @@ pub(crate) async fn boot(args: Guests) -> Result<ExitCode> {
         let way = way(&holder.ready, &name, seat, boot.attach, boot.cpus, set);
         let way = way.with_context(|| format!("guest {name}"))?;
         let console = console(&name, (has_shell && boot.script.is_some()).then_some(&*run_dir))?;
-        let prepared = boot::prepare(boot, &way, files, None).await;
+        let monitor = (boot.attach == AttachKind::Cxl).then(|| run_dir.join(monitor_of(&name)));
+        let prepared = boot::prepare(boot, &way, files, monitor).await;
         let prepared = prepared.with_context(|| format!("guest {name}"))?;
         ways.push(way);
         ready.push(Ready { name: Some(name), prepared, console });
@@ -121,6 +123,11 @@ fn way(
 /// The name of the folder with the sockets of a guest's disks.
 pub(crate) fn folder_of(name: &str) -> String {
     format!("disks-{name}")
+}
+
+/// The name of the monitor socket of a guest's QEMU.
+pub(crate) fn monitor_of(name: &str) -> String {
+    Place::Guest(name.to_owned()).monitor()
 }
 
 /// Where the lines of a guest's console go: a file in `folder`, or here.

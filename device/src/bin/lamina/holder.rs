@@ -14,6 +14,7 @@ mod child;
 mod held;
 pub(crate) mod oom;
 
+use std::collections::BTreeMap;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
@@ -21,7 +22,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow, bail};
-use lamina::serve::{HeldMount, MountOptions, MountPoint, claim_tcp, fuse::fuse_present};
+use lamina::serve::{HeldMount, MountOptions, MountPoint, claim_tcp, fuse::fuse_present, qmp::Told};
 
 pub(crate) use self::asking::{save, upgrade};
 use self::{
@@ -71,6 +72,8 @@ struct Now {
     ready: Option<Ready>,
     /// Workers that became ready.
     started: u64,
+    /// What guests were told of poison, by the monitor socket.
+    told: BTreeMap<PathBuf, Told>,
     /// Who waits for a snapshot.
     saving: Option<mpsc::Sender<Result<u64, String>>>,
 }
@@ -110,7 +113,6 @@ impl Holder {
             tcp: args.tcp.map(claim_tcp).transpose()?,
             mount: None,
             disks: listen_for(disks, &plan.disks)?,
-            qmp: args.qmp.clone(),
         };
         if mount.is_some() {
             fuse_present()?;
@@ -127,7 +129,7 @@ impl Holder {
                 return Ok(None);
             }
             Some(Word::Failed(why)) => Some(why),
-            Some(Word::Ready(_) | Word::Saved(_)) => {
+            Some(Word::Ready(_) | Word::Told(..) | Word::Saved(_)) => {
                 Some("the worker answers before it was told to".to_owned())
             }
             None => bail!("the worker died while it loaded: {}", worker.end()),
@@ -139,15 +141,18 @@ impl Holder {
         let threads = args.threads.unwrap_or(MountOptions::default().threads);
         held.mount =
             point.map(|point| HeldMount::new(point, threads)).transpose()?.map(|mount| (mount, threads));
-        worker.serve(&held)?;
-        let ready = match worker.word()? {
-            Some(Word::Ready(ready)) => *ready,
-            Some(Word::Stopped) => {
-                new.keep();
-                return Ok(None);
+        worker.serve(&held, &state)?;
+        let ready = loop {
+            match worker.word()? {
+                Some(Word::Ready(ready)) => break *ready,
+                Some(Word::Told(socket, told)) => state.was_told(socket, told),
+                Some(Word::Stopped) => {
+                    new.keep();
+                    return Ok(None);
+                }
+                Some(Word::Failed(why)) => bail!(why),
+                _ => bail!("the worker died before it answered: {}", worker.end()),
             }
-            Some(Word::Failed(why)) => bail!(why),
-            _ => bail!("the worker died before it answered: {}", worker.end()),
         };
         let ready = worker.told(ready);
         new.keep();
@@ -230,6 +235,11 @@ impl State {
         });
     }
 
+    /// Keeps what a guest was told of poison.
+    fn was_told(&self, socket: PathBuf, told: Told) {
+        self.lock().told.entry(socket).or_default().add(told);
+    }
+
     fn became_ready(&self, ready: &Ready) {
         let mut now = self.lock();
         now.ready = Some(ready.clone());
@@ -281,6 +291,7 @@ fn supervise(held: &Held, mut worker: Worker, state: &State) -> Result<()> {
                     tracing::info!(worker = ready.worker, deaths = count, "a new worker answers");
                     state.became_ready(&ready);
                 }
+                Word::Told(socket, told) => state.was_told(socket, told),
                 Word::Saved(saved) => {
                     if let Some(saving) = state.lock().saving.take() {
                         // Who asked may have gone.
@@ -326,7 +337,7 @@ fn supervise(held: &Held, mut worker: Worker, state: &State) -> Result<()> {
             }
             let careful = deaths.len() >= CAREFUL_DEATHS;
             let started = Worker::start(held, state, false, count, careful);
-            match started.and_then(|worker| worker.serve(held).map(|()| worker)) {
+            match started.and_then(|worker| worker.serve(held, state).map(|()| worker)) {
                 Ok(worker) => break worker,
                 Err(why) if child::lacks_memory(&why) && !state.lock().stopping => {
                     tracing::warn!("{why:#}");

@@ -4,14 +4,17 @@
 //! attached) and JSON. When all threads of a worker that share its descriptors are gone, the holder reads the end of the file: from then on nothing of it touches the image. When the
 //! holder is gone, so does the worker.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
 
 use lamina::serve::Shows;
+use lamina::serve::qmp::Told;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
     SendFlags, recvmsg, sendmsg,
@@ -48,8 +51,9 @@ pub(crate) enum Order {
     Serve {
         /// Where it is mounted, if it is, and threads to answer with.
         mount: Option<(PathBuf, usize)>,
-        /// The monitor socket of a QEMU that is to be told of poison.
-        qmp: Option<PathBuf>,
+        /// What guests were told of poison by workers before, by the monitor socket; a holder of an earlier version does not want to know.
+        #[serde(default)]
+        told: Option<BTreeMap<PathBuf, Told>>,
         /// The disks.
         disks: Vec<Disk>,
     },
@@ -77,6 +81,8 @@ pub(crate) enum Word {
     Loaded,
     /// It answers; what can be told of it.
     Ready(Box<Ready>),
+    /// What it told a guest of poison, at which monitor socket.
+    Told(PathBuf, Told),
     /// It was told to save a snapshot: its bytes of data, or why there is none.
     Saved(Result<u64, String>),
     /// It was told to stop, and has.
@@ -147,6 +153,9 @@ pub(crate) fn line_of_worker() -> io::Result<UnixStream> {
     Ok(line.into())
 }
 
+/// Who sends: a message is more than one write.
+static SENDING: Mutex<()> = Mutex::new(());
+
 /// Sends a message.
 pub(crate) fn send(
     to: &UnixStream,
@@ -160,6 +169,7 @@ pub(crate) fn send(
     if !descriptors.is_empty() && !control.push(SendAncillaryMessage::ScmRights(descriptors)) {
         return Err(io::Error::other(format!("{} descriptors are too many", descriptors.len())));
     }
+    let _one_by_one = SENDING.lock().unwrap_or_else(PoisonError::into_inner);
     // Whoever died is noticed where its messages are read.
     let sent = sendmsg(to.as_fd(), &[IoSlice::new(&length)], &mut control, SendFlags::NOSIGNAL)?;
     let mut rest = to;

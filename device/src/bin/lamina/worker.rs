@@ -1,5 +1,6 @@
 //! The worker: does the work of a device that a [holder](crate::holder) holds, until it is told to stop, dies, or the holder dies.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::BufWriter;
 use std::ops::ControlFlow;
@@ -12,10 +13,10 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use lamina::device::{Device, DeviceConfig};
+use lamina::device::{Device, DeviceConfig, Partition};
 use lamina::load::{self, LoadError, LoadOptions, Loaded};
 use lamina::model::ModelFile;
-use lamina::serve::qmp::PoisonReporter;
+use lamina::serve::qmp::{PoisonReporter, Told};
 use lamina::serve::{
     Api, Channels, Control, DiskServer, GuestPort, Mount, MountOptions, PairOptions, Place, abort_mount,
 };
@@ -109,17 +110,14 @@ fn run(args: &DeviceArgs, division: &DivisionArgs) -> Result<()> {
     } else {
         Loaded::default()
     };
-    let (served, reporter) = match orders.recv() {
-        Ok((Order::Serve { mount, qmp, disks }, descriptors)) => {
-            // What was poisoned before was told by the worker before.
-            let told = if first { 0 } else { device.poison_events() };
-            let reporter =
-                qmp.map(|qmp| PoisonReporter::start(Arc::clone(&device), &qmp, told)).transpose()?;
+    let (served, reporters) = match orders.recv() {
+        Ok((Order::Serve { mount, told, disks }, descriptors)) => {
+            let reporters = reporters(plan.monitors(&args.run_dir, &args.qmp, &device)?, told, &line)?;
             mount_path
                 .lock()
                 .unwrap_or_else(PoisonError::into_inner)
                 .clone_from(&mount.as_ref().map(|(path, _)| path.clone()));
-            (Served::new(args, &pairs, &control, mount, disks, descriptors, !first), reporter)
+            (Served::new(args, &pairs, &control, mount, disks, descriptors, !first), reporters)
         }
         _ => return Ok(life::send(&line, &Word::Stopped, &[])?),
     };
@@ -143,9 +141,29 @@ fn run(args: &DeviceArgs, division: &DivisionArgs) -> Result<()> {
         }
     }
     tracing::info!("stopping");
-    drop((answering, reporter));
+    drop((answering, reporters));
     served.end(&device)?;
     Ok(life::send(&line, &Word::Stopped, &[])?)
+}
+
+/// Who tells guests of poison.
+fn reporters(
+    monitors: Vec<(PathBuf, Partition)>,
+    told: Option<BTreeMap<PathBuf, Told>>,
+    line: &UnixStream,
+) -> Result<Vec<PoisonReporter>> {
+    let (listens, mut told) = (told.is_some(), told.unwrap_or_default());
+    let start = |(socket, partition): (PathBuf, Partition)| {
+        let (line, place) = (line.try_clone()?, socket.clone());
+        let note = move |told| {
+            if listens {
+                // A holder that is gone takes this process with it.
+                let _ = life::send(&line, &Word::Told(place.clone(), told), &[]);
+            }
+        };
+        Ok(PoisonReporter::start(partition, &socket, told.remove(&socket).unwrap_or_default(), note)?)
+    };
+    monitors.into_iter().map(start).collect()
 }
 
 /// Writes a snapshot of everything that was stored by now to a file: its bytes of data.

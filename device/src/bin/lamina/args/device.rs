@@ -55,10 +55,10 @@ pub(crate) struct DeviceArgs {
     /// groups' limits count as the host's; 0 lets it take everything [default: a sixteenth of all memory, at most 256M].
     #[arg(long, value_parser = bytes, value_name = "BYTES")]
     pub(crate) memory_reserve: Option<u64>,
-    /// The monitor socket (QMP) of the QEMU that attaches the base window as `mem0`: its guest is told of poisoned blocks, as of media errors of CXL
-    /// memory. `lamina boot` makes one by itself.
+    /// A monitor socket (QMP) of a QEMU that has what is everybody's as `mem0`: its guest is told of poisoned blocks, as of media errors of CXL memory. May be given
+    /// more than once. Besides, whoever listens in the --run-dir at qmp.sock, or at qmp-NAME.sock for a guest or host, is told; `lamina boot` sees to that by itself.
     #[arg(long, value_name = "SOCKET")]
-    pub(crate) qmp: Option<PathBuf>,
+    pub(crate) qmp: Vec<PathBuf>,
     /// Tensors that have another format than the file says, by name pattern.
     #[arg(long, value_name = "PATTERN=FORMAT")]
     pub(crate) format: Vec<FormatRule>,

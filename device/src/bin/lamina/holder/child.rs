@@ -71,7 +71,7 @@ impl Worker {
     }
 
     /// Tells it to answer.
-    pub(super) fn serve(&self, held: &Held) -> Result<()> {
+    pub(super) fn serve(&self, held: &Held, state: &State) -> Result<()> {
         let mut descriptors = Vec::new();
         let mount = held.mount.as_ref().map(|(mount, threads)| {
             descriptors.extend(mount.channels().requests.iter().map(AsFd::as_fd));
@@ -80,8 +80,8 @@ impl Worker {
         });
         descriptors.extend(held.disks.iter().map(|(socket, _)| socket.listener.as_fd()));
         let disks = held.disks.iter().map(|(_, disk)| disk.clone()).collect();
-        let qmp = held.qmp.clone();
-        self.order(&Order::Serve { mount, qmp, disks }, &descriptors)
+        let told = Some(state.lock().told.clone());
+        self.order(&Order::Serve { mount, told, disks }, &descriptors)
     }
 
     fn order(&self, order: &Order, descriptors: &[BorrowedFd<'_>]) -> Result<()> {

@@ -24,8 +24,6 @@ pub(super) struct Held {
     pub(super) ctl: Vec<Listening>,
     pub(super) tcp: Option<std::net::TcpListener>,
     pub(super) disks: Vec<(Listening, Disk)>,
-    /// Where QEMU is told of poison.
-    pub(super) qmp: Option<PathBuf>,
 }
 
 /// A listening socket, whose file goes with it.

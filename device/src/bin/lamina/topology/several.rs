@@ -19,7 +19,7 @@ use super::Source;
 use super::file::{Field, File, Guest, Number};
 use super::options::Options;
 use crate::args::{self, Cli, Command};
-use crate::guests::{Guests, Member, Seat, folder_of};
+use crate::guests::{Guests, Member, Seat, folder_of, monitor_of};
 
 /// Whether a file is such a topology.
 pub(super) fn is(file: &File) -> bool {
@@ -100,6 +100,10 @@ pub(super) fn expand(
         } else if has_hosts {
             return Err(source.at(place, "others are hosts, so this guest has to be one too, or to have a part of its own: `host = true` or `capacity`"));
         } else {
+            if guest.attach.as_ref().is_none_or(|attach| attach.get_ref() == "cxl") {
+                // The device knows where guests and hosts with names of their own listen.
+                serve.word("--qmp", run_dir.join(monitor_of(&name)));
+            }
             if let Some(disks) = disks {
                 if divided {
                     return Err(source.at(place, "disks show a guest's own part or a device that is not divided: give this guest a `capacity`"));
