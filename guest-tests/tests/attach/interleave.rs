@@ -94,6 +94,11 @@ fn two_devices_by_lines_of_256_bytes_are_one_window() {
 }
 
 #[test]
-fn four_devices_by_pages_are_one_window() {
-    a_guest_puts_the_set_together(&By::Options, "4x4K", 4, 4096);
+fn two_devices_by_the_largest_granules_are_one_window() {
+    a_guest_puts_the_set_together(&By::Options, "2x16K", 2, 16384);
+}
+
+#[test]
+fn four_devices_by_the_largest_stripes_are_one_window() {
+    a_guest_puts_the_set_together(&By::Options, "4x8K", 4, 8192);
 }

@@ -145,6 +145,20 @@ fn the_kernels_of_two_guests_log_the_poison_of_what_each_has() {
 }
 
 #[test]
+fn a_guest_that_fails_ends_the_others() {
+    let folder = tempfile::tempdir().unwrap();
+    // Longer than the tests are given.
+    fs::write(folder.path().join("waits.sh"), "sleep 100000\n").unwrap();
+    let text = "[device]\nrun-dir = \"run\"\n\n\
+        [[guest]]\nname = \"waits\"\nscript = \"waits.sh\"\ncpus = 1\n\n\
+        [[guest]]\nname = \"fails\"\nscript = \"waits.sh\"\nqemu = [\"-device\", \"no-such-device\"]\n";
+    let output = boot(folder.path(), text);
+    let why = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && why.contains("guest fails"), "{why}");
+    assert!(!folder.path().join("run/mount").exists() && !folder.path().join("run/api.sock").exists());
+}
+
+#[test]
 fn a_file_is_refused_or_boots_what_it_says() {
     let folder = tempfile::tempdir().unwrap();
     let judge = Judge::new(&[model()]).unwrap();

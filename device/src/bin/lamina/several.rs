@@ -12,7 +12,7 @@ pub(crate) struct SeveralArgs {
     /// sees one.
     #[arg(long, value_parser = chunks, value_name = "N", conflicts_with = "interleave")]
     devices: Option<Interleave>,
-    /// Show the base window as a CXL interleave set of 2 or 4 memory devices, a file for each beside `base`: 2 ways by granules of 256 to 8K, 4 ways by 256 to 4K. QEMU
+    /// Show the base window as a CXL interleave set of 2 or 4 memory devices, a file for each beside `base`: 2 ways by granules of 256 to 16K, 4 ways by 256 to 8K. QEMU
     /// hands each of the guest's loads and stores of it on by itself, which is slow.
     #[arg(long, value_name = "WAYSxGRANULE")]
     pub(crate) interleave: Option<Interleave>,
@@ -63,7 +63,7 @@ mod tests {
             &["--devices", "1"][..],
             &["--devices", "9"],
             &["--devices", "x"],
-            &["--interleave", "4x8K"],
+            &["--interleave", "4x16K"],
             &["--interleave", "2x256", "--devices", "2"],
             &["--device-bandwidth", "0"],
             &["--device-bandwidth", "inf"],
@@ -71,6 +71,6 @@ mod tests {
         ] {
             assert!(serve(words).is_err(), "{words:?}");
         }
-        assert!(serve(&["--interleave", "4x8K"]).unwrap_err().contains("4 ways to 4K"));
+        assert!(serve(&["--interleave", "4x16K"]).unwrap_err().contains("4 ways to 8K"));
     }
 }

@@ -12,8 +12,10 @@ use crate::{
 };
 
 const BASE: usize = 64 << 10;
-const SETS: [&str; 11] =
-    ["2x256", "2x512", "2x1K", "2x2K", "2x4K", "2x8K", "4x256", "4x512", "4x1K", "4x2K", "4x4K"];
+const SETS: [&str; 13] = [
+    "2x256", "2x512", "2x1K", "2x2K", "2x4K", "2x8K", "2x16K", "4x256", "4x512", "4x1K", "4x2K", "4x4K",
+    "4x8K",
+];
 
 /// A device with a bf16 tensor, one that is coded by KV windows, and memory that is neither.
 fn device(set: &str, mode: Mode) -> Device {

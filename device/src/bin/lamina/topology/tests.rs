@@ -92,7 +92,7 @@ fn what_is_wrong_is_told_with_its_line() {
         ("[[guest]]\nmemory = -1\n", "line 2", "-1"),
         ("[[guest]\n", "line 1", ""),
         ("[device]\ndevices = 9\n[[guest]]\n", "line 2", "2 to 8"),
-        ("[device]\n\ninterleave = \"2x16K\"\n[[guest]]\n", "line 3", "Linux 6.12"),
+        ("[device]\n\ninterleave = \"4x16K\"\n[[guest]]\n", "line 3", "65536 bytes"),
     ] {
         let why = read(text).unwrap_err();
         assert!(why.contains(line) && why.contains(what), "{text}: {why}");
