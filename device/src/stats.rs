@@ -124,6 +124,10 @@ pub struct Tally {
     pub plain: u64,
     /// Bytes a generically compressing device would have fetched.
     pub gcomp: u64,
+    /// Entries that the modelled cache of entries held.
+    pub(crate) index_hits: u64,
+    /// Those that it did not hold.
+    pub(crate) index_misses: u64,
     /// Of `plain`, what is of each device, where the region is interleaved over several.
     pub(crate) plain_of: [u64; members::MOST],
     /// Of `stored`, likewise.
@@ -138,6 +142,8 @@ impl Tally {
         self.stored += other.stored;
         self.plain += other.plain;
         self.gcomp += other.gcomp;
+        self.index_hits += other.index_hits;
+        self.index_misses += other.index_misses;
         for (all, more) in [(&mut self.plain_of, &other.plain_of), (&mut self.stored_of, &other.stored_of)] {
             all.iter_mut().zip(more).for_each(|(all, more)| *all += more);
         }

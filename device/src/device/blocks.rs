@@ -1,6 +1,6 @@
 //! The middle of the line: one block in, one block out, in the device's mode.
 
-use std::{sync::Arc, time::Instant};
+use std::{cell::RefCell, ops::Range, slice, sync::Arc, time::Instant};
 
 use parking_lot::Mutex;
 
@@ -17,7 +17,7 @@ use crate::{
     plane::{self, PlaneMask},
     stats::{Stats, Tally},
     store::{
-        self, Store, StoreError,
+        self, Fetched, Store, StoreError,
         entry::{Damaged, Entry},
         image::Image,
         memory::Memory,
@@ -27,6 +27,18 @@ use crate::{
 
 /// How often a store without room is compacted for one block: others may take what that gives.
 const MOST_COMPACTIONS: u32 = 8;
+
+/// Most blocks that are fetched before the first of them is decoded. While they are decoded one by one, more than one gains nothing.
+pub(super) const MOST_AT_ONCE: usize = 1;
+
+/// Bytes that are expected of a block if none was fetched yet that would tell.
+const UNKNOWN_BYTES: u64 = BLOCK_BYTES as u64 / 2;
+
+thread_local! {
+    /// Where what is stored of them is fetched to.
+    static BUNDLES: RefCell<[[u8; MAX_BUNDLE]; MOST_AT_ONCE]> =
+        const { RefCell::new([[0; MAX_BUNDLE]; MOST_AT_ONCE]) };
+}
 
 /// Blocks as the mode keeps them.
 pub(super) struct Blocks {
@@ -116,7 +128,7 @@ impl Blocks {
     }
 
     /// Makes sure that these blocks can be written.
-    pub(super) fn ensure(&self, blocks: std::ops::Range<u64>) -> Result<(), StoreError> {
+    pub(super) fn ensure(&self, blocks: Range<u64>) -> Result<(), StoreError> {
         let (start, end) = (index(blocks.start), index(blocks.end));
         self.gcomp.ensure(start..end)?;
         match &self.kept {
@@ -162,48 +174,94 @@ impl Device {
         words: &mut BlockWords,
         tally: &mut Tally,
     ) -> Result<bool, DeviceError> {
-        match self.fetch_intact(block, format, mask, words, tally) {
-            Err(why) if Self::is_damage(&why) => {
-                self.stats.damaged_reads.add(1);
-                self.found_damage(block..block + 1, &why);
-                words.fill(poison::PATTERN);
-                if format != Format::Opaque {
-                    plane::clear_outside(format, mask, words);
-                }
-                Ok(true)
-            }
-            fetched => fetched,
-        }
+        self.fetch_run(block..block + 1, format, mask, slice::from_mut(words), 0..0, tally)
     }
 
-    fn fetch_intact(
+    /// As [`Self::fetch`] of several blocks, [`MOST_AT_ONCE`] at most: what is stored of all of them is fetched before the first is decoded. Those in `next` are
+    /// [expected](Store::expect) meanwhile, as far as they are like what a request has fetched so far.
+    pub(super) fn fetch_run(
         &self,
-        block: u64,
+        blocks: Range<u64>,
         format: Format,
         mask: PlaneMask,
-        words: &mut BlockWords,
+        words: &mut [BlockWords],
+        mut next: Range<u64>,
         tally: &mut Tally,
     ) -> Result<bool, DeviceError> {
-        tally.blocks += 1;
-        tally.gcomp += self.gcomp_bytes(block);
+        let expected = tally.stored.checked_div(tally.blocks).unwrap_or(UNKNOWN_BYTES);
+        tally.blocks += words.len() as u64;
+        tally.gcomp += blocks.clone().map(|block| self.gcomp_bytes(block)).sum::<u64>();
         let store = match &self.blocks.kept {
             Kept::Flat(flat) => {
-                flat.read(block, words);
                 // By definition of this mode.
                 (tally.stored, tally.stored_of) = (tally.plain, tally.plain_of);
-                if format != Format::Opaque {
-                    plane::clear_outside(format, mask, words);
+                for (block, words) in blocks.zip(words) {
+                    flat.read(block, words);
+                    clear_outside(format, mask, words);
                 }
                 return Ok(true);
             }
             Kept::Coded(store) => store,
         };
-        self.touch_index(block);
-        let mut bundle = [0; MAX_BUNDLE];
         // A block that is kept in another format than its tensor's, or as words, gives its planes only whole.
-        let fits = |stored: &Stored| matches!(stored, Stored::Planes(planes) if planes.format == format);
-        let select = |stored: &Stored| if fits(stored) { mask } else { PlaneMask(u32::MAX) };
-        let fetched = store.fetch(block, select, &mut bundle)?;
+        let select = |stored: &Stored| if fits(stored, format) { mask } else { PlaneMask(u32::MAX) };
+        BUNDLES.with_borrow_mut(|bundles| {
+            let mut fetched = [const { None }; MOST_AT_ONCE];
+            for (n, (block, words)) in blocks.clone().zip(&mut *words).enumerate() {
+                let hit = self.index_cache.touch(block);
+                *(if hit { &mut tally.index_hits } else { &mut tally.index_misses }) += 1;
+                match store.fetch(block, select, &mut bundles[n]) {
+                    Ok(found) => fetched[n] = Some(found),
+                    Err(why) => self.show_poison(block, why.into(), format, mask, words)?,
+                }
+                // One after each: a processor waits for so many lines at a time, and no more.
+                if let Some(next) = next.next() {
+                    store.expect(next, expected);
+                }
+            }
+            for (n, (block, words)) in blocks.zip(words).enumerate() {
+                let Some(fetched) = &fetched[n] else { continue };
+                match self.decode(block, fetched, format, mask, &bundles[n], words, tally) {
+                    Ok(true) => {}
+                    Ok(false) => return Ok(false),
+                    Err(why) => self.show_poison(block, why, format, mask, words)?,
+                }
+            }
+            Ok(true)
+        })
+    }
+
+    /// Gives the pattern of poison for a block that could not be read, if that is because it is damaged.
+    fn show_poison(
+        &self,
+        block: u64,
+        why: DeviceError,
+        format: Format,
+        mask: PlaneMask,
+        words: &mut BlockWords,
+    ) -> Result<(), DeviceError> {
+        if !Self::is_damage(&why) {
+            return Err(why);
+        }
+        self.stats.damaged_reads.add(1);
+        self.found_damage(block..block + 1, &why);
+        words.fill(poison::PATTERN);
+        clear_outside(format, mask, words);
+        Ok(())
+    }
+
+    /// The words that the planes in `mask` give of a block that was fetched to `bundle`. `false` as [`Self::fetch`].
+    #[expect(clippy::too_many_arguments, reason = "what was fetched, and what is wanted of it")]
+    fn decode(
+        &self,
+        block: u64,
+        fetched: &Fetched,
+        format: Format,
+        mask: PlaneMask,
+        bundle: &[u8; MAX_BUNDLE],
+        words: &mut BlockWords,
+        tally: &mut Tally,
+    ) -> Result<bool, DeviceError> {
         self.add_stored(block, fetched.bytes, tally);
         let Some(place) = &fetched.entry.place else {
             words.fill(0);
@@ -222,11 +280,11 @@ impl Device {
         }
         place
             .stored
-            .decode(fetched.mask, &bundle, words)
+            .decode(fetched.mask, bundle, words)
             .map_err(|why| DeviceError::Damaged { block, why })?;
         tally.planes += planes_of(&place.stored, fetched.mask);
-        if !fits(&place.stored) && format != Format::Opaque {
-            plane::clear_outside(format, mask, words);
+        if !fits(&place.stored, format) {
+            clear_outside(format, mask, words);
         }
         Ok(true)
     }
@@ -236,7 +294,7 @@ impl Device {
         &self,
         block: u64,
         format: Format,
-        inside: std::ops::Range<usize>,
+        inside: Range<usize>,
         mask: PlaneMask,
         words: &mut BlockWords,
         tally: &mut Tally,
@@ -257,13 +315,6 @@ impl Device {
             self.windows.decoded.lock().keep(block, mask, inside, words, Some(entry));
         }
         Ok(found)
-    }
-
-    /// Has the processor bring what will be fetched of `block` while another block is worked on, as far as that is like what a request has fetched so far. Nothing depends on it.
-    pub(super) fn expect(&self, block: u64, fetched: &Tally) {
-        if let Some(store) = self.coded_store() {
-            store.expect(block, fetched.stored.checked_div(fetched.blocks).unwrap_or(BLOCK_BYTES as u64 / 2));
-        }
     }
 
     /// Bytes that a generically compressing device would fetch of `block`.
@@ -482,6 +533,18 @@ fn index(block: u64) -> usize {
 /// What a block is charged for `bundle`.
 pub(super) fn charge_of(bundle: &Bundle) -> u64 {
     bundle.stored.as_ref().map_or(0, |stored| store::charged(stored.bytes()))
+}
+
+/// Whether `stored` has planes of `format`, so that some can be had without the others.
+fn fits(stored: &Stored, format: Format) -> bool {
+    matches!(stored, Stored::Planes(planes) if planes.format == format)
+}
+
+/// Zeroes the planes that are not in `mask`, if there are planes.
+fn clear_outside(format: Format, mask: PlaneMask, words: &mut BlockWords) {
+    if format != Format::Opaque {
+        plane::clear_outside(format, mask, words);
+    }
 }
 
 /// Planes that a fetch of `mask` selected; none of words.

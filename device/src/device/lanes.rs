@@ -12,7 +12,13 @@ use std::ops::Range;
 use lamina_abi::Interleave;
 
 use super::{Device, DeviceError, Map, Window, lines, locate, windowed};
-use crate::{BLOCK_BYTES, format::Format, mode::Mode, plane::PlaneMask, stats::Tally};
+use crate::{
+    BLOCK_BYTES,
+    format::Format,
+    mode::Mode,
+    plane::PlaneMask,
+    stats::{Tally, Traffic},
+};
 
 /// What a request for a lane needs of one block: places in the block, in order.
 struct Share {
@@ -56,8 +62,7 @@ impl Device {
             }
             total.add(&tally);
         }
-        self.stats.base.count(out.len() as u64, &total);
-        self.count_members(&total);
+        self.count_read(&self.stats.base, out.len() as u64, &total);
         Ok(())
     }
 
@@ -205,8 +210,11 @@ impl Device {
         }
     }
 
-    /// Counts a read at each of the devices that the region is interleaved over, if it is.
-    pub(super) fn count_members(&self, tally: &Tally) {
+    /// Counts a read of a window that gave `bytes`: there, at the index, and at each of the devices that the region is interleaved over, if it is.
+    pub(super) fn count_read(&self, window: &Traffic, bytes: u64, tally: &Tally) {
+        window.count(bytes, tally);
+        self.stats.index_hits.add(tally.index_hits);
+        self.stats.index_misses.add(tally.index_misses);
         if let Some(members) = &self.members {
             members.count_read(tally);
         }

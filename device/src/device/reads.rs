@@ -2,14 +2,15 @@
 //!
 //! The rules:
 //! * What is decoded whole is decoded to where the reader wants it, without a copy.
-//! * While one block is decoded, the processor is asked for what is stored of the next one. Segments lie apart, so it would not guess that by itself.
+//! * Blocks that are wanted whole are fetched [`MOST_AT_ONCE`] at a time, and only then decoded. Meanwhile the processor is asked for what is stored of the next ones:
+//!   segments lie apart, so it would not guess that by itself.
 //! * A request is counted when it is complete, with everything that was fetched for it.
 
 use std::{ops::Range, sync::Arc};
 
 use lamina_abi::DIRECTORY_BYTES;
 
-use super::{Device, DeviceError, Window, locate};
+use super::{Device, DeviceError, Window, blocks::MOST_AT_ONCE, locate};
 use crate::{BLOCK_BYTES, BlockWords, format::Format, plane::PlaneMask, stats::Tally, window::Alias};
 
 impl Device {
@@ -24,8 +25,7 @@ impl Device {
         while done < out.len() {
             done += self.read_run(offset + done as u64, &mut out[done..], &mut total)?;
         }
-        self.stats.base.count(out.len() as u64, &total);
-        self.count_members(&total);
+        self.count_read(&self.stats.base, out.len() as u64, &total);
         if let Some(part) = self.counted_part(offset) {
             part.base_reads.count(out.len() as u64, &total);
         }
@@ -37,6 +37,7 @@ impl Device {
         let map = self.map();
         let tensor = map.tensor_at(at);
         let end = usize::try_from(map.owner_end(at) - at).map_or(out.len(), |end| end.min(out.len()));
+        let behind = (at + end as u64).div_ceil(BLOCK_BYTES as u64);
         let format = tensor.map_or(Format::Opaque, |tensor| tensor.info.format);
         let windowed = tensor.filter(|tensor| tensor.windows.is_some());
         let all = PlaneMask::all(format);
@@ -44,12 +45,23 @@ impl Device {
         let mut done = 0;
         while done < end {
             let (block, inside) = locate(at + done as u64);
+            let before = tally;
+            if let (None, 0, run @ 1..) = (windowed, inside, (end - done) / BLOCK_BYTES) {
+                let run = run.min(MOST_AT_ONCE);
+                let part = &mut out[done..done + run * BLOCK_BYTES];
+                let next = block + run as u64;
+                (block..next).for_each(|block| self.add_plain(block, 0, BLOCK_BYTES, &mut tally));
+                let ahead = next..behind.min(next + run as u64);
+                let (words, _) = part.as_chunks_mut();
+                if !self.fetch_run(block..next, format, all, words, ahead, &mut tally)? {
+                    tally = before;
+                    break;
+                }
+                done += part.len();
+                continue;
+            }
             let length = (BLOCK_BYTES - inside).min(end - done);
             let part = &mut out[done..done + length];
-            if windowed.is_none() && done + length < end {
-                self.expect(block + 1, &tally);
-            }
-            let before = tally;
             self.add_plain(block, inside, length, &mut tally);
             let fetch = |words: &mut BlockWords, tally: &mut Tally| match windowed {
                 None => self.fetch(block, format, all, words, tally),
@@ -57,7 +69,7 @@ impl Device {
                     self.fetch_from_window(tensor, block, inside..inside + length, all, words, tally)
                 }
             };
-            let found = if let Ok(words) = <&mut [u8; BLOCK_BYTES]>::try_from(&mut *part) {
+            let found = if let Ok(words) = <&mut BlockWords>::try_from(&mut *part) {
                 fetch(words, &mut tally)?
             } else {
                 let mut words = [0; BLOCK_BYTES];
@@ -112,65 +124,84 @@ impl Device {
     fn read_alias(&self, alias: &Alias, range: &Range<u64>, out: &mut [u8]) -> Result<bool, DeviceError> {
         let (start, end) = (alias.info.offset, alias.info.offset + alias.info.length);
         let wanted = range.start.max(start) - start..range.end.min(end) - start;
-        let format = alias.view.format();
-        let first_block = alias.tensor.info.dpa / BLOCK_BYTES as u64;
-        let mut tally = Tally::default();
-        let mut words = [0; BLOCK_BYTES];
-        let mut rendered = Vec::with_capacity(2 * BLOCK_BYTES);
+        let shown = range.start..range.end.min(end);
         let (view, tensor) = (&alias.view, &alias.tensor);
+        let (format, mask, windowed) = (view.format(), view.mask(), tensor.windows.is_some());
+        let first_block = tensor.info.dpa / BLOCK_BYTES as u64;
+        let behind = alias.base_under(wanted.clone()).map_or(0, |base| base.end / BLOCK_BYTES as u64);
+        let mut tally = Tally::default();
+        let mut apart = None;
+        let mut rendered = Vec::new();
         let mut pieces = alias.pieces(wanted.clone()).peekable();
         while let Some(piece) = pieces.next() {
+            // Neighbours that are wanted whole are fetched together.
+            let is_whole = |block| !windowed && alias.words_of(block, &wanted) == (0..BLOCK_BYTES);
+            let mut run = 1;
+            let whole = is_whole(piece.block);
+            while whole && run < MOST_AT_ONCE && pieces.next_if(|next| is_whole(next.block)).is_some() {
+                run += 1;
+            }
             let width = format.bits() as usize;
             let from = piece.elements.start * width / 8;
             let to = piece.elements.end * width / 8;
-            let block = first_block + piece.block;
-            if let Some(next) = pieces.peek().filter(|_| tensor.windows.is_none()) {
-                self.expect(first_block + next.block, &tally);
-            }
-            self.add_plain(block, from, to - from, &mut tally);
-            let inside = alias.words_of(piece.block, &wanted);
-            let mut fetch = |words: &mut BlockWords| {
-                let (mask, inside) = (view.mask(), inside.clone());
-                let found = match &tensor.windows {
-                    Some(_) => self.fetch_from_window(tensor, block, inside, mask, words, &mut tally)?,
-                    None => self.fetch_part(block, format, inside, mask, words, &mut tally)?,
+            let (block, next) = (first_block + piece.block, first_block + piece.block + run as u64);
+            (block..next).for_each(|block| self.add_plain(block, from, to - from, &mut tally));
+            let mut fetch = |words: &mut [BlockWords]| {
+                let inside = alias.words_of(piece.block, &wanted);
+                let found = match (&tensor.windows, &mut *words) {
+                    (Some(_), [words]) => {
+                        self.fetch_from_window(tensor, block, inside, mask, words, &mut tally)?
+                    }
+                    (_, [words]) if !whole => {
+                        self.fetch_part(block, format, inside, mask, words, &mut tally)?
+                    }
+                    (_, words) => {
+                        let ahead = next..behind.min(next + run as u64);
+                        self.fetch_run(block..next, format, mask, words, ahead, &mut tally)?
+                    }
                 };
                 // Elements past the tensor's last are not the view's to show.
-                let before = piece.block * format.block_elements();
-                clear_from(format, alias.info.elements.saturating_sub(before), words);
+                for (block, words) in (piece.block..).zip(words) {
+                    let before = block * format.block_elements();
+                    clear_from(format, alias.info.elements.saturating_sub(before), words);
+                }
                 Ok::<_, DeviceError>(found)
             };
             // What is wanted whole is made where it goes, and decoded there if that has the tensor's form.
             let at = start + piece.offset;
             let bytes = piece.elements.len() * view.bits() as usize / 8;
-            let place = place(&(range.start..range.end.min(end)), at, bytes);
+            let place = place(&shown, at, run * bytes);
             if let Some(place) = &place
                 && view.is_in_place()
-                && let Ok(words) = <&mut BlockWords>::try_from(&mut out[place.clone()])
+                && let (words @ [_, ..], []) = out[place.clone()].as_chunks_mut()
             {
                 if !fetch(words)? {
                     return Ok(false);
                 }
-                view.render_in_place(words);
+                for words in words {
+                    view.render_in_place(words);
+                }
                 continue;
             }
-            if !fetch(&mut words)? {
+            let words = &mut apart.get_or_insert([[0; BLOCK_BYTES]; MOST_AT_ONCE])[..run];
+            if !fetch(words)? {
                 return Ok(false);
             }
             if let Some(place) = place {
-                view.render_to(&mut words, piece.elements.start, &mut out[place]);
+                for (words, out) in words.iter_mut().zip(out[place].chunks_exact_mut(bytes)) {
+                    view.render_to(words, piece.elements.start, out);
+                }
                 continue;
             }
             rendered.clear();
-            view.render(&mut words, piece.elements.start, piece.elements.end, &mut rendered);
+            view.render(&mut words[0], piece.elements.start, piece.elements.end, &mut rendered);
             let visible = alias.info.length.saturating_sub(piece.offset).min(rendered.len() as u64);
             let visible = usize::try_from(visible).expect("at most what was rendered");
             paste(out, range, at, &rendered[..visible]);
         }
         let bytes = wanted.end - wanted.start;
         alias.traffic.count(bytes, &tally);
-        self.stats.views.count(bytes, &tally);
-        self.count_members(&tally);
+        self.count_read(&self.stats.views, bytes, &tally);
         if self.division.divided {
             self.division.parts[alias.tensor.part].view_reads.count(bytes, &tally);
         }

@@ -4,7 +4,7 @@
 //! writes the guest's memory itself, and needs no driver of ours in the guest.
 //!
 //! The way of a request, one file each: a connection's rings ([`backend`]), the requests in them in order ([`queue`]), what one asks for
-//! and where it ends ([`request`]), what it is done through ([`workspace`]), and the bytes of the disk ([`disk`]), of which the views disk's first and last are a partition table
+//! and where it ends ([`request`]), where in the guest's memory that is ([`pieces`]), what it is done through ([`workspace`]), and the bytes of the disk ([`disk`]), of which the views disk's first and last are a partition table
 //! that is computed ([`partitions`]). What a driver is told of the disk is in [`config`].
 //!
 //! The rules:
@@ -20,6 +20,7 @@ mod backend;
 pub(crate) mod config;
 mod disk;
 mod partitions;
+mod pieces;
 pub(crate) mod queue;
 pub(crate) mod request;
 mod server;

@@ -4,21 +4,24 @@
 //!   status. How these are cut into descriptors is the driver's choice.
 //! * One without a header or a place for the status is [`Broken`]; whatever else is wrong with it is answered.
 
-use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use virtio_queue::{DescriptorChain, Reader, Writer};
-use vm_memory::GuestMemoryLoadGuard;
+use virtio_queue::DescriptorChain;
+use vm_memory::{GuestMemoryLoadGuard, Permissions};
 
 use crate::serve::control::ControlError;
 use crate::serve::vhost_connections::Memory;
 
 use super::config::{DISCARD_RANGES, DISCARD_SECTORS, SECTOR, SERIAL_BYTES};
 use super::disk::Disk;
+use super::pieces::Pieces;
 use super::workspace::Workspace;
 
 /// A chain of descriptors in it.
 pub(super) type Chain = DescriptorChain<GuestMemoryLoadGuard<Memory>>;
+
+/// Bytes of a header.
+const HEADER: usize = 16;
 
 const STATUS_OK: u8 = 0;
 const STATUS_IOERR: u8 = 1;
@@ -57,32 +60,40 @@ enum Failure {
     /// The guest asked for what this disk does not do.
     #[error("{0}")]
     Unsupported(&'static str),
-    /// The guest's memory could not be copied.
-    #[error("copying guest memory: {0}")]
-    Copy(#[from] io::Error),
 }
 
 /// A request.
 pub(super) struct Request<'m> {
     kind: u32,
     sector: u64,
-    from_guest: Reader<'m, ()>,
-    to_guest: Writer<'m, ()>,
-    status: Writer<'m, ()>,
+    /// The header, and what the device reads.
+    from_guest: Pieces<'m>,
+    /// What the device writes, and the status.
+    to_guest: Pieces<'m>,
 }
 
 impl<'m> Request<'m> {
     /// The request in a chain of `memory`.
     pub(super) fn parse(memory: &'m Memory, chain: Chain) -> Result<Self, Broken> {
-        let mut from_guest = chain.clone().reader(memory).map_err(|_| Broken::Descriptors)?;
-        let mut to_guest = chain.writer(memory).map_err(|_| Broken::Descriptors)?;
-        let room = to_guest.available_bytes().checked_sub(1).ok_or(Broken::Status)?;
-        let status = to_guest.split_at(room).map_err(|_| Broken::Descriptors)?;
-        let bytes = from_guest.available_bytes();
-        let header: [u8; 16] = from_guest.read_obj().map_err(|_| Broken::Header(bytes))?;
+        let (mut from_guest, mut to_guest) = (Pieces::default(), Pieces::default());
+        for descriptor in chain {
+            let (pieces, access) = if descriptor.is_write_only() {
+                (&mut to_guest, Permissions::Write)
+            } else {
+                (&mut from_guest, Permissions::Read)
+            };
+            pieces.push(memory, descriptor.addr(), descriptor.len(), access)?;
+        }
+        if to_guest.bytes() == 0 {
+            return Err(Broken::Status);
+        }
+        let mut header = [0; HEADER];
+        if !from_guest.read(0, &mut header) {
+            return Err(Broken::Header(from_guest.bytes()));
+        }
         let (kind, sector) = (number(&header[..4]), number(&header[8..]));
         let kind = u32::try_from(kind).expect("four bytes");
-        Ok(Self { kind, sector, from_guest, to_guest, status })
+        Ok(Self { kind, sector, from_guest, to_guest })
     }
 
     /// Whether it reads the disk.
@@ -119,8 +130,20 @@ impl<'m> Request<'m> {
     }
 
     fn answer(mut self, status: u8) -> u32 {
-        let told = self.status.write_obj(status).is_ok();
-        u32::try_from(self.to_guest.bytes_written() + usize::from(told)).unwrap_or(u32::MAX)
+        let written = self.to_guest.written();
+        let told = self.to_guest.write(self.room(), &[status]);
+        u32::try_from(written + usize::from(told)).unwrap_or(u32::MAX)
+    }
+
+    /// Bytes of data that it has the device write.
+    fn room(&self) -> usize {
+        // The last one is for the status.
+        self.to_guest.bytes() - 1
+    }
+
+    /// Bytes of data that it has the device read.
+    fn data(&self) -> usize {
+        self.from_guest.bytes() - HEADER
     }
 
     fn perform(&mut self, disk: &Disk, workspace: &mut Workspace) -> Result<(), Failure> {
@@ -128,10 +151,13 @@ impl<'m> Request<'m> {
             TYPE_IN => self.read(disk, workspace),
             TYPE_OUT => self.write(disk, workspace),
             TYPE_FLUSH => Ok(disk.flush()?),
-            TYPE_GET_ID if self.to_guest.available_bytes() < SERIAL_BYTES => {
+            TYPE_GET_ID if self.room() < SERIAL_BYTES => {
                 Err(Failure::Asked("there is no room for the serial number"))
             }
-            TYPE_GET_ID => Ok(io::Write::write_all(&mut self.to_guest, &disk.serial())?),
+            TYPE_GET_ID => {
+                self.to_guest.write(0, &disk.serial());
+                Ok(())
+            }
             TYPE_DISCARD | TYPE_WRITE_ZEROES if disk.read_only() => {
                 Err(Failure::Unsupported("the disk is read-only"))
             }
@@ -143,14 +169,12 @@ impl<'m> Request<'m> {
     }
 
     fn read(&mut self, disk: &Disk, workspace: &mut Workspace) -> Result<(), Failure> {
-        let length = self.to_guest.available_bytes();
-        let mut offset =
+        let length = self.room();
+        let offset =
             disk.place(self.sector, length as u64).ok_or(Failure::Asked("not whole sectors of the disk"))?;
-        let mut left = length;
-        while left > 0 {
-            let part = left.min(workspace.len());
-            io::Write::write_all(&mut self.to_guest, workspace.read(disk, offset, part)?)?;
-            (offset, left) = (offset + part as u64, left - part);
+        for at in (0..length).step_by(workspace.len()) {
+            let part = (length - at).min(workspace.len());
+            self.to_guest.write(at, workspace.read(disk, offset + at as u64, part)?);
         }
         Ok(())
     }
@@ -159,29 +183,33 @@ impl<'m> Request<'m> {
         if disk.read_only() {
             return Err(Failure::Asked("the disk is read-only"));
         }
-        let length = self.from_guest.available_bytes();
-        let mut offset =
+        let length = self.data();
+        let offset =
             disk.place(self.sector, length as u64).ok_or(Failure::Asked("not whole sectors of the disk"))?;
-        let mut left = length;
-        while left > 0 {
-            let part = left.min(workspace.len());
-            let data = workspace.front(part);
-            io::Read::read_exact(&mut self.from_guest, data)?;
-            disk.write(offset, data)?;
-            (offset, left) = (offset + part as u64, left - part);
+        for at in (0..length).step_by(workspace.len()) {
+            let data = workspace.front((length - at).min(workspace.len()));
+            self.take(at, data)?;
+            disk.write(offset + at as u64, data)?;
         }
         Ok(())
     }
 
+    /// Takes data of the guest's from `at` on.
+    fn take(&mut self, at: usize, data: &mut [u8]) -> Result<(), Failure> {
+        let whole = self.from_guest.read(HEADER + at, data);
+        whole.then_some(()).ok_or(Failure::Asked("less data than it says"))
+    }
+
     /// Discards or zeroes ranges, of which each has at most these flags. All are checked before the first is freed.
     fn free(&mut self, disk: &Disk, flags: u32) -> Result<(), Failure> {
-        let length = self.from_guest.available_bytes();
+        let length = self.data();
         if length == 0 || !length.is_multiple_of(16) || length / 16 > DISCARD_RANGES as usize {
             return Err(Failure::Asked("not 1 to 16 ranges"));
         }
         let mut places = Vec::with_capacity(length / 16);
-        for _ in 0..length / 16 {
-            let range: [u8; 16] = self.from_guest.read_obj()?;
+        for at in (0..length).step_by(16) {
+            let mut range = [0; 16];
+            self.take(at, &mut range)?;
             let (sector, sectors) = (number(&range[..8]), number(&range[8..12]));
             if number(&range[12..]) & !u64::from(flags) != 0 {
                 return Err(Failure::Unsupported("a flag that has no meaning"));
