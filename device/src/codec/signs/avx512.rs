@@ -185,12 +185,13 @@ fn encode_lines<const LINES: usize>(plane: &[u8], limit: usize, out: &mut [u8]) 
     let mut all = [[0_u8; 2 * LINE]; LINES];
     let all = all.as_flattened_mut();
     let (mut flags, mut count) = (0, 0);
-    for ((words, there), modes) in words.into_iter().zip(there).zip(modes) {
+    for line in 0..LINES {
         let halves = |x| [_mm512_castsi512_si256(x), _mm512_extracti64x4_epi64::<1>(x)];
-        let mut modes = usize::from(modes);
-        for (words, there) in halves(words).into_iter().zip(halves(there)) {
-            let there = _mm512_test_epi8_mask(nibbles(there), _mm512_set1_epi8(1));
-            let here = _mm512_and_si512(nibbles(words), _mm512_set1_epi8(NIBBLE));
+        let (words, there) = (halves(words[line]), halves(there[line]));
+        let mut modes = usize::from(modes[line]);
+        for half in 0..2 {
+            let there = _mm512_test_epi8_mask(nibbles(there[half]), _mm512_set1_epi8(1));
+            let here = _mm512_and_si512(nibbles(words[half]), _mm512_set1_epi8(NIBBLE));
             let place = all[count..].first_chunk_mut().expect("room for nibbles that are all there");
             store(place, _mm512_maskz_compress_epi8(there, here));
             count += there.count_ones() as usize;
