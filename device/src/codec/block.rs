@@ -27,7 +27,7 @@ use super::{
     head::{self, Details, Head, MAX_HEAD},
     signs,
     survey::{Survey, survey},
-    tree,
+    tree::{self, Whole},
 };
 use crate::{
     BLOCK_BYTES, BlockWords,
@@ -220,36 +220,26 @@ impl Bundle {
         });
     }
 
-    /// Codes `words` of bf16 by a plane tree. What is beside it mostly is noise: so it is written to where it belongs at once, and only then looked at.
+    /// Codes `words` of bf16 by a plane tree. What is beside it mostly is noise, and then everything is where it belongs at once.
     fn encode_bf16(&mut self, words: &BlockWords) {
         const FORMAT: Format = Format::Bf16;
         const RAW: usize = FORMAT.plane_bytes();
         let out = &mut self.bytes;
-        let length = with_kept(self.effort, |kept| tree::encode_bf16(words, kept, out)).unwrap_or(0);
-        let lower = 1 + tree::joint_planes(FORMAT)..FORMAT.planes();
-        let behind = RAW + length;
-        let end = behind + lower.len() * RAW;
-        let noise = |planes: &[u8]| survey(planes, RAW, true).noise.count_ones() as usize;
-        if length == 0 || noise(&out[..RAW]) + noise(&out[behind..end]) <= lower.len() {
+        let whole = with_kept(self.effort, |kept| tree::encode_bf16(words, kept, out));
+        let Some(Whole { length, checks, noise: true }) = whole else {
             let mut stream = [0; tree::joint_bytes(FORMAT)];
-            let stream = &mut stream[..length];
-            stream.copy_from_slice(&out[RAW..behind]);
+            let stream = &mut stream[..whole.map_or(0, |whole| whole.length)];
+            stream.copy_from_slice(&out[RAW..][..stream.len()]);
             return self.encode_planes(FORMAT, Codec::Tree, words, None, Some(stream));
-        }
+        };
+        let lower = 1 + tree::joint_planes(FORMAT)..FORMAT.planes();
         let mut stored = StoredPlanes::zeros(FORMAT, Codec::Tree.bytewise());
         self.length = RAW;
         stored.joint = self.joint(length);
-        self.length = end;
-        let length = u16::try_from(RAW).expect("at most 1024");
+        self.length += lower.len() * RAW;
         for planes in [0..1, lower.clone()] {
-            stored.lengths[planes].fill(length);
+            stored.lengths[planes].fill(u16::try_from(RAW).expect("at most 1024"));
         }
-        // Those that are there, not one by one, as elsewhere.
-        let (mut spans, mut checks) = ([Span { start: 0, length }; 8], [0; 8]);
-        for (start, span) in (behind..end).step_by(RAW).zip(&mut spans[1..]) {
-            span.start = u16::try_from(start).expect("within a bundle");
-        }
-        check::checks(&self.bytes, &spans, &mut checks);
         stored.checks[0] = checks[0];
         stored.checks[lower].copy_from_slice(&checks[1..]);
         self.stored = Some(Stored::Planes(stored));

@@ -18,7 +18,7 @@
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
-mod gfni;
+pub(super) mod gfni;
 mod portable;
 
 use crate::kernel::kernels;

@@ -1,4 +1,6 @@
-//! LZ4 through `lz4_flex`, with the hash table kept in the thread.
+//! LZ4: of planes by [`short`], of what is longer through `lz4_flex`, with the hash table kept in the thread.
+
+mod short;
 
 use std::cell::RefCell;
 
@@ -20,6 +22,9 @@ thread_local! {
 
 pub(super) fn compress(input: &[u8], out: &mut [u8]) -> Option<usize> {
     assert!(input.len() <= BLOCK_BYTES && out.len() >= input.len());
+    if input.len() <= short::MOST {
+        return short::compress(input, out);
+    }
     CONTEXT.with_borrow_mut(|Context { table, scratch }| {
         let length = compress_into_with_table(input, scratch, table)
             .expect("the scratch holds the worst case of a block");

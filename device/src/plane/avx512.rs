@@ -357,6 +357,24 @@ fn scatter_16(words: &[__m512i; 16]) -> [Eight; 2] {
     [scatter(&v), scatter(&w)]
 }
 
+/// Takes the planes beside the exponent's out of 16 lines of bf16: a line of each, the lowest bit's first and the sign's last.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vbmi,gfni")]
+pub(crate) fn planes_beside(words: &[u8; 1024]) -> Eight {
+    let select = planes_of_bytes(false);
+    let low = line!(at => 2 * (at ^ 7));
+    let high = line!(at => 2 * (at ^ 7) + 1);
+    let sign = _mm512_set1_epi8(i8::MIN);
+    let mut v = [_mm512_setzero_si512(); 8];
+    for (v, pair) in v.iter_mut().zip(words.as_chunks::<128>().0) {
+        let [a, b] = [0, 1].map(|line| load(&pair.as_chunks().0[line]));
+        let (low, high) = (_mm512_permutex2var_epi8(a, low, b), _mm512_permutex2var_epi8(a, high, b));
+        // Of the first operand's ones the second, of its zeros the third.
+        *v = transpose(_mm512_ternarylogic_epi64::<0xca>(sign, high, low), select);
+    }
+    scatter(&v)
+}
+
 /// Splits into planes of 16 bits.
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi,gfni")]
 fn split_16(words: &BlockWords, planes: &mut [[Line; 4]; 16]) {

@@ -6,11 +6,10 @@ use crate::{
     BlockWords,
     codec::{
         Codec,
-        check::{self, Span},
         head::{self, Details, Head},
         signs,
         survey::survey,
-        tree,
+        tree::{self, Whole},
     },
     format::Format,
 };
@@ -20,31 +19,33 @@ const FORMAT: Format = Format::Bf16;
 const RAW: usize = FORMAT.plane_bytes();
 /// The first plane below the stream's.
 const LOWER: usize = 1 + tree::joint_planes(FORMAT);
-/// The planes that are in no stream.
-const BESIDE: usize = 1 + FORMAT.planes() - LOWER;
+const LOWER_PLANES: usize = FORMAT.planes() - LOWER;
 
 impl Bundle {
     /// Codes `words` of bf16 by a plane tree, with `details` in the head.
     pub(super) fn encode_bf16_headed(&mut self, words: &BlockWords, details: Details<'_>) {
         let out = &mut self.bytes[MAX_HEAD..];
-        let length = with_kept(self.effort, |kept| tree::encode_bf16(words, kept, out)).unwrap_or(0);
-        let behind = MAX_HEAD + RAW + length;
-        let end = behind + (BESIDE - 1) * RAW;
+        let whole = with_kept(self.effort, |kept| tree::encode_bf16(words, kept, out));
+        let length = whole.map_or(0, |whole| whole.length);
+        let end = MAX_HEAD + RAW + length + LOWER_PLANES * RAW;
         let (front, rest) = self.bytes.split_at_mut(MAX_HEAD);
-        let sign_plane = &rest[..RAW];
-        let lower = survey(&rest[behind - MAX_HEAD..end - MAX_HEAD], RAW, true);
-        let all_noise = length > 0 && lower.noise.count_ones() as usize == BESIDE - 1;
+        let (sign_plane, behind) = rest.split_at(RAW);
+        // Signs seldom are noise where mantissas are.
+        let lower_noise = || survey(&behind[length..][..LOWER_PLANES * RAW], RAW, true).noise.count_ones();
+        let all_noise = |whole: Whole| whole.noise || lower_noise() as usize == LOWER_PLANES;
+        let whole = whole.filter(|whole| all_noise(*whole));
         let mut signs = 0;
-        if all_noise {
+        if whole.is_some() {
             signs = signs::encode(FORMAT, sign_plane, RAW, &mut front[head::signs_at()..]).unwrap_or(0);
         }
-        if !all_noise || signs == 0 && survey(sign_plane, RAW, true).noise == 0 {
+        let whole = whole.filter(|_| signs > 0 || survey(sign_plane, RAW, true).noise == 1);
+        let Some(Whole { checks, .. }) = whole else {
             let mut stream = [0; tree::joint_bytes(FORMAT)];
             let stream = &mut stream[..length];
-            stream.copy_from_slice(&rest[RAW..][..length]);
+            stream.copy_from_slice(&behind[..length]);
             self.start = 0;
             return self.encode_planes(FORMAT, Codec::Tree, words, Some(details), Some(stream));
-        }
+        };
         let head = Head { length: head::write(signs, details, front), delta: details.delta };
         let head_bytes = usize::from(head.length);
         // With the signs in the head, nothing is left of their plane.
@@ -58,16 +59,10 @@ impl Bundle {
         self.length = end - self.start;
         let plane_bytes = u16::try_from(RAW).expect("at most 1024");
         stored.lengths[LOWER..FORMAT.planes()].fill(plane_bytes);
-        stored.lengths[0] = if signs > 0 { 0 } else { plane_bytes };
-        let place = |at: usize| u16::try_from(at).expect("within a bundle and a head");
-        let (mut spans, mut checks) =
-            ([Span { start: place(MAX_HEAD), length: stored.lengths[0] }; BESIDE], [0; BESIDE]);
-        for (at, span) in (behind..end).step_by(RAW).zip(&mut spans[1..]) {
-            *span = Span { start: place(at), length: plane_bytes };
-        }
-        check::checks(&self.bytes, &spans, &mut checks);
-        stored.checks[0] = checks[0];
         stored.checks[LOWER..FORMAT.planes()].copy_from_slice(&checks[1..]);
+        if signs == 0 {
+            (stored.lengths[0], stored.checks[0]) = (plane_bytes, checks[0]);
+        }
         self.stored = Some(Stored::Planes(stored));
     }
 }

@@ -80,7 +80,13 @@ fn sums(plane: &[u8]) -> __m512i {
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,gfni")]
 fn sums_of_four(rows: &[[u8; ROW]; ROWS]) -> __m512i {
-    let [a, b, c, d] = [0, 1, 2, 3].map(|row| load(&rows[row]));
+    check_of_rows([0, 1, 2, 3].map(|row| load(&rows[row])))
+}
+
+/// The sums of a plane of 16-bit elements that is in registers, to be folded.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,gfni")]
+pub(in super::super) fn check_of_rows([a, b, c, d]: [__m512i; ROWS]) -> __m512i {
     let weigh = |row: usize, bytes| _mm512_gf2p8mul_epi8(bytes, load(&OF_ROWS[row]));
     let sum = _mm512_xor_si512(add(a, b, c), d);
     let weighted = _mm512_xor_si512(add(weigh(0, a), weigh(1, b), weigh(2, c)), weigh(3, d));
@@ -119,7 +125,7 @@ fn add(a: __m512i, b: __m512i, c: __m512i) -> __m512i {
 /// The sum of the pairs of each register.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
-fn fold(sums: &[__m512i; EIGHT]) -> [u16; EIGHT] {
+pub(in super::super) fn fold(sums: &[__m512i; EIGHT]) -> [u16; EIGHT] {
     let pair = |at: usize| {
         let (a, b) = (sums[at], sums[at + 1]);
         _mm512_xor_si512(_mm512_unpacklo_epi16(a, b), _mm512_unpackhi_epi16(a, b))

@@ -11,6 +11,7 @@ mod decode;
 mod encode;
 mod sample;
 mod table;
+mod whole;
 
 use std::arch::x86_64::{
     __m512i, _mm256_set_m128i, _mm512_add_epi8, _mm512_add_epi64, _mm512_castsi256_si512,
@@ -24,8 +25,9 @@ use std::arch::x86_64::{
 pub(super) use self::{
     decode::{decode, decode_bf16},
     encode::{coder, levels},
-    sample::{costs, sample},
+    sample::sample,
     table::Table,
+    whole::{place, split_step, take_values},
 };
 use super::{
     MOST_ELEMENTS, RARE, Scratch,

@@ -114,9 +114,12 @@ pub(super) fn spread(bits: u64, mask: u64) -> u64 {
 
 /// Appends bit strings to bytes.
 pub(super) struct Writer<'a> {
-    pub out: &'a mut [u8],
-    /// Whole bytes that are written.
-    pub at: usize,
+    /// Where they are appended to, a word at a time.
+    words: &'a mut [[u8; 8]],
+    /// The byte that the first of these begins with.
+    start: usize,
+    /// Whole words that are written.
+    full: usize,
     pending: u64,
     held: u32,
 }
@@ -124,26 +127,43 @@ pub(super) struct Writer<'a> {
 impl<'a> Writer<'a> {
     /// Appends from byte `at` of `out` on.
     pub(super) fn new(out: &'a mut [u8], at: usize) -> Self {
-        Self { out, at, pending: 0, held: 0 }
+        Self { words: out[at..].as_chunks_mut().0, start: at, full: 0, pending: 0, held: 0 }
     }
 
-    /// Appends the lowest `count` bits of `bits`, whose others are zero. Eight bytes are written where the next bit goes.
+    /// Appends the lowest `count` bits of `bits`, whose others are zero. A word is written where the next bit goes.
     #[inline(always)]
     pub(super) fn push(&mut self, bits: u64, count: u32) {
         let low = self.pending | bits << self.held;
-        self.out[self.at..self.at + 8].copy_from_slice(&low.to_le_bytes());
+        self.words[self.full] = low.to_le_bytes();
         let high = (bits >> 1) >> (63 - self.held);
         self.held += count;
         let full = self.held >= 64;
         self.pending = if full { high } else { low };
-        self.at += if full { 8 } else { 0 };
+        self.full += usize::from(full);
         self.held &= 63;
+    }
+
+    /// Where whole words of `count` bits can be written, if the next bit begins a word.
+    pub(super) fn words(&mut self, count: usize) -> Option<&mut [[u8; 8]]> {
+        (self.held == 0).then(|| &mut self.words[self.full..][..count.div_ceil(64)])
+    }
+
+    /// Goes on behind `count` bits that were written to [`Self::words`], with zeros behind them.
+    pub(super) fn take_words(&mut self, count: usize) {
+        self.full += count / 64;
+        self.held = (count % 64) as u32;
+        self.pending = if self.held > 0 { u64::from_le_bytes(self.words[self.full]) } else { 0 };
+    }
+
+    /// The byte that the next one will be behind `count` bits more.
+    pub(super) fn end(&self, count: usize) -> usize {
+        self.start + 8 * self.full + (self.held as usize + count).div_ceil(8)
     }
 
     /// Pads to a whole byte; where the next one goes.
     pub(super) fn finish(self) -> usize {
-        self.out[self.at..self.at + 8].copy_from_slice(&self.pending.to_le_bytes());
-        self.at + (self.held as usize).div_ceil(8)
+        self.words[self.full] = self.pending.to_le_bytes();
+        self.end(0)
     }
 }
 

@@ -24,6 +24,8 @@ pub(super) const SLOTS: usize = 64;
 const PARTS: usize = 1 << LONGEST;
 /// Header bits before the window's lengths.
 pub(super) const FIXED_BITS: usize = 19;
+/// Bytes that any header has room in.
+pub(super) const MOST_HEADER: usize = 16;
 
 /// A code by its lengths.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,17 +50,24 @@ pub(super) struct Leaves {
     pub escape: Option<(usize, u8)>,
 }
 
+/// How many bits values take by a code, those of escaped ones counted.
+#[derive(Clone, Copy)]
+pub(super) struct Costs {
+    /// By value; [`NONE`](Self::NONE) if it has no code.
+    pub values: [u16; 256],
+    /// What an escaped value takes.
+    pub escape: u16,
+}
+
 /// A code to encode by.
 #[derive(Clone)]
 pub(super) struct Coder {
     /// The code.
     pub code: Code,
+    /// Its header, and zeros.
+    pub header: [u8; MOST_HEADER],
     /// By symbol its *mark*, its code from the highest bit on and behind it a one; 0 is no code.
     pub marks: [u8; SLOTS],
-    /// By symbol, and of all slots behind the window's, how many bits a value takes, that of an escaped one counted; more than any if it cannot be coded.
-    pub costs: [u8; SLOTS],
-    /// What the value 0 takes.
-    pub zero_cost: u8,
     /// How many codes have each length, 1 first.
     pub counts: [u8; LONGEST],
 }
@@ -67,6 +76,26 @@ impl Leaves {
     /// The level of the first leaf.
     pub(super) fn first_level(&self) -> usize {
         self.count.iter().position(|count| *count > 0).unwrap_or(0)
+    }
+}
+
+impl Costs {
+    /// More than any code takes, and no more than a signed word holds.
+    const NONE: u16 = 1 << 14;
+    /// Where there is no code.
+    pub(super) const UNKNOWN: Self = Self { values: [Self::NONE; 256], escape: Self::NONE };
+
+    /// By a code.
+    pub(super) fn of(code: &Code) -> Self {
+        let escape = match code.lengths[ESCAPE] {
+            0 => Self::NONE,
+            length => u16::from(length) + 8,
+        };
+        let mut values = [escape; 256];
+        for (symbol, length) in code.lengths[..ESCAPE].iter().enumerate().filter(|(_, length)| **length > 0) {
+            values[usize::from(code.value(symbol))] = (*length).into();
+        }
+        Self { values, escape }
     }
 }
 
@@ -84,38 +113,23 @@ impl Coder {
             at += usize::from(count);
             next *= 2;
         }
-        Self { costs: Self::costs(&code), zero_cost: Self::zero_cost(&code), code, marks, counts: count }
+        Self { header: code.header(), code, marks, counts: count }
     }
 
-    /// See [`Self::costs`](Coder::costs).
-    pub(super) fn costs(code: &Code) -> [u8; SLOTS] {
-        let escape = Self::escape_cost(code);
-        let mut costs = [escape; SLOTS];
-        for (cost, length) in costs.iter_mut().zip(&code.lengths[..WINDOW]) {
-            *cost = if *length > 0 { *length } else { escape };
-        }
-        costs
+    /// Writes the header to the front of `out`, where [`MOST_HEADER`] bytes are: the bytes it takes.
+    pub(super) fn write(&self, out: &mut [u8]) -> usize {
+        out[..MOST_HEADER].copy_from_slice(&self.header);
+        Code::header_bytes(self.code.window)
     }
 
-    /// See [`Self::zero_cost`](Coder::zero_cost).
-    pub(super) fn zero_cost(code: &Code) -> u8 {
-        match (code.low, code.lengths[0], code.lengths[ZERO]) {
-            (0, length @ 1.., _) | (1.., _, length @ 1..) => length,
-            _ => Self::escape_cost(code),
-        }
+    /// Levels of the code.
+    pub(super) fn longest(&self) -> usize {
+        self.counts.iter().rposition(|count| *count > 0).map_or(0, |level| level + 1)
     }
 
-    /// What an escaped value takes.
-    pub(super) fn escape_cost(code: &Code) -> u8 {
-        if code.lengths[ESCAPE] > 0 { code.lengths[ESCAPE] + 8 } else { u8::MAX }
-    }
-
-    /// How many bits a value takes, that of an escaped one counted; more than any if it cannot be coded.
-    pub(super) fn cost(&self, value: u8) -> u8 {
-        match value {
-            0 => self.zero_cost,
-            _ => self.costs[usize::from(value.wrapping_sub(self.code.low)).min(SLOTS - 1)],
-        }
+    /// The first level that has leaves.
+    pub(super) fn first_level(&self) -> usize {
+        self.counts.iter().position(|count| *count > 0).unwrap_or(0)
     }
 }
 
@@ -190,8 +204,8 @@ impl Code {
         (FIXED_BITS + 3 * window).div_ceil(8)
     }
 
-    /// Writes the header to the front of `out`, where 16 bytes are: the bytes it takes.
-    pub(super) fn write(&self, out: &mut [u8]) -> usize {
+    /// The header, and zeros behind it.
+    pub(super) fn header(&self) -> [u8; MOST_HEADER] {
         let mut bits = u128::from(self.low)
             | (self.window as u128 - 1) << 8
             | u128::from(self.lengths[ZERO]) << 13
@@ -199,8 +213,7 @@ impl Code {
         for (symbol, length) in self.lengths[..self.window].iter().enumerate() {
             bits |= u128::from(*length) << (FIXED_BITS + 3 * symbol);
         }
-        out[..16].copy_from_slice(&bits.to_le_bytes());
-        Self::header_bytes(self.window)
+        bits.to_le_bytes()
     }
 
     /// Reads a header; `stream` has 16 bytes or more, of which `length` are the stream's.

@@ -152,11 +152,11 @@ fn levels_of<const W: usize>(values: &[u8], raw: usize, coder: &Coder, out: &mut
         upper[level].iter_mut().zip(&lower[0]).for_each(|(upper, lower)| *upper |= lower);
     }
 
-    let at = coder.code.write(out);
+    let at = coder.write(out);
     let mut writer = Writer::new(out, at);
     for (level, (bits, alive)) in planes.iter().zip(&alive[1..]).enumerate() {
         for ((bits, alive), count) in bits.iter().zip(alive).zip(counts(alive)) {
-            if writer.at >= raw {
+            if writer.end(0) >= raw {
                 return None;
             }
             if level == 0 {

@@ -9,7 +9,11 @@
     reason = "only inlined code takes on its caller's processor features; fields are cut to their bits on purpose"
 )]
 
-use super::{Kernel, MOST_ELEMENTS, joint_planes, lines::Lines};
+use super::{
+    Kernel, MOST_ELEMENTS, joint_planes,
+    lines::Lines,
+    whole::{BESIDE, PLANE},
+};
 use crate::{
     BlockWords,
     format::Format,
@@ -42,10 +46,13 @@ impl Fields {
         &mut self.values[..8 * format.plane_bytes()]
     }
 
-    /// Room for the values and the rests of a block of bf16.
-    pub(super) fn of_bf16(&mut self) -> (&mut [u8], &mut [u8]) {
-        let elements = 8 * Format::Bf16.plane_bytes();
-        (&mut self.values[..elements], &mut self.rest[0][..elements])
+    /// Room for the values and the rests of a block of bf16, and for the planes of these.
+    pub(super) fn of_bf16(&mut self) -> (&mut [u8], &mut [u8], &mut [[u8; PLANE]; BESIDE]) {
+        let elements = 8 * PLANE;
+        let [rests, planes, _] = &mut self.rest;
+        let planes =
+            planes.as_chunks_mut().0.first_chunk_mut().expect("more elements than bits beside a value");
+        (&mut self.values[..elements], &mut rests[..elements], planes)
     }
 
     /// Joins the planes beside the values.
@@ -82,13 +89,10 @@ impl Kernel {
     pub(super) fn take_bf16(self, words: &BlockWords, values: &mut [u8], rests: &mut [u8]) {
         assert!(self.is_available(), "{self:?} needs another processor");
         match self {
-            Self::Portable => take_bf16_here(words, values, rests),
             // SAFETY: the processor has its features, as was asserted above.
             #[cfg(target_arch = "x86_64")]
             Self::Bmi2 => unsafe { x86::take_bf16_avx2(words, values, rests) },
-            // SAFETY: the processor has its features, as was asserted above.
-            #[cfg(target_arch = "x86_64")]
-            Self::Avx512 => unsafe { x86::take_bf16_avx512(words, values, rests) },
+            _ => take_bf16_here(words, values, rests),
         }
     }
 
@@ -123,11 +127,6 @@ mod x86 {
 
     #[target_feature(enable = "avx2")]
     pub(super) fn take_bf16_avx2(words: &BlockWords, values: &mut [u8], rests: &mut [u8]) {
-        take_bf16_here(words, values, rests);
-    }
-
-    #[target_feature(enable = "avx512f,avx512bw")]
-    pub(super) fn take_bf16_avx512(words: &BlockWords, values: &mut [u8], rests: &mut [u8]) {
         take_bf16_here(words, values, rests);
     }
 

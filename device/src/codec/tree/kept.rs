@@ -7,7 +7,7 @@
 //! * The format knows nothing of it: every stream has its code with it.
 
 use super::{
-    code::Coder,
+    code::{Coder, Costs},
     sample::{SAMPLE, Sample},
 };
 use crate::format::Format;
@@ -25,6 +25,8 @@ pub(super) const MOST_CODES: usize = 8;
 /// Codes that are kept, if any: all for blocks of one format.
 pub struct Kept {
     codes: [Option<Coder>; MOST_CODES],
+    /// What values take by each.
+    costs: [Costs; MOST_CODES],
     /// What each took more than the least for a sample of the block that it was made for, in bits.
     more: [u32; MOST_CODES],
     format: Option<Format>,
@@ -37,36 +39,48 @@ pub struct Kept {
 impl Kept {
     /// None.
     pub const fn none() -> Self {
-        Self { codes: [const { None }; MOST_CODES], more: [0; MOST_CODES], format: None, newest: 0, last: 0 }
+        Self {
+            codes: [const { None }; MOST_CODES],
+            costs: [Costs::UNKNOWN; MOST_CODES],
+            more: [0; MOST_CODES],
+            format: None,
+            newest: 0,
+            last: 0,
+        }
     }
 
-    /// The code that takes least for a sample of a block of `format`, if that is well enough: by what each takes, as `costs` tells of them.
+    /// What values take by each code that is kept for blocks of any format; more than any where there is none.
+    pub(super) const fn costs(&self) -> &[Costs; MOST_CODES] {
+        &self.costs
+    }
+
+    /// The code that takes least for a sample of a block of `format`, if that is well enough: by what each takes.
     pub(super) fn best(
         &mut self,
         format: Format,
         sample: &Sample,
-        costs: impl FnOnce(&[Option<Coder>; MOST_CODES]) -> [u32; MOST_CODES],
+        costs: &[u32; MOST_CODES],
     ) -> Option<&Coder> {
         if self.format != Some(format) || !sample.tells() {
             return None;
         }
-        let costs = costs(&self.codes);
-        let least = costs.into_iter().min()?;
-        if costs[self.last] > least.saturating_add(ALIKE) {
+        let least = *costs.iter().min()?;
+        if costs[self.last] > least + ALIKE {
             self.last = costs.iter().position(|cost| *cost == least)?;
         }
         let enough = sample.least() + self.more[self.last] + ENOUGH;
         self.codes[self.last].as_ref().filter(|_| costs[self.last] <= enough)
     }
 
-    /// Keeps a code that took this many bits `more` than the least.
-    pub(super) fn keep(&mut self, format: Format, coder: Coder, more: u32) {
+    /// Keeps a code, by which a sample of the block that it was made for takes this many bits.
+    pub(super) fn keep(&mut self, format: Format, coder: Coder, sample: &Sample) {
         if self.format != Some(format) {
             *self = Self { format: Some(format), ..Self::none() };
         }
         self.newest = (self.newest + 1) % MOST_CODES;
         self.last = self.newest;
+        self.costs[self.newest] = Costs::of(&coder.code);
+        self.more[self.newest] = sample.cost(&self.costs[self.newest]).saturating_sub(sample.least());
         self.codes[self.newest] = Some(coder);
-        self.more[self.newest] = more;
     }
 }

@@ -17,7 +17,7 @@ pub(super) use super::bits::read;
 use super::{
     Malformed, RARE, Scratch,
     bits::Writer,
-    code::{Code, ESCAPE, LONGEST, SYMBOLS},
+    code::{Code, ESCAPE, LONGEST, MOST_HEADER, SYMBOLS},
     plan::{Census, MOST_VALUES, Plan},
 };
 use crate::plane;
@@ -187,7 +187,8 @@ fn encode<const W: usize>(
         nodes = pairs;
     }
 
-    let at = plan.code.write(out);
+    out[..MOST_HEADER].copy_from_slice(&plan.code.header());
+    let at = Code::header_bytes(plan.code.window);
     let mut writer = Writer::new(out, at);
     for word in levels[1] {
         writer.push(word, 64);

@@ -40,17 +40,21 @@ mod plan;
 mod sample;
 #[cfg(test)]
 mod tests;
+mod whole;
 
 use std::cell::RefCell;
 
-pub use self::kept::Kept;
 use self::{
-    code::{Code, Coder},
+    code::{Code, Coder, Costs},
     fields::Fields,
     kept::MOST_CODES,
     lines::Lines,
     plan::{Census, Plan},
     sample::Sample,
+};
+pub use self::{
+    kept::Kept,
+    whole::{BESIDE, Whole},
 };
 use crate::{
     BlockWords,
@@ -151,27 +155,7 @@ impl Kernel {
         FIELDS.with_borrow_mut(|fields| {
             let values = fields.values(format);
             self.take(format, words, values);
-            self.encode_kept(format, values, kept, out)
-        })
-    }
-
-    /// Codes a block of bf16 whole, its other planes as they are: sign plane, stream, lower planes. The bytes of the stream, or `None` as [`Self::encode_block`].
-    ///
-    /// # Panics
-    /// If the processor does not have this kernel or `out` is shorter than a block and [`SLACK`].
-    pub fn encode_bf16(self, words: &BlockWords, kept: &mut Kept, out: &mut [u8]) -> Option<usize> {
-        const PLANE: usize = Format::Bf16.plane_bytes();
-        FIELDS.with_borrow_mut(|fields| {
-            let (values, rests) = fields.of_bf16();
-            self.take_bf16(words, values, rests);
-            let (sign, out) = out.split_at_mut(PLANE);
-            let length = self.encode_kept(Format::Bf16, values, kept, out)?;
-            let mut lower = out[length..].chunks_exact_mut(PLANE);
-            let mut next = || lower.next().expect("room for all planes");
-            let mut planes = [sign, next(), next(), next(), next(), next(), next(), next()];
-            planes.reverse();
-            plane::split_bytes(rests, planes);
-            Some(length)
+            self.encode_kept(format, values, kept, out, &mut || ())
         })
     }
 
@@ -242,8 +226,15 @@ impl Kernel {
         })
     }
 
-    /// Codes values by a code that is kept if that does nearly as well as any, or else by their own, which is kept.
-    fn encode_kept(self, format: Format, values: &[u8], kept: &mut Kept, out: &mut [u8]) -> Option<usize> {
+    /// Codes values by a code that is kept if that does nearly as well as any, or else by their own, which is kept. Something is done `aside` where a kernel would wait.
+    fn encode_kept(
+        self,
+        format: Format,
+        values: &[u8],
+        kept: &mut Kept,
+        out: &mut [u8],
+        aside: &mut dyn FnMut(),
+    ) -> Option<usize> {
         let raw = self.check_room(format, values, out);
         SCRATCH.with_borrow_mut(|scratch| {
             #[cfg(target_arch = "x86_64")]
@@ -252,9 +243,9 @@ impl Kernel {
                 // SAFETY: the processor has its features, as was asserted above.
                 return unsafe { masks::encode_bmi2(values, joint_planes(format), out, scratch) };
             }
-            let sample = self.sample(values);
-            if let Some(coder) = kept.best(format, &sample, |codes| self.costs(&sample, codes))
-                && let Some(length) = self.levels(values, raw, coder, out, scratch)
+            let (sample, costs) = self.sample(values, kept.costs());
+            if let Some(coder) = kept.best(format, &sample, &costs)
+                && let Some(length) = self.levels(values, raw, coder, out, scratch, aside)
             {
                 return Some(length);
             }
@@ -264,10 +255,9 @@ impl Kernel {
             }
             let plan = Plan::new(&census, raw)?;
             let coder = self.coder(plan.code);
-            let length = self.levels(values, raw, &coder, out, scratch);
+            let length = self.levels(values, raw, &coder, out, scratch, aside);
             debug_assert!(length == Some(plan.length), "{length:?} instead of {}", plan.length);
-            let more = sample.cost(&coder).saturating_sub(sample.least());
-            kept.keep(format, coder, more);
+            kept.keep(format, coder, &sample);
             length
         })
     }
@@ -283,25 +273,18 @@ impl Kernel {
         }
     }
 
-    /// What a sample of a block's values holds.
-    fn sample(self, values: &[u8]) -> Sample {
+    /// What a sample of a block's values holds, and what it takes by some codes.
+    fn sample(self, values: &[u8], costs: &[Costs; MOST_CODES]) -> (Sample, [u32; MOST_CODES]) {
         assert!(self.is_available(), "{self:?} needs another processor");
         match self {
             // SAFETY: the processor has its features, as was asserted above.
             #[cfg(target_arch = "x86_64")]
-            Self::Avx512 => unsafe { avx512::sample(values) },
-            _ => Sample::of(values),
-        }
-    }
-
-    /// What each code takes for a sample; more than any if there is none.
-    fn costs(self, sample: &Sample, codes: &[Option<Coder>; MOST_CODES]) -> [u32; MOST_CODES] {
-        assert!(self.is_available(), "{self:?} needs another processor");
-        match self {
-            // SAFETY: the processor has its features, as was asserted above.
-            #[cfg(target_arch = "x86_64")]
-            Self::Avx512 => unsafe { avx512::costs(sample, codes) },
-            _ => codes.each_ref().map(|coder| coder.as_ref().map_or(u32::MAX, |coder| sample.cost(coder))),
+            Self::Avx512 => unsafe { avx512::sample(values, costs) },
+            _ => {
+                let sample = Sample::of(values);
+                let costs = costs.each_ref().map(|costs| sample.cost(costs));
+                (sample, costs)
+            }
         }
     }
 
@@ -324,12 +307,13 @@ impl Kernel {
         coder: &Coder,
         out: &mut [u8],
         scratch: &mut Scratch,
+        aside: &mut dyn FnMut(),
     ) -> Option<usize> {
         assert!(self.is_available(), "{self:?} needs another processor");
         match self {
             // SAFETY: the processor has its features, as was asserted above.
             #[cfg(target_arch = "x86_64")]
-            Self::Avx512 => unsafe { avx512::levels(values, raw, coder, out, scratch) },
+            Self::Avx512 => unsafe { avx512::levels(values, raw, coder, out, scratch, aside) },
             _ => compact::levels(values, raw, coder, out),
         }
     }
@@ -434,7 +418,7 @@ pub fn encode(format: Format, words: &BlockWords, kept: &mut Kept, out: &mut [u8
 }
 
 /// Codes a block of bf16 whole by the best kernel; see [`Kernel::encode_bf16`].
-pub fn encode_bf16(words: &BlockWords, kept: &mut Kept, out: &mut [u8]) -> Option<usize> {
+pub fn encode_bf16(words: &BlockWords, kept: &mut Kept, out: &mut [u8]) -> Option<Whole> {
     Kernel::best().encode_bf16(words, kept, out)
 }
 

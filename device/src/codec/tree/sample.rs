@@ -6,7 +6,7 @@
 //! * Values are told apart within a window below the largest, and zero. If many others are among them, it does not tell enough.
 //! * It only decides by which code a block is written. Codes are made of all values, and what is written is exact.
 
-use super::code::{Coder, ESCAPE, SYMBOLS, WINDOW, ZERO};
+use super::code::{Costs, ESCAPE, SYMBOLS, WINDOW, ZERO};
 
 /// Runs of values that are looked at.
 pub(super) const RUNS: usize = 32;
@@ -32,6 +32,8 @@ pub(super) struct Sample {
     pub others: u16,
     /// The most of all these.
     pub most: u16,
+    /// The sum of [`times_log2`] of all these.
+    pub own: u32,
 }
 
 /// The runs of a block's values.
@@ -43,7 +45,8 @@ impl Sample {
     /// Of a block's values.
     pub(super) fn of(values: &[u8]) -> Self {
         let largest = runs(values).flatten().copied().max().unwrap_or(0);
-        let mut sample = Self { low: Self::low(largest), counts: [0; WINDOW], zeros: 0, others: 0, most: 0 };
+        let mut sample =
+            Self { low: Self::low(largest), counts: [0; WINDOW], zeros: 0, others: 0, most: 0, own: 0 };
         for value in runs(values).flatten() {
             match (value, value.wrapping_sub(sample.low)) {
                 (0, _) => sample.zeros += 1,
@@ -52,6 +55,7 @@ impl Sample {
             }
         }
         sample.most = sample.all().into_iter().max().unwrap_or(0);
+        sample.own = sample.all().into_iter().map(times_log2).sum();
         sample
     }
 
@@ -76,64 +80,98 @@ impl Sample {
     }
 
     /// The bits that it takes by a code.
-    pub(super) fn cost(&self, coder: &Coder) -> u32 {
-        let values = (self.low..=u8::MAX).zip(self.counts);
-        values.map(|(value, count)| u32::from(count) * u32::from(coder.cost(value))).sum::<u32>()
-            + self.cost_outside(coder)
+    pub(super) fn cost(&self, costs: &Costs) -> u32 {
+        let values = self.counts.iter().zip(&costs.values[usize::from(self.low)..]);
+        values.map(|(count, cost)| u32::from(*count) * u32::from(*cost)).sum::<u32>()
+            + self.cost_outside(costs)
     }
 
     /// The bits that the values outside the window take by a code.
-    pub(super) fn cost_outside(&self, coder: &Coder) -> u32 {
-        u32::from(self.zeros) * u32::from(coder.zero_cost)
-            + u32::from(self.others) * u32::from(Coder::escape_cost(&coder.code))
+    pub(super) fn cost_outside(&self, costs: &Costs) -> u32 {
+        u32::from(self.zeros) * u32::from(costs.values[0]) + u32::from(self.others) * u32::from(costs.escape)
     }
 
     /// The bits that it takes at least by any code that escapes what is not told apart, or a few more or less.
     ///
     /// It is the entropy, but for the values that are so frequent that they have a code of one bit among those that are left.
     pub(super) fn least(&self) -> u32 {
-        let (mut counts, mut most) = (self.all(), self.most);
         let (mut left, mut bits) = (SAMPLE_COUNT, 8 * u32::from(self.others));
-        while most < left && 5 * u32::from(most) >= 2 * u32::from(left) {
+        if !is_frequent(self.most, left) {
+            return bits + times_log2(left).saturating_sub(self.own) / PARTS;
+        }
+        let (mut counts, mut most, mut own) = (self.all(), self.most, self.own);
+        while most < left && is_frequent(most, left) {
             bits += u32::from(left);
             left -= most;
+            own -= times_log2(most);
             if let Some(count) = counts.iter_mut().find(|count| **count == most) {
                 *count = 0;
             }
             most = counts.into_iter().max().unwrap_or(0);
         }
-        let own: u32 = counts.into_iter().map(times_log2).sum();
         bits + times_log2(left).saturating_sub(own) / PARTS
     }
 }
 
-/// Parts of a bit that logarithms are counted in.
-const PARTS: u32 = 256;
-
-/// A count of at most [`SAMPLE`] times its logarithm to the base 2; of 0 it is 0.
-fn times_log2(count: u16) -> u32 {
-    TIMES_LOG2[usize::from(count) % TIMES_LOG2.len()]
+/// Whether what is so many of those left has a code of one bit.
+const fn is_frequent(count: u16, left: u16) -> bool {
+    5 * count as u32 >= 2 * left as u32
 }
 
-/// As long that a remainder finds its entries.
-#[expect(clippy::cast_possible_truncation, reason = "products are below 2^22")]
-static TIMES_LOG2: [u32; 2 * SAMPLE] = {
-    let mut products = [0; 2 * SAMPLE];
-    let mut count = 1;
-    while count <= SAMPLE {
-        // The logarithm in parts of a bit, rounded down: first whole bits, then one of a part for each squaring, of a number from 1 to 2 in 2^−30.
-        let whole = count.ilog2();
-        let (mut x, mut logarithm) = ((count as u64) << 30 >> whole, whole as usize);
-        let mut parts = 1;
-        while parts < PARTS {
-            x = (x * x) >> 30;
-            let is_two = x >> 31;
-            logarithm = logarithm << 1 | is_two as usize;
-            x >>= is_two;
-            parts *= 2;
+/// Parts of a bit that logarithms are counted in.
+pub(super) const PARTS: u32 = 4;
+/// Counts below this have a product each; of others every [`STEP`]th has, and between them products lie on a line.
+pub(super) const FINE: usize = 64;
+pub(super) const STEP: usize = 8;
+
+/// A count of at most [`SAMPLE`] times its logarithm to the base 2, nearly; of 0 it is 0.
+#[expect(clippy::cast_possible_truncation, reason = "below 8")]
+pub(super) fn times_log2(count: u16) -> u32 {
+    let count = usize::from(count);
+    let product = TIMES_LOG2.fine.get(count).copied().unwrap_or_else(|| {
+        let (at, rest) = (count / STEP % FINE, (count % STEP) as u16);
+        TIMES_LOG2.coarse[at] + ((TIMES_LOG2.steps[at] * rest) >> STEP.ilog2())
+    });
+    product.into()
+}
+
+/// Counts times their logarithms, in [`PARTS`], as words of a few registers.
+pub(super) struct TimesLog2 {
+    /// Of the counts from 0 on.
+    pub fine: [u16; FINE],
+    /// Of multiples of [`STEP`], that of [`SAMPLE`] at 0.
+    pub coarse: [u16; FINE],
+    /// From each of these to the next.
+    pub steps: [u16; FINE],
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "products are below 2^15")]
+pub(super) static TIMES_LOG2: TimesLog2 = {
+    let mut table = TimesLog2 { fine: [0; FINE], coarse: [0; FINE], steps: [0; FINE] };
+    let mut at = 1;
+    while at <= FINE {
+        if at < FINE {
+            table.fine[at] = product(at) as u16;
         }
-        products[count] = (count * logarithm) as u32;
-        count += 1;
+        table.coarse[at % FINE] = product(STEP * at) as u16;
+        table.steps[at % FINE] = (product(STEP * (at + 1)) - product(STEP * at)) as u16;
+        at += 1;
     }
-    products
+    table
 };
+
+/// A count times its logarithm to the base 2, in [`PARTS`].
+const fn product(count: usize) -> u64 {
+    // The logarithm in 2^−16: first whole bits, then one for each squaring, of a number from 1 to 2 in 2^−30.
+    let whole = count.ilog2();
+    let (mut x, mut logarithm) = ((count as u64) << 30 >> whole, whole as u64);
+    let mut bit = 0;
+    while bit < 16 {
+        x = (x * x) >> 30;
+        let is_two = x >> 31;
+        logarithm = logarithm << 1 | is_two;
+        x >>= is_two;
+        bit += 1;
+    }
+    (count as u64 * logarithm * PARTS as u64 + (1 << 15)) >> 16
+}

@@ -3,7 +3,11 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::{BLOCK_BYTES, BlockWords, codec::tests::words, plane};
+use crate::{
+    BLOCK_BYTES, BlockWords,
+    codec::{check, survey::survey, tests::words},
+    plane,
+};
 
 const FORMATS: [Format; 7] = [
     Format::Fp32,
@@ -37,7 +41,9 @@ fn values_of(format: Format, value: impl Fn(usize) -> u8) -> Vec<u8> {
 
 fn encoded(kernel: Kernel, format: Format, values: &[u8]) -> Option<Vec<u8>> {
     let mut out = vec![0; joint_bytes(format) + SLACK];
-    kernel.encode_kept(format, values, &mut Kept::none(), &mut out).map(|length| out[..length].to_vec())
+    kernel
+        .encode_kept(format, values, &mut Kept::none(), &mut out, &mut || ())
+        .map(|length| out[..length].to_vec())
 }
 
 fn decoded(kernel: Kernel, format: Format, stream: &[u8]) -> Result<Vec<u8>, Malformed> {
@@ -127,7 +133,7 @@ proptest! {
         let census = census_of(Kernel::Portable, &values);
         let coder = Coder::new(plan.code.clone());
         let mut out = vec![0; raw + SLACK];
-        let want = SCRATCH.with_borrow_mut(|scratch| Kernel::Portable.levels(&values, raw, &coder, &mut out, scratch));
+        let want = SCRATCH.with_borrow_mut(|scratch| Kernel::Portable.levels(&values, raw, &coder, &mut out, scratch, &mut || ()));
         if let Some(length) = want {
             prop_assert!(length < raw);
             prop_assert!(by_the_book(format, &out[..length]) == values);
@@ -135,17 +141,16 @@ proptest! {
         // Bmi2 makes a code for each block.
         for kernel in Kernel::available().into_iter().filter(|kernel| format!("{kernel:?}") != "Bmi2") {
             let mut got = vec![0; raw + SLACK];
-            let length = SCRATCH.with_borrow_mut(|scratch| kernel.levels(&values, raw, &coder, &mut got, scratch));
+            let length = SCRATCH.with_borrow_mut(|scratch| kernel.levels(&values, raw, &coder, &mut got, scratch, &mut || ()));
             prop_assert_eq!(length, want, "{:?}", kernel);
             prop_assert_eq!(&got[..length.unwrap_or(0)], &out[..length.unwrap_or(0)], "{:?}", kernel);
             prop_assert_eq!(told(&census_of(kernel, &values)), told(&census), "{:?}", kernel);
-            let sample = kernel.sample(&values);
+            let costs = std::array::from_fn(|place| if place == 1 { Costs::of(&coder.code) } else { Costs::UNKNOWN });
+            let (sample, bits) = kernel.sample(&values, &costs);
             prop_assert_eq!(&sample, &Sample::of(&values), "{:?}", kernel);
-            let codes = std::array::from_fn(|place| (place == 1).then(|| coder.clone()));
-            let costs = std::array::from_fn(|place| if place == 1 { sample.cost(&coder) } else { u32::MAX });
-            prop_assert_eq!(kernel.costs(&sample, &codes), costs, "{:?}", kernel);
+            prop_assert_eq!(bits, costs.each_ref().map(|costs| sample.cost(costs)), "{:?}", kernel);
             let made = kernel.coder(plan.code.clone());
-            prop_assert_eq!((&made.code, made.marks, made.costs, made.zero_cost, made.counts), (&coder.code, coder.marks, coder.costs, coder.zero_cost, coder.counts));
+            prop_assert_eq!((&made.code, made.header, made.marks, made.counts), (&coder.code, coder.header, coder.marks, coder.counts));
         }
     }
 
@@ -172,12 +177,16 @@ proptest! {
         let (upper, lower) = split.split_at(9 * 256);
         for kernel in Kernel::available() {
             let mut out = vec![0; BLOCK_BYTES + SLACK];
-            let length = kernel.encode_bf16(&words, &mut Kept::none(), &mut out);
+            let whole = kernel.encode_bf16(&words, &mut Kept::none(), &mut out);
             let stream = encoded(kernel, Format::Bf16, &values(Format::Bf16, &words));
-            prop_assert_eq!(length, stream.as_ref().map(Vec::len));
-            if let Some(stream) = stream {
+            prop_assert_eq!(whole.as_ref().map(|whole| whole.length), stream.as_ref().map(Vec::len));
+            if let Some((whole, stream)) = whole.zip(stream) {
                 let want = [&upper[..256], &stream, lower].concat();
                 prop_assert!(out[..want.len()] == want, "{kernel:?}");
+                let planes = [&upper[..256], lower].concat();
+                let checks: Vec<_> = planes.chunks(256).map(check::check).collect();
+                prop_assert_eq!(whole.checks.to_vec(), checks, "{:?}", kernel);
+                prop_assert_eq!(whole.noise, survey(&planes, 256, true).noise == 0xff, "{:?}", kernel);
             }
         }
     }
@@ -192,7 +201,7 @@ proptest! {
                 for _ in 0..*times {
                     let values = values(format, words);
                     let mut out = vec![0; joint_bytes(format) + SLACK];
-                    let own = kernel.encode_kept(format, &values, &mut Kept::none(), &mut out);
+                    let own = kernel.encode_kept(format, &values, &mut Kept::none(), &mut out, &mut || ());
                     let length = kernel.encode_block(format, words, &mut kept, &mut out);
                     // A kept code may have symbols for some of too many values.
                     prop_assert!(length.is_some() || own.is_none(), "{:?}", kernel);

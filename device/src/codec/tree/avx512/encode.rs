@@ -1,24 +1,30 @@
 //! Encoding: every element is its *mark*, its code from the highest bit on and behind it a one, and loses a bit on each level.
 //!
-//! The levels down to the first that has leaves have all elements, whose bits are whole words at known places. Then those that go on are moved together; once
-//! they are few they stay where they are, and each level's bits are taken from those still going on: short passes one after the other would mostly wait for each other.
+//! The levels down to the first that has leaves have all elements, whose bits are whole words at known places. Then those that go on are moved together, and have
+//! their bits side by side; once they are few they stay where they are, and each level's bits are taken from those still going on: short passes one after the other would mostly wait for each other.
 
 use std::arch::x86_64::{
-    _mm512_add_epi8, _mm512_cmpeq_epi8_mask, _mm512_cmpneq_epi8_mask, _mm512_loadu_si512,
-    _mm512_mask_add_epi8, _mm512_mask_blend_epi8, _mm512_maskz_compress_epi8, _mm512_maskz_expand_epi8,
-    _mm512_min_epu8, _mm512_movepi8_mask, _mm512_permutexvar_epi8, _mm512_set1_epi8, _mm512_setzero_si512,
-    _mm512_sub_epi8, _mm512_test_epi8_mask, _mm512_test_epi64_mask, _mm512_testn_epi8_mask, _pext_u64,
+    __m512i, _mm512_add_epi8, _mm512_cmpeq_epi8_mask, _mm512_loadu_si512, _mm512_mask_add_epi8,
+    _mm512_mask_blend_epi8, _mm512_maskz_compress_epi8, _mm512_maskz_expand_epi8, _mm512_min_epu8,
+    _mm512_movepi8_mask, _mm512_permutexvar_epi8, _mm512_set1_epi8, _mm512_setzero_si512, _mm512_sub_epi8,
+    _mm512_test_epi8_mask, _mm512_test_epi64_mask, _mm512_testn_epi8_mask, _pext_u64,
 };
 
 use super::super::{
-    END, Scratch,
+    END, MOST_ELEMENTS, SLACK, Scratch,
     bits::Writer,
     code::{Code, Coder, ESCAPE, LONGEST, SLOTS, SYMBOLS, WINDOW, ZERO},
 };
-use super::{STEP, first, load, load_at, store, store_at};
+use super::{STEP, first, load, store, store_at};
 
 /// Vectors whose elements stay where they are.
-const FEW: usize = 8;
+const FEW: usize = 4;
+/// Vectors that are looked at together.
+const EIGHT: usize = 8;
+/// The scratch's level that has the values of what is escaped.
+const ESCAPED: usize = 1;
+/// Bytes of escapes that are copied together.
+const PIECE: usize = SLACK;
 
 /// A code to encode by; as [`Coder::new`].
 #[target_feature(enable = "popcnt,avx512f,avx512bw,avx512vbmi2")]
@@ -34,13 +40,9 @@ pub(in super::super) fn coder(code: Code) -> Coder {
         *count = these.count_ones() as u8;
         next = 2 * (next + these.count_ones());
     }
-    let escape = _mm512_set1_epi8(Coder::escape_cost(&code).cast_signed());
-    let coded = _mm512_test_epi8_mask(lengths, lengths) & (u64::MAX >> (STEP - WINDOW));
-    let costs = _mm512_mask_blend_epi8(coded, escape, lengths);
-    let zero_cost = Coder::zero_cost(&code);
-    let mut coder = Coder { code, marks: [0; SLOTS], costs: [0; SLOTS], zero_cost, counts };
+    let header = code.header();
+    let mut coder = Coder { code, header, marks: [0; SLOTS], counts };
     store(&mut coder.marks, marks);
-    store(&mut coder.costs, costs);
     coder
 }
 
@@ -67,17 +69,16 @@ pub(in super::super) fn levels(
     coder: &Coder,
     out: &mut [u8],
     scratch: &mut Scratch,
+    aside: &mut dyn FnMut(),
 ) -> Option<usize> {
-    let Coder { code, marks, .. } = coder;
-    let whole = 1 + coder.counts.iter().position(|count| *count > 0).unwrap_or(0);
-    let bytes = values.len() / 8;
-    let at = code.write(out);
-    let behind = at + whole * bytes;
+    let whole = coder.first_level() + 1;
+    let at = coder.write(out);
+    let behind = at + whole * (values.len() / 8);
     if behind >= raw {
         return None;
     }
-    let rows = out[at..behind].as_chunks_mut().0;
-    let (mut going_on, escapes) = match (whole, marks[ZERO] > 0) {
+    let rows = out[at..behind].as_chunks_mut().0.as_chunks_mut().0;
+    let count = match (whole, coder.marks[ZERO] > 0) {
         (1, false) => first_levels::<1, false>(values, coder, rows, scratch),
         (2, false) => first_levels::<2, false>(values, coder, rows, scratch),
         (3, false) => first_levels::<3, false>(values, coder, rows, scratch),
@@ -89,67 +90,35 @@ pub(in super::super) fn levels(
         (6, _) => first_levels::<6, true>(values, coder, rows, scratch),
         _ => first_levels::<LONGEST, true>(values, coder, rows, scratch),
     };
-    // Without an escape, what would be escaped has no code.
-    if escapes > 0 && marks[ESCAPE] == 0 {
-        return None;
-    }
-
-    let end = _mm512_set1_epi8(END.cast_signed());
+    aside();
     let mut writer = Writer::new(out, behind);
-    let [level, escaped, ..] = &mut scratch.levels;
-    while going_on > FEW * STEP {
-        let count = going_on;
-        if writer.at + count.div_ceil(8) >= raw {
-            return None;
-        }
-        going_on = 0;
-        for start in (0..count).step_by(STEP) {
-            let marks = load_at(level, start);
-            let bits = _mm512_movepi8_mask(marks) & first(count - start);
-            writer.push(bits, (count - start).min(STEP) as u32);
-            let rest = _mm512_add_epi8(marks, marks);
-            let goes_on = _mm512_cmpneq_epi8_mask(rest, end) & first(count - start);
-            // Never ahead of what was just loaded.
-            store_at(level, going_on, _mm512_maskz_compress_epi8(goes_on, rest));
-            going_on += goes_on.count_ones() as usize;
-        }
-    }
-    let mut goes_on: [u64; FEW] = std::array::from_fn(|index| first(going_on.saturating_sub(index * STEP)));
-    let vectors = going_on.div_ceil(STEP);
-    while going_on > 0 {
-        if writer.at + going_on.div_ceil(8) >= raw {
-            return None;
-        }
-        going_on = 0;
-        for (marks, goes_on) in level.as_chunks_mut().0[..vectors].iter_mut().zip(&mut goes_on) {
-            let x = load(marks);
-            writer.push(_pext_u64(_mm512_movepi8_mask(x), *goes_on), goes_on.count_ones());
-            let rest = _mm512_add_epi8(x, x);
-            *goes_on &= _mm512_cmpneq_epi8_mask(rest, end);
-            going_on += goes_on.count_ones() as usize;
-            store(marks, rest);
-        }
-    }
+    other_levels(count, coder.longest().saturating_sub(whole), raw, &mut writer, scratch, aside)?;
     let at = writer.finish();
-    if at + escapes >= raw {
+    let escapes = escapes(values, scratch);
+    let end = at + escapes;
+    // Without an escape, what would be escaped has no code.
+    if end >= raw || escapes > 0 && coder.marks[ESCAPE] == 0 {
         return None;
     }
-    out[at..at + escapes].copy_from_slice(&escaped[..escapes]);
-    Some(at + escapes)
+    // There is room for whole pieces behind.
+    let pieces = out[at..].as_chunks_mut::<PIECE>().0.iter_mut();
+    let escaped = scratch.levels[ESCAPED].as_chunks().0;
+    pieces.zip(escaped).take(escapes.div_ceil(PIECE)).for_each(|(piece, escaped)| *piece = *escaped);
+    Some(end)
 }
 
-/// Writes the levels that have all elements, `LEVELS` of them, to `rows`: how many elements go on, and how many are escaped. The marks of the first are
-/// moved together to the scratch's first level, the values of the others to its second. The value 0 may have a symbol of its own with `ZEROS`.
+/// Writes the levels that have all elements, `LEVELS` of them, to `rows`: how many elements go on. Their marks are
+/// moved together to the scratch's first level; which elements are escaped is noted in its masks. The value 0 may have a symbol of its own with `ZEROS`.
 #[inline]
 #[target_feature(enable = "popcnt,avx512f,avx512bw,avx512vbmi,avx512vbmi2")]
 fn first_levels<const LEVELS: usize, const ZEROS: bool>(
     values: &[u8],
     coder: &Coder,
-    mut rows: &mut [[u8; 8]],
+    mut rows: &mut [[[u8; 8]; EIGHT]],
     scratch: &mut Scratch,
-) -> (usize, usize) {
-    let vectors = &values.as_chunks::<STEP>().0[..values.len() / STEP];
-    let mut rows: [&mut [[u8; 8]]; LEVELS] = std::array::from_fn(|_| {
+) -> usize {
+    let vectors = values.as_chunks::<STEP>().0.as_chunks::<EIGHT>().0;
+    let mut rows: [&mut [[[u8; 8]; EIGHT]]; LEVELS] = std::array::from_fn(|_| {
         let (row, others) = std::mem::take(&mut rows).split_at_mut(vectors.len());
         rows = others;
         row
@@ -164,39 +133,155 @@ fn first_levels<const LEVELS: usize, const ZEROS: bool>(
     let zeros = if marks[ZERO] > 0 { u64::MAX } else { 0 };
     let low = _mm512_set1_epi8(code.low.cast_signed());
     let last = _mm512_set1_epi8(SLOTS as i8 - 1);
-    let end = _mm512_set1_epi8(END.cast_signed());
+    let below_end = _mm512_set1_epi8(!END.cast_signed());
 
-    let Scratch { levels: [level, escaped, ..], masks: [masks, ..], .. } = scratch;
-    let masks = &mut masks[..vectors.len()];
-    let (mut going_on, mut escapes) = (0, 0);
-    for (index, (values, escaping)) in vectors.iter().zip(&mut *masks).enumerate() {
-        let values = load(values);
-        // A value below the window wraps around to a symbol that would pass the largest value, or to none.
-        let symbols = _mm512_min_epu8(_mm512_sub_epi8(values, low), last);
-        let mut marks = _mm512_permutexvar_epi8(symbols, table);
-        if ZEROS {
-            marks = _mm512_mask_blend_epi8(_mm512_testn_epi8_mask(values, values) & zeros, marks, zero);
+    let Scratch { levels: [level, ..], masks: [masks, ..], .. } = scratch;
+    let level: &mut Level = level.first_chunk_mut().expect("room for all elements");
+    let masks = &mut masks.as_chunks_mut::<EIGHT>().0[..vectors.len()];
+    let mut going_on = 0;
+    for (index, (vectors, escaping)) in vectors.iter().zip(masks).enumerate() {
+        let mut rows = rows.each_mut().map(|row| &mut row[index]);
+        for (at, values) in vectors.iter().enumerate() {
+            let values = load(values);
+            // A value below the window wraps around to a symbol that would pass the largest value, or to none.
+            let symbols = _mm512_min_epu8(_mm512_sub_epi8(values, low), last);
+            let mut marks = _mm512_permutexvar_epi8(symbols, table);
+            if ZEROS {
+                marks = _mm512_mask_blend_epi8(_mm512_testn_epi8_mask(values, values) & zeros, marks, zero);
+            }
+            escaping[at] = _mm512_cmpeq_epi8_mask(marks, escape);
+            for row in &mut rows {
+                row[at] = _mm512_movepi8_mask(marks).to_le_bytes();
+                marks = _mm512_add_epi8(marks, marks);
+            }
+            going_on += push(level, going_on, _mm512_test_epi8_mask(marks, below_end), marks);
         }
-        *escaping = _mm512_cmpeq_epi8_mask(marks, escape);
-        for row in &mut rows {
-            row[index] = _mm512_movepi8_mask(marks).to_le_bytes();
-            marks = _mm512_add_epi8(marks, marks);
-        }
-        let goes_on = _mm512_cmpneq_epi8_mask(marks, end);
-        store_at(level, going_on, _mm512_maskz_compress_epi8(goes_on, marks));
-        going_on += goes_on.count_ones() as usize;
     }
+    going_on
+}
+
+/// Moves the values of what is escaped together, in the scratch: how many they are.
+#[target_feature(enable = "popcnt,avx512f,avx512bw,avx512vbmi2")]
+fn escapes(values: &[u8], scratch: &mut Scratch) -> usize {
+    let vectors = values.as_chunks::<STEP>().0.as_chunks::<EIGHT>().0;
+    let Scratch { levels, masks: [masks, ..], .. } = scratch;
+    let escaped: &mut Level = levels[ESCAPED].first_chunk_mut().expect("room for all elements");
+    let masks = &masks.as_chunks::<EIGHT>().0[..vectors.len()];
+    let mut escapes = 0;
     // Few vectors have any.
-    for (masks, vectors) in masks.as_chunks::<8>().0.iter().zip(vectors.as_chunks::<8>().0) {
-        // SAFETY: the array has the register's 64 bytes, and the load needs no alignment.
-        let eight = unsafe { _mm512_loadu_si512(masks.as_ptr().cast()) };
-        let mut left = _mm512_test_epi64_mask(eight, eight);
+    for (masks, vectors) in masks.as_chunks().0.iter().zip(vectors.as_chunks::<2>().0) {
+        let mut left = any(masks);
+        let (masks, vectors) = (masks.as_flattened(), vectors.as_flattened());
         while left != 0 {
             let index = left.trailing_zeros() as usize;
-            store_at(escaped, escapes, _mm512_maskz_compress_epi8(masks[index], load(&vectors[index])));
-            escapes += masks[index].count_ones() as usize;
+            escapes += push(escaped, escapes, masks[index], load(&vectors[index]));
             left &= left - 1;
         }
     }
-    (going_on, escapes)
+    escapes
+}
+
+/// Which of some words are not zero.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn any(words: &[[u64; EIGHT]; 2]) -> u32 {
+    let [low, high] = words.each_ref().map(|eight| {
+        // SAFETY: the array has the register's 64 bytes, and the load needs no alignment.
+        let eight = unsafe { _mm512_loadu_si512(eight.as_ptr().cast()) };
+        u32::from(_mm512_test_epi64_mask(eight, eight))
+    });
+    low | high << EIGHT
+}
+
+/// Marks of one level.
+type Level = [u8; MOST_ELEMENTS + STEP];
+
+/// Puts the marks that go on behind others, and zeros behind them: how many they are.
+#[inline]
+#[target_feature(enable = "popcnt,avx512f,avx512bw,avx512vbmi2")]
+fn push(level: &mut Level, at: usize, goes_on: u64, marks: __m512i) -> usize {
+    store_at(level, at % MOST_ELEMENTS, _mm512_maskz_compress_epi8(goes_on, marks));
+    goes_on.count_ones() as usize
+}
+
+/// Writes `levels` levels, or those before the first without elements, of which the first has the `count` marks that the scratch's first level has. `None` if they would not end before `raw`.
+#[target_feature(enable = "bmi1,bmi2,popcnt,avx512f,avx512bw,avx512vbmi2")]
+fn other_levels(
+    mut count: usize,
+    mut levels: usize,
+    raw: usize,
+    writer: &mut Writer<'_>,
+    scratch: &mut Scratch,
+    aside: &mut dyn FnMut(),
+) -> Option<()> {
+    let below_end = _mm512_set1_epi8(!END.cast_signed());
+    let Scratch { levels: [from, _, to, words, ..], masks: [_, bits, ones], .. } = scratch;
+    let mut from: &mut Level = from.first_chunk_mut().expect("room for all elements");
+    let mut to: &mut Level = to.first_chunk_mut().expect("room for all elements");
+    while count > FEW * STEP {
+        if writer.end(count) >= raw {
+            return None;
+        }
+        // Zeros neither have a one nor go on.
+        store_at(from, count, _mm512_setzero_si512());
+        let marks = &from.as_chunks().0[..count.div_ceil(STEP)];
+        let going_on = if let Some(words) = writer.words(count) {
+            let going_on = next_level(marks, words, to);
+            writer.take_words(count);
+            going_on
+        } else {
+            let words = &mut words.as_chunks_mut().0[..marks.len()];
+            let going_on = next_level(marks, words, to);
+            for (start, word) in (0..count).step_by(STEP).zip(words) {
+                writer.push(u64::from_le_bytes(*word), (count - start).min(STEP) as u32);
+            }
+            going_on
+        };
+        aside();
+        (count, levels) = (going_on, levels - 1);
+        std::mem::swap(&mut from, &mut to);
+    }
+    // What each vector has of each level.
+    let bits: &mut [[u64; FEW]; LONGEST] =
+        bits.as_chunks_mut().0.first_chunk_mut().expect("room for all levels");
+    let ones: &mut [[u64; FEW]; LONGEST] =
+        ones.as_chunks_mut().0.first_chunk_mut().expect("room for all levels");
+    let (bits, ones) = (&mut bits[..levels], &mut ones[..levels]);
+    let vectors = count.div_ceil(STEP).min(FEW);
+    let mut all = 0;
+    for (at, marks) in from.as_chunks().0[..vectors].iter().enumerate() {
+        let mut marks = load(marks);
+        let mut goes_on = first(count - at * STEP);
+        for (bits, ones) in bits.iter_mut().zip(&mut *ones) {
+            bits[at] = _pext_u64(_mm512_movepi8_mask(marks), goes_on);
+            ones[at] = goes_on.count_ones().into();
+            all += ones[at] as usize;
+            marks = _mm512_add_epi8(marks, marks);
+            goes_on &= _mm512_test_epi8_mask(marks, below_end);
+        }
+    }
+    if writer.end(all) >= raw {
+        return None;
+    }
+    for (bits, ones) in bits.iter().zip(ones) {
+        for (bits, ones) in bits[..vectors].iter().zip(ones) {
+            writer.push(*bits, *ones as u32);
+        }
+    }
+    Some(())
+}
+
+/// Writes a level's bits to words: how many of its marks, which are moved together to the next level, go on.
+#[inline]
+#[target_feature(enable = "popcnt,avx512f,avx512bw,avx512vbmi2")]
+fn next_level(marks: &[[u8; STEP]], words: &mut [[u8; 8]], to: &mut Level) -> usize {
+    let below_end = _mm512_set1_epi8(!END.cast_signed());
+    let mut going_on = 0;
+    for (marks, word) in marks.iter().zip(words) {
+        let marks = load(marks);
+        *word = _mm512_movepi8_mask(marks).to_le_bytes();
+        let rest = _mm512_add_epi8(marks, marks);
+        going_on += push(to, going_on, _mm512_test_epi8_mask(rest, below_end), rest);
+    }
+    going_on
 }

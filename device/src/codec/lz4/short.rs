@@ -1,0 +1,211 @@
+//! LZ4 of short inputs, as planes are.
+//!
+//! A library's compressor is made for long inputs: to clear its table takes longer than to look through a plane. The rules:
+//!
+//! * The format is LZ4's block format: *sequences* of a token, literals, and a match of four bytes or more. The last one has literals only, five or more,
+//!   and no match begins in the last twelve bytes.
+//! * Every position is looked up in a table by a hash of its four bytes, where the last position with that hash is; after many that were not found, only every second, third, and so on.
+//! * It ends as soon as what is written is not shorter than the input.
+
+#![expect(
+    clippy::cast_possible_truncation,
+    reason = "positions and lengths are at most 512, bytes are cut on purpose"
+)]
+
+/// Bytes of the longest input.
+pub(super) const MOST: usize = 512;
+
+/// Bytes that a match has at least.
+const LEAST_MATCH: usize = 4;
+/// Bytes at the end that are literals.
+const LAST_LITERALS: usize = 5;
+/// Bytes at the end in which no match begins.
+const NO_MATCH: usize = 12;
+/// A length that has bytes of its own.
+const LONG: usize = 15;
+/// Positions that are not found before every second is left out.
+const PATIENCE: usize = 32;
+/// Places of the table.
+const PLACES: usize = 512;
+
+/// Compresses `input` into the front of `out`, if that makes it shorter: the bytes it takes.
+///
+/// # Panics
+/// If `input` is longer than [`MOST`] or `out` shorter than `input`.
+pub(super) fn compress(input: &[u8], out: &mut [u8]) -> Option<usize> {
+    assert!(input.len() <= MOST && out.len() >= input.len());
+    let mut writer = Writer { out: &mut out[..input.len()], at: 0 };
+    let mut table = [0_u16; PLACES];
+    // Bytes before `first` are written; what is before 0 cannot be found.
+    let (mut first, mut at, mut missed) = (0, 1, 0);
+    while at + NO_MATCH <= input.len() {
+        let four = four_at(input, at);
+        let place = &mut table[hash(four)];
+        let found = usize::from(std::mem::replace(place, at as u16));
+        if four_at(input, found) != four {
+            at += 1 + missed / PATIENCE;
+            missed += 1;
+            continue;
+        }
+        let (mut start, mut from) = (at, found);
+        while start > first && from > 0 && input[start - 1] == input[from - 1] {
+            (start, from) = (start - 1, from - 1);
+        }
+        let length = at - start + LEAST_MATCH + same(input, found + LEAST_MATCH, at + LEAST_MATCH);
+        writer.sequence(&input[first..start], Some((start - from, length)))?;
+        first = start + length;
+        at = first;
+        missed = 0;
+        // So that what goes on as it did before is found where it does.
+        if at + LEAST_MATCH <= input.len() {
+            table[hash(four_at(input, at - 2))] = (at - 2) as u16;
+        }
+    }
+    writer.sequence(&input[first..], None)?;
+    (writer.at < input.len()).then_some(writer.at)
+}
+
+/// Four bytes of the input.
+fn four_at(input: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes(*input[at..].first_chunk().expect("matches end before the input does"))
+}
+
+/// A place in the table.
+fn hash(four: u32) -> usize {
+    four.wrapping_mul(0x9e37_79b1) as usize >> (32 - PLACES.ilog2()) & (PLACES - 1)
+}
+
+/// How many bytes from `a` on are those from `b` on, which is behind it, before the last literals.
+fn same(input: &[u8], a: usize, b: usize) -> usize {
+    let mut same = 0;
+    while b + same + 8 + LAST_LITERALS <= input.len() {
+        let eight = |at: usize| u64::from_le_bytes(*input[at..].first_chunk().expect("before the end"));
+        let differ = eight(a + same) ^ eight(b + same);
+        if differ != 0 {
+            return same + differ.trailing_zeros() as usize / 8;
+        }
+        same += 8;
+    }
+    while b + same + LAST_LITERALS < input.len() && input[a + same] == input[b + same] {
+        same += 1;
+    }
+    same
+}
+
+/// Writes sequences as long as there is room.
+struct Writer<'a> {
+    out: &'a mut [u8],
+    at: usize,
+}
+
+impl Writer<'_> {
+    /// Writes literals, and a match by its offset and length.
+    fn sequence(&mut self, literals: &[u8], of: Option<(usize, usize)>) -> Option<()> {
+        let extra = of.map_or(0, |(_, length)| length - LEAST_MATCH);
+        self.bytes(&[(literals.len().min(LONG) << 4 | extra.min(LONG)) as u8])?;
+        self.length(literals.len())?;
+        self.bytes(literals)?;
+        if let Some((offset, _)) = of {
+            self.bytes(&(offset as u16).to_le_bytes())?;
+            self.length(extra)?;
+        }
+        Some(())
+    }
+
+    /// What the token does not tell of a length.
+    fn length(&mut self, length: usize) -> Option<()> {
+        let Some(mut left) = length.checked_sub(LONG) else { return Some(()) };
+        while left >= 255 {
+            self.bytes(&[255])?;
+            left -= 255;
+        }
+        self.bytes(&[left as u8])
+    }
+
+    fn bytes(&mut self, bytes: &[u8]) -> Option<()> {
+        self.out.get_mut(self.at..self.at + bytes.len())?.copy_from_slice(bytes);
+        self.at += bytes.len();
+        Some(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use lz4_flex::block::decompress_into;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Pieces of few bytes again and again, noise between them.
+    fn input() -> impl Strategy<Value = Vec<u8>> {
+        let piece = (
+            prop::collection::vec(any::<u8>(), 1..24),
+            1_usize..60,
+            prop::collection::vec(any::<u8>(), 0..24),
+        );
+        prop::collection::vec(piece, 0..12).prop_map(|pieces| {
+            let mut bytes: Vec<_> = pieces
+                .into_iter()
+                .flat_map(|(piece, times, noise)| [piece.repeat(times), noise].concat())
+                .collect();
+            bytes.truncate(MOST);
+            bytes
+        })
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(1000))]
+
+        #[test]
+        fn what_is_shorter_is_a_block_of_the_format(input in input()) {
+            let mut out = vec![0xa5; input.len()];
+            if let Some(length) = compress(&input, &mut out) {
+                prop_assert!(length < input.len());
+                let mut back = vec![0; input.len()];
+                prop_assert_eq!(decompress_into(&out[..length], &mut back).ok(), Some(input.len()));
+                prop_assert_eq!(back, input);
+            }
+        }
+    }
+
+    #[test]
+    fn matches_of_any_length_and_distance_are_found() {
+        // No four bytes twice.
+        let noise: Vec<u8> = (0..MOST).map(|at| (at * at / 7 ^ at * 31) as u8).collect();
+        for distance in [1, 2, 3, 4, 7, 8, 64, 200] {
+            for length in [4, 5, 18, 19, 20, 200, 274, 275] {
+                let end = (distance + length + NO_MATCH).min(MOST);
+                let mut input = noise[..end].to_vec();
+                for at in distance..end - NO_MATCH {
+                    input[at] = input[at - distance];
+                }
+                let mut out = vec![0; end];
+                let stored = compress(&input, &mut out);
+                // A token, the literals and their length, offset and length; a token and the last literals.
+                let most = 1 + distance + 1 + 2 + 2 + 1 + NO_MATCH;
+                assert!(
+                    stored.is_some_and(|stored| stored <= most) || end <= most,
+                    "{distance} {length}: {stored:?}"
+                );
+                let Some(stored) = stored else { continue };
+                let mut back = vec![0; end];
+                assert_eq!(decompress_into(&out[..stored], &mut back).ok(), Some(end));
+                assert_eq!(back, input);
+            }
+        }
+    }
+
+    #[test]
+    fn noise_and_nothing_are_left_alone() {
+        let mut state = 1_u32;
+        let mut byte = || {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (state >> 24) as u8
+        };
+        let noise: Vec<_> = (0..256).map(|_| byte()).collect();
+        assert_eq!(compress(&noise, &mut [0; 256]), None);
+        for length in 0..=LAST_LITERALS {
+            assert_eq!(compress(&vec![7; length], &mut vec![0; length]), None);
+        }
+    }
+}
