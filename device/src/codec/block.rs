@@ -450,6 +450,9 @@ impl StoredPlanes {
         if wanted == BF16 && self.is_bf16_beside_noise() {
             return self.decode_bf16(bundle, words).map(|()| None);
         }
+        if wanted == BF16 && self.is_headed_bf16() {
+            return self.decode_bf16_headed(bundle, words, space).map(Some);
+        }
         let (count, raw) = (self.format.planes(), self.format.plane_bytes());
         let mut space = space.chunks_exact_mut(raw);
         let mut out = || space.next().expect("room for every plane");

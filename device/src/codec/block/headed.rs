@@ -1,17 +1,19 @@
 //! A block of bf16 of a transformed window, coded by a plane tree, as [`Bundle::encode_headed`] does it where the mantissas are noise: stream and planes are written to where they
-//! belong at once, and the head before them when its length is known. So a bundle need not begin where its bytes do.
+//! belong at once, and the head before them when its length is known. So a bundle need not begin where its bytes do. Back again, where everything lies need not be looked for.
 
-use super::{Bundle, MAX_HEAD, Stored, StoredPlanes, with_kept};
+use super::{BlockError, Bundle, MAX_BUNDLE, MAX_HEAD, MAX_PLANES, Stored, StoredPlanes, with_kept};
 use crate::{
     BlockWords,
     codec::{
         Codec,
-        head::{self, Details, Head},
+        check::{self, Span},
+        head::{self, Details, Found, Head},
         signs,
         survey::survey,
         tree::{self, Whole},
     },
     format::Format,
+    plane::PlaneBlock,
 };
 
 const FORMAT: Format = Format::Bf16;
@@ -64,5 +66,77 @@ impl Bundle {
             (stored.lengths[0], stored.checks[0]) = (plane_bytes, checks[0]);
         }
         self.stored = Some(Stored::Planes(stored));
+    }
+}
+
+/// Bytes of the planes of such a block, with signs in the head.
+const LENGTHS: [u16; MAX_PLANES] = {
+    let mut lengths = [0; MAX_PLANES];
+    let mut index = LOWER;
+    while index < FORMAT.planes() {
+        lengths[index] = 256;
+        index += 1;
+    }
+    lengths
+};
+/// The same, with signs as they are.
+const LENGTHS_WITH_SIGNS: [u16; MAX_PLANES] = {
+    let mut lengths = LENGTHS;
+    lengths[0] = 256;
+    lengths
+};
+
+impl StoredPlanes {
+    /// Whether it is a block with a head, a stream, and planes that are as they are or in the head.
+    pub(super) fn is_headed_bf16(&self) -> bool {
+        let headed = self.format == FORMAT && self.head.length > 0 && self.joint.length > 0;
+        headed && (self.lengths == LENGTHS && self.ones == 0 || self.lengths == LENGTHS_WITH_SIGNS)
+    }
+
+    /// Decodes all planes of such a block; signs are decoded to `space`.
+    pub(super) fn decode_bf16_headed<'a>(
+        &self,
+        bundle: &'a [u8; MAX_BUNDLE],
+        words: &mut BlockWords,
+        space: &mut PlaneBlock,
+    ) -> Result<Found<'a>, BlockError> {
+        let head = head::read(self.head.length, bundle)?;
+        let stream = self.stream().range();
+        let (lower, _) = bundle[stream.end..].as_chunks::<RAW>();
+        let space = &mut space[..RAW];
+        // Signs in the head are all that counts of them. Without any, and without a plane, they are zeros.
+        let in_head = !head.signs.is_empty();
+        let signs: &[u8] = if in_head {
+            signs::decode(FORMAT, &bundle[head::signs_at()..], head.signs.len(), space)?;
+            space
+        } else if self.lengths[0] > 0 {
+            &bundle[usize::from(self.head.length)..][..RAW]
+        } else {
+            space.fill(0);
+            space
+        };
+        let length = LENGTHS[LOWER];
+        // The sign's, and of the others the most significant one first.
+        let mut spans =
+            [Span { start: self.head.length, length: if in_head { 0 } else { self.lengths[0] } }; 8];
+        let mut checks = [if in_head { 0 } else { self.checks[0] }; 8];
+        let mut planes = [signs; 8];
+        let mut start = self.stream().start + self.joint.length;
+        for index in 0..LOWER_PLANES {
+            spans[1 + index] = Span { start, length };
+            checks[1 + index] = self.checks[LOWER + index];
+            planes[LOWER_PLANES - 1 - index] = &lower[index];
+            start += length;
+        }
+        let differ = check::differ(bundle, &spans, &checks);
+        if differ != 0 {
+            let index = differ.trailing_zeros() as usize;
+            let computed = check::check(&bundle[spans[index].range()]);
+            let plane = if index == 0 { FORMAT.planes() - 1 } else { LOWER_PLANES - index };
+            return Err(BlockError::PlaneCheck { plane, computed, stored: checks[index] });
+        }
+        self.joint.check(&bundle[stream.start..])?;
+        tree::decode_bf16(&bundle[stream.start..], stream.len(), &planes, words)?;
+        Ok(head)
     }
 }
