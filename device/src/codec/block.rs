@@ -12,6 +12,7 @@
 //! * *Words* blocks (opaque memory, and everything in the `gcomp` mode) are one run of bytes, coded or raw, with a CRC-32C.
 //! * A block of zeros is no block at all.
 
+mod headed;
 mod stored;
 
 use std::cell::RefCell;
@@ -73,6 +74,8 @@ pub struct Bundle {
     pub stored: Option<Stored>,
     effort: Effort,
     bytes: [u8; MAX_BUNDLE + MAX_HEAD],
+    /// Where in `bytes` it begins.
+    start: usize,
     length: usize,
 }
 
@@ -146,7 +149,7 @@ impl Bundle {
 
     /// An empty bundle that is filled with this effort.
     pub const fn with(effort: Effort) -> Self {
-        Self { stored: None, effort, bytes: [0; MAX_BUNDLE + MAX_HEAD], length: 0 }
+        Self { stored: None, effort, bytes: [0; MAX_BUNDLE + MAX_HEAD], start: 0, length: 0 }
     }
 
     /// Fills it with this effort from now on.
@@ -156,7 +159,7 @@ impl Bundle {
 
     /// The bytes to store.
     pub fn bytes(&self) -> &[u8] {
-        &self.bytes[..self.length]
+        &self.bytes[self.start..][..self.length]
     }
 
     /// Codes `words` as planes of `format` (as words if it is `opaque`).
@@ -167,6 +170,7 @@ impl Bundle {
         if is_zero(words) {
             return self.clear();
         }
+        self.start = 0;
         if format == Format::Bf16 && codec == Codec::Tree {
             return self.encode_bf16(words);
         }
@@ -178,18 +182,22 @@ impl Bundle {
     /// # Panics
     /// If the format has no planes, or the details with a plane of signs pass [`MAX_HEAD`].
     pub fn encode_headed(&mut self, format: Format, codec: Codec, words: &BlockWords, details: Details<'_>) {
+        if format == Format::Bf16 && codec == Codec::Tree {
+            return self.encode_bf16_headed(words, details);
+        }
+        self.start = 0;
         self.encode_planes(format, codec, words, Some(details), None);
     }
 
     /// Makes it the bundle of a block of zeros.
     pub fn clear(&mut self) {
-        (self.stored, self.length) = (None, 0);
+        (self.stored, self.start, self.length) = (None, 0, 0);
     }
 
     /// Makes it the same bundle as `other`.
     pub(crate) fn copy_from(&mut self, other: &Self) {
         self.stored.clone_from(&other.stored);
-        self.length = other.length;
+        (self.start, self.length) = (0, other.length);
         self.bytes[..self.length].copy_from_slice(other.bytes());
     }
 
@@ -348,6 +356,7 @@ impl Bundle {
         if is_zero(words) {
             return self.clear();
         }
+        self.start = 0;
         self.length = codec.compress(words, &mut self.bytes).unwrap_or_else(|| {
             self.bytes[..BLOCK_BYTES].copy_from_slice(words);
             BLOCK_BYTES
@@ -440,6 +449,9 @@ impl StoredPlanes {
         let mut wanted = self.wanted(mask);
         if wanted == BF16 && self.is_bf16_beside_noise() {
             return self.decode_bf16(bundle, words).map(|()| None);
+        }
+        if wanted == BF16 && self.is_headed_bf16() {
+            return self.decode_bf16_headed(bundle, words, space).map(Some);
         }
         let (count, raw) = (self.format.planes(), self.format.plane_bytes());
         let mut space = space.chunks_exact_mut(raw);

@@ -33,7 +33,7 @@ const MOST_WORDS: usize = 128;
 /// Bits of a group, by the mode's s.
 const GROUPS: [u32; 3] = [4, 8, 16];
 /// Bytes behind a plane's length that an encoder may write to.
-pub const SLACK: usize = 8;
+pub const SLACK: usize = 32;
 /// The highest mode.
 const MOST_MODE: u8 = 9;
 /// A segment with more ones than this, whatever way they are counted, is raw: its groups would not be empty.
@@ -51,8 +51,6 @@ struct Way {
     ones: u64,
     /// Bytes of the segment's flags.
     flags: usize,
-    /// All ones if there are none, and so all groups are there.
-    all: u64,
     /// All ones if the words are inverted.
     invert: u64,
     /// All ones if the words are changes.
@@ -79,7 +77,6 @@ const fn way(mode: usize) -> Way {
         lowest: lowest(bits),
         ones: (1 << bits) - 1,
         flags: flag_bytes(mode as u8),
-        all: if mode == 0 { u64::MAX } else { 0 },
         invert: if kind == 1 { u64::MAX } else { 0 },
         changes: if kind == 2 { u64::MAX } else { 0 },
     }
@@ -118,8 +115,11 @@ kernels! {
         Portable,
         /// BMI2's `pdep` and `pext`, word by word.
         Bmi2: ["avx2", "bmi2", "popcnt"],
-        /// The same, and AVX-512 for all that words do alike.
-        Avx512: ["avx2", "bmi1", "bmi2", "popcnt", "avx512f", "avx512bw", "avx512vpopcntdq"],
+        /// AVX-512 with VBMI2's compress and expand of nibbles.
+        Avx512: [
+            "avx2", "bmi1", "bmi2", "popcnt", "avx512f", "avx512bw", "avx512vbmi", "avx512vbmi2", "avx512vpopcntdq",
+            "vpclmulqdq", "gfni"
+        ],
     }
 }
 

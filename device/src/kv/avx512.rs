@@ -1,13 +1,16 @@
-//! Whole rows to channels and back in AVX-512: as [`super::avx2`], with tiles of four squares. On the way back differences can be undone, a register for the bases of as many columns.
+//! Whole rows to channels and back in AVX-512: as [`super::avx2`], with tiles of four squares. Two tiles are done together, one above the other, so that a column's elements go and come 32 bytes at
+//! a time. On the way back differences can be undone, a register for the bases of as many columns.
 
 use std::{
     arch::x86_64::{
-        __m512i, _MM_HINT_T0, _mm_loadu_si128, _mm_prefetch, _mm_storeu_si128, _mm512_and_si512,
-        _mm512_andnot_si512, _mm512_castsi128_si512, _mm512_castsi512_si128, _mm512_extracti32x4_epi32,
-        _mm512_inserti32x4, _mm512_loadu_si512, _mm512_or_si512, _mm512_set1_epi8, _mm512_set1_epi16,
-        _mm512_set1_epi32, _mm512_setzero_si512, _mm512_storeu_si512, _mm512_sub_epi8, _mm512_sub_epi16,
-        _mm512_sub_epi32, _mm512_unpackhi_epi8, _mm512_unpackhi_epi16, _mm512_unpackhi_epi32,
-        _mm512_unpacklo_epi8, _mm512_unpacklo_epi16, _mm512_unpacklo_epi32,
+        __m256i, __m512i, _MM_HINT_T0, _mm_loadu_si128, _mm_prefetch, _mm_storeu_si128, _mm256_loadu_si256,
+        _mm256_storeu_si256, _mm512_and_si512, _mm512_andnot_si512, _mm512_castsi128_si512,
+        _mm512_castsi256_si512, _mm512_castsi512_si128, _mm512_castsi512_si256, _mm512_extracti32x4_epi32,
+        _mm512_extracti64x4_epi64, _mm512_inserti32x4, _mm512_loadu_si512, _mm512_mask_broadcast_i64x4,
+        _mm512_permutex2var_epi64, _mm512_set_epi64, _mm512_set1_epi8, _mm512_set1_epi16, _mm512_set1_epi32,
+        _mm512_setzero_si512, _mm512_shuffle_i64x2, _mm512_storeu_si512, _mm512_sub_epi8, _mm512_sub_epi16,
+        _mm512_sub_epi32, _mm512_ternarylogic_epi64, _mm512_unpackhi_epi8, _mm512_unpackhi_epi16,
+        _mm512_unpackhi_epi32, _mm512_unpacklo_epi8, _mm512_unpacklo_epi16, _mm512_unpacklo_epi32,
     },
     ops::Range,
 };
@@ -23,8 +26,13 @@ const ROW: usize = 64;
 pub(super) const fn wide<const W: usize>() -> usize {
     ROW / W
 }
+/// Rows that are done together if there are as many; of bytes there are too few registers for two tiles.
+const fn tall<const W: usize, const N: usize>() -> usize {
+    if W == 1 { N } else { 2 * N }
+}
 
 /// Transposes the four squares of a tile.
+#[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
 fn turn<const W: usize, const N: usize>(tile: &mut [__m512i; N]) {
     for _ in 0..N.ilog2() {
@@ -40,16 +48,25 @@ fn turn<const W: usize, const N: usize>(tile: &mut [__m512i; N]) {
     }
 }
 
-/// Where the whole rows of the columns of a tile begin in channel-major order, in bytes.
-fn starts<const W: usize>(cut: &Cut, left: usize) -> [usize; ROW] {
-    let (mut starts, wide) = ([0; ROW], wide::<W>());
-    let (first, last) = (cut.rows_start(left), cut.rows_start(left + wide - 1));
-    // Unless rows are cut, columns are equally far apart.
-    let even = last - first == (wide - 1) * cut.rows;
-    for (at, start) in starts[..wide].iter_mut().enumerate() {
-        *start = if even { first + at * cut.rows } else { cut.rows_start(left + at) } * W;
-    }
-    starts
+/// Calls `$strip` with where the whole rows of the columns from `$left` on begin in channel-major order, in bytes, as a function of the column in the tile.
+macro_rules! with_starts {
+    ($W:ident, $cut:expr, $left:expr, |$starts:ident| $strip:expr) => {{
+        let (cut, left, wide): (&Cut, usize, usize) = ($cut, $left, wide::<$W>());
+        let (first, last) = (cut.rows_start(left), cut.rows_start(left + wide - 1));
+        // Unless rows are cut, columns are equally far apart.
+        if last - first == (wide - 1) * cut.rows {
+            let (first, apart) = (first * $W, cut.rows * $W);
+            let $starts = |column: usize| first + column * apart;
+            $strip
+        } else {
+            let mut starts = [0; ROW];
+            for (at, start) in starts[..wide].iter_mut().enumerate() {
+                *start = cut.rows_start(left + at) * $W;
+            }
+            let $starts = |column: usize| starts[column];
+            $strip
+        }
+    }};
 }
 
 /// Whole tiles of `columns`, forwards: as many rows as they have. `N` is 16 / `W`, the rows of a tile.
@@ -65,34 +82,79 @@ pub(super) fn forward<const W: usize, const N: usize>(
 ) {
     let (cut, length) = (order.cut(), order.columns * W);
     check::<W, N>(order, &columns, from.len(), to.len());
+    let towards = from.as_ptr();
     for left in columns.step_by(wide::<W>()) {
-        let starts = starts::<W>(&cut, left);
-        for row in (0..cut.rows - cut.rows % N).step_by(N) {
-            let mut tile = [_mm512_setzero_si512(); N];
-            let first = (cut.head + left) * W + row * length;
-            for i in 2 * N..3 * N {
-                _mm_prefetch::<_MM_HINT_T0>(from.as_ptr().wrapping_add(first + i * length).cast());
-            }
-            for (i, register) in tile.iter_mut().enumerate() {
-                // SAFETY: `row + i` is a whole row, and the 64 bytes from `left` on are in it, as was checked. The load needs no alignment.
-                *register = unsafe { _mm512_loadu_si512(from.as_ptr().add(first + i * length).cast()) };
-            }
-            turn::<W, N>(&mut tile);
-            for (column, register) in tile.iter().enumerate() {
-                let squares = [
-                    _mm512_castsi512_si128(*register),
-                    _mm512_extracti32x4_epi32::<1>(*register),
-                    _mm512_extracti32x4_epi32::<2>(*register),
-                    _mm512_extracti32x4_epi32::<3>(*register),
-                ];
-                for (square, rows) in squares.into_iter().enumerate() {
-                    let at = starts[square * N + column] + row * W;
-                    // SAFETY: the whole rows' elements of a column are side by side inside the window, and those of rows `row` to `row + N` take 16 bytes. The
-                    // store needs no alignment.
-                    unsafe { _mm_storeu_si128(to.as_mut_ptr().add(at).cast(), rows) };
+        let first = (cut.head + left) * W;
+        let load = |row: usize| {
+            _mm_prefetch::<_MM_HINT_T0>(
+                towards.wrapping_add(first + (row + 2 * tall::<W, N>()) * length).cast(),
+            );
+            // SAFETY: it is a whole row, and the 64 bytes from `left` on are in it, as was checked. The load needs no alignment.
+            unsafe { _mm512_loadu_si512(from.as_ptr().add(first + row * length).cast()) }
+        };
+        with_starts!(W, &cut, left, |starts| {
+            // SAFETY: the whole rows' elements of a column are side by side inside the window, and those of the rows that a tile has are what is stored.
+            unsafe { forward_strip::<W, N>(cut.rows, load, starts, to.as_mut_ptr()) }
+        });
+    }
+}
+
+/// The tiles of a strip of columns, of which `load` gives the rows and `starts` tells where they belong.
+///
+/// # Safety
+/// Behind each start is room for `rows` elements.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+unsafe fn forward_strip<const W: usize, const N: usize>(
+    rows: usize,
+    load: impl Fn(usize) -> __m512i,
+    starts: impl Fn(usize) -> usize,
+    to: *mut u8,
+) {
+    let turned = |row: usize| {
+        let mut tile = [_mm512_setzero_si512(); N];
+        for (i, register) in tile.iter_mut().enumerate() {
+            *register = load(row + i);
+        }
+        turn::<W, N>(&mut tile);
+        tile
+    };
+    let mut row = 0;
+    if tall::<W, N>() > N {
+        // Of lanes 0 to 3 of both: the first two in turn, and the last two.
+        let low = _mm512_set_epi64(11, 10, 3, 2, 9, 8, 1, 0);
+        let high = _mm512_set_epi64(15, 14, 7, 6, 13, 12, 5, 4);
+        while row + 2 * N <= rows {
+            let (upper, lower) = (turned(row), turned(row + N));
+            for (column, (a, b)) in upper.into_iter().zip(lower).enumerate() {
+                for (square, order) in [(0, low), (2, high)] {
+                    let both = _mm512_permutex2var_epi64(a, order, b);
+                    let halves = [_mm512_castsi512_si256(both), _mm512_extracti64x4_epi64::<1>(both)];
+                    for (square, rows) in (square..).zip(halves) {
+                        let at = starts(square * N + column) + row * W;
+                        // SAFETY: as the caller promises, for these 2 · `N` rows take 32 bytes. The store needs no alignment.
+                        unsafe { _mm256_storeu_si256(to.add(at).cast(), rows) };
+                    }
                 }
             }
+            row += 2 * N;
         }
+    }
+    while row + N <= rows {
+        for (column, register) in turned(row).into_iter().enumerate() {
+            let squares = [
+                _mm512_castsi512_si128(register),
+                _mm512_extracti32x4_epi32::<1>(register),
+                _mm512_extracti32x4_epi32::<2>(register),
+                _mm512_extracti32x4_epi32::<3>(register),
+            ];
+            for (square, rows) in squares.into_iter().enumerate() {
+                let at = starts(square * N + column) + row * W;
+                // SAFETY: as above, for these `N` rows take 16 bytes.
+                unsafe { _mm_storeu_si128(to.add(at).cast(), rows) };
+            }
+        }
+        row += N;
     }
 }
 
@@ -110,42 +172,94 @@ pub(super) fn backward<const W: usize, const N: usize>(
 ) {
     let (cut, length) = (order.cut(), order.columns * W);
     check::<W, N>(order, &columns, from.len(), to.len());
-    let [mask, keep] = deltas.map_or([0, u32::MAX], |deltas| [deltas.field.mask, deltas.keep]);
-    let [mask, keep] = [mask, keep].map(|bits| every::<W>(bits));
-    let rest = _mm512_andnot_si512(mask, keep);
-    let exponent = _mm512_and_si512(mask, keep);
     for left in columns.step_by(wide::<W>()) {
-        let starts = starts::<W>(&cut, left);
-        let bases = deltas.map(|deltas| bases::<W>(deltas, left));
-        for row in (0..cut.rows - cut.rows % N).step_by(N) {
-            let mut tile = [_mm512_setzero_si512(); N];
-            for (column, register) in tile.iter_mut().enumerate() {
-                let squares: [_; 4] = std::array::from_fn(|square| {
-                    let at = starts[square * N + column] + row * W;
-                    // SAFETY: as in `forward`, what is stored there is loaded here.
-                    unsafe { _mm_loadu_si128(from.as_ptr().add(at).cast()) }
-                });
-                let two = _mm512_inserti32x4::<1>(_mm512_castsi128_si512(squares[0]), squares[1]);
-                let three = _mm512_inserti32x4::<2>(two, squares[2]);
-                *register = _mm512_inserti32x4::<3>(three, squares[3]);
-            }
-            turn::<W, N>(&mut tile);
-            let first = (cut.head + left) * W + row * length;
-            for (i, register) in tile.iter().enumerate() {
-                let mut row = *register;
-                if let Some(bases) = bases {
-                    let delta = _mm512_and_si512(row, mask);
+        let first = (cut.head + left) * W;
+        let mut store = |row: usize, elements: __m512i| {
+            // SAFETY: it is a whole row, and the 64 bytes from `left` on are in it, as was checked. The store needs no alignment.
+            unsafe { _mm512_storeu_si512(to.as_mut_ptr().add(first + row * length).cast(), elements) };
+        };
+        let from = from.as_ptr();
+        with_starts!(W, &cut, left, |starts| {
+            if let Some(deltas) = deltas {
+                let [mask, keep] = [deltas.field.mask, deltas.keep].map(|bits| every::<W>(bits));
+                let (rest, exponent) = (_mm512_andnot_si512(mask, keep), _mm512_and_si512(mask, keep));
+                let bases = bases::<W>(deltas, left);
+                let undone = |row, elements| {
+                    let delta = _mm512_and_si512(elements, mask);
                     let restored = match W {
                         1 => _mm512_sub_epi8(bases, delta),
                         2 => _mm512_sub_epi16(bases, delta),
                         _ => _mm512_sub_epi32(bases, delta),
                     };
-                    row = _mm512_or_si512(_mm512_and_si512(restored, exponent), _mm512_and_si512(row, rest));
-                }
-                // SAFETY: as in `forward`, what is loaded there is stored here.
-                unsafe { _mm512_storeu_si512(to.as_mut_ptr().add(first + i * length).cast(), row) };
+                    let others = _mm512_and_si512(elements, rest);
+                    // Of the first operand's ones the second, of its zeros the third.
+                    store(row, _mm512_ternarylogic_epi64::<0xca>(exponent, restored, others));
+                };
+                // SAFETY: the whole rows' elements of a column are side by side inside the window.
+                unsafe { backward_strip::<W, N>(cut.rows, from, starts, undone) };
+            } else {
+                // SAFETY: as above.
+                unsafe { backward_strip::<W, N>(cut.rows, from, starts, store) };
             }
+        });
+    }
+}
+
+/// The tiles of a strip of columns, of which `starts` tells where they are and `store` takes the rows.
+///
+/// # Safety
+/// Behind each start are `rows` elements.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+unsafe fn backward_strip<const W: usize, const N: usize>(
+    rows: usize,
+    from: *const u8,
+    starts: impl Fn(usize) -> usize,
+    mut store: impl FnMut(usize, __m512i),
+) {
+    let mut row = 0;
+    if tall::<W, N>() > N {
+        while row + 2 * N <= rows {
+            let (mut upper, mut lower) = ([_mm512_setzero_si512(); N], [_mm512_setzero_si512(); N]);
+            for column in 0..N {
+                // Both tiles' rows of two columns.
+                let two = |square: usize| {
+                    let at = |square: usize| starts(square * N + column) + row * W;
+                    // SAFETY: as the caller promises, for 2 · `N` rows take 32 bytes. The loads need no alignment.
+                    let load = |at: usize| -> __m256i { unsafe { _mm256_loadu_si256(from.add(at).cast()) } };
+                    let first = _mm512_castsi256_si512(load(at(square)));
+                    _mm512_mask_broadcast_i64x4(first, 0xf0, load(at(square + 1)))
+                };
+                let (left, right) = (two(0), two(2));
+                upper[column] = _mm512_shuffle_i64x2::<0b10_00_10_00>(left, right);
+                lower[column] = _mm512_shuffle_i64x2::<0b11_01_11_01>(left, right);
+            }
+            for (first, mut tile) in [(row, upper), (row + N, lower)] {
+                turn::<W, N>(&mut tile);
+                for (i, register) in tile.into_iter().enumerate() {
+                    store(first + i, register);
+                }
+            }
+            row += 2 * N;
         }
+    }
+    while row + N <= rows {
+        let mut tile = [_mm512_setzero_si512(); N];
+        for (column, register) in tile.iter_mut().enumerate() {
+            let squares: [_; 4] = std::array::from_fn(|square| {
+                let at = starts(square * N + column) + row * W;
+                // SAFETY: as above, for `N` rows take 16 bytes.
+                unsafe { _mm_loadu_si128(from.add(at).cast()) }
+            });
+            let two = _mm512_inserti32x4::<1>(_mm512_castsi128_si512(squares[0]), squares[1]);
+            let three = _mm512_inserti32x4::<2>(two, squares[2]);
+            *register = _mm512_inserti32x4::<3>(three, squares[3]);
+        }
+        turn::<W, N>(&mut tile);
+        for (i, register) in tile.into_iter().enumerate() {
+            store(row + i, register);
+        }
+        row += N;
     }
 }
 

@@ -195,7 +195,8 @@ fn each_left_over(order: &Order, tiled: Tiled, mut each: impl FnMut(usize, usize
     for at in 0..cut.head {
         each(at, cut.start(order.first + at));
     }
-    for column in 0..columns {
+    let columns_left = if tiled.rows == cut.rows { tiled.columns } else { 0 }..columns;
+    for column in columns_left {
         let start = cut.rows_start(column);
         for row in if column < tiled.columns { tiled.rows } else { 0 }..cut.rows {
             each(cut.head + row * columns + column, start + row);
