@@ -9,7 +9,6 @@ use crate::{
         check::{self, Span},
         head::{self, Details, Found, Head},
         signs,
-        survey::survey,
         tree::{self, Whole},
     },
     format::Format,
@@ -22,6 +21,8 @@ const RAW: usize = FORMAT.plane_bytes();
 /// The first plane below the stream's.
 const LOWER: usize = 1 + tree::joint_planes(FORMAT);
 const LOWER_PLANES: usize = FORMAT.planes() - LOWER;
+/// The sign among the planes that a tree leaves.
+const SIGN: u8 = 1;
 
 impl Bundle {
     /// Codes `words` of bf16 by a plane tree, with `details` in the head.
@@ -32,15 +33,12 @@ impl Bundle {
         let end = MAX_HEAD + RAW + length + LOWER_PLANES * RAW;
         let (front, rest) = self.bytes.split_at_mut(MAX_HEAD);
         let (sign_plane, behind) = rest.split_at(RAW);
-        // Signs seldom are noise where mantissas are.
-        let lower_noise = || survey(&behind[length..][..LOWER_PLANES * RAW], RAW, true).noise.count_ones();
-        let all_noise = |whole: Whole| whole.noise || lower_noise() as usize == LOWER_PLANES;
-        let whole = whole.filter(|whole| all_noise(*whole));
+        let whole = whole.filter(|whole| whole.noise | SIGN == u8::MAX);
         let mut signs = 0;
         if whole.is_some() {
             signs = signs::encode(FORMAT, sign_plane, RAW, &mut front[head::signs_at()..]).unwrap_or(0);
         }
-        let whole = whole.filter(|_| signs > 0 || survey(sign_plane, RAW, true).noise == 1);
+        let whole = whole.filter(|whole| signs > 0 || whole.noise & SIGN > 0);
         let Some(Whole { checks, .. }) = whole else {
             let mut stream = [0; tree::joint_bytes(FORMAT)];
             let stream = &mut stream[..length];
