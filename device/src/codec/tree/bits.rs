@@ -144,11 +144,13 @@ impl<'a> Writer<'a> {
     }
 
     /// Where whole words of `count` bits can be written, if the next bit begins a word.
+    #[cfg(target_arch = "x86_64")]
     pub(super) fn words(&mut self, count: usize) -> Option<&mut [[u8; 8]]> {
         (self.held == 0).then(|| &mut self.words[self.full..][..count.div_ceil(64)])
     }
 
     /// Goes on behind `count` bits that were written to [`Self::words`], with zeros behind them.
+    #[cfg(target_arch = "x86_64")]
     pub(super) fn take_words(&mut self, count: usize) {
         self.full += count / 64;
         self.held = (count % 64) as u32;

@@ -123,11 +123,13 @@ impl Coder {
     }
 
     /// Levels of the code.
+    #[cfg(target_arch = "x86_64")]
     pub(super) fn longest(&self) -> usize {
         self.counts.iter().rposition(|count| *count > 0).map_or(0, |level| level + 1)
     }
 
     /// The first level that has leaves.
+    #[cfg(target_arch = "x86_64")]
     pub(super) fn first_level(&self) -> usize {
         self.counts.iter().position(|count| *count > 0).unwrap_or(0)
     }

@@ -73,7 +73,6 @@ impl Kernel {
     }
 
     /// Splits one of the [`STEPS`] of a block to the planes beside the exponent's, most significant first.
-    #[cfg_attr(not(target_arch = "x86_64"), expect(clippy::unused_self, reason = "other kernels are done"))]
     fn split_step(self, words: &BlockWords, step: usize, planes: &mut [[u8; PLANE]; BESIDE]) {
         assert!(self.is_available(), "{self:?} needs another processor");
         #[cfg(target_arch = "x86_64")]
