@@ -226,7 +226,7 @@ impl Bundle {
         const RAW: usize = FORMAT.plane_bytes();
         let out = &mut self.bytes;
         let whole = with_kept(self.effort, |kept| tree::encode_bf16(words, kept, out));
-        let Some(Whole { length, checks, noise: true }) = whole else {
+        let Some(Whole { length, checks, noise: u8::MAX }) = whole else {
             let mut stream = [0; tree::joint_bytes(FORMAT)];
             let stream = &mut stream[..whole.map_or(0, |whole| whole.length)];
             stream.copy_from_slice(&out[RAW..][..stream.len()]);

@@ -3,14 +3,14 @@
 
 use std::{
     arch::x86_64::{
-        __m256i, __m512i, _MM_HINT_T0, _mm_loadu_si128, _mm_prefetch, _mm_storeu_si128, _mm256_loadu_si256,
-        _mm256_storeu_si256, _mm512_and_si512, _mm512_andnot_si512, _mm512_castsi128_si512,
-        _mm512_castsi256_si512, _mm512_castsi512_si128, _mm512_castsi512_si256, _mm512_extracti32x4_epi32,
-        _mm512_extracti64x4_epi64, _mm512_inserti32x4, _mm512_loadu_si512, _mm512_mask_broadcast_i64x4,
-        _mm512_permutex2var_epi64, _mm512_set_epi64, _mm512_set1_epi8, _mm512_set1_epi16, _mm512_set1_epi32,
-        _mm512_setzero_si512, _mm512_shuffle_i64x2, _mm512_storeu_si512, _mm512_sub_epi8, _mm512_sub_epi16,
-        _mm512_sub_epi32, _mm512_ternarylogic_epi64, _mm512_unpackhi_epi8, _mm512_unpackhi_epi16,
-        _mm512_unpackhi_epi32, _mm512_unpacklo_epi8, _mm512_unpacklo_epi16, _mm512_unpacklo_epi32,
+        __m256i, __m512i, _mm_loadu_si128, _mm_storeu_si128, _mm256_loadu_si256, _mm256_storeu_si256,
+        _mm512_and_si512, _mm512_andnot_si512, _mm512_castsi128_si512, _mm512_castsi256_si512,
+        _mm512_castsi512_si128, _mm512_castsi512_si256, _mm512_extracti32x4_epi32, _mm512_extracti64x4_epi64,
+        _mm512_inserti32x4, _mm512_loadu_si512, _mm512_mask_broadcast_i64x4, _mm512_permutex2var_epi64,
+        _mm512_set_epi64, _mm512_set1_epi8, _mm512_set1_epi16, _mm512_set1_epi32, _mm512_setzero_si512,
+        _mm512_shuffle_i64x2, _mm512_storeu_si512, _mm512_sub_epi8, _mm512_sub_epi16, _mm512_sub_epi32,
+        _mm512_ternarylogic_epi64, _mm512_unpackhi_epi8, _mm512_unpackhi_epi16, _mm512_unpackhi_epi32,
+        _mm512_unpacklo_epi8, _mm512_unpacklo_epi16, _mm512_unpacklo_epi32,
     },
     ops::Range,
 };
@@ -82,13 +82,9 @@ pub(super) fn forward<const W: usize, const N: usize>(
 ) {
     let (cut, length) = (order.cut(), order.columns * W);
     check::<W, N>(order, &columns, from.len(), to.len());
-    let towards = from.as_ptr();
     for left in columns.step_by(wide::<W>()) {
         let first = (cut.head + left) * W;
         let load = |row: usize| {
-            _mm_prefetch::<_MM_HINT_T0>(
-                towards.wrapping_add(first + (row + 2 * tall::<W, N>()) * length).cast(),
-            );
             // SAFETY: it is a whole row, and the 64 bytes from `left` on are in it, as was checked. The load needs no alignment.
             unsafe { _mm512_loadu_si512(from.as_ptr().add(first + row * length).cast()) }
         };

@@ -9,7 +9,6 @@ use crate::{
         check::{self, Span},
         head::{self, Details, Found, Head},
         signs,
-        survey::survey,
         tree::{self, Whole},
     },
     format::Format,
@@ -22,6 +21,8 @@ const RAW: usize = FORMAT.plane_bytes();
 /// The first plane below the stream's.
 const LOWER: usize = 1 + tree::joint_planes(FORMAT);
 const LOWER_PLANES: usize = FORMAT.planes() - LOWER;
+/// The sign among the planes that a tree leaves.
+const SIGN: u8 = 1;
 
 impl Bundle {
     /// Codes `words` of bf16 by a plane tree, with `details` in the head.
@@ -32,15 +33,14 @@ impl Bundle {
         let end = MAX_HEAD + RAW + length + LOWER_PLANES * RAW;
         let (front, rest) = self.bytes.split_at_mut(MAX_HEAD);
         let (sign_plane, behind) = rest.split_at(RAW);
-        // Signs seldom are noise where mantissas are.
-        let lower_noise = || survey(&behind[length..][..LOWER_PLANES * RAW], RAW, true).noise.count_ones();
-        let all_noise = |whole: Whole| whole.noise || lower_noise() as usize == LOWER_PLANES;
-        let whole = whole.filter(|whole| all_noise(*whole));
+        // Signs that are all the same take nothing.
+        let same = matches!(sign_plane[0], 0 | u8::MAX) && sign_plane[1..] == sign_plane[..RAW - 1];
+        let whole = whole.filter(|whole| whole.noise | SIGN == u8::MAX && !same);
         let mut signs = 0;
         if whole.is_some() {
             signs = signs::encode(FORMAT, sign_plane, RAW, &mut front[head::signs_at()..]).unwrap_or(0);
         }
-        let whole = whole.filter(|_| signs > 0 || survey(sign_plane, RAW, true).noise == 1);
+        let whole = whole.filter(|whole| signs > 0 || whole.noise & SIGN > 0);
         let Some(Whole { checks, .. }) = whole else {
             let mut stream = [0; tree::joint_bytes(FORMAT)];
             let stream = &mut stream[..length];
@@ -138,5 +138,61 @@ impl StoredPlanes {
         self.joint.check(&bundle[stream.start..])?;
         tree::decode_bf16(&bundle[stream.start..], stream.len(), &planes, words)?;
         Ok(head)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{BLOCK_BYTES, codec::block::Effort, plane::PlaneMask};
+
+    /// Elements of a few exponents and of mantissas that are noise; of 16 channels, of which one in `lean` has one sign only.
+    fn block(seed: u64, lean: usize) -> BlockWords {
+        let mut state = seed;
+        let mut words = [0; BLOCK_BYTES];
+        for (at, word) in words.as_chunks_mut().0.iter_mut().enumerate() {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let [few, sign, mantissa, ..] = state.to_be_bytes();
+            let sign = if (at / 128).is_multiple_of(lean) { 0 } else { u16::from(sign & 0x80) << 8 };
+            let exponent = 0x70 + u16::from(few & few >> 4 & 7);
+            *word = (sign | exponent << 7 | u16::from(mantissa & 0x7f)).to_le_bytes();
+        }
+        words
+    }
+
+    #[test]
+    fn it_is_the_bundle_that_is_made_plane_by_plane() {
+        // Signs as they are, in the head, and constant, which is not made at once.
+        for (seed, lean, at_once) in
+            (0..60).flat_map(|seed| [(seed, 17, true), (seed, 2, true), (seed, 1, false)])
+        {
+            let words = block(seed, lean);
+            let details = Details { delta: true, repeats: false, bytes: b"sixteen of them." };
+            let [mut bundle, mut slow] = [(); 2].map(|()| Bundle::with(Effort::Thorough));
+            bundle.encode_headed(FORMAT, Codec::Tree, &words, details);
+            slow.encode_planes(FORMAT, Codec::Tree, &words, Some(details), None);
+            assert_eq!(bundle.start > 0, at_once);
+            assert!(bundle.bytes() == slow.bytes(), "{seed} {lean}");
+            assert_eq!(bundle.stored, slow.stored);
+
+            let stored = bundle.stored.clone().unwrap();
+            let mut fetched = [0xa5; MAX_BUNDLE];
+            let length = bundle.bytes().len();
+            fetched[..length].copy_from_slice(bundle.bytes());
+            let mut back = [0; BLOCK_BYTES];
+            let all = PlaneMask::all(FORMAT);
+            let found = stored.decode_headed(all, &fetched, &mut back).unwrap().unwrap();
+            assert!(back == words && found.details == details.bytes);
+            for at in (0..length).step_by(if seed == 0 { 1 } else { 97 }) {
+                fetched[at] ^= 1 << (at % 8);
+                assert!(stored.decode_headed(all, &fetched, &mut back).is_err(), "byte {at} of {length}");
+                fetched[at] ^= 1 << (at % 8);
+            }
+            // What it held does not count.
+            bundle.encode(FORMAT, Codec::Tree, &words);
+            slow = Bundle::with(Effort::Thorough);
+            slow.encode(FORMAT, Codec::Tree, &words);
+            assert!(bundle.bytes() == slow.bytes() && bundle.stored == slow.stored);
+        }
     }
 }

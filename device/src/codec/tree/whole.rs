@@ -28,8 +28,8 @@ pub struct Whole {
     pub length: usize,
     /// The checks of the planes beside it, most significant first.
     pub checks: [u16; BESIDE],
-    /// Whether all these planes are noise.
-    pub noise: bool,
+    /// Which of these planes are noise, the most significant one in the lowest bit.
+    pub noise: u8,
 }
 
 impl Kernel {
@@ -82,13 +82,8 @@ impl Kernel {
         }
     }
 
-    /// Copies planes to where they belong, the first to `sign` and the others to `lower`: their checks, and whether all are noise.
-    fn place(
-        self,
-        planes: &[[u8; PLANE]; BESIDE],
-        sign: &mut [u8],
-        lower: &mut [u8],
-    ) -> ([u16; BESIDE], bool) {
+    /// Copies planes to where they belong, the first to `sign` and the others to `lower`: their checks, and which are noise.
+    fn place(self, planes: &[[u8; PLANE]; BESIDE], sign: &mut [u8], lower: &mut [u8]) -> ([u16; BESIDE], u8) {
         let sign = sign.first_chunk_mut().expect("room for the sign plane");
         let mut lower = lower.as_chunks_mut().0.iter_mut();
         let mut next = || lower.next().expect("room for all planes");
@@ -98,14 +93,15 @@ impl Kernel {
         if self == Self::Avx512 {
             // SAFETY: the processor has its features, as was asserted above.
             let (checks, noise) = unsafe { super::avx512::place(planes, &mut places) };
-            return (checks, noise.unwrap_or_else(|| is_noise(planes)));
+            return (checks, noise.unwrap_or_else(|| noise_of(planes)));
         }
         places.iter_mut().zip(planes).for_each(|(place, plane)| **place = *plane);
-        (planes.each_ref().map(|plane| check::check(plane)), is_noise(planes))
+        (planes.each_ref().map(|plane| check::check(plane)), noise_of(planes))
     }
 }
 
-/// Whether all planes are noise.
-fn is_noise(planes: &[[u8; PLANE]; BESIDE]) -> bool {
-    survey(planes.as_flattened(), PLANE, true).noise.count_ones() as usize == BESIDE
+/// Which planes are noise.
+fn noise_of(planes: &[[u8; PLANE]; BESIDE]) -> u8 {
+    let [noise, ..] = survey(planes.as_flattened(), PLANE, true).noise.to_le_bytes();
+    noise
 }

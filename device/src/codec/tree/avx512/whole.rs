@@ -38,16 +38,19 @@ pub(in super::super) fn split_step(words: &BlockWords, step: usize, planes: &mut
     }
 }
 
-/// Copies planes to their places: their checks, and whether all are noise, if that is plain from how many ones they have and no word being the one before.
+/// Copies planes to their places: their checks, and which are noise, if that is plain from how many ones they have: of those that may be by that, no word is the one before.
 #[target_feature(enable = "avx512f,avx512bw,avx512vpopcntdq,gfni")]
 pub(in super::super) fn place(
     planes: &[[u8; PLANE]; BESIDE],
     places: &mut [&mut [u8; PLANE]; BESIDE],
-) -> ([u16; BESIDE], Option<bool>) {
+) -> ([u16; BESIDE], Option<u8>) {
     let [mut checks, mut ones] = [[_mm512_setzero_si512(); BESIDE]; 2];
     let all = _mm512_set1_epi64(-1);
-    let mut least = all;
-    for (((plane, place), check), ones) in planes.iter().zip(places).zip(&mut checks).zip(&mut ones) {
+    // Of the first plane and of the others.
+    let mut least = [all; 2];
+    for (index, (((plane, place), check), ones)) in
+        planes.iter().zip(places).zip(&mut checks).zip(&mut ones).enumerate()
+    {
         let lines: [__m512i; LINES] = std::array::from_fn(|line| load(&plane.as_chunks().0[line]));
         for (place, line) in place.as_chunks_mut().0.iter_mut().zip(lines) {
             store(place, line);
@@ -59,15 +62,17 @@ pub(in super::super) fn place(
         let [a, b, c, d] = lines;
         let differ = |line, next| _mm512_xor_si512(line, _mm512_alignr_epi64::<1>(next, line));
         let last = _mm512_mask_xor_epi64(all, 0x7f, d, _mm512_alignr_epi64::<1>(d, d));
-        least = _mm512_min_epu64(least, _mm512_min_epu64(differ(a, b), differ(b, c)));
-        least = _mm512_min_epu64(least, _mm512_min_epu64(differ(c, d), last));
+        let least = &mut least[usize::from(index > 0)];
+        *least = _mm512_min_epu64(*least, _mm512_min_epu64(differ(a, b), differ(b, c)));
+        *least = _mm512_min_epu64(*least, _mm512_min_epu64(differ(c, d), last));
     }
     let ones = sums(&ones);
     let few = _mm512_set1_epi64(2 * PLANE as i64);
     let many = _mm512_set1_epi64(6 * PLANE as i64);
     let even = _mm512_cmpge_epu64_mask(ones, few) & _mm512_cmple_epu64_mask(ones, many);
-    let repeats = _mm512_testn_epi64_mask(least, least);
-    (fold(&checks), (even != u8::MAX || repeats == 0).then_some(even == u8::MAX))
+    let [first, others] = least.map(|least| _mm512_testn_epi64_mask(least, least) > 0);
+    let unclear = first && even & 1 > 0 || others && even & !1 > 0;
+    (fold(&checks), (!unclear).then_some(even))
 }
 
 /// The sums of the words of each register.
