@@ -12,6 +12,7 @@
 //! * *Words* blocks (opaque memory, and everything in the `gcomp` mode) are one run of bytes, coded or raw, with a CRC-32C.
 //! * A block of zeros is no block at all.
 
+mod bf16;
 mod headed;
 mod stored;
 
@@ -430,6 +431,9 @@ impl Stored {
                 codec.decompress(bytes, words)?;
                 Ok(None)
             }
+            Self::Planes(planes) if planes.is_bf16_beside_noise(mask) => {
+                planes.decode_bf16(mask, bundle, words).map(|()| None)
+            }
             Self::Planes(planes) => {
                 DECODED.with_borrow_mut(|space| planes.decode(mask, bundle, words, &mut space.0))
             }
@@ -447,11 +451,11 @@ impl StoredPlanes {
         space: &mut PlaneBlock,
     ) -> Result<Option<head::Found<'a>>, BlockError> {
         let mut wanted = self.wanted(mask);
-        if wanted == BF16 && self.is_bf16_beside_noise() {
-            return self.decode_bf16(bundle, words).map(|()| None);
-        }
-        if wanted == BF16 && self.is_headed_bf16() {
-            return self.decode_bf16_headed(bundle, words, space).map(Some);
+        if wanted == BF16
+            && self.is_headed_bf16()
+            && let Some(head) = self.decode_bf16_headed(bundle, words, space)
+        {
+            return Ok(Some(head));
         }
         let (count, raw) = (self.format.planes(), self.format.plane_bytes());
         let mut space = space.chunks_exact_mut(raw);
@@ -495,34 +499,6 @@ impl StoredPlanes {
             plane::join(self.format, &found, words);
         }
         Ok(head)
-    }
-
-    /// Decodes all planes of a block as [`Self::is_bf16_beside_noise`] tells: most are, and where everything is need not be looked for.
-    fn decode_bf16(&self, bundle: &[u8; MAX_BUNDLE], words: &mut BlockWords) -> Result<(), BlockError> {
-        const RAW: usize = Format::Bf16.plane_bytes();
-        const LOWER: usize = 1 + tree::joint_planes(Format::Bf16);
-        let stream = self.stream().range();
-        let (lower, _) = bundle[stream.end..].as_chunks::<RAW>();
-        // The sign's, and of the others the most significant one first.
-        let mut spans = [Span { start: 0, length: self.lengths[0] }; 8];
-        let mut checks = [self.checks[0]; 8];
-        let mut planes: [&[u8]; 8] = [&bundle[..RAW]; 8];
-        let mut start = self.stream().start + self.joint.length;
-        for index in 0..7 {
-            spans[1 + index].start = start;
-            checks[1 + index] = self.checks[LOWER + index];
-            planes[6 - index] = &lower[index];
-            start += self.lengths[0];
-        }
-        let differ = check::differ(bundle, &spans, &checks);
-        if differ != 0 {
-            let index = differ.trailing_zeros() as usize;
-            let computed = check::check(&bundle[spans[index].range()]);
-            let plane = if index == 0 { 15 } else { 7 - index };
-            return Err(BlockError::PlaneCheck { plane, computed, stored: checks[index] });
-        }
-        self.joint.check(&bundle[stream.start..])?;
-        Ok(tree::decode_bf16(&bundle[stream.start..], stream.len(), &planes, words)?)
     }
 
     /// Compares what is stored of the planes in `wanted` with their checks.

@@ -21,6 +21,8 @@ mod avx2;
 pub(super) mod gfni;
 mod portable;
 
+#[cfg(target_arch = "x86_64")]
+pub(super) use self::gfni::Sums;
 use crate::kernel::kernels;
 
 /// Bytes that are added up side by side.

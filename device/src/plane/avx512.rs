@@ -24,7 +24,7 @@ use crate::{BlockWords, format::Format};
 
 /// Bytes of a register.
 type Line = [u8; 64];
-type Eight = [__m512i; 8];
+pub(crate) type Eight = [__m512i; 8];
 
 /// A line of indices: `line!(at => value of byte at)`.
 macro_rules! line {
@@ -139,25 +139,38 @@ unsafe fn join_8<const FOLD: bool>(planes: &[&[u8]; 8], words: &mut [u8]) {
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi,gfni")]
 fn join_lines<const FOLD: bool>(mut v: Eight, words: &mut [u8; 512]) {
-    let identity = _mm512_set1_epi64(0x8040_2010_0804_0201_u64.cast_signed());
-    let [first, second] = joined!((r, lane, s) => 8 * r + 2 * lane + s);
     if FOLD {
         for plane in 0..7 {
             v[plane] = _mm512_xor_si512(v[plane], v[7]);
         }
     }
-    let v = gather(&v, first, second);
+    let bytes = bytes_of(&gathered_lines(&v));
     let lines: &mut [Line; 8] = words.as_chunks_mut().0.try_into().expect("8 lines");
-    for r in 0..8 {
-        store(&mut lines[r], transpose(v[r], identity));
+    for (line, bytes) in lines.iter_mut().zip(bytes) {
+        store(line, bytes);
     }
 }
 
-/// Puts the bits of a line of each of eight planes together to bytes; see [`super::join_bytes`].
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi,gfni")]
-pub(crate) fn join_bytes_of(lines: [&Line; 8], bytes: &mut [u8; 512]) {
-    join_lines::<false>(lines.map(|line| load(line)), bytes);
+fn gathered_lines(planes: &Eight) -> Eight {
+    let [first, second] = joined!((r, lane, s) => 8 * r + 2 * lane + s);
+    gather(planes, first, second)
+}
+
+/// Brings a line of each of eight planes together: quadword `g` of the eight registers, one after the other, has byte `g` of each line, the last line's first.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vbmi,gfni")]
+pub(crate) fn gathered(lines: [&Line; 8]) -> Eight {
+    gathered_lines(&lines.map(|line| load(line)))
+}
+
+/// The bytes whose bits are those of eight lines that [`gathered`] has brought together.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vbmi,gfni")]
+pub(crate) fn bytes_of(gathered: &Eight) -> Eight {
+    let identity = _mm512_set1_epi64(0x8040_2010_0804_0201_u64.cast_signed());
+    gathered.map(|matrices| transpose(matrices, identity))
 }
 
 /// Joins planes of 16 bits.

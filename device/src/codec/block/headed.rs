@@ -1,12 +1,12 @@
 //! A block of bf16 of a transformed window, coded by a plane tree, as [`Bundle::encode_headed`] does it where the mantissas are noise: stream and planes are written to where they
 //! belong at once, and the head before them when its length is known. So a bundle need not begin where its bytes do. Back again, where everything lies need not be looked for.
 
-use super::{BlockError, Bundle, MAX_BUNDLE, MAX_HEAD, MAX_PLANES, Stored, StoredPlanes, with_kept};
+use super::{Bundle, MAX_BUNDLE, MAX_HEAD, MAX_PLANES, Stored, StoredPlanes, with_kept};
 use crate::{
     BlockWords,
     codec::{
         Codec,
-        check::{self, Span},
+        crc::crc32c,
         head::{self, Details, Found, Head},
         signs,
         tree::{self, Whole},
@@ -93,51 +93,39 @@ impl StoredPlanes {
         headed && (self.lengths == LENGTHS && self.ones == 0 || self.lengths == LENGTHS_WITH_SIGNS)
     }
 
-    /// Decodes all planes of such a block; signs are decoded to `space`.
+    /// Decodes all planes of such a block; signs are decoded to `space`. `None` if anything is damaged: what it is, is found plane by plane.
     pub(super) fn decode_bf16_headed<'a>(
         &self,
         bundle: &'a [u8; MAX_BUNDLE],
         words: &mut BlockWords,
         space: &mut PlaneBlock,
-    ) -> Result<Found<'a>, BlockError> {
-        let head = head::read(self.head.length, bundle)?;
+    ) -> Option<Found<'a>> {
+        let head = head::read(self.head.length, bundle).ok()?;
         let stream = self.stream().range();
         let (lower, _) = bundle[stream.end..].as_chunks::<RAW>();
-        let space = &mut space[..RAW];
+        let space: &mut [u8; RAW] = space.first_chunk_mut().expect("room for a plane");
         // Signs in the head are all that counts of them. Without any, and without a plane, they are zeros.
         let in_head = !head.signs.is_empty();
-        let signs: &[u8] = if in_head {
-            signs::decode(FORMAT, &bundle[head::signs_at()..], head.signs.len(), space)?;
+        let signs: &[u8; RAW] = if in_head {
+            signs::decode(FORMAT, &bundle[head::signs_at()..], head.signs.len(), space).ok()?;
             space
         } else if self.lengths[0] > 0 {
-            &bundle[usize::from(self.head.length)..][..RAW]
+            bundle[usize::from(self.head.length)..].first_chunk().expect("a bundle is longer")
         } else {
             space.fill(0);
             space
         };
-        let length = LENGTHS[LOWER];
-        // The sign's, and of the others the most significant one first.
-        let mut spans =
-            [Span { start: self.head.length, length: if in_head { 0 } else { self.lengths[0] } }; 8];
-        let mut checks = [if in_head { 0 } else { self.checks[0] }; 8];
         let mut planes = [signs; 8];
-        let mut start = self.stream().start + self.joint.length;
-        for index in 0..LOWER_PLANES {
-            spans[1 + index] = Span { start, length };
-            checks[1 + index] = self.checks[LOWER + index];
-            planes[LOWER_PLANES - 1 - index] = &lower[index];
-            start += length;
+        for (plane, lower) in planes[..LOWER_PLANES].iter_mut().rev().zip(lower) {
+            *plane = lower;
         }
-        let differ = check::differ(bundle, &spans, &checks);
-        if differ != 0 {
-            let index = differ.trailing_zeros() as usize;
-            let computed = check::check(&bundle[spans[index].range()]);
-            let plane = if index == 0 { FORMAT.planes() - 1 } else { LOWER_PLANES - index };
-            return Err(BlockError::PlaneCheck { plane, computed, stored: checks[index] });
-        }
-        self.joint.check(&bundle[stream.start..])?;
-        tree::decode_bf16(&bundle[stream.start..], stream.len(), &planes, words)?;
-        Ok(head)
+        let (from, length) = (&bundle[stream.start..], stream.len());
+        let mut block = tree::Bf16 { stream: from, length, wanted: u8::MAX, planes, words };
+        let found = tree::decode_bf16(&mut block).ok()?;
+        // Of signs in the head there is none.
+        let mut checks = [if in_head { found[0] } else { self.checks[0] }; 8];
+        checks[1..].copy_from_slice(&self.checks[LOWER..FORMAT.planes()]);
+        (found == checks && crc32c(&from[..length]) == self.joint.check).then_some(head)
     }
 }
 

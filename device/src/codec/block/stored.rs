@@ -137,21 +137,6 @@ impl StoredPlanes {
         Span { start: self.head.length + behind, length: self.joint.length }
     }
 
-    /// Whether it is a block of bf16 with nothing but a stream and, beside it, planes that are stored as they are.
-    pub(super) fn is_bf16_beside_noise(&self) -> bool {
-        const LENGTHS: [u16; MAX_PLANES] = {
-            let mut lengths = [0; MAX_PLANES];
-            let mut index = 0;
-            while index < Format::Bf16.planes() {
-                lengths[index] = if is_joint(Format::Bf16, index) { 0 } else { 256 };
-                index += 1;
-            }
-            lengths
-        };
-        let plain = self.format == Format::Bf16 && self.head.length == 0 && self.joint.length > 0;
-        plain && self.lengths == LENGTHS
-    }
-
     /// Tells where the bytes of each plane in `wanted` lie that is not in the stream, that the others have none.
     #[inline]
     pub(super) fn find(&self, wanted: u32, mut each: impl FnMut(usize, Span)) {

@@ -1,12 +1,12 @@
 //! Checks with AVX-512 and GFNI: a row is a register, and the processor multiplies in the field.
 
 use std::arch::x86_64::{
-    __m128i, __m512i, __mmask64, _mm_storeu_si128, _mm_xor_si128, _mm256_castsi256_si128,
-    _mm256_extracti128_si256, _mm256_xor_si256, _mm512_castsi512_si256, _mm512_extracti64x4_epi64,
-    _mm512_gf2p8mul_epi8, _mm512_loadu_si512, _mm512_maskz_loadu_epi8, _mm512_set1_epi8,
-    _mm512_setzero_si512, _mm512_ternarylogic_epi64, _mm512_unpackhi_epi8, _mm512_unpackhi_epi16,
-    _mm512_unpackhi_epi32, _mm512_unpackhi_epi64, _mm512_unpacklo_epi8, _mm512_unpacklo_epi16,
-    _mm512_unpacklo_epi32, _mm512_unpacklo_epi64, _mm512_xor_si512,
+    __m128i, __m512i, __mmask64, _mm_storeu_si128, _mm_unpackhi_epi64, _mm_unpacklo_epi8, _mm_xor_si128,
+    _mm256_castsi256_si128, _mm256_extracti128_si256, _mm256_xor_si256, _mm512_castsi512_si256,
+    _mm512_extracti64x4_epi64, _mm512_gf2p8mul_epi8, _mm512_loadu_si512, _mm512_maskz_loadu_epi8,
+    _mm512_set1_epi8, _mm512_setzero_si512, _mm512_ternarylogic_epi64, _mm512_unpackhi_epi8,
+    _mm512_unpackhi_epi16, _mm512_unpackhi_epi32, _mm512_unpackhi_epi64, _mm512_unpacklo_epi8,
+    _mm512_unpacklo_epi16, _mm512_unpacklo_epi32, _mm512_unpacklo_epi64, _mm512_xor_si512,
 };
 
 use super::{COEFFICIENTS, ROW, Span, times_alpha};
@@ -165,6 +165,71 @@ fn load_part(part: &[u8]) -> __m512i {
     // SAFETY: the mask has a bit for each byte of the slice, and bytes outside a mask are not touched.
     unsafe { _mm512_maskz_loadu_epi8(mask, part.as_ptr().cast()) }
 }
+
+/// The sums of eight planes of four rows, added up as [`gathered`](crate::plane::avx512::gathered) brings the rows together.
+pub(in crate::codec) struct Sums {
+    sum: __m512i,
+    weighted: __m512i,
+}
+
+impl Sums {
+    /// Of nothing.
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    pub(in crate::codec) fn new() -> Self {
+        Self { sum: _mm512_setzero_si512(), weighted: _mm512_setzero_si512() }
+    }
+
+    /// Adds row number `row` of all planes: register `w` has their words `w`, byte by byte.
+    #[inline]
+    #[target_feature(enable = "avx512f,gfni")]
+    pub(in crate::codec) fn add(&mut self, row: usize, words: &[__m512i; EIGHT]) {
+        let word = |word: usize| words[word];
+        self.sum = add(add(self.sum, word(0), word(1)), word(2), word(3));
+        self.sum = add(add(self.sum, word(4), word(5)), word(6), word(7));
+        let weigh = |word: usize| _mm512_gf2p8mul_epi8(words[word], load(&OF_WORDS[word]));
+        let weighted = add(add(word(0), weigh(1), weigh(2)), weigh(3), weigh(4));
+        let weighted = _mm512_xor_si512(add(weighted, weigh(5), weigh(6)), weigh(7));
+        let power = _mm512_set1_epi8(OF_ROWS[row][0].cast_signed());
+        self.weighted = _mm512_xor_si512(self.weighted, _mm512_gf2p8mul_epi8(weighted, power));
+    }
+
+    /// The planes' checks, that of the last plane first.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,gfni")]
+    pub(in crate::codec) fn checks(self) -> [u16; EIGHT] {
+        let weighted = _mm512_gf2p8mul_epi8(self.weighted, load(&OF_BYTES));
+        let both = _mm512_xor_si512(
+            _mm512_unpacklo_epi64(self.sum, weighted),
+            _mm512_unpackhi_epi64(self.sum, weighted),
+        );
+        let half = _mm256_xor_si256(_mm512_castsi512_si256(both), _mm512_extracti64x4_epi64::<1>(both));
+        let sums = _mm_xor_si128(_mm256_castsi256_si128(half), _mm256_extracti128_si256::<1>(half));
+        store(_mm_unpacklo_epi8(sums, _mm_unpackhi_epi64(sums, sums)))
+    }
+}
+
+/// The coefficients of the words of a row, each for all of a register.
+static OF_WORDS: [[u8; ROW]; EIGHT] = {
+    let mut words = [[0; ROW]; EIGHT];
+    let mut word = 0;
+    while word < EIGHT {
+        words[word] = [COEFFICIENTS[8 * word]; ROW];
+        word += 1;
+    }
+    words
+};
+
+/// The coefficients of the bytes of a word, a quadword each.
+static OF_BYTES: [u8; ROW] = {
+    let mut bytes = [0; ROW];
+    let mut byte = 0;
+    while byte < ROW {
+        bytes[byte] = COEFFICIENTS[byte / 8];
+        byte += 1;
+    }
+    bytes
+};
 
 /// The coefficients of the bytes of four rows.
 static OF_ROWS: [[u8; ROW]; ROWS] = {

@@ -8,8 +8,11 @@
 
 mod bits;
 mod decode;
+mod descent;
 mod encode;
+mod few;
 mod sample;
+mod stage;
 mod table;
 mod whole;
 
@@ -23,10 +26,9 @@ use std::arch::x86_64::{
 };
 
 pub(super) use self::{
-    decode::{decode, decode_bf16},
+    decode::{Decoder, decode, decode_bf16},
     encode::{coder, levels},
     sample::sample,
-    table::Table,
     whole::{place, split_step, take_values},
 };
 use super::{
@@ -38,32 +40,57 @@ use super::{
 
 /// Elements worked on at a time.
 const STEP: usize = 64;
+/// Words of a stage's masks.
+const MASKS: usize = MOST_ELEMENTS / STEP;
+/// Bytes of a stage's elements, and of a register behind them.
+const ROOM: usize = MOST_ELEMENTS + STEP;
 /// Bytes that a decoder looks at, however long it is told the stream is: header, levels and escapes.
-pub(super) const MOST_STREAM: usize = 16 + MOST_ELEMENTS * LONGEST / 8 + MOST_ELEMENTS;
+const MOST_STREAM: usize = 16 + MOST_ELEMENTS * LONGEST / 8 + MOST_ELEMENTS;
 
+#[inline]
 #[target_feature(enable = "avx512f")]
 fn load(bytes: &[u8; STEP]) -> __m512i {
     // SAFETY: the array has the register's 64 bytes, and the load needs no alignment.
     unsafe { _mm512_loadu_si512(bytes.as_ptr().cast()) }
 }
 
+#[inline]
 #[target_feature(enable = "avx512f")]
 fn load_at(bytes: &[u8], at: usize) -> __m512i {
     load(bytes[at..at + STEP].try_into().expect("a step"))
 }
 
+/// As [`load_at`], of as many bytes as a stage has at most.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn load_in(bytes: &[u8; ROOM], at: usize) -> __m512i {
+    assert!(at <= ROOM - STEP, "a register");
+    load_at(bytes, at)
+}
+
+#[inline]
 #[target_feature(enable = "avx512f")]
 fn store(bytes: &mut [u8; STEP], value: __m512i) {
     // SAFETY: the array has the register's 64 bytes, and the store needs no alignment.
     unsafe { _mm512_storeu_si512(bytes.as_mut_ptr().cast(), value) };
 }
 
+#[inline]
 #[target_feature(enable = "avx512f")]
 fn store_at(bytes: &mut [u8], at: usize, value: __m512i) {
     store((&mut bytes[at..at + STEP]).try_into().expect("a step"), value);
 }
 
+/// As [`store_at`], of as many bytes as a stage has at most.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn store_in(bytes: &mut [u8; ROOM], at: usize, value: __m512i) {
+    assert!(at <= ROOM - STEP, "a register");
+    store_at(bytes, at, value);
+}
+
 /// The lowest `count` bits, all if it is more than 64.
+#[inline]
 fn first(count: usize) -> u64 {
     if count >= STEP { u64::MAX } else { (1 << count) - 1 }
 }

@@ -58,6 +58,7 @@ pub use self::{
 };
 use crate::{
     BlockWords,
+    codec::check,
     format::Format,
     kernel::kernels,
     plane::{self, PlaneMask, Planes},
@@ -95,7 +96,7 @@ kernels! {
         Bmi2: ["avx2", "bmi1", "bmi2", "popcnt"],
         /// AVX-512 with VBMI2's compress and expand of bytes.
         Avx512: [
-            "avx2", "bmi1", "bmi2", "popcnt", "avx512f", "avx512bw", "avx512vbmi", "avx512vbmi2", "avx512bitalg",
+            "sse4.2", "avx2", "bmi1", "bmi2", "popcnt", "avx512f", "avx512bw", "avx512vbmi", "avx512vbmi2", "avx512bitalg",
             "avx512vpopcntdq", "gfni"
         ],
     }
@@ -116,12 +117,23 @@ struct Scratch {
     /// Words of masks.
     #[cfg(target_arch = "x86_64")]
     masks: [Lines<u64>; 3],
-    /// The stream, and room to read past it.
-    #[cfg(target_arch = "x86_64")]
-    stream: Lines<u8>,
-    /// The code that was decoded by last.
-    #[cfg(target_arch = "x86_64")]
-    table: avx512::Table,
+}
+
+/// Bytes of a plane of bf16.
+const BF16_PLANE: usize = Format::Bf16.plane_bytes();
+
+/// A stored block of bf16.
+pub struct Bf16<'a> {
+    /// Its stream, and at least [`SLACK`] bytes behind it, which may be anything.
+    pub stream: &'a [u8],
+    /// Bytes of the stream.
+    pub length: usize,
+    /// Of the values the bits that count; the others become zeros.
+    pub wanted: u8,
+    /// The planes of the lower bits and, behind them, the sign's.
+    pub planes: [&'a [u8; BF16_PLANE]; 8],
+    /// Where it goes.
+    pub words: &'a mut BlockWords,
 }
 
 thread_local! {
@@ -131,11 +143,9 @@ thread_local! {
         levels: std::array::from_fn(|_| Lines::new(MOST_ELEMENTS + 64)),
         #[cfg(target_arch = "x86_64")]
         masks: std::array::from_fn(|_| Lines::new(masks::STORE)),
-        #[cfg(target_arch = "x86_64")]
-        stream: Lines::new(avx512::MOST_STREAM + 128),
-        #[cfg(target_arch = "x86_64")]
-        table: avx512::Table::new(),
     });
+    #[cfg(target_arch = "x86_64")]
+    static DECODER: RefCell<Box<avx512::Decoder>> = RefCell::new(Box::new(avx512::Decoder::new()));
 }
 
 impl Kernel {
@@ -179,33 +189,34 @@ impl Kernel {
             mask.0 >> (format.planes() - 1 - joint_planes(format)) & ((1 << joint_planes(format)) - 1);
         let wanted = u8::try_from(wanted).expect("at most eight joint planes");
         if format == Format::Bf16 {
-            let planes = std::array::from_fn(|bit| planes[if bit < 7 { bit } else { 15 }]);
-            return self.decode_bf16(stream, length, wanted, &planes, words);
+            let planes = std::array::from_fn(|bit| {
+                planes[if bit < 7 { bit } else { 15 }].first_chunk().expect("a plane of bf16")
+            });
+            return self.decode_bf16(&mut Bf16 { stream, length, wanted, planes, words }).map(drop);
         }
         self.decode_fields(format, stream, length, wanted, planes, words)
     }
 
-    /// As [`Self::decode_block`] of bf16: `planes` are those of the lower bits and, behind them, the sign's; of the values the bits in `wanted` count.
-    fn decode_bf16(
-        self,
-        stream: &[u8],
-        length: usize,
-        wanted: u8,
-        planes: &[&[u8]; 8],
-        words: &mut BlockWords,
-    ) -> Result<(), Malformed> {
+    /// As [`Self::decode_block`] of bf16. Gives the checks of the planes, the most significant first.
+    ///
+    /// # Errors
+    /// [`Malformed`].
+    pub fn decode_bf16(self, block: &mut Bf16<'_>) -> Result<[u16; 8], Malformed> {
         #[cfg(target_arch = "x86_64")]
         if self == Self::Avx512 {
-            self.check_stream(stream, length);
+            self.check_stream(block.stream, block.length);
             // SAFETY: the processor has its features, as was asserted above.
-            return SCRATCH.with_borrow_mut(|scratch| unsafe {
-                avx512::decode_bf16(stream, length, wanted, planes, words, scratch)
-            });
+            return DECODER.with_borrow_mut(|decoder| unsafe { avx512::decode_bf16(block, decoder) });
         }
         let mut all: Planes<'_> = [&plane::ZEROS; 32];
-        all[..7].copy_from_slice(&planes[..7]);
-        all[15] = planes[7];
-        self.decode_fields(Format::Bf16, stream, length, wanted, &all, words)
+        for (all, plane) in all.iter_mut().zip(&block.planes[..7]) {
+            *all = &plane[..];
+        }
+        all[15] = block.planes[7];
+        self.decode_fields(Format::Bf16, block.stream, block.length, block.wanted, &all, block.words)?;
+        let mut checks = block.planes.map(|plane| check::check(plane));
+        checks.reverse();
+        Ok(checks)
     }
 
     /// As [`Self::decode_block`], by way of a byte for each element.
@@ -344,15 +355,19 @@ impl Kernel {
         self.check_stream(stream, length);
         assert!(values.len() == 8 * format.plane_bytes(), "the values of one block");
         let count = joint_planes(format);
-        SCRATCH.with_borrow_mut(|scratch| match self {
+        match self {
             Self::Portable => compact::decode(stream, length, (1 << count) - 1, values),
             // SAFETY: the processor has its features, as was asserted above.
             #[cfg(target_arch = "x86_64")]
-            Self::Bmi2 => unsafe { masks::decode_bmi2(stream, length, count, values, scratch) },
+            Self::Bmi2 => SCRATCH.with_borrow_mut(|scratch| unsafe {
+                masks::decode_bmi2(stream, length, count, values, scratch)
+            }),
             // SAFETY: the processor has its features, as was asserted above.
             #[cfg(target_arch = "x86_64")]
-            Self::Avx512 => unsafe { avx512::decode(stream, length, (1 << count) - 1, values, scratch) },
-        })
+            Self::Avx512 => DECODER.with_borrow_mut(|decoder| unsafe {
+                avx512::decode(stream, length, (1 << count) - 1, values, decoder)
+            }),
+        }
     }
 }
 
@@ -437,15 +452,10 @@ pub fn decode(
     Kernel::best().decode_block(format, stream, length, mask, planes, words)
 }
 
-/// Decodes a block of bf16 by the best kernel, all its bits: `planes` are those of the lower bits and, behind them, the sign's.
+/// Decodes a block of bf16 by the best kernel; see [`Kernel::decode_bf16`].
 ///
 /// # Errors
 /// [`Malformed`].
-pub fn decode_bf16(
-    stream: &[u8],
-    length: usize,
-    planes: &[&[u8]; 8],
-    words: &mut BlockWords,
-) -> Result<(), Malformed> {
-    Kernel::best().decode_bf16(stream, length, u8::MAX, planes, words)
+pub fn decode_bf16(block: &mut Bf16<'_>) -> Result<[u16; 8], Malformed> {
+    Kernel::best().decode_bf16(block)
 }

@@ -5,23 +5,17 @@ use std::arch::x86_64::{
     _mm512_setzero_si512, _mm512_shrdv_epi64, _mm512_sllv_epi64, _mm512_storeu_si512, _mm512_sub_epi64,
 };
 
-use super::{STEP, load_at};
-
-/// Brings `count` bits of `stream` from bit `at` on to the front of `bits`.
-#[inline]
-#[target_feature(enable = "avx512f,avx512vbmi2")]
-pub(super) fn align(stream: &[u8], at: usize, count: usize, bits: &mut [u64]) {
-    for (index, bits) in bits.as_chunks_mut::<8>().0.iter_mut().take(count.div_ceil(8 * STEP)).enumerate() {
-        store_words(bits, aligned(stream, at + 8 * STEP * index));
-    }
-}
+use super::{STEP, load};
 
 /// 512 bits of `stream` from bit `at` on.
 #[inline]
 #[target_feature(enable = "avx512f,avx512vbmi2")]
 pub(super) fn aligned(stream: &[u8], at: usize) -> __m512i {
     let shift = _mm512_set1_epi64((at % 8) as i64);
-    _mm512_shrdv_epi64(load_at(stream, at / 8), load_at(stream, at / 8 + 8), shift)
+    let bytes: &[u8; STEP + 8] = stream[at / 8..].first_chunk().expect("as many bytes behind it");
+    let [here, behind] =
+        [0, 8].map(|from| load(bytes[from..][..STEP].try_into().expect("a register's bytes")));
+    _mm512_shrdv_epi64(here, behind, shift)
 }
 
 /// Ones for the first `count` of 512 bits.

@@ -1,8 +1,8 @@
 //! A code from a stream's header to what a decoder goes by. Blocks one after the other often have the same header, which is not read again.
 
 use std::arch::x86_64::{
-    _mm512_cmpeq_epi8_mask, _mm512_maskz_add_epi8, _mm512_maskz_compress_epi8, _mm512_set_epi64,
-    _mm512_set1_epi8, _pdep_u64,
+    _mm_crc32_u64, _mm512_cmpeq_epi8_mask, _mm512_maskz_add_epi8, _mm512_maskz_compress_epi8,
+    _mm512_set_epi64, _mm512_set1_epi8, _pdep_u64,
 };
 
 use super::super::{
@@ -12,7 +12,7 @@ use super::super::{
 use super::{COUNTING, load, store_at};
 
 /// A code as decoders go by it, and the header it was read from.
-pub(in super::super) struct Table {
+pub(super) struct Table {
     /// The header's bits, those behind it zero; 0 if none was read.
     header: u128,
     /// Its bytes.
@@ -25,13 +25,44 @@ pub(in super::super) struct Table {
     pub(super) count: [u8; LONGEST],
     /// Levels.
     pub(super) longest: usize,
-    /// Level and number of the escape.
-    pub(super) escape: Option<(usize, u8)>,
+    /// The escape's level, past all if there is none, and its leaf.
+    pub(super) escape_level: usize,
+    pub(super) escape_leaf: u8,
+}
+
+/// The codes that were read last, each at the place that its header says.
+pub(in super::super) struct Tables([Table; TABLES]);
+
+/// How many codes are kept. An encoder goes by eight at a time.
+const TABLES: usize = 64;
+
+impl Tables {
+    /// None that was read.
+    pub(in super::super) const fn new() -> Self {
+        Self([const { Table::new() }; TABLES])
+    }
+
+    /// Reads the header at the front of `stream`, unless that was done; as [`Code::parse`] and [`Code::leaves`].
+    #[inline]
+    #[target_feature(enable = "sse4.2,bmi2,popcnt,avx512f,avx512bw,avx512vbmi2")]
+    pub(super) fn read(&mut self, stream: &[u8], length: usize, largest: usize) -> Result<&Table, Malformed> {
+        let bits = u128::from_le_bytes(*stream.first_chunk().expect("16 bytes"));
+        let window = (bits >> 8) as usize % WINDOW + 1;
+        let bytes = Code::header_bytes(window);
+        let header = bits & (u128::MAX >> (128 - 8 * bytes));
+        let hash = _mm_crc32_u64(_mm_crc32_u64(0, header as u64), (header >> 64) as u64);
+        let table = &mut self.0[hash as usize % TABLES];
+        // A header of zeros is none.
+        if header != table.header || header == 0 || bytes > length || largest != table.largest {
+            table.parse(bits, stream, length, largest)?;
+        }
+        Ok(table)
+    }
 }
 
 impl Table {
     /// None that was read.
-    pub(in super::super) const fn new() -> Self {
+    const fn new() -> Self {
         Self {
             header: 0,
             bytes: 0,
@@ -39,21 +70,9 @@ impl Table {
             values: [0; 2 * SLOTS],
             count: [0; LONGEST],
             longest: 0,
-            escape: None,
+            escape_level: LONGEST,
+            escape_leaf: 0,
         }
-    }
-
-    /// Reads the header at the front of `stream`, unless it is the one that was read last; as [`Code::parse`] and [`Code::leaves`].
-    #[inline]
-    #[target_feature(enable = "bmi2,popcnt,avx512f,avx512bw,avx512vbmi2")]
-    pub(super) fn read(&mut self, stream: &[u8], length: usize, largest: usize) -> Result<(), Malformed> {
-        let bits = u128::from_le_bytes(*stream.first_chunk().expect("16 bytes"));
-        // A complete code has a header that is not zero, and a header says how long it is.
-        let same = (bits ^ self.header) << (128 - 8 * self.bytes.max(1)) == 0;
-        if same && self.header != 0 && self.bytes <= length && self.largest == largest {
-            return Ok(());
-        }
-        self.parse(bits, stream, length, largest)
     }
 
     #[target_feature(enable = "bmi2,popcnt,avx512f,avx512bw,avx512vbmi2")]
@@ -85,7 +104,8 @@ impl Table {
             return Err(Code::parse(stream, length, largest).expect_err("one of its checks failed"));
         }
         // The last symbol of all is the last one of its length.
-        self.escape = usize::from(escape).checked_sub(1).map(|level| (level, self.count[level] - 1));
+        self.escape_level = usize::from(escape).checked_sub(1).unwrap_or(LONGEST);
+        self.escape_leaf = self.count.iter().take(self.escape_level + 1).sum::<u8>().wrapping_sub(1);
         self.header = bits & (u128::MAX >> (128 - 8 * header));
         (self.bytes, self.largest) = (header, largest);
         Ok(())

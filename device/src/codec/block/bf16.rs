@@ -1,0 +1,169 @@
+//! Blocks of bf16 that are a plane tree's stream and, beside it, planes as they are, which most are: where everything lies need not be looked for, and planes are checked as they are
+//! joined. Planes that are not wanted are zeros, whose check is zero.
+//!
+//! Damage is found as elsewhere: the first plane that is damaged is told, then the stream.
+
+use super::{BlockError, MAX_BUNDLE, MAX_PLANES, MOST_CHECKS, StoredPlanes};
+use crate::{
+    BlockWords,
+    codec::{check::Span, crc::crc32c, tree},
+    format::Format,
+    plane::PlaneMask,
+};
+
+const RAW: usize = Format::Bf16.plane_bytes();
+/// Planes below the stream's.
+const LOWER: usize = Format::Bf16.planes() - 1 - tree::joint_planes(Format::Bf16);
+
+impl StoredPlanes {
+    /// Whether it is such a block, and `mask` has planes of the stream.
+    #[inline]
+    pub(super) fn is_bf16_beside_noise(&self, mask: PlaneMask) -> bool {
+        const LENGTHS: [u16; MAX_PLANES] = {
+            let mut lengths = [0; MAX_PLANES];
+            lengths[0] = 256;
+            let mut plane = 0;
+            while plane < LOWER {
+                lengths[Format::Bf16.planes() - 1 - plane] = 256;
+                plane += 1;
+            }
+            lengths
+        };
+        self.format == Format::Bf16
+            && self.head.length == 0
+            && self.wants_stream(mask)
+            && self.lengths == LENGTHS
+    }
+
+    /// What is decoded of such a block.
+    #[inline]
+    fn bf16<'a>(
+        &self,
+        mask: PlaneMask,
+        bundle: &'a [u8; MAX_BUNDLE],
+        words: &'a mut BlockWords,
+    ) -> tree::Bf16<'a> {
+        static ZEROS: [u8; RAW] = [0; RAW];
+        let length = usize::from(self.joint.length);
+        let (sign, behind) = bundle.split_first_chunk().expect("a bundle is longer");
+        let lower: &[[u8; RAW]; LOWER] =
+            behind[length..].as_chunks().0.first_chunk().expect("a bundle is longer");
+        let mut planes = [sign; 8];
+        for (plane, lower) in planes.iter_mut().zip(lower.iter().rev()) {
+            *plane = lower;
+        }
+        if !mask.covers(PlaneMask::all(Format::Bf16)) {
+            for (at, plane) in planes.iter_mut().enumerate() {
+                let bit = if at < LOWER { at } else { Format::Bf16.planes() - 1 };
+                *plane = if mask.0 >> bit & 1 == 1 { plane } else { &ZEROS };
+            }
+        }
+        let [wanted, ..] = (mask.0 >> LOWER).to_le_bytes();
+        tree::Bf16 { stream: behind, length, wanted, planes, words }
+    }
+
+    /// The checks of the planes in `mask`, the most significant first; of the others zeros, which is theirs.
+    #[inline]
+    fn bf16_checks(&self, mask: PlaneMask) -> [u16; 8] {
+        let mut checks = [self.checks[0]; 8];
+        checks[1..].copy_from_slice(&self.checks[MOST_CHECKS - LOWER..]);
+        if !mask.covers(PlaneMask::all(Format::Bf16)) {
+            for (at, check) in checks.iter_mut().enumerate() {
+                let bit = if at == 0 { Format::Bf16.planes() - 1 } else { LOWER - at };
+                *check = if mask.0 >> bit & 1 == 1 { *check } else { 0 };
+            }
+        }
+        checks
+    }
+
+    /// Decodes such a block.
+    pub(super) fn decode_bf16(
+        &self,
+        mask: PlaneMask,
+        bundle: &[u8; MAX_BUNDLE],
+        words: &mut BlockWords,
+    ) -> Result<(), BlockError> {
+        let found = tree::decode_bf16(&mut self.bf16(mask, bundle, words));
+        self.judge_bf16(mask, bundle, found)
+    }
+
+    /// Whether what was decoded is what was stored, by the planes' checks that were `found` and the stream's.
+    #[inline]
+    fn judge_bf16(
+        &self,
+        mask: PlaneMask,
+        bundle: &[u8; MAX_BUNDLE],
+        found: Result<[u16; 8], tree::Malformed>,
+    ) -> Result<(), BlockError> {
+        let stream = &bundle[RAW..][..usize::from(self.joint.length)];
+        match found {
+            Ok(found) if found == self.bf16_checks(mask) && crc32c(stream) == self.joint.check => Ok(()),
+            found => self.damage_of_bf16(mask, bundle, found),
+        }
+    }
+
+    /// What is damaged.
+    #[cold]
+    fn damage_of_bf16(
+        &self,
+        mask: PlaneMask,
+        bundle: &[u8; MAX_BUNDLE],
+        found: Result<[u16; 8], tree::Malformed>,
+    ) -> Result<(), BlockError> {
+        let wanted = self.wanted(mask);
+        let mut spans = [Span::default(); MAX_PLANES];
+        self.find(wanted, |index, span| spans[index] = span);
+        self.verify(wanted, bundle, &spans[..self.format.planes()])?;
+        self.joint.check(&bundle[RAW..])?;
+        found?;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::{
+        BLOCK_BYTES,
+        codec::{
+            Codec,
+            block::{Bundle, Stored},
+            tests::words,
+        },
+    };
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(256))]
+
+        #[test]
+        fn damage_is_told_as_of_other_blocks(
+            words in words(), mask in any::<u16>(), whole in any::<bool>(), in_the_stream in any::<bool>(),
+            damage in prop::option::of((any::<prop::sample::Index>(), 1_u8..)), mended in any::<bool>(),
+        ) {
+            let mut bundle = Bundle::new();
+            bundle.encode(Format::Bf16, Codec::Tree, &words);
+            let Some(Stored::Planes(mut stored)) = bundle.stored.clone() else { return Ok(()) };
+            let mask = PlaneMask(if whole { 0xffff } else { mask.into() });
+            if !stored.is_bf16_beside_noise(mask) {
+                return Ok(());
+            }
+            let mut bytes = [0xa5; MAX_BUNDLE];
+            bytes[..bundle.bytes().len()].copy_from_slice(bundle.bytes());
+            let stream = stored.stream().range();
+            if let Some((at, bits)) = damage {
+                let within = if in_the_stream { stream.clone() } else { 0..bundle.bytes().len() };
+                bytes[within.start + at.index(within.len())] ^= bits;
+                if mended {
+                    stored.joint.check = crc32c(&bytes[stream]);
+                }
+            }
+            let (mut got, mut want) = ([0; BLOCK_BYTES], [0; BLOCK_BYTES]);
+            let told = stored.decode_bf16(mask, &bytes, &mut got);
+            let as_others = stored.decode(mask, &bytes, &mut want, &mut [0; BLOCK_BYTES]).map(drop);
+            prop_assert_eq!(&told, &as_others);
+            prop_assert!(told.is_err() || got == want);
+        }
+    }
+}
