@@ -300,6 +300,20 @@ fn a_view_fetches_only_its_planes() {
 }
 
 #[test]
+fn a_read_of_nothing_gives_nothing_wherever_it_begins() {
+    let (device, _) = weights(Mode::Trace);
+    for spelling in ["full", "e8m3:packed", "fp8_e4m3fn"] {
+        let info = device.create_view("w", spelling).unwrap();
+        for offset in info.offset..info.offset + 8192 {
+            device.read_views(offset, &mut []).unwrap();
+        }
+    }
+    device.read_base(4097, &mut []).unwrap();
+    let views = device.stats().requests.views;
+    assert_eq!((views.bytes, views.planes_fetched), (0, 0));
+}
+
+#[test]
 fn the_baselines_fetch_whole_words_for_a_view() {
     for mode in [Mode::Plain, Mode::GComp] {
         let (device, bytes) = weights(mode);

@@ -4,7 +4,8 @@
 //!   uncorrectable error (`cxl-inject-general-media-event`), which interrupts the guest: its kernel reads the log and traces `cxl_general_media`.
 //! * A guest is told of its own partition, by DPAs of its own.
 //! * QEMU may not listen yet, or end, or never be there: the reporter connects until it can, as long as there is poison to tell of. What a QEMU was told it is not told twice, on
-//!   another connection or by the next process either; another QEMU at the same place is told of everything that is poisoned then.
+//!   another connection or by the next process either, but what was being told when a process died; another QEMU at the same place is told of everything that is poisoned then. QEMUs
+//!   are told apart by their processes, as far as those can be seen from here.
 //! * QEMU's list keeps what was told: it has no command for poison that a write cleared. At most 256 entries fit it; the event is sent all the same.
 
 use std::collections::BTreeSet;
@@ -84,7 +85,7 @@ impl PoisonReporter {
             let mut failed = None;
             while !stopped.load(Ordering::Relaxed) {
                 thread::sleep(PAUSE);
-                let why = teller.look(&mut note).err().map(|why| why.to_string());
+                let why = teller.look(&stopped, &mut note).err().map(|why| why.to_string());
                 if failed != why {
                     if let Some(why) = &why {
                         let socket = teller.socket.display();
@@ -99,9 +100,16 @@ impl PoisonReporter {
     }
 }
 
+impl PoisonReporter {
+    /// Has it end soon, without waiting for that.
+    pub fn stop(&self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
+}
+
 impl Drop for PoisonReporter {
     fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
+        self.stop();
         if let Some(thread) = self.thread.take() {
             // A panic was logged by the panic hook.
             let _ = thread.join();
@@ -123,8 +131,8 @@ struct Teller {
 }
 
 impl Teller {
-    /// Tells what is new to the QEMU that is there now.
-    fn look(&mut self, note: &mut impl FnMut(Told)) -> io::Result<()> {
+    /// Tells what is new to the QEMU that is there now, as long as it is not to stop.
+    fn look(&mut self, stop: &AtomicBool, note: &mut impl FnMut(Told)) -> io::Result<()> {
         let device = self.partition.device();
         let event = device.poison_events();
         if event == 0 {
@@ -154,6 +162,9 @@ impl Teller {
         news.retain(|poisoned| poisoned.event > self.told && !old(poisoned));
         news.sort_by_key(|poisoned| poisoned.event);
         let said = news.iter().try_for_each(|poisoned| {
+            if stop.load(Ordering::Relaxed) {
+                return Err(io::ErrorKind::Interrupted.into());
+            }
             monitor.tell(poisoned, device.set())?;
             self.told = poisoned.event;
             note(Told { qemu, blocks: [poisoned.dpa].into() });
@@ -215,7 +226,9 @@ impl Monitor {
 
     /// Executes a command. That QEMU refuses is logged: it may have the entry already, or no more room for one.
     fn execute(&mut self, command: &str, arguments: &Value) -> io::Result<()> {
-        writeln!(self.writing, "{}", json!({ "execute": command, "arguments": arguments }))?;
+        // At once: QEMU reads as it comes.
+        let line = format!("{}\n", json!({ "execute": command, "arguments": arguments }));
+        self.writing.write_all(line.as_bytes())?;
         loop {
             let answer = self.line()?;
             if let Some(refusal) = answer.get("error") {

@@ -59,7 +59,8 @@ fn monitor(socket: &Path) -> mpsc::Receiver<u64> {
             }
             for line in BufReader::new(stream.try_clone().unwrap()).lines() {
                 let Ok(line) = line else { break };
-                let command: Value = serde_json::from_str(&line).unwrap();
+                // A line may break off.
+                let Ok(command) = serde_json::from_str::<Value>(&line) else { break };
                 if command["execute"] == "cxl-inject-poison"
                     && told.send(command["arguments"]["start"].as_u64().unwrap()).is_err()
                 {

@@ -108,7 +108,7 @@ fn two_guests_of_one_file_have_a_part_each_by_different_ways() {
 fn the_kernels_of_two_guests_log_the_poison_of_what_each_has() {
     let folder = tempfile::tempdir().unwrap();
     let script = "#!/bin/sh\nlamina-shim up >/dev/null || exit 3\necho waiting for poison\n\
-        n=0; until dmesg | grep 'cxl_general_media: '; do n=$((n+1)); [ $n -lt 240 ] || exit 5; sleep 0.5; done\n";
+        n=0; until dmesg | grep 'cxl_general_media: '; do n=$((n+1)); [ $n -lt 1200 ] || exit 5; sleep 0.5; done\n";
     fs::write(folder.path().join("script.sh"), script).unwrap();
     let text = "[device]\nrun-dir = \"run\"\nshared = \"256M\"\n\
         [[guest]]\nname = \"own\"\ncapacity = \"256M\"\nscript = \"script.sh\"\ncpus = 1\n\

@@ -54,6 +54,9 @@ pub(crate) enum Order {
         /// What guests were told of poison by workers before, by the monitor socket; a holder of an earlier version does not want to know.
         #[serde(default)]
         told: Option<BTreeMap<PathBuf, Told>>,
+        /// A monitor socket that only a holder of an earlier version tells of.
+        #[serde(default)]
+        qmp: Option<PathBuf>,
         /// The disks.
         disks: Vec<Disk>,
     },

@@ -111,8 +111,9 @@ fn run(args: &DeviceArgs, division: &DivisionArgs) -> Result<()> {
         Loaded::default()
     };
     let (served, reporters) = match orders.recv() {
-        Ok((Order::Serve { mount, told, disks }, descriptors)) => {
-            let reporters = reporters(plan.monitors(&args.run_dir, &args.qmp, &device)?, told, &line)?;
+        Ok((Order::Serve { mount, told, qmp, disks }, descriptors)) => {
+            let others: Vec<_> = args.qmp.iter().cloned().chain(qmp).collect();
+            let reporters = reporters(plan.monitors(&args.run_dir, &others, &device)?, told, &line)?;
             mount_path
                 .lock()
                 .unwrap_or_else(PoisonError::into_inner)
@@ -141,6 +142,7 @@ fn run(args: &DeviceArgs, division: &DivisionArgs) -> Result<()> {
         }
     }
     tracing::info!("stopping");
+    reporters.iter().for_each(PoisonReporter::stop);
     drop((answering, reporters));
     served.end(&device)?;
     Ok(life::send(&line, &Word::Stopped, &[])?)

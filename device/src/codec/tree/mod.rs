@@ -111,9 +111,9 @@ const END: u8 = 0x80;
 
 /// Room for a block that is worked on.
 struct Scratch {
-    /// Bytes of the elements on each level, and the rest of a vector behind them.
+    /// An encoder's marks of a level and of the one after it, in turn, what is escaped, and the words of a level; the rest of a vector behind them.
     #[cfg(target_arch = "x86_64")]
-    levels: [Lines<u8>; code::LONGEST + 1],
+    levels: [Lines<u8>; 4],
     /// Words of masks.
     #[cfg(target_arch = "x86_64")]
     masks: [Lines<u64>; 3],

@@ -94,6 +94,8 @@ pub(super) fn answer(socket: &UnixListener, state: &State) {
     for asker in socket.incoming() {
         let asked = asker.and_then(|asker| {
             asker.set_read_timeout(Some(PATIENCE))?;
+            // While one message is sent, no other is.
+            asker.set_write_timeout(Some(PATIENCE))?;
             Ok(life::receive(&asker)?.map(|(ask, descriptors)| (asker, ask, descriptors)))
         });
         let (asker, answer) = match asked {
