@@ -98,9 +98,7 @@ impl PoisonReporter {
         let thread = Some(thread::Builder::new().name("qmp".to_owned()).spawn(run)?);
         Ok(Self { stop, thread })
     }
-}
 
-impl PoisonReporter {
     /// Has it end soon, without waiting for that.
     pub fn stop(&self) {
         self.stop.store(true, Ordering::Relaxed);

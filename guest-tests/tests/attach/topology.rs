@@ -6,7 +6,7 @@ use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
-use lamina_guest_tests::{bundled, judge::Judge, programs};
+use lamina_guest_tests::{bundled, daemon::SharedDaemon, judge::Judge, programs};
 
 use crate::ivshmem::PROLOGUE;
 use crate::script::{finish, model, sum, told, told_by};
@@ -142,6 +142,18 @@ fn the_kernels_of_two_guests_log_the_poison_of_what_each_has() {
         let own: Vec<_> = events.filter(|line| line.starts_with(&format!("{name}: "))).collect();
         assert!(own.len() == 1 && own[0].contains(dpa), "{name}: {said}");
     }
+}
+
+#[test]
+fn a_guest_of_a_part_listens_where_the_device_tells_it_of_poison() {
+    let device = SharedDaemon::start(&["--guest", "own=256M"]).unwrap();
+    let run = device.ready.api.parent().unwrap();
+    let mut command = Command::new(programs::lamina().unwrap());
+    let output =
+        command.args(["boot", "--guest", "own", "--print-command", "--run-dir"]).arg(run).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(said.contains(&format!("unix:{}/qmp-own.sock,server=on", run.display())), "{said}");
 }
 
 #[test]
