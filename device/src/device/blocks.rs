@@ -1,6 +1,6 @@
 //! The middle of the line: one block in, one block out, in the device's mode.
 
-use std::{cell::RefCell, ops::Range, slice, sync::Arc, time::Instant};
+use std::{cell::RefCell, ops::Range, sync::Arc, time::Instant};
 
 use parking_lot::Mutex;
 
@@ -28,16 +28,18 @@ use crate::{
 /// How often a store without room is compacted for one block: others may take what that gives.
 const MOST_COMPACTIONS: u32 = 8;
 
-/// Most blocks that are fetched before the first of them is decoded. While they are decoded one by one, more than one gains nothing.
-pub(super) const MOST_AT_ONCE: usize = 1;
-
 /// Bytes that are expected of a block if none was fetched yet that would tell.
 const UNKNOWN_BYTES: u64 = BLOCK_BYTES as u64 / 2;
 
+/// By how many bytes more than usual a block is expected to be stored: some are longer, and to wait for the end of one takes as long as for all of it.
+const MARGIN_BYTES: u64 = 256;
+
+/// What is stored of a block, where it was fetched to. Lines of it are lines of the segment, and so copied without shifting.
+#[repr(align(64))]
+struct Lines([u8; MAX_BUNDLE]);
+
 thread_local! {
-    /// Where what is stored of them is fetched to.
-    static BUNDLES: RefCell<[[u8; MAX_BUNDLE]; MOST_AT_ONCE]> =
-        const { RefCell::new([[0; MAX_BUNDLE]; MOST_AT_ONCE]) };
+    static LINES: RefCell<Lines> = const { RefCell::new(Lines([0; MAX_BUNDLE])) };
 }
 
 /// Blocks as the mode keeps them.
@@ -174,60 +176,52 @@ impl Device {
         words: &mut BlockWords,
         tally: &mut Tally,
     ) -> Result<bool, DeviceError> {
-        self.fetch_run(block..block + 1, format, mask, slice::from_mut(words), 0..0, tally)
+        self.fetch_before(block, None, format, mask, words, tally)
     }
 
-    /// As [`Self::fetch`] of several blocks, [`MOST_AT_ONCE`] at most: what is stored of all of them is fetched before the first is decoded. Those in `next` are
-    /// [expected](Store::expect) meanwhile, as far as they are like what a request has fetched so far.
-    pub(super) fn fetch_run(
+    /// As [`Self::fetch`], for a reader who wants `next` next, if any: it is [expected](Store::expect) meanwhile, as far as it is like what the request has fetched so far.
+    pub(super) fn fetch_before(
         &self,
-        blocks: Range<u64>,
+        block: u64,
+        next: Option<u64>,
         format: Format,
         mask: PlaneMask,
-        words: &mut [BlockWords],
-        mut next: Range<u64>,
+        words: &mut BlockWords,
         tally: &mut Tally,
     ) -> Result<bool, DeviceError> {
         let expected = tally.stored.checked_div(tally.blocks).unwrap_or(UNKNOWN_BYTES);
-        tally.blocks += words.len() as u64;
-        tally.gcomp += blocks.clone().map(|block| self.gcomp_bytes(block)).sum::<u64>();
+        tally.blocks += 1;
+        tally.gcomp += self.gcomp_bytes(block);
         let store = match &self.blocks.kept {
             Kept::Flat(flat) => {
                 // By definition of this mode.
                 (tally.stored, tally.stored_of) = (tally.plain, tally.plain_of);
-                for (block, words) in blocks.zip(words) {
-                    flat.read(block, words);
-                    clear_outside(format, mask, words);
-                }
+                flat.read(block, words);
+                clear_outside(format, mask, words);
                 return Ok(true);
             }
             Kept::Coded(store) => store,
         };
         // A block that is kept in another format than its tensor's, or as words, gives its planes only whole.
         let select = |stored: &Stored| if fits(stored, format) { mask } else { PlaneMask(u32::MAX) };
-        BUNDLES.with_borrow_mut(|bundles| {
-            let mut fetched = [const { None }; MOST_AT_ONCE];
-            for (n, (block, words)) in blocks.clone().zip(&mut *words).enumerate() {
-                let hit = self.index_cache.touch(block);
-                *(if hit { &mut tally.index_hits } else { &mut tally.index_misses }) += 1;
-                match store.fetch(block, select, &mut bundles[n]) {
-                    Ok(found) => fetched[n] = Some(found),
-                    Err(why) => self.show_poison(block, why.into(), format, mask, words)?,
+        // In two parts: a processor waits for some two dozen lines at a time, and with more than that for nothing else.
+        let expect = |bytes| next.into_iter().for_each(|next| store.expect(next, Range::clone(&bytes)));
+        LINES.with_borrow_mut(|Lines(bundle)| {
+            expect(0..expected / 2);
+            let hit = self.index_cache.touch(block);
+            *(if hit { &mut tally.index_hits } else { &mut tally.index_misses }) += 1;
+            let fetched = match store.fetch(block, select, bundle) {
+                Ok(fetched) => fetched,
+                Err(why) => {
+                    self.show_poison(block, why.into(), format, mask, words)?;
+                    return Ok(true);
                 }
-                // One after each: a processor waits for so many lines at a time, and no more.
-                if let Some(next) = next.next() {
-                    store.expect(next, expected);
-                }
+            };
+            expect(expected / 2..expected + MARGIN_BYTES);
+            match self.decode(block, &fetched, format, mask, bundle, words, tally) {
+                Err(why) => self.show_poison(block, why, format, mask, words).map(|()| true),
+                decoded => decoded,
             }
-            for (n, (block, words)) in blocks.zip(words).enumerate() {
-                let Some(fetched) = &fetched[n] else { continue };
-                match self.decode(block, fetched, format, mask, &bundles[n], words, tally) {
-                    Ok(true) => {}
-                    Ok(false) => return Ok(false),
-                    Err(why) => self.show_poison(block, why, format, mask, words)?,
-                }
-            }
-            Ok(true)
         })
     }
 

@@ -2,15 +2,14 @@
 //!
 //! The rules:
 //! * What is decoded whole is decoded to where the reader wants it, without a copy.
-//! * Blocks that are wanted whole are fetched [`MOST_AT_ONCE`] at a time, and only then decoded. Meanwhile the processor is asked for what is stored of the next ones:
-//!   segments lie apart, so it would not guess that by itself.
+//! * While a block is fetched and decoded, the processor is asked for what is stored of the next one: segments lie apart, so it would not guess that by itself.
 //! * A request is counted when it is complete, with everything that was fetched for it.
 
 use std::{ops::Range, sync::Arc};
 
 use lamina_abi::DIRECTORY_BYTES;
 
-use super::{Device, DeviceError, Window, blocks::MOST_AT_ONCE, locate};
+use super::{Device, DeviceError, Window, locate};
 use crate::{BLOCK_BYTES, BlockWords, format::Format, plane::PlaneMask, stats::Tally, window::Alias};
 
 impl Device {
@@ -46,25 +45,14 @@ impl Device {
         while done < end {
             let (block, inside) = locate(at + done as u64);
             let before = tally;
-            if let (None, 0, run @ 1..) = (windowed, inside, (end - done) / BLOCK_BYTES) {
-                let run = run.min(MOST_AT_ONCE);
-                let part = &mut out[done..done + run * BLOCK_BYTES];
-                let next = block + run as u64;
-                (block..next).for_each(|block| self.add_plain(block, 0, BLOCK_BYTES, &mut tally));
-                let ahead = next..behind.min(next + run as u64);
-                let (words, _) = part.as_chunks_mut();
-                if !self.fetch_run(block..next, format, all, words, ahead, &mut tally)? {
-                    tally = before;
-                    break;
-                }
-                done += part.len();
-                continue;
-            }
             let length = (BLOCK_BYTES - inside).min(end - done);
             let part = &mut out[done..done + length];
             self.add_plain(block, inside, length, &mut tally);
             let fetch = |words: &mut BlockWords, tally: &mut Tally| match windowed {
-                None => self.fetch(block, format, all, words, tally),
+                None => {
+                    let next = Some(block + 1).filter(|next| *next < behind);
+                    self.fetch_before(block, next, format, all, words, tally)
+                }
                 Some(tensor) => {
                     self.fetch_from_window(tensor, block, inside..inside + length, all, words, tally)
                 }
@@ -129,75 +117,57 @@ impl Device {
         let wanted = range.start.max(start) - start..range.end.min(end) - start;
         let shown = range.start..range.end.min(end);
         let (view, tensor) = (&alias.view, &alias.tensor);
-        let (format, mask, windowed) = (view.format(), view.mask(), tensor.windows.is_some());
+        let (format, mask) = (view.format(), view.mask());
         let first_block = tensor.info.dpa / BLOCK_BYTES as u64;
         let behind = alias.base_under(wanted.clone()).map_or(0, |base| base.end / BLOCK_BYTES as u64);
         let mut tally = Tally::default();
         let mut apart = None;
         let mut rendered = Vec::new();
-        let mut pieces = alias.pieces(wanted.clone()).peekable();
-        while let Some(piece) = pieces.next() {
-            // Neighbours that are wanted whole are fetched together.
-            let is_whole = |block| !windowed && alias.words_of(block, &wanted) == (0..BLOCK_BYTES);
-            let mut run = 1;
-            let whole = is_whole(piece.block);
-            while whole && run < MOST_AT_ONCE && pieces.next_if(|next| is_whole(next.block)).is_some() {
-                run += 1;
-            }
+        for piece in alias.pieces(wanted.clone()) {
+            let inside = alias.words_of(piece.block, &wanted);
             let width = format.bits() as usize;
             let from = piece.elements.start * width / 8;
             let to = piece.elements.end * width / 8;
-            let (block, next) = (first_block + piece.block, first_block + piece.block + run as u64);
-            (block..next).for_each(|block| self.add_plain(block, from, to - from, &mut tally));
-            let mut fetch = |words: &mut [BlockWords]| {
-                let inside = alias.words_of(piece.block, &wanted);
-                let found = match (&tensor.windows, &mut *words) {
-                    (Some(_), [words]) => {
-                        self.fetch_from_window(tensor, block, inside, mask, words, &mut tally)?
-                    }
-                    (_, [words]) if !whole => {
-                        self.fetch_part(block, format, inside, mask, words, &mut tally)?
-                    }
-                    (_, words) => {
-                        let ahead = next..behind.min(next + run as u64);
-                        self.fetch_run(block..next, format, mask, words, ahead, &mut tally)?
-                    }
+            let block = first_block + piece.block;
+            self.add_plain(block, from, to - from, &mut tally);
+            let mut fetch = |words: &mut BlockWords| {
+                let found = if tensor.windows.is_some() {
+                    self.fetch_from_window(tensor, block, inside.clone(), mask, words, &mut tally)?
+                } else if inside == (0..BLOCK_BYTES) {
+                    let next = Some(block + 1).filter(|next| *next < behind);
+                    self.fetch_before(block, next, format, mask, words, &mut tally)?
+                } else {
+                    self.fetch_part(block, format, inside.clone(), mask, words, &mut tally)?
                 };
                 // Elements past the tensor's last are not the view's to show.
-                for (block, words) in (piece.block..).zip(words) {
-                    let before = block * format.block_elements();
-                    clear_from(format, alias.info.elements.saturating_sub(before), words);
-                }
+                let before = piece.block * format.block_elements();
+                clear_from(format, alias.info.elements.saturating_sub(before), words);
                 Ok::<_, DeviceError>(found)
             };
             // What is wanted whole is made where it goes, and decoded there if that has the tensor's form.
             let at = start + piece.offset;
             let bytes = piece.elements.len() * view.bits() as usize / 8;
-            let place = place(&shown, at, run * bytes);
+            let place = place(&shown, at, bytes);
             if let Some(place) = &place
                 && view.is_in_place()
-                && let (words @ [_, ..], []) = out[place.clone()].as_chunks_mut()
+                && let Ok(words) = <&mut BlockWords>::try_from(&mut out[place.clone()])
             {
                 if !fetch(words)? {
                     return Ok(false);
                 }
-                for words in words {
-                    view.render_in_place(words);
-                }
+                view.render_in_place(words);
                 continue;
             }
-            let words = &mut apart.get_or_insert([[0; BLOCK_BYTES]; MOST_AT_ONCE])[..run];
+            let words = apart.get_or_insert([0; BLOCK_BYTES]);
             if !fetch(words)? {
                 return Ok(false);
             }
             if let Some(place) = place {
-                for (words, out) in words.iter_mut().zip(out[place].chunks_exact_mut(bytes)) {
-                    view.render_to(words, piece.elements.start, out);
-                }
+                view.render_to(words, piece.elements.start, &mut out[place]);
                 continue;
             }
             rendered.clear();
-            view.render(&mut words[0], piece.elements.start, piece.elements.end, &mut rendered);
+            view.render(words, piece.elements.start, piece.elements.end, &mut rendered);
             let visible = alias.info.length.saturating_sub(piece.offset).min(rendered.len() as u64);
             let visible = usize::try_from(visible).expect("at most what was rendered");
             paste(out, range, at, &rendered[..visible]);

@@ -119,14 +119,17 @@ impl Entry {
     /// # Errors
     /// [`Damaged`].
     pub fn decode(bytes: &[u8; ENTRY_BYTES]) -> Result<Self, Damaged> {
-        if *bytes == POISON {
-            return Err(Damaged::Poison);
-        }
         let mut words = [0; WORDS];
+        let (mut any, mut all) = (0, u64::MAX);
         for (word, bytes) in words.iter_mut().zip(bytes.as_chunks().0) {
             *word = u64::from_le_bytes(*bytes);
+            (any, all) = (any | *word, all & *word);
         }
-        if words.iter().fold(0, |all, word| all | word) == 0 {
+        // As in POISON.
+        if all == u64::MAX {
+            return Err(Damaged::Poison);
+        }
+        if any == 0 {
             return Ok(Self::default());
         }
         let computed = checksum(&words);

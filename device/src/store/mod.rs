@@ -31,7 +31,10 @@ mod stock;
 mod sync;
 pub mod tables;
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::{
+    ops::Range,
+    sync::atomic::{AtomicU64, Ordering},
+};
 
 use parking_lot::Mutex;
 
@@ -228,6 +231,7 @@ impl Store {
     ///
     /// # Panics
     /// If `block` is past the device.
+    #[inline]
     pub fn fetch(
         &self,
         block: u64,
@@ -237,10 +241,11 @@ impl Store {
         self.stripes.read(block, || Ok(self.copy(self.index.get(block)?, select, bundle)))
     }
 
-    /// Has the processor bring the first `bytes` stored for `block`, and entries behind its own, into its caches. What somebody changes meanwhile makes it bring something else.
-    pub fn expect(&self, block: u64, bytes: u64) {
+    /// Has the processor bring these of the bytes stored for `block`, and entries behind its own, into its caches. What somebody changes meanwhile makes it bring something else.
+    #[inline]
+    pub fn expect(&self, block: u64, bytes: Range<u64>) {
         if let Some(segment) = self.index.glance(block) {
-            self.segments.expect(segment, usize::try_from(bytes).unwrap_or(usize::MAX).min(MAX_BUNDLE));
+            self.segments.expect(segment, bytes);
         }
     }
 
@@ -427,6 +432,7 @@ impl Store {
         self.segments.capacity_bytes()
     }
 
+    #[inline]
     fn copy(
         &self,
         entry: Entry,

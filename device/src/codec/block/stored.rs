@@ -195,8 +195,9 @@ impl Stored {
             Self::Planes(planes) if !mask.covers(PlaneMask::all(planes.format)) => planes,
             // All of it.
             _ => {
-                if self.bytes() > 0 {
-                    each(0..self.bytes());
+                let bytes = self.bytes();
+                if bytes > 0 {
+                    each(0..bytes);
                 }
                 return;
             }
