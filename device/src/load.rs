@@ -337,4 +337,4 @@ fn copy(
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -1,6 +1,7 @@
 //! The device, started as a user would start it: `lamina serve` in a process of its own.
 
 use std::{
+    fs,
     io::{BufRead, BufReader},
     os::unix::process::CommandExt,
     path::{Path, PathBuf},
@@ -179,6 +180,19 @@ impl Daemon {
     pub fn stop(self) -> Result<()> {
         self.process.stop()
     }
+}
+
+/// The worker of the process that holds a device, if it has one that lives.
+pub fn worker(holder: u32) -> Option<Pid> {
+    let tasks = fs::read_dir(format!("/proc/{holder}/task")).ok()?;
+    // Threads come and go.
+    let children = tasks.flatten().flat_map(|task| fs::read_to_string(task.path().join("children")));
+    let children = children.collect::<Vec<_>>().join(" ");
+    let lives = |pid: &&str| {
+        fs::read_to_string(format!("/proc/{pid}/stat"))
+            .is_ok_and(|stat| !stat.contains(") Z ") && !stat.contains(") X "))
+    };
+    Pid::from_raw(children.split_whitespace().find(lives)?.parse().ok()?)
 }
 
 /// Runs a client command against the device whose API is at `api` and returns what it printed.

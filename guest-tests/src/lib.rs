@@ -17,9 +17,25 @@ pub mod ram;
 pub mod report;
 pub mod visit;
 
-use std::path::{Path, PathBuf};
+use std::{
+    io::{IsTerminal, stderr},
+    path::{Path, PathBuf},
+};
 
 use anyhow::{Context, Result, bail};
+use tracing_subscriber::EnvFilter;
+
+/// Has this process log to stderr: what `LAMINA_LOG` asks for, or warnings.
+///
+/// # Panics
+/// When it logs already.
+pub fn log_to_stderr() {
+    tracing_subscriber::fmt()
+        .with_env_filter(EnvFilter::try_from_env("LAMINA_LOG").unwrap_or_else(|_| "warn".into()))
+        .with_writer(stderr)
+        .with_ansi(stderr().is_terminal())
+        .init();
+}
 
 /// The model and the KV cache that come with the project.
 ///

@@ -14,7 +14,7 @@ use std::{
 
 use lamina_guest_tests::{
     bundled, bundled_file,
-    daemon::Serve,
+    daemon::{Serve, worker},
     decode::Decode,
     job::{Job, Step},
     judge::Judge,
@@ -112,13 +112,8 @@ fn kill_workers(holder: u32, over: &std::sync::atomic::AtomicBool) -> u32 {
     let mut killed = 0;
     while !over.load(std::sync::atomic::Ordering::Relaxed) {
         std::thread::sleep(Duration::from_millis(250));
-        let Ok(tasks) = std::fs::read_dir(format!("/proc/{holder}/task")) else { break };
-        let children = tasks.flatten().flat_map(|task| std::fs::read_to_string(task.path().join("children")));
-        let workers: Vec<i32> = children
-            .flat_map(|list| list.split_whitespace().flat_map(str::parse).collect::<Vec<_>>())
-            .collect();
-        for pid in workers.into_iter().filter_map(rustix::process::Pid::from_raw) {
-            killed += u32::from(rustix::process::kill_process(pid, rustix::process::Signal::KILL).is_ok());
+        if let Some(worker) = worker(holder) {
+            killed += u32::from(rustix::process::kill_process(worker, rustix::process::Signal::KILL).is_ok());
         }
     }
     killed

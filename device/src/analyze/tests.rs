@@ -1,6 +1,5 @@
 //! Figures against a slow recomputation, and what becomes of tensors without elements or with zeros only.
 
-use std::io::Write as _;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde_json::{Value, json};
@@ -9,25 +8,7 @@ use super::*;
 use crate::BLOCK_BYTES;
 use crate::codec::block::{Bundle, Stored};
 use crate::format::Format;
-use crate::load::PIECE;
-
-/// A checkpoint of these tensors: name, dtype, shape, bytes.
-fn checkpoint(tensors: &[(&str, &str, &[u64], Vec<u8>)]) -> (tempfile::NamedTempFile, ModelFile) {
-    let mut header = serde_json::Map::new();
-    let mut data = Vec::new();
-    for (name, dtype, shape, bytes) in tensors {
-        let place = [data.len(), data.len() + bytes.len()];
-        header.insert((*name).to_owned(), json!({ "dtype": dtype, "shape": shape, "data_offsets": place }));
-        data.extend_from_slice(bytes);
-    }
-    let header = serde_json::to_vec(&header).unwrap();
-    let mut file = tempfile::NamedTempFile::new().unwrap();
-    file.write_all(&(header.len() as u64).to_le_bytes()).unwrap();
-    file.write_all(&header).unwrap();
-    file.write_all(&data).unwrap();
-    let model = ModelFile::open(file.path()).unwrap();
-    (file, model)
-}
+use crate::load::{PIECE, tests::checkpoint};
 
 /// Weights as they are found: sums of noise, bf16.
 fn weights(elements: usize) -> Vec<u8> {

@@ -6,7 +6,7 @@ use crate::device::DeviceConfig;
 use crate::kv::KvLayout;
 
 /// A checkpoint of these tensors: name, dtype, shape, bytes.
-fn checkpoint(tensors: &[(&str, &str, &[u64], Vec<u8>)]) -> (tempfile::NamedTempFile, ModelFile) {
+pub(crate) fn checkpoint(tensors: &[(&str, &str, &[u64], Vec<u8>)]) -> (tempfile::NamedTempFile, ModelFile) {
     let mut header = serde_json::Map::new();
     let mut data = Vec::new();
     for (name, dtype, shape, bytes) in tensors {

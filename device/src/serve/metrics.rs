@@ -42,6 +42,30 @@ struct Snapshot(ServedStats);
 struct Sheet<'a>(DescriptorEncoder<'a>);
 
 impl Sheet<'_> {
+    /// A metric without labels.
+    fn one(
+        &mut self,
+        name: &str,
+        help: &str,
+        unit: Option<&Unit>,
+        metric: &impl EncodeMetric,
+    ) -> fmt::Result {
+        metric.encode(self.0.encode_descriptor(name, help, unit, metric.metric_type())?)
+    }
+
+    /// A metric of this kind, with a value for each of some labels.
+    fn family<M: EncodeMetric>(
+        &mut self,
+        kind: MetricType,
+        name: &str,
+        help: &str,
+        unit: Option<&Unit>,
+        rows: impl IntoIterator<Item = (Labels, M)>,
+    ) -> fmt::Result {
+        let mut family = self.0.encode_descriptor(name, help, unit, kind)?;
+        rows.into_iter().try_for_each(|(labels, metric)| metric.encode(family.encode_family(&labels)?))
+    }
+
     fn counters(
         &mut self,
         name: &str,
@@ -49,9 +73,8 @@ impl Sheet<'_> {
         unit: Option<&Unit>,
         rows: impl IntoIterator<Item = (Labels, u64)>,
     ) -> fmt::Result {
-        let mut metric = self.0.encode_descriptor(name, help, unit, MetricType::Counter)?;
-        rows.into_iter()
-            .try_for_each(|(labels, value)| ConstCounter::new(value).encode(metric.encode_family(&labels)?))
+        let rows = rows.into_iter().map(|(labels, value)| (labels, ConstCounter::new(value)));
+        self.family(MetricType::Counter, name, help, unit, rows)
     }
 
     fn gauges(
@@ -61,24 +84,20 @@ impl Sheet<'_> {
         unit: Option<&Unit>,
         rows: impl IntoIterator<Item = (Labels, u64)>,
     ) -> fmt::Result {
-        let mut metric = self.0.encode_descriptor(name, help, unit, MetricType::Gauge)?;
-        rows.into_iter()
-            .try_for_each(|(labels, value)| ConstGauge::new(value).encode(metric.encode_family(&labels)?))
+        let rows = rows.into_iter().map(|(labels, value)| (labels, ConstGauge::new(value)));
+        self.family(MetricType::Gauge, name, help, unit, rows)
     }
 
     fn counter(&mut self, name: &str, help: &str, value: u64) -> fmt::Result {
-        let metric = self.0.encode_descriptor(name, help, None, MetricType::Counter)?;
-        ConstCounter::new(value).encode(metric)
+        self.one(name, help, None, &ConstCounter::new(value))
     }
 
     fn byte_counter(&mut self, name: &str, help: &str, value: u64) -> fmt::Result {
-        let metric = self.0.encode_descriptor(name, help, Some(&Unit::Bytes), MetricType::Counter)?;
-        ConstCounter::new(value).encode(metric)
+        self.one(name, help, Some(&Unit::Bytes), &ConstCounter::new(value))
     }
 
     fn gauge(&mut self, name: &str, help: &str, unit: Option<&Unit>, value: u64) -> fmt::Result {
-        let metric = self.0.encode_descriptor(name, help, unit, MetricType::Gauge)?;
-        ConstGauge::new(value).encode(metric)
+        self.one(name, help, unit, &ConstGauge::new(value))
     }
 
     /// What reads moved, as seven counters that share their labels.
@@ -205,17 +224,16 @@ impl Sheet<'_> {
         ];
         for (name, help, figure) in figures {
             let Some(figure) = figure else { continue };
-            let metric = self.0.encode_descriptor(name, help, None, MetricType::Gauge)?;
-            ConstGauge::new(figure).encode(metric)?;
+            self.one(name, help, None, &ConstGauge::new(figure))?;
         }
         if told.devices.iter().any(|member| member.modelled_gbs.is_some()) {
             let help = "Modelled: what a device moves while the busiest moves all it can";
             let name = "modelled_interleaved_gigabytes_per_second";
-            let mut metric = self.0.encode_descriptor(name, help, None, MetricType::Gauge)?;
-            for member in &told.devices {
+            let rows = told.devices.iter().map(|member| {
                 let figure = ConstGauge::new(member.modelled_gbs.unwrap_or(0.0));
-                figure.encode(metric.encode_family(&label(member))?)?;
-            }
+                (label(member), figure)
+            });
+            self.family(MetricType::Gauge, name, help, None, rows)?;
         }
         Ok(())
     }
@@ -269,7 +287,7 @@ impl Collector for Snapshot {
         let bytes = Some(&Unit::Bytes);
 
         let info = Info::new(vec![("mode", device.mode.to_string()), ("codec", device.codec.to_string())]);
-        info.encode(sheet.0.encode_descriptor("device", "What kind of device", None, info.metric_type())?)?;
+        sheet.one("device", "What kind of device", None, &info)?;
         let windows = [("base", device.capacity_bytes), ("views", device.views_capacity_bytes)];
         let windows = windows.map(|(window, bytes)| (vec![("window", window.to_owned())], bytes));
         sheet.gauges("window", "Bytes of a window", bytes, windows)?;
@@ -297,13 +315,7 @@ impl Collector for Snapshot {
             device.memory_reserve_bytes,
         )?;
         let uptime = ConstGauge::new(device.uptime_seconds);
-        let unit = Some(&Unit::Seconds);
-        uptime.encode(sheet.0.encode_descriptor(
-            "uptime",
-            "Since the device started",
-            unit,
-            uptime.metric_type(),
-        )?)?;
+        sheet.one("uptime", "Since the device started", Some(&Unit::Seconds), &uptime)?;
 
         sheet.counter("worker_deaths", "Processes that served and were replaced", device.worker_deaths)?;
         sheet.counter("panics", "Panics of processes that served", device.panics)?;

@@ -263,15 +263,19 @@ mod tests {
     use crate::device::{Device, DeviceConfig, PartitionConfig};
     use crate::store::image::Image;
 
+    /// A connection to QEMU's side that has been greeted, and the commands that come.
+    fn connected(listener: &UnixListener) -> (UnixStream, impl Iterator<Item = Value>) {
+        let (mut stream, _) = listener.accept().unwrap();
+        let lines = BufReader::new(stream.try_clone().unwrap()).lines();
+        writeln!(stream, "{}", json!({ "QMP": { "version": {}, "capabilities": [] } })).unwrap();
+        (stream, lines.map_while(|line| serde_json::from_str(&line.ok()?).ok()))
+    }
+
     /// Answers as QEMU does: the commands of one connection, until `count` came.
     fn qemu(listener: &UnixListener, count: usize) -> Vec<Value> {
-        let (mut stream, _) = listener.accept().unwrap();
-        let mut lines = BufReader::new(stream.try_clone().unwrap()).lines();
-        writeln!(stream, "{}", json!({ "QMP": { "version": {}, "capabilities": [] } })).unwrap();
+        let (mut stream, lines) = connected(listener);
         let mut commands = Vec::new();
-        while commands.len() < count {
-            let Some(Ok(line)) = lines.next() else { break };
-            let command: Value = serde_json::from_str(&line).unwrap();
+        for command in lines.take(count) {
             writeln!(stream, "{}", json!({ "event": "RESUME" })).unwrap();
             let refused = command["arguments"]["start"] == 8192;
             let answer =
@@ -384,6 +388,30 @@ mod tests {
         let reporter = PoisonReporter::start(partition, &socket, Told::default(), |_| ()).unwrap();
         assert_eq!(told(&qemu(&listener, 3)), [8192 * 2]);
         drop((listener, reporter));
+    }
+
+    #[test]
+    fn a_reporter_that_is_to_stop_tells_of_no_further_block() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("qmp");
+        let listener = UnixListener::bind(&socket).unwrap();
+        let device = Arc::new(Device::new(DeviceConfig::new(1 << 20, 4 << 20)).unwrap());
+        device.inject_poison(0, 8192).unwrap();
+        let (reporter, notes) = reporter(&device, &socket, Told::default());
+        let (mut qemu, commands) = connected(&listener);
+        let mut told_of = Vec::new();
+        for command in commands {
+            // While it waits for the answer that ends the first block.
+            if command["execute"] == "cxl-inject-general-media-event" {
+                reporter.stop();
+            }
+            writeln!(qemu, "{}", json!({ "return": {} })).unwrap();
+            told_of.push(command);
+        }
+        assert_eq!(told(&told_of), [0]);
+        drop(reporter);
+        let blocks: Vec<_> = notes.iter().map(|told| told.blocks).collect();
+        assert_eq!(blocks, [[0].into()]);
     }
 
     #[test]

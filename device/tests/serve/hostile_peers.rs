@@ -256,3 +256,37 @@ fn the_sockets_are_their_owners_and_loopback_answers_no_other_host() {
         }
     });
 }
+
+#[test]
+fn the_holder_waits_for_nobody_who_does_not_ask_or_does_not_listen() {
+    within(120, || {
+        let rig = rig();
+        let connect = || {
+            let asker = UnixStream::connect(rig.place.path("run/holder.sock")).unwrap();
+            let patience = Some(Duration::from_secs(60));
+            asker.set_read_timeout(patience).and_then(|()| asker.set_write_timeout(patience)).unwrap();
+            asker
+        };
+        let ask = |program: &str| {
+            let mut asker = connect();
+            let text = json!({ "Upgrade": program }).to_string();
+            let length = u32::try_from(text.len()).unwrap().to_le_bytes();
+            asker.write_all(&[&length, text.as_bytes()].concat()).unwrap();
+            asker
+        };
+        let _silent = connect();
+        // It is refused by its name, which is more than a socket takes that nobody reads.
+        let _deaf = ask(&"x".repeat(8 << 20));
+        let mut third = ask("/bin/true");
+        let mut length = [0; 4];
+        third.read_exact(&mut length).unwrap();
+        let mut text = vec![0; u32::from_le_bytes(length) as usize];
+        third.read_exact(&mut text).unwrap();
+        let answer: Value = serde_json::from_slice(&text).unwrap();
+        let refusal = answer["Upgraded"]["Err"].as_str().unwrap();
+        assert!(refusal.contains("/bin/true is no lamina"), "{refusal}");
+        // Its worker can be told what to do, too.
+        rig.run.signal(nix::sys::signal::Signal::SIGTERM);
+        assert!(rig.run.end().success());
+    });
+}

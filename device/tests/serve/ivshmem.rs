@@ -6,19 +6,19 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use lamina_abi::mailbox::{
     ANSWER_AT, ANSWER_LENGTH_AT, ANSWER_NUMBER_AT, ANSWER_TOTAL_AT, DEVICE_PEER, GUEST_PEER, MAILBOX_MAGIC,
     REQUEST_AT, REQUEST_BYTES, REQUEST_FROM_AT, REQUEST_LENGTH_AT, REQUEST_NUMBER_AT,
 };
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use nix::sys::signal::Signal;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 use serde_json::{Value, json};
 
-use crate::common::{Place, Run, eventually, noise, within};
+use crate::common::{Rig, eventually, within};
+use crate::deaths::kill_worker;
 
 /// A QEMU that has been told everything, with the hands of its guest.
 struct Guest {
@@ -110,21 +110,19 @@ impl Guest {
     }
 }
 
-/// A device with a tensor `t`, its bytes, and the socket of its mailboxes.
-fn start() -> (Run, Place, Vec<u8>, std::path::PathBuf) {
-    let place = Place::new();
-    let bytes = noise(7, 100_002);
-    let model = place.checkpoint("t", &bytes);
-    let socket = place.path("mailbox.sock");
-    let mut command = place.serve(&["--capacity", "32M", "--views-capacity", "64M"]);
-    let run = Run::start(command.args(["--model", &model, "--views", ""]).arg("--ivshmem").arg(&socket));
-    (run, place, bytes, socket)
+/// A device, and the socket of its mailboxes.
+fn start() -> (Rig, PathBuf) {
+    let rig = Rig::prepared(|place, command| {
+        command.arg("--ivshmem").arg(place.path("mailbox.sock"));
+    });
+    let socket = rig.place.path("mailbox.sock");
+    (rig, socket)
 }
 
 #[test]
 fn a_guest_without_a_serial_port_flushes_makes_views_and_is_rung_back() {
     within(120, || {
-        let (_run, place, mut bytes, socket) = start();
+        let (rig, socket) = start();
         let mut guest = Guest::connect(&socket);
         assert_eq!(guest.ask(&json!({ "op": "tensors" }))["tensors"][0]["name"], "t");
         let mut count = [0; 8];
@@ -133,8 +131,9 @@ fn a_guest_without_a_serial_port_flushes_makes_views_and_is_rung_back() {
 
         let view = guest.ask(&json!({ "op": "view", "tensor": "t", "spelling": "full" }));
         let offset = view["view"]["offset"].as_u64().unwrap();
-        let base = File::options().write(true).open(place.path("mount/base")).unwrap();
-        let views = File::open(place.path("mount/views")).unwrap();
+        let base = File::options().write(true).open(rig.base_path()).unwrap();
+        let views = File::open(rig.place.path("mount/views")).unwrap();
+        let mut bytes = rig.bytes.clone();
         let mut shown = vec![0; bytes.len()];
         views.read_exact_at(&mut shown, offset).unwrap();
         assert!(shown == bytes);
@@ -155,7 +154,7 @@ fn a_guest_without_a_serial_port_flushes_makes_views_and_is_rung_back() {
 #[test]
 fn a_guest_that_breaks_the_rules_gets_an_error_and_may_go_on() {
     within(120, || {
-        let (run, _place, _, socket) = start();
+        let (rig, socket) = start();
         let mut guest = Guest::connect(&socket);
         for length in [REQUEST_BYTES + 1, 1 << 20, u64::from(u32::MAX), u64::MAX] {
             let why = guest.refused(b"{\"op\":\"flush\"}", length);
@@ -184,8 +183,8 @@ fn a_guest_that_breaks_the_rules_gets_an_error_and_may_go_on() {
         std::io::Write::write_all(&mut guest.stream, b"what is this").unwrap();
         drop((guest, silent));
         assert_eq!(Guest::connect(&socket).ask(&json!({ "op": "flush" })), json!({ "ok": true }));
-        run.signal(Signal::SIGTERM);
-        assert!(run.end().success());
+        rig.run.signal(Signal::SIGTERM);
+        assert!(rig.run.end().success());
         assert!(!socket.exists());
     });
 }
@@ -193,20 +192,10 @@ fn a_guest_that_breaks_the_rules_gets_an_error_and_may_go_on() {
 #[test]
 fn a_workers_death_does_not_reach_the_guest() {
     within(120, || {
-        let (run, _place, _, socket) = start();
+        let (rig, socket) = start();
         let mut guest = Guest::connect(&socket);
         for _ in 0..5 {
-            let tasks = std::fs::read_dir(format!("/proc/{}/task", run.ready["pid"])).unwrap();
-            let children =
-                tasks.flatten().flat_map(|task| std::fs::read_to_string(task.path().join("children")));
-            let workers: Vec<i32> = children
-                .flat_map(|list| list.split_whitespace().flat_map(str::parse).collect::<Vec<_>>())
-                .collect();
-            assert!(!workers.is_empty());
-            for pid in workers {
-                // It may be dead already.
-                let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
-            }
+            kill_worker(&rig.run);
             assert_eq!(guest.ask(&json!({ "op": "flush" })), json!({ "ok": true }));
         }
     });

@@ -18,6 +18,7 @@ mod ivshmem;
 mod lanes;
 mod memory;
 mod mount;
+mod older_holder;
 mod poison;
 mod pressure;
 mod program;

@@ -47,7 +47,7 @@ fn poison_shows_in_cached_pages_and_views_and_a_store_of_the_block_clears_it() {
 }
 
 /// A monitor as QEMU's, for as long as this process lives: the DPAs that it is told of.
-fn monitor(socket: &Path) -> mpsc::Receiver<u64> {
+pub(crate) fn monitor(socket: &Path) -> mpsc::Receiver<u64> {
     let (told, dpas) = mpsc::channel();
     let listener = UnixListener::bind(socket).unwrap();
     thread::spawn(move || {

@@ -12,20 +12,17 @@ use lamina_abi::shmem::{
     ASK, BASE, CONFIG_BYTES, FAILED, FLUSH, FULL, MAGIC, MALFORMED, MAP, MORE, OK, OVERLAP, RANGE, RESET,
     UNKNOWN, UNMAP, VIEWS,
 };
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use nix::sys::signal::Signal;
 use serde_json::Value;
 use vhost::vhost_user::message::VhostUserMMap;
 use vhost::vhost_user::{Error, FrontendReqHandler, HandlerResult, VhostUserFrontendReqHandlerMut};
 use vm_memory::{Bytes, GuestAddress};
 
-use crate::common::{Place, Run, noise, within};
-use crate::deaths::worker;
+use crate::common::{BASE as BASE_BYTES, Rig, VIEWS as VIEWS_BYTES, within};
+use crate::deaths::kill_worker;
 use crate::disk_driver::{DATA, Driver, MEMORY, Part};
 
 const PAGE: u64 = 4096;
-const BASE_BYTES: u64 = 32 << 20;
-const VIEWS_BYTES: u64 = 64 << 20;
 /// Where answers go.
 const BACK: u64 = DATA + (1 << 20);
 
@@ -57,24 +54,18 @@ impl VhostUserFrontendReqHandlerMut for Noted {
     }
 }
 
-/// A device with a tensor, and a guest of it.
-struct Rig {
-    run: Run,
-    place: Place,
-    bytes: Vec<u8>,
+/// A device, and a guest of it.
+struct Guest {
+    rig: Rig,
     noted: Arc<Mutex<Noted>>,
     driver: Driver,
 }
 
-impl Rig {
+impl Guest {
     fn new() -> Self {
-        let place = Place::new();
-        let bytes = noise(5, 100_002);
-        let model = place.checkpoint("t", &bytes);
-        let socket = place.path("shmem.sock");
-        let mut command = place.serve(&["--capacity", "32M", "--views-capacity", "64M"]);
-        command.args(["--model", &model, "--views", "full", "--vhost-user-shmem"]).arg(&socket);
-        let run = Run::start(&mut command);
+        let rig = Rig::prepared(|place, command| {
+            command.arg("--vhost-user-shmem").arg(place.path("shmem.sock"));
+        });
         let noted = Arc::new(Mutex::new(Noted::default()));
         let mut channel = FrontendReqHandler::new(Arc::clone(&noted)).unwrap();
         channel.set_reply_ack_flag(true);
@@ -85,8 +76,8 @@ impl Rig {
         thread::spawn(
             move || while matches!(channel.handle_request(), Ok(_) | Err(Error::ReqHandlerError(_))) {},
         );
-        let driver = Driver::with_channel(&socket, &ours);
-        Self { run, place, bytes, noted, driver }
+        let driver = Driver::with_channel(&rig.place.path("shmem.sock"), &ours);
+        Self { rig, noted, driver }
     }
 
     /// Makes a request and returns the status, the answer's length and its piece.
@@ -122,26 +113,26 @@ impl Rig {
     }
 
     fn inode(&self, name: &str) -> u64 {
-        self.place.path(&format!("mount/{name}")).metadata().unwrap().ino()
+        self.rig.place.path(&format!("mount/{name}")).metadata().unwrap().ino()
     }
 }
 
 #[test]
 fn what_a_guest_asks_for_is_mapped_from_the_mounts_files_and_the_rest_refused() {
     within(120, || {
-        let mut rig = Rig::new();
-        let space = rig.driver.config(0, CONFIG_BYTES as usize);
+        let mut guest = Guest::new();
+        let space = guest.driver.config(0, CONFIG_BYTES as usize);
         let sizes: Vec<u8> =
             [1, BASE_BYTES, VIEWS_BYTES].iter().flat_map(|number| number.to_le_bytes()).collect();
         assert_eq!(space, [&MAGIC[..], &sizes].concat());
-        let region = rig.driver.region_bytes();
+        let region = guest.driver.region_bytes();
         assert_eq!(region, 256 << 20);
 
-        let (base, views) = (rig.inode("base"), rig.inode("views"));
-        assert_eq!(rig.map(BASE, 0, BASE_BYTES, 0), OK);
-        assert_eq!(rig.map(VIEWS, 2 << 20, PAGE, region - PAGE), OK);
+        let (base, views) = (guest.inode("base"), guest.inode("views"));
+        assert_eq!(guest.map(BASE, 0, BASE_BYTES, 0), OK);
+        assert_eq!(guest.map(VIEWS, 2 << 20, PAGE, region - PAGE), OK);
         let both = [(base, 0, 0, BASE_BYTES), (views, 2 << 20, region - PAGE, PAGE)];
-        assert_eq!(BTreeSet::from_iter(rig.mapped()), BTreeSet::from(both));
+        assert_eq!(BTreeSet::from_iter(guest.mapped()), BTreeSet::from(both));
         for (window, offset, length, at, status) in [
             (2, 0, PAGE, BASE_BYTES, MALFORMED),
             (BASE, 0, 0, BASE_BYTES, MALFORMED),
@@ -155,89 +146,89 @@ fn what_a_guest_asks_for_is_mapped_from_the_mounts_files_and_the_rest_refused() 
             (VIEWS, 0, PAGE, region - PAGE, OVERLAP),
         ] {
             assert_eq!(
-                rig.map(window, offset, length, at),
+                guest.map(window, offset, length, at),
                 status,
                 "{window} {offset:#x} {length:#x} {at:#x}"
             );
         }
         for (length, at) in [(PAGE, 0), (BASE_BYTES, PAGE), (0, 0), (PAGE, u64::MAX)] {
-            assert_eq!(rig.ask(UNMAP, 0, [0, length, at], b"").0, UNKNOWN);
+            assert_eq!(guest.ask(UNMAP, 0, [0, length, at], b"").0, UNKNOWN);
         }
-        assert_eq!(rig.ask(MAP, BASE, [0, PAGE, BASE_BYTES], b"text").0, MALFORMED);
-        assert_eq!(rig.ask(77, 0, [0; 3], b"").0, UNKNOWN);
-        assert_eq!(BTreeSet::from_iter(rig.mapped()), BTreeSet::from(both));
+        assert_eq!(guest.ask(MAP, BASE, [0, PAGE, BASE_BYTES], b"text").0, MALFORMED);
+        assert_eq!(guest.ask(77, 0, [0; 3], b"").0, UNKNOWN);
+        assert_eq!(BTreeSet::from_iter(guest.mapped()), BTreeSet::from(both));
 
         // The guest's own memory takes one of the eight places that QEMU has.
         for n in 0..5 {
-            assert_eq!(rig.map(BASE, 0, PAGE, BASE_BYTES + n * PAGE), OK);
+            assert_eq!(guest.map(BASE, 0, PAGE, BASE_BYTES + n * PAGE), OK);
         }
-        assert_eq!(rig.map(BASE, 0, PAGE, BASE_BYTES + 5 * PAGE), FULL);
-        assert_eq!(rig.ask(UNMAP, 0, [0, PAGE, region - PAGE], b"").0, OK);
-        rig.noted.lock().unwrap().refuse = true;
-        assert_eq!(rig.map(BASE, 0, PAGE, region - PAGE), FAILED);
-        rig.noted.lock().unwrap().refuse = false;
-        assert_eq!(rig.map(BASE, 0, PAGE, region - PAGE), OK);
-        assert_eq!(rig.ask(RESET, 0, [0; 3], b"").0, OK);
-        assert_eq!(rig.mapped(), []);
-        assert_eq!(rig.map(VIEWS, 0, VIEWS_BYTES, PAGE), OK);
+        assert_eq!(guest.map(BASE, 0, PAGE, BASE_BYTES + 5 * PAGE), FULL);
+        assert_eq!(guest.ask(UNMAP, 0, [0, PAGE, region - PAGE], b"").0, OK);
+        guest.noted.lock().unwrap().refuse = true;
+        assert_eq!(guest.map(BASE, 0, PAGE, region - PAGE), FAILED);
+        guest.noted.lock().unwrap().refuse = false;
+        assert_eq!(guest.map(BASE, 0, PAGE, region - PAGE), OK);
+        assert_eq!(guest.ask(RESET, 0, [0; 3], b"").0, OK);
+        assert_eq!(guest.mapped(), []);
+        assert_eq!(guest.map(VIEWS, 0, VIEWS_BYTES, PAGE), OK);
     });
 }
 
 #[test]
 fn nothing_is_read_through_what_is_mapped_and_nonsense_comes_back() {
     within(120, || {
-        let mut rig = Rig::new();
-        let base = File::options().read(true).write(true).open(rig.place.path("mount/base")).unwrap();
-        rig.driver.also(MEMORY, BASE_BYTES, &base);
+        let mut guest = Guest::new();
+        let base = File::options().read(true).write(true).open(guest.rig.place.path("mount/base")).unwrap();
+        guest.driver.also(MEMORY, BASE_BYTES, &base);
         // The window is guest memory now, and still no place for a request, or an answer.
-        assert_eq!(rig.exchange(MEMORY, 32, 16), 0);
-        assert_eq!(rig.exchange(MEMORY - 16, 32, 16), 0);
+        assert_eq!(guest.exchange(MEMORY, 32, 16), 0);
+        assert_eq!(guest.exchange(MEMORY - 16, 32, 16), 0);
         for (length, room) in [(31, 16), (0, 16), (32, 15), (32, 0), (32 + (64 << 10) + 1, 16)] {
-            assert_eq!(rig.exchange(DATA, length, room), 0, "{length} {room}");
+            assert_eq!(guest.exchange(DATA, length, room), 0, "{length} {room}");
         }
-        assert_eq!(rig.exchange(1 << 40, 32, 16), 0);
-        assert_eq!(rig.map(BASE, 0, PAGE, 0), OK);
-        rig.run.signal(Signal::SIGTERM);
-        assert!(rig.run.end().success());
-        assert!(!rig.place.path("shmem.sock").exists());
+        assert_eq!(guest.exchange(1 << 40, 32, 16), 0);
+        assert_eq!(guest.map(BASE, 0, PAGE, 0), OK);
+        guest.rig.run.signal(Signal::SIGTERM);
+        assert!(guest.rig.run.end().success());
+        assert!(!guest.rig.place.path("shmem.sock").exists());
     });
 }
 
 #[test]
 fn lines_and_flushes_reach_the_device_whichever_worker_it_has() {
     within(120, || {
-        let mut rig = Rig::new();
-        let (status, total, text) = rig.ask(ASK, 0, [0; 3], br#"{"op":"views"}"#);
+        let mut guest = Guest::new();
+        let view = guest.rig.view("full");
+        let (status, total, text) = guest.ask(ASK, 0, [0; 3], br#"{"op":"views"}"#);
         assert_eq!((status, total), (OK, text.len() as u64));
         let views: Value = serde_json::from_slice(&text).unwrap();
-        let offset = views["views"][0]["offset"].as_u64().unwrap();
-        let (status, again, rest) = rig.ask(MORE, 0, [10, 0, 0], b"");
+        assert_eq!(views["views"][0]["offset"], view.offset);
+        let (status, again, rest) = guest.ask(MORE, 0, [10, 0, 0], b"");
         assert_eq!((status, again, &rest[..]), (OK, total, &text[10..]));
         for from in [total + 1, u64::MAX] {
-            assert_eq!(rig.ask(MORE, 0, [from, 0, 0], b""), (OK, total, Vec::new()));
+            assert_eq!(guest.ask(MORE, 0, [from, 0, 0], b""), (OK, total, Vec::new()));
         }
         for line in [&b""[..], b" ", b"{}\n{}"] {
-            assert_eq!(rig.ask(ASK, 0, [0; 3], line).0, MALFORMED);
+            assert_eq!(guest.ask(ASK, 0, [0; 3], line).0, MALFORMED);
         }
 
-        let holder = u32::try_from(rig.run.ready["pid"].as_u64().unwrap()).unwrap();
-        let base = File::options().write(true).open(rig.place.path("mount/base")).unwrap();
-        let shown = File::open(rig.place.path("mount/views")).unwrap();
-        let mut read = vec![0; rig.bytes.len()];
+        let base = File::options().write(true).open(guest.rig.place.path("mount/base")).unwrap();
+        let shown = File::open(guest.rig.place.path("mount/views")).unwrap();
+        let mut read = vec![0; guest.rig.bytes.len()];
         for (round, range) in [[0, 0], [4096, 4096], [0, BASE_BYTES]].into_iter().enumerate() {
-            shown.read_exact_at(&mut read, offset).unwrap();
-            assert!(read == rig.bytes);
+            shown.read_exact_at(&mut read, view.offset).unwrap();
+            assert!(read == guest.rig.bytes);
             let text = format!("round {round}");
             base.write_all_at(text.as_bytes(), 5000).unwrap();
-            rig.bytes[5000..5000 + text.len()].copy_from_slice(text.as_bytes());
-            assert_eq!(rig.ask(FLUSH, 0, [range[0], range[1], 0], b"").0, OK);
-            shown.read_exact_at(&mut read, offset).unwrap();
-            assert!(read == rig.bytes, "{text}");
-            kill(Pid::from_raw(worker(holder)), Signal::SIGKILL).unwrap();
+            guest.rig.bytes[5000..5000 + text.len()].copy_from_slice(text.as_bytes());
+            assert_eq!(guest.ask(FLUSH, 0, [range[0], range[1], 0], b"").0, OK);
+            shown.read_exact_at(&mut read, view.offset).unwrap();
+            assert!(read == guest.rig.bytes, "{text}");
+            kill_worker(&guest.rig.run);
         }
         for range in [[BASE_BYTES + 1, 0], [0, BASE_BYTES + 1], [u64::MAX, 1], [1, u64::MAX]] {
-            assert_eq!(rig.ask(FLUSH, 0, [range[0], range[1], 0], b"").0, RANGE);
+            assert_eq!(guest.ask(FLUSH, 0, [range[0], range[1], 0], b"").0, RANGE);
         }
-        assert_eq!(rig.map(BASE, 0, PAGE, 0), OK);
+        assert_eq!(guest.map(BASE, 0, PAGE, 0), OK);
     });
 }

@@ -1,22 +1,20 @@
 //! The program decodes on windows in ordinary files, with a device in this process that shows what was flushed.
 
+mod common;
+
 use std::{
-    fs::{File, OpenOptions},
-    io::{BufRead, BufReader, Write},
-    os::unix::{fs::FileExt, net::UnixListener},
-    path::PathBuf,
-    process::Command,
+    fs::File,
+    os::unix::fs::FileExt,
     sync::{Arc, Mutex},
-    thread,
 };
 
-use lamina_abi::{Directory, Layout, TensorEntry, VIEW_ALIGN, ViewEntry, encode};
+use common::Files;
+use lamina_abi::{Directory, Layout, TensorEntry, VIEW_ALIGN, ViewEntry};
 use lamina_guest::{DecodePlan, DecodeRun, Event, Plan, Task};
 use lamina_llama::{
     Config, Decoder, Element, Memory, PlainCache, Sampler, Slot, Tokenizer, Viewed, Weight, judge, write,
 };
 use serde_json::{Value, json};
-use tempfile::TempDir;
 
 const WINDOW: u64 = 128 << 20;
 const CONFIG: Config =
@@ -27,7 +25,7 @@ type Named = (String, Vec<u8>);
 
 /// A device with a model of noise and an empty cache, every tensor with the view `full`.
 struct Device {
-    dir: TempDir,
+    files: Files,
     weights: Vec<Named>,
     /// Requests at the control port, without the ones that find a connection's own replies.
     asked: Arc<Mutex<Vec<Value>>>,
@@ -54,14 +52,14 @@ impl Device {
         let tensors: Vec<Named> =
             weights.iter().cloned().chain(cache).filter(|(name, _)| name != missing).collect();
 
-        let device = Self { dir: TempDir::new().unwrap(), weights, asked: Arc::default() };
+        let device = Self { files: Files::new(), weights, asked: Arc::default() };
         let mut directory =
             Directory { generation: 1, base_bytes: WINDOW, views_bytes: WINDOW, ..Directory::default() };
         let mut dpa = 0;
         for (index, (name, bytes)) in (0_u32..).zip(&tensors) {
             let length = bytes.len() as u64;
             let elements = length / 2;
-            device.file("base").write_all_at(bytes, dpa).unwrap();
+            device.files.file("base").write_all_at(bytes, dpa).unwrap();
             directory.tensors.push(TensorEntry {
                 name: name.clone(),
                 shape: elements.to_string(),
@@ -82,68 +80,40 @@ impl Device {
             });
             dpa += length.next_multiple_of(4096);
         }
-        device.file("base").set_len(WINDOW).unwrap();
-        device.file("views").set_len(WINDOW).unwrap();
-        device.file("views").write_all_at(&encode(&directory).unwrap(), 0).unwrap();
-        std::fs::write(device.path("tokenizer"), vocabulary()).unwrap();
-        show(&device.file("base"), &device.file("views"), &directory, 0..WINDOW);
+        device.files.publish(&directory);
+        std::fs::write(device.files.path("tokenizer"), vocabulary()).unwrap();
+        show(&device.files.file("base"), &device.files.file("views"), &directory, 0..WINDOW);
         device.serve(directory);
         device
     }
 
-    fn path(&self, name: &str) -> PathBuf {
-        self.dir.path().join(name)
-    }
-
-    fn file(&self, name: &str) -> File {
-        let path = self.path(name);
-        OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path).unwrap()
-    }
-
     fn serve(&self, directory: Directory) {
-        let listener = UnixListener::bind(self.path("ctl")).unwrap();
-        let (base, views, asked) = (self.file("base"), self.file("views"), Arc::clone(&self.asked));
-        thread::spawn(move || {
-            for stream in listener.incoming() {
-                let mut stream = stream.unwrap();
-                for line in BufReader::new(stream.try_clone().unwrap()).lines() {
-                    let Ok(request) = serde_json::from_str::<Value>(&line.unwrap()) else { continue };
-                    let reply = match request["op"].as_str().unwrap() {
-                        "flush" => {
-                            let start = request["offset"].as_u64().unwrap();
-                            let end = start + request["length"].as_u64().unwrap();
-                            show(&base, &views, &directory, start..end);
-                            json!({ "ok": true })
-                        }
-                        "evict" => json!({ "ok": true }),
-                        "stats" => json!({ "ok": true, "stats": { "asked": asked.lock().unwrap().len() } }),
-                        other => json!({ "ok": false, "error": format!("no request: {other}") }),
-                    };
-                    if reply["ok"] == true {
-                        asked.lock().unwrap().push(request);
-                    }
-                    stream.write_all(format!("{reply}\n").as_bytes()).unwrap();
+        let (base, views) = (self.files.file("base"), self.files.file("views"));
+        let asked = Arc::clone(&self.asked);
+        self.files.serve(move |request| {
+            let reply = match request["op"].as_str().unwrap() {
+                "flush" => {
+                    let start = request["offset"].as_u64().unwrap();
+                    let end = start + request["length"].as_u64().unwrap();
+                    show(&base, &views, &directory, start..end);
+                    json!({ "ok": true })
                 }
+                "evict" => json!({ "ok": true }),
+                "stats" => json!({ "ok": true, "stats": { "asked": asked.lock().unwrap().len() } }),
+                other => json!({ "ok": false, "error": format!("no request: {other}") }),
+            };
+            if reply["ok"] == true {
+                asked.lock().unwrap().push(request);
             }
+            reply
         });
     }
 
     fn run(&self, decode: DecodePlan) -> Vec<Event> {
         let plan =
             Plan { views: Some(Vec::new()), read_base: false, decode: Some(decode), ..Plan::default() };
-        std::fs::write(self.path("plan.json"), serde_json::to_vec(&plan).unwrap()).unwrap();
-        let output = Command::new(env!("CARGO_BIN_EXE_lamina-guest"))
-            .arg(self.path("plan.json"))
-            .arg("--report")
-            .arg(self.path("report"))
-            .env("LAMINA_BASE", self.path("base"))
-            .env("LAMINA_VIEWS", self.path("views"))
-            .env("LAMINA_CTL", self.path("ctl"))
-            .output()
-            .unwrap();
-        let text = std::fs::read_to_string(self.path("report")).unwrap();
-        let events: Vec<Event> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-        let Some(Event::Done { ok, .. }) = events.last() else { panic!("{text}") };
+        let (output, events) = self.files.run(&serde_json::to_string(&plan).unwrap());
+        let Some(Event::Done { ok, .. }) = events.last() else { panic!("{events:?}") };
         assert_eq!(output.status.success(), *ok, "{}", String::from_utf8_lossy(&output.stderr));
         events
     }
@@ -156,7 +126,7 @@ impl Device {
         };
         DecodePlan {
             config: CONFIG,
-            tokenizer: self.path("tokenizer"),
+            tokenizer: self.files.path("tokenizer"),
             cache: "kv".to_owned(),
             page_tokens: 8,
             flush_every: 6,
@@ -262,9 +232,9 @@ fn texts_are_what_ordinary_memory_makes_them() {
     }
     // All of it is in the device, behind it what was cleared.
     let mut rows = vec![0; 2 * CONFIG.kv_dim() * CONFIG.seq_len];
-    let directory = lamina_abi::decode(&std::fs::read(device.path("views")).unwrap()).unwrap();
+    let directory = lamina_abi::decode(&std::fs::read(device.files.path("views")).unwrap()).unwrap();
     let value = directory.tensor("kv.layers.1.v").unwrap();
-    device.file("base").read_exact_at(&mut rows, value.dpa).unwrap();
+    device.files.file("base").read_exact_at(&mut rows, value.dpa).unwrap();
     let end = 8 * (text.len() - 1);
     assert!(rows[..end].chunks(8).all(|row| row.iter().any(|byte| *byte != 0)));
     assert!(rows[end..].iter().all(|byte| *byte == 0));

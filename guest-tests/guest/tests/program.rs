@@ -1,30 +1,26 @@
 //! The program on windows in ordinary files, with a device in this process that answers flushes.
 
-use std::{
-    fs::{File, OpenOptions},
-    io::{BufRead, BufReader, Write},
-    os::unix::{fs::FileExt, net::UnixListener},
-    path::PathBuf,
-    process::{Command, Output},
-    thread,
-};
+mod common;
 
-use lamina_abi::{Directory, Layout, TensorEntry, VIEW_ALIGN, ViewEntry, encode};
+use std::{fs::File, os::unix::fs::FileExt};
+
+use common::Files;
+use lamina_abi::{Directory, Layout, TensorEntry, VIEW_ALIGN, ViewEntry};
 use lamina_guest::{AttachBench, Event, Measure, Phase, Plan, WarmBench, WritePlan, rotate};
+use serde_json::json;
 use sha2::{Digest, Sha256};
-use tempfile::TempDir;
 
 const WINDOW: u64 = 16 << 20;
 const ELEMENTS: u64 = 50_001;
 
 struct Device {
-    dir: TempDir,
+    files: Files,
 }
 
 impl Device {
     /// Tensors `a` and `b` (16-bit elements), each with the views `full` and `e8m0` (here: every low byte cleared).
     fn new() -> Self {
-        let device = Self { dir: TempDir::new().unwrap() };
+        let device = Self { files: Files::new() };
         let mut directory =
             Directory { generation: 3, base_bytes: WINDOW, views_bytes: WINDOW, ..Directory::default() };
         for (index, name) in (0_u32..).zip(["a", "b"]) {
@@ -41,7 +37,7 @@ impl Device {
             });
             let bytes: Vec<u8> =
                 (0..length).map(|at| ((at + dpa).wrapping_mul(0x9e37_79b9) >> 11).to_le_bytes()[0]).collect();
-            device.file("base").write_all_at(&bytes, dpa).unwrap();
+            device.files.file("base").write_all_at(&bytes, dpa).unwrap();
             for (slot, spelling) in (1_u64..).zip(["full", "e8m0"]) {
                 let offset = (u64::from(index) * 2 + slot) * VIEW_ALIGN;
                 directory.views.push(ViewEntry {
@@ -55,77 +51,39 @@ impl Device {
                 });
             }
         }
-        device.file("base").set_len(WINDOW).unwrap();
-        device.file("views").set_len(WINDOW).unwrap();
-        device.file("views").write_all_at(&encode(&directory).unwrap(), 0).unwrap();
+        device.files.publish(&directory);
         device.show(&directory);
         device.serve(directory);
         device
     }
 
-    fn path(&self, name: &str) -> PathBuf {
-        self.dir.path().join(name)
-    }
-
-    fn file(&self, name: &str) -> File {
-        let path = self.path(name);
-        OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path).unwrap()
-    }
-
     /// Makes the views what the base window says, as a flush does.
     fn show(&self, directory: &Directory) {
-        show(&self.file("base"), &self.file("views"), directory);
+        show(&self.files.file("base"), &self.files.file("views"), directory);
     }
 
     fn serve(&self, directory: Directory) {
-        let listener = UnixListener::bind(self.path("ctl")).unwrap();
-        let (base, views) = (self.file("base"), self.file("views"));
-        thread::spawn(move || {
-            for stream in listener.incoming() {
-                let mut stream = stream.unwrap();
-                for line in BufReader::new(stream.try_clone().unwrap()).lines() {
-                    let line = line.unwrap();
-                    if line.contains("\"op\":\"flush\"") {
-                        show(&base, &views, &directory);
-                        stream.write_all(b"{\"ok\":true}\n").unwrap();
-                    } else if line.contains("\"op\":\"evict\"") {
-                        stream.write_all(b"{\"ok\":true}\n").unwrap();
-                    } else if !line.is_empty() {
-                        // A connection finds its own replies by asking for what does not exist.
-                        let error = format!("no request: {line}");
-                        let refusal = serde_json::json!({ "ok": false, "error": error });
-                        stream.write_all(format!("{refusal}\n").as_bytes()).unwrap();
-                    }
-                }
+        let (base, views) = (self.files.file("base"), self.files.file("views"));
+        self.files.serve(move |request| match request["op"].as_str() {
+            Some("flush") => {
+                show(&base, &views, &directory);
+                json!({ "ok": true })
             }
+            Some("evict") => json!({ "ok": true }),
+            // A connection finds its own replies by asking for what does not exist.
+            _ => json!({ "ok": false, "error": format!("no request: {request}") }),
         });
     }
 
     fn tensor(&self, name: &str) -> Vec<u8> {
         let mut bytes = vec![0; usize::try_from(2 * ELEMENTS).unwrap()];
         let dpa = if name == "a" { 0 } else { (2 * ELEMENTS).next_multiple_of(4096) };
-        self.file("base").read_exact_at(&mut bytes, dpa).unwrap();
+        self.files.file("base").read_exact_at(&mut bytes, dpa).unwrap();
         bytes
     }
 
-    fn run(&self, plan: &str) -> (Output, Vec<Event>) {
-        std::fs::write(self.path("plan.json"), plan).unwrap();
-        let _ = std::fs::remove_file(self.path("report"));
-        let output = Command::new(env!("CARGO_BIN_EXE_lamina-guest"))
-            .arg(self.path("plan.json"))
-            .arg("--report")
-            .arg(self.path("report"))
-            .env("LAMINA_BASE", self.path("base"))
-            .env("LAMINA_VIEWS", self.path("views"))
-            .env("LAMINA_CTL", self.path("ctl"))
-            .output()
-            .unwrap();
-        let text = std::fs::read_to_string(self.path("report")).unwrap();
-        (output, text.lines().map(|line| serde_json::from_str(line).unwrap()).collect())
-    }
-
     fn good(&self, plan: &Plan) -> Vec<Event> {
-        let (output, events) = self.run(&serde_json::to_string(plan).unwrap());
+        let (output, events) = self.files.run(&serde_json::to_string(plan).unwrap());
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         assert_eq!(events.last(), Some(&Event::Done { ok: true, errors: vec![] }));
         events
@@ -292,7 +250,7 @@ fn a_way_in_is_measured_in_every_round_and_loads_what_was_stored() {
 
     let lost = AttachBench { tensor: "nope".into(), ..bench };
     let plan = Plan { attach_bench: Some(lost), ..plan };
-    let (output, events) = device.run(&serde_json::to_string(&plan).unwrap());
+    let (output, events) = device.files.run(&serde_json::to_string(&plan).unwrap());
     let Some(Event::Done { ok: false, errors }) = events.last() else { panic!("{events:?}") };
     assert!(output.status.code() == Some(1) && errors[0].contains("nope"), "{errors:?}");
 }
@@ -301,8 +259,8 @@ fn a_way_in_is_measured_in_every_round_and_loads_what_was_stored() {
 fn every_failing_step_is_in_the_last_event() {
     let device = Device::new();
     // A view that differs from its tensor.
-    device.file("views").write_all_at(b"damage", VIEW_ALIGN).unwrap();
-    let (output, events) = device.run(
+    device.files.file("views").write_all_at(b"damage", VIEW_ALIGN).unwrap();
+    let (output, events) = device.files.run(
         r#"{"write":{"tensor":"nope","seed":1},"warm_bench":{"tensor":"missing","repeats":1},"views":["full"]}"#,
     );
     assert_eq!(output.status.code(), Some(1));
@@ -319,11 +277,11 @@ fn every_failing_step_is_in_the_last_event() {
 #[test]
 fn without_a_device_or_a_plan_the_end_still_comes() {
     let device = Device::new();
-    std::fs::remove_file(device.path("views")).unwrap();
+    std::fs::remove_file(device.files.path("views")).unwrap();
     for (plan, says) in
         [("{}", "cannot open the window"), ("{\"view\":[]}", "unknown field"), ("{", "no plan")]
     {
-        let (output, events) = device.run(plan);
+        let (output, events) = device.files.run(plan);
         assert_eq!(output.status.code(), Some(1));
         let Some(Event::Done { ok: false, errors }) = events.last() else { panic!("{events:?}") };
         assert!(errors.len() == 1 && errors[0].contains(says), "{says}: {errors:?}");
@@ -333,7 +291,7 @@ fn without_a_device_or_a_plan_the_end_still_comes() {
 #[test]
 fn the_views_window_is_not_written_by_reading() {
     let device = Device::new();
-    let before = std::fs::read(device.path("views")).unwrap();
+    let before = std::fs::read(device.files.path("views")).unwrap();
     device.good(&Plan::default());
-    assert!(std::fs::read(device.path("views")).unwrap() == before);
+    assert!(std::fs::read(device.files.path("views")).unwrap() == before);
 }

@@ -15,14 +15,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use comfy_table::Table;
 use lamina::BLOCK_BYTES;
 use rustix::fs::OFlags;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Signal, kill_process};
 
 use super::{median, table, tile};
-use crate::daemon::{Daemon, Serve};
+use crate::daemon::{Daemon, Serve, worker};
 
 /// Blocks that are loaded in turn.
 const BLOCKS: u64 = 64;
@@ -98,6 +98,8 @@ impl Deaths {
             let read = reading.join().map_err(|_| anyhow::anyhow!("the reader panicked"))?;
             read.and(waits)
         })?;
+        let deaths = device.stats()?["device"]["worker_deaths"].as_u64();
+        ensure!(deaths == Some(self.kills as u64), "{} kills were {deaths:?} deaths", self.kills);
         device.stop()?;
         Ok(waits)
     }
@@ -175,15 +177,8 @@ impl Reader {
 
 /// Kills the worker of a holder.
 fn kill_worker(holder: u32) -> Result<()> {
-    for task in fs::read_dir(format!("/proc/{holder}/task"))? {
-        // A thread may end meanwhile.
-        let Ok(children) = fs::read_to_string(task?.path().join("children")) else { continue };
-        if let Some(pid) = children.split_whitespace().next() {
-            let pid = Pid::from_raw(pid.parse()?).context("no process")?;
-            return kill_process(pid, Signal::KILL).context("the worker cannot be killed");
-        }
-    }
-    bail!("the device has no worker")
+    let worker = worker(holder).context("the device has no worker")?;
+    kill_process(worker, Signal::KILL).context("the worker cannot be killed")
 }
 
 #[expect(clippy::cast_precision_loss, reason = "a size to be looked at")]

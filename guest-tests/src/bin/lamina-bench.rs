@@ -1,11 +1,6 @@
 //! `./x bench`: the benchmarks.
 
-use std::{
-    io::{IsTerminal, stderr},
-    path::PathBuf,
-    process::ExitCode,
-    time::Duration,
-};
+use std::{path::PathBuf, process::ExitCode, time::Duration};
 
 use anyhow::{Result, bail};
 use clap::{Parser, Subcommand};
@@ -14,7 +9,7 @@ use lamina_guest_tests::{
     bench::{
         attach::AttachBench, codec::CodecBench, deaths::Deaths, mount::Mount, start, vhost::Vhost, warm::Warm,
     },
-    bundled,
+    bundled, log_to_stderr,
 };
 
 /// Measures the device, each thing beside its peer in the same run.
@@ -142,13 +137,7 @@ const ATTACH_ROUNDS: u32 = 7;
 const SECONDS: u64 = 6;
 
 fn main() -> ExitCode {
-    tracing_subscriber::fmt()
-        .with_env_filter(
-            tracing_subscriber::EnvFilter::try_from_env("LAMINA_LOG").unwrap_or_else(|_| "warn".into()),
-        )
-        .with_writer(stderr)
-        .with_ansi(stderr().is_terminal())
-        .init();
+    log_to_stderr();
     match run(Cli::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(why) => {

@@ -15,6 +15,7 @@ use lamina_guest_tests::{
     daemon::Serve,
     decode::Decode,
     job::{Job, Step},
+    log_to_stderr,
     ram::{self, Ram},
 };
 use lamina_llama::Policy;
@@ -173,13 +174,7 @@ fn temperature(text: &str) -> Result<f32, String> {
 }
 
 fn main() -> ExitCode {
-    tracing_subscriber::fmt()
-        .with_env_filter(
-            tracing_subscriber::EnvFilter::try_from_env("LAMINA_LOG").unwrap_or_else(|_| "warn".into()),
-        )
-        .with_writer(stderr)
-        .with_ansi(stderr().is_terminal())
-        .init();
+    log_to_stderr();
     match run(Cli::parse()) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,

@@ -2,13 +2,12 @@
 //!
 //! QEMU hands each load and store of such a region on by itself, so little is read.
 
-use std::fmt::Write;
 use std::path::Path;
 use std::process::Command;
 
 use lamina_guest_tests::{judge::Judge, programs};
 
-use crate::script::{VIEWS, WRITTEN, finish, model, sum, told};
+use crate::script::{BEGIN, ROTATION, VIEWS, WRITTEN, finish, model, new, right, sum, sums, told, write};
 
 /// How the set is asked for.
 enum By {
@@ -17,16 +16,15 @@ enum By {
 }
 
 impl By {
-    /// The options for a boot of `script.sh` in `folder`, with the file `new` beside it.
-    fn options(&self, set: &str, folder: &Path) -> Vec<String> {
+    /// The options for a boot of `script.sh` in `folder`, with the file `new` beside it, which `put` puts into the guest.
+    fn options(&self, set: &str, folder: &Path, put: &str) -> Vec<String> {
         let text = |name: &str| folder.join(name).to_str().unwrap().to_owned();
         let (model, views) = (model(), VIEWS.join(","));
         let model = model.to_str().unwrap();
         match self {
             Self::Options => {
-                let put = format!("{}=/new", text("new"));
                 let (run, script) = (text("run"), text("script.sh"));
-                let words = ["--interleave", set, "--views", &views, "--put", &put, "--run-dir", &run];
+                let words = ["--interleave", set, "--views", &views, "--put", put, "--run-dir", &run];
                 let model = ["--script", &script, "--model", model];
                 words.iter().chain(&model).map(|word| (*word).to_owned()).collect()
             }
@@ -47,11 +45,10 @@ fn a_guest_puts_the_set_together(by: &By, set: &str, ways: usize, granularity: u
     let folder = tempfile::tempdir().unwrap();
     let judge = Judge::new(&[model()]).unwrap();
     let names: Vec<&str> = judge.names().collect();
-    let new = folder.path().join("new");
-    std::fs::write(&new, judge.full(WRITTEN, 1000).unwrap()).unwrap();
+    let put = new(folder.path(), &judge, WRITTEN);
 
     let mut script = format!(
-        "#!/bin/sh\nfail() {{ echo \"FAILED: $*\"; exit 1; }}\nlamina-shim up || fail up\n\
+        "{BEGIN}lamina-shim up || fail up\n\
          region=$(grep -lx {ways} /sys/bus/cxl/devices/region*/interleave_ways) || fail 'no set'\n\
          [ \"$(cat $(dirname $region)/interleave_granularity)\" = {granularity} ] || fail granularity\n"
     );
@@ -60,10 +57,8 @@ fn a_guest_puts_the_set_together(by: &By, set: &str, ways: usize, granularity: u
             sum(&mut script, &format!("before{n}-{view}"), name, view);
         }
     }
-    writeln!(script, "lamina-shim write {WRITTEN} </new && lamina-shim flush || fail flush").unwrap();
-    for view in VIEWS.iter().chain(&["base"]) {
-        sum(&mut script, &format!("after-{view}"), WRITTEN, view);
-    }
+    write(&mut script, WRITTEN);
+    sums(&mut script, "after", WRITTEN);
     // All of the devices have moved something, and are modelled.
     script.push_str(
         "lamina-shim stats >/stats && grep -q '\"by\": \"hardware\"' /stats || fail stats\n\
@@ -73,7 +68,7 @@ fn a_guest_puts_the_set_together(by: &By, set: &str, ways: usize, granularity: u
     std::fs::write(&path, script).unwrap();
 
     let mut command = Command::new(programs::lamina().unwrap());
-    command.arg("boot").args(by.options(set, folder.path()));
+    command.arg("boot").args(by.options(set, folder.path(), &put));
     let said = finish(command);
     for (n, name) in names.iter().enumerate() {
         for view in ["base", "e8m3"] {
@@ -81,10 +76,7 @@ fn a_guest_puts_the_set_together(by: &By, set: &str, ways: usize, granularity: u
             assert_eq!(told(&said, &format!("before{n}-{view}")), want, "{set}: {name} {view}");
         }
     }
-    for view in VIEWS.iter().chain(&["base"]) {
-        let want = judge.sha256(WRITTEN, view, 1000).unwrap();
-        assert_eq!(told(&said, &format!("after-{view}")), want, "{set}: {view}");
-    }
+    right(&said, &judge, "after", WRITTEN, ROTATION);
     assert_eq!(told(&said, "devices"), ways.to_string());
 }
 

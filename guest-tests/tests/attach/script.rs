@@ -9,20 +9,40 @@ use lamina_guest_tests::{bundled, programs};
 
 /// Views of every kind.
 pub(crate) const VIEWS: [&str; 4] = ["full", "e8m3", "e8m3+g2:packed", "fp8_e4m3fn"];
-/// The tensor that is written.
+/// What every script begins with.
+pub(crate) const BEGIN: &str = "#!/bin/sh\nfail() { echo \"FAILED: $*\"; dmesg | tail -n 20; exit 1; }\n";
+/// The tensor of the model that is written.
 pub(crate) const WRITTEN: &str = "tok_embeddings.weight";
+/// By how much what is written is rotated.
+pub(crate) const ROTATION: u64 = 1000;
 
 pub(crate) fn model() -> PathBuf {
     bundled().expect("start the tests through ./x test").remove(0)
 }
 
+/// The base window, and every view.
+pub(crate) fn everything() -> impl Iterator<Item = &'static str> {
+    VIEWS.into_iter().chain(["base"])
+}
+
+/// The beginning of a script for a guest that has no CXL and no serial port for requests, and in which `check` holds.
+pub(crate) fn without_cxl(check: &str) -> String {
+    format!(
+        "{BEGIN}[ -z \"$(ls /sys/bus/cxl/devices 2>/dev/null)\" ] || fail 'there is CXL'\n\
+         [ -z \"$(ls /sys/class/virtio-ports 2>/dev/null)\" ] || fail 'there is a serial port'\n{check}"
+    )
+}
+
 /// Runs a script in a guest by `lamina boot` and returns what it said.
-fn boot(folder: &Path, script: &str, options: &[&str]) -> String {
+pub(crate) fn boot(folder: &Path, script: &str, options: &[&str]) -> String {
     let path = folder.join("script.sh");
     std::fs::write(&path, format!("{script}\nexit 7\n")).unwrap();
     let mut command = Command::new(programs::lamina().unwrap());
     command.arg("boot").args(options).arg("--script").arg(&path);
-    finish(command)
+    let said = finish(command);
+    // Of what a script does not wait for, too.
+    assert!(!said.contains("FAILED"), "{said}");
+    said
 }
 
 /// Runs a `lamina boot` whose script ends with status 7.
@@ -55,6 +75,43 @@ pub(crate) fn sum(script: &mut String, name: &str, tensor: &str, view: &str) {
     .unwrap();
 }
 
+/// Has the script tell the digests of a tensor in everything, as `name-view`.
+pub(crate) fn sums(script: &mut String, name: &str, tensor: &str) {
+    for view in everything() {
+        sum(script, &format!("{name}-{view}"), tensor, view);
+    }
+}
+
+/// Holds what a script told of a tensor, rotated by so much, against the reference.
+pub(crate) fn right(said: &str, judge: &Judge, name: &str, tensor: &str, rotation: u64) {
+    for view in everything() {
+        let want = judge.sha256(tensor, view, rotation).unwrap();
+        assert_eq!(told(said, &format!("{name}-{view}")), want, "{tensor} {view}");
+    }
+}
+
+/// What is written to a tensor, as an option `--put`.
+pub(crate) fn new(folder: &Path, judge: &Judge, tensor: &str) -> String {
+    let new = folder.join("new");
+    std::fs::write(&new, judge.full(tensor, ROTATION).unwrap()).unwrap();
+    format!("{}=/new", new.display())
+}
+
+/// Has the script write a tensor with what [`new`] put into the guest, and flush.
+pub(crate) fn write(script: &mut String, tensor: &str) {
+    writeln!(script, "lamina-shim write {tensor} </new && lamina-shim flush || fail flush").unwrap();
+}
+
+/// Has the script see that it cannot have a tensor of another guest.
+pub(crate) fn hidden(script: &mut String, tensor: &str, view: &str) {
+    writeln!(
+        script,
+        "lamina-shim sum {tensor} {view} 2>/why && fail 'the other guest is seen'\n\
+         grep -q {tensor} /why || fail \"$(cat /why)\""
+    )
+    .unwrap();
+}
+
 /// Boots a guest by this way on a device with the model, whose script reads, writes and asks, after `prologue` and before `more`, and holds what it said against the
 /// reference. The guest has the programs `put` as well. Returns what else was said.
 pub(crate) fn reads_writes_and_asks(
@@ -66,14 +123,18 @@ pub(crate) fn reads_writes_and_asks(
 ) -> String {
     let folder = tempfile::tempdir().unwrap();
     let script = format!("{prologue}lamina-shim up || fail up\n{}{}{more}", read_and_write(judge), asks());
-    let (model, run, new) = (model(), folder.path().join("run"), new(folder.path(), judge));
+    let (model, run) = (model(), folder.path().join("run"));
+    let new = new(folder.path(), judge, WRITTEN);
     let views = VIEWS.join(",");
     let mut options = vec!["--attach", attach, "--model", model.to_str().unwrap(), "--views", &views];
     options.extend(["--run-dir", run.to_str().unwrap(), "--put", &new]);
     options.extend(put.iter().flat_map(|program| ["--put", program]));
     let said = boot(folder.path(), &script, &options);
-    right(&said, judge);
-    assert_eq!(told(&said, "made"), judge.sha256(WRITTEN, "e8m1", 1000).unwrap());
+    for (n, name) in judge.names().enumerate() {
+        right(&said, judge, &format!("before{n}"), name, 0);
+    }
+    right(&said, judge, "after", WRITTEN, ROTATION);
+    assert_eq!(told(&said, "made"), judge.sha256(WRITTEN, "e8m1", ROTATION).unwrap());
     assert_eq!(told(&said, "stats"), "1");
     said
 }
@@ -91,42 +152,13 @@ fn asks() -> String {
     script
 }
 
-/// Has the script tell the digests of every tensor in every view, write one tensor with what [`new`] put into the guest, flush, and tell its digests again.
+/// Has the script tell the digests of every tensor in everything, write one tensor, and tell its digests again.
 fn read_and_write(judge: &Judge) -> String {
     let mut script = String::new();
     for (n, name) in judge.names().enumerate() {
-        for view in VIEWS.iter().chain(&["base"]) {
-            sum(&mut script, &format!("before{n}-{view}"), name, view);
-        }
+        sums(&mut script, &format!("before{n}"), name);
     }
-    writeln!(script, "lamina-shim write {WRITTEN} </new && lamina-shim flush || fail flush").unwrap();
-    for view in VIEWS.iter().chain(&["base"]) {
-        sum(&mut script, &format!("after-{view}"), WRITTEN, view);
-    }
+    write(&mut script, WRITTEN);
+    sums(&mut script, "after", WRITTEN);
     script
-}
-
-/// What is written, as an option `--put`.
-fn new(folder: &Path, judge: &Judge) -> String {
-    let new = folder.join("new");
-    std::fs::write(&new, judge.full(WRITTEN, 1000).unwrap()).unwrap();
-    format!("{}=/new", new.display())
-}
-
-/// Holds what such a script said against the reference.
-fn right(said: &str, judge: &Judge) {
-    assert!(!said.contains("FAILED"), "{said}");
-    for (n, name) in judge.names().enumerate() {
-        for view in VIEWS.iter().chain(&["base"]) {
-            let want = judge.sha256(name, view, 0).unwrap();
-            assert_eq!(told(said, &format!("before{n}-{view}")), want, "{name} {view}");
-        }
-    }
-    for view in VIEWS.iter().chain(&["base"]) {
-        assert_eq!(
-            told(said, &format!("after-{view}")),
-            judge.sha256(WRITTEN, view, 1000).unwrap(),
-            "{view}"
-        );
-    }
 }

@@ -8,8 +8,8 @@ use std::process::{Command, Output, Stdio};
 
 use lamina_guest_tests::{bundled, daemon::SharedDaemon, judge::Judge, programs};
 
-use crate::ivshmem::PROLOGUE;
-use crate::script::{finish, model, sum, told, told_by};
+use crate::ivshmem::prologue;
+use crate::script::{BEGIN, finish, hidden, model, sum, told, told_by};
 
 /// A view that both models have.
 const VIEW: &str = "e8m3";
@@ -23,16 +23,10 @@ fn boot(folder: &Path, text: &str) -> Output {
 
 /// A script that tells the digests of its first tensor through the base window and in a view, and of a tensor of the other guest that it cannot have any.
 fn of_memory(own: &str, others: &str) -> String {
-    let mut script =
-        "#!/bin/sh\nfail() { echo \"FAILED: $*\"; exit 1; }\nlamina-shim up >/dev/null || fail up\n"
-            .to_owned();
+    let mut script = format!("{BEGIN}lamina-shim up >/dev/null || fail up\n");
     for view in ["base", VIEW] {
         sum(&mut script, view, own, view);
-        let _ = write!(
-            script,
-            "lamina-shim sum {others} {view} 2>/why && fail 'the other guest is seen'\n\
-             grep -q {others} /why || fail \"$(cat /why)\"\n"
-        );
+        hidden(&mut script, others, view);
     }
     script.push_str("lamina-shim list >/list || fail list\nlamina-shim flush || fail flush\n");
     let _ = writeln!(script, "grep -q {others} /list && fail 'the other guest is listed'");
@@ -42,8 +36,7 @@ fn of_memory(own: &str, others: &str) -> String {
 /// The same of a guest that has disks and nothing of ours: `bytes` of its first tensor, which lies where its base disk begins.
 fn of_disks(bytes: u64, own: &str, others: &str) -> String {
     format!(
-        r#"#!/bin/sh
-fail() {{ echo "FAILED: $*"; exit 1; }}
+        r#"{BEGIN}
 for block in /sys/block/vd*; do
     case $(cat "$block/serial") in
     lamina-base) base=/dev/${{block##*/}} ;;
@@ -175,7 +168,7 @@ fn a_file_is_refused_or_boots_what_it_says() {
     let folder = tempfile::tempdir().unwrap();
     let judge = Judge::new(&[model()]).unwrap();
     let name = "tok_embeddings.weight";
-    let mut script = PROLOGUE.to_owned();
+    let mut script = prologue();
     sum(&mut script, "view", name, "e8m3");
     script.push_str("lamina-shim flush && cat /note && exit 7\n");
     fs::write(folder.path().join("script.sh"), script).unwrap();

@@ -41,27 +41,7 @@ pub const PEERS: [Peer; 4] = [
 ];
 
 /// What `measure.py` says.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
-#[serde(tag = "state", rename_all = "snake_case")]
-pub enum Answer {
-    /// It was measured.
-    Measured(PeerTimed),
-    /// It is not there.
-    NotInstalled {
-        /// What Python or pip says.
-        why: String,
-    },
-    /// It does not know the format.
-    NotApplicable {
-        /// Which.
-        why: String,
-    },
-    /// It gave an error, or other bytes back.
-    Failed {
-        /// What.
-        why: String,
-    },
-}
+pub type Answer = Outcome<PeerTimed>;
 
 /// What was measured of a peer.
 #[derive(Clone, Debug, PartialEq, Deserialize)]

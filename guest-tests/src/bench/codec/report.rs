@@ -50,12 +50,12 @@ pub struct Row {
     pub outcome: Outcome,
 }
 
-/// What came of a codec.
+/// What came of a codec, or of a peer with several.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "state", rename_all = "snake_case")]
-pub enum Outcome {
-    /// Numbers.
-    Measured(Measured),
+pub enum Outcome<M = Measured> {
+    /// It was measured.
+    Measured(M),
     /// It is not there.
     NotInstalled {
         /// Why.

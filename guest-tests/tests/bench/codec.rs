@@ -1,13 +1,13 @@
 //! `./x bench codec` as a person or a script runs it, without what it would install.
 
-use std::process::{Command, Output};
+use std::process::Output;
 
 use lamina_guest_tests::bundled;
 use serde_json::Value;
 
 fn bench(arguments: &[&str]) -> Output {
     let model = bundled().expect("start the tests through ./x test").remove(0);
-    let mut command = Command::new(env!("CARGO_BIN_EXE_lamina-bench"));
+    let mut command = crate::bench();
     command.args(["codec", "--no-peers", "--seconds", "1", "--model"]).arg(model);
     command.args(arguments).output().unwrap()
 }
