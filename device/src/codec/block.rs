@@ -458,14 +458,14 @@ impl StoredPlanes {
             return Ok(Some(head));
         }
         let (count, raw) = (self.format.planes(), self.format.plane_bytes());
-        let mut space = space.chunks_exact_mut(raw);
-        let mut out = || space.next().expect("room for every plane");
+        let mut space = &mut space[..];
         let mut found: Planes<'_> = [&plane::ZEROS; MAX_PLANES];
         let mut head = None;
         if self.head.length > 0 {
             let read = head::read(self.head.length, bundle)?;
             if !read.signs.is_empty() && wanted & 1 == 1 {
-                let out = out();
+                let (out, rest) = space.split_at_mut(raw);
+                space = rest;
                 signs::decode(self.format, &bundle[head::signs_at()..], read.signs.len(), out)?;
                 found[count - 1] = out;
                 wanted ^= 1;
@@ -489,8 +489,10 @@ impl StoredPlanes {
         while coded != 0 {
             let index = coded.trailing_zeros() as usize;
             coded &= coded - 1;
-            let out = out();
-            self.codec.decompress(&bundle[spans[index].range()], out)?;
+            let Span { start, length } = spans[index];
+            self.codec.decompress_plane(&bundle[start.into()..], length.into(), space, raw)?;
+            let (out, rest) = space.split_at_mut(raw);
+            space = rest;
             found[count - 1 - index] = out;
         }
         if self.wants_stream(mask) {
