@@ -12,6 +12,7 @@
 //! * *Words* blocks (opaque memory, and everything in the `gcomp` mode) are one run of bytes, coded or raw, with a CRC-32C.
 //! * A block of zeros is no block at all.
 
+mod apart;
 mod bf16;
 mod headed;
 mod stored;
@@ -434,9 +435,12 @@ impl Stored {
             Self::Planes(planes) if planes.is_bf16_beside_noise(mask) => {
                 planes.decode_bf16(mask, bundle, words).map(|()| None)
             }
-            Self::Planes(planes) => {
-                DECODED.with_borrow_mut(|space| planes.decode(mask, bundle, words, &mut space.0))
-            }
+            Self::Planes(planes) => DECODED.with_borrow_mut(|Aligned(space)| {
+                if planes.is_bf16_apart() && planes.decode_bf16_apart(mask, bundle, words, space) {
+                    return Ok(None);
+                }
+                planes.decode(mask, bundle, words, space)
+            }),
         }
     }
 }
