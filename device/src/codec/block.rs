@@ -12,6 +12,7 @@
 //! * *Words* blocks (opaque memory, and everything in the `gcomp` mode) are one run of bytes, coded or raw, with a CRC-32C.
 //! * A block of zeros is no block at all.
 
+mod apart;
 mod bf16;
 mod headed;
 mod stored;
@@ -434,9 +435,12 @@ impl Stored {
             Self::Planes(planes) if planes.is_bf16_beside_noise(mask) => {
                 planes.decode_bf16(mask, bundle, words).map(|()| None)
             }
-            Self::Planes(planes) => {
-                DECODED.with_borrow_mut(|space| planes.decode(mask, bundle, words, &mut space.0))
-            }
+            Self::Planes(planes) => DECODED.with_borrow_mut(|Aligned(space)| {
+                if planes.is_bf16_apart() && planes.decode_bf16_apart(mask, bundle, words, space) {
+                    return Ok(None);
+                }
+                planes.decode(mask, bundle, words, space)
+            }),
         }
     }
 }
@@ -458,14 +462,14 @@ impl StoredPlanes {
             return Ok(Some(head));
         }
         let (count, raw) = (self.format.planes(), self.format.plane_bytes());
-        let mut space = space.chunks_exact_mut(raw);
-        let mut out = || space.next().expect("room for every plane");
+        let mut space = &mut space[..];
         let mut found: Planes<'_> = [&plane::ZEROS; MAX_PLANES];
         let mut head = None;
         if self.head.length > 0 {
             let read = head::read(self.head.length, bundle)?;
             if !read.signs.is_empty() && wanted & 1 == 1 {
-                let out = out();
+                let (out, rest) = space.split_at_mut(raw);
+                space = rest;
                 signs::decode(self.format, &bundle[head::signs_at()..], read.signs.len(), out)?;
                 found[count - 1] = out;
                 wanted ^= 1;
@@ -489,8 +493,10 @@ impl StoredPlanes {
         while coded != 0 {
             let index = coded.trailing_zeros() as usize;
             coded &= coded - 1;
-            let out = out();
-            self.codec.decompress(&bundle[spans[index].range()], out)?;
+            let Span { start, length } = spans[index];
+            self.codec.decompress_plane(&bundle[start.into()..], length.into(), space, raw)?;
+            let (out, rest) = space.split_at_mut(raw);
+            space = rest;
             found[count - 1 - index] = out;
         }
         if self.wants_stream(mask) {

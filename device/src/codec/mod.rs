@@ -91,11 +91,37 @@ impl Codec {
     /// # Errors
     /// [`Undecodable`] when the bytes are damaged or give another length.
     pub fn decompress(self, stored: &[u8], out: &mut [u8]) -> Result<(), Undecodable> {
-        let expected = out.len();
         let got = match self {
             Self::Lz4 | Self::Tree => lz4::decompress(stored, out),
             Self::Zstd => zstd::decompress(stored, out),
         };
+        self.judge(got, out.len())
+    }
+
+    /// Decompresses the first `length` bytes of `stored` to exactly fill the first `plane` bytes of `out`. Bytes behind them are lost, and there had better be some, as behind the
+    /// stream: LZ4 is copied by whole registers then.
+    ///
+    /// # Errors
+    /// [`Undecodable`] when the bytes are damaged or give another length.
+    ///
+    /// # Panics
+    /// If there are fewer bytes.
+    pub fn decompress_plane(
+        self,
+        stored: &[u8],
+        length: usize,
+        out: &mut [u8],
+        plane: usize,
+    ) -> Result<(), Undecodable> {
+        let got = match self {
+            Self::Lz4 | Self::Tree => lz4::decompress_plane(stored, length, out, plane),
+            Self::Zstd => zstd::decompress(&stored[..length], &mut out[..plane]),
+        };
+        self.judge(got, plane)
+    }
+
+    /// Whether what was decompressed is as long as expected.
+    fn judge(self, got: Result<usize, String>, expected: usize) -> Result<(), Undecodable> {
         match got {
             Ok(length) if length == expected => Ok(()),
             Ok(length) => Err(Undecodable { codec: self, expected, why: format!("they give {length}") }),

@@ -64,15 +64,14 @@ fn unpack<const N: usize, const D: usize>(v: &mut [__m256i; N]) {
     }
 }
 
-/// The step `step` of each of `N` planes from `FIRST` on.
+/// A step of each of `N` planes.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn load_planes<const FIRST: usize, const N: usize>(planes: &[&[Step]], step: usize) -> [__m256i; N] {
+fn load_planes<'a, const N: usize>(step_of: impl Fn(usize) -> &'a Step) -> [__m256i; N] {
     let mut v = [_mm256_setzero_si256(); N];
-    for bit in 0..N {
-        let place = &planes[FIRST + bit][step];
+    for (bit, v) in v.iter_mut().enumerate() {
         // SAFETY: the array has the register's 32 bytes, and the load needs no alignment.
-        v[bit] = unsafe { _mm256_loadu_si256(place.as_ptr().cast()) };
+        *v = unsafe { _mm256_loadu_si256(step_of(bit).as_ptr().cast()) };
     }
     v
 }
@@ -131,7 +130,7 @@ fn fold<const N: usize>(v: &mut [__m256i; N]) {
 #[target_feature(enable = "avx2")]
 fn join_8<const FOLD: bool>(planes: &[&[Step]; 8], words: &mut [u8]) {
     for (step, words) in words.as_chunks_mut::<256>().0.iter_mut().enumerate() {
-        let mut v: Eight = load_planes::<0, 8>(planes, step);
+        let mut v: Eight = load_planes(|bit| &planes[bit][step]);
         if FOLD {
             fold(&mut v);
         }
@@ -145,12 +144,12 @@ fn join_8<const FOLD: bool>(planes: &[&[Step]; 8], words: &mut [u8]) {
 
 /// Joins planes of 16 bits.
 #[target_feature(enable = "avx2")]
-fn join_16(planes: &[&[Step]; 16], words: &mut BlockWords) {
+fn join_16(planes: &[&[Step; 8]; 16], words: &mut BlockWords) {
     for (step, words) in words.as_chunks_mut::<512>().0.iter_mut().enumerate() {
         let mut v = [_mm256_setzero_si256(); 16];
-        let mut low: Eight = load_planes::<0, 8>(planes, step);
+        let mut low: Eight = load_planes(|bit| &planes[bit][step]);
         transpose(&mut low);
-        let mut high: Eight = load_planes::<8, 8>(planes, step);
+        let mut high: Eight = load_planes(|bit| &planes[8 + bit][step]);
         transpose(&mut high);
         for e in 0..8 {
             (v[2 * e], v[2 * e + 1]) = (low[e], high[e]);
@@ -172,13 +171,13 @@ fn words_in_order(v: &mut Sixteen) {
 
 /// Joins planes of 32 bits.
 #[target_feature(enable = "avx2")]
-fn join_32(planes: &[&[Step]; 32], words: &mut BlockWords) {
+fn join_32(planes: &[&[Step; 4]; 32], words: &mut BlockWords) {
     for (step, words) in words.as_chunks_mut::<1024>().0.iter_mut().enumerate() {
         let mut c: [Eight; 4] = [
-            load_planes::<0, 8>(planes, step),
-            load_planes::<8, 8>(planes, step),
-            load_planes::<16, 8>(planes, step),
-            load_planes::<24, 8>(planes, step),
+            load_planes(|bit| &planes[bit][step]),
+            load_planes(|bit| &planes[8 + bit][step]),
+            load_planes(|bit| &planes[16 + bit][step]),
+            load_planes(|bit| &planes[24 + bit][step]),
         ];
         transpose(&mut c[0]);
         transpose(&mut c[1]);
@@ -203,9 +202,9 @@ fn join_half_32<const E2: usize>(c: &[Eight; 4], words: &mut [u8]) {
 
 /// Joins planes of four bits.
 #[target_feature(enable = "avx2")]
-fn join_4<const FOLD: bool>(planes: &[&[Step]; 4], words: &mut BlockWords) {
+fn join_4<const FOLD: bool>(planes: &[&[Step; 32]; 4], words: &mut BlockWords) {
     for (step, words) in words.as_chunks_mut::<128>().0.iter_mut().enumerate() {
-        let mut v: Four = load_planes::<0, 4>(planes, step); // p1 p0, with bits b1 b0 n, n the nibble
+        let mut v: Four = load_planes(|bit| &planes[bit][step]); // p1 p0, with bits b1 b0 n, n the nibble
         if FOLD {
             fold(&mut v);
         }
@@ -219,16 +218,21 @@ fn join_4<const FOLD: bool>(planes: &[&[Step]; 4], words: &mut BlockWords) {
     }
 }
 
+/// The first `N` planes, `STEPS` steps each.
+fn whole<'a, const N: usize, const STEPS: usize>(planes: &Planes<'a>) -> [&'a [Step; STEPS]; N] {
+    std::array::from_fn(|plane| planes[plane].as_chunks().0.first_chunk().expect("every format's planes"))
+}
+
 /// Puts planes together to words; see [`super::join`].
 #[target_feature(enable = "avx2")]
 pub(super) fn join(format: Format, planes: &Planes<'_>, words: &mut BlockWords) {
     match (format.bits(), Fold::of(format)) {
-        (4, Fold::No) => join_4::<false>(&parts(planes, 1024), words),
-        (4, _) => join_4::<true>(&parts(planes, 1024), words),
+        (4, Fold::No) => join_4::<false>(&whole(planes), words),
+        (4, _) => join_4::<true>(&whole(planes), words),
         (8, Fold::No) => join_8::<false>(&parts(planes, 512), words),
         (8, _) => join_8::<true>(&parts(planes, 512), words),
-        (16, _) => join_16(&parts(planes, 256), words),
-        _ => join_32(&parts(planes, 128), words),
+        (16, _) => join_16(&whole(planes), words),
+        _ => join_32(&whole(planes), words),
     }
 }
 

@@ -179,22 +179,46 @@ pub(crate) fn bytes_of(gathered: &Eight) -> Eight {
 /// Each plane has 256 bytes.
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi,gfni")]
 unsafe fn join_16(planes: &[&[u8]; 16], words: &mut BlockWords) {
-    let identity = _mm512_set1_epi64(0x8040_2010_0804_0201_u64.cast_signed());
-    // So that low and high bytes, unpacked, give 32 elements in order and then the 32 behind them.
-    let [first, second] = joined!((r, lane, s) => 8 * r + 4 * s + lane);
     let (steps, _) = words.as_chunks_mut::<1024>();
     for (step, words) in steps.iter_mut().enumerate() {
         // SAFETY: there are four steps.
-        let v: [__m512i; 16] = unsafe { load_planes(planes, 64 * step) };
-        let low = gather(&[v[0], v[1], v[2], v[3], v[4], v[5], v[6], v[7]], first, second);
-        let high = gather(&[v[8], v[9], v[10], v[11], v[12], v[13], v[14], v[15]], first, second);
-        let lines: &mut [Line; 16] = words.as_chunks_mut().0.try_into().expect("16 lines");
-        for r in 0..8 {
-            let (low, high) = (transpose(low[r], identity), transpose(high[r], identity));
-            store(&mut lines[2 * r], _mm512_unpacklo_epi8(low, high));
-            store(&mut lines[2 * r + 1], _mm512_unpackhi_epi8(low, high));
-        }
+        join_lines_16(&unsafe { load_planes(planes, 64 * step) }, words);
     }
+}
+
+/// Joins a line of each of 16 planes, and gives the first eight as [`gather`] brought them together: quadword `q` of register `r` has byte 8 r + [`byte_joined`]`(q)`
+/// of each.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vbmi,gfni")]
+fn join_lines_16(v: &[__m512i; 16], words: &mut [u8; 1024]) -> Eight {
+    let identity = _mm512_set1_epi64(0x8040_2010_0804_0201_u64.cast_signed());
+    // So that low and high bytes, unpacked, give 32 elements in order and then the 32 behind them.
+    let [first, second] = joined!((r, lane, s) => 8 * r + byte_joined(2 * lane + s));
+    let low = gather(&[v[0], v[1], v[2], v[3], v[4], v[5], v[6], v[7]], first, second);
+    let high = gather(&[v[8], v[9], v[10], v[11], v[12], v[13], v[14], v[15]], first, second);
+    let lines: &mut [Line; 16] = words.as_chunks_mut().0.try_into().expect("16 lines");
+    for r in 0..8 {
+        let (low, high) = (transpose(low[r], identity), transpose(high[r], identity));
+        store(&mut lines[2 * r], _mm512_unpacklo_epi8(low, high));
+        store(&mut lines[2 * r + 1], _mm512_unpackhi_epi8(low, high));
+    }
+    low
+}
+
+/// The byte that quadword `q` has of those of a word where elements of 16 bits are joined.
+pub(crate) const fn byte_joined(q: usize) -> usize {
+    4 * (q & 1) + q / 2
+}
+
+/// [`join_lines_16`] of the line `line` of each plane, the lowest bit's first.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vbmi,gfni")]
+pub(crate) fn joined_16(planes: &[&[Line; 4]; 16], line: usize, words: &mut [u8; 1024]) -> Eight {
+    let mut v = [_mm512_setzero_si512(); 16];
+    for plane in 0..16 {
+        v[plane] = load(&planes[plane][line]);
+    }
+    join_lines_16(&v, words)
 }
 
 /// Puts half a line, at `at`, of each of 16 planes from `FIRST` on together like [`gather`], the first eight planes in the registers' lower
