@@ -8,28 +8,24 @@
 //!
 //! Values come with their bits where they are wanted, by a matrix that the table of leaves and the escaped values are brought through.
 
-use std::{
-    arch::x86_64::{
-        __m512i, _mm512_gf2p8affine_epi64_epi8, _mm512_mask_expand_epi8, _mm512_permutexvar_epi8,
-        _mm512_set1_epi8, _mm512_set1_epi64,
-    },
-    ops::Range,
+use std::arch::x86_64::{
+    __m512i, _mm_loadu_si128, _mm512_add_epi8, _mm512_castsi128_si512, _mm512_gf2p8affine_epi64_epi8,
+    _mm512_mask_expand_epi8, _mm512_permutexvar_epi8, _mm512_set1_epi8, _mm512_set1_epi64,
 };
 
 use super::super::{Malformed, code::LONGEST};
 use super::{
-    MASKS, ROOM, STEP,
+    COUNTING, MASKS, ROOM, STEP,
     few::{self, few},
     load, load_at,
-    stage::{self, Escaped, FOUR, GoesOn, Rows, many, many_up, row, rows_of_ones},
+    spread::{Spread, spread},
+    stage::{self, Escaped, FOUR, GoesOn, Rows, Up, many, many_up, row, rows_of_ones},
     store,
     table::Table,
 };
 
 /// Vectors of the last stage.
 const MOST: usize = 4;
-/// Vectors that are brought up together at the root.
-pub(super) const EIGHT: usize = 8;
 /// Bytes behind a stream that are looked at.
 pub(super) const BEHIND: usize = 128;
 
@@ -87,6 +83,14 @@ impl Walk<'_> {
     }
 }
 
+/// The first bytes of a register.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn load_first(bytes: &[u8; 16]) -> __m512i {
+    // SAFETY: the array has the 16 bytes, and the load needs no alignment.
+    _mm512_castsi128_si512(unsafe { _mm_loadu_si128(bytes.as_ptr().cast()) })
+}
+
 /// A stage that was gone through.
 #[derive(Clone, Copy, Default)]
 struct Stage {
@@ -102,8 +106,10 @@ struct Stage {
 /// A block on its way.
 pub(super) struct Descent<'a> {
     walk: Walk<'a>,
-    /// The rows of the first stage.
+    /// The rows of the first stage, as they are in the stream.
     root: Rows<'a>,
+    /// How more rows are spread beside them.
+    spread: Option<&'a Spread>,
     /// The values of the leaves.
     table: __m512i,
     /// What brings bits of values to their places.
@@ -117,8 +123,6 @@ pub(super) struct Descent<'a> {
     escapes: usize,
     /// Where their values begin in the stream.
     escaped_at: usize,
-    /// Those of the first stage that have their values.
-    escapes_up: usize,
     /// The largest value.
     largest: usize,
     /// Elements that go on.
@@ -140,9 +144,9 @@ impl<'a> Descent<'a> {
         largest: usize,
         elements: usize,
         matrix: i64,
-        code: &Table,
+        code: &'a Table,
     ) -> Self {
-        let Table { values, count, longest, bytes, escape_level, escape_leaf, .. } = code;
+        let Table { values, count, longest, bytes, escape_level, escape_leaf, spread, .. } = code;
         let leaves = values.first_chunk().expect("room for the leaves");
         Self {
             walk: Walk {
@@ -161,6 +165,8 @@ impl<'a> Descent<'a> {
                 above: 0,
                 together: false,
             },
+            // Those that are escaped have to be told from the others by their leaf.
+            spread: spread.as_ref().filter(|spread| *escape_level >= spread.levels),
             table: _mm512_gf2p8affine_epi64_epi8::<0>(load(leaves), _mm512_set1_epi64(matrix)),
             matrix,
             escape_level: *escape_level,
@@ -168,7 +174,6 @@ impl<'a> Descent<'a> {
             escape_stage: usize::MAX,
             escapes: 0,
             escaped_at: 0,
-            escapes_up: 0,
             largest,
             alive: elements,
             together: true,
@@ -184,12 +189,19 @@ impl<'a> Descent<'a> {
     )]
     fn begin(&mut self, room: &mut Room) -> Result<(), Malformed> {
         let Self { walk, root, alive, .. } = self;
-        let Room { goes_on, values, .. } = room;
+        let Room { rows, goes_on, values } = room;
         let elements = *alive;
         while walk.leaves == 0 {
             walk.step(elements)?;
         }
         root.levels = walk.level;
+        if let Some(Spread { levels, .. }) = self.spread {
+            self.alive = spread(walk, root, *levels, rows, &mut goes_on[0])?;
+            (self.together, root.together) = (true, false);
+            self.stages[0] = Stage { alive: elements, level: 0, levels: *levels, above: 0 };
+            self.count = 1;
+            return Ok(());
+        }
         self.together = usize::from(walk.leaves) + 1 == 1 << root.levels;
         self.alive = if self.together {
             root.ones(elements / STEP, &mut goes_on[0])
@@ -348,10 +360,15 @@ impl<'a> Descent<'a> {
             }
             let rows =
                 Rows { bits: rows[level..].as_flattened(), pitch: MASKS, levels, above, together: true };
-            let here = here.as_chunks_mut::<STEP>().0;
-            let each = |at: usize, value| store(&mut here[at], value);
-            let groups = 0..alive.div_ceil(FOUR * STEP);
-            rows.up::<FOUR>(groups, (goes_on, below), self.table, None, &mut 0, each);
+            let above = _mm512_set1_epi8(above.cast_signed());
+            let table = _mm512_permutexvar_epi8(_mm512_add_epi8(load(&COUNTING), above), self.table);
+            let mut up = Up::new(rows, goes_on, below, table, None);
+            let groups = here.as_chunks_mut::<STEP>().0.as_chunks_mut::<FOUR>().0;
+            for (group, here) in groups[..alive.div_ceil(FOUR * STEP)].iter_mut().enumerate() {
+                here.iter_mut()
+                    .zip(up.group::<FOUR, false>(group))
+                    .for_each(|(here, value)| store(here, value));
+            }
         }
     }
 
@@ -366,15 +383,16 @@ impl<'a> Descent<'a> {
         })
     }
 
-    /// Gives `each` the values of vectors in some steps of [`EIGHT`], after those before: a vector's number, and its values.
+    /// The way up to the first stage.
     #[inline]
-    #[target_feature(
-        enable = "bmi1,bmi2,popcnt,avx512f,avx512bw,avx512vbmi,avx512vbmi2,avx512vpopcntdq,gfni"
-    )]
-    pub(super) fn end(&mut self, room: &Room, steps: Range<usize>, each: impl FnMut(usize, __m512i)) {
-        let from = (&room.goes_on[0], &room.values[0]);
-        let escaped = self.escaped(0);
-        self.root.up::<EIGHT>(steps, from, self.table, escaped, &mut self.escapes_up, each);
+    #[target_feature(enable = "avx512f,avx512bw,avx512vbmi,gfni")]
+    pub(super) fn end<'b>(&'b self, room: &'b Room) -> Up<'b> {
+        let (mut rows, mut table) = (self.root, self.table);
+        if let Some(Spread { levels, leaves }) = self.spread {
+            rows = Rows { bits: room.rows.as_flattened(), pitch: MASKS, levels: *levels, ..rows };
+            table = _mm512_permutexvar_epi8(load_first(leaves), table);
+        }
+        Up::new(rows, &room.goes_on[0], &room.values[0], table, self.escaped(0))
     }
 
     /// All of the way down, and up to the first stage.
