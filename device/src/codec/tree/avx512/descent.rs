@@ -38,6 +38,8 @@ pub(super) struct Room {
     goes_on: [GoesOn; LONGEST],
     /// The elements of each stage but the first, and then their values.
     values: [[u8; ROOM]; LONGEST],
+    /// The stages that were gone through.
+    stages: [Stage; LONGEST],
 }
 
 impl Room {
@@ -47,6 +49,7 @@ impl Room {
             rows: [[[0; 8]; MASKS]; LONGEST],
             goes_on: [const { GoesOn::new() }; LONGEST],
             values: [[0; ROOM]; LONGEST],
+            stages: [Stage { alive: 0, level: 0, levels: 0, above: 0 }; LONGEST],
         }
     }
 }
@@ -92,7 +95,7 @@ fn load_first(bytes: &[u8; 16]) -> __m512i {
 }
 
 /// A stage that was gone through.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy)]
 struct Stage {
     alive: usize,
     /// Its first level.
@@ -129,9 +132,7 @@ pub(super) struct Descent<'a> {
     alive: usize,
     /// Whether these have all come to one node.
     together: bool,
-    /// The stages that were gone through.
-    stages: [Stage; LONGEST],
-    /// How many.
+    /// Stages that were gone through.
     count: usize,
 }
 
@@ -177,7 +178,6 @@ impl<'a> Descent<'a> {
             largest,
             alive: elements,
             together: true,
-            stages: [Stage::default(); LONGEST],
             count: 0,
         }
     }
@@ -189,7 +189,7 @@ impl<'a> Descent<'a> {
     )]
     fn begin(&mut self, room: &mut Room) -> Result<(), Malformed> {
         let Self { walk, root, alive, .. } = self;
-        let Room { rows, goes_on, values } = room;
+        let Room { rows, goes_on, values, stages } = room;
         let elements = *alive;
         while walk.leaves == 0 {
             walk.step(elements)?;
@@ -198,7 +198,7 @@ impl<'a> Descent<'a> {
         if let Some(Spread { levels, .. }) = self.spread {
             self.alive = spread(walk, root, *levels, rows, &mut goes_on[0])?;
             (self.together, root.together) = (true, false);
-            self.stages[0] = Stage { alive: elements, level: 0, levels: *levels, above: 0 };
+            stages[0] = Stage { alive: elements, level: 0, levels: *levels, above: 0 };
             self.count = 1;
             return Ok(());
         }
@@ -209,7 +209,7 @@ impl<'a> Descent<'a> {
             root.down(elements / STEP, walk.leaves, &mut goes_on[0], &mut values[0])
         };
         root.together = self.together;
-        self.stages[0] = Stage { alive: elements, level: 0, levels: root.levels, above: 0 };
+        stages[0] = Stage { alive: elements, level: 0, levels: root.levels, above: 0 };
         self.count = 1;
         if let Some(leaf) = self.escape_within(0) {
             self.escapes = self.root.at(elements / STEP, leaf);
@@ -246,7 +246,7 @@ impl<'a> Descent<'a> {
     )]
     fn stage(&mut self, room: &mut Room) -> Result<(), Malformed> {
         let Self { walk, alive, together, .. } = self;
-        let Room { rows: all_rows, goes_on, values } = room;
+        let Room { rows: all_rows, goes_on, values, stages } = room;
         let (alive, together, level, above) = (*alive, *together, walk.level, walk.leaves);
         let mut begins = [0; LONGEST];
         let mut levels = 0;
@@ -276,7 +276,7 @@ impl<'a> Descent<'a> {
             }
         };
         self.together = stays_together;
-        self.stages[self.count] = Stage { alive, level, levels: if by_rows { levels } else { 0 }, above };
+        stages[self.count] = Stage { alive, level, levels: if by_rows { levels } else { 0 }, above };
         self.count += 1;
         if let Some(leaf) = self.escape_within(level) {
             self.escapes = stage::at(here, alive, leaf);
@@ -349,9 +349,9 @@ impl<'a> Descent<'a> {
         enable = "bmi1,bmi2,popcnt,avx512f,avx512bw,avx512vbmi,avx512vbmi2,avx512vpopcntdq,gfni"
     )]
     fn rise(&self, room: &mut Room) {
-        let Room { rows, goes_on, values } = room;
+        let Room { rows, goes_on, values, stages } = room;
         for number in (1..self.count).rev() {
-            let Stage { alive, level, levels, above } = self.stages[number];
+            let Stage { alive, level, levels, above } = stages[number];
             let [here, below] = values[number - 1..].first_chunk_mut().expect("room for every stage");
             let goes_on = &goes_on[number];
             if levels == 0 {
