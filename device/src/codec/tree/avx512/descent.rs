@@ -4,7 +4,7 @@
 //! leaves in code order, or of the inner node it has come to, counted on from the leaves above: after level `k` it is alive if that is not below the number of leaves
 //! down to there, `F`, and on level `k + 1`, with a bit `b`, it comes to `2x − F + b`. So leaves and nodes need not be told apart but by comparing with `F`.
 //!
-//! The first stage is read from the stream as often as it is wanted: its levels have bits of all elements. Of [`MOST`] vectors the rest of the levels is done in place ([`super::few`]).
+//! The first stage is read from the stream as often as it is wanted: its levels have bits of all elements. Where two nodes are left behind it, more levels are spread beside them ([`super::spread`]). Of [`MOST`] vectors the rest of the levels is done in place ([`super::few`]).
 //!
 //! Values come with their bits where they are wanted, by a matrix that the table of leaves and the escaped values are brought through.
 
