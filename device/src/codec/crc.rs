@@ -1,6 +1,6 @@
 //! CRC-32C of the stored bytes of a stream or of words.
 //!
-//! The processor's instruction takes a word a cycle but three cycles for each, so three parts of the bytes are taken side by side. What a part's CRC
+//! The processor's instruction takes two words a cycle but three cycles for each, so parts of the bytes are taken side by side. What a part's CRC
 //! becomes by the bytes behind it is a product by a constant for their number, in the field of polynomials modulo the CRC's.
 //! Elsewhere it is the `crc32c` crate, which is made for longer runs; a test holds one to the other.
 
@@ -50,8 +50,57 @@ mod x86 {
         _mm_crc32_u64(0, _mm_cvtsi128_si64(product).cast_unsigned())
     }
 
+    /// Parts of a run of bytes that is about as long as a stream is.
+    const PARTS: usize = 6;
+    /// Words of each, for a stream of 2048 elements and of twice as many.
+    const SHORT: usize = 16;
+    const LONG: usize = 2 * SHORT;
+
     #[target_feature(enable = "sse4.2,pclmulqdq")]
     pub(super) fn crc32c(bytes: &[u8]) -> u32 {
+        let is_in = |words: usize| (8 * (PARTS - 1) * words + 4..=8 * PARTS * words).contains(&bytes.len());
+        match () {
+            () if is_in(SHORT) => of_six::<SHORT>(bytes),
+            () if is_in(LONG) => of_six::<LONG>(bytes),
+            () => of_any(bytes),
+        }
+    }
+
+    /// Of six parts of so many words, the first of which may lack words before it, but not all: in as many steps however many they are, so that the processor need not guess.
+    #[inline]
+    #[target_feature(enable = "sse4.2,pclmulqdq")]
+    fn of_six<const WORDS: usize>(bytes: &[u8]) -> u32 {
+        let (all, _) = bytes.as_chunks();
+        // Zeros before the first one change nothing if it is they that the CRC begins with, and not ones: these are added to the first bytes.
+        let mut padded = [[[0; 8]; WORDS]; 2];
+        padded[1] = *all.first_chunk().expect("more than a part");
+        padded[1][0] = (u64::from_le_bytes(padded[1][0]) ^ u64::from(u32::MAX)).to_le_bytes();
+        let behind = bytes.len() - 8 * (PARTS - 1) * WORDS;
+        let first: &[[u8; 8]; WORDS] = padded.as_flattened().as_flattened()[behind..]
+            .as_chunks()
+            .0
+            .first_chunk()
+            .expect("a part's zeros");
+        let others: &[[[u8; 8]; WORDS]; PARTS - 1] =
+            bytes[behind..].as_chunks().0.as_chunks().0.first_chunk().expect("all parts but one");
+        let [mut one, mut two, mut three, mut four, mut five, mut six] = [0; PARTS];
+        for at in 0..WORDS {
+            one = _mm_crc32_u64(one, u64::from_le_bytes(first[at]));
+            two = _mm_crc32_u64(two, u64::from_le_bytes(others[0][at]));
+            three = _mm_crc32_u64(three, u64::from_le_bytes(others[1][at]));
+            four = _mm_crc32_u64(four, u64::from_le_bytes(others[2][at]));
+            five = _mm_crc32_u64(five, u64::from_le_bytes(others[3][at]));
+            six = _mm_crc32_u64(six, u64::from_le_bytes(others[4][at]));
+        }
+        let crc = passed(one, 5 * WORDS) ^ passed(two, 4 * WORDS) ^ passed(three, 3 * WORDS);
+        let crc = crc ^ passed(four, 2 * WORDS) ^ passed(five, WORDS) ^ six;
+        #[expect(clippy::cast_possible_truncation, reason = "the instruction gives 32 bits")]
+        let crc = crc as u32;
+        !crc
+    }
+
+    #[target_feature(enable = "sse4.2,pclmulqdq")]
+    fn of_any(bytes: &[u8]) -> u32 {
         let (words, rest) = bytes.as_chunks::<8>();
         let mut crc = u64::from(u32::MAX);
         let mut words = words;

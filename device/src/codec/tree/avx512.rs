@@ -12,6 +12,7 @@ mod descent;
 mod encode;
 mod few;
 mod sample;
+mod spread;
 mod stage;
 mod table;
 mod whole;

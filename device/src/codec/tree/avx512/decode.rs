@@ -4,10 +4,13 @@
 
 use std::arch::x86_64::{_mm512_permutex2var_epi8, _mm512_set1_epi8, _mm512_ternarylogic_epi64};
 
-use super::super::{Bf16, Malformed};
+use super::super::{
+    Bf16, Malformed,
+    whole::{PLANE, STEPS},
+};
 use super::{
     MOST_STREAM, STEP,
-    descent::{BEHIND, Descent, EIGHT, Room},
+    descent::{BEHIND, Descent, Room},
     load, store,
     table::Tables,
 };
@@ -15,6 +18,11 @@ use crate::{
     codec::check::Sums,
     plane::avx512::{bytes_of, gathered},
 };
+
+/// Vectors that are brought up together at the root.
+const EIGHT: usize = 8;
+/// Elements of a block of bf16.
+const ELEMENTS: usize = 8 * PLANE;
 
 /// What a decoder keeps.
 pub(in super::super) struct Decoder {
@@ -60,9 +68,14 @@ pub(in super::super) fn decode(
     let stream = roomy(stream, length, copy);
     let mut descent = Descent::new((stream, length), largest, values.len(), AS_THEY_ARE, code);
     descent.through(room)?;
-    let vectors: &mut [[u8; STEP]] = values.as_chunks_mut().0;
-    let steps = 0..vectors.len() / EIGHT;
-    descent.end(room, steps, |at, found| store(&mut vectors[at], found));
+    let steps: &mut [[[u8; STEP]; EIGHT]] = values.as_chunks_mut().0.as_chunks_mut().0;
+    let mut end = descent.end(room);
+    for (step, vectors) in steps.iter_mut().enumerate() {
+        vectors
+            .iter_mut()
+            .zip(end.group::<EIGHT, false>(step))
+            .for_each(|(vector, found)| store(vector, found));
+    }
     Ok(())
 }
 
@@ -79,28 +92,31 @@ pub(in super::super) fn decode_bf16(
     let stream = roomy(block.stream, block.length, copy);
     // Values come rotated: so each of their bits is at its place in one of a word's bytes. The first bit's row is in the last byte.
     let matrix = 0x0204_0810_2040_8001 & (0x0101_0101_0101_0101 * u64::from(block.wanted));
-    let elements = block.words.len() / 2;
     let mut descent =
-        Descent::new((stream, block.length), u8::MAX.into(), elements, matrix.cast_signed(), code);
+        Descent::new((stream, block.length), u8::MAX.into(), ELEMENTS, matrix.cast_signed(), code);
     descent.through(room)?;
-    let planes = block.planes.map(|plane| plane.as_chunks::<STEP>().0);
-    let lines: &mut [[[u8; STEP]; 2]] = block.words.as_chunks_mut().0.as_chunks_mut().0;
+    let planes: [&[[u8; STEP]; STEPS]; 8] =
+        block.planes.map(|plane| plane.as_chunks().0.first_chunk().expect("a plane's lines"));
+    let steps: &mut [[[[u8; STEP]; 2]; EIGHT]; STEPS] =
+        block.words.as_chunks_mut().0.as_chunks_mut().0.as_chunks_mut().0.first_chunk_mut().expect("a block");
     let (first, second) = (load(&FIRST_WORDS), load(&SECOND_WORDS));
     let lower = _mm512_set1_epi8(0x7f);
     let mut sums = Sums::new();
-    for (row, lines) in lines.as_chunks_mut::<EIGHT>().0.iter_mut().enumerate() {
-        let gathered = gathered(planes.map(|plane| &plane[row]));
-        sums.add(row, &gathered);
+    let mut end = descent.end(room);
+    for (step, lines) in steps.iter_mut().enumerate() {
+        let values = end.group::<EIGHT, true>(step);
+        let gathered = gathered(planes.map(|plane| &plane[step]));
+        sums.add(step, &gathered);
         let rests = bytes_of(&gathered);
-        descent.end(room, row..row + 1, |at, value| {
-            let rest = rests[at % EIGHT];
+        for at in 0..EIGHT {
+            let (value, rest) = (values[at], rests[at]);
             // Of the first operand's ones the second, of its zeros the third.
             let low = _mm512_ternarylogic_epi64::<0xca>(lower, rest, value);
             let high = _mm512_ternarylogic_epi64::<0xca>(lower, value, rest);
-            let [a, b] = &mut lines[at % EIGHT];
+            let [a, b] = &mut lines[at];
             store(a, _mm512_permutex2var_epi8(low, first, high));
             store(b, _mm512_permutex2var_epi8(low, second, high));
-        });
+        }
     }
     Ok(sums.checks())
 }

@@ -4,32 +4,28 @@
 //! leaves in code order, or of the inner node it has come to, counted on from the leaves above: after level `k` it is alive if that is not below the number of leaves
 //! down to there, `F`, and on level `k + 1`, with a bit `b`, it comes to `2x − F + b`. So leaves and nodes need not be told apart but by comparing with `F`.
 //!
-//! The first stage is read from the stream as often as it is wanted: its levels have bits of all elements. Of [`MOST`] vectors the rest of the levels is done in place ([`super::few`]).
+//! The first stage is read from the stream as often as it is wanted: its levels have bits of all elements. Where two nodes are left behind it, more levels are spread beside them ([`super::spread`]). Of [`MOST`] vectors the rest of the levels is done in place ([`super::few`]).
 //!
 //! Values come with their bits where they are wanted, by a matrix that the table of leaves and the escaped values are brought through.
 
-use std::{
-    arch::x86_64::{
-        __m512i, _mm512_gf2p8affine_epi64_epi8, _mm512_mask_expand_epi8, _mm512_permutexvar_epi8,
-        _mm512_set1_epi8, _mm512_set1_epi64,
-    },
-    ops::Range,
+use std::arch::x86_64::{
+    __m512i, _mm_loadu_si128, _mm512_add_epi8, _mm512_castsi128_si512, _mm512_gf2p8affine_epi64_epi8,
+    _mm512_mask_expand_epi8, _mm512_permutexvar_epi8, _mm512_set1_epi8, _mm512_set1_epi64,
 };
 
 use super::super::{Malformed, code::LONGEST};
 use super::{
-    MASKS, ROOM, STEP,
+    COUNTING, MASKS, ROOM, STEP,
     few::{self, few},
     load, load_at,
-    stage::{self, Escaped, FOUR, GoesOn, Rows, many, many_up, row, rows_of_ones},
+    spread::{Spread, spread},
+    stage::{self, Escaped, FOUR, GoesOn, Rows, Up, many, many_up, row, rows_of_ones},
     store,
     table::Table,
 };
 
 /// Vectors of the last stage.
 const MOST: usize = 4;
-/// Vectors that are brought up together at the root.
-pub(super) const EIGHT: usize = 8;
 /// Bytes behind a stream that are looked at.
 pub(super) const BEHIND: usize = 128;
 
@@ -42,6 +38,8 @@ pub(super) struct Room {
     goes_on: [GoesOn; LONGEST],
     /// The elements of each stage but the first, and then their values.
     values: [[u8; ROOM]; LONGEST],
+    /// The stages that were gone through.
+    stages: [Stage; LONGEST],
 }
 
 impl Room {
@@ -51,6 +49,7 @@ impl Room {
             rows: [[[0; 8]; MASKS]; LONGEST],
             goes_on: [const { GoesOn::new() }; LONGEST],
             values: [[0; ROOM]; LONGEST],
+            stages: [Stage { alive: 0, level: 0, levels: 0, above: 0 }; LONGEST],
         }
     }
 }
@@ -87,8 +86,16 @@ impl Walk<'_> {
     }
 }
 
+/// The first bytes of a register.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn load_first(bytes: &[u8; 16]) -> __m512i {
+    // SAFETY: the array has the 16 bytes, and the load needs no alignment.
+    _mm512_castsi128_si512(unsafe { _mm_loadu_si128(bytes.as_ptr().cast()) })
+}
+
 /// A stage that was gone through.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy)]
 struct Stage {
     alive: usize,
     /// Its first level.
@@ -102,8 +109,10 @@ struct Stage {
 /// A block on its way.
 pub(super) struct Descent<'a> {
     walk: Walk<'a>,
-    /// The rows of the first stage.
+    /// The rows of the first stage, as they are in the stream.
     root: Rows<'a>,
+    /// How more rows are spread beside them.
+    spread: Option<&'a Spread>,
     /// The values of the leaves.
     table: __m512i,
     /// What brings bits of values to their places.
@@ -117,17 +126,13 @@ pub(super) struct Descent<'a> {
     escapes: usize,
     /// Where their values begin in the stream.
     escaped_at: usize,
-    /// Those of the first stage that have their values.
-    escapes_up: usize,
     /// The largest value.
     largest: usize,
     /// Elements that go on.
     alive: usize,
     /// Whether these have all come to one node.
     together: bool,
-    /// The stages that were gone through.
-    stages: [Stage; LONGEST],
-    /// How many.
+    /// Stages that were gone through.
     count: usize,
 }
 
@@ -140,9 +145,9 @@ impl<'a> Descent<'a> {
         largest: usize,
         elements: usize,
         matrix: i64,
-        code: &Table,
+        code: &'a Table,
     ) -> Self {
-        let Table { values, count, longest, bytes, escape_level, escape_leaf, .. } = code;
+        let Table { values, count, longest, bytes, escape_level, escape_leaf, spread, .. } = code;
         let leaves = values.first_chunk().expect("room for the leaves");
         Self {
             walk: Walk {
@@ -161,6 +166,8 @@ impl<'a> Descent<'a> {
                 above: 0,
                 together: false,
             },
+            // Those that are escaped have to be told from the others by their leaf.
+            spread: spread.as_ref().filter(|spread| *escape_level >= spread.levels),
             table: _mm512_gf2p8affine_epi64_epi8::<0>(load(leaves), _mm512_set1_epi64(matrix)),
             matrix,
             escape_level: *escape_level,
@@ -168,11 +175,9 @@ impl<'a> Descent<'a> {
             escape_stage: usize::MAX,
             escapes: 0,
             escaped_at: 0,
-            escapes_up: 0,
             largest,
             alive: elements,
             together: true,
-            stages: [Stage::default(); LONGEST],
             count: 0,
         }
     }
@@ -184,12 +189,19 @@ impl<'a> Descent<'a> {
     )]
     fn begin(&mut self, room: &mut Room) -> Result<(), Malformed> {
         let Self { walk, root, alive, .. } = self;
-        let Room { goes_on, values, .. } = room;
+        let Room { rows, goes_on, values, stages } = room;
         let elements = *alive;
         while walk.leaves == 0 {
             walk.step(elements)?;
         }
         root.levels = walk.level;
+        if let Some(Spread { levels, .. }) = self.spread {
+            self.alive = spread(walk, root, *levels, rows, &mut goes_on[0])?;
+            (self.together, root.together) = (true, false);
+            stages[0] = Stage { alive: elements, level: 0, levels: *levels, above: 0 };
+            self.count = 1;
+            return Ok(());
+        }
         self.together = usize::from(walk.leaves) + 1 == 1 << root.levels;
         self.alive = if self.together {
             root.ones(elements / STEP, &mut goes_on[0])
@@ -197,7 +209,7 @@ impl<'a> Descent<'a> {
             root.down(elements / STEP, walk.leaves, &mut goes_on[0], &mut values[0])
         };
         root.together = self.together;
-        self.stages[0] = Stage { alive: elements, level: 0, levels: root.levels, above: 0 };
+        stages[0] = Stage { alive: elements, level: 0, levels: root.levels, above: 0 };
         self.count = 1;
         if let Some(leaf) = self.escape_within(0) {
             self.escapes = self.root.at(elements / STEP, leaf);
@@ -234,7 +246,7 @@ impl<'a> Descent<'a> {
     )]
     fn stage(&mut self, room: &mut Room) -> Result<(), Malformed> {
         let Self { walk, alive, together, .. } = self;
-        let Room { rows: all_rows, goes_on, values } = room;
+        let Room { rows: all_rows, goes_on, values, stages } = room;
         let (alive, together, level, above) = (*alive, *together, walk.level, walk.leaves);
         let mut begins = [0; LONGEST];
         let mut levels = 0;
@@ -264,7 +276,7 @@ impl<'a> Descent<'a> {
             }
         };
         self.together = stays_together;
-        self.stages[self.count] = Stage { alive, level, levels: if by_rows { levels } else { 0 }, above };
+        stages[self.count] = Stage { alive, level, levels: if by_rows { levels } else { 0 }, above };
         self.count += 1;
         if let Some(leaf) = self.escape_within(level) {
             self.escapes = stage::at(here, alive, leaf);
@@ -337,9 +349,9 @@ impl<'a> Descent<'a> {
         enable = "bmi1,bmi2,popcnt,avx512f,avx512bw,avx512vbmi,avx512vbmi2,avx512vpopcntdq,gfni"
     )]
     fn rise(&self, room: &mut Room) {
-        let Room { rows, goes_on, values } = room;
+        let Room { rows, goes_on, values, stages } = room;
         for number in (1..self.count).rev() {
-            let Stage { alive, level, levels, above } = self.stages[number];
+            let Stage { alive, level, levels, above } = stages[number];
             let [here, below] = values[number - 1..].first_chunk_mut().expect("room for every stage");
             let goes_on = &goes_on[number];
             if levels == 0 {
@@ -348,10 +360,15 @@ impl<'a> Descent<'a> {
             }
             let rows =
                 Rows { bits: rows[level..].as_flattened(), pitch: MASKS, levels, above, together: true };
-            let here = here.as_chunks_mut::<STEP>().0;
-            let each = |at: usize, value| store(&mut here[at], value);
-            let groups = 0..alive.div_ceil(FOUR * STEP);
-            rows.up::<FOUR>(groups, (goes_on, below), self.table, None, &mut 0, each);
+            let above = _mm512_set1_epi8(above.cast_signed());
+            let table = _mm512_permutexvar_epi8(_mm512_add_epi8(load(&COUNTING), above), self.table);
+            let mut up = Up::new(rows, goes_on, below, table, None);
+            let groups = here.as_chunks_mut::<STEP>().0.as_chunks_mut::<FOUR>().0;
+            for (group, here) in groups[..alive.div_ceil(FOUR * STEP)].iter_mut().enumerate() {
+                here.iter_mut()
+                    .zip(up.group::<FOUR, false>(group))
+                    .for_each(|(here, value)| store(here, value));
+            }
         }
     }
 
@@ -366,15 +383,16 @@ impl<'a> Descent<'a> {
         })
     }
 
-    /// Gives `each` the values of vectors in some steps of [`EIGHT`], after those before: a vector's number, and its values.
+    /// The way up to the first stage.
     #[inline]
-    #[target_feature(
-        enable = "bmi1,bmi2,popcnt,avx512f,avx512bw,avx512vbmi,avx512vbmi2,avx512vpopcntdq,gfni"
-    )]
-    pub(super) fn end(&mut self, room: &Room, steps: Range<usize>, each: impl FnMut(usize, __m512i)) {
-        let from = (&room.goes_on[0], &room.values[0]);
-        let escaped = self.escaped(0);
-        self.root.up::<EIGHT>(steps, from, self.table, escaped, &mut self.escapes_up, each);
+    #[target_feature(enable = "avx512f,avx512bw,avx512vbmi,gfni")]
+    pub(super) fn end<'b>(&'b self, room: &'b Room) -> Up<'b> {
+        let (mut rows, mut table) = (self.root, self.table);
+        if let Some(Spread { levels, leaves }) = self.spread {
+            rows = Rows { bits: room.rows.as_flattened(), pitch: MASKS, levels: *levels, ..rows };
+            table = _mm512_permutexvar_epi8(load_first(leaves), table);
+        }
+        Up::new(rows, &room.goes_on[0], &room.values[0], table, self.escaped(0))
     }
 
     /// All of the way down, and up to the first stage.

@@ -6,21 +6,18 @@
 //!
 //! What stands behind a stage's last element has no meaning, but does not go on.
 
-use std::{
-    arch::x86_64::{
-        __m512i, _mm_cvtsi128_si64, _mm512_add_epi8, _mm512_add_epi64, _mm512_alignr_epi64, _mm512_and_si512,
-        _mm512_castsi512_si128, _mm512_cmpeq_epi8_mask, _mm512_cmpge_epu8_mask,
-        _mm512_gf2p8affine_epi64_epi8, _mm512_mask_add_epi8, _mm512_mask_expand_epi8, _mm512_mask_mov_epi8,
-        _mm512_mask_sub_epi8, _mm512_maskz_compress_epi8, _mm512_maskz_mov_epi8, _mm512_permutexvar_epi8,
-        _mm512_permutexvar_epi64, _mm512_popcnt_epi64, _mm512_set1_epi8, _mm512_set1_epi64,
-        _mm512_setzero_si512, _mm512_sub_epi8, _mm512_sub_epi64,
-    },
-    ops::Range,
+use std::arch::x86_64::{
+    __m512i, _mm_cvtsi128_si64, _mm512_add_epi8, _mm512_add_epi64, _mm512_alignr_epi64, _mm512_and_si512,
+    _mm512_castsi512_si128, _mm512_cmpeq_epi8_mask, _mm512_cmpge_epu8_mask, _mm512_gf2p8affine_epi64_epi8,
+    _mm512_mask_add_epi8, _mm512_mask_expand_epi8, _mm512_mask_mov_epi8, _mm512_mask_sub_epi8,
+    _mm512_maskz_compress_epi8, _mm512_maskz_mov_epi8, _mm512_permutexvar_epi8, _mm512_permutexvar_epi64,
+    _mm512_popcnt_epi64, _mm512_set1_epi8, _mm512_set1_epi64, _mm512_setzero_si512, _mm512_sub_epi8,
+    _mm512_sub_epi64,
 };
 
-use super::super::code::LONGEST;
+use super::super::{MOST_ELEMENTS, code::LONGEST};
 use super::{
-    COUNTING, MASKS, ROOM, STEP,
+    MASKS, ROOM, STEP,
     bits::{aligned, before, store_words},
     first, load, load_at, load_in, store, store_in,
 };
@@ -55,6 +52,12 @@ impl GoesOn {
         Self { masks: [0; MASKS], before: [0; MASKS] }
     }
 
+    /// What is known of each vector, to be told: its mask, and how many go on before.
+    #[inline]
+    pub(super) fn words(&mut self) -> impl Iterator<Item = (&mut u64, &mut u64)> {
+        self.masks.iter_mut().zip(&mut self.before)
+    }
+
     /// What is known of `GROUP` vectors of elements.
     #[inline]
     fn group<const GROUP: usize>(&self, group: usize) -> (&[u64; GROUP], &[u64; GROUP]) {
@@ -75,6 +78,14 @@ impl GoesOn {
         store_words(&mut self.before.as_chunks_mut::<8>().0[index], _mm512_sub_epi64(sums, counts));
         _mm512_permutexvar_epi64(_mm512_set1_epi64(7), sums)
     }
+}
+
+/// Elements of a stage, before which as many others are as were counted.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn load_behind(bytes: &[u8; ROOM], before: u64) -> __m512i {
+    // No stage has as many, which the compiler does not know: it takes less than a comparison.
+    load_in(bytes, before as usize % MOST_ELEMENTS)
 }
 
 /// The first lane.
@@ -106,10 +117,13 @@ impl<'a> Rows<'a> {
     /// What bits count on each level: numbers of nodes from the first on.
     #[inline]
     #[target_feature(enable = "avx512f")]
-    fn weights(self) -> [__m512i; LONGEST] {
-        std::array::from_fn(|level| {
-            _mm512_set1_epi8(if level < self.levels { 1 << (self.levels - 1 - level) } else { 0 })
-        })
+    fn weights<const LEVELS: usize>(self) -> [__m512i; LONGEST] {
+        let levels = if LEVELS > 0 { LEVELS } else { self.levels };
+        let mut weights = [_mm512_setzero_si512(); LONGEST];
+        for (weight, level) in weights.iter_mut().zip((0..levels).rev()) {
+            *weight = _mm512_set1_epi8(1 << level);
+        }
+        weights
     }
 
     /// Where a vector of elements comes to, by its bits: the number of the leaf among the stage's leaves, or behind these of the node.
@@ -177,7 +191,7 @@ impl<'a> Rows<'a> {
         next: &mut [u8; ROOM],
     ) -> usize {
         let leaves = _mm512_set1_epi8(leaves.cast_signed());
-        let weights = self.weights();
+        let weights = self.weights::<LEVELS>();
         let mut going_on = 0;
         let GoesOn { masks, before } = goes_on;
         let groups = masks.as_chunks_mut::<FOUR>().0.iter_mut().zip(before.as_chunks_mut::<FOUR>().0);
@@ -195,93 +209,132 @@ impl<'a> Rows<'a> {
     }
 
     /// How many elements of `vectors` whole vectors come to `leaf`. No leaves are above.
+    #[cold]
     #[target_feature(enable = "popcnt,avx512f,avx512bw")]
     pub(super) fn at(self, vectors: usize, leaf: __m512i) -> usize {
-        let weights = self.weights();
+        let weights = self.weights::<0>();
         let x = |index| self.element::<0, 1>(&self.group::<0, 1>(index), &weights, 0);
         (0..vectors).map(|index| _mm512_cmpeq_epi8_mask(x(index), leaf).count_ones() as usize).sum()
     }
+}
 
-    /// Gives `each` the values of vectors in some groups of `GROUP`, those of elements that go on from below: a vector's number, and its values. So many `escapes` were before;
-    /// where there are any, vectors are whole.
+/// The way of values back up to a stage of [`Rows`].
+#[derive(Clone, Copy)]
+pub(super) struct Up<'a> {
+    rows: Rows<'a>,
+    goes_on: &'a GoesOn,
+    /// The values of elements that go on.
+    below: &'a [u8; ROOM],
+    /// The values of leaves, and of the first three each.
+    table: __m512i,
+    three: [__m512i; 3],
+    /// Where there is this, vectors are whole.
+    escaped: Option<Escaped<'a>>,
+    /// Those before.
+    escapes: usize,
+}
+
+impl<'a> Up<'a> {
+    /// To `rows`, by the values of the stage's leaves, each at the number that its bits are.
     #[inline]
-    #[target_feature(enable = "popcnt,avx512f,avx512bw,avx512vbmi,avx512vbmi2,gfni")]
-    pub(super) fn up<const GROUP: usize>(
-        self,
-        groups: Range<usize>,
-        from: (&GoesOn, &[u8; ROOM]),
+    #[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
+    pub(super) fn new(
+        rows: Rows<'a>,
+        goes_on: &'a GoesOn,
+        below: &'a [u8; ROOM],
         table: __m512i,
-        escaped: Option<Escaped<'_>>,
-        escapes: &mut usize,
-        each: impl FnMut(usize, __m512i),
-    ) {
-        match (self.levels, escaped) {
-            (1, None) if self.together => self.up_together::<1, GROUP>(groups, from, table, each),
-            (2, None) if self.together => self.up_together::<2, GROUP>(groups, from, table, each),
-            (2, None) => self.up_levels::<2, GROUP>(groups, from, table, None, escapes, each),
-            (_, escaped) => self.up_levels::<0, GROUP>(groups, from, table, escaped, escapes, each),
-        }
+        escaped: Option<Escaped<'a>>,
+    ) -> Self {
+        let [a, b, c] = [_mm512_set1_epi8(0), _mm512_set1_epi8(1), _mm512_set1_epi8(2)];
+        let three = [
+            _mm512_permutexvar_epi8(a, table),
+            _mm512_permutexvar_epi8(b, table),
+            _mm512_permutexvar_epi8(c, table),
+        ];
+        Self { rows, goes_on, below, table, three, escaped, escapes: 0 }
     }
 
-    /// As [`Self::up`] where all that go on have ones on all of the one or two levels.
+    /// The values of the next `GROUP` vectors, group number `group`. `WORDS` is whether they become words at once: no two callers are to share a copy, which would not be inlined.
     #[inline]
     #[target_feature(enable = "popcnt,avx512f,avx512bw,avx512vbmi,avx512vbmi2,gfni")]
-    fn up_together<const LEVELS: usize, const GROUP: usize>(
-        self,
-        groups: Range<usize>,
-        (goes_on, below): (&GoesOn, &[u8; ROOM]),
-        table: __m512i,
-        mut each: impl FnMut(usize, __m512i),
-    ) {
-        let [a, b, c] = [0, 1, 2]
-            .map(|leaf| _mm512_permutexvar_epi8(_mm512_set1_epi8((self.above + leaf).cast_signed()), table));
-        for group in groups {
-            let (goes_on, before) = goes_on.group::<GROUP>(group);
-            let rows = self.group::<LEVELS, GROUP>(group);
-            for index in 0..GROUP {
-                let mut value = a;
-                if LEVELS == 2 {
-                    value = _mm512_mask_mov_epi8(value, u64::from_le_bytes(rows[1][index]), b);
-                    value = _mm512_mask_mov_epi8(value, u64::from_le_bytes(rows[0][index]), c);
-                }
-                value =
-                    _mm512_mask_expand_epi8(value, goes_on[index], load_in(below, before[index] as usize));
-                each(GROUP * group + index, value);
+    pub(super) fn group<const GROUP: usize, const WORDS: bool>(&mut self, group: usize) -> [__m512i; GROUP] {
+        match (self.rows.levels, self.escaped) {
+            (1, None) if self.rows.together => self.three::<1, GROUP, WORDS>(group),
+            (2, None) if self.rows.together => self.three::<2, GROUP, WORDS>(group),
+            (2, None) => self.levels::<2, GROUP, WORDS>(group),
+            (3, None) => self.levels::<3, GROUP, WORDS>(group),
+            (4, None) => self.levels::<4, GROUP, WORDS>(group),
+            _ => {
+                let (values, escapes) = self.any(group);
+                self.escapes = escapes;
+                values
             }
         }
     }
 
+    /// As [`Self::group`] where all that go on have ones on all of the one or two levels.
     #[inline]
     #[target_feature(enable = "popcnt,avx512f,avx512bw,avx512vbmi,avx512vbmi2,gfni")]
-    fn up_levels<const LEVELS: usize, const GROUP: usize>(
-        self,
-        groups: Range<usize>,
-        (goes_on, below): (&GoesOn, &[u8; ROOM]),
-        table: __m512i,
-        escaped: Option<Escaped<'_>>,
-        escapes: &mut usize,
-        mut each: impl FnMut(usize, __m512i),
-    ) {
-        let weights = self.weights();
-        let above = _mm512_set1_epi8(self.above.cast_signed());
-        let table = _mm512_permutexvar_epi8(_mm512_add_epi8(load(&COUNTING), above), table);
-        for group in groups {
-            let (goes_on, before) = goes_on.group::<GROUP>(group);
-            let rows = self.group::<LEVELS, GROUP>(group);
-            for index in 0..GROUP {
-                let x = self.element::<LEVELS, GROUP>(&rows, &weights, index);
-                let mut value = _mm512_permutexvar_epi8(x, table);
-                value =
-                    _mm512_mask_expand_epi8(value, goes_on[index], load_in(below, before[index] as usize));
-                if let Some(Escaped { leaf, values, matrix }) = escaped {
-                    let here = _mm512_cmpeq_epi8_mask(_mm512_add_epi8(x, above), leaf);
-                    let found = _mm512_gf2p8affine_epi64_epi8::<0>(load_at(values, *escapes), matrix);
-                    value = _mm512_mask_expand_epi8(value, here, found);
-                    *escapes += here.count_ones() as usize;
-                }
-                each(GROUP * group + index, value);
+    fn three<const LEVELS: usize, const GROUP: usize, const WORDS: bool>(
+        &self,
+        group: usize,
+    ) -> [__m512i; GROUP] {
+        let (goes_on, before) = self.goes_on.group::<GROUP>(group);
+        let rows = self.rows.group::<LEVELS, GROUP>(group);
+        let [a, b, c] = self.three;
+        let mut values = [a; GROUP];
+        for index in 0..GROUP {
+            let mut value = a;
+            if LEVELS == 2 {
+                value = _mm512_mask_mov_epi8(value, u64::from_le_bytes(rows[1][index]), b);
+                value = _mm512_mask_mov_epi8(value, u64::from_le_bytes(rows[0][index]), c);
+            }
+            values[index] =
+                _mm512_mask_expand_epi8(value, goes_on[index], load_behind(self.below, before[index]));
+        }
+        values
+    }
+
+    /// As [`Self::group`] where none are escaped.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vbmi,avx512vbmi2")]
+    fn levels<const LEVELS: usize, const GROUP: usize, const WORDS: bool>(
+        &self,
+        group: usize,
+    ) -> [__m512i; GROUP] {
+        let (goes_on, before) = self.goes_on.group::<GROUP>(group);
+        let rows = self.rows.group::<LEVELS, GROUP>(group);
+        let weights = self.rows.weights::<LEVELS>();
+        let mut values = [self.table; GROUP];
+        for index in 0..GROUP {
+            let x = self.rows.element::<LEVELS, GROUP>(&rows, &weights, index);
+            let value = _mm512_permutexvar_epi8(x, self.table);
+            values[index] =
+                _mm512_mask_expand_epi8(value, goes_on[index], load_behind(self.below, before[index]));
+        }
+        values
+    }
+
+    /// As [`Self::group`]; gives the escapes that there were then, too. Apart and with a copy, so that what it needs is nowhere at hand where it is not used.
+    #[cold]
+    #[inline(never)]
+    #[target_feature(enable = "popcnt,avx512f,avx512bw,avx512vbmi,avx512vbmi2,gfni")]
+    fn any<const GROUP: usize>(self, group: usize) -> ([__m512i; GROUP], usize) {
+        let mut values = self.levels::<0, GROUP, false>(group);
+        let mut escapes = self.escapes;
+        if let Some(Escaped { leaf, values: escaped, matrix }) = self.escaped {
+            let rows = self.rows.group::<0, GROUP>(group);
+            let weights = self.rows.weights::<0>();
+            let above = _mm512_set1_epi8(self.rows.above.cast_signed());
+            for (index, value) in values.iter_mut().enumerate() {
+                let x = self.rows.element::<0, GROUP>(&rows, &weights, index);
+                let here = _mm512_cmpeq_epi8_mask(_mm512_add_epi8(x, above), leaf);
+                let found = _mm512_gf2p8affine_epi64_epi8::<0>(load_at(escaped, escapes), matrix);
+                *value = _mm512_mask_expand_epi8(*value, here, found);
+                escapes += here.count_ones() as usize;
             }
         }
+        (values, escapes)
     }
 }
 
@@ -360,6 +413,7 @@ pub(super) fn many(
 }
 
 /// How many of `alive` elements have come to `leaf`.
+#[cold]
 #[target_feature(enable = "popcnt,avx512f,avx512bw")]
 pub(super) fn at(here: &[u8; ROOM], alive: usize, leaf: __m512i) -> usize {
     let vectors = here.as_chunks::<STEP>().0.iter().take(alive.div_ceil(STEP)).enumerate();

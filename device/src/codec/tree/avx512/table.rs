@@ -9,7 +9,7 @@ use super::super::{
     Malformed,
     code::{Code, FIXED_BITS, LONGEST, SLOTS, WINDOW},
 };
-use super::{COUNTING, load, store_at};
+use super::{COUNTING, load, spread::Spread, store_at};
 
 /// A code as decoders go by it, and the header it was read from.
 pub(super) struct Table {
@@ -28,6 +28,8 @@ pub(super) struct Table {
     /// The escape's level, past all if there is none, and its leaf.
     pub(super) escape_level: usize,
     pub(super) escape_leaf: u8,
+    /// How its first levels are spread, if they are.
+    pub(super) spread: Option<Spread>,
 }
 
 /// The codes that were read last, each at the place that its header says.
@@ -72,6 +74,7 @@ impl Table {
             longest: 0,
             escape_level: LONGEST,
             escape_leaf: 0,
+            spread: None,
         }
     }
 
@@ -107,6 +110,7 @@ impl Table {
         self.escape_level = usize::from(escape).checked_sub(1).unwrap_or(LONGEST);
         self.escape_leaf = self.count.iter().take(self.escape_level + 1).sum::<u8>().wrapping_sub(1);
         self.header = bits & (u128::MAX >> (128 - 8 * header));
+        self.spread = Spread::of(self.count);
         (self.bytes, self.largest) = (header, largest);
         Ok(())
     }
