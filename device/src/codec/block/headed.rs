@@ -109,23 +109,29 @@ impl StoredPlanes {
         let stream = self.stream().range();
         let (lower, _) = bundle[stream.end..].as_chunks::<RAW>();
         let space: &mut [u8; RAW] = space.first_chunk_mut().expect("room for a plane");
-        // Signs in the head are all that counts of them, and have no check. Without any, and without a plane, they are zeros, as what is not wanted.
-        let (mut planes, mut checks) = ([&ZEROS; 8], [0; 8]);
+        // Signs in the head are all that counts of them, and have no check. Without any, and without a plane, they are zeros.
         let in_head = !head.signs.is_empty();
-        if mask.0 & SIGNS != 0 {
-            if in_head {
-                signs::decode(FORMAT, &bundle[head::signs_at()..], head.signs.len(), space).ok()?;
-                planes[LOWER_PLANES] = space;
-            } else if self.lengths[0] > 0 {
-                planes[LOWER_PLANES] =
-                    bundle[usize::from(self.head.length)..].first_chunk().expect("a bundle is longer");
-                checks[0] = self.checks[0];
-            }
+        let signs: &[u8; RAW] = if mask.0 & SIGNS == 0 {
+            &ZEROS
+        } else if in_head {
+            signs::decode(FORMAT, &bundle[head::signs_at()..], head.signs.len(), space).ok()?;
+            space
+        } else if self.lengths[0] > 0 {
+            bundle[usize::from(self.head.length)..].first_chunk().expect("a bundle is longer")
+        } else {
+            &ZEROS
+        };
+        let (mut planes, mut checks) = ([signs; 8], [self.checks[0]; 8]);
+        for (plane, lower) in planes[..LOWER_PLANES].iter_mut().rev().zip(lower) {
+            *plane = lower;
         }
-        let stored = lower.iter().zip(&self.checks[LOWER..FORMAT.planes()]);
-        for (at, (lower, check)) in (1..checks.len()).zip(stored) {
-            if mask.0 >> (LOWER_PLANES - at) & 1 == 1 {
-                (planes[LOWER_PLANES - at], checks[at]) = (lower, *check);
+        checks[1..].copy_from_slice(&self.checks[LOWER..FORMAT.planes()]);
+        if !mask.covers(PlaneMask::all(FORMAT)) {
+            // What is not wanted is zeros, whose check is zero.
+            let missing = !mask.0;
+            checks[0] = if missing & SIGNS == 0 { checks[0] } else { 0 };
+            for bit in (0..LOWER_PLANES).filter(|bit| missing >> bit & 1 == 1) {
+                (planes[bit], checks[LOWER_PLANES - bit]) = (&ZEROS, 0);
             }
         }
         let [wanted, ..] = (mask.0 >> LOWER_PLANES).to_le_bytes();
