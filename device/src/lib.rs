@@ -18,6 +18,7 @@ pub mod fuzzing;
 mod kernel;
 pub mod kv;
 pub mod layout;
+mod lines;
 pub mod load;
 pub mod mode;
 pub mod model;

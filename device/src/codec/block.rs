@@ -44,9 +44,6 @@ const TRAILING_CHECK: u16 = 2;
 /// Bytes of the longest bundle: a raw fp32 block with its checks.
 pub const MAX_BUNDLE: usize = BLOCK_BYTES + MAX_PLANES * TRAILING_CHECK as usize;
 
-/// The planes of bf16.
-const BF16: u32 = PlaneMask::all(Format::Bf16).0;
-
 /// Planes that begin at a cache line, as vectors want them to.
 #[repr(align(64))]
 struct Aligned(PlaneBlock);
@@ -454,13 +451,23 @@ impl StoredPlanes {
         words: &mut BlockWords,
         space: &mut PlaneBlock,
     ) -> Result<Option<head::Found<'a>>, BlockError> {
-        let mut wanted = self.wanted(mask);
-        if wanted == BF16
-            && self.is_headed_bf16()
-            && let Some(head) = self.decode_bf16_headed(bundle, words, space)
+        if self.is_headed_bf16(mask)
+            && let Some(head) = self.decode_bf16_headed(mask, bundle, words, space)
         {
             return Ok(Some(head));
         }
+        self.decode_planes(mask, bundle, words, space)
+    }
+
+    /// As [`Self::decode`], plane by plane.
+    fn decode_planes<'a>(
+        &self,
+        mask: PlaneMask,
+        bundle: &'a [u8; MAX_BUNDLE],
+        words: &mut BlockWords,
+        space: &mut PlaneBlock,
+    ) -> Result<Option<head::Found<'a>>, BlockError> {
+        let mut wanted = self.wanted(mask);
         let (count, raw) = (self.format.planes(), self.format.plane_bytes());
         let mut space = &mut space[..];
         let mut found: Planes<'_> = [&plane::ZEROS; MAX_PLANES];

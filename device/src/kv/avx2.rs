@@ -1,7 +1,4 @@
-//! Whole rows to channels and back in AVX2: tiles of 16 / W rows of two halves, each half a square matrix that is transposed in its half of the registers.
-//!
-//! One step takes register `i` and the one half of all further, and interleaves their elements: the lower halves' to register `2i`, the upper ones' to `2i + 1`. As a number, an
-//! element's place (row, then column) turns by one bit; after as many steps as a row has bits, row and column have changed places.
+//! Whole rows to channels and back in AVX2: [tiles](super::tiles) of two squares.
 
 use std::{
     arch::x86_64::{
@@ -13,7 +10,10 @@ use std::{
     ops::Range,
 };
 
-use super::order::{Cut, Order};
+use super::{
+    order::Order,
+    tiles::{check, starts, turn},
+};
 
 /// Bytes of a register, and so of a row in a tile.
 const ROW: usize = 32;
@@ -22,30 +22,13 @@ pub(super) const fn wide<const W: usize>() -> usize {
     ROW / W
 }
 
-/// Transposes both halves of a tile.
-#[target_feature(enable = "avx2")]
-fn turn<const W: usize, const N: usize>(tile: &mut [__m256i; N]) {
-    for _ in 0..N.ilog2() {
-        let before = *tile;
-        for i in 0..N / 2 {
-            let (a, b) = (before[i], before[i + N / 2]);
-            (tile[2 * i], tile[2 * i + 1]) = match W {
-                1 => (_mm256_unpacklo_epi8(a, b), _mm256_unpackhi_epi8(a, b)),
-                2 => (_mm256_unpacklo_epi16(a, b), _mm256_unpackhi_epi16(a, b)),
-                _ => (_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b)),
-            };
-        }
-    }
-}
-
-/// Where the whole rows of the columns of a tile begin in channel-major order, in bytes.
-fn starts<const W: usize>(cut: &Cut, left: usize) -> [usize; ROW] {
-    let mut starts = [0; ROW];
-    for (at, start) in starts[..wide::<W>()].iter_mut().enumerate() {
-        *start = cut.rows_start(left + at) * W;
-    }
-    starts
-}
+turn!(
+    "avx2",
+    __m256i,
+    [_mm256_unpacklo_epi8, _mm256_unpackhi_epi8],
+    [_mm256_unpacklo_epi16, _mm256_unpackhi_epi16],
+    [_mm256_unpacklo_epi32, _mm256_unpackhi_epi32]
+);
 
 /// Whole tiles of `columns`, forwards: as many rows as they have. `N` is 16 / `W`, the rows of a tile.
 ///
@@ -59,9 +42,9 @@ pub(super) fn forward<const W: usize, const N: usize>(
     to: &mut [u8],
 ) {
     let (cut, length) = (order.cut(), order.columns * W);
-    check::<W, N>(order, &columns, from.len(), to.len());
+    check::<W, N>(order, &columns, wide::<W>(), from.len(), to.len());
     for left in columns.step_by(wide::<W>()) {
-        let starts = starts::<W>(&cut, left);
+        let starts = starts::<W>(&cut, left, wide::<W>());
         for row in (0..cut.rows - cut.rows % N).step_by(N) {
             let mut tile = [_mm256_setzero_si256(); N];
             let first = (cut.head + left) * W + row * length;
@@ -96,9 +79,9 @@ pub(super) fn backward<const W: usize, const N: usize>(
     to: &mut [u8],
 ) {
     let (cut, length) = (order.cut(), order.columns * W);
-    check::<W, N>(order, &columns, from.len(), to.len());
+    check::<W, N>(order, &columns, wide::<W>(), from.len(), to.len());
     for left in columns.step_by(wide::<W>()) {
-        let starts = starts::<W>(&cut, left);
+        let starts = starts::<W>(&cut, left, wide::<W>());
         for row in (0..cut.rows - cut.rows % N).step_by(N) {
             let mut tile = [_mm256_setzero_si256(); N];
             for (column, register) in tile.iter_mut().enumerate() {
@@ -119,13 +102,4 @@ pub(super) fn backward<const W: usize, const N: usize>(
             }
         }
     }
-}
-
-/// What the kernels rely on: both sides are the window, and the columns are whole tiles inside its rows.
-fn check<const W: usize, const N: usize>(order: &Order, columns: &Range<usize>, from: usize, to: usize) {
-    let bytes = order.elements * order.width;
-    assert!(order.width == W && W * N == 16, "elements of {} bytes", order.width);
-    assert!(from == bytes && to == bytes, "a window of {bytes} bytes");
-    let whole = columns.len().is_multiple_of(wide::<W>());
-    assert!(whole && columns.start <= columns.end && columns.end <= order.columns, "tiles of {columns:?}");
 }

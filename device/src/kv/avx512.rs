@@ -1,4 +1,4 @@
-//! Whole rows to channels and back in AVX-512: as [`super::avx2`], with tiles of four squares. Two tiles are done together, one above the other, so that a column's elements go and come 32 bytes at
+//! Whole rows to channels and back in AVX-512: [tiles](super::tiles) of four squares. Two tiles are done together, one above the other, so that a column's elements go and come 32 bytes at
 //! a time. On the way back differences can be undone, a register for the bases of as many columns.
 
 use std::{
@@ -18,6 +18,7 @@ use std::{
 use super::{
     delta::Columns,
     order::{Cut, Order},
+    tiles::{check, starts, turn},
 };
 
 /// Bytes of a register, and so of a row in a tile.
@@ -31,22 +32,13 @@ const fn tall<const W: usize, const N: usize>() -> usize {
     if W == 1 { N } else { 2 * N }
 }
 
-/// Transposes the four squares of a tile.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw")]
-fn turn<const W: usize, const N: usize>(tile: &mut [__m512i; N]) {
-    for _ in 0..N.ilog2() {
-        let before = *tile;
-        for i in 0..N / 2 {
-            let (a, b) = (before[i], before[i + N / 2]);
-            (tile[2 * i], tile[2 * i + 1]) = match W {
-                1 => (_mm512_unpacklo_epi8(a, b), _mm512_unpackhi_epi8(a, b)),
-                2 => (_mm512_unpacklo_epi16(a, b), _mm512_unpackhi_epi16(a, b)),
-                _ => (_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b)),
-            };
-        }
-    }
-}
+turn!(
+    "avx512f,avx512bw",
+    __m512i,
+    [_mm512_unpacklo_epi8, _mm512_unpackhi_epi8],
+    [_mm512_unpacklo_epi16, _mm512_unpackhi_epi16],
+    [_mm512_unpacklo_epi32, _mm512_unpackhi_epi32]
+);
 
 /// Calls `$strip` with where the whole rows of the columns from `$left` on begin in channel-major order, in bytes, as a function of the column in the tile.
 macro_rules! with_starts {
@@ -59,10 +51,7 @@ macro_rules! with_starts {
             let $starts = |column: usize| first + column * apart;
             $strip
         } else {
-            let mut starts = [0; ROW];
-            for (at, start) in starts[..wide].iter_mut().enumerate() {
-                *start = cut.rows_start(left + at) * $W;
-            }
+            let starts = starts::<$W>(cut, left, wide);
             let $starts = |column: usize| starts[column];
             $strip
         }
@@ -81,7 +70,7 @@ pub(super) fn forward<const W: usize, const N: usize>(
     to: &mut [u8],
 ) {
     let (cut, length) = (order.cut(), order.columns * W);
-    check::<W, N>(order, &columns, from.len(), to.len());
+    check::<W, N>(order, &columns, wide::<W>(), from.len(), to.len());
     for left in columns.step_by(wide::<W>()) {
         let first = (cut.head + left) * W;
         let load = |row: usize| {
@@ -167,7 +156,7 @@ pub(super) fn backward<const W: usize, const N: usize>(
     to: &mut [u8],
 ) {
     let (cut, length) = (order.cut(), order.columns * W);
-    check::<W, N>(order, &columns, from.len(), to.len());
+    check::<W, N>(order, &columns, wide::<W>(), from.len(), to.len());
     for left in columns.step_by(wide::<W>()) {
         let first = (cut.head + left) * W;
         let mut store = |row: usize, elements: __m512i| {
@@ -280,13 +269,4 @@ fn bases<const W: usize>(deltas: &Columns<'_>, left: usize) -> __m512i {
     }
     // SAFETY: the array has the register's 64 bytes, and the load needs no alignment.
     unsafe { _mm512_loadu_si512(row.as_ptr().cast()) }
-}
-
-/// What the kernels rely on: both sides are the window, and the columns are whole tiles inside its rows.
-fn check<const W: usize, const N: usize>(order: &Order, columns: &Range<usize>, from: usize, to: usize) {
-    let bytes = order.elements * order.width;
-    assert!(order.width == W && W * N == 16, "elements of {} bytes", order.width);
-    assert!(from == bytes && to == bytes, "a window of {bytes} bytes");
-    let whole = columns.len().is_multiple_of(wide::<W>());
-    assert!(whole && columns.start <= columns.end && columns.end <= order.columns, "tiles of {columns:?}");
 }

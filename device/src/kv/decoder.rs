@@ -15,6 +15,7 @@ use crate::{
         block::{BlockError, MAX_BUNDLE, Stored},
         head::Head,
     },
+    lines::Lines,
     plane::{self, PlaneMask},
 };
 
@@ -22,13 +23,13 @@ use crate::{
 #[derive(Default)]
 struct Room {
     /// Blocks in the order they are coded in.
-    blocks: Vec<u8>,
+    blocks: Lines<u8>,
     runs: Vec<u16>,
     bases: Vec<u8>,
 }
 
 thread_local! {
-    static ROOM: Cell<Room> = const { Cell::new(Room { blocks: Vec::new(), runs: Vec::new(), bases: Vec::new() }) };
+    static ROOM: Cell<Room> = const { Cell::new(Room { blocks: Lines::none(), runs: Vec::new(), bases: Vec::new() }) };
 }
 
 /// Numbers of blocks of a window.
@@ -62,7 +63,7 @@ impl<'a> WindowDecoder<'a> {
     pub fn new(shape: &'a Shape, before: u64, blocks: usize, mask: PlaneMask) -> Self {
         assert!(blocks <= MOST_BLOCKS, "{blocks} blocks of a window");
         let mut room = ROOM.take();
-        room.blocks.resize(blocks * BLOCK_BYTES, 0);
+        room.blocks.make_at_least(blocks * BLOCK_BYTES);
         Self {
             shape,
             whole: shape.order(before, blocks),
@@ -183,23 +184,26 @@ impl<'a> WindowDecoder<'a> {
 
     /// The words of the window, planes outside the mask zero, in place of what is in `out`.
     pub fn finish(mut self, out: &mut Vec<u8>) {
-        let all = self.room.blocks.as_chunks_mut::<BLOCK_BYTES>().0;
+        let wants_exponent = self.wants_exponent();
+        let Room { blocks, runs, bases } = &mut self.room;
+        let blocks = &mut blocks[..self.whole.elements * self.whole.width];
+        let all = blocks.as_chunks_mut::<BLOCK_BYTES>().0;
         for (_, words) in all.iter_mut().enumerate().filter(|(block, _)| !has(&self.added, *block)) {
             words.fill(0);
         }
         if self.transformed != Some(true) {
-            std::mem::swap(out, &mut self.room.blocks);
+            out.clear();
+            out.extend_from_slice(blocks);
             return;
         }
-        let order = self.order();
+        let order = self.repeats.as_ref().map_or(self.whole, |repeats| repeats.compact_order(&self.whole));
         let length = order.elements * order.width;
-        out.resize(self.room.blocks.len(), 0);
+        out.resize(blocks.len(), 0);
         let to = &mut out[..length];
         let field = Field::of(self.shape.format());
-        let field = field.filter(|_| self.different != Blocks::default() && self.wants_exponent());
+        let field = field.filter(|_| self.different != Blocks::default() && wants_exponent);
         if let Some(field) = field {
             // A block that has no differences is given some, from zero.
-            let Room { blocks, runs, bases } = &mut self.room;
             for (block, words) in blocks.as_chunks_mut::<BLOCK_BYTES>().0.iter_mut().enumerate() {
                 if has(&self.added, block)
                     && !has(&self.different, block)
@@ -212,15 +216,14 @@ impl<'a> WindowDecoder<'a> {
             let deltas = Columns { field, bases, keep: self.mask.0 };
             order.token_major(Some(&deltas), &blocks[..length], to);
         } else {
-            order.token_major(None, &self.room.blocks[..length], to);
+            order.token_major(None, &blocks[..length], to);
         }
         if let Some(repeats) = &self.repeats {
             repeats.expand(&self.whole, out);
         }
         if let Some(paged) = self.shape.paged() {
-            let rows = &mut self.room.blocks;
-            rows.copy_from_slice(out);
-            paged.from_rows(rows, out);
+            blocks.copy_from_slice(out);
+            paged.from_rows(blocks, out);
         }
     }
 

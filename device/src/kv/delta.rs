@@ -94,10 +94,23 @@ macro_rules! of_width {
                 for (length, base) in runs.iter().zip(bases) {
                     let (run, rest) = left.split_at_mut((*length).into());
                     left = rest;
-                    let largest = run.iter().fold(0, |most: $word, element| most.max(load(element) & mask));
+                    // The usual lengths are known here, so that the loops over them end with whole registers.
+                    let largest = match run.len() {
+                        64 => subtract_run(run.first_chunk_mut::<64>().expect("its length"), mask),
+                        128 => subtract_run(run.first_chunk_mut::<128>().expect("its length"), mask),
+                        256 => subtract_run(run.first_chunk_mut::<256>().expect("its length"), mask),
+                        _ => subtract_run(run, mask),
+                    };
                     *base = (largest >> field.shift) as u8;
-                    replace(run, mask, largest);
                 }
+            }
+
+            #[inline(always)]
+            fn subtract_run<R: AsMut<[[u8; BYTES]]> + ?Sized>(run: &mut R, mask: $word) -> $word {
+                let run = run.as_mut();
+                let largest = run.iter().fold(0, |most: $word, element| most.max(load(element) & mask));
+                replace(run, mask, largest);
+                largest
             }
 
             #[inline(always)]

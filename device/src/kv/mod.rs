@@ -32,6 +32,8 @@ mod shape;
 mod spelling;
 #[cfg(test)]
 pub(crate) mod tests;
+#[cfg(target_arch = "x86_64")]
+mod tiles;
 pub mod window;
 
 pub use self::{

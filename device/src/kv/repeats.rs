@@ -29,34 +29,23 @@ impl Repeats {
             return None;
         }
         let all = &window[order.head() * order.width..][..rows * length];
-        let row = |row: u16| &all[usize::from(row) * length..][..length];
-        // Rows that are equal have the same key. A slot has the first row with the keys that lead to it, one that is taken leads to the next.
-        let mut slots = [NONE; SLOTS];
-        let (mut keys, mut of) = ([0; MOST_ROWS], [0; MOST_ROWS]);
-        for (key, row) in keys.iter_mut().zip(all.chunks_exact(length)) {
-            *key = self::key(row);
+        let mut table = Table { rows: all, length, keys: [0; MOST_ROWS], slots: [NONE; SLOTS] };
+        let mut found = None;
+        for (at, row) in (0..).zip(all.chunks_exact(length)) {
+            found = table.add(at, key(row));
+            if found.is_some() {
+                break;
+            }
         }
-        let mut kept = 0;
-        for (at, key) in (0_u16..).zip(&keys[..rows]) {
-            let mut slot = usize::from(*key) % SLOTS;
-            let number = loop {
-                let before = slots[slot];
-                if before == NONE {
-                    slots[slot] = at;
-                    kept += 1;
-                    break kept - 1;
-                }
-                if keys[usize::from(before)] == *key && row(before) == row(at) {
-                    break of[usize::from(before)];
-                }
-                slot = (slot + 1) % SLOTS;
-            };
-            of[usize::from(at)] = number;
+        // Mostly no two are equal.
+        found?;
+        let (mut of, mut kept) = ([0; MOST_ROWS], 0);
+        table.slots.fill(NONE);
+        for (at, row) in (0..).zip(all.chunks_exact(length)) {
+            of[usize::from(at)] = table.add(at, key(row)).map_or(kept, |before| of[usize::from(before)]);
+            kept += u16::from(of[usize::from(at)] == kept);
         }
         let kept = usize::from(kept);
-        if kept == rows {
-            return None;
-        }
         let of = of[..rows].to_vec();
         let repeats = Self { of, kept };
         (repeats.bytes() * 2 < (rows - kept) * length).then_some(repeats)
@@ -161,6 +150,46 @@ impl Repeats {
 const NONE: u16 = u16::MAX;
 /// Slots for rows: twice as many as there may be.
 const SLOTS: usize = 2 * MOST_ROWS;
+
+/// The rows of a window by their keys, which are the same where rows are equal.
+struct Table<'a> {
+    rows: &'a [u8],
+    /// Bytes of a row.
+    length: usize,
+    keys: [u16; MOST_ROWS],
+    /// Each has the first row with the keys that lead to it; one that is taken leads to the next.
+    slots: [u16; SLOTS],
+}
+
+impl Table<'_> {
+    /// Adds a row with this key, unless there is an equal one: that.
+    #[inline]
+    fn add(&mut self, at: u16, key: u16) -> Option<u16> {
+        self.keys[usize::from(at)] = key;
+        let slot = &mut self.slots[usize::from(key) % SLOTS];
+        if *slot == NONE {
+            *slot = at;
+            return None;
+        }
+        self.add_behind(at, key)
+    }
+
+    /// As [`Self::add`] of a row whose first slot is taken.
+    #[inline(never)]
+    fn add_behind(&mut self, at: u16, key: u16) -> Option<u16> {
+        let row = |row: u16| &self.rows[usize::from(row) * self.length..][..self.length];
+        let mut slot = usize::from(key) % SLOTS;
+        while self.slots[slot] != NONE {
+            let before = self.slots[slot];
+            if self.keys[usize::from(before)] == key && row(before) == row(at) {
+                return Some(before);
+            }
+            slot = (slot + 1) % SLOTS;
+        }
+        self.slots[slot] = at;
+        None
+    }
+}
 
 /// The key of a row: both of its ends mixed.
 fn key(row: &[u8]) -> u16 {

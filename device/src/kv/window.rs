@@ -10,6 +10,7 @@ use crate::{
         block::{Bundle, Effort, is_zero},
         head::Details,
     },
+    lines::Lines,
 };
 
 /// Of so many blocks, one is coded in every way to find the best.
@@ -61,7 +62,7 @@ pub struct Coded {
 /// Room to work in.
 struct Scratch {
     rows: Vec<u8>,
-    major: Vec<u8>,
+    major: Lines<u8>,
     runs: Vec<u16>,
     bases: Vec<u8>,
     details: Vec<u8>,
@@ -86,7 +87,7 @@ struct Best {
 
 thread_local! {
     static SCRATCH: RefCell<Scratch> = const { RefCell::new(Scratch {
-        rows: Vec::new(), major: Vec::new(), runs: Vec::new(), bases: Vec::new(), details: Vec::new(), samples: [const { Bundle::new() }; Coding::ALL.len()], best: None,
+        rows: Vec::new(), major: Lines::none(), runs: Vec::new(), bases: Vec::new(), details: Vec::new(), samples: [const { Bundle::new() }; Coding::ALL.len()], best: None,
     }) };
 }
 
@@ -165,7 +166,7 @@ struct Transformed<'a> {
     /// The rows that are kept.
     rows: &'a [u8],
     /// These in channel-major order, once that was asked for.
-    major: &'a mut Vec<u8>,
+    major: &'a mut Lines<u8>,
     arranged: bool,
     /// The list of repeated rows, if there are any.
     repeats: Option<Repeats>,
@@ -311,9 +312,9 @@ impl Transformed<'_> {
     fn arrange(&mut self) {
         if !self.arranged {
             let length = self.order.elements * self.order.width;
-            self.major.resize(self.bytes.len(), 0);
+            self.major.make_at_least(self.bytes.len());
             self.order.channel_major(&self.rows[..length], &mut self.major[..length]);
-            self.major[length..].fill(0);
+            self.major[length..self.bytes.len()].fill(0);
             self.arranged = true;
         }
     }

@@ -12,7 +12,7 @@ use crate::{
         tree::{self, Whole},
     },
     format::Format,
-    plane::PlaneBlock,
+    plane::{PlaneBlock, PlaneMask},
 };
 
 const FORMAT: Format = Format::Bf16;
@@ -23,6 +23,10 @@ const LOWER: usize = 1 + tree::joint_planes(FORMAT);
 const LOWER_PLANES: usize = FORMAT.planes() - LOWER;
 /// The sign among the planes that a tree leaves.
 const SIGN: u8 = 1;
+/// The sign among all planes.
+const SIGNS: u32 = 1 << (FORMAT.planes() - 1);
+/// A plane that is not there.
+static ZEROS: [u8; RAW] = [0; RAW];
 
 impl Bundle {
     /// Codes `words` of bf16 by a plane tree, with `details` in the head.
@@ -87,15 +91,16 @@ const LENGTHS_WITH_SIGNS: [u16; MAX_PLANES] = {
 };
 
 impl StoredPlanes {
-    /// Whether it is a block with a head, a stream, and planes that are as they are or in the head.
-    pub(super) fn is_headed_bf16(&self) -> bool {
-        let headed = self.format == FORMAT && self.head.length > 0 && self.joint.length > 0;
+    /// Whether it is a block with a head, a stream, and planes that are as they are or in the head, and `mask` has planes of the stream.
+    pub(super) fn is_headed_bf16(&self, mask: PlaneMask) -> bool {
+        let headed = self.format == FORMAT && self.head.length > 0 && self.wants_stream(mask);
         headed && (self.lengths == LENGTHS && self.ones == 0 || self.lengths == LENGTHS_WITH_SIGNS)
     }
 
-    /// Decodes all planes of such a block; signs are decoded to `space`. `None` if anything is damaged: what it is, is found plane by plane.
+    /// Decodes the planes in `mask` of such a block; signs are decoded to `space`. `None` if anything is damaged: what it is, is found plane by plane.
     pub(super) fn decode_bf16_headed<'a>(
         &self,
+        mask: PlaneMask,
         bundle: &'a [u8; MAX_BUNDLE],
         words: &mut BlockWords,
         space: &mut PlaneBlock,
@@ -104,35 +109,51 @@ impl StoredPlanes {
         let stream = self.stream().range();
         let (lower, _) = bundle[stream.end..].as_chunks::<RAW>();
         let space: &mut [u8; RAW] = space.first_chunk_mut().expect("room for a plane");
-        // Signs in the head are all that counts of them. Without any, and without a plane, they are zeros.
+        // Signs in the head are all that counts of them, and have no check. Without any, and without a plane, they are zeros.
         let in_head = !head.signs.is_empty();
-        let signs: &[u8; RAW] = if in_head {
+        let signs: &[u8; RAW] = if mask.0 & SIGNS == 0 {
+            &ZEROS
+        } else if in_head {
             signs::decode(FORMAT, &bundle[head::signs_at()..], head.signs.len(), space).ok()?;
             space
         } else if self.lengths[0] > 0 {
             bundle[usize::from(self.head.length)..].first_chunk().expect("a bundle is longer")
         } else {
-            space.fill(0);
-            space
+            &ZEROS
         };
-        let mut planes = [signs; 8];
+        let (mut planes, mut checks) = ([signs; 8], [self.checks[0]; 8]);
         for (plane, lower) in planes[..LOWER_PLANES].iter_mut().rev().zip(lower) {
             *plane = lower;
         }
-        let (from, length) = (&bundle[stream.start..], stream.len());
-        let mut block = tree::Bf16 { stream: from, length, wanted: u8::MAX, planes, words };
-        let found = tree::decode_bf16(&mut block).ok()?;
-        // Of signs in the head there is none.
-        let mut checks = [if in_head { found[0] } else { self.checks[0] }; 8];
         checks[1..].copy_from_slice(&self.checks[LOWER..FORMAT.planes()]);
+        if !mask.covers(PlaneMask::all(FORMAT)) {
+            // What is not wanted is zeros, whose check is zero.
+            let missing = !mask.0;
+            checks[0] = if missing & SIGNS == 0 { checks[0] } else { 0 };
+            for bit in (0..LOWER_PLANES).filter(|bit| missing >> bit & 1 == 1) {
+                (planes[bit], checks[LOWER_PLANES - bit]) = (&ZEROS, 0);
+            }
+        }
+        let [wanted, ..] = (mask.0 >> LOWER_PLANES).to_le_bytes();
+        let (from, length) = (&bundle[stream.start..], stream.len());
+        let mut found =
+            tree::decode_bf16(&mut tree::Bf16 { stream: from, length, wanted, planes, words }).ok()?;
+        if in_head {
+            found[0] = checks[0];
+        }
         (found == checks && crc32c(&from[..length]) == self.joint.check).then_some(head)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
-    use crate::{BLOCK_BYTES, codec::block::Effort, plane::PlaneMask};
+    use crate::{
+        BLOCK_BYTES,
+        codec::{block::Effort, check},
+    };
 
     /// Elements of a few exponents and of mantissas that are noise; of 16 channels, of which one in `lean` has one sign only.
     fn block(seed: u64, lean: usize) -> BlockWords {
@@ -181,6 +202,65 @@ mod tests {
             slow = Bundle::with(Effort::Thorough);
             slow.encode(FORMAT, Codec::Tree, &words);
             assert!(bundle.bytes() == slow.bytes() && bundle.stored == slow.stored);
+        }
+    }
+
+    /// A stored block and its bundle in the store, something else behind it.
+    fn stored(words: &BlockWords, details: Details<'_>) -> (StoredPlanes, [u8; MAX_BUNDLE], usize) {
+        let mut bundle = Bundle::with(Effort::Thorough);
+        bundle.encode_headed(FORMAT, Codec::Tree, words, details);
+        let Some(Stored::Planes(stored)) = bundle.stored.clone() else {
+            panic!("a block with a head has planes")
+        };
+        let mut fetched = [0xa5; MAX_BUNDLE];
+        let length = bundle.bytes().len();
+        fetched[..length].copy_from_slice(bundle.bytes());
+        (stored, fetched, length)
+    }
+
+    /// Makes the checks of everything that is stored right.
+    fn mend(stored: &mut StoredPlanes, bundle: &mut [u8; MAX_BUNDLE]) {
+        head::mend(&mut bundle[..stored.head.length.into()]);
+        stored.joint.check = crc32c(&bundle[stored.stream().range()]);
+        let mut checks = stored.checks;
+        stored.find(u32::MAX, |index, span| checks[index] = check::check(&bundle[span.range()]));
+        stored.checks = checks;
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(512))]
+
+        #[test]
+        fn damage_is_told_as_plane_by_plane(
+            seed in any::<u64>(), lean in 2_usize..18, mask in any::<u16>(), whole in any::<bool>(), repeats in any::<bool>(),
+            damage in prop::option::of((0..3, any::<prop::sample::Index>(), 1_u8..)), mended in any::<bool>(),
+        ) {
+            let words = block(seed, lean);
+            let (mut stored, mut bundle, length) = stored(&words, Details { delta: true, repeats, bytes: b"details" });
+            let mask = PlaneMask(if whole { u16::MAX } else { mask }.into());
+            prop_assert_eq!(stored.is_headed_bf16(mask), mask.0 & 0x7f80 != 0);
+            if let Some((part, at, bits)) = damage {
+                // What is rather short would hardly be hit.
+                let within = match part {
+                    0 => 0..usize::from(stored.head.length),
+                    1 => stored.stream().range(),
+                    _ => 0..length,
+                };
+                bundle[within.start + at.index(within.len())] ^= bits;
+                if mended {
+                    mend(&mut stored, &mut bundle);
+                }
+            }
+            let [mut got, mut want] = [[0; BLOCK_BYTES]; 2];
+            let told = stored.decode(mask, &bundle, &mut got, &mut [0; BLOCK_BYTES]);
+            let plane_by_plane = stored.decode_planes(mask, &bundle, &mut want, &mut [0; BLOCK_BYTES]);
+            prop_assert_eq!(&told, &plane_by_plane);
+            prop_assert!(told.is_err() || got == want);
+            if damage.is_none() {
+                prop_assert!(told.is_ok());
+                let at_once = stored.decode_bf16_headed(mask, &bundle, &mut got, &mut [0; BLOCK_BYTES]);
+                prop_assert!(at_once.is_some() && got == want);
+            }
         }
     }
 }

@@ -33,7 +33,6 @@ mod code;
 mod compact;
 mod fields;
 mod kept;
-mod lines;
 #[cfg(target_arch = "x86_64")]
 mod masks;
 mod plan;
@@ -61,6 +60,7 @@ use crate::{
     codec::check,
     format::Format,
     kernel::kernels,
+    lines,
     plane::{self, PlaneMask, Planes},
 };
 

@@ -6,18 +6,38 @@ use std::ops::{Deref, DerefMut};
 const LINE: usize = 64;
 
 /// Elements of which the first begins a cache line.
-pub(super) struct Lines<T> {
+pub(crate) struct Lines<T> {
     elements: Vec<T>,
     start: usize,
 }
 
+impl<T> Lines<T> {
+    /// None.
+    pub(crate) const fn none() -> Self {
+        Self { elements: Vec::new(), start: 0 }
+    }
+}
+
+impl<T> Default for Lines<T> {
+    fn default() -> Self {
+        Self::none()
+    }
+}
+
 impl<T: Copy + Default> Lines<T> {
     /// `count` elements or a few more.
-    pub(super) fn new(count: usize) -> Self {
+    pub(crate) fn new(count: usize) -> Self {
         let elements = vec![T::default(); count + LINE / size_of::<T>()];
         // Where it cannot be told, it is only slower.
         let start = elements.as_ptr().align_offset(LINE).min(LINE / size_of::<T>());
         Self { elements, start }
+    }
+
+    /// Makes them at least `count`. If that makes them more, they hold nothing of what they did.
+    pub(crate) fn make_at_least(&mut self, count: usize) {
+        if self.len() < count {
+            *self = Self::new(count);
+        }
     }
 }
 
