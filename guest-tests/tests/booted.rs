@@ -103,8 +103,8 @@ fn a_guest_does_not_notice_that_the_devices_workers_are_killed() {
     let killed = killer.unwrap().join().unwrap();
     let report = report.unwrap();
     right(&report, report.tensors.len() * views.len());
-    // Four a second; a fast machine boots and reads in a few.
-    assert!(killed > 10, "only {killed} workers were killed");
+    // At most four a second; a fast machine boots and reads in a few, and a busy one is slow to start the next.
+    assert!(killed > 2, "only {killed} workers were killed");
 }
 
 /// Kills the worker of `holder` a few times a second until it is `over`: how many.

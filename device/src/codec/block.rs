@@ -392,7 +392,7 @@ impl Default for Bundle {
 
 impl Stored {
     /// The words that the planes in `mask` give, all other planes zero. `bundle` holds the bytes of [`Stored::runs`] at their
-    /// places; nothing else in it is looked at. Words blocks give every bit.
+    /// places; nothing else in it counts. Words blocks give every bit.
     ///
     /// # Errors
     /// [`BlockError`] when bytes that were looked at are damaged.

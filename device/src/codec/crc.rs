@@ -1,6 +1,6 @@
 //! CRC-32C of the stored bytes of a stream or of words.
 //!
-//! The processor's instruction takes two words a cycle but three cycles for each, so parts of the bytes are taken side by side. What a part's CRC
+//! The processor's instruction takes a word or two a cycle but three cycles for each, so parts of the bytes are taken side by side. What a part's CRC
 //! becomes by the bytes behind it is a product by a constant for their number, in the field of polynomials modulo the CRC's.
 //! Elsewhere it is the `crc32c` crate, which is made for longer runs; a test holds one to the other.
 
@@ -136,6 +136,14 @@ mod tests {
         fn it_is_what_the_crate_says(bytes in prop::collection::vec(any::<u8>(), 0..5000), start in 0_usize..9) {
             let bytes = &bytes[start.min(bytes.len())..];
             prop_assert_eq!(super::crc32c(bytes), crc32c::crc32c(bytes));
+        }
+    }
+
+    #[test]
+    fn every_length_up_to_a_streams_has_its_own() {
+        let bytes: Vec<u8> = (0..1700_u32).map(|at| ((at * at / 3) ^ at).to_le_bytes()[0]).collect();
+        for length in 0..=bytes.len() {
+            assert_eq!(super::crc32c(&bytes[..length]), crc32c::crc32c(&bytes[..length]), "{length}");
         }
     }
 

@@ -80,7 +80,7 @@ impl Kernel {
     }
 }
 
-/// Decompresses the first `length` bytes of `stored` to the first `plane` bytes of `out`, as [`decompress`] does. The more there is behind both, the quicker; what is behind the plane is lost.
+/// Decompresses the first `length` bytes of `stored` to the first `plane` bytes of `out`, as [`decompress`] does. With [`SLACK`] bytes behind both it is quicker; what is behind the plane is lost.
 pub(super) fn decompress_plane(
     stored: &[u8],
     length: usize,

@@ -36,10 +36,10 @@ const MARGIN_BYTES: u64 = 256;
 
 /// What is stored of a block, where it was fetched to. Lines of it are lines of the segment, and so copied without shifting.
 #[repr(align(64))]
-struct Lines([u8; MAX_BUNDLE]);
+struct AlignedBundle([u8; MAX_BUNDLE]);
 
 thread_local! {
-    static LINES: RefCell<Lines> = const { RefCell::new(Lines([0; MAX_BUNDLE])) };
+    static BUNDLE: RefCell<AlignedBundle> = const { RefCell::new(AlignedBundle([0; MAX_BUNDLE])) };
 }
 
 /// Blocks as the mode keeps them.
@@ -205,9 +205,14 @@ impl Device {
         // A block that is kept in another format than its tensor's, or as words, gives its planes only whole.
         let select = |stored: &Stored| if fits(stored, format) { mask } else { PlaneMask(u32::MAX) };
         // In two parts: a processor waits for some two dozen lines at a time, and with more than that for nothing else.
-        let expect = |bytes| next.into_iter().for_each(|next| store.expect(next, Range::clone(&bytes)));
-        LINES.with_borrow_mut(|Lines(bundle)| {
-            expect(0..expected / 2);
+        let half = (expected / 2).next_multiple_of(store::GRANULE_BYTES as u64);
+        let expect = |bytes: Range<u64>| {
+            if let Some(next) = next {
+                store.expect(next, bytes);
+            }
+        };
+        BUNDLE.with_borrow_mut(|AlignedBundle(bundle)| {
+            expect(0..half);
             let hit = self.index_cache.touch(block);
             *(if hit { &mut tally.index_hits } else { &mut tally.index_misses }) += 1;
             let fetched = match store.fetch(block, select, bundle) {
@@ -217,7 +222,7 @@ impl Device {
                     return Ok(true);
                 }
             };
-            expect(expected / 2..expected + MARGIN_BYTES);
+            expect(half..expected + MARGIN_BYTES);
             match self.decode(block, &fetched, format, mask, bundle, words, tally) {
                 Err(why) => self.show_poison(block, why, format, mask, words).map(|()| true),
                 decoded => decoded,

@@ -2,7 +2,8 @@
 //!
 //! The rules:
 //! * What is decoded whole is decoded to where the reader wants it, without a copy.
-//! * While a block is fetched and decoded, the processor is asked for what is stored of the next one: segments lie apart, so it would not guess that by itself.
+//! * While a block outside KV windows is fetched and decoded, the processor is asked for what is stored of the next one that the request wants: segments lie apart, so it would
+//!   not guess that by itself.
 //! * A request is counted when it is complete, with everything that was fetched for it.
 
 use std::{ops::Range, sync::Arc};

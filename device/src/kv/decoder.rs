@@ -184,7 +184,7 @@ impl<'a> WindowDecoder<'a> {
 
     /// The words of the window, planes outside the mask zero, in place of what is in `out`.
     pub fn finish(mut self, out: &mut Vec<u8>) {
-        let wants_exponent = self.wants_exponent();
+        let (wants_exponent, order) = (self.wants_exponent(), self.order());
         let Room { blocks, runs, bases } = &mut self.room;
         let blocks = &mut blocks[..self.whole.elements * self.whole.width];
         let all = blocks.as_chunks_mut::<BLOCK_BYTES>().0;
@@ -196,7 +196,6 @@ impl<'a> WindowDecoder<'a> {
             out.extend_from_slice(blocks);
             return;
         }
-        let order = self.repeats.as_ref().map_or(self.whole, |repeats| repeats.compact_order(&self.whole));
         let length = order.elements * order.width;
         out.resize(blocks.len(), 0);
         let to = &mut out[..length];

@@ -7,7 +7,7 @@ use std::io::{IoSlice, Read, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::process::{Child, Stdio};
+use std::process::Child;
 use std::time::Duration;
 
 use lamina::device::DeviceConfig;
@@ -33,7 +33,7 @@ impl Worker {
         let (line, theirs) = UnixStream::pair().unwrap();
         line.set_read_timeout(Some(PATIENCE)).unwrap();
         let mut command = place.serve(&[]);
-        command.env("LAMINA_WORKER", "1").stdin(OwnedFd::from(theirs)).stderr(Stdio::null());
+        command.env("LAMINA_WORKER", "1").stdin(OwnedFd::from(theirs));
         Self { child: command.spawn().unwrap(), line }
     }
 

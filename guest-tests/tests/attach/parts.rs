@@ -1,4 +1,4 @@
-//! Guests of parts of a device that is served (`lamina boot --guest`), by the ways that need no CXL.
+//! Guests of parts of a device that is served (`lamina boot --guest`), by ivshmem and by shmem.
 //!
 //! [`crate::topology`] has parts by CXL and as disks.
 

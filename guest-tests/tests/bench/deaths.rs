@@ -19,6 +19,7 @@ fn a_kill_of_a_small_devices_worker_makes_a_row() {
 fn nothing_is_measured_of_no_kill_or_no_bytes() {
     for none in [["--mib", "0"], ["--kills", "0"]] {
         let output = crate::bench().arg("deaths").args(none).output().unwrap();
-        assert!(!output.status.success() && output.stdout.is_empty(), "{none:?}");
+        let why = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.code() == Some(2) && why.contains("invalid value '0'"), "{none:?}: {why}");
     }
 }

@@ -8,7 +8,7 @@ use crate::{
     BlockWords,
     codec::{check::Span, crc::crc32c, tree},
     format::Format,
-    plane::PlaneMask,
+    plane::{self, PlaneMask},
 };
 
 const RAW: usize = Format::Bf16.plane_bytes();
@@ -43,7 +43,6 @@ impl StoredPlanes {
         bundle: &'a [u8; MAX_BUNDLE],
         words: &'a mut BlockWords,
     ) -> tree::Bf16<'a> {
-        static ZEROS: [u8; RAW] = [0; RAW];
         let length = usize::from(self.joint.length);
         let (sign, behind) = bundle.split_first_chunk().expect("a bundle is longer");
         let lower: &[[u8; RAW]; LOWER] =
@@ -53,9 +52,10 @@ impl StoredPlanes {
             *plane = lower;
         }
         if !mask.covers(PlaneMask::all(Format::Bf16)) {
+            let zeros = plane::ZEROS.first_chunk().expect("long enough for every format");
             for (at, plane) in planes.iter_mut().enumerate() {
                 let bit = if at < LOWER { at } else { Format::Bf16.planes() - 1 };
-                *plane = if mask.0 >> bit & 1 == 1 { plane } else { &ZEROS };
+                *plane = if mask.0 >> bit & 1 == 1 { plane } else { zeros };
             }
         }
         let [wanted, ..] = (mask.0 >> LOWER).to_le_bytes();

@@ -12,7 +12,7 @@ use crate::{
         tree::{self, Whole},
     },
     format::Format,
-    plane::{PlaneBlock, PlaneMask},
+    plane::{self, PlaneBlock, PlaneMask},
 };
 
 const FORMAT: Format = Format::Bf16;
@@ -25,8 +25,6 @@ const LOWER_PLANES: usize = FORMAT.planes() - LOWER;
 const SIGN: u8 = 1;
 /// The sign among all planes.
 const SIGNS: u32 = 1 << (FORMAT.planes() - 1);
-/// A plane that is not there.
-static ZEROS: [u8; RAW] = [0; RAW];
 
 impl Bundle {
     /// Codes `words` of bf16 by a plane tree, with `details` in the head.
@@ -111,15 +109,16 @@ impl StoredPlanes {
         let space: &mut [u8; RAW] = space.first_chunk_mut().expect("room for a plane");
         // Signs in the head are all that counts of them, and have no check. Without any, and without a plane, they are zeros.
         let in_head = !head.signs.is_empty();
+        let zeros = plane::ZEROS.first_chunk().expect("long enough for every format");
         let signs: &[u8; RAW] = if mask.0 & SIGNS == 0 {
-            &ZEROS
+            zeros
         } else if in_head {
             signs::decode(FORMAT, &bundle[head::signs_at()..], head.signs.len(), space).ok()?;
             space
         } else if self.lengths[0] > 0 {
             bundle[usize::from(self.head.length)..].first_chunk().expect("a bundle is longer")
         } else {
-            &ZEROS
+            zeros
         };
         let (mut planes, mut checks) = ([signs; 8], [self.checks[0]; 8]);
         for (plane, lower) in planes[..LOWER_PLANES].iter_mut().rev().zip(lower) {
@@ -131,7 +130,7 @@ impl StoredPlanes {
             let missing = !mask.0;
             checks[0] = if missing & SIGNS == 0 { checks[0] } else { 0 };
             for bit in (0..LOWER_PLANES).filter(|bit| missing >> bit & 1 == 1) {
-                (planes[bit], checks[LOWER_PLANES - bit]) = (&ZEROS, 0);
+                (planes[bit], checks[LOWER_PLANES - bit]) = (zeros, 0);
             }
         }
         let [wanted, ..] = (mask.0 >> LOWER_PLANES).to_le_bytes();

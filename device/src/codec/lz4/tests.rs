@@ -102,6 +102,14 @@ fn every_offset_is_repeated() {
             stream.extend([0x50, 1, 2, 3, 4, 5]);
             assert_eq!(given(&stream), Some(literals + length + 5));
             hold(&stream, literals + length + 5, 0xff).expect("the same bytes");
+            #[cfg(target_arch = "x86_64")]
+            if Kernel::Avx2.is_available() {
+                let (length, plane) = (stream.len(), literals + length + 5);
+                stream.extend([0; SLACK]);
+                // SAFETY: the processor has AVX2, as was asked above.
+                let whole = unsafe { avx2::decompress(&stream, length, &mut vec![0; plane + SLACK], plane) };
+                assert!(whole, "{offset} {plane}: left to the library");
+            }
         }
     }
 }

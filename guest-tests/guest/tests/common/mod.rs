@@ -45,7 +45,8 @@ impl Files {
             for stream in listener.incoming() {
                 let mut stream = stream.unwrap();
                 for line in BufReader::new(stream.try_clone().unwrap()).lines() {
-                    let Ok(request) = serde_json::from_str(&line.unwrap()) else { continue };
+                    // What is no JSON is answered as what says nothing.
+                    let request = serde_json::from_str(&line.unwrap()).unwrap_or_default();
                     stream.write_all(format!("{}\n", answer(request)).as_bytes()).unwrap();
                 }
             }
