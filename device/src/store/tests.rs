@@ -112,6 +112,22 @@ proptest! {
 }
 
 #[test]
+fn any_block_may_be_expected_whatever_its_entry_names() {
+    let store = Store::new(4, 65536).unwrap();
+    let words = words_of(60, 1);
+    let mut bundle = Bundle::new();
+    bundle.encode(Format::Opaque, Codec::Lz4, &words);
+    store.replace(0).unwrap().publish(&bundle).unwrap();
+    // It names the last of all segments that can be named; the others name the first.
+    store.poison(1);
+    for bytes in [0..0, 0..4096, 4096..64, 2000..u64::MAX, u64::MAX - 1..u64::MAX] {
+        (0..4).for_each(|block| store.expect(block, bytes.clone()));
+    }
+    assert_eq!(read(&store, 0, PlaneMask(u32::MAX)).1, words);
+    assert!(store.entry(1).is_err() && store.is_hole(3));
+}
+
+#[test]
 fn a_full_store_refuses_and_keeps_what_it_has() {
     let store = Store::new(64, 65536).unwrap();
     let mut noise = [0; BLOCK_BYTES];

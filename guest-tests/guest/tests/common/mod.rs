@@ -45,8 +45,7 @@ impl Files {
             for stream in listener.incoming() {
                 let mut stream = stream.unwrap();
                 for line in BufReader::new(stream.try_clone().unwrap()).lines() {
-                    // What is no JSON is answered as what says nothing.
-                    let request = serde_json::from_str(&line.unwrap()).unwrap_or_default();
+                    let Ok(request) = serde_json::from_str(&line.unwrap()) else { continue };
                     stream.write_all(format!("{}\n", answer(request)).as_bytes()).unwrap();
                 }
             }
