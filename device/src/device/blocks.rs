@@ -204,7 +204,7 @@ impl Device {
         };
         // A block that is kept in another format than its tensor's, or as words, gives its planes only whole.
         let select = |stored: &Stored| if fits(stored, format) { mask } else { PlaneMask(u32::MAX) };
-        // In two parts: a processor waits for some two dozen lines at a time, and with more than that for nothing else.
+        // In two parts: asked for all lines at once, the processor does little else until most have come (measured; see docs/design.md).
         let half = (expected / 2).next_multiple_of(store::GRANULE_BYTES as u64);
         let expect = |bytes: Range<u64>| {
             if let Some(next) = next {
