@@ -15,15 +15,17 @@ mod sample;
 mod spread;
 mod stage;
 mod table;
+mod threes;
 mod whole;
 
 use std::arch::x86_64::{
-    __m512i, _mm256_set_m128i, _mm512_add_epi8, _mm512_add_epi64, _mm512_castsi256_si512,
-    _mm512_cmpge_epu16_mask, _mm512_cvtepi64_epi16, _mm512_gf2p8affine_epi64_epi8, _mm512_inserti64x4,
-    _mm512_loadu_si512, _mm512_madd_epi16, _mm512_maskz_compress_epi8, _mm512_maskz_compress_epi16,
-    _mm512_maskz_mov_epi16, _mm512_max_epu8, _mm512_min_epu8, _mm512_permutexvar_epi8, _mm512_popcnt_epi8,
-    _mm512_reduce_add_epi32, _mm512_reduce_add_epi64, _mm512_sad_epu8, _mm512_set1_epi8, _mm512_set1_epi16,
-    _mm512_set1_epi64, _mm512_setzero_si512, _mm512_storeu_si512, _mm512_sub_epi8, _mm512_testn_epi8_mask,
+    __m512i, _mm_loadu_si128, _mm256_set_m128i, _mm512_add_epi8, _mm512_add_epi64, _mm512_castsi128_si512,
+    _mm512_castsi256_si512, _mm512_cmpge_epu16_mask, _mm512_cvtepi64_epi16, _mm512_gf2p8affine_epi64_epi8,
+    _mm512_inserti64x4, _mm512_loadu_si512, _mm512_madd_epi16, _mm512_maskz_compress_epi8,
+    _mm512_maskz_compress_epi16, _mm512_maskz_mov_epi16, _mm512_max_epu8, _mm512_min_epu8,
+    _mm512_permutexvar_epi8, _mm512_popcnt_epi8, _mm512_reduce_add_epi32, _mm512_reduce_add_epi64,
+    _mm512_sad_epu8, _mm512_set1_epi8, _mm512_set1_epi16, _mm512_set1_epi64, _mm512_setzero_si512,
+    _mm512_storeu_si512, _mm512_sub_epi8, _mm512_testn_epi8_mask,
 };
 
 pub(super) use self::{
@@ -53,6 +55,14 @@ const MOST_STREAM: usize = 16 + MOST_ELEMENTS * LONGEST / 8 + MOST_ELEMENTS;
 fn load(bytes: &[u8; STEP]) -> __m512i {
     // SAFETY: the array has the register's 64 bytes, and the load needs no alignment.
     unsafe { _mm512_loadu_si512(bytes.as_ptr().cast()) }
+}
+
+/// The first bytes of a register.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn load_first(bytes: &[u8; 16]) -> __m512i {
+    // SAFETY: the array has the 16 bytes, and the load needs no alignment.
+    _mm512_castsi128_si512(unsafe { _mm_loadu_si128(bytes.as_ptr().cast()) })
 }
 
 #[inline]

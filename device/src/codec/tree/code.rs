@@ -138,67 +138,30 @@ impl Coder {
 impl Code {
     /// The best code of at most [`LONGEST`] bits for these counts, at least two of which are not zero, or nearly so.
     pub(super) fn build(low: u8, window: usize, counts: &[u32; SYMBOLS]) -> Self {
+        let (sorted, used) = rarest_first(counts);
         let mut lengths = [0; SYMBOLS];
-        // Rarest first.
-        let mut sorted = [(0, 0); SYMBOLS];
-        let mut used = 0;
-        for (symbol, count) in counts.iter().enumerate().filter(|(_, count)| **count > 0) {
-            let mut at = used;
-            while at > 0 && sorted[at - 1].0 > *count {
-                sorted[at] = sorted[at - 1];
-                at -= 1;
-            }
-            sorted[at] = (*count, symbol);
-            used += 1;
-        }
-        let sorted = &sorted[..used];
-        // Huffman with two queues: leaves in order, inner nodes in the order they are made.
-        let mut weight = [0_u32; SYMBOLS];
-        let mut parent = [0_usize; 2 * SYMBOLS];
-        let (mut leaf, mut inner) = (0, 0);
-        for made in 0..used - 1 {
-            for _ in 0..2 {
-                let take_leaf = leaf < used && (inner >= made || sorted[leaf].0 <= weight[inner]);
-                let (node, of) =
-                    if take_leaf { (leaf, sorted[leaf].0) } else { (SYMBOLS + inner, weight[inner]) };
-                if take_leaf {
-                    leaf += 1;
-                } else {
-                    inner += 1;
-                }
-                parent[node] = made;
-                weight[made] += of;
-            }
-        }
-        let mut depth = [0_u8; SYMBOLS];
-        for node in (0..used - 2).rev() {
-            depth[node] = depth[parent[SYMBOLS + node]] + 1;
-        }
-        let mut parts = 0;
-        for (at, (_, symbol)) in sorted.iter().enumerate() {
-            let length = usize::from(depth[parent[at]] + 1).min(LONGEST);
-            lengths[*symbol] = length as u8;
-            parts += PARTS >> length;
-        }
-        // Codes cut to the limit use too much: lengthen the rarest that can be, then give back what is left over.
-        while parts > PARTS {
-            let (_, symbol) = sorted
-                .iter()
-                .find(|(_, symbol)| usize::from(lengths[*symbol]) < LONGEST)
-                .expect("34 symbols fit in 7 bits");
-            lengths[*symbol] += 1;
-            parts -= PARTS >> lengths[*symbol];
-        }
-        while parts < PARTS {
-            for (_, symbol) in sorted.iter().rev() {
-                let length = lengths[*symbol];
-                if length > 1 && parts + (PARTS >> length) <= PARTS {
-                    parts += PARTS >> length;
-                    lengths[*symbol] -= 1;
-                }
-            }
-        }
+        huffman(&sorted[..used], LONGEST, &mut lengths);
         Self { low, window, lengths }
+    }
+
+    /// The best code *in threes* for these counts: the three most frequent symbols have two bits, the next three four, and the others more; if they are enough and not too many.
+    /// Behind two levels all that go on have come to one node, and so again behind two more, which a decoder is made for.
+    pub(super) fn in_threes(low: u8, window: usize, counts: &[u32; SYMBOLS]) -> Option<Self> {
+        let (sorted, used) = rarest_first(counts);
+        let others = used.checked_sub(2 * 3).filter(|others| (2..=1 << (LONGEST - 4)).contains(others))?;
+        let (others, often) = sorted[..used].split_at(others);
+        let mut lengths = [0; SYMBOLS];
+        huffman(others, LONGEST - 4, &mut lengths);
+        lengths.iter_mut().filter(|length| **length > 0).for_each(|length| *length += 4);
+        for (at, (_, symbol)) in often.iter().enumerate() {
+            lengths[*symbol] = if at < 3 { 4 } else { 2 };
+        }
+        Some(Self { low, window, lengths })
+    }
+
+    /// Bits that symbols take which occur so often.
+    pub(super) fn bits(&self, counts: &[u32; SYMBOLS]) -> u32 {
+        counts.iter().zip(&self.lengths).map(|(count, length)| count * u32::from(*length)).sum()
     }
 
     /// Bytes of the header.
@@ -294,5 +257,72 @@ impl Code {
     /// The value of a symbol that is not the escape.
     pub(super) fn value(&self, symbol: usize) -> u8 {
         if symbol == ZERO { 0 } else { self.low + symbol as u8 }
+    }
+}
+
+/// How often each symbol occurs that does, the rarest first, and how many these are.
+fn rarest_first(counts: &[u32; SYMBOLS]) -> ([(u32, usize); SYMBOLS], usize) {
+    let mut sorted = [(0, 0); SYMBOLS];
+    let mut used = 0;
+    for (symbol, count) in counts.iter().enumerate().filter(|(_, count)| **count > 0) {
+        let mut at = used;
+        while at > 0 && sorted[at - 1].0 > *count {
+            sorted[at] = sorted[at - 1];
+            at -= 1;
+        }
+        sorted[at] = (*count, symbol);
+        used += 1;
+    }
+    (sorted, used)
+}
+
+/// The lengths of the best code of at most `longest` bits for two symbols or more, the rarest first, or nearly so.
+fn huffman(sorted: &[(u32, usize)], longest: usize, lengths: &mut [u8; SYMBOLS]) {
+    let (used, all) = (sorted.len(), 1 << longest);
+    // Huffman with two queues: leaves in order, inner nodes in the order they are made.
+    let mut weight = [0_u32; SYMBOLS];
+    let mut parent = [0_usize; 2 * SYMBOLS];
+    let (mut leaf, mut inner) = (0, 0);
+    for made in 0..used - 1 {
+        for _ in 0..2 {
+            let take_leaf = leaf < used && (inner >= made || sorted[leaf].0 <= weight[inner]);
+            let (node, of) =
+                if take_leaf { (leaf, sorted[leaf].0) } else { (SYMBOLS + inner, weight[inner]) };
+            if take_leaf {
+                leaf += 1;
+            } else {
+                inner += 1;
+            }
+            parent[node] = made;
+            weight[made] += of;
+        }
+    }
+    let mut depth = [0_u8; SYMBOLS];
+    for node in (0..used - 2).rev() {
+        depth[node] = depth[parent[SYMBOLS + node]] + 1;
+    }
+    let mut parts = 0;
+    for (at, (_, symbol)) in sorted.iter().enumerate() {
+        let length = usize::from(depth[parent[at]] + 1).min(longest);
+        lengths[*symbol] = length as u8;
+        parts += all >> length;
+    }
+    // Codes cut to the limit use too much: lengthen the rarest that can be, then give back what is left over.
+    while parts > all {
+        let (_, symbol) = sorted
+            .iter()
+            .find(|(_, symbol)| usize::from(lengths[*symbol]) < longest)
+            .expect("so many symbols have room");
+        lengths[*symbol] += 1;
+        parts -= all >> lengths[*symbol];
+    }
+    while parts < all {
+        for (_, symbol) in sorted.iter().rev() {
+            let length = lengths[*symbol];
+            if length > 1 && parts + (all >> length) <= all {
+                parts += all >> length;
+                lengths[*symbol] -= 1;
+            }
+        }
     }
 }

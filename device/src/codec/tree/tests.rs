@@ -1,5 +1,7 @@
 //! Streams against the format's own words, kernels against each other, and decoders against anything.
 
+pub(super) mod codes;
+
 use proptest::prelude::*;
 
 use super::*;
@@ -239,84 +241,8 @@ proptest! {
     }
 }
 
-/// The code lengths of a code of at least two symbols. Splitting any leaf of a complete code gives a complete code.
-fn complete(splits: &[prop::sample::Index]) -> Vec<u8> {
-    let mut lengths = vec![1, 1];
-    for split in splits {
-        let at = split.index(lengths.len());
-        if lengths[at] < 7 {
-            lengths[at] += 1;
-            lengths.push(lengths[at]);
-        }
-    }
-    lengths
-}
-
-/// Writes as the module's documentation says: symbols by their code lengths, those of the window, zero and the escape, and of each element the symbol and the value.
-fn written_by_the_book(low: u8, window: &[u8], [zero, escape]: [u8; 2], elements: &[(usize, u8)]) -> Vec<u8> {
-    let mut header = u128::from(low) | (window.len() as u128 - 1) << 8;
-    header |= u128::from(zero) << 13 | u128::from(escape) << 16;
-    window.iter().enumerate().for_each(|(i, length)| header |= u128::from(*length) << (19 + 3 * i));
-    let mut stream = header.to_le_bytes()[..(19 + 3 * window.len()).div_ceil(8)].to_vec();
-    let lengths = [window, &[zero, escape]].concat();
-    let mut symbols: Vec<_> = (0..lengths.len()).filter(|symbol| lengths[*symbol] > 0).collect();
-    symbols.sort_by_key(|symbol| lengths[*symbol]);
-    let (mut codes, mut code, mut last) = (vec![0; lengths.len()], 0, 0);
-    for symbol in symbols {
-        code <<= lengths[symbol] - last;
-        (codes[symbol], last) = (code, lengths[symbol]);
-        code += 1;
-    }
-    let mut at = 8 * stream.len();
-    for level in 0..last {
-        for symbol in elements.iter().map(|element| element.0).filter(|symbol| lengths[*symbol] > level) {
-            stream.resize(at / 8 + 1, 0);
-            stream[at / 8] |= (codes[symbol] >> (lengths[symbol] - 1 - level) & 1) << (at % 8);
-            at += 1;
-        }
-    }
-    stream.extend(elements.iter().filter(|element| element.0 > window.len()).map(|element| element.1));
-    stream
-}
-
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(256))]
-
-    #[test]
-    fn values_by_any_complete_code_come_back(
-        format in format(), low in any::<prop::sample::Index>(), splits in prop::collection::vec(any::<prop::sample::Index>(), 0..33),
-        extra in any::<[bool; 2]>(), picks in prop::collection::vec(any::<(prop::sample::Index, prop::sample::Index)>(), 2..300), skew in 0_usize..4,
-    ) {
-        let largest = (1 << joint_planes(format)) - 1;
-        let mut window = complete(&splits);
-        let extra = extra.map(|wanted| if wanted && window.len() > 1 { window.pop().unwrap() } else { 0 });
-        let room = largest + 1 - usize::from(extra[0] > 0);
-        if window.len() > room.min(32) {
-            return Ok(());
-        }
-        let low = low.index(room + 1 - window.len()) + usize::from(extra[0] > 0);
-        let lengths = [&window[..], &extra].concat();
-        let mut symbols: Vec<_> = (0..lengths.len()).filter(|symbol| lengths[*symbol] > 0).collect();
-        symbols.sort_by_key(|symbol| lengths[*symbol]);
-        let elements: Vec<_> = (0..8 * format.plane_bytes()).map(|element| {
-            let (symbol, value) = picks[(element + element / picks.len()) % picks.len()];
-            // Short codes more often, if it is skewed.
-            let most = symbols.len() >> (element.trailing_ones() as usize * skew).min(7);
-            let symbol = symbols[symbol.index(most.max(1))];
-            let value = match symbol.checked_sub(window.len()) {
-                None => low + symbol,
-                Some(0) => 0,
-                Some(_) => value.index(largest + 1),
-            };
-            (symbol, u8::try_from(value).unwrap())
-        }).collect();
-        let stream = written_by_the_book(u8::try_from(low).unwrap(), &window, extra, &elements);
-        let values: Vec<_> = elements.iter().map(|element| element.1).collect();
-        prop_assert!(by_the_book(format, &stream) == values);
-        for kernel in Kernel::available() {
-            prop_assert!(decoded(kernel, format, &stream).as_ref() == Ok(&values), "{kernel:?}");
-        }
-    }
 
     #[test]
     fn every_kernel_finds_the_checks_of_the_planes_beside_a_stream(words in words(), wanted in any::<u8>()) {
@@ -340,58 +266,6 @@ proptest! {
             let want: Vec<_> = words.as_chunks().0.iter().map(|word| u16::from_le_bytes(*word) & mask).collect();
             let got: Vec<_> = got.as_chunks().0.iter().map(|word| u16::from_le_bytes(*word)).collect();
             prop_assert!(got == want, "{kernel:?}");
-        }
-    }
-}
-
-/// Codes of which two nodes are left behind the second level, and one or two behind the third; each symbol is the escape in turn. Whole words of elements go on, or none, or any.
-#[test]
-fn codes_that_leave_two_nodes_come_back_whatever_goes_on() {
-    let codes: [&[u8]; 5] = [
-        &[2, 2, 3, 3, 3, 4, 4],
-        &[2, 2, 3, 3, 3, 4, 5, 5],
-        &[2, 2, 3, 3, 4, 4, 4, 5, 5],
-        &[2, 2, 3, 3, 4, 4, 4, 5, 6, 6],
-        &[2, 2, 3, 3, 4, 4, 5, 5, 5, 5],
-    ];
-    for (format, lengths) in FORMATS.into_iter().flat_map(|format| codes.map(|lengths| (format, lengths))) {
-        let largest = (1 << joint_planes(format)) - 1;
-        let low = 1_u8;
-        for escape in (0..=lengths.len())
-            .filter(|escape| lengths.len() - usize::from(*escape < lengths.len()) <= largest)
-        {
-            let mut window = lengths.to_vec();
-            let extra = [0, if escape < lengths.len() { window.remove(escape) } else { 0 }];
-            // A code of the longest comes to the end, whichever symbol it is of.
-            let last =
-                if extra[1] == lengths[lengths.len() - 1] { window.len() + 1 } else { window.len() - 1 };
-            let symbols: Vec<_> =
-                (0..window.len()).chain((extra[1] > 0).then_some(window.len() + 1)).collect();
-            let elements: Vec<_> = (0..8 * format.plane_bytes())
-                .map(|element| {
-                    let noise = element.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20;
-                    let symbol = match element / 192 % 3 {
-                        0 => last,
-                        1 => symbols[0],
-                        _ => symbols[noise % symbols.len()],
-                    };
-                    let value = if symbol < window.len() {
-                        usize::from(low) + symbol
-                    } else {
-                        noise / 64 % (largest + 1)
-                    };
-                    (symbol, u8::try_from(value).unwrap())
-                })
-                .collect();
-            let stream = written_by_the_book(low, &window, extra, &elements);
-            let values: Vec<_> = elements.iter().map(|element| element.1).collect();
-            assert!(by_the_book(format, &stream) == values, "{format} {lengths:?} {escape}");
-            for kernel in Kernel::available() {
-                assert!(
-                    decoded(kernel, format, &stream).as_ref() == Ok(&values),
-                    "{kernel:?} {format} {lengths:?} {escape}"
-                );
-            }
         }
     }
 }
@@ -424,7 +298,7 @@ proptest! {
         format in format(), low in any::<u8>(), merges in prop::collection::vec(any::<prop::sample::Index>(), 1..33),
         noise in prop::collection::vec(any::<u8>(), 0..2100), zero in any::<bool>(), escape in any::<bool>(),
     ) {
-        let mut lengths = complete(&merges);
+        let mut lengths = codes::complete(&merges);
         let extra = [zero, escape].map(|wanted| if wanted && lengths.len() > 1 { lengths.pop().unwrap() } else { 0 });
         lengths.truncate(32);
         let mut bits = u128::from(low) | (lengths.len() as u128 - 1) << 8 | u128::from(extra[0]) << 13 | u128::from(extra[1]) << 16;

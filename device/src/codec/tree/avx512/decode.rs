@@ -2,7 +2,7 @@
 //!
 //! The planes beside the values are checked as they are joined: their bytes are at hand then.
 
-use std::arch::x86_64::{_mm512_permutex2var_epi8, _mm512_set1_epi8, _mm512_ternarylogic_epi64};
+use std::arch::x86_64::{__m512i, _mm512_permutex2var_epi8, _mm512_set1_epi8, _mm512_ternarylogic_epi64};
 
 use super::super::{
     Bf16, Malformed,
@@ -13,6 +13,7 @@ use super::{
     descent::{BEHIND, Descent, Room},
     load, store,
     table::Tables,
+    threes,
 };
 use crate::{
     codec::check::Sums,
@@ -30,13 +31,19 @@ pub(in super::super) struct Decoder {
     tables: Tables,
     /// Room for a block on its way.
     room: Room,
+    threes: threes::Room,
     /// A stream with room behind it.
     stream: [u8; MOST_STREAM + BEHIND],
 }
 
 impl Decoder {
     pub(in super::super) const fn new() -> Self {
-        Self { tables: Tables::new(), room: Room::new(), stream: [0; MOST_STREAM + BEHIND] }
+        Self {
+            tables: Tables::new(),
+            room: Room::new(),
+            threes: threes::Room::new(),
+            stream: [0; MOST_STREAM + BEHIND],
+        }
     }
 }
 
@@ -63,7 +70,7 @@ pub(in super::super) fn decode(
     decoder: &mut Decoder,
 ) -> Result<(), Malformed> {
     const AS_THEY_ARE: i64 = 0x0102_0408_1020_4080;
-    let Decoder { tables, room, stream: copy } = decoder;
+    let Decoder { tables, room, stream: copy, .. } = decoder;
     let code = tables.read(stream, length, largest)?;
     let stream = roomy(stream, length, copy);
     let mut descent = Descent::new((stream, length), largest, values.len(), AS_THEY_ARE, code);
@@ -87,38 +94,57 @@ pub(in super::super) fn decode_bf16(
     block: &mut Bf16<'_>,
     decoder: &mut Decoder,
 ) -> Result<[u16; 8], Malformed> {
-    let Decoder { tables, room, stream: copy } = decoder;
+    let Decoder { tables, room, threes: room_for_threes, stream: copy } = decoder;
     let code = tables.read(block.stream, block.length, u8::MAX.into())?;
     let stream = roomy(block.stream, block.length, copy);
     // Values come rotated: so each of their bits is at its place in one of a word's bytes. The first bit's row is in the last byte.
     let matrix = 0x0204_0810_2040_8001 & (0x0101_0101_0101_0101 * u64::from(block.wanted));
-    let mut descent =
-        Descent::new((stream, block.length), u8::MAX.into(), ELEMENTS, matrix.cast_signed(), code);
-    descent.through(room)?;
-    let planes: [&[[u8; STEP]; STEPS]; 8] =
-        block.planes.map(|plane| plane.as_chunks().0.first_chunk().expect("a plane's lines"));
-    let steps: &mut [[[[u8; STEP]; 2]; EIGHT]; STEPS] =
+    let matrix = matrix.cast_signed();
+    let planes = block.planes.map(|plane| plane.as_chunks().0.first_chunk().expect("a plane's lines"));
+    let lines: &mut [[[[u8; STEP]; 2]; EIGHT]; STEPS] =
         block.words.as_chunks_mut().0.as_chunks_mut().0.as_chunks_mut().0.first_chunk_mut().expect("a block");
-    let (first, second) = (load(&FIRST_WORDS), load(&SECOND_WORDS));
-    let lower = _mm512_set1_epi8(0x7f);
     let mut sums = Sums::new();
-    let mut end = descent.end(room);
-    for (step, lines) in steps.iter_mut().enumerate() {
-        let values = end.group::<EIGHT, true>(step);
-        let gathered = gathered(planes.map(|plane| &plane[step]));
-        sums.add(step, &gathered);
-        let rests = bytes_of(&gathered);
-        for at in 0..EIGHT {
-            let (value, rest) = (values[at], rests[at]);
-            // Of the first operand's ones the second, of its zeros the third.
-            let low = _mm512_ternarylogic_epi64::<0xca>(lower, rest, value);
-            let high = _mm512_ternarylogic_epi64::<0xca>(lower, value, rest);
-            let [a, b] = &mut lines[at];
-            store(a, _mm512_permutex2var_epi8(low, first, high));
-            store(b, _mm512_permutex2var_epi8(low, second, high));
+    if let Some(up) = threes::through((stream, block.length), matrix, code, room_for_threes) {
+        for (line, words) in lines.iter_mut().enumerate() {
+            let rests = rests(planes, line, &mut sums);
+            join(words, &up.line(line), &rests);
         }
+        return Ok(sums.checks());
+    }
+    let mut descent = Descent::new((stream, block.length), u8::MAX.into(), ELEMENTS, matrix, code);
+    descent.through(room)?;
+    let mut end = descent.end(room);
+    for (line, words) in lines.iter_mut().enumerate() {
+        let values = end.group::<EIGHT, true>(line);
+        join(words, &values, &rests(planes, line, &mut sums));
     }
     Ok(sums.checks())
+}
+
+/// A line of each of the planes beside the values, added to their sums, as bytes.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vbmi,gfni")]
+fn rests(planes: [&[[u8; STEP]; STEPS]; 8], line: usize, sums: &mut Sums) -> [__m512i; EIGHT] {
+    let gathered = gathered(planes.map(|plane| &plane[line]));
+    sums.add(line, &gathered);
+    bytes_of(&gathered)
+}
+
+/// Joins values with what is beside them to words.
+#[inline]
+#[target_feature(enable = "avx512f,avx512vbmi")]
+fn join(words: &mut [[[u8; STEP]; 2]; EIGHT], values: &[__m512i; EIGHT], rests: &[__m512i; EIGHT]) {
+    let (first, second) = (load(&FIRST_WORDS), load(&SECOND_WORDS));
+    let lower = _mm512_set1_epi8(0x7f);
+    for at in 0..EIGHT {
+        let (value, rest) = (values[at], rests[at]);
+        // Of the first operand's ones the second, of its zeros the third.
+        let low = _mm512_ternarylogic_epi64::<0xca>(lower, rest, value);
+        let high = _mm512_ternarylogic_epi64::<0xca>(lower, value, rest);
+        let [a, b] = &mut words[at];
+        store(a, _mm512_permutex2var_epi8(low, first, high));
+        store(b, _mm512_permutex2var_epi8(low, second, high));
+    }
 }
 
 /// The bytes of two registers in turn, of the registers' first halves.

@@ -9,15 +9,15 @@
 //! Values come with their bits where they are wanted, by a matrix that the table of leaves and the escaped values are brought through.
 
 use std::arch::x86_64::{
-    __m512i, _mm_loadu_si128, _mm512_add_epi8, _mm512_castsi128_si512, _mm512_gf2p8affine_epi64_epi8,
-    _mm512_mask_expand_epi8, _mm512_permutexvar_epi8, _mm512_set1_epi8, _mm512_set1_epi64,
+    __m512i, _mm512_add_epi8, _mm512_gf2p8affine_epi64_epi8, _mm512_mask_expand_epi8,
+    _mm512_permutexvar_epi8, _mm512_set1_epi8, _mm512_set1_epi64,
 };
 
 use super::super::{Malformed, code::LONGEST};
 use super::{
     COUNTING, MASKS, ROOM, STEP,
     few::{self, few},
-    load, load_at,
+    load, load_at, load_first,
     spread::{Spread, spread},
     stage::{self, Escaped, FOUR, GoesOn, Rows, Up, many, many_up, row, rows_of_ones},
     store,
@@ -86,14 +86,6 @@ impl Walk<'_> {
     }
 }
 
-/// The first bytes of a register.
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn load_first(bytes: &[u8; 16]) -> __m512i {
-    // SAFETY: the array has the 16 bytes, and the load needs no alignment.
-    _mm512_castsi128_si512(unsafe { _mm_loadu_si128(bytes.as_ptr().cast()) })
-}
-
 /// A stage that was gone through.
 #[derive(Clone, Copy)]
 struct Stage {
@@ -147,8 +139,7 @@ impl<'a> Descent<'a> {
         matrix: i64,
         code: &'a Table,
     ) -> Self {
-        let Table { values, count, longest, bytes, escape_level, escape_leaf, spread, .. } = code;
-        let leaves = values.first_chunk().expect("room for the leaves");
+        let Table { count, longest, bytes, escape_level, escape_leaf, spread, .. } = code;
         Self {
             walk: Walk {
                 stream,
@@ -168,7 +159,7 @@ impl<'a> Descent<'a> {
             },
             // Those that are escaped have to be told from the others by their leaf.
             spread: spread.as_ref().filter(|spread| *escape_level >= spread.levels),
-            table: _mm512_gf2p8affine_epi64_epi8::<0>(load(leaves), _mm512_set1_epi64(matrix)),
+            table: _mm512_gf2p8affine_epi64_epi8::<0>(load(code.leaves()), _mm512_set1_epi64(matrix)),
             matrix,
             escape_level: *escape_level,
             escape_leaf: *escape_leaf,

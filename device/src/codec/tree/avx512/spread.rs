@@ -9,6 +9,7 @@ use super::{
     MASKS,
     descent::Walk,
     stage::{GoesOn, Rows},
+    table,
 };
 
 /// Levels of such a stage at most.
@@ -33,17 +34,7 @@ impl Spread {
         }
         let mut leaves = [0; 1 << MOST_LEVELS];
         for (bits, leaf) in leaves.iter_mut().enumerate().take(1 << levels) {
-            let bit = |level: usize| (bits >> (levels - 1 - level) & 1) as u8;
-            let (mut above, mut node) = (0, bit(0));
-            for (level, count) in count.iter().enumerate().take(levels).skip(1) {
-                let number = 2 * node + bit(level);
-                if number < *count {
-                    *leaf = above + number;
-                    break;
-                }
-                above += count;
-                node = number - count;
-            }
+            *leaf = table::leaf(count, 0..levels, bits);
         }
         Some(Self { levels, leaves })
     }

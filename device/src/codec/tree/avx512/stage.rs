@@ -58,16 +58,22 @@ impl GoesOn {
         self.masks.iter_mut().zip(&mut self.before)
     }
 
+    /// What is known of a vector of elements: its mask, and how many go on before.
+    #[inline]
+    pub(super) fn of(&self, index: usize) -> (u64, usize) {
+        (self.masks[index], self.before[index] as usize)
+    }
+
     /// What is known of `GROUP` vectors of elements.
     #[inline]
-    fn group<const GROUP: usize>(&self, group: usize) -> (&[u64; GROUP], &[u64; GROUP]) {
+    pub(super) fn group<const GROUP: usize>(&self, group: usize) -> (&[u64; GROUP], &[u64; GROUP]) {
         (&self.masks.as_chunks().0[group], &self.before.as_chunks().0[group])
     }
 
     /// Notes 512 elements, behind those of `index` times as many, before which `before` go on, in each of its lanes: how many go on before the next.
     #[inline]
     #[target_feature(enable = "avx512f,avx512vpopcntdq")]
-    fn note(&mut self, index: usize, masks: __m512i, before: __m512i) -> __m512i {
+    pub(super) fn note(&mut self, index: usize, masks: __m512i, before: __m512i) -> __m512i {
         let zeros = _mm512_setzero_si512();
         let counts = _mm512_popcnt_epi64(masks);
         let sums = _mm512_add_epi64(counts, _mm512_alignr_epi64::<7>(counts, zeros));
@@ -91,7 +97,7 @@ fn load_behind(bytes: &[u8; ROOM], before: u64) -> __m512i {
 /// The first lane.
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn lane(sums: __m512i) -> usize {
+pub(super) fn lane(sums: __m512i) -> usize {
     _mm_cvtsi128_si64(_mm512_castsi512_si128(sums)).cast_unsigned() as usize
 }
 

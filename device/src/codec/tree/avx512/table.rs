@@ -1,15 +1,18 @@
 //! A code from a stream's header to what a decoder goes by. Blocks one after the other often have the same header, which is not read again.
 
-use std::arch::x86_64::{
-    _mm_crc32_u64, _mm512_cmpeq_epi8_mask, _mm512_maskz_add_epi8, _mm512_maskz_compress_epi8,
-    _mm512_set_epi64, _mm512_set1_epi8, _pdep_u64,
+use std::{
+    arch::x86_64::{
+        _mm_crc32_u64, _mm512_cmpeq_epi8_mask, _mm512_maskz_add_epi8, _mm512_maskz_compress_epi8,
+        _mm512_set_epi64, _mm512_set1_epi8, _pdep_u64,
+    },
+    ops::Range,
 };
 
 use super::super::{
     Malformed,
     code::{Code, FIXED_BITS, LONGEST, SLOTS, WINDOW},
 };
-use super::{COUNTING, load, spread::Spread, store_at};
+use super::{COUNTING, STEP, load, spread::Spread, store_at, threes::Threes};
 
 /// A code as decoders go by it, and the header it was read from.
 pub(super) struct Table {
@@ -30,6 +33,23 @@ pub(super) struct Table {
     pub(super) escape_leaf: u8,
     /// How its first levels are spread, if they are.
     pub(super) spread: Option<Spread>,
+    /// What there is to know of a code in threes.
+    pub(super) threes: Option<Threes>,
+}
+
+/// The leaf that an element comes to that has these bits on some levels of a code with so many leaves on each, if it has come to the first node there; the first leaf of all if it comes to none.
+pub(super) fn leaf(count: [u8; LONGEST], levels: Range<usize>, bits: usize) -> u8 {
+    let mut above: u8 = count[..levels.start].iter().sum();
+    let mut node = 0;
+    for level in levels.clone() {
+        let number = 2 * node + (bits >> (levels.end - 1 - level) & 1) as u8;
+        if number < count[level] {
+            return above + number;
+        }
+        above += count[level];
+        node = number - count[level];
+    }
+    0
 }
 
 /// The codes that were read last, each at the place that its header says.
@@ -40,6 +60,7 @@ const TABLES: usize = 64;
 
 impl Tables {
     /// None that was read.
+    #[expect(clippy::large_stack_arrays, reason = "it is made once a thread")]
     pub(in super::super) const fn new() -> Self {
         Self([const { Table::new() }; TABLES])
     }
@@ -75,7 +96,13 @@ impl Table {
             escape_level: LONGEST,
             escape_leaf: 0,
             spread: None,
+            threes: None,
         }
+    }
+
+    /// The values of the leaves.
+    pub(super) fn leaves(&self) -> &[u8; STEP] {
+        self.values.first_chunk().expect("room for the leaves")
     }
 
     #[target_feature(enable = "bmi2,popcnt,avx512f,avx512bw,avx512vbmi2")]
@@ -111,6 +138,7 @@ impl Table {
         self.escape_leaf = self.count.iter().take(self.escape_level + 1).sum::<u8>().wrapping_sub(1);
         self.header = bits & (u128::MAX >> (128 - 8 * header));
         self.spread = Spread::of(self.count);
+        self.threes = Threes::of(self.count, self.escape_level, self.escape_leaf);
         (self.bytes, self.largest) = (header, largest);
         Ok(())
     }
