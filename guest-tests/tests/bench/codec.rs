@@ -8,6 +8,7 @@ use serde_json::Value;
 /// `./x bench codec --no-peers`, for a second a table.
 fn without_peers(arguments: &[&str]) -> Output {
     let mut command = crate::bench();
+    command.env("LAMINA_CACHE", "/dev/null/cache");
     command.args(["codec", "--no-peers", "--seconds", "1"]).args(arguments).output().unwrap()
 }
 
@@ -58,7 +59,7 @@ fn a_person_gets_a_table_and_a_clear_no() {
 }
 
 #[test]
-fn by_default_the_bundled_weights_and_each_side_of_the_cache_have_a_table() {
+fn by_default_the_bundled_weights_and_each_side_of_the_cache_have_a_table_and_nothing_is_fetched() {
     let output = without_peers(&["--json"]);
     assert!(output.status.success(), "{output:?}");
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
@@ -72,6 +73,7 @@ fn by_default_the_bundled_weights_and_each_side_of_the_cache_have_a_table() {
             assert!(ratio(table, &windows) > 1.05 * ratio(table, &blocks), "{table}");
         }
     }
+    assert_eq!(report["absent"], Value::Array(Vec::new()));
 }
 
 #[test]

