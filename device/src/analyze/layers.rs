@@ -112,7 +112,7 @@ fn geometric_means(
 }
 
 /// A tensor's layer and side.
-fn place(name: &str) -> (Option<u64>, &'static str) {
+pub fn place(name: &str) -> (Option<u64>, &'static str) {
     let parts: Vec<_> =
         name.split(|c: char| !c.is_ascii_alphanumeric()).filter(|part| !part.is_empty()).collect();
     let behind = parts.windows(2).find(|pair| matches!(pair[0], "layer" | "layers"));

@@ -50,7 +50,7 @@ impl Default for AnalyzeOptions {
 
 /// The layout of `tensor` if caches have this one: `kv` if it has two dimensions of which the last is a row, or four or more of which those behind the first are a
 /// paged block.
-fn layout_of(kv: KvLayout, tensor: &ModelTensor) -> Layout {
+pub fn layout_of(kv: KvLayout, tensor: &ModelTensor) -> Layout {
     let row = u64::from(kv.stride.unwrap_or(kv.channels));
     let product =
         |dimensions: &[u64]| dimensions.iter().try_fold(1_u64, |product, &n| product.checked_mul(n));

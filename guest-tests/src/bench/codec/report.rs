@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use comfy_table::CellAlignment;
 use indicatif::BinaryBytes;
-use lamina::{BLOCK_BYTES, codec::tree, format::Format, plane};
+use lamina::{BLOCK_BYTES, codec::tree, format::Format, kv::KvLayout, plane};
 use serde::{Deserialize, Serialize};
 
 use super::{Timed, bytes_per_second, ours::BATCH};
@@ -19,8 +19,19 @@ pub struct Report {
     pub kernels: Vec<String>,
     /// How long the device's codecs, and each peer's, were measured for a table.
     pub seconds: f64,
-    /// One for each file and format.
+    /// One for each file and format, and for each side of a KV cache.
     pub tables: Vec<Table>,
+    /// What has no table.
+    pub absent: Vec<Absent>,
+}
+
+/// A file that could not be had.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Absent {
+    /// Its name.
+    pub file: String,
+    /// Why.
+    pub why: String,
 }
 
 /// What was measured on the same bytes.
@@ -30,12 +41,23 @@ pub struct Table {
     pub file: String,
     /// The format.
     pub format: Format,
+    /// Of a KV cache: which part of it.
+    pub cache: Option<CacheOf>,
     /// Bytes that were coded.
     pub bytes: u64,
-    /// Bytes of this format in the file, in whole blocks.
+    /// Bytes of this kind in the file, in whole blocks.
     pub of_bytes: u64,
     /// The codecs.
     pub rows: Vec<Row>,
+}
+
+/// A part of a KV cache.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct CacheOf {
+    /// `k`, `v`, or `kv` where no name tells.
+    pub side: String,
+    /// As it was told.
+    pub layout: KvLayout,
 }
 
 /// A codec.
@@ -112,19 +134,19 @@ impl Measured {
 }
 
 impl Report {
-    /// Of `tables` that each side had `time` for.
-    pub fn new(time: std::time::Duration, tables: Vec<Table>) -> Self {
+    /// Of `tables` that each side had `time` for, and of what has none.
+    pub fn new(time: std::time::Duration, tables: Vec<Table>, absent: Vec<Absent>) -> Self {
         let best = |kernels: Vec<String>| kernels.into_iter().next_back().unwrap_or_default();
         let kernels = vec![
             best(plane::Kernel::available().iter().map(|kernel| format!("{kernel:?}")).collect()),
             best(tree::Kernel::available().iter().map(|kernel| format!("{kernel:?}")).collect()),
         ];
-        Self { cpu_flags: cpu_flags(), kernels, seconds: time.as_secs_f64(), tables }
+        Self { cpu_flags: cpu_flags(), kernels, seconds: time.as_secs_f64(), tables, absent }
     }
 
-    /// The codecs that have no numbers in some table though they know its format.
+    /// The files that have no table, and the codecs that have no numbers in some table though they know its format.
     pub fn lacking(&self) -> Vec<&str> {
-        let mut lacking = Vec::new();
+        let mut lacking: Vec<_> = self.absent.iter().map(|absent| absent.file.as_str()).collect();
         for row in self.tables.iter().flat_map(|table| &table.rows) {
             let lacks = matches!(row.outcome, Outcome::NotInstalled { .. } | Outcome::Failed { .. });
             if lacks && !lacking.contains(&row.codec.as_str()) {
@@ -138,19 +160,25 @@ impl Report {
     pub fn to_text(&self) -> String {
         let mut text = String::new();
         for table in &self.tables {
-            let Table { file, format, bytes, of_bytes, .. } = table;
+            let Table { file, format, cache, bytes, of_bytes, .. } = table;
+            let cache = cache.as_ref().map_or(String::new(), |CacheOf { side, layout }| {
+                format!(", {} of {layout}", side.to_uppercase())
+            });
             let of =
                 if bytes == of_bytes { String::new() } else { format!(" of {}", BinaryBytes(*of_bytes)) };
             let blocks = bytes / BLOCK_BYTES as u64;
             let _ = writeln!(
                 text,
-                "{file}, {format}: {}{of} in {blocks} blocks; one thread; {}; kernels {}\n{}\n{}",
+                "{file}, {format}{cache}: {}{of} in {blocks} blocks; one thread; {}; kernels {}\n{}\n{}",
                 BinaryBytes(*bytes),
                 self.cpu_flags.join(" "),
                 self.kernels.join(", "),
                 table.to_text(),
                 table.notes()
             );
+        }
+        for Absent { file, why } in &self.absent {
+            let _ = writeln!(text, "{file}: not fetched: {why}");
         }
         text
     }
@@ -198,6 +226,9 @@ impl Table {
              4 KiB: the time to read one block; where a codec has to decode more for it, the time of that. lamina and words first copy its \
              bundle out of the store.\n"
         );
+        if self.cache.is_some() {
+            notes += "kv: windows coded and decoded whole, as the device does it; ratios count bases and all else but index entries.\n";
+        }
         let mut calls: Vec<(f64, Vec<&str>)> = Vec::new();
         let mut versions: Vec<&str> = Vec::new();
         for row in &self.rows {
@@ -274,6 +305,7 @@ mod tests {
         let table = Table {
             file: "some.safetensors".to_owned(),
             format: Format::Bf16,
+            cache: None,
             bytes: 1 << 20,
             of_bytes: 1 << 24,
             rows: vec![
@@ -285,7 +317,10 @@ mod tests {
                 row("Blosc2", None, Outcome::Failed { why: "it ended".to_owned() }),
             ],
         };
-        Report::new(Duration::from_secs(6), vec![table.clone(), table])
+        let cache = CacheOf { side: "k".to_owned(), layout: KvLayout::rows(32, 128) };
+        let keys = Table { cache: Some(cache), ..table.clone() };
+        let absent = Absent { file: "far.safetensors".to_owned(), why: "PyPI is not reachable".to_owned() };
+        Report::new(Duration::from_secs(6), vec![table, keys], vec![absent])
     }
 
     #[test]
@@ -306,6 +341,11 @@ mod tests {
         assert_eq!(table["rows"][0], tree);
         let zipnn = json!({ "codec": "ZipNN", "version": null, "state": "not_installed", "why": "PyPI is not reachable" });
         assert_eq!(table["rows"][3], zipnn);
+        assert_eq!(table["cache"], Value::Null);
+        let layout = json!({ "channels": 32, "window": 128 });
+        assert_eq!(value["tables"][1]["cache"], json!({ "side": "k", "layout": layout }));
+        let absent = json!([{ "file": "far.safetensors", "why": "PyPI is not reachable" }]);
+        assert_eq!(value["absent"], absent);
         assert_eq!(table["rows"][4]["state"], "not_applicable");
         assert_eq!(table["rows"][5]["state"], "failed");
         assert_eq!(serde_json::from_value::<Report>(value).unwrap(), report);
@@ -313,7 +353,7 @@ mod tests {
 
     #[test]
     fn what_lacks_is_said_once_and_an_unknown_format_is_no_lack() {
-        assert_eq!(report().lacking(), ["ZipNN", "Blosc2"]);
+        assert_eq!(report().lacking(), ["far.safetensors", "ZipNN", "Blosc2"]);
     }
 
     #[test]
@@ -326,6 +366,10 @@ mod tests {
         assert!(line("ZipNN").contains("not installed: PyPI is not reachable"), "{text}");
         assert!(line("pcodec").contains("not applicable: no such format"), "{text}");
         assert!(line("Blosc2").contains("failed: it ended"), "{text}");
+        assert!(line("far.safetensors").ends_with("not fetched: PyPI is not reachable"), "{text}");
+        let keys = "some.safetensors, bf16, K of 32 channels, windows of 128 tokens: 1.00 MiB";
+        assert_eq!(text.lines().filter(|line| line.starts_with(keys)).count(), 1, "{text}");
+        assert_eq!(text.lines().filter(|line| line.starts_with("kv: windows")).count(), 1, "{text}");
         assert!(line("Peers are called").contains("0.31 µs (bitshuffle 1.2)"), "{text}");
     }
 
