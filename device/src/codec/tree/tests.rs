@@ -42,7 +42,7 @@ fn values_of(format: Format, value: impl Fn(usize) -> u8) -> Vec<u8> {
 }
 
 fn encoded(kernel: Kernel, format: Format, values: &[u8]) -> Option<Vec<u8>> {
-    let mut out = vec![0; joint_bytes(format) + SLACK];
+    let mut out = vec![0xa5; joint_bytes(format) + SLACK];
     kernel
         .encode_kept(format, values, &mut Kept::none(), &mut out, &mut || ())
         .map(|length| out[..length].to_vec())

@@ -15,7 +15,7 @@ use super::super::{
     bits::Writer,
     code::{Code, Coder, ESCAPE, LONGEST, SLOTS, SYMBOLS, WINDOW, ZERO},
 };
-use super::{STEP, first, load, store, store_at};
+use super::{STEP, first, load, store, store_at, threes};
 
 /// Vectors whose elements stay where they are.
 const FEW: usize = 4;
@@ -24,7 +24,7 @@ const EIGHT: usize = 8;
 /// The scratch's level that has the values of what is escaped.
 const ESCAPED: usize = 1;
 /// Bytes of escapes that are copied together.
-const PIECE: usize = SLACK;
+pub(super) const PIECE: usize = SLACK;
 
 /// A code to encode by; as [`Coder::new`].
 #[target_feature(enable = "popcnt,avx512f,avx512bw,avx512vbmi2")]
@@ -71,6 +71,9 @@ pub(in super::super) fn levels(
     scratch: &mut Scratch,
     aside: &mut dyn FnMut(),
 ) -> Option<usize> {
+    if let Some(end) = threes::encode::levels(values, raw, coder, out, scratch, aside) {
+        return Some(end);
+    }
     let whole = coder.first_level() + 1;
     let at = coder.write(out);
     let behind = at + whole * (values.len() / 8);

@@ -5,6 +5,8 @@
 //! is done in as many steps whatever the values are, so that the processor need not guess: for as many elements as
 //! there is room for, which hardly any block passes. Those that do, and streams that end too early, are left to the general way ([`super::descent`]), which tells what is wrong with them.
 
+pub(super) mod encode;
+
 use std::arch::x86_64::{
     __m512i, _mm512_and_si512, _mm512_gf2p8affine_epi64_epi8, _mm512_mask_add_epi8,
     _mm512_mask_cmpeq_epi8_mask, _mm512_mask_expand_epi8, _mm512_mask_mov_epi8, _mm512_maskz_mov_epi8,

@@ -170,7 +170,8 @@ pub(in super::super) fn in_threes(
                 let last = third * place / second > third * (place - 1) / second;
                 if last { symbols[6 + noise % (symbols.len() - 6)] } else { symbols[3 + noise % 3] }
             };
-            let value = if symbol < window.len() { 100 + symbol } else { noise / 64 % 256 };
+            // What is escaped is outside the window.
+            let value = if symbol < window.len() { 100 + symbol } else { (120 + noise / 64 % 200) % 256 };
             (symbol, u8::try_from(value).unwrap())
         })
         .collect();

@@ -1,0 +1,235 @@
+//! Encoding by a code in threes, in three stages: two levels of all elements, two of those that go on, and the last ones of the few that are left.
+//!
+//! Values are what is moved together between the stages, so that those that are escaped are at hand in the end: they all come that far. A value's bits are those of its mark
+//! ([`super::super::encode`]), whose ones also tell whether it goes on.
+
+use std::arch::x86_64::{
+    __m512i, _mm512_cmpeq_epi8_mask, _mm512_mask_blend_epi8, _mm512_maskz_compress_epi8, _mm512_min_epu8,
+    _mm512_movepi8_mask, _mm512_permutexvar_epi8, _mm512_set1_epi8, _mm512_sub_epi8, _mm512_test_epi8_mask,
+    _pext_u64,
+};
+
+use super::{
+    super::{
+        super::{
+            Scratch,
+            bits::Writer,
+            code::{Coder, ESCAPE, SLOTS, WINDOW, ZERO},
+            whole::PLANE,
+        },
+        STEP,
+        encode::PIECE,
+        first, load, store_at,
+    },
+    ABOVE, ELEMENTS, SECOND, THIRD,
+};
+
+/// Vectors of the last stage.
+const LAST: usize = THIRD / STEP;
+/// A value's bits on each level, in its mark.
+const BITS: [u8; 7] = [0x80, 0x40, 0x20, 0x10, 8, 4, 2];
+/// What a mark has ones in if its value goes on behind the fifth level, and behind the sixth.
+const BEHIND_FIFTH: u8 = 3;
+const BEHIND_SIXTH: u8 = 1;
+
+/// Where values that go on are moved together, with a register's room behind them.
+type Room = [u8; ELEMENTS + STEP];
+
+/// By values their marks.
+struct Marks {
+    low: __m512i,
+    table: __m512i,
+    escape: __m512i,
+}
+
+impl Marks {
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw")]
+    fn of(coder: &Coder) -> Self {
+        let by_symbol = load(&coder.marks);
+        let escape = _mm512_set1_epi8(coder.marks[ESCAPE].cast_signed());
+        // What has no code, and all that is outside the window, is escaped.
+        let coded = _mm512_test_epi8_mask(by_symbol, by_symbol) & (u64::MAX >> (STEP - WINDOW));
+        let table = _mm512_mask_blend_epi8(coded, escape, by_symbol);
+        Self { low: _mm512_set1_epi8(coder.code.low.cast_signed()), table, escape }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
+    fn get(&self, values: __m512i) -> __m512i {
+        // A value below the window wraps around to a symbol that has no code.
+        let last = _mm512_set1_epi8(SLOTS as i8 - 1);
+        _mm512_permutexvar_epi8(_mm512_min_epu8(_mm512_sub_epi8(values, self.low), last), self.table)
+    }
+}
+
+/// Which marks have ones among `bits`.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+fn with(marks: __m512i, bits: u8) -> u64 {
+    _mm512_test_epi8_mask(marks, _mm512_set1_epi8(bits.cast_signed()))
+}
+
+/// Moves the values under `mask` together, behind `at` others: how many these are then.
+#[inline]
+#[target_feature(enable = "popcnt,avx512f,avx512bw,avx512vbmi2")]
+fn push(to: &mut Room, at: usize, mask: u64, values: __m512i) -> usize {
+    store_at(to, at % ELEMENTS, _mm512_maskz_compress_epi8(mask, values));
+    at + mask.count_ones() as usize
+}
+
+/// Writes the stream of a block of bf16, as [`super::super::encode::levels`] does, if the code is in threes, has an escape on its last levels and no zeros of their own, and there
+/// is room for what goes on. `None` if not, or if the stream would not be shorter than `raw`.
+#[target_feature(enable = "bmi1,bmi2,popcnt,avx512f,avx512bw,avx512vbmi,avx512vbmi2")]
+pub(in super::super) fn levels(
+    values: &[u8],
+    raw: usize,
+    coder: &Coder,
+    out: &mut [u8],
+    scratch: &mut Scratch,
+    aside: &mut dyn FnMut(),
+) -> Option<usize> {
+    let escape_is_below = usize::from(coder.code.lengths[ESCAPE]) > ABOVE;
+    if coder.counts[..ABOVE] != [0, 3, 0, 3] || !escape_is_below || coder.marks[ZERO] > 0 {
+        return None;
+    }
+    let values: &[[u8; STEP]; ELEMENTS / STEP] = values.as_chunks().0.try_into().ok()?;
+    let marks = Marks::of(coder);
+    let at = coder.write(out);
+    let [second, third, escaped, _] = &mut scratch.levels;
+    let second: &mut Room = second.first_chunk_mut().expect("room for all elements");
+    let third: &mut Room = third.first_chunk_mut().expect("room for all elements");
+    let escaped: &mut Room = escaped.first_chunk_mut().expect("room for all elements");
+
+    let (rows, behind) = out[at..].split_first_chunk_mut::<{ 2 * PLANE }>().expect("room for two levels");
+    let (row, next) = rows.split_at_mut(PLANE);
+    let mut alive = 0;
+    for ((values, first), second_bits) in values.iter().zip(row.as_chunks_mut().0).zip(next.as_chunks_mut().0)
+    {
+        let values = load(values);
+        let marks = marks.get(values);
+        let bits = [_mm512_movepi8_mask(marks), with(marks, BITS[1])];
+        (*first, *second_bits) = (bits[0].to_le_bytes(), bits[1].to_le_bytes());
+        alive = push(second, alive, bits[0] & bits[1], values);
+    }
+    aside();
+    if alive > SECOND {
+        return None;
+    }
+
+    let mut fourth = [0; SECOND / STEP + 1];
+    let vectors = second.as_chunks().0[..alive.div_ceil(STEP)].iter();
+    let words = behind.as_chunks_mut().0.iter_mut().zip(&mut fourth);
+    let mut left = 0;
+    for ((index, values), (word, fourth)) in vectors.enumerate().zip(words) {
+        let values = load(values);
+        let marks = marks.get(values);
+        let here = first(alive - STEP * index);
+        let bits = [with(marks, BITS[2]) & here, with(marks, BITS[3]) & here];
+        *word = bits[0].to_le_bytes();
+        *fourth = bits[1];
+        left = push(third, left, bits[0] & bits[1], values);
+    }
+    if left > THIRD {
+        return None;
+    }
+    // The fourth level begins in the middle of a byte.
+    let (byte, shift) = (alive / 8, alive % 8);
+    let words = behind[byte..].as_chunks_mut().0;
+    let mut before = u64::from(words[0][0]) & ((1 << shift) - 1);
+    for (word, bits) in words.iter_mut().zip(&fourth[..=alive.div_ceil(STEP)]) {
+        *word = (bits << shift | before).to_le_bytes();
+        before = (bits >> 1) >> (63 - shift);
+    }
+    aside();
+
+    let (byte, shift) = (2 * alive / 8, 2 * alive % 8);
+    let mut writer = Writer::new(behind, byte);
+    writer.take_words(shift);
+    let (mut bits, mut counts) = ([[0; LAST]; 3], [[0; LAST]; 3]);
+    let vectors = left.div_ceil(STEP);
+    let mut escapes = 0;
+    for (index, values) in third.as_chunks().0[..vectors].iter().enumerate() {
+        let values = load(values);
+        let marks_here = marks.get(values);
+        let here = first(left - STEP * index);
+        let goes_on = [here, with(marks_here, BEHIND_FIFTH) & here, with(marks_here, BEHIND_SIXTH) & here];
+        for level in 0..3 {
+            bits[level][index] = _pext_u64(with(marks_here, BITS[ABOVE + level]), goes_on[level]);
+            counts[level][index] = goes_on[level].count_ones();
+        }
+        let is_escaped = _mm512_cmpeq_epi8_mask(marks_here, marks.escape) & here;
+        escapes = push(escaped, escapes, is_escaped, values);
+    }
+    for (bits, counts) in bits.iter().zip(&counts) {
+        for (bits, count) in bits[..vectors].iter().zip(counts) {
+            writer.push(*bits, *count);
+        }
+    }
+    let start = writer.finish();
+    aside();
+    // There is room for whole pieces behind.
+    let pieces = behind[start..].as_chunks_mut::<PIECE>().0.iter_mut();
+    pieces.zip(escaped.as_chunks().0).take(escapes.div_ceil(PIECE)).for_each(|(to, piece)| *to = *piece);
+    let end = at + 2 * PLANE + start + escapes;
+    (end < raw).then_some(end)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::iter::once;
+
+    use super::{
+        super::super::super::{Kernel, MOST_ELEMENTS, SLACK, code::Code, masks, tests::codes::in_threes},
+        *,
+    };
+    use crate::lines::Lines;
+
+    /// What is written by the code of a stream for its values, over what was there, and what was to be.
+    fn written(last: &[u8], escape: usize, going_on: [usize; 2]) -> (Option<Vec<u8>>, Vec<u8>) {
+        let (stream, values) = in_threes(last, escape, going_on);
+        let padded = [&stream[..], &[0; 16]].concat();
+        let coder = Coder::new(Code::parse(&padded, stream.len(), u8::MAX.into()).expect("a code"));
+        let mut scratch = Scratch {
+            levels: std::array::from_fn(|_| Lines::new(MOST_ELEMENTS + 64)),
+            masks: std::array::from_fn(|_| Lines::new(masks::STORE)),
+        };
+        let mut out = vec![0xa5; ELEMENTS + SLACK];
+        // SAFETY: the processor has the kernel's features, as those who call this have seen.
+        let length = unsafe { levels(&values, ELEMENTS, &coder, &mut out, &mut scratch, &mut || ()) };
+        (length.map(|length| out[..length].to_vec()), stream)
+    }
+
+    #[test]
+    fn streams_are_written_as_the_format_says_if_what_goes_on_fits() {
+        if !Kernel::Avx512.is_available() {
+            return;
+        }
+        // Around whole words and vectors, and beyond the room.
+        let second =
+            (0..=SECOND + STEP).step_by(STEP / 2).flat_map(|second| [second, second + 1, second + 7]);
+        for second in second.chain(once(ELEMENTS)) {
+            for third in [0, 1, 63, 64, 65, 128, 131, 256, 257].into_iter().filter(|third| *third <= second) {
+                for (last, escape) in [(&[5, 6, 7, 7][..], 9), (&[6; 4], 7), (&[5, 7, 7, 7, 7], 6)] {
+                    let (written, stream) = written(last, escape, [second, third]);
+                    if second > SECOND || third > THIRD || stream.len() >= ELEMENTS {
+                        assert_eq!(written, None, "{second} {third}");
+                    } else {
+                        assert!(written.as_ref() == Some(&stream), "{last:?} {escape} {second} {third}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn other_codes_and_those_without_an_escape_are_not_for_here() {
+        if !Kernel::Avx512.is_available() {
+            return;
+        }
+        // The escape is none, or in the place of a leaf above.
+        for escape in [0, 5, 10] {
+            assert_eq!(written(&[5, 6, 7, 7], escape, [570, 110]).0, None, "{escape}");
+        }
+    }
+}
