@@ -29,20 +29,13 @@ impl Repeats {
             return None;
         }
         let all = &window[order.head() * order.width..][..rows * length];
-        let mut table = Table { rows: all, length, keys: [0; MOST_ROWS], slots: [NONE; SLOTS] };
-        let mut found = None;
-        for (at, row) in (0..).zip(all.chunks_exact(length)) {
-            found = table.add(at, key(row));
-            if found.is_some() {
-                break;
-            }
-        }
+        let mut table = Table { rows: all, length, slots: [NONE; SLOTS] };
         // Mostly no two are equal.
-        found?;
+        (0..).zip(all.chunks_exact(length)).find_map(|(at, row)| table.add(at, row))?;
         let (mut of, mut kept) = ([0; MOST_ROWS], 0);
         table.slots.fill(NONE);
         for (at, row) in (0..).zip(all.chunks_exact(length)) {
-            of[usize::from(at)] = table.add(at, key(row)).map_or(kept, |before| of[usize::from(before)]);
+            of[usize::from(at)] = table.add(at, row).map_or(kept, |before| of[usize::from(before)]);
             kept += u16::from(of[usize::from(at)] == kept);
         }
         let kept = usize::from(kept);
@@ -148,40 +141,37 @@ impl Repeats {
 
 /// No row.
 const NONE: u16 = u16::MAX;
-/// Slots for rows: twice as many as there may be.
-const SLOTS: usize = 2 * MOST_ROWS;
+/// Bits of a slot's number: in a window of 128 rows some four come to a slot that is taken.
+const SLOT_BITS: u32 = 11;
+const SLOTS: usize = 1 << SLOT_BITS;
 
-/// The rows of a window by their keys, which are the same where rows are equal.
+/// The rows of a window, to be found by what they are.
 struct Table<'a> {
     rows: &'a [u8],
     /// Bytes of a row.
     length: usize,
-    keys: [u16; MOST_ROWS],
-    /// Each has the first row with the keys that lead to it; one that is taken leads to the next.
+    /// Each has the first row that leads to it; one that is taken leads to the next.
     slots: [u16; SLOTS],
 }
 
 impl Table<'_> {
-    /// Adds a row with this key, unless there is an equal one: that.
+    /// Adds `row`, number `at`, unless there is an equal one: that.
     #[inline]
-    fn add(&mut self, at: u16, key: u16) -> Option<u16> {
-        self.keys[usize::from(at)] = key;
-        let slot = &mut self.slots[usize::from(key) % SLOTS];
-        if *slot == NONE {
-            *slot = at;
+    fn add(&mut self, at: u16, row: &[u8]) -> Option<u16> {
+        let slot = slot(row);
+        if self.slots[slot] == NONE {
+            self.slots[slot] = at;
             return None;
         }
-        self.add_behind(at, key)
+        self.add_behind(slot, at, row)
     }
 
     /// As [`Self::add`] of a row whose first slot is taken.
     #[inline(never)]
-    fn add_behind(&mut self, at: u16, key: u16) -> Option<u16> {
-        let row = |row: u16| &self.rows[usize::from(row) * self.length..][..self.length];
-        let mut slot = usize::from(key) % SLOTS;
+    fn add_behind(&mut self, mut slot: usize, at: u16, row: &[u8]) -> Option<u16> {
         while self.slots[slot] != NONE {
             let before = self.slots[slot];
-            if self.keys[usize::from(before)] == key && row(before) == row(at) {
+            if self.rows[usize::from(before) * self.length..][..self.length] == *row {
                 return Some(before);
             }
             slot = (slot + 1) % SLOTS;
@@ -191,12 +181,13 @@ impl Table<'_> {
     }
 }
 
-/// The key of a row: both of its ends mixed.
-fn key(row: &[u8]) -> u16 {
+/// The slot that a row leads to: both of its ends mixed.
+#[inline]
+fn slot(row: &[u8]) -> usize {
     let (first, last) = (row.first_chunk().expect("8 bytes"), row.last_chunk().expect("8 bytes"));
     let (first, last) = (u64::from_le_bytes(*first), u64::from_le_bytes(*last));
-    let mixed = (first ^ last.rotate_left(29)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    u16::try_from(mixed >> 48).expect("16 bits")
+    let mixed = first.wrapping_add(last.rotate_left(29)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    usize::try_from(mixed >> (u64::BITS - SLOT_BITS)).expect("fewer than slots")
 }
 
 /// Bits that number one of `kept` rows.
