@@ -21,6 +21,7 @@ use std::{
 use super::{
     delta::{ColumnBases, Columns, Field},
     order::{Cut, Order},
+    shape::WINDOW,
     tiles::{check, starts, turn},
 };
 
@@ -48,14 +49,17 @@ macro_rules! with_starts {
     ($W:ident, $cut:expr, $left:expr, |$starts:ident| $strip:expr) => {{
         let (cut, left, wide): (&Cut, usize, usize) = ($cut, $left, wide::<$W>());
         let (first, last) = (cut.rows_start(left), cut.rows_start(left + wide - 1));
-        // Unless rows are cut, columns are equally far apart.
-        if last - first == (wide - 1) * cut.rows {
-            let (first, apart) = (first * $W, cut.rows * $W);
-            let $starts = |column: usize| first + column * apart;
-            $strip
-        } else {
+        // Unless rows are cut, columns are equally far apart; where windows have the usual number of rows, the distance is known here.
+        let (first_at, apart) = (first * $W, cut.rows * $W);
+        if last - first != (wide - 1) * cut.rows {
             let starts = starts::<$W>(cut, left, wide);
             let $starts = |column: usize| starts[column];
+            $strip
+        } else if apart == WINDOW as usize * $W {
+            let $starts = |column: usize| first_at + column * (WINDOW as usize * $W);
+            $strip
+        } else {
+            let $starts = |column: usize| first_at + column * apart;
             $strip
         }
     }};

@@ -104,10 +104,19 @@ impl Order {
 
     /// The columns in block `block` of the channel-major window, if every block has whole columns, and whole rows are all there is.
     pub(super) fn columns_of(&self, block: usize) -> Option<Range<usize>> {
+        self.columns_a_block().map(|columns| self.columns_at(block, columns))
+    }
+
+    /// The columns in every block but the last, if these are whole columns, and whole rows are all there is.
+    pub(super) fn columns_a_block(&self) -> Option<usize> {
         let (cut, per_block) = (self.cut(), BLOCK_BYTES / self.width);
         let whole = cut.head == 0 && cut.tail == 0 && cut.rows > 0 && per_block.is_multiple_of(cut.rows);
-        let columns = per_block / cut.rows.max(1);
-        whole.then(|| (block * columns).min(self.columns)..((block + 1) * columns).min(self.columns))
+        whole.then(|| per_block / cut.rows)
+    }
+
+    /// The columns in block `block`, if it has `columns` of them.
+    pub(super) fn columns_at(&self, block: usize, columns: usize) -> Range<usize> {
+        (block * columns).min(self.columns)..((block + 1) * columns).min(self.columns)
     }
 
     /// The column that holds the element at this place of the channel-major order.

@@ -29,11 +29,12 @@ impl Repeats {
             return None;
         }
         let all = &window[order.head() * order.width..][..rows * length];
-        let mut table = Table { rows: all, length, slots: [NONE; SLOTS] };
         // Mostly no two are equal.
-        (0..).zip(all.chunks_exact(length)).find_map(|(at, row)| table.add(at, row))?;
+        if !seem_to_repeat(all, length) {
+            return None;
+        }
+        let mut table = Table { rows: all, length, slots: [NONE; SLOTS] };
         let (mut of, mut kept) = ([0; MOST_ROWS], 0);
-        table.slots.fill(NONE);
         for (at, row) in (0..).zip(all.chunks_exact(length)) {
             of[usize::from(at)] = table.add(at, row).map_or(kept, |before| of[usize::from(before)]);
             kept += u16::from(of[usize::from(at)] == kept);
@@ -141,9 +142,19 @@ impl Repeats {
 
 /// No row.
 const NONE: u16 = u16::MAX;
-/// Bits of a slot's number: in a window of 128 rows some four come to a slot that is taken.
-const SLOT_BITS: u32 = 11;
-const SLOTS: usize = 1 << SLOT_BITS;
+/// Slots for rows: twice as many as there may be, so that few come to one that is taken.
+const SLOTS: usize = 2 * MOST_ROWS;
+
+/// Whether some row seems to be equal to an earlier one, by what the rows mix to. Of two that are equal it knows nothing if another one came to their slot between, so that it need
+/// not look at rows: in a window of 128 that happens to one pair in some twenty. If there is none, it seldom seems so.
+fn seem_to_repeat(all: &[u8], length: usize) -> bool {
+    let mut last = [0_u16; SLOTS];
+    all.chunks_exact(length).fold(false, |found, row| {
+        let mixed = mixed(row);
+        let tag = u16::try_from(mixed >> 32 & 0xffff).expect("16 bits") | 1;
+        found | (std::mem::replace(&mut last[slot(mixed)], tag) == tag)
+    })
+}
 
 /// The rows of a window, to be found by what they are.
 struct Table<'a> {
@@ -156,19 +167,8 @@ struct Table<'a> {
 
 impl Table<'_> {
     /// Adds `row`, number `at`, unless there is an equal one: that.
-    #[inline]
     fn add(&mut self, at: u16, row: &[u8]) -> Option<u16> {
-        let slot = slot(row);
-        if self.slots[slot] == NONE {
-            self.slots[slot] = at;
-            return None;
-        }
-        self.add_behind(slot, at, row)
-    }
-
-    /// As [`Self::add`] of a row whose first slot is taken.
-    #[inline(never)]
-    fn add_behind(&mut self, mut slot: usize, at: u16, row: &[u8]) -> Option<u16> {
+        let mut slot = slot(mixed(row));
         while self.slots[slot] != NONE {
             let before = self.slots[slot];
             if self.rows[usize::from(before) * self.length..][..self.length] == *row {
@@ -181,13 +181,18 @@ impl Table<'_> {
     }
 }
 
-/// The slot that a row leads to: both of its ends mixed.
+/// Both ends of a row mixed: what comes first is best mixed.
 #[inline]
-fn slot(row: &[u8]) -> usize {
+fn mixed(row: &[u8]) -> u64 {
     let (first, last) = (row.first_chunk().expect("8 bytes"), row.last_chunk().expect("8 bytes"));
     let (first, last) = (u64::from_le_bytes(*first), u64::from_le_bytes(*last));
-    let mixed = first.wrapping_add(last.rotate_left(29)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    usize::try_from(mixed >> (u64::BITS - SLOT_BITS)).expect("fewer than slots")
+    first.wrapping_add(last.rotate_left(29)).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+}
+
+/// The slot that a row which mixes to this leads to.
+#[inline]
+fn slot(mixed: u64) -> usize {
+    usize::try_from(mixed >> (u64::BITS - SLOTS.ilog2())).expect("fewer than slots")
 }
 
 /// Bits that number one of `kept` rows.

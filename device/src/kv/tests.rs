@@ -300,6 +300,19 @@ proptest! {
     }
 
     #[test]
+    fn rows_that_repeat_are_found(columns in 8_usize..70, rows in 8_usize..256, seed in any::<u64>()) {
+        let order = Order { width: 2, columns, first: 0, elements: columns * rows };
+        let length = 2 * columns;
+        let mut window = bytes(seed / 5 * 5, rows * length);
+        prop_assert_eq!(Repeats::find(&order, &window), None);
+        // One might be missed, as another row may come to the slot between; hardly all of them.
+        let (once, again) = window.split_at_mut(rows / 2 * length);
+        again[..once.len()].copy_from_slice(once);
+        let repeats = Repeats::find(&order, &window);
+        prop_assert_eq!(repeats.map(|repeats| repeats.compact_order(&order).rows()), Some(rows - rows / 2));
+    }
+
+    #[test]
     fn any_list_of_repeats_is_refused_or_harmless(rows in 0_usize..600, list in prop::collection::vec(any::<u8>(), 0..700)) {
         if let Some((repeats, _)) = Repeats::read(rows, &list) {
             let order = Order { width: 2, columns: 5, first: 3, elements: 2 + rows * 5 + 4 };

@@ -175,6 +175,8 @@ struct Transformed<'a> {
     major: &'a mut Lines<u8>,
     /// and how: of [`Coding::Deltas`], all exponents are differences.
     arranged: Option<Coding>,
+    /// The columns in a block, if all blocks have whole columns.
+    columns: Option<usize>,
     /// The list of repeated rows, if there are any.
     repeats: Option<Repeats>,
     runs: &'a mut Vec<u16>,
@@ -220,6 +222,7 @@ fn transformed(
         rows: window,
         major,
         arranged: None,
+        columns: kept.columns_a_block(),
         repeats,
         runs,
         bases,
@@ -322,7 +325,7 @@ impl Transformed<'_> {
     fn arrange(&mut self, coding: Coding) {
         let coding = match coding {
             Coding::Plain => return,
-            Coding::Deltas if self.order.columns_of(0).is_none() => Coding::Channels,
+            Coding::Deltas if self.columns.is_none() => Coding::Channels,
             coding => coding,
         };
         if self.arranged == Some(coding) {
@@ -359,8 +362,8 @@ impl Transformed<'_> {
         let field = Field::of(format).filter(|_| coding == Coding::Deltas);
         let mut bases = &[][..];
         if let Some(field) = field {
-            bases = if self.arranged == Some(Coding::Deltas) {
-                &self.bases[self.order.columns_of(block).expect("whole columns")]
+            bases = if let Some(columns) = self.columns.filter(|_| self.arranged == Some(Coding::Deltas)) {
+                &self.bases[self.order.columns_at(block, columns)]
             } else {
                 self.order.block_runs(block, self.runs);
                 self.bases.resize(self.runs.len(), 0);

@@ -4,8 +4,8 @@
 //! four segments, at a time, or for the flags of sixteen segments.
 
 use std::arch::x86_64::{
-    __m256i, __m512i, _mm_cvtsi128_si64, _mm_loadu_si128, _mm256_storeu_si256, _mm512_add_epi64,
-    _mm512_and_si512, _mm512_bslli_epi128, _mm512_castsi256_si512, _mm512_castsi512_si256,
+    __m256i, __m512i, _mm_cvtsi128_si64, _mm_loadu_si128, _mm256_setzero_si256, _mm256_storeu_si256,
+    _mm512_add_epi64, _mm512_and_si512, _mm512_bslli_epi128, _mm512_castsi256_si512, _mm512_castsi512_si256,
     _mm512_clmulepi64_epi128, _mm512_cmpeq_epi32_mask, _mm512_cmpgt_epu8_mask, _mm512_cmpgt_epu64_mask,
     _mm512_cmplt_epu64_mask, _mm512_cvtepi16_epi8, _mm512_cvtepi64_epi8, _mm512_cvtepu8_epi16,
     _mm512_cvtepu8_epi32, _mm512_extracti64x4_epi64, _mm512_gf2p8affine_epi64_epi8, _mm512_inserti64x4,
@@ -288,13 +288,14 @@ fn decode_roomy(bytes: &[u8], length: usize, plane: &mut [u8]) -> Result<(), Mal
     for (line, (out, masks)) in
         plane.as_chunks_mut::<LINE>().0.iter_mut().zip(masks.as_chunks::<2>().0).enumerate()
     {
-        let halves = masks.map(|mask| {
+        let mut halves = [_mm256_setzero_si256(); 2];
+        for (half, mask) in halves.iter_mut().zip(masks) {
             // A word has eight nibbles, from its lowest bit on or the fifth.
             let here = _mm512_permutexvar_epi32(apart, load_at(bytes, at / 2));
             let here = _mm512_multishift_epi64_epi8(load(&PLACES[at % 2]), here);
             at += mask.count_ones() as usize;
-            packed(_mm512_maskz_expand_epi8(mask, _mm512_and_si512(here, low_half)))
-        });
+            *half = packed(_mm512_maskz_expand_epi8(*mask, _mm512_and_si512(here, low_half)));
+        }
         let word = _mm512_inserti64x4::<1>(_mm512_castsi256_si512(halves[0]), halves[1]);
         // A bit for each segment becomes one for each of its words.
         let words_of = |segments: u64| {
