@@ -50,7 +50,7 @@ fn transpose(criterion: &mut Criterion) {
         });
         for kernel in Kernel::available() {
             group.bench_function(format!("channel_major/{channels}/{kernel:?}"), |bench| {
-                bench.iter(|| kernel.channel_major(&order, black_box(window), &mut out));
+                bench.iter(|| kernel.channel_major(&order, None, black_box(window), &mut out));
             });
             group.bench_function(format!("token_major/{channels}/{kernel:?}"), |bench| {
                 bench.iter(|| kernel.token_major(&order, None, black_box(window), &mut out));

@@ -3,21 +3,25 @@
 
 use std::{
     arch::x86_64::{
-        __m256i, __m512i, _mm_loadu_si128, _mm_storeu_si128, _mm256_loadu_si256, _mm256_storeu_si256,
-        _mm512_and_si512, _mm512_andnot_si512, _mm512_castsi128_si512, _mm512_castsi256_si512,
-        _mm512_castsi512_si128, _mm512_castsi512_si256, _mm512_extracti32x4_epi32, _mm512_extracti64x4_epi64,
-        _mm512_inserti32x4, _mm512_loadu_si512, _mm512_mask_broadcast_i64x4, _mm512_permutex2var_epi64,
-        _mm512_set_epi64, _mm512_set1_epi8, _mm512_set1_epi16, _mm512_set1_epi32, _mm512_setzero_si512,
-        _mm512_shuffle_i64x2, _mm512_storeu_si512, _mm512_sub_epi8, _mm512_sub_epi16, _mm512_sub_epi32,
-        _mm512_ternarylogic_epi64, _mm512_unpackhi_epi8, _mm512_unpackhi_epi16, _mm512_unpackhi_epi32,
-        _mm512_unpacklo_epi8, _mm512_unpacklo_epi16, _mm512_unpacklo_epi32,
+        __m256i, __m512i, _mm_cvtsi32_si128, _mm_loadu_si128, _mm_storeu_si128, _mm256_loadu_si256,
+        _mm256_storeu_si256, _mm512_and_si512, _mm512_castsi128_si512, _mm512_castsi256_si512,
+        _mm512_castsi512_si128, _mm512_castsi512_si256, _mm512_cvtepi16_epi8, _mm512_cvtepi32_epi8,
+        _mm512_cvtepu8_epi16, _mm512_cvtepu8_epi32, _mm512_extracti32x4_epi32, _mm512_extracti64x4_epi64,
+        _mm512_inserti32x4, _mm512_loadu_si512, _mm512_mask_broadcast_i64x4, _mm512_max_epu8,
+        _mm512_max_epu16, _mm512_max_epu32, _mm512_or_si512, _mm512_permutex2var_epi64, _mm512_set_epi64,
+        _mm512_set1_epi8, _mm512_set1_epi16, _mm512_set1_epi32, _mm512_setzero_si512, _mm512_shuffle_i64x2,
+        _mm512_sll_epi16, _mm512_sll_epi32, _mm512_srl_epi16, _mm512_srl_epi32, _mm512_storeu_si512,
+        _mm512_sub_epi8, _mm512_sub_epi16, _mm512_sub_epi32, _mm512_ternarylogic_epi64, _mm512_unpackhi_epi8,
+        _mm512_unpackhi_epi16, _mm512_unpackhi_epi32, _mm512_unpacklo_epi8, _mm512_unpacklo_epi16,
+        _mm512_unpacklo_epi32,
     },
     ops::Range,
 };
 
 use super::{
-    delta::Columns,
+    delta::{ColumnBases, Columns, Field},
     order::{Cut, Order},
+    shape::WINDOW,
     tiles::{check, starts, turn},
 };
 
@@ -45,27 +49,31 @@ macro_rules! with_starts {
     ($W:ident, $cut:expr, $left:expr, |$starts:ident| $strip:expr) => {{
         let (cut, left, wide): (&Cut, usize, usize) = ($cut, $left, wide::<$W>());
         let (first, last) = (cut.rows_start(left), cut.rows_start(left + wide - 1));
-        // Unless rows are cut, columns are equally far apart.
-        if last - first == (wide - 1) * cut.rows {
-            let (first, apart) = (first * $W, cut.rows * $W);
-            let $starts = |column: usize| first + column * apart;
-            $strip
-        } else {
+        // Unless rows are cut, columns are equally far apart; where windows have the usual number of rows, the distance is known here.
+        let (first_at, apart) = (first * $W, cut.rows * $W);
+        if last - first != (wide - 1) * cut.rows {
             let starts = starts::<$W>(cut, left, wide);
             let $starts = |column: usize| starts[column];
+            $strip
+        } else if apart == WINDOW as usize * $W {
+            let $starts = |column: usize| first_at + column * (WINDOW as usize * $W);
+            $strip
+        } else {
+            let $starts = |column: usize| first_at + column * apart;
             $strip
         }
     }};
 }
 
-/// Whole tiles of `columns`, forwards: as many rows as they have. `N` is 16 / `W`, the rows of a tile.
+/// Whole tiles of `columns`, forwards: as many rows as they have. `N` is 16 / `W`, the rows of a tile. Differences are made of them if there are `deltas`, and then tiles have all rows.
 ///
 /// # Panics
-/// If the two are not as long as the window, or the columns are not whole tiles of it.
+/// If the two are not as long as the window, the columns are not whole tiles of it, or there are fewer bases than columns.
 #[target_feature(enable = "avx512f,avx512bw")]
 pub(super) fn forward<const W: usize, const N: usize>(
     order: &Order,
     columns: Range<usize>,
+    mut deltas: Option<&mut ColumnBases<'_>>,
     from: &[u8],
     to: &mut [u8],
 ) {
@@ -78,8 +86,24 @@ pub(super) fn forward<const W: usize, const N: usize>(
             unsafe { _mm512_loadu_si512(from.as_ptr().add(first + row * length).cast()) }
         };
         with_starts!(W, &cut, left, |starts| {
-            // SAFETY: the whole rows' elements of a column are side by side inside the window, and those of the rows that a tile has are what is stored.
-            unsafe { forward_strip::<W, N>(cut.rows, load, starts, to.as_mut_ptr()) }
+            if let Some(ColumnBases { field, bases }) = &mut deltas {
+                let mask = every::<W>(field.mask);
+                let largest = (0..cut.rows).fold(_mm512_setzero_si512(), |largest, row| {
+                    larger::<W>(largest, _mm512_and_si512(load(row), mask))
+                });
+                store_bases::<W>(*field, largest, &mut bases[left..][..wide::<W>()]);
+                let largest = _mm512_or_si512(largest, below::<W>(*field));
+                let difference = |row: usize| {
+                    let elements = load(row);
+                    // Of the first operand's ones the second, of its zeros the third.
+                    _mm512_ternarylogic_epi64::<0xca>(mask, minus::<W>(largest, elements), elements)
+                };
+                // SAFETY: the whole rows' elements of a column are side by side inside the window, and those of the rows that a tile has are what is stored.
+                unsafe { forward_strip::<W, N>(cut.rows, difference, starts, to.as_mut_ptr()) }
+            } else {
+                // SAFETY: as above.
+                unsafe { forward_strip::<W, N>(cut.rows, load, starts, to.as_mut_ptr()) }
+            }
         });
     }
 }
@@ -167,18 +191,12 @@ pub(super) fn backward<const W: usize, const N: usize>(
         with_starts!(W, &cut, left, |starts| {
             if let Some(deltas) = deltas {
                 let [mask, keep] = [deltas.field.mask, deltas.keep].map(|bits| every::<W>(bits));
-                let (rest, exponent) = (_mm512_andnot_si512(mask, keep), _mm512_and_si512(mask, keep));
-                let bases = bases::<W>(deltas, left);
+                let bases = load_bases::<W>(deltas.field, &deltas.bases[left..][..wide::<W>()]);
+                let bases = _mm512_or_si512(bases, below::<W>(deltas.field));
                 let undone = |row, elements| {
-                    let delta = _mm512_and_si512(elements, mask);
-                    let restored = match W {
-                        1 => _mm512_sub_epi8(bases, delta),
-                        2 => _mm512_sub_epi16(bases, delta),
-                        _ => _mm512_sub_epi32(bases, delta),
-                    };
-                    let others = _mm512_and_si512(elements, rest);
-                    // Of the first operand's ones the second, of its zeros the third.
-                    store(row, _mm512_ternarylogic_epi64::<0xca>(exponent, restored, others));
+                    // As forwards.
+                    let all = _mm512_ternarylogic_epi64::<0xca>(mask, minus::<W>(bases, elements), elements);
+                    store(row, _mm512_and_si512(all, keep));
                 };
                 // SAFETY: the whole rows' elements of a column are side by side inside the window.
                 unsafe { backward_strip::<W, N>(cut.rows, from, starts, undone) };
@@ -259,14 +277,61 @@ fn every<const W: usize>(bits: u32) -> __m512i {
     }
 }
 
-/// The bases of the columns from `left` on, each at its element's exponent.
+/// Ones below the exponents: what is subtracted from them borrows nothing from these.
 #[target_feature(enable = "avx512f,avx512bw")]
-fn bases<const W: usize>(deltas: &Columns<'_>, left: usize) -> __m512i {
-    let mut row = [0_u8; ROW];
-    let bases = &deltas.bases[left..left + wide::<W>()];
-    for (element, base) in row.as_chunks_mut::<W>().0.iter_mut().zip(bases) {
-        *element = *(u32::from(*base) << deltas.field.shift).to_le_bytes().first_chunk().expect("4 at most");
+fn below<const W: usize>(field: Field) -> __m512i {
+    every::<W>((1 << field.shift) - 1)
+}
+
+/// The larger of each two elements.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+fn larger<const W: usize>(a: __m512i, b: __m512i) -> __m512i {
+    match W {
+        1 => _mm512_max_epu8(a, b),
+        2 => _mm512_max_epu16(a, b),
+        _ => _mm512_max_epu32(a, b),
     }
+}
+
+/// The elements of one less those of the other.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+fn minus<const W: usize>(a: __m512i, b: __m512i) -> __m512i {
+    match W {
+        1 => _mm512_sub_epi8(a, b),
+        2 => _mm512_sub_epi16(a, b),
+        _ => _mm512_sub_epi32(a, b),
+    }
+}
+
+/// Bases as many as columns of a tile, each at its element's exponent, to bytes.
+#[target_feature(enable = "avx512f,avx512bw")]
+fn store_bases<const W: usize>(field: Field, at_exponents: __m512i, bases: &mut [u8]) {
+    let shift = _mm_cvtsi32_si128(field.shift.cast_signed());
+    // Of bytes in pairs the lower ones get nothing from the upper ones, which have zeros below their exponents.
+    let bytes = match W {
+        1 => _mm512_srl_epi16(at_exponents, shift),
+        2 => _mm512_castsi256_si512(_mm512_cvtepi16_epi8(_mm512_srl_epi16(at_exponents, shift))),
+        _ => _mm512_castsi128_si512(_mm512_cvtepi32_epi8(_mm512_srl_epi32(at_exponents, shift))),
+    };
+    let mut row = [0_u8; ROW];
+    // SAFETY: the array has the register's 64 bytes, and the store needs no alignment.
+    unsafe { _mm512_storeu_si512(row.as_mut_ptr().cast(), bytes) };
+    bases[..wide::<W>()].copy_from_slice(&row[..wide::<W>()]);
+}
+
+/// Back again.
+#[target_feature(enable = "avx512f,avx512bw")]
+fn load_bases<const W: usize>(field: Field, bases: &[u8]) -> __m512i {
+    let mut row = [0_u8; ROW];
+    row[..wide::<W>()].copy_from_slice(&bases[..wide::<W>()]);
     // SAFETY: the array has the register's 64 bytes, and the load needs no alignment.
-    unsafe { _mm512_loadu_si512(row.as_ptr().cast()) }
+    let bytes = unsafe { _mm512_loadu_si512(row.as_ptr().cast()) };
+    let shift = _mm_cvtsi32_si128(field.shift.cast_signed());
+    match W {
+        1 => _mm512_sll_epi16(_mm512_and_si512(bytes, every::<W>(0xff >> field.shift)), shift),
+        2 => _mm512_sll_epi16(_mm512_cvtepu8_epi16(_mm512_castsi512_si256(bytes)), shift),
+        _ => _mm512_sll_epi32(_mm512_cvtepu8_epi32(_mm512_castsi512_si128(bytes)), shift),
+    }
 }

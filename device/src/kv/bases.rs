@@ -6,72 +6,125 @@
 /// Bases worked on at a time.
 const EIGHT: usize = 8;
 
+/// The lowest bit of every byte.
+const EVERY: u64 = u64::from_ne_bytes([1; EIGHT]);
+
 /// Appends bases.
 pub(super) fn write(bases: &[u8], out: &mut Vec<u8>) {
-    let (least, most) =
-        bases.iter().fold((u8::MAX, 0), |(least, most), base| (least.min(*base), most.max(*base)));
-    let least = least.min(most);
-    let spread = most - least;
-    let bits = 8 - spread.leading_zeros();
-    out.extend([least, u8::try_from(bits).expect("8 at most")]);
-    for bases in bases.chunks(EIGHT) {
-        let packed =
-            (0..).zip(bases).fold(0, |packed, (at, base)| packed | u64::from(base - least) << (at * bits));
-        let length = (bases.len() * bits as usize).div_ceil(8);
-        out.extend_from_slice(&packed.to_le_bytes()[..length]);
+    let most = bases.iter().fold(0, |most, base| (*base).max(most));
+    let least = bases.iter().fold(most, |least, base| (*base).min(least));
+    let bits = 8 - (most - least).leading_zeros() as usize;
+    let [bits_byte, ..] = bits.to_le_bytes();
+    out.extend([least, bits_byte]);
+    if bits == 0 {
+        return;
     }
+    let (widths, end) = (Widths::of(bits), out.len() + (bases.len() * bits).div_ceil(8));
+    // Eight bytes a time, whatever of them counts.
+    let mut at = out.len();
+    out.resize(end + EIGHT, 0);
+    let (eights, rest) = bases.as_chunks();
+    for eight in eights {
+        out[at..][..EIGHT].copy_from_slice(&together(*eight, least, &widths));
+        at += bits;
+    }
+    if !rest.is_empty() {
+        let mut eight = [least; EIGHT];
+        eight[..rest.len()].copy_from_slice(rest);
+        out[at..][..EIGHT].copy_from_slice(&together(eight, least, &widths));
+    }
+    out.truncate(end);
+}
+
+/// Eight bases less the least one, in as many bits each, side by side: brought together in pairs of bytes, in fours and in all.
+#[inline]
+fn together(bases: [u8; EIGHT], least: u8, widths: &Widths) -> [u8; EIGHT] {
+    let Widths { bits, lower: [one, two, four] } = *widths;
+    let word = u64::from_le_bytes(bases) - EVERY * u64::from(least);
+    let word = word & one | (word >> 8 & one) << bits;
+    let word = word & two | (word >> 16 & two) << (2 * bits);
+    (word & four | (word >> 32) << (4 * bits)).to_le_bytes()
 }
 
 /// Reads as many bases as `bases` has from the front of `bytes`: what is behind them.
 pub(super) fn read<'a>(bytes: &'a [u8], bases: &mut [u8]) -> Option<&'a [u8]> {
     let (&[least, bits], packed) = bytes.split_first_chunk()?;
+    let bits = usize::from(bits);
     if bits > 8 {
         return None;
     }
-    let (packed, rest) = packed.split_at_checked((bases.len() * usize::from(bits)).div_ceil(8))?;
+    let (packed, rest) = packed.split_at_checked((bases.len() * bits).div_ceil(8))?;
     if bits == 0 {
         bases.fill(least);
         return Some(rest);
     }
-    let mut most = 0;
-    for (bases, packed) in bases.chunks_mut(EIGHT).zip(packed.chunks(bits.into())) {
-        let more = apart(word(packed), bits.into()).to_le_bytes();
-        for (base, more) in bases.iter_mut().zip(more) {
-            most = more.max(most);
-            *base = least.wrapping_add(more);
-        }
+    let (widths, leasts) = (Widths::of(bits), EVERY * u64::from(least));
+    let (eights, last) = bases.as_chunks_mut();
+    let mut passed = 0;
+    let mut parts = packed.chunks(bits);
+    for (eight, packed) in eights.iter_mut().zip(&mut parts) {
+        let (sums, over) = sums(leasts, apart(word(packed), &widths));
+        *eight = sums.to_le_bytes();
+        passed |= over;
     }
-    least.checked_add(most).map(|_| rest)
+    if let Some(packed) = parts.next() {
+        let there = (1 << (8 * last.len())) - 1;
+        let (sums, over) = sums(leasts, apart(word(packed), &widths) & there);
+        last.copy_from_slice(&sums.to_le_bytes()[..last.len()]);
+        passed |= over;
+    }
+    (passed == 0).then_some(rest)
+}
+
+/// Sums byte by byte, and a one wherever one passes a byte.
+#[inline]
+fn sums(a: u64, b: u64) -> (u64, u64) {
+    const UPPER: u64 = EVERY << 7;
+    let sums = ((a & !UPPER) + (b & !UPPER)) ^ ((a ^ b) & UPPER);
+    (sums, (a & b | (a | b) & !sums) & UPPER)
 }
 
 /// One to eight bytes, zeros behind them. To copy so few would take longer.
+#[inline]
 fn word(bytes: &[u8]) -> u64 {
+    let length = bytes.len();
     match (bytes.first_chunk(), bytes.last_chunk()) {
         (Some(first), Some(last)) => {
             let [first, last] = [first, last].map(|four| u64::from(u32::from_le_bytes(*four)));
-            first | last << (8 * (bytes.len() - 4))
+            first | last << (8 * (length - 4))
         }
-        _ => bytes.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte)),
+        // The first, the middle and the last byte of three are all there are.
+        _ => [0, length / 2, length - 1]
+            .into_iter()
+            .fold(0, |word, at| word | u64::from(bytes[at]) << (8 * at)),
     }
 }
 
-/// Eight times `bits` bits side by side, each as a byte: all of them cut in halves, these in pairs of bytes, and these in bytes.
-fn apart(mut word: u64, bits: u32) -> u64 {
-    word &= ones(8 * bits);
-    for (round, parts) in (0..3).zip(PARTS).rev() {
-        let lower = ones(bits << round) * parts;
-        word = word & lower | (word >> (bits << round) & lower) << (8 << round);
+/// As many bits side by side eight times, each as a byte: all of them cut in halves, these in pairs of bytes, and these in bytes.
+#[inline]
+fn apart(word: u64, widths: &Widths) -> u64 {
+    let Widths { bits, lower: [one, two, four] } = *widths;
+    let word = word & four | (word >> (4 * bits) & four) << 32;
+    let word = word & two | (word >> (2 * bits) & two) << 16;
+    word & one | (word >> bits & one) << 8
+}
+
+/// What there is to know of a number of bits from 1 to 8.
+struct Widths {
+    bits: usize,
+    /// Ones for one base in every pair of bytes, for two in every four, and for four in all.
+    lower: [u64; 3],
+}
+
+impl Widths {
+    #[inline]
+    const fn of(bits: usize) -> Self {
+        const PAIRS: u64 = 0x0001_0001_0001_0001;
+        const FOURS: u64 = 0x0000_0001_0000_0001;
+        let lower = [((1 << bits) - 1) * PAIRS, ((1 << (2 * bits)) - 1) * FOURS, (1 << (4 * bits)) - 1];
+        Self { bits, lower }
     }
-    word
 }
-
-/// The lowest `bits` bits, from 1 to 64.
-const fn ones(bits: u32) -> u64 {
-    u64::MAX >> (64 - bits)
-}
-
-/// The lowest bits of pairs of bytes, of fours, and of all.
-const PARTS: [u64; 3] = [0x0001_0001_0001_0001, 0x0000_0001_0000_0001, 1];
 
 #[cfg(test)]
 mod tests {

@@ -45,6 +45,8 @@ pub struct WindowDecoder<'a> {
     added: Blocks,
     /// Of these, those whose differences are left to be undone at the end, by the bases in the room.
     different: Blocks,
+    /// The columns in a block, if all blocks have whole columns and one was different.
+    columns: Option<usize>,
     /// Whether the blocks are channel-major; unknown until one holds something.
     transformed: Option<bool>,
     repeats: Option<Repeats>,
@@ -71,6 +73,7 @@ impl<'a> WindowDecoder<'a> {
             room,
             added: [0; _],
             different: [0; _],
+            columns: None,
             transformed: None,
             repeats: None,
         }
@@ -161,13 +164,16 @@ impl<'a> WindowDecoder<'a> {
     ) -> Option<&'b [u8]> {
         let (order, wants_exponent) = (self.order(), self.wants_exponent());
         let Room { blocks, runs, bases } = &mut self.room;
-        if let Some(columns) = order.columns_of(block) {
-            if self.different == Blocks::default() {
+        if self.different == Blocks::default() {
+            self.columns = order.columns_a_block();
+            if self.columns.is_some() {
                 bases.clear();
                 bases.resize(order.columns, 0);
             }
+        }
+        if let Some(columns) = self.columns {
             self.different[block / 64] |= 1 << (block % 64);
-            return bases::read(details, &mut bases[columns]);
+            return bases::read(details, &mut bases[order.columns_at(block, columns)]);
         }
         order.block_runs(block, runs);
         bases.resize(runs.len(), 0);

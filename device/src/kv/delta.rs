@@ -24,6 +24,15 @@ pub struct Field {
     pub(super) mask: u32,
 }
 
+/// Differences of whole columns, to be made while a window is put in channel-major order.
+#[derive(Debug)]
+pub struct ColumnBases<'a> {
+    /// The exponents.
+    pub field: Field,
+    /// They receive the base of each column.
+    pub bases: &'a mut [u8],
+}
+
 /// Differences of whole columns, to be undone while a window is put back in order.
 #[derive(Clone, Copy, Debug)]
 pub struct Columns<'a> {
@@ -46,12 +55,12 @@ impl Field {
     }
 }
 
-/// Turns the exponents of a block into differences: `runs` are the elements of each run of one channel, from the block's first element on.
+/// Turns the exponents of `words`, those of a block or of some channels, into differences: `runs` are the elements of each run of one channel, from the first element on.
 /// `bases` receive a base each.
 ///
 /// # Panics
-/// If there are not as many bases as runs, or the runs are more than the block.
-pub fn subtract(field: Field, runs: &[u16], words: &mut BlockWords, bases: &mut [u8]) {
+/// If there are not as many bases as runs, or the runs are more than the words.
+pub fn subtract(field: Field, runs: &[u16], words: &mut [u8], bases: &mut [u8]) {
     Kernel::best().subtract(field, runs, words, bases);
 }
 
@@ -144,7 +153,7 @@ of_width!(bytes4, u32);
 
 /// [`subtract`], to be compiled for a processor.
 #[inline(always)]
-pub(super) fn subtract_any(field: Field, runs: &[u16], words: &mut BlockWords, bases: &mut [u8]) {
+pub(super) fn subtract_any(field: Field, runs: &[u16], words: &mut [u8], bases: &mut [u8]) {
     assert_eq!(runs.len(), bases.len(), "a base for each run");
     match field.width {
         1 => bytes1::subtract(field, runs, words, bases),

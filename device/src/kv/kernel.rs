@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::{
-    delta::{self, Columns, Field},
+    delta::{self, ColumnBases, Columns, Field},
     order::{self, Order},
 };
 use crate::{BlockWords, kernel::kernels};
@@ -51,9 +51,9 @@ macro_rules! compiled {
 
 impl Kernel {
     /// [`Order::channel_major`] by this kernel, which must be available.
-    pub fn channel_major(self, order: &Order, from: &[u8], to: &mut [u8]) {
+    pub fn channel_major(self, order: &Order, deltas: Option<ColumnBases<'_>>, from: &[u8], to: &mut [u8]) {
         assert!(self.is_available(), "{self:?} needs another processor");
-        order::channel_major(self, order, from, to);
+        order::channel_major(self, order, deltas, from, to);
     }
 
     /// [`Order::token_major`] by this kernel, which must be available.
@@ -64,7 +64,7 @@ impl Kernel {
 
     compiled! {
         /// [`delta::subtract`] by this kernel, which must be available.
-        subtract(field: Field, runs: &[u16], words: &mut BlockWords, bases: &mut [u8]) = delta::subtract_any
+        subtract(field: Field, runs: &[u16], words: &mut [u8], bases: &mut [u8]) = delta::subtract_any
     }
 
     compiled! {

@@ -10,7 +10,10 @@ use std::ops::Range;
 
 #[cfg(target_arch = "x86_64")]
 use super::{avx2, avx512};
-use super::{delta::Columns, kernel::Kernel};
+use super::{
+    delta::{ColumnBases, Columns},
+    kernel::Kernel,
+};
 use crate::BLOCK_BYTES;
 
 /// The shape of a window.
@@ -101,10 +104,19 @@ impl Order {
 
     /// The columns in block `block` of the channel-major window, if every block has whole columns, and whole rows are all there is.
     pub(super) fn columns_of(&self, block: usize) -> Option<Range<usize>> {
+        self.columns_a_block().map(|columns| self.columns_at(block, columns))
+    }
+
+    /// The columns in every block but the last, if these are whole columns, and whole rows are all there is.
+    pub(super) fn columns_a_block(&self) -> Option<usize> {
         let (cut, per_block) = (self.cut(), BLOCK_BYTES / self.width);
         let whole = cut.head == 0 && cut.tail == 0 && cut.rows > 0 && per_block.is_multiple_of(cut.rows);
-        let columns = per_block / cut.rows.max(1);
-        whole.then(|| (block * columns).min(self.columns)..((block + 1) * columns).min(self.columns))
+        whole.then(|| per_block / cut.rows)
+    }
+
+    /// The columns in block `block`, if it has `columns` of them.
+    pub(super) fn columns_at(&self, block: usize, columns: usize) -> Range<usize> {
+        (block * columns).min(self.columns)..((block + 1) * columns).min(self.columns)
     }
 
     /// The column that holds the element at this place of the channel-major order.
@@ -121,12 +133,12 @@ impl Order {
         low
     }
 
-    /// Puts the token-major window `from` into channel-major order.
+    /// Puts the token-major window `from` into channel-major order, and makes `deltas` on the way if asked to.
     ///
     /// # Panics
-    /// If the two are not as long as the window.
-    pub fn channel_major(&self, from: &[u8], to: &mut [u8]) {
-        Kernel::best().channel_major(self, from, to);
+    /// If the two are not as long as the window, or differences are asked for and it has elements that are in no whole row or more columns than bases.
+    pub fn channel_major(&self, deltas: Option<ColumnBases<'_>>, from: &[u8], to: &mut [u8]) {
+        Kernel::best().channel_major(self, deltas, from, to);
     }
 
     /// Puts the channel-major window `from` back into token-major order, and undoes `deltas` on the way if there are any.
@@ -214,26 +226,45 @@ fn tiles(order: &Order, from: usize, wide: usize) -> Range<usize> {
     from..order.columns - (order.columns - from) % wide
 }
 
-fn forward<const W: usize, const N: usize>(kernel: Kernel, order: &Order, from: &[u8], to: &mut [u8]) {
+fn forward<const W: usize, const N: usize>(
+    kernel: Kernel,
+    order: &Order,
+    mut deltas: Option<ColumnBases<'_>>,
+    from: &[u8],
+    to: &mut [u8],
+) {
+    // Of these columns the differences are made.
+    let mut done = 0;
     let tiled = match kernel {
         Kernel::Portable => each_tile::<W>(order, |token, channel| copy_tile::<W>(from, token, to, channel)),
         #[cfg(target_arch = "x86_64")]
         Kernel::Avx2 | Kernel::Avx512 => {
-            let mut columns = 0..0;
+            let (rows, mut columns) = (order.rows() - order.rows() % N, 0..0);
             if kernel == Kernel::Avx512 {
                 columns = tiles(order, 0, avx512::wide::<W>());
+                // A base is known when all rows were seen.
+                let deltas = deltas.as_mut().filter(|_| rows == order.rows());
+                done = if deltas.is_some() { columns.end } else { 0 };
                 // SAFETY: the processor has what the kernel needs, as the caller made sure.
-                unsafe { avx512::forward::<W, N>(order, columns.clone(), from, to) };
+                unsafe { avx512::forward::<W, N>(order, columns.clone(), deltas, from, to) };
             }
             columns = tiles(order, columns.end, avx2::wide::<W>());
             // SAFETY: both kernels are there only if the processor has AVX2, as the caller made sure.
             unsafe { avx2::forward::<W, N>(order, columns.clone(), from, to) };
-            Tiled { rows: order.rows() - order.rows() % N, columns: columns.end }
+            Tiled { rows, columns: columns.end }
         }
     };
     each_left_over(order, tiled, |token, channel| {
         to[channel * W..][..W].copy_from_slice(&from[token * W..][..W]);
     });
+    if let Some(ColumnBases { field, bases }) = deltas {
+        let rows = order.rows();
+        let run = [u16::try_from(rows).expect("at most a block")];
+        let columns = to.chunks_exact_mut((rows * W).max(1)).zip(bases.chunks_mut(1));
+        for (column, base) in columns.skip(done) {
+            kernel.subtract(field, &run, column, base);
+        }
+    }
 }
 
 fn backward<const W: usize, const N: usize>(
@@ -276,13 +307,23 @@ fn backward<const W: usize, const N: usize>(
 }
 
 /// [`Order::channel_major`] by a kernel that the processor has.
-pub(super) fn channel_major(kernel: Kernel, order: &Order, from: &[u8], to: &mut [u8]) {
-    let bytes = order.elements * order.width;
+pub(super) fn channel_major(
+    kernel: Kernel,
+    order: &Order,
+    deltas: Option<ColumnBases<'_>>,
+    from: &[u8],
+    to: &mut [u8],
+) {
+    let (bytes, cut) = (order.elements * order.width, order.cut());
     assert!(from.len() == bytes && to.len() == bytes, "a window of {bytes} bytes");
+    if let Some(deltas) = &deltas {
+        assert!(cut.head == 0 && cut.tail == 0, "differences of whole rows");
+        assert!(deltas.bases.len() >= order.columns, "a base for each column");
+    }
     match order.width {
-        1 => forward::<1, 16>(kernel, order, from, to),
-        2 => forward::<2, 8>(kernel, order, from, to),
-        _ => forward::<4, 4>(kernel, order, from, to),
+        1 => forward::<1, 16>(kernel, order, deltas, from, to),
+        2 => forward::<2, 8>(kernel, order, deltas, from, to),
+        _ => forward::<4, 4>(kernel, order, deltas, from, to),
     }
 }
 

@@ -29,20 +29,14 @@ impl Repeats {
             return None;
         }
         let all = &window[order.head() * order.width..][..rows * length];
-        let mut table = Table { rows: all, length, keys: [0; MOST_ROWS], slots: [NONE; SLOTS] };
-        let mut found = None;
-        for (at, row) in (0..).zip(all.chunks_exact(length)) {
-            found = table.add(at, key(row));
-            if found.is_some() {
-                break;
-            }
-        }
         // Mostly no two are equal.
-        found?;
+        if !seem_to_repeat(all, length) {
+            return None;
+        }
+        let mut table = Table { rows: all, length, slots: [NONE; SLOTS] };
         let (mut of, mut kept) = ([0; MOST_ROWS], 0);
-        table.slots.fill(NONE);
         for (at, row) in (0..).zip(all.chunks_exact(length)) {
-            of[usize::from(at)] = table.add(at, key(row)).map_or(kept, |before| of[usize::from(before)]);
+            of[usize::from(at)] = table.add(at, row).map_or(kept, |before| of[usize::from(before)]);
             kept += u16::from(of[usize::from(at)] == kept);
         }
         let kept = usize::from(kept);
@@ -148,40 +142,36 @@ impl Repeats {
 
 /// No row.
 const NONE: u16 = u16::MAX;
-/// Slots for rows: twice as many as there may be.
+/// Slots for rows: twice as many as there may be, so that few come to one that is taken.
 const SLOTS: usize = 2 * MOST_ROWS;
 
-/// The rows of a window by their keys, which are the same where rows are equal.
+/// Whether some row seems to be equal to an earlier one, by what the rows mix to. Of two that are equal it knows nothing if another one came to their slot between, so that it need
+/// not look at rows: in a window of 128 that happens to one pair in some twenty. If there is none, it seldom seems so.
+fn seem_to_repeat(all: &[u8], length: usize) -> bool {
+    let mut last = [0_u16; SLOTS];
+    all.chunks_exact(length).fold(false, |found, row| {
+        let mixed = mixed(row);
+        let tag = u16::try_from(mixed >> 32 & 0xffff).expect("16 bits") | 1;
+        found | (std::mem::replace(&mut last[slot(mixed)], tag) == tag)
+    })
+}
+
+/// The rows of a window, to be found by what they are.
 struct Table<'a> {
     rows: &'a [u8],
     /// Bytes of a row.
     length: usize,
-    keys: [u16; MOST_ROWS],
-    /// Each has the first row with the keys that lead to it; one that is taken leads to the next.
+    /// Each has the first row that leads to it; one that is taken leads to the next.
     slots: [u16; SLOTS],
 }
 
 impl Table<'_> {
-    /// Adds a row with this key, unless there is an equal one: that.
-    #[inline]
-    fn add(&mut self, at: u16, key: u16) -> Option<u16> {
-        self.keys[usize::from(at)] = key;
-        let slot = &mut self.slots[usize::from(key) % SLOTS];
-        if *slot == NONE {
-            *slot = at;
-            return None;
-        }
-        self.add_behind(at, key)
-    }
-
-    /// As [`Self::add`] of a row whose first slot is taken.
-    #[inline(never)]
-    fn add_behind(&mut self, at: u16, key: u16) -> Option<u16> {
-        let row = |row: u16| &self.rows[usize::from(row) * self.length..][..self.length];
-        let mut slot = usize::from(key) % SLOTS;
+    /// Adds `row`, number `at`, unless there is an equal one: that.
+    fn add(&mut self, at: u16, row: &[u8]) -> Option<u16> {
+        let mut slot = slot(mixed(row));
         while self.slots[slot] != NONE {
             let before = self.slots[slot];
-            if self.keys[usize::from(before)] == key && row(before) == row(at) {
+            if self.rows[usize::from(before) * self.length..][..self.length] == *row {
                 return Some(before);
             }
             slot = (slot + 1) % SLOTS;
@@ -191,12 +181,18 @@ impl Table<'_> {
     }
 }
 
-/// The key of a row: both of its ends mixed.
-fn key(row: &[u8]) -> u16 {
+/// Both ends of a row mixed: what comes first is best mixed.
+#[inline]
+fn mixed(row: &[u8]) -> u64 {
     let (first, last) = (row.first_chunk().expect("8 bytes"), row.last_chunk().expect("8 bytes"));
     let (first, last) = (u64::from_le_bytes(*first), u64::from_le_bytes(*last));
-    let mixed = (first ^ last.rotate_left(29)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    u16::try_from(mixed >> 48).expect("16 bits")
+    first.wrapping_add(last.rotate_left(29)).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+}
+
+/// The slot that a row which mixes to this leads to.
+#[inline]
+fn slot(mixed: u64) -> usize {
+    usize::try_from(mixed >> (u64::BITS - SLOTS.ilog2())).expect("fewer than slots")
 }
 
 /// Bits that number one of `kept` rows.

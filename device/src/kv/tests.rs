@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::{
-    delta::{Columns, Field},
+    delta::{ColumnBases, Columns, Field},
     order::Order,
     paged::Paged,
     repeats::Repeats,
@@ -145,7 +145,7 @@ proptest! {
         let want = slow_channel_major(&order, &from);
         for kernel in Kernel::available() {
             let mut major = vec![0xa5; from.len()];
-            kernel.channel_major(&order, &from, &mut major);
+            kernel.channel_major(&order, None, &from, &mut major);
             prop_assert!(major == want, "{:?}", kernel);
             let mut back = vec![0x5a; from.len()];
             kernel.token_major(&order, None, &major, &mut back);
@@ -201,6 +201,27 @@ proptest! {
             prop_assert!(changed == words, "{:?}", kernel);
             // Damage gives something, in the field only.
             kernel.restore(field, &runs, &vec![0xff; runs.len()], &mut changed);
+        }
+    }
+
+    #[test]
+    fn differences_of_columns_are_made_on_the_way(
+        format in format(), columns in 1_usize..150, rows in prop_oneof![1_usize..40, Just(8), Just(16), Just(32)], seed in any::<u64>(),
+    ) {
+        let Some(field) = Field::of(format) else { return Ok(()) };
+        let width = format.bits() as usize / 8;
+        let order = Order { width, columns, first: 0, elements: columns * rows };
+        let from = bytes(seed, columns * rows * width);
+        let mut want = slow_channel_major(&order, &from);
+        let mut want_bases = vec![0; columns];
+        for (column, base) in want.chunks_exact_mut(rows * width).zip(want_bases.chunks_mut(1)) {
+            Kernel::Portable.subtract(field, &[rows.try_into().unwrap()], column, base);
+        }
+        for kernel in Kernel::available() {
+            let (mut major, mut bases) = (vec![0x5a; from.len()], vec![0xa5; columns + 1]);
+            kernel.channel_major(&order, Some(ColumnBases { field, bases: &mut bases }), &from, &mut major);
+            prop_assert!(major == want, "{:?}", kernel);
+            prop_assert_eq!(&bases[..columns], &want_bases);
         }
     }
 
@@ -276,6 +297,19 @@ proptest! {
         compact[kept.elements * width..].fill(0xa5);
         read.expand(&order, &mut compact);
         prop_assert!(compact == window);
+    }
+
+    #[test]
+    fn rows_that_repeat_are_found(columns in 8_usize..70, rows in 8_usize..256, seed in any::<u64>()) {
+        let order = Order { width: 2, columns, first: 0, elements: columns * rows };
+        let length = 2 * columns;
+        let mut window = bytes(seed / 5 * 5, rows * length);
+        prop_assert_eq!(Repeats::find(&order, &window), None);
+        // One might be missed, as another row may come to the slot between; hardly all of them.
+        let (once, again) = window.split_at_mut(rows / 2 * length);
+        again[..once.len()].copy_from_slice(once);
+        let repeats = Repeats::find(&order, &window);
+        prop_assert_eq!(repeats.map(|repeats| repeats.compact_order(&order).rows()), Some(rows - rows / 2));
     }
 
     #[test]

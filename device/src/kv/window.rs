@@ -2,7 +2,13 @@
 
 use std::cell::RefCell;
 
-use super::{bases, delta, delta::Field, order::Order, repeats::Repeats, shape::Shape};
+use super::{
+    bases,
+    delta::{self, ColumnBases, Field},
+    order::Order,
+    repeats::Repeats,
+    shape::Shape,
+};
 use crate::{
     BLOCK_BYTES,
     codec::{
@@ -165,12 +171,16 @@ struct Transformed<'a> {
     bytes: &'a [u8],
     /// The rows that are kept.
     rows: &'a [u8],
-    /// These in channel-major order, once that was asked for.
+    /// These in channel-major order, once that was asked for,
     major: &'a mut Lines<u8>,
-    arranged: bool,
+    /// and how: of [`Coding::Deltas`], all exponents are differences.
+    arranged: Option<Coding>,
+    /// The columns in a block, if all blocks have whole columns.
+    columns: Option<usize>,
     /// The list of repeated rows, if there are any.
     repeats: Option<Repeats>,
     runs: &'a mut Vec<u16>,
+    /// The bases of the block that is coded, or of all columns if they are arranged as differences.
     bases: &'a mut Vec<u8>,
     details: &'a mut Vec<u8>,
 }
@@ -211,7 +221,8 @@ fn transformed(
         bytes,
         rows: window,
         major,
-        arranged: false,
+        arranged: None,
+        columns: kept.columns_a_block(),
         repeats,
         runs,
         bases,
@@ -238,6 +249,7 @@ fn transformed(
     if coding == Coding::Plain {
         return Err(done);
     }
+    work.arrange(coding);
     for (block, bundle) in bundles.iter_mut().enumerate() {
         if Some(block) != done {
             work.encode(block, coding, bundle);
@@ -261,6 +273,7 @@ impl Transformed<'_> {
         {
             return None;
         }
+        self.arrange(coding);
         self.encode(block, coding, &mut bundles[block]);
         let taken = bundles[block].bytes().len();
         if taken.abs_diff(best.bytes) <= best.bytes / DRIFT {
@@ -308,15 +321,27 @@ impl Transformed<'_> {
         Field::of(self.shape.format()).is_some() && self.order.rows() >= LEAST_RUN
     }
 
-    /// Puts what is kept in channel-major order, unless it is.
-    fn arrange(&mut self) {
-        if !self.arranged {
-            let length = self.order.elements * self.order.width;
-            self.major.make_at_least(self.bytes.len());
-            self.order.channel_major(&self.rows[..length], &mut self.major[..length]);
-            self.major[length..self.bytes.len()].fill(0);
-            self.arranged = true;
+    /// Puts what is kept in the order that it is coded in. Differences are made on the way if all blocks have whole columns, or else as a block is coded.
+    fn arrange(&mut self, coding: Coding) {
+        let coding = match coding {
+            Coding::Plain => return,
+            Coding::Deltas if self.columns.is_none() => Coding::Channels,
+            coding => coding,
+        };
+        if self.arranged == Some(coding) {
+            return;
         }
+        self.arranged = Some(coding);
+        let length = self.order.elements * self.order.width;
+        self.major.make_at_least(self.bytes.len());
+        let major = &mut self.major[..length];
+        let field = Field::of(self.shape.format()).filter(|_| coding == Coding::Deltas);
+        let deltas = field.map(|field| {
+            self.bases.resize(self.order.columns, 0);
+            ColumnBases { field, bases: self.bases }
+        });
+        self.order.channel_major(deltas, &self.rows[..length], major);
+        self.major[length..self.bytes.len()].fill(0);
     }
 
     /// Codes block `block`. Its exponents are left as differences if it is coded so.
@@ -325,7 +350,9 @@ impl Transformed<'_> {
         if coding == Coding::Plain {
             return bundle.encode(format, self.codec, &self.bytes.as_chunks().0[block]);
         }
-        self.arrange();
+        if self.arranged.is_none() {
+            self.arrange(Coding::Channels);
+        }
         let words = &mut self.major.as_chunks_mut::<BLOCK_BYTES>().0[block];
         self.details.clear();
         let repeats = self.repeats.as_ref().filter(|_| block == 0);
@@ -333,14 +360,20 @@ impl Transformed<'_> {
             repeats.write(self.details);
         }
         let field = Field::of(format).filter(|_| coding == Coding::Deltas);
+        let mut bases = &[][..];
         if let Some(field) = field {
-            self.order.block_runs(block, self.runs);
-            self.bases.resize(self.runs.len(), 0);
-            delta::subtract(field, self.runs, words, self.bases);
-            bases::write(self.bases, self.details);
+            bases = if let Some(columns) = self.columns.filter(|_| self.arranged == Some(Coding::Deltas)) {
+                &self.bases[self.order.columns_at(block, columns)]
+            } else {
+                self.order.block_runs(block, self.runs);
+                self.bases.resize(self.runs.len(), 0);
+                delta::subtract(field, self.runs, words, self.bases);
+                &self.bases[..]
+            };
+            bases::write(bases, self.details);
         }
         // Zeros with bases of zero are zeros.
-        let says_nothing = repeats.is_none() && (field.is_none() || self.bases.iter().all(|base| *base == 0));
+        let says_nothing = repeats.is_none() && (field.is_none() || bases.iter().all(|base| *base == 0));
         if says_nothing && is_zero(words) {
             return bundle.clear();
         }
@@ -349,8 +382,12 @@ impl Transformed<'_> {
         bundle.encode_headed(format, self.codec, words, details);
     }
 
-    /// Makes exponents again of the differences of the block that was coded last.
+    /// Makes exponents again of the differences of the block that was coded last, or has all arranged anew.
     fn undo(&mut self, block: usize, coding: Coding) {
+        if self.arranged == Some(Coding::Deltas) {
+            self.arranged = None;
+            return;
+        }
         if let Some(field) = Field::of(self.shape.format()).filter(|_| coding == Coding::Deltas) {
             let words = &mut self.major.as_chunks_mut::<BLOCK_BYTES>().0[block];
             delta::restore(field, self.runs, self.bases, words);

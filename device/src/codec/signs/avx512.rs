@@ -4,8 +4,8 @@
 //! four segments, at a time, or for the flags of sixteen segments.
 
 use std::arch::x86_64::{
-    __m256i, __m512i, _mm_cvtsi128_si64, _mm_loadu_si128, _mm256_storeu_si256, _mm512_add_epi64,
-    _mm512_and_si512, _mm512_bslli_epi128, _mm512_castsi256_si512, _mm512_castsi512_si256,
+    __m256i, __m512i, _mm_cvtsi128_si64, _mm_loadu_si128, _mm256_setzero_si256, _mm256_storeu_si256,
+    _mm512_add_epi64, _mm512_and_si512, _mm512_bslli_epi128, _mm512_castsi256_si512, _mm512_castsi512_si256,
     _mm512_clmulepi64_epi128, _mm512_cmpeq_epi32_mask, _mm512_cmpgt_epu8_mask, _mm512_cmpgt_epu64_mask,
     _mm512_cmplt_epu64_mask, _mm512_cvtepi16_epi8, _mm512_cvtepi64_epi8, _mm512_cvtepu8_epi16,
     _mm512_cvtepu8_epi32, _mm512_extracti64x4_epi64, _mm512_gf2p8affine_epi64_epi8, _mm512_inserti64x4,
@@ -16,8 +16,7 @@ use std::arch::x86_64::{
     _mm512_popcnt_epi64, _mm512_reduce_add_epi64, _mm512_sad_epu8, _mm512_set1_epi8, _mm512_set1_epi16,
     _mm512_set1_epi32, _mm512_set1_epi64, _mm512_setzero_si512, _mm512_shuffle_epi8, _mm512_shuffle_epi32,
     _mm512_slli_epi16, _mm512_slli_epi64, _mm512_srai_epi64, _mm512_srli_epi64, _mm512_storeu_si512,
-    _mm512_sub_epi64, _mm512_test_epi8_mask, _mm512_unpacklo_epi64, _mm512_xor_si512, _pdep_u64, _pext_u32,
-    _pext_u64,
+    _mm512_sub_epi64, _mm512_test_epi8_mask, _mm512_unpacklo_epi64, _mm512_xor_si512, _pdep_u64, _pext_u64,
 };
 
 use super::{MOST_MODE, MOST_ONES, MOST_WORDS, Malformed, SEGMENT, flag_bytes, lowest, mode_bytes};
@@ -77,6 +76,13 @@ fn from_before(word: __m512i) -> __m512i {
 fn nibbles(bytes: __m256i) -> __m512i {
     let words = _mm512_cvtepu8_epi16(bytes);
     _mm512_or_si512(words, _mm512_slli_epi16::<4>(words))
+}
+
+/// The [`nibbles`] of the first half of a register or the second.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+fn of_half(bytes: __m512i, half: usize) -> __m512i {
+    nibbles(if half == 0 { _mm512_castsi512_si256(bytes) } else { _mm512_extracti64x4_epi64::<1>(bytes) })
 }
 
 /// Nibbles, a byte each, as half as many bytes.
@@ -164,45 +170,35 @@ pub(super) fn encode(plane: &[u8], limit: usize, out: &mut [u8]) -> Option<usize
 #[target_feature(enable = "bmi1,bmi2,popcnt,avx512f,avx512bw,avx512vbmi,avx512vbmi2,avx512vpopcntdq")]
 fn encode_lines<const LINES: usize>(plane: &[u8], limit: usize, out: &mut [u8]) -> Option<usize> {
     let plane: &[[u8; LINE]; LINES] = plane.as_chunks().0.try_into().expect("a plane of so many lines");
-    let (mut words, mut there) = ([_mm512_setzero_si512(); LINES], [_mm512_setzero_si512(); LINES]);
-    let (mut modes, mut total) = ([0_u16; LINES], _mm512_setzero_si512());
-    for (line, bytes) in plane.iter().enumerate() {
-        let chosen = choose(load(bytes));
-        (words[line], there[line], modes[line]) = (chosen.words, chosen.there, chosen.modes);
-        total = _mm512_add_epi64(total, chosen.bits);
-    }
-    let total = _mm512_reduce_add_epi64(total).cast_unsigned() as usize / SEGMENT;
-    let before = mode_bytes(LINES * LINE / 8);
-    let length = before + total.div_ceil(8);
-    if length >= limit.min(LINES * LINE) {
-        return None;
-    }
-    let (packed_modes, out) = out.split_at_mut(before);
-    for (packed, modes) in packed_modes.as_chunks_mut().0.iter_mut().zip(modes) {
-        *packed = modes.to_le_bytes();
-    }
-    // The nibbles that are there, a byte each. What is stored behind them is zeros.
+    let (packed_modes, out) = out.split_at_mut(mode_bytes(LINES * LINE / 8));
+    // The nibbles that are there, a byte each. What is stored behind them is zeros. Only at the end it shows whether all is short enough.
     let mut all = [[0_u8; 2 * LINE]; LINES];
     let all = all.as_flattened_mut();
-    let (mut flags, mut count) = (0, 0);
-    for line in 0..LINES {
-        let halves = |x| [_mm512_castsi512_si256(x), _mm512_extracti64x4_epi64::<1>(x)];
-        let (words, there) = (halves(words[line]), halves(there[line]));
-        let mut modes = usize::from(modes[line]);
+    let (mut flags, mut count, mut total) = (0, 0, _mm512_setzero_si512());
+    for (bytes, packed_modes) in plane.iter().zip(packed_modes.as_chunks_mut().0) {
+        let chosen = choose(load(bytes));
+        total = _mm512_add_epi64(total, chosen.bits);
+        *packed_modes = chosen.modes.to_le_bytes();
+        let mut modes = usize::from(chosen.modes);
         for half in 0..2 {
-            let there = _mm512_test_epi8_mask(nibbles(there[half]), _mm512_set1_epi8(1));
-            let here = _mm512_and_si512(nibbles(words[half]), _mm512_set1_epi8(NIBBLE));
+            let (words, there) = (of_half(chosen.words, half), of_half(chosen.there, half));
+            let there = _mm512_test_epi8_mask(there, _mm512_set1_epi8(1));
+            let here = _mm512_and_si512(words, _mm512_set1_epi8(NIBBLE));
             let place = all[count..].first_chunk_mut().expect("room for nibbles that are all there");
             store(place, _mm512_maskz_compress_epi8(there, here));
             count += there.count_ones() as usize;
-            for segment in [there as u32, (there >> 32) as u32] {
-                let (nibble_of_group, bytes) = FLAGS[modes % SIXTEEN];
-                let which = _pext_u32(segment, nibble_of_group);
-                out[flags..flags + 4].copy_from_slice(&which.to_le_bytes());
-                flags += bytes;
-                modes /= SIXTEEN;
-            }
+            // Both segments' at once: a mask in two parts would go by way of memory.
+            let (first, second) = (FLAGS[modes % SIXTEEN], FLAGS[modes / SIXTEEN % SIXTEEN]);
+            let which = _pext_u64(there, first.0 | second.0 << 32);
+            out[flags..flags + 8].copy_from_slice(&which.to_le_bytes());
+            flags += first.1 + second.1;
+            modes /= SIXTEEN * SIXTEEN;
         }
+    }
+    let total = _mm512_reduce_add_epi64(total).cast_unsigned() as usize / SEGMENT;
+    let length = packed_modes.len() + total.div_ceil(8);
+    if length >= limit.min(LINES * LINE) {
+        return None;
     }
     let (nibbles, _) = all.as_chunks();
     for (index, nibbles) in nibbles[..count.div_ceil(LINE)].iter().enumerate() {
@@ -215,7 +211,7 @@ fn encode_lines<const LINES: usize>(plane: &[u8], limit: usize, out: &mut [u8]) 
 }
 
 /// By mode: a nibble of each group, and the bytes of the flags.
-const FLAGS: [(u32, usize); SIXTEEN] = {
+const FLAGS: [(u64, usize); SIXTEEN] = {
     let mut flags = [(0, 0); SIXTEEN];
     let mut mode = 0;
     while mode <= MOST_MODE {
@@ -223,7 +219,7 @@ const FLAGS: [(u32, usize); SIXTEEN] = {
         // A bit of a nibble for each of a group's.
         let nibbles = match bytes {
             0 => 0,
-            bytes => lowest(4 / bytes as u32) as u32,
+            bytes => lowest(4 / bytes as u32) & u32::MAX as u64,
         };
         flags[mode as usize] = (nibbles, bytes);
         mode += 1;
@@ -292,13 +288,14 @@ fn decode_roomy(bytes: &[u8], length: usize, plane: &mut [u8]) -> Result<(), Mal
     for (line, (out, masks)) in
         plane.as_chunks_mut::<LINE>().0.iter_mut().zip(masks.as_chunks::<2>().0).enumerate()
     {
-        let halves = masks.map(|mask| {
+        let mut halves = [_mm256_setzero_si256(); 2];
+        for (half, mask) in halves.iter_mut().zip(masks) {
             // A word has eight nibbles, from its lowest bit on or the fifth.
             let here = _mm512_permutexvar_epi32(apart, load_at(bytes, at / 2));
             let here = _mm512_multishift_epi64_epi8(load(&PLACES[at % 2]), here);
             at += mask.count_ones() as usize;
-            packed(_mm512_maskz_expand_epi8(mask, _mm512_and_si512(here, low_half)))
-        });
+            *half = packed(_mm512_maskz_expand_epi8(*mask, _mm512_and_si512(here, low_half)));
+        }
         let word = _mm512_inserti64x4::<1>(_mm512_castsi256_si512(halves[0]), halves[1]);
         // A bit for each segment becomes one for each of its words.
         let words_of = |segments: u64| {
