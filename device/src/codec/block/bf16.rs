@@ -59,7 +59,7 @@ impl StoredPlanes {
             }
         }
         let [wanted, ..] = (mask.0 >> LOWER).to_le_bytes();
-        tree::Bf16 { stream: behind, length, wanted, planes, words }
+        tree::Bf16 { stream: behind, length, wanted, planes, words, checks: [0; 8] }
     }
 
     /// The checks of the planes in `mask`, the most significant first; of the others zeros, which is theirs.
@@ -83,23 +83,13 @@ impl StoredPlanes {
         bundle: &[u8; MAX_BUNDLE],
         words: &mut BlockWords,
     ) -> Result<(), BlockError> {
-        let found = tree::decode_bf16(&mut self.bf16(mask, bundle, words));
-        self.judge_bf16(mask, bundle, found)
-    }
-
-    /// Whether what was decoded is what was stored, by the planes' checks that were `found` and the stream's.
-    #[inline]
-    fn judge_bf16(
-        &self,
-        mask: PlaneMask,
-        bundle: &[u8; MAX_BUNDLE],
-        found: Result<[u16; 8], tree::Malformed>,
-    ) -> Result<(), BlockError> {
-        let stream = &bundle[RAW..][..usize::from(self.joint.length)];
-        match found {
-            Ok(found) if found == self.bf16_checks(mask) && crc32c(stream) == self.joint.check => Ok(()),
-            found => self.damage_of_bf16(mask, bundle, found),
+        let mut block = self.bf16(mask, bundle, words);
+        let decoded = tree::decode_bf16(&mut block);
+        let stream = &block.stream[..block.length];
+        if decoded.is_ok() && block.checks == self.bf16_checks(mask) && crc32c(stream) == self.joint.check {
+            return Ok(());
         }
+        self.damage_of_bf16(mask, bundle, decoded)
     }
 
     /// What is damaged.
@@ -108,15 +98,14 @@ impl StoredPlanes {
         &self,
         mask: PlaneMask,
         bundle: &[u8; MAX_BUNDLE],
-        found: Result<[u16; 8], tree::Malformed>,
+        decoded: Result<(), tree::Malformed>,
     ) -> Result<(), BlockError> {
         let wanted = self.wanted(mask);
         let mut spans = [Span::default(); MAX_PLANES];
         self.find(wanted, |index, span| spans[index] = span);
         self.verify(wanted, bundle, &spans[..self.format.planes()])?;
         self.joint.check(&bundle[RAW..])?;
-        found?;
-        Ok(())
+        Ok(decoded?)
     }
 }
 

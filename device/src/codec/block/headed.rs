@@ -135,12 +135,12 @@ impl StoredPlanes {
         }
         let [wanted, ..] = (mask.0 >> LOWER_PLANES).to_le_bytes();
         let (from, length) = (&bundle[stream.start..], stream.len());
-        let mut found =
-            tree::decode_bf16(&mut tree::Bf16 { stream: from, length, wanted, planes, words }).ok()?;
+        let mut block = tree::Bf16 { stream: from, length, wanted, planes, words, checks: [0; 8] };
+        tree::decode_bf16(&mut block).ok()?;
         if in_head {
-            found[0] = checks[0];
+            checks[0] = block.checks[0];
         }
-        (found == checks && crc32c(&from[..length]) == self.joint.check).then_some(head)
+        (block.checks == checks && crc32c(&from[..length]) == self.joint.check).then_some(head)
     }
 }
 

@@ -134,6 +134,8 @@ pub struct Bf16<'a> {
     pub planes: [&'a [u8; BF16_PLANE]; 8],
     /// Where it goes.
     pub words: &'a mut BlockWords,
+    /// The checks of the planes, the most significant first, which decoding finds. They are here because a result is copied on its way.
+    pub checks: [u16; 8],
 }
 
 thread_local! {
@@ -192,16 +194,16 @@ impl Kernel {
             let planes = std::array::from_fn(|bit| {
                 planes[if bit < 7 { bit } else { 15 }].first_chunk().expect("a plane of bf16")
             });
-            return self.decode_bf16(&mut Bf16 { stream, length, wanted, planes, words }).map(drop);
+            return self.decode_bf16(&mut Bf16 { stream, length, wanted, planes, words, checks: [0; 8] });
         }
         self.decode_fields(format, stream, length, wanted, planes, words)
     }
 
-    /// As [`Self::decode_block`] of bf16. Gives the checks of the planes, the most significant first.
+    /// As [`Self::decode_block`] of bf16; finds the checks of the planes beside the stream.
     ///
     /// # Errors
     /// [`Malformed`].
-    pub fn decode_bf16(self, block: &mut Bf16<'_>) -> Result<[u16; 8], Malformed> {
+    pub fn decode_bf16(self, block: &mut Bf16<'_>) -> Result<(), Malformed> {
         #[cfg(target_arch = "x86_64")]
         if self == Self::Avx512 {
             self.check_stream(block.stream, block.length);
@@ -214,9 +216,9 @@ impl Kernel {
         }
         all[15] = block.planes[7];
         self.decode_fields(Format::Bf16, block.stream, block.length, block.wanted, &all, block.words)?;
-        let mut checks = block.planes.map(|plane| check::check(plane));
-        checks.reverse();
-        Ok(checks)
+        block.checks = block.planes.map(|plane| check::check(plane));
+        block.checks.reverse();
+        Ok(())
     }
 
     /// As [`Self::decode_block`], by way of a byte for each element.
@@ -456,6 +458,6 @@ pub fn decode(
 ///
 /// # Errors
 /// [`Malformed`].
-pub fn decode_bf16(block: &mut Bf16<'_>) -> Result<[u16; 8], Malformed> {
+pub fn decode_bf16(block: &mut Bf16<'_>) -> Result<(), Malformed> {
     Kernel::best().decode_bf16(block)
 }

@@ -86,14 +86,11 @@ pub(in super::super) fn decode(
     Ok(())
 }
 
-/// As [`decode`] of a block of bf16, straight to words. Gives the checks of the planes, the most significant first.
+/// As [`decode`] of a block of bf16, straight to words, with the checks of the planes beside the stream.
 #[target_feature(
     enable = "sse4.2,bmi1,bmi2,popcnt,avx512f,avx512bw,avx512vbmi,avx512vbmi2,avx512vpopcntdq,gfni"
 )]
-pub(in super::super) fn decode_bf16(
-    block: &mut Bf16<'_>,
-    decoder: &mut Decoder,
-) -> Result<[u16; 8], Malformed> {
+pub(in super::super) fn decode_bf16(block: &mut Bf16<'_>, decoder: &mut Decoder) -> Result<(), Malformed> {
     let Decoder { tables, room, threes: room_for_threes, stream: copy } = decoder;
     let code = tables.read(block.stream, block.length, u8::MAX.into())?;
     let stream = roomy(block.stream, block.length, copy);
@@ -109,7 +106,8 @@ pub(in super::super) fn decode_bf16(
             let rests = rests(planes, line, &mut sums);
             join(words, &up.line(line), &rests);
         }
-        return Ok(sums.checks());
+        block.checks = sums.checks();
+        return Ok(());
     }
     let mut descent = Descent::new((stream, block.length), u8::MAX.into(), ELEMENTS, matrix, code);
     descent.through(room)?;
@@ -118,7 +116,8 @@ pub(in super::super) fn decode_bf16(
         let values = end.group::<EIGHT, true>(line);
         join(words, &values, &rests(planes, line, &mut sums));
     }
-    Ok(sums.checks())
+    block.checks = sums.checks();
+    Ok(())
 }
 
 /// A line of each of the planes beside the values, added to their sums, as bytes.

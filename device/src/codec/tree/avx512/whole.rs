@@ -38,7 +38,7 @@ pub(in super::super) fn split_step(words: &BlockWords, step: usize, planes: &mut
     }
 }
 
-/// Copies planes to their places: their checks, and which are noise, if that is plain from how many ones they have: of those that may be by that, no word is the one before.
+/// Copies planes to their places: their checks, and which are noise, if that is plain: of those below the signs that may be by how many ones they have, no word is the one before.
 #[target_feature(enable = "avx512f,avx512bw,avx512vpopcntdq,gfni")]
 pub(in super::super) fn place(
     planes: &[[u8; PLANE]; BESIDE],
@@ -46,8 +46,8 @@ pub(in super::super) fn place(
 ) -> ([u16; BESIDE], Option<u8>) {
     let [mut checks, mut ones] = [[_mm512_setzero_si512(); BESIDE]; 2];
     let all = _mm512_set1_epi64(-1);
-    // Of the first plane and of the others.
-    let mut least = [all; 2];
+    // Words of signs that are the one before, and whether any of the other planes has such a word.
+    let (mut repeats, mut least) = (0, all);
     for (index, (((plane, place), check), ones)) in
         planes.iter().zip(places).zip(&mut checks).zip(&mut ones).enumerate()
     {
@@ -62,16 +62,24 @@ pub(in super::super) fn place(
         let [a, b, c, d] = lines;
         let differ = |line, next| _mm512_xor_si512(line, _mm512_alignr_epi64::<1>(next, line));
         let last = _mm512_mask_xor_epi64(all, 0x7f, d, _mm512_alignr_epi64::<1>(d, d));
-        let least = &mut least[usize::from(index > 0)];
-        *least = _mm512_min_epu64(*least, _mm512_min_epu64(differ(a, b), differ(b, c)));
-        *least = _mm512_min_epu64(*least, _mm512_min_epu64(differ(c, d), last));
+        let differ = [differ(a, b), differ(b, c), differ(c, d), last];
+        if index == 0 {
+            // Whole channels have one sign.
+            let [a, b, c, d] = differ.map(|words| u32::from(_mm512_testn_epi64_mask(words, words)));
+            repeats = (a | b << 8 | c << 16 | d << 24).count_ones() as usize;
+        } else {
+            let [a, b, c, d] = differ;
+            least = _mm512_min_epu64(least, _mm512_min_epu64(_mm512_min_epu64(a, b), _mm512_min_epu64(c, d)));
+        }
     }
     let ones = sums(&ones);
     let few = _mm512_set1_epi64(2 * PLANE as i64);
     let many = _mm512_set1_epi64(6 * PLANE as i64);
-    let even = _mm512_cmpge_epu64_mask(ones, few) & _mm512_cmple_epu64_mask(ones, many);
-    let [first, others] = least.map(|least| _mm512_testn_epi64_mask(least, least) > 0);
-    let unclear = first && even & 1 > 0 || others && even & !1 > 0;
+    let mut even = _mm512_cmpge_epu64_mask(ones, few) & _mm512_cmple_epu64_mask(ones, many);
+    if repeats > PLANE / 64 {
+        even &= !1;
+    }
+    let unclear = _mm512_testn_epi64_mask(least, least) > 0 && even & !1 > 0;
     (fold(&checks), (!unclear).then_some(even))
 }
 

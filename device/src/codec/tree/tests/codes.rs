@@ -141,7 +141,14 @@ fn exponents(kernel: Kernel, stream: &[u8]) -> Result<Vec<u8>, Malformed> {
     let slack = [stream, &[0xa5; SLACK]].concat();
     let (mut words, zeros) = ([0xa5; BLOCK_BYTES], [0; BF16_PLANE]);
     let length = stream.len();
-    let mut block = Bf16 { stream: &slack, length, wanted: u8::MAX, planes: [&zeros; 8], words: &mut words };
+    let mut block = Bf16 {
+        stream: &slack,
+        length,
+        wanted: u8::MAX,
+        planes: [&zeros; 8],
+        words: &mut words,
+        checks: [0; 8],
+    };
     kernel.decode_bf16(&mut block)?;
     Ok(words.as_chunks().0.iter().map(|word| (u16::from_le_bytes(*word) >> 7).to_le_bytes()[0]).collect())
 }
