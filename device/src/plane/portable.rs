@@ -74,7 +74,10 @@ impl<const N: usize> Width<N> {
         planes
     };
 
-    fn exchange(words: &mut [Lanes; N], (number, place): Exchange) {
+    /// One of [`Self::EXCHANGES`]: constant, so that loops over words are known and shifts too.
+    #[inline]
+    fn exchange<const WHICH: usize>(words: &mut [Lanes; N]) {
+        let (number, place) = const { Self::EXCHANGES[WHICH] };
         let shift = 1 << place;
         // Ones at the places without the bit.
         let mask = u64::MAX / ((1 << shift) + 1);
@@ -99,9 +102,12 @@ impl<const N: usize> Width<N> {
                     word[lane] = fold.word(u64::from_le_bytes(*bytes));
                 }
             }
-            for exchange in Self::EXCHANGES {
-                Self::exchange(&mut words, exchange);
-            }
+            Self::exchange::<0>(&mut words);
+            Self::exchange::<1>(&mut words);
+            Self::exchange::<2>(&mut words);
+            Self::exchange::<3>(&mut words);
+            Self::exchange::<4>(&mut words);
+            Self::exchange::<5>(&mut words);
             for (word, plane) in words.iter().zip(Self::PLANES) {
                 for (bytes, lane) in planes[plane][step].as_chunks_mut().0.iter_mut().zip(word) {
                     *bytes = lane.to_le_bytes();
@@ -119,9 +125,12 @@ impl<const N: usize> Width<N> {
                     *lane = u64::from_le_bytes(*bytes);
                 }
             }
-            for exchange in Self::EXCHANGES.into_iter().rev() {
-                Self::exchange(&mut words, exchange);
-            }
+            Self::exchange::<5>(&mut words);
+            Self::exchange::<4>(&mut words);
+            Self::exchange::<3>(&mut words);
+            Self::exchange::<2>(&mut words);
+            Self::exchange::<1>(&mut words);
+            Self::exchange::<0>(&mut words);
             for (lane, group) in groups.iter_mut().enumerate() {
                 for (word, bytes) in words.iter().zip(group) {
                     *bytes = fold.word(word[lane]).to_le_bytes();

@@ -19,7 +19,9 @@ use crate::plane;
 type Plane<const W: usize> = [u64; W];
 
 /// Bytes of the longest plane.
-const MOST_PLANE: usize = 1024;
+pub(super) const MOST_PLANE: usize = 1024;
+/// The planes of a block's values, each in the front of its room.
+pub(super) type ValuePlanes = [[u8; MOST_PLANE]; 8];
 /// Words of a plane of the format with the shortest elements, whose values have at most four bits.
 const OF_NIBBLES: usize = 128;
 
@@ -177,18 +179,19 @@ fn levels_of<const W: usize>(values: &[u8], raw: usize, coder: &Coder, out: &mut
     Some(at)
 }
 
-/// Decodes to `values`; see [`super::decode`].
+/// Decodes to the planes of as many values, the lowest bit's first, which are zero; see [`super::decode`].
 pub(super) fn decode(
     stream: &[u8],
     length: usize,
     largest: usize,
-    values: &mut [u8],
+    values: usize,
+    planes: &mut ValuePlanes,
 ) -> Result<(), Malformed> {
-    match values.len() / 64 {
-        16 => decode_of::<16>(stream, length, largest, values),
-        32 => decode_of::<32>(stream, length, largest, values),
-        64 => decode_of::<64>(stream, length, largest, values),
-        _ => decode_of::<OF_NIBBLES>(stream, length, largest, values),
+    match values / 64 {
+        16 => decode_of::<16>(stream, length, largest, planes),
+        32 => decode_of::<32>(stream, length, largest, planes),
+        64 => decode_of::<64>(stream, length, largest, planes),
+        _ => decode_of::<OF_NIBBLES>(stream, length, largest, planes),
     }
 }
 
@@ -196,7 +199,7 @@ fn decode_of<const W: usize>(
     stream: &[u8],
     length: usize,
     largest: usize,
-    values: &mut [u8],
+    out: &mut ValuePlanes,
 ) -> Result<(), Malformed> {
     let code = Code::parse(stream, length, largest)?;
     let Leaves { values: leaf_values, count, longest, escape } = code.leaves();
@@ -245,18 +248,23 @@ fn decode_of<const W: usize>(
         return Err(Malformed::Escapes { end, length });
     }
 
-    let mut bytes = [[0; MOST_PLANE]; 8];
-    for (bytes, plane) in bytes.iter_mut().rev().zip(&of_values) {
+    for (bytes, plane) in out.iter_mut().zip(of_values.iter().rev()).take(bits_of(largest)) {
         bytes.as_chunks_mut().0.iter_mut().zip(plane).for_each(|(bytes, word)| *bytes = word.to_le_bytes());
     }
-    plane::join_bytes(&bytes.each_ref().map(|plane| &plane[..]), values);
     for (element, value) in elements(&escaped).zip(&stream[at..length]) {
         if usize::from(*value) > largest {
             return Err(Malformed::Escaped { value: *value, largest });
         }
-        values[element] = *value;
+        for (bit, plane) in out.iter_mut().enumerate().take(bits_of(largest)) {
+            plane[element / 8] |= (value >> bit & 1) << (element % 8);
+        }
     }
     Ok(())
+}
+
+/// Bits of the largest value.
+const fn bits_of(largest: usize) -> usize {
+    (usize::BITS - largest.leading_zeros()) as usize
 }
 
 /// The elements whose bits in planes, the first one's the highest, are below `limit`, which has no more bits.

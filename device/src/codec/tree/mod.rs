@@ -45,6 +45,7 @@ use std::cell::RefCell;
 
 use self::{
     code::{Code, Coder, Costs},
+    compact::MOST_PLANE,
     fields::Fields,
     kept::MOST_CODES,
     lines::Lines,
@@ -231,12 +232,38 @@ impl Kernel {
         planes: &Planes<'_>,
         words: &mut BlockWords,
     ) -> Result<(), Malformed> {
+        if self == Self::Portable {
+            return self.decode_planes(format, stream, length, wanted, planes, words);
+        }
         FIELDS.with_borrow_mut(|fields| {
             self.decode(format, stream, length, fields.values(format))?;
             fields.rest(format, planes);
             self.put(format, fields, wanted, words);
             Ok(())
         })
+    }
+
+    /// As [`Self::decode_block`], by way of the values' planes.
+    fn decode_planes(
+        self,
+        format: Format,
+        stream: &[u8],
+        length: usize,
+        wanted: u8,
+        planes: &Planes<'_>,
+        words: &mut BlockWords,
+    ) -> Result<(), Malformed> {
+        self.check_stream(stream, length);
+        let count = joint_planes(format);
+        let mut values = [[0; MOST_PLANE]; 8];
+        compact::decode(stream, length, (1 << count) - 1, 8 * format.plane_bytes(), &mut values)?;
+        let mut all = *planes;
+        let joint = &mut all[format.planes() - 1 - count..][..count];
+        for (bit, (plane, values)) in joint.iter_mut().zip(&values).enumerate() {
+            *plane = if wanted >> bit & 1 == 1 { values } else { &plane::ZEROS };
+        }
+        plane::join(format, &all, words);
+        Ok(())
     }
 
     /// Codes values by a code that is kept if that does nearly as well as any, or else by their own, which is kept. Something is done `aside` where a kernel would wait.
@@ -358,7 +385,12 @@ impl Kernel {
         assert!(values.len() == 8 * format.plane_bytes(), "the values of one block");
         let count = joint_planes(format);
         match self {
-            Self::Portable => compact::decode(stream, length, (1 << count) - 1, values),
+            Self::Portable => {
+                let mut planes = [[0; MOST_PLANE]; 8];
+                compact::decode(stream, length, (1 << count) - 1, values.len(), &mut planes)?;
+                plane::join_bytes(&planes.each_ref().map(|plane| &plane[..]), values);
+                Ok(())
+            }
             // SAFETY: the processor has its features, as was asserted above.
             #[cfg(target_arch = "x86_64")]
             Self::Bmi2 => SCRATCH.with_borrow_mut(|scratch| unsafe {
