@@ -165,7 +165,7 @@ impl Kernel {
     }
 }
 
-/// Codes the sign plane of a block of `format` into the front of `out`, if that takes less than `limit` bytes: how many.
+/// Codes the sign plane of a block of `format` into the front of `out`, if that takes less than `limit` bytes: how many. If not, what is in `out` is undefined.
 ///
 /// # Panics
 /// If `plane` is no plane of this format, or `out` has not [`SLACK`] more than it.

@@ -144,12 +144,16 @@ impl Code {
         Self { low, window, lengths }
     }
 
-    /// The best code *in threes* for these counts: the three most frequent symbols have two bits, the next three four, and the others more; if they are enough and not too many.
+    /// The best code *in threes* for these counts, or nearly so: the three most frequent symbols have two bits, the next three four, and the others more. `None` if these are not two to eight, or the escape is not
+    /// one of them.
     /// Behind two levels all that go on have come to one node, and so again behind two more, which a decoder is made for.
     pub(super) fn in_threes(low: u8, window: usize, counts: &[u32; SYMBOLS]) -> Option<Self> {
         let (sorted, used) = rarest_first(counts);
         let others = used.checked_sub(2 * 3).filter(|others| (2..=1 << (LONGEST - 4)).contains(others))?;
         let (others, often) = sorted[..used].split_at(others);
+        if often.iter().any(|(_, symbol)| *symbol == ESCAPE) {
+            return None;
+        }
         let mut lengths = [0; SYMBOLS];
         huffman(others, LONGEST - 4, &mut lengths);
         lengths.iter_mut().filter(|length| **length > 0).for_each(|length| *length += 4);

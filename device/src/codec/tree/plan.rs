@@ -7,6 +7,8 @@ use super::{
     code::{Code, ESCAPE, SYMBOLS, WINDOW, ZERO},
 };
 
+/// Elements of a block of bf16, and bytes of its exponents' planes.
+const BF16: usize = 2048;
 /// Bits for 64 elements that a code in threes may take more than the best code.
 const SPARE: u32 = 5;
 
@@ -118,17 +120,85 @@ impl Plan {
     }
 }
 
-/// The code that symbols get which occur so often, and the bits that they take. Where values are bytes, as the exponents of bf16 are, it is in threes if that takes little more: it is decoded quicker.
+/// The code that symbols get which occur so often, and the bits that they take. For bf16 it is in threes if that takes little more: such a code is decoded and encoded quicker.
 fn best(low: u8, window: usize, counts: &[u32; SYMBOLS], raw: usize) -> (Code, u32) {
     let code = Code::build(low, window, counts);
     let bits = code.bits(counts);
     let elements: u32 = counts.iter().sum();
-    if raw != elements as usize {
+    if raw != BF16 || elements as usize != BF16 {
         return (code, bits);
     }
     let in_threes = Code::in_threes(low, window, counts).map(|code| (code.bits(counts), code));
     match in_threes {
         Some((more, in_threes)) if more <= bits + SPARE * elements / 64 => (in_threes, more),
         _ => (code, bits),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Counts of so many symbols, the first ones the most frequent, of as many elements as a block of bf16 has.
+    fn counts(of: &[u32]) -> [u32; SYMBOLS] {
+        let mut counts = [0; SYMBOLS];
+        counts[..of.len()].copy_from_slice(of);
+        counts[0] += 2048 - of.iter().sum::<u32>();
+        counts
+    }
+
+    #[test]
+    fn a_code_in_threes_is_complete_and_has_its_leaves_where_they_belong() {
+        let fibonacci = [1, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144, 233, 377, 610];
+        for used in 2..=16 {
+            let even = vec![2048 / used; used as usize];
+            let steep: Vec<_> =
+                fibonacci.into_iter().rev().skip(15_usize.saturating_sub(used as usize)).collect();
+            for counts in [counts(&even), counts(&steep)] {
+                let used = counts.iter().filter(|count| **count > 0).count();
+                let code = Code::in_threes(100, 16, &counts);
+                assert_eq!(code.is_some(), (8..=14).contains(&used), "{used}");
+                let Some(code) = code else { continue };
+                let (_, count) = code.canonical();
+                assert_eq!(count[..4], [0, 3, 0, 3], "{used}");
+                let parts: usize =
+                    code.lengths.iter().filter(|length| **length > 0).map(|length| 128 >> length).sum();
+                assert_eq!(parts, 128, "{used}");
+                assert!(
+                    counts.iter().zip(&code.lengths).all(|(count, length)| (*count > 0) == (*length > 0))
+                );
+                // What is more frequent has no longer code.
+                for (a, b) in (0..used).flat_map(|a| (0..used).map(move |b| (a, b))) {
+                    assert!(
+                        counts[a] <= counts[b] || code.lengths[a] <= code.lengths[b],
+                        "{a} {b}: {code:?}"
+                    );
+                }
+            }
+        }
+        let mut escaped = counts(&[300, 290, 280, 270, 260, 250, 20, 10, 5]);
+        assert!(Code::in_threes(100, 16, &escaped).is_some());
+        escaped[ESCAPE] = std::mem::take(&mut escaped[3]);
+        assert_eq!(Code::in_threes(100, 16, &escaped), None);
+    }
+
+    #[test]
+    fn a_code_in_threes_is_taken_where_it_costs_little() {
+        let threes = |counts: &[u32; SYMBOLS], raw| {
+            let (code, bits) = best(100, 16, counts, raw);
+            assert_eq!(bits, code.bits(counts));
+            Some(code) == Code::in_threes(100, 16, counts)
+        };
+        // As of weights: the best code takes 2 bits for two, and 3 for three.
+        let mut weights = counts(&[640, 500, 330, 290, 140, 80, 40, 15, 8, 5]);
+        let [best_bits, more] = [Code::build(100, 16, &weights), Code::in_threes(100, 16, &weights).unwrap()]
+            .map(|code| code.bits(&weights));
+        assert!(more > best_bits && more <= best_bits + SPARE * 2048 / 64, "{best_bits} {more}");
+        assert!(threes(&weights, BF16));
+        // Other formats have other lengths.
+        assert!(!threes(&weights, BF16 / 2));
+        // One that half of all have: a code of one bit is far better.
+        weights = counts(&[1200, 300, 200, 150, 90, 50, 30, 15, 8, 5]);
+        assert!(!threes(&weights, BF16));
     }
 }

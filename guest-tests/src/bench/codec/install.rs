@@ -87,7 +87,9 @@ impl Environment {
     pub fn download(&self, requirements: &Path, folder: &Path, log: &Path) -> Result<()> {
         let environment = self.folder.as_deref().map_err(|why| anyhow!("{why}"))?;
         let mut command = pip_command(environment, "download");
-        command.args(["--only-binary", ":all:", "--require-hashes", "--requirement"]).arg(requirements);
+        // What is unpacked is kept, so pip need not.
+        command.args(["--no-cache-dir", "--only-binary", ":all:", "--require-hashes", "--requirement"]);
+        command.arg(requirements);
         run_pip(command.arg("--dest").arg(folder), log)?;
         let entries = fs::read_dir(folder)?.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>>>()?;
         let wheel = entries.iter().find(|path| path.extension() == Some(OsStr::new("whl")));

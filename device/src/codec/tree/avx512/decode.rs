@@ -23,7 +23,7 @@ use crate::{
 /// Vectors that are brought up together at the root.
 const EIGHT: usize = 8;
 /// Elements of a block of bf16.
-const ELEMENTS: usize = 8 * PLANE;
+pub(super) const ELEMENTS: usize = 8 * PLANE;
 
 /// What a decoder keeps.
 pub(in super::super) struct Decoder {

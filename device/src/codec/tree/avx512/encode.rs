@@ -71,7 +71,7 @@ pub(in super::super) fn levels(
     scratch: &mut Scratch,
     aside: &mut dyn FnMut(),
 ) -> Option<usize> {
-    if let Some(end) = threes::encode::levels(values, raw, coder, out, scratch, aside) {
+    if let Some(end) = threes::encode::levels(values, coder, out, scratch, aside) {
         return Some(end);
     }
     let whole = coder.first_level() + 1;
@@ -110,6 +110,35 @@ pub(in super::super) fn levels(
     Some(end)
 }
 
+/// By values their marks, but for zeros that have a symbol of their own.
+pub(super) struct Marks {
+    low: __m512i,
+    table: __m512i,
+    /// The mark of what is escaped.
+    pub(super) escape: __m512i,
+}
+
+impl Marks {
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw")]
+    pub(super) fn of(coder: &Coder) -> Self {
+        let by_symbol = load(&coder.marks);
+        let escape = _mm512_set1_epi8(coder.marks[ESCAPE].cast_signed());
+        // What has no code, and all that is outside the window, is escaped.
+        let coded = _mm512_test_epi8_mask(by_symbol, by_symbol) & (u64::MAX >> (STEP - WINDOW));
+        let table = _mm512_mask_blend_epi8(coded, escape, by_symbol);
+        Self { low: _mm512_set1_epi8(coder.code.low.cast_signed()), table, escape }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
+    pub(super) fn get(&self, values: __m512i) -> __m512i {
+        // A value below the window wraps around to a symbol that has no code.
+        let last = _mm512_set1_epi8(SLOTS as i8 - 1);
+        _mm512_permutexvar_epi8(_mm512_min_epu8(_mm512_sub_epi8(values, self.low), last), self.table)
+    }
+}
+
 /// Writes the levels that have all elements, `LEVELS` of them, to `rows`: how many elements go on. Their marks are
 /// moved together to the scratch's first level; which elements are escaped is noted in its masks. The value 0 may have a symbol of its own with `ZEROS`.
 #[inline]
@@ -126,16 +155,10 @@ fn first_levels<const LEVELS: usize, const ZEROS: bool>(
         rows = others;
         row
     });
-    let Coder { code, marks, .. } = coder;
-    let by_symbol = load(marks);
-    let escape = _mm512_set1_epi8(marks[ESCAPE].cast_signed());
-    // What has no code, and all that is outside the window, is escaped; zeros outside may have a code of their own.
-    let coded = _mm512_test_epi8_mask(by_symbol, by_symbol) & (u64::MAX >> (STEP - WINDOW));
-    let table = _mm512_mask_blend_epi8(coded, escape, by_symbol);
+    let by_value = Marks::of(coder);
+    let marks = &coder.marks;
     let zero = _mm512_set1_epi8(if marks[ZERO] > 0 { marks[ZERO] } else { marks[ESCAPE] }.cast_signed());
     let zeros = if marks[ZERO] > 0 { u64::MAX } else { 0 };
-    let low = _mm512_set1_epi8(code.low.cast_signed());
-    let last = _mm512_set1_epi8(SLOTS as i8 - 1);
     let below_end = _mm512_set1_epi8(!END.cast_signed());
 
     let Scratch { levels: [level, ..], masks: [masks, ..], .. } = scratch;
@@ -146,13 +169,11 @@ fn first_levels<const LEVELS: usize, const ZEROS: bool>(
         let mut rows = rows.each_mut().map(|row| &mut row[index]);
         for (at, values) in vectors.iter().enumerate() {
             let values = load(values);
-            // A value below the window wraps around to a symbol that would pass the largest value, or to none.
-            let symbols = _mm512_min_epu8(_mm512_sub_epi8(values, low), last);
-            let mut marks = _mm512_permutexvar_epi8(symbols, table);
+            let mut marks = by_value.get(values);
             if ZEROS {
                 marks = _mm512_mask_blend_epi8(_mm512_testn_epi8_mask(values, values) & zeros, marks, zero);
             }
-            escaping[at] = _mm512_cmpeq_epi8_mask(marks, escape);
+            escaping[at] = _mm512_cmpeq_epi8_mask(marks, by_value.escape);
             for row in &mut rows {
                 row[at] = _mm512_movepi8_mask(marks).to_le_bytes();
                 marks = _mm512_add_epi8(marks, marks);
@@ -196,13 +217,13 @@ fn any(words: &[[u64; EIGHT]; 2]) -> u32 {
     low | high << EIGHT
 }
 
-/// Marks of one level.
-type Level = [u8; MOST_ELEMENTS + STEP];
+/// Marks of one level, or values.
+pub(super) type Level = [u8; MOST_ELEMENTS + STEP];
 
-/// Puts the marks that go on behind others, and zeros behind them: how many they are.
+/// Puts the marks, or values, that go on behind others, and zeros behind them: how many they are.
 #[inline]
 #[target_feature(enable = "popcnt,avx512f,avx512bw,avx512vbmi2")]
-fn push(level: &mut Level, at: usize, goes_on: u64, marks: __m512i) -> usize {
+pub(super) fn push(level: &mut Level, at: usize, goes_on: u64, marks: __m512i) -> usize {
     store_at(level, at % MOST_ELEMENTS, _mm512_maskz_compress_epi8(goes_on, marks));
     goes_on.count_ones() as usize
 }

@@ -2,7 +2,7 @@
 //! ([`super::super::code`]).
 //!
 //! Behind two levels, and behind two more, all elements that go on have come to one node, so their bits alone tell what they are, and nothing is moved on the way down. Everything
-//! is done in as many steps whatever the values are, so that the processor need not guess: for as many elements as
+//! is done in as many steps whatever the values are, but for whether the last levels have two vectors or four, so that the processor need not guess: for as many elements as
 //! there is room for, which hardly any block passes. Those that do, and streams that end too early, are left to the general way ([`super::descent`]), which tells what is wrong with them.
 
 pub(super) mod encode;
@@ -13,18 +13,17 @@ use std::arch::x86_64::{
     _mm512_permutexvar_epi8, _mm512_set1_epi8, _mm512_set1_epi64, _mm512_setzero_si512, _pdep_u64,
 };
 
-use super::super::{code::LONGEST, masks::read, whole::PLANE};
+use super::super::{code::LONGEST, masks::read};
 use super::{
     STEP,
     bits::{aligned, before},
+    decode::ELEMENTS,
     first, load, load_at, load_first,
     stage::{GoesOn, lane},
     store,
     table::{Table, leaf},
 };
 
-/// Elements of a block.
-const ELEMENTS: usize = 8 * PLANE;
 /// Elements that may go on behind the second level, and behind the fourth.
 const SECOND: usize = 768;
 const THIRD: usize = 256;
@@ -160,6 +159,7 @@ pub(super) fn through<'a>(
     let alive = lane(sum);
     let at = 8 * code.bytes + 2 * ELEMENTS;
     let behind = at + 2 * alive;
+    // With fewer elements than a register has bytes, more would be looked at than may be behind the stream.
     if !(STEP..=SECOND).contains(&alive) || behind > 8 * length {
         return None;
     }
@@ -254,7 +254,7 @@ impl Threes {
 #[cfg(test)]
 mod tests {
     use super::{
-        super::{super::tests::codes::in_threes, MOST_STREAM, descent::BEHIND, table::Tables},
+        super::{super::tests::codes::in_threes, descent::BEHIND, table::Tables},
         *,
     };
     use crate::codec::tree::Kernel;
@@ -275,13 +275,18 @@ mod tests {
         ] {
             let (mut stream, _) = in_threes(&[5, 6, 7, 7], 9, [second, third]);
             let length = stream.len();
-            stream.resize(MOST_STREAM + BEHIND, 0xa5);
+            stream.resize(length + BEHIND, 0xa5);
             // SAFETY: the processor has the kernel's features.
-            let through = unsafe {
-                let code = tables.read(&stream, length, u8::MAX.into()).expect("a code");
-                through((&stream, length), -1, code, &mut room).is_some()
+            let mut through = |length| unsafe {
+                let stream = &stream[..length + BEHIND];
+                let code = tables.read(stream, length, u8::MAX.into()).expect("a code");
+                through((stream, length), -1, code, &mut room).is_some()
             };
-            assert_eq!(through, fits, "{second} {third}");
+            assert_eq!(through(length), fits, "{second} {third}");
+            // Cut anywhere, nothing behind is looked at.
+            for length in (16..length).rev().take(length.saturating_sub(500)) {
+                assert!(!through(length), "{second} {third} {length}");
+            }
         }
     }
 }

@@ -38,7 +38,7 @@ pub(in super::super) fn split_step(words: &BlockWords, step: usize, planes: &mut
     }
 }
 
-/// Copies planes to their places: their checks, and which are noise, if that is plain: of those below the signs that may be by how many ones they have, no word is the one before.
+/// Copies planes to their places: their checks, and which are noise, unless a plane below the signs that has as many ones as noise repeats a word.
 #[target_feature(enable = "avx512f,avx512bw,avx512vpopcntdq,gfni")]
 pub(in super::super) fn place(
     planes: &[[u8; PLANE]; BESIDE],

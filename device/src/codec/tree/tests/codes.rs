@@ -223,6 +223,9 @@ fn codes_in_threes_come_back_however_many_go_on() {
             for kernel in Kernel::available() {
                 let got = exponents(kernel, &stream);
                 assert!(got.as_ref() == Ok(&values), "{kernel:?} {last:?} {escape} {going_on:?}");
+                // To values they are decoded in the general way.
+                let got = decoded(kernel, Format::Bf16, &stream);
+                assert!(got.as_ref() == Ok(&values), "{kernel:?} {last:?} {escape} {going_on:?}");
                 // Bytes behind belong to no escape.
                 let longer = [&stream[..], &[0]].concat();
                 assert!(exponents(kernel, &longer).is_err(), "{kernel:?} {last:?} {escape}");
@@ -252,6 +255,7 @@ proptest! {
         let want = decoded(Kernel::Portable, Format::Bf16, &stream);
         for kernel in Kernel::available() {
             prop_assert_eq!(&exponents(kernel, &stream), &want, "{:?}", kernel);
+            prop_assert_eq!(&decoded(kernel, Format::Bf16, &stream), &want, "{:?}", kernel);
         }
     }
 }

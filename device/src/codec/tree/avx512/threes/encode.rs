@@ -4,9 +4,7 @@
 //! ([`super::super::encode`]), whose ones also tell whether it goes on.
 
 use std::arch::x86_64::{
-    __m512i, _mm512_cmpeq_epi8_mask, _mm512_mask_blend_epi8, _mm512_maskz_compress_epi8, _mm512_min_epu8,
-    _mm512_movepi8_mask, _mm512_permutexvar_epi8, _mm512_set1_epi8, _mm512_sub_epi8, _mm512_test_epi8_mask,
-    _pext_u64,
+    __m512i, _mm512_cmpeq_epi8_mask, _mm512_movepi8_mask, _mm512_set1_epi8, _mm512_test_epi8_mask, _pext_u64,
 };
 
 use super::{
@@ -14,14 +12,15 @@ use super::{
         super::{
             Scratch,
             bits::Writer,
-            code::{Coder, ESCAPE, SLOTS, WINDOW, ZERO},
+            code::{Coder, ESCAPE, ZERO},
             whole::PLANE,
         },
         STEP,
-        encode::PIECE,
-        first, load, store_at,
+        decode::ELEMENTS,
+        encode::{Level, Marks, PIECE, push},
+        first, load,
     },
-    ABOVE, ELEMENTS, SECOND, THIRD,
+    ABOVE, SECOND, THIRD,
 };
 
 /// Vectors of the last stage.
@@ -32,37 +31,6 @@ const BITS: [u8; 7] = [0x80, 0x40, 0x20, 0x10, 8, 4, 2];
 const BEHIND_FIFTH: u8 = 3;
 const BEHIND_SIXTH: u8 = 1;
 
-/// Where values that go on are moved together, with a register's room behind them.
-type Room = [u8; ELEMENTS + STEP];
-
-/// By values their marks.
-struct Marks {
-    low: __m512i,
-    table: __m512i,
-    escape: __m512i,
-}
-
-impl Marks {
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw")]
-    fn of(coder: &Coder) -> Self {
-        let by_symbol = load(&coder.marks);
-        let escape = _mm512_set1_epi8(coder.marks[ESCAPE].cast_signed());
-        // What has no code, and all that is outside the window, is escaped.
-        let coded = _mm512_test_epi8_mask(by_symbol, by_symbol) & (u64::MAX >> (STEP - WINDOW));
-        let table = _mm512_mask_blend_epi8(coded, escape, by_symbol);
-        Self { low: _mm512_set1_epi8(coder.code.low.cast_signed()), table, escape }
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
-    fn get(&self, values: __m512i) -> __m512i {
-        // A value below the window wraps around to a symbol that has no code.
-        let last = _mm512_set1_epi8(SLOTS as i8 - 1);
-        _mm512_permutexvar_epi8(_mm512_min_epu8(_mm512_sub_epi8(values, self.low), last), self.table)
-    }
-}
-
 /// Which marks have ones among `bits`.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
@@ -70,20 +38,11 @@ fn with(marks: __m512i, bits: u8) -> u64 {
     _mm512_test_epi8_mask(marks, _mm512_set1_epi8(bits.cast_signed()))
 }
 
-/// Moves the values under `mask` together, behind `at` others: how many these are then.
-#[inline]
-#[target_feature(enable = "popcnt,avx512f,avx512bw,avx512vbmi2")]
-fn push(to: &mut Room, at: usize, mask: u64, values: __m512i) -> usize {
-    store_at(to, at % ELEMENTS, _mm512_maskz_compress_epi8(mask, values));
-    at + mask.count_ones() as usize
-}
-
-/// Writes the stream of a block of bf16, as [`super::super::encode::levels`] does, if the code is in threes, has an escape on its last levels and no zeros of their own, and there
-/// is room for what goes on. `None` if not, or if the stream would not be shorter than `raw`.
+/// Writes the stream of a block of 2048 values, as [`super::super::encode::levels`] does, if the code is in threes, has an escape on its last levels and no zeros of their own, and there
+/// is room for what goes on. `None` if not. With so few that go on it is shorter than any such block's planes.
 #[target_feature(enable = "bmi1,bmi2,popcnt,avx512f,avx512bw,avx512vbmi,avx512vbmi2")]
 pub(in super::super) fn levels(
     values: &[u8],
-    raw: usize,
     coder: &Coder,
     out: &mut [u8],
     scratch: &mut Scratch,
@@ -97,9 +56,9 @@ pub(in super::super) fn levels(
     let marks = Marks::of(coder);
     let at = coder.write(out);
     let [second, third, escaped, _] = &mut scratch.levels;
-    let second: &mut Room = second.first_chunk_mut().expect("room for all elements");
-    let third: &mut Room = third.first_chunk_mut().expect("room for all elements");
-    let escaped: &mut Room = escaped.first_chunk_mut().expect("room for all elements");
+    let second: &mut Level = second.first_chunk_mut().expect("room for all elements");
+    let third: &mut Level = third.first_chunk_mut().expect("room for all elements");
+    let escaped: &mut Level = escaped.first_chunk_mut().expect("room for all elements");
 
     let (rows, behind) = out[at..].split_first_chunk_mut::<{ 2 * PLANE }>().expect("room for two levels");
     let (row, next) = rows.split_at_mut(PLANE);
@@ -110,7 +69,7 @@ pub(in super::super) fn levels(
         let marks = marks.get(values);
         let bits = [_mm512_movepi8_mask(marks), with(marks, BITS[1])];
         (*first, *second_bits) = (bits[0].to_le_bytes(), bits[1].to_le_bytes());
-        alive = push(second, alive, bits[0] & bits[1], values);
+        alive += push(second, alive, bits[0] & bits[1], values);
     }
     aside();
     if alive > SECOND {
@@ -128,7 +87,7 @@ pub(in super::super) fn levels(
         let bits = [with(marks, BITS[2]) & here, with(marks, BITS[3]) & here];
         *word = bits[0].to_le_bytes();
         *fourth = bits[1];
-        left = push(third, left, bits[0] & bits[1], values);
+        left += push(third, left, bits[0] & bits[1], values);
     }
     if left > THIRD {
         return None;
@@ -159,7 +118,7 @@ pub(in super::super) fn levels(
             counts[level][index] = goes_on[level].count_ones();
         }
         let is_escaped = _mm512_cmpeq_epi8_mask(marks_here, marks.escape) & here;
-        escapes = push(escaped, escapes, is_escaped, values);
+        escapes += push(escaped, escapes, is_escaped, values);
     }
     for (bits, counts) in bits.iter().zip(&counts) {
         for (bits, count) in bits[..vectors].iter().zip(counts) {
@@ -171,8 +130,7 @@ pub(in super::super) fn levels(
     // There is room for whole pieces behind.
     let pieces = behind[start..].as_chunks_mut::<PIECE>().0.iter_mut();
     pieces.zip(escaped.as_chunks().0).take(escapes.div_ceil(PIECE)).for_each(|(to, piece)| *to = *piece);
-    let end = at + 2 * PLANE + start + escapes;
-    (end < raw).then_some(end)
+    Some(at + 2 * PLANE + start + escapes)
 }
 
 #[cfg(test)]
@@ -180,13 +138,16 @@ mod tests {
     use std::iter::once;
 
     use super::{
-        super::super::super::{Kernel, MOST_ELEMENTS, SLACK, code::Code, masks, tests::codes::in_threes},
+        super::super::{
+            super::{Kernel, MOST_ELEMENTS, SLACK, code::Code, masks, tests::codes::in_threes},
+            encode,
+        },
         *,
     };
     use crate::lines::Lines;
 
-    /// What is written by the code of a stream for its values, over what was there, and what was to be.
-    fn written(last: &[u8], escape: usize, going_on: [usize; 2]) -> (Option<Vec<u8>>, Vec<u8>) {
+    /// What is written by the code of a stream for its values, straight and in whatever way, over what was there, and what was to be.
+    fn written(last: &[u8], escape: usize, going_on: [usize; 2]) -> [Option<Vec<u8>>; 3] {
         let (stream, values) = in_threes(last, escape, going_on);
         let padded = [&stream[..], &[0; 16]].concat();
         let coder = Coder::new(Code::parse(&padded, stream.len(), u8::MAX.into()).expect("a code"));
@@ -194,28 +155,34 @@ mod tests {
             levels: std::array::from_fn(|_| Lines::new(MOST_ELEMENTS + 64)),
             masks: std::array::from_fn(|_| Lines::new(masks::STORE)),
         };
+        scratch.levels.iter_mut().for_each(|level| level.fill(0xa5));
         let mut out = vec![0xa5; ELEMENTS + SLACK];
         // SAFETY: the processor has the kernel's features, as those who call this have seen.
-        let length = unsafe { levels(&values, ELEMENTS, &coder, &mut out, &mut scratch, &mut || ()) };
-        (length.map(|length| out[..length].to_vec()), stream)
+        let length = unsafe { levels(&values, &coder, &mut out, &mut scratch, &mut || ()) };
+        let straight = length.map(|length| out[..length].to_vec());
+        // SAFETY: as above.
+        let length = unsafe { encode::levels(&values, ELEMENTS, &coder, &mut out, &mut scratch, &mut || ()) };
+        let any = length.map(|length| out[..length].to_vec());
+        [straight, any, (stream.len() < ELEMENTS).then_some(stream)]
     }
 
     #[test]
-    fn streams_are_written_as_the_format_says_if_what_goes_on_fits() {
+    fn streams_are_written_as_the_format_says_straight_if_what_goes_on_fits() {
         if !Kernel::Avx512.is_available() {
             return;
         }
         // Around whole words and vectors, and beyond the room.
-        let second =
-            (0..=SECOND + STEP).step_by(STEP / 2).flat_map(|second| [second, second + 1, second + 7]);
+        let second = (0..=SECOND + STEP).step_by(STEP / 2);
+        let second = second.flat_map(|second| [0, 1, 7, 29, 30, 31].map(|more| second + more));
         for second in second.chain(once(ELEMENTS)) {
             for third in [0, 1, 63, 64, 65, 128, 131, 256, 257].into_iter().filter(|third| *third <= second) {
                 for (last, escape) in [(&[5, 6, 7, 7][..], 9), (&[6; 4], 7), (&[5, 7, 7, 7, 7], 6)] {
-                    let (written, stream) = written(last, escape, [second, third]);
-                    if second > SECOND || third > THIRD || stream.len() >= ELEMENTS {
-                        assert_eq!(written, None, "{second} {third}");
+                    let [straight, any, stream] = written(last, escape, [second, third]);
+                    assert!(any == stream, "{last:?} {escape} {second} {third}");
+                    if second > SECOND || third > THIRD {
+                        assert_eq!(straight, None, "{second} {third}");
                     } else {
-                        assert!(written.as_ref() == Some(&stream), "{last:?} {escape} {second} {third}");
+                        assert!(straight == stream, "{last:?} {escape} {second} {third}");
                     }
                 }
             }
@@ -223,13 +190,15 @@ mod tests {
     }
 
     #[test]
-    fn other_codes_and_those_without_an_escape_are_not_for_here() {
+    fn other_codes_and_those_without_an_escape_are_not_written_straight() {
         if !Kernel::Avx512.is_available() {
             return;
         }
         // The escape is none, or in the place of a leaf above.
         for escape in [0, 5, 10] {
-            assert_eq!(written(&[5, 6, 7, 7], escape, [570, 110]).0, None, "{escape}");
+            let [straight, any, stream] = written(&[5, 6, 7, 7], escape, [570, 110]);
+            assert_eq!(straight, None, "{escape}");
+            assert!(any == stream && any.is_some(), "{escape}");
         }
     }
 }
