@@ -145,8 +145,8 @@ const NONE: u16 = u16::MAX;
 /// Slots for rows: twice as many as there may be, so that few come to one that is taken.
 const SLOTS: usize = 2 * MOST_ROWS;
 
-/// Whether some row seems to be equal to an earlier one, by what the rows mix to. Of two that are equal it knows nothing if another one came to their slot between, so that it need
-/// not look at rows: in a window of 128 that happens to one pair in some twenty. If there is none, it seldom seems so.
+/// Whether some row seems to be equal to an earlier one, by what the rows mix to. It does not look at rows, so it misses two that are equal if another came to their slot between them: in a window of 128 that
+/// happens to one pair in some twenty. If there is none, it seldom seems so.
 fn seem_to_repeat(all: &[u8], length: usize) -> bool {
     let mut last = [0_u16; SLOTS];
     all.chunks_exact(length).fold(false, |found, row| {
