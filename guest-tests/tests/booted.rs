@@ -93,14 +93,21 @@ fn a_guest_does_not_notice_that_the_devices_workers_are_killed() {
     let mut job = job("trace", "tree", &views, models(), &folder);
     job.write = Some("layers.2.seq.3.k".to_owned());
     let (mut killer, over) = (None, std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false)));
-    let report = job.run(|step| {
-        if let Step::Serving(ready) = step {
+    let mut killed = 0;
+    let mut end = |killer: &mut Option<std::thread::JoinHandle<u32>>| {
+        over.store(true, std::sync::atomic::Ordering::Relaxed);
+        killed = killer.take().map_or(killed, |killer| killer.join().unwrap());
+    };
+    let report = job.run(|step| match step {
+        Step::Serving(ready) => {
             let (holder, over) = (ready.pid, over.clone());
             killer = Some(std::thread::spawn(move || kill_workers(holder, &over)));
         }
+        // The guest is done. Then the device is told to end, and it is an error if its worker dies before everything is kept.
+        Step::Doing("comparing with the reference") => end(&mut killer),
+        _ => {}
     });
-    over.store(true, std::sync::atomic::Ordering::Relaxed);
-    let killed = killer.unwrap().join().unwrap();
+    end(&mut killer);
     let report = report.unwrap();
     right(&report, report.tensors.len() * views.len());
     // At most four a second; a fast machine boots and reads in a few, and a busy one is slow to start the next.
