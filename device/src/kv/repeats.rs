@@ -54,13 +54,12 @@ impl Repeats {
     pub fn compact(&self, order: &Order, window: &mut [u8]) {
         let (length, head) = (order.columns * order.width, order.head() * order.width);
         let mut kept = 0;
-        for (row, of) in self.of.iter().enumerate() {
-            if usize::from(*of) == kept {
-                let at = head + row * length;
-                window.copy_within(at..at + length, head + kept * length);
-                kept += 1;
-            }
-        }
+        let moves = (0..self.of.len()).filter_map(|row| {
+            let is_kept = usize::from(self.of[row]) == kept;
+            kept += usize::from(is_kept);
+            is_kept.then(|| (row, kept - 1))
+        });
+        move_rows(&mut window[head..], length, moves);
         let end = order.elements * order.width;
         window.copy_within(head + self.of.len() * length..end, head + kept * length);
     }
@@ -72,10 +71,8 @@ impl Repeats {
         let tail = order.elements * order.width - rows;
         window.copy_within(kept..kept + tail, rows);
         // From the last on: a kept row is never before its own place among the kept.
-        for (row, of) in self.of.iter().enumerate().rev() {
-            let at = head + usize::from(*of) * length;
-            window.copy_within(at..at + length, head + row * length);
-        }
+        let moves = self.of.iter().enumerate().rev().map(|(row, of)| (usize::from(*of), row));
+        move_rows(&mut window[head..], length, moves);
     }
 
     /// Bytes that [`Self::write`] appends.
@@ -140,6 +137,24 @@ impl Repeats {
     }
 }
 
+/// Moves rows of `length` bytes, each from one place among them to another, in order.
+#[inline]
+fn move_rows(rows: &mut [u8], length: usize, moves: impl Iterator<Item = (usize, usize)>) {
+    // To call for the copy of a row takes longer than to copy a short one.
+    match length {
+        32 => move_short(rows.as_chunks_mut::<32>().0, moves),
+        64 => move_short(rows.as_chunks_mut::<64>().0, moves),
+        128 => move_short(rows.as_chunks_mut::<128>().0, moves),
+        _ => moves.for_each(|(from, to)| rows.copy_within(from * length..(from + 1) * length, to * length)),
+    }
+}
+
+/// As [`move_rows`], of rows of a length that is known.
+#[inline]
+fn move_short<const LENGTH: usize>(rows: &mut [[u8; LENGTH]], moves: impl Iterator<Item = (usize, usize)>) {
+    moves.for_each(|(from, to)| rows[to] = rows[from]);
+}
+
 /// No row.
 const NONE: u16 = u16::MAX;
 /// Slots for rows: twice as many as there may be, so that few come to one that is taken.
@@ -148,10 +163,22 @@ const SLOTS: usize = 2 * MOST_ROWS;
 /// Whether some row seems to be equal to an earlier one, by what the rows mix to. It does not look at rows, so it misses two that are equal if another came to their slot between them: in a window of 128 that
 /// happens to one pair in some twenty. If there is none, it seldom seems so.
 fn seem_to_repeat(all: &[u8], length: usize) -> bool {
+    match length {
+        // Of rows of a length that is known here, it is not asked whether they have ends.
+        32 => some_seem_equal(all.as_chunks::<32>().0.iter().map(|row| mixed(row))),
+        64 => some_seem_equal(all.as_chunks::<64>().0.iter().map(|row| mixed(row))),
+        128 => some_seem_equal(all.as_chunks::<128>().0.iter().map(|row| mixed(row))),
+        _ => some_seem_equal(all.chunks_exact(length).map(mixed)),
+    }
+}
+
+/// As [`seem_to_repeat`], by what the rows mix to.
+#[inline]
+fn some_seem_equal(rows: impl Iterator<Item = u64>) -> bool {
     let mut last = [0_u16; SLOTS];
-    all.chunks_exact(length).fold(false, |found, row| {
-        let mixed = mixed(row);
-        let tag = u16::try_from(mixed >> 32 & 0xffff).expect("16 bits") | 1;
+    rows.fold(false, |found, mixed| {
+        let [_, _, _, _, tag @ .., _, _] = mixed.to_le_bytes();
+        let tag = u16::from_le_bytes(tag);
         found | (std::mem::replace(&mut last[slot(mixed)], tag) == tag)
     })
 }
