@@ -15,23 +15,23 @@ pub(super) fn write(bases: &[u8], out: &mut Vec<u8>) {
     let least = bases.iter().fold(most, |least, base| (*base).min(least));
     let bits = 8 - (most - least).leading_zeros() as usize;
     let [bits_byte, ..] = bits.to_le_bytes();
-    out.extend([least, bits_byte]);
-    if bits == 0 {
-        return;
-    }
-    let (widths, end) = (Widths::of(bits), out.len() + (bases.len() * bits).div_ceil(8));
+    let at = out.len();
+    let end = at + 2 + (bases.len() * bits).div_ceil(8);
     // Eight bytes a time, whatever of them counts.
-    let mut at = out.len();
     out.resize(end + EIGHT, 0);
+    let (head, packed) = out[at..].split_at_mut(2);
+    head.copy_from_slice(&[least, bits_byte]);
+    let widths = Widths::of(bits);
     let (eights, rest) = bases.as_chunks();
+    let mut at = 0;
     for eight in eights {
-        out[at..][..EIGHT].copy_from_slice(&together(*eight, least, &widths));
+        packed[at..at + EIGHT].copy_from_slice(&together(*eight, least, &widths));
         at += bits;
     }
     if !rest.is_empty() {
-        let mut eight = [least; EIGHT];
-        eight[..rest.len()].copy_from_slice(rest);
-        out[at..][..EIGHT].copy_from_slice(&together(eight, least, &widths));
+        let mut last = [least; EIGHT];
+        last[..rest.len()].copy_from_slice(rest);
+        packed[at..at + EIGHT].copy_from_slice(&together(last, least, &widths));
     }
     out.truncate(end);
 }
