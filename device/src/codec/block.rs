@@ -17,7 +17,7 @@ mod bf16;
 mod headed;
 mod stored;
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 
 pub use self::stored::most_bytes;
 use self::stored::trailing_check;
@@ -53,8 +53,8 @@ thread_local! {
     static DECODED: RefCell<Aligned> = const { RefCell::new(Aligned([0; BLOCK_BYTES])) };
     /// Where words are split to.
     static SPLIT: RefCell<Aligned> = const { RefCell::new(Aligned([0; BLOCK_BYTES])) };
-    /// The plane tree's code of the block before.
-    static KEPT: RefCell<tree::Kept> = const { RefCell::new(tree::Kept::none()) };
+    /// The plane tree's codes of blocks before.
+    static KEPT: Cell<Option<Box<tree::Kept>>> = const { Cell::new(None) };
 }
 
 /// How much is done for the shortest bundle.
@@ -72,6 +72,8 @@ pub struct Bundle {
     /// The description, or `None` for a block of zeros.
     pub stored: Option<Stored>,
     effort: Effort,
+    /// Where its blocks are in what they are part of, if blocks in the same place are alike.
+    place: Option<usize>,
     bytes: [u8; MAX_BUNDLE + MAX_HEAD],
     /// Where in `bytes` it begins.
     start: usize,
@@ -148,12 +150,17 @@ impl Bundle {
 
     /// An empty bundle that is filled with this effort.
     pub const fn with(effort: Effort) -> Self {
-        Self { stored: None, effort, bytes: [0; MAX_BUNDLE + MAX_HEAD], start: 0, length: 0 }
+        Self { stored: None, effort, place: None, bytes: [0; MAX_BUNDLE + MAX_HEAD], start: 0, length: 0 }
     }
 
     /// Fills it with this effort from now on.
     pub const fn set_effort(&mut self, effort: Effort) {
         self.effort = effort;
+    }
+
+    /// Says where in what they are part of its blocks are from now on, if those in the same place are alike, as those of the same channels in windows.
+    pub const fn set_place(&mut self, place: Option<usize>) {
+        self.place = place;
     }
 
     /// The bytes to store.
@@ -180,7 +187,7 @@ impl Bundle {
     ///
     /// # Panics
     /// If the format has no planes, or the details with a plane of signs pass [`MAX_HEAD`].
-    pub fn encode_headed(&mut self, format: Format, codec: Codec, words: &BlockWords, details: Details<'_>) {
+    pub fn encode_headed(&mut self, format: Format, codec: Codec, words: &BlockWords, details: &Details<'_>) {
         if format == Format::Bf16 && codec == Codec::Tree {
             return self.encode_bf16_headed(words, details);
         }
@@ -210,7 +217,7 @@ impl Bundle {
         format: Format,
         codec: Codec,
         words: &BlockWords,
-        details: Option<Details<'_>>,
+        details: Option<&Details<'_>>,
         stream: Option<&[u8]>,
     ) {
         SPLIT.with_borrow_mut(|Aligned(split)| {
@@ -224,10 +231,11 @@ impl Bundle {
         const FORMAT: Format = Format::Bf16;
         const RAW: usize = FORMAT.plane_bytes();
         let out = &mut self.bytes;
-        let whole = with_kept(self.effort, |kept| tree::encode_bf16(words, kept, out));
-        let Some(Whole { length, checks, noise: u8::MAX }) = whole else {
+        let mut whole = Whole::default();
+        with_kept(self.effort, self.place, |kept| tree::encode_bf16(words, kept, out, &mut whole));
+        let Whole { length, ref checks, noise: u8::MAX } = whole else {
             let mut stream = [0; tree::joint_bytes(FORMAT)];
-            let stream = &mut stream[..whole.map_or(0, |whole| whole.length)];
+            let stream = &mut stream[..whole.length];
             stream.copy_from_slice(&out[RAW..][..stream.len()]);
             return self.encode_planes(FORMAT, Codec::Tree, words, None, Some(stream));
         };
@@ -251,7 +259,7 @@ impl Bundle {
         codec: Codec,
         words: &BlockWords,
         split: &mut PlaneBlock,
-        details: Option<Details<'_>>,
+        details: Option<&Details<'_>>,
         stream: Option<&[u8]>,
     ) {
         let (count, raw) = (format.planes(), format.plane_bytes());
@@ -336,7 +344,7 @@ impl Bundle {
     /// Appends the plane tree of a block's joint planes, if that makes them shorter.
     fn append_tree(&mut self, format: Format, words: &BlockWords) -> Joint {
         let out = &mut self.bytes[self.length..];
-        let length = with_kept(self.effort, |kept| tree::encode(format, words, kept, out));
+        let length = with_kept(self.effort, self.place, |kept| tree::encode(format, words, kept, out));
         self.joint(length.unwrap_or(0))
     }
 
@@ -377,9 +385,16 @@ impl Bundle {
 }
 
 /// Codes with the codes of blocks before, or without.
-fn with_kept<T>(effort: Effort, encode: impl FnOnce(&mut tree::Kept) -> T) -> T {
+#[inline]
+fn with_kept<T>(effort: Effort, place: Option<usize>, encode: impl FnOnce(&mut tree::Kept) -> T) -> T {
     match effort {
-        Effort::Quick => KEPT.with_borrow_mut(encode),
+        Effort::Quick => {
+            let mut kept = KEPT.take().unwrap_or_else(|| Box::new(tree::Kept::none()));
+            kept.set_place(place);
+            let coded = encode(&mut kept);
+            KEPT.set(Some(kept));
+            coded
+        }
         Effort::Thorough => encode(&mut tree::Kept::none()),
     }
 }

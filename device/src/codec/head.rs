@@ -53,7 +53,7 @@ pub struct Found<'a> {
 }
 
 /// Puts a head together at the front of `out`, where its `signs` bytes of signs are already at their place, behind [`signs_at`]: its length.
-pub(super) fn write(signs: usize, details: Details<'_>, out: &mut [u8]) -> u16 {
+pub(super) fn write(signs: usize, details: &Details<'_>, out: &mut [u8]) -> u16 {
     let first =
         u16::try_from(signs).expect("shorter than a plane") | if details.repeats { REPEATS } else { 0 };
     out[..FIRST].copy_from_slice(&first.to_le_bytes());

@@ -127,7 +127,7 @@ fn signs_in_the_head_leave_no_plane() {
         *word = (sign | (0x3f00 + element.wrapping_mul(40_503) % 0x200)).to_le_bytes();
     }
     let mut bundle = Bundle::new();
-    bundle.encode_headed(Format::Bf16, Codec::Tree, &words, head::Details::default());
+    bundle.encode_headed(Format::Bf16, Codec::Tree, &words, &head::Details::default());
     let Some(Stored::Planes(planes)) = &bundle.stored else { panic!("planes were encoded") };
     assert_eq!(planes.plane(0), StoredPlane::Zeros);
     assert!(usize::from(planes.head.length) < 250, "{}", planes.head.length);

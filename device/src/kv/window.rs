@@ -24,7 +24,7 @@ const SAMPLE: usize = 12;
 /// A way that was best is used for further windows of about so many blocks before all are tried again,
 const MOST_BLOCKS_MORE: usize = 96;
 /// but not for fewer or more windows than these,
-const USES: (usize, usize) = (3, 16);
+const USES: (usize, usize) = (3, 48);
 /// and only as long as a block in it takes what it took then, within a part in so many.
 const DRIFT: usize = 16;
 /// Differences are for channels that have at least so many elements in a window: every channel has a base in every block.
@@ -132,6 +132,7 @@ pub fn encode_with(
     bundles.resize_with(blocks.len(), Bundle::new);
     for bundle in bundles.iter_mut() {
         bundle.set_effort(effort);
+        bundle.set_place(None);
     }
     if bytes.iter().all(|byte| *byte == 0) {
         bundles.iter_mut().for_each(Bundle::clear);
@@ -347,6 +348,12 @@ impl Transformed<'_> {
     /// Codes block `block`. Its exponents are left as differences if it is coded so.
     fn encode(&mut self, block: usize, coding: Coding, bundle: &mut Bundle) {
         let format = self.shape.format();
+        // In address order all blocks have all channels, and differences are other values than exponents.
+        bundle.set_place(match coding {
+            Coding::Plain => None,
+            Coding::Channels => Some(2 * block),
+            Coding::Deltas => Some(2 * block + 1),
+        });
         if coding == Coding::Plain {
             return bundle.encode(format, self.codec, &self.bytes.as_chunks().0[block]);
         }
@@ -379,7 +386,7 @@ impl Transformed<'_> {
         }
         let details =
             Details { delta: field.is_some(), repeats: repeats.is_some(), bytes: &self.details[..] };
-        bundle.encode_headed(format, self.codec, words, details);
+        bundle.encode_headed(format, self.codec, words, &details);
     }
 
     /// Makes exponents again of the differences of the block that was coded last, or has all arranged anew.

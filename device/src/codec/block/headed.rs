@@ -28,28 +28,30 @@ const SIGNS: u32 = 1 << (FORMAT.planes() - 1);
 
 impl Bundle {
     /// Codes `words` of bf16 by a plane tree, with `details` in the head.
-    pub(super) fn encode_bf16_headed(&mut self, words: &BlockWords, details: Details<'_>) {
+    pub(super) fn encode_bf16_headed(&mut self, words: &BlockWords, details: &Details<'_>) {
         let out = &mut self.bytes[MAX_HEAD..];
-        let whole = with_kept(self.effort, |kept| tree::encode_bf16(words, kept, out));
-        let length = whole.map_or(0, |whole| whole.length);
+        let mut whole = Whole::default();
+        with_kept(self.effort, self.place, |kept| tree::encode_bf16(words, kept, out, &mut whole));
+        // Without a stream its length is zero.
+        let Whole { length, ref checks, noise } = whole;
         let end = MAX_HEAD + RAW + length + LOWER_PLANES * RAW;
         let (front, rest) = self.bytes.split_at_mut(MAX_HEAD);
         let (sign_plane, behind) = rest.split_at(RAW);
         // Signs that are all the same take nothing.
         let same = matches!(sign_plane[0], 0 | u8::MAX) && sign_plane[1..] == sign_plane[..RAW - 1];
-        let whole = whole.filter(|whole| whole.noise | SIGN == u8::MAX && !same);
+        let mut at_once = length > 0 && noise | SIGN == u8::MAX && !same;
         let mut signs = 0;
-        if whole.is_some() {
+        if at_once {
             signs = signs::encode(FORMAT, sign_plane, RAW, &mut front[head::signs_at()..]).unwrap_or(0);
+            at_once = signs > 0 || noise & SIGN > 0;
         }
-        let whole = whole.filter(|whole| signs > 0 || whole.noise & SIGN > 0);
-        let Some(Whole { checks, .. }) = whole else {
+        if !at_once {
             let mut stream = [0; tree::joint_bytes(FORMAT)];
             let stream = &mut stream[..length];
             stream.copy_from_slice(&behind[..length]);
             self.start = 0;
             return self.encode_planes(FORMAT, Codec::Tree, words, Some(details), Some(stream));
-        };
+        }
         let head = Head { length: head::write(signs, details, front), delta: details.delta };
         let head_bytes = usize::from(head.length);
         // With the signs in the head, nothing is left of their plane.
@@ -177,8 +179,8 @@ mod tests {
             let words = block(seed, lean);
             let details = Details { delta: true, repeats: false, bytes: b"sixteen of them." };
             let [mut bundle, mut slow] = [(); 2].map(|()| Bundle::with(Effort::Thorough));
-            bundle.encode_headed(FORMAT, Codec::Tree, &words, details);
-            slow.encode_planes(FORMAT, Codec::Tree, &words, Some(details), None);
+            bundle.encode_headed(FORMAT, Codec::Tree, &words, &details);
+            slow.encode_planes(FORMAT, Codec::Tree, &words, Some(&details), None);
             assert_eq!(bundle.start > 0, at_once);
             assert!(bundle.bytes() == slow.bytes(), "{seed} {lean}");
             assert_eq!(bundle.stored, slow.stored);
@@ -207,7 +209,7 @@ mod tests {
     /// A stored block and its bundle in the store, something else behind it.
     fn stored(words: &BlockWords, details: Details<'_>) -> (StoredPlanes, [u8; MAX_BUNDLE], usize) {
         let mut bundle = Bundle::with(Effort::Thorough);
-        bundle.encode_headed(FORMAT, Codec::Tree, words, details);
+        bundle.encode_headed(FORMAT, Codec::Tree, words, &details);
         let Some(Stored::Planes(stored)) = bundle.stored.clone() else {
             panic!("a block with a head has planes")
         };

@@ -4,6 +4,8 @@
 //!
 //! * A block is coded by the kept code that takes least for a [`Sample`] of its values, unless that takes more than the least that any code could by what it took for
 //!   the block that it was made for and a bit for [`TOLERANCE`] values. Then the block gets a code of its own, which is kept in place of the oldest.
+//! * Some blocks have a *place*, as those of the same channels have in the windows of a cache, and in one they are alike even more. What was chosen for one of them is used untried
+//!   for up to [`UNTRIED`] blocks that come there after it, as long as their streams are as long as its was, within a part in [`DRIFT`].
 //! * The format knows nothing of it: every stream has its code with it.
 
 use super::{
@@ -21,6 +23,12 @@ const ENOUGH: u32 = (SAMPLE / TOLERANCE) as u32;
 const ALIKE: u32 = 4;
 /// Codes that are kept.
 pub(super) const MOST_CODES: usize = 8;
+/// Blocks in the same place, one after another, that are coded untried.
+pub(super) const UNTRIED: u8 = 7;
+/// How much longer or shorter their streams may be.
+const DRIFT: usize = 16;
+/// Places that are told apart.
+const PLACES: usize = 128;
 
 /// Codes that are kept, if any: all for blocks of one format.
 pub struct Kept {
@@ -30,10 +38,25 @@ pub struct Kept {
     /// What each took more than the least for a sample of the block that it was made for, in bits.
     more: [u32; MOST_CODES],
     format: Option<Format>,
-    /// The newest code's place.
+    /// Where the newest code is.
     newest: usize,
-    /// The place of the code that was used last.
+    /// Where the code is that was used last.
     last: usize,
+    /// What was chosen last in each place.
+    chosen: [Option<Chosen>; PLACES],
+    /// The place of the next block, if it has one.
+    place: Option<usize>,
+}
+
+/// What was chosen for a block by a sample.
+#[derive(Clone, Copy)]
+struct Chosen {
+    /// Where the code is.
+    code: usize,
+    /// Bytes of the block's stream.
+    length: usize,
+    /// Blocks that were coded by it untried.
+    untried: u8,
 }
 
 impl Kept {
@@ -46,7 +69,32 @@ impl Kept {
             format: None,
             newest: 0,
             last: 0,
+            chosen: [None; PLACES],
+            place: None,
         }
+    }
+
+    /// Says where the next blocks are.
+    pub(in crate::codec) fn set_place(&mut self, place: Option<usize>) {
+        self.place = place.map(|place| place % PLACES);
+    }
+
+    /// The code at `at`, which was named before.
+    pub(super) fn code(&self, at: usize) -> &Coder {
+        self.codes[at].as_ref().expect("a code that is kept")
+    }
+
+    /// Where the code is that is to be used untried, if there is one.
+    pub(super) fn untried(&self, format: Format) -> Option<usize> {
+        let chosen = self.chosen[self.place?].filter(|chosen| chosen.untried < UNTRIED)?;
+        (self.format == Some(format)).then_some(chosen.code)
+    }
+
+    /// Whether a stream of this length, written by the code of [`Self::untried`], is as long as it was to be.
+    pub(super) fn is_as_before(&mut self, length: usize) -> bool {
+        let Some(chosen) = self.place.and_then(|place| self.chosen[place].as_mut()) else { return false };
+        chosen.untried += 1;
+        length.abs_diff(chosen.length) <= chosen.length / DRIFT
     }
 
     /// What values take by each code that is kept for blocks of any format; more than any where there is none.
@@ -54,13 +102,13 @@ impl Kept {
         &self.costs
     }
 
-    /// The code that takes least for a sample of a block of `format`, if that is well enough: by what each takes.
+    /// Where the code is that takes least for a sample of a block of `format`, if that is well enough: by what each takes.
     pub(super) fn best(
         &mut self,
         format: Format,
         sample: &Sample,
         costs: &[u32; MOST_CODES],
-    ) -> Option<&Coder> {
+    ) -> Option<usize> {
         if self.format != Some(format) || !sample.tells() {
             return None;
         }
@@ -69,16 +117,27 @@ impl Kept {
             self.last = costs.iter().position(|cost| *cost == least)?;
         }
         let enough = sample.least() + self.more[self.last] + ENOUGH;
-        self.codes[self.last].as_ref().filter(|_| costs[self.last] <= enough)
+        (costs[self.last] <= enough).then_some(self.last)
+    }
+
+    /// Notes that the code which [`Self::best`] gave, or [`Self::keep`] got, has made a stream of this length.
+    pub(super) fn choose(&mut self, length: usize) {
+        if let Some(place) = self.place {
+            self.chosen[place] = Some(Chosen { code: self.last, length, untried: 0 });
+        }
     }
 
     /// Keeps a code, by which a sample of the block that it was made for takes this many bits.
     pub(super) fn keep(&mut self, format: Format, coder: Coder, sample: &Sample) {
         if self.format != Some(format) {
-            *self = Self { format: Some(format), ..Self::none() };
+            *self = Self { format: Some(format), place: self.place, ..Self::none() };
         }
         self.newest = (self.newest + 1) % MOST_CODES;
         self.last = self.newest;
+        // Who had the code that goes chooses anew.
+        for chosen in &mut self.chosen {
+            *chosen = chosen.filter(|chosen| chosen.code != self.newest);
+        }
         self.costs[self.newest] = Costs::of(&coder.code);
         self.more[self.newest] = sample.cost(&self.costs[self.newest]).saturating_sub(sample.least());
         self.codes[self.newest] = Some(coder);

@@ -41,7 +41,7 @@ mod sample;
 mod tests;
 mod whole;
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 
 use self::{
     code::{Code, Coder, Costs},
@@ -106,6 +106,9 @@ kernels! {
 /// Most elements of a block.
 const MOST_ELEMENTS: usize = 8192;
 
+/// Of a block's values so many tell whether it may have a single one.
+const FIRST: usize = 64;
+
 /// What is left of a mark when all its bits are written.
 #[cfg(target_arch = "x86_64")]
 const END: u8 = 0x80;
@@ -139,16 +142,37 @@ pub struct Bf16<'a> {
     pub checks: [u16; 8],
 }
 
+/// Room for a block.
+struct Room {
+    fields: Fields,
+    scratch: Scratch,
+}
+
+impl Room {
+    fn new() -> Self {
+        let scratch = Scratch {
+            #[cfg(target_arch = "x86_64")]
+            levels: std::array::from_fn(|_| Lines::new(MOST_ELEMENTS + 64)),
+            #[cfg(target_arch = "x86_64")]
+            masks: std::array::from_fn(|_| Lines::new(masks::STORE)),
+        };
+        Self { fields: Fields::new(), scratch }
+    }
+}
+
 thread_local! {
-    static FIELDS: RefCell<Fields> = RefCell::new(Fields::new());
-    static SCRATCH: RefCell<Scratch> = RefCell::new(Scratch {
-        #[cfg(target_arch = "x86_64")]
-        levels: std::array::from_fn(|_| Lines::new(MOST_ELEMENTS + 64)),
-        #[cfg(target_arch = "x86_64")]
-        masks: std::array::from_fn(|_| Lines::new(masks::STORE)),
-    });
+    static ROOM: Cell<Option<Box<Room>>> = const { Cell::new(None) };
     #[cfg(target_arch = "x86_64")]
     static DECODER: RefCell<Box<avx512::Decoder>> = RefCell::new(Box::new(avx512::Decoder::new()));
+}
+
+/// Does something with the room that the thread keeps. It is taken out meanwhile: what is done within a thread's variable is not inlined, and all that it knows goes by way of memory.
+#[inline]
+fn with_room<T>(work: impl FnOnce(&mut Room) -> T) -> T {
+    let mut room = ROOM.take().unwrap_or_else(|| Box::new(Room::new()));
+    let result = work(&mut room);
+    ROOM.set(Some(room));
+    result
 }
 
 impl Kernel {
@@ -165,10 +189,10 @@ impl Kernel {
         kept: &mut Kept,
         out: &mut [u8],
     ) -> Option<usize> {
-        FIELDS.with_borrow_mut(|fields| {
+        with_room(|Room { fields, scratch }| {
             let values = fields.values(format);
             self.take(format, words, values);
-            self.encode_kept(format, values, kept, out, &mut || ())
+            self.encode_kept(format, values, kept, out, scratch, &mut || ())
         })
     }
 
@@ -235,8 +259,8 @@ impl Kernel {
         if self == Self::Portable {
             return self.decode_planes(format, stream, length, wanted, planes, words);
         }
-        FIELDS.with_borrow_mut(|fields| {
-            self.decode(format, stream, length, fields.values(format))?;
+        with_room(|Room { fields, scratch }| {
+            self.decode(format, stream, length, fields.values(format), scratch)?;
             fields.rest(format, planes);
             self.put(format, fields, wanted, words);
             Ok(())
@@ -273,33 +297,47 @@ impl Kernel {
         values: &[u8],
         kept: &mut Kept,
         out: &mut [u8],
+        scratch: &mut Scratch,
         aside: &mut dyn FnMut(),
     ) -> Option<usize> {
         let raw = self.check_room(format, values, out);
-        SCRATCH.with_borrow_mut(|scratch| {
-            #[cfg(target_arch = "x86_64")]
-            if self == Self::Bmi2 {
-                // It has each value's elements as a mask, and codes by these.
-                // SAFETY: the processor has its features, as was asserted above.
-                return unsafe { masks::encode_bmi2(values, joint_planes(format), out, scratch) };
-            }
-            let (sample, costs) = self.sample(values, kept.costs());
-            if let Some(coder) = kept.best(format, &sample, &costs)
-                && let Some(length) = self.levels(values, raw, coder, out, scratch, aside)
-            {
+        #[cfg(target_arch = "x86_64")]
+        if self == Self::Bmi2 {
+            // It has each value's elements as a mask, and codes by these.
+            // SAFETY: the processor has its features, as was asserted above.
+            return unsafe { masks::encode_bmi2(values, joint_planes(format), out, scratch) };
+        }
+        // A single value is left to its planes, which are constant.
+        let untried = kept.untried(format).filter(|_| values[1..FIRST] != values[..FIRST - 1]);
+        let written = untried.and_then(|at| self.levels(values, raw, kept.code(at), out, scratch, aside));
+        if let Some(length) = written
+            && kept.is_as_before(length)
+        {
+            return Some(length);
+        }
+        let (sample, costs) = self.sample(values, kept.costs());
+        if let Some(best) = kept.best(format, &sample, &costs) {
+            let length = if untried == Some(best) {
+                written
+            } else {
+                self.levels(values, raw, kept.code(best), out, scratch, aside)
+            };
+            if let Some(length) = length {
+                kept.choose(length);
                 return Some(length);
             }
-            let census = self.census(format, values, scratch)?;
-            if census.symbols() < 2 {
-                return None;
-            }
-            let plan = Plan::new(&census, raw)?;
-            let coder = self.coder(plan.code);
-            let length = self.levels(values, raw, &coder, out, scratch, aside);
-            debug_assert!(length == Some(plan.length), "{length:?} instead of {}", plan.length);
-            kept.keep(format, coder, &sample);
-            length
-        })
+        }
+        let census = self.census(format, values, scratch)?;
+        if census.symbols() < 2 {
+            return None;
+        }
+        let plan = Plan::new(&census, raw)?;
+        let coder = self.coder(plan.code);
+        let length = self.levels(values, raw, &coder, out, scratch, aside);
+        debug_assert!(length == Some(plan.length), "{length:?} instead of {}", plan.length);
+        kept.keep(format, coder, &sample);
+        kept.choose(plan.length);
+        length
     }
 
     /// What values a block has, or `None` if they are too many.
@@ -380,6 +418,7 @@ impl Kernel {
         stream: &[u8],
         length: usize,
         values: &mut [u8],
+        scratch: &mut Scratch,
     ) -> Result<(), Malformed> {
         self.check_stream(stream, length);
         assert!(values.len() == 8 * format.plane_bytes(), "the values of one block");
@@ -393,9 +432,7 @@ impl Kernel {
             }
             // SAFETY: the processor has its features, as was asserted above.
             #[cfg(target_arch = "x86_64")]
-            Self::Bmi2 => SCRATCH.with_borrow_mut(|scratch| unsafe {
-                masks::decode_bmi2(stream, length, count, values, scratch)
-            }),
+            Self::Bmi2 => unsafe { masks::decode_bmi2(stream, length, count, values, scratch) },
             // SAFETY: the processor has its features, as was asserted above.
             #[cfg(target_arch = "x86_64")]
             Self::Avx512 => DECODER.with_borrow_mut(|decoder| unsafe {
@@ -467,8 +504,8 @@ pub fn encode(format: Format, words: &BlockWords, kept: &mut Kept, out: &mut [u8
 }
 
 /// Codes a block of bf16 whole by the best kernel; see [`Kernel::encode_bf16`].
-pub fn encode_bf16(words: &BlockWords, kept: &mut Kept, out: &mut [u8]) -> Option<Whole> {
-    Kernel::best().encode_bf16(words, kept, out)
+pub fn encode_bf16(words: &BlockWords, kept: &mut Kept, out: &mut [u8], whole: &mut Whole) -> bool {
+    Kernel::best().encode_bf16(words, kept, out, whole)
 }
 
 /// Decodes a block by the best kernel; see [`Kernel::decode_block`].

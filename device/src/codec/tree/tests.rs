@@ -4,7 +4,7 @@ pub(super) mod codes;
 
 use proptest::prelude::*;
 
-use super::*;
+use super::{kept::UNTRIED, *};
 use crate::{
     BLOCK_BYTES, BlockWords,
     codec::{check, survey::survey, tests::words},
@@ -44,14 +44,14 @@ fn values_of(format: Format, value: impl Fn(usize) -> u8) -> Vec<u8> {
 fn encoded(kernel: Kernel, format: Format, values: &[u8]) -> Option<Vec<u8>> {
     let mut out = vec![0xa5; joint_bytes(format) + SLACK];
     kernel
-        .encode_kept(format, values, &mut Kept::none(), &mut out, &mut || ())
+        .encode_kept(format, values, &mut Kept::none(), &mut out, &mut Room::new().scratch, &mut || ())
         .map(|length| out[..length].to_vec())
 }
 
 fn decoded(kernel: Kernel, format: Format, stream: &[u8]) -> Result<Vec<u8>, Malformed> {
     let mut values = vec![0xa5; 8 * format.plane_bytes()];
     let slack = [stream, &[0xa5; SLACK]].concat();
-    kernel.decode(format, &slack, stream.len(), &mut values).map(|()| values)
+    kernel.decode(format, &slack, stream.len(), &mut values, &mut Room::new().scratch).map(|()| values)
 }
 
 /// Decodes as the module's documentation says, a bit at a time.
@@ -124,7 +124,7 @@ proptest! {
     fn every_kernel_counts_and_writes_the_same_by_another_blocks_code(format in format(), of in words(), words in words()) {
         let raw = joint_bytes(format);
         let census_of = |kernel: Kernel, values: &[u8]| {
-            SCRATCH.with_borrow_mut(|scratch| kernel.census(format, values, scratch))
+            kernel.census(format, values, &mut Room::new().scratch)
         };
         let told = |census: &Option<Census>| census.as_ref().map(|census| {
             (census.values[..census.found].to_vec(), census.counts[..census.found].to_vec(), census.escapes)
@@ -135,7 +135,7 @@ proptest! {
         let census = census_of(Kernel::Portable, &values);
         let coder = Coder::new(plan.code.clone());
         let mut out = vec![0; raw + SLACK];
-        let want = SCRATCH.with_borrow_mut(|scratch| Kernel::Portable.levels(&values, raw, &coder, &mut out, scratch, &mut || ()));
+        let want = Kernel::Portable.levels(&values, raw, &coder, &mut out, &mut Room::new().scratch, &mut || ());
         if let Some(length) = want {
             prop_assert!(length < raw);
             prop_assert!(by_the_book(format, &out[..length]) == values);
@@ -143,7 +143,7 @@ proptest! {
         // Bmi2 makes a code for each block.
         for kernel in Kernel::available().into_iter().filter(|kernel| format!("{kernel:?}") != "Bmi2") {
             let mut got = vec![0; raw + SLACK];
-            let length = SCRATCH.with_borrow_mut(|scratch| kernel.levels(&values, raw, &coder, &mut got, scratch, &mut || ()));
+            let length = kernel.levels(&values, raw, &coder, &mut got, &mut Room::new().scratch, &mut || ());
             prop_assert_eq!(length, want, "{:?}", kernel);
             prop_assert_eq!(&got[..length.unwrap_or(0)], &out[..length.unwrap_or(0)], "{:?}", kernel);
             prop_assert_eq!(told(&census_of(kernel, &values)), told(&census), "{:?}", kernel);
@@ -179,7 +179,9 @@ proptest! {
         let (upper, lower) = split.split_at(9 * 256);
         for kernel in Kernel::available() {
             let mut out = vec![0; BLOCK_BYTES + SLACK];
-            let whole = kernel.encode_bf16(&words, &mut Kept::none(), &mut out);
+            let mut whole = Whole::default();
+            let coded = kernel.encode_bf16(&words, &mut Kept::none(), &mut out, &mut whole);
+            let whole = coded.then_some(whole);
             let stream = encoded(kernel, Format::Bf16, &values(Format::Bf16, &words));
             prop_assert_eq!(whole.as_ref().map(|whole| whole.length), stream.as_ref().map(Vec::len));
             if let Some((whole, stream)) = whole.zip(stream) {
@@ -203,7 +205,7 @@ proptest! {
                 for _ in 0..*times {
                     let values = values(format, words);
                     let mut out = vec![0; joint_bytes(format) + SLACK];
-                    let own = kernel.encode_kept(format, &values, &mut Kept::none(), &mut out, &mut || ());
+                    let own = encoded(kernel, format, &values);
                     let length = kernel.encode_block(format, words, &mut kept, &mut out);
                     // A kept code may have symbols for some of too many values.
                     prop_assert!(length.is_some() || own.is_none(), "{:?}", kernel);
@@ -350,6 +352,42 @@ fn a_kept_code_is_used_for_what_is_alike_and_for_nothing_else() {
         assert_eq!(encode(&even(90, 4), &mut kept), four);
         assert_eq!(encode(&even(100, 2), &mut kept), own);
         assert_eq!(encode(&even(100, 4), &mut kept), four, "{kernel:?}");
+    }
+}
+
+#[test]
+fn what_was_chosen_in_a_place_is_used_there_untried_while_streams_are_as_long() {
+    for kernel in Kernel::available().into_iter().filter(|kernel| format!("{kernel:?}") != "Bmi2") {
+        let mut kept = Kept::none();
+        let mut out = vec![0; joint_bytes(Format::Bf16) + SLACK];
+        let mut encode = |words: &BlockWords, place: usize| {
+            kept.set_place(Some(place));
+            kernel.encode_block(Format::Bf16, words, &mut kept, &mut out)
+        };
+        let four = encode(&even(100, 4), 0).unwrap();
+        let own = encode(&even(100, 2), 1).unwrap();
+        assert!(own < four);
+        // By four's code, two take as much as four, which goes on for so many blocks.
+        for _ in 0..UNTRIED {
+            assert_eq!(encode(&even(100, 2), 0), Some(four), "{kernel:?}");
+        }
+        assert_eq!(encode(&even(100, 2), 0), Some(own), "{kernel:?}");
+        // By two's code four cannot be coded, which is seen at once, as are single values.
+        assert_eq!(encode(&even(100, 4), 0), Some(four), "{kernel:?}");
+        assert_eq!(encode(&even(100, 1), 0), None, "{kernel:?}");
+        // By a code of a bit for one of them and more for the others, four of a kind are much longer.
+        let mut peaked = even(100, 4);
+        for word in peaked.as_chunks_mut::<2>().0.iter_mut().skip(1).step_by(2) {
+            *word = (100_u16 << 7).to_le_bytes();
+        }
+        let peaked = encode(&peaked, 2).unwrap();
+        assert!(peaked < four);
+        assert_eq!(encode(&even(100, 4), 2), Some(four), "{kernel:?}");
+        // A code that was given up is not asked for.
+        for first in 0..u8::try_from(MOST_CODES).unwrap() {
+            encode(&even(10 + 8 * first, 8), 3).unwrap();
+        }
+        assert_eq!(encode(&even(100, 4), 2), Some(four), "{kernel:?}");
     }
 }
 

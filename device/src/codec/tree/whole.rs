@@ -6,7 +6,7 @@
 //! * The planes wait beside the bundle until the stream has its length.
 //! * What is told of the planes is what [`check`](super::super::check) and [`survey`](super::super::survey) say.
 
-use super::{FIELDS, Kept, Kernel};
+use super::{Kept, Kernel, Room, with_room};
 use crate::{
     BlockWords,
     codec::{check, survey::survey},
@@ -21,8 +21,8 @@ pub(super) const STEPS: usize = PLANE / 64;
 /// Planes beside the exponent's.
 pub const BESIDE: usize = 8;
 
-/// What there is to know of a block that was coded whole.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// What there is to know of a block that was coded whole. It is where the caller has it from the beginning, as results are copied on their way.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Whole {
     /// Bytes of the stream.
     pub length: usize,
@@ -33,22 +33,25 @@ pub struct Whole {
 }
 
 impl Kernel {
-    /// Codes a block of bf16 whole, its other planes as they are: sign plane, stream, lower planes. `None` if there is no stream, as
-    /// [`Self::encode_block`] says; what is in `out` is then undefined.
+    /// Codes a block of bf16 whole, its other planes as they are: sign plane, stream, lower planes. False if there is no stream, as
+    /// [`Self::encode_block`] says; what is in `out` is then undefined, and `whole` is as it was.
     ///
     /// # Panics
     /// If the processor does not have this kernel or `out` is shorter than a block and [`SLACK`](super::SLACK).
-    pub fn encode_bf16(self, words: &BlockWords, kept: &mut Kept, out: &mut [u8]) -> Option<Whole> {
-        FIELDS.with_borrow_mut(|fields| {
+    pub fn encode_bf16(self, words: &BlockWords, kept: &mut Kept, out: &mut [u8], whole: &mut Whole) -> bool {
+        with_room(|Room { fields, scratch }| {
             let (values, rests, planes) = fields.of_bf16();
             self.take_values(words, values, rests, planes);
             let (sign, out) = out.split_at_mut(PLANE);
             let mut steps = 0..STEPS;
             let mut aside = || steps.next().into_iter().for_each(|step| self.split_step(words, step, planes));
-            let length = self.encode_kept(Format::Bf16, values, kept, out, &mut aside)?;
+            let Some(length) = self.encode_kept(Format::Bf16, values, kept, out, scratch, &mut aside) else {
+                return false;
+            };
             steps.for_each(|step| self.split_step(words, step, planes));
-            let (checks, noise) = self.place(planes, sign, &mut out[length..]);
-            Some(Whole { length, checks, noise })
+            whole.length = length;
+            self.place(planes, sign, &mut out[length..], whole);
+            true
         })
     }
 
@@ -73,6 +76,7 @@ impl Kernel {
     }
 
     /// Splits one of the [`STEPS`] of a block to the planes beside the exponent's, most significant first.
+    #[inline]
     fn split_step(self, words: &BlockWords, step: usize, planes: &mut [[u8; PLANE]; BESIDE]) {
         assert!(self.is_available(), "{self:?} needs another processor");
         #[cfg(target_arch = "x86_64")]
@@ -82,8 +86,8 @@ impl Kernel {
         }
     }
 
-    /// Copies planes to where they belong, the first to `sign` and the others to `lower`: their checks, and which are noise.
-    fn place(self, planes: &[[u8; PLANE]; BESIDE], sign: &mut [u8], lower: &mut [u8]) -> ([u16; BESIDE], u8) {
+    /// Copies planes to where they belong, the first to `sign` and the others to `lower`, and finds their checks, and which are noise.
+    fn place(self, planes: &[[u8; PLANE]; BESIDE], sign: &mut [u8], lower: &mut [u8], whole: &mut Whole) {
         let sign = sign.first_chunk_mut().expect("room for the sign plane");
         let mut lower = lower.as_chunks_mut().0.iter_mut();
         let mut next = || lower.next().expect("room for all planes");
@@ -92,11 +96,13 @@ impl Kernel {
         #[cfg(target_arch = "x86_64")]
         if self == Self::Avx512 {
             // SAFETY: the processor has its features, as was asserted above.
-            let (checks, noise) = unsafe { super::avx512::place(planes, &mut places) };
-            return (checks, noise.unwrap_or_else(|| noise_of(planes)));
+            let noise = unsafe { super::avx512::place(planes, &mut places, &mut whole.checks) };
+            whole.noise = noise.unwrap_or_else(|| noise_of(planes));
+            return;
         }
         places.iter_mut().zip(planes).for_each(|(place, plane)| **place = *plane);
-        (planes.each_ref().map(|plane| check::check(plane)), noise_of(planes))
+        whole.checks = planes.each_ref().map(|plane| check::check(plane));
+        whole.noise = noise_of(planes);
     }
 }
 

@@ -38,12 +38,13 @@ pub(in super::super) fn split_step(words: &BlockWords, step: usize, planes: &mut
     }
 }
 
-/// Copies planes to their places: their checks, and which are noise, unless a plane below the signs that has as many ones as noise repeats a word.
+/// Copies planes to their places and finds their checks: which are noise, unless a plane below the signs that has as many ones as noise repeats a word.
 #[target_feature(enable = "avx512f,avx512bw,avx512vpopcntdq,gfni")]
 pub(in super::super) fn place(
     planes: &[[u8; PLANE]; BESIDE],
     places: &mut [&mut [u8; PLANE]; BESIDE],
-) -> ([u16; BESIDE], Option<u8>) {
+    their_checks: &mut [u16; BESIDE],
+) -> Option<u8> {
     let [mut checks, mut ones] = [[_mm512_setzero_si512(); BESIDE]; 2];
     let all = _mm512_set1_epi64(-1);
     // Words of signs that are the one before, and whether any of the other planes has such a word.
@@ -80,7 +81,8 @@ pub(in super::super) fn place(
         even &= !1;
     }
     let unclear = _mm512_testn_epi64_mask(least, least) > 0 && even & !1 > 0;
-    (fold(&checks), (!unclear).then_some(even))
+    *their_checks = fold(&checks);
+    (!unclear).then_some(even)
 }
 
 /// The sums of the words of each register.
