@@ -7,6 +7,7 @@
 //! * Every position is looked up in a table by a hash of its six bytes, where the last position with that hash is; after many that were not found, only every second, third, and so on.
 //! * A match of four or five bytes is not worth the two or three that it takes: without them a stream has half as many sequences, which is what reading it takes time for, and
 //!   as many bytes within a part in 300. If the match at the next position is longer, that one is taken.
+//! * Of an input that is zeros to the end but for a few bytes, these are literals, and the zeros one match.
 //! * It ends as soon as what is written is not shorter than the input.
 
 #![expect(
@@ -29,6 +30,8 @@ const NO_MATCH: usize = 12;
 const LONG: usize = 15;
 /// Positions that are not found before every second is left out.
 const PATIENCE: usize = 32;
+/// Bytes before zeros to the end that are not looked through.
+const MOST_BEFORE: usize = 64;
 /// Places of the table.
 const PLACES: usize = 512;
 
@@ -39,6 +42,17 @@ const PLACES: usize = 512;
 pub(super) fn compress(input: &[u8], out: &mut [u8]) -> Option<usize> {
     assert!(input.len() <= MOST && out.len() >= input.len());
     let mut writer = Writer { out: &mut out[..input.len()], at: 0 };
+    // A plane that ends with zeros, as those of a window's last block do, need not be looked through.
+    let (before, eights) = input.as_rchunks::<8>();
+    let zeros = eights.iter().rev().take_while(|eight| u64::from_le_bytes(**eight) == 0).count();
+    let zeros_at = before.len() + 8 * (eights.len() - zeros);
+    if zeros_at <= MOST_BEFORE && 2 * zeros_at + NO_MATCH < input.len() {
+        let start = zeros_at + 1;
+        let zeros = Match { start, offset: 1, length: input.len() - LAST_LITERALS - start };
+        writer.sequence(&input[..start], Some(&zeros))?;
+        writer.sequence(&input[start + zeros.length..], None)?;
+        return (writer.at < input.len()).then_some(writer.at);
+    }
     let mut finder = Finder { input, table: [0; PLACES] };
     // Bytes before `first` are written; what is before 0 cannot be found.
     let (mut first, mut at, mut missed) = (0, 1, 0);
@@ -236,6 +250,27 @@ mod tests {
                 let mut back = vec![0; end];
                 assert_eq!(decompress_into(&out[..stored], &mut back).ok(), Some(end));
                 assert_eq!(back, input);
+            }
+        }
+    }
+
+    #[test]
+    fn zeros_to_the_end_are_a_match_whatever_is_before_them() {
+        for before in 0..=MOST_BEFORE + 9 {
+            for length in [1, 20, 21, 64, 128, 200, 256, MOST].into_iter().filter(|length| before < *length) {
+                // No byte of them is zero.
+                let mut input: Vec<_> = (0..before).map(|at| ((at * at / 7) ^ (at * 31)) as u8 | 1).collect();
+                input.resize(length, 0);
+                let mut out = vec![0xa5; length];
+                let stored = compress(&input, &mut out);
+                // A token, the literals, with up to eight zeros, and their length, offset and length; a token and the last literals.
+                let most = 1 + before + 8 + 1 + 2 + 2 + 1 + LAST_LITERALS;
+                let is_short = before + 8 <= MOST_BEFORE && 2 * (before + 8) + NO_MATCH < length;
+                assert!(!is_short || stored.is_some_and(|stored| stored <= most), "{before} {length}");
+                let Some(stored) = stored else { continue };
+                let mut back = vec![0xa5; length];
+                assert_eq!(decompress_into(&out[..stored], &mut back).ok(), Some(length));
+                assert_eq!(back, input, "{before} {length}");
             }
         }
     }
