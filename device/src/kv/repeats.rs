@@ -10,6 +10,8 @@ use super::order::Order;
 const LEAST_ROW: usize = 16;
 /// Rows of a window that are looked at; windows of more have very short rows.
 pub const MOST_ROWS: usize = 512;
+/// Bytes of the references of a window at most.
+const MOST_REFERENCES: usize = MOST_ROWS * reference_bits(MOST_ROWS) / 8;
 
 /// Which rows repeat.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -111,27 +113,39 @@ impl Repeats {
             return None;
         }
         let (bitmap, references) = bytes.split_at_checked(rows.div_ceil(8))?;
-        let repeats = |row: usize| bitmap[row / 8] >> (row % 8) & 1 == 1;
-        let count = (0..rows).filter(|row| repeats(*row)).count();
+        // A word for every 64 rows; what is behind the last row does not count.
+        let mut words = [0_u64; MOST_ROWS / 64];
+        for ((at, word), eight) in words.iter_mut().enumerate().zip(bitmap.chunks(8)) {
+            let mut bytes = [0; 8];
+            bytes[..eight.len()].copy_from_slice(eight);
+            *word = u64::from_le_bytes(bytes) & u64::MAX >> (64 - (rows - 64 * at).min(64));
+        }
+        let count = words.iter().map(|word| word.count_ones() as usize).sum::<usize>();
         let total = rows - count;
         let bits = reference_bits(total);
         let (references, rest) = references.split_at_checked((count * bits).div_ceil(8))?;
-        let mut of = Vec::with_capacity(rows);
-        let (mut kept, mut at) = (0, 0);
-        for row in 0..rows {
-            if !repeats(row) {
-                of.push(kept);
-                kept += 1;
-                continue;
+        // With room behind, so that four bytes can be looked at anywhere.
+        let mut roomy = [0; MOST_REFERENCES + 4];
+        roomy[..references.len()].copy_from_slice(references);
+        let mut of = vec![0; rows];
+        let (mut kept, mut at, mut wrong) = (0, 0, false);
+        // Whether a row repeats cannot be foreseen, so it is not asked.
+        for (of, mut word) in of.chunks_mut(64).zip(words) {
+            for of in of {
+                let repeats = word & 1 == 1;
+                word >>= 1;
+                let four = *roomy[at / 8..].first_chunk().expect("room behind");
+                let [low, high, ..] =
+                    (u32::from_le_bytes(four) >> (at % 8) & ((1 << bits) - 1)).to_le_bytes();
+                let reference = u16::from_le_bytes([low, high]);
+                *of = if repeats { reference } else { kept };
+                wrong |= repeats && reference >= kept;
+                at += if repeats { bits } else { 0 };
+                kept += u16::from(!repeats);
             }
-            let byte = |byte: usize| u32::from(references.get(at / 8 + byte).copied().unwrap_or(0));
-            let word = byte(0) | byte(1) << 8 | byte(2) << 16;
-            let reference = u16::try_from(word >> (at % 8) & ((1 << bits) - 1)).ok()?;
-            at += bits;
-            if reference >= kept {
-                return None;
-            }
-            of.push(reference);
+        }
+        if wrong {
+            return None;
         }
         Some((Self { of, kept: total }, rest))
     }
