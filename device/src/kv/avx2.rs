@@ -12,7 +12,7 @@ use std::{
 
 use super::{
     order::Order,
-    tiles::{check, starts, turn},
+    tiles::{check, starts, tops, turn},
 };
 
 /// Bytes of a register, and so of a row in a tile.
@@ -30,7 +30,7 @@ turn!(
     [_mm256_unpacklo_epi32, _mm256_unpackhi_epi32]
 );
 
-/// Whole tiles of `columns`, forwards: as many rows as they have. `N` is 16 / `W`, the rows of a tile.
+/// Whole tiles of `columns`, forwards. `N` is 16 / `W`, the rows of a tile.
 ///
 /// # Panics
 /// If the two are not as long as the window, or the columns are not whole tiles of it.
@@ -45,7 +45,7 @@ pub(super) fn forward<const W: usize, const N: usize>(
     check::<W, N>(order, &columns, wide::<W>(), from.len(), to.len());
     for left in columns.step_by(wide::<W>()) {
         let starts = starts::<W>(&cut, left, wide::<W>());
-        for row in (0..cut.rows - cut.rows % N).step_by(N) {
+        for row in tops(0, cut.rows, N) {
             let mut tile = [_mm256_setzero_si256(); N];
             let first = (cut.head + left) * W + row * length;
             for (i, register) in tile.iter_mut().enumerate() {
@@ -82,7 +82,7 @@ pub(super) fn backward<const W: usize, const N: usize>(
     check::<W, N>(order, &columns, wide::<W>(), from.len(), to.len());
     for left in columns.step_by(wide::<W>()) {
         let starts = starts::<W>(&cut, left, wide::<W>());
-        for row in (0..cut.rows - cut.rows % N).step_by(N) {
+        for row in tops(0, cut.rows, N) {
             let mut tile = [_mm256_setzero_si256(); N];
             for (column, register) in tile.iter_mut().enumerate() {
                 // SAFETY: as in `forward`, what is stored there is loaded here.

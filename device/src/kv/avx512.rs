@@ -22,7 +22,7 @@ use super::{
     delta::{ColumnBases, Columns, Field},
     order::{Cut, Order},
     shape::WINDOW,
-    tiles::{check, starts, turn},
+    tiles::{check, starts, tops, turn},
 };
 
 /// Bytes of a register, and so of a row in a tile.
@@ -65,7 +65,7 @@ macro_rules! with_starts {
     }};
 }
 
-/// Whole tiles of `columns`, forwards: as many rows as they have. `N` is 16 / `W`, the rows of a tile. Differences are made of them if there are `deltas`, and then tiles have all rows.
+/// Whole tiles of `columns`, forwards. `N` is 16 / `W`, the rows of a tile. Differences are made of them if there are `deltas`, and then there is a tile's rows at least.
 ///
 /// # Panics
 /// If the two are not as long as the window, the columns are not whole tiles of it, or there are fewer bases than columns.
@@ -149,7 +149,7 @@ unsafe fn forward_strip<const W: usize, const N: usize>(
             row += 2 * N;
         }
     }
-    while row + N <= rows {
+    for row in tops(row, rows, N) {
         for (column, register) in turned(row).into_iter().enumerate() {
             let squares = [
                 _mm512_castsi512_si128(register),
@@ -163,7 +163,6 @@ unsafe fn forward_strip<const W: usize, const N: usize>(
                 unsafe { _mm_storeu_si128(to.add(at).cast(), rows) };
             }
         }
-        row += N;
     }
 }
 
@@ -246,7 +245,7 @@ unsafe fn backward_strip<const W: usize, const N: usize>(
             row += 2 * N;
         }
     }
-    while row + N <= rows {
+    for row in tops(row, rows, N) {
         let mut tile = [_mm512_setzero_si512(); N];
         for (column, register) in tile.iter_mut().enumerate() {
             let squares: [_; 4] = std::array::from_fn(|square| {
@@ -262,7 +261,6 @@ unsafe fn backward_strip<const W: usize, const N: usize>(
         for (i, register) in tile.into_iter().enumerate() {
             store(row + i, register);
         }
-        row += N;
     }
 }
 

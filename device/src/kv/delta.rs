@@ -1,4 +1,4 @@
-//! Exponents as differences from a base (TRACE eq. 5): δ = β − e, with β the largest exponent of the elements of one channel in one block.
+//! Exponents as differences from a base (TRACE eq. 5): δ = β − e, with β the largest exponent of the elements of one channel in one block, or in one window.
 //!
 //! The rules:
 //! * e and β are exponent *fields*, plain numbers: 0 for zeros and subnormals, all ones for infinities and NaN. As no e is larger than
@@ -89,7 +89,21 @@ macro_rules! of_width {
 
             #[inline(always)]
             fn replace(run: &mut [[u8; BYTES]], mask: $word, base: $word) {
-                for element in run {
+                // In registers, then in small ones: what is left of a run takes longest.
+                let (chunks, rest) = run.as_chunks_mut::<32>();
+                for chunk in chunks {
+                    replace_each(chunk, mask, base);
+                }
+                let (chunks, rest) = rest.as_chunks_mut::<8>();
+                for chunk in chunks {
+                    replace_each(chunk, mask, base);
+                }
+                replace_each(rest, mask, base);
+            }
+
+            #[inline(always)]
+            fn replace_each(elements: &mut [[u8; BYTES]], mask: $word, base: $word) {
+                for element in elements {
                     let word = load(element);
                     let exponent = base.wrapping_sub(word & mask) & mask;
                     *element = (word & !mask | exponent).to_le_bytes();

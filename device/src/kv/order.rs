@@ -9,7 +9,7 @@
 use std::ops::Range;
 
 #[cfg(target_arch = "x86_64")]
-use super::{avx2, avx512};
+use super::{avx2, avx512, tiles::tiled_rows};
 use super::{
     delta::{ColumnBases, Columns},
     kernel::Kernel,
@@ -92,19 +92,35 @@ impl Order {
     /// The lengths of the runs in block `block` of the channel-major window, in place of what is in `runs`.
     pub(super) fn block_runs(&self, block: usize, runs: &mut Vec<u16>) {
         runs.clear();
-        let (cut, per_block) = (self.cut(), BLOCK_BYTES / self.width);
-        let end = ((block + 1) * per_block).min(self.elements);
-        let start = (block * per_block).min(end);
+        let cut = self.cut();
+        let Range { start, end } = self.elements_of(block);
         if let Some(columns) = self.columns_of(block) {
-            runs.resize(columns.len(), u16::try_from(cut.rows).expect("at most a block"));
+            let rows = cut.rows;
+            let small = |count: usize| u16::try_from(count).expect("at most a block");
+            runs.resize(columns.len(), small(rows.min(end - start)));
+            // Of the first column and the last one a part may be in other blocks.
+            if let [first, .., last] = &mut runs[..] {
+                let of_first = (columns.start + 1) * rows - start;
+                let of_last = end - (columns.end - 1) * rows;
+                (*first, *last) = (small(of_first), small(of_last));
+            }
             return;
         }
         runs.extend(self.runs(start..end).map(|run| u16::try_from(run.len()).expect("at most a block")));
     }
 
-    /// The columns in block `block` of the channel-major window, if every block has whole columns, and whole rows are all there is.
+    /// The elements in block `block` of the channel-major window.
+    fn elements_of(&self, block: usize) -> Range<usize> {
+        let per_block = BLOCK_BYTES / self.width;
+        let end = ((block + 1) * per_block).min(self.elements);
+        (block * per_block).min(end)..end
+    }
+
+    /// The columns of which block `block` of the channel-major window has elements, if whole rows are all there is.
     pub(super) fn columns_of(&self, block: usize) -> Option<Range<usize>> {
-        self.columns_a_block().map(|columns| self.columns_at(block, columns))
+        let cut = self.cut();
+        let Range { start, end } = self.elements_of(block);
+        (cut.head == 0 && cut.tail == 0 && cut.rows > 0).then(|| start / cut.rows..end.div_ceil(cut.rows))
     }
 
     /// The columns in every block but the last, if these are whole columns, and whole rows are all there is.
@@ -239,7 +255,7 @@ fn forward<const W: usize, const N: usize>(
         Kernel::Portable => each_tile::<W>(order, |token, channel| copy_tile::<W>(from, token, to, channel)),
         #[cfg(target_arch = "x86_64")]
         Kernel::Avx2 | Kernel::Avx512 => {
-            let (rows, mut columns) = (order.rows() - order.rows() % N, 0..0);
+            let (rows, mut columns) = (tiled_rows(order.rows(), N), 0..0);
             if kernel == Kernel::Avx512 {
                 columns = tiles(order, 0, avx512::wide::<W>());
                 // A base is known when all rows were seen.
@@ -280,7 +296,7 @@ fn backward<const W: usize, const N: usize>(
         Kernel::Portable => each_tile::<W>(order, |token, channel| copy_tile::<W>(from, channel, to, token)),
         #[cfg(target_arch = "x86_64")]
         Kernel::Avx2 | Kernel::Avx512 => {
-            let (rows, mut columns) = (order.rows() - order.rows() % N, 0..0);
+            let (rows, mut columns) = (tiled_rows(order.rows(), N), 0..0);
             if kernel == Kernel::Avx512 {
                 columns = tiles(order, 0, avx512::wide::<W>());
                 // SAFETY: as in `forward`.

@@ -169,6 +169,19 @@ proptest! {
         prop_assert_eq!(runs.iter().map(ExactSizeIterator::len).collect::<Vec<_>>(), want);
         prop_assert!(runs.iter().zip(runs.iter().skip(1)).all(|(a, b)| a.end == b.start));
         prop_assert_eq!(runs.first().map_or(range.start, |run| run.start), range.start);
+        // Of a block, and its columns.
+        let per_block = BLOCK_BYTES / order.width;
+        for block in 0..=order.elements / per_block {
+            let range = block * per_block..((block + 1) * per_block).min(order.elements);
+            let columns = columns[range.clone()].chunk_by(|a, b| a == b);
+            let want: Vec<_> = columns.clone().map(|run| u16::try_from(run.len()).unwrap()).collect();
+            let mut found = Vec::new();
+            order.block_runs(block, &mut found);
+            prop_assert_eq!(found, want);
+            let of_whole_rows = order.head() == 0 && order.elements == order.rows() * order.columns && order.rows() > 0;
+            let numbers: Vec<_> = columns.map(|run| run[0]).collect();
+            prop_assert_eq!(order.columns_of(block).map(Iterator::collect), of_whole_rows.then_some(numbers));
+        }
     }
 
     #[test]

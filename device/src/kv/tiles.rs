@@ -4,6 +4,8 @@
 //!
 //! One step takes register `i` and the one half of all further, and interleaves their elements: the lower halves' to register `2i`, the upper ones' to `2i + 1`. As a number, an
 //! element's place (row, then column) turns by one bit; after as many steps as a row has bits, row and column have changed places.
+//!
+//! Where rows are not whole tiles, the last tile begins so much earlier, and what it has of the one before is done twice, to the same end. Fewer rows than a tile has are none.
 
 use std::ops::Range;
 
@@ -36,6 +38,19 @@ macro_rules! turn {
 
 pub(super) use turn;
 
+/// The rows that tiles of `tall` rows do.
+pub(super) const fn tiled_rows(rows: usize, tall: usize) -> usize {
+    if rows < tall { 0 } else { rows }
+}
+
+/// The first rows of the tiles of `tall` rows that do all rows from `from` on, where those before are done.
+#[inline]
+pub(super) fn tops(from: usize, rows: usize, tall: usize) -> impl Iterator<Item = usize> {
+    let last = (from < rows && tall <= rows).then(|| rows - tall);
+    let end = last.map_or(from, |last| last + 1).max(from);
+    (from..end).step_by(tall).chain(last.filter(move |last| !(last.wrapping_sub(from)).is_multiple_of(tall)))
+}
+
 /// Where the whole rows of `wide` columns from `left` on begin in channel-major order, in bytes.
 #[inline]
 pub(super) fn starts<const W: usize>(cut: &Cut, left: usize, wide: usize) -> [usize; MOST_WIDE] {
@@ -62,4 +77,26 @@ pub(super) fn check<const W: usize, const N: usize>(
     assert!(from == bytes && to == bytes, "a window of {bytes} bytes");
     let whole = columns.len().is_multiple_of(wide);
     assert!(whole && columns.start <= columns.end && columns.end <= order.columns, "tiles of {columns:?}");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tiles_do_all_rows_that_are_not_done_and_none_that_is_not_there() {
+        for tall in [4, 8, 16] {
+            for rows in 0..70 {
+                for from in (0..=rows).step_by(2 * tall) {
+                    let mut done: Vec<_> = (0..rows).map(|row| row < from).collect();
+                    for top in tops(from, rows, tall) {
+                        done[top..top + tall].fill(true);
+                    }
+                    let count = done.iter().filter(|done| **done).count();
+                    assert_eq!(count, tiled_rows(rows, tall).max(from), "{from} {rows} {tall}");
+                    assert_eq!(tops(from, rows, tall).count(), (count - from).div_ceil(tall));
+                }
+            }
+        }
+    }
 }

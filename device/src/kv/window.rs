@@ -24,7 +24,7 @@ const SAMPLE: usize = 12;
 /// A way that was best is used for further windows of about so many blocks before all are tried again,
 const MOST_BLOCKS_MORE: usize = 96;
 /// but not for fewer or more windows than these,
-const USES: (usize, usize) = (3, 48);
+const USES: (usize, usize) = (3, 32);
 /// and only as long as a block in it takes what it took then, within a part in so many.
 const DRIFT: usize = 16;
 /// Differences are for channels that have at least so many elements in a window: every channel has a base in every block.
@@ -176,8 +176,6 @@ struct Transformed<'a> {
     major: &'a mut Lines<u8>,
     /// and how: of [`Coding::Deltas`], all exponents are differences.
     arranged: Option<Coding>,
-    /// The columns in a block, if all blocks have whole columns.
-    columns: Option<usize>,
     /// The list of repeated rows, if there are any.
     repeats: Option<Repeats>,
     runs: &'a mut Vec<u16>,
@@ -223,7 +221,6 @@ fn transformed(
         rows: window,
         major,
         arranged: None,
-        columns: kept.columns_a_block(),
         repeats,
         runs,
         bases,
@@ -322,11 +319,12 @@ impl Transformed<'_> {
         Field::of(self.shape.format()).is_some() && self.order.rows() >= LEAST_RUN
     }
 
-    /// Puts what is kept in the order that it is coded in. Differences are made on the way if all blocks have whole columns, or else as a block is coded.
+    /// Puts what is kept in the order that it is coded in. Differences are made on the way if whole rows are all there is, or else as a block is coded. A column that two blocks have parts of
+    /// then has the same base in both.
     fn arrange(&mut self, coding: Coding) {
         let coding = match coding {
             Coding::Plain => return,
-            Coding::Deltas if self.columns.is_none() => Coding::Channels,
+            Coding::Deltas if self.order.columns_of(0).is_none() => Coding::Channels,
             coding => coding,
         };
         if self.arranged == Some(coding) {
@@ -369,8 +367,10 @@ impl Transformed<'_> {
         let field = Field::of(format).filter(|_| coding == Coding::Deltas);
         let mut bases = &[][..];
         if let Some(field) = field {
-            bases = if let Some(columns) = self.columns.filter(|_| self.arranged == Some(Coding::Deltas)) {
-                &self.bases[self.order.columns_at(block, columns)]
+            bases = if self.arranged == Some(Coding::Deltas)
+                && let Some(columns) = self.order.columns_of(block)
+            {
+                &self.bases[columns]
             } else {
                 self.order.block_runs(block, self.runs);
                 self.bases.resize(self.runs.len(), 0);
