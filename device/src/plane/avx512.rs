@@ -11,11 +11,15 @@
 //! A *group* is eight elements, a byte of a plane. The instruction takes a matrix's rows from the quadword's last
 //! byte on, so planes (joining) and elements (splitting) are in descending order in a quadword.
 
-use std::arch::x86_64::{
-    __m512i, _mm256_loadu_si256, _mm512_castsi256_si512, _mm512_gf2p8affine_epi64_epi8, _mm512_inserti64x4,
-    _mm512_loadu_si512, _mm512_multishift_epi64_epi8, _mm512_or_si512, _mm512_permutex2var_epi8,
-    _mm512_set1_epi8, _mm512_set1_epi64, _mm512_setzero_si512, _mm512_shuffle_epi8, _mm512_storeu_si512,
-    _mm512_ternarylogic_epi64, _mm512_unpackhi_epi8, _mm512_unpacklo_epi8, _mm512_xor_si512,
+use std::{
+    arch::x86_64::{
+        __m512i, _mm256_loadu_si256, _mm512_castsi256_si512, _mm512_gf2p8affine_epi64_epi8,
+        _mm512_inserti64x4, _mm512_loadu_si512, _mm512_multishift_epi64_epi8, _mm512_or_si512,
+        _mm512_permutex2var_epi8, _mm512_set1_epi8, _mm512_set1_epi64, _mm512_setzero_si512,
+        _mm512_shuffle_epi8, _mm512_storeu_si512, _mm512_ternarylogic_epi64, _mm512_unpackhi_epi8,
+        _mm512_unpacklo_epi8, _mm512_xor_si512,
+    },
+    hint::black_box,
 };
 
 use super::{PlaneBlock, Planes, first, fold::Fold, parts_mut};
@@ -180,6 +184,8 @@ pub(crate) fn bytes_of(gathered: &Eight) -> Eight {
 unsafe fn join_16(planes: &[&[u8]; 16], words: &mut BlockWords) {
     let (steps, _) = words.as_chunks_mut::<1024>();
     for (step, words) in steps.iter_mut().enumerate() {
+        // So that a compiler does not copy all pointers to the stack first, which takes longer than to look at each again.
+        let planes = black_box(planes);
         // SAFETY: there are four steps.
         join_lines_16(&unsafe { load_planes(planes, 64 * step) }, words);
     }
@@ -255,6 +261,7 @@ unsafe fn join_32(planes: &Planes<'_>, words: &mut BlockWords) {
     let second = line!(at => (at >> 1 & 1) << 6 | (at & 1) << 5 | 16 | at >> 2);
     let (steps, _) = words.as_chunks_mut::<1024>();
     for (step, words) in steps.iter_mut().enumerate() {
+        let planes = black_box(planes); // as in `join_16`
         // SAFETY: there are four steps.
         let (low, high) =
             unsafe { (gather_halves::<0>(planes, 32 * step), gather_halves::<16>(planes, 32 * step)) };
