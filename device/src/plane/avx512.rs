@@ -11,12 +11,15 @@
 //! A *group* is eight elements, a byte of a plane. The instruction takes a matrix's rows from the quadword's last
 //! byte on, so planes (joining) and elements (splitting) are in descending order in a quadword.
 
-use std::arch::x86_64::{
-    __m512i, _mm256_loadu_si256, _mm512_castsi256_si512, _mm512_gf2p8affine_epi64_epi8, _mm512_inserti64x4,
-    _mm512_loadu_si512, _mm512_multishift_epi64_epi8, _mm512_or_si512, _mm512_permutex2var_epi8,
-    _mm512_rol_epi64, _mm512_set1_epi8, _mm512_set1_epi64, _mm512_setzero_si512, _mm512_shuffle_epi8,
-    _mm512_storeu_si512, _mm512_ternarylogic_epi64, _mm512_unpackhi_epi8, _mm512_unpacklo_epi8,
-    _mm512_xor_si512,
+use std::{
+    arch::x86_64::{
+        __m512i, _mm256_loadu_si256, _mm512_castsi256_si512, _mm512_gf2p8affine_epi64_epi8,
+        _mm512_inserti64x4, _mm512_loadu_si512, _mm512_multishift_epi64_epi8, _mm512_or_si512,
+        _mm512_permutex2var_epi8, _mm512_set1_epi8, _mm512_set1_epi64, _mm512_setzero_si512,
+        _mm512_shuffle_epi8, _mm512_storeu_si512, _mm512_ternarylogic_epi64, _mm512_unpackhi_epi8,
+        _mm512_unpacklo_epi8, _mm512_xor_si512,
+    },
+    hint::black_box,
 };
 
 use super::{PlaneBlock, Planes, first, fold::Fold, parts_mut};
@@ -181,6 +184,8 @@ pub(crate) fn bytes_of(gathered: &Eight) -> Eight {
 unsafe fn join_16(planes: &[&[u8]; 16], words: &mut BlockWords) {
     let (steps, _) = words.as_chunks_mut::<1024>();
     for (step, words) in steps.iter_mut().enumerate() {
+        // So that a compiler does not copy all pointers to the stack first, which takes longer than to look at each again.
+        let planes = black_box(planes);
         // SAFETY: there are four steps.
         join_lines_16(&unsafe { load_planes(planes, 64 * step) }, words);
     }
@@ -256,6 +261,7 @@ unsafe fn join_32(planes: &Planes<'_>, words: &mut BlockWords) {
     let second = line!(at => (at >> 1 & 1) << 6 | (at & 1) << 5 | 16 | at >> 2);
     let (steps, _) = words.as_chunks_mut::<1024>();
     for (step, words) in steps.iter_mut().enumerate() {
+        let planes = black_box(planes); // as in `join_16`
         // SAFETY: there are four steps.
         let (low, high) =
             unsafe { (gather_halves::<0>(planes, 32 * step), gather_halves::<16>(planes, 32 * step)) };
@@ -274,11 +280,12 @@ unsafe fn join_32(planes: &Planes<'_>, words: &mut BlockWords) {
 /// Each plane has 1024 bytes.
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi,gfni")]
 unsafe fn join_4<const FOLD: bool>(planes: &[&[u8]; 4], words: &mut BlockWords) {
-    // A matrix has two groups: nibbles of the second are the low half of its columns, of the first the high half. Byte j of a
-    // group wants elements 2j and 2j + 1 of that group, so half of each byte is taken from the matrix with its groups exchanged.
-    let straight = _mm512_set1_epi64(0x4010_0401_8020_0802_u64.cast_signed());
-    let exchanged = _mm512_set1_epi64(0x8020_0802_4010_0401_u64.cast_signed());
-    let from_straight = _mm512_set1_epi64(0x0f0f_0f0f_f0f0_f0f0_u64.cast_signed());
+    // A matrix has two groups: nibbles of the second are the low half of its columns, of the first the high half. With the odd elements'
+    // columns before the even ones', half of the nibbles are in their places, those of the first group's odd and the second's even elements;
+    // the others are 28 bits from theirs.
+    let odd_even = _mm512_set1_epi64(0x4010_0401_8020_0802_u64.cast_signed());
+    let in_place = _mm512_set1_epi64(0x0f0f_0f0f_f0f0_f0f0_u64.cast_signed());
+    let from = _mm512_set1_epi64(0x140c_043c_3c34_2c24);
     // k = 3 − plane; a line's number r1 r0, a group's in the line's lane g1 g0.
     let first = line!(at => (at & 1) << 6 | (at >> 3 & 1) << 4 | (at >> 4) << 2 | at >> 1 & 3);
     let second = line!(at => (at & 1) << 6 | 32 | (at >> 3 & 1) << 4 | (at >> 4) << 2 | at >> 1 & 3);
@@ -299,10 +306,10 @@ unsafe fn join_4<const FOLD: bool>(planes: &[&[u8]; 4], words: &mut BlockWords) 
         ];
         let v = unpack::<4, 1>(v); // r1 r0, g1 g0 k1 k0
         for (line, matrices) in words.as_chunks_mut().0.iter_mut().zip(v) {
-            let a = transpose(matrices, straight);
-            let b = transpose(_mm512_rol_epi64::<32>(matrices), exchanged);
+            let nibbles = transpose(matrices, odd_even);
+            let moved = _mm512_multishift_epi64_epi8(from, nibbles);
             // Of the first operand's ones the second, of its zeros the third.
-            store(line, _mm512_ternarylogic_epi64::<0xca>(from_straight, a, b));
+            store(line, _mm512_ternarylogic_epi64::<0xca>(in_place, nibbles, moved));
         }
     }
 }
