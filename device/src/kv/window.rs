@@ -394,3 +394,6 @@ impl Transformed<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
