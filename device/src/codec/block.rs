@@ -23,7 +23,7 @@ pub use self::stored::most_bytes;
 use self::stored::trailing_check;
 pub use self::stored::{Joint, MOST_CHECKS, Stored, StoredPlane, StoredPlanes};
 use super::{
-    Codec, Undecodable,
+    Codec, Form, Undecodable,
     check::{self, Span},
     crc::crc32c,
     head::{self, Details, Head, MAX_HEAD},
@@ -420,6 +420,25 @@ impl Stored {
         self.decode_headed(mask, bundle, words).map(drop)
     }
 
+    /// As [`Self::decode`], to elements that may be in this form: the form they are in.
+    ///
+    /// # Errors
+    /// [`BlockError`] when bytes that were looked at are damaged.
+    pub fn decode_to(
+        &self,
+        mask: PlaneMask,
+        bundle: &[u8; MAX_BUNDLE],
+        form: Form,
+        words: &mut BlockWords,
+    ) -> Result<Form, BlockError> {
+        match self {
+            Self::Planes(planes) if planes.is_bf16_beside_noise(mask) => {
+                planes.decode_bf16(mask, bundle, form, words)
+            }
+            _ => self.decode(mask, bundle, words).map(|()| Form::Words),
+        }
+    }
+
     /// As [`Self::decode`]; gives the head too, if there is one.
     ///
     /// # Errors
@@ -445,7 +464,7 @@ impl Stored {
                 Ok(None)
             }
             Self::Planes(planes) if planes.is_bf16_beside_noise(mask) => {
-                planes.decode_bf16(mask, bundle, words).map(|()| None)
+                planes.decode_bf16(mask, bundle, Form::Words, words).map(|_| None)
             }
             Self::Planes(planes) => DECODED.with_borrow_mut(|Aligned(space)| {
                 if planes.is_bf16_apart() && planes.decode_bf16_apart(mask, bundle, words, space) {

@@ -11,6 +11,7 @@
 pub mod block;
 pub mod check;
 mod crc;
+mod form;
 pub mod head;
 mod lz4;
 pub mod signs;
@@ -19,6 +20,8 @@ pub mod tree;
 mod zstd;
 
 use std::{fmt, str::FromStr};
+
+pub use self::form::{FIELDS, Form};
 
 /// How the planes of a block are compressed. LZ4 and ZSTD are what commodity controllers have; the plane tree knows floats.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]

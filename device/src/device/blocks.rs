@@ -8,7 +8,7 @@ use super::{Device, DeviceConfig, DeviceError, poison};
 use crate::{
     BLOCK_BYTES, BlockWords,
     codec::{
-        Codec,
+        Codec, Form,
         block::{Bundle, MAX_BUNDLE, Stored, is_zero},
     },
     format::Format,
@@ -40,6 +40,13 @@ struct AlignedBundle([u8; MAX_BUNDLE]);
 
 thread_local! {
     static BUNDLE: RefCell<AlignedBundle> = const { RefCell::new(AlignedBundle([0; MAX_BUNDLE])) };
+}
+
+/// Where a block is decoded to.
+pub(super) struct Room<'w> {
+    pub(super) words: &'w mut BlockWords,
+    /// How its elements may lie there, and then how they do.
+    pub(super) form: Form,
 }
 
 /// Blocks as the mode keeps them.
@@ -176,17 +183,18 @@ impl Device {
         words: &mut BlockWords,
         tally: &mut Tally,
     ) -> Result<bool, DeviceError> {
-        self.fetch_before(block, None, format, mask, words, tally)
+        let mut room = Room { words, form: Form::Words };
+        self.fetch_before(block, None, format, mask, &mut room, tally)
     }
 
-    /// As [`Self::fetch`], for a reader who wants `next` next, if any: it is [expected](Store::expect) meanwhile, as far as it is like what the request has fetched so far.
+    /// As [`Self::fetch`], to `room`, for a reader who wants `next` next, if any: it is [expected](Store::expect) meanwhile, as far as it is like what the request has fetched so far.
     pub(super) fn fetch_before(
         &self,
         block: u64,
         next: Option<u64>,
         format: Format,
         mask: PlaneMask,
-        words: &mut BlockWords,
+        room: &mut Room<'_>,
         tally: &mut Tally,
     ) -> Result<bool, DeviceError> {
         let expected = tally.stored.checked_div(tally.blocks).unwrap_or(UNKNOWN_BYTES);
@@ -196,8 +204,9 @@ impl Device {
             Kept::Flat(flat) => {
                 // By definition of this mode.
                 (tally.stored, tally.stored_of) = (tally.plain, tally.plain_of);
-                flat.read(block, words);
-                clear_outside(format, mask, words);
+                flat.read(block, room.words);
+                clear_outside(format, mask, room.words);
+                room.form = Form::Words;
                 return Ok(true);
             }
             Kept::Coded(store) => store,
@@ -218,13 +227,13 @@ impl Device {
             let fetched = match store.fetch(block, select, bundle) {
                 Ok(fetched) => fetched,
                 Err(why) => {
-                    self.show_poison(block, why.into(), format, mask, words)?;
+                    self.show_poison(block, why.into(), format, mask, room)?;
                     return Ok(true);
                 }
             };
             expect(half..expected + MARGIN_BYTES);
-            match self.decode(block, &fetched, format, mask, bundle, words, tally) {
-                Err(why) => self.show_poison(block, why, format, mask, words).map(|()| true),
+            match self.decode(block, &fetched, format, mask, bundle, room, tally) {
+                Err(why) => self.show_poison(block, why, format, mask, room).map(|()| true),
                 decoded => decoded,
             }
         })
@@ -237,15 +246,16 @@ impl Device {
         why: DeviceError,
         format: Format,
         mask: PlaneMask,
-        words: &mut BlockWords,
+        room: &mut Room<'_>,
     ) -> Result<(), DeviceError> {
         if !Self::is_damage(&why) {
             return Err(why);
         }
         self.stats.damaged_reads.add(1);
         self.found_damage(block..block + 1, &why);
-        words.fill(poison::PATTERN);
-        clear_outside(format, mask, words);
+        room.form = Form::Words;
+        room.words.fill(poison::PATTERN);
+        clear_outside(format, mask, room.words);
         Ok(())
     }
 
@@ -258,12 +268,13 @@ impl Device {
         format: Format,
         mask: PlaneMask,
         bundle: &[u8; MAX_BUNDLE],
-        words: &mut BlockWords,
+        room: &mut Room<'_>,
         tally: &mut Tally,
     ) -> Result<bool, DeviceError> {
         self.add_stored(block, fetched.bytes, tally);
         let Some(place) = &fetched.entry.place else {
-            words.fill(0);
+            // In either form.
+            room.words.fill(0);
             return Ok(true);
         };
         if place.stored.head_bytes() > 0 {
@@ -277,13 +288,15 @@ impl Device {
             let why = Damaged::Field { field: "head of a block outside KV windows", value };
             return Err(StoreError::Entry { block, why }.into());
         }
-        place
+        let fits = fits(&place.stored, format);
+        let form = if fits { room.form } else { Form::Words };
+        room.form = place
             .stored
-            .decode(fetched.mask, bundle, words)
+            .decode_to(fetched.mask, bundle, form, room.words)
             .map_err(|why| DeviceError::Damaged { block, why })?;
         tally.planes += planes_of(&place.stored, fetched.mask);
-        if !fits(&place.stored, format) {
-            clear_outside(format, mask, words);
+        if !fits {
+            clear_outside(format, mask, room.words);
         }
         Ok(true)
     }

@@ -10,8 +10,10 @@ use std::{ops::Range, sync::Arc};
 
 use lamina_abi::DIRECTORY_BYTES;
 
-use super::{Device, DeviceError, Window, locate};
-use crate::{BLOCK_BYTES, BlockWords, format::Format, plane::PlaneMask, stats::Tally, window::Alias};
+use super::{Device, DeviceError, Window, blocks::Room, locate};
+use crate::{
+    BLOCK_BYTES, BlockWords, codec::Form, format::Format, plane::PlaneMask, stats::Tally, window::Alias,
+};
 
 impl Device {
     /// Fills `out` from `offset` of the base window on.
@@ -52,7 +54,8 @@ impl Device {
             let fetch = |words: &mut BlockWords, tally: &mut Tally| match windowed {
                 None => {
                     let next = Some(block + 1).filter(|next| *next < behind);
-                    self.fetch_before(block, next, format, all, words, tally)
+                    let mut room = Room { words, form: Form::Words };
+                    self.fetch_before(block, next, format, all, &mut room, tally)
                 }
                 Some(tensor) => {
                     self.fetch_from_window(tensor, block, inside..inside + length, all, words, tally)
@@ -131,19 +134,22 @@ impl Device {
             let to = piece.elements.end * width / 8;
             let block = first_block + piece.block;
             self.add_plain(block, from, to - from, &mut tally);
-            let mut fetch = |words: &mut BlockWords| {
+            let before = piece.block * format.block_elements();
+            let elements = alias.info.elements.saturating_sub(before);
+            let mut fetch = |words: &mut BlockWords, form: Form| {
+                let mut room = Room { words, form: Form::Words };
                 let found = if tensor.windows.is_some() {
-                    self.fetch_from_window(tensor, block, inside.clone(), mask, words, &mut tally)?
+                    self.fetch_from_window(tensor, block, inside.clone(), mask, room.words, &mut tally)?
                 } else if inside == (0..BLOCK_BYTES) {
                     let next = Some(block + 1).filter(|next| *next < behind);
-                    self.fetch_before(block, next, format, mask, words, &mut tally)?
+                    room.form = form;
+                    self.fetch_before(block, next, format, mask, &mut room, &mut tally)?
                 } else {
-                    self.fetch_part(block, format, inside.clone(), mask, words, &mut tally)?
+                    self.fetch_part(block, format, inside.clone(), mask, room.words, &mut tally)?
                 };
                 // Elements past the tensor's last are not the view's to show.
-                let before = piece.block * format.block_elements();
-                clear_from(format, alias.info.elements.saturating_sub(before), words);
-                Ok::<_, DeviceError>(found)
+                clear_from(format, elements, room.words);
+                Ok::<_, DeviceError>(found.then_some(room.form))
             };
             // What is wanted whole is made where it goes, and decoded there if that has the tensor's form.
             let at = start + piece.offset;
@@ -153,18 +159,23 @@ impl Device {
                 && view.is_in_place()
                 && let Ok(words) = <&mut BlockWords>::try_from(&mut out[place.clone()])
             {
-                if !fetch(words)? {
+                if fetch(words, Form::Words)?.is_none() {
                     return Ok(false);
                 }
                 view.render_in_place(words);
                 continue;
             }
             let words = apart.get_or_insert([0; BLOCK_BYTES]);
-            if !fetch(words)? {
-                return Ok(false);
-            }
+            // A block of which all goes there may come in the form that the view likes best.
+            let whole = elements.min(piece.elements.len() as u64) >= format.block_elements();
+            let form = if whole && place.is_some() { view.form() } else { Form::Words };
+            let Some(form) = fetch(words, form)? else { return Ok(false) };
             if let Some(place) = place {
-                view.render_to(words, piece.elements.start, &mut out[place]);
+                let out = &mut out[place];
+                match form {
+                    Form::Words => view.render_to(words, piece.elements.start, out),
+                    Form::Fields => view.render_fields(words, out),
+                }
                 continue;
             }
             rendered.clear();

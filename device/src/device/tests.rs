@@ -300,6 +300,27 @@ fn a_view_fetches_only_its_planes() {
 }
 
 #[test]
+fn a_converted_view_is_the_same_whichever_way_its_blocks_come() {
+    let (_, mut bytes) = weights(Mode::Trace);
+    // Here and there what is no finite value, and zeros.
+    let special = [0x7fc1_u16, 0xff80, 0x8000, 0x7f80, 0xffff, 0].into_iter().cycle();
+    for (word, special) in bytes[8192..].as_chunks_mut().0.iter_mut().step_by(400).zip(special).take(30) {
+        *word = special.to_le_bytes();
+    }
+    for codec in Codec::ALL {
+        let device = device(Mode::Trace, codec);
+        device.create_tensor(spec("w", Some(0), (64 << 10) - 2000, Format::Bf16)).unwrap();
+        device.write_base(0, &bytes).unwrap();
+        for spelling in ["fp8_e4m3fn", "fp8_e5m2", "fp8_e4m3fn+g4@-5", "fp8_e5m2+g0@3", "e8m3:packed"] {
+            let info = device.create_view("w", spelling).unwrap();
+            for range in [0..info.length, 0..8192, 1..7000, 2048..6144, 5000..info.length] {
+                check_view(&device, &bytes, &info, range).unwrap();
+            }
+        }
+    }
+}
+
+#[test]
 fn a_read_of_nothing_gives_nothing_wherever_it_begins() {
     let (device, _) = weights(Mode::Trace);
     for spelling in ["full", "e8m3:packed", "fp8_e4m3fn"] {

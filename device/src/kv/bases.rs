@@ -1,7 +1,7 @@
 //! The bases of a block as bytes of its head.
 //!
 //! The least of them, the bits of the largest difference from it, and the differences in so many bits each, lowest bit first, padded to whole bytes: eight of them
-//! take as many bytes as one of them bits.
+//! take as many bytes as one of them bits. What the padding holds is not looked at.
 
 /// Bases worked on at a time.
 const EIGHT: usize = 8;
@@ -167,6 +167,22 @@ mod tests {
             let most = bases.iter().max().unwrap();
             let fits = least.checked_add(*most).is_some();
             prop_assert_eq!(super::read(&bytes, &mut vec![0; bases.len() + 1]).is_some(), fits);
+        }
+    }
+
+    #[test]
+    fn ones_in_the_padding_change_nothing() {
+        for (bits, count) in (1..=8).flat_map(|bits| (1..=17).map(move |count| (bits, count))) {
+            // The least base with all ones added to it, were they read as another one, would pass a byte.
+            let least = u8::MAX - (1 << (bits - 1));
+            let bases: Vec<u8> = (0..count).map(|at| if at == 0 { least } else { u8::MAX }).collect();
+            let mut bytes = Vec::new();
+            super::write(&bases, &mut bytes);
+            let padding = (bytes.len() - 2) * 8 - bases.len() * usize::from(bytes[1]);
+            *bytes.last_mut().unwrap() |= !(u8::MAX >> padding);
+            let mut back = vec![0; bases.len()];
+            assert_eq!(super::read(&bytes, &mut back), Some(&[][..]), "{bits} {count}");
+            assert_eq!(back, bases, "{bits} {count}");
         }
     }
 }

@@ -16,6 +16,9 @@ use super::{
 };
 use crate::BLOCK_BYTES;
 
+/// Columns whose differences are made in one call, which by itself takes longer than a short column.
+const AT_ONCE: usize = 64;
+
 /// The shape of a window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Order {
@@ -274,11 +277,11 @@ fn forward<const W: usize, const N: usize>(
         to[channel * W..][..W].copy_from_slice(&from[token * W..][..W]);
     });
     if let Some(ColumnBases { field, bases }) = deltas {
-        let rows = order.rows();
-        let run = [u16::try_from(rows).expect("at most a block")];
-        let columns = to.chunks_exact_mut((rows * W).max(1)).zip(bases.chunks_mut(1));
-        for (column, base) in columns.skip(done) {
-            kernel.subtract(field, &run, column, base);
+        let runs = [u16::try_from(order.rows()).expect("at most a block"); AT_ONCE];
+        let length = (order.rows() * W).max(1);
+        let columns = to[done * length..].chunks_mut(AT_ONCE * length);
+        for (columns, bases) in columns.zip(bases[done..order.columns].chunks_mut(AT_ONCE)) {
+            kernel.subtract(field, &runs[..bases.len()], columns, bases);
         }
     }
 }

@@ -39,7 +39,7 @@ pub(crate) fn bytes(seed: u64, length: usize) -> Vec<u8> {
         .collect()
 }
 
-fn small(number: usize) -> u8 {
+pub(super) fn small(number: usize) -> u8 {
     number.try_into().unwrap()
 }
 
@@ -113,7 +113,7 @@ fn fetched(stored: &Stored, mask: PlaneMask, bytes: &[u8]) -> Box<[u8; MAX_BUNDL
     bundle
 }
 
-fn decode(shape: &Shape, before: u64, bundles: &[Bundle], mask: PlaneMask) -> Vec<u8> {
+pub(super) fn decode(shape: &Shape, before: u64, bundles: &[Bundle], mask: PlaneMask) -> Vec<u8> {
     let mut decoder = WindowDecoder::new(shape, before, bundles.len(), mask);
     for (block, bundle) in bundles.iter().enumerate() {
         if let Some(stored) = &bundle.stored {

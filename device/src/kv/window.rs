@@ -401,3 +401,6 @@ impl Transformed<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -6,12 +6,12 @@
 //!
 //! Every source value is a binary32 value, and so is its product with the scale, exactly, unless it is so large that it saturates or so small
 //! that every target rounds it to zero. So the loops work on binary32, without branches, and vectorise. bf16 to fp8, which is what is asked for
-//! most, needs 16 bits only, where there are shifts of such lanes ([`avx512`]).
+//! most, is looked up in tables where there are registers for them ([`avx512`]).
 
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 
-use crate::format::Format;
+use crate::{BlockWords, format::Format};
 
 /// Converts elements of one format to another.
 #[derive(Clone, Copy, Debug)]
@@ -79,6 +79,25 @@ impl Converter {
             (Format::Bf16, _) => self.bf16_to_8(words, out),
             (Format::Fp16, _) => fp16_to_8(self.target, self.factor, words, out),
             (other, _) => unreachable!("no view converts from {other}"),
+        }
+    }
+
+    /// Whether it has a way for elements that lie in [fields](crate::codec::Form::Fields).
+    pub(super) fn takes_fields(&self) -> bool {
+        #[cfg(target_arch = "x86_64")]
+        if self.from == Format::Bf16 {
+            return avx512::is_available();
+        }
+        false
+    }
+
+    /// As [`Self::convert`] of a block's elements, which lie in fields.
+    pub(super) fn convert_fields(&self, fields: &BlockWords, out: &mut [u8]) {
+        assert!(self.takes_fields(), "{} is converted from words", self.from);
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: the processor has AVX-512F, BW and VBMI, as was just asserted.
+        unsafe {
+            avx512::fields_to_8(self.target, self.scale, fields, out);
         }
     }
 
@@ -153,9 +172,10 @@ pub(crate) fn widen_fp16(word: u16) -> f32 {
 #[cfg(all(test, target_arch = "x86_64"))]
 mod tests {
     use super::{super::spelling::MOST_SCALE, *};
+    use crate::{BLOCK_BYTES, codec::FIELDS};
 
     #[test]
-    fn lanes_of_16_bits_convert_every_bf16_at_every_scale_as_binary32_does() {
+    fn tables_convert_every_bf16_at_every_scale_as_binary32_does() {
         if !avx512::is_available() {
             return;
         }
@@ -174,8 +194,38 @@ mod tests {
     }
 
     #[test]
+    fn fields_convert_as_words_do() {
+        let mut words = [0; BLOCK_BYTES];
+        for block in 0..32_u16 {
+            for (word, element) in words.as_chunks_mut().0.iter_mut().zip(2048 * block..=u16::MAX) {
+                *word = element.to_le_bytes();
+            }
+            let fields: Vec<u8> = words
+                .chunks(2 * FIELDS)
+                .flat_map(|words| {
+                    let elements = words.as_chunks::<2>().0.iter();
+                    let exponents = elements.clone().map(|[lower, upper]| upper << 1 | lower >> 7);
+                    exponents.chain(elements.map(|[lower, upper]| upper & 0x80 | lower & 0x7f))
+                })
+                .collect();
+            for (to, scale) in [(Format::Fp8E4m3fn, 0), (Format::Fp8E5m2, 3), (Format::Fp8E5m2, -MOST_SCALE)]
+            {
+                let converter = Converter::new(Format::Bf16, to, scale);
+                if !converter.takes_fields() {
+                    return;
+                }
+                let [mut want, mut got] = [[0; BLOCK_BYTES / 2]; 2];
+                bf16_to_8(converter.target, converter.factor, &words, &mut want);
+                converter.convert_fields(fields.first_chunk().unwrap(), &mut got);
+                assert!(got == want, "{to}@{scale} {block}");
+            }
+        }
+    }
+
+    #[test]
     fn elements_of_a_last_step_that_is_not_full_are_converted() {
-        let words: Vec<u8> = (0x3c00..0x3cf0_u16).flat_map(u16::to_le_bytes).collect();
+        // The last ones are NaN.
+        let words: Vec<u8> = (0x3c00..0x3c78_u16).chain(0x7f80..0x7ff8).flat_map(u16::to_le_bytes).collect();
         let converter = Converter::new(Format::Bf16, Format::Fp8E4m3fn, 0);
         for elements in (0..=words.len() / 2).step_by(8) {
             let [mut want, mut got] = [vec![0; elements], vec![0; elements]];

@@ -5,7 +5,7 @@ use super::{Bundle, MAX_BUNDLE, MAX_HEAD, MAX_PLANES, Stored, StoredPlanes, with
 use crate::{
     BlockWords,
     codec::{
-        Codec,
+        Codec, Form,
         crc::crc32c,
         head::{self, Details, Found, Head},
         signs,
@@ -137,7 +137,8 @@ impl StoredPlanes {
         }
         let [wanted, ..] = (mask.0 >> LOWER_PLANES).to_le_bytes();
         let (from, length) = (&bundle[stream.start..], stream.len());
-        let mut block = tree::Bf16 { stream: from, length, wanted, planes, words, checks: [0; 8] };
+        let form = Form::Words;
+        let mut block = tree::Bf16 { stream: from, length, wanted, planes, words, form, checks: [0; 8] };
         tree::decode_bf16(&mut block).ok()?;
         if in_head {
             checks[0] = block.checks[0];

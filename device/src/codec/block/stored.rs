@@ -124,6 +124,15 @@ impl StoredPlanes {
         bytes as usize + stored as usize * usize::from(trailing_check(self.format))
     }
 
+    /// Bytes of the head and of the first `count` planes, and of the stream if some are in it.
+    fn first(&self, count: usize, with_stream: bool) -> usize {
+        let stream = if with_stream { self.joint.length } else { 0 };
+        let trailing = trailing_check(self.format);
+        let planes = self.lengths[..count].iter();
+        let bytes = planes.map(|length| usize::from(if *length > 0 { length + trailing } else { 0 }));
+        usize::from(self.head.length) + usize::from(stream) + bytes.sum::<usize>()
+    }
+
     /// The planes in `mask` in this order: bit `i` is the plane at `i`.
     pub(super) const fn wanted(&self, mask: PlaneMask) -> u32 {
         mask.0.reverse_bits() >> (MAX_PLANES - self.format.planes())
@@ -202,6 +211,15 @@ impl Stored {
                 return;
             }
         };
+        let wanted = planes.wanted(mask);
+        if wanted & wanted.wrapping_add(1) == 0 {
+            // They are the first ones, as of most views.
+            let bytes = planes.first(wanted.count_ones() as usize, planes.wants_stream(mask));
+            if bytes > 0 {
+                each(0..bytes);
+            }
+            return;
+        }
         let mut open = 0..usize::from(planes.head.length);
         let mut add = |run: Range<usize>| {
             if run.start > open.end {
@@ -214,7 +232,7 @@ impl Stored {
         };
         let mut wants_stream = planes.wants_stream(mask);
         let stream = planes.stream().range();
-        planes.find(planes.wanted(mask), |index, span| {
+        planes.find(wanted, |index, span| {
             let Range { start, end } = span.range();
             if index > 0 && std::mem::take(&mut wants_stream) {
                 add(stream.clone());

@@ -58,7 +58,7 @@ pub use self::{
 };
 use crate::{
     BlockWords,
-    codec::check,
+    codec::{Form, check},
     format::Format,
     kernel::kernels,
     lines,
@@ -138,6 +138,8 @@ pub struct Bf16<'a> {
     pub planes: [&'a [u8; BF16_PLANE]; 8],
     /// Where it goes.
     pub words: &'a mut BlockWords,
+    /// How its elements may lie there; decoding says how they do.
+    pub form: Form,
     /// The checks of the planes, the most significant first, which decoding finds. They are here because a result is copied on its way.
     pub checks: [u16; 8],
 }
@@ -219,7 +221,15 @@ impl Kernel {
             let planes = std::array::from_fn(|bit| {
                 planes[if bit < 7 { bit } else { 15 }].first_chunk().expect("a plane of bf16")
             });
-            return self.decode_bf16(&mut Bf16 { stream, length, wanted, planes, words, checks: [0; 8] });
+            return self.decode_bf16(&mut Bf16 {
+                stream,
+                length,
+                wanted,
+                planes,
+                words,
+                form: Form::Words,
+                checks: [0; 8],
+            });
         }
         self.decode_fields(format, stream, length, wanted, planes, words)
     }
@@ -240,6 +250,7 @@ impl Kernel {
             *all = &plane[..];
         }
         all[15] = block.planes[7];
+        block.form = Form::Words;
         self.decode_fields(Format::Bf16, block.stream, block.length, block.wanted, &all, block.words)?;
         block.checks = block.planes.map(|plane| check::check(plane));
         block.checks.reverse();

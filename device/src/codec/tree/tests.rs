@@ -262,7 +262,7 @@ proptest! {
         checks.reverse();
         for kernel in Kernel::available() {
             let mut got = [0; BLOCK_BYTES];
-            let mut block = Bf16 { stream: &stream, length, wanted, planes: beside, words: &mut got, checks: [0; 8] };
+            let mut block = Bf16 { stream: &stream, length, wanted, planes: beside, words: &mut got, form: Form::Words, checks: [0; 8] };
             prop_assert_eq!((kernel.decode_bf16(&mut block), block.checks), (Ok(()), checks), "{:?}", kernel);
             let mask = 0x807f | u16::from(wanted) << 7;
             let want: Vec<_> = words.as_chunks().0.iter().map(|word| u16::from_le_bytes(*word) & mask).collect();

@@ -1,15 +1,17 @@
 //! Packing elements of up to 16 bits in AVX-512 with VBMI: a register of elements at a time becomes the bytes that they fill.
 //!
-//! The kept bits of each 16-bit lane are closed up, run by run of the mask (most views have one); whatever the format, a lane then has `c` of them.
-//! Lanes are joined in pairs, the upper one's bits moved down to the lower one's, and those pairs in pairs again: every 64-bit lane has `4c` bits at its lower end, and
-//! one permutation of bytes brings them together. If `c` is odd, that is half a byte too many: odd lanes are moved up by as much, and permuted apart.
+//! The kept bits of each 16-bit lane are closed up, run by run of the mask; whatever the format, a lane then has `c` of them.
+//! Lanes are joined in pairs, the upper one's bits moved down to the lower one's. Most views keep one run from the sign down, which is closed up and joined by one shift for either lane of a pair.
+//! If a pair's `2c` bits are whole bytes, one permutation of bytes brings them together. If not, pairs are joined in pairs again: every 64-bit lane has `4c` bits at its lower end.
+//! If `c` is odd, that is half a byte too many: odd lanes are moved up by as much, and permuted apart.
 //!
-//! Stores are masked, so nothing behind the stream's end is touched.
+//! A whole register is stored as long as the stream has room for it, as what is behind its bytes comes next; the last stores are masked, so nothing behind the stream's end is touched.
 
 use std::arch::x86_64::{
     __m128i, __m512i, _mm_cvtsi32_si128, _mm512_and_si512, _mm512_mask_storeu_epi8,
     _mm512_maskz_permutexvar_epi8, _mm512_or_si512, _mm512_set_epi64, _mm512_set1_epi32, _mm512_set1_epi64,
-    _mm512_sllv_epi64, _mm512_srl_epi16, _mm512_srl_epi32, _mm512_srl_epi64, _mm512_ternarylogic_epi64,
+    _mm512_sllv_epi64, _mm512_srl_epi16, _mm512_srl_epi32, _mm512_srl_epi64, _mm512_storeu_si512,
+    _mm512_ternarylogic_epi64,
 };
 
 use super::avx512::{Run, load, runs};
@@ -26,7 +28,7 @@ pub(super) fn is_available() -> bool {
         && std::arch::is_x86_feature_detected!("avx512vbmi")
 }
 
-/// Which bytes of 64-bit lanes come where in the stream.
+/// Which bytes of lanes come where in the stream.
 #[derive(Clone, Copy)]
 struct Gather {
     places: u64,
@@ -34,13 +36,13 @@ struct Gather {
 }
 
 impl Gather {
-    /// Those of every `step`th lane from `first` on. Each has `bits` bits, which in odd lanes begin in the midst of a byte if they do not fill bytes.
-    const fn new(bits: usize, first: usize, step: usize) -> Self {
+    /// Those of every `step`th lane of `wide` bytes from `first` on. Each has `bits` bits, which in odd lanes begin in the midst of a byte if they do not fill bytes.
+    const fn new(wide: usize, bits: usize, first: usize, step: usize) -> Self {
         let mut gather = Self { places: 0, index: [0; STEP] };
         let mut lane = first;
-        while lane < 8 {
+        while lane < STEP / wide {
             let mut place = lane * bits / 8;
-            let mut byte = 8 * lane;
+            let mut byte = wide * lane;
             while place < ((lane + 1) * bits).div_ceil(8) {
                 gather.places |= 1 << place;
                 gather.index[place] = byte.to_le_bytes()[0];
@@ -59,16 +61,28 @@ impl Gather {
     }
 }
 
-/// By how many bits of a 16-bit lane are kept: all 64-bit lanes if they have whole bytes then, otherwise the even ones and the odd ones.
-static GATHERS: [(Gather, Option<Gather>); UNIT as usize + 1] = {
-    let mut gathers = [(Gather::new(0, 0, 1), None); UNIT as usize + 1];
+/// How what is joined is brought together.
+#[derive(Clone, Copy)]
+enum Gathers {
+    /// Of pairs, which have whole bytes.
+    Pairs(Gather),
+    /// Of pairs of pairs.
+    Fours(Gather),
+    /// Of pairs of pairs that do not have whole bytes: the even ones and the odd ones.
+    Halves(Gather, Gather),
+}
+
+/// By how many bits of a 16-bit lane are kept.
+static GATHERS: [Gathers; UNIT as usize + 1] = {
+    let mut gathers = [Gathers::Pairs(Gather::new(4, 0, 0, 1)); UNIT as usize + 1];
     let mut count = 1;
     while count < gathers.len() {
-        let bits = 4 * count;
-        gathers[count] = if count.is_multiple_of(2) {
-            (Gather::new(bits, 0, 1), None)
+        gathers[count] = if count.is_multiple_of(4) {
+            Gathers::Pairs(Gather::new(4, 2 * count, 0, 1))
+        } else if count.is_multiple_of(2) {
+            Gathers::Fours(Gather::new(8, 4 * count, 0, 1))
         } else {
-            (Gather::new(bits, 0, 2), Some(Gather::new(bits, 1, 2)))
+            Gathers::Halves(Gather::new(8, 4 * count, 0, 2), Gather::new(8, 4 * count, 1, 2))
         };
         count += 1;
     }
@@ -82,36 +96,43 @@ struct Packing<'r> {
     others: &'r [Run],
     /// Kept bits of a 16-bit lane.
     count: u32,
-    gather: Gather,
-    gather_odd: Option<Gather>,
+    gathers: Gathers,
 }
 
 impl<'r> Packing<'r> {
     fn new(runs: &'r [Run], count: u32) -> Self {
         let (&first, others) = runs.split_first().expect("a bit is kept");
-        let (gather, gather_odd) = GATHERS[count as usize];
-        Self { first, others, count, gather, gather_odd }
+        Self { first, others, count, gathers: GATHERS[count as usize] }
     }
 
-    /// The kept bits of `words` at the register's lower end.
+    /// Those of each pair of 16-bit lanes at its lower end.
     #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
-    fn pack(&self, words: __m512i) -> __m512i {
-        let mut closed = close(self.first, words);
-        for &run in self.others {
-            closed = _mm512_or_si512(closed, close(run, words));
-        }
-        let pair = 2 * self.count;
-        let lower = |bits: u32| ((1_u64 << bits) - 1).cast_signed();
-        // Each lower lane as it is, and above it the upper one moved down: (lower & lanes) | (!lower & moved).
-        let moved = _mm512_srl_epi32(closed, register(UNIT - self.count));
-        let kept = _mm512_set1_epi64(lower(self.count) << 32 | lower(self.count));
-        let pairs = _mm512_ternarylogic_epi64::<0xca>(kept, closed, moved);
-        let moved = _mm512_srl_epi64(pairs, register(2 * UNIT - pair));
-        let fours = _mm512_ternarylogic_epi64::<0xca>(_mm512_set1_epi64(lower(pair)), pairs, moved);
-        let Some(odd) = &self.gather_odd else { return self.gather.of(fours) };
-        let fours = _mm512_sllv_epi64(fours, _mm512_set_epi64(4, 0, 4, 0, 4, 0, 4, 0));
-        _mm512_or_si512(self.gather.of(fours), odd.of(fours))
+    #[target_feature(enable = "avx512f,avx512bw")]
+    fn pairs(&self, words: __m512i) -> __m512i {
+        let apart = UNIT - self.count;
+        let kept = _mm512_set1_epi32(((1_u32 << self.count) - 1).cast_signed());
+        let (lower, upper) = if self.others.is_empty() && self.first.shift == apart {
+            let lower = _mm512_srl_epi32(words, register(apart));
+            (lower, _mm512_srl_epi32(words, register(2 * apart)))
+        } else {
+            let mut closed = close(self.first, words);
+            for &run in self.others {
+                closed = _mm512_or_si512(closed, close(run, words));
+            }
+            (closed, _mm512_srl_epi32(closed, register(apart)))
+        };
+        // (kept & lower) | (!kept & upper).
+        _mm512_ternarylogic_epi64::<0xca>(kept, lower, upper)
+    }
+
+    /// Those of each four lanes at their lower end.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw")]
+    fn fours(&self, words: __m512i) -> __m512i {
+        let pairs = self.pairs(words);
+        let upper = _mm512_srl_epi64(pairs, register(2 * (UNIT - self.count)));
+        let kept = _mm512_set1_epi64(((1_u64 << (2 * self.count)) - 1).cast_signed());
+        _mm512_ternarylogic_epi64::<0xca>(kept, pairs, upper)
     }
 }
 
@@ -133,19 +154,38 @@ fn register(bits: u32) -> __m128i {
 /// Packs the bits in `keep`, of which there are some, of every two bytes of `words` into `stream`, which they fill.
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
 pub(super) fn pack(keep: u16, words: &[u8], stream: &mut [u8]) {
-    let count = keep.count_ones();
     let (runs, run_count) = runs(keep.into());
-    let packing = Packing::new(&runs[..run_count], count);
-    let bytes = 4 * count as usize;
+    let packing = Packing::new(&runs[..run_count], keep.count_ones());
+    let bytes = 4 * packing.count as usize;
+    match packing.gathers {
+        Gathers::Pairs(all) => each(words, bytes, stream, |words| all.of(packing.pairs(words))),
+        Gathers::Fours(all) => each(words, bytes, stream, |words| all.of(packing.fours(words))),
+        Gathers::Halves(even, odd) => each(words, bytes, stream, |words| {
+            let fours = _mm512_sllv_epi64(packing.fours(words), _mm512_set_epi64(4, 0, 4, 0, 4, 0, 4, 0));
+            _mm512_or_si512(even.of(fours), odd.of(fours))
+        }),
+    }
+}
+
+/// Puts into `stream` what `pack` makes of each register of `words`, `bytes` bytes.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
+fn each(words: &[u8], bytes: usize, stream: &mut [u8], pack: impl Fn(__m512i) -> __m512i) {
     let (whole, rest) = words.as_chunks();
-    let (streams, last_stream) = stream.split_at_mut(whole.len() * bytes);
-    for (words, stream) in whole.iter().zip(streams.chunks_exact_mut(bytes)) {
-        store(stream, packing.pack(load(words)));
+    // Of so many the register is stored whole, as the stream has room for it.
+    let roomy = stream.len().checked_sub(STEP).map_or(0, |last| last / bytes + 1).min(whole.len());
+    for (index, words) in whole[..roomy].iter().enumerate() {
+        let packed = pack(load(words));
+        // SAFETY: `index` is at most `last / bytes`, and the stream has a register behind `last`; the store needs no alignment.
+        unsafe { _mm512_storeu_si512(stream.as_mut_ptr().add(index * bytes).cast(), packed) };
+    }
+    for (index, words) in whole.iter().enumerate().skip(roomy) {
+        store(&mut stream[index * bytes..], pack(load(words)));
     }
     if !rest.is_empty() {
         let mut words = [0; STEP];
         words[..rest.len()].copy_from_slice(rest);
-        store(last_stream, packing.pack(load(&words)));
+        store(&mut stream[whole.len() * bytes..], pack(load(&words)));
     }
 }
 

@@ -175,9 +175,14 @@ mod tests {
     fn what_cannot_be_had_is_told_and_tried_again() {
         let fake = Fake::new();
         put_model(&fake);
-        fake.fails("download", "ERROR: x: Failed to establish a new connection\n");
+        let said = "WARNING: x: Failed to establish a new connection\nERROR: no\nthe end\n\n";
+        fake.fails("download", said);
         let why = |environment: &Environment| format!("{:#}", fetch(environment, |_| {}).unwrap_err());
-        assert!(why(&fake.prepare()).contains("PyPI is not reachable"));
+        let refused = why(&fake.prepare());
+        assert!(refused.starts_with(PACKAGE) && refused.contains("PyPI is not reachable"), "{refused}");
+        assert!(refused.contains("\"the end\""), "{refused}");
+        let log = refused.rsplit_once("all are in ").unwrap().1;
+        assert_eq!(fs::read_to_string(log).unwrap(), said);
         let without = why(&fake.prepare_by("no-python"));
         assert!(without.contains("no-python") && without.contains("python3-venv"), "{without}");
 

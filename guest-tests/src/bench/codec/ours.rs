@@ -7,7 +7,7 @@
 //! * The time of all blocks is the sum of the batches' medians: a batch is mostly over before another process has its turn on the
 //!   processor, all blocks together are not.
 //! * Decoding is from bundles as they lie, to different places; reading one unit is as the device does it: each bundle is copied out of the
-//!   store, where bundles follow each other, and decoded. Units are read in no order.
+//!   store, where bundles follow each other, and decoded. Units are read in no order, and only whole ones: a tensor's last window may be shorter.
 //! * A block of zeros has no bundle, and is decoded by filling.
 
 use std::{
@@ -71,7 +71,7 @@ struct Contender<'a> {
     units: Vec<Range<usize>>,
     /// The units of each batch.
     batches: Vec<Range<usize>>,
-    /// The order in which single units are read.
+    /// The units of the largest size, in the order in which they are read.
     order: Vec<usize>,
     samples: Vec<BatchSamples>,
 }
@@ -183,7 +183,8 @@ impl<'a> Contender<'a> {
                 _ => batches.push(unit..unit + 1),
             }
         }
-        let mut order: Vec<_> = (0..units.len()).collect();
+        let largest = units.iter().map(Range::len).max();
+        let mut order: Vec<_> = (0..units.len()).filter(|unit| Some(units[*unit].len()) == largest).collect();
         // A hash, so that neither the processor nor a neighbour's cache line knows what comes next.
         order.sort_by_key(|unit| (*unit as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15));
         let mut samples = Vec::new();
@@ -211,8 +212,8 @@ impl<'a> Contender<'a> {
             self.samples.iter().map(|samples| median(of(samples).clone())).sum::<f64>()
         };
         #[expect(clippy::cast_precision_loss, reason = "fewer than 2^52 units")]
-        let read = sum(|samples| &samples.read) / self.units.len() as f64;
-        let largest = self.units.iter().map(Range::len).max().unwrap_or(0);
+        let read = sum(|samples| &samples.read) / self.order.len() as f64;
+        let largest = self.order.first().map_or(0, |unit| self.units[*unit].len());
         Timed {
             codec: self.name.clone(),
             stored_bytes: self.coder.stored_bytes() as u64,
@@ -223,7 +224,7 @@ impl<'a> Contender<'a> {
         }
     }
 
-    /// Codes, decodes and reads every unit once.
+    /// Codes and decodes every unit once, and reads every whole one.
     fn round(&mut self) -> Result<()> {
         let Self { coder, order, .. } = self;
         for (batch, samples) in self.batches.iter().zip(&mut self.samples) {
@@ -234,7 +235,9 @@ impl<'a> Contender<'a> {
             })?;
             coder.decode(batch.clone())?;
             let decode = seconds(|| coder.decode(batch.clone()))?;
-            let read = seconds(|| order[batch.clone()].iter().try_for_each(|unit| coder.read(*unit)))?;
+            // Of the last batch fewer may be whole.
+            let part = batch.start.min(order.len())..batch.end.min(order.len());
+            let read = seconds(|| order[part].iter().try_for_each(|unit| coder.read(*unit)))?;
             samples.encode.push(encode);
             samples.decode.push(decode);
             samples.read.push(read);
@@ -350,6 +353,12 @@ mod tests {
         }
         let timed = contender.timed();
         assert_eq!((timed.encode, timed.decode, timed.read), (vec![222.0], vec![333.0], vec![111.0]));
+        // Of two units that are whole and one that is not, the two are read.
+        let coder = Box::new(Blocks::new(Way::Copy, Format::Bf16, &blocks));
+        let mut contender = Contender::new("x".to_owned(), coder, [2, 2, 1].into_iter());
+        contender.samples[0] = BatchSamples { encode: vec![1.0], decode: vec![1.0], read: vec![12.0] };
+        let timed = contender.timed();
+        assert_eq!((timed.read, timed.unit_bytes), (vec![6.0], 2 * 4096));
     }
 
     #[test]
@@ -439,6 +448,9 @@ mod tests {
         let contender = &ours.contenders[4];
         assert_eq!(contender.batches, [0..10, 10..20], "as many windows as fit");
         assert_eq!(contender.units.last(), Some(&(57..59)));
+        let mut read = contender.order.clone();
+        read.sort_unstable();
+        assert_eq!(read, (0..19).collect::<Vec<_>>(), "the last window is a block short");
         assert_eq!(contender.samples.iter().map(|samples| samples.read.len()).collect::<Vec<_>>(), [1, 1]);
     }
 

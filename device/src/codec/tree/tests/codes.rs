@@ -147,6 +147,7 @@ fn exponents(kernel: Kernel, stream: &[u8]) -> Result<Vec<u8>, Malformed> {
         wanted: u8::MAX,
         planes: [&zeros; 8],
         words: &mut words,
+        form: Form::Words,
         checks: [0; 8],
     };
     kernel.decode_bf16(&mut block)?;

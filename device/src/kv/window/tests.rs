@@ -1,0 +1,51 @@
+use super::{
+    super::{
+        KvLayout,
+        tests::{bytes, decode, small},
+    },
+    *,
+};
+use crate::{format::Format, plane::PlaneMask};
+
+/// Rows of bf16 whose channels have a sign each. Exponents are up to three below the channel's largest, which is `largest` of the channel's number.
+fn leaning(rows: usize, columns: usize, mantissa: u8, largest: impl Fn(usize) -> u8) -> Vec<u8> {
+    let noise = bytes(5, rows * columns * 2);
+    let elements = noise.as_chunks::<2>().0.iter().enumerate().map(|(at, [low, high])| {
+        let column = at % columns;
+        let sign = u16::from(column.wrapping_mul(0x9e37_79b9) >> 13 & 1 == 1);
+        let exponent = largest(column) - (high & 3);
+        (sign << 15 | u16::from(exponent) << 7 | u16::from(low & mantissa)).to_le_bytes()
+    });
+    elements.flatten().collect()
+}
+
+#[test]
+fn differences_that_are_given_up_within_a_window_leave_no_trace() {
+    // Whole columns in every block, whose differences are made with the order, and columns that blocks cut, whose are made block by block.
+    for rows in [8, 12] {
+        let columns = 1024;
+        let shape = Shape::new(Format::Bf16, &KvLayout::rows(1024, small(rows).into())).unwrap().unwrap();
+        assert_eq!(shape.order(0, shape.blocks()).columns_a_block().is_some(), rows == 8);
+        // Channels of sizes of their own; of one size, where bases are worth nothing; and the same of fewer bits.
+        let different = leaning(rows, columns, 0x7f, |column| 100 + small(column * 37 % 31));
+        let same = leaning(rows, columns, 0x7f, |_| 115);
+        let shorter = leaning(rows, columns, 0, |_| 115);
+        let in_turn = |windows: &[&Vec<u8>]| {
+            let code = |window: &&Vec<u8>| {
+                let mut bundles = Vec::new();
+                let coded = encode(&shape, 0, Codec::Lz4, window, None, &mut bundles);
+                assert!(decode(&shape, 0, &bundles, PlaneMask::all(Format::Bf16)) == **window, "{rows}");
+                coded.coding
+            };
+            // A thread of its own: which way was best is known to the thread.
+            std::thread::scope(|scope| {
+                scope.spawn(|| windows.iter().map(code).collect::<Vec<_>>()).join().unwrap()
+            })
+        };
+        let alone = [&different, &same, &shorter].map(|window| in_turn(&[window])[0]);
+        assert_eq!(alone, [Coding::Deltas, Coding::Channels, Coding::Channels], "{rows}");
+        // What was best before is used where it takes as much, though it is not best; where it does not, it was used in vain, and all are tried.
+        let turns = in_turn(&[&different, &same, &shorter, &different]);
+        assert_eq!(turns, [Coding::Deltas, Coding::Deltas, Coding::Channels, Coding::Deltas], "{rows}");
+    }
+}
