@@ -10,6 +10,7 @@
 //! * A write to a block is atomic to readers of that block; a request over several blocks is not, as with any memory.
 
 mod blocks;
+mod charge;
 mod config;
 mod decoded;
 mod division;

@@ -4,7 +4,11 @@ use std::{cell::RefCell, ops::Range, sync::Arc, time::Instant};
 
 use parking_lot::Mutex;
 
-use super::{Device, DeviceConfig, DeviceError, poison};
+use super::{
+    Device, DeviceConfig, DeviceError,
+    charge::{self, Charge, charge_of},
+    poison,
+};
 use crate::{
     BLOCK_BYTES, BlockWords,
     codec::{
@@ -15,7 +19,7 @@ use crate::{
     layout::Layout,
     mode::Mode,
     plane::{self, PlaneMask},
-    stats::{Stats, Tally},
+    stats::Tally,
     store::{
         self, Fetched, Store, StoreError,
         entry::{Damaged, Entry},
@@ -500,7 +504,7 @@ impl Device {
 
     /// Moves the charge of `block` from `old` to `new` in its owner's account.
     pub(super) fn charge(&self, map: &Map, block: u64, old: Charge, new: Charge) {
-        charge(&self.stats, map, block, old, new);
+        charge::charge(&self.stats, map, block, old, new);
     }
 
     fn publish(
@@ -527,24 +531,8 @@ impl Device {
     }
 }
 
-/// Moves the charge of `block` from `old` to `new` in the account of who owns it by `map`.
-pub(super) fn charge(stats: &Stats, map: &Map, block: u64, old: Charge, new: Charge) {
-    stats.live_blocks.shift(old.live.into(), new.live.into());
-    if let Some(tensor) = map.tensor_at(block * BLOCK_BYTES as u64) {
-        tensor.stored.shift(old.bytes, new.bytes);
-    } else {
-        stats.opaque_stored.shift(old.bytes, new.bytes);
-        stats.opaque_blocks.shift(old.live.into(), new.live.into());
-    }
-}
-
 fn index(block: u64) -> usize {
     usize::try_from(block).expect("a block of this device")
-}
-
-/// What a block is charged for `bundle`.
-pub(super) fn charge_of(bundle: &Bundle) -> u64 {
-    bundle.stored.as_ref().map_or(0, |stored| store::charged(stored.bytes()))
 }
 
 /// Whether `stored` has planes of `format`, so that some can be had without the others.
@@ -564,30 +552,6 @@ pub(super) fn planes_of(stored: &Stored, mask: PlaneMask) -> u64 {
     match stored {
         Stored::Planes(planes) => u64::from((mask.0 & PlaneMask::all(planes.format).0).count_ones()),
         Stored::Words { .. } => 0,
-    }
-}
-
-/// What a block is charged.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Charge {
-    pub(super) live: bool,
-    bypass: bool,
-    pub(super) bytes: u64,
-}
-
-impl Charge {
-    pub(super) fn of(entry: &Entry) -> Self {
-        let bypass = entry.place.as_ref().is_some_and(|place| place.stored.is_bypass());
-        Self { live: entry.place.is_some(), bypass, bytes: entry.charged() }
-    }
-
-    /// Its bytes.
-    pub(super) const fn bytes(&self) -> u64 {
-        self.bytes
-    }
-
-    fn flat(live: bool) -> Self {
-        Self { live, bypass: false, bytes: if live { BLOCK_BYTES as u64 } else { 0 } }
     }
 }
 

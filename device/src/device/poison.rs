@@ -14,7 +14,10 @@ use std::{collections::BTreeMap, ops::Range};
 use parking_lot::Mutex;
 use serde::Serialize;
 
-use super::{Device, DeviceError, blocks, blocks::Charge};
+use super::{
+    Device, DeviceError,
+    charge::{self, Charge},
+};
 use crate::{
     BLOCK_BYTES,
     stats::Counter,
@@ -163,7 +166,7 @@ impl Device {
                 self.stats.replaced(&old, &Entry::default());
                 let before = Charge::of(&old);
                 self.unaccount(block, 0, before.bytes());
-                blocks::charge(&self.stats, &map, block, before, Charge::default());
+                charge::charge(&self.stats, &map, block, before, Charge::default());
             }
             self.windows.decoded.lock().forget(block);
             if self.poison.note(block, cause, why.to_owned()) {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::blocks::Charge;
+use super::charge::Charge;
 use crate::{
     BLOCK_BYTES,
     stats::{Holdings, Stats},

@@ -185,8 +185,8 @@ impl Device {
     fn move_charges(&self, from: &Map, to: &Map, tensor: &Tensor) {
         for block in owned(tensor) {
             let charge = self.charged(block);
-            self.charge(from, block, charge, super::blocks::Charge::default());
-            self.charge(to, block, super::blocks::Charge::default(), charge);
+            self.charge(from, block, charge, super::charge::Charge::default());
+            self.charge(to, block, super::charge::Charge::default(), charge);
         }
     }
 }

@@ -437,6 +437,19 @@ fn a_damaged_block_is_poisoned_and_a_rewrite_mends_it() {
 }
 
 #[test]
+fn a_damaged_block_is_the_pattern_whatever_form_it_would_have() {
+    let device = device(Mode::Trace, Codec::Tree);
+    let (_, bytes) = weights(Mode::Trace);
+    device.create_tensor(spec("w", Some(0), 64 << 10, Format::Bf16)).unwrap();
+    device.write_base(0, &bytes).unwrap();
+    let view = device.create_view("w", "fp8_e4m3fn").unwrap();
+    device.flip_stored_bit(3, 5);
+    let mut shown = vec![0; 2048];
+    device.read_views(view.offset + 3 * 2048, &mut shown).unwrap();
+    assert_eq!(shown, [0xff; 2048]);
+}
+
+#[test]
 fn poison_is_injected_listed_and_cleared() {
     let (device, bytes) = weights(Mode::Trace);
     let stored = device.stats().device.stored_bytes;

@@ -24,7 +24,7 @@ use parking_lot::Mutex;
 
 use super::{
     Device, DeviceError,
-    blocks::{Charge, charge_of},
+    charge::{Charge, charge_of},
     decoded::Decoded,
     poison,
     staged::{Found, Place},

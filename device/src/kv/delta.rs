@@ -3,7 +3,7 @@
 //! The rules:
 //! * e and β are exponent *fields*, plain numbers: 0 for zeros and subnormals, all ones for infinities and NaN. As no e is larger than
 //!   β, δ is never negative and fits the field, so any bit pattern comes back. Sign and mantissa are not touched.
-//! * One infinity or NaN makes β all ones, which costs that channel of that block some gain and nothing else.
+//! * One infinity or NaN makes β all ones, which costs that channel there some gain and nothing else.
 //! * The same subtraction leads back: e = β − δ. From damaged bytes it gives some field, never a panic.
 
 #![expect(clippy::inline_always, reason = "only inlined code takes on its caller's processor features")]

@@ -5,7 +5,7 @@
 //! 1. [`paged`]: parts of a token's row that a paged cache keeps apart are put together.
 //! 2. [`repeats`]: rows equal to earlier ones are left out.
 //! 3. [`order`]: the rows are transposed, so that each channel's elements follow each other.
-//! 4. [`delta`]: in each block, each channel's exponents become differences from the largest of them.
+//! 4. [`delta`]: each channel's exponents become differences from the largest of them, in its block or in the window.
 //! 5. The result is cut in blocks again and each is coded as any block is, with a [head](crate::codec::head) for what steps 2 and 4 need.
 //!
 //! The rules:

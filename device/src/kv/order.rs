@@ -126,6 +126,11 @@ impl Order {
         (cut.head == 0 && cut.tail == 0 && cut.rows > 0).then(|| start / cut.rows..end.div_ceil(cut.rows))
     }
 
+    /// Whether differences can be made of whole columns: whole rows are all there is, and no more than elements of a block.
+    pub(super) fn has_column_bases(&self) -> bool {
+        self.columns_of(0).is_some() && self.rows() <= BLOCK_BYTES / self.width
+    }
+
     /// The columns in every block but the last, if these are whole columns, and whole rows are all there is.
     pub(super) fn columns_a_block(&self) -> Option<usize> {
         let (cut, per_block) = (self.cut(), BLOCK_BYTES / self.width);
@@ -155,7 +160,7 @@ impl Order {
     /// Puts the token-major window `from` into channel-major order, and makes `deltas` on the way if asked to.
     ///
     /// # Panics
-    /// If the two are not as long as the window, or differences are asked for and it has elements that are in no whole row or more columns than bases.
+    /// If the two are not as long as the window, or differences are asked for and it has elements that are in no whole row, columns longer than a block, or more of them than bases.
     pub fn channel_major(&self, deltas: Option<ColumnBases<'_>>, from: &[u8], to: &mut [u8]) {
         Kernel::best().channel_major(self, deltas, from, to);
     }
@@ -279,7 +284,7 @@ fn forward<const W: usize, const N: usize>(
     if let Some(ColumnBases { field, bases }) = deltas {
         let runs = [u16::try_from(order.rows()).expect("at most a block"); AT_ONCE];
         let length = (order.rows() * W).max(1);
-        let columns = to[done * length..].chunks_mut(AT_ONCE * length);
+        let columns = to.get_mut(done * length..).unwrap_or_default().chunks_mut(AT_ONCE * length);
         for (columns, bases) in columns.zip(bases[done..order.columns].chunks_mut(AT_ONCE)) {
             kernel.subtract(field, &runs[..bases.len()], columns, bases);
         }

@@ -157,6 +157,7 @@ pub fn encode_with(
     }
     for (block, (words, bundle)) in blocks.iter().zip(bundles).enumerate() {
         if Some(block) != done {
+            bundle.set_place(None);
             bundle.encode(shape.format(), codec, words);
         }
     }
@@ -319,12 +320,12 @@ impl Transformed<'_> {
         Field::of(self.shape.format()).is_some() && self.order.rows() >= LEAST_RUN
     }
 
-    /// Puts what is kept in the order that it is coded in. Differences are made on the way if whole rows are all there is, or else as a block is coded. A column that two blocks have parts of
-    /// then has the same base in both.
+    /// Puts what is kept in the order that it is coded in. Differences are made on the way if whole rows are all there is and columns are no longer than blocks, or else as a block is coded.
+    /// A column of which two blocks have parts has the same base in both then, and one for each otherwise, as in the samples of [`Self::choose`].
     fn arrange(&mut self, coding: Coding) {
         let coding = match coding {
             Coding::Plain => return,
-            Coding::Deltas if self.order.columns_of(0).is_none() => Coding::Channels,
+            Coding::Deltas if !self.order.has_column_bases() => Coding::Channels,
             coding => coding,
         };
         if self.arranged == Some(coding) {

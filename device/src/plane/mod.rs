@@ -93,7 +93,7 @@ kernels! {
     pub enum Kernel {
         /// Plain Rust, 64 elements at a time.
         Portable,
-        /// AVX2, 256 elements at a time.
+        /// AVX2, 256 or 512 elements at a time.
         Avx2: ["avx2"],
         /// AVX2 with GFNI, 256 elements at a time: for processors that have it without AVX-512.
         Avx2Gfni: ["avx2", "gfni"],

@@ -7,7 +7,7 @@
 //! * Every position is looked up in a table by a hash of its six bytes, where the last position with that hash is; after many that were not found, only every second, third, and so on.
 //! * A match of four or five bytes is not worth the two or three that it takes: without them a stream has half as many sequences, which is what reading it takes time for, and
 //!   as many bytes within a part in 300. If the match at the next position is longer, that one is taken.
-//! * Of an input that is zeros to the end but for a few bytes, these are literals, and the zeros one match.
+//! * Of an input that is zeros to the end but for a few bytes that seem to be noise, these are literals, and the zeros one match.
 //! * It ends as soon as what is written is not shorter than the input.
 
 #![expect(
@@ -46,7 +46,7 @@ pub(super) fn compress(input: &[u8], out: &mut [u8]) -> Option<usize> {
     let (before, eights) = input.as_rchunks::<8>();
     let zeros = eights.iter().rev().take_while(|eight| u64::from_le_bytes(**eight) == 0).count();
     let zeros_at = before.len() + 8 * (eights.len() - zeros);
-    if zeros_at <= MOST_BEFORE && 2 * zeros_at + NO_MATCH < input.len() {
+    if zeros_at <= MOST_BEFORE && 2 * zeros_at + NO_MATCH < input.len() && is_noise(&input[..zeros_at]) {
         let start = zeros_at + 1;
         let zeros = Match { start, offset: 1, length: input.len() - LAST_LITERALS - start };
         writer.sequence(&input[..start], Some(&zeros))?;
@@ -84,6 +84,12 @@ pub(super) fn compress(input: &[u8], out: &mut [u8]) -> Option<usize> {
     }
     writer.sequence(&input[first..], None)?;
     (writer.at < input.len()).then_some(writer.at)
+}
+
+/// Whether there are about as many ones as zeros in a few bytes.
+fn is_noise(bytes: &[u8]) -> bool {
+    let ones = bytes.iter().map(|byte| byte.count_ones() as usize).sum::<usize>();
+    (3 * bytes.len()..=5 * bytes.len()).contains(&ones)
 }
 
 /// Bytes that were there before.
@@ -258,8 +264,9 @@ mod tests {
     fn zeros_to_the_end_are_a_match_whatever_is_before_them() {
         for before in 0..=MOST_BEFORE + 9 {
             for length in [1, 20, 21, 64, 128, 200, 256, MOST].into_iter().filter(|length| before < *length) {
-                // No byte of them is zero.
-                let mut input: Vec<_> = (0..before).map(|at| ((at * at / 7) ^ (at * 31)) as u8 | 1).collect();
+                // No byte of them is zero, and half of their bits are ones.
+                let mut input: Vec<_> =
+                    (0..before).map(|at| [0x5a, 0x93, 0x65, 0x1e, 0xc9][at * at / 7 % 5]).collect();
                 input.resize(length, 0);
                 let mut out = vec![0xa5; length];
                 let stored = compress(&input, &mut out);

@@ -21,15 +21,21 @@ fn leaning(rows: usize, columns: usize, mantissa: u8, largest: impl Fn(usize) ->
 
 #[test]
 fn differences_that_are_given_up_within_a_window_leave_no_trace() {
-    // Whole columns in every block, whose differences are made with the order, and columns that blocks cut, whose are made block by block.
-    for rows in [8, 12] {
-        let columns = 1024;
-        let shape = Shape::new(Format::Bf16, &KvLayout::rows(1024, small(rows).into())).unwrap().unwrap();
-        assert_eq!(shape.order(0, shape.blocks()).columns_a_block().is_some(), rows == 8);
+    // Whole rows, in blocks of whole columns or not, whose differences are made with the order; and cut rows, whose are made block by block.
+    for (channels, rows) in [(1024, 8), (1024, 12), (1000, 12)] {
+        let shape = Shape::new(Format::Bf16, &KvLayout::rows(channels, rows)).unwrap().unwrap();
+        let order = shape.order(0, shape.blocks());
+        assert_eq!(order.has_column_bases(), channels == 1024);
+        let (columns, rows) = (order.columns, order.elements.div_ceil(order.columns));
         // Channels of sizes of their own; of one size, where bases are worth nothing; and the same of fewer bits.
-        let different = leaning(rows, columns, 0x7f, |column| 100 + small(column * 37 % 31));
-        let same = leaning(rows, columns, 0x7f, |_| 115);
-        let shorter = leaning(rows, columns, 0, |_| 115);
+        let leaning = |mantissa, largest: fn(usize) -> u8| {
+            let mut window = leaning(rows, columns, mantissa, largest);
+            window.truncate(shape.blocks() * BLOCK_BYTES);
+            window
+        };
+        let different = leaning(0x7f, |column| 100 + small(column * 37 % 31));
+        let same = leaning(0x7f, |_| 115);
+        let shorter = leaning(0, |_| 115);
         let in_turn = |windows: &[&Vec<u8>]| {
             let code = |window: &&Vec<u8>| {
                 let mut bundles = Vec::new();

@@ -30,7 +30,7 @@ const MOST_LOST: u32 = MANTISSA + 1;
 /// Classes of mantissas.
 const CLASSES: usize = 17;
 /// Numbers that regions may have.
-const REGIONS: u8 = 7;
+const REGIONS: u8 = 6;
 /// That of values that are zero.
 const ZERO: u8 = 5;
 /// The bits of a region.
@@ -173,7 +173,7 @@ impl Lanes {
     #[target_feature(enable = "avx512f,avx512bw")]
     fn new(target: Target, scale: i32) -> Self {
         let tables = if target.mantissa == 3 { &E4M3 } else { &E5M2 };
-        // The 64 scales there are leave it far from either end of bf16's exponents.
+        // Scales, at most 64 either way, leave it far from either end of bf16's exponents.
         let zero = target.rebias.cast_signed() + scale - tables.subnormal.cast_signed();
         Self {
             zero: byte(u8::try_from(zero).expect("an exponent")),

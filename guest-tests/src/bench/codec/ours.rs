@@ -235,7 +235,7 @@ impl<'a> Contender<'a> {
             })?;
             coder.decode(batch.clone())?;
             let decode = seconds(|| coder.decode(batch.clone()))?;
-            // Of the last batch fewer may be whole.
+            // Of the last batches fewer may be whole, or none.
             let part = batch.start.min(order.len())..batch.end.min(order.len());
             let read = seconds(|| order[part].iter().try_for_each(|unit| coder.read(*unit)))?;
             samples.encode.push(encode);
