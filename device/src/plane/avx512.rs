@@ -22,7 +22,7 @@ use std::{
     hint::black_box,
 };
 
-use super::{PlaneBlock, Planes, first, fold::Fold, parts_mut};
+use super::{PlaneBlock, Planes, avx2::joins, first, fold::Fold, parts_mut};
 use crate::{BlockWords, format::Format};
 
 /// Bytes of a register.
@@ -314,28 +314,7 @@ unsafe fn join_4<const FOLD: bool>(planes: &[&[u8]; 4], words: &mut BlockWords) 
     }
 }
 
-/// Puts planes together to words; see [`super::join`].
-#[target_feature(enable = "avx512f,avx512bw,avx512vbmi,gfni")]
-pub(super) fn join(format: Format, planes: &Planes<'_>, words: &mut BlockWords) {
-    // SAFETY: `first` has asserted the planes' lengths.
-    unsafe {
-        match (format.bits(), Fold::of(format)) {
-            (4, Fold::No) => join_4::<false>(first(planes, 1024), words),
-            (4, _) => join_4::<true>(first(planes, 1024), words),
-            (8, Fold::No) => join_8::<false>(first(planes, 512), words),
-            (8, _) => join_8::<true>(first(planes, 512), words),
-            (16, _) => join_16(first(planes, 256), words),
-            _ => join_32(first(planes, 128), words),
-        }
-    }
-}
-
-/// Puts planes together to bytes; see [`super::join_bytes`].
-#[target_feature(enable = "avx512f,avx512bw,avx512vbmi,gfni")]
-pub(super) fn join_bytes(planes: &[&[u8]; 8], bytes: &mut [u8]) {
-    // SAFETY: `first` has asserted the planes' lengths.
-    unsafe { join_8::<false>(first(planes, bytes.len() / 8), bytes) }
-}
+joins!("avx512f,avx512bw,avx512vbmi,gfni");
 
 /// For splitting bytes: byte `p` of the transposed matrices is plane `p`, folded with the sign if `fold`.
 #[inline]

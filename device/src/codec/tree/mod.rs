@@ -106,8 +106,8 @@ kernels! {
 /// Most elements of a block.
 const MOST_ELEMENTS: usize = 8192;
 
-/// Of a block's values so many tell whether it may have a single one.
-const FIRST: usize = 64;
+/// Values at a block's beginning, by which it is seen whether it may have a single one.
+const PROBED: usize = 64;
 
 /// What is left of a mark when all its bits are written.
 #[cfg(target_arch = "x86_64")]
@@ -319,7 +319,7 @@ impl Kernel {
             return unsafe { masks::encode_bmi2(values, joint_planes(format), out, scratch) };
         }
         // A single value is left to its planes, which are constant.
-        let untried = kept.untried(format).filter(|_| values[1..FIRST] != values[..FIRST - 1]);
+        let untried = kept.untried(format).filter(|_| values[1..PROBED] != values[..PROBED - 1]);
         let written = untried.and_then(|at| self.levels(values, raw, kept.code(at), out, scratch, aside));
         if let Some(length) = written
             && kept.is_as_before(length)

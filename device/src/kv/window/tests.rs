@@ -5,7 +5,7 @@ use super::{
     },
     *,
 };
-use crate::{format::Format, plane::PlaneMask};
+use crate::{codec::tree, format::Format, plane::PlaneMask};
 
 /// Rows of bf16 whose channels have a sign each. Exponents are up to three below the channel's largest, which is `largest` of the channel's number.
 fn leaning(rows: usize, columns: usize, mantissa: u8, largest: impl Fn(usize) -> u8) -> Vec<u8> {
@@ -53,5 +53,44 @@ fn differences_that_are_given_up_within_a_window_leave_no_trace() {
         // What was best before is used where it takes as much, though it is not best; where it does not, it was used in vain, and all are tried.
         let turns = in_turn(&[&different, &same, &shorter, &different]);
         assert_eq!(turns, [Coding::Deltas, Coding::Deltas, Coding::Channels, Coding::Deltas], "{rows}");
+    }
+}
+
+#[test]
+fn blocks_of_the_same_channels_use_the_code_of_the_window_before_untried() {
+    if format!("{:?}", tree::Kernel::best()) == "Bmi2" {
+        // It makes a code for each block.
+        return;
+    }
+    let shape = Shape::new(Format::Bf16, &KvLayout::rows(128, 64)).unwrap().unwrap();
+    // Of so many exponents about as many elements each, mantissas and signs noise.
+    let even = |exponents: u8| -> Vec<u8> {
+        let noise = bytes(5, shape.blocks() * BLOCK_BYTES * 2);
+        let elements = noise.as_chunks::<4>().0.iter().map(|[low, high, which, _]| {
+            let exponent = 100 + u16::from(which % exponents);
+            (u16::from(*high & 0x80) << 8 | exponent << 7 | u16::from(low & 0x7f)).to_le_bytes()
+        });
+        elements.flatten().collect()
+    };
+    let (four, two) = (even(4), even(2));
+    for way in [Coding::Channels, Coding::Plain] {
+        // The bytes of the last of some windows, coded one after another by a thread of their own, which knows no code yet.
+        let last = |windows: &[&Vec<u8>]| {
+            let code = |_, window: &&Vec<u8>| {
+                let mut bundles = Vec::new();
+                encode(&shape, 0, Codec::Tree, window, Some(way), &mut bundles);
+                assert!(decode(&shape, 0, &bundles, PlaneMask::all(Format::Bf16)) == **window);
+                bundles.iter().map(|bundle| bundle.bytes().len()).sum::<usize>()
+            };
+            std::thread::scope(|scope| scope.spawn(|| windows.iter().fold(0, code)).join().unwrap())
+        };
+        // By the code of four, two take what four do, which a sample would tell.
+        let (of_four, of_two, behind) = (last(&[&four]), last(&[&two]), last(&[&four, &two]));
+        assert!(of_two < of_four, "{way:?}");
+        assert_eq!(
+            behind > of_two,
+            way == Coding::Channels,
+            "{way:?}: {behind:?} bytes instead of {of_two:?}"
+        );
     }
 }
