@@ -1,141 +1,93 @@
 //! CRC-32C of the stored bytes of a stream or of words.
 //!
-//! The processor's instruction takes a word or two a cycle but three cycles for each, so parts of the bytes are taken side by side. What a part's CRC
-//! becomes by the bytes behind it is a product by a constant for their number, in the field of polynomials modulo the CRC's.
-//! Elsewhere it is the `crc32c` crate, which is made for longer runs; a test holds one to the other.
+//! What a CRC becomes by the bytes behind it is a product by a constant for their number, in the field of polynomials modulo the CRC's. So parts of the bytes are taken side by side: lines of
+//! registers by AVX-512 ([`avx512`]), words by the processor's instruction for CRCs ([`sse42`]). Elsewhere it is the `crc32c` crate, which is made for longer runs; tests hold the others to it.
+
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+#[cfg(target_arch = "x86_64")]
+mod sse42;
+
+use crate::kernel::kernels;
+
+kernels! {
+    /// A processor's way to a CRC.
+    pub(super) enum Kernel {
+        /// The crate's.
+        Portable,
+        /// The instructions for CRCs and for products without carries.
+        Sse42: ["sse4.2", "pclmulqdq"],
+        /// Four such products at once.
+        Avx512: ["sse4.2", "pclmulqdq", "bmi2", "avx512f", "avx512bw", "vpclmulqdq"],
+    }
+}
+
+impl Kernel {
+    /// CRC-32C of `bytes`, by this kernel, which must be available.
+    fn crc32c(self, bytes: &[u8]) -> u32 {
+        debug_assert!(self.is_available(), "{self:?} needs another processor");
+        match self {
+            Self::Portable => crc32c::crc32c(bytes),
+            // SAFETY: the processor has its features, as the caller made sure.
+            #[cfg(target_arch = "x86_64")]
+            Self::Sse42 => unsafe { sse42::crc32c(bytes) },
+            // SAFETY: as above.
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 => unsafe { avx512::crc32c(bytes) },
+        }
+    }
+}
 
 /// CRC-32C of `bytes`.
 pub(super) fn crc32c(bytes: &[u8]) -> u32 {
+    Kernel::best().crc32c(bytes)
+}
+
+/// CRC-32C of bytes that were written just now, bit by bit: words of them can be had at once, but lines only when all of it has come to the cache.
+pub(super) fn crc32c_of_written(bytes: &[u8]) -> u32 {
     #[cfg(target_arch = "x86_64")]
-    if std::arch::is_x86_feature_detected!("sse4.2") && std::arch::is_x86_feature_detected!("pclmulqdq") {
-        // SAFETY: the processor has its features.
-        return unsafe { x86::crc32c(bytes) };
+    if Kernel::best() == Kernel::Avx512 {
+        return Kernel::Sse42.crc32c(bytes);
     }
-    crc32c::crc32c(bytes)
+    crc32c(bytes)
 }
 
+/// Most words of a part: those of a third of a block and a few more.
 #[cfg(target_arch = "x86_64")]
-mod x86 {
-    use std::arch::x86_64::{
-        _mm_clmulepi64_si128, _mm_crc32_u8, _mm_crc32_u64, _mm_cvtsi64_si128, _mm_cvtsi128_si64,
-    };
+const MOST: usize = 176;
 
-    /// Most words of a part: those of a third of a block and a few more.
-    const MOST: usize = 176;
-
-    /// For `n` words behind: x^(64n − 33) modulo the polynomial, the highest power in the lowest bit. The instruction adds 32 to it, the product 1.
-    const BEHIND: [u32; 2 * MOST + 1] = {
-        let mut powers = [0; 2 * MOST + 1];
-        // x^−33 + 64 = x^31 is the lowest bit.
-        let mut power = 1_u32;
-        let mut words = 1;
-        while words <= 2 * MOST {
-            powers[words] = power;
-            let mut bit = 0;
-            while bit < 64 {
-                power = power >> 1 ^ if power & 1 == 1 { 0x82f6_3b78 } else { 0 };
-                bit += 1;
-            }
-            words += 1;
+/// For `n` words behind: x^(64n − 33) modulo the polynomial, the highest power in the lowest bit. The instruction for CRCs adds 32 to it, a product 1.
+#[cfg(target_arch = "x86_64")]
+const BEHIND: [u32; 2 * MOST + 1] = {
+    let mut powers = [0; 2 * MOST + 1];
+    // x^−33 + 64 = x^31 is the lowest bit.
+    let mut power = 1_u32;
+    let mut words = 1;
+    while words <= 2 * MOST {
+        powers[words] = power;
+        let mut bit = 0;
+        while bit < 64 {
+            power = power >> 1 ^ if power & 1 == 1 { 0x82f6_3b78 } else { 0 };
+            bit += 1;
         }
-        powers
-    };
-
-    /// What is to be added to the CRC of `words` words if those before them have the CRC `before`.
-    #[inline]
-    #[target_feature(enable = "sse4.2,pclmulqdq")]
-    fn passed(before: u64, words: usize) -> u64 {
-        let factors = (_mm_cvtsi64_si128(before.cast_signed()), _mm_cvtsi64_si128(i64::from(BEHIND[words])));
-        let product = _mm_clmulepi64_si128::<0>(factors.0, factors.1);
-        _mm_crc32_u64(0, _mm_cvtsi128_si64(product).cast_unsigned())
+        words += 1;
     }
-
-    /// Parts of a run of bytes that is about as long as a stream is.
-    const PARTS: usize = 6;
-    /// Words of each, for a stream of 2048 elements and of twice as many.
-    const SHORT: usize = 16;
-    const LONG: usize = 2 * SHORT;
-
-    #[target_feature(enable = "sse4.2,pclmulqdq")]
-    pub(super) fn crc32c(bytes: &[u8]) -> u32 {
-        let is_in = |words: usize| (8 * (PARTS - 1) * words + 4..=8 * PARTS * words).contains(&bytes.len());
-        match () {
-            () if is_in(SHORT) => of_six::<SHORT>(bytes),
-            () if is_in(LONG) => of_six::<LONG>(bytes),
-            () => of_any(bytes),
-        }
-    }
-
-    /// Of six parts of so many words, the first of which may lack words before it, but not all: in as many steps however many they are, so that the processor need not guess.
-    #[inline]
-    #[target_feature(enable = "sse4.2,pclmulqdq")]
-    fn of_six<const WORDS: usize>(bytes: &[u8]) -> u32 {
-        let (all, _) = bytes.as_chunks();
-        // Zeros before the first one change nothing if it is they that the CRC begins with, and not ones: these are added to the first bytes.
-        let mut padded = [[[0; 8]; WORDS]; 2];
-        padded[1] = *all.first_chunk().expect("more than a part");
-        padded[1][0] = (u64::from_le_bytes(padded[1][0]) ^ u64::from(u32::MAX)).to_le_bytes();
-        let behind = bytes.len() - 8 * (PARTS - 1) * WORDS;
-        let first: &[[u8; 8]; WORDS] = padded.as_flattened().as_flattened()[behind..]
-            .as_chunks()
-            .0
-            .first_chunk()
-            .expect("a part's zeros");
-        let others: &[[[u8; 8]; WORDS]; PARTS - 1] =
-            bytes[behind..].as_chunks().0.as_chunks().0.first_chunk().expect("all parts but one");
-        let [mut one, mut two, mut three, mut four, mut five, mut six] = [0; PARTS];
-        for at in 0..WORDS {
-            one = _mm_crc32_u64(one, u64::from_le_bytes(first[at]));
-            two = _mm_crc32_u64(two, u64::from_le_bytes(others[0][at]));
-            three = _mm_crc32_u64(three, u64::from_le_bytes(others[1][at]));
-            four = _mm_crc32_u64(four, u64::from_le_bytes(others[2][at]));
-            five = _mm_crc32_u64(five, u64::from_le_bytes(others[3][at]));
-            six = _mm_crc32_u64(six, u64::from_le_bytes(others[4][at]));
-        }
-        let crc = passed(one, 5 * WORDS) ^ passed(two, 4 * WORDS) ^ passed(three, 3 * WORDS);
-        let crc = crc ^ passed(four, 2 * WORDS) ^ passed(five, WORDS) ^ six;
-        #[expect(clippy::cast_possible_truncation, reason = "the instruction gives 32 bits")]
-        let crc = crc as u32;
-        !crc
-    }
-
-    #[target_feature(enable = "sse4.2,pclmulqdq")]
-    fn of_any(bytes: &[u8]) -> u32 {
-        let (words, rest) = bytes.as_chunks::<8>();
-        let mut crc = u64::from(u32::MAX);
-        let mut words = words;
-        while words.len() >= 6 {
-            let part = (words.len() / 3).min(MOST);
-            let (a, others) = words.split_at(part);
-            let (b, others) = others.split_at(part);
-            let (c, others) = others.split_at(part);
-            let (mut of_b, mut of_c) = (0, 0);
-            for ((a, b), c) in a.iter().zip(b).zip(c) {
-                crc = _mm_crc32_u64(crc, u64::from_le_bytes(*a));
-                of_b = _mm_crc32_u64(of_b, u64::from_le_bytes(*b));
-                of_c = _mm_crc32_u64(of_c, u64::from_le_bytes(*c));
-            }
-            crc = passed(crc, 2 * part) ^ passed(of_b, part) ^ of_c;
-            words = others;
-        }
-        for word in words {
-            crc = _mm_crc32_u64(crc, u64::from_le_bytes(*word));
-        }
-        #[expect(clippy::cast_possible_truncation, reason = "the instruction gives 32 bits")]
-        let crc = rest.iter().fold(crc as u32, |crc, byte| _mm_crc32_u8(crc, *byte));
-        !crc
-    }
-}
+    powers
+};
 
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
+    use super::Kernel;
+
     proptest! {
         #[test]
         fn it_is_what_the_crate_says(bytes in prop::collection::vec(any::<u8>(), 0..5000), start in 0_usize..9) {
             let bytes = &bytes[start.min(bytes.len())..];
-            prop_assert_eq!(super::crc32c(bytes), crc32c::crc32c(bytes));
+            for kernel in Kernel::available() {
+                prop_assert_eq!(kernel.crc32c(bytes), crc32c::crc32c(bytes), "{:?}", kernel);
+            }
         }
     }
 
@@ -143,13 +95,21 @@ mod tests {
     fn every_length_up_to_a_streams_has_its_own() {
         let bytes: Vec<u8> = (0..1700_u32).map(|at| ((at * at / 3) ^ at).to_le_bytes()[0]).collect();
         for length in 0..=bytes.len() {
-            assert_eq!(super::crc32c(&bytes[..length]), crc32c::crc32c(&bytes[..length]), "{length}");
+            for kernel in Kernel::available() {
+                assert_eq!(
+                    kernel.crc32c(&bytes[..length]),
+                    crc32c::crc32c(&bytes[..length]),
+                    "{kernel:?} {length}"
+                );
+            }
         }
     }
 
     #[test]
     fn it_is_the_one_of_the_standard() {
-        assert_eq!(super::crc32c(b"123456789"), 0xe306_9283);
-        assert_eq!(super::crc32c(&[]), 0);
+        for kernel in Kernel::available() {
+            assert_eq!(kernel.crc32c(b"123456789"), 0xe306_9283, "{kernel:?}");
+            assert_eq!(kernel.crc32c(&[]), 0, "{kernel:?}");
+        }
     }
 }

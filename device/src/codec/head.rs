@@ -9,7 +9,10 @@
 //! 3. The details, which are the transform's business: see [`crate::kv`].
 //! 4. A check over the bytes before it: their CRC-32C, upper half XOR lower half.
 
-use super::{block::BlockError, crc::crc32c};
+use super::{
+    block::BlockError,
+    crc::{crc32c, crc32c_of_written},
+};
 
 /// Bytes of the first part.
 const FIRST: usize = 2;
@@ -59,7 +62,7 @@ pub(super) fn write(signs: usize, details: &Details<'_>, out: &mut [u8]) -> u16 
     out[..FIRST].copy_from_slice(&first.to_le_bytes());
     let end = FIRST + signs + details.bytes.len();
     out[FIRST + signs..end].copy_from_slice(details.bytes);
-    let check = check16(&out[..end]);
+    let check = folded(crc32c_of_written(&out[..end]));
     out[end..end + CHECK].copy_from_slice(&check.to_le_bytes());
     u16::try_from(end + CHECK).expect("at most MAX_HEAD")
 }
@@ -79,7 +82,7 @@ pub fn read(length: u16, bundle: &[u8]) -> Result<Found<'_>, BlockError> {
     else {
         return Err(BlockError::Head { what: "length", value: length });
     };
-    let (computed, stored) = (check16(bytes), u16::from_le_bytes(*check));
+    let (computed, stored) = (folded(crc32c(bytes)), u16::from_le_bytes(*check));
     if computed != stored {
         return Err(BlockError::HeadCheck { computed, stored });
     }
@@ -97,13 +100,12 @@ pub fn read(length: u16, bundle: &[u8]) -> Result<Found<'_>, BlockError> {
 /// Makes the check of a head right, for fuzzing.
 pub(crate) fn mend(head: &mut [u8]) {
     if let Some((bytes, check)) = head.split_last_chunk_mut::<CHECK>() {
-        *check = check16(bytes).to_le_bytes();
+        *check = folded(crc32c(bytes)).to_le_bytes();
     }
 }
 
-/// CRC-32C folded to 16 bits.
+/// A CRC-32C folded to 16 bits.
 #[expect(clippy::cast_possible_truncation, reason = "folding keeps the lower half on purpose")]
-fn check16(bytes: &[u8]) -> u16 {
-    let crc = crc32c(bytes);
+const fn folded(crc: u32) -> u16 {
     (crc ^ crc >> 16) as u16
 }

@@ -253,7 +253,8 @@ impl Device {
         tally: &mut Tally,
     ) -> Result<Vec<u8>, DeviceError> {
         let store = self.store();
-        let mut decoder = WindowDecoder::new(shape, span.before, span.blocks, mask);
+        let mut out = Vec::with_capacity(span.bytes());
+        let mut decoder = WindowDecoder::new(shape, span.before, span.blocks, mask, &mut out);
         let mut bundle = [0; MAX_BUNDLE];
         for at in 0..span.blocks {
             let block = span.first + at as u64;
@@ -268,8 +269,7 @@ impl Device {
                 .add(at, &place.stored, fetched.mask, &bundle)
                 .map_err(|why| DeviceError::Damaged { block, why })?;
         }
-        let mut out = Vec::with_capacity(span.bytes());
-        decoder.finish(&mut out);
+        decoder.finish();
         Ok(out)
     }
 

@@ -5,7 +5,7 @@ use std::cell::Cell;
 use super::{
     bases,
     delta::{self, Columns, Field},
-    order::Order,
+    order::{ByColumns, Order},
     repeats::Repeats,
     shape::{MOST_BLOCKS, Shape},
 };
@@ -29,7 +29,7 @@ struct Room {
 }
 
 thread_local! {
-    static ROOM: Cell<Room> = const { Cell::new(Room { blocks: Lines::none(), runs: Vec::new(), bases: Vec::new() }) };
+    static ROOM: Cell<Option<Box<Room>>> = const { Cell::new(None) };
 }
 
 /// Numbers of blocks of a window.
@@ -40,16 +40,18 @@ pub struct WindowDecoder<'a> {
     shape: &'a Shape,
     whole: Order,
     mask: PlaneMask,
-    room: Room,
+    /// It receives the window.
+    out: &'a mut Vec<u8>,
+    room: Box<Room>,
     /// Blocks that were added.
     added: Blocks,
     /// Of these, those whose differences are left to be undone at the end, by the bases in the room.
     different: Blocks,
-    /// The columns in a block, if all blocks have whole columns and one was different.
-    columns: Option<usize>,
     /// Whether the blocks are channel-major; unknown until one holds something.
     transformed: Option<bool>,
     repeats: Option<Repeats>,
+    /// The columns of blocks, if one was different.
+    columns: Option<ByColumns>,
 }
 
 /// A window whose blocks contradict each other, or its shape.
@@ -58,24 +60,25 @@ const fn wrong(what: &'static str) -> BlockError {
 }
 
 impl<'a> WindowDecoder<'a> {
-    /// The planes in `mask` of the window of `shape` that begins `before` blocks behind the tensor's beginning and has `blocks` blocks.
+    /// The planes in `mask` of the window of `shape` that begins `before` blocks behind the tensor's beginning and has `blocks` blocks, which takes the place of what is in `out`.
     ///
     /// # Panics
     /// If these are more than [`MOST_BLOCKS`].
-    pub fn new(shape: &'a Shape, before: u64, blocks: usize, mask: PlaneMask) -> Self {
+    pub fn new(shape: &'a Shape, before: u64, blocks: usize, mask: PlaneMask, out: &'a mut Vec<u8>) -> Self {
         assert!(blocks <= MOST_BLOCKS, "{blocks} blocks of a window");
-        let mut room = ROOM.take();
-        room.blocks.make_at_least(blocks * BLOCK_BYTES);
+        let room = ROOM.take().unwrap_or_default();
+        out.resize(blocks * BLOCK_BYTES, 0);
         Self {
             shape,
             whole: shape.order(before, blocks),
             mask: PlaneMask(mask.0 & PlaneMask::all(shape.format()).0),
+            out,
             room,
             added: [0; _],
             different: [0; _],
-            columns: None,
             transformed: None,
             repeats: None,
+            columns: None,
         }
     }
 
@@ -122,7 +125,14 @@ impl<'a> WindowDecoder<'a> {
             return Err(wrong("blocks are coded in different ways"));
         }
         self.transformed = Some(transformed);
-        let words = &mut self.room.blocks.as_chunks_mut::<BLOCK_BYTES>().0[block];
+        // In address order it is where it belongs at once.
+        let blocks = if transformed {
+            self.room.blocks.make_at_least(self.out.len());
+            &mut self.room.blocks[..]
+        } else {
+            &mut self.out[..]
+        };
+        let words = &mut blocks.as_chunks_mut::<BLOCK_BYTES>().0[block];
         let found = stored.decode_headed(fetched, bundle, words)?;
         self.added[block / 64] |= 1 << (block % 64);
         let same_format = matches!(stored, Stored::Planes(planes) if planes.format == format);
@@ -135,7 +145,7 @@ impl<'a> WindowDecoder<'a> {
         if !same_format {
             return Err(wrong("a block has another format"));
         }
-        let found = found.ok_or(wrong("a block has no head"))?;
+        let found = found.as_ref().ok_or(wrong("a block has no head"))?;
         if found.repeats && block != 0 {
             return Err(wrong("repeated rows are named behind the first block"));
         }
@@ -163,47 +173,78 @@ impl<'a> WindowDecoder<'a> {
         details: &'b [u8],
     ) -> Option<&'b [u8]> {
         let (order, wants_exponent) = (self.order(), self.wants_exponent());
-        let Room { blocks, runs, bases } = &mut self.room;
+        let Room { runs, bases, .. } = &mut *self.room;
         if self.different == Blocks::default() {
-            self.columns = order.columns_a_block();
-            if self.columns.is_some() {
-                bases.clear();
-                bases.resize(order.columns, 0);
-            }
+            self.columns = order.by_columns().filter(ByColumns::fit_blocks);
+            bases.clear();
+            bases.resize(order.columns, 0);
         }
-        if let Some(columns) = self.columns {
-            self.different[block / 64] |= 1 << (block % 64);
-            return bases::read(details, &mut bases[order.columns_at(block, columns)]);
+        if let Some(by_columns) = &self.columns {
+            let columns = by_columns.of(block);
+            // Of its first column the block before may have a part, by a base of its own.
+            let is_cut = by_columns.cut(block) && has(&self.different, block - 1);
+            let cut = is_cut.then(|| bases[columns.start]);
+            let rest = bases::read(details, &mut bases[columns.clone()])?;
+            match cut.filter(|base| *base != bases[columns.start]) {
+                None => self.different[block / 64] |= 1 << (block % 64),
+                Some(base) => {
+                    let own = bases[columns.clone()].to_vec();
+                    bases[columns.start] = base;
+                    if wants_exponent {
+                        self.restore(field, block, fetched, &own);
+                    }
+                }
+            }
+            return Some(rest);
         }
         order.block_runs(block, runs);
-        bases.resize(runs.len(), 0);
-        let rest = bases::read(details, bases)?;
-        if wants_exponent {
-            let words = &mut blocks.as_chunks_mut::<BLOCK_BYTES>().0[block];
-            delta::restore(field, runs, bases, words);
-            if fetched != self.mask {
-                plane::clear_outside(self.shape.format(), self.mask, words);
-            }
+        let mut own = std::mem::take(bases);
+        own.resize(runs.len(), 0);
+        let rest = bases::read(details, &mut own);
+        if wants_exponent && rest.is_some() {
+            self.restore(field, block, fetched, &own);
         }
-        Some(rest)
+        self.room.bases = own;
+        rest
     }
 
-    /// The words of the window, planes outside the mask zero, in place of what is in `out`.
-    pub fn finish(mut self, out: &mut Vec<u8>) {
+    /// Undoes the differences of a block now, by its own bases.
+    fn restore(&mut self, field: Field, block: usize, fetched: PlaneMask, own: &[u8]) {
+        let order = self.order();
+        let Room { blocks, runs, .. } = &mut *self.room;
+        order.block_runs(block, runs);
+        let words = &mut blocks.as_chunks_mut::<BLOCK_BYTES>().0[block];
+        delta::restore(field, runs, own, words);
+        if fetched != self.mask {
+            plane::clear_outside(self.shape.format(), self.mask, words);
+        }
+    }
+
+    /// Puts the words of the window where they were to go, planes outside the mask zero.
+    pub fn finish(mut self) {
+        self.put_together();
+        // Who does not come here, as something is damaged, leaves none.
+        ROOM.set(Some(self.room));
+    }
+
+    fn put_together(&mut self) {
         let (wants_exponent, order) = (self.wants_exponent(), self.order());
-        let Room { blocks, runs, bases } = &mut self.room;
-        let blocks = &mut blocks[..self.whole.elements * self.whole.width];
-        let all = blocks.as_chunks_mut::<BLOCK_BYTES>().0;
-        for (_, words) in all.iter_mut().enumerate().filter(|(block, _)| !has(&self.added, *block)) {
-            words.fill(0);
-        }
+        let added = self.added;
+        // Blocks of zeros were not added.
+        let clear = |blocks: &mut [u8]| {
+            let all = blocks.as_chunks_mut::<BLOCK_BYTES>().0;
+            for (_, words) in all.iter_mut().enumerate().filter(|(block, _)| !has(&added, *block)) {
+                words.fill(0);
+            }
+        };
+        let out = &mut self.out[..];
         if self.transformed != Some(true) {
-            out.clear();
-            out.extend_from_slice(blocks);
-            return;
+            return clear(out);
         }
+        let Room { blocks, runs, bases } = &mut *self.room;
+        let blocks = &mut blocks[..out.len()];
+        clear(blocks);
         let length = order.elements * order.width;
-        out.resize(blocks.len(), 0);
         let to = &mut out[..length];
         let field = Field::of(self.shape.format());
         let field = field.filter(|_| self.different != Blocks::default() && wants_exponent);
@@ -212,10 +253,10 @@ impl<'a> WindowDecoder<'a> {
             for (block, words) in blocks.as_chunks_mut::<BLOCK_BYTES>().0.iter_mut().enumerate() {
                 if has(&self.added, block)
                     && !has(&self.different, block)
-                    && let Some(columns) = order.columns_of(block)
+                    && let Some(columns) = self.columns
                 {
                     order.block_runs(block, runs);
-                    delta::restore(field, runs, &bases[columns], words);
+                    delta::restore(field, runs, &bases[columns.of(block)], words);
                 }
             }
             let deltas = Columns { field, bases, keep: self.mask.0 };
@@ -234,12 +275,6 @@ impl<'a> WindowDecoder<'a> {
 
     fn order(&self) -> Order {
         self.repeats.as_ref().map_or(self.whole, |repeats| repeats.compact_order(&self.whole))
-    }
-}
-
-impl Drop for WindowDecoder<'_> {
-    fn drop(&mut self) {
-        ROOM.set(std::mem::take(&mut self.room));
     }
 }
 

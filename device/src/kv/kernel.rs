@@ -5,6 +5,7 @@ use std::ops::Range;
 use super::{
     delta::{self, ColumnBases, Columns, Field},
     order::{self, Order},
+    repeats::{self, Repeats},
 };
 use crate::{BlockWords, kernel::kernels};
 
@@ -75,5 +76,20 @@ impl Kernel {
     compiled! {
         /// Undoes the differences of `columns` in `rows`, token-major rows of `length` bytes each, by this kernel, which must be available.
         restore_rows(deltas: &Columns<'_>, columns: Range<usize>, length: usize, rows: &mut [u8]) = delta::restore_rows_any
+    }
+
+    compiled! {
+        /// Finds which of at most [`MOST_ROWS`](super::repeats::MOST_ROWS) rows of `length` bytes, eight or more, repeat, by this kernel, which must be available. If none seems to, `repeats` stays as it is: empty.
+        find_repeats(length: usize, rows: &[u8], repeats: &mut Repeats) = repeats::find_any
+    }
+
+    compiled! {
+        /// Copies the rows that are kept to the front of `to`, by this kernel, which must be available.
+        keep_rows(length: usize, repeats: &Repeats, from: &[u8], to: &mut [u8]) = repeats::keep_any
+    }
+
+    compiled! {
+        /// Copies every row from among those that are kept, at the front, by this kernel, which must be available.
+        spread_rows(length: usize, repeats: &Repeats, rows: &mut [u8]) = repeats::spread_any
     }
 }

@@ -32,6 +32,38 @@ pub struct Order {
     pub elements: usize,
 }
 
+/// Which columns blocks have of a channel-major window of whole rows. To find them anew for every block would take as long as to read its bases.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ByColumns {
+    order: Order,
+    /// Elements of a column.
+    rows: usize,
+    /// The columns in every block but the last, if these are whole columns.
+    whole: Option<usize>,
+}
+
+impl ByColumns {
+    /// The columns of which block `block` has elements.
+    pub(super) fn of(&self, block: usize) -> Range<usize> {
+        if let Some(whole) = self.whole {
+            let columns = self.order.columns;
+            return (block * whole).min(columns)..((block + 1) * whole).min(columns);
+        }
+        let Range { start, end } = self.order.elements_of(block);
+        start / self.rows..end.div_ceil(self.rows)
+    }
+
+    /// Whether the block before has a part of its first column.
+    pub(super) fn cut(&self, block: usize) -> bool {
+        self.whole.is_none() && !self.order.elements_of(block).start.is_multiple_of(self.rows)
+    }
+
+    /// Whether differences can be made of whole columns: they are no longer than a block.
+    pub(super) fn fit_blocks(&self) -> bool {
+        self.rows <= BLOCK_BYTES / self.order.width
+    }
+}
+
 /// A window cut in whole rows and what is before and behind them.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Cut {
@@ -97,8 +129,8 @@ impl Order {
         runs.clear();
         let cut = self.cut();
         let Range { start, end } = self.elements_of(block);
-        if let Some(columns) = self.columns_of(block) {
-            let rows = cut.rows;
+        if let Some(columns) = self.by_columns() {
+            let (rows, columns) = (cut.rows, columns.of(block));
             let small = |count: usize| u16::try_from(count).expect("at most a block");
             runs.resize(columns.len(), small(rows.min(end - start)));
             // Of the first column and the last one a part may be in other blocks.
@@ -119,28 +151,15 @@ impl Order {
         (block * per_block).min(end)..end
     }
 
-    /// The columns of which block `block` of the channel-major window has elements, if whole rows are all there is.
-    pub(super) fn columns_of(&self, block: usize) -> Option<Range<usize>> {
+    /// Which columns blocks of the channel-major window have, if whole rows are all there is.
+    pub(super) fn by_columns(&self) -> Option<ByColumns> {
         let cut = self.cut();
-        let Range { start, end } = self.elements_of(block);
-        (cut.head == 0 && cut.tail == 0 && cut.rows > 0).then(|| start / cut.rows..end.div_ceil(cut.rows))
-    }
-
-    /// Whether differences can be made of whole columns: whole rows are all there is, and no more than elements of a block.
-    pub(super) fn has_column_bases(&self) -> bool {
-        self.columns_of(0).is_some() && self.rows() <= BLOCK_BYTES / self.width
-    }
-
-    /// The columns in every block but the last, if these are whole columns, and whole rows are all there is.
-    pub(super) fn columns_a_block(&self) -> Option<usize> {
-        let (cut, per_block) = (self.cut(), BLOCK_BYTES / self.width);
-        let whole = cut.head == 0 && cut.tail == 0 && cut.rows > 0 && per_block.is_multiple_of(cut.rows);
-        whole.then(|| per_block / cut.rows)
-    }
-
-    /// The columns in block `block`, if it has `columns` of them.
-    pub(super) fn columns_at(&self, block: usize, columns: usize) -> Range<usize> {
-        (block * columns).min(self.columns)..((block + 1) * columns).min(self.columns)
+        let whole_rows = cut.head == 0 && cut.tail == 0 && cut.rows > 0;
+        whole_rows.then(|| {
+            let per_block = BLOCK_BYTES / self.width;
+            let whole = per_block.is_multiple_of(cut.rows).then(|| per_block / cut.rows);
+            ByColumns { order: *self, rows: cut.rows, whole }
+        })
     }
 
     /// The column that holds the element at this place of the channel-major order.

@@ -4,7 +4,9 @@
 //! As bytes: a bit for every whole row, lowest bit first, padded to whole bytes: whether it repeats. Then, for each that does, the number of the row it is
 //! equal to, counted among the rows kept before it, in as many bits as the number of all kept rows less one takes; padded to whole bytes.
 
-use super::order::Order;
+#![expect(clippy::inline_always, reason = "only inlined code takes on its caller's processor features")]
+
+use super::{kernel::Kernel, order::Order};
 
 /// A row that is not shorter than this is worth looking for.
 const LEAST_ROW: usize = 16;
@@ -18,6 +20,8 @@ const MOST_REFERENCES: usize = MOST_ROWS * reference_bits(MOST_ROWS) / 8;
 pub struct Repeats {
     /// For each whole row: the number of the kept row that it is or is equal to.
     of: Vec<u16>,
+    /// Which rows repeat, the first in the lowest bit.
+    repeat: [u64; MOST_ROWS / 64],
     /// Rows kept.
     kept: usize,
 }
@@ -31,20 +35,9 @@ impl Repeats {
             return None;
         }
         let all = &window[order.head() * order.width..][..rows * length];
-        // Mostly no two are equal.
-        if !seem_to_repeat(all, length) {
-            return None;
-        }
-        let mut table = Table { rows: all, length, slots: [NONE; SLOTS] };
-        let (mut of, mut kept) = ([0; MOST_ROWS], 0);
-        for (at, row) in (0..).zip(all.chunks_exact(length)) {
-            of[usize::from(at)] = table.add(at, row).map_or(kept, |before| of[usize::from(before)]);
-            kept += u16::from(of[usize::from(at)] == kept);
-        }
-        let kept = usize::from(kept);
-        let of = of[..rows].to_vec();
-        let repeats = Self { of, kept };
-        (repeats.bytes() * 2 < (rows - kept) * length).then_some(repeats)
+        let mut repeats = Self::default();
+        Kernel::best().find_repeats(length, all, &mut repeats);
+        (repeats.kept > 0 && repeats.bytes() * 2 < (rows - repeats.kept) * length).then_some(repeats)
     }
 
     /// The shape of the window without the rows that repeat.
@@ -52,29 +45,23 @@ impl Repeats {
         Order { elements: order.elements - (self.of.len() - self.kept) * order.columns, ..*order }
     }
 
-    /// Moves the rows that are kept of the token-major `window` to its front, and what follows the rows behind them.
-    pub fn compact(&self, order: &Order, window: &mut [u8]) {
+    /// Copies the token-major `window` but for the rows that repeat to the front of `to`, which is no shorter; what is behind is undefined then.
+    pub fn compact(&self, order: &Order, window: &[u8], to: &mut [u8]) {
         let (length, head) = (order.columns * order.width, order.head() * order.width);
-        let mut kept = 0;
-        let moves = (0..self.of.len()).filter_map(|row| {
-            let is_kept = usize::from(self.of[row]) == kept;
-            kept += usize::from(is_kept);
-            is_kept.then(|| (row, kept - 1))
-        });
-        move_rows(&mut window[head..], length, moves);
-        let end = order.elements * order.width;
-        window.copy_within(head + self.of.len() * length..end, head + kept * length);
+        let (rows, end) = (head + self.of.len() * length, order.elements * order.width);
+        to[..head].copy_from_slice(&window[..head]);
+        Kernel::best().keep_rows(length, self, &window[head..rows], &mut to[head..rows]);
+        let kept = head + self.kept * length;
+        to[kept..kept + end - rows].copy_from_slice(&window[rows..end]);
     }
 
-    /// Undoes [`Self::compact`]; `order` is the whole window's.
+    /// Undoes [`Self::compact`] in place; `order` is the whole window's.
     pub fn expand(&self, order: &Order, window: &mut [u8]) {
         let (length, head) = (order.columns * order.width, order.head() * order.width);
         let (kept, rows) = (head + self.kept * length, head + self.of.len() * length);
         let tail = order.elements * order.width - rows;
         window.copy_within(kept..kept + tail, rows);
-        // From the last on: a kept row is never before its own place among the kept.
-        let moves = self.of.iter().enumerate().rev().map(|(row, of)| (usize::from(*of), row));
-        move_rows(&mut window[head..], length, moves);
+        Kernel::best().spread_rows(length, self, &mut window[head..rows]);
     }
 
     /// Bytes that [`Self::write`] appends.
@@ -84,27 +71,27 @@ impl Repeats {
 
     /// Appends the list to `out`.
     pub fn write(&self, out: &mut Vec<u8>) {
-        let bitmap = out.len();
-        out.resize(bitmap + self.of.len().div_ceil(8), 0);
+        let end = out.len() + self.bytes();
+        for (word, rows) in self.repeat.iter().zip(self.of.chunks(64)) {
+            out.extend_from_slice(&word.to_le_bytes()[..rows.len().div_ceil(8)]);
+        }
         let bits = reference_bits(self.kept);
-        let (mut kept, mut pending, mut held) = (0, 0_u32, 0);
-        for (row, of) in self.of.iter().enumerate() {
-            if usize::from(*of) == kept {
-                kept += 1;
-                continue;
-            }
-            out[bitmap + row / 8] |= 1 << (row % 8);
-            pending |= u32::from(*of) << held;
-            held += bits;
-            while held >= 8 {
-                out.push(pending.to_le_bytes()[0]);
-                pending >>= 8;
-                held -= 8;
+        let mut at = out.len();
+        // Eight bytes a time, whatever of them counts.
+        out.resize(end + 8, 0);
+        let (mut pending, mut held) = (0, 0);
+        for (mut repeat, of) in self.repeat.into_iter().zip(self.of.chunks(64)) {
+            while repeat != 0 {
+                pending |= u64::from(of[repeat.trailing_zeros() as usize]) << held;
+                held += bits;
+                out[at..at + 8].copy_from_slice(&pending.to_le_bytes());
+                at += held / 8;
+                pending >>= held / 8 * 8;
+                held %= 8;
+                repeat &= repeat - 1;
             }
         }
-        if held > 0 {
-            out.push(pending.to_le_bytes()[0]);
-        }
+        out.truncate(end);
     }
 
     /// Reads the list of a window of `rows` whole rows from the front of `bytes`: the list and what is behind it; `None` if that is none.
@@ -114,13 +101,13 @@ impl Repeats {
         }
         let (bitmap, references) = bytes.split_at_checked(rows.div_ceil(8))?;
         // A word for every 64 rows; what is behind the last row does not count.
-        let mut words = [0_u64; MOST_ROWS / 64];
-        for ((at, word), eight) in words.iter_mut().enumerate().zip(bitmap.chunks(8)) {
+        let mut repeat = [0_u64; MOST_ROWS / 64];
+        for ((at, word), eight) in repeat.iter_mut().enumerate().zip(bitmap.chunks(8)) {
             let mut bytes = [0; 8];
             bytes[..eight.len()].copy_from_slice(eight);
             *word = u64::from_le_bytes(bytes) & u64::MAX >> (64 - (rows - 64 * at).min(64));
         }
-        let count = words.iter().map(|word| word.count_ones() as usize).sum::<usize>();
+        let count = repeat.iter().map(|word| word.count_ones() as usize).sum::<usize>();
         let total = rows - count;
         let bits = reference_bits(total);
         let (references, rest) = references.split_at_checked((count * bits).div_ceil(8))?;
@@ -130,7 +117,7 @@ impl Repeats {
         let mut of = vec![0; rows];
         let (mut kept, mut at, mut wrong) = (0, 0, false);
         // Whether a row repeats cannot be foreseen, so it is not asked.
-        for (of, mut word) in of.chunks_mut(64).zip(words) {
+        for (of, mut word) in of.chunks_mut(64).zip(repeat) {
             for of in of {
                 let repeats = word & 1 == 1;
                 word >>= 1;
@@ -147,26 +134,93 @@ impl Repeats {
         if wrong {
             return None;
         }
-        Some((Self { of, kept: total }, rest))
+        Some((Self { of, repeat, kept: total }, rest))
     }
 }
 
-/// Moves rows of `length` bytes, each from one place among them to another, in order.
-#[inline]
-fn move_rows(rows: &mut [u8], length: usize, moves: impl Iterator<Item = (usize, usize)>) {
-    // To call for the copy of a row takes longer than to copy a short one.
-    match length {
-        32 => move_short(rows.as_chunks_mut::<32>().0, moves),
-        64 => move_short(rows.as_chunks_mut::<64>().0, moves),
-        128 => move_short(rows.as_chunks_mut::<128>().0, moves),
-        _ => moves.for_each(|(from, to)| rows.copy_within(from * length..(from + 1) * length, to * length)),
+/// Calls a function of rows of `$length` bytes, which short ones have as a constant: to call for the comparison or the copy of such a row would take longer than that itself.
+macro_rules! by_length {
+    ($function:ident($length:ident $(, $argument:expr)*)) => {
+        match $length {
+            32 => $function::<32>(32 $(, $argument)*),
+            64 => $function::<64>(64 $(, $argument)*),
+            128 => $function::<128>(128 $(, $argument)*),
+            _ => $function::<0>($length $(, $argument)*),
+        }
+    };
+}
+
+/// [`Kernel::find_repeats`] by any processor.
+#[inline(always)]
+pub(super) fn find_any(length: usize, rows: &[u8], repeats: &mut Repeats) {
+    by_length!(find(length, rows, repeats));
+}
+
+/// [`Kernel::keep_rows`] by any processor.
+#[inline(always)]
+pub(super) fn keep_any(length: usize, repeats: &Repeats, from: &[u8], to: &mut [u8]) {
+    by_length!(keep(length, repeats, from, to));
+}
+
+/// [`Kernel::spread_rows`] by any processor.
+#[inline(always)]
+pub(super) fn spread_any(length: usize, repeats: &Repeats, rows: &mut [u8]) {
+    by_length!(spread(length, repeats, rows));
+}
+
+#[inline(always)]
+fn find<const LENGTH: usize>(length: usize, rows: &[u8], repeats: &mut Repeats) {
+    let length = if LENGTH > 0 { LENGTH } else { length };
+    // Mostly no two are equal.
+    if !seem_to_repeat(rows.chunks_exact(length)) {
+        return;
+    }
+    let row = |at: usize| &rows[at * length..][..length];
+    let Repeats { of, repeat, kept: total } = repeats;
+    of.resize(rows.len() / length, 0);
+    let (mut slots, mut kept, mut at) = ([NONE; SLOTS], 0, 0);
+    for (word, start) in repeat.iter_mut().zip((0..of.len()).step_by(64)) {
+        let mut bits = 0;
+        for bit in 0..(of.len() - start).min(64) {
+            // Each slot has the first row that leads to it. If it is free, a row comes to itself; whether it repeats cannot be foreseen, so it is not asked.
+            let mut slot = slot(mixed_ends(row(at)));
+            let mut before = usize::from(slots[slot]).min(at);
+            while row(before) != row(at) {
+                slot = (slot + 1) % SLOTS;
+                before = usize::from(slots[slot]).min(at);
+            }
+            slots[slot] = u16::try_from(before).expect("fewer rows");
+            bits |= u64::from(before != at) << bit;
+            // The number of the row itself, or of the one before that it is equal to.
+            of[at] = kept;
+            of[at] = of[before];
+            kept += u16::from(before == at);
+            at += 1;
+        }
+        *word = bits;
+    }
+    *total = kept.into();
+}
+
+#[inline(always)]
+fn keep<const LENGTH: usize>(length: usize, repeats: &Repeats, from: &[u8], to: &mut [u8]) {
+    let length = if LENGTH > 0 { LENGTH } else { length };
+    let mut kept = 0;
+    for (row, of) in from.chunks_exact(length).zip(&repeats.of) {
+        // One that repeats is written over by the next.
+        to[kept * length..][..length].copy_from_slice(row);
+        kept += usize::from(usize::from(*of) == kept);
     }
 }
 
-/// As [`move_rows`], of rows of a length that is known.
-#[inline]
-fn move_short<const LENGTH: usize>(rows: &mut [[u8; LENGTH]], moves: impl Iterator<Item = (usize, usize)>) {
-    moves.for_each(|(from, to)| rows[to] = rows[from]);
+#[inline(always)]
+fn spread<const LENGTH: usize>(length: usize, repeats: &Repeats, rows: &mut [u8]) {
+    let length = if LENGTH > 0 { LENGTH } else { length };
+    // From the last on: a kept row is never before its own place among the kept.
+    for (row, of) in repeats.of.iter().enumerate().rev() {
+        let of = usize::from(*of);
+        rows.copy_within(of * length..of * length + length, row * length);
+    }
 }
 
 /// No row.
@@ -174,65 +228,36 @@ const NONE: u16 = u16::MAX;
 /// Slots for rows: twice as many as there may be, so that few come to one that is taken.
 const SLOTS: usize = 2 * MOST_ROWS;
 
-/// Whether some row seems to be equal to an earlier one, by what the rows mix to. It does not look at rows, so it misses two that are equal if another came to their slot between them: in a window of 128 that
-/// happens to one pair in some twenty. If there is none, it seldom seems so.
-fn seem_to_repeat(all: &[u8], length: usize) -> bool {
-    match length {
-        // Of rows of a length that is known here, it is not asked whether they have ends.
-        32 => some_seem_equal(all.as_chunks::<32>().0.iter().map(|row| mixed(row))),
-        64 => some_seem_equal(all.as_chunks::<64>().0.iter().map(|row| mixed(row))),
-        128 => some_seem_equal(all.as_chunks::<128>().0.iter().map(|row| mixed(row))),
-        _ => some_seem_equal(all.chunks_exact(length).map(mixed)),
-    }
-}
-
-/// As [`seem_to_repeat`], by what the rows mix to.
-#[inline]
-fn some_seem_equal(rows: impl Iterator<Item = u64>) -> bool {
+/// Whether some row seems to be equal to an earlier one, by how they begin. It misses two that are equal if another came to their slot between them: in a window of 128 that
+/// happens to one pair in some twenty. If there is none, it seldom seems so but where rows begin alike.
+#[inline(always)]
+fn seem_to_repeat<'a>(rows: impl Iterator<Item = &'a [u8]>) -> bool {
     let mut last = [0_u16; SLOTS];
-    rows.fold(false, |found, mixed| {
+    rows.fold(false, |found, row| {
+        let first = row.first_chunk().expect("8 bytes");
+        let mixed = mixed(u64::from_le_bytes(*first));
         let [_, _, _, _, tag @ .., _, _] = mixed.to_le_bytes();
-        // No slot has an odd one before a row comes to it.
-        let tag = u16::from_le_bytes(tag) | 1;
+        let tag = u16::from_le_bytes(tag);
         found | (std::mem::replace(&mut last[slot(mixed)], tag) == tag)
     })
 }
 
-/// The rows of a window, to be found by what they are.
-struct Table<'a> {
-    rows: &'a [u8],
-    /// Bytes of a row.
-    length: usize,
-    /// Each has the first row that leads to it; one that is taken leads to the next.
-    slots: [u16; SLOTS],
+/// Mixes both ends of a row.
+#[inline(always)]
+fn mixed_ends(row: &[u8]) -> u64 {
+    let [first, last] =
+        [row.first_chunk(), row.last_chunk()].map(|eight| u64::from_le_bytes(*eight.expect("8 bytes")));
+    mixed(first.wrapping_add(last.rotate_left(29)))
 }
 
-impl Table<'_> {
-    /// Adds `row`, number `at`, unless there is an equal one: that.
-    fn add(&mut self, at: u16, row: &[u8]) -> Option<u16> {
-        let mut slot = slot(mixed(row));
-        while self.slots[slot] != NONE {
-            let before = self.slots[slot];
-            if self.rows[usize::from(before) * self.length..][..self.length] == *row {
-                return Some(before);
-            }
-            slot = (slot + 1) % SLOTS;
-        }
-        self.slots[slot] = at;
-        None
-    }
+/// Mixes a word: what comes first is best mixed.
+#[inline(always)]
+fn mixed(word: u64) -> u64 {
+    word.wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
 
-/// Both ends of a row mixed: what comes first is best mixed.
-#[inline]
-fn mixed(row: &[u8]) -> u64 {
-    let (first, last) = (row.first_chunk().expect("8 bytes"), row.last_chunk().expect("8 bytes"));
-    let (first, last) = (u64::from_le_bytes(*first), u64::from_le_bytes(*last));
-    first.wrapping_add(last.rotate_left(29)).wrapping_mul(0x9e37_79b9_7f4a_7c15)
-}
-
-/// The slot that a row which mixes to this leads to.
-#[inline]
+/// The slot of a row that begins with what mixes to this, or has such ends.
+#[inline(always)]
 fn slot(mixed: u64) -> usize {
     usize::try_from(mixed >> (u64::BITS - SLOTS.ilog2())).expect("fewer than slots")
 }

@@ -8,7 +8,7 @@ use super::{
     delta::{ColumnBases, Columns, Field},
     order::Order,
     paged::Paged,
-    repeats::Repeats,
+    repeats::{MOST_ROWS, Repeats},
     window::Coded,
     *,
 };
@@ -116,15 +116,15 @@ fn fetched(stored: &Stored, mask: PlaneMask, bytes: &[u8]) -> Box<[u8; MAX_BUNDL
 }
 
 pub(super) fn decode(shape: &Shape, before: u64, bundles: &[Bundle], mask: PlaneMask) -> Vec<u8> {
-    let mut decoder = WindowDecoder::new(shape, before, bundles.len(), mask);
+    let mut out = vec![0xa5; 3];
+    let mut decoder = WindowDecoder::new(shape, before, bundles.len(), mask, &mut out);
     for (block, bundle) in bundles.iter().enumerate() {
         if let Some(stored) = &bundle.stored {
             let wanted = decoder.wanted(stored);
             decoder.add(block, stored, wanted, &fetched(stored, wanted, bundle.bytes())).unwrap();
         }
     }
-    let mut out = vec![0xa5; 3];
-    decoder.finish(&mut out);
+    decoder.finish();
     out
 }
 
@@ -182,7 +182,7 @@ proptest! {
             prop_assert_eq!(found, want);
             let of_whole_rows = order.head() == 0 && order.elements == order.rows() * order.columns && order.rows() > 0;
             let numbers: Vec<_> = columns.map(|run| run[0]).collect();
-            prop_assert_eq!(order.columns_of(block).map(Iterator::collect), of_whole_rows.then_some(numbers));
+            prop_assert_eq!(order.by_columns().map(|columns| columns.of(block).collect()), of_whole_rows.then_some(numbers));
         }
     }
 
@@ -308,8 +308,8 @@ proptest! {
         let kinds: std::collections::BTreeSet<_> = rows.iter().collect();
         let kept = repeats.compact_order(&order);
         prop_assert_eq!((kept.rows(), kept.head()), (kinds.len(), order.head()));
-        let mut compact = window.clone();
-        repeats.compact(&order, &mut compact);
+        let mut compact = vec![0xa5; window.len()];
+        repeats.compact(&order, &window, &mut compact);
         let mut list = vec![1, 2, 3];
         repeats.write(&mut list);
         list.extend([4, 5]);
@@ -318,6 +318,30 @@ proptest! {
         compact[kept.elements * width..].fill(0xa5);
         read.expand(&order, &mut compact);
         prop_assert!(compact == window);
+    }
+
+    #[test]
+    fn every_kernel_finds_and_moves_the_same_rows(
+        length in prop::sample::select(vec![16_usize, 30, 32, 64, 100, 128, 768]), kinds in prop::collection::vec(0_u8..90, 1..MOST_ROWS),
+    ) {
+        // Rows that begin and end alike are told apart by what is between.
+        let rows: Vec<u8> = kinds.iter().flat_map(|kind| (0..length).map(move |at| if (8..length - 7).contains(&at) { *kind } else { 7 })).collect();
+        let mut found: Vec<(Repeats, Vec<u8>)> = Vec::new();
+        for kernel in Kernel::available() {
+            let mut repeats = Repeats::default();
+            kernel.find_repeats(length, &rows, &mut repeats);
+            let mut kept = vec![0; rows.len()];
+            if repeats != Repeats::default() {
+                kernel.keep_rows(length, &repeats, &rows, &mut kept);
+                let mut back = kept.clone();
+                kernel.spread_rows(length, &repeats, &mut back);
+                prop_assert!(back == rows, "{:?}", kernel);
+            }
+            found.push((repeats, kept));
+        }
+        prop_assert!(found.iter().all(|other| *other == found[0]));
+        let some_seem_equal = kinds.len() > 1;
+        prop_assert_eq!(found[0].0 != Repeats::default(), some_seem_equal);
     }
 
     #[test]
@@ -398,7 +422,8 @@ proptest! {
         let data = cache(format, shape.order(0, blocks).columns, blocks * BLOCK_BYTES, seed % 1000);
         let mut bundles = Vec::new();
         encode(&shape, 0, Codec::Tree, &data, Some(Coding::Deltas), &mut bundles);
-        let mut decoder = WindowDecoder::new(&shape, 0, blocks, PlaneMask::all(format));
+        let mut out = Vec::new();
+        let mut decoder = WindowDecoder::new(&shape, 0, blocks, PlaneMask::all(format), &mut out);
         for (block, bundle) in bundles.iter().enumerate() {
             let Some(stored) = &bundle.stored else { continue };
             let mut bytes = fetched(stored, PlaneMask(u32::MAX), bundle.bytes());
@@ -417,8 +442,7 @@ proptest! {
                 prop_assert!(added.is_err());
             }
         }
-        let mut out = Vec::new();
-        decoder.finish(&mut out);
+        decoder.finish();
         prop_assert_eq!(out.len(), data.len());
     }
 }

@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use super::{
     bases,
     delta::{self, ColumnBases, Field},
-    order::Order,
+    order::{ByColumns, Order},
     repeats::Repeats,
     shape::Shape,
 };
@@ -68,6 +68,7 @@ pub struct Coded {
 /// Room to work in.
 struct Scratch {
     rows: Vec<u8>,
+    kept_rows: Lines<u8>,
     major: Lines<u8>,
     runs: Vec<u16>,
     bases: Vec<u8>,
@@ -93,7 +94,7 @@ struct Best {
 
 thread_local! {
     static SCRATCH: RefCell<Scratch> = const { RefCell::new(Scratch {
-        rows: Vec::new(), major: Lines::none(), runs: Vec::new(), bases: Vec::new(), details: Vec::new(), samples: [const { Bundle::new() }; Coding::ALL.len()], best: None,
+        rows: Vec::new(), kept_rows: Lines::none(), major: Lines::none(), runs: Vec::new(), bases: Vec::new(), details: Vec::new(), samples: [const { Bundle::new() }; Coding::ALL.len()], best: None,
     }) };
 }
 
@@ -168,6 +169,8 @@ pub fn encode_with(
 struct Transformed<'a> {
     shape: &'a Shape,
     order: Order,
+    /// The columns of its blocks, if whole rows are all there is.
+    columns: Option<ByColumns>,
     codec: Codec,
     /// It as the host sees it.
     bytes: &'a [u8],
@@ -195,7 +198,7 @@ fn transformed(
     scratch: &mut Scratch,
     bundles: &mut [Bundle],
 ) -> Result<Coded, Option<usize>> {
-    let Scratch { rows, major, runs, bases, details, samples, best } = scratch;
+    let Scratch { rows, kept_rows, major, runs, bases, details, samples, best } = scratch;
     let mut window = bytes;
     if let Some(paged) = shape.paged() {
         rows.resize(bytes.len(), 0);
@@ -205,18 +208,16 @@ fn transformed(
     let repeats = Repeats::find(&order, window);
     let mut kept = order;
     if let Some(repeats) = &repeats {
-        if shape.paged().is_none() {
-            rows.clear();
-            rows.extend_from_slice(bytes);
-        }
-        repeats.compact(&order, rows);
+        kept_rows.make_at_least(bytes.len());
+        repeats.compact(&order, window, kept_rows);
         kept = repeats.compact_order(&order);
-        window = rows;
+        window = kept_rows;
     }
     let repeated_rows = repeats.as_ref().map_or(0, |_| order.rows() - kept.rows());
     let mut work = Transformed {
         shape,
         order: kept,
+        columns: kept.by_columns(),
         codec,
         bytes,
         rows: window,
@@ -303,7 +304,8 @@ impl Transformed<'_> {
         let ways = || ways.into_iter().filter_map(|(coding, allowed)| allowed.then_some(coding));
         let used = self.used();
         let mut last = None;
-        for block in (SAMPLE / 2..used).step_by(SAMPLE).chain((used <= SAMPLE / 2).then_some(used / 2)) {
+        for block in (SAMPLE / 2..used).step_by(SAMPLE).chain((used <= SAMPLE / 2).then_some((used - 1) / 2))
+        {
             for coding in ways() {
                 let sample = &mut samples[coding as usize];
                 self.encode(block, coding, sample);
@@ -325,7 +327,7 @@ impl Transformed<'_> {
     fn arrange(&mut self, coding: Coding) {
         let coding = match coding {
             Coding::Plain => return,
-            Coding::Deltas if !self.order.has_column_bases() => Coding::Channels,
+            Coding::Deltas if !self.columns.is_some_and(|columns| columns.fit_blocks()) => Coding::Channels,
             coding => coding,
         };
         if self.arranged == Some(coding) {
@@ -369,9 +371,9 @@ impl Transformed<'_> {
         let mut bases = &[][..];
         if let Some(field) = field {
             bases = if self.arranged == Some(Coding::Deltas)
-                && let Some(columns) = self.order.columns_of(block)
+                && let Some(columns) = self.columns
             {
-                &self.bases[columns]
+                &self.bases[columns.of(block)]
             } else {
                 self.order.block_runs(block, self.runs);
                 self.bases.resize(self.runs.len(), 0);

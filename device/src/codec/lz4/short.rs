@@ -31,7 +31,7 @@ const LONG: usize = 15;
 /// Positions that are not found before every second is left out.
 const PATIENCE: usize = 32;
 /// Bytes before zeros to the end that are not looked through.
-const MOST_BEFORE: usize = 64;
+const MOST_BEFORE: usize = 128;
 /// Places of the table.
 const PLACES: usize = 512;
 
@@ -88,7 +88,11 @@ pub(super) fn compress(input: &[u8], out: &mut [u8]) -> Option<usize> {
 
 /// Whether there are about as many ones as zeros in a few bytes.
 fn is_noise(bytes: &[u8]) -> bool {
-    let ones = bytes.iter().map(|byte| byte.count_ones() as usize).sum::<usize>();
+    let (eights, rest) = bytes.as_chunks();
+    let mut last = [0; 8];
+    last[..rest.len()].copy_from_slice(rest);
+    let eights = eights.iter().chain([&last]);
+    let ones = eights.map(|eight| u64::from_le_bytes(*eight).count_ones() as usize).sum::<usize>();
     (3 * bytes.len()..=5 * bytes.len()).contains(&ones)
 }
 

@@ -25,7 +25,7 @@ fn differences_that_are_given_up_within_a_window_leave_no_trace() {
     for (channels, rows) in [(1024, 8), (1024, 12), (1000, 12)] {
         let shape = Shape::new(Format::Bf16, &KvLayout::rows(channels, rows)).unwrap().unwrap();
         let order = shape.order(0, shape.blocks());
-        assert_eq!(order.has_column_bases(), channels == 1024);
+        assert_eq!(order.by_columns().is_some_and(|columns| columns.fit_blocks()), channels == 1024);
         let (columns, rows) = (order.columns, order.elements.div_ceil(order.columns));
         // Channels of sizes of their own; of one size, where bases are worth nothing; and the same of fewer bits.
         let leaning = |mantissa, largest: fn(usize) -> u8| {
@@ -53,6 +53,40 @@ fn differences_that_are_given_up_within_a_window_leave_no_trace() {
         // What was best before is used where it takes as much, though it is not best; where it does not, it was used in vain, and all are tried.
         let turns = in_turn(&[&different, &same, &shorter, &different]);
         assert_eq!(turns, [Coding::Deltas, Coding::Deltas, Coding::Channels, Coding::Deltas], "{rows}");
+    }
+}
+
+#[test]
+fn parts_of_a_column_may_have_bases_of_their_own() {
+    // Columns of 12, which blocks of 2048 cut.
+    let shape = Shape::new(Format::Bf16, &KvLayout::rows(1024, 12)).unwrap().unwrap();
+    let (order, field) = (shape.order(0, shape.blocks()), Field::of(Format::Bf16).unwrap());
+    let columns = order.by_columns().unwrap();
+    let window = leaning(12, 1024, 0x7f, |column| 100 + small(column * 37 % 31));
+    let mut major = vec![0; window.len()];
+    order.channel_major(None, &window, &mut major);
+    let (mut bundles, mut before, mut cut) = (Vec::new(), None, 0);
+    for (block, words) in major.as_chunks_mut::<BLOCK_BYTES>().0.iter_mut().enumerate() {
+        let mut runs = Vec::new();
+        order.block_runs(block, &mut runs);
+        let mut own = vec![0; runs.len()];
+        delta::subtract(field, &runs, words, &mut own);
+        cut += usize::from(columns.cut(block) && before != own.first().copied());
+        before = own.last().copied();
+        let mut details = Vec::new();
+        bases::write(&own, &mut details);
+        let mut bundle = Bundle::new();
+        let details = Details { delta: true, repeats: false, bytes: &details };
+        bundle.encode_headed(Format::Bf16, Codec::Tree, words, &details);
+        bundles.push(bundle);
+    }
+    assert!(cut > 0, "no column has two bases");
+    let elements = window.as_chunks::<2>().0;
+    // Everything, the upper part of the exponent and of the mantissa, no exponent.
+    for mask in [0xffff, 0xe000, 0xffc0, 0x8070] {
+        let want: Vec<_> =
+            elements.iter().flat_map(|element| (u16::from_le_bytes(*element) & mask).to_le_bytes()).collect();
+        assert!(decode(&shape, 0, &bundles, PlaneMask(mask.into())) == want, "{mask:#06x}");
     }
 }
 

@@ -78,12 +78,10 @@ impl<'a> Windows<'a> {
         black_box(&self.bundles);
         coded.coding
     }
+}
 
-    fn decoder(&self, unit: usize) -> WindowDecoder<'a> {
-        let Window { before, blocks } = self.placed[unit].window;
-        let cache: &'a Cache = self.cache;
-        WindowDecoder::new(&cache.shape, before, blocks, PlaneMask::all(cache.shape.format()))
-    }
+fn decoder<'a>(cache: &'a Cache, window: &Window, out: &'a mut Vec<u8>) -> WindowDecoder<'a> {
+    WindowDecoder::new(&cache.shape, window.before, window.blocks, PlaneMask::all(cache.shape.format()), out)
 }
 
 impl Coder for Windows<'_> {
@@ -101,24 +99,25 @@ impl Coder for Windows<'_> {
 
     fn decode(&mut self, units: Range<usize>) -> Result<()> {
         for (place, unit) in units.enumerate() {
-            let mut decoder = self.decoder(unit);
+            let out = black_box(&mut self.out[place]);
+            let mut decoder = decoder(self.cache, &self.placed[unit].window, out);
             for (block, index) in self.placed[unit].blocks.clone().enumerate() {
                 let Slot { stored: Some(stored), bytes } = self.kept.slot(index) else { continue };
                 decoder.add(block, stored, decoder.wanted(stored), bytes)?;
             }
-            decoder.finish(black_box(&mut self.out[place]));
+            decoder.finish();
         }
         Ok(())
     }
 
     fn read(&mut self, unit: usize) -> Result<()> {
-        let mut decoder = self.decoder(unit);
+        let mut decoder = decoder(self.cache, &self.placed[unit].window, black_box(&mut self.out[0]));
         let mut bytes = [0; MAX_BUNDLE];
         for (block, index) in self.placed[unit].blocks.clone().enumerate() {
             let Some(stored) = self.kept.fetch(index, &mut bytes) else { continue };
             decoder.add(block, stored, decoder.wanted(stored), &bytes)?;
         }
-        decoder.finish(black_box(&mut self.out[0]));
+        decoder.finish();
         Ok(())
     }
 
