@@ -176,13 +176,15 @@ impl<'a> WindowDecoder<'a> {
         let Room { runs, bases, .. } = &mut *self.room;
         if self.different == Blocks::default() {
             self.columns = order.by_columns().filter(ByColumns::fit_blocks);
-            bases.clear();
-            bases.resize(order.columns, 0);
+            if self.columns.is_some() {
+                bases.clear();
+                bases.resize(order.columns, 0);
+            }
         }
         if let Some(by_columns) = &self.columns {
             let columns = by_columns.of(block);
             // Of its first column the block before may have a part, by a base of its own.
-            let is_cut = by_columns.cut(block) && has(&self.different, block - 1);
+            let is_cut = by_columns.begins_cut(block) && has(&self.different, block - 1);
             let cut = is_cut.then(|| bases[columns.start]);
             let rest = bases::read(details, &mut bases[columns.clone()])?;
             match cut.filter(|base| *base != bases[columns.start]) {
@@ -249,12 +251,11 @@ impl<'a> WindowDecoder<'a> {
         let field = Field::of(self.shape.format());
         let field = field.filter(|_| self.different != Blocks::default() && wants_exponent);
         if let Some(field) = field {
-            // A block that has no differences is given some, from zero.
+            // A block that has no differences is given some, from zero. One of zeros needs none if its columns are its own: their bases are zero then.
+            let columns = self.columns.expect("the columns of blocks, as one was different");
             for (block, words) in blocks.as_chunks_mut::<BLOCK_BYTES>().0.iter_mut().enumerate() {
-                if has(&self.added, block)
-                    && !has(&self.different, block)
-                    && let Some(columns) = self.columns
-                {
+                let shares = columns.begins_cut(block) || columns.begins_cut(block + 1);
+                if !has(&self.different, block) && (shares || has(&self.added, block)) {
                     order.block_runs(block, runs);
                     delta::restore(field, runs, &bases[columns.of(block)], words);
                 }

@@ -1,4 +1,4 @@
-//! What each processor runs: the transpose in AVX2 or AVX-512 where there is, the loops over exponents from one source compiled three times. Chosen at run time.
+//! What each processor runs: the transpose in AVX2 or AVX-512 where there is, the loops over exponents and over rows that repeat from one source compiled three times. Chosen at run time.
 
 use std::ops::Range;
 

@@ -54,7 +54,7 @@ impl ByColumns {
     }
 
     /// Whether the block before has a part of its first column.
-    pub(super) fn cut(&self, block: usize) -> bool {
+    pub(super) fn begins_cut(&self, block: usize) -> bool {
         self.whole.is_none() && !self.order.elements_of(block).start.is_multiple_of(self.rows)
     }
 

@@ -229,7 +229,7 @@ const NONE: u16 = u16::MAX;
 const SLOTS: usize = 2 * MOST_ROWS;
 
 /// Whether some row seems to be equal to an earlier one, by how they begin. It misses two that are equal if another came to their slot between them: in a window of 128 that
-/// happens to one pair in some twenty. If there is none, it seldom seems so but where rows begin alike.
+/// happens to one pair in some twenty. If there is none, it seldom seems so but where rows begin alike, or one with zeros.
 #[inline(always)]
 fn seem_to_repeat<'a>(rows: impl Iterator<Item = &'a [u8]>) -> bool {
     let mut last = [0_u16; SLOTS];

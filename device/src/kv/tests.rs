@@ -116,7 +116,8 @@ fn fetched(stored: &Stored, mask: PlaneMask, bytes: &[u8]) -> Box<[u8; MAX_BUNDL
 }
 
 pub(super) fn decode(shape: &Shape, before: u64, bundles: &[Bundle], mask: PlaneMask) -> Vec<u8> {
-    let mut out = vec![0xa5; 3];
+    // What was there before counts for nothing.
+    let mut out = vec![0xa5; bundles.len() * BLOCK_BYTES + 3];
     let mut decoder = WindowDecoder::new(shape, before, bundles.len(), mask, &mut out);
     for (block, bundle) in bundles.iter().enumerate() {
         if let Some(stored) = &bundle.stored {
@@ -325,7 +326,7 @@ proptest! {
         length in prop::sample::select(vec![16_usize, 30, 32, 64, 100, 128, 768]), kinds in prop::collection::vec(0_u8..90, 1..MOST_ROWS),
     ) {
         // Rows that begin and end alike are told apart by what is between.
-        let rows: Vec<u8> = kinds.iter().flat_map(|kind| (0..length).map(move |at| if (8..length - 7).contains(&at) { *kind } else { 7 })).collect();
+        let rows: Vec<u8> = kinds.iter().flat_map(|kind| (0..length).map(move |at| if (8..length - 8).contains(&at) { *kind } else { 7 })).collect();
         let mut found: Vec<(Repeats, Vec<u8>)> = Vec::new();
         for kernel in Kernel::available() {
             let mut repeats = Repeats::default();

@@ -58,26 +58,35 @@ fn differences_that_are_given_up_within_a_window_leave_no_trace() {
 
 #[test]
 fn parts_of_a_column_may_have_bases_of_their_own() {
+    const ZEROS: usize = 1;
     // Columns of 12, which blocks of 2048 cut.
     let shape = Shape::new(Format::Bf16, &KvLayout::rows(1024, 12)).unwrap().unwrap();
     let (order, field) = (shape.order(0, shape.blocks()), Field::of(Format::Bf16).unwrap());
     let columns = order.by_columns().unwrap();
-    let window = leaning(12, 1024, 0x7f, |column| 100 + small(column * 37 % 31));
+    let mut window = leaning(12, 1024, 0x7f, |column| 100 + small(column * 37 % 31));
     let mut major = vec![0; window.len()];
     order.channel_major(None, &window, &mut major);
+    // One block is of zeros, and cuts columns at both ends of which the others have the rest.
+    major[ZEROS * BLOCK_BYTES..][..BLOCK_BYTES].fill(0);
+    assert!(columns.begins_cut(ZEROS) && columns.begins_cut(ZEROS + 1));
+    order.token_major(None, &major, &mut window);
     let (mut bundles, mut before, mut cut) = (Vec::new(), None, 0);
     for (block, words) in major.as_chunks_mut::<BLOCK_BYTES>().0.iter_mut().enumerate() {
         let mut runs = Vec::new();
         order.block_runs(block, &mut runs);
         let mut own = vec![0; runs.len()];
         delta::subtract(field, &runs, words, &mut own);
-        cut += usize::from(columns.cut(block) && before != own.first().copied());
-        before = own.last().copied();
+        cut += usize::from(
+            block != ZEROS && columns.begins_cut(block) && before.is_some() && before != own.first().copied(),
+        );
+        before = (block != ZEROS).then(|| own[own.len() - 1]);
         let mut details = Vec::new();
         bases::write(&own, &mut details);
         let mut bundle = Bundle::new();
         let details = Details { delta: true, repeats: false, bytes: &details };
-        bundle.encode_headed(Format::Bf16, Codec::Tree, words, &details);
+        if block != ZEROS {
+            bundle.encode_headed(Format::Bf16, Codec::Tree, words, &details);
+        }
         bundles.push(bundle);
     }
     assert!(cut > 0, "no column has two bases");
@@ -88,6 +97,32 @@ fn parts_of_a_column_may_have_bases_of_their_own() {
             elements.iter().flat_map(|element| (u16::from_le_bytes(*element) & mask).to_le_bytes()).collect();
         assert!(decode(&shape, 0, &bundles, PlaneMask(mask.into())) == want, "{mask:#06x}");
     }
+}
+
+#[test]
+fn a_sample_of_zeros_may_share_a_column_with_others() {
+    // Of 24 blocks the seventh and the nineteenth are samples. That one ends with the first eight rows of a column of twelve.
+    let shape = Shape::new(Format::Bf16, &KvLayout::rows(4096, 12)).unwrap().unwrap();
+    let zero = SAMPLE / 2 + SAMPLE;
+    let columns = shape.order(0, shape.blocks()).by_columns().unwrap().of(zero);
+    let last = columns.end - 1;
+    let mut window = leaning(12, 4096, 0x7f, |column| 100 + small(column * 37 % 31));
+    for (at, element) in window.as_chunks_mut::<2>().0.iter_mut().enumerate() {
+        let (row, column) = (at / 4096, at % 4096);
+        if columns.contains(&column) && (column < last || row < 8) {
+            *element = [0; 2];
+        }
+    }
+    let code = || {
+        let mut bundles = Vec::new();
+        let coded = encode(&shape, 0, Codec::Tree, &window, None, &mut bundles);
+        assert_eq!(coded.coding, Coding::Deltas);
+        let of_zeros: Vec<_> = (0..bundles.len()).filter(|block| bundles[*block].stored.is_none()).collect();
+        assert_eq!(of_zeros, [zero]);
+        assert!(decode(&shape, 0, &bundles, PlaneMask::all(Format::Bf16)) == window);
+    };
+    // A thread of its own, which knows no way yet.
+    std::thread::scope(|scope| scope.spawn(code).join().unwrap());
 }
 
 #[test]
