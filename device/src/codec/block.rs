@@ -25,7 +25,7 @@ pub use self::stored::{Joint, MOST_CHECKS, Stored, StoredPlane, StoredPlanes};
 use super::{
     Codec, Form, Undecodable,
     check::{self, Span},
-    crc::{crc32c, crc32c_of_written},
+    crc::crc32c,
     head::{self, Details, Head, MAX_HEAD},
     signs,
     survey::{Survey, survey},
@@ -353,7 +353,7 @@ impl Bundle {
         if length == 0 {
             return Joint::default();
         }
-        let check = crc32c_of_written(&self.bytes[self.length..][..length]);
+        let check = crc32c(&self.bytes[self.length..][..length]);
         self.length += length;
         Joint { length: u16::try_from(length).expect("shorter than a block"), check }
     }

@@ -88,9 +88,7 @@ pub(super) fn forward<const W: usize, const N: usize>(
         with_starts!(W, &cut, left, |starts| {
             if let Some(ColumnBases { field, bases }) = &mut deltas {
                 let mask = every::<W>(field.mask);
-                let largest = (0..cut.rows).fold(_mm512_setzero_si512(), |largest, row| {
-                    larger::<W>(largest, _mm512_and_si512(load(row), mask))
-                });
+                let largest = largest::<W>(cut.rows, |row| _mm512_and_si512(load(row), mask));
                 store_bases::<W>(*field, largest, &mut bases[left..][..wide::<W>()]);
                 let largest = _mm512_or_si512(largest, below::<W>(*field));
                 let difference = |row: usize| {
@@ -290,6 +288,21 @@ fn larger<const W: usize>(a: __m512i, b: __m512i) -> __m512i {
         2 => _mm512_max_epu16(a, b),
         _ => _mm512_max_epu32(a, b),
     }
+}
+
+/// The largest of each column's elements in so many rows. Every fourth row is compared with the ones before it, so that they wait less for each other.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+fn largest<const W: usize>(rows: usize, row: impl Fn(usize) -> __m512i) -> __m512i {
+    let mut four = [_mm512_setzero_si512(); 4];
+    for start in (0..rows / 4 * 4).step_by(4) {
+        for (at, largest) in four.iter_mut().enumerate() {
+            *largest = larger::<W>(*largest, row(start + at));
+        }
+    }
+    let [a, b, c, d] = four;
+    let largest = larger::<W>(larger::<W>(a, b), larger::<W>(c, d));
+    (rows / 4 * 4..rows).fold(largest, |largest, at| larger::<W>(largest, row(at)))
 }
 
 /// The elements of one less those of the other.

@@ -15,6 +15,20 @@ pub const MOST_ROWS: usize = 512;
 /// Bytes of the references of a window at most.
 const MOST_REFERENCES: usize = MOST_ROWS * reference_bits(MOST_ROWS) / 8;
 
+/// The rows that are looked at to see whether any repeat; if some do, all are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Look {
+    /// All of them.
+    All,
+    /// Three of every seven: of seven rows that follow each other and repeat seven others, however far behind these, one is seen to.
+    Three,
+}
+
+/// Rows of which [`Look::Three`] takes
+const SEVEN: usize = 7;
+/// these: any distance, in sevens, is that of two of them.
+const THREE: [usize; 3] = [0, 1, 3];
+
 /// Which rows repeat.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Repeats {
@@ -28,7 +42,7 @@ pub struct Repeats {
 
 impl Repeats {
     /// The rows of the token-major `window` that repeat, if leaving them out is worth the list of them.
-    pub fn find(order: &Order, window: &[u8]) -> Option<Self> {
+    pub fn find(order: &Order, window: &[u8], look: Look) -> Option<Self> {
         let length = order.columns * order.width;
         let rows = order.rows();
         if length < LEAST_ROW || !(2..=MOST_ROWS).contains(&rows) {
@@ -36,7 +50,7 @@ impl Repeats {
         }
         let all = &window[order.head() * order.width..][..rows * length];
         let mut repeats = Self::default();
-        Kernel::best().find_repeats(length, all, &mut repeats);
+        Kernel::best().find_repeats(length, look, all, &mut repeats);
         (repeats.kept > 0 && repeats.bytes() * 2 < (rows - repeats.kept) * length).then_some(repeats)
     }
 
@@ -152,8 +166,8 @@ macro_rules! by_length {
 
 /// [`Kernel::find_repeats`] by any processor.
 #[inline(always)]
-pub(super) fn find_any(length: usize, rows: &[u8], repeats: &mut Repeats) {
-    by_length!(find(length, rows, repeats));
+pub(super) fn find_any(length: usize, look: Look, rows: &[u8], repeats: &mut Repeats) {
+    by_length!(find(length, look, rows, repeats));
 }
 
 /// [`Kernel::keep_rows`] by any processor.
@@ -169,10 +183,23 @@ pub(super) fn spread_any(length: usize, repeats: &Repeats, rows: &mut [u8]) {
 }
 
 #[inline(always)]
-fn find<const LENGTH: usize>(length: usize, rows: &[u8], repeats: &mut Repeats) {
+fn find<const LENGTH: usize>(length: usize, look: Look, rows: &[u8], repeats: &mut Repeats) {
     let length = if LENGTH > 0 { LENGTH } else { length };
     // Mostly no two are equal.
-    if !seem_to_repeat(rows.chunks_exact(length)) {
+    let mut firsts = Firsts::none();
+    match look {
+        Look::All => rows.chunks_exact(length).for_each(|row| firsts.tell(row)),
+        Look::Three => {
+            let sevens = rows.chunks_exact(SEVEN * length);
+            let rest = sevens.remainder();
+            for seven in sevens {
+                THREE.into_iter().for_each(|at| firsts.tell(&seven[at * length..]));
+            }
+            let left = THREE.into_iter().map(|at| at * length).filter(|start| *start < rest.len());
+            left.for_each(|start| firsts.tell(&rest[start..]));
+        }
+    }
+    if !firsts.seem_to_repeat {
         return;
     }
     let row = |at: usize| &rows[at * length..][..length];
@@ -228,18 +255,29 @@ const NONE: u16 = u16::MAX;
 /// Slots for rows: twice as many as there may be, so that few come to one that is taken.
 const SLOTS: usize = 2 * MOST_ROWS;
 
-/// Whether some row seems to be equal to an earlier one, by how they begin. It misses two that are equal if another came to their slot between them: in a window of 128 that
+/// How rows begin, to see whether some row seems to be equal to an earlier one. It misses two that are equal if another came to their slot between them: in a window of 128 that
 /// happens to one pair in some twenty. If there is none, it seldom seems so but where rows begin alike, or one with zeros.
-#[inline(always)]
-fn seem_to_repeat<'a>(rows: impl Iterator<Item = &'a [u8]>) -> bool {
-    let mut last = [0_u16; SLOTS];
-    rows.fold(false, |found, row| {
+struct Firsts {
+    /// What else is known of the last row that came to a slot.
+    last: [u16; SLOTS],
+    seem_to_repeat: bool,
+}
+
+impl Firsts {
+    #[inline(always)]
+    const fn none() -> Self {
+        Self { last: [0; SLOTS], seem_to_repeat: false }
+    }
+
+    /// Tells of one more row.
+    #[inline(always)]
+    fn tell(&mut self, row: &[u8]) {
         let first = row.first_chunk().expect("8 bytes");
         let mixed = mixed(u64::from_le_bytes(*first));
         let [_, _, _, _, tag @ .., _, _] = mixed.to_le_bytes();
         let tag = u16::from_le_bytes(tag);
-        found | (std::mem::replace(&mut last[slot(mixed)], tag) == tag)
-    })
+        self.seem_to_repeat |= std::mem::replace(&mut self.last[slot(mixed)], tag) == tag;
+    }
 }
 
 /// Mixes both ends of a row.

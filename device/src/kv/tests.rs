@@ -8,7 +8,7 @@ use super::{
     delta::{ColumnBases, Columns, Field},
     order::Order,
     paged::Paged,
-    repeats::{MOST_ROWS, Repeats},
+    repeats::{Look, MOST_ROWS, Repeats},
     window::Coded,
     *,
 };
@@ -314,7 +314,7 @@ proptest! {
             .chain(rows.iter().flat_map(|kind| row(*kind, columns * width)))
             .chain(row(77, tail * width))
             .collect();
-        let Some(repeats) = Repeats::find(&order, &window) else { return Ok(()) };
+        let Some(repeats) = Repeats::find(&order, &window, Look::All) else { return Ok(()) };
         let kinds: std::collections::BTreeSet<_> = rows.iter().collect();
         let kept = repeats.compact_order(&order);
         prop_assert_eq!((kept.rows(), kept.head()), (kinds.len(), order.head()));
@@ -339,7 +339,11 @@ proptest! {
         let mut found: Vec<(Repeats, Vec<u8>)> = Vec::new();
         for kernel in Kernel::available() {
             let mut repeats = Repeats::default();
-            kernel.find_repeats(length, &rows, &mut repeats);
+            kernel.find_repeats(length, Look::All, &rows, &mut repeats);
+            // All rows begin alike, which three of every seven show, too.
+            let mut of_three = Repeats::default();
+            kernel.find_repeats(length, Look::Three, &rows, &mut of_three);
+            prop_assert_eq!(&of_three, &repeats);
             let mut kept = vec![0; rows.len()];
             if repeats != Repeats::default() {
                 kernel.keep_rows(length, &repeats, &rows, &mut kept);
@@ -359,11 +363,11 @@ proptest! {
         let order = Order { width: 2, columns, first: 0, elements: columns * rows };
         let length = 2 * columns;
         let mut window = bytes(seed / 5 * 5, rows * length);
-        prop_assert_eq!(Repeats::find(&order, &window), None);
+        prop_assert_eq!(Repeats::find(&order, &window, Look::All), None);
         // One might be missed, as another row may come to the slot between; hardly all of them.
         let (once, again) = window.split_at_mut(rows / 2 * length);
         again[..once.len()].copy_from_slice(once);
-        let repeats = Repeats::find(&order, &window);
+        let repeats = Repeats::find(&order, &window, Look::All);
         prop_assert_eq!(repeats.map(|repeats| repeats.compact_order(&order).rows()), Some(rows - rows / 2));
     }
 
@@ -509,6 +513,26 @@ fn a_row_that_repeats_costs_almost_nothing() {
     let coded = encode(&shape, 0, Codec::Lz4, &partial, None, &mut bundles);
     assert_eq!(coded.repeated_rows, 124);
     assert!(bundles.iter().map(|bundle| bundle.bytes().len()).sum::<usize>() < 1024);
+}
+
+#[test]
+fn three_rows_of_every_seven_show_that_seven_repeat() {
+    const LENGTH: usize = 64;
+    let order = Order { width: 2, columns: LENGTH / 2, first: 0, elements: 128 * LENGTH / 2 };
+    let (mut seen, mut all) = (0, 0);
+    for (start, behind) in (0..8).flat_map(|start| (7..64).map(move |behind| (3 * start, behind))) {
+        let mut window = bytes(5 * start as u64, 128 * LENGTH);
+        assert_eq!(Repeats::find(&order, &window, Look::Three), None);
+        window.copy_within(start * LENGTH..(start + 7) * LENGTH, (start + behind) * LENGTH);
+        let found = Repeats::find(&order, &window, Look::Three);
+        all += 1;
+        if found.is_some() {
+            seen += 1;
+            assert_eq!(found, Repeats::find(&order, &window, Look::All));
+        }
+    }
+    // Another row may come to the slot between.
+    assert!(seen * 20 > all * 19, "{seen} of {all}");
 }
 
 #[test]

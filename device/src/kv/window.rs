@@ -6,7 +6,7 @@ use super::{
     bases,
     delta::{self, ColumnBases, Field},
     order::{ByColumns, Order},
-    repeats::Repeats,
+    repeats::{Look, Repeats},
     shape::Shape,
 };
 use crate::{
@@ -88,8 +88,18 @@ struct Best {
     block: usize,
     /// and what that took.
     bytes: usize,
+    /// Whether rows of the last window that was coded so repeat.
+    repeats: bool,
     /// Windows that were coded so since.
     uses: usize,
+}
+
+impl Best {
+    /// Whether it is to be tried on one more window, of so many blocks.
+    fn serves(&self, shape: &Shape, codec: Codec, blocks: usize) -> bool {
+        let uses = (MOST_BLOCKS_MORE / blocks).clamp(USES.0, USES.1);
+        self.shape == *shape && self.codec == codec && self.uses < uses
+    }
 }
 
 thread_local! {
@@ -205,7 +215,10 @@ fn transformed(
         paged.to_rows(bytes, rows);
         window = rows;
     }
-    let repeats = Repeats::find(&order, window);
+    // Where none did before, most often none does.
+    let serves = |best: &Best| way.is_none() && best.serves(shape, codec, bundles.len());
+    let none_before = best.as_ref().is_some_and(|best| serves(best) && !best.repeats);
+    let repeats = Repeats::find(&order, window, if none_before { Look::Three } else { Look::All });
     let mut kept = order;
     if let Some(repeats) = &repeats {
         kept_rows.make_at_least(bytes.len());
@@ -240,7 +253,8 @@ fn transformed(
                 let sample = &samples[coding as usize];
                 *best = block.map(|block| {
                     bundles[block].copy_from(sample);
-                    Best { shape: *shape, codec, coding, block, bytes: sample.bytes().len(), uses: 0 }
+                    let (bytes, repeats) = (sample.bytes().len(), work.repeats.is_some());
+                    Best { shape: *shape, codec, coding, block, bytes, repeats, uses: 0 }
                 });
                 (coding, block)
             }
@@ -264,13 +278,11 @@ fn transformed(
 impl Transformed<'_> {
     /// The way that was best before, if it is likely to be so again, and a block that is coded in it now.
     fn again(&mut self, best: &mut Option<Best>, bundles: &mut [Bundle]) -> Option<(Coding, usize)> {
-        let best = best.as_mut().filter(|best| best.shape == *self.shape && best.codec == self.codec)?;
+        let best = best.as_mut().filter(|best| best.serves(self.shape, self.codec, bundles.len()))?;
         best.uses += 1;
+        best.repeats = self.repeats.is_some();
         let (coding, block) = (best.coding, best.block);
-        if best.uses > (MOST_BLOCKS_MORE / bundles.len()).clamp(USES.0, USES.1)
-            || !self.allows(coding)
-            || block >= self.used()
-        {
+        if !self.allows(coding) || block >= self.used() {
             return None;
         }
         self.arrange(coding);
