@@ -443,6 +443,7 @@ impl Stored {
     ///
     /// # Errors
     /// [`BlockError`] when bytes that were looked at are damaged.
+    #[inline]
     pub fn decode_headed<'a>(
         &self,
         mask: PlaneMask,
@@ -466,34 +467,44 @@ impl Stored {
             Self::Planes(planes) if planes.is_bf16_beside_noise(mask) => {
                 planes.decode_bf16(mask, bundle, Form::Words, words).map(|_| None)
             }
-            Self::Planes(planes) => DECODED.with_borrow_mut(|Aligned(space)| {
-                if planes.is_bf16_apart() && planes.decode_bf16_apart(mask, bundle, words, space) {
-                    return Ok(None);
-                }
-                planes.decode(mask, bundle, words, space)
-            }),
+            Self::Planes(planes) => planes.decode(mask, bundle, words),
         }
     }
 }
 
 impl StoredPlanes {
-    /// [`Stored::decode_headed`]; coded planes are decoded to `space`.
+    /// [`Stored::decode_headed`].
+    #[inline]
     fn decode<'a>(
         &self,
         mask: PlaneMask,
         bundle: &'a [u8; MAX_BUNDLE],
         words: &mut BlockWords,
-        space: &mut PlaneBlock,
     ) -> Result<Option<head::Found<'a>>, BlockError> {
         if self.is_headed_bf16(mask)
-            && let Some(head) = self.decode_bf16_headed(mask, bundle, words, space)
+            && let Some(head) = self.decode_bf16_headed(mask, bundle, words)
         {
             return Ok(Some(head));
         }
-        self.decode_planes(mask, bundle, words, space)
+        self.decode_coded(mask, bundle, words)
     }
 
-    /// As [`Self::decode`], plane by plane.
+    /// As [`Self::decode`] of any block.
+    fn decode_coded<'a>(
+        &self,
+        mask: PlaneMask,
+        bundle: &'a [u8; MAX_BUNDLE],
+        words: &mut BlockWords,
+    ) -> Result<Option<head::Found<'a>>, BlockError> {
+        DECODED.with_borrow_mut(|Aligned(space)| {
+            if self.is_bf16_apart() && self.decode_bf16_apart(mask, bundle, words, space) {
+                return Ok(None);
+            }
+            self.decode_planes(mask, bundle, words, space)
+        })
+    }
+
+    /// As [`Self::decode`], plane by plane; coded planes are decoded to `space`.
     fn decode_planes<'a>(
         &self,
         mask: PlaneMask,

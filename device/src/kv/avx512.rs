@@ -85,7 +85,7 @@ pub(super) fn forward<const W: usize, const N: usize>(
             // SAFETY: it is a whole row, and the 64 bytes from `left` on are in it, as was checked. The load needs no alignment.
             unsafe { _mm512_loadu_si512(from.as_ptr().add(first + row * length).cast()) }
         };
-        with_starts!(W, &cut, left, |starts| {
+        with_starts!(W, cut, left, |starts| {
             if let Some(ColumnBases { field, bases }) = &mut deltas {
                 let mask = every::<W>(field.mask);
                 let largest = (0..cut.rows).fold(_mm512_setzero_si512(), |largest, row| {
@@ -187,7 +187,7 @@ pub(super) fn backward<const W: usize, const N: usize>(
             unsafe { _mm512_storeu_si512(to.as_mut_ptr().add(first + row * length).cast(), elements) };
         };
         let from = from.as_ptr();
-        with_starts!(W, &cut, left, |starts| {
+        with_starts!(W, cut, left, |starts| {
             if let Some(deltas) = deltas {
                 let [mask, keep] = [deltas.field.mask, deltas.keep].map(|bits| every::<W>(bits));
                 let bases = load_bases::<W>(deltas.field, &deltas.bases[left..][..wide::<W>()]);
