@@ -135,7 +135,8 @@ impl<'a> WindowDecoder<'a> {
             &mut self.out[..]
         };
         let words = &mut blocks.as_chunks_mut::<BLOCK_BYTES>().0[block];
-        let found = stored.decode_headed(fetched, bundle, words)?;
+        let mut found = None;
+        stored.decode_headed(fetched, bundle, words, &mut found)?;
         self.added[block / 64] |= 1 << (block % 64);
         let same_format = matches!(stored, Stored::Planes(planes) if planes.format == format);
         if !transformed {

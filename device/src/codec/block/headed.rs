@@ -101,14 +101,16 @@ impl StoredPlanes {
             && (self.lengths[0] == 0 && self.ones == 0 || usize::from(self.lengths[0]) == RAW)
     }
 
-    /// Decodes the planes in `mask` of such a block. `None` if anything is damaged: what it is, is found plane by plane.
+    /// Decodes the planes in `mask` of such a block, and its head: whether nothing is damaged. What it is, is found plane by plane.
     pub(super) fn decode_bf16_headed<'a>(
         &self,
         mask: PlaneMask,
         bundle: &'a [u8; MAX_BUNDLE],
         words: &mut BlockWords,
-    ) -> Option<Found<'a>> {
-        let head = head::read(self.head.length, bundle).ok()?;
+        found_head: &mut Option<Found<'a>>,
+    ) -> bool {
+        let Ok(head) = head::read(self.head.length, bundle) else { return false };
+        *found_head = Some(head);
         let stream = self.stream().range();
         let (lower, _) = bundle[stream.end..].as_chunks::<RAW>();
         let mut space = Signs([0; RAW]);
@@ -118,7 +120,10 @@ impl StoredPlanes {
         let signs: &[u8; RAW] = if mask.0 & SIGNS == 0 {
             zeros
         } else if in_head {
-            signs::decode(FORMAT, &bundle[head::signs_at()..], head.signs.len(), &mut space.0).ok()?;
+            let coded = &bundle[head::signs_at()..];
+            if signs::decode(FORMAT, coded, head.signs.len(), &mut space.0).is_err() {
+                return false;
+            }
             &space.0
         } else if self.lengths[0] > 0 {
             bundle[usize::from(self.head.length)..].first_chunk().expect("a bundle is longer")
@@ -139,7 +144,9 @@ impl StoredPlanes {
         let (from, length) = (&bundle[stream.start..], stream.len());
         let form = Form::Words;
         let mut block = tree::Bf16 { stream: from, length, wanted, planes, words, form, checks: [0; 8] };
-        tree::decode_bf16(&mut block).ok()?;
+        if tree::decode_bf16(&mut block).is_err() {
+            return false;
+        }
         let (found, stored) = (&block.checks, &self.checks);
         let lower = LOWER..FORMAT.planes();
         let right = if all {
@@ -152,7 +159,7 @@ impl StoredPlanes {
             (in_head || found[0] == check(0))
                 && found[1..].iter().zip(lower).all(|(found, index)| *found == check(index))
         };
-        (right && crc32c(&from[..length]) == self.joint.check).then_some(head)
+        right && crc32c(&from[..length]) == self.joint.check
     }
 }
 
@@ -201,11 +208,12 @@ mod tests {
             fetched[..length].copy_from_slice(bundle.bytes());
             let mut back = [0; BLOCK_BYTES];
             let all = PlaneMask::all(FORMAT);
-            let found = stored.decode_headed(all, &fetched, &mut back).unwrap().unwrap();
-            assert!(back == words && found.details == details.bytes);
+            let mut head = None;
+            stored.decode_headed(all, &fetched, &mut back, &mut head).unwrap();
+            assert!(back == words && head.unwrap().details == details.bytes);
             for at in (0..length).step_by(if seed == 0 { 1 } else { 97 }) {
                 fetched[at] ^= 1 << (at % 8);
-                assert!(stored.decode_headed(all, &fetched, &mut back).is_err(), "byte {at} of {length}");
+                assert!(stored.decode(all, &fetched, &mut back).is_err(), "byte {at} of {length}");
                 fetched[at] ^= 1 << (at % 8);
             }
             // What it held does not count.
@@ -242,7 +250,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(512))]
 
         #[test]
-        fn damage_is_told_as_plane_by_plane(
+        fn damage_is_damaged_as_plane_by_plane(
             seed in any::<u64>(), lean in 2_usize..18, mask in any::<u16>(), whole in any::<bool>(), repeats in any::<bool>(),
             damage in prop::option::of((0..3, any::<prop::sample::Index>(), 1_u8..)), mended in any::<bool>(),
         ) {
@@ -263,14 +271,16 @@ mod tests {
                 }
             }
             let [mut got, mut want] = [[0; BLOCK_BYTES]; 2];
-            let told = stored.decode(mask, &bundle, &mut got);
+            let mut head = None;
+            let told = stored.decode(mask, &bundle, &mut got, &mut head);
             let plane_by_plane = stored.decode_planes(mask, &bundle, &mut want, &mut [0; BLOCK_BYTES]);
-            prop_assert_eq!(&told, &plane_by_plane);
-            prop_assert!(told.is_err() || got == want);
+            let is_damaged = told.is_err();
+            prop_assert_eq!(told.map(|()| head), plane_by_plane);
+            prop_assert!(is_damaged || got == want);
             if damage.is_none() {
-                prop_assert!(told.is_ok());
-                let at_once = stored.decode_bf16_headed(mask, &bundle, &mut got);
-                prop_assert!(at_once.is_some() && got == want);
+                prop_assert!(!is_damaged);
+                let at_once = stored.decode_bf16_headed(mask, &bundle, &mut got, &mut head);
+                prop_assert!(at_once && got == want);
             }
         }
     }
