@@ -34,6 +34,7 @@ impl<T: Copy + Default> Lines<T> {
     }
 
     /// Makes them at least `count`. If that makes them more, they hold nothing of what they did.
+    #[inline]
     pub(crate) fn make_at_least(&mut self, count: usize) {
         if self.len() < count {
             *self = Self::new(count);

@@ -417,7 +417,7 @@ impl Stored {
         bundle: &[u8; MAX_BUNDLE],
         words: &mut BlockWords,
     ) -> Result<(), BlockError> {
-        self.decode_headed(mask, bundle, words).map(drop)
+        self.decode_headed(mask, bundle, words, &mut None)
     }
 
     /// As [`Self::decode`], to elements that may be in this form: the form they are in.
@@ -439,16 +439,18 @@ impl Stored {
         }
     }
 
-    /// As [`Self::decode`]; gives the head too, if there is one.
+    /// As [`Self::decode`]; puts the head in `head` if there is one. It is not in the result, which is copied on its way.
     ///
     /// # Errors
     /// [`BlockError`] when bytes that were looked at are damaged.
+    #[inline]
     pub fn decode_headed<'a>(
         &self,
         mask: PlaneMask,
         bundle: &'a [u8; MAX_BUNDLE],
         words: &mut BlockWords,
-    ) -> Result<Option<head::Found<'a>>, BlockError> {
+        head: &mut Option<head::Found<'a>>,
+    ) -> Result<(), BlockError> {
         match self {
             Self::Words { codec, length, check } => {
                 let bytes = &bundle[..usize::from(*length).min(BLOCK_BYTES)];
@@ -458,42 +460,52 @@ impl Stored {
                 }
                 if bytes.len() == BLOCK_BYTES {
                     words.copy_from_slice(bytes);
-                    return Ok(None);
+                    return Ok(());
                 }
-                codec.decompress(bytes, words)?;
-                Ok(None)
+                Ok(codec.decompress(bytes, words)?)
             }
             Self::Planes(planes) if planes.is_bf16_beside_noise(mask) => {
-                planes.decode_bf16(mask, bundle, Form::Words, words).map(|_| None)
+                planes.decode_bf16(mask, bundle, Form::Words, words).map(drop)
             }
-            Self::Planes(planes) => DECODED.with_borrow_mut(|Aligned(space)| {
-                if planes.is_bf16_apart() && planes.decode_bf16_apart(mask, bundle, words, space) {
-                    return Ok(None);
-                }
-                planes.decode(mask, bundle, words, space)
-            }),
+            Self::Planes(planes) => planes.decode(mask, bundle, words, head),
         }
     }
 }
 
 impl StoredPlanes {
-    /// [`Stored::decode_headed`]; coded planes are decoded to `space`.
+    /// [`Stored::decode_headed`].
+    #[inline]
     fn decode<'a>(
         &self,
         mask: PlaneMask,
         bundle: &'a [u8; MAX_BUNDLE],
         words: &mut BlockWords,
-        space: &mut PlaneBlock,
-    ) -> Result<Option<head::Found<'a>>, BlockError> {
-        if self.is_headed_bf16(mask)
-            && let Some(head) = self.decode_bf16_headed(mask, bundle, words, space)
-        {
-            return Ok(Some(head));
+        head: &mut Option<head::Found<'a>>,
+    ) -> Result<(), BlockError> {
+        if self.is_headed_bf16(mask) && self.decode_bf16_headed(mask, bundle, words, head) {
+            return Ok(());
         }
-        self.decode_planes(mask, bundle, words, space)
+        self.decode_coded(mask, bundle, words, head)
     }
 
-    /// As [`Self::decode`], plane by plane.
+    /// As [`Self::decode`] of any block.
+    fn decode_coded<'a>(
+        &self,
+        mask: PlaneMask,
+        bundle: &'a [u8; MAX_BUNDLE],
+        words: &mut BlockWords,
+        head: &mut Option<head::Found<'a>>,
+    ) -> Result<(), BlockError> {
+        DECODED.with_borrow_mut(|Aligned(space)| {
+            if self.is_bf16_apart() && self.decode_bf16_apart(mask, bundle, words, space) {
+                return Ok(());
+            }
+            *head = self.decode_planes(mask, bundle, words, space)?;
+            Ok(())
+        })
+    }
+
+    /// As [`Self::decode`], plane by plane; coded planes are decoded to `space`.
     fn decode_planes<'a>(
         &self,
         mask: PlaneMask,

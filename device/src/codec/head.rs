@@ -76,6 +76,7 @@ pub(super) const fn signs_at() -> usize {
 ///
 /// # Errors
 /// [`BlockError::HeadCheck`], [`BlockError::Head`].
+#[inline]
 pub fn read(length: u16, bundle: &[u8]) -> Result<Found<'_>, BlockError> {
     let length = usize::from(length);
     let Some((bytes, check)) = bundle[..length].split_last_chunk::<CHECK>().filter(|(b, _)| b.len() >= FIRST)

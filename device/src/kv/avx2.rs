@@ -44,7 +44,7 @@ pub(super) fn forward<const W: usize, const N: usize>(
     let (cut, length) = (order.cut(), order.columns * W);
     check::<W, N>(order, &columns, wide::<W>(), from.len(), to.len());
     for left in columns.step_by(wide::<W>()) {
-        let starts = starts::<W>(&cut, left, wide::<W>());
+        let starts = starts::<W>(cut, left, wide::<W>());
         for row in tops(0, cut.rows, N) {
             let mut tile = [_mm256_setzero_si256(); N];
             let first = (cut.head + left) * W + row * length;
@@ -81,7 +81,7 @@ pub(super) fn backward<const W: usize, const N: usize>(
     let (cut, length) = (order.cut(), order.columns * W);
     check::<W, N>(order, &columns, wide::<W>(), from.len(), to.len());
     for left in columns.step_by(wide::<W>()) {
-        let starts = starts::<W>(&cut, left, wide::<W>());
+        let starts = starts::<W>(cut, left, wide::<W>());
         for row in tops(0, cut.rows, N) {
             let mut tile = [_mm256_setzero_si256(); N];
             for (column, register) in tile.iter_mut().enumerate() {

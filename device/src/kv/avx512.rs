@@ -85,7 +85,7 @@ pub(super) fn forward<const W: usize, const N: usize>(
             // SAFETY: it is a whole row, and the 64 bytes from `left` on are in it, as was checked. The load needs no alignment.
             unsafe { _mm512_loadu_si512(from.as_ptr().add(first + row * length).cast()) }
         };
-        with_starts!(W, &cut, left, |starts| {
+        with_starts!(W, cut, left, |starts| {
             if let Some(ColumnBases { field, bases }) = &mut deltas {
                 let mask = every::<W>(field.mask);
                 let largest = largest::<W>(cut.rows, |row| _mm512_and_si512(load(row), mask));
@@ -185,18 +185,24 @@ pub(super) fn backward<const W: usize, const N: usize>(
             unsafe { _mm512_storeu_si512(to.as_mut_ptr().add(first + row * length).cast(), elements) };
         };
         let from = from.as_ptr();
-        with_starts!(W, &cut, left, |starts| {
+        with_starts!(W, cut, left, |starts| {
             if let Some(deltas) = deltas {
                 let [mask, keep] = [deltas.field.mask, deltas.keep].map(|bits| every::<W>(bits));
                 let bases = load_bases::<W>(deltas.field, &deltas.bases[left..][..wide::<W>()]);
                 let bases = _mm512_or_si512(bases, below::<W>(deltas.field));
-                let undone = |row, elements| {
-                    // As forwards.
-                    let all = _mm512_ternarylogic_epi64::<0xca>(mask, minus::<W>(bases, elements), elements);
-                    store(row, _mm512_and_si512(all, keep));
-                };
-                // SAFETY: the whole rows' elements of a column are side by side inside the window.
-                unsafe { backward_strip::<W, N>(cut.rows, from, starts, undone) };
+                // As forwards.
+                let undone =
+                    |elements| _mm512_ternarylogic_epi64::<0xca>(mask, minus::<W>(bases, elements), elements);
+                // Mostly all planes are wanted.
+                if deltas.keep << (32 - 8 * W) == u32::MAX << (32 - 8 * W) {
+                    let whole = |row, elements| store(row, undone(elements));
+                    // SAFETY: the whole rows' elements of a column are side by side inside the window.
+                    unsafe { backward_strip::<W, N>(cut.rows, from, starts, whole) };
+                } else {
+                    let kept = |row, elements| store(row, _mm512_and_si512(undone(elements), keep));
+                    // SAFETY: as above.
+                    unsafe { backward_strip::<W, N>(cut.rows, from, starts, kept) };
+                }
             } else {
                 // SAFETY: as above.
                 unsafe { backward_strip::<W, N>(cut.rows, from, starts, store) };

@@ -39,7 +39,11 @@ type Blocks = [u64; MOST_BLOCKS / 64];
 pub struct WindowDecoder<'a> {
     shape: &'a Shape,
     whole: Order,
+    /// Without the rows that are known to repeat.
+    order: Order,
     mask: PlaneMask,
+    /// The planes of the exponent, which differences have.
+    exponent: PlaneMask,
     /// It receives the window.
     out: &'a mut Vec<u8>,
     room: Box<Room>,
@@ -68,10 +72,13 @@ impl<'a> WindowDecoder<'a> {
         assert!(blocks <= MOST_BLOCKS, "{blocks} blocks of a window");
         let room = ROOM.take().unwrap_or_default();
         out.resize(blocks * BLOCK_BYTES, 0);
+        let order = shape.order(before, blocks);
         Self {
             shape,
-            whole: shape.order(before, blocks),
+            whole: order,
+            order,
             mask: PlaneMask(mask.0 & PlaneMask::all(shape.format()).0),
+            exponent: PlaneMask(shape.field().map_or(0, |field| field.mask)),
             out,
             room,
             added: [0; _],
@@ -89,19 +96,14 @@ impl<'a> WindowDecoder<'a> {
             Stored::Planes(planes) if planes.format != self.shape.format() => PlaneMask(u32::MAX),
             Stored::Words { .. } => PlaneMask(u32::MAX),
             Stored::Planes(planes) if planes.head.delta && self.wants_exponent() => {
-                PlaneMask(self.mask.0 | self.exponent().0)
+                PlaneMask(self.mask.0 | self.exponent.0)
             }
             Stored::Planes(_) => self.mask,
         }
     }
 
-    fn exponent(&self) -> PlaneMask {
-        let format = self.shape.format();
-        PlaneMask(((1 << format.exponent_bits()) - 1) << format.mantissa_bits())
-    }
-
     fn wants_exponent(&self) -> bool {
-        self.mask.0 & self.exponent().0 != 0
+        self.mask.0 & self.exponent.0 != 0
     }
 
     /// Adds block `block`, of which `bundle` holds the planes `fetched`, those of [`Self::wanted`] or more. Blocks of zeros are not added.
@@ -133,7 +135,8 @@ impl<'a> WindowDecoder<'a> {
             &mut self.out[..]
         };
         let words = &mut blocks.as_chunks_mut::<BLOCK_BYTES>().0[block];
-        let found = stored.decode_headed(fetched, bundle, words)?;
+        let mut found = None;
+        stored.decode_headed(fetched, bundle, words, &mut found)?;
         self.added[block / 64] |= 1 << (block % 64);
         let same_format = matches!(stored, Stored::Planes(planes) if planes.format == format);
         if !transformed {
@@ -153,11 +156,12 @@ impl<'a> WindowDecoder<'a> {
         if found.repeats {
             let list = Repeats::read(self.whole.rows(), details);
             let (repeats, rest) = list.ok_or(wrong("the repeated rows do not fit the window"))?;
+            self.order = repeats.compact_order(&self.whole);
             self.repeats = Some(repeats);
             details = rest;
         }
         if head.delta {
-            let field = Field::of(format).ok_or(wrong("integers have no exponent"))?;
+            let field = self.shape.field().ok_or(wrong("integers have no exponent"))?;
             details =
                 self.bases(field, block, fetched, details).ok_or(wrong("the bases do not fit the block"))?;
         }
@@ -167,12 +171,12 @@ impl<'a> WindowDecoder<'a> {
     /// Reads the bases of a block of differences, and undoes these now or notes them for the end: what is behind the bases.
     fn bases<'b>(
         &mut self,
-        field: Field,
+        field: &Field,
         block: usize,
         fetched: PlaneMask,
         details: &'b [u8],
     ) -> Option<&'b [u8]> {
-        let (order, wants_exponent) = (self.order(), self.wants_exponent());
+        let (order, wants_exponent) = (&self.order, self.wants_exponent());
         let Room { runs, bases, .. } = &mut *self.room;
         if self.different == Blocks::default() {
             self.columns = order.by_columns().filter(ByColumns::fit_blocks);
@@ -211,18 +215,18 @@ impl<'a> WindowDecoder<'a> {
     }
 
     /// Undoes the differences of a block now, by its own bases.
-    fn restore(&mut self, field: Field, block: usize, fetched: PlaneMask, own: &[u8]) {
-        let order = self.order();
+    fn restore(&mut self, field: &Field, block: usize, fetched: PlaneMask, own: &[u8]) {
         let Room { blocks, runs, .. } = &mut *self.room;
-        order.block_runs(block, runs);
+        self.order.block_runs(block, runs);
         let words = &mut blocks.as_chunks_mut::<BLOCK_BYTES>().0[block];
-        delta::restore(field, runs, own, words);
+        delta::restore(*field, runs, own, words);
         if fetched != self.mask {
             plane::clear_outside(self.shape.format(), self.mask, words);
         }
     }
 
     /// Puts the words of the window where they were to go, planes outside the mask zero.
+    #[inline]
     pub fn finish(mut self) {
         self.put_together();
         // Who does not come here, as something is damaged, leaves none.
@@ -230,12 +234,11 @@ impl<'a> WindowDecoder<'a> {
     }
 
     fn put_together(&mut self) {
-        let (wants_exponent, order) = (self.wants_exponent(), self.order());
-        let added = self.added;
+        let (wants_exponent, order, added) = (self.wants_exponent(), &self.order, &self.added);
         // Blocks of zeros were not added.
         let clear = |blocks: &mut [u8]| {
             let all = blocks.as_chunks_mut::<BLOCK_BYTES>().0;
-            for (_, words) in all.iter_mut().enumerate().filter(|(block, _)| !has(&added, *block)) {
+            for (_, words) in all.iter_mut().enumerate().filter(|(block, _)| !has(added, *block)) {
                 words.fill(0);
             }
         };
@@ -248,11 +251,10 @@ impl<'a> WindowDecoder<'a> {
         clear(blocks);
         let length = order.elements * order.width;
         let to = &mut out[..length];
-        let field = Field::of(self.shape.format());
-        let field = field.filter(|_| self.different != Blocks::default() && wants_exponent);
-        if let Some(field) = field {
+        let field = self.shape.field().filter(|_| self.different != Blocks::default() && wants_exponent);
+        if let Some(&field) = field {
             // A block that has no differences is given some, from zero. One of zeros needs none if its columns are its own: their bases are zero then.
-            let columns = self.columns.expect("the columns of blocks, as one was different");
+            let columns = self.columns.as_ref().expect("the columns of blocks, as one was different");
             for (block, words) in blocks.as_chunks_mut::<BLOCK_BYTES>().0.iter_mut().enumerate() {
                 let shares = columns.begins_cut(block) || columns.begins_cut(block + 1);
                 if !has(&self.different, block) && (shares || has(&self.added, block)) {
@@ -272,10 +274,6 @@ impl<'a> WindowDecoder<'a> {
             blocks.copy_from_slice(out);
             paged.from_rows(blocks, out);
         }
-    }
-
-    fn order(&self) -> Order {
-        self.repeats.as_ref().map_or(self.whole, |repeats| repeats.compact_order(&self.whole))
     }
 }
 

@@ -30,43 +30,51 @@ pub struct Order {
     pub first: usize,
     /// All elements.
     pub elements: usize,
+    /// How they are cut in rows: to find that takes a division, and it is asked for often.
+    cut: Cut,
 }
 
 /// Which columns blocks have of a channel-major window of whole rows. To find them anew for every block would take as long as to read its bases.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ByColumns {
-    order: Order,
+    /// All of them.
+    columns: usize,
     /// Elements of a column.
     rows: usize,
-    /// The columns in every block but the last, if these are whole columns.
-    whole: Option<usize>,
+    /// Elements of every block but the last.
+    per_block: usize,
+    /// The columns in every such block if these are whole columns, or else none.
+    whole: usize,
 }
 
 impl ByColumns {
     /// The columns of which block `block` has elements.
     pub(super) fn of(&self, block: usize) -> Range<usize> {
-        if let Some(whole) = self.whole {
-            let columns = self.order.columns;
-            return (block * whole).min(columns)..((block + 1) * whole).min(columns);
-        }
-        let Range { start, end } = self.order.elements_of(block);
-        start / self.rows..end.div_ceil(self.rows)
+        let Self { columns, rows, per_block, whole } = *self;
+        let (start, end) = if whole > 0 {
+            (block * whole, (block + 1) * whole)
+        } else {
+            (block * per_block / rows, ((block + 1) * per_block).div_ceil(rows))
+        };
+        start.min(columns)..end.min(columns)
     }
 
     /// Whether the block before has a part of its first column.
     pub(super) fn begins_cut(&self, block: usize) -> bool {
-        self.whole.is_none() && !self.order.elements_of(block).start.is_multiple_of(self.rows)
+        let start = block * self.per_block;
+        self.whole == 0 && start < self.columns * self.rows && !start.is_multiple_of(self.rows)
     }
 
     /// Whether differences can be made of whole columns: they are no longer than a block.
     pub(super) fn fit_blocks(&self) -> bool {
-        self.rows <= BLOCK_BYTES / self.order.width
+        self.rows <= self.per_block
     }
 }
 
 /// A window cut in whole rows and what is before and behind them.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Cut {
+    /// The column of the first element.
     first: usize,
     /// Elements of the row that is cut at the beginning.
     pub(super) head: usize,
@@ -90,25 +98,38 @@ impl Cut {
 }
 
 impl Order {
-    pub(super) fn cut(&self) -> Cut {
-        let head = self.head();
-        let whole = self.elements - head;
-        Cut { first: self.first, head, rows: whole / self.columns, tail: whole % self.columns }
+    /// The order of a window of so many `elements` of `width` bytes in rows of so many `columns`, which begins in column `first`.
+    pub fn new(width: usize, columns: usize, first: usize, elements: usize) -> Self {
+        let head = if first == 0 { 0 } else { elements.min(columns - first) };
+        let whole = elements - head;
+        let cut = Cut { first, head, rows: whole / columns, tail: whole % columns };
+        Self { width, columns, first, elements, cut }
+    }
+
+    /// The same with so many rows left out.
+    #[must_use]
+    pub(super) fn without_rows(&self, rows: usize) -> Self {
+        let cut = Cut { rows: self.cut.rows - rows, ..self.cut };
+        Self { elements: self.elements - rows * self.columns, cut, ..*self }
+    }
+
+    pub(super) fn cut(&self) -> &Cut {
+        &self.cut
     }
 
     /// Elements of the row that is cut at its beginning, none if the window begins with a whole row.
     pub fn head(&self) -> usize {
-        if self.first == 0 { 0 } else { self.elements.min(self.columns - self.first) }
+        self.cut.head
     }
 
     /// Whole rows.
     pub fn rows(&self) -> usize {
-        self.cut().rows
+        self.cut.rows
     }
 
     /// The runs of elements `range` in channel-major order that are of one column each, in order.
     pub fn runs(&self, range: Range<usize>) -> impl Iterator<Item = Range<usize>> {
-        let (cut, mut at) = (self.cut(), range.start);
+        let (cut, mut at) = (self.cut, range.start);
         let mut column = self.column_of(&cut, at);
         std::iter::from_fn(move || {
             while at < range.end {
@@ -153,13 +174,14 @@ impl Order {
 
     /// Which columns blocks of the channel-major window have, if whole rows are all there is.
     pub(super) fn by_columns(&self) -> Option<ByColumns> {
-        let cut = self.cut();
-        let whole_rows = cut.head == 0 && cut.tail == 0 && cut.rows > 0;
-        whole_rows.then(|| {
-            let per_block = BLOCK_BYTES / self.width;
-            let whole = per_block.is_multiple_of(cut.rows).then(|| per_block / cut.rows);
-            ByColumns { order: *self, rows: cut.rows, whole }
-        })
+        let Cut { head, rows, tail, .. } = self.cut;
+        if head > 0 || tail > 0 || rows == 0 {
+            return None;
+        }
+        let per_block = BLOCK_BYTES >> self.width.ilog2();
+        // A power of two, which has no other divisors.
+        let whole = if rows.is_power_of_two() { per_block >> rows.ilog2() } else { 0 };
+        Some(ByColumns { columns: self.columns, rows, per_block, whole })
     }
 
     /// The column that holds the element at this place of the channel-major order.

@@ -56,7 +56,7 @@ impl Repeats {
 
     /// The shape of the window without the rows that repeat.
     pub fn compact_order(&self, order: &Order) -> Order {
-        Order { elements: order.elements - (self.of.len() - self.kept) * order.columns, ..*order }
+        order.without_rows(self.of.len() - self.kept)
     }
 
     /// Copies the token-major `window` but for the rows that repeat to the front of `to`, which is no shorter; what is behind is undefined then.

@@ -6,7 +6,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{order::Order, paged::Paged};
+use super::{delta::Field, order::Order, paged::Paged};
 use crate::{BLOCK_BYTES, format::Format};
 
 /// Most tokens a window may have (n in TRACE eq. 3).
@@ -189,6 +189,12 @@ pub struct Shape {
     columns: usize,
     paged: Option<Paged>,
     blocks: usize,
+    /// Where the exponents are.
+    field: Option<Field>,
+    /// The column that the second block begins in.
+    second: u64,
+    /// The elements of a window of all these blocks that begins with a row.
+    whole: Order,
 }
 
 impl Shape {
@@ -244,7 +250,17 @@ impl Shape {
         }
         let columns = usize::try_from(columns).expect("as many as 2^32 elements at most");
         let blocks = usize::try_from(blocks).expect("MOST_BLOCKS at most");
-        Ok(Some(Self { format, width, columns, paged, blocks }))
+        let elements = BLOCK_BYTES / width;
+        Ok(Some(Self {
+            format,
+            width,
+            columns,
+            paged,
+            blocks,
+            field: Field::of(format),
+            second: (elements % columns) as u64,
+            whole: Order::new(width, columns, 0, blocks * elements),
+        }))
     }
 
     /// The elements' format.
@@ -257,6 +273,11 @@ impl Shape {
         self.blocks
     }
 
+    /// Where the exponents are, if elements have some.
+    pub(super) const fn field(&self) -> Option<&Field> {
+        self.field.as_ref()
+    }
+
     /// How a paged cache cuts rows.
     pub(super) const fn paged(&self) -> Option<&Paged> {
         self.paged.as_ref()
@@ -264,15 +285,14 @@ impl Shape {
 
     /// The elements of the window that begins `before` blocks behind the tensor's beginning and has `blocks` blocks.
     pub fn order(&self, before: u64, blocks: usize) -> Order {
-        let elements = (BLOCK_BYTES / self.width) as u64;
-        let columns = self.columns as u64;
-        let first = (before % columns) * (elements % columns) % columns;
-        Order {
-            width: self.width,
-            columns: self.columns,
-            first: usize::try_from(first).expect("less than the columns"),
-            elements: blocks * BLOCK_BYTES / self.width,
+        // Mostly blocks begin with a row.
+        if self.second == 0 && blocks == self.blocks {
+            return self.whole;
         }
+        let columns = self.columns as u64;
+        let first =
+            usize::try_from((before % columns) * self.second % columns).expect("less than the columns");
+        Order::new(self.width, self.columns, first, blocks * BLOCK_BYTES / self.width)
     }
 }
 

@@ -53,7 +53,7 @@ fn order() -> impl Strategy<Value = Order> {
         (32_usize..150).prop_map(|columns| (columns, 128 * columns)),
     ];
     (width, sizes).prop_flat_map(|(width, (columns, elements))| {
-        (0..columns).prop_map(move |first| Order { width, columns, first, elements })
+        (0..columns).prop_map(move |first| Order::new(width, columns, first, elements))
     })
 }
 
@@ -231,7 +231,7 @@ proptest! {
     ) {
         let Some(field) = Field::of(format) else { return Ok(()) };
         let width = format.bits() as usize / 8;
-        let order = Order { width, columns, first: 0, elements: columns * rows };
+        let order = Order::new(width, columns, 0, columns * rows);
         let from = bytes(seed, columns * rows * width);
         let mut want = slow_channel_major(&order, &from);
         let mut want_bases = vec![0; columns];
@@ -253,7 +253,7 @@ proptest! {
     ) {
         let Some(field) = Field::of(format) else { return Ok(()) };
         let width = format.bits() as usize / 8;
-        let order = Order { width, columns, first: 0, elements: columns * rows };
+        let order = Order::new(width, columns, 0, columns * rows);
         let (major, bases) = (bytes(seed, columns * rows * width), bytes(seed / 5 * 5, columns));
         let load = |bytes: &[u8]| bytes.iter().rev().fold(0_u32, |word, byte| word << 8 | u32::from(*byte));
         let (shift, most) = (format.mantissa_bits(), (1_u32 << format.exponent_bits()) - 1);
@@ -306,9 +306,8 @@ proptest! {
         width in prop::sample::select(vec![1_usize, 2, 4]), columns in 16_usize..70, first in 0_usize..16,
         rows in prop::collection::vec(0_u8..6, 0..300), tail in 0_usize..16,
     ) {
-        let order = Order { width, columns, first, elements: 0 };
         let head = if first == 0 { 0 } else { columns - first };
-        let order = Order { elements: head + rows.len() * columns + tail, ..order };
+        let order = Order::new(width, columns, first, head + rows.len() * columns + tail);
         let row = |kind: u8, length: usize| (0..length).map(move |at| kind ^ small(at % 7));
         let window: Vec<u8> = row(99, head * width)
             .chain(rows.iter().flat_map(|kind| row(*kind, columns * width)))
@@ -360,7 +359,7 @@ proptest! {
 
     #[test]
     fn rows_that_repeat_are_found(columns in 8_usize..70, rows in 8_usize..256, seed in any::<u64>()) {
-        let order = Order { width: 2, columns, first: 0, elements: columns * rows };
+        let order = Order::new(2, columns, 0, columns * rows);
         let length = 2 * columns;
         let mut window = bytes(seed / 5 * 5, rows * length);
         prop_assert_eq!(Repeats::find(&order, &window, Look::All), None);
@@ -374,7 +373,7 @@ proptest! {
     #[test]
     fn any_list_of_repeats_is_refused_or_harmless(rows in 0_usize..600, list in prop::collection::vec(any::<u8>(), 0..700)) {
         if let Some((repeats, _)) = Repeats::read(rows, &list) {
-            let order = Order { width: 2, columns: 5, first: 3, elements: 2 + rows * 5 + 4 };
+            let order = Order::new(2, 5, 3, 2 + rows * 5 + 4);
             let mut window = vec![7; order.elements * 2];
             repeats.expand(&order, &mut window);
             prop_assert_eq!(window, vec![7; order.elements * 2]);

@@ -180,7 +180,7 @@ mod tests {
             let mask = PlaneMask(if whole { 0xffff } else { mask.into() });
             let (mut got, mut want) = ([0; BLOCK_BYTES], [0; BLOCK_BYTES]);
             let mut space = [0; BLOCK_BYTES];
-            let told = stored.decode(mask, &bytes, &mut want, &mut space);
+            let told = stored.decode_planes(mask, &bytes, &mut want, &mut space);
             let could = stored.decode_bf16_apart(mask, &bytes, &mut got, &mut space);
             prop_assert_eq!(could, told.is_ok() && Kernel::best() != Kernel::Portable);
             prop_assert!(!could || got == want);

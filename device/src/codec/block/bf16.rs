@@ -163,7 +163,7 @@ mod tests {
                 }
             }
             let (mut got, mut want) = ([0; BLOCK_BYTES], [0; BLOCK_BYTES]);
-            let as_others = stored.decode(mask, &bytes, &mut want, &mut [0; BLOCK_BYTES]).map(drop);
+            let as_others = stored.decode_planes(mask, &bytes, &mut want, &mut [0; BLOCK_BYTES]).map(drop);
             for form in [Form::Words, Form::Fields] {
                 let told = stored.decode_bf16(mask, &bytes, form, &mut got);
                 prop_assert_eq!(&told.as_ref().map(drop), &as_others.as_ref().map(drop));

@@ -41,7 +41,7 @@ mod sample;
 mod tests;
 mod whole;
 
-use std::cell::{Cell, RefCell};
+use std::{cell::Cell, thread::LocalKey};
 
 use self::{
     code::{Code, Coder, Costs},
@@ -165,16 +165,40 @@ impl Room {
 thread_local! {
     static ROOM: Cell<Option<Box<Room>>> = const { Cell::new(None) };
     #[cfg(target_arch = "x86_64")]
-    static DECODER: RefCell<Box<avx512::Decoder>> = RefCell::new(Box::new(avx512::Decoder::new()));
+    static DECODER: Cell<Option<Box<avx512::Decoder>>> = const { Cell::new(None) };
 }
 
-/// Does something with the room that the thread keeps. It is taken out meanwhile: what is done within a thread's variable is not inlined, and all that it knows goes by way of memory.
+/// Does something with what the thread keeps. It is taken out meanwhile: what is done within a thread's variable is not inlined, and all that it knows goes by way of memory.
+#[inline]
+fn with<R, T>(
+    kept: &'static LocalKey<Cell<Option<Box<R>>>>,
+    new: fn() -> R,
+    work: impl FnOnce(&mut R) -> T,
+) -> T {
+    let mut room = kept.take().unwrap_or_else(|| boxed(new));
+    let result = work(&mut room);
+    kept.set(Some(room));
+    result
+}
+
+/// What is made once a thread. Where it is made, a whole one is on the stack, whose pages every call would touch.
+#[cold]
+#[inline(never)]
+fn boxed<R>(new: fn() -> R) -> Box<R> {
+    Box::new(new())
+}
+
+/// With room for a block.
 #[inline]
 fn with_room<T>(work: impl FnOnce(&mut Room) -> T) -> T {
-    let mut room = ROOM.take().unwrap_or_else(|| Box::new(Room::new()));
-    let result = work(&mut room);
-    ROOM.set(Some(room));
-    result
+    with(&ROOM, Room::new, work)
+}
+
+/// With what a decoder keeps.
+#[cfg(target_arch = "x86_64")]
+#[inline]
+fn with_decoder<T>(work: impl FnOnce(&mut avx512::Decoder) -> T) -> T {
+    with(&DECODER, avx512::Decoder::new, work)
 }
 
 impl Kernel {
@@ -243,7 +267,7 @@ impl Kernel {
         if self == Self::Avx512 {
             self.check_stream(block.stream, block.length);
             // SAFETY: the processor has its features, as was asserted above.
-            return DECODER.with_borrow_mut(|decoder| unsafe { avx512::decode_bf16(block, decoder) });
+            return with_decoder(|decoder| unsafe { avx512::decode_bf16(block, decoder) });
         }
         let mut all: Planes<'_> = [&plane::ZEROS; 32];
         for (all, plane) in all.iter_mut().zip(&block.planes[..7]) {
@@ -446,7 +470,7 @@ impl Kernel {
             Self::Bmi2 => unsafe { masks::decode_bmi2(stream, length, count, values, scratch) },
             // SAFETY: the processor has its features, as was asserted above.
             #[cfg(target_arch = "x86_64")]
-            Self::Avx512 => DECODER.with_borrow_mut(|decoder| unsafe {
+            Self::Avx512 => with_decoder(|decoder| unsafe {
                 avx512::decode(stream, length, (1 << count) - 1, values, decoder)
             }),
         }
