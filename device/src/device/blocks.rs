@@ -178,7 +178,7 @@ impl Blocks {
 
 impl Device {
     /// The words that the planes in `mask` of `block` give, all other planes zero, counted in `tally`; the pattern of poison if they are damaged. `false` if the block is
-    /// part of a KV window, which the caller's map does not know yet.
+    /// part of a KV window that the caller's map does not know yet, or was until now.
     pub(super) fn fetch(
         &self,
         block: u64,
@@ -231,22 +231,26 @@ impl Device {
             let fetched = match store.fetch(block, select, bundle) {
                 Ok(fetched) => fetched,
                 Err(why) => {
-                    self.show_poison(block, why.into(), format, mask, room)?;
+                    self.show_poison(block, None, why.into(), format, mask, room)?;
                     return Ok(true);
                 }
             };
             expect(half..expected + MARGIN_BYTES);
             match self.decode(block, &fetched, format, mask, bundle, room, tally) {
-                Err(why) => self.show_poison(block, why, format, mask, room).map(|()| true),
+                Err(why) => {
+                    let entry = Some(&fetched.entry);
+                    self.show_poison(block, entry, why, format, mask, room).map(|()| true)
+                }
                 decoded => decoded,
             }
         })
     }
 
-    /// Gives the pattern of poison for a block that could not be read, if that is because it is damaged.
+    /// Gives the pattern of poison for a block that could not be read by its entry, if it has one, because it is damaged.
     fn show_poison(
         &self,
         block: u64,
+        entry: Option<&Entry>,
         why: DeviceError,
         format: Format,
         mask: PlaneMask,
@@ -256,7 +260,7 @@ impl Device {
             return Err(why);
         }
         self.stats.damaged_reads.add(1);
-        self.found_damage(block..block + 1, &why);
+        self.found_damage(block, entry, &why);
         room.form = Form::Words;
         room.words.fill(poison::PATTERN);
         clear_outside(format, mask, room.words);
@@ -265,7 +269,7 @@ impl Device {
 
     /// The words that the planes in `mask` give of a block that was fetched to `bundle`. `false` as [`Self::fetch`].
     #[expect(clippy::too_many_arguments, reason = "what was fetched, and what is wanted of it")]
-    fn decode(
+    pub(super) fn decode(
         &self,
         block: u64,
         fetched: &Fetched,
@@ -285,6 +289,11 @@ impl Device {
             let map = self.map.read_recursive();
             let owner = map.tensor_at(block * BLOCK_BYTES as u64);
             if owner.is_some_and(|tensor| tensor.windows.is_some()) {
+                return Ok(false);
+            }
+            // Its tensor may have been removed since it was fetched, and it coded anew. While the map is held, none is.
+            let now = self.coded_store().and_then(|store| store.entry(block).ok());
+            if now.as_ref() != Some(&fetched.entry) {
                 return Ok(false);
             }
             // An image may say anything.

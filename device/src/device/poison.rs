@@ -5,6 +5,7 @@
 //!   entry says so, also to the next process, and its segment is freed.
 //! * It reads as [`PATTERN`] in every byte: NaN in every floating-point format, -1 in every integer one. Views show what their arithmetic makes of that. A read is no
 //!   error, because an error would end a guest's machine rather than its program.
+//! * Who finds a block damaged poisons what was read, not what somebody has written there since.
 //! * One block of a KV window that is lost makes the window lost: all its blocks are poisoned. A store into such a window begins from the pattern.
 //! * A write of the whole block clears its poison. A write of a part of it is refused: what the rest should be, nobody knows.
 //! * Every poisoned block is listed until it is cleared, and every poisoning is an event, with a number.
@@ -127,7 +128,7 @@ impl Device {
         self.close_windows(range.clone())?;
         let block = BLOCK_BYTES as u64;
         for number in range.start / block..range.end.div_ceil(block) {
-            self.lose(number..number + 1, Cause::Injected, "poison was injected");
+            self.lose(number..number + 1, Cause::Injected, "poison was injected", |_| true);
         }
         Ok(())
     }
@@ -152,17 +153,23 @@ impl Device {
         matches!(why, DeviceError::Damaged { .. } | DeviceError::Store(StoreError::Entry { .. }))
     }
 
-    /// Poisons blocks of which one was found damaged.
-    pub(super) fn found_damage(&self, blocks: Range<u64>, why: &DeviceError) {
-        self.lose(blocks, Cause::Damaged, &why.to_string());
+    /// Poisons the blocks of a window of which one was found damaged. The caller holds the window's lock, so that they are what they were.
+    pub(super) fn found_window_damage(&self, blocks: Range<u64>, why: &DeviceError) {
+        self.lose(blocks, Cause::Damaged, &why.to_string(), |_| true);
     }
 
-    fn lose(&self, blocks: Range<u64>, cause: Cause, why: &str) {
+    /// Poisons a block that was found damaged by this entry, or has none that can be read. If it was written meanwhile it is another one, and stays.
+    pub(super) fn found_damage(&self, block: u64, entry: Option<&Entry>, why: &DeviceError) {
+        self.lose(block..block + 1, Cause::Damaged, &why.to_string(), |now| now == entry);
+    }
+
+    fn lose(&self, blocks: Range<u64>, cause: Cause, why: &str, meant: impl Fn(Option<&Entry>) -> bool) {
         let Some(store) = self.coded_store() else { return };
         // A reader may be here that holds the map.
         let map = self.map.read_recursive();
         for block in blocks {
-            if let Some(old) = store.poison(block) {
+            let Some(old) = store.poison(block, &meant) else { continue };
+            if let Some(old) = old {
                 self.stats.replaced(&old, &Entry::default());
                 let before = Charge::of(&old);
                 self.unaccount(block, 0, before.bytes());

@@ -2,8 +2,19 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::*;
-use crate::{format::Format, kv::KvLayout, layout::Layout, store::StoreError};
+use super::{blocks::Room, *};
+use crate::{
+    codec::{
+        Form,
+        block::{BlockError, MAX_BUNDLE, Stored},
+    },
+    format::Format,
+    kv::KvLayout,
+    layout::Layout,
+    plane::PlaneMask,
+    stats::Tally,
+    store::{Fetched, StoreError},
+};
 
 /// Blocks of a window of these tests: 128 tokens of 64 bf16 channels.
 const WINDOW: u64 = 4 * 4096;
@@ -360,4 +371,50 @@ fn readers_follow_a_tensor_that_comes_and_goes() {
             }
         });
     });
+}
+
+/// What is stored of `block`, fetched as a reader does that is then overtaken.
+fn fetched(device: &Device, block: u64) -> (Fetched, Box<[u8; MAX_BUNDLE]>) {
+    let mut bundle = Box::new([0; MAX_BUNDLE]);
+    let all = |_: &Stored| PlaneMask(u32::MAX);
+    let fetched = device.coded_store().unwrap().fetch(block, all, &mut bundle).unwrap();
+    (fetched, bundle)
+}
+
+#[test]
+fn a_reader_that_a_tensors_removal_overtakes_reads_again() {
+    let device = device(|_| ());
+    let data = rows(8, WINDOWS * WINDOW);
+    device.write_base(0, &data).unwrap();
+    cache(&device, "k");
+    let (fetched, bundle) = fetched(&device, 0);
+    assert!(fetched.entry.place.as_ref().is_some_and(|place| place.stored.head_bytes() > 0));
+    let decoded = || {
+        let mut words = [0; BLOCK_BYTES];
+        let mut room = Room { words: &mut words, form: Form::Words };
+        let (all, mut tally) = (PlaneMask::all(Format::Opaque), Tally::default());
+        device.decode(0, &fetched, Format::Opaque, all, &bundle, &mut room, &mut tally)
+    };
+    assert!(!decoded().unwrap(), "the map of a reader who does not know the tensor is out of date");
+    device.remove_tensor("k").unwrap();
+    assert!(!decoded().unwrap(), "the block was coded anew");
+    assert_eq!(device.poison(), []);
+    assert!(read(&device, 0, WINDOWS * WINDOW) == data);
+}
+
+#[test]
+fn what_was_written_since_it_was_found_damaged_stays() {
+    let device = device(|_| ());
+    device.write_base(0, &[1; BLOCK_BYTES]).unwrap();
+    let (before, _) = fetched(&device, 0);
+    device.write_base(0, &[2; BLOCK_BYTES]).unwrap();
+    let why = || DeviceError::Damaged { block: 0, why: BlockError::Window { what: "something" } };
+    device.found_damage(0, Some(&before.entry), &why());
+    device.found_damage(0, None, &why());
+    assert_eq!(device.poison(), []);
+    assert!(read(&device, 0, 4096) == [2; BLOCK_BYTES]);
+    let (now, _) = fetched(&device, 0);
+    device.found_damage(0, Some(&now.entry), &why());
+    assert_eq!(device.poison().len(), 1);
+    assert!(read(&device, 0, 4096) == [poison::PATTERN; BLOCK_BYTES]);
 }

@@ -228,7 +228,7 @@ impl Device {
             let decoded = match self.decode_window(shape, &span, mask, tally) {
                 Err(why) if Self::is_damage(&why) => {
                     self.stats.damaged_reads.add(1);
-                    self.found_damage(span.numbers(), &why);
+                    self.found_window_damage(span.numbers(), &why);
                     words.fill(poison::PATTERN);
                     plane::clear_outside(shape.format(), mask, words);
                     return Ok(true);
@@ -375,7 +375,7 @@ impl Device {
         let bytes = self.decode_window(shape, span, PlaneMask::all(shape.format()), &mut Tally::default());
         let bytes = match bytes {
             Err(why) if Self::is_damage(&why) => {
-                self.found_damage(span.numbers(), &why);
+                self.found_window_damage(span.numbers(), &why);
                 Ok(vec![poison::PATTERN; span.bytes()])
             }
             bytes => bytes,

@@ -193,10 +193,13 @@ fn find<const LENGTH: usize>(length: usize, look: Look, rows: &[u8], repeats: &m
             let sevens = rows.chunks_exact(SEVEN * length);
             let rest = sevens.remainder();
             for seven in sevens {
-                THREE.into_iter().for_each(|at| firsts.tell(&seven[at * length..]));
+                for at in THREE {
+                    firsts.tell(&seven[at * length..]);
+                }
             }
-            let left = THREE.into_iter().map(|at| at * length).filter(|start| *start < rest.len());
-            left.for_each(|start| firsts.tell(&rest[start..]));
+            for start in THREE.map(|at| at * length).into_iter().filter(|start| *start < rest.len()) {
+                firsts.tell(&rest[start..]);
+            }
         }
     }
     if !firsts.seem_to_repeat {

@@ -517,7 +517,7 @@ fn a_row_that_repeats_costs_almost_nothing() {
 #[test]
 fn three_rows_of_every_seven_show_that_seven_repeat() {
     const LENGTH: usize = 64;
-    let order = Order { width: 2, columns: LENGTH / 2, first: 0, elements: 128 * LENGTH / 2 };
+    let order = Order::new(2, LENGTH / 2, 0, 128 * LENGTH / 2);
     let (mut seen, mut all) = (0, 0);
     for (start, behind) in (0..8).flat_map(|start| (7..64).map(move |behind| (3 * start, behind))) {
         let mut window = bytes(5 * start as u64, 128 * LENGTH);

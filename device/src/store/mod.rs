@@ -329,16 +329,19 @@ impl Store {
         changes
     }
 
-    /// Gives up what `block` holds: its entry says that it is poisoned. The entry before, if it was not damaged.
-    pub fn poison(&self, block: u64) -> Option<Entry> {
+    /// Gives up what `block` holds, if its entry is `meant`, or none that can be read: it says that it is poisoned then. `None` if nothing was done; the entry before, if it was not damaged.
+    pub fn poison(&self, block: u64, meant: impl FnOnce(Option<&Entry>) -> bool) -> Option<Option<Entry>> {
         self.index.ensure(block..block + 1).ok()?;
         let held = self.stripes.hold(block);
         let old = self.index.get(block).ok();
+        if !meant(old.as_ref()) {
+            return None;
+        }
         held.publish(|| self.put(block, &entry::POISON));
         if let Some(old) = &old {
             self.free(old);
         }
-        old
+        Some(old)
     }
 
     /// Frees the segment of an entry that is no more, and tidies up if that leaves too many free slots. The caller holds no stripe.
