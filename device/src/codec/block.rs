@@ -439,10 +439,10 @@ impl Stored {
         }
     }
 
-    /// As [`Self::decode`]; puts the head in `head` if there is one. It is not in the result, which is copied on its way.
+    /// As [`Self::decode`]; puts the head in `head` if there is one, and leaves that as it was if not. It is not in the result, which is copied on its way.
     ///
     /// # Errors
-    /// [`BlockError`] when bytes that were looked at are damaged.
+    /// [`BlockError`] when bytes that were looked at are damaged; the head, which may be there nonetheless, does not count then.
     #[inline]
     pub fn decode_headed<'a>(
         &self,

@@ -20,12 +20,15 @@ const MOST_REFERENCES: usize = MOST_ROWS * reference_bits(MOST_ROWS) / 8;
 pub enum Look {
     /// All of them.
     All,
-    /// Three of every seven: of seven rows that follow each other and repeat seven others, however far behind these, one is seen to.
-    Three,
+    /// Three of every seven, from this row on: of seven rows that follow each other and repeat seven others, however far behind these, one is looked at and so is the one that it repeats.
+    Three {
+        /// The first row.
+        from: usize,
+    },
 }
 
 /// Rows of which [`Look::Three`] takes
-const SEVEN: usize = 7;
+pub(super) const SEVEN: usize = 7;
 /// these: any distance, in sevens, is that of two of them.
 const THREE: [usize; 3] = [0, 1, 3];
 
@@ -189,8 +192,8 @@ fn find<const LENGTH: usize>(length: usize, look: Look, rows: &[u8], repeats: &m
     let mut firsts = Firsts::none();
     match look {
         Look::All => rows.chunks_exact(length).for_each(|row| firsts.tell(row)),
-        Look::Three => {
-            let sevens = rows.chunks_exact(SEVEN * length);
+        Look::Three { from } => {
+            let sevens = rows.get(from * length..).unwrap_or_default().chunks_exact(SEVEN * length);
             let rest = sevens.remainder();
             for seven in sevens {
                 for at in THREE {

@@ -6,7 +6,7 @@ use super::{
     bases,
     delta::{self, ColumnBases, Field},
     order::{ByColumns, Order},
-    repeats::{Look, Repeats},
+    repeats::{Look, Repeats, SEVEN},
     shape::Shape,
 };
 use crate::{
@@ -88,8 +88,8 @@ struct Best {
     block: usize,
     /// and what that took.
     bytes: usize,
-    /// Whether rows of the last window that was coded so repeat.
-    repeats: bool,
+    /// Whether all rows of the next window are looked at.
+    look_at_all: bool,
     /// Windows that were coded so since.
     uses: usize,
 }
@@ -99,6 +99,11 @@ impl Best {
     fn serves(&self, shape: &Shape, codec: Codec, blocks: usize) -> bool {
         let uses = (MOST_BLOCKS_MORE / blocks).clamp(USES.0, USES.1);
         self.shape == *shape && self.codec == codec && self.uses < uses
+    }
+
+    /// The rows of the next window that are looked at: in turn all of them, if not all at once.
+    fn look(&self) -> Look {
+        if self.look_at_all { Look::All } else { Look::Three { from: self.uses % SEVEN } }
     }
 }
 
@@ -216,9 +221,9 @@ fn transformed(
         window = rows;
     }
     // Where none did before, most often none does.
-    let serves = |best: &Best| way.is_none() && best.serves(shape, codec, bundles.len());
-    let none_before = best.as_ref().is_some_and(|best| serves(best) && !best.repeats);
-    let repeats = Repeats::find(&order, window, if none_before { Look::Three } else { Look::All });
+    let serves = |best: &&Best| way.is_none() && best.serves(shape, codec, bundles.len());
+    let look = best.as_ref().filter(serves).map_or(Look::All, Best::look);
+    let repeats = Repeats::find(&order, window, look);
     let mut kept = order;
     if let Some(repeats) = &repeats {
         kept_rows.make_at_least(bytes.len());
@@ -253,8 +258,10 @@ fn transformed(
                 let sample = &samples[coding as usize];
                 *best = block.map(|block| {
                     bundles[block].copy_from(sample);
-                    let (bytes, repeats) = (sample.bytes().len(), work.repeats.is_some());
-                    Best { shape: *shape, codec, coding, block, bytes, repeats, uses: 0 }
+                    // Whatever made this window another one may be rows that were not looked at.
+                    let look_at_all = look != Look::All || work.repeats.is_some();
+                    let bytes = sample.bytes().len();
+                    Best { shape: *shape, codec, coding, block, bytes, look_at_all, uses: 0 }
                 });
                 (coding, block)
             }
@@ -280,7 +287,7 @@ impl Transformed<'_> {
     fn again(&mut self, best: &mut Option<Best>, bundles: &mut [Bundle]) -> Option<(Coding, usize)> {
         let best = best.as_mut().filter(|best| best.serves(self.shape, self.codec, bundles.len()))?;
         best.uses += 1;
-        best.repeats = self.repeats.is_some();
+        best.look_at_all = self.repeats.is_some();
         let (coding, block) = (best.coding, best.block);
         if !self.allows(coding) || block >= self.used() {
             return None;
