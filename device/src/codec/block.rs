@@ -488,7 +488,7 @@ impl StoredPlanes {
         self.decode_coded(mask, bundle, words, head)
     }
 
-    /// As [`Self::decode`] of any block.
+    /// As [`Self::decode`] of any block, with room for planes that are coded.
     fn decode_coded<'a>(
         &self,
         mask: PlaneMask,

@@ -291,7 +291,7 @@ impl Device {
             if owner.is_some_and(|tensor| tensor.windows.is_some()) {
                 return Ok(false);
             }
-            // Its tensor may have been removed since it was fetched, and it coded anew. While the map is held, none is.
+            // Its tensor may have been removed since it was fetched, and it was coded anew then. None is removed while the map is held.
             let now = self.coded_store().and_then(|store| store.entry(block).ok());
             if now.as_ref() != Some(&fetched.entry) {
                 return Ok(false);

@@ -296,7 +296,7 @@ fn larger<const W: usize>(a: __m512i, b: __m512i) -> __m512i {
     }
 }
 
-/// The largest of each column's elements in so many rows. Every fourth row is compared with the ones before it, so that they wait less for each other.
+/// The largest of each column's elements in so many rows: first of every fourth row, so that comparisons wait less for each other.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
 fn largest<const W: usize>(rows: usize, row: impl Fn(usize) -> __m512i) -> __m512i {

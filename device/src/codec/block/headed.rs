@@ -250,7 +250,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(512))]
 
         #[test]
-        fn damage_is_damaged_as_plane_by_plane(
+        fn damage_is_told_as_plane_by_plane(
             seed in any::<u64>(), lean in 2_usize..18, mask in any::<u16>(), whole in any::<bool>(), repeats in any::<bool>(),
             damage in prop::option::of((0..3, any::<prop::sample::Index>(), 1_u8..)), mended in any::<bool>(),
         ) {
