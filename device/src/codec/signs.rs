@@ -9,7 +9,8 @@
 //! 3. A bit string, lowest bit first, padded with zeros to whole bytes: the 128 bits of every raw segment, and the groups of the others that have ones.
 //!
 //! The rules:
-//! * The encoder takes the k that leaves the fewest ones in a segment, and then the s that is shortest. A stream that would not be shorter than asked for is not made.
+//! * The encoder takes the k that leaves the fewest ones in a segment, and then the s that is shortest. A stream that would not be shorter than asked for is not made, nor is one of a plane whose
+//!   segments have too many ones to promise that ([`promises`]): most signs are noise, and that is seen in a part of the time.
 //! * Decoding never trusts the bytes: it ends with the plane or a reason, whatever is behind the stream.
 //! * Kernels ([`Kernel`]) give the same streams and the same reasons.
 
@@ -36,8 +37,8 @@ const GROUPS: [u32; 3] = [4, 8, 16];
 pub const SLACK: usize = 32;
 /// The highest mode.
 const MOST_MODE: u8 = 9;
-/// A segment with more ones than this, whatever way they are counted, is raw: its groups would not be empty.
-const MOST_ONES: u32 = 40;
+/// A segment with as many ones as this at least, whatever way they are counted, mostly is raw: its groups are not empty. Of each one less it saves about two bits.
+const MANY_ONES: u32 = 38;
 
 /// How a mode is read.
 struct Way {
@@ -222,29 +223,56 @@ fn occupied(mut x: u64, bits: u32) -> u64 {
     x & lowest(bits)
 }
 
-/// The mode of a segment, the bits that it takes, and the words that they are of. `changes` are each sign XOR the one before it.
-#[inline(always)]
-fn choose(signs: [u64; SEGMENT], changes: [u64; SEGMENT]) -> (u8, u32, [u64; SEGMENT]) {
-    let count = |words: [u64; SEGMENT]| words.into_iter().map(u64::count_ones).sum::<u32>();
-    // The fewest ones are in the fewest groups, nearly always.
-    let (ones, turns) = (count(signs), count(changes));
-    let (kind, words, fewest) = if turns < ones.min(128 - ones) {
-        (2, changes, turns)
-    } else if ones <= 64 {
-        (0, signs, ones)
-    } else {
-        (1, signs.map(|word| !word), 128 - ones)
-    };
-    let (mut mode, mut least) = (0, 128);
-    if fewest <= MOST_ONES {
-        for (size, bits) in (0..).zip(GROUPS) {
-            let cost = 128 / bits + bits * count(words.map(|word| occupied(word, bits)));
-            if cost < least {
-                (mode, least) = (1 + 3 * size + kind, cost);
-            }
+/// Whether a stream is likely to save more than its modes take: so many ones fewer than [`MANY_ONES`] do all its segments have that have fewer.
+const fn promises(fewer: u32, segments: usize) -> bool {
+    // Two bits for each one, four for each mode.
+    2 * fewer as usize > 4 * segments
+}
+
+/// The way to count a segment that leaves the fewest ones.
+struct Fewest {
+    kind: u8,
+    /// The words that are written if the segment is not raw.
+    words: [u64; SEGMENT],
+    ones: u32,
+}
+
+impl Fewest {
+    #[inline(always)]
+    fn of(signs: [u64; SEGMENT]) -> Self {
+        let changes: [u64; SEGMENT] = std::array::from_fn(|w| {
+            let before = if w == 0 { 0 } else { signs[w - 1] >> 63 };
+            signs[w] ^ (signs[w] << 1 | before)
+        });
+        let (ones, turns) = (count(signs), count(changes));
+        if turns < ones.min(128 - ones) {
+            Self { kind: 2, words: changes, ones: turns }
+        } else if ones <= 64 {
+            Self { kind: 0, words: signs, ones }
+        } else {
+            Self { kind: 1, words: signs.map(|word| !word), ones: 128 - ones }
         }
     }
-    (mode, least, if mode == 0 { signs } else { words })
+
+    /// The mode of the segment, the bits that it takes, and the words that they are of.
+    #[inline(always)]
+    fn choose(&self, signs: [u64; SEGMENT]) -> (u8, u32, [u64; SEGMENT]) {
+        let (mut mode, mut least) = (0, 128);
+        // The fewest ones are in the fewest groups, nearly always.
+        for (size, bits) in (0..).zip(GROUPS) {
+            let cost = 128 / bits + bits * count(self.words.map(|word| occupied(word, bits)));
+            if cost < least {
+                (mode, least) = (1 + 3 * size + self.kind, cost);
+            }
+        }
+        (mode, least, if mode == 0 { signs } else { self.words })
+    }
+}
+
+/// Ones of a segment.
+#[inline(always)]
+fn count(words: [u64; SEGMENT]) -> u32 {
+    words.into_iter().map(u64::count_ones).sum()
 }
 
 #[inline(always)]
@@ -253,14 +281,16 @@ fn encode_by(plane: &[u8], limit: usize, out: &mut [u8], gather: impl Fn(u64, u6
     let mut modes = [0_u8; MOST_WORDS / SEGMENT];
     let (segments, _) = plane.as_chunks::<{ 8 * SEGMENT }>();
     let mut total = 0;
-    for (segment, bytes) in segments.iter().enumerate() {
-        let signs: [u64; SEGMENT] = std::array::from_fn(|w| u64::from_le_bytes(bytes.as_chunks().0[w]));
-        let changes: [u64; SEGMENT] = std::array::from_fn(|w| {
-            let before = if w == 0 { 0 } else { signs[w - 1] >> 63 };
-            signs[w] ^ (signs[w] << 1 | before)
-        });
+    let signs =
+        |segment: usize| std::array::from_fn(|w| u64::from_le_bytes(segments[segment].as_chunks().0[w]));
+    let fewest = |segment: usize| Fewest::of(signs(segment));
+    let fewer = (0..segments.len()).map(|segment| MANY_ONES.saturating_sub(fewest(segment).ones)).sum();
+    if !promises(fewer, segments.len()) {
+        return None;
+    }
+    for segment in 0..segments.len() {
         let bits;
-        (modes[segment], bits, words[segment]) = choose(signs, changes);
+        (modes[segment], bits, words[segment]) = fewest(segment).choose(signs(segment));
         total += bits as usize;
     }
     let (modes, words) = (&modes[..segments.len()], &words[..segments.len()]);

@@ -16,10 +16,11 @@ use std::arch::x86_64::{
     _mm512_popcnt_epi64, _mm512_reduce_add_epi64, _mm512_sad_epu8, _mm512_set1_epi8, _mm512_set1_epi16,
     _mm512_set1_epi32, _mm512_set1_epi64, _mm512_setzero_si512, _mm512_shuffle_epi8, _mm512_shuffle_epi32,
     _mm512_slli_epi16, _mm512_slli_epi64, _mm512_srai_epi64, _mm512_srli_epi64, _mm512_storeu_si512,
-    _mm512_sub_epi64, _mm512_test_epi8_mask, _mm512_unpacklo_epi64, _mm512_xor_si512, _pdep_u64, _pext_u64,
+    _mm512_sub_epi64, _mm512_subs_epu16, _mm512_test_epi8_mask, _mm512_unpacklo_epi64, _mm512_xor_si512,
+    _pdep_u64, _pext_u64,
 };
 
-use super::{MOST_MODE, MOST_ONES, MOST_WORDS, Malformed, SEGMENT, flag_bytes, lowest, mode_bytes};
+use super::{MANY_ONES, MOST_MODE, MOST_WORDS, Malformed, SEGMENT, flag_bytes, lowest, mode_bytes, promises};
 
 /// Bytes of a register, and nibbles of half of one.
 const LINE: usize = 64;
@@ -92,6 +93,20 @@ fn packed(nibbles: __m512i) -> __m256i {
     _mm512_cvtepi16_epi8(_mm512_maddubs_epi16(nibbles, _mm512_set1_epi16(0x1001)))
 }
 
+/// What the signs of a register's segments are like.
+#[derive(Clone, Copy)]
+struct Counted {
+    signs: __m512i,
+    /// Each sign XOR the one before it.
+    changes: __m512i,
+    /// In which words the changes have the fewest ones,
+    turn: u8,
+    /// and in which the inverted signs have.
+    invert: u8,
+    /// How many fewer ones than [`MANY_ONES`] these are, if fewer, in both words of a segment.
+    fewer: __m512i,
+}
+
 /// What is chosen for the segments of a register.
 struct Chosen {
     /// The words to be written.
@@ -104,20 +119,28 @@ struct Chosen {
     bits: __m512i,
 }
 
-/// As [`super::choose`], of four segments.
+/// As [`super::Fewest::of`], of four segments.
 #[inline]
-#[target_feature(enable = "bmi2,avx512f,avx512bw,avx512vpopcntdq")]
-fn choose(signs: __m512i) -> Chosen {
+#[target_feature(enable = "avx512f,avx512bw,avx512vpopcntdq")]
+fn counted(signs: __m512i) -> Counted {
     let before = from_before(_mm512_srli_epi64::<63>(signs));
     let changes = _mm512_xor_si512(signs, _mm512_or_si512(_mm512_slli_epi64::<1>(signs), before));
-    let whole = _mm512_set1_epi64(128);
     let ones = together(_mm512_popcnt_epi64(signs));
     let turns = together(_mm512_popcnt_epi64(changes));
-    let fewer = _mm512_min_epu64(ones, _mm512_sub_epi64(whole, ones));
+    let fewer = _mm512_min_epu64(ones, _mm512_sub_epi64(_mm512_set1_epi64(128), ones));
     let turn = _mm512_cmplt_epu64_mask(turns, fewer);
     let invert = _mm512_cmpgt_epu64_mask(ones, _mm512_set1_epi64(64)) & !turn;
-    let few =
-        !_mm512_cmpgt_epu64_mask(_mm512_min_epu64(fewer, turns), _mm512_set1_epi64(i64::from(MOST_ONES)));
+    let fewest = _mm512_min_epu64(fewer, turns);
+    let fewer = _mm512_subs_epu16(_mm512_set1_epi64(MANY_ONES.into()), fewest);
+    Counted { signs, changes, turn, invert, fewer }
+}
+
+/// As [`super::Fewest::choose`].
+#[inline]
+#[target_feature(enable = "bmi2,avx512f,avx512bw,avx512vpopcntdq")]
+fn choose(counted: Counted) -> Chosen {
+    let Counted { signs, changes, turn, invert, .. } = counted;
+    let whole = _mm512_set1_epi64(128);
     let words = _mm512_mask_xor_epi64(signs, invert, signs, _mm512_set1_epi64(-1));
     let words = _mm512_mask_mov_epi64(words, turn, changes);
     let kind = _mm512_maskz_mov_epi64(invert, _mm512_set1_epi64(1));
@@ -143,7 +166,7 @@ fn choose(signs: __m512i) -> Chosen {
     let (mut bits, mut there, mut mode) = (whole, every(4), _mm512_setzero_si512());
     for (size, (groups, flags, nibbles)) in (0..).zip(sizes) {
         let cost = _mm512_add_epi64(groups, _mm512_set1_epi64(flags));
-        let shorter = _mm512_cmplt_epu64_mask(cost, bits) & few;
+        let shorter = _mm512_cmplt_epu64_mask(cost, bits);
         bits = _mm512_mask_mov_epi64(bits, shorter, cost);
         there = _mm512_mask_mov_epi64(there, shorter, nibbles);
         mode = _mm512_mask_mov_epi64(mode, shorter, _mm512_add_epi64(kind, _mm512_set1_epi64(1 + 3 * size)));
@@ -171,12 +194,23 @@ pub(super) fn encode(plane: &[u8], limit: usize, out: &mut [u8]) -> Option<usize
 fn encode_lines<const LINES: usize>(plane: &[u8], limit: usize, out: &mut [u8]) -> Option<usize> {
     let plane: &[[u8; LINE]; LINES] = plane.as_chunks().0.try_into().expect("a plane of so many lines");
     let (packed_modes, out) = out.split_at_mut(mode_bytes(LINES * LINE / 8));
+    let mut all_counted = [counted(_mm512_setzero_si512()); LINES];
+    let mut fewer = _mm512_setzero_si512();
+    for (line, bytes) in all_counted.iter_mut().zip(plane) {
+        *line = counted(load(bytes));
+        fewer = _mm512_add_epi64(fewer, line.fewer);
+    }
+    // Each segment's is in both of its words.
+    let fewer = _mm512_reduce_add_epi64(fewer).cast_unsigned() as u32 / SEGMENT as u32;
+    if !promises(fewer, LINES * SEGMENTS) {
+        return None;
+    }
     // The nibbles that are there, a byte each. What is stored behind them is zeros. Only at the end it shows whether all is short enough.
     let mut all = [[0_u8; 2 * LINE]; LINES];
     let all = all.as_flattened_mut();
     let (mut flags, mut count, mut total) = (0, 0, _mm512_setzero_si512());
-    for (bytes, packed_modes) in plane.iter().zip(packed_modes.as_chunks_mut().0) {
-        let chosen = choose(load(bytes));
+    for (counted, packed_modes) in all_counted.into_iter().zip(packed_modes.as_chunks_mut().0) {
+        let chosen = choose(counted);
         total = _mm512_add_epi64(total, chosen.bits);
         *packed_modes = chosen.modes.to_le_bytes();
         let mut modes = usize::from(chosen.modes);

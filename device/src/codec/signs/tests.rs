@@ -95,6 +95,22 @@ fn channels_that_lean_take_few_bytes() {
     let mut out = [0; 256 + SLACK];
     // Eight bytes of modes, and a bit for every 16 signs.
     assert_eq!(encode(Format::Bf16, &lean, 256, &mut out), Some(8 + 16));
-    let noise: Vec<u8> = (0..256_u32).map(|i| (i.wrapping_mul(0x9e37_79b9) >> 13).to_le_bytes()[0]).collect();
-    assert_eq!(encode(Format::Bf16, &noise, 256, &mut out), None);
+    assert_eq!(encode(Format::Bf16, &noise(), 256, &mut out), None);
+}
+
+#[test]
+fn a_plane_that_promises_little_is_left_as_it_is() {
+    // Twenty ones in three groups of 16 and their eight flags: 72 bits less, where the modes of a plane take 64.
+    let mut segment = [0; 16];
+    segment[..5].fill(0x55);
+    let (mut plane, mut out) = (noise(), [0; 256 + SLACK]);
+    plane[..16].copy_from_slice(&segment);
+    assert_eq!(encode(Format::Bf16, &plane, 256, &mut out), None);
+    plane[16..32].copy_from_slice(&segment);
+    assert_eq!(encode(Format::Bf16, &plane, 256, &mut out), Some(256 + 8 - 2 * 72 / 8));
+}
+
+/// A plane of bf16.
+fn noise() -> Vec<u8> {
+    (0..256_u32).map(|i| (i.wrapping_mul(0x9e37_79b9) >> 13).to_le_bytes()[0]).collect()
 }
