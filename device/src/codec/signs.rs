@@ -10,7 +10,7 @@
 //!
 //! The rules:
 //! * The encoder takes the k that leaves the fewest ones in a segment, and then the s that is shortest. A stream that would not be shorter than asked for is not made, nor is one of a plane whose
-//!   segments have too many ones to promise that ([`promises`]): most signs are noise, and that is seen in a part of the time.
+//!   segments have so many ones that little is likely to be saved (`promises`): most signs are noise, and to see that takes a part of the time.
 //! * Decoding never trusts the bytes: it ends with the plane or a reason, whatever is behind the stream.
 //! * Kernels ([`Kernel`]) give the same streams and the same reasons.
 
@@ -37,7 +37,7 @@ const GROUPS: [u32; 3] = [4, 8, 16];
 pub const SLACK: usize = 32;
 /// The highest mode.
 const MOST_MODE: u8 = 9;
-/// A segment with as many ones as this at least, whatever way they are counted, mostly is raw: its groups are not empty. Of each one less it saves about two bits.
+/// A segment with as many ones as this at least, whatever way they are counted, mostly is raw: its groups are not empty. For each one fewer it saves about two bits.
 const MANY_ONES: u32 = 38;
 
 /// How a mode is read.
@@ -166,7 +166,7 @@ impl Kernel {
     }
 }
 
-/// Codes the sign plane of a block of `format` into the front of `out`, if that takes less than `limit` bytes: how many. If not, what is in `out` is undefined.
+/// Codes the sign plane of a block of `format` into the front of `out`, if that takes less than `limit` bytes and the plane has not so many ones that it is not tried: how many. If not, what is in `out` is undefined.
 ///
 /// # Panics
 /// If `plane` is no plane of this format, or `out` has not [`SLACK`] more than it.
@@ -223,7 +223,7 @@ fn occupied(mut x: u64, bits: u32) -> u64 {
     x & lowest(bits)
 }
 
-/// Whether a stream is likely to save more than its modes take: so many ones fewer than [`MANY_ONES`] do all its segments have that have fewer.
+/// Whether a stream of so many segments is likely to save more than its modes take. `fewer` is the sum, over those that have fewer ones than [`MANY_ONES`], of how many fewer.
 const fn promises(fewer: u32, segments: usize) -> bool {
     // Two bits for each one, four for each mode.
     2 * fewer as usize > 4 * segments
