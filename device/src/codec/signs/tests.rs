@@ -118,6 +118,28 @@ fn a_plane_that_promises_little_is_left_as_it_is() {
     }
 }
 
+#[test]
+fn every_kernel_tries_planes_from_the_same_bound_on() {
+    for format in Format::ALL.into_iter().filter(|format| format.planes() > 0) {
+        // 36 ones in each segment, two fewer than many: nine groups of eight and sixteen flags, so that each would save 40 bits where its mode takes four.
+        let mut segment = [0; 16];
+        segment[..9].fill(0x55);
+        let segments = format.plane_bytes() / 16;
+        let mut plane = segment.repeat(segments);
+        let mut out = vec![0; plane.len() + SLACK];
+        for fewer in [false, true] {
+            // One fewer in one of them.
+            if fewer {
+                plane[8] = 0x15;
+            }
+            let want = fewer.then_some(segments / 2 + segments * 88 / 8);
+            for kernel in Kernel::available() {
+                assert_eq!(kernel.encode(format, &plane, plane.len(), &mut out), want, "{format} {kernel:?}");
+            }
+        }
+    }
+}
+
 /// A plane of bf16.
 fn noise() -> Vec<u8> {
     (0..256_u32).map(|i| (i.wrapping_mul(0x9e37_79b9) >> 13).to_le_bytes()[0]).collect()
