@@ -41,7 +41,7 @@ use self::{
     ours::Ours,
     peers::{Answer, PEERS, Peer},
     pool::Pool,
-    report::{Absent, CacheOf, Measured, Outcome, Report, Row, Table},
+    report::{Absent, CacheOf, Copying, Measured, Outcome, Report, Row, Table},
 };
 
 /// How often each side has its turn.
@@ -167,7 +167,9 @@ impl CodecBench {
         }
         let bytes = pool.bytes();
         let timed = ours.timed();
-        let memcpy = bytes_per_second(bytes, &timed[0].decode);
+        let [encode, decode] =
+            [&timed[0].encode, &timed[0].decode].map(|seconds| bytes_per_second(bytes, seconds));
+        let memcpy = Copying { encode, decode };
         let mut rows: Vec<Row> = timed
             .iter()
             .map(|timed| Row {

@@ -8,7 +8,7 @@ use serde::Deserialize;
 use super::{
     Timed,
     install::Environment,
-    report::{Measured, Outcome, Row},
+    report::{Copying, Measured, Outcome, Row},
 };
 
 /// A peer.
@@ -84,8 +84,8 @@ pub fn ask(command: &mut Command) -> Answer {
 }
 
 /// The rows of `peer`, from its answers of all turns: their samples together, or why there are none. `bytes` is what was coded, `memcpy`
-/// the bytes per second that decoding is held against.
-pub fn rows(peer: &Peer, answers: Vec<Answer>, bytes: u64, memcpy: f64) -> Vec<Row> {
+/// what it is held against.
+pub fn rows(peer: &Peer, answers: Vec<Answer>, bytes: u64, memcpy: Copying) -> Vec<Row> {
     let without = |outcome: Outcome| {
         let row = |codec: &&str| Row { codec: (*codec).to_owned(), version: None, outcome: outcome.clone() };
         peer.codecs.iter().map(row).collect()
@@ -132,6 +132,8 @@ mod tests {
 
     use super::*;
 
+    const MEMCPY: Copying = Copying { encode: 8e9, decode: 4e9 };
+
     fn timed(codec: &str, seconds: &[f64]) -> Timed {
         let samples = seconds.to_vec();
         Timed {
@@ -154,7 +156,7 @@ mod tests {
         let turn =
             |seconds: &[f64]| answer(seconds[0], peer.codecs.iter().map(|c| timed(c, seconds)).collect());
         let answers = vec![turn(&[1e-6, 2e-6]), turn(&[9e-6, 8e-6]), turn(&[4e-6])];
-        let rows = rows(peer, answers, 8000, 4e9);
+        let rows = rows(peer, answers, 8000, MEMCPY);
         assert_eq!(rows.iter().map(|row| row.codec.as_str()).collect::<Vec<_>>(), peer.codecs);
         for row in &rows {
             assert_eq!(row.version.as_deref(), Some("some 1"));
@@ -164,6 +166,7 @@ mod tests {
             close(measured.ratio.unwrap(), 2.0);
             close(measured.encode_gbs, 2.0);
             close(measured.decode_gbs, 2.0);
+            close(measured.encode_of_memcpy, 0.25);
             close(measured.decode_of_memcpy, 0.5);
             close(measured.read_us, 4.0);
             close(measured.call_us.unwrap(), 4.0);
@@ -174,11 +177,11 @@ mod tests {
     fn a_peer_without_numbers_keeps_its_rows_with_the_reason() {
         let peer = &PEERS[1];
         let why = "PyPI is not reachable".to_owned();
-        let rows_ = rows(peer, vec![Answer::NotInstalled { why: why.clone() }], 4096, 1e9);
+        let rows_ = rows(peer, vec![Answer::NotInstalled { why: why.clone() }], 4096, MEMCPY);
         assert_eq!(rows_.iter().map(|row| row.codec.as_str()).collect::<Vec<_>>(), peer.codecs);
         assert!(rows_.iter().all(|row| row.outcome == Outcome::NotInstalled { why: why.clone() }));
         let other = Answer::NotApplicable { why: "no int8".to_owned() };
-        let outcome = |answers| rows(peer, answers, 4096, 1e9)[1].outcome.clone();
+        let outcome = |answers| rows(peer, answers, 4096, MEMCPY)[1].outcome.clone();
         assert_eq!(outcome(vec![other]), Outcome::NotApplicable { why: "no int8".to_owned() });
         let good = answer(0.0, peer.codecs.iter().map(|codec| timed(codec, &[1.0])).collect());
         let bad = Answer::Failed { why: "it ended".to_owned() };
