@@ -278,6 +278,12 @@ mod tests {
                 "words zstd-3",
             ];
             assert_eq!(codecs, wanted);
+            let Outcome::Measured(memcpy) = &table.rows[0].outcome else { panic!("{table:?}") };
+            assert_eq!(
+                (memcpy.encode_of_memcpy, memcpy.decode_of_memcpy),
+                (1.0, 1.0),
+                "each is held against its own"
+            );
         }
         assert_eq!(report.lacking(), [""; 0]);
         let one = bench(&path, vec![Format::Bf16]).run(|_| {}).unwrap();
