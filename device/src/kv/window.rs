@@ -25,8 +25,14 @@ const SAMPLE: usize = 12;
 const MOST_BLOCKS_MORE: usize = 96;
 /// but not for fewer or more windows than these,
 const USES: (usize, usize) = (3, 32);
-/// and only as long as a block in it takes what it took then, within a part in so many.
+/// and for twice as many each time that it is clearly the best again, by a part in so many,
+const CLEARLY: usize = 48;
+/// up to so many times as many,
+const MOST_TIMES: usize = 4;
+/// but only as long as a block in it takes what it took then, within a part in so many.
 const DRIFT: usize = 16;
+/// Channels without differences are coded and decoded quicker, and may take more than with them, a part in so many, unless there is time for the best.
+const LITTLE: usize = 192;
 /// Differences are for channels that have at least so many elements in a window: every channel has a base in every block.
 const LEAST_RUN: usize = 8;
 
@@ -67,6 +73,7 @@ pub struct Coded {
 
 /// Room to work in.
 struct Scratch {
+    effort: Effort,
     rows: Vec<u8>,
     kept_rows: Lines<u8>,
     major: Lines<u8>,
@@ -75,14 +82,13 @@ struct Scratch {
     details: Vec<u8>,
     /// A block in every way.
     samples: [Bundle; Coding::ALL.len()],
-    /// What was best before.
-    best: Option<Best>,
+    /// What was best before, by codec.
+    best: [Option<Best>; Codec::ALL.len()],
 }
 
 /// The way that was best for a window.
 struct Best {
     shape: Shape,
-    codec: Codec,
     coding: Coding,
     /// A block of it,
     block: usize,
@@ -92,13 +98,15 @@ struct Best {
     look_at_all: bool,
     /// Windows that were coded so since.
     uses: usize,
+    /// How many times as many as at least.
+    times: usize,
 }
 
 impl Best {
     /// Whether it is to be tried on one more window, of so many blocks.
-    fn serves(&self, shape: &Shape, codec: Codec, blocks: usize) -> bool {
+    fn serves(&self, shape: &Shape, blocks: usize) -> bool {
         let uses = (MOST_BLOCKS_MORE / blocks).clamp(USES.0, USES.1);
-        self.shape == *shape && self.codec == codec && self.uses < uses
+        self.shape == *shape && self.uses < self.times * uses
     }
 
     /// The rows of the next window that are looked at: in turn all of them, if not all at once.
@@ -109,7 +117,7 @@ impl Best {
 
 thread_local! {
     static SCRATCH: RefCell<Scratch> = const { RefCell::new(Scratch {
-        rows: Vec::new(), kept_rows: Lines::none(), major: Lines::none(), runs: Vec::new(), bases: Vec::new(), details: Vec::new(), samples: [const { Bundle::new() }; Coding::ALL.len()], best: None,
+        effort: Effort::Quick, rows: Vec::new(), kept_rows: Lines::none(), major: Lines::none(), runs: Vec::new(), bases: Vec::new(), details: Vec::new(), samples: [const { Bundle::new() }; Coding::ALL.len()], best: [const { None }; Codec::ALL.len()],
     }) };
 }
 
@@ -158,11 +166,12 @@ pub fn encode_with(
     if way != Some(Coding::Plain) {
         let order = shape.order(before, blocks.len());
         let coded = SCRATCH.with_borrow_mut(|scratch| {
+            scratch.effort = effort;
             for sample in &mut scratch.samples {
                 sample.set_effort(effort);
             }
             if effort == Effort::Thorough {
-                scratch.best = None;
+                scratch.best = [const { None }; Codec::ALL.len()];
             }
             transformed(shape, order, codec, bytes, way, scratch, bundles)
         });
@@ -213,16 +222,16 @@ fn transformed(
     scratch: &mut Scratch,
     bundles: &mut [Bundle],
 ) -> Result<Coded, Option<usize>> {
-    let Scratch { rows, kept_rows, major, runs, bases, details, samples, best } = scratch;
+    let Scratch { effort, rows, kept_rows, major, runs, bases, details, samples, best } = scratch;
+    let best = &mut best[codec as usize];
     let mut window = bytes;
     if let Some(paged) = shape.paged() {
         rows.resize(bytes.len(), 0);
         paged.to_rows(bytes, rows);
         window = rows;
     }
-    // Where none did before, most often none does.
-    let serves = |best: &&Best| way.is_none() && best.serves(shape, codec, bundles.len());
-    let look = best.as_ref().filter(serves).map_or(Look::All, Best::look);
+    let is_known = best.as_ref().is_some_and(|best| way.is_none() && best.serves(shape, bundles.len()));
+    let look = best.as_ref().filter(|_| is_known).map_or(Look::All, Best::look);
     let repeats = Repeats::find(&order, window, look);
     let mut kept = order;
     if let Some(repeats) = &repeats {
@@ -251,17 +260,20 @@ fn transformed(
         Some(Coding::Deltas) if !work.has_deltas() => (Coding::Channels, None),
         Some(coding) => (coding, None),
         None => {
-            if let Some((coding, block)) = work.again(best, bundles) {
+            if let Some((coding, block)) = is_known.then(|| work.again(best, bundles)).flatten() {
                 (coding, Some(block))
             } else {
-                let (coding, block) = work.choose(samples);
+                let (coding, is_clear, block) = work.choose(*effort, samples);
                 let sample = &samples[coding as usize];
+                let before =
+                    best.as_ref().filter(|best| is_clear && best.shape == *shape && best.coding == coding);
+                let times = before.map_or(1, |best| MOST_TIMES.min(2 * best.times));
                 *best = block.map(|block| {
                     bundles[block].copy_from(sample);
                     // Whatever made this window another one may be rows that were not looked at.
                     let look_at_all = look != Look::All || work.repeats.is_some();
                     let bytes = sample.bytes().len();
-                    Best { shape: *shape, codec, coding, block, bytes, look_at_all, uses: 0 }
+                    Best { shape: *shape, coding, block, bytes, look_at_all, uses: 0, times }
                 });
                 (coding, block)
             }
@@ -284,8 +296,8 @@ fn transformed(
 
 impl Transformed<'_> {
     /// The way that was best before, if it is likely to be so again, and a block that is coded in it now.
-    fn again(&mut self, best: &mut Option<Best>, bundles: &mut [Bundle]) -> Option<(Coding, usize)> {
-        let best = best.as_mut().filter(|best| best.serves(self.shape, self.codec, bundles.len()))?;
+    fn again(&mut self, was_best: &mut Option<Best>, bundles: &mut [Bundle]) -> Option<(Coding, usize)> {
+        let best = was_best.as_mut()?;
         best.uses += 1;
         best.look_at_all = self.repeats.is_some();
         let (coding, block) = (best.coding, best.block);
@@ -299,6 +311,7 @@ impl Transformed<'_> {
             return Some((coding, block));
         }
         self.undo(block, coding);
+        *was_best = None;
         None
     }
 
@@ -316,8 +329,13 @@ impl Transformed<'_> {
         (self.order.elements * self.order.width).div_ceil(BLOCK_BYTES)
     }
 
-    /// The way in which some of the blocks take least, and a block that `samples` have in every way.
-    fn choose(&mut self, samples: &mut [Bundle; Coding::ALL.len()]) -> (Coding, Option<usize>) {
+    /// The way in which some of the blocks take least, or channels where differences take little less; whether all others take clearly more; and a block that `samples` have in every way.
+    #[inline(never)]
+    fn choose(
+        &mut self,
+        effort: Effort,
+        samples: &mut [Bundle; Coding::ALL.len()],
+    ) -> (Coding, bool, Option<usize>) {
         let mut costs = [0; Coding::ALL.len()];
         let ways = Coding::ALL.map(|coding| (coding, self.allows(coding)));
         let ways = || ways.into_iter().filter_map(|(coding, allowed)| allowed.then_some(coding));
@@ -333,8 +351,16 @@ impl Transformed<'_> {
             }
             last = Some(block);
         }
-        let best = ways().min_by_key(|coding| costs[*coding as usize]);
-        (best.expect("one way is always allowed"), last)
+        let mut best =
+            ways().min_by_key(|coding| costs[*coding as usize]).expect("one way is always allowed");
+        let least = costs[best as usize];
+        let in_channels = costs[Coding::Channels as usize];
+        if effort == Effort::Quick && best == Coding::Deltas && in_channels - least <= least / LITTLE {
+            best = Coding::Channels;
+        }
+        let is_clear = |coding| costs[coding as usize].saturating_sub(costs[best as usize]) > least / CLEARLY;
+        let is_clear = ways().all(|coding| coding == best || is_clear(coding));
+        (best, is_clear, last)
     }
 
     fn has_deltas(&self) -> bool {

@@ -163,3 +163,102 @@ fn blocks_of_the_same_channels_use_the_code_of_the_window_before_untried() {
         );
     }
 }
+
+/// How the last of some windows are coded, one after another by a thread of their own, which knows no way yet.
+fn codings(shape: &Shape, effort: Effort, codec: Codec, windows: &[&Vec<u8>]) -> Vec<Coding> {
+    let code = |window: &&Vec<u8>| {
+        let mut bundles = Vec::new();
+        let coded = encode_with(effort, shape, 0, codec, window, None, &mut bundles);
+        assert!(decode(shape, 0, &bundles, PlaneMask::all(Format::Bf16)) == **window);
+        coded.coding
+    };
+    std::thread::scope(|scope| scope.spawn(|| windows.iter().map(code).collect()).join().unwrap())
+}
+
+#[test]
+fn a_way_that_is_clearly_best_again_is_used_for_twice_as_long() {
+    // Windows of four blocks, which are asked about after 24.
+    let shape = Shape::new(Format::Bf16, &KvLayout::rows(1024, 8)).unwrap().unwrap();
+    let different = leaning(8, 1024, 0x7f, |column| 100 + small(column * 37 % 31));
+    // It takes as much as differences, though channels are best.
+    let same = leaning(8, 1024, 0x7f, |_| 115);
+    // How many more are coded in the first's way behind so many of it.
+    let longer = |of: &Vec<u8>, count: usize, then: &Vec<u8>| {
+        let windows: Vec<_> = std::iter::repeat_n(of, count).chain(std::iter::repeat_n(then, 200)).collect();
+        let codings = codings(&shape, Effort::Quick, Codec::Lz4, &windows);
+        assert!(codings[..count].iter().all(|coding| *coding == codings[0]));
+        codings[count..].iter().position(|coding| *coding != codings[0]).expect("it is asked again")
+    };
+    // Asked about with the first window, the 26th, the 75th and the 172nd.
+    let counts = [1, 25, 26, 74, 75, 171, 172];
+    assert_eq!(counts.map(|count| longer(&different, count, &same)), [24, 0, 48, 0, 96, 0, 96]);
+    // With few sizes differences are best, but not clearly, and are asked about with every 25th window.
+    let few = leaning(8, 1024, 0x7f, |column| if column < 289 { 100 + small(column * 37 % 31) } else { 115 });
+    assert_eq!([25, 26, 50, 51].map(|count| longer(&few, count, &same)), [0, 24, 0, 24]);
+    // What takes another number of bytes is asked about at once, and then as if it were the first.
+    let shorter = leaning(8, 1024, 0x3f, |column| 100 + small(column * 37 % 31));
+    let short = leaning(8, 1024, 0x3f, |_| 115);
+    let windows: Vec<_> = std::iter::repeat_n(&different, 26)
+        .chain([&shorter])
+        .chain(std::iter::repeat_n(&short, 100))
+        .collect();
+    let codings = codings(&shape, Effort::Quick, Codec::Lz4, &windows);
+    assert_eq!(codings.iter().position(|coding| *coding != Coding::Deltas), Some(27 + 24));
+}
+
+#[test]
+fn another_codec_or_shape_is_asked_about_by_itself() {
+    let [wide, narrow] =
+        [1024, 512].map(|channels| Shape::new(Format::Bf16, &KvLayout::rows(channels, 8)).unwrap().unwrap());
+    let windows = [1024, 512].map(|channels| leaning(8, channels, 0x7f, |_| 115));
+    let different = leaning(8, 1024, 0x7f, |column| 100 + small(column * 37 % 31));
+    let code =
+        |shape: &Shape, codec, window: &[u8]| encode(shape, 0, codec, window, None, &mut Vec::new()).coding;
+    let codings = std::thread::scope(|scope| {
+        let thread = scope.spawn(|| {
+            [
+                code(&wide, Codec::Lz4, &different),
+                // Another codec does not know, and what it finds is not told to this one.
+                code(&wide, Codec::Zstd, &windows[0]),
+                code(&wide, Codec::Lz4, &windows[0]),
+                // Nor does another shape.
+                code(&narrow, Codec::Lz4, &windows[1]),
+            ]
+        });
+        thread.join().unwrap()
+    });
+    assert_eq!(codings.map(|coding| coding == Coding::Deltas), [true, false, true, false], "{codings:?}");
+}
+
+#[test]
+fn channels_may_take_a_192nd_more_than_differences_unless_there_is_time() {
+    let shape = Shape::new(Format::Bf16, &KvLayout::rows(1024, 8)).unwrap().unwrap();
+    let [mut little, mut more] = [0, 0];
+    for different in 0..64 {
+        // The second of the four blocks is looked at, of channels from 256 on. More and more of them have sizes of their own.
+        let window = leaning(8, 1024, 0x7f, |column| {
+            if column < 256 + different { 100 + small(column * 37 % 31) } else { 115 }
+        });
+        let costs = Coding::ALL.map(|way| {
+            let mut bundles = Vec::new();
+            let coded = encode(&shape, 0, Codec::Lz4, &window, Some(way), &mut bundles);
+            assert_eq!(coded.coding, way);
+            bundles[1].bytes().len()
+        });
+        let [in_order, channels, deltas] = costs;
+        assert!(in_order > channels.min(deltas), "{costs:?}");
+        let best = if deltas < channels { Coding::Deltas } else { Coding::Channels };
+        let is_little = channels.saturating_sub(deltas) <= deltas / 192;
+        let quick = if is_little { Coding::Channels } else { Coding::Deltas };
+        for (effort, wanted) in [(Effort::Quick, quick), (Effort::Thorough, best)] {
+            let coding = codings(&shape, effort, Codec::Lz4, &[&window])[0];
+            assert_eq!(coding, wanted, "{different}: {effort:?} {costs:?}");
+        }
+        match best {
+            Coding::Deltas if is_little => little += 1,
+            Coding::Deltas => more += 1,
+            _ => {}
+        }
+    }
+    assert!(little > 0 && more > 0, "{little} {more}");
+}
