@@ -65,8 +65,19 @@ fn transpose(criterion: &mut Criterion) {
             for (planes, block) in planes.iter_mut().zip(&blocks) {
                 kernel.split(format, &block.0, &mut planes.0);
             }
-            let planes: Vec<_> =
-                planes.iter().map(|block| plane::select(format, PlaneMask::all(format), &block.0)).collect();
+            let all = PlaneMask::all(format);
+            // The sign, and of floats the exponent and some of the mantissa.
+            let half = PlaneMask(all.0 >> (format.planes() / 2) << (format.planes() / 2));
+            for (name, mask) in [("join_block", all), ("join_block_half", half)] {
+                group.bench_function(format!("{name}/{format}/{kernel:?}"), |bench| {
+                    bench.iter(|| {
+                        for (out, planes) in black_box(&mut out).iter_mut().zip(&planes) {
+                            kernel.join_block(format, mask, &planes.0, &mut out.0);
+                        }
+                    });
+                });
+            }
+            let planes: Vec<_> = planes.iter().map(|block| plane::select(format, all, &block.0)).collect();
             group.bench_function(format!("join/{format}/{kernel:?}"), |bench| {
                 bench.iter(|| {
                     for (out, planes) in black_box(&mut out).iter_mut().zip(&planes) {

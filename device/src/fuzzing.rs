@@ -70,6 +70,8 @@ pub fn round_trip(data: &[u8]) {
         plane::split(format, &words, &mut split);
         plane::join(format, &plane::select(format, mask, &split), &mut want);
         assert!(back == want, "the planes {:#x} changed", mask.0);
+        plane::join_block(format, mask, &split, &mut want);
+        assert!(back == want, "the planes {:#x} of a block changed", mask.0);
     }
 }
 

@@ -52,19 +52,33 @@ macro_rules! kernels {
             }
 
             /// Whether this processor can run it.
+            #[inline]
             fn is_available(self) -> bool {
-                match self {
-                    Self::Portable => true,
-                    $(
-                        #[cfg(target_arch = "x86_64")]
-                        Self::$variant => {
-                            static AVAILABLE: std::sync::LazyLock<bool> = std::sync::LazyLock::new(|| {
-                                $(std::arch::is_x86_feature_detected!($feature))&&+
-                            });
-                            *AVAILABLE
-                        }
-                    )+
+                if !self.is_known() {
+                    let available = [
+                        Some(Self::Portable),
+                        $(
+                            #[cfg(target_arch = "x86_64")]
+                            ($(std::arch::is_x86_feature_detected!($feature))&&+).then_some(Self::$variant),
+                        )+
+                    ];
+                    let available = available.into_iter().flatten().fold(0, |set, kernel| set | 1 << kernel as u32);
+                    Self::known().store(available, std::sync::atomic::Ordering::Relaxed);
                 }
+                self.is_known()
+            }
+
+            /// Whether it was asked whether this processor can run it, and it can.
+            #[inline]
+            fn is_known(self) -> bool {
+                Self::known().load(std::sync::atomic::Ordering::Relaxed) >> self as u32 & 1 == 1
+            }
+
+            /// A bit for each that is known to be available: none before it was asked.
+            #[inline]
+            fn known() -> &'static std::sync::atomic::AtomicU32 {
+                static KNOWN: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
+                &KNOWN
             }
         }
     };

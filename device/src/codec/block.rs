@@ -500,9 +500,29 @@ impl StoredPlanes {
             if self.is_bf16_apart() && self.decode_bf16_apart(mask, bundle, words, space) {
                 return Ok(());
             }
+            if self.is_block() {
+                return self.decode_block(mask, bundle, words);
+            }
             *head = self.decode_planes(mask, bundle, words, space)?;
             Ok(())
         })
+    }
+
+    /// As [`Self::decode`] of a block whose planes are as they are, and where they are in a [`PlaneBlock`].
+    #[inline(never)]
+    fn decode_block(
+        &self,
+        mask: PlaneMask,
+        bundle: &[u8; MAX_BUNDLE],
+        words: &mut BlockWords,
+    ) -> Result<(), BlockError> {
+        let wanted = self.wanted(mask);
+        let mut spans = [Span::default(); MAX_PLANES];
+        self.find(wanted, |index, span| spans[index] = span);
+        self.verify(wanted, bundle, &spans[..self.format.planes()])?;
+        let planes = bundle.first_chunk().expect("a bundle has room for a block");
+        plane::join_block(self.format, mask, planes, words);
+        Ok(())
     }
 
     /// As [`Self::decode`], plane by plane; coded planes are decoded to `space`.

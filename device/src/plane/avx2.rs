@@ -18,7 +18,7 @@ use std::arch::x86_64::{
     _mm256_unpacklo_epi8, _mm256_xor_si256,
 };
 
-use super::{PlaneBlock, Planes, first, fold::Fold, parts_mut};
+use super::{PlaneBlock, PlaneMask, Planes, first, fold::Fold, parts_mut, select, source::Source};
 use crate::{BlockWords, format::Format};
 
 /// A step of a plane.
@@ -73,9 +73,9 @@ pub(super) fn unpack<const N: usize, const D: usize>(v: &mut [__m256i; N]) {
 /// The plane has that many bytes, and 32 more.
 #[inline]
 #[target_feature(enable = "avx2")]
-pub(super) unsafe fn load(plane: &[u8], at: usize) -> __m256i {
+pub(super) unsafe fn load(plane: *const u8, at: usize) -> __m256i {
     // SAFETY: as the caller promises; the load needs no alignment.
-    unsafe { _mm256_loadu_si256(plane.as_ptr().add(at).cast()) }
+    unsafe { _mm256_loadu_si256(plane.add(at).cast()) }
 }
 
 #[inline]
@@ -170,11 +170,11 @@ fn transpose_both(v: &mut Eight, w: &mut Eight) {
 /// The planes have that many bytes, and 32 more.
 #[inline]
 #[target_feature(enable = "avx2")]
-unsafe fn load_eight<const FIRST: usize>(planes: &[&[u8]], at: usize) -> Eight {
+unsafe fn load_eight<const N: usize, const FIRST: usize>(planes: impl Source<N>, at: usize) -> Eight {
     let mut v = [_mm256_setzero_si256(); 8];
-    for bit in 0..8 {
+    for (bit, v) in v.iter_mut().enumerate() {
         // SAFETY: as the caller promises.
-        v[bit] = unsafe { load(planes[FIRST + bit], at) };
+        *v = unsafe { load(planes.plane(FIRST + bit), at) };
     }
     v
 }
@@ -185,14 +185,14 @@ unsafe fn load_eight<const FIRST: usize>(planes: &[&[u8]], at: usize) -> Eight {
 /// Each plane has an eighth of the words' bytes.
 #[inline]
 #[target_feature(enable = "avx2")]
-unsafe fn join_8<const FOLD: bool>(planes: &[&[u8]; 8], words: &mut [u8]) {
+unsafe fn join_8<const FOLD: bool>(planes: impl Source<8>, words: &mut [u8]) {
     for (step, words) in words.as_chunks_mut::<512>().0.iter_mut().enumerate() {
         let [mut v, mut w] = [[_mm256_setzero_si256(); 8]; 2];
         for bit in 0..8 {
             // SAFETY: the steps before these two and these take 64 bytes of a plane for 512 of the words.
             unsafe {
-                v[bit] = load(planes[bit], 64 * step);
-                w[bit] = load(planes[bit], 64 * step + 32);
+                v[bit] = load(planes.plane(bit), 64 * step);
+                w[bit] = load(planes.plane(bit), 64 * step + 32);
             }
         }
         if FOLD {
@@ -217,11 +217,11 @@ unsafe fn join_8<const FOLD: bool>(planes: &[&[u8]; 8], words: &mut [u8]) {
 /// # Safety
 /// Each plane has 256 bytes.
 #[target_feature(enable = "avx2")]
-unsafe fn join_16(planes: &[&[u8]; 16], words: &mut BlockWords) {
+unsafe fn join_16(planes: impl Source<16>, words: &mut BlockWords) {
     for (step, words) in words.as_chunks_mut::<512>().0.iter_mut().enumerate() {
         // SAFETY: there are eight steps.
         let [mut low, mut high] =
-            unsafe { [load_eight::<0>(planes, 32 * step), load_eight::<8>(planes, 32 * step)] };
+            unsafe { [load_eight::<_, 0>(planes, 32 * step), load_eight::<_, 8>(planes, 32 * step)] };
         transpose_both(&mut low, &mut high);
         // e2 e1 e0 c, g3 g2 g1 g0
         let v = in_order(|k| if k % 2 == 0 { low[k / 2] } else { high[k / 2] }); // g3 g2 g1 g0, e2 e1 e0 c
@@ -234,15 +234,15 @@ unsafe fn join_16(planes: &[&[u8]; 16], words: &mut BlockWords) {
 /// # Safety
 /// Each plane has 128 bytes.
 #[target_feature(enable = "avx2")]
-unsafe fn join_32(planes: &[&[u8]; 32], words: &mut BlockWords) {
+unsafe fn join_32(planes: impl Source<32>, words: &mut BlockWords) {
     for (step, words) in words.as_chunks_mut::<1024>().0.iter_mut().enumerate() {
         // SAFETY: there are four steps.
         let mut c = unsafe {
             [
-                load_eight::<0>(planes, 32 * step),
-                load_eight::<8>(planes, 32 * step),
-                load_eight::<16>(planes, 32 * step),
-                load_eight::<24>(planes, 32 * step),
+                load_eight::<_, 0>(planes, 32 * step),
+                load_eight::<_, 8>(planes, 32 * step),
+                load_eight::<_, 16>(planes, 32 * step),
+                load_eight::<_, 24>(planes, 32 * step),
             ]
         };
         transpose(&mut c[0]);
@@ -278,6 +278,30 @@ macro_rules! joins {
             }
         }
 
+        /// Puts planes of a block together to words; see [`super::join_block`].
+        #[target_feature(enable = $features)]
+        pub(super) fn join_block(
+            format: Format,
+            mask: PlaneMask,
+            block: &PlaneBlock,
+            words: &mut BlockWords,
+        ) {
+            if !mask.covers(PlaneMask::all(format)) {
+                return join(format, &select(format, mask, block), words);
+            }
+            // SAFETY: a block has all bytes of its planes.
+            unsafe {
+                match (format.bits(), Fold::of(format)) {
+                    (4, Fold::No) => join_4::<false>(block, words),
+                    (4, _) => join_4::<true>(block, words),
+                    (8, Fold::No) => join_8::<false>(block, words),
+                    (8, _) => join_8::<true>(block, words),
+                    (16, _) => join_16(block, words),
+                    _ => join_32(block, words),
+                }
+            }
+        }
+
         /// Puts planes together to bytes; see [`super::join_bytes`].
         #[target_feature(enable = $features)]
         pub(super) fn join_bytes(planes: &[&[u8]; 8], bytes: &mut [u8]) {
@@ -296,10 +320,10 @@ joins!("avx2");
 /// # Safety
 /// Each plane has 1024 bytes.
 #[target_feature(enable = "avx2")]
-unsafe fn join_4<const FOLD: bool>(planes: &[&[u8]; 4], words: &mut BlockWords) {
+unsafe fn join_4<const FOLD: bool>(planes: impl Source<4>, words: &mut BlockWords) {
     for (step, words) in words.as_chunks_mut::<128>().0.iter_mut().enumerate() {
         // SAFETY: there are 32 steps.
-        let mut v: Four = planes.map(|plane| unsafe { load(plane, 32 * step) }); // p1 p0, with bits b1 b0 n, n the nibble
+        let mut v: Four = std::array::from_fn(|plane| unsafe { load(planes.plane(plane), 32 * step) }); // p1 p0, with bits b1 b0 n, n the nibble
         if FOLD {
             fold(&mut v);
         }

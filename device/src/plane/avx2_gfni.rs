@@ -16,14 +16,15 @@ use std::arch::x86_64::{
 };
 
 use super::{
-    PlaneBlock, Planes,
+    PlaneBlock, PlaneMask, Planes,
     avx2::{
         Eight, Four, Sixteen, Step, fold, fours, joins, load, load_lanes, load_words, splits, store,
         store_words, swap, two_rounds, unpack,
     },
     first,
     fold::Fold,
-    parts_mut,
+    parts_mut, select,
+    source::Source,
 };
 use crate::{BlockWords, format::Format};
 
@@ -64,10 +65,10 @@ fn bytes_of<const FOLD: bool>(load: impl Fn(usize) -> __m256i) -> Eight {
 /// Each plane has an eighth of the words' bytes.
 #[inline]
 #[target_feature(enable = "avx2,gfni")]
-unsafe fn join_8<const FOLD: bool>(planes: &[&[u8]; 8], words: &mut [u8]) {
+unsafe fn join_8<const FOLD: bool>(planes: impl Source<8>, words: &mut [u8]) {
     for (step, words) in words.as_chunks_mut::<256>().0.iter_mut().enumerate() {
         // SAFETY: the steps before this one and this one take 32 bytes of a plane for 256 of the words.
-        store_words(words, &bytes_of::<FOLD>(|bit| unsafe { load(planes[bit], 32 * step) }));
+        store_words(words, &bytes_of::<FOLD>(|bit| unsafe { load(planes.plane(bit), 32 * step) }));
     }
 }
 
@@ -89,12 +90,12 @@ fn pairs_of(low: impl Fn(usize) -> __m256i, high: impl Fn(usize) -> __m256i) -> 
 /// # Safety
 /// Each plane has 256 bytes.
 #[target_feature(enable = "avx2,gfni")]
-unsafe fn join_16(planes: &[&[u8]; 16], words: &mut BlockWords) {
+unsafe fn join_16(planes: impl Source<16>, words: &mut BlockWords) {
     for (step, words) in words.as_chunks_mut::<512>().0.iter_mut().enumerate() {
         // SAFETY: there are eight steps.
         let pairs = pairs_of(
-            |bit| unsafe { load(planes[bit], 32 * step) },
-            |bit| unsafe { load(planes[8 + bit], 32 * step) },
+            |bit| unsafe { load(planes.plane(bit), 32 * step) },
+            |bit| unsafe { load(planes.plane(8 + bit), 32 * step) },
         );
         store_words(words, &pairs);
     }
@@ -105,17 +106,17 @@ unsafe fn join_16(planes: &[&[u8]; 16], words: &mut BlockWords) {
 /// # Safety
 /// Each plane has 128 bytes.
 #[target_feature(enable = "avx2,gfni")]
-unsafe fn join_32(planes: &[&[u8]; 32], words: &mut BlockWords) {
+unsafe fn join_32(planes: impl Source<32>, words: &mut BlockWords) {
     for (step, words) in words.as_chunks_mut::<1024>().0.iter_mut().enumerate() {
         // SAFETY: there are four steps.
         let low = pairs_of(
-            |bit| unsafe { load(planes[bit], 32 * step) },
-            |bit| unsafe { load(planes[8 + bit], 32 * step) },
+            |bit| unsafe { load(planes.plane(bit), 32 * step) },
+            |bit| unsafe { load(planes.plane(8 + bit), 32 * step) },
         );
         // SAFETY: as above.
         let high = pairs_of(
-            |bit| unsafe { load(planes[16 + bit], 32 * step) },
-            |bit| unsafe { load(planes[24 + bit], 32 * step) },
+            |bit| unsafe { load(planes.plane(16 + bit), 32 * step) },
+            |bit| unsafe { load(planes.plane(24 + bit), 32 * step) },
         );
         let mut v = [_mm256_setzero_si256(); 32];
         for g in 0..16 {
@@ -133,13 +134,13 @@ joins!("avx2,gfni");
 /// # Safety
 /// Each plane has 1024 bytes.
 #[target_feature(enable = "avx2,gfni")]
-unsafe fn join_4<const FOLD: bool>(planes: &[&[u8]; 4], words: &mut BlockWords) {
+unsafe fn join_4<const FOLD: bool>(planes: impl Source<4>, words: &mut BlockWords) {
     // A matrix has two groups: nibbles of the second are the low half of its columns, of the first the high half. Byte b of a
     // group wants elements 2b and 2b + 1 of that group, so half of each byte is taken from the matrix with its groups exchanged.
     let from_straight = _mm256_set1_epi64x(0x0f0f_0f0f_f0f0_f0f0_u64.cast_signed());
     for (step, words) in words.as_chunks_mut::<128>().0.iter_mut().enumerate() {
         // SAFETY: there are 32 steps.
-        let mut v: Four = planes.map(|plane| unsafe { load(plane, 32 * step) });
+        let mut v: Four = std::array::from_fn(|plane| unsafe { load(planes.plane(plane), 32 * step) });
         if FOLD {
             fold(&mut v);
         }
@@ -177,7 +178,7 @@ fn shuffle<const PLACES: u64>(v: __m256i) -> __m256i {
         places
     };
     // SAFETY: there are 32 bytes.
-    _mm256_shuffle_epi8(v, unsafe { load(&places, 0) })
+    _mm256_shuffle_epi8(v, unsafe { load(places.as_ptr(), 0) })
 }
 
 /// Splits into planes of eight bits.

@@ -6,7 +6,7 @@
 //!   [`Format::plane_bytes`] long: 4096 bytes in all, whatever the format.
 //! * Integers are folded first (`fold.rs`), so that small values of either sign have zero upper planes.
 //! * [`join`] takes each plane from wherever it lies, so that raw planes need not be copied; a plane that was not fetched is
-//!   [`ZEROS`].
+//!   [`ZEROS`]. [`join_block`] takes them from a [`PlaneBlock`], which is quicker.
 //! * Planes whose bits are the bits of bytes that are not a block are [`split_bytes`] and [`join_bytes`].
 //! * Kernels are chosen at run time ([`Kernel`]); all of them give the same bits as the portable one.
 
@@ -18,6 +18,8 @@ mod avx2_gfni;
 pub(crate) mod avx512;
 mod fold;
 mod portable;
+#[cfg(target_arch = "x86_64")]
+mod source;
 
 use crate::{BLOCK_BYTES, BlockWords, format::Format, kernel::kernels};
 
@@ -106,20 +108,33 @@ kernels! {
 macro_rules! by_kernel {
     ($kernel:expr, $function:ident ( $($argument:expr),* )) => {{
         let kernel = $kernel;
-        assert!(kernel.is_available(), "{kernel:?} needs another processor");
-        match kernel {
+        if !kernel.is_known() {
+            return after_asking(kernel, move || by_kernel!(@ kernel, $function ( $($argument),* )));
+        }
+        by_kernel!(@ kernel, $function ( $($argument),* ));
+    }};
+    (@ $kernel:ident, $function:ident ( $($argument:expr),* )) => {
+        match $kernel {
             Kernel::Portable => portable::$function($($argument),*),
-            // SAFETY: the processor has AVX2, as was just asserted.
+            // SAFETY: the processor is known to have AVX2.
             #[cfg(target_arch = "x86_64")]
             Kernel::Avx2 => unsafe { avx2::$function($($argument),*) },
-            // SAFETY: the processor has the module's features, as was just asserted.
+            // SAFETY: the processor is known to have the module's features.
             #[cfg(target_arch = "x86_64")]
             Kernel::Avx2Gfni => unsafe { avx2_gfni::$function($($argument),*) },
-            // SAFETY: the processor has the module's features, as was just asserted.
+            // SAFETY: the processor is known to have the module's features.
             #[cfg(target_arch = "x86_64")]
             Kernel::Avx512 => unsafe { avx512::$function($($argument),*) },
         }
-    }};
+    };
+}
+
+/// Does something by a kernel of which nothing is known yet: apart, so that those that are known need nothing of the stack.
+#[cold]
+#[inline(never)]
+fn after_asking(kernel: Kernel, work: impl FnOnce()) {
+    assert!(kernel.is_available(), "{kernel:?} needs another processor");
+    work();
 }
 
 impl Kernel {
@@ -139,6 +154,15 @@ impl Kernel {
     pub fn join(self, format: Format, planes: &Planes<'_>, words: &mut BlockWords) {
         assert!(format.planes() > 0, "opaque blocks have no planes");
         by_kernel!(self, join(format, planes, words));
+    }
+
+    /// [`join_block`] by this kernel.
+    ///
+    /// # Panics
+    /// If the kernel is not available, or as [`join_block`].
+    pub fn join_block(self, format: Format, mask: PlaneMask, block: &PlaneBlock, words: &mut BlockWords) {
+        assert!(format.planes() > 0, "opaque blocks have no planes");
+        by_kernel!(self, join_block(format, mask, block, words));
     }
 
     /// [`split_bytes`] by this kernel.
@@ -178,6 +202,15 @@ pub fn split(format: Format, words: &BlockWords, planes: &mut PlaneBlock) {
 /// If the format is `opaque`, which has no planes, or a plane is too short.
 pub fn join(format: Format, planes: &Planes<'_>, words: &mut BlockWords) {
     Kernel::best().join(format, planes, words);
+}
+
+/// Puts the planes of `block` that are in `mask` together to words, the others zero, whatever `block` has of them: as [`join`] of what [`select`] gives, but nothing is to be
+/// said of where each plane lies.
+///
+/// # Panics
+/// If the format is `opaque`, which has no planes.
+pub fn join_block(format: Format, mask: PlaneMask, block: &PlaneBlock, words: &mut BlockWords) {
+    Kernel::best().join_block(format, mask, block, words);
 }
 
 /// Splits bytes, as many as [`join_bytes`] takes, into the planes of their bits: bit `j % 8` of `planes[i][j / 8]` is bit `i` of

@@ -99,6 +99,15 @@ impl StoredPlanes {
         }
     }
 
+    /// Whether a bundle begins with the planes as they are, one behind the other.
+    pub(super) fn is_block(&self) -> bool {
+        let (count, raw) = (self.format.planes(), self.format.plane_bytes());
+        self.head.length == 0
+            && self.joint.length == 0
+            && trailing_check(self.format) == 0
+            && self.lengths[..count].iter().all(|length| usize::from(*length) == raw)
+    }
+
     /// The planes that are not in the stream: all, or the sign and those below the stream's.
     pub fn single(&self) -> [Range<usize>; 2] {
         let count = self.format.planes();
