@@ -24,7 +24,7 @@ use crate::{BlockWords, format::Format};
 /// A step of a plane.
 pub(super) type Step = [u8; 32];
 /// Half a register's bytes.
-type Lane = [u8; 16];
+pub(super) type Lane = [u8; 16];
 
 pub(super) type Four = [__m256i; 4];
 pub(super) type Eight = [__m256i; 8];
@@ -33,7 +33,7 @@ pub(super) type Sixteen = [__m256i; 16];
 /// Exchanges the bit of the registers' numbers that is `D` with the bit of the places in the byte that is `S`: 1, 2 or 4.
 #[inline]
 #[target_feature(enable = "avx2")]
-pub(super) fn swap<const N: usize, const D: usize, const S: i32>(v: &mut [__m256i; N]) {
+fn swap<const N: usize, const D: usize, const S: i32>(v: &mut [__m256i; N]) {
     let mask = _mm256_set1_epi8(match S {
         1 => 0x55,
         2 => 0x33,
@@ -337,17 +337,14 @@ unsafe fn join_4<const FOLD: bool>(planes: impl Source<4>, words: &mut BlockWord
     }
 }
 
-/// The first two of four rounds of unpacking for each of `M` sixteens. Registers are asked for in fours, so that few are at hand at once.
+/// The first two of four rounds of unpacking for sixteen registers. They are asked for in fours, so that few are at hand at once.
 #[inline]
 #[target_feature(enable = "avx2")]
-pub(super) fn fours<const M: usize>(registers: impl Fn(usize) -> [__m256i; M]) -> [Sixteen; M] {
-    let mut v = [[_mm256_setzero_si256(); 16]; M];
+pub(super) fn fours(register: impl Fn(usize) -> __m256i) -> Sixteen {
+    let mut v = [_mm256_setzero_si256(); 16];
     for k in 0..4 {
-        let four = [registers(k), registers(4 + k), registers(8 + k), registers(12 + k)];
-        for m in 0..M {
-            let four = two_rounds([four[0][m], four[1][m], four[2][m], four[3][m]]);
-            [v[m][k], v[m][4 + k], v[m][8 + k], v[m][12 + k]] = four;
-        }
+        [v[k], v[4 + k], v[8 + k], v[12 + k]] =
+            two_rounds([register(k), register(4 + k), register(8 + k), register(12 + k)]);
     }
     v
 }
@@ -366,7 +363,7 @@ pub(super) fn two_rounds(mut v: Four) -> Four {
 #[inline]
 #[target_feature(enable = "avx2")]
 fn in_order(register: impl Fn(usize) -> __m256i) -> Sixteen {
-    let [mut v] = fours(|k| [register(k)]);
+    let mut v = fours(register);
     for four in v.as_chunks_mut().0 {
         *four = two_rounds(*four);
     }

@@ -1,6 +1,6 @@
 //! The transpose in AVX2 with GFNI: 256 elements at a time.
 //!
-//! Bytes move as in AVX2's kernel, by unpacking with lanes kept apart, but `gf2p8affineqb` transposes the 8×8 bit matrix in each quadword, as in
+//! Bytes move as in AVX2's kernel, by unpacking with lanes kept apart (a step of fp32's split begins with a change of lanes instead), but `gf2p8affineqb` transposes the 8×8 bit matrix in each quadword, as in
 //! AVX-512's: to join, a byte of each of eight planes is brought together in a quadword, the matrix is transposed, and bytes are brought together
 //! to elements; to split is that backwards. The instruction takes a matrix's rows from the quadword's last byte on, so planes (joining)
 //! and elements (splitting) are in descending order in a quadword.
@@ -9,17 +9,18 @@
 //! backwards, `c` bytes of an element; of int4, `b` counts a group's pairs of elements and `n` the two of a pair.
 
 use std::arch::x86_64::{
-    __m256i, _mm256_and_si256, _mm256_andnot_si256, _mm256_gf2p8affine_epi64_epi8, _mm256_or_si256,
-    _mm256_set1_epi64x, _mm256_setzero_si256, _mm256_shuffle_epi8, _mm256_shuffle_epi32, _mm256_storeu_si256,
-    _mm256_unpackhi_epi8, _mm256_unpackhi_epi16, _mm256_unpackhi_epi32, _mm256_unpacklo_epi8,
-    _mm256_unpacklo_epi16, _mm256_unpacklo_epi32,
+    __m256i, _mm_storeu_si128, _mm256_and_si256, _mm256_andnot_si256, _mm256_castsi256_si128,
+    _mm256_extracti128_si256, _mm256_gf2p8affine_epi64_epi8, _mm256_or_si256, _mm256_permutevar8x32_epi32,
+    _mm256_set1_epi64x, _mm256_setr_epi32, _mm256_setzero_si256, _mm256_shuffle_epi8, _mm256_shuffle_epi32,
+    _mm256_storeu_si256, _mm256_unpackhi_epi8, _mm256_unpackhi_epi16, _mm256_unpacklo_epi8,
+    _mm256_unpacklo_epi16,
 };
 
 use super::{
     PlaneBlock, PlaneMask, Planes,
     avx2::{
-        Eight, Four, Sixteen, Step, fold, fours, joins, load, load_lanes, load_words, splits, store,
-        store_words, swap, two_rounds, unpack,
+        Eight, Four, Lane, Sixteen, Step, fold, fours, joins, load, load_lanes, load_words, splits, store,
+        store_words, two_rounds, unpack,
     },
     first,
     fold::Fold,
@@ -212,7 +213,7 @@ fn split_16(words: &BlockWords, planes: &mut [[Step; 8]; 16]) {
     for (step, words) in words.as_chunks::<512>().0.iter().enumerate() {
         let words = words.as_chunks().0; // g3 g2 g1 g0, e2 e1 e0 c
         let planes_of = |v| transpose(shuffle::<0x1357_9bdf_0246_8ace>(v), IDENTITY); // g3 g2 g1 g0, c p2 p1 p0
-        let [v] = fours(|k| [planes_of(load_lanes(words, k))]);
+        let v = fours(|k| planes_of(load_lanes(words, k)));
         for (first, four) in v.as_chunks().0.iter().enumerate() {
             let four = two_rounds(*four); // c p2 p1 p0, g3 g2 g1 g0
             for plane in 0..4 {
@@ -222,26 +223,52 @@ fn split_16(words: &BlockWords, planes: &mut [[Step; 8]; 16]) {
     }
 }
 
+/// Writes a register's low lane to `low` and its high one to `high`.
+#[inline]
+#[target_feature(enable = "avx2,gfni")]
+fn store_lanes(low: &mut Lane, high: &mut Lane, value: __m256i) {
+    // SAFETY: the arrays have a lane's 16 bytes, and the stores need no alignment.
+    unsafe {
+        _mm_storeu_si128(low.as_mut_ptr().cast(), _mm256_castsi256_si128(value));
+        _mm_storeu_si128(high.as_mut_ptr().cast(), _mm256_extracti128_si256::<1>(value));
+    }
+}
+
 /// Splits into planes of 32 bits.
 #[target_feature(enable = "avx2,gfni")]
-fn split_32(words: &BlockWords, planes: &mut [[Step; 4]; 32]) {
-    for (step, words) in words.as_chunks::<1024>().0.iter().enumerate() {
-        let words = words.as_chunks().0; // g3 g2 g1 g0 e2, e1 e0 c1 c0
-        let of = |k| shuffle::<0x37bf_26ae_159d_048c>(load_lanes(words, k)); // g3 g2 g1 g0 e2, c1 c0 e1 e0
-        let halves = fours(|g| {
-            let (low, high) = (of(2 * g), of(2 * g + 1));
-            let halves = [_mm256_unpacklo_epi32(high, low), _mm256_unpackhi_epi32(high, low)];
-            halves.map(|half| transpose(half, IDENTITY)) // of c1 = 0 and 1: g3 g2 g1 g0, c0 p2 p1 p0
+fn split_32(words: &BlockWords, planes: &mut [[Lane; 8]; 32]) {
+    // A register is a group, its lanes the halves: e2, e1 e0 c1 c0. The lanes become those of c1.
+    let lanes_of_bytes = _mm256_setr_epi32(4, 0, 5, 1, 6, 2, 7, 3);
+    for (step, words) in words.as_chunks::<512>().0.iter().enumerate() {
+        let groups: &[Step; 16] = words.as_chunks().0.try_into().expect("16 groups");
+        let v = fours(|g| {
+            // SAFETY: a step is a register's 32 bytes.
+            let v = unsafe { load(groups[g].as_ptr(), 0) };
+            let v = shuffle::<0x37bf_26ae_159d_048c>(v); // e2, c1 c0 e1 e0
+            let v = _mm256_permutevar8x32_epi32(v, lanes_of_bytes); // c1, c0 e2 e1 e0
+            transpose(v, IDENTITY) // g3 g2 g1 g0, c0 p2 p1 p0
         });
-        for (c1, half) in halves.iter().enumerate() {
-            for (first, four) in half.as_chunks().0.iter().enumerate() {
-                let four = two_rounds(*four); // c0 p2 p1 p0, g3 g2 g1 g0
-                for plane in 0..4 {
-                    store(&mut planes[31 - 16 * c1 - 4 * first - plane][step], four[plane]);
-                }
+        for (first, four) in v.as_chunks().0.iter().enumerate() {
+            let four = two_rounds(*four); // c0 p2 p1 p0, g3 g2 g1 g0
+            let (high, low) = planes.split_at_mut(16);
+            for (plane, v) in four.into_iter().enumerate() {
+                let at = 15 - 4 * first - plane;
+                store_lanes(&mut low[at][step], &mut high[at][step], v);
             }
         }
     }
+}
+
+/// Puts two registers' low nibbles into one, the first's low there, and their high nibbles into the other.
+///
+/// To shift nibbles by the instruction that transposes takes as many operations as to exchange them where they differ (`swap`), but fewer one behind the other.
+#[inline]
+#[target_feature(enable = "avx2,gfni")]
+fn nibbles_of(a: __m256i, b: __m256i) -> [__m256i; 2] {
+    let lower = _mm256_set1_epi64x(0x0f0f_0f0f_0f0f_0f0f);
+    let by = |v, matrix| _mm256_gf2p8affine_epi64_epi8::<0>(v, _mm256_set1_epi64x(matrix));
+    let (up, down) = (by(b, 0x0102_0408), by(a, 0x1020_4080_0000_0000));
+    [_mm256_or_si256(_mm256_and_si256(lower, a), up), _mm256_or_si256(_mm256_andnot_si256(lower, b), down)]
 }
 
 /// Splits into planes of four bits.
@@ -254,8 +281,8 @@ fn split_4<const FOLD: bool>(words: &BlockWords, planes: &mut [[Step; 32]; 4]) {
         for v in &mut v {
             *v = shuffle::<0xcdef_89ab_4567_0123>(*v);
         }
-        swap::<4, 2, 4>(&mut v); // n g2, g1 g0 b1 b0
-        v = [v[2], v[3], v[0], v[1]];
+        let ([low, high], [low_behind, high_behind]) = (nibbles_of(v[0], v[2]), nibbles_of(v[1], v[3]));
+        v = [high, high_behind, low, low_behind]; // n g2, g1 g0 b1 b0
         unpack::<4, 2>(&mut v); // g1 g2, g0 b1 b0 n
         for v in &mut v {
             *v = transpose(*v, select);
