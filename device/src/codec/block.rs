@@ -29,7 +29,7 @@ use super::{
     head::{self, Details, Head, MAX_HEAD},
     signs,
     survey::{Survey, survey},
-    tree::{self, Whole},
+    tree::{self, Whole, Within},
 };
 use crate::{
     BLOCK_BYTES, BlockWords,
@@ -72,8 +72,8 @@ pub struct Bundle {
     /// The description, or `None` for a block of zeros.
     pub stored: Option<Stored>,
     effort: Effort,
-    /// Where its blocks are in what they are part of, if blocks in the same place are alike.
-    place: Option<usize>,
+    /// What its blocks are part of.
+    within: Within,
     bytes: [u8; MAX_BUNDLE + MAX_HEAD],
     /// Where in `bytes` it begins.
     start: usize,
@@ -150,7 +150,14 @@ impl Bundle {
 
     /// An empty bundle that is filled with this effort.
     pub const fn with(effort: Effort) -> Self {
-        Self { stored: None, effort, place: None, bytes: [0; MAX_BUNDLE + MAX_HEAD], start: 0, length: 0 }
+        Self {
+            stored: None,
+            effort,
+            within: Within::Tensor,
+            bytes: [0; MAX_BUNDLE + MAX_HEAD],
+            start: 0,
+            length: 0,
+        }
     }
 
     /// Fills it with this effort from now on.
@@ -158,9 +165,9 @@ impl Bundle {
         self.effort = effort;
     }
 
-    /// Says where in what they are part of its blocks are from now on, if those in the same place are alike, as those of the same channels in windows.
-    pub const fn set_place(&mut self, place: Option<usize>) {
-        self.place = place;
+    /// Says what its blocks are part of from now on.
+    pub const fn set_within(&mut self, within: Within) {
+        self.within = within;
     }
 
     /// The bytes to store.
@@ -232,7 +239,7 @@ impl Bundle {
         const RAW: usize = FORMAT.plane_bytes();
         let out = &mut self.bytes;
         let mut whole = Whole::default();
-        with_kept(self.effort, self.place, |kept| tree::encode_bf16(words, kept, out, &mut whole));
+        with_kept(self.effort, self.within, |kept| tree::encode_bf16(words, kept, out, &mut whole));
         let Whole { length, ref checks, noise: u8::MAX } = whole else {
             let mut stream = [0; tree::joint_bytes(FORMAT)];
             let stream = &mut stream[..whole.length];
@@ -344,7 +351,7 @@ impl Bundle {
     /// Appends the plane tree of a block's joint planes, if that makes them shorter.
     fn append_tree(&mut self, format: Format, words: &BlockWords) -> Joint {
         let out = &mut self.bytes[self.length..];
-        let length = with_kept(self.effort, self.place, |kept| tree::encode(format, words, kept, out));
+        let length = with_kept(self.effort, self.within, |kept| tree::encode(format, words, kept, out));
         self.joint(length.unwrap_or(0))
     }
 
@@ -386,11 +393,11 @@ impl Bundle {
 
 /// Codes with the codes of blocks before, or without.
 #[inline]
-fn with_kept<T>(effort: Effort, place: Option<usize>, encode: impl FnOnce(&mut tree::Kept) -> T) -> T {
+fn with_kept<T>(effort: Effort, within: Within, encode: impl FnOnce(&mut tree::Kept) -> T) -> T {
     match effort {
         Effort::Quick => {
             let mut kept = KEPT.take().unwrap_or_else(|| Box::new(tree::Kept::none()));
-            kept.set_place(place);
+            kept.set_within(within);
             let coded = encode(&mut kept);
             KEPT.set(Some(kept));
             coded

@@ -15,6 +15,7 @@ use crate::{
         Codec,
         block::{Bundle, Effort, is_zero},
         head::Details,
+        tree::Within,
     },
     lines::Lines,
 };
@@ -156,7 +157,7 @@ pub fn encode_with(
     bundles.resize_with(blocks.len(), Bundle::new);
     for bundle in bundles.iter_mut() {
         bundle.set_effort(effort);
-        bundle.set_place(None);
+        bundle.set_within(Within::Window(None));
     }
     if bytes.iter().all(|byte| *byte == 0) {
         bundles.iter_mut().for_each(Bundle::clear);
@@ -182,7 +183,7 @@ pub fn encode_with(
     }
     for (block, (words, bundle)) in blocks.iter().zip(bundles).enumerate() {
         if Some(block) != done {
-            bundle.set_place(None);
+            bundle.set_within(Within::Window(None));
             bundle.encode(shape.format(), codec, words);
         }
     }
@@ -395,11 +396,11 @@ impl Transformed<'_> {
     fn encode(&mut self, block: usize, coding: Coding, bundle: &mut Bundle) {
         let format = self.shape.format();
         // In address order all blocks have all channels, and differences are other values than exponents.
-        bundle.set_place(match coding {
+        bundle.set_within(Within::Window(match coding {
             Coding::Plain => None,
             Coding::Channels => Some(2 * block),
             Coding::Deltas => Some(2 * block + 1),
-        });
+        }));
         if coding == Coding::Plain {
             return bundle.encode(format, self.codec, &self.bytes.as_chunks().0[block]);
         }

@@ -31,7 +31,7 @@ impl Bundle {
     pub(super) fn encode_bf16_headed(&mut self, words: &BlockWords, details: &Details<'_>) {
         let out = &mut self.bytes[MAX_HEAD..];
         let mut whole = Whole::default();
-        with_kept(self.effort, self.place, |kept| tree::encode_bf16(words, kept, out, &mut whole));
+        with_kept(self.effort, self.within, |kept| tree::encode_bf16(words, kept, out, &mut whole));
         // Without a stream its length is zero.
         let Whole { length, ref checks, noise } = whole;
         let end = MAX_HEAD + RAW + length + LOWER_PLANES * RAW;

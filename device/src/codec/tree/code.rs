@@ -122,6 +122,11 @@ impl Coder {
         Code::header_bytes(self.code.window)
     }
 
+    /// Whether it is a code in threes.
+    pub(super) fn is_in_threes(&self) -> bool {
+        self.counts[..4] == [0, 3, 0, 3]
+    }
+
     /// Levels of the code.
     #[cfg(target_arch = "x86_64")]
     pub(super) fn longest(&self) -> usize {

@@ -53,7 +53,7 @@ use self::{
     sample::Sample,
 };
 pub use self::{
-    kept::Kept,
+    kept::{Kept, Within},
     whole::{BESIDE, Whole},
 };
 use crate::{

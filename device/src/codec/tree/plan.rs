@@ -10,7 +10,7 @@ use super::{
 /// Elements of a block of bf16, and bytes of its exponents' planes.
 const BF16: usize = 2048;
 /// Bits for 64 elements that a code in threes may take more than the best code.
-const SPARE: u32 = 5;
+pub(super) const SPARE: u32 = 5;
 
 /// Values told apart in a block before it is given up as noise.
 pub(super) const MOST_VALUES: usize = 48;

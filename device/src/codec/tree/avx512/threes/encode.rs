@@ -49,7 +49,7 @@ pub(in super::super) fn levels(
     aside: &mut dyn FnMut(),
 ) -> Option<usize> {
     let escape_is_below = usize::from(coder.code.lengths[ESCAPE]) > ABOVE;
-    if coder.counts[..ABOVE] != [0, 3, 0, 3] || !escape_is_below || coder.marks[ZERO] > 0 {
+    if !coder.is_in_threes() || !escape_is_below || coder.marks[ZERO] > 0 {
         return None;
     }
     let values: &[[u8; STEP]; ELEMENTS / STEP] = values.as_chunks().0.try_into().ok()?;
