@@ -17,11 +17,6 @@ use crate::common::{Place, Run, lamina, mounted, within};
 /// A user who has nothing here.
 const OTHER: u32 = 4711;
 
-/// Says why a test does nothing here.
-fn skip(reason: &str) {
-    eprintln!("skipped: {reason}");
-}
-
 fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
@@ -96,7 +91,7 @@ fn a_directory_in_which_others_may_write_is_used_for_nothing() {
 #[test]
 fn a_directory_of_another_user_is_used_for_nothing() {
     if !is_root() {
-        return skip("giving a directory to another user needs root");
+        return lamina_skipped::test("giving a directory to another user needs root");
     }
     within(120, || {
         let place = Place::new();
@@ -155,7 +150,7 @@ fn listener_of_other(path: &Path) -> OwnedFd {
 #[test]
 fn a_socket_at_which_another_user_listens_is_not_believed() {
     if !is_root() {
-        return skip("listening as another user needs root");
+        return lamina_skipped::test("listening as another user needs root");
     }
     within(120, || {
         let place = Place::new();
@@ -181,7 +176,7 @@ fn a_socket_at_which_another_user_listens_is_not_believed() {
 #[test]
 fn a_monitor_of_another_user_is_told_nothing() {
     if !is_root() {
-        return skip("listening as another user needs root");
+        return lamina_skipped::test("listening as another user needs root");
     }
     within(60, || {
         let place = Place::new();
