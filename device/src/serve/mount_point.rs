@@ -16,7 +16,7 @@ use std::time::Duration;
 use nix::errno::Errno;
 use nix::mount::{MntFlags, umount2};
 
-use super::private_dir::PrivateDir;
+use super::private_dir::{Fault, PrivateDir};
 use super::{ServeError, own_mount};
 
 /// How long a live server may take to answer a `statfs`.
@@ -60,7 +60,12 @@ impl MountPoint {
         // From here on the directory made is removed if it turns out to be of no use.
         let point = Self { path, made };
         // Who may remove it takes the mount away with it.
-        PrivateDir::open(&point.path)?;
+        PrivateDir::open(&point.path).map_err(|why| match why {
+            ServeError::NotPrivate { path, fault: Fault::Io(source) } => {
+                ServeError::MountPoint { path, source }
+            }
+            why => why,
+        })?;
         let first = fs::read_dir(&point.path).map_err(failed)?.next();
         if let Some(entry) = first {
             let entry = entry.map_err(failed)?;
