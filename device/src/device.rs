@@ -22,6 +22,7 @@ mod partition;
 pub mod poison;
 mod reads;
 mod room;
+mod sources;
 mod staged;
 mod stock;
 mod tables;
@@ -40,12 +41,14 @@ use parking_lot::RwLock;
 
 pub(crate) use self::division::Division;
 use self::division::Part;
+pub(crate) use self::sources::SourceOf;
 use self::{blocks::Blocks, events::Events, kept::Kept, poison::Poison, stock::Stock, windows::Windows};
 pub use self::{
     config::{DeviceConfig, MOST_OPEN_WINDOWS},
     division::{MOST_PARTITION_NAME_BYTES, MOST_PARTITIONS, PartitionConfig},
     error::DeviceError,
     partition::Partition,
+    sources::{Places, Source, SourceId, Stamp},
 };
 use crate::{
     BLOCK_BYTES,
