@@ -308,27 +308,41 @@ impl Device {
     /// # Errors
     /// As [`Device::write_base`].
     pub fn discard(&self, offset: u64, length: u64) -> Result<(), DeviceError> {
+        self.discard_counting(offset, length, &mut 0)
+    }
+
+    /// As [`Device::discard`], telling how many bytes from `offset` on were forgotten, also if not all were.
+    ///
+    /// # Errors
+    /// As [`Device::discard`].
+    pub fn discard_counting(&self, offset: u64, length: u64, done: &mut u64) -> Result<(), DeviceError> {
         let range = self.inside(Window::Base, offset, length)?;
-        let mut at = range.start;
-        while at < range.end {
+        let discarded = self.discard_pieces(&range, done);
+        self.look();
+        discarded
+    }
+
+    fn discard_pieces(&self, range: &Range<u64>, done: &mut u64) -> Result<(), DeviceError> {
+        while *done < range.end - range.start {
+            let at = range.start + *done;
             let (block, inside) = locate(at);
             let zeros = usize::try_from(range.end - at).unwrap_or(usize::MAX).min(BLOCK_BYTES - inside);
             let map = self.map.read();
             if let Some((tensor, shape)) = windowed(&map, at) {
-                let length = self.discard_in_window(&map, tensor, shape, at..range.end)?;
-                let whole =
-                    ((at + length) / BLOCK_BYTES as u64).saturating_sub(at.div_ceil(BLOCK_BYTES as u64));
+                let before = *done;
+                let discarded = self.discard_in_window(&map, tensor, shape, at..range.end, done);
+                let end = at + (*done - before);
+                let whole = (end / BLOCK_BYTES as u64).saturating_sub(at.div_ceil(BLOCK_BYTES as u64));
                 self.stats.discarded_blocks.add(whole);
-                at += length;
+                discarded?;
                 continue;
             }
             if !self.coded_store().is_some_and(|store| store.is_hole(block)) {
                 self.write_block(&map, block, &[(inside, &[0; BLOCK_BYTES][..zeros])])?;
             }
             self.stats.discarded_blocks.add(u64::from(zeros == BLOCK_BYTES));
-            at += zeros as u64;
+            *done += zeros as u64;
         }
-        self.look();
         Ok(())
     }
 

@@ -134,8 +134,16 @@ impl Partition {
     /// # Errors
     /// As [`Device::discard`], and [`DeviceError::Quota`].
     pub fn discard(&self, offset: u64, length: u64) -> Result<(), DeviceError> {
+        self.discard_counting(offset, length, &mut 0)
+    }
+
+    /// As [`Device::discard_counting`].
+    ///
+    /// # Errors
+    /// As [`Self::discard`].
+    pub fn discard_counting(&self, offset: u64, length: u64, done: &mut u64) -> Result<(), DeviceError> {
         let at = self.at(Window::Base, offset, length)?;
-        self.device.discard(at, length).map_err(|why| self.own(why))
+        self.device.discard_counting(at, length, done).map_err(|why| self.own(why))
     }
 
     /// As [`Device::flush`].

@@ -7,6 +7,7 @@ mod checkpoints;
 mod coherence;
 mod common;
 mod deaths;
+mod discards;
 mod disk_driver;
 mod disks;
 mod exerciser;
