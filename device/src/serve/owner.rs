@@ -47,7 +47,10 @@ mod tests {
     fn the_owner_of_a_connection_is_who_made_it() {
         for address in [SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), (Ipv6Addr::LOCALHOST, 0).into()] {
             // A host may be without IPv6.
-            let Ok(listener) = TcpListener::bind(address) else { continue };
+            let Ok(listener) = TcpListener::bind(address) else {
+                lamina_skipped::part(format!("{address}: no such addresses here"));
+                continue;
+            };
             let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
             let (taken, theirs) = listener.accept().unwrap();
             let ours = taken.local_addr().unwrap();

@@ -376,10 +376,13 @@ pub(crate) fn noise(seed: u64, length: usize) -> Vec<u8> {
 /// Runs a test that must come to an end by itself.
 pub(crate) fn within(seconds: u64, test: impl FnOnce() + Send + 'static) {
     let (done, ended) = mpsc::channel::<()>();
-    let run = thread::spawn(move || {
+    // Under the test's own name, by which it says that it is skipped.
+    let name = thread::current().name().unwrap_or_default().to_owned();
+    let run = thread::Builder::new().name(name).spawn(move || {
         test();
         drop(done);
     });
+    let run = run.expect("a thread can be started");
     match ended.recv_timeout(Duration::from_secs(seconds)) {
         Err(mpsc::RecvTimeoutError::Timeout) => panic!("not over after {seconds} s: a deadlock"),
         _ => run.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),

@@ -126,6 +126,9 @@ impl Trial {
     pub(super) fn new(seed: u64, small_disk: bool) -> Self {
         let place = Place::new();
         let disk = if small_disk { SmallDisk::new(place.path("disk")) } else { None };
+        if small_disk && disk.is_none() {
+            lamina_skipped::part("nothing can be mounted here: no small disk, a small store instead");
+        }
         let run = Self::serve(&place, disk.as_ref());
         let rig = Rig { run, place, bytes: Vec::new() };
         let mut model = vec![0; index(END)];
