@@ -308,22 +308,29 @@ impl Device {
     /// # Errors
     /// As [`Device::write_base`].
     pub fn discard(&self, offset: u64, length: u64) -> Result<(), DeviceError> {
-        self.discard_counting(offset, length, &mut 0)
+        self.discard_step(offset, length, u64::MAX, &mut 0)
     }
 
-    /// As [`Device::discard`], telling how many bytes from `offset` on were forgotten, also if not all were.
+    /// As [`Device::discard`], but ends when at least `step` bytes are forgotten: a KV window that the range has whole is forgotten whole, as its parts could take room. `done` is how many
+    /// bytes from `offset` on were forgotten, also if there was an error.
     ///
     /// # Errors
     /// As [`Device::discard`].
-    pub fn discard_counting(&self, offset: u64, length: u64, done: &mut u64) -> Result<(), DeviceError> {
+    pub fn discard_step(
+        &self,
+        offset: u64,
+        length: u64,
+        step: u64,
+        done: &mut u64,
+    ) -> Result<(), DeviceError> {
         let range = self.inside(Window::Base, offset, length)?;
-        let discarded = self.discard_pieces(&range, done);
+        let discarded = self.discard_pieces(&range, step, done);
         self.look();
         discarded
     }
 
-    fn discard_pieces(&self, range: &Range<u64>, done: &mut u64) -> Result<(), DeviceError> {
-        while *done < range.end - range.start {
+    fn discard_pieces(&self, range: &Range<u64>, step: u64, done: &mut u64) -> Result<(), DeviceError> {
+        while *done < step.min(range.end - range.start) {
             let at = range.start + *done;
             let (block, inside) = locate(at);
             let zeros = usize::try_from(range.end - at).unwrap_or(usize::MAX).min(BLOCK_BYTES - inside);

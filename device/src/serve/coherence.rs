@@ -241,15 +241,15 @@ impl Coherence {
         let window = self.partition.base_bytes();
         let end = offset.checked_add(length).filter(|&end| end <= window);
         let Some(end) = end else { return Err(ServeError::PastEnd { offset, length, window }) };
-        for step in steps(offset..end) {
+        let mut at = offset;
+        while at < end {
             // Another's end must not take this one's marks.
             let _one_by_one = self.discarding.lock().unwrap_or_else(PoisonError::into_inner);
-            let mut done = 0;
-            let dropped = self.drop_step(&step, LetGo::Told, &mut done);
-            let gone = step.start..step.start + done;
+            let (gone, dropped) = self.drop_step(&(at..end), LetGo::Told);
+            at = gone.end;
             self.write_backs.take_out_dropped();
             self.lanes.iter().for_each(Lanes::take_out_dropped);
-            let let_go = self.written_beside(gone.start, done);
+            let let_go = self.written_beside(gone.start, gone.end - gone.start);
             self.write_backs.dropped().forget(&gone);
             self.lanes.iter().for_each(|lanes| lanes.forget_dropped(&gone));
             let_go?;
@@ -265,30 +265,32 @@ impl Coherence {
 
     /// Drops the base bytes of a range for the kernel, which lets go of the pages itself when all are dropped. Never sleeps on the mount.
     pub(super) fn punch(&self, range: Range<u64>) -> Result<(), DeviceError> {
-        for step in steps(range.clone()) {
-            let mut done = 0;
-            let dropped = self.drop_step(&step, LetGo::ByItself, &mut done);
-            self.changed(Face::Base, step.start, done);
+        let mut at = range.start;
+        while at < range.end {
+            let (gone, dropped) = self.drop_step(&(at..range.end), LetGo::ByItself);
+            at = gone.end;
+            self.changed(Face::Base, gone.start, gone.end - gone.start);
             if let Some(lanes) = &self.lanes {
-                lanes.drop_cached(&(step.start..step.start + done));
+                lanes.drop_cached(&gone);
             }
             if let Err(why) = dropped {
                 // Then it does not.
-                self.base.queue(once(range.start..step.start + done).filter(|gone| !gone.is_empty()));
+                self.base.queue(once(range.start..at).filter(|gone| !gone.is_empty()));
                 return Err(why);
             }
         }
         Ok(())
     }
 
-    /// Has the device drop a range, and marks what it dropped. `done` is how many bytes that are.
-    fn drop_step(&self, range: &Range<u64>, let_go: LetGo, done: &mut u64) -> Result<(), DeviceError> {
+    /// Has the device drop the beginning of a range, and marks what it dropped: which that is.
+    fn drop_step(&self, range: &Range<u64>, let_go: LetGo) -> (Range<u64>, Result<(), DeviceError>) {
         let _alone = self.gate.write();
-        let dropped = self.partition.discard_counting(range.start, range.end - range.start, done);
-        let gone = range.start..range.start + *done;
+        let (length, mut done) = (range.end - range.start, 0);
+        let dropped = self.partition.discard_step(range.start, length, DISCARD_STEP, &mut done);
+        let gone = range.start..range.start + done;
         self.write_backs.dropped().mark(&gone, let_go);
         self.lanes.iter().for_each(|lanes| lanes.mark_dropped(&gone, let_go));
-        dropped
+        (gone, dropped)
     }
 
     /// The kernel reads a range of a file: nothing is dropped as long as this is held. Among those who read past the page cache are some who have not dropped what they had there, but
@@ -608,16 +610,6 @@ impl Coherence {
     }
 }
 
-/// A range in steps, none of which keeps reads and writes waiting for long.
-fn steps(range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
-    let mut at = range.start;
-    std::iter::from_fn(move || {
-        let start = at;
-        at = (start / DISCARD_STEP + 1).saturating_mul(DISCARD_STEP).min(range.end);
-        (start < range.end).then_some(start..at)
-    })
-}
-
 /// Whether any of these ranges may have dirty pages. Never sleeps.
 pub(super) fn needed(launderer: &std::sync::OnceLock<Launderer>, ranges: &[Range<u64>]) -> bool {
     match launderer.get() {
@@ -634,3 +626,6 @@ fn on(launderer: &std::sync::OnceLock<Launderer>, start: impl FnOnce(&Launderer,
     start(launderer, Box::new(move |result| drop(done.send(result))));
     answer.recv().unwrap_or_else(|_| Err(io::ErrorKind::BrokenPipe.into()))
 }
+
+#[cfg(test)]
+mod tests;
