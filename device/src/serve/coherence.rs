@@ -41,6 +41,7 @@
 use std::io;
 use std::iter::once;
 use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
@@ -74,6 +75,8 @@ pub struct Coherence {
     gate: Arc<Gate>,
     /// Held by who discards and tells the kernel.
     discarding: Mutex<()>,
+    /// Requests that the kernel wrote pages back with.
+    came: AtomicU64,
     launderer: std::sync::OnceLock<Launderer>,
     /// What is to be laundered as soon as that can be done; `None` from then on. A worker process answers requests before it has opened the files to launder by, and those may be
     /// of views over pages that were dirty before it came.
@@ -102,6 +105,7 @@ impl Coherence {
             write_backs: WriteBacks::new(partition.clone(), Face::Base, patience, Arc::clone(&gate)),
             gate,
             discarding: Mutex::default(),
+            came: AtomicU64::new(0),
             partition,
             cache,
             base: Invalidations::default(),
@@ -321,6 +325,7 @@ impl Coherence {
         bytes: &mut [u8],
     ) -> Option<Answer> {
         let Some(write_backs) = self.write_backs(face) else { return Some(Err(libc::EBADF)) };
+        self.came.fetch_add(1, Ordering::Relaxed);
         // What is written back stays in the page cache.
         self.serving(face, offset, bytes.len() as u64);
         write_backs.take(asker, offset, bytes, |stored| {
@@ -576,8 +581,8 @@ impl Coherence {
         self.views.close();
     }
 
-    /// Brings every dirty base page to the device, for at most `patience`. What finds no room is given up.
-    pub(super) fn settle(&self, patience: Duration) {
+    /// Brings every dirty base page to the device, and gives up only if for as long as `patience` none comes. What finds no room is given up. `goes_on` is told each `pace` in which pages came.
+    pub(super) fn settle(&self, patience: Duration, pace: Duration, goes_on: &dyn Fn()) {
         self.write_backs.hurry();
         if let Some(lanes) = &self.lanes {
             lanes.hurry();
@@ -589,14 +594,26 @@ impl Coherence {
         let everything = self.all_over(once(0..self.partition.base_bytes()).collect());
         let started = Instant::now();
         self.launder(everything, Box::new(move |result| drop(done.send(result))));
-        match answer.recv_timeout(patience) {
+        let (mut came, mut last) = (self.came.load(Ordering::Relaxed), Instant::now());
+        let settled = loop {
+            let settled = answer.recv_timeout(pace.min(patience));
+            let now = self.came.load(Ordering::Relaxed);
+            if now != came {
+                (came, last) = (now, Instant::now());
+                goes_on();
+            }
+            if !matches!(settled, Err(mpsc::RecvTimeoutError::Timeout)) || last.elapsed() >= patience {
+                break settled;
+            }
+        };
+        match settled {
             Ok(Ok(())) => match self.merge_all() {
                 Ok(()) => tracing::debug!(seconds = started.elapsed().as_secs_f64(), "stores settled"),
                 Err(why) => tracing::warn!("a host's stores are lost: {why}"),
             },
             Ok(Err(why)) => tracing::warn!("stores may be lost: {why}"),
             Err(_) => {
-                tracing::warn!("stores may be lost: writing them back took over {} s", patience.as_secs());
+                tracing::warn!("stores may be lost: none was written back for {} s", patience.as_secs());
             }
         }
     }

@@ -28,6 +28,8 @@ mod own_mount;
 mod owner;
 pub mod pair;
 mod patient;
+pub mod peer;
+pub mod private_dir;
 pub mod qmp;
 mod relay;
 mod served_pages;
@@ -52,6 +54,7 @@ pub use ivshmem::IvshmemServer;
 pub use lanes::Face;
 pub use mount_point::{MountPoint, abort_mount};
 pub use pair::{Pair, PairOptions, Place};
+pub use private_dir::PrivateDir;
 pub use shmem::ShmemServer;
 pub use socket::claim;
 pub use vhost_user::{DiskServer, Shows};
@@ -148,6 +151,14 @@ pub enum ServeError {
         length: u64,
         /// Bytes of the window.
         window: u64,
+    },
+    /// A directory for sockets or a mount is not this user's alone.
+    #[error("the directory {} is not used: {fault}", path.display())]
+    NotPrivate {
+        /// The directory.
+        path: PathBuf,
+        /// What is wrong with it.
+        fault: private_dir::Fault,
     },
     /// A socket is in use.
     #[error("somebody listens on {} already: stop that run (`lamina stats --api` may tell which) or name another --run-dir", path.display())]

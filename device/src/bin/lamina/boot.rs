@@ -8,7 +8,8 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
-use lamina::serve::Place;
+use lamina::serve::private_dir::check_socket_dir;
+use lamina::serve::{Place, PrivateDir};
 use lamina_abi::Interleave;
 use lamina_qemu::launch::{self, Prepared};
 use lamina_qemu::{Accel, Attach, AttachKind, BootConfig, BootError, GuestFile, Source};
@@ -83,6 +84,9 @@ fn check(args: &Boot) -> Result<()> {
     ensure!(shmem.is_none() || *attach == AttachKind::Shmem, "--shmem goes with --attach shmem");
     let set = device.several.interleave;
     ensure!(set.is_none() || *attach == AttachKind::Cxl, "--interleave goes with --attach cxl");
+    // QEMU connects to whoever listens there, so nobody else may.
+    let sockets = args.ctl.iter().chain(disks).chain(mailbox).chain(shmem);
+    sockets.into_iter().try_for_each(|socket| check_socket_dir(socket))?;
     Ok(())
 }
 
@@ -108,6 +112,8 @@ impl Served {
         let ctl = args.ctl.clone();
         if let Some(name) = &args.guest {
             let way = seat(&args.device.run_dir.join("api.sock"), name, kind, cpus).await?;
+            // QEMU makes its monitor's socket there.
+            PrivateDir::open(&args.device.run_dir)?;
             return Ok(Self { qmp: monitor(&Place::Guest(name.clone())), ..elsewhere(way) });
         }
         if let Some(socket) = &args.shmem {

@@ -6,11 +6,12 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow, bail};
 use comfy_table::presets::NOTHING;
 use comfy_table::{CellAlignment, Table};
-use http_body_util::{BodyExt, Full};
+use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Bytes;
 use hyper::{Method, Request, header};
 use hyper_util::rt::TokioIo;
 use indicatif::{BinaryBytes, HumanCount};
+use lamina::serve::peer;
 use serde_json::{Value, json};
 use tokio::net::UnixStream;
 
@@ -19,6 +20,9 @@ use crate::holder;
 
 /// How often, and after what time, a question is asked again whose answer broke off because the device's worker was replaced.
 const AGAIN: (u32, Duration) = (20, Duration::from_millis(50));
+
+/// Bytes an answer may have.
+const MAX_ANSWER: usize = 256 << 20;
 
 /// Sends one request and returns the answer, or the API's error. What only asks is asked again if the answer breaks off.
 async fn ask(api: &Path, method: Method, path: &str, body: Option<Value>) -> Result<Value> {
@@ -36,6 +40,7 @@ async fn ask_once(api: &Path, method: Method, path: &str, body: Option<Value>) -
     let stream = UnixStream::connect(api).await.with_context(|| {
         format!("no device answers at {}: is `lamina serve` running, with this --run-dir?", api.display())
     })?;
+    peer::check(&stream, api)?;
     let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
     let connection = tokio::spawn(connection);
     let request = Request::builder()
@@ -46,7 +51,12 @@ async fn ask_once(api: &Path, method: Method, path: &str, body: Option<Value>) -
         .body(Full::new(Bytes::from(body.map(|body| body.to_string()).unwrap_or_default())))?;
     let answer = sender.send_request(request).await.context("the device closed the connection")?;
     let status = answer.status();
-    let body = answer.into_body().collect().await.context("the device's answer broke off")?.to_bytes();
+    let body = Limited::new(answer.into_body(), MAX_ANSWER).collect().await;
+    let broke_off = |why: Box<dyn std::error::Error + Send + Sync>| match why.downcast::<hyper::Error>() {
+        Ok(why) => anyhow::Error::from(*why),
+        Err(why) => anyhow!(why),
+    };
+    let body = body.map_err(broke_off).context("the device's answer broke off")?.to_bytes();
     connection.abort();
     let body: Value = serde_json::from_slice(&body).with_context(|| {
         format!("the device's answer ({status}) is no JSON; is {} Lamina's?", api.display())

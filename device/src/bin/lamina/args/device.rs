@@ -67,7 +67,8 @@ pub(crate) struct DeviceArgs {
     /// Tensors that have another format than the file says, by name pattern.
     #[arg(long, value_name = "PATTERN=FORMAT")]
     pub(crate) format: Vec<FormatRule>,
-    /// Where the sockets are made: api.sock, ctl.sock, and ctl-NAME.sock of each guest or host.
+    /// Where the sockets are made: api.sock, ctl.sock, and ctl-NAME.sock of each guest or host. Made if it is missing; a directory of another user, one in which others
+    /// may write, and a symbolic link are refused, here and wherever a socket or the mount is to be.
     #[arg(long, default_value_os_t = run_dir(), value_name = "DIR")]
     pub(crate) run_dir: PathBuf,
     /// Serve the API on this loopback address too, to your own user and root; port 0 takes any free port.

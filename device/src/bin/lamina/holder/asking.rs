@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::mpsc;
@@ -10,13 +10,14 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
+use lamina::serve::peer;
 
 use super::{State, Trial, child::kill};
 use crate::life::{self, Answer, Ask, Order, Ready};
 
 /// The socket in the run directory.
 pub(super) const SOCKET: &str = "holder.sock";
-/// How long who connects to it may take to ask.
+/// How long who connects to it may take to ask, and to take the answer, whatever comes between.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// How long the worker of an upgrade may take to become ready.
 const UPGRADE: Duration = Duration::from_secs(60);
@@ -93,10 +94,8 @@ impl State {
 pub(super) fn answer(socket: &UnixListener, state: &State) {
     for asker in socket.incoming() {
         let asked = asker.and_then(|asker| {
-            asker.set_read_timeout(Some(PATIENCE))?;
-            // While one message is sent, no other is.
-            asker.set_write_timeout(Some(PATIENCE))?;
-            Ok(life::receive(&asker)?.map(|(ask, descriptors)| (asker, ask, descriptors)))
+            let deadline = Instant::now() + PATIENCE;
+            Ok(life::receive_by(&asker, deadline)?.map(|(ask, descriptors)| (asker, ask, descriptors)))
         });
         let (asker, answer) = match asked {
             Ok(Some((asker, Ask::Upgrade(program), _))) => {
@@ -112,7 +111,7 @@ pub(super) fn answer(socket: &UnixListener, state: &State) {
                 continue;
             }
         };
-        if let Err(why) = life::send(&asker, &answer, &[]) {
+        if let Err(why) = life::send_by(&asker, &answer, &[], Instant::now() + PATIENCE) {
             tracing::debug!("who asked does not listen: {why}");
         }
     }
@@ -121,7 +120,7 @@ pub(super) fn answer(socket: &UnixListener, state: &State) {
 /// Asks the holder that listens in `run_dir`.
 fn ask(run_dir: &Path, ask: &Ask, descriptors: &[BorrowedFd<'_>]) -> Result<Answer> {
     let path = run_dir.join(SOCKET);
-    let socket = UnixStream::connect(&path).with_context(|| {
+    let socket = peer::connect(&path).with_context(|| {
         format!("no device is held at {}: is `lamina serve` running, with this --run-dir?", path.display())
     })?;
     life::send(&socket, ask, descriptors)?;
