@@ -16,6 +16,7 @@ mod decoded;
 mod division;
 mod error;
 pub mod events;
+mod holes;
 mod kept;
 mod lanes;
 mod partition;
@@ -46,6 +47,7 @@ pub use self::{
     division::{MOST_PARTITION_NAME_BYTES, MOST_PARTITIONS, PartitionConfig},
     error::DeviceError,
     partition::Partition,
+    room::Space,
 };
 use crate::{
     BLOCK_BYTES,
