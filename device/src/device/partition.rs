@@ -17,7 +17,7 @@ use super::{Device, DeviceError, Space, TensorInfo, TensorSpec, ViewInfo, Window
 use crate::{
     BLOCK_BYTES,
     stats::{PartitionReport, StatsReport},
-    store::StoreError,
+    store::{Store, StoreError},
     tensor::TensorError,
 };
 
@@ -100,9 +100,13 @@ impl Partition {
         self.device.next_hole(range.start + start..range.end + start) - start
     }
 
-    /// Bytes that its blocks are charged.
+    /// Bytes that its blocks take in the store.
     pub fn stored_bytes(&self) -> u64 {
-        self.part().stored.load(Relaxed)
+        if self.device.division.divided {
+            self.part().stored.load(Relaxed)
+        } else {
+            self.device.coded_store().map_or(self.base_bytes(), Store::used_bytes)
+        }
     }
 
     /// As [`Device::space`], within its quota.
