@@ -148,7 +148,7 @@ impl Launderer {
             if middle >= to {
                 break;
             }
-            if self.needed(&[from..middle]) {
+            if self.needed(std::slice::from_ref(&(from..middle))) {
                 to = middle;
             } else {
                 from = middle;
