@@ -291,6 +291,11 @@ impl Store {
         self.entry(block).is_ok_and(|entry| entry.place.is_none())
     }
 
+    /// Ranges of blocks that may hold anything, of a store in an image.
+    pub(crate) fn populated(&self) -> Vec<std::ops::Range<u64>> {
+        self.index.populated()
+    }
+
     /// Takes hold of `block` to replace it.
     ///
     /// # Errors

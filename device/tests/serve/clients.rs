@@ -234,8 +234,9 @@ fn what_holds_nothing_is_a_hole_and_what_is_dirty_is_none() {
         let rig = Rig::new("auto");
         let mut base = rig.base();
         let file = base.file.try_clone().unwrap();
-        let seek =
-            |whence, at: u64| lseek64(file.as_fd(), i64::try_from(at).unwrap(), whence).map(|at| at as u64);
+        let seek = |whence, at: u64| {
+            lseek64(file.as_fd(), i64::try_from(at).unwrap(), whence).map(i64::cast_unsigned)
+        };
         let end = (TENSOR as u64).next_multiple_of(4096);
         assert_eq!((seek(Whence::SeekData, 0), seek(Whence::SeekHole, 0)), (Ok(0), Ok(end)));
         assert_eq!((seek(Whence::SeekData, 4097), seek(Whence::SeekHole, end)), (Ok(4097), Ok(end)));

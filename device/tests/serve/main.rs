@@ -3,10 +3,12 @@
 //! These tests mount for real: they need /dev/fuse, and root or fusermount3.
 
 mod api;
+mod checkpoints;
 mod clients;
 mod coherence;
 mod common;
 mod deaths;
+mod discards;
 mod disk_driver;
 mod disks;
 mod exerciser;
