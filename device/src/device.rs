@@ -16,6 +16,7 @@ mod decoded;
 mod division;
 mod error;
 pub mod events;
+mod holes;
 mod kept;
 mod lanes;
 mod partition;
@@ -48,6 +49,7 @@ pub use self::{
     division::{MOST_PARTITION_NAME_BYTES, MOST_PARTITIONS, PartitionConfig},
     error::DeviceError,
     partition::Partition,
+    room::Space,
     sources::{Places, Source, SourceId, Stamp},
 };
 use crate::{

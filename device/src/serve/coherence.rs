@@ -10,9 +10,9 @@
 //!    they have reached the device *and* the page was invalidated. [`Coherence::flush`] is the fence: when it returns,
 //!    every load of a view sees every store to the flushed base range that was complete when it was called. Stores that
 //!    reach the device for another reason (the kernel's own writeback, `msync`) invalidate too, a moment later.
-//! 4. **Views take no stores.** `write` to a view is refused. A store through a mapping cannot be refused; it lives in
-//!    the page cache until the kernel writes the page back, then it is counted and dropped and the page invalidated.
-//!    It changes nothing in the device and no other page, and after a flush, of any range, nobody sees it any more.
+//! 4. **Views take no stores.** `write` to a view is refused. A store through a mapping cannot be refused, for QEMU maps views writable and a guest's loads need that mapping; it lives in
+//!    the page cache until the kernel writes the page back, then it is counted and dropped and the page invalidated. The write-back fails with EROFS, which the next `msync` or `fsync` of each
+//!    descriptor that was open tells. It changes nothing in the device and no other page, and after a flush, of any range, nobody sees it any more.
 //! 5. **Beside the mount: as if uncached.** Disks ([`super::vhost_user`]) reach the device without the host's page cache. A
 //!    read of a disk sees every store and write that was complete when it began, through whichever way; dirty base pages of the
 //!    mount are laundered first. A write to a disk is seen by every load through the mount that begins after it is complete: pages
@@ -56,6 +56,8 @@ use super::launder::{Done, LaunderWith, Launderer};
 use super::served_pages::{PAGE_BYTES, ServedPages};
 use super::write_backs::{Answer, Asker, WriteBacks};
 
+/// Holes with dirty pages that are passed over for one answer.
+const MAX_HOLES: usize = 64;
 /// Bytes that are discarded at once: reads and writes of the window wait so long.
 const DISCARD_STEP: u64 = 2 << 20;
 
@@ -161,7 +163,13 @@ impl Coherence {
         }
         let whole = 0..self.partition.views_bytes();
         if self.scrubber.get().is_some_and(|views| views.needed(std::slice::from_ref(&whole))) {
-            let scrubbed = on(&self.scrubber, |views, done| views.launder(once(whole).collect(), done));
+            let scrub =
+                || on(&self.scrubber, |views, done| views.launder(once(whole.clone()).collect(), done));
+            // That stores are refused is what was wanted, and who made them is told by a descriptor of their own. The first refusal may be of one that was on its way before, and hide one more.
+            let refused = |why: &io::Error| why.raw_os_error() == Some(libc::EROFS);
+            let again =
+                |done: io::Result<()>| done.or_else(|why| if refused(&why) { scrub() } else { Err(why) });
+            let scrubbed = again(again(scrub())).or_else(|why| if refused(&why) { Ok(()) } else { Err(why) });
             scrubbed.map_err(|source| ServeError::Flush { offset, length, source })?;
         }
         self.drain()
@@ -558,6 +566,35 @@ impl Coherence {
             (Face::Lane(lane), Some(lanes)) => lanes.invalidate_until_closed(lane, invalidate),
             (Face::Lane(_), None) => {}
         }
+    }
+
+    /// The first byte of the base window from `from` on, inside it, that may be anything but zero, or its end. What may be dirty in the page cache is no hole, and of files with
+    /// lanes or a host's cache nothing is: who looks for the data in a file must never miss a store. Never sleeps.
+    pub(super) fn next_data(&self, from: u64) -> u64 {
+        let end = self.partition.base_bytes();
+        if self.cache.is_some() || self.lanes.is_some() {
+            return from;
+        }
+        let found = self.partition.next_data(from..end);
+        let first = self.launderer.get().map_or(from, |base| base.first_dirty(from..found));
+        // What was dirty before, and is not any more, has reached the device since it was looked at.
+        self.partition.next_data(from..first)
+    }
+
+    /// The first byte of the base window from `from` on, inside it, where a hole begins, or its end. A hole of which anything may be dirty counts as data. Never sleeps.
+    pub(super) fn next_hole(&self, mut from: u64) -> u64 {
+        let end = self.partition.base_bytes();
+        if self.cache.is_some() || self.lanes.is_some() {
+            return end;
+        }
+        for _ in 0..MAX_HOLES {
+            from = self.partition.next_hole(from..end);
+            if from == end || self.next_data(from) > from {
+                return from;
+            }
+            from = self.partition.next_data(from..end);
+        }
+        end
     }
 
     /// Ends laundering and invalidating; whoever waits gets [`ServeError::Closing`].

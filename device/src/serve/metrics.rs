@@ -298,6 +298,12 @@ impl Collector for Snapshot {
             device.logical_bytes,
         )?;
         sheet.gauge(
+            "data",
+            "Blocks that hold data: what the ratio of what is stored is of",
+            bytes,
+            device.written_bytes,
+        )?;
+        sheet.gauge(
             "stored",
             "What they are charged in the store, the index not counted",
             bytes,

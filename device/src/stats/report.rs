@@ -59,11 +59,13 @@ pub struct DeviceReport {
     pub views_capacity_bytes: u64,
     /// Tensors, and blocks outside them that hold data.
     pub logical_bytes: u64,
+    /// Blocks of either that hold data: what was written, not all of it zeros, and neither discarded nor only declared.
+    pub written_bytes: u64,
     /// What they are charged in the store, the index not counted.
     pub stored_bytes: u64,
     /// Their index entries.
     pub index_bytes: u64,
-    /// `logical_bytes / stored_bytes`; null while nothing is stored.
+    /// `written_bytes / stored_bytes`; null while nothing is stored, 1 of a plain device.
     pub ratio: Option<f64>,
     /// Bundles the store can hold.
     pub store_capacity_bytes: u64,
@@ -328,6 +330,7 @@ impl Stats {
             ),
         };
         let logical_bytes = tensor_bytes + opaque * block;
+        let written_bytes = self.live_blocks.get() * block;
         StatsReport {
             device: DeviceReport {
                 mode: subject.mode,
@@ -335,9 +338,14 @@ impl Stats {
                 capacity_bytes: subject.base_bytes,
                 views_capacity_bytes: subject.views_bytes,
                 logical_bytes,
+                written_bytes,
                 stored_bytes,
                 index_bytes,
-                ratio: ratio(logical_bytes, stored_bytes),
+                // A plain device keeps room for what is only declared, which is no matter of how it codes.
+                ratio: match subject.mode {
+                    Mode::Plain => ratio(stored_bytes, stored_bytes),
+                    Mode::GComp | Mode::Trace => ratio(written_bytes, stored_bytes),
+                },
                 store_capacity_bytes: subject.store_capacity,
                 host_memory_left_bytes: subject.host_memory.0,
                 memory_reserve_bytes: subject.host_memory.1,

@@ -55,6 +55,11 @@ impl Index {
         self.memory.may_be_hole(range) && self.raw(block) == [0; ENTRY_BYTES]
     }
 
+    /// The first block from `block` on whose entry may take room; those before it hold nothing.
+    pub(super) fn hole_end(&self, block: u64) -> u64 {
+        (self.memory.hole_end(at(block)) / ENTRY_BYTES) as u64
+    }
+
     /// Makes sure that the entries of these blocks can be written.
     pub(super) fn ensure(&self, blocks: Range<u64>) -> Result<(), StoreError> {
         self.memory.ensure(at(blocks.start)..at(blocks.end))

@@ -262,6 +262,35 @@ impl Store {
         self.index.is_hole(block)
     }
 
+    /// The first of these blocks that may hold anything but zeros, or their end. When `most` entries were looked at, the next one counts as one that does.
+    pub(crate) fn next_data(&self, blocks: Range<u64>, most: u64) -> u64 {
+        let (mut block, mut looked) = (blocks.start, 0);
+        while block < blocks.end {
+            let behind = self.index.hole_end(block);
+            if behind > block {
+                block = behind;
+                continue;
+            }
+            if looked == most || !self.is_zeros(block) {
+                return block;
+            }
+            (block, looked) = (block + 1, looked + 1);
+        }
+        blocks.end
+    }
+
+    /// The first of these blocks that is zeros, or their end; nothing if it is not among the first `most`, and there are more.
+    pub(crate) fn next_hole(&self, blocks: Range<u64>, most: u64) -> Option<u64> {
+        let end = blocks.end.min(blocks.start.saturating_add(most));
+        let found = (blocks.start..end).find(|block| self.is_zeros(*block));
+        found.or_else(|| (end == blocks.end).then_some(end))
+    }
+
+    /// Whether nothing is stored for `block`, so that it is zeros.
+    fn is_zeros(&self, block: u64) -> bool {
+        self.entry(block).is_ok_and(|entry| entry.place.is_none())
+    }
+
     /// Ranges of blocks that may hold anything, of a store in an image.
     pub(crate) fn populated(&self) -> Vec<std::ops::Range<u64>> {
         self.index.populated()

@@ -4,6 +4,7 @@
 
 mod api;
 mod checkpoints;
+mod clients;
 mod coherence;
 mod common;
 mod deaths;
