@@ -299,7 +299,7 @@ impl Image {
 }
 
 /// Takes the file for this process; it is let go when the descriptor is closed for the last time, which for a process that was killed a moment ago may still be to come.
-fn lock(file: &File, path: &Path) -> Result<(), ImageError> {
+pub(super) fn lock(file: &File, path: &Path) -> Result<(), ImageError> {
     let begun = Instant::now();
     loop {
         match file.try_lock() {

@@ -64,6 +64,12 @@ impl Mishaps {
         }
     }
 
+    /// Counts a change that cannot be cut short, and dies if it was the last.
+    pub(super) fn stored(&self) {
+        self.stores.fetch_sub(1, Relaxed);
+        self.strike();
+    }
+
     /// Dies, if the store before was the last.
     pub(super) fn strike(&self) {
         if self.stores.load(Relaxed) <= 0 {
