@@ -21,7 +21,7 @@ use crate::{
 /// The parts of the image that are not the store's.
 pub(super) struct Kept {
     image: Image,
-    tables: Tables,
+    tables: Arc<Tables>,
     counters: Counters,
     /// Checkpoints that were loaded whole.
     loaded: Mutex<BTreeSet<String>>,
@@ -63,17 +63,25 @@ impl Kept {
     ) -> Result<(Self, Map), DeviceError> {
         let (tables, text) = Tables::open(&image)?;
         let broken = |why: serde_json::Error| DeviceError::Image { why: why.to_string() };
+        if image.head().is_some() && text.is_none() {
+            // Checkpoints have tables, and an image with checkpoints always does.
+            tables.save(&serde_json::to_vec(&Saved::default()).expect("nothing"))?;
+        }
         let saved: Saved =
             text.map_or_else(|| Ok(Saved::default()), |text| serde_json::from_slice(&text).map_err(broken))?;
         let loaded = saved.loaded.clone();
         let counters = Counters::open(&image, config.first_process, saved.counters_end())?;
         let map = restore(saved, config, division, &counters)?;
         let staged = StagedPlaces::open(&image)?;
-        Ok((Self { image, tables, counters, loaded: Mutex::new(loaded), staged }, map))
+        Ok((Self { image, tables: Arc::new(tables), counters, loaded: Mutex::new(loaded), staged }, map))
     }
 
     pub(super) fn image(&self) -> &Image {
         &self.image
+    }
+
+    pub(super) fn tables(&self) -> &Arc<Tables> {
+        &self.tables
     }
 }
 

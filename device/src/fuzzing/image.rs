@@ -35,7 +35,7 @@ struct Whole {
     bytes: u64,
     /// Pages that are not zeros, each with its place.
     pages: Vec<(u64, Vec<u8>)>,
-    parts: [Range<u64>; 8],
+    parts: [Range<u64>; 13],
 }
 
 impl Whole {

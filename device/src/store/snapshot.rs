@@ -7,6 +7,7 @@ use std::{
     ffi::OsString,
     fs::{File, OpenOptions},
     io::{self, Read, Write},
+    ops::Range,
     os::{fd::AsFd, unix::fs::FileExt},
     path::{Path, PathBuf},
 };
@@ -16,7 +17,12 @@ use nix::{
     unistd::{Whence, lseek},
 };
 
-use super::image::{Image, ImageError};
+use super::{
+    image::{Image, ImageError},
+    index::PAGE_BYTES,
+    saving::Saving,
+    tables::saved_once,
+};
 
 const MAGIC: &[u8; 8] = b"LAMSNAP\x01";
 /// Bytes of the longest extent.
@@ -48,38 +54,124 @@ pub enum SnapshotError {
     Image(#[from] ImageError),
 }
 
-/// Writes `image`, which nobody changes meanwhile, to `out`: the bytes of all extents.
+/// Writes a device in `image` to `out`: the bytes of all extents. Everybody goes on meanwhile; `saving` keeps what they change, if the device codes. Of a plain device each block is
+/// what it is when it is written. What is staged of KV windows is no part of a snapshot, and counters are what they happen to be.
 ///
 /// # Errors
-/// What the system says.
-pub fn save(image: &Image, out: &mut impl Write) -> io::Result<u64> {
-    let file = image.file();
-    let end = file.metadata()?.len();
+/// What the system says; a snapshot that was given up.
+pub(crate) fn save(image: &Image, saving: Option<&Saving<'_>>, out: &mut impl Write) -> io::Result<u64> {
+    let parts = image.parts();
+    let [_, tables, counters, _journal, _staging, gcomp, index, segments, ..] = parts;
+    let end = image.plain_bytes();
     out.write_all(MAGIC)?;
     out.write_all(&end.to_le_bytes())?;
-    let (mut at, mut extents, mut bytes) = (0, 0_u64, 0_u64);
-    let mut data = vec![0; MOST_BYTES];
-    while at < end {
-        let Ok(start) = lseek(file.as_fd(), signed(at)?, Whence::SeekData) else { break };
-        let hole = lseek(file.as_fd(), start, Whence::SeekHole)?;
-        let (start, hole) = (start.unsigned_abs(), hole.unsigned_abs().min(end));
-        at = start;
-        while at < hole {
-            let length = usize::try_from(hole - at).unwrap_or(usize::MAX).min(MOST_BYTES);
-            let part = &mut data[..length];
-            file.read_exact_at(part, at)?;
-            // Room that was made and never used.
-            if part.iter().any(|byte| *byte != 0) {
-                out.write_all(&head(at, part))?;
-                out.write_all(part)?;
-                (extents, bytes) = (extents + 1, bytes + length as u64);
+    let mut stream = Stream { out, extents: 0, bytes: 0, data: vec![0; MOST_BYTES] };
+    stream.put(0, &image.plain_superblock())?;
+    let live = |at, part: &mut [u8]| image.file().read_exact_at(part, at);
+    match saving {
+        Some(saving) => {
+            // A device that never had tensors has no tables.
+            if !saving.text.is_empty() {
+                let (at, text) = saved_once(&saving.text);
+                for (number, part) in (0_u64..).zip(text.chunks(MOST_BYTES)) {
+                    stream.put(tables.start + at as u64 + number * MOST_BYTES as u64, part)?;
+                }
             }
-            at += length as u64;
+            stream.copy(data_in(image, counters)?, live)?;
+            stream.copy(data_in(image, gcomp)?, live)?;
+            let place = |at: usize| index.start + at as u64;
+            let ranges = saving.index_ranges().into_iter();
+            let ranges = ranges.map(|range| {
+                // Whole pages.
+                let start = range.start / PAGE_BYTES * PAGE_BYTES;
+                let end = range.end.next_multiple_of(PAGE_BYTES);
+                place(start)..place(end).min(index.end)
+            });
+            let ranges = merge(ranges);
+            stream.copy(ranges, |at, part| {
+                let at = usize::try_from(at - index.start).expect("the index is mapped");
+                saving.read_index(at, part)
+            })?;
+            let ranges = data_in(image, segments)?;
+            stream.copy(ranges, |at, part| saving.read_segments(image, at, part))?;
+        }
+        None => stream.copy(data_in(image, tables.start..end)?, live)?,
+    }
+    stream.end()
+}
+
+/// Extents on their way out.
+struct Stream<'o, W> {
+    out: &'o mut W,
+    extents: u64,
+    bytes: u64,
+    data: Vec<u8>,
+}
+
+impl<W: Write> Stream<'_, W> {
+    /// Writes bytes of the image, unless they are zeros: room that was made and never used.
+    fn put(&mut self, at: u64, part: &[u8]) -> io::Result<()> {
+        if part.iter().any(|byte| *byte != 0) {
+            self.out.write_all(&head(at, part))?;
+            self.out.write_all(part)?;
+            (self.extents, self.bytes) = (self.extents + 1, self.bytes + part.len() as u64);
+        }
+        Ok(())
+    }
+
+    /// Writes what `read` gives of ranges of the image, in order.
+    fn copy(
+        &mut self,
+        ranges: Vec<Range<u64>>,
+        read: impl Fn(u64, &mut [u8]) -> io::Result<()>,
+    ) -> io::Result<()> {
+        let mut data = std::mem::take(&mut self.data);
+        for range in ranges {
+            for at in range.clone().step_by(MOST_BYTES) {
+                let length = usize::try_from(range.end - at).unwrap_or(usize::MAX).min(MOST_BYTES);
+                let part = &mut data[..length];
+                read(at, part)?;
+                self.put(at, part)?;
+            }
+        }
+        self.data = data;
+        Ok(())
+    }
+
+    fn end(self) -> io::Result<u64> {
+        self.out.write_all(&head(self.extents, &[]))?;
+        self.out.flush()?;
+        Ok(self.bytes)
+    }
+}
+
+/// Where in `part` of an image the file has something.
+fn data_in(image: &Image, part: Range<u64>) -> io::Result<Vec<Range<u64>>> {
+    let file = image.file();
+    let (mut at, mut found) = (part.start, Vec::new());
+    while at < part.end {
+        let Ok(start) = lseek(file.as_fd(), signed(at)?, Whence::SeekData) else { break };
+        let hole = lseek(file.as_fd(), start, Whence::SeekHole)?.unsigned_abs();
+        let start = start.unsigned_abs();
+        if start >= part.end {
+            break;
+        }
+        found.push(start..hole.min(part.end));
+        at = hole;
+    }
+    Ok(found)
+}
+
+/// Ranges in order, those that touch made one.
+fn merge(ranges: impl Iterator<Item = Range<u64>>) -> Vec<Range<u64>> {
+    let mut merged: Vec<Range<u64>> = Vec::new();
+    for range in ranges {
+        match merged.last_mut() {
+            Some(last) if last.end >= range.start => last.end = last.end.max(range.end),
+            _ => merged.push(range),
         }
     }
-    out.write_all(&head(extents, &[]))?;
-    out.flush()?;
-    Ok(bytes)
+    merged
 }
 
 /// Makes an image at `to`, where there is none, of the snapshot at `from`.
@@ -104,6 +196,8 @@ pub fn restore(from: &Path, to: &Path) -> Result<(), SnapshotError> {
     let output = output.map_err(failed(&made))?;
     // Before it is touched: another restore may be at work on it.
     super::image::lock(&output, &made)?;
+    output.set_len(0).map_err(failed(&made))?;
+    super::image::keep_in_place(&output);
     let restored = fill(&mut io::BufReader::with_capacity(MOST_BYTES, input), &output)
         .map_err(|why| match why {
             Broken::Stream(why) => SnapshotError::Damaged { path: from.to_owned(), why },

@@ -31,6 +31,8 @@ use crate::meter::Meter;
 
 /// What a worker ends with after a panic.
 const PANICKED: i32 = 101;
+/// How long after a sync that failed another is tried.
+const SYNC_AGAIN: Duration = Duration::from_secs(10);
 /// How long a worker that dies waits for its log to be written: its guests wait meanwhile.
 const LAST_WORDS: Duration = Duration::from_millis(100);
 
@@ -66,6 +68,12 @@ fn run(args: &DeviceArgs, division: &DivisionArgs) -> Result<()> {
     let mut next = || descriptors.next().context("the holder gives too few descriptors");
     let path = image;
     let image = Image::from_file(File::from(next()?), &path)?.context("the image is empty")?;
+    if let Some(why) = image.loses_room().filter(|_| first) {
+        tracing::warn!(
+            "room that is made in the image {} may be taken by others: {why}. If that file system fills up, the device may be given up: keep some room free on it",
+            path.display()
+        );
+    }
     let reserve = if image.is_in_memory() { args.memory_reserve } else { Some(0) };
     let image = image.within(HostMemory::of_this_host(reserve));
     let plan = Plan::new(division, args, Some((image.superblock(), &path)))?;
@@ -80,6 +88,7 @@ fn run(args: &DeviceArgs, division: &DivisionArgs) -> Result<()> {
     let device = Arc::new(Device::open(image, &config)?);
     device.set_worker_deaths(deaths);
     let _ = counted.set(Arc::clone(&device));
+    sync_regularly(&device, args.sync_seconds)?;
     let pairs = plan.pairs(&device)?;
     let control = Control::new(Arc::clone(&device)).with_sockets_in(&args.run_dir);
     let adopt = || -> Result<_> {
@@ -136,7 +145,7 @@ fn run(args: &DeviceArgs, division: &DivisionArgs) -> Result<()> {
     life::send(&line, &Word::Ready(Box::new(ready)), &[])?;
     while let Ok((order, descriptors)) = orders.recv() {
         match order {
-            Order::Save => life::send(&line, &Word::Saved(save(&device, &control, descriptors)), &[])?,
+            Order::Save => save_aside(&device, &control, descriptors, line.try_clone()?)?,
             Order::Stop => break,
             Order::Open { .. } | Order::Serve { .. } => {}
         }
@@ -168,13 +177,49 @@ fn reporters(
     monitors.into_iter().map(start).collect()
 }
 
+/// Has the image brought to the disk every so many seconds, or only when much is held for the last time if that is 0. It ends with the process.
+fn sync_regularly(device: &Arc<Device>, seconds: u32) -> Result<()> {
+    let device = Arc::clone(device);
+    let every = (seconds > 0).then(|| Duration::from_secs(seconds.into()));
+    let sync = move || {
+        loop {
+            device.wait_to_sync(every);
+            if device.sync().is_err() {
+                // The device says so itself. It goes on without.
+                thread::sleep(SYNC_AGAIN);
+            }
+        }
+    };
+    thread::Builder::new().name("sync".into()).spawn(sync)?;
+    Ok(())
+}
+
+/// Writes a snapshot, and says so when it is done. Whoever reads it may be slow, and a stop does not wait for that.
+fn save_aside(
+    device: &Arc<Device>,
+    control: &Control,
+    descriptors: Vec<OwnedFd>,
+    line: UnixStream,
+) -> Result<()> {
+    let (device, control) = (Arc::clone(device), control.clone());
+    let save = move || {
+        // A holder that is gone takes this process with it.
+        let _ = life::send(&line, &Word::Saved(save(&device, &control, descriptors)), &[]);
+    };
+    thread::Builder::new().name("snapshot".into()).spawn(save)?;
+    Ok(())
+}
+
 /// Writes a snapshot of everything that was stored by now to a file: its bytes of data.
 fn save(device: &Device, control: &Control, descriptors: Vec<OwnedFd>) -> Result<u64, String> {
     let [file] = <[_; 1]>::try_from(descriptors).map_err(|_| "a snapshot goes to one file".to_owned())?;
     let mut file = BufWriter::with_capacity(1 << 20, File::from(file));
     control.flush(0, None).map_err(|why| why.to_string())?;
     let saved = device.save(&mut file).and_then(|bytes| {
-        file.get_ref().sync_all()?;
+        // A pipe cannot be synced.
+        if file.get_ref().metadata()?.is_file() {
+            file.get_ref().sync_all()?;
+        }
         Ok(bytes)
     });
     saved.map_err(|why| why.to_string())
@@ -368,6 +413,6 @@ impl Served {
             // What is staged stays staged in the image.
             tracing::warn!("not everything could be coded: {why}");
         }
-        device.sync().context("the image cannot be brought to the disk")
+        device.sync_last().context("the image cannot be brought to the disk")
     }
 }
