@@ -5,6 +5,7 @@
 mod api;
 mod coherence;
 mod common;
+mod crashes;
 mod deaths;
 mod disk_driver;
 mod disks;
