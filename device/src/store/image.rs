@@ -313,8 +313,7 @@ impl Image {
         self.durable && !self.superblock.checkpoints
     }
 
-    /// As if it were on a disk, for tests.
-    #[cfg(test)]
+    /// As if it were on a disk, for tests and fuzzing.
     pub(crate) fn on_disk(self) -> Self {
         Self { durable: true, ..self }
     }

@@ -269,7 +269,7 @@ fn changed(file: &Path, before: &BTreeMap<u64, Vec<u8>>) -> BTreeMap<u64, Vec<u8
     }
     let gone = before.keys().filter(|page| {
         let at = (**page * PAGE).cast_signed();
-        lseek(file.as_fd(), at, Whence::SeekData).map_or(true, |data| data != at)
+        !lseek(file.as_fd(), at, Whence::SeekData).is_ok_and(|data| data == at)
     });
     let gone: Vec<_> = gone.copied().collect();
     found.extend(gone.into_iter().map(|page| (page, vec![0; PAGE_BYTES])));
