@@ -73,7 +73,7 @@ impl Whole {
 pub fn image(data: &[u8]) {
     let Some((flags, mut rest)) = data.split_first() else { return };
     let file = memory_file();
-    let whole = if flags & 96 == 0 { &*WHOLE } else { &*CHECKPOINTED };
+    let whole = if flags & 0x60 == 0 { &*WHOLE } else { &*CHECKPOINTED };
     file.set_len(if flags & 16 == 0 { whole.bytes } else { VAST }).expect("a hole takes no memory");
     for (at, page) in &whole.pages {
         file.write_all_at(page, *at).expect("memory for a page");
