@@ -29,7 +29,7 @@ use crate::{
 /// The parts of the image that are not the store's.
 pub(super) struct Kept {
     image: Image,
-    tables: Tables,
+    tables: Arc<Tables>,
     counters: Counters,
     /// Paths of checkpoints that were loaded whole, for earlier programs.
     pub(super) loaded: Mutex<BTreeSet<String>>,
@@ -77,6 +77,10 @@ impl Kept {
     ) -> Result<(Self, Map), DeviceError> {
         let (tables, text) = Tables::open(&image)?;
         let broken = |why: serde_json::Error| DeviceError::Image { why: why.to_string() };
+        if image.head().is_some() && text.is_none() {
+            // Checkpoints have tables, and an image with checkpoints always does.
+            tables.save(&serde_json::to_vec(&Saved::default()).expect("nothing"))?;
+        }
         let saved: Saved =
             text.map_or_else(|| Ok(Saved::default()), |text| serde_json::from_slice(&text).map_err(broken))?;
         let loaded = Mutex::new(saved.loaded.clone());
@@ -84,11 +88,15 @@ impl Kept {
         let counters = Counters::open(&image, config.first_process, saved.counters_end())?;
         let map = restore(saved, config, division, &counters)?;
         let staged = StagedPlaces::open(&image)?;
-        Ok((Self { image, tables, counters, loaded, sources, staged }, map))
+        Ok((Self { image, tables: Arc::new(tables), counters, loaded, sources, staged }, map))
     }
 
     pub(super) fn image(&self) -> &Image {
         &self.image
+    }
+
+    pub(super) fn tables(&self) -> &Arc<Tables> {
+        &self.tables
     }
 }
 

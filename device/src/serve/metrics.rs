@@ -325,6 +325,12 @@ impl Collector for Snapshot {
 
         sheet.counter("worker_deaths", "Processes that served and were replaced", device.worker_deaths)?;
         sheet.counter("panics", "Panics of processes that served", device.panics)?;
+        sheet.counter("syncs", "Checkpoints that this process made on the image's disk", device.syncs)?;
+        sheet.counter(
+            "syncs_for_room",
+            "Checkpoints made because a write found no room",
+            device.syncs_for_room,
+        )?;
 
         let traffic = [("base", requests.base), ("views", requests.views)];
         let traffic = traffic.map(|(window, traffic)| (vec![("window", window.to_owned())], traffic));

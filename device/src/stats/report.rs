@@ -77,6 +77,10 @@ pub struct DeviceReport {
     pub worker_deaths: u64,
     /// Panics of workers: each was the end of one, or of a request that was answered with EIO.
     pub panics: u64,
+    /// Checkpoints that the process that serves made on the image's disk.
+    pub syncs: u64,
+    /// Those of them that were made because a write found no room beside what is held for the last one.
+    pub syncs_for_room: u64,
     /// Since the device started.
     pub uptime_seconds: f64,
 }
@@ -303,6 +307,8 @@ pub(crate) struct Subject<'a> {
     /// What is left, and the reserve.
     pub(crate) host_memory: (Option<u64>, u64),
     pub(crate) worker_deaths: u64,
+    /// All, and those for lack of room.
+    pub(crate) syncs: (u64, u64),
     pub(crate) uptime_seconds: f64,
     pub(crate) compare_gcomp: bool,
     pub(crate) map: &'a Map,
@@ -351,6 +357,8 @@ impl Stats {
                 memory_reserve_bytes: subject.host_memory.1,
                 worker_deaths: subject.worker_deaths,
                 panics: self.panics.get(),
+                syncs: subject.syncs.0,
+                syncs_for_room: subject.syncs.1,
                 uptime_seconds: subject.uptime_seconds,
             },
             requests: RequestsReport {

@@ -92,6 +92,11 @@ impl Memory {
         Ok(memory)
     }
 
+    /// Its length.
+    pub(super) fn bytes(&self) -> usize {
+        self.region.size()
+    }
+
     /// Copies out. Panics past the end.
     pub(crate) fn read(&self, at: usize, out: &mut [u8]) {
         if let Some(part) = self.part.as_ref().filter(|part| !part.has_room(at..at + out.len())) {

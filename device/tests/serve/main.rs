@@ -7,6 +7,7 @@ mod checkpoints;
 mod clients;
 mod coherence;
 mod common;
+mod crashes;
 mod deaths;
 mod directories;
 mod discards;

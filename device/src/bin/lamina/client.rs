@@ -106,6 +106,9 @@ pub(crate) fn snapshot(command: Snapshot) -> Result<()> {
                 .with_context(|| format!("cannot make {}", file.display()))?;
             let saved = holder::save(&run_dir, &made);
             let bytes = saved.inspect_err(|_| drop(std::fs::remove_file(&file)))?;
+            // The device has brought what is in it to the disk.
+            lamina::store::snapshot::sync_folder(&file)
+                .with_context(|| format!("cannot bring {} to the disk", file.display()))?;
             print_line!("{}: {} of data", file.display(), BinaryBytes(bytes))?;
         }
         Snapshot::Restore { file, image } => {

@@ -43,6 +43,8 @@ use crate::meter::Meter;
 
 /// What a worker ends with after a panic.
 const PANICKED: i32 = 101;
+/// How long after a sync that failed another is tried.
+const SYNC_AGAIN: Duration = Duration::from_secs(10);
 /// How long a worker that dies waits for its log to be written: its guests wait meanwhile.
 const LAST_WORDS: Duration = Duration::from_millis(100);
 
@@ -85,6 +87,12 @@ fn run(args: &DeviceArgs, division: &DivisionArgs) -> Result<()> {
     let mut next = || descriptors.next().context("the holder gives too few descriptors");
     let path = image;
     let image = Image::from_file(File::from(next()?), &path)?.context("the image is empty")?;
+    if let Some(why) = image.loses_room().filter(|_| first) {
+        tracing::warn!(
+            "room that is made in the image {} may be taken by others: {why}. If that file system fills up, the device may be given up: keep some room free on it",
+            path.display()
+        );
+    }
     let reserve = if image.is_in_memory() { args.memory_reserve } else { Some(0) };
     let image = image.within(HostMemory::of_this_host(reserve));
     let plan = Plan::new(division, args, Some((image.superblock(), &path)))?;
@@ -99,6 +107,7 @@ fn run(args: &DeviceArgs, division: &DivisionArgs) -> Result<()> {
     let device = Arc::new(Device::open(image, &config)?);
     device.set_worker_deaths(deaths);
     let _ = counted.set(Arc::clone(&device));
+    sync_regularly(&device, args.sync_seconds)?;
     let pairs = plan.pairs(&device)?;
     let control = Control::new(Arc::clone(&device)).with_sockets_in(&args.run_dir);
     let adopt = || -> Result<_> {
@@ -217,6 +226,23 @@ fn reporters(
         Ok(PoisonReporter::start(partition, &socket, told.remove(&socket).unwrap_or_default(), note)?)
     };
     monitors.into_iter().map(start).collect()
+}
+
+/// Has the image brought to the disk every so many seconds, or only when much is held for the last time if that is 0. It ends with the process.
+fn sync_regularly(device: &Arc<Device>, seconds: u32) -> Result<()> {
+    let device = Arc::clone(device);
+    let every = (seconds > 0).then(|| Duration::from_secs(seconds.into()));
+    let sync = move || {
+        loop {
+            device.wait_to_sync(every);
+            if device.sync().is_err() {
+                // The device says so itself. It goes on without.
+                thread::sleep(SYNC_AGAIN);
+            }
+        }
+    };
+    thread::Builder::new().name("sync".into()).spawn(sync)?;
+    Ok(())
 }
 
 /// Writes a snapshot of everything that was stored by now to a file, unless the device is to `stop`: its bytes of data.
@@ -476,7 +502,7 @@ impl Served {
             tracing::warn!("not everything could be coded: {why}");
         }
         goes_on();
-        let synced = device.sync().context("the image cannot be brought to the disk");
+        let synced = device.sync_last().context("the image cannot be brought to the disk");
         // Their threads end with the process.
         std::mem::forget(self);
         synced

@@ -49,6 +49,10 @@ pub(crate) struct DeviceArgs {
     /// as large as the device may become.
     #[arg(long, value_name = "FILE")]
     pub(crate) image: Option<PathBuf>,
+    /// Bring what was stored in the --image to the disk every so many seconds: what was flushed before survives a crash of the host, as at that moment. With 0 that is done only when
+    /// the device ends, and when the store needs what was freed since. An image on a tmpfs does not survive one.
+    #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u32).range(0..=86_400), value_name = "SECONDS")]
+    pub(crate) sync_seconds: u32,
     /// Bytes of compressed data that the store may hold [default: twice the capacity, which is room for any data].
     #[arg(long, value_parser = bytes, value_name = "BYTES")]
     pub(crate) store_capacity: Option<u64>,
