@@ -23,6 +23,7 @@ use crate::client;
 use crate::division::DivisionArgs;
 use crate::holder::{Holder, StopSwitch, oom};
 use crate::life::{self, WindowFile};
+use crate::out::{self, print_line};
 use crate::shmem;
 use crate::way::{Files, Way};
 
@@ -52,10 +53,10 @@ pub(crate) async fn boot(args: Boot) -> Result<ExitCode> {
     let Served { way, holder, qmp, folder } = device;
     let prepared = prepare(args, &way, files, qmp).await?;
     let status = if print_command {
-        println!("{}", prepared.command.to_shell());
+        print_line!("{}", prepared.command.to_shell())?;
         None
     } else {
-        let console = Box::new(|line: &str| println!("{line}"));
+        let console = Box::new(out::console(String::new()));
         run(vec![Ready { name: None, prepared, console }], signals).await?.remove(0)
     };
     drop(way);

@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use lamina::device::{Device, DeviceConfig, Partition};
-use lamina::load::{self, LoadError, LoadOptions, Loaded};
+use lamina::load::{self, Decision, LoadError, LoadOptions, Loaded, Progress};
 use lamina::model::ModelFile;
 use lamina::serve::qmp::{PoisonReporter, Told};
 use lamina::serve::{
@@ -36,13 +36,15 @@ use lamina::store::image::Image;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::args::DeviceArgs;
-use crate::division::{DivisionArgs, Plan};
+use crate::division::{DivisionArgs, Load, Plan};
 use crate::life::{self, Order, Ready, WindowFile, Word};
 use crate::log;
 use crate::meter::Meter;
 
 /// What a worker ends with after a panic.
 const PANICKED: i32 = 101;
+/// How long after a sync that failed another is tried.
+const SYNC_AGAIN: Duration = Duration::from_secs(10);
 /// How long a worker that dies waits for its log to be written: its guests wait meanwhile.
 const LAST_WORDS: Duration = Duration::from_millis(100);
 
@@ -85,6 +87,12 @@ fn run(args: &DeviceArgs, division: &DivisionArgs) -> Result<()> {
     let mut next = || descriptors.next().context("the holder gives too few descriptors");
     let path = image;
     let image = Image::from_file(File::from(next()?), &path)?.context("the image is empty")?;
+    if let Some(why) = image.loses_room().filter(|_| first) {
+        tracing::warn!(
+            "room that is made in the image {} may be taken by others: {why}. If that file system fills up, the device may be given up: keep some room free on it",
+            path.display()
+        );
+    }
     let reserve = if image.is_in_memory() { args.memory_reserve } else { Some(0) };
     let image = image.within(HostMemory::of_this_host(reserve));
     let plan = Plan::new(division, args, Some((image.superblock(), &path)))?;
@@ -99,6 +107,7 @@ fn run(args: &DeviceArgs, division: &DivisionArgs) -> Result<()> {
     let device = Arc::new(Device::open(image, &config)?);
     device.set_worker_deaths(deaths);
     let _ = counted.set(Arc::clone(&device));
+    sync_regularly(&device, args.sync_seconds)?;
     let pairs = plan.pairs(&device)?;
     let control = Control::new(Arc::clone(&device)).with_sockets_in(&args.run_dir);
     let adopt = || -> Result<_> {
@@ -219,6 +228,23 @@ fn reporters(
     monitors.into_iter().map(start).collect()
 }
 
+/// Has the image brought to the disk every so many seconds, or only when much is held for the last time if that is 0. It ends with the process.
+fn sync_regularly(device: &Arc<Device>, seconds: u32) -> Result<()> {
+    let device = Arc::clone(device);
+    let every = (seconds > 0).then(|| Duration::from_secs(seconds.into()));
+    let sync = move || {
+        loop {
+            device.wait_to_sync(every);
+            if device.sync().is_err() {
+                // The device says so itself. It goes on without.
+                thread::sleep(SYNC_AGAIN);
+            }
+        }
+    };
+    thread::Builder::new().name("sync".into()).spawn(sync)?;
+    Ok(())
+}
+
 /// Writes a snapshot of everything that was stored by now to a file, unless the device is to `stop`: its bytes of data.
 fn save(
     device: &Device,
@@ -325,34 +351,40 @@ fn watch_panics(survive: bool) -> Arc<OnceLock<Arc<Device>>> {
     device
 }
 
-/// Loads what was not loaded whole by a run before.
+/// Loads the checkpoints that the image does not hold already, if all of them may be.
 fn load_all(device: &Device, args: &DeviceArgs, plan: &Plan, stop: &AtomicBool) -> Result<Loaded> {
+    let unfinished = load::drop_unfinished(device)?;
+    let open = |load: &Load| {
+        let options = LoadOptions { partition: load.partition.clone(), ..args.load_options() };
+        Ok((ModelFile::open(&load.path)?, options))
+    };
+    let loads = plan.loads.iter().map(open).collect::<Result<Vec<_>>>()?;
+    let told = |meter: &Meter, progress: Progress<'_>| {
+        meter.show(&progress);
+        if stop.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    };
+    let meter = Meter::new("compared");
+    let decisions = load::decide(device, &loads, |progress| told(&meter, progress))?;
+    meter.finish();
+    for path in unfinished {
+        tracing::warn!(
+            "{path} was not loaded whole before: what there was of it is removed; --model loads it anew"
+        );
+    }
     let mut all = Loaded::default();
     let meter = Meter::new("loaded");
-    for load in &plan.loads {
-        let path = &load.path;
-        let options = LoadOptions { partition: load.partition.clone(), ..args.load_options() };
-        let name = path.canonicalize().unwrap_or_else(|_| path.clone()).to_string_lossy().into_owned();
-        let name = load.partition.as_ref().map_or(name.clone(), |partition| format!("{partition}:{name}"));
-        if device.was_loaded(&name) {
-            tracing::info!("the image holds {name} already; it is not loaded again");
-            continue;
+    for ((model, options), decision) in loads.iter().zip(decisions) {
+        let path = model.path().display();
+        match &decision {
+            Decision::Load { replacing, .. } if !replacing.is_empty() => {
+                tracing::warn!("--replace: {} tensors are removed, and loaded from {path}", replacing.len());
+            }
+            Decision::Load { .. } => {}
+            Decision::Keep { .. } | Decision::Adopt { .. } => {
+                tracing::info!("the image holds {path} already; it is not loaded again");
+            }
         }
-        let model = ModelFile::open(path)?;
-        // A run before may have been killed while it loaded this.
-        let there = device.tensors();
-        let unfinished = |name: &str| {
-            there.iter().any(|is| is.name == name) && all.tensors.iter().all(|tensor| tensor.name != name)
-        };
-        let names = model.tensors().iter().map(|tensor| load.full_name(&tensor.name));
-        for tensor in names.filter(|name| args.image.is_some() && unfinished(name)) {
-            device.remove_tensor(&tensor)?;
-        }
-        let loaded = load::load_model(device, &model, &options, |progress| {
-            meter.show(&progress);
-            if stop.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-        })?;
-        device.set_loaded(&name)?;
+        let loaded = load::carry_out(device, model, options, decision, |progress| told(&meter, progress))?;
         all.tensors.extend(loaded.tensors);
         all.views.extend(loaded.views);
         all.skipped.extend(loaded.skipped);
@@ -470,7 +502,7 @@ impl Served {
             tracing::warn!("not everything could be coded: {why}");
         }
         goes_on();
-        let synced = device.sync().context("the image cannot be brought to the disk");
+        let synced = device.sync_last().context("the image cannot be brought to the disk");
         // Their threads end with the process.
         std::mem::forget(self);
         synced

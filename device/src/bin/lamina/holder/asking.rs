@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -32,9 +32,16 @@ impl State {
         let (saving, saved) = mpsc::channel();
         {
             let mut now = self.lock();
+            if now.saving.is_some() {
+                bail!("another snapshot is being saved");
+            }
             now.saving = Some(saving);
-            let line = now.line.as_ref().context("there is no worker at the moment")?;
-            life::send(line, &Order::Save, &[file.as_fd()])?;
+            let line = now.line.as_ref().context("there is no worker at the moment");
+            let sent = line.and_then(|line| Ok(life::send(line, &Order::Save, &[file.as_fd()])?));
+            if sent.is_err() {
+                now.saving = None;
+            }
+            sent?;
         }
         let died = "the worker died; the snapshot is not whole, and may be taken again";
         saved.recv().context(died)?.map_err(|why| anyhow!(why))
@@ -91,7 +98,7 @@ impl State {
 }
 
 /// Answers on the holder's socket, as long as the process lives.
-pub(super) fn answer(socket: &UnixListener, state: &State) {
+pub(super) fn answer(socket: &UnixListener, state: &Arc<State>) {
     for asker in socket.incoming() {
         let asked = asker.and_then(|asker| {
             let deadline = Instant::now() + PATIENCE;
@@ -103,7 +110,15 @@ pub(super) fn answer(socket: &UnixListener, state: &State) {
                 (asker, Answer::Upgraded(upgraded))
             }
             Ok(Some((asker, Ask::Save, file))) => {
-                (asker, Answer::Saved(state.save(&file).map_err(|why| format!("{why:#}"))))
+                // It takes as long as whoever reads the file.
+                let state = Arc::clone(state);
+                thread::spawn(move || {
+                    let saved = Answer::Saved(state.save(&file).map_err(|why| format!("{why:#}")));
+                    if let Err(why) = life::send(&asker, &saved, &[]) {
+                        tracing::debug!("who asked does not listen: {why}");
+                    }
+                });
+                continue;
             }
             Ok(None) => continue,
             Err(why) => {
