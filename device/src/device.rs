@@ -40,7 +40,7 @@ use parking_lot::RwLock;
 
 pub(crate) use self::division::Division;
 use self::division::Part;
-use self::{blocks::Blocks, events::Events, kept::Kept, poison::Poison, stock::Stock, windows::Windows};
+use self::{blocks::Blocks, events::Events, kept::Kept, stock::Stock, windows::Windows};
 pub use self::{
     config::{DeviceConfig, MOST_OPEN_WINDOWS},
     division::{MOST_PARTITION_NAME_BYTES, MOST_PARTITIONS, PartitionConfig},
@@ -88,7 +88,6 @@ pub struct Device {
     members: Option<Members>,
     /// The image that all this is kept in, if it is.
     kept: Option<Kept>,
-    poison: Poison,
     events: Events,
     /// Processes that served it and died.
     worker_deaths: AtomicU64,
@@ -114,7 +113,6 @@ impl Device {
             stats: Stats::new(),
             started: Instant::now(),
             kept: None,
-            poison: Poison::default(),
             events: Events::default(),
             worker_deaths: AtomicU64::new(0),
             config,
@@ -153,15 +151,10 @@ impl Device {
         let of_members = members.iter_mut().flat_map(Members::counters);
         let counters = parts.chain(stats.counters()).chain(of_members);
         counters.for_each(|counter| counter.keep(kept.counters().take()));
-        let poison = Poison::default();
-        let (blocks, stock) = Blocks::open(
-            kept.image(),
-            |stock: &mut Stock, block, entry, charge| {
-                division.found(block, charge.bytes());
-                stock.found(&map, block, entry, charge);
-            },
-            |block| poison.found(block),
-        )?;
+        let (blocks, stock) = Blocks::open(kept.image(), |stock: &mut Stock, block, entry, charge| {
+            division.found(block, charge.bytes());
+            stock.found(&map, block, entry, charge);
+        })?;
         for stock in stock {
             stock.settle(&stats);
         }
@@ -175,12 +168,12 @@ impl Device {
             stats,
             started: Instant::now(),
             kept: Some(kept),
-            poison,
             events: Events::default(),
             worker_deaths: AtomicU64::new(0),
             config,
         };
         device.reopen_windows();
+        device.recover_windows()?;
         Ok(device)
     }
 
@@ -355,7 +348,7 @@ impl Device {
             members: self.members.as_ref(),
             index_cache: &self.index_cache,
             windows: self.windows.now(),
-            poison: self.poison.now(),
+            poison: self.poison_now(),
         })
     }
 
@@ -400,6 +393,8 @@ fn lines(inside: usize, length: usize) -> u64 {
 mod image_tests;
 #[cfg(test)]
 mod memory_tests;
+#[cfg(test)]
+mod poison_tests;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]

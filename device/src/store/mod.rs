@@ -14,6 +14,7 @@
 //! * Who finds no room may have the store [compacted](Store::compact) and try again: what tidying leaves free is given up then.
 //! * The store knows blocks and bytes. What they mean is the codec's business.
 
+pub(crate) mod cause;
 pub(crate) mod counters;
 pub mod entry;
 mod fields;
@@ -21,6 +22,7 @@ pub mod host_memory;
 pub mod image;
 mod index;
 mod journal;
+pub(crate) mod losses;
 pub(crate) mod memory;
 #[cfg(test)]
 pub(crate) mod mishaps;
@@ -39,11 +41,13 @@ use std::{
 use parking_lot::Mutex;
 
 use self::{
+    cause::Why,
     entry::{ENTRY_BYTES, Entry},
     host_memory::Left,
     image::Image,
     index::Index,
     journal::Journal,
+    losses::Losses,
     memory::Memory,
     publication::{Held, Stripes},
     segments::{For, Segments},
@@ -131,6 +135,7 @@ pub struct Store {
     segments: Segments,
     journal: Option<Journal>,
     stripes: Stripes,
+    losses: Losses<Why>,
     /// Segments freed so far.
     freed: AtomicU64,
     /// Who compacts; the others wait for what that gives.
@@ -161,6 +166,8 @@ pub struct Fetched {
 #[must_use]
 pub struct Prepared {
     place: Option<entry::Place>,
+    /// Why there is none, of a block that is to be poisoned.
+    lost: Option<Why>,
 }
 
 /// A block that is being replaced: its stripe is held, so nobody else reads or writes it.
@@ -190,6 +197,7 @@ impl Store {
             segments: Segments::new(Memory::reserve("segment store", bytes)?, bytes),
             journal: None,
             stripes: Stripes::new(STRIPES),
+            losses: Losses::new(),
             freed: AtomicU64::new(0),
             compacting: Mutex::new(()),
         })
@@ -210,6 +218,7 @@ impl Store {
             segments: Segments::new(image.segments()?, bytes),
             journal: Some(Journal::new(image.journal()?)?),
             stripes: Stripes::new(STRIPES),
+            losses: Losses::new(),
             freed: AtomicU64::new(0),
             compacting: Mutex::new(()),
         };
@@ -220,6 +229,9 @@ impl Store {
         let claims = store.segments.claims();
         let (all, damaged) = stock::take(&store.index, &claims, found);
         store.segments.claimed(claims);
+        for block in &damaged {
+            store.losses.note(*block, Why::found());
+        }
         opened.damaged = damaged;
         Ok((store, opened, all))
     }
@@ -280,6 +292,12 @@ impl Store {
         Replace { store: self, block, old, held }
     }
 
+    /// Takes hold of a block to replace it, if its entry is poison or damaged.
+    pub(crate) fn replace_if_damaged(&self, block: u64) -> Option<Replace<'_>> {
+        let held = self.stripes.hold(block);
+        self.index.get(block).is_err().then(|| Replace { store: self, block, old: Entry::default(), held })
+    }
+
     /// Stores `bundle` for `block` without publishing it, so that several can be published knowing that all are there. `no_more` says that they take the place of at
     /// least as many bytes.
     ///
@@ -295,25 +313,36 @@ impl Store {
                 Some(entry::Place { segment, stored: stored.clone() })
             }
         };
-        Ok(Prepared { place })
+        Ok(Prepared { place, lost: None })
+    }
+
+    /// What poisons `block` when it is published with others.
+    ///
+    /// # Errors
+    /// [`StoreError::NoRoom`], [`StoreError::HostMemory`].
+    pub(crate) fn prepare_lost(&self, block: u64, why: Why) -> Result<Prepared, StoreError> {
+        self.index.ensure(block..block + 1)?;
+        Ok(Prepared { place: None, lost: Some(why) })
     }
 
     /// Publishes what was prepared as the content of blocks from `first` on, at most [`kv::MOST_BLOCKS`](crate::kv::MOST_BLOCKS), all of it or nothing even if the
-    /// process is killed: old and new entries. Nobody else replaces these blocks meanwhile. Damaged ones are mended.
+    /// process is killed: old and new entries, as those of zeros if they are poisoned now. Nobody else replaces these blocks meanwhile. Damaged ones are mended.
     pub fn install_all(&self, first: u64, prepared: Vec<Prepared>) -> Vec<(Entry, Entry)> {
         let blocks = first..first + prepared.len() as u64;
         let held = self.stripes.hold_all(blocks.clone());
-        let changes: Vec<_> = blocks
-            .zip(prepared)
-            .map(|(block, Prepared { place })| {
-                // Nothing of a damaged block is needed any more; its segment, which nothing names, is lost.
-                let old = self.index.get(block).unwrap_or_default();
-                let new = Entry { epoch: old.epoch.wrapping_add(1), place };
-                (old, new)
-            })
+        let change = |(block, Prepared { place, lost }): (u64, Prepared)| {
+            // Nothing of a damaged block is needed any more; its segment, which nothing names, is lost.
+            let old = self.index.get(block).unwrap_or_default();
+            let new = Entry { epoch: old.epoch.wrapping_add(1), place };
+            if lost.is_some() { ((old, Entry::default()), lost) } else { ((old, new), lost) }
+        };
+        let (changes, lost): (Vec<_>, Vec<_>) = blocks.clone().zip(prepared).map(change).unzip();
+        let entries: Vec<_> = changes
+            .iter()
+            .zip(&lost)
+            .map(|((_, new), lost)| if lost.is_some() { entry::POISON } else { new.encode() })
             .collect();
-        let entries: Vec<_> = changes.iter().map(|(_, new)| new.encode()).collect();
-        held.publish(|| {
+        let put = || {
             let record =
                 self.journal.as_ref().map(|journal| (journal, journal.begin_window(first, &entries)));
             for (block, entry) in (first..).zip(&entries) {
@@ -322,22 +351,35 @@ impl Store {
             if let Some((journal, record)) = record {
                 journal.end(record);
             }
-        });
+        };
+        let lost_at = |block| lost[usize::try_from(block - first).expect("one of these")].clone();
+        self.losses.publish(held, blocks, put, lost_at);
         for (old, _) in &changes {
             self.free(old);
         }
         changes
     }
 
+    /// The blocks that are poisoned, and that were.
+    pub(crate) fn losses(&self) -> &Losses<Why> {
+        &self.losses
+    }
+
     /// Gives up what `block` holds, if its entry is `meant`, or none that can be read: it says that it is poisoned then. `None` if nothing was done; the entry before, if it was not damaged.
-    pub fn poison(&self, block: u64, meant: impl FnOnce(Option<&Entry>) -> bool) -> Option<Option<Entry>> {
+    pub(crate) fn poison(
+        &self,
+        block: u64,
+        why: &Why,
+        meant: impl FnOnce(Option<&Entry>) -> bool,
+    ) -> Option<Option<Entry>> {
         self.index.ensure(block..block + 1).ok()?;
         let held = self.stripes.hold(block);
         let old = self.index.get(block).ok();
         if !meant(old.as_ref()) {
             return None;
         }
-        held.publish(|| self.put(block, &entry::POISON));
+        let put = || self.put(block, &entry::POISON);
+        self.losses.publish(held, block..block + 1, put, |_| Some(why.clone()));
         if let Some(old) = &old {
             self.free(old);
         }
@@ -401,7 +443,7 @@ impl Store {
     }
 
     /// Frees what [`Store::prepare`] took.
-    pub fn give_back(&self, Prepared { place }: Prepared) {
+    pub fn give_back(&self, Prepared { place, .. }: Prepared) {
         if let Some(place) = place {
             self.segments.free(place.segment, place.stored.bytes());
         }
@@ -486,10 +528,10 @@ impl Replace<'_> {
     pub fn publish(self, bundle: &Bundle) -> Result<Entry, StoreError> {
         let bytes = bundle.stored.as_ref().map_or(0, Stored::bytes);
         let no_more = charged(bytes) <= self.old.charged();
-        let Prepared { place } = self.store.prepare(self.block, bundle, no_more)?;
+        let Prepared { place, .. } = self.store.prepare(self.block, bundle, no_more)?;
         let Self { store, block, old, held } = self;
         let new = Entry { epoch: old.epoch.wrapping_add(1), place };
-        held.publish(|| store.put(block, &new.encode()));
+        store.losses.publish(held, block..block + 1, || store.put(block, &new.encode()), |_| None);
         store.free(&old);
         Ok(new)
     }

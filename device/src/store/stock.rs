@@ -74,7 +74,7 @@ fn claim(index: &Index, claims: &Claims, block: u64, entry: &Entry) -> bool {
             ?claimed,
             "an entry names a segment that is not its own"
         );
-        index.put(block, &entry::POISON);
+        index.put(block, &entry::DAMAGED);
     }
     claimed == Claimed::Yes
 }
