@@ -89,8 +89,8 @@ impl Device {
     /// Poisons every block that this base range touches, as damage would: what they held is lost.
     ///
     /// # Errors
-    /// [`DeviceError::PastWindow`]; [`DeviceError::Plain`] of a device that keeps no checks; [`DeviceError::Store`] if a KV window that has some of it finds no room to
-    /// be coded without, and then the blocks before are poisoned.
+    /// [`DeviceError::PastWindow`]; [`DeviceError::Plain`] of a device that keeps no checks; [`DeviceError::Store`] if there is no room to say so, or for what is left
+    /// of a KV window to be coded without it; then the blocks before are poisoned.
     pub fn inject_poison(&self, offset: u64, length: u64) -> Result<(), DeviceError> {
         let range = self.inside(super::Window::Base, offset, length)?;
         if self.coded_store().is_none() {
@@ -104,7 +104,7 @@ impl Device {
             if let Some((tensor, shape)) = windowed(&map, next * BLOCK_BYTES as u64) {
                 next = self.poison_in_window(&map, tensor, shape, next..blocks.end, &why)?;
             } else {
-                self.lose(&map, next, &why, |_| true);
+                self.lose(&map, next, &why, |_| true)?;
                 next += 1;
             }
         }
@@ -153,25 +153,34 @@ impl Device {
         if windowed(&map, block * BLOCK_BYTES as u64).is_some() {
             return false;
         }
-        self.lose(&map, block, &Why::new(Cause::Damaged, &why.to_string()), |now| now == entry);
+        let why = Why::new(Cause::Damaged, &why.to_string());
+        if let Err(full) = self.lose(&map, block, &why, |now| now == entry) {
+            // What was read had an entry, so there is room for one; who reads it next finds the same.
+            tracing::warn!(block, "a damaged block is not poisoned: {full}");
+        }
         true
     }
 
     /// Poisons a block outside KV windows, if its entry is `meant`.
-    fn lose(&self, map: &Map, block: u64, why: &Why, meant: impl FnOnce(Option<&Entry>) -> bool) {
-        let Some(store) = self.coded_store() else { return };
+    fn lose(
+        &self,
+        map: &Map,
+        block: u64,
+        why: &Why,
+        meant: impl FnOnce(Option<&Entry>) -> bool,
+    ) -> Result<(), DeviceError> {
+        let Some(store) = self.coded_store() else { return Ok(()) };
         let known = store.losses().lists(block);
-        let Some(old) = store.poison(block, why, meant) else { return };
-        if let Some(old) = old {
-            self.stats.replaced(&old, &Entry::default());
-            let before = Charge::of(&old);
-            self.unaccount(block, 0, before.bytes());
-            charge::charge(&self.stats, map, block, before, Charge::default());
-        }
+        let Some(old) = store.poison(block, why, meant)? else { return Ok(()) };
+        self.stats.replaced(&old, &Entry::default());
+        let before = Charge::of(&old);
+        self.unaccount(block, 0, before.bytes());
+        charge::charge(&self.stats, map, block, before, Charge::default());
         self.windows.decoded.lock().forget(block);
         if !known {
             say_lost(block, why);
         }
+        Ok(())
     }
 }
 

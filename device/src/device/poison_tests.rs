@@ -239,6 +239,48 @@ fn lost_blocks_of_windows_outlive_the_process_and_no_others_are_lost_with_them()
     }
 }
 
+#[test]
+fn a_damaged_window_that_finds_no_room_to_be_coded_anew_shows_what_is_left_all_the_same() {
+    let device = Device::new(DeviceConfig { store_bytes: Some(2 * 65536), ..config() }).unwrap();
+    wide(&device);
+    // Tokens that are all alike are stored once, if none is lost.
+    let data = crate::kv::tests::bytes(5, 2 * BLOCK).repeat(TOKENS);
+    device.write_base(0, &data).unwrap();
+    let noise = crate::kv::tests::bytes(10, BLOCK);
+    let full = (LENGTH as u64..1 << 20).step_by(BLOCK).find(|at| device.write_base(*at, &noise).is_err());
+    let full = full.expect("less room than memory");
+    device.flip_stored_bit(1, 20);
+    let mut model = model(&data);
+    model.iter_mut().skip(1).step_by(2).for_each(|block| *block = None);
+    for _ in 0..2 {
+        same(&device, &model);
+    }
+    assert_eq!(device.stats().requests.poison_events, TOKENS as u64);
+    let before = device.blocks.used_bytes();
+    assert!(device.clear_poison(BLOCK as u64, 1).is_err(), "a block alone takes more room than all");
+    device.write_base(8, &[7; 8]).unwrap();
+    model[0].as_mut().unwrap()[8..16].fill(7);
+    refused(device.write_base(BLOCK as u64 + 8, &[7; 8]));
+    assert!(device.flush(0, LENGTH as u64).is_err() && device.blocks.used_bytes() == before);
+    same(&device, &model);
+    // Once there is room, it is coded.
+    device.discard(LENGTH as u64, full - LENGTH as u64).unwrap();
+    device.flush(0, LENGTH as u64).unwrap();
+    assert_eq!(device.stats().windows.now.open, 0);
+    same(&device, &model);
+}
+
+#[test]
+fn what_a_partial_store_finds_damaged_is_listed() {
+    let device = in_memory();
+    device.write_base(0, &crate::kv::tests::bytes(5, BLOCK)).unwrap();
+    device.flip_stored_bit(0, 20);
+    let why = device.write_base(8, &[7; 8]).unwrap_err();
+    assert!(matches!(why, DeviceError::Damaged { block: 0, .. }), "{why}");
+    assert_eq!(listed(&device), [0]);
+    refused(device.write_base(8, &[7; 8]));
+}
+
 /// Two threads at once, on each of `rounds` rounds.
 fn both(rounds: u8, one: impl Fn(u8) + Sync, other: impl Fn(u8), after: impl Fn(u8)) {
     for round in 1..=rounds {

@@ -824,7 +824,9 @@ impl Device {
                 self.written(map, block, codec, words, Charge::of(old), Charge::of(new));
             }
         }
-        new.into_iter().for_each(|block| poison::say_lost(block, &why));
+        for block in new {
+            poison::say_lost(block, &why);
+        }
         let stats = &self.stats;
         stats.windows_coded[coded.coding as usize].add(1);
         stats.repeated_rows.add(coded.repeated_rows as u64);

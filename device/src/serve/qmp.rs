@@ -81,8 +81,15 @@ impl PoisonReporter {
     ) -> io::Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
-        let mut teller =
-            Teller { partition, socket: socket.to_owned(), before, monitor: None, qemu: None, told: 0, before_it: 0 };
+        let mut teller = Teller {
+            partition,
+            socket: socket.to_owned(),
+            before,
+            monitor: None,
+            qemu: None,
+            told: 0,
+            before_it: 0,
+        };
         let run = move || {
             let mut failed = None;
             while !stopped.load(Ordering::Relaxed) {

@@ -365,25 +365,28 @@ impl Store {
         &self.losses
     }
 
-    /// Gives up what `block` holds, if its entry is `meant`, or none that can be read: it says that it is poisoned then. `None` if nothing was done; the entry before, if it was not damaged.
+    /// Gives up what `block` holds, if its entry is `meant`, or none that can be read: it says that it is poisoned then. `None` if nothing was done; else the entry before,
+    /// as that of zeros if it was damaged.
+    ///
+    /// # Errors
+    /// [`StoreError::NoRoom`], [`StoreError::HostMemory`]: of a block that never held anything, for its entry.
     pub(crate) fn poison(
         &self,
         block: u64,
         why: &Why,
         meant: impl FnOnce(Option<&Entry>) -> bool,
-    ) -> Option<Option<Entry>> {
-        self.index.ensure(block..block + 1).ok()?;
+    ) -> Result<Option<Entry>, StoreError> {
+        self.index.ensure(block..block + 1)?;
         let held = self.stripes.hold(block);
         let old = self.index.get(block).ok();
         if !meant(old.as_ref()) {
-            return None;
+            return Ok(None);
         }
         let put = || self.put(block, &entry::POISON);
         self.losses.publish(held, block..block + 1, put, |_| Some(why.clone()));
-        if let Some(old) = &old {
-            self.free(old);
-        }
-        Some(old)
+        let old = old.unwrap_or_default();
+        self.free(&old);
+        Ok(Some(old))
     }
 
     /// Frees the segment of an entry that is no more, and tidies up if that leaves too many free slots. The caller holds no stripe.

@@ -122,7 +122,7 @@ fn any_block_may_be_expected_whatever_its_entry_names() {
     bundle.encode(Format::Opaque, Codec::Lz4, &words);
     store.replace(0).unwrap().publish(&bundle).unwrap();
     // It names the last of all segments that can be named; the others name the first.
-    assert!(store.poison(1, &cause::Why::found(), |_| true).is_some());
+    assert!(store.poison(1, &cause::Why::found(), |_| true).unwrap().is_some());
     for bytes in [0..0, 0..4096, 4096..4097, 2000..u64::MAX, u64::MAX - 1..u64::MAX] {
         (0..4).for_each(|block| store.expect(block, bytes.clone()));
     }
