@@ -43,7 +43,7 @@ use parking_lot::RwLock;
 pub(crate) use self::division::Division;
 use self::division::Part;
 pub(crate) use self::sources::SourceOf;
-use self::{blocks::Blocks, events::Events, kept::Kept, poison::Poison, stock::Stock, windows::Windows};
+use self::{blocks::Blocks, events::Events, kept::Kept, stock::Stock, windows::Windows};
 pub use self::{
     config::{DeviceConfig, MOST_OPEN_WINDOWS},
     division::{MOST_PARTITION_NAME_BYTES, MOST_PARTITIONS, PartitionConfig},
@@ -94,7 +94,6 @@ pub struct Device {
     members: Option<Members>,
     /// The image that all this is kept in, if it is.
     kept: Option<Kept>,
-    poison: Poison,
     events: Events,
     /// Processes that served it and died.
     worker_deaths: AtomicU64,
@@ -120,7 +119,6 @@ impl Device {
             stats: Stats::new(),
             started: Instant::now(),
             kept: None,
-            poison: Poison::default(),
             events: Events::default(),
             worker_deaths: AtomicU64::new(0),
             config,
@@ -161,15 +159,10 @@ impl Device {
         let of_members = members.iter_mut().flat_map(Members::counters);
         let counters = parts.chain(stats.counters()).chain(of_members);
         counters.for_each(|counter| counter.keep(kept.counters().take()));
-        let poison = Poison::default();
-        let (blocks, stock) = Blocks::open(
-            kept.image(),
-            |stock: &mut Stock, block, entry, charge| {
-                division.found(block, charge.bytes());
-                stock.found(&map, block, entry, charge);
-            },
-            |block| poison.found(block),
-        )?;
+        let (blocks, stock) = Blocks::open(kept.image(), |stock: &mut Stock, block, entry, charge| {
+            division.found(block, charge.bytes());
+            stock.found(&map, block, entry, charge);
+        })?;
         for stock in stock {
             stock.settle(&stats);
         }
@@ -183,7 +176,6 @@ impl Device {
             stats,
             started: Instant::now(),
             kept: Some(kept),
-            poison,
             events: Events::default(),
             worker_deaths: AtomicU64::new(0),
             config,
@@ -192,6 +184,7 @@ impl Device {
         if let (Some(kept), Some(store)) = (&device.kept, device.coded_store()) {
             store.keep_checkpoints(kept.image(), kept.tables())?;
         }
+        device.recover_windows()?;
         Ok(device)
     }
 
@@ -414,7 +407,7 @@ impl Device {
             members: self.members.as_ref(),
             index_cache: &self.index_cache,
             windows: self.windows.now(),
-            poison: self.poison.now(),
+            poison: self.poison_now(),
         })
     }
 
@@ -459,6 +452,8 @@ fn lines(inside: usize, length: usize) -> u64 {
 mod image_tests;
 #[cfg(test)]
 mod memory_tests;
+#[cfg(test)]
+mod poison_tests;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]

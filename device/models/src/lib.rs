@@ -1,8 +1,12 @@
-//! The store's publication protocol, its very code, run by loom in every order in which threads and memory may let its steps happen.
+//! The store's publication protocol and its list of losses, their very code, run by loom in every order in which threads and memory may let its steps happen.
 //!
-//! The device is a large crate and this file of it is small: so it is taken in by its path, with loom's locks and fences in the place of the usual ones.
+//! The device is a large crate and these files of it are small: so they are taken in by their paths, with loom's locks and fences in the place of the usual ones.
 #![cfg(test)]
 
+#[path = "../../src/store/losses.rs"]
+#[allow(dead_code, reason = "the models ask for less than the device")]
+mod losses;
+mod poison;
 #[path = "../../src/store/publication.rs"]
 mod publication;
 mod readers;

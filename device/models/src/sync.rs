@@ -1,8 +1,8 @@
 //! Loom's locks and fences, called as the store's are.
 
-use loom::sync::RwLockReadGuard;
 pub(crate) use loom::sync::RwLockWriteGuard;
-pub(crate) use loom::sync::atomic::{Ordering, fence};
+pub(crate) use loom::sync::atomic::{AtomicUsize, Ordering, fence};
+use loom::sync::{MutexGuard, RwLockReadGuard};
 
 /// A lock that no panic poisons.
 pub(crate) struct RwLock<T>(loom::sync::RwLock<T>);
@@ -18,5 +18,18 @@ impl<T> RwLock<T> {
 
     pub(crate) fn write(&self) -> RwLockWriteGuard<'_, T> {
         self.0.write().expect("no thread panics")
+    }
+}
+
+/// As [`RwLock`].
+pub(crate) struct Mutex<T>(loom::sync::Mutex<T>);
+
+impl<T> Mutex<T> {
+    pub(crate) fn new(value: T) -> Self {
+        Self(loom::sync::Mutex::new(value))
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
+        self.0.lock().expect("no thread panics")
     }
 }

@@ -112,7 +112,6 @@ impl Blocks {
     pub(super) fn open<T: Default + Send>(
         image: &Image,
         found: impl Fn(&mut T, u64, &Entry, &Charge) + Sync,
-        damaged: impl FnMut(u64),
     ) -> Result<(Self, Vec<T>), StoreError> {
         let superblock = image.superblock();
         let mut all = Vec::new();
@@ -134,7 +133,6 @@ impl Blocks {
                 let (replayed, poisoned) = (opened.replayed, opened.damaged.len());
                 tracing::info!(replayed, poisoned, "the store is as the last process left it");
             }
-            opened.damaged.into_iter().for_each(damaged);
             Kept::Coded(Box::new(store))
         };
         Ok((Self { kept, gcomp: image.gcomp()? }, all))
@@ -230,23 +228,20 @@ impl Device {
             *(if hit { &mut tally.index_hits } else { &mut tally.index_misses }) += 1;
             let fetched = match store.fetch(block, select, bundle) {
                 Ok(fetched) => fetched,
-                Err(why) => {
-                    self.show_poison(block, None, why.into(), format, mask, room)?;
-                    return Ok(true);
-                }
+                Err(why) => return self.show_poison(block, None, why.into(), format, mask, room),
             };
             expect(half..expected + MARGIN_BYTES);
             match self.decode(block, &fetched, format, mask, bundle, room, tally) {
                 Err(why) => {
                     let entry = Some(&fetched.entry);
-                    self.show_poison(block, entry, why, format, mask, room).map(|()| true)
+                    self.show_poison(block, entry, why, format, mask, room)
                 }
                 decoded => decoded,
             }
         })
     }
 
-    /// Gives the pattern of poison for a block that could not be read by its entry, if it has one, because it is damaged.
+    /// Gives the pattern of poison for a block that could not be read by its entry, if it has one, because it is damaged. `false` as [`Self::fetch`].
     fn show_poison(
         &self,
         block: u64,
@@ -255,16 +250,18 @@ impl Device {
         format: Format,
         mask: PlaneMask,
         room: &mut Room<'_>,
-    ) -> Result<(), DeviceError> {
+    ) -> Result<bool, DeviceError> {
         if !Self::is_damage(&why) {
             return Err(why);
         }
+        if !self.found_damage(block, entry, &why) {
+            return Ok(false);
+        }
         self.stats.damaged_reads.add(1);
-        self.found_damage(block, entry, &why);
         room.form = Form::Words;
         room.words.fill(poison::PATTERN);
         clear_outside(format, mask, room.words);
-        Ok(())
+        Ok(true)
     }
 
     /// The words that the planes in `mask` give of a block that was fetched to `bundle`. `false` as [`Self::fetch`].
@@ -426,10 +423,13 @@ impl Device {
                 let mut old = [0; MAX_BUNDLE];
                 replace.fetch_old(&mut old);
                 if let Some(place) = &replace.old().place {
-                    place
-                        .stored
-                        .decode(PlaneMask(u32::MAX), &old, &mut words)
-                        .map_err(|why| DeviceError::Damaged { block, why })?;
+                    let decoded = place.stored.decode(PlaneMask(u32::MAX), &old, &mut words);
+                    if let Err(why) = decoded {
+                        let (why, entry) = (DeviceError::Damaged { block, why }, replace.old().clone());
+                        drop(replace);
+                        self.found_damage(block, Some(&entry), &why);
+                        return Err(why);
+                    }
                 }
                 change(&mut words);
                 Layout::encode_block(self.config.mode, format, codec, &words, &mut bundle);
@@ -452,7 +452,6 @@ impl Device {
     ) {
         let stats = &self.stats;
         stats.blocks_written.add(1);
-        self.poison.written(block);
         stats.zero_blocks_written.add(u64::from(!new.live));
         stats.bypass_blocks_written.add(u64::from(new.bypass));
         stats.stored_bytes_written.add(new.bytes);

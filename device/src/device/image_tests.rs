@@ -33,6 +33,15 @@ enum Operation {
         length: usize,
     },
     Flush,
+    /// Poisons a block.
+    Inject {
+        block: usize,
+    },
+    /// Clears blocks that are poisoned.
+    Clear {
+        at: usize,
+        length: usize,
+    },
     /// Makes the KV tensor, or removes it.
     Toggle,
     View,
@@ -49,6 +58,8 @@ fn operation() -> impl Strategy<Value = Operation> {
     prop_oneof![
         6 => (range(), any::<u64>()).prop_map(|((at, length), seed)| Operation::Write { at, length, seed }),
         2 => range().prop_map(|(at, length)| Operation::Discard { at, length }),
+        1 => (0..BLOCKS).prop_map(|block| Operation::Inject { block }),
+        1 => range().prop_map(|(at, length)| Operation::Clear { at, length }),
         1 => Just(Operation::Flush),
         1 => Just(Operation::Toggle),
         1 => Just(Operation::View),
@@ -106,8 +117,21 @@ fn new_image(mishaps: &Mishaps) -> Image {
     image
 }
 
-fn range_of(operation: &Operation) -> Option<(usize, Vec<u8>)> {
+/// Whether a block is poisoned, as nothing else here is made so.
+fn is_lost(block: &[u8]) -> bool {
+    block.iter().all(|byte| *byte == poison::PATTERN)
+}
+
+/// Where an operation changes what `before` holds, and to what.
+fn range_of(operation: &Operation, before: &[u8]) -> Option<(usize, Vec<u8>)> {
     match operation {
+        Operation::Inject { block } => Some((block * BLOCK, vec![poison::PATTERN; BLOCK])),
+        Operation::Clear { at, length } => {
+            let from = at / BLOCK * BLOCK;
+            let mut blocks = before[from..(at + length).next_multiple_of(BLOCK)].to_vec();
+            blocks.chunks_mut(BLOCK).filter(|block| is_lost(block)).for_each(|block| block.fill(0));
+            Some((from, blocks))
+        }
         Operation::Write { at, length, seed } => Some((*at, bytes(*seed, *length))),
         Operation::Discard { at, length } => Some((*at, vec![0; *length])),
         _ => None,
@@ -118,6 +142,8 @@ fn perform(device: &Device, operation: &Operation) -> Result<(), DeviceError> {
     match operation {
         Operation::Write { at, length, seed } => device.write_base(*at as u64, &bytes(*seed, *length)),
         Operation::Discard { at, length } => device.discard(*at as u64, *length as u64),
+        Operation::Inject { block } => device.inject_poison((block * BLOCK) as u64, 1),
+        Operation::Clear { at, length } => device.clear_poison(*at as u64, *length as u64),
         Operation::Flush => device.flush(0, device.base_bytes()),
         Operation::Toggle if device.tensors().len() == 2 => device.remove_tensor("kv"),
         Operation::Toggle => device.create_tensor(cache()).map(drop),
@@ -128,7 +154,18 @@ fn perform(device: &Device, operation: &Operation) -> Result<(), DeviceError> {
 fn read_all(device: &Device) -> Vec<u8> {
     let mut all = vec![0xa5; BLOCKS * BLOCK];
     device.read_base(0, &mut all).unwrap();
+    let lost: Vec<_> = all.chunks(BLOCK).enumerate().filter(|(_, words)| is_lost(words)).collect();
+    let listed: Vec<_> = device.poison().iter().map(|poisoned| poisoned.dpa / BLOCK as u64).collect();
+    assert!(lost.iter().map(|(block, _)| *block as u64).eq(listed.iter().copied()), "{listed:?} are listed");
     all
+}
+
+/// Whether part of a poisoned block was to be written.
+fn is_refused(done: &Result<(), DeviceError>) -> bool {
+    matches!(
+        done,
+        Err(DeviceError::Store(StoreError::Entry { why: crate::store::entry::Damaged::Poison, .. }))
+    )
 }
 
 /// What a device says it stores is what a process that finds its image counts.
@@ -164,13 +201,14 @@ proptest! {
         let mut device = Device::open(image.clone(), &config()).unwrap();
         for (operation, stores) in operations {
             let mut after = model.clone();
-            if let Some((at, data)) = range_of(&operation) {
+            if let Some((at, data)) = range_of(&operation, &model) {
                 after[at..at + data.len()].copy_from_slice(&data);
             }
             mishaps.kill_after(stores);
             let done = catch_unwind(AssertUnwindSafe(|| perform(&device, &operation)));
             mishaps.kill_after(i64::MAX);
             match done {
+                Ok(done) if is_refused(&done) => settle(&mut model, &after, read_all(&device)),
                 Ok(done) => {
                     done.unwrap();
                     model = after;
@@ -208,7 +246,7 @@ proptest! {
         let device = Device::open(image.clone(), &config()).unwrap();
         for (operation, room) in operations {
             let mut after = model.clone();
-            if let Some((at, data)) = range_of(&operation) {
+            if let Some((at, data)) = range_of(&operation, &model) {
                 after[at..at + data.len()].copy_from_slice(&data);
             }
             mishaps.limit_room(room);
@@ -216,6 +254,7 @@ proptest! {
             mishaps.limit_room(i64::MAX);
             match done {
                 Ok(()) => model = after,
+                done if is_refused(&done) => settle(&mut model, &after, read_all(&device)),
                 Err(DeviceError::Store(StoreError::NoRoom { .. })) => settle(&mut model, &after, read_all(&device)),
                 Err(other) => panic!("{other}"),
             }
@@ -473,7 +512,7 @@ proptest! {
         let mut synced = all(&device);
         for (operation, fate) in operations {
             let mut after = model.clone();
-            if let Some((at, data)) = range_of(&operation) {
+            if let Some((at, data)) = range_of(&operation, &model) {
                 after[at..at + data.len()].copy_from_slice(&data);
             }
             let stores = match &fate {
@@ -481,12 +520,16 @@ proptest! {
                 _ => i64::MAX,
             };
             host.mishaps.kill_after(stores);
-            let done = catch_unwind(AssertUnwindSafe(|| perform(&device, &operation).unwrap()));
+            let done = catch_unwind(AssertUnwindSafe(|| perform(&device, &operation)));
             host.mishaps.kill_after(i64::MAX);
-            let is_killed = done.is_err();
-            if !is_killed {
-                model = after.clone();
-                prop_assert!(read_all(&device) == model);
+            match done {
+                Ok(done) if is_refused(&done) => settle(&mut model, &after, read_all(&device)),
+                Ok(done) => {
+                    done.unwrap();
+                    model = after.clone();
+                    prop_assert!(read_all(&device) == model);
+                }
+                Err(_) => {}
             }
             host.note();
             match fate {
@@ -517,7 +560,6 @@ proptest! {
                             prop_assert!(found == before || found == synced, "a mixture of two syncs");
                             synced = found;
                             model = synced.0.clone();
-                            prop_assert!(device.poison().is_empty());
                             agree_after_crash(&device);
                             continue;
                         }
@@ -528,7 +570,6 @@ proptest! {
                     prop_assert_eq!(&found.1, &synced.1);
                     prop_assert!(found == synced, "it is not what it was at the last sync");
                     model = synced.0.clone();
-                    prop_assert!(device.poison().is_empty());
                     agree_after_crash(&device);
                 }
             }

@@ -240,8 +240,17 @@ impl Partition {
 
     /// Its poisoned blocks, by DPA.
     pub fn poison(&self) -> Vec<Poisoned> {
+        self.own_poison(self.device.poison())
+    }
+
+    /// Its poisonings behind event `event`, as [`Device::poisonings`] has them.
+    pub fn poisonings(&self, event: u64) -> (Vec<Poisoned>, u64) {
+        let (all, missed) = self.device.poisonings(event);
+        (self.own_poison(all), missed)
+    }
+
+    fn own_poison(&self, mut own: Vec<Poisoned>) -> Vec<Poisoned> {
         let base = &self.part().base;
-        let mut own = self.device.poison();
         own.retain(|poisoned| base.contains(&poisoned.dpa));
         for poisoned in &mut own {
             poisoned.dpa -= base.start;

@@ -212,7 +212,7 @@ impl Device {
     /// The ranges outside of tensors where anything is stored, or poisoned; none of a mode that cannot tell.
     fn stored_outside(&self, map: &Map) -> Vec<Range<u64>> {
         let Some(store) = self.coded_store() else { return Vec::new() };
-        if self.stats.opaque_blocks.get() == 0 && self.poison.now().0 == 0 {
+        if self.stats.opaque_blocks.get() == 0 && self.poison_now().0 == 0 {
             return Vec::new();
         }
         let all = 0..store::blocks(self.config.base_bytes);

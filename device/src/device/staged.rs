@@ -3,6 +3,7 @@
 //! A place has a page for its header, one for the block that is being written, and the window as the host sees it. The rules:
 //! * The header says which window it is. Its count of blocks is stored after everything else and makes the place valid; it goes back to 0
 //!   when the window is published.
+//! * The header says which blocks of the window are lost: what lies there for them means nothing. A block is lost no more after it was written.
 //! * A store into a window is made a block at a time, and each block is noted in the second page first: a kill leaves the block as it
 //!   was or as it is to be, never a mixture.
 
@@ -15,7 +16,7 @@ use parking_lot::Mutex;
 
 use crate::{
     BLOCK_BYTES,
-    kv::MOST_BLOCKS,
+    kv::{BlockSet, MOST_BLOCKS},
     store::{
         StoreError,
         checkpoint::Head,
@@ -30,6 +31,8 @@ const FIRST: usize = 8;
 const CHECK: usize = 16;
 const NOTED_AT: usize = 24;
 const NOTED: usize = 32;
+/// Which blocks are lost, a bit each. An earlier version leaves zeros here.
+const LOST: usize = 64;
 /// Where the noted bytes are.
 const NOTE: usize = BLOCK_BYTES;
 /// Where the window is.
@@ -55,6 +58,7 @@ pub(super) struct Found {
     /// The number of its first block.
     pub(super) first: u64,
     pub(super) bytes: Vec<u8>,
+    pub(super) lost: BlockSet,
 }
 
 impl StagedPlaces {
@@ -89,17 +93,20 @@ impl StagedPlaces {
                 self.memory.write(at + WINDOW + to, &bytes[to..to + noted]);
             }
             self.put(at + NOTED, 0);
-            all.push(Found { place, first, bytes });
+            let mut lost = BlockSet::default();
+            let stored = BlockSet::from_words(std::array::from_fn(|word| self.word(at + LOST + 8 * word)));
+            stored.iter().filter(|block| *block < count).for_each(|block| lost.insert(block));
+            all.push(Found { place, first, bytes, lost });
             false
         });
         all
     }
 
-    /// Puts a window into a free place. There are as many as windows may be open.
+    /// Puts a window, of which the blocks `lost` are lost, into a free place. There are as many as windows may be open.
     ///
     /// # Errors
     /// [`StoreError::NoRoom`].
-    pub(super) fn take(&self, first: u64, bytes: &[u8]) -> Result<Place, StoreError> {
+    pub(super) fn take(&self, first: u64, bytes: &[u8], lost: &BlockSet) -> Result<Place, StoreError> {
         let at = self.free.lock().pop().expect("a place for each window that may be open");
         if let Err(full) = self.memory.ensure(at..at + WINDOW + bytes.len()) {
             self.free.lock().push(at);
@@ -113,9 +120,11 @@ impl StagedPlaces {
         self.put(at + FIRST, first);
         self.put(at + CHECK, check(blocks, first));
         self.put(at + NOTED, 0);
+        let place = Place { at };
+        self.set_lost(&place, lost);
         fence(Ordering::Release);
         self.put(at + BLOCKS, blocks);
-        Ok(Place { at })
+        Ok(place)
     }
 
     /// Stores `data` at `to` of the window in `place`.
@@ -133,6 +142,15 @@ impl StagedPlaces {
             fence(Ordering::Release);
             self.put(place.at + NOTED, 0);
             done += length;
+        }
+    }
+
+    /// Says which blocks of the window in `place` are lost.
+    pub(super) fn set_lost(&self, place: &Place, lost: &BlockSet) {
+        // What was written before is there when a block is lost no more.
+        fence(Ordering::Release);
+        for (at, word) in (place.at + LOST..).step_by(8).zip(lost.words()) {
+            self.put(at, word);
         }
     }
 

@@ -287,10 +287,10 @@ fn a_damaged_window_is_poisoned_until_it_is_written() {
     let blocks: Vec<_> = device.poison().iter().map(|poison| poison.dpa).collect();
     assert_eq!(blocks, [0, 4096, 8192, 12288].map(|at| tensor.dpa + at));
     assert!(read(&device, tensor.dpa + WINDOW, WINDOW) == data[window..2 * window]);
-    // A store begins from the pattern.
-    device.write_base(tensor.dpa, &data[..10]).unwrap();
-    let found = read(&device, tensor.dpa, WINDOW);
-    assert!(found[..10] == data[..10] && found[10..].iter().all(|byte| *byte == 0xff));
+    // What the rest should be that a store leaves, nobody knows.
+    device.write_base(tensor.dpa, &data[..10]).unwrap_err();
+    assert!(read(&device, tensor.dpa, WINDOW).iter().all(|byte| *byte == 0xff));
+    assert_eq!(device.poison().len(), 4);
     device.write_base(tensor.dpa, &data[..window]).unwrap();
     device.flush(0, device.base_bytes()).unwrap();
     assert!(read(&device, tensor.dpa, tensor.length) == data);

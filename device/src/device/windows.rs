@@ -8,6 +8,9 @@
 //! * Everything about a window happens under its lock: a reader sees a window before a store or after it, coded or open, never a mixture. All its
 //!   blocks are stored before the first of them is published.
 //! * Locks are taken in this order: the map, a window's, then the tables' and the store's. No two windows' locks are held together.
+//! * A window of which stored blocks are damaged is *recovered* by whoever decodes it: its blocks that have bytes in these are lost and poisoned, and it is coded anew in address order, where
+//!   each block stands alone. So who decodes a window knows which blocks of it are lost, and who publishes one says so.
+//! * An open window keeps which of its blocks are lost. A store of part of one is refused, a store of all of it ends that.
 //! * What a window decoded to is kept for its next reader ([`super::decoded`]), and forgotten when the window is opened or published.
 
 use std::{
@@ -26,16 +29,21 @@ use super::{
     Device, DeviceError,
     charge::{Charge, charge_of},
     decoded::Decoded,
-    poison,
+    poison::{self, Cause},
     staged::{Found, Place},
+    windowed,
 };
 use crate::{
     BLOCK_BYTES, BlockWords,
-    codec::block::{Bundle, MAX_BUNDLE},
-    kv::{self, Coding, Shape, WindowDecoder},
+    codec::block::{BlockError, Bundle, MAX_BUNDLE},
+    kv::{self, BlockSet, Coding, Shape, WindowDecoder},
     plane::{self, PlaneMask},
     stats::{Tally, report::WindowsNow},
-    store::{self, Store, StoreError},
+    store::{
+        self, Store, StoreError,
+        cause::Why,
+        entry::{self, Entry},
+    },
     tensor::Tensor,
     window::Map,
 };
@@ -78,6 +86,60 @@ struct Staged {
     place: Option<Place>,
     /// Which of its blocks were written whole since it was opened.
     fresh: Vec<bool>,
+    /// Which of its blocks are lost.
+    lost: BlockSet,
+}
+
+impl Staged {
+    /// How many of `length` bytes from `at` on can be written: up to a lost block that is not written whole.
+    fn writable(&self, at: usize, length: usize) -> usize {
+        let end = at + length;
+        let refuses = |block: &usize| {
+            let whole = at <= block * BLOCK_BYTES && (block + 1) * BLOCK_BYTES <= end;
+            self.lost.has(*block) && !whole
+        };
+        let refused = (at / BLOCK_BYTES..end.div_ceil(BLOCK_BYTES)).find(refuses);
+        refused.map_or(length, |block| (block * BLOCK_BYTES).saturating_sub(at))
+    }
+
+    fn content(&self) -> Content<'_> {
+        Content { bytes: &self.bytes, lost: self.lost, why: None }
+    }
+}
+
+/// What a window holds: its bytes, and which of its blocks are lost, whose bytes are the pattern of poison.
+struct Whole {
+    bytes: Vec<u8>,
+    lost: BlockSet,
+}
+
+/// The same, to be published.
+#[derive(Clone, Copy)]
+struct Content<'a> {
+    bytes: &'a [u8],
+    lost: BlockSet,
+    /// Why blocks are lost that are not listed yet.
+    why: Option<&'a Why>,
+}
+
+impl<'a> Content<'a> {
+    /// Nothing of it is lost.
+    fn whole(bytes: &'a [u8]) -> Self {
+        Self { bytes, lost: BlockSet::default(), why: None }
+    }
+}
+
+impl Whole {
+    /// Shows the pattern where blocks are lost, of planes in `mask`.
+    fn show_lost(&mut self, shape: &Shape, mask: PlaneMask) {
+        for block in self.lost.iter() {
+            let words = &mut self.bytes.as_chunks_mut().0[block];
+            *words = [poison::PATTERN; BLOCK_BYTES];
+            if mask != PlaneMask::all(shape.format()) {
+                plane::clear_outside(shape.format(), mask, words);
+            }
+        }
+    }
 }
 
 /// A window of a tensor.
@@ -213,7 +275,10 @@ impl Device {
         let lock = windows.stripe(&span).lock();
         tally.gcomp += self.gcomp_bytes(block);
         if let Some(open) = windows.find(&span) {
-            words.copy_from_slice(&open.staged.lock().bytes[at..at + BLOCK_BYTES]);
+            let staged = open.staged.lock();
+            words.copy_from_slice(&staged.bytes[at..at + BLOCK_BYTES]);
+            self.stats.damaged_reads.add(staged.lost.has(at / BLOCK_BYTES).into());
+            drop(staged);
             drop(lock);
             if mask != PlaneMask::all(shape.format()) {
                 plane::clear_outside(shape.format(), mask, words);
@@ -223,19 +288,22 @@ impl Device {
         let kept = windows.decoded.lock().take(span.first, mask, &wanted, None);
         let decoded = if let Some(kept) = kept {
             self.stats.windows_reused.add(1);
+            self.stats.damaged_reads.add(self.store().losses().lists(block).into());
             kept
         } else {
             let decoded = match self.decode_window(shape, &span, mask, tally) {
                 Err(why) if Self::is_damage(&why) => {
-                    self.stats.damaged_reads.add(1);
-                    self.found_window_damage(span.numbers(), &why);
-                    words.fill(poison::PATTERN);
+                    let whole = self.recover_window(&map, tensor, shape, &span, &why)?;
+                    self.stats.damaged_reads.add(whole.lost.has(at / BLOCK_BYTES).into());
+                    words.copy_from_slice(&whole.bytes[at..at + BLOCK_BYTES]);
                     plane::clear_outside(shape.format(), mask, words);
                     return Ok(true);
                 }
-                decoded => Arc::new(decoded?),
+                decoded => decoded?,
             };
             self.stats.windows_decoded.add(1);
+            self.stats.damaged_reads.add(decoded.lost.has(at / BLOCK_BYTES).into());
+            let decoded = Arc::new(decoded.bytes);
             windows.decoded.lock().keep(span.first, mask, wanted, decoded.clone(), None);
             decoded
         };
@@ -244,16 +312,17 @@ impl Device {
         Ok(true)
     }
 
-    /// Decodes a window from the store. The caller holds its lock.
+    /// Decodes a window from the store. Damage is an error, but of poisoned blocks of a window in address order, which are lost. The caller holds its lock.
     fn decode_window(
         &self,
         shape: &Shape,
         span: &Span,
         mask: PlaneMask,
         tally: &mut Tally,
-    ) -> Result<Vec<u8>, DeviceError> {
+    ) -> Result<Whole, DeviceError> {
         let store = self.store();
         let mut out = Vec::with_capacity(span.bytes());
+        let (mut lost, mut poisoned) = (BlockSet::default(), None);
         let mut decoder = WindowDecoder::new(shape, span.before, span.blocks, mask, &mut out);
         let mut bundle = [0; MAX_BUNDLE];
         for at in 0..span.blocks {
@@ -261,7 +330,14 @@ impl Device {
             self.touch_index(block);
             tally.blocks += 1;
             let fetched = store.fetch(block, |stored| decoder.wanted(stored), &mut bundle);
-            let fetched = fetched?;
+            let fetched = match fetched {
+                Err(why @ StoreError::Entry { why: entry::Damaged::Poison, .. }) => {
+                    lost.insert(at);
+                    poisoned = Some(why);
+                    continue;
+                }
+                fetched => fetched?,
+            };
             self.add_stored(block, fetched.bytes, tally);
             let Some(place) = &fetched.entry.place else { continue };
             tally.planes += super::blocks::planes_of(&place.stored, fetched.mask);
@@ -269,11 +345,121 @@ impl Device {
                 .add(at, &place.stored, fetched.mask, &bundle)
                 .map_err(|why| DeviceError::Damaged { block, why })?;
         }
+        if let Some(why) = poisoned.filter(|_| decoder.transformed() == Some(true)) {
+            return Err(why.into());
+        }
         decoder.finish();
-        Ok(out)
+        let mut whole = Whole { bytes: out, lost };
+        whole.show_lost(shape, mask);
+        Ok(whole)
     }
 
-    /// Stores `data` at `offset` of the base window, up to the end of the window there: how many bytes that are.
+    /// All that a window holds, from the store, recovered if it is damaged. The caller holds its lock.
+    fn load_window(
+        &self,
+        map: &Map,
+        tensor: &Tensor,
+        shape: &Shape,
+        span: &Span,
+    ) -> Result<Whole, DeviceError> {
+        // What is not read for a host is not counted as its read.
+        match self.decode_window(shape, span, PlaneMask::all(shape.format()), &mut Tally::default()) {
+            Err(why) if Self::is_damage(&why) => self.recover_window(map, tensor, shape, span, &why),
+            whole => whole,
+        }
+    }
+
+    /// All that a window holds, open or not. The caller holds its lock.
+    fn whole_window(
+        &self,
+        map: &Map,
+        tensor: &Tensor,
+        shape: &Shape,
+        span: &Span,
+    ) -> Result<Whole, DeviceError> {
+        let Some(open) = self.windows.find(span) else { return self.load_window(map, tensor, shape, span) };
+        let staged = open.staged.lock();
+        Ok(Whole { bytes: staged.bytes.clone(), lost: staged.lost })
+    }
+
+    /// What can be decoded of a window that is damaged as `found` says; it is published so, and lists what is lost. The caller holds its lock.
+    fn recover_window(
+        &self,
+        map: &Map,
+        tensor: &Tensor,
+        shape: &Shape,
+        span: &Span,
+        found: &DeviceError,
+    ) -> Result<Whole, DeviceError> {
+        let mut whole = self.decode_what_can_be(shape, span)?;
+        whole.show_lost(shape, PlaneMask::all(shape.format()));
+        let why = Why::new(Cause::Damaged, &found.to_string());
+        let content = Content { bytes: &whole.bytes, lost: whole.lost, why: Some(&why) };
+        if let Err(full) = self.publish_window(map, tensor, shape, span, content, None) {
+            // It stays as it is, and whoever decodes it finds the same.
+            let first = span.first;
+            tracing::warn!("what is left of the window at block {first} stays where it is: {full}");
+            for block in whole.lost.iter().map(|at| first + at as u64) {
+                if self.store().losses().note(block, why.clone()) {
+                    poison::say_lost(block, &why);
+                }
+            }
+        }
+        Ok(whole)
+    }
+
+    /// The bytes of a damaged window that do not depend on damaged stored blocks, and which blocks are lost with these. The caller holds its lock.
+    fn decode_what_can_be(&self, shape: &Shape, span: &Span) -> Result<Whole, DeviceError> {
+        let store = self.store();
+        let all = PlaneMask::all(shape.format());
+        let (mut gone, mut bytes, mut bundle) = (BlockSet::default(), Vec::new(), [0; MAX_BUNDLE]);
+        // How the blocks were coded that are gone, as far as their entries say so, and whether there are some that do not say it.
+        let (mut was_transformed, mut contradict, mut unknown) = (None, false, false);
+        // Each round but the last finds further blocks that are gone.
+        let (coded, lost) = loop {
+            let mut decoder = WindowDecoder::new(shape, span.before, span.blocks, all, &mut bytes);
+            let before = gone;
+            let mut misfits = false;
+            for at in (0..span.blocks).filter(|at| !before.has(*at)) {
+                let block = span.first + at as u64;
+                let fetched = match store.fetch(block, |stored| decoder.wanted(stored), &mut bundle) {
+                    Err(StoreError::Entry { why, .. }) => {
+                        gone.insert(at);
+                        unknown |= why != entry::Damaged::Poison;
+                        continue;
+                    }
+                    fetched => fetched?,
+                };
+                let Some(place) = &fetched.entry.place else { continue };
+                match decoder.add(at, &place.stored, fetched.mask, &bundle) {
+                    Ok(()) => {}
+                    Err(BlockError::Window { .. }) => misfits = true,
+                    Err(_) => {
+                        gone.insert(at);
+                        let transformed = place.stored.head_bytes() > 0;
+                        contradict |= was_transformed.is_some_and(|before| before != transformed);
+                        was_transformed = Some(transformed);
+                    }
+                }
+            }
+            if gone != before {
+                continue;
+            }
+            contradict |= misfits;
+            let coded = decoder.transformed().or(was_transformed);
+            let transformed = coded == Some(true);
+            // The first block names the rows that repeat.
+            let in_doubt = transformed && gone.has(0);
+            let lost = decoder.finish_without(&gone, transformed && !in_doubt);
+            contradict |= in_doubt || was_transformed.is_some_and(|was| was != transformed);
+            break (coded, lost);
+        };
+        // If nothing says how the window was coded, any of its blocks may have had bytes in one that is gone. Poison that stands alone is of a window in address order.
+        let all_lost = contradict || (unknown && coded.is_none());
+        Ok(Whole { bytes, lost: if all_lost { BlockSet::first(span.blocks) } else { lost } })
+    }
+
+    /// Stores `data` at `offset` of the base window, up to the end of the window there or to a block that is lost and not written whole: how many bytes that are.
     pub(super) fn stage(
         &self,
         map: &Map,
@@ -288,12 +474,11 @@ impl Device {
         let data = &data[..length];
         if length == span.bytes() {
             let _lock = self.windows.stripe(&span).lock();
-            self.publish_window(map, tensor, shape, &span, data, None)?;
+            self.publish_window(map, tensor, shape, &span, Content::whole(data), None)?;
             self.drop_open(&span);
             return Ok(length);
         }
-        self.write_open(map, tensor, shape, &span, at, data)?;
-        Ok(length)
+        self.write_open(map, tensor, shape, &span, at, data)
     }
 
     /// Forgets bytes from the start of `range` on, up to its end or the end of the window there, and counts them in `done`.
@@ -316,20 +501,20 @@ impl Device {
                 *done += end - range.start;
                 return Ok(());
             }
-            self.publish_window(map, tensor, shape, &span, &vec![0; length], None)?;
+            self.publish_window(map, tensor, shape, &span, Content::whole(&vec![0; length]), None)?;
             self.drop_open(&span);
             *done += end - range.start;
         } else {
             let at = usize::try_from(range.start - window.start).expect("inside the window");
-            self.write_open(map, tensor, shape, &span, at, &vec![0; length])?;
+            let written = self.write_open(map, tensor, shape, &span, at, &vec![0; length])?;
             // Staged, it reads as zeros, whether there is room to code it or not.
-            *done += end - range.start;
+            *done += written as u64;
             self.close(map, tensor, shape, &span)?;
         }
         Ok(())
     }
 
-    /// Writes `data` at `at` of a window, which is opened if it is not.
+    /// Writes `data` at `at` of a window, which is opened if it is not, up to a block that is lost and not written whole: how many bytes that are. If it is the first one, that is an error.
     fn write_open(
         &self,
         map: &Map,
@@ -338,14 +523,16 @@ impl Device {
         span: &Span,
         at: usize,
         data: &[u8],
-    ) -> Result<(), DeviceError> {
+    ) -> Result<usize, DeviceError> {
         let windows = &self.windows;
         loop {
             let lock = windows.stripe(span).lock();
-            let open = match windows.find(span) {
+            let found = windows.find(span);
+            let was_open = found.is_some();
+            let open = match found {
                 Some(open) => open,
                 None => match windows.take_place(tensor.part, self.division.parts[tensor.part].blocks()) {
-                    Ok(()) => self.open_window(tensor, shape, span)?,
+                    Ok(()) => self.open_window(map, tensor, shape, span)?,
                     Err(oldest) => {
                         drop(lock);
                         self.make_room(map, oldest)?;
@@ -355,39 +542,54 @@ impl Device {
             };
             open.written.store(windows.tick(), Relaxed);
             let mut staged = open.staged.lock();
+            let data = &data[..staged.writable(at, data.len())];
+            if data.is_empty() {
+                drop(staged);
+                if !was_open {
+                    self.drop_open(span);
+                }
+                let block = span.first + (at / BLOCK_BYTES) as u64;
+                return Err(StoreError::Entry { block, why: entry::Damaged::Poison }.into());
+            }
             staged.bytes[at..at + data.len()].copy_from_slice(data);
             if let (Some(place), Some(kept)) = (&staged.place, &self.kept) {
                 kept.staged.write(place, at, data);
             }
+            let mut mended = false;
             for block in at.div_ceil(BLOCK_BYTES)..(at + data.len()) / BLOCK_BYTES {
                 staged.fresh[block] = true;
+                if staged.lost.remove(block) {
+                    mended = true;
+                    self.store().losses().mended(span.first + block as u64);
+                }
+            }
+            if let (Some(place), Some(kept)) = (&staged.place, self.kept.as_ref().filter(|_| mended)) {
+                kept.staged.set_lost(place, &staged.lost);
             }
             // If there is no room for it, it stays staged, and whoever closes it is told.
             if staged.fresh.iter().all(|fresh| *fresh)
-                && self.publish_window(map, tensor, shape, span, &staged.bytes, None).is_ok()
+                && self.publish_window(map, tensor, shape, span, staged.content(), None).is_ok()
             {
                 drop(staged);
                 self.drop_open(span);
             }
-            return Ok(());
+            return Ok(data.len());
         }
     }
 
     /// Opens a window for which a place was taken. The caller holds its lock.
-    fn open_window(&self, tensor: &Tensor, shape: &Shape, span: &Span) -> Result<Arc<Open>, DeviceError> {
+    fn open_window(
+        &self,
+        map: &Map,
+        tensor: &Tensor,
+        shape: &Shape,
+        span: &Span,
+    ) -> Result<Arc<Open>, DeviceError> {
         let windows = &self.windows;
-        // What a store has to read first is no host's read: it is not counted as one.
-        let bytes = self.decode_window(shape, span, PlaneMask::all(shape.format()), &mut Tally::default());
-        let bytes = match bytes {
-            Err(why) if Self::is_damage(&why) => {
-                self.found_window_damage(span.numbers(), &why);
-                Ok(vec![poison::PATTERN; span.bytes()])
-            }
-            bytes => bytes,
-        };
-        let staged = bytes.and_then(|bytes| {
-            let place = self.kept.as_ref().map(|kept| kept.staged.take(span.first, &bytes)).transpose()?;
-            Ok(Staged { bytes, place, fresh: vec![false; span.blocks] })
+        let staged = self.load_window(map, tensor, shape, span).and_then(|Whole { bytes, lost }| {
+            let kept = self.kept.as_ref();
+            let place = kept.map(|kept| kept.staged.take(span.first, &bytes, &lost)).transpose()?;
+            Ok(Staged { bytes, place, fresh: vec![false; span.blocks], lost })
         });
         let staged = staged.inspect_err(|_| drop(windows.fill_place(tensor.part, span, None)))?;
         windows.decoded.lock().forget(span.first);
@@ -411,7 +613,7 @@ impl Device {
     pub(super) fn reopen_windows(&self) {
         let Some(kept) = &self.kept else { return };
         let map = self.map.read();
-        for Found { place, first, bytes } in kept.staged.found() {
+        for Found { place, first, mut bytes, lost } in kept.staged.found() {
             let tensor = map.tensor_at(first.saturating_mul(BLOCK_BYTES as u64));
             let shape = tensor.and_then(|tensor| tensor.windows.as_ref());
             let span = tensor.zip(shape).map(|(tensor, shape)| Span::of(tensor, shape, first));
@@ -422,12 +624,101 @@ impl Device {
                 kept.staged.let_go(place);
                 continue;
             };
-            let staged = Staged { bytes, place: Some(place), fresh: vec![false; span.blocks] };
+            // The entries are of before the window was opened.
+            let losses = self.store().losses();
+            for (at, words) in bytes.as_chunks_mut().0.iter_mut().enumerate() {
+                if lost.has(at) {
+                    *words = [poison::PATTERN; BLOCK_BYTES];
+                    losses.note(first + at as u64, Why::found());
+                } else {
+                    losses.mended(first + at as u64);
+                }
+            }
+            let staged = Staged { bytes, place: Some(place), fresh: vec![false; span.blocks], lost };
             let open = Open { written: AtomicU64::new(self.windows.tick()), staged: Mutex::new(staged) };
             let mut staging = self.windows.staging.lock();
             staging.bytes += span.bytes() as u64;
             staging.open.insert(first, Arc::new(open));
         }
+    }
+
+    /// Recovers the windows that have entries that do not check, so that all that is lost with these is listed.
+    pub(super) fn recover_windows(&self) -> Result<(), DeviceError> {
+        let Some(store) = self.coded_store() else { return Ok(()) };
+        let map = self.map.read();
+        let mut behind = 0;
+        for block in store.losses().listed_in(0..u64::MAX) {
+            let Some((tensor, shape)) =
+                windowed(&map, block * BLOCK_BYTES as u64).filter(|_| block >= behind)
+            else {
+                continue;
+            };
+            let span = Span::of(tensor, shape, block);
+            behind = span.numbers().end;
+            let _lock = self.windows.stripe(&span).lock();
+            if self.windows.find(&span).is_none() {
+                self.load_window(&map, tensor, shape, &span)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Poisons those of `blocks` that are of the first one's window: the first block behind these. What else is staged of it is published.
+    pub(super) fn poison_in_window(
+        &self,
+        map: &Map,
+        tensor: &Tensor,
+        shape: &Shape,
+        blocks: Range<u64>,
+        why: &Why,
+    ) -> Result<u64, DeviceError> {
+        self.change_lost(map, tensor, shape, blocks, why, |whole, block| whole.lost.insert(block))
+    }
+
+    /// Makes zeros of those of `blocks` that are of the first one's window and are lost: the first block behind these.
+    pub(super) fn clear_in_window(
+        &self,
+        map: &Map,
+        tensor: &Tensor,
+        shape: &Shape,
+        blocks: Range<u64>,
+    ) -> Result<u64, DeviceError> {
+        let why = Why::new(Cause::Damaged, "it was lost before another block of its window was cleared");
+        self.change_lost(map, tensor, shape, blocks, &why, |whole, block| {
+            if whole.lost.remove(block) {
+                whole.bytes.as_chunks_mut::<BLOCK_BYTES>().0[block].fill(0);
+            }
+        })
+    }
+
+    /// Changes which of `blocks` that are of the first one's window are lost, and publishes it if that is others then: the first block behind these.
+    fn change_lost(
+        &self,
+        map: &Map,
+        tensor: &Tensor,
+        shape: &Shape,
+        blocks: Range<u64>,
+        why: &Why,
+        change: impl Fn(&mut Whole, usize),
+    ) -> Result<u64, DeviceError> {
+        let span = Span::of(tensor, shape, blocks.start);
+        let end = blocks.end.min(span.numbers().end);
+        let _lock = self.windows.stripe(&span).lock();
+        let mut whole = self.whole_window(map, tensor, shape, &span)?;
+        let before = whole.lost;
+        for block in blocks.start..end {
+            change(&mut whole, usize::try_from(block - span.first).expect("inside the window"));
+        }
+        if whole.lost != before {
+            whole.show_lost(shape, PlaneMask::all(shape.format()));
+            let content = Content { bytes: &whole.bytes, lost: whole.lost, why: Some(why) };
+            self.publish_window(map, tensor, shape, &span, content, None)?;
+            self.drop_open(&span);
+        }
+        // What could not be decoded once, and was listed without being published, may be decoded now.
+        let is_there = |block: &u64| !whole.lost.has(usize::try_from(block - span.first).expect("inside"));
+        (blocks.start..end).filter(is_there).for_each(|block| self.store().losses().mended(block));
+        Ok(end)
     }
 
     /// Whether a window that begins at block `first` is not open and may be.
@@ -454,7 +745,7 @@ impl Device {
     fn close(&self, map: &Map, tensor: &Tensor, shape: &Shape, span: &Span) -> Result<bool, DeviceError> {
         let _lock = self.windows.stripe(span).lock();
         let Some(open) = self.windows.find(span) else { return Ok(false) };
-        self.publish_window(map, tensor, shape, span, &open.staged.lock().bytes, None)?;
+        self.publish_window(map, tensor, shape, span, open.staged.lock().content(), None)?;
         self.drop_open(span);
         Ok(true)
     }
@@ -480,27 +771,40 @@ impl Device {
         Ok(())
     }
 
-    /// Codes `bytes` as a window, as `coding` says or as is best, and publishes all its blocks, or none if the store is full. The caller holds the window's lock.
+    /// Codes a window as `coding` says or as is best, in address order if blocks of it are lost, and publishes all its blocks, or none if the store is full. The caller holds the window's
+    /// lock.
     fn publish_window(
         &self,
         map: &Map,
         tensor: &Tensor,
         shape: &Shape,
         span: &Span,
-        bytes: &[u8],
+        content: Content<'_>,
         coding: Option<Coding>,
     ) -> Result<(), DeviceError> {
+        let Content { bytes, lost, why } = content;
+        let coding = if lost.is_empty() { coding } else { Some(Coding::Plain) };
+        let since_before = || Why::new(Cause::Damaged, "it was lost before its window was coded anew");
+        let why = why.cloned().unwrap_or_else(since_before);
+        let mut new: Vec<_> = lost.iter().map(|at| span.first + at as u64).collect();
+        new.retain(|block| !self.store().losses().lists(*block));
         let store = self.store();
         self.blocks.ensure(span.first..span.first + span.blocks as u64)?;
         let codec = tensor.info.codec;
         let (coded, prepared) = BUNDLES.with_borrow_mut(|bundles| {
             let coded = kv::encode(shape, span.before, codec, bytes, coding, bundles);
             let bundles = &bundles[..span.blocks];
-            let (before, after) = self.window_charges(span, bundles);
+            let (before, after) = self.window_charges(span, bundles, &lost);
             self.account(span.first, before, after)?;
             let mut prepared = Vec::with_capacity(span.blocks);
-            for (block, bundle) in (span.first..).zip(bundles) {
-                match self.compacting(|| Ok(store.prepare(block, bundle, after <= before)?)) {
+            for (at, (block, bundle)) in (span.first..).zip(bundles).enumerate() {
+                let prepare = || {
+                    if lost.has(at) {
+                        return Ok(store.prepare_lost(block, why.clone())?);
+                    }
+                    Ok(store.prepare(block, bundle, after <= before)?)
+                };
+                match self.compacting(prepare) {
                     Ok(one) => prepared.push(one),
                     Err(full) => {
                         for one in prepared {
@@ -515,9 +819,17 @@ impl Device {
         })?;
         self.windows.decoded.lock().forget(span.first);
         let changes = store.install_all(span.first, prepared);
-        for ((block, (old, new)), words) in (span.first..).zip(&changes).zip(bytes.as_chunks().0) {
+        for (at, ((old, new), words)) in changes.iter().zip(bytes.as_chunks().0).enumerate() {
+            let block = span.first + at as u64;
             self.stats.replaced(old, new);
-            self.written(map, block, codec, words, Charge::of(old), Charge::of(new));
+            if lost.has(at) {
+                self.charge(map, block, Charge::of(old), Charge::default());
+            } else {
+                self.written(map, block, codec, words, Charge::of(old), Charge::of(new));
+            }
+        }
+        for block in new {
+            poison::say_lost(block, &why);
         }
         let stats = &self.stats;
         stats.windows_coded[coded.coding as usize].add(1);
@@ -526,9 +838,10 @@ impl Device {
     }
 
     /// What a window's blocks are charged before and after `bundles` take their place. The caller holds the window's lock.
-    fn window_charges(&self, span: &Span, bundles: &[Bundle]) -> (u64, u64) {
+    fn window_charges(&self, span: &Span, bundles: &[Bundle], lost: &BlockSet) -> (u64, u64) {
         let before = span.numbers().map(|block| self.charged(block).bytes).sum();
-        (before, bundles.iter().map(charge_of).sum())
+        let kept = bundles.iter().enumerate().filter(|(at, _)| !lost.has(*at));
+        (before, kept.map(|(_, bundle)| charge_of(bundle)).sum())
     }
 
     /// Codes the windows of a tensor that was just made, where they hold data.
@@ -542,9 +855,9 @@ impl Device {
             if self.windows.find(&span).is_some() || !self.holds_data(&span)? {
                 continue;
             }
-            let all = PlaneMask::all(shape.format());
-            let bytes = self.decode_window(&shape, &span, all, &mut Tally::default())?;
-            self.publish_window(&map, tensor, &shape, &span, &bytes, None)?;
+            let Whole { bytes, lost } = self.load_window(&map, tensor, &shape, &span)?;
+            let content = Content { bytes: &bytes, lost, why: None };
+            self.publish_window(&map, tensor, &shape, &span, content, None)?;
         }
         Ok(())
     }
@@ -553,14 +866,12 @@ impl Device {
     pub(super) fn uncode_windows(&self, map: &Map, tensor: &Tensor, shape: Shape) -> Result<(), DeviceError> {
         for span in spans(tensor, shape) {
             let _lock = self.windows.stripe(&span).lock();
-            let bytes = match self.windows.find(&span) {
-                Some(open) => open.staged.lock().bytes.clone(),
-                None if self.holds_data(&span)? => {
-                    self.decode_window(&shape, &span, PlaneMask::all(shape.format()), &mut Tally::default())?
-                }
-                None => continue,
-            };
-            self.publish_window(map, tensor, &shape, &span, &bytes, Some(Coding::Plain))?;
+            if self.windows.find(&span).is_none() && !self.holds_data(&span)? {
+                continue;
+            }
+            let Whole { bytes, lost } = self.whole_window(map, tensor, &shape, &span)?;
+            let content = Content { bytes: &bytes, lost, why: None };
+            self.publish_window(map, tensor, &shape, &span, content, Some(Coding::Plain))?;
             self.drop_open(&span);
         }
         Ok(())
@@ -569,10 +880,10 @@ impl Device {
     fn holds_data(&self, span: &Span) -> Result<bool, DeviceError> {
         for block in span.first..span.first + span.blocks as u64 {
             match self.store().entry(block) {
-                Ok(entry) if entry.place.is_some() => return Ok(true),
                 // What is poisoned stays so.
-                Err(StoreError::Entry { .. }) => return Ok(false),
-                Ok(_) => {}
+                Ok(Entry { place: None, .. })
+                | Err(StoreError::Entry { why: entry::Damaged::Poison, .. }) => {}
+                Ok(_) | Err(StoreError::Entry { .. }) => return Ok(true),
                 Err(other) => return Err(other.into()),
             }
         }

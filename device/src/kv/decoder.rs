@@ -4,6 +4,7 @@ use std::cell::Cell;
 
 use super::{
     bases,
+    block_set::BlockSet,
     delta::{self, Columns, Field},
     order::{ByColumns, Order},
     repeats::Repeats,
@@ -100,6 +101,11 @@ impl<'a> WindowDecoder<'a> {
             }
             Stored::Planes(_) => self.mask,
         }
+    }
+
+    /// Whether the blocks that were added are channel by channel; unknown if there were none.
+    pub fn transformed(&self) -> Option<bool> {
+        self.transformed
     }
 
     fn wants_exponent(&self) -> bool {
@@ -231,6 +237,40 @@ impl<'a> WindowDecoder<'a> {
         self.put_together();
         // Who does not come here, as something is damaged, leaves none.
         ROOM.set(Some(self.room));
+    }
+
+    /// As [`Self::finish`], of a window without the stored blocks `gone`, which were not added. `transformed` says how they were coded, and if so, block 0 is not among them.
+    /// Returns the blocks of the window that have bytes in these, and so mean nothing.
+    pub fn finish_without(mut self, gone: &BlockSet, transformed: bool) -> BlockSet {
+        self.put_together();
+        let lost = if transformed { self.reached(gone) } else { *gone };
+        ROOM.set(Some(self.room));
+        lost
+    }
+
+    /// Where the bytes of these stored blocks come to lie: they are marked, and the marks go the way that bytes go.
+    fn reached(&self, gone: &BlockSet) -> BlockSet {
+        let order = &self.order;
+        let length = order.elements * order.width;
+        let (mut marks, mut out) = (vec![0; self.out.len()], vec![0; self.out.len()]);
+        for block in gone.iter() {
+            marks.as_chunks_mut::<BLOCK_BYTES>().0[block].fill(1);
+        }
+        order.token_major(None, &marks[..length], &mut out[..length]);
+        if let Some(repeats) = &self.repeats {
+            repeats.expand(&self.whole, &mut out);
+        }
+        if let Some(paged) = self.shape.paged() {
+            marks.copy_from_slice(&out);
+            paged.from_rows(&marks, &mut out);
+        }
+        let mut lost = BlockSet::default();
+        for (block, marks) in out.as_chunks::<BLOCK_BYTES>().0.iter().enumerate() {
+            if marks.iter().any(|mark| *mark != 0) {
+                lost.insert(block);
+            }
+        }
+        lost
     }
 
     fn put_together(&mut self) {

@@ -14,6 +14,7 @@
 //!   last one ends with the tensor's last block. Where the row does not divide the window, rows are cut at its borders.
 //! * Bytes that are no channel's (padding behind a row, memory behind the tensor's end) are elements like the others: what a window holds comes back bit by bit.
 //! * Each window is coded in whatever way takes least, measured on some of its blocks or of the windows before ([`Coding`]). All its blocks are coded in the same way, and say so.
+//! * A stored block that is lost takes with it the blocks of the window that have bytes in it: itself alone in address order, else often all. The others can be decoded.
 //! * A reader needs all blocks of a window for any of its bytes, but of each only the planes it wants: sign and mantissa are where they always are.
 //!   A wanted exponent plane needs all of them, because differences carry.
 
@@ -22,6 +23,7 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 mod bases;
+mod block_set;
 mod decoder;
 pub mod delta;
 mod kernel;
@@ -37,6 +39,7 @@ mod tiles;
 pub mod window;
 
 pub use self::{
+    block_set::BlockSet,
     decoder::WindowDecoder,
     kernel::Kernel,
     shape::{KvError, KvLayout, MOST_BLOCKS, MOST_WINDOW, PagedRows, Preset, Shape, WINDOW},

@@ -303,6 +303,48 @@ proptest! {
     }
 
     #[test]
+    fn blocks_that_have_no_bytes_in_lost_ones_come_back(
+        (format, layout) in (format(), layout()), seed in 0_u64..1000, which in any::<u64>(), few in any::<bool>(),
+        way in prop::sample::select(vec![None, Some(Coding::Plain), Some(Coding::Channels), Some(Coding::Deltas)]),
+    ) {
+        let Some(shape) = Shape::new(format, &layout).ok().flatten() else { return Ok(()) };
+        let columns = layout.stride.unwrap_or(layout.channels) as usize;
+        let count = shape.blocks();
+        let window = cache(format, columns, count * BLOCK_BYTES, seed);
+        let mut bundles = Vec::new();
+        let coded = encode(&shape, 0, Codec::Tree, &window, way, &mut bundles);
+        let transformed = coded.coding != Coding::Plain;
+        let mut gone = BlockSet::default();
+        let is_gone = |block: &usize| which.rotate_right(small(block % 64).into()) % if few { 13 } else { 3 } == 0;
+        (usize::from(transformed)..count).filter(is_gone).for_each(|block| gone.insert(block));
+        let (mut out, all) = (Vec::new(), PlaneMask::all(format));
+        let mut decoder = WindowDecoder::new(&shape, 0, count, all, &mut out);
+        for (block, bundle) in bundles.iter().enumerate().filter(|(block, _)| !gone.has(*block)) {
+            if let Some(stored) = &bundle.stored {
+                decoder.add(block, stored, all, &fetched(stored, all, bundle.bytes())).unwrap();
+            }
+        }
+        let lost = decoder.finish_without(&gone, transformed);
+        for (block, (found, want)) in out.chunks(BLOCK_BYTES).zip(window.chunks(BLOCK_BYTES)).enumerate() {
+            prop_assert!(lost.has(block) || found == want, "block {}", block);
+        }
+        // And no block is lost without need.
+        if coded.repeated_rows == 0 && shape.paged().is_none() {
+            let order = shape.order(0, count);
+            let mut places: Vec<usize> = (0..order.elements).collect();
+            places.sort_by_key(|at| ((order.first + at) % order.columns, *at));
+            let mut want = gone;
+            if transformed {
+                let per_block = BLOCK_BYTES / order.width;
+                want = BlockSet::default();
+                let reached = places.iter().enumerate().filter(|(at, _)| gone.has(at / per_block));
+                reached.for_each(|(_, place)| want.insert(place / per_block));
+            }
+            prop_assert_eq!(lost, want);
+        }
+    }
+
+    #[test]
     fn repeated_rows_come_back(
         width in prop::sample::select(vec![1_usize, 2, 4]), columns in 16_usize..70, first in 0_usize..16,
         rows in prop::collection::vec(0_u8..6, 0..300), tail in 0_usize..16,

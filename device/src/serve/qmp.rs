@@ -4,8 +4,10 @@
 //!   uncorrectable error (`cxl-inject-general-media-event`), which interrupts the guest: its kernel reads the log and traces `cxl_general_media`.
 //! * A guest is told of its own partition, by DPAs of its own.
 //! * QEMU may not listen yet, or end, or never be there: the reporter connects until it can, as long as there is poison to tell of. What a QEMU was told it is not told twice, on
-//!   another connection or by the next process either, but what was being told when a process died; another QEMU at the same place is told of everything that is poisoned then. QEMUs
+//!   another connection or by the next process either, but what was being told when a process died; another QEMU at the same place is told of everything that is poisoned then, and of what was lost since the one before it was told. QEMUs
 //!   are told apart by their processes, as far as those can be seen from here.
+//! * What is told are losses, in order, also of blocks that were written before the reporter looked; so a guest hears of each, but of one whose block was written in the tenth of a second before
+//!   the process died. Should a QEMU not take them until as many were mended as the device [logs](crate::device::Device::poisonings), the oldest are not told, which is a warning.
 //! * QEMU's list keeps what was told: it has no command for poison that a write cleared. At most 256 entries fit it; the event is sent all the same.
 //! * A monitor is not trusted ([`monitor`]): what it says is bounded, and a reporter that is to stop ends within [`monitor::LAST_ANSWER`] whatever it does.
 
@@ -77,8 +79,15 @@ impl PoisonReporter {
     ) -> io::Result<Self> {
         let stop = Arc::<Stop>::default();
         let stopped = Arc::clone(&stop);
-        let mut teller =
-            Teller { partition, socket: socket.to_owned(), before, monitor: None, qemu: None, told: 0 };
+        let mut teller = Teller {
+            partition,
+            socket: socket.to_owned(),
+            before,
+            monitor: None,
+            qemu: None,
+            told: 0,
+            before_it: 0,
+        };
         let run = move || {
             let mut failed = None;
             while stopped.get().is_none() {
@@ -146,6 +155,8 @@ struct Teller {
     qemu: Option<i32>,
     /// The last event that it was told of, or was to be told of.
     told: u64,
+    /// The last event that the process before it was told of. What was lost until then and is poisoned no more never was this one's.
+    before_it: u64,
 }
 
 impl Teller {
@@ -165,12 +176,16 @@ impl Teller {
         };
         let qemu = monitor.qemu();
         if self.qemu.replace(qemu) != Some(qemu) {
-            self.told = 0;
+            self.before_it = self.before_it.max(std::mem::take(&mut self.told));
         }
         if self.told == event {
             return Ok(());
         }
-        let mut news = self.partition.poison();
+        let (mut news, missed) = self.partition.poisonings(self.told.max(self.before_it));
+        if self.told < self.before_it {
+            let still = self.partition.poison();
+            news.extend(still.into_iter().filter(|poisoned| poisoned.event <= self.before_it));
+        }
         // Numbers of events are a process's own: what was found poisoned when it began may be what was told before.
         let old = |poisoned: &Poisoned| {
             poisoned.cause == Cause::Found
@@ -189,7 +204,13 @@ impl Teller {
             Ok(())
         });
         match said {
-            Ok(()) => self.told = self.told.max(event),
+            Ok(()) => {
+                self.told = self.told.max(event);
+                if missed > 0 {
+                    let socket = self.socket.display();
+                    tracing::warn!(%socket, "QEMU was not told of {missed} blocks that were poisoned and written long ago");
+                }
+            }
             Err(_) => self.monitor = None,
         }
         said
@@ -356,6 +377,27 @@ mod tests {
         let partition = Partition::named(&device, "b").unwrap();
         let reporter = PoisonReporter::start(partition, &socket, Told::default(), |_| ()).unwrap();
         assert_eq!(told(&qemu(&listener, 3)), [8192 * 2]);
+        drop((listener, reporter));
+    }
+
+    #[test]
+    fn a_loss_is_told_that_was_mended_before_anybody_looked() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("qmp");
+        let device = Arc::new(Device::new(DeviceConfig::new(1 << 20, 4 << 20)).unwrap());
+        let lose = |block: u64| {
+            device.inject_poison(block * 4096, 4096).unwrap();
+            device.write_base(block * 4096, &[1; 4096]).unwrap();
+        };
+        lose(5);
+        device.inject_poison(7 * 4096, 4096).unwrap();
+        let listener = UnixListener::bind(&socket).unwrap();
+        let (reporter, _notes) = reporter(&device, &socket, Told::default());
+        assert_eq!(told(&qemu(&listener, 5)), [5 * 4096, 7 * 4096]);
+        // Another connection to the same process.
+        lose(6);
+        assert_eq!(told(&qemu(&listener, 3)), [6 * 4096]);
+        assert_eq!(device.poison().len(), 1);
         drop((listener, reporter));
     }
 

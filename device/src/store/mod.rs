@@ -15,6 +15,7 @@
 //! * Who finds no room may have the store [compacted](Store::compact) and try again: what tidying leaves free is given up then.
 //! * The store knows blocks and bytes. What they mean is the codec's business.
 
+pub(crate) mod cause;
 pub(crate) mod checkpoint;
 pub(crate) mod counters;
 pub mod entry;
@@ -23,6 +24,7 @@ pub mod host_memory;
 pub mod image;
 mod index;
 mod journal;
+pub(crate) mod losses;
 pub(crate) mod memory;
 #[cfg(test)]
 pub(crate) mod mishaps;
@@ -47,12 +49,14 @@ use std::{
 use parking_lot::Mutex;
 
 use self::{
+    cause::Why,
     checkpoint::Checkpoints,
     entry::{ENTRY_BYTES, Entry},
     host_memory::Left,
     image::Image,
     index::Index,
     journal::Journal,
+    losses::Losses,
     memory::Memory,
     publication::{Held, Stripes},
     saving::Stop,
@@ -166,6 +170,7 @@ pub struct Store {
     segments: Segments,
     journal: Option<Journal>,
     stripes: Stripes,
+    losses: Losses<Why>,
     /// Segments freed so far.
     freed: AtomicU64,
     /// Who compacts; the others wait for what that gives.
@@ -202,6 +207,8 @@ pub struct Fetched {
 #[must_use]
 pub struct Prepared {
     place: Option<entry::Place>,
+    /// Why there is none, of a block that is to be poisoned.
+    lost: Option<Why>,
 }
 
 /// A block that is being replaced: its stripe is held, so nobody else reads or writes it.
@@ -237,6 +244,7 @@ impl Store {
             segments,
             journal,
             stripes: Stripes::new(STRIPES),
+            losses: Losses::new(),
             freed: AtomicU64::new(0),
             compacting: Mutex::new(()),
             checkpoints: OnceLock::new(),
@@ -268,6 +276,9 @@ impl Store {
         store.segments.claimed(claims);
         if image.head().is_some() {
             store.segments.make_checkpoints(&held);
+        }
+        for block in &damaged {
+            store.losses.note(*block, Why::found());
         }
         opened.damaged = damaged;
         Ok((store, opened, all))
@@ -363,6 +374,12 @@ impl Store {
         Replace { store: self, block, old, held }
     }
 
+    /// Takes hold of a block to replace it, if its entry is poison or damaged.
+    pub(crate) fn replace_if_damaged(&self, block: u64) -> Option<Replace<'_>> {
+        let held = self.stripes.hold(block);
+        self.index.get(block).is_err().then(|| Replace { store: self, block, old: Entry::default(), held })
+    }
+
     /// Stores `bundle` for `block` without publishing it, so that several can be published knowing that all are there. `no_more` says that they take the place of at
     /// least as many bytes.
     ///
@@ -378,25 +395,36 @@ impl Store {
                 Some(entry::Place { segment, stored: stored.clone() })
             }
         };
-        Ok(Prepared { place })
+        Ok(Prepared { place, lost: None })
+    }
+
+    /// What poisons `block` when it is published with others.
+    ///
+    /// # Errors
+    /// [`StoreError::NoRoom`], [`StoreError::HostMemory`].
+    pub(crate) fn prepare_lost(&self, block: u64, why: Why) -> Result<Prepared, StoreError> {
+        self.index.ensure(block..block + 1)?;
+        Ok(Prepared { place: None, lost: Some(why) })
     }
 
     /// Publishes what was prepared as the content of blocks from `first` on, at most [`kv::MOST_BLOCKS`](crate::kv::MOST_BLOCKS), all of it or nothing even if the
-    /// process is killed: old and new entries. Nobody else replaces these blocks meanwhile. Damaged ones are mended.
+    /// process is killed: old and new entries, as those of zeros if they are poisoned now. Nobody else replaces these blocks meanwhile. Damaged ones are mended.
     pub fn install_all(&self, first: u64, prepared: Vec<Prepared>) -> Vec<(Entry, Entry)> {
         let blocks = first..first + prepared.len() as u64;
         let held = self.stripes.hold_all(blocks.clone());
-        let changes: Vec<_> = blocks
-            .zip(prepared)
-            .map(|(block, Prepared { place })| {
-                // Nothing of a damaged block is needed any more; its segment, which nothing names, is lost.
-                let old = self.index.get(block).unwrap_or_default();
-                let new = Entry { epoch: old.epoch.wrapping_add(1), place };
-                (old, new)
-            })
+        let change = |(block, Prepared { place, lost }): (u64, Prepared)| {
+            // Nothing of a damaged block is needed any more; its segment, which nothing names, is lost.
+            let old = self.index.get(block).unwrap_or_default();
+            let new = Entry { epoch: old.epoch.wrapping_add(1), place };
+            if lost.is_some() { ((old, Entry::default()), lost) } else { ((old, new), lost) }
+        };
+        let (changes, lost): (Vec<_>, Vec<_>) = blocks.clone().zip(prepared).map(change).unzip();
+        let entries: Vec<_> = changes
+            .iter()
+            .zip(&lost)
+            .map(|((_, new), lost)| if lost.is_some() { entry::POISON } else { new.encode() })
             .collect();
-        let entries: Vec<_> = changes.iter().map(|(_, new)| new.encode()).collect();
-        held.publish(|| {
+        let put = || {
             let record =
                 self.journal.as_ref().map(|journal| (journal, journal.begin_window(first, &entries)));
             let watch = self.index.watch();
@@ -407,26 +435,42 @@ impl Store {
             if let Some((journal, record)) = record {
                 journal.end(record);
             }
-        });
+        };
+        let lost_at = |block| lost[usize::try_from(block - first).expect("one of these")].clone();
+        self.losses.publish(held, blocks, put, lost_at);
         for (old, _) in &changes {
             self.free(old);
         }
         changes
     }
 
-    /// Gives up what `block` holds, if its entry is `meant`, or none that can be read: it says that it is poisoned then. `None` if nothing was done; the entry before, if it was not damaged.
-    pub fn poison(&self, block: u64, meant: impl FnOnce(Option<&Entry>) -> bool) -> Option<Option<Entry>> {
-        self.index.ensure(block..block + 1).ok()?;
+    /// The blocks that are poisoned, and that were.
+    pub(crate) fn losses(&self) -> &Losses<Why> {
+        &self.losses
+    }
+
+    /// Gives up what `block` holds, if its entry is `meant`, or none that can be read: it says that it is poisoned then. `None` if nothing was done; else the entry before,
+    /// as that of zeros if it was damaged.
+    ///
+    /// # Errors
+    /// [`StoreError::NoRoom`], [`StoreError::HostMemory`]: of a block that never held anything, for its entry.
+    pub(crate) fn poison(
+        &self,
+        block: u64,
+        why: &Why,
+        meant: impl FnOnce(Option<&Entry>) -> bool,
+    ) -> Result<Option<Entry>, StoreError> {
+        self.index.ensure(block..block + 1)?;
         let held = self.stripes.hold(block);
         let old = self.index.get(block).ok();
         if !meant(old.as_ref()) {
-            return None;
+            return Ok(None);
         }
-        held.publish(|| self.put(block, &entry::POISON));
-        if let Some(old) = &old {
-            self.free(old);
-        }
-        Some(old)
+        let put = || self.put(block, &entry::POISON);
+        self.losses.publish(held, block..block + 1, put, |_| Some(why.clone()));
+        let old = old.unwrap_or_default();
+        self.free(&old);
+        Ok(Some(old))
     }
 
     /// Frees the segment of an entry that is no more, and tidies up if that leaves too many free slots. The caller holds no stripe.
@@ -563,7 +607,7 @@ impl Store {
     }
 
     /// Frees what [`Store::prepare`] took.
-    pub fn give_back(&self, Prepared { place }: Prepared) {
+    pub fn give_back(&self, Prepared { place, .. }: Prepared) {
         if let Some(place) = place {
             self.segments.give_back(place.segment, place.stored.bytes());
         }
@@ -648,10 +692,10 @@ impl Replace<'_> {
     pub fn publish(self, bundle: &Bundle) -> Result<Entry, StoreError> {
         let bytes = bundle.stored.as_ref().map_or(0, Stored::bytes);
         let no_more = charged(bytes) <= self.old.charged();
-        let Prepared { place } = self.store.prepare(self.block, bundle, no_more)?;
+        let Prepared { place, .. } = self.store.prepare(self.block, bundle, no_more)?;
         let Self { store, block, old, held } = self;
         let new = Entry { epoch: old.epoch.wrapping_add(1), place };
-        held.publish(|| store.put(block, &new.encode()));
+        store.losses.publish(held, block..block + 1, || store.put(block, &new.encode()), |_| None);
         store.free(&old);
         Ok(new)
     }

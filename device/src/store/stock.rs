@@ -98,7 +98,7 @@ fn claim(index: &Index, claims: &Claims, block: u64, entry: &Entry) -> bool {
             ?claimed,
             "an entry names a segment that is not its own"
         );
-        index.put(&index.watch(), block, &entry::POISON);
+        index.put(&index.watch(), block, &entry::DAMAGED);
     }
     claimed == Claimed::Yes
 }

@@ -2,7 +2,10 @@
 
 use proptest::prelude::*;
 
-use super::*;
+use super::{
+    losses::{Loss, Losses, MAX_LOGGED},
+    *,
+};
 use crate::{
     BlockWords,
     codec::{Codec, block::StoredPlanes, tests::words},
@@ -119,7 +122,7 @@ fn any_block_may_be_expected_whatever_its_entry_names() {
     bundle.encode(Format::Opaque, Codec::Lz4, &words);
     store.replace(0).unwrap().publish(&bundle).unwrap();
     // It names the last of all segments that can be named; the others name the first.
-    assert!(store.poison(1, |_| true).is_some());
+    assert!(store.poison(1, &cause::Why::found(), |_| true).unwrap().is_some());
     for bytes in [0..0, 0..4096, 4096..4097, 2000..u64::MAX, u64::MAX - 1..u64::MAX] {
         (0..4).for_each(|block| store.expect(block, bytes.clone()));
     }
@@ -234,4 +237,43 @@ fn a_length_that_is_needed_no_more_leaves_its_chunks() {
     for block in (7..15 * 64).step_by(15) {
         assert!(read(&store, block, PlaneMask(u32::MAX)).1 == words_of(64, block));
     }
+}
+
+fn blocks_of(found: &[Loss<&str>]) -> Vec<u64> {
+    found.iter().map(|loss| loss.block).collect()
+}
+
+#[test]
+fn what_was_mended_is_logged_and_no_more_listed() {
+    let losses = Losses::new();
+    assert!(losses.note(7, "a") && losses.note(3, "b") && !losses.note(7, "c"));
+    losses.mended(7);
+    losses.mended(5);
+    assert!(losses.note(7, "d"));
+    losses.mended(3);
+    assert_eq!(losses.now(), (1, 3));
+    assert_eq!(losses.listed(), [Loss { block: 7, event: 3, why: "d" }]);
+    assert!(losses.lists(7) && !losses.lists(3));
+    assert_eq!(losses.listed_in(0..8), [7]);
+    let (found, missed) = losses.since(0);
+    assert_eq!((blocks_of(&found), missed), (vec![7, 3, 7], 0));
+    let (found, missed) = losses.since(2);
+    assert_eq!((blocks_of(&found), missed), (vec![7], 0));
+    assert_eq!(losses.since(3), (Vec::new(), 0));
+}
+
+#[test]
+fn of_losses_that_left_the_log_those_are_known_that_are_listed() {
+    let losses = Losses::new();
+    let more = 5_u64;
+    for block in 0..MAX_LOGGED as u64 + more {
+        losses.note(block, "");
+    }
+    losses.mended(1);
+    losses.mended(more);
+    let (found, missed) = losses.since(0);
+    assert_eq!((found.len(), missed), (MAX_LOGGED + 4, 1));
+    assert!(found.windows(2).all(|pair| pair[0].event < pair[1].event));
+    let (found, missed) = losses.since(2);
+    assert_eq!((found.len(), found[0].event, missed), (MAX_LOGGED + 3, 3, 0));
 }

@@ -17,7 +17,10 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, Whence, lseek};
 use serde_json::{Value, json};
 
-use super::trial::{CAPACITY, Dice, END, FILL, HURT, MIB, OPEN, PAGE, PAGE_BYTES, PANIC, TENSOR, Trial};
+use super::trial::{
+    CACHE, CAPACITY, CHANNELS, Dice, END, FILL, HURT, MIB, OPEN, PAGE, PAGE_BYTES, PANIC, TENSOR, TOKENS,
+    Trial, WINDOW,
+};
 use super::trial::{done, fresh, index, punch, same};
 use crate::common::{Place, Run, Window, lamina, noise, request};
 use crate::deaths::{kill_worker, worker};
@@ -55,7 +58,10 @@ pub(super) fn stop(run: &mut Trial, dice: &mut Dice) {
 
 /// A bit of a stored block flips: the block reads as poison, is listed, and is whole when it was written again.
 pub(super) fn flip(run: &mut Trial, dice: &mut Dice) {
-    let at = dice.page(HURT, END);
+    if dice.roll(2) == 0 {
+        return flip_in_window(run, dice);
+    }
+    let at = dice.page(HURT, CACHE);
     let bytes = noise(dice.roll(u64::MAX), index(PAGE));
     let base = File::options().read(true).write(true).open(run.rig.base_path()).unwrap();
     base.write_all_at(&bytes, at).unwrap();
@@ -87,6 +93,105 @@ fn find(image: &File, bytes: &[u8]) -> Vec<u64> {
     found
 }
 
+/// A bit of a stored block of a KV window flips: pages that have bytes in it read as poison and are listed, the others are as they were.
+fn flip_in_window(run: &mut Trial, dice: &mut Dice) {
+    let at = CACHE + dice.roll((END - CACHE) / WINDOW) * WINDOW;
+    let mut bytes = noise(dice.roll(u64::MAX), index(WINDOW));
+    if dice.roll(3) > 0 {
+        // Exponents that a channel's tokens have in common: coded channel by channel.
+        for (place, element) in bytes.as_chunks_mut::<2>().0.iter_mut().enumerate() {
+            element[1] = 0x30 | u8::try_from(place % CHANNELS % 13).unwrap();
+        }
+    }
+    let base = File::options().read(true).write(true).open(run.rig.base_path()).unwrap();
+    base.write_all_at(&bytes, at).unwrap();
+    base.sync_all().unwrap();
+    run.ask("POST", "/flush", &json!({ "offset": at, "length": WINDOW }));
+    run.model(at, &bytes);
+    let image = File::options().read(true).write(true).open(run.image()).unwrap();
+    let elements: Vec<u8> = bytes.chunks(2).map(|element| element[0] & 1).collect();
+    let by_channel = (0..elements.len()).map(|place| elements[place % TOKENS * CHANNELS + place / TOKENS]);
+    let by_channel: Vec<u8> = by_channel.collect();
+    // The lowest plane of a block, which is noise and so stored as it is: in the one order or in the other.
+    let stored = index(dice.roll(WINDOW / PAGE));
+    let plane = |elements: &[u8]| -> Vec<u8> {
+        let block = &elements[stored * PAGE_BYTES / 2..(stored + 1) * PAGE_BYTES / 2];
+        block.chunks(8).map(|bits| bits.iter().rev().fold(0, |byte, bit| byte << 1 | bit)).collect()
+    };
+    let (mut transformed, mut places) = (true, find_anywhere(&image, &plane(&by_channel)));
+    if places.is_empty() {
+        (transformed, places) = (false, find_anywhere(&image, &plane(&elements)));
+    }
+    assert!(!places.is_empty(), "noise is stored as it is");
+    for place in places {
+        let mut byte = [0];
+        image.read_exact_at(&mut byte, place + 9).unwrap();
+        image.write_all_at(&[byte[0] ^ 1 << dice.roll(8)], place + 9).unwrap();
+    }
+    let pages = index(WINDOW / PAGE);
+    let is_lost = |page: &usize| match transformed {
+        // Who reads the first stored block learns which rows repeat.
+        true if stored == 0 => true,
+        // A page has the lower half of the channels, or the upper.
+        true => page % 2 == stored / (pages / 2),
+        false => *page == stored,
+    };
+    let lost: Vec<u64> = (0..pages).filter(is_lost).map(|page| at + page as u64 * PAGE).collect();
+    for page in &lost {
+        run.model(*page, &[0xff; PAGE_BYTES]);
+    }
+    let wanted = run.model[index(at)..][..index(WINDOW)].to_vec();
+    // Any page of it finds the damage, also one that is not lost.
+    let first = dice.page(at, at + WINDOW);
+    same("a page", first, &fresh(&base, first, PAGE_BYTES), &wanted[index(first - at)..][..PAGE_BYTES]);
+    same("a damaged window", at, &fresh(&base, at, index(WINDOW)), &wanted);
+    let listed = run.ask("GET", "/poison", &Value::Null);
+    let listed: Vec<_> =
+        listed.as_array().unwrap().iter().map(|block| block["dpa"].as_u64().unwrap()).collect();
+    assert_eq!(listed, lost);
+    // A page that is healthy, or lost, is written: the others stay as they are.
+    let page = dice.page(at, at + WINDOW);
+    let bytes = dice.bytes(PAGE);
+    base.write_all_at(&bytes, page).unwrap();
+    run.model(page, &bytes);
+    base.sync_all().unwrap();
+    if dice.roll(2) == 0 {
+        run.ask("POST", "/flush", &json!({ "offset": at, "length": WINDOW }));
+    }
+    if dice.roll(3) == 0 {
+        kill_worker(&run.rig.run);
+    }
+    same(
+        "a window written to",
+        at,
+        &fresh(&base, at, index(WINDOW)),
+        &run.model[index(at)..][..index(WINDOW)],
+    );
+    for page in lost.into_iter().filter(|lost| *lost != page) {
+        hurt(run, dice, &base, page);
+    }
+}
+
+/// Where these bytes are in an image, at whichever place.
+fn find_anywhere(image: &File, bytes: &[u8]) -> Vec<u64> {
+    let first = u64::from_le_bytes(*bytes.first_chunk().unwrap());
+    let mut found = Vec::new();
+    let mut at = 0;
+    while let Ok(data) = lseek(image.as_fd(), at, Whence::SeekData) {
+        let hole = lseek(image.as_fd(), data, Whence::SeekHole).unwrap();
+        let mut extent = vec![0; usize::try_from(hole - data).unwrap()];
+        image.read_exact_at(&mut extent, data.unsigned_abs()).unwrap();
+        let starts = extent
+            .windows(8)
+            .enumerate()
+            .filter(|(_, window)| u64::from_le_bytes(*window.first_chunk().unwrap()) == first);
+        let holds = starts.filter(|(start, _)| extent[*start..].starts_with(bytes));
+        found.extend(holds.map(|(start, _)| data.unsigned_abs() + start as u64));
+        at = hole;
+    }
+    found
+}
+
 pub(super) fn poison(run: &mut Trial, dice: &mut Dice) {
     let at = dice.page(HURT, END);
     let base = File::options().read(true).write(true).open(run.rig.base_path()).unwrap();
@@ -94,8 +199,10 @@ pub(super) fn poison(run: &mut Trial, dice: &mut Dice) {
     hurt(run, dice, &base, at);
 }
 
-/// A page reads as poison until it is cleared or written.
+/// A page reads as poison until it is cleared or written, and no other with it.
 fn hurt(run: &mut Trial, dice: &mut Dice, base: &File, at: u64) {
+    run.model(at, &[0xff; PAGE_BYTES]);
+    same("what is around it", HURT, &fresh(base, HURT, index(END - HURT)), &run.model[index(HURT)..]);
     same("a poisoned block", at, &fresh(base, at, index(PAGE)), &[0xff; PAGE_BYTES]);
     let listed = run.ask("GET", "/poison", &Value::Null);
     assert!(listed.as_array().unwrap().iter().any(|block| block["dpa"] == at), "{listed}");

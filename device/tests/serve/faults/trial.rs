@@ -33,6 +33,12 @@ pub(super) const OPEN: u64 = 2 * MIB;
 pub(super) const TENSOR: u64 = 4 * MIB;
 /// Pages that are damaged and poisoned.
 pub(super) const HURT: u64 = 5 * MIB;
+/// Behind these of them are of KV windows.
+pub(super) const CACHE: u64 = HURT + MIB / 2;
+/// Bytes of a window: as many tokens, with so many bf16 channels each.
+pub(super) const WINDOW: u64 = 64 << 10;
+pub(super) const TOKENS: usize = 8;
+pub(super) const CHANNELS: usize = 4096;
 /// What the array has.
 pub(super) const END: u64 = 6 * MIB;
 /// The page whose reads panic.
@@ -145,6 +151,13 @@ impl Trial {
             base.file.write_all_at(&bytes, dpa).unwrap();
             model[index(dpa)..][..bytes.len()].copy_from_slice(&bytes);
         }
+        // A token is two pages, so that stored blocks have bytes of half of the pages.
+        let layout = json!({ "kind": "kv", "channels": CHANNELS, "window": TOKENS });
+        rig.ask(
+            "POST",
+            "/tensors",
+            &json!({ "name": "kv", "dpa": CACHE, "length": END - CACHE, "format": "bf16", "layout": layout }),
+        );
         drop(base);
         Self { rig, disk, model, views, silent: VecDeque::new(), seed, step: (0, "start") }
     }
