@@ -16,6 +16,8 @@ mod decoded;
 mod division;
 mod error;
 pub mod events;
+#[cfg(test)]
+mod holds;
 mod kept;
 mod lanes;
 mod partition;
@@ -400,6 +402,8 @@ fn lines(inside: usize, length: usize) -> u64 {
 mod image_tests;
 #[cfg(test)]
 mod memory_tests;
+#[cfg(test)]
+mod table_tests;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]

@@ -12,7 +12,7 @@ use crate::{
     layout::Layout,
     store::{
         StoreError,
-        mishaps::{Killed, Mishaps},
+        mishaps::{Killed, Mishaps, UNLIMITED},
     },
 };
 
@@ -213,7 +213,7 @@ proptest! {
             }
             mishaps.limit_room(room);
             let done = perform(&device, &operation);
-            mishaps.limit_room(i64::MAX);
+            mishaps.limit_room(UNLIMITED);
             match done {
                 Ok(()) => model = after,
                 Err(DeviceError::Store(StoreError::NoRoom { .. })) => settle(&mut model, &after, read_all(&device)),

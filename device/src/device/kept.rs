@@ -13,7 +13,7 @@ use crate::{
     BLOCK_BYTES,
     stats::{Gauge, Traffic},
     store::{counters::Counters, image::Image, tables::Tables},
-    tensor::{self, Tensor, TensorInfo},
+    tensor::{self, Tensor, TensorInfo, Transition},
     view::View,
     window::{Alias, Counted, DirectoryPages, Map},
 };
@@ -90,7 +90,7 @@ impl Device {
         let tensor =
             |tensor: &Arc<Tensor>| SavedTensor { info: tensor.info.clone(), counters: tensor.number };
         let saved = Saved {
-            generations: map.directories.iter().map(|directory| directory.generation).collect(),
+            generations: map.generations_to_come(),
             tensors: map.tensors.iter().map(tensor).collect(),
             views: map.aliases.iter().map(view).collect(),
             loaded: kept.loaded.lock().clone(),
@@ -178,7 +178,9 @@ fn restore(
             return Err(broken(format!("{} lies at DPA {:#x}, {} bytes", info.name, info.dpa, info.length)));
         }
         let Counted { traffic, number } = traffic(counters, number);
-        let tensor = Tensor { info, part, windows, stored: Gauge::default(), traffic, number };
+        let stored = Gauge::default();
+        let transition = Transition::standing();
+        let tensor = Tensor { info, part, windows, stored, traffic, number, transition };
         tensors.push(Arc::new(tensor));
     }
     tensors.sort_by_key(|tensor| tensor.info.dpa);

@@ -55,6 +55,12 @@ impl Index {
         self.memory.may_be_hole(range) && self.raw(block) == [0; ENTRY_BYTES]
     }
 
+    /// The first of these blocks whose entries may be anything but zeros, some that follow one another.
+    pub(super) fn touched(&self, blocks: Range<u64>) -> Option<Range<u64>> {
+        let found = self.memory.touched(at(blocks.start)..at(blocks.end))?;
+        Some((found.start / ENTRY_BYTES) as u64..(found.end / ENTRY_BYTES) as u64)
+    }
+
     /// Makes sure that the entries of these blocks can be written.
     pub(super) fn ensure(&self, blocks: Range<u64>) -> Result<(), StoreError> {
         self.memory.ensure(at(blocks.start)..at(blocks.end))

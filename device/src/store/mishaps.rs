@@ -24,6 +24,9 @@ pub(crate) struct Mishaps {
     room: Arc<AtomicI64>,
 }
 
+/// More units than any disk has.
+pub(crate) const UNLIMITED: i64 = i64::MAX / 2;
+
 thread_local! {
     static CURRENT: RefCell<Mishaps> = RefCell::new(Mishaps::none());
 }
@@ -36,7 +39,7 @@ pub(super) fn current() -> Mishaps {
 impl Mishaps {
     /// Nothing happens.
     pub(crate) fn none() -> Self {
-        Self { stores: Arc::new(AtomicI64::new(i64::MAX)), room: Arc::new(AtomicI64::new(i64::MAX)) }
+        Self { stores: Arc::new(AtomicI64::new(i64::MAX)), room: Arc::new(AtomicI64::new(UNLIMITED)) }
     }
 
     /// Opens images with these from now on.
@@ -72,7 +75,11 @@ impl Mishaps {
     }
 
     pub(super) fn allocated(&self, flags: FallocateFlags) -> io::Result<()> {
-        if flags.contains(FallocateFlags::FALLOC_FL_PUNCH_HOLE) || self.room.fetch_sub(1, Relaxed) > 0 {
+        if flags.contains(FallocateFlags::FALLOC_FL_PUNCH_HOLE) {
+            self.room.fetch_add(1, Relaxed);
+            return Ok(());
+        }
+        if self.room.fetch_update(Relaxed, Relaxed, |room| (room > 0).then(|| room - 1)).is_ok() {
             return Ok(());
         }
         Err(io::Error::from_raw_os_error(libc::ENOSPC))

@@ -262,6 +262,12 @@ impl Store {
         self.index.is_hole(block)
     }
 
+    /// The first of these blocks that may hold anything, some that follow one another. The others
+    /// are passed over without a look at each.
+    pub(crate) fn touched(&self, blocks: Range<u64>) -> Option<Range<u64>> {
+        self.index.touched(blocks)
+    }
+
     /// Takes hold of `block` to replace it.
     ///
     /// # Errors

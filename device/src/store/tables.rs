@@ -2,6 +2,9 @@
 //!
 //! A place begins with the number of the save, which is stored last, the text's length and its CRC-32C. The valid one with the
 //! higher number counts, so a save that was cut short leaves the one before.
+//!
+//! A save makes room in both places. So the next one needs none if it is no longer: a tensor can be
+//! removed, or its making be undone, on a full disk too.
 
 use std::sync::atomic::{Ordering, fence};
 
@@ -47,7 +50,9 @@ impl Tables {
         let mut saves = self.saves.lock();
         let number = *saves + 1;
         let at = usize::from(number % 2 == 1) * PLACE_BYTES;
-        self.memory.ensure(at..at + HEADER_BYTES + text.len())?;
+        for place in [at, PLACE_BYTES - at] {
+            self.memory.ensure(place..place + HEADER_BYTES + text.len())?;
+        }
         self.memory.write(at, &0_u64.to_le_bytes());
         fence(Ordering::Release);
         self.memory.write(at + 8, &(text.len() as u64).to_le_bytes());
