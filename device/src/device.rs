@@ -18,12 +18,14 @@ mod error;
 pub mod events;
 #[cfg(test)]
 mod holds;
+mod holes;
 mod kept;
 mod lanes;
 mod partition;
 pub mod poison;
 mod reads;
 mod room;
+mod sources;
 mod staged;
 mod stock;
 mod tables;
@@ -35,19 +37,22 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use parking_lot::RwLock;
 
 pub(crate) use self::division::Division;
 use self::division::Part;
+pub(crate) use self::sources::SourceOf;
 use self::{blocks::Blocks, events::Events, kept::Kept, poison::Poison, stock::Stock, windows::Windows};
 pub use self::{
     config::{DeviceConfig, MOST_OPEN_WINDOWS},
     division::{MOST_PARTITION_NAME_BYTES, MOST_PARTITIONS, PartitionConfig},
     error::DeviceError,
     partition::Partition,
+    room::Space,
+    sources::{Places, Source, SourceId, Stamp},
 };
 use crate::{
     BLOCK_BYTES,
@@ -56,6 +61,7 @@ use crate::{
     mode::Mode,
     stats::{IndexCache, Stats, members::Members, report::Subject},
     store::{
+        Store, checkpoint,
         image::{Image, Superblock},
         snapshot,
     },
@@ -128,8 +134,9 @@ impl Device {
     /// # Errors
     /// As [`Device::new`]; [`DeviceError::Image`] for an image that no device made.
     pub fn open(image: Image, config: &DeviceConfig) -> Result<Self, DeviceError> {
-        let Superblock { base_bytes, views_bytes, store_bytes, mode, codec, open_windows, partitions } =
-            image.superblock().clone();
+        let Superblock {
+            base_bytes, views_bytes, store_bytes, mode, codec, open_windows, partitions, ..
+        } = image.superblock().clone();
         let store_bytes = Some(store_bytes);
         let least = partitions.len().max(1) as u64;
         if open_windows < least {
@@ -150,6 +157,7 @@ impl Device {
         let mut division = Division::new(&config)?;
         let mut stats = Stats::new();
         let mut members = config.interleaving.map(Members::new);
+        let image = checkpoint::settle(image, config.first_process)?;
         let (kept, map) = Kept::open(image, &config, &division)?;
         let parts = division.parts.iter_mut().flat_map(Part::counters);
         let of_members = members.iter_mut().flat_map(Members::counters);
@@ -183,25 +191,54 @@ impl Device {
             config,
         };
         device.reopen_windows();
+        if let (Some(kept), Some(store)) = (&device.kept, device.coded_store()) {
+            store.keep_checkpoints(kept.image(), kept.tables())?;
+        }
         Ok(device)
     }
 
-    /// Brings everything to the disk that the image is on.
+    /// Makes a checkpoint on the disk that the image is on: after a crash of the host the device is as it is now. What is staged in KV windows is no part of it, so
+    /// [flush](Self::flush) what should be.
     ///
     /// # Errors
-    /// What the system says.
+    /// What the system says. Then the last one before is what a crash leaves.
     pub fn sync(&self) -> std::io::Result<()> {
-        self.image().map_or(Ok(()), |image| image.file().sync_data())
+        self.sync_as(false)
     }
 
-    /// Writes a snapshot of the image to `out`: the bytes of data in it. Everybody else waits meanwhile.
+    /// As [`Self::sync`], before the device ends: who opens the image next need not ask whether the host crashed.
     ///
     /// # Errors
-    /// What the system says; a device that lies in no image has no snapshots.
+    /// As [`Self::sync`].
+    pub fn sync_last(&self) -> std::io::Result<()> {
+        self.sync_as(true)
+    }
+
+    fn sync_as(&self, last: bool) -> std::io::Result<()> {
+        let synced = match self.coded_store().and_then(|store| store.checkpoint(last)) {
+            Some(made) => made,
+            None => self.image().map_or(Ok(()), |image| image.file().sync_data()),
+        };
+        synced.inspect_err(|why| self.events.not_synced(why))
+    }
+
+    /// Waits until [`Self::sync`] should be called because much of the store is held for the last one, or for so long.
+    pub fn wait_to_sync(&self, most: Option<Duration>) {
+        match self.coded_store() {
+            Some(store) => store.wait_to_checkpoint(most),
+            None => std::thread::sleep(most.unwrap_or(Duration::from_secs(60))),
+        }
+    }
+
+    /// Writes a snapshot of the image to `out`: the bytes of data in it. It shows what was flushed before, as at one moment (of a plain device, each block at some moment); nobody waits
+    /// for `out` to take it. If the store has no room left meanwhile, it is given up.
+    ///
+    /// # Errors
+    /// What the system says; a device that lies in no image has no snapshots, and one at a time is saved.
     pub fn save(&self, out: &mut impl std::io::Write) -> std::io::Result<u64> {
-        let _everybody = self.map.write();
-        let image = self.image().ok_or(std::io::ErrorKind::Unsupported)?;
-        snapshot::save(image, out)
+        let kept = self.kept.as_ref().ok_or(std::io::ErrorKind::Unsupported)?;
+        let saving = self.coded_store().map(|store| store.begin_saving(kept.tables())).transpose()?;
+        snapshot::save(kept.image(), saving.as_ref(), out)
     }
 
     /// Says that so many processes that served this device died before this one.
@@ -307,27 +344,48 @@ impl Device {
     /// # Errors
     /// As [`Device::write_base`].
     pub fn discard(&self, offset: u64, length: u64) -> Result<(), DeviceError> {
+        self.discard_step(offset, length, u64::MAX, &mut 0)
+    }
+
+    /// As [`Device::discard`], but ends when at least `step` bytes are forgotten: a KV window that the range has whole is forgotten whole, as its parts could take room. `done` is how many
+    /// bytes from `offset` on were forgotten, also if there was an error.
+    ///
+    /// # Errors
+    /// As [`Device::discard`].
+    pub fn discard_step(
+        &self,
+        offset: u64,
+        length: u64,
+        step: u64,
+        done: &mut u64,
+    ) -> Result<(), DeviceError> {
         let range = self.inside(Window::Base, offset, length)?;
-        let mut at = range.start;
-        while at < range.end {
+        let discarded = self.discard_pieces(&range, step, done);
+        self.look();
+        discarded
+    }
+
+    fn discard_pieces(&self, range: &Range<u64>, step: u64, done: &mut u64) -> Result<(), DeviceError> {
+        while *done < step.min(range.end - range.start) {
+            let at = range.start + *done;
             let (block, inside) = locate(at);
             let zeros = usize::try_from(range.end - at).unwrap_or(usize::MAX).min(BLOCK_BYTES - inside);
             let map = self.map.read();
             if let Some((tensor, shape)) = windowed(&map, at) {
-                let length = self.discard_in_window(&map, tensor, shape, at..range.end)?;
-                let whole =
-                    ((at + length) / BLOCK_BYTES as u64).saturating_sub(at.div_ceil(BLOCK_BYTES as u64));
+                let before = *done;
+                let discarded = self.discard_in_window(&map, tensor, shape, at..range.end, done);
+                let end = at + (*done - before);
+                let whole = (end / BLOCK_BYTES as u64).saturating_sub(at.div_ceil(BLOCK_BYTES as u64));
                 self.stats.discarded_blocks.add(whole);
-                at += length;
+                discarded?;
                 continue;
             }
             if !self.coded_store().is_some_and(|store| store.is_hole(block)) {
                 self.write_block(&map, block, &[(inside, &[0; BLOCK_BYTES][..zeros])])?;
             }
             self.stats.discarded_blocks.add(u64::from(zeros == BLOCK_BYTES));
-            at += zeros as u64;
+            *done += zeros as u64;
         }
-        self.look();
         Ok(())
     }
 
@@ -350,6 +408,7 @@ impl Device {
             store_capacity: self.blocks.capacity_bytes(),
             host_memory: self.look_at_memory(),
             worker_deaths: self.worker_deaths.load(Ordering::Relaxed),
+            syncs: self.coded_store().map_or((0, 0), Store::checkpoints_made),
             uptime_seconds: self.started.elapsed().as_secs_f64(),
             compare_gcomp: self.config.compare_gcomp,
             map: &self.map(),

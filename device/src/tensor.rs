@@ -15,6 +15,7 @@ pub(crate) use self::transition::Transition;
 use crate::{
     BLOCK_BYTES,
     codec::Codec,
+    device::SourceOf,
     format::Format,
     kv::{KvError, Shape},
     layout::Layout,
@@ -212,6 +213,8 @@ pub(crate) struct Tensor {
     pub(crate) traffic: Traffic,
     /// Where the image keeps its counters.
     pub(crate) number: Option<usize>,
+    /// The checkpoint it was loaded from.
+    pub(crate) source: SourceOf,
     pub(crate) transition: Transition,
 }
 

@@ -429,6 +429,7 @@ impl Ctl {
 fn open(path: &Path, is_socket: bool) -> io::Result<File> {
     if is_socket {
         let stream = UnixStream::connect(path)?;
+        check_peer(&stream)?;
         stream.set_nonblocking(true)?;
         return Ok(File::from(OwnedFd::from(stream)));
     }
@@ -438,6 +439,19 @@ fn open(path: &Path, is_socket: bool) -> io::Result<File> {
         done => Some(done),
     };
     wait(PATIENCE, open).unwrap_or_else(|| Err(io::ErrorKind::ResourceBusy.into()))
+}
+
+/// Checks that a socket is this user's or root's, by who began to listen: a path alone says nothing about that.
+fn check_peer(stream: &UnixStream) -> io::Result<()> {
+    let (theirs, own) = (rustix::net::sockopt::socket_peercred(stream)?.uid, rustix::process::geteuid());
+    if theirs.is_root() || theirs == own {
+        return Ok(());
+    }
+    let (theirs, own) = (theirs.as_raw(), own.as_raw());
+    let why = format!(
+        "user {theirs} listens there, and this is user {own}, who trusts the sockets of that user and of root only"
+    );
+    Err(io::Error::new(io::ErrorKind::PermissionDenied, why))
 }
 
 /// The device node of the virtio port called `name`: the link that udev makes, or found through sysfs without udev.

@@ -66,7 +66,7 @@ pub struct DeviceReport {
     pub stored_bytes: u64,
     /// What its index entries take.
     pub index_bytes: u64,
-    /// `logical_bytes / stored_bytes`.
+    /// What of it was written, to `stored_bytes`.
     pub ratio: Option<f64>,
 }
 

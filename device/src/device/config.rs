@@ -73,6 +73,8 @@ impl DeviceConfig {
             // Each partition has room for one at least.
             open_windows: self.open_windows.max(self.partitions.len()).max(1) as u64,
             partitions: self.partitions.clone(),
+            // It gets them when it is opened.
+            checkpoints: false,
         }
     }
 

@@ -5,6 +5,7 @@
 //! * So is it with what is left of the host's memory, if the store is in it: an event when it falls below each of [`MEMORY_LEVELS`], and when it has risen above one again by
 //!   [`MEMORY_MARGIN`].
 //! * A write finds no room, in the store or on the host: an event, and no more of them until a write has found room, and there is some for what takes more than before.
+//! * The image cannot be brought to the disk: one event, however often that is tried.
 //! * Stores are lost because a write-back was refused: an event that names the range. Ranges that follow one another are one event.
 //! * The last [`MOST`] events are kept.
 
@@ -47,6 +48,8 @@ pub enum Kind {
     RoomAgain,
     /// A write-back was refused.
     StoresLost,
+    /// The image could not be brought to the disk.
+    NotSynced,
 }
 
 /// An event.
@@ -70,6 +73,7 @@ pub(super) struct Events {
     level: AtomicUsize,
     memory_level: AtomicUsize,
     no_room: AtomicBool,
+    not_synced: AtomicBool,
 }
 
 #[derive(Default)]
@@ -89,6 +93,7 @@ impl Default for Events {
             level: AtomicUsize::new(0),
             memory_level: AtomicUsize::new(0),
             no_room: AtomicBool::new(false),
+            not_synced: AtomicBool::new(false),
         }
     }
 }
@@ -113,6 +118,16 @@ impl Events {
         match kept.last.back_mut().filter(|_| follows) {
             Some(last) => last.text = text,
             None => kept.add(self.began, Kind::StoresLost, text),
+        }
+    }
+
+    /// Notes that the image cannot be brought to the disk.
+    pub(super) fn not_synced(&self, why: &std::io::Error) {
+        if !self.not_synced.swap(true, Relaxed) {
+            let text = format!(
+                "the image cannot be brought to the disk, so a crash of the host takes what was stored since the last sync: {why}"
+            );
+            self.say(Kind::NotSynced, text);
         }
     }
 

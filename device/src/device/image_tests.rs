@@ -12,7 +12,7 @@ use crate::{
     layout::Layout,
     store::{
         StoreError,
-        mishaps::{Killed, Mishaps, UNLIMITED},
+        mishaps::{Killed, Mishaps, Pages, pages},
     },
 };
 
@@ -213,7 +213,7 @@ proptest! {
             }
             mishaps.limit_room(room);
             let done = perform(&device, &operation);
-            mishaps.limit_room(UNLIMITED);
+            mishaps.limit_room(i64::MAX);
             match done {
                 Ok(()) => model = after,
                 Err(DeviceError::Store(StoreError::NoRoom { .. })) => settle(&mut model, &after, read_all(&device)),
@@ -347,4 +347,473 @@ fn what_several_threads_find_is_counted_as_it_was() {
     let mut found = vec![0; 5 * BLOCK];
     device.read_base(7 * far, &mut found).unwrap();
     assert_eq!(found, bytes(7, 5 * BLOCK));
+}
+
+/// A file with these pages.
+fn file_of(pages: &Pages, length: u64) -> std::fs::File {
+    use std::os::unix::fs::FileExt as _;
+    let file = nix::sys::memfd::memfd_create("crashed", nix::sys::memfd::MFdFlags::MFD_CLOEXEC).unwrap();
+    let file = std::fs::File::from(file);
+    file.set_len(length).unwrap();
+    for (page, bytes) in pages {
+        file.write_all_at(bytes, page * 4096).unwrap();
+    }
+    file
+}
+
+/// An image as who opens it next finds it.
+fn again(image: &Image) -> Image {
+    let file = image.file().try_clone().unwrap();
+    Image::from_file(file, std::path::Path::new("again")).unwrap().unwrap().on_disk()
+}
+
+/// What chance decides.
+fn roll(seed: &mut u64, sides: usize) -> usize {
+    *seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+    usize::try_from(*seed >> 33).unwrap() % sides
+}
+
+/// An image on a host that crashes.
+struct Host {
+    mishaps: Mishaps,
+    image: Image,
+    /// What its file was at some moments since it was synced last, and how often it was synced then.
+    versions: (i64, Vec<Pages>),
+}
+
+impl Host {
+    fn new() -> Self {
+        let mishaps = Mishaps::none();
+        mishaps.make_current();
+        let image = Image::in_memory(config().superblock()).unwrap().on_disk();
+        mishaps.set_synced(pages(image.file()));
+        Self { mishaps, image, versions: (0, Vec::new()) }
+    }
+
+    fn open(&self) -> Device {
+        Device::open(again(&self.image), &config()).unwrap()
+    }
+
+    /// Notes what the file is now.
+    fn note(&mut self) {
+        let syncs = self.mishaps.syncs();
+        if self.versions.0 != syncs {
+            self.versions = (syncs, Vec::new());
+        }
+        self.versions.1.push(pages(self.image.file()));
+    }
+
+    /// Crashes: of each page some version since the last sync is on the disk. The host comes up again.
+    fn crash(&mut self, seed: &mut u64) {
+        self.note();
+        let mut versions = std::mem::take(&mut self.versions.1);
+        versions.push(self.mishaps.last_synced());
+        let all: std::collections::BTreeSet<u64> = versions.iter().flat_map(Pages::keys).copied().collect();
+        // Often most pages are of one version.
+        let usual = roll(seed, versions.len() + 1);
+        let mut left = Pages::new();
+        for page in all {
+            let from =
+                if usual < versions.len() && roll(seed, 4) > 0 { usual } else { roll(seed, versions.len()) };
+            if let Some(bytes) = versions[from].get(&page) {
+                left.insert(page, bytes.clone());
+            }
+        }
+        let length = self.image.file().metadata().unwrap().len();
+        let file = file_of(&left, length);
+        self.mishaps.boot();
+        self.mishaps.set_synced(left);
+        self.image = Image::from_file(file, std::path::Path::new("crashed")).unwrap().unwrap().on_disk();
+    }
+}
+
+/// What happens to a device on a host that crashes.
+#[derive(Clone, Debug)]
+enum Fate {
+    Nothing,
+    /// It is flushed and synced.
+    Sync,
+    /// The process is killed so many stores later.
+    Killed(i64),
+    /// The host crashes so many stores later.
+    Crashed(i64),
+    /// The host crashes so many stores after a sync began.
+    CrashedInSync(i64),
+}
+
+fn fate() -> impl Strategy<Value = Fate> {
+    prop_oneof![
+        8 => Just(Fate::Nothing),
+        3 => Just(Fate::Sync),
+        2 => (0..100_i64).prop_map(Fate::Killed),
+        2 => (0..100_i64).prop_map(Fate::Crashed),
+        2 => (0..60_i64).prop_map(Fate::CrashedInSync),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(96))]
+
+    #[test]
+    fn after_a_crash_of_the_host_the_device_is_what_it_was_at_the_last_sync(
+        operations in prop::collection::vec((operation(), fate()), 1..50),
+        mut seed in any::<u64>(),
+    ) {
+        let mut host = Host::new();
+        let mut device = host.open();
+        device.create_tensor(weights()).unwrap();
+        device.create_tensor(cache()).unwrap();
+        device.sync().unwrap();
+        let all = |device: &Device| (read_all(device), device.tensors(), device.views());
+        let sync = |device: &Device| {
+            device.flush(0, device.base_bytes()).unwrap();
+            device.sync()
+        };
+        let mut model = vec![0; BLOCKS * BLOCK];
+        let mut synced = all(&device);
+        for (operation, fate) in operations {
+            let mut after = model.clone();
+            if let Some((at, data)) = range_of(&operation) {
+                after[at..at + data.len()].copy_from_slice(&data);
+            }
+            let stores = match &fate {
+                Fate::Killed(stores) | Fate::Crashed(stores) => *stores,
+                _ => i64::MAX,
+            };
+            host.mishaps.kill_after(stores);
+            let done = catch_unwind(AssertUnwindSafe(|| perform(&device, &operation).unwrap()));
+            host.mishaps.kill_after(i64::MAX);
+            let is_killed = done.is_err();
+            if !is_killed {
+                model = after.clone();
+                prop_assert!(read_all(&device) == model);
+            }
+            host.note();
+            match fate {
+                Fate::Nothing => {}
+                Fate::Sync => {
+                    sync(&device).unwrap();
+                    synced = all(&device);
+                }
+                // Nothing of the killed process goes on, not even what ends its values.
+                Fate::Killed(_) => {
+                    std::mem::forget(std::mem::replace(&mut device, host.open()));
+                    settle(&mut model, &after, read_all(&device));
+                }
+                Fate::Crashed(_) | Fate::CrashedInSync(_) => {
+                    let before = synced.clone();
+                    if let Fate::CrashedInSync(stores) = fate {
+                        device.flush(0, device.base_bytes()).unwrap();
+                        synced = all(&device);
+                        host.mishaps.kill_after(stores);
+                        let done = catch_unwind(AssertUnwindSafe(|| device.sync().unwrap()));
+                        host.mishaps.kill_after(i64::MAX);
+                        if done.is_ok() {
+                            // It said so.
+                        } else {
+                            host.crash(&mut seed);
+                            std::mem::forget(std::mem::replace(&mut device, host.open()));
+                            let found = all(&device);
+                            prop_assert!(found == before || found == synced, "a mixture of two syncs");
+                            synced = found;
+                            model = synced.0.clone();
+                            prop_assert!(device.poison().is_empty());
+                            agree_after_crash(&device);
+                            continue;
+                        }
+                    }
+                    host.crash(&mut seed);
+                    std::mem::forget(std::mem::replace(&mut device, host.open()));
+                    let found = all(&device);
+                    prop_assert_eq!(&found.1, &synced.1);
+                    prop_assert!(found == synced, "it is not what it was at the last sync");
+                    model = synced.0.clone();
+                    prop_assert!(device.poison().is_empty());
+                    agree_after_crash(&device);
+                }
+            }
+        }
+        // Everything can be given back: no segment was lost on the way.
+        device.flush(0, device.base_bytes()).unwrap();
+        device.discard(0, device.base_bytes()).unwrap();
+        device.flush(0, device.base_bytes()).unwrap();
+        prop_assert_eq!(device.blocks.used_bytes(), 0);
+    }
+}
+
+/// No open window is left, and what is stored is what is counted.
+fn agree_after_crash(device: &Device) {
+    assert_eq!(device.stats().windows.now.open, 0);
+    let tensors: u64 = device.stats().tensors.iter().map(|tensor| tensor.stored_bytes).sum();
+    assert!(tensors <= device.blocks.used_bytes());
+}
+
+#[test]
+fn a_full_store_is_synced_to_be_rewritten_and_a_crash_leaves_whole_blocks() {
+    let mut host = Host::new();
+    let config = DeviceConfig { store_bytes: Some(8 << 20), ..DeviceConfig::new(16 << 20, 16 << 20) };
+    host.image = Image::in_memory(config.superblock()).unwrap().on_disk();
+    let device = Device::open(host.image.clone(), &config).unwrap();
+    let block = |at: u64, round: u64| crate::kv::tests::bytes(5 * (at * 64 + round + 1), BLOCK);
+    let mut blocks = 0;
+    while device.write_base(blocks * BLOCK as u64, &block(blocks, 0)).is_ok() {
+        blocks += 1;
+    }
+    device.sync().unwrap();
+    let made = |device: &Device| device.coded_store().unwrap().checkpoints_made();
+    let (before, _) = made(&device);
+    for round in 1..4 {
+        for at in 0..blocks {
+            device.write_base(at * BLOCK as u64, &block(at, round)).unwrap();
+        }
+    }
+    let (after, forced) = made(&device);
+    assert!(blocks > 500 && after > before + 3 && forced > 3, "{blocks} {before} {after} {forced}");
+    // Each made room for as much as may be held.
+    assert!(forced < 3 * blocks / 50, "{forced} syncs for {blocks} blocks");
+    for mut seed in 0..8 {
+        host.note();
+        let (mishaps, image, versions) = (host.mishaps.clone(), host.image.clone(), host.versions.clone());
+        let synced = mishaps.last_synced();
+        host.crash(&mut seed);
+        let device = Device::open(host.image.clone(), &config).unwrap();
+        let mut found = vec![0; BLOCK];
+        for at in 0..blocks {
+            device.read_base(at * BLOCK as u64, &mut found).unwrap();
+            assert!((0..4).any(|round| found == block(at, round)), "block {at} is no version of it");
+        }
+        assert!(device.poison().is_empty());
+        drop(device);
+        (host.image, host.versions) = (image, versions);
+        mishaps.set_synced(synced);
+    }
+}
+
+#[test]
+fn an_image_that_is_left_cleanly_is_taken_as_it_is_until_it_changes() {
+    let mut host = Host::new();
+    let device = host.open();
+    device.create_tensor(weights()).unwrap();
+    device.create_tensor(cache()).unwrap();
+    device.write_base(0, &bytes(5, BLOCKS * BLOCK)).unwrap();
+    // Stays staged: it is no part of a checkpoint.
+    device.write_base((BLOCKS / 2 * BLOCK) as u64, &[9; 100]).unwrap();
+    let model = read_all(&device);
+    device.sync_last().unwrap();
+    drop(device);
+    let mut seed = 3;
+    host.crash(&mut seed);
+    let device = host.open();
+    assert!(read_all(&device) == model && device.stats().windows.now.open == 1);
+    // Who changes it afterwards says so before anything is on the disk.
+    let syncs = host.mishaps.syncs();
+    device.write_base(0, &bytes(7, 3 * BLOCK)).unwrap();
+    assert_eq!(host.mishaps.syncs(), syncs + 1);
+    device.write_base(5, &bytes(7, 3 * BLOCK)).unwrap();
+    assert_eq!(host.mishaps.syncs(), syncs + 1);
+    host.crash(&mut seed);
+    let again = host.open();
+    let found = read_all(&again);
+    let window = BLOCKS / 2 * BLOCK..BLOCKS / 2 * BLOCK + 100;
+    assert!(found[..window.start] == model[..window.start] && found[window.end..] == model[window.end..]);
+    assert_eq!((found[window.clone()] == model[window], again.stats().windows.now.open), (false, 0));
+}
+
+#[test]
+fn a_sync_that_fails_is_said_once_and_no_later_one_says_that_all_is_well() {
+    let host = Host::new();
+    let device = host.open();
+    device.write_base(0, &bytes(5, BLOCK)).unwrap();
+    host.mishaps.break_syncs(true);
+    assert!(device.sync().is_err());
+    host.mishaps.break_syncs(false);
+    for _ in 0..3 {
+        let why = device.sync_last().unwrap_err().to_string();
+        assert!(why.contains("a sync before failed"), "{why}");
+    }
+    let events = device.events();
+    assert_eq!(events.iter().map(|event| event.kind).collect::<Vec<_>>(), [events::Kind::NotSynced]);
+    // The process goes on, and so does the next one.
+    device.write_base(0, &bytes(6, BLOCK)).unwrap();
+    drop(device);
+    assert!(read_all(&host.open())[..BLOCK] == bytes(6, BLOCK));
+}
+
+#[test]
+fn an_image_of_the_version_before_gets_checkpoints_when_it_is_opened() {
+    let mut host = Host::new();
+    host.image = Image::in_memory(config().superblock()).unwrap();
+    let device = Device::open(host.image.clone(), &config()).unwrap();
+    device.create_tensor(weights()).unwrap();
+    device.write_base(0, &bytes(5, BLOCKS * BLOCK)).unwrap();
+    let model = read_all(&device);
+    device.sync().unwrap();
+    assert_eq!((host.mishaps.syncs(), device.coded_store().unwrap().checkpoints_made()), (0, (0, 0)));
+    drop(device);
+    let superblock = |image: &Image| {
+        let mut page = [0; 4096];
+        std::os::unix::fs::FileExt::read_exact_at(image.file(), &mut page, 0).unwrap();
+        String::from_utf8_lossy(&page[16..]).into_owned()
+    };
+    assert!(!superblock(&host.image).contains("checkpoints"));
+    host.image = host.image.clone().on_disk();
+    let device = Device::open(host.image.clone(), &config()).unwrap();
+    assert!(read_all(&device) == model && device.tensors().len() == 1);
+    // What a program of that version does not know, it refuses.
+    assert!(superblock(&host.image).contains(r#""checkpoints":true"#));
+    device.write_base(0, &bytes(6, BLOCKS * BLOCK)).unwrap();
+    host.mishaps.set_synced(pages(host.image.file()));
+    host.crash(&mut 1);
+    let device = host.open();
+    assert!(read_all(&device) == model && device.tensors().len() == 1);
+    drop(device);
+    // The crash may have torn the first superblock as it was written.
+    std::os::unix::fs::FileExt::write_all_at(host.image.file(), &[0xee; 2048], 2048).unwrap();
+    let file = host.image.file().try_clone().unwrap();
+    let image = Image::from_file(file, std::path::Path::new("torn")).unwrap().unwrap();
+    assert!(read_all(&Device::open(image, &config()).unwrap()) == model);
+}
+
+#[test]
+fn a_crashed_image_without_a_checkpoint_that_can_be_read_is_refused_and_left_as_it_is() {
+    let mut host = Host::new();
+    let device = host.open();
+    device.write_base(0, &bytes(5, BLOCK)).unwrap();
+    device.sync().unwrap();
+    drop(device);
+    for header in [12 << 10, 16 << 10] {
+        std::os::unix::fs::FileExt::write_all_at(host.image.file(), &[1; 64], header).unwrap();
+    }
+    host.mishaps.set_synced(pages(host.image.file()));
+    // The page cache still has all of it.
+    assert!(read_all(&host.open())[..BLOCK] == bytes(5, BLOCK));
+    for header in [12 << 10, 16 << 10] {
+        std::os::unix::fs::FileExt::write_all_at(host.image.file(), &[1; 64], header).unwrap();
+    }
+    host.mishaps.set_synced(pages(host.image.file()));
+    host.crash(&mut 1);
+    let before = pages(host.image.file());
+    let why =
+        Device::open(again(&host.image), &config()).err().expect("nothing says what it was").to_string();
+    assert!(why.contains("checkpoints cannot be read") && why.contains("snapshot restore"), "{why}");
+    assert_eq!(before, pages(host.image.file()));
+}
+
+#[test]
+fn an_image_with_both_tables_damaged_is_refused_and_left_as_it_is() {
+    for is_on_disk in [false, true] {
+        let mishaps = Mishaps::none();
+        let image = new_image(&mishaps);
+        let image = if is_on_disk { image.on_disk() } else { image };
+        let device = Device::open(image.clone(), &config()).unwrap();
+        device.write_base(0, &bytes(5, BLOCKS * BLOCK)).unwrap();
+        drop(device);
+        let image = if is_on_disk { again(&image) } else { image };
+        let [_, tables, ..] = image.parts();
+        for place in [tables.start, tables.start + (tables.end - tables.start) / 2] {
+            std::os::unix::fs::FileExt::write_all_at(image.file(), b"!", place + 64).unwrap();
+        }
+        let before = pages(image.file());
+        let why = Device::open(image.clone(), &config()).err().expect("it was tensors'").to_string();
+        assert!(why.contains("neither of the two copies") && why.contains("snapshot restore"), "{why}");
+        assert!(before == pages(image.file()));
+    }
+}
+
+/// Stores while a snapshot is taken from it.
+struct Meanwhile<'d, F> {
+    stream: Vec<u8>,
+    device: &'d Device,
+    store: F,
+}
+
+impl<F: FnMut(&Device, usize)> std::io::Write for Meanwhile<'_, F> {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        (self.store)(self.device, self.stream.len());
+        self.stream.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+fn restored(stream: &[u8], config: &DeviceConfig) -> Device {
+    let file = file_of(&Pages::new(), 0);
+    crate::store::snapshot::fill(&mut &*stream, &file).unwrap();
+    Device::open(Image::from_file(file, std::path::Path::new("restored")).unwrap().unwrap(), config).unwrap()
+}
+
+#[test]
+fn a_snapshot_is_of_one_moment_and_nobody_who_stores_waits_for_who_reads_it() {
+    for is_on_disk in [false, true] {
+        let image = new_image(&Mishaps::none());
+        let image = if is_on_disk { image.on_disk() } else { image };
+        let device = Device::open(image, &config()).unwrap();
+        device.write_base(0, &bytes(5, BLOCKS * BLOCK)).unwrap();
+        device.flush(0, device.base_bytes()).unwrap();
+        let (model, tensors) = (read_all(&device), device.tensors());
+        let mut round = 0;
+        // All that may happen, between any two of its writes.
+        let store = |device: &Device, _: usize| {
+            round += 1;
+            device.write_base(0, &bytes(8 * round + 2, BLOCKS * BLOCK)).unwrap();
+            device.inject_poison(round % 24 * BLOCK as u64, 1).unwrap();
+            device.flip_stored_bit((round + 7) % 24, 100);
+            assert!(read_all(device).len() == BLOCKS * BLOCK);
+            perform(device, &Operation::Toggle).unwrap();
+            device.discard(((round + 5) % 24) * BLOCK as u64, 3 * BLOCK as u64).unwrap();
+            device.sync().unwrap();
+        };
+        let mut out = Meanwhile { stream: Vec::new(), device: &device, store };
+        device.save(&mut out).unwrap();
+        let stream = out.stream;
+        assert!(round > 10);
+        let copy = restored(&stream, &config());
+        assert!(read_all(&copy) == model && copy.tensors() == tensors && copy.poison().is_empty());
+        // Nothing is held any more, and there is another one.
+        device.sync().unwrap();
+        device.discard(0, device.base_bytes()).unwrap();
+        device.flush(0, device.base_bytes()).unwrap();
+        device.sync().unwrap();
+        assert_eq!(device.blocks.used_bytes(), 0);
+        assert!(device.save(&mut Vec::new()).is_ok());
+    }
+}
+
+#[test]
+fn a_snapshot_that_would_keep_others_from_storing_is_given_up() {
+    for is_on_disk in [false, true] {
+        Mishaps::none().make_current();
+        let config = DeviceConfig { store_bytes: Some(8 << 20), ..DeviceConfig::new(16 << 20, 16 << 20) };
+        let image = Image::in_memory(config.superblock()).unwrap();
+        let image = if is_on_disk { image.on_disk() } else { image };
+        let device = Device::open(image, &config).unwrap();
+        let block = |at: u64, round: u64| crate::kv::tests::bytes(5 * (at * 64 + round + 1), BLOCK);
+        let blocks = 1500;
+        let fill = |round| {
+            for at in 0..blocks {
+                device.write_base(at * BLOCK as u64, &block(at, round)).unwrap();
+            }
+        };
+        fill(0);
+        let mut round = 0;
+        let store = |_: &Device, _: usize| {
+            if round < 4 {
+                round += 1;
+                fill(round);
+            }
+        };
+        let mut out = Meanwhile { stream: Vec::new(), device: &device, store };
+        let why = device.save(&mut out).unwrap_err().to_string();
+        assert!(why.contains("was given up"), "{why}");
+        let mut found = vec![0; BLOCK];
+        for at in 0..blocks {
+            device.read_base(at * BLOCK as u64, &mut found).unwrap();
+            assert!(found == block(at, 4), "block {at}");
+        }
+        // There is room for another one when it is taken at once.
+        assert!(device.save(&mut Vec::new()).is_ok());
+    }
 }

@@ -2,13 +2,21 @@
 //!
 //! The tables are saved before a change of them takes effect, so that who is told of it can rely on it.
 
-use std::{collections::BTreeSet, ops::Range, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ops::Range,
+    sync::Arc,
+};
 
 use lamina_abi::{DIRECTORY_BYTES, VIEW_ALIGN};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
-use super::{Device, DeviceConfig, DeviceError, Division, staged::StagedPlaces};
+use super::{
+    Device, DeviceConfig, DeviceError, Division,
+    sources::{Source, SourceId, SourceOf},
+    staged::StagedPlaces,
+};
 use crate::{
     BLOCK_BYTES,
     stats::{Gauge, Traffic},
@@ -21,10 +29,11 @@ use crate::{
 /// The parts of the image that are not the store's.
 pub(super) struct Kept {
     image: Image,
-    tables: Tables,
+    tables: Arc<Tables>,
     counters: Counters,
-    /// Checkpoints that were loaded whole.
-    loaded: Mutex<BTreeSet<String>>,
+    /// Paths of checkpoints that were loaded whole, for earlier programs.
+    pub(super) loaded: Mutex<BTreeSet<String>>,
+    pub(super) sources: Mutex<BTreeMap<SourceId, Source>>,
     pub(super) staged: StagedPlaces,
 }
 
@@ -36,6 +45,8 @@ struct Saved {
     tensors: Vec<SavedTensor>,
     views: Vec<SavedView>,
     loaded: BTreeSet<String>,
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    sources: BTreeMap<SourceId, Source>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -44,6 +55,9 @@ struct SavedTensor {
     info: TensorInfo,
     /// Its counters.
     counters: Option<usize>,
+    /// What it was loaded from.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    source: Option<SourceId>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -63,17 +77,26 @@ impl Kept {
     ) -> Result<(Self, Map), DeviceError> {
         let (tables, text) = Tables::open(&image)?;
         let broken = |why: serde_json::Error| DeviceError::Image { why: why.to_string() };
+        if image.head().is_some() && text.is_none() {
+            // Checkpoints have tables, and an image with checkpoints always does.
+            tables.save(&serde_json::to_vec(&Saved::default()).expect("nothing"))?;
+        }
         let saved: Saved =
             text.map_or_else(|| Ok(Saved::default()), |text| serde_json::from_slice(&text).map_err(broken))?;
-        let loaded = saved.loaded.clone();
+        let loaded = Mutex::new(saved.loaded.clone());
+        let sources = Mutex::new(saved.sources.clone());
         let counters = Counters::open(&image, config.first_process, saved.counters_end())?;
         let map = restore(saved, config, division, &counters)?;
         let staged = StagedPlaces::open(&image)?;
-        Ok((Self { image, tables, counters, loaded: Mutex::new(loaded), staged }, map))
+        Ok((Self { image, tables: Arc::new(tables), counters, loaded, sources, staged }, map))
     }
 
     pub(super) fn image(&self) -> &Image {
         &self.image
+    }
+
+    pub(super) fn tables(&self) -> &Arc<Tables> {
+        &self.tables
     }
 }
 
@@ -87,35 +110,20 @@ impl Device {
             offset: alias.info.offset,
             counters: alias.number,
         };
-        let tensor =
-            |tensor: &Arc<Tensor>| SavedTensor { info: tensor.info.clone(), counters: tensor.number };
+        let tensor = |tensor: &Arc<Tensor>| SavedTensor {
+            info: tensor.info.clone(),
+            counters: tensor.number,
+            source: tensor.source.get(),
+        };
         let saved = Saved {
             generations: map.generations_to_come(),
             tensors: map.tensors.iter().map(tensor).collect(),
             views: map.aliases.iter().map(view).collect(),
             loaded: kept.loaded.lock().clone(),
+            sources: Self::sources_in(map, &kept.sources.lock()),
         };
         let text = serde_json::to_vec(&saved).expect("numbers and names");
         Ok(kept.tables.save(&text)?)
-    }
-}
-
-impl Device {
-    /// Whether the image says that the checkpoint of this name was loaded whole.
-    pub fn was_loaded(&self, checkpoint: &str) -> bool {
-        self.kept.as_ref().is_some_and(|kept| kept.loaded.lock().contains(checkpoint))
-    }
-
-    /// Has the image say that the checkpoint of this name was loaded whole.
-    ///
-    /// # Errors
-    /// [`DeviceError::Store`] if there is no room to say so.
-    pub fn set_loaded(&self, checkpoint: &str) -> Result<(), DeviceError> {
-        let map = self.map.write();
-        if let Some(kept) = &self.kept {
-            kept.loaded.lock().insert(checkpoint.to_owned());
-        }
-        self.keep(&map)
     }
 }
 
@@ -166,7 +174,7 @@ fn restore(
 ) -> Result<Map, DeviceError> {
     let broken = |why: String| DeviceError::Image { why };
     let mut tensors: Vec<Arc<Tensor>> = Vec::with_capacity(saved.tensors.len());
-    for SavedTensor { info, counters: number } in saved.tensors {
+    for SavedTensor { info, counters: number, source } in saved.tensors {
         let spec = info.spec();
         tensor::check(&spec)?;
         let windows = tensor::windows(&spec)?.filter(|_| config.mode == crate::mode::Mode::Trace);
@@ -177,10 +185,14 @@ fn restore(
         if end.is_none() || info.dpa < own.start || !info.dpa.is_multiple_of(BLOCK_BYTES as u64) {
             return Err(broken(format!("{} lies at DPA {:#x}, {} bytes", info.name, info.dpa, info.length)));
         }
+        if let Some(unknown) = source.filter(|id| !saved.sources.contains_key(id)) {
+            return Err(broken(format!("{} is of source {unknown}, of which nothing is said", info.name)));
+        }
+        let source = SourceOf::new(source);
         let Counted { traffic, number } = traffic(counters, number);
         let stored = Gauge::default();
         let transition = Transition::standing();
-        let tensor = Tensor { info, part, windows, stored, traffic, number, transition };
+        let tensor = Tensor { info, part, windows, stored, traffic, number, source, transition };
         tensors.push(Arc::new(tensor));
     }
     tensors.sort_by_key(|tensor| tensor.info.dpa);

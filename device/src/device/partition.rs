@@ -13,11 +13,11 @@ use std::sync::atomic::Ordering::Relaxed;
 use serde::Serialize;
 
 use super::division::Part;
-use super::{Device, DeviceError, TensorInfo, TensorSpec, ViewInfo, Window, poison::Poisoned};
+use super::{Device, DeviceError, Space, TensorInfo, TensorSpec, ViewInfo, Window, poison::Poisoned};
 use crate::{
     BLOCK_BYTES,
     stats::{PartitionReport, StatsReport},
-    store::StoreError,
+    store::{Store, StoreError},
     tensor::TensorError,
 };
 
@@ -88,6 +88,35 @@ impl Partition {
         self.part().views.end - self.part().views.start
     }
 
+    /// As [`Device::next_data`].
+    pub fn next_data(&self, range: Range<u64>) -> u64 {
+        let start = self.part().base.start;
+        self.device.next_data(range.start + start..range.end + start) - start
+    }
+
+    /// As [`Device::next_hole`].
+    pub fn next_hole(&self, range: Range<u64>) -> u64 {
+        let start = self.part().base.start;
+        self.device.next_hole(range.start + start..range.end + start) - start
+    }
+
+    /// Bytes that its blocks take in the store.
+    pub fn stored_bytes(&self) -> u64 {
+        if self.device.division.divided {
+            self.part().stored.load(Relaxed)
+        } else {
+            self.device.coded_store().map_or(self.base_bytes(), Store::used_bytes)
+        }
+    }
+
+    /// As [`Device::space`], within its quota.
+    pub fn space(&self) -> Space {
+        let space = self.device.space();
+        let Some(quota) = self.quota_bytes() else { return space };
+        let free = quota.saturating_sub(self.stored_bytes());
+        Space { bytes: quota, free, available: free.min(space.available) }
+    }
+
     /// Bytes its blocks may be charged, if there is a bound.
     pub fn quota_bytes(&self) -> Option<u64> {
         self.part().quota
@@ -134,8 +163,22 @@ impl Partition {
     /// # Errors
     /// As [`Device::discard`], and [`DeviceError::Quota`].
     pub fn discard(&self, offset: u64, length: u64) -> Result<(), DeviceError> {
+        self.discard_step(offset, length, u64::MAX, &mut 0)
+    }
+
+    /// As [`Device::discard_step`].
+    ///
+    /// # Errors
+    /// As [`Self::discard`].
+    pub fn discard_step(
+        &self,
+        offset: u64,
+        length: u64,
+        step: u64,
+        done: &mut u64,
+    ) -> Result<(), DeviceError> {
         let at = self.at(Window::Base, offset, length)?;
-        self.device.discard(at, length).map_err(|why| self.own(why))
+        self.device.discard_step(at, length, step, done).map_err(|why| self.own(why))
     }
 
     /// As [`Device::flush`].

@@ -6,9 +6,35 @@
 use std::sync::atomic::Ordering;
 
 use super::{Device, DeviceError, Window};
-use crate::store::{host_memory::HostMemory, image::Image};
+use crate::BLOCK_BYTES;
+use crate::store::{host_memory::HostMemory, image::Image, memory::UNIT_BYTES};
+
+/// What a file system says of its room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Space {
+    /// Bytes that can be stored, as they are stored.
+    pub bytes: u64,
+    /// Bytes of those that nothing takes.
+    pub free: u64,
+    /// Bytes of those for which the host has memory, too.
+    pub available: u64,
+}
 
 impl Device {
+    /// How much room there is.
+    pub fn space(&self) -> Space {
+        let (bytes, used) = if let Some(store) = self.coded_store() {
+            let (held, all) = store.chunks();
+            (all.saturating_mul(UNIT_BYTES as u64), held.saturating_mul(UNIT_BYTES as u64))
+        } else {
+            (self.base_bytes(), self.stats.live_blocks.get().saturating_mul(BLOCK_BYTES as u64))
+        };
+        let free = bytes.saturating_sub(used);
+        let host = self.host_memory().filter(|host| host.reserve() > 0);
+        let left = host.map_or(u64::MAX, |host| host.last().saturating_sub(host.reserve()));
+        Space { bytes, free, available: free.min(left) }
+    }
+
     /// As [`Device::write_base`], for what is tried again: `done` says how many bytes of `data` are stored already, and how many are afterwards, whatever is returned.
     ///
     /// # Errors

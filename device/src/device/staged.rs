@@ -6,7 +6,10 @@
 //! * A store into a window is made a block at a time, and each block is noted in the second page first: a kill leaves the block as it
 //!   was or as it is to be, never a mixture.
 
-use std::sync::atomic::{Ordering, fence};
+use std::sync::{
+    Arc,
+    atomic::{Ordering, fence},
+};
 
 use parking_lot::Mutex;
 
@@ -15,6 +18,7 @@ use crate::{
     kv::MOST_BLOCKS,
     store::{
         StoreError,
+        checkpoint::Head,
         image::{Image, STAGE_BYTES},
         memory::Memory,
     },
@@ -35,6 +39,8 @@ const WINDOW: usize = 2 * BLOCK_BYTES;
 pub(super) struct StagedPlaces {
     memory: Memory,
     free: Mutex<Vec<usize>>,
+    /// The image's, if it has checkpoints.
+    head: Option<Arc<Head>>,
 }
 
 /// A place in use.
@@ -55,7 +61,7 @@ impl StagedPlaces {
     pub(super) fn open(image: &Image) -> Result<Self, StoreError> {
         let places = usize::try_from(image.superblock().open_windows).expect("they are mapped");
         let free = (0..places).rev().map(|place| place * STAGE_BYTES).collect();
-        Ok(Self { memory: image.staging()?, free: Mutex::new(free) })
+        Ok(Self { memory: image.staging()?, free: Mutex::new(free), head: image.head() })
     }
 
     /// The windows that were open, each with its place, which is in use from now on.
@@ -98,6 +104,9 @@ impl StagedPlaces {
         if let Err(full) = self.memory.ensure(at..at + WINDOW + bytes.len()) {
             self.free.lock().push(at);
             return Err(full);
+        }
+        if let Some(head) = &self.head {
+            head.touch();
         }
         self.memory.write(at + WINDOW, bytes);
         let blocks = (bytes.len() / BLOCK_BYTES) as u64;

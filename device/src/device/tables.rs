@@ -41,6 +41,7 @@ use parking_lot::RwLockWriteGuard;
 use super::{
     Device, DeviceError,
     charge::{Charge, hand_back, take_over},
+    sources::SourceOf,
     windows::is_current,
 };
 use crate::{
@@ -63,6 +64,10 @@ impl Device {
     /// [`DeviceError::Quota`] if there is no room to code what its range holds. Then it is as if
     /// nobody had asked.
     pub fn create_tensor(&self, spec: TensorSpec) -> Result<TensorInfo, DeviceError> {
+        self.make_tensor(spec, SourceOf::default())
+    }
+
+    pub(super) fn make_tensor(&self, spec: TensorSpec, source: SourceOf) -> Result<TensorInfo, DeviceError> {
         let (elements, shape) = tensor::check(&spec)?;
         let windows = tensor::windows(&spec)?.filter(|_| self.config.mode == Mode::Trace);
         let part = self.division.of_name(&spec.name)?;
@@ -73,7 +78,8 @@ impl Device {
         let Counted { traffic, number } = self.new_traffic();
         let (stored, transition) = (Gauge::default(), Transition::making());
         let tensor =
-            Arc::new(Tensor { info: info.clone(), part, windows, stored, traffic, number, transition });
+            Tensor { info: info.clone(), part, windows, stored, traffic, number, source, transition };
+        let tensor = Arc::new(tensor);
         let _turn = tensor.transition.turn().lock();
         // Usually the range holds nothing.
         let is_empty = self.blocks.touched(tensor.blocks()).is_none();

@@ -17,7 +17,9 @@ use crate::store::image::{Image, STAGE_BYTES};
 /// What an image is opened with.
 pub(super) static CONFIG: LazyLock<DeviceConfig> = LazyLock::new(small_config);
 /// The image of a small device.
-static WHOLE: LazyLock<Whole> = LazyLock::new(Whole::new);
+static WHOLE: LazyLock<Whole> = LazyLock::new(|| Whole::new(false));
+/// One with checkpoints, that changed since the last of them. Its parts are where those of the other are.
+static CHECKPOINTED: LazyLock<Whole> = LazyLock::new(|| Whole::new(true));
 
 /// Parts of an image, by number.
 const SUPERBLOCK: usize = 0;
@@ -25,6 +27,11 @@ const TABLES: usize = 1;
 const JOURNAL: usize = 3;
 const STAGING: usize = 4;
 const INDEX: usize = 6;
+const TEXTS: Range<usize> = 9..11;
+const COPIES: Range<usize> = 11..13;
+/// Where the state is, and the headers of the checkpoints.
+const STATE_AT: u64 = 8 << 10;
+const HEADERS_AT: [u64; 2] = [12 << 10, 16 << 10];
 /// Bytes of a file that has room for whatever its superblock says.
 const VAST: u64 = 1 << 44;
 /// Bytes of a window that are looked at.
@@ -35,14 +42,16 @@ struct Whole {
     bytes: u64,
     /// Pages that are not zeros, each with its place.
     pages: Vec<(u64, Vec<u8>)>,
-    parts: [Range<u64>; 8],
+    parts: [Range<u64>; 13],
 }
 
 impl Whole {
-    fn new() -> Self {
+    fn new(checkpoints: bool) -> Self {
         let image = Image::in_memory(CONFIG.superblock()).expect("memory for an image");
+        let image = if checkpoints { image.on_disk() } else { image };
         let device = Device::open(image.clone(), &CONFIG).expect("memory for a device");
         fill(&device);
+        device.sync().expect("memory is never synced in vain");
         // Leaves a window of the KV tensor open.
         device.write_base((190 << 10) + 5, &[7; 100]).expect("there is room");
         device.inject_poison(64 << 10, 1).expect("inside the window");
@@ -60,12 +69,13 @@ impl Whole {
 }
 
 /// Changes the image of a small device and uses what it became: a byte of flags (1, 2, 4, 8: mend the checks of superblock, tables, journal and staged windows, and of
-/// entries; 16: the file is as long as anybody may say), then changes, each a part, a place in it (4 bytes), a length (2 bytes) and the bytes.
+/// entries; 16: the file is as long as anybody may say; 32: it has checkpoints, and their headers' checks are mended; 64: it has, and the host crashed), then changes, each a part, a place in it (4 bytes), a length (2 bytes) and the bytes.
 pub fn image(data: &[u8]) {
     let Some((flags, mut rest)) = data.split_first() else { return };
     let file = memory_file();
-    file.set_len(if flags & 16 == 0 { WHOLE.bytes } else { VAST }).expect("a hole takes no memory");
-    for (at, page) in &WHOLE.pages {
+    let whole = if flags & 0x60 == 0 { &*WHOLE } else { &*CHECKPOINTED };
+    file.set_len(if flags & 16 == 0 { whole.bytes } else { VAST }).expect("a hole takes no memory");
+    for (at, page) in &whole.pages {
         file.write_all_at(page, *at).expect("memory for a page");
     }
     let mut entries = Vec::new();
@@ -79,7 +89,7 @@ pub fn image(data: &[u8]) {
         let bytes =
             &bytes[..bytes.len().min(usize::try_from(part.end - part.start - at).unwrap_or(usize::MAX))];
         file.write_all_at(bytes, part.start + at).expect("memory for a change");
-        if number == INDEX {
+        if number == INDEX || COPIES.contains(&number) {
             entries.push(part.start + at / ENTRY_BYTES as u64 * ENTRY_BYTES as u64);
         }
     }
@@ -93,6 +103,12 @@ pub fn image(data: &[u8]) {
     if flags & 4 == 4 {
         image.journal();
         image.staged();
+    }
+    if flags & 32 == 32 {
+        image.headers();
+    }
+    if flags & 64 == 64 {
+        image.put(STATE_AT, &[0; 64]);
     }
     if flags & 8 == 8 {
         for at in entries {
@@ -186,6 +202,20 @@ impl Mended<'_> {
     fn superblock(&self) {
         let page = self.bytes(WHOLE.parts[SUPERBLOCK].start, 4096);
         self.put(8, &crc32c::crc32c(&page[12..]).to_le_bytes());
+    }
+
+    /// Those of checkpoints, of which each has the length of a text at 24 and its check at 32, and its own check over all from 16 on.
+    fn headers(&self) {
+        for (header, text) in HEADERS_AT.into_iter().zip(TEXTS) {
+            let length = usize::try_from(self.word(header + 24)).unwrap_or(usize::MAX);
+            if length <= 1 << 20 {
+                let check = crc32c::crc32c(&self.bytes(WHOLE.parts[text].start, length));
+                self.put(header + 32, &u64::from(check).to_le_bytes());
+            }
+            self.put(header + 8, &u64::from(crc32c::crc32c(&self.bytes(header + 16, 32))).to_le_bytes());
+        }
+        let state = crc32c::crc32c(&self.bytes(STATE_AT + 16, 44));
+        self.put(STATE_AT + 8, &u64::from(state).to_le_bytes());
     }
 
     /// Both places: number, length, check, and the text behind 64 bytes.

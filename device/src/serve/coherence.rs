@@ -10,9 +10,9 @@
 //!    they have reached the device *and* the page was invalidated. [`Coherence::flush`] is the fence: when it returns,
 //!    every load of a view sees every store to the flushed base range that was complete when it was called. Stores that
 //!    reach the device for another reason (the kernel's own writeback, `msync`) invalidate too, a moment later.
-//! 4. **Views take no stores.** `write` to a view is refused. A store through a mapping cannot be refused; it lives in
-//!    the page cache until the kernel writes the page back, then it is counted and dropped and the page invalidated.
-//!    It changes nothing in the device and no other page, and after a flush, of any range, nobody sees it any more.
+//! 4. **Views take no stores.** `write` to a view is refused. A store through a mapping cannot be refused, for QEMU maps views writable and a guest's loads need that mapping; it lives in
+//!    the page cache until the kernel writes the page back, then it is counted and dropped and the page invalidated. The write-back fails with EROFS, which the next `msync` or `fsync` of each
+//!    descriptor that was open tells. It changes nothing in the device and no other page, and after a flush, of any range, nobody sees it any more.
 //! 5. **Beside the mount: as if uncached.** Disks ([`super::vhost_user`]) reach the device without the host's page cache. A
 //!    read of a disk sees every store and write that was complete when it began, through whichever way; dirty base pages of the
 //!    mount are laundered first. A write to a disk is seen by every load through the mount that begins after it is complete: pages
@@ -30,6 +30,9 @@
 //! All of this is for one pair of files, that is one page cache, over one partition. Between *hosts*, whose page caches nobody keeps coherent, the contract of
 //! [`super::host_cache`] holds instead: 1 and 4 as above, each for its own files; 2 without the laundering; 3 after a flush by the host itself.
 //!
+//! A discard drops each page at one moment while it is under way; loads then find zeros, and stores after that stay: see [`super::dropped_pages`]. One that fails has dropped what its error says,
+//! and nothing behind it.
+//!
 //! A store for which the device has no room is one that is not complete there, for as long as it may wait: see [`super::write_backs`].
 //!
 //! How: reads of views mark their pages in [`ServedPages`]; a base store that has reached the device takes the marks of
@@ -38,18 +41,25 @@
 use std::io;
 use std::iter::once;
 use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
 use crate::device::{DeviceError, Partition};
 
 use super::ServeError;
+use super::dropped_pages::{Gate, LetGo, Reading};
 use super::host_cache::HostCache;
 use super::invalidations::{Invalidations, join_touching};
 use super::lanes::{Face, LaneRanges, Lanes};
 use super::launder::{Done, LaunderWith, Launderer};
 use super::served_pages::{PAGE_BYTES, ServedPages};
 use super::write_backs::{Answer, Asker, WriteBacks};
+
+/// Holes with dirty pages that are passed over for one answer.
+const MAX_HOLES: usize = 64;
+/// Bytes that are discarded at once: reads and writes of the window wait so long.
+const DISCARD_STEP: u64 = 2 << 20;
 
 /// Keeps the windows of one pair of files coherent.
 pub struct Coherence {
@@ -64,6 +74,11 @@ pub struct Coherence {
     /// Pages of the views window to be dropped.
     views: Invalidations,
     write_backs: WriteBacks,
+    gate: Arc<Gate>,
+    /// Held by who discards and tells the kernel.
+    discarding: Mutex<()>,
+    /// Requests that the kernel wrote pages back with.
+    came: AtomicU64,
     launderer: std::sync::OnceLock<Launderer>,
     /// What is to be laundered as soon as that can be done; `None` from then on. A worker process answers requests before it has opened the files to launder by, and those may be
     /// of views over pages that were dirty before it came.
@@ -84,11 +99,15 @@ pub(super) struct Laundry {
 impl Coherence {
     /// `patience` is how long a write-back may wait for room.
     pub(super) fn new(partition: Partition, cache: Option<Arc<HostCache>>, patience: Duration) -> Self {
+        let gate = Arc::new(Gate::default());
         Self {
             served: ServedPages::new(partition.views_bytes()),
             // A set is a whole device, and no host's.
-            lanes: partition.device().set().map(|set| Lanes::new(set, &partition, patience)),
-            write_backs: WriteBacks::new(partition.clone(), Face::Base, patience),
+            lanes: partition.device().set().map(|set| Lanes::new(set, &partition, patience, &gate)),
+            write_backs: WriteBacks::new(partition.clone(), Face::Base, patience, Arc::clone(&gate)),
+            gate,
+            discarding: Mutex::default(),
+            came: AtomicU64::new(0),
             partition,
             cache,
             base: Invalidations::default(),
@@ -144,7 +163,13 @@ impl Coherence {
         }
         let whole = 0..self.partition.views_bytes();
         if self.scrubber.get().is_some_and(|views| views.needed(std::slice::from_ref(&whole))) {
-            let scrubbed = on(&self.scrubber, |views, done| views.launder(once(whole).collect(), done));
+            let scrub =
+                || on(&self.scrubber, |views, done| views.launder(once(whole.clone()).collect(), done));
+            // That stores are refused is what was wanted, and who made them is told by a descriptor of their own. The first refusal may be of one that was on its way before, and hide one more.
+            let refused = |why: &io::Error| why.raw_os_error() == Some(libc::EROFS);
+            let again =
+                |done: io::Result<()>| done.or_else(|why| if refused(&why) { scrub() } else { Err(why) });
+            let scrubbed = again(again(scrub())).or_else(|why| if refused(&why) { Ok(()) } else { Err(why) });
             scrubbed.map_err(|source| ServeError::Flush { offset, length, source })?;
         }
         self.drain()
@@ -219,21 +244,84 @@ impl Coherence {
 
     /// Drops the base bytes of a range: they read as zero afterwards, in views too. Sleeps like [`Self::flush`], but never for room: what is stored in the range and has not reached the device needs none.
     ///
+    /// Each page is dropped at one moment, when the kernel lets go of it: what is stored into it later stays. See [`super::dropped_pages`].
+    ///
     /// # Errors
     ///
-    /// When the range passes the window's end, the device cannot drop a part of a block, or the mount is going away.
+    /// When the range passes the window's end, the device cannot drop a part of a block, or the mount is going away. What lies behind the bytes that the error says are dropped is as it was.
     pub fn discard(&self, offset: u64, length: u64) -> Result<(), ServeError> {
         let window = self.partition.base_bytes();
         let end = offset.checked_add(length).filter(|&end| end <= window);
         let Some(end) = end else { return Err(ServeError::PastEnd { offset, length, window }) };
-        let discarding = self.write_backs.discarding(offset..end);
-        // What lanes have of it must not come back.
-        let by_lanes = self.lanes.as_ref().map(|lanes| lanes.discarding(&(offset..end)));
-        let dropped = self.partition.discard(offset, length);
-        // One that failed may have dropped the first blocks.
-        self.written_beside(offset, length)?;
-        drop((discarding, by_lanes));
-        Ok(dropped?)
+        let mut at = offset;
+        while at < end {
+            // Another's end must not take this one's marks.
+            let _one_by_one = self.discarding.lock().unwrap_or_else(PoisonError::into_inner);
+            let (gone, dropped) = self.drop_step(&(at..end), LetGo::Told);
+            at = gone.end;
+            self.write_backs.take_out_dropped();
+            self.lanes.iter().for_each(Lanes::take_out_dropped);
+            let let_go = self.written_beside(gone.start, gone.end - gone.start);
+            self.write_backs.dropped().forget(&gone);
+            self.lanes.iter().for_each(|lanes| lanes.forget_dropped(&gone));
+            let_go?;
+            dropped.map_err(|source| ServeError::Discard {
+                offset,
+                length,
+                done: gone.end - offset,
+                source,
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Drops the base bytes of a range for the kernel, which lets go of the pages itself when all are dropped. Never sleeps on the mount.
+    pub(super) fn punch(&self, range: Range<u64>) -> Result<(), DeviceError> {
+        let mut at = range.start;
+        while at < range.end {
+            let (gone, dropped) = self.drop_step(&(at..range.end), LetGo::ByItself);
+            at = gone.end;
+            self.changed(Face::Base, gone.start, gone.end - gone.start);
+            if let Some(lanes) = &self.lanes {
+                lanes.drop_cached(&gone);
+            }
+            if let Err(why) = dropped {
+                // Then it does not.
+                self.base.queue(once(range.start..at).filter(|gone| !gone.is_empty()));
+                return Err(why);
+            }
+        }
+        Ok(())
+    }
+
+    /// Has the device drop the beginning of a range, and marks what it dropped: which that is.
+    fn drop_step(&self, range: &Range<u64>, let_go: LetGo) -> (Range<u64>, Result<(), DeviceError>) {
+        let _alone = self.gate.write();
+        let (length, mut done) = (range.end - range.start, 0);
+        let dropped = self.partition.discard_step(range.start, length, DISCARD_STEP, &mut done);
+        let gone = range.start..range.start + done;
+        self.write_backs.dropped().mark(&gone, let_go);
+        self.lanes.iter().for_each(|lanes| lanes.mark_dropped(&gone, let_go));
+        (gone, dropped)
+    }
+
+    /// The kernel reads a range of a file: nothing is dropped as long as this is held. Among those who read past the page cache are some who have not dropped what they had there, but
+    /// they cannot be told from others: a read through a descriptor that was opened with `O_DIRECT` may be for a mapping of it.
+    pub(super) fn reading(&self, face: Face, offset: u64, length: u64) -> Reading<'_> {
+        let gate = self.gate.read();
+        if let Some(write_backs) = self.write_backs(face) {
+            write_backs.dropped().read(&(offset..offset.saturating_add(length)));
+        }
+        gate
+    }
+
+    /// A range of a file is written through the page cache: nothing is dropped as long as this is held.
+    pub(super) fn writing(&self, face: Face, offset: u64, length: u64) -> Reading<'_> {
+        let gate = self.gate.read();
+        if let Some(write_backs) = self.write_backs(face) {
+            write_backs.dropped().written(&(offset..offset.saturating_add(length)));
+        }
+        gate
     }
 
     /// Stores what the kernel writes back of a file: the answer, or nothing if it waits for room. Never sleeps on the mount.
@@ -245,6 +333,7 @@ impl Coherence {
         bytes: &mut [u8],
     ) -> Option<Answer> {
         let Some(write_backs) = self.write_backs(face) else { return Some(Err(libc::EBADF)) };
+        self.came.fetch_add(1, Ordering::Relaxed);
         // What is written back stays in the page cache.
         self.serving(face, offset, bytes.len() as u64);
         write_backs.take(asker, offset, bytes, |stored| {
@@ -468,13 +557,44 @@ impl Coherence {
     }
 
     /// Hands ranges of a file that the kernel is to drop to `invalidate`, until [`Self::close`].
-    pub(super) fn invalidate_until_closed(&self, face: Face, invalidate: impl FnMut(&Range<u64>)) {
+    pub(super) fn invalidate_until_closed(&self, face: Face, mut invalidate: impl FnMut(&Range<u64>)) {
         match (face, &self.lanes) {
-            (Face::Base, _) => self.base.run_until_closed(invalidate),
+            (Face::Base, _) => self.base.run_until_closed(|range| {
+                self.write_backs.dropped().invalidate(range, self.launderer.get(), &mut invalidate);
+            }),
             (Face::Views, _) => self.views.run_until_closed(invalidate),
             (Face::Lane(lane), Some(lanes)) => lanes.invalidate_until_closed(lane, invalidate),
             (Face::Lane(_), None) => {}
         }
+    }
+
+    /// The first byte of the base window from `from` on, inside it, that may be anything but zero, or its end. What may be dirty in the page cache is no hole, and of files with
+    /// lanes or a host's cache nothing is: who looks for the data in a file must never miss a store. Never sleeps.
+    pub(super) fn next_data(&self, from: u64) -> u64 {
+        let end = self.partition.base_bytes();
+        if self.cache.is_some() || self.lanes.is_some() {
+            return from;
+        }
+        let found = self.partition.next_data(from..end);
+        let first = self.launderer.get().map_or(from, |base| base.first_dirty(from..found));
+        // What was dirty before, and is not any more, has reached the device since it was looked at.
+        self.partition.next_data(from..first)
+    }
+
+    /// The first byte of the base window from `from` on, inside it, where a hole begins, or its end. A hole of which anything may be dirty counts as data. Never sleeps.
+    pub(super) fn next_hole(&self, mut from: u64) -> u64 {
+        let end = self.partition.base_bytes();
+        if self.cache.is_some() || self.lanes.is_some() {
+            return end;
+        }
+        for _ in 0..MAX_HOLES {
+            from = self.partition.next_hole(from..end);
+            if from == end || self.next_data(from) > from {
+                return from;
+            }
+            from = self.partition.next_data(from..end);
+        }
+        end
     }
 
     /// Ends laundering and invalidating; whoever waits gets [`ServeError::Closing`].
@@ -498,8 +618,8 @@ impl Coherence {
         self.views.close();
     }
 
-    /// Brings every dirty base page to the device, for at most `patience`. What finds no room is given up.
-    pub(super) fn settle(&self, patience: Duration) {
+    /// Brings every dirty base page to the device, and gives up only if for as long as `patience` none comes. What finds no room is given up. `goes_on` is told each `pace` in which pages came.
+    pub(super) fn settle(&self, patience: Duration, pace: Duration, goes_on: &dyn Fn()) {
         self.write_backs.hurry();
         if let Some(lanes) = &self.lanes {
             lanes.hurry();
@@ -511,14 +631,26 @@ impl Coherence {
         let everything = self.all_over(once(0..self.partition.base_bytes()).collect());
         let started = Instant::now();
         self.launder(everything, Box::new(move |result| drop(done.send(result))));
-        match answer.recv_timeout(patience) {
+        let (mut came, mut last) = (self.came.load(Ordering::Relaxed), Instant::now());
+        let settled = loop {
+            let settled = answer.recv_timeout(pace.min(patience));
+            let now = self.came.load(Ordering::Relaxed);
+            if now != came {
+                (came, last) = (now, Instant::now());
+                goes_on();
+            }
+            if !matches!(settled, Err(mpsc::RecvTimeoutError::Timeout)) || last.elapsed() >= patience {
+                break settled;
+            }
+        };
+        match settled {
             Ok(Ok(())) => match self.merge_all() {
                 Ok(()) => tracing::debug!(seconds = started.elapsed().as_secs_f64(), "stores settled"),
                 Err(why) => tracing::warn!("a host's stores are lost: {why}"),
             },
             Ok(Err(why)) => tracing::warn!("stores may be lost: {why}"),
             Err(_) => {
-                tracing::warn!("stores may be lost: writing them back took over {} s", patience.as_secs());
+                tracing::warn!("stores may be lost: none was written back for {} s", patience.as_secs());
             }
         }
     }
@@ -548,3 +680,6 @@ fn on(launderer: &std::sync::OnceLock<Launderer>, start: impl FnOnce(&Launderer,
     start(launderer, Box::new(move |result| drop(done.send(result))));
     answer.recv().unwrap_or_else(|_| Err(io::ErrorKind::BrokenPipe.into()))
 }
+
+#[cfg(test)]
+mod tests;

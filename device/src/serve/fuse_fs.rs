@@ -2,12 +2,14 @@
 //!
 //! What each request may do:
 //!
-//! * All files have exactly their window's or lane's size for ever. Truncating or growing them is refused with EPERM, names cannot
-//!   be made or removed (EROFS, by the kernel's answer to a missing handler: ENOSYS).
-//! * A read past the end gives nothing; a write that passes the end is refused whole with EFBIG, for a part of it would
-//!   make the kernel believe that the file had grown.
-//! * `write` to `views` is refused with EROFS and counted. A page that the kernel writes back (`FUSE_WRITE_CACHE`) is
-//!   accepted, counted and dropped: refusing it would only leave an error for an innocent `fsync`.
+//! * All files have exactly their window's or lane's size for ever, as a disk has. To give one another size is refused with EPERM. To open one with `O_TRUNC` changes nothing, neither the size nor
+//!   a byte nor a dirty page: the kernel asks for size 0 by itself then, and keeps the size that the answer says. (That needs `FUSE_ATOMIC_O_TRUNC` to be off; with it the kernel drops its
+//!   pages unasked.) `truncate` of a path to 0 cannot be told from that; `ftruncate` can, and is refused.
+//! * Names cannot be made, removed or changed: EPERM, as Linux says of a file system that knows none of that. Modes and owners are what they are: to set them anew to the same is no
+//!   change, to set others is EPERM. Times are the mount's; to set them is accepted and forgotten, so that no copy is ever believed to be newer than a store.
+//! * A read past the end gives nothing. A write that passes it is done as far as the end, as a disk does, and one that begins there is refused with ENOSPC.
+//! * `write` to `views` is refused with EROFS and counted; so is a page that the kernel writes back (`FUSE_WRITE_CACHE`): `msync` and `fsync` then say that a store did not come to be.
+//! * `SEEK_HOLE` and `SEEK_DATA` show what of `base` holds nothing: see [`super::coherence`]. `base` counts as many blocks as it takes in the store, and `statfs` has the store's room.
 //! * Punching holes drops base bytes; other kinds of `fallocate`, and any on a lane, are EOPNOTSUPP.
 //! * Bytes that the device has no room for are refused with ENOSPC. Write-backs of coherent base files and of lanes, which may wait for room, are not served here but by [`super::write_backs`].
 //! * A host's base file is read and written through the host's cache ([`super::host_cache`]). What would pass by its page cache is refused: `O_DIRECT` with EINVAL,
@@ -20,7 +22,7 @@ use std::slice;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use fuse_backend_rs::abi::fuse_abi::{stat64, statvfs64};
+use fuse_backend_rs::abi::fuse_abi::{CreateIn, stat64, statvfs64};
 use fuse_backend_rs::api::filesystem::{
     Context, DirEntry, Entry, FileSystem, FsOptions, OpenOptions, SetattrValid, ZeroCopyReader,
     ZeroCopyWriter,
@@ -37,6 +39,10 @@ use super::tree::Tree;
 
 /// Nothing changes behind the kernel's back but page contents, which are invalidated by name.
 const FOREVER: Duration = Duration::from_secs(365 * 24 * 3600);
+/// How long the kernel may say what a file takes without asking.
+const ATTRIBUTES: Duration = Duration::from_secs(1);
+/// Bytes of the blocks that `stat` counts.
+const STAT_BLOCK: u64 = 512;
 /// `FOPEN_NOFLUSH`, which fuse-backend-rs has no name for: closing a descriptor writes nothing back. Without it every
 /// `close` would wait for dirty pages, and a killed server's own descriptor would wait for the killed server.
 const NOFLUSH: u32 = 1 << 5;
@@ -58,6 +64,20 @@ struct Target<'a> {
 impl Target<'_> {
     fn bytes(self) -> u64 {
         self.pair.bytes_of(self.face)
+    }
+
+    /// Bytes that the file takes.
+    fn taken(self) -> u64 {
+        if self.face != Face::Base {
+            return self.bytes();
+        }
+        // Of a file without a block, tar reads nothing; and stores may wait in the page cache.
+        self.pair.partition().stored_bytes().max(PAGE_BYTES)
+    }
+
+    /// Whether its pages are written back, and so must not be read or written while some are discarded.
+    fn holds_off_discards(self) -> bool {
+        self.face != Face::Views && self.pair.cache().is_none()
     }
 
     /// Refuses what would pass by a host's page cache.
@@ -96,17 +116,17 @@ impl WindowFs {
             attributes.st_mode = libc::S_IFDIR | 0o700;
             attributes.st_nlink = 2;
         } else {
-            let bytes = self.target(inode)?.bytes();
+            let target = self.target(inode)?;
             attributes.st_mode = libc::S_IFREG | 0o600;
-            attributes.st_size = i64::try_from(bytes).map_err(|_| errno(libc::EOVERFLOW))?;
-            attributes.st_blocks = attributes.st_size / 512;
+            attributes.st_size = i64::try_from(target.bytes()).map_err(|_| errno(libc::EOVERFLOW))?;
+            attributes.st_blocks = i64::try_from(target.taken().div_ceil(STAT_BLOCK)).unwrap_or(i64::MAX);
         }
         Ok(attributes)
     }
 
     fn entry(&self, inode: u64) -> io::Result<Entry> {
         let attr = self.attributes(inode)?;
-        Ok(Entry { inode, attr, attr_timeout: FOREVER, entry_timeout: FOREVER, ..Entry::default() })
+        Ok(Entry { inode, attr, attr_timeout: ATTRIBUTES, entry_timeout: FOREVER, ..Entry::default() })
     }
 }
 
@@ -188,7 +208,7 @@ impl FileSystem for WindowFs {
     }
 
     fn getattr(&self, _: &Context, inode: u64, _: Option<u64>) -> io::Result<(stat64, Duration)> {
-        Ok((self.attributes(inode)?, FOREVER))
+        Ok((self.attributes(inode)?, ATTRIBUTES))
     }
 
     fn setattr(
@@ -196,15 +216,61 @@ impl FileSystem for WindowFs {
         _: &Context,
         inode: u64,
         wanted: stat64,
-        _: Option<u64>,
+        handle: Option<u64>,
         valid: SetattrValid,
     ) -> io::Result<(stat64, Duration)> {
         let now = self.attributes(inode)?;
-        let resized = valid.contains(SetattrValid::SIZE) && wanted.st_size != now.st_size;
-        if resized || valid.intersects(SetattrValid::MODE | SetattrValid::UID | SetattrValid::GID) {
-            return Err(errno(libc::EPERM));
+        // Without a handle: the kernel's own request, for O_TRUNC.
+        let opening = handle.is_none() && wanted.st_size == 0;
+        let views = self.tree.file(inode).is_some_and(|(_, face)| face == Face::Views);
+        if valid.contains(SetattrValid::SIZE) && views && wanted.st_size != now.st_size {
+            return Err(errno(libc::EROFS));
         }
-        Ok((now, FOREVER))
+        let changes = [
+            valid.contains(SetattrValid::SIZE) && wanted.st_size != now.st_size && !opening,
+            valid.contains(SetattrValid::MODE) && (wanted.st_mode ^ now.st_mode) & 0o7777 != 0,
+            valid.contains(SetattrValid::UID) && wanted.st_uid != now.st_uid,
+            valid.contains(SetattrValid::GID) && wanted.st_gid != now.st_gid,
+        ];
+        if changes.contains(&true) { Err(errno(libc::EPERM)) } else { Ok((now, ATTRIBUTES)) }
+    }
+
+    fn create(
+        &self,
+        _: &Context,
+        _: u64,
+        _: &CStr,
+        _: CreateIn,
+    ) -> io::Result<(Entry, Option<u64>, OpenOptions, Option<u32>)> {
+        Err(errno(libc::EPERM))
+    }
+
+    fn mknod(&self, _: &Context, _: u64, _: &CStr, _: u32, _: u32, _: u32) -> io::Result<Entry> {
+        Err(errno(libc::EPERM))
+    }
+
+    fn mkdir(&self, _: &Context, _: u64, _: &CStr, _: u32, _: u32) -> io::Result<Entry> {
+        Err(errno(libc::EPERM))
+    }
+
+    fn symlink(&self, _: &Context, _: &CStr, _: u64, _: &CStr) -> io::Result<Entry> {
+        Err(errno(libc::EPERM))
+    }
+
+    fn link(&self, _: &Context, _: u64, _: u64, _: &CStr) -> io::Result<Entry> {
+        Err(errno(libc::EPERM))
+    }
+
+    fn unlink(&self, _: &Context, _: u64, _: &CStr) -> io::Result<()> {
+        Err(errno(libc::EPERM))
+    }
+
+    fn rmdir(&self, _: &Context, _: u64, _: &CStr) -> io::Result<()> {
+        Err(errno(libc::EPERM))
+    }
+
+    fn rename(&self, _: &Context, _: u64, _: &CStr, _: u64, _: &CStr, _: u32) -> io::Result<()> {
+        Err(errno(libc::EPERM))
     }
 
     fn open(
@@ -240,6 +306,9 @@ impl FileSystem for WindowFs {
         if count == 0 {
             return Ok(0);
         }
+        let _reading = target
+            .holds_off_discards()
+            .then(|| target.pair.coherence().reading(target.face, offset, count as u64));
         out.write_from(&mut Transfer(target), count, offset)
     }
 
@@ -259,22 +328,27 @@ impl FileSystem for WindowFs {
         let target = self.target(inode)?;
         target.cached(flags)?;
         let bytes = u64::from(size);
-        let count = usize::try_from(size).map_err(|_| errno(libc::EINVAL))?;
         if target.face == Face::Views {
             target.pair.partition().count_refused_view_store(bytes);
             // Either way the bytes are in the page cache by now: the kernel copies first and asks then.
             target.pair.coherence().views_soiled(offset, bytes);
             tracing::debug!(offset, bytes, written_back, "a store to the views window was dropped");
-            return if written_back { Ok(count) } else { Err(errno(libc::EROFS)) };
+            return Err(errno(libc::EROFS));
         }
-        if offset.checked_add(bytes).is_none_or(|end| end > target.bytes()) {
-            return Err(errno(libc::EFBIG));
+        // The kernel then takes no more for written, and asks for the rest.
+        let bytes = bytes.min(target.bytes().saturating_sub(offset));
+        if bytes == 0 && size > 0 {
+            return Err(errno(libc::ENOSPC));
         }
+        let count = usize::try_from(bytes).map_err(|_| errno(libc::EINVAL))?;
         if target.pair.cache().is_none() {
             // What was written stays in the page cache.
             target.pair.coherence().serving(target.face, offset, bytes);
         }
+        let writing =
+            target.holds_off_discards().then(|| target.pair.coherence().writing(target.face, offset, bytes));
         data.read_exact_to(&mut Transfer(target), count, offset)?;
+        drop(writing);
         if target.pair.cache().is_none() {
             target.pair.coherence().changed(target.face, offset, bytes);
         }
@@ -322,31 +396,41 @@ impl FileSystem for WindowFs {
         }
         let end = offset.saturating_add(length).min(target.bytes());
         if offset < end {
-            let dropped = target.pair.partition().discard(offset, end - offset);
+            let dropped = target.pair.coherence().punch(offset..end);
             dropped.map_err(|why| failed("discard", target, offset, 0, &why))?;
-            target.pair.coherence().changed(Face::Base, offset, end - offset);
         }
         Ok(())
     }
 
     fn lseek(&self, _: &Context, inode: u64, _: u64, offset: u64, whence: u32) -> io::Result<u64> {
-        let bytes = self.target(inode)?.bytes();
+        let Target { pair, face } = self.target(inode)?;
+        let bytes = pair.bytes_of(face);
         if offset >= bytes {
             return Err(errno(libc::ENXIO));
         }
-        match i32::try_from(whence) {
-            Ok(libc::SEEK_DATA) => Ok(offset),
-            Ok(libc::SEEK_HOLE) => Ok(bytes),
-            _ => Err(errno(libc::EINVAL)),
-        }
+        let found = match (i32::try_from(whence), face) {
+            (Ok(libc::SEEK_DATA), Face::Base) => pair.coherence().next_data(offset),
+            (Ok(libc::SEEK_HOLE), Face::Base) => return Ok(pair.coherence().next_hole(offset)),
+            (Ok(libc::SEEK_DATA), _) => offset,
+            (Ok(libc::SEEK_HOLE), _) => return Ok(bytes),
+            _ => return Err(errno(libc::EINVAL)),
+        };
+        if found < bytes { Ok(found) } else { Err(errno(libc::ENXIO)) }
     }
 
-    fn statfs(&self, _: &Context, _: u64) -> io::Result<statvfs64> {
+    fn statfs(&self, _: &Context, inode: u64) -> io::Result<statvfs64> {
         // SAFETY: a structure of plain numbers, for which zero is a value.
         let mut stat: statvfs64 = unsafe { std::mem::zeroed() };
         (stat.f_bsize, stat.f_frsize, stat.f_namemax) = (PAGE_BYTES, PAGE_BYTES, 255);
-        let windows = self.tree.pairs().iter().map(|pair| pair.partition());
-        stat.f_blocks = windows.map(|part| (part.base_bytes() + part.views_bytes()) / PAGE_BYTES).sum();
+        // Of a folder, the device; all partitions are of one.
+        let space = match (self.tree.file(inode), self.tree.pairs().first()) {
+            (Some((pair, _)), _) => pair.partition().space(),
+            (None, Some(pair)) => pair.partition().device().space(),
+            (None, None) => return Err(errno(libc::ESTALE)),
+        };
+        stat.f_blocks = space.bytes / PAGE_BYTES;
+        stat.f_bfree = space.free / PAGE_BYTES;
+        stat.f_bavail = space.available / PAGE_BYTES;
         stat.f_files = self.tree.len();
         Ok(stat)
     }

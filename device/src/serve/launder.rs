@@ -30,6 +30,7 @@ use memmap2::{MmapOptions, MmapRaw};
 use parking_lot::{Condvar, Mutex};
 
 use super::own_mount::{device_of, own_table};
+use super::served_pages::PAGE_BYTES;
 
 /// `cachestat(2)`, Linux 6.5 and newer; the same number on every architecture.
 const SYS_CACHESTAT: libc::c_long = 451;
@@ -135,9 +136,35 @@ impl Launderer {
             .any(|range| !range.is_empty() && (!self.can_look || dirty(&self.base, range).unwrap_or(true)))
     }
 
+    /// The first byte of this range whose page may be dirty, or its end. Never sleeps.
+    pub(crate) fn first_dirty(&self, range: Range<u64>) -> u64 {
+        let (mut from, mut to) = (range.start, range.end);
+        if !self.needed(std::slice::from_ref(&range)) {
+            return to;
+        }
+        // Before `from` nothing is dirty, and something is before `to`: halves, and of pages, which are dirty whole.
+        while to - from > PAGE_BYTES {
+            let middle = (from + (to - from) / 2).next_multiple_of(PAGE_BYTES);
+            if middle >= to {
+                break;
+            }
+            if self.needed(std::slice::from_ref(&(from..middle))) {
+                to = middle;
+            } else {
+                from = middle;
+            }
+        }
+        from
+    }
+
     /// Whether the page cache may hold pages of this range, dirty or not. Never sleeps.
     pub(crate) fn cached(&self, range: &Range<u64>) -> bool {
         !range.is_empty() && found(&self.base, range).map_or(true, |found| found.cached + found.writeback > 0)
+    }
+
+    /// Whether the page cache is known to hold pages of this range. Never sleeps.
+    pub(crate) fn surely_cached(&self, range: &Range<u64>) -> bool {
+        !range.is_empty() && found(&self.base, range).is_ok_and(|found| found.cached + found.writeback > 0)
     }
 
     /// The device number of the file system that the window is on.

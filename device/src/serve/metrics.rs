@@ -298,6 +298,12 @@ impl Collector for Snapshot {
             device.logical_bytes,
         )?;
         sheet.gauge(
+            "data",
+            "Blocks that hold data: what the ratio of what is stored is of",
+            bytes,
+            device.written_bytes,
+        )?;
+        sheet.gauge(
             "stored",
             "What they are charged in the store, the index not counted",
             bytes,
@@ -319,6 +325,12 @@ impl Collector for Snapshot {
 
         sheet.counter("worker_deaths", "Processes that served and were replaced", device.worker_deaths)?;
         sheet.counter("panics", "Panics of processes that served", device.panics)?;
+        sheet.counter("syncs", "Checkpoints that this process made on the image's disk", device.syncs)?;
+        sheet.counter(
+            "syncs_for_room",
+            "Checkpoints made because a write found no room",
+            device.syncs_for_room,
+        )?;
 
         let traffic = [("base", requests.base), ("views", requests.views)];
         let traffic = traffic.map(|(window, traffic)| (vec![("window", window.to_owned())], traffic));

@@ -8,6 +8,7 @@ pub mod api;
 pub mod coherence;
 pub mod control;
 mod direct;
+mod dropped_pages;
 #[cfg(debug_assertions)]
 mod faults;
 pub mod fuse;
@@ -27,6 +28,8 @@ mod own_mount;
 mod owner;
 pub mod pair;
 mod patient;
+pub mod peer;
+pub mod private_dir;
 pub mod qmp;
 mod relay;
 mod served_pages;
@@ -51,6 +54,7 @@ pub use ivshmem::IvshmemServer;
 pub use lanes::Face;
 pub use mount_point::{MountPoint, abort_mount};
 pub use pair::{Pair, PairOptions, Place};
+pub use private_dir::PrivateDir;
 pub use shmem::ShmemServer;
 pub use socket::claim;
 pub use vhost_user::{DiskServer, Shows};
@@ -111,6 +115,20 @@ pub enum ServeError {
     /// Threads or descriptors ran out.
     #[error("cannot start threads: {0}")]
     Threads(#[source] io::Error),
+    /// The device could not drop all of a range.
+    #[error(
+        "of {length} bytes at {offset:#x} of the base window the first {done} were dropped, and no more: {source}"
+    )]
+    Discard {
+        /// Offset in the base window.
+        offset: u64,
+        /// Bytes.
+        length: u64,
+        /// Those that were dropped.
+        done: u64,
+        /// Why.
+        source: crate::device::DeviceError,
+    },
     /// Dirty base pages did not reach the device.
     #[error("cannot flush {length} bytes at {offset:#x} of the base window: {source}")]
     Flush {
@@ -133,6 +151,14 @@ pub enum ServeError {
         length: u64,
         /// Bytes of the window.
         window: u64,
+    },
+    /// A directory for sockets or a mount is not this user's alone.
+    #[error("the directory {} is not used: {fault}", path.display())]
+    NotPrivate {
+        /// The directory.
+        path: PathBuf,
+        /// What is wrong with it.
+        fault: private_dir::Fault,
     },
     /// A socket is in use.
     #[error("somebody listens on {} already: stop that run (`lamina stats --api` may tell which) or name another --run-dir", path.display())]

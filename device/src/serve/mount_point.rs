@@ -3,10 +3,11 @@
 //! * A mount of ours names its server's process id in its source (`lamina-<pid>`), so that a dead one can be told from a
 //!   busy one. A dead server leaves a mount that answers ENOTCONN; one that died asleep may not answer at all.
 //! * Such a leftover is aborted (which wakes whoever still waits for it) and unmounted lazily. Anything else that is mounted
-//!   here, and a directory with something in it, is refused and left alone.
+//!   here, and a directory with something in it, is refused and left alone. So is one that is not [this user's alone](super::private_dir).
 
 use std::fs;
 use std::io;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::thread;
@@ -15,6 +16,7 @@ use std::time::Duration;
 use nix::errno::Errno;
 use nix::mount::{MntFlags, umount2};
 
+use super::private_dir::PrivateDir;
 use super::{ServeError, own_mount};
 
 /// How long a live server may take to answer a `statfs`.
@@ -46,7 +48,7 @@ impl MountPoint {
         while let Some(mounted) = Mounted::at(&path)? {
             mounted.clear(&path)?;
         }
-        let made = match fs::create_dir(&path) {
+        let made = match fs::DirBuilder::new().mode(0o700).create(&path) {
             Ok(()) => true,
             Err(why) if why.kind() == io::ErrorKind::AlreadyExists => false,
             Err(why) if why.kind() == io::ErrorKind::NotFound => {
@@ -57,6 +59,8 @@ impl MountPoint {
         };
         // From here on the directory made is removed if it turns out to be of no use.
         let point = Self { path, made };
+        // Who may remove it takes the mount away with it.
+        PrivateDir::open(&point.path)?;
         let first = fs::read_dir(&point.path).map_err(failed)?.next();
         if let Some(entry) = first {
             let entry = entry.map_err(failed)?;

@@ -7,23 +7,23 @@
 //!   another connection or by the next process either, but what was being told when a process died; another QEMU at the same place is told of everything that is poisoned then. QEMUs
 //!   are told apart by their processes, as far as those can be seen from here.
 //! * QEMU's list keeps what was told: it has no command for poison that a write cleared. At most 256 entries fit it; the event is sent all the same.
+//! * A monitor is not trusted ([`monitor`]): what it says is bounded, and a reporter that is to stop ends within [`monitor::LAST_ANSWER`] whatever it does.
+
+mod monitor;
 
 use std::collections::BTreeSet;
-use std::io::{self, BufRead, BufReader, Write};
+use std::io;
 use std::ops::Range;
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use lamina_abi::Interleave;
-use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use serde_json::json;
 
+use self::monitor::{Monitor, Stop};
 use crate::device::Partition;
 use crate::device::poison::{Cause, Poisoned};
 
@@ -31,8 +31,6 @@ use crate::device::poison::{Cause, Poisoned};
 const BASE_DEVICE: &str = "/machine/peripheral/mem";
 /// How often it is looked whether there is anything to tell.
 const PAUSE: Duration = Duration::from_millis(100);
-/// How long QEMU may take to answer.
-const PATIENCE: Duration = Duration::from_secs(5);
 /// Blocks that are remembered as told to one QEMU; the next process tells of others again.
 const MOST_TOLD: usize = 4096;
 
@@ -60,7 +58,7 @@ impl Told {
 /// Tells one QEMU, and whichever comes after it, of a partition's poison, until it is dropped.
 #[derive(Debug)]
 pub struct PoisonReporter {
-    stop: Arc<AtomicBool>,
+    stop: Arc<Stop>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -77,19 +75,25 @@ impl PoisonReporter {
         before: Told,
         mut note: impl FnMut(Told) + Send + 'static,
     ) -> io::Result<Self> {
-        let stop = Arc::new(AtomicBool::new(false));
+        let stop = Arc::<Stop>::default();
         let stopped = Arc::clone(&stop);
         let mut teller =
             Teller { partition, socket: socket.to_owned(), before, monitor: None, qemu: None, told: 0 };
         let run = move || {
             let mut failed = None;
-            while !stopped.load(Ordering::Relaxed) {
+            while stopped.get().is_none() {
                 thread::sleep(PAUSE);
-                let why = teller.look(&stopped, &mut note).err().map(|why| why.to_string());
+                let why = teller.look(&stopped, &mut note).err();
+                let foreign = why.as_ref().is_some_and(|why| why.kind() == io::ErrorKind::PermissionDenied);
+                let why = why.map(|why| why.to_string());
                 if failed != why {
                     if let Some(why) = &why {
                         let socket = teller.socket.display();
-                        tracing::debug!(%socket, "QEMU is not told of poison yet: {why}");
+                        if foreign {
+                            tracing::warn!(%socket, "QEMU is not told of poison: {why}");
+                        } else {
+                            tracing::debug!(%socket, "QEMU is not told of poison yet: {why}");
+                        }
                     }
                     failed = why;
                 }
@@ -101,7 +105,23 @@ impl PoisonReporter {
 
     /// Has it end soon, without waiting for that.
     pub fn stop(&self) {
-        self.stop.store(true, Ordering::Relaxed);
+        // Again changes nothing.
+        let _ = self.stop.set(Instant::now());
+    }
+
+    /// Has it end, and waits for that until `deadline`. One that has not ended by then is left alone, and ends with the process.
+    pub fn end_by(mut self, deadline: Instant) {
+        self.stop();
+        let Some(thread) = self.thread.take() else { return };
+        while !thread.is_finished() {
+            if Instant::now() >= deadline {
+                tracing::warn!("who tells QEMU of poison does not end, and is left");
+                return;
+            }
+            thread::sleep(PAUSE / 10);
+        }
+        // A panic was logged by the panic hook.
+        let _ = thread.join();
     }
 }
 
@@ -130,7 +150,7 @@ struct Teller {
 
 impl Teller {
     /// Tells what is new to the QEMU that is there now, as long as it is not to stop.
-    fn look(&mut self, stop: &AtomicBool, note: &mut impl FnMut(Told)) -> io::Result<()> {
+    fn look(&mut self, stop: &Arc<Stop>, note: &mut impl FnMut(Told)) -> io::Result<()> {
         let device = self.partition.device();
         let event = device.poison_events();
         if event == 0 {
@@ -141,9 +161,9 @@ impl Teller {
         }
         let monitor = match &mut self.monitor {
             Some(monitor) => monitor,
-            none => none.insert(Monitor::connect(&self.socket)?),
+            none => none.insert(Monitor::connect(&self.socket, stop)?),
         };
-        let qemu = monitor.qemu;
+        let qemu = monitor.qemu();
         if self.qemu.replace(qemu) != Some(qemu) {
             self.told = 0;
         }
@@ -160,7 +180,7 @@ impl Teller {
         news.retain(|poisoned| poisoned.event > self.told && !old(poisoned));
         news.sort_by_key(|poisoned| poisoned.event);
         let said = news.iter().try_for_each(|poisoned| {
-            if stop.load(Ordering::Relaxed) {
+            if stop.get().is_some() {
                 return Err(io::ErrorKind::Interrupted.into());
             }
             monitor.tell(poisoned, device.set())?;
@@ -176,36 +196,7 @@ impl Teller {
     }
 }
 
-/// A connection to QEMU's monitor.
-struct Monitor {
-    reading: BufReader<UnixStream>,
-    writing: UnixStream,
-    /// QEMU's process.
-    qemu: i32,
-}
-
 impl Monitor {
-    fn connect(socket: &Path) -> io::Result<Self> {
-        let writing = UnixStream::connect(socket)?;
-        writing.set_read_timeout(Some(PATIENCE))?;
-        writing.set_write_timeout(Some(PATIENCE))?;
-        // Who began to listen; 0 of a process that cannot be seen from here.
-        let qemu = getsockopt(&writing, PeerCredentials)?.pid();
-        let mut monitor = Self { reading: BufReader::new(writing.try_clone()?), writing, qemu };
-        let greeting = monitor.line()?;
-        if greeting.get("QMP").is_none() {
-            return Err(io::Error::other(format!("no QMP greeting: {greeting}")));
-        }
-        monitor.execute("qmp_capabilities", &json!({}))?;
-        Ok(monitor)
-    }
-
-    /// Whether QEMU is gone.
-    fn hung_up(&self) -> bool {
-        let mut it = [PollFd::new(&self.writing, PollFlags::empty())];
-        poll(&mut it, Some(&Timespec::default())).is_ok_and(|found| found > 0)
-    }
-
     /// Tells of one block: each device that has a part of it.
     fn tell(&mut self, poisoned: &Poisoned, set: Option<Interleave>) -> io::Result<()> {
         for (number, range) in parts(poisoned.dpa..poisoned.dpa + poisoned.length, set) {
@@ -221,31 +212,6 @@ impl Monitor {
         }
         Ok(())
     }
-
-    /// Executes a command. That QEMU refuses is logged: it may have the entry already, or no more room for one.
-    fn execute(&mut self, command: &str, arguments: &Value) -> io::Result<()> {
-        // At once: QEMU reads as it comes.
-        let line = format!("{}\n", json!({ "execute": command, "arguments": arguments }));
-        self.writing.write_all(line.as_bytes())?;
-        loop {
-            let answer = self.line()?;
-            if let Some(refusal) = answer.get("error") {
-                tracing::warn!(command, "QEMU refuses: {}", refusal["desc"].as_str().unwrap_or_default());
-                return Ok(());
-            }
-            if answer.get("return").is_some() {
-                return Ok(());
-            }
-        }
-    }
-
-    fn line(&mut self) -> io::Result<Value> {
-        let mut line = String::new();
-        if self.reading.read_line(&mut line)? == 0 {
-            return Err(io::ErrorKind::UnexpectedEof.into());
-        }
-        Ok(serde_json::from_str(&line)?)
-    }
 }
 
 /// The numbers of QEMU's devices that hold a range of the base window, each with what it holds.
@@ -257,7 +223,10 @@ fn parts(range: Range<u64>, set: Option<Interleave>) -> Vec<(u32, Range<u64>)> {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::net::UnixListener;
+    use std::io::{BufRead, BufReader, Write};
+    use std::os::unix::net::{UnixListener, UnixStream};
+
+    use serde_json::Value;
 
     use super::*;
     use crate::device::{Device, DeviceConfig, PartitionConfig};

@@ -11,6 +11,8 @@ use serde_json::json;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::UnixStream;
 
+use super::peer;
+
 /// Bytes an answer of the device may have.
 const MOST_ANSWER: u64 = 16 << 20;
 /// How long a device may be gone before its guests are told.
@@ -50,6 +52,7 @@ pub(super) async fn answer(port: &Path, mut line: Vec<u8>) -> Vec<u8> {
 /// Sends a line and returns the one that comes back, or what came of it.
 async fn exchange(port: &Path, line: &[u8]) -> io::Result<Vec<u8>> {
     let mut stream = UnixStream::connect(port).await?;
+    peer::check(&stream, port)?;
     stream.write_all(line).await?;
     let mut answer = Vec::new();
     BufReader::new(stream.take(MOST_ANSWER + 1)).read_until(b'\n', &mut answer).await?;

@@ -1,6 +1,6 @@
 //! Unix sockets that are the owner's alone and outlive no process.
 //!
-//! * A socket file has mode 0600 from the moment it exists.
+//! * It is made in a [directory of this user's alone](super::private_dir), and has mode 0600 from the moment it exists.
 //! * One that nobody listens on any more is what a killed run left: it is replaced. One that somebody listens on, and any
 //!   other kind of file, is refused by name and left alone.
 //! * The file is removed when its [`OwnedSocket`] goes.
@@ -8,7 +8,7 @@
 use std::fs;
 use std::io;
 use std::os::unix::fs::FileTypeExt;
-use std::os::unix::net::{UnixListener as StdListener, UnixStream};
+use std::os::unix::net::UnixListener as StdListener;
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -18,6 +18,8 @@ use nix::sys::stat::{Mode, fchmod};
 use tokio::net::UnixListener;
 
 use super::ServeError;
+use super::peer::reach;
+use super::private_dir::PrivateDir;
 
 /// How long a worker whose holder was killed may take to go.
 const LINGER: Duration = Duration::from_secs(1);
@@ -55,39 +57,45 @@ impl OwnedSocket {
 ///
 /// # Errors
 ///
-/// When the socket is in use or cannot be made.
+/// When its directory is not this user's alone, or the socket is in use or cannot be made.
 pub fn claim(path: &Path) -> Result<StdListener, ServeError> {
     let failed = |source| ServeError::Socket { path: path.to_owned(), source };
-    match fs::symlink_metadata(path) {
+    // Those who connect need it to fit.
+    UnixAddr::new(path).map_err(|why| failed(why.into()))?;
+    let (_directory, place) = PrivateDir::of_socket(path)?;
+    let place = place.as_path();
+    match fs::symlink_metadata(place) {
         Ok(found) if !found.file_type().is_socket() => {
             return Err(failed(io::Error::new(
                 io::ErrorKind::AlreadyExists,
                 "another kind of file is there",
             )));
         }
-        Ok(_) => match connect(path) {
-            Ok(_) => return Err(ServeError::SocketBusy { path: path.to_owned() }),
+        Ok(_) => match somebody_listens(place) {
+            Ok(()) => return Err(ServeError::SocketBusy { path: path.to_owned() }),
             Err(why) if why.kind() == io::ErrorKind::ConnectionRefused => {
                 tracing::info!(path = %path.display(), "replacing the socket that a killed run left");
-                fs::remove_file(path).map_err(failed)?;
+                fs::remove_file(place).map_err(failed)?;
             }
             Err(why) => return Err(failed(why)),
         },
         Err(why) if why.kind() == io::ErrorKind::NotFound => {}
         Err(why) => return Err(failed(why)),
     }
-    let listener = listen_at(path).map_err(|why| failed(why.into()))?;
+    let listener = listen_at(place).map_err(|why| failed(why.into()))?;
     listener.set_nonblocking(true).map_err(failed)?;
     Ok(listener)
 }
 
-/// Connects to who listens at `path`, if that stays: the worker of a holder that was killed just now listens for another moment.
-fn connect(path: &Path) -> io::Result<UnixStream> {
+/// Whether somebody listens at `path`, and stays: the worker of a holder that was killed just now listens for another moment.
+fn somebody_listens(path: &Path) -> io::Result<()> {
     let begun = Instant::now();
     loop {
-        match UnixStream::connect(path) {
+        match reach(path) {
             Ok(_) if begun.elapsed() < LINGER => thread::sleep(LINGER / 20),
-            connected => return connected,
+            // One who takes no connections listens all the same.
+            Err(why) if why.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+            reached => return reached.map(drop),
         }
     }
 }

@@ -1,13 +1,15 @@
 //! Serving vhost-user connections on a socket, one after another.
 //!
 //! * One connection is served at a time, as a device has one user; another one waits until that has gone.
-//! * Dropping [`Connections`] lets what is being done end, and closes the connection.
+//! * Dropping [`Connections`] lets what is being done end, and closes the connection. Neither is waited for longer than [`PATIENCE`]: what does not end by then, because a guest or its monitor
+//!   holds it up, is left to end by itself.
 
 use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -16,6 +18,9 @@ use vhost_user_backend::{
     Error as DaemonError, ShutdownHandle, VhostUserBackend, VhostUserDaemon, VringMutex,
 };
 use vm_memory::{GuestMemoryAtomic, GuestMemoryMmap};
+
+/// How long the end of a connection may take.
+pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The guest's memory.
 pub(crate) type Memory = GuestMemoryMmap<()>;
@@ -30,8 +35,11 @@ pub(super) trait Served: Send + Sync + 'static {
     /// The part of a new connection, whose guest has this memory.
     fn backend(&self, memory: &GuestMemoryAtomic<Memory>) -> Self::Backend;
 
-    /// Lets requests that are being done end, and no more.
-    fn quiesce(backend: &Self::Backend);
+    /// Has it begin nothing more. Never waits.
+    fn stop(backend: &Self::Backend);
+
+    /// Waits for what it does after [`Self::stop`], until `deadline`: whether it does nothing any more.
+    fn is_quiet_by(backend: &Self::Backend, deadline: Instant) -> bool;
 
     /// Somebody connected, or went.
     fn set_connected(&self, connected: bool);
@@ -65,23 +73,45 @@ impl<S: Served> Connections<S> {
     }
 }
 
-impl<S: Served> Drop for Connections<S> {
-    fn drop(&mut self) {
+impl<S: Served> Connections<S> {
+    /// Takes no more connections, and has the one there is begin nothing more. Never waits.
+    pub(super) fn stop(&mut self) {
         drop(self.stop.take());
-        let connection = {
-            let mut current = lock(&self.current);
-            current.stopping = true;
-            current.connection.take()
-        };
+        let mut current = lock(&self.current);
+        current.stopping = true;
+        if let Some((backend, _)) = &current.connection {
+            S::stop(backend);
+        }
+    }
+
+    /// Closes the connection after [`Self::stop`], when nothing is done for it any more, or at `deadline`.
+    pub(super) fn close_by(&self, deadline: Instant) {
+        let connection = lock(&self.current).connection.take();
         if let Some((backend, shutdown)) = connection {
             // Only then may the other side look at what was given back.
-            S::quiesce(&backend);
+            if !S::is_quiet_by(&backend, deadline) {
+                tracing::warn!("a guest's request does not come to an end, and is left");
+            }
             shutdown.shutdown();
         }
-        if let Some(thread) = self.thread.take() {
-            // A panic was logged by the panic hook.
-            let _ = thread.join();
+    }
+}
+
+impl<S: Served> Drop for Connections<S> {
+    fn drop(&mut self) {
+        let deadline = Instant::now() + PATIENCE;
+        self.stop();
+        self.close_by(deadline);
+        let Some(thread) = self.thread.take() else { return };
+        while !thread.is_finished() {
+            if Instant::now() >= deadline {
+                tracing::warn!("a vhost-user connection does not end, and is left");
+                return;
+            }
+            thread::sleep(Duration::from_millis(1));
         }
+        // A panic was logged by the panic hook.
+        let _ = thread.join();
     }
 }
 
@@ -145,7 +175,10 @@ fn connection<S: Served>(
     {
         let mut current = lock(current);
         match daemon.shutdown_handle() {
-            Some(shutdown) if current.stopping => shutdown.shutdown(),
+            Some(shutdown) if current.stopping => {
+                S::stop(&backend);
+                shutdown.shutdown();
+            }
             shutdown => current.connection = shutdown.map(|shutdown| (backend, shutdown)),
         }
     }

@@ -59,11 +59,13 @@ pub struct DeviceReport {
     pub views_capacity_bytes: u64,
     /// Tensors, and blocks outside them that hold data.
     pub logical_bytes: u64,
+    /// Blocks of either that hold data: what was written, not all of it zeros, and neither discarded nor only declared.
+    pub written_bytes: u64,
     /// What they are charged in the store, the index not counted.
     pub stored_bytes: u64,
     /// Their index entries.
     pub index_bytes: u64,
-    /// `logical_bytes / stored_bytes`; null while nothing is stored.
+    /// `written_bytes / stored_bytes`; null while nothing is stored, 1 of a plain device.
     pub ratio: Option<f64>,
     /// Bundles the store can hold.
     pub store_capacity_bytes: u64,
@@ -75,6 +77,10 @@ pub struct DeviceReport {
     pub worker_deaths: u64,
     /// Panics of workers: each was the end of one, or of a request that was answered with EIO.
     pub panics: u64,
+    /// Checkpoints that the process that serves made on the image's disk.
+    pub syncs: u64,
+    /// Those of them that were made because a write found no room beside what is held for the last one.
+    pub syncs_for_room: u64,
     /// Since the device started.
     pub uptime_seconds: f64,
 }
@@ -301,6 +307,8 @@ pub(crate) struct Subject<'a> {
     /// What is left, and the reserve.
     pub(crate) host_memory: (Option<u64>, u64),
     pub(crate) worker_deaths: u64,
+    /// All, and those for lack of room.
+    pub(crate) syncs: (u64, u64),
     pub(crate) uptime_seconds: f64,
     pub(crate) compare_gcomp: bool,
     pub(crate) map: &'a Map,
@@ -328,6 +336,7 @@ impl Stats {
             ),
         };
         let logical_bytes = tensor_bytes + opaque * block;
+        let written_bytes = self.live_blocks.get() * block;
         StatsReport {
             device: DeviceReport {
                 mode: subject.mode,
@@ -335,14 +344,21 @@ impl Stats {
                 capacity_bytes: subject.base_bytes,
                 views_capacity_bytes: subject.views_bytes,
                 logical_bytes,
+                written_bytes,
                 stored_bytes,
                 index_bytes,
-                ratio: ratio(logical_bytes, stored_bytes),
+                // A plain device keeps room for what is only declared, which is no matter of how it codes.
+                ratio: match subject.mode {
+                    Mode::Plain => ratio(stored_bytes, stored_bytes),
+                    Mode::GComp | Mode::Trace => ratio(written_bytes, stored_bytes),
+                },
                 store_capacity_bytes: subject.store_capacity,
                 host_memory_left_bytes: subject.host_memory.0,
                 memory_reserve_bytes: subject.host_memory.1,
                 worker_deaths: subject.worker_deaths,
                 panics: self.panics.get(),
+                syncs: subject.syncs.0,
+                syncs_for_room: subject.syncs.1,
                 uptime_seconds: subject.uptime_seconds,
             },
             requests: RequestsReport {

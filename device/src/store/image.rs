@@ -10,8 +10,9 @@
 //! * Every change is made so that after a `kill -9` between any two stores the image is whole: see
 //!   [`journal`](super::journal) for the index and [`tables`](super::tables) for tensors and views. What holds segments is not
 //!   written down: it is what the index's entries name.
-//! * A crash of the host itself may lose or tear what was written since the last [`sync`](super::Store::sync); then checks
-//!   find the blocks.
+//! * After a crash of the host itself, an image on a disk is what it was at the last [checkpoint](super::checkpoint). What that takes is in the unused pages behind
+//!   the superblock and behind the segments. An image of a version before gets it when it is opened, and its superblock says so afterwards, so that programs of that
+//!   version refuse it.
 
 use std::{
     fs::{File, OpenOptions, TryLockError},
@@ -26,12 +27,20 @@ use std::{
 
 use nix::sys::{
     memfd::{MFdFlags, memfd_create},
-    statfs::{TMPFS_MAGIC, fstatfs},
+    statfs::{BTRFS_SUPER_MAGIC, TMPFS_MAGIC, fstatfs},
 };
+use rustix::fs::{IFlags, ioctl_getflags, ioctl_setflags};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    StoreError, counters, entry::ENTRY_BYTES, host_memory::HostMemory, journal, memory::Memory, tables,
+    StoreError,
+    checkpoint::{HEAD_END, Head},
+    counters,
+    entry::ENTRY_BYTES,
+    host_memory::HostMemory,
+    journal,
+    memory::Memory,
+    tables,
 };
 use crate::{BLOCK_BYTES, codec::Codec, device::PartitionConfig, kv, mode::Mode};
 
@@ -39,6 +48,8 @@ use crate::{BLOCK_BYTES, codec::Codec, device::PartitionConfig, kv, mode::Mode};
 const MAGIC: &[u8; 8] = b"LAMINA\x00\x01";
 /// Bytes of the superblock.
 const SUPERBLOCK_BYTES: usize = 4096;
+/// Where the superblock's second copy is, if there are checkpoints: the first one is written over when they are made room for.
+const SECOND_SUPERBLOCK: u64 = 4096;
 /// Parts begin at multiples of this.
 const ALIGN: u64 = 2 << 20;
 /// How long a process that has the image may take to let it go.
@@ -64,6 +75,9 @@ pub struct Superblock {
     pub open_windows: u64,
     /// The partitions of a device that is divided.
     pub partitions: Vec<PartitionConfig>,
+    /// Whether the image has checkpoints.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub checkpoints: bool,
 }
 
 /// An open image.
@@ -73,6 +87,10 @@ pub struct Image {
     superblock: Superblock,
     layout: Layout,
     host: Option<Arc<HostMemory>>,
+    /// What is told before the image is changed, if it has checkpoints.
+    head: Option<Arc<Head>>,
+    /// Whether it gets checkpoints if it has none: a crash of the host leaves nothing of what is in memory.
+    durable: bool,
 }
 
 /// Why a file cannot be the image.
@@ -112,6 +130,9 @@ struct Layout {
     gcomp: Range<u64>,
     index: Range<u64>,
     segments: Range<u64>,
+    /// Of the checkpoints: their tables, and their indexes.
+    texts: [Range<u64>; 2],
+    copies: [Range<u64>; 2],
 }
 
 impl Layout {
@@ -125,15 +146,23 @@ impl Layout {
             (at <= i64::MAX.unsigned_abs()).then_some(start..start + bytes)
         };
         let flat = superblock.mode == Mode::Plain;
+        let index = if flat { 0 } else { blocks.checked_mul(ENTRY_BYTES as u64)? };
         Some(Self {
             tables: part(tables::BYTES)?,
             counters: part(counters::BYTES)?,
             journal: part(journal::BYTES)?,
             staging: part(superblock.open_windows.checked_mul(STAGE_BYTES as u64)?)?,
             gcomp: part(blocks)?,
-            index: part(if flat { 0 } else { blocks.checked_mul(ENTRY_BYTES as u64)? })?,
+            index: part(index)?,
             segments: part(if flat { superblock.base_bytes } else { superblock.store_bytes })?,
+            texts: [part(tables::PLACE_BYTES as u64)?, part(tables::PLACE_BYTES as u64)?],
+            copies: [part(index)?, part(index)?],
         })
+    }
+
+    /// Bytes of an image with or without checkpoints.
+    fn bytes(&self, checkpoints: bool) -> u64 {
+        if checkpoints { self.copies[1].end } else { self.segments.end }
     }
 }
 
@@ -165,12 +194,24 @@ impl Image {
         let mut page = [0; SUPERBLOCK_BYTES];
         file.read_exact_at(&mut page, 0)
             .map_err(|why| foreign(format!("its superblock cannot be read: {why}")))?;
-        let superblock = decode(&page).map_err(foreign)?;
+        let superblock = decode(&page).or_else(|why| {
+            // Only an image with checkpoints has a second one, and it may be the first one's writing that a crash cut short.
+            let second = file.read_exact_at(&mut page, SECOND_SUPERBLOCK).is_ok().then(|| decode(&page).ok());
+            second.flatten().filter(|superblock| superblock.checkpoints).ok_or(why)
+        });
+        let superblock = superblock.map_err(foreign)?;
         let layout = Layout::of(&superblock).ok_or_else(|| foreign("its parts pass any file".into()))?;
-        if length < layout.segments.end {
-            return Err(foreign(format!("it has {length} bytes, its device takes {}", layout.segments.end)));
+        let least = layout.bytes(superblock.checkpoints);
+        if length < least {
+            return Err(foreign(format!("it has {length} bytes, its device takes {least}")));
         }
-        Ok(Some(Self { file: Arc::new(file), superblock, layout, host: None }))
+        Ok(Some(Self::new(file, superblock, layout)))
+    }
+
+    fn new(file: File, superblock: Superblock, layout: Layout) -> Self {
+        let file = Arc::new(file);
+        let durable = superblock.mode != Mode::Plain && !is_in_memory(&file);
+        Self { file, superblock, layout, host: None, head: None, durable }
     }
 
     /// Makes an image at `path`, where there is none.
@@ -209,6 +250,7 @@ impl Image {
             return Err(ImageError::Foreign { path: path.into(), why });
         }
         let layout = Layout::of(&superblock).ok_or_else(|| failed(io::ErrorKind::FileTooLarge.into()))?;
+        keep_in_place(&file);
         file.set_len(layout.segments.end).map_err(failed)?;
         let written = file.write_all_at(&encode(&superblock), 0).and_then(|()| file.sync_all());
         written.map_err(|source| {
@@ -216,7 +258,7 @@ impl Image {
             let _ = file.set_len(0);
             failed(source)
         })?;
-        Ok(Self { file: Arc::new(file), superblock, layout, host: None })
+        Ok(Self::new(file, superblock, layout))
     }
 
     /// What the device is.
@@ -237,18 +279,103 @@ impl Image {
 
     /// Whether its bytes are in the host's memory, and nowhere else.
     pub fn is_in_memory(&self) -> bool {
-        fstatfs(&*self.file).is_ok_and(|is| is.filesystem_type() == TMPFS_MAGIC)
+        is_in_memory(&self.file)
     }
 
-    /// Where the parts are: the superblock's page, then the others in their order.
-    pub(crate) fn parts(&self) -> [Range<u64>; 8] {
-        let Layout { tables, counters, journal, staging, gcomp, index, segments } = self.layout.clone();
-        [0..SUPERBLOCK_BYTES as u64, tables, counters, journal, staging, gcomp, index, segments]
+    /// Where the parts are: the superblock's page, then the others in their order, those of checkpoints last, with the pages before the parts before them.
+    pub(crate) fn parts(&self) -> [Range<u64>; 13] {
+        let Layout { tables, counters, journal, staging, gcomp, index, segments, texts, copies } =
+            self.layout.clone();
+        let ([text, other_text], [copy, other_copy]) = (texts, copies);
+        let (superblock, head) = (0..SUPERBLOCK_BYTES as u64, SUPERBLOCK_BYTES as u64..HEAD_END);
+        let stored = [superblock, tables, counters, journal, staging, gcomp, index, segments];
+        let mut parts = [const { 0..0 }; 13];
+        for (part, is) in
+            parts.iter_mut().zip(stored.into_iter().chain([head, text, other_text, copy, other_copy]))
+        {
+            *part = is;
+        }
+        parts
+    }
+
+    /// Bytes of an image without checkpoints: what a snapshot of any image has.
+    pub(super) fn plain_bytes(&self) -> u64 {
+        self.layout.bytes(false)
+    }
+
+    /// The superblock of an image without checkpoints.
+    pub(super) fn plain_superblock(&self) -> [u8; SUPERBLOCK_BYTES] {
+        encode(&Superblock { checkpoints: false, ..self.superblock.clone() })
+    }
+
+    /// Whether it is to get checkpoints, and has none.
+    pub(super) fn lacks_checkpoints(&self) -> bool {
+        self.durable && !self.superblock.checkpoints
+    }
+
+    /// As if it were on a disk, for tests and fuzzing.
+    pub(crate) fn on_disk(self) -> Self {
+        Self { durable: true, ..self }
+    }
+
+    /// Makes the file as long as one with checkpoints is.
+    pub(super) fn lengthen(&self) -> io::Result<()> {
+        let bytes = self.layout.bytes(true);
+        if self.file.metadata()?.len() < bytes { self.file.set_len(bytes) } else { Ok(()) }
+    }
+
+    /// Has the superblock say that there are checkpoints, of which one is on the disk.
+    pub(super) fn says_checkpoints(&self) -> io::Result<()> {
+        let page = encode(&Superblock { checkpoints: true, ..self.superblock.clone() });
+        for at in [SECOND_SUPERBLOCK, 0] {
+            self.file.write_all_at(&page, at)?;
+            self.file.sync_data()?;
+        }
+        Ok(())
+    }
+
+    /// Has `head` be told before anything changes.
+    pub(super) fn with_head(self, head: Option<Arc<Head>>) -> Self {
+        Self { head, ..self }
+    }
+
+    pub(crate) fn head(&self) -> Option<Arc<Head>> {
+        self.head.clone()
+    }
+
+    /// The first pages.
+    pub(super) fn head_pages(&self) -> Result<Memory, StoreError> {
+        self.map("head", &(0..HEAD_END))
+    }
+
+    /// The tables of both checkpoints.
+    pub(super) fn texts(&self) -> Result<[Memory; 2], StoreError> {
+        let [one, other] = &self.layout.texts;
+        Ok([self.map("checkpoints of the tables", one)?, self.map("checkpoints of the tables", other)?])
+    }
+
+    /// The plane indexes of both checkpoints.
+    pub(super) fn copies(&self) -> Result<[Memory; 2], StoreError> {
+        let [one, other] = &self.layout.copies;
+        Ok([
+            self.map("checkpoints of the plane index", one)?,
+            self.map("checkpoints of the plane index", other)?,
+        ])
+    }
+
+    pub(super) fn shared_file(&self) -> Arc<File> {
+        Arc::clone(&self.file)
     }
 
     /// The file, to be handed to another process.
     pub fn file(&self) -> &File {
         &self.file
+    }
+
+    /// Why room that was made in the file may be gone when it is written, if the file system does not keep it: then a store that finds none is no error but the end of the process.
+    pub fn loses_room(&self) -> Option<&'static str> {
+        let flags = ioctl_getflags(&*self.file).unwrap_or(IFlags::empty());
+        fstatfs(&*self.file).ok().and_then(|is| loses_room(is.filesystem_type().0, flags))
     }
 
     /// Bytes that the file takes on disk or in memory.
@@ -298,8 +425,37 @@ impl Image {
     }
 }
 
+/// Has a file system that writes elsewhere what is written over keep this one in its place, if it can: that is for files that are empty.
+pub(super) fn keep_in_place(file: &File) {
+    let on_btrfs = fstatfs(file).is_ok_and(|is| is.filesystem_type() == BTRFS_SUPER_MAGIC);
+    if on_btrfs
+        && let Ok(flags) = ioctl_getflags(file)
+        && let Err(why) = ioctl_setflags(file, flags | IFlags::NOCOW)
+    {
+        tracing::debug!("the image is written over elsewhere: {why}");
+    }
+}
+
+#[expect(clippy::unnecessary_cast, reason = "the type of the numbers depends on the C library")]
+fn loses_room(file_system: i64, flags: IFlags) -> Option<&'static str> {
+    const ZFS: i64 = 0x2fc1_2fc1;
+    const BCACHEFS: i64 = 0xca45_1a4e;
+    match file_system {
+        btrfs if btrfs == BTRFS_SUPER_MAGIC.0 as i64 && !flags.contains(IFlags::NOCOW) => Some(
+            "it is on btrfs, and not of those that are written in place (`chattr +C` on an empty file or its directory)",
+        ),
+        ZFS => Some("it is on ZFS"),
+        BCACHEFS => Some("it is on bcachefs"),
+        _ => None,
+    }
+}
+
+fn is_in_memory(file: &File) -> bool {
+    fstatfs(file).is_ok_and(|is| is.filesystem_type() == TMPFS_MAGIC)
+}
+
 /// Takes the file for this process; it is let go when the descriptor is closed for the last time, which for a process that was killed a moment ago may still be to come.
-fn lock(file: &File, path: &Path) -> Result<(), ImageError> {
+pub(super) fn lock(file: &File, path: &Path) -> Result<(), ImageError> {
     let begun = Instant::now();
     loop {
         match file.try_lock() {
@@ -351,6 +507,7 @@ mod tests {
             codec: Codec::Tree,
             open_windows: 4,
             partitions: Vec::new(),
+            checkpoints: false,
         }
     }
 
@@ -365,6 +522,18 @@ mod tests {
         assert_eq!(*Image::open(&path).unwrap().unwrap().superblock(), superblock());
         let again = Image::create(&path, superblock()).unwrap_err().to_string();
         assert!(again.contains("bytes already"), "{again}");
+    }
+
+    #[test]
+    fn file_systems_that_do_not_keep_room_are_known() {
+        let btrfs = 0x9123_683e;
+        assert!(loses_room(btrfs, IFlags::empty()).unwrap().contains("chattr"));
+        assert_eq!(loses_room(btrfs, IFlags::NOCOW | IFlags::NOATIME), None);
+        assert!(loses_room(0x2fc1_2fc1, IFlags::NOCOW).is_some());
+        // ext4, xfs, tmpfs.
+        for keeps in [0xef53, 0x5846_5342, 0x0102_1994] {
+            assert_eq!(loses_room(keeps, IFlags::empty()), None);
+        }
     }
 
     #[test]

@@ -54,19 +54,23 @@ impl Journal {
     /// Writes what every valid record says into `index`: how many there were.
     pub(super) fn replay(&self, index: &Index) -> Result<usize, StoreError> {
         let mut replayed = 0;
-        let windows = (0..WINDOW_RECORDS).map(|record| (window_record(record), MOST_BLOCKS));
-        let records = (0..STRIPES).map(|stripe| (stripe * BLOCK_RECORD, 1)).chain(windows);
-        for (at, most) in records {
+        for (at, most) in records() {
             if let Some((first, entries)) = self.read(at, most) {
+                let watch = index.watch();
                 for (block, entry) in (first..index.blocks()).zip(&entries) {
                     index.ensure(block..block + 1)?;
-                    index.put(block, entry);
+                    index.put(&watch, block, entry);
                 }
                 replayed += 1;
             }
             self.set_count(at, 0);
         }
         Ok(replayed)
+    }
+
+    /// Makes no record valid.
+    pub(super) fn forget_all(&self) {
+        records().for_each(|(at, _)| self.set_count(at, 0));
     }
 
     /// Records the entry of one block, whose stripe the caller holds.
@@ -127,6 +131,12 @@ impl Journal {
     fn set_count(&self, at: usize, count: u64) {
         self.memory.write(at, &count.to_le_bytes());
     }
+}
+
+/// Where every record is, and how many entries it may have.
+fn records() -> impl Iterator<Item = (usize, usize)> {
+    let windows = (0..WINDOW_RECORDS).map(|record| (window_record(record), MOST_BLOCKS));
+    (0..STRIPES).map(|stripe| (stripe * BLOCK_RECORD, 1)).chain(windows)
 }
 
 fn window_record(record: usize) -> usize {

@@ -15,6 +15,7 @@ use std::{
 };
 
 use nix::{
+    errno::Errno,
     fcntl::{FallocateFlags, fallocate},
     unistd::{Whence, lseek},
 };
@@ -94,6 +95,11 @@ impl Memory {
             memory.touch(range);
         }
         Ok(memory)
+    }
+
+    /// Its length.
+    pub(super) fn bytes(&self) -> usize {
+        self.region.size()
     }
 
     /// Copies out. Panics past the end.
@@ -205,6 +211,31 @@ impl Memory {
             return Some(found).filter(|found| !found.is_empty());
         }
         None
+    }
+
+    /// The first place from `at` on that may hold anything but zeros, or the end.
+    pub(super) fn hole_end(&self, at: usize) -> usize {
+        let Some(part) = &self.part else { return at };
+        // Where there is room for sure, only the bytes tell: a file system need not know of what was stored through a mapping.
+        let units = at / UNIT_BYTES..self.region.size().div_ceil(UNIT_BYTES);
+        let unknown = units.end - units.start;
+        let empty = units.take_while(|unit| {
+            let (word, bit) = bit_of(&part.ensured, *unit);
+            word.load(Relaxed) & bit == 0
+        });
+        let units = empty.count();
+        if units == 0 {
+            return at;
+        }
+        let end = if units == unknown { self.region.size() } else { (at / UNIT_BYTES + units) * UNIT_BYTES };
+        match lseek(part.file.as_fd(), signed(part.offset + at as u64), Whence::SeekData) {
+            Ok(found) => {
+                let found = u64::try_from(found).unwrap_or(0).saturating_sub(part.offset);
+                usize::try_from(found).unwrap_or(at).clamp(at, end)
+            }
+            Err(Errno::ENXIO) => end,
+            Err(_) => at,
+        }
     }
 
     /// The ranges that may hold anything but zeros.

@@ -7,6 +7,7 @@
 //!   [publishes](publication) the entry, then frees the old segment. A reader sees the old block or the new one, never a mixture.
 //! * Blocks share [`STRIPES`] locks by their number. A reader holds one only while it copies stored bytes out, a writer while it
 //!   decides what to replace; coding and decoding happen on copies.
+//! * A store on a disk has [`checkpoint`]s, so that a crash of the host leaves what was synced. Who finds no room has one made before anything else is tried.
 //! * A store is private to the process, or lies in an [`image`] that outlives it. Opening one finishes what a killed process was about
 //!   to publish, and takes stock of what the entries name.
 //! * Who frees a segment *tidies up*: if free slots of its length pass their bound, it moves the segments of the emptiest chunk.
@@ -14,6 +15,7 @@
 //! * Who finds no room may have the store [compacted](Store::compact) and try again: what tidying leaves free is given up then.
 //! * The store knows blocks and bytes. What they mean is the codec's business.
 
+pub(crate) mod checkpoint;
 pub(crate) mod counters;
 pub mod entry;
 mod fields;
@@ -25,6 +27,7 @@ pub(crate) mod memory;
 #[cfg(test)]
 pub(crate) mod mishaps;
 mod publication;
+mod saving;
 pub mod segments;
 pub mod snapshot;
 mod stock;
@@ -32,13 +35,19 @@ mod sync;
 pub mod tables;
 
 use std::{
+    io,
     ops::Range,
-    sync::atomic::{AtomicU64, Ordering},
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
 };
 
 use parking_lot::Mutex;
 
 use self::{
+    checkpoint::Checkpoints,
     entry::{ENTRY_BYTES, Entry},
     host_memory::Left,
     image::Image,
@@ -46,8 +55,10 @@ use self::{
     journal::Journal,
     memory::Memory,
     publication::{Held, Stripes},
+    saving::Stop,
     segments::{For, Segments},
     sync::RwLockWriteGuard,
+    tables::Tables,
 };
 use crate::{
     BLOCK_BYTES,
@@ -59,6 +70,9 @@ use crate::{
 pub const GRANULE_BYTES: usize = 64;
 /// Locks over the blocks.
 pub const STRIPES: usize = 1024;
+
+/// Chunks that are emptied at once after many segments were freed together.
+const MOST_TIDIED: usize = 256;
 
 /// What the store cannot do.
 #[derive(Debug, thiserror::Error)]
@@ -107,6 +121,27 @@ pub enum StoreError {
         /// The system's answer.
         source: std::io::Error,
     },
+    /// Nobody knows what the blocks of an image are.
+    #[error(
+        "neither of the two copies of the tables of tensors and views can be read, and without them nobody knows what the blocks of this image are; \
+         it is left as it is: restore a snapshot (`lamina snapshot restore`) or a copy of it, or serve a new image"
+    )]
+    DamagedTables,
+    /// The host crashed, and nobody knows what the image was at any moment.
+    #[error(
+        "the host ended without a clean stop, and {damaged} cannot be read, so what this image was at its last sync is not known; \
+         it is left as it is: restore a snapshot (`lamina snapshot restore`) or a copy of it, or serve a new image"
+    )]
+    Crashed {
+        /// What cannot be read.
+        damaged: &'static str,
+    },
+    /// A snapshot would have kept others from storing.
+    #[error(
+        "the store has no room left beside what is held for the snapshot, which was given up; \
+         discard what is not needed, or save it when less is written"
+    )]
+    GaveUpSnapshot,
     /// Tensors and views are too many to be kept.
     #[error("the tables of tensors and views take {bytes} bytes, an image keeps {most}: remove some")]
     Tables {
@@ -135,6 +170,12 @@ pub struct Store {
     freed: AtomicU64,
     /// Who compacts; the others wait for what that gives.
     compacting: Mutex<()>,
+    /// Who makes checkpoints, if there are any.
+    checkpoints: OnceLock<Checkpoints>,
+    /// Checkpoints that were made for lack of room.
+    forced: AtomicU64,
+    /// The snapshot that is being saved.
+    saving: Mutex<Option<Arc<Stop>>>,
 }
 
 /// What was found when a store was opened.
@@ -185,14 +226,23 @@ impl Store {
     /// [`StoreError::Reserve`].
     pub fn new(blocks: u64, segment_bytes: u64) -> Result<Self, StoreError> {
         let bytes = Segments::bytes(segment_bytes);
-        Ok(Self {
-            index: Index::new(Memory::reserve("plane index", Index::bytes(blocks))?, blocks),
-            segments: Segments::new(Memory::reserve("segment store", bytes)?, bytes),
-            journal: None,
+        let index = Index::new(Memory::reserve("plane index", Index::bytes(blocks))?, blocks);
+        let segments = Segments::new(Memory::reserve("segment store", bytes)?, bytes);
+        Ok(Self::of(index, segments, None))
+    }
+
+    fn of(index: Index, segments: Segments, journal: Option<Journal>) -> Self {
+        Self {
+            index,
+            segments,
+            journal,
             stripes: Stripes::new(STRIPES),
             freed: AtomicU64::new(0),
             compacting: Mutex::new(()),
-        })
+            checkpoints: OnceLock::new(),
+            forced: AtomicU64::new(0),
+            saving: Mutex::new(None),
+        }
     }
 
     /// The store that lies in `image`. `found` is told of every block that holds data, by several threads, of which each makes something of its own of what it is told.
@@ -205,21 +255,20 @@ impl Store {
     ) -> Result<(Self, Opened, Vec<T>), StoreError> {
         let superblock = image.superblock();
         let bytes = superblock.store_bytes / memory::UNIT_BYTES as u64 * memory::UNIT_BYTES as u64;
-        let store = Self {
-            index: Index::new(image.index()?, blocks(superblock.base_bytes)),
-            segments: Segments::new(image.segments()?, bytes),
-            journal: Some(Journal::new(image.journal()?)?),
-            stripes: Stripes::new(STRIPES),
-            freed: AtomicU64::new(0),
-            compacting: Mutex::new(()),
-        };
+        let index = Index::open(image, blocks(superblock.base_bytes))?;
+        let segments = Segments::new(image.segments()?, bytes);
+        let store = Self::of(index, segments, Some(Journal::new(image.journal()?)?));
         let mut opened = Opened::default();
         if let Some(journal) = &store.journal {
             opened.replayed = journal.replay(&store.index)?;
         }
         let claims = store.segments.claims();
         let (all, damaged) = stock::take(&store.index, &claims, found);
+        let held = stock::take_checkpoints(&store.index, &claims, image)?;
         store.segments.claimed(claims);
+        if image.head().is_some() {
+            store.segments.make_checkpoints(&held);
+        }
         opened.damaged = damaged;
         Ok((store, opened, all))
     }
@@ -266,6 +315,40 @@ impl Store {
     /// are passed over without a look at each.
     pub(crate) fn touched(&self, blocks: Range<u64>) -> Option<Range<u64>> {
         self.index.touched(blocks)
+    }
+
+    /// The first of these blocks that may hold anything but zeros, or their end. When `most` entries were looked at, the next one counts as one that does.
+    pub(crate) fn next_data(&self, blocks: Range<u64>, most: u64) -> u64 {
+        let (mut block, mut looked) = (blocks.start, 0);
+        while block < blocks.end {
+            let behind = self.index.hole_end(block);
+            if behind > block {
+                block = behind;
+                continue;
+            }
+            if looked == most || !self.is_zeros(block) {
+                return block;
+            }
+            (block, looked) = (block + 1, looked + 1);
+        }
+        blocks.end
+    }
+
+    /// The first of these blocks that is zeros, or their end; nothing if it is not among the first `most`, and there are more.
+    pub(crate) fn next_hole(&self, blocks: Range<u64>, most: u64) -> Option<u64> {
+        let end = blocks.end.min(blocks.start.saturating_add(most));
+        let found = (blocks.start..end).find(|block| self.is_zeros(*block));
+        found.or_else(|| (end == blocks.end).then_some(end))
+    }
+
+    /// Whether nothing is stored for `block`, so that it is zeros.
+    fn is_zeros(&self, block: u64) -> bool {
+        self.entry(block).is_ok_and(|entry| entry.place.is_none())
+    }
+
+    /// Ranges of blocks that may hold anything, of a store in an image.
+    pub(crate) fn populated(&self) -> Vec<std::ops::Range<u64>> {
+        self.index.populated()
     }
 
     /// Takes hold of `block` to replace it.
@@ -322,9 +405,11 @@ impl Store {
         held.publish(|| {
             let record =
                 self.journal.as_ref().map(|journal| (journal, journal.begin_window(first, &entries)));
+            let watch = self.index.watch();
             for (block, entry) in (first..).zip(&entries) {
-                self.index.put(block, entry);
+                self.index.put(&watch, block, entry);
             }
+            drop(watch);
             if let Some((journal, record)) = record {
                 journal.end(record);
             }
@@ -354,7 +439,11 @@ impl Store {
     fn free(&self, old: &Entry) {
         let Some(place) = &old.place else { return };
         let bytes = place.stored.bytes();
-        self.segments.free(place.segment, bytes);
+        if self.segments.free(place.segment, bytes)
+            && let Some(checkpoints) = self.checkpoints.get()
+        {
+            checkpoints.want();
+        }
         if let Some(untidy) = self.segments.untidy(bytes) {
             self.empty(&untidy);
         }
@@ -364,14 +453,85 @@ impl Store {
     /// Empties a chunk that is held back: whether all could be moved.
     fn empty(&self, untidy: &segments::Untidy) -> bool {
         let moved = untidy.segments.iter().all(|(segment, block)| self.shift(*block, *segment).is_ok());
-        self.segments.put_back(untidy);
+        self.segments.put_back(untidy, moved);
         moved
     }
 
     /// Moves segments together until a chunk is free, if any can be freed so: then it is worth to try again what found no room. The caller holds no stripe.
     pub fn compact(&self) -> bool {
         let _one = self.compacting.lock();
-        self.segments.sparse().is_some_and(|sparse| self.empty(&sparse))
+        if self.stop_holding() {
+            return true;
+        }
+        let moved = self.segments.sparse().is_some_and(|sparse| self.empty(&sparse));
+        // What was moved may be held where it was.
+        self.stop_holding() || moved
+    }
+
+    /// Frees what is held for copies of the index: has a checkpoint made, and gives up the snapshot that is being saved if that does not do. Whether anything was freed.
+    fn stop_holding(&self) -> bool {
+        if self.segments.kept_bytes() == 0 {
+            return false;
+        }
+        if let Some(checkpoints) = self.checkpoints.get() {
+            self.forced.fetch_add(1, Ordering::Relaxed);
+            if let Err(why) = checkpoints.make(self) {
+                tracing::error!("what was freed since the last sync stays held: {why}");
+            }
+        }
+        if self.let_go() {
+            return true;
+        }
+        self.stop_saving();
+        self.let_go()
+    }
+
+    /// Frees what need not be held any more, and tidies up: whether there was anything.
+    fn let_go(&self) -> bool {
+        if self.segments.let_go() == 0 {
+            return false;
+        }
+        self.freed.fetch_add(1, Ordering::Release);
+        // Each leaves fewer free slots; the bound is for what others free meanwhile.
+        for _ in 0..MOST_TIDIED {
+            let Some(untidy) = self.segments.any_untidy() else { break };
+            self.empty(&untidy);
+        }
+        true
+    }
+
+    /// Has checkpoints be made of this store and `tables`, if its image has them or is to have them.
+    ///
+    /// # Errors
+    /// [`StoreError::Reserve`], [`StoreError::NoRoom`].
+    pub(crate) fn keep_checkpoints(&self, image: &Image, tables: &Arc<Tables>) -> Result<(), StoreError> {
+        if let Some(checkpoints) = Checkpoints::open(image, self, tables)? {
+            let _ = self.checkpoints.set(checkpoints);
+            self.let_go();
+        }
+        Ok(())
+    }
+
+    /// Makes a checkpoint of what the store is now, if it has any; `last` says that nothing is to change any more.
+    pub(crate) fn checkpoint(&self, last: bool) -> Option<io::Result<()>> {
+        let checkpoints = self.checkpoints.get()?;
+        let made = if last { checkpoints.make_last(self) } else { checkpoints.make(self) };
+        self.let_go();
+        Some(made)
+    }
+
+    /// Waits until a checkpoint should be made because much is held, or for so long.
+    pub(crate) fn wait_to_checkpoint(&self, most: Option<Duration>) {
+        match self.checkpoints.get() {
+            Some(checkpoints) => checkpoints.wait(most),
+            None => std::thread::sleep(most.unwrap_or(Duration::from_secs(60))),
+        }
+    }
+
+    /// Checkpoints that this process made, and those of them that were made for lack of room.
+    pub(crate) fn checkpoints_made(&self) -> (u64, u64) {
+        let made = self.checkpoints.get().map_or(0, Checkpoints::made);
+        (made, self.forced.load(Ordering::Relaxed))
     }
 
     /// A number that rises whenever a segment is freed.
@@ -394,13 +554,15 @@ impl Store {
             Ok(Some((bytes.len(), Entry { epoch, place: Some(moved) })))
         };
         let put = |(_, entry): &(usize, Entry)| self.put(block, &entry.encode());
-        self.stripes.shift(block, copy, put, |(bytes, _)| self.segments.free(segment, *bytes))
+        self.stripes.shift(block, copy, put, |(bytes, _)| {
+            self.segments.free(segment, *bytes);
+        })
     }
 
     /// Writes a block's entry, whole even if the process is killed. The caller holds its stripe.
     fn put(&self, block: u64, entry: &[u8; ENTRY_BYTES]) {
         let record = self.journal.as_ref().map(|journal| (journal, journal.begin(block, entry)));
-        self.index.put(block, entry);
+        self.index.put(&self.index.watch(), block, entry);
         if let Some((journal, record)) = record {
             journal.end(record);
         }
@@ -409,7 +571,7 @@ impl Store {
     /// Frees what [`Store::prepare`] took.
     pub fn give_back(&self, Prepared { place }: Prepared) {
         if let Some(place) = place {
-            self.segments.free(place.segment, place.stored.bytes());
+            self.segments.give_back(place.segment, place.stored.bytes());
         }
     }
 

@@ -10,11 +10,13 @@
 //!   store has [tidied](super::Store) up: the bound of fragmentation.
 //! * The last chunks are a [`reserve`] for bundles that take the place of others at least as long, and for those that are moved: a full store can be rewritten and tidied up.
 //!   The bound: moving can leave each length one chunk that is not full, so a reserve of a chunk for each length is never used up by rewriting.
+//! * A segment that is freed may still be named by a copy of the index: then it is [held](held), and counts as in use where chunks are counted.
 //! * A bundle without bytes (every plane constant) takes no segment; its place is granule 0 and is never looked at.
 
 mod allocator;
 mod chunks;
 mod claims;
+mod held;
 
 use std::ops::Range;
 
@@ -29,6 +31,10 @@ use crate::codec::block::MAX_BUNDLE;
 pub const CHUNK_GRANULES: usize = 1024;
 /// Granules of the longest segment.
 pub(super) const MOST_GRANULES: usize = MAX_BUNDLE.div_ceil(GRANULE_BYTES);
+/// A checkpoint should be made when more than this part of the store is held.
+const HELD_PART: u64 = 8;
+/// Segments that are let go at once.
+const LET_GO: usize = 256;
 /// Chunks of one length that may be free in it, however few of that length there are.
 pub const SLACK_CHUNKS: usize = 2;
 
@@ -97,12 +103,68 @@ impl Segments {
         allocator.list_all();
     }
 
-    /// Frees the segment that holds a bundle of `bytes`.
-    pub(super) fn free(&self, segment: u64, bytes: usize) {
+    /// Frees the segment that holds a bundle of `bytes`, which no entry names any more: whether so much is held that a checkpoint should be made.
+    pub(super) fn free(&self, segment: u64, bytes: usize) -> bool {
+        let length = bytes.div_ceil(GRANULE_BYTES);
+        if length == 0 {
+            return false;
+        }
+        let mut allocator = self.allocator.lock();
+        allocator.free(index(segment), length, |chunk| self.memory.release(chunk));
+        allocator.kept_bytes() > allocator.capacity_bytes() / HELD_PART
+    }
+
+    /// Frees the segment that holds a bundle of `bytes`, which no entry ever named.
+    pub(super) fn give_back(&self, segment: u64, bytes: usize) {
         let length = bytes.div_ceil(GRANULE_BYTES);
         if length > 0 {
             self.allocator.lock().give_back(index(segment), length, |chunk| self.memory.release(chunk));
         }
+    }
+
+    /// From now on a segment that is freed is held until a checkpoint was made; so are these.
+    pub(super) fn make_checkpoints(&self, held: &[(u64, usize)]) {
+        let mut allocator = self.allocator.lock();
+        allocator.held().checkpointed(0);
+        for (segment, bytes) in held {
+            allocator.held().add(index(*segment), bytes.div_ceil(GRANULE_BYTES));
+        }
+    }
+
+    /// Notes that the index is copied as it is now: the number of this cut. No entry is being changed.
+    pub(super) fn cut(&self) -> u64 {
+        self.allocator.lock().held().cut()
+    }
+
+    /// Notes that a checkpoint was made of this cut.
+    pub(super) fn checkpointed(&self, cut: u64) {
+        self.allocator.lock().held().checkpointed(cut);
+    }
+
+    /// Notes that a snapshot is being saved of this cut, or none.
+    pub(super) fn snapshot(&self, cut: Option<u64>) {
+        self.allocator.lock().held().snapshot(cut);
+    }
+
+    /// Frees what need not be held any more: how many segments that were.
+    pub(super) fn let_go(&self) -> usize {
+        let mut all = 0;
+        loop {
+            // Others take segments meanwhile.
+            let mut allocator = self.allocator.lock();
+            let some =
+                (0..LET_GO).take_while(|_| allocator.let_go(|chunk| self.memory.release(chunk))).count();
+            all += some;
+            if some < LET_GO {
+                allocator.put_emptied_back();
+                return all;
+            }
+        }
+    }
+
+    /// Bytes that are held.
+    pub(super) fn kept_bytes(&self) -> u64 {
+        self.allocator.lock().kept_bytes()
     }
 
     /// The segments of the emptiest chunk of bundles of `bytes`, each with its block, if there are too many free slots of that length.
@@ -112,14 +174,20 @@ impl Segments {
         (length > 0).then(|| self.allocator.lock().untidy(length))?
     }
 
+    /// As [`Self::untidy`], of any length.
+    pub(super) fn any_untidy(&self) -> Option<Untidy> {
+        let mut allocator = self.allocator.lock();
+        (1..=MOST_GRANULES).find_map(|length| allocator.untidy(length))
+    }
+
     /// The segments of the chunk that is emptied most cheaply to have one more, if there are free slots of its length for all of them; it is held back as by [`Self::untidy`].
     pub(super) fn sparse(&self) -> Option<Untidy> {
         self.allocator.lock().sparse()
     }
 
-    /// Lets the chunk be used again, if there is anything left in it.
-    pub(super) fn put_back(&self, untidy: &Untidy) {
-        self.allocator.lock().put_back(untidy.chunk);
+    /// Lets the chunk be used again, if there is anything left in it; `moved` says that all of it was moved.
+    pub(super) fn put_back(&self, untidy: &Untidy, moved: bool) {
+        self.allocator.lock().put_back(untidy.chunk, moved);
     }
 
     pub(super) fn read(&self, segment: u64, at: usize, out: &mut [u8]) {

@@ -4,15 +4,25 @@
 //! end an extent of length 0 whose place is the number of extents. Numbers are little-endian, 8 bytes each. Extents are in order and do not overlap; what is between them is zeros.
 
 use std::{
+    ffi::OsString,
     fs::{File, OpenOptions},
     io::{self, Read, Write},
+    ops::Range,
     os::{fd::AsFd, unix::fs::FileExt},
     path::{Path, PathBuf},
 };
 
-use nix::unistd::{Whence, lseek};
+use nix::{
+    fcntl::{AT_FDCWD, RenameFlags, renameat2},
+    unistd::{Whence, lseek},
+};
 
-use super::image::{Image, ImageError};
+use super::{
+    image::{Image, ImageError},
+    index::PAGE_BYTES,
+    saving::Saving,
+    tables::saved_once,
+};
 
 const MAGIC: &[u8; 8] = b"LAMSNAP\x01";
 /// Bytes of the longest extent.
@@ -44,65 +54,198 @@ pub enum SnapshotError {
     Image(#[from] ImageError),
 }
 
-/// Writes `image`, which nobody changes meanwhile, to `out`: the bytes of all extents.
+/// Writes a device in `image` to `out`: the bytes of all extents. Everybody goes on meanwhile; `saving` keeps what they change, if the device codes. Of a plain device each block is
+/// what it is when it is written. What is staged of KV windows is no part of a snapshot, and counters are what they happen to be.
 ///
 /// # Errors
-/// What the system says.
-pub fn save(image: &Image, out: &mut impl Write) -> io::Result<u64> {
-    let file = image.file();
-    let end = file.metadata()?.len();
+/// What the system says; a snapshot that was given up.
+pub(crate) fn save(image: &Image, saving: Option<&Saving<'_>>, out: &mut impl Write) -> io::Result<u64> {
+    let parts = image.parts();
+    let [_, tables, counters, _journal, _staging, gcomp, index, segments, ..] = parts;
+    let end = image.plain_bytes();
     out.write_all(MAGIC)?;
     out.write_all(&end.to_le_bytes())?;
-    let (mut at, mut extents, mut bytes) = (0, 0_u64, 0_u64);
-    let mut data = vec![0; MOST_BYTES];
-    while at < end {
-        let Ok(start) = lseek(file.as_fd(), signed(at)?, Whence::SeekData) else { break };
-        let hole = lseek(file.as_fd(), start, Whence::SeekHole)?;
-        let (start, hole) = (start.unsigned_abs(), hole.unsigned_abs().min(end));
-        at = start;
-        while at < hole {
-            let length = usize::try_from(hole - at).unwrap_or(usize::MAX).min(MOST_BYTES);
-            let part = &mut data[..length];
-            file.read_exact_at(part, at)?;
-            // Room that was made and never used.
-            if part.iter().any(|byte| *byte != 0) {
-                out.write_all(&head(at, part))?;
-                out.write_all(part)?;
-                (extents, bytes) = (extents + 1, bytes + length as u64);
+    let mut stream = Stream { out, extents: 0, bytes: 0, data: vec![0; MOST_BYTES] };
+    stream.put(0, &image.plain_superblock())?;
+    let live = |at, part: &mut [u8]| image.file().read_exact_at(part, at);
+    match saving {
+        Some(saving) => {
+            // A device that never had tensors has no tables.
+            if !saving.text.is_empty() {
+                let (at, text) = saved_once(&saving.text);
+                for (number, part) in (0_u64..).zip(text.chunks(MOST_BYTES)) {
+                    stream.put(tables.start + at as u64 + number * MOST_BYTES as u64, part)?;
+                }
             }
-            at += length as u64;
+            stream.copy(data_in(image, counters)?, live)?;
+            stream.copy(data_in(image, gcomp)?, live)?;
+            let place = |at: usize| index.start + at as u64;
+            let ranges = saving.index_ranges().into_iter();
+            let ranges = ranges.map(|range| {
+                // Whole pages.
+                let start = range.start / PAGE_BYTES * PAGE_BYTES;
+                let end = range.end.next_multiple_of(PAGE_BYTES);
+                place(start)..place(end).min(index.end)
+            });
+            let ranges = merge(ranges);
+            stream.copy(ranges, |at, part| {
+                let at = usize::try_from(at - index.start).expect("the index is mapped");
+                saving.read_index(at, part)
+            })?;
+            let ranges = data_in(image, segments)?;
+            stream.copy(ranges, |at, part| saving.read_segments(image, at, part))?;
+        }
+        None => stream.copy(data_in(image, tables.start..end)?, live)?,
+    }
+    stream.end()
+}
+
+/// Extents on their way out.
+struct Stream<'o, W> {
+    out: &'o mut W,
+    extents: u64,
+    bytes: u64,
+    data: Vec<u8>,
+}
+
+impl<W: Write> Stream<'_, W> {
+    /// Writes bytes of the image, unless they are zeros: room that was made and never used.
+    fn put(&mut self, at: u64, part: &[u8]) -> io::Result<()> {
+        if part.iter().any(|byte| *byte != 0) {
+            self.out.write_all(&head(at, part))?;
+            self.out.write_all(part)?;
+            (self.extents, self.bytes) = (self.extents + 1, self.bytes + part.len() as u64);
+        }
+        Ok(())
+    }
+
+    /// Writes what `read` gives of ranges of the image, in order.
+    fn copy(
+        &mut self,
+        ranges: Vec<Range<u64>>,
+        read: impl Fn(u64, &mut [u8]) -> io::Result<()>,
+    ) -> io::Result<()> {
+        let mut data = std::mem::take(&mut self.data);
+        for range in ranges {
+            for at in range.clone().step_by(MOST_BYTES) {
+                let length = usize::try_from(range.end - at).unwrap_or(usize::MAX).min(MOST_BYTES);
+                let part = &mut data[..length];
+                read(at, part)?;
+                self.put(at, part)?;
+            }
+        }
+        self.data = data;
+        Ok(())
+    }
+
+    fn end(self) -> io::Result<u64> {
+        self.out.write_all(&head(self.extents, &[]))?;
+        self.out.flush()?;
+        Ok(self.bytes)
+    }
+}
+
+/// Where in `part` of an image the file has something.
+fn data_in(image: &Image, part: Range<u64>) -> io::Result<Vec<Range<u64>>> {
+    let file = image.file();
+    let (mut at, mut found) = (part.start, Vec::new());
+    while at < part.end {
+        let Ok(start) = lseek(file.as_fd(), signed(at)?, Whence::SeekData) else { break };
+        let hole = lseek(file.as_fd(), start, Whence::SeekHole)?.unsigned_abs();
+        let start = start.unsigned_abs();
+        if start >= part.end {
+            break;
+        }
+        found.push(start..hole.min(part.end));
+        at = hole;
+    }
+    Ok(found)
+}
+
+/// Ranges in order, those that touch made one.
+fn merge(ranges: impl Iterator<Item = Range<u64>>) -> Vec<Range<u64>> {
+    let mut merged: Vec<Range<u64>> = Vec::new();
+    for range in ranges {
+        match merged.last_mut() {
+            Some(last) if last.end >= range.start => last.end = last.end.max(range.end),
+            _ => merged.push(range),
         }
     }
-    out.write_all(&head(extents, &[]))?;
-    out.flush()?;
-    Ok(bytes)
+    merged
 }
 
 /// Makes an image at `to`, where there is none, of the snapshot at `from`.
 ///
+/// It is made under [another name](unfinished) and brought to the disk, and only then renamed: whatever ends a restore, `to` is the whole device or nothing.
+/// What one that was killed left under that name is overwritten by the next.
+///
 /// # Errors
-/// [`SnapshotError`]; nothing is left at `to` then.
+/// [`SnapshotError`]; nothing is left then, under either name.
 pub fn restore(from: &Path, to: &Path) -> Result<(), SnapshotError> {
     let failed = |path: &Path| {
         let path = path.to_owned();
         move |source| SnapshotError::File { path, source }
     };
     let input = File::open(from).map_err(failed(from))?;
-    let output = OpenOptions::new().read(true).write(true).create_new(true).open(to).map_err(failed(to))?;
+    let there = to.try_exists().map_err(failed(to))?;
+    if there {
+        return Err(failed(to)(io::ErrorKind::AlreadyExists.into()));
+    }
+    let made = unfinished(to);
+    let output = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&made);
+    let output = output.map_err(failed(&made))?;
+    // Before it is touched: another restore may be at work on it.
+    super::image::lock(&output, &made)?;
+    output.set_len(0).map_err(failed(&made))?;
+    super::image::keep_in_place(&output);
     let restored = fill(&mut io::BufReader::with_capacity(MOST_BYTES, input), &output)
         .map_err(|why| match why {
             Broken::Stream(why) => SnapshotError::Damaged { path: from.to_owned(), why },
-            Broken::Write(source) => failed(to)(source),
+            Broken::Write(source) => failed(&made)(source),
         })
         .and_then(|()| {
             let empty =
                 || SnapshotError::Damaged { path: from.to_owned(), why: "it holds no image".to_owned() };
-            Image::from_file(output, to)?.ok_or_else(empty).map(drop)
+            let image = Image::from_file(output, &made)?.ok_or_else(empty)?;
+            image.file().sync_all().map_err(failed(&made))?;
+            rename(&made, to).map_err(failed(to))?;
+            sync_folder(to).map_err(failed(to))
         });
     if restored.is_err() {
-        let _ = std::fs::remove_file(to);
+        let _ = std::fs::remove_file(&made);
     }
     restored
+}
+
+/// The name of an image that is being restored to `to`, in the same directory.
+fn unfinished(to: &Path) -> PathBuf {
+    let mut name = OsString::from(".");
+    name.push(to.file_name().unwrap_or_default());
+    name.push(".restoring");
+    to.with_file_name(name)
+}
+
+/// Renames a file to a name that nobody has.
+fn rename(from: &Path, to: &Path) -> io::Result<()> {
+    let renamed = renameat2(AT_FDCWD, from, AT_FDCWD, to, RenameFlags::RENAME_NOREPLACE);
+    #[cfg(test)]
+    super::mishaps::current().stored();
+    match renamed {
+        // The file system cannot promise that nobody made it meanwhile.
+        Err(nix::errno::Errno::EINVAL | nix::errno::Errno::ENOSYS) if !to.try_exists()? => {
+            std::fs::rename(from, to)
+        }
+        renamed => Ok(renamed?),
+    }
+}
+
+/// Brings the names in a file's directory to the disk.
+///
+/// # Errors
+/// What the system says.
+pub fn sync_folder(file: &Path) -> io::Result<()> {
+    let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty());
+    File::open(folder.unwrap_or(Path::new(".")))?.sync_all()
 }
 
 /// Why a stream did not become an image.
@@ -114,7 +257,7 @@ pub(crate) enum Broken {
     Write(io::Error),
 }
 
-/// Makes the image in `output`, an empty file, that the stream `input` holds.
+/// Makes the image in `output` that the stream `input` holds. What the file held before is gone.
 pub(crate) fn fill(input: &mut impl Read, output: &File) -> Result<(), Broken> {
     let short = |why: io::Error| Broken::Stream(format!("it ends early: {why}"));
     let mut start = [0; 16];
@@ -126,7 +269,11 @@ pub(crate) fn fill(input: &mut impl Read, output: &File) -> Result<(), Broken> {
     if i64::try_from(end).is_err() {
         return Err(Broken::Stream(format!("its image has {end} bytes")));
     }
-    output.set_len(end).map_err(Broken::Write)?;
+    #[cfg(test)]
+    let mishaps = super::mishaps::current();
+    output.set_len(0).and_then(|()| output.set_len(end)).map_err(Broken::Write)?;
+    #[cfg(test)]
+    mishaps.stored();
     let (mut least, mut extents) = (0_u64, 0_u64);
     let mut data = vec![0; MOST_BYTES];
     loop {
@@ -152,7 +299,11 @@ pub(crate) fn fill(input: &mut impl Read, output: &File) -> Result<(), Broken> {
         let past = at.checked_add(length as u64).filter(|past| at >= least && *past <= end);
         least = past
             .ok_or_else(|| Broken::Stream(format!("{length} bytes at {at:#x} of {end} are out of place")))?;
+        #[cfg(test)]
+        let part = mishaps.written(part);
         output.write_all_at(part, at).map_err(Broken::Write)?;
+        #[cfg(test)]
+        mishaps.strike();
         extents += 1;
     }
 }
@@ -177,8 +328,13 @@ fn signed(at: u64) -> io::Result<i64> {
 
 #[cfg(test)]
 mod tests {
+    use std::panic::catch_unwind;
+
     use super::*;
-    use crate::device::{Device, DeviceConfig};
+    use crate::{
+        device::{Device, DeviceConfig},
+        store::mishaps::{Killed, Mishaps},
+    };
 
     /// A device with some data, and its snapshot in a file.
     fn saved(folder: &Path) -> (Device, PathBuf) {
@@ -213,6 +369,62 @@ mod tests {
     }
 
     #[test]
+    fn a_restore_that_is_killed_leaves_nothing_and_what_it_leaves_hinders_none() {
+        let folder = tempfile::tempdir().unwrap();
+        let (device, path) = saved(folder.path());
+        let mut wanted = vec![0; 8 << 20];
+        device.read_base(0, &mut wanted).unwrap();
+        let to = folder.path().join("image");
+        let mishaps = Mishaps::none();
+        mishaps.make_current();
+        let (mut killed, mut whole) = (0, false);
+        for stores in 1.. {
+            // What the one before left is there still.
+            mishaps.kill_after(stores);
+            let restored = catch_unwind(|| restore(&path, &to));
+            mishaps.kill_after(i64::MAX);
+            let is_whole = |what: &str| {
+                let device = Device::open(Image::open(&to).unwrap().unwrap(), &DeviceConfig::new(0, 0));
+                let mut found = vec![0; 8 << 20];
+                device.unwrap().read_base(0, &mut found).unwrap();
+                assert!(found == wanted, "{what} at store {stores} leaves another device");
+            };
+            match restored {
+                Err(why) => {
+                    assert!(why.is::<Killed>(), "it died of something else");
+                    killed += 1;
+                    if to.exists() {
+                        is_whole("a kill");
+                        std::fs::remove_file(&to).unwrap();
+                        whole = true;
+                    }
+                }
+                Ok(restored) => {
+                    restored.unwrap();
+                    is_whole("no kill");
+                    break;
+                }
+            }
+        }
+        // The length, each extent, and the name.
+        assert!(killed > 5 && whole, "{killed} kills");
+        assert!(!unfinished(&to).exists());
+    }
+
+    #[test]
+    fn two_restores_to_one_name_do_not_meet() {
+        let folder = tempfile::tempdir().unwrap();
+        let (_, path) = saved(folder.path());
+        let to = folder.path().join("image");
+        let other = File::create(unfinished(&to)).unwrap();
+        other.lock().unwrap();
+        assert!(matches!(restore(&path, &to), Err(SnapshotError::Image(ImageError::Busy { .. }))));
+        assert!(unfinished(&to).exists(), "it is the other's");
+        drop(other);
+        restore(&path, &to).unwrap();
+    }
+
+    #[test]
     fn a_damaged_or_cut_snapshot_is_refused_and_leaves_nothing() {
         let folder = tempfile::tempdir().unwrap();
         let (_, path) = saved(folder.path());
@@ -222,7 +434,7 @@ mod tests {
             std::fs::write(&path, bytes).unwrap();
             let why = restore(&path, &to).unwrap_err();
             assert!(matches!(why, SnapshotError::Damaged { .. }), "{why}");
-            assert!(!to.exists());
+            assert!(!to.exists() && !unfinished(&to).exists());
         };
         for cut in [0, 7, 16, 30, whole.len() / 2, whole.len() - 1] {
             refused(&whole[..cut]);

@@ -10,7 +10,9 @@ use std::{
 };
 
 use super::{
+    StoreError, checkpoint,
     entry::{self, Entry},
+    image::Image,
     index::Index,
     segments::{Claimed, Claims},
 };
@@ -59,6 +61,28 @@ pub(super) fn take<T: Default + Send>(
     (all, damaged)
 }
 
+/// Claims what the checkpoints of an image name besides: segments that were freed since they were made, each with its bytes.
+pub(super) fn take_checkpoints(
+    index: &Index,
+    claims: &Claims,
+    image: &Image,
+) -> Result<Vec<(u64, usize)>, StoreError> {
+    let mut held = Vec::new();
+    let Some(head) = image.head().filter(|_| image.superblock().checkpoints) else { return Ok(held) };
+    let copies = image.copies()?;
+    // The last one first: what the one before names may be another's by now. It has to be looked at too, as a killed process may not have brought the last one's header to the disk.
+    for (copy, _) in head.headers() {
+        checkpoint::differing(index, &copies[copy], |block, entry| {
+            let Ok(Entry { place: Some(place), .. }) = Entry::decode(entry) else { return };
+            let bytes = place.stored.bytes();
+            if bytes > 0 && claims.claim(place.segment, bytes, block) == Claimed::Yes {
+                held.push((place.segment, bytes));
+            }
+        });
+    }
+    Ok(held)
+}
+
 fn pieces(range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
     let starts = (0..(range.end - range.start).div_ceil(PIECE)).map(move |piece| range.start + piece * PIECE);
     starts.map(move |start| start..range.end.min(start + PIECE))
@@ -74,7 +98,7 @@ fn claim(index: &Index, claims: &Claims, block: u64, entry: &Entry) -> bool {
             ?claimed,
             "an entry names a segment that is not its own"
         );
-        index.put(block, &entry::POISON);
+        index.put(&index.watch(), block, &entry::POISON);
     }
     claimed == Claimed::Yes
 }

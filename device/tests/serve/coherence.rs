@@ -1,5 +1,6 @@
 //! The coherence contract of `lamina::serve::coherence`, promise by promise, for both ways of laundering.
 
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
@@ -108,7 +109,14 @@ fn a_store_into_a_view_is_counted_dropped_and_hurts_nothing() {
         {
             views.store(at, b"junk");
         }
+        let said = views.try_sync().unwrap_err();
+        assert_eq!(said.raw_os_error(), Some(libc::EROFS), "who stored is told");
         views.sync();
+        assert_eq!(
+            rig.views().file.sync_all().map_err(|why| why.raw_os_error()),
+            Ok(()),
+            "and nobody who came later"
+        );
         eventually("the junk is gone", || {
             views.load(view.offset, expected.len()) == expected && views.load(0, 4096) == directory
         });
@@ -136,6 +144,17 @@ fn after_a_flush_nobody_sees_a_store_into_a_view() {
         rig.flush(0, 1);
         assert!(views.load(view.offset, expected.len()) == expected);
         assert_eq!(refused_stores(&rig), 1);
+        // That a store was refused is no failure of the next flush, nor of one that meets a store which the kernel is writing back.
+        for round in 0..20 {
+            views.store(view.offset + round * 4096, b"junk");
+            let (file, at) = (views.file.as_raw_fd(), i64::try_from(view.offset + round * 4096).unwrap());
+            // SAFETY: takes no pointers.
+            let begun = unsafe { libc::sync_file_range(file, at, 4096, libc::SYNC_FILE_RANGE_WRITE) };
+            assert_eq!(begun, 0);
+            views.store(view.offset + round * 4096, b"more");
+            rig.flush(0, 1);
+            assert!(views.load(view.offset, expected.len()) == expected, "round {round}");
+        }
     });
 }
 

@@ -13,13 +13,13 @@ use std::time::{Duration, Instant};
 use crate::common::within;
 use crate::deaths::kill_worker;
 use strikes::{
-    fill, fill_and_kill, flip, half_open, kill_everything, kill_several, panic, poison, slow_readers,
-    snapshot, stop, unmap,
+    crash_host, fill, fill_and_kill, flip, half_open, kill_everything, kill_several, panic, poison,
+    slow_readers, snapshot, stop, unmap,
 };
 use trial::{Dice, Trial, index};
 
 /// The faults. The first are struck while the load goes on.
-const KINDS: [(&str, Strike); 14] = [
+const KINDS: [(&str, Strike); 15] = [
     ("worker killed", Strike::Under(|run, _| kill_worker(&run.rig.run))),
     ("workers killed in a row", Strike::Under(kill_several)),
     ("panic", Strike::Under(panic)),
@@ -34,6 +34,7 @@ const KINDS: [(&str, Strike); 14] = [
     ("no room, worker killed", Strike::Alone(fill_and_kill)),
     ("snapshot", Strike::Alone(snapshot)),
     ("everything killed", Strike::Alone(kill_everything)),
+    ("host crashed", Strike::Alone(crash_host)),
 ];
 
 #[derive(Clone, Copy)]

@@ -3,9 +3,14 @@
 //! These tests mount for real: they need /dev/fuse, and root or fusermount3.
 
 mod api;
+mod checkpoints;
+mod clients;
 mod coherence;
 mod common;
+mod crashes;
 mod deaths;
+mod directories;
+mod discards;
 mod disk_driver;
 mod disks;
 mod exerciser;
@@ -23,3 +28,4 @@ mod poison;
 mod pressure;
 mod program;
 mod shmem;
+mod stops;

@@ -33,6 +33,56 @@ fn failure(command: &mut Command) -> String {
 }
 
 #[test]
+fn a_reader_that_goes_ends_a_command_quietly_and_a_full_disk_is_said() {
+    within(120, || {
+        let place = Place::new();
+        let model = place.checkpoint("w", &noise(1, 100_000));
+        let mut run = Run::start(&mut place.serve(&["--model", &model, "--views", "full"]));
+        let api = place.text("run/api.sock");
+        let of_device = [
+            vec!["stats"],
+            vec!["stats", "--json"],
+            vec!["tensors"],
+            vec!["views"],
+            vec!["guests"],
+            vec!["disks"],
+            vec!["events", "--json"],
+            vec!["poison", "list"],
+            vec!["view", "list", "--json"],
+            vec!["flush", "--json"],
+        ];
+        let of_device = of_device.map(|words| [words, vec!["--api", &api]].concat());
+        let others = [vec!["--help"], vec!["serve", "--help"], vec!["--version"], vec!["analyze", &model]];
+        for words in of_device.iter().chain(&others) {
+            let (reader, writer) = std::io::pipe().unwrap();
+            drop(reader);
+            let output = lamina(words).stdout(writer).output().unwrap();
+            let said = String::from_utf8_lossy(&output.stderr);
+            // As a shell says of one that SIGPIPE ended. What is read is told on standard error while it is.
+            assert_eq!(output.status.code(), Some(141), "{words:?}");
+            assert!(said.lines().all(|line| line.starts_with("read ")), "{words:?}: {said}");
+
+            let full = fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+            let output = lamina(words).stdout(full).output().unwrap();
+            let said = String::from_utf8_lossy(&output.stderr);
+            assert_eq!(output.status.code(), Some(1), "{words:?}: {said}");
+            let wanted = "lamina: cannot write to standard output: No space left on device (os error 28)\n";
+            let said: Vec<_> = said.lines().filter(|line| !line.starts_with("read ")).collect();
+            assert_eq!(said, [wanted.trim_end()], "{words:?}");
+        }
+        // What is served ends like any other that fails: nothing stays behind.
+        run.signal(Signal::SIGTERM);
+        let log = run.log();
+        assert!(run.end().success(), "{log}");
+        let full = fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let output = place.serve(&[]).stdout(full).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.code() == Some(1) && said.contains("No space left on device"), "{said}");
+        assert!(!mounted(&place.path("mount")) && !place.path("mount").exists());
+    });
+}
+
+#[test]
 fn a_checkpoint_is_served_listed_and_flushed_and_nothing_stays_behind() {
     within(120, || {
         let place = Place::new();

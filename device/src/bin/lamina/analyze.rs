@@ -1,7 +1,7 @@
 //! `lamina analyze`: tables, JSON or a drawing of what the device would make of checkpoints.
 
 use std::fs;
-use std::io::{self, Write};
+use std::io::Write;
 use std::ops::ControlFlow;
 use std::path::Path;
 
@@ -17,6 +17,7 @@ use lamina::model::ModelFile;
 use crate::args::Analyze;
 use crate::client::new_table;
 use crate::meter::Meter;
+use crate::out;
 
 /// Analyses and prints. Blocks until it is done.
 pub(crate) fn analyze(args: &Analyze) -> Result<()> {
@@ -36,14 +37,14 @@ pub(crate) fn analyze(args: &Analyze) -> Result<()> {
         let svg = plot::svg(&report, &title(&args.files)).context("no tensor has bit-planes to draw")?;
         fs::write(path, svg).with_context(|| format!("cannot write the drawing {}", path.display()))?;
     }
-    let mut out = io::stdout().lock();
+    let mut text = Vec::new();
     if args.json {
-        serde_json::to_writer_pretty(&mut out, &report)?;
-        writeln!(out)?;
+        serde_json::to_writer_pretty(&mut text, &report)?;
+        writeln!(text)?;
     } else {
-        print(&mut out, &report, &options, models.len() > 1)?;
+        print(&mut text, &report, &options, models.len() > 1)?;
     }
-    Ok(out.flush()?)
+    Ok(out::text(&text)?)
 }
 
 /// Refuses, before minutes of work, what could not be drawn or would write over a checkpoint.

@@ -25,7 +25,7 @@ use crate::guests::Guests;
     after_help = "\
 Examples:
   Serve 256 MiB with a checkpoint in it and two reduced views of every tensor that can give them:
-      lamina serve --capacity 256M --mount /tmp/lamina --model model.safetensors --views full,e8m3,fp8_e4m3fn
+      lamina serve --capacity 256M --mount ~/lamina --model model.safetensors --views full,e8m3,fp8_e4m3fn
   Look at it, from another terminal:
       lamina views
       lamina stats
@@ -89,10 +89,10 @@ pub(crate) enum Command {
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Two guests with a gigabyte each, of which one may store half a gigabyte; then, from two other terminals, boot one on each part:
-    lamina serve --mount /tmp/lamina --guest alice=1G,quota=512M --guest bob=1G,model=model.safetensors
+    lamina serve --mount ~/lamina --guest alice=1G,quota=512M --guest bob=1G,model=model.safetensors
     lamina boot --guest alice            lamina boot --guest bob
 Two hosts that share a region and are not coherent, as CXL 2.0 leaves them:
-    lamina serve --mount /tmp/lamina --capacity 256M --host one --host two
+    lamina serve --mount ~/lamina --capacity 256M --host one --host two
 
 Sizes take K, M, G and T (powers of 1024). QEMU's CXL windows are multiples of 256M.
 
@@ -131,7 +131,7 @@ pub(crate) struct Serve {
 /// What all client commands take.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Client {
-    /// The API's socket.
+    /// The API's socket, which is your own or root's.
     #[arg(long, default_value_os_t = run_dir().join("api.sock"), value_name = "PATH")]
     pub(crate) api: PathBuf,
     /// Print JSON instead of a table.
@@ -218,7 +218,8 @@ pub(crate) struct PoisonRange {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Snapshot {
-    /// Write everything that a device holds to a new file: what was stored by now, as at one moment. Guests wait meanwhile.
+    /// Write everything that a device holds to a new file: what was flushed by now, as at one moment (stores that go on meanwhile, and through mappings, may be in it or not). Nobody waits
+    /// for it; if the store has no room for what is written meanwhile, it is given up.
     Save {
         /// The file.
         file: PathBuf,

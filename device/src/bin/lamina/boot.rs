@@ -8,7 +8,8 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
-use lamina::serve::Place;
+use lamina::serve::private_dir::check_socket_dir;
+use lamina::serve::{Place, PrivateDir};
 use lamina_abi::Interleave;
 use lamina_qemu::launch::{self, Prepared};
 use lamina_qemu::{Accel, Attach, AttachKind, BootConfig, BootError, GuestFile, Source};
@@ -22,6 +23,7 @@ use crate::client;
 use crate::division::DivisionArgs;
 use crate::holder::{Holder, StopSwitch, oom};
 use crate::life::{self, WindowFile};
+use crate::out::{self, print_line};
 use crate::shmem;
 use crate::way::{Files, Way};
 
@@ -51,10 +53,10 @@ pub(crate) async fn boot(args: Boot) -> Result<ExitCode> {
     let Served { way, holder, qmp, folder } = device;
     let prepared = prepare(args, &way, files, qmp).await?;
     let status = if print_command {
-        println!("{}", prepared.command.to_shell());
+        print_line!("{}", prepared.command.to_shell())?;
         None
     } else {
-        let console = Box::new(|line: &str| println!("{line}"));
+        let console = Box::new(out::console(String::new()));
         run(vec![Ready { name: None, prepared, console }], signals).await?.remove(0)
     };
     drop(way);
@@ -83,6 +85,9 @@ fn check(args: &Boot) -> Result<()> {
     ensure!(shmem.is_none() || *attach == AttachKind::Shmem, "--shmem goes with --attach shmem");
     let set = device.several.interleave;
     ensure!(set.is_none() || *attach == AttachKind::Cxl, "--interleave goes with --attach cxl");
+    // QEMU connects to whoever listens there, so nobody else may.
+    let sockets = args.ctl.iter().chain(disks).chain(mailbox).chain(shmem);
+    sockets.into_iter().try_for_each(|socket| check_socket_dir(socket))?;
     Ok(())
 }
 
@@ -108,6 +113,8 @@ impl Served {
         let ctl = args.ctl.clone();
         if let Some(name) = &args.guest {
             let way = seat(&args.device.run_dir.join("api.sock"), name, kind, cpus).await?;
+            // QEMU makes its monitor's socket there.
+            PrivateDir::open(&args.device.run_dir)?;
             return Ok(Self { qmp: monitor(&Place::Guest(name.clone())), ..elsewhere(way) });
         }
         if let Some(socket) = &args.shmem {

@@ -6,19 +6,24 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow, bail};
 use comfy_table::presets::NOTHING;
 use comfy_table::{CellAlignment, Table};
-use http_body_util::{BodyExt, Full};
+use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Bytes;
 use hyper::{Method, Request, header};
 use hyper_util::rt::TokioIo;
 use indicatif::{BinaryBytes, HumanCount};
+use lamina::serve::peer;
 use serde_json::{Value, json};
 use tokio::net::UnixStream;
 
 use crate::args::{Client, Discard, Flush, Poison, Snapshot, Upgrade, View};
 use crate::holder;
+use crate::out::print_line;
 
 /// How often, and after what time, a question is asked again whose answer broke off because the device's worker was replaced.
 const AGAIN: (u32, Duration) = (20, Duration::from_millis(50));
+
+/// Bytes an answer may have.
+const MAX_ANSWER: usize = 256 << 20;
 
 /// Sends one request and returns the answer, or the API's error. What only asks is asked again if the answer breaks off.
 async fn ask(api: &Path, method: Method, path: &str, body: Option<Value>) -> Result<Value> {
@@ -36,6 +41,7 @@ async fn ask_once(api: &Path, method: Method, path: &str, body: Option<Value>) -
     let stream = UnixStream::connect(api).await.with_context(|| {
         format!("no device answers at {}: is `lamina serve` running, with this --run-dir?", api.display())
     })?;
+    peer::check(&stream, api)?;
     let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
     let connection = tokio::spawn(connection);
     let request = Request::builder()
@@ -46,7 +52,12 @@ async fn ask_once(api: &Path, method: Method, path: &str, body: Option<Value>) -
         .body(Full::new(Bytes::from(body.map(|body| body.to_string()).unwrap_or_default())))?;
     let answer = sender.send_request(request).await.context("the device closed the connection")?;
     let status = answer.status();
-    let body = answer.into_body().collect().await.context("the device's answer broke off")?.to_bytes();
+    let body = Limited::new(answer.into_body(), MAX_ANSWER).collect().await;
+    let broke_off = |why: Box<dyn std::error::Error + Send + Sync>| match why.downcast::<hyper::Error>() {
+        Ok(why) => anyhow::Error::from(*why),
+        Err(why) => anyhow!(why),
+    };
+    let body = body.map_err(broke_off).context("the device's answer broke off")?.to_bytes();
     connection.abort();
     let body: Value = serde_json::from_slice(&body).with_context(|| {
         format!("the device's answer ({status}) is no JSON; is {} Lamina's?", api.display())
@@ -78,7 +89,7 @@ pub(crate) async fn poison(command: Poison) -> Result<()> {
                     text(&block["why"]),
                 ]);
             }
-            println!("{table}");
+            print_line!("{table}")?;
             return Ok(());
         }
     };
@@ -95,11 +106,14 @@ pub(crate) fn snapshot(command: Snapshot) -> Result<()> {
                 .with_context(|| format!("cannot make {}", file.display()))?;
             let saved = holder::save(&run_dir, &made);
             let bytes = saved.inspect_err(|_| drop(std::fs::remove_file(&file)))?;
-            println!("{}: {} of data", file.display(), BinaryBytes(bytes));
+            // The device has brought what is in it to the disk.
+            lamina::store::snapshot::sync_folder(&file)
+                .with_context(|| format!("cannot bring {} to the disk", file.display()))?;
+            print_line!("{}: {} of data", file.display(), BinaryBytes(bytes))?;
         }
         Snapshot::Restore { file, image } => {
             lamina::store::snapshot::restore(&file, &image)?;
-            println!("{}: serve it with `lamina serve --image`", image.display());
+            print_line!("{}: serve it with `lamina serve --image`", image.display())?;
         }
     }
     Ok(())
@@ -108,10 +122,12 @@ pub(crate) fn snapshot(command: Snapshot) -> Result<()> {
 /// Has a device go on with another program.
 pub(crate) fn upgrade(args: &Upgrade) -> Result<()> {
     let ready = holder::upgrade(&args.run_dir, args.program.as_deref())?;
-    println!(
+    print_line!(
         "process {} does the work now, {} tensors and {} views are there",
-        ready.worker, ready.tensors, ready.view_count
-    );
+        ready.worker,
+        ready.tensors,
+        ready.view_count
+    )?;
     Ok(())
 }
 
@@ -121,25 +137,25 @@ pub(crate) async fn stats(client: &Client) -> Result<()> {
         return print_json(&stats);
     }
     let device = &stats["device"];
-    println!(
-        "{} ({}): {} of {} stored as {} and {} of index, ratio {}",
+    print_line!(
+        "{} ({}): {} of {} written and stored as {} and {} of index, ratio {}",
         text(&device["mode"]),
         text(&device["codec"]),
-        size(&device["logical_bytes"]),
+        size(&device["written_bytes"]),
         size(&device["capacity_bytes"]),
         size(&device["stored_bytes"]),
         size(&device["index_bytes"]),
         ratio(&device["ratio"]),
-    );
+    )?;
     if device["host_memory_left_bytes"].is_u64() {
         let (left, reserve) = (&device["host_memory_left_bytes"], &device["memory_reserve_bytes"]);
-        println!("left of the host's memory: {}, of which {} are kept free", size(left), size(reserve));
+        print_line!("left of the host's memory: {}, of which {} are kept free", size(left), size(reserve))?;
     }
     let mut table = new_table(&["window", "reads", "bytes", "planes", "stored fetched", "plain fetched"], 1);
     for window in ["base", "views"] {
         table.add_row([vec![window.to_owned()], traffic(&stats["requests"][window])].concat());
     }
-    println!("{table}");
+    print_line!("{table}")?;
     let mut table =
         new_table(&["tensor", "view", "reads", "bytes", "planes", "stored fetched", "plain fetched"], 2);
     for tensor in rows(&stats["tensors"])? {
@@ -148,28 +164,28 @@ pub(crate) async fn stats(client: &Client) -> Result<()> {
     for view in rows(&stats["views"])? {
         table.add_row([vec![text(&view["tensor"]), text(&view["view"])], traffic(view)].concat());
     }
-    println!("{table}");
-    print_partitions(rows(&stats["partitions"])?, rows(&stats["hosts"])?);
+    print_line!("{table}")?;
+    print_partitions(rows(&stats["partitions"])?, rows(&stats["hosts"])?)?;
     if !stats["interleave"].is_null() {
         print_interleave(&stats["interleave"])?;
     }
     let (writes, requests) = (&stats["writes"], &stats["requests"]);
-    println!(
+    print_line!(
         "written: {} in {} requests; stores refused in views: {}; damaged reads: {}",
         size(&writes["base_written_bytes"]),
         count(&writes["base_writes"]),
         count(&requests["refused_view_stores"]),
         count(&requests["damaged_reads"]),
-    );
+    )?;
     let write_backs = &stats["write_backs"];
-    println!(
+    print_line!(
         "write-backs that wait for room: {} ({}); waited: {}; refused, and lost: {} ({})",
         count(&write_backs["waiting"]),
         size(&write_backs["waiting_bytes"]),
         count(&write_backs["waited"]),
         count(&write_backs["refused"]),
         size(&write_backs["refused_bytes"]),
-    );
+    )?;
     Ok(())
 }
 
@@ -190,7 +206,7 @@ pub(crate) async fn tensors(client: &Client) -> Result<()> {
             size(&tensor["length"]),
         ]);
     }
-    println!("{table}");
+    print_line!("{table}")?;
     Ok(())
 }
 
@@ -199,8 +215,7 @@ pub(crate) async fn views(client: &Client) -> Result<()> {
     if client.json {
         return print_json(&views);
     }
-    print_views(rows(&views)?);
-    Ok(())
+    print_views(rows(&views)?)
 }
 
 pub(crate) async fn disks(client: &Client) -> Result<()> {
@@ -230,7 +245,7 @@ pub(crate) async fn disks(client: &Client) -> Result<()> {
             table.add_row([text(&disk["serial"]), number, shows, String::new(), size(&partition["length"])]);
         }
     }
-    println!("{table}");
+    print_line!("{table}")?;
     Ok(())
 }
 
@@ -261,7 +276,7 @@ pub(crate) async fn guests(client: &Client) -> Result<()> {
             text(&seat["ctl"]),
         ]);
     }
-    println!("{table}");
+    print_line!("{table}")?;
     Ok(())
 }
 
@@ -274,8 +289,7 @@ pub(crate) async fn view(command: View) -> Result<()> {
             if client.json {
                 return print_json(&view);
             }
-            print_views(&[view]);
-            Ok(())
+            print_views(&[view])
         }
     }
 }
@@ -319,12 +333,12 @@ pub(crate) async fn events(client: &Client) -> Result<()> {
         let seconds = event["seconds"].as_f64().map_or_else(String::new, |seconds| format!("{seconds:.1}"));
         table.add_row([text(&event["kind"]), text(&event["text"]), seconds]);
     }
-    println!("{table}");
+    print_line!("{table}")?;
     Ok(())
 }
 
 /// What is counted of each guest and host, where there are any.
-fn print_partitions(partitions: &[Value], hosts: &[Value]) {
+fn print_partitions(partitions: &[Value], hosts: &[Value]) -> Result<()> {
     if !partitions.is_empty() {
         let mut table = new_table(
             &["partition", "DPA", "bytes", "stored", "quota", "refused", "read", "views read", "written"],
@@ -344,7 +358,7 @@ fn print_partitions(partitions: &[Value], hosts: &[Value]) {
                 size(&part["writes"]["base_written_bytes"]),
             ]);
         }
-        println!("{table}");
+        print_line!("{table}")?;
     }
     if !hosts.is_empty() {
         let head = ["host", "holds", "of", "given", "written", "lines merged", "invalidated", "evicted"];
@@ -361,8 +375,9 @@ fn print_partitions(partitions: &[Value], hosts: &[Value]) {
                 count(&host["pages_evicted"]),
             ]);
         }
-        println!("{table}");
+        print_line!("{table}")?;
     }
+    Ok(())
 }
 
 /// What is counted of each device that the region is interleaved over.
@@ -390,8 +405,8 @@ fn print_interleave(told: &Value) -> Result<()> {
             ratio(&device["modelled_gbs"]),
         ]);
     }
-    println!("{table}");
-    println!(
+    print_line!("{table}")?;
+    print_line!(
         "{} devices by {} ({}), imbalance {}; modelled at {} GB/s a device: the region gives {} GB/s of plain bytes",
         text(&told["ways"]),
         size(&told["granule_bytes"]),
@@ -399,11 +414,11 @@ fn print_interleave(told: &Value) -> Result<()> {
         ratio(&told["imbalance"]),
         text(&told["modelled_device_gbs"]),
         ratio(&told["modelled_region_gbs"]),
-    );
+    )?;
     Ok(())
 }
 
-fn print_views(views: &[Value]) {
+fn print_views(views: &[Value]) -> Result<()> {
     let mut table = new_table(&["tensor", "view", "offset", "bytes", "bits", "planes", "scale"], 2);
     for view in views {
         table.add_row([
@@ -419,11 +434,12 @@ fn print_views(views: &[Value]) {
             },
         ]);
     }
-    println!("{table}");
+    print_line!("{table}")?;
+    Ok(())
 }
 
 fn print_json(value: &Value) -> Result<()> {
-    println!("{}", serde_json::to_string_pretty(value)?);
+    print_line!("{}", serde_json::to_string_pretty(value)?)?;
     Ok(())
 }
 

@@ -20,6 +20,7 @@ use crate::boot::{self, Console, Ready, Signals};
 use crate::holder::Holder;
 use crate::life;
 use crate::log;
+use crate::out::{self, print_line};
 use crate::way::Way;
 
 /// A device and its guests.
@@ -80,7 +81,7 @@ pub(crate) async fn boot(args: Guests) -> Result<ExitCode> {
     let mut statuses = Vec::new();
     if print_command {
         for Ready { name, prepared, .. } in ready {
-            println!("# {}\n{}", name.unwrap_or_default(), prepared.command.to_shell());
+            print_line!("# {}\n{}", name.unwrap_or_default(), prepared.command.to_shell())?;
         }
     } else {
         statuses = boot::run(ready, signals).await?;
@@ -132,8 +133,7 @@ pub(crate) fn monitor_of(name: &str) -> String {
 
 /// Where the lines of a guest's console go: a file in `folder`, or here.
 fn console(name: &str, folder: Option<&Path>) -> Result<Console> {
-    let name = name.to_owned();
-    let Some(folder) = folder else { return Ok(Box::new(move |line| println!("{name}: {line}"))) };
+    let Some(folder) = folder else { return Ok(Box::new(out::console(format!("{name}: ")))) };
     let path = folder.join(format!("console-{name}.log"));
     let mut file = File::create(&path).with_context(|| format!("cannot write {}", path.display()))?;
     log::say(&format!("the console of guest {name} goes to {}", path.display()));

@@ -7,7 +7,8 @@
 //!   requests again that were in flight, and a guest has waited for a moment. A worker that follows several quick deaths survives panics in handlers,
 //!   so that a request which kills each worker is answered with an error in the end. After [`MOST_DEATHS`] workers that died by themselves before they answered, the holder gives up.
 //! * A worker that [Linux ended for lack of memory](oom) is followed by another, too, but not without a breath.
-//! * Stopping: the worker brings everything to the image and ends, then the mount goes.
+//! * Stopping: the worker brings everything to the image and ends (its [order](crate::worker)), then the mount goes. A worker is killed that does not end and for [`STOP`] does not say that it
+//!   goes on, so however much it has to write back it may take the time for that.
 
 mod asking;
 mod child;
@@ -22,13 +23,15 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow, bail};
-use lamina::serve::{HeldMount, MountOptions, MountPoint, claim_tcp, fuse::fuse_present, qmp::Told};
+use lamina::serve::{
+    HeldMount, MountOptions, MountPoint, PrivateDir, claim_tcp, fuse::fuse_present, qmp::Told,
+};
 
 pub(crate) use self::asking::{save, upgrade};
 use self::{
     asking::{SOCKET, answer},
     child::{Worker, kill},
-    held::{Held, Listening, Opened, listen_for, make_private_dir},
+    held::{Held, Listening, Opened, listen_for},
 };
 use crate::args::{DeviceArgs, DiskArg};
 use crate::division::DivisionArgs;
@@ -42,7 +45,7 @@ const CAREFUL_DEATHS: usize = 2;
 const MOST_DEATHS: usize = 8;
 /// What is waited after a worker that never answered.
 const BREATH: Duration = Duration::from_millis(100);
-/// How long a worker may take to stop.
+/// How long a worker that is to stop may say nothing.
 const STOP: Duration = Duration::from_secs(30);
 
 /// A device that is being held. Dropped, it is taken away at once; [`Holder::stop`] brings everything to the image first.
@@ -66,6 +69,8 @@ struct Now {
     line: Option<UnixStream>,
     pid: Option<u32>,
     stopping: bool,
+    /// When the worker said last that it goes on with stopping.
+    heard: Option<Instant>,
     /// The program of the next worker; this one if not given.
     program: Option<PathBuf>,
     trial: Trial,
@@ -104,7 +109,7 @@ impl Holder {
     ) -> Result<Option<Self>> {
         oom::spare();
         let Opened { image, path: image_path, mut new, plan } = Opened::new(args, division)?;
-        make_private_dir(&args.run_dir)?;
+        PrivateDir::make(&args.run_dir)?;
         let mut held = Held {
             image,
             image_path,
@@ -129,7 +134,7 @@ impl Holder {
                 return Ok(None);
             }
             Some(Word::Failed(why)) => Some(why),
-            Some(Word::Ready(_) | Word::Told(..) | Word::Saved(_)) => {
+            Some(Word::Ready(_) | Word::Told(..) | Word::Saved(_) | Word::Stopping) => {
                 Some("the worker answers before it was told to".to_owned())
             }
             None => bail!("the worker died while it loaded: {}", worker.end()),
@@ -146,6 +151,7 @@ impl Holder {
             match worker.word()? {
                 Some(Word::Ready(ready)) => break *ready,
                 Some(Word::Told(socket, told)) => state.was_told(socket, told),
+                Some(Word::Stopping) => state.lock().heard = Some(Instant::now()),
                 Some(Word::Stopped) => {
                     new.keep();
                     return Ok(None);
@@ -227,10 +233,19 @@ impl State {
         drop(now);
         let state = Arc::clone(self);
         thread::spawn(move || {
-            thread::sleep(STOP);
-            if let Some(pid) = state.lock().pid {
+            let mut from = Instant::now();
+            loop {
+                thread::sleep(STOP.saturating_sub(from.elapsed()));
+                let now = state.lock();
+                from = now.heard.filter(|heard| *heard > from).unwrap_or(from);
+                if from.elapsed() < STOP {
+                    continue;
+                }
+                let Some(pid) = now.pid else { return };
+                drop(now);
                 tracing::warn!("the worker does not stop, and is killed");
                 kill(pid);
+                return;
             }
         });
     }
@@ -298,6 +313,7 @@ fn supervise(held: &Held, mut worker: Worker, state: &State) -> Result<()> {
                         let _ = saving.send(saved);
                     }
                 }
+                Word::Stopping => state.lock().heard = Some(Instant::now()),
                 Word::Stopped => stopped = true,
                 Word::Failed(why) => tracing::error!("the worker cannot go on: {why}"),
             }

@@ -3,6 +3,8 @@
 //! It is a pair of sockets, of which the worker gets one as its standard input, and takes it away from there. A message is its length (four bytes, to which the descriptors are
 //! attached) and JSON. When all threads of a worker that share its descriptors are gone, the holder reads the end of the file: from then on nothing of it touches the image. When the
 //! holder is gone, so does the worker.
+//!
+//! Who asks the holder something on its own socket speaks the same, but is waited for until a deadline only ([`send_by`], [`receive_by`]).
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -12,6 +14,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use lamina::serve::Shows;
 use lamina::serve::qmp::Told;
@@ -54,6 +57,9 @@ pub(crate) enum Order {
         /// What guests were told of poison by workers before, by the monitor socket; a holder of an earlier version does not want to know.
         #[serde(default)]
         told: Option<BTreeMap<PathBuf, Told>>,
+        /// Whether the holder wants to know that stopping goes on; one of an earlier version does not.
+        #[serde(default)]
+        paced: bool,
         /// A monitor socket that only a holder of an earlier version tells of.
         #[serde(default)]
         qmp: Option<PathBuf>,
@@ -88,6 +94,8 @@ pub(crate) enum Word {
     Told(PathBuf, Told),
     /// It was told to save a snapshot: its bytes of data, or why there is none.
     Saved(Result<u64, String>),
+    /// It was told to stop, has not yet, and goes on with it.
+    Stopping,
     /// It was told to stop, and has.
     Stopped,
     /// It cannot; why.
@@ -159,11 +167,31 @@ pub(crate) fn line_of_worker() -> io::Result<UnixStream> {
 /// Who sends: a message is more than one write.
 static SENDING: Mutex<()> = Mutex::new(());
 
-/// Sends a message.
+/// Sends a message on the line.
 pub(crate) fn send(
     to: &UnixStream,
     message: &impl Serialize,
     descriptors: &[BorrowedFd<'_>],
+) -> io::Result<()> {
+    let _one_by_one = SENDING.lock().unwrap_or_else(PoisonError::into_inner);
+    send_until(to, message, descriptors, None)
+}
+
+/// Sends a message to somebody else, who has until `deadline` to take it. Nobody who sends on the line waits for that.
+pub(crate) fn send_by(
+    to: &UnixStream,
+    message: &impl Serialize,
+    descriptors: &[BorrowedFd<'_>],
+    deadline: Instant,
+) -> io::Result<()> {
+    send_until(to, message, descriptors, Some(deadline))
+}
+
+fn send_until(
+    to: &UnixStream,
+    message: &impl Serialize,
+    descriptors: &[BorrowedFd<'_>],
+    deadline: Option<Instant>,
 ) -> io::Result<()> {
     let text = serde_json::to_vec(message)?;
     let length = u32::try_from(text.len()).map_err(io::Error::other)?.to_le_bytes();
@@ -172,20 +200,54 @@ pub(crate) fn send(
     if !descriptors.is_empty() && !control.push(SendAncillaryMessage::ScmRights(descriptors)) {
         return Err(io::Error::other(format!("{} descriptors are too many", descriptors.len())));
     }
-    let _one_by_one = SENDING.lock().unwrap_or_else(PoisonError::into_inner);
+    to.set_write_timeout(left(deadline)?)?;
     // Whoever died is noticed where its messages are read.
     let sent = sendmsg(to.as_fd(), &[IoSlice::new(&length)], &mut control, SendFlags::NOSIGNAL)?;
-    let mut rest = to;
-    rest.write_all(&length[sent..])?;
-    rest.write_all(&text)
+    for part in [&length[sent..], &text] {
+        let mut rest = part;
+        while !rest.is_empty() {
+            to.set_write_timeout(left(deadline)?)?;
+            // A timeout with nothing taken is an error, and with something a part.
+            match (&mut &*to).write(rest) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(taken) => rest = &rest[taken..],
+                Err(why) if why.kind() == io::ErrorKind::Interrupted => {}
+                Err(why) => return Err(why),
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The time that is left, for a socket's timeout.
+fn left(deadline: Option<Instant>) -> io::Result<Option<Duration>> {
+    let Some(deadline) = deadline else { return Ok(None) };
+    let left = deadline.saturating_duration_since(Instant::now());
+    if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(Some(left)) }
 }
 
 /// The next message and its descriptors, or `None` if the other side is gone.
 pub(crate) fn receive<M: DeserializeOwned>(from: &UnixStream) -> io::Result<Option<(M, Vec<OwnedFd>)>> {
+    receive_until(from, None)
+}
+
+/// The same of somebody who has until `deadline` to say it.
+pub(crate) fn receive_by<M: DeserializeOwned>(
+    from: &UnixStream,
+    deadline: Instant,
+) -> io::Result<Option<(M, Vec<OwnedFd>)>> {
+    receive_until(from, Some(deadline))
+}
+
+fn receive_until<M: DeserializeOwned>(
+    from: &UnixStream,
+    deadline: Option<Instant>,
+) -> io::Result<Option<(M, Vec<OwnedFd>)>> {
     let mut length = [0; 4];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let received = loop {
+        from.set_read_timeout(left(deadline)?)?;
         let mut buffers = [IoSliceMut::new(&mut length)];
         match recvmsg(from.as_fd(), &mut buffers, &mut control, RecvFlags::CMSG_CLOEXEC) {
             Err(rustix::io::Errno::INTR) => {}
@@ -203,15 +265,7 @@ pub(crate) fn receive<M: DeserializeOwned>(from: &UnixStream) -> io::Result<Opti
             descriptors.extend(rights);
         }
     }
-    let mut rest = from;
-    // A message that breaks off is a death, too.
-    let mut whole = |bytes: &mut [u8]| match rest.read_exact(bytes) {
-        Err(why) if matches!(why.kind(), io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset) => {
-            Ok(false)
-        }
-        read => read.map(|()| true),
-    };
-    if !whole(&mut length[received..])? {
+    if !read_whole(from, &mut length[received..], deadline)? {
         return Ok(None);
     }
     let bytes = usize::try_from(u32::from_le_bytes(length)).map_err(io::Error::other)?;
@@ -219,10 +273,26 @@ pub(crate) fn receive<M: DeserializeOwned>(from: &UnixStream) -> io::Result<Opti
         return Err(io::Error::other(format!("a message of {bytes} bytes, more than {MOST_BYTES}")));
     }
     let mut text = vec![0; bytes];
-    if !whole(&mut text)? {
+    if !read_whole(from, &mut text, deadline)? {
         return Ok(None);
     }
     Ok(Some((serde_json::from_slice(&text)?, descriptors)))
+}
+
+/// Fills `bytes`: whether they came. A message that breaks off is a death, too.
+fn read_whole(mut from: &UnixStream, bytes: &mut [u8], deadline: Option<Instant>) -> io::Result<bool> {
+    let mut filled = 0;
+    while filled < bytes.len() {
+        from.set_read_timeout(left(deadline)?)?;
+        match from.read(&mut bytes[filled..]) {
+            Ok(0) => return Ok(false),
+            Ok(taken) => filled += taken,
+            Err(why) if why.kind() == io::ErrorKind::Interrupted => {}
+            Err(why) if why.kind() == io::ErrorKind::ConnectionReset => return Ok(false),
+            Err(why) => return Err(why),
+        }
+    }
+    Ok(true)
 }
 
 #[cfg(test)]

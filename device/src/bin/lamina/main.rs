@@ -1,5 +1,8 @@
 //! `lamina`: serves a device, talks to one that is being served, and says what one would make of a checkpoint.
 
+// Whoever reads may go, and a disk be full: see `out`.
+#![deny(clippy::print_stdout)]
+
 mod analyze;
 mod args;
 mod boot;
@@ -10,6 +13,7 @@ mod holder;
 mod life;
 mod log;
 mod meter;
+mod out;
 mod serve;
 mod several;
 mod shmem;
@@ -71,9 +75,6 @@ fn run(cli: args::Cli) -> ExitCode {
     });
     match done {
         Ok(status) => status,
-        Err(why) => {
-            log::say(&format!("lamina: {why:#}"));
-            ExitCode::FAILURE
-        }
+        Err(why) => out::failed(&why),
     }
 }

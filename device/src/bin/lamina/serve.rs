@@ -4,7 +4,6 @@
 //! before minutes of loading; load, with the API already answering; mount; say so. A signal ends it at any time, and
 //! nothing of it stays behind.
 
-use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
@@ -17,6 +16,7 @@ use crate::args::Serve;
 use crate::holder::{Holder, StopSwitch};
 use crate::life::Ready;
 use crate::log;
+use crate::out::print_line;
 use crate::shmem;
 
 /// Serves until a signal comes.
@@ -57,10 +57,8 @@ pub(crate) async fn serve(mut args: Serve) -> Result<()> {
 
 /// Prints the one line that says that everything can be used.
 fn say_ready(ready: &Ready, json: bool) -> Result<()> {
-    let mut out = io::stdout().lock();
     if json {
-        writeln!(out, "{}", serde_json::to_string(ready)?)?;
-        return Ok(out.flush()?);
+        return Ok(print_line!("{}", serde_json::to_string(ready)?)?);
     }
     let text = |value: &Value, key: &str| value[key].as_str().unwrap_or_default().to_owned();
     for skipped in &ready.skipped {
@@ -79,7 +77,7 @@ fn say_ready(ready: &Ready, json: bool) -> Result<()> {
         };
         let ((base, base_bytes), (views, views_bytes)) = (file("base"), file("views"));
         let files = windows((&base, base_bytes), (&views, views_bytes));
-        writeln!(out, "{}: {files}, guest {}", text(guest, "name"), text(guest, "ctl"))?;
+        print_line!("{}: {files}, guest {}", text(guest, "name"), text(guest, "ctl"))?;
     }
     let mut places = Vec::new();
     if let (Some(base), Some(views)) = (&ready.base, &ready.views)
@@ -91,8 +89,7 @@ fn say_ready(ready: &Ready, json: bool) -> Result<()> {
     places.extend(
         ready.disks.iter().map(|disk| format!("disk {} on {}", text(disk, "serial"), text(disk, "socket"))),
     );
-    writeln!(
-        out,
+    print_line!(
         "ready: {}{} tensors, {} views; API {}{tcp}{}",
         if places.is_empty() { String::new() } else { format!("{}; ", places.join(", ")) },
         ready.tensors,
@@ -100,5 +97,5 @@ fn say_ready(ready: &Ready, json: bool) -> Result<()> {
         ready.api.display(),
         ready.ctl.as_ref().map_or_else(String::new, |ctl| format!(", guests {}", ctl.display())),
     )?;
-    Ok(out.flush()?)
+    Ok(())
 }

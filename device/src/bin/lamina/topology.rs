@@ -24,6 +24,7 @@ use clap::{CommandFactory, FromArgMatches};
 use self::file::File;
 use self::options::Options;
 use crate::args::{Cli, Command};
+use crate::out;
 
 /// The options that stand for the file, if there is one.
 static WORDS: OnceLock<Vec<OsString>> = OnceLock::new();
@@ -33,8 +34,8 @@ static WORDS: OnceLock<Vec<OsString>> = OnceLock::new();
 /// # Errors
 /// What is wrong was said; the status to end with.
 pub(crate) fn command_line() -> Result<Cli, ExitCode> {
-    let matches = Cli::command().get_matches();
-    let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|why| why.exit());
+    let matches = Cli::command().try_get_matches().map_err(|why| out::parsed(&why))?;
+    let cli = Cli::from_arg_matches(&matches).map_err(|why| out::parsed(&why))?;
     let Command::Boot(boot) = &cli.command else { return Ok(cli) };
     let Some(path) = &boot.topology else { return Ok(cli) };
     let expanded = others(&matches)

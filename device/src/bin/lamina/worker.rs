@@ -1,8 +1,19 @@
 //! The worker: does the work of a device that a [holder](crate::holder) holds, until it is told to stop, dies, or the holder dies.
+//!
+//! A stop comes in this order, so that no peer keeps what was stored from reaching the image:
+//!
+//! 1. Nothing new is begun, and nobody is waited for: the sockets take nobody more, who tells QEMUs of poison is told to end, and so are a snapshot that is being saved and the disks, which leave
+//!    what they do after the piece they are at and do not give it back.
+//! 2. The disks' requests that are at a piece have [`QUIET`] for it, since they may need the mount.
+//! 3. The mount is settled: every dirty page is written back, for as long as that goes on.
+//! 4. Open KV windows are coded, and the image is brought to the disk.
+//! 5. Only now those are waited for who deal with peers, until [`QUIET`] is over. Who has not ended by then ends with the process, as do all other threads.
+//!
+//! Before each of these steps, and as pages are written back, the holder is told that stopping goes on.
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::BufWriter;
+use std::io::{self, BufWriter, Write};
 use std::ops::ControlFlow;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
@@ -10,11 +21,11 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, mpsc};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use lamina::device::{Device, DeviceConfig, Partition};
-use lamina::load::{self, LoadError, LoadOptions, Loaded};
+use lamina::load::{self, Decision, LoadError, LoadOptions, Loaded, Progress};
 use lamina::model::ModelFile;
 use lamina::serve::qmp::{PoisonReporter, Told};
 use lamina::serve::{
@@ -22,17 +33,27 @@ use lamina::serve::{
 };
 use lamina::store::host_memory::HostMemory;
 use lamina::store::image::Image;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::args::DeviceArgs;
-use crate::division::{DivisionArgs, Plan};
+use crate::division::{DivisionArgs, Load, Plan};
 use crate::life::{self, Order, Ready, WindowFile, Word};
 use crate::log;
 use crate::meter::Meter;
 
 /// What a worker ends with after a panic.
 const PANICKED: i32 = 101;
+/// How long after a sync that failed another is tried.
+const SYNC_AGAIN: Duration = Duration::from_secs(10);
 /// How long a worker that dies waits for its log to be written: its guests wait meanwhile.
 const LAST_WORDS: Duration = Duration::from_millis(100);
+
+/// How long those may take, when a device stops, who wait for a peer.
+const QUIET: Duration = Duration::from_secs(3);
+/// How often the holder is told that stopping goes on.
+const PACE: Duration = Duration::from_secs(1);
+/// How often a snapshot that waits for its reader looks whether the device is to stop.
+const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
 
 /// The rest of a worker's life: never returns.
 pub(crate) fn work(args: &DeviceArgs, division: &DivisionArgs) -> ! {
@@ -66,6 +87,12 @@ fn run(args: &DeviceArgs, division: &DivisionArgs) -> Result<()> {
     let mut next = || descriptors.next().context("the holder gives too few descriptors");
     let path = image;
     let image = Image::from_file(File::from(next()?), &path)?.context("the image is empty")?;
+    if let Some(why) = image.loses_room().filter(|_| first) {
+        tracing::warn!(
+            "room that is made in the image {} may be taken by others: {why}. If that file system fills up, the device may be given up: keep some room free on it",
+            path.display()
+        );
+    }
     let reserve = if image.is_in_memory() { args.memory_reserve } else { Some(0) };
     let image = image.within(HostMemory::of_this_host(reserve));
     let plan = Plan::new(division, args, Some((image.superblock(), &path)))?;
@@ -73,13 +100,14 @@ fn run(args: &DeviceArgs, division: &DivisionArgs) -> Result<()> {
     let api = next()?.into();
     let ports = ctl.into_iter().map(|path| Ok((path, next()?.into()))).collect::<Result<Vec<_>>>()?;
     let tcp = if tcp { Some(next()?.into()) } else { None };
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    let _inside = runtime.enter();
+    let runtime = Unawaited(Some(tokio::runtime::Builder::new_multi_thread().enable_all().build()?));
+    let _inside = runtime.0.as_ref().map(tokio::runtime::Runtime::enter);
     let interleaving = args.several.interleaving();
     let config = DeviceConfig { first_process: first, interleaving, ..DeviceConfig::new(0, 0) };
     let device = Arc::new(Device::open(image, &config)?);
     device.set_worker_deaths(deaths);
     let _ = counted.set(Arc::clone(&device));
+    sync_regularly(&device, args.sync_seconds)?;
     let pairs = plan.pairs(&device)?;
     let control = Control::new(Arc::clone(&device)).with_sockets_in(&args.run_dir);
     let adopt = || -> Result<_> {
@@ -110,15 +138,16 @@ fn run(args: &DeviceArgs, division: &DivisionArgs) -> Result<()> {
     } else {
         Loaded::default()
     };
-    let (served, reporters) = match orders.recv() {
-        Ok((Order::Serve { mount, told, qmp, disks }, descriptors)) => {
+    let (served, reporters, paced) = match orders.recv() {
+        Ok((Order::Serve { mount, told, paced, qmp, disks }, descriptors)) => {
             let others: Vec<_> = args.qmp.iter().cloned().chain(qmp).collect();
             let reporters = reporters(plan.monitors(&args.run_dir, &others, &device)?, told, &line)?;
             mount_path
                 .lock()
                 .unwrap_or_else(PoisonError::into_inner)
                 .clone_from(&mount.as_ref().map(|(path, _)| path.clone()));
-            (Served::new(args, &pairs, &control, mount, disks, descriptors, !first), reporters)
+            let served = Served::new(args, &pairs, &control, mount, disks, descriptors, !first);
+            (served, reporters, paced)
         }
         _ => return Ok(life::send(&line, &Word::Stopped, &[])?),
     };
@@ -136,16 +165,47 @@ fn run(args: &DeviceArgs, division: &DivisionArgs) -> Result<()> {
     life::send(&line, &Word::Ready(Box::new(ready)), &[])?;
     while let Ok((order, descriptors)) = orders.recv() {
         match order {
-            Order::Save => life::send(&line, &Word::Saved(save(&device, &control, descriptors)), &[])?,
+            // Whoever reads it may take its time, and orders are heard meanwhile.
+            Order::Save => {
+                let (device, control, stop) = (Arc::clone(&device), control.clone(), Arc::clone(&stop));
+                let line = line.try_clone()?;
+                let run = move || {
+                    let saved = save(&device, &control, descriptors, &stop);
+                    // A holder that is gone takes this process with it.
+                    let _ = life::send(&line, &Word::Saved(saved), &[]);
+                };
+                thread::Builder::new().name("snapshot".into()).spawn(run)?;
+            }
             Order::Stop => break,
             Order::Open { .. } | Order::Serve { .. } => {}
         }
     }
     tracing::info!("stopping");
     reporters.iter().for_each(PoisonReporter::stop);
-    drop((answering, reporters));
-    served.end(&device)?;
+    drop(answering);
+    let goes_on = || {
+        if paced {
+            // A holder that is gone takes this process with it.
+            let _ = life::send(&line, &Word::Stopping, &[]);
+        }
+    };
+    served.end(&device, &goes_on)?;
+    let deadline = Instant::now() + QUIET;
+    for reporter in reporters {
+        reporter.end_by(deadline);
+    }
     Ok(life::send(&line, &Word::Stopped, &[])?)
+}
+
+/// A runtime whose end waits for no task: what one does may wait for the mount.
+struct Unawaited(Option<tokio::runtime::Runtime>);
+
+impl Drop for Unawaited {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.0.take() {
+            runtime.shutdown_background();
+        }
+    }
 }
 
 /// Who tells guests of poison.
@@ -168,16 +228,81 @@ fn reporters(
     monitors.into_iter().map(start).collect()
 }
 
-/// Writes a snapshot of everything that was stored by now to a file: its bytes of data.
-fn save(device: &Device, control: &Control, descriptors: Vec<OwnedFd>) -> Result<u64, String> {
+/// Has the image brought to the disk every so many seconds, or only when much is held for the last time if that is 0. It ends with the process.
+fn sync_regularly(device: &Arc<Device>, seconds: u32) -> Result<()> {
+    let device = Arc::clone(device);
+    let every = (seconds > 0).then(|| Duration::from_secs(seconds.into()));
+    let sync = move || {
+        loop {
+            device.wait_to_sync(every);
+            if device.sync().is_err() {
+                // The device says so itself. It goes on without.
+                thread::sleep(SYNC_AGAIN);
+            }
+        }
+    };
+    thread::Builder::new().name("sync".into()).spawn(sync)?;
+    Ok(())
+}
+
+/// Writes a snapshot of everything that was stored by now to a file, unless the device is to `stop`: its bytes of data.
+fn save(
+    device: &Device,
+    control: &Control,
+    descriptors: Vec<OwnedFd>,
+    stop: &AtomicBool,
+) -> Result<u64, String> {
     let [file] = <[_; 1]>::try_from(descriptors).map_err(|_| "a snapshot goes to one file".to_owned())?;
-    let mut file = BufWriter::with_capacity(1 << 20, File::from(file));
+    let file = SnapshotFile::new(file.into(), stop).map_err(|why| why.to_string())?;
+    let mut file = BufWriter::with_capacity(1 << 20, file);
     control.flush(0, None).map_err(|why| why.to_string())?;
     let saved = device.save(&mut file).and_then(|bytes| {
-        file.get_ref().sync_all()?;
+        file.flush()?;
+        file.get_ref().sync()?;
         Ok(bytes)
     });
     saved.map_err(|why| why.to_string())
+}
+
+/// Where a snapshot goes: written in pieces, between which it is looked whether the device is to stop. A pipe is waited for only as long as it is not.
+struct SnapshotFile<'s> {
+    file: File,
+    is_regular: bool,
+    stop: &'s AtomicBool,
+}
+
+impl<'s> SnapshotFile<'s> {
+    fn new(file: File, stop: &'s AtomicBool) -> io::Result<Self> {
+        let is_regular = file.metadata()?.is_file();
+        Ok(Self { file, is_regular, stop })
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        if self.is_regular { self.file.sync_all() } else { Ok(()) }
+    }
+}
+
+impl Write for SnapshotFile<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        loop {
+            if self.stop.load(Ordering::Relaxed) {
+                return Err(io::Error::other("the device is being stopped"));
+            }
+            if self.is_regular {
+                return self.file.write(&bytes[..bytes.len().min(1 << 20)]);
+            }
+            // So much a pipe takes without waiting once it takes anything.
+            match poll(&mut [PollFd::new(&self.file, PollFlags::OUT)], Some(&LOOK)) {
+                Ok(0) | Err(rustix::io::Errno::INTR) => {}
+                Ok(_) => return self.file.write(&bytes[..bytes.len().min(libc::PIPE_BUF)]),
+                Err(why) => return Err(why.into()),
+            }
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 /// Reads orders; when the holder is gone, so is this process, and nobody is left asleep on a mount that nobody answers.
@@ -226,34 +351,40 @@ fn watch_panics(survive: bool) -> Arc<OnceLock<Arc<Device>>> {
     device
 }
 
-/// Loads what was not loaded whole by a run before.
+/// Loads the checkpoints that the image does not hold already, if all of them may be.
 fn load_all(device: &Device, args: &DeviceArgs, plan: &Plan, stop: &AtomicBool) -> Result<Loaded> {
+    let unfinished = load::drop_unfinished(device)?;
+    let open = |load: &Load| {
+        let options = LoadOptions { partition: load.partition.clone(), ..args.load_options() };
+        Ok((ModelFile::open(&load.path)?, options))
+    };
+    let loads = plan.loads.iter().map(open).collect::<Result<Vec<_>>>()?;
+    let told = |meter: &Meter, progress: Progress<'_>| {
+        meter.show(&progress);
+        if stop.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    };
+    let meter = Meter::new("compared");
+    let decisions = load::decide(device, &loads, |progress| told(&meter, progress))?;
+    meter.finish();
+    for path in unfinished {
+        tracing::warn!(
+            "{path} was not loaded whole before: what there was of it is removed; --model loads it anew"
+        );
+    }
     let mut all = Loaded::default();
     let meter = Meter::new("loaded");
-    for load in &plan.loads {
-        let path = &load.path;
-        let options = LoadOptions { partition: load.partition.clone(), ..args.load_options() };
-        let name = path.canonicalize().unwrap_or_else(|_| path.clone()).to_string_lossy().into_owned();
-        let name = load.partition.as_ref().map_or(name.clone(), |partition| format!("{partition}:{name}"));
-        if device.was_loaded(&name) {
-            tracing::info!("the image holds {name} already; it is not loaded again");
-            continue;
+    for ((model, options), decision) in loads.iter().zip(decisions) {
+        let path = model.path().display();
+        match &decision {
+            Decision::Load { replacing, .. } if !replacing.is_empty() => {
+                tracing::warn!("--replace: {} tensors are removed, and loaded from {path}", replacing.len());
+            }
+            Decision::Load { .. } => {}
+            Decision::Keep { .. } | Decision::Adopt { .. } => {
+                tracing::info!("the image holds {path} already; it is not loaded again");
+            }
         }
-        let model = ModelFile::open(path)?;
-        // A run before may have been killed while it loaded this.
-        let there = device.tensors();
-        let unfinished = |name: &str| {
-            there.iter().any(|is| is.name == name) && all.tensors.iter().all(|tensor| tensor.name != name)
-        };
-        let names = model.tensors().iter().map(|tensor| load.full_name(&tensor.name));
-        for tensor in names.filter(|name| args.image.is_some() && unfinished(name)) {
-            device.remove_tensor(&tensor)?;
-        }
-        let loaded = load::load_model(device, &model, &options, |progress| {
-            meter.show(&progress);
-            if stop.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-        })?;
-        device.set_loaded(&name)?;
+        let loaded = load::carry_out(device, model, options, decision, |progress| told(&meter, progress))?;
         all.tensors.extend(loaded.tensors);
         all.views.extend(loaded.views);
         all.skipped.extend(loaded.skipped);
@@ -356,18 +487,24 @@ impl Served {
         })
     }
 
-    /// Brings every store to the image.
-    fn end(self, device: &Device) -> Result<()> {
-        drop(self.disks);
-        if let Some(mount) = self.mount {
-            mount.settle();
-            // Its threads end with the process.
-            std::mem::forget(mount);
+    /// Brings every store to the image. `goes_on` is told as it does.
+    fn end(mut self, device: &Device, goes_on: &dyn Fn()) -> Result<()> {
+        self.disks.iter_mut().for_each(DiskServer::stop);
+        let deadline = Instant::now() + QUIET;
+        self.disks.iter().for_each(|disk| disk.close_by(deadline));
+        goes_on();
+        if let Some(mount) = &self.mount {
+            mount.settle(PACE, goes_on);
         }
+        goes_on();
         if let Err(why) = device.flush(0, device.base_bytes()) {
             // What is staged stays staged in the image.
             tracing::warn!("not everything could be coded: {why}");
         }
-        device.sync().context("the image cannot be brought to the disk")
+        goes_on();
+        let synced = device.sync_last().context("the image cannot be brought to the disk");
+        // Their threads end with the process.
+        std::mem::forget(self);
+        synced
     }
 }

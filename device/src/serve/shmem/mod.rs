@@ -22,6 +22,7 @@ use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Instant;
 
 use tokio::runtime::Handle;
 use vm_memory::GuestMemoryAtomic;
@@ -69,8 +70,13 @@ impl Served for Shared {
         Backend::new(Arc::clone(&self.0))
     }
 
-    fn quiesce(backend: &Backend) {
+    fn stop(backend: &Backend) {
         backend.stop();
+    }
+
+    fn is_quiet_by(_: &Backend, _: Instant) -> bool {
+        // A request that is under way may wait for QEMU, which may wait for this server: its answer is not waited for.
+        true
     }
 
     fn set_connected(&self, connected: bool) {

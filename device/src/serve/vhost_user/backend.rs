@@ -1,12 +1,14 @@
 //! One connection: what the monitor at its other end may set, and the queues' threads.
 //!
-//! * Each queue has a thread. `GET_VRING_BASE` and the end of a connection wait for the request that a queue is doing.
+//! * Each queue has a thread. `GET_VRING_BASE` waits for the request that a queue is doing, the end of a connection for the piece of it, and only for a time.
 //! * Guest memory that is a file of our own mount is refused: a process that serves a mount must not touch it through a mapping.
 
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
+use parking_lot::Mutex;
 use vhost::vhost_user::message::VhostUserProtocolFeatures;
 use vhost_user_backend::VhostUserBackend;
 use vm_memory::{GuestAddressSpace, GuestMemoryAtomic, GuestMemoryBackend, GuestMemoryRegion};
@@ -34,18 +36,16 @@ impl Backend {
         Self { disk, memory, queues, stopping: AtomicBool::new(false) }
     }
 
-    /// Lets each queue finish the request it is doing, and no more.
-    pub(super) fn quiesce(&self) {
+    /// Has each queue begin no more requests, nor pieces of one.
+    pub(super) fn stop(&self) {
         self.stopping.store(true, Ordering::SeqCst);
-        for queue in &self.queues {
-            drop(lock(queue));
-        }
     }
-}
 
-fn lock(queue: &Mutex<Queue>) -> MutexGuard<'_, Queue> {
-    // A queue is a buffer and a flag: a panic leaves nothing half done.
-    queue.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Waits until no queue does anything any more after [`Self::stop`], but no longer than until `deadline`: whether that came about. A panic left nothing half done: a queue is a
+    /// buffer and a flag.
+    pub(super) fn is_quiet_by(&self, deadline: Instant) -> bool {
+        self.queues.iter().all(|queue| queue.try_lock_until(deadline).is_some())
+    }
 }
 
 impl VhostUserBackend for Backend {
@@ -108,7 +108,7 @@ impl VhostUserBackend for Backend {
 
     fn stop_vring(&self, index: u32) -> io::Result<()> {
         if let Some(queue) = usize::try_from(index).ok().and_then(|index| self.queues.get(index)) {
-            lock(queue).restart();
+            queue.lock().restart();
         }
         Ok(())
     }
@@ -116,7 +116,7 @@ impl VhostUserBackend for Backend {
     fn handle_event(&self, event: u16, _: EventSet, rings: &[Ring], thread: usize) -> io::Result<()> {
         // An error would end the queue's thread.
         if let (0, Some(ring), Some(queue)) = (event, rings.first(), self.queues.get(thread)) {
-            lock(queue).drain(ring, &self.memory, &self.disk, &self.stopping);
+            queue.lock().drain(ring, &self.memory, &self.disk, &self.stopping);
         }
         Ok(())
     }

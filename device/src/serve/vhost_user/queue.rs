@@ -87,18 +87,25 @@ impl Queue {
                     self.bearable = (waiting / 2).min(MOST_UNTOLD - 1);
                 }
                 let head = chain.head_index();
-                let written = match Request::parse(&memory, chain) {
+                let done = match Request::parse(&memory, chain) {
                     Ok(request) => {
                         if may_wait || !request.is_read() {
                             self.tell_all(ring)?;
                             self.bearable = 0;
                         }
-                        self.serve(request, disk)
+                        self.serve(request, disk, stopping)
                     }
                     Err(why) => {
                         tracing::debug!("a disk's request is given back undone: {why}");
-                        0
+                        Some(0)
                     }
+                };
+                let Some(written) = done else {
+                    // It was not taken: whoever serves the disk next does it.
+                    let mut state = ring.get_mut();
+                    let next = state.get_queue().next_avail();
+                    state.get_queue_mut().set_next_avail(next.wrapping_sub(1));
+                    return Ok(());
                 };
                 ring.add_used(head, written)?;
                 self.untold += 1;
@@ -124,13 +131,13 @@ impl Queue {
         Ok(())
     }
 
-    fn serve(&mut self, request: Request<'_>, disk: &Disk) -> u32 {
+    fn serve(&mut self, request: Request<'_>, disk: &Disk, stopping: &AtomicBool) -> Option<u32> {
         if self.workspace.is_none() {
             self.workspace = Workspace::new().ok();
         }
         match &mut self.workspace {
-            Some(workspace) => request.serve(disk, workspace),
-            None => request.fail(),
+            Some(workspace) => request.serve(disk, workspace, stopping),
+            None => Some(request.fail()),
         }
     }
 }

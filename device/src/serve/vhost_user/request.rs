@@ -3,8 +3,10 @@
 //! * A request is a header of 16 bytes and perhaps data that the device reads, then perhaps data that it writes and a byte for the
 //!   status. How these are cut into descriptors is the driver's choice.
 //! * One without a header or a place for the status is [`Broken`]; whatever else is wrong with it is answered.
+//! * It may have gigabytes of data. So it is done piece by piece, and left undone and unanswered after any of them once the disk is stopping: whoever serves the disk next does it again.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use virtio_queue::DescriptorChain;
 use vm_memory::{GuestMemoryLoadGuard, Permissions};
@@ -60,6 +62,9 @@ enum Failure {
     /// The guest asked for what this disk does not do.
     #[error("{0}")]
     Unsupported(&'static str),
+    /// The disk stops before all of it is done.
+    #[error("the disk is being stopped")]
+    Stopping,
 }
 
 /// A request.
@@ -101,12 +106,20 @@ impl<'m> Request<'m> {
         self.kind == TYPE_IN
     }
 
-    /// Does what is asked, by way of `workspace`, and answers. Returns the bytes that were written to the guest.
-    pub(super) fn serve(mut self, disk: &Disk, workspace: &mut Workspace) -> u32 {
+    /// Does what is asked, by way of `workspace`, and answers. Returns the bytes that were written to the guest, or `None` if it was left undone because the disk is `stopping`.
+    pub(super) fn serve(
+        mut self,
+        disk: &Disk,
+        workspace: &mut Workspace,
+        stopping: &AtomicBool,
+    ) -> Option<u32> {
         // A panic is logged by its hook; the guest gets an error like any other.
-        let performed = catch_unwind(AssertUnwindSafe(|| self.perform(disk, workspace)));
+        let performed = catch_unwind(AssertUnwindSafe(|| self.perform(disk, workspace, stopping)));
         let status = match performed {
             Ok(Ok(())) => STATUS_OK,
+            Ok(Err(Failure::Stopping)) => return None,
+            // What it goes through may be closed already; the next server's is not.
+            Ok(Err(Failure::Device(_))) if stopping.load(Ordering::SeqCst) => return None,
             Ok(Err(why)) => {
                 let (kind, sector) = (self.kind, self.sector);
                 if matches!(why, Failure::Device(_)) {
@@ -121,7 +134,7 @@ impl<'m> Request<'m> {
                 STATUS_IOERR
             }
         };
-        self.answer(status)
+        Some(self.answer(status))
     }
 
     /// Answers that the request failed.
@@ -146,10 +159,15 @@ impl<'m> Request<'m> {
         self.from_guest.bytes() - HEADER
     }
 
-    fn perform(&mut self, disk: &Disk, workspace: &mut Workspace) -> Result<(), Failure> {
+    fn perform(
+        &mut self,
+        disk: &Disk,
+        workspace: &mut Workspace,
+        stopping: &AtomicBool,
+    ) -> Result<(), Failure> {
         match self.kind {
-            TYPE_IN => self.read(disk, workspace),
-            TYPE_OUT => self.write(disk, workspace),
+            TYPE_IN => self.read(disk, workspace, stopping),
+            TYPE_OUT => self.write(disk, workspace, stopping),
             TYPE_FLUSH => Ok(disk.flush()?),
             TYPE_GET_ID if self.room() < SERIAL_BYTES => {
                 Err(Failure::Asked("there is no room for the serial number"))
@@ -161,25 +179,31 @@ impl<'m> Request<'m> {
             TYPE_DISCARD | TYPE_WRITE_ZEROES if disk.read_only() => {
                 Err(Failure::Unsupported("the disk is read-only"))
             }
-            TYPE_DISCARD => self.free(disk, 0),
+            TYPE_DISCARD => self.free(disk, 0, stopping),
             // The flag `unmap` changes nothing: zeros are never stored.
-            TYPE_WRITE_ZEROES => self.free(disk, 1),
+            TYPE_WRITE_ZEROES => self.free(disk, 1, stopping),
             _ => Err(Failure::Unsupported("no such request")),
         }
     }
 
-    fn read(&mut self, disk: &Disk, workspace: &mut Workspace) -> Result<(), Failure> {
+    fn read(&mut self, disk: &Disk, workspace: &mut Workspace, stopping: &AtomicBool) -> Result<(), Failure> {
         let length = self.room();
         let offset =
             disk.place(self.sector, length as u64).ok_or(Failure::Asked("not whole sectors of the disk"))?;
         for at in (0..length).step_by(workspace.len()) {
+            go_on(stopping)?;
             let part = (length - at).min(workspace.len());
             self.to_guest.write(at, workspace.read(disk, offset + at as u64, part)?);
         }
         Ok(())
     }
 
-    fn write(&mut self, disk: &Disk, workspace: &mut Workspace) -> Result<(), Failure> {
+    fn write(
+        &mut self,
+        disk: &Disk,
+        workspace: &mut Workspace,
+        stopping: &AtomicBool,
+    ) -> Result<(), Failure> {
         if disk.read_only() {
             return Err(Failure::Asked("the disk is read-only"));
         }
@@ -187,6 +211,7 @@ impl<'m> Request<'m> {
         let offset =
             disk.place(self.sector, length as u64).ok_or(Failure::Asked("not whole sectors of the disk"))?;
         for at in (0..length).step_by(workspace.len()) {
+            go_on(stopping)?;
             let data = workspace.front((length - at).min(workspace.len()));
             self.take(at, data)?;
             disk.write(offset + at as u64, data)?;
@@ -201,7 +226,7 @@ impl<'m> Request<'m> {
     }
 
     /// Discards or zeroes ranges, of which each has at most these flags. All are checked before the first is freed.
-    fn free(&mut self, disk: &Disk, flags: u32) -> Result<(), Failure> {
+    fn free(&mut self, disk: &Disk, flags: u32, stopping: &AtomicBool) -> Result<(), Failure> {
         let length = self.data();
         if length == 0 || !length.is_multiple_of(16) || length / 16 > DISCARD_RANGES as usize {
             return Err(Failure::Asked("not 1 to 16 ranges"));
@@ -221,8 +246,15 @@ impl<'m> Request<'m> {
             let place = disk.place(sector, bytes).ok_or(Failure::Asked("not sectors of the disk"))?;
             places.push((place, bytes));
         }
-        places.into_iter().try_for_each(|(offset, bytes)| Ok(disk.discard(offset, bytes)?))
+        places.into_iter().try_for_each(|(offset, bytes)| {
+            go_on(stopping)?;
+            Ok(disk.discard(offset, bytes)?)
+        })
     }
+}
+
+fn go_on(stopping: &AtomicBool) -> Result<(), Failure> {
+    if stopping.load(Ordering::SeqCst) { Err(Failure::Stopping) } else { Ok(()) }
 }
 
 /// A little-endian number of up to eight bytes.

@@ -3,12 +3,14 @@
 //! * A socket file that nobody listens on any more is replaced, so a device that was killed is started again on the same sockets, and
 //!   whoever was connected connects again. A socket that somebody else keeps open can be passed in instead; its file is theirs.
 //! * One connection is served at a time ([`vhost_connections`](crate::serve::vhost_connections)).
-//! * Dropping a [`DiskServer`] lets each queue finish its request, closes the connection and takes the socket's file away.
+//! * Dropping a [`DiskServer`] lets each queue finish the piece of a request that it does, closes the connection and takes the socket's file away. A request that is not done then is not given
+//!   back: the next server of the disk does it.
 
 use std::fs;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Instant;
 
 use vm_memory::GuestMemoryAtomic;
 
@@ -38,8 +40,12 @@ impl Served for Seen {
         Backend::new(Arc::clone(&self.0), memory.clone())
     }
 
-    fn quiesce(backend: &Backend) {
-        backend.quiesce();
+    fn stop(backend: &Backend) {
+        backend.stop();
+    }
+
+    fn is_quiet_by(backend: &Backend, deadline: Instant) -> bool {
+        backend.is_quiet_by(deadline)
     }
 
     fn set_connected(&self, connected: bool) {
@@ -94,6 +100,20 @@ impl DiskServer {
             .map_err(ServeError::Threads)?;
         control.served(&disk);
         Ok(Self { disk, connections: Some(connections), owns_file })
+    }
+
+    /// Takes no more connections, and begins nothing more for the one there is. Never waits.
+    pub fn stop(&mut self) {
+        if let Some(connections) = &mut self.connections {
+            connections.stop();
+        }
+    }
+
+    /// Closes the connection after [`Self::stop`], when nothing is done for it any more, or at `deadline`.
+    pub fn close_by(&self, deadline: Instant) {
+        if let Some(connections) = &self.connections {
+            connections.close_by(deadline);
+        }
     }
 
     /// What can be told of the disk.

@@ -8,6 +8,7 @@ use super::{
     CHUNK_GRANULES, For, MOST_GRANULES, SLACK_CHUNKS, Untidy,
     chunks::{Chunk, Chunks},
     claims::Claimants,
+    held::Held,
     reserve,
 };
 use crate::store::{GRANULE_BYTES, StoreError};
@@ -29,6 +30,9 @@ pub(super) struct Allocator {
     /// By length in granules.
     lengths: Vec<Length>,
     used_granules: u64,
+    held: Held,
+    /// Chunks of which all was moved elsewhere, and that take nothing more until what is held in them is let go.
+    emptied: Vec<usize>,
 }
 
 /// What there is of one length.
@@ -54,6 +58,8 @@ impl Allocator {
             held_chunks: 0,
             lengths,
             used_granules: 0,
+            held: Held::default(),
+            emptied: Vec::new(),
         }
     }
 
@@ -62,7 +68,17 @@ impl Allocator {
     }
 
     pub(super) fn used_bytes(&self) -> u64 {
-        self.used_granules * GRANULE_BYTES as u64
+        (self.used_granules - self.held.granules) * GRANULE_BYTES as u64
+    }
+
+    /// What is held of it.
+    pub(super) fn held(&mut self) -> &mut Held {
+        &mut self.held
+    }
+
+    /// Bytes of segments that are held.
+    pub(super) fn kept_bytes(&self) -> u64 {
+        self.held.granules * GRANULE_BYTES as u64
     }
 
     pub(super) fn held_bytes(&self) -> u64 {
@@ -122,6 +138,25 @@ impl Allocator {
         }
     }
 
+    /// Frees a slot, now or when no copy of the index can name it any more. `release` gives a chunk's room back.
+    pub(super) fn free(&mut self, granule: usize, length: usize, release: impl FnOnce(usize)) {
+        let chunk = &self.chunks[granule / CHUNK_GRANULES];
+        assert_eq!(chunk.length, length, "a segment is freed with the length it was taken with");
+        let is_young = chunk.is_young(granule % CHUNK_GRANULES / length, self.held.epoch);
+        if is_young || !self.held.holds() {
+            self.give_back(granule, length, release);
+        } else {
+            self.held.add(granule, length);
+        }
+    }
+
+    /// Frees a slot that was held until now, if there is one: whether there was.
+    pub(super) fn let_go(&mut self, release: impl FnOnce(usize)) -> bool {
+        let Some((granule, length)) = self.held.next() else { return false };
+        self.give_back(granule, length, release);
+        true
+    }
+
     /// Frees a slot. `release` gives a chunk's room back.
     pub(super) fn give_back(&mut self, granule: usize, length: usize, release: impl FnOnce(usize)) {
         let index = granule / CHUNK_GRANULES;
@@ -177,10 +212,22 @@ impl Allocator {
         Some(Untidy { chunk, segments: self.chunks[chunk].segments(chunk) })
     }
 
-    pub(super) fn put_back(&mut self, index: usize) {
+    /// Lets a chunk be used again that was held back, if it is not one of which all was moved and held.
+    pub(super) fn put_back(&mut self, index: usize, moved: bool) {
+        if moved && self.held.holds() && self.chunks[index].length > 0 {
+            self.emptied.push(index);
+            return;
+        }
         self.chunks[index].held_back = false;
         if self.chunks[index].length > 0 {
             self.relist(index);
+        }
+    }
+
+    /// Lets chunks be used again in which something is left.
+    pub(super) fn put_emptied_back(&mut self) {
+        for index in std::mem::take(&mut self.emptied) {
+            self.put_back(index, false);
         }
     }
 
@@ -205,6 +252,7 @@ impl Allocator {
         let chunk = &mut self.chunks[index];
         chunk.slots[slot / 64] |= 1 << (slot % 64);
         chunk.blocks[slot] = block;
+        chunk.is_born(slot, self.held.epoch);
         chunk.used += 1;
         self.used_granules += chunk.length as u64;
         self.lengths[chunk.length].used += 1;

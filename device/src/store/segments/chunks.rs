@@ -17,6 +17,10 @@ pub(super) struct Chunk {
     pub(super) used: usize,
     /// Slots in use, a bit each.
     pub(super) slots: [u64; CHUNK_GRANULES / 64],
+    /// Slots taken since the last cut, if that is still [`Self::epoch`].
+    pub(super) young: [u64; CHUNK_GRANULES / 64],
+    /// The cut that `young` is of.
+    pub(super) epoch: u64,
     /// By slot: the block whose segment it is.
     pub(super) blocks: Vec<u64>,
     /// Its list, and its place there.
@@ -28,6 +32,19 @@ pub(super) struct Chunk {
 impl Chunk {
     pub(super) const fn capacity(&self) -> usize {
         CHUNK_GRANULES / self.length
+    }
+
+    /// Notes that a slot was taken behind cut `epoch`.
+    pub(super) fn is_born(&mut self, slot: usize, epoch: u64) {
+        if self.epoch != epoch {
+            (self.epoch, self.young) = (epoch, [0; CHUNK_GRANULES / 64]);
+        }
+        self.young[slot / 64] |= 1 << (slot % 64);
+    }
+
+    /// Whether no cut came since a slot was taken, so that no copy of the index names it.
+    pub(super) fn is_young(&self, slot: usize, epoch: u64) -> bool {
+        self.epoch == epoch && self.young[slot / 64] & 1 << (slot % 64) != 0
     }
 
     pub(super) fn first_free(&self) -> usize {

@@ -1,11 +1,13 @@
 //! What happens to the device: each function strikes once, and leaves a device that is whole again and an array that says what it holds.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::{Read, Write};
 use std::net::Shutdown;
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
@@ -193,6 +195,85 @@ pub(super) fn snapshot(run: &mut Trial, _: &mut Dice) {
     let base = File::open(other.path("mount/base")).unwrap();
     same("the restored base window", 0, &fresh(&base, 0, index(END)), &run.model);
     drop((base, restored));
+}
+
+/// The host crashes: everything is killed, and of each page of the image that changed since the last sync chance says which version is on the disk. The device is then as it
+/// was at the last sync, which here is the last clean stop.
+pub(super) fn crash_host(run: &mut Trial, dice: &mut Dice) {
+    if run.disk.is_some() {
+        // A tmpfs does not outlive its host.
+        return kill_everything(run, dice);
+    }
+    // A clean stop is a sync, of all that the array has.
+    run.rig.run.signal(Signal::SIGTERM);
+    run.silent.clear();
+    assert!(run.rig.run.child.wait().unwrap().success());
+    Place::let_go(&run.image());
+    let synced = changed(&run.image(), &BTreeMap::new());
+    run.rig.run = Trial::serve(&run.rig.place, None);
+    let mut versions = Vec::new();
+    let base = File::options().write(true).open(run.rig.base_path()).unwrap();
+    for _ in 0..2 {
+        for _ in 0..40 {
+            // Over what was synced, and where its segments were freed.
+            let at = dice.page(OPEN, HURT);
+            base.write_all_at(&dice.bytes(PAGE), at).unwrap();
+            if dice.roll(4) == 0 {
+                punch(&base, dice.page(OPEN, HURT), PAGE);
+            }
+        }
+        base.sync_all().unwrap();
+        run.ask("POST", "/flush", &json!({ "offset": 0, "length": CAPACITY }));
+        versions.push(changed(&run.image(), &synced));
+    }
+    drop(base);
+    let worker = worker(run.rig.run.child.id());
+    run.rig.run.signal(Signal::SIGKILL);
+    let _ = kill(Pid::from_raw(worker), Signal::SIGKILL);
+    let _ = run.rig.run.child.wait();
+    Place::let_go(&run.image());
+    versions.push(changed(&run.image(), &synced));
+    let image = File::options().write(true).open(run.image()).unwrap();
+    let pages: BTreeSet<u64> = versions.iter().flat_map(BTreeMap::keys).copied().collect();
+    assert!(pages.len() > 40, "{} pages changed", pages.len());
+    let zeros = vec![0; PAGE_BYTES];
+    for page in pages {
+        let which = index(dice.roll(versions.len() as u64 + 1));
+        // One that has not changed in a version is in it what was synced.
+        let version = versions.get(which).and_then(|version| version.get(&page));
+        let bytes = version.or(synced.get(&page)).unwrap_or(&zeros);
+        image.write_all_at(bytes, page * PAGE).unwrap();
+    }
+    // The state, at whose end is the boot: this is another one.
+    image.write_all_at(&[0; 64], 8 << 10).unwrap();
+    drop(image);
+    run.rig.run = Trial::serve(&run.rig.place, None);
+    let log = std::fs::read_to_string(run.rig.place.path("log")).unwrap();
+    assert!(log.contains("as it was at the last sync"), "the crash was not noticed");
+}
+
+/// Pages of a file that are not what they were, by number.
+fn changed(file: &Path, before: &BTreeMap<u64, Vec<u8>>) -> BTreeMap<u64, Vec<u8>> {
+    let file = File::open(file).unwrap();
+    let mut found = BTreeMap::new();
+    let mut at = 0;
+    while let Ok(data) = lseek(file.as_fd(), at, Whence::SeekData) {
+        at = lseek(file.as_fd(), data, Whence::SeekHole).unwrap();
+        for page in data.unsigned_abs() / PAGE..at.unsigned_abs().div_ceil(PAGE) {
+            let mut bytes = vec![0; PAGE_BYTES];
+            file.read_exact_at(&mut bytes, page * PAGE).unwrap();
+            if before.get(&page) != Some(&bytes) {
+                found.insert(page, bytes);
+            }
+        }
+    }
+    let gone = before.keys().filter(|page| {
+        let at = (**page * PAGE).cast_signed();
+        !lseek(file.as_fd(), at, Whence::SeekData).is_ok_and(|data| data == at)
+    });
+    let gone: Vec<_> = gone.copied().collect();
+    found.extend(gone.into_iter().map(|page| (page, vec![0; PAGE_BYTES])));
+    found
 }
 
 /// Holder and worker are killed while pages are stored into and written. Each block that was not flushed is old or new.

@@ -155,7 +155,8 @@ impl Trial {
         let capacity = CAPACITY.to_string();
         let sizes = ["--capacity", &capacity, "--views-capacity", "16M", "--views", ""];
         let mut command = place.serve(&sizes);
-        command.args(["--store-capacity", &store, "--image"]).arg(image);
+        // The fault that crashes the host has to know when the last sync was.
+        command.args(["--store-capacity", &store, "--sync-seconds", "0", "--image"]).arg(image);
         command.env("LAMINA_FAULT", place.path("fault"));
         let log = File::options().create(true).append(true).open(place.path("log")).unwrap();
         Run::start_logging(&mut command, Stdio::from(log))

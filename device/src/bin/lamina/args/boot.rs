@@ -24,7 +24,7 @@ Examples:
   A script of your own, with a program of your own (linked statically) beside it:
       lamina boot --model model.safetensors --put ./reader=/bin/reader --script ./test.sh
   On a device that is being served already:
-      lamina boot --base /tmp/lamina/base --views-file /tmp/lamina/views --ctl /run/lamina/ctl.sock
+      lamina boot --base ~/lamina/base --views-file ~/lamina/views --ctl /run/lamina/ctl.sock
   As disks, of a device that is being served with --vhost-user /run/lamina/disks:
       lamina boot --attach vhost-user --disk /run/lamina/disks/base.sock --disk /run/lamina/disks/views.sock
   As an interleave set of two CXL memory devices:
@@ -32,7 +32,7 @@ Examples:
   As shared memory, or several guests at once, with all options in a file:
       lamina boot --topology docs/topology.toml
   Only say what would be started, for a QEMU command line of your own:
-      lamina boot --base /tmp/lamina/base --views-file /tmp/lamina/views --print-command")]
+      lamina boot --base ~/lamina/base --views-file ~/lamina/views --print-command")]
 pub(crate) struct Boot {
     #[command(flatten)]
     pub(crate) device: DeviceArgs,

@@ -1,6 +1,6 @@
 //! How values are written: sizes, directories, disks and what else has a form of its own.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use lamina::codec::{Codec, UnknownCodec};
 use lamina::device::MOST_OPEN_WINDOWS;
@@ -8,15 +8,20 @@ use lamina::format::Format;
 use lamina::kv::{KvLayout, Shape};
 use lamina::serve::Shows;
 use lamina_qemu::Accel;
+use nix::unistd::{Uid, geteuid};
 
 use super::Codecs;
 
-/// The directory for sockets when none is named: the user's own runtime directory, or one of this user's in /tmp.
+/// The directory for sockets when none is named: in the user's own runtime directory, or one of this user's in /tmp. Somebody else may have made that first; it is not used then.
 pub(crate) fn run_dir() -> PathBuf {
-    match std::env::var_os("XDG_RUNTIME_DIR") {
-        Some(dir) if !dir.is_empty() => PathBuf::from(dir).join("lamina"),
-        _ if nix::unistd::geteuid().is_root() => PathBuf::from("/run/lamina"),
-        _ => std::env::temp_dir().join(format!("lamina-{}", nix::unistd::geteuid())),
+    run_dir_of(geteuid(), std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from), &std::env::temp_dir())
+}
+
+fn run_dir_of(user: Uid, runtime: Option<PathBuf>, temporary: &Path) -> PathBuf {
+    match runtime.filter(|dir| dir.is_absolute()) {
+        Some(dir) => dir.join("lamina"),
+        None if user.is_root() => PathBuf::from("/run/lamina"),
+        None => temporary.join(format!("lamina-{user}")),
     }
 }
 
@@ -126,6 +131,18 @@ pub(super) fn threads(text: &str) -> Result<usize, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_default_directory_for_sockets_is_the_users_own() {
+        let of = |user, runtime: Option<&str>| {
+            run_dir_of(Uid::from_raw(user), runtime.map(PathBuf::from), Path::new("/tmp"))
+        };
+        assert_eq!(of(7, Some("/run/user/7")), Path::new("/run/user/7/lamina"));
+        for none in [None, Some(""), Some("run")] {
+            assert_eq!(of(7, none), Path::new("/tmp/lamina-7"));
+            assert_eq!(of(0, none), Path::new("/run/lamina"));
+        }
+    }
 
     #[test]
     fn codecs_and_kv_layouts_are_read_as_documented() {

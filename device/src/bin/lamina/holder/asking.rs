@@ -2,21 +2,22 @@
 
 use std::fs;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
+use lamina::serve::peer;
 
 use super::{State, Trial, child::kill};
 use crate::life::{self, Answer, Ask, Order, Ready};
 
 /// The socket in the run directory.
 pub(super) const SOCKET: &str = "holder.sock";
-/// How long who connects to it may take to ask.
+/// How long who connects to it may take to ask, and to take the answer, whatever comes between.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// How long the worker of an upgrade may take to become ready.
 const UPGRADE: Duration = Duration::from_secs(60);
@@ -31,9 +32,16 @@ impl State {
         let (saving, saved) = mpsc::channel();
         {
             let mut now = self.lock();
+            if now.saving.is_some() {
+                bail!("another snapshot is being saved");
+            }
             now.saving = Some(saving);
-            let line = now.line.as_ref().context("there is no worker at the moment")?;
-            life::send(line, &Order::Save, &[file.as_fd()])?;
+            let line = now.line.as_ref().context("there is no worker at the moment");
+            let sent = line.and_then(|line| Ok(life::send(line, &Order::Save, &[file.as_fd()])?));
+            if sent.is_err() {
+                now.saving = None;
+            }
+            sent?;
         }
         let died = "the worker died; the snapshot is not whole, and may be taken again";
         saved.recv().context(died)?.map_err(|why| anyhow!(why))
@@ -90,13 +98,11 @@ impl State {
 }
 
 /// Answers on the holder's socket, as long as the process lives.
-pub(super) fn answer(socket: &UnixListener, state: &State) {
+pub(super) fn answer(socket: &UnixListener, state: &Arc<State>) {
     for asker in socket.incoming() {
         let asked = asker.and_then(|asker| {
-            asker.set_read_timeout(Some(PATIENCE))?;
-            // While one message is sent, no other is.
-            asker.set_write_timeout(Some(PATIENCE))?;
-            Ok(life::receive(&asker)?.map(|(ask, descriptors)| (asker, ask, descriptors)))
+            let deadline = Instant::now() + PATIENCE;
+            Ok(life::receive_by(&asker, deadline)?.map(|(ask, descriptors)| (asker, ask, descriptors)))
         });
         let (asker, answer) = match asked {
             Ok(Some((asker, Ask::Upgrade(program), _))) => {
@@ -104,7 +110,15 @@ pub(super) fn answer(socket: &UnixListener, state: &State) {
                 (asker, Answer::Upgraded(upgraded))
             }
             Ok(Some((asker, Ask::Save, file))) => {
-                (asker, Answer::Saved(state.save(&file).map_err(|why| format!("{why:#}"))))
+                // It takes as long as whoever reads the file.
+                let state = Arc::clone(state);
+                thread::spawn(move || {
+                    let saved = Answer::Saved(state.save(&file).map_err(|why| format!("{why:#}")));
+                    if let Err(why) = life::send(&asker, &saved, &[]) {
+                        tracing::debug!("who asked does not listen: {why}");
+                    }
+                });
+                continue;
             }
             Ok(None) => continue,
             Err(why) => {
@@ -112,7 +126,7 @@ pub(super) fn answer(socket: &UnixListener, state: &State) {
                 continue;
             }
         };
-        if let Err(why) = life::send(&asker, &answer, &[]) {
+        if let Err(why) = life::send_by(&asker, &answer, &[], Instant::now() + PATIENCE) {
             tracing::debug!("who asked does not listen: {why}");
         }
     }
@@ -121,7 +135,7 @@ pub(super) fn answer(socket: &UnixListener, state: &State) {
 /// Asks the holder that listens in `run_dir`.
 fn ask(run_dir: &Path, ask: &Ask, descriptors: &[BorrowedFd<'_>]) -> Result<Answer> {
     let path = run_dir.join(SOCKET);
-    let socket = UnixStream::connect(&path).with_context(|| {
+    let socket = peer::connect(&path).with_context(|| {
         format!("no device is held at {}: is `lamina serve` running, with this --run-dir?", path.display())
     })?;
     life::send(&socket, ask, descriptors)?;

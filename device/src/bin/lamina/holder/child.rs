@@ -81,7 +81,7 @@ impl Worker {
         descriptors.extend(held.disks.iter().map(|(socket, _)| socket.listener.as_fd()));
         let disks = held.disks.iter().map(|(_, disk)| disk.clone()).collect();
         let told = Some(state.lock().told.clone());
-        self.order(&Order::Serve { mount, told, qmp: None, disks }, &descriptors)
+        self.order(&Order::Serve { mount, told, paced: true, qmp: None, disks }, &descriptors)
     }
 
     fn order(&self, order: &Order, descriptors: &[BorrowedFd<'_>]) -> Result<()> {

@@ -1,12 +1,11 @@
 //! What is held: everything that must outlive workers, and how it is had.
 
 use std::fs;
-use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail};
-use lamina::serve::{HeldMount, Shows, claim};
+use anyhow::{Result, bail};
+use lamina::serve::{HeldMount, PrivateDir, Shows, claim};
 use lamina::store::host_memory::Linux;
 use lamina::store::image::Image;
 
@@ -53,7 +52,7 @@ pub(super) fn listen_for(
 ) -> Result<Vec<(Listening, Disk)>> {
     let mut all = Vec::new();
     let both = |directory: &Path, guest: Option<String>| {
-        make_private_dir(directory)?;
+        PrivateDir::make(directory)?;
         let disk = |name, shows| Disk { socket: directory.join(name), shows, guest: guest.clone() };
         Ok::<_, anyhow::Error>([disk("base.sock", Shows::Base), disk("views.sock", Shows::Views)])
     };
@@ -67,14 +66,6 @@ pub(super) fn listen_for(
         all.extend(both(directory, Some(guest.clone()))?);
     }
     all.into_iter().map(|disk| Ok((Listening::at(&disk.socket)?, disk))).collect()
-}
-
-/// Makes a directory for sockets, for this user alone.
-pub(super) fn make_private_dir(path: &Path) -> Result<()> {
-    let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(path);
-    made.with_context(|| {
-        format!("cannot make the directory {} for the sockets; name another", path.display())
-    })
 }
 
 /// The image that is asked for.

@@ -1,0 +1,65 @@
+//! Standard output: what a command was asked for. Everything that is printed goes through here, and an error of it comes to [`main`](crate::main) like any other, so that whatever was begun is
+//! undone.
+//!
+//! * Whoever reads has gone: the command ends without a word, with the status that a shell gives one that `SIGPIPE` ended. Rust's programs ignore that signal.
+//! * Anything else, a full disk for one: an error that says so.
+
+use std::fmt::Arguments;
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+/// 128 and the number of `SIGPIPE`.
+const READER_GONE: u8 = 141;
+
+/// Something could not be printed.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot write to standard output")]
+pub(crate) struct Unprinted(#[from] io::Error);
+
+/// Prints a line, as `println!` does.
+macro_rules! print_line {
+    ($($line:tt)*) => { $crate::out::line(format_args!($($line)*)) };
+}
+pub(crate) use print_line;
+
+/// Prints a line.
+pub(crate) fn line(line: Arguments<'_>) -> Result<(), Unprinted> {
+    text(format!("{line}\n").as_bytes())
+}
+
+/// Prints text as it is.
+pub(crate) fn text(text: &[u8]) -> Result<(), Unprinted> {
+    let mut out = io::stdout().lock();
+    out.write_all(text)?;
+    Ok(out.flush()?)
+}
+
+/// Prints the lines of a guest's console, each behind `before`. The guest goes on if they cannot be printed any more, which is said once.
+pub(crate) fn console(before: String) -> impl FnMut(&str) + Send {
+    let mut broken = false;
+    move |line: &str| {
+        if !broken && let Err(why) = print_line!("{before}{line}") {
+            broken = true;
+            tracing::warn!("{why}; the guest's console is not shown any more");
+        }
+    }
+}
+
+/// Prints what the parser of the command line has to say, help or an error, and gives the status to end with.
+pub(crate) fn parsed(why: &clap::Error) -> ExitCode {
+    let printed = why.print().and_then(|()| io::stdout().flush());
+    match printed {
+        Err(unprinted) if !why.use_stderr() => failed(&Unprinted(unprinted).into()),
+        _ => u8::try_from(why.exit_code()).map_or(ExitCode::FAILURE, ExitCode::from),
+    }
+}
+
+/// Says why a command failed, if anybody is to know, and gives the status to end with.
+pub(crate) fn failed(why: &anyhow::Error) -> ExitCode {
+    let gone = |Unprinted(why): &Unprinted| why.kind() == io::ErrorKind::BrokenPipe;
+    if why.downcast_ref::<Unprinted>().is_some_and(gone) {
+        return ExitCode::from(READER_GONE);
+    }
+    crate::log::say(&format!("lamina: {why:#}"));
+    ExitCode::FAILURE
+}

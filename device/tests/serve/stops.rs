@@ -1,0 +1,333 @@
+//! Stopping beside peers that hold on: monitors, disks, askers and API clients that never come to an end. A stop is clean all the same, and what was stored before it is there after it.
+//!
+//! Each stores into the mount and leaves the pages dirty, so that they are lost if the stop does not come to settle them.
+
+use std::io::{Read, Write};
+use std::os::fd::AsFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::Signal;
+use serde_json::json;
+use vm_memory::{Bytes, GuestAddress};
+
+use crate::common::{Place, Run, Window, answer, eventually, lamina, noise, request, within};
+use crate::disk_driver::{DATA, Driver, IN, Part};
+
+/// A stop by the holder's `kill -9` comes after 30 s, and is no success.
+const STOP: Duration = Duration::from_secs(25);
+/// Where the store goes that must not be lost.
+const STORED_AT: u64 = 5 << 20;
+
+/// A device on an image, beside which somebody holds on.
+struct Device {
+    run: Run,
+    place: Place,
+    base: Window,
+    bytes: Vec<u8>,
+}
+
+impl Device {
+    fn start(change: impl FnOnce(&Place, &mut Command)) -> Self {
+        let place = Place::new();
+        let mut command = place.serve(&["--views-capacity", "64M", "--image", &place.text("image")]);
+        change(&place, &mut command);
+        let run = Run::start(&mut command);
+        let base = Window::open(&place.path("mount/base"));
+        Self { run, place, base, bytes: noise(3, 100_000) }
+    }
+
+    fn small(change: impl FnOnce(&Place, &mut Command)) -> Self {
+        Self::start(|place, command| change(place, command.args(["--capacity", "32M"])))
+    }
+
+    fn poison(&self) {
+        let stream = UnixStream::connect(self.place.path("run/api.sock")).unwrap();
+        let block = json!({ "offset": 0, "length": 4096 }).to_string();
+        assert_eq!(answer(stream, &request("POST", "/poison/inject", &block)).0, 200);
+    }
+
+    /// Stores, and leaves the pages dirty.
+    fn store(&mut self) {
+        self.base.store(STORED_AT, &self.bytes);
+    }
+
+    /// Stores, stops the device, and looks what is there afterwards.
+    fn stop(mut self) {
+        self.store();
+        self.stop_now();
+    }
+
+    /// Stops the device, and looks whether what was stored is there afterwards.
+    fn stop_now(self) {
+        let begun = Instant::now();
+        self.run.signal(Signal::SIGTERM);
+        let Self { run, place, base, bytes } = self;
+        let status = run.end();
+        let took = begun.elapsed();
+        assert!(status.success(), "{status} after {took:?}");
+        assert!(took < STOP, "{took:?}");
+        drop(base);
+        let again = Run::start(&mut place.serve(&["--image", &place.text("image")]));
+        let found = Window::open(&place.path("mount/base")).read(STORED_AT, bytes.len());
+        assert!(found == bytes, "stores are lost");
+        drop(again);
+    }
+}
+
+/// The largest memory of the device's worker, in KiB, without what it shares.
+fn anonymous_kib(run: &Run) -> u64 {
+    let worker = crate::deaths::worker(run.child.id());
+    let status = std::fs::read_to_string(format!("/proc/{worker}/status")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse().unwrap()
+}
+
+/// A monitor at `socket` that does `hold` with each who connects, and counts what that tells.
+fn monitor(
+    socket: &Path,
+    hold: impl Fn(UnixStream, &AtomicU64) + Send + Sync + 'static,
+) -> (Arc<AtomicU64>, Arc<AtomicBool>) {
+    let listener = UnixListener::bind(socket).unwrap();
+    let (told, connected) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
+    let (count, came, hold) = (Arc::clone(&told), Arc::clone(&connected), Arc::new(hold));
+    thread::spawn(move || {
+        for stream in listener.incoming() {
+            let (hold, count) = (Arc::clone(&hold), Arc::clone(&count));
+            came.store(true, Ordering::Relaxed);
+            thread::spawn(move || hold(stream.unwrap(), &count));
+        }
+    });
+    (told, connected)
+}
+
+const GREETING: &[u8] = b"{\"QMP\":{\"version\":{},\"capabilities\":[]}}\n";
+
+#[test]
+fn a_monitor_whose_line_never_ends_is_cut_off_and_holds_up_no_stop() {
+    const BOUND_KIB: u64 = 32 << 10;
+    within(120, || {
+        let device = Device::small(|_, _| {});
+        let before = anonymous_kib(&device.run);
+        let (sent, _) = monitor(&device.place.path("run/qmp.sock"), |mut stream, sent| {
+            let text = vec![b'x'; 1 << 20];
+            while let Ok(taken) = stream.write(&text) {
+                sent.fetch_add(taken as u64, Ordering::Relaxed);
+            }
+        });
+        device.poison();
+        // Who keeps the line takes far more than this in that time.
+        eventually("a monitor that is heard", || sent.load(Ordering::Relaxed) > 0);
+        let mut most = 0;
+        for _ in 0..20 {
+            most = most.max(anonymous_kib(&device.run));
+            thread::sleep(Duration::from_millis(50));
+        }
+        assert!(most < before + BOUND_KIB, "a line took {before} to {most} KiB");
+        device.stop();
+    });
+}
+
+#[test]
+fn a_monitor_that_tells_of_events_without_end_holds_up_no_stop() {
+    within(120, || {
+        let device = Device::small(|_, _| {});
+        let (told, _) = monitor(&device.place.path("run/qmp.sock"), |mut stream, told| {
+            let _ = stream.write_all(GREETING);
+            while stream.write_all(b"{\"event\":\"RESUME\"}\n").is_ok() {
+                told.fetch_add(1, Ordering::Relaxed);
+                thread::sleep(Duration::from_millis(1));
+            }
+        });
+        device.poison();
+        eventually("events", || told.load(Ordering::Relaxed) > 10);
+        device.stop();
+    });
+}
+
+#[test]
+fn a_monitor_that_never_answers_or_takes_nothing_holds_up_no_stop() {
+    within(240, || {
+        for greets in [false, true] {
+            let device = Device::small(|_, _| {});
+            let (_, connected) = monitor(&device.place.path("run/qmp.sock"), move |mut stream, _| {
+                if greets {
+                    let _ = stream.write_all(GREETING);
+                }
+                thread::sleep(Duration::from_secs(300));
+                drop(stream);
+            });
+            device.poison();
+            eventually("a connection", || connected.load(Ordering::Relaxed));
+            device.stop();
+        }
+    });
+}
+
+#[test]
+fn a_monitor_that_takes_no_connection_holds_up_no_stop() {
+    within(120, || {
+        let device = Device::small(|_, _| {});
+        let socket = device.place.path("run/qmp.sock");
+        // Room for one who is not taken.
+        let listener =
+            rustix::net::socket(rustix::net::AddressFamily::UNIX, rustix::net::SocketType::STREAM, None);
+        let listener = listener.unwrap();
+        rustix::net::bind(&listener, &rustix::net::SocketAddrUnix::new(&socket).unwrap()).unwrap();
+        rustix::net::listen(&listener, 0).unwrap();
+        let _first = UnixStream::connect(&socket).unwrap();
+        device.poison();
+        thread::sleep(Duration::from_millis(500));
+        device.stop();
+    });
+}
+
+#[test]
+fn a_monitor_that_goes_midway_holds_up_no_stop() {
+    within(120, || {
+        let device = Device::small(|_, _| {});
+        let (gone, _) = monitor(&device.place.path("run/qmp.sock"), |mut stream, gone| {
+            let _ = stream.write_all(GREETING);
+            let _ = stream.read(&mut [0; 64]);
+            let _ = stream.write_all(b"{\"ret");
+            gone.fetch_add(1, Ordering::Relaxed);
+        });
+        device.poison();
+        eventually("a monitor that is tried again", || gone.load(Ordering::Relaxed) > 1);
+        device.stop();
+    });
+}
+
+#[test]
+fn a_chain_that_spans_the_disk_is_left_undone_by_a_stop() {
+    // As many bytes as a chain may have, which take a good second to read.
+    const COUNT: usize = 250;
+    const EACH: u32 = 12 << 20;
+    within(180, || {
+        let capacity = (COUNT as u64 * u64::from(EACH)).to_string();
+        let mut device = Device::start(|place, command| {
+            let disks = place.text("disks");
+            command.args(["--capacity", &capacity, "--store-capacity", "256M", "--vhost-user", &disks]);
+        });
+        let mut driver = Driver::connect(&device.place.path("disks/base.sock"));
+        driver.header(DATA, IN, 0);
+        let place = DATA + (1 << 20);
+        let mut parts = vec![Part { at: DATA, length: 16, write: false }];
+        parts.extend((0..COUNT).map(|_| Part { at: place, length: EACH, write: true }));
+        parts.push(Part { at: DATA + 64, length: 1, write: true });
+        driver.submit(&parts, Some(DATA + 4096));
+        driver.memory.write_obj(0xab_u8, GuestAddress(place)).unwrap();
+        device.store();
+        driver.kick();
+        eventually("the first bytes", || driver.memory.read_obj::<u8>(GuestAddress(place)).unwrap() == 0);
+        device.stop_now();
+        // It is not given back: another server of the disk does it anew.
+        assert_eq!(driver.used_index(), 0);
+    });
+}
+
+#[test]
+fn clients_that_never_take_their_answers_hold_up_no_stop() {
+    within(120, || {
+        let device = Device::small(|_, _| {});
+        let asked = request("GET", "/metrics", "").replace("Connection: close\r\n", "").repeat(2000);
+        let deaf: Vec<_> = (0..20)
+            .map(|_| {
+                let stream = UnixStream::connect(device.place.path("run/api.sock")).unwrap();
+                stream.set_write_timeout(Some(Duration::from_millis(50))).unwrap();
+                let mut left = asked.as_bytes();
+                while let Ok(taken) = (&stream).write(left) {
+                    left = &left[taken..];
+                    if left.is_empty() {
+                        break;
+                    }
+                }
+                stream
+            })
+            .collect();
+        device.stop();
+        drop(deaf);
+    });
+}
+
+/// Sends a message to the holder, as `lamina` does.
+fn tell_holder(place: &Place, text: &str, with: &[std::os::fd::BorrowedFd<'_>]) -> UnixStream {
+    use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+    let stream = UnixStream::connect(place.path("run/holder.sock")).unwrap();
+    let length = u32::try_from(text.len()).unwrap().to_le_bytes();
+    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    assert!(with.is_empty() || control.push(SendAncillaryMessage::ScmRights(with)));
+    let head = [std::io::IoSlice::new(&length)];
+    assert_eq!(sendmsg(&stream, &head, &mut control, SendFlags::empty()), Ok(4));
+    (&stream).write_all(text.as_bytes()).unwrap();
+    stream
+}
+
+#[test]
+fn an_asker_that_takes_its_answer_bit_by_bit_holds_up_no_stop() {
+    within(120, || {
+        let device = Device::small(|_, _| {});
+        // It is refused by its name, which is more than a socket takes that nobody reads.
+        let name = json!({ "Upgrade": "x".repeat(8 << 20) }).to_string();
+        let mut asker = tell_holder(&device.place, &name, &[]);
+        let mut head = [0; 4];
+        asker.read_exact(&mut head).unwrap();
+        thread::spawn(move || {
+            // As much as makes room for a little more each time.
+            let mut some = vec![0; 64 << 10];
+            while asker.read(&mut some).is_ok_and(|taken| taken > 0) {
+                thread::sleep(Duration::from_secs(1));
+            }
+        });
+        device.stop();
+    });
+}
+
+#[test]
+fn a_snapshot_into_a_pipe_that_nobody_reads_holds_up_no_stop() {
+    within(120, || {
+        let mut device = Device::small(|_, _| {});
+        device.base.store(0, &noise(9, 4 << 20));
+        // So that the pages are there when they are stored to anew.
+        device.store();
+        device.bytes = noise(4, device.bytes.len());
+        let (reading, writing) = std::io::pipe().unwrap();
+        let mut asker = tell_holder(&device.place, "\"Save\"", &[writing.as_fd()]);
+        drop(writing);
+        // It has begun when there is something to read.
+        let mut ready = [rustix::event::PollFd::new(&reading, rustix::event::PollFlags::IN)];
+        let patience = rustix::event::Timespec { tv_sec: 20, tv_nsec: 0 };
+        let begun = rustix::event::poll(&mut ready, Some(&patience)).unwrap();
+        if begun == 0 {
+            asker.set_nonblocking(true).unwrap();
+            let mut said = vec![0; 4096];
+            let said =
+                asker.read(&mut said).map(|bytes| String::from_utf8_lossy(&said[..bytes]).into_owned());
+            panic!("no snapshot is begun: {said:?}");
+        }
+        device.stop();
+        drop((asker, reading));
+    });
+}
+
+#[test]
+fn a_client_that_connects_where_nobody_takes_connections_is_told() {
+    within(60, || {
+        let place = Place::new();
+        let socket = place.path("s");
+        let listener =
+            rustix::net::socket(rustix::net::AddressFamily::UNIX, rustix::net::SocketType::STREAM, None)
+                .unwrap();
+        rustix::net::bind(&listener, &rustix::net::SocketAddrUnix::new(&socket).unwrap()).unwrap();
+        rustix::net::listen(&listener, 0).unwrap();
+        let _first = UnixStream::connect(&socket).unwrap();
+        let said = lamina(&["stats", "--api", socket.to_str().unwrap()]).output().unwrap();
+        assert!(!said.status.success());
+    });
+}
