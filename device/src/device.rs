@@ -16,6 +16,8 @@ mod decoded;
 mod division;
 mod error;
 pub mod events;
+#[cfg(test)]
+mod holds;
 mod holes;
 mod kept;
 mod lanes;
@@ -454,6 +456,8 @@ mod image_tests;
 mod memory_tests;
 #[cfg(test)]
 mod poison_tests;
+#[cfg(test)]
+mod table_tests;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]

@@ -5,8 +5,13 @@
 //! * The bytes between a tensor's end and its last block's belong to it: they are ordinary memory that no view shows.
 //! * Its length is exactly what its elements take.
 
+mod transition;
+
+use std::ops::Range;
+
 use serde::{Deserialize, Serialize};
 
+pub(crate) use self::transition::Transition;
 use crate::{
     BLOCK_BYTES,
     codec::Codec,
@@ -15,6 +20,7 @@ use crate::{
     kv::{KvError, Shape},
     layout::Layout,
     stats::{Gauge, Traffic},
+    store,
 };
 
 /// Longest name of a tensor, in bytes.
@@ -209,6 +215,7 @@ pub(crate) struct Tensor {
     pub(crate) number: Option<usize>,
     /// The checkpoint it was loaded from.
     pub(crate) source: SourceOf,
+    pub(crate) transition: Transition,
 }
 
 impl TensorInfo {
@@ -224,6 +231,26 @@ impl Tensor {
     /// Where its last block ends.
     pub(crate) fn end(&self) -> u64 {
         self.info.dpa + self.info.length.next_multiple_of(BLOCK_BYTES as u64)
+    }
+
+    /// The numbers of its blocks, on the device.
+    pub(crate) fn blocks(&self) -> Range<u64> {
+        store::blocks(self.info.dpa)..store::blocks(self.end())
+    }
+
+    /// Whether people are told of it: lists and the directory name it.
+    pub(crate) fn is_listed(&self) -> bool {
+        self.transition.is_listed()
+    }
+
+    /// Whether it is about to go.
+    pub(crate) fn is_leaving(&self) -> bool {
+        self.transition.is_leaving()
+    }
+
+    /// Whether it is charged for `block`, which is one of its own.
+    pub(crate) fn is_charged(&self, block: u64) -> bool {
+        self.transition.charged().contains(&(block - self.blocks().start))
     }
 }
 

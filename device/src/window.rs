@@ -5,6 +5,8 @@
 //!   and never move while they exist.
 //! * A [`Map`] is a snapshot: it is replaced, never changed, when a tensor or view comes or goes, and its directory bytes always
 //!   agree with its tables.
+//! * A tensor that is being made owns its range, but no directory names it. Its directory has room
+//!   for it all the same, whatever is made meanwhile.
 //! * Each part of a divided device has a directory, which counts from the part's own beginnings and changes only with what is in it.
 
 mod arithmetic;
@@ -92,16 +94,24 @@ impl Map {
         aliases.sort_by_key(|alias| alias.info.offset);
         let mut directories = Vec::with_capacity(division.parts.len());
         for (index, part) in division.parts.iter().enumerate() {
-            let own: Vec<_> = tensors.iter().filter(|tensor| tensor.part == index).collect();
-            let shown = aliases.iter().filter(|alias| alias.tensor.part == index);
+            let mut own: Vec<_> = tensors.iter().filter(|tensor| tensor.part == index).collect();
             let old = self.directories.get(index).cloned().unwrap_or_default();
-            let mut directory = Directory {
-                generation: old.generation,
-                base_bytes: part.base.end - part.base.start,
-                views_bytes: part.views.end - part.views.start,
-                tensors: own.iter().map(|tensor| tensor_entry(tensor, division)).collect(),
-                views: shown.map(|alias| view_entry(alias, &own, part.views.start)).collect(),
+            let of = |own: &[&Arc<Tensor>]| {
+                let shown = aliases.iter().filter(|alias| alias.tensor.part == index);
+                Directory {
+                    generation: old.generation,
+                    base_bytes: part.base.end - part.base.start,
+                    views_bytes: part.views.end - part.views.start,
+                    tensors: own.iter().map(|tensor| tensor_entry(tensor, division)).collect(),
+                    views: shown.map(|alias| view_entry(alias, own, part.views.start)).collect(),
+                }
             };
+            let mut directory = of(&own);
+            if own.iter().any(|tensor| !tensor.is_listed()) {
+                lamina_abi::encode(&directory)?;
+                own.retain(|tensor| tensor.is_listed());
+                directory = of(&own);
+            }
             if lamina_abi::encode(&directory)? == old.bytes {
                 directories.push(old);
                 continue;
@@ -111,6 +121,15 @@ impl Map {
             directories.push(DirectoryPages { bytes, generation: directory.generation });
         }
         Ok(Self { tensors, aliases, directories })
+    }
+
+    /// The generation of each directory once all tensors that are being made are listed. An image
+    /// keeps these, so that listing one needs no save.
+    pub(crate) fn generations_to_come(&self) -> Vec<u64> {
+        let making =
+            |part| self.tensors.iter().filter(|tensor| tensor.part == part && !tensor.is_listed()).count();
+        let directories = self.directories.iter().enumerate();
+        directories.map(|(part, directory)| directory.generation + making(part) as u64).collect()
     }
 
     /// The tensor that owns the block at `dpa`.
@@ -131,6 +150,14 @@ impl Map {
         self.tensors
             .iter()
             .find(|tensor| tensor.info.name == name)
+            .ok_or_else(|| TensorError::Unknown { name: name.to_owned() })
+    }
+
+    /// The tensor of this name that people are told of.
+    pub(crate) fn listed(&self, name: &str) -> Result<&Arc<Tensor>, TensorError> {
+        self.tensor(name)
+            .ok()
+            .filter(|tensor| tensor.is_listed())
             .ok_or_else(|| TensorError::Unknown { name: name.to_owned() })
     }
 

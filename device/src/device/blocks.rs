@@ -163,6 +163,18 @@ impl Blocks {
         }
     }
 
+    /// The first of these blocks that may hold anything, some that follow one another.
+    pub(super) fn touched(&self, blocks: Range<u64>) -> Option<Range<u64>> {
+        match &self.kept {
+            Kept::Flat(flat) => {
+                let bytes = index(blocks.start) * BLOCK_BYTES..index(blocks.end) * BLOCK_BYTES;
+                let found = flat.memory.touched(bytes)?;
+                Some((found.start / BLOCK_BYTES) as u64..(found.end / BLOCK_BYTES) as u64)
+            }
+            Kept::Coded(store) => store.touched(blocks),
+        }
+    }
+
     fn gcomp_granules(&self, block: u64) -> u8 {
         let mut granules = [0];
         self.gcomp.read(index(block), &mut granules);
@@ -469,14 +481,20 @@ impl Device {
         self.charge(map, block, old, new);
     }
 
-    /// Codes `block` anew as its owner's blocks are coded, if it holds data.
+    /// Codes `block` anew as its owner's blocks are coded, if it holds data and is not part of a KV
+    /// window. The caller holds `map`, and so who owns the block. A damaged one is poisoned.
     pub(super) fn recode(&self, map: &Map, block: u64) -> Result<(), DeviceError> {
         self.compacting(|| self.recode_once(map, block))
     }
 
     fn recode_once(&self, map: &Map, block: u64) -> Result<(), DeviceError> {
         let Kept::Coded(store) = &self.blocks.kept else { return Ok(()) };
-        let Some(owner) = map.tensor_at(block * BLOCK_BYTES as u64) else { return Ok(()) };
+        let owner = map.tensor_at(block * BLOCK_BYTES as u64);
+        if owner.is_some_and(|tensor| tensor.windows.is_some()) {
+            return Ok(());
+        }
+        let (format, codec) = owner
+            .map_or((Format::Opaque, self.config.codec), |tensor| (tensor.info.format, tensor.info.codec));
         let replace = match store.replace(block) {
             // It stays poisoned.
             Err(StoreError::Entry { .. }) => return Ok(()),
@@ -485,11 +503,13 @@ impl Device {
         let Some(place) = &replace.old().place else { return Ok(()) };
         let (mut bytes, mut words, mut bundle) = ([0; MAX_BUNDLE], [0; BLOCK_BYTES], Bundle::new());
         replace.fetch_old(&mut bytes);
-        place
-            .stored
-            .decode(PlaneMask(u32::MAX), &bytes, &mut words)
-            .map_err(|why| DeviceError::Damaged { block, why })?;
-        Layout::encode_block(self.config.mode, owner.info.format, owner.info.codec, &words, &mut bundle);
+        if let Err(why) = place.stored.decode(PlaneMask(u32::MAX), &bytes, &mut words) {
+            let entry = replace.old().clone();
+            drop(replace);
+            self.found_damage(block, Some(&entry), &DeviceError::Damaged { block, why });
+            return Ok(());
+        }
+        Layout::encode_block(self.config.mode, format, codec, &words, &mut bundle);
         let (old, new) = self.publish(block, replace, &bundle)?;
         self.charge(map, block, old, new);
         Ok(())

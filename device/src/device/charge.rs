@@ -5,6 +5,7 @@ use crate::{
     codec::block::Bundle,
     stats::Stats,
     store::{self, entry::Entry},
+    tensor::Tensor,
     window::Map,
 };
 
@@ -38,13 +39,28 @@ pub(super) fn charge_of(bundle: &Bundle) -> u64 {
     bundle.stored.as_ref().map_or(0, |stored| store::charged(stored.bytes()))
 }
 
-/// Moves the charge of `block` from `old` to `new` in the account of who owns it by `map`.
+/// Moves the charge of `block` from `old` to `new` in the account of who is charged for it by `map`.
 pub(super) fn charge(stats: &Stats, map: &Map, block: u64, old: Charge, new: Charge) {
     stats.live_blocks.shift(old.live.into(), new.live.into());
-    if let Some(tensor) = map.tensor_at(block * BLOCK_BYTES as u64) {
+    let owner = map.tensor_at(block * BLOCK_BYTES as u64);
+    if let Some(tensor) = owner.filter(|tensor| tensor.is_charged(block)) {
         tensor.stored.shift(old.bytes, new.bytes);
     } else {
         stats.opaque_stored.shift(old.bytes, new.bytes);
         stats.opaque_blocks.shift(old.live.into(), new.live.into());
     }
+}
+
+/// Charges `tensor` for what nobody was charged for.
+pub(super) fn take_over(stats: &Stats, tensor: &Tensor, charge: Charge) {
+    stats.opaque_stored.shift(charge.bytes, 0);
+    stats.opaque_blocks.shift(charge.live.into(), 0);
+    tensor.stored.shift(0, charge.bytes);
+}
+
+/// Takes from `tensor` what it was charged for.
+pub(super) fn hand_back(stats: &Stats, tensor: &Tensor, charge: Charge) {
+    tensor.stored.shift(charge.bytes, 0);
+    stats.opaque_stored.shift(0, charge.bytes);
+    stats.opaque_blocks.shift(0, charge.live.into());
 }

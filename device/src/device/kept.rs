@@ -21,7 +21,7 @@ use crate::{
     BLOCK_BYTES,
     stats::{Gauge, Traffic},
     store::{counters::Counters, image::Image, tables::Tables},
-    tensor::{self, Tensor, TensorInfo},
+    tensor::{self, Tensor, TensorInfo, Transition},
     view::View,
     window::{Alias, Counted, DirectoryPages, Map},
 };
@@ -116,7 +116,7 @@ impl Device {
             source: tensor.source.get(),
         };
         let saved = Saved {
-            generations: map.directories.iter().map(|directory| directory.generation).collect(),
+            generations: map.generations_to_come(),
             tensors: map.tensors.iter().map(tensor).collect(),
             views: map.aliases.iter().map(view).collect(),
             loaded: kept.loaded.lock().clone(),
@@ -190,7 +190,9 @@ fn restore(
         }
         let source = SourceOf::new(source);
         let Counted { traffic, number } = traffic(counters, number);
-        let tensor = Tensor { info, part, windows, stored: Gauge::default(), traffic, number, source };
+        let stored = Gauge::default();
+        let transition = Transition::standing();
+        let tensor = Tensor { info, part, windows, stored, traffic, number, source, transition };
         tensors.push(Arc::new(tensor));
     }
     tensors.sort_by_key(|tensor| tensor.info.dpa);

@@ -262,7 +262,7 @@ impl Partition {
     /// Its tensors, by DPA.
     pub fn tensors(&self) -> Vec<TensorInfo> {
         let map = self.device.map();
-        let own = map.tensors.iter().filter(|tensor| tensor.part == self.index);
+        let own = map.tensors.iter().filter(|tensor| tensor.part == self.index && tensor.is_listed());
         own.map(|tensor| self.own_tensor(tensor.info.clone())).collect()
     }
 

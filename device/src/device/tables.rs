@@ -1,23 +1,68 @@
 //! Tensors and views that come and go.
+//!
+//! The rules:
+//! * The map is held alone for bounded steps only: to look at the tables and change them, or to
+//!   move the charges of at most [`MAX_BLOCKS_A_HOLD`] blocks from one account to another. Blocks
+//!   and KV windows are coded while it is held for reading, one block or window at a time.
+//! * What was never written is passed over without a look at each block.
+//! * A tensor is made in this order:
+//!   1. The tables and the map take it up. It owns its range, and stores are coded as it says.
+//!      Nobody is told of it yet.
+//!   2. Its blocks are charged to it.
+//!   3. What its range holds is coded anew.
+//!   4. Lists and the directory name it. This cannot fail.
+//!
+//!   Over a range that holds nothing this is one step.
+//! * If there is no room for step 3, the tensor is removed again. Nobody was told of it, and the
+//!   directory is the same to the byte. What was coded anew is coded back as far as there is room.
+//!   If there is no room even for the removal, the tensor is listed: it is whole, and some of its
+//!   blocks stay coded as they were.
+//! * A tensor is removed in this order:
+//!   1. It is marked as leaving: from then on its windows are coded block by block, and every store
+//!      closes the window it goes to.
+//!   2. All its windows are coded so.
+//!   3. Its blocks are charged to nobody.
+//!   4. The tables and the map forget it and its views.
+//!
+//!   What fails leaves it there, with windows that are coded block by block until they are written.
+//! * So the tables name the tensor of every coded window, whenever the process dies. A tensor that
+//!   was being made or removed is there afterwards, unless the last step of its removal was done.
+//!   Its blocks say how they are coded, and the accounts are made anew from them.
+//! * Who makes or removes a tensor holds its turn from the first step to the last. Who wants its
+//!   name, its range or its removal meanwhile waits for the turn, and holds nothing else.
 
-use std::sync::Arc;
+use std::{
+    ops::{Deref, Range},
+    sync::Arc,
+};
 
-use super::{Device, DeviceError, sources::SourceOf};
+use parking_lot::RwLockWriteGuard;
+
+use super::{
+    Device, DeviceError,
+    charge::{Charge, hand_back, take_over},
+    sources::SourceOf,
+    windows::is_current,
+};
 use crate::{
     BLOCK_BYTES,
     mode::Mode,
-    stats::Gauge,
-    store,
-    tensor::{self, Tensor, TensorError, TensorInfo, TensorSpec},
+    stats::{Gauge, Stats},
+    tensor::{self, Tensor, TensorError, TensorInfo, TensorSpec, Transition},
     view::View,
     window::{Alias, Counted, Map, ViewInfo},
 };
+
+/// Blocks whose charges are moved in one hold of the map: 0.1 ms (measured by the test of it).
+pub(super) const MAX_BLOCKS_A_HOLD: u64 = 512;
 
 impl Device {
     /// Makes a tensor. What its range holds already stays, and is coded in the tensor's format.
     ///
     /// # Errors
-    /// [`DeviceError::Tensor`] or [`DeviceError::Directory`], and then nothing changed.
+    /// [`DeviceError::Tensor`], [`DeviceError::Directory`]; [`DeviceError::Store`] or
+    /// [`DeviceError::Quota`] if there is no room to code what its range holds. Then it is as if
+    /// nobody had asked.
     pub fn create_tensor(&self, spec: TensorSpec) -> Result<TensorInfo, DeviceError> {
         self.make_tensor(spec, SourceOf::default())
     }
@@ -25,67 +70,76 @@ impl Device {
     pub(super) fn make_tensor(&self, spec: TensorSpec, source: SourceOf) -> Result<TensorInfo, DeviceError> {
         let (elements, shape) = tensor::check(&spec)?;
         let windows = tensor::windows(&spec)?.filter(|_| self.config.mode == Mode::Trace);
-        let mut guard = self.map.write();
         let part = self.division.of_name(&spec.name)?;
-        let dpa = self.place(&guard, &spec, part)?;
+        let (guard, dpa) = self.place_free(&spec, part)?;
         let TensorSpec { name, length, format, layout, codec, .. } = spec;
         let codec = codec.unwrap_or(self.config.codec);
         let info = TensorInfo { name, dpa, length, elements, shape, format, layout, codec };
         let Counted { traffic, number } = self.new_traffic();
-        let stored = Gauge::default();
-        let tensor = Arc::new(Tensor { info: info.clone(), part, windows, stored, traffic, number, source });
+        let (stored, transition) = (Gauge::default(), Transition::making());
+        let tensor =
+            Tensor { info: info.clone(), part, windows, stored, traffic, number, source, transition };
+        let tensor = Arc::new(tensor);
+        let _turn = tensor.transition.turn().lock();
+        // Usually the range holds nothing.
+        let is_empty = self.blocks.touched(tensor.blocks()).is_none();
+        if is_empty {
+            tensor.transition.set_charged(0..u64::MAX);
+            tensor.transition.set_listed();
+        }
         let mut tensors = guard.tensors.clone();
         tensors.push(tensor.clone());
         let next = self.successor(&guard, tensors, guard.aliases.clone())?;
         self.keep(&next)?;
-        // Whatever the range holds is opaque so far; usually nothing is, and then a large tensor costs no scan.
-        let populated = self.stats.opaque_blocks.get() > 0;
-        if populated {
-            self.move_charges(&guard, &next, &tensor);
+        replace(guard, next);
+        if is_empty {
+            return Ok(info);
         }
-        *guard = Arc::new(next);
-        drop(guard);
-        if populated {
-            if let Some(shape) = tensor.windows {
-                self.code_windows(&tensor, shape)?;
-                return Ok(info);
-            }
-            for block in owned(&tensor) {
-                // A write may have come first and followed the new map already; then this only codes the block again.
-                self.recode(&self.map.read(), block)?;
+        self.charge_to(&tensor);
+        let mut reached = tensor.blocks().start;
+        if let Err(why) = self.code_anew(&tensor, &mut reached) {
+            match self.unmake(&tensor) {
+                Ok(()) => {
+                    self.code_back(&tensor, reached);
+                    return Err(why);
+                }
+                Err(also) => tracing::warn!(
+                    tensor = info.name,
+                    "not all of it is coded anew: {why}; nor back as it was: {also}"
+                ),
             }
         }
+        self.list(&tensor);
         Ok(info)
     }
 
     /// Forgets a tensor and its views. Its bytes stay, readable through the base window.
     ///
     /// # Errors
-    /// [`DeviceError::Tensor`] if there is none of this name. A KV tensor's windows are coded block by block first: [`DeviceError::Store`] if there is no room
-    /// for that, [`DeviceError::Damaged`] if one cannot be read; then it stays.
+    /// [`DeviceError::Tensor`] if there is none of this name. A KV tensor's windows are coded block
+    /// by block first: [`DeviceError::Store`] if there is no room for that; then it stays.
     pub fn remove_tensor(&self, name: &str) -> Result<(), DeviceError> {
-        let mut guard = self.map.write();
-        let tensor = guard.tensor(name)?.clone();
-        let tensors = guard.tensors.iter().filter(|other| !Arc::ptr_eq(other, &tensor)).cloned().collect();
-        let aliases =
-            guard.aliases.iter().filter(|alias| !Arc::ptr_eq(&alias.tensor, &tensor)).cloned().collect();
-        let next = self.successor(&guard, tensors, aliases)?;
-        if let Some(shape) = tensor.windows {
-            self.uncode_windows(&guard, &tensor, shape)?;
+        loop {
+            let tensor = self.map().tensor(name)?.clone();
+            let _turn = tensor.transition.turn().lock();
+            // It may have gone while somebody else had the turn.
+            if self.map().tensors.iter().any(|is| Arc::ptr_eq(is, &tensor)) {
+                return self.unmake(&tensor).inspect_err(|_| {
+                    let _alone = self.alone();
+                    tensor.transition.set_leaving(false);
+                });
+            }
         }
-        self.keep(&next)?;
-        self.move_charges(&guard, &next, &tensor);
-        *guard = Arc::new(next);
-        Ok(())
     }
 
     /// Makes a view of a tensor, or finds it if it is there.
     ///
     /// # Errors
-    /// [`DeviceError::Tensor`], [`DeviceError::View`], [`DeviceError::NoRoomForView`] or [`DeviceError::Directory`], and then nothing changed.
+    /// [`DeviceError::Tensor`], [`DeviceError::View`], [`DeviceError::NoRoomForView`] or
+    /// [`DeviceError::Directory`], and then nothing changed.
     pub fn create_view(&self, tensor: &str, spelling: &str) -> Result<ViewInfo, DeviceError> {
-        let mut guard = self.map.write();
-        let tensor = guard.tensor(tensor)?.clone();
+        let guard = self.alone();
+        let tensor = guard.listed(tensor)?.clone();
         let name = &tensor.info.name;
         let view = View::parse(tensor.info.format, spelling)
             .map_err(|why| DeviceError::View { tensor: name.clone(), why })?;
@@ -110,13 +164,18 @@ impl Device {
         aliases.push(alias);
         let next = self.successor(&guard, guard.tensors.clone(), aliases)?;
         self.keep(&next)?;
-        *guard = Arc::new(next);
+        replace(guard, next);
         Ok(info)
     }
 
     /// Every tensor, by DPA.
     pub fn tensors(&self) -> Vec<TensorInfo> {
-        self.map().tensors.iter().map(|tensor| tensor.info.clone()).collect()
+        self.map()
+            .tensors
+            .iter()
+            .filter(|tensor| tensor.is_listed())
+            .map(|tensor| tensor.info.clone())
+            .collect()
     }
 
     /// Every view, by offset.
@@ -185,17 +244,170 @@ impl Device {
         }
     }
 
-    /// Moves the charges of the blocks of `tensor` from their owner in `from` to their owner in `to`.
-    fn move_charges(&self, from: &Map, to: &Map, tensor: &Tensor) {
-        for block in owned(tensor) {
-            let charge = self.charged(block);
-            self.charge(from, block, charge, super::charge::Charge::default());
-            self.charge(to, block, super::charge::Charge::default(), charge);
+    /// Where the tensor goes, and the map, in which nobody else can take that place. Waits for
+    /// tensors in the way that come or go.
+    fn place_free(&self, spec: &TensorSpec, part: usize) -> Result<(Alone<'_>, u64), DeviceError> {
+        loop {
+            let guard = self.alone();
+            let why = match self.place(&guard, spec, part) {
+                Ok(dpa) => return Ok((guard, dpa)),
+                Err(why) => why,
+            };
+            let Some(busy) = in_the_way(&guard, part, &why) else { return Err(why.into()) };
+            drop(guard);
+            drop(busy.transition.turn().lock());
+        }
+    }
+
+    /// Holds the map alone.
+    fn alone(&self) -> Alone<'_> {
+        Alone {
+            map: self.map.write(),
+            #[cfg(test)]
+            _hold: super::holds::Hold::begin(),
+        }
+    }
+
+    /// Removes a tensor whose turn the caller has. If that fails it is there as before, but marked
+    /// as leaving.
+    fn unmake(&self, tensor: &Arc<Tensor>) -> Result<(), DeviceError> {
+        {
+            let _alone = self.alone();
+            tensor.transition.set_leaving(true);
+        }
+        // Every store that did not know of it is done.
+        if let Some(shape) = &tensor.windows {
+            self.uncode_windows(tensor, shape)?;
+        }
+        self.charge_nobody(tensor);
+        self.forget(tensor).inspect_err(|_| self.charge_to(tensor))
+    }
+
+    /// The last step of a removal.
+    fn forget(&self, tensor: &Arc<Tensor>) -> Result<(), DeviceError> {
+        let guard = self.alone();
+        let stays = |is: &&Arc<Tensor>| !Arc::ptr_eq(is, tensor);
+        let tensors = guard.tensors.iter().filter(stays).cloned().collect();
+        let aliases = guard.aliases.iter().filter(|alias| stays(&&alias.tensor)).cloned().collect();
+        let next = self.successor(&guard, tensors, aliases)?;
+        #[cfg(test)]
+        super::holds::may_fail(super::holds::Step::Forget)?;
+        self.keep(&next)?;
+        self.drop_windows(tensor);
+        replace(guard, next);
+        Ok(())
+    }
+
+    /// The last step of making a tensor: people are told of it.
+    fn list(&self, tensor: &Tensor) {
+        let guard = self.alone();
+        tensor.transition.set_leaving(false);
+        tensor.transition.set_listed();
+        let next = guard.successor(guard.tensors.clone(), guard.aliases.clone(), &self.division);
+        replace(guard, next.expect("every directory since it was begun had room for it"));
+    }
+
+    /// Codes what the range of a new tensor holds as it says, and tells how far that came.
+    fn code_anew(&self, tensor: &Arc<Tensor>, reached: &mut u64) -> Result<(), DeviceError> {
+        if let Some(shape) = &tensor.windows {
+            return self.code_windows(tensor, shape, reached);
+        }
+        while let Some(touched) = self.blocks.touched(*reached..tensor.blocks().end) {
+            for block in touched {
+                *reached = block + 1;
+                let map = self.map.read();
+                if !is_current(&map, tensor, block) {
+                    return Ok(());
+                }
+                // A store may have come first; then this only codes the block again.
+                self.recode(&map, block)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Codes blocks up to `reached` of a tensor that was not made as nobody's blocks are coded, as
+    /// far as there is room.
+    fn code_back(&self, tensor: &Tensor, reached: u64) {
+        let mut at = tensor.blocks().start;
+        while let Some(touched) = self.blocks.touched(at..reached) {
+            at = touched.end;
+            for block in touched {
+                let map = self.map.read();
+                if map.tensor_at(block * BLOCK_BYTES as u64).is_some() {
+                    return;
+                }
+                if let Err(why) = self.recode(&map, block) {
+                    tracing::debug!(block, "it stays coded as the tensor was: {why}");
+                }
+            }
+        }
+    }
+
+    /// Charges a tensor for what its blocks hold, which nobody is charged for.
+    fn charge_to(&self, tensor: &Tensor) {
+        let set_charged = |passed| tensor.transition.set_charged(0..passed);
+        self.move_charges(tensor, take_over, set_charged);
+    }
+
+    /// Charges nobody for what the blocks of a tensor hold, which it is charged for.
+    fn charge_nobody(&self, tensor: &Tensor) {
+        let set_charged = |passed| tensor.transition.set_charged(passed..u64::MAX);
+        self.move_charges(tensor, hand_back, set_charged);
+    }
+
+    /// Moves the charges of a tensor's blocks by `one`, and has `passed` know after each step how
+    /// many blocks are behind it.
+    fn move_charges(&self, tensor: &Tensor, one: impl Fn(&Stats, &Tensor, Charge), passed: impl Fn(u64)) {
+        let Range { start, end } = tensor.blocks();
+        let mut at = start;
+        while at < end {
+            let _alone = self.alone();
+            let mut left = MAX_BLOCKS_A_HOLD;
+            while left > 0 && at < end {
+                let touched = self.blocks.touched(at..end).unwrap_or(end..end);
+                at = touched.end.min(touched.start + left);
+                left -= at - touched.start;
+                (touched.start..at).for_each(|block| one(&self.stats, tensor, self.charged(block)));
+            }
+            passed(at - start);
+            #[cfg(test)]
+            super::holds::moved(MAX_BLOCKS_A_HOLD - left);
         }
     }
 }
 
-/// The blocks of a tensor.
-fn owned(tensor: &Tensor) -> std::ops::Range<u64> {
-    store::blocks(tensor.info.dpa)..store::blocks(tensor.end())
+/// The map, held alone.
+struct Alone<'a> {
+    map: RwLockWriteGuard<'a, Arc<Map>>,
+    #[cfg(test)]
+    _hold: super::holds::Hold,
+}
+
+impl Deref for Alone<'_> {
+    type Target = Map;
+
+    fn deref(&self) -> &Map {
+        &self.map
+    }
+}
+
+/// Puts `next` in the map's place. The map before is dropped when nobody waits for that.
+fn replace(mut alone: Alone<'_>, next: Map) {
+    let before = std::mem::replace(&mut *alone.map, Arc::new(next));
+    drop(alone);
+    drop(before);
+}
+
+/// The tensor that is being made or removed and because of which another cannot be made now.
+fn in_the_way(map: &Map, part: usize, why: &TensorError) -> Option<Arc<Tensor>> {
+    let named = |name: &String| map.tensor(name).ok().filter(|tensor| tensor.transition.turn().is_locked());
+    match why {
+        TensorError::Exists { name } | TensorError::Overlap { other: name, .. } => named(name),
+        TensorError::NoRoom { .. } => {
+            map.tensors.iter().find(|is| is.part == part && is.transition.turn().is_locked())
+        }
+        _ => None,
+    }
+    .cloned()
 }

@@ -7,6 +7,7 @@
 //!   the least recently written one goes first and the writer waits for it, which is counted as back-pressure.
 //! * Everything about a window happens under its lock: a reader sees a window before a store or after it, coded or open, never a mixture. All its
 //!   blocks are stored before the first of them is published.
+//! * The windows of a tensor that is leaving are coded block by block and closed by every store: see `tables`.
 //! * Locks are taken in this order: the map, a window's, then the tables' and the store's. No two windows' locks are held together.
 //! * A window of which stored blocks are damaged is *recovered* by whoever decodes it: its blocks that have bytes in these are lost and poisoned, and it is coded anew in address order, where
 //!   each block stands alone. So who decodes a window knows which blocks of it are lost, and who publishes one says so.
@@ -35,15 +36,11 @@ use super::{
 };
 use crate::{
     BLOCK_BYTES, BlockWords,
-    codec::block::{BlockError, Bundle, MAX_BUNDLE},
+    codec::block::{BlockError, Bundle, MAX_BUNDLE, Stored},
     kv::{self, BlockSet, Coding, Shape, WindowDecoder},
     plane::{self, PlaneMask},
     stats::{Tally, report::WindowsNow},
-    store::{
-        self, Store, StoreError,
-        cause::Why,
-        entry::{self, Entry},
-    },
+    store::{self, Store, StoreError, cause::Why, entry},
     tensor::Tensor,
     window::Map,
 };
@@ -178,12 +175,6 @@ impl Span {
     }
 }
 
-/// The windows of a tensor, first to last.
-fn spans(tensor: &Tensor, shape: Shape) -> impl Iterator<Item = Span> {
-    let blocks = store::blocks(tensor.info.dpa)..store::blocks(tensor.end());
-    blocks.step_by(shape.blocks()).map(move |block| Span::of(tensor, &shape, block))
-}
-
 thread_local! {
     static BUNDLES: RefCell<Vec<Bundle>> = const { RefCell::new(Vec::new()) };
 }
@@ -218,6 +209,11 @@ impl Windows {
         self.staging.lock().open.get(&span.first).cloned()
     }
 
+    /// The first blocks of the windows that are open among these.
+    fn open_in(&self, blocks: Range<u64>) -> Vec<u64> {
+        self.staging.lock().open.range(blocks).map(|(first, _)| *first).collect()
+    }
+
     /// Takes a place in part `part`, which has these blocks, for a window to be opened, or else names its open one that was written least recently.
     fn take_place(&self, part: usize, blocks: Range<u64>) -> Result<(), Option<u64>> {
         let mut staging = self.staging.lock();
@@ -248,7 +244,7 @@ impl Windows {
 }
 
 /// Whether `block` is still part of `tensor`, as it was when the caller looked it up.
-fn is_current(map: &Map, tensor: &Arc<Tensor>, block: u64) -> bool {
+pub(super) fn is_current(map: &Map, tensor: &Arc<Tensor>, block: u64) -> bool {
     map.tensor_at(block * BLOCK_BYTES as u64).is_some_and(|owner| Arc::ptr_eq(owner, tensor))
 }
 
@@ -478,7 +474,11 @@ impl Device {
             self.drop_open(&span);
             return Ok(length);
         }
-        self.write_open(map, tensor, shape, &span, at, data)
+        let written = self.write_open(map, tensor, shape, &span, at, data)?;
+        if tensor.is_leaving() {
+            self.close(map, tensor, shape, &span)?;
+        }
+        Ok(written)
     }
 
     /// Forgets bytes from the start of `range` on, up to its end or the end of the window there, and counts them in `done`.
@@ -789,6 +789,8 @@ impl Device {
         let mut new: Vec<_> = lost.iter().map(|at| span.first + at as u64).collect();
         new.retain(|block| !self.store().losses().lists(*block));
         let store = self.store();
+        // What leaves can be read without it from the moment that it is looked at.
+        let coding = coding.or_else(|| tensor.is_leaving().then_some(Coding::Plain));
         self.blocks.ensure(span.first..span.first + span.blocks as u64)?;
         let codec = tensor.info.codec;
         let (coded, prepared) = BUNDLES.with_borrow_mut(|bundles| {
@@ -844,50 +846,87 @@ impl Device {
         (before, kept.map(|(_, bundle)| charge_of(bundle)).sum())
     }
 
-    /// Codes the windows of a tensor that was just made, where they hold data.
-    pub(super) fn code_windows(&self, tensor: &Arc<Tensor>, shape: Shape) -> Result<(), DeviceError> {
-        for span in spans(tensor, shape) {
-            let map = self.map.read();
-            if !is_current(&map, tensor, span.first) {
-                return Ok(());
-            }
-            let _lock = self.windows.stripe(&span).lock();
-            if self.windows.find(&span).is_some() || !self.holds_data(&span)? {
-                continue;
-            }
-            let Whole { bytes, lost } = self.load_window(&map, tensor, &shape, &span)?;
-            let content = Content { bytes: &bytes, lost, why: None };
-            self.publish_window(&map, tensor, &shape, &span, content, None)?;
+    /// Codes the windows of a tensor that is being made, where they hold data, and tells how far that
+    /// came. The map is held for one at a time.
+    pub(super) fn code_windows(
+        &self,
+        tensor: &Arc<Tensor>,
+        shape: &Shape,
+        reached: &mut u64,
+    ) -> Result<(), DeviceError> {
+        let blocks = tensor.blocks();
+        while let Some(touched) = self.blocks.touched((*reached).max(blocks.start)..blocks.end) {
+            let span = Span::of(tensor, shape, touched.start);
+            *reached = span.numbers().end;
+            self.code_window(tensor, shape, &span)?;
         }
         Ok(())
     }
 
-    /// Codes the windows of a tensor block by block, so that its blocks can be read without it. The caller keeps everybody from the map.
-    pub(super) fn uncode_windows(&self, map: &Map, tensor: &Tensor, shape: Shape) -> Result<(), DeviceError> {
-        for span in spans(tensor, shape) {
-            let _lock = self.windows.stripe(&span).lock();
-            if self.windows.find(&span).is_none() && !self.holds_data(&span)? {
-                continue;
-            }
-            let Whole { bytes, lost } = self.whole_window(map, tensor, &shape, &span)?;
-            let content = Content { bytes: &bytes, lost, why: None };
-            self.publish_window(map, tensor, &shape, &span, content, Some(Coding::Plain))?;
-            self.drop_open(&span);
+    fn code_window(&self, tensor: &Arc<Tensor>, shape: &Shape, span: &Span) -> Result<(), DeviceError> {
+        let map = self.map.read();
+        if !is_current(&map, tensor, span.first) {
+            return Ok(());
+        }
+        let _lock = self.windows.stripe(span).lock();
+        if self.windows.find(span).is_some() || !self.holds(span, |_| true) {
+            return Ok(());
+        }
+        let Whole { bytes, lost } = self.load_window(&map, tensor, shape, span)?;
+        let content = Content { bytes: &bytes, lost, why: None };
+        self.publish_window(&map, tensor, shape, span, content, None)
+    }
+
+    /// Codes the windows of a tensor that is leaving block by block, so that its blocks can be read
+    /// without it. The map is held for one at a time. What is lost stays poisoned.
+    pub(super) fn uncode_windows(&self, tensor: &Arc<Tensor>, shape: &Shape) -> Result<(), DeviceError> {
+        let blocks = tensor.blocks();
+        // An open one may hold what the store has nothing of yet.
+        for first in self.windows.open_in(blocks.clone()) {
+            self.uncode_window(tensor, shape, &Span::of(tensor, shape, first))?;
+        }
+        let mut at = blocks.start;
+        while let Some(touched) = self.blocks.touched(at..blocks.end) {
+            let span = Span::of(tensor, shape, touched.start);
+            at = span.numbers().end;
+            self.uncode_window(tensor, shape, &span)?;
         }
         Ok(())
     }
 
-    fn holds_data(&self, span: &Span) -> Result<bool, DeviceError> {
-        for block in span.first..span.first + span.blocks as u64 {
-            match self.store().entry(block) {
-                // What is poisoned stays so.
-                Ok(Entry { place: None, .. })
-                | Err(StoreError::Entry { why: entry::Damaged::Poison, .. }) => {}
-                Ok(_) | Err(StoreError::Entry { .. }) => return Ok(true),
-                Err(other) => return Err(other.into()),
-            }
+    fn uncode_window(&self, tensor: &Arc<Tensor>, shape: &Shape, span: &Span) -> Result<(), DeviceError> {
+        let map = self.map.read();
+        let _lock = self.windows.stripe(span).lock();
+        let is_open = self.windows.find(span).is_some();
+        if !is_open && !self.holds(span, |stored| stored.head_bytes() > 0) {
+            return Ok(());
         }
-        Ok(false)
+        let Whole { bytes, lost } = self.whole_window(&map, tensor, shape, span)?;
+        #[cfg(test)]
+        super::holds::may_fail(super::holds::Step::Uncode)?;
+        let content = Content { bytes: &bytes, lost, why: None };
+        self.publish_window(&map, tensor, shape, span, content, Some(Coding::Plain))?;
+        self.drop_open(span);
+        Ok(())
+    }
+
+    /// Drops the open windows of a tensor that has left, while the map is held alone. Every store
+    /// closes such a window, so one that is open holds a store that was refused.
+    pub(super) fn drop_windows(&self, tensor: &Tensor) {
+        let Some(shape) = &tensor.windows else { return };
+        for first in self.windows.open_in(tensor.blocks()) {
+            self.drop_open(&Span::of(tensor, shape, first));
+        }
+    }
+
+    /// Whether any block of a window holds something, stored in such a way. What is poisoned holds
+    /// nothing, and what is damaged has yet to be recovered.
+    fn holds(&self, span: &Span, in_such_a_way: impl Fn(&Stored) -> bool) -> bool {
+        span.numbers().any(|block| match self.store().entry(block) {
+            Ok(entry) => entry.place.is_some_and(|place| in_such_a_way(&place.stored)),
+            Err(StoreError::Entry { why: entry::Damaged::Poison, .. }) => false,
+            Err(_) => true,
+        })
     }
 
     /// The store of a device that has KV windows.

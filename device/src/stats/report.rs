@@ -418,6 +418,7 @@ impl Stats {
                 .map
                 .tensors
                 .iter()
+                .filter(|tensor| tensor.is_listed())
                 .map(|tensor| {
                     let info = &tensor.info;
                     let stored_bytes = match subject.mode {

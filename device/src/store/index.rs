@@ -175,6 +175,12 @@ impl Index {
         self.memory.may_be_hole(range) && self.raw(block) == [0; ENTRY_BYTES]
     }
 
+    /// The first of these blocks whose entries may be anything but zeros, some that follow one another.
+    pub(super) fn touched(&self, blocks: Range<u64>) -> Option<Range<u64>> {
+        let found = self.memory.touched(at(blocks.start)..at(blocks.end))?;
+        Some((found.start / ENTRY_BYTES) as u64..(found.end / ENTRY_BYTES) as u64)
+    }
+
     /// The first block from `block` on whose entry may take room; those before it hold nothing.
     pub(super) fn hole_end(&self, block: u64) -> u64 {
         (self.memory.hole_end(at(block)) / ENTRY_BYTES) as u64

@@ -34,6 +34,8 @@ const LINE: usize = 64;
 pub(crate) struct Memory {
     region: MmapRegion,
     part: Option<Box<Part>>,
+    /// Units that may hold anything but zeros, a bit each.
+    touched: MmapRegion,
 }
 
 /// Where in an image the memory is.
@@ -54,7 +56,9 @@ impl Memory {
     /// Reserves `bytes` of address space of this process.
     pub(crate) fn reserve(what: &'static str, bytes: u64) -> Result<Self, StoreError> {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-        Ok(Self { region: map(what, bytes, flags, None)?, part: None })
+        let region = map(what, bytes, flags, None)?;
+        let touched = bits(what, &region)?;
+        Ok(Self { region, part: None, touched })
     }
 
     /// Maps `bytes` of an image from `offset` on. Growth is asked of `host`.
@@ -67,9 +71,7 @@ impl Memory {
     ) -> Result<Self, StoreError> {
         let flags = libc::MAP_SHARED | libc::MAP_NORESERVE;
         let region = map(what, bytes, flags, Some(FileOffset::from_arc(Arc::clone(file), offset)))?;
-        let words = region.size().div_ceil(UNIT_BYTES).div_ceil(64) as u64;
-        let private = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-        let ensured = map(what, words * 8, private, None)?;
+        let (ensured, touched) = (bits(what, &region)?, bits(what, &region)?);
         let part = Part {
             what,
             file: Arc::clone(file),
@@ -79,15 +81,18 @@ impl Memory {
             #[cfg(test)]
             mishaps: super::mishaps::current(),
         };
-        let memory = Self { region, part: Some(Box::new(part)) };
+        let memory = Self { region, part: Some(Box::new(part)), touched };
         // Once for all: to ask of each unit whether it has a hole is to look for the next hole, which may be gigabytes away.
         let data = memory.populated();
         if let Some(part) = &memory.part {
             let whole = |range: Range<usize>| range.start.div_ceil(UNIT_BYTES)..range.end / UNIT_BYTES;
-            for unit in data.into_iter().flat_map(whole) {
+            for unit in data.iter().cloned().flat_map(whole) {
                 let (word, bit) = bit_of(&part.ensured, unit);
                 word.fetch_or(bit, Relaxed);
             }
+        }
+        for range in data {
+            memory.touch(range);
         }
         Ok(memory)
     }
@@ -110,6 +115,7 @@ impl Memory {
     pub(crate) fn write(&self, at: usize, data: &[u8]) {
         #[cfg(test)]
         let data = self.part.as_ref().map_or(data, |part| part.mishaps.written(data));
+        self.touch(at..at + data.len());
         self.region.get_slice(at, data.len()).expect("inside the reservation").copy_from(data);
         #[cfg(test)]
         if let Some(part) = &self.part {
@@ -176,6 +182,35 @@ impl Memory {
     /// Whether it is not known that there is room for all of `range`: then it takes some to write there.
     pub(super) fn may_be_hole(&self, range: Range<usize>) -> bool {
         self.part.as_ref().is_some_and(|part| !part.has_room(range))
+    }
+
+    fn touch(&self, range: Range<usize>) {
+        for unit in range.start / UNIT_BYTES..range.end.div_ceil(UNIT_BYTES) {
+            let (word, bit) = bit_of(&self.touched, unit);
+            if word.load(Relaxed) & bit == 0 {
+                word.fetch_or(bit, Relaxed);
+            }
+        }
+    }
+
+    /// The first bytes of `range` that may be anything but zeros, a unit at most. What was never
+    /// written costs a step for each 4 MiB of it.
+    pub(crate) fn touched(&self, range: Range<usize>) -> Option<Range<usize>> {
+        let (mut unit, end) = (range.start / UNIT_BYTES, range.end.div_ceil(UNIT_BYTES));
+        while unit < end {
+            let (word, bit) = bit_of(&self.touched, unit);
+            // The bits of this unit and those behind it in its word.
+            let set = word.load(Relaxed) & !(bit - 1);
+            if set == 0 {
+                unit = (unit / 64 + 1) * 64;
+                continue;
+            }
+            unit = unit / 64 * 64 + set.trailing_zeros() as usize;
+            let found = unit * UNIT_BYTES..(unit + 1) * UNIT_BYTES;
+            let found = found.start.max(range.start)..found.end.min(range.end);
+            return Some(found).filter(|found| !found.is_empty());
+        }
+        None
     }
 
     /// The first place from `at` on that may hold anything but zeros, or the end.
@@ -257,6 +292,13 @@ fn prefetch(line: *const u8) {
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = line;
+}
+
+/// A bit for each unit of `region`, none of them set.
+fn bits(what: &'static str, region: &MmapRegion) -> Result<MmapRegion, StoreError> {
+    let words = region.size().div_ceil(UNIT_BYTES).div_ceil(64) as u64;
+    let private = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    map(what, words * 8, private, None)
 }
 
 /// Where a unit's bit is: a word, and the bit in it.

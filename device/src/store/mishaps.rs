@@ -168,7 +168,11 @@ impl Mishaps {
     }
 
     pub(super) fn allocated(&self, flags: FallocateFlags) -> io::Result<()> {
-        if flags.contains(FallocateFlags::FALLOC_FL_PUNCH_HOLE) || self.room.fetch_sub(1, Relaxed) > 0 {
+        if flags.contains(FallocateFlags::FALLOC_FL_PUNCH_HOLE) {
+            let _ = self.room.fetch_update(Relaxed, Relaxed, |room| Some(room.saturating_add(1)));
+            return Ok(());
+        }
+        if self.room.fetch_update(Relaxed, Relaxed, |room| (room > 0).then(|| room - 1)).is_ok() {
             return Ok(());
         }
         Err(io::Error::from_raw_os_error(libc::ENOSPC))

@@ -322,6 +322,12 @@ impl Store {
         self.index.is_hole(block)
     }
 
+    /// The first of these blocks that may hold anything, some that follow one another. The others
+    /// are passed over without a look at each.
+    pub(crate) fn touched(&self, blocks: Range<u64>) -> Option<Range<u64>> {
+        self.index.touched(blocks)
+    }
+
     /// The first of these blocks that may hold anything but zeros, or their end. When `most` entries were looked at, the next one counts as one that does.
     pub(crate) fn next_data(&self, blocks: Range<u64>, most: u64) -> u64 {
         let (mut block, mut looked) = (blocks.start, 0);

@@ -4,6 +4,9 @@
 //!
 //! A place begins with the number of the save, which is stored last, the text's length and its CRC-32C. The valid one with the
 //! higher number counts, so a save that was cut short leaves the one before.
+//!
+//! A save makes room in both places. So the next one needs none if it is no longer: a tensor can be
+//! removed, or its making be undone, on a full disk too.
 
 use std::sync::{
     Arc,
@@ -77,7 +80,9 @@ impl Tables {
         let mut saves = self.saves.lock();
         let number = saves.number + 1;
         let at = place_of(number);
-        self.memory.ensure(at..at + HEADER_BYTES + text.len())?;
+        for place in [at, PLACE_BYTES - at] {
+            self.memory.ensure(place..place + HEADER_BYTES + text.len())?;
+        }
         if let Some((head, texts)) = &self.checkpoints {
             // A checkpoint needs no room of its own then.
             texts.iter().try_for_each(|memory| memory.ensure(0..text.len()))?;
