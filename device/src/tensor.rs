@@ -14,6 +14,7 @@ use crate::{
     kv::{KvError, Shape},
     layout::Layout,
     stats::{Gauge, Traffic},
+    window::Numbers,
 };
 
 /// Longest name of a tensor, in bytes.
@@ -205,7 +206,7 @@ pub(crate) struct Tensor {
     /// Reads through the base window.
     pub(crate) traffic: Traffic,
     /// Where the image keeps its counters.
-    pub(crate) number: Option<usize>,
+    pub(crate) numbers: Numbers,
 }
 
 impl TensorInfo {

@@ -27,9 +27,9 @@ impl Device {
         let TensorSpec { name, length, format, layout, codec, .. } = spec;
         let codec = codec.unwrap_or(self.config.codec);
         let info = TensorInfo { name, dpa, length, elements, shape, format, layout, codec };
-        let Counted { traffic, number } = self.new_traffic();
-        let tensor =
-            Arc::new(Tensor { info: info.clone(), part, windows, stored: Gauge::default(), traffic, number });
+        let Counted { traffic, numbers } = self.new_traffic();
+        let stored = Gauge::default();
+        let tensor = Arc::new(Tensor { info: info.clone(), part, windows, stored, traffic, numbers });
         let mut tensors = guard.tensors.clone();
         tensors.push(tensor.clone());
         let next = self.successor(&guard, tensors, guard.aliases.clone())?;

@@ -24,6 +24,7 @@ use parking_lot::Mutex;
 
 use super::{
     Device, DeviceError,
+    blocks::By,
     charge::{Charge, charge_of},
     decoded::Decoded,
     poison,
@@ -78,6 +79,31 @@ struct Staged {
     place: Option<Place>,
     /// Which of its blocks were written whole since it was opened.
     fresh: Vec<bool>,
+    /// Which of its blocks were written at all.
+    touched: Vec<bool>,
+}
+
+/// What becomes of a window that is published.
+#[derive(Clone, Copy)]
+enum Stored<'a> {
+    /// All of it was stored by a host.
+    All,
+    /// These of its blocks were.
+    Some(&'a [bool]),
+    /// It is coded anew, by this way if any is said.
+    Anew(Option<Coding>),
+}
+
+impl Stored<'_> {
+    /// For whom block `at` of the window is coded.
+    fn by(self, at: usize) -> By {
+        match self {
+            Self::All => By::Store,
+            Self::Some(touched) if touched[at] => By::Store,
+            Self::Some(_) => By::Window,
+            Self::Anew(_) => By::Maintenance,
+        }
+    }
 }
 
 /// A window of a tensor.
@@ -185,6 +211,15 @@ impl Windows {
     }
 }
 
+/// The parts of `range` that lie in one block each.
+fn by_block(range: Range<usize>) -> impl Iterator<Item = Range<usize>> {
+    let blocks = range.start / BLOCK_BYTES..range.end.div_ceil(BLOCK_BYTES);
+    blocks.map(move |block| {
+        let whole = block * BLOCK_BYTES..(block + 1) * BLOCK_BYTES;
+        whole.start.max(range.start)..whole.end.min(range.end)
+    })
+}
+
 /// Whether `block` is still part of `tensor`, as it was when the caller looked it up.
 fn is_current(map: &Map, tensor: &Arc<Tensor>, block: u64) -> bool {
     map.tensor_at(block * BLOCK_BYTES as u64).is_some_and(|owner| Arc::ptr_eq(owner, tensor))
@@ -211,8 +246,8 @@ impl Device {
         let wanted = at + inside.start..at + inside.end;
         let windows = &self.windows;
         let lock = windows.stripe(&span).lock();
-        tally.gcomp += self.gcomp_bytes(block);
         if let Some(open) = windows.find(&span) {
+            tally.staged_blocks += 1;
             words.copy_from_slice(&open.staged.lock().bytes[at..at + BLOCK_BYTES]);
             drop(lock);
             if mask != PlaneMask::all(shape.format()) {
@@ -220,7 +255,16 @@ impl Device {
             }
             return Ok(true);
         }
-        let kept = windows.decoded.lock().take(span.first, mask, &wanted, None);
+        let kept = {
+            let mut decoded = windows.decoded.lock();
+            // A generic device keeps as well what it decoded of a block and did not give.
+            let has_block = decoded.gave(span.first, mask, &(at..at + BLOCK_BYTES));
+            let kept = decoded.take(span.first, mask, &wanted, None);
+            if kept.is_none() || !has_block {
+                self.add_gcomp(block, tally);
+            }
+            kept
+        };
         let decoded = if let Some(kept) = kept {
             self.stats.windows_reused.add(1);
             kept
@@ -258,7 +302,7 @@ impl Device {
         let mut bundle = [0; MAX_BUNDLE];
         for at in 0..span.blocks {
             let block = span.first + at as u64;
-            self.touch_index(block);
+            self.touch_index(block, tally);
             tally.blocks += 1;
             let fetched = store.fetch(block, |stored| decoder.wanted(stored), &mut bundle);
             let fetched = fetched?;
@@ -288,7 +332,7 @@ impl Device {
         let data = &data[..length];
         if length == span.bytes() {
             let _lock = self.windows.stripe(&span).lock();
-            self.publish_window(map, tensor, shape, &span, data, None)?;
+            self.publish_window(map, tensor, shape, &span, data, Stored::All)?;
             self.drop_open(&span);
             return Ok(length);
         }
@@ -314,7 +358,7 @@ impl Device {
             if self.windows.find(&span).is_none() && span.numbers().all(is_hole) {
                 return Ok(end - range.start);
             }
-            self.publish_window(map, tensor, shape, &span, &vec![0; length], None)?;
+            self.publish_window(map, tensor, shape, &span, &vec![0; length], Stored::All)?;
             self.drop_open(&span);
         } else {
             let at = usize::try_from(range.start - window.start).expect("inside the window");
@@ -337,10 +381,11 @@ impl Device {
         let windows = &self.windows;
         loop {
             let lock = windows.stripe(span).lock();
+            let mut tally = Tally::default();
             let open = match windows.find(span) {
                 Some(open) => open,
                 None => match windows.take_place(tensor.part, self.division.parts[tensor.part].blocks()) {
-                    Ok(()) => self.open_window(tensor, shape, span)?,
+                    Ok(()) => self.open_window(tensor, shape, span, &mut tally)?,
                     Err(oldest) => {
                         drop(lock);
                         self.make_room(map, oldest)?;
@@ -350,6 +395,19 @@ impl Device {
             };
             open.written.store(windows.tick(), Relaxed);
             let mut staged = open.staged.lock();
+            let opened = u64::from(tally.blocks > 0);
+            for part in by_block(at..at + data.len()) {
+                let number = part.start / BLOCK_BYTES;
+                if !std::mem::replace(&mut staged.touched[number], true) {
+                    let inside = part.start % BLOCK_BYTES;
+                    let block = span.first + number as u64;
+                    self.add_partial_store(block, inside, part.len(), &mut tally);
+                    if part.len() < BLOCK_BYTES {
+                        self.touch_gcomp_index(block, &mut tally);
+                    }
+                }
+            }
+            self.stats.count_for_write(opened, opened * data.len() as u64, &tally);
             staged.bytes[at..at + data.len()].copy_from_slice(data);
             if let (Some(place), Some(kept)) = (&staged.place, &self.kept) {
                 kept.staged.write(place, at, data);
@@ -359,7 +417,9 @@ impl Device {
             }
             // If there is no room for it, it stays staged, and whoever closes it is told.
             if staged.fresh.iter().all(|fresh| *fresh)
-                && self.publish_window(map, tensor, shape, span, &staged.bytes, None).is_ok()
+                && self
+                    .publish_window(map, tensor, shape, span, &staged.bytes, Stored::Some(&staged.touched))
+                    .is_ok()
             {
                 drop(staged);
                 self.drop_open(span);
@@ -369,10 +429,15 @@ impl Device {
     }
 
     /// Opens a window for which a place was taken. The caller holds its lock.
-    fn open_window(&self, tensor: &Tensor, shape: &Shape, span: &Span) -> Result<Arc<Open>, DeviceError> {
+    fn open_window(
+        &self,
+        tensor: &Tensor,
+        shape: &Shape,
+        span: &Span,
+        tally: &mut Tally,
+    ) -> Result<Arc<Open>, DeviceError> {
         let windows = &self.windows;
-        // What a store has to read first is no host's read: it is not counted as one.
-        let bytes = self.decode_window(shape, span, PlaneMask::all(shape.format()), &mut Tally::default());
+        let bytes = self.decode_window(shape, span, PlaneMask::all(shape.format()), tally);
         let bytes = match bytes {
             Err(why) if Self::is_damage(&why) => {
                 self.found_window_damage(span.numbers(), &why);
@@ -382,7 +447,8 @@ impl Device {
         };
         let staged = bytes.and_then(|bytes| {
             let place = self.kept.as_ref().map(|kept| kept.staged.take(span.first, &bytes)).transpose()?;
-            Ok(Staged { bytes, place, fresh: vec![false; span.blocks] })
+            let (fresh, touched) = (vec![false; span.blocks], vec![false; span.blocks]);
+            Ok(Staged { bytes, place, fresh, touched })
         });
         let staged = staged.inspect_err(|_| drop(windows.fill_place(tensor.part, span, None)))?;
         windows.decoded.lock().forget(span.first);
@@ -417,7 +483,9 @@ impl Device {
                 kept.staged.let_go(place);
                 continue;
             };
-            let staged = Staged { bytes, place: Some(place), fresh: vec![false; span.blocks] };
+            // Which blocks were written nobody knows any more.
+            let (fresh, touched) = (vec![false; span.blocks], vec![true; span.blocks]);
+            let staged = Staged { bytes, place: Some(place), fresh, touched };
             let open = Open { written: AtomicU64::new(self.windows.tick()), staged: Mutex::new(staged) };
             let mut staging = self.windows.staging.lock();
             staging.bytes += span.bytes() as u64;
@@ -449,7 +517,9 @@ impl Device {
     fn close(&self, map: &Map, tensor: &Tensor, shape: &Shape, span: &Span) -> Result<bool, DeviceError> {
         let _lock = self.windows.stripe(span).lock();
         let Some(open) = self.windows.find(span) else { return Ok(false) };
-        self.publish_window(map, tensor, shape, span, &open.staged.lock().bytes, None)?;
+        let staged = open.staged.lock();
+        self.publish_window(map, tensor, shape, span, &staged.bytes, Stored::Some(&staged.touched))?;
+        drop(staged);
         self.drop_open(span);
         Ok(true)
     }
@@ -475,7 +545,7 @@ impl Device {
         Ok(())
     }
 
-    /// Codes `bytes` as a window, as `coding` says or as is best, and publishes all its blocks, or none if the store is full. The caller holds the window's lock.
+    /// Codes `bytes` as a window, as `stored` says or as is best, and publishes all its blocks, or none if the store is full. The caller holds the window's lock.
     fn publish_window(
         &self,
         map: &Map,
@@ -483,9 +553,10 @@ impl Device {
         shape: &Shape,
         span: &Span,
         bytes: &[u8],
-        coding: Option<Coding>,
+        stored: Stored<'_>,
     ) -> Result<(), DeviceError> {
         let store = self.store();
+        let coding = if let Stored::Anew(coding) = stored { coding } else { None };
         self.blocks.ensure(span.first..span.first + span.blocks as u64)?;
         let codec = tensor.info.codec;
         let (coded, prepared) = BUNDLES.with_borrow_mut(|bundles| {
@@ -510,11 +581,21 @@ impl Device {
         })?;
         self.windows.decoded.lock().forget(span.first);
         let changes = store.install_all(span.first, prepared);
-        for ((block, (old, new)), words) in (span.first..).zip(&changes).zip(bytes.as_chunks().0) {
+        let mut tally = Tally::default();
+        for (at, ((old, new), words)) in changes.iter().zip(bytes.as_chunks().0).enumerate() {
+            let (block, by) = (span.first + at as u64, stored.by(at));
+            self.touch_index(block, &mut tally);
+            if by == By::Store {
+                self.touch_gcomp_index(block, &mut tally);
+            }
             self.stats.replaced(old, new);
-            self.written(map, block, codec, words, Charge::of(old), Charge::of(new));
+            self.written(map, block, codec, words, (Charge::of(old), Charge::of(new)), by);
         }
         let stats = &self.stats;
+        match stored {
+            Stored::Anew(_) => stats.count_for_maintenance(0, &tally),
+            Stored::All | Stored::Some(_) => stats.count_for_write(0, 0, &tally),
+        }
         stats.windows_coded[coded.coding as usize].add(1);
         stats.repeated_rows.add(coded.repeated_rows as u64);
         Ok(())
@@ -538,8 +619,10 @@ impl Device {
                 continue;
             }
             let all = PlaneMask::all(shape.format());
-            let bytes = self.decode_window(&shape, &span, all, &mut Tally::default())?;
-            self.publish_window(&map, tensor, &shape, &span, &bytes, None)?;
+            let mut tally = Tally::default();
+            let bytes = self.decode_window(&shape, &span, all, &mut tally)?;
+            self.stats.count_for_maintenance(1, &tally);
+            self.publish_window(&map, tensor, &shape, &span, &bytes, Stored::Anew(None))?;
         }
         Ok(())
     }
@@ -551,11 +634,15 @@ impl Device {
             let bytes = match self.windows.find(&span) {
                 Some(open) => open.staged.lock().bytes.clone(),
                 None if self.holds_data(&span)? => {
-                    self.decode_window(&shape, &span, PlaneMask::all(shape.format()), &mut Tally::default())?
+                    let mut tally = Tally::default();
+                    let all = PlaneMask::all(shape.format());
+                    let bytes = self.decode_window(&shape, &span, all, &mut tally)?;
+                    self.stats.count_for_maintenance(1, &tally);
+                    bytes
                 }
                 None => continue,
             };
-            self.publish_window(map, tensor, &shape, &span, &bytes, Some(Coding::Plain))?;
+            self.publish_window(map, tensor, &shape, &span, &bytes, Stored::Anew(Some(Coding::Plain)))?;
             self.drop_open(&span);
         }
         Ok(())
