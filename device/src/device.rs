@@ -22,6 +22,7 @@ mod partition;
 pub mod poison;
 mod reads;
 mod room;
+mod sources;
 mod staged;
 mod stock;
 mod tables;
@@ -40,12 +41,14 @@ use parking_lot::RwLock;
 
 pub(crate) use self::division::Division;
 use self::division::Part;
+pub(crate) use self::sources::SourceOf;
 use self::{blocks::Blocks, events::Events, kept::Kept, poison::Poison, stock::Stock, windows::Windows};
 pub use self::{
     config::{DeviceConfig, MOST_OPEN_WINDOWS},
     division::{MOST_PARTITION_NAME_BYTES, MOST_PARTITIONS, PartitionConfig},
     error::DeviceError,
     partition::Partition,
+    sources::{Places, Source, SourceId, Stamp},
 };
 use crate::{
     BLOCK_BYTES,
@@ -318,27 +321,48 @@ impl Device {
     /// # Errors
     /// As [`Device::write_base`].
     pub fn discard(&self, offset: u64, length: u64) -> Result<(), DeviceError> {
+        self.discard_step(offset, length, u64::MAX, &mut 0)
+    }
+
+    /// As [`Device::discard`], but ends when at least `step` bytes are forgotten: a KV window that the range has whole is forgotten whole, as its parts could take room. `done` is how many
+    /// bytes from `offset` on were forgotten, also if there was an error.
+    ///
+    /// # Errors
+    /// As [`Device::discard`].
+    pub fn discard_step(
+        &self,
+        offset: u64,
+        length: u64,
+        step: u64,
+        done: &mut u64,
+    ) -> Result<(), DeviceError> {
         let range = self.inside(Window::Base, offset, length)?;
-        let mut at = range.start;
-        while at < range.end {
+        let discarded = self.discard_pieces(&range, step, done);
+        self.look();
+        discarded
+    }
+
+    fn discard_pieces(&self, range: &Range<u64>, step: u64, done: &mut u64) -> Result<(), DeviceError> {
+        while *done < step.min(range.end - range.start) {
+            let at = range.start + *done;
             let (block, inside) = locate(at);
             let zeros = usize::try_from(range.end - at).unwrap_or(usize::MAX).min(BLOCK_BYTES - inside);
             let map = self.map.read();
             if let Some((tensor, shape)) = windowed(&map, at) {
-                let length = self.discard_in_window(&map, tensor, shape, at..range.end)?;
-                let whole =
-                    ((at + length) / BLOCK_BYTES as u64).saturating_sub(at.div_ceil(BLOCK_BYTES as u64));
+                let before = *done;
+                let discarded = self.discard_in_window(&map, tensor, shape, at..range.end, done);
+                let end = at + (*done - before);
+                let whole = (end / BLOCK_BYTES as u64).saturating_sub(at.div_ceil(BLOCK_BYTES as u64));
                 self.stats.discarded_blocks.add(whole);
-                at += length;
+                discarded?;
                 continue;
             }
             if !self.coded_store().is_some_and(|store| store.is_hole(block)) {
                 self.write_block(&map, block, &[(inside, &[0; BLOCK_BYTES][..zeros])])?;
             }
             self.stats.discarded_blocks.add(u64::from(zeros == BLOCK_BYTES));
-            at += zeros as u64;
+            *done += zeros as u64;
         }
-        self.look();
         Ok(())
     }
 

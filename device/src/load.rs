@@ -8,19 +8,26 @@
 //! * Views are made after the bytes are in. A view that a tensor's format cannot give is skipped and reported; one that no
 //!   format at all can give is a mistake and refused before anything is loaded.
 //! * Which tensors are KV caches is said by [`KvRule`]s, the first that matches; see [`KvRule::by_name`].
+//! * Each tensor names the checkpoint it is of, and the image says of that when it is there whole. What is to become of a checkpoint whose tensors the device
+//!   has already, or has tensors of the names of, is [decided](decide) before anything changes.
 
-use std::ops::ControlFlow;
+mod decide;
+mod pieces;
+
+use std::collections::BTreeSet;
+use std::ops::{ControlFlow, Range};
+use std::path::PathBuf;
 use std::str::FromStr;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
-use std::thread;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use lamina_abi::VIEW_ALIGN;
 use serde::Serialize;
 use wildmatch::WildMatch;
 
+pub use self::decide::{Decision, Held, carry_out, decide, drop_unfinished};
+use self::pieces::{Contents, each_piece, source_of, stamp_of};
 use crate::BLOCK_BYTES;
-use crate::device::{Device, DeviceError};
+use crate::device::{Device, DeviceError, Places, Source, SourceId};
 use crate::format::{Format, UnknownFormat};
 use crate::kv::{self, KvError, KvLayout};
 use crate::layout::Layout;
@@ -29,7 +36,7 @@ use crate::tensor::{TensorInfo, TensorSpec};
 use crate::view::{View, ViewError};
 use crate::window::ViewInfo;
 
-/// Bytes that a thread copies at once, a multiple of the block.
+/// Bytes that a thread copies at once, a multiple of the block. The digests of contents that images keep are of such pieces.
 pub const PIECE: u64 = 1 << 20;
 /// Tokens of a KV window if a rule does not say (n in TRACE eq. 3).
 pub const KV_WINDOW: u32 = kv::WINDOW;
@@ -45,6 +52,8 @@ pub struct LoadOptions {
     pub formats: Vec<FormatRule>,
     /// The partition that the tensors go to; on a device that is not divided, none.
     pub partition: Option<String>,
+    /// Whether tensors of the checkpoint's names are removed, with what they hold, and what is stored outside tensors may be written over.
+    pub replace: bool,
 }
 
 /// A rule by which tensors are KV caches.
@@ -187,6 +196,57 @@ pub enum LoadError {
     /// The caller's progress function said so.
     #[error("loading was stopped")]
     Stopped,
+    /// The device has a tensor of the name that is not the checkpoint's.
+    #[error(
+        "{} and the image both have a tensor {tensor}; the image's was {held}. Nothing was changed: --replace removes the \
+         image's tensors of the file's names, with all they hold, and loads the file; or leave out the file, or name another \
+         --image",
+        file.display()
+    )]
+    Held {
+        /// The tensor.
+        tensor: String,
+        /// What is known of the one that is there.
+        held: Held,
+        /// The checkpoint.
+        file: PathBuf,
+    },
+    /// Two checkpoints have tensors of one name.
+    #[error("{} and {} both have a tensor {tensor}; load one of them", one.display(), other.display())]
+    Twice {
+        /// The tensor.
+        tensor: String,
+        /// A checkpoint.
+        one: PathBuf,
+        /// Another one.
+        other: PathBuf,
+    },
+    /// The file was written while it was read.
+    #[error("{} changed while it was loaded; load it again when it is whole", file.display())]
+    Changing {
+        /// The checkpoint.
+        file: PathBuf,
+    },
+    /// The image is not on the disk.
+    #[error("what was loaded from {} cannot be brought to the image's disk: {source}", file.display())]
+    Sync {
+        /// The checkpoint.
+        file: PathBuf,
+        /// The system's reason.
+        source: std::io::Error,
+    },
+    /// It fits only where something is stored.
+    #[error(
+        "{} fits only where something is stored that is no tensor's (there is room for it from DPA {dpa:#x} on). Nothing was \
+         changed: discard what is not needed (`lamina discard`), or write over it with --replace",
+        file.display()
+    )]
+    NoEmptyPlace {
+        /// The checkpoint.
+        file: PathBuf,
+        /// The first place where it fits.
+        dpa: u64,
+    },
 }
 
 /// Bytes of the base window that the tensors of `model` take in a fresh device.
@@ -223,8 +283,23 @@ pub fn load_model(
     for spelling in &options.views {
         spelled(spelling)?;
     }
-    let total = model.tensors().iter().map(|tensor| tensor.length).sum();
-    let before = AtomicU64::new(0);
+    let places = places(device, model, options, &BTreeSet::new(), &mut Vec::new())?;
+    let source = device.note_source(source_of(model));
+    load_from(device, model, options, &places, source, progress)
+}
+
+/// As [`load_model`], whose tensors name `source`.
+fn load_from(
+    device: &Device,
+    model: &ModelFile,
+    options: &LoadOptions,
+    places: &[u64],
+    source: SourceId,
+    progress: impl Fn(Progress<'_>) -> ControlFlow<()> + Sync,
+) -> Result<Loaded, LoadError> {
+    let told = Told::new(model, &progress);
+    let mut places = places.iter();
+    let mut contents = Contents::new();
     let mut loaded = Loaded::default();
     for tensor in model.tensors() {
         if tensor.length == 0 {
@@ -233,11 +308,13 @@ pub fn load_model(
             continue;
         }
         let failed = |source| LoadError::Device { tensor: tensor.name.clone(), source };
-        let info = device.create_tensor(spec(tensor, options)).map_err(failed)?;
-        copy(device, model, tensor, info.dpa, |bytes| {
-            let bytes = before.fetch_add(bytes, Ordering::Relaxed) + bytes;
-            progress(Progress { tensor: &tensor.name, bytes, total })
+        let spec = TensorSpec { dpa: places.next().copied(), ..spec(tensor, options) };
+        let info = device.create_tensor_from(spec, source).map_err(failed)?;
+        let digests = each_piece(model, tensor, &told, |at, bytes| {
+            device.write_base(info.dpa + at, bytes).map_err(failed)?;
+            Ok(Contents::of_piece(bytes))
         })?;
+        contents.add(&digests);
         device.flush(info.dpa, info.length).map_err(failed)?;
         for spelling in &options.views {
             if let Err(why) = View::parse(info.format, spelling) {
@@ -252,7 +329,66 @@ pub fn load_model(
         }
         loaded.tensors.push(info);
     }
+    let now = model.now()?;
+    if pieces::told_apart(model.opened(), &now) {
+        return Err(LoadError::Changing { file: model.path().into() });
+    }
+    // What a crash of the host leaves is not whole either.
+    device.sync().map_err(|source| LoadError::Sync { file: model.path().into(), source })?;
+    let whole = Source { contents: Some(contents.digest()), stamp: stamp_of(&now), ..source_of(model) };
+    device.set_source(source, whole).map_err(|why| LoadError::of(model, why))?;
     Ok(loaded)
+}
+
+impl LoadError {
+    /// The device refuses what is about all of a checkpoint.
+    fn of(model: &ModelFile, source: DeviceError) -> Self {
+        Self::Device { tensor: model.path().display().to_string(), source }
+    }
+}
+
+/// Who is told how far reading a checkpoint is.
+struct Told<'a> {
+    progress: &'a (dyn Fn(Progress<'_>) -> ControlFlow<()> + Sync),
+    bytes: AtomicU64,
+    total: u64,
+}
+
+impl<'a> Told<'a> {
+    fn new(model: &ModelFile, progress: &'a (dyn Fn(Progress<'_>) -> ControlFlow<()> + Sync)) -> Self {
+        let total = model.tensors().iter().map(|tensor| tensor.length).sum();
+        Self { progress, bytes: AtomicU64::new(0), total }
+    }
+
+    /// So many more bytes of a tensor are read.
+    fn read(&self, tensor: &str, bytes: u64) -> Result<(), LoadError> {
+        let bytes = self.bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        let told = (self.progress)(Progress { tensor, bytes, total: self.total });
+        if told.is_break() { Err(LoadError::Stopped) } else { Ok(()) }
+    }
+}
+
+/// Where a checkpoint's tensors are to lie once `removed` are gone: where nothing is stored and which is not `taken`, unless what is stored may be written over. They are taken then.
+fn places(
+    device: &Device,
+    model: &ModelFile,
+    options: &LoadOptions,
+    removed: &BTreeSet<String>,
+    taken: &mut Vec<Range<u64>>,
+) -> Result<Vec<u64>, LoadError> {
+    let wanted = model.tensors().iter().filter(|tensor| tensor.length > 0);
+    let wanted: Vec<_> = wanted.map(|tensor| (full_name(&tensor.name, options), tensor.length)).collect();
+    let places = device.places_for(&wanted, removed, taken).map_err(|why| LoadError::of(model, why))?;
+    let places = match places {
+        Places::Stored(places) if !options.replace => {
+            let (file, dpa) = (model.path().into(), places.first().copied().unwrap_or(0));
+            return Err(LoadError::NoEmptyPlace { file, dpa });
+        }
+        Places::Empty(places) | Places::Stored(places) => places,
+    };
+    let ends = wanted.iter().map(|(_, length)| length.next_multiple_of(BLOCK_BYTES as u64));
+    taken.extend(places.iter().zip(ends).map(|(dpa, length)| *dpa..dpa + length));
+    Ok(places)
 }
 
 fn skipped(tensor: &ModelTensor, view: &str, why: String) -> Skipped {
@@ -266,6 +402,14 @@ fn spelled(spelling: &str) -> Result<(), ViewError> {
     if given { Ok(()) } else { View::parse(Format::Fp32, spelling).map(drop) }
 }
 
+/// What a checkpoint's tensor is called on the device.
+fn full_name(tensor: &str, options: &LoadOptions) -> String {
+    match &options.partition {
+        Some(partition) => format!("{partition}/{tensor}"),
+        None => tensor.to_owned(),
+    }
+}
+
 fn spec(tensor: &ModelTensor, options: &LoadOptions) -> TensorSpec {
     let rule = options.formats.iter().find(|rule| rule.pattern.matches(&tensor.name));
     let format = match rule {
@@ -276,12 +420,8 @@ fn spec(tensor: &ModelTensor, options: &LoadOptions) -> TensorSpec {
     let elements = format.elements_in(tensor.length);
     // Under another format, or as bytes, the file's shape counts other elements than the device does.
     let fits = tensor.shape.iter().try_fold(1_u64, |product, &n| product.checked_mul(n)) == Some(elements);
-    let name = match &options.partition {
-        Some(partition) => format!("{partition}/{}", tensor.name),
-        None => tensor.name.clone(),
-    };
     TensorSpec {
-        name,
+        name: full_name(&tensor.name, options),
         dpa: None,
         length: tensor.length,
         elements: Some(elements),
@@ -290,50 +430,6 @@ fn spec(tensor: &ModelTensor, options: &LoadOptions) -> TensorSpec {
         layout,
         codec: None,
     }
-}
-
-/// Copies a tensor's bytes to `dpa`, telling `done` the bytes of each piece.
-fn copy(
-    device: &Device,
-    model: &ModelFile,
-    tensor: &ModelTensor,
-    dpa: u64,
-    done: impl Fn(u64) -> ControlFlow<()> + Sync,
-) -> Result<(), LoadError> {
-    let next = AtomicU64::new(0);
-    let stop = AtomicBool::new(false);
-    let failure = Mutex::new(None);
-    let pieces = tensor.length.div_ceil(PIECE);
-    let work = || {
-        let mut buffer = Vec::new();
-        while !stop.load(Ordering::Relaxed) {
-            let at = next.fetch_add(1, Ordering::Relaxed).saturating_mul(PIECE);
-            if at >= tensor.length {
-                return;
-            }
-            let length = PIECE.min(tensor.length - at);
-            buffer.resize(usize::try_from(length).unwrap_or(0), 0);
-            let copied = model.read(tensor, at, &mut buffer).map_err(LoadError::from).and_then(|()| {
-                let written = device.write_base(dpa + at, &buffer);
-                written.map_err(|source| LoadError::Device { tensor: tensor.name.clone(), source })
-            });
-            let copied =
-                copied.and_then(|()| if done(length).is_break() { Err(LoadError::Stopped) } else { Ok(()) });
-            if let Err(why) = copied {
-                stop.store(true, Ordering::Relaxed);
-                *failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(why);
-            }
-        }
-    };
-    let cores = thread::available_parallelism().map_or(2, usize::from).min(8);
-    let helpers = usize::try_from(pieces).unwrap_or(cores).min(cores).saturating_sub(1);
-    thread::scope(|scope| {
-        for _ in 0..helpers {
-            scope.spawn(work);
-        }
-        work();
-    });
-    failure.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
 }
 
 #[cfg(test)]

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     BLOCK_BYTES,
     codec::Codec,
+    device::SourceOf,
     format::Format,
     kv::{KvError, Shape},
     layout::Layout,
@@ -207,6 +208,8 @@ pub(crate) struct Tensor {
     pub(crate) traffic: Traffic,
     /// Where the image keeps its counters.
     pub(crate) numbers: Numbers,
+    /// The checkpoint it was loaded from.
+    pub(crate) source: SourceOf,
 }
 
 impl TensorInfo {

@@ -14,7 +14,8 @@ use std::{ops::Range, sync::Arc};
 use lamina_abi::{DIRECTORY_BYTES, Directory, DirectoryError, TensorEntry, VIEW_ALIGN, ViewEntry};
 use serde::Serialize;
 
-use self::arithmetic::{Geometry, Piece, first_fit};
+pub(crate) use self::arithmetic::first_fit;
+use self::arithmetic::{Geometry, Piece};
 use crate::{
     BLOCK_BYTES,
     device::Division,

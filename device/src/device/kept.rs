@@ -2,13 +2,21 @@
 //!
 //! The tables are saved before a change of them takes effect, so that who is told of it can rely on it.
 
-use std::{collections::BTreeSet, ops::Range, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ops::Range,
+    sync::Arc,
+};
 
 use lamina_abi::{DIRECTORY_BYTES, VIEW_ALIGN};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
-use super::{Device, DeviceConfig, DeviceError, Division, staged::StagedPlaces};
+use super::{
+    Device, DeviceConfig, DeviceError, Division,
+    sources::{Source, SourceId, SourceOf},
+    staged::StagedPlaces,
+};
 use crate::{
     BLOCK_BYTES,
     stats::{Gauge, Traffic},
@@ -23,8 +31,9 @@ pub(super) struct Kept {
     image: Image,
     tables: Tables,
     counters: Counters,
-    /// Checkpoints that were loaded whole.
-    loaded: Mutex<BTreeSet<String>>,
+    /// Paths of checkpoints that were loaded whole, for earlier programs.
+    pub(super) loaded: Mutex<BTreeSet<String>>,
+    pub(super) sources: Mutex<BTreeMap<SourceId, Source>>,
     pub(super) staged: StagedPlaces,
     /// Whether counters have numbers that the tables do not say yet.
     renumbered: bool,
@@ -38,6 +47,8 @@ struct Saved {
     tensors: Vec<SavedTensor>,
     views: Vec<SavedView>,
     loaded: BTreeSet<String>,
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    sources: BTreeMap<SourceId, Source>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -49,6 +60,9 @@ struct SavedTensor {
     /// Those that came later; an older program's image does not say.
     #[serde(default)]
     later_counters: Option<usize>,
+    /// What it was loaded from.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    source: Option<SourceId>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -72,11 +86,13 @@ impl Kept {
         let broken = |why: serde_json::Error| DeviceError::Image { why: why.to_string() };
         let saved: Saved =
             text.map_or_else(|| Ok(Saved::default()), |text| serde_json::from_slice(&text).map_err(broken))?;
-        let (loaded, renumbered) = (saved.loaded.clone(), saved.is_older());
+        let loaded = Mutex::new(saved.loaded.clone());
+        let sources = Mutex::new(saved.sources.clone());
+        let renumbered = saved.is_older();
         let counters = Counters::open(&image, config.first_process, saved.counters_end())?;
         let map = restore(saved, config, division, &counters)?;
         let staged = StagedPlaces::open(&image)?;
-        Ok((Self { image, tables, counters, loaded: Mutex::new(loaded), staged, renumbered }, map))
+        Ok((Self { image, tables, counters, loaded, sources, staged, renumbered }, map))
     }
 
     pub(super) fn image(&self) -> &Image {
@@ -99,34 +115,17 @@ impl Device {
             info: tensor.info.clone(),
             counters: tensor.numbers.first,
             later_counters: tensor.numbers.later,
+            source: tensor.source.get(),
         };
         let saved = Saved {
             generations: map.directories.iter().map(|directory| directory.generation).collect(),
             tensors: map.tensors.iter().map(tensor).collect(),
             views: map.aliases.iter().map(view).collect(),
             loaded: kept.loaded.lock().clone(),
+            sources: Self::sources_in(map, &kept.sources.lock()),
         };
         let text = serde_json::to_vec(&saved).expect("numbers and names");
         Ok(kept.tables.save(&text)?)
-    }
-}
-
-impl Device {
-    /// Whether the image says that the checkpoint of this name was loaded whole.
-    pub fn was_loaded(&self, checkpoint: &str) -> bool {
-        self.kept.as_ref().is_some_and(|kept| kept.loaded.lock().contains(checkpoint))
-    }
-
-    /// Has the image say that the checkpoint of this name was loaded whole.
-    ///
-    /// # Errors
-    /// [`DeviceError::Store`] if there is no room to say so.
-    pub fn set_loaded(&self, checkpoint: &str) -> Result<(), DeviceError> {
-        let map = self.map.write();
-        if let Some(kept) = &self.kept {
-            kept.loaded.lock().insert(checkpoint.to_owned());
-        }
-        self.keep(&map)
     }
 }
 
@@ -197,7 +196,7 @@ fn restore(
 ) -> Result<Map, DeviceError> {
     let broken = |why: String| DeviceError::Image { why };
     let mut tensors: Vec<Arc<Tensor>> = Vec::with_capacity(saved.tensors.len());
-    for SavedTensor { info, counters: first, later_counters: later } in saved.tensors {
+    for SavedTensor { info, counters: first, later_counters: later, source } in saved.tensors {
         let spec = info.spec();
         tensor::check(&spec)?;
         let windows = tensor::windows(&spec)?.filter(|_| config.mode == crate::mode::Mode::Trace);
@@ -208,8 +207,12 @@ fn restore(
         if end.is_none() || info.dpa < own.start || !info.dpa.is_multiple_of(BLOCK_BYTES as u64) {
             return Err(broken(format!("{} lies at DPA {:#x}, {} bytes", info.name, info.dpa, info.length)));
         }
+        if let Some(unknown) = source.filter(|id| !saved.sources.contains_key(id)) {
+            return Err(broken(format!("{} is of source {unknown}, of which nothing is said", info.name)));
+        }
+        let source = SourceOf::new(source);
         let Counted { traffic, numbers } = traffic(counters, Numbers { first, later });
-        let tensor = Tensor { info, part, windows, stored: Gauge::default(), traffic, numbers };
+        let tensor = Tensor { info, part, windows, stored: Gauge::default(), traffic, numbers, source };
         tensors.push(Arc::new(tensor));
     }
     tensors.sort_by_key(|tensor| tensor.info.dpa);

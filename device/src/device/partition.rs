@@ -134,8 +134,22 @@ impl Partition {
     /// # Errors
     /// As [`Device::discard`], and [`DeviceError::Quota`].
     pub fn discard(&self, offset: u64, length: u64) -> Result<(), DeviceError> {
+        self.discard_step(offset, length, u64::MAX, &mut 0)
+    }
+
+    /// As [`Device::discard_step`].
+    ///
+    /// # Errors
+    /// As [`Self::discard`].
+    pub fn discard_step(
+        &self,
+        offset: u64,
+        length: u64,
+        step: u64,
+        done: &mut u64,
+    ) -> Result<(), DeviceError> {
         let at = self.at(Window::Base, offset, length)?;
-        self.device.discard(at, length).map_err(|why| self.own(why))
+        self.device.discard_step(at, length, step, done).map_err(|why| self.own(why))
     }
 
     /// As [`Device::flush`].

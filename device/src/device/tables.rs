@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Device, DeviceError};
+use super::{Device, DeviceError, sources::SourceOf};
 use crate::{
     BLOCK_BYTES,
     mode::Mode,
@@ -19,6 +19,10 @@ impl Device {
     /// # Errors
     /// [`DeviceError::Tensor`] or [`DeviceError::Directory`], and then nothing changed.
     pub fn create_tensor(&self, spec: TensorSpec) -> Result<TensorInfo, DeviceError> {
+        self.make_tensor(spec, SourceOf::default())
+    }
+
+    pub(super) fn make_tensor(&self, spec: TensorSpec, source: SourceOf) -> Result<TensorInfo, DeviceError> {
         let (elements, shape) = tensor::check(&spec)?;
         let windows = tensor::windows(&spec)?.filter(|_| self.config.mode == Mode::Trace);
         let mut guard = self.map.write();
@@ -27,9 +31,9 @@ impl Device {
         let TensorSpec { name, length, format, layout, codec, .. } = spec;
         let codec = codec.unwrap_or(self.config.codec);
         let info = TensorInfo { name, dpa, length, elements, shape, format, layout, codec };
-        let Counted { traffic, numbers } = self.new_traffic();
+        let Counted { traffic, numbers, source } = self.new_traffic();
         let stored = Gauge::default();
-        let tensor = Arc::new(Tensor { info: info.clone(), part, windows, stored, traffic, numbers });
+        let tensor = Arc::new(Tensor { info: info.clone(), part, windows, stored, traffic, numbers, source });
         let mut tensors = guard.tensors.clone();
         tensors.push(tensor.clone());
         let next = self.successor(&guard, tensors, guard.aliases.clone())?;

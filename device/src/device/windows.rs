@@ -340,14 +340,15 @@ impl Device {
         Ok(length)
     }
 
-    /// Forgets bytes from `offset` of the base window on, up to `end` or the end of the window there: how many bytes that are.
+    /// Forgets bytes from the start of `range` on, up to its end or the end of the window there, and counts them in `done`.
     pub(super) fn discard_in_window(
         &self,
         map: &Map,
         tensor: &Tensor,
         shape: &Shape,
         range: Range<u64>,
-    ) -> Result<u64, DeviceError> {
+        done: &mut u64,
+    ) -> Result<(), DeviceError> {
         let span = Span::of(tensor, shape, range.start / BLOCK_BYTES as u64);
         let window = span.range();
         let end = range.end.min(window.end);
@@ -356,16 +357,20 @@ impl Device {
             let _lock = self.windows.stripe(&span).lock();
             let is_hole = |block| self.store().is_hole(block);
             if self.windows.find(&span).is_none() && span.numbers().all(is_hole) {
-                return Ok(end - range.start);
+                *done += end - range.start;
+                return Ok(());
             }
             self.publish_window(map, tensor, shape, &span, &vec![0; length], Stored::All)?;
             self.drop_open(&span);
+            *done += end - range.start;
         } else {
             let at = usize::try_from(range.start - window.start).expect("inside the window");
             self.write_open(map, tensor, shape, &span, at, &vec![0; length])?;
+            // Staged, it reads as zeros, whether there is room to code it or not.
+            *done += end - range.start;
             self.close(map, tensor, shape, &span)?;
         }
-        Ok(end - range.start)
+        Ok(())
     }
 
     /// Writes `data` at `at` of a window, which is opened if it is not.

@@ -14,6 +14,7 @@ use safetensors::Dtype;
 use safetensors::tensor::TensorInfo;
 use serde::Deserialize;
 use serde::de::{Error as _, MapAccess, Visitor};
+use twox_hash::xxhash3_128::Hasher;
 
 use super::{ModelError, ModelTensor};
 
@@ -37,6 +38,8 @@ pub(super) struct Header {
     pub(super) tensors: Vec<ModelTensor>,
     /// The texts under `__metadata__`.
     pub(super) metadata: BTreeMap<String, String>,
+    /// XXH3-128 of the header's bytes.
+    pub(super) digest: u128,
 }
 
 /// Reads the header of the file at `path`, open as `file` and `bytes` long.
@@ -63,9 +66,10 @@ pub(super) fn read(path: &Path, file: &File, bytes: u64) -> Result<Header, Model
     read_at(&mut text, LENGTH_BYTES)?;
     let entries: Entries =
         serde_json::from_slice(&text).map_err(|source| ModelError::Header { path: path.into(), source })?;
+    let digest = Hasher::oneshot(&text);
     drop(text);
     let tensors = check(path, entries.tensors, data_start, bytes - data_start)?;
-    Ok(Header { tensors, metadata: entries.metadata })
+    Ok(Header { tensors, metadata: entries.metadata, digest })
 }
 
 /// What a header says, unchecked: every entry, in its order.

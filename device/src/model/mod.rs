@@ -40,6 +40,8 @@ pub struct ModelFile {
     file: File,
     tensors: Vec<ModelTensor>,
     metadata: BTreeMap<String, String>,
+    header_digest: u128,
+    opened: fs::Metadata,
 }
 
 /// One tensor of a [`ModelFile`].
@@ -73,9 +75,28 @@ impl ModelFile {
             return Err(ModelError::NotAFile { path: path.into() });
         }
         let file = File::open(path).map_err(failed)?;
-        let bytes = file.metadata().map_err(failed)?.len();
-        let header = header::read(path, &file, bytes)?;
-        Ok(Self { path: path.into(), file, tensors: header.tensors, metadata: header.metadata })
+        let opened = file.metadata().map_err(failed)?;
+        let header::Header { tensors, metadata, digest } = header::read(path, &file, opened.len())?;
+        Ok(Self { path: path.into(), file, tensors, metadata, header_digest: digest, opened })
+    }
+
+    /// What the system said of the file before its header was read.
+    pub fn opened(&self) -> &fs::Metadata {
+        &self.opened
+    }
+
+    /// What the system says of the file now.
+    ///
+    /// # Errors
+    ///
+    /// [`ModelError::Open`] if it says nothing.
+    pub fn now(&self) -> Result<fs::Metadata, ModelError> {
+        self.file.metadata().map_err(|source| ModelError::Open { path: self.path.clone(), source })
+    }
+
+    /// XXH3-128 of the header's bytes.
+    pub fn header_digest(&self) -> u128 {
+        self.header_digest
     }
 
     /// Where it was opened.

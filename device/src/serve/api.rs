@@ -222,7 +222,10 @@ impl IntoResponse for Refusal {
 impl From<ControlError> for Refusal {
     fn from(why: ControlError) -> Self {
         let status = match &why {
-            ControlError::Device(why) | ControlError::Serve(ServeError::Device(why)) => status_of(why),
+            ControlError::Device(why)
+            | ControlError::Serve(ServeError::Device(why) | ServeError::Discard { source: why, .. }) => {
+                status_of(why)
+            }
             ControlError::Serve(ServeError::PastEnd { .. }) => StatusCode::UNPROCESSABLE_ENTITY,
             ControlError::Serve(ServeError::Closing) => StatusCode::SERVICE_UNAVAILABLE,
             ControlError::Serve(_) => StatusCode::INTERNAL_SERVER_ERROR,

@@ -30,6 +30,9 @@
 //! All of this is for one pair of files, that is one page cache, over one partition. Between *hosts*, whose page caches nobody keeps coherent, the contract of
 //! [`super::host_cache`] holds instead: 1 and 4 as above, each for its own files; 2 without the laundering; 3 after a flush by the host itself.
 //!
+//! A discard drops each page at one moment while it is under way; loads then find zeros, and stores after that stay: see [`super::dropped_pages`]. One that fails has dropped what its error says,
+//! and nothing behind it.
+//!
 //! A store for which the device has no room is one that is not complete there, for as long as it may wait: see [`super::write_backs`].
 //!
 //! How: reads of views mark their pages in [`ServedPages`]; a base store that has reached the device takes the marks of
@@ -44,12 +47,16 @@ use std::time::{Duration, Instant};
 use crate::device::{DeviceError, Partition};
 
 use super::ServeError;
+use super::dropped_pages::{Gate, LetGo, Reading};
 use super::host_cache::HostCache;
 use super::invalidations::{Invalidations, join_touching};
 use super::lanes::{Face, LaneRanges, Lanes};
 use super::launder::{Done, LaunderWith, Launderer};
 use super::served_pages::{PAGE_BYTES, ServedPages};
 use super::write_backs::{Answer, Asker, WriteBacks};
+
+/// Bytes that are discarded at once: reads and writes of the window wait so long.
+const DISCARD_STEP: u64 = 2 << 20;
 
 /// Keeps the windows of one pair of files coherent.
 pub struct Coherence {
@@ -64,6 +71,9 @@ pub struct Coherence {
     /// Pages of the views window to be dropped.
     views: Invalidations,
     write_backs: WriteBacks,
+    gate: Arc<Gate>,
+    /// Held by who discards and tells the kernel.
+    discarding: Mutex<()>,
     launderer: std::sync::OnceLock<Launderer>,
     /// What is to be laundered as soon as that can be done; `None` from then on. A worker process answers requests before it has opened the files to launder by, and those may be
     /// of views over pages that were dirty before it came.
@@ -84,11 +94,14 @@ pub(super) struct Laundry {
 impl Coherence {
     /// `patience` is how long a write-back may wait for room.
     pub(super) fn new(partition: Partition, cache: Option<Arc<HostCache>>, patience: Duration) -> Self {
+        let gate = Arc::new(Gate::default());
         Self {
             served: ServedPages::new(partition.views_bytes()),
             // A set is a whole device, and no host's.
-            lanes: partition.device().set().map(|set| Lanes::new(set, &partition, patience)),
-            write_backs: WriteBacks::new(partition.clone(), Face::Base, patience),
+            lanes: partition.device().set().map(|set| Lanes::new(set, &partition, patience, &gate)),
+            write_backs: WriteBacks::new(partition.clone(), Face::Base, patience, Arc::clone(&gate)),
+            gate,
+            discarding: Mutex::default(),
             partition,
             cache,
             base: Invalidations::default(),
@@ -219,21 +232,84 @@ impl Coherence {
 
     /// Drops the base bytes of a range: they read as zero afterwards, in views too. Sleeps like [`Self::flush`], but never for room: what is stored in the range and has not reached the device needs none.
     ///
+    /// Each page is dropped at one moment, when the kernel lets go of it: what is stored into it later stays. See [`super::dropped_pages`].
+    ///
     /// # Errors
     ///
-    /// When the range passes the window's end, the device cannot drop a part of a block, or the mount is going away.
+    /// When the range passes the window's end, the device cannot drop a part of a block, or the mount is going away. What lies behind the bytes that the error says are dropped is as it was.
     pub fn discard(&self, offset: u64, length: u64) -> Result<(), ServeError> {
         let window = self.partition.base_bytes();
         let end = offset.checked_add(length).filter(|&end| end <= window);
         let Some(end) = end else { return Err(ServeError::PastEnd { offset, length, window }) };
-        let discarding = self.write_backs.discarding(offset..end);
-        // What lanes have of it must not come back.
-        let by_lanes = self.lanes.as_ref().map(|lanes| lanes.discarding(&(offset..end)));
-        let dropped = self.partition.discard(offset, length);
-        // One that failed may have dropped the first blocks.
-        self.written_beside(offset, length)?;
-        drop((discarding, by_lanes));
-        Ok(dropped?)
+        let mut at = offset;
+        while at < end {
+            // Another's end must not take this one's marks.
+            let _one_by_one = self.discarding.lock().unwrap_or_else(PoisonError::into_inner);
+            let (gone, dropped) = self.drop_step(&(at..end), LetGo::Told);
+            at = gone.end;
+            self.write_backs.take_out_dropped();
+            self.lanes.iter().for_each(Lanes::take_out_dropped);
+            let let_go = self.written_beside(gone.start, gone.end - gone.start);
+            self.write_backs.dropped().forget(&gone);
+            self.lanes.iter().for_each(|lanes| lanes.forget_dropped(&gone));
+            let_go?;
+            dropped.map_err(|source| ServeError::Discard {
+                offset,
+                length,
+                done: gone.end - offset,
+                source,
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Drops the base bytes of a range for the kernel, which lets go of the pages itself when all are dropped. Never sleeps on the mount.
+    pub(super) fn punch(&self, range: Range<u64>) -> Result<(), DeviceError> {
+        let mut at = range.start;
+        while at < range.end {
+            let (gone, dropped) = self.drop_step(&(at..range.end), LetGo::ByItself);
+            at = gone.end;
+            self.changed(Face::Base, gone.start, gone.end - gone.start);
+            if let Some(lanes) = &self.lanes {
+                lanes.drop_cached(&gone);
+            }
+            if let Err(why) = dropped {
+                // Then it does not.
+                self.base.queue(once(range.start..at).filter(|gone| !gone.is_empty()));
+                return Err(why);
+            }
+        }
+        Ok(())
+    }
+
+    /// Has the device drop the beginning of a range, and marks what it dropped: which that is.
+    fn drop_step(&self, range: &Range<u64>, let_go: LetGo) -> (Range<u64>, Result<(), DeviceError>) {
+        let _alone = self.gate.write();
+        let (length, mut done) = (range.end - range.start, 0);
+        let dropped = self.partition.discard_step(range.start, length, DISCARD_STEP, &mut done);
+        let gone = range.start..range.start + done;
+        self.write_backs.dropped().mark(&gone, let_go);
+        self.lanes.iter().for_each(|lanes| lanes.mark_dropped(&gone, let_go));
+        (gone, dropped)
+    }
+
+    /// The kernel reads a range of a file: nothing is dropped as long as this is held. Among those who read past the page cache are some who have not dropped what they had there, but
+    /// they cannot be told from others: a read through a descriptor that was opened with `O_DIRECT` may be for a mapping of it.
+    pub(super) fn reading(&self, face: Face, offset: u64, length: u64) -> Reading<'_> {
+        let gate = self.gate.read();
+        if let Some(write_backs) = self.write_backs(face) {
+            write_backs.dropped().read(&(offset..offset.saturating_add(length)));
+        }
+        gate
+    }
+
+    /// A range of a file is written through the page cache: nothing is dropped as long as this is held.
+    pub(super) fn writing(&self, face: Face, offset: u64, length: u64) -> Reading<'_> {
+        let gate = self.gate.read();
+        if let Some(write_backs) = self.write_backs(face) {
+            write_backs.dropped().written(&(offset..offset.saturating_add(length)));
+        }
+        gate
     }
 
     /// Stores what the kernel writes back of a file: the answer, or nothing if it waits for room. Never sleeps on the mount.
@@ -468,9 +544,11 @@ impl Coherence {
     }
 
     /// Hands ranges of a file that the kernel is to drop to `invalidate`, until [`Self::close`].
-    pub(super) fn invalidate_until_closed(&self, face: Face, invalidate: impl FnMut(&Range<u64>)) {
+    pub(super) fn invalidate_until_closed(&self, face: Face, mut invalidate: impl FnMut(&Range<u64>)) {
         match (face, &self.lanes) {
-            (Face::Base, _) => self.base.run_until_closed(invalidate),
+            (Face::Base, _) => self.base.run_until_closed(|range| {
+                self.write_backs.dropped().invalidate(range, self.launderer.get(), &mut invalidate);
+            }),
             (Face::Views, _) => self.views.run_until_closed(invalidate),
             (Face::Lane(lane), Some(lanes)) => lanes.invalidate_until_closed(lane, invalidate),
             (Face::Lane(_), None) => {}
@@ -548,3 +626,6 @@ fn on(launderer: &std::sync::OnceLock<Launderer>, start: impl FnOnce(&Launderer,
     start(launderer, Box::new(move |result| drop(done.send(result))));
     answer.recv().unwrap_or_else(|_| Err(io::ErrorKind::BrokenPipe.into()))
 }
+
+#[cfg(test)]
+mod tests;

@@ -60,6 +60,11 @@ impl Target<'_> {
         self.pair.bytes_of(self.face)
     }
 
+    /// Whether its pages are written back, and so must not be read or written while some are discarded.
+    fn holds_off_discards(self) -> bool {
+        self.face != Face::Views && self.pair.cache().is_none()
+    }
+
     /// Refuses what would pass by a host's page cache.
     fn cached(self, flags: u32) -> io::Result<()> {
         let direct = flags & libc::O_DIRECT.unsigned_abs() != 0;
@@ -240,6 +245,9 @@ impl FileSystem for WindowFs {
         if count == 0 {
             return Ok(0);
         }
+        let _reading = target
+            .holds_off_discards()
+            .then(|| target.pair.coherence().reading(target.face, offset, count as u64));
         out.write_from(&mut Transfer(target), count, offset)
     }
 
@@ -274,7 +282,10 @@ impl FileSystem for WindowFs {
             // What was written stays in the page cache.
             target.pair.coherence().serving(target.face, offset, bytes);
         }
+        let writing =
+            target.holds_off_discards().then(|| target.pair.coherence().writing(target.face, offset, bytes));
         data.read_exact_to(&mut Transfer(target), count, offset)?;
+        drop(writing);
         if target.pair.cache().is_none() {
             target.pair.coherence().changed(target.face, offset, bytes);
         }
@@ -322,9 +333,8 @@ impl FileSystem for WindowFs {
         }
         let end = offset.saturating_add(length).min(target.bytes());
         if offset < end {
-            let dropped = target.pair.partition().discard(offset, end - offset);
+            let dropped = target.pair.coherence().punch(offset..end);
             dropped.map_err(|why| failed("discard", target, offset, 0, &why))?;
-            target.pair.coherence().changed(Face::Base, offset, end - offset);
         }
         Ok(())
     }

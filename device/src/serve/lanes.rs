@@ -6,7 +6,7 @@
 use std::io;
 use std::iter::once;
 use std::ops::Range;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use lamina_abi::Interleave;
@@ -15,10 +15,11 @@ use crate::device::Partition;
 
 use super::ServeError;
 use super::coherence::needed;
+use super::dropped_pages::{Gate, LetGo};
 use super::invalidations::Invalidations;
 use super::launder::Launderer;
 use super::served_pages::{PAGE_BYTES, ServedPages};
-use super::write_backs::{Discarding, WriteBacks};
+use super::write_backs::WriteBacks;
 
 /// What a file of a pair shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,7 +55,7 @@ pub(super) type LaneRanges = Vec<(u32, Vec<Range<u64>>)>;
 
 impl Lanes {
     /// The lanes of the base window of a whole device. `patience` is how long a write-back may wait for room.
-    pub(super) fn new(set: Interleave, whole: &Partition, patience: Duration) -> Self {
+    pub(super) fn new(set: Interleave, whole: &Partition, patience: Duration, gate: &Arc<Gate>) -> Self {
         let base_bytes = whole.base_bytes();
         let lane = |lane| {
             let bytes = set.before(lane, base_bytes);
@@ -63,7 +64,7 @@ impl Lanes {
                 served: ServedPages::new(bytes),
                 launderer: OnceLock::new(),
                 stale: Invalidations::default(),
-                write_backs: WriteBacks::new(whole.clone(), Face::Lane(lane), patience),
+                write_backs: WriteBacks::new(whole.clone(), Face::Lane(lane), patience, Arc::clone(gate)),
             }
         };
         Self { set, base: ServedPages::new(base_bytes), each: (0..set.ways()).map(lane).collect() }
@@ -192,9 +193,11 @@ impl Lanes {
     }
 
     /// Hands ranges of a lane that the kernel is to drop to `invalidate`, until [`Self::close`].
-    pub(super) fn invalidate_until_closed(&self, lane: u32, invalidate: impl FnMut(&Range<u64>)) {
+    pub(super) fn invalidate_until_closed(&self, lane: u32, mut invalidate: impl FnMut(&Range<u64>)) {
         if let Some(lane) = self.each.get(lane as usize) {
-            lane.stale.run_until_closed(invalidate);
+            lane.stale.run_until_closed(|range| {
+                lane.write_backs.dropped().invalidate(range, lane.launderer.get(), &mut invalidate);
+            });
         }
     }
 
@@ -203,11 +206,28 @@ impl Lanes {
         Some(&self.each.get(lane as usize)?.write_backs)
     }
 
-    /// Takes the bytes of a range of `base` out of the lanes' write-backs: see [`WriteBacks::discarding`].
-    pub(super) fn discarding(&self, base: &Range<u64>) -> Vec<Discarding<'_>> {
-        let of = |(lane, part)| self.write_backs(lane).map(|lane| lane.discarding(part));
-        let parts = self.numbers().map(|lane| (lane, self.set.lane_range(lane, base)));
-        parts.filter(|(_, part)| !part.is_empty()).filter_map(of).collect()
+    /// The device has dropped a range of `base`: see [`DroppedPages::mark`](super::dropped_pages::DroppedPages::mark).
+    pub(super) fn mark_dropped(&self, base: &Range<u64>, let_go: LetGo) {
+        self.each_over(base, |lane, range| lane.write_backs.dropped().mark(&range, let_go));
+    }
+
+    /// Takes what was dropped out of what waits.
+    pub(super) fn take_out_dropped(&self) {
+        self.each.iter().for_each(|lane| lane.write_backs.take_out_dropped());
+    }
+
+    /// The kernel has let go of what it had of a range of `base` in the lanes.
+    pub(super) fn forget_dropped(&self, base: &Range<u64>) {
+        self.each_over(base, |lane, range| lane.write_backs.dropped().forget(&range));
+    }
+
+    fn each_over(&self, base: &Range<u64>, mut call: impl FnMut(&Lane, Range<u64>)) {
+        for (number, lane) in self.numbers().zip(&self.each) {
+            let range = self.set.lane_range(number, base);
+            if !range.is_empty() {
+                call(lane, range);
+            }
+        }
     }
 
     /// Has no write-back wait any more.
@@ -227,14 +247,12 @@ impl Lanes {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use super::*;
     use crate::device::{Device, DeviceConfig};
 
     fn lanes(set: Interleave, bytes: u64) -> Lanes {
         let device = Arc::new(Device::new(DeviceConfig::new(bytes, 4 << 20)).unwrap());
-        Lanes::new(set, &Partition::first(device), Duration::ZERO)
+        Lanes::new(set, &Partition::first(device), Duration::ZERO, &Arc::default())
     }
 
     #[test]

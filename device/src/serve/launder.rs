@@ -140,6 +140,11 @@ impl Launderer {
         !range.is_empty() && found(&self.base, range).map_or(true, |found| found.cached + found.writeback > 0)
     }
 
+    /// Whether the page cache is known to hold pages of this range. Never sleeps.
+    pub(crate) fn surely_cached(&self, range: &Range<u64>) -> bool {
+        !range.is_empty() && found(&self.base, range).is_ok_and(|found| found.cached + found.writeback > 0)
+    }
+
     /// The device number of the file system that the window is on.
     pub(crate) fn mount_number(&self) -> Option<u64> {
         device_of(&self.base).ok()

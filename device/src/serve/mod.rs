@@ -8,6 +8,7 @@ pub mod api;
 pub mod coherence;
 pub mod control;
 mod direct;
+mod dropped_pages;
 #[cfg(debug_assertions)]
 mod faults;
 pub mod fuse;
@@ -111,6 +112,20 @@ pub enum ServeError {
     /// Threads or descriptors ran out.
     #[error("cannot start threads: {0}")]
     Threads(#[source] io::Error),
+    /// The device could not drop all of a range.
+    #[error(
+        "of {length} bytes at {offset:#x} of the base window the first {done} were dropped, and no more: {source}"
+    )]
+    Discard {
+        /// Offset in the base window.
+        offset: u64,
+        /// Bytes.
+        length: u64,
+        /// Those that were dropped.
+        done: u64,
+        /// Why.
+        source: crate::device::DeviceError,
+    },
     /// Dirty base pages did not reach the device.
     #[error("cannot flush {length} bytes at {offset:#x} of the base window: {source}")]
     Flush {

@@ -52,19 +52,34 @@ impl ServedPages {
             if bits.load(Ordering::SeqCst) & mask == 0 {
                 continue;
             }
-            let mut set = bits.fetch_and(!mask, Ordering::SeqCst) & mask;
-            while set != 0 {
-                let low = set.trailing_zeros();
-                let run = (set >> low).trailing_ones();
-                let first = (word * 64 + u64::from(low)) * PAGE_BYTES;
-                push(taken, first..first + u64::from(run) * PAGE_BYTES);
-                set &= u64::MAX.checked_shl(low + run).unwrap_or(0);
-            }
+            push_pages(taken, word, bits.fetch_and(!mask, Ordering::SeqCst) & mask);
         }
+    }
+
+    /// The byte ranges of the pages touching `range` whose bits are set.
+    pub(crate) fn marked(&self, range: Range<u64>) -> Vec<Range<u64>> {
+        let mut marked = Vec::new();
+        for (word, mask) in words(range) {
+            let Some(chunk) = self.chunk(word) else { break };
+            let Some(chunk) = chunk.get() else { continue };
+            push_pages(&mut marked, word, chunk[within(word)].load(Ordering::SeqCst) & mask);
+        }
+        marked
     }
 
     fn chunk(&self, word: u64) -> Option<&OnceLock<Chunk>> {
         self.chunks.get(usize::try_from(word / CHUNK_WORDS as u64).ok()?)
+    }
+}
+
+/// Adds the byte ranges of the pages whose bits are set in a word.
+fn push_pages(ranges: &mut Vec<Range<u64>>, word: u64, mut set: u64) {
+    while set != 0 {
+        let low = set.trailing_zeros();
+        let run = (set >> low).trailing_ones();
+        let first = (word * 64 + u64::from(low)) * PAGE_BYTES;
+        push(ranges, first..first + u64::from(run) * PAGE_BYTES);
+        set &= u64::MAX.checked_shl(low + run).unwrap_or(0);
     }
 }
 
@@ -138,6 +153,13 @@ mod tests {
                 }
             }
             let cut = cut.0.min(cut.1)..cut.0.max(cut.1);
+            let marked = pages.marked(cut.start * PAGE_BYTES..cut.end * PAGE_BYTES);
+            prop_assert_eq!(&marked, &pages.marked(cut.start * PAGE_BYTES..cut.end * PAGE_BYTES));
+            let all = taken(&pages, cut.start * PAGE_BYTES..cut.end * PAGE_BYTES);
+            prop_assert_eq!(&marked, &all);
+            for range in all {
+                pages.mark(range);
+            }
             let found: Vec<u64> = taken(&pages, cut.start * PAGE_BYTES..cut.end * PAGE_BYTES)
                 .into_iter().flat_map(|range| (range.start / PAGE_BYTES)..(range.end / PAGE_BYTES)).collect();
             let expected: Vec<u64> = cut.filter(|&page| model[usize::try_from(page).unwrap()]).collect();

@@ -7,7 +7,8 @@
 //! * It is tried again soon after anything was freed ([`Device::freed`](crate::device::Device::freed)), and every [`TICK`] for what others free on the host.
 //! * Once it has waited as long as it may, it is refused with ENOSPC, counted, and an event names what is lost. So is at once what finds [`MOST_BYTES`] waiting already, or as much as the
 //!   host's memory [lets wait](crate::device::Device::can_wait), and what still waits when the mount is taken down.
-//! * What is being discarded needs no room: a discard takes its bytes out of the write-backs that wait, and of those that come until it is over. It never waits for the room that it makes.
+//! * What was discarded needs no room: its pages are taken out of the write-backs that wait, and of those that come of pages that the kernel had before ([`super::dropped_pages`]). A discard
+//!   never waits for the room that it makes.
 //! * A process that dies has not answered; the kernel gives the request to the next one, where it waits anew.
 //!
 //! Nothing else waits, but who asks for what waits: a flush or `fsync` of its range, the first load of a view over it, another store into the same page; and what has the kernel write back
@@ -23,6 +24,7 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::device::{DeviceError, Partition};
 
+use super::dropped_pages::{DroppedPages, Gate};
 use super::lanes::Face;
 
 /// Bytes of a file's write-backs that may wait: each is a copy of pages that the host keeps as well.
@@ -56,8 +58,8 @@ pub(super) struct WriteBacks {
     state: Mutex<State>,
     /// Signalled when there may be something to try again.
     changed: Condvar,
-    /// Signalled when a first attempt is over.
-    tried: Condvar,
+    gate: Arc<Gate>,
+    dropped: DroppedPages,
 }
 
 #[derive(Default)]
@@ -65,9 +67,6 @@ struct State {
     waiting: Vec<Arc<Mutex<Waiting>>>,
     /// Bytes of those.
     bytes: usize,
-    /// What is being tried for the first time.
-    trying: Vec<Range<u64>>,
-    discarding: Vec<Range<u64>>,
     /// Whether to try at once.
     again: bool,
     /// Whether nobody may wait any more.
@@ -86,30 +85,20 @@ struct Waiting {
     answered: bool,
 }
 
-/// A range that is being discarded, until this is dropped.
-pub(super) struct Discarding<'a> {
-    write_backs: &'a WriteBacks,
-    range: Range<u64>,
-}
-
-/// A first attempt, until this is dropped.
-struct Trying<'a> {
-    write_backs: &'a WriteBacks,
-    range: Range<u64>,
-}
-
 impl WriteBacks {
     /// Write-backs of what `face` shows of `partition`, none of which waits for room longer than `patience`.
-    pub(super) fn new(partition: Partition, face: Face, patience: Duration) -> Self {
+    pub(super) fn new(partition: Partition, face: Face, patience: Duration, gate: Arc<Gate>) -> Self {
         let lane = if let Face::Lane(lane) = face { Some(lane) } else { None };
         Self {
+            gate,
+            // As long as a lane, and more.
+            dropped: DroppedPages::new(partition.base_bytes()),
             partition,
             lane,
             patience,
             most_bytes: MOST_BYTES,
             state: Mutex::default(),
             changed: Condvar::new(),
-            tried: Condvar::new(),
         }
     }
 
@@ -121,7 +110,6 @@ impl WriteBacks {
         bytes: &mut [u8],
         stored: impl Fn(Range<u64>),
     ) -> Option<Answer> {
-        let trying = self.begin(offset, bytes);
         let mut done = 0;
         let why = match self.store(offset, bytes, &mut done, stored) {
             Ok(answer) => return Some(answer),
@@ -143,9 +131,6 @@ impl WriteBacks {
             let waiting = Waiting { asker, offset, bytes, done, since, answered: false };
             state.waiting.push(Arc::new(Mutex::new(waiting)));
             self.changed.notify_one();
-            // A discard that waits for this attempt finds it among those that wait.
-            drop(state);
-            drop(trying);
             return None;
         };
         drop(state);
@@ -210,19 +195,21 @@ impl WriteBacks {
         answer(*asker, outcome);
     }
 
-    /// Stores what is not stored yet: the answer, or why there is no room.
+    /// Stores what is not stored yet and was not discarded: the answer, or why there is no room.
     fn store(
         &self,
         offset: u64,
-        bytes: &[u8],
+        bytes: &mut [u8],
         done: &mut usize,
         stored: impl Fn(Range<u64>),
     ) -> Result<Answer, DeviceError> {
+        let _nothing_is_dropped = self.gate.read();
+        let range = offset..offset + bytes.len() as u64;
+        for part in self.dropped.parts(&range) {
+            clear(offset, bytes, &part);
+        }
         let before = *done;
-        let written = match self.lane {
-            None => self.partition.write_back(offset, bytes, done),
-            Some(lane) => self.partition.device().write_back_lane(lane, offset, bytes, done),
-        };
+        let written = self.store_all_but(&self.dropped.pages(&range), offset, bytes, done);
         if *done > before {
             stored(offset + before as u64..offset + *done as u64);
         }
@@ -234,6 +221,33 @@ impl WriteBacks {
                 Ok(Err(libc::EIO))
             }
         }
+    }
+
+    /// Stores what is left of `bytes` but for some pages, and moves `done` over both.
+    fn store_all_but(
+        &self,
+        pages: &[Range<u64>],
+        offset: u64,
+        bytes: &[u8],
+        done: &mut usize,
+    ) -> Result<(), DeviceError> {
+        let inside =
+            |at: u64| usize::try_from(at.saturating_sub(offset)).unwrap_or(usize::MAX).min(bytes.len());
+        let ends = pages.iter().map(|page| inside(page.start)..inside(page.end));
+        for skipped in ends.chain(std::iter::once(bytes.len()..bytes.len())) {
+            if *done < skipped.start {
+                let (at, piece) = (offset + *done as u64, &bytes[*done..skipped.start]);
+                let mut stored = 0;
+                let written = match self.lane {
+                    None => self.partition.write_back(at, piece, &mut stored),
+                    Some(lane) => self.partition.device().write_back_lane(lane, at, piece, &mut stored),
+                };
+                *done += stored;
+                written?;
+            }
+            *done = skipped.end.max(*done);
+        }
+        Ok(())
     }
 
     /// Gives a write-back up, of which `done` bytes are stored.
@@ -248,27 +262,24 @@ impl WriteBacks {
         Err(libc::ENOSPC)
     }
 
-    /// Takes the bytes of `range` out of every write-back that waits, or comes before the guard is dropped: they are zeros then. Waits for attempts that are under way, which
-    /// wait for nobody.
-    pub(super) fn discarding(&self, range: Range<u64>) -> Discarding<'_> {
+    /// What is discarded of the file.
+    pub(super) fn dropped(&self) -> &DroppedPages {
+        &self.dropped
+    }
+
+    /// Takes what was discarded out of every write-back that waits; what is left of one is tried at once.
+    pub(super) fn take_out_dropped(&self) {
         let mut state = self.state.lock();
-        state.discarding.push(range.clone());
-        while state.trying.iter().any(|tried| overlap(tried, &range)) {
-            self.tried.wait(&mut state);
-        }
         let waiting = state.waiting.clone();
+        state.again |= !waiting.is_empty();
         drop(state);
         for one in waiting {
-            let Waiting { offset, bytes, done, .. } = &mut *one.lock();
-            clear(*offset, bytes, &range);
-            // All of it is discarded: there is nothing to store.
-            if range.start <= *offset && *offset + bytes.len() as u64 <= range.end {
-                *done = bytes.len();
+            let Waiting { offset, bytes, .. } = &mut *one.lock();
+            for part in self.dropped.parts(&(*offset..*offset + bytes.len() as u64)) {
+                clear(*offset, bytes, &part);
             }
         }
-        self.state.lock().again = true;
         self.changed.notify_one();
-        Discarding { write_backs: self, range }
     }
 
     /// Has everything that waits be tried once more and answered, and nothing wait any more.
@@ -282,38 +293,6 @@ impl WriteBacks {
         self.state.lock().closed = true;
         self.changed.notify_one();
     }
-
-    /// Begins a first attempt: takes out what is being discarded.
-    fn begin(&self, offset: u64, bytes: &mut [u8]) -> Trying<'_> {
-        let range = offset..offset + bytes.len() as u64;
-        let mut state = self.state.lock();
-        state.discarding.iter().for_each(|discarded| clear(offset, bytes, discarded));
-        state.trying.push(range.clone());
-        Trying { write_backs: self, range }
-    }
-}
-
-impl Drop for Trying<'_> {
-    fn drop(&mut self) {
-        remove(&mut self.write_backs.state.lock().trying, &self.range);
-        self.write_backs.tried.notify_all();
-    }
-}
-
-impl Drop for Discarding<'_> {
-    fn drop(&mut self) {
-        remove(&mut self.write_backs.state.lock().discarding, &self.range);
-    }
-}
-
-fn remove(ranges: &mut Vec<Range<u64>>, range: &Range<u64>) {
-    if let Some(at) = ranges.iter().position(|found| found == range) {
-        ranges.swap_remove(at);
-    }
-}
-
-fn overlap(one: &Range<u64>, other: &Range<u64>) -> bool {
-    one.start < other.end && other.start < one.end
 }
 
 /// Zeroes what `bytes`, which lie at `offset`, have of `range`.

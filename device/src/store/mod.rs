@@ -272,6 +272,11 @@ impl Store {
         self.index.is_hole(block)
     }
 
+    /// Ranges of blocks that may hold anything, of a store in an image.
+    pub(crate) fn populated(&self) -> Vec<std::ops::Range<u64>> {
+        self.index.populated()
+    }
+
     /// Takes hold of `block` to replace it.
     ///
     /// # Errors

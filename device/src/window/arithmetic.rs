@@ -70,7 +70,7 @@ impl Geometry {
 
 /// The first multiple of `align` from `start` on where `length` bytes end before `end`, clear of `taken` (in order), or the
 /// largest gap.
-pub(super) fn first_fit(
+pub(crate) fn first_fit(
     start: u64,
     end: u64,
     align: u64,

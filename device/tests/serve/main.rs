@@ -3,9 +3,11 @@
 //! These tests mount for real: they need /dev/fuse, and root or fusermount3.
 
 mod api;
+mod checkpoints;
 mod coherence;
 mod common;
 mod deaths;
+mod discards;
 mod disk_driver;
 mod disks;
 mod exerciser;

@@ -123,16 +123,6 @@ pub(crate) struct Load {
     pub(crate) partition: Option<String>,
 }
 
-impl Load {
-    /// What a tensor of the checkpoint is called on the device.
-    pub(crate) fn full_name(&self, name: &str) -> String {
-        match &self.partition {
-            Some(partition) => format!("{partition}/{name}"),
-            None => name.to_owned(),
-        }
-    }
-}
-
 impl Plan {
     /// Decides. Of a device that lies in an `image` already, the partitions are the image's: what is said otherwise is refused.
     pub(crate) fn new(

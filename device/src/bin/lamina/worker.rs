@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use lamina::device::{Device, DeviceConfig, Partition};
-use lamina::load::{self, LoadError, LoadOptions, Loaded};
+use lamina::load::{self, Decision, LoadError, LoadOptions, Loaded, Progress};
 use lamina::model::ModelFile;
 use lamina::serve::qmp::{PoisonReporter, Told};
 use lamina::serve::{
@@ -24,7 +24,7 @@ use lamina::store::host_memory::HostMemory;
 use lamina::store::image::Image;
 
 use crate::args::DeviceArgs;
-use crate::division::{DivisionArgs, Plan};
+use crate::division::{DivisionArgs, Load, Plan};
 use crate::life::{self, Order, Ready, WindowFile, Word};
 use crate::log;
 use crate::meter::Meter;
@@ -226,34 +226,40 @@ fn watch_panics(survive: bool) -> Arc<OnceLock<Arc<Device>>> {
     device
 }
 
-/// Loads what was not loaded whole by a run before.
+/// Loads the checkpoints that the image does not hold already, if all of them may be.
 fn load_all(device: &Device, args: &DeviceArgs, plan: &Plan, stop: &AtomicBool) -> Result<Loaded> {
+    let unfinished = load::drop_unfinished(device)?;
+    let open = |load: &Load| {
+        let options = LoadOptions { partition: load.partition.clone(), ..args.load_options() };
+        Ok((ModelFile::open(&load.path)?, options))
+    };
+    let loads = plan.loads.iter().map(open).collect::<Result<Vec<_>>>()?;
+    let told = |meter: &Meter, progress: Progress<'_>| {
+        meter.show(&progress);
+        if stop.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    };
+    let meter = Meter::new("compared");
+    let decisions = load::decide(device, &loads, |progress| told(&meter, progress))?;
+    meter.finish();
+    for path in unfinished {
+        tracing::warn!(
+            "{path} was not loaded whole before: what there was of it is removed; --model loads it anew"
+        );
+    }
     let mut all = Loaded::default();
     let meter = Meter::new("loaded");
-    for load in &plan.loads {
-        let path = &load.path;
-        let options = LoadOptions { partition: load.partition.clone(), ..args.load_options() };
-        let name = path.canonicalize().unwrap_or_else(|_| path.clone()).to_string_lossy().into_owned();
-        let name = load.partition.as_ref().map_or(name.clone(), |partition| format!("{partition}:{name}"));
-        if device.was_loaded(&name) {
-            tracing::info!("the image holds {name} already; it is not loaded again");
-            continue;
+    for ((model, options), decision) in loads.iter().zip(decisions) {
+        let path = model.path().display();
+        match &decision {
+            Decision::Load { replacing, .. } if !replacing.is_empty() => {
+                tracing::warn!("--replace: {} tensors are removed, and loaded from {path}", replacing.len());
+            }
+            Decision::Load { .. } => {}
+            Decision::Keep { .. } | Decision::Adopt { .. } => {
+                tracing::info!("the image holds {path} already; it is not loaded again");
+            }
         }
-        let model = ModelFile::open(path)?;
-        // A run before may have been killed while it loaded this.
-        let there = device.tensors();
-        let unfinished = |name: &str| {
-            there.iter().any(|is| is.name == name) && all.tensors.iter().all(|tensor| tensor.name != name)
-        };
-        let names = model.tensors().iter().map(|tensor| load.full_name(&tensor.name));
-        for tensor in names.filter(|name| args.image.is_some() && unfinished(name)) {
-            device.remove_tensor(&tensor)?;
-        }
-        let loaded = load::load_model(device, &model, &options, |progress| {
-            meter.show(&progress);
-            if stop.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-        })?;
-        device.set_loaded(&name)?;
+        let loaded = load::carry_out(device, model, options, decision, |progress| told(&meter, progress))?;
         all.tensors.extend(loaded.tensors);
         all.views.extend(loaded.views);
         all.skipped.extend(loaded.skipped);

@@ -5,6 +5,7 @@ use std::thread::JoinHandle;
 
 use super::*;
 use crate::device::{Device, DeviceConfig, PartitionConfig, events::Kind};
+use crate::serve::dropped_pages::LetGo;
 
 const PAGE: usize = 4096;
 const LONG: Duration = Duration::from_secs(3600);
@@ -36,7 +37,9 @@ impl Rig {
         while partition.write_base(filled * PAGE as u64, &page(filled)).is_ok() {
             filled += 1;
         }
-        let write_backs = Arc::new(WriteBacks { most_bytes, ..WriteBacks::new(partition, face, patience) });
+        let gate = Arc::default();
+        let write_backs =
+            Arc::new(WriteBacks { most_bytes, ..WriteBacks::new(partition, face, patience, gate) });
         let (answer, answers) = channel();
         let retrying = Arc::clone(&write_backs);
         let retrying = std::thread::spawn(move || {
@@ -53,6 +56,18 @@ impl Rig {
     fn take(&self, unique: u64, page_number: u64, mut bytes: Vec<u8>) -> Option<Answer> {
         let asker = Asker { channel: 0, unique };
         self.write_backs.take(asker, page_number * PAGE as u64, &mut bytes, |_| {})
+    }
+
+    /// Marks pages as discarded, as they are in the device when nobody else is let in.
+    fn drop_pages(&self, pages: Range<u64>) {
+        let range = pages.start * PAGE as u64..pages.end * PAGE as u64;
+        let alone = self.write_backs.gate.write();
+        if self.write_backs.lane.is_none() {
+            self.device.discard(range.start, range.end - range.start).unwrap();
+        }
+        self.write_backs.dropped.mark(&range, LetGo::Told);
+        drop(alone);
+        self.write_backs.take_out_dropped();
     }
 
     fn answered(&self) -> (u64, Answer) {
@@ -154,14 +169,15 @@ fn a_discard_takes_its_bytes_out_and_waits_for_no_room() {
     assert_eq!(rig.take(1, at, both.clone()), None);
     assert_eq!(rig.take(2, at + 2, page(3)), None);
     // The second is discarded whole; of the first, the second page further down.
-    let discarded = rig.write_backs.discarding((at + 2) * PAGE as u64..(at + 3) * PAGE as u64);
+    rig.drop_pages(at + 2..at + 3);
     assert_eq!(rig.answered(), (2, Ok(4096)));
-    // What comes while it is discarded is dropped too.
+    // What the kernel still has of it is dropped too.
     assert_eq!(rig.take(3, at + 2, page(4)), Some(Ok(4096)));
-    drop(discarded);
     assert!(rig.read(at + 2).iter().all(|byte| *byte == 0));
-    assert_eq!(rig.take(4, at + 2, page(5)), None, "after it, it is stored again, and waits");
-    drop(rig.write_backs.discarding((at + 1) * PAGE as u64..(at + 2) * PAGE as u64));
+    // Not so what is stored into the page once it was read again, though the discard is not over.
+    rig.write_backs.dropped.read(&((at + 2) * PAGE as u64..(at + 2) * PAGE as u64 + 1));
+    assert_eq!(rig.take(4, at + 2, page(5)), None, "it is stored again, and waits");
+    rig.drop_pages(at + 1..at + 2);
     rig.device.discard(0, 64 * PAGE as u64).unwrap();
     let mut answers = [rig.answered(), rig.answered()];
     answers.sort_by_key(|answer| answer.0);
@@ -204,7 +220,7 @@ fn what_finds_no_room_by_a_lane_waits_too_and_what_is_lost_of_it_is_told() {
     let many: Vec<u8> = (0..6).flat_map(|at| page(1000 + at)).collect();
     assert_eq!(rig.take(1, at, many.clone()), None);
     assert_eq!(rig.counts(), (1, 1, 0));
-    drop(rig.write_backs.discarding((at + 5) * PAGE as u64..(at + 6) * PAGE as u64));
+    rig.drop_pages(at + 5..at + 6);
     rig.device.discard(0, 64 * PAGE as u64).unwrap();
     assert_eq!(rig.answered(), (1, Ok(6 * 4096)));
     let mut found = vec![0; 6 * PAGE];
@@ -222,4 +238,31 @@ fn what_finds_no_room_by_a_lane_waits_too_and_what_is_lost_of_it_is_told() {
     let told = format!("8192 bytes of lane 1 that were stored at DPA {dpa:#x} are lost");
     assert!(event.kind == Kind::StoresLost && event.text.contains(&told), "{event:?}");
     assert_eq!(rig.counts(), (0, 0, 2));
+}
+
+#[test]
+fn a_part_that_was_discarded_is_taken_out_and_the_rest_stored() {
+    let rig = Rig::full(LONG);
+    rig.device.discard(0, 64 * PAGE as u64).unwrap();
+    rig.write_backs.dropped.mark(&(100..PAGE as u64 + 200), LetGo::Told);
+    let many: Vec<u8> = (0..3).flat_map(page).collect();
+    assert_eq!(rig.take(1, 0, many.clone()), Some(Ok(3 * 4096)));
+    let mut expected = many;
+    expected[100..PAGE + 200].fill(0);
+    assert!((0..3).flat_map(|at| rig.read(at)).eq(expected));
+}
+
+#[test]
+fn pages_between_discarded_ones_are_stored() {
+    let rig = Rig::full(LONG);
+    rig.device.discard(0, 64 * PAGE as u64).unwrap();
+    for gone in [0..1, 3..5, 7..8] {
+        rig.drop_pages(gone);
+    }
+    let many: Vec<u8> = (0..8).flat_map(|at| page(at + 1)).collect();
+    assert_eq!(rig.take(1, 0, many), Some(Ok(8 * 4096)));
+    for at in 0..8 {
+        let expected = if [1, 2, 5, 6].contains(&at) { page(at + 1) } else { vec![0; PAGE] };
+        assert!(rig.read(at) == expected, "page {at}");
+    }
 }

@@ -28,8 +28,13 @@ pub(crate) struct DeviceArgs {
     #[arg(long, default_value_t, value_name = "CODEC")]
     pub(crate) codec: Codec,
     /// A safetensors file to load; may be given more than once.
+    /// One that the --image holds already is not loaded again; tensors there of the same names and of another file, or of one that has changed, are refused.
     #[arg(long = "model", value_name = "FILE")]
     pub(crate) models: Vec<PathBuf>,
+    /// Load the checkpoints even so: remove the --image's tensors of their names, with all that was stored into them, and write over what lies outside tensors where a
+    /// checkpoint fits nowhere else.
+    #[arg(long, requires = "image")]
+    pub(crate) replace: bool,
     /// Views to make of every tensor, separated by commas; none if empty.
     #[arg(long, value_delimiter = ',', default_value = "full", value_name = "LIST")]
     pub(crate) views: Vec<String>,
@@ -92,6 +97,7 @@ impl DeviceArgs {
             kv: [self.kv.clone(), KvRule::by_name().to_vec()].concat(),
             formats: self.format.clone(),
             partition: None,
+            replace: self.replace,
         }
     }
 }

@@ -30,6 +30,7 @@ pub(super) struct Device {
     pub(super) kv: Field<Vec<String>>,
     pub(super) open_windows: Field<Number>,
     pub(super) image: Field<PathBuf>,
+    pub(super) replace: Field<bool>,
     pub(super) store_capacity: Field<Number>,
     pub(super) full_wait: Field<Number>,
     pub(super) memory_reserve: Field<Number>,

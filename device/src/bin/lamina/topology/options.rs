@@ -91,6 +91,7 @@ impl<'f> Options<'f> {
         self.texts("--kv", device.kv);
         self.number("--open-windows", device.open_windows);
         self.path("--image", device.image);
+        self.switch("--replace", device.replace);
         self.number("--store-capacity", device.store_capacity);
         self.number("--full-wait", device.full_wait);
         self.number("--memory-reserve", device.memory_reserve);

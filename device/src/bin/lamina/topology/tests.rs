@@ -18,6 +18,8 @@ fn a_file_means_what_the_same_options_mean() {
         model = ["a.safetensors", "/m/b.safetensors"]
         views = ["full", "e8m3"]
         kv = ["*.k=64,128"]
+        image = "device.image"
+        replace = true
         threads = 3
         devices = 2
         device-bandwidth = 12.5
@@ -39,6 +41,8 @@ fn a_file_means_what_the_same_options_mean() {
         "--model=/m/b.safetensors",
         "--views=full,e8m3",
         "--kv=*.k=64,128",
+        "--image=/t/device.image",
+        "--replace",
         "--threads=3",
         "--devices=2",
         "--device-bandwidth=12.5",
