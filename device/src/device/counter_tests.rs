@@ -397,7 +397,8 @@ impl Model {
     /// The store, or the discard, changed the array.
     fn after_write(&mut self, range: &Range<usize>, discard: bool, holes: &[bool]) {
         for block in range.start / BLOCK..range.end.div_ceil(BLOCK) {
-            if !self.is_window(block) && !(discard && holes[block]) {
+            let untouched = discard && holes.get(block) == Some(&true);
+            if !self.is_window(block) && !untouched {
                 self.settle_gcomp(block);
             }
         }

@@ -31,7 +31,7 @@ impl Device {
         let TensorSpec { name, length, format, layout, codec, .. } = spec;
         let codec = codec.unwrap_or(self.config.codec);
         let info = TensorInfo { name, dpa, length, elements, shape, format, layout, codec };
-        let Counted { traffic, numbers, source } = self.new_traffic();
+        let Counted { traffic, numbers } = self.new_traffic();
         let stored = Gauge::default();
         let tensor = Arc::new(Tensor { info: info.clone(), part, windows, stored, traffic, numbers, source });
         let mut tensors = guard.tensors.clone();
