@@ -91,6 +91,8 @@ pub struct Device {
     blocks: Blocks,
     stats: Stats,
     index_cache: IndexCache,
+    /// That of a generically compressing device.
+    gcomp_index_cache: IndexCache,
     windows: Windows,
     /// The devices that the base window is interleaved over, if it is.
     members: Option<Members>,
@@ -114,6 +116,7 @@ impl Device {
         Ok(Self {
             blocks: Blocks::new(&config)?,
             index_cache: IndexCache::new(config.index_cache_entries),
+            gcomp_index_cache: IndexCache::new(config.index_cache_entries),
             windows: Windows::new(config.open_windows, config.decoded_bytes, division.parts.len()),
             division,
             members: config.interleaving.map(Members::new),
@@ -161,6 +164,9 @@ impl Device {
         let of_members = members.iter_mut().flat_map(Members::counters);
         let counters = parts.chain(stats.counters()).chain(of_members);
         counters.for_each(|counter| counter.keep(kept.counters().take()));
+        // An image of an older program has zeros there.
+        let later = division.parts.iter_mut().flat_map(Part::later_counters).chain(stats.later_counters());
+        later.for_each(|counter| counter.keep(kept.counters().take()));
         let (blocks, stock) = Blocks::open(kept.image(), |stock: &mut Stock, block, entry, charge| {
             division.found(block, charge.bytes());
             stock.found(&map, block, entry, charge);
@@ -171,6 +177,7 @@ impl Device {
         let device = Self {
             blocks,
             index_cache: IndexCache::new(config.index_cache_entries),
+            gcomp_index_cache: IndexCache::new(config.index_cache_entries),
             windows: Windows::new(config.open_windows, config.decoded_bytes, division.parts.len()),
             division,
             members,
@@ -182,6 +189,12 @@ impl Device {
             worker_deaths: AtomicU64::new(0),
             config,
         };
+        if device.kept.as_ref().is_some_and(Kept::renumbered) {
+            // Else the next process would find these counters at zero.
+            if let Err(why) = device.keep(&device.map()) {
+                tracing::warn!("some counters will begin at zero with the next process: {why}");
+            }
+        }
         device.reopen_windows();
         if let (Some(kept), Some(store)) = (&device.kept, device.coded_store()) {
             store.keep_checkpoints(kept.image(), kept.tables())?;
@@ -393,6 +406,12 @@ impl Device {
 
     /// Everything counted, now.
     pub fn stats(&self) -> StatsReport {
+        if let Some(store) = self.coded_store() {
+            let (blocks, bytes) = store.take_moved();
+            self.stats.moved_blocks.add(blocks);
+            self.stats.moved_bytes.add(bytes);
+            self.stats.index_written.add(blocks);
+        }
         self.stats.report(&Subject {
             mode: self.config.mode,
             codec: self.config.codec,
@@ -450,6 +469,8 @@ fn lines(inside: usize, length: usize) -> u64 {
     ((inside + length).next_multiple_of(64) - inside / 64 * 64) as u64
 }
 
+#[cfg(test)]
+mod counter_tests;
 #[cfg(test)]
 mod image_tests;
 #[cfg(test)]

@@ -21,6 +21,7 @@ use crate::{
     layout::Layout,
     stats::{Gauge, Traffic},
     store,
+    window::Numbers,
 };
 
 /// Longest name of a tensor, in bytes.
@@ -212,7 +213,7 @@ pub(crate) struct Tensor {
     /// Reads through the base window.
     pub(crate) traffic: Traffic,
     /// Where the image keeps its counters.
-    pub(crate) number: Option<usize>,
+    pub(crate) numbers: Numbers,
     /// The checkpoint it was loaded from.
     pub(crate) source: SourceOf,
     pub(crate) transition: Transition,

@@ -54,14 +54,21 @@ pub(crate) struct Alias {
     pub(crate) info: ViewInfo,
     pub(crate) traffic: Traffic,
     /// Where the image keeps its counters.
-    pub(crate) number: Option<usize>,
+    pub(crate) numbers: Numbers,
 }
 
 /// Traffic, and where an image keeps its counters.
 #[derive(Debug, Default)]
 pub(crate) struct Counted {
     pub(crate) traffic: Traffic,
-    pub(crate) number: Option<usize>,
+    pub(crate) numbers: Numbers,
+}
+
+/// Where an image keeps counters of traffic: the number of the first, and of the first of those that came later.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Numbers {
+    pub(crate) first: Option<usize>,
+    pub(crate) later: Option<usize>,
 }
 
 /// What lies where.
@@ -197,8 +204,8 @@ impl Alias {
             planes: view.mask().count(),
             view: view.to_string(),
         };
-        let Counted { traffic, number } = traffic;
-        Self { tensor, view, info, traffic, number }
+        let Counted { traffic, numbers } = traffic;
+        Self { tensor, view, info, traffic, numbers }
     }
 
     /// Whether it shows all of `range` of the views window.

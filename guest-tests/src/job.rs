@@ -11,7 +11,7 @@ use crate::{
     decode::{self, Decode, report::Told},
     judge::Judge,
     ram::{Ram, Ran},
-    report::{DeviceReport, GuestReport, Report, TensorReport, ViewReport, WrittenReport},
+    report::{DeviceReport, GuestReport, Report, TensorReport, TrafficReport, ViewReport, WrittenReport},
     visit::Visit,
 };
 
@@ -304,8 +304,9 @@ impl Found {
         for tensor in &mut tensors {
             tensor.base_sha256 = base.remove(&tensor.name);
         }
+        let traffic = Some(TrafficReport::of(stats).context("the device's counters lack some")?);
         let Self { guest, problems, .. } = self;
-        Ok(Report { interleave, tensors, views, written, problems, ..Report::of(guest, device) })
+        Ok(Report { interleave, tensors, views, written, traffic, problems, ..Report::of(guest, device) })
     }
 
     fn view_report(&self, read: Read, matches: bool) -> Result<ViewReport> {
@@ -325,6 +326,11 @@ impl Found {
             stored_bytes_fetched: count("stored_bytes_fetched")?,
             plain_bytes_fetched: count("plain_bytes_fetched")?,
             gcomp_bytes_fetched: counters["gcomp_bytes_fetched"].as_u64(),
+            index_bytes_fetched: count("index_bytes_fetched")?,
+            gcomp_index_bytes_fetched: counters["gcomp_index_bytes_fetched"].as_u64(),
+            staged_bytes: count("staged_bytes")?,
+            of_plain: counters["of_plain"].as_f64(),
+            of_plain_with_index: counters["of_plain_with_index"].as_f64(),
             tensor: read.tensor,
             view: read.view,
             elements: read.elements,

@@ -32,8 +32,63 @@ pub struct Report {
     pub ram: Option<RamReport>,
     /// Views that a tensor's format cannot give.
     pub skipped: Vec<Skipped>,
+    /// What all requests of the run moved besides.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub traffic: Option<TrafficReport>,
     /// Everything that was wrong; empty if the run is good.
     pub problems: Vec<String>,
+}
+
+/// What the device tells of all requests of a run, whoever made them.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct TrafficReport {
+    /// Requests for the base window by size: pages filled, alone or with what was read ahead.
+    pub base_fills: Vec<FillsReport>,
+    /// Those for views.
+    pub view_fills: Vec<FillsReport>,
+    /// What stores had to read first.
+    pub reads_for_writes: ReadsReport,
+    /// The index.
+    pub index: IndexReport,
+}
+
+/// Requests of one size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FillsReport {
+    /// The longest of them, in bytes; null if there is no bound.
+    pub up_to_bytes: Option<u64>,
+    /// How many there were.
+    pub fills: u64,
+}
+
+/// What reads moved.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReadsReport {
+    /// How many there were.
+    pub reads: u64,
+    /// Stored bytes fetched.
+    pub stored_bytes_fetched: u64,
+    /// Bytes a plain device would have fetched.
+    pub plain_bytes_fetched: u64,
+    /// Bytes a generically compressing device would have fetched.
+    pub gcomp_bytes_fetched: Option<u64>,
+    /// Bytes of index entries fetched.
+    pub index_bytes_fetched: u64,
+    /// Those that a generically compressing device would have fetched.
+    pub gcomp_index_bytes_fetched: Option<u64>,
+}
+
+/// What the index moved.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct IndexReport {
+    /// Bytes of entries fetched.
+    pub bytes_fetched: u64,
+    /// Bytes of entries written.
+    pub bytes_written: u64,
+    /// Those that a generically compressing device would have fetched.
+    pub gcomp_bytes_fetched: Option<u64>,
+    /// Those that it would have written.
+    pub gcomp_bytes_written: Option<u64>,
 }
 
 /// The guest.
@@ -58,6 +113,9 @@ pub struct DeviceReport {
     pub mode: String,
     /// The codec.
     pub codec: String,
+    /// What `gcomp` compresses blocks by, if no tensor's codec says otherwise.
+    #[serde(default)]
+    pub gcomp_codec: Option<String>,
     /// The base window.
     pub capacity_bytes: u64,
     /// Tensors, and other memory that holds data.
@@ -151,6 +209,21 @@ pub struct ViewReport {
     pub plain_bytes_fetched: u64,
     /// Bytes a generically compressing device would have fetched.
     pub gcomp_bytes_fetched: Option<u64>,
+    /// Bytes of index entries fetched besides.
+    #[serde(default)]
+    pub index_bytes_fetched: u64,
+    /// Those that a generically compressing device would have fetched.
+    #[serde(default)]
+    pub gcomp_index_bytes_fetched: Option<u64>,
+    /// Bytes that the buffers of open KV windows gave, which no device fetches.
+    #[serde(default)]
+    pub staged_bytes: u64,
+    /// `stored_bytes_fetched / plain_bytes_fetched`.
+    #[serde(default)]
+    pub of_plain: Option<f64>,
+    /// The same with `index_bytes_fetched`.
+    #[serde(default)]
+    pub of_plain_with_index: Option<f64>,
     /// Time of the guest's loads.
     pub seconds: f64,
 }
@@ -192,6 +265,7 @@ impl Report {
             decode: None,
             ram: None,
             skipped: Vec::new(),
+            traffic: None,
             problems: Vec::new(),
         }
     }
@@ -238,6 +312,9 @@ impl Report {
         if !self.views.is_empty() {
             lines.push(self.view_table().to_string());
         }
+        if let Some(traffic) = &self.traffic {
+            lines.extend(traffic.lines());
+        }
         if let Some(decode) = &self.decode {
             lines.push(decode.to_text());
         }
@@ -270,6 +347,7 @@ impl Report {
     /// One line a view spelling, all tensors together.
     fn view_table(&self) -> Table {
         let mut table = Table::new();
+        let gcomp = format!("gcomp ({})", self.device.gcomp_codec.as_deref().unwrap_or("–"));
         table.load_style(UTF8_HORIZONTAL_ONLY);
         table.set_header([
             "view",
@@ -278,9 +356,11 @@ impl Report {
             "bytes read",
             "planes",
             "stored fetched",
-            "gcomp",
+            gcomp.as_str(),
             "plain",
             "of plain",
+            "index",
+            "with index",
         ]);
         table.column_iter_mut().skip(1).for_each(|column| column.set_cell_alignment(CellAlignment::Right));
         let mut spellings: Vec<&str> = Vec::new();
@@ -293,6 +373,7 @@ impl Report {
             let views: Vec<_> = self.views.iter().filter(|view| view.view == spelling).collect();
             let sum = |field: fn(&ViewReport) -> u64| views.iter().map(|view| field(view)).sum::<u64>();
             let (stored, plain) = (sum(|v| v.stored_bytes_fetched), sum(|v| v.plain_bytes_fetched));
+            let index = sum(|v| v.index_bytes_fetched);
             let gcomp: Option<u64> = views.iter().map(|view| view.gcomp_bytes_fetched).sum();
             table.add_row([
                 spelling.to_owned(),
@@ -304,9 +385,133 @@ impl Report {
                 gcomp.map_or_else(|| "–".to_owned(), |bytes| BinaryBytes(bytes).to_string()),
                 BinaryBytes(plain).to_string(),
                 percent(stored, plain),
+                BinaryBytes(index).to_string(),
+                percent(stored + index, plain),
             ]);
         }
         table
+    }
+}
+
+impl TrafficReport {
+    /// Three lines: how much was asked for at once, what was read for stores, what the index moved.
+    fn lines(&self) -> [String; 3] {
+        let some =
+            |bytes: Option<u64>| bytes.map_or_else(|| "–".to_owned(), |bytes| BinaryBytes(bytes).to_string());
+        let fills = |fills: &[FillsReport]| {
+            let all = fills.iter().filter(|size| size.fills > 0).map(|size| {
+                let bytes = size
+                    .up_to_bytes
+                    .map_or_else(|| "more".to_owned(), |bytes| format!("up to {}", BinaryBytes(bytes)));
+                format!("{} of {bytes}", HumanCount(size.fills))
+            });
+            let all: Vec<_> = all.collect();
+            if all.is_empty() { "none".to_owned() } else { all.join(", ") }
+        };
+        let (read, index) = (&self.reads_for_writes, &self.index);
+        [
+            format!(
+                "access  one is a page filled (4 KiB) or the read-ahead, not a 64-byte load; fills of base: {}; of views: {}",
+                fills(&self.base_fills),
+                fills(&self.view_fills)
+            ),
+            format!(
+                "writes  read first in {} reads: {} stored (gcomp {}, plain {}) and {} of index (gcomp {})",
+                HumanCount(read.reads),
+                BinaryBytes(read.stored_bytes_fetched),
+                some(read.gcomp_bytes_fetched),
+                BinaryBytes(read.plain_bytes_fetched),
+                BinaryBytes(read.index_bytes_fetched),
+                some(read.gcomp_index_bytes_fetched)
+            ),
+            format!(
+                "index   {} fetched, {} written (gcomp {}, {})",
+                BinaryBytes(index.bytes_fetched),
+                BinaryBytes(index.bytes_written),
+                some(index.gcomp_bytes_fetched),
+                some(index.gcomp_bytes_written)
+            ),
+        ]
+    }
+
+    /// Of the device's counters.
+    ///
+    /// # Errors
+    /// When they lack one.
+    pub fn of(stats: &serde_json::Value) -> serde_json::Result<Self> {
+        serde_json::from_value(serde_json::json!({
+            "base_fills": stats["requests"]["base_fills"],
+            "view_fills": stats["requests"]["view_fills"],
+            "reads_for_writes": stats["reads_for_writes"],
+            "index": stats["index"],
+        }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn traffic_is_told_by_name_with_the_codec_of_gcomp_and_what_one_access_is() {
+        let stats = serde_json::json!({
+            "requests": {
+                "base_fills": [{ "up_to_bytes": 4096, "fills": 3 }, { "up_to_bytes": null, "fills": 2 }],
+                "view_fills": [{ "up_to_bytes": 4096, "fills": 0 }],
+            },
+            "reads_for_writes": {
+                "reads": 7, "stored_bytes_fetched": 1024, "plain_bytes_fetched": 64, "gcomp_bytes_fetched": 2048,
+                "index_bytes_fetched": 128, "gcomp_index_bytes_fetched": 192, "bytes": 1,
+            },
+            "index": {
+                "hits": 1, "bytes_fetched": 256, "bytes_written": 320, "gcomp_bytes_fetched": null,
+                "gcomp_bytes_written": 384,
+            },
+        });
+        let device = DeviceReport {
+            mode: "trace".into(),
+            codec: "tree".into(),
+            gcomp_codec: Some("lz4".into()),
+            capacity_bytes: 0,
+            logical_bytes: 0,
+            stored_bytes: 0,
+            index_bytes: 0,
+            ratio: None,
+        };
+        let view = ViewReport {
+            tensor: "t".into(),
+            view: "full".into(),
+            elements: 1,
+            bytes: 4096,
+            sha256: String::new(),
+            matches: true,
+            planes_fetched: 16,
+            stored_bytes_fetched: 2048,
+            plain_bytes_fetched: 4096,
+            gcomp_bytes_fetched: Some(3072),
+            index_bytes_fetched: 1024,
+            gcomp_index_bytes_fetched: Some(64),
+            staged_bytes: 0,
+            of_plain: Some(0.5),
+            of_plain_with_index: Some(0.75),
+            seconds: 1.0,
+        };
+        let traffic = Some(TrafficReport::of(&stats).unwrap());
+        let report = Report { traffic, views: vec![view], ..Report::of(GuestReport::default(), device) };
+        let text = report.to_text();
+        for said in [
+            "not a 64-byte load; fills of base: 3 of up to 4.00 KiB, 2 of more; of views: none",
+            "7 reads: 1.00 KiB stored (gcomp 2.00 KiB, plain 64 B) and 128 B of index (gcomp 192 B)",
+            "256 B fetched, 320 B written (gcomp –, 384 B)",
+            "gcomp (lz4)",
+            "50.0 %",
+            "75.0 %",
+        ] {
+            assert!(text.contains(said), "{said}: {text}");
+        }
+        let mut lacking = stats;
+        lacking["index"]["bytes_written"].take();
+        assert!(TrafficReport::of(&lacking).is_err());
     }
 }
 

@@ -78,6 +78,14 @@ impl Codec {
         }
     }
 
+    /// What a generically compressing device codes blocks by where this one codes by `self`: the codec of single planes and words, with its level.
+    pub const fn generic_name(self) -> &'static str {
+        match self {
+            Self::Lz4 | Self::Tree => "lz4",
+            Self::Zstd => zstd::NAME,
+        }
+    }
+
     /// Compresses `input` by the [bytewise](Self::bytewise) codec into the front of `out`, if that makes it shorter: the bytes it takes.
     ///
     /// # Panics

@@ -8,6 +8,8 @@ use zstd::{
 };
 
 const LEVEL: i32 = 3;
+/// The codec and its level.
+pub(super) const NAME: &str = "zstd-3";
 
 thread_local! {
     static COMPRESSOR: RefCell<Compressor<'static>> = RefCell::new(compressor());

@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use super::{
     Device, DeviceConfig, DeviceError,
     charge::{self, Charge, charge_of},
-    poison,
+    lines, poison,
 };
 use crate::{
     BLOCK_BYTES, BlockWords,
@@ -44,6 +44,17 @@ struct AlignedBundle([u8; MAX_BUNDLE]);
 
 thread_local! {
     static BUNDLE: RefCell<AlignedBundle> = const { RefCell::new(AlignedBundle([0; MAX_BUNDLE])) };
+}
+
+/// For whom a block is coded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum By {
+    /// A host stored into it.
+    Store,
+    /// A host stored into other blocks of its KV window.
+    Window,
+    /// The device itself: its tensor is made or removed.
+    Maintenance,
 }
 
 /// Where a block is decoded to.
@@ -213,7 +224,7 @@ impl Device {
     ) -> Result<bool, DeviceError> {
         let expected = tally.stored.checked_div(tally.blocks).unwrap_or(UNKNOWN_BYTES);
         tally.blocks += 1;
-        tally.gcomp += self.gcomp_bytes(block);
+        self.add_gcomp(block, tally);
         let store = match &self.blocks.kept {
             Kept::Flat(flat) => {
                 // By definition of this mode.
@@ -236,8 +247,7 @@ impl Device {
         };
         BUNDLE.with_borrow_mut(|AlignedBundle(bundle)| {
             expect(0..half);
-            let hit = self.index_cache.touch(block);
-            *(if hit { &mut tally.index_hits } else { &mut tally.index_misses }) += 1;
+            self.touch_index(block, tally);
             let fetched = match store.fetch(block, select, bundle) {
                 Ok(fetched) => fetched,
                 Err(why) => return self.show_poison(block, None, why.into(), format, mask, room),
@@ -356,10 +366,33 @@ impl Device {
         u64::from(self.blocks.gcomp_granules(block)) * store::GRANULE_BYTES as u64
     }
 
+    /// Adds what a generically compressing device fetches of `block`, and of its index.
+    pub(super) fn add_gcomp(&self, block: u64, tally: &mut Tally) {
+        tally.gcomp += self.gcomp_bytes(block);
+        self.touch_gcomp_index(block, tally);
+    }
+
     /// Looks for the entry of `block` in the modelled cache of entries.
-    pub(super) fn touch_index(&self, block: u64) {
+    pub(super) fn touch_index(&self, block: u64, tally: &mut Tally) {
         let hit = self.index_cache.touch(block);
-        (if hit { &self.stats.index_hits } else { &self.stats.index_misses }).add(1);
+        *(if hit { &mut tally.index_hits } else { &mut tally.index_misses }) += 1;
+    }
+
+    /// The same in GComp's.
+    pub(super) fn touch_gcomp_index(&self, block: u64, tally: &mut Tally) {
+        if self.config.compare_gcomp {
+            let hit = self.gcomp_index_cache.touch(block);
+            *(if hit { &mut tally.gcomp_index_hits } else { &mut tally.gcomp_index_misses }) += 1;
+        }
+    }
+
+    /// Adds what devices that keep a block by itself read to store `length` bytes at `inside` of `block`: a plain one the lines that are stored in part, GComp the whole block. Of which it looks for the
+    /// entry anyway.
+    pub(super) fn add_partial_store(&self, block: u64, inside: usize, length: usize, tally: &mut Tally) {
+        if length > 0 && length < BLOCK_BYTES {
+            tally.plain += partial_lines(inside, length);
+            tally.gcomp += self.gcomp_bytes(block);
+        }
     }
 
     /// The store, if the mode codes.
@@ -406,9 +439,19 @@ impl Device {
             }
         };
         let whole = pieces.iter().any(|(_, data)| data.len() == BLOCK_BYTES);
+        // What has to be read first, which is counted when the block is written.
+        let mut tally = Tally::default();
+        self.touch_gcomp_index(block, &mut tally);
+        for (inside, data) in pieces {
+            self.add_partial_store(block, *inside, data.len(), &mut tally);
+        }
+        // It is fetched once for all pieces.
+        tally.gcomp = tally.gcomp.min(self.gcomp_bytes(block));
         let (old, new) = match &self.blocks.kept {
             Kept::Flat(flat) => {
                 let _turn = flat.stripes[index(block % store::STRIPES as u64)].lock();
+                // By definition of this mode.
+                tally.stored = tally.plain;
                 flat.read(block, &mut words);
                 let before = Charge::flat(!is_zero(&words));
                 change(&mut words);
@@ -420,6 +463,7 @@ impl Device {
                 (before, after)
             }
             Kept::Coded(store) if whole => {
+                self.touch_index(block, &mut tally);
                 change(&mut words);
                 Layout::encode_block(self.config.mode, format, codec, &words, &mut bundle);
                 let replace = match store.replace(block) {
@@ -434,6 +478,7 @@ impl Device {
                 let replace = store.replace(block)?;
                 let mut old = [0; MAX_BUNDLE];
                 replace.fetch_old(&mut old);
+                self.add_old(block, replace.old(), &mut tally);
                 if let Some(place) = &replace.old().place {
                     let decoded = place.stored.decode(PlaneMask(u32::MAX), &old, &mut words);
                     if let Err(why) = decoded {
@@ -448,8 +493,21 @@ impl Device {
                 self.publish(block, replace, &bundle)?
             }
         };
-        self.written(map, block, codec, &words, old, new);
+        let bytes: usize = pieces.iter().map(|(_, data)| data.len()).sum();
+        let bytes = if whole || (tally.blocks, tally.stored) == (0, 0) { 0 } else { bytes as u64 };
+        self.stats.count_for_write(u64::from(bytes > 0), bytes, &tally);
+        self.written(map, block, codec, &words, (old, new), By::Store);
         Ok(())
+    }
+
+    /// Adds that all of what `old` names was read to code `block` anew.
+    fn add_old(&self, block: u64, old: &Entry, tally: &mut Tally) {
+        self.touch_index(block, tally);
+        tally.blocks += 1;
+        tally.stored += old.charged();
+        if let Some(place) = &old.place {
+            tally.planes += planes_of(&place.stored, PlaneMask(u32::MAX));
+        }
     }
 
     /// Counts that `block` was written with `words`, and charges its owner.
@@ -459,23 +517,30 @@ impl Device {
         block: u64,
         codec: Codec,
         words: &BlockWords,
-        old: Charge,
-        new: Charge,
+        (old, new): (Charge, Charge),
+        by: By,
     ) {
         let stats = &self.stats;
-        stats.blocks_written.add(1);
-        stats.zero_blocks_written.add(u64::from(!new.live));
-        stats.bypass_blocks_written.add(u64::from(new.bypass));
-        stats.stored_bytes_written.add(new.bytes);
+        if by == By::Maintenance {
+            stats.recoded_blocks.add(1);
+            stats.recoded_bytes.add(new.bytes);
+        } else {
+            stats.blocks_written.add(1);
+            stats.zero_blocks_written.add(u64::from(!new.live));
+            stats.bypass_blocks_written.add(u64::from(new.bypass));
+            stats.stored_bytes_written.add(new.bytes);
+        }
         if let Some(members) = &self.members {
             members.count_stored(block, new.bytes);
         }
-        if let Some(part) = self.counted_part(block * BLOCK_BYTES as u64) {
+        if let Some(part) = self.counted_part(block * BLOCK_BYTES as u64).filter(|_| by != By::Maintenance) {
             part.blocks_written.add(1);
         }
-        if self.config.compare_gcomp {
+        // The others' words are what they were, so GComp has nothing to do for them.
+        if self.config.compare_gcomp && by == By::Store {
             let granules = gcomp_granules(self.config.mode, codec, words, &new);
             stats.gcomp_bytes_written.add(u64::from(granules) * store::GRANULE_BYTES as u64);
+            stats.gcomp_index_written.add(1);
             self.blocks.set_gcomp_granules(block, granules);
         }
         self.charge(map, block, old, new);
@@ -503,6 +568,8 @@ impl Device {
         let Some(place) = &replace.old().place else { return Ok(()) };
         let (mut bytes, mut words, mut bundle) = ([0; MAX_BUNDLE], [0; BLOCK_BYTES], Bundle::new());
         replace.fetch_old(&mut bytes);
+        let mut tally = Tally::default();
+        self.add_old(block, replace.old(), &mut tally);
         if let Err(why) = place.stored.decode(PlaneMask(u32::MAX), &bytes, &mut words) {
             let entry = replace.old().clone();
             drop(replace);
@@ -511,6 +578,9 @@ impl Device {
         }
         Layout::encode_block(self.config.mode, format, codec, &words, &mut bundle);
         let (old, new) = self.publish(block, replace, &bundle)?;
+        self.stats.count_for_maintenance(1, &tally);
+        self.stats.recoded_blocks.add(1);
+        self.stats.recoded_bytes.add(new.bytes);
         self.charge(map, block, old, new);
         Ok(())
     }
@@ -566,6 +636,12 @@ fn index(block: u64) -> usize {
 /// Whether `stored` has planes of `format`, so that some can be had without the others.
 fn fits(stored: &Stored, format: Format) -> bool {
     matches!(stored, Stored::Planes(planes) if planes.format == format)
+}
+
+/// Bytes of the lines of 64 bytes that `length` bytes from `inside` of a block on fill in part.
+fn partial_lines(inside: usize, length: usize) -> u64 {
+    let filled = ((inside + length) / 64).saturating_sub(inside.div_ceil(64)) * 64;
+    lines(inside, length) - filled as u64
 }
 
 /// Zeroes the planes that are not in `mask`, if there are planes.

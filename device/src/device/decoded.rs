@@ -69,6 +69,12 @@ impl Decoded {
         Some(words)
     }
 
+    /// Whether any of bytes `range` of the words that begin at `block` was given away.
+    pub(super) fn gave(&self, block: u64, mask: PlaneMask, range: &Range<usize>) -> bool {
+        let given = self.kept.get(&(block, mask)).map_or(&[][..], |kept| &kept.given);
+        given.iter().any(|given| given.start < range.end && range.start < given.end)
+    }
+
     /// Keeps `words`, of which `range` has been given away already, in place of what was kept of them. Nothing is kept that has nothing left to give or would be all there
     /// is room for.
     pub(super) fn keep(

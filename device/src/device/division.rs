@@ -186,6 +186,11 @@ impl Part {
         self.base_reads.counters().into_iter().chain(self.view_reads.counters()).chain(single)
     }
 
+    /// Those that came later, likewise.
+    pub(super) fn later_counters(&mut self) -> impl Iterator<Item = &mut Counter> {
+        self.base_reads.later_counters().into_iter().chain(self.view_reads.later_counters())
+    }
+
     /// Its blocks.
     pub(super) fn blocks(&self) -> Range<u64> {
         store::blocks(self.base.start)..store::blocks(self.base.end)

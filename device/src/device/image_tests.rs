@@ -325,6 +325,153 @@ fn blocks_of_windows_that_no_table_knows_are_damaged() {
     assert!(!device.poison().is_empty());
 }
 
+/// The image of a program that did not know the later counters: number n of it says 1000 + n.
+fn older_image(config: &DeviceConfig, others: Range<usize>, tables: &str) -> Image {
+    let image = Image::in_memory(config.superblock()).unwrap();
+    let counters = crate::store::counters::Counters::open(&image, false, others.end).unwrap();
+    for number in 0..OLDER_COUNTERS as u64 {
+        counters.take().unwrap().add(1000 + number);
+    }
+    for number in others {
+        counters.kept_others(number).unwrap().add(1000 + number as u64);
+    }
+    crate::store::tables::Tables::open(&image).unwrap().0.save(tables.as_bytes()).unwrap();
+    image
+}
+
+/// Counters of an undivided device before any were added: of its one part, then its own, then two interleaved devices'.
+const OLDER_COUNTERS: usize = 21 + 40 + 12;
+
+#[test]
+fn counters_of_an_older_image_lie_where_they_lay() {
+    let interleaving = crate::stats::Interleaving { interleave: "2x256".parse().unwrap(), bandwidth: 1.0 };
+    let config = DeviceConfig { interleaving: Some(interleaving), first_process: false, ..config() };
+    let tables = r#"{"generations":[3],"tensors":[{"name":"w","dpa":0,"length":8192,"elements":4096,"shape":[4096],
+        "format":"bf16","layout":{"kind":"weight"},"codec":"lz4","counters":4096}],
+        "views":[{"tensor":"w","view":"full","offset":2097152,"counters":4103}],"loaded":[]}"#;
+    let image = older_image(&config, 4096..4110, tables);
+    let told = |device: &Device| serde_json::to_value(device.stats()).unwrap();
+    let device = Device::open(image.clone(), &config).unwrap();
+    let stats = told(&device);
+    let traffic = |stats: &serde_json::Value, first: u64| {
+        for (at, name) in (first..).zip([
+            "reads",
+            "bytes",
+            "blocks",
+            "planes_fetched",
+            "stored_bytes_fetched",
+            "plain_bytes_fetched",
+            "gcomp_bytes_fetched",
+        ]) {
+            assert_eq!(stats[name], 1000 + at, "{name}");
+        }
+        for name in ["index_bytes_fetched", "gcomp_index_bytes_fetched", "staged_blocks", "staged_bytes"] {
+            assert_eq!(stats[name], 0, "{name}");
+        }
+    };
+    traffic(&stats["requests"]["base"], 21);
+    traffic(&stats["requests"]["views"], 28);
+    traffic(&stats["tensors"][0]["base"], 4096);
+    traffic(&stats["views"][0], 4103);
+    for (pointer, number) in [
+        ("/windows/coded_plain", 35),
+        ("/requests/directory_reads", 38),
+        ("/writes/blocks_written", 41),
+        ("/index/hits", 50),
+        ("/index/misses", 51),
+        ("/windows/opened", 52),
+        ("/device/panics", 57),
+        ("/write_backs/refused_bytes", 60),
+        ("/interleave/devices/0/reads", 61),
+        ("/interleave/devices/1/stored_bytes_written", 72),
+    ] {
+        assert_eq!(*stats.pointer(pointer).unwrap(), 1000 + number, "{pointer}");
+    }
+    for pointer in ["/index/bytes_written", "/reads_for_writes/reads", "/maintenance/recoded_blocks"] {
+        assert_eq!(*stats.pointer(pointer).unwrap(), 0, "{pointer}");
+    }
+    // What is counted now is counted in its own place, and the next process goes on from it.
+    device.read_base(0, &mut [0; BLOCK]).unwrap();
+    device.read_views(2 << 20, &mut [0; 2 * BLOCK]).unwrap();
+    device.write_base(0, &[7; 64]).unwrap();
+    let mut before = told(&device);
+    assert_eq!(before["tensors"][0]["base"]["index_bytes_fetched"], 64);
+    assert_eq!(before["views"][0]["index_bytes_fetched"], 64, "the first block's entry is held");
+    assert_eq!(before["views"][0]["reads"], 1000 + 4103 + 1);
+    assert_eq!(before["requests"]["views"]["gcomp_index_bytes_fetched"], 64);
+    assert_eq!(before["reads_for_writes"]["reads"], 1);
+    assert_eq!(before["requests"]["base_fills"][0]["fills"], 1);
+    assert_eq!(before["requests"]["view_fills"][1]["fills"], 1);
+    drop(device);
+    let mut after = told(&Device::open(image.clone(), &config).unwrap());
+    for stats in [&mut before, &mut after] {
+        stats["device"]["uptime_seconds"].take();
+    }
+    assert_eq!(before, after);
+    // A run that begins counts from zero.
+    let first = DeviceConfig { first_process: true, ..config };
+    let stats = told(&Device::open(image, &first).unwrap());
+    assert_eq!(stats["views"][0]["index_bytes_fetched"], 0);
+    assert_eq!(stats["requests"]["view_fills"][1]["fills"], 0);
+    assert_eq!(stats["tensors"][0]["base"]["reads"], 0);
+}
+
+#[test]
+fn maintenance_is_counted_apart() {
+    let device = Device::new(config()).unwrap();
+    let told = |device: &Device| serde_json::to_value(device.stats()).unwrap();
+    let both = [0, BLOCKS / 2 * BLOCK];
+    for at in both {
+        device.write_base(at as u64, &bytes(2, 4 * BLOCK)).unwrap();
+    }
+    let stored = device.stats().device.stored_bytes;
+    let before = told(&device);
+    device.create_tensor(weights()).unwrap();
+    device.create_tensor(cache()).unwrap();
+    let after = told(&device);
+    assert_eq!(before["writes"], after["writes"], "nobody stored anything");
+    assert_eq!(before["reads_for_writes"], after["reads_for_writes"]);
+    let maintenance = &after["maintenance"];
+    assert_eq!(maintenance["recoded_blocks"], 8);
+    assert_eq!(maintenance["stored_bytes_fetched"], stored);
+    assert_eq!(maintenance["stored_bytes_written"], device.stats().device.stored_bytes);
+    assert_eq!(maintenance["index_bytes_fetched"], 0, "all their entries are held");
+    let written = |stats: &serde_json::Value| stats["index"]["bytes_written"].as_u64().unwrap();
+    assert_eq!(written(&after) - written(&before), 8 * 64);
+    // Each is read and coded again as the windows go.
+    device.remove_tensor("kv").unwrap();
+    assert_eq!(told(&device)["maintenance"]["recoded_blocks"], 12);
+    assert_eq!(before["writes"], told(&device)["writes"]);
+}
+
+#[test]
+fn blocks_that_are_moved_are_counted_apart() {
+    let size = 4 << 20;
+    let config =
+        DeviceConfig { store_bytes: Some(size), codec: Codec::Lz4, ..DeviceConfig::new(size, 16 << 20) };
+    let device = Device::new(config).unwrap();
+    // Blocks of which every other one is dropped leave chunks half empty.
+    let blocks = 600;
+    for block in 0..blocks {
+        device.write_base((block * BLOCK) as u64, &bytes(2 + 4 * block as u64, BLOCK)).unwrap();
+    }
+    for block in (0..blocks).step_by(2) {
+        device.discard((block * BLOCK) as u64, BLOCK as u64).unwrap();
+    }
+    let before = device.stats();
+    let mut moved = 0;
+    while device.coded_store().unwrap().compact() {
+        moved += 1;
+    }
+    let after = device.stats();
+    let blocks = after.maintenance.moved_blocks - before.maintenance.moved_blocks;
+    let bytes = after.maintenance.moved_bytes - before.maintenance.moved_bytes;
+    assert!(after.maintenance.moved_blocks > 0, "{moved} chunks");
+    assert_eq!(after.index.bytes_written - before.index.bytes_written, 64 * blocks);
+    assert!(bytes >= 64 * blocks && bytes <= 4096 * blocks && bytes.is_multiple_of(64));
+    assert_eq!(serde_json::to_value(&before.writes).unwrap(), serde_json::to_value(&after.writes).unwrap());
+}
+
 #[test]
 fn images_with_tables_of_nonsense_are_refused() {
     let refused = |text: &str| {

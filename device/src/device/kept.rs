@@ -23,7 +23,7 @@ use crate::{
     store::{counters::Counters, image::Image, tables::Tables},
     tensor::{self, Tensor, TensorInfo, Transition},
     view::View,
-    window::{Alias, Counted, DirectoryPages, Map},
+    window::{Alias, Counted, DirectoryPages, Map, Numbers},
 };
 
 /// The parts of the image that are not the store's.
@@ -35,6 +35,8 @@ pub(super) struct Kept {
     pub(super) loaded: Mutex<BTreeSet<String>>,
     pub(super) sources: Mutex<BTreeMap<SourceId, Source>>,
     pub(super) staged: StagedPlaces,
+    /// Whether counters have numbers that the tables do not say yet.
+    renumbered: bool,
 }
 
 /// The tables as they are saved.
@@ -55,6 +57,9 @@ struct SavedTensor {
     info: TensorInfo,
     /// Its counters.
     counters: Option<usize>,
+    /// Those that came later; an older program's image does not say.
+    #[serde(default)]
+    later_counters: Option<usize>,
     /// What it was loaded from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     source: Option<SourceId>,
@@ -66,6 +71,8 @@ struct SavedView {
     view: String,
     offset: u64,
     counters: Option<usize>,
+    #[serde(default)]
+    later_counters: Option<usize>,
 }
 
 impl Kept {
@@ -85,10 +92,11 @@ impl Kept {
             text.map_or_else(|| Ok(Saved::default()), |text| serde_json::from_slice(&text).map_err(broken))?;
         let loaded = Mutex::new(saved.loaded.clone());
         let sources = Mutex::new(saved.sources.clone());
+        let renumbered = saved.is_older();
         let counters = Counters::open(&image, config.first_process, saved.counters_end())?;
         let map = restore(saved, config, division, &counters)?;
         let staged = StagedPlaces::open(&image)?;
-        Ok((Self { image, tables: Arc::new(tables), counters, loaded, sources, staged }, map))
+        Ok((Self { image, tables: Arc::new(tables), counters, loaded, sources, staged, renumbered }, map))
     }
 
     pub(super) fn image(&self) -> &Image {
@@ -108,11 +116,13 @@ impl Device {
             tensor: alias.info.tensor.clone(),
             view: alias.info.view.clone(),
             offset: alias.info.offset,
-            counters: alias.number,
+            counters: alias.numbers.first,
+            later_counters: alias.numbers.later,
         };
         let tensor = |tensor: &Arc<Tensor>| SavedTensor {
             info: tensor.info.clone(),
-            counters: tensor.number,
+            counters: tensor.numbers.first,
+            later_counters: tensor.numbers.later,
             source: tensor.source.get(),
         };
         let saved = Saved {
@@ -130,9 +140,20 @@ impl Device {
 impl Saved {
     /// Behind the last counter of a tensor or view.
     fn counters_end(&self) -> usize {
-        let tensors = self.tensors.iter().map(|tensor| tensor.counters);
-        let all = tensors.chain(self.views.iter().map(|view| view.counters)).flatten();
-        all.map(|first| first.saturating_add(Traffic::COUNTERS)).max().unwrap_or(0)
+        let first = self.numbers().filter_map(|(first, _)| Some(first?.saturating_add(Traffic::COUNTERS)));
+        let later =
+            self.numbers().filter_map(|(_, later)| Some(later?.saturating_add(Traffic::LATER_COUNTERS)));
+        first.chain(later).max().unwrap_or(0)
+    }
+
+    /// Whether there are counters without those that came later.
+    fn is_older(&self) -> bool {
+        self.numbers().any(|(first, later)| first.is_some() && later.is_none())
+    }
+
+    fn numbers(&self) -> impl Iterator<Item = (Option<usize>, Option<usize>)> {
+        let tensors = self.tensors.iter().map(|tensor| (tensor.counters, tensor.later_counters));
+        tensors.chain(self.views.iter().map(|view| (view.counters, view.later_counters)))
     }
 }
 
@@ -141,25 +162,34 @@ impl Kept {
     pub(super) fn counters(&self) -> &Counters {
         &self.counters
     }
+
+    /// Whether counters have numbers that the tables do not say yet.
+    pub(super) fn renumbered(&self) -> bool {
+        self.renumbered
+    }
 }
 
 impl Device {
     /// Traffic of a new tensor or view.
     pub(super) fn new_traffic(&self) -> Counted {
         let Some(kept) = &self.kept else { return Counted::default() };
-        traffic(&kept.counters, kept.counters.take_others(Traffic::COUNTERS))
+        let first = kept.counters.take_others(Traffic::COUNTERS);
+        traffic(&kept.counters, Numbers { first, later: None })
     }
 }
 
-/// Traffic whose counters begin at `number`.
-fn traffic(counters: &Counters, number: Option<usize>) -> Counted {
+/// Traffic whose counters have these numbers; those that came later get new ones if they have none.
+fn traffic(counters: &Counters, Numbers { first, later }: Numbers) -> Counted {
     let mut traffic = Traffic::default();
-    if let Some(first) = number {
-        for (at, counter) in traffic.counters().into_iter().enumerate() {
-            counter.keep(first.checked_add(at).and_then(|number| counters.kept_others(number)));
-        }
+    let later = later.or_else(|| first.and_then(|_| counters.take_others(Traffic::LATER_COUNTERS)));
+    let number = |first: Option<usize>, at: usize| counters.kept_others(first?.checked_add(at)?);
+    for (at, counter) in traffic.counters().into_iter().enumerate() {
+        counter.keep(number(first, at));
     }
-    Counted { traffic, number }
+    for (at, counter) in traffic.later_counters().into_iter().enumerate() {
+        counter.keep(number(later, at));
+    }
+    Counted { traffic, numbers: Numbers { first, later } }
 }
 
 /// Changes of a directory that no device comes near to; what counts them has as much room behind.
@@ -174,7 +204,7 @@ fn restore(
 ) -> Result<Map, DeviceError> {
     let broken = |why: String| DeviceError::Image { why };
     let mut tensors: Vec<Arc<Tensor>> = Vec::with_capacity(saved.tensors.len());
-    for SavedTensor { info, counters: number, source } in saved.tensors {
+    for SavedTensor { info, counters: first, later_counters: later, source } in saved.tensors {
         let spec = info.spec();
         tensor::check(&spec)?;
         let windows = tensor::windows(&spec)?.filter(|_| config.mode == crate::mode::Mode::Trace);
@@ -189,10 +219,10 @@ fn restore(
             return Err(broken(format!("{} is of source {unknown}, of which nothing is said", info.name)));
         }
         let source = SourceOf::new(source);
-        let Counted { traffic, number } = traffic(counters, number);
+        let Counted { traffic, numbers } = traffic(counters, Numbers { first, later });
         let stored = Gauge::default();
         let transition = Transition::standing();
-        let tensor = Tensor { info, part, windows, stored, traffic, number, source, transition };
+        let tensor = Tensor { info, part, windows, stored, traffic, numbers, source, transition };
         tensors.push(Arc::new(tensor));
     }
     tensors.sort_by_key(|tensor| tensor.info.dpa);
@@ -202,7 +232,7 @@ fn restore(
     }
     apart("tensors", tensors.iter().map(|tensor| tensor.info.dpa..tensor.end())).map_err(broken)?;
     let mut aliases = Vec::with_capacity(saved.views.len());
-    for SavedView { tensor: name, view, offset, counters: number } in saved.views {
+    for SavedView { tensor: name, view, offset, counters: first, later_counters: later } in saved.views {
         let tensor = tensors.iter().find(|tensor| tensor.info.name == name).cloned();
         let tensor = tensor
             .ok_or_else(|| broken(format!("view {view} is of {name:?}, which is none of the tensors")))?;
@@ -217,7 +247,8 @@ fn restore(
         };
         let length = length.filter(fits);
         let length = length.ok_or_else(|| broken(format!("view {view} of {name} lies at {offset:#x}")))?;
-        aliases.push(Arc::new(Alias::new(tensor, view, offset, length, traffic(counters, number))));
+        let traffic = traffic(counters, Numbers { first, later });
+        aliases.push(Arc::new(Alias::new(tensor, view, offset, length, traffic)));
     }
     aliases.sort_by_key(|alias| alias.info.offset);
     apart("views", aliases.iter().map(|alias| alias.info.offset..alias.info.offset + alias.info.length))

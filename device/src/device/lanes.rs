@@ -63,6 +63,7 @@ impl Device {
             total.add(&tally);
         }
         self.count_read(&self.stats.base, out.len() as u64, &total);
+        self.stats.base_fills.count(out.len() as u64);
         Ok(())
     }
 
@@ -77,9 +78,6 @@ impl Device {
         let format = tensor.map_or(Format::Opaque, |tensor| tensor.info.format);
         let mask = PlaneMask::all(format);
         let mut total = Tally::default();
-        for part in &share.parts {
-            self.add_plain(share.block, part.start, part.len(), &mut total);
-        }
         // Other modes keep nothing decoded, and fetch a block once for a request.
         let (fetches, whole) = match self.config.mode {
             Mode::Trace => (share.parts.as_slice(), false),
@@ -87,8 +85,10 @@ impl Device {
         };
         for (n, part) in fetches.iter().enumerate() {
             let inside = if whole { 0..BLOCK_BYTES } else { part.clone() };
-            // What is plain is known already; a plain device takes what it fetches from it.
-            let mut tally = Tally { plain: total.plain, plain_of: total.plain_of, ..Tally::default() };
+            let mut tally = Tally::default();
+            for part in if whole { &share.parts } else { std::slice::from_ref(part) } {
+                self.add_plain(share.block, part.start, part.len(), &mut tally);
+            }
             let mut all = [0; BLOCK_BYTES];
             let found = match tensor.filter(|tensor| tensor.windows.is_some()) {
                 None => self.fetch_part(share.block, format, inside.clone(), mask, &mut all, &mut tally)?,
@@ -100,9 +100,12 @@ impl Device {
                 return Ok(None);
             }
             words[inside.clone()].copy_from_slice(&all[inside]);
-            (tally.plain, tally.plain_of) = Default::default();
-            // A generic device, too, fetches the block once.
-            tally.gcomp *= u64::from(n == 0);
+            tally.settle_staged(&Tally::default());
+            if n > 0 {
+                // A generic device, too, fetches the block once, and a buffer holds all of it.
+                (tally.gcomp, tally.gcomp_index_hits, tally.gcomp_index_misses) = (0, 0, 0);
+                tally.staged_blocks = 0;
+            }
             total.add(&tally);
         }
         Ok(Some(total))
@@ -213,8 +216,7 @@ impl Device {
     /// Counts a read of a window that gave `bytes`: there, at the index, and at each of the devices that the region is interleaved over, if it is.
     pub(super) fn count_read(&self, window: &Traffic, bytes: u64, tally: &Tally) {
         window.count(bytes, tally);
-        self.stats.index_hits.add(tally.index_hits);
-        self.stats.index_misses.add(tally.index_misses);
+        self.stats.count_index(tally);
         if let Some(members) = &self.members {
             members.count_read(tally);
         }

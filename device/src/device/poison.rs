@@ -19,6 +19,7 @@ use serde::Serialize;
 
 use super::{
     Device, DeviceError,
+    blocks::By,
     charge::{self, Charge},
     windowed,
 };
@@ -134,7 +135,14 @@ impl Device {
             if let Some(replace) = store.replace_if_damaged(block) {
                 replace.publish(&Bundle::new())?;
                 let nothing = Charge::default();
-                self.written(&map, block, self.config.codec, &[0; BLOCK_BYTES], nothing, nothing);
+                self.written(
+                    &map,
+                    block,
+                    self.config.codec,
+                    &[0; BLOCK_BYTES],
+                    (nothing, nothing),
+                    By::Store,
+                );
             }
         }
         Ok(())

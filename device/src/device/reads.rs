@@ -28,6 +28,7 @@ impl Device {
             done += self.read_run(offset + done as u64, &mut out[done..], &mut total)?;
         }
         self.count_read(&self.stats.base, out.len() as u64, &total);
+        self.stats.base_fills.count(out.len() as u64);
         if let Some(part) = self.counted_part(offset) {
             part.base_reads.count(out.len() as u64, &total);
         }
@@ -73,6 +74,7 @@ impl Device {
                 tally = before;
                 break;
             }
+            tally.settle_staged(&before);
             done += length;
         }
         if let Some(tensor) = tensor.filter(|_| done > 0) {
@@ -111,6 +113,7 @@ impl Device {
                     continue 'again;
                 }
             }
+            self.stats.view_fills.count(out.len() as u64);
             return Ok(());
         }
     }
@@ -133,13 +136,17 @@ impl Device {
             let from = piece.elements.start * width / 8;
             let to = piece.elements.end * width / 8;
             let block = first_block + piece.block;
+            let so_far = tally;
             self.add_plain(block, from, to - from, &mut tally);
             let before = piece.block * format.block_elements();
             let elements = alias.info.elements.saturating_sub(before);
             let mut fetch = |words: &mut BlockWords, form: Form| {
                 let mut room = Room { words, form: Form::Words };
                 let found = if tensor.windows.is_some() {
-                    self.fetch_from_window(tensor, block, inside.clone(), mask, room.words, &mut tally)?
+                    let found =
+                        self.fetch_from_window(tensor, block, inside.clone(), mask, room.words, &mut tally)?;
+                    tally.settle_staged(&so_far);
+                    found
                 } else if inside == (0..BLOCK_BYTES) {
                     let next = Some(block + 1).filter(|next| *next < behind);
                     room.form = form;

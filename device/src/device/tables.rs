@@ -75,10 +75,10 @@ impl Device {
         let TensorSpec { name, length, format, layout, codec, .. } = spec;
         let codec = codec.unwrap_or(self.config.codec);
         let info = TensorInfo { name, dpa, length, elements, shape, format, layout, codec };
-        let Counted { traffic, number } = self.new_traffic();
+        let Counted { traffic, numbers } = self.new_traffic();
         let (stored, transition) = (Gauge::default(), Transition::making());
         let tensor =
-            Tensor { info: info.clone(), part, windows, stored, traffic, number, source, transition };
+            Tensor { info: info.clone(), part, windows, stored, traffic, numbers, source, transition };
         let tensor = Arc::new(tensor);
         let _turn = tensor.transition.turn().lock();
         // Usually the range holds nothing.

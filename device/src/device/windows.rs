@@ -28,6 +28,7 @@ use parking_lot::Mutex;
 
 use super::{
     Device, DeviceError,
+    blocks::By,
     charge::{Charge, charge_of},
     decoded::Decoded,
     poison::{self, Cause},
@@ -85,6 +86,31 @@ struct Staged {
     fresh: Vec<bool>,
     /// Which of its blocks are lost.
     lost: BlockSet,
+    /// Which of its blocks were written at all.
+    touched: Vec<bool>,
+}
+
+/// Who has a window published.
+#[derive(Clone, Copy)]
+enum Origin<'a> {
+    /// All of it was stored by a host.
+    All,
+    /// These of its blocks were.
+    Some(&'a [bool]),
+    /// Nobody: it is coded anew.
+    Anew,
+}
+
+impl Origin<'_> {
+    /// For whom block `at` of the window is coded.
+    fn by(self, at: usize) -> By {
+        match self {
+            Self::All => By::Store,
+            Self::Some(touched) if touched[at] => By::Store,
+            Self::Some(_) => By::Window,
+            Self::Anew => By::Maintenance,
+        }
+    }
 }
 
 impl Staged {
@@ -100,7 +126,7 @@ impl Staged {
     }
 
     fn content(&self) -> Content<'_> {
-        Content { bytes: &self.bytes, lost: self.lost, why: None }
+        Content { bytes: &self.bytes, lost: self.lost, why: None, origin: Origin::Some(&self.touched) }
     }
 }
 
@@ -117,12 +143,13 @@ struct Content<'a> {
     lost: BlockSet,
     /// Why blocks are lost that are not listed yet.
     why: Option<&'a Why>,
+    origin: Origin<'a>,
 }
 
 impl<'a> Content<'a> {
     /// Nothing of it is lost.
     fn whole(bytes: &'a [u8]) -> Self {
-        Self { bytes, lost: BlockSet::default(), why: None }
+        Self { bytes, lost: BlockSet::default(), why: None, origin: Origin::All }
     }
 }
 
@@ -243,6 +270,15 @@ impl Windows {
     }
 }
 
+/// The parts of `range` that lie in one block each.
+fn by_block(range: Range<usize>) -> impl Iterator<Item = Range<usize>> {
+    let blocks = range.start / BLOCK_BYTES..range.end.div_ceil(BLOCK_BYTES);
+    blocks.map(move |block| {
+        let whole = block * BLOCK_BYTES..(block + 1) * BLOCK_BYTES;
+        whole.start.max(range.start)..whole.end.min(range.end)
+    })
+}
+
 /// Whether `block` is still part of `tensor`, as it was when the caller looked it up.
 pub(super) fn is_current(map: &Map, tensor: &Arc<Tensor>, block: u64) -> bool {
     map.tensor_at(block * BLOCK_BYTES as u64).is_some_and(|owner| Arc::ptr_eq(owner, tensor))
@@ -269,8 +305,8 @@ impl Device {
         let wanted = at + inside.start..at + inside.end;
         let windows = &self.windows;
         let lock = windows.stripe(&span).lock();
-        tally.gcomp += self.gcomp_bytes(block);
         if let Some(open) = windows.find(&span) {
+            tally.staged_blocks += 1;
             let staged = open.staged.lock();
             words.copy_from_slice(&staged.bytes[at..at + BLOCK_BYTES]);
             self.stats.damaged_reads.add(staged.lost.has(at / BLOCK_BYTES).into());
@@ -281,7 +317,16 @@ impl Device {
             }
             return Ok(true);
         }
-        let kept = windows.decoded.lock().take(span.first, mask, &wanted, None);
+        let kept = {
+            let mut decoded = windows.decoded.lock();
+            // A generic device keeps as well what it decoded of a block and did not give.
+            let has_block = decoded.gave(span.first, mask, &(at..at + BLOCK_BYTES));
+            let kept = decoded.take(span.first, mask, &wanted, None);
+            if kept.is_none() || !has_block {
+                self.add_gcomp(block, tally);
+            }
+            kept
+        };
         let decoded = if let Some(kept) = kept {
             self.stats.windows_reused.add(1);
             self.stats.damaged_reads.add(self.store().losses().lists(block).into());
@@ -323,7 +368,7 @@ impl Device {
         let mut bundle = [0; MAX_BUNDLE];
         for at in 0..span.blocks {
             let block = span.first + at as u64;
-            self.touch_index(block);
+            self.touch_index(block, tally);
             tally.blocks += 1;
             let fetched = store.fetch(block, |stored| decoder.wanted(stored), &mut bundle);
             let fetched = match fetched {
@@ -357,12 +402,26 @@ impl Device {
         tensor: &Tensor,
         shape: &Shape,
         span: &Span,
+        tally: &mut Tally,
     ) -> Result<Whole, DeviceError> {
-        // What is not read for a host is not counted as its read.
-        match self.decode_window(shape, span, PlaneMask::all(shape.format()), &mut Tally::default()) {
+        match self.decode_window(shape, span, PlaneMask::all(shape.format()), tally) {
             Err(why) if Self::is_damage(&why) => self.recover_window(map, tensor, shape, span, &why),
             whole => whole,
         }
+    }
+
+    /// All that a window holds, from the store, to be coded anew. The caller holds its lock.
+    fn load_for_maintenance(
+        &self,
+        map: &Map,
+        tensor: &Tensor,
+        shape: &Shape,
+        span: &Span,
+    ) -> Result<Whole, DeviceError> {
+        let mut tally = Tally::default();
+        let whole = self.load_window(map, tensor, shape, span, &mut tally)?;
+        self.stats.count_for_maintenance(1, &tally);
+        Ok(whole)
     }
 
     /// All that a window holds, open or not. The caller holds its lock.
@@ -373,7 +432,9 @@ impl Device {
         shape: &Shape,
         span: &Span,
     ) -> Result<Whole, DeviceError> {
-        let Some(open) = self.windows.find(span) else { return self.load_window(map, tensor, shape, span) };
+        let Some(open) = self.windows.find(span) else {
+            return self.load_for_maintenance(map, tensor, shape, span);
+        };
         let staged = open.staged.lock();
         Ok(Whole { bytes: staged.bytes.clone(), lost: staged.lost })
     }
@@ -390,7 +451,8 @@ impl Device {
         let mut whole = self.decode_what_can_be(shape, span)?;
         whole.show_lost(shape, PlaneMask::all(shape.format()));
         let why = Why::new(Cause::Damaged, &found.to_string());
-        let content = Content { bytes: &whole.bytes, lost: whole.lost, why: Some(&why) };
+        let content =
+            Content { bytes: &whole.bytes, lost: whole.lost, why: Some(&why), origin: Origin::Anew };
         if let Err(full) = self.publish_window(map, tensor, shape, span, content, None) {
             // It stays as it is, and whoever decodes it finds the same.
             let first = span.first;
@@ -527,12 +589,13 @@ impl Device {
         let windows = &self.windows;
         loop {
             let lock = windows.stripe(span).lock();
+            let mut tally = Tally::default();
             let found = windows.find(span);
             let was_open = found.is_some();
             let open = match found {
                 Some(open) => open,
                 None => match windows.take_place(tensor.part, self.division.parts[tensor.part].blocks()) {
-                    Ok(()) => self.open_window(map, tensor, shape, span)?,
+                    Ok(()) => self.open_window(map, tensor, shape, span, &mut tally)?,
                     Err(oldest) => {
                         drop(lock);
                         self.make_room(map, oldest)?;
@@ -551,6 +614,19 @@ impl Device {
                 let block = span.first + (at / BLOCK_BYTES) as u64;
                 return Err(StoreError::Entry { block, why: entry::Damaged::Poison }.into());
             }
+            let opened = u64::from(tally.blocks > 0);
+            for part in by_block(at..at + data.len()) {
+                let number = part.start / BLOCK_BYTES;
+                if !std::mem::replace(&mut staged.touched[number], true) {
+                    let inside = part.start % BLOCK_BYTES;
+                    let block = span.first + number as u64;
+                    self.add_partial_store(block, inside, part.len(), &mut tally);
+                    if part.len() < BLOCK_BYTES {
+                        self.touch_gcomp_index(block, &mut tally);
+                    }
+                }
+            }
+            self.stats.count_for_write(opened, opened * data.len() as u64, &tally);
             staged.bytes[at..at + data.len()].copy_from_slice(data);
             if let (Some(place), Some(kept)) = (&staged.place, &self.kept) {
                 kept.staged.write(place, at, data);
@@ -584,12 +660,14 @@ impl Device {
         tensor: &Tensor,
         shape: &Shape,
         span: &Span,
+        tally: &mut Tally,
     ) -> Result<Arc<Open>, DeviceError> {
         let windows = &self.windows;
-        let staged = self.load_window(map, tensor, shape, span).and_then(|Whole { bytes, lost }| {
+        let staged = self.load_window(map, tensor, shape, span, tally).and_then(|Whole { bytes, lost }| {
             let kept = self.kept.as_ref();
             let place = kept.map(|kept| kept.staged.take(span.first, &bytes, &lost)).transpose()?;
-            Ok(Staged { bytes, place, fresh: vec![false; span.blocks], lost })
+            let (fresh, touched) = (vec![false; span.blocks], vec![false; span.blocks]);
+            Ok(Staged { bytes, place, fresh, touched, lost })
         });
         let staged = staged.inspect_err(|_| drop(windows.fill_place(tensor.part, span, None)))?;
         windows.decoded.lock().forget(span.first);
@@ -634,7 +712,9 @@ impl Device {
                     losses.mended(first + at as u64);
                 }
             }
-            let staged = Staged { bytes, place: Some(place), fresh: vec![false; span.blocks], lost };
+            // Which blocks were written nobody knows any more.
+            let (fresh, touched) = (vec![false; span.blocks], vec![true; span.blocks]);
+            let staged = Staged { bytes, place: Some(place), fresh, touched, lost };
             let open = Open { written: AtomicU64::new(self.windows.tick()), staged: Mutex::new(staged) };
             let mut staging = self.windows.staging.lock();
             staging.bytes += span.bytes() as u64;
@@ -657,7 +737,7 @@ impl Device {
             behind = span.numbers().end;
             let _lock = self.windows.stripe(&span).lock();
             if self.windows.find(&span).is_none() {
-                self.load_window(&map, tensor, shape, &span)?;
+                self.load_for_maintenance(&map, tensor, shape, &span)?;
             }
         }
         Ok(())
@@ -711,7 +791,8 @@ impl Device {
         }
         if whole.lost != before {
             whole.show_lost(shape, PlaneMask::all(shape.format()));
-            let content = Content { bytes: &whole.bytes, lost: whole.lost, why: Some(why) };
+            let content =
+                Content { bytes: &whole.bytes, lost: whole.lost, why: Some(why), origin: Origin::Anew };
             self.publish_window(map, tensor, shape, &span, content, None)?;
             self.drop_open(&span);
         }
@@ -782,7 +863,7 @@ impl Device {
         content: Content<'_>,
         coding: Option<Coding>,
     ) -> Result<(), DeviceError> {
-        let Content { bytes, lost, why } = content;
+        let Content { bytes, lost, why, origin } = content;
         let coding = if lost.is_empty() { coding } else { Some(Coding::Plain) };
         let since_before = || Why::new(Cause::Damaged, "it was lost before its window was coded anew");
         let why = why.cloned().unwrap_or_else(since_before);
@@ -821,19 +902,28 @@ impl Device {
         })?;
         self.windows.decoded.lock().forget(span.first);
         let changes = store.install_all(span.first, prepared);
+        let mut tally = Tally::default();
         for (at, ((old, new), words)) in changes.iter().zip(bytes.as_chunks().0).enumerate() {
-            let block = span.first + at as u64;
+            let (block, by) = (span.first + at as u64, origin.by(at));
+            self.touch_index(block, &mut tally);
+            if by == By::Store {
+                self.touch_gcomp_index(block, &mut tally);
+            }
             self.stats.replaced(old, new);
             if lost.has(at) {
                 self.charge(map, block, Charge::of(old), Charge::default());
             } else {
-                self.written(map, block, codec, words, Charge::of(old), Charge::of(new));
+                self.written(map, block, codec, words, (Charge::of(old), Charge::of(new)), by);
             }
         }
         for block in new {
             poison::say_lost(block, &why);
         }
         let stats = &self.stats;
+        match origin {
+            Origin::Anew => stats.count_for_maintenance(0, &tally),
+            Origin::All | Origin::Some(_) => stats.count_for_write(0, 0, &tally),
+        }
         stats.windows_coded[coded.coding as usize].add(1);
         stats.repeated_rows.add(coded.repeated_rows as u64);
         Ok(())
@@ -872,8 +962,8 @@ impl Device {
         if self.windows.find(span).is_some() || !self.holds(span, |_| true) {
             return Ok(());
         }
-        let Whole { bytes, lost } = self.load_window(&map, tensor, shape, span)?;
-        let content = Content { bytes: &bytes, lost, why: None };
+        let Whole { bytes, lost } = self.load_for_maintenance(&map, tensor, shape, span)?;
+        let content = Content { bytes: &bytes, lost, why: None, origin: Origin::Anew };
         self.publish_window(&map, tensor, shape, span, content, None)
     }
 
@@ -904,7 +994,7 @@ impl Device {
         let Whole { bytes, lost } = self.whole_window(&map, tensor, shape, span)?;
         #[cfg(test)]
         super::holds::may_fail(super::holds::Step::Uncode)?;
-        let content = Content { bytes: &bytes, lost, why: None };
+        let content = Content { bytes: &bytes, lost, why: None, origin: Origin::Anew };
         self.publish_window(&map, tensor, shape, span, content, Some(Coding::Plain))?;
         self.drop_open(span);
         Ok(())

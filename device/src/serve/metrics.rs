@@ -100,11 +100,11 @@ impl Sheet<'_> {
         self.one(name, help, unit, &ConstGauge::new(value))
     }
 
-    /// What reads moved, as seven counters that share their labels.
+    /// What reads moved, as eleven counters that share their labels.
     fn traffic(&mut self, prefix: &str, whose: &str, rows: &[(Labels, TrafficReport)]) -> fmt::Result {
         type Field = fn(&TrafficReport) -> Option<u64>;
         let bytes = Some(&Unit::Bytes);
-        let fields: [(&str, &str, Option<&Unit>, Field); 7] = [
+        let fields: [(&str, &str, Option<&Unit>, Field); 11] = [
             ("reads", "Read requests", None, |traffic| Some(traffic.reads)),
             ("read", "Bytes given to the host", bytes, |traffic| Some(traffic.bytes)),
             ("read_blocks", "Blocks looked at", None, |traffic| Some(traffic.blocks)),
@@ -119,6 +119,21 @@ impl Sheet<'_> {
                 bytes,
                 |traffic| traffic.gcomp_bytes_fetched,
             ),
+            ("index_fetched", "Bytes of index entries fetched besides", bytes, |traffic| {
+                Some(traffic.index_bytes_fetched)
+            }),
+            (
+                "gcomp_index_fetched",
+                "Bytes of index entries a generically compressing device would have fetched besides",
+                bytes,
+                |traffic| traffic.gcomp_index_bytes_fetched,
+            ),
+            ("staged_blocks", "Blocks that the buffers of open KV windows answered", None, |traffic| {
+                Some(traffic.staged_blocks)
+            }),
+            ("staged", "Bytes of the lines that they gave, which no device fetches", bytes, |traffic| {
+                Some(traffic.staged_bytes)
+            }),
         ];
         for (name, help, unit, field) in fields {
             let mut rows = rows
@@ -273,7 +288,9 @@ impl Collector for Snapshot {
         let StatsReport {
             device,
             requests,
+            reads_for_writes,
             writes,
+            maintenance,
             write_backs,
             index,
             windows: kv,
@@ -286,7 +303,9 @@ impl Collector for Snapshot {
         } = &self.0.device;
         let bytes = Some(&Unit::Bytes);
 
-        let info = Info::new(vec![("mode", device.mode.to_string()), ("codec", device.codec.to_string())]);
+        let mut kind = vec![("mode", device.mode.to_string()), ("codec", device.codec.to_string())];
+        kind.extend(device.gcomp_codec.map(|codec| ("gcomp_codec", codec.to_owned())));
+        let info = Info::new(kind);
         sheet.one("device", "What kind of device", None, &info)?;
         let windows = [("base", device.capacity_bytes), ("views", device.views_capacity_bytes)];
         let windows = windows.map(|(window, bytes)| (vec![("window", window.to_owned())], bytes));
@@ -335,6 +354,17 @@ impl Collector for Snapshot {
         let traffic = [("base", requests.base), ("views", requests.views)];
         let traffic = traffic.map(|(window, traffic)| (vec![("window", window.to_owned())], traffic));
         sheet.traffic("window_", "by window", &traffic)?;
+        let fills = [("base", &requests.base_fills), ("views", &requests.view_fills)];
+        let fills = fills.into_iter().flat_map(|(window, sizes)| {
+            sizes.iter().map(move |size| {
+                let up_to = size.up_to_bytes.map_or_else(|| "+Inf".to_owned(), |bytes| bytes.to_string());
+                (vec![("window", window.to_owned()), ("up_to_bytes", up_to)], size.fills)
+            })
+        });
+        let help = "Requests by size, each longer than the size before: pages filled, alone or with what was read ahead";
+        sheet.counters("fills", help, None, fills)?;
+        let traffic = [(vec![("window", "base".to_owned())], *reads_for_writes)];
+        sheet.traffic("for_writes_", "that stores needed first", &traffic)?;
         sheet.counter("directory_reads", "Reads of the directory", requests.directory_reads)?;
         sheet.counter("refused_view_stores", "Stores into the views window", requests.refused_view_stores)?;
         sheet.byte_counter(
@@ -385,8 +415,35 @@ impl Collector for Snapshot {
             None,
             index.cache_entries,
         )?;
-        sheet.counter("index_cache_hits", "Fetches whose index entry was in it", index.hits)?;
-        sheet.counter("index_cache_misses", "Fetches whose index entry was not", index.misses)?;
+        sheet.counter("index_cache_hits", "Index entries looked for that were in it", index.hits)?;
+        sheet.counter("index_cache_misses", "Index entries looked for that were not", index.misses)?;
+        sheet.byte_counter("index_fetched", "Bytes of those that were not", index.bytes_fetched)?;
+        sheet.byte_counter("index_written", "Bytes of index entries that changed", index.bytes_written)?;
+        let gcomp = [
+            ("gcomp_index_cache_hits", "Hits of a generic device's index cache", None, index.gcomp_hits),
+            ("gcomp_index_cache_misses", "Its misses", None, index.gcomp_misses),
+            ("gcomp_index_fetched", "Bytes of these", bytes, index.gcomp_bytes_fetched),
+            ("gcomp_index_written", "Bytes of its entries that changed", bytes, index.gcomp_bytes_written),
+        ];
+        for (name, help, unit, value) in gcomp {
+            let Some(value) = value else { continue };
+            sheet.one(name, help, unit, &ConstCounter::new(value))?;
+        }
+
+        sheet.counter("recoded_blocks", "Blocks coded anew for a tensor", maintenance.recoded_blocks)?;
+        sheet.byte_counter(
+            "recoding_fetched",
+            "Stored bytes fetched for that",
+            maintenance.stored_bytes_fetched,
+        )?;
+        sheet.byte_counter(
+            "recoding_index_fetched",
+            "Bytes of index entries fetched for that",
+            maintenance.index_bytes_fetched,
+        )?;
+        sheet.byte_counter("recoding_stored", "Bytes stored for that", maintenance.stored_bytes_written)?;
+        sheet.counter("moved_blocks", "Blocks moved together to free room", maintenance.moved_blocks)?;
+        sheet.byte_counter("moved", "Bytes of those, each fetched and stored", maintenance.moved_bytes)?;
 
         sheet.gauge("open_windows", "KV windows open for writing", None, kv.now.open)?;
         sheet.gauge("most_open_windows", "Most that may be open", None, kv.now.most_open)?;

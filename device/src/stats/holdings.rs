@@ -59,6 +59,7 @@ impl Holdings {
 impl Stats {
     /// A block's entry changed from `old` to `new`.
     pub(crate) fn replaced(&self, old: &Entry, new: &Entry) {
+        self.index_written.add(1);
         for (entry, sign) in [(old, -1), (new, 1)] {
             each(entry, |which, count| {
                 let gauge = match which {

@@ -34,7 +34,7 @@ pub struct PartitionReport {
 }
 
 /// Requests of a partition by window.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct PartitionRequests {
     /// Reads of its base window.
     pub base: TrafficReport,

@@ -3,7 +3,8 @@
 use serde::Serialize;
 
 use super::{
-    IndexCache, InterleaveReport, MAX_PLANES, PartitionReport, Stats, Traffic, members::Members, slot,
+    Counter, Fills, IndexCache, InterleaveReport, MAX_PLANES, PartitionReport, Stats, Traffic,
+    members::Members, slot,
 };
 use crate::{
     BLOCK_BYTES,
@@ -24,8 +25,12 @@ pub struct StatsReport {
     pub device: DeviceReport,
     /// Requests by window.
     pub requests: RequestsReport,
+    /// What stores had to read first: those of parts of blocks (their `bytes`), and index entries for all.
+    pub reads_for_writes: TrafficReport,
     /// What writes did.
     pub writes: WritesReport,
+    /// What the device did for its own sake.
+    pub maintenance: MaintenanceReport,
     /// Write-backs for which there is no room.
     pub write_backs: WriteBacksReport,
     /// The plane index and the modelled cache of it.
@@ -53,6 +58,8 @@ pub struct DeviceReport {
     pub mode: Mode,
     /// The codec of tensors that name none.
     pub codec: Codec,
+    /// What `gcomp` compresses blocks by that no tensor covers; null if that was not measured.
+    pub gcomp_codec: Option<&'static str>,
     /// The base window.
     pub capacity_bytes: u64,
     /// The views window.
@@ -92,6 +99,10 @@ pub struct RequestsReport {
     pub base: TrafficReport,
     /// Reads of views.
     pub views: TrafficReport,
+    /// Requests for the base window by size: pages filled, alone or with what was read ahead.
+    pub base_fills: Vec<FillsReport>,
+    /// Those for the views window.
+    pub view_fills: Vec<FillsReport>,
     /// Reads of the directory.
     pub directory_reads: u64,
     /// Stores into the views window, which have no effect.
@@ -107,7 +118,7 @@ pub struct RequestsReport {
 }
 
 /// What reads moved.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct TrafficReport {
     /// Requests.
     pub reads: u64,
@@ -123,6 +134,44 @@ pub struct TrafficReport {
     pub plain_bytes_fetched: u64,
     /// Bytes a generically compressing device would have fetched; null if that was not measured.
     pub gcomp_bytes_fetched: Option<u64>,
+    /// Bytes of index entries fetched besides, 64 each: what the modelled cache did not hold.
+    pub index_bytes_fetched: u64,
+    /// Those that a generically compressing device would have fetched; null if that was not measured.
+    pub gcomp_index_bytes_fetched: Option<u64>,
+    /// Blocks that the buffer of an open KV window answered. Nothing of these is fetched, by any of the three.
+    pub staged_blocks: u64,
+    /// Bytes of the lines of 64 bytes that they gave.
+    pub staged_bytes: u64,
+    /// `stored_bytes_fetched / plain_bytes_fetched`; null while a plain device would have fetched nothing.
+    pub of_plain: Option<f64>,
+    /// The same with `index_bytes_fetched`.
+    pub of_plain_with_index: Option<f64>,
+}
+
+/// Requests of one size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct FillsReport {
+    /// The longest of them, in bytes; each is longer than the size before. Null for what is longer than all sizes.
+    pub up_to_bytes: Option<u64>,
+    /// How many there were.
+    pub fills: u64,
+}
+
+/// What the device moved for its own sake, which no request is charged for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct MaintenanceReport {
+    /// Blocks coded anew because a tensor was made over them or removed.
+    pub recoded_blocks: u64,
+    /// Stored bytes fetched for that.
+    pub stored_bytes_fetched: u64,
+    /// Index entries fetched for that, in bytes.
+    pub index_bytes_fetched: u64,
+    /// Bytes stored for them, whole granules.
+    pub stored_bytes_written: u64,
+    /// Blocks whose stored bytes were moved together, to free room.
+    pub moved_blocks: u64,
+    /// Those bytes, each fetched and stored once.
+    pub moved_bytes: u64,
 }
 
 /// What writes did.
@@ -132,7 +181,7 @@ pub struct WritesReport {
     pub base_writes: u64,
     /// Their bytes.
     pub base_written_bytes: u64,
-    /// Blocks coded.
+    /// Blocks coded: those that were stored into, and the others of their KV windows.
     pub blocks_written: u64,
     /// Of these, blocks of zeros.
     pub zero_blocks_written: u64,
@@ -140,7 +189,7 @@ pub struct WritesReport {
     pub bypass_blocks_written: u64,
     /// Bytes stored for them, whole granules.
     pub stored_bytes_written: u64,
-    /// Bytes a generically compressing device would have stored; null if that was not measured.
+    /// Bytes a generically compressing device would have stored, for blocks that were stored into; null if that was not measured.
     pub gcomp_bytes_written: Option<u64>,
     /// Blocks discarded.
     pub discarded_blocks: u64,
@@ -166,10 +215,22 @@ pub struct WriteBacksReport {
 pub struct IndexReport {
     /// Entries of the modelled on-chip cache (direct-mapped).
     pub cache_entries: u64,
-    /// Fetches whose entry was in it.
+    /// Entries looked for, by reads, writes and maintenance, that were in it.
     pub hits: u64,
-    /// Fetches whose entry was not: one more read of 64 bytes each.
+    /// Those that were not: one more read of 64 bytes each.
     pub misses: u64,
+    /// Bytes of these reads.
+    pub bytes_fetched: u64,
+    /// Bytes of entries that changed, 64 each.
+    pub bytes_written: u64,
+    /// The same of a generically compressing device, whose index is taken to have as large entries and as large a cache; null if that was not measured.
+    pub gcomp_hits: Option<u64>,
+    /// Its misses.
+    pub gcomp_misses: Option<u64>,
+    /// Bytes of these.
+    pub gcomp_bytes_fetched: Option<u64>,
+    /// Bytes of its entries that changed.
+    pub gcomp_bytes_written: Option<u64>,
 }
 
 /// Windows of KV tensors: what is staged and decoded now, and what was done.
@@ -256,6 +317,10 @@ pub struct TensorReport {
     pub format: Format,
     /// Its layout.
     pub layout: Layout,
+    /// Its codec.
+    pub codec: Codec,
+    /// What `gcomp` compresses its blocks by; null if that was not measured.
+    pub gcomp_codec: Option<&'static str>,
     /// Its shape.
     pub shape: Vec<u64>,
     /// Its elements.
@@ -285,16 +350,36 @@ pub struct ViewReport {
 
 impl Traffic {
     pub(crate) fn report(&self, gcomp: bool) -> TrafficReport {
+        let (stored, plain) = (self.stored.get(), self.plain.get());
+        let index = entries_bytes(&self.index_misses);
         TrafficReport {
             reads: self.reads.get(),
             bytes: self.bytes.get(),
             blocks: self.blocks.get(),
             planes_fetched: self.planes.get(),
-            stored_bytes_fetched: self.stored.get(),
-            plain_bytes_fetched: self.plain.get(),
+            stored_bytes_fetched: stored,
+            plain_bytes_fetched: plain,
             gcomp_bytes_fetched: gcomp.then(|| self.gcomp.get()),
+            index_bytes_fetched: index,
+            gcomp_index_bytes_fetched: gcomp.then(|| entries_bytes(&self.gcomp_index_misses)),
+            staged_blocks: self.staged_blocks.get(),
+            staged_bytes: self.staged.get(),
+            of_plain: ratio(stored, plain),
+            of_plain_with_index: ratio(stored + index, plain),
         }
     }
+}
+
+impl Fills {
+    fn report(&self) -> Vec<FillsReport> {
+        let sizes = Self::BOUNDS.into_iter().map(Some).chain([None]);
+        sizes.zip(self.counts()).map(|(up_to_bytes, fills)| FillsReport { up_to_bytes, fills }).collect()
+    }
+}
+
+/// Bytes of so many index entries.
+fn entries_bytes(entries: &Counter) -> u64 {
+    entries.get() * ENTRY_BYTES as u64
 }
 
 /// What a report needs besides the counters.
@@ -341,6 +426,7 @@ impl Stats {
             device: DeviceReport {
                 mode: subject.mode,
                 codec: subject.codec,
+                gcomp_codec: gcomp.then(|| subject.codec.generic_name()),
                 capacity_bytes: subject.base_bytes,
                 views_capacity_bytes: subject.views_bytes,
                 logical_bytes,
@@ -364,12 +450,23 @@ impl Stats {
             requests: RequestsReport {
                 base: self.base.report(gcomp),
                 views: self.views.report(gcomp),
+                base_fills: self.base_fills.report(),
+                view_fills: self.view_fills.report(),
                 directory_reads: self.directory_reads.get(),
                 refused_view_stores: self.refused_view_stores.get(),
                 refused_view_bytes: self.refused_view_bytes.get(),
                 damaged_reads: self.damaged_reads.get(),
                 poisoned_blocks: subject.poison.0,
                 poison_events: subject.poison.1,
+            },
+            reads_for_writes: self.for_writes.report(gcomp),
+            maintenance: MaintenanceReport {
+                recoded_blocks: self.recoded_blocks.get(),
+                stored_bytes_fetched: self.for_maintenance.stored.get(),
+                index_bytes_fetched: entries_bytes(&self.for_maintenance.index_misses),
+                stored_bytes_written: self.recoded_bytes.get(),
+                moved_blocks: self.moved_blocks.get(),
+                moved_bytes: self.moved_bytes.get(),
             },
             writes: WritesReport {
                 base_writes: self.base_writes.get(),
@@ -392,6 +489,12 @@ impl Stats {
                 cache_entries: subject.index_cache.entries() as u64,
                 hits: self.index_hits.get(),
                 misses: self.index_misses.get(),
+                bytes_fetched: entries_bytes(&self.index_misses),
+                bytes_written: entries_bytes(&self.index_written),
+                gcomp_hits: gcomp.then(|| self.gcomp_index_hits.get()),
+                gcomp_misses: gcomp.then(|| self.gcomp_index_misses.get()),
+                gcomp_bytes_fetched: gcomp.then(|| entries_bytes(&self.gcomp_index_misses)),
+                gcomp_bytes_written: gcomp.then(|| entries_bytes(&self.gcomp_index_written)),
             },
             windows: WindowsReport {
                 now: subject.windows,
@@ -429,6 +532,8 @@ impl Stats {
                         name: info.name.clone(),
                         format: info.format,
                         layout: info.layout,
+                        codec: info.codec,
+                        gcomp_codec: gcomp.then(|| info.codec.generic_name()),
                         shape: info.shape.clone(),
                         elements: info.elements,
                         dpa: info.dpa,

@@ -164,6 +164,13 @@ pub enum StoreError {
     },
 }
 
+/// Blocks whose segments were moved together, and their bytes.
+#[derive(Default)]
+struct Moved {
+    blocks: AtomicU64,
+    bytes: AtomicU64,
+}
+
 /// The store of one device.
 pub struct Store {
     index: Index,
@@ -173,6 +180,7 @@ pub struct Store {
     losses: Losses<Why>,
     /// Segments freed so far.
     freed: AtomicU64,
+    moved: Moved,
     /// Who compacts; the others wait for what that gives.
     compacting: Mutex<()>,
     /// Who makes checkpoints, if there are any.
@@ -246,6 +254,7 @@ impl Store {
             stripes: Stripes::new(STRIPES),
             losses: Losses::new(),
             freed: AtomicU64::new(0),
+            moved: Moved::default(),
             compacting: Mutex::new(()),
             checkpoints: OnceLock::new(),
             forced: AtomicU64::new(0),
@@ -600,7 +609,15 @@ impl Store {
         let put = |(_, entry): &(usize, Entry)| self.put(block, &entry.encode());
         self.stripes.shift(block, copy, put, |(bytes, _)| {
             self.segments.free(segment, *bytes);
+            self.moved.blocks.fetch_add(1, Ordering::Relaxed);
+            self.moved.bytes.fetch_add(charged(*bytes), Ordering::Relaxed);
         })
+    }
+
+    /// Blocks whose segments were moved together since this was asked last, and their bytes.
+    pub fn take_moved(&self) -> (u64, u64) {
+        let Moved { blocks, bytes } = &self.moved;
+        (blocks.swap(0, Ordering::Relaxed), bytes.swap(0, Ordering::Relaxed))
     }
 
     /// Writes a block's entry, whole even if the process is killed. The caller holds its stripe.

@@ -102,6 +102,107 @@ fn stats_metrics_and_the_page_are_served_and_live() {
 }
 
 #[test]
+fn every_counter_of_traffic_is_the_same_in_json_and_metrics() {
+    within(60, || {
+        let served = Served::new();
+        let device = &served.device;
+        // Over data, so that a block is coded anew; a KV tensor, so that some is staged.
+        device.write_base(16 << 10, &noise(2, 4096)).unwrap();
+        device.create_tensor(spec("u", 16 << 10, 4096)).unwrap();
+        let rows = json!({ "kind": "kv", "channels": 64, "window": 128 });
+        let kv =
+            json!({ "name": "kv", "dpa": 32 << 10, "length": 32 << 10, "format": "bf16", "layout": rows });
+        assert_eq!(served.ask("POST", "/tensors", &kv.to_string()).0, 201);
+        let view = device.create_view("kv", "full").unwrap();
+        device.write_base(32 << 10, &noise(3, 32 << 10)).unwrap();
+        device.write_base(100, &[1; 100]).unwrap();
+        device.write_base(32 << 10, &[1; 130]).unwrap();
+        device.read_base(0, &mut [0; 16 << 10]).unwrap();
+        device.read_base(32 << 10, &mut [0; 200]).unwrap();
+        device.read_views(view.offset, &mut [0; 32 << 10]).unwrap();
+        let (_, _, metrics) = answer(served.tcp(), &request("GET", "/metrics", ""));
+        let stats = served.ask("GET", "/stats", "").1;
+
+        let told = |pointer: &str| stats.pointer(pointer).unwrap_or_else(|| panic!("no {pointer}"));
+        let same = |pointer: &str, metric: &str| {
+            let number = told(pointer).as_u64().unwrap_or_else(|| panic!("{pointer} is no number"));
+            assert!(
+                metrics.contains(&format!("\nlamina_{metric} {number}\n")),
+                "{pointer} {number}: {metrics}"
+            );
+            number
+        };
+        let names = [
+            ("reads", "reads"),
+            ("bytes", "read_bytes"),
+            ("blocks", "read_blocks"),
+            ("planes_fetched", "fetched_planes"),
+            ("stored_bytes_fetched", "stored_fetched_bytes"),
+            ("plain_bytes_fetched", "plain_fetched_bytes"),
+            ("gcomp_bytes_fetched", "gcomp_fetched_bytes"),
+            ("index_bytes_fetched", "index_fetched_bytes"),
+            ("gcomp_index_bytes_fetched", "gcomp_index_fetched_bytes"),
+            ("staged_blocks", "staged_blocks"),
+            ("staged_bytes", "staged_bytes"),
+        ];
+        for (json, metric) in names {
+            let window = |at: &str, prefix: &str, label: &str| {
+                same(&format!("{at}/{json}"), &format!("{prefix}_{metric}_total{{{label}}}"))
+            };
+            let sum = window("/requests/base", "window", r#"window="base""#)
+                + window("/requests/views", "window", r#"window="views""#)
+                + window("/reads_for_writes", "for_writes", r#"window="base""#)
+                + window("/views/0", "view", r#"tensor="kv",view="full""#)
+                + window("/tensors/0/base", "tensor", r#"tensor="t""#);
+            assert!(sum > 0, "nothing was counted as {json}");
+        }
+        for (json, metric) in [
+            ("/index/hits", "index_cache_hits"),
+            ("/index/misses", "index_cache_misses"),
+            ("/index/bytes_fetched", "index_fetched_bytes"),
+            ("/index/bytes_written", "index_written_bytes"),
+            ("/index/gcomp_hits", "gcomp_index_cache_hits"),
+            ("/index/gcomp_misses", "gcomp_index_cache_misses"),
+            ("/index/gcomp_bytes_fetched", "gcomp_index_fetched_bytes"),
+            ("/index/gcomp_bytes_written", "gcomp_index_written_bytes"),
+            ("/maintenance/recoded_blocks", "recoded_blocks"),
+            ("/maintenance/stored_bytes_fetched", "recoding_fetched_bytes"),
+            ("/maintenance/stored_bytes_written", "recoding_stored_bytes"),
+        ] {
+            assert!(same(json, &format!("{metric}_total")) > 0, "{json}");
+        }
+        same("/maintenance/index_bytes_fetched", "recoding_index_fetched_bytes_total");
+        same("/maintenance/moved_blocks", "moved_blocks_total");
+        same("/maintenance/moved_bytes", "moved_bytes_total");
+        // Requests of 16 KiB and of 200 bytes, and one of 32 KiB.
+        for (pointer, window, up_to, fills) in [
+            ("/requests/base_fills/0", "base", "4096", 1),
+            ("/requests/base_fills/2", "base", "16384", 1),
+            ("/requests/view_fills/3", "views", "32768", 1),
+            ("/requests/view_fills/6", "views", "+Inf", 0),
+        ] {
+            let metric = format!("fills_total{{window=\"{window}\",up_to_bytes=\"{up_to}\"}}");
+            assert_eq!(same(&format!("{pointer}/fills"), &metric), fills, "{pointer}");
+        }
+        // 100 bytes at 100 fill lines 1 and 3 in part, 130 at the begin of another block line 2.
+        assert_eq!(*told("/reads_for_writes/plain_bytes_fetched"), 2 * 64 + 64);
+        assert_eq!(
+            (told("/reads_for_writes/reads"), told("/reads_for_writes/bytes")),
+            (&json!(2), &json!(230))
+        );
+        // The window of 16 KiB that is open answered 200 bytes at its begin, and its half of the view.
+        assert_eq!(*told("/requests/base/staged_bytes"), 256);
+        assert_eq!(*told("/requests/views/staged_bytes"), 16 << 10);
+        assert_eq!(*told("/requests/views/plain_bytes_fetched"), 16 << 10);
+        assert_eq!((told("/device/codec"), told("/device/gcomp_codec")), (&json!("tree"), &json!("lz4")));
+        assert!(metrics.contains(r#"gcomp_codec="lz4""#), "{metrics}");
+
+        let (_, _, page) = answer(served.tcp(), &request("GET", "/", ""));
+        assert!(page.contains("not a load of 64 bytes") && page.contains("gcomp_codec"));
+    });
+}
+
+#[test]
 fn a_discard_drops_bytes_and_a_flush_answers() {
     within(60, || {
         let served = Served::new();

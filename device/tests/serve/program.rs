@@ -127,6 +127,13 @@ fn a_checkpoint_is_served_listed_and_flushed_and_nothing_stays_behind() {
                 "{table}"
             );
         }
+        let output = lamina(&["stats", "--api", &place.text("run/api.sock")]).output().unwrap();
+        let output = String::from_utf8_lossy(&output.stdout);
+        for said in
+            ["compared with gcomp by lz4", "not a 64-byte load", "for writes", "of plain with it", "staged"]
+        {
+            assert!(output.contains(said), "{said}: {output}");
+        }
 
         drop((base, views));
         run.signal(Signal::SIGTERM);

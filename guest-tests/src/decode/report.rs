@@ -43,6 +43,9 @@ pub struct DecodeReport {
     pub plain_bytes_fetched: u64,
     /// Bytes that a generically compressing device would have fetched.
     pub gcomp_bytes_fetched: Option<u64>,
+    /// Bytes of index entries that the device fetched besides.
+    #[serde(default)]
+    pub index_bytes_fetched: u64,
     /// Tokens of a page of the KV cache.
     pub page_tokens: usize,
     /// Tokens from one flush of it to the next.
@@ -74,6 +77,9 @@ pub struct RunReport {
     pub weights_moved: Moved,
     /// What was moved for reading the KV cache.
     pub kv_moved: Moved,
+    /// What the guest's stores had to read first.
+    #[serde(default)]
+    pub for_writes: Moved,
     /// Bytes of K and V over the bytes that the device stores for them at the end.
     pub kv_ratio: Option<f64>,
     /// Bytes of K and V that the guest stored.
@@ -103,6 +109,12 @@ pub struct Moved {
     pub plain_bytes_fetched: u64,
     /// Bytes that a generically compressing device would have fetched.
     pub gcomp_bytes_fetched: Option<u64>,
+    /// Bytes of index entries that the device fetched besides.
+    #[serde(default)]
+    pub index_bytes_fetched: u64,
+    /// Bytes that the buffers of open KV windows gave, which no device fetches.
+    #[serde(default)]
+    pub staged_bytes: u64,
 }
 
 impl Moved {
@@ -117,7 +129,14 @@ impl Moved {
             stored_bytes_fetched: count("stored_bytes_fetched")?,
             plain_bytes_fetched: count("plain_bytes_fetched")?,
             gcomp_bytes_fetched: counters["gcomp_bytes_fetched"].as_u64(),
+            index_bytes_fetched: count("index_bytes_fetched")?,
+            staged_bytes: count("staged_bytes")?,
         })
+    }
+
+    /// What was fetched, index entries too, of what a plain device would have.
+    fn with_index(self) -> String {
+        percent(self.stored_bytes_fetched.saturating_add(self.index_bytes_fetched), self.plain_bytes_fetched)
     }
 
     fn with(self, other: Self, count: impl Fn(u64, u64) -> u64) -> Self {
@@ -130,6 +149,8 @@ impl Moved {
                 .gcomp_bytes_fetched
                 .zip(other.gcomp_bytes_fetched)
                 .map(|(a, b)| count(a, b)),
+            index_bytes_fetched: count(self.index_bytes_fetched, other.index_bytes_fetched),
+            staged_bytes: count(self.staged_bytes, other.staged_bytes),
         }
     }
 }
@@ -222,6 +243,7 @@ pub fn report(
         stored_bytes_fetched: moved.stored_bytes_fetched,
         plain_bytes_fetched: moved.plain_bytes_fetched,
         gcomp_bytes_fetched: moved.gcomp_bytes_fetched,
+        index_bytes_fetched: moved.index_bytes_fetched,
         page_tokens: plan.page_tokens,
         flush_every: plan.flush_every,
         evicted_each_step: plan.evict,
@@ -279,6 +301,7 @@ fn run_report(plan: &DecodePlan, run: &DecodeRun, event: &Event, identical: bool
         identical_to_reference: identical,
         weights_moved: moved(&weights, *weight_bytes)?,
         kv_moved: moved(&cache, kv_view_bytes + kv_base_bytes)?,
+        for_writes: Moved::of(&after["reads_for_writes"])? - Moved::of(&before["reads_for_writes"])?,
         kv_ratio: quotient(*kv_stored_by_guest, kv_stored_bytes),
         kv_stored_by_guest: *kv_stored_by_guest,
         kv_stored_bytes,
@@ -349,8 +372,12 @@ impl DecodeReport {
             "perplexity",
             "weights fetched",
             "of plain",
+            "with index",
             "KV fetched",
             "of plain",
+            "with index",
+            "KV staged",
+            "for writes",
             "s",
         ]);
         table.column_iter_mut().skip(4).for_each(|column| column.set_cell_alignment(CellAlignment::Right));
@@ -364,8 +391,12 @@ impl DecodeReport {
                 run.perplexity.map_or_else(|| "–".to_owned(), |perplexity| format!("{perplexity:.3}")),
                 BinaryBytes(weights.stored_bytes_fetched).to_string(),
                 percent(weights.stored_bytes_fetched, weights.plain_bytes_fetched),
+                weights.with_index(),
                 BinaryBytes(kv.stored_bytes_fetched).to_string(),
                 percent(kv.stored_bytes_fetched, kv.plain_bytes_fetched),
+                kv.with_index(),
+                BinaryBytes(kv.staged_bytes).to_string(),
+                BinaryBytes(run.for_writes.stored_bytes_fetched).to_string(),
                 format!("{:.1}", run.seconds),
             ]);
         }
@@ -417,7 +448,8 @@ mod tests {
         let traffic = |stored: u64, plain: u64| {
             json!({
                 "planes_fetched": scale, "stored_bytes_fetched": stored * scale, "plain_bytes_fetched": plain * scale,
-                "gcomp_bytes_fetched": plain * scale,
+                "gcomp_bytes_fetched": plain * scale, "index_bytes_fetched": 2 * stored * scale,
+                "staged_bytes": 3 * plain * scale,
             })
         };
         let with = |mut entry: Value, key: &str, name: &str| {
@@ -426,6 +458,7 @@ mod tests {
         };
         json!({
             "writes": { "blocks_written": 10 * scale, "stored_bytes_written": 640 * scale },
+            "reads_for_writes": traffic(17, 19),
             "views": [
                 with(traffic(64, 128), "tensor", "norm.weight"),
                 with(traffic(1, 1), "tensor", "somebody's"),
@@ -481,8 +514,13 @@ mod tests {
                 stored_bytes_fetched: 3 * 64,
                 plain_bytes_fetched: 3 * 128,
                 gcomp_bytes_fetched: Some(3 * 128),
+                index_bytes_fetched: 3 * 2 * 64,
+                staged_bytes: 3 * 3 * 128,
             }
         );
+        let writes = run.for_writes;
+        assert_eq!((writes.stored_bytes_fetched, writes.plain_bytes_fetched), (3 * 17, 3 * 19));
+        assert_eq!(report.index_bytes_fetched, 3 * 2 * (64 + 192 + 64));
         assert_eq!((run.kv_moved.loaded_bytes, run.kv_moved.stored_bytes_fetched), (23, 3 * (192 + 64)));
         assert_eq!((run.blocks_written, run.stored_bytes_written, run.flushes), (30, 3 * 640, 1));
         // 16 bytes are two rows of K and two of V, of two bf16 each.
@@ -496,6 +534,8 @@ mod tests {
         assert_eq!(report.policy_perplexity, figures(&[("full", 3.0), ("window:2", 4.0)]));
         assert_eq!(report.text, "five six");
         let text = report.to_text();
+        // Three times 64 stored bytes, and twice as many of index entries, of 128.
+        assert!(text.contains("50.0 %") && text.contains("150.0 %"), "{text}");
         assert!(
             text.contains("identical to") && text.contains("window:2") && text.contains("| five six"),
             "{text}"
@@ -527,9 +567,12 @@ mod tests {
 
     #[test]
     fn counters_without_a_figure_are_an_error_that_names_it() {
-        for (list, field) in
-            [("views", "plain_bytes_fetched"), ("writes", "blocks_written"), ("tensors", "stored_bytes")]
-        {
+        for (list, field) in [
+            ("views", "plain_bytes_fetched"),
+            ("views", "index_bytes_fetched"),
+            ("writes", "blocks_written"),
+            ("tensors", "stored_bytes"),
+        ] {
             let mut broken = told(1, None);
             let Event::Decoded { after, .. } = &mut *broken.0 else { unreachable!() };
             let text = after.to_string().replace(&format!("\"{field}\""), "\"other\"");

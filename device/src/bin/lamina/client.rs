@@ -138,9 +138,10 @@ pub(crate) async fn stats(client: &Client) -> Result<()> {
     }
     let device = &stats["device"];
     print_line!(
-        "{} ({}): {} of {} written and stored as {} and {} of index, ratio {}",
+        "{} ({}, compared with gcomp by {}): {} of {} written and stored as {} and {} of index, ratio {}",
         text(&device["mode"]),
         text(&device["codec"]),
+        device["gcomp_codec"].as_str().unwrap_or("nothing"),
         size(&device["written_bytes"]),
         size(&device["capacity_bytes"]),
         size(&device["stored_bytes"]),
@@ -151,13 +152,17 @@ pub(crate) async fn stats(client: &Client) -> Result<()> {
         let (left, reserve) = (&device["host_memory_left_bytes"], &device["memory_reserve_bytes"]);
         print_line!("left of the host's memory: {}, of which {} are kept free", size(left), size(reserve))?;
     }
-    let mut table = new_table(&["window", "reads", "bytes", "planes", "stored fetched", "plain fetched"], 1);
+    let mut table = new_table(&[&["window"], &TRAFFIC[..]].concat(), 1);
     for window in ["base", "views"] {
         table.add_row([vec![window.to_owned()], traffic(&stats["requests"][window])].concat());
     }
+    table.add_row([vec!["for writes".to_owned()], traffic(&stats["reads_for_writes"])].concat());
     print_line!("{table}")?;
-    let mut table =
-        new_table(&["tensor", "view", "reads", "bytes", "planes", "stored fetched", "plain fetched"], 2);
+    print_line!(
+        "one access here is a page filled (4 KiB) or the read-ahead, not a 64-byte load; fills by size:"
+    )?;
+    print_fills(&stats["requests"])?;
+    let mut table = new_table(&[&["tensor", "view"], &TRAFFIC[..]].concat(), 2);
     for tensor in rows(&stats["tensors"])? {
         table.add_row([vec![text(&tensor["name"]), "(base)".to_owned()], traffic(&tensor["base"])].concat());
     }
@@ -176,6 +181,24 @@ pub(crate) async fn stats(client: &Client) -> Result<()> {
         count(&writes["base_writes"]),
         count(&requests["refused_view_stores"]),
         count(&requests["damaged_reads"]),
+    )?;
+    let (index, maintenance) = (&stats["index"], &stats["maintenance"]);
+    print_line!(
+        "stored for writes: {} and {} of index entries (gcomp {} and {}); index entries read: {} (gcomp {})",
+        size(&writes["stored_bytes_written"]),
+        size(&index["bytes_written"]),
+        size(&writes["gcomp_bytes_written"]),
+        size(&index["gcomp_bytes_written"]),
+        size(&index["bytes_fetched"]),
+        size(&index["gcomp_bytes_fetched"]),
+    )?;
+    print_line!(
+        "maintenance: {} blocks coded anew ({} read, {} stored), {} moved ({})",
+        count(&maintenance["recoded_blocks"]),
+        size(&maintenance["stored_bytes_fetched"]),
+        size(&maintenance["stored_bytes_written"]),
+        count(&maintenance["moved_blocks"]),
+        size(&maintenance["moved_bytes"]),
     )?;
     let write_backs = &stats["write_backs"];
     print_line!(
@@ -453,14 +476,51 @@ pub(crate) fn new_table(head: &[&str], texts: usize) -> Table {
     table
 }
 
+/// What [`traffic`] tells.
+const TRAFFIC: [&str; 10] = [
+    "reads",
+    "bytes",
+    "planes",
+    "stored fetched",
+    "gcomp",
+    "plain",
+    "of plain",
+    "index",
+    "of plain with it",
+    "staged",
+];
+
 fn traffic(traffic: &Value) -> Vec<String> {
     vec![
         count(&traffic["reads"]),
         size(&traffic["bytes"]),
         count(&traffic["planes_fetched"]),
         size(&traffic["stored_bytes_fetched"]),
+        size(&traffic["gcomp_bytes_fetched"]),
         size(&traffic["plain_bytes_fetched"]),
+        ratio(&traffic["of_plain"]),
+        size(&traffic["index_bytes_fetched"]),
+        ratio(&traffic["of_plain_with_index"]),
+        size(&traffic["staged_bytes"]),
     ]
+}
+
+/// Requests by size.
+fn print_fills(requests: &Value) -> Result<()> {
+    let sizes = rows(&requests["base_fills"])?;
+    let title = |fills: &Value| match &fills["up_to_bytes"] {
+        Value::Null => "more".to_owned(),
+        bytes => format!("to {}", size(bytes)),
+    };
+    let titles: Vec<String> = sizes.iter().map(title).collect();
+    let head: Vec<&str> = std::iter::once("fills").chain(titles.iter().map(String::as_str)).collect();
+    let mut table = new_table(&head, 1);
+    for (window, name) in [("base", "base_fills"), ("views", "view_fills")] {
+        let fills = rows(&requests[name])?.iter().map(|fills| count(&fills["fills"]));
+        table.add_row(std::iter::once(window.to_owned()).chain(fills).collect::<Vec<_>>());
+    }
+    println!("{table}");
+    Ok(())
 }
 
 fn rows(value: &Value) -> Result<&[Value]> {
