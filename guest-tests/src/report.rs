@@ -448,6 +448,43 @@ impl TrafficReport {
     }
 }
 
+impl InterleaveReport {
+    /// A line of them all and one of each.
+    fn lines(&self) -> impl Iterator<Item = String> {
+        let all = format!(
+            "devices {} by {}, imbalance {}; modelled at {} GB/s each: {} GB/s of plain bytes",
+            self.ways,
+            BinaryBytes(self.granule_bytes),
+            ratio(self.imbalance),
+            self.modelled_device_gbs,
+            ratio(self.modelled_region_gbs)
+        );
+        let each = self.devices.iter().map(|member| {
+            format!(
+                "  {}: {} fetched ({} plain) in {} reads, {} stored for {} in {} writes, modelled {} GB/s",
+                member.device,
+                BinaryBytes(member.stored_bytes_fetched),
+                BinaryBytes(member.plain_bytes_fetched),
+                HumanCount(member.reads),
+                BinaryBytes(member.stored_bytes_written),
+                BinaryBytes(member.written_bytes),
+                HumanCount(member.writes),
+                ratio(member.modelled_gbs)
+            )
+        });
+        std::iter::once(all).chain(each)
+    }
+}
+
+pub(crate) fn ratio(ratio: Option<f64>) -> String {
+    ratio.map_or_else(|| "–".to_owned(), |ratio| format!("{ratio:.3}"))
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a percentage to be looked at")]
+pub(crate) fn percent(part: u64, whole: u64) -> String {
+    if whole == 0 { "–".to_owned() } else { format!("{:.1} %", part as f64 * 100.0 / whole as f64) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -513,41 +550,4 @@ mod tests {
         lacking["index"]["bytes_written"].take();
         assert!(TrafficReport::of(&lacking).is_err());
     }
-}
-
-impl InterleaveReport {
-    /// A line of them all and one of each.
-    fn lines(&self) -> impl Iterator<Item = String> {
-        let all = format!(
-            "devices {} by {}, imbalance {}; modelled at {} GB/s each: {} GB/s of plain bytes",
-            self.ways,
-            BinaryBytes(self.granule_bytes),
-            ratio(self.imbalance),
-            self.modelled_device_gbs,
-            ratio(self.modelled_region_gbs)
-        );
-        let each = self.devices.iter().map(|member| {
-            format!(
-                "  {}: {} fetched ({} plain) in {} reads, {} stored for {} in {} writes, modelled {} GB/s",
-                member.device,
-                BinaryBytes(member.stored_bytes_fetched),
-                BinaryBytes(member.plain_bytes_fetched),
-                HumanCount(member.reads),
-                BinaryBytes(member.stored_bytes_written),
-                BinaryBytes(member.written_bytes),
-                HumanCount(member.writes),
-                ratio(member.modelled_gbs)
-            )
-        });
-        std::iter::once(all).chain(each)
-    }
-}
-
-pub(crate) fn ratio(ratio: Option<f64>) -> String {
-    ratio.map_or_else(|| "–".to_owned(), |ratio| format!("{ratio:.3}"))
-}
-
-#[expect(clippy::cast_precision_loss, reason = "a percentage to be looked at")]
-pub(crate) fn percent(part: u64, whole: u64) -> String {
-    if whole == 0 { "–".to_owned() } else { format!("{:.1} %", part as f64 * 100.0 / whole as f64) }
 }

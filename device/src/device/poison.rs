@@ -134,6 +134,7 @@ impl Device {
             // Since it was listed somebody may have written it.
             if let Some(replace) = store.replace_if_damaged(block) {
                 replace.publish(&Bundle::new())?;
+                self.stats.index_written.add(1);
                 let nothing = Charge::default();
                 self.written(
                     &map,

@@ -280,12 +280,26 @@ impl Device {
             self.uncode_windows(tensor, shape)?;
         }
         self.charge_nobody(tensor);
-        self.forget(tensor).inspect_err(|_| self.charge_to(tensor))
+        self.forget_closed(tensor).inspect_err(|_| self.charge_to(tensor))
     }
 
-    /// The last step of a removal.
-    fn forget(&self, tensor: &Arc<Tensor>) -> Result<(), DeviceError> {
+    /// The last steps of a removal. Every store closes a window that is leaving, so one that is open
+    /// holds a store that found no room: it finds some now, or the tensor stays.
+    fn forget_closed(&self, tensor: &Arc<Tensor>) -> Result<(), DeviceError> {
+        while !self.forget(tensor)? {
+            if let Some(shape) = &tensor.windows {
+                self.uncode_windows(tensor, shape)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Forgets a tensor, if none of its windows is open: whether it did.
+    fn forget(&self, tensor: &Arc<Tensor>) -> Result<bool, DeviceError> {
         let guard = self.alone();
+        if self.has_open_windows(tensor) {
+            return Ok(false);
+        }
         let stays = |is: &&Arc<Tensor>| !Arc::ptr_eq(is, tensor);
         let tensors = guard.tensors.iter().filter(stays).cloned().collect();
         let aliases = guard.aliases.iter().filter(|alias| stays(&&alias.tensor)).cloned().collect();
@@ -293,9 +307,8 @@ impl Device {
         #[cfg(test)]
         super::holds::may_fail(super::holds::Step::Forget)?;
         self.keep(&next)?;
-        self.drop_windows(tensor);
         replace(guard, next);
-        Ok(())
+        Ok(true)
     }
 
     /// The last step of making a tensor: people are told of it.

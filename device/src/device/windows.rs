@@ -97,8 +97,8 @@ enum Origin<'a> {
     All,
     /// These of its blocks were.
     Some(&'a [bool]),
-    /// Nobody: it is coded anew.
-    Anew,
+    /// The device, which codes it anew. Some of its blocks a host may have written before.
+    Anew(&'a [bool]),
 }
 
 impl Origin<'_> {
@@ -108,7 +108,8 @@ impl Origin<'_> {
             Self::All => By::Store,
             Self::Some(touched) if touched[at] => By::Store,
             Self::Some(_) => By::Window,
-            Self::Anew => By::Maintenance,
+            Self::Anew(touched) if touched.get(at) == Some(&true) => By::Store,
+            Self::Anew(_) => By::Maintenance,
         }
     }
 }
@@ -134,6 +135,8 @@ impl Staged {
 struct Whole {
     bytes: Vec<u8>,
     lost: BlockSet,
+    /// Which of its blocks a host has written since they were coded; none if it is empty.
+    touched: Vec<bool>,
 }
 
 /// The same, to be published.
@@ -390,7 +393,7 @@ impl Device {
             return Err(why.into());
         }
         decoder.finish();
-        let mut whole = Whole { bytes: out, lost };
+        let mut whole = Whole { bytes: out, lost, touched: Vec::new() };
         whole.show_lost(shape, mask);
         Ok(whole)
     }
@@ -436,7 +439,8 @@ impl Device {
             return self.load_for_maintenance(map, tensor, shape, span);
         };
         let staged = open.staged.lock();
-        Ok(Whole { bytes: staged.bytes.clone(), lost: staged.lost })
+        let (bytes, touched) = (staged.bytes.clone(), staged.touched.clone());
+        Ok(Whole { bytes, lost: staged.lost, touched })
     }
 
     /// What can be decoded of a window that is damaged as `found` says; it is published so, and lists what is lost. The caller holds its lock.
@@ -451,8 +455,12 @@ impl Device {
         let mut whole = self.decode_what_can_be(shape, span)?;
         whole.show_lost(shape, PlaneMask::all(shape.format()));
         let why = Why::new(Cause::Damaged, &found.to_string());
-        let content =
-            Content { bytes: &whole.bytes, lost: whole.lost, why: Some(&why), origin: Origin::Anew };
+        let content = Content {
+            bytes: &whole.bytes,
+            lost: whole.lost,
+            why: Some(&why),
+            origin: Origin::Anew(&whole.touched),
+        };
         if let Err(full) = self.publish_window(map, tensor, shape, span, content, None) {
             // It stays as it is, and whoever decodes it finds the same.
             let first = span.first;
@@ -514,7 +522,8 @@ impl Device {
         };
         // If nothing says how the window was coded, any of its blocks may have had bytes in one that is gone. Poison that stands alone is of a window in address order.
         let all_lost = contradict || (unknown && coded.is_none());
-        Ok(Whole { bytes, lost: if all_lost { BlockSet::first(span.blocks) } else { lost } })
+        let lost = if all_lost { BlockSet::first(span.blocks) } else { lost };
+        Ok(Whole { bytes, lost, touched: Vec::new() })
     }
 
     /// Stores `data` at `offset` of the base window, up to the end of the window there or to a block that is lost and not written whole: how many bytes that are.
@@ -663,12 +672,13 @@ impl Device {
         tally: &mut Tally,
     ) -> Result<Arc<Open>, DeviceError> {
         let windows = &self.windows;
-        let staged = self.load_window(map, tensor, shape, span, tally).and_then(|Whole { bytes, lost }| {
-            let kept = self.kept.as_ref();
-            let place = kept.map(|kept| kept.staged.take(span.first, &bytes, &lost)).transpose()?;
-            let (fresh, touched) = (vec![false; span.blocks], vec![false; span.blocks]);
-            Ok(Staged { bytes, place, fresh, touched, lost })
-        });
+        let staged =
+            self.load_window(map, tensor, shape, span, tally).and_then(|Whole { bytes, lost, .. }| {
+                let kept = self.kept.as_ref();
+                let place = kept.map(|kept| kept.staged.take(span.first, &bytes, &lost)).transpose()?;
+                let (fresh, touched) = (vec![false; span.blocks], vec![false; span.blocks]);
+                Ok(Staged { bytes, place, fresh, lost, touched })
+            });
         let staged = staged.inspect_err(|_| drop(windows.fill_place(tensor.part, span, None)))?;
         windows.decoded.lock().forget(span.first);
         self.stats.windows_opened.add(1);
@@ -714,7 +724,7 @@ impl Device {
             }
             // Which blocks were written nobody knows any more.
             let (fresh, touched) = (vec![false; span.blocks], vec![true; span.blocks]);
-            let staged = Staged { bytes, place: Some(place), fresh, touched, lost };
+            let staged = Staged { bytes, place: Some(place), fresh, lost, touched };
             let open = Open { written: AtomicU64::new(self.windows.tick()), staged: Mutex::new(staged) };
             let mut staging = self.windows.staging.lock();
             staging.bytes += span.bytes() as u64;
@@ -767,6 +777,9 @@ impl Device {
         self.change_lost(map, tensor, shape, blocks, &why, |whole, block| {
             if whole.lost.remove(block) {
                 whole.bytes.as_chunks_mut::<BLOCK_BYTES>().0[block].fill(0);
+                // Zeros are stored there, by whoever clears it.
+                whole.touched.resize(whole.bytes.len() / BLOCK_BYTES, false);
+                whole.touched[block] = true;
             }
         })
     }
@@ -791,8 +804,12 @@ impl Device {
         }
         if whole.lost != before {
             whole.show_lost(shape, PlaneMask::all(shape.format()));
-            let content =
-                Content { bytes: &whole.bytes, lost: whole.lost, why: Some(why), origin: Origin::Anew };
+            let content = Content {
+                bytes: &whole.bytes,
+                lost: whole.lost,
+                why: Some(why),
+                origin: Origin::Anew(&whole.touched),
+            };
             self.publish_window(map, tensor, shape, &span, content, None)?;
             self.drop_open(&span);
         }
@@ -921,7 +938,7 @@ impl Device {
         }
         let stats = &self.stats;
         match origin {
-            Origin::Anew => stats.count_for_maintenance(0, &tally),
+            Origin::Anew(_) => stats.count_for_maintenance(0, &tally),
             Origin::All | Origin::Some(_) => stats.count_for_write(0, 0, &tally),
         }
         stats.windows_coded[coded.coding as usize].add(1);
@@ -962,8 +979,8 @@ impl Device {
         if self.windows.find(span).is_some() || !self.holds(span, |_| true) {
             return Ok(());
         }
-        let Whole { bytes, lost } = self.load_for_maintenance(&map, tensor, shape, span)?;
-        let content = Content { bytes: &bytes, lost, why: None, origin: Origin::Anew };
+        let Whole { bytes, lost, touched } = self.load_for_maintenance(&map, tensor, shape, span)?;
+        let content = Content { bytes: &bytes, lost, why: None, origin: Origin::Anew(&touched) };
         self.publish_window(&map, tensor, shape, span, content, None)
     }
 
@@ -991,22 +1008,18 @@ impl Device {
         if !is_open && !self.holds(span, |stored| stored.head_bytes() > 0) {
             return Ok(());
         }
-        let Whole { bytes, lost } = self.whole_window(&map, tensor, shape, span)?;
+        let Whole { bytes, lost, touched } = self.whole_window(&map, tensor, shape, span)?;
         #[cfg(test)]
         super::holds::may_fail(super::holds::Step::Uncode)?;
-        let content = Content { bytes: &bytes, lost, why: None, origin: Origin::Anew };
+        let content = Content { bytes: &bytes, lost, why: None, origin: Origin::Anew(&touched) };
         self.publish_window(&map, tensor, shape, span, content, Some(Coding::Plain))?;
         self.drop_open(span);
         Ok(())
     }
 
-    /// Drops the open windows of a tensor that has left, while the map is held alone. Every store
-    /// closes such a window, so one that is open holds a store that was refused.
-    pub(super) fn drop_windows(&self, tensor: &Tensor) {
-        let Some(shape) = &tensor.windows else { return };
-        for first in self.windows.open_in(tensor.blocks()) {
-            self.drop_open(&Span::of(tensor, shape, first));
-        }
+    /// Whether any window of a tensor is open.
+    pub(super) fn has_open_windows(&self, tensor: &Tensor) -> bool {
+        tensor.windows.is_some() && self.windows.open_in(tensor.blocks()).into_iter().next().is_some()
     }
 
     /// Whether any block of a window holds something, stored in such a way. What is poisoned holds

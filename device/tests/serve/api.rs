@@ -119,7 +119,7 @@ fn every_counter_of_traffic_is_the_same_in_json_and_metrics() {
         device.write_base(32 << 10, &[1; 130]).unwrap();
         device.read_base(0, &mut [0; 16 << 10]).unwrap();
         device.read_base(32 << 10, &mut [0; 200]).unwrap();
-        device.read_views(view.offset, &mut [0; 32 << 10]).unwrap();
+        device.read_views(view.offset, &mut vec![0; 32 << 10]).unwrap();
         let (_, _, metrics) = answer(served.tcp(), &request("GET", "/metrics", ""));
         let stats = served.ask("GET", "/stats", "").1;
 

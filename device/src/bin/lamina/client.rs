@@ -519,7 +519,7 @@ fn print_fills(requests: &Value) -> Result<()> {
         let fills = rows(&requests[name])?.iter().map(|fills| count(&fills["fills"]));
         table.add_row(std::iter::once(window.to_owned()).chain(fills).collect::<Vec<_>>());
     }
-    println!("{table}");
+    print_line!("{table}")?;
     Ok(())
 }
 
