@@ -203,8 +203,9 @@ impl Device {
         Ok(device)
     }
 
-    /// Makes a checkpoint on the disk that the image is on: after a crash of the host the device is as it is now. What is staged in KV windows is no part of it, so
-    /// [flush](Self::flush) what should be.
+    /// Makes a checkpoint on the disk that the image is on: after a crash of the host the device is
+    /// as it is now. What is staged in KV windows is no part of it, so [flush](Self::flush) what
+    /// should be.
     ///
     /// # Errors
     /// What the system says. Then the last one before is what a crash leaves.
@@ -212,7 +213,8 @@ impl Device {
         self.sync_as(false)
     }
 
-    /// As [`Self::sync`], before the device ends: who opens the image next need not ask whether the host crashed.
+    /// As [`Self::sync`], before the device ends: who opens the image next need not ask whether the
+    /// host crashed.
     ///
     /// # Errors
     /// As [`Self::sync`].
@@ -228,7 +230,8 @@ impl Device {
         synced.inspect_err(|why| self.events.not_synced(why))
     }
 
-    /// Waits until [`Self::sync`] should be called because much of the store is held for the last one, or for so long.
+    /// Waits until [`Self::sync`] should be called because much of the store is held for the last
+    /// one, or for so long.
     pub fn wait_to_sync(&self, most: Option<Duration>) {
         match self.coded_store() {
             Some(store) => store.wait_to_checkpoint(most),
@@ -236,11 +239,13 @@ impl Device {
         }
     }
 
-    /// Writes a snapshot of the image to `out`: the bytes of data in it. It shows what was flushed before, as at one moment (of a plain device, each block at some moment); nobody waits
-    /// for `out` to take it. If the store has no room left meanwhile, it is given up.
+    /// Writes a snapshot of the image to `out`: the bytes of data in it. It shows what was flushed
+    /// before, as at one moment (of a plain device, each block at some moment); nobody waits for
+    /// `out` to take it. If the store has no room left meanwhile, it is given up.
     ///
     /// # Errors
-    /// What the system says; a device that lies in no image has no snapshots, and one at a time is saved.
+    /// What the system says; a device that lies in no image has no snapshots, and one at a time is
+    /// saved.
     pub fn save(&self, out: &mut impl std::io::Write) -> std::io::Result<u64> {
         let kept = self.kept.as_ref().ok_or(std::io::ErrorKind::Unsupported)?;
         let saving = self.coded_store().map(|store| store.begin_saving(kept.tables())).transpose()?;
@@ -353,7 +358,8 @@ impl Device {
         self.discard_step(offset, length, u64::MAX, &mut 0)
     }
 
-    /// As [`Device::discard`], but ends when at least `step` bytes are forgotten: a KV window that the range has whole is forgotten whole, as its parts could take room. `done` is how many
+    /// As [`Device::discard`], but ends when at least `step` bytes are forgotten: a KV window that
+    /// the range has whole is forgotten whole, as its parts could take room. `done` is how many
     /// bytes from `offset` on were forgotten, also if there was an error.
     ///
     /// # Errors

@@ -8,8 +8,9 @@
 //! * Views are made after the bytes are in. A view that a tensor's format cannot give is skipped and reported; one that no
 //!   format at all can give is a mistake and refused before anything is loaded.
 //! * Which tensors are KV caches is said by [`KvRule`]s, the first that matches; see [`KvRule::by_name`].
-//! * Each tensor names the checkpoint it is of, and the image says of that when it is there whole. What is to become of a checkpoint whose tensors the device
-//!   has already, or has tensors of the names of, is [decided](decide) before anything changes.
+//! * Each tensor names the checkpoint it is of, and the image says of that when it is there whole.
+//!   What is to become of a checkpoint whose tensors the device has already, or has tensors of the
+//!   names of, is [decided](decide) before anything changes.
 
 mod decide;
 mod pieces;
@@ -36,7 +37,8 @@ use crate::tensor::{TensorInfo, TensorSpec};
 use crate::view::{View, ViewError};
 use crate::window::ViewInfo;
 
-/// Bytes that a thread copies at once, a multiple of the block. The digests of contents that images keep are of such pieces.
+/// Bytes that a thread copies at once, a multiple of the block. The digests of contents that images
+/// keep are of such pieces.
 pub const PIECE: u64 = 1 << 20;
 /// Tokens of a KV window if a rule does not say (n in TRACE eq. 3).
 pub const KV_WINDOW: u32 = kv::WINDOW;
@@ -52,7 +54,8 @@ pub struct LoadOptions {
     pub formats: Vec<FormatRule>,
     /// The partition that the tensors go to; on a device that is not divided, none.
     pub partition: Option<String>,
-    /// Whether tensors of the checkpoint's names are removed, with what they hold, and what is stored outside tensors may be written over.
+    /// Whether tensors of the checkpoint's names are removed, with what they hold, and what is
+    /// stored outside tensors may be written over.
     pub replace: bool,
 }
 
@@ -368,7 +371,8 @@ impl<'a> Told<'a> {
     }
 }
 
-/// Where a checkpoint's tensors are to lie once `removed` are gone: where nothing is stored and which is not `taken`, unless what is stored may be written over. They are taken then.
+/// Where a checkpoint's tensors are to lie once `removed` are gone: where nothing is stored and
+/// which is not `taken`, unless what is stored may be written over. They are taken then.
 fn places(
     device: &Device,
     model: &ModelFile,

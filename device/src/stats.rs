@@ -2,20 +2,28 @@
 //!
 //! The rules:
 //! * Counters are exact and only rise; gauges follow what is stored now. Nothing here is modelled but the index cache, and bandwidths of several devices ([`members`]).
-//! * One access is a request that reaches the device: a page that a page cache fills, of 4 KiB or with what it reads ahead, and no load of 64 bytes. Requests are counted by
-//!   size ([`Fills`]).
-//! * `plain_bytes` is what a device without compression or planes moves for the same request: the lines of 64 bytes that hold the
-//!   requested elements' words. `gcomp_bytes` is what the paper's GComp moves: every compressed 4 KiB block that the request
-//!   touches, whole, by the generic codec of the block's tensor ([`Codec::generic_name`]: LZ4 where planes are coded by the tree), measured when the
-//!   block was written (absent if the device was told not to).
+//! * One access is a request that reaches the device: a page that a page cache fills, of 4 KiB or
+//!   with what it reads ahead, and no load of 64 bytes. Requests are counted by size ([`Fills`]).
+//! * `plain_bytes` is what a device without compression or planes moves for the same request: the
+//!   lines of 64 bytes that hold the requested elements' words. `gcomp_bytes` is what the paper's
+//!   GComp moves: every compressed 4 KiB block that the request touches, whole, by the generic
+//!   codec of the block's tensor ([`Codec::generic_name`]: LZ4 where planes are coded by the tree),
+//!   measured when the block was written (absent if the device was told not to).
 //! * `stored_bytes` are whole granules of 64 bytes, as DRAM would move and keep them.
-//! * What the buffer of an open KV window answers is fetched by none of the three devices: it is counted apart (`staged`), and nothing is charged for it. What was decoded
-//!   for an earlier read, and is given now for the first time, was fetched whole then: its stored bytes were counted there, and plain's and GComp's are here.
-//! * What a store has to read first is counted apart (`for_writes`), as it would be by each device: the lines of 64 bytes that it fills in part by a plain one, the blocks that it fills in part by
-//!   GComp, those or the whole KV window by this one. A buffered block is read once, however often it is written then, again by all three.
-//! * The *index cache* is a direct-mapped model of the paper's on-chip cache of index entries; its hits and misses are exact for that model. A miss reads an entry of 64
-//!   bytes, and each entry that changes is written through. GComp is given an index of as large entries and as large a cache; a plain device has none.
-//! * Blocks that are coded anew or moved for the device's own sake are *maintenance*, which no request is charged for.
+//! * What the buffer of an open KV window answers is fetched by none of the three devices: it is
+//!   counted apart (`staged`), and nothing is charged for it. What was decoded for an earlier read,
+//!   and is given now for the first time, was fetched whole then: its stored bytes were counted
+//!   there, and plain's and GComp's are here.
+//! * What a store has to read first is counted apart (`for_writes`), as it would be by each device:
+//!   the lines of 64 bytes that it fills in part by a plain one, the blocks that it fills in part
+//!   by GComp, those or the whole KV window by this one. A buffered block is read once, however
+//!   often it is written then, again by all three.
+//! * The *index cache* is a direct-mapped model of the paper's on-chip cache of index entries; its
+//!   hits and misses are exact for that model. A miss reads an entry of 64 bytes, and each entry
+//!   that changes is written through. GComp is given an index of as large entries and as large a
+//!   cache; a plain device has none.
+//! * Blocks that are coded anew or moved for the device's own sake are *maintenance*, which no
+//!   request is charged for.
 
 mod holdings;
 pub(crate) mod members;
@@ -122,7 +130,8 @@ pub struct Traffic {
     pub index_misses: Counter,
     /// Those that a generically compressing device would have fetched.
     pub gcomp_index_misses: Counter,
-    /// Blocks that the buffer of an open KV window answered, which are in none of the above but `bytes`.
+    /// Blocks that the buffer of an open KV window answered, which are in none of the above but
+    /// `bytes`.
     pub staged_blocks: Counter,
     /// Bytes of the lines of 64 bytes that they gave.
     pub staged: Counter,
@@ -197,7 +206,8 @@ impl Traffic {
     /// How many those are.
     pub(crate) const COUNTERS: usize = 7;
 
-    /// Those that came later, likewise: images keep them elsewhere, so that the others lie where they lay.
+    /// Those that came later, likewise: images keep them elsewhere, so that the others lie where
+    /// they lay.
     pub(crate) fn later_counters(&mut self) -> [&mut Counter; Self::LATER_COUNTERS] {
         let Self { index_misses, gcomp_index_misses, staged_blocks, staged, .. } = self;
         [index_misses, gcomp_index_misses, staged_blocks, staged]
@@ -396,7 +406,8 @@ impl Stats {
         }
     }
 
-    /// The counters that images kept first, in the order in which they do. What is added goes to [`Self::later_counters`].
+    /// The counters that images kept first, in the order in which they do. What is added goes to
+    /// [`Self::later_counters`].
     pub(crate) fn counters(&mut self) -> impl Iterator<Item = &mut Counter> {
         let single = [
             &mut self.directory_reads,
@@ -427,7 +438,8 @@ impl Stats {
         traffic.chain(&mut self.windows_coded).chain(single)
     }
 
-    /// Those that came later, which images keep behind all others: what is added is added at the end.
+    /// Those that came later, which images keep behind all others: what is added is added at the
+    /// end.
     pub(crate) fn later_counters(&mut self) -> impl Iterator<Item = &mut Counter> {
         let windows = [&mut self.base, &mut self.views].into_iter().flat_map(Traffic::later_counters);
         let fills = [&mut self.base_fills, &mut self.view_fills].into_iter().flat_map(|fills| &mut fills.0);
@@ -476,7 +488,8 @@ impl Stats {
         all.into_iter().filter(|(_, count)| *count > 0).for_each(|(counter, count)| counter.add(count));
     }
 
-    /// Counts what a store had to read first: `reads` of blocks or KV windows, because of stores of `bytes`.
+    /// Counts what a store had to read first: `reads` of blocks or KV windows, because of stores of
+    /// `bytes`.
     pub(crate) fn count_for_write(&self, reads: u64, bytes: u64, tally: &Tally) {
         self.for_writes.add(reads, bytes, tally);
         self.count_index(tally);

@@ -64,7 +64,8 @@ pub(crate) struct Counted {
     pub(crate) numbers: Numbers,
 }
 
-/// Where an image keeps counters of traffic: the number of the first, and of the first of those that came later.
+/// Where an image keeps counters of traffic: the number of the first, and of the first of those
+/// that came later.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Numbers {
     pub(crate) first: Option<usize>,

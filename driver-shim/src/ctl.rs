@@ -441,7 +441,8 @@ fn open(path: &Path, is_socket: bool) -> io::Result<File> {
     wait(PATIENCE, open).unwrap_or_else(|| Err(io::ErrorKind::ResourceBusy.into()))
 }
 
-/// Checks that a socket is this user's or root's, by who began to listen: a path alone says nothing about that.
+/// Checks that a socket is this user's or root's, by who began to listen: a path alone says nothing
+/// about that.
 fn check_peer(stream: &UnixStream) -> io::Result<()> {
     let (theirs, own) = (rustix::net::sockopt::socket_peercred(stream)?.uid, rustix::process::geteuid());
     if theirs.is_root() || theirs == own {

@@ -1,6 +1,8 @@
-//! The store's publication protocol and its list of losses, their very code, run by loom in every order in which threads and memory may let its steps happen.
+//! The store's publication protocol and its list of losses, their very code, run by loom in every
+//! order in which threads and memory may let its steps happen.
 //!
-//! The device is a large crate and these files of it are small: so they are taken in by their paths, with loom's locks and fences in the place of the usual ones.
+//! The device is a large crate and these files of it are small: so they are taken in by their
+//! paths, with loom's locks and fences in the place of the usual ones.
 #![cfg(test)]
 
 #[path = "../../src/store/losses.rs"]

@@ -1,4 +1,5 @@
-//! Poison: whoever injects, clears and writes a block at once, its entry and the list agree whenever nobody holds it, and no write that came after a loss is taken back.
+//! Poison: whoever injects, clears and writes a block at once, its entry and the list agree
+//! whenever nobody holds it, and no write that came after a loss is taken back.
 
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicUsize, Ordering::Relaxed};

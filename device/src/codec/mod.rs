@@ -78,7 +78,8 @@ impl Codec {
         }
     }
 
-    /// What a generically compressing device codes blocks by where this one codes by `self`: the codec of single planes and words, with its level.
+    /// What a generically compressing device codes blocks by where this one codes by `self`: the
+    /// codec of single planes and words, with its level.
     pub const fn generic_name(self) -> &'static str {
         match self {
             Self::Lz4 | Self::Tree => "lz4",

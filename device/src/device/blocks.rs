@@ -263,7 +263,8 @@ impl Device {
         })
     }
 
-    /// Gives the pattern of poison for a block that could not be read by its entry, if it has one, because it is damaged. `false` as [`Self::fetch`].
+    /// Gives the pattern of poison for a block that could not be read by its entry, if it has one,
+    /// because it is damaged. `false` as [`Self::fetch`].
     fn show_poison(
         &self,
         block: u64,
@@ -386,8 +387,9 @@ impl Device {
         }
     }
 
-    /// Adds what devices that keep a block by itself read to store `length` bytes at `inside` of `block`: a plain one the lines that are stored in part, GComp the whole block. Of which it looks for the
-    /// entry anyway.
+    /// Adds what devices that keep a block by itself read to store `length` bytes at `inside` of
+    /// `block`: a plain one the lines that are stored in part, GComp the whole block. Of which it
+    /// looks for the entry anyway.
     pub(super) fn add_partial_store(&self, block: u64, inside: usize, length: usize, tally: &mut Tally) {
         if length > 0 && length < BLOCK_BYTES {
             tally.plain += partial_lines(inside, length);

@@ -39,7 +39,8 @@ pub(super) fn charge_of(bundle: &Bundle) -> u64 {
     bundle.stored.as_ref().map_or(0, |stored| store::charged(stored.bytes()))
 }
 
-/// Moves the charge of `block` from `old` to `new` in the account of who is charged for it by `map`.
+/// Moves the charge of `block` from `old` to `new` in the account of who is charged for it by
+/// `map`.
 pub(super) fn charge(stats: &Stats, map: &Map, block: u64, old: Charge, new: Charge) {
     stats.live_blocks.shift(old.live.into(), new.live.into());
     let owner = map.tensor_at(block * BLOCK_BYTES as u64);

@@ -1,4 +1,5 @@
-//! The counters against a small model of what they count, which knows no more of the device than what each block is stored in.
+//! The counters against a small model of what they count, which knows no more of the device than
+//! what each block is stored in.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -259,7 +260,8 @@ impl Model {
         counts
     }
 
-    /// Whether these bytes are left of what was decoded. If some are and some are not, it is decoded again.
+    /// Whether these bytes are left of what was decoded. If some are and some are not, it is
+    /// decoded again.
     fn give(&mut self, first: usize, size: usize, inside: &Range<usize>) -> bool {
         let Some(given) = self.given.get_mut(&first) else { return false };
         assert_eq!(given.len(), size);

@@ -1,15 +1,17 @@
-//! Holes: base bytes of which nothing is stored, and which so are zeros, for who copies a window or looks for what is in it.
+//! Holes: base bytes of which nothing is stored, and which so are zeros, for who copies a window or
+//! looks for what is in it.
 //!
-//! What is no hole may hold zeros too; what is one never holds anything else. So what is not known is data: blocks of KV tensors, which may be staged or coded with their
-//! neighbours, damaged and poisoned blocks, a plain device's, and what lies behind [`MAX_ENTRIES`].
+//! What is no hole may hold zeros too; what is one never holds anything else. So what is not known
+//! is data: blocks of KV tensors, which may be staged or coded with their neighbours, damaged and
+//! poisoned blocks, a plain device's, and what lies behind [`MAX_ENTRIES`].
 
 use std::ops::Range;
 
 use super::Device;
 use crate::{BLOCK_BYTES, window::Map};
 
-/// Index entries that are looked at for one answer: those of 512 MiB, about a millisecond. The map is held
-/// meanwhile.
+/// Index entries that are looked at for one answer: those of 512 MiB, about a millisecond. The map
+/// is held meanwhile.
 const MAX_ENTRIES: u64 = 1 << 17;
 
 impl Device {

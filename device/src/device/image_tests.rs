@@ -339,7 +339,8 @@ fn older_image(config: &DeviceConfig, others: Range<usize>, tables: &str) -> Ima
     image
 }
 
-/// Counters of an undivided device before any were added: of its one part, then its own, then two interleaved devices'.
+/// Counters of an undivided device before any were added: of its one part, then its own, then two
+/// interleaved devices'.
 const OLDER_COUNTERS: usize = 21 + 40 + 12;
 
 #[test]
@@ -566,7 +567,8 @@ fn roll(seed: &mut u64, sides: usize) -> usize {
 struct Host {
     mishaps: Mishaps,
     image: Image,
-    /// What its file was at some moments since it was synced last, and how often it was synced then.
+    /// What its file was at some moments since it was synced last, and how often it was synced
+    /// then.
     versions: (i64, Vec<Pages>),
 }
 
@@ -592,7 +594,8 @@ impl Host {
         self.versions.1.push(pages(self.image.file()));
     }
 
-    /// Crashes: of each page some version since the last sync is on the disk. The host comes up again.
+    /// Crashes: of each page some version since the last sync is on the disk. The host comes up
+    /// again.
     fn crash(&mut self, seed: &mut u64) {
         self.note();
         let mut versions = std::mem::take(&mut self.versions.1);

@@ -6,11 +6,13 @@
 //! * It reads as [`PATTERN`] in every byte: NaN in every floating-point format, -1 in every integer one. Views show what their arithmetic makes of that. A read is no
 //!   error, because an error would end a guest's machine rather than its program.
 //! * Who finds a block damaged poisons what was read, not what somebody has written there since.
-//! * A stored block of a KV window that is lost takes with it those blocks of the window that have bytes in it ([`crate::kv`]). These are poisoned, the others keep what they hold: the
-//!   window is coded anew in address order, where each block stands alone. As long as there is no room for that, everybody who decodes it finds the same.
+//! * A stored block of a KV window that is lost takes with it those blocks of the window that have
+//!   bytes in it ([`crate::kv`]). These are poisoned, the others keep what they hold: the window is
+//!   coded anew in address order, where each block stands alone. As long as there is no room for
+//!   that, everybody who decodes it finds the same.
 //! * A write of the whole block clears its poison. A write of a part of it is refused: what the rest should be, nobody knows.
-//! * Every poisoned block is listed until it is cleared, and every poisoning is an event, with a number, that is known for a while even if the block is soon written
-//!   ([`Device::poisonings`]).
+//! * Every poisoned block is listed until it is cleared, and every poisoning is an event, with a
+//!   number, that is known for a while even if the block is soon written ([`Device::poisonings`]).
 //! * What is cleared is looked at again under the lock that whoever writes it holds.
 
 use std::ops::Range;
@@ -74,7 +76,8 @@ impl Device {
         self.poison_now().1
     }
 
-    /// The poisonings behind event `event`, in order, also of blocks that are poisoned no more; and how many there were besides, of which too much is past to know which.
+    /// The poisonings behind event `event`, in order, also of blocks that are poisoned no more; and
+    /// how many there were besides, of which too much is past to know which.
     pub fn poisonings(&self, event: u64) -> (Vec<Poisoned>, u64) {
         let map = self.map();
         let (losses, missed) =
@@ -90,8 +93,9 @@ impl Device {
     /// Poisons every block that this base range touches, as damage would: what they held is lost.
     ///
     /// # Errors
-    /// [`DeviceError::PastWindow`]; [`DeviceError::Plain`] of a device that keeps no checks; [`DeviceError::Store`] if there is no room to say so, or for what is left
-    /// of a KV window to be coded without it; then the blocks before are poisoned.
+    /// [`DeviceError::PastWindow`]; [`DeviceError::Plain`] of a device that keeps no checks;
+    /// [`DeviceError::Store`] if there is no room to say so, or for what is left of a KV window to
+    /// be coded without it; then the blocks before are poisoned.
     pub fn inject_poison(&self, offset: u64, length: u64) -> Result<(), DeviceError> {
         let range = self.inside(super::Window::Base, offset, length)?;
         if self.coded_store().is_none() {
@@ -154,8 +158,9 @@ impl Device {
         matches!(why, DeviceError::Damaged { .. } | DeviceError::Store(StoreError::Entry { .. }))
     }
 
-    /// Poisons a block that was found damaged by this entry, or has none that can be read. If it was written meanwhile it is another one, and stays. `false` if it is of a KV window by
-    /// now: then who reads it by that finds what is lost.
+    /// Poisons a block that was found damaged by this entry, or has none that can be read. If it
+    /// was written meanwhile it is another one, and stays. `false` if it is of a KV window by now:
+    /// then who reads it by that finds what is lost.
     pub(super) fn found_damage(&self, block: u64, entry: Option<&Entry>, why: &DeviceError) -> bool {
         // A reader may be here that holds the map.
         let map = self.map.read_recursive();
@@ -164,7 +169,8 @@ impl Device {
         }
         let why = Why::new(Cause::Damaged, &why.to_string());
         if let Err(full) = self.lose(&map, block, &why, |now| now == entry) {
-            // What was read had an entry, so there is room for one; who reads it next finds the same.
+            // What was read had an entry, so there is room for one; who reads it next finds the
+            // same.
             tracing::warn!(block, "a damaged block is not poisoned: {full}");
         }
         true

@@ -1,4 +1,5 @@
-//! Lost blocks: what a KV window keeps of a lost block, which stores are refused, and what clearing, injecting and writing leave when they meet.
+//! Lost blocks: what a KV window keeps of a lost block, which stores are refused, and what
+//! clearing, injecting and writing leave when they meet.
 
 use std::sync::Barrier;
 
@@ -25,7 +26,8 @@ fn in_memory() -> Device {
     Device::new(config()).unwrap()
 }
 
-/// A cache of which a stored block holds some channels of all tokens, and a block of the host all of half the channels of one.
+/// A cache of which a stored block holds some channels of all tokens, and a block of the host all
+/// of half the channels of one.
 fn wide(device: &Device) {
     let spec = TensorSpec {
         name: "k".to_owned(),
@@ -84,7 +86,8 @@ fn refused(written: Result<(), DeviceError>) {
     assert!(matches!(why, DeviceError::Store(StoreError::Entry { why: Damaged::Poison, .. })), "{why}");
 }
 
-/// A device with damage in the first window: block 1 of it, as it is stored, has channels of the blocks with even numbers.
+/// A device with damage in the first window: block 1 of it, as it is stored, has channels of the
+/// blocks with even numbers.
 fn damaged(device: &Device) -> Vec<Option<Vec<u8>>> {
     wide(device);
     let data = rows(1);
@@ -297,7 +300,8 @@ fn both(rounds: u8, one: impl Fn(u8) + Sync, other: impl Fn(u8), after: impl Fn(
     }
 }
 
-/// The blocks that the threads of these tests meet at: of memory that is no tensor's, or of one window.
+/// The blocks that the threads of these tests meet at: of memory that is no tensor's, or of one
+/// window.
 const MET: usize = 2 * TOKENS;
 
 #[test]

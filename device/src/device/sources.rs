@@ -1,9 +1,13 @@
-//! Where tensors' bytes came from: the checkpoints that an image's tensors were loaded from, kept with its tables.
+//! Where tensors' bytes came from: the checkpoints that an image's tensors were loaded from, kept
+//! with its tables.
 //!
-//! * A tensor that was loaded names its source from the moment it is made; one that was made otherwise has none.
-//! * A source whose contents are not known was not loaded whole: what its tensors hold is nobody's data yet.
+//! * A tensor that was loaded names its source from the moment it is made; one that was made
+//!   otherwise has none.
+//! * A source whose contents are not known was not loaded whole: what its tensors hold is nobody's
+//!   data yet.
 //! * A source is kept as long as a tensor names it.
-//! * An earlier program knows none of this. It kept the paths of what was loaded whole, and these are kept on for it; what it made has no source.
+//! * An earlier program knows none of this. It kept the paths of what was loaded whole, and these
+//!   are kept on for it; what it made has no source.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -34,7 +38,8 @@ pub struct Source {
     pub header: String,
     /// Digest of its tensors' bytes as they were loaded; none as long as they are not all there.
     pub contents: Option<String>,
-    /// By what the system tells that the file has not been touched since; none if it could not have told.
+    /// By what the system tells that the file has not been touched since; none if it could not have
+    /// told.
     pub stamp: Option<Stamp>,
 }
 
@@ -78,7 +83,8 @@ impl SourceOf {
 }
 
 impl Device {
-    /// Notes a checkpoint, so that tensors can name it. Without an image nothing is noted, and the number is 0.
+    /// Notes a checkpoint, so that tensors can name it. Without an image nothing is noted, and the
+    /// number is 0.
     pub fn note_source(&self, source: Source) -> SourceId {
         let Some(kept) = &self.kept else { return 0 };
         let mut sources = kept.sources.lock();
@@ -109,7 +115,8 @@ impl Device {
     /// Has these tensors name a source, all of them at once.
     ///
     /// # Errors
-    /// [`DeviceError::Tensor`] if one of them is not there, [`DeviceError::Store`] if there is no room to say so. Then each names what it did.
+    /// [`DeviceError::Tensor`] if one of them is not there, [`DeviceError::Store`] if there is no
+    /// room to say so. Then each names what it did.
     pub fn set_source_of(&self, tensors: &BTreeSet<String>, id: SourceId) -> Result<(), DeviceError> {
         let map = self.map.write();
         let is_named = |tensor: &&Arc<Tensor>| tensors.contains(&tensor.info.name);
@@ -161,11 +168,12 @@ impl Device {
         self.keep(&map)
     }
 
-    /// Where new tensors of these names and lengths would lie, once `removed` are gone and `taken` are others': where nothing is stored, or else wherever there is
-    /// room.
+    /// Where new tensors of these names and lengths would lie, once `removed` are gone and `taken`
+    /// are others': where nothing is stored, or else wherever there is room.
     ///
     /// # Errors
-    /// [`DeviceError::Tensor`] for the first that has no place, or whose name no part of the device has.
+    /// [`DeviceError::Tensor`] for the first that has no place, or whose name no part of the device
+    /// has.
     pub fn places_for(
         &self,
         wanted: &[(String, u64)],
@@ -209,7 +217,8 @@ impl Device {
         Ok(places)
     }
 
-    /// The ranges outside of tensors where anything is stored, or poisoned; none of a mode that cannot tell.
+    /// The ranges outside of tensors where anything is stored, or poisoned; none of a mode that
+    /// cannot tell.
     fn stored_outside(&self, map: &Map) -> Vec<Range<u64>> {
         let Some(store) = self.coded_store() else { return Vec::new() };
         if self.stats.opaque_blocks.get() == 0 && self.poison_now().0 == 0 {

@@ -3,7 +3,8 @@
 //! A place has a page for its header, one for the block that is being written, and the window as the host sees it. The rules:
 //! * The header says which window it is. Its count of blocks is stored after everything else and makes the place valid; it goes back to 0
 //!   when the window is published.
-//! * The header says which blocks of the window are lost: what lies there for them means nothing. A block is lost no more after it was written.
+//! * The header says which blocks of the window are lost: what lies there for them means nothing. A
+//!   block is lost no more after it was written.
 //! * A store into a window is made a block at a time, and each block is noted in the second page first: a kill leaves the block as it
 //!   was or as it is to be, never a mixture.
 
@@ -102,7 +103,8 @@ impl StagedPlaces {
         all
     }
 
-    /// Puts a window, of which the blocks `lost` are lost, into a free place. There are as many as windows may be open.
+    /// Puts a window, of which the blocks `lost` are lost, into a free place. There are as many as
+    /// windows may be open.
     ///
     /// # Errors
     /// [`StoreError::NoRoom`].

@@ -283,8 +283,8 @@ impl Device {
         self.forget_closed(tensor).inspect_err(|_| self.charge_to(tensor))
     }
 
-    /// The last steps of a removal. Every store closes a window that is leaving, so one that is open
-    /// holds a store that found no room: it finds some now, or the tensor stays.
+    /// The last steps of a removal. Every store closes a window that is leaving, so one that is
+    /// open holds a store that found no room: it finds some now, or the tensor stays.
     fn forget_closed(&self, tensor: &Arc<Tensor>) -> Result<(), DeviceError> {
         while !self.forget(tensor)? {
             if let Some(shape) = &tensor.windows {

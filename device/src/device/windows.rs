@@ -7,11 +7,15 @@
 //!   the least recently written one goes first and the writer waits for it, which is counted as back-pressure.
 //! * Everything about a window happens under its lock: a reader sees a window before a store or after it, coded or open, never a mixture. All its
 //!   blocks are stored before the first of them is published.
-//! * The windows of a tensor that is leaving are coded block by block and closed by every store: see `tables`.
+//! * The windows of a tensor that is leaving are coded block by block and closed by every store:
+//!   see `tables`.
 //! * Locks are taken in this order: the map, a window's, then the tables' and the store's. No two windows' locks are held together.
-//! * A window of which stored blocks are damaged is *recovered* by whoever decodes it: its blocks that have bytes in these are lost and poisoned, and it is coded anew in address order, where
-//!   each block stands alone. So who decodes a window knows which blocks of it are lost, and who publishes one says so.
-//! * An open window keeps which of its blocks are lost. A store of part of one is refused, a store of all of it ends that.
+//! * A window of which stored blocks are damaged is *recovered* by whoever decodes it: its blocks
+//!   that have bytes in these are lost and poisoned, and it is coded anew in address order, where
+//!   each block stands alone. So who decodes a window knows which blocks of it are lost, and who
+//!   publishes one says so.
+//! * An open window keeps which of its blocks are lost. A store of part of one is refused, a store
+//!   of all of it ends that.
 //! * What a window decoded to is kept for its next reader ([`super::decoded`]), and forgotten when the window is opened or published.
 
 use std::{
@@ -115,7 +119,8 @@ impl Origin<'_> {
 }
 
 impl Staged {
-    /// How many of `length` bytes from `at` on can be written: up to a lost block that is not written whole.
+    /// How many of `length` bytes from `at` on can be written: up to a lost block that is not
+    /// written whole.
     fn writable(&self, at: usize, length: usize) -> usize {
         let end = at + length;
         let refuses = |block: &usize| {
@@ -131,7 +136,8 @@ impl Staged {
     }
 }
 
-/// What a window holds: its bytes, and which of its blocks are lost, whose bytes are the pattern of poison.
+/// What a window holds: its bytes, and which of its blocks are lost, whose bytes are the pattern of
+/// poison.
 struct Whole {
     bytes: Vec<u8>,
     lost: BlockSet,
@@ -356,7 +362,8 @@ impl Device {
         Ok(true)
     }
 
-    /// Decodes a window from the store. Damage is an error, but of poisoned blocks of a window in address order, which are lost. The caller holds its lock.
+    /// Decodes a window from the store. Damage is an error, but of poisoned blocks of a window in
+    /// address order, which are lost. The caller holds its lock.
     fn decode_window(
         &self,
         shape: &Shape,
@@ -398,7 +405,8 @@ impl Device {
         Ok(whole)
     }
 
-    /// All that a window holds, from the store, recovered if it is damaged. The caller holds its lock.
+    /// All that a window holds, from the store, recovered if it is damaged. The caller holds its
+    /// lock.
     fn load_window(
         &self,
         map: &Map,
@@ -443,7 +451,8 @@ impl Device {
         Ok(Whole { bytes, lost: staged.lost, touched })
     }
 
-    /// What can be decoded of a window that is damaged as `found` says; it is published so, and lists what is lost. The caller holds its lock.
+    /// What can be decoded of a window that is damaged as `found` says; it is published so, and
+    /// lists what is lost. The caller holds its lock.
     fn recover_window(
         &self,
         map: &Map,
@@ -474,12 +483,14 @@ impl Device {
         Ok(whole)
     }
 
-    /// The bytes of a damaged window that do not depend on damaged stored blocks, and which blocks are lost with these. The caller holds its lock.
+    /// The bytes of a damaged window that do not depend on damaged stored blocks, and which blocks
+    /// are lost with these. The caller holds its lock.
     fn decode_what_can_be(&self, shape: &Shape, span: &Span) -> Result<Whole, DeviceError> {
         let store = self.store();
         let all = PlaneMask::all(shape.format());
         let (mut gone, mut bytes, mut bundle) = (BlockSet::default(), Vec::new(), [0; MAX_BUNDLE]);
-        // How the blocks were coded that are gone, as far as their entries say so, and whether there are some that do not say it.
+        // How the blocks were coded that are gone, as far as their entries say so, and whether
+        // there are some that do not say it.
         let (mut was_transformed, mut contradict, mut unknown) = (None, false, false);
         // Each round but the last finds further blocks that are gone.
         let (coded, lost) = loop {
@@ -520,13 +531,15 @@ impl Device {
             contradict |= in_doubt || was_transformed.is_some_and(|was| was != transformed);
             break (coded, lost);
         };
-        // If nothing says how the window was coded, any of its blocks may have had bytes in one that is gone. Poison that stands alone is of a window in address order.
+        // If nothing says how the window was coded, any of its blocks may have had bytes in one
+        // that is gone. Poison that stands alone is of a window in address order.
         let all_lost = contradict || (unknown && coded.is_none());
         let lost = if all_lost { BlockSet::first(span.blocks) } else { lost };
         Ok(Whole { bytes, lost, touched: Vec::new() })
     }
 
-    /// Stores `data` at `offset` of the base window, up to the end of the window there or to a block that is lost and not written whole: how many bytes that are.
+    /// Stores `data` at `offset` of the base window, up to the end of the window there or to a
+    /// block that is lost and not written whole: how many bytes that are.
     pub(super) fn stage(
         &self,
         map: &Map,
@@ -552,7 +565,8 @@ impl Device {
         Ok(written)
     }
 
-    /// Forgets bytes from the start of `range` on, up to its end or the end of the window there, and counts them in `done`.
+    /// Forgets bytes from the start of `range` on, up to its end or the end of the window there,
+    /// and counts them in `done`.
     pub(super) fn discard_in_window(
         &self,
         map: &Map,
@@ -585,7 +599,8 @@ impl Device {
         Ok(())
     }
 
-    /// Writes `data` at `at` of a window, which is opened if it is not, up to a block that is lost and not written whole: how many bytes that are. If it is the first one, that is an error.
+    /// Writes `data` at `at` of a window, which is opened if it is not, up to a block that is lost
+    /// and not written whole: how many bytes that are. If it is the first one, that is an error.
     fn write_open(
         &self,
         map: &Map,
@@ -732,7 +747,8 @@ impl Device {
         }
     }
 
-    /// Recovers the windows that have entries that do not check, so that all that is lost with these is listed.
+    /// Recovers the windows that have entries that do not check, so that all that is lost with
+    /// these is listed.
     pub(super) fn recover_windows(&self) -> Result<(), DeviceError> {
         let Some(store) = self.coded_store() else { return Ok(()) };
         let map = self.map.read();
@@ -753,7 +769,8 @@ impl Device {
         Ok(())
     }
 
-    /// Poisons those of `blocks` that are of the first one's window: the first block behind these. What else is staged of it is published.
+    /// Poisons those of `blocks` that are of the first one's window: the first block behind these.
+    /// What else is staged of it is published.
     pub(super) fn poison_in_window(
         &self,
         map: &Map,
@@ -765,7 +782,8 @@ impl Device {
         self.change_lost(map, tensor, shape, blocks, why, |whole, block| whole.lost.insert(block))
     }
 
-    /// Makes zeros of those of `blocks` that are of the first one's window and are lost: the first block behind these.
+    /// Makes zeros of those of `blocks` that are of the first one's window and are lost: the first
+    /// block behind these.
     pub(super) fn clear_in_window(
         &self,
         map: &Map,
@@ -784,7 +802,8 @@ impl Device {
         })
     }
 
-    /// Changes which of `blocks` that are of the first one's window are lost, and publishes it if that is others then: the first block behind these.
+    /// Changes which of `blocks` that are of the first one's window are lost, and publishes it if
+    /// that is others then: the first block behind these.
     fn change_lost(
         &self,
         map: &Map,
@@ -813,7 +832,8 @@ impl Device {
             self.publish_window(map, tensor, shape, &span, content, None)?;
             self.drop_open(&span);
         }
-        // What could not be decoded once, and was listed without being published, may be decoded now.
+        // What could not be decoded once, and was listed without being published, may be decoded
+        // now.
         let is_there = |block: &u64| !whole.lost.has(usize::try_from(block - span.first).expect("inside"));
         (blocks.start..end).filter(is_there).for_each(|block| self.store().losses().mended(block));
         Ok(end)
@@ -869,7 +889,8 @@ impl Device {
         Ok(())
     }
 
-    /// Codes a window as `coding` says or as is best, in address order if blocks of it are lost, and publishes all its blocks, or none if the store is full. The caller holds the window's
+    /// Codes a window as `coding` says or as is best, in address order if blocks of it are lost,
+    /// and publishes all its blocks, or none if the store is full. The caller holds the window's
     /// lock.
     fn publish_window(
         &self,
@@ -953,8 +974,8 @@ impl Device {
         (before, kept.map(|(_, bundle)| charge_of(bundle)).sum())
     }
 
-    /// Codes the windows of a tensor that is being made, where they hold data, and tells how far that
-    /// came. The map is held for one at a time.
+    /// Codes the windows of a tensor that is being made, where they hold data, and tells how far
+    /// that came. The map is held for one at a time.
     pub(super) fn code_windows(
         &self,
         tensor: &Arc<Tensor>,

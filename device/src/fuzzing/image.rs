@@ -18,7 +18,8 @@ use crate::store::image::{Image, STAGE_BYTES};
 pub(super) static CONFIG: LazyLock<DeviceConfig> = LazyLock::new(small_config);
 /// The image of a small device.
 static WHOLE: LazyLock<Whole> = LazyLock::new(|| Whole::new(false));
-/// One with checkpoints, that changed since the last of them. Its parts are where those of the other are.
+/// One with checkpoints, that changed since the last of them. Its parts are where those of the
+/// other are.
 static CHECKPOINTED: LazyLock<Whole> = LazyLock::new(|| Whole::new(true));
 
 /// Parts of an image, by number.
@@ -68,8 +69,11 @@ impl Whole {
     }
 }
 
-/// Changes the image of a small device and uses what it became: a byte of flags (1, 2, 4, 8: mend the checks of superblock, tables, journal and staged windows, and of
-/// entries; 16: the file is as long as anybody may say; 32: it has checkpoints, and their headers' checks are mended; 64: it has, and the host crashed), then changes, each a part, a place in it (4 bytes), a length (2 bytes) and the bytes.
+/// Changes the image of a small device and uses what it became: a byte of flags (1, 2, 4, 8: mend
+/// the checks of superblock, tables, journal and staged windows, and of entries; 16: the file is as
+/// long as anybody may say; 32: it has checkpoints, and their headers' checks are mended; 64: it
+/// has, and the host crashed), then changes, each a part, a place in it (4 bytes), a length (2
+/// bytes) and the bytes.
 pub fn image(data: &[u8]) {
     let Some((flags, mut rest)) = data.split_first() else { return };
     let file = memory_file();
@@ -204,7 +208,8 @@ impl Mended<'_> {
         self.put(8, &crc32c::crc32c(&page[12..]).to_le_bytes());
     }
 
-    /// Those of checkpoints, of which each has the length of a text at 24 and its check at 32, and its own check over all from 16 on.
+    /// Those of checkpoints, of which each has the length of a text at 24 and its check at 32, and
+    /// its own check over all from 16 on.
     fn headers(&self) {
         for (header, text) in HEADERS_AT.into_iter().zip(TEXTS) {
             let length = usize::try_from(self.word(header + 24)).unwrap_or(usize::MAX);

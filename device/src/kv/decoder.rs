@@ -239,8 +239,9 @@ impl<'a> WindowDecoder<'a> {
         ROOM.set(Some(self.room));
     }
 
-    /// As [`Self::finish`], of a window without the stored blocks `gone`, which were not added. `transformed` says how they were coded, and if so, block 0 is not among them.
-    /// Returns the blocks of the window that have bytes in these, and so mean nothing.
+    /// As [`Self::finish`], of a window without the stored blocks `gone`, which were not added.
+    /// `transformed` says how they were coded, and if so, block 0 is not among them. Returns the
+    /// blocks of the window that have bytes in these, and so mean nothing.
     pub fn finish_without(mut self, gone: &BlockSet, transformed: bool) -> BlockSet {
         self.put_together();
         let lost = if transformed { self.reached(gone) } else { *gone };
@@ -248,7 +249,8 @@ impl<'a> WindowDecoder<'a> {
         lost
     }
 
-    /// Where the bytes of these stored blocks come to lie: they are marked, and the marks go the way that bytes go.
+    /// Where the bytes of these stored blocks come to lie: they are marked, and the marks go the
+    /// way that bytes go.
     fn reached(&self, gone: &BlockSet) -> BlockSet {
         let order = &self.order;
         let length = order.elements * order.width;

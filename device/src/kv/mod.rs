@@ -14,7 +14,8 @@
 //!   last one ends with the tensor's last block. Where the row does not divide the window, rows are cut at its borders.
 //! * Bytes that are no channel's (padding behind a row, memory behind the tensor's end) are elements like the others: what a window holds comes back bit by bit.
 //! * Each window is coded in whatever way takes least, measured on some of its blocks or of the windows before ([`Coding`]). All its blocks are coded in the same way, and say so.
-//! * A stored block that is lost takes with it the blocks of the window that have bytes in it: itself alone in address order, else often all. The others can be decoded.
+//! * A stored block that is lost takes with it the blocks of the window that have bytes in it:
+//!   itself alone in address order, else often all. The others can be decoded.
 //! * A reader needs all blocks of a window for any of its bytes, but of each only the planes it wants: sign and mantissa are where they always are.
 //!   A wanted exponent plane needs all of them, because differences carry.
 

@@ -9,9 +9,11 @@
 //! | anything else | is refused |
 //! | any, and `replace` | is loaded after they were removed |
 //!
-//! * A checkpoint that is there is not loaded again, whatever was stored into its tensors since, and tensors of it that were removed stay so.
-//! * What was not loaded whole was never served, and is nobody's: [`drop_unfinished`] removes it first. Tensors that are replaced become such at one stroke, so
-//!   an interrupted replacement is gone through with by the next load.
+//! * A checkpoint that is there is not loaded again, whatever was stored into its tensors since,
+//!   and tensors of it that were removed stay so.
+//! * What was not loaded whole was never served, and is nobody's: [`drop_unfinished`] removes it
+//!   first. Tensors that are replaced become such at one stroke, so an interrupted replacement is
+//!   gone through with by the next load.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -85,7 +87,8 @@ impl fmt::Display for Held {
     }
 }
 
-/// The tensors of checkpoints that were not loaded whole are removed, with what they hold: the paths of those checkpoints.
+/// The tensors of checkpoints that were not loaded whole are removed, with what they hold: the
+/// paths of those checkpoints.
 ///
 /// # Errors
 ///
@@ -111,7 +114,8 @@ fn drop_tensor(device: &Device, name: &str) -> Result<(), LoadError> {
     dropped.map_err(|source| LoadError::Device { tensor: name.to_owned(), source })
 }
 
-/// Decides what becomes of checkpoints, in their order. Files that have to be compared are read, and `progress` told of that. Changes nothing.
+/// Decides what becomes of checkpoints, in their order. Files that have to be compared are read,
+/// and `progress` told of that. Changes nothing.
 ///
 /// # Errors
 ///
@@ -209,7 +213,8 @@ fn decide_one(
     Ok(Decision::Keep { source: Some((id, Source { contents: Some(contents), stamp, ..file })) })
 }
 
-/// Does what was [decided](decide), telling `progress` of what is loaded as [`load_model`](super::load_model) does.
+/// Does what was [decided](decide), telling `progress` of what is loaded as
+/// [`load_model`](super::load_model) does.
 ///
 /// # Errors
 ///
@@ -260,7 +265,8 @@ fn old_name(file: &Source, options: &LoadOptions) -> String {
     }
 }
 
-/// The digest of a checkpoint's contents if the device has just these, or the name of the first tensor that it does not have so.
+/// The digest of a checkpoint's contents if the device has just these, or the name of the first
+/// tensor that it does not have so.
 fn compare(
     device: &Device,
     model: &ModelFile,

@@ -13,10 +13,12 @@ use super::{LoadError, PIECE, Told};
 use crate::device::{Source, Stamp};
 use crate::model::{ModelFile, ModelTensor};
 
-/// A file that changed no longer ago than this may change again without its times doing so: file systems count in steps, of up to two seconds.
+/// A file that changed no longer ago than this may change again without its times doing so: file
+/// systems count in steps, of up to two seconds.
 const STAMPS_APART: Duration = Duration::from_secs(2);
 
-/// Has a few threads read a tensor's pieces and do something with each, by its place in the tensor: what came of them, in order.
+/// Has a few threads read a tensor's pieces and do something with each, by its place in the tensor:
+/// what came of them, in order.
 pub(super) fn each_piece<T: Send>(
     model: &ModelFile,
     tensor: &ModelTensor,
@@ -65,8 +67,9 @@ pub(super) fn each_piece<T: Send>(
     Ok(all.into_iter().map(|(_, done)| done).collect())
 }
 
-/// The digest of a checkpoint's contents: XXH3-128 of those of its pieces, tensor by tensor. It is there to notice another file, not one that was made to pass for
-/// this one: SHA-256 would take as long as coding does.
+/// The digest of a checkpoint's contents: XXH3-128 of those of its pieces, tensor by tensor. It is
+/// there to notice another file, not one that was made to pass for this one: SHA-256 would take as
+/// long as coding does.
 pub(super) struct Contents(Hasher);
 
 impl Contents {

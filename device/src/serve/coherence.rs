@@ -10,9 +10,12 @@
 //!    they have reached the device *and* the page was invalidated. [`Coherence::flush`] is the fence: when it returns,
 //!    every load of a view sees every store to the flushed base range that was complete when it was called. Stores that
 //!    reach the device for another reason (the kernel's own writeback, `msync`) invalidate too, a moment later.
-//! 4. **Views take no stores.** `write` to a view is refused. A store through a mapping cannot be refused, for QEMU maps views writable and a guest's loads need that mapping; it lives in
-//!    the page cache until the kernel writes the page back, then it is counted and dropped and the page invalidated. The write-back fails with EROFS, which the next `msync` or `fsync` of each
-//!    descriptor that was open tells. It changes nothing in the device and no other page, and after a flush, of any range, nobody sees it any more.
+//! 4. **Views take no stores.** `write` to a view is refused. A store through a mapping cannot be
+//!    refused, for QEMU maps views writable and a guest's loads need that mapping; it lives in the
+//!    page cache until the kernel writes the page back, then it is counted and dropped and the page
+//!    invalidated. The write-back fails with EROFS, which the next `msync` or `fsync` of each
+//!    descriptor that was open tells. It changes nothing in the device and no other page, and after
+//!    a flush, of any range, nobody sees it any more.
 //! 5. **Beside the mount: as if uncached.** Disks ([`super::vhost_user`]) reach the device without the host's page cache. A
 //!    read of a disk sees every store and write that was complete when it began, through whichever way; dirty base pages of the
 //!    mount are laundered first. A write to a disk is seen by every load through the mount that begins after it is complete: pages
@@ -30,7 +33,8 @@
 //! All of this is for one pair of files, that is one page cache, over one partition. Between *hosts*, whose page caches nobody keeps coherent, the contract of
 //! [`super::host_cache`] holds instead: 1 and 4 as above, each for its own files; 2 without the laundering; 3 after a flush by the host itself.
 //!
-//! A discard drops each page at one moment while it is under way; loads then find zeros, and stores after that stay: see [`super::dropped_pages`]. One that fails has dropped what its error says,
+//! A discard drops each page at one moment while it is under way; loads then find zeros, and stores
+//! after that stay: see [`super::dropped_pages`]. One that fails has dropped what its error says,
 //! and nothing behind it.
 //!
 //! A store for which the device has no room is one that is not complete there, for as long as it may wait: see [`super::write_backs`].
@@ -165,7 +169,9 @@ impl Coherence {
         if self.scrubber.get().is_some_and(|views| views.needed(std::slice::from_ref(&whole))) {
             let scrub =
                 || on(&self.scrubber, |views, done| views.launder(once(whole.clone()).collect(), done));
-            // That stores are refused is what was wanted, and who made them is told by a descriptor of their own. The first refusal may be of one that was on its way before, and hide one more.
+            // That stores are refused is what was wanted, and who made them is told by a descriptor
+            // of their own. The first refusal may be of one that was on its way before, and hide
+            // one more.
             let refused = |why: &io::Error| why.raw_os_error() == Some(libc::EROFS);
             let again =
                 |done: io::Result<()>| done.or_else(|why| if refused(&why) { scrub() } else { Err(why) });
@@ -244,11 +250,14 @@ impl Coherence {
 
     /// Drops the base bytes of a range: they read as zero afterwards, in views too. Sleeps like [`Self::flush`], but never for room: what is stored in the range and has not reached the device needs none.
     ///
-    /// Each page is dropped at one moment, when the kernel lets go of it: what is stored into it later stays. See [`super::dropped_pages`].
+    /// Each page is dropped at one moment, when the kernel lets go of it: what is stored into it
+    /// later stays. See [`super::dropped_pages`].
     ///
     /// # Errors
     ///
-    /// When the range passes the window's end, the device cannot drop a part of a block, or the mount is going away. What lies behind the bytes that the error says are dropped is as it was.
+    /// When the range passes the window's end, the device cannot drop a part of a block, or the
+    /// mount is going away. What lies behind the bytes that the error says are dropped is as it
+    /// was.
     pub fn discard(&self, offset: u64, length: u64) -> Result<(), ServeError> {
         let window = self.partition.base_bytes();
         let end = offset.checked_add(length).filter(|&end| end <= window);
@@ -275,7 +284,8 @@ impl Coherence {
         Ok(())
     }
 
-    /// Drops the base bytes of a range for the kernel, which lets go of the pages itself when all are dropped. Never sleeps on the mount.
+    /// Drops the base bytes of a range for the kernel, which lets go of the pages itself when all
+    /// are dropped. Never sleeps on the mount.
     pub(super) fn punch(&self, range: Range<u64>) -> Result<(), DeviceError> {
         let mut at = range.start;
         while at < range.end {
@@ -305,8 +315,10 @@ impl Coherence {
         (gone, dropped)
     }
 
-    /// The kernel reads a range of a file: nothing is dropped as long as this is held. Among those who read past the page cache are some who have not dropped what they had there, but
-    /// they cannot be told from others: a read through a descriptor that was opened with `O_DIRECT` may be for a mapping of it.
+    /// The kernel reads a range of a file: nothing is dropped as long as this is held. Among those
+    /// who read past the page cache are some who have not dropped what they had there, but they
+    /// cannot be told from others: a read through a descriptor that was opened with `O_DIRECT` may
+    /// be for a mapping of it.
     pub(super) fn reading(&self, face: Face, offset: u64, length: u64) -> Reading<'_> {
         let gate = self.gate.read();
         if let Some(write_backs) = self.write_backs(face) {
@@ -315,7 +327,8 @@ impl Coherence {
         gate
     }
 
-    /// A range of a file is written through the page cache: nothing is dropped as long as this is held.
+    /// A range of a file is written through the page cache: nothing is dropped as long as this is
+    /// held.
     pub(super) fn writing(&self, face: Face, offset: u64, length: u64) -> Reading<'_> {
         let gate = self.gate.read();
         if let Some(write_backs) = self.write_backs(face) {
@@ -568,8 +581,10 @@ impl Coherence {
         }
     }
 
-    /// The first byte of the base window from `from` on, inside it, that may be anything but zero, or its end. What may be dirty in the page cache is no hole, and of files with
-    /// lanes or a host's cache nothing is: who looks for the data in a file must never miss a store. Never sleeps.
+    /// The first byte of the base window from `from` on, inside it, that may be anything but zero,
+    /// or its end. What may be dirty in the page cache is no hole, and of files with lanes or a
+    /// host's cache nothing is: who looks for the data in a file must never miss a store. Never
+    /// sleeps.
     pub(super) fn next_data(&self, from: u64) -> u64 {
         let end = self.partition.base_bytes();
         if self.cache.is_some() || self.lanes.is_some() {
@@ -577,11 +592,13 @@ impl Coherence {
         }
         let found = self.partition.next_data(from..end);
         let first = self.launderer.get().map_or(from, |base| base.first_dirty(from..found));
-        // What was dirty before, and is not any more, has reached the device since it was looked at.
+        // What was dirty before, and is not any more, has reached the device since it was looked
+        // at.
         self.partition.next_data(from..first)
     }
 
-    /// The first byte of the base window from `from` on, inside it, where a hole begins, or its end. A hole of which anything may be dirty counts as data. Never sleeps.
+    /// The first byte of the base window from `from` on, inside it, where a hole begins, or its
+    /// end. A hole of which anything may be dirty counts as data. Never sleeps.
     pub(super) fn next_hole(&self, mut from: u64) -> u64 {
         let end = self.partition.base_bytes();
         if self.cache.is_some() || self.lanes.is_some() {
@@ -618,7 +635,9 @@ impl Coherence {
         self.views.close();
     }
 
-    /// Brings every dirty base page to the device, and gives up only if for as long as `patience` none comes. What finds no room is given up. `goes_on` is told each `pace` in which pages came.
+    /// Brings every dirty base page to the device, and gives up only if for as long as `patience`
+    /// none comes. What finds no room is given up. `goes_on` is told each `pace` in which pages
+    /// came.
     pub(super) fn settle(&self, patience: Duration, pace: Duration, goes_on: &dyn Fn()) {
         self.write_backs.hurry();
         if let Some(lanes) = &self.lanes {

@@ -1,14 +1,19 @@
 //! Pages of one file that were discarded while the page cache may still hold what they held.
 //!
-//! The kernel keeps a page until it is told to drop it, and may write it back until then. What comes so of a page that was discarded is older than the discard, or was stored while
-//! that was under way: it is *not* stored. A page that the kernel has read, or that was written whole, since the discard is another one; what comes of that is newer, and is stored. So:
+//! The kernel keeps a page until it is told to drop it, and may write it back until then. What
+//! comes so of a page that was discarded is older than the discard, or was stored while that was
+//! under way: it is *not* stored. A page that the kernel has read, or that was written whole, since
+//! the discard is another one; what comes of that is newer, and is stored. So:
 //!
-//! * A page is marked when the device has dropped it, and until then written back as ever: a discard that fails in the middle takes nothing of what it did not reach.
-//! * The mark goes when the page is read or written whole, and when the kernel has let go of the old one.
+//! * A page is marked when the device has dropped it, and until then written back as ever: a
+//!   discard that fails in the middle takes nothing of what it did not reach.
+//! * The mark goes when the page is read or written whole, and when the kernel has let go of the
+//!   old one.
 //! * Dropping and marking are one step to every read and write of the file: see [`Gate`].
 //!
-//! Of a page that is discarded in part the old bytes are taken out of what comes, in the same way, until the kernel has let go of it. Where the kernel itself zeroes the part (a hole
-//! punched through the mount), nothing is marked: a store into the part at the same moment is a race.
+//! Of a page that is discarded in part the old bytes are taken out of what comes, in the same way,
+//! until the kernel has let go of it. Where the kernel itself zeroes the part (a hole punched
+//! through the mount), nothing is marked: a store into the part at the same moment is a race.
 
 use std::ops::Range;
 
@@ -21,7 +26,8 @@ use super::served_pages::{PAGE_BYTES, ServedPages};
 /// How often the kernel is asked to let go of a page that is stored into at just that moment.
 const MAX_ROUNDS: usize = 1000;
 
-/// Held by everybody who reads or writes the device for the page cache, and alone by who drops something.
+/// Held by everybody who reads or writes the device for the page cache, and alone by who drops
+/// something.
 pub(super) type Gate = RwLock<()>;
 /// A read or write under way.
 pub(super) type Reading<'a> = RwLockReadGuard<'a, ()>;
@@ -99,8 +105,9 @@ impl DroppedPages {
         parts.iter().filter(|part| part.start < range.end && range.start < part.end).cloned().collect()
     }
 
-    /// Has the kernel let go of a range of the file by `invalidate`. It keeps a page that is stored into while it does: one that was discarded must not stay, for it would be
-    /// written back some day.
+    /// Has the kernel let go of a range of the file by `invalidate`. It keeps a page that is stored
+    /// into while it does: one that was discarded must not stay, for it would be written back some
+    /// day.
     pub(super) fn invalidate(
         &self,
         range: &Range<u64>,
@@ -162,7 +169,8 @@ mod tests {
             pages.read(&(2 * 4096 + 5..2 * 4096 + 6));
             pages.written(&(3 * 4096..4 * 4096 + 4095));
             assert_eq!(marks(&pages).0, [4096..2 * 4096, 4 * 4096..5 * 4096]);
-            // The kernel lets go of what it was told to; what it punched it may have long afterwards.
+            // The kernel lets go of what it was told to; what it punched it may have long
+            // afterwards.
             pages.forget(&(0..1 << 20));
             let left: &[_] = if let_go == LetGo::Told { &[] } else { &[4096..2 * 4096, 4 * 4096..5 * 4096] };
             assert_eq!(marks(&pages).0, left);

@@ -42,7 +42,8 @@ use super::tree::Tree;
 const LAUNDERERS: usize = 2;
 /// Threads that answer view reads after laundering.
 const LATE_ANSWERERS: usize = 2;
-/// How long nothing may be written back before the dirty pages that are left are given up when unmounting.
+/// How long nothing may be written back before the dirty pages that are left are given up when
+/// unmounting.
 const SETTLE: Duration = Duration::from_secs(10);
 
 /// How to mount.
@@ -277,7 +278,8 @@ impl Mount {
 }
 
 impl Mount {
-    /// Brings every store to the device, for as long as that goes on: `goes_on` is told each `pace` in which something was written back.
+    /// Brings every store to the device, for as long as that goes on: `goes_on` is told each `pace`
+    /// in which something was written back.
     pub fn settle(&self, pace: Duration, goes_on: &dyn Fn()) {
         for pair in self.tree.pairs() {
             pair.coherence().settle(SETTLE, pace, goes_on);

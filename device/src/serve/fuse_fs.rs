@@ -2,14 +2,22 @@
 //!
 //! What each request may do:
 //!
-//! * All files have exactly their window's or lane's size for ever, as a disk has. To give one another size is refused with EPERM. To open one with `O_TRUNC` changes nothing, neither the size nor
-//!   a byte nor a dirty page: the kernel asks for size 0 by itself then, and keeps the size that the answer says. (That needs `FUSE_ATOMIC_O_TRUNC` to be off; with it the kernel drops its
-//!   pages unasked.) `truncate` of a path to 0 cannot be told from that; `ftruncate` can, and is refused.
-//! * Names cannot be made, removed or changed: EPERM, as Linux says of a file system that knows none of that. Modes and owners are what they are: to set them anew to the same is no
-//!   change, to set others is EPERM. Times are the mount's; to set them is accepted and forgotten, so that no copy is ever believed to be newer than a store.
-//! * A read past the end gives nothing. A write that passes it is done as far as the end, as a disk does, and one that begins there is refused with ENOSPC.
-//! * `write` to `views` is refused with EROFS and counted; so is a page that the kernel writes back (`FUSE_WRITE_CACHE`): `msync` and `fsync` then say that a store did not come to be.
-//! * `SEEK_HOLE` and `SEEK_DATA` show what of `base` holds nothing: see [`super::coherence`]. `base` counts as many blocks as it takes in the store, and `statfs` has the store's room.
+//! * All files have exactly their window's or lane's size for ever, as a disk has. To give one
+//!   another size is refused with EPERM. To open one with `O_TRUNC` changes nothing, neither the
+//!   size nor a byte nor a dirty page: the kernel asks for size 0 by itself then, and keeps the
+//!   size that the answer says. (That needs `FUSE_ATOMIC_O_TRUNC` to be off; with it the kernel
+//!   drops its pages unasked.) `truncate` of a path to 0 cannot be told from that; `ftruncate` can,
+//!   and is refused.
+//! * Names cannot be made, removed or changed: EPERM, as Linux says of a file system that knows
+//!   none of that. Modes and owners are what they are: to set them anew to the same is no change,
+//!   to set others is EPERM. Times are the mount's; to set them is accepted and forgotten, so that
+//!   no copy is ever believed to be newer than a store.
+//! * A read past the end gives nothing. A write that passes it is done as far as the end, as a disk
+//!   does, and one that begins there is refused with ENOSPC.
+//! * `write` to `views` is refused with EROFS and counted; so is a page that the kernel writes back
+//!   (`FUSE_WRITE_CACHE`): `msync` and `fsync` then say that a store did not come to be.
+//! * `SEEK_HOLE` and `SEEK_DATA` show what of `base` holds nothing: see [`super::coherence`].
+//!   `base` counts as many blocks as it takes in the store, and `statfs` has the store's room.
 //! * Punching holes drops base bytes; other kinds of `fallocate`, and any on a lane, are EOPNOTSUPP.
 //! * Bytes that the device has no room for are refused with ENOSPC. Write-backs of coherent base files and of lanes, which may wait for room, are not served here but by [`super::write_backs`].
 //! * A host's base file is read and written through the host's cache ([`super::host_cache`]). What would pass by its page cache is refused: `O_DIRECT` with EINVAL,
@@ -75,7 +83,8 @@ impl Target<'_> {
         self.pair.partition().stored_bytes().max(PAGE_BYTES)
     }
 
-    /// Whether its pages are written back, and so must not be read or written while some are discarded.
+    /// Whether its pages are written back, and so must not be read or written while some are
+    /// discarded.
     fn holds_off_discards(self) -> bool {
         self.face != Face::Views && self.pair.cache().is_none()
     }

@@ -206,7 +206,8 @@ impl Lanes {
         Some(&self.each.get(lane as usize)?.write_backs)
     }
 
-    /// The device has dropped a range of `base`: see [`DroppedPages::mark`](super::dropped_pages::DroppedPages::mark).
+    /// The device has dropped a range of `base`: see
+    /// [`DroppedPages::mark`](super::dropped_pages::DroppedPages::mark).
     pub(super) fn mark_dropped(&self, base: &Range<u64>, let_go: LetGo) {
         self.each_over(base, |lane, range| lane.write_backs.dropped().mark(&range, let_go));
     }

@@ -142,7 +142,8 @@ impl Launderer {
         if !self.needed(std::slice::from_ref(&range)) {
             return to;
         }
-        // Before `from` nothing is dirty, and something is before `to`: halves, and of pages, which are dirty whole.
+        // Before `from` nothing is dirty, and something is before `to`: halves, and of pages, which
+        // are dirty whole.
         while to - from > PAGE_BYTES {
             let middle = (from + (to - from) / 2).next_multiple_of(PAGE_BYTES);
             if middle >= to {

@@ -2,8 +2,9 @@
 //!
 //! * A mount of ours names its server's process id in its source (`lamina-<pid>`), so that a dead one can be told from a
 //!   busy one. A dead server leaves a mount that answers ENOTCONN; one that died asleep may not answer at all.
-//! * Such a leftover is aborted (which wakes whoever still waits for it) and unmounted lazily. Anything else that is mounted
-//!   here, and a directory with something in it, is refused and left alone. So is one that is not [this user's alone](super::private_dir).
+//! * Such a leftover is aborted (which wakes whoever still waits for it) and unmounted lazily.
+//!   Anything else that is mounted here, and a directory with something in it, is refused and left
+//!   alone. So is one that is not [this user's alone](super::private_dir).
 
 use std::fs;
 use std::io;

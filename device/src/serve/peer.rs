@@ -1,7 +1,8 @@
 //! Whom this process talks to at a Unix socket.
 //!
-//! A path says nothing about who listens there: whoever may write in a directory may put a socket into it. So each connection that is made to a socket asks the kernel whose it is, and
-//! goes on only with this user's own and root's.
+//! A path says nothing about who listens there: whoever may write in a directory may put a socket
+//! into it. So each connection that is made to a socket asks the kernel whose it is, and goes on
+//! only with this user's own and root's.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -16,11 +17,13 @@ use nix::unistd::{Uid, geteuid};
 
 use super::owner::may_ask;
 
-/// Connects to who listens at `path`, without waiting for a place in the queue of one who takes no connections.
+/// Connects to who listens at `path`, without waiting for a place in the queue of one who takes no
+/// connections.
 ///
 /// # Errors
 ///
-/// When nobody listens there, their queue is full ([`io::ErrorKind::WouldBlock`]), or they are another user's ([`io::ErrorKind::PermissionDenied`]).
+/// When nobody listens there, their queue is full ([`io::ErrorKind::WouldBlock`]), or they are
+/// another user's ([`io::ErrorKind::PermissionDenied`]).
 pub fn connect(path: &Path) -> io::Result<UnixStream> {
     let stream = reach(path)?;
     check(&stream, path)?;
@@ -37,7 +40,8 @@ pub(super) fn reach(path: &Path) -> io::Result<UnixStream> {
     Ok(stream)
 }
 
-/// Checks that the other side of a connection to `path` is this user's or root's, by who began to listen.
+/// Checks that the other side of a connection to `path` is this user's or root's, by who began to
+/// listen.
 ///
 /// # Errors
 ///

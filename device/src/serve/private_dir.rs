@@ -1,11 +1,15 @@
 //! Directories for sockets and mounts that are this user's alone.
 //!
-//! Whoever may write in a directory may take a socket away and put another in its place, and those who connect by the path never know. So a directory is used only if it is this user's
-//! own, nobody else may write in it, and it is no symbolic link, which somebody could turn elsewhere. One that is missing is made, for this user alone.
+//! Whoever may write in a directory may take a socket away and put another in its place, and those
+//! who connect by the path never know. So a directory is used only if it is this user's own, nobody
+//! else may write in it, and it is no symbolic link, which somebody could turn elsewhere. One that
+//! is missing is made, for this user alone.
 //!
-//! What was checked is what is used: the directory is opened first, looked at through the descriptor, and sockets are made through that, whatever the path names by then.
-//! The directories above it are not looked at: who may rename one of those can keep clients out, but [what clients find there](super::peer) is no more believed than
-//! before. One in /tmp is as good as any, for nobody else may rename or remove it there.
+//! What was checked is what is used: the directory is opened first, looked at through the
+//! descriptor, and sockets are made through that, whatever the path names by then. The directories
+//! above it are not looked at: who may rename one of those can keep clients out, but [what clients
+//! find there](super::peer) is no more believed than before. One in /tmp is as good as any, for
+//! nobody else may rename or remove it there.
 
 use std::fs::{self, DirBuilder};
 use std::io;
@@ -113,7 +117,8 @@ impl PrivateDir {
     }
 }
 
-/// Checks that a socket which somebody else is to connect to, such as a QEMU, is in a directory of this user's alone.
+/// Checks that a socket which somebody else is to connect to, such as a QEMU, is in a directory of
+/// this user's alone.
 ///
 /// # Errors
 ///
@@ -133,7 +138,8 @@ fn check(owner: u32, mode: u32, user: Uid) -> Result<(), Fault> {
     Ok(())
 }
 
-/// A path whose last part is the directory's own name: behind a slash or a dot a link would be followed.
+/// A path whose last part is the directory's own name: behind a slash or a dot a link would be
+/// followed.
 fn plain(path: &Path) -> Result<PathBuf, Fault> {
     Ok(std::path::absolute(path)?.components().collect())
 }

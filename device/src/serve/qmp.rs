@@ -3,13 +3,19 @@
 //! * For each poisoning, QEMU's memory device is given the block's DPA in its poison list (`cxl-inject-poison`) and a general media event record of an
 //!   uncorrectable error (`cxl-inject-general-media-event`), which interrupts the guest: its kernel reads the log and traces `cxl_general_media`.
 //! * A guest is told of its own partition, by DPAs of its own.
-//! * QEMU may not listen yet, or end, or never be there: the reporter connects until it can, as long as there is poison to tell of. What a QEMU was told it is not told twice, on
-//!   another connection or by the next process either, but what was being told when a process died; another QEMU at the same place is told of everything that is poisoned then, and of what was lost since the one before it was told. QEMUs
-//!   are told apart by their processes, as far as those can be seen from here.
-//! * What is told are losses, in order, also of blocks that were written before the reporter looked; so a guest hears of each, but of one whose block was written in the tenth of a second before
-//!   the process died. Should a QEMU not take them until as many were mended as the device [logs](crate::device::Device::poisonings), the oldest are not told, which is a warning.
+//! * QEMU may not listen yet, or end, or never be there: the reporter connects until it can, as
+//!   long as there is poison to tell of. What a QEMU was told it is not told twice, on another
+//!   connection or by the next process either, but what was being told when a process died; another
+//!   QEMU at the same place is told of everything that is poisoned then, and of what was lost since
+//!   the one before it was told. QEMUs are told apart by their processes, as far as those can be
+//!   seen from here.
+//! * What is told are losses, in order, also of blocks that were written before the reporter
+//!   looked; so a guest hears of each, but of one whose block was written in the tenth of a second
+//!   before the process died. Should a QEMU not take them until as many were mended as the device
+//!   [logs](crate::device::Device::poisonings), the oldest are not told, which is a warning.
 //! * QEMU's list keeps what was told: it has no command for poison that a write cleared. At most 256 entries fit it; the event is sent all the same.
-//! * A monitor is not trusted ([`monitor`]): what it says is bounded, and a reporter that is to stop ends within [`monitor::LAST_ANSWER`] whatever it does.
+//! * A monitor is not trusted ([`monitor`]): what it says is bounded, and a reporter that is to
+//!   stop ends within [`monitor::LAST_ANSWER`] whatever it does.
 
 mod monitor;
 
@@ -118,7 +124,8 @@ impl PoisonReporter {
         let _ = self.stop.set(Instant::now());
     }
 
-    /// Has it end, and waits for that until `deadline`. One that has not ended by then is left alone, and ends with the process.
+    /// Has it end, and waits for that until `deadline`. One that has not ended by then is left
+    /// alone, and ends with the process.
     pub fn end_by(mut self, deadline: Instant) {
         self.stop();
         let Some(thread) = self.thread.take() else { return };
@@ -155,7 +162,8 @@ struct Teller {
     qemu: Option<i32>,
     /// The last event that it was told of, or was to be told of.
     told: u64,
-    /// The last event that the process before it was told of. What was lost until then and is poisoned no more never was this one's.
+    /// The last event that the process before it was told of. What was lost until then and is
+    /// poisoned no more never was this one's.
     before_it: u64,
 }
 

@@ -1,6 +1,7 @@
 //! Unix sockets that are the owner's alone and outlive no process.
 //!
-//! * It is made in a [directory of this user's alone](super::private_dir), and has mode 0600 from the moment it exists.
+//! * It is made in a [directory of this user's alone](super::private_dir), and has mode 0600 from
+//!   the moment it exists.
 //! * One that nobody listens on any more is what a killed run left: it is replaced. One that somebody listens on, and any
 //!   other kind of file, is refused by name and left alone.
 //! * The file is removed when its [`OwnedSocket`] goes.
@@ -87,7 +88,8 @@ pub fn claim(path: &Path) -> Result<StdListener, ServeError> {
     Ok(listener)
 }
 
-/// Whether somebody listens at `path`, and stays: the worker of a holder that was killed just now listens for another moment.
+/// Whether somebody listens at `path`, and stays: the worker of a holder that was killed just now
+/// listens for another moment.
 fn somebody_listens(path: &Path) -> io::Result<()> {
     let begun = Instant::now();
     loop {

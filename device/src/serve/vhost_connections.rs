@@ -1,7 +1,8 @@
 //! Serving vhost-user connections on a socket, one after another.
 //!
 //! * One connection is served at a time, as a device has one user; another one waits until that has gone.
-//! * Dropping [`Connections`] lets what is being done end, and closes the connection. Neither is waited for longer than [`PATIENCE`]: what does not end by then, because a guest or its monitor
+//! * Dropping [`Connections`] lets what is being done end, and closes the connection. Neither is
+//!   waited for longer than [`PATIENCE`]: what does not end by then, because a guest or its monitor
 //!   holds it up, is left to end by itself.
 
 use std::io;
@@ -38,7 +39,8 @@ pub(super) trait Served: Send + Sync + 'static {
     /// Has it begin nothing more. Never waits.
     fn stop(backend: &Self::Backend);
 
-    /// Waits for what it does after [`Self::stop`], until `deadline`: whether it does nothing any more.
+    /// Waits for what it does after [`Self::stop`], until `deadline`: whether it does nothing any
+    /// more.
     fn is_quiet_by(backend: &Self::Backend, deadline: Instant) -> bool;
 
     /// Somebody connected, or went.
@@ -84,7 +86,8 @@ impl<S: Served> Connections<S> {
         }
     }
 
-    /// Closes the connection after [`Self::stop`], when nothing is done for it any more, or at `deadline`.
+    /// Closes the connection after [`Self::stop`], when nothing is done for it any more, or at
+    /// `deadline`.
     pub(super) fn close_by(&self, deadline: Instant) {
         let connection = lock(&self.current).connection.take();
         if let Some((backend, shutdown)) = connection {

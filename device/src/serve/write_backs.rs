@@ -7,7 +7,8 @@
 //! * It is tried again soon after anything was freed ([`Device::freed`](crate::device::Device::freed)), and every [`TICK`] for what others free on the host.
 //! * Once it has waited as long as it may, it is refused with ENOSPC, counted, and an event names what is lost. So is at once what finds [`MOST_BYTES`] waiting already, or as much as the
 //!   host's memory [lets wait](crate::device::Device::can_wait), and what still waits when the mount is taken down.
-//! * What was discarded needs no room: its pages are taken out of the write-backs that wait, and of those that come of pages that the kernel had before ([`super::dropped_pages`]). A discard
+//! * What was discarded needs no room: its pages are taken out of the write-backs that wait, and of
+//!   those that come of pages that the kernel had before ([`super::dropped_pages`]). A discard
 //!   never waits for the room that it makes.
 //! * A process that dies has not answered; the kernel gives the request to the next one, where it waits anew.
 //!
@@ -267,7 +268,8 @@ impl WriteBacks {
         &self.dropped
     }
 
-    /// Takes what was discarded out of every write-back that waits; what is left of one is tried at once.
+    /// Takes what was discarded out of every write-back that waits; what is left of one is tried at
+    /// once.
     pub(super) fn take_out_dropped(&self) {
         let mut state = self.state.lock();
         let waiting = state.waiting.clone();

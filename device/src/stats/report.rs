@@ -25,7 +25,8 @@ pub struct StatsReport {
     pub device: DeviceReport,
     /// Requests by window.
     pub requests: RequestsReport,
-    /// What stores had to read first: those of parts of blocks (their `bytes`), and index entries for all.
+    /// What stores had to read first: those of parts of blocks (their `bytes`), and index entries
+    /// for all.
     pub reads_for_writes: TrafficReport,
     /// What writes did.
     pub writes: WritesReport,
@@ -66,7 +67,8 @@ pub struct DeviceReport {
     pub views_capacity_bytes: u64,
     /// Tensors, and blocks outside them that hold data.
     pub logical_bytes: u64,
-    /// Blocks of either that hold data: what was written, not all of it zeros, and neither discarded nor only declared.
+    /// Blocks of either that hold data: what was written, not all of it zeros, and neither
+    /// discarded nor only declared.
     pub written_bytes: u64,
     /// What they are charged in the store, the index not counted.
     pub stored_bytes: u64,
@@ -86,7 +88,8 @@ pub struct DeviceReport {
     pub panics: u64,
     /// Checkpoints that the process that serves made on the image's disk.
     pub syncs: u64,
-    /// Those of them that were made because a write found no room beside what is held for the last one.
+    /// Those of them that were made because a write found no room beside what is held for the last
+    /// one.
     pub syncs_for_room: u64,
     /// Since the device started.
     pub uptime_seconds: f64,
@@ -136,13 +139,16 @@ pub struct TrafficReport {
     pub gcomp_bytes_fetched: Option<u64>,
     /// Bytes of index entries fetched besides, 64 each: what the modelled cache did not hold.
     pub index_bytes_fetched: u64,
-    /// Those that a generically compressing device would have fetched; null if that was not measured.
+    /// Those that a generically compressing device would have fetched; null if that was not
+    /// measured.
     pub gcomp_index_bytes_fetched: Option<u64>,
-    /// Blocks that the buffer of an open KV window answered. Nothing of these is fetched, by any of the three.
+    /// Blocks that the buffer of an open KV window answered. Nothing of these is fetched, by any of
+    /// the three.
     pub staged_blocks: u64,
     /// Bytes of the lines of 64 bytes that they gave.
     pub staged_bytes: u64,
-    /// `stored_bytes_fetched / plain_bytes_fetched`; null while a plain device would have fetched nothing.
+    /// `stored_bytes_fetched / plain_bytes_fetched`; null while a plain device would have fetched
+    /// nothing.
     pub of_plain: Option<f64>,
     /// The same with `index_bytes_fetched`.
     pub of_plain_with_index: Option<f64>,
@@ -151,7 +157,8 @@ pub struct TrafficReport {
 /// Requests of one size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct FillsReport {
-    /// The longest of them, in bytes; each is longer than the size before. Null for what is longer than all sizes.
+    /// The longest of them, in bytes; each is longer than the size before. Null for what is longer
+    /// than all sizes.
     pub up_to_bytes: Option<u64>,
     /// How many there were.
     pub fills: u64,
@@ -189,7 +196,8 @@ pub struct WritesReport {
     pub bypass_blocks_written: u64,
     /// Bytes stored for them, whole granules.
     pub stored_bytes_written: u64,
-    /// Bytes a generically compressing device would have stored, for blocks that were stored into; null if that was not measured.
+    /// Bytes a generically compressing device would have stored, for blocks that were stored into;
+    /// null if that was not measured.
     pub gcomp_bytes_written: Option<u64>,
     /// Blocks discarded.
     pub discarded_blocks: u64,
@@ -223,7 +231,8 @@ pub struct IndexReport {
     pub bytes_fetched: u64,
     /// Bytes of entries that changed, 64 each.
     pub bytes_written: u64,
-    /// The same of a generically compressing device, whose index is taken to have as large entries and as large a cache; null if that was not measured.
+    /// The same of a generically compressing device, whose index is taken to have as large entries
+    /// and as large a cache; null if that was not measured.
     pub gcomp_hits: Option<u64>,
     /// Its misses.
     pub gcomp_misses: Option<u64>,
@@ -433,7 +442,8 @@ impl Stats {
                 written_bytes,
                 stored_bytes,
                 index_bytes,
-                // A plain device keeps room for what is only declared, which is no matter of how it codes.
+                // A plain device keeps room for what is only declared, which is no matter of how it
+                // codes.
                 ratio: match subject.mode {
                     Mode::Plain => ratio(stored_bytes, stored_bytes),
                     Mode::GComp | Mode::Trace => ratio(written_bytes, stored_bytes),

@@ -1,19 +1,29 @@
 //! Checkpoints: what a crash of the host leaves of an image.
 //!
-//! Stores into the mapping reach the disk in any order, and a crash keeps any mixture of a page's versions since it was last synced. So an image on a disk has, beside what it is
-//! changed by, two copies of the plane index and of the tables, and by turns one of them is made what the device is at one moment. The rules:
+//! Stores into the mapping reach the disk in any order, and a crash keeps any mixture of a page's
+//! versions since it was last synced. So an image on a disk has, beside what it is changed by, two
+//! copies of the plane index and of the tables, and by turns one of them is made what the device is
+//! at one moment. The rules:
 //!
-//! * A *cut* is the moment: no entry is being published, no tables are being saved. Pages of the index that changed since that copy was made last are *frozen*: who is about
-//!   to change one copies it first, and whoever makes the checkpoint copies the others. Nobody waits for more than a page.
-//! * Everything is synced, then the copy's header is written with the next number, then that is synced. Only now is the checkpoint made.
-//! * A segment that was freed after the cut of the last checkpoint that was made may still be named there: it is [held](super::segments), and used again when a later one is made.
-//! * The *state* says whether the image was left cleanly, which is when a checkpoint was made and nothing changed since, and by which boot of the host it was changed otherwise. Who
-//!   changes an image that was left cleanly says so on the disk first.
-//! * Who opens an image that another boot changed finds any mixture: it is [recovered](recover), which makes it what the last checkpoint says. Staged KV windows are not part of
-//!   it: what was stored into them was not flushed. Nor are counters, which are what they happen to be.
+//! * A *cut* is the moment: no entry is being published, no tables are being saved. Pages of the
+//!   index that changed since that copy was made last are *frozen*: who is about to change one
+//!   copies it first, and whoever makes the checkpoint copies the others. Nobody waits for more
+//!   than a page.
+//! * Everything is synced, then the copy's header is written with the next number, then that is
+//!   synced. Only now is the checkpoint made.
+//! * A segment that was freed after the cut of the last checkpoint that was made may still be named
+//!   there: it is [held](super::segments), and used again when a later one is made.
+//! * The *state* says whether the image was left cleanly, which is when a checkpoint was made and
+//!   nothing changed since, and by which boot of the host it was changed otherwise. Who changes an
+//!   image that was left cleanly says so on the disk first.
+//! * Who opens an image that another boot changed finds any mixture: it is [recovered](recover),
+//!   which makes it what the last checkpoint says. Staged KV windows are not part of it: what was
+//!   stored into them was not flushed. Nor are counters, which are what they happen to be.
 //! * If this boot changed it, the page cache has all of it, and a killed process is all there was.
-//! * Where the boot cannot be told (no `/proc`), an image that was not left cleanly is recovered, but for a process that follows another that served it.
-//! * After a sync that failed nobody knows what is on the disk: no later one of this process succeeds.
+//! * Where the boot cannot be told (no `/proc`), an image that was not left cleanly is recovered,
+//!   but for a process that follows another that served it.
+//! * After a sync that failed nobody knows what is on the disk: no later one of this process
+//!   succeeds.
 
 use std::{
     fs::File,
@@ -37,9 +47,11 @@ use super::{
 
 /// Behind the pages of superblock and checkpoints.
 pub(super) const HEAD_END: u64 = 20 << 10;
-/// The state: magic, CRC-32C of what follows it, the number of the checkpoint that is all of the image if it was left cleanly (0 otherwise), and the boot.
+/// The state: magic, CRC-32C of what follows it, the number of the checkpoint that is all of the
+/// image if it was left cleanly (0 otherwise), and the boot.
 const STATE_AT: usize = 8 << 10;
-/// The copies' headers: magic, CRC-32C of what follows it, number, bytes of the tables, their CRC-32C, seconds since 1970.
+/// The copies' headers: magic, CRC-32C of what follows it, number, bytes of the tables, their
+/// CRC-32C, seconds since 1970.
 const HEADERS_AT: [usize; 2] = [12 << 10, 16 << 10];
 const STATE_MAGIC: [u8; 8] = *b"LAMSTATE";
 const HEADER_MAGIC: [u8; 8] = *b"LAMCHECK";
@@ -112,7 +124,8 @@ impl Head {
 
     /// Says that something is about to change.
     pub(crate) fn touch(&self) {
-        // In one order with those of `make_last`: either it sees that something changes, or this that it is left cleanly.
+        // In one order with those of `make_last`: either it sees that something changes, or this
+        // that it is left cleanly.
         self.is_changed.store(true, SeqCst);
         if self.is_clean.load(SeqCst) {
             self.no_more_clean();
@@ -204,14 +217,15 @@ impl Head {
     }
 }
 
-/// `image`, as it is to be opened: if it has checkpoints, and another boot of the host changed it, it is recovered. The first process of a run is the one that no other served
-/// this image before.
+/// `image`, as it is to be opened: if it has checkpoints, and another boot of the host changed it,
+/// it is recovered. The first process of a run is the one that no other served this image before.
 ///
 /// # Errors
 /// [`StoreError::Crashed`] if that cannot be; [`StoreError::Reserve`], [`StoreError::NoRoom`].
 pub(crate) fn settle(image: Image, first_process: bool) -> Result<Image, StoreError> {
     if !image.superblock().checkpoints {
-        // A worker that is tried out may have to give way to the one of an earlier version that served before it, and that could not open it any more.
+        // A worker that is tried out may have to give way to the one of an earlier version that
+        // served before it, and that could not open it any more.
         if !image.lacks_checkpoints() || !first_process {
             return Ok(image);
         }
@@ -258,7 +272,8 @@ pub(super) fn ensure_copies(index: &Memory, copies: &[Memory; 2]) -> Result<(), 
     ranges.into_iter().try_for_each(|range| copies.iter().try_for_each(|copy| copy.ensure(range.clone())))
 }
 
-/// Makes the image what its checkpoint `copy` says. If this is cut short, it is begun again: the checkpoint is not changed, nor is the state.
+/// Makes the image what its checkpoint `copy` says. If this is cut short, it is begun again: the
+/// checkpoint is not changed, nor is the state.
 fn recover(image: &Image, copy: usize, header: Header) -> Result<(), StoreError> {
     let damaged = StoreError::Crashed { damaged: "the tables of its last checkpoint" };
     let bytes = text_of(&image.texts()?[copy], header).ok_or(damaged)?;
@@ -300,7 +315,8 @@ fn text_of(memory: &Memory, header: Header) -> Option<Vec<u8>> {
     (crc32c::crc32c(&text) == header.text_check).then_some(text)
 }
 
-/// Pieces of the index where any of these may have something, each of whole entries, in order and each once.
+/// Pieces of the index where any of these may have something, each of whole entries, in order and
+/// each once.
 fn pieces(memories: &[&Memory]) -> Vec<std::ops::Range<usize>> {
     let mut starts: Vec<(usize, usize)> = Vec::new();
     for memory in memories {
@@ -336,7 +352,8 @@ pub(super) fn differing(index: &Index, saved: &Memory, mut found: impl FnMut(u64
 }
 
 impl Checkpoints {
-    /// Makes checkpoints of what `image` holds. If it is to have some and has none yet, the first one is made now; `None` if it is to have none.
+    /// Makes checkpoints of what `image` holds. If it is to have some and has none yet, the first
+    /// one is made now; `None` if it is to have none.
     pub(super) fn open(
         image: &Image,
         store: &Store,

@@ -34,7 +34,8 @@ pub const ENTRY_BYTES: usize = 64;
 /// The entry of a poisoned block.
 pub const POISON: [u8; ENTRY_BYTES] = [0xff; ENTRY_BYTES];
 
-/// An entry that does not check, in the place of one that named what is not its block's. Unlike [`POISON`] it says nothing of how the block was stored.
+/// An entry that does not check, in the place of one that named what is not its block's. Unlike
+/// [`POISON`] it says nothing of how the block was stored.
 pub(super) const DAMAGED: [u8; ENTRY_BYTES] = {
     let mut bytes = POISON;
     bytes[0] = 0;

@@ -10,9 +10,10 @@
 //! * Every change is made so that after a `kill -9` between any two stores the image is whole: see
 //!   [`journal`](super::journal) for the index and [`tables`](super::tables) for tensors and views. What holds segments is not
 //!   written down: it is what the index's entries name.
-//! * After a crash of the host itself, an image on a disk is what it was at the last [checkpoint](super::checkpoint). What that takes is in the unused pages behind
-//!   the superblock and behind the segments. An image of a version before gets it when it is opened, and its superblock says so afterwards, so that programs of that
-//!   version refuse it.
+//! * After a crash of the host itself, an image on a disk is what it was at the last
+//!   [checkpoint](super::checkpoint). What that takes is in the unused pages behind the superblock
+//!   and behind the segments. An image of a version before gets it when it is opened, and its
+//!   superblock says so afterwards, so that programs of that version refuse it.
 
 use std::{
     fs::{File, OpenOptions, TryLockError},
@@ -48,7 +49,8 @@ use crate::{BLOCK_BYTES, codec::Codec, device::PartitionConfig, kv, mode::Mode};
 const MAGIC: &[u8; 8] = b"LAMINA\x00\x01";
 /// Bytes of the superblock.
 const SUPERBLOCK_BYTES: usize = 4096;
-/// Where the superblock's second copy is, if there are checkpoints: the first one is written over when they are made room for.
+/// Where the superblock's second copy is, if there are checkpoints: the first one is written over
+/// when they are made room for.
 const SECOND_SUPERBLOCK: u64 = 4096;
 /// Parts begin at multiples of this.
 const ALIGN: u64 = 2 << 20;
@@ -89,7 +91,8 @@ pub struct Image {
     host: Option<Arc<HostMemory>>,
     /// What is told before the image is changed, if it has checkpoints.
     head: Option<Arc<Head>>,
-    /// Whether it gets checkpoints if it has none: a crash of the host leaves nothing of what is in memory.
+    /// Whether it gets checkpoints if it has none: a crash of the host leaves nothing of what is in
+    /// memory.
     durable: bool,
 }
 
@@ -195,7 +198,8 @@ impl Image {
         file.read_exact_at(&mut page, 0)
             .map_err(|why| foreign(format!("its superblock cannot be read: {why}")))?;
         let superblock = decode(&page).or_else(|why| {
-            // Only an image with checkpoints has a second one, and it may be the first one's writing that a crash cut short.
+            // Only an image with checkpoints has a second one, and it may be the first one's
+            // writing that a crash cut short.
             let second = file.read_exact_at(&mut page, SECOND_SUPERBLOCK).is_ok().then(|| decode(&page).ok());
             second.flatten().filter(|superblock| superblock.checkpoints).ok_or(why)
         });
@@ -282,7 +286,8 @@ impl Image {
         is_in_memory(&self.file)
     }
 
-    /// Where the parts are: the superblock's page, then the others in their order, those of checkpoints last, with the pages before the parts before them.
+    /// Where the parts are: the superblock's page, then the others in their order, those of
+    /// checkpoints last, with the pages before the parts before them.
     pub(crate) fn parts(&self) -> [Range<u64>; 13] {
         let Layout { tables, counters, journal, staging, gcomp, index, segments, texts, copies } =
             self.layout.clone();
@@ -372,7 +377,8 @@ impl Image {
         &self.file
     }
 
-    /// Why room that was made in the file may be gone when it is written, if the file system does not keep it: then a store that finds none is no error but the end of the process.
+    /// Why room that was made in the file may be gone when it is written, if the file system does
+    /// not keep it: then a store that finds none is no error but the end of the process.
     pub fn loses_room(&self) -> Option<&'static str> {
         let flags = ioctl_getflags(&*self.file).unwrap_or(IFlags::empty());
         fstatfs(&*self.file).ok().and_then(|is| loses_room(is.filesystem_type().0, flags))
@@ -425,7 +431,8 @@ impl Image {
     }
 }
 
-/// Has a file system that writes elsewhere what is written over keep this one in its place, if it can: that is for files that are empty.
+/// Has a file system that writes elsewhere what is written over keep this one in its place, if it
+/// can: that is for files that are empty.
 pub(super) fn keep_in_place(file: &File) {
     let on_btrfs = fstatfs(file).is_ok_and(|is| is.filesystem_type() == BTRFS_SUPER_MAGIC);
     if on_btrfs

@@ -1,6 +1,7 @@
 //! The plane index: one entry a block, in device memory, and copies of it as it was at some moment.
 //!
-//! A copy is made of pages of [`PAGE_BYTES`]. At the moment itself those that have to be copied are *frozen*; each is copied by who changes it first, or by who makes the copy.
+//! A copy is made of pages of [`PAGE_BYTES`]. At the moment itself those that have to be copied are
+//! *frozen*; each is copied by who changes it first, or by who makes the copy.
 
 use std::{
     ops::Range,
@@ -34,7 +35,8 @@ pub(super) struct Index {
     watching: RwLock<Watching>,
 }
 
-/// Who has to see a change. It is held for reading by who changes entries, all those that belong together at once, and for writing at the moment that a copy shows.
+/// Who has to see a change. It is held for reading by who changes entries, all those that belong
+/// together at once, and for writing at the moment that a copy shows.
 pub(super) struct Watching {
     /// Pages that changed since each checkpoint was made.
     changed: Option<[Pages; 2]>,
@@ -175,7 +177,8 @@ impl Index {
         self.memory.may_be_hole(range) && self.raw(block) == [0; ENTRY_BYTES]
     }
 
-    /// The first of these blocks whose entries may be anything but zeros, some that follow one another.
+    /// The first of these blocks whose entries may be anything but zeros, some that follow one
+    /// another.
     pub(super) fn touched(&self, blocks: Range<u64>) -> Option<Range<u64>> {
         let found = self.memory.touched(at(blocks.start)..at(blocks.end))?;
         Some((found.start / ENTRY_BYTES) as u64..(found.end / ENTRY_BYTES) as u64)
@@ -195,7 +198,8 @@ impl Index {
         self.memory.ensure(range)
     }
 
-    /// Says that entries are about to change: until this is dropped, all that are put belong together.
+    /// Says that entries are about to change: until this is dropped, all that are put belong
+    /// together.
     pub(super) fn watch(&self) -> RwLockReadGuard<'_, Watching> {
         let watching = self.watching.read();
         if let Some((head, _)) = &self.checkpoints {
@@ -215,7 +219,8 @@ impl Index {
         self.memory.write(at(block), entry);
     }
 
-    /// Begins to make the index of checkpoint `copy` what this is when `now` runs: no entry is being changed then.
+    /// Begins to make the index of checkpoint `copy` what this is when `now` runs: no entry is
+    /// being changed then.
     pub(super) fn freeze<T>(&self, copy: usize, now: impl FnOnce() -> T) -> Result<T, StoreError> {
         let (_, copies) = self.checkpoints.as_ref().expect("only an image with checkpoints has them made");
         let none = Pages::new(self.blocks)?;
@@ -243,11 +248,13 @@ impl Index {
         ranges.into_iter().map(|range| block(range.start)..block(range.end).min(self.blocks)).collect()
     }
 
-    /// Keeps what the index is when `now` runs, for a snapshot, until that [ends](Self::end_snapshot).
+    /// Keeps what the index is when `now` runs, for a snapshot, until that
+    /// [ends](Self::end_snapshot).
     pub(super) fn begin_snapshot<T>(&self, now: impl FnOnce() -> T) -> Result<(Arc<Frozen>, T), StoreError> {
         let left = Pages::new(self.blocks)?;
         let copy = Memory::reserve("snapshot of the plane index", Self::bytes(self.blocks))?;
-        // To find out which have anything would take as long as there are, and everybody would wait.
+        // To find out which have anything would take as long as there are, and everybody would
+        // wait.
         left.fill();
         let mut watching = self.watching.write();
         let frozen = Arc::new(Frozen { left, copying: Mutex::new(()), copy: Arc::new(copy) });

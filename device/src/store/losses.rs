@@ -1,12 +1,16 @@
 //! Losses: which blocks are poisoned, why, and which were.
 //!
 //! The rules:
-//! * The entry of a block says whether it is poisoned; the list says so too, and why. Who changes an entry changes the list while it still holds the block's
-//!   stripe, so both say the same to everybody else.
-//! * Of a block of an open KV window the window says it, and of one that could not be coded anew for want of room who decodes it; there the window's lock takes the stripe's part.
-//! * Each loss is an event with a number. It stays in the log when its block is written, until [`MAX_LOGGED`] newer ones came: who looks now and then is told of every one.
+//! * The entry of a block says whether it is poisoned; the list says so too, and why. Who changes
+//!   an entry changes the list while it still holds the block's stripe, so both say the same to
+//!   everybody else.
+//! * Of a block of an open KV window the window says it, and of one that could not be coded anew
+//!   for want of room who decodes it; there the window's lock takes the stripe's part.
+//! * Each loss is an event with a number. It stays in the log when its block is written, until
+//!   [`MAX_LOGGED`] newer ones came: who looks now and then is told of every one.
 //!
-//! Nothing here knows what an entry is. `device/models` runs this file with [`publication`](super::publication).
+//! Nothing here knows what an entry is. `device/models` runs this file with
+//! [`publication`](super::publication).
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -50,7 +54,8 @@ impl<Why: Clone> Losses<Why> {
         Self { count: AtomicUsize::new(0), state: Mutex::new(state) }
     }
 
-    /// Publishes what `put` writes into the entries of `blocks`, which are held, and lists those that `lost` says are lost now, and no others of them.
+    /// Publishes what `put` writes into the entries of `blocks`, which are held, and lists those
+    /// that `lost` says are lost now, and no others of them.
     pub(super) fn publish<Guard, T>(
         &self,
         held: Held<Guard>,
@@ -72,7 +77,8 @@ impl<Why: Clone> Losses<Why> {
         })
     }
 
-    /// Lists a block. The caller holds its stripe, or the lock of its KV window. Whether it was not listed.
+    /// Lists a block. The caller holds its stripe, or the lock of its KV window. Whether it was not
+    /// listed.
     pub(crate) fn note(&self, block: u64, why: Why) -> bool {
         let mut state = self.state.lock();
         if state.listed.contains_key(&block) {
@@ -89,7 +95,8 @@ impl<Why: Clone> Losses<Why> {
         true
     }
 
-    /// Lists a block no more, as it holds something again. The caller holds what [`Self::note`] asks for.
+    /// Lists a block no more, as it holds something again. The caller holds what [`Self::note`]
+    /// asks for.
     pub(crate) fn mended(&self, block: u64) {
         if self.count.load(Ordering::Relaxed) == 0 {
             return;
@@ -120,7 +127,8 @@ impl<Why: Clone> Losses<Why> {
         (state.listed.len() as u64, state.events)
     }
 
-    /// The losses behind event `event`, in order, and how many more there were that are neither logged nor listed any more.
+    /// The losses behind event `event`, in order, and how many more there were that are neither
+    /// logged nor listed any more.
     pub(crate) fn since(&self, event: u64) -> (Vec<Loss<Why>>, u64) {
         let state = self.state.lock();
         let logged = state.log.front().map_or(state.events, |first| first.event - 1);

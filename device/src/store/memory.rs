@@ -216,7 +216,8 @@ impl Memory {
     /// The first place from `at` on that may hold anything but zeros, or the end.
     pub(super) fn hole_end(&self, at: usize) -> usize {
         let Some(part) = &self.part else { return at };
-        // Where there is room for sure, only the bytes tell: a file system need not know of what was stored through a mapping.
+        // Where there is room for sure, only the bytes tell: a file system need not know of what
+        // was stored through a mapping.
         let units = at / UNIT_BYTES..self.region.size().div_ceil(UNIT_BYTES);
         let unknown = units.end - units.start;
         let empty = units.take_while(|unit| {

@@ -7,7 +7,8 @@
 //!   [publishes](publication) the entry, then frees the old segment. A reader sees the old block or the new one, never a mixture.
 //! * Blocks share [`STRIPES`] locks by their number. A reader holds one only while it copies stored bytes out, a writer while it
 //!   decides what to replace; coding and decoding happen on copies.
-//! * A store on a disk has [`checkpoint`]s, so that a crash of the host leaves what was synced. Who finds no room has one made before anything else is tried.
+//! * A store on a disk has [`checkpoint`]s, so that a crash of the host leaves what was synced. Who
+//!   finds no room has one made before anything else is tried.
 //! * A store is private to the process, or lies in an [`image`] that outlives it. Opening one finishes what a killed process was about
 //!   to publish, and takes stock of what the entries name.
 //! * Who frees a segment *tidies up*: if free slots of its length pass their bound, it moves the segments of the emptiest chunk.
@@ -337,7 +338,8 @@ impl Store {
         self.index.touched(blocks)
     }
 
-    /// The first of these blocks that may hold anything but zeros, or their end. When `most` entries were looked at, the next one counts as one that does.
+    /// The first of these blocks that may hold anything but zeros, or their end. When `most`
+    /// entries were looked at, the next one counts as one that does.
     pub(crate) fn next_data(&self, blocks: Range<u64>, most: u64) -> u64 {
         let (mut block, mut looked) = (blocks.start, 0);
         while block < blocks.end {
@@ -354,7 +356,8 @@ impl Store {
         blocks.end
     }
 
-    /// The first of these blocks that is zeros, or their end; nothing if it is not among the first `most`, and there are more.
+    /// The first of these blocks that is zeros, or their end; nothing if it is not among the first
+    /// `most`, and there are more.
     pub(crate) fn next_hole(&self, blocks: Range<u64>, most: u64) -> Option<u64> {
         let end = blocks.end.min(blocks.start.saturating_add(most));
         let found = (blocks.start..end).find(|block| self.is_zeros(*block));
@@ -422,13 +425,16 @@ impl Store {
         Ok(Prepared { place: None, lost: Some(why) })
     }
 
-    /// Publishes what was prepared as the content of blocks from `first` on, at most [`kv::MOST_BLOCKS`](crate::kv::MOST_BLOCKS), all of it or nothing even if the
-    /// process is killed: old and new entries, as those of zeros if they are poisoned now. Nobody else replaces these blocks meanwhile. Damaged ones are mended.
+    /// Publishes what was prepared as the content of blocks from `first` on, at most
+    /// [`kv::MOST_BLOCKS`](crate::kv::MOST_BLOCKS), all of it or nothing even if the process is
+    /// killed: old and new entries, as those of zeros if they are poisoned now. Nobody else
+    /// replaces these blocks meanwhile. Damaged ones are mended.
     pub fn install_all(&self, first: u64, prepared: Vec<Prepared>) -> Vec<(Entry, Entry)> {
         let blocks = first..first + prepared.len() as u64;
         let held = self.stripes.hold_all(blocks.clone());
         let change = |(block, Prepared { place, lost }): (u64, Prepared)| {
-            // Nothing of a damaged block is needed any more; its segment, which nothing names, is lost.
+            // Nothing of a damaged block is needed any more; its segment, which nothing names, is
+            // lost.
             let old = self.index.get(block).unwrap_or_default();
             let new = Entry { epoch: old.epoch.wrapping_add(1), place };
             if lost.is_some() { ((old, Entry::default()), lost) } else { ((old, new), lost) }
@@ -464,11 +470,13 @@ impl Store {
         &self.losses
     }
 
-    /// Gives up what `block` holds, if its entry is `meant`, or none that can be read: it says that it is poisoned then. `None` if nothing was done; else the entry before,
-    /// as that of zeros if it was damaged.
+    /// Gives up what `block` holds, if its entry is `meant`, or none that can be read: it says that
+    /// it is poisoned then. `None` if nothing was done; else the entry before, as that of zeros if
+    /// it was damaged.
     ///
     /// # Errors
-    /// [`StoreError::NoRoom`], [`StoreError::HostMemory`]: of a block that never held anything, for its entry.
+    /// [`StoreError::NoRoom`], [`StoreError::HostMemory`]: of a block that never held anything, for
+    /// its entry.
     pub(crate) fn poison(
         &self,
         block: u64,
@@ -521,7 +529,8 @@ impl Store {
         self.stop_holding() || moved
     }
 
-    /// Frees what is held for copies of the index: has a checkpoint made, and gives up the snapshot that is being saved if that does not do. Whether anything was freed.
+    /// Frees what is held for copies of the index: has a checkpoint made, and gives up the snapshot
+    /// that is being saved if that does not do. Whether anything was freed.
     fn stop_holding(&self) -> bool {
         if self.segments.kept_bytes() == 0 {
             return false;
@@ -553,7 +562,8 @@ impl Store {
         true
     }
 
-    /// Has checkpoints be made of this store and `tables`, if its image has them or is to have them.
+    /// Has checkpoints be made of this store and `tables`, if its image has them or is to have
+    /// them.
     ///
     /// # Errors
     /// [`StoreError::Reserve`], [`StoreError::NoRoom`].
@@ -565,7 +575,8 @@ impl Store {
         Ok(())
     }
 
-    /// Makes a checkpoint of what the store is now, if it has any; `last` says that nothing is to change any more.
+    /// Makes a checkpoint of what the store is now, if it has any; `last` says that nothing is to
+    /// change any more.
     pub(crate) fn checkpoint(&self, last: bool) -> Option<io::Result<()>> {
         let checkpoints = self.checkpoints.get()?;
         let made = if last { checkpoints.make_last(self) } else { checkpoints.make(self) };

@@ -1,8 +1,11 @@
 //! Saving a snapshot of a store that goes on: what it was at one moment.
 //!
-//! * The moment is a cut, as of a [checkpoint](super::checkpoint): the index as it was is kept page by page as it changes, and segments that are freed are held until the snapshot is saved.
-//!   So nobody who stores waits for who reads the snapshot, however slowly that is, and damage that is found meanwhile does not move what is saved.
-//! * If the store has no room left while segments are held, the snapshot is given up: it is told so where it reads next.
+//! * The moment is a cut, as of a [checkpoint](super::checkpoint): the index as it was is kept page
+//!   by page as it changes, and segments that are freed are held until the snapshot is saved. So
+//!   nobody who stores waits for who reads the snapshot, however slowly that is, and damage that is
+//!   found meanwhile does not move what is saved.
+//! * If the store has no room left while segments are held, the snapshot is given up: it is told so
+//!   where it reads next.
 
 use std::{io, os::unix::fs::FileExt, sync::Arc};
 

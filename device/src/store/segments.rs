@@ -10,7 +10,8 @@
 //!   store has [tidied](super::Store) up: the bound of fragmentation.
 //! * The last chunks are a [`reserve`] for bundles that take the place of others at least as long, and for those that are moved: a full store can be rewritten and tidied up.
 //!   The bound: moving can leave each length one chunk that is not full, so a reserve of a chunk for each length is never used up by rewriting.
-//! * A segment that is freed may still be named by a copy of the index: then it is [held](held), and counts as in use where chunks are counted.
+//! * A segment that is freed may still be named by a copy of the index: then it is [held](held),
+//!   and counts as in use where chunks are counted.
 //! * A bundle without bytes (every plane constant) takes no segment; its place is granule 0 and is never looked at.
 
 mod allocator;
@@ -103,7 +104,8 @@ impl Segments {
         allocator.list_all();
     }
 
-    /// Frees the segment that holds a bundle of `bytes`, which no entry names any more: whether so much is held that a checkpoint should be made.
+    /// Frees the segment that holds a bundle of `bytes`, which no entry names any more: whether so
+    /// much is held that a checkpoint should be made.
     pub(super) fn free(&self, segment: u64, bytes: usize) -> bool {
         let length = bytes.div_ceil(GRANULE_BYTES);
         if length == 0 {
@@ -131,7 +133,8 @@ impl Segments {
         }
     }
 
-    /// Notes that the index is copied as it is now: the number of this cut. No entry is being changed.
+    /// Notes that the index is copied as it is now: the number of this cut. No entry is being
+    /// changed.
     pub(super) fn cut(&self) -> u64 {
         self.allocator.lock().held().cut()
     }
@@ -185,7 +188,8 @@ impl Segments {
         self.allocator.lock().sparse()
     }
 
-    /// Lets the chunk be used again, if there is anything left in it; `moved` says that all of it was moved.
+    /// Lets the chunk be used again, if there is anything left in it; `moved` says that all of it
+    /// was moved.
     pub(super) fn put_back(&self, untidy: &Untidy, moved: bool) {
         self.allocator.lock().put_back(untidy.chunk, moved);
     }

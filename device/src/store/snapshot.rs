@@ -54,8 +54,10 @@ pub enum SnapshotError {
     Image(#[from] ImageError),
 }
 
-/// Writes a device in `image` to `out`: the bytes of all extents. Everybody goes on meanwhile; `saving` keeps what they change, if the device codes. Of a plain device each block is
-/// what it is when it is written. What is staged of KV windows is no part of a snapshot, and counters are what they happen to be.
+/// Writes a device in `image` to `out`: the bytes of all extents. Everybody goes on meanwhile;
+/// `saving` keeps what they change, if the device codes. Of a plain device each block is what it is
+/// when it is written. What is staged of KV windows is no part of a snapshot, and counters are what
+/// they happen to be.
 ///
 /// # Errors
 /// What the system says; a snapshot that was given up.
@@ -176,8 +178,9 @@ fn merge(ranges: impl Iterator<Item = Range<u64>>) -> Vec<Range<u64>> {
 
 /// Makes an image at `to`, where there is none, of the snapshot at `from`.
 ///
-/// It is made under [another name](unfinished) and brought to the disk, and only then renamed: whatever ends a restore, `to` is the whole device or nothing.
-/// What one that was killed left under that name is overwritten by the next.
+/// It is made under [another name](unfinished) and brought to the disk, and only then renamed:
+/// whatever ends a restore, `to` is the whole device or nothing. What one that was killed left
+/// under that name is overwritten by the next.
 ///
 /// # Errors
 /// [`SnapshotError`]; nothing is left then, under either name.

@@ -61,7 +61,8 @@ pub(super) fn take<T: Default + Send>(
     (all, damaged)
 }
 
-/// Claims what the checkpoints of an image name besides: segments that were freed since they were made, each with its bytes.
+/// Claims what the checkpoints of an image name besides: segments that were freed since they were
+/// made, each with its bytes.
 pub(super) fn take_checkpoints(
     index: &Index,
     claims: &Claims,
@@ -70,7 +71,8 @@ pub(super) fn take_checkpoints(
     let mut held = Vec::new();
     let Some(head) = image.head().filter(|_| image.superblock().checkpoints) else { return Ok(held) };
     let copies = image.copies()?;
-    // The last one first: what the one before names may be another's by now. It has to be looked at too, as a killed process may not have brought the last one's header to the disk.
+    // The last one first: what the one before names may be another's by now. It has to be looked at
+    // too, as a killed process may not have brought the last one's header to the disk.
     for (copy, _) in head.headers() {
         checkpoint::differing(index, &copies[copy], |block, entry| {
             let Ok(Entry { place: Some(place), .. }) = Entry::decode(entry) else { return };

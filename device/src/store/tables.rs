@@ -44,11 +44,13 @@ impl Tables {
     /// The tables of `image`, and the text saved last, if any was.
     ///
     /// # Errors
-    /// [`StoreError::Reserve`]; [`StoreError::DamagedTables`] if some were saved, and neither place can be read.
+    /// [`StoreError::Reserve`]; [`StoreError::DamagedTables`] if some were saved, and neither place
+    /// can be read.
     pub fn open(image: &Image) -> Result<(Self, Option<Vec<u8>>), StoreError> {
         let memory = image.tables()?;
         let found = (0..2).filter_map(|place| read(&memory, place)).max_by_key(|(number, _)| *number);
-        // A place that is being saved has no number, and one that never was neither. With checkpoints there always were.
+        // A place that is being saved has no number, and one that never was neither. With
+        // checkpoints there always were.
         let any =
             image.superblock().checkpoints || (0..2).any(|place| word(&memory, place * PLACE_BYTES) != 0);
         if found.is_none() && any {
@@ -118,7 +120,8 @@ fn header(number: u64, text: &[u8]) -> [u8; HEADER_BYTES] {
     header
 }
 
-/// The tables' part of an image that saved `text` and nothing before: where in it the bytes are, and these.
+/// The tables' part of an image that saved `text` and nothing before: where in it the bytes are,
+/// and these.
 pub(super) fn saved_once(text: &[u8]) -> (usize, Vec<u8>) {
     (place_of(1), [&header(1, text), text].concat())
 }

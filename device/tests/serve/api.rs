@@ -190,7 +190,8 @@ fn every_counter_of_traffic_is_the_same_in_json_and_metrics() {
             (told("/reads_for_writes/reads"), told("/reads_for_writes/bytes")),
             (&json!(2), &json!(230))
         );
-        // The window of 16 KiB that is open answered 200 bytes at its begin, and its half of the view.
+        // The window of 16 KiB that is open answered 200 bytes at its begin, and its half of the
+        // view.
         assert_eq!(*told("/requests/base/staged_bytes"), 256);
         assert_eq!(*told("/requests/views/staged_bytes"), 16 << 10);
         assert_eq!(*told("/requests/views/plain_bytes_fetched"), 16 << 10);

@@ -149,7 +149,8 @@ fn a_checkpoint_whose_loading_was_killed_is_not_served() {
     });
 }
 
-/// Kills a device while it loads so many mebibytes: whether they were not all there yet, and then another checkpoint takes their place unasked.
+/// Kills a device while it loads so many mebibytes: whether they were not all there yet, and then
+/// another checkpoint takes their place unasked.
 fn killed_while_loading(megabytes: usize) -> bool {
     let images = Images::new();
     images.stop(images.serve(&["--codec", "zstd"]));

@@ -1,4 +1,5 @@
-//! What other people's software meets on the mount: files that behave like disks, and say why where they do not.
+//! What other people's software meets on the mount: files that behave like disks, and say why where
+//! they do not.
 
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io;
@@ -283,7 +284,8 @@ fn a_window_written_meanwhile_is_never_copied_without_a_store() {
     within(120, || {
         let rig = Rig::new("auto");
         let (mut base, file) = (rig.base(), File::open(rig.base_path()).unwrap());
-        // Each round a page of a hole is stored into; whether it is still dirty, on its way or stored, it is found.
+        // Each round a page of a hole is stored into; whether it is still dirty, on its way or
+        // stored, it is found.
         for round in 0..300_u64 {
             let at = (8 << 20) + round * 7 % 4000 * 4096;
             base.store(at, &round.to_le_bytes());

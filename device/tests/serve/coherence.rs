@@ -144,7 +144,8 @@ fn after_a_flush_nobody_sees_a_store_into_a_view() {
         rig.flush(0, 1);
         assert!(views.load(view.offset, expected.len()) == expected);
         assert_eq!(refused_stores(&rig), 1);
-        // That a store was refused is no failure of the next flush, nor of one that meets a store which the kernel is writing back.
+        // That a store was refused is no failure of the next flush, nor of one that meets a store
+        // which the kernel is writing back.
         for round in 0..20 {
             views.store(view.offset + round * 4096, b"junk");
             let (file, at) = (views.file.as_raw_fd(), i64::try_from(view.offset + round * 4096).unwrap());

@@ -1,4 +1,5 @@
-//! What a crash of the host leaves, as far as one can be made without a host: everything is killed, and the image is what its last sync left on the disk.
+//! What a crash of the host leaves, as far as one can be made without a host: everything is killed,
+//! and the image is what its last sync left on the disk.
 
 use std::fs::File;
 use std::io::{IoSlice, Read, Write};

@@ -1,4 +1,5 @@
-//! Directories of sockets and mounts, and who listens at the sockets in them: only this user's are used, and only this user's and root's are believed.
+//! Directories of sockets and mounts, and who listens at the sockets in them: only this user's are
+//! used, and only this user's and root's are believed.
 
 use std::fs;
 use std::os::fd::OwnedFd;
@@ -38,7 +39,8 @@ fn refusal(command: &mut Command) -> String {
     why
 }
 
-/// Every command that would use `dir`: for its sockets, a disk's, a guest's disks', mailboxes, shared memory, and the mount.
+/// Every command that would use `dir`: for its sockets, a disk's, a guest's disks', mailboxes,
+/// shared memory, and the mount.
 fn users_of(place: &Place, dir: &str) -> Vec<Command> {
     let (run, mount) = (place.text("good-run"), place.text("good-mount"));
     let socket = |name: &str| format!("{dir}/{name}");
@@ -138,7 +140,8 @@ fn listener_of_other(path: &Path) -> OwnedFd {
     bind(&listener, &SocketAddrUnix::new(path).unwrap()).unwrap();
     let kept = listener.try_clone().unwrap();
     let as_other = move || {
-        // SAFETY: takes no pointers. The system call itself changes this thread alone, which then ends.
+        // SAFETY: takes no pointers. The system call itself changes this thread alone, which then
+        // ends.
         let changed = unsafe { libc::syscall(libc::SYS_setresuid, OTHER, OTHER, OTHER) };
         assert_eq!(changed, 0);
         listen(&listener, 16).unwrap();

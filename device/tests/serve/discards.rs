@@ -1,4 +1,5 @@
-//! Discards while pages are stored into and written back: each page goes at one moment, newer stores stay, older ones do not come back, and what a discard does not reach is as it was.
+//! Discards while pages are stored into and written back: each page goes at one moment, newer
+//! stores stay, older ones do not come back, and what a discard does not reach is as it was.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
@@ -79,7 +80,8 @@ impl Drop for Ends<'_> {
     }
 }
 
-/// In each round a discard takes every page once; whoever sees that a page is gone stores into it at once, and has it for good, and so has the device.
+/// In each round a discard takes every page once; whoever sees that a page is gone stores into it
+/// at once, and has it for good, and so has the device.
 fn stores_after_a_page_went_stay(how: How, launder_with: &str) {
     let rig = Rig::new(launder_with);
     let rounds = Rounds::default();
@@ -107,7 +109,8 @@ fn stores_after_a_page_went_stay(how: How, launder_with: &str) {
                         for (page, gone) in pages.iter().zip(&mut gone) {
                             let found = word(&base, *page, 0);
                             if *gone && found == 0 && how == How::Punched {
-                                // The kernel goes over a hole again until it finds nothing there, and takes pages that came meanwhile.
+                                // The kernel goes over a hole again until it finds nothing there,
+                                // and takes pages that came meanwhile.
                                 base.store(page * PAGE, &round.to_ne_bytes());
                                 again = true;
                             } else if *gone {

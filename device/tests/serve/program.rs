@@ -58,7 +58,8 @@ fn a_reader_that_goes_ends_a_command_quietly_and_a_full_disk_is_said() {
             drop(reader);
             let output = lamina(words).stdout(writer).output().unwrap();
             let said = String::from_utf8_lossy(&output.stderr);
-            // As a shell says of one that SIGPIPE ended. What is read is told on standard error while it is.
+            // As a shell says of one that SIGPIPE ended. What is read is told on standard error
+            // while it is.
             assert_eq!(output.status.code(), Some(141), "{words:?}");
             assert!(said.lines().all(|line| line.starts_with("read ")), "{words:?}: {said}");
 

@@ -1,6 +1,8 @@
-//! Stopping beside peers that hold on: monitors, disks, askers and API clients that never come to an end. A stop is clean all the same, and what was stored before it is there after it.
+//! Stopping beside peers that hold on: monitors, disks, askers and API clients that never come to
+//! an end. A stop is clean all the same, and what was stored before it is there after it.
 //!
-//! Each stores into the mount and leaves the pages dirty, so that they are lost if the stop does not come to settle them.
+//! Each stores into the mount and leaves the pages dirty, so that they are lost if the stop does
+//! not come to settle them.
 
 use std::io::{Read, Write};
 use std::os::fd::AsFd;

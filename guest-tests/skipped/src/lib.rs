@@ -1,8 +1,9 @@
 //! How a test says that it cannot run here.
 //!
 //! Rust's test runner knows tests that pass and tests that fail. A test that needs root, a control
-//! group or a mount, and finds that it may not have it, calls [`test`] and returns. `./x test` names a
-//! file in `LAMINA_SKIPPED`, reads it when all have run, and counts these apart from those that passed.
+//! group or a mount, and finds that it may not have it, calls [`test`] and returns. `./x test`
+//! names a file in `LAMINA_SKIPPED`, reads it when all have run, and counts these apart from those
+//! that passed.
 
 use std::{
     fmt::Display,
@@ -22,7 +23,8 @@ pub fn test(why: impl Display) {
     tell("test", &why);
 }
 
-/// Says that a part of the test of this thread cannot run here. The test counts as passed for the rest.
+/// Says that a part of the test of this thread cannot run here. The test counts as passed for the
+/// rest.
 ///
 /// # Panics
 /// As [`test()`].

@@ -218,8 +218,9 @@ pub(crate) struct PoisonRange {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Snapshot {
-    /// Write everything that a device holds to a new file: what was flushed by now, as at one moment (stores that go on meanwhile, and through mappings, may be in it or not). Nobody waits
-    /// for it; if the store has no room for what is written meanwhile, it is given up.
+    /// Write everything that a device holds to a new file: what was flushed by now, as at one
+    /// moment (stores that go on meanwhile, and through mappings, may be in it or not). Nobody
+    /// waits for it; if the store has no room for what is written meanwhile, it is given up.
     Save {
         /// The file.
         file: PathBuf,

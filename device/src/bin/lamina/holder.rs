@@ -7,8 +7,9 @@
 //!   requests again that were in flight, and a guest has waited for a moment. A worker that follows several quick deaths survives panics in handlers,
 //!   so that a request which kills each worker is answered with an error in the end. After [`MOST_DEATHS`] workers that died by themselves before they answered, the holder gives up.
 //! * A worker that [Linux ended for lack of memory](oom) is followed by another, too, but not without a breath.
-//! * Stopping: the worker brings everything to the image and ends (its [order](crate::worker)), then the mount goes. A worker is killed that does not end and for [`STOP`] does not say that it
-//!   goes on, so however much it has to write back it may take the time for that.
+//! * Stopping: the worker brings everything to the image and ends (its [order](crate::worker)),
+//!   then the mount goes. A worker is killed that does not end and for [`STOP`] does not say that
+//!   it goes on, so however much it has to write back it may take the time for that.
 
 mod asking;
 mod child;

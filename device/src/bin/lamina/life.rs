@@ -4,7 +4,8 @@
 //! attached) and JSON. When all threads of a worker that share its descriptors are gone, the holder reads the end of the file: from then on nothing of it touches the image. When the
 //! holder is gone, so does the worker.
 //!
-//! Who asks the holder something on its own socket speaks the same, but is waited for until a deadline only ([`send_by`], [`receive_by`]).
+//! Who asks the holder something on its own socket speaks the same, but is waited for until a
+//! deadline only ([`send_by`], [`receive_by`]).
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -57,7 +58,8 @@ pub(crate) enum Order {
         /// What guests were told of poison by workers before, by the monitor socket; a holder of an earlier version does not want to know.
         #[serde(default)]
         told: Option<BTreeMap<PathBuf, Told>>,
-        /// Whether the holder wants to know that stopping goes on; one of an earlier version does not.
+        /// Whether the holder wants to know that stopping goes on; one of an earlier version does
+        /// not.
         #[serde(default)]
         paced: bool,
         /// A monitor socket that only a holder of an earlier version tells of.
@@ -177,7 +179,8 @@ pub(crate) fn send(
     send_until(to, message, descriptors, None)
 }
 
-/// Sends a message to somebody else, who has until `deadline` to take it. Nobody who sends on the line waits for that.
+/// Sends a message to somebody else, who has until `deadline` to take it. Nobody who sends on the
+/// line waits for that.
 pub(crate) fn send_by(
     to: &UnixStream,
     message: &impl Serialize,

@@ -1,7 +1,9 @@
-//! Standard output: what a command was asked for. Everything that is printed goes through here, and an error of it comes to [`main`](crate::main) like any other, so that whatever was begun is
+//! Standard output: what a command was asked for. Everything that is printed goes through here, and
+//! an error of it comes to [`main`](crate::main) like any other, so that whatever was begun is
 //! undone.
 //!
-//! * Whoever reads has gone: the command ends without a word, with the status that a shell gives one that `SIGPIPE` ended. Rust's programs ignore that signal.
+//! * Whoever reads has gone: the command ends without a word, with the status that a shell gives
+//!   one that `SIGPIPE` ended. Rust's programs ignore that signal.
 //! * Anything else, a full disk for one: an error that says so.
 
 use std::fmt::Arguments;
@@ -34,7 +36,8 @@ pub(crate) fn text(text: &[u8]) -> Result<(), Unprinted> {
     Ok(out.flush()?)
 }
 
-/// Prints the lines of a guest's console, each behind `before`. The guest goes on if they cannot be printed any more, which is said once.
+/// Prints the lines of a guest's console, each behind `before`. The guest goes on if they cannot be
+/// printed any more, which is said once.
 pub(crate) fn console(before: String) -> impl FnMut(&str) + Send {
     let mut broken = false;
     move |line: &str| {
@@ -45,7 +48,8 @@ pub(crate) fn console(before: String) -> impl FnMut(&str) + Send {
     }
 }
 
-/// Prints what the parser of the command line has to say, help or an error, and gives the status to end with.
+/// Prints what the parser of the command line has to say, help or an error, and gives the status to
+/// end with.
 pub(crate) fn parsed(why: &clap::Error) -> ExitCode {
     let printed = why.print().and_then(|()| io::stdout().flush());
     match printed {

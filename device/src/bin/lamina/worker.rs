@@ -2,14 +2,17 @@
 //!
 //! A stop comes in this order, so that no peer keeps what was stored from reaching the image:
 //!
-//! 1. Nothing new is begun, and nobody is waited for: the sockets take nobody more, who tells QEMUs of poison is told to end, and so are a snapshot that is being saved and the disks, which leave
-//!    what they do after the piece they are at and do not give it back.
+//! 1. Nothing new is begun, and nobody is waited for: the sockets take nobody more, who tells QEMUs
+//!    of poison is told to end, and so are a snapshot that is being saved and the disks, which
+//!    leave what they do after the piece they are at and do not give it back.
 //! 2. The disks' requests that are at a piece have [`QUIET`] for it, since they may need the mount.
 //! 3. The mount is settled: every dirty page is written back, for as long as that goes on.
 //! 4. Open KV windows are coded, and the image is brought to the disk.
-//! 5. Only now those are waited for who deal with peers, until [`QUIET`] is over. Who has not ended by then ends with the process, as do all other threads.
+//! 5. Only now those are waited for who deal with peers, until [`QUIET`] is over. Who has not ended
+//!    by then ends with the process, as do all other threads.
 //!
-//! Before each of these steps, and as pages are written back, the holder is told that stopping goes on.
+//! Before each of these steps, and as pages are written back, the holder is told that stopping goes
+//! on.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -228,7 +231,8 @@ fn reporters(
     monitors.into_iter().map(start).collect()
 }
 
-/// Has the image brought to the disk every so many seconds, or only when much is held for the last time if that is 0. It ends with the process.
+/// Has the image brought to the disk every so many seconds, or only when much is held for the last
+/// time if that is 0. It ends with the process.
 fn sync_regularly(device: &Arc<Device>, seconds: u32) -> Result<()> {
     let device = Arc::clone(device);
     let every = (seconds > 0).then(|| Duration::from_secs(seconds.into()));
@@ -245,7 +249,8 @@ fn sync_regularly(device: &Arc<Device>, seconds: u32) -> Result<()> {
     Ok(())
 }
 
-/// Writes a snapshot of everything that was stored by now to a file, unless the device is to `stop`: its bytes of data.
+/// Writes a snapshot of everything that was stored by now to a file, unless the device is to
+/// `stop`: its bytes of data.
 fn save(
     device: &Device,
     control: &Control,
@@ -264,7 +269,8 @@ fn save(
     saved.map_err(|why| why.to_string())
 }
 
-/// Where a snapshot goes: written in pieces, between which it is looked whether the device is to stop. A pipe is waited for only as long as it is not.
+/// Where a snapshot goes: written in pieces, between which it is looked whether the device is to
+/// stop. A pipe is waited for only as long as it is not.
 struct SnapshotFile<'s> {
     file: File,
     is_regular: bool,

@@ -2,8 +2,10 @@
 //!
 //! * It is [this user's or root's](crate::serve::peer), or there is no connection.
 //! * A line has at most [`MAX_LINE`] bytes; a longer one ends the connection.
-//! * A command, with all the events that come before its answer, has [`PATIENCE`]; and no step waits for longer than [`TICK`] without looking whether it is to stop.
-//! * Once it is to stop, there is [`LAST_ANSWER`] for all that is still to be said. What QEMU answers by then was told, and is not told again by the next process.
+//! * A command, with all the events that come before its answer, has [`PATIENCE`]; and no step
+//!   waits for longer than [`TICK`] without looking whether it is to stop.
+//! * Once it is to stop, there is [`LAST_ANSWER`] for all that is still to be said. What QEMU
+//!   answers by then was told, and is not told again by the next process.
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -17,7 +19,8 @@ use serde_json::{Value, json};
 
 use crate::serve::peer;
 
-/// Bytes a line may have. QEMU's greeting has some 300, its events and the answers to our commands fewer.
+/// Bytes a line may have. QEMU's greeting has some 300, its events and the answers to our commands
+/// fewer.
 const MAX_LINE: usize = 64 << 10;
 /// How long a command may take, and how long the greeting.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -92,7 +95,8 @@ impl Monitor {
         poll(&mut it, Some(&Timespec::default())).is_ok_and(|found| found > 0)
     }
 
-    /// Executes a command. That QEMU refuses is logged: it may have the entry already, or no more room for one.
+    /// Executes a command. That QEMU refuses is logged: it may have the entry already, or no more
+    /// room for one.
     pub(super) fn execute(&mut self, command: &str, arguments: &Value) -> io::Result<()> {
         let wait = Wait::new(&self.stop);
         // At once: QEMU reads as it comes.

@@ -75,7 +75,8 @@ impl Served for Shared {
     }
 
     fn is_quiet_by(_: &Backend, _: Instant) -> bool {
-        // A request that is under way may wait for QEMU, which may wait for this server: its answer is not waited for.
+        // A request that is under way may wait for QEMU, which may wait for this server: its answer
+        // is not waited for.
         true
     }
 

@@ -1,6 +1,7 @@
 //! One connection: what the monitor at its other end may set, and the queues' threads.
 //!
-//! * Each queue has a thread. `GET_VRING_BASE` waits for the request that a queue is doing, the end of a connection for the piece of it, and only for a time.
+//! * Each queue has a thread. `GET_VRING_BASE` waits for the request that a queue is doing, the end
+//!   of a connection for the piece of it, and only for a time.
 //! * Guest memory that is a file of our own mount is refused: a process that serves a mount must not touch it through a mapping.
 
 use std::io;
@@ -41,8 +42,9 @@ impl Backend {
         self.stopping.store(true, Ordering::SeqCst);
     }
 
-    /// Waits until no queue does anything any more after [`Self::stop`], but no longer than until `deadline`: whether that came about. A panic left nothing half done: a queue is a
-    /// buffer and a flag.
+    /// Waits until no queue does anything any more after [`Self::stop`], but no longer than until
+    /// `deadline`: whether that came about. A panic left nothing half done: a queue is a buffer and
+    /// a flag.
     pub(super) fn is_quiet_by(&self, deadline: Instant) -> bool {
         self.queues.iter().all(|queue| queue.try_lock_until(deadline).is_some())
     }

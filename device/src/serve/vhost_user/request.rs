@@ -3,7 +3,8 @@
 //! * A request is a header of 16 bytes and perhaps data that the device reads, then perhaps data that it writes and a byte for the
 //!   status. How these are cut into descriptors is the driver's choice.
 //! * One without a header or a place for the status is [`Broken`]; whatever else is wrong with it is answered.
-//! * It may have gigabytes of data. So it is done piece by piece, and left undone and unanswered after any of them once the disk is stopping: whoever serves the disk next does it again.
+//! * It may have gigabytes of data. So it is done piece by piece, and left undone and unanswered
+//!   after any of them once the disk is stopping: whoever serves the disk next does it again.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -106,7 +107,8 @@ impl<'m> Request<'m> {
         self.kind == TYPE_IN
     }
 
-    /// Does what is asked, by way of `workspace`, and answers. Returns the bytes that were written to the guest, or `None` if it was left undone because the disk is `stopping`.
+    /// Does what is asked, by way of `workspace`, and answers. Returns the bytes that were written
+    /// to the guest, or `None` if it was left undone because the disk is `stopping`.
     pub(super) fn serve(
         mut self,
         disk: &Disk,

@@ -3,7 +3,8 @@
 //! * A socket file that nobody listens on any more is replaced, so a device that was killed is started again on the same sockets, and
 //!   whoever was connected connects again. A socket that somebody else keeps open can be passed in instead; its file is theirs.
 //! * One connection is served at a time ([`vhost_connections`](crate::serve::vhost_connections)).
-//! * Dropping a [`DiskServer`] lets each queue finish the piece of a request that it does, closes the connection and takes the socket's file away. A request that is not done then is not given
+//! * Dropping a [`DiskServer`] lets each queue finish the piece of a request that it does, closes
+//!   the connection and takes the socket's file away. A request that is not done then is not given
 //!   back: the next server of the disk does it.
 
 use std::fs;
@@ -109,7 +110,8 @@ impl DiskServer {
         }
     }
 
-    /// Closes the connection after [`Self::stop`], when nothing is done for it any more, or at `deadline`.
+    /// Closes the connection after [`Self::stop`], when nothing is done for it any more, or at
+    /// `deadline`.
     pub fn close_by(&self, deadline: Instant) {
         if let Some(connections) = &self.connections {
             connections.close_by(deadline);

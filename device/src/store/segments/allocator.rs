@@ -31,7 +31,8 @@ pub(super) struct Allocator {
     lengths: Vec<Length>,
     used_granules: u64,
     held: Held,
-    /// Chunks of which all was moved elsewhere, and that take nothing more until what is held in them is let go.
+    /// Chunks of which all was moved elsewhere, and that take nothing more until what is held in
+    /// them is let go.
     emptied: Vec<usize>,
 }
 
@@ -138,7 +139,8 @@ impl Allocator {
         }
     }
 
-    /// Frees a slot, now or when no copy of the index can name it any more. `release` gives a chunk's room back.
+    /// Frees a slot, now or when no copy of the index can name it any more. `release` gives a
+    /// chunk's room back.
     pub(super) fn free(&mut self, granule: usize, length: usize, release: impl FnOnce(usize)) {
         let chunk = &self.chunks[granule / CHUNK_GRANULES];
         assert_eq!(chunk.length, length, "a segment is freed with the length it was taken with");
@@ -212,7 +214,8 @@ impl Allocator {
         Some(Untidy { chunk, segments: self.chunks[chunk].segments(chunk) })
     }
 
-    /// Lets a chunk be used again that was held back, if it is not one of which all was moved and held.
+    /// Lets a chunk be used again that was held back, if it is not one of which all was moved and
+    /// held.
     pub(super) fn put_back(&mut self, index: usize, moved: bool) {
         if moved && self.held.holds() && self.chunks[index].length > 0 {
             self.emptied.push(index);

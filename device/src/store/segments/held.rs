@@ -1,7 +1,8 @@
 //! Held segments: freed, but a copy of the index may name them, so nobody may write them yet.
 //!
-//! Copies show the index at *cuts*, which are counted. What was freed before a cut is not named by its copy. So a segment waits until a checkpoint was made of a cut
-//! that came after it was freed, and until no snapshot is being saved of a cut that came before.
+//! Copies show the index at *cuts*, which are counted. What was freed before a cut is not named by
+//! its copy. So a segment waits until a checkpoint was made of a cut that came after it was freed,
+//! and until no snapshot is being saved of a cut that came before.
 
 use std::collections::VecDeque;
 

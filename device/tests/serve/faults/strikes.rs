@@ -93,7 +93,8 @@ fn find(image: &File, bytes: &[u8]) -> Vec<u64> {
     found
 }
 
-/// A bit of a stored block of a KV window flips: pages that have bytes in it read as poison and are listed, the others are as they were.
+/// A bit of a stored block of a KV window flips: pages that have bytes in it read as poison and are
+/// listed, the others are as they were.
 fn flip_in_window(run: &mut Trial, dice: &mut Dice) {
     let at = CACHE + dice.roll((END - CACHE) / WINDOW) * WINDOW;
     let mut bytes = noise(dice.roll(u64::MAX), index(WINDOW));
@@ -112,7 +113,8 @@ fn flip_in_window(run: &mut Trial, dice: &mut Dice) {
     let elements: Vec<u8> = bytes.chunks(2).map(|element| element[0] & 1).collect();
     let by_channel = (0..elements.len()).map(|place| elements[place % TOKENS * CHANNELS + place / TOKENS]);
     let by_channel: Vec<u8> = by_channel.collect();
-    // The lowest plane of a block, which is noise and so stored as it is: in the one order or in the other.
+    // The lowest plane of a block, which is noise and so stored as it is: in the one order or in
+    // the other.
     let stored = index(dice.roll(WINDOW / PAGE));
     let plane = |elements: &[u8]| -> Vec<u8> {
         let block = &elements[stored * PAGE_BYTES / 2..(stored + 1) * PAGE_BYTES / 2];
@@ -304,8 +306,9 @@ pub(super) fn snapshot(run: &mut Trial, _: &mut Dice) {
     drop((base, restored));
 }
 
-/// The host crashes: everything is killed, and of each page of the image that changed since the last sync chance says which version is on the disk. The device is then as it
-/// was at the last sync, which here is the last clean stop.
+/// The host crashes: everything is killed, and of each page of the image that changed since the
+/// last sync chance says which version is on the disk. The device is then as it was at the last
+/// sync, which here is the last clean stop.
 pub(super) fn crash_host(run: &mut Trial, dice: &mut Dice) {
     if run.disk.is_some() {
         // A tmpfs does not outlive its host.

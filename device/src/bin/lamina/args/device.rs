@@ -27,12 +27,14 @@ pub(crate) struct DeviceArgs {
     /// The codec: lz4, zstd or tree.
     #[arg(long, default_value_t, value_name = "CODEC")]
     pub(crate) codec: Codec,
-    /// A safetensors file to load; may be given more than once.
-    /// One that the --image holds already is not loaded again; tensors there of the same names and of another file, or of one that has changed, are refused.
+    /// A safetensors file to load; may be given more than once. One that the --image holds already
+    /// is not loaded again; tensors there of the same names and of another file, or of one that has
+    /// changed, are refused.
     #[arg(long = "model", value_name = "FILE")]
     pub(crate) models: Vec<PathBuf>,
-    /// Load the checkpoints even so: remove the --image's tensors of their names, with all that was stored into them, and write over what lies outside tensors where a
-    /// checkpoint fits nowhere else.
+    /// Load the checkpoints even so: remove the --image's tensors of their names, with all that was
+    /// stored into them, and write over what lies outside tensors where a checkpoint fits nowhere
+    /// else.
     #[arg(long, requires = "image")]
     pub(crate) replace: bool,
     /// Views to make of every tensor, separated by commas; none if empty.
@@ -49,8 +51,10 @@ pub(crate) struct DeviceArgs {
     /// as large as the device may become.
     #[arg(long, value_name = "FILE")]
     pub(crate) image: Option<PathBuf>,
-    /// Bring what was stored in the --image to the disk every so many seconds: what was flushed before survives a crash of the host, as at that moment. With 0 that is done only when
-    /// the device ends, and when the store needs what was freed since. An image on a tmpfs does not survive one.
+    /// Bring what was stored in the --image to the disk every so many seconds: what was flushed
+    /// before survives a crash of the host, as at that moment. With 0 that is done only when the
+    /// device ends, and when the store needs what was freed since. An image on a tmpfs does not
+    /// survive one.
     #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u32).range(0..=86_400), value_name = "SECONDS")]
     pub(crate) sync_seconds: u32,
     /// Bytes of compressed data that the store may hold [default: twice the capacity, which is room for any data].
@@ -71,8 +75,9 @@ pub(crate) struct DeviceArgs {
     /// Tensors that have another format than the file says, by name pattern.
     #[arg(long, value_name = "PATTERN=FORMAT")]
     pub(crate) format: Vec<FormatRule>,
-    /// Where the sockets are made: api.sock, ctl.sock, and ctl-NAME.sock of each guest or host. Made if it is missing; a directory of another user, one in which others
-    /// may write, and a symbolic link are refused, here and wherever a socket or the mount is to be.
+    /// Where the sockets are made: api.sock, ctl.sock, and ctl-NAME.sock of each guest or host.
+    /// Made if it is missing; a directory of another user, one in which others may write, and a
+    /// symbolic link are refused, here and wherever a socket or the mount is to be.
     #[arg(long, default_value_os_t = run_dir(), value_name = "DIR")]
     pub(crate) run_dir: PathBuf,
     /// Serve the API on this loopback address too, to your own user and root; port 0 takes any free port.

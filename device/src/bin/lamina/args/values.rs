@@ -12,7 +12,8 @@ use nix::unistd::{Uid, geteuid};
 
 use super::Codecs;
 
-/// The directory for sockets when none is named: in the user's own runtime directory, or one of this user's in /tmp. Somebody else may have made that first; it is not used then.
+/// The directory for sockets when none is named: in the user's own runtime directory, or one of
+/// this user's in /tmp. Somebody else may have made that first; it is not used then.
 pub(crate) fn run_dir() -> PathBuf {
     run_dir_of(geteuid(), std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from), &std::env::temp_dir())
 }
