@@ -564,3 +564,29 @@ proptest! {
         run(mode, codec, operations)?;
     }
 }
+
+#[test]
+fn a_store_that_is_staged_when_its_window_goes_is_what_gcomp_fetches_then() {
+    let cleared = |device: &Device| device.clear_poison(0, device.base_bytes()).unwrap();
+    let removed = |device: &Device| device.remove_tensor("kv").unwrap();
+    for (go, lost) in [(&removed as &dyn Fn(&Device), false), (&cleared, true)] {
+        let device = Device::new(DeviceConfig::new((BLOCKS * BLOCK) as u64, 16 << 20)).unwrap();
+        let layout = Layout::Kv(KvLayout::rows(64, 128));
+        device.create_tensor(spec("kv", CACHE, layout)).unwrap();
+        let at = (CACHE.start * BLOCK) as u64;
+        if lost {
+            device.inject_poison(at + BLOCK as u64, 1).unwrap();
+        }
+        device.write_base(at, &bytes(1, 1000)).unwrap();
+        go(&device);
+        let fetched = || device.stats().requests.base.gcomp_bytes_fetched.unwrap();
+        let before = fetched();
+        device.read_base(at, &mut [0; BLOCK]).unwrap();
+        let compressed = {
+            let (mut words, mut out) = ([0; BLOCK], [0; BLOCK]);
+            words[..1000].copy_from_slice(&bytes(1, 1000));
+            Codec::Tree.compress(&words, &mut out).unwrap()
+        };
+        assert_eq!(fetched() - before, compressed.next_multiple_of(64) as u64, "lost: {lost}");
+    }
+}
