@@ -577,14 +577,14 @@ fn a_store_that_is_staged_when_its_window_goes_is_what_gcomp_fetches_then() {
         if lost {
             device.inject_poison(at + BLOCK as u64, 1).unwrap();
         }
-        device.write_base(at, &bytes(1, 1000)).unwrap();
+        device.write_base(at, &bytes(5, 1000)).unwrap();
         go(&device);
         let fetched = || device.stats().requests.base.gcomp_bytes_fetched.unwrap();
         let before = fetched();
         device.read_base(at, &mut [0; BLOCK]).unwrap();
         let compressed = {
             let (mut words, mut out) = ([0; BLOCK], [0; BLOCK]);
-            words[..1000].copy_from_slice(&bytes(1, 1000));
+            words[..1000].copy_from_slice(&bytes(5, 1000));
             Codec::Tree.compress(&words, &mut out).unwrap()
         };
         assert_eq!(fetched() - before, compressed.next_multiple_of(64) as u64, "lost: {lost}");
