@@ -64,7 +64,15 @@ fn run(seed: u64, time: Duration) -> [u32; KINDS.len()] {
         }
     }
     let small = if run.disk.is_some() { "a small disk" } else { "a small store" };
-    println!("seed {seed}, {small}: {} faults in {:?}", run.step.0, begun.elapsed());
+    let [crashes, synced] = run.crashes;
+    println!(
+        "seed {seed}, {small}: {} faults in {:?}; {crashes} crashes of the host, {synced} more that were none, \
+         as the device synced for room",
+        run.step.0,
+        begun.elapsed(),
+    );
+    // Else this fault would be none. One that was dealt once or twice may have met a sync.
+    assert!(crashes > 0 || synced < 3, "the device synced for room before each of {synced} crashes");
     dealt
 }
 

@@ -114,6 +114,8 @@ pub(super) struct Trial {
     /// What went on, for whoever has to find out why it failed.
     seed: u64,
     pub(super) step: (usize, &'static str),
+    /// Crashes of the host, and those that were none because the device synced for room.
+    pub(super) crashes: [u32; 2],
 }
 
 impl Drop for Trial {
@@ -159,7 +161,7 @@ impl Trial {
             &json!({ "name": "kv", "dpa": CACHE, "length": END - CACHE, "format": "bf16", "layout": layout }),
         );
         drop(base);
-        Self { rig, disk, model, views, silent: VecDeque::new(), seed, step: (0, "start") }
+        Self { rig, disk, model, views, silent: VecDeque::new(), seed, step: (0, "start"), crashes: [0; 2] }
     }
 
     pub(super) fn serve(place: &Place, disk: Option<&SmallDisk>) -> Run {
