@@ -444,7 +444,7 @@ fn a_tensor_over_holes_takes_no_memory_of_the_index() {
 #[test]
 fn the_map_is_held_alone_for_bounded_steps_whatever_the_size() {
     const MOST: std::time::Duration = std::time::Duration::from_millis(2);
-    const HELD: u64 = 64 << 20;
+    const HELD: u64 = 256 << 20;
     let config = DeviceConfig::new(5 << 30, 64 << 20);
     let image = Image::in_memory(config.superblock()).unwrap();
     let device = Device::open(image, &config).unwrap();
