@@ -1,4 +1,4 @@
-//! See `lamina::fuzzing::disk`.
+//! See `lamina_serve::fuzzing::disk`.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| lamina::fuzzing::disk(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| lamina_serve::fuzzing::disk(data));

@@ -1,4 +1,4 @@
-//! See `lamina::fuzzing::fuse`.
+//! See `lamina_serve::fuzzing::fuse`.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| lamina::fuzzing::fuse(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| lamina_serve::fuzzing::fuse(data));

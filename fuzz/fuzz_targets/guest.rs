@@ -1,4 +1,4 @@
-//! See `lamina::fuzzing::guest`.
+//! See `lamina_serve::fuzzing::guest`.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| lamina::fuzzing::guest(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| lamina_serve::fuzzing::guest(data));

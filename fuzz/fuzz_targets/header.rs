@@ -1,4 +1,4 @@
-//! See `lamina::fuzzing::header`.
+//! See `lamina_serve::fuzzing::header`.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| lamina::fuzzing::header(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| lamina_serve::fuzzing::header(data));

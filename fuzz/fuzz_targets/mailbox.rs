@@ -1,4 +1,4 @@
-//! See `lamina::fuzzing::mailbox`.
+//! See `lamina_serve::fuzzing::mailbox`.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| lamina::fuzzing::mailbox(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| lamina_serve::fuzzing::mailbox(data));

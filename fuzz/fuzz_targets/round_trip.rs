@@ -1,4 +1,4 @@
-//! See `lamina::fuzzing::round_trip`.
+//! See `lamina_serve::fuzzing::round_trip`.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| lamina::fuzzing::round_trip(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| lamina_serve::fuzzing::round_trip(data));

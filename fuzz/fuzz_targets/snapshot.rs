@@ -1,4 +1,4 @@
-//! See `lamina::fuzzing::snapshot`.
+//! See `lamina_serve::fuzzing::snapshot`.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| lamina::fuzzing::snapshot(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| lamina_serve::fuzzing::snapshot(data));

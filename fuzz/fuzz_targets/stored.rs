@@ -1,4 +1,4 @@
-//! See `lamina::fuzzing::stored`.
+//! See `lamina_serve::fuzzing::stored`.
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| lamina::fuzzing::stored(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| lamina_serve::fuzzing::stored(data));

@@ -4,12 +4,13 @@
 //! The device is a large crate and these files of it are small: so they are taken in by their
 //! paths, with loom's locks and fences in the place of the usual ones.
 #![cfg(test)]
+#![allow(unreachable_pub, reason = "public where they belong")]
 
-#[path = "../../src/store/losses.rs"]
+#[path = "../../store/src/losses.rs"]
 #[allow(dead_code, reason = "the models ask for less than the device")]
 mod losses;
 mod poison;
-#[path = "../../src/store/publication.rs"]
+#[path = "../../store/src/publication.rs"]
 mod publication;
 mod readers;
 mod recovery;

@@ -17,7 +17,7 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use comfy_table::Table;
-use lamina::BLOCK_BYTES;
+use lamina_codec::BLOCK_BYTES;
 use rustix::fs::OFlags;
 use rustix::process::{Signal, kill_process};
 

@@ -4,7 +4,7 @@ use std::{path::PathBuf, process::ExitCode, time::Duration};
 
 use anyhow::{Result, bail};
 use clap::{Parser, Subcommand};
-use lamina::{
+use lamina_codec::{
     format::Format,
     kv::{KvError, KvLayout, Shape},
 };

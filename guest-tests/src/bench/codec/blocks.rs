@@ -3,12 +3,9 @@
 use std::{hint::black_box, ops::Range};
 
 use anyhow::Result;
-use lamina::{
-    BLOCK_BYTES, BlockWords,
-    codec::{
-        Codec,
-        block::{Bundle, MAX_BUNDLE, Stored},
-    },
+use lamina_codec::{
+    BLOCK_BYTES, BlockWords, Codec,
+    block::{Bundle, MAX_BUNDLE, Stored},
     format::Format,
     plane::PlaneMask,
 };

@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use lamina::codec::block::{Bundle, MAX_BUNDLE, Stored};
+use lamina_codec::block::{Bundle, MAX_BUNDLE, Stored};
 
 /// A coded block; one of zeros has no bundle.
 pub struct Slot {

@@ -13,10 +13,8 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
-use lamina::{
-    format::Format,
-    model::{ModelFile, ModelTensor},
-};
+use lamina_codec::format::Format;
+use lamina_device::model::{ModelFile, ModelTensor};
 use lamina_llama::element::to_bf16;
 use safetensors::{
     Dtype,

@@ -28,12 +28,11 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
-use lamina::{
-    analyze::AnalyzeError,
+use lamina_codec::{
     format::Format,
     kv::{KvLayout, WINDOW},
-    model::ModelFile,
 };
+use lamina_device::{analyze::AnalyzeError, model::ModelFile};
 use serde::Deserialize;
 
 use self::{

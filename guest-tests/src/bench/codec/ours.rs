@@ -17,7 +17,7 @@ use std::{
 };
 
 use anyhow::{Result, bail};
-use lamina::{BLOCK_BYTES, BlockWords, codec::Codec};
+use lamina_codec::{BLOCK_BYTES, BlockWords, Codec};
 
 use super::{
     Timed,
@@ -255,8 +255,8 @@ fn seconds(work: impl FnOnce() -> Result<()>) -> Result<f64> {
 
 #[cfg(test)]
 mod tests {
-    use lamina::{
-        codec::block::{Bundle, Stored},
+    use lamina_codec::{
+        block::{Bundle, Stored},
         format::Format,
         kv::{self, KvLayout, Shape},
     };

@@ -2,7 +2,7 @@
 
 use std::{path::Path, process::Command, time::Duration};
 
-use lamina::format::Format;
+use lamina_codec::format::Format;
 use serde::Deserialize;
 
 use super::{
@@ -128,7 +128,7 @@ pub fn rows(peer: &Peer, answers: Vec<Answer>, bytes: u64, memcpy: Copying) -> V
 mod tests {
     use std::{fs, path::PathBuf};
 
-    use lamina::BLOCK_BYTES;
+    use lamina_codec::BLOCK_BYTES;
 
     use super::*;
 

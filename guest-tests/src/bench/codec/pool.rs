@@ -8,11 +8,13 @@
 //! * Of more than [`MOST`] blocks, runs of [`RUN`] blocks, in whole windows, are taken from all over the file.
 
 use anyhow::{Result, bail};
-use lamina::{
+use lamina_codec::{
     BLOCK_BYTES, BlockWords,
-    analyze::{layers, layout_of},
     format::Format,
     kv::{KvLayout, Shape},
+};
+use lamina_device::{
+    analyze::{layers, layout_of},
     layout::Layout,
     model::{ModelFile, ModelTensor},
 };

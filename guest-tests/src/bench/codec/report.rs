@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use comfy_table::CellAlignment;
 use indicatif::BinaryBytes;
-use lamina::{BLOCK_BYTES, codec::tree, format::Format, kv::KvLayout, plane};
+use lamina_codec::{BLOCK_BYTES, format::Format, kv::KvLayout, plane, tree};
 use serde::{Deserialize, Serialize};
 
 use super::{Timed, bytes_per_second, ours::BATCH};

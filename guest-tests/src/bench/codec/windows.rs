@@ -8,12 +8,9 @@
 use std::{hint::black_box, ops::Range};
 
 use anyhow::Result;
-use lamina::{
-    BlockWords,
-    codec::{
-        Codec,
-        block::{Bundle, MAX_BUNDLE},
-    },
+use lamina_codec::{
+    BlockWords, Codec,
+    block::{Bundle, MAX_BUNDLE},
     kv::{self, Coding, WindowDecoder},
     plane::PlaneMask,
 };

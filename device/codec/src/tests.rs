@@ -1,0 +1,197 @@
+//! Round trips of every format and codec, and damage to stored bytes.
+
+use proptest::prelude::*;
+
+use super::{
+    block::{BlockError, Bundle, MAX_BUNDLE, Stored, StoredPlane},
+    *,
+};
+use crate::{BLOCK_BYTES, format::Format, plane::PlaneMask, testing::words};
+
+fn format() -> impl Strategy<Value = Format> {
+    prop::sample::select(Format::ALL.to_vec())
+}
+
+fn codec() -> impl Strategy<Value = Codec> {
+    prop::sample::select(Codec::ALL.to_vec())
+}
+
+/// The bundle's bytes at the places of `mask`'s runs, noise elsewhere.
+fn fetched(stored: &Stored, mask: PlaneMask, bytes: &[u8]) -> Box<[u8; MAX_BUNDLE]> {
+    let mut bundle = Box::new([0xa5; MAX_BUNDLE]);
+    stored.runs(mask, |run| bundle[run.clone()].copy_from_slice(&bytes[run]));
+    bundle
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(96))]
+
+    #[test]
+    fn every_block_comes_back(format in format(), codec in codec(), words in words(), by_words in any::<bool>()) {
+        let mut bundle = Bundle::new();
+        if by_words { bundle.encode_words(codec, &words) } else { bundle.encode(format, codec, &words) }
+        let mut back = [0; BLOCK_BYTES];
+        if let Some(stored) = &bundle.stored {
+            prop_assert_eq!(stored.bytes(), bundle.bytes().len());
+            let all = PlaneMask::all(format);
+            stored.decode(all, &fetched(stored, all, bundle.bytes()), &mut back).unwrap();
+        }
+        prop_assert_eq!(&back[..], &words[..]);
+    }
+
+    #[test]
+    fn a_mask_needs_only_its_runs(format in format(), codec in codec(), words in words(), mask in any::<u32>()) {
+        prop_assume!(format != Format::Opaque);
+        let mask = PlaneMask(mask & PlaneMask::all(format).0);
+        let mut bundle = Bundle::new();
+        bundle.encode(format, codec, &words);
+        let Some(stored) = &bundle.stored else { return Ok(()) };
+        let mut got = [0; BLOCK_BYTES];
+        stored.decode(mask, &fetched(stored, mask, bundle.bytes()), &mut got).unwrap();
+        let mut planes = [0; BLOCK_BYTES];
+        crate::plane::split(format, &words, &mut planes);
+        let mut want = [0; BLOCK_BYTES];
+        crate::plane::join(format, &crate::plane::select(format, mask, &planes), &mut want);
+        prop_assert_eq!(&got[..], &want[..]);
+
+        let mut covered = 0;
+        stored.runs(mask, |run| covered += run.len());
+        let Stored::Planes(planes) = stored else { panic!("planes were encoded") };
+        let wanted_at: Vec<_> = (0..format.planes()).filter(|at| mask.has(format.planes() - 1 - at)).collect();
+        let tree = if wanted_at.iter().any(|at| planes.plane(*at) == StoredPlane::Joint) { planes.joint.length } else { 0 };
+        let wanted = wanted_at.iter().map(|at| usize::from(planes.lengths[*at])).sum::<usize>() + usize::from(tree);
+        let checks = if format == Format::Fp32 { 2 * format.planes() } else { 0 };
+        prop_assert!(wanted <= covered && covered <= wanted + checks, "{} bytes for {}", covered, wanted);
+    }
+
+    #[test]
+    fn a_flipped_bit_in_what_is_fetched_is_noticed(
+        format in format(), codec in codec(), words in words(), at in any::<prop::sample::Index>(), bit in 0_u8..8,
+    ) {
+        let mut bundle = Bundle::new();
+        bundle.encode(format, codec, &words);
+        let Some(stored) = &bundle.stored else { return Ok(()) };
+        prop_assume!(!bundle.bytes().is_empty());
+        let all = PlaneMask::all(format);
+        let mut bytes = fetched(stored, all, bundle.bytes());
+        bytes[at.index(bundle.bytes().len())] ^= 1 << bit;
+        prop_assert!(stored.decode(all, &bytes, &mut [0; BLOCK_BYTES]).is_err());
+    }
+
+    #[test]
+    fn noise_never_decodes_past_its_output(codec in codec(), stored in prop::collection::vec(any::<u8>(), 0..600), length in 0_usize..600) {
+        let mut out = vec![0; length];
+        let _ = codec.decompress(&stored, &mut out); // an error or chance, never a panic
+    }
+}
+
+#[test]
+fn constant_planes_store_nothing() {
+    let mut words = [0; BLOCK_BYTES];
+    words.chunks_exact_mut(2).for_each(|element| element.copy_from_slice(&0xbf80_u16.to_le_bytes()));
+    let mut bundle = Bundle::new();
+    bundle.encode(Format::Bf16, Codec::Lz4, &words);
+    assert_eq!(bundle.bytes(), b"");
+    let Some(Stored::Planes(planes)) = &bundle.stored else { panic!("not a zero block") };
+    assert_eq!(planes.plane(0), StoredPlane::Ones);
+    assert_eq!(planes.plane(1), StoredPlane::Zeros);
+    let mut back = [1; BLOCK_BYTES];
+    let stored = bundle.stored.as_ref().unwrap();
+    stored.decode(PlaneMask::all(Format::Bf16), &[0; MAX_BUNDLE], &mut back).unwrap();
+    assert_eq!(back, words);
+}
+
+#[test]
+fn signs_in_the_head_leave_no_plane() {
+    let mut words = [0; BLOCK_BYTES];
+    for (element, word) in (0_u16..).zip(words.as_chunks_mut::<2>().0) {
+        // Runs of 24 signs: as many ones as zeros, and no word like the one before.
+        let sign = if element / 24 % 2 == 1 { 0x8000 } else { 0 };
+        *word = (sign | (0x3f00 + element.wrapping_mul(40_503) % 0x200)).to_le_bytes();
+    }
+    let mut bundle = Bundle::new();
+    bundle.encode_headed(Format::Bf16, Codec::Tree, &words, &head::Details::default());
+    let Some(Stored::Planes(planes)) = &bundle.stored else { panic!("planes were encoded") };
+    assert_eq!(planes.plane(0), StoredPlane::Zeros);
+    assert!(usize::from(planes.head.length) < 250, "{}", planes.head.length);
+    let (stored, all) = (bundle.stored.as_ref().unwrap(), PlaneMask::all(Format::Bf16));
+    let mut back = [1; BLOCK_BYTES];
+    stored.decode(all, &fetched(stored, all, bundle.bytes()), &mut back).unwrap();
+    assert_eq!(back, words);
+}
+
+#[test]
+fn a_damaged_plane_beside_a_stream_is_named_whatever_else_is_read() {
+    let mut words = [0; BLOCK_BYTES];
+    for (element, word) in (0_u32..).zip(words.as_chunks_mut::<2>().0) {
+        // Signs and mantissas are noise, exponents are few.
+        let noise = element.wrapping_mul(0x9e37_79b9).rotate_left(element % 32).to_le_bytes();
+        let exponent = 120 + noise[0].leading_zeros().min(6);
+        *word = (u16::from_le_bytes([noise[1], noise[2]]) & 0x807f | u16::try_from(exponent << 7).unwrap())
+            .to_le_bytes();
+    }
+    let mut bundle = Bundle::new();
+    bundle.encode(Format::Bf16, Codec::Tree, &words);
+    let stored = bundle.stored.clone().unwrap();
+    let Stored::Planes(planes) = &stored else { panic!("planes were encoded") };
+    let stream = usize::from(planes.joint.length);
+    assert!(stream > 0 && bundle.bytes().len() == stream + 8 * 256, "all beside the stream is raw");
+    let all = PlaneMask::all(Format::Bf16);
+    for plane in [15, 6, 5, 4, 3, 2, 1, 0] {
+        let start = if plane == 15 { 0 } else { stream + (7 - plane) * 256 };
+        let mut bytes = fetched(&stored, all, bundle.bytes());
+        bytes[start + 255] ^= 0x10;
+        for mask in [all, PlaneMask(1 << plane), PlaneMask(all.0 & !1 | 1 << plane)] {
+            let told = stored.decode(mask, &bytes, &mut [0; BLOCK_BYTES]);
+            assert!(
+                matches!(told, Err(BlockError::PlaneCheck { plane: named, .. }) if named == plane),
+                "{told:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_block_of_zeros_is_no_block() {
+    let mut bundle = Bundle::new();
+    for format in Format::ALL {
+        bundle.encode(format, Codec::Zstd, &[0; BLOCK_BYTES]);
+        assert_eq!((&bundle.stored, bundle.bytes().len()), (&None, 0));
+    }
+}
+
+#[test]
+fn a_plane_check_notices_every_single_and_double_neighbouring_flip() {
+    // A checksum's answer to an error does not depend on the data, so one plane of each length stands for all.
+    for bytes in [128, 256, 512, 1024] {
+        let mut words = [0; BLOCK_BYTES];
+        let mut state = 1_u32;
+        for byte in &mut words {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            *byte = state.to_be_bytes()[0];
+        }
+        let format = Format::ALL.into_iter().find(|f| f.planes() > 0 && f.plane_bytes() == bytes).unwrap();
+        let mut bundle = Bundle::new();
+        bundle.encode(format, Codec::Lz4, &words);
+        let stored = bundle.stored.as_ref().unwrap();
+        assert!(stored.is_bypass());
+        let sign = PlaneMask(1 << (format.planes() - 1));
+        let mut fetched = fetched(stored, sign, bundle.bytes());
+        for at in 0..bytes * 8 {
+            for width in [1, 2] {
+                if at + width > bytes * 8 {
+                    continue;
+                }
+                let flip = |fetched: &mut [u8; MAX_BUNDLE]| {
+                    (at..at + width).for_each(|bit| fetched[bit / 8] ^= 1 << (bit % 8));
+                };
+                flip(&mut fetched);
+                assert!(
+                    stored.decode(sign, &fetched, &mut [0; BLOCK_BYTES]).is_err(),
+                    "bit {at}, {width} wide"
+                );
+                flip(&mut fetched);
+            }
+        }
+    }
+}

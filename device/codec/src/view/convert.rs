@@ -1,0 +1,237 @@
+//! Values in another format: divide by a power of two, round to nearest even, saturate.
+//!
+//! The words come with every plane outside the view's mask zero; that truncated value is what is converted. Infinities
+//! saturate to the largest finite value like everything else beyond it; NaN becomes the target's quiet NaN with its sign, as
+//! `ml_dtypes` casts it.
+//!
+//! Every source value is a binary32 value, and so is its product with the scale, exactly, unless it is so large that it saturates or so small
+//! that every target rounds it to zero. So the loops work on binary32, without branches, and vectorise. bf16 to fp8, which is what is asked for
+//! most, is looked up in tables where there are registers for them ([`avx512`]).
+
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+
+use crate::{BlockWords, format::Format};
+
+/// Converts elements of one format to another.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Converter {
+    from: Format,
+    target: Target,
+    scale: i32,
+    /// 2^−scale.
+    factor: f32,
+}
+
+/// What the arithmetic needs to know of a target.
+#[derive(Clone, Copy, Debug)]
+struct Target {
+    /// Bits of binary32's mantissa that it lacks.
+    dropped: u32,
+    /// Its mantissa bits.
+    mantissa: u32,
+    /// How much binary32's exponent bias exceeds its own.
+    rebias: u32,
+    /// Bits of its smallest normal value in binary32.
+    smallest_normal: u32,
+    /// The binary32 value whose last mantissa bit is its smallest subnormal value; adding it rounds to that.
+    magic: f32,
+    /// The largest finite magnitude, in its own bits.
+    most: u32,
+    nan: u32,
+    /// Where its sign is.
+    sign: u32,
+}
+
+impl Converter {
+    pub(super) fn new(from: Format, to: Format, scale: i32) -> Self {
+        let (most, nan) = match to {
+            Format::Bf16 => (0x7f7f, 0x7fc0),
+            Format::Fp8E4m3fn => (0x7e, 0x7f),
+            Format::Fp8E5m2 => (0x7b, 0x7e),
+            other => unreachable!("no view converts to {other}"),
+        };
+        let bias = (1 << (to.exponent_bits() - 1)) - 1;
+        let mantissa = to.mantissa_bits();
+        let rebias = 127 - bias;
+        // bf16 has binary32's exponents: its subnormals round like its normals, and nothing is below its range.
+        let smallest_normal = if rebias == 0 { 0 } else { (rebias + 1) << 23 };
+        let magic = f32::from_bits((rebias + 1 + 23 - mantissa) << 23);
+        let target = Target {
+            dropped: 23 - mantissa,
+            mantissa,
+            rebias,
+            smallest_normal,
+            magic,
+            most,
+            nan,
+            sign: to.bits() - 1,
+        };
+        Self { from, target, scale, factor: 2_f32.powi(-scale) }
+    }
+
+    /// Puts the converted elements of `words` into `out`, which has room for just those.
+    pub(super) fn convert(&self, words: &[u8], out: &mut [u8]) {
+        let bytes = if self.target.sign > 7 { 2 } else { 1 };
+        match (self.from, bytes) {
+            (Format::Fp32, 2) => fp32_to_16(self.target, self.factor, words, out),
+            (Format::Fp32, _) => fp32_to_8(self.target, self.factor, words, out),
+            (Format::Bf16, _) => self.bf16_to_8(words, out),
+            (Format::Fp16, _) => fp16_to_8(self.target, self.factor, words, out),
+            (other, _) => unreachable!("no view converts from {other}"),
+        }
+    }
+
+    /// Whether it has a way for elements that lie in [fields](crate::Form::Fields).
+    pub(super) fn takes_fields(&self) -> bool {
+        #[cfg(target_arch = "x86_64")]
+        if self.from == Format::Bf16 {
+            return avx512::is_available();
+        }
+        false
+    }
+
+    /// As [`Self::convert`] of a block's elements, which lie in fields.
+    pub(super) fn convert_fields(&self, fields: &BlockWords, out: &mut [u8]) {
+        assert!(self.takes_fields(), "{} is converted from words", self.from);
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: the processor has AVX-512F, BW and VBMI, as was just asserted.
+        unsafe {
+            avx512::fields_to_8(self.target, self.scale, fields, out);
+        }
+    }
+
+    fn bf16_to_8(&self, words: &[u8], out: &mut [u8]) {
+        #[cfg(target_arch = "x86_64")]
+        if avx512::is_available() {
+            // SAFETY: the processor has AVX-512F, BW and VBMI.
+            return unsafe { avx512::bf16_to_8(self.target, self.scale, words, out) };
+        }
+        bf16_to_8(self.target, self.factor, words, out);
+    }
+}
+
+impl Target {
+    /// `value · factor` in this format, whatever `value` is.
+    #[expect(
+        clippy::inline_always,
+        reason = "it must become part of the loop that is compiled for each processor"
+    )]
+    #[inline(always)]
+    fn round(self, value: f32, factor: f32) -> u32 {
+        let sign = value.to_bits() >> 31 << self.sign;
+        let scaled = (value * factor).to_bits() & 0x7fff_ffff;
+        let is_nan = value.to_bits() & 0x7fff_ffff > 0x7f80_0000;
+        // Nearest even of a normal: add just less than half, and one more if the kept part is odd.
+        let odd = scaled >> self.dropped & 1;
+        let normal = (scaled + ((1 << (self.dropped - 1)) - 1) + odd) >> self.dropped;
+        let normal = normal.wrapping_sub(self.rebias << self.mantissa);
+        // Of a subnormal: the addition rounds, and its last bits are the answer.
+        let subnormal = (f32::from_bits(scaled) + self.magic).to_bits().wrapping_sub(self.magic.to_bits());
+        let magnitude = if scaled < self.smallest_normal { subnormal } else { normal };
+        sign | if is_nan { self.nan } else { magnitude.min(self.most) }
+    }
+}
+
+/// The loop from one source to one width of target.
+macro_rules! converter {
+    ($name:ident, $word:ty, $out:ty, $widen:expr) => {
+        #[multiversion::multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]
+        #[expect(clippy::cast_possible_truncation, reason = "targets have no more bits than that")]
+        fn $name(target: Target, factor: f32, words: &[u8], out: &mut [u8]) {
+            let words = words.chunks_exact(size_of::<$word>());
+            for (word, out) in words.zip(out.chunks_exact_mut(size_of::<$out>())) {
+                let word = <$word>::from_le_bytes(word.try_into().expect("an element"));
+                let converted = target.round(($widen)(word), factor) as $out;
+                out.copy_from_slice(&converted.to_le_bytes());
+            }
+        }
+    };
+}
+
+converter!(fp32_to_16, u32, u16, f32::from_bits);
+converter!(fp32_to_8, u32, u8, f32::from_bits);
+converter!(bf16_to_8, u16, u8, |word: u16| f32::from_bits(u32::from(word) << 16));
+converter!(fp16_to_8, u16, u8, widen_fp16);
+
+/// The value of a binary16, exactly.
+#[expect(
+    clippy::inline_always,
+    reason = "it must become part of the loop that is compiled for each processor"
+)]
+#[inline(always)]
+pub fn widen_fp16(word: u16) -> f32 {
+    let magnitude = u32::from(word & 0x7fff) << 13;
+    // As bits of a binary32 the exponent is 112 too small; a product with 2^112 also makes subnormals normal.
+    let finite = (f32::from_bits(magnitude) * f32::from_bits((127 + 112) << 23)).to_bits();
+    let special = magnitude | 0x7f80_0000;
+    let bits = if magnitude >= 0x0f80_0000 { special } else { finite };
+    f32::from_bits(bits | u32::from(word & 0x8000) << 16)
+}
+
+#[cfg(all(test, target_arch = "x86_64"))]
+mod tests {
+    use super::{super::spelling::MOST_SCALE, *};
+    use crate::{BLOCK_BYTES, FIELDS};
+
+    #[test]
+    fn tables_convert_every_bf16_at_every_scale_as_binary32_does() {
+        if !avx512::is_available() {
+            return;
+        }
+        let words: Vec<u8> = (0..=u16::MAX).flat_map(u16::to_le_bytes).collect();
+        let [mut want, mut got] = [vec![0; 1 << 16], vec![0; 1 << 16]];
+        for to in [Format::Fp8E4m3fn, Format::Fp8E5m2] {
+            for scale in -MOST_SCALE..=MOST_SCALE {
+                let converter = Converter::new(Format::Bf16, to, scale);
+                bf16_to_8(converter.target, converter.factor, &words, &mut want);
+                // SAFETY: the processor has AVX-512F, BW and VBMI.
+                unsafe { avx512::bf16_to_8(converter.target, scale, &words, &mut got) };
+                let differs = want.iter().zip(&got).position(|(want, got)| want != got);
+                assert_eq!(differs, None, "{to}@{scale}");
+            }
+        }
+    }
+
+    #[test]
+    fn fields_convert_as_words_do() {
+        let mut words = [0; BLOCK_BYTES];
+        for block in 0..32_u16 {
+            for (word, element) in words.as_chunks_mut().0.iter_mut().zip(2048 * block..=u16::MAX) {
+                *word = element.to_le_bytes();
+            }
+            let fields: Vec<u8> = words
+                .chunks(2 * FIELDS)
+                .flat_map(|words| {
+                    let elements = words.as_chunks::<2>().0.iter();
+                    let exponents = elements.clone().map(|[lower, upper]| upper << 1 | lower >> 7);
+                    exponents.chain(elements.map(|[lower, upper]| upper & 0x80 | lower & 0x7f))
+                })
+                .collect();
+            for (to, scale) in [(Format::Fp8E4m3fn, 0), (Format::Fp8E5m2, 3), (Format::Fp8E5m2, -MOST_SCALE)]
+            {
+                let converter = Converter::new(Format::Bf16, to, scale);
+                if !converter.takes_fields() {
+                    return;
+                }
+                let [mut want, mut got] = [[0; BLOCK_BYTES / 2]; 2];
+                bf16_to_8(converter.target, converter.factor, &words, &mut want);
+                converter.convert_fields(fields.first_chunk().unwrap(), &mut got);
+                assert!(got == want, "{to}@{scale} {block}");
+            }
+        }
+    }
+
+    #[test]
+    fn elements_of_a_last_step_that_is_not_full_are_converted() {
+        // The last ones are NaN.
+        let words: Vec<u8> = (0x3c00..0x3c78_u16).chain(0x7f80..0x7ff8).flat_map(u16::to_le_bytes).collect();
+        let converter = Converter::new(Format::Bf16, Format::Fp8E4m3fn, 0);
+        for elements in (0..=words.len() / 2).step_by(8) {
+            let [mut want, mut got] = [vec![0; elements], vec![0; elements]];
+            bf16_to_8(converter.target, converter.factor, &words[..2 * elements], &mut want);
+            converter.convert(&words[..2 * elements], &mut got);
+            assert_eq!(got, want);
+        }
+    }
+}

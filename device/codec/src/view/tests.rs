@@ -1,0 +1,108 @@
+//! Every view against the reference, which shares no code with it.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::{
+    BLOCK_BYTES, BlockWords, plane,
+    testing::{spelling, words},
+};
+
+fn reference(format: Format) -> lamina_reference::Format {
+    format.name().parse().unwrap()
+}
+
+/// The words of `full` in which only the view's planes are set.
+fn masked(view: &View, full: &BlockWords) -> BlockWords {
+    let mut words = [0; BLOCK_BYTES];
+    if view.format() == Format::Opaque {
+        return *full;
+    }
+    let mut planes = [0; BLOCK_BYTES];
+    plane::split(view.format(), full, &mut planes);
+    plane::join(view.format(), &plane::select(view.format(), view.mask(), &planes), &mut words);
+    words
+}
+
+/// Blocks in which NaN, infinities, denormals, zeros of both signs and ties are common.
+fn special_words() -> impl Strategy<Value = Box<BlockWords>> {
+    let byte = prop_oneof![
+        2 => any::<u8>(),
+        1 => prop::sample::select(vec![0x00, 0x01, 0x7f, 0x80, 0xff, 0x7c, 0xfc, 0x40, 0xc0, 0x78, 0xf8]),
+    ];
+    prop::collection::vec(byte, BLOCK_BYTES).prop_map(|bytes| bytes.try_into().unwrap())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(512))]
+
+    #[test]
+    fn a_view_is_what_the_reference_says(
+        format in prop::sample::select(Format::ALL.to_vec()), spelling in spelling(),
+        full in prop_oneof![words(), special_words()],
+        cut in (0_usize..64, 0_usize..=64),
+    ) {
+        let elements = format.block_elements();
+        let want = lamina_reference::view_bytes(reference(format), &spelling, &full[..], elements);
+        let view = View::parse(format, &spelling);
+        prop_assert_eq!(view.is_ok(), want.is_ok(), "{} of {}: {:?} / {:?}", spelling, format, view, want);
+        let (Ok(view), Ok(want)) = (view, want) else { return Ok(()) };
+        let planes: Vec<u32> = (0..32).rev().filter(|plane| view.mask().has(*plane as usize)).collect();
+        prop_assert_eq!(planes, lamina_reference::planes(reference(format), &spelling).unwrap(), "{}", spelling);
+
+        let words = masked(&view, &full);
+        let elements = usize::try_from(elements).unwrap();
+        let mut got = Vec::new();
+        view.render(&mut words.clone(), 0, elements, &mut got);
+        prop_assert_eq!(view.bytes_for(elements as u64), Some(got.len() as u64));
+        prop_assert!(got == want, "{} of {}", spelling, format);
+
+        // Any part of it, at multiples of eight elements, is that part of the whole.
+        let (from, to) = (cut.0.min(cut.1) * elements / 64, cut.0.max(cut.1) * elements / 64);
+        let mut part = Vec::new();
+        view.render(&mut words.clone(), from, to, &mut part);
+        let bits = view.bits() as usize;
+        prop_assert_eq!(&part[..], &got[from * bits / 8..to * bits / 8]);
+    }
+
+    #[test]
+    fn a_view_reads_its_own_spelling(format in prop::sample::select(Format::ALL.to_vec()), spelling in spelling()) {
+        if let Ok(view) = View::parse(format, &spelling) {
+            prop_assert_eq!(View::parse(format, &view.to_string()).unwrap().kind(), view.kind());
+        }
+    }
+}
+
+#[test]
+fn every_16_bit_pattern_converts_as_the_reference_says() {
+    for format in [Format::Bf16, Format::Fp16] {
+        for spelling in ["fp8_e4m3fn", "fp8_e5m2", "fp8_e4m3fn+g7@-4", "fp8_e5m2+g0@3"] {
+            let view = View::parse(format, spelling).unwrap();
+            for block in 0..32_u16 {
+                let mut full = [0; BLOCK_BYTES];
+                for (element, word) in full.chunks_exact_mut(2).zip(0..2048) {
+                    element.copy_from_slice(&(block * 2048 + word).to_le_bytes());
+                }
+                let want = lamina_reference::view_bytes(reference(format), spelling, &full, 2048).unwrap();
+                let mut got = Vec::new();
+                view.render(&mut masked(&view, &full), 0, 2048, &mut got);
+                assert_eq!(got, want, "{spelling} of {format}");
+            }
+        }
+    }
+}
+
+#[test]
+fn what_a_format_cannot_give_is_refused_by_name() {
+    let refusal = |format, spelling| View::parse(format, spelling).unwrap_err().to_string();
+    assert_eq!(refusal(Format::Bf16, "e9m3"), "e9m3: bf16 has 8 exponent bits, not 9");
+    assert_eq!(refusal(Format::Fp16, "e5m11"), "e5m11: fp16 has 10 mantissa bits, not 11");
+    assert_eq!(
+        refusal(Format::Bf16, "e4m3+g2"),
+        "e4m3+g2: rounding with guard planes needs all 8 exponent planes of bf16, not 4"
+    );
+    assert_eq!(refusal(Format::Bf16, "bf16"), "bf16: not a view of bf16, it is one of fp32");
+    assert_eq!(refusal(Format::Int4, "int2"), "int2: not a view of int4, it is one of int8");
+    assert!(refusal(Format::Bf16, "e8m3 ").contains("no view is spelled"));
+    assert!(refusal(Format::Fp32, "fp8_e4m3fn@65").contains("at most 64"));
+}

@@ -1,0 +1,493 @@
+//! The device: holds the line from a request to stored planes and back together. The only thing the servers know.
+//!
+//! The rules:
+//! * Every method may be called from any thread. Reads of different blocks never wait for each other, nor for the coding of a write to another block, but
+//!   for those of one KV window: see `windows`.
+//! * A read or write that is not wholly inside its window changes nothing and is an error.
+//! * Who owns a block, and so how it is coded, is decided under the map's lock, which every write holds for its block: charges and
+//!   counters always agree with the map.
+//! * A read that finds its map out of date begins again with the new one.
+//! * A write to a block is atomic to readers of that block; a request over several blocks is not, as with any memory.
+
+mod blocks;
+mod charge;
+mod config;
+mod decoded;
+mod division;
+mod error;
+pub mod events;
+#[cfg(test)]
+mod holds;
+mod holes;
+mod kept;
+mod lanes;
+mod partition;
+pub mod poison;
+mod reads;
+mod room;
+mod sources;
+mod staged;
+mod stock;
+mod tables;
+mod windows;
+
+use std::{
+    ops::Range,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use parking_lot::RwLock;
+
+pub(crate) use self::division::Division;
+use self::division::Part;
+pub(crate) use self::sources::SourceOf;
+use self::{blocks::Blocks, events::Events, kept::Kept, stock::Stock, windows::Windows};
+pub use self::{
+    config::{DeviceConfig, MOST_OPEN_WINDOWS},
+    division::{MOST_PARTITION_NAME_BYTES, MOST_PARTITIONS},
+    error::DeviceError,
+    partition::Partition,
+    room::Space,
+    sources::{Places, Source, SourceId, Stamp},
+};
+pub use lamina_store::image::PartitionConfig;
+
+pub use crate::{
+    stats::StatsReport,
+    tensor::{TensorInfo, TensorSpec},
+    window::ViewInfo,
+};
+use crate::{
+    stats::{IndexCache, Stats, members::Members, report::Subject},
+    tensor::Tensor,
+    window::Map,
+};
+use lamina_codec::{BLOCK_BYTES, Codec, kv::Shape};
+use lamina_store::{
+    Store, checkpoint,
+    image::{Image, Superblock},
+    mode::Mode,
+    snapshot,
+};
+
+/// One of the two windows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Window {
+    /// The capacity.
+    Base,
+    /// The aliases.
+    Views,
+}
+
+/// A CXL Type-3 memory device.
+pub struct Device {
+    config: DeviceConfig,
+    division: Division,
+    map: RwLock<Arc<Map>>,
+    blocks: Blocks,
+    stats: Stats,
+    index_cache: IndexCache,
+    /// That of a generically compressing device.
+    gcomp_index_cache: IndexCache,
+    windows: Windows,
+    /// The devices that the base window is interleaved over, if it is.
+    members: Option<Members>,
+    /// The image that all this is kept in, if it is.
+    kept: Option<Kept>,
+    events: Events,
+    /// Processes that served it and died.
+    worker_deaths: AtomicU64,
+    started: Instant,
+}
+
+impl Device {
+    /// An empty device. Takes no time or memory in proportion to its windows.
+    ///
+    /// # Errors
+    /// [`DeviceError::Size`] for window sizes that cannot be; [`DeviceError::Store`] if the address space cannot be had; partitions that cannot be.
+    pub fn new(config: DeviceConfig) -> Result<Self, DeviceError> {
+        config.check()?;
+        let division = Division::new(&config)?;
+        let map = Map::default().successor(Vec::new(), Vec::new(), &division)?;
+        Ok(Self {
+            blocks: Blocks::new(&config)?,
+            index_cache: IndexCache::new(config.index_cache_entries),
+            gcomp_index_cache: IndexCache::new(config.index_cache_entries),
+            windows: Windows::new(config.open_windows, config.decoded_bytes, division.parts.len()),
+            division,
+            members: config.interleaving.map(Members::new),
+            map: RwLock::new(Arc::new(map)),
+            stats: Stats::new(),
+            started: Instant::now(),
+            kept: None,
+            events: Events::default(),
+            worker_deaths: AtomicU64::new(0),
+            config,
+        })
+    }
+
+    /// The device that lies in `image`, as the last process left it: what `config` says otherwise of its sizes, mode and codec does not count.
+    ///
+    /// # Errors
+    /// As [`Device::new`]; [`DeviceError::Image`] for an image that no device made.
+    pub fn open(image: Image, config: &DeviceConfig) -> Result<Self, DeviceError> {
+        let Superblock {
+            base_bytes, views_bytes, store_bytes, mode, codec, open_windows, partitions, ..
+        } = image.superblock().clone();
+        let store_bytes = Some(store_bytes);
+        let least = partitions.len().max(1) as u64;
+        if open_windows < least {
+            return Err(DeviceError::OpenWindows { windows: open_windows, least });
+        }
+        let open_windows = usize::try_from(open_windows).unwrap_or(usize::MAX);
+        let config = DeviceConfig {
+            base_bytes,
+            views_bytes,
+            store_bytes,
+            mode,
+            codec,
+            open_windows,
+            partitions,
+            ..config.clone()
+        };
+        config.check()?;
+        let mut division = Division::new(&config)?;
+        let mut stats = Stats::new();
+        let mut members = config.interleaving.map(Members::new);
+        let image = checkpoint::settle(image, config.first_process)?;
+        let (kept, map) = Kept::open(image, &config, &division)?;
+        let parts = division.parts.iter_mut().flat_map(Part::counters);
+        let of_members = members.iter_mut().flat_map(Members::counters);
+        let counters = parts.chain(stats.counters()).chain(of_members);
+        counters.for_each(|counter| counter.keep(kept.counters().take()));
+        // An image of an older program has zeros there.
+        let later = division.parts.iter_mut().flat_map(Part::later_counters).chain(stats.later_counters());
+        later.for_each(|counter| counter.keep(kept.counters().take()));
+        let (blocks, stock) = Blocks::open(kept.image(), |stock: &mut Stock, block, entry, charge| {
+            division.found(block, charge.bytes());
+            stock.found(&map, block, entry, charge);
+        })?;
+        for stock in stock {
+            stock.settle(&stats);
+        }
+        let device = Self {
+            blocks,
+            index_cache: IndexCache::new(config.index_cache_entries),
+            gcomp_index_cache: IndexCache::new(config.index_cache_entries),
+            windows: Windows::new(config.open_windows, config.decoded_bytes, division.parts.len()),
+            division,
+            members,
+            map: RwLock::new(Arc::new(map)),
+            stats,
+            started: Instant::now(),
+            kept: Some(kept),
+            events: Events::default(),
+            worker_deaths: AtomicU64::new(0),
+            config,
+        };
+        if device.kept.as_ref().is_some_and(Kept::renumbered) {
+            // Else the next process would find these counters at zero.
+            if let Err(why) = device.keep(&device.map()) {
+                tracing::warn!("some counters will begin at zero with the next process: {why}");
+            }
+        }
+        device.reopen_windows();
+        if let (Some(kept), Some(store)) = (&device.kept, device.coded_store()) {
+            store.keep_checkpoints(kept.image(), kept.tables())?;
+        }
+        device.recover_windows()?;
+        Ok(device)
+    }
+
+    /// Makes a checkpoint on the disk that the image is on: after a crash of the host the device is
+    /// as it is now. What is staged in KV windows is no part of it, so [flush](Self::flush) what
+    /// should be.
+    ///
+    /// # Errors
+    /// What the system says. Then the last one before is what a crash leaves.
+    pub fn sync(&self) -> std::io::Result<()> {
+        self.sync_as(false)
+    }
+
+    /// As [`Self::sync`], before the device ends: who opens the image next need not ask whether the
+    /// host crashed.
+    ///
+    /// # Errors
+    /// As [`Self::sync`].
+    pub fn sync_last(&self) -> std::io::Result<()> {
+        self.sync_as(true)
+    }
+
+    fn sync_as(&self, last: bool) -> std::io::Result<()> {
+        let synced = match self.coded_store().and_then(|store| store.checkpoint(last)) {
+            Some(made) => made,
+            None => self.image().map_or(Ok(()), |image| image.file().sync_data()),
+        };
+        synced.inspect_err(|why| self.events.not_synced(why))
+    }
+
+    /// Waits until [`Self::sync`] should be called because much of the store is held for the last
+    /// one, or for so long.
+    pub fn wait_to_sync(&self, most: Option<Duration>) {
+        match self.coded_store() {
+            Some(store) => store.wait_to_checkpoint(most),
+            None => std::thread::sleep(most.unwrap_or(Duration::from_secs(60))),
+        }
+    }
+
+    /// Writes a snapshot of the image to `out`: the bytes of data in it. It shows what was flushed
+    /// before, as at one moment (of a plain device, each block at some moment); nobody waits for
+    /// `out` to take it. If the store has no room left meanwhile, it is given up.
+    ///
+    /// # Errors
+    /// What the system says; a device that lies in no image has no snapshots, and one at a time is
+    /// saved.
+    pub fn save(&self, out: &mut impl std::io::Write) -> std::io::Result<u64> {
+        let kept = self.kept.as_ref().ok_or(std::io::ErrorKind::Unsupported)?;
+        let saving = self.coded_store().map(|store| store.begin_saving(kept.tables())).transpose()?;
+        snapshot::save(kept.image(), saving.as_ref(), out)
+    }
+
+    /// Says that so many processes that served this device died before this one.
+    pub fn set_worker_deaths(&self, deaths: u64) {
+        self.worker_deaths.store(deaths, Ordering::Relaxed);
+    }
+
+    /// Counts a panic of the process that serves this device.
+    pub fn count_panic(&self) {
+        self.stats.panics.add(1);
+    }
+
+    /// The image that the device lies in.
+    pub fn image(&self) -> Option<&Image> {
+        self.kept.as_ref().map(Kept::image)
+    }
+
+    /// Bytes of the base window.
+    pub fn base_bytes(&self) -> u64 {
+        self.config.base_bytes
+    }
+
+    /// Bytes of the views window.
+    pub fn views_bytes(&self) -> u64 {
+        self.config.views_bytes
+    }
+
+    /// Which device this is.
+    pub fn mode(&self) -> Mode {
+        self.config.mode
+    }
+
+    /// The codec of tensors that name none.
+    pub fn codec(&self) -> Codec {
+        self.config.codec
+    }
+
+    /// Stores `data` from `offset` of the base window on.
+    ///
+    /// # Errors
+    /// [`DeviceError::PastWindow`] before anything is written; [`DeviceError::Store`] when the store is full and
+    /// [`DeviceError::Damaged`] when part of a damaged block is written, after the blocks before it were.
+    pub fn write_base(&self, offset: u64, data: &[u8]) -> Result<(), DeviceError> {
+        self.inside(Window::Base, offset, data.len() as u64)?;
+        let written = self.write_pieces(offset, data, &mut 0);
+        self.events.note(&written, self.look());
+        written
+    }
+
+    /// Stores what is left of `data` when the first `done` bytes of it are stored, and moves `done`.
+    fn write_pieces(&self, offset: u64, data: &[u8], done: &mut usize) -> Result<(), DeviceError> {
+        while *done < data.len() {
+            let at = offset + *done as u64;
+            let (block, inside) = locate(at);
+            let length = (BLOCK_BYTES - inside).min(data.len() - *done);
+            let map = self.map.read();
+            if let Some((tensor, shape)) = windowed(&map, at) {
+                *done += self.stage(&map, tensor, shape, at, &data[*done..])?;
+                continue;
+            }
+            self.write_block(&map, block, &[(inside, &data[*done..*done + length])])?;
+            *done += length;
+        }
+        self.stats.base_writes.add(1);
+        self.stats.base_written_bytes.add(data.len() as u64);
+        if let Some(members) = &self.members {
+            members.count_write(&(offset..offset + data.len() as u64));
+        }
+        if let Some(part) = self.counted_part(offset) {
+            part.base_writes.add(1);
+            part.base_written_bytes.add(data.len() as u64);
+        }
+        Ok(())
+    }
+
+    /// Counts a store into the views window, which has no effect on the device.
+    pub fn count_refused_view_store(&self, bytes: u64) {
+        self.stats.refused_view_stores.add(1);
+        self.stats.refused_view_bytes.add(bytes);
+    }
+
+    /// The base ranges that a read of this range of the views window depends on.
+    pub fn base_under_views(&self, offset: u64, length: u64) -> Vec<Range<u64>> {
+        let range = offset..offset.saturating_add(length).min(self.config.views_bytes);
+        let map = self.map();
+        map.aliases_in(&range)
+            .filter_map(|alias| {
+                let start = alias.info.offset;
+                let wanted = range.start.max(start) - start..range.end.min(start + alias.info.length) - start;
+                alias.base_under(wanted)
+            })
+            .collect()
+    }
+
+    /// The ranges of the views window that show any of this base range.
+    pub fn views_over_base(&self, offset: u64, length: u64) -> Vec<Range<u64>> {
+        let range = offset..offset.saturating_add(length).min(self.config.base_bytes);
+        self.map().aliases.iter().filter_map(|alias| alias.over(&range)).collect()
+    }
+
+    /// Forgets what this base range holds: it reads as zeros and whole blocks of it store nothing. What never held anything takes no room to forget.
+    ///
+    /// # Errors
+    /// As [`Device::write_base`].
+    pub fn discard(&self, offset: u64, length: u64) -> Result<(), DeviceError> {
+        self.discard_step(offset, length, u64::MAX, &mut 0)
+    }
+
+    /// As [`Device::discard`], but ends when at least `step` bytes are forgotten: a KV window that
+    /// the range has whole is forgotten whole, as its parts could take room. `done` is how many
+    /// bytes from `offset` on were forgotten, also if there was an error.
+    ///
+    /// # Errors
+    /// As [`Device::discard`].
+    pub fn discard_step(
+        &self,
+        offset: u64,
+        length: u64,
+        step: u64,
+        done: &mut u64,
+    ) -> Result<(), DeviceError> {
+        let range = self.inside(Window::Base, offset, length)?;
+        let discarded = self.discard_pieces(&range, step, done);
+        self.look();
+        discarded
+    }
+
+    fn discard_pieces(&self, range: &Range<u64>, step: u64, done: &mut u64) -> Result<(), DeviceError> {
+        while *done < step.min(range.end - range.start) {
+            let at = range.start + *done;
+            let (block, inside) = locate(at);
+            let zeros = usize::try_from(range.end - at).unwrap_or(usize::MAX).min(BLOCK_BYTES - inside);
+            let map = self.map.read();
+            if let Some((tensor, shape)) = windowed(&map, at) {
+                let before = *done;
+                let discarded = self.discard_in_window(&map, tensor, shape, at..range.end, done);
+                let end = at + (*done - before);
+                let whole = (end / BLOCK_BYTES as u64).saturating_sub(at.div_ceil(BLOCK_BYTES as u64));
+                self.stats.discarded_blocks.add(whole);
+                discarded?;
+                continue;
+            }
+            if !self.coded_store().is_some_and(|store| store.is_hole(block)) {
+                self.write_block(&map, block, &[(inside, &[0; BLOCK_BYTES][..zeros])])?;
+            }
+            self.stats.discarded_blocks.add(u64::from(zeros == BLOCK_BYTES));
+            *done += zeros as u64;
+        }
+        Ok(())
+    }
+
+    /// Codes what was written to this base range and is staged in open KV windows: the part of the coherence fence that is the device's.
+    ///
+    /// # Errors
+    /// [`DeviceError::PastWindow`]; [`DeviceError::Store`] when the store is full, and then what was written stays staged.
+    pub fn flush(&self, offset: u64, length: u64) -> Result<(), DeviceError> {
+        let range = self.inside(Window::Base, offset, length)?;
+        self.close_windows(range)
+    }
+
+    /// Everything counted, now.
+    pub fn stats(&self) -> StatsReport {
+        if let Some(store) = self.coded_store() {
+            let (blocks, bytes) = store.take_moved();
+            self.stats.moved_blocks.add(blocks);
+            self.stats.moved_bytes.add(bytes);
+            self.stats.index_written.add(blocks);
+        }
+        self.stats.report(&Subject {
+            mode: self.config.mode,
+            codec: self.config.codec,
+            base_bytes: self.config.base_bytes,
+            views_bytes: self.config.views_bytes,
+            store_capacity: self.blocks.capacity_bytes(),
+            host_memory: self.look_at_memory(),
+            worker_deaths: self.worker_deaths.load(Ordering::Relaxed),
+            syncs: self.coded_store().map_or((0, 0), Store::checkpoints_made),
+            uptime_seconds: self.started.elapsed().as_secs_f64(),
+            compare_gcomp: self.config.compare_gcomp,
+            map: &self.map(),
+            division: &self.division,
+            members: self.members.as_ref(),
+            index_cache: &self.index_cache,
+            windows: self.windows.now(),
+            poison: self.poison_now(),
+        })
+    }
+
+    fn map(&self) -> Arc<Map> {
+        self.map.read().clone()
+    }
+
+    /// The request's range, if it lies inside its window.
+    fn inside(&self, window: Window, offset: u64, length: u64) -> Result<Range<u64>, DeviceError> {
+        let size = match window {
+            Window::Base => self.config.base_bytes,
+            Window::Views => self.config.views_bytes,
+        };
+        match offset.checked_add(length) {
+            Some(end) if end <= size => Ok(offset..end),
+            _ => Err(DeviceError::PastWindow { window, offset, length, size }),
+        }
+    }
+}
+
+/// The tensor at `at` that is coded by windows.
+fn windowed(map: &Map, at: u64) -> Option<(&Arc<Tensor>, &Shape)> {
+    let tensor = map.tensor_at(at)?;
+    Some((tensor, tensor.windows.as_ref()?))
+}
+
+/// The block that holds base offset `at`, and the place in it.
+fn locate(at: u64) -> (u64, usize) {
+    let block = BLOCK_BYTES as u64;
+    (at / block, usize::try_from(at % block).expect("less than a block"))
+}
+
+/// Bytes of the 64-byte lines that `length` bytes from `inside` of a block on touch.
+fn lines(inside: usize, length: usize) -> u64 {
+    if length == 0 {
+        return 0;
+    }
+    ((inside + length).next_multiple_of(64) - inside / 64 * 64) as u64
+}
+
+#[cfg(test)]
+mod counter_tests;
+#[cfg(test)]
+mod image_tests;
+#[cfg(test)]
+mod memory_tests;
+#[cfg(test)]
+mod poison_tests;
+#[cfg(test)]
+mod snapshot_tests;
+#[cfg(test)]
+mod table_tests;
+#[cfg(test)]
+mod tests;
+#[cfg(test)]
+mod window_tests;

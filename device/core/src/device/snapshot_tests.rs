@@ -1,0 +1,126 @@
+//! Snapshots of a device: saved, restored, killed on the way, damaged.
+
+use std::panic::catch_unwind;
+
+use std::{
+    fs::File,
+    path::{Path, PathBuf},
+};
+
+use lamina_store::{
+    image::{Image, ImageError},
+    mishaps::{Killed, Mishaps},
+    snapshot::{SnapshotError, restore, unfinished},
+};
+
+use super::{Device, DeviceConfig};
+
+/// A device with some data, and its snapshot in a file.
+fn saved(folder: &Path) -> (Device, PathBuf) {
+    let config = DeviceConfig::new(8 << 20, 16 << 20);
+    let device = Device::open(Image::in_memory(config.superblock()).unwrap(), &config).unwrap();
+    for at in [0, 5 << 20, (8 << 20) - 4096] {
+        device.write_base(at, &lamina_codec::testing::bytes(at, 4096)).unwrap();
+    }
+    let path = folder.join("snapshot");
+    let bytes = device.save(&mut File::create(&path).unwrap()).unwrap();
+    let length = path.metadata().unwrap().len();
+    assert!(bytes > 3 * 4096 && length < 16 << 20, "{bytes} bytes of data in {length}");
+    (device, path)
+}
+
+#[test]
+fn a_restored_device_is_the_one_that_was_saved() {
+    let folder = tempfile::tempdir().unwrap();
+    let (device, path) = saved(folder.path());
+    let to = folder.path().join("image");
+    restore(&path, &to).unwrap();
+    let config = DeviceConfig::new(0, 0);
+    let restored = Device::open(Image::open(&to).unwrap().unwrap(), &config).unwrap();
+    let all = |device: &Device| {
+        let mut all = vec![0; 8 << 20];
+        device.read_base(0, &mut all).unwrap();
+        all
+    };
+    assert!(all(&device) == all(&restored));
+    let twice = restore(&path, &to).unwrap_err().to_string();
+    assert!(twice.contains("exists"), "{twice}");
+}
+
+#[test]
+fn a_restore_that_is_killed_leaves_nothing_and_what_it_leaves_hinders_none() {
+    let folder = tempfile::tempdir().unwrap();
+    let (device, path) = saved(folder.path());
+    let mut wanted = vec![0; 8 << 20];
+    device.read_base(0, &mut wanted).unwrap();
+    let to = folder.path().join("image");
+    let mishaps = Mishaps::none();
+    mishaps.make_current();
+    let (mut killed, mut whole) = (0, false);
+    for stores in 1.. {
+        // What the one before left is there still.
+        mishaps.kill_after(stores);
+        let restored = catch_unwind(|| restore(&path, &to));
+        mishaps.kill_after(i64::MAX);
+        let is_whole = |what: &str| {
+            let device = Device::open(Image::open(&to).unwrap().unwrap(), &DeviceConfig::new(0, 0));
+            let mut found = vec![0; 8 << 20];
+            device.unwrap().read_base(0, &mut found).unwrap();
+            assert!(found == wanted, "{what} at store {stores} leaves another device");
+        };
+        match restored {
+            Err(why) => {
+                assert!(why.is::<Killed>(), "it died of something else");
+                killed += 1;
+                if to.exists() {
+                    is_whole("a kill");
+                    std::fs::remove_file(&to).unwrap();
+                    whole = true;
+                }
+            }
+            Ok(restored) => {
+                restored.unwrap();
+                is_whole("no kill");
+                break;
+            }
+        }
+    }
+    // The length, each extent, and the name.
+    assert!(killed > 5 && whole, "{killed} kills");
+    assert!(!unfinished(&to).exists());
+}
+
+#[test]
+fn two_restores_to_one_name_do_not_meet() {
+    let folder = tempfile::tempdir().unwrap();
+    let (_, path) = saved(folder.path());
+    let to = folder.path().join("image");
+    let other = File::create(unfinished(&to)).unwrap();
+    other.lock().unwrap();
+    assert!(matches!(restore(&path, &to), Err(SnapshotError::Image(ImageError::Busy { .. }))));
+    assert!(unfinished(&to).exists(), "it is the other's");
+    drop(other);
+    restore(&path, &to).unwrap();
+}
+
+#[test]
+fn a_damaged_or_cut_snapshot_is_refused_and_leaves_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let (_, path) = saved(folder.path());
+    let whole = std::fs::read(&path).unwrap();
+    let to = folder.path().join("image");
+    let refused = |bytes: &[u8]| {
+        std::fs::write(&path, bytes).unwrap();
+        let why = restore(&path, &to).unwrap_err();
+        assert!(matches!(why, SnapshotError::Damaged { .. }), "{why}");
+        assert!(!to.exists() && !unfinished(&to).exists());
+    };
+    for cut in [0, 7, 16, 30, whole.len() / 2, whole.len() - 1] {
+        refused(&whole[..cut]);
+    }
+    for at in [0, 17, 26, 33, 60, whole.len() / 2, whole.len() - 3] {
+        let mut damaged = whole.clone();
+        damaged[at] ^= 0x40;
+        refused(&damaged);
+    }
+}

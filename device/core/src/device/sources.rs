@@ -1,0 +1,260 @@
+//! Where tensors' bytes came from: the checkpoints that an image's tensors were loaded from, kept
+//! with its tables.
+//!
+//! * A tensor that was loaded names its source from the moment it is made; one that was made
+//!   otherwise has none.
+//! * A source whose contents are not known was not loaded whole: what its tensors hold is nobody's
+//!   data yet.
+//! * A source is kept as long as a tensor names it.
+//! * An earlier program knows none of this. It kept the paths of what was loaded whole, and these
+//!   are kept on for it; what it made has no source.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ops::Range,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+};
+
+use serde::{Deserialize, Serialize};
+
+use super::{Device, DeviceError};
+use crate::{
+    tensor::{Tensor, TensorError, TensorInfo, TensorSpec},
+    window::{Map, first_fit},
+};
+use lamina_codec::BLOCK_BYTES;
+use lamina_store as store;
+
+/// A checkpoint, as told apart from others.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Source {
+    /// The path it was found at last.
+    pub path: String,
+    /// Bytes of the file.
+    pub bytes: u64,
+    /// Digest of its header, which names its tensors.
+    pub header: String,
+    /// Digest of its tensors' bytes as they were loaded; none as long as they are not all there.
+    pub contents: Option<String>,
+    /// By what the system tells that the file has not been touched since; none if it could not have
+    /// told.
+    pub stamp: Option<Stamp>,
+}
+
+/// What the system changes when a file is written, or another put in its place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Stamp {
+    /// The file system.
+    pub device: u64,
+    /// The file in it.
+    pub inode: u64,
+    /// When its bytes were last written: seconds and nanoseconds.
+    pub modified: (i64, i64),
+    /// When anything about it was last changed.
+    pub changed: (i64, i64),
+}
+
+/// Where new tensors would lie: the DPA of each.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Places {
+    /// Where nothing is stored, as far as the mode can tell.
+    Empty(Vec<u64>),
+    /// Where they fit, but not all without something that is stored there and is no tensor's.
+    Stored(Vec<u64>),
+}
+
+/// The number of a source in an image. None is 0.
+pub type SourceId = u64;
+
+/// Which source a tensor names, if any.
+#[derive(Debug, Default)]
+pub(crate) struct SourceOf(AtomicU64);
+
+impl SourceOf {
+    pub(super) fn new(id: Option<SourceId>) -> Self {
+        Self(AtomicU64::new(id.unwrap_or(0)))
+    }
+
+    pub(super) fn get(&self) -> Option<SourceId> {
+        Some(self.0.load(Relaxed)).filter(|id| *id != 0)
+    }
+}
+
+impl Device {
+    /// Notes a checkpoint, so that tensors can name it. Without an image nothing is noted, and the
+    /// number is 0.
+    pub fn note_source(&self, source: Source) -> SourceId {
+        let Some(kept) = &self.kept else { return 0 };
+        let mut sources = kept.sources.lock();
+        let id = sources.keys().next_back().map_or(1, |last| last + 1);
+        sources.insert(id, source);
+        id
+    }
+
+    /// Makes a tensor that names a source: see [`Device::create_tensor`].
+    ///
+    /// # Errors
+    /// As [`Device::create_tensor`].
+    pub fn create_tensor_from(&self, spec: TensorSpec, id: SourceId) -> Result<TensorInfo, DeviceError> {
+        self.make_tensor(spec, SourceOf::new(Some(id)))
+    }
+
+    /// Every tensor's name, with the source it names.
+    pub fn sources_of_tensors(&self) -> BTreeMap<String, Option<SourceId>> {
+        let map = self.map();
+        map.tensors.iter().map(|tensor| (tensor.info.name.clone(), tensor.source.get())).collect()
+    }
+
+    /// What is known of a source.
+    pub fn source(&self, id: SourceId) -> Option<Source> {
+        self.kept.as_ref()?.sources.lock().get(&id).cloned()
+    }
+
+    /// Has these tensors name a source, all of them at once.
+    ///
+    /// # Errors
+    /// [`DeviceError::Tensor`] if one of them is not there, [`DeviceError::Store`] if there is no
+    /// room to say so. Then each names what it did.
+    pub fn set_source_of(&self, tensors: &BTreeSet<String>, id: SourceId) -> Result<(), DeviceError> {
+        let map = self.map.write();
+        let is_named = |tensor: &&Arc<Tensor>| tensors.contains(&tensor.info.name);
+        let named: Vec<_> = map.tensors.iter().filter(is_named).collect();
+        if named.len() < tensors.len() {
+            let missing = tensors.iter().find(|name| map.tensor(name).is_err()).cloned();
+            return Err(TensorError::Unknown { name: missing.unwrap_or_default() }.into());
+        }
+        let tensors = named;
+        let before: Vec<_> = tensors.iter().map(|tensor| tensor.source.0.swap(id, Relaxed)).collect();
+        self.keep(&map).inspect_err(|_| {
+            for (tensor, before) in tensors.iter().zip(before) {
+                tensor.source.0.store(before, Relaxed);
+            }
+        })
+    }
+
+    /// Says what is known of a source by now.
+    ///
+    /// # Errors
+    /// [`DeviceError::Store`] if there is no room to say so. Then what was said before stays.
+    pub fn set_source(&self, id: SourceId, source: Source) -> Result<(), DeviceError> {
+        let Some(kept) = &self.kept else { return Ok(()) };
+        let map = self.map.write();
+        let before = kept.sources.lock().insert(id, source);
+        self.keep(&map).inspect_err(|_| {
+            let mut sources = kept.sources.lock();
+            match before {
+                Some(before) => sources.insert(id, before),
+                None => sources.remove(&id),
+            };
+        })
+    }
+
+    /// Whether an earlier program noted that the checkpoint of this name was loaded whole.
+    pub fn was_loaded(&self, checkpoint: &str) -> bool {
+        self.kept.as_ref().is_some_and(|kept| kept.loaded.lock().contains(checkpoint))
+    }
+
+    /// Notes for an earlier program that the checkpoint of this name was loaded whole.
+    ///
+    /// # Errors
+    /// [`DeviceError::Store`] if there is no room to say so.
+    pub fn set_loaded(&self, checkpoint: &str) -> Result<(), DeviceError> {
+        let map = self.map.write();
+        if let Some(kept) = &self.kept {
+            kept.loaded.lock().insert(checkpoint.to_owned());
+        }
+        self.keep(&map)
+    }
+
+    /// Where new tensors of these names and lengths would lie, once `removed` are gone and `taken`
+    /// are others': where nothing is stored, or else wherever there is room.
+    ///
+    /// # Errors
+    /// [`DeviceError::Tensor`] for the first that has no place, or whose name no part of the device
+    /// has.
+    pub fn places_for(
+        &self,
+        wanted: &[(String, u64)],
+        removed: &BTreeSet<String>,
+        taken: &[Range<u64>],
+    ) -> Result<Places, DeviceError> {
+        let map = self.map();
+        let stays = map.tensors.iter().filter(|tensor| !removed.contains(&tensor.info.name));
+        let mut taken: Vec<_> =
+            stays.map(|tensor| tensor.info.dpa..tensor.end()).chain(taken.iter().cloned()).collect();
+        let anywhere = self.first_places(wanted, &taken)?;
+        let mut stored = self.stored_outside(&map);
+        if stored.is_empty() {
+            return Ok(Places::Empty(anywhere));
+        }
+        taken.append(&mut stored);
+        Ok(match self.first_places(wanted, &taken) {
+            Ok(empty) => Places::Empty(empty),
+            Err(_) => Places::Stored(anywhere),
+        })
+    }
+
+    /// The first places, one after the other, that are clear of `taken`.
+    fn first_places(&self, wanted: &[(String, u64)], taken: &[Range<u64>]) -> Result<Vec<u64>, DeviceError> {
+        let mut taken = taken.to_vec();
+        taken.sort_unstable_by_key(|range| range.start);
+        let mut places = Vec::with_capacity(wanted.len());
+        for (name, length) in wanted {
+            let part = &self.division.parts[self.division.of_name(name)?].base;
+            let inside = taken.iter().filter(|range| part.contains(&range.start)).cloned();
+            let dpa = first_fit(part.start, part.end, BLOCK_BYTES as u64, *length, inside);
+            let dpa = dpa.map_err(|largest| {
+                let capacity = part.end - part.start;
+                TensorError::NoRoom { name: name.clone(), length: *length, capacity, largest }
+            })?;
+            let end = dpa + length.next_multiple_of(BLOCK_BYTES as u64);
+            let at = taken.partition_point(|range| range.start <= dpa);
+            taken.insert(at, dpa..end);
+            places.push(dpa);
+        }
+        Ok(places)
+    }
+
+    /// The ranges outside of tensors where anything is stored, or poisoned; none of a mode that
+    /// cannot tell.
+    fn stored_outside(&self, map: &Map) -> Vec<Range<u64>> {
+        let Some(store) = self.coded_store() else { return Vec::new() };
+        if self.stats.opaque_blocks.get() == 0 && self.poison_now().0 == 0 {
+            return Vec::new();
+        }
+        let all = 0..store::blocks(self.config.base_bytes);
+        let candidates = if self.kept.is_some() { store.populated() } else { std::iter::once(all).collect() };
+        let (mut found, bytes) = (Vec::new(), BLOCK_BYTES as u64);
+        for range in candidates {
+            let mut block = range.start;
+            while block < range.end {
+                if let Some(tensor) = map.tensor_at(block * bytes) {
+                    block = store::blocks(tensor.end());
+                    continue;
+                }
+                if !store.entry(block).is_ok_and(|entry| entry.place.is_none()) {
+                    push(&mut found, block * bytes..(block + 1) * bytes);
+                }
+                block += 1;
+            }
+        }
+        found
+    }
+
+    /// The sources that tensors of `map` name, as they are saved.
+    pub(super) fn sources_in(map: &Map, all: &BTreeMap<SourceId, Source>) -> BTreeMap<SourceId, Source> {
+        let named = map.tensors.iter().filter_map(|tensor| tensor.source.get());
+        named.filter_map(|id| Some((id, all.get(&id)?.clone()))).collect()
+    }
+}
+
+/// Adds a range to a list, as one with the last where they touch.
+fn push(ranges: &mut Vec<Range<u64>>, range: Range<u64>) {
+    match ranges.last_mut() {
+        Some(last) if last.end == range.start => last.end = range.end,
+        _ => ranges.push(range),
+    }
+}

@@ -1,0 +1,417 @@
+//! KV windows in a device: staging and its bound, the cache of decoded windows, readers beside a writer.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::{blocks::Room, *};
+use crate::{layout::Layout, stats::Tally};
+use lamina_codec::{
+    Form,
+    block::{BlockError, MAX_BUNDLE, Stored},
+    format::Format,
+    kv::KvLayout,
+    plane::PlaneMask,
+};
+use lamina_store::{Fetched, StoreError};
+
+/// Blocks of a window of these tests: 128 tokens of 64 bf16 channels.
+const WINDOW: u64 = 4 * 4096;
+const WINDOWS: u64 = 6;
+
+fn device(config: impl FnOnce(&mut DeviceConfig)) -> Device {
+    let mut all = DeviceConfig { codec: Codec::Tree, ..DeviceConfig::new(1 << 20, 64 << 20) };
+    config(&mut all);
+    Device::new(all).unwrap()
+}
+
+fn cache(device: &Device, name: &str) -> TensorInfo {
+    let spec = TensorSpec {
+        name: name.to_owned(),
+        dpa: None,
+        length: WINDOWS * WINDOW,
+        elements: None,
+        shape: Vec::new(),
+        format: Format::Bf16,
+        layout: Layout::Kv(KvLayout::rows(64, 128)),
+        codec: None,
+    };
+    device.create_tensor(spec).unwrap()
+}
+
+/// Rows of 64 bf16 channels, of which each has its own size.
+fn rows(seed: u64, bytes: u64) -> Vec<u8> {
+    let noise = lamina_codec::testing::bytes(seed * 5, usize::try_from(bytes).unwrap());
+    let element = |(at, noise): (usize, &[u8])| {
+        let exponent = 90 + u16::try_from(at % 64 * 37 % 29).unwrap() + u16::from(noise[1] & 3);
+        (exponent << 7 | u16::from(noise[0] >> 1) | u16::from(noise[1] & 0x80) << 8).to_le_bytes()
+    };
+    noise.chunks(2).enumerate().flat_map(element).collect()
+}
+
+/// Tells the readers, even of a writer that failed.
+struct Done<'a>(&'a AtomicBool);
+
+impl Drop for Done<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+fn read(device: &Device, offset: u64, length: u64) -> Vec<u8> {
+    let mut out = vec![0xa5; usize::try_from(length).unwrap()];
+    device.read_base(offset, &mut out).unwrap();
+    out
+}
+
+#[test]
+fn tokens_appended_one_by_one_are_read_as_written() {
+    let device = device(|config| config.open_windows = 1);
+    let [k, v] = ["k", "v"].map(|name| cache(&device, name));
+    let data = [rows(1, k.length), rows(2, k.length)];
+    let view = device.create_view("k", "e8m3").unwrap();
+    let want = |bytes: &[u8]| {
+        lamina_reference::view_bytes(lamina_reference::Format::Bf16, "e8m3", bytes, bytes.len() as u64 / 2)
+            .unwrap()
+    };
+    for token in 0..300_u64 {
+        let at = usize::try_from(token * 128).unwrap();
+        for (tensor, data) in [&k, &v].into_iter().zip(&data) {
+            device.write_base(tensor.dpa + token * 128, &data[at..at + 128]).unwrap();
+            if token % 37 == 0 {
+                device.flush(tensor.dpa, tensor.length).unwrap();
+                assert_eq!(device.stats().windows.now.staged_bytes, 0);
+            }
+            if token % 23 == 0 {
+                assert!(read(&device, tensor.dpa, at as u64 + 128) == data[..at + 128]);
+            }
+        }
+        if token % 31 == 0 {
+            let mut shown = vec![0; at + 128];
+            device.read_views(view.offset, &mut shown).unwrap();
+            assert!(shown == want(&data[0][..at + 128]));
+        }
+    }
+    let report = device.stats();
+    assert_eq!((report.windows.now.open, report.windows.now.staged_bytes), (1, WINDOW));
+    // Two caches take turns in one place.
+    assert!(report.windows.back_pressure > 500, "{:?}", report.windows);
+    assert!(report.windows.coded_deltas + report.windows.coded_channels > 0, "{:?}", report.windows);
+    device.flush(0, device.base_bytes()).unwrap();
+    // What was not written takes nothing.
+    let stored = device.stats().device.stored_bytes;
+    assert!(stored < 2 * 300 * 128 * 8 / 10, "{stored}");
+}
+
+#[test]
+fn the_bound_on_open_windows_holds_and_nothing_is_lost() {
+    let device = device(|config| config.open_windows = 2);
+    let tensor = cache(&device, "k");
+    let data = rows(3, tensor.length);
+    for window in 0..WINDOWS {
+        let at = usize::try_from(window * WINDOW).unwrap();
+        device.write_base(tensor.dpa + window * WINDOW, &data[at..at + 5000]).unwrap();
+        let windows = device.stats().windows;
+        assert_eq!(windows.now.open, (window + 1).min(2));
+        assert_eq!(windows.now.staged_bytes, (window + 1).min(2) * WINDOW);
+        assert_eq!(windows.back_pressure, (window + 1).saturating_sub(2));
+    }
+    // The second one is written again, so the fifth is the older of the two that are open then.
+    for window in [1, 0] {
+        device.write_base(tensor.dpa + window * WINDOW + 5000, &[7; 10]).unwrap();
+    }
+    for window in 0..WINDOWS {
+        let at = usize::try_from(window * WINDOW).unwrap();
+        let mut want = data[at..at + 5000].to_vec();
+        want.resize(5010, if window < 2 { 7 } else { 0 });
+        assert!(read(&device, tensor.dpa + window * WINDOW, 5010) == want, "window {window}");
+    }
+    // Whoever writes all of a window leaves none open.
+    device.flush(0, device.base_bytes()).unwrap();
+    device.write_base(tensor.dpa, &data).unwrap();
+    for page in 0..4_u64 {
+        device.write_base(tensor.dpa + page * 4096, &[9; 4096]).unwrap();
+        assert_eq!(device.stats().windows.now.open, u64::from(page < 3));
+    }
+    assert!(read(&device, tensor.dpa, WINDOW).iter().all(|byte| *byte == 9));
+}
+
+#[test]
+fn a_full_store_refuses_and_loses_nothing() {
+    let device = device(|config| config.store_bytes = Some(2 * 65536));
+    let tensor = cache(&device, "k");
+    let noise = lamina_codec::testing::bytes(5, usize::try_from(tensor.length).unwrap());
+    let mut written = 0;
+    let full = loop {
+        let at = usize::try_from(written).unwrap();
+        // All but a page, so that it is staged.
+        match device.write_base(tensor.dpa + written, &noise[at..at + 3 * 4096]) {
+            Ok(()) => {}
+            Err(error) => break error,
+        }
+        match device.flush(tensor.dpa, tensor.length) {
+            Ok(()) => written += WINDOW,
+            Err(error) => break error,
+        }
+        assert!(written < tensor.length, "the store holds less than the tensor");
+    };
+    assert!(matches!(full, DeviceError::Store(StoreError::Full { .. })), "{full}");
+    assert_eq!(device.stats().windows.now.open, 1);
+    for window in (0..=written).step_by(usize::try_from(WINDOW).unwrap()) {
+        let at = usize::try_from(window).unwrap();
+        assert!(read(&device, tensor.dpa + window, 3 * 4096) == noise[at..at + 3 * 4096], "window {window}");
+    }
+    // Once there is room, it goes where it belongs.
+    device.discard(tensor.dpa, WINDOW).unwrap();
+    device.flush(tensor.dpa, tensor.length).unwrap();
+    let after = device.stats().windows.now;
+    assert_eq!((after.open, after.staged_bytes), (0, 0));
+    let at = usize::try_from(written).unwrap();
+    assert!(read(&device, tensor.dpa + written, 3 * 4096) == noise[at..at + 3 * 4096]);
+}
+
+#[test]
+fn a_sequence_that_ends_frees_its_space() {
+    let device = device(|_| ());
+    let tensor = cache(&device, "k");
+    let data = rows(4, tensor.length);
+    device.write_base(tensor.dpa, &data).unwrap();
+    let all = device.stats().device.stored_bytes;
+    // From the middle of a window on, to the middle of another.
+    device.discard(tensor.dpa + WINDOW / 2, 3 * WINDOW).unwrap();
+    let report = device.stats();
+    assert_eq!(report.windows.now.open, 0);
+    assert_eq!(report.writes.discarded_blocks, 12);
+    assert!(report.device.stored_bytes < all * 6 / 10, "{} of {all}", report.device.stored_bytes);
+    let mut want = data;
+    let from = usize::try_from(WINDOW / 2).unwrap();
+    want[from..from + usize::try_from(3 * WINDOW).unwrap()].fill(0);
+    assert!(read(&device, tensor.dpa, tensor.length) == want);
+    // An open window is dropped with the rest.
+    device.write_base(tensor.dpa + 100, &[1; 100]).unwrap();
+    device.discard(tensor.dpa, tensor.length).unwrap();
+    let report = device.stats();
+    assert_eq!((report.windows.now.open, report.device.stored_bytes, report.blocks.live), (0, 0, 0));
+    assert_eq!(device.blocks.used_bytes(), 0);
+}
+
+#[test]
+fn a_reader_of_pages_decodes_a_window_once() {
+    let device = device(|_| ());
+    let tensor = cache(&device, "k");
+    device.write_base(tensor.dpa, &rows(5, tensor.length)).unwrap();
+    let stored = device.stats().device.stored_bytes;
+    let pages = |offset: u64, length: u64, read: &dyn Fn(u64, &mut [u8])| {
+        for at in (0..length).step_by(4096) {
+            let mut page = [0; 4096];
+            read(offset + at, &mut page[..usize::try_from((length - at).min(4096)).unwrap()]);
+        }
+    };
+    for pass in 1..=3 {
+        pages(tensor.dpa, tensor.length, &|at, page| device.read_base(at, page).unwrap());
+        let report = device.stats();
+        assert_eq!(report.windows.decoded, pass * WINDOWS);
+        assert_eq!(report.windows.reused, pass * WINDOWS * 3);
+        // Each pass fetches what is stored, once, and compares with what a plain device fetches.
+        assert_eq!(report.requests.base.stored_bytes_fetched, pass * stored);
+        assert_eq!(report.requests.base.plain_bytes_fetched, pass * tensor.length);
+        assert_eq!(
+            report.requests.base.gcomp_bytes_fetched,
+            report.writes.gcomp_bytes_written.map(|n| pass * n)
+        );
+        assert_eq!(report.windows.now.decoded_bytes, 0);
+    }
+    // A view's planes are fetched once too, fewer of them, also where its pages end inside blocks.
+    for spelling in ["e8m3", "e8m3:packed", "fp8_e4m3fn"] {
+        let view = device.create_view("k", spelling).unwrap();
+        let before = device.stats();
+        pages(view.offset, view.length, &|at, page| device.read_views(at, page).unwrap());
+        let after = device.stats();
+        assert_eq!(after.windows.decoded - before.windows.decoded, WINDOWS, "{spelling}");
+        let fetched = after.requests.views.stored_bytes_fetched - before.requests.views.stored_bytes_fetched;
+        assert!(fetched < stored * 9 / 10, "{spelling}: {fetched} of {stored}");
+    }
+    // One page alone costs its window.
+    let before = device.stats().requests.base;
+    device.read_base(tensor.dpa + 4096, &mut [0; 4096]).unwrap();
+    let after = device.stats().requests.base;
+    let fetched = after.stored_bytes_fetched - before.stored_bytes_fetched;
+    assert!(fetched > 2 * 4096 && fetched < WINDOW, "{fetched}");
+    assert_eq!(after.plain_bytes_fetched - before.plain_bytes_fetched, 4096);
+    // And what it left behind is not served after a write.
+    device.write_base(tensor.dpa + 2 * 4096, &[1; 64]).unwrap();
+    device.flush(tensor.dpa, tensor.length).unwrap();
+    assert!(read(&device, tensor.dpa + 2 * 4096, 64).iter().all(|byte| *byte == 1));
+}
+
+#[test]
+fn a_tensor_takes_over_what_is_there_and_leaves_it() {
+    let device = device(|_| ());
+    let data = rows(6, WINDOWS * WINDOW);
+    device.write_base(0, &data).unwrap();
+    for layout in [KvLayout::rows(64, 128), KvLayout::rows(100, 50), KvLayout::rows(3000, 7)] {
+        let spec = TensorSpec {
+            name: "k".into(),
+            dpa: Some(0),
+            length: data.len() as u64,
+            elements: None,
+            shape: Vec::new(),
+            format: Format::Bf16,
+            layout: Layout::Kv(layout),
+            codec: None,
+        };
+        device.create_tensor(spec).unwrap();
+        assert!(device.stats().windows.coded_deltas + device.stats().windows.coded_channels > 0);
+        assert!(read(&device, 0, data.len() as u64) == data, "{layout}");
+        device.write_base(10, &data[10..20]).unwrap();
+        device.remove_tensor("k").unwrap();
+        let report = device.stats();
+        assert_eq!((report.windows.now.open, report.blocks.heads_bytes), (0, 0));
+        assert!(read(&device, 0, data.len() as u64) == data, "{layout}");
+        assert_eq!(device.blocks.used_bytes(), report.device.stored_bytes);
+    }
+}
+
+#[test]
+fn a_damaged_window_is_poisoned_until_it_is_written() {
+    let device = device(|_| ());
+    let tensor = cache(&device, "k");
+    let data = rows(7, tensor.length);
+    let window = usize::try_from(WINDOW).unwrap();
+    device.write_base(tensor.dpa, &data).unwrap();
+    device.flip_stored_bit(tensor.dpa / 4096 + 1, 20);
+    // Any page of the window, and no other window.
+    assert!(read(&device, tensor.dpa + 3 * 4096, 4096).iter().all(|byte| *byte == 0xff));
+    assert_eq!(device.stats().requests.damaged_reads, 1);
+    let blocks: Vec<_> = device.poison().iter().map(|poison| poison.dpa).collect();
+    assert_eq!(blocks, [0, 4096, 8192, 12288].map(|at| tensor.dpa + at));
+    assert!(read(&device, tensor.dpa + WINDOW, WINDOW) == data[window..2 * window]);
+    // What the rest should be that a store leaves, nobody knows.
+    device.write_base(tensor.dpa, &data[..10]).unwrap_err();
+    assert!(read(&device, tensor.dpa, WINDOW).iter().all(|byte| *byte == 0xff));
+    assert_eq!(device.poison().len(), 4);
+    device.write_base(tensor.dpa, &data[..window]).unwrap();
+    device.flush(0, device.base_bytes()).unwrap();
+    assert!(read(&device, tensor.dpa, tensor.length) == data);
+    assert_eq!(device.poison(), []);
+}
+
+#[test]
+fn readers_see_a_window_before_a_store_or_after_it() {
+    let device = device(|config| config.open_windows = 1);
+    let tensor = cache(&device, "k");
+    let view = device.create_view("k", "full").unwrap();
+    let done = AtomicBool::new(false);
+    // Every element of the tensor has the same value in each round; stores are of whole blocks, windows or a few tokens.
+    let fill = |round: u32| u8::try_from(round % 200 + 1).unwrap();
+    device.write_base(tensor.dpa, &vec![fill(0); usize::try_from(tensor.length).unwrap()]).unwrap();
+    std::thread::scope(|scope| {
+        for reader in 0..2_u64 {
+            let (device, done, tensor, view) = (&device, &done, &tensor, &view);
+            scope.spawn(move || {
+                let mut at = 0;
+                while !done.load(Ordering::Relaxed) {
+                    let mut page = [0; 4096];
+                    if reader == 0 {
+                        device.read_base(tensor.dpa + at, &mut page).unwrap();
+                    } else {
+                        device.read_views(view.offset + at, &mut page).unwrap();
+                    }
+                    at = (at + 4096 * (reader + 1)) % tensor.length;
+                    assert!(page.iter().all(|byte| *byte == page[0] && *byte > 0), "a mixture");
+                }
+            });
+        }
+        scope.spawn(|| {
+            let _done = Done(&done);
+            for round in 1..400 {
+                let byte = fill(round);
+                let at = u64::from(round) * 7 % WINDOWS * WINDOW;
+                if round % 3 == 0 {
+                    device
+                        .write_base(tensor.dpa + at, &vec![byte; usize::try_from(WINDOW).unwrap()])
+                        .unwrap();
+                } else {
+                    for page in 0..u64::from(round % 4) {
+                        device.write_base(tensor.dpa + at + page * 4096, &[byte; 4096]).unwrap();
+                    }
+                }
+                if round % 5 == 0 {
+                    device.flush(tensor.dpa, tensor.length).unwrap();
+                }
+            }
+        });
+    });
+}
+
+#[test]
+fn readers_follow_a_tensor_that_comes_and_goes() {
+    let device = device(|_| ());
+    let data = rows(8, WINDOWS * WINDOW);
+    device.write_base(0, &data).unwrap();
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                let mut at = 0;
+                while !done.load(Ordering::Relaxed) {
+                    let mut page = [0; 4096];
+                    device.read_base(at, &mut page).unwrap();
+                    assert!(page == data[usize::try_from(at).unwrap()..][..4096]);
+                    at = (at + 4096) % (WINDOWS * WINDOW);
+                }
+            });
+        }
+        scope.spawn(|| {
+            let _done = Done(&done);
+            for _ in 0..30 {
+                cache(&device, "k");
+                device.remove_tensor("k").unwrap();
+            }
+        });
+    });
+}
+
+/// What is stored of `block`, fetched as a reader does that is then overtaken.
+fn fetched(device: &Device, block: u64) -> (Fetched, Box<[u8; MAX_BUNDLE]>) {
+    let mut bundle = Box::new([0; MAX_BUNDLE]);
+    let all = |_: &Stored| PlaneMask(u32::MAX);
+    let fetched = device.coded_store().unwrap().fetch(block, all, &mut bundle).unwrap();
+    (fetched, bundle)
+}
+
+#[test]
+fn a_reader_that_a_tensors_removal_overtakes_reads_again() {
+    let device = device(|_| ());
+    let data = rows(8, WINDOWS * WINDOW);
+    device.write_base(0, &data).unwrap();
+    cache(&device, "k");
+    let (fetched, bundle) = fetched(&device, 0);
+    assert!(fetched.entry.place.as_ref().is_some_and(|place| place.stored.head_bytes() > 0));
+    let decoded = || {
+        let mut words = [0; BLOCK_BYTES];
+        let mut room = Room { words: &mut words, form: Form::Words };
+        let (all, mut tally) = (PlaneMask::all(Format::Opaque), Tally::default());
+        device.decode(0, &fetched, Format::Opaque, all, &bundle, &mut room, &mut tally)
+    };
+    assert!(!decoded().unwrap(), "the map of a reader who does not know the tensor is out of date");
+    device.remove_tensor("k").unwrap();
+    assert!(!decoded().unwrap(), "the block was coded anew");
+    assert_eq!(device.poison(), []);
+    assert!(read(&device, 0, WINDOWS * WINDOW) == data);
+}
+
+#[test]
+fn what_was_written_since_it_was_found_damaged_stays() {
+    let device = device(|_| ());
+    device.write_base(0, &[1; BLOCK_BYTES]).unwrap();
+    let (before, _) = fetched(&device, 0);
+    device.write_base(0, &[2; BLOCK_BYTES]).unwrap();
+    let why = || DeviceError::Damaged { block: 0, why: BlockError::Window { what: "something" } };
+    device.found_damage(0, Some(&before.entry), &why());
+    device.found_damage(0, None, &why());
+    assert_eq!(device.poison(), []);
+    assert!(read(&device, 0, 4096) == [2; BLOCK_BYTES]);
+    let (now, _) = fetched(&device, 0);
+    device.found_damage(0, Some(&now.entry), &why());
+    assert_eq!(device.poison().len(), 1);
+    assert!(read(&device, 0, 4096) == [poison::PATTERN; BLOCK_BYTES]);
+}

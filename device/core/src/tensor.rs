@@ -1,0 +1,289 @@
+//! Tensors: named ranges of the base window whose elements the device understands.
+//!
+//! The rules:
+//! * A tensor begins at a multiple of 4096 bytes and shares no block with another, so that a block has one format.
+//! * The bytes between a tensor's end and its last block's belong to it: they are ordinary memory that no view shows.
+//! * Its length is exactly what its elements take.
+
+mod transition;
+
+use std::ops::Range;
+
+use serde::{Deserialize, Serialize};
+
+pub(crate) use self::transition::Transition;
+use crate::{
+    device::SourceOf,
+    layout::Layout,
+    stats::{Gauge, Traffic},
+    window::Numbers,
+};
+use lamina_codec::{
+    BLOCK_BYTES, Codec,
+    format::Format,
+    kv::{KvError, Shape},
+};
+use lamina_store as store;
+
+/// Longest name of a tensor, in bytes.
+pub const MOST_NAME_BYTES: usize = 4096;
+
+/// A tensor to be made.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TensorSpec {
+    /// Its name, unique on the device.
+    pub name: String,
+    /// Where it begins in the base window; the first place it fits if not given.
+    #[serde(default)]
+    pub dpa: Option<u64>,
+    /// Its length in bytes.
+    pub length: u64,
+    /// Its elements; all that the length holds if not given.
+    #[serde(default)]
+    pub elements: Option<u64>,
+    /// Its shape, outermost dimension first; one dimension of all elements if empty.
+    #[serde(default)]
+    pub shape: Vec<u64>,
+    /// The format of its elements.
+    pub format: Format,
+    /// Their order.
+    #[serde(default)]
+    pub layout: Layout,
+    /// The codec of its planes; the device's if not given.
+    #[serde(default)]
+    pub codec: Option<Codec>,
+}
+
+/// A tensor that there is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TensorInfo {
+    /// Its name.
+    pub name: String,
+    /// Where it begins in the base window.
+    pub dpa: u64,
+    /// Its length in bytes.
+    pub length: u64,
+    /// Its elements.
+    pub elements: u64,
+    /// Its shape, outermost dimension first.
+    pub shape: Vec<u64>,
+    /// The format of its elements.
+    pub format: Format,
+    /// Their order.
+    pub layout: Layout,
+    /// The codec of its planes.
+    pub codec: Codec,
+}
+
+/// Why a tensor cannot be made.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum TensorError {
+    /// The name is empty, too long or has control characters.
+    #[error(
+        "{name:?} cannot name a tensor: 1 to {MOST_NAME_BYTES} bytes without control characters, this has {length}"
+    )]
+    Name {
+        /// The name, its first 64 characters.
+        name: String,
+        /// Its length in bytes.
+        length: usize,
+    },
+    /// Another tensor has the name.
+    #[error("there is a tensor called {name:?} already")]
+    Exists {
+        /// The name.
+        name: String,
+    },
+    /// No tensor has the name.
+    #[error("no tensor is called {name:?}")]
+    Unknown {
+        /// The name.
+        name: String,
+    },
+    /// It does not begin at a block.
+    #[error("{name}: DPA {dpa:#x} is not a multiple of {BLOCK_BYTES}")]
+    Unaligned {
+        /// The tensor.
+        name: String,
+        /// Where it would begin.
+        dpa: u64,
+    },
+    /// It ends past the base window.
+    #[error("{name}: {length} bytes at DPA {dpa:#x} pass the base window's {capacity} bytes")]
+    PastCapacity {
+        /// The tensor.
+        name: String,
+        /// Where it would begin.
+        dpa: u64,
+        /// Its length.
+        length: u64,
+        /// Bytes of the base window.
+        capacity: u64,
+    },
+    /// It belongs to no partition of a divided device.
+    #[error("{name:?} names no partition: tensors of this device are called PARTITION/NAME, of {partitions}")]
+    NoPartition {
+        /// The name.
+        name: String,
+        /// The partitions there are.
+        partitions: String,
+    },
+    /// It does not lie in the partition that it is named after.
+    #[error("{name}: {length} bytes at DPA {dpa:#x} are not in its partition, {start:#x} to {end:#x}")]
+    OutsidePartition {
+        /// The tensor.
+        name: String,
+        /// Where it would begin.
+        dpa: u64,
+        /// Its length.
+        length: u64,
+        /// Where the partition begins.
+        start: u64,
+        /// Where it ends.
+        end: u64,
+    },
+    /// It would share a block with another.
+    #[error("{name}: {length} bytes at DPA {dpa:#x} overlap {other} at {other_dpa:#x}, {other_length} bytes")]
+    Overlap {
+        /// The tensor.
+        name: String,
+        /// Where it would begin.
+        dpa: u64,
+        /// Its length.
+        length: u64,
+        /// The tensor in the way.
+        other: String,
+        /// Where that begins.
+        other_dpa: u64,
+        /// Its length.
+        other_length: u64,
+    },
+    /// No gap is large enough.
+    #[error(
+        "{name}: no {length} bytes are free in the base window of {capacity} bytes (largest gap {largest}); \
+         start with a larger --capacity"
+    )]
+    NoRoom {
+        /// The tensor.
+        name: String,
+        /// Its length.
+        length: u64,
+        /// Bytes of the base window.
+        capacity: u64,
+        /// The largest gap.
+        largest: u64,
+    },
+    /// Length, elements and shape do not agree.
+    #[error(
+        "{name}: {what} is {value}, which does not fit {elements} elements of {format} in {length} bytes"
+    )]
+    Size {
+        /// The tensor.
+        name: String,
+        /// What disagrees.
+        what: &'static str,
+        /// Its value.
+        value: u64,
+        /// The elements.
+        elements: u64,
+        /// Their format.
+        format: Format,
+        /// The length.
+        length: u64,
+    },
+    /// A KV layout that cannot be.
+    #[error("{name}: {why}")]
+    Kv {
+        /// The tensor.
+        name: String,
+        /// Why not.
+        why: KvError,
+    },
+}
+
+/// A tensor and what is counted about it.
+pub(crate) struct Tensor {
+    pub(crate) info: TensorInfo,
+    /// The part of the device that it lies in.
+    pub(crate) part: usize,
+    /// Its windows, if the device codes it by windows.
+    pub(crate) windows: Option<Shape>,
+    /// Bytes its blocks are charged in the store.
+    pub(crate) stored: Gauge,
+    /// Reads through the base window.
+    pub(crate) traffic: Traffic,
+    /// Where the image keeps its counters.
+    pub(crate) numbers: Numbers,
+    /// The checkpoint it was loaded from.
+    pub(crate) source: SourceOf,
+    pub(crate) transition: Transition,
+}
+
+impl TensorInfo {
+    /// What makes this tensor again.
+    pub(crate) fn spec(&self) -> TensorSpec {
+        let Self { name, dpa, length, elements, shape, format, layout, codec } = self.clone();
+        let (dpa, elements, codec) = (Some(dpa), Some(elements), Some(codec));
+        TensorSpec { name, dpa, length, elements, shape, format, layout, codec }
+    }
+}
+
+impl Tensor {
+    /// Where its last block ends.
+    pub(crate) fn end(&self) -> u64 {
+        self.info.dpa + self.info.length.next_multiple_of(BLOCK_BYTES as u64)
+    }
+
+    /// The numbers of its blocks, on the device.
+    pub(crate) fn blocks(&self) -> Range<u64> {
+        store::blocks(self.info.dpa)..store::blocks(self.end())
+    }
+
+    /// Whether people are told of it: lists and the directory name it.
+    pub(crate) fn is_listed(&self) -> bool {
+        self.transition.is_listed()
+    }
+
+    /// Whether it is about to go.
+    pub(crate) fn is_leaving(&self) -> bool {
+        self.transition.is_leaving()
+    }
+
+    /// Whether it is charged for `block`, which is one of its own.
+    pub(crate) fn is_charged(&self, block: u64) -> bool {
+        self.transition.charged().contains(&(block - self.blocks().start))
+    }
+}
+
+/// Checks all of `spec` but its place: its elements and its shape.
+pub(crate) fn check(spec: &TensorSpec) -> Result<(u64, Vec<u64>), TensorError> {
+    let TensorSpec { name, length, format, .. } = spec;
+    if name.is_empty() || name.len() > MOST_NAME_BYTES || name.chars().any(char::is_control) {
+        return Err(TensorError::Name { name: name.chars().take(64).collect(), length: name.len() });
+    }
+    let elements = spec.elements.unwrap_or_else(|| format.elements_in(*length));
+    let size = |what, value| {
+        let name = name.clone();
+        TensorError::Size { name, what, value, elements, format: *format, length: *length }
+    };
+    if format.bytes_for(elements) != Some(*length) {
+        return Err(size("the length", *length));
+    }
+    let shape = if spec.shape.is_empty() { vec![elements] } else { spec.shape.clone() };
+    let product = shape.iter().try_fold(1_u64, |product, dimension| product.checked_mul(*dimension));
+    if product != Some(elements) {
+        return Err(size("the product of the shape", product.unwrap_or(u64::MAX)));
+    }
+    Ok((elements, shape))
+}
+
+/// The windows of `spec`, if it is a KV tensor of elements that can be put in order.
+pub(crate) fn windows(spec: &TensorSpec) -> Result<Option<Shape>, TensorError> {
+    match &spec.layout {
+        Layout::Weight => Ok(None),
+        Layout::Kv(layout) => {
+            Shape::new(spec.format, layout).map_err(|why| TensorError::Kv { name: spec.name.clone(), why })
+        }
+    }
+}

@@ -1,0 +1,265 @@
+//! `lamina analyze`: tables, JSON or a drawing of what the device would make of checkpoints.
+
+use std::fs;
+use std::io::Write;
+use std::ops::ControlFlow;
+use std::path::Path;
+
+use anyhow::{Context, Result, bail};
+use indicatif::{BinaryBytes, HumanCount};
+use lamina_codec::format::Format;
+use lamina_device::analyze::layers::KvReport;
+use lamina_device::analyze::report::{Figures, RoundedReport, TensorReport};
+use lamina_device::analyze::{AnalyzeOptions, Report, plot};
+use lamina_device::layout::Layout;
+use lamina_device::model::ModelFile;
+
+use crate::args::Analyze;
+use crate::client::new_table;
+use crate::meter::Meter;
+use crate::out;
+
+/// Analyses and prints. Blocks until it is done.
+pub(crate) fn analyze(args: &Analyze) -> Result<()> {
+    let models = args.files.iter().map(|path| ModelFile::open(path)).collect::<Result<Vec<_>, _>>()?;
+    if let Some(plot) = &args.plot {
+        can_draw(plot, &args.files, &models)?;
+    }
+    let options = AnalyzeOptions { codecs: args.codec.0.clone(), kv: args.kv };
+    let meter = Meter::new("read");
+    let report = lamina_device::analyze::analyze(&models, &options, |progress| {
+        meter.show(&progress);
+        ControlFlow::Continue(())
+    });
+    meter.finish();
+    let report = report?;
+    if let Some(path) = &args.plot {
+        let svg = plot::svg(&report, &title(&args.files)).context("no tensor has bit-planes to draw")?;
+        fs::write(path, svg).with_context(|| format!("cannot write the drawing {}", path.display()))?;
+    }
+    let mut text = Vec::new();
+    if args.json {
+        serde_json::to_writer_pretty(&mut text, &report)?;
+        writeln!(text)?;
+    } else {
+        print(&mut text, &report, &options, models.len() > 1)?;
+    }
+    Ok(out::text(&text)?)
+}
+
+/// Refuses, before minutes of work, what could not be drawn or would write over a checkpoint.
+fn can_draw(plot: &Path, files: &[impl AsRef<Path>], models: &[ModelFile]) -> Result<()> {
+    let directory = plot.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    if !directory.is_dir() {
+        bail!("cannot write the drawing {}: there is no directory {}", plot.display(), directory.display());
+    }
+    if plot.is_dir() {
+        bail!("cannot write the drawing {}: it is a directory", plot.display());
+    }
+    let same = |file: &Path| fs::canonicalize(file).ok() == fs::canonicalize(plot).ok();
+    if plot.exists() && files.iter().any(|file| same(file.as_ref())) {
+        bail!("--plot {} would write over the checkpoint; name another file", plot.display());
+    }
+    let mut tensors = models.iter().flat_map(ModelFile::tensors);
+    if !tensors.any(|tensor| tensor.length > 0 && tensor.format != Format::Opaque.name()) {
+        bail!("nothing to draw: no tensor in the files has elements and bit-planes");
+    }
+    Ok(())
+}
+
+fn title(files: &[impl AsRef<Path>]) -> String {
+    let name = |path: &Path| path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
+    match files {
+        [file] => name(file.as_ref()),
+        [first, .., last] => {
+            format!("{} … {} ({} files)", name(first.as_ref()), name(last.as_ref()), files.len())
+        }
+        [] => String::new(),
+    }
+}
+
+fn print(out: &mut impl Write, report: &Report, options: &AnalyzeOptions, many_files: bool) -> Result<()> {
+    let codecs: Vec<_> = options.codecs.iter().map(|codec| codec.name()).collect();
+    print_tensors(out, report, &codecs, many_files)?;
+    if let Some(kv) = &report.kv {
+        print_layers(out, kv, report, &codecs)?;
+    }
+    for format in report.total.formats.iter().filter(|format| !format.figures.planes.is_empty()) {
+        writeln!(
+            out,
+            "\nPlanes of {} ({}), most significant first; ∞: nothing is stored",
+            format.name,
+            count(format.figures.elements)
+        )?;
+        print_planes(out, &format.figures, &codecs)?;
+    }
+    writeln!(out, "\nSavings; rounded values come from fp32, fp16 and bf16 tensors")?;
+    let mut table =
+        new_table(&["values", "codec", "ratio", "limit", "of limit", "lossless", "total vs bf16"], 2);
+    let mut add = |name: &str, figures: &Figures| {
+        for codec in &codecs {
+            let coded = &figures.codecs[codec];
+            table.add_row([
+                name.to_owned(),
+                (*codec).to_owned(),
+                ratio_of(figures.logical_bytes, coded.ratio),
+                ratio(figures.entropy_limit),
+                percent(coded.of_limit),
+                percent(coded.savings),
+                percent(coded.savings_vs_bf16),
+            ]);
+        }
+    };
+    for format in &report.total.formats {
+        add(format.name.name(), &format.figures);
+    }
+    if let Some(rounded) = &report.total.rounded {
+        add("rounded to fp8", &rounded.fp8);
+        add(&format!("rounded to int4, groups of {}", rounded.int4_group), &rounded.int4);
+    }
+    writeln!(out, "{table}")?;
+    Ok(())
+}
+
+fn print_tensors(out: &mut impl Write, report: &Report, codecs: &[&str], many_files: bool) -> Result<()> {
+    writeln!(out, "Ratios at 4 KiB blocks; word: whole words coded (GComp); of limit: the best codec's\n")?;
+    let mut head = vec!["tensor", "format", "elements", "bytes"];
+    head.extend(codecs);
+    let word: Vec<_> = report.total.word_major.keys().map(|codec| format!("word {codec}")).collect();
+    head.extend(word.iter().map(String::as_str));
+    head.extend(["limit", "of limit", "fp8", "int4"]);
+    let mut table = new_table(&head, 2);
+    for tensor in &report.tensors {
+        let figures = &tensor.figures;
+        let mut row = vec![
+            name(tensor, many_files),
+            format!("{}{}", tensor.format, if matches!(tensor.layout, Layout::Kv(_)) { " kv" } else { "" }),
+            count(figures.elements),
+            BinaryBytes(figures.logical_bytes).to_string(),
+        ];
+        row.extend(codecs.iter().map(|codec| ratio_of(figures.logical_bytes, figures.codecs[codec].ratio)));
+        row.extend(tensor.word_major.values().map(|word| ratio_of(figures.logical_bytes, *word)));
+        row.push(ratio(figures.entropy_limit));
+        row.push(percent(best(figures.codecs.values().map(|codec| codec.of_limit))));
+        row.extend(best_rounded(tensor.rounded.as_ref()));
+        table.add_row(row);
+    }
+    let total = &report.total;
+    let mut row = vec![
+        "total".to_owned(),
+        String::new(),
+        count(report.tensors.iter().map(|tensor| tensor.figures.elements).sum()),
+        BinaryBytes(total.logical_bytes).to_string(),
+    ];
+    row.extend(codecs.iter().map(|codec| ratio_of(total.logical_bytes, total.codecs[codec].ratio)));
+    row.extend(total.word_major.values().map(|word| ratio_of(total.logical_bytes, *word)));
+    row.push(ratio(total.entropy_limit));
+    row.push(percent(best(total.codecs.values().map(|codec| codec.of_limit))));
+    row.extend(best_rounded(total.rounded.as_ref()));
+    table.add_row(row);
+    writeln!(out, "{table}")?;
+    Ok(())
+}
+
+/// KV caches as in the paper's Fig. 15, and how they were coded.
+fn print_layers(out: &mut impl Write, kv: &KvReport, report: &Report, codecs: &[&str]) -> Result<()> {
+    let caches: usize = kv.layers.iter().map(|layer| layer.tensors).sum();
+    writeln!(
+        out,
+        "\nKV layer by layer: {caches} caches of {}; bases and all other metadata counted",
+        kv.layout
+    )?;
+    let mut head = vec!["layer", "side", "caches", "bytes"];
+    head.extend(codecs);
+    let word: Vec<_> = kv.word_major_geometric_mean.keys().map(|codec| format!("word {codec}")).collect();
+    head.extend(word.iter().map(String::as_str));
+    let mut table = new_table(&head, 2);
+    for layer in &kv.layers {
+        let mut row = vec![
+            layer.layer.map_or_else(|| "–".to_owned(), |layer| layer.to_string()),
+            layer.side.to_owned(),
+            layer.tensors.to_string(),
+            BinaryBytes(layer.logical_bytes).to_string(),
+        ];
+        let ratios = codecs.iter().map(|codec| &layer.ratios[codec]).chain(layer.word_major.values());
+        row.extend(ratios.map(|ratio| ratio_of(layer.logical_bytes, *ratio)));
+        table.add_row(row);
+    }
+    let mut row = vec!["mean".to_owned(), String::new(), caches.to_string(), "geometric".to_owned()];
+    let means = codecs.iter().map(|codec| &kv.geometric_mean[codec]);
+    let means = means.chain(kv.word_major_geometric_mean.values());
+    row.extend(means.map(|mean| ratio(*mean)));
+    table.add_row(row);
+    writeln!(out, "{table}")?;
+    for codec in codecs {
+        let windows = report.tensors.iter().filter_map(|tensor| tensor.figures.codecs[codec].windows);
+        let [mut plain, mut channels, mut deltas, mut repeated] = [0; 4];
+        for windows in windows {
+            plain += windows.plain;
+            channels += windows.channels;
+            deltas += windows.deltas;
+            repeated += windows.repeated_rows;
+        }
+        writeln!(
+            out,
+            "{codec}: {deltas} windows channel by channel with exponent differences, {channels} channel by channel, {plain} in address \
+             order; {repeated} repeated rows left out"
+        )?;
+    }
+    Ok(())
+}
+
+fn print_planes(out: &mut impl Write, figures: &Figures, codecs: &[&str]) -> Result<()> {
+    let mut table = new_table(&[&["plane"], codecs].concat(), 1);
+    for (index, plane) in figures.planes.iter().enumerate() {
+        let ratios = codecs.iter().map(|codec| {
+            figures.codecs[codec].plane_ratios[index]
+                .map_or_else(|| "∞".to_owned(), |ratio| format!("{ratio:.3}"))
+        });
+        table.add_row([plane.clone()].into_iter().chain(ratios));
+    }
+    writeln!(out, "{table}")?;
+    Ok(())
+}
+
+/// A tensor's name, which comes from the file: without what a terminal would obey.
+fn name(tensor: &TensorReport, with_file: bool) -> String {
+    let name: String = tensor
+        .name
+        .chars()
+        .flat_map(|c| if c.is_control() { c.escape_default().collect() } else { vec![c] })
+        .collect();
+    if !with_file {
+        return name;
+    }
+    let file = Path::new(&tensor.file).file_name().unwrap_or_default().to_string_lossy();
+    format!("{file}: {name}")
+}
+
+/// The best ratios of fp8 and of int4.
+fn best_rounded(rounded: Option<&RoundedReport>) -> [String; 2] {
+    let best = |figures: &Figures| best(figures.codecs.values().map(|codec| codec.ratio));
+    [rounded.and_then(|rounded| best(&rounded.fp8)), rounded.and_then(|rounded| best(&rounded.int4))]
+        .map(ratio)
+}
+
+fn best(figures: impl Iterator<Item = Option<f64>>) -> Option<f64> {
+    figures.flatten().reduce(f64::max)
+}
+
+fn ratio(ratio: Option<f64>) -> String {
+    ratio.map_or_else(|| "–".to_owned(), |ratio| format!("{ratio:.3}"))
+}
+
+/// A ratio without a number is one to nothing if there were bytes.
+fn ratio_of(bytes: u64, of: Option<f64>) -> String {
+    if of.is_none() && bytes > 0 { "∞".to_owned() } else { ratio(of) }
+}
+
+fn percent(part: Option<f64>) -> String {
+    part.map_or_else(|| "–".to_owned(), |part| format!("{:.1} %", 100.0 * part))
+}
+
+fn count(count: u64) -> String {
+    HumanCount(count).to_string()
+}

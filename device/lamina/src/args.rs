@@ -1,0 +1,302 @@
+//! The command line.
+
+mod boot;
+mod device;
+mod values;
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+use lamina_codec::Codec;
+use lamina_codec::kv::KvLayout;
+
+pub(crate) use self::boot::Boot;
+pub(crate) use self::device::DeviceArgs;
+pub(crate) use self::values::{DiskArg, bytes, run_dir};
+use self::values::{codecs, disks, kv_layout};
+use crate::division::DivisionArgs;
+use crate::guests::Guests;
+
+/// A CXL Type-3 memory device in user space: tensors as compressed bit-planes, precision views by address alias.
+#[derive(Debug, Parser)]
+#[command(
+    version,
+    propagate_version = true,
+    after_help = "\
+Examples:
+  Serve 256 MiB with a checkpoint in it and two reduced views of every tensor that can give them:
+      lamina serve --capacity 256M --mount ~/lamina --model model.safetensors --views full,e8m3,fp8_e4m3fn
+  Look at it, from another terminal:
+      lamina views
+      lamina stats
+  Make one more view while it runs:
+      lamina view add model.layers.0.self_attn.q_proj.weight e8m3+g2:packed
+  Make stores to the base window visible in every view:
+      lamina flush
+  See whether the store fills up, and make room:
+      lamina events
+      lamina discard old.k
+  See what bit-planes and codecs make of a checkpoint, without serving it:
+      lamina analyze model.safetensors --plot planes.svg"
+)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    Serve(Box<Serve>),
+    Boot(Box<Boot>),
+    /// What a topology with several guests stands for.
+    #[command(skip)]
+    BootSeveral(Box<Guests>),
+    /// Show the counters of a device that is being served.
+    Stats(Client),
+    /// List the tensors of a device that is being served.
+    Tensors(Client),
+    /// List the views of a device that is being served.
+    Views(Client),
+    /// List the disks of a device that is being served.
+    Disks(Client),
+    /// List the pairs of files that a device shows, whose they are, and the sockets for their guests.
+    Guests(Client),
+    /// Make and list views.
+    #[command(subcommand)]
+    View(View),
+    Flush(Flush),
+    Discard(Discard),
+    /// Tell what happened to a device that is being served: how full it is, what found no room, what was lost.
+    Events(Client),
+    /// List poisoned blocks, poison some, or clear them.
+    #[command(subcommand)]
+    Poison(Poison),
+    Upgrade(Upgrade),
+    /// Save a device to one file, or make an image of such a file, on this machine or another.
+    #[command(subcommand)]
+    Snapshot(Snapshot),
+    Analyze(Analyze),
+}
+
+/// Serve a device: mount its two windows, or serve them as disks, load checkpoints, answer the API and guests, until SIGINT or SIGTERM.
+///
+/// The mount shows two files: `base`, the capacity window, and `views`, the aperture with the directory and all views. Give
+/// both to QEMU as memory-backend-file with share=on. A line on standard output says when they are ready. With --guest or --host
+/// each guest or host has two such files and a control socket of its own.
+///
+/// With --vhost-user the windows are virtio disks (vhost-user-blk), with or without a mount: `base`, which can be written, and `views`,
+/// which cannot, with a partition for each view. They need no driver in the guest, and no CXL.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Two guests with a gigabyte each, of which one may store half a gigabyte; then, from two other terminals, boot one on each part:
+    lamina serve --mount ~/lamina --guest alice=1G,quota=512M --guest bob=1G,model=model.safetensors
+    lamina boot --guest alice            lamina boot --guest bob
+Two hosts that share a region and are not coherent, as CXL 2.0 leaves them:
+    lamina serve --mount ~/lamina --capacity 256M --host one --host two
+
+Sizes take K, M, G and T (powers of 1024). QEMU's CXL windows are multiples of 256M.
+
+Disks: DIR makes DIR/base.sock and DIR/views.sock. SOCKET=base, SOCKET=views and SOCKET=TENSOR,VIEW make one disk each; the last shows
+one view from offset 0 on. Give a socket to QEMU with
+      -object memory-backend-memfd,id=ram,share=on,size=1G -numa node,memdev=ram
+      -chardev socket,id=disk0,path=SOCKET,reconnect-ms=100 -device vhost-user-blk-pci,chardev=disk0,num-queues=2
+In the guest they have the serial numbers lamina-base, lamina-views and lamina-vN; `lamina disks` and the ready line list them.
+
+Views: full · eXmY keeps X exponent and Y mantissa bits · +gN rounds with N more bits fetched · :packed packs the elements ·
+bf16 fp8_e4m3fn fp8_e5m2 convert · int4 int2 of int8. A view that a tensor's format cannot give is skipped and listed.")]
+pub(crate) struct Serve {
+    #[command(flatten)]
+    pub(crate) device: DeviceArgs,
+    #[command(flatten)]
+    pub(crate) division: DivisionArgs,
+    /// The directory to mount on; made if it is missing.
+    #[arg(long, value_name = "DIR", required_unless_present = "vhost_user")]
+    pub(crate) mount: Option<PathBuf>,
+    /// Serve disks: a directory for the sockets of both windows, or one socket and what its disk shows; may be given more than once.
+    #[arg(long, value_name = "DIR|SOCKET=WHAT", value_parser = disks)]
+    pub(crate) vhost_user: Vec<DiskArg>,
+    /// Serve mailboxes on this socket, for guests that see the mount as shared memory of PCI devices: the chardev of an
+    /// ivshmem-doorbell. The windows' sizes must be powers of two then, and are unless given.
+    #[arg(long, value_name = "SOCKET", requires = "mount")]
+    pub(crate) ivshmem: Option<PathBuf>,
+    /// Serve a virtio device on this socket whose shared-memory region holds what of the windows a guest has mapped: the chardev of QEMU's
+    /// vhost-user-test-device-pci (11.1). The guest needs the driver in driver-shim/kernel.
+    #[arg(long, value_name = "SOCKET", requires = "mount")]
+    pub(crate) vhost_user_shmem: Option<PathBuf>,
+    /// Print the ready line as JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// What all client commands take.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Client {
+    /// The API's socket, which is your own or root's.
+    #[arg(long, default_value_os_t = run_dir().join("api.sock"), value_name = "PATH")]
+    pub(crate) api: PathBuf,
+    /// Print JSON instead of a table.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum View {
+    /// Make a view of a tensor, for example `lamina view add lm_head.weight e8m3+g2`.
+    Add {
+        /// The tensor's name.
+        tensor: String,
+        /// The view's spelling.
+        spelling: String,
+        #[command(flatten)]
+        client: Client,
+    },
+    /// List the views.
+    List(Client),
+}
+
+/// Make every store to the base window visible in every view: the coherence fence.
+///
+/// Views are computed from what has reached the device. Stores sit in the host's page cache until the kernel writes them
+/// back; this writes them back now and drops stale view pages.
+#[derive(Debug, Args)]
+pub(crate) struct Flush {
+    /// Where the range begins in the base window.
+    #[arg(long, value_parser = bytes, default_value = "0", value_name = "BYTES")]
+    pub(crate) offset: u64,
+    /// Its bytes [default: to the window's end].
+    #[arg(long, value_parser = bytes, value_name = "BYTES")]
+    pub(crate) length: Option<u64>,
+    #[command(flatten)]
+    pub(crate) client: Client,
+}
+
+/// Drop bytes of the base window: they read as zero afterwards, and store nothing.
+///
+/// This makes room in a store that is full. What is stored in the range and has not reached the device is dropped too.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  A tensor's bytes, by its name; the tensor stays:
+      lamina discard model.layers.0.self_attn.q_proj.weight
+  A mebibyte from DPA 0x100000 on:
+      lamina discard 0x100000 1M")]
+pub(crate) struct Discard {
+    /// The tensor's name, or where the range begins in the base window if BYTES are given.
+    #[arg(value_name = "TENSOR|DPA")]
+    pub(crate) what: String,
+    /// The range's bytes.
+    #[arg(value_parser = bytes, value_name = "BYTES")]
+    pub(crate) length: Option<u64>,
+    #[command(flatten)]
+    pub(crate) client: Client,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Poison {
+    /// List the poisoned blocks, and why they are.
+    List(Client),
+    /// Poison the blocks of a range, as damage to what is stored would: their bytes are lost, and read as 0xff.
+    ///
+    /// For those who test how their software takes it. Writing a whole block clears its poison.
+    Inject(PoisonRange),
+    /// Clear the poison of a range: its poisoned blocks are zeros then.
+    Clear(PoisonRange),
+}
+
+/// Blocks of the base window.
+#[derive(Debug, Args)]
+pub(crate) struct PoisonRange {
+    /// Where the range begins in the base window.
+    #[arg(value_parser = bytes, value_name = "DPA")]
+    pub(crate) offset: u64,
+    /// Its bytes; every block of 4096 that it touches counts.
+    #[arg(value_parser = bytes, default_value = "4096", value_name = "BYTES")]
+    pub(crate) length: u64,
+    #[command(flatten)]
+    pub(crate) client: Client,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Snapshot {
+    /// Write everything that a device holds to a new file: what was flushed by now, as at one
+    /// moment (stores that go on meanwhile, and through mappings, may be in it or not). Nobody
+    /// waits for it; if the store has no room for what is written meanwhile, it is given up.
+    Save {
+        /// The file.
+        file: PathBuf,
+        /// Where the device's sockets are.
+        #[arg(long, default_value_os_t = run_dir(), value_name = "DIR")]
+        run_dir: PathBuf,
+    },
+    /// Make an image of a snapshot, for `lamina serve --image`.
+    Restore {
+        /// The snapshot.
+        file: PathBuf,
+        /// The image, a new file.
+        image: PathBuf,
+    },
+}
+
+/// Replace the program of a device that is being served, under running guests.
+///
+/// The process that does the work is ended and started again from the new program; the mount, the memory and the sockets stay where
+/// they are. Guests wait for a moment. If the new program does not answer, the one before is started again.
+#[derive(Debug, Args)]
+pub(crate) struct Upgrade {
+    /// The new program [default: the file that the running one was started from, as it is now].
+    #[arg(value_name = "FILE")]
+    pub(crate) program: Option<PathBuf>,
+    /// Where the device's sockets are.
+    #[arg(long, default_value_os_t = run_dir(), value_name = "DIR")]
+    pub(crate) run_dir: PathBuf,
+}
+
+/// Show what the device would make of checkpoints: ratios by codec and bit-plane, beside the entropy limit and word-major coding.
+///
+/// Nothing is loaded or served; files may be far larger than memory. They are read twice, because rounding to fp8 needs each
+/// tensor's largest value first.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Ratios are bytes before to bytes after at 4 KiB blocks, index entries not counted. The limit keeps sign and mantissa raw and the
+exponent at its entropy in each block. Rounding: fp8 is the view fp8_e4m3fn with the power of two that fits the tensor; int4 is
+symmetric in groups of 128 elements with the groups' scales not counted.
+
+KV caches: CHANNELS[,WINDOW] · CHANNELS,WINDOW,stride=STRIDE for rows with padding · vLLM's paged caches of four dimensions or more
+as PRESET:HEADS,HEAD_SIZE,BLOCK_SIZE[,WINDOW] with the preset nhd, hnd or, with K before V in each block, nhd_kv or hnd_kv.
+
+Example:
+      lamina analyze model-00001.safetensors model-00002.safetensors --codec zstd --plot planes.svg")]
+pub(crate) struct Analyze {
+    /// Safetensors files.
+    #[arg(required = true, value_name = "FILE")]
+    pub(crate) files: Vec<PathBuf>,
+    /// Tensors of two dimensions with this many channels are KV caches, in windows of so many tokens [window: 128], and are told layer by
+    /// layer too. Rows with padding and paged caches: see below.
+    #[arg(long, value_parser = kv_layout, value_name = "CHANNELS[,WINDOW]")]
+    pub(crate) kv: Option<KvLayout>,
+    /// The codecs of the planes: all, or a list separated by commas.
+    #[arg(long, default_value = "all", value_parser = codecs, value_name = "all|LIST")]
+    pub(crate) codec: Codecs,
+    /// Print JSON instead of tables.
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Draw the ratios of all planes to this SVG file.
+    #[arg(long, value_name = "OUT.svg")]
+    pub(crate) plot: Option<PathBuf>,
+}
+
+/// Codecs to compare, each once.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Codecs(pub(crate) Vec<Codec>);
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+}

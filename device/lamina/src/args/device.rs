@@ -1,0 +1,113 @@
+//! What a device is made of, for every command that makes one.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use clap::Args;
+use lamina_codec::Codec;
+use lamina_device::load::{FormatRule, KvRule, LoadOptions};
+use lamina_serve::launder::LaunderWith;
+use lamina_store::mode::Mode;
+
+use super::values::{bytes, open_windows, run_dir, threads};
+use crate::several::SeveralArgs;
+
+/// What a device is made of and where it listens.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct DeviceArgs {
+    /// Bytes of the base window [default: what the checkpoints take, at least 256M].
+    #[arg(long, value_parser = bytes, value_name = "BYTES")]
+    pub(crate) capacity: Option<u64>,
+    /// Bytes of the views window [default: the capacity, or more if the views take more].
+    #[arg(long, value_parser = bytes, value_name = "BYTES")]
+    pub(crate) views_capacity: Option<u64>,
+    /// The device: trace (bit-planes), gcomp (compressed words) or plain (words).
+    #[arg(long, default_value_t, value_name = "MODE")]
+    pub(crate) mode: Mode,
+    /// The codec: lz4, zstd or tree.
+    #[arg(long, default_value_t, value_name = "CODEC")]
+    pub(crate) codec: Codec,
+    /// A safetensors file to load; may be given more than once. One that the --image holds already
+    /// is not loaded again; tensors there of the same names and of another file, or of one that has
+    /// changed, are refused.
+    #[arg(long = "model", value_name = "FILE")]
+    pub(crate) models: Vec<PathBuf>,
+    /// Load the checkpoints even so: remove the --image's tensors of their names, with all that was
+    /// stored into them, and write over what lies outside tensors where a checkpoint fits nowhere
+    /// else.
+    #[arg(long, requires = "image")]
+    pub(crate) replace: bool,
+    /// Views to make of every tensor, separated by commas; none if empty.
+    #[arg(long, value_delimiter = ',', default_value = "full", value_name = "LIST")]
+    pub(crate) views: Vec<String>,
+    /// Tensors that are KV caches, by name pattern; those named *.k and *.v with two dimensions are without being told. Rows with padding and
+    /// paged caches are written as for `lamina analyze --kv`.
+    #[arg(long, value_name = "PATTERN=CHANNELS[,WINDOW]")]
+    pub(crate) kv: Vec<KvRule>,
+    /// KV windows that may be open for writing at once; each is staged in memory until it is coded.
+    #[arg(long, default_value_t = 64, value_parser = open_windows, value_name = "N")]
+    pub(crate) open_windows: usize,
+    /// Keep the device in this file: it is there again the next time, with all that it held. The file is sparse, and stays
+    /// as large as the device may become.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) image: Option<PathBuf>,
+    /// Bring what was stored in the --image to the disk every so many seconds: what was flushed
+    /// before survives a crash of the host, as at that moment. With 0 that is done only when the
+    /// device ends, and when the store needs what was freed since. An image on a tmpfs does not
+    /// survive one.
+    #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u32).range(0..=86_400), value_name = "SECONDS")]
+    pub(crate) sync_seconds: u32,
+    /// Bytes of compressed data that the store may hold [default: twice the capacity, which is room for any data].
+    #[arg(long, value_parser = bytes, value_name = "BYTES")]
+    pub(crate) store_capacity: Option<u64>,
+    /// Seconds for which a store into the mount that finds no room may wait for some before it is lost; 0 for not at all. Discards make room, and so does space
+    /// on the host where that is what lacks.
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(0..=3600), value_name = "SECONDS")]
+    pub(crate) full_wait: u32,
+    /// Bytes of the host's memory that a store in memory (no --image, or one on a tmpfs) leaves free: where it would take of them, it is full, as above. Control
+    /// groups' limits count as the host's; 0 lets it take everything [default: a sixteenth of all memory, at most 256M].
+    #[arg(long, value_parser = bytes, value_name = "BYTES")]
+    pub(crate) memory_reserve: Option<u64>,
+    /// A monitor socket (QMP) of a QEMU that has what is everybody's as `mem0`: its guest is told of poisoned blocks, as of media errors of CXL memory. May be given
+    /// more than once. Besides, whoever listens in the --run-dir at qmp.sock, or at qmp-NAME.sock for a guest or host, is told; `lamina boot` sees to that by itself.
+    #[arg(long, value_name = "SOCKET")]
+    pub(crate) qmp: Vec<PathBuf>,
+    /// Tensors that have another format than the file says, by name pattern.
+    #[arg(long, value_name = "PATTERN=FORMAT")]
+    pub(crate) format: Vec<FormatRule>,
+    /// Where the sockets are made: api.sock, ctl.sock, and ctl-NAME.sock of each guest or host.
+    /// Made if it is missing; a directory of another user, one in which others may write, and a
+    /// symbolic link are refused, here and wherever a socket or the mount is to be.
+    #[arg(long, default_value_os_t = run_dir(), value_name = "DIR")]
+    pub(crate) run_dir: PathBuf,
+    /// Serve the API on this loopback address too, to your own user and root; port 0 takes any free port.
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    pub(crate) tcp: Option<SocketAddr>,
+    /// KiB read when a page is missing; 4 reads exactly that page, more is faster for sequential reads; more than 128 needs root.
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(0..=1024), value_name = "KIB")]
+    pub(crate) read_ahead_kb: u32,
+    /// Threads that answer the mount [default: one for each core, at least 2].
+    #[arg(long, value_parser = threads)]
+    pub(crate) threads: Option<usize>,
+    /// How dirty pages are made to reach the device: `auto`, `sync_file_range` or `msync`.
+    #[arg(long, default_value = "auto", hide = true, value_name = "HOW")]
+    pub(crate) launder_with: LaunderWith,
+    #[command(flatten)]
+    pub(crate) several: SeveralArgs,
+    /// Whether windows whose size is not given get one that suits a PCI BAR.
+    #[arg(skip)]
+    pub(crate) powers_of_two: bool,
+}
+
+impl DeviceArgs {
+    /// How checkpoints are loaded.
+    pub(crate) fn load_options(&self) -> LoadOptions {
+        LoadOptions {
+            views: self.views.iter().filter(|view| !view.is_empty()).cloned().collect(),
+            kv: [self.kv.clone(), KvRule::by_name().to_vec()].concat(),
+            formats: self.format.clone(),
+            partition: None,
+            replace: self.replace,
+        }
+    }
+}

@@ -1,0 +1,188 @@
+//! How values are written: sizes, directories, disks and what else has a form of its own.
+
+use std::path::{Path, PathBuf};
+
+use lamina_codec::format::Format;
+use lamina_codec::kv::{KvLayout, Shape};
+use lamina_codec::{Codec, UnknownCodec};
+use lamina_device::device::MOST_OPEN_WINDOWS;
+use lamina_qemu::Accel;
+use lamina_serve::Shows;
+use nix::unistd::{Uid, geteuid};
+
+use super::Codecs;
+
+/// The directory for sockets when none is named: in the user's own runtime directory, or one of
+/// this user's in /tmp. Somebody else may have made that first; it is not used then.
+pub(crate) fn run_dir() -> PathBuf {
+    run_dir_of(geteuid(), std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from), &std::env::temp_dir())
+}
+
+fn run_dir_of(user: Uid, runtime: Option<PathBuf>, temporary: &Path) -> PathBuf {
+    match runtime.filter(|dir| dir.is_absolute()) {
+        Some(dir) => dir.join("lamina"),
+        None if user.is_root() => PathBuf::from("/run/lamina"),
+        None => temporary.join(format!("lamina-{user}")),
+    }
+}
+
+/// A size: decimal or 0x-hexadecimal, or decimal with K, M, G or T for powers of 1024 (KiB and so on are taken too).
+pub(crate) fn bytes(text: &str) -> Result<u64, String> {
+    let wrong = || format!("{text:?} is no size: write for example 4096, 0x1000, 256M or 64G");
+    if let Some(digits) = text.strip_prefix("0x") {
+        return u64::from_str_radix(digits, 16).map_err(|_| wrong());
+    }
+    let split = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (digits, unit) = text.split_at(split);
+    let shift = match unit {
+        "" => 0,
+        "K" | "k" | "KiB" => 10,
+        "M" | "MiB" => 20,
+        "G" | "GiB" => 30,
+        "T" | "TiB" => 40,
+        _ => return Err(wrong()),
+    };
+    let number: u64 = digits.parse().map_err(|_| wrong())?;
+    number.checked_mul(1 << shift).ok_or_else(|| format!("{text} is more than 64 bits can count"))
+}
+
+pub(super) fn codecs(text: &str) -> Result<Codecs, String> {
+    if text == "all" {
+        return Ok(Codecs(Codec::ALL.to_vec()));
+    }
+    let mut codecs = Vec::new();
+    for name in text.split(',') {
+        let codec = name.parse().map_err(|why: UnknownCodec| why.to_string())?;
+        if !codecs.contains(&codec) {
+            codecs.push(codec);
+        }
+    }
+    Ok(Codecs(codecs))
+}
+
+pub(super) fn kv_layout(text: &str) -> Result<KvLayout, String> {
+    let layout =
+        text.parse::<KvLayout>().and_then(|layout| Shape::new(Format::Bf16, &layout).map(|_| layout));
+    layout.map_err(|why| {
+        format!(
+            "{why}: write CHANNELS or CHANNELS,WINDOW, for example 1024,128; rows with padding as CHANNELS,WINDOW,stride=STRIDE; \
+             a paged cache as PRESET:HEADS,HEAD_SIZE,BLOCK_SIZE[,WINDOW] with the preset nhd, hnd, nhd_kv or hnd_kv"
+        )
+    })
+}
+
+pub(super) fn open_windows(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(windows @ 1..=MOST_OPEN_WINDOWS) => Ok(windows),
+        _ => Err(format!("{text:?} is no number of windows from 1 to {MOST_OPEN_WINDOWS}")),
+    }
+}
+
+pub(super) fn put(text: &str) -> Result<(PathBuf, String), String> {
+    match text.split_once('=') {
+        Some((host, guest)) if !host.is_empty() && guest.starts_with('/') => {
+            Ok((host.into(), guest.to_owned()))
+        }
+        _ => Err(format!("{text:?} is no HOST=GUEST: write for example ./reader=/bin/reader")),
+    }
+}
+
+/// What `--vhost-user` asks for.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum DiskArg {
+    /// Both windows, on sockets in this directory.
+    Both(PathBuf),
+    /// One disk.
+    One(PathBuf, Shows),
+}
+
+pub(super) fn disks(text: &str) -> Result<DiskArg, String> {
+    let Some((path, what)) = text.split_once('=') else {
+        return if text.is_empty() {
+            Err("a directory has a name".to_owned())
+        } else {
+            Ok(DiskArg::Both(text.into()))
+        };
+    };
+    let shows = match (what, what.rsplit_once(',')) {
+        ("base", _) => Shows::Base,
+        ("views", _) => Shows::Views,
+        (_, Some((tensor, view))) if !tensor.is_empty() => {
+            Shows::View { tensor: tensor.to_owned(), view: view.to_owned() }
+        }
+        _ => return Err(format!("{what:?} is nothing a disk shows: write base, views or TENSOR,VIEW")),
+    };
+    if path.is_empty() { Err("a socket has a path".to_owned()) } else { Ok(DiskArg::One(path.into(), shows)) }
+}
+
+pub(super) fn accel(text: &str) -> Result<Accel, String> {
+    [Accel::Kvm, Accel::Tcg]
+        .into_iter()
+        .find(|accel| accel.to_string() == text)
+        .ok_or_else(|| format!("{text:?} is neither kvm nor tcg"))
+}
+
+pub(super) fn threads(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(threads @ 1..=64) => Ok(threads),
+        _ => Err(format!("{text:?} is no number of threads from 1 to 64")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_default_directory_for_sockets_is_the_users_own() {
+        let of = |user, runtime: Option<&str>| {
+            run_dir_of(Uid::from_raw(user), runtime.map(PathBuf::from), Path::new("/tmp"))
+        };
+        assert_eq!(of(7, Some("/run/user/7")), Path::new("/run/user/7/lamina"));
+        for none in [None, Some(""), Some("run")] {
+            assert_eq!(of(7, none), Path::new("/tmp/lamina-7"));
+            assert_eq!(of(0, none), Path::new("/run/lamina"));
+        }
+    }
+
+    #[test]
+    fn codecs_and_kv_layouts_are_read_as_documented() {
+        assert_eq!(codecs("all").unwrap().0, Codec::ALL);
+        assert_eq!(codecs("zstd,lz4,zstd").unwrap().0, [Codec::Zstd, Codec::Lz4]);
+        assert!(codecs("zstd,gzip").unwrap_err().contains("gzip") && codecs("").is_err());
+        assert_eq!(kv_layout("64"), Ok(KvLayout::rows(64, 128)));
+        assert_eq!(kv_layout("64,256"), Ok(KvLayout::rows(64, 256)));
+        for text in ["", "0", "64,0", "64,", "x", "64,1,2", "-1"] {
+            assert!(kv_layout(text).unwrap_err().contains("CHANNELS,WINDOW"), "{text}");
+        }
+    }
+
+    #[test]
+    fn disks_are_read_as_documented() {
+        assert_eq!(disks("/run/disks"), Ok(DiskArg::Both("/run/disks".into())));
+        assert_eq!(disks("b.sock=base"), Ok(DiskArg::One("b.sock".into(), Shows::Base)));
+        assert_eq!(disks("v.sock=views"), Ok(DiskArg::One("v.sock".into(), Shows::Views)));
+        let view = Shows::View { tensor: "a,b=c".to_owned(), view: "e8m3:packed".to_owned() };
+        assert_eq!(disks("q.sock=a,b=c,e8m3:packed"), Ok(DiskArg::One("q.sock".into(), view)));
+        for text in ["", "=base", "s=", "s=other", "s=,full"] {
+            assert!(disks(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn sizes_are_read_as_documented() {
+        for (text, value) in [
+            ("0", 0),
+            ("4096", 4096),
+            ("0x1000", 4096),
+            ("256M", 256 << 20),
+            ("64G", 64 << 30),
+            ("1KiB", 1024),
+        ] {
+            assert_eq!(bytes(text), Ok(value), "{text}");
+        }
+        for text in ["", "M", "-1", "1.5G", "256MB", "99999999999999999999", "99999999T", "0x"] {
+            assert!(bytes(text).is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,317 @@
+//! `lamina boot`: a guest with a device attached, for a person or a script, and what several guests have in common with one.
+//!
+//! The guest goes before the device: QEMU has ended, or is killed, before the mount is taken away under it.
+
+use std::env;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use anyhow::{Context, Result, ensure};
+use lamina_abi::Interleave;
+use lamina_qemu::launch::{self, Prepared};
+use lamina_qemu::{Accel, Attach, AttachKind, BootConfig, BootError, GuestFile, Source};
+use lamina_serve::private_dir::check_socket_dir;
+use lamina_serve::{Place, PrivateDir};
+use serde_json::Value;
+use tempfile::TempDir;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::task::JoinSet;
+
+use crate::args::{Boot, DeviceArgs, DiskArg};
+use crate::client;
+use crate::division::DivisionArgs;
+use crate::holder::{Holder, StopSwitch, oom};
+use crate::life::{self, WindowFile};
+use crate::out::{self, print_line};
+use crate::shmem;
+use crate::way::{Files, Way};
+
+/// The folder with the guest's static programs, which `./x` sets.
+const GUEST_PROGRAMS: &str = "LAMINA_GUEST_PROGRAMS";
+/// Where the script goes in the guest.
+const SCRIPT: &str = "/run.sh";
+
+/// What takes the lines of a guest's console.
+pub(crate) type Console = Box<dyn FnMut(&str) + Send>;
+
+/// A guest that is ready to be booted.
+pub(crate) struct Ready {
+    /// What it is called where there are several.
+    pub(crate) name: Option<String>,
+    pub(crate) prepared: Prepared,
+    /// Where the lines of its console go; a guest with a shell has the terminal.
+    pub(crate) console: Console,
+}
+
+/// Boots a guest and waits for its end: the exit status of its script.
+pub(crate) async fn boot(args: Boot) -> Result<ExitCode> {
+    let signals = Signals::watch()?;
+    check(&args)?;
+    let files = programs(&args).await?;
+    let (device, print_command) = (Served::of(&args).await?, args.print_command);
+    let Served { way, holder, qmp, folder } = device;
+    let prepared = prepare(args, &way, files, qmp).await?;
+    let status = if print_command {
+        print_line!("{}", prepared.command.to_shell())?;
+        None
+    } else {
+        let console = Box::new(out::console(String::new()));
+        run(vec![Ready { name: None, prepared, console }], signals).await?.remove(0)
+    };
+    drop(way);
+    // Unmounting sleeps.
+    let stopped = move || {
+        let stopped = holder.map_or(Ok(()), Holder::stop);
+        drop(folder);
+        stopped
+    };
+    tokio::task::spawn_blocking(stopped).await??;
+    Ok(exit_code(status))
+}
+
+/// Refuses options that do not go together.
+fn check(args: &Boot) -> Result<()> {
+    let Boot { attach, device, disks, mailbox, base, shmem, .. } = args;
+    ensure!(disks.is_empty() || *attach == AttachKind::VhostUser, "--disk goes with --attach vhost-user");
+    ensure!(
+        mailbox.is_none() || *attach == AttachKind::Ivshmem && base.is_some(),
+        "--mailbox goes with --attach ivshmem, --base and --views-file"
+    );
+    ensure!(
+        base.is_none() || *attach != AttachKind::VhostUser,
+        "--attach vhost-user takes sockets, --disk, not the windows' files"
+    );
+    ensure!(shmem.is_none() || *attach == AttachKind::Shmem, "--shmem goes with --attach shmem");
+    let set = device.several.interleave;
+    ensure!(set.is_none() || *attach == AttachKind::Cxl, "--interleave goes with --attach cxl");
+    // QEMU connects to whoever listens there, so nobody else may.
+    let sockets = args.ctl.iter().chain(disks).chain(mailbox).chain(shmem);
+    sockets.into_iter().try_for_each(|socket| check_socket_dir(socket))?;
+    Ok(())
+}
+
+/// A device, and the way of a guest to it.
+struct Served {
+    way: Way,
+    /// It, if it was started for this guest.
+    holder: Option<Holder>,
+    /// Where QEMU's monitor is to listen, for the device.
+    qmp: Option<PathBuf>,
+    /// Holds its mount and sockets.
+    folder: Option<TempDir>,
+}
+
+impl Served {
+    /// The device that is asked for: one that is being served, or one that is started.
+    async fn of(args: &Boot) -> Result<Self> {
+        let (kind, cpus, set) = (args.attach, args.cpus, args.device.several.interleave);
+        let elsewhere = |way| Self { way, holder: None, qmp: None, folder: None };
+        // Only CXL has media errors. Who names a monitor has QEMU listen there.
+        let tells = kind == AttachKind::Cxl && args.device.qmp.is_empty();
+        let monitor = |place: &Place| tells.then(|| args.device.run_dir.join(place.monitor()));
+        let ctl = args.ctl.clone();
+        if let Some(name) = &args.guest {
+            let way = seat(&args.device.run_dir.join("api.sock"), name, kind, cpus).await?;
+            // QEMU makes its monitor's socket there.
+            PrivateDir::open(&args.device.run_dir)?;
+            return Ok(Self { qmp: monitor(&Place::Guest(name.clone())), ..elsewhere(way) });
+        }
+        if let Some(socket) = &args.shmem {
+            return Ok(elsewhere(Way::region(socket.clone())));
+        }
+        if !args.disks.is_empty() {
+            return Ok(elsewhere(Way::disks(args.disks.clone(), ctl, cpus)));
+        }
+        if let Some((base, views)) = args.base.clone().zip(args.views_file.clone())
+            && kind != AttachKind::VhostUser
+        {
+            return Ok(elsewhere(Way::files(kind, Files { base, views, ctl, set }, args.mailbox.clone())?));
+        }
+        let folder = tempfile::Builder::new().prefix("lamina-boot-").tempdir()?;
+        let mut device = args.device.clone();
+        device.powers_of_two = kind == AttachKind::Ivshmem;
+        if kind == AttachKind::VhostUser {
+            let both = vec![DiskArg::Both(folder.path().join("disks"))];
+            let holder = start(device, DivisionArgs::default(), args.mount.clone(), both).await?;
+            let ready = &holder.ready;
+            let way = Way::disks(sockets(&ready.disks, None), ready.ctl.clone(), cpus);
+            return Ok(Self { way, holder: Some(holder), qmp: None, folder: Some(folder) });
+        }
+        let mount = args.mount.clone().unwrap_or_else(|| folder.path().join("mount"));
+        let holder = start(device, DivisionArgs::default(), Some(mount), Vec::new()).await?;
+        let files = whole(&holder.ready, set).context(
+            "the image is divided among guests: serve it with `lamina serve`, then boot each with --guest",
+        )?;
+        let way = Way::files(kind, files, None)?;
+        Ok(Self { way, holder: Some(holder), qmp: monitor(&Place::Root), folder: Some(folder) })
+    }
+}
+
+/// The files at the root of a mount.
+pub(crate) fn whole(ready: &life::Ready, set: Option<Interleave>) -> Option<Files> {
+    let path = |window: &Option<WindowFile>| window.as_ref()?.path.clone();
+    let (base, views) = path(&ready.base).zip(path(&ready.views))?;
+    Some(Files { base, views, ctl: ready.ctl.clone(), set })
+}
+
+/// Prepares the boot that is asked for, on `way`.
+pub(crate) async fn prepare(
+    args: Boot,
+    way: &Way,
+    files: Vec<GuestFile>,
+    qmp: Option<PathBuf>,
+) -> Result<Prepared> {
+    let mut config = BootConfig::attached(way.attach.clone());
+    config.ctl_socket.clone_from(&way.ctl);
+    config.qmp = qmp;
+    config.programs = files;
+    config.extras = args.extras;
+    config.interactive = args.script.is_none();
+    config.run = args.script.is_some().then(|| SCRIPT.to_owned());
+    config.memory_mib = args.memory.unwrap_or(config.memory_mib);
+    // A guest's access to an interleave set is QEMU's to do, and KVM cannot hand every instruction on.
+    let emulated = matches!(&way.attach, Attach::Cxl(cxl) if cxl.lanes.is_some());
+    let accel = args.accel.or(emulated.then_some(Accel::Tcg));
+    (config.cpus, config.accel, config.huge_pages, config.extra_args) =
+        (args.cpus, accel, args.huge_pages, args.qemu);
+    Ok(tokio::task::spawn_blocking(move || launch::prepare(&config)).await??)
+}
+
+/// The signals that end guests.
+pub(crate) struct Signals {
+    interrupted: Signal,
+    terminated: Signal,
+}
+
+impl Signals {
+    /// From now on these signals do not end this process.
+    pub(crate) fn watch() -> Result<Self> {
+        let (interrupted, terminated) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+        Ok(Self { interrupted, terminated })
+    }
+}
+
+/// Runs guests at once, to the end of each: the statuses of their scripts. A signal ends them all, and so does one of them that fails.
+pub(crate) async fn run(guests: Vec<Ready>, mut signals: Signals) -> Result<Vec<Option<i32>>> {
+    let (mut running, mut ends) = (Vec::new(), JoinSet::new());
+    let mut statuses = vec![None; guests.len()];
+    let mut failed = None;
+    for (index, Ready { name, prepared, console }) in guests.into_iter().enumerate() {
+        let named = move |why: BootError| match &name {
+            Some(name) => anyhow::Error::from(why).context(format!("guest {name}")),
+            None => why.into(),
+        };
+        match prepared.spawn(console) {
+            Ok(guest) => {
+                guest.pid().into_iter().for_each(oom::put_back);
+                let guest = Arc::new(guest);
+                running.push(Arc::clone(&guest));
+                ends.spawn_blocking(move || (index, guest.wait(None).map_err(named)));
+            }
+            Err(why) => {
+                failed = Some(named(why));
+                break;
+            }
+        }
+    }
+    let end_all = || running.iter().for_each(|guest| guest.kill());
+    if failed.is_some() {
+        end_all();
+    }
+    loop {
+        let end = tokio::select! {
+            end = ends.join_next() => end,
+            _ = signals.interrupted.recv() => { end_all(); continue }
+            _ = signals.terminated.recv() => { end_all(); continue }
+        };
+        // What ends of the others after one that failed does so because of that.
+        let why = match end {
+            None => break,
+            Some(Ok((index, Ok(outcome)))) => {
+                statuses[index] = outcome.status;
+                continue;
+            }
+            Some(Ok((_, Err(why)))) => why,
+            Some(Err(why)) => why.into(),
+        };
+        failed.get_or_insert(why);
+        end_all();
+    }
+    failed.map_or(Ok(statuses), Err)
+}
+
+/// The status that a script's becomes.
+pub(crate) fn exit_code(status: Option<i32>) -> ExitCode {
+    status.and_then(|status| u8::try_from(status).ok()).map_or(ExitCode::SUCCESS, ExitCode::from)
+}
+
+/// The way to what the guest or host `name` has of the device that answers at `api`.
+async fn seat(api: &Path, name: &str, kind: AttachKind, cpus: u32) -> Result<Way> {
+    let seats = client::seats(api).await?;
+    let known: Vec<_> = seats.iter().filter_map(|seat| seat["name"].as_str()).collect();
+    let known = known.join(", ");
+    let seat = seats.iter().find(|seat| seat["name"] == name);
+    let seat = seat.with_context(|| format!("the device has no guest or host {name:?}; it has: {known}"))?;
+    let disks = if kind == AttachKind::VhostUser { client::disk_list(api).await? } else { Vec::new() };
+    way_to(seat, &disks, kind, cpus)
+}
+
+/// The way to a seat, as a device tells of it, of whose disks these are all.
+pub(crate) fn way_to(seat: &Value, disks: &[Value], kind: AttachKind, cpus: u32) -> Result<Way> {
+    let path = |value: &Value| value.as_str().map(PathBuf::from);
+    let ctl = path(&seat["ctl"]);
+    if kind == AttachKind::VhostUser {
+        let name = seat["name"].as_str().unwrap_or_default();
+        let sockets = sockets(disks, Some(name));
+        ensure!(!sockets.is_empty(), "{name} has no disks: serve them with --guest {name}=BYTES,disks=DIR");
+        return Ok(Way::disks(sockets, ctl, cpus));
+    }
+    let (base, views) = path(&seat["base"]["path"])
+        .zip(path(&seat["views"]["path"]))
+        .context("the device tells of no files")?;
+    Way::files(kind, Files { base, views, ctl, set: None }, None)
+}
+
+/// The sockets of disks, as a device tells of them, that show a guest's part of it, or everything.
+pub(crate) fn sockets(disks: &[Value], guest: Option<&str>) -> Vec<PathBuf> {
+    let theirs = disks.iter().filter(|disk| disk["guest"].as_str() == guest);
+    theirs.filter_map(|disk| disk["socket"].as_str().map(PathBuf::from)).collect()
+}
+
+/// Starts a device.
+pub(crate) async fn start(
+    device: DeviceArgs,
+    division: DivisionArgs,
+    mount: Option<PathBuf>,
+    disks: Vec<DiskArg>,
+) -> Result<Holder> {
+    let started = move || Holder::start(&device, &division, mount, disks, &StopSwitch::default());
+    tokio::task::spawn_blocking(started).await??.context("the device was stopped while it started")
+}
+
+/// What goes into the guest: the driver if it needs one, the shim if it is at hand, the script, and what was asked for.
+pub(crate) async fn programs(args: &Boot) -> Result<Vec<GuestFile>> {
+    let mut files = Vec::new();
+    if args.attach == AttachKind::Shmem {
+        files.push(tokio::task::spawn_blocking(shmem::driver).await??);
+    }
+    let shim = env::var_os(GUEST_PROGRAMS).map(|folder| Path::new(&folder).join("lamina-shim"));
+    if let Some(path) = shim.filter(|path| path.is_file()) {
+        files.push(GuestFile::program("/bin/lamina-shim", path));
+    } else {
+        tracing::warn!(
+            "{GUEST_PROGRAMS} names no folder with lamina-shim: the guest goes without; ./x boot brings it"
+        );
+    }
+    if let Some(script) = &args.script {
+        let text = std::fs::read_to_string(script)
+            .with_context(|| format!("cannot read the script {}", script.display()))?;
+        files.push(GuestFile::script(SCRIPT, text));
+    }
+    for (host, guest) in &args.files {
+        ensure!(host.is_file(), "{} is not a file that could be put into the guest", host.display());
+        files.push(GuestFile { path: guest.clone(), source: Source::Host(host.clone()), mode: 0o755 });
+    }
+    Ok(files)
+}

@@ -1,0 +1,522 @@
+//! How a device is divided among guests and hosts: from the command line to partitions, the pairs of files that show them, and what is loaded into them.
+//!
+//! * Without `--guest` the device is not divided. With it, each guest has a partition, and `--shared` makes one more, named [`SHARED`], for everybody.
+//! * What is shared (the whole device, or that partition) is shown by the pair at the mount's root, or, with hosts, by a pair for each host.
+//! * `--model` goes to what is shared, a guest's `model=` to its partition.
+//! * An image keeps its partitions. What the command line does not say of them is as the image has it; hosts are not part of it.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::sync::Arc;
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::Args;
+use lamina_abi::Interleave;
+use lamina_device::device::{Device, DeviceConfig, MOST_PARTITIONS, Partition, PartitionConfig};
+use lamina_device::load::{self, LoadOptions};
+use lamina_device::model::ModelFile;
+use lamina_serve::{PairOptions, Place};
+use lamina_store::image::Superblock;
+
+use crate::args::{DeviceArgs, bytes};
+
+/// The partition that is everybody's.
+const SHARED: &str = "shared";
+/// QEMU's CXL windows are multiples of this.
+const CXL_MULTIPLE: u64 = 256 << 20;
+
+/// Who shares the device, and how.
+#[derive(Clone, Debug, Default, Args)]
+#[command(next_help_heading = "Several guests on one device")]
+pub(crate) struct DivisionArgs {
+    /// A guest with a part of the device that is its own: window, tensors, views and control socket; may be given more than once. `quota` bounds what it may store,
+    /// `views` is its views window, `model` loads a safetensors file into its part and may be repeated, `disks` serves its windows as disks too, on sockets in that directory. The
+    /// capacity is then all parts' together.
+    #[arg(
+        long = "guest",
+        value_name = "NAME=BYTES[,quota=BYTES][,views=BYTES][,model=FILE][,disks=DIR]",
+        conflicts_with = "capacity",
+        requires = "mount"
+    )]
+    guests: Vec<GuestSpec>,
+    /// Bytes of a part that is everybody's, besides the guests' own; --views-capacity is then its views window.
+    #[arg(long, value_parser = bytes, value_name = "BYTES", requires = "guests")]
+    shared: Option<u64>,
+    /// So many hosts, h0, h1 and so on, share the device, or its shared part, each with a cache of its own that nobody keeps coherent: stores show at others when they
+    /// are flushed, and where these invalidate.
+    #[arg(long, value_name = "N", conflicts_with = "host", requires = "mount", value_parser = clap::value_parser!(u8).range(1..=16))]
+    hosts: Option<u8>,
+    /// Such a host by name; may be given more than once.
+    #[arg(long, value_name = "NAME", requires = "mount")]
+    host: Vec<String>,
+    /// Bytes of pages that a host's cache holds; each takes as much memory, and twice as much where the host stored into it.
+    #[arg(long, value_parser = bytes, default_value = "64M", value_name = "BYTES")]
+    host_cache: u64,
+}
+
+/// A guest as the command line has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct GuestSpec {
+    name: String,
+    bytes: u64,
+    quota: Option<u64>,
+    views: Option<u64>,
+    models: Vec<PathBuf>,
+    disks: Option<PathBuf>,
+}
+
+impl FromStr for GuestSpec {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let form = "write NAME=BYTES[,quota=BYTES][,views=BYTES][,model=FILE]…[,disks=DIR], for example a=256M,quota=128M";
+        let mut fields = text.split(',');
+        let first = fields.next().and_then(|first| first.split_once('='));
+        let (name, size) = first.ok_or_else(|| format!("{text:?} is no guest: {form}"))?;
+        let (name, bytes_of) = (name.to_owned(), bytes(size)?);
+        let mut guest =
+            Self { name, bytes: bytes_of, quota: None, views: None, models: Vec::new(), disks: None };
+        for field in fields {
+            match field.split_once('=') {
+                Some(("quota", size)) if guest.quota.is_none() => guest.quota = Some(bytes(size)?),
+                Some(("views", size)) if guest.views.is_none() => guest.views = Some(bytes(size)?),
+                Some(("model", path)) if !path.is_empty() => guest.models.push(path.into()),
+                Some(("disks", path)) if !path.is_empty() && guest.disks.is_none() => {
+                    guest.disks = Some(path.into());
+                }
+                _ => return Err(format!("guest {}: {field:?} is none of its options: {form}", guest.name)),
+            }
+        }
+        Ok(guest)
+    }
+}
+
+/// A device that is to be served, and to whom.
+pub(crate) struct Plan {
+    /// The partitions; one without a name for a device that is not divided.
+    parts: Vec<Part>,
+    /// What is loaded, and where.
+    pub(crate) loads: Vec<Load>,
+    /// Place, partition and cache of each pair of files.
+    pairs: Vec<(Place, String, Option<u64>)>,
+    /// Guests whose windows are disks as well, and the directories of their sockets.
+    pub(crate) disks: Vec<(String, PathBuf)>,
+    /// Whether windows whose size is not given are as large as a PCI BAR can be.
+    powers_of_two: bool,
+    /// CXL memory devices that the base window is interleaved over.
+    ways: u32,
+}
+
+/// A partition as the command line has it; what it does not say is fitting, or as the image has it.
+struct Part {
+    name: Option<String>,
+    base_bytes: Option<u64>,
+    views_bytes: Option<u64>,
+    quota_bytes: Option<u64>,
+}
+
+/// A checkpoint and the partition it goes to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Load {
+    pub(crate) path: PathBuf,
+    pub(crate) partition: Option<String>,
+}
+
+impl Plan {
+    /// Decides. Of a device that lies in an `image` already, the partitions are the image's: what is said otherwise is refused.
+    pub(crate) fn new(
+        args: &DivisionArgs,
+        device: &DeviceArgs,
+        image: Option<(&Superblock, &Path)>,
+    ) -> Result<Self> {
+        let mut args = args.clone();
+        if let Some((is, _)) = image
+            && args.guests.is_empty()
+        {
+            args.divide_like(is);
+        }
+        let divided = !args.guests.is_empty();
+        let powers_of_two = device.powers_of_two;
+        let ways = device.several.interleave.map_or(1, Interleave::ways);
+        let mut plan = Self {
+            parts: Vec::new(),
+            loads: Vec::new(),
+            pairs: Vec::new(),
+            disks: Vec::new(),
+            powers_of_two,
+            ways,
+        };
+        for guest in args.guests {
+            ensure!(
+                guest.name != SHARED,
+                "{SHARED} names the part that --shared makes; no guest can have it"
+            );
+            let name = Some(guest.name.clone());
+            plan.load(&guest.models, name.as_ref());
+            let (base_bytes, quota_bytes) = (Some(guest.bytes), guest.quota);
+            plan.parts.push(Part { name, base_bytes, views_bytes: guest.views, quota_bytes });
+            plan.disks.extend(guest.disks.map(|directory| (guest.name.clone(), directory)));
+            plan.pairs.push((Place::Guest(guest.name.clone()), guest.name, None));
+        }
+        let hosts: Vec<String> = match args.hosts {
+            Some(count) => (0..count).map(|n| format!("h{n}")).collect(),
+            None => args.host,
+        };
+        ensure!(
+            ways == 1 || (!divided && hosts.is_empty()),
+            "--interleave is for a device that is neither divided among guests nor shared by hosts"
+        );
+        let shared = if divided { SHARED } else { "" };
+        let is_shared = !divided || args.shared.is_some();
+        ensure!(
+            is_shared || hosts.is_empty(),
+            "hosts share a part of the device: say with --shared BYTES how large it is"
+        );
+        ensure!(
+            is_shared || device.models.is_empty(),
+            "--model goes to the shared part, and there is none: say --shared BYTES, or load it for a guest with --guest NAME=BYTES,model=FILE"
+        );
+        ensure!(
+            is_shared || device.qmp.is_empty(),
+            "--qmp tells of the shared part, and there is none: a guest's QEMU is told that listens at qmp-NAME.sock in the --run-dir"
+        );
+        ensure!(
+            hosts.len() <= MOST_PARTITIONS,
+            "{} hosts; a device has at most {MOST_PARTITIONS}",
+            hosts.len()
+        );
+        for name in &hosts {
+            let fits = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "-_".contains(c);
+            if name.is_empty() || name.len() > 32 || !name.chars().all(fits) {
+                bail!("{name:?} cannot name a host: 1 to 32 lower-case letters, digits, `-` and `_`");
+            }
+        }
+        if is_shared {
+            let name = divided.then(|| shared.to_owned());
+            plan.load(&device.models, name.as_ref());
+            let base_bytes = if divided { args.shared } else { device.capacity };
+            plan.parts.push(Part { name, base_bytes, views_bytes: device.views_capacity, quota_bytes: None });
+            if hosts.is_empty() {
+                plan.pairs.push((Place::Root, shared.to_owned(), None));
+            }
+        }
+        let hosts =
+            hosts.into_iter().map(|name| (Place::Host(name), shared.to_owned(), Some(args.host_cache)));
+        plan.pairs.extend(hosts);
+        let mut names = BTreeSet::new();
+        if let Some((place, ..)) = plan.pairs.iter().find(|(place, ..)| !names.insert(place.name())) {
+            bail!("{} names two guests or hosts; each has a name of its own", place.name());
+        }
+        if let Some((is, path)) = image {
+            plan.fits(device, is)
+                .with_context(|| format!("the image {} is another device", path.display()))?;
+            if let Some(set) = device.several.interleave {
+                ensure!(
+                    is.base_bytes.is_multiple_of(set.stripe()),
+                    "--interleave {set}: the image {} has a base window of {} bytes, no multiple of {}",
+                    path.display(),
+                    is.base_bytes,
+                    set.stripe()
+                );
+            }
+        }
+        Ok(plan)
+    }
+
+    fn load(&mut self, models: &[PathBuf], partition: Option<&String>) {
+        self.loads
+            .extend(models.iter().map(|path| Load { path: path.clone(), partition: partition.cloned() }));
+    }
+
+    /// Refuses what is said otherwise than the image has it.
+    fn fits(&self, device: &DeviceArgs, is: &Superblock) -> Result<()> {
+        let same = |what: &str, asked: Option<u64>, is: Option<u64>| {
+            let is_text = is.map_or_else(|| "none".to_owned(), |bytes| format!("{bytes} bytes"));
+            ensure!(asked.is_none() || asked == is, "{what}: it has {is_text}; an image keeps its sizes");
+            Ok(())
+        };
+        same("--capacity", device.capacity, Some(is.base_bytes))?;
+        if is.partitions.is_empty() && self.parts.iter().all(|part| part.name.is_none()) {
+            return same("--views-capacity", device.views_capacity, Some(is.views_bytes));
+        }
+        let asked: Vec<_> = self.parts.iter().filter_map(|part| part.name.as_deref()).collect();
+        let names: Vec<_> = is.partitions.iter().map(|part| part.name.as_str()).collect();
+        ensure!(
+            asked == names,
+            "--guest and --shared ask for the parts [{}], it has [{}]; an image keeps its parts",
+            asked.join(", "),
+            names.join(", ")
+        );
+        for (part, is) in self.parts.iter().zip(&is.partitions) {
+            let of = |what: &str| format!("the {what} of {}", is.name);
+            same(&of("base window"), part.base_bytes, Some(is.base_bytes))?;
+            same(&of("views window"), part.views_bytes, Some(is.views_bytes))?;
+            same(&of("quota"), part.quota_bytes, is.quota_bytes)?;
+        }
+        Ok(())
+    }
+
+    /// What a new device is made of, as far as that is decided here. Opens the checkpoints to see what they take.
+    pub(crate) fn config(&self, options: &LoadOptions) -> Result<DeviceConfig> {
+        let mut partitions = Vec::new();
+        for part in &self.parts {
+            let (mut base_needed, mut views_needed) = (0_u64, lamina_abi::DIRECTORY_BYTES);
+            for load in self.loads.iter().filter(|load| load.partition == part.name) {
+                let model = ModelFile::open(&load.path)?;
+                base_needed = base_needed.saturating_add(load::base_needed(&model));
+                views_needed = views_needed.saturating_add(load::views_needed(&model, options));
+            }
+            let fitting = |bytes, devices| fitting(bytes, devices, self.powers_of_two);
+            let base_bytes = part.base_bytes.unwrap_or(fitting(base_needed, self.ways));
+            let views_bytes = part.views_bytes.unwrap_or(fitting(views_needed.max(base_bytes), 1));
+            let Some(name) = part.name.clone() else {
+                return Ok(DeviceConfig::new(base_bytes, views_bytes));
+            };
+            partitions.push(PartitionConfig { name, base_bytes, views_bytes, quota_bytes: part.quota_bytes });
+        }
+        Ok(DeviceConfig::divided(partitions))
+    }
+
+    /// The sockets of the guests' control ports in `run_dir`, one for each pair of files.
+    pub(crate) fn sockets(&self, run_dir: &Path) -> impl Iterator<Item = PathBuf> {
+        self.pairs.iter().map(|(place, ..)| run_dir.join(place.socket()))
+    }
+
+    /// Where QEMUs may listen that are to be told of poison, and the partition of `device` that each has: beside the pairs' sockets in `run_dir`, and `others` of
+    /// what is everybody's.
+    pub(crate) fn monitors(
+        &self,
+        run_dir: &Path,
+        others: &[PathBuf],
+        device: &Arc<Device>,
+    ) -> Result<Vec<(PathBuf, Partition)>> {
+        let own =
+            self.pairs(device)?.into_iter().map(|pair| (run_dir.join(pair.place.monitor()), pair.partition));
+        let mut all: Vec<_> = own.collect();
+        let shared = Partition::named(device, if self.divided() { SHARED } else { "" });
+        // What is asked for was checked to be there.
+        all.extend(
+            shared.iter().flat_map(|shared| others.iter().map(|socket| (socket.clone(), shared.clone()))),
+        );
+        // Only once each, however it is named.
+        let mut seen = BTreeSet::new();
+        all.retain(|(socket, _)| seen.insert(socket.clone()));
+        Ok(all)
+    }
+
+    fn divided(&self) -> bool {
+        self.parts.iter().any(|part| part.name.is_some())
+    }
+
+    /// The pairs of files of `device`, which was made as planned.
+    pub(crate) fn pairs(&self, device: &Arc<Device>) -> Result<Vec<PairOptions>> {
+        let pair = |(place, partition, cache_bytes): &(Place, String, Option<u64>)| {
+            let Some(partition) = Partition::named(device, partition) else {
+                bail!("the device has no partition {partition:?}");
+            };
+            Ok(PairOptions { place: place.clone(), partition, cache_bytes: *cache_bytes })
+        };
+        self.pairs.iter().map(pair).collect()
+    }
+}
+
+impl DivisionArgs {
+    /// Asks for the parts that an image has.
+    fn divide_like(&mut self, is: &Superblock) {
+        for part in &is.partitions {
+            if part.name == SHARED {
+                self.shared = Some(part.base_bytes);
+                continue;
+            }
+            self.guests.push(GuestSpec {
+                name: part.name.clone(),
+                bytes: part.base_bytes,
+                quota: part.quota_bytes,
+                views: Some(part.views_bytes),
+                models: Vec::new(),
+                disks: None,
+            });
+        }
+    }
+}
+
+/// A window over so many devices that QEMU takes and that holds so many bytes.
+fn fitting(bytes: u64, devices: u32, power_of_two: bool) -> u64 {
+    let fitting = bytes.max(1).checked_next_multiple_of(CXL_MULTIPLE * u64::from(devices));
+    let fitting = if power_of_two { fitting.and_then(u64::checked_next_power_of_two) } else { fitting };
+    fitting.unwrap_or(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::args::{Cli, Command};
+
+    fn serve(words: &[&str]) -> Result<Box<crate::args::Serve>> {
+        let cli = Cli::try_parse_from(["lamina", "serve", "--mount", "m"].iter().chain(words))?;
+        let Command::Serve(serve) = cli.command else { bail!("another command") };
+        Ok(serve)
+    }
+
+    /// The plan for `lamina serve --mount m` and these.
+    fn plan(words: &[&str]) -> Result<Plan> {
+        let serve = serve(words)?;
+        Plan::new(&serve.division, &serve.device, None)
+    }
+
+    /// The same on an image.
+    fn plan_on(is: &Superblock, words: &[&str]) -> Result<Plan> {
+        let serve = serve(words)?;
+        Plan::new(&serve.division, &serve.device, Some((is, Path::new("i"))))
+    }
+
+    fn config(plan: &Plan) -> DeviceConfig {
+        plan.config(&LoadOptions::default()).unwrap()
+    }
+
+    fn refused(words: &[&str]) -> String {
+        plan(words).err().unwrap().to_string()
+    }
+
+    #[test]
+    fn a_device_alone_has_one_pair_and_no_partitions() {
+        let plan = plan(&["--capacity", "512M"]).unwrap();
+        let made = config(&plan);
+        assert_eq!((made.base_bytes, made.views_bytes), (512 << 20, 512 << 20));
+        assert!(made.partitions.is_empty());
+        assert_eq!(plan.pairs, [(Place::Root, String::new(), None)]);
+    }
+
+    #[test]
+    fn an_interleave_set_has_a_base_for_each_of_its_devices_and_is_alone() {
+        let made = config(&plan(&["--interleave", "4x4K"]).unwrap());
+        assert_eq!((made.base_bytes, made.views_bytes), (1 << 30, 1 << 30));
+        for others in [&["--guest", "a=1G"][..], &["--capacity", "1G", "--hosts", "2"]] {
+            let words = [&["--interleave", "2x256"], others].concat();
+            assert!(refused(&words).contains("neither divided"), "{words:?}");
+        }
+        assert!(plan(&["--devices", "2", "--guest", "a=1G"]).is_ok());
+        let is = DeviceConfig::new(20 << 10, 4 << 20).superblock();
+        let why = plan_on(&is, &["--interleave", "4x4K"]).err().unwrap().to_string();
+        assert!(why.contains("20480 bytes, no multiple of 16384"), "{why}");
+        assert!(plan_on(&is, &["--interleave", "4x1K"]).is_ok());
+    }
+
+    #[test]
+    fn guests_have_partitions_and_pairs_of_their_own() {
+        let words =
+            ["--guest", "a=1G,quota=64M", "--guest", "b=256M,views=512M", "--shared", "32M", "--host", "x"];
+        let plan = plan(&words).unwrap();
+        let made = config(&plan);
+        let sizes: Vec<_> = made
+            .partitions
+            .iter()
+            .map(|part| (part.name.as_str(), part.base_bytes >> 20, part.views_bytes >> 20, part.quota_bytes))
+            .collect();
+        let expected = [("a", 1024, 1024, Some(64 << 20)), ("b", 256, 512, None), ("shared", 32, 256, None)];
+        assert_eq!(sizes, expected);
+        assert_eq!(made.base_bytes, (1024 + 256 + 32) << 20);
+        let guest = |name: &str| (Place::Guest(name.into()), name.to_owned(), None);
+        let host = (Place::Host("x".into()), "shared".to_owned(), Some(64 << 20));
+        assert_eq!(plan.pairs, [guest("a"), guest("b"), host]);
+        let device = Arc::new(Device::new(made).unwrap());
+        assert_eq!(plan.pairs(&device).unwrap()[2].partition.base(), 1280 << 20..1312 << 20);
+    }
+
+    #[test]
+    fn each_guest_has_a_monitor_socket_and_more_are_of_what_is_shared() {
+        let monitors = |words: &[&str]| {
+            let plan = plan(&[words, &["--qmp", "/q"]].concat()).unwrap();
+            let device = Arc::new(Device::new(config(&plan)).unwrap());
+            let serve = serve(&[words, &["--qmp", "/q", "--qmp", "/run/qmp.sock"]].concat()).unwrap();
+            let monitors = plan.monitors(Path::new("/run"), &serve.device.qmp, &device).unwrap();
+            let named = |(socket, part): (PathBuf, Partition)| {
+                (socket.to_str().unwrap().to_owned(), part.name().to_owned())
+            };
+            monitors.into_iter().map(named).collect::<Vec<_>>()
+        };
+        let pairs = |all: &[(&str, &str)]| {
+            all.iter().map(|(socket, part)| ((*socket).to_owned(), (*part).to_owned())).collect::<Vec<_>>()
+        };
+        assert_eq!(monitors(&[]), pairs(&[("/run/qmp.sock", ""), ("/q", "")]));
+        assert_eq!(
+            monitors(&["--guest", "a=256M", "--shared", "256M", "--host", "x"]),
+            pairs(&[
+                ("/run/qmp-a.sock", "a"),
+                ("/run/qmp-x.sock", "shared"),
+                ("/q", "shared"),
+                ("/run/qmp.sock", "shared")
+            ])
+        );
+    }
+
+    #[test]
+    fn hosts_share_what_is_not_a_guests() {
+        let plan = plan(&["--hosts", "2", "--host-cache", "1M"]).unwrap();
+        let host = |name: &str| (Place::Host(name.into()), String::new(), Some(1 << 20));
+        assert_eq!(plan.pairs, [host("h0"), host("h1")]);
+        assert!(refused(&["--guest", "a=1M", "--hosts", "2"]).contains("--shared BYTES"));
+        assert!(refused(&["--guest", "a=1M", "--model", "m"]).contains("model=FILE"));
+        assert!(refused(&["--guest", "a=1M", "--qmp", "q"]).contains("qmp-NAME.sock"));
+        assert!(refused(&["--host", "x", "--host", "x"]).contains("x names two"));
+        assert!(refused(&["--guest", "x=1M", "--shared", "1M", "--host", "x"]).contains("x names two"));
+        assert!(refused(&["--host", "../x"]).contains("cannot name a host"));
+        for words in [["--hosts", "0"], ["--hosts", "17"], ["--shared", "1M"]] {
+            assert!(plan_fails(&words), "{words:?}");
+        }
+    }
+
+    #[test]
+    fn an_image_keeps_its_parts() {
+        let words = ["--guest", "a=1G,quota=64M", "--guest", "b=256M,views=512M", "--shared", "32M"];
+        let first = plan(&words).unwrap();
+        let is = config(&first).superblock();
+        for words in [&[][..], &words, &["--guest", "a=1G", "--guest", "b=256M", "--shared", "32M"]] {
+            let again = plan_on(&is, words).unwrap();
+            assert_eq!(again.pairs, first.pairs, "{words:?}");
+        }
+        let hosts = plan_on(&is, &["--hosts", "1", "--model", "m"]).unwrap();
+        assert_eq!(hosts.pairs[2].0, Place::Host("h0".into()));
+        assert_eq!(hosts.loads, [Load { path: "m".into(), partition: Some(SHARED.into()) }]);
+        for (words, says) in [
+            (&["--guest", "a=1G", "--guest", "b=256M"][..], "keeps its parts"),
+            (&["--guest", "b=256M", "--guest", "a=1G", "--shared", "32M"], "keeps its parts"),
+            (&["--guest", "a=2G", "--guest", "b=256M", "--shared", "32M"], "base window of a"),
+            (&["--guest", "a=1G", "--guest", "b=256M,views=1G", "--shared", "32M"], "views window of b"),
+            (
+                &["--guest", "a=1G", "--guest", "b=256M,quota=1M", "--shared", "32M"],
+                "quota of b: it has none",
+            ),
+            (&["--views-capacity", "1G"], "views window of shared"),
+            (&["--capacity", "1G"], "--capacity"),
+        ] {
+            let why = plan_on(&is, words).err().map(|why| format!("{why:#}")).unwrap_or_default();
+            assert!(why.contains(says) && why.contains("the image i"), "{words:?}: {why}");
+        }
+        let whole = config(&plan(&["--capacity", "512M"]).unwrap()).superblock();
+        assert!(plan_on(&whole, &["--capacity", "512M"]).is_ok());
+        assert!(plan_on(&whole, &["--capacity", "256M"]).is_err());
+        assert!(plan_on(&whole, &["--guest", "a=512M"]).is_err());
+        assert!(refused(&["--guest", "shared=1M"]).contains("--shared"));
+    }
+
+    fn plan_fails(words: &[&str]) -> bool {
+        plan(words).is_err()
+    }
+
+    #[test]
+    fn guests_are_read_as_documented() {
+        let read = |text: &str| text.parse::<GuestSpec>();
+        let full = read("a=256M,quota=1G,views=4G,model=x,model=y").unwrap();
+        assert_eq!((full.name.as_str(), full.bytes, full.quota), ("a", 256 << 20, Some(1 << 30)));
+        assert_eq!((full.views, full.models), (Some(4 << 30), vec!["x".into(), "y".into()]));
+        for text in
+            ["", "a", "a=", "a=x", "a=1M,", "a=1M,quota", "a=1M,quota=1M,quota=1M", "a=1M,model=", "a=1M,b=1"]
+        {
+            assert!(read(text).is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,370 @@
+//! The holder: owns what must outlive the process that does the work, and starts that process again when it dies.
+//!
+//! * It owns the mount and every descriptor of /dev/fuse, the image (the store's memory), and the listening sockets. It never opens the device and never
+//!   touches the mount's files, so there is little in it that could fail.
+//! * The worker is this same program, told by an environment variable. It gets copies of the descriptors over its [life line](crate::life).
+//! * When the worker dies, for whatever reason, another one is started at once: the device is as the image says, the kernel gives the
+//!   requests again that were in flight, and a guest has waited for a moment. A worker that follows several quick deaths survives panics in handlers,
+//!   so that a request which kills each worker is answered with an error in the end. After [`MOST_DEATHS`] workers that died by themselves before they answered, the holder gives up.
+//! * A worker that [Linux ended for lack of memory](oom) is followed by another, too, but not without a breath.
+//! * Stopping: the worker brings everything to the image and ends (its [order](crate::worker)),
+//!   then the mount goes. A worker is killed that does not end and for [`STOP`] does not say that
+//!   it goes on, so however much it has to write back it may take the time for that.
+
+mod asking;
+mod child;
+mod held;
+pub(crate) mod oom;
+
+use std::collections::BTreeMap;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, anyhow, bail};
+use lamina_serve::{
+    HeldMount, MountOptions, MountPoint, PrivateDir, claim_tcp, fuse::fuse_present, qmp::Told,
+};
+
+pub(crate) use self::asking::{save, upgrade};
+use self::{
+    asking::{SOCKET, answer},
+    child::{Worker, kill},
+    held::{Held, Listening, Opened, listen_for},
+};
+use crate::args::{DeviceArgs, DiskArg};
+use crate::division::DivisionArgs;
+use crate::life::{self, Order, Ready, Word};
+
+/// Deaths within this time are quick.
+const QUICK: Duration = Duration::from_secs(10);
+/// Deaths of their own within that time after which panics in handlers are survived.
+const CAREFUL_DEATHS: usize = 2;
+/// Workers that died by themselves, one after another, before they answered: then the holder gives up.
+const MOST_DEATHS: usize = 8;
+/// What is waited after a worker that never answered.
+const BREATH: Duration = Duration::from_millis(100);
+/// How long a worker that is to stop may say nothing.
+const STOP: Duration = Duration::from_secs(30);
+
+/// A device that is being held. Dropped, it is taken away at once; [`Holder::stop`] brings everything to the image first.
+pub(crate) struct Holder {
+    /// What can be told of the device.
+    pub(crate) ready: Ready,
+    state: Arc<State>,
+    supervisor: Option<thread::JoinHandle<Result<()>>>,
+    _socket: Listening,
+}
+
+/// What the supervisor shares.
+#[derive(Default)]
+struct State {
+    now: Mutex<Now>,
+}
+
+#[derive(Default)]
+struct Now {
+    /// The worker's life line.
+    line: Option<UnixStream>,
+    pid: Option<u32>,
+    stopping: bool,
+    /// When the worker said last that it goes on with stopping.
+    heard: Option<Instant>,
+    /// The program of the next worker; this one if not given.
+    program: Option<PathBuf>,
+    trial: Trial,
+    ready: Option<Ready>,
+    /// Workers that became ready.
+    started: u64,
+    /// What guests were told of poison, by the monitor socket.
+    told: BTreeMap<PathBuf, Told>,
+    /// Who waits for a snapshot.
+    saving: Option<mpsc::Sender<Result<u64, String>>>,
+}
+
+/// How it stands with a program that is to replace the one before.
+#[derive(Default)]
+enum Trial {
+    /// There is none.
+    #[default]
+    Over,
+    /// None of its workers has answered yet; this is the program before.
+    Running(Option<PathBuf>),
+    /// A worker of it died before it answered, or never did.
+    Failed,
+}
+
+impl Holder {
+    /// Makes a device and waits until it answers; `None` if it was told to stop meanwhile. `mount` and `disks` are where it is to be found.
+    ///
+    /// # Errors
+    /// What is in the way, before a worker is started where that can be told, or what the worker says.
+    pub(crate) fn start(
+        args: &DeviceArgs,
+        division: &DivisionArgs,
+        mount: Option<PathBuf>,
+        disks: Vec<DiskArg>,
+        stop: &StopSwitch,
+    ) -> Result<Option<Self>> {
+        oom::spare();
+        let Opened { image, path: image_path, mut new, plan } = Opened::new(args, division)?;
+        PrivateDir::make(&args.run_dir)?;
+        let mut held = Held {
+            image,
+            image_path,
+            api: Listening::at(&args.run_dir.join("api.sock"))?,
+            ctl: plan.sockets(&args.run_dir).map(|socket| Listening::at(&socket)).collect::<Result<_>>()?,
+            tcp: args.tcp.map(claim_tcp).transpose()?,
+            mount: None,
+            disks: listen_for(disks, &plan.disks)?,
+        };
+        if mount.is_some() {
+            fuse_present()?;
+        }
+        let point = mount.map(|mount| MountPoint::prepare(&mount)).transpose()?;
+        let socket = Listening::at(&args.run_dir.join(SOCKET))?;
+        let state = Arc::clone(&stop.0);
+        let worker = Worker::start(&held, &state, true, 0, false)?;
+        let failed = match worker.word()? {
+            Some(Word::Loaded) => None,
+            Some(Word::Stopped) => {
+                // The next run goes on with it.
+                new.keep();
+                return Ok(None);
+            }
+            Some(Word::Failed(why)) => Some(why),
+            Some(Word::Ready(_) | Word::Told(..) | Word::Saved(_) | Word::Stopping) => {
+                Some("the worker answers before it was told to".to_owned())
+            }
+            None => bail!("the worker died while it loaded: {}", worker.end()),
+        };
+        if let Some(why) = failed {
+            worker.end();
+            bail!(why);
+        }
+        let threads = args.threads.unwrap_or(MountOptions::default().threads);
+        held.mount =
+            point.map(|point| HeldMount::new(point, threads)).transpose()?.map(|mount| (mount, threads));
+        worker.serve(&held, &state)?;
+        let ready = loop {
+            match worker.word()? {
+                Some(Word::Ready(ready)) => break *ready,
+                Some(Word::Told(socket, told)) => state.was_told(socket, told),
+                Some(Word::Stopping) => state.lock().heard = Some(Instant::now()),
+                Some(Word::Stopped) => {
+                    new.keep();
+                    return Ok(None);
+                }
+                Some(Word::Failed(why)) => bail!(why),
+                _ => bail!("the worker died before it answered: {}", worker.end()),
+            }
+        };
+        let ready = worker.told(ready);
+        new.keep();
+        state.became_ready(&ready);
+        let answering = socket.listener.try_clone()?;
+        answering.set_nonblocking(false)?;
+        let asked = Arc::clone(&state);
+        // It ends with the process; its socket goes with the device.
+        thread::Builder::new().name("holder".into()).spawn(move || answer(&answering, &asked))?;
+        let supervisor = {
+            let state = Arc::clone(&state);
+            thread::Builder::new()
+                .name("supervisor".into())
+                .spawn(move || supervise(&held, worker, &state))?
+        };
+        Ok(Some(Self { ready, state, supervisor: Some(supervisor), _socket: socket }))
+    }
+
+    /// Brings everything to the image and takes the device away.
+    ///
+    /// # Errors
+    /// If the device had to be given up before, or stores may be lost.
+    pub(crate) fn stop(mut self) -> Result<()> {
+        self.state.stop();
+        self.wait()
+    }
+
+    /// Waits for the end, which comes when somebody stops the device or it has to be given up.
+    ///
+    /// # Errors
+    /// As [`Holder::stop`].
+    pub(crate) fn wait(&mut self) -> Result<()> {
+        let Some(supervisor) = self.supervisor.take() else { return Ok(()) };
+        supervisor.join().map_err(|_| anyhow!("the supervisor panicked"))?
+    }
+}
+
+impl Drop for Holder {
+    fn drop(&mut self) {
+        self.state.stop();
+        if let Err(why) = self.wait() {
+            tracing::error!("{why:#}");
+        }
+    }
+}
+
+/// What stops a device, at any time from its start on.
+#[derive(Clone, Default)]
+pub(crate) struct StopSwitch(Arc<State>);
+
+impl StopSwitch {
+    /// Has the device end.
+    pub(crate) fn stop(&self) {
+        self.0.stop();
+    }
+}
+
+impl State {
+    fn lock(&self) -> std::sync::MutexGuard<'_, Now> {
+        self.now.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn stop(self: &Arc<Self>) {
+        let mut now = self.lock();
+        if std::mem::replace(&mut now.stopping, true) {
+            return;
+        }
+        if let Some(line) = &now.line {
+            // One that is dying is noticed by the supervisor.
+            let _ = life::send(line, &Order::Stop, &[]);
+        }
+        drop(now);
+        let state = Arc::clone(self);
+        thread::spawn(move || {
+            let mut from = Instant::now();
+            loop {
+                thread::sleep(STOP.saturating_sub(from.elapsed()));
+                let now = state.lock();
+                from = now.heard.filter(|heard| *heard > from).unwrap_or(from);
+                if from.elapsed() < STOP {
+                    continue;
+                }
+                let Some(pid) = now.pid else { return };
+                drop(now);
+                tracing::warn!("the worker does not stop, and is killed");
+                kill(pid);
+                return;
+            }
+        });
+    }
+
+    /// Keeps what a guest was told of poison.
+    fn was_told(&self, socket: PathBuf, told: Told) {
+        self.lock().told.entry(socket).or_default().add(told);
+    }
+
+    fn became_ready(&self, ready: &Ready) {
+        let mut now = self.lock();
+        now.ready = Some(ready.clone());
+        now.started += 1;
+        if matches!(now.trial, Trial::Running(_)) {
+            now.trial = Trial::Over;
+        }
+    }
+
+    /// Goes back to the program before one that is being tried: whether one was.
+    fn fall_back(&self) -> bool {
+        let mut now = self.lock();
+        match std::mem::replace(&mut now.trial, Trial::Failed) {
+            Trial::Running(before) => {
+                now.program = before;
+                true
+            }
+            other => {
+                now.trial = other;
+                false
+            }
+        }
+    }
+}
+
+/// Starts workers until the device is stopped or given up.
+fn supervise(held: &Held, mut worker: Worker, state: &State) -> Result<()> {
+    let mut deaths = Vec::new();
+    let mut count = 0;
+    let mut fruitless = 0;
+    let mut oom = oom::Deaths::new();
+    loop {
+        let mut stopped = false;
+        loop {
+            let word = match worker.word() {
+                Ok(Some(word)) => word,
+                Ok(None) => break,
+                Err(why) => {
+                    // A program that cannot be understood is as good as dead.
+                    tracing::error!("{why:#}");
+                    break;
+                }
+            };
+            match word {
+                Word::Loaded => {}
+                Word::Ready(ready) => {
+                    fruitless = 0;
+                    let ready = worker.told(*ready);
+                    tracing::info!(worker = ready.worker, deaths = count, "a new worker answers");
+                    state.became_ready(&ready);
+                }
+                Word::Told(socket, told) => state.was_told(socket, told),
+                Word::Saved(saved) => {
+                    if let Some(saving) = state.lock().saving.take() {
+                        // Who asked may have gone.
+                        let _ = saving.send(saved);
+                    }
+                }
+                Word::Stopping => state.lock().heard = Some(Instant::now()),
+                Word::Stopped => stopped = true,
+                Word::Failed(why) => tracing::error!("the worker cannot go on: {why}"),
+            }
+        }
+        {
+            let mut now = state.lock();
+            (now.line, now.pid, now.saving) = (None, None, None);
+            if now.stopping {
+                drop(now);
+                let how = worker.end();
+                return if stopped {
+                    Ok(())
+                } else {
+                    Err(anyhow!("the worker ended before everything was kept: {how}"))
+                };
+            }
+        }
+        count += 1;
+        let end = worker.end();
+        tracing::warn!(deaths = count, "the worker died, starting another: {end}");
+        if let Some(wait) = oom.died().filter(|_| !end.is_its_own()) {
+            tracing::warn!(?wait, "Linux ends processes for lack of memory");
+            thread::sleep(wait);
+        }
+        let now = Instant::now();
+        deaths.retain(|death| now - *death <= QUICK);
+        if end.is_its_own() && !state.fall_back() {
+            deaths.push(now);
+            fruitless += 1;
+        }
+        worker = loop {
+            if fruitless >= MOST_DEATHS {
+                return Err(anyhow!("{fruitless} workers died before they answered; the device is given up"));
+            }
+            if fruitless > 1 {
+                thread::sleep(BREATH);
+            }
+            let careful = deaths.len() >= CAREFUL_DEATHS;
+            let started = Worker::start(held, state, false, count, careful);
+            match started.and_then(|worker| worker.serve(held, state).map(|()| worker)) {
+                Ok(worker) => break worker,
+                Err(why) if child::lacks_memory(&why) && !state.lock().stopping => {
+                    tracing::warn!("{why:#}");
+                    thread::sleep(oom.none_started());
+                }
+                Err(why) => {
+                    tracing::error!("{why:#}");
+                    fruitless += usize::from(!state.fall_back());
+                }
+            }
+        };
+    }
+}

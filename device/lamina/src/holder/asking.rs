@@ -1,0 +1,175 @@
+//! The holder's own socket: what may be asked of a device that is held, whichever worker does its work.
+
+use std::fs;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Arc, mpsc};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, bail};
+use lamina_serve::peer;
+
+use super::{State, Trial, child::kill};
+use crate::life::{self, Answer, Ask, Order, Ready};
+
+/// The socket in the run directory.
+pub(super) const SOCKET: &str = "holder.sock";
+/// How long who connects to it may take to ask, and to take the answer, whatever comes between.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// How long the worker of an upgrade may take to become ready.
+const UPGRADE: Duration = Duration::from_secs(60);
+
+impl State {
+    /// Has the worker write a snapshot to the one file in `file`.
+    ///
+    /// # Errors
+    /// What the worker says, or that it died.
+    fn save(&self, file: &[OwnedFd]) -> Result<u64> {
+        let [file] = file else { bail!("a snapshot goes to one file") };
+        let (saving, saved) = mpsc::channel();
+        {
+            let mut now = self.lock();
+            if now.saving.is_some() {
+                bail!("another snapshot is being saved");
+            }
+            now.saving = Some(saving);
+            let line = now.line.as_ref().context("there is no worker at the moment");
+            let sent = line.and_then(|line| Ok(life::send(line, &Order::Save, &[file.as_fd()])?));
+            if sent.is_err() {
+                now.saving = None;
+            }
+            sent?;
+        }
+        let died = "the worker died; the snapshot is not whole, and may be taken again";
+        saved.recv().context(died)?.map_err(|why| anyhow!(why))
+    }
+
+    /// Has the worker be replaced by one of `program`, or of the program that this one was started from, and waits until that answers.
+    ///
+    /// # Errors
+    /// If it does not; then the worker before it is started again.
+    fn upgrade(&self, program: Option<PathBuf>) -> Result<Ready> {
+        let program = match program {
+            Some(program) => program,
+            None => current_program()?,
+        };
+        let check = Command::new(&program).arg("--version").output();
+        let check = check.with_context(|| format!("{} cannot be run", program.display()))?;
+        if !check.status.success() || !check.stdout.starts_with(b"lamina ") {
+            bail!("{} is no lamina: `--version` ended with {}", program.display(), check.status);
+        }
+        let before = {
+            let mut now = self.lock();
+            let pid = now.pid.context("there is no worker at the moment")?;
+            now.trial = Trial::Running(now.program.replace(program.clone()));
+            kill(pid);
+            now.started
+        };
+        let begun = Instant::now();
+        loop {
+            let now = self.lock();
+            let ready = now.ready.clone().filter(|_| now.started > before);
+            let (stopping, pid) = (now.stopping, now.pid);
+            match (&now.trial, ready) {
+                (Trial::Over, Some(ready)) => return Ok(ready),
+                (Trial::Failed, Some(_)) => {
+                    bail!(
+                        "a worker of {} died before it answered; the program before goes on",
+                        program.display()
+                    );
+                }
+                _ => drop(now),
+            }
+            if stopping {
+                bail!("the device is being stopped");
+            }
+            if begun.elapsed() > UPGRADE
+                && self.fall_back()
+                && let Some(pid) = pid
+            {
+                kill(pid);
+            }
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+/// Answers on the holder's socket, as long as the process lives.
+pub(super) fn answer(socket: &UnixListener, state: &Arc<State>) {
+    for asker in socket.incoming() {
+        let asked = asker.and_then(|asker| {
+            let deadline = Instant::now() + PATIENCE;
+            Ok(life::receive_by(&asker, deadline)?.map(|(ask, descriptors)| (asker, ask, descriptors)))
+        });
+        let (asker, answer) = match asked {
+            Ok(Some((asker, Ask::Upgrade(program), _))) => {
+                let upgraded = state.upgrade(program).map(Box::new).map_err(|why| format!("{why:#}"));
+                (asker, Answer::Upgraded(upgraded))
+            }
+            Ok(Some((asker, Ask::Save, file))) => {
+                // It takes as long as whoever reads the file.
+                let state = Arc::clone(state);
+                thread::spawn(move || {
+                    let saved = Answer::Saved(state.save(&file).map_err(|why| format!("{why:#}")));
+                    if let Err(why) = life::send(&asker, &saved, &[]) {
+                        tracing::debug!("who asked does not listen: {why}");
+                    }
+                });
+                continue;
+            }
+            Ok(None) => continue,
+            Err(why) => {
+                tracing::debug!("the holder is asked nothing it understands: {why}");
+                continue;
+            }
+        };
+        if let Err(why) = life::send_by(&asker, &answer, &[], Instant::now() + PATIENCE) {
+            tracing::debug!("who asked does not listen: {why}");
+        }
+    }
+}
+
+/// Asks the holder that listens in `run_dir`.
+fn ask(run_dir: &Path, ask: &Ask, descriptors: &[BorrowedFd<'_>]) -> Result<Answer> {
+    let path = run_dir.join(SOCKET);
+    let socket = peer::connect(&path).with_context(|| {
+        format!("no device is held at {}: is `lamina serve` running, with this --run-dir?", path.display())
+    })?;
+    life::send(&socket, ask, descriptors)?;
+    let (answer, _) = life::receive(&socket)?.context("the holder is gone")?;
+    Ok(answer)
+}
+
+/// Has the holder that listens in `run_dir` replace its worker.
+///
+/// # Errors
+/// If there is none, or what it says.
+pub(crate) fn upgrade(run_dir: &Path, program: Option<&Path>) -> Result<Ready> {
+    let program = program.map(std::path::absolute).transpose()?;
+    match ask(run_dir, &Ask::Upgrade(program), &[])? {
+        Answer::Upgraded(ready) => Ok(*ready.map_err(|why| anyhow!(why))?),
+        Answer::Saved(_) => bail!("the holder answers something else"),
+    }
+}
+
+/// Has the device that is held in `run_dir` write a snapshot to `file`: its bytes of data.
+///
+/// # Errors
+/// If there is none, or what it says.
+pub(crate) fn save(run_dir: &Path, file: &fs::File) -> Result<u64> {
+    match ask(run_dir, &Ask::Save, &[file.as_fd()])? {
+        Answer::Saved(saved) => saved.map_err(|why| anyhow!(why)),
+        Answer::Upgraded(_) => bail!("the holder answers something else"),
+    }
+}
+
+/// The program that this process was started from, as it is now in the file system.
+fn current_program() -> Result<PathBuf> {
+    let program = fs::read_link("/proc/self/exe").context("cannot tell which program this is")?;
+    // What was replaced is still known by its old name.
+    let text = program.to_string_lossy();
+    Ok(text.strip_suffix(" (deleted)").map_or_else(|| program.clone(), PathBuf::from))
+}

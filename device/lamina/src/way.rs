@@ -1,0 +1,100 @@
+//! How a guest comes to a device that is served: from its files or sockets to what QEMU is given, and the servers that live as long as the guest does.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use lamina_abi::Interleave;
+use lamina_qemu::{Attach, AttachKind, Cxl, Ivshmem, Lanes, Shmem, VhostUser};
+use lamina_serve::{IvshmemServer, ShmemServer};
+use tempfile::TempDir;
+
+use crate::life::WindowFile;
+use crate::shmem;
+
+/// Most queues that a disk gets.
+const MOST_QUEUES: u32 = 8;
+
+/// A guest's way to the device.
+pub(crate) struct Way {
+    /// What QEMU is given.
+    pub(crate) attach: Attach,
+    /// The socket of the guest's control port, where it has one.
+    pub(crate) ctl: Option<PathBuf>,
+    _mailbox: Option<IvshmemServer>,
+    _region: Option<ShmemServer>,
+    /// Holds these servers' sockets.
+    _folder: Option<TempDir>,
+}
+
+/// The files of a device, and its socket for guests.
+pub(crate) struct Files {
+    pub(crate) base: PathBuf,
+    pub(crate) views: PathBuf,
+    pub(crate) ctl: Option<PathBuf>,
+    /// What the base window is an interleave set of, for guests that see CXL memory; the lanes lie beside the base.
+    pub(crate) set: Option<Interleave>,
+}
+
+impl Way {
+    fn plain(attach: Attach, ctl: Option<PathBuf>) -> Self {
+        Self { attach, ctl, _mailbox: None, _region: None, _folder: None }
+    }
+
+    /// Disks that listen on these sockets, for a guest with so many processors.
+    pub(crate) fn disks(disks: Vec<PathBuf>, ctl: Option<PathBuf>, cpus: u32) -> Self {
+        // One queue for each processor, as far as that helps.
+        let queues = u16::try_from(cpus.clamp(1, MOST_QUEUES)).expect("at most 8");
+        Self::plain(Attach::VhostUser(VhostUser { disks, queues }), ctl)
+    }
+
+    /// A device with shared memory that somebody serves on `socket`.
+    pub(crate) fn region(socket: PathBuf) -> Self {
+        Self::plain(Attach::Shmem(Shmem { socket }), None)
+    }
+
+    /// A device's files, with its mailboxes on a socket that somebody serves, or that is served here if they are needed.
+    ///
+    /// # Errors
+    /// When a file cannot be used, or a server cannot be.
+    pub(crate) fn files(kind: AttachKind, files: Files, mailbox: Option<PathBuf>) -> Result<Self> {
+        let Files { base, views, ctl, set } = files;
+        let (base_bytes, views_bytes) = (bytes(&base)?, bytes(&views)?);
+        let folder = || tempfile::Builder::new().prefix("lamina-boot-").tempdir();
+        match kind {
+            AttachKind::Cxl => {
+                let lanes = set.map(|set| {
+                    let lane = |lane| base.with_file_name(format!("lane{lane}"));
+                    Lanes { set, files: (0..set.ways()).map(lane).collect() }
+                });
+                Ok(Self::plain(Attach::Cxl(Cxl { base, base_bytes, views, views_bytes, lanes }), ctl))
+            }
+            AttachKind::Ivshmem => {
+                let attach =
+                    |mailbox| Attach::Ivshmem(Ivshmem { base, base_bytes, views, views_bytes, mailbox });
+                let (None, Some(ctl)) = (&mailbox, ctl) else {
+                    return Ok(Self::plain(attach(mailbox), None));
+                };
+                let folder = folder()?;
+                let server = IvshmemServer::serve(&folder.path().join("mailbox.sock"), &ctl)?;
+                let plain = Self::plain(attach(Some(server.path().to_owned())), None);
+                Ok(Self { _mailbox: Some(server), _folder: Some(folder), ..plain })
+            }
+            AttachKind::Shmem => {
+                let folder = folder()?;
+                let socket = folder.path().join("shmem.sock");
+                let window = |path: PathBuf, bytes| WindowFile { path: Some(path), bytes };
+                let (base, views) = (window(base, base_bytes), window(views, views_bytes));
+                let server = shmem::serve(&socket, Some(&base), Some(&views), ctl.as_deref())?;
+                let plain = Self::region(socket);
+                Ok(Self { _region: Some(server), _folder: Some(folder), ..plain })
+            }
+            AttachKind::VhostUser => bail!("disks are attached by their sockets, not by the windows' files"),
+        }
+    }
+}
+
+fn bytes(window: &Path) -> Result<u64> {
+    let metadata =
+        window.metadata().with_context(|| format!("cannot use the window {}", window.display()))?;
+    Ok(metadata.len())
+}

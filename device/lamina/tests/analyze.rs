@@ -1,0 +1,173 @@
+//! `lamina analyze` as a person or a script runs it.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+fn lamina(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_lamina")).arg("analyze").args(arguments).output().unwrap()
+}
+
+/// What it prints when it works.
+fn printed(arguments: &[&str]) -> String {
+    let output = lamina(arguments);
+    assert!(output.status.success(), "{arguments:?}: {output:?}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// What it says when it does not.
+fn refused(arguments: &[&str]) -> String {
+    let output = lamina(arguments);
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success() && output.stdout.is_empty(), "{arguments:?}: {output:?}");
+    assert!(!text.contains("panicked"), "{text}");
+    text
+}
+
+fn bundled(name: &str) -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../guest-tests/models").join(name);
+    path.to_str().unwrap().to_owned()
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+#[test]
+fn a_script_gets_json_of_the_promised_shape() {
+    let (weights, kv) = (bundled("stories260K-bf16.safetensors"), bundled("stories260K-kv-bf16.safetensors"));
+    let report: Value = serde_json::from_str(&printed(&[&weights, &kv, "--json"])).unwrap();
+    let tensors = report["tensors"].as_array().unwrap();
+    assert!(tensors.len() > 100, "{}", tensors.len());
+    for tensor in tensors {
+        assert!(tensor["name"].is_string() && tensor["elements"].is_u64(), "{tensor}");
+        assert_eq!(tensor["format"], "bf16");
+        assert!(tensor["entropy_limit"].as_f64().unwrap() > 1.0, "{tensor}");
+        let codecs = tensor["codecs"].as_object().unwrap();
+        assert!(codecs.contains_key("lz4") && codecs.contains_key("zstd"), "{tensor}");
+        for codec in codecs.values() {
+            assert!(codec["ratio"].as_f64().unwrap() > 0.0, "{tensor}");
+            assert_eq!(codec["plane_ratios"].as_array().unwrap().len(), 16, "{tensor}");
+        }
+        for name in ["lz4", "zstd"] {
+            assert!(tensor["word_major"][name].as_f64().unwrap() > 0.0, "{tensor}");
+        }
+    }
+    let total = &report["total"];
+    let ratio = |name: &str| total["codecs"][name]["ratio"].as_f64().unwrap();
+    // What planes are for: more than words give, from the same codec.
+    let of = |file: &str| tensors.iter().filter(|t| t["file"].as_str().unwrap().ends_with(file)).count();
+    assert!(of("stories260K-bf16.safetensors") > 0 && of("stories260K-kv-bf16.safetensors") > 0);
+    assert!(ratio("zstd") > ratio("lz4") && ratio("lz4") > total["word_major"]["lz4"].as_f64().unwrap());
+}
+
+#[test]
+fn a_person_gets_tables_and_a_drawing() {
+    let directory = tempfile::tempdir().unwrap();
+    let plot = directory.path().join("planes.svg");
+    let kv = bundled("stories260K-kv-bf16.safetensors");
+    let tables = printed(&[&kv, "--codec", "zstd", "--kv", "32", "--plot", text(&plot)]);
+    for word in [
+        "layers.0.seq.0.k",
+        "bf16 kv",
+        "total",
+        "Planes of bf16",
+        "rounded to int4",
+        "KV layer by layer",
+        "exponent differences",
+    ] {
+        assert!(tables.contains(word), "{word}: {tables}");
+    }
+    assert!(!tables.contains(" lz4 \n") && !tables.contains('\u{1b}'));
+    let svg = fs::read_to_string(&plot).unwrap();
+    assert!(svg.starts_with("<svg ") && svg.contains("bf16 as stored · zstd") && !svg.contains("· lz4"));
+}
+
+#[test]
+fn real_caches_reach_the_ratios_that_were_promised() {
+    let kv = bundled("stories260K-kv-bf16.safetensors");
+    let report: Value = serde_json::from_str(&printed(&[&kv, "--kv", "32", "--json"])).unwrap();
+    let tensors = report["tensors"].as_array().unwrap();
+    let mean = |codec: &str| report["kv"]["geometric_mean"][codec].as_f64().unwrap();
+    assert!(mean("lz4") >= 1.38 && mean("zstd") >= 1.40, "{} {}", mean("lz4"), mean("zstd"));
+    assert!(mean("lz4") > 1.2 * report["kv"]["word_major_geometric_mean"]["lz4"].as_f64().unwrap());
+    // Every layer has its K and its V, and of K none is below what the best codec promised.
+    let layers = report["kv"]["layers"].as_array().unwrap();
+    assert_eq!(layers.len(), 2 * 5);
+    for layer in layers.iter().filter(|layer| layer["side"] == "k") {
+        assert!(layer["ratios"]["tree"].as_f64().unwrap() >= 1.5, "{layer}");
+    }
+    let side = |tensor: &Value, side: char| tensor["name"].as_str().unwrap().ends_with(side);
+    let ratios = tensors.iter().filter(|tensor| side(tensor, 'k'));
+    let ratios: Vec<_> = ratios.map(|tensor| tensor["codecs"]["tree"]["ratio"].as_f64().unwrap()).collect();
+    let k = (ratios.iter().map(|ratio| ratio.ln()).sum::<f64>()
+        / f64::from(u32::try_from(ratios.len()).unwrap()))
+    .exp();
+    assert!(k >= 1.55, "{k}");
+    // Layer 0's V depends on the token alone, so its rows repeat.
+    let repeated = |tensor: &Value| tensor["codecs"]["tree"]["windows"]["repeated_rows"].as_u64().unwrap();
+    let first = tensors.iter().filter(|tensor| tensor["name"].as_str().unwrap().starts_with("layers.0."));
+    assert!(first.filter(|tensor| side(tensor, 'v')).all(|v| repeated(v) > 50));
+}
+
+#[test]
+fn the_table_of_layers_has_each_ratio_under_its_codec() {
+    let kv = bundled("stories260K-kv-bf16.safetensors");
+    let report: Value = serde_json::from_str(&printed(&[&kv, "--kv", "32", "--json"])).unwrap();
+    let tables = printed(&[&kv, "--kv", "32"]);
+    let layers = &tables[tables.find("KV layer by layer").unwrap()..];
+    let words = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+    let mut lines = layers.lines().skip(1).map(words);
+    let head = lines.next().unwrap();
+    let first = lines.find(|line| line.first().is_some_and(|word| word == "0")).unwrap();
+    assert_eq!(head[4..7], ["lz4", "zstd", "tree"]);
+    // The bytes are two words: a number and its unit.
+    for (codec, printed) in head[4..7].iter().zip(&first[5..]) {
+        let ratio = report["kv"]["layers"][0]["ratios"][codec].as_f64().unwrap();
+        assert_eq!(printed, &format!("{ratio:.3}"), "{codec}");
+    }
+}
+
+#[test]
+fn what_cannot_work_is_refused_before_the_work() {
+    let directory = tempfile::tempdir().unwrap();
+    let place = |name: &str| -> PathBuf { directory.path().join(name) };
+    fs::write(place("broken"), "not a checkpoint").unwrap();
+    fs::write(place("opaque"), {
+        let header = r#"{"x":{"dtype":"U8","shape":[3],"data_offsets":[0,3]}}"#;
+        [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &[1, 2, 3]].concat()
+    })
+    .unwrap();
+    let model = bundled("stories260K-bf16.safetensors");
+    let (broken, opaque) = (place("broken"), place("opaque"));
+    let (missing, nowhere) = (place("missing"), place("no/such/plot.svg"));
+    let cases: [(&[&str], &str); 10] = [
+        (&[], "FILE"),
+        (&[text(&missing)], "missing"),
+        (&[&model, text(&broken)], "broken"),
+        (&[text(directory.path())], "not a regular file"),
+        (&[&model, "--codec", "gzip"], "gzip"),
+        (&[&model, "--kv", "0"], "CHANNELS,WINDOW"),
+        (&[&model, "--kv", "7"], "7 channels"),
+        (&[&model, "--plot", text(&nowhere)], "no directory"),
+        (&[text(&opaque), "--plot", text(&opaque)], "write over"),
+        (&[text(&opaque), "--plot", text(&missing)], "bit-planes"),
+    ];
+    for (arguments, word) in cases {
+        let refused = refused(arguments);
+        assert!(refused.contains(word), "{arguments:?}: {refused}");
+    }
+    assert!(!missing.exists() && fs::read(&opaque).unwrap().ends_with(&[1, 2, 3]));
+}
+
+#[test]
+fn a_name_cannot_command_the_terminal() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let header = r#"{"a\u001b[2Jb":{"dtype":"I8","shape":[3],"data_offsets":[0,3]}}"#;
+    let bytes = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &[1, 2, 3]].concat();
+    fs::write(file.path(), bytes).unwrap();
+    let tables = printed(&[text(file.path())]);
+    assert!(!tables.contains('\u{1b}') && tables.contains("[2Jb"), "{tables}");
+}

@@ -1,0 +1,123 @@
+//! The guest port, with guests that behave and guests that do not.
+
+use lamina_serve::guest_port::MAX_LINE;
+use serde_json::json;
+
+use crate::common::{Guest, Rig, noise, within};
+
+/// Connects as QEMU does for a guest.
+fn guest(rig: &Rig) -> Guest {
+    Guest::connect(rig.run.ready["ctl"].as_str().unwrap())
+}
+
+#[test]
+fn a_guest_flushes_makes_views_and_sees_what_there_is() {
+    within(60, || {
+        let mut rig = Rig::new("auto");
+        let mut guest = guest(&rig);
+        assert_eq!(guest.ask(&json!({ "op": "tensors" }))["tensors"][0]["name"], "t");
+        let view = guest.ask(&json!({ "op": "view", "tensor": "t", "spelling": "full" }));
+        assert_eq!(view["ok"], true, "{view}");
+        let offset = view["view"]["offset"].as_u64().unwrap();
+        assert_eq!(guest.ask(&json!({ "op": "views" }))["views"], json!([view["view"]]));
+
+        let (mut base, views) = (rig.base(), rig.views());
+        assert!(views.load(offset, rig.bytes.len()) == rig.bytes);
+        base.store(4000, b"from the guest");
+        rig.bytes[4000..4014].copy_from_slice(b"from the guest");
+        assert_eq!(guest.ask(&json!({ "op": "flush", "offset": 4000, "length": 14 })), json!({ "ok": true }));
+        assert!(views.load(offset, rig.bytes.len()) == rig.bytes);
+        assert_eq!(guest.ask(&json!({ "op": "flush" })), json!({ "ok": true }));
+        let stats = guest.ask(&json!({ "op": "stats" }));
+        assert!(stats["stats"]["writes"]["base_writes"].as_u64().unwrap() > 0, "{stats}");
+    });
+}
+
+#[test]
+fn what_is_evicted_is_fetched_from_the_device_again() {
+    within(60, || {
+        let rig = Rig::new("auto");
+        let mut guest = guest(&rig);
+        let view = guest.ask(&json!({ "op": "view", "tensor": "t", "spelling": "full" }));
+        let offset = view["view"]["offset"].as_u64().unwrap();
+        let views = rig.views();
+        let load = |guest: &mut Guest| {
+            assert!(views.load(offset, rig.bytes.len()) == rig.bytes);
+            guest.ask(&json!({ "op": "stats" }))["stats"]["views"][0]["bytes"].as_u64().unwrap()
+        };
+        let first = load(&mut guest);
+        assert!(first >= rig.bytes.len() as u64);
+        assert_eq!(load(&mut guest), first, "the page cache has it");
+        // A page of it, and what lies behind the window's end.
+        let ranges = json!([[offset + 1, 1], [u64::MAX, u64::MAX], [0, 0]]);
+        assert_eq!(guest.ask(&json!({ "op": "evict", "ranges": ranges })), json!({ "ok": true }));
+        assert_eq!(load(&mut guest), first + 4096);
+        assert_eq!(guest.ask(&json!({ "op": "evict", "ranges": [[0, u64::MAX]] })), json!({ "ok": true }));
+        assert_eq!(load(&mut guest), 2 * first + 4096);
+    });
+}
+
+#[test]
+fn garbage_gets_an_error_and_the_connection_goes_on() {
+    within(60, || {
+        let rig = Rig::new("auto");
+        let mut guest = guest(&rig);
+        for line in [
+            &b"\0\xff\xfe\n"[..],
+            b"null\n",
+            b"[]\n",
+            b"{}\n",
+            b"{\"op\":\"format\"}\n",
+            b"{\"op\":\"flush\",\"length\":-1}\n",
+            b"{\"op\":\"stats\",\"x\":1}\n",
+            b"{\"op\":\"evict\"}\n",
+            b"{\"op\":\"evict\",\"ranges\":[[-1,1]]}\n",
+        ] {
+            let error = guest.refused(line);
+            assert!(error.contains("no request"), "{error}");
+        }
+        let error = guest.refused(b"{\"op\":\"view\",\"tensor\":\"u\",\"spelling\":\"full\"}\n");
+        assert!(error.contains("\"u\""), "{error}");
+        let error = guest.refused(b"{\"op\":\"flush\",\"offset\":1,\"length\":18446744073709551615}\n");
+        assert!(error.contains("pass the end"), "{error}");
+        let mut deep = vec![b'['; MAX_LINE - 1];
+        deep.push(b'\n');
+        assert!(guest.refused(&deep).contains("no request"));
+        guest.send(b"\n \n");
+        assert_eq!(guest.ask(&json!({ "op": "flush" })), json!({ "ok": true }), "empty lines have no answer");
+    });
+}
+
+#[test]
+fn a_line_past_the_bound_is_refused_once_and_forgotten() {
+    within(60, || {
+        let rig = Rig::new("auto");
+        let mut guest = guest(&rig);
+        let mut long = noise(3, 5 * MAX_LINE);
+        long.retain(|&byte| byte != b'\n');
+        long.push(b'\n');
+        let error = guest.refused(&long);
+        assert!(error.contains("65536"), "{error}");
+        assert_eq!(guest.ask(&json!({ "op": "flush" })), json!({ "ok": true }));
+    });
+}
+
+#[test]
+fn guests_come_go_and_come_again() {
+    within(60, || {
+        let rig = Rig::new("auto");
+        let mut first = guest(&rig);
+        let mut second = guest(&rig);
+        first.send(b"{\"op\":\"fl");
+        assert_eq!(second.ask(&json!({ "op": "flush" })), json!({ "ok": true }));
+        drop(first);
+        for _ in 0..50 {
+            assert_eq!(guest(&rig).ask(&json!({ "op": "flush" })), json!({ "ok": true }));
+        }
+        // Requests sent at once are answered in order.
+        second.send(b"{\"op\":\"flush\"}\n{\"op\":\"nonsense\"}\n{\"op\":\"tensors\"}\n");
+        assert_eq!(second.receive(), json!({ "ok": true }));
+        assert_eq!(second.receive()["ok"], false);
+        assert_eq!(second.receive()["tensors"][0]["name"], "t");
+    });
+}

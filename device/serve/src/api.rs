@@ -1,0 +1,483 @@
+//! The API: JSON over HTTP, on a Unix socket and on loopback TCP.
+//!
+//! | request | does |
+//! |---|---|
+//! | `GET /` | a page to look at |
+//! | `GET /stats`, `GET /metrics` | all counters, as JSON and as OpenMetrics |
+//! | `GET /tensors`, `POST /tensors`, `DELETE /tensors/{name}` | lists, makes (a [`TensorSpec`]), removes |
+//! | `GET /views`, `POST /views` `{"tensor","spelling"}` | lists, makes |
+//! | `GET /disks` | lists the disks: serial numbers, sockets, partitions |
+//! | `GET /guests` | lists the pairs of files: whose, paths, bytes, and the socket for the guest |
+//! | `POST /flush` `{"offset"?,"length"?}` | the coherence fence |
+//! | `POST /discard` `{"offset","length"}` | drops base bytes |
+//! | `GET /events` | the last events: the store's levels, writes that find no room |
+//! | `GET /poison` | lists the poisoned blocks |
+//! | `POST /poison/inject`, `POST /poison/clear` `{"offset","length"}` | poisons blocks, or makes poisoned ones zeros |
+//!
+//! Who may: the socket is its owner's alone. TCP is bound to loopback addresses only, where every user of the host and
+//! every web page in a browser on it can send requests. A connection of another user than the device's or root gets 403 to whatever
+//! it asks (see [`owner`](super::owner)). Against web pages, a request over TCP must name a loopback host
+//! (a page that rebound its own name to 127.0.0.1 sends its own), and one that changes something must be of type
+//! `application/json`, which a page cannot send elsewhere without asking first, which is never allowed here.
+//!
+//! Errors are `{"error": "…"}` with a status that says whose mistake it was. Bodies have at most [`MAX_BODY`] bytes and
+//! [`BODY_TIME`] to arrive.
+
+use std::convert::Infallible;
+use std::future::ready;
+use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use axum::body::{Body, Bytes, to_bytes};
+use axum::extract::{FromRequest, Path as Segment, Request, State};
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::middleware::{Next, from_fn};
+use axum::response::{Html, IntoResponse, Response};
+use axum::routing::{delete, get, post};
+use axum::{Json, Router};
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::json;
+use tokio::net::TcpListener;
+use tokio::task::{JoinHandle, spawn_blocking};
+
+use lamina_device::device::DeviceError;
+use lamina_device::tensor::{TensorError, TensorSpec};
+use lamina_store::StoreError;
+
+use super::control::{Control, ControlError};
+use super::owner::{may_ask, owner};
+use super::socket::OwnedSocket;
+use super::{ServeError, http, metrics};
+
+/// Bytes a request's body may have.
+pub const MAX_BODY: usize = 1 << 20;
+/// How long a body may take to arrive.
+pub const BODY_TIME: Duration = Duration::from_secs(10);
+
+/// What the page may do: nothing from elsewhere, and its own inline script and style.
+const PAGE_POLICY: &str = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+
+/// An API that is being served. Dropping it ends it.
+#[derive(Debug)]
+pub struct Api {
+    socket: PathBuf,
+    address: Option<SocketAddr>,
+    tasks: Vec<JoinHandle<Infallible>>,
+}
+
+impl Api {
+    /// Serves `control` on a Unix socket at `socket` and, if given, on a loopback TCP address (port 0: any free one).
+    /// Must be called within a tokio runtime.
+    ///
+    /// # Errors
+    ///
+    /// When the socket or address is in use or cannot be made, or the address is not a loopback address.
+    pub fn serve(control: Control, socket: &Path, tcp: Option<SocketAddr>) -> Result<Self, ServeError> {
+        let unix = OwnedSocket::bind(socket)?;
+        let tcp = match tcp {
+            Some(address) => Some(claim_tcp(address)?),
+            None => None,
+        };
+        Self::run(control, unix, socket, tcp)
+    }
+
+    /// Serves `control` on sockets that listen already, and stay when this ends. Must be called within a tokio runtime.
+    ///
+    /// # Errors
+    ///
+    /// When a socket cannot be used.
+    pub fn adopt(
+        control: Control,
+        listener: std::os::unix::net::UnixListener,
+        socket: &Path,
+        tcp: Option<std::net::TcpListener>,
+    ) -> Result<Self, ServeError> {
+        Self::run(control, OwnedSocket::adopt(listener, socket)?, socket, tcp)
+    }
+
+    fn run(
+        control: Control,
+        unix: OwnedSocket,
+        socket: &Path,
+        tcp: Option<std::net::TcpListener>,
+    ) -> Result<Self, ServeError> {
+        let mut api = Self { socket: socket.to_owned(), address: None, tasks: Vec::new() };
+        let router = router(control);
+        if let Some(listener) = tcp {
+            let address = listener.local_addr().map_err(ServeError::Threads)?;
+            let failed = |source| ServeError::Tcp { address, source };
+            let listener = TcpListener::from_std(listener).map_err(failed)?;
+            api.address = Some(address);
+            let router = router.clone().layer(from_fn(loopback_host));
+            api.tasks.push(tokio::spawn(async move {
+                let accept = || async {
+                    let (stream, peer) = listener.accept().await?;
+                    let router = admit(router.clone(), stream.local_addr()?, peer);
+                    Ok((stream, router))
+                };
+                http::serve(accept).await
+            }));
+        }
+        api.tasks.push(tokio::spawn(async move {
+            let accept = || async {
+                let (stream, _) = unix.listener.accept().await?;
+                Ok((stream, ready(router.clone())))
+            };
+            http::serve(accept).await
+        }));
+        Ok(api)
+    }
+
+    /// The Unix socket.
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    /// The TCP address, with the port that was chosen.
+    pub fn address(&self) -> Option<SocketAddr> {
+        self.address
+    }
+}
+
+/// Listens on a loopback address, without blocking; port 0 takes any free one.
+///
+/// # Errors
+///
+/// When the address is in use, or not a loopback address.
+pub fn claim_tcp(address: SocketAddr) -> Result<std::net::TcpListener, ServeError> {
+    if !address.ip().is_loopback() {
+        return Err(ServeError::NotLoopback { address });
+    }
+    let failed = |source| ServeError::Tcp { address, source };
+    let listener = std::net::TcpListener::bind(address).map_err(failed)?;
+    listener.set_nonblocking(true).map_err(failed)?;
+    Ok(listener)
+}
+
+impl Drop for Api {
+    fn drop(&mut self) {
+        self.tasks.iter().for_each(JoinHandle::abort);
+    }
+}
+
+/// Everything that can be asked.
+pub(crate) fn router(control: Control) -> Router {
+    Router::new()
+        .route("/", get(page))
+        .route("/stats", get(stats))
+        .route("/metrics", get(open_metrics))
+        .route("/tensors", get(tensors).post(create_tensor))
+        .route("/tensors/{*name}", delete(remove_tensor))
+        .route("/views", get(views).post(create_view))
+        .route("/disks", get(disks))
+        .route("/guests", get(guests))
+        .route("/flush", post(flush))
+        .route("/discard", post(discard))
+        .route("/events", get(events))
+        .route("/poison", get(poison))
+        .route("/poison/inject", post(inject_poison))
+        .route("/poison/clear", post(clear_poison))
+        .fallback(|| async { Refusal::new(StatusCode::NOT_FOUND, "there is nothing here; see GET /") })
+        .method_not_allowed_fallback(|| async {
+            Refusal::new(StatusCode::METHOD_NOT_ALLOWED, "this can be asked for, but not by this method")
+        })
+        .with_state(control)
+}
+
+/// What a connection over TCP may ask: everything if it is of the device's user or root, else nothing.
+async fn admit(router: Router, ours: SocketAddr, theirs: SocketAddr) -> Router {
+    let found = spawn_blocking(move || owner(ours, theirs)).await.ok().flatten();
+    if may_ask(found) {
+        return router;
+    }
+    let whose = found.map_or_else(|| "an unknown user's".to_owned(), |user| format!("user {user}'s"));
+    tracing::debug!(peer = %theirs, "a connection is {whose}, and refused");
+    let error = format!(
+        "this connection is {whose}; the API answers to the user who runs the device and to root only"
+    );
+    Router::new().fallback(|| async { Refusal::new(StatusCode::FORBIDDEN, error) })
+}
+
+/// An error as it is sent.
+#[derive(Debug)]
+struct Refusal {
+    status: StatusCode,
+    error: String,
+}
+
+impl Refusal {
+    fn new(status: StatusCode, error: impl Into<String>) -> Self {
+        Self { status, error: error.into() }
+    }
+}
+
+impl IntoResponse for Refusal {
+    fn into_response(self) -> Response {
+        (self.status, Json(json!({ "error": self.error }))).into_response()
+    }
+}
+
+impl From<ControlError> for Refusal {
+    fn from(why: ControlError) -> Self {
+        let status = match &why {
+            ControlError::Device(why)
+            | ControlError::Serve(ServeError::Device(why) | ServeError::Discard { source: why, .. }) => {
+                status_of(why)
+            }
+            ControlError::Serve(ServeError::PastEnd { .. }) => StatusCode::UNPROCESSABLE_ENTITY,
+            ControlError::Serve(ServeError::Closing) => StatusCode::SERVICE_UNAVAILABLE,
+            ControlError::Serve(_) => StatusCode::INTERNAL_SERVER_ERROR,
+        };
+        Self::new(status, why.to_string())
+    }
+}
+
+/// Whose mistake a refusal of the device was.
+fn status_of(why: &DeviceError) -> StatusCode {
+    match why {
+        DeviceError::Tensor(TensorError::Unknown { .. }) => StatusCode::NOT_FOUND,
+        DeviceError::Tensor(TensorError::Exists { .. } | TensorError::Overlap { .. }) => StatusCode::CONFLICT,
+        DeviceError::Tensor(TensorError::NoRoom { .. })
+        | DeviceError::NoRoomForView { .. }
+        | DeviceError::Quota { .. }
+        | DeviceError::Full
+        | DeviceError::Directory(_)
+        | DeviceError::Store(
+            StoreError::Full { .. }
+            | StoreError::NoRoom { .. }
+            | StoreError::HostMemory { .. }
+            | StoreError::Tables { .. },
+        ) => StatusCode::INSUFFICIENT_STORAGE,
+        DeviceError::Tensor(_)
+        | DeviceError::View { .. }
+        | DeviceError::PastWindow { .. }
+        | DeviceError::Partitions { .. }
+        | DeviceError::PartitionName { .. }
+        | DeviceError::PartitionTwice { .. }
+        | DeviceError::Plain
+        | DeviceError::OpenWindows { .. }
+        | DeviceError::Size { .. } => StatusCode::UNPROCESSABLE_ENTITY,
+        DeviceError::Store(_) | DeviceError::Damaged { .. } | DeviceError::Image { .. } => {
+            StatusCode::INTERNAL_SERVER_ERROR
+        }
+    }
+}
+
+/// A JSON body, read within the bounds.
+struct Asked<T>(T);
+
+impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Asked<T> {
+    type Rejection = Refusal;
+
+    async fn from_request(request: Request, _: &S) -> Result<Self, Refusal> {
+        is_json(request.headers())?;
+        let body = read(request.into_body()).await?;
+        // No body at all asks for the defaults.
+        let body = if body.is_empty() { Bytes::from_static(b"{}") } else { body };
+        let asked = serde_json::from_slice(&body);
+        Ok(Self(asked.map_err(|why| {
+            Refusal::new(StatusCode::BAD_REQUEST, format!("the body is no request: {why}"))
+        })?))
+    }
+}
+
+async fn read(body: Body) -> Result<Bytes, Refusal> {
+    let late = format!("the body did not arrive within {} s", BODY_TIME.as_secs());
+    let read = tokio::time::timeout(BODY_TIME, to_bytes(body, MAX_BODY)).await;
+    let read = read.map_err(|_| Refusal::new(StatusCode::REQUEST_TIMEOUT, late))?;
+    read.map_err(|why| {
+        let large = std::error::Error::source(&why)
+            .is_some_and(<dyn std::error::Error>::is::<http_body_util::LengthLimitError>);
+        if large {
+            Refusal::new(StatusCode::PAYLOAD_TOO_LARGE, format!("the body has more than {MAX_BODY} bytes"))
+        } else {
+            Refusal::new(StatusCode::BAD_REQUEST, format!("the body could not be read: {why}"))
+        }
+    })
+}
+
+/// Refuses what is not of type `application/json`.
+fn is_json(headers: &HeaderMap) -> Result<(), Refusal> {
+    let kind = headers.get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
+    let kind = kind.split(';').next().unwrap_or_default().trim();
+    if kind.eq_ignore_ascii_case("application/json") {
+        Ok(())
+    } else {
+        let error =
+            format!("a request that changes something needs Content-Type: application/json, not {kind:?}");
+        Err(Refusal::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, error))
+    }
+}
+
+/// Refuses requests that do not name this host by a loopback name.
+async fn loopback_host(request: Request, next: Next) -> Response {
+    let host = request.headers().get(header::HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
+    if is_loopback_name(host) {
+        next.run(request).await
+    } else {
+        let error = format!("Host is {host:?}; this API answers to localhost, 127.0.0.1 and [::1] only");
+        Refusal::new(StatusCode::FORBIDDEN, error).into_response()
+    }
+}
+
+/// Whether a Host header, with or without a port, names a loopback address.
+fn is_loopback_name(host: &str) -> bool {
+    let Ok(authority) = host.parse::<axum::http::uri::Authority>() else { return false };
+    let name = authority.host();
+    let address = name.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();
+    name.eq_ignore_ascii_case("localhost") || address.is_ok_and(|address| address.is_loopback())
+}
+
+/// Runs something that sleeps on the mount where it may.
+async fn blocking<T: Send + 'static>(
+    run: impl FnOnce() -> Result<T, ControlError> + Send + 'static,
+) -> Result<T, Refusal> {
+    let done = spawn_blocking(run).await;
+    let done = done.map_err(|why| {
+        tracing::error!("a request failed: {why}");
+        Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, "the device failed; its log says how")
+    })?;
+    Ok(done?)
+}
+
+async fn page() -> impl IntoResponse {
+    ([(header::CONTENT_SECURITY_POLICY, PAGE_POLICY)], Html(include_str!("page.html")))
+}
+
+async fn stats(State(control): State<Control>) -> Result<impl IntoResponse, Refusal> {
+    blocking(move || Ok(Json(control.stats()))).await
+}
+
+async fn open_metrics(State(control): State<Control>) -> Result<impl IntoResponse, Refusal> {
+    let text = blocking(move || Ok(metrics::text(&control.stats()))).await?;
+    Ok(([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], text))
+}
+
+async fn tensors(State(control): State<Control>) -> impl IntoResponse {
+    Json(control.tensors())
+}
+
+async fn views(State(control): State<Control>) -> impl IntoResponse {
+    Json(control.views())
+}
+
+async fn guests(State(control): State<Control>) -> impl IntoResponse {
+    Json(control.seats())
+}
+
+async fn disks(State(control): State<Control>) -> impl IntoResponse {
+    Json(control.disks())
+}
+
+async fn create_tensor(
+    State(control): State<Control>,
+    Asked(spec): Asked<TensorSpec>,
+) -> Result<impl IntoResponse, Refusal> {
+    let tensor = blocking(move || control.create_tensor(spec)).await?;
+    Ok((StatusCode::CREATED, Json(tensor)))
+}
+
+async fn remove_tensor(
+    State(control): State<Control>,
+    Segment(name): Segment<String>,
+    headers: HeaderMap,
+) -> Result<impl IntoResponse, Refusal> {
+    is_json(&headers)?;
+    blocking(move || control.remove_tensor(&name)).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ViewAsked {
+    tensor: String,
+    spelling: String,
+}
+
+async fn create_view(
+    State(control): State<Control>,
+    Asked(view): Asked<ViewAsked>,
+) -> Result<impl IntoResponse, Refusal> {
+    let view = blocking(move || control.create_view(&view.tensor, &view.spelling)).await?;
+    Ok((StatusCode::CREATED, Json(view)))
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FlushAsked {
+    #[serde(default)]
+    offset: u64,
+    length: Option<u64>,
+}
+
+async fn flush(
+    State(control): State<Control>,
+    Asked(range): Asked<FlushAsked>,
+) -> Result<impl IntoResponse, Refusal> {
+    blocking(move || control.flush(range.offset, range.length)).await?;
+    Ok(Json(json!({})))
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RangeAsked {
+    offset: u64,
+    length: u64,
+}
+
+async fn discard(
+    State(control): State<Control>,
+    Asked(range): Asked<RangeAsked>,
+) -> Result<impl IntoResponse, Refusal> {
+    blocking(move || control.discard(range.offset, range.length)).await?;
+    Ok(Json(json!({})))
+}
+
+async fn events(State(control): State<Control>) -> impl IntoResponse {
+    Json(control.events())
+}
+
+async fn poison(State(control): State<Control>) -> impl IntoResponse {
+    Json(control.poison())
+}
+
+async fn inject_poison(
+    State(control): State<Control>,
+    Asked(range): Asked<RangeAsked>,
+) -> Result<impl IntoResponse, Refusal> {
+    blocking(move || control.inject_poison(range.offset, range.length)).await?;
+    Ok(Json(json!({})))
+}
+
+async fn clear_poison(
+    State(control): State<Control>,
+    Asked(range): Asked<RangeAsked>,
+) -> Result<impl IntoResponse, Refusal> {
+    blocking(move || control.clear_poison(range.offset, range.length)).await?;
+    Ok(Json(json!({})))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_loopback_name;
+
+    #[test]
+    fn only_loopback_names_are_loopback() {
+        for host in ["localhost", "LOCALHOST:80", "127.0.0.1", "127.0.0.1:9000", "[::1]", "[::1]:9000"] {
+            assert!(is_loopback_name(host), "{host}");
+        }
+        for host in [
+            "",
+            "evil.example",
+            "localhost.evil.example:80",
+            "10.0.0.1",
+            "[::2]:1",
+            "127.0.0.1.evil.example",
+            "a@b:c",
+        ] {
+            assert!(!is_loopback_name(host), "{host}");
+        }
+    }
+}

@@ -1,0 +1,704 @@
+//! The coherence contract between the two windows, and what keeps it.
+//!
+//! The host's page cache plays the part of the CPU caches over the device, so:
+//!
+//! 1. **Same window: always current.** Loads of `base` see the last store to `base`, through every mapping and
+//!    descriptor on the host and in every guest. There is one page cache.
+//! 2. **Fresh views: always current.** A view page that is not in the page cache is computed from base bytes that include
+//!    every store to `base` that was complete when the load began. The dirty base pages under it are laundered first.
+//! 3. **Cached views: current after a flush.** A view page that is in the page cache may lag behind stores to `base` until
+//!    they have reached the device *and* the page was invalidated. [`Coherence::flush`] is the fence: when it returns,
+//!    every load of a view sees every store to the flushed base range that was complete when it was called. Stores that
+//!    reach the device for another reason (the kernel's own writeback, `msync`) invalidate too, a moment later.
+//! 4. **Views take no stores.** `write` to a view is refused. A store through a mapping cannot be
+//!    refused, for QEMU maps views writable and a guest's loads need that mapping; it lives in the
+//!    page cache until the kernel writes the page back, then it is counted and dropped and the page
+//!    invalidated. The write-back fails with EROFS, which the next `msync` or `fsync` of each
+//!    descriptor that was open tells. It changes nothing in the device and no other page, and after
+//!    a flush, of any range, nobody sees it any more.
+//! 5. **Beside the mount: as if uncached.** Disks ([`super::vhost_user`]) reach the device without the host's page cache. A
+//!    read of a disk sees every store and write that was complete when it began, through whichever way; dirty base pages of the
+//!    mount are laundered first. A write to a disk is seen by every load through the mount that begins after it is complete: pages
+//!    of `base` and of views over it were dropped by then. Stores through the mount to a page that a disk is
+//!    writing at the same moment are a race, as they are between hosts: the page is written back whole, and either may win.
+//!    What the guest of a disk keeps in its own page cache is its own: after a write to the base disk it drops the pages of
+//!    the views disk that it holds (`blockdev --flushbufs`) or reads them with `O_DIRECT`. The disk's flush is [`Coherence::flush`] of
+//!    everything. A disk is no host: hosts that share a region see its writes as those of another host, and it sees of theirs what has
+//!    reached the device.
+//! 6. **Lanes: as views, but written too.** The lanes of an interleave set ([`super::lanes`]) are aliases of the base window, and for what they show 1 to 3 and 5 hold in both directions:
+//!    a page of `base` or of a view that is not in the page cache includes every store to a lane that was complete when the load began, a page of a lane every store to `base`; one
+//!    that is there may lag until a flush. A store to a page through `base` and one to the same page through a lane, with no flush between, are a race: pages are
+//!    written back whole, and either may win.
+//!
+//! All of this is for one pair of files, that is one page cache, over one partition. Between *hosts*, whose page caches nobody keeps coherent, the contract of
+//! [`super::host_cache`] holds instead: 1 and 4 as above, each for its own files; 2 without the laundering; 3 after a flush by the host itself.
+//!
+//! A discard drops each page at one moment while it is under way; loads then find zeros, and stores
+//! after that stay: see [`super::dropped_pages`]. One that fails has dropped what its error says,
+//! and nothing behind it.
+//!
+//! A store for which the device has no room is one that is not complete there, for as long as it may wait: see [`super::write_backs`].
+//!
+//! How: reads of views mark their pages in [`ServedPages`]; a base store that has reached the device takes the marks of
+//! the view pages over it, and of those of lanes, and queues them; one thread for each file tells the kernel to drop them: see [`Invalidations`].
+
+use std::io;
+use std::iter::once;
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::time::{Duration, Instant};
+
+use lamina_device::device::{DeviceError, Partition};
+
+use super::ServeError;
+use super::dropped_pages::{Gate, LetGo, Reading};
+use super::host_cache::HostCache;
+use super::invalidations::{Invalidations, join_touching};
+use super::lanes::{Face, LaneRanges, Lanes};
+use super::launder::{Done, LaunderWith, Launderer};
+use super::served_pages::{PAGE_BYTES, ServedPages};
+use super::write_backs::{Answer, Asker, WriteBacks};
+
+/// Holes with dirty pages that are passed over for one answer.
+const MAX_HOLES: usize = 64;
+/// Bytes that are discarded at once: reads and writes of the window wait so long.
+const DISCARD_STEP: u64 = 2 << 20;
+
+/// Keeps the windows of one pair of files coherent.
+pub struct Coherence {
+    partition: Partition,
+    /// The host's, if this is a host's pair.
+    cache: Option<Arc<HostCache>>,
+    served: ServedPages,
+    /// The lanes of the base window, if it is an interleave set.
+    lanes: Option<Lanes>,
+    /// Pages of the base window to be dropped.
+    base: Invalidations,
+    /// Pages of the views window to be dropped.
+    views: Invalidations,
+    write_backs: WriteBacks,
+    gate: Arc<Gate>,
+    /// Held by who discards and tells the kernel.
+    discarding: Mutex<()>,
+    /// Requests that the kernel wrote pages back with.
+    came: AtomicU64,
+    launderer: std::sync::OnceLock<Launderer>,
+    /// What is to be laundered as soon as that can be done; `None` from then on. A worker process answers requests before it has opened the files to launder by, and those may be
+    /// of views over pages that were dirty before it came.
+    early: Mutex<Option<Vec<(Laundry, Done)>>>,
+    /// The same for the views window, whose dirty pages are stores to be dropped.
+    scrubber: std::sync::OnceLock<Launderer>,
+}
+
+/// Ranges to launder before something is computed from the bytes under them.
+#[derive(Debug, Default)]
+pub(super) struct Laundry {
+    /// Of the base window.
+    base: Vec<Range<u64>>,
+    /// Of its lanes.
+    lanes: LaneRanges,
+}
+
+impl Coherence {
+    /// `patience` is how long a write-back may wait for room.
+    pub(super) fn new(partition: Partition, cache: Option<Arc<HostCache>>, patience: Duration) -> Self {
+        let gate = Arc::new(Gate::default());
+        Self {
+            served: ServedPages::new(partition.views_bytes()),
+            // A set is a whole device, and no host's.
+            lanes: partition.device().set().map(|set| Lanes::new(set, &partition, patience, &gate)),
+            write_backs: WriteBacks::new(partition.clone(), Face::Base, patience, Arc::clone(&gate)),
+            gate,
+            discarding: Mutex::default(),
+            came: AtomicU64::new(0),
+            partition,
+            cache,
+            base: Invalidations::default(),
+            views: Invalidations::default(),
+            launderer: std::sync::OnceLock::new(),
+            early: Mutex::new(Some(Vec::new())),
+            scrubber: std::sync::OnceLock::new(),
+        }
+    }
+
+    pub(super) fn lanes(&self) -> Option<&Lanes> {
+        self.lanes.as_ref()
+    }
+
+    /// Starts laundering through the files, opened through the mount: `base`, `views`, and the lanes in order. Over the first there are so many `threads`.
+    pub(super) fn start_laundering(
+        &self,
+        files: Vec<std::fs::File>,
+        threads: usize,
+        with: LaunderWith,
+    ) -> io::Result<()> {
+        let again = |_| io::Error::other("laundering was started before");
+        let mut files = files.into_iter();
+        let mut start = |bytes, threads| {
+            Launderer::start(files.next().ok_or(io::ErrorKind::InvalidInput)?, bytes, threads, with)
+        };
+        let base = start(self.partition.base_bytes(), threads)?;
+        self.scrubber.set(start(self.partition.views_bytes(), 1)?).map_err(again)?;
+        if let Some(lanes) = &self.lanes {
+            lanes.start_laundering(start)?;
+        }
+        self.launderer.set(base).map_err(again)?;
+        let early = self.early.lock().unwrap_or_else(PoisonError::into_inner).take();
+        early.into_iter().flatten().for_each(|(laundry, done)| self.launder(laundry, done));
+        Ok(())
+    }
+
+    /// The explicit fence: afterwards every load of a view sees every store to these base bytes that was complete before.
+    ///
+    /// `length` may pass the end of the window. Sleeps; never call it from a FUSE worker.
+    ///
+    /// # Errors
+    ///
+    /// When the device refused a dirty page, or the mount is going away.
+    pub fn flush(&self, offset: u64, length: u64) -> Result<(), ServeError> {
+        let end = offset.saturating_add(length).min(self.partition.base_bytes());
+        if offset < end {
+            let flushed = self.launder_and_wait(self.all_over(once(offset..end).collect()));
+            flushed.map_err(|source| ServeError::Flush { offset, length, source })?;
+            if let Some(cache) = &self.cache {
+                self.merging(|changed| cache.write_back(offset..end, changed))?;
+            }
+        }
+        let whole = 0..self.partition.views_bytes();
+        if self.scrubber.get().is_some_and(|views| views.needed(std::slice::from_ref(&whole))) {
+            let scrub =
+                || on(&self.scrubber, |views, done| views.launder(once(whole.clone()).collect(), done));
+            // That stores are refused is what was wanted, and who made them is told by a descriptor
+            // of their own. The first refusal may be of one that was on its way before, and hide
+            // one more.
+            let refused = |why: &io::Error| why.raw_os_error() == Some(libc::EROFS);
+            let again =
+                |done: io::Result<()>| done.or_else(|why| if refused(&why) { scrub() } else { Err(why) });
+            let scrubbed = again(again(scrub())).or_else(|why| if refused(&why) { Ok(()) } else { Err(why) });
+            scrubbed.map_err(|source| ServeError::Flush { offset, length, source })?;
+        }
+        self.drain()
+    }
+
+    /// Drops what the host holds of these base bytes, and of the views over them: its next loads are the device's bytes. What the host stored into the pages that the range touches and did not flush
+    /// is written back first. Between windows that are coherent there is nothing to drop. Sleeps like [`Self::flush`].
+    ///
+    /// # Errors
+    ///
+    /// When the device cannot store what has to be written back, which then stays, or the mount is going away.
+    pub fn invalidate(&self, offset: u64, length: u64) -> Result<(), ServeError> {
+        if self.cache.is_none() {
+            return Ok(());
+        }
+        let end = offset.saturating_add(length).min(self.partition.base_bytes());
+        if offset < end {
+            self.drop_pages(once(offset..end), true)?;
+            let over = self.partition.views_over_base(offset, end - offset);
+            self.views_changed(over)?;
+        }
+        Ok(())
+    }
+
+    /// Has the page cache and the host's own drop the base pages that `ranges` touch: how many went.
+    pub(super) fn drop_pages(
+        &self,
+        ranges: impl IntoIterator<Item = Range<u64>>,
+        asked: bool,
+    ) -> Result<u64, ServeError> {
+        let Some(cache) = &self.cache else { return Ok(0) };
+        let mut ranges: Vec<_> = ranges
+            .into_iter()
+            .map(|range| range.start / PAGE_BYTES * PAGE_BYTES..range.end.next_multiple_of(PAGE_BYTES))
+            .collect();
+        join_touching(&mut ranges);
+        cache.dropping(&ranges);
+        let dropped = self.drop_leaving(cache, &ranges, asked);
+        cache.dropped(&ranges);
+        dropped
+    }
+
+    fn drop_leaving(&self, cache: &HostCache, ranges: &[Range<u64>], asked: bool) -> Result<u64, ServeError> {
+        for range in ranges {
+            cache.leave(range.clone());
+        }
+        // First, and on threads that a kill can end: see `launder`.
+        let laundered = on(&self.launderer, |base, done| base.launder(ranges.to_vec(), done));
+        laundered.map_err(|source| ServeError::Flush { offset: 0, length: 0, source })?;
+        self.base.queue(ranges.iter().cloned());
+        self.drain()?;
+        let mut went = 0;
+        self.merging(|changed| {
+            ranges.iter().try_for_each(|range| cache.left(range.clone(), changed).map(|pages| went += pages))
+        })?;
+        cache.count_dropped(went, asked);
+        Ok(went)
+    }
+
+    /// Has a host's cache merge into the device, and drops this host's view pages over what changed, even if not all could be merged.
+    fn merging(
+        &self,
+        merge: impl FnOnce(&mut Vec<Range<u64>>) -> Result<(), DeviceError>,
+    ) -> Result<(), ServeError> {
+        let mut changed = Vec::new();
+        let merged = merge(&mut changed);
+        for range in changed {
+            self.changed(Face::Base, range.start, range.end - range.start);
+        }
+        Ok(merged?)
+    }
+
+    /// Drops the base bytes of a range: they read as zero afterwards, in views too. Sleeps like [`Self::flush`], but never for room: what is stored in the range and has not reached the device needs none.
+    ///
+    /// Each page is dropped at one moment, when the kernel lets go of it: what is stored into it
+    /// later stays. See [`super::dropped_pages`].
+    ///
+    /// # Errors
+    ///
+    /// When the range passes the window's end, the device cannot drop a part of a block, or the
+    /// mount is going away. What lies behind the bytes that the error says are dropped is as it
+    /// was.
+    pub fn discard(&self, offset: u64, length: u64) -> Result<(), ServeError> {
+        let window = self.partition.base_bytes();
+        let end = offset.checked_add(length).filter(|&end| end <= window);
+        let Some(end) = end else { return Err(ServeError::PastEnd { offset, length, window }) };
+        let mut at = offset;
+        while at < end {
+            // Another's end must not take this one's marks.
+            let _one_by_one = self.discarding.lock().unwrap_or_else(PoisonError::into_inner);
+            let (gone, dropped) = self.drop_step(&(at..end), LetGo::Told);
+            at = gone.end;
+            self.write_backs.take_out_dropped();
+            self.lanes.iter().for_each(Lanes::take_out_dropped);
+            let let_go = self.written_beside(gone.start, gone.end - gone.start);
+            self.write_backs.dropped().forget(&gone);
+            self.lanes.iter().for_each(|lanes| lanes.forget_dropped(&gone));
+            let_go?;
+            dropped.map_err(|source| ServeError::Discard {
+                offset,
+                length,
+                done: gone.end - offset,
+                source,
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Drops the base bytes of a range for the kernel, which lets go of the pages itself when all
+    /// are dropped. Never sleeps on the mount.
+    pub(super) fn punch(&self, range: Range<u64>) -> Result<(), DeviceError> {
+        let mut at = range.start;
+        while at < range.end {
+            let (gone, dropped) = self.drop_step(&(at..range.end), LetGo::ByItself);
+            at = gone.end;
+            self.changed(Face::Base, gone.start, gone.end - gone.start);
+            if let Some(lanes) = &self.lanes {
+                lanes.drop_cached(&gone);
+            }
+            if let Err(why) = dropped {
+                // Then it does not.
+                self.base.queue(once(range.start..at).filter(|gone| !gone.is_empty()));
+                return Err(why);
+            }
+        }
+        Ok(())
+    }
+
+    /// Has the device drop the beginning of a range, and marks what it dropped: which that is.
+    fn drop_step(&self, range: &Range<u64>, let_go: LetGo) -> (Range<u64>, Result<(), DeviceError>) {
+        let _alone = self.gate.write();
+        let (length, mut done) = (range.end - range.start, 0);
+        let dropped = self.partition.discard_step(range.start, length, DISCARD_STEP, &mut done);
+        let gone = range.start..range.start + done;
+        self.write_backs.dropped().mark(&gone, let_go);
+        self.lanes.iter().for_each(|lanes| lanes.mark_dropped(&gone, let_go));
+        (gone, dropped)
+    }
+
+    /// The kernel reads a range of a file: nothing is dropped as long as this is held. Among those
+    /// who read past the page cache are some who have not dropped what they had there, but they
+    /// cannot be told from others: a read through a descriptor that was opened with `O_DIRECT` may
+    /// be for a mapping of it.
+    pub(super) fn reading(&self, face: Face, offset: u64, length: u64) -> Reading<'_> {
+        let gate = self.gate.read();
+        if let Some(write_backs) = self.write_backs(face) {
+            write_backs.dropped().read(&(offset..offset.saturating_add(length)));
+        }
+        gate
+    }
+
+    /// A range of a file is written through the page cache: nothing is dropped as long as this is
+    /// held.
+    pub(super) fn writing(&self, face: Face, offset: u64, length: u64) -> Reading<'_> {
+        let gate = self.gate.read();
+        if let Some(write_backs) = self.write_backs(face) {
+            write_backs.dropped().written(&(offset..offset.saturating_add(length)));
+        }
+        gate
+    }
+
+    /// Stores what the kernel writes back of a file: the answer, or nothing if it waits for room. Never sleeps on the mount.
+    pub(super) fn write_back(
+        &self,
+        face: Face,
+        asker: Asker,
+        offset: u64,
+        bytes: &mut [u8],
+    ) -> Option<Answer> {
+        let Some(write_backs) = self.write_backs(face) else { return Some(Err(libc::EBADF)) };
+        self.came.fetch_add(1, Ordering::Relaxed);
+        // What is written back stays in the page cache.
+        self.serving(face, offset, bytes.len() as u64);
+        write_backs.take(asker, offset, bytes, |stored| {
+            self.changed(face, stored.start, stored.end - stored.start);
+        })
+    }
+
+    /// Tries write-backs of a file that wait again, and answers them in the end, until [`Self::close`].
+    pub(super) fn retry_until_closed(&self, face: Face, answer: impl Fn(Asker, Answer)) {
+        let stored = |stored: Range<u64>| self.changed(face, stored.start, stored.end - stored.start);
+        if let Some(write_backs) = self.write_backs(face) {
+            write_backs.retry_until_closed(stored, answer);
+        }
+    }
+
+    fn write_backs(&self, face: Face) -> Option<&WriteBacks> {
+        match face {
+            Face::Base => Some(&self.write_backs),
+            Face::Views => None,
+            Face::Lane(lane) => self.lanes.as_ref()?.write_backs(lane),
+        }
+    }
+
+    /// Drops the given ranges of the views window from the page cache and returns when they are gone: for the directory
+    /// and for views that were made or removed. Sleeps like [`Self::flush`].
+    ///
+    /// # Errors
+    ///
+    /// When the mount is going away.
+    pub fn views_changed(&self, ranges: impl IntoIterator<Item = Range<u64>>) -> Result<(), ServeError> {
+        let mut taken = Vec::new();
+        for range in ranges {
+            self.served.take(range, &mut taken);
+        }
+        self.views.queue(taken);
+        self.views.drain()
+    }
+
+    /// What to launder before this range of a file is computed, if anything is dirty. Never sleeps.
+    pub(super) fn laundry(&self, face: Face, offset: u64, length: u64) -> Option<Laundry> {
+        if self.cache.is_some() {
+            return None;
+        }
+        let range = offset..offset.saturating_add(length);
+        let laundry = match (face, &self.lanes) {
+            (Face::Views, _) => self.dirty_of(self.partition.base_under_views(offset, length)),
+            (Face::Base, None) => return None,
+            (Face::Base, Some(lanes)) => {
+                let end = range.end.min(self.partition.base_bytes());
+                let range = offset.min(end)..end;
+                Laundry { base: Vec::new(), lanes: lanes.dirty_over(std::slice::from_ref(&range)) }
+            }
+            (Face::Lane(lane), lanes) => {
+                let under = lanes.as_ref().map_or_else(Vec::new, |lanes| lanes.under(lane, &range));
+                Laundry { lanes: Vec::new(), ..self.dirty_of(under) }
+            }
+        };
+        (!laundry.base.is_empty() || !laundry.lanes.is_empty()).then_some(laundry)
+    }
+
+    /// These ranges of the base window and the lanes over them, as far as they may have dirty pages. Never sleeps.
+    fn dirty_of(&self, base: Vec<Range<u64>>) -> Laundry {
+        let lanes = self.lanes.as_ref().map_or_else(Vec::new, |lanes| lanes.dirty_over(&base));
+        let needed = needed(&self.launderer, &base);
+        Laundry { base: if needed { base } else { Vec::new() }, lanes }
+    }
+
+    /// These ranges of the base window and the lanes over them.
+    fn all_over(&self, base: Vec<Range<u64>>) -> Laundry {
+        let lanes = self.lanes.as_ref().map_or_else(Vec::new, |lanes| lanes.over(&base));
+        Laundry { base, lanes }
+    }
+
+    /// Brings dirty base pages of a range to the device. Sleeps like [`Self::flush`].
+    pub(super) fn settle_range(&self, offset: u64, length: u64) -> Result<(), ServeError> {
+        let end = offset.saturating_add(length).min(self.partition.base_bytes());
+        if offset < end { self.settle_ranges(once(offset..end).collect()) } else { Ok(()) }
+    }
+
+    /// Brings dirty base pages under a range of the views window to the device. Sleeps like [`Self::flush`].
+    pub(super) fn settle_under_views(&self, offset: u64, length: u64) -> Result<(), ServeError> {
+        self.settle_ranges(self.partition.base_under_views(offset, length))
+    }
+
+    fn settle_ranges(&self, ranges: Vec<Range<u64>>) -> Result<(), ServeError> {
+        let Some(offset) = ranges.first().map(|range| range.start) else { return Ok(()) };
+        if self.cache.is_some() || self.launderer.get().is_none() {
+            return Ok(());
+        }
+        let length = ranges.last().map_or(offset, |range| range.end).saturating_sub(offset);
+        let settled = self.launder_and_wait(self.dirty_of(ranges));
+        settled.map_err(|source| ServeError::Flush { offset, length, source })
+    }
+
+    fn launder_and_wait(&self, laundry: Laundry) -> io::Result<()> {
+        self.launderer.get().ok_or(io::ErrorKind::NotConnected)?;
+        let (done, answer) = mpsc::channel();
+        self.launder(laundry, Box::new(move |result| drop(done.send(result))));
+        answer.recv().unwrap_or_else(|_| Err(io::ErrorKind::BrokenPipe.into()))
+    }
+
+    /// Says that base bytes in the device were changed beside the mount, and returns when the page cache shows them. Sleeps like
+    /// [`Self::flush`].
+    pub(super) fn written_beside(&self, offset: u64, length: u64) -> Result<(), ServeError> {
+        self.changed(Face::Base, offset, length);
+        let range = offset..offset.saturating_add(length);
+        if self.launderer.get().is_some_and(|base| base.cached(&range)) {
+            self.base.queue(once(range.clone()));
+        }
+        if let Some(lanes) = &self.lanes {
+            lanes.drop_cached(&range);
+        }
+        self.base.drain()?;
+        self.drain()
+    }
+
+    /// The device number of the mounted file system.
+    pub(super) fn mount_number(&self) -> Option<u64> {
+        self.launderer.get().and_then(Launderer::mount_number)
+    }
+
+    /// Launders elsewhere, then calls `done` there. Never sleeps.
+    pub(super) fn launder(&self, laundry: Laundry, done: Done) {
+        let mut early = self.early.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(early) = &mut *early {
+            return early.push((laundry, done));
+        }
+        drop(early);
+        let of_lanes = laundry.lanes.into_iter().filter(|(_, ranges)| !ranges.is_empty());
+        let launderer = |lane| self.lanes.as_ref().and_then(|lanes| lanes.launderer(lane));
+        let mut jobs: Vec<_> =
+            of_lanes.filter_map(|(lane, ranges)| Some((launderer(lane)?, ranges))).collect();
+        jobs.extend(
+            self.launderer.get().filter(|_| !laundry.base.is_empty()).map(|base| (base, laundry.base)),
+        );
+        if jobs.is_empty() {
+            let closed = || io::Error::from_raw_os_error(libc::ESHUTDOWN);
+            return done(self.launderer.get().map(drop).ok_or_else(closed));
+        }
+        let all = Arc::new(Mutex::new((jobs.len(), Ok(()), Some(done))));
+        for (launderer, ranges) in jobs {
+            let all = Arc::clone(&all);
+            let one_done = move |result: io::Result<()>| {
+                let mut all = all.lock().unwrap_or_else(PoisonError::into_inner);
+                let (left, so_far, done) = &mut *all;
+                *left -= 1;
+                if so_far.is_ok() {
+                    *so_far = result;
+                }
+                if let Some(done) = done.take_if(|_| *left == 0) {
+                    let result = std::mem::replace(so_far, Ok(()));
+                    drop(all);
+                    done(result);
+                }
+            };
+            launderer.launder(ranges, Box::new(one_done));
+        }
+    }
+
+    /// Says that pages of a file are about to be computed for the page cache, or are in it already.
+    pub(super) fn serving(&self, face: Face, offset: u64, length: u64) {
+        let range = offset..offset.saturating_add(length);
+        match (face, &self.lanes) {
+            (Face::Views, _) => self.served.mark(range),
+            (Face::Base, Some(lanes)) => lanes.serving_base(range),
+            (Face::Lane(lane), Some(lanes)) => lanes.serving(lane, range),
+            (Face::Base | Face::Lane(_), None) => {}
+        }
+    }
+
+    /// Says that bytes in the device have changed, of the base window or through one of its lanes.
+    pub(super) fn changed(&self, face: Face, offset: u64, length: u64) {
+        let range = offset..offset.saturating_add(length);
+        let base = match (face, &self.lanes) {
+            (Face::Views, _) | (Face::Lane(_), None) => return,
+            (Face::Base, None) => vec![range],
+            (Face::Base, Some(lanes)) => {
+                lanes.base_changed(offset..range.end.min(self.partition.base_bytes()));
+                vec![range]
+            }
+            (Face::Lane(lane), Some(lanes)) => {
+                let under = lanes.under(lane, &range);
+                self.base.queue(lanes.take_base(&under));
+                under
+            }
+        };
+        let mut taken = Vec::new();
+        for range in base {
+            for range in self.partition.views_over_base(range.start, range.end - range.start) {
+                self.served.take(range, &mut taken);
+            }
+        }
+        self.views.queue(taken);
+    }
+
+    /// Says that the page cache holds bytes for the views window that the device did not give.
+    pub(super) fn views_soiled(&self, offset: u64, length: u64) {
+        self.views.queue(once(offset..offset.saturating_add(length)));
+    }
+
+    /// Says that nobody knows any more what the page cache was given: of the views, of a host's base window, and of one with lanes and of these.
+    pub(super) fn forgotten(&self) {
+        self.views_soiled(0, self.partition.views_bytes());
+        if self.cache.is_some() || self.lanes.is_some() {
+            self.base.queue(once(0..self.partition.base_bytes()));
+        }
+        if let Some(lanes) = &self.lanes {
+            lanes.forgotten();
+        }
+    }
+
+    /// Waits until everything queued by now is invalidated: of the views, of what a host holds, and of a set.
+    fn drain(&self) -> Result<(), ServeError> {
+        if self.cache.is_some() || self.lanes.is_some() {
+            self.base.drain()?;
+        }
+        if let Some(lanes) = &self.lanes {
+            lanes.drain()?;
+        }
+        self.views.drain()
+    }
+
+    /// Hands ranges of a file that the kernel is to drop to `invalidate`, until [`Self::close`].
+    pub(super) fn invalidate_until_closed(&self, face: Face, mut invalidate: impl FnMut(&Range<u64>)) {
+        match (face, &self.lanes) {
+            (Face::Base, _) => self.base.run_until_closed(|range| {
+                self.write_backs.dropped().invalidate(range, self.launderer.get(), &mut invalidate);
+            }),
+            (Face::Views, _) => self.views.run_until_closed(invalidate),
+            (Face::Lane(lane), Some(lanes)) => lanes.invalidate_until_closed(lane, invalidate),
+            (Face::Lane(_), None) => {}
+        }
+    }
+
+    /// The first byte of the base window from `from` on, inside it, that may be anything but zero,
+    /// or its end. What may be dirty in the page cache is no hole, and of files with lanes or a
+    /// host's cache nothing is: who looks for the data in a file must never miss a store. Never
+    /// sleeps.
+    pub(super) fn next_data(&self, from: u64) -> u64 {
+        let end = self.partition.base_bytes();
+        if self.cache.is_some() || self.lanes.is_some() {
+            return from;
+        }
+        let found = self.partition.next_data(from..end);
+        let first = self.launderer.get().map_or(from, |base| base.first_dirty(from..found));
+        // What was dirty before, and is not any more, has reached the device since it was looked
+        // at.
+        self.partition.next_data(from..first)
+    }
+
+    /// The first byte of the base window from `from` on, inside it, where a hole begins, or its
+    /// end. A hole of which anything may be dirty counts as data. Never sleeps.
+    pub(super) fn next_hole(&self, mut from: u64) -> u64 {
+        let end = self.partition.base_bytes();
+        if self.cache.is_some() || self.lanes.is_some() {
+            return end;
+        }
+        for _ in 0..MAX_HOLES {
+            from = self.partition.next_hole(from..end);
+            if from == end || self.next_data(from) > from {
+                return from;
+            }
+            from = self.partition.next_data(from..end);
+        }
+        end
+    }
+
+    /// Ends laundering and invalidating; whoever waits gets [`ServeError::Closing`].
+    pub(crate) fn close(&self) {
+        if let Some(cache) = &self.cache {
+            cache.close();
+        }
+        let early = self.early.lock().unwrap_or_else(PoisonError::into_inner).take();
+        for (_, done) in early.into_iter().flatten() {
+            done(Err(io::Error::from_raw_os_error(libc::ESHUTDOWN)));
+        }
+        for launderer in [&self.launderer, &self.scrubber].into_iter().filter_map(|launderer| launderer.get())
+        {
+            launderer.stop();
+        }
+        if let Some(lanes) = &self.lanes {
+            lanes.close();
+        }
+        self.write_backs.close();
+        self.base.close();
+        self.views.close();
+    }
+
+    /// Brings every dirty base page to the device, and gives up only if for as long as `patience`
+    /// none comes. What finds no room is given up. `goes_on` is told each `pace` in which pages
+    /// came.
+    pub(super) fn settle(&self, patience: Duration, pace: Duration, goes_on: &dyn Fn()) {
+        self.write_backs.hurry();
+        if let Some(lanes) = &self.lanes {
+            lanes.hurry();
+        }
+        if self.launderer.get().is_none() {
+            return;
+        }
+        let (done, answer) = mpsc::channel();
+        let everything = self.all_over(once(0..self.partition.base_bytes()).collect());
+        let started = Instant::now();
+        self.launder(everything, Box::new(move |result| drop(done.send(result))));
+        let (mut came, mut last) = (self.came.load(Ordering::Relaxed), Instant::now());
+        let settled = loop {
+            let settled = answer.recv_timeout(pace.min(patience));
+            let now = self.came.load(Ordering::Relaxed);
+            if now != came {
+                (came, last) = (now, Instant::now());
+                goes_on();
+            }
+            if !matches!(settled, Err(mpsc::RecvTimeoutError::Timeout)) || last.elapsed() >= patience {
+                break settled;
+            }
+        };
+        match settled {
+            Ok(Ok(())) => match self.merge_all() {
+                Ok(()) => tracing::debug!(seconds = started.elapsed().as_secs_f64(), "stores settled"),
+                Err(why) => tracing::warn!("a host's stores are lost: {why}"),
+            },
+            Ok(Err(why)) => tracing::warn!("stores may be lost: {why}"),
+            Err(_) => {
+                tracing::warn!("stores may be lost: none was written back for {} s", patience.as_secs());
+            }
+        }
+    }
+}
+
+impl Coherence {
+    /// Merges all that a host stored.
+    fn merge_all(&self) -> Result<(), DeviceError> {
+        let Some(cache) = &self.cache else { return Ok(()) };
+        cache.write_back(0..self.partition.base_bytes(), &mut Vec::new())
+    }
+}
+
+/// Whether any of these ranges may have dirty pages. Never sleeps.
+pub(super) fn needed(launderer: &std::sync::OnceLock<Launderer>, ranges: &[Range<u64>]) -> bool {
+    match launderer.get() {
+        Some(launderer) => launderer.needed(ranges),
+        // Nobody can look yet.
+        None => ranges.iter().any(|range| !range.is_empty()),
+    }
+}
+
+/// Has a launderer do something and waits for it.
+fn on(launderer: &std::sync::OnceLock<Launderer>, start: impl FnOnce(&Launderer, Done)) -> io::Result<()> {
+    let launderer = launderer.get().ok_or(io::ErrorKind::NotConnected)?;
+    let (done, answer) = mpsc::channel();
+    start(launderer, Box::new(move |result| drop(done.send(result))));
+    answer.recv().unwrap_or_else(|_| Err(io::ErrorKind::BrokenPipe.into()))
+}
+
+#[cfg(test)]
+mod tests;

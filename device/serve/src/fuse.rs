@@ -1,0 +1,346 @@
+//! The mount: from a device and a directory to files that can be mapped, a pair for each guest or host.
+//!
+//! Mounting makes these threads: `threads` workers (see `fuse_workers`) and two late answerers; for each pair of files two
+//! invalidators and two or three launderers (see [`super::coherence`]), more while these wait, and one that tries write-backs again for which there was no room
+//! (see [`super::write_backs`]), with an interleave set one of each kind more for each lane; and for a host's one that makes room in its cache. Unmounting brings dirty pages to the device, aborts the connection, so that
+//! nobody sleeps on it any more, and joins them all. A process that still maps a window then gets SIGBUS on a page it
+//! has not loaded yet; that is what pulling a memory device does.
+//!
+//! The process that serves a mount must not map its files. The kernel writes dirty pages back and waits for them in
+//! `munmap`, with the process's address space locked, and a worker that needs memory then waits for that lock. Reading and
+//! writing the files is fine outside of workers. (The launderers' own mapping for `msync` is never stored to, and is
+//! unmapped after the connection was aborted.)
+//!
+//! Two properties of the mount belong to its backing-device information (BDI): `read_ahead_kb`, how much is read when one byte is missing, is bounded
+//! when the kernel asks for it first, and needs root in sysfs only to be more than the kernel's 128; `strict_limit` 0 with
+//! `max_ratio` 100, without which dirtying pages is throttled to a fraction of the memory's speed, needs root. Who is not goes without.
+
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use lamina_device::device::{Device, Partition};
+
+use super::ServeError;
+use super::fuse_workers::{Workers, ask_again, invalidate};
+use super::held_mount::{Channels, HeldMount, usual_threads};
+use super::lanes::Face;
+use super::launder::LaunderWith;
+use super::mount_point::{self, MountPoint};
+use super::own_mount::{self, own_table};
+use super::pair::{Pair, PairOptions, Place};
+use super::tree::Tree;
+
+/// Threads that sleep in write-backs for view reads and flushes of a device's only pair; one does where there are several pairs.
+const LAUNDERERS: usize = 2;
+/// Threads that answer view reads after laundering.
+const LATE_ANSWERERS: usize = 2;
+/// How long nothing may be written back before the dirty pages that are left are given up when
+/// unmounting.
+const SETTLE: Duration = Duration::from_secs(10);
+
+/// How to mount.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MountOptions {
+    /// Worker threads.
+    pub threads: usize,
+    /// KiB read at once when a page is missing, the BDI's `read_ahead_kb`. 4 reads exactly the page that was touched, so
+    /// that counters are exact; more is faster for sequential reads.
+    pub read_ahead_kb: u32,
+    /// How dirty pages are made to reach the device.
+    pub launder_with: LaunderWith,
+    /// How long a write-back may wait for room in the device before what it stores is given up.
+    pub full_wait: Duration,
+}
+
+/// How long a write-back waits for room unless told otherwise.
+pub const FULL_WAIT: Duration = Duration::from_secs(10);
+
+impl Default for MountOptions {
+    fn default() -> Self {
+        Self {
+            threads: usual_threads(),
+            read_ahead_kb: 4,
+            launder_with: LaunderWith::Auto,
+            full_wait: FULL_WAIT,
+        }
+    }
+}
+
+/// A mounted device. Dropping one that was [made here](Mount::new) unmounts.
+pub struct Mount {
+    /// The mount, if this process holds it.
+    held: Option<HeldMount>,
+    path: PathBuf,
+    minor: String,
+    workers: Arc<Workers>,
+    tree: Arc<Tree>,
+    /// What the invalidators' descriptors are copies of.
+    notices: File,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Mount {
+    /// Mounts all of `device` at `point`, which is not divided, or its first partition.
+    ///
+    /// # Errors
+    ///
+    /// When FUSE is missing, or a thread or the mount cannot be made; each names what to do.
+    pub fn new(device: &Arc<Device>, point: MountPoint, options: &MountOptions) -> Result<Self, ServeError> {
+        let held = HeldMount::new(point, options.threads)?;
+        let channels = held.channels().try_clone().map_err(ServeError::Threads)?;
+        let path = held.path().to_owned();
+        let partition = Partition::first(Arc::clone(device));
+        let whole = [PairOptions { place: Place::Root, partition, cache_bytes: None }];
+        Self::build(&whole, Some(held), path, channels, options, false)
+    }
+
+    /// Answers, with these pairs of files, a mount at `path` that another process holds, through `channels`. If somebody `answered` it before, the kernel is asked for the requests that
+    /// were in flight when that ended, and to forget the views that were given, and all that hosts were: which of it is stale, nobody knows any more. All
+    /// partitions are of one device, and no two pairs have one place.
+    ///
+    /// # Errors
+    ///
+    /// When a thread cannot be made.
+    pub fn serve(
+        pairs: &[PairOptions],
+        path: &Path,
+        channels: Channels,
+        options: &MountOptions,
+        answered: bool,
+    ) -> Result<Self, ServeError> {
+        Self::build(pairs, None, path.to_owned(), channels, options, answered)
+    }
+
+    fn build(
+        pairs: &[PairOptions],
+        held: Option<HeldMount>,
+        path: PathBuf,
+        channels: Channels,
+        options: &MountOptions,
+        answered: bool,
+    ) -> Result<Self, ServeError> {
+        let Channels { requests, notices } = channels;
+        let pair = |pair| Arc::new(Pair::new(pair, &path, options.full_wait));
+        let tree = Arc::new(Tree::new(pairs.iter().map(pair).collect()));
+        let (workers, late_queue) = Workers::new(Arc::clone(&tree), requests, options.read_ahead_kb);
+        // From here on dropping the mount undoes everything.
+        let mut mount =
+            Self { held, path, minor: String::new(), workers, tree, notices, threads: Vec::new() };
+        if answered {
+            ask_again(&mount.workers, mount.notices.as_raw_fd());
+            for pair in mount.tree.pairs() {
+                pair.coherence().forgotten();
+            }
+        }
+        mount.start(options, late_queue)?;
+        Ok(mount)
+    }
+
+    fn start(
+        &mut self,
+        options: &MountOptions,
+        late_queue: std::sync::mpsc::Receiver<super::fuse_workers::Late>,
+    ) -> Result<(), ServeError> {
+        for channel in 0..self.workers.channels.len() {
+            let workers = Arc::clone(&self.workers);
+            self.spawn(format!("fuse-{channel}"), move || workers.work(channel))?;
+        }
+        let late_queue = Arc::new(Mutex::new(late_queue));
+        for index in 0..LATE_ANSWERERS {
+            let (workers, queue) = (Arc::clone(&self.workers), Arc::clone(&late_queue));
+            self.spawn(format!("fuse-late-{index}"), move || workers.answer_late(&queue))?;
+        }
+        let failed = |source| ServeError::MountPoint { path: self.path.clone(), source };
+        self.minor = mount_point::minor_of(&self.path).map_err(failed)?;
+        let pairs = self.tree.pairs().to_vec();
+        let launderers = if pairs.len() == 1 { LAUNDERERS } else { 1 };
+        for pair in &pairs {
+            self.start_pair(pair, launderers, options.launder_with)?;
+        }
+        self.tune(options);
+        Ok(())
+    }
+
+    /// Starts what keeps a pair coherent.
+    fn start_pair(
+        &mut self,
+        pair: &Arc<Pair>,
+        launderers: usize,
+        with: LaunderWith,
+    ) -> Result<(), ServeError> {
+        for face in pair.faces() {
+            let (workers, invalidated) = (Arc::clone(&self.workers), Arc::clone(pair));
+            let number = self.notices.as_raw_fd();
+            let inode = self.tree.inode_of(pair, face).unwrap_or_default();
+            self.spawn(format!("fuse-inval-{inode}"), move || {
+                // The kernel has this thread wait for requests that a killed process answers no more; who waits for the process's
+                // descriptors to be gone must not wait for that.
+                if let Err(why) = own_table(number) {
+                    tracing::warn!("the invalidator keeps the shared file table: {why}");
+                }
+                invalidated.coherence().invalidate_until_closed(face, |range| {
+                    invalidate(&workers, number, inode, range);
+                });
+            })?;
+        }
+        let failed = |source| ServeError::MountPoint { path: self.path.clone(), source };
+        let paths = [pair.base_path(), pair.views_path()].into_iter().chain(pair.lane_paths());
+        let files = own_mount::open(paths.collect()).map_err(failed)?;
+        pair.coherence().start_laundering(files, launderers, with).map_err(ServeError::Threads)?;
+        if let Some(cache) = pair.cache().cloned() {
+            let inode = self.tree.inode_of(pair, Face::Base).unwrap_or_default();
+            let pair = Arc::clone(pair);
+            self.spawn(format!("host-room-{inode}"), move || {
+                cache.make_room_until_closed(|ranges| {
+                    pair.coherence().drop_pages(ranges, false).unwrap_or_else(|why| {
+                        tracing::warn!("a host's cache cannot make room: {why}");
+                        0
+                    })
+                });
+            })?;
+            return Ok(());
+        }
+        for face in pair.faces().filter(|face| *face != Face::Views) {
+            let (workers, pair) = (Arc::clone(&self.workers), Arc::clone(pair));
+            let inode = self.tree.inode_of(&pair, face).unwrap_or_default();
+            self.spawn(format!("fuse-room-{inode}"), move || {
+                pair.coherence()
+                    .retry_until_closed(face, |asker, answer| workers.written_back(asker, answer));
+            })?;
+        }
+        Ok(())
+    }
+
+    fn spawn(&mut self, name: String, run: impl FnOnce() + Send + 'static) -> Result<(), ServeError> {
+        self.threads.push(thread::Builder::new().name(name).spawn(run).map_err(ServeError::Threads)?);
+        Ok(())
+    }
+
+    /// Sets the properties of the mount's BDI.
+    fn tune(&self, options: &MountOptions) {
+        let bdi = format!("/sys/class/bdi/0:{}", self.minor);
+        let wanted = [
+            ("read_ahead_kb", options.read_ahead_kb, "reads of that size"),
+            ("strict_limit", 0, "stores at full speed"),
+            ("max_ratio", 100, "stores at full speed"),
+        ];
+        for (name, value, what) in wanted {
+            let (file, value) = (format!("{bdi}/{name}"), value.to_string());
+            if fs::read_to_string(&file).is_ok_and(|is| is.trim() == value) {
+                continue;
+            }
+            match fs::write(&file, &value) {
+                Ok(()) => {}
+                Err(why) if why.kind() == io::ErrorKind::PermissionDenied => {
+                    tracing::info!(
+                        "{file} stays as it is: {what} need it to be {value}, and that needs root"
+                    );
+                }
+                Err(why) => {
+                    tracing::warn!("{file} stays as it is ({why}): {what} need it to be {value}");
+                }
+            }
+        }
+    }
+
+    /// The mounted directory.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The base window's file, of the pair at the root.
+    pub fn base_path(&self) -> PathBuf {
+        self.path.join("base")
+    }
+
+    /// The views window's file, of the pair at the root.
+    pub fn views_path(&self) -> PathBuf {
+        self.path.join("views")
+    }
+
+    /// The pairs of files, in the order they were asked for.
+    pub fn pairs(&self) -> &[Arc<Pair>] {
+        self.tree.pairs()
+    }
+
+    /// Requests that made a handler panic; each was answered with EIO.
+    pub fn panics(&self) -> u64 {
+        self.workers.panics.load(Ordering::Relaxed)
+    }
+}
+
+impl Mount {
+    /// Brings every store to the device, for as long as that goes on: `goes_on` is told each `pace`
+    /// in which something was written back.
+    pub fn settle(&self, pace: Duration, goes_on: &dyn Fn()) {
+        for pair in self.tree.pairs() {
+            pair.coherence().settle(SETTLE, pace, goes_on);
+        }
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        self.settle(SETTLE, &|| ());
+        let held = self.held.take();
+        let joins = held.is_some();
+        drop(held);
+        drop(self.workers.late.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take());
+        for pair in self.tree.pairs() {
+            pair.coherence().close();
+        }
+        // Only a connection that is gone lets its workers go.
+        for thread in self.threads.drain(..).filter(|_| joins) {
+            // Handlers' panics are caught and counted; a thread that died otherwise was logged by the panic hook.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Whether this host can mount.
+///
+/// # Errors
+///
+/// What is missing, and how to get it.
+pub fn fuse_present() -> Result<(), ServeError> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    present(Path::new("/dev/fuse"), nix::unistd::geteuid().is_root(), &path)
+}
+
+fn present(device: &Path, root: bool, path: &OsStr) -> Result<(), ServeError> {
+    match File::options().read(true).write(true).open(device) {
+        Ok(_) => {}
+        Err(why) if why.kind() == io::ErrorKind::NotFound => return Err(ServeError::NoFuseDevice),
+        Err(source) => return Err(ServeError::FuseDevice { source }),
+    }
+    if root {
+        return Ok(());
+    }
+    let mut helpers = std::env::split_paths(path).map(|directory| directory.join("fusermount3"));
+    let usable = |file: PathBuf| fs::metadata(file).is_ok_and(|found| found.mode() & 0o111 != 0);
+    if helpers.any(usable) { Ok(()) } else { Err(ServeError::NoFusermount) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_missing_is_named_with_its_package() {
+        let nowhere = tempfile::tempdir().unwrap();
+        let said = |device: &Path, root| {
+            present(device, root, nowhere.path().as_os_str()).map_err(|why| why.to_string())
+        };
+        assert!(said(&nowhere.path().join("fuse"), true).unwrap_err().contains("modprobe fuse"));
+        assert!(said(Path::new("/dev/null"), false).unwrap_err().contains("package fuse3"));
+        assert_eq!(said(Path::new("/dev/null"), true), Ok(()));
+    }
+}

@@ -1,0 +1,473 @@
+//! The mounted file system: pairs of regular files, `base` and `views`, and the lanes of `base` if there are any, in the folders that [`super::pair`] gives them.
+//!
+//! What each request may do:
+//!
+//! * All files have exactly their window's or lane's size for ever, as a disk has. To give one
+//!   another size is refused with EPERM. To open one with `O_TRUNC` changes nothing, neither the
+//!   size nor a byte nor a dirty page: the kernel asks for size 0 by itself then, and keeps the
+//!   size that the answer says. (That needs `FUSE_ATOMIC_O_TRUNC` to be off; with it the kernel
+//!   drops its pages unasked.) `truncate` of a path to 0 cannot be told from that; `ftruncate` can,
+//!   and is refused.
+//! * Names cannot be made, removed or changed: EPERM, as Linux says of a file system that knows
+//!   none of that. Modes and owners are what they are: to set them anew to the same is no change,
+//!   to set others is EPERM. Times are the mount's; to set them is accepted and forgotten, so that
+//!   no copy is ever believed to be newer than a store.
+//! * A read past the end gives nothing. A write that passes it is done as far as the end, as a disk
+//!   does, and one that begins there is refused with ENOSPC.
+//! * `write` to `views` is refused with EROFS and counted; so is a page that the kernel writes back
+//!   (`FUSE_WRITE_CACHE`): `msync` and `fsync` then say that a store did not come to be.
+//! * `SEEK_HOLE` and `SEEK_DATA` show what of `base` holds nothing: see [`super::coherence`].
+//!   `base` counts as many blocks as it takes in the store, and `statfs` has the store's room.
+//! * Punching holes drops base bytes; other kinds of `fallocate`, and any on a lane, are EOPNOTSUPP.
+//! * Bytes that the device has no room for are refused with ENOSPC. Write-backs of coherent base files and of lanes, which may wait for room, are not served here but by [`super::write_backs`].
+//! * A host's base file is read and written through the host's cache ([`super::host_cache`]). What would pass by its page cache is refused: `O_DIRECT` with EINVAL,
+//!   holes with EOPNOTSUPP.
+//! * No handler sleeps on anything that another FUSE request answers, and none invalidates: it only queues.
+
+use std::ffi::CStr;
+use std::io;
+use std::slice;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use fuse_backend_rs::abi::fuse_abi::{CreateIn, stat64, statvfs64};
+use fuse_backend_rs::api::filesystem::{
+    Context, DirEntry, Entry, FileSystem, FsOptions, OpenOptions, SetattrValid, ZeroCopyReader,
+    ZeroCopyWriter,
+};
+use fuse_backend_rs::file_buf::FileVolatileSlice;
+use fuse_backend_rs::file_traits::FileReadWriteVolatile;
+
+use lamina_device::device::DeviceError;
+
+use super::lanes::Face;
+use super::pair::Pair;
+use super::served_pages::PAGE_BYTES;
+use super::tree::Tree;
+
+/// Nothing changes behind the kernel's back but page contents, which are invalidated by name.
+const FOREVER: Duration = Duration::from_secs(365 * 24 * 3600);
+/// How long the kernel may say what a file takes without asking.
+const ATTRIBUTES: Duration = Duration::from_secs(1);
+/// Bytes of the blocks that `stat` counts.
+const STAT_BLOCK: u64 = 512;
+/// `FOPEN_NOFLUSH`, which fuse-backend-rs has no name for: closing a descriptor writes nothing back. Without it every
+/// `close` would wait for dirty pages, and a killed server's own descriptor would wait for the killed server.
+const NOFLUSH: u32 = 1 << 5;
+
+/// The windows of a device as a file system.
+pub(super) struct WindowFs {
+    tree: Arc<Tree>,
+    owner: (u32, u32),
+    mounted: i64,
+}
+
+/// A file that a request is about.
+#[derive(Clone, Copy)]
+struct Target<'a> {
+    pair: &'a Arc<Pair>,
+    face: Face,
+}
+
+impl Target<'_> {
+    fn bytes(self) -> u64 {
+        self.pair.bytes_of(self.face)
+    }
+
+    /// Bytes that the file takes.
+    fn taken(self) -> u64 {
+        if self.face != Face::Base {
+            return self.bytes();
+        }
+        // Of a file without a block, tar reads nothing; and stores may wait in the page cache.
+        self.pair.partition().stored_bytes().max(PAGE_BYTES)
+    }
+
+    /// Whether its pages are written back, and so must not be read or written while some are
+    /// discarded.
+    fn holds_off_discards(self) -> bool {
+        self.face != Face::Views && self.pair.cache().is_none()
+    }
+
+    /// Refuses what would pass by a host's page cache.
+    fn cached(self, flags: u32) -> io::Result<()> {
+        let direct = flags & libc::O_DIRECT.unsigned_abs() != 0;
+        let held = self.face == Face::Base && self.pair.cache().is_some();
+        if direct && held { Err(errno(libc::EINVAL)) } else { Ok(()) }
+    }
+}
+
+impl WindowFs {
+    pub(super) fn new(tree: Arc<Tree>) -> Self {
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+        let owner = (nix::unistd::geteuid().as_raw(), nix::unistd::getegid().as_raw());
+        Self { tree, owner, mounted: i64::try_from(since).unwrap_or(0) }
+    }
+
+    fn target(&self, inode: u64) -> io::Result<Target<'_>> {
+        match self.tree.file(inode) {
+            Some((pair, face)) => Ok(Target { pair, face }),
+            None if self.tree.parent(inode).is_some() => Err(errno(libc::EISDIR)),
+            None => Err(errno(libc::ESTALE)),
+        }
+    }
+
+    fn attributes(&self, inode: u64) -> io::Result<stat64> {
+        // An entry's default has zeroed attributes, which spares an `unsafe` here.
+        let mut attributes = Entry::default().attr;
+        attributes.st_ino = inode;
+        (attributes.st_uid, attributes.st_gid) = self.owner;
+        (attributes.st_atime, attributes.st_mtime, attributes.st_ctime) =
+            (self.mounted, self.mounted, self.mounted);
+        attributes.st_blksize = 4096;
+        attributes.st_nlink = 1;
+        if self.tree.parent(inode).is_some() && self.tree.file(inode).is_none() {
+            attributes.st_mode = libc::S_IFDIR | 0o700;
+            attributes.st_nlink = 2;
+        } else {
+            let target = self.target(inode)?;
+            attributes.st_mode = libc::S_IFREG | 0o600;
+            attributes.st_size = i64::try_from(target.bytes()).map_err(|_| errno(libc::EOVERFLOW))?;
+            attributes.st_blocks = i64::try_from(target.taken().div_ceil(STAT_BLOCK)).unwrap_or(i64::MAX);
+        }
+        Ok(attributes)
+    }
+
+    fn entry(&self, inode: u64) -> io::Result<Entry> {
+        let attr = self.attributes(inode)?;
+        Ok(Entry { inode, attr, attr_timeout: ATTRIBUTES, entry_timeout: FOREVER, ..Entry::default() })
+    }
+}
+
+fn errno(number: i32) -> io::Error {
+    io::Error::from_raw_os_error(number)
+}
+
+/// One request's bytes between a window and the buffer it arrived in or leaves in, without a copy between.
+struct Transfer<'a>(Target<'a>);
+
+/// The whole of a request's buffer.
+fn bytes_of(slice: FileVolatileSlice<'_>) -> &mut [u8] {
+    // SAFETY: the slice covers part of the one buffer that the worker of this request owns and lent to the server for the
+    // time of the request; nobody else reads or writes it meanwhile, and it is initialised memory.
+    unsafe { slice::from_raw_parts_mut(slice.as_ptr(), slice.len()) }
+}
+
+impl FileReadWriteVolatile for Transfer<'_> {
+    fn read_at_volatile(&mut self, slice: FileVolatileSlice<'_>, offset: u64) -> io::Result<usize> {
+        let out = bytes_of(slice);
+        let Target { pair, face } = self.0;
+        let read = match (face, pair.cache()) {
+            (Face::Base, None) => pair.partition().read_base(offset, out),
+            (Face::Base, Some(cache)) => cache.read(offset, out),
+            (Face::Views, _) => pair.partition().read_views(offset, out),
+            (Face::Lane(lane), _) => pair.partition().device().read_lane(lane, offset, out),
+        };
+        read.map_err(|why| failed("read", self.0, offset, slice.len(), &why))?;
+        Ok(slice.len())
+    }
+
+    fn write_at_volatile(&mut self, slice: FileVolatileSlice<'_>, offset: u64) -> io::Result<usize> {
+        let Target { pair, face } = self.0;
+        let written = match (face, pair.cache()) {
+            (Face::Lane(lane), _) => pair.partition().device().write_lane(lane, offset, bytes_of(slice)),
+            (_, None) => pair.partition().write_base(offset, bytes_of(slice)),
+            (_, Some(cache)) => cache.write(offset, bytes_of(slice)),
+        };
+        written.map_err(|why| failed("write", self.0, offset, slice.len(), &why))?;
+        Ok(slice.len())
+    }
+
+    fn read_volatile(&mut self, _: FileVolatileSlice<'_>) -> io::Result<usize> {
+        Err(errno(libc::ESPIPE))
+    }
+
+    fn write_volatile(&mut self, _: FileVolatileSlice<'_>) -> io::Result<usize> {
+        Err(errno(libc::ESPIPE))
+    }
+}
+
+fn failed(what: &str, target: Target<'_>, offset: u64, bytes: usize, why: &DeviceError) -> io::Error {
+    let Target { pair, face } = target;
+    if why.is_no_room() {
+        tracing::debug!(place = ?pair.place(), ?face, offset, bytes, "{what} refused: {why}");
+        return errno(libc::ENOSPC);
+    }
+    tracing::error!(place = ?pair.place(), ?face, offset, bytes, "{what} failed: {why}");
+    errno(libc::EIO)
+}
+
+impl FileSystem for WindowFs {
+    type Inode = u64;
+    type Handle = u64;
+
+    fn init(&self, _: FsOptions) -> io::Result<FsOptions> {
+        // No WRITEBACK_CACHE: `write` goes through, only stores through mappings are written back later.
+        Ok(FsOptions::ASYNC_READ
+            | FsOptions::ASYNC_DIO
+            | FsOptions::BIG_WRITES
+            | FsOptions::MAX_PAGES
+            | FsOptions::PARALLEL_DIROPS
+            | FsOptions::EXPLICIT_INVAL_DATA)
+    }
+
+    fn lookup(&self, _: &Context, parent: u64, name: &CStr) -> io::Result<Entry> {
+        let found = name.to_str().ok().and_then(|name| self.tree.find(parent, name));
+        self.entry(found.ok_or_else(|| errno(libc::ENOENT))?)
+    }
+
+    fn getattr(&self, _: &Context, inode: u64, _: Option<u64>) -> io::Result<(stat64, Duration)> {
+        Ok((self.attributes(inode)?, ATTRIBUTES))
+    }
+
+    fn setattr(
+        &self,
+        _: &Context,
+        inode: u64,
+        wanted: stat64,
+        handle: Option<u64>,
+        valid: SetattrValid,
+    ) -> io::Result<(stat64, Duration)> {
+        let now = self.attributes(inode)?;
+        // Without a handle: the kernel's own request, for O_TRUNC.
+        let opening = handle.is_none() && wanted.st_size == 0;
+        let views = self.tree.file(inode).is_some_and(|(_, face)| face == Face::Views);
+        if valid.contains(SetattrValid::SIZE) && views && wanted.st_size != now.st_size {
+            return Err(errno(libc::EROFS));
+        }
+        let changes = [
+            valid.contains(SetattrValid::SIZE) && wanted.st_size != now.st_size && !opening,
+            valid.contains(SetattrValid::MODE) && (wanted.st_mode ^ now.st_mode) & 0o7777 != 0,
+            valid.contains(SetattrValid::UID) && wanted.st_uid != now.st_uid,
+            valid.contains(SetattrValid::GID) && wanted.st_gid != now.st_gid,
+        ];
+        if changes.contains(&true) { Err(errno(libc::EPERM)) } else { Ok((now, ATTRIBUTES)) }
+    }
+
+    fn create(
+        &self,
+        _: &Context,
+        _: u64,
+        _: &CStr,
+        _: CreateIn,
+    ) -> io::Result<(Entry, Option<u64>, OpenOptions, Option<u32>)> {
+        Err(errno(libc::EPERM))
+    }
+
+    fn mknod(&self, _: &Context, _: u64, _: &CStr, _: u32, _: u32, _: u32) -> io::Result<Entry> {
+        Err(errno(libc::EPERM))
+    }
+
+    fn mkdir(&self, _: &Context, _: u64, _: &CStr, _: u32, _: u32) -> io::Result<Entry> {
+        Err(errno(libc::EPERM))
+    }
+
+    fn symlink(&self, _: &Context, _: &CStr, _: u64, _: &CStr) -> io::Result<Entry> {
+        Err(errno(libc::EPERM))
+    }
+
+    fn link(&self, _: &Context, _: u64, _: u64, _: &CStr) -> io::Result<Entry> {
+        Err(errno(libc::EPERM))
+    }
+
+    fn unlink(&self, _: &Context, _: u64, _: &CStr) -> io::Result<()> {
+        Err(errno(libc::EPERM))
+    }
+
+    fn rmdir(&self, _: &Context, _: u64, _: &CStr) -> io::Result<()> {
+        Err(errno(libc::EPERM))
+    }
+
+    fn rename(&self, _: &Context, _: u64, _: &CStr, _: u64, _: &CStr, _: u32) -> io::Result<()> {
+        Err(errno(libc::EPERM))
+    }
+
+    fn open(
+        &self,
+        _: &Context,
+        inode: u64,
+        flags: u32,
+        _: u32,
+    ) -> io::Result<(Option<u64>, OpenOptions, Option<u32>)> {
+        self.target(inode)?.cached(flags)?;
+        // SAFETY: the set is a plain number to the kernel, and every kernel that does not know a bit ignores it.
+        let no_flush = unsafe { OpenOptions::from_bits_unchecked(NOFLUSH) };
+        Ok((None, OpenOptions::KEEP_CACHE | no_flush, None))
+    }
+
+    fn read(
+        &self,
+        _: &Context,
+        inode: u64,
+        _: u64,
+        out: &mut dyn ZeroCopyWriter,
+        size: u32,
+        offset: u64,
+        _: Option<u64>,
+        flags: u32,
+    ) -> io::Result<usize> {
+        let target = self.target(inode)?;
+        target.cached(flags)?;
+        let left = target.bytes().saturating_sub(offset);
+        let count = u64::from(size).min(left);
+        target.pair.coherence().serving(target.face, offset, count);
+        let count = usize::try_from(count).map_err(|_| errno(libc::EINVAL))?;
+        if count == 0 {
+            return Ok(0);
+        }
+        let _reading = target
+            .holds_off_discards()
+            .then(|| target.pair.coherence().reading(target.face, offset, count as u64));
+        out.write_from(&mut Transfer(target), count, offset)
+    }
+
+    fn write(
+        &self,
+        _: &Context,
+        inode: u64,
+        _: u64,
+        data: &mut dyn ZeroCopyReader,
+        size: u32,
+        offset: u64,
+        _: Option<u64>,
+        written_back: bool,
+        flags: u32,
+        _: u32,
+    ) -> io::Result<usize> {
+        let target = self.target(inode)?;
+        target.cached(flags)?;
+        let bytes = u64::from(size);
+        if target.face == Face::Views {
+            target.pair.partition().count_refused_view_store(bytes);
+            // Either way the bytes are in the page cache by now: the kernel copies first and asks then.
+            target.pair.coherence().views_soiled(offset, bytes);
+            tracing::debug!(offset, bytes, written_back, "a store to the views window was dropped");
+            return Err(errno(libc::EROFS));
+        }
+        // The kernel then takes no more for written, and asks for the rest.
+        let bytes = bytes.min(target.bytes().saturating_sub(offset));
+        if bytes == 0 && size > 0 {
+            return Err(errno(libc::ENOSPC));
+        }
+        let count = usize::try_from(bytes).map_err(|_| errno(libc::EINVAL))?;
+        if target.pair.cache().is_none() {
+            // What was written stays in the page cache.
+            target.pair.coherence().serving(target.face, offset, bytes);
+        }
+        let writing =
+            target.holds_off_discards().then(|| target.pair.coherence().writing(target.face, offset, bytes));
+        data.read_exact_to(&mut Transfer(target), count, offset)?;
+        drop(writing);
+        if target.pair.cache().is_none() {
+            target.pair.coherence().changed(target.face, offset, bytes);
+        }
+        Ok(count)
+    }
+
+    fn flush(&self, _: &Context, _: u64, _: u64, _: u64) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn release(
+        &self,
+        _: &Context,
+        _: u64,
+        _: u32,
+        _: u64,
+        _: bool,
+        _: bool,
+        _: Option<u64>,
+    ) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn releasedir(&self, _: &Context, _: u64, _: u32, _: u64) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn fallocate(
+        &self,
+        _: &Context,
+        inode: u64,
+        _: u64,
+        mode: u32,
+        offset: u64,
+        length: u64,
+    ) -> io::Result<()> {
+        let target = self.target(inode)?;
+        if target.face == Face::Views {
+            return Err(errno(libc::EROFS));
+        }
+        // The kernel's flags are positive by definition; libc types them as signed.
+        let hole = (libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE).unsigned_abs();
+        if mode != hole || target.face != Face::Base || target.pair.cache().is_some() {
+            return Err(errno(libc::EOPNOTSUPP));
+        }
+        let end = offset.saturating_add(length).min(target.bytes());
+        if offset < end {
+            let dropped = target.pair.coherence().punch(offset..end);
+            dropped.map_err(|why| failed("discard", target, offset, 0, &why))?;
+        }
+        Ok(())
+    }
+
+    fn lseek(&self, _: &Context, inode: u64, _: u64, offset: u64, whence: u32) -> io::Result<u64> {
+        let Target { pair, face } = self.target(inode)?;
+        let bytes = pair.bytes_of(face);
+        if offset >= bytes {
+            return Err(errno(libc::ENXIO));
+        }
+        let found = match (i32::try_from(whence), face) {
+            (Ok(libc::SEEK_DATA), Face::Base) => pair.coherence().next_data(offset),
+            (Ok(libc::SEEK_HOLE), Face::Base) => return Ok(pair.coherence().next_hole(offset)),
+            (Ok(libc::SEEK_DATA), _) => offset,
+            (Ok(libc::SEEK_HOLE), _) => return Ok(bytes),
+            _ => return Err(errno(libc::EINVAL)),
+        };
+        if found < bytes { Ok(found) } else { Err(errno(libc::ENXIO)) }
+    }
+
+    fn statfs(&self, _: &Context, inode: u64) -> io::Result<statvfs64> {
+        // SAFETY: a structure of plain numbers, for which zero is a value.
+        let mut stat: statvfs64 = unsafe { std::mem::zeroed() };
+        (stat.f_bsize, stat.f_frsize, stat.f_namemax) = (PAGE_BYTES, PAGE_BYTES, 255);
+        // Of a folder, the device; all partitions are of one.
+        let space = match (self.tree.file(inode), self.tree.pairs().first()) {
+            (Some((pair, _)), _) => pair.partition().space(),
+            (None, Some(pair)) => pair.partition().device().space(),
+            (None, None) => return Err(errno(libc::ESTALE)),
+        };
+        stat.f_blocks = space.bytes / PAGE_BYTES;
+        stat.f_bfree = space.free / PAGE_BYTES;
+        stat.f_bavail = space.available / PAGE_BYTES;
+        stat.f_files = self.tree.len();
+        Ok(stat)
+    }
+
+    fn readdir(
+        &self,
+        _: &Context,
+        inode: u64,
+        _: u64,
+        _: u32,
+        offset: u64,
+        add: &mut dyn FnMut(DirEntry<'_>) -> io::Result<usize>,
+    ) -> io::Result<()> {
+        let parent = self.tree.parent(inode).ok_or_else(|| errno(libc::ESTALE))?;
+        if self.tree.file(inode).is_some() {
+            return Err(errno(libc::ENOTDIR));
+        }
+        let (directory, file) = (u32::from(libc::DT_DIR), u32::from(libc::DT_REG));
+        let children = self.tree.children(inode).map(|child| {
+            (child.inode, if child.is_folder { directory } else { file }, child.name.as_bytes())
+        });
+        let dots = [(inode, directory, b".".as_slice()), (parent, directory, b"..")];
+        for (place, (ino, type_, name)) in (1_u64..).zip(dots.into_iter().chain(children)) {
+            // `add` takes nothing more when the answer is full; the kernel then asks again from there.
+            if place > offset && add(DirEntry { ino, offset: place, type_, name })? == 0 {
+                break;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,203 @@
+//! A pair of files on the mount: the two windows of a partition, as one guest or host has them.
+//!
+//! | place | files | page cache |
+//! |---|---|---|
+//! | the root | `base`, `views` | of all who map them: an undivided device, or its shared partition |
+//! | the root, of a device that is an interleave set | `lane0`, `lane1` and so on besides | the same: see [`super::coherence`] |
+//! | a guest's | `guests/NAME/base`, `guests/NAME/views` | of that guest alone, for its own partition |
+//! | a host's | `hosts/NAME/base`, `hosts/NAME/views` | of that host alone, for the shared partition |
+//!
+//! A partition that is coherent has one pair, for coherence is that of one page cache. A partition that hosts share has a pair for each, and then no other.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::{Serialize, Serializer};
+
+use lamina_device::device::Partition;
+
+use super::coherence::Coherence;
+use super::host_cache::{HostCache, HostReport};
+use super::lanes::{Face, Lanes};
+
+/// Whose a pair of files is.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(tag = "kind", content = "name", rename_all = "snake_case")]
+pub enum Place {
+    /// Everybody's.
+    Root,
+    /// The guest's of this name.
+    Guest(String),
+    /// The host's of this name.
+    Host(String),
+}
+
+impl Place {
+    /// The folders below the mount point.
+    pub(super) fn folders(&self) -> Vec<&str> {
+        match self {
+            Self::Root => Vec::new(),
+            Self::Guest(name) => vec!["guests", name],
+            Self::Host(name) => vec!["hosts", name],
+        }
+    }
+
+    /// The name of the socket of its guest's control port.
+    pub fn socket(&self) -> String {
+        match self {
+            Self::Root => "ctl.sock".to_owned(),
+            Self::Guest(name) | Self::Host(name) => format!("ctl-{name}.sock"),
+        }
+    }
+
+    /// The name of the monitor socket (QMP) at which its guest's QEMU is told of poison.
+    pub fn monitor(&self) -> String {
+        match self {
+            Self::Root => "qmp.sock".to_owned(),
+            Self::Guest(name) | Self::Host(name) => format!("qmp-{name}.sock"),
+        }
+    }
+
+    /// The name of its guest or host; empty for the root.
+    pub fn name(&self) -> &str {
+        match self {
+            Self::Root => "",
+            Self::Guest(name) | Self::Host(name) => name,
+        }
+    }
+}
+
+/// A pair of files to be mounted.
+#[derive(Clone)]
+pub struct PairOptions {
+    /// Whose it is.
+    pub place: Place,
+    /// What it shows.
+    pub partition: Partition,
+    /// Bytes that a host's cache holds; only for a host.
+    pub cache_bytes: Option<u64>,
+}
+
+/// A pair of files that is mounted.
+pub struct Pair {
+    place: Place,
+    partition: Partition,
+    cache: Option<Arc<HostCache>>,
+    coherence: Coherence,
+    folder: PathBuf,
+}
+
+/// A pair of files, for somebody who wants to map it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct PairReport {
+    /// Whose it is.
+    #[serde(flatten)]
+    pub place: Place,
+    /// Its base window.
+    pub base: FileReport,
+    /// Its views window.
+    pub views: FileReport,
+    /// The lanes of its base window, if it is an interleave set.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub lanes: Vec<FileReport>,
+}
+
+/// A window's file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct FileReport {
+    /// Its path.
+    #[serde(serialize_with = "lossy")]
+    pub path: PathBuf,
+    /// Its bytes.
+    pub bytes: u64,
+}
+
+fn lossy<S: Serializer>(path: &Path, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(&path.to_string_lossy())
+}
+
+impl Pair {
+    /// The pair below the mount point `mount`. Write-backs may wait for room for `patience`.
+    pub(crate) fn new(options: &PairOptions, mount: &Path, patience: Duration) -> Self {
+        let partition = options.partition.clone();
+        let cache = options.cache_bytes.map(|bytes| Arc::new(HostCache::new(partition.clone(), bytes)));
+        let folder = options.place.folders().into_iter().fold(mount.to_owned(), |path, name| path.join(name));
+        let coherence = Coherence::new(partition.clone(), cache.clone(), patience);
+        Self { place: options.place.clone(), partition, cache, coherence, folder }
+    }
+
+    /// Whose it is.
+    pub fn place(&self) -> &Place {
+        &self.place
+    }
+
+    /// What it shows.
+    pub fn partition(&self) -> &Partition {
+        &self.partition
+    }
+
+    /// What keeps its windows coherent.
+    pub fn coherence(&self) -> &Coherence {
+        &self.coherence
+    }
+
+    pub(super) fn cache(&self) -> Option<&Arc<HostCache>> {
+        self.cache.as_ref()
+    }
+
+    /// The lanes of its base window, if it is an interleave set.
+    pub(super) fn lanes(&self) -> Option<&Lanes> {
+        self.coherence.lanes()
+    }
+
+    /// What there are files of, `base` and `views` first.
+    pub(super) fn faces(&self) -> impl Iterator<Item = Face> {
+        let lanes = self.lanes().map_or(0..0, Lanes::numbers);
+        [Face::Base, Face::Views].into_iter().chain(lanes.map(Face::Lane))
+    }
+
+    /// Bytes of a file.
+    pub(super) fn bytes_of(&self, face: Face) -> u64 {
+        match face {
+            Face::Base => self.partition.base_bytes(),
+            Face::Views => self.partition.views_bytes(),
+            Face::Lane(lane) => self.lanes().map_or(0, |lanes| lanes.bytes(lane)),
+        }
+    }
+
+    /// The files of its lanes, in order.
+    pub fn lane_paths(&self) -> impl Iterator<Item = PathBuf> {
+        let numbers = self.lanes().map_or(0..0, Lanes::numbers);
+        numbers.map(|lane| self.folder.join(format!("lane{lane}")))
+    }
+
+    /// The base window's file.
+    pub fn base_path(&self) -> PathBuf {
+        self.folder.join("base")
+    }
+
+    /// The views window's file.
+    pub fn views_path(&self) -> PathBuf {
+        self.folder.join("views")
+    }
+
+    /// Where it is.
+    pub fn report(&self) -> PairReport {
+        PairReport {
+            place: self.place.clone(),
+            base: FileReport { path: self.base_path(), bytes: self.partition.base_bytes() },
+            views: FileReport { path: self.views_path(), bytes: self.partition.views_bytes() },
+            lanes: self
+                .lane_paths()
+                .zip(0..)
+                .map(|(path, lane)| FileReport { path, bytes: self.bytes_of(Face::Lane(lane)) })
+                .collect(),
+        }
+    }
+
+    /// What its host's cache tells, if it is a host's.
+    pub fn host_report(&self) -> Option<HostReport> {
+        Some(self.cache.as_ref()?.report(self.place.name()))
+    }
+}

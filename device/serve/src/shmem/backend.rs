@@ -1,0 +1,346 @@
+//! One connection: what QEMU may set, the control queue, and what its requests do.
+//!
+//! * Requests are done one after the other, by the queue's thread. QEMU's messages are another thread's, and take nothing that a request holds for long.
+//! * QEMU's table of memory has eight entries, of which each mapping takes one: more are refused here, because QEMU would map them and then lose the table.
+//! * A window's file is opened for stores whatever the mapping is for: QEMU 11.1 maps it so, and has the guest's stores to views reach the device, which ignores them.
+
+use std::fs::File;
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use lamina_abi::shmem::{
+    ASK, BASE, CONFIG_BYTES, FAILED, FLUSH, FULL, MAGIC, MALFORMED, MAP, MORE, OK, OVERLAP, RANGE, REGION,
+    RESET, UNKNOWN, UNMAP, VERSION, VIEWS,
+};
+use rustix::fs::{AtFlags, StatxFlags, makedev, statx};
+use serde_json::{Value, json};
+use vhost::vhost_user::message::{
+    VhostUserMMap, VhostUserMMapFlags, VhostUserProtocolFeatures, VhostUserShMemConfig,
+};
+use vhost::vhost_user::{Backend as Channel, VhostUserFrontendReqHandler};
+use vhost_user_backend::{VhostUserBackend, VringT};
+use virtio_queue::{QueueOwnedT, QueueT};
+use vm_memory::{GuestAddressSpace, GuestMemoryAtomic, GuestMemoryBackend, GuestMemoryRegion};
+use vmm_sys_util::epoll::EventSet;
+use vmm_sys_util::event::{EventConsumer, EventFlag, EventNotifier, new_event_consumer_and_notifier};
+
+use super::Shown;
+use super::mappings::{Mappings, Wrong};
+use super::request::{Answer, Asked, parse, reply};
+use crate::relay;
+use crate::vhost_connections::{Memory, Ring};
+
+/// Entries the queue may have.
+const QUEUE_SIZE: usize = 256;
+/// Entries of QEMU's table of memory, as long as no more are negotiated.
+const TABLE: usize = 8;
+
+const RING_F_INDIRECT_DESC: u64 = 1 << 28;
+const VHOST_USER_F_PROTOCOL_FEATURES: u64 = 1 << 30;
+const F_VERSION_1: u64 = 1 << 32;
+
+/// A connection.
+pub(super) struct Backend {
+    shown: Arc<Shown>,
+    /// The guest's memory without what is mapped from windows.
+    memory: Mutex<Arc<Memory>>,
+    /// Where mappings are asked of QEMU.
+    channel: Mutex<Option<Channel>>,
+    state: Mutex<State>,
+    stopping: AtomicBool,
+}
+
+/// What requests leave behind.
+#[derive(Default)]
+struct State {
+    mappings: Mappings,
+    /// The last answer of the guest port.
+    answer: Vec<u8>,
+}
+
+impl State {
+    /// The answer from there on; no answer if there is no such place.
+    fn piece(&self, from: Option<u64>) -> Answer<'_> {
+        let Some(from) = from else { return Answer::default() };
+        let piece = usize::try_from(from).ok().and_then(|from| self.answer.get(from..));
+        Answer { status: OK, total: self.answer.len() as u64, piece: piece.unwrap_or_default() }
+    }
+}
+
+impl Backend {
+    pub(super) fn new(shown: Arc<Shown>) -> Self {
+        Self {
+            shown,
+            memory: Mutex::new(Arc::new(Memory::new())),
+            channel: Mutex::default(),
+            state: Mutex::default(),
+            stopping: AtomicBool::new(false),
+        }
+    }
+
+    /// Begins no more requests. One that is under way may wait for QEMU, which may wait for this server: its answer is not waited for.
+    pub(super) fn stop(&self) {
+        self.stopping.store(true, Ordering::SeqCst);
+    }
+
+    /// Does everything that is in the ring.
+    fn drain(&self, ring: &Ring) -> Result<(), virtio_queue::Error> {
+        loop {
+            let memory = Arc::clone(&lock(&self.memory));
+            ring.get_mut().get_queue_mut().disable_notification(&*memory)?;
+            while let Some(chain) = self.next(ring)? {
+                let head = chain.head_index();
+                let memory = Arc::clone(&lock(&self.memory));
+                let written = match parse(&memory, chain) {
+                    // A panic is logged by its hook; the guest gets an error like any other.
+                    Ok((asked, to_guest)) => {
+                        let mut state = lock(&self.state);
+                        let performed = catch_unwind(AssertUnwindSafe(|| self.perform(&mut state, &asked)));
+                        let answer = match performed.unwrap_or(Err(FAILED)) {
+                            Ok(from) => state.piece(from),
+                            Err(status) => Answer { status, ..Answer::default() },
+                        };
+                        reply(to_guest, &answer)
+                    }
+                    Err(why) => {
+                        tracing::debug!("a request is given back undone: {why}");
+                        0
+                    }
+                };
+                let tell = {
+                    let mut state = ring.get_mut();
+                    if !state.get_queue().ready() {
+                        // The ring was taken away meanwhile: its memory may be something else by now.
+                        return Ok(());
+                    }
+                    state.get_queue_mut().add_used(&*memory, head, written)?;
+                    state.get_queue_mut().needs_notification(&*memory)?
+                };
+                if tell && let Err(why) = ring.signal_used_queue() {
+                    tracing::debug!("a guest could not be told: {why}");
+                }
+            }
+            let memory = Arc::clone(&lock(&self.memory));
+            if !ring.get_mut().get_queue_mut().enable_notification(&*memory)? {
+                return Ok(());
+            }
+        }
+    }
+
+    fn next(
+        &self,
+        ring: &Ring,
+    ) -> Result<Option<virtio_queue::DescriptorChain<Arc<Memory>>>, virtio_queue::Error> {
+        let memory = Arc::clone(&lock(&self.memory));
+        let mut state = ring.get_mut();
+        if self.stopping.load(Ordering::SeqCst) || !state.get_queue().ready() || !state.is_enabled() {
+            return Ok(None);
+        }
+        let mut available = state.get_queue_mut().iter(memory)?;
+        Ok(available.next())
+    }
+
+    /// Does what is asked: from where on the guest port's answer is given, if it is.
+    fn perform(&self, state: &mut State, asked: &Asked) -> Result<Option<u64>, u32> {
+        if !asked.text.is_empty() && asked.op != ASK {
+            return Err(MALFORMED);
+        }
+        match asked.op {
+            RESET => {
+                for (at, length, writable) in state.mappings.take() {
+                    // QEMU has forgotten it already if the guest's machine was reset.
+                    if let Err(why) = self.unmap(at, length, writable) {
+                        tracing::debug!("QEMU knows no mapping at {at:#x}: {why}");
+                    }
+                }
+            }
+            MAP => self.map(state, asked)?,
+            UNMAP => {
+                let writable = state.mappings.find(asked.at, asked.length).map_err(status)?;
+                self.unmap(asked.at, asked.length, writable).map_err(refused)?;
+                state.mappings.gone(asked.at);
+            }
+            FLUSH => {
+                let bytes = self.shown.windows[0].bytes;
+                let rest = bytes.checked_sub(asked.offset).ok_or(RANGE)?;
+                let length = if asked.length == 0 { rest } else { asked.length };
+                if length > rest {
+                    return Err(RANGE);
+                }
+                let line = json!({ "op": "flush", "offset": asked.offset, "length": length });
+                let answer = self.relay(line.to_string().into_bytes());
+                let answer: Value = serde_json::from_slice(&answer).unwrap_or_default();
+                if answer["ok"] != true {
+                    tracing::warn!("a guest's flush failed: {answer}");
+                    return Err(FAILED);
+                }
+            }
+            ASK => {
+                if asked.text.contains(&b'\n') || asked.text.trim_ascii().is_empty() {
+                    return Err(MALFORMED);
+                }
+                state.answer = self.relay(asked.text.clone());
+                return Ok(Some(0));
+            }
+            MORE => return Ok(Some(asked.offset)),
+            _ => return Err(UNKNOWN),
+        }
+        Ok(None)
+    }
+
+    fn relay(&self, line: Vec<u8>) -> Vec<u8> {
+        self.shown.runtime.block_on(relay::answer(&self.shown.port, line))
+    }
+
+    fn map(&self, state: &mut State, asked: &Asked) -> Result<(), u32> {
+        let (window, writable) = match asked.window {
+            BASE => (&self.shown.windows[0], true),
+            VIEWS => (&self.shown.windows[1], false),
+            _ => return Err(MALFORMED),
+        };
+        let room = TABLE.saturating_sub(lock(&self.memory).num_regions());
+        let range = (asked.offset, asked.length);
+        let region = self.shown.region_bytes();
+        state.mappings.check(range, window.bytes, asked.at, region, room).map_err(status)?;
+        let file = File::options().read(true).write(true).open(&window.path).map_err(refused)?;
+        let mut message = message(asked.at, asked.length, writable);
+        message.fd_offset = asked.offset;
+        self.channel()?.shmem_map(&message, &file).map_err(refused)?;
+        state.mappings.made(asked.at, asked.length, writable);
+        Ok(())
+    }
+
+    fn unmap(&self, at: u64, length: u64, writable: bool) -> io::Result<()> {
+        let channel = self.channel().map_err(|_| io::Error::other("there is no channel to QEMU"))?;
+        channel.shmem_unmap(&message(at, length, writable)).map(drop)
+    }
+
+    fn channel(&self) -> Result<Channel, u32> {
+        lock(&self.channel).clone().ok_or(FAILED)
+    }
+
+    /// Whether a file is a window's. Looks at nothing that the mount would have to be asked for.
+    fn is_window(&self, file: &File) -> bool {
+        let found = statx(file, "", AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC, StatxFlags::INO);
+        // What cannot be told is not touched either.
+        found.map_or(true, |found| {
+            let number = makedev(found.stx_dev_major, found.stx_dev_minor);
+            self.shown.identities.contains(&(number, found.stx_ino))
+        })
+    }
+}
+
+/// Everything but where the bytes come from.
+fn message(at: u64, length: u64, writable: bool) -> VhostUserMMap {
+    let flags = if writable { VhostUserMMapFlags::WRITABLE } else { VhostUserMMapFlags::default() };
+    VhostUserMMap {
+        shmid: REGION,
+        shm_offset: at,
+        len: length,
+        flags: flags.bits(),
+        ..VhostUserMMap::default()
+    }
+}
+
+fn status(wrong: Wrong) -> u32 {
+    match wrong {
+        Wrong::Malformed => MALFORMED,
+        Wrong::Range => RANGE,
+        Wrong::Overlap => OVERLAP,
+        Wrong::Full => FULL,
+        Wrong::Unknown => UNKNOWN,
+    }
+}
+
+#[expect(clippy::needless_pass_by_value, reason = "called by map_err")]
+fn refused(why: io::Error) -> u32 {
+    tracing::warn!("a mapping cannot be changed: {why}");
+    FAILED
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // None is left half done by a panic.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl VhostUserBackend for Backend {
+    type Bitmap = ();
+    type Vring = Ring;
+
+    fn num_queues(&self) -> usize {
+        1
+    }
+
+    fn max_queue_size(&self) -> usize {
+        QUEUE_SIZE
+    }
+
+    fn features(&self) -> u64 {
+        RING_F_INDIRECT_DESC | VHOST_USER_F_PROTOCOL_FEATURES | F_VERSION_1
+    }
+
+    fn protocol_features(&self) -> VhostUserProtocolFeatures {
+        VhostUserProtocolFeatures::CONFIG
+            | VhostUserProtocolFeatures::REPLY_ACK
+            | VhostUserProtocolFeatures::BACKEND_REQ
+            | VhostUserProtocolFeatures::BACKEND_SEND_FD
+            | VhostUserProtocolFeatures::SHMEM
+    }
+
+    fn set_event_idx(&self, _: bool) {}
+
+    fn get_config(&self, offset: u32, size: u32) -> Vec<u8> {
+        let mut space = MAGIC.to_vec();
+        let [base, views] = &self.shown.windows;
+        for number in [VERSION, base.bytes, views.bytes] {
+            space.extend(number.to_le_bytes());
+        }
+        debug_assert_eq!(space.len(), CONFIG_BYTES as usize);
+        let range = usize::try_from(offset).ok().zip(usize::try_from(size).ok());
+        let range = range.and_then(|(offset, size)| Some(offset..offset.checked_add(size)?));
+        range.and_then(|range| space.get(range)).map(<[u8]>::to_vec).unwrap_or_default()
+    }
+
+    fn set_config(&self, _: u32, _: &[u8]) -> io::Result<()> {
+        Err(io::ErrorKind::PermissionDenied.into())
+    }
+
+    fn get_shmem_config(&self) -> io::Result<VhostUserShMemConfig> {
+        Ok(VhostUserShMemConfig::new(1, &[self.shown.region_bytes()]))
+    }
+
+    fn set_backend_req_fd(&self, channel: Channel) {
+        *lock(&self.channel) = Some(channel);
+    }
+
+    fn update_memory(&self, memory: GuestMemoryAtomic<Memory>) -> io::Result<()> {
+        let whole = memory.memory();
+        let windows = whole.iter().filter(|region| {
+            // The guest's own memory is a file too, or this server could not have it.
+            region.file_offset().is_none_or(|file| self.is_window(file.file()))
+        });
+        let mut own = Memory::clone(&whole);
+        for region in windows {
+            (own, _) = own.remove_region(region.start_addr(), region.len()).map_err(io::Error::other)?;
+        }
+        tracing::debug!(all = whole.num_regions(), own = own.num_regions(), "the guest's memory");
+        *lock(&self.memory) = Arc::new(own);
+        Ok(())
+    }
+
+    fn exit_event(&self, _: usize) -> Option<(EventConsumer, EventNotifier)> {
+        new_event_consumer_and_notifier(EventFlag::CLOEXEC | EventFlag::NONBLOCK).ok()
+    }
+
+    fn handle_event(&self, event: u16, _: EventSet, rings: &[Ring], _: usize) -> io::Result<()> {
+        // An error would end the queue's thread.
+        if let (0, Some(ring)) = (event, rings.first())
+            && let Err(why) = self.drain(ring)
+        {
+            tracing::debug!("a control queue is left alone until it is kicked again: {why}");
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,236 @@
+//! A disk: which bytes of the device, or of a guest's part of it, it shows, and what may be done to them.
+
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use serde::{Deserialize, Serialize};
+
+use crate::control::{Control, ControlError};
+use lamina_device::device::DeviceError;
+use lamina_device::tensor::TensorError;
+use lamina_device::window::ViewInfo;
+
+use super::config::{SECTOR, SERIAL_BYTES};
+use super::partitions::{self, MARGIN, Partition};
+
+/// What a disk shows.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Shows {
+    /// The base window; it can be written.
+    Base,
+    /// The views window, each view a partition.
+    Views,
+    /// One view, from offset 0 on; made if there is none.
+    View {
+        /// The tensor.
+        tensor: String,
+        /// The view's spelling.
+        view: String,
+    },
+}
+
+/// A disk that is being served.
+pub struct Disk {
+    control: Control,
+    shows: Shown,
+    bytes: u64,
+    serial: String,
+    socket: PathBuf,
+    connected: AtomicBool,
+    /// Requests that made their handler panic.
+    panics: AtomicU64,
+}
+
+/// What a disk shows, found.
+enum Shown {
+    Base,
+    Views,
+    View(ViewInfo),
+}
+
+/// A disk, as it is told.
+#[derive(Clone, Debug, Serialize)]
+pub struct DiskInfo {
+    /// The serial number that the guest reads: `/dev/disk/by-id/virtio-` and this, where there is udev.
+    pub serial: String,
+    /// The socket it is served on.
+    pub socket: PathBuf,
+    /// What it shows.
+    pub shows: Shows,
+    /// Whose part of the device it shows that of, if that is a guest's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub guest: Option<String>,
+    /// Its bytes.
+    pub bytes: u64,
+    /// Whether it refuses writes.
+    pub read_only: bool,
+    /// Whether somebody is connected.
+    pub connected: bool,
+    /// The partitions, of the views disk.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub partitions: Vec<Partition>,
+}
+
+impl Disk {
+    /// The disk of a device that shows this.
+    ///
+    /// # Errors
+    ///
+    /// When there is no such tensor or it cannot give the view.
+    pub(crate) fn new(control: Control, shows: Shows, socket: &Path) -> Result<Self, ControlError> {
+        let (shows, bytes, serial) = match shows {
+            Shows::Base => (Shown::Base, length(&control.base()), "lamina-base".to_owned()),
+            Shows::Views => {
+                (Shown::Views, length(&control.views_window()) + 2 * MARGIN, "lamina-views".to_owned())
+            }
+            Shows::View { tensor, view } => {
+                let view = control.create_view(&tensor, &view)?;
+                // A view keeps its place, which is a multiple of 2 MiB, as long as there is one.
+                let serial = format!("lamina-v{}", view.offset / lamina_abi::VIEW_ALIGN);
+                let bytes = view.length.next_multiple_of(4096).max(4096);
+                (Shown::View(view), bytes, serial)
+            }
+        };
+        let (socket, connected) = (socket.to_owned(), AtomicBool::new(false));
+        Ok(Self { control, shows, bytes, serial, socket, connected, panics: AtomicU64::new(0) })
+    }
+
+    /// What can be told of it.
+    pub fn info(&self) -> DiskInfo {
+        let partitions = match &self.shows {
+            Shown::Views => self.partitions(),
+            Shown::Base | Shown::View(_) => Vec::new(),
+        };
+        DiskInfo {
+            serial: self.serial.clone(),
+            socket: self.socket.clone(),
+            shows: match &self.shows {
+                Shown::Base => Shows::Base,
+                Shown::Views => Shows::Views,
+                Shown::View(view) => Shows::View { tensor: view.tensor.clone(), view: view.view.clone() },
+            },
+            guest: self.control.place().map(|place| place.name().to_owned()),
+            bytes: self.bytes,
+            read_only: self.read_only(),
+            connected: self.connected.load(Ordering::Relaxed),
+            partitions,
+        }
+    }
+
+    /// Requests that made their handler panic; each was answered with an error.
+    pub fn panics(&self) -> u64 {
+        self.panics.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn count_panic(&self) {
+        self.panics.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn set_connected(&self, connected: bool) {
+        self.connected.store(connected, Ordering::Relaxed);
+    }
+
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    pub(super) fn read_only(&self) -> bool {
+        !matches!(self.shows, Shown::Base)
+    }
+
+    pub(super) fn serial(&self) -> [u8; SERIAL_BYTES] {
+        let mut padded = [0; SERIAL_BYTES];
+        let length = self.serial.len().min(SERIAL_BYTES);
+        padded[..length].copy_from_slice(&self.serial.as_bytes()[..length]);
+        padded
+    }
+
+    /// Where `length` bytes from `sector` on begin, if they are whole sectors of this disk.
+    pub(super) fn place(&self, sector: u64, length: u64) -> Option<u64> {
+        let offset = sector.checked_mul(SECTOR)?;
+        let inside = offset.checked_add(length)? <= self.bytes && length.is_multiple_of(SECTOR);
+        inside.then_some(offset)
+    }
+
+    /// Fills `out` from `offset` of the disk on; the range is inside it.
+    pub(super) fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), ControlError> {
+        match &self.shows {
+            Shown::Base => self.control.read_base(offset, out),
+            Shown::Views => self.read_views(offset, out),
+            Shown::View(view) => self.read_view(view, offset, out),
+        }
+    }
+
+    /// Stores `data`; the range is inside the base disk.
+    pub(super) fn write(&self, offset: u64, data: &[u8]) -> Result<(), ControlError> {
+        self.control.write_base(offset, data)
+    }
+
+    /// The coherence fence, over everything.
+    pub(super) fn flush(&self) -> Result<(), ControlError> {
+        self.control.flush(0, None)
+    }
+
+    /// Frees a range of the base disk: it reads as zeros afterwards.
+    pub(super) fn discard(&self, offset: u64, length: u64) -> Result<(), ControlError> {
+        self.control.discard(offset, length)
+    }
+
+    /// The device number of the file system that serves the windows as files, if one does.
+    pub(super) fn mount_number(&self) -> Option<u64> {
+        self.control.pairs().first().and_then(|pair| pair.coherence().mount_number())
+    }
+
+    /// Whether its reads may wait for pages that the host has to write back first.
+    pub(super) fn may_wait(&self) -> bool {
+        !self.control.pairs().is_empty()
+    }
+
+    fn partitions(&self) -> Vec<Partition> {
+        partitions::partitions(self.control.views())
+    }
+
+    /// The views window, with the partition table before and behind it.
+    fn read_views(&self, offset: u64, out: &mut [u8]) -> Result<(), ControlError> {
+        let window = MARGIN..self.bytes - MARGIN;
+        let end = offset + out.len() as u64;
+        if offset < window.start || end > window.end {
+            let (first, last) = partitions::table(&self.partitions(), self.bytes);
+            copy_part(&first, 0, offset, out);
+            copy_part(&last, window.end, offset, out);
+        }
+        let (from, to) = (offset.max(window.start), end.min(window.end));
+        if from < to {
+            let index = |at: u64| usize::try_from(at - offset).expect("inside a slice");
+            self.control.read_views(from - window.start, &mut out[index(from)..index(to)])?;
+        }
+        Ok(())
+    }
+
+    /// One view, and zeros behind it to the end of its last page.
+    fn read_view(&self, view: &ViewInfo, offset: u64, out: &mut [u8]) -> Result<(), ControlError> {
+        // Its place may be another's by now.
+        if !self.control.has_view(view) {
+            return Err(DeviceError::Tensor(TensorError::Unknown { name: view.tensor.clone() }).into());
+        }
+        let visible = view.length.saturating_sub(offset).min(out.len() as u64);
+        let (shown, rest) = out.split_at_mut(usize::try_from(visible).expect("at most a slice's length"));
+        rest.fill(0);
+        if shown.is_empty() { Ok(()) } else { self.control.read_views(view.offset + offset, shown) }
+    }
+}
+
+fn length(window: &Range<u64>) -> u64 {
+    window.end - window.start
+}
+
+/// Copies what of `bytes`, which lie at `at` of the disk, falls into `out`, which begins at `offset`.
+fn copy_part(bytes: &[u8], at: u64, offset: u64, out: &mut [u8]) {
+    let (from, to) = (offset.max(at), (offset + out.len() as u64).min(at + bytes.len() as u64));
+    if from < to {
+        let index = |place: u64, start: u64| usize::try_from(place - start).expect("inside a slice");
+        out[index(from, offset)..index(to, offset)].copy_from_slice(&bytes[index(from, at)..index(to, at)]);
+    }
+}

@@ -1,0 +1,80 @@
+//! What a queue reads and writes through: a buffer in lanes, which several threads fill.
+//!
+//! * A read of more than a lane is cut at lanes, and each is decoded by a thread of its own; the queue's thread does the first.
+//! * Lanes of all queues share their threads, one fewer than lanes, since a queue's thread would only wait. Without threads a queue does all lanes itself.
+//! * Guest memory is not `Send` and stays with the queue's thread, which copies the lanes there in order.
+
+use std::io;
+use std::sync::LazyLock;
+use std::thread;
+
+use memmap2::MmapMut;
+use rayon::{ThreadPool, ThreadPoolBuilder};
+
+use crate::control::ControlError;
+
+use super::disk::Disk;
+
+/// Bytes of a lane: what is decoded at once stays in the processor's second-level cache.
+const LANE: usize = 256 << 10;
+/// Most lanes: the copy to the guest is one thread's, and more decoders would wait for it.
+const MOST_LANES: usize = 4;
+
+/// As many as half of the processors: the guest wants the others, and with two a second decoder would take its time from it.
+static LANES: LazyLock<usize> = LazyLock::new(|| {
+    thread::available_parallelism().map_or(1, usize::from).div_euclid(2).clamp(1, MOST_LANES)
+});
+
+/// The threads of all queues.
+static READERS: LazyLock<Option<ThreadPool>> = LazyLock::new(|| {
+    let threads = LANES.checked_sub(1).filter(|threads| *threads > 0)?;
+    let pool = ThreadPoolBuilder::new().num_threads(threads).thread_name(|n| format!("disk-reader-{n}"));
+    pool.build().inspect_err(|why| tracing::warn!("disks are read by their queues alone: {why}")).ok()
+});
+
+/// A queue's buffer.
+pub(super) struct Workspace {
+    /// Page-aligned.
+    buffer: MmapMut,
+}
+
+impl Workspace {
+    /// One with room for every lane; memory is taken as it is used.
+    pub(super) fn new() -> io::Result<Self> {
+        Ok(Self { buffer: MmapMut::map_anon(LANE * *LANES)? })
+    }
+
+    /// Bytes it has room for.
+    pub(super) fn len(&self) -> usize {
+        self.buffer.len()
+    }
+
+    /// The first `length` bytes of it, at most [`Self::len`].
+    pub(super) fn front(&mut self, length: usize) -> &mut [u8] {
+        &mut self.buffer[..length]
+    }
+
+    /// `length` bytes of `disk` from `offset` on, which are inside it; at most [`Self::len`].
+    pub(super) fn read(&mut self, disk: &Disk, offset: u64, length: usize) -> Result<&[u8], ControlError> {
+        let read = self.front(length);
+        match &*READERS {
+            Some(readers) if length > LANE => {
+                let mut lanes = (offset..).step_by(LANE).zip(read.chunks_mut(LANE));
+                let mut outcomes = [const { Ok(()) }; MOST_LANES];
+                let (mine, theirs) = outcomes.split_first_mut().expect("MOST_LANES is not 0");
+                readers.in_place_scope(|scope| {
+                    let first = lanes.next();
+                    for ((at, lane), outcome) in lanes.zip(theirs) {
+                        scope.spawn(move |_| *outcome = disk.read(at, lane));
+                    }
+                    if let Some((at, lane)) = first {
+                        *mine = disk.read(at, lane);
+                    }
+                });
+                outcomes.into_iter().collect::<Result<(), _>>()?;
+            }
+            _ => disk.read(offset, read)?,
+        }
+        Ok(read)
+    }
+}

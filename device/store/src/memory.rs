@@ -1,0 +1,331 @@
+//! Address space that costs memory only where it was written, reached by checked, volatile copies.
+//!
+//! It is private to the process, or a part of an [image](super::image) that outlives it. A part of an image is given room before it
+//! is written ([`Memory::ensure`]): a store to a page that the disk has no room for would be a SIGBUS, not an error. A load from a hole would be one too, where the file is in memory (tmpfs) and
+//! that is full, so what is not known to have room is read by `pread`. The parts that grow with what is stored ask first whether the [host's memory](super::host_memory) allows it, if they are in memory.
+
+use std::{
+    fs::File,
+    ops::Range,
+    os::{fd::AsFd, unix::fs::FileExt},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+};
+
+use nix::{
+    errno::Errno,
+    fcntl::{FallocateFlags, fallocate},
+    unistd::{Whence, lseek},
+};
+use vm_memory::{FileOffset, VolatileMemory, mmap::MmapRegion, mmap::MmapRegionBuilder};
+
+use super::{StoreError, host_memory::HostMemory, segments::For};
+
+/// Room in an image is made and given back in units of this many bytes.
+pub const UNIT_BYTES: usize = 64 << 10;
+
+/// Bytes of a line of the processor's caches.
+const LINE: usize = 64;
+
+/// Memory of a fixed length, zero until written.
+#[derive(Debug)]
+pub struct Memory {
+    region: MmapRegion,
+    part: Option<Box<Part>>,
+    /// Units that may hold anything but zeros, a bit each.
+    touched: MmapRegion,
+}
+
+/// Where in an image the memory is.
+#[derive(Debug)]
+struct Part {
+    what: &'static str,
+    file: Arc<File>,
+    offset: u64,
+    /// Units that are known to have room, a bit each: those that had it when the part was mapped, and those that were given some since.
+    ensured: MmapRegion,
+    /// The memory that growth is asked of, if it is.
+    host: Option<Arc<HostMemory>>,
+    #[cfg(any(test, feature = "testing"))]
+    mishaps: super::mishaps::Mishaps,
+}
+
+impl Memory {
+    /// Reserves `bytes` of address space of this process.
+    ///
+    /// # Errors
+    /// [`StoreError`] if there is not so much of it.
+    pub fn reserve(what: &'static str, bytes: u64) -> Result<Self, StoreError> {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        let region = map(what, bytes, flags, None)?;
+        let touched = bits(what, &region)?;
+        Ok(Self { region, part: None, touched })
+    }
+
+    /// Maps `bytes` of an image from `offset` on. Growth is asked of `host`.
+    pub(super) fn part(
+        what: &'static str,
+        file: &Arc<File>,
+        offset: u64,
+        bytes: u64,
+        host: Option<Arc<HostMemory>>,
+    ) -> Result<Self, StoreError> {
+        let flags = libc::MAP_SHARED | libc::MAP_NORESERVE;
+        let region = map(what, bytes, flags, Some(FileOffset::from_arc(Arc::clone(file), offset)))?;
+        let (ensured, touched) = (bits(what, &region)?, bits(what, &region)?);
+        let part = Part {
+            what,
+            file: Arc::clone(file),
+            offset,
+            ensured,
+            host,
+            #[cfg(any(test, feature = "testing"))]
+            mishaps: super::mishaps::current(),
+        };
+        let memory = Self { region, part: Some(Box::new(part)), touched };
+        // Once for all: to ask of each unit whether it has a hole is to look for the next hole, which may be gigabytes away.
+        let data = memory.populated();
+        if let Some(part) = &memory.part {
+            let whole = |range: Range<usize>| range.start.div_ceil(UNIT_BYTES)..range.end / UNIT_BYTES;
+            for unit in data.iter().cloned().flat_map(whole) {
+                let (word, bit) = bit_of(&part.ensured, unit);
+                word.fetch_or(bit, Relaxed);
+            }
+        }
+        for range in data {
+            memory.touch(range);
+        }
+        Ok(memory)
+    }
+
+    /// Its length.
+    pub(super) fn bytes(&self) -> usize {
+        self.region.size()
+    }
+
+    /// Copies out. Panics past the end.
+    pub fn read(&self, at: usize, out: &mut [u8]) {
+        if let Some(part) = self.part.as_ref().filter(|part| !part.has_room(at..at + out.len())) {
+            assert!(at + out.len() <= self.region.size(), "inside the part");
+            return part.read(at, out);
+        }
+        self.region.get_slice(at, out.len()).expect("inside the reservation").copy_to(out);
+    }
+
+    /// Copies in. Panics past the end, and needs [`Memory::ensure`] before.
+    pub fn write(&self, at: usize, data: &[u8]) {
+        #[cfg(any(test, feature = "testing"))]
+        let data = self.part.as_ref().map_or(data, |part| part.mishaps.written(data));
+        self.touch(at..at + data.len());
+        self.region.get_slice(at, data.len()).expect("inside the reservation").copy_from(data);
+        #[cfg(any(test, feature = "testing"))]
+        if let Some(part) = &self.part {
+            part.mishaps.strike();
+        }
+    }
+
+    /// The number at `at`, a multiple of 8. Panics past the end.
+    pub(super) fn number(&self, at: usize) -> &AtomicU64 {
+        self.region.get_atomic_ref(at).expect("inside the reservation, and aligned")
+    }
+
+    /// The little-endian number at `at`, a multiple of 8, if it can be had by a load that makes no page.
+    pub(super) fn glance(&self, at: usize) -> Option<u64> {
+        if self.part.as_ref().is_some_and(|part| !part.has_room(at..at + 8)) {
+            return None;
+        }
+        self.region.get_atomic_ref::<AtomicU64>(at).ok().map(|number| u64::from_le(number.load(Relaxed)))
+    }
+
+    /// Has the processor bring `bytes` from `at` on into its caches, as far as they are here. Makes no page, and nothing depends on it.
+    pub(super) fn expect(&self, at: usize, bytes: usize) {
+        let Ok(slice) = self.region.get_slice(at, bytes) else { return };
+        let start = slice.ptr_guard();
+        (0..bytes).step_by(LINE).for_each(|line| prefetch(start.as_ptr().wrapping_add(line)));
+    }
+
+    /// Makes sure that `range` can be written.
+    ///
+    /// # Errors
+    /// [`StoreError::NoRoom`] when the file system is full, [`StoreError::HostMemory`] when the host's memory is.
+    pub fn ensure(&self, range: Range<usize>) -> Result<(), StoreError> {
+        self.ensure_for(range, For::More)
+    }
+
+    /// As [`Self::ensure`], by what it is for.
+    pub(super) fn ensure_for(&self, range: Range<usize>, wanted: For) -> Result<(), StoreError> {
+        let Some(part) = &self.part else { return Ok(()) };
+        for unit in range.start / UNIT_BYTES..range.end.div_ceil(UNIT_BYTES) {
+            let (word, bit) = bit_of(&part.ensured, unit);
+            if word.load(Relaxed) & bit == 0 {
+                if let Some(host) = &part.host {
+                    host.take(UNIT_BYTES as u64, part.what, wanted)?;
+                }
+                part.allocate(unit, FallocateFlags::FALLOC_FL_KEEP_SIZE)
+                    .map_err(|source| StoreError::NoRoom { what: part.what, source })?;
+                word.fetch_or(bit, Relaxed);
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives the room of unit `unit` back; it reads as zeros then. Nobody else uses it meanwhile.
+    pub(super) fn release(&self, unit: usize) {
+        let Some(part) = &self.part else { return };
+        let (word, bit) = bit_of(&part.ensured, unit);
+        word.fetch_and(!bit, Relaxed);
+        let hole = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
+        if let Err(why) = part.allocate(unit, hole) {
+            tracing::debug!(what = part.what, unit, "room is not given back: {why}");
+        }
+    }
+
+    /// Whether it is not known that there is room for all of `range`: then it takes some to write there.
+    pub(super) fn may_be_hole(&self, range: Range<usize>) -> bool {
+        self.part.as_ref().is_some_and(|part| !part.has_room(range))
+    }
+
+    fn touch(&self, range: Range<usize>) {
+        for unit in range.start / UNIT_BYTES..range.end.div_ceil(UNIT_BYTES) {
+            let (word, bit) = bit_of(&self.touched, unit);
+            if word.load(Relaxed) & bit == 0 {
+                word.fetch_or(bit, Relaxed);
+            }
+        }
+    }
+
+    /// The first bytes of `range` that may be anything but zeros, a unit at most. What was never
+    /// written costs a step for each 4 MiB of it.
+    pub fn touched(&self, range: Range<usize>) -> Option<Range<usize>> {
+        let (mut unit, end) = (range.start / UNIT_BYTES, range.end.div_ceil(UNIT_BYTES));
+        while unit < end {
+            let (word, bit) = bit_of(&self.touched, unit);
+            // The bits of this unit and those behind it in its word.
+            let set = word.load(Relaxed) & !(bit - 1);
+            if set == 0 {
+                unit = (unit / 64 + 1) * 64;
+                continue;
+            }
+            unit = unit / 64 * 64 + set.trailing_zeros() as usize;
+            let found = unit * UNIT_BYTES..(unit + 1) * UNIT_BYTES;
+            let found = found.start.max(range.start)..found.end.min(range.end);
+            return Some(found).filter(|found| !found.is_empty());
+        }
+        None
+    }
+
+    /// The first place from `at` on that may hold anything but zeros, or the end.
+    pub(super) fn hole_end(&self, at: usize) -> usize {
+        let Some(part) = &self.part else { return at };
+        // Where there is room for sure, only the bytes tell: a file system need not know of what
+        // was stored through a mapping.
+        let units = at / UNIT_BYTES..self.region.size().div_ceil(UNIT_BYTES);
+        let unknown = units.end - units.start;
+        let empty = units.take_while(|unit| {
+            let (word, bit) = bit_of(&part.ensured, *unit);
+            word.load(Relaxed) & bit == 0
+        });
+        let units = empty.count();
+        if units == 0 {
+            return at;
+        }
+        let end = if units == unknown { self.region.size() } else { (at / UNIT_BYTES + units) * UNIT_BYTES };
+        match lseek(part.file.as_fd(), signed(part.offset + at as u64), Whence::SeekData) {
+            Ok(found) => {
+                let found = u64::try_from(found).unwrap_or(0).saturating_sub(part.offset);
+                usize::try_from(found).unwrap_or(at).clamp(at, end)
+            }
+            Err(Errno::ENXIO) => end,
+            Err(_) => at,
+        }
+    }
+
+    /// The ranges that may hold anything but zeros.
+    pub fn populated(&self) -> Vec<Range<usize>> {
+        let Some(part) = &self.part else { return Vec::new() };
+        let mut found = Vec::new();
+        let (begin, end) = (signed(part.offset), signed(part.offset + self.region.size() as u64));
+        let place = |at: i64| usize::try_from(at - begin).expect("inside the part");
+        let mut at = begin;
+        while at < end {
+            let Ok(data) = lseek(part.file.as_fd(), at, Whence::SeekData) else { break };
+            if data >= end {
+                break;
+            }
+            let hole = lseek(part.file.as_fd(), data, Whence::SeekHole).unwrap_or(end).min(end);
+            found.push(place(data)..place(hole));
+            at = hole;
+        }
+        found
+    }
+}
+
+impl Part {
+    /// Whether all of a range is known to have room.
+    fn has_room(&self, range: Range<usize>) -> bool {
+        (range.start / UNIT_BYTES..range.end.div_ceil(UNIT_BYTES)).all(|unit| {
+            let (word, bit) = bit_of(&self.ensured, unit);
+            word.load(Relaxed) & bit != 0
+        })
+    }
+
+    /// Copies out of the file, which makes no pages.
+    fn read(&self, at: usize, out: &mut [u8]) {
+        let read = self.file.read_exact_at(out, self.offset + at as u64);
+        // The file is as long as its parts; a disk that cannot read is what a mapping would die of.
+        read.unwrap_or_else(|why| panic!("the {} cannot be read at {at:#x}: {why}", self.what));
+    }
+
+    fn allocate(&self, unit: usize, flags: FallocateFlags) -> std::io::Result<()> {
+        #[cfg(any(test, feature = "testing"))]
+        self.mishaps.allocated(flags)?;
+        let at = self.offset + (unit * UNIT_BYTES) as u64;
+        Ok(fallocate(self.file.as_fd(), flags, signed(at), signed(UNIT_BYTES as u64))?)
+    }
+}
+
+/// Has the processor bring a line into its caches.
+fn prefetch(line: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: a prefetch is no access: it neither faults nor races, whatever the address.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(line.cast()) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = line;
+}
+
+/// A bit for each unit of `region`, none of them set.
+fn bits(what: &'static str, region: &MmapRegion) -> Result<MmapRegion, StoreError> {
+    let words = region.size().div_ceil(UNIT_BYTES).div_ceil(64) as u64;
+    let private = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    map(what, words * 8, private, None)
+}
+
+/// Where a unit's bit is: a word, and the bit in it.
+fn bit_of(units: &MmapRegion, unit: usize) -> (&AtomicU64, u64) {
+    let word = units.get_atomic_ref(unit / 64 * 8).expect("inside the part, and aligned");
+    (word, 1 << (unit % 64))
+}
+
+fn map(
+    what: &'static str,
+    bytes: u64,
+    flags: i32,
+    file: Option<FileOffset>,
+) -> Result<MmapRegion, StoreError> {
+    let fail = |source| StoreError::Reserve { what, bytes, source };
+    let size = usize::try_from(bytes.max(1)).map_err(|e| fail(std::io::Error::other(e)))?;
+    let builder = MmapRegionBuilder::new(size)
+        .with_mmap_prot(libc::PROT_READ | libc::PROT_WRITE)
+        .with_mmap_flags(flags);
+    let builder = if let Some(file) = file { builder.with_file_offset(file) } else { builder };
+    builder.build().map_err(|e| fail(std::io::Error::other(e)))
+}
+
+fn signed(at: u64) -> i64 {
+    i64::try_from(at).expect("an image's size is checked")
+}

@@ -1,0 +1,248 @@
+//! Segments: runs of 64-byte granules that hold bundles.
+//!
+//! The rules:
+//! * Memory is handed out in chunks of [`CHUNK_GRANULES`]. A chunk holds segments of one length only, so freeing never leaves
+//!   gaps of odd sizes; when its last segment goes, the chunk is free for any length again.
+//! * A segment belongs to the entry that names it. The caller holds the stripe of that entry's block, so nobody writes a
+//!   segment that somebody reads.
+//! * Which segments are in use is nowhere written down but in the entries: a store that is opened [claims](Claims) what they name.
+//! * Free slots of one length are at most a quarter of that length's slots, or [`SLACK_CHUNKS`] chunks if that is more, once the
+//!   store has [tidied](super::Store) up: the bound of fragmentation.
+//! * The last chunks are a [`reserve`] for bundles that take the place of others at least as long, and for those that are moved: a full store can be rewritten and tidied up.
+//!   The bound: moving can leave each length one chunk that is not full, so a reserve of a chunk for each length is never used up by rewriting.
+//! * A segment that is freed may still be named by a copy of the index: then it is [held](held),
+//!   and counts as in use where chunks are counted.
+//! * A bundle without bytes (every plane constant) takes no segment; its place is granule 0 and is never looked at.
+
+mod allocator;
+mod chunks;
+mod claims;
+mod held;
+
+use std::ops::Range;
+
+use parking_lot::Mutex;
+
+use self::allocator::Allocator;
+pub(super) use self::claims::{Claimed, Claims};
+use super::{GRANULE_BYTES, StoreError, memory::Memory, memory::UNIT_BYTES};
+use lamina_codec::block::MAX_BUNDLE;
+
+/// Granules of a chunk: 64 KiB.
+pub const CHUNK_GRANULES: usize = 1024;
+/// Granules of the longest segment.
+pub(super) const MOST_GRANULES: usize = MAX_BUNDLE.div_ceil(GRANULE_BYTES);
+/// A checkpoint should be made when more than this part of the store is held.
+const HELD_PART: u64 = 8;
+/// Segments that are let go at once.
+const LET_GO: usize = 256;
+/// Chunks of one length that may be free in it, however few of that length there are.
+pub const SLACK_CHUNKS: usize = 2;
+
+// Chunks are given room, and give it back, one by one.
+const _: () = assert!(CHUNK_GRANULES * GRANULE_BYTES == UNIT_BYTES);
+
+/// What a segment is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum For {
+    /// Something that takes more than before.
+    More,
+    /// Something that takes the place of at least as much, or moves.
+    NoMore,
+}
+
+/// Chunks, of so many, that only [`For::NoMore`] may open: a 32nd, and one for each length where that is not more than an eighth.
+pub(super) fn reserve(chunks: usize) -> usize {
+    (chunks / 32).max(MOST_GRANULES.min(chunks / 8))
+}
+
+/// All segments of a device.
+pub struct Segments {
+    memory: Memory,
+    allocator: Mutex<Allocator>,
+}
+
+impl Segments {
+    /// Bytes of memory for at least `bytes` of segments.
+    pub(super) fn bytes(bytes: u64) -> u64 {
+        bytes.max(1).checked_next_multiple_of(UNIT_BYTES as u64).unwrap_or(u64::MAX)
+    }
+
+    /// No segments yet in `memory`, of `bytes`.
+    pub(super) fn new(memory: Memory, bytes: u64) -> Self {
+        let chunks = usize::try_from(bytes / UNIT_BYTES as u64).expect("the reservation succeeded");
+        Self { memory, allocator: Mutex::new(Allocator::new(chunks)) }
+    }
+
+    /// Stores `bytes` in a segment of their own, for `block`: its first granule.
+    pub(super) fn store(&self, bytes: &[u8], block: u64, what: For) -> Result<u64, StoreError> {
+        let length = bytes.len().div_ceil(GRANULE_BYTES);
+        if length == 0 {
+            return Ok(0);
+        }
+        let mut allocator = self.allocator.lock();
+        let room = |chunk: usize| self.memory.ensure_for(chunk * UNIT_BYTES..(chunk + 1) * UNIT_BYTES, what);
+        let granule = allocator.take(length, block, what, room)?.ok_or_else(|| StoreError::Full {
+            wanted: (length * GRANULE_BYTES) as u64,
+            used: allocator.used_bytes(),
+            capacity: allocator.capacity_bytes(),
+        })?;
+        drop(allocator);
+        self.memory.write(granule * GRANULE_BYTES, bytes);
+        Ok(granule as u64)
+    }
+
+    /// No claims yet on the segments, when a store is opened.
+    pub(super) fn claims(&self) -> Claims {
+        Claims::new(self.allocator.lock().most_chunks())
+    }
+
+    /// What was claimed is in use, and everything else free from now on.
+    pub(super) fn claimed(&self, claims: Claims) {
+        let mut allocator = self.allocator.lock();
+        claims.into_chunks().for_each(|chunk| allocator.adopt(chunk));
+        allocator.list_all();
+    }
+
+    /// Frees the segment that holds a bundle of `bytes`, which no entry names any more: whether so
+    /// much is held that a checkpoint should be made.
+    pub(super) fn free(&self, segment: u64, bytes: usize) -> bool {
+        let length = bytes.div_ceil(GRANULE_BYTES);
+        if length == 0 {
+            return false;
+        }
+        let mut allocator = self.allocator.lock();
+        allocator.free(index(segment), length, |chunk| self.memory.release(chunk));
+        allocator.kept_bytes() > allocator.capacity_bytes() / HELD_PART
+    }
+
+    /// Frees the segment that holds a bundle of `bytes`, which no entry ever named.
+    pub(super) fn give_back(&self, segment: u64, bytes: usize) {
+        let length = bytes.div_ceil(GRANULE_BYTES);
+        if length > 0 {
+            self.allocator.lock().give_back(index(segment), length, |chunk| self.memory.release(chunk));
+        }
+    }
+
+    /// From now on a segment that is freed is held until a checkpoint was made; so are these.
+    pub(super) fn make_checkpoints(&self, held: &[(u64, usize)]) {
+        let mut allocator = self.allocator.lock();
+        allocator.held().checkpointed(0);
+        for (segment, bytes) in held {
+            allocator.held().add(index(*segment), bytes.div_ceil(GRANULE_BYTES));
+        }
+    }
+
+    /// Notes that the index is copied as it is now: the number of this cut. No entry is being
+    /// changed.
+    pub(super) fn cut(&self) -> u64 {
+        self.allocator.lock().held().cut()
+    }
+
+    /// Notes that a checkpoint was made of this cut.
+    pub(super) fn checkpointed(&self, cut: u64) {
+        self.allocator.lock().held().checkpointed(cut);
+    }
+
+    /// Notes that a snapshot is being saved of this cut, or none.
+    pub(super) fn snapshot(&self, cut: Option<u64>) {
+        self.allocator.lock().held().snapshot(cut);
+    }
+
+    /// Frees what need not be held any more: how many segments that were.
+    pub(super) fn let_go(&self) -> usize {
+        let mut all = 0;
+        loop {
+            // Others take segments meanwhile.
+            let mut allocator = self.allocator.lock();
+            let some =
+                (0..LET_GO).take_while(|_| allocator.let_go(|chunk| self.memory.release(chunk))).count();
+            all += some;
+            if some < LET_GO {
+                allocator.put_emptied_back();
+                return all;
+            }
+        }
+    }
+
+    /// Bytes that are held.
+    pub(super) fn kept_bytes(&self) -> u64 {
+        self.allocator.lock().kept_bytes()
+    }
+
+    /// The segments of the emptiest chunk of bundles of `bytes`, each with its block, if there are too many free slots of that length.
+    /// The chunk takes no more segments until it was [put back](Segments::put_back).
+    pub(super) fn untidy(&self, bytes: usize) -> Option<Untidy> {
+        let length = bytes.div_ceil(GRANULE_BYTES);
+        (length > 0).then(|| self.allocator.lock().untidy(length))?
+    }
+
+    /// As [`Self::untidy`], of any length.
+    pub(super) fn any_untidy(&self) -> Option<Untidy> {
+        let mut allocator = self.allocator.lock();
+        (1..=MOST_GRANULES).find_map(|length| allocator.untidy(length))
+    }
+
+    /// The segments of the chunk that is emptied most cheaply to have one more, if there are free slots of its length for all of them; it is held back as by [`Self::untidy`].
+    pub(super) fn sparse(&self) -> Option<Untidy> {
+        self.allocator.lock().sparse()
+    }
+
+    /// Lets the chunk be used again, if there is anything left in it; `moved` says that all of it
+    /// was moved.
+    pub(super) fn put_back(&self, untidy: &Untidy, moved: bool) {
+        self.allocator.lock().put_back(untidy.chunk, moved);
+    }
+
+    pub(super) fn read(&self, segment: u64, at: usize, out: &mut [u8]) {
+        self.memory.read(index(segment) * GRANULE_BYTES + at, out);
+    }
+
+    /// Has the processor bring `bytes` of a segment into its caches, as far as one can have them. There need be no such segment.
+    pub(super) fn expect(&self, segment: u64, bytes: Range<u64>) {
+        let length = bytes.end.min(MAX_BUNDLE as u64).saturating_sub(bytes.start);
+        let at = segment.checked_mul(GRANULE_BYTES as u64).and_then(|at| at.checked_add(bytes.start));
+        if let (Some(Ok(at)), Ok(length)) = (at.map(usize::try_from), usize::try_from(length)) {
+            self.memory.expect(at, length);
+        }
+    }
+
+    #[cfg(any(test, feature = "testing"))]
+    pub(super) fn write(&self, segment: u64, at: usize, data: &[u8]) {
+        self.memory.write(index(segment) * GRANULE_BYTES + at, data);
+    }
+
+    /// Bytes of segments in use.
+    pub fn used_bytes(&self) -> u64 {
+        self.allocator.lock().used_bytes()
+    }
+
+    /// Bytes of chunks that hold segments.
+    pub fn held_bytes(&self) -> u64 {
+        self.allocator.lock().held_bytes()
+    }
+
+    /// Chunks that hold segments, and all that may without the reserve.
+    pub(super) fn chunks(&self) -> (u64, u64) {
+        let allocator = self.allocator.lock();
+        let chunk = UNIT_BYTES as u64;
+        let usable = allocator.capacity_bytes() - allocator.reserved_bytes();
+        (allocator.held_bytes() / chunk, usable / chunk)
+    }
+
+    /// Bytes there may be.
+    pub fn capacity_bytes(&self) -> u64 {
+        self.allocator.lock().capacity_bytes()
+    }
+}
+
+/// A chunk to be emptied.
+pub(super) struct Untidy {
+    chunk: usize,
+    /// First granules and blocks.
+    pub(super) segments: Vec<(u64, u64)>,
+}
+
+fn index(segment: u64) -> usize {
+    usize::try_from(segment).expect("a segment of this store")
+}
