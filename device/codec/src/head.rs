@@ -10,8 +10,8 @@
 //! 4. A check over the bytes before it: their CRC-32C, upper half XOR lower half.
 
 use super::{
-    block::BlockError,
     crc::{crc32c, crc32c_of_written},
+    error::BlockError,
 };
 
 /// Bytes of the first part.

@@ -31,6 +31,7 @@
 pub mod block;
 pub mod check;
 mod crc;
+mod error;
 mod form;
 pub mod format;
 pub mod head;

@@ -42,9 +42,6 @@ use std::{
 
 use parking_lot::RwLock;
 
-pub(crate) use self::division::Division;
-use self::division::Part;
-pub(crate) use self::sources::SourceOf;
 use self::{blocks::Blocks, events::Events, kept::Kept, stock::Stock, windows::Windows};
 pub use self::{
     config::{DeviceConfig, MOST_OPEN_WINDOWS},
@@ -52,13 +49,14 @@ pub use self::{
     error::DeviceError,
     partition::Partition,
     room::Space,
-    sources::{Places, Source, SourceId, Stamp},
+    sources::{Places, Source, Stamp},
 };
+use crate::division::{Division, Part};
 pub use lamina_store::image::PartitionConfig;
 
 pub use crate::{
     stats::StatsReport,
-    tensor::{TensorInfo, TensorSpec},
+    tensor::{SourceId, TensorInfo, TensorSpec},
     window::ViewInfo,
 };
 use crate::{
@@ -111,7 +109,7 @@ impl Device {
     /// [`DeviceError::Size`] for window sizes that cannot be; [`DeviceError::Store`] if the address space cannot be had; partitions that cannot be.
     pub fn new(config: DeviceConfig) -> Result<Self, DeviceError> {
         config.check()?;
-        let division = Division::new(&config)?;
+        let division = config.division()?;
         let map = Map::default().successor(Vec::new(), Vec::new(), &division)?;
         Ok(Self {
             blocks: Blocks::new(&config)?,
@@ -155,7 +153,7 @@ impl Device {
             ..config.clone()
         };
         config.check()?;
-        let mut division = Division::new(&config)?;
+        let mut division = config.division()?;
         let mut stats = Stats::new();
         let mut members = config.interleaving.map(Members::new);
         let image = checkpoint::settle(image, config.first_process)?;

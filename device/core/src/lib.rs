@@ -9,7 +9,9 @@
 //! device would make of a checkpoint.
 
 pub mod analyze;
+mod counters;
 pub mod device;
+mod division;
 pub mod layout;
 pub mod load;
 pub mod model;

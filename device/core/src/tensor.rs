@@ -7,16 +7,17 @@
 
 mod transition;
 
-use std::ops::Range;
+use std::{
+    ops::Range,
+    sync::atomic::{AtomicU64, Ordering::Relaxed},
+};
 
 use serde::{Deserialize, Serialize};
 
 pub(crate) use self::transition::Transition;
 use crate::{
-    device::SourceOf,
+    counters::{Gauge, Numbers, Traffic},
     layout::Layout,
-    stats::{Gauge, Traffic},
-    window::Numbers,
 };
 use lamina_codec::{
     BLOCK_BYTES, Codec,
@@ -285,5 +286,27 @@ pub(crate) fn windows(spec: &TensorSpec) -> Result<Option<Shape>, TensorError> {
         Layout::Kv(layout) => {
             Shape::new(spec.format, layout).map_err(|why| TensorError::Kv { name: spec.name.clone(), why })
         }
+    }
+}
+
+/// The number of a source in an image. None is 0.
+pub type SourceId = u64;
+
+/// Which source a tensor names, if any.
+#[derive(Debug, Default)]
+pub(crate) struct SourceOf(AtomicU64);
+
+impl SourceOf {
+    pub(crate) fn new(id: Option<SourceId>) -> Self {
+        Self(AtomicU64::new(id.unwrap_or(0)))
+    }
+
+    /// Names another; 0 is none. The one before.
+    pub(crate) fn swap(&self, id: SourceId) -> SourceId {
+        self.0.swap(id, Relaxed)
+    }
+
+    pub(crate) fn get(&self) -> Option<SourceId> {
+        Some(self.0.load(Relaxed)).filter(|id| *id != 0)
     }
 }

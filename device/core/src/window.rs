@@ -19,8 +19,8 @@ use serde::Serialize;
 pub(crate) use self::arithmetic::first_fit;
 use self::arithmetic::{Geometry, Piece};
 use crate::{
-    device::Division,
-    stats::Traffic,
+    counters::{Numbers, Traffic},
+    division::Division,
     tensor::{Tensor, TensorError},
 };
 use lamina_codec::{BLOCK_BYTES, view::View};
@@ -61,14 +61,6 @@ pub(crate) struct Alias {
 pub(crate) struct Counted {
     pub(crate) traffic: Traffic,
     pub(crate) numbers: Numbers,
-}
-
-/// Where an image keeps counters of traffic: the number of the first, and of the first of those
-/// that came later.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Numbers {
-    pub(crate) first: Option<usize>,
-    pub(crate) later: Option<usize>,
 }
 
 /// What lies where.

@@ -24,9 +24,9 @@ use lamina_device::window::ViewInfo;
 #[cfg(doc)]
 use super::Coherence;
 use super::ServeError;
+use super::disks::{DiskInfo, ServedDisk};
 use super::host_cache::HostReport;
 use super::pair::{Pair, PairReport, Place};
-use super::vhost_user::{Disk, DiskInfo};
 
 /// A device and, as soon as it is mounted, the pairs of files that show it.
 #[derive(Clone)]
@@ -37,7 +37,7 @@ pub struct Control {
     pairs: Arc<OnceLock<Vec<Arc<Pair>>>>,
     /// Where the guest ports' sockets are.
     run_dir: Option<Arc<Path>>,
-    disks: Arc<Mutex<Vec<Weak<Disk>>>>,
+    disks: Arc<Mutex<Vec<Weak<dyn ServedDisk>>>>,
 }
 
 /// Why something asked was not done.
@@ -125,7 +125,7 @@ impl Control {
     }
 
     /// Says that a disk is being served.
-    pub(super) fn served(&self, disk: &Arc<Disk>) {
+    pub(super) fn served(&self, disk: &Arc<dyn ServedDisk>) {
         let mut disks = self.disks.lock().unwrap_or_else(PoisonError::into_inner);
         disks.retain(|disk| disk.strong_count() > 0);
         disks.push(Arc::downgrade(disk));

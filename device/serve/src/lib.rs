@@ -8,6 +8,7 @@ pub mod api;
 pub mod coherence;
 pub mod control;
 mod direct;
+pub mod disks;
 mod dropped_pages;
 #[cfg(debug_assertions)]
 mod faults;

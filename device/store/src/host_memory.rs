@@ -22,7 +22,16 @@ use std::{
 use parking_lot::Mutex;
 
 pub use self::linux::{Left, Linux};
-use super::{StoreError, segments::For};
+use super::StoreError;
+
+/// What room is wanted for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum For {
+    /// Something that takes more than before.
+    More,
+    /// Something that takes the place of at least as much, or moves.
+    NoMore,
+}
 
 /// The most that is kept free if nobody says otherwise.
 pub const MOST_RESERVE: u64 = 256 << 20;

@@ -55,7 +55,7 @@ use self::{
     cause::Why,
     checkpoint::Checkpoints,
     entry::{ENTRY_BYTES, Entry},
-    host_memory::Left,
+    host_memory::{For, Left},
     image::Image,
     index::Index,
     journal::Journal,
@@ -63,7 +63,7 @@ use self::{
     memory::Memory,
     publication::{Held, Stripes},
     saving::Stop,
-    segments::{For, Segments},
+    segments::Segments,
     sync::RwLockWriteGuard,
     tables::Tables,
 };

@@ -21,7 +21,10 @@ use nix::{
 };
 use vm_memory::{FileOffset, VolatileMemory, mmap::MmapRegion, mmap::MmapRegionBuilder};
 
-use super::{StoreError, host_memory::HostMemory, segments::For};
+use super::{
+    StoreError,
+    host_memory::{For, HostMemory},
+};
 
 /// Room in an image is made and given back in units of this many bytes.
 pub const UNIT_BYTES: usize = 64 << 10;

@@ -25,7 +25,7 @@ use parking_lot::Mutex;
 
 use self::allocator::Allocator;
 pub(super) use self::claims::{Claimed, Claims};
-use super::{GRANULE_BYTES, StoreError, memory::Memory, memory::UNIT_BYTES};
+use super::{GRANULE_BYTES, StoreError, host_memory::For, memory::Memory, memory::UNIT_BYTES};
 use lamina_codec::block::MAX_BUNDLE;
 
 /// Granules of a chunk: 64 KiB.
@@ -41,15 +41,6 @@ pub const SLACK_CHUNKS: usize = 2;
 
 // Chunks are given room, and give it back, one by one.
 const _: () = assert!(CHUNK_GRANULES * GRANULE_BYTES == UNIT_BYTES);
-
-/// What a segment is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum For {
-    /// Something that takes more than before.
-    More,
-    /// Something that takes the place of at least as much, or moves.
-    NoMore,
-}
 
 /// Chunks, of so many, that only [`For::NoMore`] may open: a 32nd, and one for each length where that is not more than an eighth.
 pub(super) fn reserve(chunks: usize) -> usize {

@@ -2,7 +2,7 @@
 
 use lamina_abi::DIRECTORY_BYTES;
 
-use super::{DeviceError, Division, PartitionConfig};
+use super::{DeviceError, PartitionConfig};
 use crate::stats::Interleaving;
 use lamina_codec::{BLOCK_BYTES, Codec};
 use lamina_store::{image::Superblock, mode::Mode};
@@ -109,7 +109,7 @@ impl DeviceConfig {
         if self.open_windows > MOST_OPEN_WINDOWS {
             return Err(DeviceError::OpenWindows { windows: self.open_windows as u64, least: 1 });
         }
-        Division::new(self).map(drop)
+        self.division().map(drop)
     }
 
     /// A device divided into these parts, its windows as large as theirs together, everything else as usual.

@@ -12,15 +12,12 @@ use lamina_abi::{DIRECTORY_BYTES, VIEW_ALIGN};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
-use super::{
-    Device, DeviceConfig, DeviceError, Division,
-    sources::{Source, SourceId, SourceOf},
-    staged::StagedPlaces,
-};
+use super::{Device, DeviceConfig, DeviceError, sources::Source, staged::StagedPlaces};
 use crate::{
-    stats::{Gauge, Traffic},
-    tensor::{self, Tensor, TensorInfo, Transition},
-    window::{Alias, Counted, DirectoryPages, Map, Numbers},
+    counters::{Gauge, Numbers, Traffic},
+    division::Division,
+    tensor::{self, SourceId, SourceOf, Tensor, TensorInfo, Transition},
+    window::{Alias, Counted, DirectoryPages, Map},
 };
 use lamina_codec::{BLOCK_BYTES, view::View};
 use lamina_store::{counters::Counters, image::Image, tables::Tables};

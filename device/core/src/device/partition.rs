@@ -12,8 +12,8 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use serde::Serialize;
 
-use super::division::Part;
 use super::{Device, DeviceError, Space, TensorInfo, TensorSpec, ViewInfo, Window, poison::Poisoned};
+use crate::division::Part;
 use crate::{
     stats::{PartitionReport, StatsReport},
     tensor::TensorError,

@@ -12,17 +12,14 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     ops::Range,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering::Relaxed},
-    },
+    sync::Arc,
 };
 
 use serde::{Deserialize, Serialize};
 
 use super::{Device, DeviceError};
 use crate::{
-    tensor::{Tensor, TensorError, TensorInfo, TensorSpec},
+    tensor::{SourceId, SourceOf, Tensor, TensorError, TensorInfo, TensorSpec},
     window::{Map, first_fit},
 };
 use lamina_codec::BLOCK_BYTES;
@@ -64,23 +61,6 @@ pub enum Places {
     Empty(Vec<u64>),
     /// Where they fit, but not all without something that is stored there and is no tensor's.
     Stored(Vec<u64>),
-}
-
-/// The number of a source in an image. None is 0.
-pub type SourceId = u64;
-
-/// Which source a tensor names, if any.
-#[derive(Debug, Default)]
-pub(crate) struct SourceOf(AtomicU64);
-
-impl SourceOf {
-    pub(super) fn new(id: Option<SourceId>) -> Self {
-        Self(AtomicU64::new(id.unwrap_or(0)))
-    }
-
-    pub(super) fn get(&self) -> Option<SourceId> {
-        Some(self.0.load(Relaxed)).filter(|id| *id != 0)
-    }
 }
 
 impl Device {
@@ -127,10 +107,10 @@ impl Device {
             return Err(TensorError::Unknown { name: missing.unwrap_or_default() }.into());
         }
         let tensors = named;
-        let before: Vec<_> = tensors.iter().map(|tensor| tensor.source.0.swap(id, Relaxed)).collect();
+        let before: Vec<_> = tensors.iter().map(|tensor| tensor.source.swap(id)).collect();
         self.keep(&map).inspect_err(|_| {
             for (tensor, before) in tensors.iter().zip(before) {
-                tensor.source.0.store(before, Relaxed);
+                tensor.source.swap(before);
             }
         })
     }

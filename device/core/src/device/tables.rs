@@ -41,12 +41,11 @@ use parking_lot::RwLockWriteGuard;
 use super::{
     Device, DeviceError,
     charge::{Charge, hand_back, take_over},
-    sources::SourceOf,
     windows::is_current,
 };
 use crate::{
     stats::{Gauge, Stats},
-    tensor::{self, Tensor, TensorError, TensorInfo, TensorSpec, Transition},
+    tensor::{self, SourceOf, Tensor, TensorError, TensorInfo, TensorSpec, Transition},
     window::{Alias, Counted, Map, ViewInfo},
 };
 use lamina_codec::{BLOCK_BYTES, view::View};

@@ -3,7 +3,7 @@
 //! The rules:
 //! * A store into a KV tensor goes to its *open* window, the paper's staging buffer (eq. 4): the window's bytes as the host sees them. Opening a window decodes what it
 //!   holds; closing it codes and publishes it. Until then the store keeps what it had, so whatever fails, nothing is lost.
-//! * A window is closed by [`Device::flush`], when all of it was written anew, when some of it was discarded, or when [`DeviceConfig::open_windows`] are open and another one has to be: then
+//! * A window is closed by [`Device::flush`], when all of it was written anew, when some of it was discarded, or when [`open_windows`](super::DeviceConfig::open_windows) are open and another one has to be: then
 //!   the least recently written one goes first and the writer waits for it, which is counted as back-pressure.
 //! * Everything about a window happens under its lock: a reader sees a window before a store or after it, coded or open, never a mixture. All its
 //!   blocks are stored before the first of them is published.

@@ -10,11 +10,9 @@
 use lamina_abi::Interleave;
 use serde::Serialize;
 
-use super::{Counter, Tally};
+use crate::counters::{Counter, Tally};
 use lamina_codec::BLOCK_BYTES;
 
-/// Most devices.
-pub(crate) const MOST: usize = lamina_abi::interleave::MOST_WAYS as usize;
 /// GB/s that a device is taken to move unless told otherwise: what Beluga (SIGMOD 2026, section 5.3) measures of each CXL memory device of its pool.
 pub const USUAL_BANDWIDTH: f64 = 22.5;
 
@@ -198,6 +196,7 @@ impl Members {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::counters::MAX_MEMBERS;
 
     fn members(interleave: Interleave) -> Members {
         Members::new(Interleaving { interleave, bandwidth: 10.0 })
@@ -218,7 +217,7 @@ mod tests {
             let members = members(set.parse().unwrap());
             let mut tally = Tally::default();
             members.add_stored(block, 640, &mut tally);
-            let held: Vec<_> = (0..MOST).filter(|lane| tally.stored_of[*lane] > 0).collect();
+            let held: Vec<_> = (0..MAX_MEMBERS).filter(|lane| tally.stored_of[*lane] > 0).collect();
             assert_eq!((held.as_slice(), tally.stored_of.iter().sum()), (holders, 640_u64), "{set} {block}");
             assert!(holders.iter().all(|lane| tally.stored_of[*lane] == 640 / holders.len() as u64));
         }

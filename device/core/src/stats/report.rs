@@ -7,7 +7,7 @@ use super::{
     members::Members, slot,
 };
 use crate::{
-    device::Division,
+    division::Division,
     layout::Layout,
     window::{Map, ViewInfo},
 };

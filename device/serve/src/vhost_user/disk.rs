@@ -4,32 +4,14 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use serde::{Deserialize, Serialize};
-
 use crate::control::{Control, ControlError};
+use crate::disks::{DiskInfo, Partition, ServedDisk, Shows};
 use lamina_device::device::DeviceError;
 use lamina_device::tensor::TensorError;
 use lamina_device::window::ViewInfo;
 
 use super::config::{SECTOR, SERIAL_BYTES};
-use super::partitions::{self, MARGIN, Partition};
-
-/// What a disk shows.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Shows {
-    /// The base window; it can be written.
-    Base,
-    /// The views window, each view a partition.
-    Views,
-    /// One view, from offset 0 on; made if there is none.
-    View {
-        /// The tensor.
-        tensor: String,
-        /// The view's spelling.
-        view: String,
-    },
-}
+use super::partitions::{self, MARGIN};
 
 /// A disk that is being served.
 pub struct Disk {
@@ -50,27 +32,27 @@ enum Shown {
     View(ViewInfo),
 }
 
-/// A disk, as it is told.
-#[derive(Clone, Debug, Serialize)]
-pub struct DiskInfo {
-    /// The serial number that the guest reads: `/dev/disk/by-id/virtio-` and this, where there is udev.
-    pub serial: String,
-    /// The socket it is served on.
-    pub socket: PathBuf,
-    /// What it shows.
-    pub shows: Shows,
-    /// Whose part of the device it shows that of, if that is a guest's.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub guest: Option<String>,
-    /// Its bytes.
-    pub bytes: u64,
-    /// Whether it refuses writes.
-    pub read_only: bool,
-    /// Whether somebody is connected.
-    pub connected: bool,
-    /// The partitions, of the views disk.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub partitions: Vec<Partition>,
+impl ServedDisk for Disk {
+    fn info(&self) -> DiskInfo {
+        let partitions = match &self.shows {
+            Shown::Views => self.partitions(),
+            Shown::Base | Shown::View(_) => Vec::new(),
+        };
+        DiskInfo {
+            serial: self.serial.clone(),
+            socket: self.socket.clone(),
+            shows: match &self.shows {
+                Shown::Base => Shows::Base,
+                Shown::Views => Shows::Views,
+                Shown::View(view) => Shows::View { tensor: view.tensor.clone(), view: view.view.clone() },
+            },
+            guest: self.control.place().map(|place| place.name().to_owned()),
+            bytes: self.bytes,
+            read_only: self.read_only(),
+            connected: self.connected.load(Ordering::Relaxed),
+            partitions,
+        }
+    }
 }
 
 impl Disk {
@@ -95,28 +77,6 @@ impl Disk {
         };
         let (socket, connected) = (socket.to_owned(), AtomicBool::new(false));
         Ok(Self { control, shows, bytes, serial, socket, connected, panics: AtomicU64::new(0) })
-    }
-
-    /// What can be told of it.
-    pub fn info(&self) -> DiskInfo {
-        let partitions = match &self.shows {
-            Shown::Views => self.partitions(),
-            Shown::Base | Shown::View(_) => Vec::new(),
-        };
-        DiskInfo {
-            serial: self.serial.clone(),
-            socket: self.socket.clone(),
-            shows: match &self.shows {
-                Shown::Base => Shows::Base,
-                Shown::Views => Shows::Views,
-                Shown::View(view) => Shows::View { tensor: view.tensor.clone(), view: view.view.clone() },
-            },
-            guest: self.control.place().map(|place| place.name().to_owned()),
-            bytes: self.bytes,
-            read_only: self.read_only(),
-            connected: self.connected.load(Ordering::Relaxed),
-            partitions,
-        }
     }
 
     /// Requests that made their handler panic; each was answered with an error.

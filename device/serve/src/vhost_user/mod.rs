@@ -26,5 +26,7 @@ pub(crate) mod request;
 mod server;
 mod workspace;
 
-pub use disk::{Disk, DiskInfo, Shows};
+pub use disk::Disk;
 pub use server::DiskServer;
+
+pub use crate::disks::{DiskInfo, Shows};

@@ -10,11 +10,10 @@
 //!   from run to run.
 //! * Partitions are as long as their view, rounded up to 4 KiB; what is behind the view's end reads as zeros.
 
-use serde::Serialize;
-
 use lamina_device::window::ViewInfo;
 
 use super::config::SECTOR;
+use crate::disks::Partition;
 
 /// Bytes before and behind the window.
 pub(super) const MARGIN: u64 = 2 << 20;
@@ -32,23 +31,6 @@ const ENTRY_SECTORS: u64 = (ENTRIES * ENTRY_BYTES / SECTOR_BYTES) as u64;
 const TYPE: [u8; 16] = *b"Lamina\x4d\x8f\xb1\x07\x2e\x93\xd4\x5a\x61\xc8";
 /// Read-only, not to be mounted by itself.
 const ATTRIBUTES: u64 = 1 << 60 | 1 << 63;
-
-/// A partition of the views disk.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Partition {
-    /// Its number: the 3 of `/dev/vdb3`.
-    pub number: usize,
-    /// Its name in the table.
-    pub name: String,
-    /// The tensor; empty for the directory.
-    pub tensor: String,
-    /// The view's spelling; empty for the directory.
-    pub view: String,
-    /// Where it begins on the disk, in bytes.
-    pub offset: u64,
-    /// Bytes of the view, without what fills its last page.
-    pub length: u64,
-}
 
 /// The partitions of a views window with these views, which are in order of offset.
 pub(super) fn partitions(views: Vec<ViewInfo>) -> Vec<Partition> {

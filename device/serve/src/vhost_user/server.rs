@@ -21,7 +21,8 @@ use crate::socket;
 use crate::vhost_connections::{Connections, Memory, Served};
 
 use super::backend::Backend;
-use super::disk::{Disk, DiskInfo, Shows};
+use super::disk::Disk;
+use crate::disks::{DiskInfo, ServedDisk, Shows};
 
 /// A disk on a socket. Dropping it ends it.
 pub struct DiskServer {
@@ -99,7 +100,8 @@ impl DiskServer {
         let name = format!("disk-{}", disk.info().serial);
         let connections = Connections::serve(Arc::new(Seen(Arc::clone(&disk))), listener, name)
             .map_err(ServeError::Threads)?;
-        control.served(&disk);
+        let shown: Arc<dyn ServedDisk> = Arc::clone(&disk) as _;
+        control.served(&shown);
         Ok(Self { disk, connections: Some(connections), owns_file })
     }
 

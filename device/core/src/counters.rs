@@ -1,0 +1,215 @@
+//! Counters and gauges, and what the reads of one thing moved.
+
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
+
+use lamina_store::counters::Kept;
+
+/// Most devices.
+pub(crate) const MAX_MEMBERS: usize = lamina_abi::interleave::MOST_WAYS as usize;
+
+/// A number that only rises.
+#[derive(Debug)]
+pub struct Counter(Where);
+
+/// Where a number is kept.
+#[derive(Debug)]
+enum Where {
+    Here(AtomicU64),
+    /// In the image, so that the next process goes on from it.
+    Image(Kept),
+}
+
+impl Default for Counter {
+    fn default() -> Self {
+        Self(Where::Here(AtomicU64::new(0)))
+    }
+}
+
+impl Counter {
+    /// Adds `n`.
+    pub fn add(&self, n: u64) {
+        match &self.0 {
+            Where::Here(number) => drop(number.fetch_add(n, Relaxed)),
+            Where::Image(kept) => kept.add(n),
+        }
+    }
+
+    /// The number.
+    pub fn get(&self) -> u64 {
+        match &self.0 {
+            Where::Here(number) => number.load(Relaxed),
+            Where::Image(kept) => kept.get(),
+        }
+    }
+
+    /// Keeps the number in an image from now on, if that has room for it.
+    pub(crate) fn keep(&mut self, kept: Option<Kept>) {
+        if let Some(kept) = kept {
+            self.0 = Where::Image(kept);
+        }
+    }
+}
+
+/// A number that rises and falls.
+#[derive(Debug, Default)]
+pub struct Gauge(AtomicI64);
+
+impl Gauge {
+    /// Adds `new` and takes `old` away.
+    pub fn shift(&self, old: u64, new: u64) {
+        self.0.fetch_add(new.cast_signed().wrapping_sub(old.cast_signed()), Relaxed);
+    }
+
+    pub(crate) fn add(&self, count: i64) {
+        self.0.fetch_add(count, Relaxed);
+    }
+
+    /// The number.
+    pub fn get(&self) -> u64 {
+        self.0.load(Relaxed).max(0).unsigned_abs()
+    }
+}
+
+/// What reads of one thing moved.
+#[derive(Debug, Default)]
+pub struct Traffic {
+    /// Requests.
+    pub reads: Counter,
+    /// Bytes given to the host.
+    pub bytes: Counter,
+    /// Blocks looked at.
+    pub blocks: Counter,
+    /// Planes selected in blocks that hold data.
+    pub planes: Counter,
+    /// Stored bytes fetched.
+    pub stored: Counter,
+    /// Bytes a plain device would have fetched.
+    pub plain: Counter,
+    /// Bytes a generically compressing device would have fetched.
+    pub gcomp: Counter,
+    /// Index entries fetched, because the modelled cache did not hold them.
+    pub index_misses: Counter,
+    /// Those that a generically compressing device would have fetched.
+    pub gcomp_index_misses: Counter,
+    /// Blocks that the buffer of an open KV window answered, which are in none of the above but
+    /// `bytes`.
+    pub staged_blocks: Counter,
+    /// Bytes of the lines of 64 bytes that they gave.
+    pub staged: Counter,
+}
+
+/// What one request moved, added up before it is counted.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Tally {
+    /// Blocks looked at.
+    pub blocks: u64,
+    /// Planes selected in blocks that hold data.
+    pub planes: u64,
+    /// Stored bytes fetched.
+    pub stored: u64,
+    /// Bytes a plain device would have fetched.
+    pub plain: u64,
+    /// Bytes a generically compressing device would have fetched.
+    pub gcomp: u64,
+    /// Entries that the modelled cache of entries held.
+    pub(crate) index_hits: u64,
+    /// Those that it did not hold.
+    pub(crate) index_misses: u64,
+    /// Entries that GComp's would have held.
+    pub(crate) gcomp_index_hits: u64,
+    /// Those that it would not.
+    pub(crate) gcomp_index_misses: u64,
+    /// Blocks that the buffer of an open KV window answered.
+    pub(crate) staged_blocks: u64,
+    /// Bytes of the lines that they gave.
+    pub(crate) staged: u64,
+    /// Of `plain`, what is of each device, where the region is interleaved over several.
+    pub(crate) plain_of: [u64; MAX_MEMBERS],
+    /// Of `stored`, likewise.
+    pub(crate) stored_of: [u64; MAX_MEMBERS],
+}
+
+impl Tally {
+    /// Adds another request's part.
+    pub(crate) fn add(&mut self, other: &Self) {
+        self.blocks += other.blocks;
+        self.planes += other.planes;
+        self.stored += other.stored;
+        self.plain += other.plain;
+        self.gcomp += other.gcomp;
+        self.index_hits += other.index_hits;
+        self.index_misses += other.index_misses;
+        self.gcomp_index_hits += other.gcomp_index_hits;
+        self.gcomp_index_misses += other.gcomp_index_misses;
+        self.staged_blocks += other.staged_blocks;
+        self.staged += other.staged;
+        for (all, more) in [(&mut self.plain_of, &other.plain_of), (&mut self.stored_of, &other.stored_of)] {
+            all.iter_mut().zip(more).for_each(|(all, more)| *all += more);
+        }
+    }
+
+    /// If a buffer answered what was asked since `before`, no device is charged the lines for it.
+    pub(crate) fn settle_staged(&mut self, before: &Self) {
+        if self.staged_blocks > before.staged_blocks {
+            self.staged += self.plain - before.plain;
+            (self.plain, self.plain_of) = (before.plain, before.plain_of);
+        }
+    }
+}
+
+impl Traffic {
+    /// The counters that images kept first, in the order in which they do.
+    pub(crate) fn counters(&mut self) -> [&mut Counter; Self::COUNTERS] {
+        let Self { reads, bytes, blocks, planes, stored, plain, gcomp, .. } = self;
+        [reads, bytes, blocks, planes, stored, plain, gcomp]
+    }
+
+    /// How many those are.
+    pub(crate) const COUNTERS: usize = 7;
+
+    /// Those that came later, likewise: images keep them elsewhere, so that the others lie where
+    /// they lay.
+    pub(crate) fn later_counters(&mut self) -> [&mut Counter; Self::LATER_COUNTERS] {
+        let Self { index_misses, gcomp_index_misses, staged_blocks, staged, .. } = self;
+        [index_misses, gcomp_index_misses, staged_blocks, staged]
+    }
+
+    /// How many those are.
+    pub(crate) const LATER_COUNTERS: usize = 4;
+
+    /// Counts one request that gave the host `bytes`.
+    pub fn count(&self, bytes: u64, tally: &Tally) {
+        self.add(1, bytes, tally);
+    }
+
+    /// Counts so many reads.
+    pub(crate) fn add(&self, reads: u64, bytes: u64, tally: &Tally) {
+        let all = [
+            (&self.reads, reads),
+            (&self.bytes, bytes),
+            (&self.blocks, tally.blocks),
+            (&self.planes, tally.planes),
+            (&self.stored, tally.stored),
+            (&self.plain, tally.plain),
+            (&self.gcomp, tally.gcomp),
+            (&self.index_misses, tally.index_misses),
+            (&self.gcomp_index_misses, tally.gcomp_index_misses),
+            (&self.staged_blocks, tally.staged_blocks),
+            (&self.staged, tally.staged),
+        ];
+        // Most of a request's are zero, and each addition takes a line from other processors.
+        for (counter, count) in all {
+            if count > 0 {
+                counter.add(count);
+            }
+        }
+    }
+}
+
+/// Where an image keeps counters of traffic: the number of the first, and of the first of those
+/// that came later.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Numbers {
+    pub(crate) first: Option<usize>,
+    pub(crate) later: Option<usize>,
+}
