@@ -103,9 +103,9 @@ fn paths(text: &str) -> BTreeSet<String> {
     let words = words.map(|word| word.trim_end_matches(['.', '/', '-']));
     let named = words.filter(|word| {
         Path::new(word).components().count() > 1
-            && FOLDERS.iter().any(|folder| {
-                word.strip_prefix(folder).is_some_and(|rest| rest.starts_with('/'))
-            })
+            && FOLDERS
+                .iter()
+                .any(|folder| word.strip_prefix(folder).is_some_and(|rest| rest.starts_with('/')))
     });
     named.map(str::to_owned).collect()
 }
