@@ -4,7 +4,6 @@
 //! one run: figures of different machines or days do not stand side by side.
 
 use std::{
-    fmt::Write,
     fs::{self, OpenOptions},
     path::{Path, PathBuf},
     process::Command,
@@ -39,13 +38,11 @@ impl Page {
     }
 
     /// Takes up what the command `./x bench NAME …` printed.
-    ///
-    /// # Panics
-    /// Never: a string takes everything.
     pub fn add(&mut self, command: &str, printed: &str) {
         let name = command.split_whitespace().nth(2).unwrap_or(command);
-        write!(self.sections, "\n## {name}\n\n    {command}\n\n```text\n{}\n```\n", printed.trim())
-            .expect("a string takes everything");
+        let printed = printed.trim();
+        let section = ["\n## ", name, "\n\n    ", command, "\n\n```text\n", printed, "\n```\n"];
+        self.sections.extend(section);
     }
 
     /// Writes it.
@@ -56,8 +53,8 @@ impl Page {
         let Self { path, sections } = self;
         let page = format!(
             "# Performance\n\n\
-             Written by `./x bench --publish`; do not edit. Each table has its peers in it, measured in the same run. What is to be\n\
-             read from a table is its ratios: other machines have other rates.\n\n{}{sections}",
+             Written by `./x bench --publish`; do not edit. What stands in one table was measured in one run.\n\
+             What is to be read from it is its ratios: other machines have other rates.\n\n{}{sections}",
             machine()
         );
         fs::write(path, page).with_context(|| refused(path))

@@ -33,7 +33,8 @@ struct Cli {
     /// bundled ones]
     #[arg(long = "model", value_name = "FILE", global = true)]
     models: Vec<PathBuf>,
-    /// Write the tables to a page as well, with the commands, the machine and the date; what was there is replaced [default: docs/performance.md]
+    /// Write the tables to a page as well, with the commands, the machine and the date; what was
+    /// there is replaced [default: docs/performance.md]
     #[arg(long, value_name = "FILE", global = true, num_args = 0..=1, require_equals = true, default_missing_value = PAGE)]
     publish: Option<PathBuf>,
 }

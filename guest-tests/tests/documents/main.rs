@@ -1,4 +1,5 @@
-//! The documents: that their commands run, that they keep to their length, and that what they name is there.
+//! The documents: that their commands run, that they keep to their length, and that what they name
+//! is there.
 
 mod commands;
 mod text;
