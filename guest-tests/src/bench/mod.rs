@@ -8,6 +8,7 @@ pub mod codec;
 mod cpu;
 pub mod deaths;
 pub mod mount;
+pub mod publish;
 pub mod start;
 pub mod tile;
 pub mod vhost;

@@ -2,7 +2,7 @@
 
 use std::{path::PathBuf, process::ExitCode, time::Duration};
 
-use anyhow::{Result, bail};
+use anyhow::{Result, anyhow};
 use clap::{Parser, Subcommand};
 use lamina_codec::{
     format::Format,
@@ -14,12 +14,14 @@ use lamina_guest_tests::{
         codec::{BUNDLED_KV, CodecBench},
         deaths::Deaths,
         mount::Mount,
+        publish::{PAGE, Page},
         start,
         vhost::Vhost,
         warm::Warm,
     },
     bundled, log_to_stderr,
 };
+use serde::Serialize;
 
 /// Measures the device, each thing beside its peer in the same run.
 #[derive(Debug, Parser)]
@@ -31,6 +33,10 @@ struct Cli {
     /// bundled ones]
     #[arg(long = "model", value_name = "FILE", global = true)]
     models: Vec<PathBuf>,
+    /// Write the tables to a page as well, with the commands, the machine and the date; what was
+    /// there is replaced [default: docs/performance.md]
+    #[arg(long, value_name = "FILE", global = true, num_args = 0..=1, require_equals = true, default_missing_value = PAGE)]
+    publish: Option<PathBuf>,
 }
 
 #[derive(Clone, Debug, Subcommand)]
@@ -192,84 +198,146 @@ fn run(cli: Cli) -> Result<()> {
         // Last, for it may fail.
         What::Codec { seconds: SECONDS, formats: Vec::new(), kv: None, no_peers: false, json: false },
     ];
+    let mut page = cli.publish.map(Page::new).transpose()?;
+    let mut failed = Ok(());
     for what in cli.what.map_or_else(|| all.to_vec(), |what| vec![what]) {
-        match what {
-            What::Codec { seconds, formats, kv, no_peers, json } => {
-                let bench = CodecBench {
-                    models: models.clone(),
-                    kv: kv.or(default.then_some(BUNDLED_KV)),
-                    minilm: default,
-                    formats,
-                    time: Duration::from_secs(seconds),
-                    peers: !no_peers,
-                };
-                let report = bench.run(|doing| eprintln!("bench: codecs: {doing}"))?;
-                if json {
-                    println!("{}", serde_json::to_string_pretty(&report)?);
-                } else {
-                    println!("{}", report.to_text());
-                }
-                let lacking = report.lacking();
+        let command = command(what.name());
+        let measured = measure(what, &models, default);
+        let text = match measured {
+            Ok(Measured { text, json, lacking }) => {
+                println!("{}", json.as_ref().unwrap_or(&text));
                 if !lacking.is_empty() {
-                    bail!("not measured: {}; the report says why", lacking.join(", "));
+                    failed = Err(anyhow!("not measured: {}; the report says why", lacking.join(", ")));
                 }
+                text
             }
-            What::Mount { mib, rounds, read_ahead_kb } => {
-                eprintln!("bench: cold sequential reads of {mib} MiB from the mount, {rounds} rounds");
-                let mount = Mount { models: models.clone(), bytes: mib << 20, rounds, read_ahead_kb };
-                println!(
-                    "cold sequential reads of {mib} MiB of bf16, read-ahead {read_ahead_kb} KiB, medians of {rounds}; views in bytes of their elements' bf16\n{}\n",
-                    mount.run()?
-                );
+            Err(why) if page.is_none() => return Err(why),
+            Err(why) => {
+                // What the others tell is worth having.
+                eprintln!("bench: {why:#}");
+                let text = format!("not measured: {why:#}");
+                failed = Err(why);
+                text
             }
-            What::Warm { mib, boots, reads } => {
-                eprintln!("bench: warm reads of {mib} MiB in a guest, {boots} boots of each");
-                let warm = Warm { models: models.clone(), bytes: mib << 20, boots, reads };
-                println!(
-                    "warm reads of {mib} MiB in a guest, medians of {boots} boots of {reads} reads\n{}\n",
-                    warm.run()?
-                );
-            }
-            What::Vhost { mib, rounds, seconds, mode, codec, json } => {
-                eprintln!("bench: disks of {mib} MiB in a guest, {rounds} rounds");
-                let report =
-                    Vhost { models: models.clone(), bytes: mib << 20, rounds, seconds, mode, codec }.run()?;
-                if json {
-                    println!("{}", serde_json::to_string_pretty(&report)?);
-                } else {
-                    println!(
-                        "direct reads of disks in a guest ({}), {mib} MiB of bf16, mode {}, codec {}, medians of {rounds} times {seconds} s\n{}\n",
-                        report.accel,
-                        report.mode,
-                        report.codec,
-                        report.to_table()
-                    );
-                }
-            }
-            What::Attach { mib, rounds, codec, read_ahead_kb, json } => {
-                let models = models.clone();
-                let bench = AttachBench { models, bytes: mib << 20, rounds, codec, read_ahead_kb };
-                let report = bench.run(|doing| eprintln!("bench: attach: {doing}"))?;
-                if json {
-                    println!("{}", serde_json::to_string_pretty(&report)?);
-                } else {
-                    println!("{}\n{}\n", report.title(), report.to_table());
-                }
-            }
-            What::Start { rounds } => {
-                eprintln!("bench: starting empty devices, {rounds} rounds");
-                println!("starting an empty device, medians of {rounds}\n{}\n", start::run(rounds)?);
-            }
-            What::Deaths { mib, kills } => {
-                let mib = if mib.is_empty() { STORED_MIB.to_vec() } else { mib };
-                let bytes = mib.into_iter().map(|mib| mib << 20).collect();
-                let bench = Deaths { models: models.clone(), bytes, kills: kills as usize };
-                let waits = bench.run(|doing| eprintln!("bench: deaths: {doing}"))?;
-                println!(
-                    "loads of 4 KiB from the mount while workers are killed, of {kills} kills\n{waits}\n"
-                );
-            }
+        };
+        if let Some(page) = &mut page {
+            page.add(&command, &text);
         }
     }
-    Ok(())
+    if let Some(page) = page {
+        page.write()?;
+        eprintln!("bench: written to {}", page.path().display());
+    }
+    failed
+}
+
+/// How one of the benchmarks is run again.
+fn command(name: &str) -> String {
+    let args = std::env::args().skip(1).filter(|arg| arg != name && !arg.starts_with("--publish"));
+    ["./x", "bench", name].into_iter().map(str::to_owned).chain(args).collect::<Vec<_>>().join(" ")
+}
+
+/// What a benchmark told.
+struct Measured {
+    /// For a person.
+    text: String,
+    /// For a program that asked for it.
+    json: Option<String>,
+    /// What could not be measured; the text says why.
+    lacking: Vec<String>,
+}
+
+impl Measured {
+    fn new(text: String) -> Self {
+        Self { text, json: None, lacking: Vec::new() }
+    }
+
+    /// With the same as JSON, if that was asked for.
+    fn or_json(self, report: &impl Serialize, wanted: bool) -> Result<Self> {
+        let json = wanted.then(|| serde_json::to_string_pretty(report)).transpose()?;
+        Ok(Self { json, ..self })
+    }
+}
+
+impl What {
+    /// As the command line has it.
+    fn name(&self) -> &'static str {
+        match self {
+            Self::Codec { .. } => "codec",
+            Self::Mount { .. } => "mount",
+            Self::Warm { .. } => "warm",
+            Self::Vhost { .. } => "vhost",
+            Self::Attach { .. } => "attach",
+            Self::Start { .. } => "start",
+            Self::Deaths { .. } => "deaths",
+        }
+    }
+}
+
+fn measure(what: What, models: &[PathBuf], default: bool) -> Result<Measured> {
+    let models = models.to_vec();
+    match what {
+        What::Codec { seconds, formats, kv, no_peers, json } => {
+            let bench = CodecBench {
+                models,
+                kv: kv.or(default.then_some(BUNDLED_KV)),
+                minilm: default,
+                formats,
+                time: Duration::from_secs(seconds),
+                peers: !no_peers,
+            };
+            let report = bench.run(|doing| eprintln!("bench: codecs: {doing}"))?;
+            let lacking = report.lacking().into_iter().map(str::to_owned).collect();
+            Measured { lacking, ..Measured::new(report.to_text()) }.or_json(&report, json)
+        }
+        What::Mount { mib, rounds, read_ahead_kb } => {
+            eprintln!("bench: cold sequential reads of {mib} MiB from the mount, {rounds} rounds");
+            let mount = Mount { models, bytes: mib << 20, rounds, read_ahead_kb };
+            Ok(Measured::new(format!(
+                "cold sequential reads of {mib} MiB of bf16, read-ahead {read_ahead_kb} KiB, medians of {rounds}; views in bytes of their elements' bf16\n{}\n",
+                mount.run()?
+            )))
+        }
+        What::Warm { mib, boots, reads } => {
+            eprintln!("bench: warm reads of {mib} MiB in a guest, {boots} boots of each");
+            let warm = Warm { models, bytes: mib << 20, boots, reads };
+            Ok(Measured::new(format!(
+                "warm reads of {mib} MiB in a guest, medians of {boots} boots of {reads} reads\n{}\n",
+                warm.run()?
+            )))
+        }
+        What::Vhost { mib, rounds, seconds, mode, codec, json } => {
+            eprintln!("bench: disks of {mib} MiB in a guest, {rounds} rounds");
+            let report = Vhost { models, bytes: mib << 20, rounds, seconds, mode, codec }.run()?;
+            Measured::new(format!(
+                "direct reads of disks in a guest ({}), {mib} MiB of bf16, mode {}, codec {}, medians of {rounds} times {seconds} s\n{}\n",
+                report.accel,
+                report.mode,
+                report.codec,
+                report.to_table()
+            ))
+            .or_json(&report, json)
+        }
+        What::Attach { mib, rounds, codec, read_ahead_kb, json } => {
+            let bench = AttachBench { models, bytes: mib << 20, rounds, codec, read_ahead_kb };
+            let report = bench.run(|doing| eprintln!("bench: attach: {doing}"))?;
+            Measured::new(format!("{}\n{}\n", report.title(), report.to_table())).or_json(&report, json)
+        }
+        What::Start { rounds } => {
+            eprintln!("bench: starting empty devices, {rounds} rounds");
+            Ok(Measured::new(format!(
+                "starting an empty device, medians of {rounds}\n{}\n",
+                start::run(rounds)?
+            )))
+        }
+        What::Deaths { mib, kills } => {
+            let mib = if mib.is_empty() { STORED_MIB.to_vec() } else { mib };
+            let bytes = mib.into_iter().map(|mib| mib << 20).collect();
+            let bench = Deaths { models, bytes, kills: kills as usize };
+            let waits = bench.run(|doing| eprintln!("bench: deaths: {doing}"))?;
+            Ok(Measured::new(format!(
+                "loads of 4 KiB from the mount while workers are killed, of {kills} kills\n{waits}\n"
+            )))
+        }
+    }
 }

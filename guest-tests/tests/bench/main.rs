@@ -4,6 +4,7 @@ use std::process::Command;
 
 mod codec;
 mod deaths;
+mod publish;
 
 /// The program behind `./x bench`.
 fn bench() -> Command {

@@ -234,7 +234,8 @@ impl Device {
         };
         // A block that is kept in another format than its tensor's, or as words, gives its planes only whole.
         let select = |stored: &Stored| if fits(stored, format) { mask } else { PlaneMask(u32::MAX) };
-        // In two parts: asked for all lines at once, the processor does little else until most have come (measured; see docs/design.md).
+        // In two parts: asked for all lines at once, the processor does little else until most have
+        // come (measured by the benchmark disk/read/base).
         let half = (expected / 2).next_multiple_of(store::GRANULE_BYTES as u64);
         let expect = |bytes: Range<u64>| {
             if let Some(next) = next {
