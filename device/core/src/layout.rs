@@ -6,6 +6,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::coding::encoder;
 use lamina_codec::{BlockWords, Codec, block::Bundle, format::Format, kv::KvLayout};
 use lamina_store::mode::Mode;
 
@@ -24,8 +25,8 @@ impl Layout {
     /// Codes one block in address order for a device of this mode: any block but those of a `kv` tensor in the mode `trace`.
     pub fn encode_block(mode: Mode, format: Format, codec: Codec, words: &BlockWords, bundle: &mut Bundle) {
         match mode {
-            Mode::Plain | Mode::GComp => bundle.encode_words(codec, words),
-            Mode::Trace => bundle.encode(format, codec, words),
+            Mode::Plain | Mode::GComp => encoder().words(codec, words, bundle),
+            Mode::Trace => encoder().block(format, codec, words, bundle),
         }
     }
 }

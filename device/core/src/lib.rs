@@ -9,6 +9,7 @@
 //! device would make of a checkpoint.
 
 pub mod analyze;
+mod coding;
 mod counters;
 pub mod device;
 mod division;

@@ -9,6 +9,7 @@ use super::{
     charge::{self, Charge, charge_of},
     lines, poison,
 };
+use crate::coding::{decoder, encoder};
 use crate::{layout::Layout, stats::Tally, window::Map};
 use lamina_codec::{
     BLOCK_BYTES, BlockWords, Codec, Form,
@@ -320,9 +321,8 @@ impl Device {
         }
         let fits = fits(&place.stored, format);
         let form = if fits { room.form } else { Form::Words };
-        room.form = place
-            .stored
-            .decode_to(fetched.mask, bundle, form, room.words)
+        room.form = decoder()
+            .block_to(&place.stored, fetched.mask, bundle, form, room.words)
             .map_err(|why| DeviceError::Damaged { block, why })?;
         tally.planes += planes_of(&place.stored, fetched.mask);
         if !fits {
@@ -479,7 +479,8 @@ impl Device {
                 replace.fetch_old(&mut old);
                 self.add_old(block, replace.old(), &mut tally);
                 if let Some(place) = &replace.old().place {
-                    let decoded = place.stored.decode(PlaneMask(u32::MAX), &old, &mut words);
+                    let all = PlaneMask(u32::MAX);
+                    let decoded = decoder().block(&place.stored, all, &old, &mut words);
                     if let Err(why) = decoded {
                         let (why, entry) = (DeviceError::Damaged { block, why }, replace.old().clone());
                         drop(replace);
@@ -569,7 +570,8 @@ impl Device {
         replace.fetch_old(&mut bytes);
         let mut tally = Tally::default();
         self.add_old(block, replace.old(), &mut tally);
-        if let Err(why) = place.stored.decode(PlaneMask(u32::MAX), &bytes, &mut words) {
+        let all = PlaneMask(u32::MAX);
+        if let Err(why) = decoder().block(&place.stored, all, &bytes, &mut words) {
             let entry = replace.old().clone();
             drop(replace);
             self.found_damage(block, Some(&entry), &DeviceError::Damaged { block, why });
@@ -665,7 +667,8 @@ fn gcomp_granules(mode: Mode, codec: Codec, words: &BlockWords, new: &Charge) ->
         Mode::GComp => new.bytes,
         Mode::Plain | Mode::Trace => {
             let mut out = [0; BLOCK_BYTES];
-            store::charged(codec.compress(words, &mut out).unwrap_or(BLOCK_BYTES))
+            let compressed = encoder().bytes(codec, words, &mut out);
+            store::charged(compressed.unwrap_or(BLOCK_BYTES))
         }
     };
     u8::try_from(bytes / store::GRANULE_BYTES as u64).expect("at most 64 granules")

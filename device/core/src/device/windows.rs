@@ -39,6 +39,7 @@ use super::{
     staged::{Found, Place},
     windowed,
 };
+use crate::coding;
 use crate::{
     stats::{Tally, report::WindowsNow},
     tensor::Tensor,
@@ -377,7 +378,8 @@ impl Device {
         let store = self.store();
         let mut out = Vec::with_capacity(span.bytes());
         let (mut lost, mut poisoned) = (BlockSet::default(), None);
-        let mut decoder = WindowDecoder::new(shape, span.before, span.blocks, mask, &mut out);
+        let mut context = coding::decoder();
+        let mut decoder = WindowDecoder::new(&mut context, shape, span.before, span.blocks, mask, &mut out);
         let mut bundle = [0; MAX_BUNDLE];
         for at in 0..span.blocks {
             let block = span.first + at as u64;
@@ -495,9 +497,11 @@ impl Device {
         // How the blocks were coded that are gone, as far as their entries say so, and whether
         // there are some that do not say it.
         let (mut was_transformed, mut contradict, mut unknown) = (None, false, false);
+        let mut context = coding::decoder();
         // Each round but the last finds further blocks that are gone.
         let (coded, lost) = loop {
-            let mut decoder = WindowDecoder::new(shape, span.before, span.blocks, all, &mut bytes);
+            let mut decoder =
+                WindowDecoder::new(&mut context, shape, span.before, span.blocks, all, &mut bytes);
             let before = gone;
             let mut misfits = false;
             for at in (0..span.blocks).filter(|at| !before.has(*at)) {
@@ -916,7 +920,7 @@ impl Device {
         self.blocks.ensure(span.first..span.first + span.blocks as u64)?;
         let codec = tensor.info.codec;
         let (coded, prepared) = BUNDLES.with_borrow_mut(|bundles| {
-            let coded = kv::encode(shape, span.before, codec, bytes, coding, bundles);
+            let coded = coding::encoder().window(shape, span.before, codec, bytes, coding, bundles);
             let bundles = &bundles[..span.blocks];
             let (before, after) = self.window_charges(span, bundles, &lost);
             self.account(span.first, before, after)?;
