@@ -243,8 +243,7 @@ impl<'a> WindowDecoder<'a> {
     /// blocks of the window that have bytes in these, and so mean nothing.
     pub fn finish_without(mut self, gone: &BlockSet, transformed: bool) -> BlockSet {
         self.put_together();
-        let lost = if transformed { self.reached(gone) } else { *gone };
-        lost
+        if transformed { self.reached(gone) } else { *gone }
     }
 
     /// Where the bytes of these stored blocks come to lie: they are marked, and the marks go the

@@ -190,6 +190,7 @@ impl Kernel {
     ///
     /// # Panics
     /// If the processor does not have this kernel, `stream` has not [`SLACK`] bytes more than `length`, or a plane is too short.
+    #[expect(clippy::too_many_arguments, reason = "a stream, what is wanted of it, and where that goes")]
     pub fn decode_block(
         self,
         format: Format,

@@ -252,9 +252,10 @@ fn seconds(work: impl FnOnce() -> Result<()>) -> Result<f64> {
 #[cfg(test)]
 mod tests {
     use lamina_codec::{
+        Encoder,
         block::{Bundle, Stored},
         format::Format,
-        kv::{self, KvLayout, Shape},
+        kv::{KvLayout, Shape},
     };
 
     use super::*;
