@@ -9,7 +9,6 @@
 //! device would make of a checkpoint.
 
 pub mod analyze;
-mod coding;
 mod counters;
 pub mod device;
 mod division;
