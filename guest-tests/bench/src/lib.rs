@@ -10,6 +10,7 @@ pub mod deaths;
 pub mod mount;
 pub mod publish;
 pub mod start;
+pub mod store;
 pub mod tile;
 pub mod vhost;
 pub mod warm;

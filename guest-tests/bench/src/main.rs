@@ -11,14 +11,16 @@ use lamina_bench::{
     mount::Mount,
     publish::{PAGE, Page},
     start,
+    store::StoreBench,
     vhost::Vhost,
     warm::Warm,
 };
 use lamina_codec::{
+    Codec,
     format::Format,
     kv::{KvError, KvLayout, Shape},
 };
-use lamina_run::{bundled, log_to_stderr};
+use lamina_run::{bundled, bundled_file, log_to_stderr};
 use serde::Serialize;
 
 /// Measures the device, each thing beside its peer in the same run.
@@ -73,6 +75,24 @@ enum What {
         /// KiB the host reads when a page is missing
         #[arg(long, default_value_t = 1024)]
         read_ahead_kb: u32,
+    },
+    /// Stores: into the device alone and through the mount, beside the plain device and tmpfs
+    ///
+    /// Weights as bf16, the bundled KV cache, text and noise are stored into holes and over what was stored before: by calls of the device in this process, with observers off
+    /// and on, and through the mount by pwrite, mmap and direct writes. A store has ended when the device has it, and is read back.
+    Store {
+        /// MiB of each store; rounded up to chunks of 2 MiB
+        #[arg(long, default_value_t = STORE_MIB, value_parser = clap::value_parser!(u64).range(1..=4096))]
+        mib: u64,
+        /// Rounds, of which the median counts
+        #[arg(long, default_value_t = STORE_ROUNDS, value_parser = clap::value_parser!(u32).range(1..=1000))]
+        rounds: u32,
+        /// The device's codec
+        #[arg(long, default_value_t, value_parser = clap::value_parser!(Codec))]
+        codec: Codec,
+        /// Print JSON rather than tables
+        #[arg(long)]
+        json: bool,
     },
     /// Warm reads in a guest: the device against an ordinary memory file
     Warm {
@@ -151,6 +171,9 @@ const KILLS: u32 = 7;
 /// MiB and rounds of the ways in.
 const ATTACH_MIB: u64 = 16;
 const ATTACH_ROUNDS: u32 = 7;
+/// MiB of a store, and rounds.
+const STORE_MIB: u64 = 32;
+const STORE_ROUNDS: u32 = 5;
 /// Seconds that codecs are measured for.
 const SECONDS: u64 = 6;
 
@@ -177,6 +200,7 @@ fn run(cli: Cli) -> Result<()> {
         What::Start { rounds: 5 },
         What::Deaths { mib: Vec::new(), kills: KILLS },
         What::Mount { mib: 96, rounds: 5, read_ahead_kb: 1024 },
+        What::Store { mib: STORE_MIB, rounds: STORE_ROUNDS, codec: Codec::default(), json: false },
         What::Warm { mib: 64, boots: 2, reads: 15 },
         What::Vhost {
             mib: 96,
@@ -263,6 +287,7 @@ impl What {
         match self {
             Self::Codec { .. } => "codec",
             Self::Mount { .. } => "mount",
+            Self::Store { .. } => "store",
             Self::Warm { .. } => "warm",
             Self::Vhost { .. } => "vhost",
             Self::Attach { .. } => "attach",
@@ -295,6 +320,13 @@ fn measure(what: What, models: &[PathBuf], default: bool) -> Result<Measured> {
                 "cold sequential reads of {mib} MiB of bf16, read-ahead {read_ahead_kb} KiB, medians of {rounds}; views in bytes of their elements' bf16\n{}\n",
                 mount.run()?
             )))
+        }
+        What::Store { mib, rounds, codec, json } => {
+            let cache = bundled_file("stories260K-kv-bf16.safetensors")?;
+            let models = if default { bundled()?[..1].to_vec() } else { models };
+            let bench = StoreBench { models, cache, bytes: mib << 20, rounds: rounds as usize, codec };
+            let report = bench.run(|doing| eprintln!("bench: stores: {doing}"))?;
+            Measured::new(report.to_text()).or_json(&report, json)
         }
         What::Warm { mib, boots, reads } => {
             eprintln!("bench: warm reads of {mib} MiB in a guest, {boots} boots of each");

@@ -339,7 +339,7 @@ esac
     }
 
     fn version(package: &str) -> String {
-        let text = include_str!("../../../peers/requirements.txt");
+        let text = include_str!("../../peers/requirements.txt");
         format!("{package}=={}", pinned(text).unwrap()[package])
     }
 

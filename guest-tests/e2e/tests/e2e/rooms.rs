@@ -31,7 +31,15 @@ const ROOMS: [(&str, &[&str]); 16] = [
     ("lamina-run", &["lamina-guest", "lamina-llama", "lamina-qemu", "lamina-reference"]),
     (
         "lamina-bench",
-        &["lamina-abi", "lamina-codec", "lamina-device", "lamina-guest", "lamina-qemu", "lamina-run"],
+        &[
+            "lamina-abi",
+            "lamina-codec",
+            "lamina-device",
+            "lamina-guest",
+            "lamina-llama",
+            "lamina-qemu",
+            "lamina-run",
+        ],
     ),
     ("lamina-e2e", &[]),
 ];
