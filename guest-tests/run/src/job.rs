@@ -7,13 +7,15 @@ use lamina_guest::{Event, Phase, Plan, WritePlan};
 use serde_json::Value;
 
 use crate::{
-    daemon::{Daemon, Ready, Serve},
+    daemon::{Daemon, Serve},
     decode::{self, Decode, report::Told},
     judge::Judge,
     ram::{Ram, Ran},
     report::{DeviceReport, GuestReport, Report, TensorReport, TrafficReport, ViewReport, WrittenReport},
     visit::Visit,
 };
+
+pub use crate::progress::Step;
 
 /// Decides the bytes that the guest writes, see [`lamina_guest::rotate`].
 const SEED: u64 = 260;
@@ -37,36 +39,6 @@ pub struct Job {
     pub limit: Duration,
     /// Where the guest's console is logged.
     pub console: PathBuf,
-}
-
-/// How far a job is.
-pub enum Step<'a> {
-    /// Something begins.
-    Doing(&'a str),
-    /// The device can be looked at here while it runs.
-    Serving(&'a Ready),
-    /// The guest reads its `number`th view of `of`.
-    Reading {
-        /// From 1.
-        number: usize,
-        /// How many.
-        of: usize,
-        /// The tensor.
-        tensor: &'a str,
-        /// The view.
-        view: &'a str,
-    },
-    /// The guest writes or judges its `number`th text of `of`.
-    Decoding {
-        /// From 1.
-        number: usize,
-        /// How many.
-        of: usize,
-        /// The view that weights are read in.
-        weights: &'a str,
-        /// How the KV cache is read.
-        policy: &'a str,
-    },
 }
 
 impl Job {

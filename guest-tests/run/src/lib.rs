@@ -12,8 +12,10 @@ mod figures;
 pub mod job;
 pub mod judge;
 pub mod programs;
+mod progress;
 pub mod ram;
 pub mod report;
+mod subject;
 pub mod visit;
 
 use std::{

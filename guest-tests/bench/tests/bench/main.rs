@@ -5,6 +5,7 @@ use std::process::Command;
 mod codec;
 mod deaths;
 mod publish;
+mod store;
 
 /// The program behind `./x bench`.
 fn bench() -> Command {

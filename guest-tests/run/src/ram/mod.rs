@@ -18,9 +18,9 @@ use self::report::{RamReport, Told};
 use crate::{
     daemon::{Daemon, Serve},
     disks::Disks,
-    job::Step,
     programs,
-    report::{DeviceReport, GuestReport},
+    progress::Step,
+    subject::{DeviceReport, GuestReport},
     visit::Visit,
 };
 
