@@ -85,8 +85,7 @@ pub(super) struct Alone {
 
 impl Alone {
     pub(super) fn new(codec: Codec, length: u64, observers: Observers) -> Result<Self> {
-        let config =
-            DeviceConfig { codec, compare_gcomp: observers == Observers::On, ..Self::config(length) };
+        let config = DeviceConfig { codec, observe: observers == Observers::On, ..Self::config(length) };
         Self::with(config, length)
     }
 
