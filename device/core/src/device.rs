@@ -54,15 +54,16 @@ pub use self::{
 use crate::division::{Division, Part};
 pub use lamina_store::image::PartitionConfig;
 
+use crate::{
+    counters::Slots,
+    stats::{Compared, IndexCache, Stats, Subject, members::Members},
+    tensor::Tensor,
+    window::Map,
+};
 pub use crate::{
     stats::StatsReport,
     tensor::{SourceId, TensorInfo, TensorSpec},
     window::ViewInfo,
-};
-use crate::{
-    stats::{IndexCache, Stats, members::Members, report::Subject},
-    tensor::Tensor,
-    window::Map,
 };
 use lamina_codec::{BLOCK_BYTES, Codec, kv::Shape};
 use lamina_store::{
@@ -119,7 +120,7 @@ impl Device {
             division,
             members: config.interleaving.map(Members::new),
             map: RwLock::new(Arc::new(map)),
-            stats: Stats::new(),
+            stats: Stats::default(),
             started: Instant::now(),
             kept: None,
             events: Events::default(),
@@ -154,7 +155,7 @@ impl Device {
         };
         config.check()?;
         let mut division = config.division()?;
-        let mut stats = Stats::new();
+        let mut stats = Stats::default();
         let mut members = config.interleaving.map(Members::new);
         let image = checkpoint::settle(image, config.first_process)?;
         let (kept, map) = Kept::open(image, &config, &division)?;
@@ -426,7 +427,7 @@ impl Device {
             worker_deaths: self.worker_deaths.load(Ordering::Relaxed),
             syncs: self.coded_store().map_or((0, 0), Store::checkpoints_made),
             uptime_seconds: self.started.elapsed().as_secs_f64(),
-            compare_gcomp: self.config.compare_gcomp,
+            compared: Compared { generic: self.config.compare_gcomp, plain: true, index: true },
             map: &self.map(),
             division: &self.division,
             members: self.members.as_ref(),

@@ -40,7 +40,7 @@ use super::{
     windowed,
 };
 use crate::{
-    stats::{Tally, report::WindowsNow},
+    stats::{Tally, WindowsNow},
     tensor::Tensor,
     window::Map,
 };
@@ -234,7 +234,7 @@ impl Windows {
         let staging = self.staging.lock();
         WindowsNow {
             open: staging.open.len() as u64,
-            most_open: (self.most * self.parts) as u64,
+            max_open: (self.most * self.parts) as u64,
             staged_bytes: staging.bytes,
             decoded_bytes: self.decoded.lock().bytes() as u64,
         }
@@ -965,7 +965,7 @@ impl Device {
             Origin::Anew(_) => stats.count_for_maintenance(0, &tally),
             Origin::All | Origin::Some(_) => stats.count_for_write(0, 0, &tally),
         }
-        stats.windows_coded[coded.coding as usize].add(1);
+        stats.windows_coded(coded.coding).add(1);
         stats.repeated_rows.add(coded.repeated_rows as u64);
         Ok(())
     }
