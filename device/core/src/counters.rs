@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
 use lamina_store::counters::Kept;
 
 pub use self::declare::{At, Slot, Slots};
-pub use self::declare::{Compared, Comparison, Figure, Kind, Unit};
+pub use self::declare::{Compared, Figure, Kind, Unit};
 pub use self::sections::{Place, Row, Scope, Section};
 pub(crate) use self::traffic::{Fills, Traffic, entries_bytes, ratio};
 pub use self::traffic::{FillsReport, TrafficReport};
@@ -127,14 +127,6 @@ impl Tally {
         self.staged += other.staged;
         for (all, more) in [(&mut self.plain_of, &other.plain_of), (&mut self.stored_of, &other.stored_of)] {
             all.iter_mut().zip(more).for_each(|(all, more)| *all += more);
-        }
-    }
-
-    /// If a buffer answered what was asked since `before`, no device is charged the lines for it.
-    pub(crate) fn settle_staged(&mut self, before: &Self) {
-        if self.staged_blocks > before.staged_blocks {
-            self.staged += self.plain - before.plain;
-            (self.plain, self.plain_of) = (before.plain, before.plain_of);
         }
     }
 }

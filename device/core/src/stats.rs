@@ -1,14 +1,16 @@
-//! What the device counts, and how it tells.
+//! What the device counts, and how it reports it.
 //!
 //! The rules:
-//! * Counters are exact and only rise; gauges follow what is stored now. Nothing here is modelled but the index cache, and bandwidths of several devices ([`members`]).
+//! * A figure is [declared](crate::counters) once. Everything that shows it is made from that.
+//! * Counters are exact and only rise; gauges follow what is stored now. Nothing here is modelled but
+//!   the index cache, and rates of several devices ([`members`]).
 //! * One access is a request that reaches the device: a page that a page cache fills, of 4 KiB or
 //!   with what it reads ahead, and no load of 64 bytes. Requests are counted by size ([`Fills`]).
 //! * `plain_bytes` is what a device without compression or planes moves for the same request: the
 //!   lines of 64 bytes that hold the requested elements' words. `gcomp_bytes` is what the paper's
 //!   GComp moves: every compressed 4 KiB block that the request touches, whole, by the generic
 //!   codec of the block's tensor ([`Codec::generic_name`]: LZ4 where planes are coded by the tree),
-//!   measured when the block was written (absent if the device was told not to).
+//!   measured when the block was written.
 //! * `stored_bytes` are whole granules of 64 bytes, as DRAM would move and keep them.
 //! * What the buffer of an open KV window answers is fetched by none of the three devices: it is
 //!   counted apart (`staged`), and nothing is charged for it. What was decoded for an earlier read,
@@ -44,7 +46,7 @@ pub use self::holdings::PlaneReport;
 pub use self::members::{InterleaveReport, Interleaving, MemberReport, USUAL_BANDWIDTH};
 pub use self::report::{FormerWindows, StatsReport, TensorReport, ViewReport};
 pub use self::sections::SECTIONS;
-pub(crate) use crate::counters::{Compared, Fills, Gauge, Tally, Traffic};
+pub(crate) use crate::counters::{Fills, Gauge, Tally, Traffic};
 pub use crate::counters::{FillsReport, TrafficReport};
 pub use crate::division::{PartitionReport, PartitionRequests, PartitionWrites};
 
@@ -59,10 +61,6 @@ pub(crate) struct IndexCache {
 impl IndexCache {
     pub(crate) fn new(entries: usize) -> Self {
         Self { tags: (0..entries.max(1)).map(|_| AtomicU64::new(0)).collect() }
-    }
-
-    pub(crate) fn entries(&self) -> usize {
-        self.tags.len()
     }
 
     /// Whether the entry of `block` was held; it is afterwards.

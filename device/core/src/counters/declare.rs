@@ -88,44 +88,14 @@ impl Serialize for Figure {
     }
 }
 
-/// What other devices would have done, and models of this one: measured only where a user asks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Comparison {
-    /// A device that compresses generically.
-    Generic,
-    /// A device without compression or planes.
-    Plain,
-    /// The modelled cache of index entries.
-    Index,
-    /// The same cache of a device that compresses generically.
-    GenericIndex,
-}
-
-/// The comparisons that a device was told to measure.
+/// Whether a device measures comparisons: what other devices would have done, and models of this one.
 #[derive(Clone, Copy, Debug)]
-pub struct Compared {
-    /// A device that compresses generically.
-    pub generic: bool,
-    /// A device without compression or planes.
-    pub plain: bool,
-    /// The modelled cache of index entries.
-    pub index: bool,
-}
+pub struct Compared(pub bool);
 
 impl Compared {
-    /// Whether `comparison` is measured.
-    pub fn has(self, comparison: Comparison) -> bool {
-        match comparison {
-            Comparison::Generic => self.generic,
-            Comparison::Plain => self.plain,
-            Comparison::Index => self.index,
-            Comparison::GenericIndex => self.generic && self.index,
-        }
-    }
-
-    /// `number`, if `comparison` is measured.
-    pub fn some(self, comparison: Comparison, number: u64) -> Option<u64> {
-        self.has(comparison).then_some(number)
+    /// `number`, if comparisons are measured.
+    pub fn some(self, number: u64) -> Option<u64> {
+        self.0.then_some(number)
     }
 
     /// What reports of a scope with nothing else to tell are made with.
@@ -264,11 +234,11 @@ macro_rules! counters {
                     $(#[doc = $help:literal])+
                     $live:ident: $Live_kind:ident $(at $slot:expr)? => $name:ident $metric:literal $Unit:ident;
                 )* })?
-                $(compared $With:ident { $(
+                $(compared { $(
                     $(#[doc = $compared_help:literal])+
                     $compared_live:ident: Counter at $compared_slot:expr =>
                         $compared:ident $compared_metric:literal $Compared_unit:ident;
-                )* })*
+                )* })?
                 $(computed { $(
                     $(#[doc = $computed_help:literal])+
                     $computed:ident: $Computed:ty = $Computed_kind:ident $computed_metric:literal
@@ -283,7 +253,7 @@ macro_rules! counters {
             $( $(#[$part_meta])* $part_vis $part: $Part, )*
             $(
                 $($( $(#[doc = $help])+ pub(crate) $live: $crate::counters::$Live_kind, )*)?
-                $($( $(#[doc = $compared_help])+ pub(crate) $compared_live: $crate::counters::Counter, )*)*
+                $($( $(#[doc = $compared_help])+ pub(crate) $compared_live: $crate::counters::Counter, )*)?
             )*
         }
 
@@ -297,7 +267,7 @@ macro_rules! counters {
                 $($( self.$part.slots(($first.within(at), $later.within(at)), all); )?)*
                 $(
                     $($($( all.push(($slot.within(at), &mut self.$live)); )?)*)?
-                    $($( all.push(($compared_slot.within(at), &mut self.$compared_live)); )*)*
+                    $($( all.push(($compared_slot.within(at), &mut self.$compared_live)); )*)?
                 )*
             }
         }
@@ -310,7 +280,7 @@ macro_rules! counters {
                     figures {
                         $($( $(#[doc = $help])+ $name: u64 = $Live_kind $metric $Unit; )*)?
                         $($( $(#[doc = $compared_help])+
-                            $compared: Option<u64> = Counter $compared_metric $Compared_unit; )*)*
+                            $compared: Option<u64> = Counter $compared_metric $Compared_unit; )*)?
                         $($( $(#[doc = $computed_help])+
                             $computed: $Computed = $Computed_kind $computed_metric
                                 $({ $label = $value })? $Computed_unit; )*)?
@@ -327,10 +297,7 @@ macro_rules! counters {
                             tell(self, given)
                         }, )*)?
                         $($( $name: self.$live.get(), )*)?
-                        $($( $compared: given.compared().some(
-                            $crate::counters::Comparison::$With,
-                            self.$compared_live.get(),
-                        ), )*)*
+                        $($( $compared: given.compared().some(self.$compared_live.get()), )*)?
                         $($( $computed: {
                             let compute: fn(&$Live, &$Given) -> $Computed = $compute;
                             compute(self, given)

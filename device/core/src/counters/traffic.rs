@@ -3,9 +3,7 @@
 use lamina_store::entry::ENTRY_BYTES;
 
 use super::{
-    At, Compared,
-    Comparison::{GenericIndex, Index, Plain},
-    Counter,
+    At, Compared, Counter,
     Slot::{self, First, Later},
     Slots, Tally,
 };
@@ -39,29 +37,27 @@ counters! {
             /// Bytes of the lines of 64 bytes that those gave.
             staged: Counter at Later(3) => staged_bytes "staged" Bytes;
         }
-        compared Plain {
+        compared {
             /// Bytes a plain device would have fetched.
             plain: Counter at First(5) => plain_bytes_fetched "plain_fetched" Bytes;
-        }
-        compared Generic {
             /// Bytes a generically compressing device would have fetched.
             gcomp: Counter at First(6) => gcomp_bytes_fetched "gcomp_fetched" Bytes;
         }
         computed {
             /// Bytes of index entries fetched besides, 64 each: what the modelled cache did not hold.
             index_bytes_fetched: Option<u64> = Counter "index_fetched" Bytes,
-                |it, given| given.some(Index, entries_bytes(&it.index_misses));
+                |it, given| given.some(entries_bytes(&it.index_misses));
             /// Bytes of index entries a generically compressing device would have fetched besides.
             gcomp_index_bytes_fetched: Option<u64> = Counter "gcomp_index_fetched" Bytes,
-                |it, given| given.some(GenericIndex, entries_bytes(&it.gcomp_index_misses));
+                |it, given| given.some(entries_bytes(&it.gcomp_index_misses));
             /// Stored bytes fetched over what a plain device would have fetched.
             of_plain: Option<f64> = Gauge "of_plain" Ratio,
-                |it, given| ratio(it.stored.get(), given.some(Plain, it.plain.get())?);
+                |it, given| ratio(it.stored.get(), given.some(it.plain.get())?);
             /// The same with index entries.
             of_plain_with_index: Option<f64> = Gauge "of_plain_with_index" Ratio,
                 |it, given| {
-                    let index = given.some(Index, entries_bytes(&it.index_misses))?;
-                    ratio(it.stored.get() + index, given.some(Plain, it.plain.get())?)
+                    let index = given.some(entries_bytes(&it.index_misses))?;
+                    ratio(it.stored.get() + index, given.some(it.plain.get())?)
                 };
         }
     }

@@ -3,13 +3,11 @@
 use lamina_codec::{BLOCK_BYTES, Codec, kv::Coding};
 use lamina_store::mode::Mode;
 
-use super::{Fills, FillsReport, Held, IndexCache, Tally, Traffic, TrafficReport, members::Members};
+use super::{Fills, FillsReport, Held, InterleaveReport, Tally, Traffic, TrafficReport};
 use crate::{
     counters,
     counters::{
-        Compared,
-        Comparison::{Generic, GenericIndex, Index},
-        Counter,
+        Compared, Counter,
         Slot::{First, Later},
         entries_bytes, ratio,
     },
@@ -33,8 +31,8 @@ pub(crate) struct Subject<'a> {
     pub(crate) compared: Compared,
     pub(crate) map: &'a Map,
     pub(crate) division: &'a Division,
-    pub(crate) members: Option<&'a Members>,
-    pub(crate) index_cache: &'a IndexCache,
+    pub(crate) interleave: Option<InterleaveReport>,
+    pub(crate) index_cache_entries: usize,
     pub(crate) windows: WindowsNow,
     /// Poisoned blocks, and poisonings.
     pub(crate) poison: (u64, u64),
@@ -81,7 +79,7 @@ counters! {
             codec: Codec = |_, given| given.codec;
             /// What `gcomp` compresses blocks by that no tensor covers; null if that was not measured.
             gcomp_codec: Option<&'static str> =
-                |_, given| given.compared.generic.then(|| given.codec.generic_name());
+                |_, given| given.compared.0.then(|| given.codec.generic_name());
         }
         counted {
             /// Panics of workers: each was the end of one, or of a request that was answered with EIO.
@@ -164,7 +162,6 @@ counters! {
     }
 
     /// What writes did.
-    #[derive(Copy)]
     pub struct WritesReport by writes {
         counted {
             /// Write requests: write-backs of dirty pages and direct writes.
@@ -183,7 +180,7 @@ counters! {
             /// Blocks discarded.
             discarded_blocks: Counter at First(25) => discarded_blocks "discarded_blocks" Count;
         }
-        compared Generic {
+        compared {
             /// Bytes a generically compressing device would have stored, for blocks that were stored into.
             gcomp_bytes_written: Counter at First(24) => gcomp_bytes_written "gcomp_written" Bytes;
         }
@@ -208,7 +205,7 @@ counters! {
                 |it, _| it.for_maintenance.stored.get();
             /// Bytes of index entries fetched for blocks coded anew.
             index_bytes_fetched: Option<u64> = Counter "recoding_index_fetched" Bytes,
-                |it, given| given.some(Index, entries_bytes(&it.for_maintenance.index_misses));
+                |it, given| given.compared.some(entries_bytes(&it.for_maintenance.index_misses));
         }
     }
 
@@ -233,13 +230,11 @@ counters! {
     /// The plane index and the modelled cache of it.
     #[derive(Copy)]
     pub struct IndexReport by index {
-        compared Index {
+        compared {
             /// Index entries looked for, by reads, writes and maintenance, that the modelled cache held.
             index_hits: Counter at First(29) => hits "index_cache_hits" Count;
             /// Index entries that it did not hold: one more read of 64 bytes each.
             index_misses: Counter at First(30) => misses "index_cache_misses" Count;
-        }
-        compared GenericIndex {
             /// Hits of a generically compressing device, with as large entries and as large a cache.
             gcomp_index_hits: Counter at Later(45) => gcomp_hits "gcomp_index_cache_hits" Count;
             /// Misses of a generically compressing device.
@@ -248,18 +243,18 @@ counters! {
         computed {
             /// Entries of the modelled on-chip cache (direct-mapped).
             cache_entries: Option<u64> = Gauge "index_cache_entries" Count,
-                |_, given| given.some(Index, given.index_cache.entries() as u64);
+                |_, given| given.compared.some(given.index_cache_entries as u64);
             /// Bytes of index entries fetched.
             bytes_fetched: Option<u64> = Counter "index_fetched" Bytes,
-                |it, given| given.some(Index, entries_bytes(&it.index_misses));
+                |it, given| given.compared.some(entries_bytes(&it.index_misses));
             /// Bytes of index entries that changed, 64 each.
             bytes_written: u64 = Counter "index_written" Bytes, |it, _| entries_bytes(&it.index_written);
             /// Bytes of index entries that a generically compressing device would have fetched.
             gcomp_bytes_fetched: Option<u64> = Counter "gcomp_index_fetched" Bytes,
-                |it, given| given.some(GenericIndex, entries_bytes(&it.gcomp_index_misses));
+                |it, given| given.compared.some(entries_bytes(&it.gcomp_index_misses));
             /// Bytes of its index entries that would have changed.
             gcomp_bytes_written: Option<u64> = Counter "gcomp_index_written" Bytes,
-                |it, given| given.some(Generic, entries_bytes(&it.gcomp_index_written));
+                |it, given| given.compared.some(entries_bytes(&it.gcomp_index_written));
         }
     }
 
@@ -298,7 +293,6 @@ counters! {
     }
 
     /// Blocks that hold data now.
-    #[derive(Copy)]
     pub struct BlocksReport by blocks_held {
         counted {
             /// Blocks that hold data.
@@ -326,10 +320,6 @@ counters! {
 impl Subject<'_> {
     pub(crate) fn compared(&self) -> Compared {
         self.compared
-    }
-
-    fn some(&self, comparison: crate::counters::Comparison, number: u64) -> Option<u64> {
-        self.compared.some(comparison, number)
     }
 
     fn tensor_bytes(&self) -> u64 {

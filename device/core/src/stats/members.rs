@@ -1,11 +1,14 @@
 //! What each of several devices moved, where one region is interleaved over them.
 //!
 //! The rules:
-//! * Words belong to the device whose granule holds them. What is stored for a block belongs to the devices that hold its words, in equal parts: a granule
-//!   smaller than a block leaves each device as much of it.
-//! * A request counts once at each device that holds some of what it asks for or of what is fetched for it.
-//! * All this is counted, like everything else here. *Modelled* are only the bandwidths, from what a device is taken to move in a second, and the names say so: the busiest
-//!   device moves that, the others in proportion, and the region gives its host the plain bytes that were read and written in the time that the busiest needs.
+//! * Words belong to the device whose granule holds them. What is stored for a block belongs to the
+//!   devices that hold its words, in equal parts: a granule smaller than a block leaves each device as
+//!   much of it.
+//! * A request counts once at each device that holds some of what it asks for or of what is fetched
+//!   for it.
+//! * Only the rates are *modelled*, from what a device is taken to move in a second, and their names
+//!   say so. The busiest device moves that, the others in proportion. The region gives its host the
+//!   plain bytes that were read and written in the time that the busiest needs.
 
 use lamina_abi::Interleave;
 
@@ -16,7 +19,8 @@ use crate::{
 };
 use lamina_codec::BLOCK_BYTES;
 
-/// GB/s that a device is taken to move unless told otherwise: what Beluga (SIGMOD 2026, section 5.3) measures of each CXL memory device of its pool.
+/// GB/s that a device is taken to move unless told otherwise: what Beluga (SIGMOD 2026, section 5.3)
+/// measures of each CXL memory device of its pool.
 pub const USUAL_BANDWIDTH: f64 = 22.5;
 
 /// A region interleaved over devices.
@@ -186,7 +190,8 @@ impl Members {
     fn share(&self, block: u64, bytes: u64, mut give: impl FnMut(usize, u64)) {
         let interleave = self.interleaving.interleave;
         let begin = block * BLOCK_BYTES as u64;
-        // Granules and ways are powers of two where a block has more than one granule, so all parts are equal.
+        // Granules and ways are powers of two where a block has more than one granule, so all parts
+        // are equal.
         let lanes = (BLOCK_BYTES as u64 / interleave.granule()).clamp(1, u64::from(interleave.ways()));
         for granule in 0..lanes {
             give(interleave.lane_of(begin + granule * interleave.granule()) as usize, bytes / lanes);

@@ -5,7 +5,7 @@ use serde::Serialize;
 use super::{
     BlocksReport, DeviceReport, IndexReport, InterleaveReport, KvWindowsReport, MaintenanceReport,
     PartitionReport, PlaneReport, RequestsReport, Stats, TrafficReport, WriteBacksReport, WritesReport,
-    device::Subject, members::Members,
+    device::Subject,
 };
 use crate::{counters::ratio, figures, layout::Layout, tensor::Tensor, window::ViewInfo};
 use lamina_codec::{BLOCK_BYTES, Codec, format::Format};
@@ -112,7 +112,7 @@ impl TensorReport {
             format: info.format,
             layout: info.layout,
             codec: info.codec,
-            gcomp_codec: given.compared.generic.then(|| info.codec.generic_name()),
+            gcomp_codec: given.compared.0.then(|| info.codec.generic_name()),
             shape: info.shape.clone(),
             elements: info.elements,
             dpa: info.dpa,
@@ -148,7 +148,7 @@ impl Stats {
             tensors: tensors.map(|tensor| TensorReport::new(tensor, given)).collect(),
             views: views.collect(),
             partitions: parts.map(|part| part.report(compared)).collect(),
-            interleave: given.members.map(Members::report),
+            interleave: given.interleave.clone(),
         }
     }
 }
