@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Device, DeviceConfig, DeviceError, sources::Source};
 use crate::{
-    counters::{Gauge, Numbers, Traffic},
+    counters::{Gauge, Numbers, Slots, Traffic},
     division::Division,
     tensor::{self, SourceId, SourceOf, Tensor, TensorInfo, Transition},
     window::{Alias, Counted, DirectoryPages, Map},
