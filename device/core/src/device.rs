@@ -50,6 +50,7 @@ pub use self::{
     partition::Partition,
     room::Space,
     sources::{Places, Source, Stamp},
+    tables::MAX_AT_ONCE,
 };
 use crate::division::{Division, Part};
 pub use lamina_store::image::PartitionConfig;
@@ -110,7 +111,7 @@ impl Device {
     pub fn new(config: DeviceConfig) -> Result<Self, DeviceError> {
         config.check()?;
         let division = config.division()?;
-        let map = Map::default().successor(Vec::new(), Vec::new(), &division)?;
+        let map = Map::new(&division, &[]).draft().finish_all();
         Ok(Self {
             blocks: Blocks::new(&config)?,
             index_cache: IndexCache::new(config.index_cache_entries),
@@ -189,7 +190,7 @@ impl Device {
         };
         if device.kept.as_ref().is_some_and(Kept::renumbered) {
             // Else the next process would find these counters at zero.
-            if let Err(why) = device.keep(&device.map()) {
+            if let Err(why) = device.keep_all(&device.map()) {
                 tracing::warn!("some counters will begin at zero with the next process: {why}");
             }
         }
@@ -345,7 +346,7 @@ impl Device {
     /// The ranges of the views window that show any of this base range.
     pub fn views_over_base(&self, offset: u64, length: u64) -> Vec<Range<u64>> {
         let range = offset..offset.saturating_add(length).min(self.config.base_bytes);
-        self.map().aliases.iter().filter_map(|alias| alias.over(&range)).collect()
+        self.map().aliases_over(range.clone()).filter_map(|alias| alias.over(&range)).collect()
     }
 
     /// Forgets what this base range holds: it reads as zeros and whole blocks of it store nothing. What never held anything takes no room to forget.
@@ -479,6 +480,8 @@ mod counter_tests;
 mod image_tests;
 #[cfg(test)]
 mod memory_tests;
+#[cfg(test)]
+mod name_tests;
 #[cfg(test)]
 mod poison_tests;
 #[cfg(test)]

@@ -52,12 +52,8 @@ impl Device {
 
 /// The first blocks that a range has of a KV tensor; what is behind the range if none.
 fn first_unknown(map: &Map, range: &Range<u64>) -> Range<u64> {
-    let block = BLOCK_BYTES as u64;
-    let tensors = map.tensors.iter().filter(|tensor| tensor.windows.is_some());
-    tensors
-        .map(|tensor| tensor.info.dpa / block * block..tensor.end().next_multiple_of(block))
-        .find(|unknown| unknown.start < range.end && range.start < unknown.end)
-        .unwrap_or(range.end..range.end)
+    let found = map.windowed_in(range);
+    found.map_or(range.end..range.end, |tensor| tensor.info.dpa..tensor.end())
 }
 
 /// The blocks that a range touches.
