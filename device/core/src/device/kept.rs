@@ -14,7 +14,7 @@ use lamina_abi::{DIRECTORY_BYTES, VIEW_ALIGN};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
-use super::{Device, DeviceConfig, DeviceError, sources::Source, staged::StagedPlaces};
+use super::{Device, DeviceConfig, DeviceError, sources::Source};
 use crate::{
     counters::{Gauge, Numbers, Traffic},
     division::Division,
@@ -37,13 +37,13 @@ pub(super) struct Kept {
     /// Paths of checkpoints that were loaded whole, for earlier programs.
     pub(super) loaded: Mutex<BTreeSet<String>>,
     pub(super) sources: Mutex<BTreeMap<SourceId, Source>>,
-    pub(super) staged: StagedPlaces,
     /// Whether counters have numbers that the tables do not say yet.
     renumbered: bool,
 }
 
 /// The tables as a program before this saved them whole, and as they are taken from an image.
 #[derive(Default, Deserialize)]
+#[cfg_attr(test, derive(Serialize))]
 struct Saved {
     /// Of the directory of each part.
     generations: Vec<u64>,
@@ -136,8 +136,7 @@ impl Kept {
         let renumbered = saved.is_older();
         let counters = Counters::open(&image, config.first_process, saved.counters_end())?;
         let map = restore(saved, config, division, &counters)?;
-        let staged = StagedPlaces::open(&image)?;
-        Ok((Self { image, tables: Arc::new(tables), counters, loaded, sources, staged, renumbered }, map))
+        Ok((Self { image, tables: Arc::new(tables), counters, loaded, sources, renumbered }, map))
     }
 
     pub(super) fn image(&self) -> &Image {
@@ -451,4 +450,11 @@ fn restore(
         draft.add_alias(&Arc::new(Alias::new((tensor, number), view, (offset, length), traffic)));
     }
     Ok(draft.finish_all())
+}
+
+/// What an image's tables say, as a program before this saved it.
+#[cfg(test)]
+pub(crate) fn text_of(image: &Image) -> serde_json::Value {
+    let (_, found) = Tables::open(image).unwrap();
+    serde_json::to_value(Saved::from(found).unwrap()).unwrap()
 }

@@ -73,15 +73,6 @@ impl Device {
         id
     }
 
-    /// Makes a tensor that names a source: see [`Device::create_tensor`].
-    ///
-    /// # Errors
-    /// As [`Device::create_tensor`].
-    pub fn create_tensor_from(&self, spec: TensorSpec, id: SourceId) -> Result<TensorInfo, DeviceError> {
-        let made = self.make_tensors(vec![spec], Some(id))?;
-        Ok(made.into_iter().next().expect("one for one"))
-    }
-
     /// Makes tensors that name a source, all of them or none: see [`Device::create_tensors`].
     ///
     /// # Errors
@@ -190,8 +181,8 @@ impl Device {
     fn first_places(&self, wanted: &[(String, u64)], mut gaps: Vec<Gaps>) -> Result<Vec<u64>, DeviceError> {
         let mut places = Vec::with_capacity(wanted.len());
         for (name, length) in wanted {
-            let number = self.division.of_name(name)?;
-            let part = &self.division.parts[number].base;
+            let number = self.accounts.division.of_name(name)?;
+            let part = &self.accounts.division.parts[number].base;
             let bytes = length.checked_next_multiple_of(BLOCK_BYTES as u64).unwrap_or(u64::MAX);
             let dpa = if bytes == 0 { Ok(part.start) } else { gaps[number].fit(bytes) };
             let dpa = dpa.map_err(|largest| {
@@ -208,7 +199,7 @@ impl Device {
     /// cannot tell.
     fn stored_outside(&self, map: &Map) -> Vec<Range<u64>> {
         let Some(store) = self.coded_store() else { return Vec::new() };
-        if self.stats.opaque_blocks.get() == 0 && self.poison_now().0 == 0 {
+        if self.accounts.stats.opaque_blocks.get() == 0 && self.poison_now().0 == 0 {
             return Vec::new();
         }
         let all = 0..store::blocks(self.config.base_bytes);

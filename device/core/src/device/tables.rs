@@ -42,8 +42,8 @@ use parking_lot::RwLockWriteGuard;
 use super::{
     Device, DeviceError,
     charge::{Charge, hand_back, take_over},
+    coding::is_current,
     kept::Change,
-    windows::is_current,
 };
 use crate::{
     stats::{Gauge, Stats},
@@ -147,7 +147,7 @@ impl Device {
     fn check(&self, spec: TensorSpec) -> Result<Checked, DeviceError> {
         let (elements, shape) = tensor::check(&spec)?;
         let windows = tensor::windows(&spec)?.filter(|_| self.config.mode == Mode::Trace);
-        let part = self.division.of_name(&spec.name)?;
+        let part = self.accounts.division.of_name(&spec.name)?;
         let TensorSpec { name, dpa, length, format, layout, codec, .. } = spec;
         let codec = codec.unwrap_or(self.config.codec);
         let info = TensorInfo { name, dpa: 0, length, elements, shape, format, layout, codec };
@@ -194,7 +194,7 @@ impl Device {
         };
         let length = view.bytes_for(tensor.info.elements).ok_or_else(|| no_room(u64::MAX, 0))?;
         let offset = guard
-            .free_view(length, tensor.part, &self.division)
+            .free_view(length, tensor.part, &self.accounts.division)
             .map_err(|largest| no_room(length, largest))?;
         let mut draft = guard.draft();
         let number = draft.number();
@@ -262,18 +262,15 @@ impl Device {
     /// Where a tensor goes in `map`.
     fn place(&self, map: &Map, Checked { info, dpa, part, .. }: &Checked) -> Result<u64, TensorError> {
         let TensorInfo { name, length, .. } = info;
-        let own = &self.division.parts[*part].base;
+        let own = &self.accounts.division.parts[*part].base;
         let (length, capacity) = (*length, own.end - own.start);
         if map.tensor(name).is_ok() {
             return Err(TensorError::Exists { name: name.clone() });
         }
         let Some(dpa) = *dpa else {
-            return map.free_base(length, *part, &self.division).map_err(|largest| TensorError::NoRoom {
-                name: name.clone(),
-                length,
-                capacity,
-                largest,
-            });
+            return map
+                .free_base(length, *part, &self.accounts.division)
+                .map_err(|largest| TensorError::NoRoom { name: name.clone(), length, capacity, largest });
         };
         if !dpa.is_multiple_of(BLOCK_BYTES as u64) {
             return Err(TensorError::Unaligned { name: name.clone(), dpa });
@@ -470,7 +467,7 @@ impl Device {
                 let touched = self.blocks.touched(at..end).unwrap_or(end..end);
                 at = touched.end.min(touched.start + left);
                 left -= at - touched.start;
-                (touched.start..at).for_each(|block| one(&self.stats, tensor, self.charged(block)));
+                (touched.start..at).for_each(|block| one(&self.accounts.stats, tensor, self.charged(block)));
             }
             passed(at - start);
             #[cfg(test)]

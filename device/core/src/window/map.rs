@@ -229,7 +229,8 @@ impl Map {
 
     /// The first tensor that owns a block in `range`.
     pub(crate) fn owner_in(&self, range: &Range<u64>) -> Option<&Arc<Tensor>> {
-        let (mut block, end) = (store::blocks(range.start), store::blocks(range.end));
+        let bytes = BLOCK_BYTES as u64;
+        let (mut block, end) = (range.start / bytes, range.end.div_ceil(bytes));
         while block < end {
             match self.owners.look(block) {
                 (Some(owner), _) => return Some(owner),
