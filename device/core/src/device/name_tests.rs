@@ -26,7 +26,9 @@ fn directory(device: &Device) -> Directory {
 /// A device as a list: name, DPA, length and views of each tensor, a view by its spelling and
 /// offset.
 #[derive(Clone, Debug, Default, PartialEq)]
-struct List(Vec<(String, u64, u64, Vec<(String, u64)>)>);
+struct List(Vec<Listed>);
+
+type Listed = (String, u64, u64, Vec<(String, u64)>);
 
 impl List {
     fn owner(&self, dpa: u64) -> Option<&str> {
@@ -55,7 +57,7 @@ impl List {
         let listed: Vec<_> =
             want.iter().map(|(name, dpa, length, _)| (name.clone(), *dpa, *length)).collect();
         prop_assert_eq!(&tensors, &listed);
-        let of = |(name, _, _, views): &(String, u64, u64, Vec<(String, u64)>)| {
+        let of = |(name, _, _, views): &Listed| {
             views.iter().map(|(view, offset)| (*offset, name.clone(), view.clone())).collect::<Vec<_>>()
         };
         let mut shown: Vec<_> = want.iter().flat_map(of).collect();

@@ -164,13 +164,13 @@ impl Device {
         for tensor in removed.iter().filter_map(|name| map.tensor(name).ok()) {
             gaps[tensor.part].give(&(tensor.info.dpa..tensor.end()));
         }
-        taken.iter().for_each(|range| gaps.iter_mut().for_each(|gaps| gaps.take(range)));
+        take(&mut gaps, taken);
         let anywhere = self.first_places(wanted, gaps.clone())?;
         let stored = self.stored_outside(&map);
         if stored.is_empty() {
             return Ok(Places::Empty(anywhere));
         }
-        stored.iter().for_each(|range| gaps.iter_mut().for_each(|gaps| gaps.take(range)));
+        take(&mut gaps, &stored);
         Ok(match self.first_places(wanted, gaps) {
             Ok(empty) => Places::Empty(empty),
             Err(_) => Places::Stored(anywhere),
@@ -225,6 +225,15 @@ impl Device {
     pub(super) fn sources_in(map: &Map, all: &BTreeMap<SourceId, Source>) -> BTreeMap<SourceId, Source> {
         let named = map.tensors().filter_map(|tensor| tensor.source.get());
         named.filter_map(|id| Some((id, all.get(&id)?.clone()))).collect()
+    }
+}
+
+/// Takes ranges from the gaps of all parts.
+fn take(gaps: &mut [Gaps], ranges: &[Range<u64>]) {
+    for gaps in gaps {
+        for range in ranges {
+            gaps.take(range);
+        }
     }
 }
 

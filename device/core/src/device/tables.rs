@@ -103,13 +103,17 @@ impl Device {
         let is_empty = |tensor: &Tensor| self.blocks.touched(tensor.blocks()).is_none();
         let are_empty = tensors.iter().all(|tensor| is_empty(tensor));
         let turns: Vec<_> = if are_empty {
-            tensors.iter().for_each(|tensor| tensor.transition.set_charged(0..u64::MAX));
+            for tensor in &tensors {
+                tensor.transition.set_charged(0..u64::MAX);
+            }
             Vec::new()
         } else {
             tensors.iter().map(|tensor| tensor.transition.turn().lock()).collect()
         };
         if are_empty {
-            tensors.iter().for_each(|tensor| draft.list(tensor));
+            for tensor in &tensors {
+                draft.list(tensor);
+            }
         }
         let next = draft.finish();
         self.keep(&next, Change::made(&tensors))?;
@@ -117,7 +121,9 @@ impl Device {
         if are_empty {
             return Ok(infos);
         }
-        tensors.iter().for_each(|tensor| self.charge_to(tensor));
+        for tensor in &tensors {
+            self.charge_to(tensor);
+        }
         let mut reached = Vec::with_capacity(tensors.len());
         let coded = tensors.iter().try_for_each(|tensor| {
             let mut came_to = tensor.blocks().start;
@@ -329,7 +335,7 @@ impl Device {
         let tensor = Arc::new(Tensor {
             info: TensorInfo { dpa, ..info.clone() },
             part: *part,
-            windows: windows.clone(),
+            windows: *windows,
             stored: Gauge::default(),
             traffic,
             numbers,
@@ -355,11 +361,15 @@ impl Device {
     fn unmake(&self, tensors: &[Arc<Tensor>]) -> Result<(), DeviceError> {
         {
             let _alone = self.alone();
-            tensors.iter().for_each(|tensor| tensor.transition.set_leaving(true));
+            for tensor in tensors {
+                tensor.transition.set_leaving(true);
+            }
         }
         // Every store that did not know of it is done.
         self.uncode(tensors)?;
-        tensors.iter().for_each(|tensor| self.charge_nobody(tensor));
+        for tensor in tensors {
+            self.charge_nobody(tensor);
+        }
         self.forget_closed(tensors).inspect_err(|_| tensors.iter().for_each(|tensor| self.charge_to(tensor)))
     }
 
@@ -385,7 +395,9 @@ impl Device {
             return Ok(false);
         }
         let mut draft = guard.draft();
-        tensors.iter().for_each(|tensor| draft.remove_tensor(tensor));
+        for tensor in tensors {
+            draft.remove_tensor(tensor);
+        }
         let next = draft.finish();
         #[cfg(test)]
         super::holds::may_fail(super::holds::Step::Forget)?;

@@ -162,8 +162,9 @@ fn set<T>(word: &mut Word<T>, level: u32, first: u64, blocks: &Range<u64>, owner
     let Word::Node(node) = word else { return };
     let words = &mut Arc::make_mut(node).0;
     let below = level - 1;
-    for at in place(from, below)..=place(to - 1, below) {
-        set(&mut words[at], below, first + ((at as u64) << bits(below)), blocks, owner);
+    let (start, last) = (place(from, below), place(to - 1, below));
+    for (at, word) in words.iter_mut().enumerate().take(last + 1).skip(start) {
+        set(word, below, first + ((at as u64) << bits(below)), blocks, owner);
     }
     if words.iter().all(|word| matches!(word, Word::Free)) {
         *word = Word::Free;

@@ -287,7 +287,9 @@ impl Draft {
     /// Removes a tensor and its views.
     pub(crate) fn remove_tensor(&mut self, tensor: &Arc<Tensor>) {
         let aliases: Vec<_> = self.map.aliases_of(tensor).cloned().collect();
-        aliases.iter().for_each(|alias| self.remove_alias(alias));
+        for alias in &aliases {
+            self.remove_alias(alias);
+        }
         let map = &mut self.map;
         map.owners.set(&tensor.blocks(), None);
         map.base_gaps[tensor.part].give(&(tensor.info.dpa..tensor.end()));
