@@ -167,6 +167,7 @@ mod tests {
             open_windows: 1,
             partitions: Vec::new(),
             checkpoints: false,
+            version: crate::entry::Version::default(),
         };
         let image = Image::in_memory(superblock).unwrap();
         let (tables, found) = Tables::open(&image).unwrap();
