@@ -147,14 +147,6 @@ impl Tally {
             all.iter_mut().zip(more).for_each(|(all, more)| *all += more);
         }
     }
-
-    /// If a buffer answered what was asked since `before`, no device is charged the lines for it.
-    pub(crate) fn settle_staged(&mut self, before: &Self) {
-        if self.staged_blocks > before.staged_blocks {
-            self.staged += self.plain - before.plain;
-            (self.plain, self.plain_of) = (before.plain, before.plain_of);
-        }
-    }
 }
 
 impl Traffic {

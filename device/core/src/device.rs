@@ -1,4 +1,13 @@
-//! The device: holds the line from a request to stored planes and back together. The only thing the servers know.
+//! The device: the walk of a load and of a store, over parts that own what they work on. The only thing the servers know.
+//!
+//! | part | owns |
+//! |---|---|
+//! | namespace (`map`, [`tables`], [`kept`]) | tensors and views, who owns which block |
+//! | block service ([`blocks`]) | the store or the flat memory, what was decoded and not yet read |
+//! | KV staging ([`windows`]) | open KV windows |
+//! | accounts ([`accounts`]) | counters, charges, quotas, [observers] |
+//!
+//! A walk asks the namespace first. That says the owner, whose [`coding`] asks staging and blocks, which charge and count. Nothing asks back.
 //!
 //! The rules:
 //! * Every method may be called from any thread. Reads of different blocks never wait for each other, nor for the coding of a write to another block, but
@@ -6,11 +15,14 @@
 //! * A read or write that is not wholly inside its window changes nothing and is an error.
 //! * Who owns a block, and so how it is coded, is decided under the map's lock, which every write holds for its block: charges and
 //!   counters always agree with the map.
-//! * A read that finds its map out of date begins again with the new one.
+//! * A read that finds its map stale begins again with the new one.
 //! * A write to a block is atomic to readers of that block; a request over several blocks is not, as with any memory.
 
+mod accounts;
 mod blocks;
+mod blockwise;
 mod charge;
+mod coding;
 mod config;
 mod decoded;
 mod division;
@@ -21,15 +33,20 @@ mod holds;
 mod holes;
 mod kept;
 mod lanes;
+mod observers;
+mod parallel;
 mod partition;
 pub mod poison;
 mod reads;
 mod room;
+mod scratch;
 mod sources;
 mod staged;
 mod stock;
 mod tables;
+mod transitions;
 mod windows;
+mod writes;
 
 use std::{
     ops::Range,
@@ -42,7 +59,10 @@ use std::{
 
 use parking_lot::RwLock;
 
-use self::{blocks::Blocks, events::Events, kept::Kept, stock::Stock, windows::Windows};
+use self::{
+    accounts::Accounts, blocks::BlockService, events::Events, kept::Kept, observers::Observers,
+    staged::StagedPlaces, stock::Stock, windows::KvStaging,
+};
 pub use self::{
     config::{DeviceConfig, MOST_OPEN_WINDOWS},
     division::{MOST_PARTITION_NAME_BYTES, MOST_PARTITIONS},
@@ -51,7 +71,7 @@ pub use self::{
     room::Space,
     sources::{Places, Source, Stamp},
 };
-use crate::division::{Division, Part};
+use crate::division::Part;
 pub use lamina_store::image::PartitionConfig;
 
 pub use crate::{
@@ -60,11 +80,10 @@ pub use crate::{
     window::ViewInfo,
 };
 use crate::{
-    stats::{IndexCache, Stats, members::Members, report::Subject},
-    tensor::Tensor,
+    stats::{Stats, members::Members, report::Subject},
     window::Map,
 };
-use lamina_codec::{BLOCK_BYTES, Codec, kv::Shape};
+use lamina_codec::{BLOCK_BYTES, Codec};
 use lamina_store::{
     Store, checkpoint,
     image::{Image, Superblock},
@@ -84,16 +103,10 @@ pub enum Window {
 /// A CXL Type-3 memory device.
 pub struct Device {
     config: DeviceConfig,
-    division: Division,
     map: RwLock<Arc<Map>>,
-    blocks: Blocks,
-    stats: Stats,
-    index_cache: IndexCache,
-    /// That of a generically compressing device.
-    gcomp_index_cache: IndexCache,
-    windows: Windows,
-    /// The devices that the base window is interleaved over, if it is.
-    members: Option<Members>,
+    blocks: Arc<BlockService>,
+    windows: KvStaging,
+    accounts: Arc<Accounts>,
     /// The image that all this is kept in, if it is.
     kept: Option<Kept>,
     events: Events,
@@ -111,21 +124,33 @@ impl Device {
         config.check()?;
         let division = config.division()?;
         let map = Map::default().successor(Vec::new(), Vec::new(), &division)?;
-        Ok(Self {
-            blocks: Blocks::new(&config)?,
-            index_cache: IndexCache::new(config.index_cache_entries),
-            gcomp_index_cache: IndexCache::new(config.index_cache_entries),
-            windows: Windows::new(config.open_windows, config.decoded_bytes, division.parts.len()),
-            division,
-            members: config.interleaving.map(Members::new),
+        let observers = Observers::new(&config, None)?;
+        let accounts = Accounts { stats: Stats::new(), division, observers };
+        let blocks = blocks::Kept::new(&config)?;
+        Ok(Self::with(config, map, blocks, accounts, None, None))
+    }
+
+    fn with(
+        config: DeviceConfig,
+        map: Map,
+        blocks: blocks::Kept,
+        accounts: Accounts,
+        kept: Option<Kept>,
+        places: Option<StagedPlaces>,
+    ) -> Self {
+        let accounts = Arc::new(accounts);
+        let blocks = Arc::new(BlockService::new(&config, blocks, accounts.clone()));
+        Self {
+            windows: KvStaging::new(&config, blocks.clone(), accounts.clone(), places),
             map: RwLock::new(Arc::new(map)),
-            stats: Stats::new(),
-            started: Instant::now(),
-            kept: None,
+            blocks,
+            accounts,
+            kept,
             events: Events::default(),
             worker_deaths: AtomicU64::new(0),
+            started: Instant::now(),
             config,
-        })
+        }
     }
 
     /// The device that lies in `image`, as the last process left it: what `config` says otherwise of its sizes, mode and codec does not count.
@@ -155,45 +180,33 @@ impl Device {
         config.check()?;
         let mut division = config.division()?;
         let mut stats = Stats::new();
-        let mut members = config.interleaving.map(Members::new);
         let image = checkpoint::settle(image, config.first_process)?;
+        let mut observers = Observers::new(&config, Some(&image))?;
         let (kept, map) = Kept::open(image, &config, &division)?;
         let parts = division.parts.iter_mut().flat_map(Part::counters);
-        let of_members = members.iter_mut().flat_map(Members::counters);
+        let of_members = observers.members_mut().into_iter().flat_map(Members::counters);
         let counters = parts.chain(stats.counters()).chain(of_members);
         counters.for_each(|counter| counter.keep(kept.counters().take()));
         // An image of an older program has zeros there.
         let later = division.parts.iter_mut().flat_map(Part::later_counters).chain(stats.later_counters());
         later.for_each(|counter| counter.keep(kept.counters().take()));
-        let (blocks, stock) = Blocks::open(kept.image(), |stock: &mut Stock, block, entry, charge| {
+        let (blocks, stock) = blocks::Kept::open(kept.image(), |stock: &mut Stock, block, entry, charge| {
             division.found(block, charge.bytes());
             stock.found(&map, block, entry, charge);
         })?;
         for stock in stock {
             stock.settle(&stats);
         }
-        let device = Self {
-            blocks,
-            index_cache: IndexCache::new(config.index_cache_entries),
-            gcomp_index_cache: IndexCache::new(config.index_cache_entries),
-            windows: Windows::new(config.open_windows, config.decoded_bytes, division.parts.len()),
-            division,
-            members,
-            map: RwLock::new(Arc::new(map)),
-            stats,
-            started: Instant::now(),
-            kept: Some(kept),
-            events: Events::default(),
-            worker_deaths: AtomicU64::new(0),
-            config,
-        };
+        let places = StagedPlaces::open(kept.image())?;
+        let accounts = Accounts { stats, division, observers };
+        let device = Self::with(config, map, blocks, accounts, Some(kept), Some(places));
         if device.kept.as_ref().is_some_and(Kept::renumbered) {
             // Else the next process would find these counters at zero.
             if let Err(why) = device.keep(&device.map()) {
                 tracing::warn!("some counters will begin at zero with the next process: {why}");
             }
         }
-        device.reopen_windows();
+        device.windows.reopen(&device.map());
         if let (Some(kept), Some(store)) = (&device.kept, device.coded_store()) {
             store.keep_checkpoints(kept.image(), kept.tables())?;
         }
@@ -257,7 +270,7 @@ impl Device {
 
     /// Counts a panic of the process that serves this device.
     pub fn count_panic(&self) {
-        self.stats.panics.add(1);
+        self.accounts.stats.panics.add(1);
     }
 
     /// The image that the device lies in.
@@ -285,48 +298,10 @@ impl Device {
         self.config.codec
     }
 
-    /// Stores `data` from `offset` of the base window on.
-    ///
-    /// # Errors
-    /// [`DeviceError::PastWindow`] before anything is written; [`DeviceError::Store`] when the store is full and
-    /// [`DeviceError::Damaged`] when part of a damaged block is written, after the blocks before it were.
-    pub fn write_base(&self, offset: u64, data: &[u8]) -> Result<(), DeviceError> {
-        self.inside(Window::Base, offset, data.len() as u64)?;
-        let written = self.write_pieces(offset, data, &mut 0);
-        self.events.note(&written, self.look());
-        written
-    }
-
-    /// Stores what is left of `data` when the first `done` bytes of it are stored, and moves `done`.
-    fn write_pieces(&self, offset: u64, data: &[u8], done: &mut usize) -> Result<(), DeviceError> {
-        while *done < data.len() {
-            let at = offset + *done as u64;
-            let (block, inside) = locate(at);
-            let length = (BLOCK_BYTES - inside).min(data.len() - *done);
-            let map = self.map.read();
-            if let Some((tensor, shape)) = windowed(&map, at) {
-                *done += self.stage(&map, tensor, shape, at, &data[*done..])?;
-                continue;
-            }
-            self.write_block(&map, block, &[(inside, &data[*done..*done + length])])?;
-            *done += length;
-        }
-        self.stats.base_writes.add(1);
-        self.stats.base_written_bytes.add(data.len() as u64);
-        if let Some(members) = &self.members {
-            members.count_write(&(offset..offset + data.len() as u64));
-        }
-        if let Some(part) = self.counted_part(offset) {
-            part.base_writes.add(1);
-            part.base_written_bytes.add(data.len() as u64);
-        }
-        Ok(())
-    }
-
     /// Counts a store into the views window, which has no effect on the device.
     pub fn count_refused_view_store(&self, bytes: u64) {
-        self.stats.refused_view_stores.add(1);
-        self.stats.refused_view_bytes.add(bytes);
+        self.accounts.stats.refused_view_stores.add(1);
+        self.accounts.stats.refused_view_bytes.add(bytes);
     }
 
     /// The base ranges that a read of this range of the views window depends on.
@@ -348,75 +323,15 @@ impl Device {
         self.map().aliases.iter().filter_map(|alias| alias.over(&range)).collect()
     }
 
-    /// Forgets what this base range holds: it reads as zeros and whole blocks of it store nothing. What never held anything takes no room to forget.
-    ///
-    /// # Errors
-    /// As [`Device::write_base`].
-    pub fn discard(&self, offset: u64, length: u64) -> Result<(), DeviceError> {
-        self.discard_step(offset, length, u64::MAX, &mut 0)
-    }
-
-    /// As [`Device::discard`], but ends when at least `step` bytes are forgotten: a KV window that
-    /// the range has whole is forgotten whole, as its parts could take room. `done` is how many
-    /// bytes from `offset` on were forgotten, also if there was an error.
-    ///
-    /// # Errors
-    /// As [`Device::discard`].
-    pub fn discard_step(
-        &self,
-        offset: u64,
-        length: u64,
-        step: u64,
-        done: &mut u64,
-    ) -> Result<(), DeviceError> {
-        let range = self.inside(Window::Base, offset, length)?;
-        let discarded = self.discard_pieces(&range, step, done);
-        self.look();
-        discarded
-    }
-
-    fn discard_pieces(&self, range: &Range<u64>, step: u64, done: &mut u64) -> Result<(), DeviceError> {
-        while *done < step.min(range.end - range.start) {
-            let at = range.start + *done;
-            let (block, inside) = locate(at);
-            let zeros = usize::try_from(range.end - at).unwrap_or(usize::MAX).min(BLOCK_BYTES - inside);
-            let map = self.map.read();
-            if let Some((tensor, shape)) = windowed(&map, at) {
-                let before = *done;
-                let discarded = self.discard_in_window(&map, tensor, shape, at..range.end, done);
-                let end = at + (*done - before);
-                let whole = (end / BLOCK_BYTES as u64).saturating_sub(at.div_ceil(BLOCK_BYTES as u64));
-                self.stats.discarded_blocks.add(whole);
-                discarded?;
-                continue;
-            }
-            if !self.coded_store().is_some_and(|store| store.is_hole(block)) {
-                self.write_block(&map, block, &[(inside, &[0; BLOCK_BYTES][..zeros])])?;
-            }
-            self.stats.discarded_blocks.add(u64::from(zeros == BLOCK_BYTES));
-            *done += zeros as u64;
-        }
-        Ok(())
-    }
-
-    /// Codes what was written to this base range and is staged in open KV windows: the part of the coherence fence that is the device's.
-    ///
-    /// # Errors
-    /// [`DeviceError::PastWindow`]; [`DeviceError::Store`] when the store is full, and then what was written stays staged.
-    pub fn flush(&self, offset: u64, length: u64) -> Result<(), DeviceError> {
-        let range = self.inside(Window::Base, offset, length)?;
-        self.close_windows(range)
-    }
-
     /// Everything counted, now.
     pub fn stats(&self) -> StatsReport {
         if let Some(store) = self.coded_store() {
             let (blocks, bytes) = store.take_moved();
-            self.stats.moved_blocks.add(blocks);
-            self.stats.moved_bytes.add(bytes);
-            self.stats.index_written.add(blocks);
+            self.accounts.stats.moved_blocks.add(blocks);
+            self.accounts.stats.moved_bytes.add(bytes);
+            self.accounts.stats.index_written.add(blocks);
         }
-        self.stats.report(&Subject {
+        self.accounts.stats.report(&Subject {
             mode: self.config.mode,
             codec: self.config.codec,
             base_bytes: self.config.base_bytes,
@@ -426,14 +341,25 @@ impl Device {
             worker_deaths: self.worker_deaths.load(Ordering::Relaxed),
             syncs: self.coded_store().map_or((0, 0), Store::checkpoints_made),
             uptime_seconds: self.started.elapsed().as_secs_f64(),
-            compare_gcomp: self.config.compare_gcomp,
+            observed: self.accounts.observers.are_on(),
             map: &self.map(),
-            division: &self.division,
-            members: self.members.as_ref(),
-            index_cache: &self.index_cache,
+            division: &self.accounts.division,
+            interleave: self.accounts.observers.members_report(),
+            index_cache_entries: self.config.index_cache_entries.max(1),
             windows: self.windows.now(),
             poison: self.poison_now(),
         })
+    }
+
+    /// The store, if the mode codes.
+    fn coded_store(&self) -> Option<&Store> {
+        self.blocks.store()
+    }
+
+    /// Flips a stored bit, for tests of what notices it.
+    #[cfg(test)]
+    pub(crate) fn flip_stored_bit(&self, block: u64, bit: usize) {
+        self.blocks.flip_stored_bit(block, bit);
     }
 
     fn map(&self) -> Arc<Map> {
@@ -453,24 +379,23 @@ impl Device {
     }
 }
 
-/// The tensor at `at` that is coded by windows.
-fn windowed(map: &Map, at: u64) -> Option<(&Arc<Tensor>, &Shape)> {
-    let tensor = map.tensor_at(at)?;
-    Some((tensor, tensor.windows.as_ref()?))
-}
-
 /// The block that holds base offset `at`, and the place in it.
 fn locate(at: u64) -> (u64, usize) {
     let block = BLOCK_BYTES as u64;
     (at / block, usize::try_from(at % block).expect("less than a block"))
 }
 
-/// Bytes of the 64-byte lines that `length` bytes from `inside` of a block on touch.
-fn lines(inside: usize, length: usize) -> u64 {
-    if length == 0 {
+/// Bytes of the lines of 64 bytes that `part` of a block touches.
+fn lines(part: &Range<usize>) -> u64 {
+    if part.is_empty() {
         return 0;
     }
-    ((inside + length).next_multiple_of(64) - inside / 64 * 64) as u64
+    (part.end.next_multiple_of(64) - part.start / 64 * 64) as u64
+}
+
+/// The place of `block` in memory that has something for each.
+fn by_index(block: u64) -> usize {
+    usize::try_from(block).expect("a block of this device")
 }
 
 #[cfg(test)]

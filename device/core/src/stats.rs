@@ -315,10 +315,6 @@ impl IndexCache {
         Self { tags: (0..entries.max(1)).map(|_| AtomicU64::new(0)).collect() }
     }
 
-    pub(crate) fn entries(&self) -> usize {
-        self.tags.len()
-    }
-
     /// Whether the entry of `block` was held; it is afterwards.
     pub(crate) fn touch(&self, block: u64) -> bool {
         let tag = &self.tags[usize::try_from(block % self.tags.len() as u64).expect("less than the count")];

@@ -1,9 +1,20 @@
-//! What blocks are charged, and to whom.
+//! What blocks are charged.
 
-use crate::{stats::Stats, tensor::Tensor, window::Map};
+use crate::{stats::Stats, tensor::Tensor};
 use lamina_codec::{BLOCK_BYTES, block::Bundle};
 use lamina_store as store;
 use lamina_store::entry::Entry;
+
+/// For whom a block is coded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum By {
+    /// A host stored into it.
+    Store,
+    /// A host stored into other blocks of its KV window.
+    Window,
+    /// The device itself: its tensor is made or removed.
+    Maintenance,
+}
 
 /// What a block is charged.
 #[derive(Clone, Copy, Debug, Default)]
@@ -19,7 +30,6 @@ impl Charge {
         Self { live: entry.place.is_some(), bypass, bytes: entry.charged() }
     }
 
-    /// Its bytes.
     pub(super) const fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -33,19 +43,6 @@ impl Charge {
 /// What a block is charged for `bundle`.
 pub(super) fn charge_of(bundle: &Bundle) -> u64 {
     bundle.stored.as_ref().map_or(0, |stored| store::charged(stored.bytes()))
-}
-
-/// Moves the charge of `block` from `old` to `new` in the account of who is charged for it by
-/// `map`.
-pub(super) fn charge(stats: &Stats, map: &Map, block: u64, old: Charge, new: Charge) {
-    stats.live_blocks.shift(old.live.into(), new.live.into());
-    let owner = map.tensor_at(block * BLOCK_BYTES as u64);
-    if let Some(tensor) = owner.filter(|tensor| tensor.is_charged(block)) {
-        tensor.stored.shift(old.bytes, new.bytes);
-    } else {
-        stats.opaque_stored.shift(old.bytes, new.bytes);
-        stats.opaque_blocks.shift(old.live.into(), new.live.into());
-    }
 }
 
 /// Charges `tensor` for what nobody was charged for.

@@ -22,8 +22,8 @@ pub struct DeviceConfig {
     pub codec: Codec,
     /// Entries of the modelled on-chip index cache.
     pub index_cache_entries: usize,
-    /// Whether to measure, at each write, what a generically compressing device would store.
-    pub compare_gcomp: bool,
+    /// Whether to observe what other devices would have moved and stored: see [`stats`](crate::stats). It costs about as much as storing does.
+    pub observe: bool,
     /// KV windows that may be open for writing at once, from one to [`MOST_OPEN_WINDOWS`]; each takes as much memory as its tokens.
     pub open_windows: usize,
     /// Whether counters begin at zero when an image is opened, rather than where the last process left them.
@@ -49,7 +49,7 @@ impl DeviceConfig {
             mode: Mode::default(),
             codec: Codec::default(),
             index_cache_entries: 32_768, // 2 MiB of SRAM
-            compare_gcomp: true,
+            observe: true,
             open_windows: 64,
             first_process: true,
             decoded_bytes: 16 << 20,

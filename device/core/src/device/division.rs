@@ -8,7 +8,7 @@ use std::sync::atomic::{
 use lamina_abi::{DIRECTORY_BYTES, VIEW_ALIGN};
 use lamina_codec::BLOCK_BYTES;
 
-use super::{Device, DeviceConfig, DeviceError};
+use super::{DeviceConfig, DeviceError};
 use crate::division::{Division, Part};
 
 /// Most partitions of a device: the logical devices that CXL 2.0 lets a device have.
@@ -73,28 +73,23 @@ impl DeviceConfig {
     }
 }
 
-impl Device {
-    /// The part to count for a request to base offset `at`, if parts are counted.
-    pub(super) fn counted_part(&self, at: u64) -> Option<&Part> {
-        self.division.divided.then(|| self.division.of_base(at))
-    }
-
+impl Division {
     /// Charges the part of `block` `new` bytes in place of `old`, before they are stored.
     ///
     /// # Errors
     /// [`DeviceError::Quota`] if that is more than before and more than the quota; nothing is charged then.
-    pub(super) fn account(&self, block: u64, old: u64, new: u64) -> Result<(), DeviceError> {
-        if !self.division.divided {
+    pub(crate) fn account(&self, block: u64, old: u64, new: u64) -> Result<(), DeviceError> {
+        if !self.divided {
             return Ok(());
         }
-        let part = &self.division.parts[self.division.of_block(block)];
+        let part = &self.parts[self.of_block(block)];
         let quota = part.quota.filter(|_| new > old).unwrap_or(u64::MAX);
         let charged = |stored: u64| stored.saturating_sub(old).checked_add(new);
         let fits = |stored| charged(stored).filter(|after| *after <= quota);
         match part.stored.fetch_update(Relaxed, Relaxed, fits) {
             Ok(_) => {
                 if new < old {
-                    self.division.freed.fetch_add(1, Release);
+                    self.freed.fetch_add(1, Release);
                 }
                 Ok(())
             }
@@ -110,12 +105,12 @@ impl Device {
     }
 
     /// Takes back what [`Self::account`] charged.
-    pub(super) fn unaccount(&self, block: u64, old: u64, new: u64) {
-        if self.division.divided {
-            let stored = &self.division.parts[self.division.of_block(block)].stored;
+    pub(crate) fn unaccount(&self, block: u64, old: u64, new: u64) {
+        if self.divided {
+            let stored = &self.parts[self.of_block(block)].stored;
             // Less than a moment ago is never refused.
             let _ = stored.fetch_update(Relaxed, Relaxed, |now| Some((now + old).saturating_sub(new)));
-            self.division.freed.fetch_add(1, Release);
+            self.freed.fetch_add(1, Release);
         }
     }
 }

@@ -12,7 +12,7 @@ use lamina_abi::{DIRECTORY_BYTES, VIEW_ALIGN};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
-use super::{Device, DeviceConfig, DeviceError, sources::Source, staged::StagedPlaces};
+use super::{Device, DeviceConfig, DeviceError, sources::Source};
 use crate::{
     counters::{Gauge, Numbers, Traffic},
     division::Division,
@@ -30,7 +30,6 @@ pub(super) struct Kept {
     /// Paths of checkpoints that were loaded whole, for earlier programs.
     pub(super) loaded: Mutex<BTreeSet<String>>,
     pub(super) sources: Mutex<BTreeMap<SourceId, Source>>,
-    pub(super) staged: StagedPlaces,
     /// Whether counters have numbers that the tables do not say yet.
     renumbered: bool,
 }
@@ -91,8 +90,7 @@ impl Kept {
         let renumbered = saved.is_older();
         let counters = Counters::open(&image, config.first_process, saved.counters_end())?;
         let map = restore(saved, config, division, &counters)?;
-        let staged = StagedPlaces::open(&image)?;
-        Ok((Self { image, tables: Arc::new(tables), counters, loaded, sources, staged, renumbered }, map))
+        Ok((Self { image, tables: Arc::new(tables), counters, loaded, sources, renumbered }, map))
     }
 
     pub(super) fn image(&self) -> &Image {

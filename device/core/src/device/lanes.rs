@@ -11,9 +11,15 @@ use std::ops::Range;
 
 use lamina_abi::Interleave;
 
-use super::{Device, DeviceError, Map, Window, lines, locate, windowed};
-use crate::stats::{Tally, Traffic};
-use lamina_codec::{BLOCK_BYTES, format::Format, plane::PlaneMask};
+use super::{
+    Device, DeviceError, Map, Window,
+    coding::{FetchError, Output, Region, Wanted, owner},
+    locate,
+    reads::format_of,
+    scratch::Request,
+};
+use crate::stats::Tally;
+use lamina_codec::{BLOCK_BYTES, BlockWords, Form, plane::PlaneMask};
 use lamina_store::mode::Mode;
 
 /// What a request for a lane needs of one block: places in the block, in order.
@@ -37,14 +43,18 @@ impl Device {
     /// As [`Device::read_base`]; [`DeviceError::PastWindow`] also for a lane that there is not.
     pub fn read_lane(&self, lane: u32, offset: u64, out: &mut [u8]) -> Result<(), DeviceError> {
         let shares = self.shares(lane, offset, out.len())?;
+        let mut request = Request::new(&self.blocks.pool);
         let mut total = Tally::default();
         let mut rest = &mut out[..];
         for share in &shares {
-            let (mut words, mut map) = ([0; BLOCK_BYTES], self.map());
-            let tally = loop {
-                match self.fetch_share(&map, share, &mut words)? {
-                    Some(tally) => break tally,
-                    None => map = self.map(),
+            let mut words = [0; BLOCK_BYTES];
+            let map = loop {
+                let map = self.map();
+                request.tally = Tally::default();
+                match self.fetch_share(&map, share, &mut words, &mut request) {
+                    Ok(()) => break map,
+                    Err(FetchError::Stale) => {}
+                    Err(FetchError::Failed(why) | FetchError::Damaged { why, .. }) => return Err(why),
                 }
             };
             let mut given = 0;
@@ -53,58 +63,53 @@ impl Device {
                 into.copy_from_slice(&words[part.clone()]);
                 (rest, given) = (after, given + part.len() as u64);
             }
-            if let Some(tensor) = map.tensor_at(share.block * BLOCK_BYTES as u64) {
-                tensor.traffic.count(given, &tally);
+            if let Some(tensor) = owner(&map, share.block) {
+                tensor.traffic.count(given, &request.tally);
             }
-            total.add(&tally);
+            total.add(&request.tally);
         }
-        self.count_read(&self.stats.base, out.len() as u64, &total);
-        self.stats.base_fills.count(out.len() as u64);
+        self.accounts.count_read(&self.accounts.stats.base, out.len() as u64, &total);
+        self.accounts.stats.base_fills.count(out.len() as u64);
         Ok(())
     }
 
-    /// The words of a block, as far as the share needs them. `None` if the map is out of date.
+    /// The words of a block, as far as the share needs them.
     fn fetch_share(
         &self,
         map: &Map,
         share: &Share,
-        words: &mut [u8; BLOCK_BYTES],
-    ) -> Result<Option<Tally>, DeviceError> {
-        let tensor = map.tensor_at(share.block * BLOCK_BYTES as u64);
-        let format = tensor.map_or(Format::Opaque, |tensor| tensor.info.format);
-        let mask = PlaneMask::all(format);
-        let mut total = Tally::default();
-        // Other modes keep nothing decoded, and fetch a block once for a request.
-        let (fetches, whole) = match self.config.mode {
-            Mode::Trace => (share.parts.as_slice(), false),
-            Mode::GComp | Mode::Plain => (&share.parts[..1], true),
-        };
-        for (n, part) in fetches.iter().enumerate() {
-            let inside = if whole { 0..BLOCK_BYTES } else { part.clone() };
-            let mut tally = Tally::default();
-            for part in if whole { &share.parts } else { std::slice::from_ref(part) } {
-                self.add_plain(share.block, part.start, part.len(), &mut tally);
-            }
+        words: &mut BlockWords,
+        request: &mut Request<'_>,
+    ) -> Result<(), FetchError> {
+        let tensor = owner(map, share.block);
+        let region = Region::of(self, tensor);
+        let mask = PlaneMask::all(format_of(tensor));
+        let mut fetch = |inside: &Range<usize>, asked: &[Range<usize>], first: bool| {
             let mut all = [0; BLOCK_BYTES];
-            let found = match tensor.filter(|tensor| tensor.windows.is_some()) {
-                None => self.fetch_part(share.block, format, inside.clone(), mask, &mut all, &mut tally)?,
-                Some(tensor) => {
-                    self.fetch_from_window(tensor, share.block, inside.clone(), mask, &mut all, &mut tally)?
-                }
+            let wanted = Wanted {
+                block: share.block,
+                next: None,
+                mask,
+                inside: inside.clone(),
+                asked,
+                keep: true,
+                first,
             };
-            if !found {
-                return Ok(None);
-            }
-            words[inside.clone()].copy_from_slice(&all[inside]);
-            tally.settle_staged(&Tally::default());
-            if n > 0 {
-                // A generic device, too, fetches the block once, and a buffer holds all of it.
-                (tally.gcomp, tally.gcomp_index_hits, tally.gcomp_index_misses) = (0, 0, 0);
-                tally.staged_blocks = 0;
-            }
-            total.add(&tally);
+            let mut output = Output { words: &mut all, form: Form::Words };
+            self.fetch(&region, tensor, &wanted, &mut output, request)?;
+            words[inside.clone()].copy_from_slice(&all[inside.clone()]);
+            Ok(())
+        };
+        // Other modes keep nothing decoded, and fetch a block once for a request.
+        match self.config.mode {
+            Mode::GComp | Mode::Plain => fetch(&(0..BLOCK_BYTES), &share.parts, true),
+            // A generic device, too, fetches the block once, and a buffer holds all of it.
+            Mode::Trace => share
+                .parts
+                .iter()
+                .enumerate()
+                .try_for_each(|(n, part)| fetch(part, std::slice::from_ref(part), n == 0)),
         }
-        Ok(Some(total))
     }
 
     /// Stores `data` from `offset` of `lane` on.
@@ -131,11 +136,9 @@ impl Device {
         let written = self.scatter(&shares, left, done);
         self.events.note(&written, self.look());
         written?;
-        self.stats.base_writes.add(1);
-        self.stats.base_written_bytes.add(data.len() as u64);
-        if let Some(members) = &self.members {
-            members.count_lane_write(lane, data.len() as u64);
-        }
+        self.accounts.stats.base_writes.add(1);
+        self.accounts.stats.base_written_bytes.add(data.len() as u64);
+        self.accounts.observers.wrote_lane(lane, data.len() as u64);
         Ok(())
     }
 
@@ -149,16 +152,7 @@ impl Device {
                 data = after;
             }
             let map = self.map.read();
-            let begin = share.block * BLOCK_BYTES as u64;
-            let Some((tensor, shape)) = windowed(&map, begin) else {
-                self.write_block(&map, share.block, &pieces)?;
-                *done += pieces.iter().map(|(_, piece)| piece.len()).sum::<usize>();
-                continue;
-            };
-            for (inside, piece) in pieces {
-                // A block lies in one window.
-                *done += self.stage(&map, tensor, shape, begin + inside as u64, piece)?;
-            }
+            Region::of(self, owner(&map, share.block)).coding().write_pieces(share.block, &pieces, done)?;
         }
         Ok(())
     }
@@ -191,31 +185,6 @@ impl Device {
             }
         }
         Ok(shares)
-    }
-
-    /// Adds the lines that `length` bytes from `inside` of `block` on touch, as what a plain device would fetch.
-    pub(super) fn add_plain(&self, block: u64, inside: usize, length: usize, tally: &mut Tally) {
-        tally.plain += lines(inside, length);
-        if let Some(members) = &self.members {
-            members.add_plain(block, inside, length, tally);
-        }
-    }
-
-    /// Adds what was fetched of the bytes that are stored for `block`.
-    pub(super) fn add_stored(&self, block: u64, bytes: u64, tally: &mut Tally) {
-        tally.stored += bytes;
-        if let Some(members) = &self.members {
-            members.add_stored(block, bytes, tally);
-        }
-    }
-
-    /// Counts a read of a window that gave `bytes`: there, at the index, and at each of the devices that the region is interleaved over, if it is.
-    pub(super) fn count_read(&self, window: &Traffic, bytes: u64, tally: &Tally) {
-        window.count(bytes, tally);
-        self.stats.count_index(tally);
-        if let Some(members) = &self.members {
-            members.count_read(tally);
-        }
     }
 }
 

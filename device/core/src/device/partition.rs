@@ -41,7 +41,9 @@ pub enum PartitionStats {
 impl Partition {
     /// All partitions of `device`, by DPA; of one that is not divided, the whole.
     pub fn all(device: &Arc<Device>) -> Vec<Self> {
-        (0..device.division.parts.len()).map(|index| Self { device: Arc::clone(device), index }).collect()
+        (0..device.accounts.division.parts.len())
+            .map(|index| Self { device: Arc::clone(device), index })
+            .collect()
     }
 
     /// The first partition of `device`; of one that is not divided, the whole.
@@ -55,7 +57,7 @@ impl Partition {
     }
 
     fn part(&self) -> &Part {
-        &self.device.division.parts[self.index]
+        &self.device.accounts.division.parts[self.index]
     }
 
     /// Its name; empty if the device is not divided.
@@ -102,7 +104,7 @@ impl Partition {
 
     /// Bytes that its blocks take in the store.
     pub fn stored_bytes(&self) -> u64 {
-        if self.device.division.divided {
+        if self.device.accounts.division.divided {
             self.part().stored.load(Relaxed)
         } else {
             self.device.coded_store().map_or(self.base_bytes(), Store::used_bytes)
@@ -276,7 +278,7 @@ impl Partition {
     /// What is counted of it: of an undivided device everything.
     pub fn stats(&self) -> PartitionStats {
         let all = self.device.stats();
-        if !self.device.division.divided {
+        if !self.device.accounts.division.divided {
             return PartitionStats::Whole(Box::new(all));
         }
         let mut own = all.partitions[self.index].clone();
@@ -285,7 +287,7 @@ impl Partition {
         own.tensors = all.tensors.into_iter().filter(|tensor| mine(&tensor.name)).collect();
         own.views = all.views.into_iter().filter(|view| mine(&view.info.tensor)).collect();
         for tensor in &mut own.tensors {
-            tensor.name = self.device.division.own_name(&tensor.name).to_owned();
+            tensor.name = self.device.accounts.division.own_name(&tensor.name).to_owned();
             tensor.dpa -= self.part().base.start;
         }
         for view in &mut own.views {
@@ -310,11 +312,15 @@ impl Partition {
     }
 
     fn full_name(&self, name: &str) -> String {
-        if self.device.division.divided { format!("{}/{name}", self.name()) } else { name.to_owned() }
+        if self.device.accounts.division.divided {
+            format!("{}/{name}", self.name())
+        } else {
+            name.to_owned()
+        }
     }
 
     fn own_name(&self, name: &str) -> String {
-        self.device.division.own_name(name).to_owned()
+        self.device.accounts.division.own_name(name).to_owned()
     }
 
     fn own_tensor(&self, tensor: TensorInfo) -> TensorInfo {
@@ -329,7 +335,7 @@ impl Partition {
 
     /// A refusal in the partition's own terms.
     fn own(&self, why: DeviceError) -> DeviceError {
-        if !self.device.division.divided {
+        if !self.device.accounts.division.divided {
             return why;
         }
         let start = self.part().base.start;

@@ -21,14 +21,12 @@ use serde::Serialize;
 
 use super::{
     Device, DeviceError,
-    blocks::By,
-    charge::{self, Charge},
-    windowed,
+    coding::{Region, owner},
 };
 use crate::window::Map;
-use lamina_codec::{BLOCK_BYTES, block::Bundle};
+use lamina_codec::BLOCK_BYTES;
 pub use lamina_store::cause::Cause;
-use lamina_store::{StoreError, cause::Why, entry::Entry, losses::Loss};
+use lamina_store::{StoreError, cause::Why, losses::Loss};
 
 /// What each byte of a poisoned block reads as.
 pub const PATTERN: u8 = 0xff;
@@ -103,12 +101,7 @@ impl Device {
         let mut next = blocks.start;
         while next < blocks.end {
             let map = self.map.read();
-            if let Some((tensor, shape)) = windowed(&map, next * BLOCK_BYTES as u64) {
-                next = self.poison_in_window(&map, tensor, shape, next..blocks.end, &why)?;
-            } else {
-                self.lose(&map, next, &why, |_| true)?;
-                next += 1;
-            }
+            next = Region::of(self, owner(&map, next)).coding().poison(next..blocks.end, &why)?;
         }
         Ok(())
     }
@@ -120,80 +113,28 @@ impl Device {
     pub fn clear_poison(&self, offset: u64, length: u64) -> Result<(), DeviceError> {
         let range = self.inside(super::Window::Base, offset, length)?;
         let Some(store) = self.coded_store() else { return Ok(()) };
+        let blocks = blocks_of(&range);
         let mut cleared = 0;
-        for block in store.losses().listed_in(blocks_of(&range)) {
+        for block in store.losses().listed_in(blocks.clone()) {
             // With its window, maybe.
             if block < cleared {
                 continue;
             }
             let map = self.map.read();
-            if let Some((tensor, shape)) = windowed(&map, block * BLOCK_BYTES as u64) {
-                cleared = self.clear_in_window(&map, tensor, shape, block..blocks_of(&range).end)?;
-                continue;
-            }
-            cleared = block + 1;
-            // Since it was listed somebody may have written it.
-            if let Some(replace) = store.replace_if_damaged(block) {
-                replace.publish(&Bundle::new())?;
-                self.stats.index_written.add(1);
-                let nothing = Charge::default();
-                self.written(
-                    &map,
-                    block,
-                    self.config.codec,
-                    &[0; BLOCK_BYTES],
-                    (nothing, nothing),
-                    By::Store,
-                );
-            }
+            cleared = Region::of(self, owner(&map, block)).coding().clear_poison(block..blocks.end)?;
         }
         Ok(())
     }
 
     /// Whether reading failed because what is stored is damaged.
     pub fn is_damage(why: &DeviceError) -> bool {
-        matches!(why, DeviceError::Damaged { .. } | DeviceError::Store(StoreError::Entry { .. }))
+        is_damage(why)
     }
+}
 
-    /// Poisons a block that was found damaged by this entry, or has none that can be read. If it
-    /// was written meanwhile it is another one, and stays. `false` if it is of a KV window by now:
-    /// then who reads it by that finds what is lost.
-    pub(super) fn found_damage(&self, block: u64, entry: Option<&Entry>, why: &DeviceError) -> bool {
-        // A reader may be here that holds the map.
-        let map = self.map.read_recursive();
-        if windowed(&map, block * BLOCK_BYTES as u64).is_some() {
-            return false;
-        }
-        let why = Why::new(Cause::Damaged, &why.to_string());
-        if let Err(full) = self.lose(&map, block, &why, |now| now == entry) {
-            // What was read had an entry, so there is room for one; who reads it next finds the
-            // same.
-            tracing::warn!(block, "a damaged block is not poisoned: {full}");
-        }
-        true
-    }
-
-    /// Poisons a block outside KV windows, if its entry is `meant`.
-    fn lose(
-        &self,
-        map: &Map,
-        block: u64,
-        why: &Why,
-        meant: impl FnOnce(Option<&Entry>) -> bool,
-    ) -> Result<(), DeviceError> {
-        let Some(store) = self.coded_store() else { return Ok(()) };
-        let known = store.losses().lists(block);
-        let Some(old) = store.poison(block, why, meant)? else { return Ok(()) };
-        self.stats.replaced(&old, &Entry::default());
-        let before = Charge::of(&old);
-        self.unaccount(block, 0, before.bytes());
-        charge::charge(&self.stats, map, block, before, Charge::default());
-        self.windows.decoded.lock().forget(block);
-        if !known {
-            say_lost(block, why);
-        }
-        Ok(())
-    }
+/// Whether reading failed because what is stored is damaged.
+pub(super) fn is_damage(why: &DeviceError) -> bool {
+    matches!(why, DeviceError::Damaged { .. } | DeviceError::Store(StoreError::Entry { .. }))
 }
 
 /// The blocks that a base range touches.

@@ -1,8 +1,11 @@
-//! Reading the two windows: which blocks a request needs, and what becomes of them.
+//! The walk of a load: which blocks a request needs, and what becomes of them.
 //!
 //! The rules:
+//! * A request walks forward: the map says whose a block is, its owner's [coding](super::coding) fetches and decodes it, the view shows it. What a station finds that the map must
+//!   decide comes back as a [`FetchError`].
+//! * A read that finds its map stale begins again with the new one.
 //! * What is decoded whole is decoded to where the reader wants it, without a copy.
-//! * While a block outside KV windows is fetched and decoded, the processor is asked for what is stored of the next one that the request wants: segments lie apart, so it would
+//! * While a block outside KV windows is fetched and decoded, the next one that the request wants is prefetched: segments lie apart, so the processor would
 //!   not guess that by itself.
 //! * A request is counted when it is complete, with everything that was fetched for it.
 
@@ -10,9 +13,20 @@ use std::{ops::Range, sync::Arc};
 
 use lamina_abi::DIRECTORY_BYTES;
 
-use super::{Device, DeviceError, Window, blocks::Room, locate};
-use crate::{stats::Tally, window::Alias};
+use super::{
+    Device, DeviceError, Window,
+    blocks::clear_outside,
+    coding::{FetchError, Output, Region, Wanted, is_current, owner},
+    locate, poison,
+    scratch::Request,
+};
+use crate::{
+    stats::Tally,
+    tensor::Tensor,
+    window::{Alias, Map},
+};
 use lamina_codec::{BLOCK_BYTES, BlockWords, Form, format::Format, plane::PlaneMask};
+use lamina_store::entry::Entry;
 
 impl Device {
     /// Fills `out` from `offset` of the base window on.
@@ -21,66 +35,121 @@ impl Device {
     /// [`DeviceError::PastWindow`], [`DeviceError::Damaged`], [`DeviceError::Store`].
     pub fn read_base(&self, offset: u64, out: &mut [u8]) -> Result<(), DeviceError> {
         self.inside(Window::Base, offset, out.len() as u64)?;
+        let mut request = Request::new(&self.blocks.pool);
         let mut total = Tally::default();
         let mut done = 0;
         while done < out.len() {
-            done += self.read_run(offset + done as u64, &mut out[done..], &mut total)?;
+            let map = self.map();
+            let (at, rest) = (offset + done as u64, &mut out[done..]);
+            let mut filled = 0;
+            request.tally = Tally::default();
+            let run = self.read_run(&map, at, rest, &mut filled, &mut request);
+            if let Some(tensor) = map.tensor_at(at).filter(|_| filled > 0) {
+                tensor.traffic.count(filled as u64, &request.tally);
+            }
+            total.add(&request.tally);
+            done += filled;
+            match run {
+                Ok(()) | Err(FetchError::Stale) => {}
+                Err(FetchError::Failed(why) | FetchError::Damaged { why, .. }) => return Err(why),
+            }
         }
-        self.count_read(&self.stats.base, out.len() as u64, &total);
-        self.stats.base_fills.count(out.len() as u64);
-        if let Some(part) = self.counted_part(offset) {
+        self.accounts.count_read(&self.accounts.stats.base, out.len() as u64, &total);
+        self.accounts.stats.base_fills.count(out.len() as u64);
+        if let Some(part) = self.accounts.counted_part(offset) {
             part.base_reads.count(out.len() as u64, &total);
         }
         Ok(())
     }
 
-    /// Fills of `out` what one owner has from `at` of the base window on: the bytes filled, fewer if the map changes meanwhile.
-    fn read_run(&self, at: u64, out: &mut [u8], total: &mut Tally) -> Result<usize, DeviceError> {
-        let map = self.map();
+    /// Fills of `out` what one owner has from `at` of the base window on, and adds the bytes filled to `done`.
+    fn read_run(
+        &self,
+        map: &Map,
+        at: u64,
+        out: &mut [u8],
+        done: &mut usize,
+        request: &mut Request<'_>,
+    ) -> Result<(), FetchError> {
         let tensor = map.tensor_at(at);
+        let region = Region::of(self, tensor);
         let end = usize::try_from(map.owner_end(at) - at).map_or(out.len(), |end| end.min(out.len()));
         let behind = (at + end as u64).div_ceil(BLOCK_BYTES as u64);
-        let format = tensor.map_or(Format::Opaque, |tensor| tensor.info.format);
-        let windowed = tensor.filter(|tensor| tensor.windows.is_some());
-        let all = PlaneMask::all(format);
-        let mut tally = Tally::default();
-        let mut done = 0;
-        while done < end {
-            let (block, inside) = locate(at + done as u64);
-            let before = tally;
-            let length = (BLOCK_BYTES - inside).min(end - done);
-            let part = &mut out[done..done + length];
-            self.add_plain(block, inside, length, &mut tally);
-            let fetch = |words: &mut BlockWords, tally: &mut Tally| match windowed {
-                None => {
-                    let next = Some(block + 1).filter(|next| *next < behind);
-                    let mut room = Room { words, form: Form::Words };
-                    self.fetch_before(block, next, format, all, &mut room, tally)
-                }
-                Some(tensor) => {
-                    self.fetch_from_window(tensor, block, inside..inside + length, all, words, tally)
-                }
+        let format = format_of(tensor);
+        while *done < end {
+            let (block, inside) = locate(at + *done as u64);
+            let length = (BLOCK_BYTES - inside).min(end - *done);
+            let part = &mut out[*done..*done + length];
+            let inside = inside..inside + length;
+            let wanted = Wanted {
+                block,
+                next: Some(block + 1).filter(|next| *next < behind),
+                mask: PlaneMask::all(format),
+                inside: inside.clone(),
+                asked: std::slice::from_ref(&inside),
+                keep: false,
+                first: true,
             };
-            let found = if let Ok(words) = <&mut BlockWords>::try_from(&mut *part) {
-                fetch(words, &mut tally)?
+            if let Ok(words) = <&mut BlockWords>::try_from(&mut *part) {
+                self.fetch(&region, tensor, &wanted, &mut Output { words, form: Form::Words }, request)?;
             } else {
-                let mut words = [0; BLOCK_BYTES];
-                let found = fetch(&mut words, &mut tally)?;
-                part.copy_from_slice(&words[inside..inside + length]);
-                found
-            };
-            if !found {
-                tally = before;
-                break;
+                let words = &mut [0; BLOCK_BYTES];
+                self.fetch(&region, tensor, &wanted, &mut Output { words, form: Form::Words }, request)?;
+                part.copy_from_slice(&words[inside]);
             }
-            tally.settle_staged(&before);
-            done += length;
+            *done += length;
         }
-        if let Some(tensor) = tensor.filter(|_| done > 0) {
-            tensor.traffic.count(done as u64, &tally);
+        Ok(())
+    }
+
+    /// Has the coding of `region`, which is `tensor`'s or nobody's, fetch one block. One that is damaged is poisoned, and shows its
+    /// pattern. If this fails, nothing is in the tally of it.
+    pub(super) fn fetch(
+        &self,
+        region: &Region<'_>,
+        tensor: Option<&Arc<Tensor>>,
+        wanted: &Wanted<'_>,
+        output: &mut Output<'_>,
+        request: &mut Request<'_>,
+    ) -> Result<(), FetchError> {
+        let before = request.tally;
+        // What is coded together is coded anew when its tensor goes, so the map is held meanwhile.
+        let held = region.is_joint().then(|| self.map.read());
+        let is_stale =
+            held.as_deref().zip(tensor).is_some_and(|(map, of)| !is_current(map, of, wanted.block));
+        let read =
+            if is_stale { Err(FetchError::Stale) } else { region.coding().read(wanted, output, request) };
+        drop(held);
+        let read = match read {
+            Err(FetchError::Damaged { entry, why }) => {
+                self.settle_damage(wanted.block, entry.as_deref(), &why).map(|()| {
+                    output.form = Form::Words;
+                    output.words.fill(poison::PATTERN);
+                    clear_outside(format_of(tensor), wanted.mask, output.words);
+                })
+            }
+            read => read,
+        };
+        read.inspect_err(|_| request.tally = before)
+    }
+
+    /// Poisons a block that was read by itself and found damaged by this entry, or has none that can be read. Stale, if it is of a KV
+    /// window by now, or was written meanwhile.
+    pub(super) fn settle_damage(
+        &self,
+        block: u64,
+        entry: Option<&Entry>,
+        why: &DeviceError,
+    ) -> Result<(), FetchError> {
+        let map = self.map.read();
+        let owner = owner(&map, block);
+        if Region::of(self, owner).is_joint()
+            || !self.blocks.lose_damaged(owner.map(|tensor| &**tensor), block, entry, why)
+        {
+            return Err(FetchError::Stale);
         }
-        total.add(&tally);
-        Ok(done)
+        self.accounts.stats.damaged_reads.add(1);
+        Ok(())
     }
 
     /// Fills `out` from `offset` of the views window on: directory, views, and zeros where neither is.
@@ -92,70 +161,85 @@ impl Device {
         if range.is_empty() {
             return Ok(());
         }
-        'again: loop {
-            let map = self.map();
-            // What no view fills reads as zeros.
-            let whole = |alias: &Arc<Alias>| alias.shows(&range);
-            if !map.aliases_in(&range).next().is_some_and(whole) {
-                out.fill(0);
+        let mut request = Request::new(&self.blocks.pool);
+        loop {
+            match self.read_views_by(&self.map(), &range, out, &mut request) {
+                Ok(()) => break,
+                Err(FetchError::Stale) => {}
+                Err(FetchError::Failed(why) | FetchError::Damaged { why, .. }) => return Err(why),
             }
-            for (part, directory) in self.division.parts.iter().zip(&map.directories) {
-                let at = part.views.start;
-                if range.start < at + DIRECTORY_BYTES && at < range.end {
-                    self.stats.directory_reads.add(1);
-                    part.directory_reads.add(1);
-                    paste(out, &range, at, &directory.bytes);
-                }
-            }
-            for alias in map.aliases_in(&range) {
-                if !self.read_alias(alias, &range, out)? {
-                    continue 'again;
-                }
-            }
-            self.stats.view_fills.count(out.len() as u64);
-            return Ok(());
         }
+        self.accounts.stats.view_fills.count(out.len() as u64);
+        Ok(())
     }
 
-    /// The part of `range` of the views window that `alias` fills. `false` if it is no more.
-    fn read_alias(&self, alias: &Alias, range: &Range<u64>, out: &mut [u8]) -> Result<bool, DeviceError> {
+    fn read_views_by(
+        &self,
+        map: &Map,
+        range: &Range<u64>,
+        out: &mut [u8],
+        request: &mut Request<'_>,
+    ) -> Result<(), FetchError> {
+        // What no view fills reads as zeros.
+        let whole = |alias: &Arc<Alias>| alias.shows(range);
+        if !map.aliases_in(range).next().is_some_and(whole) {
+            out.fill(0);
+        }
+        for (part, directory) in self.accounts.division.parts.iter().zip(&map.directories) {
+            let at = part.views.start;
+            if range.start < at + DIRECTORY_BYTES && at < range.end {
+                self.accounts.stats.directory_reads.add(1);
+                part.directory_reads.add(1);
+                paste(out, range, at, &directory.bytes);
+            }
+        }
+        for alias in map.aliases_in(range) {
+            self.read_alias(alias, range, out, request)?;
+        }
+        Ok(())
+    }
+
+    /// The part of `range` of the views window that `alias` fills.
+    fn read_alias(
+        &self,
+        alias: &Alias,
+        range: &Range<u64>,
+        out: &mut [u8],
+        request: &mut Request<'_>,
+    ) -> Result<(), FetchError> {
         let (start, end) = (alias.info.offset, alias.info.offset + alias.info.length);
-        let wanted = range.start.max(start) - start..range.end.min(end) - start;
+        let visible = range.start.max(start) - start..range.end.min(end) - start;
         let shown = range.start..range.end.min(end);
         let (view, tensor) = (&alias.view, &alias.tensor);
-        let (format, mask) = (view.format(), view.mask());
+        let region = Region::of(self, Some(tensor));
+        let format = view.format();
         let first_block = tensor.info.dpa / BLOCK_BYTES as u64;
-        let behind = alias.base_under(wanted.clone()).map_or(0, |base| base.end / BLOCK_BYTES as u64);
-        let mut tally = Tally::default();
+        let behind = alias.base_under(visible.clone()).map_or(0, |base| base.end / BLOCK_BYTES as u64);
+        request.tally = Tally::default();
         let mut apart = None;
         let mut rendered = Vec::new();
-        for piece in alias.pieces(wanted.clone()) {
-            let inside = alias.words_of(piece.block, &wanted);
+        for piece in alias.pieces(visible.clone()) {
             let width = format.bits() as usize;
-            let from = piece.elements.start * width / 8;
-            let to = piece.elements.end * width / 8;
+            let asked = piece.elements.start * width / 8..piece.elements.end * width / 8;
             let block = first_block + piece.block;
-            let so_far = tally;
-            self.add_plain(block, from, to - from, &mut tally);
-            let before = piece.block * format.block_elements();
-            let elements = alias.info.elements.saturating_sub(before);
+            let wanted = Wanted {
+                block,
+                next: Some(block + 1).filter(|next| *next < behind),
+                mask: view.mask(),
+                inside: alias.words_of(piece.block, &visible),
+                asked: std::slice::from_ref(&asked),
+                keep: true,
+                first: true,
+            };
+            let elements = alias.info.elements.saturating_sub(piece.block * format.block_elements());
             let mut fetch = |words: &mut BlockWords, form: Form| {
-                let mut room = Room { words, form: Form::Words };
-                let found = if tensor.windows.is_some() {
-                    let found =
-                        self.fetch_from_window(tensor, block, inside.clone(), mask, room.words, &mut tally)?;
-                    tally.settle_staged(&so_far);
-                    found
-                } else if inside == (0..BLOCK_BYTES) {
-                    let next = Some(block + 1).filter(|next| *next < behind);
-                    room.form = form;
-                    self.fetch_before(block, next, format, mask, &mut room, &mut tally)?
-                } else {
-                    self.fetch_part(block, format, inside.clone(), mask, room.words, &mut tally)?
-                };
+                // The rest of a block is kept in one form.
+                let form = if wanted.inside == (0..BLOCK_BYTES) { form } else { Form::Words };
+                let mut output = Output { words, form };
+                self.fetch(&region, Some(tensor), &wanted, &mut output, request)?;
                 // Elements past the tensor's last are not the view's to show.
-                clear_from(format, elements, room.words);
-                Ok::<_, DeviceError>(found.then_some(room.form))
+                clear_from(format, elements, output.words);
+                Ok::<_, FetchError>(output.form)
             };
             // What is wanted whole is made where it goes, and decoded there if that has the tensor's form.
             let at = start + piece.offset;
@@ -165,9 +249,7 @@ impl Device {
                 && view.is_in_place()
                 && let Ok(words) = <&mut BlockWords>::try_from(&mut out[place.clone()])
             {
-                if fetch(words, Form::Words)?.is_none() {
-                    return Ok(false);
-                }
+                fetch(words, Form::Words)?;
                 view.render_in_place(words);
                 continue;
             }
@@ -175,7 +257,7 @@ impl Device {
             // A block of which all goes there may come in the form that the view likes best.
             let whole = elements.min(piece.elements.len() as u64) >= format.block_elements();
             let form = if whole && place.is_some() { view.form() } else { Form::Words };
-            let Some(form) = fetch(words, form)? else { return Ok(false) };
+            let form = fetch(words, form)?;
             if let Some(place) = place {
                 let out = &mut out[place];
                 match form {
@@ -186,18 +268,23 @@ impl Device {
             }
             rendered.clear();
             view.render(words, piece.elements.start, piece.elements.end, &mut rendered);
-            let visible = alias.info.length.saturating_sub(piece.offset).min(rendered.len() as u64);
-            let visible = usize::try_from(visible).expect("at most what was rendered");
-            paste(out, range, at, &rendered[..visible]);
+            let left = alias.info.length.saturating_sub(piece.offset).min(rendered.len() as u64);
+            let left = usize::try_from(left).expect("at most what was rendered");
+            paste(out, range, at, &rendered[..left]);
         }
-        let bytes = wanted.end - wanted.start;
-        alias.traffic.count(bytes, &tally);
-        self.count_read(&self.stats.views, bytes, &tally);
-        if self.division.divided {
-            self.division.parts[alias.tensor.part].view_reads.count(bytes, &tally);
+        let (bytes, tally) = (visible.end - visible.start, &request.tally);
+        alias.traffic.count(bytes, tally);
+        self.accounts.count_read(&self.accounts.stats.views, bytes, tally);
+        if self.accounts.division.divided {
+            self.accounts.division.parts[alias.tensor.part].view_reads.count(bytes, tally);
         }
-        Ok(true)
+        Ok(())
     }
+}
+
+/// The format of what `tensor` owns, or nobody.
+pub(super) fn format_of(tensor: Option<&Arc<Tensor>>) -> Format {
+    tensor.map_or(Format::Opaque, |tensor| tensor.info.format)
 }
 
 /// Where `bytes` bytes at `at` of a window lie in what was read of `range`, if all of them do.

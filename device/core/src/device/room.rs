@@ -27,7 +27,7 @@ impl Device {
             let (held, all) = store.chunks();
             (all.saturating_mul(UNIT_BYTES as u64), held.saturating_mul(UNIT_BYTES as u64))
         } else {
-            (self.base_bytes(), self.stats.live_blocks.get().saturating_mul(BLOCK_BYTES as u64))
+            (self.base_bytes(), self.accounts.stats.live_blocks.get().saturating_mul(BLOCK_BYTES as u64))
         };
         let free = bytes.saturating_sub(used);
         let host = self.host_memory().filter(|host| host.reserve() > 0);
@@ -48,7 +48,7 @@ impl Device {
 
     /// A number that changes whenever there may be room that was not there before, but for what others than this device gave back to the host.
     pub fn freed(&self) -> u64 {
-        let quotas = self.division.freed.load(Ordering::Acquire);
+        let quotas = self.accounts.division.freed.load(Ordering::Acquire);
         self.coded_store().map_or(0, lamina_store::Store::freed).wrapping_add(quotas)
     }
 
@@ -56,14 +56,18 @@ impl Device {
     pub fn write_back_waits(&self, bytes: u64, waits: bool) {
         let one = |waits: bool| if waits { (0, 1) } else { (1, 0) };
         let (old, new) = one(waits);
-        self.stats.write_backs_waiting.shift(old, new);
-        self.stats.write_backs_waiting_bytes.shift(old * bytes, new * bytes);
-        self.stats.write_backs_waited.add(new);
+        self.accounts.stats.write_backs_waiting.shift(old, new);
+        self.accounts.stats.write_backs_waiting_bytes.shift(old * bytes, new * bytes);
+        self.accounts.stats.write_backs_waited.add(new);
     }
 
     /// Says that a write-back was refused: what was stored at `offset` of the base window is lost.
     pub fn write_back_refused(&self, offset: u64, length: u64, why: &str) {
-        let guest = if self.division.divided { self.division.of_base(offset).name.as_str() } else { "" };
+        let guest = if self.accounts.division.divided {
+            self.accounts.division.of_base(offset).name.as_str()
+        } else {
+            ""
+        };
         self.stores_lost(offset..offset.saturating_add(length), length, guest, why);
     }
 
@@ -76,14 +80,14 @@ impl Device {
 
     /// `bytes` of `range` are lost, which are of `whom`.
     fn stores_lost(&self, range: std::ops::Range<u64>, bytes: u64, whom: &str, why: &str) {
-        self.stats.write_backs_refused.add(1);
-        self.stats.write_backs_refused_bytes.add(bytes);
+        self.accounts.stats.write_backs_refused.add(1);
+        self.accounts.stats.write_backs_refused_bytes.add(bytes);
         self.events.lost(range, bytes, whom, why);
     }
 
     /// Whether so many bytes more may be copied to wait for room: the host's memory, if that is what lacks, has little left.
     pub fn can_wait(&self, bytes: u64) -> bool {
-        let waiting = self.stats.write_backs_waiting_bytes.get();
+        let waiting = self.accounts.stats.write_backs_waiting_bytes.get();
         self.host_memory().is_none_or(|host| host.can_wait(waiting, bytes))
     }
 

@@ -183,7 +183,7 @@ impl Device {
         taken.sort_unstable_by_key(|range| range.start);
         let mut places = Vec::with_capacity(wanted.len());
         for (name, length) in wanted {
-            let part = &self.division.parts[self.division.of_name(name)?].base;
+            let part = &self.accounts.division.parts[self.accounts.division.of_name(name)?].base;
             let inside = taken.iter().filter(|range| part.contains(&range.start)).cloned();
             let dpa = first_fit(part.start, part.end, BLOCK_BYTES as u64, *length, inside);
             let dpa = dpa.map_err(|largest| {
@@ -202,7 +202,7 @@ impl Device {
     /// cannot tell.
     fn stored_outside(&self, map: &Map) -> Vec<Range<u64>> {
         let Some(store) = self.coded_store() else { return Vec::new() };
-        if self.stats.opaque_blocks.get() == 0 && self.poison_now().0 == 0 {
+        if self.accounts.stats.opaque_blocks.get() == 0 && self.poison_now().0 == 0 {
             return Vec::new();
         }
         let all = 0..store::blocks(self.config.base_bytes);

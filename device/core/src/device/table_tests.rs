@@ -63,7 +63,7 @@ fn accounts_are_exact(device: &Device) {
     }
     let told: Vec<_> = map.tensors.iter().map(|tensor| tensor.stored.get()).collect();
     assert_eq!(told, stored);
-    let stats = &device.stats;
+    let stats = &device.accounts.stats;
     let told = (stats.live_blocks.get(), stats.opaque_blocks.get(), stats.opaque_stored.get());
     assert_eq!(told, (live, opaque.0, opaque.1));
     if device.coded_store().is_some() {

@@ -41,7 +41,7 @@ use parking_lot::RwLockWriteGuard;
 use super::{
     Device, DeviceError,
     charge::{Charge, hand_back, take_over},
-    windows::is_current,
+    coding::is_current,
 };
 use crate::{
     stats::{Gauge, Stats},
@@ -68,7 +68,7 @@ impl Device {
     pub(super) fn make_tensor(&self, spec: TensorSpec, source: SourceOf) -> Result<TensorInfo, DeviceError> {
         let (elements, shape) = tensor::check(&spec)?;
         let windows = tensor::windows(&spec)?.filter(|_| self.config.mode == Mode::Trace);
-        let part = self.division.of_name(&spec.name)?;
+        let part = self.accounts.division.of_name(&spec.name)?;
         let (guard, dpa) = self.place_free(&spec, part)?;
         let TensorSpec { name, length, format, layout, codec, .. } = spec;
         let codec = codec.unwrap_or(self.config.codec);
@@ -154,7 +154,7 @@ impl Device {
         };
         let length = view.bytes_for(tensor.info.elements).ok_or_else(|| no_room(u64::MAX, 0))?;
         let offset = guard
-            .free_view(length, &self.division.parts[tensor.part].views)
+            .free_view(length, &self.accounts.division.parts[tensor.part].views)
             .map_err(|largest| no_room(length, largest))?;
         let alias = Arc::new(Alias::new(tensor, view, offset, length, self.new_traffic()));
         let info = alias.info.clone();
@@ -198,13 +198,13 @@ impl Device {
         tensors: Vec<Arc<Tensor>>,
         aliases: Vec<Arc<Alias>>,
     ) -> Result<Map, DeviceError> {
-        Ok(map.successor(tensors, aliases, &self.division)?)
+        Ok(map.successor(tensors, aliases, &self.accounts.division)?)
     }
 
     /// Where the tensor goes.
     fn place(&self, map: &Map, spec: &TensorSpec, part: usize) -> Result<u64, TensorError> {
         let TensorSpec { name, length, .. } = spec;
-        let part = &self.division.parts[part].base;
+        let part = &self.accounts.division.parts[part].base;
         let (length, capacity) = (*length, part.end - part.start);
         if map.tensor(name).is_ok() {
             return Err(TensorError::Exists { name: name.clone() });
@@ -314,7 +314,7 @@ impl Device {
         let guard = self.alone();
         tensor.transition.set_leaving(false);
         tensor.transition.set_listed();
-        let next = guard.successor(guard.tensors.clone(), guard.aliases.clone(), &self.division);
+        let next = guard.successor(guard.tensors.clone(), guard.aliases.clone(), &self.accounts.division);
         replace(guard, next.expect("every directory since it was begun had room for it"));
     }
 
@@ -379,7 +379,7 @@ impl Device {
                 let touched = self.blocks.touched(at..end).unwrap_or(end..end);
                 at = touched.end.min(touched.start + left);
                 left -= at - touched.start;
-                (touched.start..at).for_each(|block| one(&self.stats, tensor, self.charged(block)));
+                (touched.start..at).for_each(|block| one(&self.accounts.stats, tensor, self.charged(block)));
             }
             passed(at - start);
             #[cfg(test)]

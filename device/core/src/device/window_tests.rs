@@ -2,8 +2,12 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::{blocks::Room, *};
-use crate::{layout::Layout, stats::Tally};
+use super::{
+    coding::{FetchError, Output, Region, Wanted},
+    scratch::Request,
+    *,
+};
+use crate::layout::Layout;
 use lamina_codec::{
     Form,
     block::{BlockError, MAX_BUNDLE, Stored},
@@ -371,11 +375,10 @@ fn readers_follow_a_tensor_that_comes_and_goes() {
 }
 
 /// What is stored of `block`, fetched as a reader does that is then overtaken.
-fn fetched(device: &Device, block: u64) -> (Fetched, Box<[u8; MAX_BUNDLE]>) {
+fn fetched(device: &Device, block: u64) -> Fetched {
     let mut bundle = Box::new([0; MAX_BUNDLE]);
     let all = |_: &Stored| PlaneMask(u32::MAX);
-    let fetched = device.coded_store().unwrap().fetch(block, all, &mut bundle).unwrap();
-    (fetched, bundle)
+    device.coded_store().unwrap().fetch(block, all, &mut bundle).unwrap()
 }
 
 #[test]
@@ -384,17 +387,27 @@ fn a_reader_that_a_tensors_removal_overtakes_reads_again() {
     let data = rows(8, WINDOWS * WINDOW);
     device.write_base(0, &data).unwrap();
     cache(&device, "k");
-    let (fetched, bundle) = fetched(&device, 0);
+    let fetched = fetched(&device, 0);
     assert!(fetched.entry.place.as_ref().is_some_and(|place| place.stored.head_bytes() > 0));
-    let decoded = || {
-        let mut words = [0; BLOCK_BYTES];
-        let mut room = Room { words: &mut words, form: Form::Words };
-        let (all, mut tally) = (PlaneMask::all(Format::Opaque), Tally::default());
-        device.decode(0, &fetched, Format::Opaque, all, &bundle, &mut room, &mut tally)
+    let whole = 0..BLOCK_BYTES;
+    let wanted = Wanted {
+        block: 0,
+        next: None,
+        mask: PlaneMask::all(Format::Opaque),
+        inside: whole.clone(),
+        asked: std::slice::from_ref(&whole),
+        keep: false,
+        first: true,
     };
-    assert!(!decoded().unwrap(), "the map of a reader who does not know the tensor is out of date");
+    // As one who does not know the tensor.
+    let (mut words, mut request) = ([0; BLOCK_BYTES], Request::new(&device.blocks.pool));
+    let mut output = Output { words: &mut words, form: Form::Words };
+    let read_by_itself = device.fetch(&Region::of(&device, None), None, &wanted, &mut output, &mut request);
+    assert!(matches!(read_by_itself, Err(FetchError::Stale)), "{read_by_itself:?}");
     device.remove_tensor("k").unwrap();
-    assert!(!decoded().unwrap(), "the block was coded anew");
+    let why = DeviceError::Damaged { block: 0, why: BlockError::Window { what: "something" } };
+    let settled = device.settle_damage(0, Some(&fetched.entry), &why);
+    assert!(matches!(settled, Err(FetchError::Stale)), "the block was coded anew: {settled:?}");
     assert_eq!(device.poison(), []);
     assert!(read(&device, 0, WINDOWS * WINDOW) == data);
 }
@@ -403,15 +416,17 @@ fn a_reader_that_a_tensors_removal_overtakes_reads_again() {
 fn what_was_written_since_it_was_found_damaged_stays() {
     let device = device(|_| ());
     device.write_base(0, &[1; BLOCK_BYTES]).unwrap();
-    let (before, _) = fetched(&device, 0);
+    let before = fetched(&device, 0);
     device.write_base(0, &[2; BLOCK_BYTES]).unwrap();
     let why = || DeviceError::Damaged { block: 0, why: BlockError::Window { what: "something" } };
-    device.found_damage(0, Some(&before.entry), &why());
-    device.found_damage(0, None, &why());
+    for entry in [Some(&before.entry), None] {
+        let settled = device.settle_damage(0, entry, &why());
+        assert!(matches!(settled, Err(FetchError::Stale)), "{settled:?}");
+    }
     assert_eq!(device.poison(), []);
     assert!(read(&device, 0, 4096) == [2; BLOCK_BYTES]);
-    let (now, _) = fetched(&device, 0);
-    device.found_damage(0, Some(&now.entry), &why());
+    let now = fetched(&device, 0);
+    device.settle_damage(0, Some(&now.entry), &why()).unwrap();
     assert_eq!(device.poison().len(), 1);
     assert!(read(&device, 0, 4096) == [poison::PATTERN; BLOCK_BYTES]);
 }

@@ -2,10 +2,7 @@
 
 use serde::Serialize;
 
-use super::{
-    Counter, Fills, IndexCache, InterleaveReport, MAX_PLANES, PartitionReport, Stats, Traffic,
-    members::Members, slot,
-};
+use super::{Counter, Fills, InterleaveReport, MAX_PLANES, PartitionReport, Stats, Traffic, slot};
 use crate::{
     division::Division,
     layout::Layout,
@@ -400,11 +397,11 @@ pub(crate) struct Subject<'a> {
     /// All, and those for lack of room.
     pub(crate) syncs: (u64, u64),
     pub(crate) uptime_seconds: f64,
-    pub(crate) compare_gcomp: bool,
+    pub(crate) observed: bool,
     pub(crate) map: &'a Map,
     pub(crate) division: &'a Division,
-    pub(crate) members: Option<&'a Members>,
-    pub(crate) index_cache: &'a IndexCache,
+    pub(crate) interleave: Option<InterleaveReport>,
+    pub(crate) index_cache_entries: usize,
     pub(crate) windows: WindowsNow,
     /// Poisoned blocks, and poisonings.
     pub(crate) poison: (u64, u64),
@@ -412,7 +409,7 @@ pub(crate) struct Subject<'a> {
 
 impl Stats {
     pub(crate) fn report(&self, subject: &Subject<'_>) -> StatsReport {
-        let gcomp = subject.compare_gcomp;
+        let gcomp = subject.observed;
         let block = BLOCK_BYTES as u64;
         let tensor_bytes: u64 = subject.map.tensors.iter().map(|tensor| tensor.info.length).sum();
         let tensor_blocks: u64 =
@@ -492,7 +489,7 @@ impl Stats {
                 refused_bytes: self.write_backs_refused_bytes.get(),
             },
             index: IndexReport {
-                cache_entries: subject.index_cache.entries() as u64,
+                cache_entries: subject.index_cache_entries as u64,
                 hits: self.index_hits.get(),
                 misses: self.index_misses.get(),
                 bytes_fetched: entries_bytes(&self.index_misses),
@@ -563,7 +560,7 @@ impl Stats {
                 .filter(|_| subject.division.divided)
                 .map(|part| part.report(gcomp))
                 .collect(),
-            interleave: subject.members.map(Members::report),
+            interleave: subject.interleave.clone(),
         }
     }
 

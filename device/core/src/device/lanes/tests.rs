@@ -8,7 +8,7 @@ use crate::{
     layout::Layout,
     stats::Interleaving,
 };
-use lamina_codec::{Codec, kv::KvLayout};
+use lamina_codec::{Codec, format::Format, kv::KvLayout};
 
 const BASE: usize = 64 << 10;
 const SETS: [&str; 13] = [
