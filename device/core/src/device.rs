@@ -419,4 +419,6 @@ mod table_tests;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]
+mod version_tests;
+#[cfg(test)]
 mod window_tests;
