@@ -128,7 +128,7 @@ impl Stats {
     pub(crate) fn report(&self, given: &Subject<'_>) -> StatsReport {
         let compared = &given.compared;
         let kv_windows = self.kv_windows(given);
-        let tensors = given.map.tensors().filter(|tensor| tensor.is_listed());
+        let tensors = given.map.listed();
         let views = given.map.aliases();
         let views = views
             .map(|alias| ViewReport { info: alias.info.clone(), traffic: alias.traffic.report(compared) });
