@@ -405,6 +405,8 @@ mod image_tests;
 #[cfg(test)]
 mod memory_tests;
 #[cfg(test)]
+mod observer_tests;
+#[cfg(test)]
 mod poison_tests;
 #[cfg(test)]
 mod snapshot_tests;
