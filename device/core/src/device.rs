@@ -411,6 +411,8 @@ mod memory_tests;
 #[cfg(test)]
 mod name_tests;
 #[cfg(test)]
+mod observer_tests;
+#[cfg(test)]
 mod poison_tests;
 #[cfg(test)]
 mod snapshot_tests;
