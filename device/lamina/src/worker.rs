@@ -106,7 +106,8 @@ fn run(args: &DeviceArgs, division: &DivisionArgs) -> Result<()> {
     let runtime = Unawaited(Some(tokio::runtime::Builder::new_multi_thread().enable_all().build()?));
     let _inside = runtime.0.as_ref().map(tokio::runtime::Runtime::enter);
     let interleaving = args.several.interleaving();
-    let config = DeviceConfig { first_process: first, interleaving, ..DeviceConfig::new(0, 0) };
+    let observe = args.observe;
+    let config = DeviceConfig { first_process: first, interleaving, observe, ..DeviceConfig::new(0, 0) };
     let device = Arc::new(Device::open(image, &config)?);
     device.set_worker_deaths(deaths);
     let _ = counted.set(Arc::clone(&device));

@@ -129,6 +129,22 @@ impl Memory {
         }
     }
 
+    /// As [`Memory::write`], for whole pages, many of which may be there for the first time: of an image the system takes them as a
+    /// file, so it clears none of them and no page faults.
+    pub fn write_pages(&self, at: usize, data: &[u8]) {
+        if let Some(part) = &self.part {
+            assert!(at + data.len() <= self.region.size(), "inside the part");
+            self.touch(at..at + data.len());
+            if part.file.write_all_at(data, part.offset + at as u64).is_ok() {
+                #[cfg(any(test, feature = "testing"))]
+                part.mishaps.strike();
+                return;
+            }
+            // What a disk has no way to take as a file, it may take through the mapping.
+        }
+        self.write(at, data);
+    }
+
     /// The number at `at`, a multiple of 8. Panics past the end.
     pub(super) fn number(&self, at: usize) -> &AtomicU64 {
         self.region.get_atomic_ref(at).expect("inside the reservation, and aligned")

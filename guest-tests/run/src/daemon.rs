@@ -127,6 +127,14 @@ impl Daemon {
         Self::start_with(serve, &[])
     }
 
+    /// As [`Daemon::start`], with all observers: what other devices would have moved is counted too.
+    ///
+    /// # Errors
+    /// As [`Daemon::start`].
+    pub fn start_observed(serve: &Serve) -> Result<Self> {
+        Self::start_with(serve, &["--observe"])
+    }
+
     /// As [`Daemon::start`], with more options of `lamina serve`.
     ///
     /// # Errors

@@ -62,7 +62,7 @@ impl Job {
         let decode = self.decode.as_ref().map(|decode| decode.prepare(&mut serve)).transpose()?;
         let judge = Judge::new(&serve.models)?;
         step(Step::Doing("starting the device and loading the tensors"));
-        let device = Daemon::start(&serve)?;
+        let device = Daemon::start_observed(&serve)?;
         step(Step::Serving(&device.ready));
         let write = self.write.clone().or_else(|| judge.names().next().map(str::to_owned));
         let plan = Plan {

@@ -7,7 +7,7 @@
 
 use std::{ops::Range, sync::Arc, time::Instant};
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 
 use super::{
     DeviceConfig, DeviceError,
@@ -23,7 +23,7 @@ use super::{
 };
 use crate::{layout::Layout, stats::Tally, tensor::Tensor};
 use lamina_codec::{
-    BLOCK_BYTES, BlockWords, Form,
+    BLOCK_BYTES, BlockWords, Codec, Form,
     block::{Bundle, MAX_BUNDLE, Stored, is_zero},
     format::Format,
     plane::{self, PlaneMask},
@@ -50,6 +50,9 @@ const MARGIN_BYTES: u64 = 256;
 /// Blocks that are coded together while the map is held: about a millisecond on one core. Who wants to change the map waits as long.
 pub(super) const MAX_BATCH: usize = 64;
 
+/// Blocks that a thread copies at a time: to wake one takes as long as to copy so many. Far fewer than stripes.
+const COPIED: usize = 32;
+
 /// Blocks that a thread codes at a time: enough that taking them costs nothing beside.
 const PIECE: usize = 4;
 
@@ -66,7 +69,7 @@ pub(super) struct BlockService {
 /// Blocks as the mode keeps them.
 pub(super) enum Kept {
     /// CXL-Plain: the words at their addresses.
-    Flat(Flat),
+    Flat(Box<Flat>),
     /// Coded, behind the plane index.
     Coded(Box<Store>),
 }
@@ -74,13 +77,16 @@ pub(super) enum Kept {
 pub(super) struct Flat {
     memory: Memory,
     bytes: u64,
+    /// A byte a block: whether it holds anything but zeros, so that nothing is read to know it.
+    live: Memory,
     /// Writers of one block take turns, so that it is counted once; readers need not.
     stripes: Vec<Mutex<()>>,
 }
 
 impl Flat {
-    fn new(memory: Memory, bytes: u64) -> Self {
-        Self { memory, bytes, stripes: (0..store::STRIPES).map(|_| Mutex::new(())).collect() }
+    fn new(memory: Memory, bytes: u64) -> Result<Self, StoreError> {
+        let live = Memory::reserve("which blocks hold data", store::blocks(bytes))?;
+        Ok(Self { memory, bytes, live, stripes: (0..store::STRIPES).map(|_| Mutex::new(())).collect() })
     }
 
     /// Calls for every block that is not zeros, in memory that was opened.
@@ -90,9 +96,48 @@ impl Flat {
         for block in live.into_iter().flat_map(|range| range.start / BLOCK_BYTES..range.end / BLOCK_BYTES) {
             self.read(block as u64, &mut words);
             if !is_zero(&words) {
+                self.set_live(block as u64, true);
                 found(block as u64);
             }
         }
+    }
+
+    /// The turn to write `block`.
+    fn turn(&self, block: u64) -> MutexGuard<'_, ()> {
+        self.stripes[by_index(block % store::STRIPES as u64)].lock()
+    }
+
+    fn is_live(&self, block: u64) -> bool {
+        let mut live = [0];
+        self.live.read(by_index(block), &mut live);
+        live != [0]
+    }
+
+    fn set_live(&self, block: u64, live: bool) {
+        self.live.write(by_index(block), &[live.into()]);
+    }
+
+    /// Stores `pieces` of a block, whose turn the caller has.
+    fn write(&self, block: u64, pieces: &[(usize, &[u8])]) {
+        for (inside, data) in pieces {
+            self.memory.write(by_index(block) * BLOCK_BYTES + inside, data);
+        }
+    }
+
+    /// Whether `block`, which `was` live, is so when `pieces` are stored. It is read only if zeros are stored into parts of it.
+    fn becomes_live(&self, block: u64, was: bool, pieces: &[(usize, &[u8])]) -> bool {
+        if pieces.iter().any(|(_, data)| data.iter().any(|byte| *byte != 0)) {
+            return true;
+        }
+        if !was || pieces.iter().any(|(_, data)| data.len() == BLOCK_BYTES) {
+            return false;
+        }
+        let mut words = [0; BLOCK_BYTES];
+        self.read(block, &mut words);
+        for (inside, data) in pieces {
+            words[*inside..inside + data.len()].copy_from_slice(data);
+        }
+        !is_zero(&words)
     }
 
     fn read(&self, block: u64, words: &mut BlockWords) {
@@ -103,9 +148,10 @@ impl Flat {
 impl Kept {
     pub(super) fn new(config: &DeviceConfig) -> Result<Self, StoreError> {
         Ok(match config.mode {
-            Mode::Plain => {
-                Self::Flat(Flat::new(Memory::reserve("base window", config.base_bytes)?, config.base_bytes))
-            }
+            Mode::Plain => Self::Flat(Box::new(Flat::new(
+                Memory::reserve("base window", config.base_bytes)?,
+                config.base_bytes,
+            )?)),
             Mode::GComp | Mode::Trace => {
                 Self::Coded(Box::new(Store::new(store::blocks(config.base_bytes), config.store_bytes())?))
             }
@@ -119,10 +165,10 @@ impl Kept {
     ) -> Result<(Self, Vec<T>), StoreError> {
         let superblock = image.superblock();
         if superblock.mode == Mode::Plain {
-            let flat = Flat::new(image.segments()?, superblock.base_bytes);
+            let flat = Flat::new(image.segments()?, superblock.base_bytes)?;
             let mut live = T::default();
             flat.for_each_live(|block| found(&mut live, block, &Entry::default(), &Charge::flat(true)));
-            return Ok((Self::Flat(flat), vec![live]));
+            return Ok((Self::Flat(Box::new(flat)), vec![live]));
         }
         let begun = Instant::now();
         let told = |all: &mut T, block, entry: &Entry| found(all, block, entry, &Charge::of(entry));
@@ -191,11 +237,7 @@ impl BlockService {
     /// What `block` is charged now.
     pub(super) fn charged(&self, block: u64) -> Charge {
         match &self.kept {
-            Kept::Flat(flat) => {
-                let mut words = [0; BLOCK_BYTES];
-                flat.read(block, &mut words);
-                Charge::flat(!is_zero(&words))
-            }
+            Kept::Flat(flat) => Charge::flat(flat.is_live(block)),
             // A damaged block is charged nothing.
             Kept::Coded(store) => {
                 store.entry(block).map_or_else(|_| Charge::default(), |entry| Charge::of(&entry))
@@ -331,13 +373,9 @@ impl BlockService {
         blocks: &[BlockWords],
         done: &mut usize,
     ) -> Result<(), DeviceError> {
-        let Kept::Coded(_) = &self.kept else {
-            for (block, words) in (first..).zip(blocks) {
-                self.write(owner, class, block, &[(0, words)])?;
-                *done += BLOCK_BYTES;
-            }
-            return Ok(());
-        };
+        if let Kept::Flat(flat) = &self.kept {
+            return self.write_all_flat(flat, owner, class, first, blocks, done);
+        }
         let mut scratch = self.pool.take();
         let bundles = &mut scratch.bundles;
         if bundles.len() < blocks.len() {
@@ -353,6 +391,69 @@ impl BlockService {
             self.write_whole(owner, class, block, words, bundle)?;
             *done += BLOCK_BYTES;
         }
+        Ok(())
+    }
+
+    /// The same where words are kept as they are: copied by as many threads as there are.
+    fn write_all_flat(
+        &self,
+        flat: &Flat,
+        owner: Option<&Tensor>,
+        class: Class,
+        first: u64,
+        blocks: &[BlockWords],
+        done: &mut usize,
+    ) -> Result<(), DeviceError> {
+        self.ensure(first..first + blocks.len() as u64)?;
+        // The first block that was refused. What is stored behind it is not counted as stored, and may be stored again.
+        let refused: Mutex<Option<(usize, DeviceError)>> = Mutex::new(None);
+        parallel::for_each(blocks.chunks(COPIED).enumerate(), |(run, blocks)| {
+            let at = run * COPIED;
+            if self.write_run(flat, owner, class.codec, first + at as u64, blocks).is_ok() {
+                return;
+            }
+            // Some of them may fit the quota.
+            for (at, words) in (at..).zip(blocks) {
+                let Err(why) = self.write(owner, class, first + at as u64, &[(0, words)]) else { continue };
+                let mut refused = refused.lock();
+                if refused.as_ref().is_none_or(|(before, _)| at < *before) {
+                    *refused = Some((at, why));
+                }
+                break;
+            }
+        });
+        let (stored, why) = refused.into_inner().map_or((blocks.len(), Ok(())), |(at, why)| (at, Err(why)));
+        *done += stored * BLOCK_BYTES;
+        why
+    }
+
+    /// Stores a run of at most [`COPIED`] blocks, all of it or nothing.
+    fn write_run(
+        &self,
+        flat: &Flat,
+        owner: Option<&Tensor>,
+        codec: Codec,
+        first: u64,
+        blocks: &[BlockWords],
+    ) -> Result<(), DeviceError> {
+        // Stripes are taken in the order of blocks. Where a run goes from the last stripe to the first, nobody who holds one of the first wants
+        // one of the last: no run is so long.
+        let turns: Vec<_> = (first..).zip(blocks).map(|(block, _)| flat.turn(block)).collect();
+        let charges = |(block, words): (u64, &BlockWords)| {
+            (Charge::flat(flat.is_live(block)), Charge::flat(!is_zero(words)))
+        };
+        let charges: Vec<_> = (first..).zip(blocks).map(charges).collect();
+        let sum = |which: fn(&(Charge, Charge)) -> u64| charges.iter().map(which).sum::<u64>();
+        self.accounts.reserve(first, sum(|(old, _)| old.bytes), sum(|(_, new)| new.bytes))?;
+        flat.memory.write_pages(by_index(first) * BLOCK_BYTES, blocks.as_flattened());
+        for ((block, words), (old, new)) in (first..).zip(blocks).zip(charges) {
+            flat.set_live(block, new.live);
+            let mut tally = Tally::default();
+            let written = Written { block, words, codec, old, new, by: By::Store };
+            self.accounts.written(owner, std::slice::from_ref(&(0..BLOCK_BYTES)), &written, &mut tally);
+            self.accounts.stats.count_for_write(0, 0, &tally);
+        }
+        drop(turns);
         Ok(())
     }
 
@@ -403,16 +504,18 @@ impl BlockService {
         let mut tally = Tally::default();
         let (old, new) = match &self.kept {
             Kept::Flat(flat) => {
-                let _turn = flat.stripes[by_index(block % store::STRIPES as u64)].lock();
+                let _turn = flat.turn(block);
                 // By definition of this mode.
                 tally.stored = parts.iter().filter(|part| part.len() < BLOCK_BYTES).map(partial_lines).sum();
-                flat.read(block, &mut words);
-                let before = Charge::flat(!is_zero(&words));
-                change(&mut words);
-                let after = Charge::flat(!is_zero(&words));
+                let was = flat.is_live(block);
+                let (before, after) =
+                    (Charge::flat(was), Charge::flat(flat.becomes_live(block, was, pieces)));
                 self.accounts.reserve(block, before.bytes, after.bytes)?;
-                for (inside, data) in pieces {
-                    flat.memory.write(by_index(block) * BLOCK_BYTES + inside, data);
+                flat.write(block, pieces);
+                flat.set_live(block, after.live);
+                if self.accounts.observers.are_on() {
+                    // Only they want to know what it holds.
+                    flat.read(block, &mut words);
                 }
                 (before, after)
             }

@@ -28,8 +28,9 @@ impl Device {
         while *done < data.len() {
             let at = offset + *done as u64;
             let map = self.map.read();
-            let end =
-                usize::try_from(map.owner_end(at) - offset).map_or(data.len(), |end| end.min(data.len()));
+            // Of one owner, who lies in one partition; nobody's memory may reach into the next.
+            let end = map.owner_end(at).min(self.accounts.division.of_base(at).base.end);
+            let end = usize::try_from(end - offset).map_or(data.len(), |end| end.min(data.len()));
             Region::of(self, map.tensor_at(at)).coding().write(at, &data[*done..end], done)?;
         }
         let range = offset..offset + data.len() as u64;

@@ -68,6 +68,11 @@ pub(crate) struct DeviceArgs {
     /// groups' limits count as the host's; 0 lets it take everything [default: a sixteenth of all memory, at most 256M].
     #[arg(long, value_parser = bytes, value_name = "BYTES")]
     pub(crate) memory_reserve: Option<u64>,
+    /// Count, beside what the device moves, what others would have moved for the same requests: one that keeps words as they are, one that compresses
+    /// whole blocks by a generic codec, a cache of index entries on the chip, and each device of an interleave set. The second takes about as long as storing does;
+    /// without this, what they would have counted is left out.
+    #[arg(long)]
+    pub(crate) observe: bool,
     /// A monitor socket (QMP) of a QEMU that has what is everybody's as `mem0`: its guest is told of poisoned blocks, as of media errors of CXL memory. May be given
     /// more than once. Besides, whoever listens in the --run-dir at qmp.sock, or at qmp-NAME.sock for a guest or host, is told; `lamina boot` sees to that by itself.
     #[arg(long, value_name = "SOCKET")]

@@ -56,7 +56,7 @@ impl Place {
 
     pub(crate) fn serve(&self, more: &[&str]) -> Command {
         let (mount, run) = (self.text("mount"), self.text("run"));
-        let mut command = lamina(&["serve", "--json", "--mount", &mount, "--run-dir", &run]);
+        let mut command = lamina(&["serve", "--json", "--observe", "--mount", &mount, "--run-dir", &run]);
         command.args(more);
         command
     }

@@ -60,7 +60,7 @@ fn device() -> Daemon {
         read_ahead_kb: 4,
         devices: None,
     };
-    Daemon::start(&serve).unwrap()
+    Daemon::start_observed(&serve).unwrap()
 }
 
 fn number(stats: &Value, path: &str) -> u64 {

@@ -104,7 +104,7 @@ impl Ram {
             capacity: Some(self.serve.capacity.clone().unwrap_or_else(|| CAPACITY.to_owned())),
             ..self.serve.clone()
         };
-        let device = Daemon::start(&serve)?;
+        let device = Daemon::start_observed(&serve)?;
         step(Step::Serving(&device.ready));
         let (base, views) = (&device.ready.base, &device.ready.views);
         let mut config = BootConfig::new(&base.path, base.bytes, &views.path, views.bytes);
