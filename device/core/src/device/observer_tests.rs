@@ -10,8 +10,7 @@ const BLOCK: usize = BLOCK_BYTES;
 
 /// A device with weights, a KV tensor and memory of nobody, to which the same is stored.
 fn device(mode: Mode, observe: bool) -> Device {
-    let interleaving =
-        Some(Interleaving { interleave: "2x4K".parse().unwrap(), bandwidth: 10.0 });
+    let interleaving = Some(Interleaving { interleave: "2x4K".parse().unwrap(), bandwidth: 10.0 });
     let config = DeviceConfig { mode, observe, interleaving, ..DeviceConfig::new(1 << 20, 8 << 20) };
     let device = Device::new(config).unwrap();
     let kv = Layout::Kv(KvLayout { channels: 64, window: 128, stride: None, paged: None });
@@ -31,11 +30,11 @@ fn device(mode: Mode, observe: bool) -> Device {
     }
     let view = device.create_view("weights", "e8m3").unwrap();
     for (seed, (at, length)) in
-        (1..).zip([(0, 100 * BLOCK), (5000, 300), (256 << 10, 9 * BLOCK), (700 << 10, 40 * BLOCK)])
+        (1..).zip([(0_u64, 100 * BLOCK), (5000, 300), (256 << 10, 9 * BLOCK), (700 << 10, 40 * BLOCK)])
     {
         let data: Vec<u8> =
             bytes(seed, length).chunks(2).flat_map(|pair| [pair[0], 0x3c + pair[1] % 4]).collect();
-        device.write_base(at as u64, &data).unwrap();
+        device.write_base(at, &data).unwrap();
     }
     device.flush(0, 1 << 20).unwrap();
     let (mut base, mut shown) = (vec![0; 1 << 20], vec![0; 64 << 10]);
