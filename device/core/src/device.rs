@@ -130,14 +130,14 @@ impl Device {
         let map = Map::new(&division, &[]).draft().finish_all();
         let observers = Observers::new(&config, None)?;
         let accounts = Accounts { stats: Stats::default(), division, observers };
-        let blocks = blocks::Kept::new(&config)?;
+        let blocks = blocks::Backing::new(&config)?;
         Ok(Self::with(config, map, blocks, accounts, None, None))
     }
 
     fn with(
         config: DeviceConfig,
         map: Map,
-        blocks: blocks::Kept,
+        blocks: blocks::Backing,
         accounts: Accounts,
         kept: Option<Kept>,
         places: Option<StagedPlaces>,
@@ -194,10 +194,11 @@ impl Device {
         // An image of an older program has zeros there.
         let later = division.parts.iter_mut().flat_map(Part::later_counters).chain(stats.later_counters());
         later.for_each(|counter| counter.keep(kept.counters().take()));
-        let (blocks, stock) = blocks::Kept::open(kept.image(), |stock: &mut Stock, block, entry, charge| {
-            division.found(block, charge.bytes());
-            stock.found(&map, block, entry, charge);
-        })?;
+        let (blocks, stock) =
+            blocks::Backing::open(kept.image(), |stock: &mut Stock, block, entry, charge| {
+                division.found(block, charge.bytes());
+                stock.found(&map, block, entry, charge);
+            })?;
         for stock in stock {
             stock.settle(&stats);
         }
