@@ -13,7 +13,7 @@ use lamina_codec::Codec;
 use lamina_codec::block::{Bundle, MAX_BUNDLE, Stored};
 use lamina_codec::format::Format;
 use lamina_codec::plane::PlaneMask;
-use lamina_codec::{BLOCK_BYTES, BlockWords};
+use lamina_codec::{BLOCK_BYTES, BlockWords, Decoder, Encoder};
 use lamina_store::entry::{ENTRY_BYTES, Entry, Place};
 
 const EPOCH: u16 = 0x1234;
@@ -118,7 +118,7 @@ fn cases() -> Vec<(&'static str, Format, BlockWords)> {
 /// The entry and the bundle that today's version stores.
 fn encoded(format: Format, codec: Codec, words: &BlockWords) -> Vec<u8> {
     let mut bundle = Bundle::new();
-    bundle.encode(format, codec, words);
+    Encoder::new().block(format, codec, words, &mut bundle);
     let place = bundle.stored.clone().map(|stored| Place { segment: SEGMENT, stored });
     [&Entry { epoch: EPOCH, place }.encode()[..], bundle.bytes()].concat()
 }
@@ -147,8 +147,8 @@ fn what_was_stored_is_read() {
         let mut back = [0; BLOCK_BYTES];
         if let Some(Place { segment, stored }) = &entry.place {
             assert_eq!(*segment, SEGMENT, "{shown}");
-            stored
-                .decode(PlaneMask(u32::MAX), &bundle, &mut back)
+            Decoder::new()
+                .block(stored, PlaneMask(u32::MAX), &bundle, &mut back)
                 .unwrap_or_else(|why| panic!("{shown}: {why}"));
         }
         assert!(back[..] == words[..], "{shown}");
