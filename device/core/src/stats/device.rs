@@ -323,7 +323,7 @@ impl Subject<'_> {
     }
 
     fn tensor_bytes(&self) -> u64 {
-        self.map.tensors.iter().map(|tensor| tensor.info.length).sum()
+        self.map.tensors().map(|tensor| tensor.info.length).sum()
     }
 }
 
@@ -334,7 +334,7 @@ impl Stats {
 
     /// Blocks of tensors, and those outside them that hold data.
     fn blocks(&self, given: &Subject<'_>) -> u64 {
-        let tensors = given.map.tensors.iter().map(|tensor| tensor.info.length.div_ceil(BLOCK_BYTES as u64));
+        let tensors = given.map.tensors().map(|tensor| tensor.info.length.div_ceil(BLOCK_BYTES as u64));
         tensors.sum::<u64>() + self.opaque_blocks.get()
     }
 
@@ -342,7 +342,7 @@ impl Stats {
         match given.mode {
             Mode::Plain => self.blocks(given) * BLOCK_BYTES as u64,
             Mode::GComp | Mode::Trace => {
-                let tensors = given.map.tensors.iter().map(|tensor| tensor.stored.get());
+                let tensors = given.map.tensors().map(|tensor| tensor.stored.get());
                 tensors.sum::<u64>() + self.opaque_stored.get()
             }
         }

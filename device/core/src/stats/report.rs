@@ -128,9 +128,10 @@ impl Stats {
     pub(crate) fn report(&self, given: &Subject<'_>) -> StatsReport {
         let compared = &given.compared;
         let kv_windows = self.kv_windows(given);
-        let tensors = given.map.tensors.iter().filter(|tensor| tensor.is_listed());
-        let views = given.map.aliases.iter();
-        let views = views
+        let tensors = given.map.listed();
+        let views = given
+            .map
+            .aliases()
             .map(|alias| ViewReport { info: alias.info.clone(), traffic: alias.traffic.report(compared) });
         let parts = given.division.parts.iter().filter(|_| given.division.divided);
         StatsReport {
