@@ -129,8 +129,9 @@ impl Stats {
         let compared = &given.compared;
         let kv_windows = self.kv_windows(given);
         let tensors = given.map.listed();
-        let views = given.map.aliases();
-        let views = views
+        let views = given
+            .map
+            .aliases()
             .map(|alias| ViewReport { info: alias.info.clone(), traffic: alias.traffic.report(compared) });
         let parts = given.division.parts.iter().filter(|_| given.division.divided);
         StatsReport {
