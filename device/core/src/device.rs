@@ -45,6 +45,7 @@ mod staged;
 mod stock;
 mod tables;
 mod transitions;
+mod unlisted;
 mod windows;
 mod writes;
 
@@ -73,6 +74,7 @@ pub use self::{
     room::Space,
     sources::{Places, Source, Stamp},
     tables::MAX_AT_ONCE,
+    unlisted::UnlistedView,
 };
 use crate::division::Part;
 pub use lamina_store::image::PartitionConfig;
