@@ -84,8 +84,11 @@ impl Drop for Counted {
     fn drop(&mut self) {
         let Some(counters) = &self.counters else { return };
         let Numbers { first, later } = self.numbers;
-        first.into_iter().for_each(|first| counters.give_others(first, Traffic::COUNTERS));
-        later.into_iter().for_each(|first| counters.give_others(first, Traffic::LATER_COUNTERS));
+        for (first, count) in [(first, Traffic::COUNTERS), (later, Traffic::LATER_COUNTERS)] {
+            if let Some(first) = first {
+                counters.give_others(first, count);
+            }
+        }
     }
 }
 

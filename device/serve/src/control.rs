@@ -168,7 +168,8 @@ impl Control {
             None => self.device.create_tensors(specs)?,
         };
         let start = self.base().start;
-        self.directories_changed(made.iter().map(|tensor| start + tensor.dpa), Vec::new())?;
+        let dpas: Vec<_> = made.iter().map(|tensor| start + tensor.dpa).collect();
+        self.directories_changed(&dpas, &[])?;
         Ok(made)
     }
 
@@ -184,7 +185,7 @@ impl Control {
             Some((partition, _)) => partition.remove_tensor(name)?,
             None => self.device.remove_tensor(name)?,
         }
-        self.directories_changed(std::iter::once(dpa), shown)
+        self.directories_changed(&[dpa], &shown)
     }
 
     /// Makes a tensor longer or shorter where it is; what is cut off stays, as bytes of nobody.
@@ -199,7 +200,7 @@ impl Control {
             None => self.device.resize_tensor(name, length)?,
         };
         shown.extend(self.shown_of(name));
-        self.directories_changed(std::iter::once(self.base().start + tensor.dpa), shown)?;
+        self.directories_changed(&[self.base().start + tensor.dpa], &shown)?;
         Ok(tensor)
     }
 
@@ -252,7 +253,7 @@ impl Control {
             .into_iter()
             .find(|part| part.views_window().contains(&(start + from)))
             .map_or(0, |part| part.base().start);
-        self.directories_changed(std::iter::once(part), vec![start + from..start + end])
+        self.directories_changed(&[part], std::slice::from_ref(&(start + from..start + end)))
     }
 
     /// Where a tensor's views are in the device's views window.
@@ -410,16 +411,12 @@ impl Control {
 
     /// Drops the directories of the partitions that have these DPAs, and these ranges of the device's
     /// views window, from all page caches.
-    fn directories_changed(
-        &self,
-        dpas: impl Iterator<Item = u64> + Clone,
-        views: Vec<Range<u64>>,
-    ) -> Result<(), ControlError> {
+    fn directories_changed(&self, dpas: &[u64], views: &[Range<u64>]) -> Result<(), ControlError> {
         // All that show the partition, whoever asked.
         for pair in self.pairs.get().into_iter().flatten() {
             let base = pair.partition().base();
             // A tensor of no length may lie at the very end.
-            if dpas.clone().any(|dpa| base.contains(&dpa) || base.end == dpa) {
+            if dpas.iter().any(|dpa| base.contains(dpa) || base.end == *dpa) {
                 let Range { start, end } = pair.partition().views_window();
                 let own = views.iter().filter(|view| (start..end).contains(&view.start));
                 let own = own.map(|view| view.start - start..view.end - start);

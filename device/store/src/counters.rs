@@ -73,12 +73,11 @@ impl Counters {
     /// `count` numbers at zero for a tensor or a view: the first. `None` if there are no more; they are then counted in the process alone.
     pub fn take_others(&self, count: usize) -> Option<usize> {
         let free = self.free.lock().get_mut(&count).and_then(Vec::pop);
-        let first = match free {
-            Some(first) => first,
-            None => {
-                let taken = |others: usize| others.checked_add(count).filter(|end| *end <= MOST);
-                self.others.fetch_update(Relaxed, Relaxed, taken).ok()?
-            }
+        let first = if let Some(first) = free {
+            first
+        } else {
+            let taken = |others: usize| others.checked_add(count).filter(|end| *end <= MOST);
+            self.others.fetch_update(Relaxed, Relaxed, taken).ok()?
         };
         let end = first + count;
         if self.memory.ensure(first * EACH..end * EACH).is_err() {

@@ -279,7 +279,7 @@ fn with_rows(layout: Layout, blocks: u64) -> (Device, Image, Vec<u8>) {
     let image = Image::in_memory(config.superblock()).unwrap();
     let device = Device::open(image.clone(), &config).unwrap();
     let shape = vec![blocks * BLOCK / 128, 64];
-    let rows = TensorSpec { layout, shape, ..spec("t", Some(BLOCK), blocks * BLOCK) };
+    let rows = TensorSpec { shape, layout, ..spec("t", Some(BLOCK), blocks * BLOCK) };
     device.create_tensor(rows).unwrap();
     let data = noise(11, usize::try_from(BASE).unwrap());
     device.write_base(0, &data).unwrap();
@@ -324,7 +324,7 @@ fn a_tensor_is_resized_where_it_is_and_no_byte_changes() {
             let resized = device.resize_tensor("t", blocks * BLOCK).unwrap();
             assert_eq!((resized.dpa, resized.length), (BLOCK, blocks * BLOCK));
             assert_eq!(resized.shape, [blocks * BLOCK / 128, 64]);
-            assert_eq!(device.tensors(), [resized.clone()]);
+            assert_eq!(device.tensors(), std::slice::from_ref(&resized));
             assert_eq!(directory(&device).generation, generation + 1);
             let shown = device.views()[0].clone();
             assert_eq!((shown.offset, shown.length), (view.offset, resized.length));

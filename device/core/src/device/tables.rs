@@ -279,9 +279,10 @@ impl Device {
             Err(why) => {
                 // What was charged to nobody meanwhile is charged to it again.
                 self.charge_from(old, old.transition.charged().end.min(before.end - before.start));
-                let _alone = self.alone();
-                old.transition.set_leaving(false);
-                drop(_alone);
+                {
+                    let _alone = self.alone();
+                    old.transition.set_leaving(false);
+                }
                 self.code_windows_of(old);
                 return Err(why);
             }
