@@ -246,7 +246,9 @@ fn status_of(why: &DeviceError) -> StatusCode {
         DeviceError::Tensor(TensorError::Unknown { .. }) | DeviceError::UnknownView { .. } => {
             StatusCode::NOT_FOUND
         }
-        DeviceError::Tensor(TensorError::Exists { .. } | TensorError::Overlap { .. }) => StatusCode::CONFLICT,
+        DeviceError::Tensor(
+            TensorError::Exists { .. } | TensorError::Overlap { .. } | TensorError::NotFree { .. },
+        ) => StatusCode::CONFLICT,
         DeviceError::Tensor(TensorError::NoRoom { .. })
         | DeviceError::NoRoomForView { .. }
         | DeviceError::Quota { .. }
