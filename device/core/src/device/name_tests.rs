@@ -367,7 +367,7 @@ fn a_tensor_that_cannot_be_resized_is_as_it_was() {
         let free = 59 * BLOCK;
         let why = refused(60 * BLOCK);
         assert!(why.contains(&format!("{free} bytes are free to where behind begins")), "{why}");
-        assert!(refused(u64::MAX / 4096 * 4096).contains("does not fit"));
+        assert!(refused(u64::MAX / 4096 * 4096).contains("do not fit"));
         assert!(refused(40 * BLOCK + 2).contains("a row of the shape"));
         assert!(refused(40 * BLOCK + 1).contains("row") || refused(40 * BLOCK + 1).contains("length"));
         assert!(device.resize_tensor("u", BLOCK).unwrap_err().to_string().contains("no tensor"));
