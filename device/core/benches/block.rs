@@ -15,7 +15,7 @@ use lamina_codec::{
     view::View,
 };
 use lamina_device::model::ModelFile;
-use lamina_store::entry::{Entry, Place};
+use lamina_store::entry::{Entry, Place, Version};
 
 /// Blocks worked on in turn: together they stay in the second-level cache.
 const BLOCKS: usize = 32;
@@ -144,20 +144,21 @@ fn code(criterion: &mut Criterion) {
         }
         let entries: Vec<_> = stored
             .iter()
-            .map(|(stored, _)| Entry { epoch: 1, place: Some(Place { segment: 7, stored: stored.clone() }) })
+            .map(|(stored, _)| Place { segment: 7, stored: stored.clone(), lossy: false })
+            .map(|place| Entry { epoch: 1, place: Some(place) })
             .collect();
         group.bench_function(format!("entry/encode/{codec}"), |bench| {
             bench.iter(|| {
                 for entry in &entries {
-                    black_box(entry.encode());
+                    black_box(entry.encode(Version::Two));
                 }
             });
         });
-        let bytes: Vec<_> = entries.iter().map(Entry::encode).collect();
+        let bytes: Vec<_> = entries.iter().map(|entry| entry.encode(Version::Two)).collect();
         group.bench_function(format!("entry/decode/{codec}"), |bench| {
             bench.iter(|| {
                 for bytes in &bytes {
-                    black_box(Entry::decode(bytes).expect("intact"));
+                    black_box(Entry::decode(Version::Two, bytes).expect("intact"));
                 }
             });
         });

@@ -79,14 +79,15 @@ pub use self::{
 use crate::division::Part;
 pub use lamina_store::image::PartitionConfig;
 
+use crate::{
+    counters::{Compared, Slots},
+    stats::{Stats, Subject, members::Members},
+    window::Map,
+};
 pub use crate::{
     stats::StatsReport,
     tensor::{SourceId, TensorInfo, TensorSpec},
     window::ViewInfo,
-};
-use crate::{
-    stats::{Stats, members::Members, report::Subject},
-    window::Map,
 };
 use lamina_codec::{BLOCK_BYTES, Codec};
 use lamina_store::{
@@ -130,15 +131,15 @@ impl Device {
         let division = config.division()?;
         let map = Map::new(&division, &[]).draft().finish_all();
         let observers = Observers::new(&config, None)?;
-        let accounts = Accounts { stats: Stats::new(), division, observers };
-        let blocks = blocks::Kept::new(&config)?;
+        let accounts = Accounts { stats: Stats::default(), division, observers };
+        let blocks = blocks::Backing::new(&config)?;
         Ok(Self::with(config, map, blocks, accounts, None, None))
     }
 
     fn with(
         config: DeviceConfig,
         map: Map,
-        blocks: blocks::Kept,
+        blocks: blocks::Backing,
         accounts: Accounts,
         kept: Option<Kept>,
         places: Option<StagedPlaces>,
@@ -184,7 +185,7 @@ impl Device {
         };
         config.check()?;
         let mut division = config.division()?;
-        let mut stats = Stats::new();
+        let mut stats = Stats::default();
         let image = checkpoint::settle(image, config.first_process)?;
         let mut observers = Observers::new(&config, Some(&image))?;
         let (kept, map) = Kept::open(image, &config, &division)?;
@@ -195,10 +196,11 @@ impl Device {
         // An image of an older program has zeros there.
         let later = division.parts.iter_mut().flat_map(Part::later_counters).chain(stats.later_counters());
         later.for_each(|counter| counter.keep(kept.counters().take()));
-        let (blocks, stock) = blocks::Kept::open(kept.image(), |stock: &mut Stock, block, entry, charge| {
-            division.found(block, charge.bytes());
-            stock.found(&map, block, entry, charge);
-        })?;
+        let (blocks, stock) =
+            blocks::Backing::open(kept.image(), |stock: &mut Stock, block, entry, charge| {
+                division.found(block, charge.bytes());
+                stock.found(&map, block, entry, charge);
+            })?;
         for stock in stock {
             stock.settle(&stats);
         }
@@ -346,7 +348,7 @@ impl Device {
             worker_deaths: self.worker_deaths.load(Ordering::Relaxed),
             syncs: self.coded_store().map_or((0, 0), Store::checkpoints_made),
             uptime_seconds: self.started.elapsed().as_secs_f64(),
-            observed: self.accounts.observers.are_on(),
+            compared: Compared(self.accounts.observers.are_on()),
             map: &self.map(),
             division: &self.accounts.division,
             interleave: self.accounts.observers.members_report(),
@@ -412,6 +414,8 @@ mod memory_tests;
 #[cfg(test)]
 mod name_tests;
 #[cfg(test)]
+mod observer_tests;
+#[cfg(test)]
 mod poison_tests;
 #[cfg(test)]
 mod snapshot_tests;
@@ -419,5 +423,7 @@ mod snapshot_tests;
 mod table_tests;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod version_tests;
 #[cfg(test)]
 mod window_tests;

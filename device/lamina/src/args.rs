@@ -82,6 +82,9 @@ pub(crate) enum Command {
     /// Save a device to one file, or make an image of such a file, on this machine or another.
     #[command(subcommand)]
     Snapshot(Snapshot),
+    /// Work on an image that no device is being served from.
+    #[command(subcommand)]
+    Image(Image),
     Analyze(Analyze),
 }
 
@@ -322,6 +325,20 @@ pub(crate) enum Snapshot {
         /// The snapshot.
         file: PathBuf,
         /// The image, a new file.
+        image: PathBuf,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Image {
+    /// Make an image of an earlier version one of this program's, with all that it holds.
+    ///
+    /// A new file is written beside it and takes its name when it is whole: an upgrade that is cut short leaves the
+    /// image as it was. That takes as much room as the image meanwhile. Programs that know only the earlier version
+    /// refuse the new one.
+    Upgrade {
+        /// The image.
+        #[arg(value_name = "FILE")]
         image: PathBuf,
     },
 }

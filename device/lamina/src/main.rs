@@ -10,6 +10,7 @@ mod client;
 mod division;
 mod guests;
 mod holder;
+mod image;
 mod life;
 mod log;
 mod meter;
@@ -70,6 +71,7 @@ fn run(cli: args::Cli) -> ExitCode {
             Command::Events(args) => client::events(&args).await,
             Command::Poison(command) => client::poison(command).await,
             Command::Snapshot(command) => client::snapshot(command),
+            Command::Image(command) => tokio::task::block_in_place(|| image::image(&command)),
             Command::Upgrade(args) => client::upgrade(&args),
         }
         .map(|()| ExitCode::SUCCESS)

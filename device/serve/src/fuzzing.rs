@@ -33,7 +33,7 @@ use lamina_codec::{Codec, Decoder, Encoder, check, head};
 use lamina_device::device::{Device, DeviceConfig, TensorSpec};
 use lamina_device::layout::Layout;
 use lamina_device::model::{ModelError, ModelFile};
-use lamina_store::entry::{ENTRY_BYTES, Entry, Place};
+use lamina_store::entry::{ENTRY_BYTES, Entry, Place, Version};
 
 /// Codes a block and wants it back, whole and by any mask: format, codec, whether word-major, mask (4 bytes), then the words,
 /// repeated to fill the block.
@@ -56,8 +56,10 @@ pub fn round_trip(data: &[u8]) {
         return;
     };
     assert_eq!(stored.bytes(), bundle.bytes().len(), "the description has another length");
-    let entry = Entry { epoch: 7, place: Some(Place { segment: 9, stored: stored.clone() }) };
-    assert_eq!(Entry::decode(&entry.encode()).as_ref(), Ok(&entry), "the entry changed");
+    let entry = Entry { epoch: 7, place: Some(Place { segment: 9, stored: stored.clone(), lossy: false }) };
+    for version in [Version::One, Version::Two] {
+        assert_eq!(Entry::decode(version, &entry.encode(version)).as_ref(), Ok(&entry), "the entry changed");
+    }
 
     let mut back = [0; BLOCK_BYTES];
     let all = PlaneMask::all(format);
@@ -77,7 +79,7 @@ pub fn round_trip(data: &[u8]) {
 }
 
 /// Decodes an index entry and a bundle that nobody may have written: a byte of flags (1: mend the entry's checksum, 2: mend those of
-/// the stored bytes), a mask (4 bytes), the entry (64 bytes), then the bundle.
+/// the stored bytes, 4: of version 2), a mask (4 bytes), the entry (64 bytes), then the bundle.
 pub fn stored(data: &[u8]) {
     let Some((&[flags, a, b, c, d], data)) = data.split_first_chunk() else { return };
     let Some((entry, bytes)) = data.split_first_chunk::<ENTRY_BYTES>() else { return };
@@ -87,9 +89,9 @@ pub fn stored(data: &[u8]) {
         let check = crc32c::crc32c(&entry);
         entry[10..14].copy_from_slice(&check.to_le_bytes());
     }
-    let Ok(Entry { place: Some(Place { segment, mut stored }), epoch }) = Entry::decode(&entry) else {
-        return;
-    };
+    let version = if flags & 4 == 4 { Version::Two } else { Version::One };
+    let decoded = Entry::decode(version, &entry);
+    let Ok(Entry { place: Some(Place { segment, mut stored, lossy }), epoch }) = decoded else { return };
     let mut bundle = [0; MAX_BUNDLE];
     let length = bytes.len().min(MAX_BUNDLE);
     bundle[..length].copy_from_slice(&bytes[..length]);
@@ -102,8 +104,8 @@ pub fn stored(data: &[u8]) {
     let mut words = [0; BLOCK_BYTES];
     // Right or wrong, it comes to an end. What decodes can be stored again under the same description.
     let _ = Decoder::new().block(&stored, mask, &bundle, &mut words);
-    let again = Entry { epoch, place: Some(Place { segment, stored }) };
-    assert_eq!(Entry::decode(&again.encode()).as_ref(), Ok(&again), "the entry changed");
+    let again = Entry { epoch, place: Some(Place { segment, stored, lossy }) };
+    assert_eq!(Entry::decode(version, &again.encode(version)).as_ref(), Ok(&again), "the entry changed");
 }
 
 /// Opens a checkpoint and reads from every tensor: a flag byte, then the file; or, if the flag's lowest bit is set, the header's text,

@@ -37,7 +37,7 @@ use super::{
     StoreError,
     checkpoint::{HEAD_END, Head},
     counters,
-    entry::ENTRY_BYTES,
+    entry::{ENTRY_BYTES, Version},
     host_memory::HostMemory,
     journal,
     memory::Memory,
@@ -46,8 +46,8 @@ use super::{
 use crate::mode::Mode;
 use lamina_codec::{BLOCK_BYTES, Codec, kv};
 
-/// What an image begins with.
-const MAGIC: &[u8; 8] = b"LAMINA\x00\x01";
+/// What an image begins with; the number of its version follows.
+const MAGIC: &[u8; 7] = b"LAMINA\x00";
 /// Bytes of the superblock.
 const SUPERBLOCK_BYTES: usize = 4096;
 /// Where the superblock's second copy is, if there are checkpoints: the first one is written over
@@ -81,6 +81,9 @@ pub struct Superblock {
     /// Whether the image has checkpoints.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub checkpoints: bool,
+    /// The version of the stored format, which stands before all this.
+    #[serde(skip)]
+    pub version: Version,
 }
 
 /// A part of a device for one guest, or for several to share.
@@ -128,8 +131,16 @@ pub enum ImageError {
         /// The file.
         path: PathBuf,
     },
+    /// Its entries could not name all of its store.
+    #[error("a store of {bytes} bytes is more than the {most} that an image can have; see --store-capacity")]
+    Store {
+        /// Bytes that were asked for.
+        bytes: u64,
+        /// Bytes that there may be.
+        most: u64,
+    },
     /// It is something else, or damaged at its root.
-    #[error("{} is not a device image of this version: {why}", path.display())]
+    #[error("{} is no device image that this program can use: {why}", path.display())]
     Foreign {
         /// The file.
         path: PathBuf,
@@ -261,12 +272,16 @@ impl Image {
         Self::fill(file.into(), path, superblock)
     }
 
-    fn fill(file: File, path: &Path, superblock: Superblock) -> Result<Self, ImageError> {
+    pub(super) fn fill(file: File, path: &Path, superblock: Superblock) -> Result<Self, ImageError> {
         let failed = |source| ImageError::File { path: path.into(), source };
         let found = file.metadata().map_err(failed)?.len();
         if found > 0 {
             let why = format!("it holds {found} bytes already");
             return Err(ImageError::Foreign { path: path.into(), why });
+        }
+        let most = superblock.version.max_store_bytes();
+        if superblock.mode != Mode::Plain && superblock.store_bytes > most {
+            return Err(ImageError::Store { bytes: superblock.store_bytes, most });
         }
         let layout = Layout::of(&superblock).ok_or_else(|| failed(io::ErrorKind::FileTooLarge.into()))?;
         keep_in_place(&file);
@@ -506,7 +521,8 @@ pub(super) fn lock(file: &File, path: &Path) -> Result<(), ImageError> {
 fn encode(superblock: &Superblock) -> [u8; SUPERBLOCK_BYTES] {
     let mut page = [0; SUPERBLOCK_BYTES];
     let text = serde_json::to_vec(superblock).expect("plain numbers and names");
-    page[..8].copy_from_slice(MAGIC);
+    page[..7].copy_from_slice(MAGIC);
+    page[7] = superblock.version as u8;
     page[12..16].copy_from_slice(&u32::try_from(text.len()).expect("a few numbers").to_le_bytes());
     page[16..16 + text.len()].copy_from_slice(&text);
     let check = crc32c::crc32c(&page[12..]);
@@ -514,10 +530,22 @@ fn encode(superblock: &Superblock) -> [u8; SUPERBLOCK_BYTES] {
     page
 }
 
+/// The version of this number, or why there is none.
+pub(super) fn known_version(number: u8) -> Result<Version, String> {
+    let newest = Version::default() as u8;
+    Version::of(number).ok_or_else(|| match number {
+        0 => "it says that it is of version 0, which never was".to_owned(),
+        _ => format!(
+            "it is of version {number}, and this program knows versions up to {newest}: use a newer one"
+        ),
+    })
+}
+
 fn decode(page: &[u8; SUPERBLOCK_BYTES]) -> Result<Superblock, String> {
     if !page.starts_with(MAGIC) {
         return Err("it does not begin as one".into());
     }
+    let version = known_version(page[7])?;
     let stored = u32::from_le_bytes([page[8], page[9], page[10], page[11]]);
     let computed = crc32c::crc32c(&page[12..]);
     if stored != computed {
@@ -526,7 +554,14 @@ fn decode(page: &[u8; SUPERBLOCK_BYTES]) -> Result<Superblock, String> {
     let length = u32::from_le_bytes([page[12], page[13], page[14], page[15]]);
     let text = usize::try_from(length).ok().and_then(|length| page.get(16..16 + length));
     let text = text.ok_or_else(|| format!("its superblock has {length} bytes"))?;
-    serde_json::from_slice(text).map_err(|why| format!("its superblock says nothing: {why}"))
+    let superblock: Superblock =
+        serde_json::from_slice(text).map_err(|why| format!("its superblock says nothing: {why}"))?;
+    let superblock = Superblock { version, ..superblock };
+    let (bytes, most) = (superblock.store_bytes, version.max_store_bytes());
+    if version > Version::One && superblock.mode != Mode::Plain && bytes > most {
+        return Err(format!("its store has {bytes} bytes, and entries can name {most}"));
+    }
+    Ok(superblock)
 }
 
 #[cfg(test)]
@@ -543,6 +578,7 @@ mod tests {
             open_windows: 4,
             partitions: Vec::new(),
             checkpoints: false,
+            version: Version::default(),
         }
     }
 
@@ -583,6 +619,8 @@ mod tests {
             assert_eq!(std::fs::read(&path).unwrap(), bytes);
             said
         };
+        let newer = [&whole[..7], &[3], &whole[8..]].concat();
+        assert!(said(&newer).contains("version 3, and this program knows versions up to 2"));
         assert!(said(b"precious").contains("cannot be read"));
         assert!(said(&[7; 8192]).contains("does not begin"));
         assert!(said(&whole[..whole.len() - 1]).contains("takes"));

@@ -16,7 +16,7 @@ use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 use super::{
     StoreError, checkpoint,
     checkpoint::Head,
-    entry::{self, ENTRY_BYTES, Entry},
+    entry::{ENTRY_BYTES, Entry, Version},
     image::Image,
     memory::Memory,
 };
@@ -29,6 +29,8 @@ pub(super) const PAGE_BYTES: usize = 4096;
 /// All entries of a device, in block order. The caller holds the block's stripe.
 pub(super) struct Index {
     memory: Memory,
+    /// What its entries are of.
+    version: Version,
     blocks: u64,
     /// Who is told before anything changes, and the index of each checkpoint, if there are any.
     checkpoints: Option<(Arc<Head>, [Arc<Memory>; 2])>,
@@ -119,14 +121,14 @@ impl Frozen {
 
 impl Index {
     /// An index in `memory` that nobody makes checkpoints of.
-    pub(super) fn new(memory: Memory, blocks: u64) -> Self {
+    pub(super) fn new(memory: Memory, version: Version, blocks: u64) -> Self {
         let watching = Watching { changed: None, checkpoint: None, snapshot: None };
-        Self { memory, blocks, checkpoints: None, watching: RwLock::new(watching) }
+        Self { memory, version, blocks, checkpoints: None, watching: RwLock::new(watching) }
     }
 
     /// The index of an image. Each of its pages may differ from that of a checkpoint.
     pub(super) fn open(image: &Image, blocks: u64) -> Result<Self, StoreError> {
-        let mut index = Self::new(image.index()?, blocks);
+        let mut index = Self::new(image.index()?, image.superblock().version, blocks);
         let Some(head) = image.head() else { return Ok(index) };
         let copies = image.copies()?;
         checkpoint::ensure_copies(&index.memory, &copies)?;
@@ -150,14 +152,19 @@ impl Index {
     }
 
     pub(super) fn get(&self, block: u64) -> Result<Entry, StoreError> {
-        Entry::decode(&self.raw(block)).map_err(|why| StoreError::Entry { block, why })
+        Entry::decode(self.version, &self.raw(block)).map_err(|why| StoreError::Entry { block, why })
     }
 
     /// The segment that the entry of `block` names if it is intact, without holding the stripe; entries behind it come into the processor's caches.
     pub(super) fn glance(&self, block: u64) -> Option<u64> {
         let at = at(block);
         self.memory.expect(at + AHEAD * ENTRY_BYTES, ENTRY_BYTES);
-        self.memory.glance(at).map(entry::segment_of)
+        self.memory.glance(at).map(|word| self.version.segment(word))
+    }
+
+    /// The version of its entries.
+    pub(super) fn version(&self) -> Version {
+        self.version
     }
 
     /// The entry's bytes, whatever they are.

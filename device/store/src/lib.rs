@@ -38,6 +38,7 @@ pub mod snapshot;
 mod stock;
 mod sync;
 pub mod tables;
+pub mod upgrade;
 
 use std::{
     io,
@@ -54,7 +55,7 @@ use parking_lot::Mutex;
 use self::{
     cause::Why,
     checkpoint::Checkpoints,
-    entry::{ENTRY_BYTES, Entry},
+    entry::{ENTRY_BYTES, Entry, Version},
     host_memory::{For, Left},
     image::Image,
     index::Index,
@@ -238,13 +239,14 @@ impl StoreError {
 }
 
 impl Store {
-    /// A store for `blocks` blocks with room for `segment_bytes` of bundles. Nothing of either is touched yet.
+    /// A store for `blocks` blocks with room for `segment_bytes` of bundles, or for as many as entries can name. Nothing of either is touched yet.
     ///
     /// # Errors
     /// [`StoreError::Reserve`].
     pub fn new(blocks: u64, segment_bytes: u64) -> Result<Self, StoreError> {
-        let bytes = Segments::bytes(segment_bytes);
-        let index = Index::new(Memory::reserve("plane index", Index::bytes(blocks))?, blocks);
+        let version = Version::default();
+        let bytes = Segments::bytes(segment_bytes.min(version.max_store_bytes()));
+        let index = Index::new(Memory::reserve("plane index", Index::bytes(blocks))?, version, blocks);
         let segments = Segments::new(Memory::reserve("segment store", bytes)?, bytes);
         Ok(Self::of(index, segments, None))
     }
@@ -412,7 +414,7 @@ impl Store {
             None => None,
             Some(stored) => {
                 let segment = self.segments.store(bundle.bytes(), block, what)?;
-                Some(entry::Place { segment, stored: stored.clone() })
+                Some(entry::Place { segment, stored: stored.clone(), lossy: false })
             }
         };
         Ok(Prepared { place, lost: None })
@@ -438,14 +440,14 @@ impl Store {
             // Nothing of a damaged block is needed any more; its segment, which nothing names, is
             // lost.
             let old = self.index.get(block).unwrap_or_default();
-            let new = Entry { epoch: old.epoch.wrapping_add(1), place };
+            let new = old.next(self.index.version(), place);
             if lost.is_some() { ((old, Entry::default()), lost) } else { ((old, new), lost) }
         };
         let (changes, lost): (Vec<_>, Vec<_>) = blocks.clone().zip(prepared).map(change).unzip();
         let entries: Vec<_> = changes
             .iter()
             .zip(&lost)
-            .map(|((_, new), lost)| if lost.is_some() { entry::POISON } else { new.encode() })
+            .map(|((_, new), lost)| if lost.is_some() { entry::POISON } else { self.encode(new) })
             .collect();
         let put = || {
             let record =
@@ -613,13 +615,10 @@ impl Store {
             let mut bytes = [0; MAX_BUNDLE];
             let bytes = &mut bytes[..place.stored.bytes()];
             self.segments.read(segment, 0, bytes);
-            let moved = entry::Place {
-                segment: self.segments.store(bytes, block, For::NoMore)?,
-                stored: place.stored,
-            };
+            let moved = entry::Place { segment: self.segments.store(bytes, block, For::NoMore)?, ..place };
             Ok(Some((bytes.len(), Entry { epoch, place: Some(moved) })))
         };
-        let put = |(_, entry): &(usize, Entry)| self.put(block, &entry.encode());
+        let put = |(_, entry): &(usize, Entry)| self.put(block, &self.encode(entry));
         self.stripes.shift(block, copy, put, |(bytes, _)| {
             self.segments.free(segment, *bytes);
             self.moved.blocks.fetch_add(1, Ordering::Relaxed);
@@ -640,6 +639,11 @@ impl Store {
         if let Some((journal, record)) = record {
             journal.end(record);
         }
+    }
+
+    /// An entry's bytes, in the version of this store.
+    fn encode(&self, entry: &Entry) -> [u8; ENTRY_BYTES] {
+        entry.encode(self.index.version())
     }
 
     /// Frees what [`Store::prepare`] took.
@@ -730,8 +734,8 @@ impl Replace<'_> {
         let no_more = charged(bytes) <= self.old.charged();
         let Prepared { place, .. } = self.store.prepare(self.block, bundle, no_more)?;
         let Self { store, block, old, held } = self;
-        let new = Entry { epoch: old.epoch.wrapping_add(1), place };
-        store.losses.publish(held, block..block + 1, || store.put(block, &new.encode()), |_| None);
+        let new = old.next(store.index.version(), place);
+        store.losses.publish(held, block..block + 1, || store.put(block, &store.encode(&new)), |_| None);
         store.free(&old);
         Ok(new)
     }

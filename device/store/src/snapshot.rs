@@ -18,13 +18,14 @@ use nix::{
 };
 
 use super::{
-    image::{Image, ImageError},
+    image::{Image, ImageError, known_version},
     index::PAGE_BYTES,
     saving::Saving,
     tables::saved_once,
 };
 
-const MAGIC: &[u8; 8] = b"LAMSNAP\x01";
+/// What a stream begins with; the number of its image's version follows.
+const MAGIC: &[u8; 7] = b"LAMSNAP";
 /// Bytes of the longest extent.
 const MOST_BYTES: usize = 1 << 20;
 /// Bytes of an extent before its data: place, length, check.
@@ -66,7 +67,10 @@ pub fn save(image: &Image, saving: Option<&Saving<'_>>, out: &mut impl Write) ->
     let parts = image.parts();
     let [_, tables, counters, _journal, _staging, gcomp, index, segments, ..] = parts;
     let end = image.plain_bytes();
-    out.write_all(MAGIC)?;
+    let mut magic = [0; 8];
+    magic[..7].copy_from_slice(MAGIC);
+    magic[7] = image.superblock().version as u8;
+    out.write_all(&magic)?;
     out.write_all(&end.to_le_bytes())?;
     let mut stream = Stream { out, extents: 0, bytes: 0, data: vec![0; MOST_BYTES] };
     stream.put(0, &image.plain_superblock())?;
@@ -149,7 +153,7 @@ impl<W: Write> Stream<'_, W> {
 }
 
 /// Where in `part` of an image the file has something.
-fn data_in(image: &Image, part: Range<u64>) -> io::Result<Vec<Range<u64>>> {
+pub(super) fn data_in(image: &Image, part: Range<u64>) -> io::Result<Vec<Range<u64>>> {
     let file = image.file();
     let (mut at, mut found) = (part.start, Vec::new());
     while at < part.end {
@@ -271,9 +275,10 @@ pub fn fill(input: &mut impl Read, output: &File) -> Result<(), Broken> {
     let short = |why: io::Error| Broken::Stream(format!("it ends early: {why}"));
     let mut start = [0; 16];
     input.read_exact(&mut start).map_err(short)?;
-    if start[..8] != MAGIC[..] {
+    if start[..7] != MAGIC[..] {
         return Err(Broken::Stream("it does not begin as one".to_owned()));
     }
+    known_version(start[7]).map_err(Broken::Stream)?;
     let end = word(&start[8..]);
     if i64::try_from(end).is_err() {
         return Err(Broken::Stream(format!("its image has {end} bytes")));

@@ -75,7 +75,7 @@ pub(super) fn take_checkpoints(
     // too, as a killed process may not have brought the last one's header to the disk.
     for (copy, _) in head.headers() {
         checkpoint::differing(index, &copies[copy], |block, entry| {
-            let Ok(Entry { place: Some(place), .. }) = Entry::decode(entry) else { return };
+            let Ok(Entry { place: Some(place), .. }) = Entry::decode(index.version(), entry) else { return };
             let bytes = place.stored.bytes();
             if bytes > 0 && claims.claim(place.segment, bytes, block) == Claimed::Yes {
                 held.push((place.segment, bytes));

@@ -401,6 +401,7 @@ mod tests {
             open_windows: 1,
             partitions: Vec::new(),
             checkpoints: false,
+            version: crate::entry::Version::default(),
         };
         Image::in_memory(superblock).unwrap()
     }

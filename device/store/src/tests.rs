@@ -84,31 +84,39 @@ proptest! {
     #[test]
     fn an_entry_is_read_as_written_and_every_flip_is_noticed(
         format in prop::sample::select(Format::ALL.to_vec()), codec in prop::sample::select(Codec::ALL.to_vec()),
-        words in words(), segment in 0_u64..1 << 40, epoch: u16, bit in 0..ENTRY_BYTES * 8,
+        words in words(), segment in 0_u64..1 << 36, epoch: u16, lossy: bool, bit in 0..ENTRY_BYTES * 8,
     ) {
         let mut bundle = Bundle::new();
         Encoder::new().block(format, codec, &words, &mut bundle);
-        let entry = Entry { epoch, place: bundle.stored.map(|stored| entry::Place { segment, stored }) };
-        let mut bytes = entry.encode();
-        prop_assert_eq!(&Entry::decode(&bytes).unwrap(), &entry);
-        prop_assume!(entry != Entry::default());
-        bytes[bit / 8] ^= 1 << (bit % 8);
-        prop_assert!(Entry::decode(&bytes).is_err());
+        for version in [Version::One, Version::Two] {
+            let placed = |stored| entry::Place { segment, stored, lossy: lossy && version == Version::Two };
+            let entry = Entry { epoch, place: bundle.stored.clone().map(placed) }.fitting(version);
+            let mut bytes = entry.encode(version);
+            prop_assert_eq!(&Entry::decode(version, &bytes).unwrap(), &entry);
+            prop_assume!(entry != Entry::default());
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            prop_assert!(Entry::decode(version, &bytes).is_err());
+        }
     }
 
     #[test]
     fn any_64_bytes_behind_a_valid_checksum_decode_safely(mut bytes: [u8; 32], rest: [u8; 32]) {
-        bytes[6] &= 3;
-        bytes[7] &= 0x1f;
+        // So that some get past the reserved bits.
+        for version in [Version::One, Version::Two] {
+        match version {
+            Version::One => (bytes[6], bytes[7]) = (bytes[6] & 3, bytes[7] & 0x1f),
+            Version::Two => (bytes[4], bytes[5], bytes[9]) = (bytes[4] & 0x7f, bytes[5] & 0x20, bytes[9] & 0xb),
+        }
         let mut entry = [0; ENTRY_BYTES];
         entry[..32].copy_from_slice(&bytes);
         entry[32..].copy_from_slice(&rest);
         entry[10..14].fill(0);
         let check = crc32c::crc32c(&entry);
         entry[10..14].copy_from_slice(&check.to_le_bytes());
-        if let Ok(Entry { place: Some(place), .. }) = Entry::decode(&entry) {
+        if let Ok(Entry { place: Some(place), .. }) = Entry::decode(version, &entry) {
             let (all, bundle) = (PlaneMask(u32::MAX), [0; MAX_BUNDLE]);
             let _ = Decoder::new().block(&place.stored, all, &bundle, &mut [0; BLOCK_BYTES]);
+        }
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Golden files: blocks as earlier versions stored them, which every later one must read. `docs/format.md` says what is in them.
 //!
-//! In `golden/`, `NAME.words` is a block's 4096 bytes, `NAME.CODEC.stored` its index entry and its bundle. What lz4 and zstd give
+//! In `golden/`, `NAME.words` is a block's 4096 bytes, `NAME.CODEC.stored` its index entry of version 1 and its bundle; in `golden-v2/` are those of version 2. What lz4 and zstd give
 //! for the same input may change with their libraries, and which code a plane tree chooses with its encoder, so of coded bytes only reading is promised;
 //! everything else that is written today must be what was written then.
 //!
@@ -14,10 +14,44 @@ use lamina_codec::block::{Bundle, MAX_BUNDLE, Stored};
 use lamina_codec::format::Format;
 use lamina_codec::plane::PlaneMask;
 use lamina_codec::{BLOCK_BYTES, BlockWords, Decoder, Encoder};
-use lamina_store::entry::{ENTRY_BYTES, Entry, Place};
+use lamina_store::entry::{ENTRY_BYTES, Entry, Place, Version};
 
-const EPOCH: u16 = 0x1234;
-const SEGMENT: u64 = 0x12_3456_789a;
+/// A version, where its files are, the segment that all entries name, and their epoch.
+struct Files {
+    version: Version,
+    folder: &'static str,
+    segment: u64,
+    epoch: u16,
+}
+
+const FILES: [Files; 2] = [
+    Files { version: Version::One, folder: "tests/golden", segment: 0x12_3456_789a, epoch: 0x1234 },
+    Files { version: Version::Two, folder: "tests/golden-v2", segment: 0xa_9876_5432, epoch: 0x12 },
+];
+
+impl Files {
+    fn stored(&self, name: &str, codec: Codec) -> PathBuf {
+        folder(self.folder).join(format!("{name}.{codec}.stored"))
+    }
+
+    /// The entry and the bundle that today's program stores.
+    fn encoded(&self, format: Format, codec: Codec, words: &BlockWords) -> Vec<u8> {
+        let mut bundle = Bundle::new();
+        Encoder::new().block(format, codec, words, &mut bundle);
+        let placed = |stored| Place { segment: self.segment, stored, lossy: false };
+        let entry = Entry { epoch: self.epoch, place: bundle.stored.clone().map(placed) };
+        [&entry.encode(self.version)[..], bundle.bytes()].concat()
+    }
+
+    fn split(&self, stored: &[u8]) -> (Entry, [u8; MAX_BUNDLE]) {
+        let (entry, bytes) = stored.split_first_chunk::<ENTRY_BYTES>().expect("an entry");
+        let entry = Entry::decode(self.version, entry).unwrap();
+        assert_eq!(entry.place.as_ref().map_or(0, |place| place.stored.bytes()), bytes.len());
+        let mut bundle = [0xa5; MAX_BUNDLE];
+        bundle[..bytes.len()].copy_from_slice(bytes);
+        (entry, bundle)
+    }
+}
 
 fn folder(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(name)
@@ -115,54 +149,40 @@ fn cases() -> Vec<(&'static str, Format, BlockWords)> {
     ]
 }
 
-/// The entry and the bundle that today's version stores.
-fn encoded(format: Format, codec: Codec, words: &BlockWords) -> Vec<u8> {
-    let mut bundle = Bundle::new();
-    Encoder::new().block(format, codec, words, &mut bundle);
-    let place = bundle.stored.clone().map(|stored| Place { segment: SEGMENT, stored });
-    [&Entry { epoch: EPOCH, place }.encode()[..], bundle.bytes()].concat()
-}
-
-fn split(stored: &[u8]) -> (Entry, [u8; MAX_BUNDLE]) {
-    let (entry, bytes) = stored.split_first_chunk::<ENTRY_BYTES>().expect("an entry");
-    let entry = Entry::decode(entry).unwrap();
-    assert_eq!(entry.place.as_ref().map_or(0, |place| place.stored.bytes()), bytes.len());
-    let mut bundle = [0xa5; MAX_BUNDLE];
-    bundle[..bytes.len()].copy_from_slice(bytes);
-    (entry, bundle)
-}
-
 #[test]
 fn what_was_stored_is_read() {
-    let mut read = 0;
-    for file in fs::read_dir(folder("tests/golden")).unwrap() {
-        let path = file.unwrap().path();
-        if path.extension().is_none_or(|extension| extension != "stored") {
-            continue;
+    for files in &FILES {
+        let mut read = 0;
+        for (name, ..) in cases() {
+            let words = fs::read(golden(&format!("{name}.words"))).unwrap();
+            for codec in Codec::ALL {
+                let path = files.stored(name, codec);
+                let shown = path.display();
+                let (entry, bundle) = files.split(&fs::read(&path).unwrap());
+                assert_eq!(entry.epoch, files.epoch, "{shown}");
+                let mut back = [0; BLOCK_BYTES];
+                if let Some(Place { segment, stored, lossy: false }) = &entry.place {
+                    assert_eq!(*segment, files.segment, "{shown}");
+                    Decoder::new()
+                        .block(stored, PlaneMask(u32::MAX), &bundle, &mut back)
+                        .unwrap_or_else(|why| panic!("{shown}: {why}"));
+                }
+                assert!(back[..] == words[..], "{shown}");
+                read += 1;
+            }
         }
-        let shown = path.display().to_string();
-        let words = fs::read(path.with_extension("").with_extension("words")).unwrap();
-        let (entry, bundle) = split(&fs::read(&path).unwrap());
-        assert_eq!(entry.epoch, EPOCH, "{shown}");
-        let mut back = [0; BLOCK_BYTES];
-        if let Some(Place { segment, stored }) = &entry.place {
-            assert_eq!(*segment, SEGMENT, "{shown}");
-            Decoder::new()
-                .block(stored, PlaneMask(u32::MAX), &bundle, &mut back)
-                .unwrap_or_else(|why| panic!("{shown}: {why}"));
-        }
-        assert!(back[..] == words[..], "{shown}");
-        read += 1;
+        let all = fs::read_dir(folder(files.folder)).unwrap().map(|file| file.unwrap().path());
+        let stored = all.filter(|path| path.extension().is_some_and(|extension| extension == "stored"));
+        assert_eq!(stored.count(), read, "{}: a file that is no case's", files.folder);
     }
-    assert!(read >= cases().len() * 2, "only {read} files");
 }
 
 #[test]
 fn every_format_and_codec_has_its_files() {
     for (name, _, words) in cases() {
         assert!(fs::read(golden(&format!("{name}.words"))).unwrap() == words, "{name}: the case has changed");
-        for codec in Codec::ALL {
-            let path = golden(&format!("{name}.{codec}.stored"));
+        for (files, codec) in FILES.iter().flat_map(|files| Codec::ALL.map(|codec| (files, codec))) {
+            let path = files.stored(name, codec);
             assert!(path.exists(), "{} is missing: write it as this file's head says", path.display());
         }
     }
@@ -171,15 +191,16 @@ fn every_format_and_codec_has_its_files() {
 #[test]
 fn what_is_stored_today_is_what_was_stored() {
     for (name, format, words) in cases() {
-        for codec in Codec::ALL {
-            let then = fs::read(golden(&format!("{name}.{codec}.stored"))).unwrap();
-            let now = encoded(format, codec, &words);
+        for (files, codec) in FILES.iter().flat_map(|files| Codec::ALL.map(|codec| (files, codec))) {
+            let then = fs::read(files.stored(name, codec)).unwrap();
+            let now = files.encoded(format, codec, &words);
             if name.contains("noise") || name == "zeros" {
                 assert!(now == then, "{name} {codec}");
                 continue;
             }
             // A library's bytes may differ, and an encoder may choose better; format, codec and plain planes stay.
-            let [then, now] = [then, now].map(|stored| split(&stored).0.place.expect("no zeros").stored);
+            let [then, now] =
+                [then, now].map(|stored| files.split(&stored).0.place.expect("no zeros").stored);
             match (then, now) {
                 (Stored::Planes(then), Stored::Planes(now)) => {
                     assert_eq!((then.format, then.codec), (now.format, now.codec), "{name} {codec}");
@@ -208,10 +229,12 @@ fn write_what_is_missing() {
     for (format, (name, _, words)) in (0_u8..).zip(cases()) {
         write(&golden(&format!("{name}.words")), &words);
         for (codec, number) in Codec::ALL.into_iter().zip(0_u8..) {
-            let stored = encoded(cases()[usize::from(format)].1, codec, &words);
-            write(&golden(&format!("{name}.{codec}.stored")), &stored);
-            let seed = [&[3, 0xff, 0xff, 0xff, 0xff], &stored[..]].concat();
-            write(&seeds.join("stored").join(format!("{name}.{codec}")), &seed);
+            for (files, flags, suffix) in [(&FILES[0], 3, ""), (&FILES[1], 7, ".v2")] {
+                let stored = files.encoded(cases()[usize::from(format)].1, codec, &words);
+                write(&files.stored(name, codec), &stored);
+                let seed = [&[flags, 0xff, 0xff, 0xff, 0xff], &stored[..]].concat();
+                write(&seeds.join("stored").join(format!("{name}.{codec}{suffix}")), &seed);
+            }
             let head = [cases()[usize::from(format)].1 as u8, number, 0, 0x00, 0xf0, 0x0f, 0xff];
             let seed = [&head, &words[..256]].concat();
             write(&seeds.join("round_trip").join(format!("{name}.{codec}")), &seed);

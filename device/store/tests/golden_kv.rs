@@ -1,6 +1,6 @@
 //! Golden files of KV windows: as earlier versions stored them, which every later one must read. `docs/format.md` says what is in them.
 //!
-//! In `golden-kv/`, `NAME.window` is a window's bytes, `NAME.CODEC.stored` its blocks as they are stored, index entry and bundle of each in turn. How a window is
+//! In `golden-kv/`, `NAME.window` is a window's bytes, `NAME.CODEC.stored` its blocks as they are stored, index entry of version 1 and bundle of each in turn; in `golden-kv-v2/` the entries are of version 2. How a window is
 //! coded may change; what was coded must be read.
 //!
 //! `cargo test -p lamina-store --test golden_kv -- --ignored` writes what is missing; it never changes what is there.
@@ -14,11 +14,22 @@ use lamina_codec::format::Format;
 use lamina_codec::kv::{Coding, KvLayout, Preset, Shape, WindowDecoder};
 use lamina_codec::plane::PlaneMask;
 use lamina_codec::{BLOCK_BYTES, Decoder, Encoder};
-use lamina_store::entry::{ENTRY_BYTES, Entry, Place};
+use lamina_store::entry::{ENTRY_BYTES, Entry, Place, Version};
 
 fn golden(file: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden-kv").join(file)
+    golden_of(Version::One, file)
 }
+
+/// A file of entries of this version.
+fn golden_of(version: Version, file: &str) -> PathBuf {
+    let folder = match version {
+        Version::One => "tests/golden-kv",
+        Version::Two => "tests/golden-kv-v2",
+    };
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(folder).join(file)
+}
+
+const VERSIONS: [Version; 2] = [Version::One, Version::Two];
 
 struct Case {
     name: &'static str,
@@ -86,9 +97,9 @@ fn what_was_stored_is_read() {
         let window = fs::read(golden(&format!("{}.window", case.name))).unwrap();
         let shape = case.shape();
         assert_eq!(window.len(), shape.blocks() * BLOCK_BYTES, "{}", case.name);
-        for codec in Codec::ALL {
+        for (version, codec) in VERSIONS.into_iter().flat_map(|of| Codec::ALL.map(|codec| (of, codec))) {
             let file = format!("{}.{codec}.stored", case.name);
-            let stored = fs::read(golden(&file)).unwrap();
+            let stored = fs::read(golden_of(version, &file)).unwrap();
             let mut left = &stored[..];
             let all = PlaneMask::all(case.format);
             let mut out = Vec::new();
@@ -99,7 +110,9 @@ fn what_was_stored_is_read() {
             for block in 0..shape.blocks() {
                 let (entry, rest) = left.split_first_chunk::<ENTRY_BYTES>().unwrap();
                 left = rest;
-                let Some(Place { stored, .. }) = Entry::decode(entry).unwrap().place else { continue };
+                let Some(Place { stored, .. }) = Entry::decode(version, entry).unwrap().place else {
+                    continue;
+                };
                 headed += usize::from(stored.head_bytes() > 0);
                 let mut bundle = [0xa5; MAX_BUNDLE];
                 bundle[..stored.bytes()].copy_from_slice(&left[..stored.bytes()]);
@@ -120,23 +133,25 @@ fn what_is_written_today_is_what_the_files_are_of() {
     for case in cases() {
         let window = fs::read(golden(&format!("{}.window", case.name))).unwrap();
         assert!(window == case.window(), "{}", case.name);
-        let stored = stored(&case, Codec::Tree);
-        let kept = fs::read(golden(&format!("{}.tree.stored", case.name))).unwrap();
-        // What no library decides: that there is a head, and whether exponents are differences.
-        let heads = |bytes: &[u8]| {
-            let Some(Place { stored: Stored::Planes(StoredPlanes { head, .. }), .. }) =
-                Entry::decode(bytes.first_chunk().unwrap()).unwrap().place
-            else {
-                panic!("{}: planes", case.name)
+        for version in VERSIONS {
+            let stored = stored(&case, version, Codec::Tree);
+            let kept = fs::read(golden_of(version, &format!("{}.tree.stored", case.name))).unwrap();
+            // What no library decides: that there is a head, and whether exponents are differences.
+            let heads = |bytes: &[u8]| {
+                let Some(Place { stored: Stored::Planes(StoredPlanes { head, .. }), .. }) =
+                    Entry::decode(version, bytes.first_chunk().unwrap()).unwrap().place
+                else {
+                    panic!("{}: planes", case.name)
+                };
+                (head.length > 0, head.delta)
             };
-            (head.length > 0, head.delta)
-        };
-        assert_eq!(heads(&stored), heads(&kept), "{}", case.name);
-        assert_eq!(heads(&kept), (true, case.way == Coding::Deltas), "{}", case.name);
+            assert_eq!(heads(&stored), heads(&kept), "{}", case.name);
+            assert_eq!(heads(&kept), (true, case.way == Coding::Deltas), "{}", case.name);
+        }
     }
 }
 
-fn stored(case: &Case, codec: Codec) -> Vec<u8> {
+fn stored(case: &Case, version: Version, codec: Codec) -> Vec<u8> {
     let mut bundles = Vec::new();
     let (shape, window) = (case.shape(), case.window());
     let coded = Encoder::new().window(&shape, case.before, codec, &window, Some(case.way), &mut bundles);
@@ -144,8 +159,9 @@ fn stored(case: &Case, codec: Codec) -> Vec<u8> {
     bundles
         .iter()
         .flat_map(|bundle| {
-            let place = bundle.stored.clone().map(|stored| Place { segment: 0x12_3456, stored });
-            [&Entry { epoch: 0x1234, place }.encode()[..], bundle.bytes()].concat()
+            let placed = |stored| Place { segment: 0x12_3456, stored, lossy: false };
+            let entry = Entry { epoch: 0x1234, place: bundle.stored.clone().map(placed) };
+            [&entry.encode(version)[..], bundle.bytes()].concat()
         })
         .collect()
 }
@@ -153,16 +169,17 @@ fn stored(case: &Case, codec: Codec) -> Vec<u8> {
 #[test]
 #[ignore = "writes golden files that are missing"]
 fn write_what_is_missing() {
-    let write = |name: String, bytes: Vec<u8>| {
-        let path = golden(&name);
+    let write = |path: PathBuf, bytes: Vec<u8>| {
+        fs::create_dir_all(path.parent().expect("a folder")).unwrap();
         if !path.exists() {
             fs::write(path, bytes).unwrap();
         }
     };
     for case in cases() {
-        write(format!("{}.window", case.name), case.window());
-        for codec in Codec::ALL {
-            write(format!("{}.{codec}.stored", case.name), stored(&case, codec));
+        write(golden(&format!("{}.window", case.name)), case.window());
+        for (version, codec) in VERSIONS.into_iter().flat_map(|of| Codec::ALL.map(|codec| (of, codec))) {
+            let path = golden_of(version, &format!("{}.{codec}.stored", case.name));
+            write(path, stored(&case, version, codec));
         }
     }
 }

@@ -5,7 +5,7 @@ use lamina_abi::DIRECTORY_BYTES;
 use super::{DeviceError, PartitionConfig};
 use crate::stats::Interleaving;
 use lamina_codec::{BLOCK_BYTES, Codec};
-use lamina_store::{image::Superblock, mode::Mode};
+use lamina_store::{entry::Version, image::Superblock, mode::Mode};
 
 /// What a device is made of.
 #[derive(Clone, Debug)]
@@ -61,7 +61,9 @@ impl DeviceConfig {
     /// Bytes of bundles the store may hold.
     pub(super) fn store_bytes(&self) -> u64 {
         // Segments of one length share chunks: twice the capacity is room for any mix of lengths. It is address space only.
-        self.store_bytes.unwrap_or_else(|| self.base_bytes.saturating_mul(2).max(16 << 20))
+        let usual =
+            || self.base_bytes.saturating_mul(2).max(16 << 20).min(Version::default().max_store_bytes());
+        self.store_bytes.unwrap_or_else(usual)
     }
 
     /// What an image says of such a device.
@@ -77,6 +79,7 @@ impl DeviceConfig {
             partitions: self.partitions.clone(),
             // It gets them when it is opened.
             checkpoints: false,
+            version: Version::default(),
         }
     }
 

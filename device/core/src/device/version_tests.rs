@@ -1,0 +1,55 @@
+//! What earlier versions wrote is read, and becomes this version's by an upgrade.
+
+use super::image_tests::{BLOCK, BLOCKS, bytes, read_all};
+use super::*;
+use lamina_store::{entry::Version, snapshot::restore, upgrade::upgrade};
+
+/// What the device held whose snapshot was saved by the last program of version 1.
+fn held() -> Vec<u8> {
+    let mut all = vec![0; BLOCKS * BLOCK];
+    let element = |n: usize| {
+        (u16::try_from(90 + n % 64 % 30).unwrap() << 7 | u16::try_from(n % 128).unwrap()).to_le_bytes()
+    };
+    let rows: Vec<u8> = (0..8 * BLOCK / 2).flat_map(element).collect();
+    let mut put = |block: usize, bytes: &[u8]| all[block * BLOCK..][..bytes.len()].copy_from_slice(bytes);
+    put(0, &bytes(2, 20 * BLOCK));
+    put(BLOCKS / 2, &rows);
+    put(BLOCKS - 8, &bytes(3, 2 * BLOCK));
+    put(BLOCKS - 5, &bytes(5, 3 * BLOCK));
+    put(7, &[poison::PATTERN; BLOCK]);
+    put(9, &[0; BLOCK]);
+    all
+}
+
+#[test]
+fn a_snapshot_of_version_1_is_restored_served_and_upgraded() {
+    let folder = tempfile::tempdir().unwrap();
+    let snapshot = concat!(env!("CARGO_MANIFEST_DIR"), "/../store/tests/golden-images/v1.snapshot");
+    let path = folder.path().join("image");
+    restore(snapshot.as_ref(), &path).unwrap();
+    let config = DeviceConfig { first_process: false, ..DeviceConfig::new(0, 0) };
+    let open = || {
+        let image = Image::open(&path).unwrap().unwrap();
+        (image.clone(), Device::open(image, &config).unwrap())
+    };
+    let (image, device) = open();
+    assert_eq!(image.superblock().version, Version::One);
+    assert!(read_all(&device) == held());
+    assert!(device.stats().blocks.heads_bytes > 0, "a KV window is coded channel by channel");
+    // It is written as it was, too.
+    let own = bytes(6, BLOCK);
+    device.write_base((15 * BLOCK) as u64, &own).unwrap();
+    drop(device);
+    upgrade(&image, &path).unwrap();
+    drop(image);
+    let (image, device) = open();
+    assert_eq!(image.superblock().version, Version::Two);
+    let mut wanted = held();
+    wanted[15 * BLOCK..16 * BLOCK].copy_from_slice(&own);
+    assert!(read_all(&device) == wanted);
+    assert_eq!((device.tensors().len(), device.views().len()), (2, 1));
+    assert!(device.stats().blocks.heads_bytes > 0);
+    device.write_base(0, &bytes(9, BLOCKS * BLOCK)).unwrap();
+    device.flush(0, device.base_bytes()).unwrap();
+    assert!(read_all(&device) == bytes(9, BLOCKS * BLOCK));
+}
