@@ -184,10 +184,15 @@ fn tensors_and_views_are_made_and_removed_by_the_device() {
     assert_eq!(ops[2], serde_json::json!({ "op": "view", "tensor": "a b", "spelling": "e8m3" }));
     assert_eq!(ops[3], serde_json::json!({ "op": "remove_view", "tensor": "a b", "spelling": "e8m3" }));
     assert_eq!(ops[4], serde_json::json!({ "op": "remove_tensor", "name": "a b" }));
+    let misused = |args: &[&str], word: &str| {
+        let output = command(&windows, args).output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{args:?}");
+        assert!(String::from_utf8_lossy(&output.stderr).contains(word), "{args:?}");
+    };
     for wrong in ["x", "5X", "-1", "", "99999999999T"] {
-        assert!(bad(&windows, &["tensor", "resize", "w", "--length", wrong]).contains("--length"), "{wrong}");
+        misused(&["tensor", "resize", "w", "--length", wrong], "--length");
     }
-    assert!(bad(&windows, &["view", "w"]).contains("SPELLING"));
+    misused(&["view", "w"], "SPELLING");
 }
 
 #[test]
