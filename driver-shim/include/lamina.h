@@ -99,6 +99,21 @@ int lamina_flush(const lamina *handle, uint64_t offset, uint64_t length);
  */
 int lamina_invalidate(const lamina *handle, uint64_t offset, uint64_t length);
 
+/*
+ * Tensors and views of this guest's own part of the device. Each call is done when it returns; lamina_refresh() then shows it.
+ *
+ * lamina_tensor_add makes a tensor where it fits, over bytes that stay; kv_channels 0 means no KV cache, kv_window is in tokens.
+ * lamina_tensor_resize makes it longer or shorter where it is. lamina_tensor_remove removes it with its views; its bytes
+ * stay, as bytes of nobody. Memory handed out of a view that was removed stays mapped and reads as zeros, or as another
+ * view that came there.
+ */
+int lamina_tensor_add(const lamina *handle, const char *tensor, uint64_t length, const char *format, uint32_t kv_channels,
+                      uint32_t kv_window);
+int lamina_tensor_resize(const lamina *handle, const char *tensor, uint64_t length);
+int lamina_tensor_remove(const lamina *handle, const char *tensor);
+int lamina_view_add(const lamina *handle, const char *tensor, const char *view);
+int lamina_view_remove(const lamina *handle, const char *tensor, const char *view);
+
 /* What last failed on this thread; "" if nothing did. Valid until the next failure on this thread. Never NULL. */
 const char *lamina_last_error(void);
 

@@ -14,7 +14,7 @@ use std::{
 
 use lamina_abi::Layout;
 
-use crate::{Access, Lamina, OpenOptions, UpOptions, sysfs::Tree, up};
+use crate::{Access, Lamina, NewTensor, OpenOptions, UpOptions, sysfs::Tree, up};
 
 const WRITABLE: c_uint = 1;
 
@@ -338,6 +338,96 @@ pub(crate) unsafe extern "C" fn lamina_invalidate(handle: *const Handle, offset:
         let handle = unsafe { shared(handle) }?;
         let range = (length > 0).then_some((offset, length));
         handle.lamina.invalidate(range).map_err(|error| text(&error))
+    }))
+}
+
+/// # Safety
+/// As [`shared`]; `tensor` and `format` are null or zero-terminated strings.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn lamina_tensor_add(
+    handle: *const Handle,
+    tensor: *const c_char,
+    length: u64,
+    format: *const c_char,
+    kv_channels: u32,
+    kv_window: u32,
+) -> c_int {
+    status(guard(|| {
+        // SAFETY: the caller's promise.
+        let (handle, tensor, format) = unsafe {
+            (shared(handle)?, name(tensor, "the tensor's name")?, name(format, "the format's name")?)
+        };
+        let new = NewTensor {
+            name: tensor.to_owned(),
+            length,
+            format: format.to_owned(),
+            kv: (kv_channels > 0).then_some((kv_channels, kv_window)),
+            ..NewTensor::default()
+        };
+        let made = handle.lamina.ctl().and_then(|mut ctl| Ok(ctl.create_tensors(&[new])?));
+        made.map(drop).map_err(|error| text(&error))
+    }))
+}
+
+/// # Safety
+/// As [`shared`]; `tensor` is null or a zero-terminated string.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn lamina_tensor_resize(
+    handle: *const Handle,
+    tensor: *const c_char,
+    length: u64,
+) -> c_int {
+    status(guard(|| {
+        // SAFETY: the caller's promise.
+        let (handle, tensor) = unsafe { (shared(handle)?, name(tensor, "the tensor's name")?) };
+        let resized = handle.lamina.ctl().and_then(|mut ctl| Ok(ctl.resize_tensor(tensor, length)?));
+        resized.map(drop).map_err(|error| text(&error))
+    }))
+}
+
+/// # Safety
+/// As [`shared`]; `tensor` is null or a zero-terminated string.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn lamina_tensor_remove(handle: *const Handle, tensor: *const c_char) -> c_int {
+    status(guard(|| {
+        // SAFETY: the caller's promise.
+        let (handle, tensor) = unsafe { (shared(handle)?, name(tensor, "the tensor's name")?) };
+        let removed = handle.lamina.ctl().and_then(|mut ctl| Ok(ctl.remove_tensor(tensor)?));
+        removed.map(drop).map_err(|error| text(&error))
+    }))
+}
+
+/// # Safety
+/// As [`shared`]; `tensor` and `view` are null or zero-terminated strings.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn lamina_view_add(
+    handle: *const Handle,
+    tensor: *const c_char,
+    view: *const c_char,
+) -> c_int {
+    status(guard(|| {
+        // SAFETY: the caller's promise.
+        let (handle, tensor, view) =
+            unsafe { (shared(handle)?, name(tensor, "the tensor's name")?, name(view, "the view's name")?) };
+        let made = handle.lamina.ctl().and_then(|mut ctl| Ok(ctl.create_view(tensor, view)?));
+        made.map(drop).map_err(|error| text(&error))
+    }))
+}
+
+/// # Safety
+/// As [`shared`]; `tensor` and `view` are null or zero-terminated strings.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn lamina_view_remove(
+    handle: *const Handle,
+    tensor: *const c_char,
+    view: *const c_char,
+) -> c_int {
+    status(guard(|| {
+        // SAFETY: the caller's promise.
+        let (handle, tensor, view) =
+            unsafe { (shared(handle)?, name(tensor, "the tensor's name")?, name(view, "the view's name")?) };
+        let removed = handle.lamina.ctl().and_then(|mut ctl| Ok(ctl.remove_view(tensor, view)?));
+        removed.map(drop).map_err(|error| text(&error))
     }))
 }
 

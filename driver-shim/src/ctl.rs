@@ -12,8 +12,8 @@
 //!   seem done before it was. The port keeps such replies, and they have no names. So a new connection first asks for
 //!   an operation that does not exist, with a name that only it knows; the device refuses it by name, and the next reply
 //!   is the connection's own. After a failure the connection is not used again.
-//! * The device's worker may die and be replaced: then the host's end of the port goes and comes back. Every request may be made twice, so the
-//!   one that was under way is made again, for up to [`PATIENCE`].
+//! * The device's worker may die and be replaced: then the host's end of the port goes and comes back. The request that was under way is made
+//!   again, for up to [`PATIENCE`]. One that may not be done twice says then that it is made again.
 //! * `flush` is the fence of the coherence contract: stores made through the base window before it are in every view
 //!   read after it. Stores of this CPU need no flush instruction first: a virtual machine's memory is coherent with its
 //!   host. On hardware with write-back host caches over CXL.mem, the device would snoop or the caller would write its
@@ -136,6 +136,44 @@ fn busy(cause: &io::Error) -> &'static str {
     }
 }
 
+/// A tensor to be made.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NewTensor {
+    /// Its name, unique in this guest's part of the device.
+    pub name: String,
+    /// Its bytes.
+    pub length: u64,
+    /// The format of its elements, for example `bf16`.
+    pub format: String,
+    /// Where it begins in the base window; where it fits if not given.
+    pub dpa: Option<u64>,
+    /// Its shape, outermost dimension first; one dimension if empty.
+    pub shape: Vec<u64>,
+    /// Channels of a row and tokens of a window, if it is a KV cache.
+    pub kv: Option<(u32, u32)>,
+    /// The codec of its planes; the device's if not given.
+    pub codec: Option<String>,
+}
+
+impl NewTensor {
+    fn json(&self) -> Value {
+        let layout = match self.kv {
+            None => json!({ "kind": "weight" }),
+            Some((channels, window)) => json!({ "kind": "kv", "channels": channels, "window": window }),
+        };
+        let Self { name, length, format, dpa, shape, codec, .. } = self;
+        json!({
+            "name": name,
+            "length": length,
+            "format": format,
+            "dpa": dpa,
+            "shape": shape,
+            "layout": layout,
+            "codec": codec,
+        })
+    }
+}
+
 /// A connection to the device.
 #[derive(Debug)]
 pub struct Ctl {
@@ -245,6 +283,56 @@ impl Ctl {
         self.request(&json!({ "op": "view", "tensor": tensor, "spelling": spelling }))
     }
 
+    /// Removes a view of a tensor; its place reads as zeros until another comes there.
+    ///
+    /// # Errors
+    /// Any of [`CtlError`].
+    pub fn remove_view(&mut self, tensor: &str, spelling: &str) -> Result<Value, CtlError> {
+        self.request(&json!({ "op": "remove_view", "tensor": tensor, "spelling": spelling }))
+    }
+
+    /// Makes tensors, all of them or none; the directory shows them afterwards, as far as it has room.
+    ///
+    /// # Errors
+    /// Any of [`CtlError`].
+    pub fn create_tensors(&mut self, tensors: &[NewTensor]) -> Result<Value, CtlError> {
+        let tensors: Vec<Value> = tensors.iter().map(NewTensor::json).collect();
+        self.request(&json!({ "op": "create_tensors", "tensors": tensors }))
+    }
+
+    /// Makes a tensor longer or shorter where it is, in bytes.
+    ///
+    /// # Errors
+    /// Any of [`CtlError`].
+    pub fn resize_tensor(&mut self, name: &str, length: u64) -> Result<Value, CtlError> {
+        self.request(&json!({ "op": "resize_tensor", "name": name, "length": length }))
+    }
+
+    /// Removes a tensor and its views. Its bytes stay, as bytes of nobody.
+    ///
+    /// # Errors
+    /// Any of [`CtlError`].
+    pub fn remove_tensor(&mut self, name: &str) -> Result<Value, CtlError> {
+        self.request(&json!({ "op": "remove_tensor", "name": name }))
+    }
+
+    /// At most `most` tensors from a DPA on (and those that share the last one's), by DPA: for those
+    /// that a directory has no room for.
+    ///
+    /// # Errors
+    /// Any of [`CtlError`].
+    pub fn tensors(&mut self, from: u64, most: usize) -> Result<Value, CtlError> {
+        self.request(&json!({ "op": "tensors", "from": from, "most": most }))
+    }
+
+    /// At most `most` views from an offset of the views window on, likewise.
+    ///
+    /// # Errors
+    /// Any of [`CtlError`].
+    pub fn views(&mut self, from: u64, most: usize) -> Result<Value, CtlError> {
+        self.request(&json!({ "op": "views", "from": from, "most": most }))
+    }
+
     /// The device's counters.
     ///
     /// # Errors
@@ -293,8 +381,9 @@ impl Ctl {
     fn exchange_again(&mut self, request: &Value) -> Result<Value, CtlError> {
         let begun = Instant::now();
         let deadline = begun + self.timeout;
+        let mut request = request.clone();
         loop {
-            let gone = match self.exchange(request, deadline) {
+            let gone = match self.exchange(&request, deadline) {
                 Err(gone @ CtlError::Closed { .. }) => gone,
                 done => return done,
             };
@@ -304,6 +393,10 @@ impl Ctl {
             thread::sleep(Duration::from_millis(20));
             self.in_step = false;
             self.pending.clear();
+            // It may have been done before its answer was lost.
+            if matches!(request["op"].as_str(), Some("create_tensors" | "remove_tensor" | "remove_view")) {
+                request["again"] = true.into();
+            }
             // A port that was opened before stays open; it is the other end that comes back.
             if self.is_socket {
                 match open(&self.path, true) {

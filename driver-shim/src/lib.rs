@@ -33,7 +33,7 @@ pub mod topology;
 mod window;
 
 pub use attach::{Attached, Attachment, UpOptions, up};
-pub use ctl::{Ctl, CtlError};
+pub use ctl::{Ctl, CtlError, NewTensor};
 pub use error::Error;
 pub use lamina::{BASE, Lamina, Location, OpenOptions, open_ctl};
 pub use topology::{BASE_SERIAL, Role, VIEWS_SERIAL};

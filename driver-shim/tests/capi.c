@@ -62,6 +62,11 @@ int main(int argc, char **argv)
     CHECK(lamina_flush(handle, 4096, 10) == 0);
     CHECK(lamina_invalidate(handle, 8192, 64) == 0);
     CHECK(lamina_invalidate(handle, 0, 0) == 0);
+    CHECK(lamina_tensor_add(handle, "mine", 8192, "bf16", 64, 128) == 0);
+    CHECK(lamina_tensor_resize(handle, "mine", 4096) == 0);
+    CHECK(lamina_view_add(handle, "mine", "e8m3") == 0);
+    CHECK(lamina_view_remove(handle, "mine", "e8m3") == 0);
+    CHECK(lamina_tensor_remove(handle, "mine") == 0);
     CHECK(lamina_refresh(handle) == 0);
     CHECK(lamina_tensor_info(handle, 0, &tensor) == 0 && strcmp(tensor.name, "w") == 0);
 
@@ -90,6 +95,11 @@ int main(int argc, char **argv)
     CHECK(lamina_tensor_count(NULL) == 0 && lamina_view_count(NULL) == 0);
     CHECK(lamina_flush(NULL, 0, 0) < 0);
     CHECK(lamina_invalidate(NULL, 0, 0) < 0);
+    CHECK(lamina_tensor_add(NULL, "mine", 1, "bf16", 0, 0) < 0);
+    CHECK(lamina_tensor_add(handle, NULL, 1, "bf16", 0, 0) < 0);
+    CHECK(lamina_tensor_add(handle, "mine", 1, NULL, 0, 0) < 0);
+    CHECK(lamina_tensor_resize(handle, NULL, 1) < 0 && lamina_tensor_remove(handle, NULL) < 0);
+    CHECK(lamina_view_add(handle, "mine", NULL) < 0 && lamina_view_remove(handle, NULL, "full") < 0);
     CHECK(lamina_refresh(NULL) < 0);
     CHECK(lamina_open(argv[1], argv[2], 6) == NULL);
     CHECK(strstr(lamina_last_error(), "0x6") != NULL);

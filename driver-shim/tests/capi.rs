@@ -48,6 +48,14 @@ fn a_c_program_reads_every_view_and_misuse_is_an_error() {
     assert!(requests[1].contains("4096"), "{}", requests[1]);
     assert!(requests[2].contains("\"invalidate\"") && requests[2].contains("8192"), "{}", requests[2]);
     assert_eq!(requests[3], "{\"op\":\"invalidate\"}");
+    let ops: Vec<serde_json::Value> =
+        requests[4..9].iter().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(ops[0]["op"], "create_tensors");
+    assert_eq!(ops[0]["tensors"][0]["layout"]["window"], 128);
+    assert_eq!(ops[1], serde_json::json!({ "op": "resize_tensor", "name": "mine", "length": 4096 }));
+    assert_eq!(ops[2], serde_json::json!({ "op": "view", "tensor": "mine", "spelling": "e8m3" }));
+    assert_eq!(ops[3], serde_json::json!({ "op": "remove_view", "tensor": "mine", "spelling": "e8m3" }));
+    assert_eq!(ops[4], serde_json::json!({ "op": "remove_tensor", "name": "mine" }));
 
     let text = String::from_utf8(ran.stdout).unwrap();
     let lines: Vec<Vec<&str>> = text.lines().map(|line| line.split(' ').collect()).collect();

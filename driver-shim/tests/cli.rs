@@ -164,6 +164,38 @@ fn flush_view_and_stats_reach_the_device() {
 }
 
 #[test]
+fn tensors_and_views_are_made_and_removed_by_the_device() {
+    let windows = Windows::new();
+    let requests = willing_device(&windows.path("ctl"));
+    let add = ["tensor", "add", "a b", "--length", "64M", "--format", "bf16", "--at", "0x1000"];
+    good(&windows, &[&add[..], &["--kv", "1024", "--shape", "4x8", "--codec", "lz4"]].concat());
+    good(&windows, &["tensor", "resize", "a b", "--length", "8K"]);
+    good(&windows, &["view", "add", "a b", "e8m3"]);
+    good(&windows, &["view", "rm", "a b", "e8m3"]);
+    good(&windows, &["tensor", "rm", "a b"]);
+    let ops: Vec<Value> =
+        requests.lock().unwrap().iter().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let tensor = serde_json::json!({
+        "name": "a b", "length": 64 << 20, "format": "bf16", "dpa": 4096, "shape": [4, 8],
+        "layout": { "kind": "kv", "channels": 1024, "window": 128 }, "codec": "lz4",
+    });
+    assert_eq!(ops[0], serde_json::json!({ "op": "create_tensors", "tensors": [tensor] }));
+    assert_eq!(ops[1], serde_json::json!({ "op": "resize_tensor", "name": "a b", "length": 8192 }));
+    assert_eq!(ops[2], serde_json::json!({ "op": "view", "tensor": "a b", "spelling": "e8m3" }));
+    assert_eq!(ops[3], serde_json::json!({ "op": "remove_view", "tensor": "a b", "spelling": "e8m3" }));
+    assert_eq!(ops[4], serde_json::json!({ "op": "remove_tensor", "name": "a b" }));
+    let misused = |args: &[&str], word: &str| {
+        let output = command(&windows, args).output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{args:?}");
+        assert!(String::from_utf8_lossy(&output.stderr).contains(word), "{args:?}");
+    };
+    for wrong in ["x", "5X", "-1", "", "99999999999T"] {
+        misused(&["tensor", "resize", "w", "--length", wrong], "--length");
+    }
+    misused(&["view", "w"], "SPELLING");
+}
+
+#[test]
 fn a_reader_that_leaves_early_is_no_failure() {
     let windows = Windows::new();
     for args in [&["cat", "w"][..], &["list"], &["list", "--json"], &["map"], &["sum", "--all"]] {

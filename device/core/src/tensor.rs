@@ -9,16 +9,16 @@ mod transition;
 
 use std::{
     ops::Range,
-    sync::atomic::{AtomicU64, Ordering::Relaxed},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
 };
 
 use serde::{Deserialize, Serialize};
 
 pub(crate) use self::transition::Transition;
-use crate::{
-    counters::{Gauge, Numbers, Traffic},
-    layout::Layout,
-};
+use crate::{counters::Gauge, layout::Layout, window::Counted};
 use lamina_codec::{
     BLOCK_BYTES, Codec,
     format::Format,
@@ -196,6 +196,22 @@ pub enum TensorError {
         /// The length.
         length: u64,
     },
+    /// The bytes behind it are not free.
+    #[error(
+        "{name}: {length} bytes do not fit at DPA {dpa:#x}, where {free} bytes are free to where {behind} begins"
+    )]
+    NotFree {
+        /// The tensor.
+        name: String,
+        /// Its length to be.
+        length: u64,
+        /// Where it begins.
+        dpa: u64,
+        /// Bytes from there on that it may have.
+        free: u64,
+        /// What begins behind them: a tensor, or nothing more.
+        behind: String,
+    },
     /// A KV layout that cannot be.
     #[error("{name}: {why}")]
     Kv {
@@ -214,11 +230,9 @@ pub(crate) struct Tensor {
     /// Its windows, if the device codes it by windows.
     pub(crate) windows: Option<Shape>,
     /// Bytes its blocks are charged in the store.
-    pub(crate) stored: Gauge,
+    pub(crate) stored: Arc<Gauge>,
     /// Reads through the base window.
-    pub(crate) traffic: Traffic,
-    /// Where the image keeps its counters.
-    pub(crate) numbers: Numbers,
+    pub(crate) traffic: Arc<Counted>,
     /// The checkpoint it was loaded from.
     pub(crate) source: SourceOf,
     pub(crate) transition: Transition,
@@ -234,7 +248,13 @@ impl Tensor {
 
     /// The numbers of its blocks, on the device.
     pub(crate) fn blocks(&self) -> Range<u64> {
-        store::blocks(self.info.dpa)..store::blocks(self.end())
+        Self::blocks_of(&self.info)
+    }
+
+    /// Likewise of one that is to be.
+    pub(crate) fn blocks_of(info: &TensorInfo) -> Range<u64> {
+        let first = store::blocks(info.dpa);
+        first..first.saturating_add(info.length.div_ceil(BLOCK_BYTES as u64))
     }
 
     /// Whether nobody is ever told of it.

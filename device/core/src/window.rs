@@ -13,7 +13,10 @@ mod directory;
 mod gaps;
 mod map;
 
-use std::{ops::Range, sync::Arc};
+use std::{
+    ops::{Deref, Range},
+    sync::Arc,
+};
 
 use serde::Serialize;
 
@@ -27,6 +30,7 @@ use crate::{
     tensor::Tensor,
 };
 use lamina_codec::{BLOCK_BYTES, view::View};
+use lamina_store::counters::Counters;
 
 /// A view that there is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -54,18 +58,38 @@ pub(crate) struct Alias {
     pub(crate) tensor: Arc<Tensor>,
     pub(crate) view: View,
     pub(crate) info: ViewInfo,
-    pub(crate) traffic: Traffic,
-    /// Where the image keeps its counters.
-    pub(crate) numbers: Numbers,
+    pub(crate) traffic: Arc<Counted>,
     /// Unlike that of any other tensor or view since the device was opened.
     pub(crate) number: u64,
 }
 
-/// Traffic, and where an image keeps its counters.
+/// Traffic, and where an image keeps its counters. These are used again when nobody counts there
+/// any more.
 #[derive(Debug, Default)]
 pub(crate) struct Counted {
     pub(crate) traffic: Traffic,
     pub(crate) numbers: Numbers,
+    pub(crate) counters: Option<Arc<Counters>>,
+}
+
+impl Deref for Counted {
+    type Target = Traffic;
+
+    fn deref(&self) -> &Traffic {
+        &self.traffic
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        let Some(counters) = &self.counters else { return };
+        let Numbers { first, later } = self.numbers;
+        for (first, count) in [(first, Traffic::COUNTERS), (later, Traffic::LATER_COUNTERS)] {
+            if let Some(first) = first {
+                counters.give_others(first, count);
+            }
+        }
+    }
 }
 
 impl Alias {
@@ -74,7 +98,7 @@ impl Alias {
         (tensor, number): (Arc<Tensor>, u64),
         view: View,
         (offset, length): (u64, u64),
-        traffic: Counted,
+        traffic: Arc<Counted>,
     ) -> Self {
         let info = ViewInfo {
             tensor: tensor.info.name.clone(),
@@ -86,8 +110,7 @@ impl Alias {
             planes: view.mask().count(),
             view: view.to_string(),
         };
-        let Counted { traffic, numbers } = traffic;
-        Self { tensor, view, info, traffic, numbers, number }
+        Self { tensor, view, info, traffic, number }
     }
 
     /// Whether it shows all of `range` of the views window.

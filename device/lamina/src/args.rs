@@ -9,13 +9,14 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 use lamina_codec::Codec;
+use lamina_codec::format::Format;
 use lamina_codec::kv::KvLayout;
 
 pub(crate) use self::boot::Boot;
 pub(crate) use self::device::DeviceArgs;
 pub(crate) use self::mount::{LoadModel, Ls, Mount, Rm, Shown, Umount};
 pub(crate) use self::values::{DiskArg, bytes, run_dir};
-use self::values::{codecs, disks, kv_layout};
+use self::values::{codecs, disks, kv_layout, shape};
 use crate::division::DivisionArgs;
 use crate::guests::Guests;
 
@@ -37,6 +38,9 @@ Examples:
       lamina stats
   Make one more view while it runs:
       lamina view add model.layers.0.self_attn.q_proj.weight e8m3+g2:packed
+  Make a tensor of one's own, and remove it with its views:
+      lamina tensor add scratch --length 64M --format bf16
+      lamina tensor rm scratch
   Make stores to the base window visible in every view:
       lamina flush
   See whether the store fills up, and make room:
@@ -72,7 +76,10 @@ pub(crate) enum Command {
     Disks(Client),
     /// List the pairs of files that a device shows, whose they are, and the sockets for their guests.
     Guests(Client),
-    /// Make and list views.
+    /// Make, resize, remove and list tensors.
+    #[command(subcommand)]
+    Tensor(Tensor),
+    /// Make, remove and list views.
     #[command(subcommand)]
     View(View),
     Flush(Flush),
@@ -164,9 +171,91 @@ pub(crate) enum View {
         #[command(flatten)]
         client: Client,
     },
+    /// Remove a view of a tensor, for example `lamina view rm lm_head.weight e8m3+g2`.
+    ///
+    /// Its place in the views window reads as zeros until another view comes there.
+    Rm {
+        /// The tensor's name.
+        tensor: String,
+        /// The view's spelling.
+        spelling: String,
+        #[command(flatten)]
+        client: Client,
+    },
     /// List the views.
     List(Client),
 }
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Tensor {
+    Add(TensorAdd),
+    /// Remove a tensor and its views. Its bytes stay, as bytes of nobody, until they are discarded or written over.
+    #[command(after_help = "\
+Example:
+      lamina discard scratch && lamina tensor rm scratch")]
+    Rm {
+        /// The tensor's name.
+        name: String,
+        #[command(flatten)]
+        client: Client,
+    },
+    /// Make a tensor longer or shorter where it is, with its outermost dimension.
+    ///
+    /// It grows if what is behind it is nobody's. What is cut off stays, as bytes of nobody. Its views stay where they are.
+    #[command(after_help = "\
+Example:
+      lamina tensor resize cache.k --length 128M")]
+    Resize {
+        /// The tensor's name.
+        name: String,
+        /// Its bytes from now on.
+        #[arg(long, value_parser = bytes, value_name = "BYTES")]
+        length: u64,
+        #[command(flatten)]
+        client: Client,
+    },
+    /// List the tensors.
+    List(Client),
+}
+
+/// Make a tensor: say what a range of the base window holds. Bytes that are there stay, and are coded anew.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  Weights where there is room:
+      lamina tensor add scratch --length 64M --format bf16
+  A matrix by its shape, coded with zstd:
+      lamina tensor add head --shape 32000x4096 --format bf16 --codec zstd
+  A KV cache of rows with 1024 channels, in windows of 128 tokens, at a place of one's own:
+      lamina tensor add cache.k --length 64M --format bf16 --kv 1024,128 --at 0x10000000")]
+pub(crate) struct TensorAdd {
+    /// Its name, unique on the device; PARTITION/NAME where there are guests.
+    pub(crate) name: String,
+    /// Its bytes [default: those of its shape].
+    #[arg(long, value_parser = bytes, value_name = "BYTES", required_unless_present = "shape")]
+    pub(crate) length: Option<u64>,
+    /// The format of its elements.
+    #[arg(long)]
+    pub(crate) format: Format,
+    /// Where it begins in the base window, a multiple of 4096 [default: the smallest gap it fits].
+    #[arg(long, value_parser = bytes, value_name = "DPA")]
+    pub(crate) at: Option<u64>,
+    /// It is a KV cache, written as for `lamina analyze --kv`.
+    #[arg(long, value_parser = kv_layout, value_name = "CHANNELS[,WINDOW]")]
+    pub(crate) kv: Option<KvLayout>,
+    /// Its shape, outermost dimension first, for example 32000x4096 [default: one dimension].
+    #[arg(long, value_parser = shape, value_name = "AxBx…")]
+    pub(crate) shape: Option<Dimensions>,
+    /// The codec of its planes [default: the device's].
+    #[arg(long)]
+    pub(crate) codec: Option<Codec>,
+    #[command(flatten)]
+    pub(crate) client: Client,
+}
+
+/// The dimensions of a tensor.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Dimensions(pub(crate) Vec<u64>);
 
 /// Make every store to the base window visible in every view: the coherence fence.
 ///

@@ -10,14 +10,15 @@ use comfy_table::presets::NOTHING;
 use comfy_table::{CellAlignment, Table};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Bytes;
-use hyper::{Method, Request, StatusCode, header};
+use hyper::{Method, Request, header};
 use hyper_util::rt::TokioIo;
 use indicatif::{BinaryBytes, HumanCount};
+use lamina_device::{layout::Layout, tensor::TensorSpec};
 use lamina_serve::peer;
 use serde_json::{Value, json};
 use tokio::net::UnixStream;
 
-use crate::args::{Client, Discard, Flush, Poison, Snapshot, Upgrade, View};
+use crate::args::{Client, Discard, Flush, Poison, Snapshot, Tensor, TensorAdd, Upgrade, View};
 use crate::holder;
 use crate::out::print_line;
 
@@ -63,8 +64,8 @@ async fn ask_once(api: &Path, method: Method, path: &str, body: Option<Value>) -
     };
     let body = body.map_err(broke_off).context("the device's answer broke off")?.to_bytes();
     connection.abort();
-    if status == StatusCode::NO_CONTENT {
-        return Ok(Value::Null);
+    if body.is_empty() && status.is_success() {
+        return Ok(json!({}));
     }
     let body: Value = serde_json::from_slice(&body).with_context(|| {
         format!("the device's answer ({status}) is no JSON; is {} Lamina's?", api.display())
@@ -143,8 +144,12 @@ pub(crate) async fn tensors(client: &Client) -> Result<()> {
     if client.json {
         return print_json(&tensors);
     }
+    print_tensors(rows(&tensors)?)
+}
+
+fn print_tensors(tensors: &[Value]) -> Result<()> {
     let mut table = new_table(&["tensor", "format", "layout", "shape", "DPA", "bytes"], 4);
-    for tensor in rows(&tensors)? {
+    for tensor in tensors {
         let shape: Vec<_> = rows(&tensor["shape"])?.iter().map(text).collect();
         table.add_row([
             text(&tensor["name"]),
@@ -240,7 +245,71 @@ pub(crate) async fn view(command: View) -> Result<()> {
             }
             print_views(&[view])
         }
+        View::Rm { tensor, spelling, client } => {
+            let asked = json!({ "tensor": tensor, "spelling": spelling });
+            let view = ask(&client.api, Method::DELETE, "/views", Some(asked)).await?;
+            if client.json { print_json(&view) } else { Ok(()) }
+        }
     }
+}
+
+pub(crate) async fn tensor(command: Tensor) -> Result<()> {
+    let (client, tensor) = match command {
+        Tensor::List(client) => return tensors(&client).await,
+        Tensor::Add(add) => {
+            let spec = serde_json::to_value(spec(&add)?)?;
+            let tensor = ask(&add.client.api, Method::POST, "/tensors", Some(spec)).await?;
+            (add.client, tensor)
+        }
+        Tensor::Resize { name, length, client } => {
+            let asked = json!({ "length": length });
+            let tensor = ask(&client.api, Method::PATCH, &path_of(&name), Some(asked)).await?;
+            (client, tensor)
+        }
+        Tensor::Rm { name, client } => {
+            let done = ask(&client.api, Method::DELETE, &path_of(&name), None).await?;
+            return if client.json { print_json(&done) } else { Ok(()) };
+        }
+    };
+    if client.json { print_json(&tensor) } else { print_tensors(&[tensor]) }
+}
+
+/// The tensor that is asked for.
+fn spec(add: &TensorAdd) -> Result<TensorSpec> {
+    let shape = add.shape.as_ref().map_or_else(Vec::new, |shape| shape.0.clone());
+    let of_shape = || {
+        let elements = shape.iter().try_fold(1_u64, |of, dimension| of.checked_mul(*dimension))?;
+        add.format.bytes_for(elements)
+    };
+    let length = add.length.or_else(of_shape);
+    let length = length.with_context(|| {
+        format!("{}: elements of {} do not fill whole bytes, or pass 64 bits", add.name, add.format)
+    })?;
+    Ok(TensorSpec {
+        name: add.name.clone(),
+        dpa: add.at,
+        length,
+        elements: None,
+        shape,
+        format: add.format,
+        layout: add.kv.map_or(Layout::Weight, Layout::Kv),
+        codec: add.codec,
+    })
+}
+
+/// Where the API has a tensor.
+fn path_of(name: &str) -> String {
+    use std::fmt::Write as _;
+    let mut path = "/tensors/".to_owned();
+    for byte in name.bytes() {
+        match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'.' | b'~' | b'/' => {
+                path.push(char::from(byte));
+            }
+            other => write!(path, "%{other:02X}").expect("a string"),
+        }
+    }
+    path
 }
 
 pub(crate) async fn flush(command: &Flush) -> Result<()> {

@@ -71,6 +71,7 @@ fn run(cli: args::Cli) -> ExitCode {
             Command::Guests(args) => client::guests(&args).await,
             Command::Disks(args) => client::disks(&args).await,
             Command::View(command) => client::view(command).await,
+            Command::Tensor(command) => client::tensor(command).await,
             Command::Flush(args) => client::flush(&args).await,
             Command::Discard(args) => client::discard(&args).await,
             Command::Events(args) => client::events(&args).await,

@@ -4,8 +4,10 @@
 //! |---|---|
 //! | `GET /` | a page to look at |
 //! | `GET /stats`, `GET /metrics` | all counters, as JSON and as OpenMetrics |
-//! | `GET /tensors`, `POST /tensors`, `DELETE /tensors/{name}` | lists, makes (a [`TensorSpec`]), removes |
-//! | `GET /views`, `POST /views` `{"tensor","spelling"}` | lists, makes |
+//! | `GET /tensors`, `DELETE /tensors/{name}` | lists, removes |
+//! | `POST /tensors` | makes one (a [`TensorSpec`]), or all of a list of them or none |
+//! | `PATCH /tensors/{name}` `{"length"}` | makes it longer or shorter where it is |
+//! | `GET /views`, `POST /views`, `DELETE /views` `{"tensor","spelling"}` | lists, makes, removes |
 //! | `GET /disks` | lists the disks: serial numbers, sockets, partitions |
 //! | `GET /guests` | lists the pairs of files: whose, paths, bytes, and the socket for the guest |
 //! | `POST /flush` `{"offset"?,"length"?}` | the coherence fence |
@@ -25,6 +27,7 @@
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
+use std::fmt;
 use std::future::ready;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -37,8 +40,9 @@ use axum::middleware::{Next, from_fn};
 use axum::response::{Html, IntoResponse, Response};
 use axum::routing::{delete, get, post};
 use axum::{Json, Router};
-use serde::Deserialize;
-use serde::de::DeserializeOwned;
+use serde::de::value::{MapAccessDeserializer, SeqAccessDeserializer};
+use serde::de::{DeserializeOwned, MapAccess, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer};
 use serde_json::json;
 use tokio::net::TcpListener;
 use tokio::task::{JoinHandle, spawn_blocking};
@@ -56,6 +60,8 @@ use super::{ServeError, http, metrics};
 
 /// Bytes a request's body may have.
 pub const MAX_BODY: usize = 1 << 20;
+/// Bytes a request for tensors may have: a list of them may be long.
+pub const MAX_TENSORS_BODY: usize = 32 << 20;
 /// How long a body may take to arrive.
 pub const BODY_TIME: Duration = Duration::from_secs(10);
 
@@ -171,9 +177,9 @@ pub(crate) fn router(control: Control) -> Router {
         .route("/", get(page))
         .route("/stats", get(stats))
         .route("/metrics", get(open_metrics))
-        .route("/tensors", get(tensors).post(create_tensor))
-        .route("/tensors/{*name}", delete(remove_tensor))
-        .route("/views", get(views).post(create_view))
+        .route("/tensors", get(tensors).post(create_tensors))
+        .route("/tensors/{*name}", delete(remove_tensor).patch(resize_tensor))
+        .route("/views", get(views).post(create_view).delete(remove_view))
         .route("/disks", get(disks))
         .route("/guests", get(guests))
         .route("/flush", post(flush))
@@ -247,7 +253,9 @@ fn status_of(why: &DeviceError) -> StatusCode {
         DeviceError::Tensor(TensorError::Unknown { .. }) | DeviceError::UnknownView { .. } => {
             StatusCode::NOT_FOUND
         }
-        DeviceError::Tensor(TensorError::Exists { .. } | TensorError::Overlap { .. }) => StatusCode::CONFLICT,
+        DeviceError::Tensor(
+            TensorError::Exists { .. } | TensorError::Overlap { .. } | TensorError::NotFree { .. },
+        ) => StatusCode::CONFLICT,
         DeviceError::Tensor(TensorError::NoRoom { .. })
         | DeviceError::NoRoomForView { .. }
         | DeviceError::Quota { .. }
@@ -299,7 +307,7 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Asked<T> {
 
     async fn from_request(request: Request, _: &S) -> Result<Self, Refusal> {
         is_json(request.headers())?;
-        let body = read(request.into_body()).await?;
+        let body = read(request.into_body(), MAX_BODY).await?;
         // No body at all asks for the defaults.
         let body = if body.is_empty() { Bytes::from_static(b"{}") } else { body };
         let asked = serde_json::from_slice(&body);
@@ -309,15 +317,15 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Asked<T> {
     }
 }
 
-async fn read(body: Body) -> Result<Bytes, Refusal> {
+async fn read(body: Body, most: usize) -> Result<Bytes, Refusal> {
     let late = format!("the body did not arrive within {} s", BODY_TIME.as_secs());
-    let read = tokio::time::timeout(BODY_TIME, to_bytes(body, MAX_BODY)).await;
+    let read = tokio::time::timeout(BODY_TIME, to_bytes(body, most)).await;
     let read = read.map_err(|_| Refusal::new(StatusCode::REQUEST_TIMEOUT, late))?;
     read.map_err(|why| {
         let large = std::error::Error::source(&why)
             .is_some_and(<dyn std::error::Error>::is::<http_body_util::LengthLimitError>);
         if large {
-            Refusal::new(StatusCode::PAYLOAD_TOO_LARGE, format!("the body has more than {MAX_BODY} bytes"))
+            Refusal::new(StatusCode::PAYLOAD_TOO_LARGE, format!("the body has more than {most} bytes"))
         } else {
             Refusal::new(StatusCode::BAD_REQUEST, format!("the body could not be read: {why}"))
         }
@@ -397,12 +405,66 @@ async fn disks(State(control): State<Control>) -> impl IntoResponse {
     Json(control.disks())
 }
 
-async fn create_tensor(
+/// A tensor that is asked for, or a list of them.
+enum TensorsAsked {
+    One(Box<TensorSpec>),
+    Many(Vec<TensorSpec>),
+}
+
+impl<'de> Deserialize<'de> for TensorsAsked {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Asked;
+
+        impl<'de> Visitor<'de> for Asked {
+            type Value = TensorsAsked;
+
+            fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+                out.write_str("a tensor, or a list of tensors")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<TensorsAsked, A::Error> {
+                Deserialize::deserialize(MapAccessDeserializer::new(map)).map(TensorsAsked::One)
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, seq: A) -> Result<TensorsAsked, A::Error> {
+                Deserialize::deserialize(SeqAccessDeserializer::new(seq)).map(TensorsAsked::Many)
+            }
+        }
+
+        deserializer.deserialize_any(Asked)
+    }
+}
+
+async fn create_tensors(State(control): State<Control>, request: Request) -> Result<Response, Refusal> {
+    is_json(request.headers())?;
+    let body = read(request.into_body(), MAX_TENSORS_BODY).await?;
+    let asked = serde_json::from_slice(&body)
+        .map_err(|why| Refusal::new(StatusCode::BAD_REQUEST, format!("the body is no request: {why}")))?;
+    Ok(match asked {
+        TensorsAsked::One(spec) => {
+            let tensor = blocking(move || control.create_tensor(*spec)).await?;
+            (StatusCode::CREATED, Json(tensor)).into_response()
+        }
+        TensorsAsked::Many(specs) => {
+            let tensors = blocking(move || control.create_tensors(specs)).await?;
+            (StatusCode::CREATED, Json(tensors)).into_response()
+        }
+    })
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ResizeAsked {
+    length: u64,
+}
+
+async fn resize_tensor(
     State(control): State<Control>,
-    Asked(spec): Asked<TensorSpec>,
+    Segment(name): Segment<String>,
+    Asked(asked): Asked<ResizeAsked>,
 ) -> Result<impl IntoResponse, Refusal> {
-    let tensor = blocking(move || control.create_tensor(spec)).await?;
-    Ok((StatusCode::CREATED, Json(tensor)))
+    let tensor = blocking(move || control.resize_tensor(&name, asked.length)).await?;
+    Ok(Json(tensor))
 }
 
 async fn remove_tensor(
@@ -428,6 +490,14 @@ async fn create_view(
 ) -> Result<impl IntoResponse, Refusal> {
     let view = blocking(move || control.create_view(&view.tensor, &view.spelling)).await?;
     Ok((StatusCode::CREATED, Json(view)))
+}
+
+async fn remove_view(
+    State(control): State<Control>,
+    Asked(view): Asked<ViewAsked>,
+) -> Result<impl IntoResponse, Refusal> {
+    let view = blocking(move || control.remove_view(&view.tensor, &view.spelling)).await?;
+    Ok(Json(view))
 }
 
 #[derive(Deserialize)]

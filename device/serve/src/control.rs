@@ -224,9 +224,24 @@ impl Control {
     ///
     /// When the device refuses it, for example for lack of room.
     pub fn create_tensor(&self, spec: TensorSpec) -> Result<TensorInfo, ControlError> {
-        let tensor = self.device.create_tensor(spec)?;
-        self.directory_changed(tensor.dpa, &mut std::iter::empty())?;
-        Ok(tensor)
+        let made = self.create_tensors(vec![spec])?;
+        Ok(made.into_iter().next().expect("one for one"))
+    }
+
+    /// Makes tensors over bytes that keep their values, all of them or none.
+    ///
+    /// # Errors
+    ///
+    /// When the device refuses one of them.
+    pub fn create_tensors(&self, specs: Vec<TensorSpec>) -> Result<Vec<TensorInfo>, ControlError> {
+        let made = match &self.only {
+            Some((partition, _)) => partition.create_tensors(specs)?,
+            None => self.device.create_tensors(specs)?,
+        };
+        let start = self.base().start;
+        let dpas: Vec<_> = made.iter().map(|tensor| start + tensor.dpa).collect();
+        self.directories_changed(&dpas, &[])?;
+        Ok(made)
     }
 
     /// Removes a tensor and its views; its bytes stay.
@@ -235,12 +250,29 @@ impl Control {
     ///
     /// When there is no such tensor.
     pub fn remove_tensor(&self, name: &str) -> Result<(), ControlError> {
-        let shown = self.device.views();
-        let tensors = self.device.tensors();
-        self.device.remove_tensor(name)?;
-        let dpa = tensors.iter().find(|tensor| tensor.name == name).map_or(0, |tensor| tensor.dpa);
-        let mut shown = shown.iter().filter(|view| view.tensor == name).map(place);
-        self.directory_changed(dpa, &mut shown)
+        let dpa = self.base().start + self.tensor(name)?.dpa;
+        let shown = self.shown_of(name);
+        match &self.only {
+            Some((partition, _)) => partition.remove_tensor(name)?,
+            None => self.device.remove_tensor(name)?,
+        }
+        self.directories_changed(&[dpa], &shown)
+    }
+
+    /// Makes a tensor longer or shorter where it is; what is cut off stays, as bytes of nobody.
+    ///
+    /// # Errors
+    ///
+    /// When there is no such tensor, or the bytes behind it or behind one of its views are not free.
+    pub fn resize_tensor(&self, name: &str, length: u64) -> Result<TensorInfo, ControlError> {
+        let mut shown = self.shown_of(name);
+        let tensor = match &self.only {
+            Some((partition, _)) => partition.resize_tensor(name, length)?,
+            None => self.device.resize_tensor(name, length)?,
+        };
+        shown.extend(self.shown_of(name));
+        self.directories_changed(&[self.base().start + tensor.dpa], &shown)?;
+        Ok(tensor)
     }
 
     /// Makes a view.
@@ -249,18 +281,60 @@ impl Control {
     ///
     /// When there is no such tensor, its format cannot give the view, or the views window is full.
     pub fn create_view(&self, tensor: &str, spelling: &str) -> Result<ViewInfo, ControlError> {
-        let (view, base, views) = if let Some((partition, _)) = &self.only {
-            let view = partition.create_view(tensor, spelling)?;
-            (view, partition.base().start, partition.views_window().start)
-        } else {
-            let view = self.device.create_view(tensor, spelling)?;
-            let tensors = self.device.tensors();
-            let dpa = tensors.iter().find(|made| made.name == view.tensor).map_or(0, |made| made.dpa);
-            (view, dpa, 0)
+        let view = match &self.only {
+            Some((partition, _)) => partition.create_view(tensor, spelling)?,
+            None => self.device.create_view(tensor, spelling)?,
         };
-        let shown = place(&view);
-        self.directory_changed(base, &mut std::iter::once(views + shown.start..views + shown.end))?;
+        self.view_changed(&view)?;
         Ok(view)
+    }
+
+    /// Removes a view: what it was. Its place reads as zeros until another comes there.
+    ///
+    /// # Errors
+    ///
+    /// When there is no such view.
+    pub fn remove_view(&self, tensor: &str, spelling: &str) -> Result<ViewInfo, ControlError> {
+        let view = match &self.only {
+            Some((partition, _)) => partition.remove_view(tensor, spelling)?,
+            None => self.device.remove_view(tensor, spelling)?,
+        };
+        self.view_changed(&view)?;
+        Ok(view)
+    }
+
+    /// The tensor of this name.
+    ///
+    /// # Errors
+    ///
+    /// When there is none.
+    pub fn tensor(&self, name: &str) -> Result<TensorInfo, ControlError> {
+        Ok(match &self.only {
+            Some((partition, _)) => partition.tensor(name)?,
+            None => self.device.tensor(name)?,
+        })
+    }
+
+    /// Drops a view that came or went, and the directory, from all page caches.
+    fn view_changed(&self, view: &ViewInfo) -> Result<(), ControlError> {
+        let start = self.views_window().start;
+        let Range { start: from, end } = place(view);
+        // A view is in the partition that its place is in.
+        let part = Partition::all(&self.device)
+            .into_iter()
+            .find(|part| part.views_window().contains(&(start + from)))
+            .map_or(0, |part| part.base().start);
+        self.directories_changed(&[part], std::slice::from_ref(&(start + from..start + end)))
+    }
+
+    /// Where a tensor's views are in the device's views window.
+    fn shown_of(&self, name: &str) -> Vec<Range<u64>> {
+        let start = self.views_window().start;
+        let views = match &self.only {
+            Some((partition, _)) => partition.views_of(name),
+            None => self.device.views_of(name),
+        };
+        views.iter().map(place).map(|range| start + range.start..start + range.end).collect()
     }
 
     /// The coherence fence over `length` bytes of the base window, to its end if not given: see [`Coherence::flush`]. What it brings to the device is coded then:
@@ -406,20 +480,16 @@ impl Control {
         pairs.filter_map(|pair| Some((pair, inside(pair.partition(), range)?))).collect()
     }
 
-    /// Drops the directory of the partition that has `dpa`, and these ranges of the device's views window, from all page caches.
-    fn directory_changed(
-        &self,
-        dpa: u64,
-        views: &mut dyn Iterator<Item = Range<u64>>,
-    ) -> Result<(), ControlError> {
-        let views: Vec<_> = views.collect();
+    /// Drops the directories of the partitions that have these DPAs, and these ranges of the device's
+    /// views window, from all page caches.
+    fn directories_changed(&self, dpas: &[u64], views: &[Range<u64>]) -> Result<(), ControlError> {
         // All that show the partition, whoever asked.
         for pair in self.pairs.get().into_iter().flatten() {
             let base = pair.partition().base();
             // A tensor of no length may lie at the very end.
-            if base.contains(&dpa) || base.end == dpa {
-                let start = pair.partition().views_window().start;
-                let own = views.iter().filter(|view| view.start >= start);
+            if dpas.iter().any(|dpa| base.contains(dpa) || base.end == *dpa) {
+                let Range { start, end } = pair.partition().views_window();
+                let own = views.iter().filter(|view| (start..end).contains(&view.start));
                 let own = own.map(|view| view.start - start..view.end - start);
                 pair.coherence().views_changed(std::iter::once(0..DIRECTORY_BYTES).chain(own))?;
             }

@@ -9,12 +9,19 @@
 //! |---|---|
 //! | `{"op":"flush"}`, with `"offset"` and `"length"` for a part | `{"ok":true}` when the fence holds |
 //! | `{"op":"invalidate"}`, likewise | `{"ok":true}` when what the host held there is dropped; where windows are coherent there is nothing to drop |
-//! | `{"op":"tensors"}` | `{"ok":true,"tensors":[…]}` |
-//! | `{"op":"views"}` | `{"ok":true,"views":[…]}` |
-//! | `{"op":"view","tensor":…,"spelling":…}` | `{"ok":true,"view":{…}}` of the view made |
+//! | `{"op":"tensors"}`, with `"from"` and `"most"` for those from a DPA on | `{"ok":true,"tensors":[…]}` |
+//! | `{"op":"views"}`, likewise by offset | `{"ok":true,"views":[…]}` |
+//! | `{"op":"view","tensor":…,"spelling":…}` | `{"ok":true,"view":{…}}` of the view made, or found |
+//! | `{"op":"remove_view","tensor":…,"spelling":…}` | `{"ok":true}` |
+//! | `{"op":"create_tensors","tensors":[{"name":…,"length":…,"format":…},…]}` | `{"ok":true,"tensors":[…]}`: all of them, or none |
+//! | `{"op":"resize_tensor","name":…,"length":…}` | `{"ok":true,"tensor":{…}}` |
+//! | `{"op":"remove_tensor","name":…}` | `{"ok":true}` |
 //! | `{"op":"stats"}` | `{"ok":true,"stats":{…}}` |
 //! | `{"op":"evict","ranges":[[offset,length],…]}` | `{"ok":true}` when these parts of the views window are in no cache |
 //! | anything else | `{"ok":false,"error":"…"}` |
+//!
+//! Who asks again what it got no answer to says so: `"again":true`. Then what comes is found if it is
+//! there as asked for, and what goes may have gone.
 //!
 //! A guest is not trusted: a line has at most [`MAX_LINE`] bytes, what is longer or no request gets an error and the
 //! connection goes on with the next line. Empty lines are ignored; a guest program may send one to end what a killed
@@ -25,6 +32,8 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use lamina_device::device::DeviceError;
+use lamina_device::tensor::{TensorError, TensorInfo, TensorSpec};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncWrite, AsyncWriteExt, BufReader};
@@ -61,11 +70,39 @@ enum Request {
         offset: u64,
         length: Option<u64>,
     },
-    Tensors {},
-    Views {},
+    Tensors {
+        #[serde(default)]
+        from: u64,
+        most: Option<usize>,
+    },
+    Views {
+        #[serde(default)]
+        from: u64,
+        most: Option<usize>,
+    },
     View {
         tensor: String,
         spelling: String,
+    },
+    RemoveView {
+        tensor: String,
+        spelling: String,
+        #[serde(default)]
+        again: bool,
+    },
+    CreateTensors {
+        tensors: Vec<TensorSpec>,
+        #[serde(default)]
+        again: bool,
+    },
+    ResizeTensor {
+        name: String,
+        length: u64,
+    },
+    RemoveTensor {
+        name: String,
+        #[serde(default)]
+        again: bool,
     },
     Stats {},
     Evict {
@@ -206,10 +243,38 @@ fn perform(control: &Control, request: Request) -> Result<Value, ControlError> {
             control.invalidate(offset, length)?;
             json!({ "ok": true })
         }
-        Request::Tensors {} => json!({ "ok": true, "tensors": control.tensors() }),
-        Request::Views {} => json!({ "ok": true, "views": control.views() }),
+        Request::Tensors { from, most } => {
+            json!({ "ok": true, "tensors": page(control.tensors(), from, most, |tensor| tensor.dpa) })
+        }
+        Request::Views { from, most } => {
+            json!({ "ok": true, "views": page(control.views(), from, most, |view| view.offset) })
+        }
         Request::View { tensor, spelling } => {
             json!({ "ok": true, "view": control.create_view(&tensor, &spelling)? })
+        }
+        Request::RemoveView { tensor, spelling, again } => {
+            if let Err(why) = control.remove_view(&tensor, &spelling)
+                && !(again && is_gone(&why))
+            {
+                return Err(why);
+            }
+            json!({ "ok": true })
+        }
+        Request::CreateTensors { tensors, again } => {
+            let found = if again { found(control, &tensors) } else { None };
+            let tensors = found.map_or_else(|| control.create_tensors(tensors), Ok)?;
+            json!({ "ok": true, "tensors": tensors })
+        }
+        Request::ResizeTensor { name, length } => {
+            json!({ "ok": true, "tensor": control.resize_tensor(&name, length)? })
+        }
+        Request::RemoveTensor { name, again } => {
+            if let Err(why) = control.remove_tensor(&name)
+                && !(again && is_gone(&why))
+            {
+                return Err(why);
+            }
+            json!({ "ok": true })
         }
         Request::Stats {} => json!({ "ok": true, "stats": control.own_stats() }),
         Request::Evict { ranges } => {
@@ -217,6 +282,45 @@ fn perform(control: &Control, request: Request) -> Result<Value, ControlError> {
             json!({ "ok": true })
         }
     })
+}
+
+/// What of `all`, which are in the order of `place`, is at or behind `from`: `most` of them, and those
+/// that share the last one's place.
+fn page<T>(all: Vec<T>, from: u64, most: Option<usize>, place: impl Fn(&T) -> u64) -> Vec<T> {
+    let mut page: Vec<T> = Vec::new();
+    for one in all.into_iter().filter(|one| place(one) >= from) {
+        let is_full = most.is_some_and(|most| page.len() >= most.max(1));
+        if is_full && page.last().is_none_or(|last| place(last) != place(&one)) {
+            break;
+        }
+        page.push(one);
+    }
+    page
+}
+
+/// The tensors that were asked for, if all are there as they were.
+fn found(control: &Control, specs: &[TensorSpec]) -> Option<Vec<TensorInfo>> {
+    let found = specs.iter().map(|spec| {
+        let info = control.tensor(&spec.name).ok()?;
+        let same = info.length == spec.length
+            && info.format == spec.format
+            && info.layout == spec.layout
+            && spec.dpa.is_none_or(|dpa| dpa == info.dpa)
+            && spec.codec.is_none_or(|codec| codec == info.codec)
+            && (spec.shape.is_empty() || spec.shape == info.shape);
+        same.then_some(info)
+    });
+    found.collect()
+}
+
+/// Whether something was refused because what should go is not there.
+fn is_gone(why: &ControlError) -> bool {
+    matches!(
+        why,
+        ControlError::Device(
+            DeviceError::UnknownView { .. } | DeviceError::Tensor(TensorError::Unknown { .. })
+        )
+    )
 }
 
 fn refusal(error: &str) -> Value {

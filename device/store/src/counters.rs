@@ -1,12 +1,17 @@
 //! Counters that outlive the process: numbers in an image, each added to in one atomic step.
 //!
 //! Those of the device come first, in the order in which they are [taken](Counters::take); those of tensors and views follow, and are told by number in
-//! the tables. A number is given once while a process runs, so that a reader of a removed tensor counts nothing of another's.
+//! the tables. A number is given again when nobody counts there any more, and not before, so that a reader of a removed tensor counts nothing of another's.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicUsize, Ordering::Relaxed},
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
 };
+
+use parking_lot::Mutex;
 
 use super::{StoreError, image::Image, memory::Memory};
 
@@ -25,6 +30,8 @@ pub struct Counters {
     memory: Arc<Memory>,
     device: AtomicUsize,
     others: AtomicUsize,
+    /// Those that were given back: the first of each, by how many they are.
+    free: Mutex<BTreeMap<usize, Vec<usize>>>,
 }
 
 /// One number.
@@ -43,8 +50,12 @@ impl Counters {
         let memory = image.counters()?;
         let others = taken.max(OF_DEVICE);
         memory.ensure(0..others.min(MOST) * EACH)?;
-        let counters =
-            Self { memory: Arc::new(memory), device: AtomicUsize::new(0), others: AtomicUsize::new(others) };
+        let counters = Self {
+            memory: Arc::new(memory),
+            device: AtomicUsize::new(0),
+            others: AtomicUsize::new(others),
+            free: Mutex::default(),
+        };
         if first_process {
             for number in 0..others.min(MOST) {
                 counters.clear(number);
@@ -61,11 +72,30 @@ impl Counters {
 
     /// `count` numbers at zero for a tensor or a view: the first. `None` if there are no more; they are then counted in the process alone.
     pub fn take_others(&self, count: usize) -> Option<usize> {
-        let first = self.others.fetch_add(count, Relaxed);
-        let end = first.checked_add(count).filter(|end| *end <= MOST)?;
-        self.memory.ensure(first * EACH..end * EACH).ok()?;
+        let free = self.free.lock().get_mut(&count).and_then(Vec::pop);
+        let first = if let Some(first) = free {
+            first
+        } else {
+            let taken = |others: usize| others.checked_add(count).filter(|end| *end <= MOST);
+            self.others.fetch_update(Relaxed, Relaxed, taken).ok()?
+        };
+        let end = first + count;
+        if self.memory.ensure(first * EACH..end * EACH).is_err() {
+            self.give_others(first, count);
+            return None;
+        }
         (first..end).for_each(|number| self.clear(number));
         Some(first)
+    }
+
+    /// Gives `count` numbers from `first` on back, where nobody counts any more.
+    pub fn give_others(&self, first: usize, count: usize) {
+        // An image may say anything.
+        let end = first.checked_add(count).filter(|end| *end <= self.others.load(Relaxed).min(MOST));
+        if first < OF_DEVICE || end.is_none() {
+            return;
+        }
+        self.free.lock().entry(count).or_default().push(first);
     }
 
     /// The number that was told as `number`, if there is such.

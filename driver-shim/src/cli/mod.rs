@@ -4,6 +4,7 @@
 //! standard error and status 1.
 
 mod bytes;
+mod names;
 mod show;
 
 use std::{
@@ -34,6 +35,8 @@ A first session, as root in the guest:
   lamina-shim map layers.0.wq e8m3        where to mmap it yourself
   lamina-shim write layers.0.wq < new.bin store through the base window ...
   lamina-shim flush                       ... and make views show it
+  lamina-shim tensor add mine --length 64M --format bf16
+  lamina-shim view add mine e8m3          a view of it; `view rm`, `tensor rm` end them
 
 Views: `base` is the tensor itself, the only one to write; `full` the same through the views window; `e8m3` keeps
 sign, 8 exponent and 3 mantissa bits; `e8m3+g2` rounds; `e8m3:packed` packs; bf16, fp8_e4m3fn, int4, ... convert."
@@ -104,7 +107,7 @@ enum Command {
     /// Write the bytes of a view to standard output
     Cat {
         #[command(flatten)]
-        view: View,
+        view: Which,
         /// First byte
         #[arg(long, default_value_t = 0)]
         offset: u64,
@@ -159,19 +162,17 @@ enum Command {
         #[arg(long, requires = "offset")]
         length: Option<u64>,
     },
-    /// Make a view of a tensor
-    View {
-        /// The tensor
-        tensor: String,
-        /// The view's spelling, e.g. e8m3+g2
-        spelling: String,
-    },
+    /// Make, resize and remove tensors in this guest's part of the device
+    #[command(subcommand)]
+    Tensor(names::Tensor),
+    /// Make and remove views of tensors; `view TENSOR SPELLING` makes one too
+    View(names::View),
     /// Print the device's counters, as JSON
     Stats,
 }
 
 #[derive(Args, Debug)]
-struct View {
+struct Which {
     /// The tensor
     tensor: String,
     /// The view
@@ -230,10 +231,10 @@ fn run(cli: &Cli) -> anyhow::Result<()> {
             open_ctl(&Tree::system(), paths.ctl.as_deref())?.invalidate(offset.zip(*length))?;
             Ok(())
         }
-        Command::View { tensor, spelling } => {
-            let reply = open_ctl(&Tree::system(), paths.ctl.as_deref())?.create_view(tensor, spelling)?;
-            line(&serde_json::to_string_pretty(reply.get("view").unwrap_or(&reply))?)
+        Command::Tensor(command) => {
+            names::tensor(&mut open_ctl(&Tree::system(), paths.ctl.as_deref())?, command)
         }
+        Command::View(command) => names::view(&mut open_ctl(&Tree::system(), paths.ctl.as_deref())?, command),
         Command::Stats => {
             let reply = open_ctl(&Tree::system(), paths.ctl.as_deref())?.stats()?;
             line(&serde_json::to_string_pretty(reply.get("stats").unwrap_or(&reply))?)

@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Device, DeviceConfig, DeviceError, sources::Source};
 use crate::{
-    counters::{Gauge, Numbers, Slots, Traffic},
+    counters::{Numbers, Slots, Traffic},
     division::Division,
     layout::Layout,
     tensor::{self, SourceId, SourceOf, Tensor, TensorInfo, TensorSpec, Transition},
@@ -33,7 +33,7 @@ use lamina_store::{
 pub(super) struct Kept {
     image: Image,
     tables: Arc<Tables>,
-    counters: Counters,
+    counters: Arc<Counters>,
     /// Paths of checkpoints that were loaded whole, for earlier programs.
     pub(super) loaded: Mutex<BTreeSet<String>>,
     pub(super) sources: Mutex<BTreeMap<SourceId, Source>>,
@@ -135,6 +135,7 @@ impl Kept {
         let sources = Mutex::new(saved.sources.clone());
         let renumbered = saved.is_older();
         let counters = Counters::open(&image, config.first_process, saved.counters_end())?;
+        let counters = Arc::new(counters);
         let map = restore(saved, config, division, &counters)?;
         Ok((Self { image, tables: Arc::new(tables), counters, loaded, sources, renumbered }, map))
     }
@@ -197,8 +198,8 @@ fn saved_tensor(tensor: &Arc<Tensor>) -> SavedTensor {
         format,
         layout,
         codec,
-        counters: tensor.numbers.first,
-        later_counters: tensor.numbers.later,
+        counters: tensor.traffic.numbers.first,
+        later_counters: tensor.traffic.numbers.later,
         source: tensor.source.get(),
     }
 }
@@ -208,8 +209,8 @@ fn saved_view(alias: &Arc<Alias>) -> SavedView {
         tensor: alias.info.tensor.clone(),
         view: alias.info.view.clone(),
         offset: alias.info.offset,
-        counters: alias.numbers.first,
-        later_counters: alias.numbers.later,
+        counters: alias.traffic.numbers.first,
+        later_counters: alias.traffic.numbers.later,
     }
 }
 
@@ -349,15 +350,15 @@ impl Kept {
 
 impl Device {
     /// Traffic of a new tensor or view.
-    pub(super) fn new_traffic(&self) -> Counted {
-        let Some(kept) = &self.kept else { return Counted::default() };
+    pub(super) fn new_traffic(&self) -> Arc<Counted> {
+        let Some(kept) = &self.kept else { return Arc::default() };
         let first = kept.counters.take_others(Traffic::COUNTERS);
         traffic(&kept.counters, Numbers { first, later: None })
     }
 }
 
 /// Traffic whose counters have these numbers; those that came later get new ones if they have none.
-fn traffic(counters: &Counters, Numbers { first, later }: Numbers) -> Counted {
+fn traffic(counters: &Arc<Counters>, Numbers { first, later }: Numbers) -> Arc<Counted> {
     let mut traffic = Traffic::default();
     let later = later.or_else(|| first.and_then(|_| counters.take_others(Traffic::LATER_COUNTERS)));
     let number = |first: Option<usize>, at: usize| counters.kept_others(first?.checked_add(at)?);
@@ -367,7 +368,8 @@ fn traffic(counters: &Counters, Numbers { first, later }: Numbers) -> Counted {
     for (at, counter) in traffic.later_counters().into_iter().enumerate() {
         counter.keep(number(later, at));
     }
-    Counted { traffic, numbers: Numbers { first, later } }
+    let counters = Some(Arc::clone(counters));
+    Arc::new(Counted { traffic, numbers: Numbers { first, later }, counters })
 }
 
 /// Changes of a directory that no device comes near to; what counts them has as much room behind.
@@ -378,7 +380,7 @@ fn restore(
     saved: Saved,
     config: &DeviceConfig,
     division: &Division,
-    counters: &Counters,
+    counters: &Arc<Counters>,
 ) -> Result<Map, DeviceError> {
     let broken = |why: String| DeviceError::Image { why };
     if let Some(generation) = saved.generations.iter().find(|generation| **generation > MOST_CHANGES) {
@@ -412,14 +414,13 @@ fn restore(
             let at = other.info.dpa.max(info.dpa);
             return Err(broken(format!("two tensors overlap at {at:#x}")));
         }
-        let Counted { traffic, numbers } = traffic(counters, Numbers { first, later });
+        let traffic = traffic(counters, Numbers { first, later });
         let tensor = Tensor {
             info,
             part,
             windows,
-            stored: Gauge::default(),
+            stored: Arc::default(),
             traffic,
-            numbers,
             source: SourceOf::new(source),
             transition: Transition::standing(),
             number: draft.number(),

@@ -272,3 +272,204 @@ fn a_view_that_is_removed_is_zeros_and_its_place_is_used_again() {
     assert!(matches!(unknown, Err(DeviceError::Tensor(TensorError::Unknown { .. }))));
     assert_eq!(device.create_view("t", "full").unwrap(), one);
 }
+
+/// A device in an image with a tensor of rows, and bytes on both sides of its end.
+fn with_rows(layout: Layout, blocks: u64) -> (Device, Image, Vec<u8>) {
+    let config = DeviceConfig::new(BASE, VIEWS);
+    let image = Image::in_memory(config.superblock()).unwrap();
+    let device = Device::open(image.clone(), &config).unwrap();
+    let shape = vec![blocks * BLOCK / 128, 64];
+    let rows = TensorSpec { shape, layout, ..spec("t", Some(BLOCK), blocks * BLOCK) };
+    device.create_tensor(rows).unwrap();
+    let data = noise(11, usize::try_from(BASE).unwrap());
+    device.write_base(0, &data).unwrap();
+    device.flush(0, BASE).unwrap();
+    (device, image, data)
+}
+
+fn read(device: &Device) -> Vec<u8> {
+    let mut found = vec![0; usize::try_from(BASE).unwrap()];
+    device.read_base(0, &mut found).unwrap();
+    found
+}
+
+/// That what tensors and nobody are charged is what their blocks hold.
+fn accounts_agree(device: &Device) {
+    let (mut opaque, map) = (0, device.map());
+    let mut stored: std::collections::BTreeMap<_, _> =
+        map.tensors().map(|tensor| (tensor.info.name.clone(), 0)).collect();
+    for block in 0..BASE / BLOCK {
+        let bytes = device.charged(block).bytes();
+        match map.tensor_at(block * BLOCK) {
+            Some(tensor) => *stored.get_mut(&tensor.info.name).unwrap() += bytes,
+            None => opaque += bytes,
+        }
+    }
+    for tensor in map.tensors() {
+        assert_eq!(tensor.stored.get(), stored[&tensor.info.name], "{}", tensor.info.name);
+    }
+    assert_eq!(device.accounts.stats.opaque_stored.get(), opaque);
+}
+
+#[test]
+fn a_tensor_is_resized_where_it_is_and_no_byte_changes() {
+    for layout in [Layout::Weight, Layout::Kv(lamina_codec::kv::KvLayout::rows(64, 128))] {
+        let (device, image, data) = with_rows(layout, 40);
+        let view = device.create_view("t", "e8m3").unwrap();
+        let reads = |device: &Device| device.stats().tensors[0].base.reads;
+        read(&device);
+        let before = reads(&device);
+        for blocks in [10, 11, 300, 299, 1, 700, 700, 40] {
+            let generation = directory(&device).generation;
+            let resized = device.resize_tensor("t", blocks * BLOCK).unwrap();
+            assert_eq!((resized.dpa, resized.length), (BLOCK, blocks * BLOCK));
+            assert_eq!(resized.shape, [blocks * BLOCK / 128, 64]);
+            assert_eq!(device.tensors(), std::slice::from_ref(&resized));
+            assert_eq!(directory(&device).generation, generation + 1);
+            let shown = device.views()[0].clone();
+            assert_eq!((shown.offset, shown.length), (view.offset, resized.length));
+            assert!(read(&device) == data, "{blocks} {layout:?}");
+            accounts_agree(&device);
+            // The view shows all of it, as one that was made of it does.
+            let mut found = vec![0; usize::try_from(shown.length).unwrap()];
+            device.read_views(shown.offset, &mut found).unwrap();
+            let own = &data[BLOCK_BYTES..][..found.len()];
+            let elements = own.len() as u64 / 2;
+            let want = lamina_reference::view_bytes(lamina_reference::Format::Bf16, "e8m3", own, elements);
+            assert!(found == want.unwrap(), "{blocks} {layout:?}");
+        }
+        assert!(reads(&device) > before);
+        let told = (device.tensors(), device.views());
+        drop(device);
+        let device = Device::open(image, &DeviceConfig::new(BASE, VIEWS)).unwrap();
+        assert_eq!((device.tensors(), device.views()), told);
+        assert!(read(&device) == data);
+        accounts_agree(&device);
+    }
+}
+
+#[test]
+fn a_tensor_that_cannot_be_resized_is_as_it_was() {
+    for layout in [Layout::Weight, Layout::Kv(lamina_codec::kv::KvLayout::rows(64, 128))] {
+        let (device, _, data) = with_rows(layout, 40);
+        device.create_tensor(spec("behind", Some(60 * BLOCK), BLOCK)).unwrap();
+        device.create_view("t", "full").unwrap();
+        device.create_view("behind", "full").unwrap();
+        let told = || (device.tensors(), device.views(), directory(&device));
+        let before = told();
+        let refused = |length| {
+            let why = device.resize_tensor("t", length).unwrap_err().to_string();
+            assert_eq!(told(), before, "{why}");
+            assert!(read(&device) == data);
+            accounts_agree(&device);
+            why
+        };
+        let free = 59 * BLOCK;
+        let why = refused(60 * BLOCK);
+        assert!(why.contains(&format!("{free} bytes are free to where behind begins")), "{why}");
+        assert!(refused(u64::MAX / 4096 * 4096).contains("do not fit"));
+        assert!(refused(40 * BLOCK + 2).contains("a row of the shape"));
+        assert!(refused(40 * BLOCK + 1).contains("row") || refused(40 * BLOCK + 1).contains("length"));
+        assert!(device.resize_tensor("u", BLOCK).unwrap_err().to_string().contains("no tensor"));
+        device.remove_tensor("behind").unwrap();
+        device.create_tensor(spec("last", None, BLOCK)).unwrap();
+        device.create_view("last", "full").unwrap();
+        // The view of the other lies right behind the tensor's own.
+        let why = device.resize_tensor("t", 2 << 20 | BLOCK).unwrap_err();
+        assert!(matches!(&why, DeviceError::NoRoomForView { largest: VIEW_ALIGN, .. }), "{why}");
+        accounts_agree(&device);
+        assert!(read(&device) == data);
+    }
+}
+
+#[test]
+fn a_program_that_makes_fills_views_and_frees_ends_where_it_began() {
+    let rounds = if std::env::var_os("LAMINA_LONG").is_some() { 10_000 } else { 300 };
+    let config = DeviceConfig { mode: Mode::Trace, ..DeviceConfig::new(BASE, VIEWS) };
+    let image = Image::in_memory(config.superblock()).unwrap();
+    let device = Device::open(image.clone(), &config).unwrap();
+    device.create_tensor(spec("stays", Some(0), 8 * BLOCK)).unwrap();
+    device.create_view("stays", "e8m3").unwrap();
+    device.write_base(0, &noise(1, BLOCK_BYTES)).unwrap();
+    let round = |number: u64| {
+        let name = format!("round.{number}");
+        let layout = match number % 3 {
+            0 => Layout::Kv(lamina_codec::kv::KvLayout::rows(64, 128)),
+            _ => Layout::Weight,
+        };
+        let length = (1 + number % 50) * BLOCK;
+        let made = device.create_tensor(TensorSpec { layout, ..spec(&name, None, length) }).unwrap();
+        device.write_base(made.dpa, &noise(number, usize::try_from(length).unwrap())).unwrap();
+        device.flush(made.dpa, length).unwrap();
+        let view = device.create_view(&name, "e8m3:packed").unwrap();
+        device.create_view(&name, "full").unwrap();
+        device.read_views(view.offset, &mut [0; 4096]).unwrap();
+        device.read_base(made.dpa, &mut [0; 4096]).unwrap();
+        let longer = device.resize_tensor(&name, length + BLOCK).unwrap();
+        device.remove_view(&name, "full").unwrap();
+        device.remove_tensor(&name).unwrap();
+        device.discard(longer.dpa, longer.length).unwrap();
+    };
+    let state = || {
+        let told = directory(&device);
+        let stats = serde_json::to_value(device.stats()).unwrap();
+        let is = &stats["device"];
+        let stored = [&is["stored_bytes"], &is["index_bytes"], &is["written_bytes"]].map(Clone::clone);
+        // Tables, counters and journal; the store's own parts are told by what is stored.
+        (told.tensors, told.views, stored, stats["blocks"].clone(), parts(&image))
+    };
+    // Whatever is made once and kept.
+    (0..150).for_each(round);
+    let before = state();
+    (0..rounds).for_each(round);
+    assert_eq!(state(), before);
+}
+
+/// Bytes that tables and counters take of an image's file.
+fn parts(image: &Image) -> u64 {
+    use rustix::fs::{SeekFrom, seek};
+    let [_, tables, counters, ..] = image.parts();
+    let of = |part: Range<u64>| {
+        let (mut at, mut bytes) = (part.start, 0);
+        while let Ok(data) = seek(image.file(), SeekFrom::Data(at)) {
+            if data >= part.end {
+                break;
+            }
+            at = seek(image.file(), SeekFrom::Hole(data)).unwrap().min(part.end);
+            bytes += at - data;
+        }
+        bytes
+    };
+    of(tables) + of(counters)
+}
+
+#[test]
+fn a_view_without_a_place_shows_what_one_with_a_place_does() {
+    for layout in [Layout::Weight, Layout::Kv(lamina_codec::kv::KvLayout::rows(64, 128))] {
+        let (device, _, _) = with_rows(layout, 40);
+        for spelling in ["full", "e8m3", "e8m3:packed", "fp8_e4m3fn"] {
+            let before = (device.views(), directory(&device));
+            let unlisted = device.view_of("t", spelling).unwrap();
+            assert_eq!((device.views(), directory(&device)), before);
+            let listed = device.create_view("t", spelling).unwrap();
+            assert_eq!(ViewInfo { offset: 0, ..listed.clone() }, *unlisted.info());
+            let end = listed.length;
+            for (from, to) in [(0, end), (1, 2), (4095, 12_290), (end - 1, end), (end, end)] {
+                let mut found = vec![0; usize::try_from(to - from).unwrap()];
+                let mut want = found.clone();
+                device.read_view_of(&unlisted, from, &mut found).unwrap();
+                device.read_views(listed.offset + from, &mut want).unwrap();
+                assert!(found == want, "{spelling} {from}..{to} {layout:?}");
+            }
+            for from in [end, u64::MAX] {
+                let past = device.read_view_of(&unlisted, from, &mut [0]);
+                assert!(matches!(past, Err(DeviceError::PastWindow { .. })));
+            }
+        }
+        let unlisted = device.view_of("t", "full").unwrap();
+        device.remove_tensor("t").unwrap();
+        let gone = device.read_view_of(&unlisted, 0, &mut [0]);
+        assert!(matches!(gone, Err(DeviceError::Tensor(TensorError::Unknown { .. }))));
+        assert!(device.view_of("t", "full").is_err());
+    }
+}

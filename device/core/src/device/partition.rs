@@ -232,17 +232,70 @@ impl Partition {
     /// # Errors
     /// As [`Device::create_tensor`].
     pub fn create_tensor(&self, spec: TensorSpec) -> Result<TensorInfo, DeviceError> {
-        let base = &self.part().base;
-        let capacity = self.base_bytes();
-        if let Some(dpa) = spec.dpa
-            && dpa.checked_add(spec.length).is_none_or(|end| end > capacity)
-        {
-            let (name, length) = (spec.name, spec.length);
-            return Err(TensorError::PastCapacity { name, dpa, length, capacity }.into());
-        }
-        let dpa = spec.dpa.map(|dpa| base.start + dpa);
-        let made = self.device.create_tensor(TensorSpec { name: self.full_name(&spec.name), dpa, ..spec });
-        made.map(|tensor| self.own_tensor(tensor)).map_err(|why| self.own(why))
+        let made = self.create_tensors(vec![spec])?;
+        Ok(made.into_iter().next().expect("one for one"))
+    }
+
+    /// Makes tensors in it, all of them or none; see [`Device::create_tensors`].
+    ///
+    /// # Errors
+    /// As [`Device::create_tensors`].
+    pub fn create_tensors(&self, specs: Vec<TensorSpec>) -> Result<Vec<TensorInfo>, DeviceError> {
+        let (start, capacity) = (self.part().base.start, self.base_bytes());
+        let specs = specs.into_iter().map(|spec| {
+            if let Some(dpa) = spec.dpa
+                && dpa.checked_add(spec.length).is_none_or(|end| end > capacity)
+            {
+                let (name, length) = (spec.name, spec.length);
+                return Err(TensorError::PastCapacity { name, dpa, length, capacity });
+            }
+            let dpa = spec.dpa.map(|dpa| start + dpa);
+            Ok(TensorSpec { name: self.full_name(&spec.name), dpa, ..spec })
+        });
+        let specs = specs.collect::<Result<Vec<_>, _>>()?;
+        let made = self.device.create_tensors(specs).map_err(|why| self.own(why))?;
+        Ok(made.into_iter().map(|tensor| self.own_tensor(tensor)).collect())
+    }
+
+    /// Removes a view of one of its tensors: see [`Device::remove_view`].
+    ///
+    /// # Errors
+    /// As [`Device::remove_view`].
+    pub fn remove_view(&self, tensor: &str, spelling: &str) -> Result<ViewInfo, DeviceError> {
+        let removed = self.device.remove_view(&self.full_name(tensor), spelling);
+        removed.map(|view| self.own_view(view)).map_err(|why| self.own(why))
+    }
+
+    /// Removes one of its tensors: see [`Device::remove_tensor`].
+    ///
+    /// # Errors
+    /// As [`Device::remove_tensor`].
+    pub fn remove_tensor(&self, name: &str) -> Result<(), DeviceError> {
+        self.device.remove_tensor(&self.full_name(name)).map_err(|why| self.own(why))
+    }
+
+    /// Makes one of its tensors longer or shorter: see [`Device::resize_tensor`].
+    ///
+    /// # Errors
+    /// As [`Device::resize_tensor`].
+    pub fn resize_tensor(&self, name: &str, length: u64) -> Result<TensorInfo, DeviceError> {
+        let resized = self.device.resize_tensor(&self.full_name(name), length);
+        resized.map(|tensor| self.own_tensor(tensor)).map_err(|why| self.own(why))
+    }
+
+    /// Its tensor of this name.
+    ///
+    /// # Errors
+    /// As [`Device::tensor`].
+    pub fn tensor(&self, name: &str) -> Result<TensorInfo, DeviceError> {
+        let found = self.device.tensor(&self.full_name(name));
+        found.map(|tensor| self.own_tensor(tensor)).map_err(|why| self.own(why))
+    }
+
+    /// Every view of one of its tensors, by offset; none if there is no such tensor.
+    pub fn views_of(&self, tensor: &str) -> Vec<ViewInfo> {
+        let views = self.device.views_of(&self.full_name(tensor)).into_iter();
+        views.map(|view| self.own_view(view)).collect()
     }
 
     /// Makes a view of one of its tensors, or finds it if it is there.
@@ -360,6 +413,9 @@ impl Partition {
             DeviceError::NoRoomForView { tensor, view, length, largest } => {
                 DeviceError::NoRoomForView { tensor: self.own_name(&tensor), view, length, largest }
             }
+            DeviceError::UnknownView { tensor, view } => {
+                DeviceError::UnknownView { tensor: self.own_name(&tensor), view }
+            }
             DeviceError::Damaged { block, why } => {
                 DeviceError::Damaged { block: block - start / BLOCK_BYTES as u64, why }
             }
@@ -402,6 +458,10 @@ impl Partition {
             },
             E::Size { name, what, value, elements, format, length } => {
                 E::Size { name: own(name), what, value, elements, format, length }
+            }
+            E::NotFree { name, length, dpa, free, behind } => {
+                let (name, dpa, behind) = (own(name), dpa - start, own(behind));
+                E::NotFree { name, length, dpa, free, behind }
             }
             E::Kv { name, why } => E::Kv { name: own(name), why },
             // Names and places are checked before the device sees them.

@@ -46,9 +46,9 @@ use super::{
     kept::Change,
 };
 use crate::{
-    stats::{Gauge, Stats},
+    stats::Stats,
     tensor::{self, SourceId, SourceOf, Tensor, TensorError, TensorInfo, TensorSpec, Transition},
-    window::{Alias, Counted, Draft, Map, ViewInfo},
+    window::{Alias, Draft, Map, ViewInfo},
 };
 use lamina_codec::{BLOCK_BYTES, kv::Shape, view::View};
 use lamina_store::mode::Mode;
@@ -233,6 +233,189 @@ impl Device {
         Ok(alias.info.clone())
     }
 
+    /// Makes a tensor longer or shorter where it is, with its outermost dimension. What is cut off
+    /// stays, as bytes of nobody that are coded as they were; what comes to it stays too.
+    ///
+    /// A KV tensor's windows are coded anew.
+    ///
+    /// # Errors
+    /// [`DeviceError::Tensor`] if there is none of this name, if it cannot have this length, or if
+    /// what is behind it is not free; [`DeviceError::NoRoomForView`] if what is behind one of its
+    /// views is not; [`DeviceError::Store`] if there is no room to code its windows. Then it is as
+    /// it was.
+    pub fn resize_tensor(&self, name: &str, length: u64) -> Result<TensorInfo, DeviceError> {
+        loop {
+            let tensor = self.map().listed_tensor(name)?.clone();
+            let _turn = tensor.transition.turn().lock();
+            if self.map().has(&tensor) {
+                return self.resize(&tensor, length);
+            }
+        }
+    }
+
+    /// Resizes a tensor whose turn the caller has.
+    fn resize(&self, old: &Arc<Tensor>, length: u64) -> Result<TensorInfo, DeviceError> {
+        let TensorInfo { name, dpa, format, layout, codec, .. } = old.info.clone();
+        let shape = resized(&old.info, length)?;
+        let spec = TensorSpec {
+            name,
+            dpa: Some(dpa),
+            length,
+            elements: None,
+            shape,
+            format,
+            layout,
+            codec: Some(codec),
+        };
+        let Checked { info, part, windows, .. } = self.check(spec)?;
+        let info = TensorInfo { dpa, ..info };
+        let (before, after) = (old.blocks(), Tensor::blocks_of(&info));
+        {
+            let _alone = self.alone();
+            old.transition.set_leaving(true);
+        }
+        let (guard, next, new) = match self.replace_resized(old, &info, part, windows) {
+            Ok(replaced) => replaced,
+            Err(why) => {
+                // What was charged to nobody meanwhile is charged to it again.
+                self.charge_from(old, old.transition.charged().end.min(before.end - before.start));
+                {
+                    let _alone = self.alone();
+                    old.transition.set_leaving(false);
+                }
+                self.code_windows_of(old);
+                return Err(why);
+            }
+        };
+        let _turn = new.transition.turn().lock();
+        replace(guard, next);
+        self.charge_from(&new, before.end.min(after.end) - after.start);
+        // What it held is coded as before, unless by windows; if there is no room for the rest, it
+        // stays as it was.
+        let mut reached = if windows.is_some() { after.start } else { before.end.min(after.end) };
+        if let Err(why) = self.code_anew(&new, &mut reached) {
+            tracing::warn!(tensor = info.name, "not all of it is coded anew: {why}");
+        }
+        Ok(info)
+    }
+
+    /// The map with a tensor of another length in place of `old`, saved.
+    fn replace_resized(
+        &self,
+        old: &Arc<Tensor>,
+        info: &TensorInfo,
+        part: usize,
+        windows: Option<Shape>,
+    ) -> Result<(Alone<'_>, Map, Arc<Tensor>), DeviceError> {
+        let (before, after) = (old.blocks(), Tensor::blocks_of(info));
+        let kept = after.end.min(before.end) - before.start;
+        self.free_behind(&self.map(), old, info)?;
+        loop {
+            self.uncode(std::slice::from_ref(old))?;
+            self.charge_nobody_from(old, kept);
+            let guard = self.alone();
+            if self.has_open_windows(old) {
+                continue;
+            }
+            self.free_behind(&guard, old, info)?;
+            let mut draft = guard.draft();
+            let views: Vec<_> = guard.aliases_of(old).cloned().collect();
+            let new = Arc::new(Tensor {
+                info: info.clone(),
+                part,
+                windows,
+                stored: Arc::clone(&old.stored),
+                traffic: Arc::clone(&old.traffic),
+                source: SourceOf::new(old.source.get()),
+                transition: Transition::making(),
+                number: draft.number(),
+            });
+            new.transition.set_charged(0..kept);
+            draft.remove_tensor(old);
+            draft.add_tensor(&new, true);
+            for view in views {
+                let length = view.view.bytes_for(info.elements).unwrap_or(u64::MAX);
+                let offset = view.info.offset;
+                let free = draft.map().free_view_at(offset, part);
+                if length > free {
+                    let (tensor, view) = (info.name.clone(), view.info.view.clone());
+                    return Err(DeviceError::NoRoomForView { tensor, view, length, largest: free });
+                }
+                let (number, view_of) = (draft.number(), view.view.clone());
+                let traffic = Arc::clone(&view.traffic);
+                let alias = Alias::new((new.clone(), number), view_of, (offset, length), traffic);
+                draft.add_alias(&Arc::new(alias));
+            }
+            let next = draft.finish();
+            self.keep(&next, Change::made(std::slice::from_ref(&new)))?;
+            return Ok((guard, next, new));
+        }
+    }
+
+    /// That the bytes behind a tensor that it is to have are nobody's.
+    fn free_behind(&self, map: &Map, old: &Tensor, info: &TensorInfo) -> Result<(), TensorError> {
+        let own = &self.accounts.division.parts[old.part].base;
+        let end = info.length.checked_next_multiple_of(BLOCK_BYTES as u64);
+        let end = end.and_then(|length| info.dpa.checked_add(length)).unwrap_or(u64::MAX);
+        let other = map.owner_in(&(old.end()..end.min(own.end).max(old.end())));
+        let (behind, begins) = match other {
+            Some(other) => (other.info.name.clone(), other.info.dpa),
+            None => ("nothing more".to_owned(), own.end),
+        };
+        if end <= begins {
+            return Ok(());
+        }
+        let (name, length, dpa) = (info.name.clone(), info.length, info.dpa);
+        Err(TensorError::NotFree { name, length, dpa, free: begins - dpa, behind })
+    }
+
+    /// Codes the windows of a tensor that were coded block by block, as far as there is room.
+    fn code_windows_of(&self, tensor: &Arc<Tensor>) {
+        if tensor.windows.is_some()
+            && let Err(why) = self.code_anew(tensor, &mut tensor.blocks().start.clone())
+        {
+            tracing::debug!(tensor = tensor.info.name, "its windows stay coded block by block: {why}");
+        }
+    }
+
+    /// Charges a tensor for what its blocks hold from the one numbered `first` of it on, for which
+    /// nobody is charged.
+    fn charge_from(&self, tensor: &Tensor, first: u64) {
+        let Range { start, end } = tensor.blocks();
+        self.move_charges(tensor, start + first..end, take_over, |passed| {
+            tensor.transition.set_charged(0..passed);
+        });
+        let _alone = self.alone();
+        tensor.transition.set_charged(0..u64::MAX);
+    }
+
+    /// Charges nobody for what the blocks of a tensor hold from the one numbered `first` of it on.
+    fn charge_nobody_from(&self, tensor: &Tensor, first: u64) {
+        let Range { start, end } = tensor.blocks();
+        // From the last one on: those before are charged to it all the while.
+        let mut behind = end.min(start.saturating_add(tensor.transition.charged().end));
+        while behind > start + first {
+            let from = behind.saturating_sub(MAX_BLOCKS_A_HOLD).max(start + first);
+            let _alone = self.alone();
+            for block in self.blocks_touched(from..behind) {
+                hand_back(&self.accounts.stats, tensor, self.charged(block));
+            }
+            tensor.transition.set_charged(0..from - start);
+            behind = from;
+        }
+    }
+
+    /// The blocks of a range that may hold something.
+    fn blocks_touched(&self, range: Range<u64>) -> impl Iterator<Item = u64> {
+        let mut at = range.start;
+        let found = std::iter::from_fn(move || {
+            let touched = self.blocks.touched(at..range.end)?;
+            at = touched.end;
+            Some(touched)
+        });
+        found.flatten()
+    }
+
     /// Every tensor, by DPA.
     pub fn tensors(&self) -> Vec<TensorInfo> {
         self.map().listed().map(|tensor| tensor.info.clone()).collect()
@@ -331,14 +514,12 @@ impl Device {
 
     fn put(&self, draft: &mut Draft, checked: &Checked, dpa: u64, source: Option<SourceId>) -> Arc<Tensor> {
         let Checked { info, part, windows, .. } = checked;
-        let Counted { traffic, numbers } = self.new_traffic();
         let tensor = Arc::new(Tensor {
             info: TensorInfo { dpa, ..info.clone() },
             part: *part,
             windows: *windows,
-            stored: Gauge::default(),
-            traffic,
-            numbers,
+            stored: Arc::default(),
+            traffic: self.new_traffic(),
             source: SourceOf::new(source),
             transition: Transition::making(),
             number: draft.number(),
@@ -458,20 +639,25 @@ impl Device {
     /// Charges a tensor for what its blocks hold, which nobody is charged for.
     fn charge_to(&self, tensor: &Tensor) {
         let set_charged = |passed| tensor.transition.set_charged(0..passed);
-        self.move_charges(tensor, take_over, set_charged);
+        self.move_charges(tensor, tensor.blocks(), take_over, set_charged);
     }
 
     /// Charges nobody for what the blocks of a tensor hold, which it is charged for.
     fn charge_nobody(&self, tensor: &Tensor) {
         let set_charged = |passed| tensor.transition.set_charged(passed..u64::MAX);
-        self.move_charges(tensor, hand_back, set_charged);
+        self.move_charges(tensor, tensor.blocks(), hand_back, set_charged);
     }
 
     /// Moves the charges of a tensor's blocks by `one`, and has `passed` know after each step how
     /// many blocks are behind it.
-    fn move_charges(&self, tensor: &Tensor, one: impl Fn(&Stats, &Tensor, Charge), passed: impl Fn(u64)) {
-        let Range { start, end } = tensor.blocks();
-        let mut at = start;
+    fn move_charges(
+        &self,
+        tensor: &Tensor,
+        Range { start: mut at, end }: Range<u64>,
+        one: impl Fn(&Stats, &Tensor, Charge),
+        passed: impl Fn(u64),
+    ) {
+        let start = tensor.blocks().start;
         while at < end {
             let _alone = self.alone();
             let mut left = MAX_BLOCKS_A_HOLD;
@@ -508,6 +694,25 @@ fn replace(mut alone: Alone<'_>, next: Map) {
     let before = std::mem::replace(&mut *alone.map, Arc::new(next));
     drop(alone);
     drop(before);
+}
+
+/// The shape of a tensor with another length: its outermost dimension is another.
+fn resized(info: &TensorInfo, length: u64) -> Result<Vec<u64>, TensorError> {
+    let Some((_, inner)) = info.shape.split_first().filter(|(_, inner)| !inner.is_empty()) else {
+        return Ok(Vec::new());
+    };
+    let (elements, row) = (info.format.elements_in(length), inner.iter().product::<u64>());
+    match elements.checked_rem(row) {
+        Some(0) => Ok([&[elements / row], inner].concat()),
+        _ => Err(TensorError::Size {
+            name: info.name.clone(),
+            what: "a row of the shape",
+            value: row,
+            elements,
+            format: info.format,
+            length,
+        }),
+    }
 }
 
 /// The view of a tensor with this spelling, and where it is if it is there.

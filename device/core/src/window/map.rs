@@ -222,6 +222,11 @@ impl Map {
         self.view_gaps[part].fit(length)
     }
 
+    /// Bytes that are free of a part of the views window from `offset` on.
+    pub(crate) fn free_view_at(&self, offset: u64, part: usize) -> u64 {
+        self.view_gaps[part].around(offset).map_or(0, |gap| gap.end - offset)
+    }
+
     /// What is free of each part of the base window.
     pub(crate) fn base_gaps(&self) -> &[Gaps] {
         &self.base_gaps

@@ -10,7 +10,7 @@ use lamina_qemu::Accel;
 use lamina_serve::Shows;
 use nix::unistd::{Uid, geteuid};
 
-use super::Codecs;
+use super::{Codecs, Dimensions};
 
 /// The directory for sockets when none is named: in the user's own runtime directory, or one of
 /// this user's in /tmp. Somebody else may have made that first; it is not used then.
@@ -67,6 +67,16 @@ pub(super) fn kv_layout(text: &str) -> Result<KvLayout, String> {
         format!(
             "{why}: write CHANNELS or CHANNELS,WINDOW, for example 1024,128; rows with padding as CHANNELS,WINDOW,stride=STRIDE; \
              a paged cache as PRESET:HEADS,HEAD_SIZE,BLOCK_SIZE[,WINDOW] with the preset nhd, hnd, nhd_kv or hnd_kv"
+        )
+    })
+}
+
+pub(super) fn shape(text: &str) -> Result<Dimensions, String> {
+    let dimensions = text.split('x').map(|dimension| dimension.parse().ok()).collect::<Option<Vec<u64>>>();
+    let whole = dimensions.filter(|all| all.iter().try_fold(1_u64, |of, n| of.checked_mul(*n)).is_some());
+    whole.map(Dimensions).ok_or_else(|| {
+        format!(
+            "{text:?} is no shape: write its dimensions, for example 32000x4096, fewer than 2^64 elements"
         )
     })
 }

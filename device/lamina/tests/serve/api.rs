@@ -75,6 +75,36 @@ fn tensors_and_views_are_made_listed_and_removed() {
 }
 
 #[test]
+fn tensors_are_made_many_at_once_and_resized_and_views_are_removed() {
+    within(60, || {
+        let served = Served::new();
+        let many: Vec<_> =
+            (0..3000).map(|n| json!({ "name": format!("m{n}"), "length": 4096, "format": "bf16" })).collect();
+        let (status, made) = served.ask("POST", "/tensors", &json!(many).to_string());
+        assert_eq!((status, made.as_array().unwrap().len()), (201, 3000));
+        // One that cannot be leaves none.
+        let bad = json!([{ "name": "n", "length": 4096, "format": "bf16" }, { "name": "t", "length": 2, "format": "bf16" }]);
+        let (status, why) = served.ask("POST", "/tensors", &bad.to_string());
+        assert!(status == 409 && why["error"].as_str().unwrap().contains("\"t\""), "{why}");
+        for bad in ["[1]", "[{}]", "7", "\"t\"", r#"[{"name":"n","length":4096,"format":"bf16","x":1}]"#] {
+            assert_eq!(served.ask("POST", "/tensors", bad).0, 400, "{bad}");
+        }
+        assert_eq!(served.ask("POST", "/tensors", "[]"), (201, json!([])));
+        assert_eq!(served.ask("GET", "/tensors", "").1.as_array().unwrap().len(), 3001);
+        let (status, longer) = served.ask("PATCH", "/tensors/m2999", r#"{"length":8192}"#);
+        assert_eq!((status, &longer["length"], &longer["elements"]), (200, &json!(8192), &json!(4096)));
+        let (status, why) = served.ask("PATCH", "/tensors/m0", r#"{"length":8192}"#);
+        assert!(status == 409 && why["error"].as_str().unwrap().contains("m1"), "{status} {why}");
+        assert_eq!(served.ask("PATCH", "/tensors/nobody", r#"{"length":8192}"#).0, 404);
+        let view = r#"{"tensor":"m7","spelling":"full"}"#;
+        let (_, made) = served.ask("POST", "/views", view);
+        assert_eq!(served.ask("DELETE", "/views", view), (200, made));
+        assert_eq!(served.ask("DELETE", "/views", view).0, 404);
+        assert_eq!(served.ask("GET", "/views", "").1, json!([]));
+    });
+}
+
+#[test]
 fn stats_metrics_and_the_page_are_served_and_live() {
     within(60, || {
         let served = Served::new();

@@ -34,6 +34,58 @@ fn a_guest_flushes_makes_views_and_sees_what_there_is() {
 }
 
 #[test]
+fn a_guest_makes_resizes_and_frees_tensors_and_views() {
+    within(60, || {
+        let rig = Rig::new("auto");
+        let mut guest = guest(&rig);
+        let new = json!({ "name": "mine", "length": 8192, "format": "bf16" });
+        let create = json!({ "op": "create_tensors", "tensors": [new, { "name": "too", "length": 4096, "format": "fp32" }] });
+        let made = guest.ask(&create);
+        assert_eq!(made["tensors"][1]["name"], "too", "{made}");
+        let dpa = made["tensors"][0]["dpa"].as_u64().unwrap();
+        assert_eq!(guest.ask(&create)["ok"], false);
+        // Who got no answer may ask again.
+        let mut again = create.clone();
+        again["again"] = true.into();
+        assert_eq!(guest.ask(&again), made);
+        let mut other = again.clone();
+        other["tensors"][0]["length"] = 4096.into();
+        assert_eq!(guest.ask(&other)["ok"], false);
+        let page = guest.ask(&json!({ "op": "tensors", "from": dpa, "most": 1 }));
+        assert_eq!(page["tensors"], json!([made["tensors"][0]]));
+        let shorter = guest.ask(&json!({ "op": "resize_tensor", "name": "mine", "length": 4096 }));
+        assert_eq!(shorter["tensor"]["length"], 4096, "{shorter}");
+
+        rig.base().store(dpa, &[7; 4096]);
+        let view = guest.ask(&json!({ "op": "view", "tensor": "mine", "spelling": "full" }));
+        let offset = view["view"]["offset"].as_u64().unwrap();
+        assert_eq!(guest.ask(&json!({ "op": "flush" }))["ok"], true);
+        let views = rig.views();
+        assert!(views.load(offset, 4096) == [7; 4096]);
+        let page = guest.ask(&json!({ "op": "views", "from": offset, "most": 1 }));
+        assert_eq!(page["views"], json!([view["view"]]));
+        let gone = json!({ "op": "remove_view", "tensor": "mine", "spelling": "full" });
+        assert_eq!(guest.ask(&gone), json!({ "ok": true }));
+        assert!(views.load(offset, 4096) == [0; 4096], "no cache has it");
+        assert_eq!(guest.ask(&gone)["ok"], false);
+        for (name, again, ok) in [("mine", false, true), ("mine", false, false), ("mine", true, true)] {
+            let remove = json!({ "op": "remove_tensor", "name": name, "again": again });
+            assert_eq!(guest.ask(&remove)["ok"], ok, "{name} {again}");
+        }
+        assert!(rig.base().load(dpa, 4096) == [7; 4096], "bytes stay");
+        for bad in [
+            json!({ "op": "create_tensors", "tensors": [{ "name": "t", "length": 2, "format": "bf16" }] }),
+            json!({ "op": "create_tensors", "tensors": [{ "name": "x", "length": u64::MAX, "format": "opaque" }] }),
+            json!({ "op": "create_tensors", "tensors": [{ "name": "x", "length": 2, "format": "bf17" }] }),
+            json!({ "op": "resize_tensor", "name": "x", "length": 2 }),
+            json!({ "op": "resize_tensor", "name": "too", "length": u64::MAX }),
+        ] {
+            assert_eq!(guest.ask(&bad)["ok"], false, "{bad}");
+        }
+    });
+}
+
+#[test]
 fn what_is_evicted_is_fetched_from_the_device_again() {
     within(60, || {
         let rig = Rig::new("auto");
