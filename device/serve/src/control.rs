@@ -145,7 +145,7 @@ impl Control {
             })
         };
         let report = models.load(path, name, loading, loaded)?;
-        self.directory_changed(0, &mut std::iter::empty())?;
+        self.directories_changed(&[0], &[])?;
         Ok(report)
     }
 
@@ -162,7 +162,7 @@ impl Control {
             self.discard(dpa, length).map_err(wrong)
         };
         self.models()?.remove(name, dropped)?;
-        self.directory_changed(0, &mut std::iter::empty())
+        self.directories_changed(&[0], &[])
     }
 
     /// The pairs of files that this control is of, once they are mounted.

@@ -7,7 +7,7 @@ use std::{ops::Range, sync::Arc};
 use super::{Device, DeviceError, Window, coding::FetchError, scratch::Request};
 use crate::{
     tensor::TensorError,
-    window::{Alias, Counted, ViewInfo},
+    window::{Alias, ViewInfo},
 };
 use lamina_codec::{
     block::{MAX_BUNDLE, Stored},
@@ -76,7 +76,7 @@ impl Device {
             length: u64::MAX,
             size: self.views_bytes(),
         })?;
-        Ok(TensorView { alias: Alias::new((tensor, 0), view, (0, length), Counted::default()) })
+        Ok(TensorView { alias: Alias::new((tensor, 0), view, (0, length), Arc::default()) })
     }
 
     /// Fills `out` with bytes of a view from `at` on.
