@@ -13,7 +13,8 @@
 //!   an operation that does not exist, with a name that only it knows; the device refuses it by name, and the next reply
 //!   is the connection's own. After a failure the connection is not used again.
 //! * The device's worker may die and be replaced: then the host's end of the port goes and comes back. The request that was under way is made
-//!   again, for up to [`PATIENCE`]. One that may not be done twice says then that it is made again.
+//!   again, for up to [`OPEN_TIMEOUT`]. One that may not be done twice says then that it is made
+//!   again.
 //! * `flush` is the fence of the coherence contract: stores made through the base window before it are in every view
 //!   read after it. Stores of this CPU need no flush instruction first: a virtual machine's memory is coherent with its
 //!   host. On hardware with write-back host caches over CXL.mem, the device would snoop or the caller would write its
@@ -57,7 +58,7 @@ pub const MAX_REPLY: usize = 16 << 20;
 /// How long a request may take unless another time is set. A flush of many dirty pages is the slowest.
 pub const TIMEOUT: Duration = Duration::from_secs(60);
 /// How long opening waits for another program to be done with the port.
-pub const PATIENCE: Duration = Duration::from_secs(10);
+pub const OPEN_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Why a request failed.
 #[derive(Debug, thiserror::Error)]
@@ -201,7 +202,7 @@ enum Other {
 
 impl Ctl {
     /// Opens the port at `path`, a character device, a Unix socket, the folder in sysfs of a PCI device with a mailbox, or a driver's file. While another program has it, this waits up to
-    /// [`PATIENCE`].
+    /// [`OPEN_TIMEOUT`].
     ///
     /// # Errors
     /// [`CtlError::Open`].
@@ -209,7 +210,7 @@ impl Ctl {
         let wrap = |cause| CtlError::Open { path: path.into(), cause };
         let kind = fs::metadata(path).map_err(wrap)?.file_type();
         let other = if kind.is_dir() {
-            Some(Other::Mailbox(Mailbox::open(path, PATIENCE).map_err(wrap)?))
+            Some(Other::Mailbox(Mailbox::open(path, OPEN_TIMEOUT).map_err(wrap)?))
         } else if shmem::is_node(path) {
             Some(Other::Driver(Shared::open(path).map_err(wrap)?))
         } else {
@@ -387,7 +388,7 @@ impl Ctl {
                 Err(gone @ CtlError::Closed { .. }) => gone,
                 done => return done,
             };
-            if begun.elapsed() > PATIENCE.min(self.timeout) {
+            if begun.elapsed() > OPEN_TIMEOUT.min(self.timeout) {
                 return Err(gone);
             }
             thread::sleep(Duration::from_millis(20));
@@ -518,7 +519,8 @@ impl Ctl {
     }
 }
 
-/// Opens a port or connects to a socket, without blocking afterwards. While another program has the port, this waits up to [`PATIENCE`].
+/// Opens a port or connects to a socket, without blocking afterwards. While another program has the
+/// port, this waits up to [`OPEN_TIMEOUT`].
 fn open(path: &Path, is_socket: bool) -> io::Result<File> {
     if is_socket {
         let stream = UnixStream::connect(path)?;
@@ -531,7 +533,7 @@ fn open(path: &Path, is_socket: bool) -> io::Result<File> {
         Err(error) if error.kind() == io::ErrorKind::ResourceBusy => None,
         done => Some(done),
     };
-    wait(PATIENCE, open).unwrap_or_else(|| Err(io::ErrorKind::ResourceBusy.into()))
+    wait(OPEN_TIMEOUT, open).unwrap_or_else(|| Err(io::ErrorKind::ResourceBusy.into()))
 }
 
 /// Checks that a socket is this user's or root's, by who began to listen: a path alone says nothing

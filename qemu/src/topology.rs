@@ -1,7 +1,7 @@
 //! What is attached to the guest.
 //!
 //! ```text
-//! pcie.0 ─ the device, by one of the ways in [`Attach`]
+//! pcie.0 ─ the device, by one of the attachments [`Attach`]
 //! pcie.0 ─ virtio-serial: org.lamina.ctl, org.lamina.report
 //! ```
 //!
@@ -30,9 +30,9 @@ pub const CONTROL_PORT: &str = "org.lamina.ctl";
 /// Name of the virtio-serial port that a guest program reports on.
 pub const REPORT_PORT: &str = "org.lamina.report";
 /// The least RAM that the guest boots in, in MiB.
-pub const LEAST_MEMORY_MIB: u64 = 256;
+pub const MIN_MEMORY_MIB: u64 = 256;
 /// The most virtual processors a guest may have.
-pub const MOST_CPUS: u32 = 255;
+pub const MAX_CPUS: u32 = 255;
 /// The longest path of a Unix socket, in bytes.
 const SOCKET_PATH_BYTES: usize = 107;
 
@@ -91,7 +91,7 @@ pub enum TopologyError {
     /// A window's size does not suit a PCI BAR.
     #[error(
         "the {window} window has {bytes} bytes; as shared memory of a PCI device it needs a power of two from {} (1 MiB) on",
-        ivshmem::LEAST_BYTES
+        ivshmem::MIN_BYTES
     )]
     NoPowerOfTwo {
         /// `base` or `views`.
@@ -130,13 +130,13 @@ pub enum TopologyError {
         least: u64,
     },
     /// No or too many processors.
-    #[error("a guest has 1 to {MOST_CPUS} processors, not {cpus}")]
+    #[error("a guest has 1 to {MAX_CPUS} processors, not {cpus}")]
     Cpus {
         /// The number asked for.
         cpus: u32,
     },
     /// No or too many disks.
-    #[error("the device is attached by 1 to {} disks, not {disks}", vhost_user::MOST_DISKS)]
+    #[error("the device is attached by 1 to {} disks, not {disks}", vhost_user::MAX_DISKS)]
     Disks {
         /// The number asked for.
         disks: usize,
@@ -167,11 +167,11 @@ impl Topology {
     pub fn check(&self) -> Result<(), TopologyError> {
         let part = self.attach.part();
         part.check()?;
-        let least = LEAST_MEMORY_MIB + Self::memory_for(part.mapped_bytes()) - Self::memory_for(0);
+        let least = MIN_MEMORY_MIB + Self::memory_for(part.mapped_bytes()) - Self::memory_for(0);
         if self.memory_mib < least {
             return Err(TopologyError::Memory { mib: self.memory_mib, least });
         }
-        if !(1..=MOST_CPUS).contains(&self.cpus) {
+        if !(1..=MAX_CPUS).contains(&self.cpus) {
             return Err(TopologyError::Cpus { cpus: self.cpus });
         }
         if let Some(path) = &self.control {

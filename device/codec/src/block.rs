@@ -20,7 +20,7 @@ pub use crate::error::BlockError;
 
 pub use self::stored::most_bytes;
 use self::stored::trailing_check;
-pub use self::stored::{Joint, MOST_CHECKS, Stored, StoredPlane, StoredPlanes};
+pub use self::stored::{Joint, MAX_CHECKS, Stored, StoredPlane, StoredPlanes};
 use super::{
     Codec, Form,
     check::{self, Span},

@@ -30,13 +30,13 @@ use crate::{format::Format, kernel::kernels};
 /// Words of a segment.
 const SEGMENT: usize = 2;
 /// Words of the longest plane.
-const MOST_WORDS: usize = 128;
+const MAX_WORDS: usize = 128;
 /// Bits of a group, by the mode's s.
 const GROUPS: [u32; 3] = [4, 8, 16];
 /// Bytes behind a plane's length that an encoder may write to.
 pub const SLACK: usize = 32;
 /// The highest mode.
-const MOST_MODE: u8 = 9;
+const MAX_MODE: u8 = 9;
 /// A segment with as many ones as this at least, whatever way they are counted, mostly is raw: its groups are not empty. For each one fewer it saves about two bits.
 const MANY_ONES: u32 = 38;
 
@@ -59,8 +59,8 @@ struct Way {
 }
 
 /// By mode.
-const WAYS: [Way; MOST_MODE as usize + 1] = {
-    let mut ways = [const { way(0) }; MOST_MODE as usize + 1];
+const WAYS: [Way; MAX_MODE as usize + 1] = {
+    let mut ways = [const { way(0) }; MAX_MODE as usize + 1];
     let mut mode = 0;
     while mode < ways.len() {
         ways[mode] = way(mode);
@@ -277,8 +277,8 @@ fn count(words: [u64; SEGMENT]) -> u32 {
 
 #[inline(always)]
 fn encode_by(plane: &[u8], limit: usize, out: &mut [u8], gather: impl Fn(u64, u64) -> u64) -> Option<usize> {
-    let mut words = [[0_u64; SEGMENT]; MOST_WORDS / SEGMENT];
-    let mut modes = [0_u8; MOST_WORDS / SEGMENT];
+    let mut words = [[0_u64; SEGMENT]; MAX_WORDS / SEGMENT];
+    let mut modes = [0_u8; MAX_WORDS / SEGMENT];
     let (segments, _) = plane.as_chunks::<{ 8 * SEGMENT }>();
     let mut total = 0;
     let signs =
@@ -324,11 +324,11 @@ fn decode_by(stream: &[u8], plane: &mut [u8], spread: impl Fn(u64, u64) -> u64) 
     let ends = |end| Malformed::Length { end, length };
     let before = mode_bytes(plane.len() / 8);
     let (packed, rest) = stream.split_at_checked(before).ok_or(ends(before))?;
-    let mut modes = [0_u8; MOST_WORDS / SEGMENT];
+    let mut modes = [0_u8; MAX_WORDS / SEGMENT];
     let mut flags = 0;
     for (segment, mode) in modes[..count].iter_mut().enumerate() {
         *mode = packed[segment / 2] >> (segment % 2 * 4) & 15;
-        if *mode > MOST_MODE {
+        if *mode > MAX_MODE {
             return Err(Malformed::Mode { segment, mode: *mode });
         }
         flags += flag_bytes(*mode);

@@ -15,7 +15,7 @@ pub(crate) use self::traffic::{Fills, Traffic, entries_bytes, ratio};
 pub use self::traffic::{FillsReport, TrafficReport};
 
 /// Most devices.
-pub(crate) const MAX_MEMBERS: usize = lamina_abi::interleave::MOST_WAYS as usize;
+pub(crate) const MAX_MEMBERS: usize = lamina_abi::interleave::MAX_WAYS as usize;
 
 /// A number that only rises.
 #[derive(Debug)]

@@ -25,7 +25,6 @@ mod charge;
 mod coding;
 mod config;
 mod decoded;
-mod division;
 mod error;
 pub mod events;
 #[cfg(test)]
@@ -36,6 +35,7 @@ mod lanes;
 mod observers;
 mod parallel;
 mod partition;
+mod partition_table;
 pub mod poison;
 mod reads;
 mod room;
@@ -67,16 +67,16 @@ use self::{
     staged::StagedPlaces, stock::Stock, windows::KvStaging,
 };
 pub use self::{
-    config::{DeviceConfig, MOST_OPEN_WINDOWS},
-    division::{MOST_PARTITION_NAME_BYTES, MOST_PARTITIONS},
+    config::{DeviceConfig, MAX_OPEN_WINDOWS},
     error::DeviceError,
     partition::Partition,
+    partition_table::{MAX_PARTITION_NAME_BYTES, MAX_PARTITIONS},
     room::Space,
     sources::{Places, Source, Stamp},
     tables::MAX_AT_ONCE,
     tensor_views::TensorView,
 };
-use crate::division::Part;
+use crate::partition_table::Part;
 pub use lamina_store::image::PartitionConfig;
 
 use crate::{
@@ -128,10 +128,10 @@ impl Device {
     /// [`DeviceError::Size`] for window sizes that cannot be; [`DeviceError::Store`] if the address space cannot be had; partitions that cannot be.
     pub fn new(config: DeviceConfig) -> Result<Self, DeviceError> {
         config.check()?;
-        let division = config.division()?;
-        let map = Map::new(&division, &[]).draft().finish_all();
+        let partition_table = config.partition_table()?;
+        let map = Map::new(&partition_table, &[]).draft().finish_all();
         let observers = Observers::new(&config, None)?;
-        let accounts = Accounts { stats: Stats::default(), division, observers };
+        let accounts = Accounts { stats: Stats::default(), partition_table, observers };
         let blocks = blocks::Backing::new(&config)?;
         Ok(Self::with(config, map, blocks, accounts, None, None))
     }
@@ -184,28 +184,29 @@ impl Device {
             ..config.clone()
         };
         config.check()?;
-        let mut division = config.division()?;
+        let mut partition_table = config.partition_table()?;
         let mut stats = Stats::default();
         let image = checkpoint::settle(image, config.first_process)?;
         let mut observers = Observers::new(&config, Some(&image))?;
-        let (kept, map) = Kept::open(image, &config, &division)?;
-        let parts = division.parts.iter_mut().flat_map(Part::counters);
+        let (kept, map) = Kept::open(image, &config, &partition_table)?;
+        let parts = partition_table.parts.iter_mut().flat_map(Part::counters);
         let of_members = observers.members_mut().into_iter().flat_map(Members::counters);
         let counters = parts.chain(stats.counters()).chain(of_members);
         counters.for_each(|counter| counter.keep(kept.counters().take()));
         // An image of an older program has zeros there.
-        let later = division.parts.iter_mut().flat_map(Part::later_counters).chain(stats.later_counters());
+        let later =
+            partition_table.parts.iter_mut().flat_map(Part::later_counters).chain(stats.later_counters());
         later.for_each(|counter| counter.keep(kept.counters().take()));
         let (blocks, stock) =
             blocks::Backing::open(kept.image(), |stock: &mut Stock, block, entry, charge| {
-                division.found(block, charge.bytes());
+                partition_table.found(block, charge.bytes());
                 stock.found(&map, block, entry, charge);
             })?;
         for stock in stock {
             stock.settle(&stats);
         }
         let places = StagedPlaces::open(kept.image())?;
-        let accounts = Accounts { stats, division, observers };
+        let accounts = Accounts { stats, partition_table, observers };
         let device = Self::with(config, map, blocks, accounts, Some(kept), Some(places));
         if device.kept.as_ref().is_some_and(Kept::renumbered) {
             // Else the next process would find these counters at zero.
@@ -350,7 +351,7 @@ impl Device {
             uptime_seconds: self.started.elapsed().as_secs_f64(),
             compared: Compared(self.accounts.observers.are_on()),
             map: &self.map(),
-            division: &self.accounts.division,
+            partition_table: &self.accounts.partition_table,
             interleave: self.accounts.observers.members_report(),
             index_cache_entries: self.config.index_cache_entries.max(1),
             windows: self.windows.now(),

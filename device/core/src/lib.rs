@@ -11,11 +11,11 @@
 pub mod analyze;
 pub mod counters;
 pub mod device;
-mod division;
 pub mod files;
 pub mod layout;
 pub mod load;
 pub mod model;
+mod partition_table;
 pub mod stats;
 pub mod tensor;
 pub mod window;

@@ -48,7 +48,7 @@ pub use self::report::{FormerWindows, StatsReport, TensorReport, ViewReport};
 pub use self::sections::SECTIONS;
 pub(crate) use crate::counters::{Fills, Gauge, Tally, Traffic};
 pub use crate::counters::{FillsReport, TrafficReport};
-pub use crate::division::{PartitionReport, PartitionRequests, PartitionWrites};
+pub use crate::partition_table::{PartitionReport, PartitionRequests, PartitionWrites};
 
 /// A direct-mapped cache of index entries: which blocks' entries an on-chip SRAM of this many would
 /// hold.

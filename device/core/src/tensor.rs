@@ -30,7 +30,7 @@ use lamina_store as store;
 /// tensors.
 pub(crate) const HIDDEN: &str = "/.lamina/";
 /// Longest name of a tensor, in bytes.
-pub const MOST_NAME_BYTES: usize = 4096;
+pub const MAX_NAME_BYTES: usize = 4096;
 
 /// A tensor to be made.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -85,7 +85,7 @@ pub struct TensorInfo {
 pub enum TensorError {
     /// The name is empty, too long or has control characters.
     #[error(
-        "{name:?} cannot name a tensor: 1 to {MOST_NAME_BYTES} bytes without control characters, this has {length}"
+        "{name:?} cannot name a tensor: 1 to {MAX_NAME_BYTES} bytes without control characters, this has {length}"
     )]
     Name {
         /// The name, its first 64 characters.
@@ -276,7 +276,7 @@ impl Tensor {
 /// Checks all of `spec` but its place: its elements and its shape.
 pub(crate) fn check(spec: &TensorSpec) -> Result<(u64, Vec<u64>), TensorError> {
     let TensorSpec { name, length, format, .. } = spec;
-    if name.is_empty() || name.len() > MOST_NAME_BYTES || name.chars().any(char::is_control) {
+    if name.is_empty() || name.len() > MAX_NAME_BYTES || name.chars().any(char::is_control) {
         return Err(TensorError::Name { name: name.chars().take(64).collect(), length: name.len() });
     }
     let elements = spec.elements.unwrap_or_else(|| format.elements_in(*length));

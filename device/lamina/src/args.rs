@@ -17,8 +17,8 @@ pub(crate) use self::device::DeviceArgs;
 pub(crate) use self::mount::{LoadModel, Ls, Mount, Rm, Shown, Umount};
 pub(crate) use self::values::{DiskArg, bytes, run_dir};
 use self::values::{codecs, disks, kv_layout, shape};
-use crate::division::DivisionArgs;
 use crate::guests::Guests;
+use crate::partition_table::PartitionArgs;
 
 /// A CXL Type-3 memory device in user space: tensors as compressed bit-planes, precision views by address alias.
 #[derive(Debug, Parser)]
@@ -74,7 +74,7 @@ pub(crate) enum Command {
     Views(Client),
     /// List the disks of a device that is being served.
     Disks(Client),
-    /// List the pairs of files that a device shows, whose they are, and the sockets for their guests.
+    /// List the exports that a device shows, whose they are, and the sockets for their guests.
     Guests(Client),
     /// Make, resize, remove and list tensors.
     #[command(subcommand)]
@@ -129,7 +129,7 @@ pub(crate) struct Serve {
     #[command(flatten)]
     pub(crate) device: DeviceArgs,
     #[command(flatten)]
-    pub(crate) division: DivisionArgs,
+    pub(crate) partition_table: PartitionArgs,
     /// The directory to mount on; made if it is missing.
     #[arg(long, value_name = "DIR", required_unless_present = "vhost_user")]
     pub(crate) mount: Option<PathBuf>,

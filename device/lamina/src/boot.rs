@@ -20,10 +20,10 @@ use tokio::task::JoinSet;
 
 use crate::args::{Boot, DeviceArgs, DiskArg};
 use crate::client;
-use crate::division::DivisionArgs;
 use crate::holder::{Holder, StopSwitch, oom};
 use crate::life::{self, WindowFile};
 use crate::out::{self, print_line};
+use crate::partition_table::PartitionArgs;
 use crate::shmem;
 use crate::way::{Files, Way};
 
@@ -133,13 +133,13 @@ impl Served {
         device.powers_of_two = kind == AttachKind::Ivshmem;
         if kind == AttachKind::VhostUser {
             let both = vec![DiskArg::Both(folder.path().join("disks"))];
-            let holder = start(device, DivisionArgs::default(), args.mount.clone(), both).await?;
+            let holder = start(device, PartitionArgs::default(), args.mount.clone(), both).await?;
             let ready = &holder.ready;
             let way = Way::disks(sockets(&ready.disks, None), ready.ctl.clone(), cpus);
             return Ok(Self { way, holder: Some(holder), qmp: None, folder: Some(folder) });
         }
         let mount = args.mount.clone().unwrap_or_else(|| folder.path().join("mount"));
-        let holder = start(device, DivisionArgs::default(), Some(mount), Vec::new()).await?;
+        let holder = start(device, PartitionArgs::default(), Some(mount), Vec::new()).await?;
         let files = whole(&holder.ready, set).context(
             "the image is divided among guests: serve it with `lamina serve`, then boot each with --guest",
         )?;
@@ -282,11 +282,11 @@ pub(crate) fn sockets(disks: &[Value], guest: Option<&str>) -> Vec<PathBuf> {
 /// Starts a device.
 pub(crate) async fn start(
     device: DeviceArgs,
-    division: DivisionArgs,
+    partition_table: PartitionArgs,
     mount: Option<PathBuf>,
     disks: Vec<DiskArg>,
 ) -> Result<Holder> {
-    let started = move || Holder::start(&device, &division, mount, disks, &StopSwitch::default());
+    let started = move || Holder::start(&device, &partition_table, mount, disks, &StopSwitch::default());
     tokio::task::spawn_blocking(started).await??.context("the device was stopped while it started")
 }
 

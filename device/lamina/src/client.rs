@@ -203,7 +203,7 @@ pub(crate) async fn disks(client: &Client) -> Result<()> {
     Ok(())
 }
 
-/// The pairs of files of the device that answers at `api`.
+/// The exports of the device that answers at `api`.
 pub(crate) async fn seats(api: &Path) -> Result<Vec<Value>> {
     Ok(rows(&ask(api, Method::GET, "/guests", None).await?)?.to_vec())
 }

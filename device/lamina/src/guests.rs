@@ -58,14 +58,14 @@ pub(crate) enum Seat {
 pub(crate) async fn boot(args: Guests) -> Result<ExitCode> {
     let signals = Signals::watch()?;
     let Guests { serve, members, print_command } = args;
-    let Serve { mut device, division, mount, vhost_user, .. } = serve;
+    let Serve { mut device, partition_table, mount, vhost_user, .. } = serve;
     device.powers_of_two = members.iter().any(|guest| guest.boot.attach == AttachKind::Ivshmem);
     let (run_dir, set) = (device.run_dir.clone(), device.several.interleave);
     let mut programs = Vec::new();
     for guest in &members {
         programs.push(boot::programs(&guest.boot).await.with_context(|| format!("guest {}", guest.name))?);
     }
-    let holder = boot::start(device, division, mount, vhost_user).await?;
+    let holder = boot::start(device, partition_table, mount, vhost_user).await?;
     let has_shell = members.iter().any(|guest| guest.boot.script.is_none());
     let (mut ways, mut ready) = (Vec::new(), Vec::new());
     for (Member { name, seat, boot }, files) in members.into_iter().zip(programs) {

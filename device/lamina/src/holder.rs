@@ -5,7 +5,8 @@
 //! * The worker is this same program, told by an environment variable. It gets copies of the descriptors over its [life line](crate::life).
 //! * When the worker dies, for whatever reason, another one is started at once: the device is as the image says, the kernel gives the
 //!   requests again that were in flight, and a guest has waited for a moment. A worker that follows several quick deaths survives panics in handlers,
-//!   so that a request which kills each worker is answered with an error in the end. After [`MOST_DEATHS`] workers that died by themselves before they answered, the holder gives up.
+//!   so that a request which kills each worker is answered with an error in the end. After
+//!   [`MAX_DEATHS`] workers that died by themselves before they answered, the holder gives up.
 //! * A worker that [Linux ended for lack of memory](oom) is followed by another, too, but not without a breath.
 //! * Stopping: the worker brings everything to the image and ends (its [order](crate::worker)),
 //!   then the mount goes. A worker is killed that does not end and for [`STOP`] does not say that
@@ -35,17 +36,17 @@ use self::{
     held::{Held, Listening, Opened, listen_for},
 };
 use crate::args::{DeviceArgs, DiskArg};
-use crate::division::DivisionArgs;
 use crate::life::{self, Order, Ready, Word};
+use crate::partition_table::PartitionArgs;
 
 /// Deaths within this time are quick.
 const QUICK: Duration = Duration::from_secs(10);
 /// Deaths of their own within that time after which panics in handlers are survived.
 const CAREFUL_DEATHS: usize = 2;
 /// Workers that died by themselves, one after another, before they answered: then the holder gives up.
-const MOST_DEATHS: usize = 8;
+const MAX_DEATHS: usize = 8;
 /// What is waited after a worker that never answered.
-const BREATH: Duration = Duration::from_millis(100);
+const RESTART_PAUSE: Duration = Duration::from_millis(100);
 /// How long a worker that is to stop may say nothing.
 const STOP: Duration = Duration::from_secs(30);
 
@@ -103,13 +104,13 @@ impl Holder {
     /// What is in the way, before a worker is started where that can be told, or what the worker says.
     pub(crate) fn start(
         args: &DeviceArgs,
-        division: &DivisionArgs,
+        partition_table: &PartitionArgs,
         mount: Option<PathBuf>,
         disks: Vec<DiskArg>,
         stop: &StopSwitch,
     ) -> Result<Option<Self>> {
         oom::spare();
-        let Opened { image, path: image_path, mut new, plan } = Opened::new(args, division)?;
+        let Opened { image, path: image_path, mut new, plan } = Opened::new(args, partition_table)?;
         PrivateDir::make(&args.run_dir)?;
         let mut held = Held {
             image,
@@ -346,11 +347,11 @@ fn supervise(held: &Held, mut worker: Worker, state: &State) -> Result<()> {
             fruitless += 1;
         }
         worker = loop {
-            if fruitless >= MOST_DEATHS {
+            if fruitless >= MAX_DEATHS {
                 return Err(anyhow!("{fruitless} workers died before they answered; the device is given up"));
             }
             if fruitless > 1 {
-                thread::sleep(BREATH);
+                thread::sleep(RESTART_PAUSE);
             }
             let careful = deaths.len() >= CAREFUL_DEATHS;
             let started = Worker::start(held, state, false, count, careful);

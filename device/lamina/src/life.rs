@@ -30,9 +30,9 @@ use serde_json::Value;
 /// The environment variable that makes a process a worker.
 pub(crate) const WORKER: &str = "LAMINA_WORKER";
 /// Most descriptors of a message (the kernel's bound).
-const MOST_DESCRIPTORS: usize = 253;
+const MAX_DESCRIPTORS: usize = 253;
 /// Most bytes of a message.
-const MOST_BYTES: usize = 64 << 20;
+const MAX_BYTES: usize = 64 << 20;
 
 /// What the holder says.
 #[derive(Debug, Serialize, Deserialize)]
@@ -202,7 +202,7 @@ fn send_until(
 ) -> io::Result<()> {
     let text = serde_json::to_vec(message)?;
     let length = u32::try_from(text.len()).map_err(io::Error::other)?.to_le_bytes();
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if !descriptors.is_empty() && !control.push(SendAncillaryMessage::ScmRights(descriptors)) {
         return Err(io::Error::other(format!("{} descriptors are too many", descriptors.len())));
@@ -251,7 +251,7 @@ fn receive_until<M: DeserializeOwned>(
     deadline: Option<Instant>,
 ) -> io::Result<Option<(M, Vec<OwnedFd>)>> {
     let mut length = [0; 4];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let received = loop {
         from.set_read_timeout(left(deadline)?)?;
@@ -276,8 +276,8 @@ fn receive_until<M: DeserializeOwned>(
         return Ok(None);
     }
     let bytes = usize::try_from(u32::from_le_bytes(length)).map_err(io::Error::other)?;
-    if bytes > MOST_BYTES {
-        return Err(io::Error::other(format!("a message of {bytes} bytes, more than {MOST_BYTES}")));
+    if bytes > MAX_BYTES {
+        return Err(io::Error::other(format!("a message of {bytes} bytes, more than {MAX_BYTES}")));
     }
     let mut text = vec![0; bytes];
     if !read_whole(from, &mut text, deadline)? {

@@ -18,9 +18,9 @@ use std::time::{Duration, Instant};
 use tracing_subscriber::EnvFilter;
 
 /// Lines that may wait.
-const MOST_LINES: usize = 4096;
+const MAX_LINES: usize = 4096;
 /// How long a process that has done its work waits for its log to be written.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(1);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(1);
 
 /// This process's.
 static LOG: OnceLock<Log> = OnceLock::new();
@@ -49,7 +49,7 @@ pub(crate) fn start() {
         .with_ansi(std::io::IsTerminal::is_terminal(&io::stderr()));
     // Not by way of the standard library, which holds a lock while it writes.
     let written =
-        io::stderr().as_fd().try_clone_to_owned().and_then(|end| Log::new(File::from(end), MOST_LINES));
+        io::stderr().as_fd().try_clone_to_owned().and_then(|end| Log::new(File::from(end), MAX_LINES));
     match written {
         Ok(log) => {
             let log = LOG.get_or_init(|| log);
@@ -62,7 +62,7 @@ pub(crate) fn start() {
     }
     std::panic::set_hook(Box::new(|panic| {
         panicked(panic);
-        flush(PATIENCE);
+        flush(TIMEOUT);
     }));
 }
 

@@ -7,7 +7,6 @@ mod analyze;
 mod args;
 mod boot;
 mod client;
-mod division;
 mod guests;
 mod holder;
 mod image;
@@ -16,6 +15,7 @@ mod log;
 mod meter;
 mod mount;
 mod out;
+mod partition_table;
 mod serve;
 mod several;
 mod shmem;
@@ -26,7 +26,7 @@ mod worker;
 use std::process::ExitCode;
 
 use crate::args::Command;
-use crate::division::DivisionArgs;
+use crate::partition_table::PartitionArgs;
 
 fn main() -> ExitCode {
     let cli = match topology::command_line() {
@@ -35,15 +35,15 @@ fn main() -> ExitCode {
     };
     log::start();
     let status = run(cli);
-    log::flush(log::PATIENCE);
+    log::flush(log::TIMEOUT);
     status
 }
 
 fn run(cli: args::Cli) -> ExitCode {
     if std::env::var_os(life::WORKER).is_some() {
         match &cli.command {
-            Command::Serve(args) => worker::work(&args.device, &args.division),
-            Command::Boot(args) => worker::work(&args.device, &DivisionArgs::default()),
+            Command::Serve(args) => worker::work(&args.device, &args.partition_table),
+            Command::Boot(args) => worker::work(&args.device, &PartitionArgs::default()),
             _ => {}
         }
     }

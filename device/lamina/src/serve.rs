@@ -29,7 +29,7 @@ pub(crate) async fn serve(mut args: Serve) -> Result<()> {
     let switch = stop.clone();
     let mut served = tokio::task::spawn_blocking(move || {
         let Some(mut holder) =
-            Holder::start(&args.device, &args.division, args.mount, args.vhost_user, &switch)?
+            Holder::start(&args.device, &args.partition_table, args.mount, args.vhost_user, &switch)?
         else {
             return Ok(());
         };

@@ -12,7 +12,7 @@ use crate::life::WindowFile;
 use crate::shmem;
 
 /// Most queues that a disk gets.
-const MOST_QUEUES: u32 = 8;
+const MAX_QUEUES: u32 = 8;
 
 /// A guest's way to the device.
 pub(crate) struct Way {
@@ -43,7 +43,7 @@ impl Way {
     /// Disks that listen on these sockets, for a guest with so many processors.
     pub(crate) fn disks(disks: Vec<PathBuf>, ctl: Option<PathBuf>, cpus: u32) -> Self {
         // One queue for each processor, as far as that helps.
-        let queues = u16::try_from(cpus.clamp(1, MOST_QUEUES)).expect("at most 8");
+        let queues = u16::try_from(cpus.clamp(1, MAX_QUEUES)).expect("at most 8");
         Self::plain(Attach::VhostUser(VhostUser { disks, queues }), ctl)
     }
 

@@ -32,17 +32,17 @@ use lamina_device::load::{self, Decision, LoadError, LoadOptions, Loaded, Progre
 use lamina_device::model::ModelFile;
 use lamina_serve::qmp::{PoisonReporter, Told};
 use lamina_serve::{
-    Api, Channels, Control, DiskServer, GuestPort, Mount, MountOptions, PairOptions, Place, abort_mount,
+    Api, Channels, Control, DiskServer, ExportOptions, GuestPort, Mount, MountOptions, Place, abort_mount,
 };
 use lamina_store::host_memory::HostMemory;
 use lamina_store::image::Image;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::args::DeviceArgs;
-use crate::division::{DivisionArgs, Load, Plan};
 use crate::life::{self, Order, Ready, WindowFile, Word};
 use crate::log;
 use crate::meter::Meter;
+use crate::partition_table::{Load, PartitionArgs, Plan};
 
 /// What a worker ends with after a panic.
 const PANICKED: i32 = 101;
@@ -59,24 +59,24 @@ const PACE: Duration = Duration::from_secs(1);
 const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
 
 /// The rest of a worker's life: never returns.
-pub(crate) fn work(args: &DeviceArgs, division: &DivisionArgs) -> ! {
+pub(crate) fn work(args: &DeviceArgs, partition_table: &PartitionArgs) -> ! {
     // For all threads, which inherit it: they answer for the mount, or hold locks that who answers needs. Memory that they ask for must not wait for pages that they are to write back.
     if let Err(why) = rustix::process::configure_io_flusher_behavior(true) {
         tracing::debug!("memory may wait for the mount: {why}");
     }
-    let status = match run(args, division) {
+    let status = match run(args, partition_table) {
         Ok(()) => 0,
         Err(why) => {
             tracing::error!("{why:#}");
             1
         }
     };
-    log::flush(log::PATIENCE);
+    log::flush(log::TIMEOUT);
     // Threads that wait for the mount are not waited for.
     std::process::exit(status);
 }
 
-fn run(args: &DeviceArgs, division: &DivisionArgs) -> Result<()> {
+fn run(args: &DeviceArgs, partition_table: &PartitionArgs) -> Result<()> {
     let line = life::line_of_worker()?;
     let stop = Arc::new(AtomicBool::new(false));
     let mount_path = Arc::new(Mutex::new(None));
@@ -98,7 +98,7 @@ fn run(args: &DeviceArgs, division: &DivisionArgs) -> Result<()> {
     }
     let reserve = if image.is_in_memory() { args.memory_reserve } else { Some(0) };
     let image = image.within(HostMemory::of_this_host(reserve));
-    let plan = Plan::new(division, args, Some((image.superblock(), &path)))?;
+    let plan = Plan::new(partition_table, args, Some((image.superblock(), &path)))?;
     ensure!(plan.sockets(&args.run_dir).eq(ctl.iter().cloned()), "the holder has sockets for other guests");
     let api = next()?.into();
     let ports = ctl.into_iter().map(|path| Ok((path, next()?.into()))).collect::<Result<Vec<_>>>()?;
@@ -112,12 +112,12 @@ fn run(args: &DeviceArgs, division: &DivisionArgs) -> Result<()> {
     device.set_worker_deaths(deaths);
     let _ = counted.set(Arc::clone(&device));
     sync_regularly(&device, args.sync_seconds)?;
-    let pairs = plan.pairs(&device)?;
+    let exports = plan.exports(&device)?;
     let control = Control::new(Arc::clone(&device)).with_sockets_in(&args.run_dir);
     let adopt = || -> Result<_> {
         let api = Api::adopt(control.clone(), api, &args.run_dir.join("api.sock"), tcp)?;
-        let guests = pairs.iter().zip(ports).map(|(pair, (path, listener))| {
-            let control = control.of_pair(pair.partition.clone(), pair.place.clone());
+        let guests = exports.iter().zip(ports).map(|(export, (path, listener))| {
+            let control = control.of_export(export.partition.clone(), export.place.clone());
             GuestPort::adopt(control, listener, &path)
         });
         Ok(Answering { api, guests: guests.collect::<Result<_, _>>()? })
@@ -150,7 +150,7 @@ fn run(args: &DeviceArgs, division: &DivisionArgs) -> Result<()> {
                 .lock()
                 .unwrap_or_else(PoisonError::into_inner)
                 .clone_from(&mount.as_ref().map(|(path, _)| path.clone()));
-            let served = Served::new(args, &pairs, &control, mount, disks, descriptors, !first);
+            let served = Served::new(args, &exports, &control, mount, disks, descriptors, !first);
             (served, reporters, paced)
         }
         _ => return Ok(life::send(&line, &Word::Stopped, &[])?),
@@ -165,7 +165,7 @@ fn run(args: &DeviceArgs, division: &DivisionArgs) -> Result<()> {
         None => answering,
     };
     let answering = answering.context("nobody answers the sockets")?;
-    let ready = served.ready(&device, &control, &answering, &pairs, &loaded)?;
+    let ready = served.ready(&device, &control, &answering, &exports, &loaded)?;
     life::send(&line, &Word::Ready(Box::new(ready)), &[])?;
     while let Ok((order, descriptors)) = orders.recv() {
         match order {
@@ -403,7 +403,7 @@ fn load_all(device: &Device, args: &DeviceArgs, plan: &Plan, stop: &AtomicBool) 
 /// Who answers the sockets.
 struct Answering {
     api: Api,
-    /// One for each pair of files.
+    /// One for each export.
     guests: Vec<GuestPort>,
 }
 
@@ -416,7 +416,7 @@ struct Served {
 impl Served {
     fn new(
         args: &DeviceArgs,
-        pairs: &[PairOptions],
+        exports: &[ExportOptions],
         control: &Control,
         mount: Option<(PathBuf, usize)>,
         disks: Vec<life::Disk>,
@@ -432,11 +432,11 @@ impl Served {
                 let options = MountOptions {
                     threads,
                     read_ahead_kb: args.read_ahead_kb,
-                    launder_with: args.launder_with,
+                    write_back_with: args.write_back_with,
                     full_wait: Duration::from_secs(args.full_wait.into()),
                 };
-                let mount = Mount::serve(pairs, &path, channels, &options, answered)?;
-                control.mounted(mount.pairs());
+                let mount = Mount::serve(exports, &path, channels, &options, answered)?;
+                control.mounted(mount.exports());
                 if let Some(models) = mount.models() {
                     control.shows(models);
                 }
@@ -445,11 +445,12 @@ impl Served {
             None => None,
         };
         let disks = disks.into_iter().map(|disk| {
-            let whose = |name: &String| pairs.iter().find(|pair| pair.place == Place::Guest(name.clone()));
+            let whose =
+                |name: &String| exports.iter().find(|export| export.place == Place::Guest(name.clone()));
             let control = match &disk.guest {
                 Some(name) => {
-                    let pair = whose(name).with_context(|| format!("no guest is called {name}"))?;
-                    control.of_pair(pair.partition.clone(), pair.place.clone())
+                    let export = whose(name).with_context(|| format!("no guest is called {name}"))?;
+                    control.of_export(export.partition.clone(), export.place.clone())
                 }
                 None => control.clone(),
             };
@@ -463,16 +464,16 @@ impl Served {
         device: &Device,
         control: &Control,
         answering: &Answering,
-        pairs: &[PairOptions],
+        exports: &[ExportOptions],
         loaded: &Loaded,
     ) -> Result<Ready> {
         let Answering { api, guests } = answering;
         let window =
             |of: fn(&Mount) -> PathBuf, bytes| WindowFile { path: self.mount.as_ref().map(of), bytes };
-        let root = pairs.iter().zip(guests).find(|(pair, _)| pair.place == Place::Root);
-        let partition = root.map(|(pair, _)| &pair.partition);
-        let lanes = self.mount.iter().flat_map(Mount::pairs).flat_map(|pair| pair.lane_paths());
-        let seats = control.seats().into_iter().filter(|seat| seat.pair.place != Place::Root);
+        let root = exports.iter().zip(guests).find(|(export, _)| export.place == Place::Root);
+        let partition = root.map(|(export, _)| &export.partition);
+        let lanes = self.mount.iter().flat_map(Mount::exports).flat_map(|export| export.lane_paths());
+        let seats = control.seats().into_iter().filter(|seat| seat.export.place != Place::Root);
         Ok(Ready {
             is: true,
             pid: std::process::id(),

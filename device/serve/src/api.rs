@@ -9,7 +9,7 @@
 //! | `PATCH /tensors/{name}` `{"length"}` | makes it longer or shorter where it is |
 //! | `GET /views`, `POST /views`, `DELETE /views` `{"tensor","spelling"}` | lists, makes, removes |
 //! | `GET /disks` | lists the disks: serial numbers, sockets, partitions |
-//! | `GET /guests` | lists the pairs of files: whose, paths, bytes, and the socket for the guest |
+//! | `GET /guests` | lists the exports: whose, paths, bytes, and the socket for the guest |
 //! | `POST /flush` `{"offset"?,"length"?}` | the coherence fence |
 //! | `POST /discard` `{"offset","length"}` | drops base bytes |
 //! | `GET /events` | the last events: the store's levels, writes that find no room |

@@ -5,7 +5,8 @@
 //! 1. **Same window: always current.** Loads of `base` see the last store to `base`, through every mapping and
 //!    descriptor on the host and in every guest. There is one page cache.
 //! 2. **Fresh views: always current.** A view page that is not in the page cache is computed from base bytes that include
-//!    every store to `base` that was complete when the load began. The dirty base pages under it are laundered first.
+//!    every store to `base` that was complete when the load began. The dirty base pages under it
+//!    are written back first.
 //! 3. **Cached views: current after a flush.** A view page that is in the page cache may lag behind stores to `base` until
 //!    they have reached the device *and* the page was invalidated. [`Coherence::flush`] is the fence: when it returns,
 //!    every load of a view sees every store to the flushed base range that was complete when it was called. Stores that
@@ -18,7 +19,8 @@
 //!    a flush, of any range, nobody sees it any more.
 //! 5. **Beside the mount: as if uncached.** Disks ([`super::vhost_user`]) reach the device without the host's page cache. A
 //!    read of a disk sees every store and write that was complete when it began, through whichever way; dirty base pages of the
-//!    mount are laundered first. A write to a disk is seen by every load through the mount that begins after it is complete: pages
+//!    mount are written back first. A write to a disk is seen by every load through the mount that
+//!    begins after it is complete: pages
 //!    of `base` and of views over it were dropped by then. Stores through the mount to a page that a disk is
 //!    writing at the same moment are a race, as they are between hosts: the page is written back whole, and either may win.
 //!    What the guest of a disk keeps in its own page cache is its own: after a write to the base disk it drops the pages of
@@ -30,8 +32,10 @@
 //!    that is there may lag until a flush. A store to a page through `base` and one to the same page through a lane, with no flush between, are a race: pages are
 //!    written back whole, and either may win.
 //!
-//! All of this is for one pair of files, that is one page cache, over one partition. Between *hosts*, whose page caches nobody keeps coherent, the contract of
-//! [`super::host_cache`] holds instead: 1 and 4 as above, each for its own files; 2 without the laundering; 3 after a flush by the host itself.
+//! All of this is for one export, that is one page cache, over one partition. Between *hosts*,
+//! whose page caches nobody keeps coherent, the contract of
+//! [`super::host_cache`] holds instead: 1 and 4 as above, each for its own files; 2 without the
+//! writing back; 3 after a flush by the host itself.
 //!
 //! A discard drops each page at one moment while it is under way; loads then find zeros, and stores
 //! after that stay: see [`super::dropped_pages`]. One that fails has dropped what its error says,
@@ -53,10 +57,10 @@ use lamina_device::device::{DeviceError, Partition};
 
 use super::ServeError;
 use super::dropped_pages::{Gate, LetGo, Reading};
+use super::flusher::{Done, Flusher, WriteBackWith};
 use super::host_cache::HostCache;
 use super::invalidations::{Invalidations, join_touching};
-use super::lanes::{Face, LaneRanges, Lanes};
-use super::launder::{Done, LaunderWith, Launderer};
+use super::lanes::{ExportFile, LaneRanges, Lanes};
 use super::served_pages::{PAGE_BYTES, ServedPages};
 use super::write_backs::{Answer, Asker, WriteBacks};
 
@@ -65,10 +69,10 @@ const MAX_HOLES: usize = 64;
 /// Bytes that are discarded at once: reads and writes of the window wait so long.
 const DISCARD_STEP: u64 = 2 << 20;
 
-/// Keeps the windows of one pair of files coherent.
+/// Keeps the windows of one export coherent.
 pub struct Coherence {
     partition: Partition,
-    /// The host's, if this is a host's pair.
+    /// The host's, if this is a host's export.
     cache: Option<Arc<HostCache>>,
     served: ServedPages,
     /// The lanes of the base window, if it is an interleave set.
@@ -83,17 +87,18 @@ pub struct Coherence {
     discarding: Mutex<()>,
     /// Requests that the kernel wrote pages back with.
     came: AtomicU64,
-    launderer: std::sync::OnceLock<Launderer>,
-    /// What is to be laundered as soon as that can be done; `None` from then on. A worker process answers requests before it has opened the files to launder by, and those may be
+    flusher: std::sync::OnceLock<Flusher>,
+    /// What is to be written back as soon as that can be done; `None` from then on. A worker
+    /// process answers requests before it has opened the files to write back by, and those may be
     /// of views over pages that were dirty before it came.
-    early: Mutex<Option<Vec<(Laundry, Done)>>>,
+    early: Mutex<Option<Vec<(DirtyRanges, Done)>>>,
     /// The same for the views window, whose dirty pages are stores to be dropped.
-    scrubber: std::sync::OnceLock<Launderer>,
+    scrubber: std::sync::OnceLock<Flusher>,
 }
 
-/// Ranges to launder before something is computed from the bytes under them.
+/// Ranges to write back before something is computed from the bytes under them.
 #[derive(Debug, Default)]
-pub(super) struct Laundry {
+pub(super) struct DirtyRanges {
     /// Of the base window.
     base: Vec<Range<u64>>,
     /// Of its lanes.
@@ -108,7 +113,7 @@ impl Coherence {
             served: ServedPages::new(partition.views_bytes()),
             // A set is a whole device, and no host's.
             lanes: partition.device().set().map(|set| Lanes::new(set, &partition, patience, &gate)),
-            write_backs: WriteBacks::new(partition.clone(), Face::Base, patience, Arc::clone(&gate)),
+            write_backs: WriteBacks::new(partition.clone(), ExportFile::Base, patience, Arc::clone(&gate)),
             gate,
             discarding: Mutex::default(),
             came: AtomicU64::new(0),
@@ -116,7 +121,7 @@ impl Coherence {
             cache,
             base: Invalidations::default(),
             views: Invalidations::default(),
-            launderer: std::sync::OnceLock::new(),
+            flusher: std::sync::OnceLock::new(),
             early: Mutex::new(Some(Vec::new())),
             scrubber: std::sync::OnceLock::new(),
         }
@@ -126,26 +131,27 @@ impl Coherence {
         self.lanes.as_ref()
     }
 
-    /// Starts laundering through the files, opened through the mount: `base`, `views`, and the lanes in order. Over the first there are so many `threads`.
-    pub(super) fn start_laundering(
+    /// Starts writing back through the files, opened through the mount: `base`, `views`, and the
+    /// lanes in order. Over the first there are so many `threads`.
+    pub(super) fn start_flushing(
         &self,
         files: Vec<std::fs::File>,
         threads: usize,
-        with: LaunderWith,
+        with: WriteBackWith,
     ) -> io::Result<()> {
-        let again = |_| io::Error::other("laundering was started before");
+        let again = |_| io::Error::other("flushing was started before");
         let mut files = files.into_iter();
         let mut start = |bytes, threads| {
-            Launderer::start(files.next().ok_or(io::ErrorKind::InvalidInput)?, bytes, threads, with)
+            Flusher::start(files.next().ok_or(io::ErrorKind::InvalidInput)?, bytes, threads, with)
         };
         let base = start(self.partition.base_bytes(), threads)?;
         self.scrubber.set(start(self.partition.views_bytes(), 1)?).map_err(again)?;
         if let Some(lanes) = &self.lanes {
-            lanes.start_laundering(start)?;
+            lanes.start_flushing(start)?;
         }
-        self.launderer.set(base).map_err(again)?;
+        self.flusher.set(base).map_err(again)?;
         let early = self.early.lock().unwrap_or_else(PoisonError::into_inner).take();
-        early.into_iter().flatten().for_each(|(laundry, done)| self.launder(laundry, done));
+        early.into_iter().flatten().for_each(|(dirty_ranges, done)| self.flush_pages(dirty_ranges, done));
         Ok(())
     }
 
@@ -159,7 +165,7 @@ impl Coherence {
     pub fn flush(&self, offset: u64, length: u64) -> Result<(), ServeError> {
         let end = offset.saturating_add(length).min(self.partition.base_bytes());
         if offset < end {
-            let flushed = self.launder_and_wait(self.all_over(once(offset..end).collect()));
+            let flushed = self.flush_pages_and_wait(self.all_over(once(offset..end).collect()));
             flushed.map_err(|source| ServeError::Flush { offset, length, source })?;
             if let Some(cache) = &self.cache {
                 self.merging(|changed| cache.write_back(offset..end, changed))?;
@@ -168,7 +174,7 @@ impl Coherence {
         let whole = 0..self.partition.views_bytes();
         if self.scrubber.get().is_some_and(|views| views.needed(std::slice::from_ref(&whole))) {
             let scrub =
-                || on(&self.scrubber, |views, done| views.launder(once(whole.clone()).collect(), done));
+                || on(&self.scrubber, |views, done| views.write_back(once(whole.clone()).collect(), done));
             // That stores are refused is what was wanted, and who made them is told by a descriptor
             // of their own. The first refusal may be of one that was on its way before, and hide
             // one more.
@@ -222,9 +228,9 @@ impl Coherence {
         for range in ranges {
             cache.leave(range.clone());
         }
-        // First, and on threads that a kill can end: see `launder`.
-        let laundered = on(&self.launderer, |base, done| base.launder(ranges.to_vec(), done));
-        laundered.map_err(|source| ServeError::Flush { offset: 0, length: 0, source })?;
+        // First, and on threads that a kill can end: see `write_back`.
+        let written_back = on(&self.flusher, |base, done| base.write_back(ranges.to_vec(), done));
+        written_back.map_err(|source| ServeError::Flush { offset: 0, length: 0, source })?;
         self.base.queue(ranges.iter().cloned());
         self.drain()?;
         let mut went = 0;
@@ -243,7 +249,7 @@ impl Coherence {
         let mut changed = Vec::new();
         let merged = merge(&mut changed);
         for range in changed {
-            self.changed(Face::Base, range.start, range.end - range.start);
+            self.changed(ExportFile::Base, range.start, range.end - range.start);
         }
         Ok(merged?)
     }
@@ -291,7 +297,7 @@ impl Coherence {
         while at < range.end {
             let (gone, dropped) = self.drop_step(&(at..range.end), LetGo::ByItself);
             at = gone.end;
-            self.changed(Face::Base, gone.start, gone.end - gone.start);
+            self.changed(ExportFile::Base, gone.start, gone.end - gone.start);
             if let Some(lanes) = &self.lanes {
                 lanes.drop_cached(&gone);
             }
@@ -319,9 +325,9 @@ impl Coherence {
     /// who read past the page cache are some who have not dropped what they had there, but they
     /// cannot be told from others: a read through a descriptor that was opened with `O_DIRECT` may
     /// be for a mapping of it.
-    pub(super) fn reading(&self, face: Face, offset: u64, length: u64) -> Reading<'_> {
+    pub(super) fn reading(&self, which: ExportFile, offset: u64, length: u64) -> Reading<'_> {
         let gate = self.gate.read();
-        if let Some(write_backs) = self.write_backs(face) {
+        if let Some(write_backs) = self.write_backs(which) {
             write_backs.dropped().read(&(offset..offset.saturating_add(length)));
         }
         gate
@@ -329,9 +335,9 @@ impl Coherence {
 
     /// A range of a file is written through the page cache: nothing is dropped as long as this is
     /// held.
-    pub(super) fn writing(&self, face: Face, offset: u64, length: u64) -> Reading<'_> {
+    pub(super) fn writing(&self, which: ExportFile, offset: u64, length: u64) -> Reading<'_> {
         let gate = self.gate.read();
-        if let Some(write_backs) = self.write_backs(face) {
+        if let Some(write_backs) = self.write_backs(which) {
             write_backs.dropped().written(&(offset..offset.saturating_add(length)));
         }
         gate
@@ -340,33 +346,33 @@ impl Coherence {
     /// Stores what the kernel writes back of a file: the answer, or nothing if it waits for room. Never sleeps on the mount.
     pub(super) fn write_back(
         &self,
-        face: Face,
+        which: ExportFile,
         asker: Asker,
         offset: u64,
         bytes: &mut [u8],
     ) -> Option<Answer> {
-        let Some(write_backs) = self.write_backs(face) else { return Some(Err(libc::EBADF)) };
+        let Some(write_backs) = self.write_backs(which) else { return Some(Err(libc::EBADF)) };
         self.came.fetch_add(1, Ordering::Relaxed);
         // What is written back stays in the page cache.
-        self.serving(face, offset, bytes.len() as u64);
+        self.serving(which, offset, bytes.len() as u64);
         write_backs.take(asker, offset, bytes, |stored| {
-            self.changed(face, stored.start, stored.end - stored.start);
+            self.changed(which, stored.start, stored.end - stored.start);
         })
     }
 
     /// Tries write-backs of a file that wait again, and answers them in the end, until [`Self::close`].
-    pub(super) fn retry_until_closed(&self, face: Face, answer: impl Fn(Asker, Answer)) {
-        let stored = |stored: Range<u64>| self.changed(face, stored.start, stored.end - stored.start);
-        if let Some(write_backs) = self.write_backs(face) {
+    pub(super) fn retry_until_closed(&self, which: ExportFile, answer: impl Fn(Asker, Answer)) {
+        let stored = |stored: Range<u64>| self.changed(which, stored.start, stored.end - stored.start);
+        if let Some(write_backs) = self.write_backs(which) {
             write_backs.retry_until_closed(stored, answer);
         }
     }
 
-    fn write_backs(&self, face: Face) -> Option<&WriteBacks> {
-        match face {
-            Face::Base => Some(&self.write_backs),
-            Face::Views => None,
-            Face::Lane(lane) => self.lanes.as_ref()?.write_backs(lane),
+    fn write_backs(&self, which: ExportFile) -> Option<&WriteBacks> {
+        match which {
+            ExportFile::Base => Some(&self.write_backs),
+            ExportFile::Views => None,
+            ExportFile::Lane(lane) => self.lanes.as_ref()?.write_backs(lane),
         }
     }
 
@@ -385,39 +391,40 @@ impl Coherence {
         self.views.drain()
     }
 
-    /// What to launder before this range of a file is computed, if anything is dirty. Never sleeps.
-    pub(super) fn laundry(&self, face: Face, offset: u64, length: u64) -> Option<Laundry> {
+    /// What to write back before this range of a file is computed, if anything is dirty. Never
+    /// sleeps.
+    pub(super) fn dirty_ranges(&self, which: ExportFile, offset: u64, length: u64) -> Option<DirtyRanges> {
         if self.cache.is_some() {
             return None;
         }
         let range = offset..offset.saturating_add(length);
-        let laundry = match (face, &self.lanes) {
-            (Face::Views, _) => self.dirty_of(self.partition.base_under_views(offset, length)),
-            (Face::Base, None) => return None,
-            (Face::Base, Some(lanes)) => {
+        let dirty_ranges = match (which, &self.lanes) {
+            (ExportFile::Views, _) => self.dirty_of(self.partition.base_under_views(offset, length)),
+            (ExportFile::Base, None) => return None,
+            (ExportFile::Base, Some(lanes)) => {
                 let end = range.end.min(self.partition.base_bytes());
                 let range = offset.min(end)..end;
-                Laundry { base: Vec::new(), lanes: lanes.dirty_over(std::slice::from_ref(&range)) }
+                DirtyRanges { base: Vec::new(), lanes: lanes.dirty_over(std::slice::from_ref(&range)) }
             }
-            (Face::Lane(lane), lanes) => {
+            (ExportFile::Lane(lane), lanes) => {
                 let under = lanes.as_ref().map_or_else(Vec::new, |lanes| lanes.under(lane, &range));
-                Laundry { lanes: Vec::new(), ..self.dirty_of(under) }
+                DirtyRanges { lanes: Vec::new(), ..self.dirty_of(under) }
             }
         };
-        (!laundry.base.is_empty() || !laundry.lanes.is_empty()).then_some(laundry)
+        (!dirty_ranges.base.is_empty() || !dirty_ranges.lanes.is_empty()).then_some(dirty_ranges)
     }
 
     /// These ranges of the base window and the lanes over them, as far as they may have dirty pages. Never sleeps.
-    fn dirty_of(&self, base: Vec<Range<u64>>) -> Laundry {
+    fn dirty_of(&self, base: Vec<Range<u64>>) -> DirtyRanges {
         let lanes = self.lanes.as_ref().map_or_else(Vec::new, |lanes| lanes.dirty_over(&base));
-        let needed = needed(&self.launderer, &base);
-        Laundry { base: if needed { base } else { Vec::new() }, lanes }
+        let needed = needed(&self.flusher, &base);
+        DirtyRanges { base: if needed { base } else { Vec::new() }, lanes }
     }
 
     /// These ranges of the base window and the lanes over them.
-    fn all_over(&self, base: Vec<Range<u64>>) -> Laundry {
+    fn all_over(&self, base: Vec<Range<u64>>) -> DirtyRanges {
         let lanes = self.lanes.as_ref().map_or_else(Vec::new, |lanes| lanes.over(&base));
-        Laundry { base, lanes }
+        DirtyRanges { base, lanes }
     }
 
     /// Brings dirty base pages of a range to the device. Sleeps like [`Self::flush`].
@@ -433,27 +440,27 @@ impl Coherence {
 
     fn settle_ranges(&self, ranges: Vec<Range<u64>>) -> Result<(), ServeError> {
         let Some(offset) = ranges.first().map(|range| range.start) else { return Ok(()) };
-        if self.cache.is_some() || self.launderer.get().is_none() {
+        if self.cache.is_some() || self.flusher.get().is_none() {
             return Ok(());
         }
         let length = ranges.last().map_or(offset, |range| range.end).saturating_sub(offset);
-        let settled = self.launder_and_wait(self.dirty_of(ranges));
+        let settled = self.flush_pages_and_wait(self.dirty_of(ranges));
         settled.map_err(|source| ServeError::Flush { offset, length, source })
     }
 
-    fn launder_and_wait(&self, laundry: Laundry) -> io::Result<()> {
-        self.launderer.get().ok_or(io::ErrorKind::NotConnected)?;
+    fn flush_pages_and_wait(&self, dirty_ranges: DirtyRanges) -> io::Result<()> {
+        self.flusher.get().ok_or(io::ErrorKind::NotConnected)?;
         let (done, answer) = mpsc::channel();
-        self.launder(laundry, Box::new(move |result| drop(done.send(result))));
+        self.flush_pages(dirty_ranges, Box::new(move |result| drop(done.send(result))));
         answer.recv().unwrap_or_else(|_| Err(io::ErrorKind::BrokenPipe.into()))
     }
 
     /// Says that base bytes in the device were changed beside the mount, and returns when the page cache shows them. Sleeps like
     /// [`Self::flush`].
     pub(super) fn written_beside(&self, offset: u64, length: u64) -> Result<(), ServeError> {
-        self.changed(Face::Base, offset, length);
+        self.changed(ExportFile::Base, offset, length);
         let range = offset..offset.saturating_add(length);
-        if self.launderer.get().is_some_and(|base| base.cached(&range)) {
+        if self.flusher.get().is_some_and(|base| base.cached(&range)) {
             self.base.queue(once(range.clone()));
         }
         if let Some(lanes) = &self.lanes {
@@ -465,29 +472,31 @@ impl Coherence {
 
     /// The device number of the mounted file system.
     pub(super) fn mount_number(&self) -> Option<u64> {
-        self.launderer.get().and_then(Launderer::mount_number)
+        self.flusher.get().and_then(Flusher::mount_number)
     }
 
-    /// Launders elsewhere, then calls `done` there. Never sleeps.
-    pub(super) fn launder(&self, laundry: Laundry, done: Done) {
+    /// Writes back elsewhere, then calls `done` there. Never sleeps.
+    pub(super) fn flush_pages(&self, dirty_ranges: DirtyRanges, done: Done) {
         let mut early = self.early.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(early) = &mut *early {
-            return early.push((laundry, done));
+            return early.push((dirty_ranges, done));
         }
         drop(early);
-        let of_lanes = laundry.lanes.into_iter().filter(|(_, ranges)| !ranges.is_empty());
-        let launderer = |lane| self.lanes.as_ref().and_then(|lanes| lanes.launderer(lane));
-        let mut jobs: Vec<_> =
-            of_lanes.filter_map(|(lane, ranges)| Some((launderer(lane)?, ranges))).collect();
+        let of_lanes = dirty_ranges.lanes.into_iter().filter(|(_, ranges)| !ranges.is_empty());
+        let flusher = |lane| self.lanes.as_ref().and_then(|lanes| lanes.flusher(lane));
+        let mut jobs: Vec<_> = of_lanes.filter_map(|(lane, ranges)| Some((flusher(lane)?, ranges))).collect();
         jobs.extend(
-            self.launderer.get().filter(|_| !laundry.base.is_empty()).map(|base| (base, laundry.base)),
+            self.flusher
+                .get()
+                .filter(|_| !dirty_ranges.base.is_empty())
+                .map(|base| (base, dirty_ranges.base)),
         );
         if jobs.is_empty() {
             let closed = || io::Error::from_raw_os_error(libc::ESHUTDOWN);
-            return done(self.launderer.get().map(drop).ok_or_else(closed));
+            return done(self.flusher.get().map(drop).ok_or_else(closed));
         }
         let all = Arc::new(Mutex::new((jobs.len(), Ok(()), Some(done))));
-        for (launderer, ranges) in jobs {
+        for (flusher, ranges) in jobs {
             let all = Arc::clone(&all);
             let one_done = move |result: io::Result<()>| {
                 let mut all = all.lock().unwrap_or_else(PoisonError::into_inner);
@@ -502,32 +511,32 @@ impl Coherence {
                     done(result);
                 }
             };
-            launderer.launder(ranges, Box::new(one_done));
+            flusher.write_back(ranges, Box::new(one_done));
         }
     }
 
     /// Says that pages of a file are about to be computed for the page cache, or are in it already.
-    pub(super) fn serving(&self, face: Face, offset: u64, length: u64) {
+    pub(super) fn serving(&self, which: ExportFile, offset: u64, length: u64) {
         let range = offset..offset.saturating_add(length);
-        match (face, &self.lanes) {
-            (Face::Views, _) => self.served.mark(range),
-            (Face::Base, Some(lanes)) => lanes.serving_base(range),
-            (Face::Lane(lane), Some(lanes)) => lanes.serving(lane, range),
-            (Face::Base | Face::Lane(_), None) => {}
+        match (which, &self.lanes) {
+            (ExportFile::Views, _) => self.served.mark(range),
+            (ExportFile::Base, Some(lanes)) => lanes.serving_base(range),
+            (ExportFile::Lane(lane), Some(lanes)) => lanes.serving(lane, range),
+            (ExportFile::Base | ExportFile::Lane(_), None) => {}
         }
     }
 
     /// Says that bytes in the device have changed, of the base window or through one of its lanes.
-    pub(super) fn changed(&self, face: Face, offset: u64, length: u64) {
+    pub(super) fn changed(&self, which: ExportFile, offset: u64, length: u64) {
         let range = offset..offset.saturating_add(length);
-        let base = match (face, &self.lanes) {
-            (Face::Views, _) | (Face::Lane(_), None) => return,
-            (Face::Base, None) => vec![range],
-            (Face::Base, Some(lanes)) => {
+        let base = match (which, &self.lanes) {
+            (ExportFile::Views, _) | (ExportFile::Lane(_), None) => return,
+            (ExportFile::Base, None) => vec![range],
+            (ExportFile::Base, Some(lanes)) => {
                 lanes.base_changed(offset..range.end.min(self.partition.base_bytes()));
                 vec![range]
             }
-            (Face::Lane(lane), Some(lanes)) => {
+            (ExportFile::Lane(lane), Some(lanes)) => {
                 let under = lanes.under(lane, &range);
                 self.base.queue(lanes.take_base(&under));
                 under
@@ -570,14 +579,14 @@ impl Coherence {
     }
 
     /// Hands ranges of a file that the kernel is to drop to `invalidate`, until [`Self::close`].
-    pub(super) fn invalidate_until_closed(&self, face: Face, mut invalidate: impl FnMut(&Range<u64>)) {
-        match (face, &self.lanes) {
-            (Face::Base, _) => self.base.run_until_closed(|range| {
-                self.write_backs.dropped().invalidate(range, self.launderer.get(), &mut invalidate);
+    pub(super) fn invalidate_until_closed(&self, which: ExportFile, mut invalidate: impl FnMut(&Range<u64>)) {
+        match (which, &self.lanes) {
+            (ExportFile::Base, _) => self.base.run_until_closed(|range| {
+                self.write_backs.dropped().invalidate(range, self.flusher.get(), &mut invalidate);
             }),
-            (Face::Views, _) => self.views.run_until_closed(invalidate),
-            (Face::Lane(lane), Some(lanes)) => lanes.invalidate_until_closed(lane, invalidate),
-            (Face::Lane(_), None) => {}
+            (ExportFile::Views, _) => self.views.run_until_closed(invalidate),
+            (ExportFile::Lane(lane), Some(lanes)) => lanes.invalidate_until_closed(lane, invalidate),
+            (ExportFile::Lane(_), None) => {}
         }
     }
 
@@ -591,7 +600,7 @@ impl Coherence {
             return from;
         }
         let found = self.partition.next_data(from..end);
-        let first = self.launderer.get().map_or(from, |base| base.first_dirty(from..found));
+        let first = self.flusher.get().map_or(from, |base| base.first_dirty(from..found));
         // What was dirty before, and is not any more, has reached the device since it was looked
         // at.
         self.partition.next_data(from..first)
@@ -614,7 +623,7 @@ impl Coherence {
         end
     }
 
-    /// Ends laundering and invalidating; whoever waits gets [`ServeError::Closing`].
+    /// Ends writing back and invalidating; whoever waits gets [`ServeError::Closing`].
     pub(crate) fn close(&self) {
         if let Some(cache) = &self.cache {
             cache.close();
@@ -623,9 +632,8 @@ impl Coherence {
         for (_, done) in early.into_iter().flatten() {
             done(Err(io::Error::from_raw_os_error(libc::ESHUTDOWN)));
         }
-        for launderer in [&self.launderer, &self.scrubber].into_iter().filter_map(|launderer| launderer.get())
-        {
-            launderer.stop();
+        for flusher in [&self.flusher, &self.scrubber].into_iter().filter_map(|flusher| flusher.get()) {
+            flusher.stop();
         }
         if let Some(lanes) = &self.lanes {
             lanes.close();
@@ -643,13 +651,13 @@ impl Coherence {
         if let Some(lanes) = &self.lanes {
             lanes.hurry();
         }
-        if self.launderer.get().is_none() {
+        if self.flusher.get().is_none() {
             return;
         }
         let (done, answer) = mpsc::channel();
         let everything = self.all_over(once(0..self.partition.base_bytes()).collect());
         let started = Instant::now();
-        self.launder(everything, Box::new(move |result| drop(done.send(result))));
+        self.flush_pages(everything, Box::new(move |result| drop(done.send(result))));
         let (mut came, mut last) = (self.came.load(Ordering::Relaxed), Instant::now());
         let settled = loop {
             let settled = answer.recv_timeout(pace.min(patience));
@@ -684,19 +692,19 @@ impl Coherence {
 }
 
 /// Whether any of these ranges may have dirty pages. Never sleeps.
-pub(super) fn needed(launderer: &std::sync::OnceLock<Launderer>, ranges: &[Range<u64>]) -> bool {
-    match launderer.get() {
-        Some(launderer) => launderer.needed(ranges),
+pub(super) fn needed(flusher: &std::sync::OnceLock<Flusher>, ranges: &[Range<u64>]) -> bool {
+    match flusher.get() {
+        Some(flusher) => flusher.needed(ranges),
         // Nobody can look yet.
         None => ranges.iter().any(|range| !range.is_empty()),
     }
 }
 
-/// Has a launderer do something and waits for it.
-fn on(launderer: &std::sync::OnceLock<Launderer>, start: impl FnOnce(&Launderer, Done)) -> io::Result<()> {
-    let launderer = launderer.get().ok_or(io::ErrorKind::NotConnected)?;
+/// Has a flusher do something and waits for it.
+fn on(flusher: &std::sync::OnceLock<Flusher>, start: impl FnOnce(&Flusher, Done)) -> io::Result<()> {
+    let flusher = flusher.get().ok_or(io::ErrorKind::NotConnected)?;
     let (done, answer) = mpsc::channel();
-    start(launderer, Box::new(move |result| drop(done.send(result))));
+    start(flusher, Box::new(move |result| drop(done.send(result))));
     answer.recv().unwrap_or_else(|_| Err(io::ErrorKind::BrokenPipe.into()))
 }
 

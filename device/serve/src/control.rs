@@ -4,7 +4,8 @@
 //! device before it, and pages of the views window dropped after it. All of these sleep on the mount: async servers call
 //! them from blocking threads.
 //!
-//! A control is of the whole device, in the device's offsets and names, or of one pair of files, in those of its partition: then it neither reaches nor names anything else.
+//! A control is of the whole device, in the device's offsets and names, or of one export, in those
+//! of its partition: then it neither reaches nor names anything else.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -26,17 +27,17 @@ use lamina_device::window::ViewInfo;
 use super::Coherence;
 use super::ServeError;
 use super::disks::{DiskInfo, ServedDisk};
+use super::export::{Export, ExportReport, Place};
 use super::host_cache::HostReport;
 use super::models::{ModelReport, Models};
-use super::pair::{Pair, PairReport, Place};
 
-/// A device and, as soon as it is mounted, the pairs of files that show it.
+/// A device and, as soon as it is mounted, the exports that show it.
 #[derive(Clone)]
 pub struct Control {
     pub(super) device: Arc<Device>,
     /// Whose control this is: none for everything.
     only: Option<(Partition, Place)>,
-    pairs: Arc<OnceLock<Vec<Arc<Pair>>>>,
+    exports: Arc<OnceLock<Vec<Arc<Export>>>>,
     /// Where the guest ports' sockets are.
     run_dir: Option<Arc<Path>>,
     disks: Arc<Mutex<Vec<Weak<dyn ServedDisk>>>>,
@@ -66,12 +67,12 @@ impl From<FilesError> for ControlError {
     }
 }
 
-/// A pair of files and the socket that its guest's control port is to be connected to.
+/// An export and the socket that its guest's control port is to be connected to.
 #[derive(Clone, Debug, Serialize)]
 pub struct Seat {
-    /// The pair.
+    /// The export.
     #[serde(flatten)]
-    pub pair: PairReport,
+    pub export: ExportReport,
     /// The socket.
     pub ctl: PathBuf,
 }
@@ -90,7 +91,7 @@ impl Control {
     /// The control of a whole device that is not mounted, or not yet.
     pub fn new(device: Arc<Device>) -> Self {
         let (disks, models) = (Arc::default(), Arc::default());
-        Self { device, only: None, pairs: Arc::default(), run_dir: None, disks, models }
+        Self { device, only: None, exports: Arc::default(), run_dir: None, disks, models }
     }
 
     /// The same, which tells guests' sockets in `run_dir`: see [`Place::socket`].
@@ -99,15 +100,15 @@ impl Control {
         Self { run_dir: Some(run_dir.into()), ..self }
     }
 
-    /// The control of one pair of files: what its guest or host may ask.
+    /// The control of one export: what its guest or host may ask.
     #[must_use]
-    pub fn of_pair(&self, partition: Partition, place: Place) -> Self {
+    pub fn of_export(&self, partition: Partition, place: Place) -> Self {
         Self { only: Some((partition, place)), ..self.clone() }
     }
 
     /// Says that the device is mounted now. Once is enough: later calls and those of clones change nothing.
-    pub fn mounted(&self, pairs: &[Arc<Pair>]) {
-        self.pairs.get_or_init(|| pairs.to_vec());
+    pub fn mounted(&self, exports: &[Arc<Export>]) {
+        self.exports.get_or_init(|| exports.to_vec());
     }
 
     /// Says that the mount has a folder of models. Once is enough.
@@ -139,8 +140,8 @@ impl Control {
         // What was stored into the window and waits in the page cache shows where there is room.
         self.flush(0, None)?;
         let loaded = |dpa: u64, length: u64| {
-            self.pairs_over(&(dpa..dpa + length)).into_iter().try_for_each(|(pair, part)| {
-                let seen = pair.coherence().written_beside(part.start, part.end - part.start);
+            self.exports_over(&(dpa..dpa + length)).into_iter().try_for_each(|(export, part)| {
+                let seen = export.coherence().written_beside(part.start, part.end - part.start);
                 seen.map_err(|why| FilesError::Manifest { name: name.to_owned(), why: why.to_string() })
             })
         };
@@ -165,18 +166,22 @@ impl Control {
         self.directories_changed(&[0], &[])
     }
 
-    /// The pairs of files that this control is of, once they are mounted.
-    pub fn pairs(&self) -> Vec<&Arc<Pair>> {
-        let all = self.pairs.get().map(Vec::as_slice).unwrap_or_default();
-        let is_mine = |pair: &&Arc<Pair>| self.only.as_ref().is_none_or(|(_, place)| pair.place() == place);
+    /// The exports that this control is of, once they are mounted.
+    pub fn exports(&self) -> Vec<&Arc<Export>> {
+        let all = self.exports.get().map(Vec::as_slice).unwrap_or_default();
+        let is_mine =
+            |export: &&Arc<Export>| self.only.as_ref().is_none_or(|(_, place)| export.place() == place);
         all.iter().filter(is_mine).collect()
     }
 
-    /// The pairs of files, each with its guest's socket.
+    /// The exports, each with its guest's socket.
     pub fn seats(&self) -> Vec<Seat> {
         let run_dir = self.run_dir.as_deref().unwrap_or(Path::new(""));
-        let seat = |pair: &Arc<Pair>| Seat { pair: pair.report(), ctl: run_dir.join(pair.place().socket()) };
-        self.pairs().into_iter().map(seat).collect()
+        let seat = |export: &Arc<Export>| Seat {
+            export: export.report(),
+            ctl: run_dir.join(export.place().socket()),
+        };
+        self.exports().into_iter().map(seat).collect()
     }
 
     /// All tensors.
@@ -204,7 +209,7 @@ impl Control {
 
     /// All counters of the device.
     pub fn stats(&self) -> ServedStats {
-        let hosts = self.pairs().into_iter().filter_map(|pair| pair.host_report()).collect();
+        let hosts = self.exports().into_iter().filter_map(|export| export.host_report()).collect();
         ServedStats { device: self.device.stats(), hosts }
     }
 
@@ -212,7 +217,7 @@ impl Control {
     pub fn own_stats(&self) -> serde_json::Value {
         let Some((partition, _)) = &self.only else { return serde_json::json!(self.stats()) };
         let mut stats = serde_json::json!(partition.stats());
-        if let Some(host) = self.pairs().first().and_then(|pair| pair.host_report()) {
+        if let Some(host) = self.exports().first().and_then(|export| export.host_report()) {
             stats["host"] = serde_json::json!(host);
         }
         stats
@@ -345,8 +350,8 @@ impl Control {
     /// When the range begins past the end, or dirty pages cannot be written back.
     pub fn flush(&self, offset: u64, length: Option<u64>) -> Result<(), ControlError> {
         let range = self.range(offset, length)?;
-        for (pair, part) in self.pairs_over(&range) {
-            pair.coherence().flush(part.start, part.end - part.start)?;
+        for (export, part) in self.exports_over(&range) {
+            export.coherence().flush(part.start, part.end - part.start)?;
         }
         let length = range.end - range.start;
         match &self.only {
@@ -364,8 +369,8 @@ impl Control {
     /// When the range begins past the end, or what the host stored there cannot be written back.
     pub fn invalidate(&self, offset: u64, length: Option<u64>) -> Result<(), ControlError> {
         let range = self.range(offset, length)?;
-        for (pair, part) in self.pairs_over(&range) {
-            pair.coherence().invalidate(part.start, part.end - part.start)?;
+        for (export, part) in self.exports_over(&range) {
+            export.coherence().invalidate(part.start, part.end - part.start)?;
         }
         Ok(())
     }
@@ -381,11 +386,11 @@ impl Control {
             let Some(part) = inside(&partition, &range) else { continue };
             let length = part.end - part.start;
             let coherent = self
-                .pairs()
+                .exports()
                 .into_iter()
-                .find(|pair| pair.cache().is_none() && pair.partition().base() == partition.base());
+                .find(|export| export.cache().is_none() && export.partition().base() == partition.base());
             match coherent {
-                Some(pair) => pair.coherence().discard(part.start, length)?,
+                Some(export) => export.coherence().discard(part.start, length)?,
                 None => partition.discard(part.start, length)?,
             }
         }
@@ -422,7 +427,8 @@ impl Control {
         self.change_base(&blocks, |device| device.clear_poison(offset, length))
     }
 
-    /// Drops ranges (offset, length) of the views window from the page cache of its pair: loads of them go to the device again, as they would
+    /// Drops ranges (offset, length) of the views window from the page cache of its export: loads
+    /// of them go to the device again, as they would
     /// from behind a cache that is smaller than what is read. What passes the window's end is ignored.
     ///
     /// # Errors
@@ -433,8 +439,8 @@ impl Control {
         let end = partition.views_bytes();
         let clipped = |(offset, length): (u64, u64)| offset.min(end)..offset.saturating_add(length).min(end);
         let ranges: Vec<_> = ranges.into_iter().map(clipped).collect();
-        for pair in self.pairs() {
-            pair.coherence().views_changed(ranges.iter().cloned())?;
+        for export in self.exports() {
+            export.coherence().views_changed(ranges.iter().cloned())?;
         }
         Ok(())
     }
@@ -474,24 +480,25 @@ impl Control {
         within(&self.views_window(), offset, length)
     }
 
-    /// This control's pairs over `range` of the device's base window, each with the part it has of it, in its own offsets.
-    fn pairs_over(&self, range: &Range<u64>) -> Vec<(&Arc<Pair>, Range<u64>)> {
-        let pairs = self.pairs().into_iter();
-        pairs.filter_map(|pair| Some((pair, inside(pair.partition(), range)?))).collect()
+    /// This control's exports over `range` of the device's base window, each with the part it has
+    /// of it, in its own offsets.
+    fn exports_over(&self, range: &Range<u64>) -> Vec<(&Arc<Export>, Range<u64>)> {
+        let exports = self.exports().into_iter();
+        exports.filter_map(|export| Some((export, inside(export.partition(), range)?))).collect()
     }
 
     /// Drops the directories of the partitions that have these DPAs, and these ranges of the device's
     /// views window, from all page caches.
     fn directories_changed(&self, dpas: &[u64], views: &[Range<u64>]) -> Result<(), ControlError> {
         // All that show the partition, whoever asked.
-        for pair in self.pairs.get().into_iter().flatten() {
-            let base = pair.partition().base();
+        for export in self.exports.get().into_iter().flatten() {
+            let base = export.partition().base();
             // A tensor of no length may lie at the very end.
             if dpas.iter().any(|dpa| base.contains(dpa) || base.end == *dpa) {
-                let Range { start, end } = pair.partition().views_window();
+                let Range { start, end } = export.partition().views_window();
                 let own = views.iter().filter(|view| (start..end).contains(&view.start));
                 let own = own.map(|view| view.start - start..view.end - start);
-                pair.coherence().views_changed(std::iter::once(0..DIRECTORY_BYTES).chain(own))?;
+                export.coherence().views_changed(std::iter::once(0..DIRECTORY_BYTES).chain(own))?;
             }
         }
         Ok(())

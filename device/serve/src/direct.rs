@@ -11,7 +11,7 @@ use std::ops::Range;
 use lamina_device::device::{Device, DeviceError};
 
 use super::control::{Control, ControlError, common, inside};
-use super::{Coherence, Pair};
+use super::{Coherence, Export};
 
 impl Control {
     /// Fills `out` from `offset` of the base window on.
@@ -34,9 +34,9 @@ impl Control {
     /// As [`Self::read_base`].
     pub(super) fn read_views(&self, offset: u64, out: &mut [u8]) -> Result<(), ControlError> {
         let range = self.views_range(offset, out.len() as u64)?;
-        for pair in self.coherent() {
-            if let Some(part) = common(&pair.partition().views_window(), &range) {
-                pair.coherence().settle_under_views(part.start, part.end - part.start)?;
+        for export in self.coherent() {
+            if let Some(part) = common(&export.partition().views_window(), &range) {
+                export.coherence().settle_under_views(part.start, part.end - part.start)?;
             }
         }
         Ok(self.device.read_views(range.start, out)?)
@@ -70,14 +70,14 @@ impl Control {
         Ok(changed?)
     }
 
-    /// The pairs of files whose page caches are kept coherent with the device.
-    fn coherent(&self) -> impl Iterator<Item = &Pair> {
-        self.pairs().into_iter().map(AsRef::as_ref).filter(|pair: &&Pair| pair.cache().is_none())
+    /// The exports whose page caches are kept coherent with the device.
+    fn coherent(&self) -> impl Iterator<Item = &Export> {
+        self.exports().into_iter().map(AsRef::as_ref).filter(|export: &&Export| export.cache().is_none())
     }
 
     /// What keeps those coherent that show some of a range of the device's base window, each with what it shows of it, in its own offsets.
     fn coherent_over_base(&self, range: &Range<u64>) -> Vec<(&Coherence, Range<u64>)> {
-        let part = |pair: &'_ Pair| inside(pair.partition(), range);
-        self.coherent().filter_map(|pair| Some((pair.coherence(), part(pair)?))).collect()
+        let part = |export: &'_ Export| inside(export.partition(), range);
+        self.coherent().filter_map(|export| Some((export.coherence(), part(export)?))).collect()
     }
 }

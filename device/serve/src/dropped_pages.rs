@@ -19,8 +19,8 @@ use std::ops::Range;
 
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 
+use super::flusher::Flusher;
 use super::invalidations::join_touching;
-use super::launder::Launderer;
 use super::served_pages::{PAGE_BYTES, ServedPages};
 
 /// How often the kernel is asked to let go of a page that is stored into at just that moment.
@@ -111,14 +111,14 @@ impl DroppedPages {
     pub(super) fn invalidate(
         &self,
         range: &Range<u64>,
-        launderer: Option<&Launderer>,
+        flusher: Option<&Flusher>,
         invalidate: &mut impl FnMut(&Range<u64>),
     ) {
         invalidate(range);
         for _ in 0..MAX_ROUNDS {
             let mut old = self.pages(range);
             old.extend(self.parts(range).into_iter().map(|part| pages_of(&part)));
-            old.retain(|pages| launderer.is_some_and(|file| file.surely_cached(pages)));
+            old.retain(|pages| flusher.is_some_and(|file| file.surely_cached(pages)));
             if old.is_empty() {
                 return;
             }

@@ -1,14 +1,18 @@
-//! The mount: from a device and a directory to files that can be mapped, a pair for each guest or host.
+//! The mount: from a device and a directory to files that can be mapped, an export for each guest
+//! or host.
 //!
-//! Mounting makes these threads: `threads` workers (see `fuse_workers`) and two late answerers; for each pair of files two
-//! invalidators and two or three launderers (see [`super::coherence`]), more while these wait, and one that tries write-backs again for which there was no room
+//! Mounting makes these threads: `threads` workers (see `fuse_workers`) and two late answerers; for
+//! each export two
+//! invalidators and two or three flushers (see [`super::coherence`]), more while these wait, and
+//! one that tries write-backs again for which there was no room
 //! (see [`super::write_backs`]), with an interleave set one of each kind more for each lane; and for a host's one that makes room in its cache. Unmounting brings dirty pages to the device, aborts the connection, so that
 //! nobody sleeps on it any more, and joins them all. A process that still maps a window then gets SIGBUS on a page it
 //! has not loaded yet; that is what pulling a memory device does.
 //!
 //! The process that serves a mount must not map its files. The kernel writes dirty pages back and waits for them in
 //! `munmap`, with the process's address space locked, and a worker that needs memory then waits for that lock. Reading and
-//! writing the files is fine outside of workers. (The launderers' own mapping for `msync` is never stored to, and is
+//! writing the files is fine outside of workers. (The flushers' own mapping for `msync` is never
+//! stored to, and is
 //! unmapped after the connection was aborted.)
 //!
 //! Two properties of the mount belong to its backing-device information (BDI): `read_ahead_kb`, how much is read when one byte is missing, is bounded
@@ -29,19 +33,20 @@ use std::time::Duration;
 use lamina_device::device::{Device, Partition};
 
 use super::ServeError;
+use super::export::{Export, ExportOptions, Place};
+use super::flusher::WriteBackWith;
 use super::fuse_workers::{Workers, ask_again, invalidate};
 use super::held_mount::{Channels, HeldMount, usual_threads};
-use super::lanes::Face;
-use super::launder::LaunderWith;
+use super::lanes::ExportFile;
 use super::models::Models;
 use super::mount_point::{self, MountPoint};
 use super::own_mount::{self, own_table};
-use super::pair::{Pair, PairOptions, Place};
 use super::tree::Tree;
 
-/// Threads that sleep in write-backs for view reads and flushes of a device's only pair; one does where there are several pairs.
+/// Threads that sleep in write-backs for view reads and flushes of a device's only export; one does
+/// where there are several exports.
 const LAUNDERERS: usize = 2;
-/// Threads that answer view reads after laundering.
+/// Threads that answer view reads after writing back.
 const LATE_ANSWERERS: usize = 2;
 /// How long nothing may be written back before the dirty pages that are left are given up when
 /// unmounting.
@@ -56,7 +61,7 @@ pub struct MountOptions {
     /// that counters are exact; more is faster for sequential reads.
     pub read_ahead_kb: u32,
     /// How dirty pages are made to reach the device.
-    pub launder_with: LaunderWith,
+    pub write_back_with: WriteBackWith,
     /// How long a write-back may wait for room in the device before what it stores is given up.
     pub full_wait: Duration,
 }
@@ -69,7 +74,7 @@ impl Default for MountOptions {
         Self {
             threads: usual_threads(),
             read_ahead_kb: 4,
-            launder_with: LaunderWith::Auto,
+            write_back_with: WriteBackWith::Auto,
             full_wait: FULL_WAIT,
         }
     }
@@ -99,29 +104,30 @@ impl Mount {
         let channels = held.channels().try_clone().map_err(ServeError::Threads)?;
         let path = held.path().to_owned();
         let partition = Partition::first(Arc::clone(device));
-        let whole = [PairOptions { place: Place::Root, partition, cache_bytes: None }];
+        let whole = [ExportOptions { place: Place::Root, partition, cache_bytes: None }];
         Self::build(&whole, Some(held), path, channels, options, false)
     }
 
-    /// Answers, with these pairs of files, a mount at `path` that another process holds, through `channels`. If somebody `answered` it before, the kernel is asked for the requests that
+    /// Answers, with these exports, a mount at `path` that another process holds, through
+    /// `channels`. If somebody `answered` it before, the kernel is asked for the requests that
     /// were in flight when that ended, and to forget the views that were given, and all that hosts were: which of it is stale, nobody knows any more. All
-    /// partitions are of one device, and no two pairs have one place.
+    /// partitions are of one device, and no two exports have one place.
     ///
     /// # Errors
     ///
     /// When a thread cannot be made.
     pub fn serve(
-        pairs: &[PairOptions],
+        exports: &[ExportOptions],
         path: &Path,
         channels: Channels,
         options: &MountOptions,
         answered: bool,
     ) -> Result<Self, ServeError> {
-        Self::build(pairs, None, path.to_owned(), channels, options, answered)
+        Self::build(exports, None, path.to_owned(), channels, options, answered)
     }
 
     fn build(
-        pairs: &[PairOptions],
+        exports: &[ExportOptions],
         held: Option<HeldMount>,
         path: PathBuf,
         channels: Channels,
@@ -129,13 +135,13 @@ impl Mount {
         answered: bool,
     ) -> Result<Self, ServeError> {
         let Channels { requests, notices } = channels;
-        let pair = |pair| Arc::new(Pair::new(pair, &path, options.full_wait));
-        let models = whole(pairs).map(|device| Models::open(device).map(Arc::new)).transpose();
+        let export = |export| Arc::new(Export::new(export, &path, options.full_wait));
+        let models = whole(exports).map(|device| Models::open(device).map(Arc::new)).transpose();
         let models = models.unwrap_or_else(|why| {
             tracing::error!("the mount has no folder of models: {why}");
             None
         });
-        let tree = Arc::new(Tree::new(pairs.iter().map(pair).collect()).with_models(models));
+        let tree = Arc::new(Tree::new(exports.iter().map(export).collect()).with_models(models));
         let (workers, late_queue) = Workers::new(Arc::clone(&tree), requests, options.read_ahead_kb);
         if let Some(models) = tree.models() {
             // The workers have the models.
@@ -152,8 +158,8 @@ impl Mount {
             Self { held, path, minor: String::new(), workers, tree, notices, threads: Vec::new() };
         if answered {
             ask_again(&mount.workers, mount.notices.as_raw_fd());
-            for pair in mount.tree.pairs() {
-                pair.coherence().forgotten();
+            for export in mount.tree.exports() {
+                export.coherence().forgotten();
             }
         }
         mount.start(options, late_queue)?;
@@ -176,47 +182,47 @@ impl Mount {
         }
         let failed = |source| ServeError::MountPoint { path: self.path.clone(), source };
         self.minor = mount_point::minor_of(&self.path).map_err(failed)?;
-        let pairs = self.tree.pairs().to_vec();
-        let launderers = if pairs.len() == 1 { LAUNDERERS } else { 1 };
-        for pair in &pairs {
-            self.start_pair(pair, launderers, options.launder_with)?;
+        let exports = self.tree.exports().to_vec();
+        let flushers = if exports.len() == 1 { LAUNDERERS } else { 1 };
+        for export in &exports {
+            self.start_export(export, flushers, options.write_back_with)?;
         }
         self.tune(options);
         Ok(())
     }
 
-    /// Starts what keeps a pair coherent.
-    fn start_pair(
+    /// Starts what keeps an export coherent.
+    fn start_export(
         &mut self,
-        pair: &Arc<Pair>,
-        launderers: usize,
-        with: LaunderWith,
+        export: &Arc<Export>,
+        flushers: usize,
+        with: WriteBackWith,
     ) -> Result<(), ServeError> {
-        for face in pair.faces() {
-            let (workers, invalidated) = (Arc::clone(&self.workers), Arc::clone(pair));
+        for which in export.files() {
+            let (workers, invalidated) = (Arc::clone(&self.workers), Arc::clone(export));
             let number = self.notices.as_raw_fd();
-            let inode = self.tree.inode_of(pair, face).unwrap_or_default();
+            let inode = self.tree.inode_of(export, which).unwrap_or_default();
             self.spawn(format!("fuse-inval-{inode}"), move || {
                 // The kernel has this thread wait for requests that a killed process answers no more; who waits for the process's
                 // descriptors to be gone must not wait for that.
                 if let Err(why) = own_table(number) {
                     tracing::warn!("the invalidator keeps the shared file table: {why}");
                 }
-                invalidated.coherence().invalidate_until_closed(face, |range| {
+                invalidated.coherence().invalidate_until_closed(which, |range| {
                     invalidate(&workers, number, inode, range);
                 });
             })?;
         }
         let failed = |source| ServeError::MountPoint { path: self.path.clone(), source };
-        let paths = [pair.base_path(), pair.views_path()].into_iter().chain(pair.lane_paths());
+        let paths = [export.base_path(), export.views_path()].into_iter().chain(export.lane_paths());
         let files = own_mount::open(paths.collect()).map_err(failed)?;
-        pair.coherence().start_laundering(files, launderers, with).map_err(ServeError::Threads)?;
-        if let Some(cache) = pair.cache().cloned() {
-            let inode = self.tree.inode_of(pair, Face::Base).unwrap_or_default();
-            let pair = Arc::clone(pair);
+        export.coherence().start_flushing(files, flushers, with).map_err(ServeError::Threads)?;
+        if let Some(cache) = export.cache().cloned() {
+            let inode = self.tree.inode_of(export, ExportFile::Base).unwrap_or_default();
+            let export = Arc::clone(export);
             self.spawn(format!("host-room-{inode}"), move || {
                 cache.make_room_until_closed(|ranges| {
-                    pair.coherence().drop_pages(ranges, false).unwrap_or_else(|why| {
+                    export.coherence().drop_pages(ranges, false).unwrap_or_else(|why| {
                         tracing::warn!("a host's cache cannot make room: {why}");
                         0
                     })
@@ -224,12 +230,13 @@ impl Mount {
             })?;
             return Ok(());
         }
-        for face in pair.faces().filter(|face| *face != Face::Views) {
-            let (workers, pair) = (Arc::clone(&self.workers), Arc::clone(pair));
-            let inode = self.tree.inode_of(&pair, face).unwrap_or_default();
+        for which in export.files().filter(|which| *which != ExportFile::Views) {
+            let (workers, export) = (Arc::clone(&self.workers), Arc::clone(export));
+            let inode = self.tree.inode_of(&export, which).unwrap_or_default();
             self.spawn(format!("fuse-room-{inode}"), move || {
-                pair.coherence()
-                    .retry_until_closed(face, |asker, answer| workers.written_back(asker, answer));
+                export
+                    .coherence()
+                    .retry_until_closed(which, |asker, answer| workers.written_back(asker, answer));
             })?;
         }
         Ok(())
@@ -272,12 +279,12 @@ impl Mount {
         &self.path
     }
 
-    /// The base window's file, of the pair at the root.
+    /// The base window's file, of the export at the root.
     pub fn base_path(&self) -> PathBuf {
         self.path.join("base")
     }
 
-    /// The views window's file, of the pair at the root.
+    /// The views window's file, of the export at the root.
     pub fn views_path(&self) -> PathBuf {
         self.path.join("views")
     }
@@ -287,9 +294,9 @@ impl Mount {
         self.tree.models()
     }
 
-    /// The pairs of files, in the order they were asked for.
-    pub fn pairs(&self) -> &[Arc<Pair>] {
-        self.tree.pairs()
+    /// The exports, in the order they were asked for.
+    pub fn exports(&self) -> &[Arc<Export>] {
+        self.tree.exports()
     }
 
     /// Requests that made a handler panic; each was answered with EIO.
@@ -302,8 +309,8 @@ impl Mount {
     /// Brings every store to the device, for as long as that goes on: `goes_on` is told each `pace`
     /// in which something was written back.
     pub fn settle(&self, pace: Duration, goes_on: &dyn Fn()) {
-        for pair in self.tree.pairs() {
-            pair.coherence().settle(SETTLE, pace, goes_on);
+        for export in self.tree.exports() {
+            export.coherence().settle(SETTLE, pace, goes_on);
         }
     }
 }
@@ -315,8 +322,8 @@ impl Drop for Mount {
         let joins = held.is_some();
         drop(held);
         drop(self.workers.late.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take());
-        for pair in self.tree.pairs() {
-            pair.coherence().close();
+        for export in self.tree.exports() {
+            export.coherence().close();
         }
         // Only a connection that is gone lets its workers go.
         for thread in self.threads.drain(..).filter(|_| joins) {
@@ -326,12 +333,12 @@ impl Drop for Mount {
     }
 }
 
-/// The device, if one of these pairs is everybody's and shows all of it.
-fn whole(pairs: &[PairOptions]) -> Option<Arc<Device>> {
-    let is_whole = |pair: &&PairOptions| {
-        pair.place == Place::Root && pair.cache_bytes.is_none() && pair.partition.name().is_empty()
+/// The device, if one of these exports is everybody's and shows all of it.
+fn whole(exports: &[ExportOptions]) -> Option<Arc<Device>> {
+    let is_whole = |export: &&ExportOptions| {
+        export.place == Place::Root && export.cache_bytes.is_none() && export.partition.name().is_empty()
     };
-    pairs.iter().find(is_whole).map(|pair| Arc::clone(pair.partition.device()))
+    exports.iter().find(is_whole).map(|export| Arc::clone(export.partition.device()))
 }
 
 /// Whether this host can mount.

@@ -1,4 +1,5 @@
-//! The mounted file system: pairs of regular files, `base` and `views`, and the lanes of `base` if there are any, in the folders that [`super::pair`] gives them.
+//! The mounted file system: exports, `base` and `views`, and the lanes of `base` if there are any,
+//! in the folders that [`super::export`] gives them.
 //!
 //! What each request may do:
 //!
@@ -41,9 +42,9 @@ use fuse_backend_rs::file_traits::FileReadWriteVolatile;
 
 use lamina_device::device::DeviceError;
 
-use super::lanes::Face;
+use super::export::Export;
+use super::lanes::ExportFile;
 use super::models::{self, MODELS, Models};
-use super::pair::Pair;
 use super::served_pages::PAGE_BYTES;
 use super::tree::{ROOT, Tree};
 
@@ -67,34 +68,34 @@ pub(super) struct WindowFs {
 /// A file that a request is about.
 #[derive(Clone, Copy)]
 struct Target<'a> {
-    pair: &'a Arc<Pair>,
-    face: Face,
+    export: &'a Arc<Export>,
+    which: ExportFile,
 }
 
 impl Target<'_> {
     fn bytes(self) -> u64 {
-        self.pair.bytes_of(self.face)
+        self.export.bytes_of(self.which)
     }
 
     /// Bytes that the file takes.
     fn taken(self) -> u64 {
-        if self.face != Face::Base {
+        if self.which != ExportFile::Base {
             return self.bytes();
         }
         // Of a file without a block, tar reads nothing; and stores may wait in the page cache.
-        self.pair.partition().stored_bytes().max(PAGE_BYTES)
+        self.export.partition().stored_bytes().max(PAGE_BYTES)
     }
 
     /// Whether its pages are written back, and so must not be read or written while some are
     /// discarded.
     fn holds_off_discards(self) -> bool {
-        self.face != Face::Views && self.pair.cache().is_none()
+        self.which != ExportFile::Views && self.export.cache().is_none()
     }
 
     /// Refuses what would pass by a host's page cache.
     fn cached(self, flags: u32) -> io::Result<()> {
         let direct = flags & libc::O_DIRECT.unsigned_abs() != 0;
-        let held = self.face == Face::Base && self.pair.cache().is_some();
+        let held = self.which == ExportFile::Base && self.export.cache().is_some();
         if direct && held { Err(errno(libc::EINVAL)) } else { Ok(()) }
     }
 }
@@ -108,7 +109,7 @@ impl WindowFs {
 
     fn target(&self, inode: u64) -> io::Result<Target<'_>> {
         match self.tree.file(inode) {
-            Some((pair, face)) => Ok(Target { pair, face }),
+            Some((export, which)) => Ok(Target { export, which }),
             None if self.tree.parent(inode).is_some() => Err(errno(libc::EISDIR)),
             None => Err(errno(libc::ESTALE)),
         }
@@ -203,22 +204,24 @@ fn bytes_of(slice: FileVolatileSlice<'_>) -> &mut [u8] {
 impl FileReadWriteVolatile for Transfer<'_> {
     fn read_at_volatile(&mut self, slice: FileVolatileSlice<'_>, offset: u64) -> io::Result<usize> {
         let out = bytes_of(slice);
-        let Target { pair, face } = self.0;
-        let read = match (face, pair.cache()) {
-            (Face::Base, None) => pair.partition().read_base(offset, out),
-            (Face::Base, Some(cache)) => cache.read(offset, out),
-            (Face::Views, _) => pair.partition().read_views(offset, out),
-            (Face::Lane(lane), _) => pair.partition().device().read_lane(lane, offset, out),
+        let Target { export, which } = self.0;
+        let read = match (which, export.cache()) {
+            (ExportFile::Base, None) => export.partition().read_base(offset, out),
+            (ExportFile::Base, Some(cache)) => cache.read(offset, out),
+            (ExportFile::Views, _) => export.partition().read_views(offset, out),
+            (ExportFile::Lane(lane), _) => export.partition().device().read_lane(lane, offset, out),
         };
         read.map_err(|why| failed("read", self.0, offset, slice.len(), &why))?;
         Ok(slice.len())
     }
 
     fn write_at_volatile(&mut self, slice: FileVolatileSlice<'_>, offset: u64) -> io::Result<usize> {
-        let Target { pair, face } = self.0;
-        let written = match (face, pair.cache()) {
-            (Face::Lane(lane), _) => pair.partition().device().write_lane(lane, offset, bytes_of(slice)),
-            (_, None) => pair.partition().write_base(offset, bytes_of(slice)),
+        let Target { export, which } = self.0;
+        let written = match (which, export.cache()) {
+            (ExportFile::Lane(lane), _) => {
+                export.partition().device().write_lane(lane, offset, bytes_of(slice))
+            }
+            (_, None) => export.partition().write_base(offset, bytes_of(slice)),
             (_, Some(cache)) => cache.write(offset, bytes_of(slice)),
         };
         written.map_err(|why| failed("write", self.0, offset, slice.len(), &why))?;
@@ -257,12 +260,12 @@ impl FileReadWriteVolatile for ModelTransfer<'_> {
 }
 
 fn failed(what: &str, target: Target<'_>, offset: u64, bytes: usize, why: &DeviceError) -> io::Error {
-    let Target { pair, face } = target;
+    let Target { export, which } = target;
     if why.is_no_room() {
-        tracing::debug!(place = ?pair.place(), ?face, offset, bytes, "{what} refused: {why}");
+        tracing::debug!(place = ?export.place(), ?which, offset, bytes, "{what} refused: {why}");
         return errno(libc::ENOSPC);
     }
-    tracing::error!(place = ?pair.place(), ?face, offset, bytes, "{what} failed: {why}");
+    tracing::error!(place = ?export.place(), ?which, offset, bytes, "{what} failed: {why}");
     errno(libc::EIO)
 }
 
@@ -310,7 +313,7 @@ impl FileSystem for WindowFs {
         }
         // Without a handle: the kernel's own request, for O_TRUNC.
         let opening = handle.is_none() && wanted.st_size == 0;
-        let views = self.tree.file(inode).is_some_and(|(_, face)| face == Face::Views);
+        let views = self.tree.file(inode).is_some_and(|(_, which)| which == ExportFile::Views);
         if valid.contains(SetattrValid::SIZE) && views && wanted.st_size != now.st_size {
             return Err(errno(libc::EROFS));
         }
@@ -405,14 +408,14 @@ impl FileSystem for WindowFs {
         target.cached(flags)?;
         let left = target.bytes().saturating_sub(offset);
         let count = u64::from(size).min(left);
-        target.pair.coherence().serving(target.face, offset, count);
+        target.export.coherence().serving(target.which, offset, count);
         let count = usize::try_from(count).map_err(|_| errno(libc::EINVAL))?;
         if count == 0 {
             return Ok(0);
         }
         let _reading = target
             .holds_off_discards()
-            .then(|| target.pair.coherence().reading(target.face, offset, count as u64));
+            .then(|| target.export.coherence().reading(target.which, offset, count as u64));
         out.write_from(&mut Transfer(target), count, offset)
     }
 
@@ -435,10 +438,10 @@ impl FileSystem for WindowFs {
         let target = self.target(inode)?;
         target.cached(flags)?;
         let bytes = u64::from(size);
-        if target.face == Face::Views {
-            target.pair.partition().count_refused_view_store(bytes);
+        if target.which == ExportFile::Views {
+            target.export.partition().count_refused_view_store(bytes);
             // Either way the bytes are in the page cache by now: the kernel copies first and asks then.
-            target.pair.coherence().views_soiled(offset, bytes);
+            target.export.coherence().views_soiled(offset, bytes);
             tracing::debug!(offset, bytes, written_back, "a store to the views window was dropped");
             return Err(errno(libc::EROFS));
         }
@@ -448,16 +451,17 @@ impl FileSystem for WindowFs {
             return Err(errno(libc::ENOSPC));
         }
         let count = usize::try_from(bytes).map_err(|_| errno(libc::EINVAL))?;
-        if target.pair.cache().is_none() {
+        if target.export.cache().is_none() {
             // What was written stays in the page cache.
-            target.pair.coherence().serving(target.face, offset, bytes);
+            target.export.coherence().serving(target.which, offset, bytes);
         }
-        let writing =
-            target.holds_off_discards().then(|| target.pair.coherence().writing(target.face, offset, bytes));
+        let writing = target
+            .holds_off_discards()
+            .then(|| target.export.coherence().writing(target.which, offset, bytes));
         data.read_exact_to(&mut Transfer(target), count, offset)?;
         drop(writing);
-        if target.pair.cache().is_none() {
-            target.pair.coherence().changed(target.face, offset, bytes);
+        if target.export.cache().is_none() {
+            target.export.coherence().changed(target.which, offset, bytes);
         }
         Ok(count)
     }
@@ -496,17 +500,17 @@ impl FileSystem for WindowFs {
             return Err(errno(libc::EROFS));
         }
         let target = self.target(inode)?;
-        if target.face == Face::Views {
+        if target.which == ExportFile::Views {
             return Err(errno(libc::EROFS));
         }
         // The kernel's flags are positive by definition; libc types them as signed.
         let hole = (libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE).unsigned_abs();
-        if mode != hole || target.face != Face::Base || target.pair.cache().is_some() {
+        if mode != hole || target.which != ExportFile::Base || target.export.cache().is_some() {
             return Err(errno(libc::EOPNOTSUPP));
         }
         let end = offset.saturating_add(length).min(target.bytes());
         if offset < end {
-            let dropped = target.pair.coherence().punch(offset..end);
+            let dropped = target.export.coherence().punch(offset..end);
             dropped.map_err(|why| failed("discard", target, offset, 0, &why))?;
         }
         Ok(())
@@ -522,14 +526,14 @@ impl FileSystem for WindowFs {
                 _ => Err(errno(libc::EINVAL)),
             };
         }
-        let Target { pair, face } = self.target(inode)?;
-        let bytes = pair.bytes_of(face);
+        let Target { export, which } = self.target(inode)?;
+        let bytes = export.bytes_of(which);
         if offset >= bytes {
             return Err(errno(libc::ENXIO));
         }
-        let found = match (i32::try_from(whence), face) {
-            (Ok(libc::SEEK_DATA), Face::Base) => pair.coherence().next_data(offset),
-            (Ok(libc::SEEK_HOLE), Face::Base) => return Ok(pair.coherence().next_hole(offset)),
+        let found = match (i32::try_from(whence), which) {
+            (Ok(libc::SEEK_DATA), ExportFile::Base) => export.coherence().next_data(offset),
+            (Ok(libc::SEEK_HOLE), ExportFile::Base) => return Ok(export.coherence().next_hole(offset)),
             (Ok(libc::SEEK_DATA), _) => offset,
             (Ok(libc::SEEK_HOLE), _) => return Ok(bytes),
             _ => return Err(errno(libc::EINVAL)),
@@ -568,9 +572,9 @@ impl FileSystem for WindowFs {
         let mut stat: statvfs64 = unsafe { std::mem::zeroed() };
         (stat.f_bsize, stat.f_frsize, stat.f_namemax) = (PAGE_BYTES, PAGE_BYTES, 255);
         // Of a folder, the device; all partitions are of one.
-        let space = match (self.tree.file(inode), self.tree.pairs().first()) {
-            (Some((pair, _)), _) => pair.partition().space(),
-            (None, Some(pair)) => pair.partition().device().space(),
+        let space = match (self.tree.file(inode), self.tree.exports().first()) {
+            (Some((export, _)), _) => export.partition().space(),
+            (None, Some(export)) => export.partition().device().space(),
             (None, None) => return Err(errno(libc::ESTALE)),
         };
         stat.f_blocks = space.bytes / PAGE_BYTES;

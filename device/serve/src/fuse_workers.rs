@@ -2,8 +2,11 @@
 //!
 //! * A worker owns a clone of /dev/fuse and two buffers, reads a request and answers it in place. It never waits for
 //!   anything that another request has to bring about.
-//! * A read of `views` over dirty base pages must first launder them, which waits for FUSE WRITEs; so must one of `base` or a lane over dirty pages of the other. The worker leaves such a
-//!   request to the launderer and turns to the next one; afterwards one of the late answerers answers it, on the
+//! * A read of `views` over dirty base pages must first write back them, which waits for FUSE
+//!   WRITEs; so must one of `base` or a lane over dirty pages of the other. The worker leaves such
+//!   a
+//!   request to the flusher and turns to the next one; afterwards one of the late answerers answers
+//!   it, on the
 //!   descriptor it came from, where alone the kernel takes the answer. A host's read for which its cache has no room waits in the same way.
 //! * A write-back for which there is no room is left to [`super::write_backs`], which answers it later in the same way.
 //! * A handler that panics or cannot make sense of a request answers EIO. The server lives on.
@@ -21,11 +24,11 @@ use fuse_backend_rs::abi::fuse_abi::Opcode;
 use fuse_backend_rs::api::server::{MAX_BUFFER_SIZE, Server};
 use fuse_backend_rs::transport::{FuseBuf, FuseDevWriter, Reader, Writer};
 
-use super::coherence::Laundry;
+use super::coherence::DirtyRanges;
+use super::export::Export;
 use super::fuse_fs::WindowFs;
 use super::host_cache::HostCache;
-use super::lanes::Face;
-use super::pair::Pair;
+use super::lanes::ExportFile;
 use super::tree::Tree;
 use super::write_backs::{Answer, Asker};
 
@@ -44,7 +47,7 @@ pub(crate) struct Workers {
     pub(super) tree: Arc<Tree>,
     /// Clones of /dev/fuse, one a worker.
     pub(super) channels: Vec<File>,
-    /// Requests that waited for the launderer, until the mount closes.
+    /// Requests that waited for the flusher, until the mount closes.
     pub(super) late: Mutex<Option<Sender<Late>>>,
     /// Bytes that are read at once when a page is missing.
     read_ahead: u32,
@@ -60,8 +63,8 @@ pub(crate) struct Late {
 
 /// Why a request is set aside.
 enum Aside {
-    /// Something else that shows the same bytes has to be laundered first.
-    Launder(Laundry),
+    /// Something else that shows the same bytes has to be written back first.
+    FlushPages(DirtyRanges),
     /// A host's cache has to make room for this range first.
     Room(Arc<HostCache>, Range<u64>),
 }
@@ -171,7 +174,7 @@ impl Workers {
             tracing::error!(bytes = request.len(), "a request shorter than its header");
             return;
         };
-        let Some((pair, what)) = self.set_aside(&header, request) else {
+        let Some((export, what)) = self.set_aside(&header, request) else {
             return self.answer(channel, &header, request, answer);
         };
         let late = Late { channel, request: request.to_vec() };
@@ -183,12 +186,12 @@ impl Workers {
             }
         };
         match what {
-            Aside::Launder(laundry) => pair.coherence().launder(
-                laundry,
+            Aside::FlushPages(dirty_ranges) => export.coherence().flush_pages(
+                dirty_ranges,
                 Box::new(move |result: io::Result<()>| {
                     if let Err(why) = result {
                         // The view is served from what the device has, as after a failed write-back on any file system.
-                        tracing::warn!("laundering pages under a read failed: {why}");
+                        tracing::warn!("flushing pages under a read failed: {why}");
                     }
                     go_on();
                 }),
@@ -198,18 +201,18 @@ impl Workers {
     }
 
     /// What has to happen before a request can be answered, if anything.
-    fn set_aside(&self, header: &Header, request: &[u8]) -> Option<(&Arc<Pair>, Aside)> {
+    fn set_aside(&self, header: &Header, request: &[u8]) -> Option<(&Arc<Export>, Aside)> {
         let (offset, length) = header.read(request)?;
-        let (pair, face) = self.tree.file(header.inode)?;
-        if let (Face::Base, Some(cache)) = (face, pair.cache()) {
+        let (export, which) = self.tree.file(header.inode)?;
+        if let (ExportFile::Base, Some(cache)) = (which, export.cache()) {
             let full = !cache.has_room(offset, length);
             let range = offset..offset.saturating_add(length);
-            return full.then(|| (pair, Aside::Room(Arc::clone(cache), range)));
+            return full.then(|| (export, Aside::Room(Arc::clone(cache), range)));
         }
-        Some((pair, Aside::Launder(pair.coherence().laundry(face, offset, length)?)))
+        Some((export, Aside::FlushPages(export.coherence().dirty_ranges(which, offset, length)?)))
     }
 
-    /// A late answerer: answers what the launderer is done with until the mount closes.
+    /// A late answerer: answers what the flusher is done with until the mount closes.
     pub(super) fn answer_late(&self, queue: &Mutex<Receiver<Late>>) {
         let mut answer = vec![0; BUFFER_BYTES];
         loop {
@@ -276,14 +279,14 @@ impl Workers {
     /// Takes a page of a coherent base window, or of a lane, that the kernel writes back, and answers it if it need not wait: whether it was one.
     fn write_back(&self, channel: usize, header: &Header, request: &mut [u8]) -> bool {
         let Some((offset, data)) = header.write_back(request) else { return false };
-        let Some((pair, face)) = self.tree.file(header.inode) else { return false };
+        let Some((export, which)) = self.tree.file(header.inode) else { return false };
         let end = offset.checked_add(data.len() as u64);
-        let stored = face != Face::Views && pair.cache().is_none();
-        if !stored || end.is_none_or(|end| end > pair.bytes_of(face)) {
+        let stored = which != ExportFile::Views && export.cache().is_none();
+        if !stored || end.is_none_or(|end| end > export.bytes_of(which)) {
             return false;
         }
         let asker = Asker { channel, unique: header.unique };
-        if let Some(answer) = pair.coherence().write_back(face, asker, offset, data) {
+        if let Some(answer) = export.coherence().write_back(which, asker, offset, data) {
             self.written_back(asker, answer);
         }
         true
@@ -305,7 +308,7 @@ impl Workers {
     fn strike(&self, header: &Header, request: &[u8]) {
         let known = [(Opcode::Read as u32, "read"), (Opcode::Write as u32, "write")];
         let Some((_, what)) = known.iter().find(|(opcode, _)| *opcode == header.opcode) else { return };
-        let base = self.tree.file(header.inode).is_some_and(|(_, face)| face == Face::Base);
+        let base = self.tree.file(header.inode).is_some_and(|(_, which)| which == ExportFile::Base);
         if let Some((offset, length)) = Header::span(request).filter(|_| base) {
             super::faults::strike(what, &(offset..offset.saturating_add(length)));
         }

@@ -24,7 +24,7 @@ pub use self::{
     peers::{api, guest},
     snapshot::snapshot,
 };
-use lamina_codec::block::{Bundle, MAX_BUNDLE, MOST_CHECKS, Stored};
+use lamina_codec::block::{Bundle, MAX_BUNDLE, MAX_CHECKS, Stored};
 use lamina_codec::format::Format;
 use lamina_codec::kv::KvLayout;
 use lamina_codec::plane::{self, PlaneMask};
@@ -220,7 +220,7 @@ fn mend(stored: &mut Stored, bundle: &mut [u8; MAX_BUNDLE]) {
             }
             let computed = check::check(&bundle[at..end]);
             at = end;
-            if count <= MOST_CHECKS {
+            if count <= MAX_CHECKS {
                 planes.checks[index] = computed;
             } else {
                 bundle[at..at + 2].copy_from_slice(&computed.to_le_bytes());

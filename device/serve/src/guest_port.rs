@@ -1,6 +1,7 @@
 //! A guest port: what a guest may ask of the device, over a virtio-serial port named `org.lamina.ctl`.
 //!
-//! Each pair of files has one, and it answers for that alone: its own tensors, views, window and counters, in its own offsets and names.
+//! Each export has one, and it answers for that alone: its own tensors, views, window and counters,
+//! in its own offsets and names.
 //!
 //! QEMU connects the port to this Unix socket (`-chardev socket,path=…`), so a connection is a guest, or a guest that was
 //! started again. One JSON object a line each way, one answer to each line, in order:

@@ -1,6 +1,7 @@
 //! A host's own cache of a region that several hosts share, as CXL 2.0 leaves them: each with its caches, and nothing that keeps these coherent.
 //!
-//! The contract. A *host* has its own pair of files of the shared region, so its own page cache, and behind that this cache:
+//! The contract. A *host* has its own export of the shared region, so its own page cache, and
+//! behind that this cache:
 //!
 //! 1. **A host sees its own stores, always**, through every mapping and descriptor of its own base file.
 //! 2. **Nobody else sees them before a flush.** [`HostCache::write_back`] brings the lines of 64 bytes that a range touches to the device, if the host stored other bytes into

@@ -33,7 +33,7 @@ const HEADER_TIME: Duration = Duration::from_secs(30);
 /// How long a peer may take nothing of its answer.
 const ANSWER_TIME: Duration = Duration::from_secs(10);
 /// What is waited after a failed `accept`, for example when descriptors ran out, and before another connection is told to give way.
-const BREATH: Duration = Duration::from_millis(50);
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// A connection, as its server and the one who makes room see it.
 #[derive(Debug, Default)]
@@ -84,7 +84,7 @@ where
             Ok(accepted) => accepted,
             Err(why) => {
                 tracing::warn!("accepting a connection failed: {why}");
-                tokio::time::sleep(BREATH).await;
+                tokio::time::sleep(ACCEPT_PAUSE).await;
                 continue;
             }
         };
@@ -105,7 +105,7 @@ async fn place(places: &Arc<Semaphore>, peers: &Peers) -> Option<OwnedSemaphoreP
     loop {
         peers.make_room();
         let freed = Arc::clone(places).acquire_owned();
-        if let Ok(place) = tokio::time::timeout(BREATH, freed).await {
+        if let Ok(place) = tokio::time::timeout(ACCEPT_PAUSE, freed).await {
             // The semaphore is never closed.
             return place.ok();
         }

@@ -1,6 +1,7 @@
 //! The lanes of an interleave set: files beside `base`, one for each CXL memory device of the set, each an alias of its part of the base window.
 //!
-//! What is kept here is what [`super::coherence`] needs to know of them: which of their pages, and of `base`, the host may hold, and who launders and drops them. No two
+//! What is kept here is what [`super::coherence`] needs to know of them: which of their pages, and
+//! of `base`, the host may hold, and who writes back and drops them. No two
 //! lanes show the same byte, so they need nothing of each other.
 
 use std::io;
@@ -16,14 +17,14 @@ use lamina_device::device::Partition;
 use super::ServeError;
 use super::coherence::needed;
 use super::dropped_pages::{Gate, LetGo};
+use super::flusher::Flusher;
 use super::invalidations::Invalidations;
-use super::launder::Launderer;
 use super::served_pages::{PAGE_BYTES, ServedPages};
 use super::write_backs::WriteBacks;
 
-/// What a file of a pair shows.
+/// What a file of an export shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Face {
+pub enum ExportFile {
     /// The base window.
     Base,
     /// The views window.
@@ -32,7 +33,7 @@ pub enum Face {
     Lane(u32),
 }
 
-/// The lanes of a pair.
+/// The lanes of an export.
 pub(super) struct Lanes {
     set: Interleave,
     /// Pages of `base` that the host may hold.
@@ -44,7 +45,7 @@ struct Lane {
     bytes: u64,
     /// Pages of it that the host may hold.
     served: ServedPages,
-    launderer: OnceLock<Launderer>,
+    flusher: OnceLock<Flusher>,
     /// Pages of it to be dropped.
     stale: Invalidations,
     write_backs: WriteBacks,
@@ -62,9 +63,14 @@ impl Lanes {
             Lane {
                 bytes,
                 served: ServedPages::new(bytes),
-                launderer: OnceLock::new(),
+                flusher: OnceLock::new(),
                 stale: Invalidations::default(),
-                write_backs: WriteBacks::new(whole.clone(), Face::Lane(lane), patience, Arc::clone(gate)),
+                write_backs: WriteBacks::new(
+                    whole.clone(),
+                    ExportFile::Lane(lane),
+                    patience,
+                    Arc::clone(gate),
+                ),
             }
         };
         Self { set, base: ServedPages::new(base_bytes), each: (0..set.ways()).map(lane).collect() }
@@ -80,21 +86,22 @@ impl Lanes {
         self.each.get(lane as usize).map_or(0, |lane| lane.bytes)
     }
 
-    /// Starts laundering: `start` starts it through the next lane, of so many bytes, with so many threads.
-    pub(super) fn start_laundering(
+    /// Starts writing back: `start` starts it through the next lane, of so many bytes, with so many
+    /// threads.
+    pub(super) fn start_flushing(
         &self,
-        mut start: impl FnMut(u64, usize) -> io::Result<Launderer>,
+        mut start: impl FnMut(u64, usize) -> io::Result<Flusher>,
     ) -> io::Result<()> {
         for lane in &self.each {
-            let again = |_| io::Error::other("laundering was started before");
-            lane.launderer.set(start(lane.bytes, 1)?).map_err(again)?;
+            let again = |_| io::Error::other("flushing was started before");
+            lane.flusher.set(start(lane.bytes, 1)?).map_err(again)?;
         }
         Ok(())
     }
 
-    /// Who launders a lane.
-    pub(super) fn launderer(&self, lane: u32) -> Option<&Launderer> {
-        self.each.get(lane as usize)?.launderer.get()
+    /// Who writes back a lane.
+    pub(super) fn flusher(&self, lane: u32) -> Option<&Flusher> {
+        self.each.get(lane as usize)?.flusher.get()
     }
 
     /// Says that pages of `base` are about to be computed for the page cache, or are in it.
@@ -134,7 +141,7 @@ impl Lanes {
     /// Of the lanes over these ranges of `base`, those that may have dirty pages there. Never sleeps.
     pub(super) fn dirty_over(&self, base: &[Range<u64>]) -> LaneRanges {
         let mut over = self.over(base);
-        over.retain(|(lane, ranges)| needed(&self.each[*lane as usize].launderer, ranges));
+        over.retain(|(lane, ranges)| needed(&self.each[*lane as usize].flusher, ranges));
         over
     }
 
@@ -173,8 +180,8 @@ impl Lanes {
     pub(super) fn drop_cached(&self, base: &Range<u64>) {
         for (lane, ranges) in self.over(std::slice::from_ref(base)) {
             let lane = &self.each[lane as usize];
-            let Some(launderer) = lane.launderer.get() else { continue };
-            lane.stale.queue(ranges.into_iter().filter(|range| launderer.cached(range)));
+            let Some(flusher) = lane.flusher.get() else { continue };
+            lane.stale.queue(ranges.into_iter().filter(|range| flusher.cached(range)));
         }
     }
 
@@ -196,7 +203,7 @@ impl Lanes {
     pub(super) fn invalidate_until_closed(&self, lane: u32, mut invalidate: impl FnMut(&Range<u64>)) {
         if let Some(lane) = self.each.get(lane as usize) {
             lane.stale.run_until_closed(|range| {
-                lane.write_backs.dropped().invalidate(range, lane.launderer.get(), &mut invalidate);
+                lane.write_backs.dropped().invalidate(range, lane.flusher.get(), &mut invalidate);
             });
         }
     }
@@ -236,9 +243,9 @@ impl Lanes {
         self.each.iter().for_each(|lane| lane.write_backs.hurry());
     }
 
-    /// Ends laundering and invalidating.
+    /// Ends writing back and invalidating.
     pub(super) fn close(&self) {
-        self.each.iter().filter_map(|lane| lane.launderer.get()).for_each(Launderer::stop);
+        self.each.iter().filter_map(|lane| lane.flusher.get()).for_each(Flusher::stop);
         for lane in &self.each {
             lane.write_backs.close();
             lane.stale.close();

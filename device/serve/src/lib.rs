@@ -1,4 +1,5 @@
-//! Serving a device: as files to map, two for each guest or host ([`fuse`], [`pair`]), as disks ([`vhost_user`]), as an API over sockets ([`api`]), and to guests
+//! Serving a device: as files to map, two for each guest or host ([`fuse`], [`export`]), as disks
+//! ([`vhost_user`]), as an API over sockets ([`api`]), and to guests
 //! ([`guest_port`], and before it [`ivshmem`] or [`shmem`], which also maps, where they have no serial port).
 //!
 //! The servers know the device and nothing behind it. What a file shows is the device's two windows; what keeps those
@@ -10,8 +11,10 @@ pub mod control;
 mod direct;
 pub mod disks;
 mod dropped_pages;
+pub mod export;
 #[cfg(debug_assertions)]
 mod faults;
+pub mod flusher;
 pub mod fuse;
 mod fuse_fs;
 pub(crate) mod fuse_workers;
@@ -24,13 +27,11 @@ pub(crate) mod http;
 mod invalidations;
 pub mod ivshmem;
 mod lanes;
-pub mod launder;
 mod metrics;
 pub mod models;
 mod mount_point;
 mod own_mount;
 mod owner;
-pub mod pair;
 mod patient;
 pub mod peer;
 pub mod private_dir;
@@ -51,15 +52,15 @@ use std::path::PathBuf;
 pub use api::{Api, claim_tcp};
 pub use coherence::Coherence;
 pub use control::{Control, ControlError, Seat, ServedStats};
+pub use export::{Export, ExportOptions, Place};
 pub use fuse::{Mount, MountOptions};
 pub use guest_port::GuestPort;
 pub use held_mount::{Channels, HeldMount};
 pub use ivshmem::IvshmemServer;
-pub use lanes::Face;
+pub use lanes::ExportFile;
 pub use metrics::sections;
 pub use models::Models;
 pub use mount_point::{MountPoint, abort_mount};
-pub use pair::{Pair, PairOptions, Place};
 pub use private_dir::PrivateDir;
 pub use shmem::ShmemServer;
 pub use socket::claim;

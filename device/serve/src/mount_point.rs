@@ -21,7 +21,7 @@ use super::private_dir::{Fault, PrivateDir};
 use super::{ServeError, own_mount};
 
 /// How long a live server may take to answer a `statfs`.
-const PATIENCE: Duration = Duration::from_secs(3);
+const TIMEOUT: Duration = Duration::from_secs(3);
 /// What a mount's source begins with.
 const SOURCE: &str = "lamina-";
 
@@ -157,7 +157,7 @@ fn probe(path: &Path) -> Option<Result<(), Errno>> {
     let path = path.to_owned();
     // The thread ends when the answer comes, at the latest when the connection is aborted.
     thread::spawn(move || answered.send(nix::sys::statvfs::statvfs(&path).map(drop)));
-    answer.recv_timeout(PATIENCE).ok()
+    answer.recv_timeout(TIMEOUT).ok()
 }
 
 /// Whether a process still runs, other than as a zombie waiting for its last thread.

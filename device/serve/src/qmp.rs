@@ -40,7 +40,7 @@ const BASE_DEVICE: &str = "/machine/peripheral/mem";
 /// How often it is looked whether there is anything to tell.
 const PAUSE: Duration = Duration::from_millis(100);
 /// Blocks that are remembered as told to one QEMU; the next process tells of others again.
-const MOST_TOLD: usize = 4096;
+const MAX_TOLD: usize = 4096;
 
 /// What a QEMU was told.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -58,7 +58,7 @@ impl Told {
             *self = more;
             return;
         }
-        let room = MOST_TOLD.saturating_sub(self.blocks.len());
+        let room = MAX_TOLD.saturating_sub(self.blocks.len());
         self.blocks.extend(more.blocks.into_iter().take(room));
     }
 }
@@ -437,10 +437,10 @@ mod tests {
     fn what_was_told_is_remembered_of_one_qemu_up_to_a_bound() {
         let mut all = Told::default();
         let told = |qemu, blocks: &[u64]| Told { qemu, blocks: blocks.iter().copied().collect() };
-        for block in 0..=MOST_TOLD as u64 {
+        for block in 0..=MAX_TOLD as u64 {
             all.add(told(7, &[block]));
         }
-        assert_eq!(all.blocks.len(), MOST_TOLD);
+        assert_eq!(all.blocks.len(), MAX_TOLD);
         all.add(told(8, &[4096]));
         assert_eq!(all, told(8, &[4096]));
     }

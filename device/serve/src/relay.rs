@@ -14,9 +14,9 @@ use tokio::net::UnixStream;
 use super::peer;
 
 /// Bytes an answer of the device may have.
-const MOST_ANSWER: u64 = 16 << 20;
+const MAX_ANSWER: u64 = 16 << 20;
 /// How long a device may be gone before its guests are told.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a request may take. A flush of many dirty pages is the slowest.
 const LIMIT: Duration = Duration::from_secs(120);
 
@@ -28,13 +28,13 @@ pub(super) async fn answer(port: &Path, mut line: Vec<u8>) -> Vec<u8> {
         loop {
             match exchange(port, &line).await {
                 Ok(answer) if answer.last() == Some(&b'\n') => return answer,
-                Ok(answer) if answer.len() as u64 > MOST_ANSWER => {
-                    return refusal(&format!("the answer has more than {MOST_ANSWER} bytes"));
+                Ok(answer) if answer.len() as u64 > MAX_ANSWER => {
+                    return refusal(&format!("the answer has more than {MAX_ANSWER} bytes"));
                 }
                 Ok(_) => tracing::debug!("the device went while it was asked"),
                 Err(why) => tracing::debug!("the device does not answer: {why}"),
             }
-            if begun.elapsed() > PATIENCE {
+            if begun.elapsed() > TIMEOUT {
                 return refusal("nobody answers for the device: is `lamina` still running?");
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
@@ -55,7 +55,7 @@ async fn exchange(port: &Path, line: &[u8]) -> io::Result<Vec<u8>> {
     peer::check(&stream, port)?;
     stream.write_all(line).await?;
     let mut answer = Vec::new();
-    BufReader::new(stream.take(MOST_ANSWER + 1)).read_until(b'\n', &mut answer).await?;
+    BufReader::new(stream.take(MAX_ANSWER + 1)).read_until(b'\n', &mut answer).await?;
     Ok(answer)
 }
 

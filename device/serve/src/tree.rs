@@ -1,12 +1,13 @@
 //! The folders and files of the mount, fixed from its beginning to its end.
 //!
-//! Inodes are numbers from 1, the root. A folder comes before what is in it, a pair's `base` right before its `views`, and its lanes, `lane0` and so on, behind them.
+//! Inodes are numbers from 1, the root. A folder comes before what is in it, an export's `base`
+//! right before its `views`, and its lanes, `lane0` and so on, behind them.
 
 use std::sync::Arc;
 
-use super::lanes::{Face, Lanes};
+use super::export::Export;
+use super::lanes::{ExportFile, Lanes};
 use super::models::Models;
-use super::pair::Pair;
 
 /// Inode of the root.
 pub(super) const ROOT: u64 = 1;
@@ -15,7 +16,7 @@ pub(super) const ROOT: u64 = 1;
 pub(crate) struct Tree {
     /// By inode, from 1.
     nodes: Vec<Node>,
-    pairs: Vec<Arc<Pair>>,
+    exports: Vec<Arc<Export>>,
     /// What lies in the folder `models`, if there is one.
     models: Option<Arc<Models>>,
 }
@@ -23,29 +24,29 @@ pub(crate) struct Tree {
 struct Node {
     parent: u64,
     name: String,
-    /// The pair and what it shows of it, of a file.
-    file: Option<(usize, Face)>,
+    /// The export and what it shows of it, of a file.
+    file: Option<(usize, ExportFile)>,
 }
 
 impl Tree {
-    /// The tree of these pairs.
-    pub(crate) fn new(pairs: Vec<Arc<Pair>>) -> Self {
+    /// The tree of these exports.
+    pub(crate) fn new(exports: Vec<Arc<Export>>) -> Self {
         let mut tree = Self {
             nodes: vec![Node { parent: ROOT, name: String::new(), file: None }],
-            pairs: Vec::new(),
+            exports: Vec::new(),
             models: None,
         };
-        for (index, pair) in pairs.iter().enumerate() {
-            let folder = pair.place().folders().into_iter().fold(ROOT, |parent, name| {
+        for (index, export) in exports.iter().enumerate() {
+            let folder = export.place().folders().into_iter().fold(ROOT, |parent, name| {
                 tree.find(parent, name).unwrap_or_else(|| tree.add(parent, name, None))
             });
-            tree.add(folder, "base", Some((index, Face::Base)));
-            tree.add(folder, "views", Some((index, Face::Views)));
-            for lane in pair.lanes().into_iter().flat_map(Lanes::numbers) {
-                tree.add(folder, &format!("lane{lane}"), Some((index, Face::Lane(lane))));
+            tree.add(folder, "base", Some((index, ExportFile::Base)));
+            tree.add(folder, "views", Some((index, ExportFile::Views)));
+            for lane in export.lanes().into_iter().flat_map(Lanes::numbers) {
+                tree.add(folder, &format!("lane{lane}"), Some((index, ExportFile::Lane(lane))));
             }
         }
-        tree.pairs = pairs;
+        tree.exports = exports;
         tree
     }
 
@@ -59,7 +60,7 @@ impl Tree {
         self.models.as_ref()
     }
 
-    fn add(&mut self, parent: u64, name: &str, file: Option<(usize, Face)>) -> u64 {
+    fn add(&mut self, parent: u64, name: &str, file: Option<(usize, ExportFile)>) -> u64 {
         self.nodes.push(Node { parent, name: name.to_owned(), file });
         self.nodes.len() as u64
     }
@@ -89,21 +90,22 @@ impl Tree {
     }
 
     /// The file `inode`; none if that is a folder or nothing.
-    pub(super) fn file(&self, inode: u64) -> Option<(&Arc<Pair>, Face)> {
-        let (pair, face) = self.node(inode)?.file?;
-        Some((&self.pairs[pair], face))
+    pub(super) fn file(&self, inode: u64) -> Option<(&Arc<Export>, ExportFile)> {
+        let (export, which) = self.node(inode)?.file?;
+        Some((&self.exports[export], which))
     }
 
-    /// The inode of a pair's file.
-    pub(super) fn inode_of(&self, pair: &Arc<Pair>, face: Face) -> Option<u64> {
-        let is =
-            |node: &Node| node.file.is_some_and(|(at, of)| of == face && Arc::ptr_eq(&self.pairs[at], pair));
+    /// The inode of an export's file.
+    pub(super) fn inode_of(&self, export: &Arc<Export>, which: ExportFile) -> Option<u64> {
+        let is = |node: &Node| {
+            node.file.is_some_and(|(at, of)| of == which && Arc::ptr_eq(&self.exports[at], export))
+        };
         (ROOT..).zip(&self.nodes).find(|(_, node)| is(node)).map(|(inode, _)| inode)
     }
 
-    /// All pairs, in the order they were named.
-    pub(super) fn pairs(&self) -> &[Arc<Pair>] {
-        &self.pairs
+    /// All exports, in the order they were named.
+    pub(super) fn exports(&self) -> &[Arc<Export>] {
+        &self.exports
     }
 
     /// Files and folders.
@@ -123,7 +125,7 @@ pub(super) struct Child<'a> {
 mod tests {
     use std::path::Path;
 
-    use super::super::pair::{PairOptions, Place};
+    use super::super::export::{ExportOptions, Place};
     use super::*;
     use lamina_device::device::{Device, DeviceConfig, Partition};
     use lamina_device::stats::Interleaving;
@@ -134,11 +136,11 @@ mod tests {
         let partition = Partition::named(&device, "").unwrap();
         let places =
             [Place::Root, Place::Guest("a".into()), Place::Guest("b".into()), Place::Host("a".into())];
-        let pairs = places.map(|place| {
-            let options = PairOptions { place, partition: partition.clone(), cache_bytes: None };
-            Arc::new(Pair::new(&options, Path::new("/m"), std::time::Duration::ZERO))
+        let exports = places.map(|place| {
+            let options = ExportOptions { place, partition: partition.clone(), cache_bytes: None };
+            Arc::new(Export::new(&options, Path::new("/m"), std::time::Duration::ZERO))
         });
-        let tree = Tree::new(pairs.to_vec());
+        let tree = Tree::new(exports.to_vec());
         let names = |inode| tree.children(inode).map(|child| child.name.to_owned()).collect::<Vec<_>>();
         assert_eq!(names(ROOT), ["base", "views", "guests", "hosts"]);
         assert_eq!(
@@ -149,14 +151,14 @@ mod tests {
         assert_eq!(names(guests), ["a", "b"]);
         let b = tree.find(guests, "b").unwrap();
         assert_eq!((tree.parent(b), tree.parent(ROOT), tree.parent(99)), (Some(guests), Some(ROOT), None));
-        for (pair, folder) in pairs.iter().zip(["/m", "/m/guests/a", "/m/guests/b", "/m/hosts/a"]) {
-            assert_eq!(pair.base_path(), Path::new(folder).join("base"));
-            for face in [Face::Base, Face::Views] {
-                let inode = tree.inode_of(pair, face).unwrap();
+        for (export, folder) in exports.iter().zip(["/m", "/m/guests/a", "/m/guests/b", "/m/hosts/a"]) {
+            assert_eq!(export.base_path(), Path::new(folder).join("base"));
+            for which in [ExportFile::Base, ExportFile::Views] {
+                let inode = tree.inode_of(export, which).unwrap();
                 let (found, of) = tree.file(inode).unwrap();
-                assert!(Arc::ptr_eq(found, pair) && of == face);
+                assert!(Arc::ptr_eq(found, export) && of == which);
             }
-            assert_eq!(tree.inode_of(pair, Face::Lane(0)), None);
+            assert_eq!(tree.inode_of(export, ExportFile::Lane(0)), None);
         }
         for none in [0, ROOT, guests, b, tree.len() + 1, u64::MAX] {
             assert!(tree.file(none).is_none(), "{none}");
@@ -168,14 +170,17 @@ mod tests {
         let interleaving = Some(Interleaving { interleave: "4x4K".parse().unwrap(), bandwidth: 1.0 });
         let config = DeviceConfig { interleaving, ..DeviceConfig::new(64 << 10, 4 << 20) };
         let partition = Partition::first(Arc::new(Device::new(config).unwrap()));
-        let options = PairOptions { place: Place::Root, partition, cache_bytes: None };
-        let pair = Arc::new(Pair::new(&options, Path::new("/m"), std::time::Duration::ZERO));
-        let tree = Tree::new(vec![Arc::clone(&pair)]);
+        let options = ExportOptions { place: Place::Root, partition, cache_bytes: None };
+        let export = Arc::new(Export::new(&options, Path::new("/m"), std::time::Duration::ZERO));
+        let tree = Tree::new(vec![Arc::clone(&export)]);
         let names: Vec<_> = tree.children(ROOT).map(|child| child.name.to_owned()).collect();
         assert_eq!(names, ["base", "views", "lane0", "lane1", "lane2", "lane3"]);
-        let inode = tree.inode_of(&pair, Face::Lane(2)).unwrap();
-        assert_eq!((tree.find(ROOT, "lane2"), tree.file(inode).unwrap().1), (Some(inode), Face::Lane(2)));
-        assert_eq!(pair.report().lanes[3].path, Path::new("/m/lane3"));
-        assert_eq!(pair.report().lanes[3].bytes, 16 << 10);
+        let inode = tree.inode_of(&export, ExportFile::Lane(2)).unwrap();
+        assert_eq!(
+            (tree.find(ROOT, "lane2"), tree.file(inode).unwrap().1),
+            (Some(inode), ExportFile::Lane(2))
+        );
+        assert_eq!(export.report().lanes[3].path, Path::new("/m/lane3"));
+        assert_eq!(export.report().lanes[3].bytes, 16 << 10);
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! * One connection is served at a time, as a device has one user; another one waits until that has gone.
 //! * Dropping [`Connections`] lets what is being done end, and closes the connection. Neither is
-//!   waited for longer than [`PATIENCE`]: what does not end by then, because a guest or its monitor
+//!   waited for longer than [`TIMEOUT`]: what does not end by then, because a guest or its monitor
 //!   holds it up, is left to end by itself.
 
 use std::io;
@@ -21,7 +21,7 @@ use vhost_user_backend::{
 use vm_memory::{GuestMemoryAtomic, GuestMemoryMmap};
 
 /// How long the end of a connection may take.
-pub(super) const PATIENCE: Duration = Duration::from_secs(5);
+pub(super) const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The guest's memory.
 pub(crate) type Memory = GuestMemoryMmap<()>;
@@ -102,7 +102,7 @@ impl<S: Served> Connections<S> {
 
 impl<S: Served> Drop for Connections<S> {
     fn drop(&mut self) {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         self.stop();
         self.close_by(deadline);
         let Some(thread) = self.thread.take() else { return };

@@ -5,7 +5,8 @@
 //! * A write-back that finds no room (the store, a quota, the host's disk or memory is full) *waits*: it is kept unanswered and holds no thread. Its pages stay in the page cache,
 //!   where loads find them.
 //! * It is tried again soon after anything was freed ([`Device::freed`](lamina_device::device::Device::freed)), and every [`TICK`] for what others free on the host.
-//! * Once it has waited as long as it may, it is refused with ENOSPC, counted, and an event names what is lost. So is at once what finds [`MOST_BYTES`] waiting already, or as much as the
+//! * Once it has waited as long as it may, it is refused with ENOSPC, counted, and an event names
+//!   what is lost. So is at once what finds [`MAX_BYTES`] waiting already, or as much as the
 //!   host's memory [lets wait](lamina_device::device::Device::can_wait), and what still waits when the mount is taken down.
 //! * What was discarded needs no room: its pages are taken out of the write-backs that wait, and of
 //!   those that come of pages that the kernel had before ([`super::dropped_pages`]). A discard
@@ -26,10 +27,10 @@ use parking_lot::{Condvar, Mutex};
 use lamina_device::device::{DeviceError, Partition};
 
 use super::dropped_pages::{DroppedPages, Gate};
-use super::lanes::Face;
+use super::lanes::ExportFile;
 
 /// Bytes of a file's write-backs that may wait: each is a copy of pages that the host keeps as well.
-pub const MOST_BYTES: usize = 256 << 20;
+pub const MAX_BYTES: usize = 256 << 20;
 /// How often those that wait are tried again if nothing was freed.
 pub const TICK: Duration = Duration::from_millis(100);
 /// How often it is looked whether anything was freed, while something waits.
@@ -87,9 +88,10 @@ struct Waiting {
 }
 
 impl WriteBacks {
-    /// Write-backs of what `face` shows of `partition`, none of which waits for room longer than `patience`.
-    pub(super) fn new(partition: Partition, face: Face, patience: Duration, gate: Arc<Gate>) -> Self {
-        let lane = if let Face::Lane(lane) = face { Some(lane) } else { None };
+    /// Write-backs of what `which` shows of `partition`, none of which waits for room longer than
+    /// `patience`.
+    pub(super) fn new(partition: Partition, which: ExportFile, patience: Duration, gate: Arc<Gate>) -> Self {
+        let lane = if let ExportFile::Lane(lane) = which { Some(lane) } else { None };
         Self {
             gate,
             // As long as a lane, and more.
@@ -97,7 +99,7 @@ impl WriteBacks {
             partition,
             lane,
             patience,
-            most_bytes: MOST_BYTES,
+            most_bytes: MAX_BYTES,
             state: Mutex::default(),
             changed: Condvar::new(),
         }

@@ -29,7 +29,7 @@ use super::{
 };
 use lamina_codec::{
     BLOCK_BYTES, Codec,
-    block::{Joint, MOST_CHECKS, Stored, StoredPlanes, most_bytes},
+    block::{Joint, MAX_CHECKS, Stored, StoredPlanes, most_bytes},
     format::Format,
     head::{Head as PlanesHead, MAX_HEAD},
     tree,
@@ -398,7 +398,7 @@ impl Place {
 }
 
 const fn has_long_epoch(format: Format) -> bool {
-    format.planes() > MOST_CHECKS
+    format.planes() > MAX_CHECKS
 }
 
 /// Puts length and checksum of bytes where the detail begins.

@@ -5,7 +5,7 @@
 //! done while it is in a register: fields stored one by one cannot be loaded as vectors until the stores are through.
 
 use lamina_codec::{
-    block::{MOST_CHECKS, StoredPlanes},
+    block::{MAX_CHECKS, StoredPlanes},
     format::Format,
 };
 
@@ -40,7 +40,7 @@ impl Fields {
             8 => self.take_lengths::<{ length_bits(Format::Int8) }>(planes),
             _ => self.take_lengths::<{ length_bits(Format::Int4) }>(planes),
         };
-        if planes.format.planes() <= MOST_CHECKS {
+        if planes.format.planes() <= MAX_CHECKS {
             for range in planes.single() {
                 let (fours, rest) = planes.checks[range].as_chunks_mut::<4>();
                 for four in fours {
@@ -93,7 +93,7 @@ impl Fields {
             8 => self.put_lengths::<{ length_bits(Format::Int8) }>(planes),
             _ => self.put_lengths::<{ length_bits(Format::Int4) }>(planes),
         }
-        if planes.format.planes() <= MOST_CHECKS {
+        if planes.format.planes() <= MAX_CHECKS {
             for range in planes.single() {
                 for checks in planes.checks[range].chunks(4) {
                     let bits = checks.iter().rev().fold(0, |bits, check| bits << 16 | u64::from(*check));

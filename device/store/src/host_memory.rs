@@ -5,7 +5,8 @@
 //! * Before index, comparison or segments grow by a unit, it is asked how much is [`Left`]. Below a *reserve* nothing grows: that is no room, like a store that is full.
 //! * The lower half of the reserve is nobody's. From the upper half, what takes no more than before is rewritten, and segments are moved together.
 //! * Write-backs that wait for room are copies, which are memory: while no more than the reserve is left, all of them may take a quarter of it.
-//! * It is not looked each time. One look allows growth by an eighth of what it found above the reserve, at most [`MOST_GRANTED`], and one that found too little holds for a moment
+//! * It is not looked each time. One look allows growth by an eighth of what it found above the
+//!   reserve, at most [`MAX_GRANTED`], and one that found too little holds for a moment
 //!   ([`HOLDS`]), so that a thousand write-backs that wait do not ask a thousand times.
 //! * Where it cannot be found out how much is left, nothing is held back. An image on a disk is not concerned.
 
@@ -34,11 +35,11 @@ pub(super) enum For {
 }
 
 /// The most that is kept free if nobody says otherwise.
-pub const MOST_RESERVE: u64 = 256 << 20;
+pub const MAX_RESERVE: u64 = 256 << 20;
 /// The part of all memory that is kept free where that is less.
 pub const RESERVE_PART: u64 = 16;
 /// Most bytes of growth that one look allows.
-pub const MOST_GRANTED: u64 = 4 << 20;
+pub const MAX_GRANTED: u64 = 4 << 20;
 /// How long a look that found too little holds.
 pub const HOLDS: Duration = Duration::from_millis(10);
 
@@ -123,7 +124,7 @@ impl HostMemory {
             return Err(StoreError::HostMemory { what, left, reserve: self.reserve });
         }
         let above = left.bytes.saturating_sub(self.reserve.saturating_add(bytes));
-        self.granted.store((above / 8).min(MOST_GRANTED), Relaxed);
+        self.granted.store((above / 8).min(MAX_GRANTED), Relaxed);
         Ok(())
     }
 
@@ -153,7 +154,7 @@ impl HostMemory {
 
 /// What is kept free of so much memory.
 fn usual_reserve(total: u64) -> u64 {
-    (total / RESERVE_PART).min(MOST_RESERVE)
+    (total / RESERVE_PART).min(MAX_RESERVE)
 }
 
 /// What a test says that is left, in builds with debug assertions: the environment variable `LAMINA_MEMORY_LEFT` names a file with the number.
@@ -206,7 +207,7 @@ mod tests {
         left.store(1 << 40, Relaxed);
         assert!(memory.take(100, "segment store", For::More).is_ok());
         left.store(0, Relaxed);
-        assert!(memory.take(MOST_GRANTED, "segment store", For::NoMore).is_ok());
+        assert!(memory.take(MAX_GRANTED, "segment store", For::NoMore).is_ok());
         assert!(memory.take(1, "segment store", For::NoMore).is_err());
     }
 

@@ -58,7 +58,7 @@ const ALIGN: u64 = 2 << 20;
 /// How long a process that has the image may take to let it go.
 const LETTING_GO: Duration = Duration::from_millis(500);
 /// Bytes of a place for a staged KV window: a page for its header, one for the block that is being written, and the window.
-pub const STAGE_BYTES: usize = (2 + kv::MOST_BLOCKS) * BLOCK_BYTES;
+pub const STAGE_BYTES: usize = (2 + kv::MAX_BLOCKS) * BLOCK_BYTES;
 
 /// What a device is, as its image says.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

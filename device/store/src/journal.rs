@@ -16,7 +16,7 @@ use super::{
     memory::Memory,
     publication::{forget, record},
 };
-use lamina_codec::kv::MOST_BLOCKS;
+use lamina_codec::kv::MAX_BLOCKS;
 
 /// KV windows that may be published at once.
 const WINDOW_RECORDS: usize = 16;
@@ -25,7 +25,7 @@ const HEADER_BYTES: usize = 64;
 /// Bytes of a stripe's record.
 const BLOCK_RECORD: usize = HEADER_BYTES + ENTRY_BYTES;
 /// Bytes of a window's record.
-const WINDOW_RECORD: usize = HEADER_BYTES + MOST_BLOCKS * ENTRY_BYTES;
+const WINDOW_RECORD: usize = HEADER_BYTES + MAX_BLOCKS * ENTRY_BYTES;
 /// Bytes of the journal.
 pub(super) const BYTES: u64 = (STRIPES * BLOCK_RECORD + WINDOW_RECORDS * WINDOW_RECORD) as u64;
 
@@ -81,7 +81,8 @@ impl Journal {
         record
     }
 
-    /// Records the entries of blocks from `first` on, at most [`MOST_BLOCKS`]; waits for a free record.
+    /// Records the entries of blocks from `first` on, at most [`MAX_BLOCKS`]; waits for a free
+    /// record.
     pub(super) fn begin_window(&self, first: u64, entries: &[[u8; ENTRY_BYTES]]) -> Record {
         let mut free = self.free.lock();
         let window = loop {
@@ -135,7 +136,7 @@ impl Journal {
 
 /// Where every record is, and how many entries it may have.
 fn records() -> impl Iterator<Item = (usize, usize)> {
-    let windows = (0..WINDOW_RECORDS).map(|record| (window_record(record), MOST_BLOCKS));
+    let windows = (0..WINDOW_RECORDS).map(|record| (window_record(record), MAX_BLOCKS));
     (0..STRIPES).map(|stripe| (stripe * BLOCK_RECORD, 1)).chain(windows)
 }
 

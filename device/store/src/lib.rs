@@ -80,7 +80,7 @@ pub const GRANULE_BYTES: usize = 64;
 pub const STRIPES: usize = 1024;
 
 /// Chunks that are emptied at once after many segments were freed together.
-const MOST_TIDIED: usize = 256;
+const MAX_TIDIED: usize = 256;
 
 /// What the store cannot do.
 #[derive(Debug, thiserror::Error)]
@@ -430,7 +430,8 @@ impl Store {
     }
 
     /// Publishes what was prepared as the content of blocks from `first` on, at most
-    /// [`kv::MOST_BLOCKS`](lamina_codec::kv::MOST_BLOCKS), all of it or nothing even if the process is
+    /// [`kv::MAX_BLOCKS`](lamina_codec::kv::MAX_BLOCKS), all of it or nothing even if the process
+    /// is
     /// killed: old and new entries, as those of zeros if they are poisoned now. Nobody else
     /// replaces these blocks meanwhile. Damaged ones are mended.
     pub fn install_all(&self, first: u64, prepared: Vec<Prepared>) -> Vec<(Entry, Entry)> {
@@ -559,7 +560,7 @@ impl Store {
         }
         self.freed.fetch_add(1, Ordering::Release);
         // Each leaves fewer free slots; the bound is for what others free meanwhile.
-        for _ in 0..MOST_TIDIED {
+        for _ in 0..MAX_TIDIED {
             let Some(untidy) = self.segments.any_untidy() else { break };
             self.empty(&untidy);
         }
@@ -671,7 +672,7 @@ impl Store {
     /// Whether there is room for so many bytes more, whatever they are and however they are coded: chunks for the longest segments, and one for each length.
     pub fn has_room(&self, bytes: u64) -> bool {
         let (held, all) = self.segments.chunks();
-        let longest = segments::MOST_GRANULES;
+        let longest = segments::MAX_GRANULES;
         let each = (segments::CHUNK_GRANULES / longest) as u64;
         all.saturating_sub(held) >= blocks(bytes).div_ceil(each) + longest as u64
     }

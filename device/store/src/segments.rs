@@ -31,7 +31,7 @@ use lamina_codec::block::MAX_BUNDLE;
 /// Granules of a chunk: 64 KiB.
 pub const CHUNK_GRANULES: usize = 1024;
 /// Granules of the longest segment.
-pub(super) const MOST_GRANULES: usize = MAX_BUNDLE.div_ceil(GRANULE_BYTES);
+pub(super) const MAX_GRANULES: usize = MAX_BUNDLE.div_ceil(GRANULE_BYTES);
 /// A checkpoint should be made when more than this part of the store is held.
 const HELD_PART: u64 = 8;
 /// Segments that are let go at once.
@@ -44,7 +44,7 @@ const _: () = assert!(CHUNK_GRANULES * GRANULE_BYTES == UNIT_BYTES);
 
 /// Chunks, of so many, that only [`For::NoMore`] may open: a 32nd, and one for each length where that is not more than an eighth.
 pub(super) fn reserve(chunks: usize) -> usize {
-    (chunks / 32).max(MOST_GRANULES.min(chunks / 8))
+    (chunks / 32).max(MAX_GRANULES.min(chunks / 8))
 }
 
 /// All segments of a device.
@@ -171,7 +171,7 @@ impl Segments {
     /// As [`Self::untidy`], of any length.
     pub(super) fn any_untidy(&self) -> Option<Untidy> {
         let mut allocator = self.allocator.lock();
-        (1..=MOST_GRANULES).find_map(|length| allocator.untidy(length))
+        (1..=MAX_GRANULES).find_map(|length| allocator.untidy(length))
     }
 
     /// The segments of the chunk that is emptied most cheaply to have one more, if there are free slots of its length for all of them; it is held back as by [`Self::untidy`].

@@ -27,7 +27,7 @@ use super::{
 /// What a stream begins with; the number of its image's version follows.
 const MAGIC: &[u8; 7] = b"LAMSNAP";
 /// Bytes of the longest extent.
-const MOST_BYTES: usize = 1 << 20;
+const MAX_BYTES: usize = 1 << 20;
 /// Bytes of an extent before its data: place, length, check.
 #[doc(hidden)]
 pub const HEAD_BYTES: usize = 24;
@@ -72,7 +72,7 @@ pub fn save(image: &Image, saving: Option<&Saving<'_>>, out: &mut impl Write) ->
     magic[7] = image.superblock().version as u8;
     out.write_all(&magic)?;
     out.write_all(&end.to_le_bytes())?;
-    let mut stream = Stream { out, extents: 0, bytes: 0, data: vec![0; MOST_BYTES] };
+    let mut stream = Stream { out, extents: 0, bytes: 0, data: vec![0; MAX_BYTES] };
     stream.put(0, &image.plain_superblock())?;
     let live = |at, part: &mut [u8]| image.file().read_exact_at(part, at);
     match saving {
@@ -80,8 +80,8 @@ pub fn save(image: &Image, saving: Option<&Saving<'_>>, out: &mut impl Write) ->
             // A device that never had tensors has no tables.
             if saving.text.bytes() > 0 {
                 let (at, text) = saved_once(&saving.text);
-                for (number, part) in (0_u64..).zip(text.chunks(MOST_BYTES)) {
-                    stream.put(tables.start + at as u64 + number * MOST_BYTES as u64, part)?;
+                for (number, part) in (0_u64..).zip(text.chunks(MAX_BYTES)) {
+                    stream.put(tables.start + at as u64 + number * MAX_BYTES as u64, part)?;
                 }
             }
             stream.copy(data_in(image, counters)?, live)?;
@@ -134,8 +134,8 @@ impl<W: Write> Stream<'_, W> {
     ) -> io::Result<()> {
         let mut data = std::mem::take(&mut self.data);
         for range in ranges {
-            for at in range.clone().step_by(MOST_BYTES) {
-                let length = usize::try_from(range.end - at).unwrap_or(usize::MAX).min(MOST_BYTES);
+            for at in range.clone().step_by(MAX_BYTES) {
+                let length = usize::try_from(range.end - at).unwrap_or(usize::MAX).min(MAX_BYTES);
                 let part = &mut data[..length];
                 read(at, part)?;
                 self.put(at, part)?;
@@ -206,7 +206,7 @@ pub fn restore(from: &Path, to: &Path) -> Result<(), SnapshotError> {
     super::image::lock(&output, &made)?;
     output.set_len(0).map_err(failed(&made))?;
     super::image::keep_in_place(&output);
-    let restored = fill(&mut io::BufReader::with_capacity(MOST_BYTES, input), &output)
+    let restored = fill(&mut io::BufReader::with_capacity(MAX_BYTES, input), &output)
         .map_err(|why| match why {
             Broken::Stream(why) => SnapshotError::Damaged { path: from.to_owned(), why },
             Broken::Write(source) => failed(&made)(source),
@@ -289,14 +289,14 @@ pub fn fill(input: &mut impl Read, output: &File) -> Result<(), Broken> {
     #[cfg(any(test, feature = "testing"))]
     mishaps.stored();
     let (mut least, mut extents) = (0_u64, 0_u64);
-    let mut data = vec![0; MOST_BYTES];
+    let mut data = vec![0; MAX_BYTES];
     loop {
         let mut found = [0; HEAD_BYTES];
         input.read_exact(&mut found).map_err(short)?;
         let (at, length) = (word(&found), word(&found[8..]));
         let length = usize::try_from(length).unwrap_or(usize::MAX);
-        if length > MOST_BYTES {
-            return Err(Broken::Stream(format!("an extent has {length} bytes, more than {MOST_BYTES}")));
+        if length > MAX_BYTES {
+            return Err(Broken::Stream(format!("an extent has {length} bytes, more than {MAX_BYTES}")));
         }
         let part = &mut data[..length];
         input.read_exact(part).map_err(short)?;

@@ -20,7 +20,7 @@ use super::{
 /// Blocks that a thread looks at before it takes others.
 const PIECE: u64 = 1 << 14;
 /// Threads at most.
-const MOST_THREADS: usize = 16;
+const MAX_THREADS: usize = 16;
 
 /// What was found: what each thread made of its entries, and the blocks whose entries are damaged.
 pub(super) type Stock<T> = (Vec<T>, Vec<u64>);
@@ -47,7 +47,7 @@ pub(super) fn take<T: Default + Send>(
         }
         (all, damaged)
     };
-    let threads = thread::available_parallelism().map_or(1, usize::from).min(MOST_THREADS).min(pieces.len());
+    let threads = thread::available_parallelism().map_or(1, usize::from).min(MAX_THREADS).min(pieces.len());
     let stocks: Vec<_> = thread::scope(|scope| {
         let others: Vec<_> = (1..threads).map(|_| scope.spawn(look)).collect();
         let others_looked = |other: thread::ScopedJoinHandle<'_, _>| {

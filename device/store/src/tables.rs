@@ -46,7 +46,7 @@ const BEGIN_BYTES: usize = 16;
 /// Bytes before a record's own: length and check.
 const RECORD_BYTES: usize = 8;
 /// Bytes of the longest text.
-const MOST_BYTES: usize = PLACE_BYTES - HEADER_BYTES;
+const MAX_BYTES: usize = PLACE_BYTES - HEADER_BYTES;
 /// Bytes of a piece of the text in memory.
 const PIECE_BYTES: usize = 1 << 20;
 
@@ -192,7 +192,7 @@ impl Tables {
         let mut saves = self.saves.lock();
         let end = saves.text.bytes() + RECORD_BYTES + record.len();
         let most = (UNIT_BYTES - HEADER_BYTES - RESERVE_BYTES).max(2 * saves.begun);
-        if !saves.in_step || end > most.min(MOST_BYTES - RESERVE_BYTES) || self.ensure(end).is_err() {
+        if !saves.in_step || end > most.min(MAX_BYTES - RESERVE_BYTES) || self.ensure(end).is_err() {
             return self.begin(&mut saves, &all());
         }
         self.touch();
@@ -221,7 +221,7 @@ impl Tables {
         let number = saves.number + 1;
         let seed = number.to_le_bytes();
         let text = [&MAGIC[..], &seed, &sealed(seed, BEGIN_BYTES, all)].concat();
-        let most = MOST_BYTES - RESERVE_BYTES;
+        let most = MAX_BYTES - RESERVE_BYTES;
         if text.len() > most {
             return Err(StoreError::Tables { bytes: text.len(), most });
         }
@@ -357,7 +357,7 @@ fn read(memory: &Memory, place: usize) -> Option<(u64, Vec<u8>)> {
     let at = place * PLACE_BYTES;
     let word = |at| word(memory, at);
     let (number, stored) = (word(at), word(at + 16));
-    let length = usize::try_from(word(at + 8)).ok().filter(|length| *length <= MOST_BYTES)?;
+    let length = usize::try_from(word(at + 8)).ok().filter(|length| *length <= MAX_BYTES)?;
     // None that was saved has the last number: there is one behind each.
     if number == 0 || number == u64::MAX {
         return None;
@@ -370,7 +370,7 @@ fn read(memory: &Memory, place: usize) -> Option<(u64, Vec<u8>)> {
     if text.len() == BEGIN_BYTES && text.starts_with(MAGIC) {
         let counts = word(at + 24);
         let end = usize::try_from(counts & u64::from(u32::MAX)).ok();
-        let end = end.filter(|end| (BEGIN_BYTES..=MOST_BYTES).contains(end))?;
+        let end = end.filter(|end| (BEGIN_BYTES..=MAX_BYTES).contains(end))?;
         if end_word(number, end) != counts {
             return None;
         }

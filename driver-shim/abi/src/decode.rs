@@ -1,7 +1,7 @@
 //! Reading a directory: every offset and count in it is checked before it is used.
 
 use crate::{
-    DIRECTORY_BYTES, Directory, DirectoryError, HEADER_BYTES, LEAST_TENSOR_RECORD_BYTES, Layout, MAGIC,
+    DIRECTORY_BYTES, Directory, DirectoryError, HEADER_BYTES, Layout, MAGIC, MIN_TENSOR_RECORD_BYTES,
     TensorEntry, VERSION, VIEW_RECORD_BYTES, ViewEntry,
 };
 
@@ -34,7 +34,7 @@ pub fn decode(bytes: &[u8]) -> Result<Directory, DirectoryError> {
         return Err(DirectoryError::Checksum { computed, stored });
     }
 
-    let tensors = records(bytes, "tensors", 48, 64, LEAST_TENSOR_RECORD_BYTES)?
+    let tensors = records(bytes, "tensors", 48, 64, MIN_TENSOR_RECORD_BYTES)?
         .map(|record| tensor(bytes, record))
         .collect::<Result<Vec<_>, _>>()?;
     let count = tensors.len();

@@ -14,11 +14,11 @@ use std::str::FromStr;
 /// Bytes of the chunks that software interleaves by.
 pub const CHUNK_BYTES: u64 = 2 << 20;
 /// Most ways.
-pub const MOST_WAYS: u32 = 8;
+pub const MAX_WAYS: u32 = 8;
 /// Most bytes of a stripe of a set, one granule of each lane.
-pub const MOST_STRIPE_BYTES: u64 = 32 << 10;
+pub const MAX_STRIPE_BYTES: u64 = 32 << 10;
 /// The smallest granule.
-const LEAST_GRANULE_BYTES: u64 = 256;
+const MIN_GRANULE_BYTES: u64 = 256;
 /// The serial numbers of lanes: "Lamina", then 1, the granule as a power of two of 256 bytes, the ways and the lane, a hexadecimal digit each.
 const SERIAL: u64 = 0x4c61_6d69_6e61_1000;
 
@@ -52,7 +52,7 @@ pub enum InterleaveError {
     },
     /// A set that no decoder makes.
     #[error(
-        "{ways} ways of {granule} bytes make stripes of {} bytes, and CXL's decoders tell lanes apart within {MOST_STRIPE_BYTES}: 2 ways go up to 16K, 4 ways to 8K",
+        "{ways} ways of {granule} bytes make stripes of {} bytes, and CXL's decoders tell lanes apart within {MAX_STRIPE_BYTES}: 2 ways go up to 16K, 4 ways to 8K",
         u64::from(*ways) * granule
     )]
     Stripe {
@@ -62,7 +62,7 @@ pub enum InterleaveError {
         granule: u64,
     },
     /// A number of devices that chunks do not go over.
-    #[error("{ways} devices: chunks go over 2 to {MOST_WAYS}")]
+    #[error("{ways} devices: chunks go over 2 to {MAX_WAYS}")]
     Chunks {
         /// The devices.
         ways: u32,
@@ -78,10 +78,10 @@ impl Interleave {
         if ways != 2 && ways != 4 {
             return Err(InterleaveError::Ways { ways });
         }
-        if !granule.is_power_of_two() || !(LEAST_GRANULE_BYTES..=16 << 10).contains(&granule) {
+        if !granule.is_power_of_two() || !(MIN_GRANULE_BYTES..=16 << 10).contains(&granule) {
             return Err(InterleaveError::Granule { granule });
         }
-        if u64::from(ways) * granule > MOST_STRIPE_BYTES {
+        if u64::from(ways) * granule > MAX_STRIPE_BYTES {
             return Err(InterleaveError::Stripe { ways, granule });
         }
         Ok(Self { ways, granule })
@@ -92,7 +92,7 @@ impl Interleave {
     /// # Errors
     /// [`InterleaveError::Chunks`].
     pub fn chunks(ways: u32) -> Result<Self, InterleaveError> {
-        if (2..=MOST_WAYS).contains(&ways) {
+        if (2..=MAX_WAYS).contains(&ways) {
             Ok(Self { ways, granule: CHUNK_BYTES })
         } else {
             Err(InterleaveError::Chunks { ways })
@@ -153,14 +153,14 @@ impl Interleave {
 
     /// The serial number of the CXL memory device that is `lane` of this set.
     pub fn serial(self, lane: u32) -> u64 {
-        let exponent = u64::from((self.granule / LEAST_GRANULE_BYTES).trailing_zeros());
+        let exponent = u64::from((self.granule / MIN_GRANULE_BYTES).trailing_zeros());
         SERIAL | exponent << 8 | u64::from(self.ways) << 4 | u64::from(lane)
     }
 
     /// The set and the lane that a serial number states, if it is a lane's.
     pub fn of_serial(serial: u64) -> Option<(Self, u32)> {
         let digit = |place: u32| u32::try_from(serial >> (4 * place) & 0xf).expect("a digit");
-        let set = Self::set(digit(1), LEAST_GRANULE_BYTES << digit(2)).ok()?;
+        let set = Self::set(digit(1), MIN_GRANULE_BYTES << digit(2)).ok()?;
         (set.serial(digit(0)) == serial && digit(0) < set.ways).then_some((set, digit(0)))
     }
 }

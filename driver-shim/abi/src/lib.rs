@@ -65,7 +65,7 @@ pub const HEADER_BYTES: usize = 128;
 /// Bytes of a tensor record.
 pub const TENSOR_RECORD_BYTES: usize = 80;
 /// Bytes of the shortest tensor record that is read.
-pub const LEAST_TENSOR_RECORD_BYTES: usize = 64;
+pub const MIN_TENSOR_RECORD_BYTES: usize = 64;
 /// Bytes of a view record.
 pub const VIEW_RECORD_BYTES: usize = 64;
 

@@ -1,4 +1,5 @@
-//! The ways in: a guest for each loads, stores and flushes the same tensor, beside loads from its own ordinary memory.
+//! Attachments: a guest for each loads, stores and flushes the same tensor, beside loads from its
+//! own ordinary memory.
 //!
 //! The guests are booted one after the other, each on a device of its own with the same bytes in it. Guests differ, so what can be compared is what each reaches of its
 //! ordinary memory.
@@ -60,11 +61,11 @@ pub struct AttachReport {
     pub rounds: u32,
     /// KiB the host reads when a page is missing.
     pub read_ahead_kb: u32,
-    /// Each way in.
+    /// Each attachment.
     pub rows: Vec<AttachRow>,
 }
 
-/// Medians of one way in. Rates are bytes a second.
+/// Medians of one attachment. Rates are bytes a second.
 #[derive(Clone, Debug, Serialize)]
 pub struct AttachRow {
     /// The way, as options of `lamina boot`.
@@ -263,7 +264,7 @@ impl AttachReport {
         let mut accels: Vec<_> = self.rows.iter().map(|row| row.accel.as_str()).collect();
         accels.dedup();
         format!(
-            "ways in: {} MiB of bf16, codec {}, read-ahead {} KiB, in guests ({}, QEMU {}), medians of {}; GB/s, and of the same guest's ordinary memory",
+            "attachments: {} MiB of bf16, codec {}, read-ahead {} KiB, in guests ({}, QEMU {}), medians of {}; GB/s, and of the same guest's ordinary memory",
             self.bytes >> 20,
             self.codec,
             self.read_ahead_kb,

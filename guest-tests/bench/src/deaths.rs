@@ -29,7 +29,7 @@ const BLOCKS: u64 = 64;
 /// Bytes of a block.
 const BLOCK: u64 = BLOCK_BYTES as u64;
 /// How long a new worker may take.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 /// How long each worker is left alone.
 const CALM: Duration = Duration::from_millis(300);
 
@@ -164,7 +164,7 @@ impl Reader {
         let calm = Instant::now() + CALM;
         // A load that began this late waited for nobody, and those before it have ended.
         while self.seen().last < calm {
-            ensure!(calm.elapsed() < PATIENCE, "no load ends {} s after a kill", PATIENCE.as_secs());
+            ensure!(calm.elapsed() < TIMEOUT, "no load ends {} s after a kill", TIMEOUT.as_secs());
             thread::sleep(Duration::from_millis(10));
         }
         Ok(self.seen().longest.as_secs_f64())

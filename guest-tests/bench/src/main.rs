@@ -127,7 +127,8 @@ enum What {
         #[arg(long)]
         json: bool,
     },
-    /// The ways in: cold and warm loads, stores and flushes in a guest by each, against the same guest's ordinary memory
+    /// Attachments: cold and warm loads, stores and flushes in a guest by each, against the same
+    /// guest's ordinary memory
     ///
     /// The tensor is loaded eight bytes at a time, sequentially: its view `full` when nothing of it is cached and again, the base window, and ordinary memory with the
     /// same words. Every word is checked. A measurement that takes two seconds takes in fewer bytes.
@@ -168,7 +169,7 @@ enum What {
 /// MiB that are stored when workers are killed, and how often they are.
 const STORED_MIB: [u64; 2] = [1024, 4096];
 const KILLS: u32 = 7;
-/// MiB and rounds of the ways in.
+/// MiB and rounds of the attachments.
 const ATTACH_MIB: u64 = 16;
 const ATTACH_ROUNDS: u32 = 7;
 /// MiB of a store, and rounds.

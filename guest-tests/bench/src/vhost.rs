@@ -26,7 +26,7 @@ use crate::{cpu, median, table, tile};
 /// How long the guest may take.
 const LIMIT: Duration = Duration::from_secs(900);
 /// How long the daemon may take to listen.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 /// Views read besides the base disk.
 const VIEWS: [&str; 4] = ["full", "e8m3", "fp8_e4m3fn", "e8m3:packed"];
 /// The kinds of reads, as fio takes them.
@@ -321,7 +321,7 @@ impl Plain {
             if let Some(status) = plain.child.try_wait()? {
                 bail!("qemu-storage-daemon ended with {status}; it says why above");
             }
-            ensure!(begun.elapsed() < PATIENCE, "qemu-storage-daemon does not listen");
+            ensure!(begun.elapsed() < TIMEOUT, "qemu-storage-daemon does not listen");
             std::thread::sleep(Duration::from_millis(10));
         }
         Ok(plain)

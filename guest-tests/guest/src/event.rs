@@ -17,7 +17,7 @@ pub enum Phase {
     Written,
 }
 
-/// What is measured of a way in.
+/// What is measured of an attachment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Measure {
@@ -212,7 +212,7 @@ pub enum Event {
         /// Bytes per second.
         bytes_per_second: f64,
     },
-    /// One measurement of a way in.
+    /// One measurement of an attachment.
     Measured {
         /// What was measured.
         what: Measure,

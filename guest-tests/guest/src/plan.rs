@@ -77,7 +77,7 @@ pub struct WarmBench {
     pub repeats: u32,
 }
 
-/// A benchmark of a way in.
+/// A benchmark of an attachment.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AttachBench {

@@ -14,7 +14,7 @@ const BYTES: usize = 3;
 /// Tokens that are no text.
 const SPECIAL: usize = BYTES + 256;
 /// Bytes that a token may have.
-const MOST_TOKEN_BYTES: usize = 4096;
+const MAX_TOKEN_BYTES: usize = 4096;
 
 /// A vocabulary.
 #[derive(Clone, Debug)]
@@ -39,7 +39,7 @@ pub enum TokenizerError {
         bytes: usize,
     },
     /// A length that cannot be.
-    #[error("token {token} of the vocabulary has {length} bytes; a token has 1 to {MOST_TOKEN_BYTES}")]
+    #[error("token {token} of the vocabulary has {length} bytes; a token has 1 to {MAX_TOKEN_BYTES}")]
     Length {
         /// The token.
         token: usize,
@@ -75,7 +75,7 @@ impl Tokenizer {
             let word = |bytes: &[u8]| <[u8; 4]>::try_from(bytes).expect("four bytes were taken");
             scores.push(f32::from_le_bytes(word(take(4)?)));
             let length = i32::from_le_bytes(word(take(4)?));
-            let bytes = usize::try_from(length).ok().filter(|count| (1..=MOST_TOKEN_BYTES).contains(count));
+            let bytes = usize::try_from(length).ok().filter(|count| (1..=MAX_TOKEN_BYTES).contains(count));
             tokens.push(take(bytes.ok_or(TokenizerError::Length { token, length })?)?.to_vec());
         }
         if tokens.len() != vocab_size || vocab_size < SPECIAL {

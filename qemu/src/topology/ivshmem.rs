@@ -22,7 +22,7 @@ pub const OLDEST_QEMU: Version = Version { major: 7, minor: 2, patch: 0 };
 /// The PCI slot of the base window; the views and the mailbox follow.
 pub const BASE_SLOT: u32 = 0x10;
 /// The least size of a window.
-pub const LEAST_BYTES: u64 = 1 << 20;
+pub const MIN_BYTES: u64 = 1 << 20;
 
 /// The two windows, as files, and the socket of the mailbox.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -81,7 +81,7 @@ impl Part for Ivshmem {
 
 fn check_window(window: &'static str, path: &Path, bytes: u64) -> Result<(), TopologyError> {
     // Half of the address space: no file is longer.
-    if !bytes.is_power_of_two() || bytes < LEAST_BYTES || bytes > i64::MAX as u64 {
+    if !bytes.is_power_of_two() || bytes < MIN_BYTES || bytes > i64::MAX as u64 {
         return Err(TopologyError::NoPowerOfTwo { window, bytes });
     }
     check_file(window, path, bytes)

@@ -185,7 +185,7 @@ fn disks_need_sockets_and_have_a_bound() {
     let missing = VhostUser { disks: vec![folder.path().join("missing")], queues: 1 };
     let message = with(Attach::VhostUser(missing)).check().unwrap_err().to_string();
     assert!(message.contains("disk 0") && message.contains("No such file"), "{message}");
-    for count in [0, vhost_user::MOST_DISKS + 1] {
+    for count in [0, vhost_user::MAX_DISKS + 1] {
         let disks = VhostUser { disks: vec!["/x".into(); count], queues: 1 };
         let error = with(Attach::VhostUser(disks)).check().unwrap_err();
         assert!(matches!(error, TopologyError::Disks { disks } if disks == count), "{error}");

@@ -17,7 +17,7 @@ use crate::version::Version;
 /// The first QEMU that Lamina's disks are tested with.
 pub const OLDEST_QEMU: Version = Version { major: 7, minor: 2, patch: 0 };
 /// Disks that have room on the machine's root bus, beside everything else.
-pub const MOST_DISKS: usize = 24;
+pub const MAX_DISKS: usize = 24;
 /// Milliseconds between QEMU's attempts to reach a device that went away.
 const RECONNECT_MS: u32 = 100;
 /// Entries of a queue. A request of 1 MiB takes up to 258 without indirect descriptors.
@@ -34,7 +34,7 @@ pub struct VhostUser {
 
 impl Part for VhostUser {
     fn check(&self) -> Result<(), TopologyError> {
-        if !(1..=MOST_DISKS).contains(&self.disks.len()) {
+        if !(1..=MAX_DISKS).contains(&self.disks.len()) {
             return Err(TopologyError::Disks { disks: self.disks.len() });
         }
         self.disks.iter().enumerate().try_for_each(|(n, path)| check_socket(&format!("disk {n}"), path))

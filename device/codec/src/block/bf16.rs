@@ -3,7 +3,7 @@
 //!
 //! Damage is found as elsewhere: the first plane that is damaged is told, then the stream.
 
-use super::{BlockError, MAX_BUNDLE, MAX_PLANES, MOST_CHECKS, StoredPlanes};
+use super::{BlockError, MAX_BUNDLE, MAX_CHECKS, MAX_PLANES, StoredPlanes};
 use crate::{
     BlockWords, Form,
     check::Span,
@@ -69,7 +69,7 @@ impl StoredPlanes {
     #[inline]
     fn bf16_checks(&self, mask: PlaneMask) -> [u16; 8] {
         let mut checks = [self.checks[0]; 8];
-        checks[1..].copy_from_slice(&self.checks[MOST_CHECKS - LOWER..]);
+        checks[1..].copy_from_slice(&self.checks[MAX_CHECKS - LOWER..]);
         if !mask.covers(PlaneMask::all(Format::Bf16)) {
             for (at, check) in checks.iter_mut().enumerate() {
                 let bit = if at == 0 { Format::Bf16.planes() - 1 } else { LOWER - at };

@@ -6,7 +6,7 @@ use super::{MAX_BUNDLE, MAX_PLANES, TRAILING_CHECK};
 use crate::{BLOCK_BYTES, Codec, check::Span, format::Format, head::Head, plane::PlaneMask, tree};
 
 /// Formats with more planes keep their checks in the bundle.
-pub const MOST_CHECKS: usize = 16;
+pub const MAX_CHECKS: usize = 16;
 
 /// How one plane is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,7 +50,7 @@ pub struct StoredPlanes {
     /// Bit `i` is set if the plane at `i` is all ones.
     pub ones: u32,
     /// The checks of the planes that have bytes, where they are not in the bundle; zero otherwise.
-    pub checks: [u16; MOST_CHECKS],
+    pub checks: [u16; MAX_CHECKS],
 }
 
 /// How a block is stored.
@@ -79,7 +79,7 @@ impl StoredPlanes {
             joint: Joint { length: 0, check: 0 },
             lengths: [0; MAX_PLANES],
             ones: 0,
-            checks: [0; MOST_CHECKS],
+            checks: [0; MAX_CHECKS],
         }
     }
 
@@ -261,7 +261,7 @@ const fn is_joint(format: Format, index: usize) -> bool {
 
 /// Bytes of check that follow each stored plane of this format.
 pub(super) const fn trailing_check(format: Format) -> u16 {
-    if format.planes() > MOST_CHECKS { TRAILING_CHECK } else { 0 }
+    if format.planes() > MAX_CHECKS { TRAILING_CHECK } else { 0 }
 }
 
 /// Bytes that a bundle with a head of `head` bytes may have: behind it, a plane tree may want room to be read.

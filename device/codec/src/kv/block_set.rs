@@ -1,16 +1,16 @@
 //! Sets of a window's blocks.
 
-use super::shape::MOST_BLOCKS;
+use super::shape::MAX_BLOCKS;
 
 /// Some of a window's blocks, by their numbers in it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct BlockSet([u64; MOST_BLOCKS / 64]);
+pub struct BlockSet([u64; MAX_BLOCKS / 64]);
 
 impl BlockSet {
     /// The first `count` blocks.
     ///
     /// # Panics
-    /// If these are more than [`MOST_BLOCKS`].
+    /// If these are more than [`MAX_BLOCKS`].
     pub fn first(count: usize) -> Self {
         let mut all = Self::default();
         (0..count).for_each(|block| all.insert(block));
@@ -36,7 +36,7 @@ impl BlockSet {
 
     /// Whether it has a block.
     pub const fn has(&self, block: usize) -> bool {
-        block < MOST_BLOCKS && self.0[block / 64] >> (block % 64) & 1 == 1
+        block < MAX_BLOCKS && self.0[block / 64] >> (block % 64) & 1 == 1
     }
 
     /// Whether it has none.
@@ -46,16 +46,16 @@ impl BlockSet {
 
     /// Its blocks, in order.
     pub fn iter(self) -> impl Iterator<Item = usize> {
-        (0..MOST_BLOCKS).filter(move |block| self.has(*block))
+        (0..MAX_BLOCKS).filter(move |block| self.has(*block))
     }
 
     /// As it is stored: bit k mod 64 of word ⌊k / 64⌋ is block k.
-    pub const fn words(&self) -> [u64; MOST_BLOCKS / 64] {
+    pub const fn words(&self) -> [u64; MAX_BLOCKS / 64] {
         self.0
     }
 
     /// What is stored so.
-    pub const fn from_words(words: [u64; MOST_BLOCKS / 64]) -> Self {
+    pub const fn from_words(words: [u64; MAX_BLOCKS / 64]) -> Self {
         Self(words)
     }
 }

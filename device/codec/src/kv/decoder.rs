@@ -6,7 +6,7 @@ use super::{
     delta::{self, Columns, Field},
     order::{ByColumns, Order},
     repeats::Repeats,
-    shape::{MOST_BLOCKS, Shape},
+    shape::{MAX_BLOCKS, Shape},
 };
 use crate::{
     BLOCK_BYTES, Decoder,
@@ -27,7 +27,7 @@ pub(crate) struct Scratch {
 }
 
 /// Numbers of blocks of a window.
-type Blocks = [u64; MOST_BLOCKS / 64];
+type Blocks = [u64; MAX_BLOCKS / 64];
 
 /// Puts a window together from its blocks as they are fetched, in order.
 pub struct WindowDecoder<'a> {
@@ -62,7 +62,7 @@ impl<'a> WindowDecoder<'a> {
     /// The planes in `mask` of the window of `shape` that begins `before` blocks behind the tensor's beginning and has `blocks` blocks, which takes the place of what is in `out`.
     ///
     /// # Panics
-    /// If these are more than [`MOST_BLOCKS`].
+    /// If these are more than [`MAX_BLOCKS`].
     pub fn new(
         decoder: &'a mut Decoder,
         shape: &'a Shape,
@@ -71,7 +71,7 @@ impl<'a> WindowDecoder<'a> {
         mask: PlaneMask,
         out: &'a mut Vec<u8>,
     ) -> Self {
-        assert!(blocks <= MOST_BLOCKS, "{blocks} blocks of a window");
+        assert!(blocks <= MAX_BLOCKS, "{blocks} blocks of a window");
         out.resize(blocks * BLOCK_BYTES, 0);
         let order = shape.order(before, blocks);
         Self {

@@ -79,7 +79,9 @@ impl Kernel {
     }
 
     compiled! {
-        /// Finds which of at most [`MOST_ROWS`](super::repeats::MOST_ROWS) rows of `length` bytes, eight or more, repeat, by this kernel, which must be available. If none seems to, `repeats` stays as it is: empty.
+        /// Finds which of at most [`MAX_ROWS`](super::repeats::MAX_ROWS) rows of `length` bytes,
+        /// eight or more, repeat, by this kernel, which must be available. If none seems to,
+        /// `repeats` stays as it is: empty.
         find_repeats(length: usize, rows: &[u8], repeats: &mut Repeats) = repeats::find_any
     }
 

@@ -9,7 +9,8 @@
 //! 5. The result is cut in blocks again and each is coded as any block is, with a [head](crate::head) for what steps 2 and 4 need.
 //!
 //! The rules:
-//! * A window is as many whole blocks as its tokens take, [`MOST_BLOCKS`] at most. Its coded blocks take the index entries of its own blocks, the
+//! * A window is as many whole blocks as its tokens take, [`MAX_BLOCKS`] at most. Its coded blocks
+//!   take the index entries of its own blocks, the
 //!   first coded one that of the first; what repeats leave free at its end are blocks of zeros. Windows follow each other from the tensor's beginning on; the
 //!   last one ends with the tensor's last block. Where the row does not divide the window, rows are cut at its borders.
 //! * Bytes that are no channel's (padding behind a row, memory behind the tensor's end) are elements like the others: what a window holds comes back bit by bit.
@@ -44,6 +45,6 @@ pub use self::{
     block_set::BlockSet,
     decoder::WindowDecoder,
     kernel::Kernel,
-    shape::{KvError, KvLayout, MOST_BLOCKS, MOST_WINDOW, PagedRows, Preset, Shape, WINDOW},
+    shape::{KvError, KvLayout, MAX_BLOCKS, MAX_WINDOW, PagedRows, Preset, Shape, WINDOW},
     window::{Coded, Coding},
 };

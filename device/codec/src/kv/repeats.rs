@@ -9,11 +9,11 @@
 use super::{kernel::Kernel, order::Order};
 
 /// A row that is not shorter than this is worth looking for.
-const LEAST_ROW: usize = 16;
+const MIN_ROW: usize = 16;
 /// Rows of a window that are looked at; windows of more have very short rows.
-pub const MOST_ROWS: usize = 512;
+pub const MAX_ROWS: usize = 512;
 /// Bytes of the references of a window at most.
-const MOST_REFERENCES: usize = MOST_ROWS * reference_bits(MOST_ROWS) / 8;
+const MAX_REFERENCES: usize = MAX_ROWS * reference_bits(MAX_ROWS) / 8;
 
 /// Which rows repeat.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -21,7 +21,7 @@ pub struct Repeats {
     /// For each whole row: the number of the kept row that it is or is equal to.
     of: Vec<u16>,
     /// Which rows repeat, the first in the lowest bit.
-    repeat: [u64; MOST_ROWS / 64],
+    repeat: [u64; MAX_ROWS / 64],
     /// Rows kept.
     kept: usize,
 }
@@ -31,7 +31,7 @@ impl Repeats {
     pub fn find(order: &Order, window: &[u8]) -> Option<Self> {
         let length = order.columns * order.width;
         let rows = order.rows();
-        if length < LEAST_ROW || !(2..=MOST_ROWS).contains(&rows) {
+        if length < MIN_ROW || !(2..=MAX_ROWS).contains(&rows) {
             return None;
         }
         let all = &window[order.head() * order.width..][..rows * length];
@@ -96,12 +96,12 @@ impl Repeats {
 
     /// Reads the list of a window of `rows` whole rows from the front of `bytes`: the list and what is behind it; `None` if that is none.
     pub fn read(rows: usize, bytes: &[u8]) -> Option<(Self, &[u8])> {
-        if rows > MOST_ROWS {
+        if rows > MAX_ROWS {
             return None;
         }
         let (bitmap, references) = bytes.split_at_checked(rows.div_ceil(8))?;
         // A word for every 64 rows; what is behind the last row does not count.
-        let mut repeat = [0_u64; MOST_ROWS / 64];
+        let mut repeat = [0_u64; MAX_ROWS / 64];
         for ((at, word), eight) in repeat.iter_mut().enumerate().zip(bitmap.chunks(8)) {
             let mut bytes = [0; 8];
             bytes[..eight.len()].copy_from_slice(eight);
@@ -112,7 +112,7 @@ impl Repeats {
         let bits = reference_bits(total);
         let (references, rest) = references.split_at_checked((count * bits).div_ceil(8))?;
         // With room behind, so that four bytes can be looked at anywhere.
-        let mut roomy = [0; MOST_REFERENCES + 4];
+        let mut roomy = [0; MAX_REFERENCES + 4];
         roomy[..references.len()].copy_from_slice(references);
         let mut of = vec![0; rows];
         let (mut kept, mut at, mut wrong) = (0, 0, false);
@@ -228,7 +228,7 @@ fn spread<const LENGTH: usize>(length: usize, repeats: &Repeats, rows: &mut [u8]
 /// No row.
 const NONE: u16 = u16::MAX;
 /// Slots for rows: twice as many as there may be, so that few come to one that is taken.
-const SLOTS: usize = 2 * MOST_ROWS;
+const SLOTS: usize = 2 * MAX_ROWS;
 
 /// How rows begin, to see whether some row seems to be equal to an earlier one. It misses two that are equal if another came to their slot between them: in a window of 128 that
 /// happens to one pair in some twenty. If there is none, it seldom seems so but where rows begin alike, or one with zeros.

@@ -10,11 +10,11 @@ use super::{delta::Field, order::Order, paged::Paged};
 use crate::{BLOCK_BYTES, format::Format};
 
 /// Most tokens a window may have (n in TRACE eq. 3).
-pub const MOST_WINDOW: u32 = 256;
+pub const MAX_WINDOW: u32 = 256;
 /// Tokens of a window that says nothing else.
 pub const WINDOW: u32 = 128;
 /// Most blocks of a window, 1 MiB: rows so long that its tokens would take more make windows of fewer tokens.
-pub const MOST_BLOCKS: usize = 256;
+pub const MAX_BLOCKS: usize = 256;
 
 /// How a KV tensor is laid out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -61,7 +61,7 @@ pub enum Preset {
 pub enum KvError {
     /// Window or channels.
     #[error(
-        "a kv layout has 1 to {MOST_WINDOW} tokens a window and at least one channel, not {window} and {channels}"
+        "a kv layout has 1 to {MAX_WINDOW} tokens a window and at least one channel, not {window} and {channels}"
     )]
     Size {
         /// Channels given.
@@ -100,7 +100,7 @@ pub enum KvError {
     /// Paged blocks that make no window.
     #[error(
         "paged blocks of {bytes} bytes fill no window: a window is whole paged blocks and whole {BLOCK_BYTES}-byte blocks, \
-         {} bytes at most", MOST_BLOCKS * BLOCK_BYTES
+         {} bytes at most", MAX_BLOCKS * BLOCK_BYTES
     )]
     Pages {
         /// Bytes of a paged block.
@@ -204,7 +204,7 @@ impl Shape {
     /// [`KvError`] for a layout that cannot be.
     pub fn new(format: Format, layout: &KvLayout) -> Result<Option<Self>, KvError> {
         let KvLayout { channels, window, stride, paged } = *layout;
-        if channels == 0 || window == 0 || window > MOST_WINDOW {
+        if channels == 0 || window == 0 || window > MAX_WINDOW {
             return Err(KvError::Size { channels, window });
         }
         let stride = stride.unwrap_or(channels);
@@ -222,7 +222,7 @@ impl Shape {
         let columns = if row_bits.is_multiple_of(8) { columns } else { u64::from(stride) };
         let block = BLOCK_BYTES as u64;
         let (paged, blocks) = match paged {
-            None => (None, (u64::from(window) * row_bits).div_ceil(8 * block).clamp(1, MOST_BLOCKS as u64)),
+            None => (None, (u64::from(window) * row_bits).div_ceil(8 * block).clamp(1, MAX_BLOCKS as u64)),
             Some(PagedRows { groups, block: tokens }) => {
                 let wrong = KvError::Groups { channels, groups, block: tokens };
                 if groups == 0 || tokens == 0 || !row_bits.is_multiple_of(8 * u64::from(groups.max(1))) {
@@ -234,7 +234,7 @@ impl Shape {
                 let bytes = (row_bits / 8).saturating_mul(tokens.into());
                 // As many paged blocks as the window's tokens fill, and as end with a block.
                 let pages = block / gcd(bytes, block);
-                let most = MOST_BLOCKS as u64 * block / bytes.saturating_mul(pages).max(1) * pages;
+                let most = MAX_BLOCKS as u64 * block / bytes.saturating_mul(pages).max(1) * pages;
                 if most == 0 {
                     return Err(KvError::Pages { bytes });
                 }
@@ -249,7 +249,7 @@ impl Shape {
             return Ok(None);
         }
         let columns = usize::try_from(columns).expect("as many as 2^32 elements at most");
-        let blocks = usize::try_from(blocks).expect("MOST_BLOCKS at most");
+        let blocks = usize::try_from(blocks).expect("MAX_BLOCKS at most");
         let elements = BLOCK_BYTES / width;
         Ok(Some(Self {
             format,

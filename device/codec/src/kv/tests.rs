@@ -8,7 +8,7 @@ use super::{
     delta::{ColumnBases, Columns, Field},
     order::Order,
     paged::Paged,
-    repeats::{MOST_ROWS, Repeats},
+    repeats::{MAX_ROWS, Repeats},
     window::Coded,
     *,
 };
@@ -50,12 +50,10 @@ fn format() -> impl Strategy<Value = Format> {
 
 fn layout() -> impl Strategy<Value = KvLayout> {
     let channels = prop_oneof![1_u32..40, Just(64), Just(96), Just(128), 1000_u32..3000];
-    let rows = (channels, 1_u32..=MOST_WINDOW, prop::option::of(0_u32..9)).prop_map(
-        |(channels, window, padding)| KvLayout {
-            stride: padding.map(|padding| channels + padding),
-            ..KvLayout::rows(channels, window)
-        },
-    );
+    let rows =
+        (channels, 1_u32..=MAX_WINDOW, prop::option::of(0_u32..9)).prop_map(|(channels, window, padding)| {
+            KvLayout { stride: padding.map(|padding| channels + padding), ..KvLayout::rows(channels, window) }
+        });
     let preset = prop::sample::select(vec![Preset::Nhd, Preset::Hnd, Preset::NhdKv, Preset::HndKv]);
     let sizes = prop::sample::select(vec![(2_u32, 16_u32), (4, 32), (1, 64), (8, 8)]);
     let paged = (preset, sizes, prop::sample::select(vec![8_u32, 16, 32]), 1_u32..=128).prop_map(
@@ -366,7 +364,7 @@ proptest! {
 
     #[test]
     fn every_kernel_finds_and_moves_the_same_rows(
-        length in prop::sample::select(vec![16_usize, 30, 32, 64, 100, 128, 768]), kinds in prop::collection::vec(0_u8..90, 1..MOST_ROWS),
+        length in prop::sample::select(vec![16_usize, 30, 32, 64, 100, 128, 768]), kinds in prop::collection::vec(0_u8..90, 1..MAX_ROWS),
     ) {
         // Rows that begin and end alike are told apart by what is between.
         let rows: Vec<u8> = kinds.iter().flat_map(|kind| (0..length).map(move |at| if (8..length - 8).contains(&at) { *kind } else { 7 })).collect();
@@ -601,7 +599,7 @@ fn windows_are_whole_blocks_and_cut_rows_where_they_must() {
     let orders = [0, 2, 66].map(|before| shape(Format::Bf16, &padded).order(before, 2).first);
     assert_eq!(orders, [0, 4, 0]);
     // Vast rows make windows of what there is room for.
-    assert_eq!(blocks(u32::MAX, 256), MOST_BLOCKS);
+    assert_eq!(blocks(u32::MAX, 256), MAX_BLOCKS);
     assert_eq!(shape(Format::Int4, &KvLayout::rows(33, 8)).order(0, 1).columns, 33);
     assert_eq!(shape(Format::Int4, &KvLayout::rows(34, 8)).order(0, 1).columns, 17);
     // A paged block of 16 tokens of 8 heads of 128: eight of them are 128 tokens.

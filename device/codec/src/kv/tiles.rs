@@ -12,7 +12,7 @@ use std::ops::Range;
 use super::order::{Cut, Order};
 
 /// Columns of the widest tile.
-const MOST_WIDE: usize = 64;
+const MAX_WIDE: usize = 64;
 
 /// Declares `turn`, which transposes the squares of a tile of `$register`s, by the instructions that interleave lower and upper halves of bytes, of words, and of doublewords.
 macro_rules! turn {
@@ -53,8 +53,8 @@ pub(super) fn tops(from: usize, rows: usize, tall: usize) -> impl Iterator<Item 
 
 /// Where the whole rows of `wide` columns from `left` on begin in channel-major order, in bytes.
 #[inline]
-pub(super) fn starts<const W: usize>(cut: &Cut, left: usize, wide: usize) -> [usize; MOST_WIDE] {
-    let mut starts = [0; MOST_WIDE];
+pub(super) fn starts<const W: usize>(cut: &Cut, left: usize, wide: usize) -> [usize; MAX_WIDE] {
+    let mut starts = [0; MAX_WIDE];
     for (at, start) in starts[..wide].iter_mut().enumerate() {
         *start = cut.rows_start(left + at) * W;
     }

@@ -19,7 +19,7 @@
 pub(super) const MOST: usize = 512;
 
 /// Bytes that a match has at least.
-const LEAST_MATCH: usize = 4;
+const MIN_MATCH: usize = 4;
 /// Bytes that a match has to be written.
 const WORTH: usize = 6;
 /// Bytes at the end that are literals.
@@ -31,7 +31,7 @@ const LONG: usize = 15;
 /// Positions that are not found before every second is left out.
 const PATIENCE: usize = 32;
 /// Bytes before zeros to the end that are not looked through.
-const MOST_BEFORE: usize = 128;
+const MAX_BEFORE: usize = 128;
 /// Places of the table.
 const PLACES: usize = 512;
 
@@ -46,7 +46,7 @@ pub(super) fn compress(input: &[u8], out: &mut [u8]) -> Option<usize> {
     let (before, eights) = input.as_rchunks::<8>();
     let zeros = eights.iter().rev().take_while(|eight| u64::from_le_bytes(**eight) == 0).count();
     let zeros_at = before.len() + 8 * (eights.len() - zeros);
-    if zeros_at <= MOST_BEFORE && 2 * zeros_at + NO_MATCH < input.len() && is_noise(&input[..zeros_at]) {
+    if zeros_at <= MAX_BEFORE && 2 * zeros_at + NO_MATCH < input.len() && is_noise(&input[..zeros_at]) {
         let start = zeros_at + 1;
         let zeros = Match { start, offset: 1, length: input.len() - LAST_LITERALS - start };
         writer.sequence(&input[..start], Some(&zeros))?;
@@ -170,7 +170,7 @@ struct Writer<'a> {
 impl Writer<'_> {
     /// Writes literals, and a match.
     fn sequence(&mut self, literals: &[u8], of: Option<&Match>) -> Option<()> {
-        let extra = of.map_or(0, |of| of.length - LEAST_MATCH);
+        let extra = of.map_or(0, |of| of.length - MIN_MATCH);
         self.bytes(&[(literals.len().min(LONG) << 4 | extra.min(LONG)) as u8])?;
         self.length(literals.len())?;
         self.bytes(literals)?;
@@ -266,7 +266,7 @@ mod tests {
 
     #[test]
     fn zeros_to_the_end_are_a_match_whatever_is_before_them() {
-        for before in 0..=MOST_BEFORE + 9 {
+        for before in 0..=MAX_BEFORE + 9 {
             for length in [1, 20, 21, 64, 128, 200, 256, MOST].into_iter().filter(|length| before < *length) {
                 // No byte of them is zero, and half of their bits are ones.
                 let mut input: Vec<_> =
@@ -276,7 +276,7 @@ mod tests {
                 let stored = compress(&input, &mut out);
                 // A token, the literals, with up to eight zeros, and their length, offset and length; a token and the last literals.
                 let most = 1 + before + 8 + 1 + 2 + 2 + 1 + LAST_LITERALS;
-                let is_short = before + 8 <= MOST_BEFORE && 2 * (before + 8) + NO_MATCH < length;
+                let is_short = before + 8 <= MAX_BEFORE && 2 * (before + 8) + NO_MATCH < length;
                 assert!(!is_short || stored.is_some_and(|stored| stored <= most), "{before} {length}");
                 let Some(stored) = stored else { continue };
                 let mut back = vec![0xa5; length];

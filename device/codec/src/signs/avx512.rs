@@ -20,7 +20,7 @@ use std::arch::x86_64::{
     _pdep_u64, _pext_u64,
 };
 
-use super::{MANY_ONES, MOST_MODE, MOST_WORDS, Malformed, SEGMENT, flag_bytes, lowest, mode_bytes, promises};
+use super::{MANY_ONES, MAX_MODE, MAX_WORDS, Malformed, SEGMENT, flag_bytes, lowest, mode_bytes, promises};
 
 /// Bytes of a register, and nibbles of half of one.
 const LINE: usize = 64;
@@ -31,7 +31,7 @@ const SIXTEEN: usize = 16;
 /// Bytes behind a stream that are looked at.
 const BEHIND: usize = LINE;
 /// More bytes than any stream has.
-const MOST_STREAM: usize = 2 * MOST_WORDS * 8;
+const MAX_STREAM: usize = 2 * MAX_WORDS * 8;
 /// The lower half of every byte.
 const NIBBLE: i8 = 0x0f;
 /// The first word of every segment.
@@ -248,7 +248,7 @@ fn encode_lines<const LINES: usize>(plane: &[u8], limit: usize, out: &mut [u8]) 
 const FLAGS: [(u64, usize); SIXTEEN] = {
     let mut flags = [(0, 0); SIXTEEN];
     let mut mode = 0;
-    while mode <= MOST_MODE {
+    while mode <= MAX_MODE {
         let bytes = flag_bytes(mode);
         // A bit of a nibble for each of a group's.
         let nibbles = match bytes {
@@ -267,13 +267,13 @@ pub(super) fn decode(bytes: &[u8], length: usize, plane: &mut [u8]) -> Result<()
     if bytes.len() >= length + BEHIND {
         return decode_roomy(bytes, length, plane);
     }
-    let mut roomy = [0; MOST_STREAM + BEHIND];
-    let copied = length.min(MOST_STREAM);
+    let mut roomy = [0; MAX_STREAM + BEHIND];
+    let copied = length.min(MAX_STREAM);
     roomy[..copied].copy_from_slice(&bytes[..copied]);
     decode_roomy(&roomy, length, plane)
 }
 
-/// As [`decode`], with [`BEHIND`] bytes behind the stream, or behind [`MOST_STREAM`] of it.
+/// As [`decode`], with [`BEHIND`] bytes behind the stream, or behind [`MAX_STREAM`] of it.
 #[inline]
 #[target_feature(enable = "bmi1,bmi2,popcnt,avx512f,avx512bw,avx512vbmi,avx512vbmi2,vpclmulqdq,gfni")]
 fn decode_roomy(bytes: &[u8], length: usize, plane: &mut [u8]) -> Result<(), Malformed> {
@@ -286,7 +286,7 @@ fn decode_roomy(bytes: &[u8], length: usize, plane: &mut [u8]) -> Result<(), Mal
     let modes = _mm512_and_si512(nibbles(_mm512_castsi512_si256(load_at(bytes, 0))), low_half);
     // Behind the last segment stands the mode of no flags.
     let modes = _mm512_maskz_mov_epi8(u64::MAX >> (LINE - segments), modes);
-    let wrong = _mm512_cmpgt_epu8_mask(modes, _mm512_set1_epi8(MOST_MODE.cast_signed()));
+    let wrong = _mm512_cmpgt_epu8_mask(modes, _mm512_set1_epi8(MAX_MODE.cast_signed()));
     if wrong != 0 {
         let segment = wrong.trailing_zeros() as usize;
         return Err(Malformed::Mode { segment, mode: bytes[segment / 2] >> (segment % 2 * 4) & 15 });
@@ -302,7 +302,7 @@ fn decode_roomy(bytes: &[u8], length: usize, plane: &mut [u8]) -> Result<(), Mal
     let mut mode_bytes = [0; LINE];
     store(&mut mode_bytes, modes);
     // Which nibbles are there, two segments a word.
-    let mut masks = [0_u64; MOST_WORDS / (2 * SEGMENT)];
+    let mut masks = [0_u64; MAX_WORDS / (2 * SEGMENT)];
     let mut flags_at = before;
     for (modes, masks) in
         mode_bytes.as_chunks::<SIXTEEN>().0[..segments.div_ceil(SIXTEEN)].iter().zip(masks.as_chunks_mut().0)
@@ -415,7 +415,7 @@ const fn line(bytes: [u8; SIXTEEN]) -> [u8; LINE] {
 static WAYS: [u8; LINE] = {
     let mut ways = [0; SIXTEEN];
     let mut mode = 0;
-    while mode <= MOST_MODE {
+    while mode <= MAX_MODE {
         let way = &super::WAYS[mode as usize];
         let changes = if way.changes > 0 { CHANGES } else { 0 };
         ways[mode as usize] = way.flags as u8 | changes | if way.invert > 0 { INVERTED } else { 0 };
@@ -430,7 +430,7 @@ static PRESENT: [u8; LINE] = {
     let mut at = 0;
     while at < LINE {
         let mode = at / 4;
-        if mode <= MOST_MODE as usize && at % 4 < flag_bytes(mode as u8) {
+        if mode <= MAX_MODE as usize && at % 4 < flag_bytes(mode as u8) {
             present[at] = 0xff;
         }
         at += 1;

@@ -39,7 +39,7 @@ fn planes() -> impl Strategy<Value = (Format, Vec<u8>)> {
 
 /// Bytes that are seldom a stream, and bytes that are one but for their end.
 fn arbitrary() -> impl Strategy<Value = (Format, Vec<u8>)> {
-    let mode = (0..=MOST_MODE, 0..=MOST_MODE).prop_map(|(low, high)| low | high << 4);
+    let mode = (0..=MAX_MODE, 0..=MAX_MODE).prop_map(|(low, high)| low | high << 4);
     let unlikely = (formats(), prop::collection::vec(any::<u8>(), 0..1400));
     let modes = (formats(), prop::collection::vec(mode, 32), prop::collection::vec(any::<u8>(), 1368));
     let likely = modes.prop_map(|(format, modes, others)| {

@@ -33,7 +33,7 @@ pub(super) use self::{
     whole::{place, split_step, take_values},
 };
 use super::{
-    MOST_ELEMENTS, RARE, Scratch,
+    MAX_ELEMENTS, RARE, Scratch,
     code::{LONGEST, WINDOW},
     masks,
     plan::Census,
@@ -42,11 +42,11 @@ use super::{
 /// Elements worked on at a time.
 const STEP: usize = 64;
 /// Words of a stage's masks.
-const MASKS: usize = MOST_ELEMENTS / STEP;
+const MASKS: usize = MAX_ELEMENTS / STEP;
 /// Bytes of a stage's elements, and of a register behind them.
-const ROOM: usize = MOST_ELEMENTS + STEP;
+const ROOM: usize = MAX_ELEMENTS + STEP;
 /// Bytes that a decoder looks at, however long it is told the stream is: header, levels and escapes.
-const MOST_STREAM: usize = 16 + MOST_ELEMENTS * LONGEST / 8 + MOST_ELEMENTS;
+const MAX_STREAM: usize = 16 + MAX_ELEMENTS * LONGEST / 8 + MAX_ELEMENTS;
 
 #[inline]
 #[target_feature(enable = "avx512f")]

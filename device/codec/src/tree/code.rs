@@ -25,7 +25,7 @@ const PARTS: usize = 1 << LONGEST;
 /// Header bits before the window's lengths.
 pub(super) const FIXED_BITS: usize = 19;
 /// Bytes that any header has room in.
-pub(super) const MOST_HEADER: usize = 16;
+pub(super) const MAX_HEADER: usize = 16;
 
 /// A code by its lengths.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -56,7 +56,7 @@ pub(super) struct Coder {
     /// The code.
     pub code: Code,
     /// Its header, and zeros.
-    pub header: [u8; MOST_HEADER],
+    pub header: [u8; MAX_HEADER],
     /// By symbol its *mark*, its code from the highest bit on and behind it a one; 0 is no code.
     pub marks: [u8; SLOTS],
     /// How many codes have each length, 1 first.
@@ -87,9 +87,9 @@ impl Coder {
         Self { header: code.header(), code, marks, counts: count }
     }
 
-    /// Writes the header to the front of `out`, where [`MOST_HEADER`] bytes are: the bytes it takes.
+    /// Writes the header to the front of `out`, where [`MAX_HEADER`] bytes are: the bytes it takes.
     pub(super) fn write(&self, out: &mut [u8]) -> usize {
-        out[..MOST_HEADER].copy_from_slice(&self.header);
+        out[..MAX_HEADER].copy_from_slice(&self.header);
         Code::header_bytes(self.code.window)
     }
 
@@ -151,7 +151,7 @@ impl Code {
     }
 
     /// The header, and zeros behind it.
-    pub(super) fn header(&self) -> [u8; MOST_HEADER] {
+    pub(super) fn header(&self) -> [u8; MAX_HEADER] {
         let mut bits = u128::from(self.low)
             | (self.window as u128 - 1) << 8
             | u128::from(self.lengths[ZERO]) << 13

@@ -19,9 +19,9 @@ use crate::plane;
 type Plane<const W: usize> = [u64; W];
 
 /// Bytes of the longest plane.
-pub(super) const MOST_PLANE: usize = 1024;
+pub(super) const MAX_PLANE: usize = 1024;
 /// The planes of a block's values, each in the front of its room.
-pub(super) type ValuePlanes = [[u8; MOST_PLANE]; 8];
+pub(super) type ValuePlanes = [[u8; MAX_PLANE]; 8];
 /// Words of a plane of the format with the shortest elements, whose values have at most four bits.
 const OF_NIBBLES: usize = 128;
 
@@ -68,7 +68,7 @@ fn values_of_pairs(counts: &[[u16; 256]; 4]) -> [[u16; 256]; 4] {
 
 /// The bits of `values`, the highest first.
 fn split<const W: usize>(values: &[u8]) -> [Plane<W>; 8] {
-    let mut bytes = [[0; MOST_PLANE]; 8];
+    let mut bytes = [[0; MAX_PLANE]; 8];
     plane::split_bytes(values, bytes.each_mut().map(|plane| &mut plane[..8 * W]));
     std::array::from_fn(|plane| {
         std::array::from_fn(|word| u64::from_le_bytes(bytes[7 - plane].as_chunks().0[word]))

@@ -10,7 +10,7 @@
 )]
 
 use super::{
-    Kernel, MOST_ELEMENTS, joint_planes,
+    Kernel, MAX_ELEMENTS, joint_planes,
     lines::Lines,
     whole::{BESIDE, PLANE},
 };
@@ -21,7 +21,7 @@ use crate::{
 };
 
 /// Bytes of rest an element has at most.
-const MOST_REST: usize = 3;
+const MAX_REST: usize = 3;
 
 /// Planes below the joint ones.
 const fn lower_planes(format: Format) -> usize {
@@ -31,13 +31,13 @@ const fn lower_planes(format: Format) -> usize {
 /// Room for one block's values and rests.
 pub(super) struct Fields {
     values: Lines<u8>,
-    rest: [Lines<u8>; MOST_REST],
+    rest: [Lines<u8>; MAX_REST],
 }
 
 impl Fields {
     /// Room for a block of any format.
     pub(super) fn new() -> Self {
-        let bytes = || Lines::new(MOST_ELEMENTS);
+        let bytes = || Lines::new(MAX_ELEMENTS);
         Self { values: bytes(), rest: [bytes(), bytes(), bytes()] }
     }
 

@@ -17,15 +17,15 @@ pub(super) use super::bits::read;
 use super::{
     Malformed, RARE, Scratch,
     bits::Writer,
-    code::{Code, ESCAPE, LONGEST, MOST_HEADER, SYMBOLS},
-    plan::{Census, MOST_VALUES, Plan},
+    code::{Code, ESCAPE, LONGEST, MAX_HEADER, SYMBOLS},
+    plan::{Census, MAX_VALUES, Plan},
 };
 use crate::plane;
 
 /// Words of a store of masks: enough for the values or inner nodes of every format.
 pub(super) const STORE: usize = 4096;
 /// Bytes of the longest plane.
-const MOST_PLANE: usize = 1024;
+const MAX_PLANE: usize = 1024;
 
 /// One bit of every element.
 type Mask<const W: usize> = [u64; W];
@@ -81,7 +81,7 @@ fn census<const W: usize>(
         if count < RARE {
             escaped.iter_mut().zip(&stack[top]).for_each(|(all, these)| *all |= these);
             census.escapes += count;
-        } else if census.found == MOST_VALUES || census.found + 1 == found.len() {
+        } else if census.found == MAX_VALUES || census.found + 1 == found.len() {
             return None;
         } else {
             found[census.found] = stack[top];
@@ -96,7 +96,7 @@ fn census<const W: usize>(
 /// The lowest `count` bits of `elements` as planes, most significant first.
 #[inline(always)]
 fn split<const W: usize>(elements: &[u8], count: usize, planes: &mut [Mask<W>]) {
-    let mut bytes = [[0; MOST_PLANE]; 8];
+    let mut bytes = [[0; MAX_PLANE]; 8];
     plane::split_bytes(elements, bytes.each_mut().map(|plane| &mut plane[..8 * W]));
     for (plane, bytes) in planes[..count].iter_mut().rev().zip(&bytes) {
         for (word, bytes) in plane.iter_mut().zip(bytes.as_chunks().0) {
@@ -108,7 +108,7 @@ fn split<const W: usize>(elements: &[u8], count: usize, planes: &mut [Mask<W>]) 
 /// Undoes [`split`].
 #[inline(always)]
 fn join<const W: usize>(planes: &[Mask<W>], elements: &mut [u8]) {
-    let mut bytes = [[0; MOST_PLANE]; 8];
+    let mut bytes = [[0; MAX_PLANE]; 8];
     for (plane, bytes) in planes.iter().rev().zip(&mut bytes) {
         for (word, bytes) in plane.iter().zip(bytes.as_chunks_mut().0) {
             *bytes = word.to_le_bytes();
@@ -187,7 +187,7 @@ fn encode<const W: usize>(
         nodes = pairs;
     }
 
-    out[..MOST_HEADER].copy_from_slice(&plan.code.header());
+    out[..MAX_HEADER].copy_from_slice(&plan.code.header());
     let at = Code::header_bytes(plan.code.window);
     let mut writer = Writer::new(out, at);
     for word in levels[1] {

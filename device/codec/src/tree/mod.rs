@@ -42,7 +42,7 @@ mod whole;
 pub use self::whole::{BESIDE, Whole};
 use self::{
     code::{Code, Coder},
-    compact::MOST_PLANE,
+    compact::MAX_PLANE,
     fields::Fields,
     lines::Lines,
     plan::{Census, Plan},
@@ -94,7 +94,7 @@ kernels! {
 }
 
 /// Most elements of a block.
-const MOST_ELEMENTS: usize = 8192;
+const MAX_ELEMENTS: usize = 8192;
 
 /// What is left of a mark when all its bits are written.
 #[cfg(target_arch = "x86_64")]
@@ -142,7 +142,7 @@ impl Workspace {
     pub fn new() -> Self {
         let scratch = Scratch {
             #[cfg(target_arch = "x86_64")]
-            levels: std::array::from_fn(|_| Lines::new(MOST_ELEMENTS + 64)),
+            levels: std::array::from_fn(|_| Lines::new(MAX_ELEMENTS + 64)),
             #[cfg(target_arch = "x86_64")]
             masks: std::array::from_fn(|_| Lines::new(masks::STORE)),
         };
@@ -273,7 +273,7 @@ impl Kernel {
     ) -> Result<(), Malformed> {
         self.check_stream(stream, length);
         let count = joint_planes(format);
-        let mut values = [[0; MOST_PLANE]; 8];
+        let mut values = [[0; MAX_PLANE]; 8];
         compact::decode(stream, length, (1 << count) - 1, 8 * format.plane_bytes(), &mut values)?;
         let mut all = *planes;
         let joint = &mut all[format.planes() - 1 - count..][..count];
@@ -381,7 +381,7 @@ impl Kernel {
         let values = fields.values(format);
         match self {
             Self::Portable => {
-                let mut planes = [[0; MOST_PLANE]; 8];
+                let mut planes = [[0; MAX_PLANE]; 8];
                 compact::decode(stream, length, (1 << count) - 1, values.len(), &mut planes)?;
                 plane::join_bytes(&planes.each_ref().map(|plane| &plane[..]), values);
                 Ok(())

@@ -13,15 +13,15 @@ const BF16: usize = 2048;
 pub(super) const SPARE: u32 = 5;
 
 /// Values told apart in a block before it is given up as noise.
-pub(super) const MOST_VALUES: usize = 48;
+pub(super) const MAX_VALUES: usize = 48;
 
 /// What a block holds.
 #[derive(Clone, Debug)]
 pub(super) struct Census {
     /// Values that occur [`RARE`] times or more, ascending.
-    pub values: [u8; MOST_VALUES],
+    pub values: [u8; MAX_VALUES],
     /// Their counts.
-    pub counts: [u16; MOST_VALUES],
+    pub counts: [u16; MAX_VALUES],
     /// How many.
     pub found: usize,
     /// Elements of other values.
@@ -33,14 +33,14 @@ pub(super) struct Plan {
     /// The code of its symbols.
     pub code: Code,
     /// The symbol of each value in the census.
-    pub symbols: [u8; MOST_VALUES],
+    pub symbols: [u8; MAX_VALUES],
     /// Bytes of the stream.
     pub length: usize,
 }
 
 impl Census {
     pub(super) const fn new() -> Self {
-        Self { values: [0; MOST_VALUES], counts: [0; MOST_VALUES], found: 0, escapes: 0 }
+        Self { values: [0; MAX_VALUES], counts: [0; MAX_VALUES], found: 0, escapes: 0 }
     }
 
     /// Counts `count` elements of `value`, which is larger than those before it; `None` if these are too many values.
@@ -94,7 +94,7 @@ impl Plan {
         let (first, end) = census.window();
         let low = census.values[first];
         let mut counts = [0; SYMBOLS];
-        let mut symbols = [0; MOST_VALUES];
+        let mut symbols = [0; MAX_VALUES];
         let mut escapes = census.escapes;
         for (at, (value, count)) in census.found().enumerate() {
             let symbol = match value {

@@ -171,7 +171,7 @@ pub fn widen_fp16(word: u16) -> f32 {
 
 #[cfg(all(test, target_arch = "x86_64"))]
 mod tests {
-    use super::{super::spelling::MOST_SCALE, *};
+    use super::{super::spelling::MAX_SCALE, *};
     use crate::{BLOCK_BYTES, FIELDS};
 
     #[test]
@@ -182,7 +182,7 @@ mod tests {
         let words: Vec<u8> = (0..=u16::MAX).flat_map(u16::to_le_bytes).collect();
         let [mut want, mut got] = [vec![0; 1 << 16], vec![0; 1 << 16]];
         for to in [Format::Fp8E4m3fn, Format::Fp8E5m2] {
-            for scale in -MOST_SCALE..=MOST_SCALE {
+            for scale in -MAX_SCALE..=MAX_SCALE {
                 let converter = Converter::new(Format::Bf16, to, scale);
                 bf16_to_8(converter.target, converter.factor, &words, &mut want);
                 // SAFETY: the processor has AVX-512F, BW and VBMI.
@@ -208,8 +208,7 @@ mod tests {
                     exponents.chain(elements.map(|[lower, upper]| upper & 0x80 | lower & 0x7f))
                 })
                 .collect();
-            for (to, scale) in [(Format::Fp8E4m3fn, 0), (Format::Fp8E5m2, 3), (Format::Fp8E5m2, -MOST_SCALE)]
-            {
+            for (to, scale) in [(Format::Fp8E4m3fn, 0), (Format::Fp8E5m2, 3), (Format::Fp8E5m2, -MAX_SCALE)] {
                 let converter = Converter::new(Format::Bf16, to, scale);
                 if !converter.takes_fields() {
                     return;

@@ -7,7 +7,7 @@ use super::{DEFAULT_GUARD, Kind};
 use crate::format::Format;
 
 /// Largest magnitude of a scale exponent.
-pub(super) const MOST_SCALE: i32 = 64;
+pub(super) const MAX_SCALE: i32 = 64;
 
 /// Why there is no such view.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
@@ -132,12 +132,12 @@ fn converted(format: Format, target: Format, spelling: &str, rest: &str) -> Resu
                 return Err(unknown());
             }
             let magnitude = i32::try_from(magnitude).unwrap_or(i32::MAX);
-            if magnitude > MOST_SCALE {
+            if magnitude > MAX_SCALE {
                 let spelling = spelling.to_owned();
                 return Err(ViewError::Bound {
                     spelling,
                     what: "the magnitude of a scale exponent",
-                    bound: MOST_SCALE.unsigned_abs(),
+                    bound: MAX_SCALE.unsigned_abs(),
                 });
             }
             (rest, sign * magnitude)

@@ -11,7 +11,7 @@ use super::{
     observers::{Change, Coded, Observers},
 };
 use crate::{
-    division::{Division, Part},
+    partition_table::{Part, PartitionTable},
     stats::{Stats, Tally, Traffic},
     tensor::Tensor,
 };
@@ -21,7 +21,7 @@ use lamina_codec::{BLOCK_BYTES, BlockWords, Codec};
 pub(super) struct Accounts {
     pub(super) stats: Stats,
     /// The parts of the device, their quotas, and what is counted of each.
-    pub(super) division: Division,
+    pub(super) partition_table: PartitionTable,
     pub(super) observers: Observers,
 }
 
@@ -38,7 +38,7 @@ pub(super) struct Written<'a> {
 impl Accounts {
     /// The part to count for a request to base offset `at`, if parts are counted.
     pub(super) fn counted_part(&self, at: u64) -> Option<&Part> {
-        self.division.divided.then(|| self.division.of_base(at))
+        self.partition_table.divided.then(|| self.partition_table.of_base(at))
     }
 
     /// Charges the part of `block` `new` bytes in place of `old`, before they are stored.
@@ -46,12 +46,12 @@ impl Accounts {
     /// # Errors
     /// [`DeviceError::Quota`] if that is more than before and more than the quota; nothing is charged then.
     pub(super) fn reserve(&self, block: u64, old: u64, new: u64) -> Result<(), DeviceError> {
-        self.division.account(block, old, new)
+        self.partition_table.account(block, old, new)
     }
 
     /// Takes back what [`Self::reserve`] charged.
     pub(super) fn give_back(&self, block: u64, old: u64, new: u64) {
-        self.division.unaccount(block, old, new);
+        self.partition_table.unaccount(block, old, new);
     }
 
     /// Moves the charge of `block` from `old` to `new` in the account of `owner`, who has it by the map.

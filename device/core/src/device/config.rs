@@ -24,7 +24,8 @@ pub struct DeviceConfig {
     pub index_cache_entries: usize,
     /// Whether to observe what other devices would have moved and stored: see [`stats`](crate::stats). It costs about as much as storing does.
     pub observe: bool,
-    /// KV windows that may be open for writing at once, from one to [`MOST_OPEN_WINDOWS`]; each takes as much memory as its tokens.
+    /// KV windows that may be open for writing at once, from one to [`MAX_OPEN_WINDOWS`]; each
+    /// takes as much memory as its tokens.
     pub open_windows: usize,
     /// Whether counters begin at zero when an image is opened, rather than where the last process left them.
     pub first_process: bool,
@@ -37,7 +38,7 @@ pub struct DeviceConfig {
 }
 
 /// Most KV windows that may be open for writing at once.
-pub const MOST_OPEN_WINDOWS: usize = 4096;
+pub const MAX_OPEN_WINDOWS: usize = 4096;
 
 impl DeviceConfig {
     /// A device of these windows, everything else as usual.
@@ -109,10 +110,10 @@ impl DeviceConfig {
                 return Err(DeviceError::Size { what: "a base window", bytes: self.base_bytes, rule });
             }
         }
-        if self.open_windows > MOST_OPEN_WINDOWS {
+        if self.open_windows > MAX_OPEN_WINDOWS {
             return Err(DeviceError::OpenWindows { windows: self.open_windows as u64, least: 1 });
         }
-        self.division().map(drop)
+        self.partition_table().map(drop)
     }
 
     /// A device divided into these parts, its windows as large as theirs together, everything else as usual.

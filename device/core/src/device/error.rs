@@ -1,6 +1,6 @@
 //! What a device refuses, or cannot do.
 
-use super::{MAX_AT_ONCE, MOST_OPEN_WINDOWS, MOST_PARTITION_NAME_BYTES, MOST_PARTITIONS, Window};
+use super::{MAX_AT_ONCE, MAX_OPEN_WINDOWS, MAX_PARTITION_NAME_BYTES, MAX_PARTITIONS, Window};
 use crate::tensor::TensorError;
 use lamina_codec::{BLOCK_BYTES, block::BlockError, view::ViewError};
 use lamina_store::StoreError;
@@ -31,7 +31,7 @@ pub enum DeviceError {
         size: u64,
     },
     /// A number of KV windows that cannot be.
-    #[error("{windows} KV windows that may be open; such a device has from {least} to {MOST_OPEN_WINDOWS}")]
+    #[error("{windows} KV windows that may be open; such a device has from {least} to {MAX_OPEN_WINDOWS}")]
     OpenWindows {
         /// How many were asked for.
         windows: u64,
@@ -39,14 +39,14 @@ pub enum DeviceError {
         least: u64,
     },
     /// Too many partitions.
-    #[error("{count} partitions; a device has at most {MOST_PARTITIONS}")]
+    #[error("{count} partitions; a device has at most {MAX_PARTITIONS}")]
     Partitions {
         /// How many were asked for.
         count: usize,
     },
     /// A partition's name that cannot be.
     #[error(
-        "{name:?} cannot name a partition: 1 to {MOST_PARTITION_NAME_BYTES} lower-case letters, digits, `-` and `_`"
+        "{name:?} cannot name a partition: 1 to {MAX_PARTITION_NAME_BYTES} lower-case letters, digits, `-` and `_`"
     )]
     PartitionName {
         /// The name, its first 64 characters.

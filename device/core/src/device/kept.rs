@@ -17,8 +17,8 @@ use serde::{Deserialize, Serialize};
 use super::{Device, DeviceConfig, DeviceError, sources::Source};
 use crate::{
     counters::{Numbers, Slots, Traffic},
-    division::Division,
     layout::Layout,
+    partition_table::PartitionTable,
     tensor::{self, SourceId, SourceOf, Tensor, TensorInfo, TensorSpec, Transition},
     window::{Alias, Counted, Map},
 };
@@ -123,7 +123,7 @@ impl Kept {
     pub(super) fn open(
         image: Image,
         config: &DeviceConfig,
-        division: &Division,
+        partition_table: &PartitionTable,
     ) -> Result<(Self, Map), DeviceError> {
         let (tables, found) = Tables::open(&image)?;
         if image.head().is_some() && found == Found::Nothing {
@@ -136,7 +136,7 @@ impl Kept {
         let renumbered = saved.is_older();
         let counters = Counters::open(&image, config.first_process, saved.counters_end())?;
         let counters = Arc::new(counters);
-        let map = restore(saved, config, division, &counters)?;
+        let map = restore(saved, config, partition_table, &counters)?;
         Ok((Self { image, tables: Arc::new(tables), counters, loaded, sources, renumbered }, map))
     }
 
@@ -373,20 +373,20 @@ fn traffic(counters: &Arc<Counters>, Numbers { first, later }: Numbers) -> Arc<C
 }
 
 /// Changes of a directory that no device comes near to; what counts them has as much room behind.
-const MOST_CHANGES: u64 = u64::MAX / 2;
+const MAX_CHANGES: u64 = u64::MAX / 2;
 
 /// The map of saved tables. They are checked like any other input: the image may come from anywhere.
 fn restore(
     saved: Saved,
     config: &DeviceConfig,
-    division: &Division,
+    partition_table: &PartitionTable,
     counters: &Arc<Counters>,
 ) -> Result<Map, DeviceError> {
     let broken = |why: String| DeviceError::Image { why };
-    if let Some(generation) = saved.generations.iter().find(|generation| **generation > MOST_CHANGES) {
+    if let Some(generation) = saved.generations.iter().find(|generation| **generation > MAX_CHANGES) {
         return Err(broken(format!("a directory is said to have changed {generation} times")));
     }
-    let mut draft = Map::new(division, &saved.generations).draft();
+    let mut draft = Map::new(partition_table, &saved.generations).draft();
     for saved_tensor in saved.tensors {
         let SavedTensor { name, dpa, length, elements, shape, format, layout, codec, .. } = saved_tensor;
         let (first, later) = (saved_tensor.counters, saved_tensor.later_counters);
@@ -396,8 +396,8 @@ fn restore(
         let (elements, shape) = tensor::check(&spec)?;
         let windows = tensor::windows(&spec)?.filter(|_| config.mode == lamina_store::mode::Mode::Trace);
         let info = TensorInfo { name: spec.name, dpa, length, elements, shape, format, layout, codec };
-        let part = division.of_name(&info.name)?;
-        let own = &division.parts[part].base;
+        let part = partition_table.of_name(&info.name)?;
+        let own = &partition_table.parts[part].base;
         let end = info.length.checked_next_multiple_of(BLOCK_BYTES as u64);
         let end = end.and_then(|length| info.dpa.checked_add(length)).filter(|end| *end <= own.end);
         let inside = end.filter(|_| info.dpa >= own.start && info.dpa.is_multiple_of(BLOCK_BYTES as u64));
@@ -434,7 +434,7 @@ fn restore(
         let view = View::parse(tensor.info.format, &view)
             .map_err(|why| DeviceError::View { tensor: name.clone(), why })?;
         let length = view.bytes_for(tensor.info.elements);
-        let own = &division.parts[tensor.part].views;
+        let own = &partition_table.parts[tensor.part].views;
         let fits = |length: &u64| {
             offset.is_multiple_of(VIEW_ALIGN)
                 && offset >= own.start + DIRECTORY_BYTES

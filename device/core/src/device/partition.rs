@@ -13,7 +13,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use serde::Serialize;
 
 use super::{Device, DeviceError, Space, TensorInfo, TensorSpec, ViewInfo, Window, poison::Poisoned};
-use crate::division::Part;
+use crate::partition_table::Part;
 use crate::{
     stats::{PartitionReport, StatsReport, TensorReport, ViewReport},
     tensor::TensorError,
@@ -55,7 +55,7 @@ pub struct OwnReport {
 impl Partition {
     /// All partitions of `device`, by DPA; of one that is not divided, the whole.
     pub fn all(device: &Arc<Device>) -> Vec<Self> {
-        (0..device.accounts.division.parts.len())
+        (0..device.accounts.partition_table.parts.len())
             .map(|index| Self { device: Arc::clone(device), index })
             .collect()
     }
@@ -71,7 +71,7 @@ impl Partition {
     }
 
     fn part(&self) -> &Part {
-        &self.device.accounts.division.parts[self.index]
+        &self.device.accounts.partition_table.parts[self.index]
     }
 
     /// Its name; empty if the device is not divided.
@@ -118,7 +118,7 @@ impl Partition {
 
     /// Bytes that its blocks take in the store.
     pub fn stored_bytes(&self) -> u64 {
-        if self.device.accounts.division.divided {
+        if self.device.accounts.partition_table.divided {
             self.part().stored.load(Relaxed)
         } else {
             self.device.coded_store().map_or(self.base_bytes(), Store::used_bytes)
@@ -331,21 +331,21 @@ impl Partition {
     /// Its tensors, by DPA.
     pub fn tensors(&self) -> Vec<TensorInfo> {
         let map = self.device.map();
-        let own = map.listed_in(self.index, &self.device.accounts.division);
+        let own = map.listed_in(self.index, &self.device.accounts.partition_table);
         own.map(|tensor| self.own_tensor(tensor.info.clone())).collect()
     }
 
     /// Its views, by offset.
     pub fn views(&self) -> Vec<ViewInfo> {
         let map = self.device.map();
-        let own = map.aliases_of_part(self.index, &self.device.accounts.division);
+        let own = map.aliases_of_part(self.index, &self.device.accounts.partition_table);
         own.map(|alias| self.own_view(alias.info.clone())).collect()
     }
 
     /// What is counted of it: of an undivided device everything.
     pub fn stats(&self) -> PartitionStats {
         let all = self.device.stats();
-        if !self.device.accounts.division.divided {
+        if !self.device.accounts.partition_table.divided {
             return PartitionStats::Whole(Box::new(all));
         }
         let map = self.device.map();
@@ -357,7 +357,7 @@ impl Partition {
             views: all.views.into_iter().filter(|view| mine(&view.info.tensor)).collect(),
         };
         for tensor in &mut own.tensors {
-            tensor.name = self.device.accounts.division.own_name(&tensor.name).to_owned();
+            tensor.name = self.device.accounts.partition_table.own_name(&tensor.name).to_owned();
             tensor.dpa -= self.part().base.start;
         }
         for view in &mut own.views {
@@ -380,7 +380,7 @@ impl Partition {
     }
 
     fn full_name(&self, name: &str) -> String {
-        if self.device.accounts.division.divided {
+        if self.device.accounts.partition_table.divided {
             format!("{}/{name}", self.name())
         } else {
             name.to_owned()
@@ -388,7 +388,7 @@ impl Partition {
     }
 
     fn own_name(&self, name: &str) -> String {
-        self.device.accounts.division.own_name(name).to_owned()
+        self.device.accounts.partition_table.own_name(name).to_owned()
     }
 
     fn own_tensor(&self, tensor: TensorInfo) -> TensorInfo {
@@ -403,7 +403,7 @@ impl Partition {
 
     /// A refusal in the partition's own terms.
     fn own(&self, why: DeviceError) -> DeviceError {
-        if !self.device.accounts.division.divided {
+        if !self.device.accounts.partition_table.divided {
             return why;
         }
         let start = self.part().base.start;

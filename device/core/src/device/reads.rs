@@ -185,12 +185,12 @@ impl Device {
         if !map.aliases_in(range).next().is_some_and(whole) {
             out.fill(0);
         }
-        for (number, part) in self.accounts.division.parts.iter().enumerate() {
+        for (number, part) in self.accounts.partition_table.parts.iter().enumerate() {
             let at = part.views.start;
             if range.start < at + DIRECTORY_BYTES && at < range.end {
                 self.accounts.stats.directory_reads.add(1);
                 part.directory_reads.add(1);
-                paste(out, range, at, map.directory(number, &self.accounts.division));
+                paste(out, range, at, map.directory(number, &self.accounts.partition_table));
             }
         }
         for alias in map.aliases_in(range) {
@@ -275,8 +275,8 @@ impl Device {
         let (bytes, tally) = (visible.end - visible.start, &request.tally);
         alias.traffic.count(bytes, tally);
         self.accounts.count_read(&self.accounts.stats.views, bytes, tally);
-        if self.accounts.division.divided {
-            self.accounts.division.parts[alias.tensor.part].view_reads.count(bytes, tally);
+        if self.accounts.partition_table.divided {
+            self.accounts.partition_table.parts[alias.tensor.part].view_reads.count(bytes, tally);
         }
         Ok(())
     }

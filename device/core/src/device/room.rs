@@ -48,7 +48,7 @@ impl Device {
 
     /// A number that changes whenever there may be room that was not there before, but for what others than this device gave back to the host.
     pub fn freed(&self) -> u64 {
-        let quotas = self.accounts.division.freed.load(Ordering::Acquire);
+        let quotas = self.accounts.partition_table.freed.load(Ordering::Acquire);
         self.coded_store().map_or(0, lamina_store::Store::freed).wrapping_add(quotas)
     }
 
@@ -63,8 +63,8 @@ impl Device {
 
     /// Says that a write-back was refused: what was stored at `offset` of the base window is lost.
     pub fn write_back_refused(&self, offset: u64, length: u64, why: &str) {
-        let guest = if self.accounts.division.divided {
-            self.accounts.division.of_base(offset).name.as_str()
+        let guest = if self.accounts.partition_table.divided {
+            self.accounts.partition_table.of_base(offset).name.as_str()
         } else {
             ""
         };

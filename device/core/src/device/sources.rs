@@ -181,8 +181,8 @@ impl Device {
     fn first_places(&self, wanted: &[(String, u64)], mut gaps: Vec<Gaps>) -> Result<Vec<u64>, DeviceError> {
         let mut places = Vec::with_capacity(wanted.len());
         for (name, length) in wanted {
-            let number = self.accounts.division.of_name(name)?;
-            let part = &self.accounts.division.parts[number].base;
+            let number = self.accounts.partition_table.of_name(name)?;
+            let part = &self.accounts.partition_table.parts[number].base;
             let bytes = length.checked_next_multiple_of(BLOCK_BYTES as u64).unwrap_or(u64::MAX);
             let dpa = if bytes == 0 { Ok(part.start) } else { gaps[number].fit(bytes) };
             let dpa = dpa.map_err(|largest| {

@@ -17,7 +17,7 @@ use parking_lot::Mutex;
 
 use lamina_codec::{
     BLOCK_BYTES,
-    kv::{BlockSet, MOST_BLOCKS},
+    kv::{BlockSet, MAX_BLOCKS},
 };
 use lamina_store::{
     StoreError,
@@ -80,7 +80,7 @@ impl StagedPlaces {
                 return true;
             }
             let (blocks, first) = (self.word(at + BLOCKS), self.word(at + FIRST));
-            let count = usize::try_from(blocks).ok().filter(|blocks| (1..=MOST_BLOCKS).contains(blocks));
+            let count = usize::try_from(blocks).ok().filter(|blocks| (1..=MAX_BLOCKS).contains(blocks));
             let Some(count) = count.filter(|_| self.word(at + CHECK) == check(blocks, first)) else {
                 return true;
             };

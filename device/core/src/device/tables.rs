@@ -153,7 +153,7 @@ impl Device {
     fn check(&self, spec: TensorSpec) -> Result<Checked, DeviceError> {
         let (elements, shape) = tensor::check(&spec)?;
         let windows = tensor::windows(&spec)?.filter(|_| self.config.mode == Mode::Trace);
-        let part = self.accounts.division.of_name(&spec.name)?;
+        let part = self.accounts.partition_table.of_name(&spec.name)?;
         let TensorSpec { name, dpa, length, format, layout, codec, .. } = spec;
         let codec = codec.unwrap_or(self.config.codec);
         let info = TensorInfo { name, dpa: 0, length, elements, shape, format, layout, codec };
@@ -200,7 +200,7 @@ impl Device {
         };
         let length = view.bytes_for(tensor.info.elements).ok_or_else(|| no_room(u64::MAX, 0))?;
         let offset = guard
-            .free_view(length, tensor.part, &self.accounts.division)
+            .free_view(length, tensor.part, &self.accounts.partition_table)
             .map_err(|largest| no_room(length, largest))?;
         let mut draft = guard.draft();
         let number = draft.number();
@@ -354,7 +354,7 @@ impl Device {
 
     /// That the bytes behind a tensor that it is to have are nobody's.
     fn free_behind(&self, map: &Map, old: &Tensor, info: &TensorInfo) -> Result<(), TensorError> {
-        let own = &self.accounts.division.parts[old.part].base;
+        let own = &self.accounts.partition_table.parts[old.part].base;
         let end = info.length.checked_next_multiple_of(BLOCK_BYTES as u64);
         let end = end.and_then(|length| info.dpa.checked_add(length)).unwrap_or(u64::MAX);
         let other = map.owner_in(&(old.end()..end.min(own.end).max(old.end())));
@@ -451,14 +451,14 @@ impl Device {
     /// Where a tensor goes in `map`.
     fn place(&self, map: &Map, Checked { info, dpa, part, .. }: &Checked) -> Result<u64, TensorError> {
         let TensorInfo { name, length, .. } = info;
-        let own = &self.accounts.division.parts[*part].base;
+        let own = &self.accounts.partition_table.parts[*part].base;
         let (length, capacity) = (*length, own.end - own.start);
         if map.tensor(name).is_ok() {
             return Err(TensorError::Exists { name: name.clone() });
         }
         let Some(dpa) = *dpa else {
             return map
-                .free_base(length, *part, &self.accounts.division)
+                .free_base(length, *part, &self.accounts.partition_table)
                 .map_err(|largest| TensorError::NoRoom { name: name.clone(), length, capacity, largest });
         };
         if !dpa.is_multiple_of(BLOCK_BYTES as u64) {

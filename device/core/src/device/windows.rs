@@ -398,7 +398,7 @@ impl KvStaging {
         accounts: Arc<Accounts>,
         places: Option<StagedPlaces>,
     ) -> Self {
-        let parts = accounts.division.parts.len();
+        let parts = accounts.partition_table.parts.len();
         Self {
             blocks,
             places,
@@ -414,7 +414,7 @@ impl KvStaging {
         let staging = self.staging.lock();
         WindowsNow {
             open: staging.open.len() as u64,
-            max_open: (self.most * self.accounts.division.parts.len()) as u64,
+            max_open: (self.most * self.accounts.partition_table.parts.len()) as u64,
             staged_bytes: staging.bytes,
             decoded_bytes: self.blocks.decoded.lock().bytes() as u64,
         }
@@ -437,7 +437,7 @@ impl KvStaging {
     pub(super) fn open_over(&self, range: &Range<u64>) -> Vec<u64> {
         let block = BLOCK_BYTES as u64;
         // A window that begins before the range may reach into it.
-        let from = (range.start / block).saturating_sub(kv::MOST_BLOCKS as u64);
+        let from = (range.start / block).saturating_sub(kv::MAX_BLOCKS as u64);
         let staging = self.staging.lock();
         let open = staging.open.range(from..range.end.div_ceil(block));
         open.filter(|(_, open)| open.span.range().end > range.start).map(|(first, _)| *first).collect()
@@ -483,14 +483,16 @@ impl KvStaging {
             let was_open = found.is_some();
             let open = match found {
                 Some(open) => open,
-                None => match self.take_place(tensor.part, accounts.division.parts[tensor.part].blocks()) {
-                    Ok(()) => self.open(window, &mut tally)?,
-                    Err(oldest) => {
-                        drop(lock);
-                        self.make_room(oldest.as_deref())?;
-                        continue;
+                None => {
+                    match self.take_place(tensor.part, accounts.partition_table.parts[tensor.part].blocks()) {
+                        Ok(()) => self.open(window, &mut tally)?,
+                        Err(oldest) => {
+                            drop(lock);
+                            self.make_room(oldest.as_deref())?;
+                            continue;
+                        }
                     }
-                },
+                }
             };
             open.written.store(self.tick(), Relaxed);
             let mut staged = open.staged.lock();
@@ -630,8 +632,8 @@ impl KvStaging {
 
     /// Whether a window that begins at block `first` is not open and may be.
     fn has_place_for(&self, first: u64) -> bool {
-        let division = &self.accounts.division;
-        let part = &division.parts[division.of_block(first)];
+        let partition_table = &self.accounts.partition_table;
+        let part = &partition_table.parts[partition_table.of_block(first)];
         let staging = self.staging.lock();
         !staging.open.contains_key(&first) && staging.open.range(part.blocks()).count() < self.most
     }

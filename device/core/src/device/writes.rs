@@ -29,7 +29,7 @@ impl Device {
             let at = offset + *done as u64;
             let map = self.map.read();
             // Of one owner, who lies in one partition; nobody's memory may reach into the next.
-            let end = map.owner_end(at).min(self.accounts.division.of_base(at).base.end);
+            let end = map.owner_end(at).min(self.accounts.partition_table.of_base(at).base.end);
             let end = usize::try_from(end - offset).map_or(data.len(), |end| end.min(data.len()));
             Region::of(self, map.tensor_at(at)).coding().write(at, &data[*done..end], done)?;
         }

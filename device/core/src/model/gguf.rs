@@ -25,7 +25,7 @@ const MAX_GAP: u64 = 1 << 20;
 /// How deep arrays of arrays may go.
 const MAX_DEPTH: u32 = 4;
 /// Bytes of a tensor's entry at least: no name, no dimensions.
-const LEAST_ENTRY: u64 = 8 + 4 + 4 + 8;
+const MIN_ENTRY: u64 = 8 + 4 + 4 + 8;
 /// Bytes read at once.
 const PIECE: usize = 64 << 10;
 /// The type number of BF16.
@@ -412,7 +412,7 @@ fn entries(path: &Path, file: &dyn ReadAt, bytes: u64) -> Result<Entries, ModelE
     let tensors = reader.u64("the number of tensors")?;
     let values = reader.u64("the number of metadata")?;
     let left = bytes - reader.at;
-    for (what, count, least) in [("tensors", tensors, LEAST_ENTRY), ("metadata", values, 8 + 4 + 1)] {
+    for (what, count, least) in [("tensors", tensors, MIN_ENTRY), ("metadata", values, 8 + 4 + 1)] {
         if count.checked_mul(least).is_none_or(|least| least > left) {
             return Err(failed(path, GgufError::TooMany { what, count, left }));
         }

@@ -11,7 +11,7 @@ use crate::{
         Slot::{First, Later},
         entries_bytes, ratio,
     },
-    division::Division,
+    partition_table::PartitionTable,
     window::Map,
 };
 
@@ -30,7 +30,7 @@ pub(crate) struct Subject<'a> {
     pub(crate) uptime_seconds: f64,
     pub(crate) compared: Compared,
     pub(crate) map: &'a Map,
-    pub(crate) division: &'a Division,
+    pub(crate) partition_table: &'a PartitionTable,
     pub(crate) interleave: Option<InterleaveReport>,
     pub(crate) index_cache_entries: usize,
     pub(crate) windows: WindowsNow,

@@ -133,7 +133,7 @@ impl Stats {
             .map
             .aliases()
             .map(|alias| ViewReport { info: alias.info.clone(), traffic: alias.traffic.report(compared) });
-        let parts = given.division.parts.iter().filter(|_| given.division.divided);
+        let parts = given.partition_table.parts.iter().filter(|_| given.partition_table.divided);
         StatsReport {
             device: self.device(given),
             requests: self.requests(given),

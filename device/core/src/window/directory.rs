@@ -10,14 +10,14 @@ use lamina_abi::{
 };
 
 use super::{Alias, map::Map};
-use crate::{division::Division, tensor::Tensor};
+use crate::{partition_table::PartitionTable, tensor::Tensor};
 
 /// The bytes of the directory of a part.
-pub(super) fn encode(map: &Map, part: usize, generation: u64, division: &Division) -> Vec<u8> {
-    let own = &division.parts[part];
-    let tensors: Vec<_> = map.listed_in(part, division).collect();
-    let aliases: Vec<_> = map.aliases_of_part(part, division).collect();
-    let Chosen { tensors: named, aliases: shown } = choose(&tensors, &aliases, division);
+pub(super) fn encode(map: &Map, part: usize, generation: u64, partition_table: &PartitionTable) -> Vec<u8> {
+    let own = &partition_table.parts[part];
+    let tensors: Vec<_> = map.listed_in(part, partition_table).collect();
+    let aliases: Vec<_> = map.aliases_of_part(part, partition_table).collect();
+    let Chosen { tensors: named, aliases: shown } = choose(&tensors, &aliases, partition_table);
     let mut directory = Directory {
         generation,
         base_bytes: own.base.end - own.base.start,
@@ -29,7 +29,7 @@ pub(super) fn encode(map: &Map, part: usize, generation: u64, division: &Divisio
     for (tensor, _) in tensors.iter().zip(named).filter(|(_, named)| *named) {
         let number = u32::try_from(directory.tensors.len()).expect("far fewer fit a directory");
         index.insert(tensor.number, number);
-        directory.tensors.push(tensor_entry(tensor, division));
+        directory.tensors.push(tensor_entry(tensor, partition_table));
     }
     for (alias, _) in aliases.iter().zip(shown).filter(|(_, shown)| *shown) {
         let tensor = index[&alias.tensor.number];
@@ -44,11 +44,11 @@ struct Chosen {
     aliases: Vec<bool>,
 }
 
-fn choose(tensors: &[&Arc<Tensor>], aliases: &[&Arc<Alias>], division: &Division) -> Chosen {
+fn choose(tensors: &[&Arc<Tensor>], aliases: &[&Arc<Alias>], partition_table: &PartitionTable) -> Chosen {
     let mut left = usize::try_from(DIRECTORY_BYTES).expect("2 MiB") - HEADER_BYTES;
     let of_tensor = |tensor: &Tensor| {
         let info = &tensor.info;
-        let name = division.own_name(&info.name).len();
+        let name = partition_table.own_name(&info.name).len();
         TENSOR_RECORD_BYTES + name + shape(tensor).len() + info.format.name().len()
     };
     let of_alias = |alias: &Alias| VIEW_RECORD_BYTES + alias.info.view.len();
@@ -79,13 +79,13 @@ fn shape(tensor: &Tensor) -> String {
     tensor.info.shape.iter().map(u64::to_string).collect::<Vec<_>>().join("x")
 }
 
-fn tensor_entry(tensor: &Tensor, division: &Division) -> TensorEntry {
+fn tensor_entry(tensor: &Tensor, partition_table: &PartitionTable) -> TensorEntry {
     let info = &tensor.info;
     TensorEntry {
-        name: division.own_name(&info.name).to_owned(),
+        name: partition_table.own_name(&info.name).to_owned(),
         shape: shape(tensor),
         format: info.format.name().to_owned(),
-        dpa: info.dpa - division.parts[tensor.part].base.start,
+        dpa: info.dpa - partition_table.parts[tensor.part].base.start,
         length: info.length,
         elements: info.elements,
         layout: info.layout.into(),

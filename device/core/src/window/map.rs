@@ -20,7 +20,7 @@ use lamina_abi::{DIRECTORY_BYTES, VIEW_ALIGN};
 
 use super::{Alias, chunks::Chunks, directory, gaps::Gaps};
 use crate::{
-    division::Division,
+    partition_table::PartitionTable,
     tensor::{Tensor, TensorError},
 };
 use lamina_codec::BLOCK_BYTES;
@@ -71,8 +71,8 @@ struct ByName(Arc<Tensor>);
 
 impl Map {
     /// Of a device that has nothing yet; the directories are of these generations, or of none.
-    pub(crate) fn new(division: &Division, generations: &[u64]) -> Self {
-        let parts = &division.parts;
+    pub(crate) fn new(partition_table: &PartitionTable, generations: &[u64]) -> Self {
+        let parts = &partition_table.parts;
         let end = parts.iter().map(|part| part.base.end).max().unwrap_or(0);
         let directory = |part| DirectoryPages {
             generation: generations.get(part).copied().unwrap_or(0),
@@ -117,8 +117,12 @@ impl Map {
     }
 
     /// The tensors of a part that people are told of, by DPA.
-    pub(crate) fn listed_in(&self, part: usize, division: &Division) -> impl Iterator<Item = &Arc<Tensor>> {
-        let Range { start, end } = division.parts[part].base.clone();
+    pub(crate) fn listed_in(
+        &self,
+        part: usize,
+        partition_table: &PartitionTable,
+    ) -> impl Iterator<Item = &Arc<Tensor>> {
+        let Range { start, end } = partition_table.parts[part].base.clone();
         let found = self.by_dpa.range((start, 0, 0)..=(end, u64::MAX, u64::MAX));
         let own = found.map(|(_, tensor)| tensor).filter(move |tensor| tensor.part == part);
         own.filter(|tensor| self.is_listed(tensor))
@@ -128,9 +132,9 @@ impl Map {
     pub(crate) fn aliases_of_part(
         &self,
         part: usize,
-        division: &Division,
+        partition_table: &PartitionTable,
     ) -> impl Iterator<Item = &Arc<Alias>> {
-        let Range { start, end } = division.parts[part].views.clone();
+        let Range { start, end } = partition_table.parts[part].views.clone();
         let found = self.aliases.range((start, 0, 0)..=(end, u64::MAX, u64::MAX));
         found.map(|(_, alias)| alias).filter(move |alias| alias.tensor.part == part)
     }
@@ -205,9 +209,14 @@ impl Map {
     }
 
     /// Where `length` bytes fit best in a part of the base window, or the longest gap.
-    pub(crate) fn free_base(&self, length: u64, part: usize, division: &Division) -> Result<u64, u64> {
+    pub(crate) fn free_base(
+        &self,
+        length: u64,
+        part: usize,
+        partition_table: &PartitionTable,
+    ) -> Result<u64, u64> {
         if length == 0 {
-            return Ok(division.parts[part].base.start);
+            return Ok(partition_table.parts[part].base.start);
         }
         let gaps = &self.base_gaps[part];
         length.checked_next_multiple_of(BLOCK_BYTES as u64).map_or_else(|| gaps.fit(length), |b| gaps.fit(b))
@@ -215,9 +224,14 @@ impl Map {
 
     /// Where `length` bytes fit best in a part of the views window behind the directory, or the
     /// longest gap.
-    pub(crate) fn free_view(&self, length: u64, part: usize, division: &Division) -> Result<u64, u64> {
+    pub(crate) fn free_view(
+        &self,
+        length: u64,
+        part: usize,
+        partition_table: &PartitionTable,
+    ) -> Result<u64, u64> {
         if length == 0 {
-            return Ok(division.parts[part].views.start + DIRECTORY_BYTES);
+            return Ok(partition_table.parts[part].views.start + DIRECTORY_BYTES);
         }
         self.view_gaps[part].fit(length)
     }
@@ -246,9 +260,9 @@ impl Map {
     }
 
     /// The bytes of a part's directory; what is behind them is zeros.
-    pub(crate) fn directory(&self, part: usize, division: &Division) -> &[u8] {
+    pub(crate) fn directory(&self, part: usize, partition_table: &PartitionTable) -> &[u8] {
         let pages = &self.directories[part];
-        pages.bytes.get_or_init(|| directory::encode(self, part, pages.generation, division))
+        pages.bytes.get_or_init(|| directory::encode(self, part, pages.generation, partition_table))
     }
 
     /// The generation of each directory once all tensors that are being made are listed. An image

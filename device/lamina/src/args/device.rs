@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::Args;
 use lamina_codec::Codec;
 use lamina_device::load::{FormatRule, KvRule, LoadOptions};
-use lamina_serve::launder::LaunderWith;
+use lamina_serve::flusher::WriteBackWith;
 use lamina_store::mode::Mode;
 
 use super::values::{bytes, open_windows, run_dir, threads};
@@ -95,8 +95,8 @@ pub(crate) struct DeviceArgs {
     #[arg(long, value_parser = threads)]
     pub(crate) threads: Option<usize>,
     /// How dirty pages are made to reach the device: `auto`, `sync_file_range` or `msync`.
-    #[arg(long, default_value = "auto", hide = true, value_name = "HOW")]
-    pub(crate) launder_with: LaunderWith,
+    #[arg(long, default_value = "auto", hide = true, alias = "launder-with", value_name = "HOW")]
+    pub(crate) write_back_with: WriteBackWith,
     #[command(flatten)]
     pub(crate) several: SeveralArgs,
     /// Whether windows whose size is not given get one that suits a PCI BAR.

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use lamina_codec::format::Format;
 use lamina_codec::kv::{KvLayout, Shape};
 use lamina_codec::{Codec, UnknownCodec};
-use lamina_device::device::MOST_OPEN_WINDOWS;
+use lamina_device::device::MAX_OPEN_WINDOWS;
 use lamina_qemu::Accel;
 use lamina_serve::Shows;
 use nix::unistd::{Uid, geteuid};
@@ -83,8 +83,8 @@ pub(super) fn shape(text: &str) -> Result<Dimensions, String> {
 
 pub(super) fn open_windows(text: &str) -> Result<usize, String> {
     match text.parse() {
-        Ok(windows @ 1..=MOST_OPEN_WINDOWS) => Ok(windows),
-        _ => Err(format!("{text:?} is no number of windows from 1 to {MOST_OPEN_WINDOWS}")),
+        Ok(windows @ 1..=MAX_OPEN_WINDOWS) => Ok(windows),
+        _ => Err(format!("{text:?} is no number of windows from 1 to {MAX_OPEN_WINDOWS}")),
     }
 }
 

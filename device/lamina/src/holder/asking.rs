@@ -18,7 +18,7 @@ use crate::life::{self, Answer, Ask, Order, Ready};
 /// The socket in the run directory.
 pub(super) const SOCKET: &str = "holder.sock";
 /// How long who connects to it may take to ask, and to take the answer, whatever comes between.
-const PATIENCE: Duration = Duration::from_secs(2);
+const TIMEOUT: Duration = Duration::from_secs(2);
 /// How long the worker of an upgrade may take to become ready.
 const UPGRADE: Duration = Duration::from_secs(60);
 
@@ -101,7 +101,7 @@ impl State {
 pub(super) fn answer(socket: &UnixListener, state: &Arc<State>) {
     for asker in socket.incoming() {
         let asked = asker.and_then(|asker| {
-            let deadline = Instant::now() + PATIENCE;
+            let deadline = Instant::now() + TIMEOUT;
             Ok(life::receive_by(&asker, deadline)?.map(|(ask, descriptors)| (asker, ask, descriptors)))
         });
         let (asker, answer) = match asked {
@@ -130,7 +130,7 @@ pub(super) fn answer(socket: &UnixListener, state: &Arc<State>) {
                 continue;
             }
         };
-        if let Err(why) = life::send_by(&asker, &answer, &[], Instant::now() + PATIENCE) {
+        if let Err(why) = life::send_by(&asker, &answer, &[], Instant::now() + TIMEOUT) {
             tracing::debug!("who asked does not listen: {why}");
         }
     }

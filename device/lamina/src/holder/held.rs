@@ -10,8 +10,8 @@ use lamina_store::host_memory::Linux;
 use lamina_store::image::Image;
 
 use crate::args::{DeviceArgs, DiskArg};
-use crate::division::{DivisionArgs, Plan};
 use crate::life::Disk;
+use crate::partition_table::{PartitionArgs, Plan};
 
 /// What must outlive workers.
 pub(super) struct Held {
@@ -19,7 +19,7 @@ pub(super) struct Held {
     pub(super) image_path: PathBuf,
     pub(super) mount: Option<(HeldMount, usize)>,
     pub(super) api: Listening,
-    /// One for each pair of files.
+    /// One for each export.
     pub(super) ctl: Vec<Listening>,
     pub(super) tcp: Option<std::net::TcpListener>,
     pub(super) disks: Vec<(Listening, Disk)>,
@@ -96,7 +96,7 @@ impl Drop for NewFile {
 }
 
 impl Opened {
-    pub(super) fn new(args: &DeviceArgs, division: &DivisionArgs) -> Result<Self> {
+    pub(super) fn new(args: &DeviceArgs, partition_table: &PartitionArgs) -> Result<Self> {
         if let (Some(reserve), Some(total)) = (args.memory_reserve, Linux::at(Path::new("/")).total())
             && reserve >= total
         {
@@ -105,10 +105,10 @@ impl Opened {
         if let Some(path) = &args.image
             && let Some(image) = Image::open(path)?
         {
-            let plan = Plan::new(division, args, Some((image.superblock(), path)))?;
+            let plan = Plan::new(partition_table, args, Some((image.superblock(), path)))?;
             return Ok(Self { image, path: path.clone(), new: NewFile(None), plan });
         }
-        let plan = Plan::new(division, args, None)?;
+        let plan = Plan::new(partition_table, args, None)?;
         let mut config = plan.config(&args.load_options())?;
         (config.mode, config.codec) = (args.mode, args.codec);
         (config.open_windows, config.store_bytes) = (args.open_windows, args.store_capacity);

@@ -1,4 +1,5 @@
-//! The coherence contract of `lamina_serve::coherence`, promise by promise, for both ways of laundering.
+//! The coherence contract of `lamina_serve::coherence`, promise by promise, for both ways of
+//! writing back.
 
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;

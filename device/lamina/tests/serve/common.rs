@@ -24,7 +24,7 @@ pub(crate) const BASE: u64 = 32 << 20;
 pub(crate) const VIEWS: u64 = 64 << 20;
 /// Bytes of the tensor `t`, bf16, at DPA 0: not a whole number of pages.
 pub(crate) const TENSOR: usize = (4 << 20) + 6;
-/// The ways of laundering.
+/// The ways of writing back.
 pub(crate) const BOTH: [&str; 2] = ["auto", "msync"];
 
 pub(crate) fn lamina(arguments: &[&str]) -> Command {
@@ -156,9 +156,9 @@ pub(crate) struct ViewPlace {
 }
 
 impl Rig {
-    pub(crate) fn new(launder_with: &str) -> Self {
+    pub(crate) fn new(write_back_with: &str) -> Self {
         Self::prepared(|_, command| {
-            command.args(["--launder-with", launder_with]);
+            command.args(["--write-back-with", write_back_with]);
         })
     }
 

@@ -394,11 +394,11 @@ fn threads_that_wait_for_the_mount_keep_nothing_open_that_others_wait_for() {
         eventually("file tables of their own", || {
             let tasks = std::fs::read_dir(format!("/proc/{}/task", worker(rig.run.child.id()))).unwrap();
             let tasks = tasks.map(|task| task.unwrap().path());
-            let waits = |comm: &str| comm.starts_with("launder") || comm.starts_with("fuse-inval");
+            let waits = |comm: &str| comm.starts_with("flusher") || comm.starts_with("fuse-inval");
             let tasks: Vec<_> = tasks
                 .filter(|task| std::fs::read_to_string(task.join("comm")).is_ok_and(|c| waits(&c)))
                 .collect();
-            // Two launderers of base, one of views, and an invalidator of each window.
+            // Two flushers of base, one of views, and an invalidator of each window.
             tasks.len() == 5
                 && tasks.iter().all(|task| {
                     let open = std::fs::read_dir(task.join("fd")).unwrap();

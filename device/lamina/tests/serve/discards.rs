@@ -82,8 +82,8 @@ impl Drop for Ends<'_> {
 
 /// In each round a discard takes every page once; whoever sees that a page is gone stores into it
 /// at once, and has it for good, and so has the device.
-fn stores_after_a_page_went_stay(how: How, launder_with: &str) {
-    let rig = Rig::new(launder_with);
+fn stores_after_a_page_went_stay(how: How, write_back_with: &str) {
+    let rig = Rig::new(write_back_with);
     let rounds = Rounds::default();
     let writers = 2_u64;
     let mut first = rig.base();
@@ -168,15 +168,15 @@ fn stores_after_a_page_went_stay(how: How, launder_with: &str) {
 
 #[test]
 fn stores_after_a_page_was_discarded_stay() {
-    for launder_with in BOTH {
-        within(300, move || stores_after_a_page_went_stay(How::Asked, launder_with));
+    for write_back_with in BOTH {
+        within(300, move || stores_after_a_page_went_stay(How::Asked, write_back_with));
     }
 }
 
 #[test]
 fn stores_after_a_page_was_punched_stay() {
-    for launder_with in BOTH {
-        within(300, move || stores_after_a_page_went_stay(How::Punched, launder_with));
+    for write_back_with in BOTH {
+        within(300, move || stores_after_a_page_went_stay(How::Punched, write_back_with));
     }
 }
 

@@ -89,7 +89,7 @@ fn same(what: &str, found: &[u8], wanted: &[u8]) {
 fn what_is_stored_by_lanes_is_read_by_base_and_views_and_the_other_way_round() {
     for (text, with) in [("2x256", "auto"), ("4x4K", "auto"), ("2x8K", "msync")] {
         within(120, move || {
-            let mut rig = rig(text, &["--launder-with", with]);
+            let mut rig = rig(text, &["--write-back-with", with]);
             let set = set_of(text);
             let (full, packed) = (rig.view("full"), rig.view("e8m2:packed"));
             let (mut base, views) = (rig.base(), rig.views());
@@ -137,7 +137,7 @@ fn what_is_stored_by_lanes_is_read_by_base_and_views_and_the_other_way_round() {
 fn what_nobody_holds_includes_stores_that_nobody_flushed() {
     for with in ["auto", "msync"] {
         within(60, move || {
-            let mut rig = rig("2x256", &["--launder-with", with]);
+            let mut rig = rig("2x256", &["--write-back-with", with]);
             let set = set_of("2x256");
             let full = rig.view("full");
             for round in 0..8_usize {

@@ -20,7 +20,7 @@ use crate::common::{Place, answer, request, within};
 use crate::poison::monitor;
 
 /// How long a worker may take for anything.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A worker, and the holder's end of its life line.
 struct Worker {
@@ -31,7 +31,7 @@ struct Worker {
 impl Worker {
     fn start(place: &Place) -> Self {
         let (line, theirs) = UnixStream::pair().unwrap();
-        line.set_read_timeout(Some(PATIENCE)).unwrap();
+        line.set_read_timeout(Some(TIMEOUT)).unwrap();
         let mut command = place.serve(&[]);
         command.env("LAMINA_WORKER", "1").stdin(OwnedFd::from(theirs));
         Self { child: command.spawn().unwrap(), line }
@@ -89,7 +89,7 @@ fn the_monitor_that_an_older_holder_names_is_told_of_poison_and_the_holder_is_no
         let block = json!({ "offset": 4096, "length": 4096 }).to_string();
         let (status, _, body) = answer(asker, &request("POST", "/poison/inject", &block));
         assert!((200..300).contains(&status), "{status} {body}");
-        assert_eq!(told.recv_timeout(PATIENCE), Ok(4096));
+        assert_eq!(told.recv_timeout(TIMEOUT), Ok(4096));
         // It ends when the monitor has answered, and has said nothing in between.
         worker.order(&json!("Stop"), &[]);
         assert_eq!(worker.word(), "Stopped");

@@ -26,16 +26,16 @@ impl Kernel {
     }
 
     /// Writes a page back.
-    fn writes_back(&self, face: Face, page: u64, byte: u8) {
+    fn writes_back(&self, which: ExportFile, page: u64, byte: u8) {
         let asker = Asker { channel: 0, unique: 0 };
         let mut bytes = vec![byte; PAGE];
-        let answer = self.coherence.write_back(face, asker, page * PAGE as u64, &mut bytes);
+        let answer = self.coherence.write_back(which, asker, page * PAGE as u64, &mut bytes);
         assert_eq!(answer, Some(Ok(4096)));
     }
 
     /// Reads a page.
-    fn reads(&self, face: Face, page: u64) {
-        drop(self.coherence.reading(face, page * PAGE as u64, PAGE as u64));
+    fn reads(&self, which: ExportFile, page: u64) {
+        drop(self.coherence.reading(which, page * PAGE as u64, PAGE as u64));
     }
 
     /// The bytes of a page of the base window, which are all the same.
@@ -59,23 +59,23 @@ fn what_the_kernel_had_of_a_page_is_dropped_and_what_it_has_read_since_is_stored
     for let_go in [LetGo::Told, LetGo::ByItself] {
         let kernel = Kernel::new(None);
         for page in 0..4 {
-            kernel.writes_back(Face::Base, page, 1);
+            kernel.writes_back(ExportFile::Base, page, 1);
         }
         kernel.drops(0..3, let_go);
         for page in 0..4 {
-            kernel.writes_back(Face::Base, page, 2);
+            kernel.writes_back(ExportFile::Base, page, 2);
         }
         assert_eq!([0, 1, 2, 3].map(|page| kernel.holds(page)), [0, 0, 0, 2]);
-        kernel.reads(Face::Base, 1);
-        drop(kernel.coherence.writing(Face::Base, 2 * PAGE as u64, PAGE as u64));
+        kernel.reads(ExportFile::Base, 1);
+        drop(kernel.coherence.writing(ExportFile::Base, 2 * PAGE as u64, PAGE as u64));
         for page in 0..3 {
-            kernel.writes_back(Face::Base, page, 3);
+            kernel.writes_back(ExportFile::Base, page, 3);
         }
         assert_eq!([0, 1, 2].map(|page| kernel.holds(page)), [0, 3, 3]);
         // A page that was read before it is dropped is the one that the kernel lets go of.
-        kernel.reads(Face::Base, 1);
+        kernel.reads(ExportFile::Base, 1);
         kernel.drops(1..2, let_go);
-        kernel.writes_back(Face::Base, 1, 4);
+        kernel.writes_back(ExportFile::Base, 1, 4);
         assert_eq!(kernel.holds(1), 0);
     }
 }
@@ -85,7 +85,7 @@ fn a_discard_that_is_over_holds_nothing_back() {
     let kernel = Kernel::new(None);
     kernel.coherence.discard(100, 3 * PAGE as u64).unwrap();
     for page in 0..4 {
-        kernel.writes_back(Face::Base, page, 1);
+        kernel.writes_back(ExportFile::Base, page, 1);
     }
     assert_eq!([0, 1, 2, 3].map(|page| kernel.holds(page)), [1; 4]);
 }
@@ -94,7 +94,7 @@ fn a_discard_that_is_over_holds_nothing_back() {
 fn a_discard_that_fails_says_how_far_it_came_and_marks_no_more() {
     let kernel = Kernel::new(None);
     for page in 0..8 {
-        kernel.writes_back(Face::Base, page, 1);
+        kernel.writes_back(ExportFile::Base, page, 1);
     }
     kernel.device.inject_poison(4 * PAGE as u64, 1).unwrap();
     let range = 0..4 * PAGE as u64 + 100;
@@ -103,7 +103,7 @@ fn a_discard_that_fails_says_how_far_it_came_and_marks_no_more() {
     // Nor does a hole.
     kernel.coherence.punch(range).unwrap_err();
     for page in 3..8 {
-        kernel.writes_back(Face::Base, page, 2);
+        kernel.writes_back(ExportFile::Base, page, 2);
     }
     assert_eq!([3, 4, 5].map(|page| kernel.holds(page)), [0, 2, 2]);
 }
@@ -114,20 +114,20 @@ fn lanes_bring_nothing_back_either() {
         let kernel = Kernel::new(Some(set));
         let pages = 16;
         for page in 0..pages {
-            kernel.writes_back(Face::Base, page, 1);
+            kernel.writes_back(ExportFile::Base, page, 1);
         }
         kernel.drops(0..pages, LetGo::Told);
         let lanes = set.parse::<lamina_abi::Interleave>().unwrap().ways();
         let each = pages / u64::from(lanes);
         for lane in 0..lanes {
-            (0..each).for_each(|page| kernel.writes_back(Face::Lane(lane), page, 2));
+            (0..each).for_each(|page| kernel.writes_back(ExportFile::Lane(lane), page, 2));
         }
         assert!((0..pages).all(|page| kernel.holds(page) == 0), "{set}");
         // One that is read again is another, in its lane.
         for lane in 0..lanes {
-            kernel.reads(Face::Lane(lane), 0);
-            kernel.writes_back(Face::Lane(lane), 0, 3);
-            kernel.writes_back(Face::Lane(lane), 1, 3);
+            kernel.reads(ExportFile::Lane(lane), 0);
+            kernel.writes_back(ExportFile::Lane(lane), 0, 3);
+            kernel.writes_back(ExportFile::Lane(lane), 1, 3);
         }
         let held: Vec<_> = (0..pages).map(|page| kernel.holds(page)).collect();
         let first = usize::try_from(lanes).unwrap();

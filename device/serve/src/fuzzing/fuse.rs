@@ -13,34 +13,35 @@ use super::peers::works;
 use super::{memory_file, small};
 use crate::fuse_workers::{BUFFER_BYTES, Workers};
 use crate::tree::Tree;
-use crate::{Pair, PairOptions, Place};
+use crate::{Export, ExportOptions, Place};
 use lamina_device::device::Partition;
 
 /// Bytes of every request's header.
 const HEADER_BYTES: usize = 40;
 /// Bytes of a request that say what it is and which.
-const LEAST_BYTES: usize = 24;
+const MIN_BYTES: usize = 24;
 /// Bytes of an answer's header.
 const ANSWER_BYTES: usize = 16;
 
-/// Requests to a mount of everybody's pair of files and a host's: a byte of flags (1: mend the lengths in their headers), then each with its length (2 bytes)
+/// Requests to a mount of everybody's export and a host's: a byte of flags (1: mend the lengths in
+/// their headers), then each with its length (2 bytes)
 /// before it. Each gets an answer with its number, unless nobody waits for one.
 pub fn fuse(data: &[u8]) {
     let Some((flags, mut rest)) = data.split_first() else { return };
     let device = Arc::new(small());
     let partition = Partition::first(Arc::clone(&device));
     // The host's cache has room for all, and what finds none in the device is refused at once, so that no request waits for room.
-    let pairs = [(Place::Root, None), (Place::Host("h".to_owned()), Some(device.base_bytes()))];
-    let pairs = pairs.map(|(place, cache_bytes)| {
-        let options = PairOptions { place, partition: partition.clone(), cache_bytes };
-        let pair = Arc::new(Pair::new(&options, Path::new("/mount"), Duration::ZERO));
-        // There are no pages of a host's to be laundered under views, and nobody to do it.
-        pair.coherence().close();
-        pair
+    let exports = [(Place::Root, None), (Place::Host("h".to_owned()), Some(device.base_bytes()))];
+    let exports = exports.map(|(place, cache_bytes)| {
+        let options = ExportOptions { place, partition: partition.clone(), cache_bytes };
+        let export = Arc::new(Export::new(&options, Path::new("/mount"), Duration::ZERO));
+        // There are no pages of a host's to be written back under views, and nobody to do it.
+        export.coherence().close();
+        export
     });
     let kernel = memory_file();
     let channel = kernel.try_clone().expect("a descriptor");
-    let (workers, late) = Workers::new(Arc::new(Tree::new(pairs.to_vec())), vec![channel], 4);
+    let (workers, late) = Workers::new(Arc::new(Tree::new(exports.to_vec())), vec![channel], 4);
     let (mut answer, mut heard) = (vec![0; BUFFER_BYTES], 0);
     let mut number = 0_u64;
     while let Some((length, bytes)) = rest.split_first_chunk() {
@@ -86,7 +87,7 @@ fn hear(kernel: &File, heard: &mut u64, request: &[u8]) -> usize {
 }
 
 fn assert_answered(request: &[u8], answers: usize) {
-    let Some(opcode) = request.get(4..8).filter(|_| request.len() >= LEAST_BYTES) else {
+    let Some(opcode) = request.get(4..8).filter(|_| request.len() >= MIN_BYTES) else {
         assert_eq!(answers, 0, "an answer to what is no request");
         return;
     };

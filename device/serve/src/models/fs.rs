@@ -13,7 +13,7 @@ use super::number::{self, MODELS};
 use super::{Folder, Models, Shown};
 
 /// Bytes of the smallest place that a file is said to take: of one without any, tar reads nothing.
-const LEAST_TAKEN: u64 = 4096;
+const MIN_TAKEN: u64 = 4096;
 /// The extensions of checkpoints, which stay at the end of a name.
 const EXTENSIONS: [&str; 3] = [".safetensors", ".gguf", ".npy"];
 /// The extended attributes of a file.
@@ -128,7 +128,7 @@ impl Models {
         let shown = self.shown_at(&place)?.ok_or_else(|| errno(libc::ESTALE))?;
         // What a precision shows is stored once, with the file.
         let taken = if place.precision.is_some() { 0 } else { shown.layout.charged() };
-        let (bytes, taken) = (shown.layout.bytes(), taken.max(LEAST_TAKEN));
+        let (bytes, taken) = (shown.layout.bytes(), taken.max(MIN_TAKEN));
         Ok(Attributes { is_folder: false, bytes, taken, modified: file.modified })
     }
 

@@ -2,7 +2,7 @@
 //!
 //! * It is [this user's or root's](crate::peer), or there is no connection.
 //! * A line has at most [`MAX_LINE`] bytes; a longer one ends the connection.
-//! * A command, with all the events that come before its answer, has [`PATIENCE`]; and no step
+//! * A command, with all the events that come before its answer, has [`TIMEOUT`]; and no step
 //!   waits for longer than [`TICK`] without looking whether it is to stop.
 //! * Once it is to stop, there is [`LAST_ANSWER`] for all that is still to be said. What QEMU
 //!   answers by then was told, and is not told again by the next process.
@@ -23,7 +23,7 @@ use crate::peer;
 /// fewer.
 const MAX_LINE: usize = 64 << 10;
 /// How long a command may take, and how long the greeting.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 /// How long an answer may still take once it is to stop.
 pub(super) const LAST_ANSWER: Duration = Duration::from_secs(1);
 /// How often a wait looks whether it is to stop.
@@ -52,7 +52,7 @@ struct Wait {
 
 impl Wait {
     fn new(stop: &Arc<Stop>) -> Self {
-        Self { deadline: Instant::now() + PATIENCE, stop: Arc::clone(stop) }
+        Self { deadline: Instant::now() + TIMEOUT, stop: Arc::clone(stop) }
     }
 
     /// The time of the next step, if there is any left.
@@ -233,7 +233,7 @@ mod tests {
                 while !talks && stream.read(&mut [0; 64]).is_ok_and(|taken| taken > 0) {}
             });
             assert_eq!(outcome.unwrap_err().kind(), io::ErrorKind::Interrupted);
-            assert!(took < PATIENCE, "{took:?}");
+            assert!(took < TIMEOUT, "{took:?}");
         }
     }
 

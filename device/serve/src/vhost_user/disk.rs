@@ -140,12 +140,12 @@ impl Disk {
 
     /// The device number of the file system that serves the windows as files, if one does.
     pub(super) fn mount_number(&self) -> Option<u64> {
-        self.control.pairs().first().and_then(|pair| pair.coherence().mount_number())
+        self.control.exports().first().and_then(|export| export.coherence().mount_number())
     }
 
     /// Whether its reads may wait for pages that the host has to write back first.
     pub(super) fn may_wait(&self) -> bool {
-        !self.control.pairs().is_empty()
+        !self.control.exports().is_empty()
     }
 
     fn partitions(&self) -> Vec<Partition> {

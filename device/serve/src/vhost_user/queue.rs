@@ -2,7 +2,8 @@
 //!
 //! * A queue has a thread and a workspace of its own.
 //! * Each interrupt costs the guest time. So it is told of several reads at once: of half of those that were in the ring together, but of
-//!   [`MOST_UNTOLD`] at most. By then it makes new ones while the other half is done. Whatever may have to wait for somebody is done with nothing untold.
+//!   [`MAX_UNTOLD`] at most. By then it makes new ones while the other half is done. Whatever may
+//!   have to wait for somebody is done with nothing untold.
 //! * Kicks are switched off while there is work, and after switching them on again the queue looks once more (`EVENT_IDX` or not).
 //! * A ring whose indices make no sense is left alone until the next kick; nothing loops over it.
 
@@ -19,7 +20,7 @@ use super::request::Request;
 use super::workspace::Workspace;
 
 /// Reads that may be done before the guest is told of the first.
-const MOST_UNTOLD: u16 = 8;
+const MAX_UNTOLD: u16 = 8;
 
 /// What a queue keeps between kicks.
 #[derive(Default)]
@@ -84,7 +85,7 @@ impl Queue {
                 };
                 let Some(chain) = chain else { break };
                 if self.untold == 0 {
-                    self.bearable = (waiting / 2).min(MOST_UNTOLD - 1);
+                    self.bearable = (waiting / 2).min(MAX_UNTOLD - 1);
                 }
                 let head = chain.head_index();
                 let done = match Request::parse(&memory, chain) {
@@ -215,7 +216,7 @@ mod tests {
         assert_eq!(tells(&[READ; 2]), 2);
         assert_eq!(tells(&[READ; 8]), 4);
         // And of so many at most.
-        assert_eq!(tells(&[READ; 64]), (64 - 16) / u64::from(MOST_UNTOLD) + tells(&[READ; 16]));
+        assert_eq!(tells(&[READ; 64]), (64 - 16) / u64::from(MAX_UNTOLD) + tells(&[READ; 16]));
     }
 
     #[test]

@@ -18,11 +18,11 @@ use super::disk::Disk;
 /// Bytes of a lane: what is decoded at once stays in the processor's second-level cache.
 const LANE: usize = 256 << 10;
 /// Most lanes: the copy to the guest is one thread's, and more decoders would wait for it.
-const MOST_LANES: usize = 4;
+const MAX_LANES: usize = 4;
 
 /// As many as half of the processors: the guest wants the others, and with two a second decoder would take its time from it.
 static LANES: LazyLock<usize> = LazyLock::new(|| {
-    thread::available_parallelism().map_or(1, usize::from).div_euclid(2).clamp(1, MOST_LANES)
+    thread::available_parallelism().map_or(1, usize::from).div_euclid(2).clamp(1, MAX_LANES)
 });
 
 /// The threads of all queues.
@@ -60,8 +60,8 @@ impl Workspace {
         match &*READERS {
             Some(readers) if length > LANE => {
                 let mut lanes = (offset..).step_by(LANE).zip(read.chunks_mut(LANE));
-                let mut outcomes = [const { Ok(()) }; MOST_LANES];
-                let (mine, theirs) = outcomes.split_first_mut().expect("MOST_LANES is not 0");
+                let mut outcomes = [const { Ok(()) }; MAX_LANES];
+                let (mine, theirs) = outcomes.split_first_mut().expect("MAX_LANES is not 0");
                 readers.in_place_scope(|scope| {
                     let first = lanes.next();
                     for ((at, lane), outcome) in lanes.zip(theirs) {

@@ -27,10 +27,10 @@ fn page(seed: u64) -> Vec<u8> {
 
 impl Rig {
     fn new(config: DeviceConfig, patience: Duration, most_bytes: usize) -> Self {
-        Self::of(Face::Base, config, patience, most_bytes)
+        Self::of(ExportFile::Base, config, patience, most_bytes)
     }
 
-    fn of(face: Face, config: DeviceConfig, patience: Duration, most_bytes: usize) -> Self {
+    fn of(which: ExportFile, config: DeviceConfig, patience: Duration, most_bytes: usize) -> Self {
         let device = Arc::new(Device::new(config).unwrap());
         let partition = Partition::first(Arc::clone(&device));
         let mut filled = 0;
@@ -39,7 +39,7 @@ impl Rig {
         }
         let gate = Arc::default();
         let write_backs =
-            Arc::new(WriteBacks { most_bytes, ..WriteBacks::new(partition, face, patience, gate) });
+            Arc::new(WriteBacks { most_bytes, ..WriteBacks::new(partition, which, patience, gate) });
         let (answer, answers) = channel();
         let retrying = Arc::clone(&write_backs);
         let retrying = std::thread::spawn(move || {
@@ -50,7 +50,7 @@ impl Rig {
 
     fn full(patience: Duration) -> Self {
         let config = DeviceConfig { store_bytes: Some(4 << 20), ..DeviceConfig::new(64 << 20, 8 << 20) };
-        Self::new(config, patience, MOST_BYTES)
+        Self::new(config, patience, MAX_BYTES)
     }
 
     fn take(&self, unique: u64, page_number: u64, mut bytes: Vec<u8>) -> Option<Answer> {
@@ -195,7 +195,7 @@ fn what_finds_no_room_in_a_quota_waits_for_that_partition() {
         quota_bytes,
     };
     let config = DeviceConfig::divided(vec![part("small", Some(256 << 10)), part("other", None)]);
-    let rig = Rig::new(config, LONG, MOST_BYTES);
+    let rig = Rig::new(config, LONG, MAX_BYTES);
     assert_eq!(rig.take(1, rig.filled, page(1)), None);
     let other = Partition::named(&rig.device, "other").unwrap();
     other.write_base(0, &page(9)).unwrap();
@@ -212,7 +212,7 @@ fn what_finds_no_room_by_a_lane_waits_too_and_what_is_lost_of_it_is_told() {
             Some(lamina_device::stats::Interleaving { interleave: "2x256".parse().unwrap(), bandwidth: 1.0 });
         let config = DeviceConfig::new(64 << 20, 8 << 20);
         let config = DeviceConfig { store_bytes: Some(4 << 20), interleaving, ..config };
-        Rig::of(Face::Lane(1), config, patience, MOST_BYTES)
+        Rig::of(ExportFile::Lane(1), config, patience, MAX_BYTES)
     };
     let rig = full(LONG);
     // A page of a lane lies in two blocks.

@@ -5,7 +5,7 @@
 use std::ops::Range;
 
 use super::{
-    CHUNK_GRANULES, For, MOST_GRANULES, SLACK_CHUNKS, Untidy,
+    CHUNK_GRANULES, For, MAX_GRANULES, SLACK_CHUNKS, Untidy,
     chunks::{Chunk, Chunks},
     claims::Claimants,
     held::Held,
@@ -48,7 +48,7 @@ struct Length {
 
 impl Allocator {
     pub(super) fn new(most_chunks: usize) -> Self {
-        let lengths = vec![Length::default(); MOST_GRANULES + 1];
+        let lengths = vec![Length::default(); MAX_GRANULES + 1];
         let chunks = Chunks::new(most_chunks);
         let unopened = chunks.free_runs();
         Self {
@@ -202,7 +202,7 @@ impl Allocator {
             let Length { slots, used, .. } = self.lengths[*length];
             (slots - used) / (CHUNK_GRANULES / length)
         };
-        let length = (1..=MOST_GRANULES).max_by_key(gain).filter(|length| gain(length) > 0)?;
+        let length = (1..=MAX_GRANULES).max_by_key(gain).filter(|length| gain(length) > 0)?;
         self.hold_back(length)
     }
 
@@ -246,7 +246,7 @@ impl Allocator {
             let packed = |length: usize, more: usize| {
                 (self.lengths[length].used + more).div_ceil(CHUNK_GRANULES / length)
             };
-            let all: usize = (1..=MOST_GRANULES).map(|of| packed(of, usize::from(of == length))).sum();
+            let all: usize = (1..=MAX_GRANULES).map(|of| packed(of, usize::from(of == length))).sum();
             all <= self.chunks.count() - reserved
         }
     }

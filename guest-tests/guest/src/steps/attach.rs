@@ -1,4 +1,5 @@
-//! What a way in gives: loads, cold and warm, stores and flushes, beside loads from the guest's ordinary memory.
+//! What an attachment gives: loads, cold and warm, stores and flushes, beside loads from the
+//! guest's ordinary memory.
 //!
 //! * All are of the same words, eight bytes at a time: a copy would measure the processor's string instructions too, which an emulating QEMU does byte by byte.
 //! * Each pass adds up what it loads, and the sum has to be that of the bytes that were stored last.
@@ -27,7 +28,7 @@ const STRETCH: usize = 8192;
 /// Bytes by which values are moved from one round to the next.
 const MOVE: usize = 4096;
 
-/// A tensor as a way in shows it.
+/// A tensor as an attachment shows it.
 trait Way {
     /// Drops whatever is cached of the view.
     fn forget(&mut self) -> anyhow::Result<()>;

@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// How long the other side may take for its part of a round.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 /// Between two looks.
 const PAUSE: Duration = Duration::from_millis(1);
 
@@ -92,8 +92,8 @@ impl Exchange<'_> {
             match u64::from_le_bytes(bytes) {
                 told if told == number => return Ok(()),
                 told if told > number => bail!("the other side is at {told}, this one at {number}"),
-                _ if since.elapsed() > PATIENCE => {
-                    bail!("the other side did not come to {number} within {} s", PATIENCE.as_secs())
+                _ if since.elapsed() > TIMEOUT => {
+                    bail!("the other side did not come to {number} within {} s", TIMEOUT.as_secs())
                 }
                 _ => thread::sleep(PAUSE),
             }

@@ -13,7 +13,7 @@ use rustix::io::ioctl_fionread;
 /// Bytes in a pipe that is as good as full: it takes 64 KiB, and programs write up to a page at a time.
 const FULL: u64 = 60 << 10;
 /// How long a process may take to fill its pipe.
-const PATIENCE: Duration = Duration::from_secs(600);
+const TIMEOUT: Duration = Duration::from_secs(600);
 
 /// A process, killed when this is dropped.
 pub(super) struct Talker {
@@ -74,7 +74,7 @@ impl Talker {
             if let Some(status) = self.child.try_wait()? {
                 bail!("{} ended ({status}) before it had filled its pipe", self.name);
             }
-            ensure!(begun.elapsed() < PATIENCE, "{} does not fill its pipe", self.name);
+            ensure!(begun.elapsed() < TIMEOUT, "{} does not fill its pipe", self.name);
             thread::sleep(Duration::from_millis(20));
         }
         Ok(())

@@ -221,7 +221,8 @@ fn a_scale_divides_exactly_before_the_one_rounding() {
     check(Bf16, "fp8_e4m3fn@64", &[(0x5f80, 0x38), (0x7f80, 0x7e), (0x7fc0, 0x7f)]);
     check(Bf16, "fp8_e4m3fn@-64", &[(0x1f80, 0x38), (0x3f80, 0x7e)]);
     check(Fp16, "fp8_e5m2+g10@-12", &[(0x0001, 0x0c), (0x0003, 0x12)]);
-    // Exactly a tie and one fp16 step above it, after a division that fp16 could not represent.
+    // Exactly a tie and one fp16 step above it, after a partition table that fp16 could not
+    // represent.
     check(Fp16, "fp8_e5m2+g10@2", &[(0x0200, 0x00), (0x0201, 0x01), (0x01ff, 0x00)]);
 }
 

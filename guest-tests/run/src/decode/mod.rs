@@ -32,7 +32,7 @@ const TOKENIZER: &str = "/tokenizer.bin";
 /// Bytes that the device codes, and the host fetches, as a whole.
 const BLOCK: usize = 4096;
 /// Most tokens that a KV window may have.
-const MOST_WINDOW: usize = 256;
+const MAX_WINDOW: usize = 256;
 
 /// What to decode.
 #[derive(Clone, Debug)]
@@ -115,7 +115,7 @@ impl Decode {
         write_cache(&cache, &config).context("cannot write the empty KV cache")?;
         serve.models.push(cache);
         // Windows that are pages, so that reading a page decodes no other; but no smaller than a block.
-        let window = page_tokens.max(BLOCK / row_bytes).clamp(1, MOST_WINDOW);
+        let window = page_tokens.max(BLOCK / row_bytes).clamp(1, MAX_WINDOW);
         serve.kv.push(format!("{CACHE}.*={},{window}", config.kv_dim()));
         let policies = self.policies.iter().flat_map(Policy::views);
         for view in [FULL.to_owned()].into_iter().chain(self.views.iter().cloned()).chain(policies) {

@@ -9,7 +9,7 @@ use super::super::{
     whole::{PLANE, STEPS},
 };
 use super::{
-    MOST_STREAM, STEP,
+    MAX_STREAM, STEP,
     descent::{BEHIND, Descent, Room},
     load, store,
     table::Tables,
@@ -37,7 +37,7 @@ pub(in super::super) struct Decoder {
     room: Room,
     threes: threes::Room,
     /// A stream with room behind it.
-    stream: [u8; MOST_STREAM + BEHIND],
+    stream: [u8; MAX_STREAM + BEHIND],
 }
 
 impl Default for Decoder {
@@ -46,18 +46,18 @@ impl Default for Decoder {
             tables: Tables::new(),
             room: Room::new(),
             threes: threes::Room::new(),
-            stream: [0; MOST_STREAM + BEHIND],
+            stream: [0; MAX_STREAM + BEHIND],
         }
     }
 }
 
 /// A stream with at least [`BEHIND`] bytes behind it.
 #[inline]
-fn roomy<'a>(stream: &'a [u8], length: usize, copy: &'a mut [u8; MOST_STREAM + BEHIND]) -> &'a [u8] {
+fn roomy<'a>(stream: &'a [u8], length: usize, copy: &'a mut [u8; MAX_STREAM + BEHIND]) -> &'a [u8] {
     if stream.len() >= length + BEHIND {
         return stream;
     }
-    let copied = length.min(MOST_STREAM);
+    let copied = length.min(MAX_STREAM);
     copy[..copied].copy_from_slice(&stream[..copied]);
     copy
 }

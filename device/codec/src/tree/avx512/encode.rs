@@ -11,7 +11,7 @@ use std::arch::x86_64::{
 };
 
 use super::super::{
-    END, MOST_ELEMENTS, SLACK, Scratch,
+    END, MAX_ELEMENTS, SLACK, Scratch,
     bits::Writer,
     code::{Code, Coder, ESCAPE, LONGEST, SLOTS, SYMBOLS, WINDOW, ZERO},
 };
@@ -218,13 +218,13 @@ fn any(words: &[[u64; EIGHT]; 2]) -> u32 {
 }
 
 /// Marks of one level, or values.
-pub(super) type Level = [u8; MOST_ELEMENTS + STEP];
+pub(super) type Level = [u8; MAX_ELEMENTS + STEP];
 
 /// Puts the marks, or values, that go on behind others, and zeros behind them: how many they are.
 #[inline]
 #[target_feature(enable = "popcnt,avx512f,avx512bw,avx512vbmi2")]
 pub(super) fn push(level: &mut Level, at: usize, goes_on: u64, marks: __m512i) -> usize {
-    store_at(level, at % MOST_ELEMENTS, _mm512_maskz_compress_epi8(goes_on, marks));
+    store_at(level, at % MAX_ELEMENTS, _mm512_maskz_compress_epi8(goes_on, marks));
     goes_on.count_ones() as usize
 }
 

@@ -13,14 +13,14 @@ use super::{
 };
 
 /// Levels of such a stage at most.
-const MOST_LEVELS: usize = 4;
+const MAX_LEVELS: usize = 4;
 
 /// How a code's levels are spread.
 pub(super) struct Spread {
     /// Levels of the first stage.
     pub levels: usize,
     /// By the bits that an element has on them, zeros for those that it does not have: its leaf.
-    pub leaves: [u8; 1 << MOST_LEVELS],
+    pub leaves: [u8; 1 << MAX_LEVELS],
 }
 
 impl Spread {
@@ -29,10 +29,10 @@ impl Spread {
     pub(super) fn of(count: [u8; LONGEST]) -> Option<Self> {
         let [0, 2, others @ ..] = &count else { return None };
         let levels = 3 + others.iter().take_while(|count| **count == 2).count();
-        if levels > MOST_LEVELS || count[levels - 1] != 3 {
+        if levels > MAX_LEVELS || count[levels - 1] != 3 {
             return None;
         }
-        let mut leaves = [0; 1 << MOST_LEVELS];
+        let mut leaves = [0; 1 << MAX_LEVELS];
         for (bits, leaf) in leaves.iter_mut().enumerate().take(1 << levels) {
             *leaf = table::leaf(count, 0..levels, bits);
         }

@@ -15,7 +15,7 @@ use std::arch::x86_64::{
     _mm512_sub_epi64,
 };
 
-use super::super::{MOST_ELEMENTS, code::LONGEST};
+use super::super::{MAX_ELEMENTS, code::LONGEST};
 use super::{
     MASKS, ROOM, STEP,
     bits::{aligned, before, store_words},
@@ -91,7 +91,7 @@ impl GoesOn {
 #[target_feature(enable = "avx512f")]
 fn load_behind(bytes: &[u8; ROOM], before: u64) -> __m512i {
     // No stage has as many, which the compiler does not know: it takes less than a comparison.
-    load_in(bytes, before as usize % MOST_ELEMENTS)
+    load_in(bytes, before as usize % MAX_ELEMENTS)
 }
 
 /// The first lane.

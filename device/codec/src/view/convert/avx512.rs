@@ -26,7 +26,7 @@ const MANTISSA: u32 = 7;
 /// Mantissas.
 const MANTISSAS: usize = 1 << MANTISSA;
 /// Most bits that a significand loses: one more than would leave its upper bit.
-const MOST_LOST: u32 = MANTISSA + 1;
+const MAX_LOST: u32 = MANTISSA + 1;
 /// Classes of mantissas.
 const CLASSES: usize = 17;
 /// Numbers that regions may have.
@@ -48,8 +48,8 @@ const fn classes() -> ([u8; MANTISSAS], [usize; CLASSES]) {
     let (mut numbers, mut least) = ([0; MANTISSAS], [0; CLASSES]);
     let (mut class, mut mantissa) = (0, 1);
     while mantissa < MANTISSAS {
-        let mut lost = MOST_LOST - 4;
-        while lost <= MOST_LOST {
+        let mut lost = MAX_LOST - 4;
+        while lost <= MAX_LOST {
             if rounded(mantissa, lost) != rounded(mantissa - 1, lost) {
                 class += 1;
                 least[class] = mantissa;
@@ -79,7 +79,7 @@ impl Tables {
     const fn new(mantissa: u32) -> Self {
         let lost = MANTISSA - mantissa;
         // A region of normals is 0 in the bits below the exponent, one of subnormals how many bits more they lose.
-        let subnormal = MOST_LOST - lost;
+        let subnormal = MAX_LOST - lost;
         let (mut exponents, mut sums) = ([ZERO; STEP], [0; 2 * STEP]);
         let mut distance = 1;
         while distance < STEP {

@@ -12,7 +12,7 @@ use std::arch::x86_64::{
 };
 
 /// Most runs of ones that a mask of 32 bits has.
-const MOST_RUNS: usize = 16;
+const MAX_RUNS: usize = 16;
 /// Bits of a unit.
 const UNIT: u32 = 16;
 /// Bytes that are worked out at once: a unit in each of 16 lanes.
@@ -31,8 +31,8 @@ pub(super) struct Run {
 }
 
 /// The runs of ones in `keep`, and how many.
-pub(super) fn runs(mut keep: u32) -> ([Run; MOST_RUNS], usize) {
-    let mut runs = [Run { bits: 0, shift: 0 }; MOST_RUNS];
+pub(super) fn runs(mut keep: u32) -> ([Run; MAX_RUNS], usize) {
+    let mut runs = [Run { bits: 0, shift: 0 }; MAX_RUNS];
     let (mut count, mut to) = (0, 0);
     while keep != 0 {
         let from = keep.trailing_zeros();

@@ -15,7 +15,7 @@ use super::super::{
 use crate::{Event, Report, report::console};
 
 /// How long the kernel may take to demote, and then to promote.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 /// Bytes it is asked for at a time.
 const STEP: u64 = 2 << 20;
 
@@ -31,19 +31,19 @@ pub(super) fn run(tree: &Tree, node: u32, bytes: u64, report: &mut Report) -> an
     let counters = || anyhow::Ok((counted("pgdemote_")?, counted("pgpromote_success")?));
     let (demoted_before, promoted_before) = counters()?;
     let there = || vm::placed(talker.pid(), node).is_ok_and(|(here, _)| 2 * here >= bytes);
-    let demoted = wait(PATIENCE, || {
+    let demoted = wait(TIMEOUT, || {
         // Refused when it found less than it was asked for; where the pages are tells.
         let _ = group.set("memory.reclaim", &STEP.to_string());
         there().then_some(())
     });
-    ensure!(demoted.is_some(), "half of the process is not on node {node} after {} s", PATIENCE.as_secs());
+    ensure!(demoted.is_some(), "half of the process is not on node {node} after {} s", TIMEOUT.as_secs());
     let demoted_pages = counted("pgdemote_")? - demoted_before;
     let mut wrong_words = talker.number("check", "wrong ")?;
 
     fs::write("/proc/sys/kernel/numa_balancing", "2").context("cannot have tiers balanced")?;
     talker.ask("touch")?;
     let promoted = || counted("pgpromote_success").ok().filter(|now| *now > promoted_before);
-    let promoted_pages = wait(PATIENCE, promoted).map_or(0, |now| now - promoted_before);
+    let promoted_pages = wait(TIMEOUT, promoted).map_or(0, |now| now - promoted_before);
     fs::write("/proc/sys/kernel/numa_balancing", "0").context("cannot end balancing")?;
     wrong_words += talker.number("check", "wrong ")?;
     talker.end()?;

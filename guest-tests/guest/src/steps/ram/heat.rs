@@ -13,7 +13,7 @@ use crate::{Event, Heat, RamPlan, Report, report::console};
 
 const ADMIN: &str = "kernel/mm/damon/admin/kdamonds";
 /// How long DAMON may take to tell them apart.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 /// How long it may refuse to be started.
 const BUSY: Duration = Duration::from_secs(60);
 
@@ -32,7 +32,7 @@ pub(super) fn run(tree: &Tree, node: u32, plan: &RamPlan, report: &mut Report) -
     let end = address + plan.watched_bytes;
     let (hot, cold) = (address..address + plan.hot_bytes, address + plan.hot_bytes..end);
     let mut last = None;
-    let found = wait(PATIENCE, || {
+    let found = wait(TIMEOUT, || {
         let regions = regions(tree).ok()?;
         let heat = heat(&regions, &hot, &cold, start.elapsed().as_secs_f64());
         last = Some(heat);

@@ -139,7 +139,7 @@ mod tests {
 
     use super::{
         super::super::{
-            super::{Kernel, MOST_ELEMENTS, SLACK, code::Code, masks, tests::codes::in_threes},
+            super::{Kernel, MAX_ELEMENTS, SLACK, code::Code, masks, tests::codes::in_threes},
             encode,
         },
         *,
@@ -152,7 +152,7 @@ mod tests {
         let padded = [&stream[..], &[0; 16]].concat();
         let coder = Coder::new(Code::parse(&padded, stream.len(), u8::MAX.into()).expect("a code"));
         let mut scratch = Scratch {
-            levels: std::array::from_fn(|_| Lines::new(MOST_ELEMENTS + 64)),
+            levels: std::array::from_fn(|_| Lines::new(MAX_ELEMENTS + 64)),
             masks: std::array::from_fn(|_| Lines::new(masks::STORE)),
         };
         scratch.levels.iter_mut().for_each(|level| level.fill(0xa5));

@@ -1,7 +1,9 @@
-//! How a device is divided among guests and hosts: from the command line to partitions, the pairs of files that show them, and what is loaded into them.
+//! How a device is divided among guests and hosts: from the command line to partitions, the exports
+//! that show them, and what is loaded into them.
 //!
 //! * Without `--guest` the device is not divided. With it, each guest has a partition, and `--shared` makes one more, named [`SHARED`], for everybody.
-//! * What is shared (the whole device, or that partition) is shown by the pair at the mount's root, or, with hosts, by a pair for each host.
+//! * What is shared (the whole device, or that partition) is shown by the export at the mount's
+//!   root, or, with hosts, by an export for each host.
 //! * `--model` goes to what is shared, a guest's `model=` to its partition.
 //! * An image keeps its partitions. What the command line does not say of them is as the image has it; hosts are not part of it.
 
@@ -13,10 +15,10 @@ use std::sync::Arc;
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use lamina_abi::Interleave;
-use lamina_device::device::{Device, DeviceConfig, MOST_PARTITIONS, Partition, PartitionConfig};
+use lamina_device::device::{Device, DeviceConfig, MAX_PARTITIONS, Partition, PartitionConfig};
 use lamina_device::load::{self, LoadOptions};
 use lamina_device::model::ModelFile;
-use lamina_serve::{PairOptions, Place};
+use lamina_serve::{ExportOptions, Place};
 use lamina_store::image::Superblock;
 
 use crate::args::{DeviceArgs, bytes};
@@ -29,7 +31,7 @@ const CXL_MULTIPLE: u64 = 256 << 20;
 /// Who shares the device, and how.
 #[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = "Several guests on one device")]
-pub(crate) struct DivisionArgs {
+pub(crate) struct PartitionArgs {
     /// A guest with a part of the device that is its own: window, tensors, views and control socket; may be given more than once. `quota` bounds what it may store,
     /// `views` is its views window, `model` loads a safetensors file into its part and may be repeated, `disks` serves its windows as disks too, on sockets in that directory. The
     /// capacity is then all parts' together.
@@ -98,8 +100,8 @@ pub(crate) struct Plan {
     parts: Vec<Part>,
     /// What is loaded, and where.
     pub(crate) loads: Vec<Load>,
-    /// Place, partition and cache of each pair of files.
-    pairs: Vec<(Place, String, Option<u64>)>,
+    /// Place, partition and cache of each export.
+    exports: Vec<(Place, String, Option<u64>)>,
     /// Guests whose windows are disks as well, and the directories of their sockets.
     pub(crate) disks: Vec<(String, PathBuf)>,
     /// Whether windows whose size is not given are as large as a PCI BAR can be.
@@ -126,7 +128,7 @@ pub(crate) struct Load {
 impl Plan {
     /// Decides. Of a device that lies in an `image` already, the partitions are the image's: what is said otherwise is refused.
     pub(crate) fn new(
-        args: &DivisionArgs,
+        args: &PartitionArgs,
         device: &DeviceArgs,
         image: Option<(&Superblock, &Path)>,
     ) -> Result<Self> {
@@ -142,7 +144,7 @@ impl Plan {
         let mut plan = Self {
             parts: Vec::new(),
             loads: Vec::new(),
-            pairs: Vec::new(),
+            exports: Vec::new(),
             disks: Vec::new(),
             powers_of_two,
             ways,
@@ -157,7 +159,7 @@ impl Plan {
             let (base_bytes, quota_bytes) = (Some(guest.bytes), guest.quota);
             plan.parts.push(Part { name, base_bytes, views_bytes: guest.views, quota_bytes });
             plan.disks.extend(guest.disks.map(|directory| (guest.name.clone(), directory)));
-            plan.pairs.push((Place::Guest(guest.name.clone()), guest.name, None));
+            plan.exports.push((Place::Guest(guest.name.clone()), guest.name, None));
         }
         let hosts: Vec<String> = match args.hosts {
             Some(count) => (0..count).map(|n| format!("h{n}")).collect(),
@@ -182,8 +184,8 @@ impl Plan {
             "--qmp tells of the shared part, and there is none: a guest's QEMU is told that listens at qmp-NAME.sock in the --run-dir"
         );
         ensure!(
-            hosts.len() <= MOST_PARTITIONS,
-            "{} hosts; a device has at most {MOST_PARTITIONS}",
+            hosts.len() <= MAX_PARTITIONS,
+            "{} hosts; a device has at most {MAX_PARTITIONS}",
             hosts.len()
         );
         for name in &hosts {
@@ -198,14 +200,14 @@ impl Plan {
             let base_bytes = if divided { args.shared } else { device.capacity };
             plan.parts.push(Part { name, base_bytes, views_bytes: device.views_capacity, quota_bytes: None });
             if hosts.is_empty() {
-                plan.pairs.push((Place::Root, shared.to_owned(), None));
+                plan.exports.push((Place::Root, shared.to_owned(), None));
             }
         }
         let hosts =
             hosts.into_iter().map(|name| (Place::Host(name), shared.to_owned(), Some(args.host_cache)));
-        plan.pairs.extend(hosts);
+        plan.exports.extend(hosts);
         let mut names = BTreeSet::new();
-        if let Some((place, ..)) = plan.pairs.iter().find(|(place, ..)| !names.insert(place.name())) {
+        if let Some((place, ..)) = plan.exports.iter().find(|(place, ..)| !names.insert(place.name())) {
             bail!("{} names two guests or hosts; each has a name of its own", place.name());
         }
         if let Some((is, path)) = image {
@@ -278,12 +280,13 @@ impl Plan {
         Ok(DeviceConfig::divided(partitions))
     }
 
-    /// The sockets of the guests' control ports in `run_dir`, one for each pair of files.
+    /// The sockets of the guests' control ports in `run_dir`, one for each export.
     pub(crate) fn sockets(&self, run_dir: &Path) -> impl Iterator<Item = PathBuf> {
-        self.pairs.iter().map(|(place, ..)| run_dir.join(place.socket()))
+        self.exports.iter().map(|(place, ..)| run_dir.join(place.socket()))
     }
 
-    /// Where QEMUs may listen that are to be told of poison, and the partition of `device` that each has: beside the pairs' sockets in `run_dir`, and `others` of
+    /// Where QEMUs may listen that are to be told of poison, and the partition of `device` that
+    /// each has: beside the exports' sockets in `run_dir`, and `others` of
     /// what is everybody's.
     pub(crate) fn monitors(
         &self,
@@ -291,8 +294,10 @@ impl Plan {
         others: &[PathBuf],
         device: &Arc<Device>,
     ) -> Result<Vec<(PathBuf, Partition)>> {
-        let own =
-            self.pairs(device)?.into_iter().map(|pair| (run_dir.join(pair.place.monitor()), pair.partition));
+        let own = self
+            .exports(device)?
+            .into_iter()
+            .map(|export| (run_dir.join(export.place.monitor()), export.partition));
         let mut all: Vec<_> = own.collect();
         let shared = Partition::named(device, if self.divided() { SHARED } else { "" });
         // What is asked for was checked to be there.
@@ -309,19 +314,19 @@ impl Plan {
         self.parts.iter().any(|part| part.name.is_some())
     }
 
-    /// The pairs of files of `device`, which was made as planned.
-    pub(crate) fn pairs(&self, device: &Arc<Device>) -> Result<Vec<PairOptions>> {
-        let pair = |(place, partition, cache_bytes): &(Place, String, Option<u64>)| {
+    /// The exports of `device`, which was made as planned.
+    pub(crate) fn exports(&self, device: &Arc<Device>) -> Result<Vec<ExportOptions>> {
+        let export = |(place, partition, cache_bytes): &(Place, String, Option<u64>)| {
             let Some(partition) = Partition::named(device, partition) else {
                 bail!("the device has no partition {partition:?}");
             };
-            Ok(PairOptions { place: place.clone(), partition, cache_bytes: *cache_bytes })
+            Ok(ExportOptions { place: place.clone(), partition, cache_bytes: *cache_bytes })
         };
-        self.pairs.iter().map(pair).collect()
+        self.exports.iter().map(export).collect()
     }
 }
 
-impl DivisionArgs {
+impl PartitionArgs {
     /// Asks for the parts that an image has.
     fn divide_like(&mut self, is: &Superblock) {
         for part in &is.partitions {
@@ -364,13 +369,13 @@ mod tests {
     /// The plan for `lamina serve --mount m` and these.
     fn plan(words: &[&str]) -> Result<Plan> {
         let serve = serve(words)?;
-        Plan::new(&serve.division, &serve.device, None)
+        Plan::new(&serve.partition_table, &serve.device, None)
     }
 
     /// The same on an image.
     fn plan_on(is: &Superblock, words: &[&str]) -> Result<Plan> {
         let serve = serve(words)?;
-        Plan::new(&serve.division, &serve.device, Some((is, Path::new("i"))))
+        Plan::new(&serve.partition_table, &serve.device, Some((is, Path::new("i"))))
     }
 
     fn config(plan: &Plan) -> DeviceConfig {
@@ -387,7 +392,7 @@ mod tests {
         let made = config(&plan);
         assert_eq!((made.base_bytes, made.views_bytes), (512 << 20, 512 << 20));
         assert!(made.partitions.is_empty());
-        assert_eq!(plan.pairs, [(Place::Root, String::new(), None)]);
+        assert_eq!(plan.exports, [(Place::Root, String::new(), None)]);
     }
 
     #[test]
@@ -421,9 +426,9 @@ mod tests {
         assert_eq!(made.base_bytes, (1024 + 256 + 32) << 20);
         let guest = |name: &str| (Place::Guest(name.into()), name.to_owned(), None);
         let host = (Place::Host("x".into()), "shared".to_owned(), Some(64 << 20));
-        assert_eq!(plan.pairs, [guest("a"), guest("b"), host]);
+        assert_eq!(plan.exports, [guest("a"), guest("b"), host]);
         let device = Arc::new(Device::new(made).unwrap());
-        assert_eq!(plan.pairs(&device).unwrap()[2].partition.base(), 1280 << 20..1312 << 20);
+        assert_eq!(plan.exports(&device).unwrap()[2].partition.base(), 1280 << 20..1312 << 20);
     }
 
     #[test]
@@ -438,13 +443,13 @@ mod tests {
             };
             monitors.into_iter().map(named).collect::<Vec<_>>()
         };
-        let pairs = |all: &[(&str, &str)]| {
+        let exports = |all: &[(&str, &str)]| {
             all.iter().map(|(socket, part)| ((*socket).to_owned(), (*part).to_owned())).collect::<Vec<_>>()
         };
-        assert_eq!(monitors(&[]), pairs(&[("/run/qmp.sock", ""), ("/q", "")]));
+        assert_eq!(monitors(&[]), exports(&[("/run/qmp.sock", ""), ("/q", "")]));
         assert_eq!(
             monitors(&["--guest", "a=256M", "--shared", "256M", "--host", "x"]),
-            pairs(&[
+            exports(&[
                 ("/run/qmp-a.sock", "a"),
                 ("/run/qmp-x.sock", "shared"),
                 ("/q", "shared"),
@@ -457,7 +462,7 @@ mod tests {
     fn hosts_share_what_is_not_a_guests() {
         let plan = plan(&["--hosts", "2", "--host-cache", "1M"]).unwrap();
         let host = |name: &str| (Place::Host(name.into()), String::new(), Some(1 << 20));
-        assert_eq!(plan.pairs, [host("h0"), host("h1")]);
+        assert_eq!(plan.exports, [host("h0"), host("h1")]);
         assert!(refused(&["--guest", "a=1M", "--hosts", "2"]).contains("--shared BYTES"));
         assert!(refused(&["--guest", "a=1M", "--model", "m"]).contains("model=FILE"));
         assert!(refused(&["--guest", "a=1M", "--qmp", "q"]).contains("qmp-NAME.sock"));
@@ -476,10 +481,10 @@ mod tests {
         let is = config(&first).superblock();
         for words in [&[][..], &words, &["--guest", "a=1G", "--guest", "b=256M", "--shared", "32M"]] {
             let again = plan_on(&is, words).unwrap();
-            assert_eq!(again.pairs, first.pairs, "{words:?}");
+            assert_eq!(again.exports, first.exports, "{words:?}");
         }
         let hosts = plan_on(&is, &["--hosts", "1", "--model", "m"]).unwrap();
-        assert_eq!(hosts.pairs[2].0, Place::Host("h0".into()));
+        assert_eq!(hosts.exports[2].0, Place::Host("h0".into()));
         assert_eq!(hosts.loads, [Load { path: "m".into(), partition: Some(SHARED.into()) }]);
         for (words, says) in [
             (&["--guest", "a=1G", "--guest", "b=256M"][..], "keeps its parts"),

@@ -9,25 +9,25 @@ use lamina_abi::{DIRECTORY_BYTES, VIEW_ALIGN};
 use lamina_codec::BLOCK_BYTES;
 
 use super::{DeviceConfig, DeviceError};
-use crate::division::{Division, Part};
+use crate::partition_table::{Part, PartitionTable};
 
 /// Most partitions of a device: the logical devices that CXL 2.0 lets a device have.
-pub const MOST_PARTITIONS: usize = 16;
+pub const MAX_PARTITIONS: usize = 16;
 /// Longest name of a partition, in bytes.
-pub const MOST_PARTITION_NAME_BYTES: usize = 32;
+pub const MAX_PARTITION_NAME_BYTES: usize = 32;
 
 impl DeviceConfig {
     /// The parts that it asks for.
-    pub(super) fn division(&self) -> Result<Division, DeviceError> {
+    pub(super) fn partition_table(&self) -> Result<PartitionTable, DeviceError> {
         if self.partitions.is_empty() {
             let (base, views) = (0..self.base_bytes, 0..self.views_bytes);
-            return Ok(Division {
+            return Ok(PartitionTable {
                 parts: vec![Part { base, views, ..Part::default() }],
                 divided: false,
                 freed: AtomicU64::new(0),
             });
         }
-        if self.partitions.len() > MOST_PARTITIONS {
+        if self.partitions.len() > MAX_PARTITIONS {
             return Err(DeviceError::Partitions { count: self.partitions.len() });
         }
         let mut parts: Vec<Part> = Vec::new();
@@ -35,7 +35,7 @@ impl DeviceConfig {
         for partition in &self.partitions {
             let name = &partition.name;
             let fits = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "-_".contains(c);
-            if name.is_empty() || name.len() > MOST_PARTITION_NAME_BYTES || !name.chars().all(fits) {
+            if name.is_empty() || name.len() > MAX_PARTITION_NAME_BYTES || !name.chars().all(fits) {
                 return Err(DeviceError::PartitionName { name: name.chars().take(64).collect() });
             }
             if parts.iter().any(|part| part.name == *name) {
@@ -69,11 +69,11 @@ impl DeviceConfig {
                 return Err(DeviceError::Size { what, bytes, rule: "it is its partitions' together" });
             }
         }
-        Ok(Division { parts, divided: true, freed: AtomicU64::new(0) })
+        Ok(PartitionTable { parts, divided: true, freed: AtomicU64::new(0) })
     }
 }
 
-impl Division {
+impl PartitionTable {
     /// Charges the part of `block` `new` bytes in place of `old`, before they are stored.
     ///
     /// # Errors

@@ -1,4 +1,4 @@
-//! A pair of files on the mount: the two windows of a partition, as one guest or host has them.
+//! An export on the mount: the two windows of a partition, as one guest or host has them.
 //!
 //! | place | files | page cache |
 //! |---|---|---|
@@ -7,7 +7,8 @@
 //! | a guest's | `guests/NAME/base`, `guests/NAME/views` | of that guest alone, for its own partition |
 //! | a host's | `hosts/NAME/base`, `hosts/NAME/views` | of that host alone, for the shared partition |
 //!
-//! A partition that is coherent has one pair, for coherence is that of one page cache. A partition that hosts share has a pair for each, and then no other.
+//! A partition that is coherent has one export, for coherence is that of one page cache. A
+//! partition that hosts share has an export for each, and then no other.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -19,9 +20,9 @@ use lamina_device::device::Partition;
 
 use super::coherence::Coherence;
 use super::host_cache::{HostCache, HostReport};
-use super::lanes::{Face, Lanes};
+use super::lanes::{ExportFile, Lanes};
 
-/// Whose a pair of files is.
+/// Whose an export is.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(tag = "kind", content = "name", rename_all = "snake_case")]
 pub enum Place {
@@ -68,9 +69,9 @@ impl Place {
     }
 }
 
-/// A pair of files to be mounted.
+/// An export to be mounted.
 #[derive(Clone)]
-pub struct PairOptions {
+pub struct ExportOptions {
     /// Whose it is.
     pub place: Place,
     /// What it shows.
@@ -79,8 +80,8 @@ pub struct PairOptions {
     pub cache_bytes: Option<u64>,
 }
 
-/// A pair of files that is mounted.
-pub struct Pair {
+/// An export that is mounted.
+pub struct Export {
     place: Place,
     partition: Partition,
     cache: Option<Arc<HostCache>>,
@@ -88,9 +89,9 @@ pub struct Pair {
     folder: PathBuf,
 }
 
-/// A pair of files, for somebody who wants to map it.
+/// An export, for somebody who wants to map it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct PairReport {
+pub struct ExportReport {
     /// Whose it is.
     #[serde(flatten)]
     pub place: Place,
@@ -117,9 +118,9 @@ fn lossy<S: Serializer>(path: &Path, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_str(&path.to_string_lossy())
 }
 
-impl Pair {
-    /// The pair below the mount point `mount`. Write-backs may wait for room for `patience`.
-    pub(crate) fn new(options: &PairOptions, mount: &Path, patience: Duration) -> Self {
+impl Export {
+    /// The export below the mount point `mount`. Write-backs may wait for room for `patience`.
+    pub(crate) fn new(options: &ExportOptions, mount: &Path, patience: Duration) -> Self {
         let partition = options.partition.clone();
         let cache = options.cache_bytes.map(|bytes| Arc::new(HostCache::new(partition.clone(), bytes)));
         let folder = options.place.folders().into_iter().fold(mount.to_owned(), |path, name| path.join(name));
@@ -152,17 +153,17 @@ impl Pair {
     }
 
     /// What there are files of, `base` and `views` first.
-    pub(super) fn faces(&self) -> impl Iterator<Item = Face> {
+    pub(super) fn files(&self) -> impl Iterator<Item = ExportFile> {
         let lanes = self.lanes().map_or(0..0, Lanes::numbers);
-        [Face::Base, Face::Views].into_iter().chain(lanes.map(Face::Lane))
+        [ExportFile::Base, ExportFile::Views].into_iter().chain(lanes.map(ExportFile::Lane))
     }
 
     /// Bytes of a file.
-    pub(super) fn bytes_of(&self, face: Face) -> u64 {
-        match face {
-            Face::Base => self.partition.base_bytes(),
-            Face::Views => self.partition.views_bytes(),
-            Face::Lane(lane) => self.lanes().map_or(0, |lanes| lanes.bytes(lane)),
+    pub(super) fn bytes_of(&self, which: ExportFile) -> u64 {
+        match which {
+            ExportFile::Base => self.partition.base_bytes(),
+            ExportFile::Views => self.partition.views_bytes(),
+            ExportFile::Lane(lane) => self.lanes().map_or(0, |lanes| lanes.bytes(lane)),
         }
     }
 
@@ -183,15 +184,15 @@ impl Pair {
     }
 
     /// Where it is.
-    pub fn report(&self) -> PairReport {
-        PairReport {
+    pub fn report(&self) -> ExportReport {
+        ExportReport {
             place: self.place.clone(),
             base: FileReport { path: self.base_path(), bytes: self.partition.base_bytes() },
             views: FileReport { path: self.views_path(), bytes: self.partition.views_bytes() },
             lanes: self
                 .lane_paths()
                 .zip(0..)
-                .map(|(path, lane)| FileReport { path, bytes: self.bytes_of(Face::Lane(lane)) })
+                .map(|(path, lane)| FileReport { path, bytes: self.bytes_of(ExportFile::Lane(lane)) })
                 .collect(),
         }
     }

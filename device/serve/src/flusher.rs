@@ -1,4 +1,5 @@
-//! Laundering: making dirty pages of a window reach the device before something is computed from them.
+//! Writing back: making dirty pages of a window reach the device before something is computed from
+//! them.
 //!
 //! A guest's stores to the base window sit in the host's page cache, as they would sit in a CPU's caches. A view is
 //! computed from what the device holds, so the pages under it are written back first. The rules:
@@ -8,9 +9,11 @@
 //! * These threads have a file table of their own ([`super::own_mount`]), which holds the standard streams and `base` and not /dev/fuse. When the
 //!   process is killed while one of them sleeps, the last /dev/fuse descriptor still goes, the kernel aborts the
 //!   connection, or the holder has another process answer, and the sleeper wakes and dies. With a shared table it could be neither woken nor killed.
-//! * A write-back may wait for room in the device ([`super::write_backs`]), and so does who launders it. So that nobody else does, there are more threads when all are
+//! * A write-back may wait for room in the device ([`super::write_backs`]), and so does who writes
+//!   back it. So that nobody else does, there are more threads when all are
 //!   busy, and a thread waits for no more than it was asked for.
-//! * Looking whether there is anything to launder ([`dirty`]) never sleeps and may be done anywhere.
+//! * Looking whether there is anything to write back ([`dirty`]) never sleeps and may be done
+//!   anywhere.
 //!
 //! From Linux 6.16 on the pages themselves are under writeback until the device has answered, and `sync_file_range`
 //! waits for exactly the range. Before that FUSE copied dirty pages aside and ended their writeback at once; there only
@@ -37,13 +40,13 @@ const SYS_CACHESTAT: libc::c_long = 451;
 /// Neighbouring pages are mostly dirty too, so more is begun at once than was asked for, aligned to this.
 const STRIDE: u64 = 256 << 10;
 /// Most threads over one window; what finds all of them waiting waits too.
-const MOST_THREADS: usize = 64;
+const MAX_THREADS: usize = 64;
 /// How long a thread that is one too many stays.
 const IDLE: Duration = Duration::from_secs(10);
 
 /// How dirty pages are made to reach the device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum LaunderWith {
+pub enum WriteBackWith {
     /// `sync_file_range` where the kernel waits for the device in it (Linux 6.16 and newer), else `msync`.
     #[default]
     Auto,
@@ -53,7 +56,7 @@ pub enum LaunderWith {
     Msync,
 }
 
-impl FromStr for LaunderWith {
+impl FromStr for WriteBackWith {
     type Err = String;
 
     fn from_str(name: &str) -> Result<Self, String> {
@@ -69,11 +72,12 @@ impl FromStr for LaunderWith {
 /// A piece of work for the threads: write back what is dirty in these base ranges, then call back.
 struct Job(Vec<Range<u64>>, Done);
 
-/// What is called, on a thread of the launderer, when a job is done.
+/// What is called, on a thread of the flusher, when a job is done.
 pub(crate) type Done = Box<dyn FnOnce(io::Result<()>) + Send>;
 
-/// The threads and their queue, over one window (called `base` here, the one that is laundered most).
-pub(crate) struct Launderer {
+/// The threads and their queue, over one window (called `base` here, the one that is written back
+/// most).
+pub(crate) struct Flusher {
     shared: Arc<Shared>,
     map: Option<Arc<MmapRaw>>,
     base: File,
@@ -98,34 +102,34 @@ struct Work {
     closed: bool,
 }
 
-impl Launderer {
+impl Flusher {
     /// Starts `threads` threads over `base`, the base window of `bytes` opened through the mount.
-    pub(crate) fn start(base: File, bytes: u64, threads: usize, with: LaunderWith) -> io::Result<Self> {
+    pub(crate) fn start(base: File, bytes: u64, threads: usize, with: WriteBackWith) -> io::Result<Self> {
         let with = match with {
-            LaunderWith::Auto if writeback_waits() => LaunderWith::SyncFileRange,
-            LaunderWith::Auto => LaunderWith::Msync,
+            WriteBackWith::Auto if writeback_waits() => WriteBackWith::SyncFileRange,
+            WriteBackWith::Auto => WriteBackWith::Msync,
             chosen => chosen,
         };
         // The length is not asked for: that may be a request to the mount.
         let bytes = usize::try_from(bytes).map_err(io::Error::other)?;
         let mapped = || MmapOptions::new().len(bytes).map_raw(&base);
-        let map = (with == LaunderWith::Msync).then(mapped).transpose()?.map(Arc::new);
+        let map = (with == WriteBackWith::Msync).then(mapped).transpose()?.map(Arc::new);
         let work = Mutex::new(Work::default());
         let shared = Arc::new(Shared { work, queued: Condvar::new(), threads: threads.max(1) });
-        let can_look = with == LaunderWith::SyncFileRange && dirty(&base, &(0..4096)).is_ok();
-        tracing::debug!(?with, can_look, "laundering");
-        let launderer = Self { shared, map, base, can_look };
-        for _ in 0..launderer.shared.threads {
-            launderer.add_thread(&mut launderer.shared.work.lock())?;
+        let can_look = with == WriteBackWith::SyncFileRange && dirty(&base, &(0..4096)).is_ok();
+        tracing::debug!(?with, can_look, "flushing");
+        let flusher = Self { shared, map, base, can_look };
+        for _ in 0..flusher.shared.threads {
+            flusher.add_thread(&mut flusher.shared.work.lock())?;
         }
-        Ok(launderer)
+        Ok(flusher)
     }
 
     fn add_thread(&self, work: &mut Work) -> io::Result<()> {
         work.threads.retain(|thread| !thread.is_finished());
         let (shared, number, map) = (Arc::clone(&self.shared), self.base.as_raw_fd(), self.map.clone());
         let run = move || run(&shared, number, map.as_deref());
-        work.threads.push(thread::Builder::new().name("launder".into()).spawn(run)?);
+        work.threads.push(thread::Builder::new().name("flusher".into()).spawn(run)?);
         Ok(())
     }
 
@@ -173,8 +177,8 @@ impl Launderer {
         device_of(&self.base).ok()
     }
 
-    /// Launders the ranges on another thread and calls `done` there. Never sleeps.
-    pub(crate) fn launder(&self, ranges: Vec<Range<u64>>, done: Done) {
+    /// Writes back the ranges on another thread and calls `done` there. Never sleeps.
+    pub(crate) fn write_back(&self, ranges: Vec<Range<u64>>, done: Done) {
         let mut work = self.shared.work.lock();
         if work.closed {
             drop(work);
@@ -182,10 +186,10 @@ impl Launderer {
         }
         work.jobs.push_back(Job(ranges, done));
         if work.idle < work.jobs.len()
-            && work.threads.len() < MOST_THREADS
+            && work.threads.len() < MAX_THREADS
             && let Err(why) = self.add_thread(&mut work)
         {
-            tracing::warn!("no more launderers than there are: {why}");
+            tracing::warn!("no more flushers than there are: {why}");
         }
         drop(work);
         self.shared.queued.notify_one();
@@ -226,21 +230,22 @@ impl Shared {
     }
 }
 
-/// A launderer thread. `base` stays valid: the thread's own table keeps it open, and until there is one [`Launderer`] does,
+/// A flusher thread. `base` stays valid: the thread's own table keeps it open, and until there is
+/// one [`Flusher`] does,
 /// which joins its threads before it goes.
 fn run(shared: &Shared, base: RawFd, map: Option<&MmapRaw>) {
     if let Err(why) = own_table(base) {
         tracing::warn!(
-            "launderer keeps the shared file table ({why}); kill -9 may leave it asleep until the next start"
+            "flusher keeps the shared file table ({why}); kill -9 may leave it asleep until the next start"
         );
     }
     while let Some(Job(ranges, done)) = shared.next() {
-        done(ranges.iter().try_for_each(|range| launder(base, map, range)));
+        done(ranges.iter().try_for_each(|range| write_back(base, map, range)));
     }
 }
 
 /// Writes back what is dirty in `range` and waits until the device has it.
-fn launder(base: RawFd, map: Option<&MmapRaw>, range: &Range<u64>) -> io::Result<()> {
+fn write_back(base: RawFd, map: Option<&MmapRaw>, range: &Range<u64>) -> io::Result<()> {
     if range.is_empty() {
         return Ok(());
     }
@@ -308,7 +313,7 @@ fn writeback_waits() -> bool {
     (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0)) >= (6, 16)
 }
 
-impl Drop for Launderer {
+impl Drop for Flusher {
     fn drop(&mut self) {
         self.stop();
     }

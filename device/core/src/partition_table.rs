@@ -23,7 +23,7 @@ use lamina_codec::BLOCK_BYTES;
 use lamina_store as store;
 
 /// The parts of a device.
-pub(crate) struct Division {
+pub(crate) struct PartitionTable {
     pub(crate) parts: Vec<Part>,
     /// Whether the parts have names.
     pub(crate) divided: bool,
@@ -105,7 +105,7 @@ counters! {
     }
 }
 
-impl Division {
+impl PartitionTable {
     /// The part that holds base offset `at`.
     pub(crate) fn of_base(&self, at: u64) -> &Part {
         let after = self.parts.partition_point(|part| part.base.start <= at);
