@@ -92,6 +92,7 @@ impl<'f> Options<'f> {
         self.number("--open-windows", device.open_windows);
         self.path("--image", device.image);
         self.switch("--replace", device.replace);
+        self.switch("--observe", device.observe);
         self.number("--sync-seconds", device.sync_seconds);
         self.number("--store-capacity", device.store_capacity);
         self.number("--full-wait", device.full_wait);

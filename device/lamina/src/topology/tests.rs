@@ -20,6 +20,7 @@ fn a_file_means_what_the_same_options_mean() {
         kv = ["*.k=64,128"]
         image = "device.image"
         replace = true
+        observe = true
         sync-seconds = 5
         threads = 3
         devices = 2
@@ -44,6 +45,7 @@ fn a_file_means_what_the_same_options_mean() {
         "--kv=*.k=64,128",
         "--image=/t/device.image",
         "--replace",
+        "--observe",
         "--sync-seconds=5",
         "--threads=3",
         "--devices=2",
