@@ -3,10 +3,10 @@
 //! `cargo run -p lamina-codec --example kv_window`
 
 use lamina_codec::{
-    BLOCK_BYTES, Codec,
+    BLOCK_BYTES, Codec, Decoder, Encoder,
     block::MAX_BUNDLE,
     format::Format,
-    kv::{KvLayout, Shape, WindowDecoder, encode},
+    kv::{KvLayout, Shape, WindowDecoder},
     plane::PlaneMask,
 };
 
@@ -26,11 +26,12 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let shape = Shape::new(Format::Bf16, &KvLayout::rows(CHANNELS.try_into()?, TOKENS.try_into()?))?
         .ok_or("a window of less than a block")?;
     let mut bundles = Vec::new();
-    encode(&shape, 0, Codec::Tree, &window, None, &mut bundles);
+    Encoder::new().window(&shape, 0, Codec::Tree, &window, None, &mut bundles);
     let stored_bytes: usize = bundles.iter().map(|bundle| bundle.bytes().len()).sum();
 
     let (mask, mut back) = (PlaneMask::all(Format::Bf16), Vec::new());
-    let mut decoder = WindowDecoder::new(&shape, 0, bundles.len(), mask, &mut back);
+    let mut decoder = Decoder::new();
+    let mut decoder = WindowDecoder::new(&mut decoder, &shape, 0, bundles.len(), mask, &mut back);
     for (block, bundle) in bundles.iter().enumerate() {
         let stored = bundle.stored.as_ref().expect("not all zeros");
         let mut fetched = [0; MAX_BUNDLE];

@@ -3,7 +3,7 @@
 //! `cargo run -p lamina-codec --example tensor`
 
 use lamina_codec::{
-    BLOCK_BYTES, Codec,
+    BLOCK_BYTES, Codec, Decoder, Encoder,
     block::{Bundle, MAX_BUNDLE},
     format::Format,
     plane::PlaneMask,
@@ -22,9 +22,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     .flatten()
     .collect();
 
+    let (mut encoder, mut decoder) = (Encoder::new(), Decoder::new());
     let (mut bundle, mut stored_bytes) = (Bundle::new(), 0);
     for words in tensor.as_chunks::<BLOCK_BYTES>().0 {
-        bundle.encode(Format::Bf16, Codec::Tree, words);
+        encoder.block(Format::Bf16, Codec::Tree, words, &mut bundle);
         // What is kept of a block: the description, and as many bytes as it says. A block of zeros is none.
         let stored = bundle.stored.clone().expect("not all zeros");
         stored_bytes += bundle.bytes().len();
@@ -32,7 +33,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let mut fetched = [0; MAX_BUNDLE];
         fetched[..bundle.bytes().len()].copy_from_slice(bundle.bytes());
         let mut back = [0; BLOCK_BYTES];
-        stored.decode(PlaneMask::all(Format::Bf16), &fetched, &mut back)?;
+        decoder.block(&stored, PlaneMask::all(Format::Bf16), &fetched, &mut back)?;
         assert_eq!(back, *words);
     }
     println!("{} bytes in {stored_bytes}, bit-exact", tensor.len());

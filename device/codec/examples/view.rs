@@ -3,7 +3,7 @@
 //! `cargo run -p lamina-codec --example view`
 
 use lamina_codec::{
-    BLOCK_BYTES, Codec,
+    BLOCK_BYTES, Codec, Decoder, Encoder,
     block::{Bundle, MAX_BUNDLE},
     format::Format,
     view::View,
@@ -16,9 +16,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         word.copy_from_slice(&value.to_le_bytes()[2..]);
     }
     let mut bundle = Bundle::new();
-    bundle.encode(Format::Bf16, Codec::Tree, &words);
+    Encoder::new().block(Format::Bf16, Codec::Tree, &words, &mut bundle);
     let stored = bundle.stored.clone().expect("not all zeros");
 
+    let mut decoder = Decoder::new();
     for spelling in ["full", "e8m3", "fp8_e4m3fn", "fp8_e5m2@2"] {
         let view = View::parse(Format::Bf16, spelling)?;
         // Only these bytes are fetched; noise stands for the others.
@@ -28,7 +29,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             fetched_bytes += run.len();
         });
         let mut block = [0; BLOCK_BYTES];
-        stored.decode(view.mask(), &fetched, &mut block)?;
+        decoder.block(&stored, view.mask(), &fetched, &mut block)?;
         let mut out = Vec::new();
         view.render(&mut block, 0, BLOCK_BYTES / 2, &mut out);
         println!("{spelling}: {} bytes, from {fetched_bytes} of {} stored", out.len(), bundle.bytes().len());

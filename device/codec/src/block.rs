@@ -14,10 +14,8 @@
 
 mod apart;
 mod bf16;
-mod headed;
+mod header;
 mod stored;
-
-use std::cell::{Cell, RefCell};
 
 pub use crate::error::BlockError;
 
@@ -27,16 +25,17 @@ pub use self::stored::{Joint, MOST_CHECKS, Stored, StoredPlane, StoredPlanes};
 use super::{
     Codec, Form,
     check::{self, Span},
+    context::{Aligned, BlockDecoder, BlockEncoder, Compressors},
     crc::crc32c,
     head::{self, Details, Head, MAX_HEAD},
     signs,
     survey::{Survey, survey},
-    tree::{self, Whole, Within},
+    tree::{self, Whole},
 };
 use crate::{
     BLOCK_BYTES, BlockWords,
     format::Format,
-    plane::{self, PlaneBlock, PlaneMask, Planes},
+    plane::{self, PlaneMask, Planes},
 };
 
 /// Planes of the widest format.
@@ -46,36 +45,10 @@ const TRAILING_CHECK: u16 = 2;
 /// Bytes of the longest bundle: a raw fp32 block with its checks.
 pub const MAX_BUNDLE: usize = BLOCK_BYTES + MAX_PLANES * TRAILING_CHECK as usize;
 
-/// Planes that begin at a cache line, as vectors want them to.
-#[repr(align(64))]
-struct Aligned(PlaneBlock);
-
-thread_local! {
-    /// Where coded planes are decoded to.
-    static DECODED: RefCell<Aligned> = const { RefCell::new(Aligned([0; BLOCK_BYTES])) };
-    /// Where words are split to.
-    static SPLIT: RefCell<Aligned> = const { RefCell::new(Aligned([0; BLOCK_BYTES])) };
-    /// The plane tree's codes of blocks before.
-    static KEPT: Cell<Option<Box<tree::Kept>>> = const { Cell::new(None) };
-}
-
-/// How much is done for the shortest bundle.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Effort {
-    /// What was best before is used again where it does nearly as well.
-    #[default]
-    Quick,
-    /// Every block is coded in its own best way, so that nothing depends on what was coded before.
-    Thorough,
-}
-
 /// A coded block: what to store, and its description.
 pub struct Bundle {
     /// The description, or `None` for a block of zeros.
     pub stored: Option<Stored>,
-    effort: Effort,
-    /// What its blocks are part of.
-    within: Within,
     bytes: [u8; MAX_BUNDLE + MAX_HEAD],
     /// Where in `bytes` it begins.
     start: usize,
@@ -85,29 +58,7 @@ pub struct Bundle {
 impl Bundle {
     /// An empty bundle, to be filled again and again.
     pub const fn new() -> Self {
-        Self::with(Effort::Quick)
-    }
-
-    /// An empty bundle that is filled with this effort.
-    pub const fn with(effort: Effort) -> Self {
-        Self {
-            stored: None,
-            effort,
-            within: Within::Tensor,
-            bytes: [0; MAX_BUNDLE + MAX_HEAD],
-            start: 0,
-            length: 0,
-        }
-    }
-
-    /// Fills it with this effort from now on.
-    pub const fn set_effort(&mut self, effort: Effort) {
-        self.effort = effort;
-    }
-
-    /// Says what its blocks are part of from now on.
-    pub const fn set_within(&mut self, within: Within) {
-        self.within = within;
+        Self { stored: None, bytes: [0; MAX_BUNDLE + MAX_HEAD], start: 0, length: 0 }
     }
 
     /// The bytes to store.
@@ -115,43 +66,46 @@ impl Bundle {
         &self.bytes[self.start..][..self.length]
     }
 
-    /// Codes `words` as planes of `format` (as words if it is `opaque`).
-    pub fn encode(&mut self, format: Format, codec: Codec, words: &BlockWords) {
+    /// See [`Encoder::block`](crate::Encoder::block).
+    pub(crate) fn encode(
+        &mut self,
+        encoder: &mut BlockEncoder,
+        format: Format,
+        codec: Codec,
+        words: &BlockWords,
+    ) {
         if format == Format::Opaque {
-            return self.encode_words(codec, words);
+            return self.encode_words(encoder, codec, words);
         }
         if is_zero(words) {
             return self.clear();
         }
         self.start = 0;
         if format == Format::Bf16 && codec == Codec::Tree {
-            return self.encode_bf16(words);
+            return self.encode_bf16(encoder, words);
         }
-        self.encode_planes(format, codec, words, None, None);
+        self.encode_planes(encoder, format, codec, words, None, None);
     }
 
-    /// Codes `words`, a block of a transformed window, with `details` in its head. Zeros are coded too, as the head may say more.
-    ///
-    /// # Panics
-    /// If the format has no planes, or the details with a plane of signs pass [`MAX_HEAD`].
-    pub fn encode_headed(&mut self, format: Format, codec: Codec, words: &BlockWords, details: &Details<'_>) {
+    /// See [`Encoder::block_with_header`](crate::Encoder::block_with_header).
+    pub(crate) fn encode_with_header(
+        &mut self,
+        encoder: &mut BlockEncoder,
+        format: Format,
+        codec: Codec,
+        words: &BlockWords,
+        details: &Details<'_>,
+    ) {
         if format == Format::Bf16 && codec == Codec::Tree {
-            return self.encode_bf16_headed(words, details);
+            return self.encode_bf16_with_header(encoder, words, details);
         }
         self.start = 0;
-        self.encode_planes(format, codec, words, Some(details), None);
+        self.encode_planes(encoder, format, codec, words, Some(details), None);
     }
 
     /// Makes it the bundle of a block of zeros.
     pub fn clear(&mut self) {
         (self.stored, self.start, self.length) = (None, 0, 0);
-    }
-
-    /// Makes it the same bundle as `other`.
-    pub(crate) fn copy_from(&mut self, other: &Self) {
-        self.stored.clone_from(&other.stored);
-        (self.start, self.length) = (0, other.length);
-        self.bytes[..self.length].copy_from_slice(other.bytes());
     }
 
     /// Whether it can be stored. A head may make it longer than any bundle may be.
@@ -161,30 +115,29 @@ impl Bundle {
 
     fn encode_planes(
         &mut self,
+        encoder: &mut BlockEncoder,
         format: Format,
         codec: Codec,
         words: &BlockWords,
         details: Option<&Details<'_>>,
         stream: Option<&[u8]>,
     ) {
-        SPLIT.with_borrow_mut(|Aligned(split)| {
-            plane::split(format, words, split);
-            self.encode_split(format, codec, words, split, details, stream);
-        });
+        plane::split(format, words, &mut encoder.split.0);
+        self.encode_split(encoder, format, codec, words, details, stream);
     }
 
     /// Codes `words` of bf16 by a plane tree. What is beside it mostly is noise, and then everything is where it belongs at once.
-    fn encode_bf16(&mut self, words: &BlockWords) {
+    fn encode_bf16(&mut self, encoder: &mut BlockEncoder, words: &BlockWords) {
         const FORMAT: Format = Format::Bf16;
         const RAW: usize = FORMAT.plane_bytes();
         let out = &mut self.bytes;
         let mut whole = Whole::default();
-        with_kept(self.effort, self.within, |kept| tree::encode_bf16(words, kept, out, &mut whole));
+        tree::encode_bf16(words, &mut encoder.tree, out, &mut whole);
         let Whole { length, ref checks, noise: u8::MAX } = whole else {
             let mut stream = [0; tree::joint_bytes(FORMAT)];
             let stream = &mut stream[..whole.length];
             stream.copy_from_slice(&out[RAW..][..stream.len()]);
-            return self.encode_planes(FORMAT, Codec::Tree, words, None, Some(stream));
+            return self.encode_planes(encoder, FORMAT, Codec::Tree, words, None, Some(stream));
         };
         let lower = 1 + tree::joint_planes(FORMAT)..FORMAT.planes();
         let mut stored = StoredPlanes::zeros(FORMAT, Codec::Tree.bytewise());
@@ -199,16 +152,18 @@ impl Bundle {
         self.stored = Some(Stored::Planes(stored));
     }
 
-    /// Codes `words`, of which `split` are the planes, and `stream` the plane tree's, empty for none, if that was made.
+    /// Codes `words`, whose planes are in the encoder, and `stream` is the plane tree's, empty for none, if that was made.
     fn encode_split(
         &mut self,
+        encoder: &mut BlockEncoder,
         format: Format,
         codec: Codec,
         words: &BlockWords,
-        split: &mut PlaneBlock,
         details: Option<&Details<'_>>,
         stream: Option<&[u8]>,
     ) {
+        let BlockEncoder { split, tree, bytes } = encoder;
+        let Aligned(split) = &**split;
         let (count, raw) = (format.planes(), format.plane_bytes());
         let with_tree = codec == Codec::Tree;
         // With a tree, what it takes need not be looked at.
@@ -237,7 +192,7 @@ impl Bundle {
                         self.bytes[self.length..][..stream.len()].copy_from_slice(stream);
                         self.joint(stream.len())
                     }
-                    None => self.append_tree(format, words),
+                    None => self.append_tree(tree, format, words),
                 };
                 if stored.joint.length > 0 {
                     index += tree::joint_planes(format);
@@ -262,7 +217,7 @@ impl Bundle {
             if seen.constant >> index & 1 == 1 {
                 stored.ones |= seen.ones & 1 << index;
             } else {
-                stored.lengths[index] = self.append(codec, &split[index * raw..][..raw]);
+                stored.lengths[index] = self.append(bytes, codec, &split[index * raw..][..raw]);
                 self.length += trailing;
             }
             index += 1;
@@ -289,9 +244,8 @@ impl Bundle {
     }
 
     /// Appends the plane tree of a block's joint planes, if that makes them shorter.
-    fn append_tree(&mut self, format: Format, words: &BlockWords) -> Joint {
-        let out = &mut self.bytes[self.length..];
-        let length = with_kept(self.effort, self.within, |kept| tree::encode(format, words, kept, out));
+    fn append_tree(&mut self, tree: &mut tree::Workspace, format: Format, words: &BlockWords) -> Joint {
+        let length = tree::encode(format, words, tree, &mut self.bytes[self.length..]);
         self.joint(length.unwrap_or(0))
     }
 
@@ -305,13 +259,13 @@ impl Bundle {
         Joint { length: u16::try_from(length).expect("shorter than a block"), check }
     }
 
-    /// Codes `words` word-major: opaque memory, and the paper's `gcomp` baseline.
-    pub fn encode_words(&mut self, codec: Codec, words: &BlockWords) {
+    /// See [`Encoder::words`](crate::Encoder::words).
+    pub(crate) fn encode_words(&mut self, encoder: &mut BlockEncoder, codec: Codec, words: &BlockWords) {
         if is_zero(words) {
             return self.clear();
         }
         self.start = 0;
-        self.length = codec.compress(words, &mut self.bytes).unwrap_or_else(|| {
+        self.length = encoder.bytes.compress(codec, words, &mut self.bytes).unwrap_or_else(|| {
             self.bytes[..BLOCK_BYTES].copy_from_slice(words);
             BLOCK_BYTES
         });
@@ -320,29 +274,14 @@ impl Bundle {
     }
 
     /// Appends a plane as the codec gives it, if it gets shorter, or else as it is: the bytes it takes.
-    fn append(&mut self, codec: Codec, plane: &[u8]) -> u16 {
+    fn append(&mut self, compressors: &mut Compressors, codec: Codec, plane: &[u8]) -> u16 {
         let out = &mut self.bytes[self.length..];
-        let length = codec.compress(plane, out).unwrap_or_else(|| {
+        let length = compressors.compress(codec, plane, out).unwrap_or_else(|| {
             out[..plane.len()].copy_from_slice(plane);
             plane.len()
         });
         self.length += length;
         u16::try_from(length).expect("at most a plane")
-    }
-}
-
-/// Codes with the codes of blocks before, or without.
-#[inline]
-fn with_kept<T>(effort: Effort, within: Within, encode: impl FnOnce(&mut tree::Kept) -> T) -> T {
-    match effort {
-        Effort::Quick => {
-            let mut kept = KEPT.take().unwrap_or_else(|| Box::new(tree::Kept::none()));
-            kept.set_within(within);
-            let coded = encode(&mut kept);
-            KEPT.set(Some(kept));
-            coded
-        }
-        Effort::Thorough => encode(&mut tree::Kept::none()),
     }
 }
 
@@ -353,26 +292,10 @@ impl Default for Bundle {
 }
 
 impl Stored {
-    /// The words that the planes in `mask` give, all other planes zero. `bundle` holds the bytes of [`Stored::runs`] at their
-    /// places; nothing else in it counts. Words blocks give every bit.
-    ///
-    /// # Errors
-    /// [`BlockError`] when bytes that were looked at are damaged.
-    pub fn decode(
-        &self,
-        mask: PlaneMask,
-        bundle: &[u8; MAX_BUNDLE],
-        words: &mut BlockWords,
-    ) -> Result<(), BlockError> {
-        self.decode_headed(mask, bundle, words, &mut None)
-    }
-
     /// As [`Self::decode`], to elements that may be in this form: the form they are in.
-    ///
-    /// # Errors
-    /// [`BlockError`] when bytes that were looked at are damaged.
-    pub fn decode_to(
+    pub(crate) fn decode_to(
         &self,
+        decoder: &mut BlockDecoder,
         mask: PlaneMask,
         bundle: &[u8; MAX_BUNDLE],
         form: Form,
@@ -380,19 +303,18 @@ impl Stored {
     ) -> Result<Form, BlockError> {
         match self {
             Self::Planes(planes) if planes.is_bf16_beside_noise(mask) => {
-                planes.decode_bf16(mask, bundle, form, words)
+                planes.decode_bf16(&mut decoder.tree, mask, bundle, form, words)
             }
-            _ => self.decode(mask, bundle, words).map(|()| Form::Words),
+            _ => self.decode(decoder, mask, bundle, words, &mut None).map(|()| Form::Words),
         }
     }
 
-    /// As [`Self::decode`]; puts the head in `head` if there is one, and leaves that as it was if not. It is not in the result, which is copied on its way.
-    ///
-    /// # Errors
-    /// [`BlockError`] when bytes that were looked at are damaged; the head, which may be there nonetheless, does not count then.
+    /// See [`Decoder::block_with_header`](crate::Decoder::block_with_header). The head is not in the result, which is
+    /// copied on its way.
     #[inline]
-    pub fn decode_headed<'a>(
+    pub(crate) fn decode<'a>(
         &self,
+        decoder: &mut BlockDecoder,
         mask: PlaneMask,
         bundle: &'a [u8; MAX_BUNDLE],
         words: &mut BlockWords,
@@ -409,50 +331,40 @@ impl Stored {
                     words.copy_from_slice(bytes);
                     return Ok(());
                 }
-                Ok(codec.decompress(bytes, words)?)
+                Ok(decoder.bytes.decompress(*codec, bytes, words)?)
             }
             Self::Planes(planes) if planes.is_bf16_beside_noise(mask) => {
-                planes.decode_bf16(mask, bundle, Form::Words, words).map(drop)
+                planes.decode_bf16(&mut decoder.tree, mask, bundle, Form::Words, words).map(drop)
             }
-            Self::Planes(planes) => planes.decode(mask, bundle, words, head),
+            Self::Planes(planes) => planes.decode(decoder, mask, bundle, words, head),
         }
     }
 }
 
 impl StoredPlanes {
-    /// [`Stored::decode_headed`].
+    /// [`Stored::decode`].
     #[inline]
     fn decode<'a>(
         &self,
+        decoder: &mut BlockDecoder,
         mask: PlaneMask,
         bundle: &'a [u8; MAX_BUNDLE],
         words: &mut BlockWords,
         head: &mut Option<head::Found<'a>>,
     ) -> Result<(), BlockError> {
-        if self.is_headed_bf16(mask) && self.decode_bf16_headed(mask, bundle, words, head) {
+        if self.is_bf16_with_header(mask)
+            && self.decode_bf16_with_header(&mut decoder.tree, mask, bundle, words, head)
+        {
             return Ok(());
         }
-        self.decode_coded(mask, bundle, words, head)
-    }
-
-    /// As [`Self::decode`] of any block, with room for planes that are coded.
-    fn decode_coded<'a>(
-        &self,
-        mask: PlaneMask,
-        bundle: &'a [u8; MAX_BUNDLE],
-        words: &mut BlockWords,
-        head: &mut Option<head::Found<'a>>,
-    ) -> Result<(), BlockError> {
-        DECODED.with_borrow_mut(|Aligned(space)| {
-            if self.is_bf16_apart() && self.decode_bf16_apart(mask, bundle, words, space) {
-                return Ok(());
-            }
-            if self.is_block() {
-                return self.decode_block(mask, bundle, words);
-            }
-            *head = self.decode_planes(mask, bundle, words, space)?;
-            Ok(())
-        })
+        if self.is_bf16_apart() && self.decode_bf16_apart(decoder, mask, bundle, words) {
+            return Ok(());
+        }
+        if self.is_block() {
+            return self.decode_block(mask, bundle, words);
+        }
+        *head = self.decode_planes(decoder, mask, bundle, words)?;
+        Ok(())
     }
 
     /// As [`Self::decode`] of a block whose planes are as they are, and where they are in a [`PlaneBlock`].
@@ -472,17 +384,18 @@ impl StoredPlanes {
         Ok(())
     }
 
-    /// As [`Self::decode`], plane by plane; coded planes are decoded to `space`.
+    /// As [`Self::decode`], plane by plane.
     fn decode_planes<'a>(
         &self,
+        decoder: &mut BlockDecoder,
         mask: PlaneMask,
         bundle: &'a [u8; MAX_BUNDLE],
         words: &mut BlockWords,
-        space: &mut PlaneBlock,
     ) -> Result<Option<head::Found<'a>>, BlockError> {
+        let BlockDecoder { planes: space, tree, bytes } = decoder;
         let mut wanted = self.wanted(mask);
         let (count, raw) = (self.format.planes(), self.format.plane_bytes());
-        let mut space = &mut space[..];
+        let mut space = &mut space.0[..];
         let mut found: Planes<'_> = [&plane::ZEROS; MAX_PLANES];
         let mut head = None;
         if self.head.length > 0 {
@@ -514,13 +427,14 @@ impl StoredPlanes {
             let index = coded.trailing_zeros() as usize;
             coded &= coded - 1;
             let Span { start, length } = spans[index];
-            self.codec.decompress_plane(&bundle[start.into()..], length.into(), space, raw)?;
+            bytes.decompress_plane(self.codec, &bundle[start.into()..], length.into(), space, raw)?;
             let (out, rest) = space.split_at_mut(raw);
             space = rest;
             found[count - 1 - index] = out;
         }
         if self.wants_stream(mask) {
-            self.joint.decode(self.format, &bundle[self.stream().range().start..], mask, &found, words)?;
+            let stream = &bundle[self.stream().range().start..];
+            self.joint.decode(tree, self.format, stream, mask, &found, words)?;
         } else {
             plane::join(self.format, &found, words);
         }
@@ -553,6 +467,7 @@ impl Joint {
     /// Words of the stream at the front of `bundle` and the planes beside it.
     fn decode(
         self,
+        decoder: &mut tree::Decoder,
         format: Format,
         bundle: &[u8],
         mask: PlaneMask,
@@ -560,7 +475,7 @@ impl Joint {
         words: &mut BlockWords,
     ) -> Result<(), BlockError> {
         self.check(bundle)?;
-        Ok(tree::decode(format, bundle, self.length.into(), mask, planes, words)?)
+        Ok(tree::decode(format, bundle, self.length.into(), mask, planes, words, decoder)?)
     }
 
     /// Compares the stream at the front of `bundle` with its checksum.

@@ -1,17 +1,17 @@
 //! Tensors as compressed bit-planes: bytes in, bytes out.
 //!
 //! ```
-//! use lamina_codec::{BLOCK_BYTES, Codec, block::{Bundle, MAX_BUNDLE}, format::Format, view::View};
+//! use lamina_codec::{BLOCK_BYTES, Codec, Decoder, Encoder, block::{Bundle, MAX_BUNDLE}, format::Format, view::View};
 //!
 //! let words = [0x3f; BLOCK_BYTES]; // 2048 numbers in bf16
 //! let mut bundle = Bundle::new();
-//! bundle.encode(Format::Bf16, Codec::Tree, &words);
+//! Encoder::new().block(Format::Bf16, Codec::Tree, &words, &mut bundle);
 //! let stored = bundle.stored.clone().unwrap(); // what and where; none for a block of zeros
 //! let mut fetched = [0; MAX_BUNDLE];
 //! let view = View::parse(Format::Bf16, "e8m3").unwrap(); // or "full", "fp8_e4m3fn", ...
 //! stored.runs(view.mask(), |run| fetched[run.clone()].copy_from_slice(&bundle.bytes()[run]));
 //! let mut back = [0; BLOCK_BYTES];
-//! stored.decode(view.mask(), &fetched, &mut back).unwrap();
+//! Decoder::new().block(&stored, view.mask(), &fetched, &mut back).unwrap();
 //! ```
 //!
 //! This is the codec complex of TRACE (III-B and III-D), without any device: no I/O, no threads.
@@ -26,10 +26,12 @@
 //!   exponent planes jointly. A block whose every stored plane is raw is a *bypass*.
 //! * A codec's output is never longer than its input; what does not shrink is stored raw.
 //! * Decoding never trusts the stored bytes: damage is an error, never a panic or a read out of bounds.
-//! * Codec contexts live in the thread, so coding a block allocates nothing.
+//! * Contexts ([`Encoder`], [`Decoder`]) are passed, so coding a block allocates nothing, and are without memory: the same
+//!   words in the same format by the same codec give the same stored bytes.
 
 pub mod block;
 pub mod check;
+mod context;
 mod crc;
 mod error;
 mod form;
@@ -51,7 +53,10 @@ mod zstd;
 
 use std::{fmt, str::FromStr};
 
-pub use self::form::{FIELDS, Form};
+pub use self::{
+    context::{Decoder, Encoder},
+    form::{FIELDS, Form},
+};
 
 /// Bytes of a logical block: one page, the unit that is split into planes, coded and indexed (TRACE III-A).
 pub const BLOCK_BYTES: usize = 4096;
@@ -120,60 +125,6 @@ impl Codec {
         match self {
             Self::Lz4 | Self::Tree => "lz4",
             Self::Zstd => zstd::NAME,
-        }
-    }
-
-    /// Compresses `input` by the [bytewise](Self::bytewise) codec into the front of `out`, if that makes it shorter: the bytes it takes.
-    ///
-    /// # Panics
-    /// If `input` is longer than a block or `out` shorter than `input`.
-    pub fn compress(self, input: &[u8], out: &mut [u8]) -> Option<usize> {
-        match self {
-            Self::Lz4 | Self::Tree => lz4::compress(input, out),
-            Self::Zstd => zstd::compress(input, out),
-        }
-    }
-
-    /// Decompresses `stored` to exactly fill `out`.
-    ///
-    /// # Errors
-    /// [`Undecodable`] when the bytes are damaged or give another length.
-    pub fn decompress(self, stored: &[u8], out: &mut [u8]) -> Result<(), Undecodable> {
-        let got = match self {
-            Self::Lz4 | Self::Tree => lz4::decompress(stored, out),
-            Self::Zstd => zstd::decompress(stored, out),
-        };
-        self.judge(got, out.len())
-    }
-
-    /// Decompresses the first `length` bytes of `stored` to exactly fill the first `plane` bytes of `out`. Bytes behind them are lost, and there had better be some, as behind the
-    /// stream: LZ4 is copied by whole registers then.
-    ///
-    /// # Errors
-    /// [`Undecodable`] when the bytes are damaged or give another length.
-    ///
-    /// # Panics
-    /// If there are fewer bytes.
-    pub fn decompress_plane(
-        self,
-        stored: &[u8],
-        length: usize,
-        out: &mut [u8],
-        plane: usize,
-    ) -> Result<(), Undecodable> {
-        let got = match self {
-            Self::Lz4 | Self::Tree => lz4::decompress_plane(stored, length, out, plane),
-            Self::Zstd => zstd::decompress(&stored[..length], &mut out[..plane]),
-        };
-        self.judge(got, plane)
-    }
-
-    /// Whether what was decompressed is as long as expected.
-    fn judge(self, got: Result<usize, String>, expected: usize) -> Result<(), Undecodable> {
-        match got {
-            Ok(length) if length == expected => Ok(()),
-            Ok(length) => Err(Undecodable { codec: self, expected, why: format!("they give {length}") }),
-            Err(why) => Err(Undecodable { codec: self, expected, why }),
         }
     }
 }

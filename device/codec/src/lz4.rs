@@ -1,40 +1,39 @@
-//! LZ4: of planes by [`short`] and [`Kernel`], of what is longer through `lz4_flex`, with the hash table kept in the thread.
+//! LZ4: of planes by [`short`] and [`Kernel`], of what is longer through `lz4_flex`.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 mod short;
 
-use std::cell::RefCell;
-
 use lz4_flex::block::{CompressTable, compress_into_with_table, decompress_into, get_maximum_output_size};
 
 use crate::{BLOCK_BYTES, kernel::kernels};
 
-struct Context {
+/// The library's hash table, which it clears for each input, and an output buffer for its worst case.
+pub(super) struct Compressor {
     table: CompressTable,
     scratch: Vec<u8>,
 }
 
-thread_local! {
-    static CONTEXT: RefCell<Context> = RefCell::new(Context {
-        table: CompressTable::small(),
-        scratch: vec![0; get_maximum_output_size(BLOCK_BYTES)],
-    });
+impl Default for Compressor {
+    fn default() -> Self {
+        Self { table: CompressTable::small(), scratch: vec![0; get_maximum_output_size(BLOCK_BYTES)] }
+    }
 }
 
-pub(super) fn compress(input: &[u8], out: &mut [u8]) -> Option<usize> {
-    assert!(input.len() <= BLOCK_BYTES && out.len() >= input.len());
-    if input.len() <= short::MOST {
-        return short::compress(input, out);
-    }
-    CONTEXT.with_borrow_mut(|Context { table, scratch }| {
+impl Compressor {
+    pub(super) fn compress(&mut self, input: &[u8], out: &mut [u8]) -> Option<usize> {
+        assert!(input.len() <= BLOCK_BYTES && out.len() >= input.len());
+        if input.len() <= short::MOST {
+            return short::compress(input, out);
+        }
+        let Self { table, scratch } = self;
         let length = compress_into_with_table(input, scratch, table)
             .expect("the scratch holds the worst case of a block");
         (length < input.len()).then(|| {
             out[..length].copy_from_slice(&scratch[..length]);
             length
         })
-    })
+    }
 }
 
 /// Decompresses `stored` to `out`, and says how many bytes it gave.

@@ -201,7 +201,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::{BLOCK_BYTES, Codec, testing::words};
+    use crate::{BLOCK_BYTES, Codec, Encoder, testing::words};
 
     /// Bit by bit.
     fn slowly(plane: &[u8], beside_tree: bool) -> (bool, bool, bool) {
@@ -262,7 +262,11 @@ mod tests {
                 let planes = block.chunks_exact(plane_bytes).enumerate();
                 for (_, plane) in planes.filter(|(index, _)| survey.noise >> index & 1 == 1) {
                     for codec in Codec::ALL {
-                        assert_eq!(codec.compress(plane, &mut [0; BLOCK_BYTES]), None, "{codec}");
+                        assert_eq!(
+                            Encoder::new().bytes(codec, plane, &mut [0; BLOCK_BYTES]),
+                            None,
+                            "{codec}"
+                        );
                     }
                 }
                 assert!(survey.noise.count_ones() as usize > BLOCK_BYTES / plane_bytes / 2, "{plane_bytes}");

@@ -28,26 +28,62 @@ proptest! {
 
     #[test]
     fn every_block_comes_back(format in format(), codec in codec(), words in words(), by_words in any::<bool>()) {
-        let mut bundle = Bundle::new();
-        if by_words { bundle.encode_words(codec, &words) } else { bundle.encode(format, codec, &words) }
+        let (mut encoder, mut bundle) = (Encoder::new(), Bundle::new());
+        if by_words {
+            encoder.words(codec, &words, &mut bundle);
+        } else {
+            encoder.block(format, codec, &words, &mut bundle);
+        }
         let mut back = [0; BLOCK_BYTES];
         if let Some(stored) = &bundle.stored {
             prop_assert_eq!(stored.bytes(), bundle.bytes().len());
             let all = PlaneMask::all(format);
-            stored.decode(all, &fetched(stored, all, bundle.bytes()), &mut back).unwrap();
+            Decoder::new().block(stored, all, &fetched(stored, all, bundle.bytes()), &mut back).unwrap();
         }
         prop_assert_eq!(&back[..], &words[..]);
+    }
+
+    #[test]
+    fn bundles_depend_on_their_blocks_alone(
+        blocks in prop::collection::vec((format(), codec(), words(), any::<bool>()), 2..12),
+    ) {
+        let code = |encoder: &mut Encoder, (format, codec, words, by_words): &(Format, Codec, Box<BlockWords>, bool)| {
+            let mut bundle = Bundle::new();
+            match by_words {
+                true => encoder.words(*codec, words, &mut bundle),
+                false => encoder.block(*format, *codec, words, &mut bundle),
+            }
+            (bundle.stored.clone(), bundle.bytes().to_vec())
+        };
+        let alone: Vec<_> = blocks.iter().map(|block| code(&mut Encoder::new(), block)).collect();
+        let mut encoder = Encoder::new();
+        let in_order: Vec<_> = blocks.iter().map(|block| code(&mut encoder, block)).collect();
+        prop_assert!(in_order == alone);
+        let mut in_reverse: Vec<_> = blocks.iter().rev().map(|block| code(&mut encoder, block)).collect();
+        in_reverse.reverse();
+        prop_assert!(in_reverse == alone);
+        let on_threads: Vec<_> = std::thread::scope(|scope| {
+            let parts = blocks.chunks(blocks.len().div_ceil(3)).map(|part| {
+                scope.spawn(|| {
+                    let mut encoder = Encoder::new();
+                    part.iter().map(|block| code(&mut encoder, block)).collect::<Vec<_>>()
+                })
+            });
+            let parts: Vec<_> = parts.collect();
+            parts.into_iter().flat_map(|part| part.join().unwrap()).collect()
+        });
+        prop_assert!(on_threads == alone);
     }
 
     #[test]
     fn a_mask_needs_only_its_runs(format in format(), codec in codec(), words in words(), mask in any::<u32>()) {
         prop_assume!(format != Format::Opaque);
         let mask = PlaneMask(mask & PlaneMask::all(format).0);
-        let mut bundle = Bundle::new();
-        bundle.encode(format, codec, &words);
+        let (mut encoder, mut bundle) = (Encoder::new(), Bundle::new());
+        encoder.block(format, codec, &words, &mut bundle);
         let Some(stored) = &bundle.stored else { return Ok(()) };
         let mut got = [0; BLOCK_BYTES];
-        stored.decode(mask, &fetched(stored, mask, bundle.bytes()), &mut got).unwrap();
+        Decoder::new().block(stored, mask, &fetched(stored, mask, bundle.bytes()), &mut got).unwrap();
         let mut planes = [0; BLOCK_BYTES];
         crate::plane::split(format, &words, &mut planes);
         let mut want = [0; BLOCK_BYTES];
@@ -68,20 +104,20 @@ proptest! {
     fn a_flipped_bit_in_what_is_fetched_is_noticed(
         format in format(), codec in codec(), words in words(), at in any::<prop::sample::Index>(), bit in 0_u8..8,
     ) {
-        let mut bundle = Bundle::new();
-        bundle.encode(format, codec, &words);
+        let (mut encoder, mut bundle) = (Encoder::new(), Bundle::new());
+        encoder.block(format, codec, &words, &mut bundle);
         let Some(stored) = &bundle.stored else { return Ok(()) };
         prop_assume!(!bundle.bytes().is_empty());
         let all = PlaneMask::all(format);
         let mut bytes = fetched(stored, all, bundle.bytes());
         bytes[at.index(bundle.bytes().len())] ^= 1 << bit;
-        prop_assert!(stored.decode(all, &bytes, &mut [0; BLOCK_BYTES]).is_err());
+        prop_assert!(Decoder::new().block(stored, all, &bytes, &mut [0; BLOCK_BYTES]).is_err());
     }
 
     #[test]
     fn noise_never_decodes_past_its_output(codec in codec(), stored in prop::collection::vec(any::<u8>(), 0..600), length in 0_usize..600) {
         let mut out = vec![0; length];
-        let _ = codec.decompress(&stored, &mut out); // an error or chance, never a panic
+        let _ = Decoder::new().bytes(codec, &stored, &mut out); // an error or chance, never a panic
     }
 }
 
@@ -89,15 +125,15 @@ proptest! {
 fn constant_planes_store_nothing() {
     let mut words = [0; BLOCK_BYTES];
     words.chunks_exact_mut(2).for_each(|element| element.copy_from_slice(&0xbf80_u16.to_le_bytes()));
-    let mut bundle = Bundle::new();
-    bundle.encode(Format::Bf16, Codec::Lz4, &words);
+    let (mut encoder, mut bundle) = (Encoder::new(), Bundle::new());
+    encoder.block(Format::Bf16, Codec::Lz4, &words, &mut bundle);
     assert_eq!(bundle.bytes(), b"");
     let Some(Stored::Planes(planes)) = &bundle.stored else { panic!("not a zero block") };
     assert_eq!(planes.plane(0), StoredPlane::Ones);
     assert_eq!(planes.plane(1), StoredPlane::Zeros);
     let mut back = [1; BLOCK_BYTES];
     let stored = bundle.stored.as_ref().unwrap();
-    stored.decode(PlaneMask::all(Format::Bf16), &[0; MAX_BUNDLE], &mut back).unwrap();
+    Decoder::new().block(stored, PlaneMask::all(Format::Bf16), &[0; MAX_BUNDLE], &mut back).unwrap();
     assert_eq!(back, words);
 }
 
@@ -109,14 +145,14 @@ fn signs_in_the_head_leave_no_plane() {
         let sign = if element / 24 % 2 == 1 { 0x8000 } else { 0 };
         *word = (sign | (0x3f00 + element.wrapping_mul(40_503) % 0x200)).to_le_bytes();
     }
-    let mut bundle = Bundle::new();
-    bundle.encode_headed(Format::Bf16, Codec::Tree, &words, &head::Details::default());
+    let (mut encoder, mut bundle) = (Encoder::new(), Bundle::new());
+    encoder.block_with_header(Format::Bf16, Codec::Tree, &words, &head::Details::default(), &mut bundle);
     let Some(Stored::Planes(planes)) = &bundle.stored else { panic!("planes were encoded") };
     assert_eq!(planes.plane(0), StoredPlane::Zeros);
     assert!(usize::from(planes.head.length) < 250, "{}", planes.head.length);
     let (stored, all) = (bundle.stored.as_ref().unwrap(), PlaneMask::all(Format::Bf16));
     let mut back = [1; BLOCK_BYTES];
-    stored.decode(all, &fetched(stored, all, bundle.bytes()), &mut back).unwrap();
+    Decoder::new().block(stored, all, &fetched(stored, all, bundle.bytes()), &mut back).unwrap();
     assert_eq!(back, words);
 }
 
@@ -130,8 +166,8 @@ fn a_damaged_plane_beside_a_stream_is_named_whatever_else_is_read() {
         *word = (u16::from_le_bytes([noise[1], noise[2]]) & 0x807f | u16::try_from(exponent << 7).unwrap())
             .to_le_bytes();
     }
-    let mut bundle = Bundle::new();
-    bundle.encode(Format::Bf16, Codec::Tree, &words);
+    let (mut encoder, mut bundle) = (Encoder::new(), Bundle::new());
+    encoder.block(Format::Bf16, Codec::Tree, &words, &mut bundle);
     let stored = bundle.stored.clone().unwrap();
     let Stored::Planes(planes) = &stored else { panic!("planes were encoded") };
     let stream = usize::from(planes.joint.length);
@@ -142,7 +178,7 @@ fn a_damaged_plane_beside_a_stream_is_named_whatever_else_is_read() {
         let mut bytes = fetched(&stored, all, bundle.bytes());
         bytes[start + 255] ^= 0x10;
         for mask in [all, PlaneMask(1 << plane), PlaneMask(all.0 & !1 | 1 << plane)] {
-            let told = stored.decode(mask, &bytes, &mut [0; BLOCK_BYTES]);
+            let told = Decoder::new().block(&stored, mask, &bytes, &mut [0; BLOCK_BYTES]);
             assert!(
                 matches!(told, Err(BlockError::PlaneCheck { plane: named, .. }) if named == plane),
                 "{told:?}"
@@ -153,9 +189,9 @@ fn a_damaged_plane_beside_a_stream_is_named_whatever_else_is_read() {
 
 #[test]
 fn a_block_of_zeros_is_no_block() {
-    let mut bundle = Bundle::new();
+    let (mut encoder, mut bundle) = (Encoder::new(), Bundle::new());
     for format in Format::ALL {
-        bundle.encode(format, Codec::Zstd, &[0; BLOCK_BYTES]);
+        encoder.block(format, Codec::Zstd, &[0; BLOCK_BYTES], &mut bundle);
         assert_eq!((&bundle.stored, bundle.bytes().len()), (&None, 0));
     }
 }
@@ -171,8 +207,8 @@ fn a_plane_check_notices_every_single_and_double_neighbouring_flip() {
             *byte = state.to_be_bytes()[0];
         }
         let format = Format::ALL.into_iter().find(|f| f.planes() > 0 && f.plane_bytes() == bytes).unwrap();
-        let mut bundle = Bundle::new();
-        bundle.encode(format, Codec::Lz4, &words);
+        let (mut encoder, mut bundle) = (Encoder::new(), Bundle::new());
+        encoder.block(format, Codec::Lz4, &words, &mut bundle);
         let stored = bundle.stored.as_ref().unwrap();
         assert!(stored.is_bypass());
         let sign = PlaneMask(1 << (format.planes() - 1));
@@ -187,7 +223,7 @@ fn a_plane_check_notices_every_single_and_double_neighbouring_flip() {
                 };
                 flip(&mut fetched);
                 assert!(
-                    stored.decode(sign, &fetched, &mut [0; BLOCK_BYTES]).is_err(),
+                    Decoder::new().block(stored, sign, &fetched, &mut [0; BLOCK_BYTES]).is_err(),
                     "bit {at}, {width} wide"
                 );
                 flip(&mut fetched);

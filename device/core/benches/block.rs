@@ -6,7 +6,7 @@ use std::{hint::black_box, path::Path};
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use lamina_codec::{
-    BLOCK_BYTES, BlockWords, Codec,
+    BLOCK_BYTES, BlockWords, Codec, Decoder, Encoder,
     block::{Bundle, MAX_BUNDLE, Stored},
     check,
     format::Format,
@@ -114,18 +114,18 @@ fn code(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("block");
     group.throughput(Throughput::Bytes((BLOCKS * BLOCK_BYTES) as u64));
     for codec in Codec::ALL {
-        let mut bundle = Bundle::new();
+        let (mut encoder, mut decoder, mut bundle) = (Encoder::new(), Decoder::new(), Bundle::new());
         group.bench_function(format!("encode/bf16/{codec}"), |bench| {
             bench.iter(|| {
                 for block in &blocks {
-                    bundle.encode(Format::Bf16, codec, black_box(block));
+                    encoder.block(Format::Bf16, codec, black_box(block), &mut bundle);
                 }
             });
         });
         let stored: Vec<(Stored, [u8; MAX_BUNDLE])> = blocks
             .iter()
             .map(|block| {
-                bundle.encode(Format::Bf16, codec, block);
+                encoder.block(Format::Bf16, codec, block, &mut bundle);
                 let mut bytes = [0; MAX_BUNDLE];
                 bytes[..bundle.bytes().len()].copy_from_slice(bundle.bytes());
                 (bundle.stored.clone().expect("no block of zeros"), bytes)
@@ -137,7 +137,7 @@ fn code(criterion: &mut Criterion) {
             group.bench_function(format!("decode/bf16/{codec}/{spelling}"), |bench| {
                 bench.iter(|| {
                     for (stored, bytes) in &stored {
-                        stored.decode(mask, bytes, black_box(&mut words)).expect("intact");
+                        decoder.block(stored, mask, bytes, black_box(&mut words)).expect("intact");
                     }
                 });
             });
@@ -204,26 +204,21 @@ fn tree(criterion: &mut Criterion) {
         let blocks = converted(format, &blocks);
         group.throughput(Throughput::Bytes((blocks.len() * BLOCK_BYTES) as u64));
         for kernel in tree::Kernel::available() {
-            let mut out = [0; MAX_BUNDLE];
+            let (mut workspace, mut out) = (tree::Workspace::new(), [0; MAX_BUNDLE]);
             group.bench_function(format!("encode/{format}/{kernel:?}"), |bench| {
                 bench.iter(|| {
                     for block in &blocks {
-                        black_box(kernel.encode_block(format, block, &mut tree::Kept::none(), &mut out));
-                    }
-                });
-            });
-            let mut kept = tree::Kept::none();
-            group.bench_function(format!("encode_kept/{format}/{kernel:?}"), |bench| {
-                bench.iter(|| {
-                    for block in &blocks {
-                        black_box(kernel.encode_block(format, block, &mut kept, &mut out));
+                        black_box(kernel.encode_block(format, block, &mut workspace, &mut out));
                     }
                 });
             });
             let planes: Planes<'_> = [&plane::ZEROS; 32];
+            let mut decoder = tree::Decoder::default();
             let streams: Vec<_> = blocks
                 .iter()
-                .filter_map(|block| Some((kernel.encode_block(format, block, &mut kept, &mut out)?, out)))
+                .filter_map(|block| {
+                    Some((kernel.encode_block(format, block, &mut workspace, &mut out)?, out))
+                })
                 .collect();
             let mut words = [0; BLOCK_BYTES];
             group.bench_function(format!("decode/{format}/{kernel:?}"), |bench| {
@@ -237,6 +232,7 @@ fn tree(criterion: &mut Criterion) {
                                 PlaneMask::all(format),
                                 &planes,
                                 &mut words,
+                                &mut decoder,
                             )
                             .expect("intact");
                     }

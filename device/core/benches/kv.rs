@@ -6,10 +6,10 @@ use std::{hint::black_box, path::Path};
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use lamina_codec::{
-    BLOCK_BYTES, Codec,
+    BLOCK_BYTES, Codec, Decoder, Encoder,
     block::{MAX_BUNDLE, Stored},
     format::Format,
-    kv::{Coding, Kernel, KvLayout, Shape, WindowDecoder, encode},
+    kv::{Coding, Kernel, KvLayout, Shape, WindowDecoder},
     view::View,
 };
 use lamina_device::model::ModelFile;
@@ -64,13 +64,13 @@ fn code(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("kv/window");
     group.throughput(Throughput::Bytes((windows.len() * windows[0].len()) as u64));
     for codec in Codec::ALL {
-        let mut bundles = Vec::new();
+        let (mut encoder, mut decoder, mut bundles) = (Encoder::new(), Decoder::new(), Vec::new());
         for (name, way) in [("plain", Some(Coding::Plain)), ("deltas", Some(Coding::Deltas)), ("best", None)]
         {
             group.bench_function(format!("encode/{codec}/{name}"), |bench| {
                 bench.iter(|| {
                     for window in &windows {
-                        encode(&shape, 0, codec, black_box(window), way, &mut bundles);
+                        encoder.window(&shape, 0, codec, black_box(window), way, &mut bundles);
                     }
                 });
             });
@@ -78,7 +78,7 @@ fn code(criterion: &mut Criterion) {
         let stored: Vec<Vec<(Stored, [u8; MAX_BUNDLE])>> = windows
             .iter()
             .map(|window| {
-                encode(&shape, 0, codec, window, None, &mut bundles);
+                encoder.window(&shape, 0, codec, window, None, &mut bundles);
                 let bundle = |bundle: &lamina_codec::block::Bundle| {
                     let mut bytes = [0; MAX_BUNDLE];
                     bytes[..bundle.bytes().len()].copy_from_slice(bundle.bytes());
@@ -93,8 +93,9 @@ fn code(criterion: &mut Criterion) {
             group.bench_function(format!("decode/{codec}/{spelling}"), |bench| {
                 bench.iter(|| {
                     for blocks in &stored {
+                        let out = black_box(&mut out);
                         let mut decoder =
-                            WindowDecoder::new(&shape, 0, blocks.len(), mask, black_box(&mut out));
+                            WindowDecoder::new(&mut decoder, &shape, 0, blocks.len(), mask, out);
                         for (block, (stored, bytes)) in blocks.iter().enumerate() {
                             let wanted = decoder.wanted(stored);
                             decoder.add(block, stored, wanted, bytes).expect("intact");

@@ -59,6 +59,8 @@ use std::{
 
 use parking_lot::RwLock;
 
+#[cfg(test)]
+pub(crate) use self::kept::text_of;
 use self::{
     accounts::Accounts, blocks::BlockService, events::Events, kept::Kept, observers::Observers,
     staged::StagedPlaces, stock::Stock, windows::KvStaging,
@@ -70,6 +72,7 @@ pub use self::{
     partition::Partition,
     room::Space,
     sources::{Places, Source, Stamp},
+    tables::MAX_AT_ONCE,
 };
 use crate::division::Part;
 pub use lamina_store::image::PartitionConfig;
@@ -123,7 +126,7 @@ impl Device {
     pub fn new(config: DeviceConfig) -> Result<Self, DeviceError> {
         config.check()?;
         let division = config.division()?;
-        let map = Map::default().successor(Vec::new(), Vec::new(), &division)?;
+        let map = Map::new(&division, &[]).draft().finish_all();
         let observers = Observers::new(&config, None)?;
         let accounts = Accounts { stats: Stats::new(), division, observers };
         let blocks = blocks::Kept::new(&config)?;
@@ -202,7 +205,7 @@ impl Device {
         let device = Self::with(config, map, blocks, accounts, Some(kept), Some(places));
         if device.kept.as_ref().is_some_and(Kept::renumbered) {
             // Else the next process would find these counters at zero.
-            if let Err(why) = device.keep(&device.map()) {
+            if let Err(why) = device.keep_all(&device.map()) {
                 tracing::warn!("some counters will begin at zero with the next process: {why}");
             }
         }
@@ -320,7 +323,7 @@ impl Device {
     /// The ranges of the views window that show any of this base range.
     pub fn views_over_base(&self, offset: u64, length: u64) -> Vec<Range<u64>> {
         let range = offset..offset.saturating_add(length).min(self.config.base_bytes);
-        self.map().aliases.iter().filter_map(|alias| alias.over(&range)).collect()
+        self.map().aliases_over(range.clone()).filter_map(|alias| alias.over(&range)).collect()
     }
 
     /// Everything counted, now.
@@ -404,6 +407,8 @@ mod counter_tests;
 mod image_tests;
 #[cfg(test)]
 mod memory_tests;
+#[cfg(test)]
+mod name_tests;
 #[cfg(test)]
 mod poison_tests;
 #[cfg(test)]

@@ -6,7 +6,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use lamina_codec::{BlockWords, Codec, block::Bundle, format::Format, kv::KvLayout};
+use lamina_codec::{BlockWords, Codec, Encoder, block::Bundle, format::Format, kv::KvLayout};
 use lamina_store::mode::Mode;
 
 /// How a tensor's elements are ordered.
@@ -22,10 +22,17 @@ pub enum Layout {
 
 impl Layout {
     /// Codes one block in address order for a device of this mode: any block but those of a `kv` tensor in the mode `trace`.
-    pub fn encode_block(mode: Mode, format: Format, codec: Codec, words: &BlockWords, bundle: &mut Bundle) {
+    pub fn encode_block(
+        encoder: &mut Encoder,
+        mode: Mode,
+        format: Format,
+        codec: Codec,
+        words: &BlockWords,
+        bundle: &mut Bundle,
+    ) {
         match mode {
-            Mode::Plain | Mode::GComp => bundle.encode_words(codec, words),
-            Mode::Trace => bundle.encode(format, codec, words),
+            Mode::Plain | Mode::GComp => encoder.words(codec, words, bundle),
+            Mode::Trace => encoder.block(format, codec, words, bundle),
         }
     }
 }

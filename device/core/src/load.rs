@@ -27,7 +27,7 @@ use wildmatch::WildMatch;
 
 pub use self::decide::{Decision, Held, carry_out, decide, drop_unfinished};
 use self::pieces::{Contents, each_piece, source_of, stamp_of};
-use crate::device::{Device, DeviceError, Places, Source, SourceId};
+use crate::device::{Device, DeviceError, MAX_AT_ONCE, Places, Source, SourceId};
 use crate::layout::Layout;
 use crate::model::{ModelError, ModelFile, ModelTensor};
 use crate::tensor::{TensorInfo, TensorSpec};
@@ -301,9 +301,9 @@ fn load_from(
     progress: impl Fn(Progress<'_>) -> ControlFlow<()> + Sync,
 ) -> Result<Loaded, LoadError> {
     let told = Told::new(model, &progress);
-    let mut places = places.iter();
     let mut contents = Contents::new();
     let mut loaded = Loaded::default();
+    let mut made = create(device, model, options, places, source)?.into_iter();
     for tensor in model.tensors() {
         if tensor.length == 0 {
             let skipped = |view: &String| skipped(tensor, view, "the tensor has no elements".to_owned());
@@ -311,8 +311,7 @@ fn load_from(
             continue;
         }
         let failed = |source| LoadError::Device { tensor: tensor.name.clone(), source };
-        let spec = TensorSpec { dpa: places.next().copied(), ..spec(tensor, options) };
-        let info = device.create_tensor_from(spec, source).map_err(failed)?;
+        let info = made.next().expect("one for each that has elements");
         let digests = each_piece(model, tensor, &told, |at, bytes| {
             device.write_base(info.dpa + at, bytes).map_err(failed)?;
             Ok(Contents::of_piece(bytes))
@@ -341,6 +340,26 @@ fn load_from(
     let whole = Source { contents: Some(contents.digest()), stamp: stamp_of(&now), ..source_of(model) };
     device.set_source(source, whole).map_err(|why| LoadError::of(model, why))?;
     Ok(loaded)
+}
+
+/// Makes the tensors of `model` that have elements at their places, as many at once as can be.
+fn create(
+    device: &Device,
+    model: &ModelFile,
+    options: &LoadOptions,
+    places: &[u64],
+    source: SourceId,
+) -> Result<Vec<TensorInfo>, LoadError> {
+    let with_elements = model.tensors().iter().filter(|tensor| tensor.length > 0);
+    let specs = with_elements.zip(places);
+    let specs: Vec<_> =
+        specs.map(|(tensor, dpa)| TensorSpec { dpa: Some(*dpa), ..spec(tensor, options) }).collect();
+    let mut made = Vec::with_capacity(specs.len());
+    for specs in specs.chunks(MAX_AT_ONCE) {
+        let some = device.create_tensors_from(specs.to_vec(), source);
+        made.extend(some.map_err(|why| LoadError::of(model, why))?);
+    }
+    Ok(made)
 }
 
 impl LoadError {

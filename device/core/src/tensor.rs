@@ -219,15 +219,8 @@ pub(crate) struct Tensor {
     /// The checkpoint it was loaded from.
     pub(crate) source: SourceOf,
     pub(crate) transition: Transition,
-}
-
-impl TensorInfo {
-    /// What makes this tensor again.
-    pub(crate) fn spec(&self) -> TensorSpec {
-        let Self { name, dpa, length, elements, shape, format, layout, codec } = self.clone();
-        let (dpa, elements, codec) = (Some(dpa), Some(elements), Some(codec));
-        TensorSpec { name, dpa, length, elements, shape, format, layout, codec }
-    }
+    /// Unlike that of any other tensor or view since the device was opened.
+    pub(crate) number: u64,
 }
 
 impl Tensor {
@@ -239,11 +232,6 @@ impl Tensor {
     /// The numbers of its blocks, on the device.
     pub(crate) fn blocks(&self) -> Range<u64> {
         store::blocks(self.info.dpa)..store::blocks(self.end())
-    }
-
-    /// Whether people are told of it: lists and the directory name it.
-    pub(crate) fn is_listed(&self) -> bool {
-        self.transition.is_listed()
     }
 
     /// Whether it is about to go.

@@ -3,25 +3,28 @@
 //! The rules:
 //! * `base` is the capacity window: offset = DPA. `views` begins with the directory; views lie behind it at multiples of 2 MiB
 //!   and never move while they exist.
-//! * A [`Map`] is a snapshot: it is replaced, never changed, when a tensor or view comes or goes, and its directory bytes always
-//!   agree with its tables.
-//! * A tensor that is being made owns its range, but no directory names it. Its directory has room
-//!   for it all the same, whatever is made meanwhile.
-//! * Each part of a divided device has a directory, which counts from the part's own beginnings and changes only with what is in it.
+//! * What lies where is said by a [`Map`].
+//! * Each part of a divided device has a directory, which counts from the part's own beginnings and
+//!   changes only with what is in it.
 
 mod arithmetic;
+mod chunks;
+mod directory;
+mod gaps;
+mod map;
 
 use std::{ops::Range, sync::Arc};
 
-use lamina_abi::{DIRECTORY_BYTES, Directory, DirectoryError, TensorEntry, VIEW_ALIGN, ViewEntry};
 use serde::Serialize;
 
-pub(crate) use self::arithmetic::first_fit;
 use self::arithmetic::{Geometry, Piece};
+pub(crate) use self::{
+    gaps::Gaps,
+    map::{Draft, Map},
+};
 use crate::{
     counters::{Numbers, Traffic},
-    division::Division,
-    tensor::{Tensor, TensorError},
+    tensor::Tensor,
 };
 use lamina_codec::{BLOCK_BYTES, view::View};
 
@@ -54,6 +57,8 @@ pub(crate) struct Alias {
     pub(crate) traffic: Traffic,
     /// Where the image keeps its counters.
     pub(crate) numbers: Numbers,
+    /// Unlike that of any other tensor or view since the device was opened.
+    pub(crate) number: u64,
 }
 
 /// Traffic, and where an image keeps its counters.
@@ -63,129 +68,14 @@ pub(crate) struct Counted {
     pub(crate) numbers: Numbers,
 }
 
-/// What lies where.
-#[derive(Default)]
-pub(crate) struct Map {
-    /// By DPA.
-    pub(crate) tensors: Vec<Arc<Tensor>>,
-    /// By offset.
-    pub(crate) aliases: Vec<Arc<Alias>>,
-    /// By part.
-    pub(crate) directories: Vec<DirectoryPages>,
-}
-
-/// The directory of one part.
-#[derive(Clone, Default)]
-pub(crate) struct DirectoryPages {
-    pub(crate) bytes: Vec<u8>,
-    pub(crate) generation: u64,
-}
-
-impl Map {
-    /// The map of `tensors` and `aliases`; directories that change are one generation after those of `self`.
-    pub(crate) fn successor(
-        &self,
-        mut tensors: Vec<Arc<Tensor>>,
-        mut aliases: Vec<Arc<Alias>>,
-        division: &Division,
-    ) -> Result<Self, DirectoryError> {
-        tensors.sort_by_key(|tensor| tensor.info.dpa);
-        aliases.sort_by_key(|alias| alias.info.offset);
-        let mut directories = Vec::with_capacity(division.parts.len());
-        for (index, part) in division.parts.iter().enumerate() {
-            let mut own: Vec<_> = tensors.iter().filter(|tensor| tensor.part == index).collect();
-            let old = self.directories.get(index).cloned().unwrap_or_default();
-            let of = |own: &[&Arc<Tensor>]| {
-                let shown = aliases.iter().filter(|alias| alias.tensor.part == index);
-                Directory {
-                    generation: old.generation,
-                    base_bytes: part.base.end - part.base.start,
-                    views_bytes: part.views.end - part.views.start,
-                    tensors: own.iter().map(|tensor| tensor_entry(tensor, division)).collect(),
-                    views: shown.map(|alias| view_entry(alias, own, part.views.start)).collect(),
-                }
-            };
-            let mut directory = of(&own);
-            if own.iter().any(|tensor| !tensor.is_listed()) {
-                lamina_abi::encode(&directory)?;
-                own.retain(|tensor| tensor.is_listed());
-                directory = of(&own);
-            }
-            if lamina_abi::encode(&directory)? == old.bytes {
-                directories.push(old);
-                continue;
-            }
-            directory.generation += 1;
-            let bytes = lamina_abi::encode(&directory)?;
-            directories.push(DirectoryPages { bytes, generation: directory.generation });
-        }
-        Ok(Self { tensors, aliases, directories })
-    }
-
-    /// The generation of each directory once all tensors that are being made are listed. An image
-    /// keeps these, so that listing one needs no save.
-    pub(crate) fn generations_to_come(&self) -> Vec<u64> {
-        let making =
-            |part| self.tensors.iter().filter(|tensor| tensor.part == part && !tensor.is_listed()).count();
-        let directories = self.directories.iter().enumerate();
-        directories.map(|(part, directory)| directory.generation + making(part) as u64).collect()
-    }
-
-    /// The tensor that owns the block at `dpa`.
-    pub(crate) fn tensor_at(&self, dpa: u64) -> Option<&Arc<Tensor>> {
-        let after = self.tensors.partition_point(|tensor| tensor.info.dpa <= dpa);
-        self.tensors[..after].last().filter(|tensor| dpa < tensor.end())
-    }
-
-    /// The end of what the owner of the block at `dpa` has from there on, or of what nobody has.
-    pub(crate) fn owner_end(&self, dpa: u64) -> u64 {
-        let after = self.tensors.partition_point(|tensor| tensor.info.dpa <= dpa);
-        let next = self.tensors.get(after).map_or(u64::MAX, |tensor| tensor.info.dpa);
-        self.tensor_at(dpa).map_or(next, |tensor| next.min(tensor.end()))
-    }
-
-    /// The tensor of this name.
-    pub(crate) fn tensor(&self, name: &str) -> Result<&Arc<Tensor>, TensorError> {
-        self.tensors
-            .iter()
-            .find(|tensor| tensor.info.name == name)
-            .ok_or_else(|| TensorError::Unknown { name: name.to_owned() })
-    }
-
-    /// The tensor of this name that people are told of.
-    pub(crate) fn listed(&self, name: &str) -> Result<&Arc<Tensor>, TensorError> {
-        self.tensor(name)
-            .ok()
-            .filter(|tensor| tensor.is_listed())
-            .ok_or_else(|| TensorError::Unknown { name: name.to_owned() })
-    }
-
-    /// The aliases that `range` of the views window touches.
-    pub(crate) fn aliases_in(&self, range: &Range<u64>) -> impl Iterator<Item = &Arc<Alias>> {
-        let first =
-            self.aliases.partition_point(|alias| alias.info.offset + alias.info.length <= range.start);
-        let end = range.end;
-        self.aliases[first..].iter().take_while(move |alias| alias.info.offset < end)
-    }
-
-    /// The first place in `part` of the base window where `length` bytes fit, or the largest gap.
-    pub(crate) fn free_base(&self, length: u64, part: &Range<u64>) -> Result<u64, u64> {
-        let inside = self.tensors.iter().filter(|tensor| part.contains(&tensor.info.dpa));
-        let taken = inside.map(|tensor| tensor.info.dpa..tensor.end());
-        first_fit(part.start, part.end, BLOCK_BYTES as u64, length, taken)
-    }
-
-    /// The first place in `part` of the views window where `length` bytes fit behind the directory, or the largest gap.
-    pub(crate) fn free_view(&self, length: u64, part: &Range<u64>) -> Result<u64, u64> {
-        let inside = self.aliases.iter().filter(|alias| part.contains(&alias.info.offset));
-        let taken = inside.map(|alias| alias.info.offset..alias.info.offset + alias.info.length);
-        first_fit(part.start + DIRECTORY_BYTES, part.end, VIEW_ALIGN, length, taken)
-    }
-}
-
 impl Alias {
     /// The view `view` of `tensor` at `offset`.
-    pub(crate) fn new(tensor: Arc<Tensor>, view: View, offset: u64, length: u64, traffic: Counted) -> Self {
+    pub(crate) fn new(
+        (tensor, number): (Arc<Tensor>, u64),
+        view: View,
+        (offset, length): (u64, u64),
+        traffic: Counted,
+    ) -> Self {
         let info = ViewInfo {
             tensor: tensor.info.name.clone(),
             offset,
@@ -197,7 +87,7 @@ impl Alias {
             view: view.to_string(),
         };
         let Counted { traffic, numbers } = traffic;
-        Self { tensor, view, info, traffic, numbers }
+        Self { tensor, view, info, traffic, numbers, number }
     }
 
     /// Whether it shows all of `range` of the views window.
@@ -243,35 +133,5 @@ impl Alias {
         let end = base.end.min(tensor.dpa + tensor.length).checked_sub(tensor.dpa)?;
         let shown = self.geometry().over(start..end, self.info.length)?;
         Some(self.info.offset + shown.start..self.info.offset + shown.end)
-    }
-}
-
-fn tensor_entry(tensor: &Tensor, division: &Division) -> TensorEntry {
-    let info = &tensor.info;
-    TensorEntry {
-        name: division.own_name(&info.name).to_owned(),
-        shape: info.shape.iter().map(u64::to_string).collect::<Vec<_>>().join("x"),
-        format: info.format.name().to_owned(),
-        dpa: info.dpa - division.parts[tensor.part].base.start,
-        length: info.length,
-        elements: info.elements,
-        layout: info.layout.into(),
-    }
-}
-
-/// The entry of `alias` in the directory of the part whose tensors are `tensors` and whose views begin at `start`.
-fn view_entry(alias: &Alias, tensors: &[&Arc<Tensor>], start: u64) -> ViewEntry {
-    // Tensors of no length share their DPA with the next one: from the first at this DPA on, the one that is meant.
-    let first = tensors.partition_point(|tensor| tensor.info.dpa < alias.tensor.info.dpa);
-    let index =
-        first + tensors[first..].iter().take_while(|tensor| !Arc::ptr_eq(tensor, &alias.tensor)).count();
-    ViewEntry {
-        tensor: u32::try_from(index).expect("far fewer fit a directory"),
-        spelling: alias.info.view.clone(),
-        offset: alias.info.offset - start,
-        length: alias.info.length,
-        elements: alias.info.elements,
-        bits: alias.info.bits,
-        scale_exp: alias.info.scale_exp,
     }
 }

@@ -237,13 +237,14 @@ impl From<ControlError> for Refusal {
 /// Whose mistake a refusal of the device was.
 fn status_of(why: &DeviceError) -> StatusCode {
     match why {
-        DeviceError::Tensor(TensorError::Unknown { .. }) => StatusCode::NOT_FOUND,
+        DeviceError::Tensor(TensorError::Unknown { .. }) | DeviceError::UnknownView { .. } => {
+            StatusCode::NOT_FOUND
+        }
         DeviceError::Tensor(TensorError::Exists { .. } | TensorError::Overlap { .. }) => StatusCode::CONFLICT,
         DeviceError::Tensor(TensorError::NoRoom { .. })
         | DeviceError::NoRoomForView { .. }
         | DeviceError::Quota { .. }
         | DeviceError::Full
-        | DeviceError::Directory(_)
         | DeviceError::Store(
             StoreError::Full { .. }
             | StoreError::NoRoom { .. }
@@ -252,6 +253,7 @@ fn status_of(why: &DeviceError) -> StatusCode {
         ) => StatusCode::INSUFFICIENT_STORAGE,
         DeviceError::Tensor(_)
         | DeviceError::View { .. }
+        | DeviceError::TooMany { .. }
         | DeviceError::PastWindow { .. }
         | DeviceError::Partitions { .. }
         | DeviceError::PartitionName { .. }

@@ -29,7 +29,7 @@ use lamina_codec::format::Format;
 use lamina_codec::kv::KvLayout;
 use lamina_codec::plane::{self, PlaneMask};
 use lamina_codec::{BLOCK_BYTES, BlockWords};
-use lamina_codec::{Codec, check, head};
+use lamina_codec::{Codec, Decoder, Encoder, check, head};
 use lamina_device::device::{Device, DeviceConfig, TensorSpec};
 use lamina_device::layout::Layout;
 use lamina_device::model::{ModelError, ModelFile};
@@ -44,12 +44,12 @@ pub fn round_trip(data: &[u8]) {
     let mut words: BlockWords = [0; BLOCK_BYTES];
     words.iter_mut().zip(pattern.iter().cycle()).for_each(|(word, byte)| *word = *byte);
 
-    let mut bundle = Bundle::new();
+    let (mut encoder, mut decoder, mut bundle) = (Encoder::new(), Decoder::new(), Bundle::new());
     let by_words = by_words & 1 == 1 || format == Format::Opaque;
     if by_words {
-        bundle.encode_words(codec, &words);
+        encoder.words(codec, &words, &mut bundle);
     } else {
-        bundle.encode(format, codec, &words);
+        encoder.block(format, codec, &words, &mut bundle);
     }
     let Some(stored) = &bundle.stored else {
         assert!(words.iter().all(|byte| *byte == 0), "a block was taken for zeros");
@@ -63,11 +63,12 @@ pub fn round_trip(data: &[u8]) {
 
     let mut back = [0; BLOCK_BYTES];
     let all = PlaneMask::all(format);
-    stored.decode(all, &fetched(stored, all, bundle.bytes()), &mut back).expect("it is intact");
+    decoder.block(stored, all, &fetched(stored, all, bundle.bytes()), &mut back).expect("it is intact");
     assert!(back == words, "the words changed");
     if !by_words {
         let mask = PlaneMask(u32::from_le_bytes([a, b, c, d]) & all.0);
-        stored.decode(mask, &fetched(stored, mask, bundle.bytes()), &mut back).expect("it is intact");
+        let fetched = fetched(stored, mask, bundle.bytes());
+        decoder.block(stored, mask, &fetched, &mut back).expect("it is intact");
         let (mut split, mut want) = ([0; BLOCK_BYTES], [0; BLOCK_BYTES]);
         plane::split(format, &words, &mut split);
         plane::join(format, &plane::select(format, mask, &split), &mut want);
@@ -102,7 +103,7 @@ pub fn stored(data: &[u8]) {
     stored.runs(mask, |run| assert!(run.end <= stored.bytes(), "{run:?} is outside the bundle"));
     let mut words = [0; BLOCK_BYTES];
     // Right or wrong, it comes to an end. What decodes can be stored again under the same description.
-    let _ = stored.decode(mask, &bundle, &mut words);
+    let _ = Decoder::new().block(&stored, mask, &bundle, &mut words);
     let again = Entry { epoch, place: Some(Place { segment, stored, lossy }) };
     assert_eq!(Entry::decode(version, &again.encode(version)).as_ref(), Ok(&again), "the entry changed");
 }

@@ -260,8 +260,9 @@ fn make_room(image: &Image) -> Result<Head, StoreError> {
     image.lengthen().map_err(|source| StoreError::NoRoom { what: "checkpoints", source })?;
     let head = Head::open(image)?;
     ensure_copies(&image.index()?, &image.copies()?)?;
-    let (_, text) = Tables::open(image)?;
-    image.texts()?.iter().try_for_each(|memory| memory.ensure(0..text.as_ref().map_or(0, Vec::len)))?;
+    let (tables, _) = Tables::open(image)?;
+    let bytes = tables.last().text.bytes();
+    image.texts()?.iter().try_for_each(|memory| memory.ensure(0..bytes))?;
     head.set_state(0);
     Ok(head)
 }
@@ -400,13 +401,13 @@ impl Checkpoints {
         let cut = store.index.freeze(copy, || {
             let saved = self.tables.last();
             head.is_changed.store(false, SeqCst);
-            (store.segments.cut(), Arc::clone(&saved.text))
+            (store.segments.cut(), saved.text.clone())
         });
         let (epoch, text) = cut.map_err(io::Error::other)?;
         store.index.thaw();
-        self.texts[copy].write(0, &text);
-        let header =
-            Header { number, text_bytes: text.len() as u64, text_check: crc32c::crc32c(&text), made: now() };
+        text.pieces().for_each(|(at, piece)| self.texts[copy].write(at, piece));
+        let (text_bytes, text_check) = (text.bytes() as u64, text.check());
+        let header = Header { number, text_bytes, text_check, made: now() };
         let made = head.sync().and_then(|()| {
             head.set_header(copy, header);
             head.sync()

@@ -11,7 +11,12 @@ use std::{io, os::unix::fs::FileExt, sync::Arc};
 
 use parking_lot::RwLock;
 
-use super::{Store, StoreError, image::Image, index::Frozen, tables::Tables};
+use super::{
+    Store, StoreError,
+    image::Image,
+    index::Frozen,
+    tables::{Tables, Text},
+};
 
 /// Whether a snapshot was given up. Held for reading while it reads what is held for it.
 pub(super) struct Stop(RwLock<bool>);
@@ -22,7 +27,7 @@ pub struct Saving<'s> {
     stop: Arc<Stop>,
     index: Arc<Frozen>,
     /// The tables.
-    pub(super) text: Arc<Vec<u8>>,
+    pub(super) text: Text,
 }
 
 impl Store {
@@ -38,7 +43,7 @@ impl Store {
         }
         let cut = || {
             self.segments.snapshot(Some(self.segments.cut()));
-            Arc::clone(&tables.last().text)
+            tables.last().text.clone()
         };
         let (index, text) = self.index.begin_snapshot(cut).map_err(io::Error::other)?;
         *saving = Some(Arc::clone(&stop));

@@ -78,7 +78,7 @@ pub fn save(image: &Image, saving: Option<&Saving<'_>>, out: &mut impl Write) ->
     match saving {
         Some(saving) => {
             // A device that never had tensors has no tables.
-            if !saving.text.is_empty() {
+            if saving.text.bytes() > 0 {
                 let (at, text) = saved_once(&saving.text);
                 for (number, part) in (0_u64..).zip(text.chunks(MOST_BYTES)) {
                     stream.put(tables.start + at as u64 + number * MOST_BYTES as u64, part)?;

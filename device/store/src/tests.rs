@@ -6,7 +6,9 @@ use super::{
     losses::{Loss, Losses, MAX_LOGGED},
     *,
 };
-use lamina_codec::{BlockWords, Codec, block::StoredPlanes, format::Format, testing::words};
+use lamina_codec::{
+    BlockWords, Codec, Decoder, Encoder, block::StoredPlanes, format::Format, testing::words,
+};
 
 const BLOCKS: u64 = 24;
 
@@ -34,7 +36,7 @@ fn read(store: &Store, block: u64, mask: PlaneMask) -> (Entry, BlockWords) {
     let entry = store.fetch(block, |_| mask, &mut bundle).unwrap().entry;
     let mut words = [0; BLOCK_BYTES];
     if let Some(place) = &entry.place {
-        place.stored.decode(mask, &bundle, &mut words).unwrap();
+        Decoder::new().block(&place.stored, mask, &bundle, &mut words).unwrap();
     }
     (entry, words)
 }
@@ -50,7 +52,7 @@ proptest! {
         for operation in operations {
             match operation {
                 Operation::Write { block, format, codec, words } => {
-                    bundle.encode(format, codec, &words);
+                    Encoder::new().block(format, codec, &words, &mut bundle);
                     store.replace(block).unwrap().publish(&bundle).unwrap();
                     model[usize::try_from(block).unwrap()] = *words;
                 }
@@ -85,7 +87,7 @@ proptest! {
         words in words(), segment in 0_u64..1 << 36, epoch: u16, lossy: bool, bit in 0..ENTRY_BYTES * 8,
     ) {
         let mut bundle = Bundle::new();
-        bundle.encode(format, codec, &words);
+        Encoder::new().block(format, codec, &words, &mut bundle);
         for version in [Version::One, Version::Two] {
             let placed = |stored| entry::Place { segment, stored, lossy: lossy && version == Version::Two };
             let entry = Entry { epoch, place: bundle.stored.clone().map(placed) }.fitting(version);
@@ -112,7 +114,8 @@ proptest! {
         let check = crc32c::crc32c(&entry);
         entry[10..14].copy_from_slice(&check.to_le_bytes());
         if let Ok(Entry { place: Some(place), .. }) = Entry::decode(version, &entry) {
-            let _ = place.stored.decode(PlaneMask(u32::MAX), &[0; MAX_BUNDLE], &mut [0; BLOCK_BYTES]);
+            let (all, bundle) = (PlaneMask(u32::MAX), [0; MAX_BUNDLE]);
+            let _ = Decoder::new().block(&place.stored, all, &bundle, &mut [0; BLOCK_BYTES]);
         }
         }
     }
@@ -123,7 +126,7 @@ fn any_block_may_be_expected_whatever_its_entry_names() {
     let store = Store::new(4, 65536).unwrap();
     let words = words_of(60, 1);
     let mut bundle = Bundle::new();
-    bundle.encode(Format::Opaque, Codec::Lz4, &words);
+    Encoder::new().block(Format::Opaque, Codec::Lz4, &words, &mut bundle);
     store.replace(0).unwrap().publish(&bundle).unwrap();
     // It names the last of all segments that can be named; the others name the first.
     assert!(store.poison(1, &cause::Why::found(), |_| true).unwrap().is_some());
@@ -144,7 +147,7 @@ fn a_full_store_refuses_and_keeps_what_it_has() {
         *byte = state.to_be_bytes()[0];
     }
     let mut bundle = Bundle::new();
-    bundle.encode(Format::Opaque, Codec::Lz4, &noise);
+    Encoder::new().block(Format::Opaque, Codec::Lz4, &noise, &mut bundle);
     for block in 0..16 {
         store.replace(block).unwrap().publish(&bundle).unwrap();
     }
@@ -169,7 +172,12 @@ fn readers_see_the_old_block_or_the_new_never_a_mixture() {
                 let byte = round.to_le_bytes()[0];
                 let mut words = [byte; BLOCK_BYTES];
                 words[..4].copy_from_slice(&[byte; 4]);
-                bundle.encode(if round % 2 == 0 { Format::Bf16 } else { Format::Opaque }, Codec::Lz4, &words);
+                Encoder::new().block(
+                    if round % 2 == 0 { Format::Bf16 } else { Format::Opaque },
+                    Codec::Lz4,
+                    &words,
+                    &mut bundle,
+                );
                 store.replace(0).unwrap().publish(&bundle).unwrap();
             }
         });
@@ -206,7 +214,7 @@ fn fragmentation_has_its_bound_under_long_random_rewrites() {
         let block = if next(8) == 0 { next(BLOCKS) } else { next(BLOCKS / 8) * 8 };
         let words =
             if next(5) == 0 { [0; BLOCK_BYTES] } else { words_of(usize::try_from(size).unwrap(), round) };
-        bundle.encode(Format::Opaque, Codec::Lz4, &words);
+        Encoder::new().block(Format::Opaque, Codec::Lz4, &words, &mut bundle);
         store.replace(block).unwrap().publish(&bundle).unwrap();
         model.insert(block, words);
         // A quarter of the slots, two chunks of each length, and what a length leaves over at the end of a chunk.
@@ -230,7 +238,7 @@ fn a_length_that_is_needed_no_more_leaves_its_chunks() {
     let store = Store::new(15 * 64, 64 << 20).unwrap();
     let mut bundle = Bundle::new();
     for block in 0..15 * 64 {
-        bundle.encode(Format::Opaque, Codec::Lz4, &words_of(64, block));
+        Encoder::new().block(Format::Opaque, Codec::Lz4, &words_of(64, block), &mut bundle);
         store.replace(block).unwrap().publish(&bundle).unwrap();
     }
     for block in (0..15 * 64).filter(|block| block % 15 != 7) {

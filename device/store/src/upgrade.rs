@@ -169,7 +169,8 @@ mod tests {
     use std::panic::{AssertUnwindSafe, catch_unwind};
 
     use lamina_codec::{
-        BLOCK_BYTES, Codec, block::Bundle, block::MAX_BUNDLE, format::Format, plane::PlaneMask,
+        BLOCK_BYTES, Codec, Decoder, Encoder, block::Bundle, block::MAX_BUNDLE, format::Format,
+        plane::PlaneMask,
     };
 
     use super::*;
@@ -209,7 +210,9 @@ mod tests {
             match store.fetch(block, |_| PlaneMask(u32::MAX), &mut bundle) {
                 Ok(fetched) => {
                     if let Some(place) = &fetched.entry.place {
-                        place.stored.decode(PlaneMask(u32::MAX), &bundle, &mut words).unwrap();
+                        Decoder::new()
+                            .block(&place.stored, PlaneMask(u32::MAX), &bundle, &mut words)
+                            .unwrap();
                     }
                     Some(words.to_vec())
                 }
@@ -231,7 +234,7 @@ mod tests {
                 let noise = lamina_codec::testing::bytes(block + rewrite, BLOCK_BYTES);
                 let words: Vec<_> =
                     noise.iter().zip((1..=9).cycle()).map(|(byte, most)| byte % most).collect();
-                bundle.encode(format, Codec::Tree, &words.try_into().unwrap());
+                Encoder::new().block(format, Codec::Tree, &words.try_into().unwrap(), &mut bundle);
                 store.replace(block).unwrap().publish(&bundle).unwrap();
             }
         }
@@ -282,7 +285,7 @@ mod tests {
         // It is written as any other.
         let (_image, store) = opened(&path);
         let mut bundle = Bundle::new();
-        bundle.encode(Format::Fp32, Codec::Tree, &[7; BLOCK_BYTES]);
+        Encoder::new().block(Format::Fp32, Codec::Tree, &[7; BLOCK_BYTES], &mut bundle);
         for block in 0..BLOCKS {
             store.replace(block).unwrap_or_else(|_| store.replace_damaged(block)).publish(&bundle).unwrap();
         }
@@ -306,7 +309,7 @@ mod tests {
             .iter_mut()
             .zip(lamina_codec::testing::bytes(3, BLOCK_BYTES))
             .for_each(|(word, byte)| *word = byte);
-        bundle.encode(Format::Bf16, Codec::Tree, &words);
+        Encoder::new().block(Format::Bf16, Codec::Tree, &words, &mut bundle);
         let place = Place { segment: most / 64, stored: bundle.stored.clone().unwrap(), lossy: false };
         let entry = Entry { epoch: 1, place: Some(place) }.encode(Version::One);
         let [.., index, _, _, _, _, _, _] = image.parts();

@@ -13,7 +13,7 @@ use lamina_codec::Codec;
 use lamina_codec::block::{Bundle, MAX_BUNDLE, Stored};
 use lamina_codec::format::Format;
 use lamina_codec::plane::PlaneMask;
-use lamina_codec::{BLOCK_BYTES, BlockWords};
+use lamina_codec::{BLOCK_BYTES, BlockWords, Decoder, Encoder};
 use lamina_store::entry::{ENTRY_BYTES, Entry, Place, Version};
 
 /// A version, where its files are, the segment that all entries name, and their epoch.
@@ -37,7 +37,7 @@ impl Files {
     /// The entry and the bundle that today's program stores.
     fn encoded(&self, format: Format, codec: Codec, words: &BlockWords) -> Vec<u8> {
         let mut bundle = Bundle::new();
-        bundle.encode(format, codec, words);
+        Encoder::new().block(format, codec, words, &mut bundle);
         let placed = |stored| Place { segment: self.segment, stored, lossy: false };
         let entry = Entry { epoch: self.epoch, place: bundle.stored.clone().map(placed) };
         [&entry.encode(self.version)[..], bundle.bytes()].concat()
@@ -163,8 +163,8 @@ fn what_was_stored_is_read() {
                 let mut back = [0; BLOCK_BYTES];
                 if let Some(Place { segment, stored, lossy: false }) = &entry.place {
                     assert_eq!(*segment, files.segment, "{shown}");
-                    stored
-                        .decode(PlaneMask(u32::MAX), &bundle, &mut back)
+                    Decoder::new()
+                        .block(stored, PlaneMask(u32::MAX), &bundle, &mut back)
                         .unwrap_or_else(|why| panic!("{shown}: {why}"));
                 }
                 assert!(back[..] == words[..], "{shown}");

@@ -8,12 +8,12 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use lamina_codec::BLOCK_BYTES;
 use lamina_codec::Codec;
 use lamina_codec::block::{MAX_BUNDLE, Stored, StoredPlanes};
 use lamina_codec::format::Format;
-use lamina_codec::kv::{Coding, KvLayout, Preset, Shape, WindowDecoder, encode};
+use lamina_codec::kv::{Coding, KvLayout, Preset, Shape, WindowDecoder};
 use lamina_codec::plane::PlaneMask;
+use lamina_codec::{BLOCK_BYTES, Decoder, Encoder};
 use lamina_store::entry::{ENTRY_BYTES, Entry, Place, Version};
 
 fn golden(file: &str) -> PathBuf {
@@ -103,7 +103,9 @@ fn what_was_stored_is_read() {
             let mut left = &stored[..];
             let all = PlaneMask::all(case.format);
             let mut out = Vec::new();
-            let mut decoder = WindowDecoder::new(&shape, case.before, shape.blocks(), all, &mut out);
+            let mut decoder = Decoder::new();
+            let mut decoder =
+                WindowDecoder::new(&mut decoder, &shape, case.before, shape.blocks(), all, &mut out);
             let mut headed = 0;
             for block in 0..shape.blocks() {
                 let (entry, rest) = left.split_first_chunk::<ENTRY_BYTES>().unwrap();
@@ -151,7 +153,8 @@ fn what_is_written_today_is_what_the_files_are_of() {
 
 fn stored(case: &Case, version: Version, codec: Codec) -> Vec<u8> {
     let mut bundles = Vec::new();
-    let coded = encode(&case.shape(), case.before, codec, &case.window(), Some(case.way), &mut bundles);
+    let (shape, window) = (case.shape(), case.window());
+    let coded = Encoder::new().window(&shape, case.before, codec, &window, Some(case.way), &mut bundles);
     assert_eq!(coded.coding, case.way, "{}", case.name);
     bundles
         .iter()

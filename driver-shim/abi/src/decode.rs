@@ -47,6 +47,7 @@ pub fn decode(bytes: &[u8]) -> Result<Directory, DirectoryError> {
         views_bytes: u64_at(bytes, 40),
         tensors,
         views,
+        is_incomplete: u32_at(bytes, 88) & 1 != 0,
     })
 }
 

@@ -36,6 +36,7 @@ pub fn encode(directory: &Directory) -> Result<Vec<u8>, DirectoryError> {
     writer.u64(tensors_offset as u64);
     writer.u64(views_offset as u64);
     writer.u64(text_offset as u64);
+    writer.u32(directory.is_incomplete.into());
     writer.bytes.resize(HEADER_BYTES, 0);
     for tensor in &directory.tensors {
         writer.u64(tensor.dpa);

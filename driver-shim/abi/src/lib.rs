@@ -21,6 +21,7 @@
 //! | tensor count, tensor record bytes | 48, 52 | u32, u32 |
 //! | view count, view record bytes | 56, 60 | u32, u32 |
 //! | tensors offset, views offset, text offset | 64, 72, 80 | u64 |
+//! | flags: 1 if not all tensors and views have room here, and the control port tells the rest | 88 | u32 |
 //!
 //! | tensor record field | offset | type |
 //! |---|---|---|
@@ -142,10 +143,12 @@ pub struct Directory {
     pub base_bytes: u64,
     /// Bytes of the views window.
     pub views_bytes: u64,
-    /// The tensors, in the order they were made.
+    /// The tensors, by DPA.
     pub tensors: Vec<TensorEntry>,
-    /// The views, in the order they were made.
+    /// The views, by offset.
     pub views: Vec<ViewEntry>,
+    /// Whether there are tensors or views that it has no room for.
+    pub is_incomplete: bool,
 }
 
 impl Directory {

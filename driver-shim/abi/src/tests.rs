@@ -28,8 +28,8 @@ fn directory() -> impl Strategy<Value = Directory> {
             layout,
         },
     );
-    (any::<[u64; 3]>(), proptest::collection::vec(tensor, 1..8), 0_usize..9).prop_flat_map(
-        |([generation, base_bytes, views_bytes], tensors, views)| {
+    (any::<[u64; 3]>(), proptest::collection::vec(tensor, 1..8), 0_usize..9, any::<bool>()).prop_flat_map(
+        |([generation, base_bytes, views_bytes], tensors, views, is_incomplete)| {
             let count = u32::try_from(tensors.len()).unwrap();
             let view = (0..count, "[a-z0-9:+]{1,12}", any::<[u64; 3]>(), any::<u32>(), any::<i32>())
                 .prop_map(|(tensor, spelling, [offset, length, elements], bits, scale_exp)| ViewEntry {
@@ -47,6 +47,7 @@ fn directory() -> impl Strategy<Value = Directory> {
                 views_bytes,
                 tensors: tensors.clone(),
                 views,
+                is_incomplete,
             })
         },
     )

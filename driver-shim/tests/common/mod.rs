@@ -123,6 +123,7 @@ fn directory() -> Directory {
             view(0, "e8m3:packed", 3, ELEMENTS, 12),
             view(1, "full", 4, 640, 16),
         ],
+        is_incomplete: false,
     }
 }
 

@@ -78,8 +78,8 @@ enum What {
     },
     /// Stores: into the device alone and through the mount, beside the plain device and tmpfs
     ///
-    /// Weights as bf16, the bundled KV cache, text and noise are stored into holes and over what was stored before: by calls of the device in this process, with observers off
-    /// and on, and through the mount by pwrite, mmap and direct writes. A store has ended when the device has it, and is read back.
+    /// Weights as bf16, the bundled KV cache, text and noise are stored into holes and over what was stored before: by calls of the device in this process, and through the mount by pwrite,
+    /// mmap and direct writes, each with observers off and on. A store has ended when the device has it, and is read back.
     Store {
         /// MiB of each store; rounded up to chunks of 2 MiB
         #[arg(long, default_value_t = STORE_MIB, value_parser = clap::value_parser!(u64).range(1..=4096))]

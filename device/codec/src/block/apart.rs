@@ -7,12 +7,7 @@
 //! * If anything is damaged, the block is decoded as others are, which tells what it is.
 
 use super::{MAX_BUNDLE, StoredPlanes};
-use crate::{
-    BlockWords,
-    format::Format,
-    kernel::kernels,
-    plane::{PlaneBlock, PlaneMask},
-};
+use crate::{BlockWords, context::BlockDecoder, format::Format, kernel::kernels, plane::PlaneMask};
 
 /// Bytes of a plane.
 const RAW: usize = Format::Bf16.plane_bytes();
@@ -39,20 +34,20 @@ impl StoredPlanes {
             && self.lengths[HALF..2 * HALF] == [256; HALF]
     }
 
-    /// Decodes the planes in `mask` of such a block, coded ones to `space`: whether it could.
+    /// Decodes the planes in `mask` of such a block: whether it could.
     pub(super) fn decode_bf16_apart(
         &self,
+        decoder: &mut BlockDecoder,
         mask: PlaneMask,
         bundle: &[u8; MAX_BUNDLE],
         words: &mut BlockWords,
-        space: &mut PlaneBlock,
     ) -> bool {
         match Kernel::best() {
             Kernel::Portable => false,
             // SAFETY: the processor has the kernel's features, or it were not the best one.
             #[cfg(target_arch = "x86_64")]
             Kernel::Avx512 => unsafe {
-                avx512::decode(self, self.wanted(mask), bundle, words, space).is_some()
+                avx512::decode(self, self.wanted(mask), bundle, words, decoder).is_some()
             },
         }
     }
@@ -62,7 +57,7 @@ impl StoredPlanes {
 mod avx512 {
     use std::arch::x86_64::_mm512_setzero_si512;
 
-    use super::{HALF, MAX_BUNDLE, PlaneBlock, RAW, StoredPlanes};
+    use super::{BlockDecoder, HALF, MAX_BUNDLE, RAW, StoredPlanes};
     use crate::{
         BlockWords,
         check::gfni::{Sums, fold, sums_of_four, sums_of_less},
@@ -78,13 +73,13 @@ mod avx512 {
         wanted: u32,
         bundle: &[u8; MAX_BUNDLE],
         words: &mut BlockWords,
-        space: &mut PlaneBlock,
+        decoder: &mut BlockDecoder,
     ) -> Option<()> {
         let (zeros, ones) = (lines(&plane::ZEROS)?, lines(&plane::ONES)?);
         // From the sign's on, as they are stored.
         let mut planes = [zeros; 2 * HALF];
         let mut sums = [_mm512_setzero_si512(); HALF];
-        let mut space = &mut space[..];
+        let mut space = &mut decoder.planes.0[..];
         let mut rest = &bundle[..];
         for index in 0..HALF {
             let (from, length) = (rest, usize::from(stored.lengths[index]));
@@ -97,7 +92,7 @@ mod avx512 {
                 sums[index] = sums_of_four(planes[index]);
             } else if length > 0 {
                 sums[index] = sums_of_less(&from[..length]);
-                stored.codec.decompress_plane(from, length, space, RAW).ok()?;
+                decoder.bytes.decompress_plane(stored.codec, from, length, space, RAW).ok()?;
                 let (plane, behind) = space.split_at_mut(RAW);
                 planes[index] = lines(plane)?;
                 space = behind;
@@ -134,7 +129,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        BLOCK_BYTES, Codec,
+        BLOCK_BYTES, Codec, Encoder,
         block::{Bundle, Stored},
     };
 
@@ -166,7 +161,8 @@ mod tests {
             damage in prop::option::of((any::<prop::sample::Index>(), 1_u8..)),
         ) {
             let mut bundle = Bundle::new();
-            bundle.encode(Format::Bf16, if zstd { Codec::Zstd } else { Codec::Lz4 }, &words);
+            let codec = if zstd { Codec::Zstd } else { Codec::Lz4 };
+            Encoder::new().block(Format::Bf16, codec, &words, &mut bundle);
             let Some(Stored::Planes(stored)) = &bundle.stored else { panic!("planes") };
             prop_assert!(stored.is_bf16_apart());
             let mut bytes = [0xa5; MAX_BUNDLE];
@@ -176,9 +172,9 @@ mod tests {
             }
             let mask = PlaneMask(if whole { 0xffff } else { mask.into() });
             let (mut got, mut want) = ([0; BLOCK_BYTES], [0; BLOCK_BYTES]);
-            let mut space = [0; BLOCK_BYTES];
-            let told = stored.decode_planes(mask, &bytes, &mut want, &mut space);
-            let could = stored.decode_bf16_apart(mask, &bytes, &mut got, &mut space);
+            let mut decoder = BlockDecoder::default();
+            let told = stored.decode_planes(&mut decoder, mask, &bytes, &mut want);
+            let could = stored.decode_bf16_apart(&mut decoder, mask, &bytes, &mut got);
             prop_assert_eq!(could, told.is_ok() && Kernel::best() != Kernel::Portable);
             prop_assert!(!could || got == want);
             prop_assert!(told.is_err() || !whole || damage.is_some() || want == words);

@@ -82,13 +82,14 @@ impl StoredPlanes {
     /// Decodes such a block, which may be in this form: the form it is in.
     pub(super) fn decode_bf16(
         &self,
+        decoder: &mut tree::Decoder,
         mask: PlaneMask,
         bundle: &[u8; MAX_BUNDLE],
         form: Form,
         words: &mut BlockWords,
     ) -> Result<Form, BlockError> {
         let mut block = self.bf16(mask, bundle, form, words);
-        let decoded = tree::decode_bf16(&mut block);
+        let decoded = tree::decode_bf16(&mut block, decoder);
         let stream = &block.stream[..block.length];
         if decoded.is_ok() && block.checks == self.bf16_checks(mask) && crc32c(stream) == self.joint.check {
             return Ok(block.form);
@@ -120,8 +121,9 @@ mod tests {
 
     use super::*;
     use crate::{
-        BLOCK_BYTES, Codec, FIELDS,
+        BLOCK_BYTES, Codec, Encoder, FIELDS,
         block::{Bundle, Stored},
+        context::BlockDecoder,
         testing::words,
     };
 
@@ -145,7 +147,7 @@ mod tests {
             damage in prop::option::of((any::<prop::sample::Index>(), 1_u8..)), mended in any::<bool>(),
         ) {
             let mut bundle = Bundle::new();
-            bundle.encode(Format::Bf16, Codec::Tree, &words);
+            Encoder::new().block(Format::Bf16, Codec::Tree, &words, &mut bundle);
             let Some(Stored::Planes(mut stored)) = bundle.stored.clone() else { return Ok(()) };
             let mask = PlaneMask(if whole { 0xffff } else { mask.into() });
             if !stored.is_bf16_beside_noise(mask) {
@@ -162,9 +164,10 @@ mod tests {
                 }
             }
             let (mut got, mut want) = ([0; BLOCK_BYTES], [0; BLOCK_BYTES]);
-            let as_others = stored.decode_planes(mask, &bytes, &mut want, &mut [0; BLOCK_BYTES]).map(drop);
+            let mut decoder = BlockDecoder::default();
+            let as_others = stored.decode_planes(&mut decoder, mask, &bytes, &mut want).map(drop);
             for form in [Form::Words, Form::Fields] {
-                let told = stored.decode_bf16(mask, &bytes, form, &mut got);
+                let told = stored.decode_bf16(&mut decoder.tree, mask, &bytes, form, &mut got);
                 prop_assert_eq!(&told.as_ref().map(drop), &as_others.as_ref().map(drop));
                 #[cfg(target_arch = "x86_64")]
                 if tree::Kernel::best() == tree::Kernel::Avx512 {

@@ -1,7 +1,5 @@
 //! Bundles to a window.
 
-use std::cell::Cell;
-
 use super::{
     bases,
     block_set::BlockSet,
@@ -11,24 +9,21 @@ use super::{
     shape::{MOST_BLOCKS, Shape},
 };
 use crate::{
-    BLOCK_BYTES,
+    BLOCK_BYTES, Decoder,
     block::{BlockError, MAX_BUNDLE, Stored},
+    context::BlockDecoder,
     head::Head,
     lines::Lines,
     plane::{self, PlaneMask},
 };
 
-/// Room to work in, which each thread keeps.
+/// What a window is decoded in.
 #[derive(Default)]
-struct Room {
+pub(crate) struct Scratch {
     /// Blocks in the order they are coded in.
     blocks: Lines<u8>,
     runs: Vec<u16>,
     bases: Vec<u8>,
-}
-
-thread_local! {
-    static ROOM: Cell<Option<Box<Room>>> = const { Cell::new(None) };
 }
 
 /// Numbers of blocks of a window.
@@ -45,10 +40,11 @@ pub struct WindowDecoder<'a> {
     exponent: PlaneMask,
     /// It receives the window.
     out: &'a mut Vec<u8>,
-    room: Box<Room>,
+    decoder: &'a mut BlockDecoder,
+    scratch: &'a mut Scratch,
     /// Blocks that were added.
     added: Blocks,
-    /// Of these, those whose differences are left to be undone at the end, by the bases in the room.
+    /// Of these, those whose differences are left to be undone at the end, by the bases in the scratch.
     different: Blocks,
     /// Whether the blocks are channel-major; unknown until one holds something.
     transformed: Option<bool>,
@@ -67,9 +63,15 @@ impl<'a> WindowDecoder<'a> {
     ///
     /// # Panics
     /// If these are more than [`MOST_BLOCKS`].
-    pub fn new(shape: &'a Shape, before: u64, blocks: usize, mask: PlaneMask, out: &'a mut Vec<u8>) -> Self {
+    pub fn new(
+        decoder: &'a mut Decoder,
+        shape: &'a Shape,
+        before: u64,
+        blocks: usize,
+        mask: PlaneMask,
+        out: &'a mut Vec<u8>,
+    ) -> Self {
         assert!(blocks <= MOST_BLOCKS, "{blocks} blocks of a window");
-        let room = ROOM.take().unwrap_or_default();
         out.resize(blocks * BLOCK_BYTES, 0);
         let order = shape.order(before, blocks);
         Self {
@@ -79,7 +81,8 @@ impl<'a> WindowDecoder<'a> {
             mask: PlaneMask(mask.0 & PlaneMask::all(shape.format()).0),
             exponent: PlaneMask(shape.field().map_or(0, |field| field.mask)),
             out,
-            room,
+            decoder: &mut decoder.block,
+            scratch: &mut decoder.window,
             added: [0; _],
             different: [0; _],
             transformed: None,
@@ -133,14 +136,14 @@ impl<'a> WindowDecoder<'a> {
         self.transformed = Some(transformed);
         // In address order it is where it belongs at once.
         let blocks = if transformed {
-            self.room.blocks.make_at_least(self.out.len());
-            &mut self.room.blocks[..]
+            self.scratch.blocks.make_at_least(self.out.len());
+            &mut self.scratch.blocks[..]
         } else {
             &mut self.out[..]
         };
         let words = &mut blocks.as_chunks_mut::<BLOCK_BYTES>().0[block];
         let mut found = None;
-        stored.decode_headed(fetched, bundle, words, &mut found)?;
+        stored.decode(self.decoder, fetched, bundle, words, &mut found)?;
         self.added[block / 64] |= 1 << (block % 64);
         let same_format = matches!(stored, Stored::Planes(planes) if planes.format == format);
         if !transformed {
@@ -181,7 +184,7 @@ impl<'a> WindowDecoder<'a> {
         details: &'b [u8],
     ) -> Option<&'b [u8]> {
         let (order, wants_exponent) = (&self.order, self.wants_exponent());
-        let Room { runs, bases, .. } = &mut *self.room;
+        let Scratch { runs, bases, .. } = &mut *self.scratch;
         if self.different == Blocks::default() {
             self.columns = order.by_columns().filter(ByColumns::fit_blocks);
             if self.columns.is_some() {
@@ -214,13 +217,13 @@ impl<'a> WindowDecoder<'a> {
         if wants_exponent && rest.is_some() {
             self.restore(field, block, fetched, &own);
         }
-        self.room.bases = own;
+        self.scratch.bases = own;
         rest
     }
 
     /// Undoes the differences of a block now, by its own bases.
     fn restore(&mut self, field: &Field, block: usize, fetched: PlaneMask, own: &[u8]) {
-        let Room { blocks, runs, .. } = &mut *self.room;
+        let Scratch { blocks, runs, .. } = &mut *self.scratch;
         self.order.block_runs(block, runs);
         let words = &mut blocks.as_chunks_mut::<BLOCK_BYTES>().0[block];
         delta::restore(*field, runs, own, words);
@@ -233,8 +236,6 @@ impl<'a> WindowDecoder<'a> {
     #[inline]
     pub fn finish(mut self) {
         self.put_together();
-        // Who does not come here, as something is damaged, leaves none.
-        ROOM.set(Some(self.room));
     }
 
     /// As [`Self::finish`], of a window without the stored blocks `gone`, which were not added.
@@ -242,9 +243,7 @@ impl<'a> WindowDecoder<'a> {
     /// blocks of the window that have bytes in these, and so mean nothing.
     pub fn finish_without(mut self, gone: &BlockSet, transformed: bool) -> BlockSet {
         self.put_together();
-        let lost = if transformed { self.reached(gone) } else { *gone };
-        ROOM.set(Some(self.room));
-        lost
+        if transformed { self.reached(gone) } else { *gone }
     }
 
     /// Where the bytes of these stored blocks come to lie: they are marked, and the marks go the
@@ -286,7 +285,7 @@ impl<'a> WindowDecoder<'a> {
         if self.transformed != Some(true) {
             return clear(out);
         }
-        let Room { blocks, runs, bases } = &mut *self.room;
+        let Scratch { blocks, runs, bases } = &mut *self.scratch;
         let blocks = &mut blocks[..out.len()];
         clear(blocks);
         let length = order.elements * order.width;

@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::{
     delta::{self, ColumnBases, Columns, Field},
     order::{self, Order},
-    repeats::{self, Look, Repeats},
+    repeats::{self, Repeats},
 };
 use crate::{BlockWords, kernel::kernels};
 
@@ -80,7 +80,7 @@ impl Kernel {
 
     compiled! {
         /// Finds which of at most [`MOST_ROWS`](super::repeats::MOST_ROWS) rows of `length` bytes, eight or more, repeat, by this kernel, which must be available. If none seems to, `repeats` stays as it is: empty.
-        find_repeats(length: usize, look: Look, rows: &[u8], repeats: &mut Repeats) = repeats::find_any
+        find_repeats(length: usize, rows: &[u8], repeats: &mut Repeats) = repeats::find_any
     }
 
     compiled! {

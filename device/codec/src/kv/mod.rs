@@ -13,7 +13,8 @@
 //!   first coded one that of the first; what repeats leave free at its end are blocks of zeros. Windows follow each other from the tensor's beginning on; the
 //!   last one ends with the tensor's last block. Where the row does not divide the window, rows are cut at its borders.
 //! * Bytes that are no channel's (padding behind a row, memory behind the tensor's end) are elements like the others: what a window holds comes back bit by bit.
-//! * Each window is coded in whatever way takes least, measured on some of its blocks or of the windows before ([`Coding`]). All its blocks are coded in the same way, and say so.
+//! * Each window is coded in whatever way takes least, measured on some of its blocks ([`Coding`]). All its blocks are coded in
+//!   the same way, and say so.
 //! * A stored block that is lost takes with it the blocks of the window that have bytes in it:
 //!   itself alone in address order, else often all. The others can be decoded.
 //! * A reader needs all blocks of a window for any of its bytes, but of each only the planes it wants: sign and mantissa are where they always are.
@@ -25,7 +26,7 @@ mod avx2;
 mod avx512;
 mod bases;
 mod block_set;
-mod decoder;
+pub(crate) mod decoder;
 pub mod delta;
 mod kernel;
 pub mod order;
@@ -37,12 +38,12 @@ mod spelling;
 pub(crate) mod tests;
 #[cfg(target_arch = "x86_64")]
 mod tiles;
-pub mod window;
+pub(crate) mod window;
 
 pub use self::{
     block_set::BlockSet,
     decoder::WindowDecoder,
     kernel::Kernel,
     shape::{KvError, KvLayout, MOST_BLOCKS, MOST_WINDOW, PagedRows, Preset, Shape, WINDOW},
-    window::{Coding, encode, encode_with},
+    window::{Coded, Coding},
 };

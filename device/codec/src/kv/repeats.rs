@@ -15,23 +15,6 @@ pub const MOST_ROWS: usize = 512;
 /// Bytes of the references of a window at most.
 const MOST_REFERENCES: usize = MOST_ROWS * reference_bits(MOST_ROWS) / 8;
 
-/// The rows that are looked at to see whether any repeat; if some do, all are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Look {
-    /// All of them.
-    All,
-    /// Three of every seven, from this row on: of seven rows that follow each other and repeat seven others, however far behind these, one is looked at and so is the one that it repeats.
-    Three {
-        /// The first row.
-        from: usize,
-    },
-}
-
-/// Rows of which [`Look::Three`] takes
-pub(super) const SEVEN: usize = 7;
-/// these: any distance, in sevens, is that of two of them.
-const THREE: [usize; 3] = [0, 1, 3];
-
 /// Which rows repeat.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Repeats {
@@ -45,7 +28,7 @@ pub struct Repeats {
 
 impl Repeats {
     /// The rows of the token-major `window` that repeat, if leaving them out is worth the list of them.
-    pub fn find(order: &Order, window: &[u8], look: Look) -> Option<Self> {
+    pub fn find(order: &Order, window: &[u8]) -> Option<Self> {
         let length = order.columns * order.width;
         let rows = order.rows();
         if length < LEAST_ROW || !(2..=MOST_ROWS).contains(&rows) {
@@ -53,7 +36,7 @@ impl Repeats {
         }
         let all = &window[order.head() * order.width..][..rows * length];
         let mut repeats = Self::default();
-        Kernel::best().find_repeats(length, look, all, &mut repeats);
+        Kernel::best().find_repeats(length, all, &mut repeats);
         (repeats.kept > 0 && repeats.bytes() * 2 < (rows - repeats.kept) * length).then_some(repeats)
     }
 
@@ -169,8 +152,8 @@ macro_rules! by_length {
 
 /// [`Kernel::find_repeats`] by any processor.
 #[inline(always)]
-pub(super) fn find_any(length: usize, look: Look, rows: &[u8], repeats: &mut Repeats) {
-    by_length!(find(length, look, rows, repeats));
+pub(super) fn find_any(length: usize, rows: &[u8], repeats: &mut Repeats) {
+    by_length!(find(length, rows, repeats));
 }
 
 /// [`Kernel::keep_rows`] by any processor.
@@ -186,25 +169,11 @@ pub(super) fn spread_any(length: usize, repeats: &Repeats, rows: &mut [u8]) {
 }
 
 #[inline(always)]
-fn find<const LENGTH: usize>(length: usize, look: Look, rows: &[u8], repeats: &mut Repeats) {
+fn find<const LENGTH: usize>(length: usize, rows: &[u8], repeats: &mut Repeats) {
     let length = if LENGTH > 0 { LENGTH } else { length };
     // Mostly no two are equal.
     let mut firsts = Firsts::none();
-    match look {
-        Look::All => rows.chunks_exact(length).for_each(|row| firsts.tell(row)),
-        Look::Three { from } => {
-            let sevens = rows.get(from * length..).unwrap_or_default().chunks_exact(SEVEN * length);
-            let rest = sevens.remainder();
-            for seven in sevens {
-                for at in THREE {
-                    firsts.tell(&seven[at * length..]);
-                }
-            }
-            for start in THREE.map(|at| at * length).into_iter().filter(|start| *start < rest.len()) {
-                firsts.tell(&rest[start..]);
-            }
-        }
-    }
+    rows.chunks_exact(length).for_each(|row| firsts.tell(row));
     if !firsts.seem_to_repeat {
         return;
     }

@@ -8,12 +8,12 @@ use super::{
     delta::{ColumnBases, Columns, Field},
     order::Order,
     paged::Paged,
-    repeats::{Look, MOST_ROWS, Repeats},
+    repeats::{MOST_ROWS, Repeats},
     window::Coded,
     *,
 };
 use crate::{
-    BLOCK_BYTES, BlockWords, Codec,
+    BLOCK_BYTES, BlockWords, Codec, Decoder, Encoder,
     block::{Bundle, MAX_BUNDLE, Stored},
     format::Format,
     plane::{self, PlaneMask},
@@ -94,10 +94,22 @@ fn fetched(stored: &Stored, mask: PlaneMask, bytes: &[u8]) -> Box<[u8; MAX_BUNDL
     bundle
 }
 
+pub(super) fn encode(
+    shape: &Shape,
+    before: u64,
+    codec: Codec,
+    bytes: &[u8],
+    way: Option<Coding>,
+    bundles: &mut Vec<Bundle>,
+) -> Coded {
+    Encoder::new().window(shape, before, codec, bytes, way, bundles)
+}
+
 pub(super) fn decode(shape: &Shape, before: u64, bundles: &[Bundle], mask: PlaneMask) -> Vec<u8> {
     // What was there before counts for nothing.
     let mut out = vec![0xa5; bundles.len() * BLOCK_BYTES + 3];
-    let mut decoder = WindowDecoder::new(shape, before, bundles.len(), mask, &mut out);
+    let mut decoder = Decoder::new();
+    let mut decoder = WindowDecoder::new(&mut decoder, shape, before, bundles.len(), mask, &mut out);
     for (block, bundle) in bundles.iter().enumerate() {
         if let Some(stored) = &bundle.stored {
             let wanted = decoder.wanted(stored);
@@ -297,7 +309,8 @@ proptest! {
         let is_gone = |block: &usize| which.rotate_right(small(block % 64).into()) % if few { 13 } else { 3 } == 0;
         (usize::from(transformed)..count).filter(is_gone).for_each(|block| gone.insert(block));
         let (mut out, all) = (Vec::new(), PlaneMask::all(format));
-        let mut decoder = WindowDecoder::new(&shape, 0, count, all, &mut out);
+        let mut decoder = Decoder::new();
+        let mut decoder = WindowDecoder::new(&mut decoder, &shape, 0, count, all, &mut out);
         for (block, bundle) in bundles.iter().enumerate().filter(|(block, _)| !gone.has(*block)) {
             if let Some(stored) = &bundle.stored {
                 decoder.add(block, stored, all, &fetched(stored, all, bundle.bytes())).unwrap();
@@ -335,7 +348,7 @@ proptest! {
             .chain(rows.iter().flat_map(|kind| row(*kind, columns * width)))
             .chain(row(77, tail * width))
             .collect();
-        let Some(repeats) = Repeats::find(&order, &window, Look::All) else { return Ok(()) };
+        let Some(repeats) = Repeats::find(&order, &window) else { return Ok(()) };
         let kinds: std::collections::BTreeSet<_> = rows.iter().collect();
         let kept = repeats.compact_order(&order);
         prop_assert_eq!((kept.rows(), kept.head()), (kinds.len(), order.head()));
@@ -360,13 +373,7 @@ proptest! {
         let mut found: Vec<(Repeats, Vec<u8>)> = Vec::new();
         for kernel in Kernel::available() {
             let mut repeats = Repeats::default();
-            kernel.find_repeats(length, Look::All, &rows, &mut repeats);
-            // All rows begin alike, which three of every seven show, too, if there are two of these.
-            for from in (0..7).filter(|from| kinds.len() > from + 1 || kinds.len() < 2) {
-                let mut of_three = Repeats::default();
-                kernel.find_repeats(length, Look::Three { from }, &rows, &mut of_three);
-                prop_assert_eq!(&of_three, &repeats);
-            }
+            kernel.find_repeats(length, &rows, &mut repeats);
             let mut kept = vec![0; rows.len()];
             if repeats != Repeats::default() {
                 kernel.keep_rows(length, &repeats, &rows, &mut kept);
@@ -386,11 +393,11 @@ proptest! {
         let order = Order::new(2, columns, 0, columns * rows);
         let length = 2 * columns;
         let mut window = bytes(seed / 5 * 5, rows * length);
-        prop_assert_eq!(Repeats::find(&order, &window, Look::All), None);
+        prop_assert_eq!(Repeats::find(&order, &window), None);
         // One might be missed, as another row may come to the slot between; hardly all of them.
         let (once, again) = window.split_at_mut(rows / 2 * length);
         again[..once.len()].copy_from_slice(once);
-        let repeats = Repeats::find(&order, &window, Look::All);
+        let repeats = Repeats::find(&order, &window);
         prop_assert_eq!(repeats.map(|repeats| repeats.compact_order(&order).rows()), Some(rows - rows / 2));
     }
 
@@ -460,7 +467,8 @@ proptest! {
         let mut bundles = Vec::new();
         encode(&shape, 0, Codec::Tree, &data, Some(Coding::Deltas), &mut bundles);
         let mut out = Vec::new();
-        let mut decoder = WindowDecoder::new(&shape, 0, blocks, PlaneMask::all(format), &mut out);
+        let mut decoder = Decoder::new();
+        let mut decoder = WindowDecoder::new(&mut decoder, &shape, 0, blocks, PlaneMask::all(format), &mut out);
         for (block, bundle) in bundles.iter().enumerate() {
             let Some(stored) = &bundle.stored else { continue };
             let mut bytes = fetched(stored, PlaneMask(u32::MAX), bundle.bytes());
@@ -539,46 +547,48 @@ fn a_row_that_repeats_costs_almost_nothing() {
 }
 
 #[test]
-fn three_rows_of_every_seven_show_that_seven_repeat() {
-    const LENGTH: usize = 64;
-    let order = Order::new(2, LENGTH / 2, 0, 128 * LENGTH / 2);
-    let (mut seen, mut all) = (0, 0);
-    for (start, behind) in (0..8).flat_map(|start| (7..64).map(move |behind| (7 + 3 * start, behind))) {
-        let mut window = bytes(5 * start as u64, 128 * LENGTH);
-        let three = Look::Three { from: behind % 7 };
-        assert_eq!(Repeats::find(&order, &window, three), None);
-        window.copy_within(start * LENGTH..(start + 7) * LENGTH, (start + behind) * LENGTH);
-        let found = Repeats::find(&order, &window, three);
-        all += 1;
-        if found.is_some() {
-            seen += 1;
-            assert_eq!(found, Repeats::find(&order, &window, Look::All));
+fn windows_are_coded_alike_whatever_was_coded_before() {
+    // Alike and not, with rows that repeat, of two shapes and every codec.
+    let shapes = [64, 384].map(|channels| {
+        (channels as usize, Shape::new(Format::Bf16, &KvLayout::rows(channels, 128)).unwrap().unwrap())
+    });
+    let mut windows = Vec::new();
+    for (channels, shape) in &shapes {
+        let bytes_of = |seed| cache(Format::Bf16, *channels, shape.blocks() * BLOCK_BYTES, seed);
+        for bytes in [
+            lively(128, *channels),
+            bytes_of(1),
+            bytes_of(2),
+            bytes_of(4),
+            bytes(7, shape.blocks() * BLOCK_BYTES),
+        ] {
+            windows.extend(Codec::ALL.map(|codec| (shape, codec, bytes.clone())));
         }
     }
-    // Another row may come to the slot between.
-    assert!(seen * 20 > all * 19, "{seen} of {all}");
-}
-
-#[test]
-fn rows_that_three_of_seven_do_not_show_are_found_a_few_windows_later() {
-    let shape = Shape::new(Format::Bf16, &KvLayout::rows(64, 128)).unwrap().unwrap();
-    let once = lively(128, 64);
-    let mut again = once.clone();
-    for (at, row) in again.chunks_mut(128).enumerate().filter(|(at, _)| ![0, 1, 3].contains(&(at % 7))) {
-        row.copy_from_slice(&once[if at % 2 == 0 { 256 } else { 512 }..][..128]);
-    }
-    let mut bundles = Vec::new();
-    let mut repeated = |window: &[u8]| {
-        let coded = encode(&shape, 0, Codec::Tree, window, None, &mut bundles);
-        assert!(decode(&shape, 0, &bundles, PlaneMask::all(Format::Bf16)) == window);
-        coded.repeated_rows
+    let code = |encoder: &mut Encoder, (shape, codec, bytes): &(&Shape, Codec, Vec<u8>)| {
+        let mut bundles = Vec::new();
+        let coded = encoder.window(shape, 0, *codec, bytes, None, &mut bundles);
+        let stored = bundles.iter().map(|bundle| (bundle.stored.clone(), bundle.bytes().to_vec()));
+        (coded, stored.collect::<Vec<_>>())
     };
-    let _ = [(); 8].map(|()| assert_eq!(repeated(&once), 0));
-    let found = [(); 8].map(|()| repeated(&again));
-    // Of 72 rows two are kept. Not all rows are looked at until some are seen to repeat, and then all are.
-    let none = found.iter().take_while(|rows| **rows == 0).count();
-    assert!((1..7).contains(&none) && found[none..].iter().all(|rows| *rows == 70), "{found:?}");
-    assert_eq!([&once, &once].map(|window| repeated(window)), [0, 0]);
+    let alone: Vec<_> = windows.iter().map(|window| code(&mut Encoder::new(), window)).collect();
+    let mut encoder = Encoder::new();
+    let in_order: Vec<_> = windows.iter().map(|window| code(&mut encoder, window)).collect();
+    assert!(in_order == alone);
+    let mut in_reverse: Vec<_> = windows.iter().rev().map(|window| code(&mut encoder, window)).collect();
+    in_reverse.reverse();
+    assert!(in_reverse == alone);
+    let on_threads: Vec<_> = std::thread::scope(|scope| {
+        let parts = windows.chunks(windows.len() / 2).map(|part| {
+            scope.spawn(move || {
+                let mut encoder = Encoder::new();
+                part.iter().map(|window| code(&mut encoder, window)).collect::<Vec<_>>()
+            })
+        });
+        let parts: Vec<_> = parts.collect();
+        parts.into_iter().flat_map(|part| part.join().unwrap()).collect()
+    });
+    assert!(on_threads == alone);
 }
 
 #[test]

@@ -11,7 +11,6 @@ mod decode;
 mod descent;
 mod encode;
 mod few;
-mod sample;
 mod spread;
 mod stage;
 mod table;
@@ -31,7 +30,6 @@ use std::arch::x86_64::{
 pub(super) use self::{
     decode::{Decoder, decode, decode_bf16},
     encode::{coder, levels},
-    sample::sample,
     whole::{place, split_step, take_values},
 };
 use super::{

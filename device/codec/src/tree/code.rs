@@ -50,15 +50,6 @@ pub(super) struct Leaves {
     pub escape: Option<(usize, u8)>,
 }
 
-/// How many bits values take by a code, those of escaped ones counted.
-#[derive(Clone, Copy)]
-pub(super) struct Costs {
-    /// By value; [`NONE`](Self::NONE) if it has no code.
-    pub values: [u16; 256],
-    /// What an escaped value takes.
-    pub escape: u16,
-}
-
 /// A code to encode by.
 #[derive(Clone)]
 pub(super) struct Coder {
@@ -76,26 +67,6 @@ impl Leaves {
     /// The level of the first leaf.
     pub(super) fn first_level(&self) -> usize {
         self.count.iter().position(|count| *count > 0).unwrap_or(0)
-    }
-}
-
-impl Costs {
-    /// More than any code takes, and no more than a signed word holds.
-    const NONE: u16 = 1 << 14;
-    /// Where there is no code.
-    pub(super) const UNKNOWN: Self = Self { values: [Self::NONE; 256], escape: Self::NONE };
-
-    /// By a code.
-    pub(super) fn of(code: &Code) -> Self {
-        let escape = match code.lengths[ESCAPE] {
-            0 => Self::NONE,
-            length => u16::from(length) + 8,
-        };
-        let mut values = [escape; 256];
-        for (symbol, length) in code.lengths[..ESCAPE].iter().enumerate().filter(|(_, length)| **length > 0) {
-            values[usize::from(code.value(symbol))] = (*length).into();
-        }
-        Self { values, escape }
     }
 }
 
@@ -123,6 +94,7 @@ impl Coder {
     }
 
     /// Whether it is a code in threes.
+    #[cfg(target_arch = "x86_64")]
     pub(super) fn is_in_threes(&self) -> bool {
         self.counts[..4] == [0, 3, 0, 3]
     }

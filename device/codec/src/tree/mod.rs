@@ -18,8 +18,8 @@
 //! most significant. Codes are complete (Σ 2^−length = 1), so no bits are without meaning and there are at least two symbols.
 //!
 //! The rules:
-//! * The encoder chooses lengths from the block's own histogram; what occurs less than [`RARE`] times is escaped. Or it uses the code of a block before
-//!   that does nearly as well ([`kept`]). A decoder knows only the format above.
+//! * The encoder chooses lengths from the block's own histogram; what occurs less than [`RARE`] times is escaped. So a stream
+//!   depends on its block alone. A decoder knows only the format above.
 //! * A stream that would not be shorter than the raw planes is not made; nor is one where a single value occurs, whose planes are constant.
 //! * Decoding never trusts the bytes: it ends with the planes or a reason.
 //! * Values come as a byte an element, and go so; [`fields`] takes them out of words and puts them back.
@@ -32,29 +32,20 @@ mod bits;
 mod code;
 mod compact;
 mod fields;
-mod kept;
 #[cfg(target_arch = "x86_64")]
 mod masks;
 mod plan;
-mod sample;
 #[cfg(test)]
 mod tests;
 mod whole;
 
-use std::{cell::Cell, thread::LocalKey};
-
+pub use self::whole::{BESIDE, Whole};
 use self::{
-    code::{Code, Coder, Costs},
+    code::{Code, Coder},
     compact::MOST_PLANE,
     fields::Fields,
-    kept::MOST_CODES,
     lines::Lines,
     plan::{Census, Plan},
-    sample::Sample,
-};
-pub use self::{
-    kept::{Kept, Within},
-    whole::{BESIDE, Whole},
 };
 use crate::{
     BlockWords, Form, check,
@@ -105,9 +96,6 @@ kernels! {
 /// Most elements of a block.
 const MOST_ELEMENTS: usize = 8192;
 
-/// Values at a block's beginning, by which it is seen whether it may have a single one.
-const PROBED: usize = 64;
-
 /// What is left of a mark when all its bits are written.
 #[cfg(target_arch = "x86_64")]
 const END: u8 = 0x80;
@@ -143,14 +131,15 @@ pub struct Bf16<'a> {
     pub checks: [u16; 8],
 }
 
-/// Room for a block.
-struct Room {
+/// What coding a block works in. Nothing of one block is left for the next.
+pub struct Workspace {
     fields: Fields,
     scratch: Scratch,
 }
 
-impl Room {
-    fn new() -> Self {
+impl Workspace {
+    /// Scratch buffers for blocks of any format.
+    pub fn new() -> Self {
         let scratch = Scratch {
             #[cfg(target_arch = "x86_64")]
             levels: std::array::from_fn(|_| Lines::new(MOST_ELEMENTS + 64)),
@@ -161,49 +150,23 @@ impl Room {
     }
 }
 
-thread_local! {
-    static ROOM: Cell<Option<Box<Room>>> = const { Cell::new(None) };
+impl Default for Workspace {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// What decoding a block works in.
+#[derive(Default)]
+pub struct Decoder {
+    workspace: Workspace,
     #[cfg(target_arch = "x86_64")]
-    static DECODER: Cell<Option<Box<avx512::Decoder>>> = const { Cell::new(None) };
-}
-
-/// Does something with what the thread keeps. It is taken out meanwhile: what is done within a thread's variable is not inlined, and all that it knows goes by way of memory.
-#[inline]
-fn with<R, T>(
-    kept: &'static LocalKey<Cell<Option<Box<R>>>>,
-    new: fn() -> R,
-    work: impl FnOnce(&mut R) -> T,
-) -> T {
-    let mut room = kept.take().unwrap_or_else(|| boxed(new));
-    let result = work(&mut room);
-    kept.set(Some(room));
-    result
-}
-
-/// What is made once a thread. Where it is made, a whole one is on the stack, whose pages every call would touch.
-#[cold]
-#[inline(never)]
-fn boxed<R>(new: fn() -> R) -> Box<R> {
-    Box::new(new())
-}
-
-/// With room for a block.
-#[inline]
-fn with_room<T>(work: impl FnOnce(&mut Room) -> T) -> T {
-    with(&ROOM, Room::new, work)
-}
-
-/// With what a decoder keeps.
-#[cfg(target_arch = "x86_64")]
-#[inline]
-fn with_decoder<T>(work: impl FnOnce(&mut avx512::Decoder) -> T) -> T {
-    with(&DECODER, avx512::Decoder::new, work)
+    avx512: Box<avx512::Decoder>,
 }
 
 impl Kernel {
     /// Codes the values of a block of words into the front of `out`: the bytes it takes, or `None` if
-    /// that would not make them shorter than their planes or they are all the same. The code is the one that is kept, if it does nearly as well as the
-    /// block's own.
+    /// that would not make them shorter than their planes or they are all the same.
     ///
     /// # Panics
     /// If the processor does not have this kernel or `out` has not [`SLACK`] more than [`joint_bytes`].
@@ -211,14 +174,13 @@ impl Kernel {
         self,
         format: Format,
         words: &BlockWords,
-        kept: &mut Kept,
+        workspace: &mut Workspace,
         out: &mut [u8],
     ) -> Option<usize> {
-        with_room(|Room { fields, scratch }| {
-            let values = fields.values(format);
-            self.take(format, words, values);
-            self.encode_kept(format, values, kept, out, scratch, &mut || ())
-        })
+        let Workspace { fields, scratch } = workspace;
+        let values = fields.values(format);
+        self.take(format, words, values);
+        self.encode(format, values, out, scratch, &mut || ())
     }
 
     /// Decodes the first `length` bytes of `stream` and puts them together with the planes beside them to words, of which the joint planes in `mask` count, the others zero. The [`SLACK`] bytes behind the stream may be anything.
@@ -228,6 +190,7 @@ impl Kernel {
     ///
     /// # Panics
     /// If the processor does not have this kernel, `stream` has not [`SLACK`] bytes more than `length`, or a plane is too short.
+    #[expect(clippy::too_many_arguments, reason = "a stream, what is wanted of it, and where that goes")]
     pub fn decode_block(
         self,
         format: Format,
@@ -236,6 +199,7 @@ impl Kernel {
         mask: PlaneMask,
         planes: &Planes<'_>,
         words: &mut BlockWords,
+        decoder: &mut Decoder,
     ) -> Result<(), Malformed> {
         let wanted =
             mask.0 >> (format.planes() - 1 - joint_planes(format)) & ((1 << joint_planes(format)) - 1);
@@ -244,29 +208,23 @@ impl Kernel {
             let planes = std::array::from_fn(|bit| {
                 planes[if bit < 7 { bit } else { 15 }].first_chunk().expect("a plane of bf16")
             });
-            return self.decode_bf16(&mut Bf16 {
-                stream,
-                length,
-                wanted,
-                planes,
-                words,
-                form: Form::Words,
-                checks: [0; 8],
-            });
+            let form = Form::Words;
+            let mut block = Bf16 { stream, length, wanted, planes, words, form, checks: [0; 8] };
+            return self.decode_bf16(&mut block, decoder);
         }
-        self.decode_fields(format, stream, length, wanted, planes, words)
+        self.decode_fields(format, stream, length, wanted, planes, words, decoder)
     }
 
     /// As [`Self::decode_block`] of bf16; finds the checks of the planes beside the stream.
     ///
     /// # Errors
     /// [`Malformed`].
-    pub fn decode_bf16(self, block: &mut Bf16<'_>) -> Result<(), Malformed> {
+    pub fn decode_bf16(self, block: &mut Bf16<'_>, decoder: &mut Decoder) -> Result<(), Malformed> {
         #[cfg(target_arch = "x86_64")]
         if self == Self::Avx512 {
             self.check_stream(block.stream, block.length);
             // SAFETY: the processor has its features, as was asserted above.
-            return with_decoder(|decoder| unsafe { avx512::decode_bf16(block, decoder) });
+            return unsafe { avx512::decode_bf16(block, &mut decoder.avx512) };
         }
         let mut all: Planes<'_> = [&plane::ZEROS; 32];
         for (all, plane) in all.iter_mut().zip(&block.planes[..7]) {
@@ -274,13 +232,15 @@ impl Kernel {
         }
         all[15] = block.planes[7];
         block.form = Form::Words;
-        self.decode_fields(Format::Bf16, block.stream, block.length, block.wanted, &all, block.words)?;
+        let Bf16 { stream, length, wanted, .. } = *block;
+        self.decode_fields(Format::Bf16, stream, length, wanted, &all, block.words, decoder)?;
         block.checks = block.planes.map(|plane| check::check(plane));
         block.checks.reverse();
         Ok(())
     }
 
     /// As [`Self::decode_block`], by way of a byte for each element.
+    #[expect(clippy::too_many_arguments, reason = "as of decode_block")]
     fn decode_fields(
         self,
         format: Format,
@@ -289,16 +249,16 @@ impl Kernel {
         wanted: u8,
         planes: &Planes<'_>,
         words: &mut BlockWords,
+        decoder: &mut Decoder,
     ) -> Result<(), Malformed> {
         if self == Self::Portable {
             return self.decode_planes(format, stream, length, wanted, planes, words);
         }
-        with_room(|Room { fields, scratch }| {
-            self.decode(format, stream, length, fields.values(format), scratch)?;
-            fields.rest(format, planes);
-            self.put(format, fields, wanted, words);
-            Ok(())
-        })
+        self.decode(format, stream, length, decoder)?;
+        let fields = &mut decoder.workspace.fields;
+        fields.rest(format, planes);
+        self.put(format, fields, wanted, words);
+        Ok(())
     }
 
     /// As [`Self::decode_block`], by way of the values' planes.
@@ -324,12 +284,11 @@ impl Kernel {
         Ok(())
     }
 
-    /// Codes values by a code that is kept if that does nearly as well as any, or else by their own, which is kept. Something is done `aside` where a kernel would wait.
-    fn encode_kept(
+    /// Codes values by their best code. Something is done `aside` where a kernel would wait.
+    fn encode(
         self,
         format: Format,
         values: &[u8],
-        kept: &mut Kept,
         out: &mut [u8],
         scratch: &mut Scratch,
         aside: &mut dyn FnMut(),
@@ -341,26 +300,6 @@ impl Kernel {
             // SAFETY: the processor has its features, as was asserted above.
             return unsafe { masks::encode_bmi2(values, joint_planes(format), out, scratch) };
         }
-        // A single value is left to its planes, which are constant.
-        let untried = kept.untried(format).filter(|_| values[1..PROBED] != values[..PROBED - 1]);
-        let written = untried.and_then(|at| self.levels(values, raw, kept.code(at), out, scratch, aside));
-        if let Some(length) = written
-            && kept.is_as_before(length)
-        {
-            return Some(length);
-        }
-        let (sample, costs) = self.sample(values, kept.costs());
-        if let Some(best) = kept.best(format, &sample, &costs) {
-            let length = if untried == Some(best) {
-                written
-            } else {
-                self.levels(values, raw, kept.code(best), out, scratch, aside)
-            };
-            if let Some(length) = length {
-                kept.choose(length);
-                return Some(length);
-            }
-        }
         let census = self.census(format, values, scratch)?;
         if census.symbols() < 2 {
             return None;
@@ -369,8 +308,6 @@ impl Kernel {
         let coder = self.coder(plan.code);
         let length = self.levels(values, raw, &coder, out, scratch, aside);
         debug_assert!(length == Some(plan.length), "{length:?} instead of {}", plan.length);
-        kept.keep(format, coder, &sample);
-        kept.choose(plan.length);
         length
     }
 
@@ -382,21 +319,6 @@ impl Kernel {
             #[cfg(target_arch = "x86_64")]
             Self::Avx512 => unsafe { avx512::census(values, joint_planes(format), scratch) },
             _ => compact::census(values),
-        }
-    }
-
-    /// What a sample of a block's values holds, and what it takes by some codes.
-    fn sample(self, values: &[u8], costs: &[Costs; MOST_CODES]) -> (Sample, [u32; MOST_CODES]) {
-        assert!(self.is_available(), "{self:?} needs another processor");
-        match self {
-            // SAFETY: the processor has its features, as was asserted above.
-            #[cfg(target_arch = "x86_64")]
-            Self::Avx512 => unsafe { avx512::sample(values, costs) },
-            _ => {
-                let sample = Sample::of(values);
-                let costs = costs.each_ref().map(|costs| sample.cost(costs));
-                (sample, costs)
-            }
         }
     }
 
@@ -445,18 +367,18 @@ impl Kernel {
         assert!(stream.len() >= length + SLACK, "the stream and slack behind it");
     }
 
-    /// Decodes to values.
+    /// Decodes to the values in `decoder`.
     fn decode(
         self,
         format: Format,
         stream: &[u8],
         length: usize,
-        values: &mut [u8],
-        scratch: &mut Scratch,
+        decoder: &mut Decoder,
     ) -> Result<(), Malformed> {
         self.check_stream(stream, length);
-        assert!(values.len() == 8 * format.plane_bytes(), "the values of one block");
         let count = joint_planes(format);
+        let Workspace { fields, scratch } = &mut decoder.workspace;
+        let values = fields.values(format);
         match self {
             Self::Portable => {
                 let mut planes = [[0; MOST_PLANE]; 8];
@@ -469,9 +391,9 @@ impl Kernel {
             Self::Bmi2 => unsafe { masks::decode_bmi2(stream, length, count, values, scratch) },
             // SAFETY: the processor has its features, as was asserted above.
             #[cfg(target_arch = "x86_64")]
-            Self::Avx512 => with_decoder(|decoder| unsafe {
-                avx512::decode(stream, length, (1 << count) - 1, values, decoder)
-            }),
+            Self::Avx512 => unsafe {
+                avx512::decode(stream, length, (1 << count) - 1, values, &mut decoder.avx512)
+            },
         }
     }
 }
@@ -533,13 +455,18 @@ pub enum Malformed {
 }
 
 /// Codes a block of words by the best kernel; see [`Kernel::encode_block`].
-pub fn encode(format: Format, words: &BlockWords, kept: &mut Kept, out: &mut [u8]) -> Option<usize> {
-    Kernel::best().encode_block(format, words, kept, out)
+pub fn encode(
+    format: Format,
+    words: &BlockWords,
+    workspace: &mut Workspace,
+    out: &mut [u8],
+) -> Option<usize> {
+    Kernel::best().encode_block(format, words, workspace, out)
 }
 
 /// Codes a block of bf16 whole by the best kernel; see [`Kernel::encode_bf16`].
-pub fn encode_bf16(words: &BlockWords, kept: &mut Kept, out: &mut [u8], whole: &mut Whole) -> bool {
-    Kernel::best().encode_bf16(words, kept, out, whole)
+pub fn encode_bf16(words: &BlockWords, workspace: &mut Workspace, out: &mut [u8], whole: &mut Whole) -> bool {
+    Kernel::best().encode_bf16(words, workspace, out, whole)
 }
 
 /// Decodes a block by the best kernel; see [`Kernel::decode_block`].
@@ -553,14 +480,15 @@ pub fn decode(
     mask: PlaneMask,
     planes: &Planes<'_>,
     words: &mut BlockWords,
+    decoder: &mut Decoder,
 ) -> Result<(), Malformed> {
-    Kernel::best().decode_block(format, stream, length, mask, planes, words)
+    Kernel::best().decode_block(format, stream, length, mask, planes, words, decoder)
 }
 
 /// Decodes a block of bf16 by the best kernel; see [`Kernel::decode_bf16`].
 ///
 /// # Errors
 /// [`Malformed`].
-pub fn decode_bf16(block: &mut Bf16<'_>) -> Result<(), Malformed> {
-    Kernel::best().decode_bf16(block)
+pub fn decode_bf16(block: &mut Bf16<'_>, decoder: &mut Decoder) -> Result<(), Malformed> {
+    Kernel::best().decode_bf16(block, decoder)
 }

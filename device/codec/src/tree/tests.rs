@@ -2,11 +2,9 @@
 
 pub(super) mod codes;
 
-use std::iter;
-
 use proptest::prelude::*;
 
-use super::{kept::UNTRIED, *};
+use super::*;
 use crate::{BLOCK_BYTES, BlockWords, check, plane, survey::survey, testing::words};
 
 const FORMATS: [Format; 7] = [
@@ -42,14 +40,15 @@ fn values_of(format: Format, value: impl Fn(usize) -> u8) -> Vec<u8> {
 fn encoded(kernel: Kernel, format: Format, values: &[u8]) -> Option<Vec<u8>> {
     let mut out = vec![0xa5; joint_bytes(format) + SLACK];
     kernel
-        .encode_kept(format, values, &mut Kept::none(), &mut out, &mut Room::new().scratch, &mut || ())
+        .encode(format, values, &mut out, &mut Workspace::new().scratch, &mut || ())
         .map(|length| out[..length].to_vec())
 }
 
 fn decoded(kernel: Kernel, format: Format, stream: &[u8]) -> Result<Vec<u8>, Malformed> {
-    let mut values = vec![0xa5; 8 * format.plane_bytes()];
-    let slack = [stream, &[0xa5; SLACK]].concat();
-    kernel.decode(format, &slack, stream.len(), &mut values, &mut Room::new().scratch).map(|()| values)
+    let (mut decoder, slack) = (Decoder::default(), [stream, &[0xa5; SLACK]].concat());
+    kernel
+        .decode(format, &slack, stream.len(), &mut decoder)
+        .map(|()| decoder.workspace.fields.values(format).to_vec())
 }
 
 /// Decodes as the module's documentation says, a bit at a time.
@@ -122,7 +121,7 @@ proptest! {
     fn every_kernel_counts_and_writes_the_same_by_another_blocks_code(format in format(), of in words(), words in words()) {
         let raw = joint_bytes(format);
         let census_of = |kernel: Kernel, values: &[u8]| {
-            kernel.census(format, values, &mut Room::new().scratch)
+            kernel.census(format, values, &mut Workspace::new().scratch)
         };
         let told = |census: &Option<Census>| census.as_ref().map(|census| {
             (census.values[..census.found].to_vec(), census.counts[..census.found].to_vec(), census.escapes)
@@ -133,7 +132,7 @@ proptest! {
         let census = census_of(Kernel::Portable, &values);
         let coder = Coder::new(plan.code.clone());
         let mut out = vec![0; raw + SLACK];
-        let want = Kernel::Portable.levels(&values, raw, &coder, &mut out, &mut Room::new().scratch, &mut || ());
+        let want = Kernel::Portable.levels(&values, raw, &coder, &mut out, &mut Workspace::new().scratch, &mut || ());
         if let Some(length) = want {
             prop_assert!(length < raw);
             prop_assert!(by_the_book(format, &out[..length]) == values);
@@ -141,14 +140,10 @@ proptest! {
         // Bmi2 makes a code for each block.
         for kernel in Kernel::available().into_iter().filter(|kernel| format!("{kernel:?}") != "Bmi2") {
             let mut got = vec![0; raw + SLACK];
-            let length = kernel.levels(&values, raw, &coder, &mut got, &mut Room::new().scratch, &mut || ());
+            let length = kernel.levels(&values, raw, &coder, &mut got, &mut Workspace::new().scratch, &mut || ());
             prop_assert_eq!(length, want, "{:?}", kernel);
             prop_assert_eq!(&got[..length.unwrap_or(0)], &out[..length.unwrap_or(0)], "{:?}", kernel);
             prop_assert_eq!(told(&census_of(kernel, &values)), told(&census), "{:?}", kernel);
-            let costs = std::array::from_fn(|place| if place == 1 { Costs::of(&coder.code) } else { Costs::UNKNOWN });
-            let (sample, bits) = kernel.sample(&values, &costs);
-            prop_assert_eq!(&sample, &Sample::of(&values), "{:?}", kernel);
-            prop_assert_eq!(bits, costs.each_ref().map(|costs| sample.cost(costs)), "{:?}", kernel);
             let made = kernel.coder(plan.code.clone());
             prop_assert_eq!((&made.code, made.header, made.marks, made.counts), (&coder.code, coder.header, coder.marks, coder.counts));
         }
@@ -157,7 +152,7 @@ proptest! {
     #[test]
     fn every_kernel_puts_the_same_words_together(format in format(), words in words(), mask in any::<u32>()) {
         let mut stream = vec![0; joint_bytes(format) + SLACK];
-        let Some(length) = Kernel::Portable.encode_block(format, &words, &mut Kept::none(), &mut stream) else { return Ok(()) };
+        let Some(length) = Kernel::Portable.encode_block(format, &words, &mut Workspace::new(), &mut stream) else { return Ok(()) };
         let mask = PlaneMask(mask & PlaneMask::all(format).0);
         let (mut split, mut want) = ([0; BLOCK_BYTES], [0; BLOCK_BYTES]);
         plane::split(format, &words, &mut split);
@@ -165,7 +160,7 @@ proptest! {
         plane::join(format, &planes, &mut want);
         for kernel in Kernel::available() {
             let mut got = [0xa5; BLOCK_BYTES];
-            kernel.decode_block(format, &stream, length, mask, &planes, &mut got).expect("intact");
+            kernel.decode_block(format, &stream, length, mask, &planes, &mut got, &mut Decoder::default()).expect("intact");
             prop_assert!(got == want, "{kernel:?}");
         }
     }
@@ -178,7 +173,7 @@ proptest! {
         for kernel in Kernel::available() {
             let mut out = vec![0; BLOCK_BYTES + SLACK];
             let mut whole = Whole::default();
-            let coded = kernel.encode_bf16(&words, &mut Kept::none(), &mut out, &mut whole);
+            let coded = kernel.encode_bf16(&words, &mut Workspace::new(), &mut out, &mut whole);
             let whole = coded.then_some(whole);
             let stream = encoded(kernel, Format::Bf16, &values(Format::Bf16, &words));
             prop_assert_eq!(whole.as_ref().map(|whole| whole.length), stream.as_ref().map(Vec::len));
@@ -189,29 +184,6 @@ proptest! {
                 let checks: Vec<_> = planes.chunks(256).map(check::check).collect();
                 prop_assert_eq!(whole.checks.to_vec(), checks, "{:?}", kernel);
                 prop_assert_eq!(u32::from(whole.noise), survey(&planes, 256, true).noise, "{:?}", kernel);
-            }
-        }
-    }
-
-    #[test]
-    fn blocks_one_after_the_other_come_back_whatever_code_is_kept(
-        blocks in prop::collection::vec((words(), 1_usize..4), 1..12), format in format(),
-    ) {
-        for kernel in Kernel::available() {
-            let mut kept = Kept::none();
-            for (words, times) in &blocks {
-                for _ in 0..*times {
-                    let values = values(format, words);
-                    let mut out = vec![0; joint_bytes(format) + SLACK];
-                    let own = encoded(kernel, format, &values);
-                    let length = kernel.encode_block(format, words, &mut kept, &mut out);
-                    // A kept code may have symbols for some of too many values.
-                    prop_assert!(length.is_some() || own.is_none(), "{:?}", kernel);
-                    if let Some(length) = length {
-                        prop_assert!(by_the_book(format, &out[..length]) == values, "{:?}", kernel);
-                        prop_assert!(length < joint_bytes(format));
-                    }
-                }
             }
         }
     }
@@ -247,7 +219,7 @@ proptest! {
     #[test]
     fn every_kernel_finds_the_checks_of_the_planes_beside_a_stream(words in words(), wanted in any::<u8>()) {
         let mut stream = vec![0; joint_bytes(Format::Bf16) + SLACK];
-        let length = Kernel::Portable.encode_block(Format::Bf16, &words, &mut Kept::none(), &mut stream);
+        let length = Kernel::Portable.encode_block(Format::Bf16, &words, &mut Workspace::new(), &mut stream);
         let Some(length) = length else { return Ok(()) };
         let mut split = [0; BLOCK_BYTES];
         plane::split(Format::Bf16, &words, &mut split);
@@ -261,7 +233,7 @@ proptest! {
         for kernel in Kernel::available() {
             let mut got = [0; BLOCK_BYTES];
             let mut block = Bf16 { stream: &stream, length, wanted, planes: beside, words: &mut got, form: Form::Words, checks: [0; 8] };
-            prop_assert_eq!((kernel.decode_bf16(&mut block), block.checks), (Ok(()), checks), "{:?}", kernel);
+            prop_assert_eq!((kernel.decode_bf16(&mut block, &mut Decoder::default()), block.checks), (Ok(()), checks), "{:?}", kernel);
             let mask = 0x807f | u16::from(wanted) << 7;
             let want: Vec<_> = words.as_chunks().0.iter().map(|word| u16::from_le_bytes(*word) & mask).collect();
             let got: Vec<_> = got.as_chunks().0.iter().map(|word| u16::from_le_bytes(*word)).collect();
@@ -319,137 +291,6 @@ fn a_single_value_makes_no_stream() {
             assert_eq!(encoded(kernel, format, &values_of(format, |_| 3)), None, "{format}");
         }
     }
-}
-
-/// Elements of `count` values from `first` on that are about as many each.
-fn even(first: u8, count: u32) -> BlockWords {
-    let mut words = [0; BLOCK_BYTES];
-    for (element, word) in (0_u32..).zip(words.as_chunks_mut::<2>().0) {
-        let value =
-            u16::from(first) + u16::try_from((element.wrapping_mul(0x9e37_79b9) >> 16) % count).unwrap();
-        *word = (value << 7).to_le_bytes();
-    }
-    words
-}
-
-#[test]
-fn a_kept_code_is_used_for_what_is_alike_and_for_nothing_else() {
-    for kernel in Kernel::available() {
-        let mut kept = Kept::none();
-        let mut out = vec![0; joint_bytes(Format::Bf16) + SLACK];
-        let mut encode =
-            |words: &BlockWords, kept: &mut Kept| kernel.encode_block(Format::Bf16, words, kept, &mut out);
-        let four = encode(&even(100, 4), &mut kept);
-        assert_eq!(encode(&even(100, 4), &mut kept), four);
-        // Two of the four: their code would take twice what they need. One: its planes are constant.
-        let own = encode(&even(100, 2), &mut Kept::none());
-        assert_eq!(encode(&even(100, 2), &mut kept), own, "{kernel:?}");
-        assert_eq!(encode(&even(100, 4), &mut kept), four);
-        assert_eq!(encode(&even(100, 1), &mut kept), None, "{kernel:?}");
-        // Other values altogether.
-        assert_eq!(encode(&even(90, 4), &mut kept), four);
-        assert_eq!(encode(&even(100, 2), &mut kept), own);
-        assert_eq!(encode(&even(100, 4), &mut kept), four, "{kernel:?}");
-    }
-}
-
-#[test]
-fn what_was_chosen_in_a_place_is_used_there_untried_while_streams_are_as_long() {
-    for kernel in Kernel::available().into_iter().filter(|kernel| format!("{kernel:?}") != "Bmi2") {
-        let mut kept = Kept::none();
-        let mut out = vec![0; joint_bytes(Format::Bf16) + SLACK];
-        let mut encode = |words: &BlockWords, place: usize| {
-            kept.set_within(Within::Window(Some(place)));
-            kernel.encode_block(Format::Bf16, words, &mut kept, &mut out)
-        };
-        let four = encode(&even(100, 4), 0).unwrap();
-        let own = encode(&even(100, 2), 1).unwrap();
-        assert!(own < four);
-        // By four's code, two take as much as four, which goes on for so many blocks.
-        for _ in 0..UNTRIED {
-            assert_eq!(encode(&even(100, 2), 0), Some(four), "{kernel:?}");
-        }
-        assert_eq!(encode(&even(100, 2), 0), Some(own), "{kernel:?}");
-        // By two's code four cannot be coded, which is seen at once, as are single values.
-        assert_eq!(encode(&even(100, 4), 0), Some(four), "{kernel:?}");
-        assert_eq!(encode(&even(100, 1), 0), None, "{kernel:?}");
-        // By a code of a bit for one of them and more for the others, four of a kind are much longer.
-        let mut peaked = even(100, 4);
-        for word in peaked.as_chunks_mut::<2>().0.iter_mut().skip(1).step_by(2) {
-            *word = (100_u16 << 7).to_le_bytes();
-        }
-        let peaked = encode(&peaked, 2).unwrap();
-        assert!(peaked < four);
-        assert_eq!(encode(&even(100, 4), 2), Some(four), "{kernel:?}");
-        // A code that was given up is not asked for.
-        for first in 0..u8::try_from(MOST_CODES).unwrap() {
-            encode(&even(10 + 8 * first, 8), 3).unwrap();
-        }
-        kept.set_within(Within::Window(Some(2)));
-        assert_eq!(kept.untried(Format::Bf16), None, "{kernel:?}");
-    }
-}
-
-/// A block of bf16 of which so many elements of 64 have each exponent from 100 on, in a sample as in all.
-fn of_64(counts: [usize; 8]) -> BlockWords {
-    let exponents: Vec<u16> =
-        (100..).zip(counts).flat_map(|(exponent, count)| iter::repeat_n(exponent, count)).collect();
-    let mut words = [0; BLOCK_BYTES];
-    for (element, word) in words.as_chunks_mut::<2>().0.iter_mut().enumerate() {
-        *word = (exponents[(element + element / 64 * 16) % 64] << 7).to_le_bytes();
-    }
-    words
-}
-
-#[test]
-fn a_kept_code_in_threes_may_take_a_little_more_but_not_in_windows() {
-    for kernel in Kernel::available().into_iter().filter(|kernel| format!("{kernel:?}") != "Bmi2") {
-        let mut kept = Kept::none();
-        let mut out = vec![0; joint_bytes(Format::Bf16) + SLACK];
-        let mut encode = |counts, within| {
-            kept.set_within(within);
-            kernel.encode_block(Format::Bf16, &of_64(counts), &mut kept, &mut out).unwrap()
-        };
-        // By codes of 2, 2, 3, 3, 3, 4, 5, 5 bits and 2, 2, 2, 4, 4, 4, 5, 5 bits, in threes: 172 and 166 bits for 64 elements.
-        let [plain, threes] = [[16, 16, 8, 8, 8, 4, 2, 2], [19, 15, 13, 5, 5, 3, 2, 2]]
-            .map(|counts| encode(counts, Within::Tensor));
-        // 173 and 174.
-        let between = [16, 16, 11, 6, 6, 5, 2, 2];
-        for _ in 0..2 {
-            assert_eq!(encode(between, Within::Tensor), threes + 8 * 4, "{kernel:?}");
-            assert_eq!(encode(between, Within::Window(None)), plain + 4, "{kernel:?}");
-        }
-        // 171 and 178: more than it may.
-        assert_eq!(encode([16, 16, 9, 8, 8, 3, 2, 2], Within::Tensor), plain - 4, "{kernel:?}");
-    }
-}
-
-#[test]
-fn a_kept_code_that_wastes_bits_on_what_is_frequent_is_not_used_for_what_is_not() {
-    // What nearly all elements have takes a bit; the code for it would do for eight values, badly.
-    let mut peaked = even(100, 8);
-    let words = peaked.as_chunks_mut::<2>().0.iter_mut().enumerate();
-    words.filter(|(element, _)| element % 16 > 0).for_each(|(_, word)| *word = (100_u16 << 7).to_le_bytes());
-    for kernel in Kernel::available() {
-        let mut kept = Kept::none();
-        let mut out = vec![0; joint_bytes(Format::Bf16) + SLACK];
-        kernel.encode_block(Format::Bf16, &peaked, &mut kept, &mut out).expect("few values");
-        let own = kernel.encode_block(Format::Bf16, &even(100, 8), &mut Kept::none(), &mut out);
-        assert_eq!(kernel.encode_block(Format::Bf16, &even(100, 8), &mut kept, &mut out), own, "{kernel:?}");
-    }
-}
-
-#[test]
-fn the_least_a_sample_takes_is_its_entropy_or_what_a_bit_for_the_frequent_leaves() {
-    let least = |value: fn(usize) -> u8| Sample::of(&values_of(Format::Bf16, value)).least();
-    assert_eq!(least(|_| 7), 0);
-    assert_eq!(least(|element| 7 + u8::from(element % 2 == 1)), 512);
-    assert_eq!(least(|element| u8::try_from(element % 8).unwrap()), 3 * 512);
-    // Of 16, eight, then four, then two of each of two.
-    let halves = |element: usize| [1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 4, 4][element % 16];
-    assert_eq!(least(halves), 512 + 256 + 128);
-    // Seven eighths, and one eighth of two values.
-    assert_eq!(least(|element| [9, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9, 5, 6][element % 16]), 512 + 64);
 }
 
 #[test]

@@ -6,7 +6,7 @@
 //! * The planes wait beside the bundle until the stream has its length.
 //! * What is told of the planes is what [`check`](super::super::check) and [`survey`](super::super::survey) say.
 
-use super::{Kept, Kernel, Room, with_room};
+use super::{Kernel, Workspace};
 use crate::{BlockWords, check, format::Format, plane, survey::survey};
 
 /// Bytes of a plane.
@@ -33,21 +33,26 @@ impl Kernel {
     ///
     /// # Panics
     /// If the processor does not have this kernel or `out` is shorter than a block and [`SLACK`](super::SLACK).
-    pub fn encode_bf16(self, words: &BlockWords, kept: &mut Kept, out: &mut [u8], whole: &mut Whole) -> bool {
-        with_room(|Room { fields, scratch }| {
-            let (values, rests, planes) = fields.of_bf16();
-            self.take_values(words, values, rests, planes);
-            let (sign, out) = out.split_at_mut(PLANE);
-            let mut steps = 0..STEPS;
-            let mut aside = || steps.next().into_iter().for_each(|step| self.split_step(words, step, planes));
-            let Some(length) = self.encode_kept(Format::Bf16, values, kept, out, scratch, &mut aside) else {
-                return false;
-            };
-            steps.for_each(|step| self.split_step(words, step, planes));
-            whole.length = length;
-            self.place(planes, sign, &mut out[length..], whole);
-            true
-        })
+    pub fn encode_bf16(
+        self,
+        words: &BlockWords,
+        workspace: &mut Workspace,
+        out: &mut [u8],
+        whole: &mut Whole,
+    ) -> bool {
+        let Workspace { fields, scratch } = workspace;
+        let (values, rests, planes) = fields.of_bf16();
+        self.take_values(words, values, rests, planes);
+        let (sign, out) = out.split_at_mut(PLANE);
+        let mut steps = 0..STEPS;
+        let mut aside = || steps.next().into_iter().for_each(|step| self.split_step(words, step, planes));
+        let Some(length) = self.encode(Format::Bf16, values, out, scratch, &mut aside) else {
+            return false;
+        };
+        steps.for_each(|step| self.split_step(words, step, planes));
+        whole.length = length;
+        self.place(planes, sign, &mut out[length..], whole);
+        true
     }
 
     /// Takes the values out of a block. Kernels that do not split planes in steps do so now; `rests` is room.

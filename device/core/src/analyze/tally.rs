@@ -2,12 +2,12 @@
 
 use super::limit;
 use crate::layout::Layout;
-use lamina_codec::Codec;
-use lamina_codec::block::{Bundle, Effort, MAX_BUNDLE, MAX_PLANES, Stored};
+use lamina_codec::block::{Bundle, MAX_BUNDLE, MAX_PLANES, Stored};
 use lamina_codec::format::Format;
-use lamina_codec::kv::{self, Coding, Shape};
+use lamina_codec::kv::{Coding, Shape};
 use lamina_codec::plane::PlaneMask;
 use lamina_codec::{BLOCK_BYTES, BlockWords};
+use lamina_codec::{Codec, Encoder};
 
 /// The sums of one format.
 #[derive(Clone, Debug)]
@@ -70,32 +70,23 @@ impl Tally {
         if let Some(shape) = windows(self.format, layout) {
             return self.code_windows(&shape, before / BLOCK_BYTES as u64, bytes);
         }
-        // So that what is told does not depend on which thread took which piece.
-        let mut bundle = Bundle::with(Effort::Thorough);
+        let (mut encoder, mut bundle) = (Encoder::new(), Bundle::new());
         for block in blocks(bytes) {
             for coded in &mut self.coded {
-                bundle.encode(self.format, coded.codec, &block.words);
+                encoder.block(self.format, coded.codec, &block.words, &mut bundle);
                 coded.add_block(self.format, &bundle);
             }
         }
     }
 
     fn code_windows(&mut self, shape: &Shape, mut before: u64, bytes: &[u8]) {
-        let (mut window, mut bundles) = (Vec::new(), Vec::new());
+        let (mut encoder, mut window, mut bundles) = (Encoder::new(), Vec::new(), Vec::new());
         for part in bytes.chunks(shape.blocks() * BLOCK_BYTES) {
             window.clear();
             window.extend_from_slice(part);
             window.resize(part.len().next_multiple_of(BLOCK_BYTES), 0);
             for coded in &mut self.coded {
-                let how = kv::encode_with(
-                    Effort::Thorough,
-                    shape,
-                    before,
-                    coded.codec,
-                    &window,
-                    None,
-                    &mut bundles,
-                );
+                let how = encoder.window(shape, before, coded.codec, &window, None, &mut bundles);
                 coded.windows.coded[how.coding as usize] += 1;
                 coded.windows.repeated_rows += how.repeated_rows as u64;
                 for bundle in &bundles {

@@ -6,9 +6,9 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::load::{PIECE, tests::checkpoint};
-use lamina_codec::BLOCK_BYTES;
 use lamina_codec::block::{Bundle, Stored};
 use lamina_codec::format::Format;
+use lamina_codec::{BLOCK_BYTES, Encoder};
 
 /// Weights as they are found: sums of noise, bf16.
 fn weights(elements: usize) -> Vec<u8> {
@@ -56,13 +56,13 @@ fn the_figures_are_what_coding_block_by_block_gives() {
     assert_eq!(tensor["codecs"].as_object().unwrap().len(), 2);
     for codec in codecs {
         let (mut stored, mut word_major, mut planes) = (0, 0, [0; 16]);
-        let mut bundle = Bundle::new();
+        let (mut encoder, mut bundle) = (Encoder::new(), Bundle::new());
         for words in blocks(&bytes) {
-            bundle.encode(Format::Bf16, codec, &words);
+            encoder.block(Format::Bf16, codec, &words, &mut bundle);
             stored += bundle.bytes().len();
             let Some(Stored::Planes(found)) = &bundle.stored else { panic!("planes") };
             planes.iter_mut().zip(found.lengths).for_each(|(sum, length)| *sum += usize::from(length));
-            bundle.encode_words(codec, &words);
+            encoder.words(codec, &words, &mut bundle);
             word_major += bundle.bytes().len();
         }
         let got = &tensor["codecs"][codec.name()];
@@ -136,10 +136,10 @@ fn rounded_values_are_the_views_bytes_and_grouped_integers() {
     let int4: Vec<u8> =
         nibbles.chunks(2).map(|pair| pair.get(1).copied().unwrap_or(0) << 4 | pair[0]).collect();
     for (name, format, bytes) in [("fp8", Format::Fp8E4m3fn, fp8), ("int4", Format::Int4, int4)] {
-        let mut bundle = Bundle::new();
+        let (mut encoder, mut bundle) = (Encoder::new(), Bundle::new());
         let stored: usize = blocks(&bytes)
             .map(|words| {
-                bundle.encode(format, Codec::Zstd, &words);
+                encoder.block(format, Codec::Zstd, &words, &mut bundle);
                 bundle.bytes().len()
             })
             .sum();
@@ -282,15 +282,7 @@ fn caches_are_coded_by_windows_as_the_device_codes_them() {
         let (mut stored, mut ways, mut repeated, mut before) = (0, [0_u64; 3], 0, 0);
         let mut bundles = Vec::new();
         for window in padded.chunks(windows.blocks() * BLOCK_BYTES) {
-            let coded = lamina_codec::kv::encode_with(
-                lamina_codec::block::Effort::Thorough,
-                &windows,
-                before,
-                codec,
-                window,
-                None,
-                &mut bundles,
-            );
+            let coded = Encoder::new().window(&windows, before, codec, window, None, &mut bundles);
             ways[coded.coding as usize] += 1;
             repeated += coded.repeated_rows;
             stored += bundles.iter().map(|bundle| bundle.bytes().len()).sum::<usize>();

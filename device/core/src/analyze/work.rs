@@ -14,7 +14,7 @@ use crate::model::{ModelFile, ModelTensor};
 use lamina_codec::BLOCK_BYTES;
 use lamina_codec::format::Format;
 use lamina_codec::view::View;
-use lamina_codec::{Codec, block::Bundle};
+use lamina_codec::{Codec, Encoder, block::Bundle};
 
 /// The codecs of the word-major comparison.
 pub(super) const WORD_CODECS: [Codec; 2] = [Codec::Lz4, Codec::Zstd];
@@ -107,10 +107,10 @@ pub(super) fn run(
 impl Sums {
     fn code(&mut self, layout: Layout, at: u64, bytes: &[u8]) {
         self.own.code(layout, at, bytes);
-        let mut bundle = Bundle::new();
+        let (mut encoder, mut bundle) = (Encoder::new(), Bundle::new());
         for block in blocks(bytes) {
             for (sum, codec) in self.words.iter_mut().zip(WORD_CODECS) {
-                bundle.encode_words(codec, &block.words);
+                encoder.words(codec, &block.words, &mut bundle);
                 *sum += bundle.bytes().len() as u64;
             }
         }

@@ -19,12 +19,12 @@ use super::{
     lines,
     observers::{Fetch, partial_lines},
     parallel, poison,
-    scratch::{Pool, Request},
+    scratch::{AlignedBundle, Pool, Request, Scratch},
 };
 use crate::{layout::Layout, stats::Tally, tensor::Tensor};
 use lamina_codec::{
-    BLOCK_BYTES, BlockWords, Codec, Form,
-    block::{Bundle, MAX_BUNDLE, Stored, is_zero},
+    BLOCK_BYTES, BlockWords, Codec, Decoder, Form,
+    block::{BlockError, Bundle, MAX_BUNDLE, Stored, is_zero},
     format::Format,
     plane::{self, PlaneMask},
 };
@@ -284,6 +284,7 @@ impl BlockService {
     ) -> Result<(), FetchError> {
         let Wanted { block, next, mask, asked, first, .. } = *wanted;
         let Request { scratch, tally } = request;
+        let scratch = &mut **scratch;
         let observers = &self.accounts.observers;
         let expected = tally.stored.checked_div(tally.blocks).unwrap_or(UNKNOWN_BYTES);
         tally.blocks += 1;
@@ -313,7 +314,7 @@ impl BlockService {
             }
         };
         prefetch(0..half);
-        let bundle = &mut scratch.fetched.0;
+        let Scratch { fetched: AlignedBundle(bundle), decoder, .. } = &mut *scratch;
         let fetched = match store.fetch(block, select, bundle) {
             Ok(fetched) => fetched,
             Err(why) => {
@@ -323,7 +324,7 @@ impl BlockService {
         };
         prefetch(half..expected + MARGIN_BYTES);
         told(fetched.bytes, tally);
-        match decode(block, &fetched, format, mask, bundle, output) {
+        match decode(decoder, block, &fetched, format, mask, bundle, output) {
             Ok(planes) => {
                 tally.planes += planes;
                 Ok(())
@@ -357,7 +358,7 @@ impl BlockService {
             && let Ok(words) = <&BlockWords>::try_from(*data)
         {
             let mut bundle = Bundle::new();
-            Layout::encode_block(self.mode, class.format, class.codec, words, &mut bundle);
+            self.encode(class, words, &mut bundle);
             return self.write_whole(owner, class, block, words, &bundle);
         }
         self.compacting(|| self.write_parts(owner, class, block, pieces))
@@ -383,8 +384,9 @@ impl BlockService {
         }
         let bundles = &mut bundles[..blocks.len()];
         parallel::for_each(blocks.chunks(PIECE).zip(bundles.chunks_mut(PIECE)), |(blocks, bundles)| {
+            let encoder = &mut self.pool.take().encoder;
             for (words, bundle) in blocks.iter().zip(bundles) {
-                Layout::encode_block(self.mode, class.format, class.codec, words, bundle);
+                Layout::encode_block(encoder, self.mode, class.format, class.codec, words, bundle);
             }
         });
         for ((block, words), bundle) in (first..).zip(blocks).zip(bundles) {
@@ -392,6 +394,20 @@ impl BlockService {
             *done += BLOCK_BYTES;
         }
         Ok(())
+    }
+
+    fn encode(&self, class: Class, words: &BlockWords, bundle: &mut Bundle) {
+        let encoder = &mut self.pool.take().encoder;
+        Layout::encode_block(encoder, self.mode, class.format, class.codec, words, bundle);
+    }
+
+    fn decode_whole(
+        &self,
+        stored: &Stored,
+        bundle: &[u8; MAX_BUNDLE],
+        words: &mut BlockWords,
+    ) -> Result<(), BlockError> {
+        self.pool.take().decoder.block(stored, PlaneMask(u32::MAX), bundle, words)
     }
 
     /// The same where words are kept as they are: copied by as many threads as there are.
@@ -525,7 +541,7 @@ impl BlockService {
                 replace.fetch_old(&mut old);
                 add_old(replace.old(), &mut tally);
                 if let Some(place) = &replace.old().place {
-                    let decoded = place.stored.decode(PlaneMask(u32::MAX), &old, &mut words);
+                    let decoded = self.decode_whole(&place.stored, &old, &mut words);
                     if let Err(why) = decoded {
                         let (why, entry) = (DeviceError::Damaged { block, why }, replace.old().clone());
                         drop(replace);
@@ -535,7 +551,7 @@ impl BlockService {
                 }
                 change(&mut words);
                 let mut bundle = Bundle::new();
-                Layout::encode_block(self.mode, class.format, class.codec, &words, &mut bundle);
+                self.encode(class, &words, &mut bundle);
                 self.publish(block, replace, &bundle)?
             }
         };
@@ -564,13 +580,13 @@ impl BlockService {
         replace.fetch_old(&mut bytes);
         let mut tally = Tally::default();
         add_old(replace.old(), &mut tally);
-        if let Err(why) = place.stored.decode(PlaneMask(u32::MAX), &bytes, &mut words) {
+        if let Err(why) = self.decode_whole(&place.stored, &bytes, &mut words) {
             let entry = replace.old().clone();
             drop(replace);
             self.lose_damaged(owner, block, Some(&entry), &DeviceError::Damaged { block, why });
             return Ok(());
         }
-        Layout::encode_block(self.mode, class.format, class.codec, &words, &mut bundle);
+        self.encode(class, &words, &mut bundle);
         let (old, new) = self.publish(block, replace, &bundle)?;
         let written = Written { block, words: &words, codec: class.codec, old, new, by: By::Maintenance };
         self.accounts.written(owner, &[], &written, &mut tally);
@@ -670,6 +686,7 @@ impl BlockService {
 
 /// The words that the planes in `mask` give of a block that was fetched to `bundle`: how many planes were decoded.
 fn decode(
+    decoder: &mut Decoder,
     block: u64,
     fetched: &Fetched,
     format: Format,
@@ -690,9 +707,8 @@ fn decode(
     }
     let fits = fits(&place.stored, format);
     let form = if fits { output.form } else { Form::Words };
-    output.form = place
-        .stored
-        .decode_to(fetched.mask, bundle, form, output.words)
+    output.form = decoder
+        .block_to(&place.stored, fetched.mask, bundle, form, output.words)
         .map_err(|why| DeviceError::Damaged { block, why })?;
     if !fits {
         clear_outside(format, mask, output.words);

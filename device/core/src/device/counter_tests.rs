@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::*;
 use crate::layout::Layout;
-use lamina_codec::{format::Format, kv::KvLayout};
+use lamina_codec::{Encoder, format::Format, kv::KvLayout};
 
 const BLOCK: usize = BLOCK_BYTES;
 /// Blocks of the base window: weights, then windows of a KV cache, then nobody's.
@@ -315,8 +315,8 @@ impl Model {
         let mut out = [0; BLOCK];
         let bytes = match self.codec {
             _ if words.iter().all(|byte| *byte == 0) => 0,
-            Codec::Lz4 | Codec::Tree => Codec::Lz4.compress(words, &mut out).unwrap_or(BLOCK),
-            Codec::Zstd => Codec::Zstd.compress(words, &mut out).unwrap_or(BLOCK),
+            Codec::Lz4 | Codec::Tree => Encoder::new().bytes(Codec::Lz4, words, &mut out).unwrap_or(BLOCK),
+            Codec::Zstd => Encoder::new().bytes(Codec::Zstd, words, &mut out).unwrap_or(BLOCK),
         };
         self.gcomp[block] = bytes.next_multiple_of(64) as u64;
         self.gcomp_written += self.gcomp[block];
@@ -586,7 +586,7 @@ fn a_store_that_is_staged_when_its_window_goes_is_what_gcomp_fetches_then() {
         let compressed = {
             let (mut words, mut out) = ([0; BLOCK], [0; BLOCK]);
             words[..1000].copy_from_slice(&bytes(5, 1000));
-            Codec::Tree.compress(&words, &mut out).unwrap()
+            Encoder::new().bytes(Codec::Tree, &words, &mut out).unwrap()
         };
         assert_eq!(fetched() - before, compressed.next_multiple_of(64) as u64, "lost: {lost}");
     }

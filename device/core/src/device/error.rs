@@ -1,8 +1,6 @@
 //! What a device refuses, or cannot do.
 
-use lamina_abi::DirectoryError;
-
-use super::{MOST_OPEN_WINDOWS, MOST_PARTITION_NAME_BYTES, MOST_PARTITIONS, Window};
+use super::{MAX_AT_ONCE, MOST_OPEN_WINDOWS, MOST_PARTITION_NAME_BYTES, MOST_PARTITIONS, Window};
 use crate::tensor::TensorError;
 use lamina_codec::{BLOCK_BYTES, block::BlockError, view::ViewError};
 use lamina_store::StoreError;
@@ -124,9 +122,20 @@ pub enum DeviceError {
         /// What is wrong.
         why: String,
     },
-    /// The directory cannot describe more.
-    #[error(transparent)]
-    Directory(#[from] DirectoryError),
+    /// A view that there is not.
+    #[error("tensor {tensor} has no view {view}")]
+    UnknownView {
+        /// The tensor.
+        tensor: String,
+        /// The view's spelling.
+        view: String,
+    },
+    /// Too many tensors at once.
+    #[error("{count} tensors at once; at most {MAX_AT_ONCE} are made in one step")]
+    TooMany {
+        /// How many were asked for.
+        count: usize,
+    },
 }
 
 impl DeviceError {

@@ -7,7 +7,7 @@
 
 use std::ops::Range;
 
-use super::{Device, coding::Region};
+use super::Device;
 use crate::window::Map;
 use lamina_codec::BLOCK_BYTES;
 
@@ -21,7 +21,7 @@ impl Device {
         let Some(store) = self.coded_store() else { return range.start };
         // Held, so that no KV tensor comes to be where the store is looked at.
         let map = self.map.read();
-        let unknown = self.first_unknown(&map, &range).start;
+        let unknown = Self::first_unknown(&map, &range).start;
         if unknown <= range.start {
             return range.start;
         }
@@ -35,7 +35,7 @@ impl Device {
         let map = self.map.read();
         let (mut at, mut left) = (range.start, MAX_ENTRIES);
         while at < range.end {
-            let unknown = self.first_unknown(&map, &(at..range.end));
+            let unknown = Self::first_unknown(&map, &(at..range.end));
             if unknown.start > at {
                 let looked = blocks(at..unknown.start);
                 let Some(found) = store.next_hole(looked.clone(), left) else { break };
@@ -50,13 +50,9 @@ impl Device {
     }
 
     /// The first blocks that a range has of a tensor whose blocks are coded together; what is behind the range if none.
-    fn first_unknown(&self, map: &Map, range: &Range<u64>) -> Range<u64> {
-        let block = BLOCK_BYTES as u64;
-        let tensors = map.tensors.iter().filter(|tensor| Region::of(self, Some(tensor)).is_joint());
-        tensors
-            .map(|tensor| tensor.info.dpa / block * block..tensor.end().next_multiple_of(block))
-            .find(|unknown| unknown.start < range.end && range.start < unknown.end)
-            .unwrap_or(range.end..range.end)
+    fn first_unknown(map: &Map, range: &Range<u64>) -> Range<u64> {
+        let found = map.windowed_in(range);
+        found.map_or(range.end..range.end, |tensor| tensor.info.dpa..tensor.end())
     }
 }
 

@@ -315,7 +315,7 @@ fn blocks_of_windows_that_no_table_knows_are_damaged() {
     assert!(device.stats().blocks.heads_bytes > 0);
     drop(device);
     let nothing = r#"{"generations":[9],"tensors":[],"views":[],"loaded":[]}"#;
-    lamina_store::tables::Tables::open(&image).unwrap().0.save(nothing.as_bytes()).unwrap();
+    lamina_store::tables::Tables::replace(&image, nothing.as_bytes()).unwrap();
     let device = Device::open(image, &config()).unwrap();
     let found = read_all(&device);
     assert_eq!(found[at..at + BLOCK], [poison::PATTERN; BLOCK]);
@@ -332,7 +332,7 @@ fn older_image(config: &DeviceConfig, others: Range<usize>, tables: &str) -> Ima
     for number in others {
         counters.kept_others(number).unwrap().add(1000 + number as u64);
     }
-    lamina_store::tables::Tables::open(&image).unwrap().0.save(tables.as_bytes()).unwrap();
+    lamina_store::tables::Tables::replace(&image, tables.as_bytes()).unwrap();
     image
 }
 
@@ -477,7 +477,7 @@ fn blocks_that_are_moved_are_counted_apart() {
 fn images_with_tables_of_nonsense_are_refused() {
     let refused = |text: &str| {
         let image = new_image(&Mishaps::none());
-        lamina_store::tables::Tables::open(&image).unwrap().0.save(text.as_bytes()).unwrap();
+        lamina_store::tables::Tables::replace(&image, text.as_bytes()).unwrap();
         Device::open(image, &config()).err().expect("it is nonsense").to_string()
     };
     let tensor = |name: &str, dpa: u64| {

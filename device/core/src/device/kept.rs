@@ -1,10 +1,12 @@
 //! What a device keeps in its image besides blocks: the tables of tensors and views, and staged KV windows.
 //!
-//! The tables are saved before a change of them takes effect, so that who is told of it can rely on it.
+//! The rules:
+//! * A change of the tables is saved before it takes effect, so that who is told of it can rely on
+//!   it. What is saved is what changed.
+//! * Tables are [changes](Change) in order. One that says everything is the first of them.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
-    ops::Range,
+    collections::{BTreeMap, BTreeSet, HashMap},
     sync::Arc,
 };
 
@@ -16,11 +18,16 @@ use super::{Device, DeviceConfig, DeviceError, sources::Source};
 use crate::{
     counters::{Gauge, Numbers, Traffic},
     division::Division,
-    tensor::{self, SourceId, SourceOf, Tensor, TensorInfo, Transition},
-    window::{Alias, Counted, DirectoryPages, Map},
+    layout::Layout,
+    tensor::{self, SourceId, SourceOf, Tensor, TensorInfo, TensorSpec, Transition},
+    window::{Alias, Counted, Map},
 };
-use lamina_codec::{BLOCK_BYTES, view::View};
-use lamina_store::{counters::Counters, image::Image, tables::Tables};
+use lamina_codec::{BLOCK_BYTES, Codec, format::Format, view::View};
+use lamina_store::{
+    counters::Counters,
+    image::Image,
+    tables::{Found, Tables},
+};
 
 /// The parts of the image that are not the store's.
 pub(super) struct Kept {
@@ -34,22 +41,59 @@ pub(super) struct Kept {
     renumbered: bool,
 }
 
-/// The tables as they are saved.
-#[derive(Default, Serialize, Deserialize)]
+/// The tables as a program before this saved them whole, and as they are taken from an image.
+#[derive(Default, Deserialize)]
+#[cfg_attr(test, derive(Serialize))]
 struct Saved {
     /// Of the directory of each part.
     generations: Vec<u64>,
     tensors: Vec<SavedTensor>,
     views: Vec<SavedView>,
     loaded: BTreeSet<String>,
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[serde(default)]
+    sources: BTreeMap<SourceId, Source>,
+}
+
+/// A change of the tables as it is saved: what goes, then what comes.
+#[derive(Default, Serialize, Deserialize)]
+#[serde(default)]
+pub(super) struct Change {
+    /// Of the directory of each part, after the change.
+    generations: Vec<u64>,
+    /// Names of tensors that go, with their views.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    removed: Vec<String>,
+    /// Views that go: tensor and spelling.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    removed_views: Vec<(String, String)>,
+    /// Tensors that come, or that are otherwise from now on.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    tensors: Vec<SavedTensor>,
+    /// Views that come.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    views: Vec<SavedView>,
+    #[serde(skip_serializing_if = "BTreeSet::is_empty")]
+    loaded: BTreeSet<String>,
+    /// Sources of which this is known from now on.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     sources: BTreeMap<SourceId, Source>,
 }
 
 #[derive(Serialize, Deserialize)]
 struct SavedTensor {
-    #[serde(flatten)]
-    info: TensorInfo,
+    name: String,
+    dpa: u64,
+    length: u64,
+    /// All that the length holds if not said.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    elements: Option<u64>,
+    /// One dimension if empty.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    shape: Vec<u64>,
+    format: Format,
+    #[serde(default, skip_serializing_if = "is_usual")]
+    layout: Layout,
+    codec: Codec,
     /// Its counters.
     counters: Option<usize>,
     /// Those that came later; an older program's image does not say.
@@ -58,6 +102,10 @@ struct SavedTensor {
     /// What it was loaded from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     source: Option<SourceId>,
+}
+
+fn is_usual(layout: &Layout) -> bool {
+    *layout == Layout::default()
 }
 
 #[derive(Serialize, Deserialize)]
@@ -77,14 +125,12 @@ impl Kept {
         config: &DeviceConfig,
         division: &Division,
     ) -> Result<(Self, Map), DeviceError> {
-        let (tables, text) = Tables::open(&image)?;
-        let broken = |why: serde_json::Error| DeviceError::Image { why: why.to_string() };
-        if image.head().is_some() && text.is_none() {
+        let (tables, found) = Tables::open(&image)?;
+        if image.head().is_some() && found == Found::Nothing {
             // Checkpoints have tables, and an image with checkpoints always does.
-            tables.save(&serde_json::to_vec(&Saved::default()).expect("nothing"))?;
+            tables.rewrite(&Change::default().bytes())?;
         }
-        let saved: Saved =
-            text.map_or_else(|| Ok(Saved::default()), |text| serde_json::from_slice(&text).map_err(broken))?;
+        let saved = Saved::from(found)?;
         let loaded = Mutex::new(saved.loaded.clone());
         let sources = Mutex::new(saved.sources.clone());
         let renumbered = saved.is_older();
@@ -102,32 +148,170 @@ impl Kept {
     }
 }
 
+impl Change {
+    /// Tensors that come. What is known of their sources is said too.
+    pub(super) fn made(tensors: &[Arc<Tensor>]) -> Self {
+        Self { tensors: tensors.iter().map(saved_tensor).collect(), ..Self::default() }
+    }
+
+    /// Tensors that go.
+    pub(super) fn removed(tensors: &[Arc<Tensor>]) -> Self {
+        let removed = tensors.iter().map(|tensor| tensor.info.name.clone()).collect();
+        Self { removed, ..Self::default() }
+    }
+
+    /// A view that comes.
+    pub(super) fn view(alias: &Arc<Alias>) -> Self {
+        Self { views: vec![saved_view(alias)], ..Self::default() }
+    }
+
+    /// A view that goes.
+    pub(super) fn removed_view(alias: &Alias) -> Self {
+        let removed_views = vec![(alias.info.tensor.clone(), alias.info.view.clone())];
+        Self { removed_views, ..Self::default() }
+    }
+
+    /// A source of which this is known from now on.
+    pub(super) fn source(id: SourceId, source: Source) -> Self {
+        Self { sources: BTreeMap::from([(id, source)]), ..Self::default() }
+    }
+
+    /// A checkpoint that was loaded whole.
+    pub(super) fn loaded(checkpoint: &str) -> Self {
+        Self { loaded: BTreeSet::from([checkpoint.to_owned()]), ..Self::default() }
+    }
+
+    fn bytes(&self) -> Vec<u8> {
+        serde_json::to_vec(self).expect("numbers and names")
+    }
+}
+
+fn saved_tensor(tensor: &Arc<Tensor>) -> SavedTensor {
+    let TensorInfo { name, dpa, length, elements, shape, format, layout, codec } = tensor.info.clone();
+    SavedTensor {
+        name,
+        dpa,
+        length,
+        elements: Some(elements).filter(|elements| *elements != format.elements_in(length)),
+        shape: if shape == [elements] { Vec::new() } else { shape },
+        format,
+        layout,
+        codec,
+        counters: tensor.numbers.first,
+        later_counters: tensor.numbers.later,
+        source: tensor.source.get(),
+    }
+}
+
+fn saved_view(alias: &Arc<Alias>) -> SavedView {
+    SavedView {
+        tensor: alias.info.tensor.clone(),
+        view: alias.info.view.clone(),
+        offset: alias.info.offset,
+        counters: alias.numbers.first,
+        later_counters: alias.numbers.later,
+    }
+}
+
 impl Device {
-    /// Saves the tables of `map`, if there is an image to save them in.
-    pub(super) fn keep(&self, map: &Map) -> Result<(), DeviceError> {
+    /// Saves what changes with `map`, if there is an image to save it in.
+    pub(super) fn keep(&self, map: &Map, mut change: Change) -> Result<(), DeviceError> {
         let Some(kept) = &self.kept else { return Ok(()) };
-        let view = |alias: &Arc<Alias>| SavedView {
-            tensor: alias.info.tensor.clone(),
-            view: alias.info.view.clone(),
-            offset: alias.info.offset,
-            counters: alias.numbers.first,
-            later_counters: alias.numbers.later,
-        };
-        let tensor = |tensor: &Arc<Tensor>| SavedTensor {
-            info: tensor.info.clone(),
-            counters: tensor.numbers.first,
-            later_counters: tensor.numbers.later,
-            source: tensor.source.get(),
-        };
-        let saved = Saved {
+        change.generations = map.generations_to_come();
+        let named: BTreeSet<_> = change.tensors.iter().filter_map(|tensor| tensor.source).collect();
+        let sources = kept.sources.lock();
+        change.sources.extend(named.into_iter().filter_map(|id| Some((id, sources.get(&id)?.clone()))));
+        drop(sources);
+        Ok(kept.tables.append(&change.bytes(), || kept.all(map).bytes())?)
+    }
+
+    /// Saves the tables of `map` whole, likewise.
+    pub(super) fn keep_all(&self, map: &Map) -> Result<(), DeviceError> {
+        let Some(kept) = &self.kept else { return Ok(()) };
+        Ok(kept.tables.rewrite(&kept.all(map).bytes())?)
+    }
+}
+
+impl Kept {
+    /// What says everything.
+    fn all(&self, map: &Map) -> Change {
+        Change {
             generations: map.generations_to_come(),
-            tensors: map.tensors.iter().map(tensor).collect(),
-            views: map.aliases.iter().map(view).collect(),
-            loaded: kept.loaded.lock().clone(),
-            sources: Self::sources_in(map, &kept.sources.lock()),
+            tensors: map.tensors().map(saved_tensor).collect(),
+            views: map.aliases().map(saved_view).collect(),
+            loaded: self.loaded.lock().clone(),
+            sources: Device::sources_in(map, &self.sources.lock()),
+            ..Change::default()
+        }
+    }
+}
+
+impl Saved {
+    /// What an image's tables say.
+    fn from(found: Found) -> Result<Self, DeviceError> {
+        let broken = |why: serde_json::Error| DeviceError::Image { why: why.to_string() };
+        match found {
+            Found::Nothing => Ok(Self::default()),
+            Found::Text(text) => serde_json::from_slice(&text).map_err(broken),
+            Found::Records(records) => {
+                let mut folded = Folded::default();
+                for record in records {
+                    folded.change(serde_json::from_slice(&record).map_err(broken)?)?;
+                }
+                Ok(folded.into())
+            }
+        }
+    }
+}
+
+/// Changes, one after the other.
+#[derive(Default)]
+struct Folded {
+    saved: Saved,
+    tensors: HashMap<String, SavedTensor>,
+    views: HashMap<String, Vec<SavedView>>,
+}
+
+impl Folded {
+    fn change(&mut self, change: Change) -> Result<(), DeviceError> {
+        let broken = |what: &str, name: &str| DeviceError::Image {
+            why: format!("{what} {name:?} goes that never came"),
         };
-        let text = serde_json::to_vec(&saved).expect("numbers and names");
-        Ok(kept.tables.save(&text)?)
+        self.saved.generations = change.generations;
+        for name in change.removed {
+            self.tensors.remove(&name).ok_or_else(|| broken("a tensor", &name))?;
+            self.views.remove(&name);
+        }
+        for (tensor, view) in change.removed_views {
+            let views = self.views.entry(tensor).or_default();
+            let at = views.iter().position(|is| is.view == view);
+            views.swap_remove(at.ok_or_else(|| broken("a view", &view))?);
+        }
+        for tensor in change.tensors {
+            self.tensors.insert(tensor.name.clone(), tensor);
+        }
+        for view in change.views {
+            let views = self.views.entry(view.tensor.clone()).or_default();
+            views.retain(|is| is.view != view.view);
+            views.push(view);
+        }
+        self.saved.loaded.extend(change.loaded);
+        self.saved.sources.extend(change.sources);
+        Ok(())
+    }
+}
+
+impl From<Folded> for Saved {
+    fn from(folded: Folded) -> Self {
+        let Folded { mut saved, tensors, views } = folded;
+        saved.tensors = tensors.into_values().collect();
+        saved.tensors.sort_unstable_by(|one, other| (one.dpa, &one.name).cmp(&(other.dpa, &other.name)));
+        saved.views = views.into_values().flatten().collect();
+        saved.views.sort_unstable_by(|one, other| (one.offset, &one.view).cmp(&(other.offset, &other.view)));
+        // Only those that are named count.
+        let named: BTreeSet<_> = saved.tensors.iter().filter_map(|tensor| tensor.source).collect();
+        saved.sources.retain(|id, _| named.contains(id));
+        saved
     }
 }
 
@@ -197,39 +381,55 @@ fn restore(
     counters: &Counters,
 ) -> Result<Map, DeviceError> {
     let broken = |why: String| DeviceError::Image { why };
-    let mut tensors: Vec<Arc<Tensor>> = Vec::with_capacity(saved.tensors.len());
-    for SavedTensor { info, counters: first, later_counters: later, source } in saved.tensors {
-        let spec = info.spec();
-        tensor::check(&spec)?;
+    if let Some(generation) = saved.generations.iter().find(|generation| **generation > MOST_CHANGES) {
+        return Err(broken(format!("a directory is said to have changed {generation} times")));
+    }
+    let mut draft = Map::new(division, &saved.generations).draft();
+    for saved_tensor in saved.tensors {
+        let SavedTensor { name, dpa, length, elements, shape, format, layout, codec, .. } = saved_tensor;
+        let (first, later) = (saved_tensor.counters, saved_tensor.later_counters);
+        let source = saved_tensor.source;
+        let spec =
+            TensorSpec { name, dpa: Some(dpa), length, elements, shape, format, layout, codec: Some(codec) };
+        let (elements, shape) = tensor::check(&spec)?;
         let windows = tensor::windows(&spec)?.filter(|_| config.mode == lamina_store::mode::Mode::Trace);
+        let info = TensorInfo { name: spec.name, dpa, length, elements, shape, format, layout, codec };
         let part = division.of_name(&info.name)?;
         let own = &division.parts[part].base;
         let end = info.length.checked_next_multiple_of(BLOCK_BYTES as u64);
         let end = end.and_then(|length| info.dpa.checked_add(length)).filter(|end| *end <= own.end);
-        if end.is_none() || info.dpa < own.start || !info.dpa.is_multiple_of(BLOCK_BYTES as u64) {
+        let inside = end.filter(|_| info.dpa >= own.start && info.dpa.is_multiple_of(BLOCK_BYTES as u64));
+        let Some(end) = inside else {
             return Err(broken(format!("{} lies at DPA {:#x}, {} bytes", info.name, info.dpa, info.length)));
-        }
+        };
         if let Some(unknown) = source.filter(|id| !saved.sources.contains_key(id)) {
             return Err(broken(format!("{} is of source {unknown}, of which nothing is said", info.name)));
         }
-        let source = SourceOf::new(source);
+        if draft.map().tensor(&info.name).is_ok() {
+            return Err(broken(format!("two tensors are called {}", info.name)));
+        }
+        if let Some(other) = draft.map().owner_in(&(info.dpa..end)) {
+            let at = other.info.dpa.max(info.dpa);
+            return Err(broken(format!("two tensors overlap at {at:#x}")));
+        }
         let Counted { traffic, numbers } = traffic(counters, Numbers { first, later });
-        let stored = Gauge::default();
-        let transition = Transition::standing();
-        let tensor = Tensor { info, part, windows, stored, traffic, numbers, source, transition };
-        tensors.push(Arc::new(tensor));
+        let tensor = Tensor {
+            info,
+            part,
+            windows,
+            stored: Gauge::default(),
+            traffic,
+            numbers,
+            source: SourceOf::new(source),
+            transition: Transition::standing(),
+            number: draft.number(),
+        };
+        draft.add_tensor(&Arc::new(tensor), true);
     }
-    tensors.sort_by_key(|tensor| tensor.info.dpa);
-    let mut names = BTreeSet::new();
-    if let Some(twice) = tensors.iter().find(|tensor| !names.insert(&tensor.info.name)) {
-        return Err(broken(format!("two tensors are called {}", twice.info.name)));
-    }
-    apart("tensors", tensors.iter().map(|tensor| tensor.info.dpa..tensor.end())).map_err(broken)?;
-    let mut aliases = Vec::with_capacity(saved.views.len());
     for SavedView { tensor: name, view, offset, counters: first, later_counters: later } in saved.views {
-        let tensor = tensors.iter().find(|tensor| tensor.info.name == name).cloned();
+        let tensor = draft.map().tensor(&name).cloned();
         let tensor = tensor
-            .ok_or_else(|| broken(format!("view {view} is of {name:?}, which is none of the tensors")))?;
+            .map_err(|_| broken(format!("view {view} is of {name:?}, which is none of the tensors")))?;
         let view = View::parse(tensor.info.format, &view)
             .map_err(|why| DeviceError::View { tensor: name.clone(), why })?;
         let length = view.bytes_for(tensor.info.elements);
@@ -241,29 +441,20 @@ fn restore(
         };
         let length = length.filter(fits);
         let length = length.ok_or_else(|| broken(format!("view {view} of {name} lies at {offset:#x}")))?;
+        if let Some(other) = draft.map().aliases_in(&(offset..offset + length)).next() {
+            let at = other.info.offset.max(offset);
+            return Err(broken(format!("two views overlap at {at:#x}")));
+        }
         let traffic = traffic(counters, Numbers { first, later });
-        aliases.push(Arc::new(Alias::new(tensor, view, offset, length, traffic)));
+        let number = draft.number();
+        draft.add_alias(&Arc::new(Alias::new((tensor, number), view, (offset, length), traffic)));
     }
-    aliases.sort_by_key(|alias| alias.info.offset);
-    apart("views", aliases.iter().map(|alias| alias.info.offset..alias.info.offset + alias.info.length))
-        .map_err(broken)?;
-    if let Some(generation) = saved.generations.iter().find(|generation| **generation > MOST_CHANGES) {
-        return Err(broken(format!("a directory is said to have changed {generation} times")));
-    }
-    let generations = saved.generations.into_iter();
-    let directories =
-        generations.map(|generation| DirectoryPages { generation, bytes: Vec::new() }).collect();
-    Ok(Map { directories, ..Map::default() }.successor(tensors, aliases, division)?)
+    Ok(draft.finish_all())
 }
 
-/// That ranges in order do not overlap.
-fn apart(what: &str, ranges: impl Iterator<Item = Range<u64>>) -> Result<(), String> {
-    let mut end = 0;
-    for range in ranges {
-        if range.start < end {
-            return Err(format!("two {what} overlap at {:#x}", range.start));
-        }
-        end = range.end;
-    }
-    Ok(())
+/// What an image's tables say, as a program before this saved it.
+#[cfg(test)]
+pub(crate) fn text_of(image: &Image) -> serde_json::Value {
+    let (_, found) = Tables::open(image).unwrap();
+    serde_json::to_value(Saved::from(found).unwrap()).unwrap()
 }

@@ -14,6 +14,7 @@ use super::{
     DeviceConfig, by_index,
     charge::{By, Charge},
     lines,
+    scratch::Pool,
 };
 use crate::stats::{IndexCache, InterleaveReport, Stats, Tally, members::Members};
 
@@ -76,6 +77,7 @@ struct Generic {
     /// A byte a block: granules that it would store.
     granules: Memory,
     index: IndexCache,
+    encoders: Pool,
 }
 
 struct MemberDevices {
@@ -95,7 +97,7 @@ impl Observers {
             let own = (config.mode != Mode::Plain).then(|| OwnIndex(index()));
             Ok::<_, StoreError>(On {
                 index: own,
-                generic: Generic { mode: config.mode, granules, index: index() },
+                generic: Generic { mode: config.mode, granules, index: index(), encoders: Pool::default() },
             })
         };
         let members = config.interleaving.map(|interleaving| MemberDevices {
@@ -266,7 +268,8 @@ impl Generic {
             Mode::GComp => coded.charge.bytes,
             Mode::Plain | Mode::Trace => {
                 let mut out = [0; BLOCK_BYTES];
-                store::charged(coded.codec.compress(coded.words, &mut out).unwrap_or(BLOCK_BYTES))
+                let encoder = &mut self.encoders.take().encoder;
+                store::charged(encoder.bytes(coded.codec, coded.words, &mut out).unwrap_or(BLOCK_BYTES))
             }
         };
         u8::try_from(bytes / store::GRANULE_BYTES as u64).expect("at most 64 granules")

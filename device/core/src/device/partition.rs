@@ -264,14 +264,14 @@ impl Partition {
     /// Its tensors, by DPA.
     pub fn tensors(&self) -> Vec<TensorInfo> {
         let map = self.device.map();
-        let own = map.tensors.iter().filter(|tensor| tensor.part == self.index && tensor.is_listed());
+        let own = map.listed_in(self.index, &self.device.accounts.division);
         own.map(|tensor| self.own_tensor(tensor.info.clone())).collect()
     }
 
     /// Its views, by offset.
     pub fn views(&self) -> Vec<ViewInfo> {
         let map = self.device.map();
-        let own = map.aliases.iter().filter(|alias| alias.tensor.part == self.index);
+        let own = map.aliases_of_part(self.index, &self.device.accounts.division);
         own.map(|alias| self.own_view(alias.info.clone())).collect()
     }
 

@@ -185,12 +185,12 @@ impl Device {
         if !map.aliases_in(range).next().is_some_and(whole) {
             out.fill(0);
         }
-        for (part, directory) in self.accounts.division.parts.iter().zip(&map.directories) {
+        for (number, part) in self.accounts.division.parts.iter().enumerate() {
             let at = part.views.start;
             if range.start < at + DIRECTORY_BYTES && at < range.end {
                 self.accounts.stats.directory_reads.add(1);
                 part.directory_reads.add(1);
-                paste(out, range, at, &directory.bytes);
+                paste(out, range, at, map.directory(number, &self.accounts.division));
             }
         }
         for alias in map.aliases_in(range) {

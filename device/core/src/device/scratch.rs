@@ -7,7 +7,10 @@ use std::ops::{Deref, DerefMut};
 use parking_lot::Mutex;
 
 use crate::stats::Tally;
-use lamina_codec::block::{Bundle, MAX_BUNDLE};
+use lamina_codec::{
+    Decoder, Encoder,
+    block::{Bundle, MAX_BUNDLE},
+};
 
 /// What is stored of a block, where it was fetched to. Lines of it are lines of the segment, and so copied without shifting.
 #[repr(align(64))]
@@ -18,11 +21,18 @@ pub(super) struct Scratch {
     pub(super) fetched: AlignedBundle,
     /// What is coded together.
     pub(super) bundles: Vec<Bundle>,
+    pub(super) encoder: Encoder,
+    pub(super) decoder: Decoder,
 }
 
 impl Scratch {
     fn new() -> Self {
-        Self { fetched: AlignedBundle([0; MAX_BUNDLE]), bundles: Vec::new() }
+        Self {
+            fetched: AlignedBundle([0; MAX_BUNDLE]),
+            bundles: Vec::new(),
+            encoder: Encoder::new(),
+            decoder: Decoder::new(),
+        }
     }
 }
 

@@ -12,15 +12,14 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     ops::Range,
-    sync::Arc,
 };
 
 use serde::{Deserialize, Serialize};
 
-use super::{Device, DeviceError};
+use super::{Device, DeviceError, kept::Change};
 use crate::{
-    tensor::{SourceId, SourceOf, Tensor, TensorError, TensorInfo, TensorSpec},
-    window::{Map, first_fit},
+    tensor::{SourceId, TensorError, TensorInfo, TensorSpec},
+    window::{Gaps, Map},
 };
 use lamina_codec::BLOCK_BYTES;
 use lamina_store as store;
@@ -74,18 +73,22 @@ impl Device {
         id
     }
 
-    /// Makes a tensor that names a source: see [`Device::create_tensor`].
+    /// Makes tensors that name a source, all of them or none: see [`Device::create_tensors`].
     ///
     /// # Errors
-    /// As [`Device::create_tensor`].
-    pub fn create_tensor_from(&self, spec: TensorSpec, id: SourceId) -> Result<TensorInfo, DeviceError> {
-        self.make_tensor(spec, SourceOf::new(Some(id)))
+    /// As [`Device::create_tensors`].
+    pub fn create_tensors_from(
+        &self,
+        specs: Vec<TensorSpec>,
+        id: SourceId,
+    ) -> Result<Vec<TensorInfo>, DeviceError> {
+        self.make_tensors(specs, Some(id))
     }
 
     /// Every tensor's name, with the source it names.
     pub fn sources_of_tensors(&self) -> BTreeMap<String, Option<SourceId>> {
         let map = self.map();
-        map.tensors.iter().map(|tensor| (tensor.info.name.clone(), tensor.source.get())).collect()
+        map.tensors().map(|tensor| (tensor.info.name.clone(), tensor.source.get())).collect()
     }
 
     /// What is known of a source.
@@ -100,15 +103,10 @@ impl Device {
     /// room to say so. Then each names what it did.
     pub fn set_source_of(&self, tensors: &BTreeSet<String>, id: SourceId) -> Result<(), DeviceError> {
         let map = self.map.write();
-        let is_named = |tensor: &&Arc<Tensor>| tensors.contains(&tensor.info.name);
-        let named: Vec<_> = map.tensors.iter().filter(is_named).collect();
-        if named.len() < tensors.len() {
-            let missing = tensors.iter().find(|name| map.tensor(name).is_err()).cloned();
-            return Err(TensorError::Unknown { name: missing.unwrap_or_default() }.into());
-        }
-        let tensors = named;
+        let tensors = tensors.iter().map(|name| map.tensor(name)).collect::<Result<Vec<_>, _>>()?;
         let before: Vec<_> = tensors.iter().map(|tensor| tensor.source.swap(id)).collect();
-        self.keep(&map).inspect_err(|_| {
+        let tensors: Vec<_> = tensors.into_iter().cloned().collect();
+        self.keep(&map, Change::made(&tensors)).inspect_err(|_| {
             for (tensor, before) in tensors.iter().zip(before) {
                 tensor.source.swap(before);
             }
@@ -122,8 +120,8 @@ impl Device {
     pub fn set_source(&self, id: SourceId, source: Source) -> Result<(), DeviceError> {
         let Some(kept) = &self.kept else { return Ok(()) };
         let map = self.map.write();
-        let before = kept.sources.lock().insert(id, source);
-        self.keep(&map).inspect_err(|_| {
+        let before = kept.sources.lock().insert(id, source.clone());
+        self.keep(&map, Change::source(id, source)).inspect_err(|_| {
             let mut sources = kept.sources.lock();
             match before {
                 Some(before) => sources.insert(id, before),
@@ -146,7 +144,7 @@ impl Device {
         if let Some(kept) = &self.kept {
             kept.loaded.lock().insert(checkpoint.to_owned());
         }
-        self.keep(&map)
+        self.keep(&map, Change::loaded(checkpoint))
     }
 
     /// Where new tensors of these names and lengths would lie, once `removed` are gone and `taken`
@@ -162,37 +160,36 @@ impl Device {
         taken: &[Range<u64>],
     ) -> Result<Places, DeviceError> {
         let map = self.map();
-        let stays = map.tensors.iter().filter(|tensor| !removed.contains(&tensor.info.name));
-        let mut taken: Vec<_> =
-            stays.map(|tensor| tensor.info.dpa..tensor.end()).chain(taken.iter().cloned()).collect();
-        let anywhere = self.first_places(wanted, &taken)?;
-        let mut stored = self.stored_outside(&map);
+        let mut gaps = map.base_gaps().to_vec();
+        for tensor in removed.iter().filter_map(|name| map.tensor(name).ok()) {
+            gaps[tensor.part].give(&(tensor.info.dpa..tensor.end()));
+        }
+        take(&mut gaps, taken);
+        let anywhere = self.first_places(wanted, gaps.clone())?;
+        let stored = self.stored_outside(&map);
         if stored.is_empty() {
             return Ok(Places::Empty(anywhere));
         }
-        taken.append(&mut stored);
-        Ok(match self.first_places(wanted, &taken) {
+        take(&mut gaps, &stored);
+        Ok(match self.first_places(wanted, gaps) {
             Ok(empty) => Places::Empty(empty),
             Err(_) => Places::Stored(anywhere),
         })
     }
 
-    /// The first places, one after the other, that are clear of `taken`.
-    fn first_places(&self, wanted: &[(String, u64)], taken: &[Range<u64>]) -> Result<Vec<u64>, DeviceError> {
-        let mut taken = taken.to_vec();
-        taken.sort_unstable_by_key(|range| range.start);
+    /// Places for what is wanted, one after the other, in what is free of each part.
+    fn first_places(&self, wanted: &[(String, u64)], mut gaps: Vec<Gaps>) -> Result<Vec<u64>, DeviceError> {
         let mut places = Vec::with_capacity(wanted.len());
         for (name, length) in wanted {
-            let part = &self.accounts.division.parts[self.accounts.division.of_name(name)?].base;
-            let inside = taken.iter().filter(|range| part.contains(&range.start)).cloned();
-            let dpa = first_fit(part.start, part.end, BLOCK_BYTES as u64, *length, inside);
+            let number = self.accounts.division.of_name(name)?;
+            let part = &self.accounts.division.parts[number].base;
+            let bytes = length.checked_next_multiple_of(BLOCK_BYTES as u64).unwrap_or(u64::MAX);
+            let dpa = if bytes == 0 { Ok(part.start) } else { gaps[number].fit(bytes) };
             let dpa = dpa.map_err(|largest| {
                 let capacity = part.end - part.start;
                 TensorError::NoRoom { name: name.clone(), length: *length, capacity, largest }
             })?;
-            let end = dpa + length.next_multiple_of(BLOCK_BYTES as u64);
-            let at = taken.partition_point(|range| range.start <= dpa);
-            taken.insert(at, dpa..end);
+            gaps[number].take(&(dpa..dpa + bytes));
             places.push(dpa);
         }
         Ok(places)
@@ -226,8 +223,17 @@ impl Device {
 
     /// The sources that tensors of `map` name, as they are saved.
     pub(super) fn sources_in(map: &Map, all: &BTreeMap<SourceId, Source>) -> BTreeMap<SourceId, Source> {
-        let named = map.tensors.iter().filter_map(|tensor| tensor.source.get());
+        let named = map.tensors().filter_map(|tensor| tensor.source.get());
         named.filter_map(|id| Some((id, all.get(&id)?.clone()))).collect()
+    }
+}
+
+/// Takes ranges from the gaps of all parts.
+fn take(gaps: &mut [Gaps], ranges: &[Range<u64>]) {
+    for gaps in gaps {
+        for range in ranges {
+            gaps.take(range);
+        }
     }
 }
 

@@ -13,6 +13,7 @@
 //!   4. Lists and the directory name it. This cannot fail.
 //!
 //!   Over a range that holds nothing this is one step.
+//! * Tensors that are asked for at once are made in the same steps, all of them or none.
 //! * If there is no room for step 3, the tensor is removed again. Nobody was told of it, and the
 //!   directory is the same to the byte. What was coded anew is coded back as far as there is room.
 //!   If there is no room even for the removal, the tensor is listed: it is whole, and some of its
@@ -42,73 +43,121 @@ use super::{
     Device, DeviceError,
     charge::{Charge, hand_back, take_over},
     coding::is_current,
+    kept::Change,
 };
 use crate::{
     stats::{Gauge, Stats},
-    tensor::{self, SourceOf, Tensor, TensorError, TensorInfo, TensorSpec, Transition},
-    window::{Alias, Counted, Map, ViewInfo},
+    tensor::{self, SourceId, SourceOf, Tensor, TensorError, TensorInfo, TensorSpec, Transition},
+    window::{Alias, Counted, Draft, Map, ViewInfo},
 };
-use lamina_codec::{BLOCK_BYTES, view::View};
+use lamina_codec::{BLOCK_BYTES, kv::Shape, view::View};
 use lamina_store::mode::Mode;
 
 /// Blocks whose charges are moved in one hold of the map: 0.1 ms (measured by the test of it).
 pub(super) const MAX_BLOCKS_A_HOLD: u64 = 512;
 
+/// Most tensors that are made in one step.
+pub const MAX_AT_ONCE: usize = 1 << 17;
+
+/// A tensor to be made, but for its place.
+struct Checked {
+    info: TensorInfo,
+    /// The place that was asked for.
+    dpa: Option<u64>,
+    part: usize,
+    windows: Option<Shape>,
+}
+
 impl Device {
     /// Makes a tensor. What its range holds already stays, and is coded in the tensor's format.
     ///
     /// # Errors
-    /// [`DeviceError::Tensor`], [`DeviceError::Directory`]; [`DeviceError::Store`] or
-    /// [`DeviceError::Quota`] if there is no room to code what its range holds. Then it is as if
-    /// nobody had asked.
+    /// [`DeviceError::Tensor`]; [`DeviceError::Store`] or [`DeviceError::Quota`] if there is no room
+    /// to code what its range holds. Then it is as if nobody had asked.
     pub fn create_tensor(&self, spec: TensorSpec) -> Result<TensorInfo, DeviceError> {
-        self.make_tensor(spec, SourceOf::default())
+        let made = self.make_tensors(vec![spec], None)?;
+        Ok(made.into_iter().next().expect("one for one"))
     }
 
-    pub(super) fn make_tensor(&self, spec: TensorSpec, source: SourceOf) -> Result<TensorInfo, DeviceError> {
-        let (elements, shape) = tensor::check(&spec)?;
-        let windows = tensor::windows(&spec)?.filter(|_| self.config.mode == Mode::Trace);
-        let part = self.accounts.division.of_name(&spec.name)?;
-        let (guard, dpa) = self.place_free(&spec, part)?;
-        let TensorSpec { name, length, format, layout, codec, .. } = spec;
-        let codec = codec.unwrap_or(self.config.codec);
-        let info = TensorInfo { name, dpa, length, elements, shape, format, layout, codec };
-        let Counted { traffic, numbers } = self.new_traffic();
-        let (stored, transition) = (Gauge::default(), Transition::making());
-        let tensor =
-            Tensor { info: info.clone(), part, windows, stored, traffic, numbers, source, transition };
-        let tensor = Arc::new(tensor);
-        let _turn = tensor.transition.turn().lock();
-        // Usually the range holds nothing.
-        let is_empty = self.blocks.touched(tensor.blocks()).is_none();
-        if is_empty {
-            tensor.transition.set_charged(0..u64::MAX);
-            tensor.transition.set_listed();
+    /// Makes tensors, all of them or none: as [`Self::create_tensor`], of each.
+    ///
+    /// # Errors
+    /// As [`Self::create_tensor`], of the first that cannot be; [`DeviceError::TooMany`] for more
+    /// than [`MAX_AT_ONCE`].
+    pub fn create_tensors(&self, specs: Vec<TensorSpec>) -> Result<Vec<TensorInfo>, DeviceError> {
+        self.make_tensors(specs, None)
+    }
+
+    pub(super) fn make_tensors(
+        &self,
+        specs: Vec<TensorSpec>,
+        source: Option<SourceId>,
+    ) -> Result<Vec<TensorInfo>, DeviceError> {
+        if specs.len() > MAX_AT_ONCE {
+            return Err(DeviceError::TooMany { count: specs.len() });
         }
-        let mut tensors = guard.tensors.clone();
-        tensors.push(tensor.clone());
-        let next = self.successor(&guard, tensors, guard.aliases.clone())?;
-        self.keep(&next)?;
+        let checked = specs.into_iter().map(|spec| self.check(spec)).collect::<Result<Vec<_>, _>>()?;
+        let (guard, mut draft, tensors) = self.place_all(&checked, source)?;
+        let infos: Vec<_> = tensors.iter().map(|tensor| tensor.info.clone()).collect();
+        // Usually the ranges hold nothing.
+        let is_empty = |tensor: &Tensor| self.blocks.touched(tensor.blocks()).is_none();
+        let are_empty = tensors.iter().all(|tensor| is_empty(tensor));
+        let turns: Vec<_> = if are_empty {
+            for tensor in &tensors {
+                tensor.transition.set_charged(0..u64::MAX);
+            }
+            Vec::new()
+        } else {
+            tensors.iter().map(|tensor| tensor.transition.turn().lock()).collect()
+        };
+        if are_empty {
+            for tensor in &tensors {
+                draft.list(tensor);
+            }
+        }
+        let next = draft.finish();
+        self.keep(&next, Change::made(&tensors))?;
         replace(guard, next);
-        if is_empty {
-            return Ok(info);
+        if are_empty {
+            return Ok(infos);
         }
-        self.charge_to(&tensor);
-        let mut reached = tensor.blocks().start;
-        if let Err(why) = self.code_anew(&tensor, &mut reached) {
-            match self.unmake(&tensor) {
+        for tensor in &tensors {
+            self.charge_to(tensor);
+        }
+        let mut reached = Vec::with_capacity(tensors.len());
+        let coded = tensors.iter().try_for_each(|tensor| {
+            let mut came_to = tensor.blocks().start;
+            let coded = self.code_anew(tensor, &mut came_to);
+            reached.push(came_to);
+            coded
+        });
+        if let Err(why) = coded {
+            match self.unmake(&tensors) {
                 Ok(()) => {
-                    self.code_back(&tensor, reached);
+                    tensors.iter().zip(reached).for_each(|(tensor, to)| self.code_back(tensor, to));
                     return Err(why);
                 }
                 Err(also) => tracing::warn!(
-                    tensor = info.name,
-                    "not all of it is coded anew: {why}; nor back as it was: {also}"
+                    tensor = infos[0].name,
+                    tensors = infos.len(),
+                    "not all is coded anew: {why}; nor back as it was: {also}"
                 ),
             }
         }
-        self.list(&tensor);
-        Ok(info)
+        self.list(&tensors);
+        drop(turns);
+        Ok(infos)
+    }
+
+    /// Checks all of `spec` but its place.
+    fn check(&self, spec: TensorSpec) -> Result<Checked, DeviceError> {
+        let (elements, shape) = tensor::check(&spec)?;
+        let windows = tensor::windows(&spec)?.filter(|_| self.config.mode == Mode::Trace);
+        let part = self.accounts.division.of_name(&spec.name)?;
+        let TensorSpec { name, dpa, length, format, layout, codec, .. } = spec;
+        let codec = codec.unwrap_or(self.config.codec);
+        let info = TensorInfo { name, dpa: 0, length, elements, shape, format, layout, codec };
+        Ok(Checked { info, dpa, part, windows })
     }
 
     /// Forgets a tensor and its views. Its bytes stay, readable through the base window.
@@ -121,8 +170,9 @@ impl Device {
             let tensor = self.map().tensor(name)?.clone();
             let _turn = tensor.transition.turn().lock();
             // It may have gone while somebody else had the turn.
-            if self.map().tensors.iter().any(|is| Arc::ptr_eq(is, &tensor)) {
-                return self.unmake(&tensor).inspect_err(|_| {
+            if self.map().has(&tensor) {
+                let tensors = [tensor.clone()];
+                return self.unmake(&tensors).inspect_err(|_| {
                     let _alone = self.alone();
                     tensor.transition.set_leaving(false);
                 });
@@ -133,89 +183,100 @@ impl Device {
     /// Makes a view of a tensor, or finds it if it is there.
     ///
     /// # Errors
-    /// [`DeviceError::Tensor`], [`DeviceError::View`], [`DeviceError::NoRoomForView`] or
-    /// [`DeviceError::Directory`], and then nothing changed.
+    /// [`DeviceError::Tensor`], [`DeviceError::View`] or [`DeviceError::NoRoomForView`], and then
+    /// nothing changed.
     pub fn create_view(&self, tensor: &str, spelling: &str) -> Result<ViewInfo, DeviceError> {
         let guard = self.alone();
-        let tensor = guard.listed(tensor)?.clone();
-        let name = &tensor.info.name;
-        let view = View::parse(tensor.info.format, spelling)
-            .map_err(|why| DeviceError::View { tensor: name.clone(), why })?;
-        let spelling = view.to_string();
-        let same = |alias: &&Arc<Alias>| Arc::ptr_eq(&alias.tensor, &tensor) && alias.info.view == spelling;
-        if let Some(alias) = guard.aliases.iter().find(same) {
+        let tensor = guard.listed_tensor(tensor)?.clone();
+        let (view, found) = find_view(&guard, &tensor, spelling)?;
+        if let Some(alias) = found {
             return Ok(alias.info.clone());
         }
         let no_room = |length, largest| DeviceError::NoRoomForView {
-            tensor: name.clone(),
-            view: spelling.clone(),
+            tensor: tensor.info.name.clone(),
+            view: view.to_string(),
             length,
             largest,
         };
         let length = view.bytes_for(tensor.info.elements).ok_or_else(|| no_room(u64::MAX, 0))?;
         let offset = guard
-            .free_view(length, &self.accounts.division.parts[tensor.part].views)
+            .free_view(length, tensor.part, &self.accounts.division)
             .map_err(|largest| no_room(length, largest))?;
-        let alias = Arc::new(Alias::new(tensor, view, offset, length, self.new_traffic()));
-        let info = alias.info.clone();
-        let mut aliases = guard.aliases.clone();
-        aliases.push(alias);
-        let next = self.successor(&guard, guard.tensors.clone(), aliases)?;
-        self.keep(&next)?;
+        let mut draft = guard.draft();
+        let number = draft.number();
+        let alias = Arc::new(Alias::new((tensor, number), view, (offset, length), self.new_traffic()));
+        draft.add_alias(&alias);
+        let next = draft.finish();
+        self.keep(&next, Change::view(&alias))?;
         replace(guard, next);
-        Ok(info)
+        Ok(alias.info.clone())
+    }
+
+    /// Forgets a view: what it was. Its place in the views window is free, and reads as zeros.
+    ///
+    /// # Errors
+    /// [`DeviceError::Tensor`] or [`DeviceError::View`] if there cannot be such, and
+    /// [`DeviceError::UnknownView`] if there is none.
+    pub fn remove_view(&self, tensor: &str, spelling: &str) -> Result<ViewInfo, DeviceError> {
+        let guard = self.alone();
+        let tensor = guard.listed_tensor(tensor)?.clone();
+        let (view, found) = find_view(&guard, &tensor, spelling)?;
+        let Some(alias) = found else {
+            let tensor = tensor.info.name.clone();
+            return Err(DeviceError::UnknownView { tensor, view: view.to_string() });
+        };
+        let mut draft = guard.draft();
+        draft.remove_alias(&alias);
+        let next = draft.finish();
+        self.keep(&next, Change::removed_view(&alias))?;
+        replace(guard, next);
+        Ok(alias.info.clone())
     }
 
     /// Every tensor, by DPA.
     pub fn tensors(&self) -> Vec<TensorInfo> {
-        self.map()
-            .tensors
-            .iter()
-            .filter(|tensor| tensor.is_listed())
-            .map(|tensor| tensor.info.clone())
-            .collect()
+        self.map().listed().map(|tensor| tensor.info.clone()).collect()
+    }
+
+    /// The tensor of this name.
+    ///
+    /// # Errors
+    /// [`DeviceError::Tensor`] if there is none.
+    pub fn tensor(&self, name: &str) -> Result<TensorInfo, DeviceError> {
+        Ok(self.map().listed_tensor(name)?.info.clone())
     }
 
     /// Every view, by offset.
     pub fn views(&self) -> Vec<ViewInfo> {
-        self.map().aliases.iter().map(|alias| alias.info.clone()).collect()
+        self.map().aliases().map(|alias| alias.info.clone()).collect()
+    }
+
+    /// Every view of a tensor, by offset; none if there is no such tensor.
+    pub fn views_of(&self, tensor: &str) -> Vec<ViewInfo> {
+        let map = self.map();
+        let Ok(tensor) = map.listed_tensor(tensor) else { return Vec::new() };
+        map.aliases_of(tensor).map(|alias| alias.info.clone()).collect()
     }
 
     /// Whether this view still is where it was made.
     pub fn has_view(&self, view: &ViewInfo) -> bool {
         let map = self.map();
-        let at = map.aliases.partition_point(|alias| alias.info.offset < view.offset);
-        // Views of no length share their place with the next one.
-        map.aliases[at..]
-            .iter()
-            .take_while(|alias| alias.info.offset == view.offset)
-            .any(|alias| alias.info == *view)
+        let tensor = map.tensor(&view.tensor);
+        tensor.is_ok_and(|tensor| map.aliases_of(tensor).any(|alias| alias.info == *view))
     }
 
-    fn successor(
-        &self,
-        map: &Map,
-        tensors: Vec<Arc<Tensor>>,
-        aliases: Vec<Arc<Alias>>,
-    ) -> Result<Map, DeviceError> {
-        Ok(map.successor(tensors, aliases, &self.accounts.division)?)
-    }
-
-    /// Where the tensor goes.
-    fn place(&self, map: &Map, spec: &TensorSpec, part: usize) -> Result<u64, TensorError> {
-        let TensorSpec { name, length, .. } = spec;
-        let part = &self.accounts.division.parts[part].base;
-        let (length, capacity) = (*length, part.end - part.start);
+    /// Where a tensor goes in `map`.
+    fn place(&self, map: &Map, Checked { info, dpa, part, .. }: &Checked) -> Result<u64, TensorError> {
+        let TensorInfo { name, length, .. } = info;
+        let own = &self.accounts.division.parts[*part].base;
+        let (length, capacity) = (*length, own.end - own.start);
         if map.tensor(name).is_ok() {
             return Err(TensorError::Exists { name: name.clone() });
         }
-        let Some(dpa) = spec.dpa else {
-            return map.free_base(length, part).map_err(|largest| TensorError::NoRoom {
-                name: name.clone(),
-                length,
-                capacity,
-                largest,
-            });
+        let Some(dpa) = *dpa else {
+            return map
+                .free_base(length, *part, &self.accounts.division)
+                .map_err(|largest| TensorError::NoRoom { name: name.clone(), length, capacity, largest });
         };
         if !dpa.is_multiple_of(BLOCK_BYTES as u64) {
             return Err(TensorError::Unaligned { name: name.clone(), dpa });
@@ -225,11 +286,11 @@ impl Device {
             let capacity = self.config.base_bytes;
             return Err(TensorError::PastCapacity { name: name.clone(), dpa, length, capacity });
         };
-        if dpa < part.start || end > part.end {
-            let (name, start, end) = (name.clone(), part.start, part.end);
+        if dpa < own.start || end > own.end {
+            let (name, start, end) = (name.clone(), own.start, own.end);
             return Err(TensorError::OutsidePartition { name, dpa, length, start, end });
         }
-        match map.tensors.iter().find(|other| dpa < other.end() && other.info.dpa < end) {
+        match map.owner_in(&(dpa..end)) {
             None => Ok(dpa),
             Some(other) => Err(TensorError::Overlap {
                 name: name.clone(),
@@ -242,19 +303,48 @@ impl Device {
         }
     }
 
-    /// Where the tensor goes, and the map, in which nobody else can take that place. Waits for
-    /// tensors in the way that come or go.
-    fn place_free(&self, spec: &TensorSpec, part: usize) -> Result<(Alone<'_>, u64), DeviceError> {
-        loop {
+    /// Puts tensors where they go, listed to nobody yet, in a map behind the one that is held. Waits
+    /// for tensors in the way that come or go.
+    fn place_all(
+        &self,
+        checked: &[Checked],
+        source: Option<SourceId>,
+    ) -> Result<(Alone<'_>, Draft, Vec<Arc<Tensor>>), DeviceError> {
+        'again: loop {
             let guard = self.alone();
-            let why = match self.place(&guard, spec, part) {
-                Ok(dpa) => return Ok((guard, dpa)),
-                Err(why) => why,
-            };
-            let Some(busy) = in_the_way(&guard, part, &why) else { return Err(why.into()) };
-            drop(guard);
-            drop(busy.transition.turn().lock());
+            let mut draft = guard.draft();
+            let mut tensors = Vec::with_capacity(checked.len());
+            for one in checked {
+                match self.place(draft.map(), one) {
+                    Ok(dpa) => tensors.push(self.put(&mut draft, one, dpa, source)),
+                    Err(why) => {
+                        let Some(busy) = in_the_way(&guard, one.part, &why) else { return Err(why.into()) };
+                        drop(guard);
+                        drop(busy.transition.turn().lock());
+                        continue 'again;
+                    }
+                }
+            }
+            return Ok((guard, draft, tensors));
         }
+    }
+
+    fn put(&self, draft: &mut Draft, checked: &Checked, dpa: u64, source: Option<SourceId>) -> Arc<Tensor> {
+        let Checked { info, part, windows, .. } = checked;
+        let Counted { traffic, numbers } = self.new_traffic();
+        let tensor = Arc::new(Tensor {
+            info: TensorInfo { dpa, ..info.clone() },
+            part: *part,
+            windows: *windows,
+            stored: Gauge::default(),
+            traffic,
+            numbers,
+            source: SourceOf::new(source),
+            transition: Transition::making(),
+            number: draft.number(),
+        });
+        draft.add_tensor(&tensor, false);
+        tensor
     }
 
     /// Holds the map alone.
@@ -266,56 +356,66 @@ impl Device {
         }
     }
 
-    /// Removes a tensor whose turn the caller has. If that fails it is there as before, but marked
-    /// as leaving.
-    fn unmake(&self, tensor: &Arc<Tensor>) -> Result<(), DeviceError> {
+    /// Removes tensors whose turns the caller has. If that fails they are there as before, but
+    /// marked as leaving.
+    fn unmake(&self, tensors: &[Arc<Tensor>]) -> Result<(), DeviceError> {
         {
             let _alone = self.alone();
-            tensor.transition.set_leaving(true);
+            for tensor in tensors {
+                tensor.transition.set_leaving(true);
+            }
         }
         // Every store that did not know of it is done.
-        if let Some(shape) = &tensor.windows {
-            self.uncode_windows(tensor, shape)?;
+        self.uncode(tensors)?;
+        for tensor in tensors {
+            self.charge_nobody(tensor);
         }
-        self.charge_nobody(tensor);
-        self.forget_closed(tensor).inspect_err(|_| self.charge_to(tensor))
+        self.forget_closed(tensors).inspect_err(|_| tensors.iter().for_each(|tensor| self.charge_to(tensor)))
+    }
+
+    /// Codes their windows block by block.
+    fn uncode(&self, tensors: &[Arc<Tensor>]) -> Result<(), DeviceError> {
+        let windowed = tensors.iter().filter_map(|tensor| Some((tensor, tensor.windows.as_ref()?)));
+        windowed.into_iter().try_for_each(|(tensor, shape)| self.uncode_windows(tensor, shape))
     }
 
     /// The last steps of a removal. Every store closes a window that is leaving, so one that is
-    /// open holds a store that found no room: it finds some now, or the tensor stays.
-    fn forget_closed(&self, tensor: &Arc<Tensor>) -> Result<(), DeviceError> {
-        while !self.forget(tensor)? {
-            if let Some(shape) = &tensor.windows {
-                self.uncode_windows(tensor, shape)?;
-            }
+    /// open holds a store that found no room: it finds some now, or the tensors stay.
+    fn forget_closed(&self, tensors: &[Arc<Tensor>]) -> Result<(), DeviceError> {
+        while !self.forget(tensors)? {
+            self.uncode(tensors)?;
         }
         Ok(())
     }
 
-    /// Forgets a tensor, if none of its windows is open: whether it did.
-    fn forget(&self, tensor: &Arc<Tensor>) -> Result<bool, DeviceError> {
+    /// Forgets tensors, if none of their windows is open: whether it did.
+    fn forget(&self, tensors: &[Arc<Tensor>]) -> Result<bool, DeviceError> {
         let guard = self.alone();
-        if self.has_open_windows(tensor) {
+        if tensors.iter().any(|tensor| self.has_open_windows(tensor)) {
             return Ok(false);
         }
-        let stays = |is: &&Arc<Tensor>| !Arc::ptr_eq(is, tensor);
-        let tensors = guard.tensors.iter().filter(stays).cloned().collect();
-        let aliases = guard.aliases.iter().filter(|alias| stays(&&alias.tensor)).cloned().collect();
-        let next = self.successor(&guard, tensors, aliases)?;
+        let mut draft = guard.draft();
+        for tensor in tensors {
+            draft.remove_tensor(tensor);
+        }
+        let next = draft.finish();
         #[cfg(test)]
         super::holds::may_fail(super::holds::Step::Forget)?;
-        self.keep(&next)?;
+        self.keep(&next, Change::removed(tensors))?;
         replace(guard, next);
         Ok(true)
     }
 
-    /// The last step of making a tensor: people are told of it.
-    fn list(&self, tensor: &Tensor) {
+    /// The last step of making tensors: people are told of them.
+    fn list(&self, tensors: &[Arc<Tensor>]) {
         let guard = self.alone();
-        tensor.transition.set_leaving(false);
-        tensor.transition.set_listed();
-        let next = guard.successor(guard.tensors.clone(), guard.aliases.clone(), &self.accounts.division);
-        replace(guard, next.expect("every directory since it was begun had room for it"));
+        let mut draft = guard.draft();
+        for tensor in tensors {
+            tensor.transition.set_leaving(false);
+            draft.list(tensor);
+        }
+        let next = draft.finish();
+        replace(guard, next);
     }
 
     /// Codes what the range of a new tensor holds as it says, and tells how far that came.
@@ -410,13 +510,22 @@ fn replace(mut alone: Alone<'_>, next: Map) {
     drop(before);
 }
 
+/// The view of a tensor with this spelling, and where it is if it is there.
+fn find_view(map: &Map, tensor: &Tensor, spelling: &str) -> Result<(View, Option<Arc<Alias>>), DeviceError> {
+    let view = View::parse(tensor.info.format, spelling)
+        .map_err(|why| DeviceError::View { tensor: tensor.info.name.clone(), why })?;
+    let spelling = view.to_string();
+    let found = map.aliases_of(tensor).find(|alias| alias.info.view == spelling).cloned();
+    Ok((view, found))
+}
+
 /// The tensor that is being made or removed and because of which another cannot be made now.
 fn in_the_way(map: &Map, part: usize, why: &TensorError) -> Option<Arc<Tensor>> {
     let named = |name: &String| map.tensor(name).ok().filter(|tensor| tensor.transition.turn().is_locked());
     match why {
         TensorError::Exists { name } | TensorError::Overlap { other: name, .. } => named(name),
         TensorError::NoRoom { .. } => {
-            map.tensors.iter().find(|is| is.part == part && is.transition.turn().is_locked())
+            map.tensors().find(|is| is.part == part && is.transition.turn().is_locked())
         }
         _ => None,
     }

@@ -411,14 +411,13 @@ impl Stats {
     pub(crate) fn report(&self, subject: &Subject<'_>) -> StatsReport {
         let gcomp = subject.observed;
         let block = BLOCK_BYTES as u64;
-        let tensor_bytes: u64 = subject.map.tensors.iter().map(|tensor| tensor.info.length).sum();
-        let tensor_blocks: u64 =
-            subject.map.tensors.iter().map(|tensor| tensor.info.length.div_ceil(block)).sum();
+        let tensor_bytes: u64 = subject.map.tensors().map(|tensor| tensor.info.length).sum();
+        let tensor_blocks: u64 = subject.map.tensors().map(|tensor| tensor.info.length.div_ceil(block)).sum();
         let opaque = self.opaque_blocks.get();
         let (stored_bytes, index_bytes) = match subject.mode {
             Mode::Plain => ((tensor_blocks + opaque) * block, 0),
             Mode::GComp | Mode::Trace => (
-                self.opaque_stored.get() + subject.map.tensors.iter().map(|t| t.stored.get()).sum::<u64>(),
+                self.opaque_stored.get() + subject.map.tensors().map(|t| t.stored.get()).sum::<u64>(),
                 (tensor_blocks + opaque) * ENTRY_BYTES as u64,
             ),
         };
@@ -522,9 +521,7 @@ impl Stats {
             planes: self.plane_reports(),
             tensors: subject
                 .map
-                .tensors
-                .iter()
-                .filter(|tensor| tensor.is_listed())
+                .listed()
                 .map(|tensor| {
                     let info = &tensor.info;
                     let stored_bytes = match subject.mode {
@@ -549,8 +546,7 @@ impl Stats {
                 .collect(),
             views: subject
                 .map
-                .aliases
-                .iter()
+                .aliases()
                 .map(|alias| ViewReport { info: alias.info.clone(), traffic: alias.traffic.report(gcomp) })
                 .collect(),
             partitions: subject

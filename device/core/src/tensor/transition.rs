@@ -12,7 +12,6 @@ use parking_lot::Mutex;
 
 pub(crate) struct Transition {
     turn: Mutex<()>,
-    listed: AtomicBool,
     leaving: AtomicBool,
     charged_from: AtomicU64,
     charged_to: AtomicU64,
@@ -21,18 +20,17 @@ pub(crate) struct Transition {
 impl Transition {
     /// Of a tensor that is there, and charged for all its blocks.
     pub(crate) fn standing() -> Self {
-        Self::new(true, 0..u64::MAX)
+        Self::new(0..u64::MAX)
     }
 
     /// Of a tensor that is being made, and charged for none of its blocks.
     pub(crate) fn making() -> Self {
-        Self::new(false, 0..0)
+        Self::new(0..0)
     }
 
-    fn new(listed: bool, charged: Range<u64>) -> Self {
+    fn new(charged: Range<u64>) -> Self {
         Self {
             turn: Mutex::new(()),
-            listed: AtomicBool::new(listed),
             leaving: AtomicBool::new(false),
             charged_from: AtomicU64::new(charged.start),
             charged_to: AtomicU64::new(charged.end),
@@ -42,15 +40,6 @@ impl Transition {
     /// Held by who makes or removes the tensor, from the first step to the last.
     pub(crate) fn turn(&self) -> &Mutex<()> {
         &self.turn
-    }
-
-    /// Whether people are told of the tensor: lists and the directory name it.
-    pub(crate) fn is_listed(&self) -> bool {
-        self.listed.load(Relaxed)
-    }
-
-    pub(crate) fn set_listed(&self) {
-        self.listed.store(true, Relaxed);
     }
 
     /// Whether the tensor's KV windows are coded block by block, and closed by every store, because

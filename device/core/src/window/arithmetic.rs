@@ -1,4 +1,4 @@
-//! The arithmetic of addresses and aliases: which elements bytes of a view show, where these lie in the tensor, and where there is room for another.
+//! The arithmetic of addresses and aliases: which elements bytes of a view show, and where these lie in the tensor.
 //!
 //! Element e of a tensor has bits [e·width, (e + 1)·width) of the tensor and bits [e·bits, (e + 1)·bits) of the view. What is asked for is answered in groups of
 //! eight elements, which take whole bytes in both: `width` bytes of the tensor and `bits` of the view. Nothing here knows devices, and the tests try
@@ -66,27 +66,6 @@ impl Geometry {
         let to = (bytes.end.div_ceil(self.width) * self.bits).min(length);
         Some(from..to).filter(|range| !range.is_empty())
     }
-}
-
-/// The first multiple of `align` from `start` on where `length` bytes end before `end`, clear of `taken` (in order), or the
-/// largest gap.
-pub(crate) fn first_fit(
-    start: u64,
-    end: u64,
-    align: u64,
-    length: u64,
-    taken: impl Iterator<Item = Range<u64>>,
-) -> Result<u64, u64> {
-    let (mut at, mut largest) = (start, 0);
-    for range in taken.chain(std::iter::once(end..end)) {
-        let gap = range.start.saturating_sub(at);
-        if gap >= length && at <= end {
-            return Ok(at);
-        }
-        largest = largest.max(gap);
-        at = at.max(range.end.checked_next_multiple_of(align).unwrap_or(u64::MAX));
-    }
-    Err(largest)
 }
 
 #[cfg(test)]

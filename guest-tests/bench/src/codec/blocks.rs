@@ -4,7 +4,7 @@ use std::{hint::black_box, ops::Range};
 
 use anyhow::Result;
 use lamina_codec::{
-    BLOCK_BYTES, BlockWords, Codec,
+    BLOCK_BYTES, BlockWords, Codec, Decoder, Encoder,
     block::{Bundle, MAX_BUNDLE, Stored},
     format::Format,
     plane::PlaneMask,
@@ -31,6 +31,8 @@ pub struct Blocks<'a> {
     way: Way,
     format: Format,
     words: &'a [BlockWords],
+    encoder: Encoder,
+    decoder: Decoder,
     bundle: Bundle,
     kept: Kept,
     out: Vec<BlockWords>,
@@ -40,7 +42,8 @@ impl<'a> Blocks<'a> {
     /// Codes `blocks`.
     pub fn new(way: Way, format: Format, blocks: &'a [BlockWords]) -> Self {
         let (bundle, out) = (Bundle::new(), vec![[0; BLOCK_BYTES]; BATCH]);
-        let mut new = Self { way, format, words: blocks, bundle, kept: Kept::default(), out };
+        let (encoder, decoder, kept) = (Encoder::new(), Decoder::new(), Kept::default());
+        let mut new = Self { way, format, words: blocks, encoder, decoder, bundle, kept, out };
         if way != Way::Copy {
             for block in blocks {
                 new.code(block);
@@ -53,14 +56,15 @@ impl<'a> Blocks<'a> {
     fn code(&mut self, block: &BlockWords) {
         match self.way {
             Way::Copy => {}
-            Way::Planes(codec) => self.bundle.encode(self.format, codec, block),
-            Way::Words(codec) => self.bundle.encode_words(codec, block),
+            Way::Planes(codec) => self.encoder.block(self.format, codec, block, &mut self.bundle),
+            Way::Words(codec) => self.encoder.words(codec, block, &mut self.bundle),
         }
     }
 }
 
 /// Decodes a bundle, or fills with the zeros that are none.
 fn decode(
+    decoder: &mut Decoder,
     format: Format,
     stored: Option<&Stored>,
     bytes: &[u8; MAX_BUNDLE],
@@ -68,7 +72,7 @@ fn decode(
 ) -> Result<()> {
     match stored {
         None => out.fill(0),
-        Some(stored) => stored.decode(PlaneMask::all(format), bytes, out)?,
+        Some(stored) => decoder.block(stored, PlaneMask::all(format), bytes, out)?,
     }
     Ok(())
 }
@@ -95,7 +99,7 @@ impl Coder for Blocks<'_> {
                 out.copy_from_slice(&self.words[index]);
             } else {
                 let Slot { stored, bytes } = self.kept.slot(index);
-                decode(self.format, stored.as_ref(), bytes, out)?;
+                decode(&mut self.decoder, self.format, stored.as_ref(), bytes, out)?;
             }
         }
         Ok(())
@@ -109,7 +113,7 @@ impl Coder for Blocks<'_> {
         }
         let mut bytes = [0; MAX_BUNDLE];
         let stored = self.kept.fetch(unit, &mut bytes);
-        decode(self.format, stored, &bytes, out)
+        decode(&mut self.decoder, self.format, stored, &bytes, out)
     }
 
     fn out(&mut self, place: usize) -> &mut [u8] {

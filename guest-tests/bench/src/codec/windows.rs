@@ -1,17 +1,16 @@
 //! Windows of a KV cache, coded and decoded as the device does it.
 //!
 //! The rules:
-//! * Windows follow each other as they do in the tensors, each coded in the way that takes least. Which way that is, is asked now and then, and
-//!   that is in the time: a batch is brought into the cache by coding it in the ways that are known, so that asking takes its turn in what is timed.
+//! * Windows follow each other as they do in the tensors, each coded in the way that takes least. To find that way is in the time.
 //! * Whoever wants any byte of a window has all of its blocks decoded.
 
 use std::{hint::black_box, ops::Range};
 
 use anyhow::Result;
 use lamina_codec::{
-    BlockWords, Codec,
+    BlockWords, Codec, Decoder, Encoder,
     block::{Bundle, MAX_BUNDLE},
-    kv::{self, Coding, WindowDecoder},
+    kv::WindowDecoder,
     plane::PlaneMask,
 };
 
@@ -26,13 +25,13 @@ struct Placed {
     window: Window,
     /// Of all blocks, its own.
     blocks: Range<usize>,
-    /// How it was coded.
-    coding: Coding,
 }
 
 /// Windows by one codec; each is a unit.
 pub struct Windows<'a> {
     codec: Codec,
+    encoder: Encoder,
+    decoder: Decoder,
     cache: &'a Cache,
     blocks: &'a [BlockWords],
     placed: Vec<Placed>,
@@ -46,6 +45,8 @@ impl<'a> Windows<'a> {
     pub fn new(codec: Codec, cache: &'a Cache, blocks: &'a [BlockWords]) -> Self {
         let mut new = Self {
             codec,
+            encoder: Encoder::new(),
+            decoder: Decoder::new(),
             cache,
             blocks,
             placed: Vec::new(),
@@ -58,46 +59,50 @@ impl<'a> Windows<'a> {
         for &window in &cache.windows {
             let blocks = end..end + window.blocks;
             end = blocks.end;
-            new.placed.push(Placed { window, blocks, coding: Coding::Plain });
-            let last = new.placed.len() - 1;
-            new.placed[last].coding = new.code(last, None);
+            new.placed.push(Placed { window, blocks });
+            new.code(new.placed.len() - 1);
             new.bundles.iter().for_each(|bundle| new.kept.push(bundle));
         }
         new
     }
 
-    /// Codes a window as `coding` says, or as is best: how that was.
-    fn code(&mut self, unit: usize, coding: Option<Coding>) -> Coding {
-        let Placed { window, blocks, .. } = &self.placed[unit];
+    /// Codes a window in the way that takes least.
+    fn code(&mut self, unit: usize) {
+        let Placed { window, blocks } = &self.placed[unit];
         let bytes = black_box(self.blocks[blocks.clone()].as_flattened());
         let shape = &self.cache.shape;
-        let coded = kv::encode(shape, window.before, self.codec, bytes, coding, &mut self.bundles);
+        self.encoder.window(shape, window.before, self.codec, bytes, None, &mut self.bundles);
         black_box(&self.bundles);
-        coded.coding
     }
 }
 
-fn decoder<'a>(cache: &'a Cache, window: &Window, out: &'a mut Vec<u8>) -> WindowDecoder<'a> {
-    WindowDecoder::new(&cache.shape, window.before, window.blocks, PlaneMask::all(cache.shape.format()), out)
+fn decoder<'a>(
+    decoder: &'a mut Decoder,
+    cache: &'a Cache,
+    window: &Window,
+    out: &'a mut Vec<u8>,
+) -> WindowDecoder<'a> {
+    WindowDecoder::new(
+        decoder,
+        &cache.shape,
+        window.before,
+        window.blocks,
+        PlaneMask::all(cache.shape.format()),
+        out,
+    )
 }
 
 impl Coder for Windows<'_> {
-    fn warm_up(&mut self, units: Range<usize>) {
-        for unit in units {
-            self.code(unit, Some(self.placed[unit].coding));
-        }
-    }
-
     fn encode(&mut self, units: Range<usize>) {
         for unit in units {
-            self.code(unit, None);
+            self.code(unit);
         }
     }
 
     fn decode(&mut self, units: Range<usize>) -> Result<()> {
         for (place, unit) in units.enumerate() {
             let out = black_box(&mut self.out[place]);
-            let mut decoder = decoder(self.cache, &self.placed[unit].window, out);
+            let mut decoder = decoder(&mut self.decoder, self.cache, &self.placed[unit].window, out);
             for (block, index) in self.placed[unit].blocks.clone().enumerate() {
                 let Slot { stored: Some(stored), bytes } = self.kept.slot(index) else { continue };
                 decoder.add(block, stored, decoder.wanted(stored), bytes)?;
@@ -108,7 +113,8 @@ impl Coder for Windows<'_> {
     }
 
     fn read(&mut self, unit: usize) -> Result<()> {
-        let mut decoder = decoder(self.cache, &self.placed[unit].window, black_box(&mut self.out[0]));
+        let mut decoder =
+            decoder(&mut self.decoder, self.cache, &self.placed[unit].window, black_box(&mut self.out[0]));
         let mut bytes = [0; MAX_BUNDLE];
         for (block, index) in self.placed[unit].blocks.clone().enumerate() {
             let Some(stored) = self.kept.fetch(index, &mut bytes) else { continue };

@@ -108,8 +108,8 @@ impl Way {
     }
 }
 
-/// Whose stores stand in one row, in the order of the columns. A target that has no such way is none.
-type Targets<'a> = [Option<&'a mut dyn Target>; 4];
+/// Whose stores stand in one row, in the order of the columns.
+type Targets<'a> = [&'a mut dyn Target; 4];
 
 impl StoreBench {
     /// Measures, and tells what it is at.
@@ -126,7 +126,11 @@ impl StoreBench {
             Alone::new(self.codec, length, Observers::On)?,
             Alone::plain(length)?,
         ];
-        let mut mounted = [Mounted::new(self.codec, length)?, Mounted::plain(length)?];
+        let mut mounted = [
+            Mounted::new(self.codec, length, Observers::Off)?,
+            Mounted::new(self.codec, length, Observers::On)?,
+            Mounted::plain(length)?,
+        ];
         let mut tmpfs = Tmpfs::new(length)?;
         let (mut stored, mut rows) = (Vec::new(), Vec::new());
         for data in Data::ALL {
@@ -136,10 +140,10 @@ impl StoreBench {
                 doing(&format!("{}, {name}", data.name()));
                 let mut targets: Targets<'_> = if way.is_alone() {
                     let [lamina, observed, plain] = &mut alone;
-                    [Some(lamina), Some(observed), Some(plain), Some(&mut tmpfs)]
+                    [lamina, observed, plain, &mut tmpfs]
                 } else {
-                    let [lamina, plain] = &mut mounted;
-                    [Some(lamina), None, Some(plain), Some(&mut tmpfs)]
+                    let [lamina, observed, plain] = &mut mounted;
+                    [lamina, observed, plain, &mut tmpfs]
                 };
                 let rates = self.rates(data, way, threads, &source, &mut targets)?;
                 rows.extend(
@@ -174,7 +178,9 @@ impl StoreBench {
         let mut seconds = [const { [const { Vec::new() }; 4] }; 2];
         for round in 0..self.rounds {
             for (column, target) in targets.iter_mut().enumerate() {
-                let Some(target) = target.as_mut().filter(|target| target.has(way)) else { continue };
+                if !target.has(way) {
+                    continue;
+                }
                 target.punch(data)?;
                 for (phase, bytes) in [source.first(), source.rewrite()].into_iter().enumerate() {
                     let begun = Instant::now();

@@ -91,7 +91,7 @@ impl Alone {
 
     /// A plain device.
     pub(super) fn plain(length: u64) -> Result<Self> {
-        Self::with(DeviceConfig { mode: "plain".parse()?, ..Self::config(length) }, length)
+        Self::with(DeviceConfig { mode: "plain".parse()?, observe: false, ..Self::config(length) }, length)
     }
 
     fn config(length: u64) -> DeviceConfig {
@@ -213,22 +213,22 @@ pub(super) struct Mounted {
 }
 
 impl Mounted {
-    pub(super) fn new(codec: Codec, length: u64) -> Result<Self> {
-        Self::with("trace", codec, length)
+    pub(super) fn new(codec: Codec, length: u64, observers: Observers) -> Result<Self> {
+        Self::with("trace", codec, length, observers)
     }
 
     /// A plain device.
     pub(super) fn plain(length: u64) -> Result<Self> {
-        Self::with("plain", Codec::default(), length)
+        Self::with("plain", Codec::default(), length, Observers::Off)
     }
 
-    fn with(mode: &str, codec: Codec, length: u64) -> Result<Self> {
+    fn with(mode: &str, codec: Codec, length: u64, observers: Observers) -> Result<Self> {
         let folder = tempfile::tempdir()?;
         let model = folder.path().join("empty.safetensors");
         let names = [Data::Bf16.name(), Data::Kv.name()];
         tile::write_empty(&model, &[(names[0], &[length / 2]), (names[1], &kv_shape(length))])?;
         let capacity = (Data::ALL.len() as u64 * length + ALIGN).next_multiple_of(256 << 20);
-        let daemon = Daemon::start(&Serve {
+        let serve = Serve {
             models: vec![model],
             views: Vec::new(),
             kv: vec![format!("{}={},{}", names[1], BUNDLED_KV.channels, BUNDLED_KV.window)],
@@ -237,7 +237,11 @@ impl Mounted {
             capacity: Some(capacity.to_string()),
             read_ahead_kb: 128,
             devices: None,
-        })?;
+        };
+        let daemon = match observers {
+            Observers::Off => Daemon::start(&serve)?,
+            Observers::On => Daemon::start_observed(&serve)?,
+        };
         let stats = daemon.stats()?;
         let place = |name: &str| {
             let tensor = stats["tensors"].as_array()?.iter().find(|tensor| tensor["name"] == name)?;

@@ -13,10 +13,8 @@ fn stores_of_each_kind_by_each_way_are_told_beside_plain_and_tmpfs() {
     // Four kinds by four ways, and by two with several at once; into a hole and over it.
     assert_eq!(rows.len(), 4 * if threads > 1 { 6 } else { 4 } * 2);
     for row in rows {
-        let is_alone = row["way"].as_str().unwrap().starts_with("device");
         assert!(row["lamina"].as_f64() > Some(0.0) && row["plain"].as_f64() > Some(0.0), "{row}");
-        assert!(row["of_plain"].as_f64() > Some(0.0), "{row}");
-        assert_eq!(row["observed"].as_f64().is_some(), is_alone, "{row}");
+        assert!(row["of_plain"].as_f64() > Some(0.0) && row["observed"].as_f64() > Some(0.0), "{row}");
     }
     let ratio = |data: &str| {
         let found = report["data"].as_array().unwrap().iter().find(|found| found["data"] == data);

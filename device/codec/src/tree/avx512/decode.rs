@@ -40,8 +40,8 @@ pub(in super::super) struct Decoder {
     stream: [u8; MOST_STREAM + BEHIND],
 }
 
-impl Decoder {
-    pub(in super::super) const fn new() -> Self {
+impl Default for Decoder {
+    fn default() -> Self {
         Self {
             tables: Tables::new(),
             room: Room::new(),

@@ -150,7 +150,7 @@ fn exponents(kernel: Kernel, stream: &[u8]) -> Result<Vec<u8>, Malformed> {
         form: Form::Words,
         checks: [0; 8],
     };
-    kernel.decode_bf16(&mut block)?;
+    kernel.decode_bf16(&mut block, &mut Decoder::default())?;
     Ok(words.as_chunks().0.iter().map(|word| (u16::from_le_bytes(*word) >> 7).to_le_bytes()[0]).collect())
 }
 

@@ -93,7 +93,9 @@ impl KvStaging {
         let (store, KvWindow { shape, span, .. }) = (self.store(), window);
         let mut out = Vec::with_capacity(span.bytes());
         let (mut lost, mut poisoned) = (BlockSet::default(), None);
-        let mut decoder = WindowDecoder::new(shape, span.before, span.blocks, mask, &mut out);
+        let mut scratch = self.blocks.pool.take();
+        let decoder = &mut scratch.decoder;
+        let mut decoder = WindowDecoder::new(decoder, shape, span.before, span.blocks, mask, &mut out);
         let mut bundle = [0; MAX_BUNDLE];
         for at in 0..span.blocks {
             let block = span.first + at as u64;
@@ -190,9 +192,11 @@ impl KvStaging {
         // How the blocks were coded that are gone, as far as their entries say so, and whether
         // there are some that do not say it.
         let (mut was_transformed, mut contradict, mut unknown) = (None, false, false);
+        let mut scratch = self.blocks.pool.take();
         // Each round but the last finds further blocks that are gone.
         let (coded, lost) = loop {
-            let mut decoder = WindowDecoder::new(shape, span.before, span.blocks, all, &mut bytes);
+            let decoder = &mut scratch.decoder;
+            let mut decoder = WindowDecoder::new(decoder, shape, span.before, span.blocks, all, &mut bytes);
             let before = gone;
             let mut misfits = false;
             for at in (0..span.blocks).filter(|at| !before.has(*at)) {

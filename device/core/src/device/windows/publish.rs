@@ -8,13 +8,13 @@ use crate::{
         DeviceError,
         accounts::Written,
         charge::{Charge, charge_of},
-        scratch::Taken,
+        scratch::{Scratch, Taken},
     },
     stats::Tally,
 };
 use lamina_codec::{
     block::{Bundle, Stored},
-    kv::{self, Coding},
+    kv::Coding,
     plane::PlaneMask,
 };
 use lamina_store::{StoreError, cause::Why, entry};
@@ -39,8 +39,8 @@ impl KvStaging {
         // What leaves can be read without it from the moment that it is looked at.
         let coding = coding.or_else(|| tensor.is_leaving().then_some(Coding::Plain));
         let mut scratch = self.blocks.pool.take();
-        let bundles = &mut scratch.bundles;
-        let coded = kv::encode(shape, span.before, tensor.info.codec, bytes, coding, bundles);
+        let Scratch { encoder, bundles, .. } = &mut *scratch;
+        let coded = encoder.window(shape, span.before, tensor.info.codec, bytes, coding, bundles);
         CodedWindow { coding: coded.coding, repeated_rows: coded.repeated_rows, scratch }
     }
 

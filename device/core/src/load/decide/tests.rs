@@ -5,10 +5,10 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::*;
-use crate::device::{DeviceConfig, PartitionConfig};
+use crate::device::{DeviceConfig, PartitionConfig, text_of};
 use crate::load::tests::checkpoint;
 use crate::load::{KvRule, stamp_of};
 use lamina_store::image::Image;
@@ -94,14 +94,13 @@ fn refused(device: &Device, path: &Path) -> String {
 
 /// The image's tables as an earlier program would have left them.
 fn tables_without_sources(image: &Image) {
-    let (tables, text) = Tables::open(image).unwrap();
-    let mut saved: Value = serde_json::from_slice(&text.unwrap()).unwrap();
+    let mut saved = text_of(image);
     assert!(saved["sources"].is_object() && saved["tensors"][0]["source"].is_u64(), "{saved}");
     saved.as_object_mut().unwrap().remove("sources");
     for tensor in saved["tensors"].as_array_mut().unwrap() {
         tensor.as_object_mut().unwrap().remove("source");
     }
-    tables.save(saved.to_string().as_bytes()).unwrap();
+    Tables::replace(image, saved.to_string().as_bytes()).unwrap();
 }
 
 #[test]
@@ -378,10 +377,9 @@ fn tables_of_an_earlier_version_are_believed_where_the_bytes_agree() {
 fn tables_that_name_a_source_that_they_do_not_have_are_refused() {
     let (image, (_file, path)) = (image(), model(1));
     start(&device(&image), &path, false).unwrap();
-    let (tables, text) = Tables::open(&image).unwrap();
-    let mut saved: Value = serde_json::from_slice(&text.unwrap()).unwrap();
+    let mut saved = text_of(&image);
     saved["sources"] = json!({});
-    tables.save(saved.to_string().as_bytes()).unwrap();
+    Tables::replace(&image, saved.to_string().as_bytes()).unwrap();
     let why = Device::open(image, &config()).err().expect("it is nonsense").to_string();
     assert!(why.contains("source 1"), "{why}");
 }

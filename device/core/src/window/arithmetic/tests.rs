@@ -128,46 +128,7 @@ fn a_view_depends_on_a_base_byte_exactly_if_it_shows_it() {
 }
 
 #[test]
-fn the_first_gap_is_the_first_place_where_everything_fits() {
-    // Every set of up to two ranges taken in a part of 12 bytes.
-    let end = 12;
-    let mut sets: Vec<Vec<Range<u64>>> = vec![Vec::new()];
-    ranges(end, |one| {
-        ranges(end, |other| {
-            if one.end <= other.start {
-                sets.push(vec![one.clone(), other]);
-            }
-        });
-        sets.push(vec![one]);
-    });
-    for start in [0, 4] {
-        for align in [1, 2, 4] {
-            for taken in sets.iter().filter(|taken| taken.iter().all(|range| range.start >= start)) {
-                for length in 0..=end + 1 {
-                    let fits = |at: u64| {
-                        at + length <= end
-                            && taken.iter().all(|range| {
-                                // One of no length stands in nobody's way, but nothing is put across it.
-                                at + length <= range.start || range.end.next_multiple_of(align) <= at
-                            })
-                    };
-                    let wanted = (start..=end).step_by(usize::try_from(align).unwrap()).find(|at| fits(*at));
-                    let found = first_fit(start, end, align, length, taken.iter().cloned());
-                    assert_eq!(found.ok(), wanted, "{length} in {start}..{end} by {align} beside {taken:?}");
-                }
-            }
-        }
-    }
-}
-
-#[test]
-fn the_bounds_of_64_bits_are_no_gap() {
-    let last = u64::MAX - 4095;
-    assert_eq!(first_fit(0, u64::MAX, 4096, u64::MAX, std::iter::empty()), Ok(0));
-    assert_eq!(first_fit(last, u64::MAX, 4096, 4095, std::iter::empty()), Ok(last));
-    assert_eq!(first_fit(last, u64::MAX, 4096, 4096, std::iter::empty()), Err(4095));
-    // What is taken ends behind the last multiple: there is no place behind it.
-    assert_eq!(first_fit(0, u64::MAX, 4096, 1, std::iter::once(0..last + 1)), Err(0));
+fn the_largest_windows_are_in_bounds() {
     // The largest windows there may be, in the widest and the narrowest views.
     for (width, bits) in [(32, 32), (32, 1), (4, 4)] {
         let geometry = Geometry { width, bits, block_elements: 32_768 / width };

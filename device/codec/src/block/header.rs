@@ -1,9 +1,10 @@
-//! A block of bf16 of a transformed window, coded by a plane tree, as [`Bundle::encode_headed`] does it where the mantissas are noise: stream and planes are written to where they
+//! A block of bf16 of a transformed window, coded by a plane tree, as [`Bundle::encode_with_header`] does it where the mantissas are noise: stream and planes are written to where they
 //! belong at once, and the head before them when its length is known. So a bundle need not begin where its bytes do. Back again, where everything lies need not be looked for.
 
-use super::{Bundle, MAX_BUNDLE, MAX_HEAD, MAX_PLANES, Stored, StoredPlanes, with_kept};
+use super::{Bundle, MAX_BUNDLE, MAX_HEAD, MAX_PLANES, Stored, StoredPlanes};
 use crate::{
     BlockWords, Codec, Form,
+    context::BlockEncoder,
     crc::crc32c,
     format::Format,
     head::{self, Details, Found, Head},
@@ -25,10 +26,15 @@ const SIGNS: u32 = 1 << (FORMAT.planes() - 1);
 
 impl Bundle {
     /// Codes `words` of bf16 by a plane tree, with `details` in the head.
-    pub(super) fn encode_bf16_headed(&mut self, words: &BlockWords, details: &Details<'_>) {
+    pub(super) fn encode_bf16_with_header(
+        &mut self,
+        encoder: &mut BlockEncoder,
+        words: &BlockWords,
+        details: &Details<'_>,
+    ) {
         let out = &mut self.bytes[MAX_HEAD..];
         let mut whole = Whole::default();
-        with_kept(self.effort, self.within, |kept| tree::encode_bf16(words, kept, out, &mut whole));
+        tree::encode_bf16(words, &mut encoder.tree, out, &mut whole);
         // Without a stream its length is zero.
         let Whole { length, ref checks, noise } = whole;
         let end = MAX_HEAD + RAW + length + LOWER_PLANES * RAW;
@@ -47,7 +53,7 @@ impl Bundle {
             let stream = &mut stream[..length];
             stream.copy_from_slice(&behind[..length]);
             self.start = 0;
-            return self.encode_planes(FORMAT, Codec::Tree, words, Some(details), Some(stream));
+            return self.encode_planes(encoder, FORMAT, Codec::Tree, words, Some(details), Some(stream));
         }
         let head = Head { length: head::write(signs, details, front), delta: details.delta };
         let head_bytes = usize::from(head.length);
@@ -88,7 +94,7 @@ struct Signs([u8; RAW]);
 impl StoredPlanes {
     /// Whether it is a block with a head, a stream, and planes that are as they are or in the head, and `mask` has planes of the stream.
     #[inline]
-    pub(super) fn is_headed_bf16(&self, mask: PlaneMask) -> bool {
+    pub(super) fn is_bf16_with_header(&self, mask: PlaneMask) -> bool {
         let headed = self.format == FORMAT && self.head.length > 0 && self.wants_stream(mask);
         // In vectors: to call for a comparison would take longer.
         let pairs = self.lengths[1..].iter().zip(&LENGTHS[1..]);
@@ -99,8 +105,9 @@ impl StoredPlanes {
     }
 
     /// Decodes the planes in `mask` of such a block, and its head: whether nothing is damaged. What it is, is found plane by plane.
-    pub(super) fn decode_bf16_headed<'a>(
+    pub(super) fn decode_bf16_with_header<'a>(
         &self,
+        decoder: &mut tree::Decoder,
         mask: PlaneMask,
         bundle: &'a [u8; MAX_BUNDLE],
         words: &mut BlockWords,
@@ -141,7 +148,7 @@ impl StoredPlanes {
         let (from, length) = (&bundle[stream.start..], stream.len());
         let form = Form::Words;
         let mut block = tree::Bf16 { stream: from, length, wanted, planes, words, form, checks: [0; 8] };
-        if tree::decode_bf16(&mut block).is_err() {
+        if tree::decode_bf16(&mut block, decoder).is_err() {
             return false;
         }
         let (found, stored) = (&block.checks, &self.checks);
@@ -165,7 +172,10 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::{BLOCK_BYTES, block::Effort, check};
+    use crate::{
+        BLOCK_BYTES, check,
+        context::{BlockDecoder, BlockEncoder},
+    };
 
     /// Elements of a few exponents and of mantissas that are noise; of 16 channels, of which one in `lean` has one sign only.
     fn block(seed: u64, lean: usize) -> BlockWords {
@@ -189,9 +199,10 @@ mod tests {
         {
             let words = block(seed, lean);
             let details = Details { delta: true, repeats: false, bytes: b"sixteen of them." };
-            let [mut bundle, mut slow] = [(); 2].map(|()| Bundle::with(Effort::Thorough));
-            bundle.encode_headed(FORMAT, Codec::Tree, &words, &details);
-            slow.encode_planes(FORMAT, Codec::Tree, &words, Some(&details), None);
+            let mut encoder = BlockEncoder::default();
+            let [mut bundle, mut slow] = [(); 2].map(|()| Bundle::new());
+            bundle.encode_with_header(&mut encoder, FORMAT, Codec::Tree, &words, &details);
+            slow.encode_planes(&mut encoder, FORMAT, Codec::Tree, &words, Some(&details), None);
             assert_eq!(bundle.start > 0, at_once);
             assert!(bundle.bytes() == slow.bytes(), "{seed} {lean}");
             assert_eq!(bundle.stored, slow.stored);
@@ -203,25 +214,27 @@ mod tests {
             let mut back = [0; BLOCK_BYTES];
             let all = PlaneMask::all(FORMAT);
             let mut head = None;
-            stored.decode_headed(all, &fetched, &mut back, &mut head).unwrap();
+            let mut decoder = BlockDecoder::default();
+            stored.decode(&mut decoder, all, &fetched, &mut back, &mut head).unwrap();
             assert!(back == words && head.unwrap().details == details.bytes);
             for at in (0..length).step_by(if seed == 0 { 1 } else { 97 }) {
                 fetched[at] ^= 1 << (at % 8);
-                assert!(stored.decode(all, &fetched, &mut back).is_err(), "byte {at} of {length}");
+                let told = stored.decode(&mut decoder, all, &fetched, &mut back, &mut None);
+                assert!(told.is_err(), "byte {at} of {length}");
                 fetched[at] ^= 1 << (at % 8);
             }
             // What it held does not count.
-            bundle.encode(FORMAT, Codec::Tree, &words);
-            slow = Bundle::with(Effort::Thorough);
-            slow.encode(FORMAT, Codec::Tree, &words);
+            bundle.encode(&mut encoder, FORMAT, Codec::Tree, &words);
+            slow = Bundle::new();
+            slow.encode(&mut encoder, FORMAT, Codec::Tree, &words);
             assert!(bundle.bytes() == slow.bytes() && bundle.stored == slow.stored);
         }
     }
 
     /// A stored block and its bundle in the store, something else behind it.
     fn stored(words: &BlockWords, details: Details<'_>) -> (StoredPlanes, [u8; MAX_BUNDLE], usize) {
-        let mut bundle = Bundle::with(Effort::Thorough);
-        bundle.encode_headed(FORMAT, Codec::Tree, words, &details);
+        let mut bundle = Bundle::new();
+        bundle.encode_with_header(&mut BlockEncoder::default(), FORMAT, Codec::Tree, words, &details);
         let Some(Stored::Planes(stored)) = bundle.stored.clone() else {
             panic!("a block with a head has planes")
         };
@@ -251,7 +264,7 @@ mod tests {
             let words = block(seed, lean);
             let (mut stored, mut bundle, length) = stored(&words, Details { delta: true, repeats, bytes: b"details" });
             let mask = PlaneMask(if whole { u16::MAX } else { mask }.into());
-            prop_assert_eq!(stored.is_headed_bf16(mask), mask.0 & 0x7f80 != 0);
+            prop_assert_eq!(stored.is_bf16_with_header(mask), mask.0 & 0x7f80 != 0);
             if let Some((part, at, bits)) = damage {
                 // What is rather short would hardly be hit.
                 let within = match part {
@@ -266,14 +279,15 @@ mod tests {
             }
             let [mut got, mut want] = [[0; BLOCK_BYTES]; 2];
             let mut head = None;
-            let told = stored.decode(mask, &bundle, &mut got, &mut head);
-            let plane_by_plane = stored.decode_planes(mask, &bundle, &mut want, &mut [0; BLOCK_BYTES]);
+            let mut decoder = BlockDecoder::default();
+            let told = stored.decode(&mut decoder, mask, &bundle, &mut got, &mut head);
+            let plane_by_plane = stored.decode_planes(&mut decoder, mask, &bundle, &mut want);
             let is_damaged = told.is_err();
             prop_assert_eq!(told.map(|()| head), plane_by_plane);
             prop_assert!(is_damaged || got == want);
             if damage.is_none() {
                 prop_assert!(!is_damaged);
-                let at_once = stored.decode_bf16_headed(mask, &bundle, &mut got, &mut head);
+                let at_once = stored.decode_bf16_with_header(&mut decoder.tree, mask, &bundle, &mut got, &mut head);
                 prop_assert!(at_once && got == want);
             }
         }

@@ -1,0 +1,242 @@
+//! What coding works in: buffers and the libraries' states, made once and passed.
+//!
+//! The rule: nothing of one block is left that changes what becomes of another. A block's stored bytes depend on its
+//! words, format and codec alone, a KV window's on the window's bytes alone, whatever was coded before and by whom.
+
+use crate::{
+    BLOCK_BYTES, BlockWords, Codec, Form, Undecodable,
+    block::{BlockError, Bundle, MAX_BUNDLE, Stored},
+    format::Format,
+    head::{Details, Found},
+    kv::{self, Coding, Shape, window::Coded},
+    lz4,
+    plane::{PlaneBlock, PlaneMask},
+    tree, zstd,
+};
+
+/// Planes that begin at a cache line, as vectors want them to.
+#[repr(align(64))]
+pub(crate) struct Aligned(pub PlaneBlock);
+
+impl Default for Aligned {
+    fn default() -> Self {
+        Self([0; BLOCK_BYTES])
+    }
+}
+
+/// Codes blocks and KV windows. One a thread serves; many give the same bundles.
+#[derive(Default)]
+pub struct Encoder {
+    pub(crate) block: BlockEncoder,
+    pub(crate) window: kv::window::Scratch,
+}
+
+/// What one block is coded in.
+#[derive(Default)]
+pub(crate) struct BlockEncoder {
+    /// Where words are split to.
+    pub split: Box<Aligned>,
+    pub tree: tree::Workspace,
+    pub bytes: Compressors,
+}
+
+/// The states of the codecs of bytes.
+#[derive(Default)]
+pub(crate) struct Compressors {
+    lz4: lz4::Compressor,
+    zstd: zstd::Compressor,
+}
+
+impl Compressors {
+    pub(crate) fn compress(&mut self, codec: Codec, input: &[u8], out: &mut [u8]) -> Option<usize> {
+        match codec {
+            Codec::Lz4 | Codec::Tree => self.lz4.compress(input, out),
+            Codec::Zstd => self.zstd.compress(input, out),
+        }
+    }
+}
+
+impl Encoder {
+    /// An encoder. It allocates its buffers, and a ZSTD context when one is first wanted.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Codes `words` as planes of `format`, as words if it is [`Format::Opaque`], into `bundle`.
+    pub fn block(&mut self, format: Format, codec: Codec, words: &BlockWords, bundle: &mut Bundle) {
+        bundle.encode(&mut self.block, format, codec, words);
+    }
+
+    /// Codes `words`, a block of a transformed KV window, with `details` in its head. Zeros are coded too, as the
+    /// head may say more.
+    ///
+    /// # Panics
+    /// If the format has no planes, or the details with a plane of signs pass [`MAX_HEAD`](crate::head::MAX_HEAD).
+    pub fn block_with_header(
+        &mut self,
+        format: Format,
+        codec: Codec,
+        words: &BlockWords,
+        details: &Details<'_>,
+        bundle: &mut Bundle,
+    ) {
+        bundle.encode_with_header(&mut self.block, format, codec, words, details);
+    }
+
+    /// Codes `words` word-major: opaque memory, and what the paper calls a generically compressing device.
+    pub fn words(&mut self, codec: Codec, words: &BlockWords, bundle: &mut Bundle) {
+        bundle.encode_words(&mut self.block, codec, words);
+    }
+
+    /// Codes the KV window of `shape` that begins `before` blocks behind the tensor's beginning and holds `bytes`,
+    /// whole blocks: a bundle each. `way` is how, or the one that takes least if not given. [`Coding::Plain`] leaves no row out.
+    ///
+    /// # Panics
+    /// If `bytes` are not whole blocks.
+    pub fn window(
+        &mut self,
+        shape: &Shape,
+        before: u64,
+        codec: Codec,
+        bytes: &[u8],
+        way: Option<Coding>,
+        bundles: &mut Vec<Bundle>,
+    ) -> Coded {
+        kv::window::encode(self, shape, before, codec, bytes, way, bundles)
+    }
+
+    /// Compresses `input` by the [bytewise](Codec::bytewise) codec into the front of `out`, if that makes it shorter: the bytes it takes.
+    ///
+    /// # Panics
+    /// If `input` is longer than a block or `out` shorter than `input`.
+    pub fn bytes(&mut self, codec: Codec, input: &[u8], out: &mut [u8]) -> Option<usize> {
+        self.block.bytes.compress(codec, input, out)
+    }
+}
+
+/// Decodes blocks; [`kv::WindowDecoder`] borrows it for windows.
+#[derive(Default)]
+pub struct Decoder {
+    pub(crate) block: BlockDecoder,
+    pub(crate) window: kv::decoder::Scratch,
+}
+
+/// What one block is decoded in.
+#[derive(Default)]
+pub(crate) struct BlockDecoder {
+    /// Where coded planes are decoded to.
+    pub planes: Box<Aligned>,
+    pub tree: tree::Decoder,
+    pub bytes: Decompressors,
+}
+
+/// The states of the codecs of bytes.
+#[derive(Default)]
+pub(crate) struct Decompressors {
+    zstd: zstd::Decompressor,
+}
+
+impl Decompressors {
+    /// Decompresses `stored` to exactly fill `out`.
+    pub(crate) fn decompress(
+        &mut self,
+        codec: Codec,
+        stored: &[u8],
+        out: &mut [u8],
+    ) -> Result<(), Undecodable> {
+        let got = match codec {
+            Codec::Lz4 | Codec::Tree => lz4::decompress(stored, out),
+            Codec::Zstd => self.zstd.decompress(stored, out),
+        };
+        judge(codec, got, out.len())
+    }
+
+    /// Decompresses the first `length` bytes of `stored` to exactly fill the first `plane` bytes of `out`. Bytes
+    /// behind them are lost, and there had better be some, as behind the stream: LZ4 is copied by whole registers then.
+    pub(crate) fn decompress_plane(
+        &mut self,
+        codec: Codec,
+        stored: &[u8],
+        length: usize,
+        out: &mut [u8],
+        plane: usize,
+    ) -> Result<(), Undecodable> {
+        let got = match codec {
+            Codec::Lz4 | Codec::Tree => lz4::decompress_plane(stored, length, out, plane),
+            Codec::Zstd => self.zstd.decompress(&stored[..length], &mut out[..plane]),
+        };
+        judge(codec, got, plane)
+    }
+}
+
+/// Whether what was decompressed is as long as expected.
+fn judge(codec: Codec, got: Result<usize, String>, expected: usize) -> Result<(), Undecodable> {
+    match got {
+        Ok(length) if length == expected => Ok(()),
+        Ok(length) => Err(Undecodable { codec, expected, why: format!("they give {length}") }),
+        Err(why) => Err(Undecodable { codec, expected, why }),
+    }
+}
+
+impl Decoder {
+    /// A decoder. It allocates its buffers, and a ZSTD context when one is first wanted.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The words that the planes in `mask` give, all other planes zero. `bundle` holds the bytes of [`Stored::runs`]
+    /// at their places; nothing else in it counts. Words blocks give every bit.
+    ///
+    /// # Errors
+    /// [`BlockError`] when bytes that were looked at are damaged.
+    #[inline]
+    pub fn block(
+        &mut self,
+        stored: &Stored,
+        mask: PlaneMask,
+        bundle: &[u8; MAX_BUNDLE],
+        words: &mut BlockWords,
+    ) -> Result<(), BlockError> {
+        stored.decode(&mut self.block, mask, bundle, words, &mut None)
+    }
+
+    /// As [`Self::block`], to elements that may be in this form: the form they are in.
+    ///
+    /// # Errors
+    /// [`BlockError`] when bytes that were looked at are damaged.
+    #[inline]
+    pub fn block_to(
+        &mut self,
+        stored: &Stored,
+        mask: PlaneMask,
+        bundle: &[u8; MAX_BUNDLE],
+        form: Form,
+        words: &mut BlockWords,
+    ) -> Result<Form, BlockError> {
+        stored.decode_to(&mut self.block, mask, bundle, form, words)
+    }
+
+    /// As [`Self::block`]; puts the head in `head` if there is one, and leaves that as it was if not.
+    ///
+    /// # Errors
+    /// [`BlockError`] when bytes that were looked at are damaged; the head, which may be there nonetheless, does not
+    /// count then.
+    pub fn block_with_header<'a>(
+        &mut self,
+        stored: &Stored,
+        mask: PlaneMask,
+        bundle: &'a [u8; MAX_BUNDLE],
+        words: &mut BlockWords,
+        head: &mut Option<Found<'a>>,
+    ) -> Result<(), BlockError> {
+        stored.decode(&mut self.block, mask, bundle, words, head)
+    }
+
+    /// Decompresses `stored`, of [`Encoder::bytes`], to exactly fill `out`.
+    ///
+    /// # Errors
+    /// [`Undecodable`] when the bytes are damaged or give another length.
+    pub fn bytes(&mut self, codec: Codec, stored: &[u8], out: &mut [u8]) -> Result<(), Undecodable> {
+        self.block.bytes.decompress(codec, stored, out)
+    }
+}
