@@ -1,8 +1,18 @@
-//! Counters and gauges, and what the reads of one thing moved.
+//! Counters and gauges, and how they are [declared](declare).
+
+mod declare;
+mod sections;
+mod traffic;
 
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
 
 use lamina_store::counters::Kept;
+
+pub use self::declare::{At, Slot, Slots};
+pub use self::declare::{Compared, Figure, Kind, Unit};
+pub use self::sections::{Place, Row, Scope, Section};
+pub(crate) use self::traffic::{Fills, Traffic, entries_bytes, ratio};
+pub use self::traffic::{FillsReport, TrafficReport};
 
 /// Most devices.
 pub(crate) const MAX_MEMBERS: usize = lamina_abi::interleave::MOST_WAYS as usize;
@@ -70,47 +80,19 @@ impl Gauge {
     }
 }
 
-/// What reads of one thing moved.
-#[derive(Debug, Default)]
-pub struct Traffic {
-    /// Requests.
-    pub reads: Counter,
-    /// Bytes given to the host.
-    pub bytes: Counter,
-    /// Blocks looked at.
-    pub blocks: Counter,
-    /// Planes selected in blocks that hold data.
-    pub planes: Counter,
-    /// Stored bytes fetched.
-    pub stored: Counter,
-    /// Bytes a plain device would have fetched.
-    pub plain: Counter,
-    /// Bytes a generically compressing device would have fetched.
-    pub gcomp: Counter,
-    /// Index entries fetched, because the modelled cache did not hold them.
-    pub index_misses: Counter,
-    /// Those that a generically compressing device would have fetched.
-    pub gcomp_index_misses: Counter,
-    /// Blocks that the buffer of an open KV window answered, which are in none of the above but
-    /// `bytes`.
-    pub staged_blocks: Counter,
-    /// Bytes of the lines of 64 bytes that they gave.
-    pub staged: Counter,
-}
-
 /// What one request moved, added up before it is counted.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Tally {
+pub(crate) struct Tally {
     /// Blocks looked at.
-    pub blocks: u64,
+    pub(crate) blocks: u64,
     /// Planes selected in blocks that hold data.
-    pub planes: u64,
+    pub(crate) planes: u64,
     /// Stored bytes fetched.
-    pub stored: u64,
+    pub(crate) stored: u64,
     /// Bytes a plain device would have fetched.
-    pub plain: u64,
+    pub(crate) plain: u64,
     /// Bytes a generically compressing device would have fetched.
-    pub gcomp: u64,
+    pub(crate) gcomp: u64,
     /// Entries that the modelled cache of entries held.
     pub(crate) index_hits: u64,
     /// Those that it did not hold.
@@ -145,55 +127,6 @@ impl Tally {
         self.staged += other.staged;
         for (all, more) in [(&mut self.plain_of, &other.plain_of), (&mut self.stored_of, &other.stored_of)] {
             all.iter_mut().zip(more).for_each(|(all, more)| *all += more);
-        }
-    }
-}
-
-impl Traffic {
-    /// The counters that images kept first, in the order in which they do.
-    pub(crate) fn counters(&mut self) -> [&mut Counter; Self::COUNTERS] {
-        let Self { reads, bytes, blocks, planes, stored, plain, gcomp, .. } = self;
-        [reads, bytes, blocks, planes, stored, plain, gcomp]
-    }
-
-    /// How many those are.
-    pub(crate) const COUNTERS: usize = 7;
-
-    /// Those that came later, likewise: images keep them elsewhere, so that the others lie where
-    /// they lay.
-    pub(crate) fn later_counters(&mut self) -> [&mut Counter; Self::LATER_COUNTERS] {
-        let Self { index_misses, gcomp_index_misses, staged_blocks, staged, .. } = self;
-        [index_misses, gcomp_index_misses, staged_blocks, staged]
-    }
-
-    /// How many those are.
-    pub(crate) const LATER_COUNTERS: usize = 4;
-
-    /// Counts one request that gave the host `bytes`.
-    pub fn count(&self, bytes: u64, tally: &Tally) {
-        self.add(1, bytes, tally);
-    }
-
-    /// Counts so many reads.
-    pub(crate) fn add(&self, reads: u64, bytes: u64, tally: &Tally) {
-        let all = [
-            (&self.reads, reads),
-            (&self.bytes, bytes),
-            (&self.blocks, tally.blocks),
-            (&self.planes, tally.planes),
-            (&self.stored, tally.stored),
-            (&self.plain, tally.plain),
-            (&self.gcomp, tally.gcomp),
-            (&self.index_misses, tally.index_misses),
-            (&self.gcomp_index_misses, tally.gcomp_index_misses),
-            (&self.staged_blocks, tally.staged_blocks),
-            (&self.staged, tally.staged),
-        ];
-        // Most of a request's are zero, and each addition takes a line from other processors.
-        for (counter, count) in all {
-            if count > 0 {
-                counter.add(count);
-            }
         }
     }
 }

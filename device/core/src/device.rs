@@ -77,14 +77,15 @@ pub use self::{
 use crate::division::Part;
 pub use lamina_store::image::PartitionConfig;
 
+use crate::{
+    counters::{Compared, Slots},
+    stats::{Stats, Subject, members::Members},
+    window::Map,
+};
 pub use crate::{
     stats::StatsReport,
     tensor::{SourceId, TensorInfo, TensorSpec},
     window::ViewInfo,
-};
-use crate::{
-    stats::{Stats, members::Members, report::Subject},
-    window::Map,
 };
 use lamina_codec::{BLOCK_BYTES, Codec};
 use lamina_store::{
@@ -128,7 +129,7 @@ impl Device {
         let division = config.division()?;
         let map = Map::new(&division, &[]).draft().finish_all();
         let observers = Observers::new(&config, None)?;
-        let accounts = Accounts { stats: Stats::new(), division, observers };
+        let accounts = Accounts { stats: Stats::default(), division, observers };
         let blocks = blocks::Kept::new(&config)?;
         Ok(Self::with(config, map, blocks, accounts, None, None))
     }
@@ -182,7 +183,7 @@ impl Device {
         };
         config.check()?;
         let mut division = config.division()?;
-        let mut stats = Stats::new();
+        let mut stats = Stats::default();
         let image = checkpoint::settle(image, config.first_process)?;
         let mut observers = Observers::new(&config, Some(&image))?;
         let (kept, map) = Kept::open(image, &config, &division)?;
@@ -344,7 +345,7 @@ impl Device {
             worker_deaths: self.worker_deaths.load(Ordering::Relaxed),
             syncs: self.coded_store().map_or((0, 0), Store::checkpoints_made),
             uptime_seconds: self.started.elapsed().as_secs_f64(),
-            observed: self.accounts.observers.are_on(),
+            compared: Compared(self.accounts.observers.are_on()),
             map: &self.map(),
             division: &self.accounts.division,
             interleave: self.accounts.observers.members_report(),
@@ -409,6 +410,8 @@ mod image_tests;
 mod memory_tests;
 #[cfg(test)]
 mod name_tests;
+#[cfg(test)]
+mod observer_tests;
 #[cfg(test)]
 mod poison_tests;
 #[cfg(test)]

@@ -11,7 +11,12 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use crate::{
-    counters::{Counter, Traffic},
+    counters,
+    counters::{
+        Compared,
+        Slot::{First, Later},
+        Traffic, TrafficReport,
+    },
     tensor::TensorError,
 };
 use lamina_codec::BLOCK_BYTES;
@@ -26,26 +31,78 @@ pub(crate) struct Division {
     pub(crate) freed: AtomicU64,
 }
 
-/// One part and what is counted of it.
-#[derive(Debug, Default)]
-pub(crate) struct Part {
-    pub(crate) name: String,
-    /// Its place in the base window.
-    pub(crate) base: Range<u64>,
-    /// Its place in the views window.
-    pub(crate) views: Range<u64>,
-    pub(crate) quota: Option<u64>,
-    /// What its blocks are charged; counted on a divided device only, like all that follows.
-    pub(crate) stored: AtomicU64,
-    pub(crate) quota_refusals: Counter,
-    pub(crate) base_reads: Traffic,
-    pub(crate) view_reads: Traffic,
-    pub(crate) directory_reads: Counter,
-    pub(crate) base_writes: Counter,
-    pub(crate) base_written_bytes: Counter,
-    pub(crate) blocks_written: Counter,
-    pub(crate) refused_view_stores: Counter,
-    pub(crate) refused_view_bytes: Counter,
+counters! {
+    /// One part and what is counted of it.
+    pub(crate) struct Part for Compared {
+        pub(crate) name: String;
+        /// Its place in the base window.
+        pub(crate) base: Range<u64>;
+        /// Its place in the views window.
+        pub(crate) views: Range<u64>;
+        pub(crate) quota: Option<u64>;
+        /// What its blocks are charged; counted on a divided device only, like all that follows.
+        pub(crate) stored: AtomicU64;
+        pub(crate) base_reads: Traffic, at First(0), Later(0);
+        pub(crate) view_reads: Traffic, at First(7), Later(4);
+    }
+
+    /// One partition of a divided device.
+    pub struct PartitionReport by report {
+        told {
+            /// Its name.
+            name: String = |it, _| it.name.clone();
+            /// Where its base window begins on the device; 0 where its guest is told.
+            dpa: u64 = |it, _| it.base.start;
+            /// Requests by window.
+            requests: PartitionRequests = |it, given| it.requests(given);
+            /// What writes did.
+            writes: PartitionWrites = |it, given| it.writes(given);
+        }
+        counted {
+            /// Writes of blocks or KV windows that a partition's quota refused.
+            quota_refusals: Counter at First(14) => quota_refusals "_quota_refusals" Count;
+        }
+        computed {
+            /// Bytes of a partition's base window.
+            capacity_bytes: u64 = Gauge "" Bytes, |it, _| it.base.end - it.base.start;
+            /// Bytes of its views window.
+            views_capacity_bytes: u64 = Gauge "_views" Bytes, |it, _| it.views.end - it.views.start;
+            /// Bytes that its blocks may be charged; null without a bound.
+            quota_bytes: Option<u64> = Gauge "_quota" Bytes, |it, _| it.quota;
+            /// Bytes that its blocks are charged in the store.
+            stored_bytes: u64 = Gauge "_stored" Bytes, |it, _| it.stored.load(Relaxed);
+        }
+    }
+
+    /// Requests of a partition by window.
+    pub struct PartitionRequests by requests {
+        told {
+            /// Reads of its base window.
+            base: TrafficReport = |it, given| it.base_reads.report(given);
+            /// Reads of its views.
+            views: TrafficReport = |it, given| it.view_reads.report(given);
+        }
+        counted {
+            /// Reads of the directory.
+            directory_reads: Counter at First(15) => directory_reads "directory_reads" Count;
+            /// Stores into the views window, which have no effect.
+            refused_view_stores: Counter at First(19) => refused_view_stores "refused_view_stores" Count;
+            /// Bytes of stores into the views window.
+            refused_view_bytes: Counter at First(20) => refused_view_bytes "refused_view_store" Bytes;
+        }
+    }
+
+    /// What writes to a partition did.
+    pub struct PartitionWrites by writes {
+        counted {
+            /// Write requests: write-backs of dirty pages and direct writes.
+            base_writes: Counter at First(16) => base_writes "base_writes" Count;
+            /// Bytes of write-backs and direct writes.
+            base_written_bytes: Counter at First(17) => base_written_bytes "base_written" Bytes;
+            /// Blocks coded.
+            blocks_written: Counter at First(18) => blocks_written "written_blocks" Count;
+        }
+    }
 }
 
 impl Division {
@@ -91,25 +148,6 @@ impl Division {
 }
 
 impl Part {
-    /// Its counters, in an order that images keep.
-    pub(crate) fn counters(&mut self) -> impl Iterator<Item = &mut Counter> {
-        let single = [
-            &mut self.quota_refusals,
-            &mut self.directory_reads,
-            &mut self.base_writes,
-            &mut self.base_written_bytes,
-            &mut self.blocks_written,
-            &mut self.refused_view_stores,
-            &mut self.refused_view_bytes,
-        ];
-        self.base_reads.counters().into_iter().chain(self.view_reads.counters()).chain(single)
-    }
-
-    /// Those that came later, likewise.
-    pub(crate) fn later_counters(&mut self) -> impl Iterator<Item = &mut Counter> {
-        self.base_reads.later_counters().into_iter().chain(self.view_reads.later_counters())
-    }
-
     /// Its blocks.
     pub(crate) fn blocks(&self) -> Range<u64> {
         store::blocks(self.base.start)..store::blocks(self.base.end)

@@ -9,7 +9,7 @@
 //! device would make of a checkpoint.
 
 pub mod analyze;
-mod counters;
+pub mod counters;
 pub mod device;
 mod division;
 pub mod layout;

@@ -345,7 +345,7 @@ async fn blocking<T: Send + 'static>(
 }
 
 async fn page() -> impl IntoResponse {
-    ([(header::CONTENT_SECURITY_POLICY, PAGE_POLICY)], Html(include_str!("page.html")))
+    ([(header::CONTENT_SECURITY_POLICY, PAGE_POLICY)], Html(metrics::PAGE.as_str()))
 }
 
 async fn stats(State(control): State<Control>) -> Result<impl IntoResponse, Refusal> {

@@ -29,10 +29,10 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::{Condvar, Mutex};
-use serde::Serialize;
 
+use lamina_device::counters;
+use lamina_device::counters::{Place, Scope, Section};
 use lamina_device::device::{DeviceError, Partition};
-use lamina_device::stats::Counter;
 
 /// Bytes of a page, the unit that a host is given and holds.
 const PAGE: usize = 4096;
@@ -99,38 +99,56 @@ struct Page {
     place: u64,
 }
 
-#[derive(Default)]
-struct Counters {
-    pages_given: Counter,
-    pages_written: Counter,
-    lines_merged: Counter,
-    pages_evicted: Counter,
-    pages_invalidated: Counter,
-    pages_unknown: Counter,
+counters! {
+    struct Counters for HostNow<'_> {}
+
+    /// What a host's cache reports of itself.
+    #[derive(PartialEq, Eq)]
+    pub struct HostReport by report {
+        told {
+            /// The host.
+            name: String = |_, given| given.name.to_owned();
+        }
+        counted {
+            /// Pages that a host was given from the device.
+            pages_given: Counter => pages_given "given_pages" Count;
+            /// Pages that its page cache wrote back, into its cache.
+            pages_written: Counter => pages_written "written_pages" Count;
+            /// Lines of 64 bytes merged into the device: those that differed from what it was given.
+            lines_merged: Counter => lines_merged "merged_lines" Count;
+            /// Pages dropped to make space.
+            pages_evicted: Counter => pages_evicted "evicted_pages" Count;
+            /// Pages dropped because the host invalidated them.
+            pages_invalidated: Counter => pages_invalidated "invalidated_pages" Count;
+            /// Pages that it wrote back without holding them, held against what the device had by then.
+            pages_unknown: Counter => pages_unknown "unknown_pages" Count;
+        }
+        computed {
+            /// Bytes of the pages that a host may hold.
+            cache_bytes: u64 = Gauge "cache" Bytes, |_, given| given.cache_bytes;
+            /// Bytes of the pages that it holds.
+            held_bytes: u64 = Gauge "held" Bytes, |_, given| given.held_bytes;
+        }
+    }
 }
 
-/// What a host's cache tells of itself.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct HostReport {
-    /// The host.
-    pub name: String,
-    /// Bytes of the pages it may hold.
-    pub cache_bytes: u64,
-    /// Bytes of the pages it holds.
-    pub held_bytes: u64,
-    /// Pages it was given from the device.
-    pub pages_given: u64,
-    /// Pages that its page cache wrote back, into its cache.
-    pub pages_written: u64,
-    /// Lines of 64 bytes merged into the device: those that differed from what it was given.
-    pub lines_merged: u64,
-    /// Pages dropped to make room.
-    pub pages_evicted: u64,
-    /// Pages dropped because it invalidated them.
-    pub pages_invalidated: u64,
-    /// Pages that it wrote back without holding them, held against what the device had by then.
-    pub pages_unknown: u64,
+/// What a report needs besides the counters.
+struct HostNow<'a> {
+    name: &'a str,
+    cache_bytes: u64,
+    held_bytes: u64,
 }
+
+/// The figures of hosts.
+pub const SECTION: Section = Section {
+    title: "hosts",
+    scope: Scope::Host,
+    places: &[Place::list("/hosts")],
+    labels: &[("host", "name")],
+    prefix: "host_",
+    of: "",
+    figures: HostReport::FIGURES,
+};
 
 impl HostCache {
     /// An empty cache over `partition` that holds up to `bytes`, at least a page.
@@ -316,19 +334,9 @@ impl HostCache {
 
     /// What there is to tell of it.
     pub fn report(&self, name: &str) -> HostReport {
-        let counters = &self.counters;
         let bytes = |pages: usize| (pages as u64).saturating_mul(PAGE as u64);
-        HostReport {
-            name: name.to_owned(),
-            cache_bytes: bytes(self.most),
-            held_bytes: bytes(self.held.load(Ordering::Relaxed)),
-            pages_given: counters.pages_given.get(),
-            pages_written: counters.pages_written.get(),
-            lines_merged: counters.lines_merged.get(),
-            pages_evicted: counters.pages_evicted.get(),
-            pages_invalidated: counters.pages_invalidated.get(),
-            pages_unknown: counters.pages_unknown.get(),
-        }
+        let held_bytes = bytes(self.held.load(Ordering::Relaxed));
+        self.counters.report(&HostNow { name, cache_bytes: bytes(self.most), held_bytes })
     }
 
     /// The pages held longest, so many at most.

@@ -55,6 +55,7 @@ pub use guest_port::GuestPort;
 pub use held_mount::{Channels, HeldMount};
 pub use ivshmem::IvshmemServer;
 pub use lanes::Face;
+pub use metrics::sections;
 pub use mount_point::{MountPoint, abort_mount};
 pub use pair::{Pair, PairOptions, Place};
 pub use private_dir::PrivateDir;

@@ -377,7 +377,7 @@ fn counters_of_an_older_image_lie_where_they_lay() {
         ("/writes/blocks_written", 41),
         ("/index/hits", 50),
         ("/index/misses", 51),
-        ("/windows/opened", 52),
+        ("/kv_windows/opened", 52),
         ("/device/panics", 57),
         ("/write_backs/refused_bytes", 60),
         ("/interleave/devices/0/reads", 61),
@@ -429,7 +429,7 @@ fn maintenance_is_counted_apart() {
     device.create_tensor(weights()).unwrap();
     device.create_tensor(cache()).unwrap();
     let after = told(&device);
-    assert_eq!(after["windows"]["coded_plain"], 0);
+    assert_eq!(after["kv_windows"]["coded_plain"], 0);
     assert_eq!(before["writes"], after["writes"], "nobody stored anything");
     assert_eq!(before["reads_for_writes"], after["reads_for_writes"]);
     let maintenance = &after["maintenance"];
@@ -734,7 +734,7 @@ proptest! {
 
 /// No open window is left, and what is stored is what is counted.
 fn agree_after_crash(device: &Device) {
-    assert_eq!(device.stats().windows.now.open, 0);
+    assert_eq!(device.stats().kv_windows.open, 0);
     let tensors: u64 = device.stats().tensors.iter().map(|tensor| tensor.stored_bytes).sum();
     assert!(tensors <= device.blocks.used_bytes());
 }
@@ -795,7 +795,7 @@ fn an_image_that_is_left_cleanly_is_taken_as_it_is_until_it_changes() {
     let mut seed = 3;
     host.crash(&mut seed);
     let device = host.open();
-    assert!(read_all(&device) == model && device.stats().windows.now.open == 1);
+    assert!(read_all(&device) == model && device.stats().kv_windows.open == 1);
     // Who changes it afterwards says so before anything is on the disk.
     let syncs = host.mishaps.syncs();
     device.write_base(0, &bytes(7, 3 * BLOCK)).unwrap();
@@ -807,7 +807,7 @@ fn an_image_that_is_left_cleanly_is_taken_as_it_is_until_it_changes() {
     let found = read_all(&again);
     let window = BLOCKS / 2 * BLOCK..BLOCKS / 2 * BLOCK + 100;
     assert!(found[..window.start] == model[..window.start] && found[window.end..] == model[window.end..]);
-    assert_eq!((found[window.clone()] == model[window], again.stats().windows.now.open), (false, 0));
+    assert_eq!((found[window.clone()] == model[window], again.stats().kv_windows.open), (false, 0));
 }
 
 #[test]

@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Device, DeviceConfig, DeviceError, sources::Source};
 use crate::{
-    counters::{Gauge, Numbers, Traffic},
+    counters::{Gauge, Numbers, Slots, Traffic},
     division::Division,
     layout::Layout,
     tensor::{self, SourceId, SourceOf, Tensor, TensorInfo, TensorSpec, Transition},

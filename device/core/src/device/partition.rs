@@ -15,7 +15,7 @@ use serde::Serialize;
 use super::{Device, DeviceError, Space, TensorInfo, TensorSpec, ViewInfo, Window, poison::Poisoned};
 use crate::division::Part;
 use crate::{
-    stats::{PartitionReport, StatsReport},
+    stats::{PartitionReport, StatsReport, TensorReport, ViewReport},
     tensor::TensorError,
 };
 use lamina_codec::BLOCK_BYTES;
@@ -35,7 +35,21 @@ pub enum PartitionStats {
     /// An undivided device: everything.
     Whole(Box<StatsReport>),
     /// A partition: what is its own.
-    Part(Box<PartitionReport>),
+    Part(Box<OwnReport>),
+}
+
+/// A partition, as its guest is told.
+#[derive(Clone, Debug, Serialize)]
+pub struct OwnReport {
+    /// What is counted of it.
+    #[serde(flatten)]
+    pub partition: PartitionReport,
+    /// Its tensors, by DPA.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub tensors: Vec<TensorReport>,
+    /// Its views, by offset.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub views: Vec<ViewReport>,
 }
 
 impl Partition {
@@ -281,11 +295,14 @@ impl Partition {
         if !self.device.accounts.division.divided {
             return PartitionStats::Whole(Box::new(all));
         }
-        let mut own = all.partitions[self.index].clone();
         let map = self.device.map();
         let mine = |name: &str| map.tensor(name).is_ok_and(|tensor| tensor.part == self.index);
-        own.tensors = all.tensors.into_iter().filter(|tensor| mine(&tensor.name)).collect();
-        own.views = all.views.into_iter().filter(|view| mine(&view.info.tensor)).collect();
+        let mut own = OwnReport {
+            // Where it lies on the device is the device's business.
+            partition: PartitionReport { dpa: 0, ..all.partitions[self.index].clone() },
+            tensors: all.tensors.into_iter().filter(|tensor| mine(&tensor.name)).collect(),
+            views: all.views.into_iter().filter(|view| mine(&view.info.tensor)).collect(),
+        };
         for tensor in &mut own.tensors {
             tensor.name = self.device.accounts.division.own_name(&tensor.name).to_owned();
             tensor.dpa -= self.part().base.start;
@@ -293,8 +310,6 @@ impl Partition {
         for view in &mut own.views {
             view.info = self.own_view(view.info.clone());
         }
-        // Where it lies on the device is the device's business.
-        own.dpa = 0;
         PartitionStats::Part(Box::new(own))
     }
 
@@ -402,36 +417,7 @@ impl PartitionStats {
     pub fn part(&self) -> Option<&PartitionReport> {
         match self {
             Self::Whole(_) => None,
-            Self::Part(report) => Some(report),
-        }
-    }
-}
-
-impl Part {
-    /// What is told of it besides its tensors and views.
-    pub(crate) fn report(&self, gcomp: bool) -> PartitionReport {
-        PartitionReport {
-            name: self.name.clone(),
-            dpa: self.base.start,
-            capacity_bytes: self.base.end - self.base.start,
-            views_capacity_bytes: self.views.end - self.views.start,
-            quota_bytes: self.quota,
-            stored_bytes: self.stored.load(Relaxed),
-            quota_refusals: self.quota_refusals.get(),
-            requests: crate::stats::PartitionRequests {
-                base: self.base_reads.report(gcomp),
-                views: self.view_reads.report(gcomp),
-                directory_reads: self.directory_reads.get(),
-                refused_view_stores: self.refused_view_stores.get(),
-                refused_view_bytes: self.refused_view_bytes.get(),
-            },
-            writes: crate::stats::PartitionWrites {
-                base_writes: self.base_writes.get(),
-                base_written_bytes: self.base_written_bytes.get(),
-                blocks_written: self.blocks_written.get(),
-            },
-            tensors: Vec::new(),
-            views: Vec::new(),
+            Self::Part(own) => Some(&own.partition),
         }
     }
 }

@@ -89,7 +89,7 @@ fn damaged(device: &Device) -> Vec<Option<Vec<u8>>> {
     wide(device);
     let data = rows(1);
     device.write_base(0, &data).unwrap();
-    let coded = device.stats().windows;
+    let coded = device.stats().kv_windows;
     assert_eq!((coded.coded_plain, coded.coded_channels + coded.coded_deltas), (0, WINDOWS as u64));
     device.flip_stored_bit(1, 20);
     let mut model = model(&data);
@@ -151,7 +151,7 @@ fn in_address_order_only_the_damaged_block_is_lost() {
     wide(&device);
     let data = lamina_codec::testing::bytes(5, LENGTH);
     device.write_base(0, &data).unwrap();
-    assert_eq!(device.stats().windows.coded_plain, WINDOWS as u64);
+    assert_eq!(device.stats().kv_windows.coded_plain, WINDOWS as u64);
     let mut model = model(&data);
     device.flip_stored_bit(3, 20);
     device.flip_stored_bit(15, 9);
@@ -229,7 +229,7 @@ fn lost_blocks_of_windows_outlive_the_process_and_no_others_are_lost_with_them()
         drop(device);
         for _ in 0..2 {
             let device = Device::open(image.clone(), &config()).unwrap();
-            assert_eq!(device.stats().windows.now.open, u64::from(!flushed));
+            assert_eq!(device.stats().kv_windows.open, u64::from(!flushed));
             same(&device, &model);
             refused(device.write_base(8, &[7; 8]));
         }
@@ -266,7 +266,7 @@ fn a_damaged_window_that_finds_no_room_to_be_coded_anew_shows_what_is_left_all_t
     // Once there is room, it is coded.
     device.discard(LENGTH as u64, full - LENGTH as u64).unwrap();
     device.flush(0, LENGTH as u64).unwrap();
-    assert_eq!(device.stats().windows.now.open, 0);
+    assert_eq!(device.stats().kv_windows.open, 0);
     same(&device, &model);
 }
 

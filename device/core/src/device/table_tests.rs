@@ -473,7 +473,7 @@ fn a_removal_that_fails_leaves_the_tensor_as_it_was() {
         device.write_base(0, &data).unwrap();
         device.write_base(100, &data[100..200]).unwrap();
         let stats = device.stats();
-        assert!(stats.blocks.heads_bytes > 0 && stats.windows.now.open == 1, "{step:?}");
+        assert!(stats.blocks.heads_bytes > 0 && stats.kv_windows.open == 1, "{step:?}");
     }
     device.remove_tensor("kv").unwrap();
     assert!(read(&device, 0, BYTES) == data);

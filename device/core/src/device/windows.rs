@@ -46,7 +46,7 @@ use super::{
     staged::{Found, Place, StagedPlaces},
 };
 use crate::{
-    stats::{Tally, report::WindowsNow},
+    stats::{Tally, WindowsNow},
     tensor::Tensor,
     window::Map,
 };
@@ -414,7 +414,7 @@ impl KvStaging {
         let staging = self.staging.lock();
         WindowsNow {
             open: staging.open.len() as u64,
-            most_open: (self.most * self.accounts.division.parts.len()) as u64,
+            max_open: (self.most * self.accounts.division.parts.len()) as u64,
             staged_bytes: staging.bytes,
             decoded_bytes: self.blocks.decoded.lock().bytes() as u64,
         }

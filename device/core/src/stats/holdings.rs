@@ -1,6 +1,7 @@
 //! What stored blocks hold, by kind: what the gauges of heads, words and planes count.
 
-use super::{Gauge, PLANE_KINDS, Stats, slot};
+use super::{Gauge, Stats};
+use crate::figures;
 use lamina_codec::{
     Codec,
     block::{MAX_PLANES, Stored, StoredPlane},
@@ -8,12 +9,98 @@ use lamina_codec::{
 };
 use lamina_store::entry::Entry;
 
-/// Slots of formats' planes.
+/// Kinds of stored plane, as the gauges tell them apart: raw, then by codec.
+const PLANE_KINDS: usize = 1 + Codec::ALL.len();
+/// Planes of all formats.
 const SLOTS: usize = Format::ALL.len() * MAX_PLANES;
 /// Where words are in [`Holdings`], then planes, then constant planes; heads and bypass blocks come first.
 const WORDS: usize = 2;
 const PLANES: usize = WORDS + PLANE_KINDS;
 const CONSTANT: usize = PLANES + SLOTS * PLANE_KINDS;
+
+/// Gauges of what blocks hold, in exact bytes.
+#[derive(Debug)]
+pub(crate) struct Held {
+    /// The headers of transformed blocks.
+    pub(super) heads: Gauge,
+    /// Blocks that hold data and that no codec made smaller.
+    pub(super) bypass_blocks: Gauge,
+    /// Blocks of words, by kind.
+    words: [Gauge; PLANE_KINDS],
+    /// Planes, by slot and kind.
+    planes: Vec<[Gauge; PLANE_KINDS]>,
+    /// Constant planes, by slot.
+    constant: Vec<Gauge>,
+}
+
+figures! {
+    /// One plane of one format, over all blocks.
+    pub struct PlaneReport {
+        told {
+            /// The format.
+            format: Format;
+            /// The plane: bit of the element.
+            plane: u32;
+        }
+        figures {
+            /// Blocks in which a plane is constant and stores nothing.
+            constant: u64 = Gauge "plane_constant_blocks" Count;
+            /// Exact bytes of a plane over all blocks: stored raw.
+            raw_bytes: u64 = Gauge "plane_stored" {codec = "raw"} Bytes;
+            /// Exact bytes of a plane stored as LZ4.
+            lz4_bytes: u64 = Gauge "plane_stored" {codec = "lz4"} Bytes;
+            /// Exact bytes of a plane stored as ZSTD.
+            zstd_bytes: u64 = Gauge "plane_stored" {codec = "zstd"} Bytes;
+            /// Exact bytes of plane trees, all counted with the highest plane that they hold.
+            tree_bytes: u64 = Gauge "plane_stored" {codec = "tree"} Bytes;
+        }
+    }
+}
+
+impl Default for Held {
+    fn default() -> Self {
+        Self {
+            heads: Gauge::default(),
+            bypass_blocks: Gauge::default(),
+            words: Default::default(),
+            planes: (0..SLOTS).map(|_| Default::default()).collect(),
+            constant: (0..SLOTS).map(|_| Gauge::default()).collect(),
+        }
+    }
+}
+
+impl Held {
+    /// Exact bytes of blocks of words, raw or by this codec.
+    pub(super) fn words(&self, codec: Option<Codec>) -> u64 {
+        self.words[codec.map_or(0, |codec| 1 + codec as usize)].get()
+    }
+
+    /// Planes that store anything, by format, the highest first.
+    pub(super) fn planes(&self) -> Vec<PlaneReport> {
+        let all = Format::ALL
+            .into_iter()
+            .flat_map(|format| (0..MAX_PLANES).rev().map(move |plane| (format, plane)));
+        all.filter_map(|(format, plane)| {
+            let slot = slot(format, plane);
+            let [raw, lz4, zstd, tree] = self.planes[slot].each_ref().map(Gauge::get);
+            let constant = self.constant[slot].get();
+            (constant + raw + lz4 + zstd + tree > 0).then(|| PlaneReport {
+                format,
+                plane: u32::try_from(plane).expect("at most 31"),
+                constant,
+                raw_bytes: raw,
+                lz4_bytes: lz4,
+                zstd_bytes: zstd,
+                tree_bytes: tree,
+            })
+        })
+        .collect()
+    }
+}
+
+fn slot(format: Format, plane: usize) -> usize {
+    format as usize * MAX_PLANES + plane
+}
 
 /// A gauge.
 #[derive(Clone, Copy)]
@@ -61,11 +148,11 @@ impl Stats {
         for (entry, sign) in [(old, -1), (new, 1)] {
             each(entry, |which, count| {
                 let gauge = match which {
-                    Which::Heads => &self.heads,
-                    Which::BypassBlocks => &self.bypass_blocks,
-                    Which::Words(kind) => &self.words[kind],
-                    Which::Planes(slot, kind) => &self.planes[slot][kind],
-                    Which::Constant(slot) => &self.constant[slot],
+                    Which::Heads => &self.held.heads,
+                    Which::BypassBlocks => &self.held.bypass_blocks,
+                    Which::Words(kind) => &self.held.words[kind],
+                    Which::Planes(slot, kind) => &self.held.planes[slot][kind],
+                    Which::Constant(slot) => &self.held.constant[slot],
                 };
                 gauge.add(sign * count);
             });
@@ -74,9 +161,10 @@ impl Stats {
 
     /// Blocks that hold this were found.
     pub(crate) fn found(&self, Holdings(counts): &Holdings) {
-        let planes = self.planes.iter().flatten();
-        let gauges: [&Gauge; WORDS] = [&self.heads, &self.bypass_blocks];
-        let gauges = gauges.into_iter().chain(&self.words).chain(planes).chain(&self.constant);
+        let held = &self.held;
+        let gauges: [&Gauge; WORDS] = [&held.heads, &held.bypass_blocks];
+        let planes = held.planes.iter().flatten();
+        let gauges = gauges.into_iter().chain(&held.words).chain(planes).chain(&held.constant);
         gauges.zip(counts).for_each(|(gauge, count)| gauge.add(*count));
     }
 }

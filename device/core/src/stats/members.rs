@@ -1,19 +1,26 @@
 //! What each of several devices moved, where one region is interleaved over them.
 //!
 //! The rules:
-//! * Words belong to the device whose granule holds them. What is stored for a block belongs to the devices that hold its words, in equal parts: a granule
-//!   smaller than a block leaves each device as much of it.
-//! * A request counts once at each device that holds some of what it asks for or of what is fetched for it.
-//! * All this is counted, like everything else here. *Modelled* are only the bandwidths, from what a device is taken to move in a second, and the names say so: the busiest
-//!   device moves that, the others in proportion, and the region gives its host the plain bytes that were read and written in the time that the busiest needs.
+//! * Words belong to the device whose granule holds them. What is stored for a block belongs to the
+//!   devices that hold its words, in equal parts: a granule smaller than a block leaves each device as
+//!   much of it.
+//! * A request counts once at each device that holds some of what it asks for or of what is fetched
+//!   for it.
+//! * Only the rates are *modelled*, from what a device is taken to move in a second, and their names
+//!   say so. The busiest device moves that, the others in proportion. The region gives its host the
+//!   plain bytes that were read and written in the time that the busiest needs.
 
 use lamina_abi::Interleave;
-use serde::Serialize;
 
-use crate::counters::{Counter, Tally};
+use crate::{
+    counters,
+    counters::{Counter, Slot::First, Slots, Tally, ratio},
+    figures,
+};
 use lamina_codec::BLOCK_BYTES;
 
-/// GB/s that a device is taken to move unless told otherwise: what Beluga (SIGMOD 2026, section 5.3) measures of each CXL memory device of its pool.
+/// GB/s that a device is taken to move unless told otherwise: what Beluga (SIGMOD 2026, section 5.3)
+/// measures of each CXL memory device of its pool.
 pub const USUAL_BANDWIDTH: f64 = 22.5;
 
 /// A region interleaved over devices.
@@ -32,57 +39,87 @@ pub(crate) struct Members {
     all: Vec<Member>,
 }
 
-#[derive(Debug, Default)]
-struct Member {
-    reads: Counter,
-    plain_fetched: Counter,
-    stored_fetched: Counter,
-    writes: Counter,
-    written: Counter,
-    stored_written: Counter,
+counters! {
+    struct Member for Moved {}
+
+    /// One of the devices.
+    #[derive(PartialEq)]
+    pub struct MemberReport by report {
+        told {
+            /// Its number, from 0.
+            device: u32 = |_, given| given.device;
+        }
+        counted {
+            /// Read requests for which a device was asked.
+            reads: Counter at First(0) => reads "interleaved_reads" Count;
+            /// Bytes it would have fetched for them without compression or planes, in whole lines.
+            plain_fetched: Counter at First(1) => plain_bytes_fetched "interleaved_plain_fetched" Bytes;
+            /// Stored bytes it fetched.
+            stored_fetched: Counter at First(2) => stored_bytes_fetched "interleaved_stored_fetched" Bytes;
+            /// Write requests for which it was asked.
+            writes: Counter at First(3) => writes "interleaved_writes" Count;
+            /// Bytes of those write requests.
+            written: Counter at First(4) => written_bytes "interleaved_written" Bytes;
+            /// Bytes it stored for them.
+            stored_written: Counter at First(5) => stored_bytes_written "interleaved_stored_written" Bytes;
+        }
+        computed {
+            /// Modelled: GB/s that it would move while the busiest device moves all it can; null while
+            /// nothing was moved.
+            modelled_gbs: Option<f64> = Gauge "modelled_interleaved" Rate, |it, given| given.rate(it.moved());
+        }
+    }
 }
 
-/// An interleaved region as it is told.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct InterleaveReport {
-    /// `software`, in chunks of 2 MiB, or `hardware`, a CXL interleave set.
-    pub by: &'static str,
-    /// Devices.
-    pub ways: u32,
-    /// Bytes of a granule.
-    pub granule_bytes: u64,
-    /// Bytes that the busiest device moved, fetched and stored, over the mean of all; null while nothing was moved.
-    pub imbalance: Option<f64>,
-    /// GB/s that a device is taken to move.
-    pub modelled_device_gbs: f64,
-    /// GB/s of plain bytes that the region would give while its busiest device moves that; null while nothing was moved.
-    pub modelled_region_gbs: Option<f64>,
-    /// Each device.
-    pub devices: Vec<MemberReport>,
+figures! {
+    /// A region interleaved over devices.
+    #[derive(PartialEq)]
+    pub struct InterleaveReport {
+        told {
+            /// `software`, in chunks of 2 MiB, or `hardware`, a CXL interleave set.
+            by: &'static str;
+            /// Each device.
+            devices: Vec<MemberReport>;
+        }
+        figures {
+            /// Devices that the region is interleaved over.
+            ways: u32 = Gauge "interleave_ways" Count;
+            /// Bytes of a granule.
+            granule_bytes: u64 = Gauge "interleave_granule" Bytes;
+            /// Bytes that the busiest device moved, fetched and stored, over the mean of all; null while
+            /// nothing was moved.
+            imbalance: Option<f64> = Gauge "interleave_imbalance" Ratio;
+            /// Modelled: GB/s that a device is taken to move.
+            modelled_device_gbs: f64 = Gauge "modelled_device" Rate;
+            /// Modelled: GB/s of plain bytes that the region would give while its busiest device moves
+            /// that; null while nothing was moved.
+            modelled_region_gbs: Option<f64> = Gauge "modelled_region" Rate;
+        }
+    }
 }
 
-/// One of the devices.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct MemberReport {
-    /// Its number, from 0.
-    pub device: u32,
-    /// Read requests for which it was asked.
-    pub reads: u64,
-    /// Bytes of the lines that a device without compression or planes would have fetched for them.
-    pub plain_bytes_fetched: u64,
-    /// Stored bytes fetched.
-    pub stored_bytes_fetched: u64,
-    /// Write requests for which it was asked.
-    pub writes: u64,
-    /// Their bytes.
-    pub written_bytes: u64,
-    /// Bytes stored for them.
-    pub stored_bytes_written: u64,
-    /// GB/s that it would move while the busiest device moves all it can; null while nothing was moved.
-    pub modelled_gbs: Option<f64>,
+/// What a device's rate is modelled by.
+struct Moved {
+    device: u32,
+    /// Bytes that the busiest device moved.
+    busiest: u64,
+    /// GB/s that it is taken to move.
+    bandwidth: f64,
+}
+
+impl Moved {
+    #[expect(clippy::cast_precision_loss, reason = "figures to be looked at; exact to 2^53 bytes")]
+    fn rate(&self, bytes: u64) -> Option<f64> {
+        (self.busiest > 0).then(|| self.bandwidth * bytes as f64 / self.busiest as f64)
+    }
 }
 
 impl Member {
+    /// Bytes that it fetched and stored.
+    fn moved(&self) -> u64 {
+        self.stored_fetched.get() + self.stored_written.get()
+    }
+
     fn count_write(&self, bytes: u64) {
         self.writes.add(u64::from(bytes > 0));
         self.written.add(bytes);
@@ -97,10 +134,7 @@ impl Members {
 
     /// Their counters, in an order that images keep.
     pub(crate) fn counters(&mut self) -> impl Iterator<Item = &mut Counter> {
-        self.all.iter_mut().flat_map(|member| {
-            let Member { reads, plain_fetched, stored_fetched, writes, written, stored_written } = member;
-            [reads, plain_fetched, stored_fetched, writes, written, stored_written]
-        })
+        self.all.iter_mut().flat_map(Slots::counters)
     }
 
     /// Adds the words that `length` bytes from `inside` of `block` on touch, in lines of 64 bytes.
@@ -156,39 +190,28 @@ impl Members {
     fn share(&self, block: u64, bytes: u64, mut give: impl FnMut(usize, u64)) {
         let interleave = self.interleaving.interleave;
         let begin = block * BLOCK_BYTES as u64;
-        // Granules and ways are powers of two where a block has more than one granule, so all parts are equal.
+        // Granules and ways are powers of two where a block has more than one granule, so all parts
+        // are equal.
         let lanes = (BLOCK_BYTES as u64 / interleave.granule()).clamp(1, u64::from(interleave.ways()));
         for granule in 0..lanes {
             give(interleave.lane_of(begin + granule * interleave.granule()) as usize, bytes / lanes);
         }
     }
 
-    #[expect(clippy::cast_precision_loss, reason = "figures to be looked at; exact to 2^53 bytes")]
     pub(crate) fn report(&self) -> InterleaveReport {
         let Interleaving { interleave, bandwidth } = self.interleaving;
-        let moved: Vec<u64> =
-            self.all.iter().map(|member| member.stored_fetched.get() + member.stored_written.get()).collect();
-        let (busiest, sum) = (moved.iter().copied().max().unwrap_or(0), moved.iter().sum::<u64>());
-        let of_busiest = |bytes: u64| (busiest > 0).then(|| bandwidth * bytes as f64 / busiest as f64);
+        let moved = self.all.iter().map(Member::moved);
+        let (busiest, sum) = (moved.clone().max().unwrap_or(0), moved.sum());
+        let given = |device| Moved { device, busiest, bandwidth };
         let plain = self.all.iter().map(|member| member.plain_fetched.get() + member.written.get()).sum();
-        let devices = (0..).zip(&self.all).zip(&moved).map(|((device, member), moved)| MemberReport {
-            device,
-            reads: member.reads.get(),
-            plain_bytes_fetched: member.plain_fetched.get(),
-            stored_bytes_fetched: member.stored_fetched.get(),
-            writes: member.writes.get(),
-            written_bytes: member.written.get(),
-            stored_bytes_written: member.stored_written.get(),
-            modelled_gbs: of_busiest(*moved),
-        });
         InterleaveReport {
             by: if interleave.is_set() { "hardware" } else { "software" },
             ways: interleave.ways(),
             granule_bytes: interleave.granule(),
-            imbalance: (sum > 0).then(|| busiest as f64 * self.all.len() as f64 / sum as f64),
+            imbalance: ratio(busiest * self.all.len() as u64, sum),
             modelled_device_gbs: bandwidth,
-            modelled_region_gbs: of_busiest(plain),
-            devices: devices.collect(),
+            modelled_region_gbs: given(0).rate(plain),
+            devices: (0..).zip(&self.all).map(|(device, member)| member.report(&given(device))).collect(),
         }
     }
 }

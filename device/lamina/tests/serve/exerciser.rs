@@ -161,7 +161,7 @@ fn fsx_finds_no_wrong_byte_in_tensors() {
         let operations = operations(12_000);
         exercise(&rig, 2, operations, false, wait);
         judge(&rig, operations);
-        let windows = rig.ask("GET", "/stats", &Value::Null)["windows"]["opened"].as_u64().unwrap();
+        let windows = rig.ask("GET", "/stats", &Value::Null)["kv_windows"]["opened"].as_u64().unwrap();
         assert!(windows > 0, "the cache was written");
     });
 }

@@ -381,7 +381,7 @@ fn chunks_are_counted_at_the_device_that_has_them() {
         let text = lamina(&["stats", "--api", &api]).output().unwrap();
         let text = String::from_utf8(text.stdout).unwrap();
         assert!(
-            text.contains("3 devices by 2.00 MiB (software)") && text.contains("modelled at 22.5 GB/s"),
+            text.contains("ways 3, granule 2.00 MiB") && text.contains("modelled device 22.500 GB/s"),
             "{text}"
         );
         let metrics = std::os::unix::net::UnixStream::connect(&api).unwrap();

@@ -131,7 +131,7 @@ fn a_checkpoint_is_served_listed_and_flushed_and_nothing_stays_behind() {
         let output = lamina(&["stats", "--api", &place.text("run/api.sock")]).output().unwrap();
         let output = String::from_utf8_lossy(&output.stdout);
         for said in
-            ["compared with gcomp by lz4", "not a 64-byte load", "for writes", "of plain with it", "staged"]
+            ["compared with gcomp by lz4", "not a 64-byte load", "read:", "of plain with index", "fills:"]
         {
             assert!(output.contains(said), "{said}: {output}");
         }

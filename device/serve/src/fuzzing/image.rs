@@ -136,7 +136,8 @@ pub(super) fn visit(device: Device) {
     }
     let (stats, poison) = (device.stats(), device.poison());
     assert!(poison.len() as u64 <= device.base_bytes() / BLOCK_BYTES as u64);
-    assert!(stats.windows.now.open <= stats.windows.now.most_open, "{} open windows", stats.windows.now.open);
+    let windows = stats.kv_windows;
+    assert!(windows.open <= windows.max_open, "{} open windows", windows.open);
     drop(device);
 
     let device = Device::open(image, &CONFIG).expect("it was opened before");

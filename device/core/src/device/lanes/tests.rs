@@ -137,7 +137,7 @@ fn a_set_read_lane_by_lane_fetches_each_block_once() {
         let lanes = device.stats();
         let stored = |from: &crate::stats::StatsReport, to: &crate::stats::StatsReport| {
             let fetched = |stats: &crate::stats::StatsReport| {
-                (stats.requests.base.stored_bytes_fetched, stats.requests.base.plain_bytes_fetched)
+                (stats.requests.base.stored_bytes_fetched, stats.requests.base.plain_bytes_fetched.unwrap())
             };
             (fetched(to).0 - fetched(from).0, fetched(to).1 - fetched(from).1)
         };

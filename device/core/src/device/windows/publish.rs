@@ -118,7 +118,7 @@ impl KvStaging {
             Origin::Anew(_) => stats.count_for_maintenance(0, &tally),
             Origin::All | Origin::Some(_) => stats.count_for_write(0, 0, &tally),
         }
-        stats.windows_coded[*coding as usize].add(1);
+        stats.windows_coded(*coding).add(1);
         stats.repeated_rows.add(*repeated_rows as u64);
         Ok(())
     }

@@ -1,0 +1,172 @@
+//! Every declared figure is in JSON, in OpenMetrics and in `docs/counters.md`, and no other number is.
+
+use std::collections::BTreeSet;
+use std::fmt::Write;
+use std::sync::Arc;
+
+use lamina_abi::Interleave;
+use lamina_codec::{format::Format, kv::KvLayout};
+use lamina_device::counters::Scope;
+use lamina_device::device::{Device, DeviceConfig, Partition, PartitionConfig};
+use lamina_device::layout::Layout;
+use lamina_device::stats::Interleaving;
+use lamina_device::tensor::TensorSpec;
+
+use super::*;
+use crate::host_cache::HostCache;
+
+/// What numbers in JSON say of their object that are not counted.
+const TOLD: [&str; 7] = ["dpa", "elements", "offset", "length", "bits", "planes", "scale_exp"];
+
+fn spec(name: &str, length: u64, layout: Layout) -> TensorSpec {
+    TensorSpec {
+        name: name.to_owned(),
+        dpa: None,
+        length,
+        elements: None,
+        shape: Vec::new(),
+        format: Format::Bf16,
+        layout,
+        codec: None,
+    }
+}
+
+/// A device of which everything is counted: divided, interleaved, with weights, a KV cache and a host.
+fn served(observe: bool) -> ServedStats {
+    let part = |name: &str| PartitionConfig {
+        name: name.to_owned(),
+        base_bytes: 4 << 20,
+        views_bytes: 4 << 20,
+        quota_bytes: Some(2 << 20),
+    };
+    let config = DeviceConfig {
+        observe,
+        partitions: vec![part("a"), part("b")],
+        interleaving: Some(Interleaving { interleave: Interleave::chunks(2).unwrap(), bandwidth: 22.5 }),
+        ..DeviceConfig::new(8 << 20, 8 << 20)
+    };
+    let device = Arc::new(Device::new(config).unwrap());
+    let part = Partition::named(&device, "a").unwrap();
+    part.create_tensor(spec("weights", 8192, Layout::Weight)).unwrap();
+    let cache = part.create_tensor(spec("cache", 32 << 10, Layout::Kv(KvLayout::rows(64, 128)))).unwrap();
+    let view = part.create_view("weights", "full").unwrap();
+    part.write_base(0, &[7; 100]).unwrap();
+    part.write_base(cache.dpa, &[1; 130]).unwrap();
+    part.read_base(0, &mut [0; 4096]).unwrap();
+    part.read_base(cache.dpa, &mut [0; 200]).unwrap();
+    part.read_views(view.offset, &mut [0; 8192]).unwrap();
+    let hosts = vec![HostCache::new(Partition::named(&device, "b").unwrap(), 1 << 20).report("h")];
+    ServedStats { device: device.stats(), hosts }
+}
+
+#[test]
+fn every_figure_is_in_json_and_in_metrics_and_no_other_number_is() {
+    let served = served(true);
+    let stats = serde_json::to_value(&served).unwrap();
+    let metrics = text(&served);
+    let mut names = BTreeSet::new();
+    for section in sections() {
+        let rows = section.rows(&stats);
+        assert!(!rows.is_empty(), "{} is nowhere", section.title);
+        for figure in section.figures {
+            let name = figure.metric(section.prefix);
+            assert!(names.insert((name.clone(), figure.label)), "{name} is declared twice");
+            let mut told = 0;
+            for row in &rows {
+                let number = row.object.get(figure.name);
+                let number = number.unwrap_or_else(|| panic!("{} has no {}", section.title, figure.name));
+                let labels = row.labels.iter().map(|(label, value)| (*label, value.as_str()));
+                let labels: Vec<_> = labels.chain(figure.label).collect();
+                let labels = labels.iter().map(|(label, value)| format!("{label}=\"{value}\""));
+                let labels = labels.collect::<Vec<_>>().join(",");
+                let sample = if labels.is_empty() { name.clone() } else { format!("{name}{{{labels}}}") };
+                let value = metrics.lines().find_map(|line| line.strip_prefix(&sample)?.strip_prefix(' '));
+                let value = value.map(|value| value.parse::<f64>().unwrap());
+                let same = |value: f64, number: f64| (value - number).abs() <= number.abs() * 1e-12;
+                match (value, number.as_f64()) {
+                    (Some(value), Some(number)) => assert!(same(value, number), "{sample} {number}"),
+                    (None, None) => assert!(number.is_null(), "{sample} {number}"),
+                    (value, number) => panic!("{sample} is {value:?} in metrics and {number:?} in JSON"),
+                }
+                told += u32::from(value.is_some());
+            }
+            if told > 0 {
+                let family = name.trim_end_matches("_total");
+                let unit = name.strip_suffix("_bytes_total").or(name.strip_suffix("_bytes"));
+                assert!(metrics.contains(&format!("# HELP {family} ")), "{family}: {metrics}");
+                assert!(metrics.contains(&format!("# TYPE {family} ")), "{family}: {metrics}");
+                assert!(unit.is_none() || metrics.contains(&format!("# UNIT {family} bytes")), "{family}");
+            }
+            assert!(figure.help.ends_with('.'), "{name}: {}", figure.help);
+        }
+        let declared = |name: &str| sections().any(|section| section.figures.iter().any(|f| f.name == name));
+        for (name, value) in rows.iter().flat_map(|row| row.object.as_object().unwrap()) {
+            let label = section.labels.iter().any(|(_, field)| field == name);
+            let told = label || TOLD.contains(&name.as_str()) || declared(name);
+            assert!(!value.is_number() || told, "{} has {name}, which is not declared", section.title);
+        }
+    }
+    let scopes: Vec<_> = sections().map(|section| section.scope).collect();
+    let device = [Scope::Device, Scope::Member, Scope::Partition, Scope::Host];
+    for scope in device.into_iter().chain([Scope::Window, Scope::View, Scope::Tensor, Scope::Plane]) {
+        assert!(scopes.contains(&scope), "{scope:?}");
+    }
+    assert!(PAGE.contains("\"title\":\"stored fetched\"") && !PAGE.contains("SECTIONS"));
+}
+
+#[test]
+fn what_is_not_measured_is_left_out() {
+    let served = served(false);
+    let stats = serde_json::to_value(&served).unwrap();
+    assert!(stats["requests"]["base"]["plain_bytes_fetched"].is_null());
+    assert!(stats["index"]["hits"].is_null() && stats["interleave"].is_null());
+    let text = text(&served);
+    for part in ["gcomp", "plain_fetched", "of_plain", "index_cache", "index_fetched", "interleave"] {
+        assert!(!text.contains(part) && self::text(&self::served(true)).contains(part), "{part}: {text}");
+    }
+}
+
+#[test]
+fn docs_have_the_figures_as_they_are_declared() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/counters.md");
+    let document = std::fs::read_to_string(path).unwrap();
+    let (begin, end) = ("<!-- figures, as declared -->\n", "<!-- end of figures -->");
+    let table = document.split_once(begin).and_then(|(_, rest)| rest.split_once(end)).map(|(table, _)| table);
+    let declared = declared();
+    assert_eq!(table, Some(declared.as_str()), "between the marks belongs:\n{declared}");
+}
+
+/// The tables of `docs/counters.md`: sections with the same figures share one.
+fn declared() -> String {
+    let mut tables = String::new();
+    let all: Vec<_> = sections().collect();
+    for (number, section) in all.iter().enumerate() {
+        let same = |other: &&&Section| std::ptr::eq(other.figures, section.figures);
+        if all[..number].iter().any(|other| same(&other)) {
+            continue;
+        }
+        let places = all[number..].iter().filter(same).flat_map(|section| {
+            section.places.iter().map(|place| match place.list {
+                None => format!("`{}`", place.each),
+                Some(list) => format!("`{list}/*{}`", place.each),
+            })
+        });
+        let places = places.collect::<Vec<_>>().join(", ");
+        let prefixes =
+            all[number..].iter().filter(same).map(|section| section.prefix).collect::<BTreeSet<_>>();
+        let several = prefixes.len() > 1;
+        write!(tables, "\n**{places}**").unwrap();
+        if several {
+            let prefixes = prefixes.iter().map(|prefix| format!("`{prefix}`")).collect::<Vec<_>>();
+            write!(tables, "; … is {}", prefixes.join(", ")).unwrap();
+        }
+        writeln!(tables, "\n\n| JSON | OpenMetrics | is |\n|---|---|---|").unwrap();
+        for figure in section.figures {
+            let name = figure.metric(if several { "…" } else { section.prefix });
+            let label =
+                figure.label.map_or_else(String::new, |(label, value)| format!("{{{label}=\"{value}\"}}"));
+            writeln!(tables, "| `{}` | `{name}{label}` | {} |", figure.name, figure.help).unwrap();
+        }
+    }
+    tables
+}
