@@ -49,6 +49,11 @@ impl Transition {
         self.listed.load(Relaxed)
     }
 
+    /// Whether the tensor is there and stays: neither made nor removed now.
+    pub(crate) fn is_standing(&self) -> bool {
+        self.is_listed() && !self.is_leaving() && self.charged() == (0..u64::MAX)
+    }
+
     pub(crate) fn set_listed(&self) {
         self.listed.store(true, Relaxed);
     }
