@@ -67,8 +67,10 @@ pub fn save(image: &Image, saving: Option<&Saving<'_>>, out: &mut impl Write) ->
     let parts = image.parts();
     let [_, tables, counters, _journal, _staging, gcomp, index, segments, ..] = parts;
     let end = image.plain_bytes();
-    out.write_all(MAGIC)?;
-    out.write_all(&[image.superblock().version as u8])?;
+    let mut magic = [0; 8];
+    magic[..7].copy_from_slice(MAGIC);
+    magic[7] = image.superblock().version as u8;
+    out.write_all(&magic)?;
     out.write_all(&end.to_le_bytes())?;
     let mut stream = Stream { out, extents: 0, bytes: 0, data: vec![0; MOST_BYTES] };
     stream.put(0, &image.plain_superblock())?;

@@ -1,0 +1,48 @@
+//! Guests that have what they ask for mapped into the shared memory of a virtio device, with the driver of ours.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use lamina_qemu::recipe;
+use lamina_run::judge::Judge;
+use lamina_run::programs;
+
+use super::script::{ROTATION, WRITTEN, model, reads_writes_and_asks, sum, told, without_cxl};
+
+/// What every script begins with: that the driver is not there before it is asked for.
+pub(crate) fn prologue() -> String {
+    without_cxl("[ ! -e /dev/lamina0 ] || fail 'the driver is there already'\n")
+}
+
+#[test]
+fn a_guest_maps_what_it_wants_reads_writes_and_flushes_and_is_refused_what_is_wrong() {
+    let judge = Judge::new(&[model()]).unwrap();
+    let mut script = format!(
+        "[ -c /dev/lamina0 ] || fail 'no driver'\n\
+         lamina-ioctls {WRITTEN} e8m3 || fail ioctls\n\
+         rmmod lamina || fail 'the driver stays'\n\
+         [ ! -e /dev/lamina0 ] || fail 'its file stays'\n\
+         lamina-shim up || fail 'up again'\n"
+    );
+    sum(&mut script, "again", WRITTEN, "full");
+    script.push_str("dmesg | grep -E 'WARNING|BUG|Call Trace' && fail 'the kernel complains'\n");
+    let program = format!("{}=/bin/lamina-ioctls", programs::guest("lamina-ioctls").unwrap().display());
+    let said = reads_writes_and_asks("shmem", &prologue(), &script, &[&program], &judge);
+    assert_eq!(told(&said, "again"), judge.sha256(WRITTEN, "full", ROTATION).unwrap());
+}
+
+#[test]
+fn the_driver_is_written_in_the_kernels_style() {
+    let kbuild = recipe::run("kbuild").unwrap();
+    let folder = recipe::root().join("driver-shim/kernel");
+    let mut files: Vec<PathBuf> =
+        std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    files.sort();
+    files.retain(|path| path.extension().is_some());
+    assert!(files.len() >= 6, "{files:?}");
+    let checker = kbuild.join("scripts/checkpatch.pl");
+    let output =
+        Command::new("perl").arg(checker).args(["--no-tree", "--strict", "--file"]).args(&files).output();
+    let output = output.unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+}

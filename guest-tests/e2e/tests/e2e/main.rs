@@ -1,0 +1,20 @@
+//! What holds of the whole: guests booted on real devices, the documents' commands, who uses whom.
+//!
+//! These need what `./x` sets up: the programs of the host and of the guest, the guest's image, a
+//! QEMU, FUSE. They are one binary, for each links all of them.
+
+mod attach;
+mod booted;
+mod documents;
+mod guests;
+mod ram;
+mod ram_tools;
+mod rooms;
+mod vhost;
+
+use std::path::{Path, PathBuf};
+
+/// The project's folder.
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap().to_owned()
+}

@@ -1,0 +1,6 @@
+//! The reference against values from elsewhere, values made by hand, and plain arithmetic.
+
+mod golden;
+mod properties;
+mod refusals;
+mod views;

@@ -1,0 +1,320 @@
+//! `./x run`: the main job, for a person or a script.
+
+use std::{
+    io::{IsTerminal, stderr},
+    path::PathBuf,
+    process::ExitCode,
+    time::Duration,
+};
+
+use anyhow::{Context, Result, ensure};
+use clap::{Args, Parser, ValueEnum};
+use indicatif::{ProgressBar, ProgressStyle};
+use lamina_llama::Policy;
+use lamina_run::{
+    bundled, bundled_file,
+    daemon::Serve,
+    decode::Decode,
+    job::{Job, Step},
+    log_to_stderr,
+    ram::{self, Ram},
+};
+
+/// The views of the main job.
+const VIEWS: &str = "full,e8m3,e8m3+g2,e8m3+g2:packed,e8m0,fp8_e4m3fn,fp8_e5m2";
+/// The views of a decoder's weights: each is a reading of the whole text.
+const WEIGHT_VIEWS: &str = "full,e8m3+g2,fp8_e4m3fn,e8m1+g2,e8m0+g2";
+/// The policies of the paper's Table II, scaled to a history of a few pages. For FP8 and FP4 stand views with their mantissas, three bits and one, in the
+/// tensor's own container, so that a page stays what the host fetches at once.
+const POLICIES: [&str; 5] =
+    ["full", "window:64", "top:2", "top:2=full,1=e8m3+g2,1=e8m1+g2", "top:2=full,2=e8m3+g2"];
+
+/// Loads real tensors into the device, boots a guest that reads them in every view, and checks every byte.
+///
+/// The guest is an unmodified Linux that sees the device as CXL Type-3 memory. It reads each tensor through the base window and
+/// in each view by plain loads, writes one tensor by stores, and reads it back. Each hash is held against an independent reference computed from
+/// the model file. With the workload `decode` it runs a language model whose weights and KV cache are on the device, and every logit is held against
+/// a run in ordinary memory. With the workload `ram` the base window is the guest's memory: processes run on it, pages are demoted and swapped to it, and what
+/// real programs' memory is stored in is told. The exit status is 0 only if everything was right.
+#[derive(Debug, Parser)]
+#[command(
+    name = "./x run",
+    version,
+    after_help = "\
+Examples:
+  ./x run
+  ./x run --model model.safetensors --views full,e8m3,fp8_e4m3fn
+  ./x run --mode gcomp --json
+  ./x run --workload ram
+  ./x run --workload decode
+  ./x run --workload decode --views full,e8m2 --policy window:64 --policy top:3=full,*=e8m1 --prompt 'Tom had a dog'
+
+Views: full · eXmY keeps X exponent and Y mantissa bits · +gN rounds with N more bits fetched · :packed packs the elements ·
+bf16 fp8_e4m3fn fp8_e5m2 convert · int4 int2 of int8. Views that a tensor's format cannot give are skipped and listed.
+
+Policies of the KV cache: full · window:N reads the last N tokens · top:K the K best pages · top:K=VIEW,K=VIEW,… the K best in one view, the next in
+another; * for a count takes the rest."
+)]
+struct Cli {
+    /// What the guest does, separated by commas
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "LIST", default_value = "views")]
+    workload: Vec<Workload>,
+    /// A safetensors file; may be given more than once [default: a bundled 260 K-parameter model and its KV cache]
+    #[arg(long = "model", value_name = "FILE")]
+    models: Vec<PathBuf>,
+    #[arg(long, value_delimiter = ',', value_name = "LIST", help = format!(
+        "Views to make and read, separated by commas; a decoder reads its weights in each [default: {VIEWS}; of a decoder {WEIGHT_VIEWS}]"
+    ))]
+    views: Vec<String>,
+    /// The device: trace (bit-planes), gcomp (compressed words) or plain (words)
+    #[arg(long, default_value = "trace", value_parser = ["trace", "gcomp", "plain"])]
+    mode: String,
+    /// The codec
+    #[arg(long, default_value = "tree", value_parser = ["lz4", "zstd", "tree"])]
+    codec: String,
+    /// Bytes of the base window, for example 1G [default: fitting, a multiple of 256M]
+    #[arg(long, value_name = "BYTES")]
+    capacity: Option<String>,
+    /// KiB the host reads when a page is missing; 4 reads exactly that page
+    #[arg(long, default_value_t = 4, value_name = "KIB")]
+    read_ahead_kb: u32,
+    /// Count the base window as N devices, 2 to 8, interleaved by chunks of 2 MiB, and report what each moves (workloads views and decode)
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..=8))]
+    devices: Option<u32>,
+    #[command(flatten)]
+    decode: DecodeArgs,
+    /// The tensor that the guest writes [default: the first by name]
+    #[arg(long, value_name = "TENSOR")]
+    write: Option<String>,
+    /// Have the guest misbehave too: store into a view, reach past ends
+    #[arg(long)]
+    hostile: bool,
+    /// Seconds the guest may take
+    #[arg(long, default_value_t = 1800, value_name = "SECONDS")]
+    timeout: u64,
+    /// Where the report and the guest's console go
+    #[arg(long, default_value = "target/run", value_name = "DIR")]
+    out: PathBuf,
+    /// Print the report as JSON rather than as a table
+    #[arg(long)]
+    json: bool,
+}
+
+/// What the guest does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Workload {
+    /// Reads every tensor in every view, and writes one
+    Views,
+    /// Runs a language model on the device
+    Decode,
+    /// Uses the base window as memory, by the kernel's own tools, and swaps to it
+    Ram,
+}
+
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Workload decode")]
+struct DecodeArgs {
+    #[arg(long = "policy", value_name = "POLICY", help = format!(
+        "How the KV cache is read; may be given more than once [default: {}]", POLICIES.join(" and ")
+    ))]
+    policies: Vec<Policy>,
+    /// How the text that is written begins
+    #[arg(long, default_value = "", value_name = "TEXT")]
+    prompt: String,
+    /// Tokens it has at most
+    #[arg(long, default_value_t = 256, value_name = "N")]
+    tokens: usize,
+    /// How freely tokens are chosen; 0 takes the likeliest
+    #[arg(long, default_value_t = 0.0, value_parser = temperature, value_name = "T")]
+    temperature: f32,
+    /// Decides what is chosen
+    #[arg(long, default_value_t = 1, value_name = "N")]
+    seed: u64,
+    /// The text that is judged, for its perplexity [default: a bundled short story]
+    #[arg(long, value_name = "FILE")]
+    text: Option<PathBuf>,
+    /// The vocabulary, as llama2.c keeps it [default: that of the bundled model]
+    #[arg(long, value_name = "FILE")]
+    tokenizer: Option<PathBuf>,
+    /// Tokens from one flush of the KV cache to the next
+    #[arg(long, default_value_t = 16, value_name = "N")]
+    flush_every: usize,
+    /// Tokens of a page of the KV cache [default: what a 4 KiB block of the device holds of a K or V tensor]
+    #[arg(long, value_name = "N")]
+    page_tokens: Option<usize>,
+    /// Let the host keep from step to step what it has fetched [default: each step loads anew, as if the model were larger than every cache]
+    #[arg(long)]
+    keep_cache: bool,
+}
+
+impl DecodeArgs {
+    fn decode(self, views: Vec<String>) -> Result<Decode> {
+        let default = || POLICIES.iter().map(|policy| policy.parse()).collect::<Result<Vec<Policy>, _>>();
+        Ok(Decode {
+            views,
+            policies: if self.policies.is_empty() { default()? } else { self.policies },
+            prompt: self.prompt,
+            tokens: self.tokens,
+            temperature: self.temperature,
+            seed: self.seed,
+            text: self.text.map_or_else(|| bundled_file("story.txt"), Ok)?,
+            tokenizer: self.tokenizer.map_or_else(|| bundled_file("tok512.bin"), Ok)?,
+            flush_every: self.flush_every,
+            page_tokens: self.page_tokens,
+            keep_cache: self.keep_cache,
+        })
+    }
+}
+
+fn temperature(text: &str) -> Result<f32, String> {
+    let given = text.parse().ok().filter(|t: &f32| t.is_finite() && *t >= 0.0);
+    given.ok_or_else(|| {
+        format!("{text:?} is no temperature: give a number from 0 up, 1 for what the model says")
+    })
+}
+
+fn main() -> ExitCode {
+    log_to_stderr();
+    match run(Cli::parse()) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(why) => {
+            eprintln!("error: {why:#}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn run(cli: Cli) -> Result<bool> {
+    let (views, decodes) =
+        (cli.workload.contains(&Workload::Views), cli.workload.contains(&Workload::Decode));
+    ensure!(
+        decodes || cli.decode.policies.is_empty(),
+        "--policy is for --workload decode, which was not asked for"
+    );
+    ensure!(
+        views || decodes || cli.models.is_empty(),
+        "--model is for the workloads views and decode, which were not asked for"
+    );
+    let models = match (cli.models.is_empty(), views) {
+        (false, _) => cli.models,
+        (true, true) => bundled()?,
+        // A decoder makes a KV cache of its own.
+        (true, false) => bundled()?[..1].to_vec(),
+    };
+    let list = |default: &str| match cli.views.as_slice() {
+        [] => default.split(',').map(str::to_owned).collect(),
+        given => given.to_vec(),
+    };
+    let limit = Duration::from_secs(cli.timeout);
+    let console = cli.out.join("console.log");
+    let ram = cli.workload.contains(&Workload::Ram).then(|| Ram {
+        serve: Serve {
+            models: Vec::new(),
+            views: Vec::new(),
+            kv: Vec::new(),
+            mode: cli.mode.clone(),
+            codec: cli.codec.clone(),
+            capacity: cli.capacity.clone(),
+            devices: None,
+            read_ahead_kb: cli.read_ahead_kb,
+        },
+        limit,
+        console: cli.out.join("console-ram.log"),
+        plan: ram::plan(),
+        swap: ram::swap(),
+    });
+    let decode = decodes.then(|| cli.decode.decode(list(WEIGHT_VIEWS))).transpose()?;
+    std::fs::create_dir_all(&cli.out)
+        .with_context(|| format!("cannot make the folder {}", cli.out.display()))?;
+    let job = Job {
+        serve: Serve {
+            models,
+            views: if views { list(VIEWS) } else { Vec::new() },
+            kv: Vec::new(),
+            mode: cli.mode,
+            codec: cli.codec,
+            capacity: cli.capacity,
+            read_ahead_kb: cli.read_ahead_kb,
+            devices: cli.devices,
+        },
+        views,
+        decode,
+        ram,
+        write: cli.write,
+        hostile: cli.hostile,
+        limit,
+        console,
+    };
+    let mut meter = Meter::new();
+    let report = job.run(|step| meter.show(&step))?;
+    meter.finish();
+    let path = cli.out.join("report.json");
+    report.write(&path).with_context(|| format!("cannot write {}", path.display()))?;
+    if cli.json {
+        println!("{}", serde_json::to_string_pretty(&report)?);
+    } else {
+        println!("{}\nreport  {}", report.to_text(), path.display());
+    }
+    Ok(report.good())
+}
+
+/// Progress: a line that changes on a terminal, a line now and then elsewhere.
+struct Meter {
+    bar: Option<ProgressBar>,
+    /// The tenth of the pass that was told last.
+    told: usize,
+}
+
+impl Meter {
+    fn new() -> Self {
+        let style = ProgressStyle::with_template("{spinner} {bar:30} {pos}/{len} {wide_msg}");
+        let bar = stderr().is_terminal().then(|| {
+            let bar = ProgressBar::new(0).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+            bar.enable_steady_tick(Duration::from_millis(200));
+            bar
+        });
+        Self { bar, told: 0 }
+    }
+
+    fn show(&mut self, step: &Step<'_>) {
+        match (&self.bar, step) {
+            (_, Step::Serving(ready)) => {
+                let live = format!(
+                    "run: live at http://{}/ (/stats, /metrics) and {}",
+                    ready.tcp,
+                    ready.api.display()
+                );
+                self.bar.as_ref().map_or_else(|| eprintln!("{live}"), |bar| bar.println(&live));
+            }
+            (Some(bar), Step::Doing(what)) => bar.set_message((*what).to_owned()),
+            (Some(bar), Step::Reading { number, of, tensor, view }) => {
+                bar.set_length(*of as u64);
+                bar.set_position(*number as u64);
+                bar.set_message(format!("{tensor} {view}"));
+            }
+            (Some(bar), Step::Decoding { number, of, weights, policy }) => {
+                bar.set_length(*of as u64);
+                bar.set_position(*number as u64);
+                bar.set_message(format!("decoding, weights {weights}, KV {policy}"));
+            }
+            (None, Step::Doing(what)) => eprintln!("run: {what}"),
+            (None, Step::Decoding { number, of, weights, policy }) => {
+                eprintln!("run: the guest decodes text {number} of {of}: weights {weights}, KV {policy}");
+            }
+            (None, Step::Reading { number, of, tensor, view }) => {
+                let tenth = number * 10 / of;
+                if tenth != self.told || *number == 1 {
+                    self.told = tenth;
+                    eprintln!("run: the guest reads view {number} of {of}: {tensor} {view}");
+                }
+            }
+        }
+    }
+
+    fn finish(&self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! Making a decoder job ready: what it asks of the device, and what it refuses.
+
+use std::path::Path;
+
+use lamina_reference::Format;
+use lamina_run::{bundled, bundled_file, daemon::Serve, decode::Decode, judge::Judge};
+
+fn serve(models: &[usize]) -> Serve {
+    let bundled = bundled().expect("start the tests through ./x test");
+    Serve {
+        models: models.iter().map(|&index| bundled[index].clone()).collect(),
+        views: Vec::new(),
+        kv: Vec::new(),
+        mode: "trace".to_owned(),
+        codec: "lz4".to_owned(),
+        capacity: None,
+        read_ahead_kb: 4,
+        devices: None,
+    }
+}
+
+fn decode() -> Decode {
+    Decode {
+        views: vec!["full".to_owned(), "e8m3".to_owned(), "e8m3".to_owned()],
+        policies: ["full", "top:2", "top:1=full,*=e8m0", "top:2=full"]
+            .map(|policy| policy.parse().unwrap())
+            .to_vec(),
+        prompt: String::new(),
+        tokens: 100,
+        temperature: 0.0,
+        seed: 0,
+        text: bundled_file("story.txt").unwrap(),
+        tokenizer: bundled_file("tok512.bin").unwrap(),
+        flush_every: 16,
+        page_tokens: None,
+        keep_cache: false,
+    }
+}
+
+#[test]
+fn a_job_brings_an_empty_cache_its_views_and_its_layout() {
+    let mut serve = serve(&[1, 0]);
+    let prepared = decode().prepare(&mut serve).unwrap();
+    assert_eq!(serve.views, ["full", "e8m3", "e8m0"]);
+    // 64 rows of 32 channels fill a block.
+    assert_eq!(serve.kv, ["sequence.*=32,64"]);
+    assert_eq!(prepared.plan.page_tokens, 64);
+    assert!(prepared.plan.evict);
+    let judge = Judge::new(&serve.models[2..]).unwrap();
+    let names: Vec<&str> = judge.names().collect();
+    assert_eq!(names.len(), 10);
+    for name in names {
+        assert_eq!(judge.shape(name).unwrap(), (Format::Bf16, 512 * 32));
+        assert!(judge.full(name, 0).unwrap().iter().all(|byte| *byte == 0));
+    }
+    // Nothing is done twice: written in full; judged in full, with other weights, under other policies.
+    let runs: Vec<(&str, &str)> =
+        prepared.plan.runs.iter().map(|run| (run.weights.as_str(), run.policy.as_str())).collect();
+    assert_eq!(
+        runs,
+        [
+            ("full", "full"),
+            ("full", "full"),
+            ("e8m3", "full"),
+            ("full", "top:2=full"),
+            ("full", "top:1=full,*=e8m0")
+        ]
+    );
+    assert_ne!(prepared.plan.runs[0].task, prepared.plan.runs[1].task);
+}
+
+#[test]
+fn a_window_is_no_smaller_than_a_block_and_no_larger_than_the_device_takes() {
+    for (page_tokens, window) in [(8, 64), (64, 64), (100, 100), (512, 256)] {
+        let mut serve = serve(&[0]);
+        let prepared = Decode { page_tokens: Some(page_tokens), ..decode() }.prepare(&mut serve).unwrap();
+        assert_eq!(serve.kv, [format!("sequence.*=32,{window}")]);
+        assert_eq!(prepared.plan.page_tokens, page_tokens);
+    }
+}
+
+#[test]
+fn what_does_not_fit_is_refused_before_anything_starts() {
+    let folder = tempfile::tempdir().unwrap();
+    let put = |name: &str, bytes: &[u8]| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, bytes).unwrap();
+        path
+    };
+    let (empty, latin, short) = (put("empty", b""), put("latin", b"caf\xe9"), put("short", &[0; 30]));
+    let refused = |models: &[usize], job: Decode, says: &str| {
+        let Err(why) = job.prepare(&mut serve(models)) else { panic!("{says}: not refused") };
+        let why = format!("{why:#}");
+        assert!(why.contains(says), "{says}: {why}");
+    };
+    refused(&[1], decode(), "no model is a decoder");
+    refused(&[0], Decode { tokens: 513, ..decode() }, "513 tokens: the model takes 2 to 512");
+    refused(&[0], Decode { tokens: 1, ..decode() }, "1 tokens");
+    let prompt = "a dog ".repeat(50);
+    refused(&[0], Decode { prompt, ..decode() }, "tokens, of 100 at most: there is nothing to write");
+    refused(&[0], Decode { flush_every: 0, ..decode() }, "a flush of 0 tokens: the model takes 1 to 512");
+    refused(&[0], Decode { page_tokens: Some(513), ..decode() }, "a page of 513 tokens");
+    refused(&[0], Decode { text: Path::new("/nowhere").into(), ..decode() }, "cannot read /nowhere");
+    refused(&[0], Decode { text: empty, ..decode() }, "nothing to judge");
+    refused(&[0], Decode { text: latin, ..decode() }, "no text in UTF-8");
+    refused(&[0], Decode { tokenizer: short, ..decode() }, "does not fit the model");
+    refused(&[0], Decode { views: vec!["int4".to_owned()], ..decode() }, "through the view \"int4\"");
+    let unrounded = "top:1=e5m3+g2".parse().unwrap();
+    refused(&[0], Decode { policies: vec![unrounded], ..decode() }, "e5m3+g2");
+
+    // A model that lacks a tensor its shape wants, and one whose tensor is of another shape.
+    let model = std::fs::read(&bundled().unwrap()[0]).unwrap();
+    let changed = |from: &str, to: &str, says: &str| {
+        assert_eq!(from.len(), to.len());
+        let at = model.windows(from.len()).position(|part| part == from.as_bytes()).unwrap();
+        let mut bytes = model.clone();
+        bytes[at..at + to.len()].copy_from_slice(to.as_bytes());
+        let mut serve = Serve { models: vec![put("model", &bytes)], ..serve(&[]) };
+        let Err(why) = decode().prepare(&mut serve) else { panic!("{says}: not refused") };
+        assert!(format!("{why:#}").contains(says), "{says}: {why:#}");
+    };
+    changed(
+        "layers.3.attention.wq.weight",
+        "layers.3.attention.xx.weight",
+        "no model has a tensor \"layers.3.attention.wq.weight\"",
+    );
+    changed(
+        "\\\"hidden_dim\\\": 172",
+        "\\\"hidden_dim\\\": 171",
+        "elements; the model's shape wants 171 x 64",
+    );
+    changed("\\\"n_heads\\\": 8", "\\\"n_heads\\\": 0", "the model's n_heads is 0");
+}

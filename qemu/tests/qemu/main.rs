@@ -1,0 +1,4 @@
+//! Guests booted on ordinary files, and what the image recipes refuse.
+
+mod boot;
+mod images;
