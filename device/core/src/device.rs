@@ -33,6 +33,7 @@ mod holds;
 mod holes;
 mod kept;
 mod lanes;
+mod noted;
 mod observers;
 mod parallel;
 mod partition;
@@ -57,13 +58,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 
 #[cfg(test)]
 pub(crate) use self::kept::text_of;
 use self::{
-    accounts::Accounts, blocks::BlockService, events::Events, kept::Kept, observers::Observers,
-    staged::StagedPlaces, stock::Stock, windows::KvStaging,
+    accounts::Accounts, blocks::BlockService, charge::Charge, events::Events, kept::Kept, noted::LastNoted,
+    observers::Observers, staged::StagedPlaces, stock::Stock, windows::KvStaging,
 };
 pub use self::{
     config::{DeviceConfig, MOST_OPEN_WINDOWS},
@@ -89,7 +90,8 @@ pub use crate::{
 };
 use lamina_codec::{BLOCK_BYTES, Codec};
 use lamina_store::{
-    Store, checkpoint,
+    Basis, Store, checkpoint,
+    entry::Entry,
     image::{Image, Superblock},
     mode::Mode,
     snapshot,
@@ -114,6 +116,7 @@ pub struct Device {
     /// The image that all this is kept in, if it is.
     kept: Option<Kept>,
     events: Events,
+    noted: Mutex<LastNoted>,
     /// Processes that served it and died.
     worker_deaths: AtomicU64,
     started: Instant,
@@ -151,6 +154,7 @@ impl Device {
             accounts,
             kept,
             events: Events::default(),
+            noted: Mutex::default(),
             worker_deaths: AtomicU64::new(0),
             started: Instant::now(),
             config,
@@ -185,6 +189,10 @@ impl Device {
         let mut division = config.division()?;
         let mut stats = Stats::default();
         let image = checkpoint::settle(image, config.first_process)?;
+        let image = match config.worker {
+            Some(worker) => image.with_ledger(worker),
+            None => image,
+        };
         let mut observers = Observers::new(&config, Some(&image))?;
         let (kept, map) = Kept::open(image, &config, &division)?;
         let parts = division.parts.iter_mut().flat_map(Part::counters);
@@ -194,15 +202,18 @@ impl Device {
         // An image of an older program has zeros there.
         let later = division.parts.iter_mut().flat_map(Part::later_counters).chain(stats.later_counters());
         later.for_each(|counter| counter.keep(kept.counters().take()));
-        let (blocks, stock) = blocks::Kept::open(kept.image(), |stock: &mut Stock, block, entry, charge| {
+        let fit = |noted: &[u64]| noted::fit(noted, &stats, &division, &map);
+        let found = |stock: &mut Stock, block, entry: &Entry, charge: &Charge| {
             division.found(block, charge.bytes());
             stock.found(&map, block, entry, charge);
-        })?;
-        for stock in stock {
-            stock.settle(&stats);
-        }
+        };
+        let (blocks, basis) = blocks::Kept::open(kept.image(), fit, found)?;
         let places = StagedPlaces::open(kept.image())?;
         let accounts = Accounts { stats, division, observers };
+        match basis {
+            Basis::Found(all) => all.into_iter().for_each(|stock| stock.settle(&accounts.stats)),
+            Basis::Noted { accounts: noted, changed } => accounts.go_on(&map, &noted, &changed),
+        }
         let device = Self::with(config, map, blocks, accounts, Some(kept), Some(places));
         if device.kept.as_ref().is_some_and(Kept::renumbered) {
             // Else the next process would find these counters at zero.
@@ -215,6 +226,7 @@ impl Device {
             store.keep_checkpoints(kept.image(), kept.tables())?;
         }
         device.recover_windows()?;
+        device.note_accounts();
         Ok(device)
     }
 

@@ -46,6 +46,8 @@ use crate::meter::Meter;
 
 /// What a worker ends with after a panic.
 const PANICKED: i32 = 101;
+/// How often it is noted what was counted, if that has changed.
+const NOTE_EVERY: Duration = Duration::from_millis(250);
 /// How long after a sync that failed another is tried.
 const SYNC_AGAIN: Duration = Duration::from_secs(10);
 /// How long a worker that dies waits for its log to be written: its guests wait meanwhile.
@@ -107,11 +109,18 @@ fn run(args: &DeviceArgs, division: &DivisionArgs) -> Result<()> {
     let _inside = runtime.0.as_ref().map(tokio::runtime::Runtime::enter);
     let interleaving = args.several.interleaving();
     let observe = args.observe;
-    let config = DeviceConfig { first_process: first, interleaving, observe, ..DeviceConfig::new(0, 0) };
+    let config = DeviceConfig {
+        first_process: first,
+        worker: Some(deaths),
+        interleaving,
+        observe,
+        ..DeviceConfig::new(0, 0)
+    };
     let device = Arc::new(Device::open(image, &config)?);
     device.set_worker_deaths(deaths);
     let _ = counted.set(Arc::clone(&device));
     sync_regularly(&device, args.sync_seconds)?;
+    note_regularly(&device)?;
     let pairs = plan.pairs(&device)?;
     let control = Control::new(Arc::clone(&device)).with_sockets_in(&args.run_dir);
     let adopt = || -> Result<_> {
@@ -247,6 +256,19 @@ fn sync_regularly(device: &Arc<Device>, seconds: u32) -> Result<()> {
         }
     };
     thread::Builder::new().name("sync".into()).spawn(sync)?;
+    Ok(())
+}
+
+/// Notes now and then what the next worker need not count again.
+fn note_regularly(device: &Arc<Device>) -> Result<()> {
+    let device = Arc::clone(device);
+    let note = move || {
+        loop {
+            thread::sleep(NOTE_EVERY);
+            device.note_accounts();
+        }
+    };
+    thread::Builder::new().name("accounts".into()).spawn(note)?;
     Ok(())
 }
 

@@ -19,19 +19,21 @@ mod chunks;
 mod claims;
 mod held;
 
-use std::ops::Range;
+use std::{ops::Range, sync::Arc};
 
 use parking_lot::Mutex;
 
 use self::allocator::Allocator;
 pub(super) use self::claims::{Claimed, Claims};
-use super::{GRANULE_BYTES, StoreError, host_memory::For, memory::Memory, memory::UNIT_BYTES};
+use super::{
+    GRANULE_BYTES, StoreError, host_memory::For, ledger::Ledger, memory::Memory, memory::UNIT_BYTES,
+};
 use lamina_codec::block::MAX_BUNDLE;
 
 /// Granules of a chunk: 64 KiB.
 pub const CHUNK_GRANULES: usize = 1024;
 /// Granules of the longest segment.
-pub(super) const MOST_GRANULES: usize = MAX_BUNDLE.div_ceil(GRANULE_BYTES);
+pub(super) const MAX_GRANULES: usize = MAX_BUNDLE.div_ceil(GRANULE_BYTES);
 /// A checkpoint should be made when more than this part of the store is held.
 const HELD_PART: u64 = 8;
 /// Segments that are let go at once.
@@ -44,7 +46,7 @@ const _: () = assert!(CHUNK_GRANULES * GRANULE_BYTES == UNIT_BYTES);
 
 /// Chunks, of so many, that only [`For::NoMore`] may open: a 32nd, and one for each length where that is not more than an eighth.
 pub(super) fn reserve(chunks: usize) -> usize {
-    (chunks / 32).max(MOST_GRANULES.min(chunks / 8))
+    (chunks / 32).max(MAX_GRANULES.min(chunks / 8))
 }
 
 /// All segments of a device.
@@ -59,10 +61,19 @@ impl Segments {
         bytes.max(1).checked_next_multiple_of(UNIT_BYTES as u64).unwrap_or(u64::MAX)
     }
 
-    /// No segments yet in `memory`, of `bytes`.
-    pub(super) fn new(memory: Memory, bytes: u64) -> Self {
-        let chunks = usize::try_from(bytes / UNIT_BYTES as u64).expect("the reservation succeeded");
-        Self { memory, allocator: Mutex::new(Allocator::new(chunks)) }
+    /// Chunks of a store with `bytes` of segments.
+    pub(super) fn chunks_in(bytes: u64) -> usize {
+        usize::try_from(bytes / UNIT_BYTES as u64).expect("the reservation succeeded")
+    }
+
+    /// No segments yet in `memory`, of `bytes`. The ledger is told of each from now on.
+    pub(super) fn new(memory: Memory, bytes: u64, ledger: Option<Arc<Ledger>>) -> Self {
+        Self { memory, allocator: Mutex::new(Allocator::new(Self::chunks_in(bytes), ledger)) }
+    }
+
+    /// What the ledger says is in use, and everything else is free.
+    pub(super) fn take_over(&self, ledger: &Arc<Ledger>) {
+        self.allocator.lock().take_over(ledger);
     }
 
     /// Stores `bytes` in a segment of their own, for `block`: its first granule.
@@ -91,6 +102,7 @@ impl Segments {
     /// What was claimed is in use, and everything else free from now on.
     pub(super) fn claimed(&self, claims: Claims) {
         let mut allocator = self.allocator.lock();
+        allocator.vacate_ledger();
         claims.into_chunks().for_each(|chunk| allocator.adopt(chunk));
         allocator.list_all();
     }
@@ -171,7 +183,7 @@ impl Segments {
     /// As [`Self::untidy`], of any length.
     pub(super) fn any_untidy(&self) -> Option<Untidy> {
         let mut allocator = self.allocator.lock();
-        (1..=MOST_GRANULES).find_map(|length| allocator.untidy(length))
+        (1..=MAX_GRANULES).find_map(|length| allocator.untidy(length))
     }
 
     /// The segments of the chunk that is emptied most cheaply to have one more, if there are free slots of its length for all of them; it is held back as by [`Self::untidy`].

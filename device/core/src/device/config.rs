@@ -28,6 +28,9 @@ pub struct DeviceConfig {
     pub open_windows: usize,
     /// Whether counters begin at zero when an image is opened, rather than where the last process left them.
     pub first_process: bool,
+    /// The number of this process among those that serve the device one after another, if the next
+    /// one is to find what this one counted.
+    pub worker: Option<u64>,
     /// Bytes of decoded KV windows and blocks that may be kept for the next read.
     pub decoded_bytes: usize,
     /// The parts that the windows are divided into, in order; an undivided device if empty.
@@ -52,6 +55,7 @@ impl DeviceConfig {
             observe: true,
             open_windows: 64,
             first_process: true,
+            worker: None,
             decoded_bytes: 16 << 20,
             partitions: Vec::new(),
             interleaving: None,

@@ -2,16 +2,19 @@
 //!
 //! Chunks of one length that have free slots are listed by how full they are. New segments go to the fullest, tidying empties the emptiest.
 
-use std::ops::Range;
+use std::{ops::Range, sync::Arc};
 
 use super::{
-    CHUNK_GRANULES, For, MOST_GRANULES, SLACK_CHUNKS, Untidy,
+    CHUNK_GRANULES, For, MAX_GRANULES, SLACK_CHUNKS, Untidy,
     chunks::{Chunk, Chunks},
     claims::Claimants,
     held::Held,
     reserve,
 };
-use crate::{GRANULE_BYTES, StoreError};
+use crate::{
+    GRANULE_BYTES, StoreError,
+    ledger::{Ledger, State},
+};
 
 /// Lists of a length's chunks: the first is the emptiest.
 const LISTS: usize = 8;
@@ -34,6 +37,8 @@ pub(super) struct Allocator {
     /// Chunks of which all was moved elsewhere, and that take nothing more until what is held in
     /// them is let go.
     emptied: Vec<usize>,
+    /// Who is told of each segment that is taken or freed.
+    ledger: Option<Arc<Ledger>>,
 }
 
 /// What there is of one length.
@@ -47,8 +52,8 @@ struct Length {
 }
 
 impl Allocator {
-    pub(super) fn new(most_chunks: usize) -> Self {
-        let lengths = vec![Length::default(); MOST_GRANULES + 1];
+    pub(super) fn new(most_chunks: usize, ledger: Option<Arc<Ledger>>) -> Self {
+        let lengths = vec![Length::default(); MAX_GRANULES + 1];
         let chunks = Chunks::new(most_chunks);
         let unopened = chunks.free_runs();
         Self {
@@ -61,6 +66,36 @@ impl Allocator {
             used_granules: 0,
             held: Held::default(),
             emptied: Vec::new(),
+            ledger,
+        }
+    }
+
+    /// Takes over what the ledger says is in use. Chunks without a free slot are looked at when
+    /// somebody needs them.
+    pub(super) fn take_over(&mut self, ledger: &Arc<Ledger>) {
+        let states = ledger.states();
+        self.chunks.lie_in(Arc::clone(ledger), states.len());
+        self.unopened = vec![states.len()..self.chunks.count()];
+        self.unopened.retain(|run| !run.is_empty());
+        for (index, State { length, used }) in states.into_iter().enumerate().rev() {
+            if length == 0 {
+                self.cold.push(index);
+                continue;
+            }
+            self.held_chunks += 1;
+            self.used_granules += (used * length) as u64;
+            self.lengths[length].slots += CHUNK_GRANULES / length;
+            self.lengths[length].used += used;
+            if used < CHUNK_GRANULES / length {
+                self.relist(index);
+            }
+        }
+    }
+
+    /// Has the ledger forget all, before it is told of what was found.
+    pub(super) fn vacate_ledger(&self) {
+        if let Some(ledger) = &self.ledger {
+            ledger.vacate_all();
         }
     }
 
@@ -127,7 +162,11 @@ impl Allocator {
         self.lengths[length].used += used;
         self.used_granules += (used * length) as u64;
         self.held_chunks += 1;
-        *self.chunks.make(index) = Chunk { length, used, slots, blocks, ..Chunk::default() };
+        let chunk = Chunk { length, used, slots, blocks, ..Chunk::default() };
+        if let Some(ledger) = &self.ledger {
+            ledger.adopt(index, length, chunk.owners());
+        }
+        *self.chunks.make(index) = chunk;
     }
 
     /// Lists every chunk, after claims.
@@ -171,6 +210,9 @@ impl Allocator {
         chunk.used -= 1;
         self.used_granules -= length as u64;
         self.lengths[length].used -= 1;
+        if let Some(ledger) = &self.ledger {
+            ledger.vacate(&State { length, used: chunk.used }, granule);
+        }
         if chunk.used == 0 {
             self.unlist(index);
             self.lengths[length].slots -= CHUNK_GRANULES / length;
@@ -202,7 +244,7 @@ impl Allocator {
             let Length { slots, used, .. } = self.lengths[*length];
             (slots - used) / (CHUNK_GRANULES / length)
         };
-        let length = (1..=MOST_GRANULES).max_by_key(gain).filter(|length| gain(length) > 0)?;
+        let length = (1..=MAX_GRANULES).max_by_key(gain).filter(|length| gain(length) > 0)?;
         self.hold_back(length)
     }
 
@@ -246,7 +288,7 @@ impl Allocator {
             let packed = |length: usize, more: usize| {
                 (self.lengths[length].used + more).div_ceil(CHUNK_GRANULES / length)
             };
-            let all: usize = (1..=MOST_GRANULES).map(|of| packed(of, usize::from(of == length))).sum();
+            let all: usize = (1..=MAX_GRANULES).map(|of| packed(of, usize::from(of == length))).sum();
             all <= self.chunks.count() - reserved
         }
     }
@@ -259,6 +301,10 @@ impl Allocator {
         chunk.used += 1;
         self.used_granules += chunk.length as u64;
         self.lengths[chunk.length].used += 1;
+        if let Some(ledger) = &self.ledger {
+            let state = State { length: chunk.length, used: chunk.used };
+            ledger.occupy(&state, index * CHUNK_GRANULES + slot * chunk.length, block);
+        }
     }
 
     /// Makes a free chunk one of segments of `length`.

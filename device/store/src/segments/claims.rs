@@ -7,7 +7,7 @@ use std::sync::{
     atomic::{AtomicU64, Ordering::Relaxed},
 };
 
-use super::{CHUNK_GRANULES, MOST_GRANULES};
+use super::{CHUNK_GRANULES, MAX_GRANULES};
 use crate::GRANULE_BYTES;
 
 /// Chunks of a group: a store that is mostly empty has few groups, and an image that names chunks far apart costs little for each.
@@ -64,7 +64,7 @@ impl Claims {
         let Ok(granule) = usize::try_from(segment) else { return Claimed::Nowhere };
         let (chunk, inside) = (granule / CHUNK_GRANULES, granule % CHUNK_GRANULES);
         let slot = inside / length;
-        let possible = length <= MOST_GRANULES && inside % length == 0 && slot < CHUNK_GRANULES / length;
+        let possible = length <= MAX_GRANULES && inside % length == 0 && slot < CHUNK_GRANULES / length;
         if chunk >= self.most_chunks || !possible {
             return Claimed::Nowhere;
         }
@@ -117,7 +117,7 @@ mod tests {
         assert_eq!(claims.claim(chunk + 5, 2 * GRANULE_BYTES, 10), Claimed::Nowhere);
         assert_eq!(claims.claim(chunk - 1, 3 * GRANULE_BYTES, 10), Claimed::Nowhere);
         assert_eq!(claims.claim(3 * chunk, GRANULE_BYTES, 10), Claimed::Nowhere);
-        assert_eq!(claims.claim(0, (MOST_GRANULES + 1) * GRANULE_BYTES, 10), Claimed::Nowhere);
+        assert_eq!(claims.claim(0, (MAX_GRANULES + 1) * GRANULE_BYTES, 10), Claimed::Nowhere);
         assert_eq!(claims.claim(u64::MAX, 0, 10), Claimed::Yes);
         let chunks: Vec<_> = claims.into_chunks().collect();
         let [Claimants { chunk: 1, length: 2, slots, blocks }] = &chunks[..] else { panic!("one chunk") };
