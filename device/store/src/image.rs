@@ -363,7 +363,13 @@ impl Image {
         let parts = [gcomp, index, segments].map(|part| part.end - part.start);
         let chunks = Segments::chunks_in(self.superblock.store_bytes);
         let sizes = (self.superblock.base_bytes / BLOCK_BYTES as u64, chunks);
-        match LedgerPlace::open(&self.file, self.layout.bytes(true), sizes, &parts, worker) {
+        match LedgerPlace::open(
+            &self.file,
+            self.layout.bytes(true).next_multiple_of(ALIGN),
+            sizes,
+            &parts,
+            worker,
+        ) {
             Ok(ledger) => Self { ledger: Some(ledger), ..self },
             Err(why) => {
                 tracing::warn!("what is stored will be counted anew when a worker dies: {why}");

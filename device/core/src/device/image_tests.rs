@@ -379,7 +379,12 @@ fn a_log_that_is_full_makes_the_next_worker_look_at_all_entries_or_is_begun_anew
     let store = device.coded_store().unwrap();
     for round in 0..20_000_u64 {
         let mut bundle = lamina_codec::block::Bundle::new();
-        bundle.encode_words(Codec::Lz4, &[u8::try_from(round % 250).unwrap() + 1; BLOCK]);
+        lamina_codec::Encoder::new().block(
+            Format::Opaque,
+            Codec::Lz4,
+            &[u8::try_from(round % 250).unwrap() + 1; BLOCK],
+            &mut bundle,
+        );
         store.replace(BLOCKS as u64 - 1).unwrap().publish(&bundle).unwrap();
     }
     std::mem::forget(device);
