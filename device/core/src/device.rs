@@ -133,14 +133,14 @@ impl Device {
         let map = Map::new(&division, &[]).draft().finish_all();
         let observers = Observers::new(&config, None)?;
         let accounts = Accounts { stats: Stats::default(), division, observers };
-        let blocks = blocks::Kept::new(&config)?;
+        let blocks = blocks::Backing::new(&config)?;
         Ok(Self::with(config, map, blocks, accounts, None, None))
     }
 
     fn with(
         config: DeviceConfig,
         map: Map,
-        blocks: blocks::Kept,
+        blocks: blocks::Backing,
         accounts: Accounts,
         kept: Option<Kept>,
         places: Option<StagedPlaces>,
@@ -188,11 +188,7 @@ impl Device {
         config.check()?;
         let mut division = config.division()?;
         let mut stats = Stats::default();
-        let image = checkpoint::settle(image, config.first_process)?;
-        let image = match config.worker {
-            Some(worker) => image.with_ledger(worker),
-            None => image,
-        };
+        let image = checkpoint::settle(image, config.first_process)?.with_ledger(config.worker);
         let mut observers = Observers::new(&config, Some(&image))?;
         let (kept, map) = Kept::open(image, &config, &division)?;
         let parts = division.parts.iter_mut().flat_map(Part::counters);
@@ -207,7 +203,7 @@ impl Device {
             division.found(block, charge.bytes());
             stock.found(&map, block, entry, charge);
         };
-        let (blocks, basis) = blocks::Kept::open(kept.image(), fit, found)?;
+        let (blocks, basis) = blocks::Backing::open(kept.image(), fit, found)?;
         let places = StagedPlaces::open(kept.image())?;
         let accounts = Accounts { stats, division, observers };
         match basis {

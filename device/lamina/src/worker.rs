@@ -34,6 +34,7 @@ use lamina_serve::qmp::{PoisonReporter, Told};
 use lamina_serve::{
     Api, Channels, Control, DiskServer, GuestPort, Mount, MountOptions, PairOptions, Place, abort_mount,
 };
+use lamina_store::Worker;
 use lamina_store::host_memory::HostMemory;
 use lamina_store::image::Image;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -111,7 +112,7 @@ fn run(args: &DeviceArgs, division: &DivisionArgs) -> Result<()> {
     let observe = args.observe;
     let config = DeviceConfig {
         first_process: first,
-        worker: Some(deaths),
+        worker: holder().map(|holder| Worker { holder, number: deaths }),
         interleaving,
         observe,
         ..DeviceConfig::new(0, 0)
@@ -257,6 +258,17 @@ fn sync_regularly(device: &Arc<Device>, seconds: u32) -> Result<()> {
     };
     thread::Builder::new().name("sync".into()).spawn(sync)?;
     Ok(())
+}
+
+/// A number that no other holder has since the host was started: when it was started, and which
+/// process it is.
+fn holder() -> Option<u64> {
+    let process = rustix::process::getppid()?.as_raw_nonzero().get().unsigned_abs();
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
+    // The name is in parentheses and may contain anything. The fields after it begin with the third.
+    let mut fields = stat.rsplit_once(") ")?.1.split_ascii_whitespace();
+    let started: u64 = fields.nth(22 - 3)?.parse().ok()?;
+    Some(started << 22 | u64::from(process))
 }
 
 /// Notes now and then what the next worker need not count again.

@@ -40,7 +40,7 @@ use super::{
     entry::{ENTRY_BYTES, Version},
     host_memory::HostMemory,
     journal,
-    ledger::{Ledger, LedgerPlace},
+    ledger::{Ledger, LedgerPlace, Worker},
     memory::Memory,
     segments::Segments,
     tables,
@@ -352,11 +352,15 @@ impl Image {
         self.durable && !self.superblock.checkpoints
     }
 
-    /// With a ledger, if it is in memory: worker number `worker` finds there what the one before
-    /// noted.
+    /// With a ledger, if it is in memory and this is a worker, who finds there what the one before
+    /// noted. Else with none, even if a device that opened `self` has one: a ledger has one writer.
     #[must_use]
-    pub fn with_ledger(self, worker: u64) -> Self {
-        if !self.is_in_memory() || self.durable || self.superblock.mode == Mode::Plain {
+    pub fn with_ledger(mut self, worker: Option<Worker>) -> Self {
+        self.ledger = None;
+        let Some(worker) = worker else { return self };
+        // What checkpoints name is held besides, and the ledger does not know of it.
+        let has_checkpoints = self.durable || self.superblock.checkpoints;
+        if !self.is_in_memory() || has_checkpoints || self.superblock.mode == Mode::Plain {
             return self;
         }
         let Layout { gcomp, index, segments, .. } = &self.layout;

@@ -13,14 +13,13 @@
 //!   process is killed. The next worker looks at the entries of the blocks in the log: a segment in
 //!   the log is in use if one of them names it, and the accounts change by what became of each. To
 //!   do that twice does no harm.
-//! * The ledger counts for the worker right after the one that wrote it, as the holder numbers
-//!   them. If another was between, maybe of a program that knows no ledger, if the log is full, or
-//!   the accounts are not those of the tables, all entries are looked at.
+//! * The ledger counts for the worker right after the one that wrote it, as the holder of both
+//!   numbers them. If another was between, maybe of a program that knows no ledger, if the log is
+//!   full, or the accounts are not those of the tables, all entries are looked at.
 
 use std::{
     collections::BTreeMap,
     fs::File,
-    ops::Range,
     os::fd::AsFd,
     sync::{
         Arc,
@@ -73,8 +72,12 @@ const BLOCKS_AT: usize = 40;
 const CHUNKS_AT: usize = 48;
 /// The last generation that there was.
 const LAST_AT: usize = 56;
-/// Of both places for accounts: words of the accounts, lost blocks, CRC-32C of both.
+/// Of both places for accounts: words of the accounts, lost blocks, CRC-32C of both and of the
+/// generation.
 const PLACES_AT: [usize; 2] = [64, 128];
+const HOLDER_AT: usize = 192;
+/// Of each part of the image: 1 once its bits say what there is.
+const BITS_KNOWN_AT: [usize; 3] = [200, 208, 216];
 const HEADER_BYTES: usize = 4096;
 
 /// What is noted.
@@ -98,6 +101,15 @@ struct Parts {
     end: usize,
 }
 
+/// A process that serves an image, after others of the same holder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Worker {
+    /// A number that no other holder has that had the image since the host was started.
+    pub holder: u64,
+    /// How many workers its holder had before.
+    pub number: u64,
+}
+
 /// Where a ledger lies, and whether what it says counts for this process.
 #[derive(Clone, Debug)]
 pub(super) struct LedgerPlace {
@@ -105,8 +117,8 @@ pub(super) struct LedgerPlace {
     parts: Parts,
     chunks: usize,
     follows: bool,
-    /// Where the bits of parts of the image are, each of so many bytes.
-    bits: Vec<Range<u64>>,
+    /// Where the bits of parts of the image are.
+    bits: [BitsAt; 3],
 }
 
 /// The ledger of a store.
@@ -143,14 +155,14 @@ pub(super) struct Found {
 }
 
 impl LedgerPlace {
-    /// Finds or makes the ledger of worker number `worker`, behind the `end` of an image in memory
-    /// with so many blocks and chunks, and with parts of these sizes of which it keeps bits.
+    /// Finds or makes the ledger of `worker`, behind the `end` of an image in memory with so many
+    /// blocks and chunks, and with parts of these sizes of which it keeps bits.
     pub(super) fn open(
         file: &Arc<File>,
         end: u64,
         (blocks, chunks): (u64, usize),
-        parts: &[u64],
-        worker: u64,
+        parts: &[u64; 3],
+        worker: Worker,
     ) -> Result<Self, StoreError> {
         let places = Parts::of(chunks, parts);
         let length = end + places.end as u64;
@@ -158,45 +170,46 @@ impl LedgerPlace {
         if file.metadata().map_err(no_room)?.len() < length {
             file.set_len(length).map_err(no_room)?;
         }
-        let mut bits = Vec::new();
-        let mut at = end + places.bits as u64;
-        for part in parts {
-            bits.push(at..at + 2 * bits_bytes(*part));
-            at += 2 * bits_bytes(*part);
-        }
         let header = Memory::part("ledger", file, end, HEADER_BYTES as u64, None)?;
         let word = |at| header.number(at).load(Relaxed);
         header.ensure(0..HEADER_BYTES)?;
         let sizes = [(BLOCKS_AT, blocks), (CHUNKS_AT, chunks as u64)];
         let same = word(MAGIC_AT) == MAGIC && sizes.iter().all(|(at, size)| word(*at) == *size);
-        let follows = same && word(WORKER_AT).checked_add(1) == Some(worker);
+        let follows =
+            same && word(HOLDER_AT) == worker.holder && word(WORKER_AT).checked_add(1) == Some(worker.number);
         if !follows {
             header.write(MAGIC_AT, &0_u64.to_le_bytes());
             let hole = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
             let range = (end + HEADER_BYTES as u64, (places.end - HEADER_BYTES) as u64);
             fallocate(file.as_fd(), hole, signed(range.0), signed(range.1))
                 .map_err(|why| no_room(why.into()))?;
-            for (at, size) in
-                sizes.into_iter().chain([(GENERATION_AT, 0), (NOTED_AT, 0), (CHUNKS_USED_AT, 0)])
-            {
+            let zeros = [GENERATION_AT, NOTED_AT, CHUNKS_USED_AT, LAST_AT].into_iter().chain(BITS_KNOWN_AT);
+            for (at, size) in sizes.into_iter().chain(zeros.map(|at| (at, 0))) {
                 header.write(at, &size.to_le_bytes());
             }
         }
         // A store into the bits takes no room then.
-        for range in &bits {
-            let keep = FallocateFlags::FALLOC_FL_KEEP_SIZE;
-            fallocate(file.as_fd(), keep, signed(range.start), signed(range.end - range.start))
-                .map_err(|why| no_room(why.into()))?;
-        }
+        let keep = FallocateFlags::FALLOC_FL_KEEP_SIZE;
+        fallocate(file.as_fd(), keep, signed(end + places.bits as u64), signed(all_bits_bytes(parts)))
+            .map_err(|why| no_room(why.into()))?;
+        let mut next = end + places.bits as u64;
+        let bits = std::array::from_fn(|part| {
+            let offset = next;
+            next += 2 * bits_bytes(parts[part]);
+            // Who made them may have died meanwhile.
+            let known = word(BITS_KNOWN_AT[part]) == 1;
+            BitsAt { offset, known, known_at: end + BITS_KNOWN_AT[part] as u64 }
+        });
         fence(Release);
-        header.write(WORKER_AT, &worker.to_le_bytes());
+        header.write(HOLDER_AT, &worker.holder.to_le_bytes());
+        header.write(WORKER_AT, &worker.number.to_le_bytes());
         header.write(MAGIC_AT, &MAGIC.to_le_bytes());
         Ok(Self { start: end, parts: places, chunks, follows, bits })
     }
 
-    /// Where the bits of part number `part` are, and whether they are those of the last process.
+    /// Where the bits of part number `part` are.
     pub(super) fn bits(&self, part: usize) -> BitsAt {
-        BitsAt { offset: self.bits[part].start, known: self.follows }
+        self.bits[part]
     }
 
     /// The ledger there.
@@ -219,7 +232,7 @@ impl LedgerPlace {
 }
 
 impl Parts {
-    fn of(chunks: usize, parts: &[u64]) -> Self {
+    fn of(chunks: usize, parts: &[u64; 3]) -> Self {
         let mut end = HEADER_BYTES;
         let mut next = |bytes: usize| {
             let start = end;
@@ -233,8 +246,7 @@ impl Parts {
         let maps = next(chunks * MAP_BYTES);
         // Chunks of 16, 32, … 1024 segments lie apart, each kind with room for all.
         let owners = next(owners_before(chunks, CHUNK_GRANULES * 2));
-        let bytes: u64 = parts.iter().map(|part| 2 * bits_bytes(*part)).sum();
-        let bits = next(usize::try_from(bytes).expect("less than the parts"));
+        let bits = next(usize::try_from(all_bits_bytes(parts)).expect("less than the parts"));
         Self { accounts, log, states, maps, owners, bits, end }
     }
 }
@@ -243,6 +255,11 @@ impl Parts {
 pub(super) fn bits_bytes(part: u64) -> u64 {
     // Whole pages, as they are mapped.
     part.div_ceil(UNIT_BYTES as u64 * 8).max(1).next_multiple_of(4096)
+}
+
+/// Bytes of the bits of all parts, of which each has two sets.
+fn all_bits_bytes(parts: &[u64; 3]) -> u64 {
+    parts.iter().map(|part| 2 * bits_bytes(*part)).sum()
 }
 
 /// Bytes of the owners of all chunks with room for fewer than `slots` segments, a power of two.
@@ -289,7 +306,10 @@ impl Ledger {
     /// its lost blocks.
     pub(super) fn begin(&self, accounts: &[u64], lost: &[u64]) {
         let bytes: Vec<u8> = accounts.iter().chain(lost).flat_map(|word| word.to_le_bytes()).collect();
+        // Into the place that the generation which still counts does not use: a process that died
+        // here may have left a number out.
         let next = self.word(LAST_AT) + 1;
+        let next = next + u64::from(next % 2 == self.word(GENERATION_AT) % 2);
         let place = usize::from(next % 2 == 1);
         let at = self.parts.accounts + place * ACCOUNTS_BYTES;
         if self.broken.load(Relaxed) {
@@ -299,7 +319,7 @@ impl Ledger {
             return self.break_off();
         }
         self.memory.write(at, &bytes);
-        let header = [accounts.len() as u64, lost.len() as u64, crc32c::crc32c(&bytes).into()];
+        let header = [accounts.len() as u64, lost.len() as u64, check(&bytes, next)];
         for (number, word) in header.into_iter().enumerate() {
             self.memory.write(PLACES_AT[place] + 8 * number, &word.to_le_bytes());
         }
@@ -469,7 +489,8 @@ impl Ledger {
 
     /// The accounts of this generation, and its lost blocks; `None` if they do not check.
     fn accounts(&self) -> Option<(Vec<u64>, Vec<u64>)> {
-        let place = usize::from(self.generation.load(Relaxed) % 2 == 1);
+        let generation = self.generation.load(Relaxed);
+        let place = usize::from(generation % 2 == 1);
         let word = |number: usize| self.word(PLACES_AT[place] + 8 * number);
         let words = |number| usize::try_from(word(number)).ok().filter(|words| *words <= ACCOUNTS_BYTES / 8);
         let (accounts, lost) = (words(0)?, words(1)?);
@@ -479,7 +500,7 @@ impl Ledger {
         }
         let mut bytes = vec![0; all];
         self.memory.read(self.parts.accounts + place * ACCOUNTS_BYTES, &mut bytes);
-        if u64::from(crc32c::crc32c(&bytes)) != word(2) {
+        if check(&bytes, generation) != word(2) {
             return None;
         }
         let words = bytes.as_chunks().0.iter().map(|word| u64::from_le_bytes(*word));
@@ -603,6 +624,11 @@ impl State {
         let (length, used) = (half(word), half(word >> 32));
         Self { length: length.min(MAX_GRANULES), used: used.min(CHUNK_GRANULES) }
     }
+}
+
+/// What says that accounts are whole, and of this generation.
+fn check(accounts: &[u8], generation: u64) -> u64 {
+    crc32c::crc32c_append(crc32c::crc32c(accounts), &generation.to_le_bytes()).into()
 }
 
 fn stamp(generation: u64, what: Noted) -> u64 {

@@ -41,7 +41,7 @@ mod sync;
 pub mod tables;
 pub mod upgrade;
 
-pub use self::ledger::Changed;
+pub use self::ledger::{Changed, Worker};
 
 use std::{
     io,

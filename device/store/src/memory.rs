@@ -62,6 +62,8 @@ pub(super) struct BitsAt {
     pub(super) offset: u64,
     /// Whether they say what there is.
     pub(super) known: bool,
+    /// Where in the file that is said, by a word that is 1.
+    pub(super) known_at: u64,
 }
 
 impl Memory {
@@ -131,6 +133,10 @@ impl Memory {
         }
         for range in data {
             memory.touch(range);
+        }
+        if let Some(at) = at {
+            file.write_all_at(&1_u64.to_le_bytes(), at.known_at)
+                .map_err(|source| StoreError::NoRoom { what, source })?;
         }
         Ok(memory)
     }

@@ -218,7 +218,7 @@ fn fragmentation_has_its_bound_under_long_random_rewrites() {
         store.replace(block).unwrap().publish(&bundle).unwrap();
         model.insert(block, words);
         // A quarter of the slots, two chunks of each length, and what a length leaves over at the end of a chunk.
-        let lengths = segments::MOST_GRANULES as u64;
+        let lengths = segments::MAX_GRANULES as u64;
         let bound =
             store.used_bytes() * 4 / 3 * 16 / 15 + lengths * (segments::SLACK_CHUNKS as u64 + 1) * chunk;
         assert!(store.held_bytes() <= bound, "{} of {bound} in round {round}", store.held_bytes());

@@ -59,15 +59,15 @@ const PIECE: usize = 4;
 /// The service of blocks.
 pub(super) struct BlockService {
     mode: Mode,
-    kept: Kept,
+    backing: Backing,
     /// What was decoded and not yet read, of blocks and KV windows.
     pub(super) decoded: Mutex<Decoded>,
     pub(super) pool: Pool,
     pub(super) accounts: Arc<Accounts>,
 }
 
-/// Blocks as the mode keeps them.
-pub(super) enum Kept {
+/// Where blocks are, by the device's mode.
+pub(super) enum Backing {
     /// CXL-Plain: the words at their addresses.
     Flat(Box<Flat>),
     /// Coded, behind the plane index.
@@ -145,7 +145,7 @@ impl Flat {
     }
 }
 
-impl Kept {
+impl Backing {
     pub(super) fn new(config: &DeviceConfig) -> Result<Self, StoreError> {
         Ok(match config.mode {
             Mode::Plain => Self::Flat(Box::new(Flat::new(
@@ -191,63 +191,63 @@ impl Kept {
 }
 
 impl BlockService {
-    pub(super) fn new(config: &DeviceConfig, kept: Kept, accounts: Arc<Accounts>) -> Self {
+    pub(super) fn new(config: &DeviceConfig, backing: Backing, accounts: Arc<Accounts>) -> Self {
         let decoded = Mutex::new(Decoded::new(config.decoded_bytes));
-        Self { mode: config.mode, kept, decoded, pool: Pool::default(), accounts }
+        Self { mode: config.mode, backing, decoded, pool: Pool::default(), accounts }
     }
 
     /// Makes sure that these blocks can be written.
     pub(super) fn ensure(&self, blocks: Range<u64>) -> Result<(), StoreError> {
         self.accounts.observers.ensure(blocks.clone())?;
-        match &self.kept {
-            Kept::Flat(flat) => {
+        match &self.backing {
+            Backing::Flat(flat) => {
                 flat.memory.ensure(by_index(blocks.start) * BLOCK_BYTES..by_index(blocks.end) * BLOCK_BYTES)
             }
-            Kept::Coded(_) => Ok(()),
+            Backing::Coded(_) => Ok(()),
         }
     }
 
     pub(super) fn capacity_bytes(&self) -> u64 {
-        match &self.kept {
-            Kept::Flat(flat) => flat.bytes,
-            Kept::Coded(store) => store.capacity_bytes(),
+        match &self.backing {
+            Backing::Flat(flat) => flat.bytes,
+            Backing::Coded(store) => store.capacity_bytes(),
         }
     }
 
     #[cfg(test)]
     pub(super) fn used_bytes(&self) -> u64 {
-        match &self.kept {
-            Kept::Flat(flat) => flat.bytes,
-            Kept::Coded(store) => store.used_bytes(),
+        match &self.backing {
+            Backing::Flat(flat) => flat.bytes,
+            Backing::Coded(store) => store.used_bytes(),
         }
     }
 
     /// The first of these blocks that may hold anything, some that follow one another.
     pub(super) fn touched(&self, blocks: Range<u64>) -> Option<Range<u64>> {
-        match &self.kept {
-            Kept::Flat(flat) => {
+        match &self.backing {
+            Backing::Flat(flat) => {
                 let bytes = by_index(blocks.start) * BLOCK_BYTES..by_index(blocks.end) * BLOCK_BYTES;
                 let found = flat.memory.touched(bytes)?;
                 Some((found.start / BLOCK_BYTES) as u64..(found.end / BLOCK_BYTES) as u64)
             }
-            Kept::Coded(store) => store.touched(blocks),
+            Backing::Coded(store) => store.touched(blocks),
         }
     }
 
     /// The store, if the mode codes.
     pub(super) fn store(&self) -> Option<&Store> {
-        match &self.kept {
-            Kept::Flat(_) => None,
-            Kept::Coded(store) => Some(store),
+        match &self.backing {
+            Backing::Flat(_) => None,
+            Backing::Coded(store) => Some(store),
         }
     }
 
     /// What `block` is charged now.
     pub(super) fn charged(&self, block: u64) -> Charge {
-        match &self.kept {
-            Kept::Flat(flat) => Charge::flat(flat.is_live(block)),
+        match &self.backing {
+            Backing::Flat(flat) => Charge::flat(flat.is_live(block)),
             // A damaged block is charged nothing.
-            Kept::Coded(store) => {
+            Backing::Coded(store) => {
                 store.entry(block).map_or_else(|_| Charge::default(), |entry| Charge::of(&entry))
             }
         }
@@ -300,8 +300,8 @@ impl BlockService {
             tally.stored += stored;
             observers.fetched(&Fetch { block, asked, stored: Some(stored), by_itself: first }, tally);
         };
-        let store = match &self.kept {
-            Kept::Flat(flat) => {
+        let store = match &self.backing {
+            Backing::Flat(flat) => {
                 // By definition of this mode.
                 told(asked.iter().map(lines).sum(), tally);
                 flat.read(block, output.words);
@@ -309,7 +309,7 @@ impl BlockService {
                 output.form = Form::Words;
                 return Ok(());
             }
-            Kept::Coded(store) => store,
+            Backing::Coded(store) => store,
         };
         // A block that is kept in another format than its tensor's, or as words, gives its planes only whole.
         let select = |stored: &Stored| if fits(stored, format) { mask } else { PlaneMask(u32::MAX) };
@@ -362,7 +362,7 @@ impl BlockService {
         block: u64,
         pieces: &[(usize, &[u8])],
     ) -> Result<(), DeviceError> {
-        if let (Kept::Coded(_), [(0, data)]) = (&self.kept, pieces)
+        if let (Backing::Coded(_), [(0, data)]) = (&self.backing, pieces)
             && let Ok(words) = <&BlockWords>::try_from(*data)
         {
             let mut bundle = Bundle::new();
@@ -382,7 +382,7 @@ impl BlockService {
         blocks: &[BlockWords],
         done: &mut usize,
     ) -> Result<(), DeviceError> {
-        if let Kept::Flat(flat) = &self.kept {
+        if let Backing::Flat(flat) = &self.backing {
             return self.write_all_flat(flat, owner, class, first, blocks, done);
         }
         let mut scratch = self.pool.take();
@@ -490,7 +490,7 @@ impl BlockService {
         words: &BlockWords,
         bundle: &Bundle,
     ) -> Result<(), DeviceError> {
-        let Kept::Coded(store) = &self.kept else { unreachable!("only what is coded has bundles") };
+        let Backing::Coded(store) = &self.backing else { unreachable!("only what is coded has bundles") };
         self.ensure(block..block + 1)?;
         let (old, new) = self.compacting(|| {
             let replace = match store.replace(block) {
@@ -526,8 +526,8 @@ impl BlockService {
         let parts: Vec<_> = pieces.iter().map(|(inside, data)| *inside..inside + data.len()).collect();
         // What has to be read first, which is counted when the block is written.
         let mut tally = Tally::default();
-        let (old, new) = match &self.kept {
-            Kept::Flat(flat) => {
+        let (old, new) = match &self.backing {
+            Backing::Flat(flat) => {
                 let _turn = flat.turn(block);
                 // By definition of this mode.
                 tally.stored = parts.iter().filter(|part| part.len() < BLOCK_BYTES).map(partial_lines).sum();
@@ -543,7 +543,7 @@ impl BlockService {
                 }
                 (before, after)
             }
-            Kept::Coded(store) => {
+            Backing::Coded(store) => {
                 let replace = store.replace(block)?;
                 let mut old = [0; MAX_BUNDLE];
                 replace.fetch_old(&mut old);
@@ -577,7 +577,7 @@ impl BlockService {
     }
 
     fn recode_once(&self, owner: Option<&Tensor>, class: Class, block: u64) -> Result<(), DeviceError> {
-        let Kept::Coded(store) = &self.kept else { return Ok(()) };
+        let Backing::Coded(store) = &self.backing else { return Ok(()) };
         let replace = match store.replace(block) {
             // It stays poisoned.
             Err(StoreError::Entry { .. }) => return Ok(()),
@@ -685,9 +685,9 @@ impl BlockService {
     /// Flips a stored bit, for tests of what notices it.
     #[cfg(test)]
     pub(super) fn flip_stored_bit(&self, block: u64, bit: usize) {
-        match &self.kept {
-            Kept::Coded(store) => store.flip_bit(block, bit),
-            Kept::Flat(..) => panic!("a plain device keeps no checks"),
+        match &self.backing {
+            Backing::Coded(store) => store.flip_bit(block, bit),
+            Backing::Flat(..) => panic!("a plain device keeps no checks"),
         }
     }
 }

@@ -9,7 +9,7 @@ use super::*;
 use crate::layout::Layout;
 use lamina_codec::{format::Format, kv::KvLayout};
 use lamina_store::{
-    StoreError,
+    StoreError, Worker,
     mishaps::{Killed, Mishaps, Pages, pages},
 };
 
@@ -272,9 +272,30 @@ proptest! {
     }
 }
 
-/// Opens an image as this worker.
-fn open_as(image: &Image, worker: u64) -> Device {
+/// Opens an image as this worker of a holder.
+fn open_as(image: &Image, number: u64) -> Device {
+    open_of(image, Worker { holder: 7, number })
+}
+
+fn open_of(image: &Image, worker: Worker) -> Device {
     Device::open(image.clone(), &DeviceConfig { worker: Some(worker), ..config() }).unwrap()
+}
+
+/// Opens an image as this worker, which is killed at store number `stores`: whether it was.
+fn killed_opening(image: &Image, mishaps: &Mishaps, number: u64, stores: i64) -> bool {
+    mishaps.kill_after(stores);
+    let opened = catch_unwind(AssertUnwindSafe(|| open_as(image, number)));
+    mishaps.kill_after(i64::MAX);
+    match opened {
+        Ok(device) => {
+            std::mem::forget(device);
+            false
+        }
+        Err(why) => {
+            assert!(why.is::<Killed>(), "it died of something else");
+            true
+        }
+    }
 }
 
 fn was_noted(device: &Device) -> bool {
@@ -340,6 +361,57 @@ fn the_worker_after_a_kill_at_any_store_counts_as_if_it_had_looked_at_all_entrie
 }
 
 #[test]
+fn two_workers_that_are_killed_as_they_take_over_change_nothing() {
+    let left_by_a_kill = || {
+        let mishaps = Mishaps::none();
+        let image = new_image(&mishaps);
+        let device = open_as(&image, 0);
+        device.write_base(0, &bytes(2, 8 * BLOCK)).unwrap();
+        device.note_accounts();
+        device.write_base(0, &bytes(1, 2 * BLOCK)).unwrap();
+        device.write_base((4 * BLOCK) as u64, &bytes(6, 6 * BLOCK)).unwrap();
+        std::mem::forget(device);
+        (mishaps, image)
+    };
+    let is_killed = |stores: i64| {
+        let (mishaps, image) = left_by_a_kill();
+        killed_opening(&image, &mishaps, 1, stores)
+    };
+    let mut most = 1;
+    while is_killed(2 * most) {
+        most *= 2;
+    }
+    let all = (most..2 * most).collect::<Vec<_>>().partition_point(|stores| is_killed(*stores));
+    let all = most + i64::try_from(all).unwrap();
+    // Before these it makes the journal empty, record by record.
+    for first in (all - 100).max(1)..all {
+        for second in [first - 2, first - 1, first, first + 1] {
+            let (mishaps, image) = left_by_a_kill();
+            assert!(killed_opening(&image, &mishaps, 1, first));
+            killed_opening(&image, &mishaps, 2, second);
+            let device = open_as(&image, 3);
+            let fresh = Device::open(image.clone(), &config()).unwrap();
+            assert_eq!(told(&device), told(&fresh), "killed at {first}, then at {second}");
+        }
+    }
+}
+
+#[test]
+fn a_worker_that_is_killed_before_it_knows_what_there_is_leaves_that_to_the_next() {
+    for stores in 1..40 {
+        let mishaps = Mishaps::none();
+        let image = new_image(&mishaps);
+        let device = Device::open(image.clone(), &config()).unwrap();
+        device.write_base(0, &bytes(2, 8 * BLOCK)).unwrap();
+        drop(device);
+        assert!(killed_opening(&image, &mishaps, 0, stores));
+        let device = open_as(&image, 1);
+        assert_eq!(device.blocks.touched(0..8), Some(0..8), "a kill at store {stores}");
+        agree(&device);
+    }
+}
+
+#[test]
 fn what_another_worker_noted_does_not_count() {
     let image = new_image(&Mishaps::none());
     let device = open_as(&image, 4);
@@ -351,6 +423,8 @@ fn what_another_worker_noted_does_not_count() {
         let device = open_as(&image, worker);
         assert_eq!((was_noted(&device), told(&device)), (noted, wanted.clone()), "worker {worker}");
     }
+    let device = open_of(&image, Worker { holder: 8, number: 10 });
+    assert!(!was_noted(&device));
     // A tensor more than the accounts know, and one more write that the log has.
     let device = open_as(&image, 10);
     device
