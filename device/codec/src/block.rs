@@ -12,7 +12,6 @@
 //! * *Words* blocks (opaque memory, and everything in the `gcomp` mode) are one run of bytes, coded or raw, with a CRC-32C.
 //! * A block of zeros is no block at all.
 
-mod apart;
 mod bf16;
 mod header;
 mod stored;
@@ -357,9 +356,6 @@ impl StoredPlanes {
         {
             return Ok(());
         }
-        if self.is_bf16_apart() && self.decode_bf16_apart(decoder, mask, bundle, words) {
-            return Ok(());
-        }
         if self.is_block() {
             return self.decode_block(mask, bundle, words);
         }
@@ -427,9 +423,9 @@ impl StoredPlanes {
             let index = coded.trailing_zeros() as usize;
             coded &= coded - 1;
             let Span { start, length } = spans[index];
-            bytes.decompress_plane(self.codec, &bundle[start.into()..], length.into(), space, raw)?;
             let (out, rest) = space.split_at_mut(raw);
             space = rest;
+            bytes.decompress(self.codec, &bundle[start.into()..][..length.into()], out)?;
             found[count - 1 - index] = out;
         }
         if self.wants_stream(mask) {

@@ -148,33 +148,12 @@ impl Decompressors {
             Codec::Lz4 | Codec::Tree => lz4::decompress(stored, out),
             Codec::Zstd => self.zstd.decompress(stored, out),
         };
-        judge(codec, got, out.len())
-    }
-
-    /// Decompresses the first `length` bytes of `stored` to exactly fill the first `plane` bytes of `out`. Bytes
-    /// behind them are lost, and there had better be some, as behind the stream: LZ4 is copied by whole registers then.
-    pub(crate) fn decompress_plane(
-        &mut self,
-        codec: Codec,
-        stored: &[u8],
-        length: usize,
-        out: &mut [u8],
-        plane: usize,
-    ) -> Result<(), Undecodable> {
-        let got = match codec {
-            Codec::Lz4 | Codec::Tree => lz4::decompress_plane(stored, length, out, plane),
-            Codec::Zstd => self.zstd.decompress(&stored[..length], &mut out[..plane]),
-        };
-        judge(codec, got, plane)
-    }
-}
-
-/// Whether what was decompressed is as long as expected.
-fn judge(codec: Codec, got: Result<usize, String>, expected: usize) -> Result<(), Undecodable> {
-    match got {
-        Ok(length) if length == expected => Ok(()),
-        Ok(length) => Err(Undecodable { codec, expected, why: format!("they give {length}") }),
-        Err(why) => Err(Undecodable { codec, expected, why }),
+        let expected = out.len();
+        match got {
+            Ok(length) if length == expected => Ok(()),
+            Ok(length) => Err(Undecodable { codec, expected, why: format!("they give {length}") }),
+            Err(why) => Err(Undecodable { codec, expected, why }),
+        }
     }
 }
 

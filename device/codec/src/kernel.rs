@@ -4,7 +4,7 @@
 //!
 //! * The first, `Portable`, is plain Rust and runs anywhere; the others are named for the instructions they use and stand in the order of their speed. Tests hold each to the first.
 //! * A kernel is only called after it was found available: that is what the `unsafe` calls behind it rest on.
-//! * The processor is asked once, as kernels are called for every block.
+//! * The processor is asked once, as kernels are called for every block. With the feature `portable` it is taken to have nothing.
 
 /// Declares the kernels of a module: each with the processor's features that it needs.
 macro_rules! kernels {
@@ -59,7 +59,8 @@ macro_rules! kernels {
                         Some(Self::Portable),
                         $(
                             #[cfg(target_arch = "x86_64")]
-                            ($(std::arch::is_x86_feature_detected!($feature))&&+).then_some(Self::$variant),
+                            (cfg!(not(feature = "portable")) $(&& std::arch::is_x86_feature_detected!($feature))+)
+                                .then_some(Self::$variant),
                         )+
                     ];
                     let available = available.into_iter().flatten().fold(0, |set, kernel| set | 1 << kernel as u32);

@@ -1,17 +1,15 @@
 //! Checks with AVX-512 and GFNI: a row is a register, and the processor multiplies in the field.
 
 use std::arch::x86_64::{
-    __m128i, __m512i, __mmask64, _bzhi_u64, _mm_storeu_si128, _mm_unpackhi_epi64, _mm_unpacklo_epi8,
-    _mm_xor_si128, _mm256_castsi256_si128, _mm256_extracti128_si256, _mm256_xor_si256,
-    _mm512_castsi512_si256, _mm512_extracti64x4_epi64, _mm512_gf2p8mul_epi8, _mm512_loadu_si512,
-    _mm512_maskz_loadu_epi8, _mm512_set1_epi8, _mm512_setzero_si512, _mm512_ternarylogic_epi64,
-    _mm512_unpackhi_epi8, _mm512_unpackhi_epi16, _mm512_unpackhi_epi32, _mm512_unpackhi_epi64,
-    _mm512_unpacklo_epi8, _mm512_unpacklo_epi16, _mm512_unpacklo_epi32, _mm512_unpacklo_epi64,
-    _mm512_xor_si512,
+    __m128i, __m512i, __mmask64, _mm_storeu_si128, _mm_unpackhi_epi64, _mm_unpacklo_epi8, _mm_xor_si128,
+    _mm256_castsi256_si128, _mm256_extracti128_si256, _mm256_xor_si256, _mm512_castsi512_si256,
+    _mm512_extracti64x4_epi64, _mm512_gf2p8mul_epi8, _mm512_loadu_si512, _mm512_maskz_loadu_epi8,
+    _mm512_set1_epi8, _mm512_setzero_si512, _mm512_ternarylogic_epi64, _mm512_unpackhi_epi8,
+    _mm512_unpackhi_epi16, _mm512_unpackhi_epi32, _mm512_unpackhi_epi64, _mm512_unpacklo_epi8,
+    _mm512_unpacklo_epi16, _mm512_unpacklo_epi32, _mm512_unpacklo_epi64, _mm512_xor_si512,
 };
 
 use super::{COEFFICIENTS, ROW, Span, times_alpha};
-use crate::plane::avx512::byte_joined;
 
 /// Planes whose sums are folded together.
 const EIGHT: usize = 8;
@@ -81,25 +79,8 @@ fn sums(plane: &[u8]) -> __m512i {
 /// The sums of four rows: with coefficients for each there is nothing to wait for.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,gfni")]
-pub(in super::super) fn sums_of_four(rows: &[[u8; ROW]; ROWS]) -> __m512i {
+fn sums_of_four(rows: &[[u8; ROW]; ROWS]) -> __m512i {
     check_of_rows([0, 1, 2, 3].map(|row| load(&rows[row])))
-}
-
-/// The sums of less than four rows, whatever their number: to find out would take longer.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,bmi2,gfni")]
-pub(in super::super) fn sums_of_less(plane: &[u8]) -> __m512i {
-    assert!(plane.len() < ROWS * ROW, "four rows are not less");
-    let mut rows = [_mm512_setzero_si512(); ROWS];
-    for (number, row) in rows.iter_mut().enumerate() {
-        let left = plane.len().saturating_sub(ROW * number);
-        // All ones where a row or more is left, which is at most 255 bytes.
-        let mask: __mmask64 = _bzhi_u64(u64::MAX, u32::try_from(left).expect("less than four rows"));
-        let row_at = plane.as_ptr().wrapping_add(ROW * number);
-        // SAFETY: the mask has a bit for each byte of the slice in the row, and bytes outside a mask are not touched.
-        *row = unsafe { _mm512_maskz_loadu_epi8(mask, row_at.cast()) };
-    }
-    check_of_rows(rows)
 }
 
 /// The sums of a plane of 16-bit elements that is in registers, to be folded.
@@ -217,20 +198,7 @@ impl Sums {
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,gfni")]
     pub(crate) fn checks(self) -> [u16; EIGHT] {
-        self.checks_by(&OF_BYTES)
-    }
-
-    /// The same, if words are as [`joined_16`](crate::plane::avx512::joined_16) brings them together.
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,gfni")]
-    pub(crate) fn checks_joined(self) -> [u16; EIGHT] {
-        self.checks_by(&OF_BYTES_JOINED)
-    }
-
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,gfni")]
-    fn checks_by(self, coefficients: &[u8; ROW]) -> [u16; EIGHT] {
-        let weighted = _mm512_gf2p8mul_epi8(self.weighted, load(coefficients));
+        let weighted = _mm512_gf2p8mul_epi8(self.weighted, load(&OF_BYTES));
         let both = _mm512_xor_si512(
             _mm512_unpacklo_epi64(self.sum, weighted),
             _mm512_unpackhi_epi64(self.sum, weighted),
@@ -258,17 +226,6 @@ static OF_BYTES: [u8; ROW] = {
     let mut byte = 0;
     while byte < ROW {
         bytes[byte] = COEFFICIENTS[byte / 8];
-        byte += 1;
-    }
-    bytes
-};
-
-/// The same in the order in which bytes are joined to elements of 16 bits.
-static OF_BYTES_JOINED: [u8; ROW] = {
-    let mut bytes = [0; ROW];
-    let mut byte = 0;
-    while byte < ROW {
-        bytes[byte] = COEFFICIENTS[byte_joined(byte / 8)];
         byte += 1;
     }
     bytes

@@ -311,8 +311,6 @@ macro_rules! joins {
     };
 }
 
-pub(super) use joins;
-
 joins!("avx2");
 
 /// Joins planes of four bits.
@@ -484,7 +482,5 @@ macro_rules! splits {
         }
     };
 }
-
-pub(super) use splits;
 
 splits!("avx2");

@@ -20,7 +20,7 @@ use std::arch::x86_64::{
 };
 
 pub(crate) use self::{
-    join::{byte_joined, bytes_of, gathered, joined_16},
+    join::{bytes_of, gathered},
     split::planes_beside,
 };
 pub(super) use self::{

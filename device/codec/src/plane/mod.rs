@@ -13,8 +13,6 @@
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
-mod avx2_gfni;
-#[cfg(target_arch = "x86_64")]
 pub(crate) mod avx512;
 mod fold;
 mod portable;
@@ -97,8 +95,6 @@ kernels! {
         Portable,
         /// AVX2, 256 or 512 elements at a time.
         Avx2: ["avx2"],
-        /// AVX2 with GFNI, 256 elements at a time: for processors that have it without AVX-512.
-        Avx2Gfni: ["avx2", "gfni"],
         /// AVX-512 with VBMI and GFNI, 512 elements at a time.
         Avx512: ["avx512f", "avx512bw", "avx512vbmi", "gfni"],
     }
@@ -119,9 +115,6 @@ macro_rules! by_kernel {
             // SAFETY: the processor is known to have AVX2.
             #[cfg(target_arch = "x86_64")]
             Kernel::Avx2 => unsafe { avx2::$function($($argument),*) },
-            // SAFETY: the processor is known to have the module's features.
-            #[cfg(target_arch = "x86_64")]
-            Kernel::Avx2Gfni => unsafe { avx2_gfni::$function($($argument),*) },
             // SAFETY: the processor is known to have the module's features.
             #[cfg(target_arch = "x86_64")]
             Kernel::Avx512 => unsafe { avx512::$function($($argument),*) },

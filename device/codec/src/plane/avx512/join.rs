@@ -203,19 +203,8 @@ fn join_lines_16<const SOME: bool>(v: &[__m512i; 16], keep: __m512i, words: &mut
 }
 
 /// The byte that quadword `q` has of those of a word where elements of 16 bits are joined.
-pub(crate) const fn byte_joined(q: usize) -> usize {
+const fn byte_joined(q: usize) -> usize {
     4 * (q & 1) + q / 2
-}
-
-/// [`join_lines_16`] of the line `line` of each plane, the lowest bit's first.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vbmi,gfni")]
-pub(crate) fn joined_16(planes: &[&[Line; 4]; 16], line: usize, words: &mut [u8; 1024]) -> Eight {
-    let mut v = [_mm512_setzero_si512(); 16];
-    for plane in 0..16 {
-        v[plane] = load(&planes[plane][line]);
-    }
-    join_lines_16::<false>(&v, _mm512_setzero_si512(), words)
 }
 
 /// Puts half of the line at `at`, the second if `SECOND`, of each of 16 planes from `FIRST` on together like [`gather`], the first eight planes in the registers' lower
