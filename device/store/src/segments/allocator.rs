@@ -75,8 +75,8 @@ impl Allocator {
     pub(super) fn take_over(&mut self, ledger: &Arc<Ledger>) {
         let states = ledger.states();
         self.chunks.lie_in(Arc::clone(ledger), states.len());
-        self.unopened = vec![states.len()..self.chunks.count()];
-        self.unopened.retain(|run| !run.is_empty());
+        let unopened = states.len()..self.chunks.count();
+        self.unopened = Some(unopened).filter(|run| !run.is_empty()).into_iter().collect();
         for (index, State { length, used }) in states.into_iter().enumerate().rev() {
             if length == 0 {
                 self.cold.push(index);
