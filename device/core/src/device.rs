@@ -45,6 +45,7 @@ mod sources;
 mod staged;
 mod stock;
 mod tables;
+mod tensor_views;
 mod transitions;
 mod windows;
 mod writes;
@@ -74,6 +75,7 @@ pub use self::{
     room::Space,
     sources::{Places, Source, Stamp},
     tables::MAX_AT_ONCE,
+    tensor_views::TensorView,
 };
 use crate::division::Part;
 pub use lamina_store::image::PartitionConfig;

@@ -25,8 +25,10 @@ use lamina_abi::VIEW_ALIGN;
 use serde::Serialize;
 use wildmatch::WildMatch;
 
+pub(crate) use self::decide::drop_tensor;
 pub use self::decide::{Decision, Held, carry_out, decide, drop_unfinished};
-use self::pieces::{Contents, each_piece, source_of, stamp_of};
+pub(crate) use self::pieces::source_of;
+use self::pieces::{Contents, each_piece, stamp_of};
 use crate::device::{Device, DeviceError, MAX_AT_ONCE, Places, Source, SourceId};
 use crate::layout::Layout;
 use crate::model::{ModelError, ModelFile, ModelTensor};
@@ -54,6 +56,8 @@ pub struct LoadOptions {
     pub formats: Vec<FormatRule>,
     /// The partition that the tensors go to; on a device that is not divided, none.
     pub partition: Option<String>,
+    /// What the tensors' names begin with besides, for example `model/`.
+    pub within: Option<String>,
     /// Whether tensors of the checkpoint's names are removed, with what they hold, and what is
     /// stored outside tensors may be written over.
     pub replace: bool,
@@ -292,7 +296,7 @@ pub fn load_model(
 }
 
 /// As [`load_model`], whose tensors name `source`.
-fn load_from(
+pub(crate) fn load_from(
     device: &Device,
     model: &ModelFile,
     options: &LoadOptions,
@@ -427,9 +431,10 @@ fn spelled(spelling: &str) -> Result<(), ViewError> {
 
 /// What a checkpoint's tensor is called on the device.
 fn full_name(tensor: &str, options: &LoadOptions) -> String {
+    let within = options.within.as_deref().unwrap_or_default();
     match &options.partition {
-        Some(partition) => format!("{partition}/{tensor}"),
-        None => tensor.to_owned(),
+        Some(partition) => format!("{partition}/{within}{tensor}"),
+        None => format!("{within}{tensor}"),
     }
 }
 

@@ -26,6 +26,9 @@ use lamina_codec::{
 };
 use lamina_store as store;
 
+/// What the names of tensors have in them that no list names: they hold what files are besides
+/// tensors.
+pub(crate) const HIDDEN: &str = "/.lamina/";
 /// Longest name of a tensor, in bytes.
 pub const MOST_NAME_BYTES: usize = 4096;
 
@@ -232,6 +235,11 @@ impl Tensor {
     /// The numbers of its blocks, on the device.
     pub(crate) fn blocks(&self) -> Range<u64> {
         store::blocks(self.info.dpa)..store::blocks(self.end())
+    }
+
+    /// Whether nobody is ever told of it.
+    pub(crate) fn is_hidden(&self) -> bool {
+        self.info.name.contains(HIDDEN)
     }
 
     /// Whether it is about to go.

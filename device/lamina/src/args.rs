@@ -2,6 +2,7 @@
 
 mod boot;
 mod device;
+mod mount;
 mod values;
 
 use std::path::PathBuf;
@@ -12,6 +13,7 @@ use lamina_codec::kv::KvLayout;
 
 pub(crate) use self::boot::Boot;
 pub(crate) use self::device::DeviceArgs;
+pub(crate) use self::mount::{LoadModel, Ls, Mount, Rm, Shown, Umount};
 pub(crate) use self::values::{DiskArg, bytes, run_dir};
 use self::values::{codecs, disks, kv_layout};
 use crate::division::DivisionArgs;
@@ -24,6 +26,10 @@ use crate::guests::Guests;
     propagate_version = true,
     after_help = "\
 Examples:
+  Show a checkpoint as files, as it is and at any precision, and end that:
+      lamina mount model.safetensors ~/m
+      ls -l ~/m/models/model/model@e8m3.safetensors
+      lamina umount ~/m
   Serve 256 MiB with a checkpoint in it and two reduced views of every tensor that can give them:
       lamina serve --capacity 256M --mount ~/lamina --model model.safetensors --views full,e8m3,fp8_e4m3fn
   Look at it, from another terminal:
@@ -46,6 +52,11 @@ pub(crate) struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
+    Mount(Mount),
+    Umount(Umount),
+    Ls(Ls),
+    Load(LoadModel),
+    Rm(Rm),
     Serve(Box<Serve>),
     Boot(Box<Boot>),
     /// What a topology with several guests stands for.

@@ -10,7 +10,7 @@ use comfy_table::presets::NOTHING;
 use comfy_table::{CellAlignment, Table};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Bytes;
-use hyper::{Method, Request, header};
+use hyper::{Method, Request, StatusCode, header};
 use hyper_util::rt::TokioIo;
 use indicatif::{BinaryBytes, HumanCount};
 use lamina_serve::peer;
@@ -30,7 +30,7 @@ const AGAIN: (u32, Duration) = (20, Duration::from_millis(50));
 const MAX_ANSWER: usize = 256 << 20;
 
 /// Sends one request and returns the answer, or the API's error. What only asks is asked again if the answer breaks off.
-async fn ask(api: &Path, method: Method, path: &str, body: Option<Value>) -> Result<Value> {
+pub(crate) async fn ask(api: &Path, method: Method, path: &str, body: Option<Value>) -> Result<Value> {
     let mut left = if method == Method::GET { AGAIN.0 } else { 0 };
     loop {
         match ask_once(api, method.clone(), path, body.clone()).await {
@@ -63,6 +63,9 @@ async fn ask_once(api: &Path, method: Method, path: &str, body: Option<Value>) -
     };
     let body = body.map_err(broke_off).context("the device's answer broke off")?.to_bytes();
     connection.abort();
+    if status == StatusCode::NO_CONTENT {
+        return Ok(Value::Null);
+    }
     let body: Value = serde_json::from_slice(&body).with_context(|| {
         format!("the device's answer ({status}) is no JSON; is {} Lamina's?", api.display())
     })?;
@@ -303,7 +306,7 @@ fn print_views(views: &[Value]) -> Result<()> {
     Ok(())
 }
 
-fn print_json(value: &Value) -> Result<()> {
+pub(crate) fn print_json(value: &Value) -> Result<()> {
     print_line!("{}", serde_json::to_string_pretty(value)?)?;
     Ok(())
 }
@@ -318,7 +321,7 @@ pub(crate) fn new_table(head: &[&str], texts: usize) -> Table {
     table
 }
 
-fn rows(value: &Value) -> Result<&[Value]> {
+pub(crate) fn rows(value: &Value) -> Result<&[Value]> {
     value.as_array().map(Vec::as_slice).ok_or_else(|| anyhow!("the device's answer is no list: {value}"))
 }
 

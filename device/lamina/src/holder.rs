@@ -28,7 +28,7 @@ use lamina_serve::{
     HeldMount, MountOptions, MountPoint, PrivateDir, claim_tcp, fuse::fuse_present, qmp::Told,
 };
 
-pub(crate) use self::asking::{save, upgrade};
+pub(crate) use self::asking::{is_held, save, stop, upgrade};
 use self::{
     asking::{SOCKET, answer},
     child::{Worker, kill},

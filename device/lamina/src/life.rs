@@ -111,6 +111,8 @@ pub(crate) enum Ask {
     Upgrade(Option<PathBuf>),
     /// Have a snapshot written to the file whose descriptor comes along.
     Save,
+    /// Bring everything to the image, and take the device away.
+    Stop,
 }
 
 /// What the holder answers.
@@ -120,6 +122,8 @@ pub(crate) enum Answer {
     Upgraded(Result<Box<Ready>, String>),
     /// A snapshot has so many bytes of data.
     Saved(Result<u64, String>),
+    /// The device is being stopped.
+    Stopping,
 }
 
 /// What can be told of a device that is ready: the ready line.

@@ -14,6 +14,7 @@ mod image;
 mod life;
 mod log;
 mod meter;
+mod mount;
 mod out;
 mod serve;
 mod several;
@@ -58,6 +59,11 @@ fn run(cli: args::Cli) -> ExitCode {
             Command::Analyze(args) => tokio::task::block_in_place(|| analyze::analyze(&args)),
             Command::Boot(args) => return boot::boot(*args).await,
             Command::BootSeveral(args) => return guests::boot(*args).await,
+            Command::Mount(args) => mount::mount(args).await,
+            Command::Umount(args) => tokio::task::block_in_place(|| mount::umount(&args)),
+            Command::Ls(args) => mount::ls(args).await,
+            Command::Load(args) => mount::load(args).await,
+            Command::Rm(args) => mount::rm(args).await,
             Command::Serve(args) => serve::serve(*args).await,
             Command::Stats(args) => client::stats(&args).await,
             Command::Tensors(args) => client::tensors(&args).await,

@@ -471,6 +471,9 @@ impl Served {
                 };
                 let mount = Mount::serve(pairs, &path, channels, &options, answered)?;
                 control.mounted(mount.pairs());
+                if let Some(models) = mount.models() {
+                    control.shows(models);
+                }
                 Some(mount)
             }
             None => None,
@@ -530,6 +533,9 @@ impl Served {
 
     /// Brings every store to the image. `goes_on` is told as it does.
     fn end(mut self, device: &Device, goes_on: &dyn Fn()) -> Result<()> {
+        if let Some(models) = self.mount.as_ref().and_then(Mount::models) {
+            models.stop();
+        }
         self.disks.iter_mut().for_each(DiskServer::stop);
         let deadline = Instant::now() + QUIET;
         self.disks.iter().for_each(|disk| disk.close_by(deadline));

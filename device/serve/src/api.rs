@@ -23,6 +23,7 @@
 //! Errors are `{"error": "…"}` with a status that says whose mistake it was. Bodies have at most [`MAX_BODY`] bytes and
 //! [`BODY_TIME`] to arrive.
 
+use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::future::ready;
 use std::net::{IpAddr, SocketAddr};
@@ -43,6 +44,8 @@ use tokio::net::TcpListener;
 use tokio::task::{JoinHandle, spawn_blocking};
 
 use lamina_device::device::DeviceError;
+use lamina_device::files::{FilesError, Loading, PrecisionMap, name_of};
+use lamina_device::load::LoadError;
 use lamina_device::tensor::{TensorError, TensorSpec};
 use lamina_store::StoreError;
 
@@ -175,6 +178,8 @@ pub(crate) fn router(control: Control) -> Router {
         .route("/guests", get(guests))
         .route("/flush", post(flush))
         .route("/discard", post(discard))
+        .route("/models", get(models).post(load_model))
+        .route("/models/{*name}", delete(remove_model))
         .route("/events", get(events))
         .route("/poison", get(poison))
         .route("/poison/inject", post(inject_poison))
@@ -229,6 +234,8 @@ impl From<ControlError> for Refusal {
             ControlError::Serve(ServeError::PastEnd { .. }) => StatusCode::UNPROCESSABLE_ENTITY,
             ControlError::Serve(ServeError::Closing) => StatusCode::SERVICE_UNAVAILABLE,
             ControlError::Serve(_) => StatusCode::INTERNAL_SERVER_ERROR,
+            ControlError::Files(why) => status_of_files(why),
+            ControlError::NoModels => StatusCode::CONFLICT,
         };
         Self::new(status, why.to_string())
     }
@@ -264,6 +271,23 @@ fn status_of(why: &DeviceError) -> StatusCode {
         DeviceError::Store(_) | DeviceError::Damaged { .. } | DeviceError::Image { .. } => {
             StatusCode::INTERNAL_SERVER_ERROR
         }
+    }
+}
+
+/// Whose mistake a refusal of a model was.
+fn status_of_files(why: &FilesError) -> StatusCode {
+    match why {
+        FilesError::Unknown { .. } => StatusCode::NOT_FOUND,
+        FilesError::Exists { .. } => StatusCode::CONFLICT,
+        FilesError::Device(why) => status_of(why),
+        FilesError::Load(why) => match &**why {
+            LoadError::Device { source, .. } => status_of(source),
+            LoadError::Stopped => StatusCode::SERVICE_UNAVAILABLE,
+            LoadError::Sync { .. } => StatusCode::INTERNAL_SERVER_ERROR,
+            _ => StatusCode::UNPROCESSABLE_ENTITY,
+        },
+        FilesError::Manifest { .. } => StatusCode::INTERNAL_SERVER_ERROR,
+        _ => StatusCode::UNPROCESSABLE_ENTITY,
     }
 }
 
@@ -435,6 +459,42 @@ async fn discard(
 ) -> Result<impl IntoResponse, Refusal> {
     blocking(move || control.discard(range.offset, range.length)).await?;
     Ok(Json(json!({})))
+}
+
+async fn models(State(control): State<Control>) -> Result<impl IntoResponse, Refusal> {
+    blocking(move || Ok(Json(control.models()?.report()))).await
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ModelAsked {
+    path: PathBuf,
+    /// The file's or the directory's, if not given.
+    name: Option<String>,
+    #[serde(default)]
+    views: Vec<String>,
+    #[serde(default)]
+    maps: BTreeMap<String, PrecisionMap>,
+}
+
+async fn load_model(
+    State(control): State<Control>,
+    Asked(model): Asked<ModelAsked>,
+) -> Result<impl IntoResponse, Refusal> {
+    let ModelAsked { path, name, views, maps } = model;
+    let name = name.unwrap_or_else(|| name_of(&path));
+    let loaded = blocking(move || control.load_model(&path, &name, &Loading { views, maps })).await?;
+    Ok((StatusCode::CREATED, Json(loaded)))
+}
+
+async fn remove_model(
+    State(control): State<Control>,
+    Segment(name): Segment<String>,
+    headers: HeaderMap,
+) -> Result<impl IntoResponse, Refusal> {
+    is_json(&headers)?;
+    blocking(move || control.remove_model(&name)).await?;
+    Ok(StatusCode::NO_CONTENT)
 }
 
 async fn events(State(control): State<Control>) -> impl IntoResponse {

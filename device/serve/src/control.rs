@@ -17,6 +17,7 @@ use lamina_codec::BLOCK_BYTES;
 use lamina_device::device::events::Event;
 use lamina_device::device::poison::Poisoned;
 use lamina_device::device::{Device, DeviceError, Partition};
+use lamina_device::files::{FilesError, Loading};
 use lamina_device::stats::StatsReport;
 use lamina_device::tensor::{TensorInfo, TensorSpec};
 use lamina_device::window::ViewInfo;
@@ -26,6 +27,7 @@ use super::Coherence;
 use super::ServeError;
 use super::disks::{DiskInfo, ServedDisk};
 use super::host_cache::HostReport;
+use super::models::{ModelReport, Models};
 use super::pair::{Pair, PairReport, Place};
 
 /// A device and, as soon as it is mounted, the pairs of files that show it.
@@ -38,6 +40,7 @@ pub struct Control {
     /// Where the guest ports' sockets are.
     run_dir: Option<Arc<Path>>,
     disks: Arc<Mutex<Vec<Weak<dyn ServedDisk>>>>,
+    models: Arc<OnceLock<Arc<Models>>>,
 }
 
 /// Why something asked was not done.
@@ -49,6 +52,18 @@ pub enum ControlError {
     /// The mount failed.
     #[error(transparent)]
     Serve(#[from] ServeError),
+    /// A model cannot be loaded, or there is none.
+    #[error(transparent)]
+    Files(Box<FilesError>),
+    /// There is nowhere to show models.
+    #[error("this device shows no models: it is not mounted (yet), divided among guests, or shared by hosts")]
+    NoModels,
+}
+
+impl From<FilesError> for ControlError {
+    fn from(why: FilesError) -> Self {
+        Self::Files(Box::new(why))
+    }
 }
 
 /// A pair of files and the socket that its guest's control port is to be connected to.
@@ -74,7 +89,8 @@ pub struct ServedStats {
 impl Control {
     /// The control of a whole device that is not mounted, or not yet.
     pub fn new(device: Arc<Device>) -> Self {
-        Self { device, only: None, pairs: Arc::default(), run_dir: None, disks: Arc::default() }
+        let (disks, models) = (Arc::default(), Arc::default());
+        Self { device, only: None, pairs: Arc::default(), run_dir: None, disks, models }
     }
 
     /// The same, which tells guests' sockets in `run_dir`: see [`Place::socket`].
@@ -92,6 +108,61 @@ impl Control {
     /// Says that the device is mounted now. Once is enough: later calls and those of clones change nothing.
     pub fn mounted(&self, pairs: &[Arc<Pair>]) {
         self.pairs.get_or_init(|| pairs.to_vec());
+    }
+
+    /// Says that the mount has a folder of models. Once is enough.
+    pub fn shows(&self, models: &Arc<Models>) {
+        self.models.get_or_init(|| Arc::clone(models));
+    }
+
+    /// The models, where there is a folder of them.
+    ///
+    /// # Errors
+    ///
+    /// [`ControlError::NoModels`] where there is none.
+    pub fn models(&self) -> Result<&Arc<Models>, ControlError> {
+        self.models.get().ok_or(ControlError::NoModels)
+    }
+
+    /// Loads what is at `path` as the model `name`.
+    ///
+    /// # Errors
+    ///
+    /// What is wrong with it, or why the device does not take it; then nothing of it stays.
+    pub fn load_model(
+        &self,
+        path: &Path,
+        name: &str,
+        loading: &Loading,
+    ) -> Result<ModelReport, ControlError> {
+        let models = self.models()?;
+        // What was stored into the window and waits in the page cache shows where there is room.
+        self.flush(0, None)?;
+        let loaded = |dpa: u64, length: u64| {
+            self.pairs_over(&(dpa..dpa + length)).into_iter().try_for_each(|(pair, part)| {
+                let seen = pair.coherence().written_beside(part.start, part.end - part.start);
+                seen.map_err(|why| FilesError::Manifest { name: name.to_owned(), why: why.to_string() })
+            })
+        };
+        let report = models.load(path, name, loading, loaded)?;
+        self.directory_changed(0, &mut std::iter::empty())?;
+        Ok(report)
+    }
+
+    /// Removes a model and what it holds.
+    ///
+    /// # Errors
+    ///
+    /// If there is none of the name, or the device cannot remove it.
+    pub fn remove_model(&self, name: &str) -> Result<(), ControlError> {
+        let dropped = |dpa: u64, length: u64| {
+            let length = length.next_multiple_of(BLOCK_BYTES as u64);
+            let wrong =
+                |why: ControlError| FilesError::Manifest { name: name.to_owned(), why: why.to_string() };
+            self.discard(dpa, length).map_err(wrong)
+        };
+        self.models()?.remove(name, dropped)?;
+        self.directory_changed(0, &mut std::iter::empty())
     }
 
     /// The pairs of files that this control is of, once they are mounted.

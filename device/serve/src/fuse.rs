@@ -33,6 +33,7 @@ use super::fuse_workers::{Workers, ask_again, invalidate};
 use super::held_mount::{Channels, HeldMount, usual_threads};
 use super::lanes::Face;
 use super::launder::LaunderWith;
+use super::models::Models;
 use super::mount_point::{self, MountPoint};
 use super::own_mount::{self, own_table};
 use super::pair::{Pair, PairOptions, Place};
@@ -129,8 +130,23 @@ impl Mount {
     ) -> Result<Self, ServeError> {
         let Channels { requests, notices } = channels;
         let pair = |pair| Arc::new(Pair::new(pair, &path, options.full_wait));
-        let tree = Arc::new(Tree::new(pairs.iter().map(pair).collect()));
+        let models = whole(pairs).map(|device| Models::open(device).map(Arc::new)).transpose();
+        let models = models.unwrap_or_else(|why| {
+            tracing::error!("the mount has no folder of models: {why}");
+            None
+        });
+        let tree = Arc::new(Tree::new(pairs.iter().map(pair).collect()).with_models(models));
         let (workers, late_queue) = Workers::new(Arc::clone(&tree), requests, options.read_ahead_kb);
+        if let Some(models) = tree.models() {
+            // The workers have the models.
+            let (workers, notices) =
+                (Arc::downgrade(&workers), notices.try_clone().map_err(ServeError::Threads)?);
+            models.when_gone(move |inode| {
+                if let Some(workers) = workers.upgrade() {
+                    invalidate(&workers, notices.as_raw_fd(), inode, &(0..0));
+                }
+            });
+        }
         // From here on dropping the mount undoes everything.
         let mut mount =
             Self { held, path, minor: String::new(), workers, tree, notices, threads: Vec::new() };
@@ -266,6 +282,11 @@ impl Mount {
         self.path.join("views")
     }
 
+    /// The models, if the mount has a folder of them: of a device that is not divided, and coherent.
+    pub fn models(&self) -> Option<&Arc<Models>> {
+        self.tree.models()
+    }
+
     /// The pairs of files, in the order they were asked for.
     pub fn pairs(&self) -> &[Arc<Pair>] {
         self.tree.pairs()
@@ -303,6 +324,14 @@ impl Drop for Mount {
             let _ = thread.join();
         }
     }
+}
+
+/// The device, if one of these pairs is everybody's and shows all of it.
+fn whole(pairs: &[PairOptions]) -> Option<Arc<Device>> {
+    let is_whole = |pair: &&PairOptions| {
+        pair.place == Place::Root && pair.cache_bytes.is_none() && pair.partition.name().is_empty()
+    };
+    pairs.iter().find(is_whole).map(|pair| Arc::clone(pair.partition.device()))
 }
 
 /// Whether this host can mount.

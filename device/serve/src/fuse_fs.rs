@@ -20,6 +20,7 @@
 //!   `base` counts as many blocks as it takes in the store, and `statfs` has the store's room.
 //! * Punching holes drops base bytes; other kinds of `fallocate`, and any on a lane, are EOPNOTSUPP.
 //! * Bytes that the device has no room for are refused with ENOSPC. Write-backs of coherent base files and of lanes, which may wait for room, are not served here but by [`super::write_backs`].
+//! * What lies under `models/` is read-only: EROFS. See [`super::models`].
 //! * A host's base file is read and written through the host's cache ([`super::host_cache`]). What would pass by its page cache is refused: `O_DIRECT` with EINVAL,
 //!   holes with EOPNOTSUPP.
 //! * No handler sleeps on anything that another FUSE request answers, and none invalidates: it only queues.
@@ -32,8 +33,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use fuse_backend_rs::abi::fuse_abi::{CreateIn, stat64, statvfs64};
 use fuse_backend_rs::api::filesystem::{
-    Context, DirEntry, Entry, FileSystem, FsOptions, OpenOptions, SetattrValid, ZeroCopyReader,
-    ZeroCopyWriter,
+    Context, DirEntry, Entry, FileSystem, FsOptions, GetxattrReply, ListxattrReply, OpenOptions,
+    SetattrValid, ZeroCopyReader, ZeroCopyWriter,
 };
 use fuse_backend_rs::file_buf::FileVolatileSlice;
 use fuse_backend_rs::file_traits::FileReadWriteVolatile;
@@ -41,9 +42,10 @@ use fuse_backend_rs::file_traits::FileReadWriteVolatile;
 use lamina_device::device::DeviceError;
 
 use super::lanes::Face;
+use super::models::{self, MODELS, Models};
 use super::pair::Pair;
 use super::served_pages::PAGE_BYTES;
-use super::tree::Tree;
+use super::tree::{ROOT, Tree};
 
 /// Nothing changes behind the kernel's back but page contents, which are invalidated by name.
 const FOREVER: Duration = Duration::from_secs(365 * 24 * 3600);
@@ -112,7 +114,40 @@ impl WindowFs {
         }
     }
 
+    /// The models, if an inode is one of theirs.
+    fn models(&self, inode: u64) -> io::Result<Option<&Models>> {
+        if !models::is_ours(inode) {
+            return Ok(None);
+        }
+        self.tree.models().map(|models| Some(models.as_ref())).ok_or_else(|| errno(libc::ESTALE))
+    }
+
+    /// What who wants to change names in a folder is told.
+    fn no_change(parent: u64) -> io::Error {
+        errno(if models::is_ours(parent) { libc::EROFS } else { libc::EPERM })
+    }
+
+    fn attributes_of_model(&self, models: &Models, inode: u64) -> io::Result<stat64> {
+        let found = models.attributes(inode)?;
+        let mut attributes = Entry::default().attr;
+        attributes.st_ino = inode;
+        (attributes.st_uid, attributes.st_gid) = self.owner;
+        let (seconds, nanoseconds) = if inode == MODELS { (self.mounted, 0) } else { found.modified };
+        (attributes.st_atime, attributes.st_mtime, attributes.st_ctime) = (seconds, seconds, seconds);
+        (attributes.st_atime_nsec, attributes.st_mtime_nsec, attributes.st_ctime_nsec) =
+            (nanoseconds, nanoseconds, nanoseconds);
+        attributes.st_blksize = 4096;
+        (attributes.st_mode, attributes.st_nlink) =
+            if found.is_folder { (libc::S_IFDIR | 0o555, 2) } else { (libc::S_IFREG | 0o444, 1) };
+        attributes.st_size = i64::try_from(found.bytes).map_err(|_| errno(libc::EOVERFLOW))?;
+        attributes.st_blocks = i64::try_from(found.taken.div_ceil(STAT_BLOCK)).unwrap_or(i64::MAX);
+        Ok(attributes)
+    }
+
     fn attributes(&self, inode: u64) -> io::Result<stat64> {
+        if let Some(models) = self.models(inode)? {
+            return self.attributes_of_model(models, inode);
+        }
         // An entry's default has zeroed attributes, which spares an `unsafe` here.
         let mut attributes = Entry::default().attr;
         attributes.st_ino = inode;
@@ -135,7 +170,19 @@ impl WindowFs {
 
     fn entry(&self, inode: u64) -> io::Result<Entry> {
         let attr = self.attributes(inode)?;
-        Ok(Entry { inode, attr, attr_timeout: ATTRIBUTES, entry_timeout: FOREVER, ..Entry::default() })
+        // Models come and go.
+        let entry_timeout = if models::is_ours(inode) { ATTRIBUTES } else { FOREVER };
+        Ok(Entry { inode, attr, attr_timeout: ATTRIBUTES, entry_timeout, ..Entry::default() })
+    }
+}
+
+/// The length of a value, if it was asked for by no room at all; ERANGE if there is too little.
+fn fitting(value: &[u8], room: u32) -> io::Result<Option<u32>> {
+    let length = u32::try_from(value.len()).map_err(|_| errno(libc::E2BIG))?;
+    match room {
+        0 => Ok(Some(length)),
+        room if room < length => Err(errno(libc::ERANGE)),
+        _ => Ok(None),
     }
 }
 
@@ -187,6 +234,28 @@ impl FileReadWriteVolatile for Transfer<'_> {
     }
 }
 
+/// As [`Transfer`], out of a model's file.
+struct ModelTransfer<'a>(&'a Models, u64);
+
+impl FileReadWriteVolatile for ModelTransfer<'_> {
+    fn read_at_volatile(&mut self, slice: FileVolatileSlice<'_>, offset: u64) -> io::Result<usize> {
+        self.0.read(self.1, offset, bytes_of(slice))?;
+        Ok(slice.len())
+    }
+
+    fn write_at_volatile(&mut self, _: FileVolatileSlice<'_>, _: u64) -> io::Result<usize> {
+        Err(errno(libc::EROFS))
+    }
+
+    fn read_volatile(&mut self, _: FileVolatileSlice<'_>) -> io::Result<usize> {
+        Err(errno(libc::ESPIPE))
+    }
+
+    fn write_volatile(&mut self, _: FileVolatileSlice<'_>) -> io::Result<usize> {
+        Err(errno(libc::ESPIPE))
+    }
+}
+
 fn failed(what: &str, target: Target<'_>, offset: u64, bytes: usize, why: &DeviceError) -> io::Error {
     let Target { pair, face } = target;
     if why.is_no_room() {
@@ -212,8 +281,14 @@ impl FileSystem for WindowFs {
     }
 
     fn lookup(&self, _: &Context, parent: u64, name: &CStr) -> io::Result<Entry> {
-        let found = name.to_str().ok().and_then(|name| self.tree.find(parent, name));
-        self.entry(found.ok_or_else(|| errno(libc::ENOENT))?)
+        let Ok(name) = name.to_str() else { return Err(errno(libc::ENOENT)) };
+        if let Some(models) = self.models(parent)? {
+            return self.entry(models.find(parent, name)?);
+        }
+        if parent == ROOT && name == models::FOLDER && self.tree.models().is_some() {
+            return self.entry(MODELS);
+        }
+        self.entry(self.tree.find(parent, name).ok_or_else(|| errno(libc::ENOENT))?)
     }
 
     fn getattr(&self, _: &Context, inode: u64, _: Option<u64>) -> io::Result<(stat64, Duration)> {
@@ -229,6 +304,10 @@ impl FileSystem for WindowFs {
         valid: SetattrValid,
     ) -> io::Result<(stat64, Duration)> {
         let now = self.attributes(inode)?;
+        let times = SetattrValid::ATIME | SetattrValid::MTIME | SetattrValid::SIZE;
+        if models::is_ours(inode) && valid.intersects(times) {
+            return Err(errno(libc::EROFS));
+        }
         // Without a handle: the kernel's own request, for O_TRUNC.
         let opening = handle.is_none() && wanted.st_size == 0;
         let views = self.tree.file(inode).is_some_and(|(_, face)| face == Face::Views);
@@ -241,45 +320,45 @@ impl FileSystem for WindowFs {
             valid.contains(SetattrValid::UID) && wanted.st_uid != now.st_uid,
             valid.contains(SetattrValid::GID) && wanted.st_gid != now.st_gid,
         ];
-        if changes.contains(&true) { Err(errno(libc::EPERM)) } else { Ok((now, ATTRIBUTES)) }
+        if changes.contains(&true) { Err(Self::no_change(inode)) } else { Ok((now, ATTRIBUTES)) }
     }
 
     fn create(
         &self,
         _: &Context,
-        _: u64,
+        parent: u64,
         _: &CStr,
         _: CreateIn,
     ) -> io::Result<(Entry, Option<u64>, OpenOptions, Option<u32>)> {
-        Err(errno(libc::EPERM))
+        Err(Self::no_change(parent))
     }
 
-    fn mknod(&self, _: &Context, _: u64, _: &CStr, _: u32, _: u32, _: u32) -> io::Result<Entry> {
-        Err(errno(libc::EPERM))
+    fn mknod(&self, _: &Context, parent: u64, _: &CStr, _: u32, _: u32, _: u32) -> io::Result<Entry> {
+        Err(Self::no_change(parent))
     }
 
-    fn mkdir(&self, _: &Context, _: u64, _: &CStr, _: u32, _: u32) -> io::Result<Entry> {
-        Err(errno(libc::EPERM))
+    fn mkdir(&self, _: &Context, parent: u64, _: &CStr, _: u32, _: u32) -> io::Result<Entry> {
+        Err(Self::no_change(parent))
     }
 
-    fn symlink(&self, _: &Context, _: &CStr, _: u64, _: &CStr) -> io::Result<Entry> {
-        Err(errno(libc::EPERM))
+    fn symlink(&self, _: &Context, _: &CStr, parent: u64, _: &CStr) -> io::Result<Entry> {
+        Err(Self::no_change(parent))
     }
 
-    fn link(&self, _: &Context, _: u64, _: u64, _: &CStr) -> io::Result<Entry> {
-        Err(errno(libc::EPERM))
+    fn link(&self, _: &Context, _: u64, parent: u64, _: &CStr) -> io::Result<Entry> {
+        Err(Self::no_change(parent))
     }
 
-    fn unlink(&self, _: &Context, _: u64, _: &CStr) -> io::Result<()> {
-        Err(errno(libc::EPERM))
+    fn unlink(&self, _: &Context, parent: u64, _: &CStr) -> io::Result<()> {
+        Err(Self::no_change(parent))
     }
 
-    fn rmdir(&self, _: &Context, _: u64, _: &CStr) -> io::Result<()> {
-        Err(errno(libc::EPERM))
+    fn rmdir(&self, _: &Context, parent: u64, _: &CStr) -> io::Result<()> {
+        Err(Self::no_change(parent))
     }
 
-    fn rename(&self, _: &Context, _: u64, _: &CStr, _: u64, _: &CStr, _: u32) -> io::Result<()> {
-        Err(errno(libc::EPERM))
+    fn rename(&self, _: &Context, parent: u64, _: &CStr, _: u64, _: &CStr, _: u32) -> io::Result<()> {
+        Err(Self::no_change(parent))
     }
 
     fn open(
@@ -289,6 +368,13 @@ impl FileSystem for WindowFs {
         flags: u32,
         _: u32,
     ) -> io::Result<(Option<u64>, OpenOptions, Option<u32>)> {
+        if let Some(models) = self.models(inode)? {
+            if flags & (libc::O_ACCMODE | libc::O_TRUNC).unsigned_abs() != libc::O_RDONLY.unsigned_abs() {
+                return Err(errno(libc::EROFS));
+            }
+            let kept = models.open_file(inode)?;
+            return Ok((None, if kept { OpenOptions::KEEP_CACHE } else { OpenOptions::empty() }, None));
+        }
         self.target(inode)?.cached(flags)?;
         // SAFETY: the set is a plain number to the kernel, and every kernel that does not know a bit ignores it.
         let no_flush = unsafe { OpenOptions::from_bits_unchecked(NOFLUSH) };
@@ -306,6 +392,15 @@ impl FileSystem for WindowFs {
         _: Option<u64>,
         flags: u32,
     ) -> io::Result<usize> {
+        if let Some(models) = self.models(inode)? {
+            let left = models.bytes(inode)?.saturating_sub(offset);
+            let count = usize::try_from(u64::from(size).min(left)).map_err(|_| errno(libc::EINVAL))?;
+            return if count == 0 {
+                Ok(0)
+            } else {
+                out.write_from(&mut ModelTransfer(models, inode), count, offset)
+            };
+        }
         let target = self.target(inode)?;
         target.cached(flags)?;
         let left = target.bytes().saturating_sub(offset);
@@ -334,6 +429,9 @@ impl FileSystem for WindowFs {
         flags: u32,
         _: u32,
     ) -> io::Result<usize> {
+        if models::is_ours(inode) {
+            return Err(errno(libc::EROFS));
+        }
         let target = self.target(inode)?;
         target.cached(flags)?;
         let bytes = u64::from(size);
@@ -394,6 +492,9 @@ impl FileSystem for WindowFs {
         offset: u64,
         length: u64,
     ) -> io::Result<()> {
+        if models::is_ours(inode) {
+            return Err(errno(libc::EROFS));
+        }
         let target = self.target(inode)?;
         if target.face == Face::Views {
             return Err(errno(libc::EROFS));
@@ -412,6 +513,15 @@ impl FileSystem for WindowFs {
     }
 
     fn lseek(&self, _: &Context, inode: u64, _: u64, offset: u64, whence: u32) -> io::Result<u64> {
+        if let Some(models) = self.models(inode)? {
+            let bytes = models.bytes(inode)?;
+            return match i32::try_from(whence) {
+                _ if offset >= bytes => Err(errno(libc::ENXIO)),
+                Ok(libc::SEEK_DATA) => Ok(offset),
+                Ok(libc::SEEK_HOLE) => Ok(bytes),
+                _ => Err(errno(libc::EINVAL)),
+            };
+        }
         let Target { pair, face } = self.target(inode)?;
         let bytes = pair.bytes_of(face);
         if offset >= bytes {
@@ -425,6 +535,32 @@ impl FileSystem for WindowFs {
             _ => return Err(errno(libc::EINVAL)),
         };
         if found < bytes { Ok(found) } else { Err(errno(libc::ENXIO)) }
+    }
+
+    fn getxattr(&self, _: &Context, inode: u64, name: &CStr, size: u32) -> io::Result<GetxattrReply> {
+        // Not ENOSYS, after which the kernel would ask no more.
+        let Some(models) = self.models(inode)? else { return Err(errno(libc::ENODATA)) };
+        let value = models.attribute(inode, name.to_str().unwrap_or_default())?;
+        Ok(match fitting(&value, size)? {
+            Some(count) => GetxattrReply::Count(count),
+            None => GetxattrReply::Value(value),
+        })
+    }
+
+    fn listxattr(&self, _: &Context, inode: u64, size: u32) -> io::Result<ListxattrReply> {
+        let names = self.models(inode)?.map_or_else(Vec::new, |models| models.attribute_names(inode));
+        Ok(match fitting(&names, size)? {
+            Some(count) => ListxattrReply::Count(count),
+            None => ListxattrReply::Names(names),
+        })
+    }
+
+    fn setxattr(&self, _: &Context, inode: u64, _: &CStr, _: &[u8], _: u32) -> io::Result<()> {
+        Err(errno(if models::is_ours(inode) { libc::EROFS } else { libc::EOPNOTSUPP }))
+    }
+
+    fn removexattr(&self, _: &Context, inode: u64, _: &CStr) -> io::Result<()> {
+        Err(errno(if models::is_ours(inode) { libc::EROFS } else { libc::EOPNOTSUPP }))
     }
 
     fn statfs(&self, _: &Context, inode: u64) -> io::Result<statvfs64> {
@@ -453,14 +589,25 @@ impl FileSystem for WindowFs {
         offset: u64,
         add: &mut dyn FnMut(DirEntry<'_>) -> io::Result<usize>,
     ) -> io::Result<()> {
-        let parent = self.tree.parent(inode).ok_or_else(|| errno(libc::ESTALE))?;
+        let (directory, file) = (u32::from(libc::DT_DIR), u32::from(libc::DT_REG));
+        let kind = |is_folder| if is_folder { directory } else { file };
+        let (parent, mut of_models) = match self.models(inode)? {
+            Some(models) => (models.parent(inode, ROOT)?, models.children(inode)?),
+            None => (self.tree.parent(inode).ok_or_else(|| errno(libc::ESTALE))?, Vec::new()),
+        };
         if self.tree.file(inode).is_some() {
             return Err(errno(libc::ENOTDIR));
         }
-        let (directory, file) = (u32::from(libc::DT_DIR), u32::from(libc::DT_REG));
-        let children = self.tree.children(inode).map(|child| {
-            (child.inode, if child.is_folder { directory } else { file }, child.name.as_bytes())
-        });
+        if inode == ROOT && self.tree.models().is_some() {
+            of_models.push(models::Child { inode: MODELS, is_folder: true, name: models::FOLDER.to_owned() });
+        }
+        let children = self
+            .tree
+            .children(inode)
+            .map(|child| (child.inode, kind(child.is_folder), child.name.as_bytes()));
+        let of_models = of_models.iter();
+        let of_models = of_models.map(|child| (child.inode, kind(child.is_folder), child.name.as_bytes()));
+        let children = children.chain(of_models);
         let dots = [(inode, directory, b".".as_slice()), (parent, directory, b"..")];
         for (place, (ino, type_, name)) in (1_u64..).zip(dots.into_iter().chain(children)) {
             // `add` takes nothing more when the answer is full; the kernel then asks again from there.

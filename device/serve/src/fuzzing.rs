@@ -118,8 +118,17 @@ pub fn header(data: &[u8]) {
     } else {
         text.to_vec()
     };
+    checkpoint(&contents);
+}
+
+/// Opens a GGUF file, which begins with its magic number before `data`, and reads from every tensor.
+pub fn gguf(data: &[u8]) {
+    checkpoint(&[b"GGUF", data].concat());
+}
+
+fn checkpoint(contents: &[u8]) {
     let mut file = memory_file();
-    file.write_all(&contents).expect("memory for a file");
+    file.write_all(contents).expect("memory for a file");
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
     let model = match ModelFile::open(path.as_ref()) {
         Ok(model) => model,

@@ -5,16 +5,19 @@
 use std::sync::Arc;
 
 use super::lanes::{Face, Lanes};
+use super::models::Models;
 use super::pair::Pair;
 
 /// Inode of the root.
-const ROOT: u64 = 1;
+pub(super) const ROOT: u64 = 1;
 
 /// What lies where.
 pub(crate) struct Tree {
     /// By inode, from 1.
     nodes: Vec<Node>,
     pairs: Vec<Arc<Pair>>,
+    /// What lies in the folder `models`, if there is one.
+    models: Option<Arc<Models>>,
 }
 
 struct Node {
@@ -27,8 +30,11 @@ struct Node {
 impl Tree {
     /// The tree of these pairs.
     pub(crate) fn new(pairs: Vec<Arc<Pair>>) -> Self {
-        let mut tree =
-            Self { nodes: vec![Node { parent: ROOT, name: String::new(), file: None }], pairs: Vec::new() };
+        let mut tree = Self {
+            nodes: vec![Node { parent: ROOT, name: String::new(), file: None }],
+            pairs: Vec::new(),
+            models: None,
+        };
         for (index, pair) in pairs.iter().enumerate() {
             let folder = pair.place().folders().into_iter().fold(ROOT, |parent, name| {
                 tree.find(parent, name).unwrap_or_else(|| tree.add(parent, name, None))
@@ -41,6 +47,16 @@ impl Tree {
         }
         tree.pairs = pairs;
         tree
+    }
+
+    /// The same with a folder of models.
+    pub(super) fn with_models(self, models: Option<Arc<Models>>) -> Self {
+        Self { models, ..self }
+    }
+
+    /// The models, if there is a folder of them.
+    pub(super) fn models(&self) -> Option<&Arc<Models>> {
+        self.models.as_ref()
     }
 
     fn add(&mut self, parent: u64, name: &str, file: Option<(usize, Face)>) -> u64 {

@@ -743,7 +743,7 @@ fn add_old(old: &Entry, tally: &mut Tally) {
 }
 
 /// Whether `stored` has planes of `format`, so that some can be had without the others.
-fn fits(stored: &Stored, format: Format) -> bool {
+pub(super) fn fits(stored: &Stored, format: Format) -> bool {
     matches!(stored, Stored::Planes(planes) if planes.format == format)
 }
 

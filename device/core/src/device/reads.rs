@@ -200,7 +200,7 @@ impl Device {
     }
 
     /// The part of `range` of the views window that `alias` fills.
-    fn read_alias(
+    pub(super) fn read_alias(
         &self,
         alias: &Alias,
         range: &Range<u64>,

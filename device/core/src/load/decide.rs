@@ -106,11 +106,11 @@ pub fn drop_unfinished(device: &Device) -> Result<BTreeSet<String>, LoadError> {
 }
 
 /// Removes a tensor and what it holds. Interrupted, the rest can be removed later.
-fn drop_tensor(device: &Device, name: &str) -> Result<(), LoadError> {
-    let Some(info) = device.tensors().into_iter().find(|tensor| tensor.name == name) else { return Ok(()) };
-    let length = info.length.next_multiple_of(BLOCK_BYTES as u64);
+pub(crate) fn drop_tensor(device: &Device, name: &str) -> Result<(), LoadError> {
+    let Some((dpa, length)) = device.place_of(name) else { return Ok(()) };
+    let length = length.next_multiple_of(BLOCK_BYTES as u64);
     // In this order, because what a full store holds of KV windows could not be coded anew.
-    let dropped = device.discard(info.dpa, length).and_then(|()| device.remove_tensor(name));
+    let dropped = device.discard(dpa, length).and_then(|()| device.remove_tensor(name));
     dropped.map_err(|source| LoadError::Device { tensor: name.to_owned(), source })
 }
 

@@ -110,7 +110,7 @@ fn hex(digest: u128) -> String {
 }
 
 /// A checkpoint as a source of tensors, of which nothing is loaded yet.
-pub(super) fn source_of(model: &ModelFile) -> Source {
+pub(crate) fn source_of(model: &ModelFile) -> Source {
     let path = model.path().canonicalize().unwrap_or_else(|_| model.path().to_owned());
     Source {
         path: path.to_string_lossy().into_owned(),

@@ -3,7 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
-use super::{MAX_HEADER_BYTES, MAX_NAME_BYTES};
+use super::{GgufError, MAX_HEADER_BYTES, MAX_NAME_BYTES, NpyError};
 
 /// Why a checkpoint cannot be loaded. Offsets in the variants about ranges count from the end of the header, as the
 /// file's own do.
@@ -18,10 +18,26 @@ pub enum ModelError {
         source: io::Error,
     },
     /// A directory, a pipe, a device.
-    #[error("{}: not a regular file; give the path of a .safetensors file", path.display())]
+    #[error("{}: not a regular file; give the path of a .safetensors, .gguf or .npy file", path.display())]
     NotAFile {
         /// What was to be opened.
         path: PathBuf,
+    },
+    /// What is wrong with a GGUF file.
+    #[error("{}: {why}", path.display())]
+    Gguf {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        why: GgufError,
+    },
+    /// What is wrong with a `.npy` file.
+    #[error("{}: {why}", path.display())]
+    Npy {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        why: NpyError,
     },
     /// No room for the header's length.
     #[error("{}: {bytes} bytes are no safetensors file, which begins with 8 bytes of header length", path.display())]

@@ -1,6 +1,6 @@
-//! Checkpoints: what a safetensors file holds, and its bytes by position.
+//! Checkpoints: what a file of weights holds, and its bytes by position. Safetensors, [GGUF](gguf) and [`.npy`](npy) are read, each by a file beside this one.
 //!
-//! A file is 8 bytes of header length, little-endian, a JSON header, and the tensors' bytes. The rules:
+//! A safetensors file is 8 bytes of header length, little-endian, a JSON header, and the tensors' bytes. The rules:
 //!
 //! * A file is believed only where it can be checked: header within the file and at most [`MAX_HEADER_BYTES`], names
 //!   unique and at most [`MAX_NAME_BYTES`], each tensor's range as long as its shape and dtype say, the ranges
@@ -19,8 +19,11 @@
 //! safetensors' `F8_E4M3` is the format without infinities (`fn`). The shared exponents of `F8_E8M0`, the `FNUZ`
 //! formats (other biases) and the 4- and 6-bit floats have no planes that the device's views could name.
 
+pub(crate) mod checkpoint;
 mod error;
-mod header;
+mod gguf;
+mod npy;
+mod safetensors;
 #[cfg(test)]
 mod tests;
 
@@ -30,10 +33,13 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
+pub use checkpoint::{FileKind, ReadAt};
 pub use error::ModelError;
-pub use header::{MAX_HEADER_BYTES, MAX_NAME_BYTES};
+pub use gguf::GgufError;
+pub use npy::NpyError;
+pub use safetensors::{MAX_HEADER_BYTES, MAX_NAME_BYTES};
 
-/// A safetensors file, opened, its header read and checked.
+/// A checkpoint, opened, its header read and checked.
 #[derive(Debug)]
 pub struct ModelFile {
     path: PathBuf,
@@ -41,6 +47,7 @@ pub struct ModelFile {
     tensors: Vec<ModelTensor>,
     metadata: BTreeMap<String, String>,
     header_digest: u128,
+    kind: FileKind,
     opened: fs::Metadata,
 }
 
@@ -76,8 +83,63 @@ impl ModelFile {
         }
         let file = File::open(path).map_err(failed)?;
         let opened = file.metadata().map_err(failed)?;
-        let header::Header { tensors, metadata, digest } = header::read(path, &file, opened.len())?;
-        Ok(Self { path: path.into(), file, tensors, metadata, header_digest: digest, opened })
+        let mut start = [0; checkpoint::MARK_BYTES];
+        let length = start.len().min(usize::try_from(opened.len()).unwrap_or(usize::MAX));
+        FileExt::read_exact_at(&file, &mut start[..length], 0).map_err(failed)?;
+        let format = checkpoint::of_beginning(&start[..length]);
+        let safetensors::Header { tensors, metadata, digest, .. } = format.read(path, &file, opened.len())?;
+        let kind = format.kind();
+        Ok(Self { path: path.into(), file, tensors, metadata, header_digest: digest, kind, opened })
+    }
+
+    /// Opens any file as bytes: one opaque tensor called `name`, or none if it is empty.
+    ///
+    /// # Errors
+    ///
+    /// [`ModelError`] if there is no regular, readable file at `path`.
+    pub fn open_as_bytes(path: &Path, name: &str) -> Result<Self, ModelError> {
+        let failed = |source| ModelError::Open { path: path.into(), source };
+        if !fs::metadata(path).map_err(failed)?.is_file() {
+            return Err(ModelError::NotAFile { path: path.into() });
+        }
+        let file = File::open(path).map_err(failed)?;
+        let opened = file.metadata().map_err(failed)?;
+        let length = opened.len();
+        let tensor = ModelTensor {
+            name: name.to_owned(),
+            dtype: "U8".to_owned(),
+            shape: vec![length],
+            format: "opaque",
+            offset: 0,
+            length,
+        };
+        let tensors = if length == 0 { Vec::new() } else { vec![tensor] };
+        let kind = FileKind::Other;
+        Ok(Self {
+            path: path.into(),
+            file,
+            tensors,
+            metadata: BTreeMap::new(),
+            header_digest: 0,
+            kind,
+            opened,
+        })
+    }
+
+    /// What kind of file it is.
+    pub fn kind(&self) -> FileKind {
+        self.kind
+    }
+
+    /// Fills `out` from byte `offset` of the file on, whatever is there.
+    ///
+    /// # Errors
+    ///
+    /// [`ModelError::ReadHeader`] if so many bytes are not there, or the system cannot read them.
+    pub fn read_raw(&self, offset: u64, out: &mut [u8]) -> Result<(), ModelError> {
+        let header = out.len() as u64;
+        let failed = |source| ModelError::ReadHeader { path: self.path.clone(), header, source };
+        FileExt::read_exact_at(&self.file, out, offset).map_err(failed)
     }
 
     /// What the system said of the file before its header was read.
@@ -132,7 +194,7 @@ impl ModelFile {
             });
         }
         let offset = tensor.offset + at;
-        self.file.read_exact_at(out, offset).map_err(|source| {
+        FileExt::read_exact_at(&self.file, out, offset).map_err(|source| {
             let (path, tensor) = (self.path.clone(), tensor.name.clone());
             if source.kind() == io::ErrorKind::UnexpectedEof {
                 ModelError::Shrunk { path, tensor, end: offset + wanted }

@@ -158,7 +158,7 @@ fn what_is_not_a_readable_file_is_refused() {
     let there = folder.path().display().to_string();
     assert_eq!(
         why(folder.path()),
-        format!("{there}: not a regular file; give the path of a .safetensors file")
+        format!("{there}: not a regular file; give the path of a .safetensors, .gguf or .npy file")
     );
     assert!(why(Path::new("/dev/zero")).contains("not a regular file"));
     let missing = why(&folder.path().join("missing"));

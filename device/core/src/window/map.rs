@@ -148,7 +148,7 @@ impl Map {
 
     /// Whether people are told of a tensor.
     pub(crate) fn is_listed(&self, tensor: &Tensor) -> bool {
-        !self.unlisted.contains_key(&tensor.number)
+        !tensor.is_hidden() && !self.unlisted.contains_key(&tensor.number)
     }
 
     /// Whether this very tensor is there.
@@ -277,6 +277,9 @@ impl Draft {
         if tensor.windows.is_some() {
             map.windowed.insert(tensor.place(), Arc::clone(tensor));
         }
+        if tensor.is_hidden() {
+            return;
+        }
         if is_listed {
             self.changed[tensor.part] = true;
         } else {
@@ -296,7 +299,7 @@ impl Draft {
         map.by_dpa.remove(&tensor.place());
         map.by_name.remove(tensor.info.name.as_str());
         map.windowed.remove(&tensor.place());
-        if map.unlisted.remove(&tensor.number).is_none() {
+        if map.unlisted.remove(&tensor.number).is_none() && !tensor.is_hidden() {
             self.changed[tensor.part] = true;
         }
     }

@@ -112,6 +112,7 @@ impl DeviceArgs {
             kv: [self.kv.clone(), KvRule::by_name().to_vec()].concat(),
             formats: self.format.clone(),
             partition: None,
+            within: None,
             replace: self.replace,
         }
     }

@@ -109,6 +109,10 @@ pub(super) fn answer(socket: &UnixListener, state: &Arc<State>) {
                 let upgraded = state.upgrade(program).map(Box::new).map_err(|why| format!("{why:#}"));
                 (asker, Answer::Upgraded(upgraded))
             }
+            Ok(Some((asker, Ask::Stop, _))) => {
+                state.stop();
+                (asker, Answer::Stopping)
+            }
             Ok(Some((asker, Ask::Save, file))) => {
                 // It takes as long as whoever reads the file.
                 let state = Arc::clone(state);
@@ -151,7 +155,7 @@ pub(crate) fn upgrade(run_dir: &Path, program: Option<&Path>) -> Result<Ready> {
     let program = program.map(std::path::absolute).transpose()?;
     match ask(run_dir, &Ask::Upgrade(program), &[])? {
         Answer::Upgraded(ready) => Ok(*ready.map_err(|why| anyhow!(why))?),
-        Answer::Saved(_) => bail!("the holder answers something else"),
+        Answer::Saved(_) | Answer::Stopping => bail!("the holder answers something else"),
     }
 }
 
@@ -162,8 +166,30 @@ pub(crate) fn upgrade(run_dir: &Path, program: Option<&Path>) -> Result<Ready> {
 pub(crate) fn save(run_dir: &Path, file: &fs::File) -> Result<u64> {
     match ask(run_dir, &Ask::Save, &[file.as_fd()])? {
         Answer::Saved(saved) => saved.map_err(|why| anyhow!(why)),
-        Answer::Upgraded(_) => bail!("the holder answers something else"),
+        Answer::Upgraded(_) | Answer::Stopping => bail!("the holder answers something else"),
     }
+}
+
+/// Whether a device is held in `run_dir`.
+pub(crate) fn is_held(run_dir: &Path) -> bool {
+    peer::connect(&run_dir.join(SOCKET)).is_ok()
+}
+
+/// Has the device that is held in `run_dir` bring everything to its image and end, and waits for
+/// that.
+///
+/// # Errors
+/// If there is none, or it does not understand.
+pub(crate) fn stop(run_dir: &Path) -> Result<()> {
+    match ask(run_dir, &Ask::Stop, &[])? {
+        Answer::Stopping => {}
+        Answer::Upgraded(_) | Answer::Saved(_) => bail!("the holder answers something else"),
+    }
+    // Its socket goes last.
+    while is_held(run_dir) {
+        thread::sleep(Duration::from_millis(20));
+    }
+    Ok(())
 }
 
 /// The program that this process was started from, as it is now in the file system.

@@ -21,7 +21,7 @@ fn the_mount_shows_two_files_of_the_windows_sizes_for_their_owner_alone() {
         let mut names: Vec<_> =
             fs::read_dir(rig.place.path("mount")).unwrap().map(|entry| entry.unwrap().file_name()).collect();
         names.sort();
-        assert_eq!(names, ["base", "views"]);
+        assert_eq!(names, ["base", "models", "views"]);
         for (path, size) in [(rig.base_path(), BASE), (rig.place.path("mount/views"), VIEWS)] {
             let found = fs::metadata(path).unwrap();
             assert_eq!((found.len(), found.mode() & 0o7777), (size, 0o600));

@@ -70,6 +70,11 @@ fn any_file_is_a_checkpoint_or_is_refused() {
 }
 
 #[test]
+fn any_gguf_file_is_loaded_or_is_refused() {
+    run("gguf", 4000, gguf);
+}
+
+#[test]
 fn any_bytes_to_the_api_get_an_answer_or_none() {
     run("api", 600, api);
 }

@@ -1,4 +1,4 @@
-//! Reading and checking a safetensors header.
+//! Reading, checking and writing anew a safetensors header.
 //!
 //! The `safetensors` crate knows the dtypes and what a tensor's entry looks like. Its own check of a whole header
 //! wants the whole file in memory, lets a later tensor replace an earlier one of the same name, and says which rule
@@ -6,16 +6,16 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::fs::File;
-use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use safetensors::Dtype;
-use safetensors::tensor::TensorInfo;
+use ::safetensors::Dtype;
+use ::safetensors::tensor::TensorInfo;
+use lamina_codec::format::Format;
 use serde::Deserialize;
 use serde::de::{Error as _, MapAccess, Visitor};
 use twox_hash::xxhash3_128::Hasher;
 
+use super::checkpoint::{Checkpoint, FileKind, ReadAt, Rewritten, bytes_in};
 use super::{ModelError, ModelTensor};
 
 /// The longest header that is read, in bytes: the bound that the format's authors set.
@@ -33,17 +33,103 @@ const SHOWN_DIMENSIONS: usize = 16;
 const SHOWN_CHARACTERS: usize = 64;
 
 /// What a header says, checked.
-pub(super) struct Header {
+pub(crate) struct Header {
     /// In the order of their bytes, offsets counted from the start of the file.
-    pub(super) tensors: Vec<ModelTensor>,
+    pub(crate) tensors: Vec<ModelTensor>,
     /// The texts under `__metadata__`.
-    pub(super) metadata: BTreeMap<String, String>,
+    pub(crate) metadata: BTreeMap<String, String>,
     /// XXH3-128 of the header's bytes.
-    pub(super) digest: u128,
+    pub(crate) digest: u128,
+    /// Where the first tensor may begin.
+    pub(crate) data_start: u64,
+}
+
+/// The format.
+pub(crate) struct Safetensors;
+
+impl Checkpoint for Safetensors {
+    fn kind(&self) -> FileKind {
+        FileKind::Safetensors
+    }
+
+    fn begins(&self, _: &[u8]) -> bool {
+        false
+    }
+
+    fn read(&self, path: &Path, file: &dyn ReadAt, bytes: u64) -> Result<Header, ModelError> {
+        read(path, file, bytes)
+    }
+
+    fn can_say(&self, _: &ModelTensor, target: Format) -> bool {
+        dtype_of(target).is_some()
+    }
+
+    /// Tensors with wider elements come first, so that each is aligned.
+    fn rewrite(
+        &self,
+        path: &Path,
+        raw: &[u8],
+        tensors: &[ModelTensor],
+        targets: &[Option<Format>],
+        notes: &[(&str, String)],
+    ) -> Result<Rewritten, ModelError> {
+        let wrong = |source| ModelError::Header { path: path.into(), source };
+        let text = raw.get(8..).unwrap_or_default();
+        let Entries { mut metadata, .. } = serde_json::from_slice(text).map_err(wrong)?;
+        metadata.extend(notes.iter().map(|(key, value)| ((*key).to_owned(), value.clone())));
+        let widths: Vec<_> =
+            tensors.iter().zip(targets).map(|(tensor, target)| width(tensor, *target)).collect();
+        let mut order: Vec<_> = (0..tensors.len()).collect();
+        order.sort_by_key(|index| std::cmp::Reverse(widths[*index]));
+        let mut header = serde_json::Map::new();
+        header.insert(METADATA.to_owned(), serde_json::to_value(metadata).map_err(wrong)?);
+        let (mut at, mut begins) = (0_u64, Vec::with_capacity(order.len()));
+        for index in order {
+            let tensor = &tensors[index];
+            let dtype = targets[index].and_then(dtype_of).unwrap_or(&tensor.dtype);
+            let length = targets[index].map_or(Some(tensor.length), |target| bytes_in(tensor, target));
+            let end = length.and_then(|length| at.checked_add(length)).ok_or_else(|| ModelError::Shape {
+                path: path.into(),
+                tensor: tensor.name.clone(),
+                shape: tensor.shape.iter().take(SHOWN_DIMENSIONS).copied().collect(),
+            })?;
+            let entry =
+                serde_json::json!({ "dtype": dtype, "shape": tensor.shape, "data_offsets": [at, end] });
+            header.insert(tensor.name.clone(), entry);
+            begins.push((index, at));
+            at = end;
+        }
+        let mut text = serde_json::to_vec(&header).map_err(wrong)?;
+        text.resize(text.len().next_multiple_of(8), b' ');
+        let mut header = (text.len() as u64).to_le_bytes().to_vec();
+        header.append(&mut text);
+        let start = header.len() as u64;
+        let order = begins.into_iter().map(|(index, begin)| (index, start + begin)).collect();
+        Ok(Rewritten { header, order, bytes: start.saturating_add(at) })
+    }
+}
+
+/// Bits of an element.
+fn width(tensor: &ModelTensor, target: Option<Format>) -> u64 {
+    let elements = tensor.shape.iter().fold(1_u64, |product, &n| product.saturating_mul(n));
+    match target {
+        Some(format) => format.bits().into(),
+        None => tensor.length.saturating_mul(8) / elements.max(1),
+    }
+}
+
+/// What a header calls a format that views convert to.
+fn dtype_of(format: Format) -> Option<&'static str> {
+    match format {
+        Format::Bf16 => Some("BF16"),
+        Format::Fp8E4m3fn => Some("F8_E4M3"),
+        Format::Fp8E5m2 => Some("F8_E5M2"),
+        _ => None,
+    }
 }
 
 /// Reads the header of the file at `path`, open as `file` and `bytes` long.
-pub(super) fn read(path: &Path, file: &File, bytes: u64) -> Result<Header, ModelError> {
+fn read(path: &Path, file: &dyn ReadAt, bytes: u64) -> Result<Header, ModelError> {
     if bytes < LENGTH_BYTES {
         return Err(ModelError::TooShort { path: path.into(), bytes });
     }
@@ -69,7 +155,7 @@ pub(super) fn read(path: &Path, file: &File, bytes: u64) -> Result<Header, Model
     let digest = Hasher::oneshot(&text);
     drop(text);
     let tensors = check(path, entries.tensors, data_start, bytes - data_start)?;
-    Ok(Header { tensors, metadata: entries.metadata, digest })
+    Ok(Header { tensors, metadata: entries.metadata, digest, data_start })
 }
 
 /// What a header says, unchecked: every entry, in its order.

@@ -1,0 +1,359 @@
+//! What a file shows at each of its bytes: as it was loaded, or at another precision.
+
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+use super::manifest::{Content, FileEntry, Model};
+use super::{FilesError, Precision};
+use crate::device::{Device, DeviceError, TensorView};
+use crate::model::ReadAt;
+use crate::model::checkpoint::{self, Checkpoint};
+use crate::model::{ModelError, ModelTensor};
+use lamina_codec::format::Format;
+use lamina_codec::view::Kind;
+
+/// A file, ready to be read.
+pub struct FileLayout {
+    bytes: u64,
+    /// By place, without gaps.
+    segments: Vec<Segment>,
+    /// Tensors that are shown at the precision that was asked for, and those that are not.
+    given: usize,
+    kept: usize,
+}
+
+/// What was read of a file.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Read {
+    /// Bytes given.
+    pub bytes: u64,
+    /// Stored bytes fetched for that.
+    pub stored: u64,
+}
+
+struct Segment {
+    start: u64,
+    length: u64,
+    shows: Shows,
+}
+
+enum Shows {
+    /// These bytes.
+    Bytes(Arc<[u8]>),
+    /// Zeros.
+    Padding,
+    /// What the manifest keeps, from there on.
+    Literal(Arc<TensorView>, u64),
+    /// A view of a tensor, from there on.
+    View(Arc<TensorView>, u64),
+}
+
+impl FileLayout {
+    /// A file of a model as it was loaded.
+    ///
+    /// # Errors
+    ///
+    /// When a tensor of it is no more.
+    pub fn new(device: &Device, model: &Model, file: &FileEntry) -> Result<Self, FilesError> {
+        let mut layout = Self { bytes: 0, segments: Vec::new(), given: 0, kept: 0 };
+        for extent in &file.extents {
+            let shows = match &extent.of {
+                Content::Literal(at) => {
+                    Shows::Literal(Arc::clone(&model.view), model.literals.saturating_add(*at))
+                }
+                Content::Tensor(name) => Shows::View(Arc::new(device.view_of(name, "full")?), 0),
+            };
+            layout.push(extent.length, shows);
+        }
+        layout.kept = file.extents.iter().filter(|extent| matches!(extent.of, Content::Tensor(_))).count();
+        if layout.bytes == file.bytes {
+            Ok(layout)
+        } else {
+            let why = format!("the parts of {} have {} bytes, not {}", file.path, layout.bytes, file.bytes);
+            Err(FilesError::Manifest { name: model.manifest.name.clone(), why })
+        }
+    }
+
+    /// The same file at another precision.
+    ///
+    /// # Errors
+    ///
+    /// [`FilesError::NothingGiven`] if no tensor of it can be shown so.
+    pub fn at(
+        device: &Device,
+        model: &Model,
+        file: &FileEntry,
+        precision: &Precision,
+    ) -> Result<Self, FilesError> {
+        let nothing =
+            || FilesError::NothingGiven { file: file.path.clone(), precision: precision.to_string() };
+        let format = checkpoint::of_kind(file.kind).ok_or_else(nothing)?;
+        let full = Self::new(device, model, file)?;
+        let path = Path::new(&file.path);
+        let header = format.read(path, &Stored { device, layout: &full }, file.bytes)?;
+        let tensors = named(&header.tensors, file)
+            .into_iter()
+            .map(|(tensor, name)| Shown::new(device, model, format, tensor, name, precision))
+            .collect::<Result<Vec<_>, _>>()?;
+        let given = tensors.iter().filter(|tensor| tensor.is_given()).count();
+        if given == 0 {
+            return Err(nothing());
+        }
+        let kept = tensors.iter().filter(|tensor| tensor.device.is_some()).count() - given;
+        let mut layout = if tensors.iter().any(|tensor| tensor.target.is_some()) {
+            let mut raw = vec![0; usize::try_from(header.data_start).unwrap_or(0)];
+            full.read(device, 0, &mut raw)?;
+            rewritten(format, path, &raw, &header.tensors, &tensors, &notes(&tensors, precision, kept))?
+        } else {
+            full.masked(&tensors)
+        };
+        (layout.given, layout.kept) = (given, kept);
+        Ok(layout)
+    }
+
+    /// Its bytes.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Tensors that are shown at the precision that was asked for, and those that stay full.
+    pub fn shown(&self) -> (usize, usize) {
+        (self.given, self.kept)
+    }
+
+    /// Fills `out` from `offset` on, which does not pass the end.
+    ///
+    /// # Errors
+    ///
+    /// As [`Device::read_view_of`].
+    pub fn read(&self, device: &Device, offset: u64, out: &mut [u8]) -> Result<(), DeviceError> {
+        let first = self.segments.partition_point(|segment| segment.start + segment.length <= offset);
+        let end = offset.saturating_add(out.len() as u64);
+        for segment in self.segments[first..].iter().take_while(|segment| segment.start < end) {
+            let range = segment.start.max(offset)..(segment.start + segment.length).min(end);
+            let inside = |at: u64| usize::try_from(at).unwrap_or(usize::MAX);
+            let out = &mut out[inside(range.start - offset)..inside(range.end - offset)];
+            let from = range.start - segment.start;
+            match &segment.shows {
+                Shows::Bytes(bytes) => out.copy_from_slice(&bytes[inside(from)..inside(from) + out.len()]),
+                Shows::Padding => out.fill(0),
+                Shows::Literal(view, at) | Shows::View(view, at) => {
+                    device.read_view_of(view, at + from, out)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// What was read of its tensors so far.
+    pub fn traffic(&self) -> Read {
+        self.views().fold(Read::default(), |sum, view| {
+            let (bytes, stored) = view.read_and_fetched();
+            Read { bytes: sum.bytes + bytes, stored: sum.stored + stored }
+        })
+    }
+
+    /// Bytes that the store is charged for the tensors that it shows.
+    pub fn charged(&self) -> u64 {
+        self.views().map(|view| view.charged()).sum()
+    }
+
+    /// Bytes that are stored of what it shows: those that reading all of it once fetches.
+    ///
+    /// # Errors
+    ///
+    /// As [`Device::stored_of`].
+    pub fn stored(&self, device: &Device) -> Result<u64, DeviceError> {
+        let mut sum = 0;
+        for segment in &self.segments {
+            if let Shows::Literal(view, at) | Shows::View(view, at) = &segment.shows {
+                sum += device.stored_of(view, *at..at + segment.length)?;
+            }
+        }
+        Ok(sum)
+    }
+
+    /// The views of its tensors; pieces of one that follow each other count once.
+    fn views(&self) -> impl Iterator<Item = &Arc<TensorView>> {
+        let mut before: Option<&Arc<TensorView>> = None;
+        self.segments.iter().filter_map(move |segment| match &segment.shows {
+            Shows::View(view, _) if !before.is_some_and(|before| Arc::ptr_eq(before, view)) => {
+                before = Some(view);
+                Some(view)
+            }
+            _ => None,
+        })
+    }
+
+    fn push(&mut self, length: u64, shows: Shows) {
+        if length > 0 {
+            self.segments.push(Segment { start: self.bytes, length, shows });
+            self.bytes = self.bytes.saturating_add(length);
+        }
+    }
+
+    /// The same with tensors that have the same dtype and size.
+    fn masked(self, tensors: &[Shown<'_>]) -> Self {
+        let mut layout = Self { bytes: 0, segments: Vec::new(), given: 0, kept: 0 };
+        let mut tensors = tensors.iter().filter(|tensor| tensor.device.is_some());
+        let mut next = tensors.next();
+        for segment in self.segments {
+            match next {
+                Some(shown) if shown.tensor.offset == segment.start => {
+                    layout.push_tensor(shown);
+                    next = tensors.next();
+                }
+                _ => layout.push(segment.length, segment.shows),
+            }
+        }
+        layout
+    }
+
+    fn push_tensor(&mut self, shown: &Shown<'_>) {
+        for (length, view, at) in &shown.parts {
+            self.push(*length, Shows::View(Arc::clone(view), *at));
+        }
+    }
+}
+
+/// The tensors of a header, each with its name on the device; one without elements has none.
+fn named<'a>(tensors: &'a [ModelTensor], file: &'a FileEntry) -> Vec<(&'a ModelTensor, Option<&'a str>)> {
+    let mut at = 0_u64;
+    let begins: std::collections::BTreeMap<u64, &str> = file
+        .extents
+        .iter()
+        .filter_map(|extent| {
+            let begin = at;
+            at = at.saturating_add(extent.length);
+            match &extent.of {
+                Content::Tensor(name) => Some((begin, name.as_str())),
+                Content::Literal(_) => None,
+            }
+        })
+        .collect();
+    let name = |tensor: &ModelTensor| begins.get(&tensor.offset).copied().filter(|_| tensor.length > 0);
+    tensors.iter().map(|tensor| (tensor, name(tensor))).collect()
+}
+
+/// A tensor, and how it is shown.
+struct Shown<'a> {
+    tensor: &'a ModelTensor,
+    device: Option<&'a str>,
+    /// The format that it is converted to.
+    target: Option<Format>,
+    /// Its pieces: bytes in the file, a view, and where in it they begin.
+    parts: Vec<(u64, Arc<TensorView>, u64)>,
+    given: bool,
+}
+
+impl<'a> Shown<'a> {
+    fn new(
+        device: &Device,
+        model: &Model,
+        format: &dyn Checkpoint,
+        tensor: &'a ModelTensor,
+        name: Option<&'a str>,
+        precision: &Precision,
+    ) -> Result<Self, FilesError> {
+        let mut shown = Self { tensor, device: name, target: None, parts: Vec::new(), given: false };
+        let Some(name) = name else { return Ok(shown) };
+        let rows = tensor.shape.first().copied().unwrap_or(1).max(1);
+        let wanted = match precision {
+            Precision::View(_, spelling) => vec![(0..rows, spelling.as_str())],
+            Precision::Map(map) => {
+                let map = model.manifest.maps.get(map);
+                map.map_or_else(Vec::new, |map| map.views_of(&tensor.name, &tensor.shape))
+            }
+        };
+        let full = Arc::new(device.view_of(name, "full")?);
+        let row = tensor.length / rows;
+        let whole_rows = row * rows == tensor.length;
+        let mut at = 0;
+        for (range, spelling) in wanted {
+            // What the tensor's format cannot give stays full.
+            let Ok(view) = device.view_of(name, spelling) else { continue };
+            let whole = range == (0..rows);
+            if let Kind::Converted { target, .. } = view.view().kind() {
+                // A tensor that was loaded in another format than the file's has other elements.
+                let same = view.format().name() == tensor.format;
+                if whole && same && format.can_say(tensor, target) {
+                    (shown.target, shown.given) = (Some(target), true);
+                    let view = Arc::new(view);
+                    shown.parts = vec![(view.bytes(), view, 0)];
+                    return Ok(shown);
+                }
+                continue;
+            }
+            if view.bytes() != tensor.length || (!whole && !whole_rows) {
+                continue;
+            }
+            let (start, end) = if whole { (0, tensor.length) } else { (range.start * row, range.end * row) };
+            if start > at {
+                shown.parts.push((start - at, Arc::clone(&full), at));
+            }
+            shown.parts.push((end - start, Arc::new(view), start));
+            shown.given = true;
+            at = end;
+        }
+        if at < tensor.length {
+            shown.parts.push((tensor.length - at, full, at));
+        }
+        Ok(shown)
+    }
+
+    fn is_given(&self) -> bool {
+        self.given
+    }
+}
+
+/// What a header has a place to say about the precision.
+fn notes(tensors: &[Shown<'_>], precision: &Precision, kept: usize) -> Vec<(&'static str, String)> {
+    let mut notes = vec![("lamina.view", precision.to_string())];
+    if let Precision::View(Kind::Converted { scale, .. }, _) = precision
+        && *scale != 0
+    {
+        notes.push(("lamina.scale_exp", scale.to_string()));
+    }
+    if kept > 0 {
+        let all = tensors.iter().filter(|tensor| tensor.device.is_some()).count();
+        notes.push(("lamina.kept", format!("{kept} of {all} tensors are full")));
+    }
+    notes
+}
+
+/// The file with a header of its own.
+fn rewritten(
+    format: &dyn Checkpoint,
+    path: &Path,
+    raw: &[u8],
+    all: &[ModelTensor],
+    tensors: &[Shown<'_>],
+    notes: &[(&str, String)],
+) -> Result<FileLayout, ModelError> {
+    let targets: Vec<_> = tensors.iter().map(|tensor| tensor.target).collect();
+    let rewritten = format.rewrite(path, raw, all, &targets, notes)?;
+    let mut layout = FileLayout { bytes: 0, segments: Vec::new(), given: 0, kept: 0 };
+    layout.push(rewritten.header.len() as u64, Shows::Bytes(rewritten.header.into()));
+    for (index, begin) in rewritten.order {
+        layout.push(begin.saturating_sub(layout.bytes), Shows::Padding);
+        layout.push_tensor(&tensors[index]);
+    }
+    layout.push(rewritten.bytes.saturating_sub(layout.bytes), Shows::Padding);
+    Ok(layout)
+}
+
+/// A file that the device holds.
+struct Stored<'a> {
+    device: &'a Device,
+    layout: &'a FileLayout,
+}
+
+impl ReadAt for Stored<'_> {
+    fn read_exact_at(&self, out: &mut [u8], offset: u64) -> io::Result<()> {
+        if offset.checked_add(out.len() as u64).is_none_or(|end| end > self.layout.bytes) {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        self.layout.read(self.device, offset, out).map_err(io::Error::other)
+    }
+}

@@ -1,0 +1,220 @@
+//! Loading and removing models, so that at no moment anything is there by half for those who read.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::ControlFlow;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use twox_hash::xxhash3_128::Hasher;
+
+use super::FilesError;
+use super::manifest::{Found, MARK, Manifest, Model, model_of, read, tensor_name};
+use super::map::PrecisionMap;
+use super::plan::ModelPlan;
+use crate::device::{Device, DeviceError, Places};
+use crate::load::{KvRule, LoadError, LoadOptions, Progress, drop_tensor, load_from, source_of};
+use crate::tensor::TensorSpec;
+use lamina_codec::format::Format;
+
+/// Bits of a model's number.
+const ID_BITS: u32 = 20;
+
+/// How a model is loaded, and shown.
+#[derive(Clone, Debug, Default)]
+pub struct Loading {
+    /// The precisions that lists show.
+    pub views: Vec<String>,
+    /// Maps of precisions, by name.
+    pub maps: BTreeMap<String, PrecisionMap>,
+}
+
+/// The models that the device holds. What was not loaded whole, or not removed whole, is removed
+/// first.
+///
+/// # Errors
+///
+/// When that fails. A manifest that cannot be read is logged, and its model not shown.
+pub fn held(device: &Device) -> Result<Vec<Model>, FilesError> {
+    let mut models = Vec::new();
+    for tensor in device.hidden_tensors().iter().filter(|tensor| model_of(tensor).is_some()) {
+        match read(device, tensor) {
+            Ok(Found::Whole(model)) => models.push(*model),
+            Ok(Found::Unfinished(model)) => {
+                tracing::warn!(
+                    "{} was not loaded whole: what there was of it is removed",
+                    model.manifest.name
+                );
+                remove(device, &model.manifest, |_, _| Ok(()))?;
+            }
+            Ok(Found::Blank) => drop_tensor(device, tensor)?,
+            Err(why) => tracing::error!("a model is not shown: {why}"),
+        }
+    }
+    Ok(models)
+}
+
+/// Loads a model, telling `progress` after each piece, which may stop it. What was made until an
+/// error is removed again.
+///
+/// # Errors
+///
+/// What is wrong with the model, or why the device does not take it.
+pub fn load(
+    device: &Device,
+    plan: &ModelPlan,
+    loading: &Loading,
+    progress: impl Fn(Progress<'_>) -> ControlFlow<()> + Sync,
+) -> Result<Model, FilesError> {
+    let own = tensor_name(&plan.name);
+    if device.place_of(&own).is_some() {
+        return Err(FilesError::Exists { name: plan.name.clone() });
+    }
+    plan.check(&loading.views, &loading.maps)?;
+    let (manifest, literals) = plan.manifest(free_id(device, &plan.name), &loading.views, &loading.maps)?;
+    let bytes = manifest.encode(&literals)?;
+    drop(literals);
+    let tensors = plan.files.iter().flat_map(|file| {
+        let tensors = file.file.tensors().iter().filter(|tensor| tensor.length > 0);
+        tensors.map(|tensor| (format!("{}{}", file.within, tensor.name), tensor.length))
+    });
+    let wanted: Vec<_> = std::iter::once((own.clone(), bytes.len() as u64)).chain(tensors).collect();
+    let mut seen = device.sources_of_tensors();
+    if let Some((name, _)) = wanted.iter().find(|(name, _)| seen.remove(name).is_some()) {
+        let source = crate::tensor::TensorError::Exists { name: name.clone() };
+        return Err(DeviceError::from(source).into());
+    }
+    let places = match device.places_for(&wanted, &BTreeSet::new(), &[])? {
+        Places::Empty(places) => places,
+        Places::Stored(places) => {
+            let file = plan.files.first().map(|file| file.file.path().to_owned()).unwrap_or_default();
+            let dpa = places.first().copied().unwrap_or(0);
+            return Err(LoadError::NoEmptyPlace { file, dpa }.into());
+        }
+    };
+    let loaded = write(device, &own, places[0], &bytes)
+        .and_then(|()| load_files(device, plan, &places[1..], &progress))
+        .and_then(|()| mark(device, &own, true))
+        .and_then(|()| whole(device, &own));
+    loaded.inspect_err(|_| {
+        if let Err(why) = remove(device, &manifest, |_, _| Ok(())) {
+            tracing::error!("what was loaded of {} stays until the next start: {why}", plan.name);
+        }
+    })
+}
+
+fn load_files(
+    device: &Device,
+    plan: &ModelPlan,
+    mut places: &[u64],
+    progress: &(impl Fn(Progress<'_>) -> ControlFlow<()> + Sync),
+) -> Result<(), FilesError> {
+    let total = plan.tensor_bytes();
+    let mut before = 0;
+    for file in &plan.files {
+        let count = file.file.tensors().iter().filter(|tensor| tensor.length > 0).count();
+        let (own, rest) = places.split_at(count);
+        places = rest;
+        if count == 0 {
+            continue;
+        }
+        let kv = KvRule::by_name().to_vec();
+        let options = LoadOptions { within: Some(file.within.clone()), kv, ..LoadOptions::default() };
+        let told =
+            |now: Progress<'_>| progress(Progress { bytes: before + now.bytes, total, tensor: now.tensor });
+        let source = device.note_source(source_of(&file.file));
+        load_from(device, &file.file, &options, own, source, told)?;
+        before += file.file.tensors().iter().map(|tensor| tensor.length).sum::<u64>();
+    }
+    Ok(())
+}
+
+/// Removes a model: first its mark, so that an interrupted removal is gone through with, then its
+/// tensors, which `drop` is told of (DPA and bytes) before they go, then its manifest.
+///
+/// # Errors
+///
+/// When the device cannot remove them.
+pub fn remove(
+    device: &Device,
+    manifest: &Manifest,
+    drop: impl Fn(u64, u64) -> Result<(), FilesError>,
+) -> Result<(), FilesError> {
+    let own = tensor_name(&manifest.name);
+    if device.place_of(&own).is_some() {
+        mark(device, &own, false)?;
+    }
+    for tensor in manifest.tensors().chain([own.as_str()]) {
+        if let Some((dpa, length)) = device.place_of(tensor) {
+            drop(dpa, length)?;
+            drop_tensor(device, tensor)?;
+        }
+    }
+    Ok(())
+}
+
+/// A number that no model has.
+fn free_id(device: &Device, name: &str) -> u32 {
+    let taken: BTreeSet<u32> = device
+        .hidden_tensors()
+        .iter()
+        .filter(|tensor| model_of(tensor).is_some())
+        .filter_map(|tensor| match read(device, tensor) {
+            Ok(Found::Whole(model) | Found::Unfinished(model)) => Some(model.manifest.id),
+            _ => None,
+        })
+        .collect();
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
+    // By the time, so that one that was removed is not taken for another that came later.
+    let from = Hasher::oneshot(format!("{name} {now}").as_bytes());
+    let ids = (0_u128..).map(|n| from.wrapping_add(n) % (1 << ID_BITS));
+    let mut ids = ids.map(|id| u32::try_from(id).unwrap_or(0));
+    ids.find(|id| *id != 0 && !taken.contains(id)).unwrap_or(1)
+}
+
+/// Makes the tensor of a manifest and fills it.
+fn write(device: &Device, own: &str, dpa: u64, bytes: &[u8]) -> Result<(), FilesError> {
+    let length = bytes.len() as u64;
+    let spec = TensorSpec {
+        name: own.to_owned(),
+        dpa: Some(dpa),
+        length,
+        elements: Some(length),
+        shape: Vec::new(),
+        format: Format::Opaque,
+        layout: crate::layout::Layout::default(),
+        codec: None,
+    };
+    device.create_tensor(spec)?;
+    // What of an earlier one lies there must not be taken for this one.
+    device.discard(dpa, length.next_multiple_of(lamina_codec::BLOCK_BYTES as u64))?;
+    device.write_base(dpa, bytes)?;
+    Ok(())
+}
+
+/// Says whether all tensors of a model are there, and brings that to the disk.
+fn mark(device: &Device, own: &str, whole: bool) -> Result<(), FilesError> {
+    let (dpa, _) = device.place_of(own).unwrap_or_default();
+    let synced = |source| LoadError::Sync { file: own.into(), source };
+    // What it says must not be on the disk before what it is said of.
+    device.sync().map_err(synced)?;
+    device.write_base(dpa + MARK, &[u8::from(whole)])?;
+    device.sync().map_err(synced)?;
+    Ok(())
+}
+
+fn whole(device: &Device, own: &str) -> Result<Model, FilesError> {
+    match read(device, own)? {
+        Found::Whole(model) => Ok(*model),
+        Found::Unfinished(_) | Found::Blank => {
+            let name = model_of(own).unwrap_or(own).to_owned();
+            Err(FilesError::Manifest { name, why: "it changed while it was written".to_owned() })
+        }
+    }
+}
+
+impl Model {
+    /// The ranges of the base window that it takes: DPA and bytes of each tensor.
+    pub fn places(&self, device: &Device) -> Vec<(u64, u64)> {
+        let tensors = self.manifest.tensors().filter_map(|tensor| device.place_of(tensor));
+        tensors.chain([self.view.base()]).collect()
+    }
+}

@@ -1,0 +1,189 @@
+//! What the device knows of a model's files.
+//!
+//! | bytes | field |
+//! |---|---|
+//! | 0..8 | `LAMINAm1` |
+//! | 8 | 1 once all tensors are there, 0 before |
+//! | 16..24 | bytes of the JSON |
+//! | 24..32 | bytes of the literals |
+//! | 32..48 | XXH3-128 of bytes 16..32, of the JSON and of the literals |
+//! | 64.. | JSON, then the literals |
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use twox_hash::xxhash3_128::Hasher;
+
+use super::map::PrecisionMap;
+use super::{FilesError, Precision};
+use crate::device::{Device, TensorView};
+use crate::model::FileKind;
+use crate::tensor::HIDDEN;
+
+const MAGIC: &[u8; 8] = b"LAMINAm1";
+/// Where the mark is.
+pub(super) const MARK: u64 = 8;
+/// Bytes before the JSON.
+const HEAD: usize = 64;
+/// What a model's manifest is called in its names.
+const NAME: &str = "manifest";
+/// The longest manifest that is read: the headers of 65,000 shards are smaller.
+const MAX_BYTES: u64 = 4 << 30;
+
+/// A model's files.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Manifest {
+    /// The model's name.
+    pub name: String,
+    /// Its number, which no other model of the device has.
+    pub id: u32,
+    /// Its files, by path.
+    pub files: Vec<FileEntry>,
+    /// The precisions that lists show.
+    pub views: Vec<String>,
+    /// The maps of precisions, by name.
+    pub maps: BTreeMap<String, PrecisionMap>,
+}
+
+/// A file of a model.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileEntry {
+    /// Its path in the model's folder, `/` between the parts.
+    pub path: String,
+    /// What it is.
+    pub kind: FileKind,
+    /// Its bytes.
+    pub bytes: u64,
+    /// When it was last changed: seconds and nanoseconds.
+    pub modified: (i64, i64),
+    /// What it is made of, in order.
+    pub extents: Vec<Extent>,
+}
+
+/// A piece of a file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Extent {
+    /// Its bytes.
+    pub length: u64,
+    /// What is there.
+    pub of: Content,
+}
+
+/// Where a piece's bytes are.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Content {
+    /// In the manifest's literals, from there on.
+    Literal(u64),
+    /// All of a tensor.
+    Tensor(String),
+}
+
+/// A model that the device holds.
+pub struct Model {
+    /// What is known of it.
+    pub manifest: Manifest,
+    /// The manifest's bytes.
+    pub(super) view: Arc<TensorView>,
+    /// Where its literals begin.
+    pub(super) literals: u64,
+}
+
+/// The name of a model's manifest on the device.
+pub(super) fn tensor_name(model: &str) -> String {
+    format!("{model}{HIDDEN}{NAME}")
+}
+
+/// The model whose manifest has this name.
+pub(super) fn model_of(tensor: &str) -> Option<&str> {
+    tensor.strip_suffix(NAME)?.strip_suffix(HIDDEN)
+}
+
+impl Manifest {
+    /// The bytes of the manifest's tensor, without the mark.
+    pub(super) fn encode(&self, literals: &[u8]) -> Result<Vec<u8>, FilesError> {
+        let json = serde_json::to_vec(self).map_err(|why| self.wrong(why.to_string()))?;
+        let mut bytes = MAGIC.to_vec();
+        bytes.resize(16, 0);
+        bytes.extend_from_slice(&(json.len() as u64).to_le_bytes());
+        bytes.extend_from_slice(&(literals.len() as u64).to_le_bytes());
+        bytes.extend_from_slice(&digest(&bytes[16..32], &json, literals).to_le_bytes());
+        bytes.resize(HEAD, 0);
+        bytes.extend_from_slice(&json);
+        bytes.extend_from_slice(literals);
+        Ok(bytes)
+    }
+
+    fn wrong(&self, why: String) -> FilesError {
+        FilesError::Manifest { name: self.name.clone(), why }
+    }
+
+    /// The names of its tensors, in the order of the files.
+    pub fn tensors(&self) -> impl Iterator<Item = &str> {
+        self.files.iter().flat_map(|file| &file.extents).filter_map(|extent| match &extent.of {
+            Content::Tensor(name) => Some(name.as_str()),
+            Content::Literal(_) => None,
+        })
+    }
+
+    /// The precisions that lists show, views and maps.
+    pub fn precisions(&self) -> Vec<Precision> {
+        let views = self.views.iter().filter_map(|view| Precision::parse(view, &self.maps));
+        let maps = self.maps.keys().filter_map(|map| Precision::parse(map, &self.maps));
+        views.chain(maps).collect()
+    }
+}
+
+fn digest(lengths: &[u8], json: &[u8], literals: &[u8]) -> u128 {
+    let mut hasher = Hasher::new();
+    for part in [lengths, json, literals] {
+        hasher.write(part);
+    }
+    hasher.finish_128()
+}
+
+/// What a manifest's tensor holds.
+pub(super) enum Found {
+    /// A model.
+    Whole(Box<Model>),
+    /// One of which not all tensors are there.
+    Unfinished(Box<Model>),
+    /// Nothing was ever written.
+    Blank,
+}
+
+/// Reads a model's manifest.
+pub(super) fn read(device: &Device, tensor: &str) -> Result<Found, FilesError> {
+    let model = model_of(tensor).unwrap_or(tensor);
+    let wrong = |why: &str| FilesError::Manifest { name: model.to_owned(), why: why.to_owned() };
+    let view = device.view_of(tensor, "full")?;
+    if view.bytes() < HEAD as u64 || view.bytes() > MAX_BYTES {
+        return Err(wrong(&format!("it has {} bytes", view.bytes())));
+    }
+    let mut bytes = vec![0; usize::try_from(view.bytes()).unwrap_or(0)];
+    device.read_view_of(&view, 0, &mut bytes)?;
+    if bytes.iter().all(|byte| *byte == 0) {
+        return Ok(Found::Blank);
+    }
+    if !bytes.starts_with(MAGIC) {
+        return Err(wrong("it does not begin as one"));
+    }
+    let number = |at: usize| {
+        let number = bytes[at..].first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
+        usize::try_from(number).unwrap_or(usize::MAX)
+    };
+    let (json_end, end) =
+        (HEAD.saturating_add(number(16)), HEAD.saturating_add(number(16)).saturating_add(number(24)));
+    if end != bytes.len() {
+        return Err(wrong(&format!("it would end at byte {end} of {}", bytes.len())));
+    }
+    let (json, literals) = (&bytes[HEAD..json_end], &bytes[json_end..]);
+    if bytes[32..48] != digest(&bytes[16..32], json, literals).to_le_bytes() {
+        return Err(wrong("its checksum is another"));
+    }
+    let manifest: Manifest = serde_json::from_slice(json).map_err(|why| wrong(&why.to_string()))?;
+    let whole = bytes[usize::try_from(MARK).unwrap_or(0)] == 1;
+    let found = Box::new(Model { manifest, view: Arc::new(view), literals: json_end as u64 });
+    Ok(if whole { Found::Whole(found) } else { Found::Unfinished(found) })
+}

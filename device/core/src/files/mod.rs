@@ -1,0 +1,25 @@
+//! Files of models that the device holds: what was loaded, to the bit, and the same at other precisions.
+//!
+//! * A model is one or more files. A file is a list of extents: bytes that are kept with the
+//!   [manifest] (headers, padding), and whole tensors. Nothing is stored twice.
+//! * The manifest lies on the device itself, in a tensor called `NAME/.lamina/manifest` that no
+//!   list names. It is written before the tensors are, and marked when they are all there; a model
+//!   whose manifest has no mark is nobody's, and removed when the device is opened.
+//! * A file that is no checkpoint is passed through, as one tensor of bytes under `NAME/.lamina/`.
+//! * A file at another [precision] is computed when it is read.
+
+mod error;
+mod layout;
+mod load;
+mod manifest;
+mod map;
+mod plan;
+mod precision;
+
+pub use self::error::FilesError;
+pub use self::layout::{FileLayout, Read};
+pub use self::load::{Loading, held, load, remove};
+pub use self::manifest::{FileEntry, Manifest, Model};
+pub use self::map::{MapRule, PrecisionMap};
+pub use self::plan::{MAX_FILES, ModelPlan, name_of};
+pub use self::precision::Precision;

@@ -1,0 +1,358 @@
+//! What there is to load: a checkpoint, the shards that an index names, or a directory with all that is in it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use serde::Deserialize;
+
+use super::FilesError;
+use super::manifest::{Content, Extent, FileEntry, Manifest};
+use super::map::PrecisionMap;
+use super::precision::spelled;
+use crate::load::base_needed;
+use crate::model::{ModelFile, ModelTensor};
+use crate::tensor::HIDDEN;
+use lamina_codec::BLOCK_BYTES;
+
+/// The longest name of a model, and of a part of a path, in bytes.
+pub(super) const MAX_NAME: usize = 200;
+/// Most files and directories of a model.
+pub const MAX_FILES: usize = 1 << 15;
+/// How deep directories may go.
+const MAX_DEPTH: usize = 16;
+/// How an index of shards ends.
+const INDEX: &str = ".safetensors.index.json";
+/// The extensions of checkpoints.
+const CHECKPOINTS: [&str; 3] = ["safetensors", "gguf", "npy"];
+/// The longest index that is read.
+const MAX_INDEX: u64 = 64 << 20;
+
+/// A model that is to be loaded: opened, and its headers checked.
+pub struct ModelPlan {
+    pub(super) name: String,
+    pub(super) files: Vec<PlannedFile>,
+}
+
+/// A file of it.
+pub(super) struct PlannedFile {
+    /// Its path in the model's folder.
+    pub(super) path: String,
+    pub(super) file: ModelFile,
+    /// What its tensors' names begin with on the device.
+    pub(super) within: String,
+}
+
+/// The name that a model has unless it is given another: the file's or the directory's.
+pub fn name_of(path: &Path) -> String {
+    let name =
+        path.canonicalize().ok().and_then(|path| Some(path.file_name()?.to_string_lossy().into_owned()));
+    let name = name.or_else(|| Some(path.file_name()?.to_string_lossy().into_owned())).unwrap_or_default();
+    let stem = name.strip_suffix(INDEX).or_else(|| {
+        let (stem, extension) = name.rsplit_once('.')?;
+        CHECKPOINTS.contains(&extension).then_some(stem)
+    });
+    stem.unwrap_or(&name).replace('@', "-")
+}
+
+impl ModelPlan {
+    /// Opens what is at `path`, to be called `name`.
+    ///
+    /// # Errors
+    ///
+    /// What is wrong with it, or with the name.
+    pub fn open(path: &Path, name: &str) -> Result<Self, FilesError> {
+        if is_bad(name) || name.contains('@') {
+            return Err(FilesError::Name { what: "model", name: name.to_owned() });
+        }
+        let mut plan = Self { name: name.to_owned(), files: Vec::new() };
+        let failed = |source| FilesError::Directory { path: path.into(), source };
+        let file_name =
+            path.file_name().map_or_else(|| name.into(), |name| name.to_string_lossy()).into_owned();
+        if fs::metadata(path).map_err(failed)?.is_dir() {
+            plan.add_directory(path, "", 0)?;
+            plan.files.sort_by(|one, other| one.path.cmp(&other.path));
+            if plan.files.iter().all(|file| !is_checkpoint(&file.path)) {
+                return Err(FilesError::Empty { path: path.into() });
+            }
+        } else if file_name.ends_with(INDEX) {
+            let index = Index::read(path)?;
+            let folder = path.parent().unwrap_or(Path::new(""));
+            for shard in index.shards(path)? {
+                plan.add_file(&folder.join(shard), shard)?;
+            }
+            plan.add_file(path, &file_name)?;
+        } else {
+            if is_bad(&file_name) {
+                return Err(FilesError::Name { what: "file", name: file_name });
+            }
+            let file = ModelFile::open(path)?;
+            plan.files.push(PlannedFile { path: file_name, file, within: format!("{name}/") });
+        }
+        plan.check_indices(path)?;
+        plan.set_apart()?;
+        Ok(plan)
+    }
+
+    fn add_directory(&mut self, path: &Path, inside: &str, depth: usize) -> Result<(), FilesError> {
+        let failed = |source| FilesError::Directory { path: path.into(), source };
+        let refused = |name: &str, why| FilesError::Inside { path: path.into(), name: name.into(), why };
+        for entry in fs::read_dir(path).map_err(failed)? {
+            let entry = entry.map_err(failed)?;
+            let Ok(name) = entry.file_name().into_string() else {
+                return Err(refused(&entry.file_name().to_string_lossy(), "it is no UTF-8"));
+            };
+            if is_bad(&name) {
+                return Err(refused(&name, "it is too long, or has control characters"));
+            }
+            let inside = if inside.is_empty() { name.clone() } else { format!("{inside}/{name}") };
+            let kind = entry.file_type().map_err(failed)?;
+            if kind.is_dir() {
+                if depth == MAX_DEPTH {
+                    return Err(refused(&name, "it is too deep"));
+                }
+                self.add_directory(&entry.path(), &inside, depth + 1)?;
+                continue;
+            }
+            // What a link leads to is loaded if it is a file: downloads are kept so.
+            let source = entry.path();
+            let found = fs::metadata(&source)
+                .map_err(|why| FilesError::Directory { path: source.clone(), source: why })?;
+            if found.is_file() {
+                self.add_file(&source, &inside)?;
+            } else {
+                tracing::warn!("{} is no file, and not loaded", source.display());
+            }
+        }
+        Ok(())
+    }
+
+    fn add_file(&mut self, source: &Path, path: &str) -> Result<(), FilesError> {
+        if self.files.len() == MAX_FILES {
+            return Err(FilesError::TooMany { path: source.into() });
+        }
+        let file = if is_checkpoint(path) {
+            ModelFile::open(source)?
+        } else {
+            ModelFile::open_as_bytes(source, &format!("{}files/{path}", &HIDDEN[1..]))?
+        };
+        self.files.push(PlannedFile { path: path.to_owned(), file, within: format!("{}/", self.name) });
+        Ok(())
+    }
+
+    /// Holds every index against the shards that it names.
+    fn check_indices(&self, root: &Path) -> Result<(), FilesError> {
+        for index_file in self.files.iter().filter(|file| file.path.ends_with(INDEX)) {
+            let path = index_file.file.path();
+            let index = Index::read(path)?;
+            let folder = index_file.path.rsplit_once('/').map_or("", |(folder, _)| folder);
+            let mut owner: BTreeMap<&str, &str> = BTreeMap::new();
+            for shard in index.shards(path)? {
+                let inside = if folder.is_empty() { shard.to_owned() } else { format!("{folder}/{shard}") };
+                let found = self.files.iter().find(|file| file.path == inside);
+                let missing = || FilesError::ShardMissing { path: path.into(), shard: shard.to_owned() };
+                let found = found.ok_or_else(missing)?;
+                for tensor in found.file.tensors() {
+                    if let Some(other) = owner.insert(&tensor.name, shard) {
+                        return Err(FilesError::ShardsOverlap {
+                            path: path.into(),
+                            tensor: tensor.name.clone(),
+                            one: other.to_owned(),
+                            other: shard.to_owned(),
+                        });
+                    }
+                }
+            }
+            for (tensor, shard) in &index.weight_map {
+                if owner.get(tensor.as_str()) != Some(&shard.as_str()) {
+                    let (shard, tensor) = (shard.clone(), tensor.clone());
+                    return Err(FilesError::ShardLacks { path: path.into(), shard, tensor });
+                }
+            }
+        }
+        for file in &self.files {
+            let bad = |tensor: &&ModelTensor| {
+                is_checkpoint(&file.path) && format!("/{}", tensor.name).contains(HIDDEN)
+            };
+            if let Some(tensor) = file.file.tensors().iter().find(bad) {
+                let (path, name) = (root.to_owned(), tensor.name.clone());
+                return Err(FilesError::Inside {
+                    path,
+                    name,
+                    why: "tensors with `.lamina/` are the device's own",
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Tensors that files have by the same name are told apart by the files' paths.
+    fn set_apart(&mut self) -> Result<(), FilesError> {
+        let mut seen = BTreeSet::new();
+        let name = self.name.clone();
+        for file in &mut self.files {
+            let names: Vec<_> = file.file.tensors().iter().map(|tensor| &tensor.name).collect();
+            if names.iter().any(|tensor| seen.contains(&format!("{}{tensor}", file.within))) {
+                file.within = format!("{name}/{}/", file.path);
+            }
+            for tensor in names {
+                if !seen.insert(format!("{}{tensor}", file.within)) {
+                    let why = "two tensors of the model have this name";
+                    let (path, name) = (file.file.path().to_owned(), tensor.clone());
+                    return Err(FilesError::Inside { path, name, why });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The model's name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Bytes of its files.
+    pub fn bytes(&self) -> u64 {
+        self.files.iter().fold(0, |sum, file| sum.saturating_add(file.file.opened().len()))
+    }
+
+    /// Bytes of its tensors.
+    pub(super) fn tensor_bytes(&self) -> u64 {
+        let tensors = self.files.iter().flat_map(|file| file.file.tensors());
+        tensors.fold(0, |sum, tensor| sum.saturating_add(tensor.length))
+    }
+
+    /// Bytes of the base window that it takes in a fresh device.
+    ///
+    /// # Errors
+    ///
+    /// When headers cannot be read.
+    pub fn base_needed(&self) -> Result<u64, FilesError> {
+        let (manifest, literals) = self.manifest(u32::MAX, &[], &BTreeMap::new())?;
+        let own = manifest.encode(&literals)?.len() as u64;
+        let files = self.files.iter().map(|file| base_needed(&file.file));
+        Ok(files.fold(own.next_multiple_of(BLOCK_BYTES as u64), u64::saturating_add))
+    }
+
+    /// Its manifest, and the bytes that are in no tensor.
+    pub(super) fn manifest(
+        &self,
+        id: u32,
+        views: &[String],
+        maps: &BTreeMap<String, PrecisionMap>,
+    ) -> Result<(Manifest, Vec<u8>), FilesError> {
+        let mut literals = Vec::new();
+        let files = self.files.iter().map(|file| entry(&file.path, &file.file, &file.within, &mut literals));
+        let files = files.collect::<Result<_, _>>()?;
+        let (name, views, maps) = (self.name.clone(), views.to_vec(), maps.clone());
+        Ok((Manifest { name, id, files, views, maps }, literals))
+    }
+
+    /// Refuses views that there are not, and maps whose rules match nothing.
+    pub(super) fn check(
+        &self,
+        views: &[String],
+        maps: &BTreeMap<String, PrecisionMap>,
+    ) -> Result<(), FilesError> {
+        views.iter().try_for_each(|view| spelled(view).map(drop))?;
+        for (name, map) in maps {
+            let wrong = |why: String| FilesError::Map { map: name.clone(), why };
+            if is_bad(name) || spelled(name).is_ok() {
+                return Err(wrong("a map is called by a name that is no view's and has no `/`".to_owned()));
+            }
+            if map.rules.is_empty() {
+                return Err(wrong("it has no rules".to_owned()));
+            }
+            for rule in &map.rules {
+                spelled(&rule.view)?;
+                let tensors = self.files.iter().filter(|file| is_checkpoint(&file.path));
+                let tensors: Vec<_> = tensors.flat_map(|file| file.file.tensors()).collect();
+                let rows = |tensor: &&ModelTensor| rule.rows_of(&tensor.name, &tensor.shape);
+                let matched = tensors.iter().map(rows).collect::<Result<Vec<_>, _>>();
+                if matched.map_err(wrong)?.iter().all(Vec::is_empty) {
+                    let why = format!(
+                        "{:?} matches none of the {} tensors of {}",
+                        rule.name,
+                        tensors.len(),
+                        self.name
+                    );
+                    return Err(wrong(if rule.experts.is_empty() {
+                        why
+                    } else {
+                        format!("{why} with the experts {:?}", rule.experts)
+                    }));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What a file is made of; what is in no tensor is added to the literals.
+fn entry(
+    path: &str,
+    file: &ModelFile,
+    within: &str,
+    literals: &mut Vec<u8>,
+) -> Result<FileEntry, FilesError> {
+    let mut extents = Vec::new();
+    let mut at = 0;
+    let mut literal = |from: u64, to: u64, extents: &mut Vec<Extent>| {
+        if from < to {
+            let begin = literals.len();
+            literals.resize(begin + usize::try_from(to - from).unwrap_or(usize::MAX), 0);
+            file.read_raw(from, &mut literals[begin..])?;
+            extents.push(Extent { length: to - from, of: Content::Literal(begin as u64) });
+        }
+        Ok::<_, FilesError>(())
+    };
+    for tensor in file.tensors().iter().filter(|tensor| tensor.length > 0) {
+        literal(at, tensor.offset, &mut extents)?;
+        let of = Content::Tensor(format!("{within}{}", tensor.name));
+        extents.push(Extent { length: tensor.length, of });
+        at = tensor.offset + tensor.length;
+    }
+    let (opened, bytes) = (file.opened(), file.opened().len());
+    literal(at, bytes, &mut extents)?;
+    let modified = (opened.mtime(), opened.mtime_nsec());
+    Ok(FileEntry { path: path.to_owned(), kind: file.kind(), bytes, modified, extents })
+}
+
+/// Whether a name cannot be one of a file.
+fn is_bad(name: &str) -> bool {
+    let size = name.is_empty() || name.len() > MAX_NAME;
+    size || name == "." || name == ".." || name.chars().any(|c| c == '/' || c.is_control())
+}
+
+fn is_checkpoint(path: &str) -> bool {
+    path.rsplit_once('.').is_some_and(|(_, extension)| CHECKPOINTS.contains(&extension))
+}
+
+/// An index of shards.
+#[derive(Deserialize)]
+struct Index {
+    weight_map: BTreeMap<String, String>,
+}
+
+impl Index {
+    fn read(path: &Path) -> Result<Self, FilesError> {
+        let wrong = |why: String| FilesError::Index { path: path.into(), why };
+        let bytes = fs::metadata(path).map_err(|why| wrong(why.to_string()))?.len();
+        if bytes > MAX_INDEX {
+            return Err(wrong(format!("it has {bytes} bytes, at most {MAX_INDEX} are read")));
+        }
+        let text = fs::read(path).map_err(|why| wrong(why.to_string()))?;
+        serde_json::from_slice(&text).map_err(|why| wrong(why.to_string()))
+    }
+
+    /// The shards that it names, each once.
+    fn shards(&self, path: &Path) -> Result<BTreeSet<&str>, FilesError> {
+        let shards: BTreeSet<_> = self.weight_map.values().map(String::as_str).collect();
+        if let Some(bad) = shards.iter().find(|shard| is_bad(shard)) {
+            let why = "shards lie in the directory of their index";
+            return Err(FilesError::Inside { path: path.into(), name: (*bad).to_owned(), why });
+        }
+        Ok(shards)
+    }
+}

@@ -1,0 +1,111 @@
+//! The commands that serve models as files.
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+use super::values::bytes;
+
+/// Serve models as files: start a device that holds them, and mount it on DIR.
+///
+/// DIR/models/NAME/ has the files as they are, to the bit, and each checkpoint at other precisions under names like
+/// `model@e8m3.safetensors`, made when they are read. The device runs in the background until `lamina umount DIR`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  A checkpoint, and what it is at another precision:
+      lamina mount model.safetensors ~/m
+      cmp model.safetensors ~/m/models/model/model.safetensors
+      ls -l ~/m/models/model/model@e8m3.safetensors ~/m/models/model/model@fp8_e4m3fn.safetensors
+  A directory with shards, configuration and tokenizer; as a whole it is at ~/m/models/llama@e8m3/ too:
+      lamina mount ~/downloads/Llama-3.2-1B ~/m
+  Precisions by tensor, from a file of rules ([[tensor]] name = \"*.down_proj.*\", view = \"e8m2\"):
+      lamina mount model.gguf ~/m --map small=small.toml
+
+Views: eXmY keeps X exponent and Y mantissa bits · +gN rounds with N more bits fetched · bf16 fp8_e4m3fn fp8_e5m2 convert. A tensor
+whose dtype cannot give a view stays as it is.")]
+pub(crate) struct Mount {
+    /// The models, safetensors, GGUF or .npy files, indices of shards, or directories with such; then the directory to mount on, which is made if it is missing.
+    #[arg(required = true, num_args = 1.., value_name = "MODEL… DIR")]
+    pub(crate) words: Vec<PathBuf>,
+    #[command(flatten)]
+    pub(crate) shown: Shown,
+    /// Keep the device in this file: it is there again the next time, with its models.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) image: Option<PathBuf>,
+    /// Bytes of the base window [default: twice what the models take, and a gibibyte].
+    #[arg(long, value_parser = bytes, value_name = "BYTES")]
+    pub(crate) capacity: Option<u64>,
+    /// Stay until SIGINT or SIGTERM, or `lamina umount`.
+    #[arg(long)]
+    pub(crate) foreground: bool,
+    /// Print JSON instead of a table.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// How models are shown.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Shown {
+    /// Views that the folders list from the beginning, separated by commas; others are there when they are asked for by name.
+    #[arg(long, value_delimiter = ',', value_name = "LIST")]
+    pub(crate) views: Vec<String>,
+    /// A precision called NAME, whose rules are in a TOML file; may be given more than once.
+    #[arg(long = "map", value_name = "NAME=FILE", value_parser = map)]
+    pub(crate) maps: Vec<(String, PathBuf)>,
+}
+
+/// Take a mount down, and end its device.
+#[derive(Debug, Args)]
+pub(crate) struct Umount {
+    /// Where it is mounted.
+    pub(crate) dir: PathBuf,
+}
+
+/// List models, their files, what is stored of them, and what was read of them at which precision.
+#[derive(Debug, Args)]
+pub(crate) struct Ls {
+    /// Where they are mounted [default: everything that `lamina mount` mounted].
+    pub(crate) dir: Option<PathBuf>,
+    /// Print JSON instead of a table.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Load a model into a device that is mounted.
+#[derive(Debug, Args)]
+pub(crate) struct LoadModel {
+    /// A safetensors, GGUF or .npy file, an index of shards, or a directory with such.
+    pub(crate) model: PathBuf,
+    /// What it is called [default: as the file or the directory].
+    #[arg(long = "as", value_name = "NAME")]
+    pub(crate) name: Option<String>,
+    #[command(flatten)]
+    pub(crate) shown: Shown,
+    #[command(flatten)]
+    pub(crate) to: To,
+}
+
+/// Remove a model from a device that is mounted, with all that is stored of it.
+#[derive(Debug, Args)]
+pub(crate) struct Rm {
+    /// The model.
+    pub(crate) name: String,
+    #[command(flatten)]
+    pub(crate) to: To,
+}
+
+/// Which device.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct To {
+    /// Where the device is mounted; it may be left out where only one is.
+    #[arg(long = "in", value_name = "DIR")]
+    pub(crate) dir: Option<PathBuf>,
+}
+
+fn map(text: &str) -> Result<(String, PathBuf), String> {
+    match text.split_once('=') {
+        Some((name, file)) if !name.is_empty() && !file.is_empty() => Ok((name.to_owned(), file.into())),
+        _ => Err(format!("{text:?} is no NAME=FILE: write for example small=small.toml")),
+    }
+}

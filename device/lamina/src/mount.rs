@@ -1,0 +1,347 @@
+//! `lamina mount` and what goes with it: devices in the background whose models are files.
+//!
+//! Each has a directory of its own for its sockets and its log, named after where it is mounted, so
+//! that all that has to be said later is that.
+
+mod find;
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use hyper::Method;
+use indicatif::BinaryBytes;
+use lamina_device::files::{ModelPlan, PrecisionMap, name_of};
+use lamina_device::load::Progress;
+use lamina_serve::PrivateDir;
+use serde_json::{Value, json};
+use tokio::signal::unix::{SignalKind, signal};
+
+use self::find::Found;
+use crate::args::{LoadModel, Ls, Mount, Rm, Shown, Umount};
+use crate::client::{ask, new_table, print_json, rows};
+use crate::holder;
+use crate::meter::Meter;
+use crate::out::print_line;
+
+/// How often a device is asked how far loading is.
+const PACE: Duration = Duration::from_millis(200);
+/// Windows are multiples of this, as CXL's are.
+const MULTIPLE: u64 = 256 << 20;
+/// KiB read ahead: the most that the kernel gives to those who are not root.
+const READ_AHEAD: u32 = 128;
+/// The same where more may be asked for.
+const READ_AHEAD_OF_ROOT: u32 = 1024;
+/// Lines of the log that are shown when a device does not start.
+const SHOWN_LINES: usize = 5;
+
+/// Mounts a device with some models.
+pub(crate) async fn mount(args: Mount) -> Result<()> {
+    let Mount { mut words, shown, image, capacity, foreground, json } = args;
+    let dir = words.pop().context("say where to mount")?;
+    if words.is_empty() && image.is_none() {
+        bail!("say which models to mount, and where: `lamina mount MODEL… DIR`");
+    }
+    if let Some(model) = words.iter().find(|model| dir.starts_with(model) || **model == dir) {
+        bail!("{} is a model and cannot be mounted on", model.display());
+    }
+    let maps = read_maps(&shown)?;
+    // What cannot be loaded is refused before anything is started.
+    let mut needed = 0_u64;
+    let mut names = BTreeMap::new();
+    for model in &words {
+        let name = name_of(model);
+        if let Some(other) = names.insert(name.clone(), model) {
+            bail!(
+                "{} and {} are both called {name}: mount one of them, and `lamina load` the other with --as",
+                other.display(),
+                model.display()
+            );
+        }
+        needed = needed.saturating_add(ModelPlan::open(model, &name)?.base_needed()?);
+    }
+    let new = image.as_ref().is_none_or(|image| !image.exists());
+    let fitting = needed.saturating_mul(2).saturating_add(1 << 30).checked_next_multiple_of(MULTIPLE);
+    let capacity = capacity.or(fitting.filter(|_| new));
+    let run_dir = find::run_dir_of(&dir)?;
+    PrivateDir::make(&run_dir)?;
+    if holder::is_held(&run_dir) {
+        bail!(
+            "{} is mounted already: `lamina ls {}` shows it, `lamina load` adds to it",
+            dir.display(),
+            dir.display()
+        );
+    }
+    let log = run_dir.join("log");
+    let mut device = start(&dir, &run_dir, &log, image.as_deref(), capacity, foreground)?;
+    let loaded = load_all(&run_dir, &words, &shown.views, &maps).await;
+    if let Err(why) = loaded {
+        // Nothing half done is left behind.
+        if let Err(also) = holder::stop(&run_dir) {
+            tracing::warn!("the device does not end: {also:#}");
+        }
+        return Err(why);
+    }
+    let api = run_dir.join("api.sock");
+    let models = ask(&api, Method::GET, "/models", None).await?;
+    if json {
+        let pid = device.id();
+        print_json(&json!({ "mounted": dir, "pid": pid, "api": api, "models": models["models"] }))?;
+    } else {
+        say_mounted(&dir, &models)?;
+    }
+    if foreground {
+        return wait(&mut device, &run_dir).await;
+    }
+    Ok(())
+}
+
+/// Starts a device and waits until it answers.
+fn start(
+    dir: &Path,
+    run_dir: &Path,
+    log: &Path,
+    image: Option<&Path>,
+    capacity: Option<u64>,
+    foreground: bool,
+) -> Result<Child> {
+    let mut serve = Command::new("/proc/self/exe");
+    serve.arg0("lamina").arg("serve").arg("--mount").arg(dir).arg("--run-dir").arg(run_dir);
+    serve.args(["--json", "--views", ""]);
+    let read_ahead = if nix::unistd::geteuid().is_root() { READ_AHEAD_OF_ROOT } else { READ_AHEAD };
+    serve.args(["--read-ahead-kb", &read_ahead.to_string()]);
+    if let Some(image) = image {
+        serve.arg("--image").arg(image);
+    }
+    if let Some(capacity) = capacity {
+        serve.args(["--capacity", &capacity.to_string()]);
+    }
+    serve.stdin(Stdio::null()).stdout(Stdio::piped());
+    if !foreground {
+        let out = File::create(log).with_context(|| format!("cannot write {}", log.display()))?;
+        // What a terminal sends to the job is not for it.
+        serve.stderr(out).process_group(0);
+    }
+    let mut device = serve.spawn().context("cannot start the device")?;
+    let out = device.stdout.take().context("the device says nothing")?;
+    let mut line = String::new();
+    BufReader::new(out).read_line(&mut line).context("the device says nothing")?;
+    let ready: Value = serde_json::from_str(&line).unwrap_or_default();
+    if ready["ready"] == true {
+        return Ok(device);
+    }
+    let status = device.wait()?;
+    let text = if foreground { String::new() } else { fs::read_to_string(log).unwrap_or_default() };
+    let lines: Vec<_> = text.lines().collect();
+    let last = lines[lines.len().saturating_sub(SHOWN_LINES)..].join("\n");
+    bail!("the device did not start ({status}){}{last}", if last.is_empty() { "" } else { ":\n" });
+}
+
+async fn load_all(
+    run_dir: &Path,
+    models: &[PathBuf],
+    views: &[String],
+    maps: &BTreeMap<String, PrecisionMap>,
+) -> Result<()> {
+    let api = run_dir.join("api.sock");
+    let held = ask(&api, Method::GET, "/models", None).await?;
+    let held: Vec<_> = rows(&held["models"])?.iter().filter_map(|model| model["name"].as_str()).collect();
+    for model in models {
+        let name = name_of(model);
+        // An image keeps its models.
+        if held.contains(&name.as_str()) {
+            tracing::info!("the image holds {name} already; it is not loaded again");
+            continue;
+        }
+        load_one(&api, model, &name, views, maps).await?;
+    }
+    Ok(())
+}
+
+/// Has a device load a model, and shows how far that is.
+async fn load_one(
+    api: &Path,
+    model: &Path,
+    name: &str,
+    views: &[String],
+    maps: &BTreeMap<String, PrecisionMap>,
+) -> Result<Value> {
+    let path = std::path::absolute(model)?;
+    let asked = json!({ "path": path, "name": name, "views": views, "maps": maps });
+    let load = ask(api, Method::POST, "/models", Some(asked));
+    tokio::pin!(load);
+    let meter = Meter::new("loaded");
+    loop {
+        tokio::select! {
+            loaded = &mut load => {
+                meter.finish();
+                return loaded.with_context(|| format!("{} is not loaded", model.display()));
+            }
+            () = tokio::time::sleep(PACE) => {}
+        }
+        let Ok(models) = ask(api, Method::GET, "/models", None).await else { continue };
+        let now = &models["loading"];
+        if let (Some(bytes), Some(total)) = (now["bytes"].as_u64(), now["total"].as_u64()) {
+            meter.show(&Progress { tensor: name, bytes, total });
+        }
+    }
+}
+
+/// Says what there is to look at.
+fn say_mounted(dir: &Path, models: &Value) -> Result<()> {
+    let mut example = None;
+    for model in rows(&models["models"])? {
+        let name = model["name"].as_str().unwrap_or_default();
+        print_line!("{}/models/{name}: {}", dir.display(), sizes(model))?;
+        for file in rows(&model["files"])? {
+            let path = file["path"].as_str().unwrap_or_default();
+            if example.is_none()
+                && file["kind"] != "other"
+                && let Some((stem, extension)) = path.rsplit_once('.')
+            {
+                example = Some(format!("{}/models/{name}/{stem}@e8m3.{extension}", dir.display()));
+            }
+        }
+    }
+    if let Some(example) = example {
+        print_line!("the same at another precision: {example}")?;
+    }
+    print_line!("look: lamina ls {0}; end: lamina umount {0}", dir.display())?;
+    Ok(())
+}
+
+/// Bytes, what is stored of them, and the ratio.
+fn sizes(of: &Value) -> String {
+    let (bytes, stored) = (of["bytes"].as_u64().unwrap_or(0), of["stored"].as_u64().unwrap_or(0));
+    format!("{} stored in {}, ratio {}", BinaryBytes(bytes), BinaryBytes(stored), ratio(bytes, stored))
+}
+
+fn ratio(bytes: u64, of: u64) -> String {
+    if of == 0 {
+        return "-".to_owned();
+    }
+    let hundredths = u128::from(bytes) * 100 / u128::from(of);
+    format!("{}.{:02}", hundredths / 100, hundredths % 100)
+}
+
+/// Waits for the end of a device that is held in the foreground.
+async fn wait(device: &mut Child, run_dir: &Path) -> Result<()> {
+    let mut interrupted = signal(SignalKind::interrupt())?;
+    let mut terminated = signal(SignalKind::terminate())?;
+    loop {
+        if let Some(status) = device.try_wait()? {
+            return if status.success() { Ok(()) } else { bail!("the device ended with {status}") };
+        }
+        tokio::select! {
+            _ = interrupted.recv() => {}
+            _ = terminated.recv() => {}
+            () = tokio::time::sleep(PACE) => continue,
+        }
+        let run_dir = run_dir.to_owned();
+        // One that ends by itself already is as good.
+        let stopped = tokio::task::spawn_blocking(move || holder::stop(&run_dir)).await?;
+        stopped.unwrap_or_else(|why| tracing::debug!("{why:#}"));
+    }
+}
+
+/// Takes a mount down.
+pub(crate) fn umount(args: &Umount) -> Result<()> {
+    let Found { run_dir, .. } = find::mounted(&args.dir)?;
+    holder::stop(&run_dir)?;
+    // A directory that others use too stays.
+    if run_dir.parent().is_some_and(|parent| parent.ends_with(find::MOUNTS))
+        && let Err(why) = fs::remove_dir_all(&run_dir)
+    {
+        tracing::debug!("{} stays: {why}", run_dir.display());
+    }
+    Ok(())
+}
+
+/// Loads a model into a device that is mounted.
+pub(crate) async fn load(args: LoadModel) -> Result<()> {
+    let found = find::one(args.to.dir.as_deref())?;
+    let name = args.name.unwrap_or_else(|| name_of(&args.model));
+    let maps = read_maps(&args.shown)?;
+    let loaded = load_one(&found.api(), &args.model, &name, &args.shown.views, &maps).await?;
+    print_line!("{}/models/{name}: {}", found.dir.display(), sizes(&loaded))?;
+    Ok(())
+}
+
+/// Removes a model.
+pub(crate) async fn rm(args: Rm) -> Result<()> {
+    let found = find::one(args.to.dir.as_deref())?;
+    ask(&found.api(), Method::DELETE, &format!("/models/{}", escaped(&args.name)), None).await?;
+    Ok(())
+}
+
+/// Lists models.
+pub(crate) async fn ls(args: Ls) -> Result<()> {
+    let found = match &args.dir {
+        Some(dir) => vec![find::mounted(dir)?],
+        None => find::all(),
+    };
+    let mut all = Vec::new();
+    for Found { run_dir, dir } in found {
+        match ask(&run_dir.join("api.sock"), Method::GET, "/models", None).await {
+            Ok(models) => all.push((dir, models)),
+            Err(why) if args.dir.is_some() => return Err(why),
+            Err(why) => tracing::warn!("{}: {why:#}", dir.display()),
+        }
+    }
+    if args.json {
+        let mounts = all.iter().map(|(dir, models)| json!({ "mounted": dir, "models": models["models"] }));
+        return print_json(&mounts.collect());
+    }
+    let mut table = new_table(&["file", "at", "bytes", "stored", "ratio", "read", "fetched"], 2);
+    for (dir, models) in &all {
+        for model in rows(&models["models"])? {
+            let name = model["name"].as_str().unwrap_or_default();
+            for file in rows(&model["files"])? {
+                let path = file["path"].as_str().unwrap_or_default();
+                let number = |of: &Value, key: &str| of[key].as_u64().unwrap_or(0);
+                let size = |bytes| BinaryBytes(bytes).to_string();
+                for view in rows(&file["views"])? {
+                    let at = view["view"].as_str().unwrap_or_default();
+                    let full = at == "full";
+                    let (bytes, stored) = (number(view, "bytes"), number(file, "stored"));
+                    table.add_row([
+                        format!("{}/models/{name}/{path}", dir.display()),
+                        at.to_owned(),
+                        size(bytes),
+                        if full { size(stored) } else { String::new() },
+                        if full { ratio(bytes, stored) } else { String::new() },
+                        size(number(view, "read")),
+                        size(number(view, "fetched")),
+                    ]);
+                }
+            }
+        }
+    }
+    print_line!("{table}")?;
+    Ok(())
+}
+
+/// A name as a part of a URL's path.
+fn escaped(name: &str) -> String {
+    let plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"-._~".contains(byte);
+    let part = |byte: u8| match byte {
+        byte if plain(&byte) => char::from(byte).to_string(),
+        byte => format!("%{byte:02X}"),
+    };
+    name.bytes().map(part).collect()
+}
+
+fn read_maps(shown: &Shown) -> Result<BTreeMap<String, PrecisionMap>> {
+    let read = |(name, path): &(String, PathBuf)| {
+        let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+        let map =
+            toml::from_str(&text).with_context(|| format!("{} is no map of precisions", path.display()))?;
+        Ok((name.clone(), map))
+    };
+    shown.maps.iter().map(read).collect()
+}

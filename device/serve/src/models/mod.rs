@@ -1,0 +1,267 @@
+//! The folder `models/` of the mount: files of models, as they were loaded and at other precisions.
+//!
+//! | path | shows |
+//! |---|---|
+//! | `models/NAME/FILE` | the file, to the bit |
+//! | `models/NAME/STEM@VIEW.EXT` | the checkpoint `STEM.EXT` at a view or by a map |
+//! | `models/NAME@VIEW/…` | the whole model so: checkpoints at the view, other files as they are |
+//! | `models/NAME@VIEW.EXT` | the only checkpoint of a model |
+//!
+//! The rules:
+//! * Everything is read-only: EROFS.
+//! * A file at a precision is there when it is asked for by its name. Folders list what was
+//!   configured or asked for.
+//! * An inode's number says what it is ([`number`]), so that every process that serves the mount knows
+//!   it.
+//! * What a file shows is what has reached the device. Its pages stay in the page cache until it is
+//!   opened after something was stored to the base window, or its model is removed.
+
+mod fs;
+mod number;
+mod report;
+
+use std::collections::{BTreeMap, HashMap};
+use std::ops::ControlFlow;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use parking_lot::{Mutex, RwLock};
+
+use lamina_device::device::Device;
+use lamina_device::files::{self, FileEntry, FileLayout, FilesError, Loading, Model, ModelPlan, Precision};
+use lamina_device::load::Progress;
+use lamina_device::model::FileKind;
+
+pub(super) use self::fs::{Child, is_ours};
+pub(super) use self::number::MODELS;
+pub use self::report::{FileReport, LoadingReport, ModelReport, ModelsReport, ViewReport};
+
+/// What the folder is called.
+pub(super) const FOLDER: &str = "models";
+
+/// Told of files whose pages are to go, by inode.
+type Gone = Box<dyn Fn(u64) + Send + Sync>;
+
+/// The models of a device, as files.
+pub struct Models {
+    device: Arc<Device>,
+    folders: RwLock<BTreeMap<String, Arc<Folder>>>,
+    /// Files that were looked at, by inode; none where no tensor can be shown so.
+    shown: Mutex<HashMap<u64, Option<Arc<Shown>>>>,
+    /// Held by who loads or removes a model.
+    turn: Mutex<()>,
+    loading: Mutex<Option<LoadingReport>>,
+    stopping: AtomicBool,
+    gone: OnceLock<Gone>,
+}
+
+/// A model's folder.
+pub(super) struct Folder {
+    pub(super) model: Model,
+    /// The folder itself, then what is in it, by path.
+    pub(super) entries: Vec<Entry>,
+}
+
+/// A file or a folder.
+pub(super) struct Entry {
+    pub(super) parent: usize,
+    pub(super) name: String,
+    /// The number of the file in the manifest.
+    pub(super) file: Option<usize>,
+}
+
+/// A file that was looked at.
+pub(super) struct Shown {
+    pub(super) layout: FileLayout,
+    /// Bytes stored of it, as somebody asked last, and what had been changed on the device then.
+    pub(super) stored: Mutex<Option<(u64, u64)>>,
+    /// What had been written to the device when it was opened last.
+    pub(super) opened: AtomicU64,
+}
+
+impl Folder {
+    fn new(model: Model) -> Self {
+        let mut entries = vec![Entry { parent: 0, name: model.manifest.name.clone(), file: None }];
+        let mut folders: BTreeMap<String, usize> = BTreeMap::from([(String::new(), 0)]);
+        for (number, file) in model.manifest.files.iter().enumerate() {
+            let (path, name) = file.path.rsplit_once('/').unwrap_or(("", &file.path));
+            let mut parent = 0;
+            let mut inside = String::new();
+            for part in path.split('/').filter(|part| !part.is_empty()) {
+                inside = if inside.is_empty() { part.to_owned() } else { format!("{inside}/{part}") };
+                parent = *folders.entry(inside.clone()).or_insert_with(|| {
+                    entries.push(Entry { parent, name: part.to_owned(), file: None });
+                    entries.len() - 1
+                });
+            }
+            entries.push(Entry { parent, name: name.to_owned(), file: Some(number) });
+        }
+        Self { model, entries }
+    }
+
+    /// What is in one of its folders.
+    pub(super) fn children(&self, parent: usize) -> impl Iterator<Item = (usize, &Entry)> {
+        self.entries.iter().enumerate().skip(1).filter(move |(_, entry)| entry.parent == parent)
+    }
+
+    /// The file that an entry is.
+    pub(super) fn file(&self, entry: usize) -> Option<&FileEntry> {
+        self.model.manifest.files.get(self.entries.get(entry)?.file?)
+    }
+
+    /// Its checkpoints, by entry.
+    pub(super) fn checkpoints(&self) -> impl Iterator<Item = (usize, &FileEntry)> {
+        let files = (0..self.entries.len()).filter_map(|entry| Some((entry, self.file(entry)?)));
+        files.filter(|(_, file)| file.kind != FileKind::Other)
+    }
+}
+
+impl Models {
+    /// The models that `device` holds. What was loaded or removed by half is removed.
+    ///
+    /// # Errors
+    ///
+    /// When that fails.
+    pub fn open(device: Arc<Device>) -> Result<Self, FilesError> {
+        let held = files::held(&device)?;
+        let folders =
+            held.into_iter().map(|model| (model.manifest.name.clone(), Arc::new(Folder::new(model))));
+        Ok(Self {
+            folders: RwLock::new(folders.collect()),
+            device,
+            shown: Mutex::default(),
+            turn: Mutex::default(),
+            loading: Mutex::default(),
+            stopping: AtomicBool::new(false),
+            gone: OnceLock::new(),
+        })
+    }
+
+    /// Has `gone` be told of files whose pages are to go. Once is enough.
+    pub(super) fn when_gone(&self, gone: impl Fn(u64) + Send + Sync + 'static) {
+        let _ = self.gone.set(Box::new(gone));
+    }
+
+    /// Loads what is at `path` as the model `name`. `loaded` is told of each range of the base window
+    /// (DPA and bytes) that was written, before anybody sees the model.
+    ///
+    /// # Errors
+    ///
+    /// What is wrong with it, or why the device does not take it; then nothing of it stays.
+    pub(super) fn load(
+        &self,
+        path: &Path,
+        name: &str,
+        loading: &Loading,
+        loaded: impl Fn(u64, u64) -> Result<(), FilesError>,
+    ) -> Result<ModelReport, FilesError> {
+        let _turn = self.turn.lock();
+        let plan = ModelPlan::open(path, name)?;
+        let told = |now: Progress<'_>| {
+            *self.loading.lock() =
+                Some(LoadingReport { name: name.to_owned(), bytes: now.bytes, total: now.total });
+            if self.stopping.load(Ordering::Relaxed) {
+                ControlFlow::Break(())
+            } else {
+                ControlFlow::Continue(())
+            }
+        };
+        let model = files::load(&self.device, &plan, loading, told);
+        *self.loading.lock() = None;
+        let model = model?;
+        for (dpa, length) in model.places(&self.device) {
+            loaded(dpa, length)?;
+        }
+        let folder = Arc::new(Folder::new(model));
+        self.folders.write().insert(name.to_owned(), Arc::clone(&folder));
+        Ok(self.report_of(&folder))
+    }
+
+    /// Removes a model. `drop` is told of each range of the base window before it goes.
+    ///
+    /// # Errors
+    ///
+    /// If there is none of the name, or the device cannot remove it.
+    pub(super) fn remove(
+        &self,
+        name: &str,
+        drop: impl Fn(u64, u64) -> Result<(), FilesError>,
+    ) -> Result<(), FilesError> {
+        let _turn = self.turn.lock();
+        let folder = self.folders.write().remove(name);
+        let folder = folder.ok_or_else(|| FilesError::Unknown { name: name.to_owned() })?;
+        let removed = files::remove(&self.device, &folder.model.manifest, drop);
+        let id = folder.model.manifest.id;
+        let mut shown = self.shown.lock();
+        let mut gone: Vec<u64> =
+            shown.keys().copied().filter(|inode| number::model_of(*inode) == id).collect();
+        shown.retain(|inode, _| number::model_of(*inode) != id);
+        std::mem::drop(shown);
+        gone.extend((0..folder.entries.len()).filter_map(|entry| number::of(id, entry, 0)));
+        gone.sort_unstable();
+        gone.dedup();
+        if let Some(tell) = self.gone.get() {
+            gone.into_iter().for_each(tell);
+        }
+        removed
+    }
+
+    /// Ends what is being loaded, and waits until it has been removed.
+    pub fn stop(&self) {
+        self.stopping.store(true, Ordering::Relaxed);
+        std::mem::drop(self.turn.lock());
+    }
+
+    /// The folder of a name.
+    pub(super) fn folder(&self, name: &str) -> Option<Arc<Folder>> {
+        self.folders.read().get(name).cloned()
+    }
+
+    /// The folder of a model's number.
+    pub(super) fn numbered(&self, id: u32) -> Option<Arc<Folder>> {
+        self.folders.read().values().find(|folder| folder.model.manifest.id == id).cloned()
+    }
+
+    pub(super) fn folders(&self) -> Vec<Arc<Folder>> {
+        self.folders.read().values().cloned().collect()
+    }
+
+    /// A file, ready to be read; none if no tensor of it can be shown at the precision.
+    pub(super) fn shown(
+        &self,
+        folder: &Folder,
+        entry: usize,
+        precision: Option<&Precision>,
+        inode: u64,
+    ) -> Result<Option<Arc<Shown>>, FilesError> {
+        if let Some(shown) = self.shown.lock().get(&inode) {
+            return Ok(shown.clone());
+        }
+        let Some(file) = folder.file(entry) else { return Ok(None) };
+        let layout = match precision {
+            None => FileLayout::new(&self.device, &folder.model, file),
+            Some(precision) => FileLayout::at(&self.device, &folder.model, file, precision),
+        };
+        let layout = match layout {
+            Ok(layout) => Some(layout),
+            Err(why @ FilesError::NothingGiven { .. }) => {
+                tracing::info!("{}: {why}", folder.model.manifest.name);
+                None
+            }
+            Err(why) => return Err(why),
+        };
+        let shown = layout.map(|layout| {
+            Arc::new(Shown { layout, stored: Mutex::default(), opened: AtomicU64::new(u64::MAX) })
+        });
+        // Whoever was first: what was read through it is counted there.
+        Ok(self.shown.lock().entry(inode).or_insert(shown).clone())
+    }
+
+    /// The inodes of the files at precisions that were asked for, of a model.
+    pub(super) fn asked(&self, id: u32) -> Vec<u64> {
+        let shown = self.shown.lock();
+        let known = shown.iter().filter(|(_, shown)| shown.is_some()).map(|(inode, _)| *inode);
+        known.filter(|inode| number::model_of(*inode) == id).collect()
+    }
+}
