@@ -32,6 +32,7 @@ mod holds;
 mod holes;
 mod kept;
 mod lanes;
+mod noted;
 mod observers;
 mod parallel;
 mod partition;
@@ -58,13 +59,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 
 #[cfg(test)]
 pub(crate) use self::kept::text_of;
 use self::{
-    accounts::Accounts, blocks::BlockService, events::Events, kept::Kept, observers::Observers,
-    staged::StagedPlaces, stock::Stock, windows::KvStaging,
+    accounts::Accounts, blocks::BlockService, charge::Charge, events::Events, kept::Kept, noted::LastNoted,
+    observers::Observers, staged::StagedPlaces, stock::Stock, windows::KvStaging,
 };
 pub use self::{
     config::{DeviceConfig, MAX_OPEN_WINDOWS},
@@ -91,7 +92,8 @@ pub use crate::{
 };
 use lamina_codec::{BLOCK_BYTES, Codec};
 use lamina_store::{
-    Store, checkpoint,
+    Basis, Store, checkpoint,
+    entry::Entry,
     image::{Image, Superblock},
     mode::Mode,
     snapshot,
@@ -116,6 +118,7 @@ pub struct Device {
     /// The image that all this is kept in, if it is.
     kept: Option<Kept>,
     events: Events,
+    noted: Mutex<LastNoted>,
     /// Processes that served it and died.
     worker_deaths: AtomicU64,
     started: Instant,
@@ -153,6 +156,7 @@ impl Device {
             accounts,
             kept,
             events: Events::default(),
+            noted: Mutex::default(),
             worker_deaths: AtomicU64::new(0),
             started: Instant::now(),
             config,
@@ -186,7 +190,7 @@ impl Device {
         config.check()?;
         let mut partition_table = config.partition_table()?;
         let mut stats = Stats::default();
-        let image = checkpoint::settle(image, config.first_process)?;
+        let image = checkpoint::settle(image, config.first_process)?.with_ledger(config.worker);
         let mut observers = Observers::new(&config, Some(&image))?;
         let (kept, map) = Kept::open(image, &config, &partition_table)?;
         let parts = partition_table.parts.iter_mut().flat_map(Part::counters);
@@ -197,16 +201,18 @@ impl Device {
         let later =
             partition_table.parts.iter_mut().flat_map(Part::later_counters).chain(stats.later_counters());
         later.for_each(|counter| counter.keep(kept.counters().take()));
-        let (blocks, stock) =
-            blocks::Backing::open(kept.image(), |stock: &mut Stock, block, entry, charge| {
-                partition_table.found(block, charge.bytes());
-                stock.found(&map, block, entry, charge);
-            })?;
-        for stock in stock {
-            stock.settle(&stats);
-        }
+        let fit = |noted: &[u64]| noted::fit(noted, &stats, &partition_table, &map);
+        let found = |stock: &mut Stock, block, entry: &Entry, charge: &Charge| {
+            partition_table.found(block, charge.bytes());
+            stock.found(&map, block, entry, charge);
+        };
+        let (blocks, basis) = blocks::Backing::open(kept.image(), fit, found)?;
         let places = StagedPlaces::open(kept.image())?;
         let accounts = Accounts { stats, partition_table, observers };
+        match basis {
+            Basis::Found(all) => all.into_iter().for_each(|stock| stock.settle(&accounts.stats)),
+            Basis::Noted { accounts: noted, changed } => accounts.go_on(&map, &noted, &changed),
+        }
         let device = Self::with(config, map, blocks, accounts, Some(kept), Some(places));
         if device.kept.as_ref().is_some_and(Kept::renumbered) {
             // Else the next process would find these counters at zero.
@@ -219,6 +225,7 @@ impl Device {
             store.keep_checkpoints(kept.image(), kept.tables())?;
         }
         device.recover_windows()?;
+        device.note_accounts();
         Ok(device)
     }
 

@@ -34,6 +34,7 @@ use lamina_serve::qmp::{PoisonReporter, Told};
 use lamina_serve::{
     Api, Channels, Control, DiskServer, ExportOptions, GuestPort, Mount, MountOptions, Place, abort_mount,
 };
+use lamina_store::Worker;
 use lamina_store::host_memory::HostMemory;
 use lamina_store::image::Image;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -46,6 +47,8 @@ use crate::partition_table::{Load, PartitionArgs, Plan};
 
 /// What a worker ends with after a panic.
 const PANICKED: i32 = 101;
+/// How often it is noted what was counted, if that has changed.
+const NOTE_EVERY: Duration = Duration::from_millis(250);
 /// How long after a sync that failed another is tried.
 const SYNC_AGAIN: Duration = Duration::from_secs(10);
 /// How long a worker that dies waits for its log to be written: its guests wait meanwhile.
@@ -107,11 +110,18 @@ fn run(args: &DeviceArgs, partition_table: &PartitionArgs) -> Result<()> {
     let _inside = runtime.0.as_ref().map(tokio::runtime::Runtime::enter);
     let interleaving = args.several.interleaving();
     let observe = args.observe;
-    let config = DeviceConfig { first_process: first, interleaving, observe, ..DeviceConfig::new(0, 0) };
+    let config = DeviceConfig {
+        first_process: first,
+        worker: holder().map(|holder| Worker { holder, number: deaths }),
+        interleaving,
+        observe,
+        ..DeviceConfig::new(0, 0)
+    };
     let device = Arc::new(Device::open(image, &config)?);
     device.set_worker_deaths(deaths);
     let _ = counted.set(Arc::clone(&device));
     sync_regularly(&device, args.sync_seconds)?;
+    note_regularly(&device)?;
     let exports = plan.exports(&device)?;
     let control = Control::new(Arc::clone(&device)).with_sockets_in(&args.run_dir);
     let adopt = || -> Result<_> {
@@ -247,6 +257,30 @@ fn sync_regularly(device: &Arc<Device>, seconds: u32) -> Result<()> {
         }
     };
     thread::Builder::new().name("sync".into()).spawn(sync)?;
+    Ok(())
+}
+
+/// A number that no other holder has since the host was started: when it was started, and which
+/// process it is.
+fn holder() -> Option<u64> {
+    let process = rustix::process::getppid()?.as_raw_nonzero().get().unsigned_abs();
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
+    // The name is in parentheses and may contain anything. The fields after it begin with the third.
+    let mut fields = stat.rsplit_once(") ")?.1.split_ascii_whitespace();
+    let started: u64 = fields.nth(22 - 3)?.parse().ok()?;
+    Some(started << 22 | u64::from(process))
+}
+
+/// Notes now and then what the next worker need not count again.
+fn note_regularly(device: &Arc<Device>) -> Result<()> {
+    let device = Arc::clone(device);
+    let note = move || {
+        loop {
+            thread::sleep(NOTE_EVERY);
+            device.note_accounts();
+        }
+    };
+    thread::Builder::new().name("accounts".into()).spawn(note)?;
     Ok(())
 }
 

@@ -40,7 +40,9 @@ use super::{
     entry::{ENTRY_BYTES, Version},
     host_memory::HostMemory,
     journal,
+    ledger::{Ledger, LedgerPlace, Worker},
     memory::Memory,
+    segments::Segments,
     tables,
 };
 use crate::mode::Mode;
@@ -112,6 +114,8 @@ pub struct Image {
     /// Whether it gets checkpoints if it has none: a crash of the host leaves nothing of what is in
     /// memory.
     durable: bool,
+    /// Where the ledger is, if there is one.
+    ledger: Option<LedgerPlace>,
 }
 
 /// Why a file cannot be the image.
@@ -241,7 +245,7 @@ impl Image {
     fn new(file: File, superblock: Superblock, layout: Layout) -> Self {
         let file = Arc::new(file);
         let durable = superblock.mode != Mode::Plain && !is_in_memory(&file);
-        Self { file, superblock, layout, host: None, head: None, durable }
+        Self { file, superblock, layout, host: None, head: None, durable, ledger: None }
     }
 
     /// Makes an image at `path`, where there is none.
@@ -348,6 +352,41 @@ impl Image {
         self.durable && !self.superblock.checkpoints
     }
 
+    /// With a ledger, if it is in memory and this is a worker, who finds there what the one before
+    /// noted. Else with none, even if a device that opened `self` has one: a ledger has one writer.
+    #[must_use]
+    pub fn with_ledger(mut self, worker: Option<Worker>) -> Self {
+        self.ledger = None;
+        let Some(worker) = worker else { return self };
+        // What checkpoints name is held besides, and the ledger does not know of it.
+        let has_checkpoints = self.durable || self.superblock.checkpoints;
+        if !self.is_in_memory() || has_checkpoints || self.superblock.mode == Mode::Plain {
+            return self;
+        }
+        let Layout { gcomp, index, segments, .. } = &self.layout;
+        let parts = [gcomp, index, segments].map(|part| part.end - part.start);
+        let chunks = Segments::chunks_in(self.superblock.store_bytes);
+        let sizes = (self.superblock.base_bytes / BLOCK_BYTES as u64, chunks);
+        match LedgerPlace::open(
+            &self.file,
+            self.layout.bytes(true).next_multiple_of(ALIGN),
+            sizes,
+            &parts,
+            worker,
+        ) {
+            Ok(ledger) => Self { ledger: Some(ledger), ..self },
+            Err(why) => {
+                tracing::warn!("what is stored will be counted anew when a worker dies: {why}");
+                self
+            }
+        }
+    }
+
+    /// Its ledger.
+    pub(super) fn ledger(&self) -> Result<Option<Ledger>, StoreError> {
+        self.ledger.as_ref().map(|place| place.ledger(&self.file)).transpose()
+    }
+
     /// As if it were on a disk, for tests and fuzzing.
     #[must_use]
     pub fn on_disk(self) -> Self {
@@ -450,11 +489,11 @@ impl Image {
     /// # Errors
     /// [`StoreError`] if they cannot be mapped.
     pub fn gcomp(&self) -> Result<Memory, StoreError> {
-        self.map_growing("comparison with gcomp", &self.layout.gcomp)
+        self.map_growing("comparison with gcomp", &self.layout.gcomp, 0)
     }
 
     pub(super) fn index(&self) -> Result<Memory, StoreError> {
-        self.map_growing("plane index", &self.layout.index)
+        self.map_growing("plane index", &self.layout.index, 1)
     }
 
     /// The segments, or the words of a plain device.
@@ -462,15 +501,23 @@ impl Image {
     /// # Errors
     /// [`StoreError`] if they cannot be mapped.
     pub fn segments(&self) -> Result<Memory, StoreError> {
-        self.map_growing("segment store", &self.layout.segments)
+        self.map_growing("segment store", &self.layout.segments, 2)
     }
 
     fn map(&self, what: &'static str, range: &Range<u64>) -> Result<Memory, StoreError> {
         Memory::part(what, &self.file, range.start, range.end - range.start, None)
     }
 
-    fn map_growing(&self, what: &'static str, range: &Range<u64>) -> Result<Memory, StoreError> {
-        Memory::part(what, &self.file, range.start, range.end - range.start, self.host.clone())
+    /// Maps part `number` of those that grow.
+    fn map_growing(
+        &self,
+        what: &'static str,
+        range: &Range<u64>,
+        number: usize,
+    ) -> Result<Memory, StoreError> {
+        let bits = self.ledger.as_ref().map(|ledger| ledger.bits(number));
+        let bytes = range.end - range.start;
+        Memory::part_with_bits(what, &self.file, range.start, bytes, self.host.clone(), bits)
     }
 }
 

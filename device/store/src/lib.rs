@@ -25,6 +25,7 @@ pub mod host_memory;
 pub mod image;
 mod index;
 mod journal;
+mod ledger;
 pub mod losses;
 pub mod memory;
 #[cfg(any(test, feature = "testing"))]
@@ -39,6 +40,8 @@ mod stock;
 mod sync;
 pub mod tables;
 pub mod upgrade;
+
+pub use self::ledger::{Changed, Worker};
 
 use std::{
     io,
@@ -60,6 +63,7 @@ use self::{
     image::Image,
     index::Index,
     journal::Journal,
+    ledger::Ledger,
     losses::Losses,
     memory::Memory,
     publication::{Held, Stripes},
@@ -193,6 +197,11 @@ pub struct Store {
     forced: AtomicU64,
     /// The snapshot that is being saved.
     saving: Mutex<Option<Arc<Stop>>>,
+    /// What is noted for the next process, if it is.
+    ledger: Option<Arc<Ledger>>,
+    /// Held while segments are moved that no write of the caller's moves: see
+    /// [`Store::keep_accounts`].
+    moving: parking_lot::RwLock<()>,
 }
 
 /// What was found when a store was opened.
@@ -202,6 +211,20 @@ pub struct Opened {
     pub replayed: usize,
     /// Blocks that are poisoned, or whose entries are damaged: they cannot be read until they are written.
     pub damaged: Vec<u64>,
+}
+
+/// What the accounts of a store that was opened are made of.
+#[derive(Debug)]
+pub enum Basis<T> {
+    /// What was made of all its blocks that hold data.
+    Found(Vec<T>),
+    /// What was noted.
+    Noted {
+        /// The accounts as they were [kept](Store::keep_accounts) last.
+        accounts: Vec<u64>,
+        /// The blocks that may have changed since, each once.
+        changed: Vec<Changed>,
+    },
 }
 
 /// What a read took from the store.
@@ -247,11 +270,11 @@ impl Store {
         let version = Version::default();
         let bytes = Segments::bytes(segment_bytes.min(version.max_store_bytes()));
         let index = Index::new(Memory::reserve("plane index", Index::bytes(blocks))?, version, blocks);
-        let segments = Segments::new(Memory::reserve("segment store", bytes)?, bytes);
-        Ok(Self::of(index, segments, None))
+        let segments = Segments::new(Memory::reserve("segment store", bytes)?, bytes, None);
+        Ok(Self::of(index, segments, None, None))
     }
 
-    fn of(index: Index, segments: Segments, journal: Option<Journal>) -> Self {
+    fn of(index: Index, segments: Segments, journal: Option<Journal>, ledger: Option<Arc<Ledger>>) -> Self {
         Self {
             index,
             segments,
@@ -264,25 +287,46 @@ impl Store {
             checkpoints: OnceLock::new(),
             forced: AtomicU64::new(0),
             saving: Mutex::new(None),
+            ledger,
+            moving: parking_lot::RwLock::new(()),
         }
     }
 
-    /// The store that lies in `image`. `found` is told of every block that holds data, by several threads, of which each makes something of its own of what it is told.
+    /// The store that lies in `image`. If it has a ledger, and the accounts there are those of the
+    /// caller (`accept`), the entries are what the ledger says. Else all of them are looked at, and
+    /// `found` is told of every block that holds data, by several threads, of which each makes
+    /// something of its own of what it is told.
     ///
     /// # Errors
     /// [`StoreError::Reserve`], [`StoreError::NoRoom`].
     pub fn open<T: Default + Send>(
         image: &Image,
+        accept: impl FnOnce(&[u64]) -> bool,
         found: impl Fn(&mut T, u64, &Entry) + Sync,
-    ) -> Result<(Self, Opened, Vec<T>), StoreError> {
+    ) -> Result<(Self, Opened, Basis<T>), StoreError> {
         let superblock = image.superblock();
         let bytes = superblock.store_bytes / memory::UNIT_BYTES as u64 * memory::UNIT_BYTES as u64;
         let index = Index::open(image, blocks(superblock.base_bytes))?;
-        let segments = Segments::new(image.segments()?, bytes);
-        let store = Self::of(index, segments, Some(Journal::new(image.journal()?)?));
+        let ledger = image.ledger()?.map(Arc::new);
+        let segments = Segments::new(image.segments()?, bytes, ledger.clone());
+        let store = Self::of(index, segments, Some(Journal::new(image.journal()?)?), ledger);
         let mut opened = Opened::default();
         if let Some(journal) = &store.journal {
             opened.replayed = journal.replay(&store.index)?;
+        }
+        if let Some(ledger) = store.ledger.as_ref().filter(|ledger| ledger.follows())
+            && let Some(ledger::Found { accounts, changed, lost }) =
+                ledger.take_over(&store.index, store.index.version(), accept)?
+        {
+            store.segments.take_over(ledger);
+            for block in &lost {
+                store.losses.note(*block, Why::found());
+            }
+            opened.damaged = lost;
+            return Ok((store, opened, Basis::Noted { accounts, changed }));
+        }
+        if let Some(ledger) = &store.ledger {
+            ledger.give_up();
         }
         let claims = store.segments.claims();
         let (all, damaged) = stock::take(&store.index, &claims, found);
@@ -295,7 +339,7 @@ impl Store {
             store.losses.note(*block, Why::found());
         }
         opened.damaged = damaged;
-        Ok((store, opened, all))
+        Ok((store, opened, Basis::Found(all)))
     }
 
     /// Copies out what `select` wants of `block`: its entry, and the bytes of those planes at their places in `bundle`.
@@ -451,6 +495,9 @@ impl Store {
             .map(|((_, new), lost)| if lost.is_some() { entry::POISON } else { self.encode(new) })
             .collect();
         let put = || {
+            if let Some(ledger) = &self.ledger {
+                blocks.clone().for_each(|block| ledger.note_entry(block, &self.index.raw(block)));
+            }
             let record =
                 self.journal.as_ref().map(|journal| (journal, journal.begin_window(first, &entries)));
             let watch = self.index.watch();
@@ -463,7 +510,7 @@ impl Store {
             }
         };
         let lost_at = |block| lost[usize::try_from(block - first).expect("one of these")].clone();
-        self.losses.publish(held, blocks, put, lost_at);
+        self.losses.publish(held, blocks.clone(), put, lost_at);
         for (old, _) in &changes {
             self.free(old);
         }
@@ -555,6 +602,7 @@ impl Store {
 
     /// Frees what need not be held any more, and tidies up: whether there was anything.
     fn let_go(&self) -> bool {
+        let _moving = self.moving.read();
         if self.segments.let_go() == 0 {
             return false;
         }
@@ -565,6 +613,35 @@ impl Store {
             self.empty(&untidy);
         }
         true
+    }
+
+    /// Whether it was opened by what the process before noted, without a look at all entries.
+    pub fn was_noted(&self) -> bool {
+        self.ledger.as_ref().is_some_and(|ledger| ledger.is_taken())
+    }
+
+    /// Whether accounts should be kept again soon, so that the next process has little to look at.
+    pub fn wants_accounts(&self) -> bool {
+        self.ledger.as_ref().is_some_and(|ledger| ledger.is_full())
+    }
+
+    /// Whether nothing changed since accounts were kept, or they need not be kept.
+    pub fn has_accounts(&self) -> bool {
+        self.ledger.as_ref().is_none_or(|ledger| ledger.is_fresh())
+    }
+
+    /// Keeps what the caller counts of the blocks for the next process. Nobody else uses the store
+    /// but to read.
+    pub fn keep_accounts(&self, accounts: &[u64]) {
+        let Some(ledger) = &self.ledger else { return };
+        let _moving = self.moving.write();
+        // What is held is freed later, and the log has to name it then.
+        if self.segments.kept_bytes() > 0 {
+            return;
+        }
+        let lost = self.losses.listed().into_iter().map(|loss| loss.block);
+        let lost: Vec<_> = lost.filter(|block| self.index.get(*block).is_err()).collect();
+        ledger.begin(accounts, &lost);
     }
 
     /// Has checkpoints be made of this store and `tables`, if its image has them or is to have
@@ -635,6 +712,9 @@ impl Store {
 
     /// Writes a block's entry, whole even if the process is killed. The caller holds its stripe.
     fn put(&self, block: u64, entry: &[u8; ENTRY_BYTES]) {
+        if let Some(ledger) = &self.ledger {
+            ledger.note_entry(block, &self.index.raw(block));
+        }
         let record = self.journal.as_ref().map(|journal| (journal, journal.begin(block, entry)));
         self.index.put(&self.index.watch(), block, entry);
         if let Some((journal, record)) = record {

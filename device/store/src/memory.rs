@@ -24,6 +24,7 @@ use vm_memory::{FileOffset, VolatileMemory, mmap::MmapRegion, mmap::MmapRegionBu
 use super::{
     StoreError,
     host_memory::{For, HostMemory},
+    ledger,
 };
 
 /// Room in an image is made and given back in units of this many bytes.
@@ -55,6 +56,16 @@ struct Part {
     mishaps: super::mishaps::Mishaps,
 }
 
+/// Where in a file the bits of a part's units are: which have room, then which may hold anything.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct BitsAt {
+    pub(super) offset: u64,
+    /// Whether they say what there is.
+    pub(super) known: bool,
+    /// Where in the file that is said, by a word that is 1.
+    pub(super) known_at: u64,
+}
+
 impl Memory {
     /// Reserves `bytes` of address space of this process.
     ///
@@ -75,9 +86,29 @@ impl Memory {
         bytes: u64,
         host: Option<Arc<HostMemory>>,
     ) -> Result<Self, StoreError> {
+        Self::part_with_bits(what, file, offset, bytes, host, None)
+    }
+
+    /// As [`Self::part`]; if `at` is given, what is known of its units is there for the next
+    /// process.
+    pub(super) fn part_with_bits(
+        what: &'static str,
+        file: &Arc<File>,
+        offset: u64,
+        bytes: u64,
+        host: Option<Arc<HostMemory>>,
+        at: Option<BitsAt>,
+    ) -> Result<Self, StoreError> {
         let flags = libc::MAP_SHARED | libc::MAP_NORESERVE;
         let region = map(what, bytes, flags, Some(FileOffset::from_arc(Arc::clone(file), offset)))?;
-        let (ensured, touched) = (bits(what, &region)?, bits(what, &region)?);
+        let (ensured, touched) = match at {
+            None => (bits(what, &region)?, bits(what, &region)?),
+            Some(BitsAt { offset, .. }) => {
+                let bytes = ledger::bits_bytes(bytes);
+                let bits = |at| map(what, bytes, flags, Some(FileOffset::from_arc(Arc::clone(file), at)));
+                (bits(offset)?, bits(offset + bytes)?)
+            }
+        };
         let part = Part {
             what,
             file: Arc::clone(file),
@@ -88,6 +119,9 @@ impl Memory {
             mishaps: super::mishaps::current(),
         };
         let memory = Self { region, part: Some(Box::new(part)), touched };
+        if at.is_some_and(|at| at.known) {
+            return Ok(memory);
+        }
         // Once for all: to ask of each unit whether it has a hole is to look for the next hole, which may be gigabytes away.
         let data = memory.populated();
         if let Some(part) = &memory.part {
@@ -99,6 +133,10 @@ impl Memory {
         }
         for range in data {
             memory.touch(range);
+        }
+        if let Some(at) = at {
+            file.write_all_at(&1_u64.to_le_bytes(), at.known_at)
+                .map_err(|source| StoreError::NoRoom { what, source })?;
         }
         Ok(memory)
     }

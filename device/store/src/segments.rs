@@ -19,13 +19,15 @@ mod chunks;
 mod claims;
 mod held;
 
-use std::ops::Range;
+use std::{ops::Range, sync::Arc};
 
 use parking_lot::Mutex;
 
 use self::allocator::Allocator;
 pub(super) use self::claims::{Claimed, Claims};
-use super::{GRANULE_BYTES, StoreError, host_memory::For, memory::Memory, memory::UNIT_BYTES};
+use super::{
+    GRANULE_BYTES, StoreError, host_memory::For, ledger::Ledger, memory::Memory, memory::UNIT_BYTES,
+};
 use lamina_codec::block::MAX_BUNDLE;
 
 /// Granules of a chunk: 64 KiB.
@@ -59,10 +61,19 @@ impl Segments {
         bytes.max(1).checked_next_multiple_of(UNIT_BYTES as u64).unwrap_or(u64::MAX)
     }
 
-    /// No segments yet in `memory`, of `bytes`.
-    pub(super) fn new(memory: Memory, bytes: u64) -> Self {
-        let chunks = usize::try_from(bytes / UNIT_BYTES as u64).expect("the reservation succeeded");
-        Self { memory, allocator: Mutex::new(Allocator::new(chunks)) }
+    /// Chunks of a store with `bytes` of segments.
+    pub(super) fn chunks_in(bytes: u64) -> usize {
+        usize::try_from(bytes / UNIT_BYTES as u64).expect("the reservation succeeded")
+    }
+
+    /// No segments yet in `memory`, of `bytes`. The ledger is told of each from now on.
+    pub(super) fn new(memory: Memory, bytes: u64, ledger: Option<Arc<Ledger>>) -> Self {
+        Self { memory, allocator: Mutex::new(Allocator::new(Self::chunks_in(bytes), ledger)) }
+    }
+
+    /// What the ledger says is in use, and everything else is free.
+    pub(super) fn take_over(&self, ledger: &Arc<Ledger>) {
+        self.allocator.lock().take_over(ledger);
     }
 
     /// Stores `bytes` in a segment of their own, for `block`: its first granule.
@@ -91,6 +102,7 @@ impl Segments {
     /// What was claimed is in use, and everything else free from now on.
     pub(super) fn claimed(&self, claims: Claims) {
         let mut allocator = self.allocator.lock();
+        allocator.vacate_ledger();
         claims.into_chunks().for_each(|chunk| allocator.adopt(chunk));
         allocator.list_all();
     }

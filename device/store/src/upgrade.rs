@@ -199,7 +199,7 @@ mod tests {
 
     fn opened(path: &Path) -> (Image, Store) {
         let image = Image::open(path).unwrap().unwrap();
-        let store = Store::open(&image, |(): &mut (), _, _| {}).unwrap().0;
+        let store = Store::open(&image, |_| false, |(): &mut (), _, _| {}).unwrap().0;
         (image, store)
     }
 
@@ -226,7 +226,7 @@ mod tests {
     /// An image of version 1: blocks of every format, rewritten, poisoned, damaged, and holes.
     fn old_image(path: &Path) -> Vec<Option<Vec<u8>>> {
         let image = Image::create(path, superblock()).unwrap();
-        let store = Store::open(&image, |(): &mut (), _, _| {}).unwrap().0;
+        let store = Store::open(&image, |_| false, |(): &mut (), _, _| {}).unwrap().0;
         let mut bundle = Bundle::new();
         for block in 0..BLOCKS - 8 {
             let format = Format::ALL[usize::try_from(block % 8).unwrap()];

@@ -30,7 +30,7 @@ use lamina_codec::{
 };
 use lamina_store as store;
 use lamina_store::{
-    Fetched, Replace, Store, StoreError,
+    Basis, Fetched, Replace, Store, StoreError,
     cause::Why,
     entry::{Damaged, Entry},
     image::Image,
@@ -158,27 +158,35 @@ impl Backing {
         })
     }
 
-    /// The blocks that lie in `image`; `found` is told what each one that holds data is charged, by several threads.
+    /// The blocks that lie in `image`. If accounts are noted there that `fit`, nothing else is
+    /// looked at; else `found` is told what each block that holds data is charged, by several threads.
     pub(super) fn open<T: Default + Send>(
         image: &Image,
+        fit: impl FnOnce(&[u64]) -> bool,
         found: impl Fn(&mut T, u64, &Entry, &Charge) + Sync,
-    ) -> Result<(Self, Vec<T>), StoreError> {
+    ) -> Result<(Self, Basis<T>), StoreError> {
         let superblock = image.superblock();
         if superblock.mode == Mode::Plain {
             let flat = Flat::new(image.segments()?, superblock.base_bytes)?;
             let mut live = T::default();
             flat.for_each_live(|block| found(&mut live, block, &Entry::default(), &Charge::flat(true)));
-            return Ok((Self::Flat(Box::new(flat)), vec![live]));
+            return Ok((Self::Flat(Box::new(flat)), Basis::Found(vec![live])));
         }
         let begun = Instant::now();
         let told = |all: &mut T, block, entry: &Entry| found(all, block, entry, &Charge::of(entry));
-        let (store, opened, stock) = Store::open(image, told)?;
-        tracing::debug!(threads = stock.len(), took = ?begun.elapsed(), "stock is taken");
+        let (store, opened, basis) = Store::open(image, fit, told)?;
+        let took = begun.elapsed();
+        match &basis {
+            Basis::Found(by) => tracing::debug!(threads = by.len(), ?took, "all entries were looked at"),
+            Basis::Noted { changed, .. } => {
+                tracing::debug!(entries = changed.len(), ?took, "what was noted was read");
+            }
+        }
         if opened != store::Opened::default() {
             let (replayed, poisoned) = (opened.replayed, opened.damaged.len());
             tracing::info!(replayed, poisoned, "the store is as the last process left it");
         }
-        Ok((Self::Coded(Box::new(store)), stock))
+        Ok((Self::Coded(Box::new(store)), basis))
     }
 }
 

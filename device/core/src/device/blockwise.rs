@@ -34,8 +34,8 @@ impl<'d> Blockwise<'d> {
 }
 
 impl Coding for Blockwise<'_> {
-    fn unit(&self) -> u64 {
-        BLOCK_BYTES as u64
+    fn needs_owner(&self) -> bool {
+        false
     }
 
     fn read(

@@ -16,11 +16,12 @@ use lamina_store::{StoreError, cause::Why, entry::Entry};
 
 /// How the bytes of a region are coded.
 pub(super) trait Coding {
-    /// Bytes that are coded together, counted from the region's beginning.
-    fn unit(&self) -> u64;
+    /// Whether what is stored of a block can be read only as its owner's: then the map is held for
+    /// a read. So it is of KV windows, those of one block too.
+    fn needs_owner(&self) -> bool;
 
-    /// Decodes the planes in `wanted.mask` of one block to `output`, all others zero. If [`unit`](Self::unit) is more than a block, the
-    /// caller holds the map.
+    /// Decodes the planes in `wanted.mask` of one block to `output`, all others zero. If it
+    /// [needs its owner](Self::needs_owner), the caller holds the map.
     fn read(
         &self,
         wanted: &Wanted<'_>,
@@ -141,9 +142,8 @@ impl<'d> Region<'d> {
         }
     }
 
-    /// Whether blocks are coded together, so that one is not known without the others.
-    pub(super) fn is_joint(&self) -> bool {
-        self.coding().unit() > BLOCK_BYTES as u64
+    pub(super) fn needs_owner(&self) -> bool {
+        self.coding().needs_owner()
     }
 }
 

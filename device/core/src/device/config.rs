@@ -5,7 +5,7 @@ use lamina_abi::DIRECTORY_BYTES;
 use super::{DeviceError, PartitionConfig};
 use crate::stats::Interleaving;
 use lamina_codec::{BLOCK_BYTES, Codec};
-use lamina_store::{entry::Version, image::Superblock, mode::Mode};
+use lamina_store::{Worker, entry::Version, image::Superblock, mode::Mode};
 
 /// What a device is made of.
 #[derive(Clone, Debug)]
@@ -29,6 +29,9 @@ pub struct DeviceConfig {
     pub open_windows: usize,
     /// Whether counters begin at zero when an image is opened, rather than where the last process left them.
     pub first_process: bool,
+    /// Which this process is of those that serve the device one after another, if the next one is
+    /// to find what this one counted.
+    pub worker: Option<Worker>,
     /// Bytes of decoded KV windows and blocks that may be kept for the next read.
     pub decoded_bytes: usize,
     /// The parts that the windows are divided into, in order; an undivided device if empty.
@@ -53,6 +56,7 @@ impl DeviceConfig {
             observe: true,
             open_windows: 64,
             first_process: true,
+            worker: None,
             decoded_bytes: 16 << 20,
             partitions: Vec::new(),
             interleaving: None,

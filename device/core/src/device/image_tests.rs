@@ -9,7 +9,7 @@ use super::*;
 use crate::layout::Layout;
 use lamina_codec::{format::Format, kv::KvLayout};
 use lamina_store::{
-    StoreError,
+    StoreError, Worker,
     mishaps::{Killed, Mishaps, Pages, pages},
 };
 
@@ -195,7 +195,9 @@ proptest! {
         let mishaps = Mishaps::none();
         let image = new_image(&mishaps);
         let mut model = vec![0; BLOCKS * BLOCK];
-        let mut device = Device::open(image.clone(), &config()).unwrap();
+        let mut workers = 0..;
+        let mut open = || open_as(&image, workers.next().unwrap());
+        let mut device = open();
         for (operation, stores) in operations {
             let mut after = model.clone();
             if let Some((at, data)) = range_of(&operation, &model) {
@@ -215,7 +217,14 @@ proptest! {
                     prop_assert!(why.is::<Killed>(), "it died of something else");
                     // Nothing of the killed process goes on, not even what ends its values.
                     std::mem::forget(device);
-                    device = Device::open(image.clone(), &config()).unwrap();
+                    // The next one may be killed while it opens the image, too.
+                    mishaps.kill_after(stores);
+                    let opened = catch_unwind(AssertUnwindSafe(&mut open));
+                    mishaps.kill_after(i64::MAX);
+                    device = opened.unwrap_or_else(|why| {
+                        assert!(why.is::<Killed>(), "it died of something else");
+                        open()
+                    });
                     settle(&mut model, &after, read_all(&device));
                 }
             }
@@ -261,6 +270,209 @@ proptest! {
         let device = Device::open(image, &config()).unwrap();
         prop_assert!(read_all(&device) == model);
     }
+}
+
+/// Opens an image as this worker of a holder.
+fn open_as(image: &Image, number: u64) -> Device {
+    open_of(image, Worker { holder: 7, number })
+}
+
+fn open_of(image: &Image, worker: Worker) -> Device {
+    Device::open(image.clone(), &DeviceConfig { worker: Some(worker), ..config() }).unwrap()
+}
+
+/// Opens an image as this worker, which is killed at store number `stores`: whether it was.
+fn killed_opening(image: &Image, mishaps: &Mishaps, number: u64, stores: i64) -> bool {
+    mishaps.kill_after(stores);
+    let opened = catch_unwind(AssertUnwindSafe(|| open_as(image, number)));
+    mishaps.kill_after(i64::MAX);
+    match opened {
+        Ok(device) => {
+            std::mem::forget(device);
+            false
+        }
+        Err(why) => {
+            assert!(why.is::<Killed>(), "it died of something else");
+            true
+        }
+    }
+}
+
+fn was_noted(device: &Device) -> bool {
+    device.coded_store().unwrap().was_noted()
+}
+
+/// What a device says of what it holds.
+fn told(device: &Device) -> (serde_json::Value, Vec<u64>, u64, Vec<u64>) {
+    let stats = device.stats();
+    let tensors = stats.tensors.iter().map(|tensor| tensor.stored_bytes).collect();
+    let lost = device.poison().iter().map(|poisoned| poisoned.dpa).collect();
+    (serde_json::to_value(&stats.blocks).unwrap(), tensors, device.blocks.used_bytes(), lost)
+}
+
+#[test]
+fn the_worker_after_a_kill_at_any_store_counts_as_if_it_had_looked_at_all_entries() {
+    let at = |block: usize| (block * BLOCK) as u64;
+    let work = |device: &Device| -> Result<(), DeviceError> {
+        device.write_base(at(1), &bytes(6, 3 * BLOCK))?;
+        device.write_base(at(2), &bytes(5, BLOCK))?;
+        device.discard(at(0), 2 * BLOCK as u64)?;
+        device.write_base(at(BLOCKS / 2), &bytes(7, 4 * BLOCK))?;
+        device.flush(0, device.base_bytes())?;
+        device.inject_poison(at(BLOCKS / 2 + 1), 1)?;
+        device.inject_poison(at(BLOCKS - 2), 1)?;
+        device.clear_poison(at(3), at(2))?;
+        device.note_accounts();
+        device.write_base(at(BLOCKS - 2), &bytes(10, 2 * BLOCK))?;
+        device.discard(at(BLOCKS / 2), at(4))
+    };
+    let mut kills = 0;
+    for stores in 1.. {
+        let mishaps = Mishaps::none();
+        let image = new_image(&mishaps);
+        let device = open_as(&image, 0);
+        assert!(!was_noted(&device));
+        device.write_base(0, &bytes(2, BLOCKS / 2 * BLOCK)).unwrap();
+        device.inject_poison(at(3), 1).unwrap();
+        device.note_accounts();
+        device.write_base(at(BLOCKS - 6), &bytes(3, 3 * BLOCK)).unwrap();
+        mishaps.kill_after(stores);
+        let done = catch_unwind(AssertUnwindSafe(|| work(&device)));
+        mishaps.kill_after(i64::MAX);
+        if let Err(why) = &done {
+            assert!(why.is::<Killed>(), "it died of something else");
+            kills += 1;
+        }
+        std::mem::forget(device);
+        let next = open_as(&image, 1);
+        assert!(was_noted(&next), "all entries are looked at after a kill at store {stores}");
+        let all = Device::open(image.clone(), &config()).unwrap();
+        assert_eq!(told(&next), told(&all), "a kill at store {stores}");
+        // Every segment is somebody's or free: all can be given back.
+        next.discard(0, next.base_bytes()).unwrap();
+        next.flush(0, next.base_bytes()).unwrap();
+        assert_eq!(next.blocks.used_bytes(), 0, "a kill at store {stores} leaks");
+        if let Ok(done) = done {
+            done.unwrap();
+            break;
+        }
+    }
+    assert!(kills > 100, "{kills} kills");
+}
+
+#[test]
+fn two_workers_that_are_killed_as_they_take_over_change_nothing() {
+    let left_by_a_kill = || {
+        let mishaps = Mishaps::none();
+        let image = new_image(&mishaps);
+        let device = open_as(&image, 0);
+        device.write_base(0, &bytes(2, 8 * BLOCK)).unwrap();
+        device.note_accounts();
+        device.write_base(0, &bytes(1, 2 * BLOCK)).unwrap();
+        device.write_base((4 * BLOCK) as u64, &bytes(6, 6 * BLOCK)).unwrap();
+        std::mem::forget(device);
+        (mishaps, image)
+    };
+    let is_killed = |stores: i64| {
+        let (mishaps, image) = left_by_a_kill();
+        killed_opening(&image, &mishaps, 1, stores)
+    };
+    let mut most = 1;
+    while is_killed(2 * most) {
+        most *= 2;
+    }
+    let all = (most..2 * most).collect::<Vec<_>>().partition_point(|stores| is_killed(*stores));
+    let all = most + i64::try_from(all).unwrap();
+    // Before these it makes the journal empty, record by record.
+    for first in (all - 100).max(1)..all {
+        for second in [first - 2, first - 1, first, first + 1] {
+            let (mishaps, image) = left_by_a_kill();
+            assert!(killed_opening(&image, &mishaps, 1, first));
+            killed_opening(&image, &mishaps, 2, second);
+            let device = open_as(&image, 3);
+            let fresh = Device::open(image.clone(), &config()).unwrap();
+            assert_eq!(told(&device), told(&fresh), "killed at {first}, then at {second}");
+        }
+    }
+}
+
+#[test]
+fn a_worker_that_is_killed_before_it_knows_what_there_is_leaves_that_to_the_next() {
+    for stores in 1..40 {
+        let mishaps = Mishaps::none();
+        let image = new_image(&mishaps);
+        let device = Device::open(image.clone(), &config()).unwrap();
+        device.write_base(0, &bytes(2, 8 * BLOCK)).unwrap();
+        drop(device);
+        assert!(killed_opening(&image, &mishaps, 0, stores));
+        let device = open_as(&image, 1);
+        assert_eq!(device.blocks.touched(0..8), Some(0..8), "a kill at store {stores}");
+        agree(&device);
+    }
+}
+
+#[test]
+fn what_another_worker_noted_does_not_count() {
+    let image = new_image(&Mishaps::none());
+    let device = open_as(&image, 4);
+    device.write_base(0, &bytes(2, 4 * BLOCK)).unwrap();
+    device.note_accounts();
+    let wanted = told(&device);
+    drop(device);
+    for (worker, noted) in [(5, true), (6, true), (6, false), (8, false), (9, true)] {
+        let device = open_as(&image, worker);
+        assert_eq!((was_noted(&device), told(&device)), (noted, wanted.clone()), "worker {worker}");
+    }
+    let device = open_of(&image, Worker { holder: 8, number: 10 });
+    assert!(!was_noted(&device));
+    // A tensor more than the accounts know, and one more write that the log has.
+    let device = open_as(&image, 10);
+    device
+        .create_tensor(TensorSpec {
+            name: "t".into(),
+            dpa: Some((BLOCKS / 4 * 3 * BLOCK) as u64),
+            length: 4096,
+            ..weights()
+        })
+        .unwrap();
+    std::mem::forget(device);
+    let device = open_as(&image, 11);
+    assert!(!was_noted(&device));
+    device.write_base(0, &bytes(6, 4 * BLOCK)).unwrap();
+    std::mem::forget(device);
+    let device = open_as(&image, 12);
+    assert!(was_noted(&device));
+    agree(&device);
+}
+
+#[test]
+fn a_log_that_is_full_makes_the_next_worker_look_at_all_entries_or_is_begun_anew() {
+    let image = new_image(&Mishaps::none());
+    let device = open_as(&image, 0);
+    // With none to note accounts meanwhile.
+    let store = device.coded_store().unwrap();
+    for round in 0..20_000_u64 {
+        let mut bundle = lamina_codec::block::Bundle::new();
+        lamina_codec::Encoder::new().block(
+            Format::Opaque,
+            Codec::Lz4,
+            &[u8::try_from(round % 250).unwrap() + 1; BLOCK],
+            &mut bundle,
+        );
+        store.replace(BLOCKS as u64 - 1).unwrap().publish(&bundle).unwrap();
+    }
+    std::mem::forget(device);
+    let device = open_as(&image, 1);
+    assert!(!was_noted(&device));
+    for round in 0..10_000_u64 {
+        device
+            .write_base(((BLOCKS - 2) * BLOCK) as u64, &[u8::try_from(round % 250).unwrap() + 1; BLOCK])
+            .unwrap();
+    }
+    std::mem::forget(device);
+    let device = open_as(&image, 2);
+    assert!(was_noted(&device));
+    agree(&device);
 }
 
 #[test]

@@ -113,8 +113,8 @@ impl Device {
         request: &mut Request<'_>,
     ) -> Result<(), FetchError> {
         let before = request.tally;
-        // What is coded together is coded anew when its tensor goes, so the map is held meanwhile.
-        let held = region.is_joint().then(|| self.map.read());
+        // What needs its owner is coded anew when that goes, so the map is held meanwhile.
+        let held = region.needs_owner().then(|| self.map.read());
         let is_stale =
             held.as_deref().zip(tensor).is_some_and(|(map, of)| !is_current(map, of, wanted.block));
         let read =
@@ -143,7 +143,7 @@ impl Device {
     ) -> Result<(), FetchError> {
         let map = self.map.read();
         let owner = owner(&map, block);
-        if Region::of(self, owner).is_joint()
+        if Region::of(self, owner).needs_owner()
             || !self.blocks.lose_damaged(owner.map(|tensor| &**tensor), block, entry, why)
         {
             return Err(FetchError::Stale);

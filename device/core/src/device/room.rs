@@ -97,6 +97,7 @@ impl Device {
         if let Some(store) = self.coded_store() {
             let (held, all) = store.chunks();
             self.events.look(held, all);
+            self.note_if_due(store);
             room = held < all;
         }
         if let Some(host) = self.host_memory().filter(|host| host.reserve() > 0) {

@@ -58,7 +58,7 @@ impl Device {
     /// window. The caller holds `map`, and so who owns the block.
     pub(super) fn recode(&self, map: &Map, block: u64) -> Result<(), DeviceError> {
         let region = Region::of(self, owner(map, block));
-        if region.is_joint() { Ok(()) } else { region.coding().recode(block) }
+        if region.needs_owner() { Ok(()) } else { region.coding().recode(block) }
     }
 
     /// What `block` is charged now.

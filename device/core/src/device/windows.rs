@@ -260,8 +260,8 @@ impl<'d> KvWindows<'d> {
 }
 
 impl Coding for KvWindows<'_> {
-    fn unit(&self) -> u64 {
-        (self.shape.blocks() * BLOCK_BYTES) as u64
+    fn needs_owner(&self) -> bool {
+        true
     }
 
     fn read(

@@ -145,6 +145,11 @@ impl Stats {
     /// A block's entry changed from `old` to `new`.
     pub(crate) fn replaced(&self, old: &Entry, new: &Entry) {
         self.index_written.add(1);
+        self.recount(old, new);
+    }
+
+    /// A block that was counted as `old` is found to be `new`.
+    pub(crate) fn recount(&self, old: &Entry, new: &Entry) {
         for (entry, sign) in [(old, -1), (new, 1)] {
             each(entry, |which, count| {
                 let gauge = match which {
@@ -161,11 +166,20 @@ impl Stats {
 
     /// Blocks that hold this were found.
     pub(crate) fn found(&self, Holdings(counts): &Holdings) {
+        self.holdings().zip(counts).for_each(|(gauge, count)| gauge.add(*count));
+    }
+
+    /// The gauges of what blocks hold, in the order of [`Holdings`].
+    fn holdings(&self) -> impl Iterator<Item = &Gauge> {
         let held = &self.held;
-        let gauges: [&Gauge; WORDS] = [&held.heads, &held.bypass_blocks];
         let planes = held.planes.iter().flatten();
-        let gauges = gauges.into_iter().chain(&held.words).chain(planes).chain(&held.constant);
-        gauges.zip(counts).for_each(|(gauge, count)| gauge.add(*count));
+        let first: [&Gauge; WORDS] = [&held.heads, &held.bypass_blocks];
+        first.into_iter().chain(&held.words).chain(planes).chain(&held.constant)
+    }
+
+    /// All gauges that follow from the entries and from who owns their blocks.
+    pub(crate) fn of_entries(&self) -> impl Iterator<Item = &Gauge> {
+        self.holdings().chain([&self.live_blocks, &self.opaque_blocks, &self.opaque_stored])
     }
 }
 

@@ -42,6 +42,11 @@ impl Transition {
         &self.turn
     }
 
+    /// Whether the tensor is there and stays: neither made nor removed now.
+    pub(crate) fn is_standing(&self) -> bool {
+        !self.is_leaving() && self.charged() == (0..u64::MAX)
+    }
+
     /// Whether the tensor's KV windows are coded block by block, and closed by every store, because
     /// it is about to go.
     pub(crate) fn is_leaving(&self) -> bool {

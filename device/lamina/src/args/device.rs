@@ -95,7 +95,7 @@ pub(crate) struct DeviceArgs {
     #[arg(long, value_parser = threads)]
     pub(crate) threads: Option<usize>,
     /// How dirty pages are made to reach the device: `auto`, `sync_file_range` or `msync`.
-    #[arg(long, default_value = "auto", hide = true, alias = "launder-with", value_name = "HOW")]
+    #[arg(long, default_value = "auto", hide = true, alias = "write_back-with", value_name = "HOW")]
     pub(crate) write_back_with: WriteBackWith,
     #[command(flatten)]
     pub(crate) several: SeveralArgs,

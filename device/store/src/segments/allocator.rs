@@ -2,7 +2,7 @@
 //!
 //! Chunks of one length that have free slots are listed by how full they are. New segments go to the fullest, tidying empties the emptiest.
 
-use std::ops::Range;
+use std::{ops::Range, sync::Arc};
 
 use super::{
     CHUNK_GRANULES, For, MAX_GRANULES, SLACK_CHUNKS, Untidy,
@@ -11,7 +11,10 @@ use super::{
     held::Held,
     reserve,
 };
-use crate::{GRANULE_BYTES, StoreError};
+use crate::{
+    GRANULE_BYTES, StoreError,
+    ledger::{Ledger, State},
+};
 
 /// Lists of a length's chunks: the first is the emptiest.
 const LISTS: usize = 8;
@@ -34,6 +37,8 @@ pub(super) struct Allocator {
     /// Chunks of which all was moved elsewhere, and that take nothing more until what is held in
     /// them is let go.
     emptied: Vec<usize>,
+    /// Who is told of each segment that is taken or freed.
+    ledger: Option<Arc<Ledger>>,
 }
 
 /// What there is of one length.
@@ -47,7 +52,7 @@ struct Length {
 }
 
 impl Allocator {
-    pub(super) fn new(most_chunks: usize) -> Self {
+    pub(super) fn new(most_chunks: usize, ledger: Option<Arc<Ledger>>) -> Self {
         let lengths = vec![Length::default(); MAX_GRANULES + 1];
         let chunks = Chunks::new(most_chunks);
         let unopened = chunks.free_runs();
@@ -61,6 +66,36 @@ impl Allocator {
             used_granules: 0,
             held: Held::default(),
             emptied: Vec::new(),
+            ledger,
+        }
+    }
+
+    /// Takes over what the ledger says is in use. Chunks without a free slot are looked at when
+    /// somebody needs them.
+    pub(super) fn take_over(&mut self, ledger: &Arc<Ledger>) {
+        let states = ledger.states();
+        self.chunks.lie_in(Arc::clone(ledger), states.len());
+        let unopened = states.len()..self.chunks.count();
+        self.unopened = Some(unopened).filter(|run| !run.is_empty()).into_iter().collect();
+        for (index, State { length, used }) in states.into_iter().enumerate().rev() {
+            if length == 0 {
+                self.cold.push(index);
+                continue;
+            }
+            self.held_chunks += 1;
+            self.used_granules += (used * length) as u64;
+            self.lengths[length].slots += CHUNK_GRANULES / length;
+            self.lengths[length].used += used;
+            if used < CHUNK_GRANULES / length {
+                self.relist(index);
+            }
+        }
+    }
+
+    /// Has the ledger forget all, before it is told of what was found.
+    pub(super) fn vacate_ledger(&self) {
+        if let Some(ledger) = &self.ledger {
+            ledger.vacate_all();
         }
     }
 
@@ -127,7 +162,11 @@ impl Allocator {
         self.lengths[length].used += used;
         self.used_granules += (used * length) as u64;
         self.held_chunks += 1;
-        *self.chunks.make(index) = Chunk { length, used, slots, blocks, ..Chunk::default() };
+        let chunk = Chunk { length, used, slots, blocks, ..Chunk::default() };
+        if let Some(ledger) = &self.ledger {
+            ledger.adopt(index, length, chunk.owners());
+        }
+        *self.chunks.make(index) = chunk;
     }
 
     /// Lists every chunk, after claims.
@@ -171,6 +210,9 @@ impl Allocator {
         chunk.used -= 1;
         self.used_granules -= length as u64;
         self.lengths[length].used -= 1;
+        if let Some(ledger) = &self.ledger {
+            ledger.vacate(&State { length, used: chunk.used }, granule);
+        }
         if chunk.used == 0 {
             self.unlist(index);
             self.lengths[length].slots -= CHUNK_GRANULES / length;
@@ -259,6 +301,10 @@ impl Allocator {
         chunk.used += 1;
         self.used_granules += chunk.length as u64;
         self.lengths[chunk.length].used += 1;
+        if let Some(ledger) = &self.ledger {
+            let state = State { length: chunk.length, used: chunk.used };
+            ledger.occupy(&state, index * CHUNK_GRANULES + slot * chunk.length, block);
+        }
     }
 
     /// Makes a free chunk one of segments of `length`.

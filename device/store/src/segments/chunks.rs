@@ -2,9 +2,14 @@
 //!
 //! An image may name segments anywhere in a store of terabytes, and what that costs is in proportion to the segments named.
 
-use std::ops::{Index, IndexMut, Range};
+use std::{
+    cell::OnceCell,
+    ops::{Index, IndexMut, Range},
+    sync::Arc,
+};
 
 use super::CHUNK_GRANULES;
+use crate::ledger::{Ledger, State};
 
 /// Chunks of a page of the table.
 const PAGE_CHUNKS: usize = 64;
@@ -55,21 +60,31 @@ impl Chunk {
 
     /// First granules and blocks of its segments.
     pub(super) fn segments(&self, index: usize) -> Vec<(u64, u64)> {
-        let used = |slot: &usize| self.slots[slot / 64] & (1 << (slot % 64)) != 0;
         let granule = |slot: usize| (index * CHUNK_GRANULES + slot * self.length) as u64;
-        (0..self.capacity()).filter(used).map(|slot| (granule(slot), self.blocks[slot])).collect()
+        self.owners().map(|(slot, block)| (granule(slot), block)).collect()
+    }
+
+    /// Slots in use, and the block of each.
+    pub(super) fn owners(&self) -> impl Iterator<Item = (usize, u64)> {
+        let used = |slot: &usize| self.slots[slot / 64] & (1 << (slot % 64)) != 0;
+        (0..self.capacity()).filter(used).map(|slot| (slot, self.blocks[slot]))
     }
 }
 
+/// Chunks that are looked at together.
+type Page = Box<[Chunk; PAGE_CHUNKS]>;
+
 /// All chunks of a store. One that was not [made](Chunks::make) is free and cannot be asked for.
 pub(super) struct Chunks {
-    pages: Vec<Option<Box<[Chunk; PAGE_CHUNKS]>>>,
+    pages: Vec<OnceCell<Page>>,
     count: usize,
+    /// What says of chunks what they are that were not made.
+    ledger: Option<Arc<Ledger>>,
 }
 
 impl Chunks {
     pub(super) fn new(count: usize) -> Self {
-        Self { pages: Vec::new(), count }
+        Self { pages: Vec::new(), count, ledger: None }
     }
 
     /// Chunks there may be.
@@ -77,15 +92,28 @@ impl Chunks {
         self.count
     }
 
+    /// The first `used` chunks are what the ledger says.
+    pub(super) fn lie_in(&mut self, ledger: Arc<Ledger>, used: usize) {
+        self.pages.resize_with(used.div_ceil(PAGE_CHUNKS), OnceCell::new);
+        self.ledger = Some(ledger);
+    }
+
+    fn page(&self, page: usize) -> &Page {
+        self.pages[page].get_or_init(|| {
+            let first = page * PAGE_CHUNKS;
+            let chunk =
+                |at: usize| self.ledger.as_ref().map_or_else(Chunk::default, |l| chunk(l, first + at));
+            Box::new(std::array::from_fn(chunk))
+        })
+    }
+
     /// The chunk `index`, which is made if it was not.
     pub(super) fn make(&mut self, index: usize) -> &mut Chunk {
         let page = index / PAGE_CHUNKS;
         if page >= self.pages.len() {
-            self.pages.resize_with(page + 1, || None);
+            self.pages.resize_with(page + 1, OnceCell::new);
         }
-        let page =
-            self.pages[page].get_or_insert_with(|| Box::new(std::array::from_fn(|_| Chunk::default())));
-        &mut page[index % PAGE_CHUNKS]
+        &mut self[index]
     }
 
     /// Runs of free chunks, in order.
@@ -98,7 +126,7 @@ impl Chunks {
         };
         for (first, page) in (0..).step_by(PAGE_CHUNKS).zip(&self.pages) {
             let end = self.count.min(first + PAGE_CHUNKS);
-            match page {
+            match page.get() {
                 None => add(first..end),
                 Some(page) => {
                     for (index, _) in (first..end).zip(page.iter()).filter(|(_, chunk)| chunk.length == 0) {
@@ -114,7 +142,7 @@ impl Chunks {
     /// The chunks that hold segments.
     pub(super) fn in_use(&self) -> Vec<usize> {
         let pages = (0..).step_by(PAGE_CHUNKS).zip(&self.pages);
-        let made = pages.filter_map(|(first, page)| Some((first, page.as_ref()?)));
+        let made = pages.filter_map(|(first, page)| Some((first, page.get()?)));
         let chunks = made.flat_map(|(first, page)| (first..).zip(page.iter()));
         chunks.filter(|(_, chunk)| chunk.length > 0).map(|(index, _)| index).collect()
     }
@@ -124,14 +152,30 @@ impl Index<usize> for Chunks {
     type Output = Chunk;
 
     fn index(&self, index: usize) -> &Chunk {
-        &self.pages[index / PAGE_CHUNKS].as_ref().expect("a chunk that was made")[index % PAGE_CHUNKS]
+        &self.page(index / PAGE_CHUNKS)[index % PAGE_CHUNKS]
     }
 }
 
 impl IndexMut<usize> for Chunks {
     fn index_mut(&mut self, index: usize) -> &mut Chunk {
-        &mut self.pages[index / PAGE_CHUNKS].as_mut().expect("a chunk that was made")[index % PAGE_CHUNKS]
+        self.page(index / PAGE_CHUNKS);
+        let page = self.pages[index / PAGE_CHUNKS].get_mut().expect("as above");
+        &mut page[index % PAGE_CHUNKS]
     }
+}
+
+/// A chunk as the ledger says it is.
+fn chunk(ledger: &Ledger, index: usize) -> Chunk {
+    let State { length, used } = ledger.state(index);
+    if length == 0 {
+        return Chunk::default();
+    }
+    let (mut slots, mut blocks) = ([0; CHUNK_GRANULES / 64], vec![0; CHUNK_GRANULES / length]);
+    for (slot, block) in ledger.segments(index, length) {
+        slots[slot / 64] |= 1 << (slot % 64);
+        blocks[slot] = block;
+    }
+    Chunk { length, used, slots, blocks, ..Chunk::default() }
 }
 
 #[cfg(test)]
@@ -145,7 +189,7 @@ mod tests {
         for index in [3, 4, (1 << 24) - 1] {
             chunks.make(index).length = 1;
         }
-        assert_eq!(chunks.pages.iter().flatten().count(), 2);
+        assert_eq!(chunks.pages.iter().filter(|page| page.get().is_some()).count(), 2);
         assert_eq!(chunks.free_runs(), [0..3, 5..(1 << 24) - 1]);
         assert_eq!(chunks.in_use(), [3, 4, (1 << 24) - 1]);
     }
