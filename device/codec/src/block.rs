@@ -24,12 +24,12 @@ pub use self::stored::{Joint, MAX_CHECKS, Stored, StoredPlane, StoredPlanes};
 use super::{
     Codec, Form,
     check::{self, Span},
-    context::{Aligned, BlockDecoder, BlockEncoder, Compressors},
     crc::crc32c,
     head::{self, Details, Head, MAX_HEAD},
     signs,
     survey::{Survey, survey},
     tree::{self, Whole},
+    workspace::{Aligned, BlockDecoder, BlockEncoder, Compressors},
 };
 use crate::{
     BLOCK_BYTES, BlockWords,

@@ -4,56 +4,20 @@
 //! words, format and codec alone, a KV window's on the window's bytes alone, whatever was coded before and by whom.
 
 use crate::{
-    BLOCK_BYTES, BlockWords, Codec, Form, Undecodable,
+    BlockWords, Codec, Form, Undecodable,
     block::{BlockError, Bundle, MAX_BUNDLE, Stored},
     format::Format,
     head::{Details, Found},
     kv::{self, Coding, Shape, window::Coded},
-    lz4,
-    plane::{PlaneBlock, PlaneMask},
-    tree, zstd,
+    plane::PlaneMask,
+    workspace::{BlockDecoder, BlockEncoder},
 };
-
-/// Planes that begin at a cache line, as vectors want them to.
-#[repr(align(64))]
-pub(crate) struct Aligned(pub PlaneBlock);
-
-impl Default for Aligned {
-    fn default() -> Self {
-        Self([0; BLOCK_BYTES])
-    }
-}
 
 /// Codes blocks and KV windows. One a thread serves; many give the same bundles.
 #[derive(Default)]
 pub struct Encoder {
     pub(crate) block: BlockEncoder,
     pub(crate) window: kv::window::Scratch,
-}
-
-/// What one block is coded in.
-#[derive(Default)]
-pub(crate) struct BlockEncoder {
-    /// Where words are split to.
-    pub split: Box<Aligned>,
-    pub tree: tree::Workspace,
-    pub bytes: Compressors,
-}
-
-/// The states of the codecs of bytes.
-#[derive(Default)]
-pub(crate) struct Compressors {
-    lz4: lz4::Compressor,
-    zstd: zstd::Compressor,
-}
-
-impl Compressors {
-    pub(crate) fn compress(&mut self, codec: Codec, input: &[u8], out: &mut [u8]) -> Option<usize> {
-        match codec {
-            Codec::Lz4 | Codec::Tree => self.lz4.compress(input, out),
-            Codec::Zstd => self.zstd.compress(input, out),
-        }
-    }
 }
 
 impl Encoder {
@@ -119,42 +83,6 @@ impl Encoder {
 pub struct Decoder {
     pub(crate) block: BlockDecoder,
     pub(crate) window: kv::decoder::Scratch,
-}
-
-/// What one block is decoded in.
-#[derive(Default)]
-pub(crate) struct BlockDecoder {
-    /// Where coded planes are decoded to.
-    pub planes: Box<Aligned>,
-    pub tree: tree::Decoder,
-    pub bytes: Decompressors,
-}
-
-/// The states of the codecs of bytes.
-#[derive(Default)]
-pub(crate) struct Decompressors {
-    zstd: zstd::Decompressor,
-}
-
-impl Decompressors {
-    /// Decompresses `stored` to exactly fill `out`.
-    pub(crate) fn decompress(
-        &mut self,
-        codec: Codec,
-        stored: &[u8],
-        out: &mut [u8],
-    ) -> Result<(), Undecodable> {
-        let got = match codec {
-            Codec::Lz4 | Codec::Tree => lz4::decompress(stored, out),
-            Codec::Zstd => self.zstd.decompress(stored, out),
-        };
-        let expected = out.len();
-        match got {
-            Ok(length) if length == expected => Ok(()),
-            Ok(length) => Err(Undecodable { codec, expected, why: format!("they give {length}") }),
-            Err(why) => Err(Undecodable { codec, expected, why }),
-        }
-    }
 }
 
 impl Decoder {

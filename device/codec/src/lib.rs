@@ -49,6 +49,7 @@ mod survey;
 pub mod testing;
 pub mod tree;
 pub mod view;
+mod workspace;
 mod zstd;
 
 use std::{fmt, str::FromStr};

@@ -218,7 +218,9 @@ impl Tables {
     }
 
     fn begin(&self, saves: &mut Saves, all: &[u8]) -> Result<(), StoreError> {
-        let number = saves.number + 1;
+        // Behind the last number, which no place may have, it begins anew: until both places have
+        // it, the one with the text before counts.
+        let number = saves.number.checked_add(1).filter(|next| *next < u64::MAX).unwrap_or(1);
         let seed = number.to_le_bytes();
         let text = [&MAGIC[..], &seed, &sealed(seed, BEGIN_BYTES, all)].concat();
         let most = MAX_BYTES - RESERVE_BYTES;
@@ -358,7 +360,7 @@ fn read(memory: &Memory, place: usize) -> Option<(u64, Vec<u8>)> {
     let word = |at| word(memory, at);
     let (number, stored) = (word(at), word(at + 16));
     let length = usize::try_from(word(at + 8)).ok().filter(|length| *length <= MAX_BYTES)?;
-    // None that was saved has the last number: there is one behind each.
+    // None that was saved has the last number.
     if number == 0 || number == u64::MAX {
         return None;
     }

@@ -123,8 +123,8 @@ mod tests {
     use crate::{
         BLOCK_BYTES, Codec, Encoder, FIELDS,
         block::{Bundle, Stored},
-        context::BlockDecoder,
         testing::words,
+        workspace::BlockDecoder,
     };
 
     /// The words of these fields.

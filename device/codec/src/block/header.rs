@@ -4,13 +4,13 @@
 use super::{Bundle, MAX_BUNDLE, MAX_HEAD, MAX_PLANES, Stored, StoredPlanes};
 use crate::{
     BlockWords, Codec, Form,
-    context::BlockEncoder,
     crc::crc32c,
     format::Format,
     head::{self, Details, Found, Head},
     plane::{self, PlaneMask},
     signs,
     tree::{self, Whole},
+    workspace::BlockEncoder,
 };
 
 const FORMAT: Format = Format::Bf16;
@@ -174,7 +174,7 @@ mod tests {
     use super::*;
     use crate::{
         BLOCK_BYTES, check,
-        context::{BlockDecoder, BlockEncoder},
+        workspace::{BlockDecoder, BlockEncoder},
     };
 
     /// Elements of a few exponents and of mantissas that are noise; of 16 channels, of which one in `lean` has one sign only.

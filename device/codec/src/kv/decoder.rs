@@ -11,10 +11,10 @@ use super::{
 use crate::{
     BLOCK_BYTES, Decoder,
     block::{BlockError, MAX_BUNDLE, Stored},
-    context::BlockDecoder,
     head::Head,
     lines::Lines,
     plane::{self, PlaneMask},
+    workspace::BlockDecoder,
 };
 
 /// What a window is decoded in.

@@ -10,9 +10,9 @@ use super::{
 use crate::{
     BLOCK_BYTES, Codec, Encoder,
     block::{Bundle, is_zero},
-    context::BlockEncoder,
     head::Details,
     lines::Lines,
+    workspace::BlockEncoder,
 };
 
 /// Of so many blocks, one is coded in every way to find the best.

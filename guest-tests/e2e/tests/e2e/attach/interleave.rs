@@ -25,12 +25,12 @@ impl By {
             Self::Options => {
                 let (run, script) = (text("run"), text("script.sh"));
                 let words = ["--interleave", set, "--views", &views, "--put", put, "--run-dir", &run];
-                let model = ["--script", &script, "--model", model];
+                let model = ["--script", &script, "--observe", "--model", model];
                 words.iter().chain(&model).map(|word| (*word).to_owned()).collect()
             }
             Self::File => {
                 let file = format!(
-                    "[device]\nmodel = [{model:?}]\nviews = {VIEWS:?}\ninterleave = \"{set}\"\nrun-dir = \"run\"\n\
+                    "[device]\nobserve = true\nmodel = [{model:?}]\nviews = {VIEWS:?}\ninterleave = \"{set}\"\nrun-dir = \"run\"\n\
                      [[guest]]\nscript = \"script.sh\"\nput = {{ \"/new\" = \"new\" }}\n"
                 );
                 std::fs::write(folder.join("topology.toml"), file).unwrap();
