@@ -15,11 +15,12 @@ pub(crate) async fn stats(client: &Client) -> Result<()> {
         return print_json(&stats);
     }
     let device = &stats["device"];
+    let compared = device["gcomp_codec"].as_str().map(|codec| format!(", compared with gcomp by {codec}"));
     print_line!(
-        "{} ({}, compared with gcomp by {}): {} of {} written and stored as {} and {} of index, ratio {}",
+        "{} ({}{}): {} of {} written and stored as {} and {} of index, ratio {}",
         text(&device["mode"]),
         text(&device["codec"]),
-        device["gcomp_codec"].as_str().unwrap_or("nothing"),
+        compared.unwrap_or_default(),
         size(&device["written_bytes"]),
         size(&device["capacity_bytes"]),
         size(&device["stored_bytes"]),
