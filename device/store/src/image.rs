@@ -38,11 +38,11 @@ use super::{
     checkpoint::{HEAD_END, Head},
     counters,
     entry::{ENTRY_BYTES, Version},
+    geometry::chunks_in,
     host_memory::HostMemory,
     journal,
     ledger::{Ledger, LedgerPlace, Worker},
     memory::Memory,
-    segments::Segments,
     tables,
 };
 use crate::mode::Mode;
@@ -365,7 +365,7 @@ impl Image {
         }
         let Layout { gcomp, index, segments, .. } = &self.layout;
         let parts = [gcomp, index, segments].map(|part| part.end - part.start);
-        let chunks = Segments::chunks_in(self.superblock.store_bytes);
+        let chunks = chunks_in(self.superblock.store_bytes);
         let sizes = (self.superblock.base_bytes / BLOCK_BYTES as u64, chunks);
         match LedgerPlace::open(
             &self.file,

@@ -36,9 +36,9 @@ use nix::fcntl::{FallocateFlags, fallocate};
 use super::{
     StoreError,
     entry::{ENTRY_BYTES, Entry, Version},
+    geometry::{CHUNK_GRANULES, MAX_GRANULES},
     index::Index,
     memory::{BitsAt, Memory, UNIT_BYTES},
-    segments::{CHUNK_GRANULES, MAX_GRANULES},
 };
 use crate::GRANULE_BYTES;
 

@@ -21,6 +21,7 @@ pub mod checkpoint;
 pub mod counters;
 pub mod entry;
 mod fields;
+mod geometry;
 pub mod host_memory;
 pub mod image;
 mod index;

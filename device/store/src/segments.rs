@@ -25,24 +25,21 @@ use parking_lot::Mutex;
 
 use self::allocator::Allocator;
 pub(super) use self::claims::{Claimed, Claims};
-use super::{
-    GRANULE_BYTES, StoreError, host_memory::For, ledger::Ledger, memory::Memory, memory::UNIT_BYTES,
-};
+pub use super::geometry::CHUNK_GRANULES;
+pub(super) use super::geometry::MAX_GRANULES;
 use lamina_codec::block::MAX_BUNDLE;
 
-/// Granules of a chunk: 64 KiB.
-pub const CHUNK_GRANULES: usize = 1024;
-/// Granules of the longest segment.
-pub(super) const MAX_GRANULES: usize = MAX_BUNDLE.div_ceil(GRANULE_BYTES);
+use super::{
+    GRANULE_BYTES, StoreError, geometry::chunks_in, host_memory::For, ledger::Ledger, memory::Memory,
+    memory::UNIT_BYTES,
+};
+
 /// A checkpoint should be made when more than this part of the store is held.
 const HELD_PART: u64 = 8;
 /// Segments that are let go at once.
 const LET_GO: usize = 256;
 /// Chunks of one length that may be free in it, however few of that length there are.
 pub const SLACK_CHUNKS: usize = 2;
-
-// Chunks are given room, and give it back, one by one.
-const _: () = assert!(CHUNK_GRANULES * GRANULE_BYTES == UNIT_BYTES);
 
 /// Chunks, of so many, that only [`For::NoMore`] may open: a 32nd, and one for each length where that is not more than an eighth.
 pub(super) fn reserve(chunks: usize) -> usize {
@@ -61,14 +58,9 @@ impl Segments {
         bytes.max(1).checked_next_multiple_of(UNIT_BYTES as u64).unwrap_or(u64::MAX)
     }
 
-    /// Chunks of a store with `bytes` of segments.
-    pub(super) fn chunks_in(bytes: u64) -> usize {
-        usize::try_from(bytes / UNIT_BYTES as u64).expect("the reservation succeeded")
-    }
-
     /// No segments yet in `memory`, of `bytes`. The ledger is told of each from now on.
     pub(super) fn new(memory: Memory, bytes: u64, ledger: Option<Arc<Ledger>>) -> Self {
-        Self { memory, allocator: Mutex::new(Allocator::new(Self::chunks_in(bytes), ledger)) }
+        Self { memory, allocator: Mutex::new(Allocator::new(chunks_in(bytes), ledger)) }
     }
 
     /// What the ledger says is in use, and everything else is free.
