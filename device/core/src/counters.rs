@@ -1,5 +1,6 @@
 //! Counters and gauges, and how they are [declared](declare).
 
+mod counted;
 mod declare;
 mod sections;
 mod traffic;
@@ -8,6 +9,7 @@ use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
 
 use lamina_store::counters::Kept;
 
+pub(crate) use self::counted::Counted;
 pub use self::declare::{At, Slot, Slots};
 pub use self::declare::{Compared, Figure, Kind, Unit};
 pub use self::sections::{Place, Row, Scope, Section};

@@ -18,7 +18,10 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 pub(crate) use self::transition::Transition;
-use crate::{counters::Gauge, layout::Layout, window::Counted};
+use crate::{
+    counters::{Counted, Gauge},
+    layout::Layout,
+};
 use lamina_codec::{
     BLOCK_BYTES, Codec,
     format::Format,

@@ -13,10 +13,7 @@ mod directory;
 mod gaps;
 mod map;
 
-use std::{
-    ops::{Deref, Range},
-    sync::Arc,
-};
+use std::{ops::Range, sync::Arc};
 
 use serde::Serialize;
 
@@ -25,12 +22,8 @@ pub(crate) use self::{
     gaps::Gaps,
     map::{Draft, Map},
 };
-use crate::{
-    counters::{Numbers, Traffic},
-    tensor::Tensor,
-};
+use crate::{counters::Counted, tensor::Tensor};
 use lamina_codec::{BLOCK_BYTES, view::View};
-use lamina_store::counters::Counters;
 
 /// A view that there is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -61,35 +54,6 @@ pub(crate) struct Alias {
     pub(crate) traffic: Arc<Counted>,
     /// Unlike that of any other tensor or view since the device was opened.
     pub(crate) number: u64,
-}
-
-/// Traffic, and where an image keeps its counters. These are used again when nobody counts there
-/// any more.
-#[derive(Debug, Default)]
-pub(crate) struct Counted {
-    pub(crate) traffic: Traffic,
-    pub(crate) numbers: Numbers,
-    pub(crate) counters: Option<Arc<Counters>>,
-}
-
-impl Deref for Counted {
-    type Target = Traffic;
-
-    fn deref(&self) -> &Traffic {
-        &self.traffic
-    }
-}
-
-impl Drop for Counted {
-    fn drop(&mut self) {
-        let Some(counters) = &self.counters else { return };
-        let Numbers { first, later } = self.numbers;
-        for (first, count) in [(first, Traffic::COUNTERS), (later, Traffic::LATER_COUNTERS)] {
-            if let Some(first) = first {
-                counters.give_others(first, count);
-            }
-        }
-    }
 }
 
 impl Alias {

@@ -16,11 +16,11 @@ use serde::{Deserialize, Serialize};
 
 use super::{Device, DeviceConfig, DeviceError, sources::Source};
 use crate::{
-    counters::{Numbers, Slots, Traffic},
+    counters::{Counted, Numbers, Slots, Traffic},
     layout::Layout,
     partition_table::PartitionTable,
     tensor::{self, SourceId, SourceOf, Tensor, TensorInfo, TensorSpec, Transition},
-    window::{Alias, Counted, Map},
+    window::{Alias, Map},
 };
 use lamina_codec::{BLOCK_BYTES, Codec, format::Format, view::View};
 use lamina_store::{
