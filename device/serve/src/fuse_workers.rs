@@ -233,7 +233,7 @@ impl Workers {
         let device = &self.channels[channel];
         let handled = catch_unwind(AssertUnwindSafe(|| -> Result<(), String> {
             #[cfg(debug_assertions)]
-            self.strike(header, request);
+            self.fire_failpoint(header, request);
             if self.write_back(channel, header, request) {
                 return Ok(());
             }
@@ -305,12 +305,12 @@ impl Workers {
 #[cfg(debug_assertions)]
 impl Workers {
     /// Panics if this request is to.
-    fn strike(&self, header: &Header, request: &[u8]) {
+    fn fire_failpoint(&self, header: &Header, request: &[u8]) {
         let known = [(Opcode::Read as u32, "read"), (Opcode::Write as u32, "write")];
         let Some((_, what)) = known.iter().find(|(opcode, _)| *opcode == header.opcode) else { return };
         let base = self.tree.file(header.inode).is_some_and(|(_, which)| which == ExportFile::Base);
         if let Some((offset, length)) = Header::span(request).filter(|_| base) {
-            super::faults::strike(what, &(offset..offset.saturating_add(length)));
+            super::failpoints::fire(what, &(offset..offset.saturating_add(length)));
         }
     }
 }

@@ -13,7 +13,7 @@ pub mod disks;
 mod dropped_pages;
 pub mod export;
 #[cfg(debug_assertions)]
-mod faults;
+mod failpoints;
 pub mod flusher;
 pub mod fuse;
 mod fuse_fs;

@@ -318,7 +318,7 @@ impl BlockService {
         let half = (expected / 2).next_multiple_of(store::GRANULE_BYTES as u64);
         let prefetch = |bytes: Range<u64>| {
             if let Some(next) = next {
-                store.expect(next, bytes);
+                store.prefetch(next, bytes);
             }
         };
         prefetch(0..half);

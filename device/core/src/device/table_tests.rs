@@ -8,7 +8,7 @@ use lamina_abi::DIRECTORY_BYTES;
 use super::*;
 use crate::layout::Layout;
 use lamina_codec::{format::Format, kv::KvLayout, testing::bytes as noise};
-use lamina_store::{StoreError, image::Image, mishaps::Mishaps};
+use lamina_store::{StoreError, failpoints::Failpoints, image::Image};
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
 
@@ -316,8 +316,8 @@ fn a_creation_that_finds_no_room_at_any_step_is_as_if_never_asked() {
     for make in [weights, cache] {
         let mut refused = 0;
         for room in 0.. {
-            let mishaps = Mishaps::none();
-            mishaps.make_current();
+            let failpoints = Failpoints::none();
+            failpoints.make_current();
             let config = DeviceConfig { codec: Codec::Lz4, ..DeviceConfig::new(4 << 20, 64 << 20) };
             let image = Image::in_memory(config.superblock()).unwrap();
             let device = Device::open(image.clone(), &config).unwrap();
@@ -325,9 +325,9 @@ fn a_creation_that_finds_no_room_at_any_step_is_as_if_never_asked() {
             data.extend(rows(4, 32 * BLOCK));
             device.write_base(0, &data).unwrap();
             let before = told(&device);
-            mishaps.limit_room(room);
+            failpoints.limit_space(room);
             let made = device.create_tensor(make("t", 0, 96 * BLOCK));
-            mishaps.limit_room(i64::MAX);
+            failpoints.limit_space(i64::MAX);
             assert!(read(&device, 0, data.len() as u64) == data, "with room for {room}");
             accounts_are_exact(&device);
             let is_made = made.is_ok();
@@ -349,7 +349,7 @@ fn a_creation_that_finds_no_room_at_any_step_is_as_if_never_asked() {
         }
         assert!(refused > 2, "{refused}");
     }
-    Mishaps::none().make_current();
+    Failpoints::none().make_current();
 }
 
 #[test]
