@@ -204,7 +204,7 @@ pub(crate) async fn disks(client: &Client) -> Result<()> {
 }
 
 /// The exports of the device that answers at `api`.
-pub(crate) async fn seats(api: &Path) -> Result<Vec<Value>> {
+pub(crate) async fn exports(api: &Path) -> Result<Vec<Value>> {
     Ok(rows(&ask(api, Method::GET, "/guests", None).await?)?.to_vec())
 }
 
@@ -214,20 +214,20 @@ pub(crate) async fn disk_list(api: &Path) -> Result<Vec<Value>> {
 }
 
 pub(crate) async fn guests(client: &Client) -> Result<()> {
-    let seats = seats(&client.api).await?;
+    let exports = exports(&client.api).await?;
     if client.json {
-        return print_json(&seats.into());
+        return print_json(&exports.into());
     }
     let mut table = new_table(&["", "name", "base", "bytes", "views", "bytes", "control socket"], 7);
-    for seat in &seats {
+    for export in &exports {
         table.add_row([
-            text(&seat["kind"]),
-            seat["name"].as_str().unwrap_or_default().to_owned(),
-            text(&seat["base"]["path"]),
-            size(&seat["base"]["bytes"]),
-            text(&seat["views"]["path"]),
-            size(&seat["views"]["bytes"]),
-            text(&seat["ctl"]),
+            text(&export["kind"]),
+            export["name"].as_str().unwrap_or_default().to_owned(),
+            text(&export["base"]["path"]),
+            size(&export["base"]["bytes"]),
+            text(&export["views"]["path"]),
+            size(&export["views"]["bytes"]),
+            text(&export["ctl"]),
         ]);
     }
     print_line!("{table}")?;
@@ -238,16 +238,16 @@ pub(crate) async fn view(command: View) -> Result<()> {
     match command {
         View::List(client) => views(&client).await,
         View::Add { tensor, spelling, client } => {
-            let asked = json!({ "tensor": tensor, "spelling": spelling });
-            let view = ask(&client.api, Method::POST, "/views", Some(asked)).await?;
+            let requested = json!({ "tensor": tensor, "spelling": spelling });
+            let view = ask(&client.api, Method::POST, "/views", Some(requested)).await?;
             if client.json {
                 return print_json(&view);
             }
             print_views(&[view])
         }
         View::Rm { tensor, spelling, client } => {
-            let asked = json!({ "tensor": tensor, "spelling": spelling });
-            let view = ask(&client.api, Method::DELETE, "/views", Some(asked)).await?;
+            let requested = json!({ "tensor": tensor, "spelling": spelling });
+            let view = ask(&client.api, Method::DELETE, "/views", Some(requested)).await?;
             if client.json { print_json(&view) } else { Ok(()) }
         }
     }
@@ -262,8 +262,8 @@ pub(crate) async fn tensor(command: Tensor) -> Result<()> {
             (add.client, tensor)
         }
         Tensor::Resize { name, length, client } => {
-            let asked = json!({ "length": length });
-            let tensor = ask(&client.api, Method::PATCH, &path_of(&name), Some(asked)).await?;
+            let requested = json!({ "length": length });
+            let tensor = ask(&client.api, Method::PATCH, &path_of(&name), Some(requested)).await?;
             (client, tensor)
         }
         Tensor::Rm { name, client } => {

@@ -172,8 +172,8 @@ async fn load_one(
     maps: &BTreeMap<String, PrecisionMap>,
 ) -> Result<Value> {
     let path = std::path::absolute(model)?;
-    let asked = json!({ "path": path, "name": name, "views": views, "maps": maps });
-    let load = ask(api, Method::POST, "/models", Some(asked));
+    let requested = json!({ "path": path, "name": name, "views": views, "maps": maps });
+    let load = ask(api, Method::POST, "/models", Some(requested));
     tokio::pin!(load);
     let meter = Meter::new("loaded");
     loop {

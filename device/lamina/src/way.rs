@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use lamina_abi::Interleave;
-use lamina_qemu::{Attach, AttachKind, Cxl, Ivshmem, Lanes, Shmem, VhostUser};
+use lamina_qemu::{Attach, AttachKind, Cxl, Ivshmem, Shmem, Targets, VhostUser};
 use lamina_serve::{IvshmemServer, ShmemServer};
 use tempfile::TempDir;
 
@@ -31,7 +31,7 @@ pub(crate) struct Files {
     pub(crate) base: PathBuf,
     pub(crate) views: PathBuf,
     pub(crate) ctl: Option<PathBuf>,
-    /// What the base window is an interleave set of, for guests that see CXL memory; the lanes lie beside the base.
+    /// What the base window is an interleave set of, for guests that see CXL memory; the targets lie beside the base.
     pub(crate) set: Option<Interleave>,
 }
 
@@ -62,11 +62,11 @@ impl Way {
         let folder = || tempfile::Builder::new().prefix("lamina-boot-").tempdir();
         match kind {
             AttachKind::Cxl => {
-                let lanes = set.map(|set| {
-                    let lane = |lane| base.with_file_name(format!("lane{lane}"));
-                    Lanes { set, files: (0..set.ways()).map(lane).collect() }
+                let targets = set.map(|set| {
+                    let target = |target| base.with_file_name(format!("target{target}"));
+                    Targets { set, files: (0..set.ways()).map(target).collect() }
                 });
-                Ok(Self::plain(Attach::Cxl(Cxl { base, base_bytes, views, views_bytes, lanes }), ctl))
+                Ok(Self::plain(Attach::Cxl(Cxl { base, base_bytes, views, views_bytes, targets }), ctl))
             }
             AttachKind::Ivshmem => {
                 let attach =

@@ -84,7 +84,7 @@ mod tests {
     fn the_devices_user_and_root_may_ask_and_nobody_else() {
         let own = geteuid();
         let other = Uid::from_raw(own.as_raw() + 4711);
-        let asked = [Some(own), Some(Uid::from_raw(0)), Some(other), None].map(may_ask);
-        assert_eq!(asked, [true, true, false, false]);
+        let requested = [Some(own), Some(Uid::from_raw(0)), Some(other), None].map(may_ask);
+        assert_eq!(requested, [true, true, false, false]);
     }
 }

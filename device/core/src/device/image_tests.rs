@@ -303,7 +303,7 @@ fn was_noted(device: &Device) -> bool {
 }
 
 /// What a device says of what it holds.
-fn told(device: &Device) -> (serde_json::Value, Vec<u64>, u64, Vec<u64>) {
+fn reported(device: &Device) -> (serde_json::Value, Vec<u64>, u64, Vec<u64>) {
     let stats = device.stats();
     let tensors = stats.tensors.iter().map(|tensor| tensor.stored_bytes).collect();
     let lost = device.poison().iter().map(|poisoned| poisoned.dpa).collect();
@@ -347,7 +347,7 @@ fn the_worker_after_a_kill_at_any_store_counts_as_if_it_had_looked_at_all_entrie
         let next = open_as(&image, 1);
         assert!(was_noted(&next), "all entries are looked at after a kill at store {stores}");
         let all = Device::open(image.clone(), &config()).unwrap();
-        assert_eq!(told(&next), told(&all), "a kill at store {stores}");
+        assert_eq!(reported(&next), reported(&all), "a kill at store {stores}");
         // Every segment is somebody's or free: all can be given back.
         next.discard(0, next.base_bytes()).unwrap();
         next.flush(0, next.base_bytes()).unwrap();
@@ -391,7 +391,7 @@ fn two_workers_that_are_killed_as_they_take_over_change_nothing() {
             killed_opening(&image, &failpoints, 2, second);
             let device = open_as(&image, 3);
             let fresh = Device::open(image.clone(), &config()).unwrap();
-            assert_eq!(told(&device), told(&fresh), "killed at {first}, then at {second}");
+            assert_eq!(reported(&device), reported(&fresh), "killed at {first}, then at {second}");
         }
     }
 }
@@ -417,11 +417,11 @@ fn what_another_worker_noted_does_not_count() {
     let device = open_as(&image, 4);
     device.write_base(0, &bytes(2, 4 * BLOCK)).unwrap();
     device.note_accounts();
-    let wanted = told(&device);
+    let wanted = reported(&device);
     drop(device);
     for (worker, noted) in [(5, true), (6, true), (6, false), (8, false), (9, true)] {
         let device = open_as(&image, worker);
-        assert_eq!((was_noted(&device), told(&device)), (noted, wanted.clone()), "worker {worker}");
+        assert_eq!((was_noted(&device), reported(&device)), (noted, wanted.clone()), "worker {worker}");
     }
     let device = open_of(&image, Worker { holder: 8, number: 10 });
     assert!(!was_noted(&device));
@@ -560,9 +560,9 @@ fn counters_of_an_older_image_lie_where_they_lay() {
         "format":"bf16","layout":{"kind":"weight"},"codec":"lz4","counters":4096}],
         "views":[{"tensor":"w","view":"full","offset":2097152,"counters":4103}],"loaded":[]}"#;
     let image = older_image(&config, 4096..4110, tables);
-    let told = |device: &Device| serde_json::to_value(device.stats()).unwrap();
+    let reported = |device: &Device| serde_json::to_value(device.stats()).unwrap();
     let device = Device::open(image.clone(), &config).unwrap();
-    let stats = told(&device);
+    let stats = reported(&device);
     let traffic = |stats: &serde_json::Value, first: u64| {
         for (at, name) in (first..).zip([
             "reads",
@@ -604,7 +604,7 @@ fn counters_of_an_older_image_lie_where_they_lay() {
     device.read_base(0, &mut [0; BLOCK]).unwrap();
     device.read_views(2 << 20, &mut [0; 2 * BLOCK]).unwrap();
     device.write_base(0, &[7; 64]).unwrap();
-    let mut before = told(&device);
+    let mut before = reported(&device);
     assert_eq!(before["tensors"][0]["base"]["index_bytes_fetched"], 64);
     assert_eq!(before["views"][0]["index_bytes_fetched"], 64, "the first block's entry is held");
     assert_eq!(before["views"][0]["reads"], 1000 + 4103 + 1);
@@ -613,14 +613,14 @@ fn counters_of_an_older_image_lie_where_they_lay() {
     assert_eq!(before["requests"]["base_fills"][0]["fills"], 1);
     assert_eq!(before["requests"]["view_fills"][1]["fills"], 1);
     drop(device);
-    let mut after = told(&Device::open(image.clone(), &config).unwrap());
+    let mut after = reported(&Device::open(image.clone(), &config).unwrap());
     for stats in [&mut before, &mut after] {
         stats["device"]["uptime_seconds"].take();
     }
     assert_eq!(before, after);
     // A run that begins counts from zero.
     let first = DeviceConfig { first_process: true, ..config };
-    let stats = told(&Device::open(image, &first).unwrap());
+    let stats = reported(&Device::open(image, &first).unwrap());
     assert_eq!(stats["views"][0]["index_bytes_fetched"], 0);
     assert_eq!(stats["requests"]["view_fills"][1]["fills"], 0);
     assert_eq!(stats["tensors"][0]["base"]["reads"], 0);
@@ -629,7 +629,7 @@ fn counters_of_an_older_image_lie_where_they_lay() {
 #[test]
 fn maintenance_is_counted_apart() {
     let device = Device::new(config()).unwrap();
-    let told = |device: &Device| serde_json::to_value(device.stats()).unwrap();
+    let reported = |device: &Device| serde_json::to_value(device.stats()).unwrap();
     device.write_base(0, &bytes(2, 4 * BLOCK)).unwrap();
     // Channels of very different sizes, so that the window is coded by them.
     let noise = bytes(1, 2 * BLOCK);
@@ -637,10 +637,10 @@ fn maintenance_is_counted_apart() {
     let channels: Vec<u8> = channels.collect();
     device.write_base((BLOCKS / 2 * BLOCK) as u64, &channels).unwrap();
     let stored = device.stats().device.stored_bytes;
-    let before = told(&device);
+    let before = reported(&device);
     device.create_tensor(weights()).unwrap();
     device.create_tensor(cache()).unwrap();
-    let after = told(&device);
+    let after = reported(&device);
     assert_eq!(after["kv_windows"]["coded_plain"], 0);
     assert_eq!(before["writes"], after["writes"], "nobody stored anything");
     assert_eq!(before["reads_for_writes"], after["reads_for_writes"]);
@@ -653,8 +653,8 @@ fn maintenance_is_counted_apart() {
     assert_eq!(written(&after) - written(&before), 8 * 64);
     // Each is read and coded again as the windows go.
     device.remove_tensor("kv").unwrap();
-    assert_eq!(told(&device)["maintenance"]["recoded_blocks"], 12);
-    assert_eq!(before["writes"], told(&device)["writes"]);
+    assert_eq!(reported(&device)["maintenance"]["recoded_blocks"], 12);
+    assert_eq!(before["writes"], reported(&device)["writes"]);
 }
 
 #[test]
@@ -729,19 +729,19 @@ fn what_several_threads_find_is_counted_as_it_was() {
         device.write_base(place * far, &bytes(place, 5 * BLOCK)).unwrap();
     }
     device.inject_poison(3 * far, 1).unwrap();
-    let told = |device: &Device| {
+    let reported = |device: &Device| {
         let mut stats = serde_json::to_value(device.stats()).unwrap();
-        let told = ["device", "blocks", "tensors"].map(|part| stats[part].take());
+        let reported = ["device", "blocks", "tensors"].map(|part| stats[part].take());
         let used = device.blocks.used_bytes();
-        let mut text = serde_json::to_value((told, used)).unwrap();
+        let mut text = serde_json::to_value((reported, used)).unwrap();
         text[0][0]["uptime_seconds"] = 0.into();
         text
     };
-    let before = told(&device);
+    let before = reported(&device);
     assert!(before[1].as_u64().unwrap() > 0, "{before}");
     drop(device);
     let device = Device::open(image, &config).unwrap();
-    assert_eq!(told(&device), before);
+    assert_eq!(reported(&device), before);
     assert_eq!(device.poison().len(), 1);
     let mut found = vec![0; 5 * BLOCK];
     device.read_base(7 * far, &mut found).unwrap();

@@ -118,10 +118,10 @@ fn load_files(
         }
         let kv = KvRule::by_name().to_vec();
         let options = LoadOptions { within: Some(file.within.clone()), kv, ..LoadOptions::default() };
-        let told =
+        let reported =
             |now: Progress<'_>| progress(Progress { bytes: before + now.bytes, total, tensor: now.tensor });
         let source = device.note_source(source_of(&file.file));
-        load_from(device, &file.file, &options, own, source, told)?;
+        load_from(device, &file.file, &options, own, source, reported)?;
         before += file.file.tensors().iter().map(|tensor| tensor.length).sum::<u64>();
     }
     Ok(())

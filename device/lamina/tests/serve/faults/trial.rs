@@ -191,14 +191,15 @@ impl Trial {
         let text = if body.is_null() { String::new() } else { body.to_string() };
         let begun = Instant::now();
         while begun.elapsed() < Duration::from_secs(60) {
-            let asked = UnixStream::connect(self.rig.place.path("run/api.sock")).and_then(|mut stream| {
-                stream.set_read_timeout(Some(Duration::from_secs(60)))?;
-                stream.write_all(request(method, path, &text).as_bytes())?;
-                let mut answer = String::new();
-                stream.read_to_string(&mut answer)?;
-                Ok(answer)
-            });
-            let answer = asked.unwrap_or_default();
+            let requested =
+                UnixStream::connect(self.rig.place.path("run/api.sock")).and_then(|mut stream| {
+                    stream.set_read_timeout(Some(Duration::from_secs(60)))?;
+                    stream.write_all(request(method, path, &text).as_bytes())?;
+                    let mut answer = String::new();
+                    stream.read_to_string(&mut answer)?;
+                    Ok(answer)
+                });
+            let answer = requested.unwrap_or_default();
             if let Some((head, body)) = answer.split_once("\r\n\r\n") {
                 let status = head.split(' ').nth(1).unwrap_or_default();
                 assert!(status.starts_with('2'), "{method} {path} {text}: {answer}");
