@@ -44,8 +44,10 @@ const SHOWN_LINES: usize = 5;
 pub(crate) async fn mount(args: Mount) -> Result<()> {
     let Mount { mut words, shown, image, capacity, foreground, json } = args;
     let dir = words.pop().context("say where to mount")?;
-    if words.is_empty() && image.is_none() {
-        bail!("say which models to mount, and where: `lamina mount MODEL… DIR`");
+    if words.is_empty() && image.is_none() && capacity.is_none() {
+        bail!(
+            "say which models to mount, and where: `lamina mount MODEL… DIR`; an empty device has a --capacity"
+        );
     }
     if let Some(model) = words.iter().find(|model| dir.starts_with(model) || **model == dir) {
         bail!("{} is a model and cannot be mounted on", model.display());

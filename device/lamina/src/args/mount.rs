@@ -33,7 +33,7 @@ pub(crate) struct Mount {
     /// Keep the device in this file: it is there again the next time, with its models.
     #[arg(long, value_name = "FILE")]
     pub(crate) image: Option<PathBuf>,
-    /// Bytes of the base window [default: twice what the models take, and a gibibyte].
+    /// Bytes of the base window [default: twice what the models take, and a gibibyte]. With it, no model is needed.
     #[arg(long, value_parser = bytes, value_name = "BYTES")]
     pub(crate) capacity: Option<u64>,
     /// Stay until SIGINT or SIGTERM, or `lamina umount`.
