@@ -14,6 +14,7 @@ pub mod cxl;
 pub mod ivshmem;
 pub mod shmem;
 pub mod vhost_user;
+pub mod virtiofs;
 
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
@@ -23,6 +24,7 @@ pub use self::cxl::{Cxl, Targets};
 pub use self::ivshmem::Ivshmem;
 pub use self::shmem::Shmem;
 pub use self::vhost_user::VhostUser;
+pub use self::virtiofs::Virtiofs;
 use crate::version::Version;
 
 /// Name of the virtio-serial port that carries the device's API.

@@ -430,7 +430,7 @@ fn spelled(spelling: &str) -> Result<(), ViewError> {
 }
 
 /// What a checkpoint's tensor is called on the device.
-fn full_name(tensor: &str, options: &LoadOptions) -> String {
+pub(crate) fn full_name(tensor: &str, options: &LoadOptions) -> String {
     let within = options.within.as_deref().unwrap_or_default();
     match &options.partition {
         Some(partition) => format!("{partition}/{within}{tensor}"),

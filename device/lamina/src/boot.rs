@@ -19,7 +19,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::task::JoinSet;
 
 use crate::args::{Boot, DeviceArgs, DiskArg};
-use crate::client;
+use crate::client::{self, ApiAt};
 use crate::holder::{Holder, StopSwitch, oom};
 use crate::life::{self, WindowFile};
 use crate::out::{self, print_line};
@@ -112,7 +112,7 @@ impl Served {
         let monitor = |place: &Place| tells.then(|| args.device.run_dir.join(place.monitor()));
         let ctl = args.ctl.clone();
         if let Some(name) = &args.guest {
-            let way = export_of(&args.device.run_dir.join("api.sock"), name, kind, cpus).await?;
+            let way = export_of(&ApiAt::in_dir(&args.device.run_dir), name, kind, cpus).await?;
             // QEMU makes its monitor's socket there.
             PrivateDir::open(&args.device.run_dir)?;
             return Ok(Self { qmp: monitor(&Place::Guest(name.clone())), ..elsewhere(way) });
@@ -247,7 +247,7 @@ pub(crate) fn exit_code(status: Option<i32>) -> ExitCode {
 }
 
 /// The way to what the guest or host `name` has of the device that answers at `api`.
-async fn export_of(api: &Path, name: &str, kind: AttachKind, cpus: u32) -> Result<Way> {
+async fn export_of(api: &ApiAt, name: &str, kind: AttachKind, cpus: u32) -> Result<Way> {
     let exports = client::exports(api).await?;
     let known: Vec<_> = exports.iter().filter_map(|export| export["name"].as_str()).collect();
     let known = known.join(", ");

@@ -28,6 +28,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use lamina_device::device::{Device, DeviceConfig, Partition};
+use lamina_device::files;
 use lamina_device::load::{self, Decision, LoadError, LoadOptions, Loaded, Progress};
 use lamina_device::model::ModelFile;
 use lamina_serve::qmp::{PoisonReporter, Reported};
@@ -430,6 +431,12 @@ fn load_all(device: &Device, args: &DeviceArgs, plan: &Plan, stop: &AtomicBool) 
         all.tensors.extend(loaded.tensors);
         all.views.extend(loaded.views);
         all.skipped.extend(loaded.skipped);
+        // A device that is divided has no folder of models.
+        if options.partition.is_none()
+            && let Err(why) = files::keep_checkpoint(device, model, options, &files::name_of(model.path()))
+        {
+            tracing::warn!("{path} is not shown under models/: {why}");
+        }
     }
     meter.finish();
     Ok(all)
@@ -469,6 +476,7 @@ impl Served {
                     read_ahead_kb: args.read_ahead_kb,
                     write_back_with: args.write_back_with,
                     full_wait: Duration::from_secs(args.full_wait.into()),
+                    api: std::path::absolute(args.run_dir.join("api.sock")).ok(),
                 };
                 let mount = Mount::serve(exports, &path, channels, &options, answered)?;
                 control.mounted(mount.exports());

@@ -57,7 +57,9 @@ pub enum ControlError {
     #[error(transparent)]
     Files(Box<FilesError>),
     /// There is nowhere to show models.
-    #[error("this device shows no models: it is not mounted (yet), divided among guests, or shared by hosts")]
+    #[error(
+        "this device shows no models: it has no mount (yet), or it is divided among guests or shared by hosts; `lamina mount`, or `lamina serve --mount DIR` without --guest and --host, shows some"
+    )]
     NoModels,
 }
 

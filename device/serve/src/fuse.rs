@@ -64,6 +64,9 @@ pub struct MountOptions {
     pub write_back_with: WriteBackWith,
     /// How long a write-back may wait for room in the device before what it stores is given up.
     pub full_wait: Duration,
+    /// The API's socket, which the root's attribute `user.lamina.api` names for those who have only
+    /// the directory.
+    pub api: Option<PathBuf>,
 }
 
 /// How long a write-back waits for room unless told otherwise.
@@ -76,6 +79,7 @@ impl Default for MountOptions {
             read_ahead_kb: 4,
             write_back_with: WriteBackWith::Auto,
             full_wait: FULL_WAIT,
+            api: None,
         }
     }
 }
@@ -141,7 +145,8 @@ impl Mount {
             tracing::error!("the mount has no folder of models: {why}");
             None
         });
-        let tree = Arc::new(Tree::new(exports.iter().map(export).collect()).with_models(models));
+        let tree = Tree::new(exports.iter().map(export).collect()).with_models(models);
+        let tree = Arc::new(tree.with_api(options.api.clone()));
         let (workers, late_queue) = Workers::new(Arc::clone(&tree), requests, options.read_ahead_kb);
         if let Some(models) = tree.models() {
             // The workers have the models.

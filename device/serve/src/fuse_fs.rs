@@ -58,6 +58,9 @@ const STAT_BLOCK: u64 = 512;
 /// `close` would wait for dirty pages, and a killed server's own descriptor would wait for the killed server.
 const NOFLUSH: u32 = 1 << 5;
 
+/// The attribute of the root that names the API's socket.
+const API: &CStr = c"user.lamina.api";
+
 /// The windows of a device as a file system.
 pub(super) struct WindowFs {
     tree: Arc<Tree>,
@@ -543,8 +546,12 @@ impl FileSystem for WindowFs {
 
     fn getxattr(&self, _: &Context, inode: u64, name: &CStr, size: u32) -> io::Result<GetxattrReply> {
         // Not ENOSYS, after which the kernel would ask no more.
-        let Some(models) = self.models(inode)? else { return Err(errno(libc::ENODATA)) };
-        let value = models.attribute(inode, name.to_str().unwrap_or_default())?;
+        let value = if let Some(models) = self.models(inode)? {
+            models.attribute(inode, name.to_str().unwrap_or_default())?
+        } else {
+            let api = self.tree.api().filter(|_| inode == ROOT && name == API);
+            api.ok_or_else(|| errno(libc::ENODATA))?.as_os_str().as_encoded_bytes().to_vec()
+        };
         Ok(match fitting(&value, size)? {
             Some(count) => GetxattrReply::Count(count),
             None => GetxattrReply::Value(value),
@@ -552,7 +559,11 @@ impl FileSystem for WindowFs {
     }
 
     fn listxattr(&self, _: &Context, inode: u64, size: u32) -> io::Result<ListxattrReply> {
-        let names = self.models(inode)?.map_or_else(Vec::new, |models| models.attribute_names(inode));
+        let names = match self.models(inode)? {
+            Some(models) => models.attribute_names(inode),
+            None if inode == ROOT && self.tree.api().is_some() => API.to_bytes_with_nul().to_vec(),
+            None => Vec::new(),
+        };
         Ok(match fitting(&names, size)? {
             Some(count) => ListxattrReply::Count(count),
             None => ListxattrReply::Names(names),

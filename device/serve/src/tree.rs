@@ -3,6 +3,7 @@
 //! Inodes are numbers from 1, the root. A folder comes before what is in it, an export's `base`
 //! right before its `views`, and its targets, `target0` and so on, behind them.
 
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::export::Export;
@@ -19,6 +20,8 @@ pub(crate) struct Tree {
     exports: Vec<Arc<Export>>,
     /// What lies in the folder `models`, if there is one.
     models: Option<Arc<Models>>,
+    /// The API's socket.
+    api: Option<PathBuf>,
 }
 
 struct Node {
@@ -35,6 +38,7 @@ impl Tree {
             nodes: vec![Node { parent: ROOT, name: String::new(), file: None }],
             exports: Vec::new(),
             models: None,
+            api: None,
         };
         for (index, export) in exports.iter().enumerate() {
             let folder = export.place().folders().into_iter().fold(ROOT, |parent, name| {
@@ -58,6 +62,16 @@ impl Tree {
     /// The models, if there is a folder of them.
     pub(super) fn models(&self) -> Option<&Arc<Models>> {
         self.models.as_ref()
+    }
+
+    /// The same with an API that answers on this socket.
+    pub(super) fn with_api(self, api: Option<PathBuf>) -> Self {
+        Self { api, ..self }
+    }
+
+    /// The API's socket, if the mount tells it.
+    pub(super) fn api(&self) -> Option<&Path> {
+        self.api.as_deref()
     }
 
     fn add(&mut self, parent: u64, name: &str, file: Option<(usize, ExportFile)>) -> u64 {

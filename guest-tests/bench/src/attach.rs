@@ -181,7 +181,7 @@ impl AttachBench {
                 files.push(GuestFile { path: DRIVER.into(), source: Source::Host(module), mode: 0o644 });
                 Attach::Shmem(Shmem { socket })
             }
-            AttachKind::Cxl | AttachKind::VhostUser => {
+            AttachKind::Cxl | AttachKind::VhostUser | AttachKind::Virtiofs => {
                 let target = |target| base.with_file_name(format!("target{target}"));
                 let targets = set.map(|set| Targets { set, files: (0..set.ways()).map(target).collect() });
                 Attach::Cxl(Cxl { base, base_bytes, views, views_bytes, targets })

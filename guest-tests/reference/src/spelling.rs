@@ -55,7 +55,7 @@ pub(crate) fn parse(format: Format, spelling: &str) -> Result<View, Refused> {
         }
         requested @ View::Converted { target, scale, .. } => {
             if target == Format::Bf16 {
-                convertible("fp32", &[Format::Fp32])?;
+                convertible("fp32 or fp16", &[Format::Fp32, Format::Fp16])?;
             } else {
                 convertible("fp32, fp16 or bf16", &[Format::Fp32, Format::Fp16, Format::Bf16])?;
             }

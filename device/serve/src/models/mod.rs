@@ -191,7 +191,7 @@ impl Models {
         let _turn = self.turn.lock();
         let folder = self.folders.write().remove(name);
         let folder = folder.ok_or_else(|| FilesError::Unknown { name: name.to_owned() })?;
-        let removed = files::remove(&self.device, &folder.model.manifest, drop);
+        let removed = files::remove(&self.device, &folder.model, drop);
         let id = folder.model.manifest.id;
         let mut shown = self.shown.lock();
         let mut gone: Vec<u64> =
