@@ -413,6 +413,57 @@ fn a_reader_that_a_tensors_removal_overtakes_reads_again() {
 }
 
 #[test]
+fn a_reader_whose_cache_is_gone_reads_again_and_poisons_nothing() {
+    // Windows of one block, and of four.
+    for tokens in [32, 128] {
+        let device = device(|_| ());
+        let layout = Layout::Kv(KvLayout::rows(64, tokens));
+        let length = WINDOWS * WINDOW;
+        let spec = |name: &str, format, layout| TensorSpec {
+            name: name.to_owned(),
+            dpa: Some(0),
+            length,
+            elements: None,
+            shape: Vec::new(),
+            format,
+            layout,
+            codec: None,
+        };
+        device.create_tensor(spec("k", Format::Bf16, layout)).unwrap();
+        device.write_base(0, &rows(9, length)).unwrap();
+        let before = device.map();
+        let cache = before.tensor_at(0);
+        let whole = 0..BLOCK_BYTES;
+        let mut request = Request::new(&device.blocks.pool);
+        let read_as_before = |request: &mut Request<'_>| {
+            let wanted = Wanted {
+                block: 0,
+                next: None,
+                mask: PlaneMask::all(Format::Bf16),
+                inside: whole.clone(),
+                requested: std::slice::from_ref(&whole),
+                keep: false,
+                first: true,
+            };
+            let mut words = [0; BLOCK_BYTES];
+            let mut output = Output { words: &mut words, form: Form::Words };
+            device.fetch(&Region::of(&device, cache), cache, &wanted, &mut output, request)
+        };
+        assert!(read_as_before(&mut request).is_ok());
+        device.remove_tensor("k").unwrap();
+        let now = read_as_before(&mut request);
+        assert!(matches!(now, Err(FetchError::Stale)), "{tokens} tokens, nobody's: {now:?}");
+        device.create_tensor(spec("w", Format::Fp32, Layout::Weight)).unwrap();
+        let other = lamina_codec::testing::bytes(10, usize::try_from(length).unwrap());
+        device.write_base(0, &other).unwrap();
+        let now = read_as_before(&mut request);
+        assert!(matches!(now, Err(FetchError::Stale)), "{tokens} tokens, another's: {now:?}");
+        assert_eq!(device.poison(), []);
+        assert!(read(&device, 0, length) == other);
+    }
+}
+
+#[test]
 fn what_was_written_since_it_was_found_damaged_stays() {
     let device = device(|_| ());
     device.write_base(0, &[1; BLOCK_BYTES]).unwrap();
