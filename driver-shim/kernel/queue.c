@@ -13,7 +13,7 @@
 #include "lamina.h"
 
 /* A flush of many dirty pages is the slowest; the device's own limit is 120. */
-#define LAMINA_PATIENCE	(150 * HZ)
+#define LAMINA_ANSWER_TIMEOUT	(150 * HZ)
 
 static void lamina_answered(struct virtqueue *queue)
 {
@@ -71,7 +71,7 @@ static int lamina_exchange(struct lamina *lamina, u32 text_bytes)
 {
 	struct scatterlist request, text, response, piece;
 	struct scatterlist *sgs[] = { &request, &text, &response, &piece };
-	unsigned long deadline = jiffies + LAMINA_PATIENCE;
+	unsigned long deadline = jiffies + LAMINA_ANSWER_TIMEOUT;
 	unsigned int length;
 	int err;
 

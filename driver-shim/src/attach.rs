@@ -2,7 +2,7 @@
 //!
 //! 1. Wait for the memdevs. If some carry Lamina's serial numbers, only those are touched; else all of them, or
 //!    those that the caller names.
-//! 2. Give each its region and its dax device, as `device_dax`. Those that state to be lanes of an interleave set have one region together.
+//! 2. Give each its region and its dax device, as `device_dax`. Those that state to be targets of an interleave set have one region together.
 //! 3. Tell base from views: by serial number, else by content (the views window begins with a directory whose
 //!    window size is the device's own). Which one QEMU enumerates first means nothing.
 //! 4. On request hand the base to `kmem`, as system RAM.
@@ -50,7 +50,7 @@ impl Default for UpOptions {
 pub struct Attachment {
     /// Base or views.
     pub role: Role,
-    /// The CXL memory device, for example `mem0`, or those of an interleave set by lane, `mem0, mem2`, or what has the shared memory: a PCI device, for example `0000:00:10.0`, or a
+    /// The CXL memory device, for example `mem0`, or those of an interleave set by target, `mem0, mem2`, or what has the shared memory: a PCI device, for example `0000:00:10.0`, or a
     /// driver's file, `lamina0`.
     pub memdev: String,
     /// Its region, for example `region0`; `BAR 2` of a PCI device, `shared memory` of a driver.
@@ -78,7 +78,7 @@ pub struct Attached {
     pub views: Attachment,
 }
 
-/// A memdev, or those of an interleave set by lane.
+/// A memdev, or those of an interleave set by target.
 struct Group(Vec<Memdev>);
 
 impl Group {
@@ -221,25 +221,25 @@ fn candidates(tree: &Tree, options: &UpOptions) -> Result<Vec<Group>, Error> {
         Error::Memdevs {
             found: found.join(", "),
             why: format!(
-                "{wanted} are needed, and all lanes of one set if one is a lane, each with its endpoint port"
+                "{wanted} are needed, and all targets of one set if one is a target, each with its endpoint port"
             ),
         }
     })
 }
 
-/// Memdevs one by one, but the lanes of a set together. `None` if a set is not whole, or not the only one.
+/// Memdevs one by one, but the targets of a set together. `None` if a set is not whole, or not the only one.
 fn grouped(memdevs: Vec<Memdev>) -> Option<Vec<Group>> {
-    let (mut lanes, others): (Vec<_>, Vec<_>) =
-        memdevs.into_iter().partition(|memdev| memdev.lane().is_some());
-    lanes.sort_by_key(|memdev| memdev.serial);
+    let (mut targets, others): (Vec<_>, Vec<_>) =
+        memdevs.into_iter().partition(|memdev| memdev.target().is_some());
+    targets.sort_by_key(|memdev| memdev.serial);
     let mut groups: Vec<_> = others.into_iter().map(|memdev| Group(vec![memdev])).collect();
-    if let Some((set, _)) = lanes.first().and_then(Memdev::lane) {
-        let whole = (0..set.ways()).map(|lane| set.serial(lane));
-        if !lanes.iter().map(|memdev| memdev.serial).eq(whole) {
+    if let Some((set, _)) = targets.first().and_then(Memdev::target) {
+        let whole = (0..set.ways()).map(|target| set.serial(target));
+        if !targets.iter().map(|memdev| memdev.serial).eq(whole) {
             return None;
         }
         // In front, as the launcher names the base first.
-        groups.insert(0, Group(lanes));
+        groups.insert(0, Group(targets));
     }
     Some(groups)
 }

@@ -62,7 +62,7 @@ pub(crate) struct Mailbox {
 
 impl Mailbox {
     /// Opens the mailbox of the PCI device in `folder`, once no other program has it.
-    pub(crate) fn open(folder: &Path, patience: Duration) -> io::Result<Self> {
+    pub(crate) fn open(folder: &Path, max_wait: Duration) -> io::Result<Self> {
         let tree = Tree::system();
         let map = |name| {
             Window::open(&folder.join(name), Access::ReadWrite, &tree)
@@ -73,7 +73,7 @@ impl Mailbox {
             Err(rustix::io::Errno::WOULDBLOCK) => None,
             locked => Some(locked),
         };
-        wait(patience, free).unwrap_or(Err(rustix::io::Errno::BUSY))?;
+        wait(max_wait, free).unwrap_or(Err(rustix::io::Errno::BUSY))?;
         let mailbox = Self { memory: map("resource2")?, registers: map("resource0")?, _lock: lock };
         let mut magic = [0; MAILBOX_MAGIC.len()];
         let version = mailbox.load(0, &mut magic).and_then(|()| mailbox.field(VERSION_AT));

@@ -2,7 +2,7 @@
 //!
 //! The kernel wants this order: take a name from a root decoder's `create_ram_region` and write it back; give the
 //! region granularity, ways and size; set each endpoint decoder's `mode` and `dpa_size`; make it the region's
-//! `target0`, `target1` and so on, by lane; `commit`; bind the region's driver. What exists is used: a decoder that belongs to a region keeps it,
+//! `target0`, `target1` and so on, by target; `commit`; bind the region's driver. What exists is used: a decoder that belongs to a region keeps it,
 //! and a region that an earlier attempt left half made is finished. A region that this attempt made and could
 //! not finish is deleted again.
 
@@ -40,9 +40,9 @@ pub enum RegionError {
         /// What was missing.
         why: String,
     },
-    /// The lanes of a set are not alike.
+    /// The targets of a set are not alike.
     #[error(
-        "the interleave set {memdevs} has lanes of different sizes ({bytes} bytes): they come from different devices"
+        "the interleave set {memdevs} has targets of different sizes ({bytes} bytes): they come from different devices"
     )]
     Sizes {
         /// The memdevs.
@@ -91,7 +91,7 @@ struct Target {
     region: Option<String>,
 }
 
-/// The region over all volatile capacity of a memdev, or of the lanes of an interleave set in their order, made if there is none.
+/// The region over all volatile capacity of a memdev, or of the targets of an interleave set in their order, made if there is none.
 ///
 /// # Errors
 /// Any of [`RegionError`].
@@ -113,7 +113,7 @@ pub fn ensure(tree: &Tree, memdevs: &[Memdev]) -> Result<Region, RegionError> {
         return Err(RegionError::NoDecoder { memdev: memdev.name.clone(), why });
     }
 
-    let set = memdevs.first().and_then(Memdev::lane).map(|(set, _)| set);
+    let set = memdevs.first().and_then(Memdev::target).map(|(set, _)| set);
     let bytes = each.saturating_mul(memdevs.len() as u64);
     let roots = ram_roots(tree);
     if roots.is_empty() {
@@ -178,13 +178,13 @@ fn allot(
 
 /// Gives each memdev's decoder all its capacity, `bytes`, and the region the decoder, where it has it not yet.
 fn aim(tree: &Tree, targets: &[Target], region: &str, bytes: u64) -> Result<(), RegionError> {
-    for (lane, Target { decoder, region: has }) in targets.iter().enumerate() {
+    for (position, Target { decoder, region: has }) in targets.iter().enumerate() {
         if has.is_some() {
             continue;
         }
         tree.write(format!("{DEVICES}/{decoder}/mode"), "ram")?;
         tree.write(format!("{DEVICES}/{decoder}/dpa_size"), &bytes.to_string())?;
-        tree.write(format!("{DEVICES}/{region}/target{lane}"), decoder)?;
+        tree.write(format!("{DEVICES}/{region}/target{position}"), decoder)?;
     }
     Ok(())
 }

@@ -34,7 +34,7 @@ impl Role {
         match serial {
             BASE_SERIAL => Some(Self::Base),
             VIEWS_SERIAL => Some(Self::Views),
-            // A lane has a part of the base window.
+            // A target has a part of the base window.
             _ => Interleave::of_serial(serial).map(|_| Self::Base),
         }
     }
@@ -54,8 +54,8 @@ pub struct Memdev {
 }
 
 impl Memdev {
-    /// The interleave set that it states to be of, and which lane of it.
-    pub fn lane(&self) -> Option<(Interleave, u32)> {
+    /// The interleave set that it states to be of, and which target of it.
+    pub fn target(&self) -> Option<(Interleave, u32)> {
         Interleave::of_serial(self.serial)
     }
 }

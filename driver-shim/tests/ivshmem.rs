@@ -147,13 +147,13 @@ fn requests_go_through_the_mailbox() {
     both(&windows);
     let folder = mailbox(&windows);
     let long = "x".repeat(3_000_000);
-    let told = json!({ "ok": true, "stats": long }).to_string();
+    let reported = json!({ "ok": true, "stats": long }).to_string();
     let _device = Device::start(&folder, move |request| {
         let request: serde_json::Value = serde_json::from_str(request).unwrap();
         if request == json!({ "op": "flush", "offset": 1, "length": 2 }) {
             r#"{"ok":true}"#.into()
         } else if request == json!({ "op": "stats" }) {
-            told.clone()
+            reported.clone()
         } else {
             r#"{"ok":false,"error":"no such thing"}"#.into()
         }

@@ -76,7 +76,7 @@ fn up_again_writes_nothing() {
 }
 
 #[test]
-fn the_lanes_of_a_set_become_one_region_in_their_order() {
+fn the_targets_of_a_set_become_one_region_in_their_order() {
     for (set, memdevs, views) in [("2x256", "mem1, mem0", "mem2"), ("4x4K", "mem3, mem2, mem1, mem0", "mem4")]
     {
         let kernel = Kernel::new(Config { set: set.parse().ok(), ..Config::default() });
@@ -89,7 +89,7 @@ fn the_lanes_of_a_set_become_one_region_in_their_order() {
 }
 
 #[test]
-fn a_set_that_stopped_half_way_is_finished_and_one_without_a_lane_is_not_begun() {
+fn a_set_that_stopped_half_way_is_finished_and_one_without_a_target_is_not_begun() {
     let config = || Config { set: "2x256".parse().ok(), ..Config::default() };
     let kernel = Kernel::new(config());
     let tree = kernel.tree();
@@ -111,7 +111,7 @@ fn a_set_that_stopped_half_way_is_finished_and_one_without_a_lane_is_not_begun()
     let kernel = Kernel::new(config());
     kernel.put("sys/bus/cxl/devices/mem1/serial", "0x99");
     let why = bring(&kernel).unwrap_err().to_string();
-    assert!(why.contains("all lanes of one set") && why.contains("mem0") && !why.contains("mem1"), "{why}");
+    assert!(why.contains("all targets of one set") && why.contains("mem0") && !why.contains("mem1"), "{why}");
     assert_eq!(kernel.writes(), 0);
 
     let kernel = Kernel::new(config());

@@ -1,9 +1,10 @@
 """Programs of others on a mount: what they read is held against what they read from the disk.
 
-usage: clients.py LAMINA MODEL.safetensors
+usage: clients.py LAMINA MODEL.safetensors TEXT
 
 `safetensors` opens the model as it is and at precisions, NumPy maps what has a dtype of ml_dtypes, `gguf` writes a file and
-reads it again, as it is and as bf16, llama.cpp answers with SmolLM2-135M. The references are a few lines of NumPy each.
+reads it again, as it is and as bf16, llama.cpp answers with SmolLM2-135M as it is published, and with one of bf16 that `gguf`
+makes of that, of which a table says what each precision costs. The references are a few lines of NumPy each.
 """
 
 import importlib.util
@@ -98,13 +99,81 @@ def check_gguf(folder, path):
     # With all guard planes a conversion rounds as a cast does.
     for tensor in gguf.GGUFReader(folder / f"{path.stem}@bf16+g16.gguf").tensors:
         was = full[tensor.name]
-        if tensor.name == "matrix":
+        if tensor.name in ("matrix", "half"):
             assert tensor.tensor_type == gguf.GGMLQuantizationType.BF16
             shown = np.frombuffer(tensor.data.tobytes(), BF16)
-            assert same(shown, was.data.ravel().astype(BF16)), tensor.name
+            assert same(shown, was.data.ravel().astype(np.float32).astype(BF16)), tensor.name
         else:
             assert same(tensor.data, was.data), tensor.name
     return len(full)
+
+
+def mapped_by_numpy(folder, path, array):
+    """`numpy.load` maps a file of the mount, as it is and masked."""
+    full = np.load(folder / path.name, mmap_mode="r")
+    assert same(full, array)
+    masked = np.load(folder / f"{path.stem}@e8m3.npy", mmap_mode="r")
+    assert same(masked, (bits(array) & np.uint32(0xFFF00000)).view(np.float32))
+    raw = np.memmap(folder / f"{path.stem}@e8m7.npy", np.uint16, "r")
+    # The upper halves of what has seven bits are bf16.
+    assert same(raw[-2 * array.size :][1::2].view(BF16), truncated_to_bf16(array))
+
+
+def truncated_to_bf16(array):
+    return (bits(array).ravel() >> 16).astype(np.uint16).view(BF16)
+
+
+def write_bf16(path, source):
+    """The model of a GGUF file, its matrices as bf16."""
+    reader = gguf.GGUFReader(source)
+    text = {name: field.contents() for name, field in reader.fields.items() if not name.startswith("GGUF.")}
+    writer = gguf.GGUFWriter(path, text.pop("general.architecture"))
+    for name, value in text.items():
+        types = reader.fields[name].types
+        if name == "general.file_type":
+            value = int(gguf.LlamaFileType.MOSTLY_BF16)
+        writer.add_key_value(name, value, types[0], types[-1] if len(types) > 1 else None)
+    kind = gguf.GGMLQuantizationType.BF16
+    for tensor in reader.tensors:
+        values = gguf.quants.dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
+        if values.ndim > 1:
+            writer.add_tensor(tensor.name, gguf.quants.quantize(values, kind), raw_dtype=kind)
+        else:
+            writer.add_tensor(tensor.name, values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def measured(model, text):
+    """What llama.cpp makes of a model of which nothing is in the page cache, and once it is."""
+    with open(model, "rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    words = [sys.executable, str(Path(__file__).with_name("measure.py")), str(model), str(text), "100"]
+    runs = []
+    for _ in ("cold", "warm"):
+        out = subprocess.run(words, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=1200).stdout
+        runs.append(json.loads(out.splitlines()[-1]))
+    return runs
+
+
+def compare_precisions(disk, shown, text):
+    """A table of a model on the disk and at precisions in `shown`."""
+    print(f"llama.cpp with {disk.name}, perplexity of 100 tokens of {text.name}:")
+    print("| file | perplexity | load s, cold | warm | tokens/s, cold | warm |\n|---|---|---|---|---|---|")
+    perplexities = {}
+    places = [("the disk's", disk), ("full", shown / disk.name)]
+    places += [(view, shown / f"{disk.stem}@{view}.gguf") for view in ("e8m3", "e8m2", "e8m1")]
+    for name, path in places:
+        cold, warm = measured(path, text)
+        assert cold["perplexity"] == warm["perplexity"], name
+        perplexities[name] = warm["perplexity"]
+        figures = (cold["seconds"], warm["seconds"], cold["speed"], warm["speed"])
+        print(f"| {name} | {warm['perplexity']:.3f} | " + " | ".join(f"{figure:.2f}" for figure in figures) + " |")
+    assert perplexities["full"] == perplexities["the disk's"]
+    assert perplexities["full"] < perplexities["e8m1"]
 
 
 def said(model):
@@ -119,7 +188,7 @@ def smollm():
 
 
 def main():
-    lamina, model = sys.argv[1], Path(sys.argv[2]).resolve()
+    lamina, model, text = sys.argv[1], Path(sys.argv[2]).resolve(), Path(sys.argv[3]).resolve()
     with tempfile.TemporaryDirectory() as folder:
         folder = Path(folder)
         (folder / "run").mkdir(mode=0o700)
@@ -131,14 +200,21 @@ def main():
             subprocess.run([lamina, *map(str, words)], env=environment, check=True)
 
         large = smollm()
-        run("mount", model, tiny, large, mount)
+        array, brain = folder / "array.npy", folder / "smollm2-bf16.gguf"
+        values = np.random.default_rng(2).standard_normal((100, 33)).astype(np.float32)
+        np.save(array, values)
+        write_bf16(brain, large)
+        run("mount", model, tiny, large, array, brain, mount)
         try:
             tensors = check_safetensors(mount / "models" / model.stem, model)
             print(f"safetensors, ml_dtypes: {tensors} tensors at six precisions are right")
             print(f"gguf: {check_gguf(mount / 'models' / 'tiny', tiny)} tensors, as they are and as bf16, are right")
-            text = said(large)
-            assert text and said(mount / "models" / large.stem / large.name) == text
-            print(f"llama.cpp: as from the disk, {text.decode().strip()!r}")
+            mapped_by_numpy(mount / "models" / "array", array, values)
+            print("numpy.memmap with ml_dtypes: as it is and at two precisions")
+            answer = said(large)
+            assert answer and said(mount / "models" / large.stem / large.name) == answer
+            print(f"llama.cpp: as from the disk, {answer.decode().strip()!r}", flush=True)
+            compare_precisions(brain, mount / "models" / brain.stem, text)
         finally:
             run("umount", mount)
 

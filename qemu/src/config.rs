@@ -64,7 +64,7 @@ impl BootConfig {
         views_bytes: u64,
     ) -> Self {
         let (base, views) = (base.into(), views.into());
-        Self::attached(Attach::Cxl(Cxl { base, base_bytes, views, views_bytes, lanes: None }))
+        Self::attached(Attach::Cxl(Cxl { base, base_bytes, views, views_bytes, targets: None }))
     }
 
     /// A guest with the device attached like this, enough RAM, two processors, and nothing to run.

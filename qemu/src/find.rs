@@ -152,23 +152,33 @@ impl Install {
     /// The program to start, and the arguments that come before QEMU's own. In a tools root `preload` is loaded first; for a
     /// program of the host, the caller sets `LD_PRELOAD`.
     pub fn command(&self, preload: Option<&Path>) -> (PathBuf, Vec<String>) {
-        let text = |path: PathBuf| path.to_string_lossy().into_owned();
         match self {
             Self::Host(program) => (program.clone(), Vec::new()),
             Self::Root(root) => {
                 let usr = root.join("usr");
-                let mut args = vec!["--library-path".to_owned(), text(usr.join("lib/x86_64-linux-gnu"))];
-                if let Some(preload) = preload {
-                    args.extend(["--preload".to_owned(), text(preload.to_owned())]);
-                }
-                args.push(text(usr.join("bin").join(PROGRAM)));
+                let (loader, mut args) = in_root(root, &usr.join("bin").join(PROGRAM), preload);
                 for data in ["share/qemu", "share/seabios"] {
-                    args.extend(["-L".to_owned(), text(usr.join(data))]);
+                    args.extend(["-L".to_owned(), text(&usr.join(data))]);
                 }
-                (usr.join("lib64/ld-linux-x86-64.so.2"), args)
+                (loader, args)
             }
         }
     }
+}
+
+/// The loader of a root of unpacked packages, and its arguments up to a program of that root.
+pub(crate) fn in_root(root: &Path, program: &Path, preload: Option<&Path>) -> (PathBuf, Vec<String>) {
+    let usr = root.join("usr");
+    let mut args = vec!["--library-path".to_owned(), text(&usr.join("lib/x86_64-linux-gnu"))];
+    if let Some(preload) = preload {
+        args.extend(["--preload".to_owned(), text(preload)]);
+    }
+    args.push(text(program));
+    (usr.join("lib64/ld-linux-x86-64.so.2"), args)
+}
+
+fn text(path: &Path) -> String {
+    path.to_string_lossy().into_owned()
 }
 
 fn choose(

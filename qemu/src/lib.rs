@@ -33,5 +33,5 @@ pub use find::Qemu;
 pub use image::GuestImage;
 pub use initramfs::{GuestFile, Source};
 pub use launch::{BootError, Guest, Outcome, boot};
-pub use topology::{Attach, AttachKind, Cxl, Ivshmem, Lanes, Port, Shmem, Topology, VhostUser};
+pub use topology::{Attach, AttachKind, Cxl, Ivshmem, Port, Shmem, Targets, Topology, VhostUser, Virtiofs};
 pub use version::Version;

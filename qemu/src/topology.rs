@@ -14,15 +14,17 @@ pub mod cxl;
 pub mod ivshmem;
 pub mod shmem;
 pub mod vhost_user;
+pub mod virtiofs;
 
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
 pub use self::attach::{Attach, AttachKind};
-pub use self::cxl::{Cxl, Lanes};
+pub use self::cxl::{Cxl, Targets};
 pub use self::ivshmem::Ivshmem;
 pub use self::shmem::Shmem;
 pub use self::vhost_user::VhostUser;
+pub use self::virtiofs::Virtiofs;
 use crate::version::Version;
 
 /// Name of the virtio-serial port that carries the device's API.
@@ -76,7 +78,7 @@ pub enum TopologyError {
     },
     /// A base window that cannot be this interleave set.
     #[error(
-        "the base window has {bytes} bytes and {lanes} lanes; the interleave set {set} needs {} lanes, and a multiple of {} (256 MiB for each)",
+        "the base window has {bytes} bytes and {targets} targets; the interleave set {set} needs {} targets, and a multiple of {} (256 MiB for each)",
         set.ways(),
         cxl::GRANULE * u64::from(set.ways())
     )]
@@ -85,8 +87,8 @@ pub enum TopologyError {
         set: lamina_abi::Interleave,
         /// Bytes of the base window.
         bytes: u64,
-        /// Its lanes.
-        lanes: usize,
+        /// Its targets.
+        targets: usize,
     },
     /// A window's size does not suit a PCI BAR.
     #[error(

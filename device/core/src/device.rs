@@ -31,7 +31,6 @@ pub mod events;
 mod holds;
 mod holes;
 mod kept;
-mod lanes;
 mod noted;
 mod observers;
 mod parallel;
@@ -39,12 +38,13 @@ mod partition;
 mod partition_table;
 pub mod poison;
 mod reads;
+mod recovered;
 mod room;
 mod scratch;
 mod sources;
 mod staged;
-mod stock;
 mod tables;
+mod targets;
 mod tensor_views;
 mod transitions;
 mod windows;
@@ -65,7 +65,7 @@ use parking_lot::{Mutex, RwLock};
 pub(crate) use self::kept::text_of;
 use self::{
     accounts::Accounts, blocks::BlockService, charge::Charge, events::Events, kept::Kept, noted::LastNoted,
-    observers::Observers, staged::StagedPlaces, stock::Stock, windows::KvStaging,
+    observers::Observers, recovered::Recovered, staged::StagedPlaces, windows::KvStaging,
 };
 pub use self::{
     config::{DeviceConfig, MAX_OPEN_WINDOWS},
@@ -202,15 +202,15 @@ impl Device {
             partition_table.parts.iter_mut().flat_map(Part::later_counters).chain(stats.later_counters());
         later.for_each(|counter| counter.keep(kept.counters().take()));
         let fit = |noted: &[u64]| noted::fit(noted, &stats, &partition_table, &map);
-        let found = |stock: &mut Stock, block, entry: &Entry, charge: &Charge| {
+        let found = |recovered: &mut Recovered, block, entry: &Entry, charge: &Charge| {
             partition_table.found(block, charge.bytes());
-            stock.found(&map, block, entry, charge);
+            recovered.found(&map, block, entry, charge);
         };
         let (blocks, basis) = blocks::Backing::open(kept.image(), fit, found)?;
         let places = StagedPlaces::open(kept.image())?;
         let accounts = Accounts { stats, partition_table, observers };
         match basis {
-            Basis::Found(all) => all.into_iter().for_each(|stock| stock.settle(&accounts.stats)),
+            Basis::Found(all) => all.into_iter().for_each(|recovered| recovered.settle(&accounts.stats)),
             Basis::Noted { accounts: noted, changed } => accounts.go_on(&map, &noted, &changed),
         }
         let device = Self::with(config, map, blocks, accounts, Some(kept), Some(places));

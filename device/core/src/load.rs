@@ -304,7 +304,7 @@ pub(crate) fn load_from(
     source: SourceId,
     progress: impl Fn(Progress<'_>) -> ControlFlow<()> + Sync,
 ) -> Result<Loaded, LoadError> {
-    let told = Told::new(model, &progress);
+    let reported = Reported::new(model, &progress);
     let mut contents = Contents::new();
     let mut loaded = Loaded::default();
     let mut made = create(device, model, options, places, source)?.into_iter();
@@ -316,7 +316,7 @@ pub(crate) fn load_from(
         }
         let failed = |source| LoadError::Device { tensor: tensor.name.clone(), source };
         let info = made.next().expect("one for each that has elements");
-        let digests = each_piece(model, tensor, &told, |at, bytes| {
+        let digests = each_piece(model, tensor, &reported, |at, bytes| {
             device.write_base(info.dpa + at, bytes).map_err(failed)?;
             Ok(Contents::of_piece(bytes))
         })?;
@@ -374,13 +374,13 @@ impl LoadError {
 }
 
 /// Who is told how far reading a checkpoint is.
-struct Told<'a> {
+struct Reported<'a> {
     progress: &'a (dyn Fn(Progress<'_>) -> ControlFlow<()> + Sync),
     bytes: AtomicU64,
     total: u64,
 }
 
-impl<'a> Told<'a> {
+impl<'a> Reported<'a> {
     fn new(model: &ModelFile, progress: &'a (dyn Fn(Progress<'_>) -> ControlFlow<()> + Sync)) -> Self {
         let total = model.tensors().iter().map(|tensor| tensor.length).sum();
         Self { progress, bytes: AtomicU64::new(0), total }
@@ -389,8 +389,8 @@ impl<'a> Told<'a> {
     /// So many more bytes of a tensor are read.
     fn read(&self, tensor: &str, bytes: u64) -> Result<(), LoadError> {
         let bytes = self.bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
-        let told = (self.progress)(Progress { tensor, bytes, total: self.total });
-        if told.is_break() { Err(LoadError::Stopped) } else { Ok(()) }
+        let reported = (self.progress)(Progress { tensor, bytes, total: self.total });
+        if reported.is_break() { Err(LoadError::Stopped) } else { Ok(()) }
     }
 }
 
@@ -430,7 +430,7 @@ fn spelled(spelling: &str) -> Result<(), ViewError> {
 }
 
 /// What a checkpoint's tensor is called on the device.
-fn full_name(tensor: &str, options: &LoadOptions) -> String {
+pub(crate) fn full_name(tensor: &str, options: &LoadOptions) -> String {
     let within = options.within.as_deref().unwrap_or_default();
     match &options.partition {
         Some(partition) => format!("{partition}/{within}{tensor}"),

@@ -48,7 +48,7 @@ counters! {
 
     /// One partition of a divided device.
     pub struct PartitionReport by report {
-        told {
+        reported {
             /// Its name.
             name: String = |it, _| it.name.clone();
             /// Where its base window begins on the device; 0 where its guest is told.
@@ -76,7 +76,7 @@ counters! {
 
     /// Requests of a partition by window.
     pub struct PartitionRequests by requests {
-        told {
+        reported {
             /// Reads of its base window.
             base: TrafficReport = |it, given| it.base_reads.report(given);
             /// Reads of its views.

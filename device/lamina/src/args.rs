@@ -14,9 +14,10 @@ use lamina_codec::kv::KvLayout;
 
 pub(crate) use self::boot::Boot;
 pub(crate) use self::device::DeviceArgs;
-pub(crate) use self::mount::{LoadModel, Ls, Mount, Rm, Shown, Umount};
+pub(crate) use self::mount::{LoadModel, Ls, Mount, Rm, Shown, To, Umount};
 pub(crate) use self::values::{DiskArg, bytes, run_dir};
 use self::values::{codecs, disks, kv_layout, shape};
+use crate::client::ApiAt;
 use crate::guests::Guests;
 use crate::partition_table::PartitionArgs;
 
@@ -152,9 +153,9 @@ pub(crate) struct Serve {
 /// What all client commands take.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Client {
-    /// The API's socket, which is your own or root's.
-    #[arg(long, default_value_os_t = run_dir().join("api.sock"), value_name = "PATH")]
-    pub(crate) api: PathBuf,
+    /// The API's socket, or the address of --tcp, which is your own or root's.
+    #[arg(long, default_value_t, value_name = "PATH|ADDRESS:PORT")]
+    pub(crate) api: ApiAt,
     /// Print JSON instead of a table.
     #[arg(long)]
     pub(crate) json: bool,

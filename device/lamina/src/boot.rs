@@ -19,7 +19,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::task::JoinSet;
 
 use crate::args::{Boot, DeviceArgs, DiskArg};
-use crate::client;
+use crate::client::{self, ApiAt};
 use crate::holder::{Holder, StopSwitch, oom};
 use crate::life::{self, WindowFile};
 use crate::out::{self, print_line};
@@ -112,7 +112,7 @@ impl Served {
         let monitor = |place: &Place| tells.then(|| args.device.run_dir.join(place.monitor()));
         let ctl = args.ctl.clone();
         if let Some(name) = &args.guest {
-            let way = seat(&args.device.run_dir.join("api.sock"), name, kind, cpus).await?;
+            let way = export_of(&ApiAt::in_dir(&args.device.run_dir), name, kind, cpus).await?;
             // QEMU makes its monitor's socket there.
             PrivateDir::open(&args.device.run_dir)?;
             return Ok(Self { qmp: monitor(&Place::Guest(name.clone())), ..elsewhere(way) });
@@ -171,7 +171,7 @@ pub(crate) async fn prepare(
     config.run = args.script.is_some().then(|| SCRIPT.to_owned());
     config.memory_mib = args.memory.unwrap_or(config.memory_mib);
     // A guest's access to an interleave set is QEMU's to do, and KVM cannot hand every instruction on.
-    let emulated = matches!(&way.attach, Attach::Cxl(cxl) if cxl.lanes.is_some());
+    let emulated = matches!(&way.attach, Attach::Cxl(cxl) if cxl.targets.is_some());
     let accel = args.accel.or(emulated.then_some(Accel::Tcg));
     (config.cpus, config.accel, config.huge_pages, config.extra_args) =
         (args.cpus, accel, args.huge_pages, args.qemu);
@@ -247,28 +247,29 @@ pub(crate) fn exit_code(status: Option<i32>) -> ExitCode {
 }
 
 /// The way to what the guest or host `name` has of the device that answers at `api`.
-async fn seat(api: &Path, name: &str, kind: AttachKind, cpus: u32) -> Result<Way> {
-    let seats = client::seats(api).await?;
-    let known: Vec<_> = seats.iter().filter_map(|seat| seat["name"].as_str()).collect();
+async fn export_of(api: &ApiAt, name: &str, kind: AttachKind, cpus: u32) -> Result<Way> {
+    let exports = client::exports(api).await?;
+    let known: Vec<_> = exports.iter().filter_map(|export| export["name"].as_str()).collect();
     let known = known.join(", ");
-    let seat = seats.iter().find(|seat| seat["name"] == name);
-    let seat = seat.with_context(|| format!("the device has no guest or host {name:?}; it has: {known}"))?;
+    let export = exports.iter().find(|export| export["name"] == name);
+    let export =
+        export.with_context(|| format!("the device has no guest or host {name:?}; it has: {known}"))?;
     let disks = if kind == AttachKind::VhostUser { client::disk_list(api).await? } else { Vec::new() };
-    way_to(seat, &disks, kind, cpus)
+    way_to(export, &disks, kind, cpus)
 }
 
-/// The way to a seat, as a device tells of it, of whose disks these are all.
-pub(crate) fn way_to(seat: &Value, disks: &[Value], kind: AttachKind, cpus: u32) -> Result<Way> {
+/// The way to an export, as a device reports it, of whose disks these are all.
+pub(crate) fn way_to(export: &Value, disks: &[Value], kind: AttachKind, cpus: u32) -> Result<Way> {
     let path = |value: &Value| value.as_str().map(PathBuf::from);
-    let ctl = path(&seat["ctl"]);
+    let ctl = path(&export["ctl"]);
     if kind == AttachKind::VhostUser {
-        let name = seat["name"].as_str().unwrap_or_default();
+        let name = export["name"].as_str().unwrap_or_default();
         let sockets = sockets(disks, Some(name));
         ensure!(!sockets.is_empty(), "{name} has no disks: serve them with --guest {name}=BYTES,disks=DIR");
         return Ok(Way::disks(sockets, ctl, cpus));
     }
-    let (base, views) = path(&seat["base"]["path"])
-        .zip(path(&seat["views"]["path"]))
+    let (base, views) = path(&export["base"]["path"])
+        .zip(path(&export["views"]["path"]))
         .context("the device tells of no files")?;
     Way::files(kind, Files { base, views, ctl, set: None }, None)
 }

@@ -1,11 +1,11 @@
 //! Client commands: one request to the API's socket, printed for a person or as JSON.
 
+mod api_at;
 mod stats;
 
-use std::path::Path;
 use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use comfy_table::presets::NOTHING;
 use comfy_table::{CellAlignment, Table};
 use http_body_util::{BodyExt, Full, Limited};
@@ -16,12 +16,14 @@ use indicatif::{BinaryBytes, HumanCount};
 use lamina_device::{layout::Layout, tensor::TensorSpec};
 use lamina_serve::peer;
 use serde_json::{Value, json};
-use tokio::net::UnixStream;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpStream, UnixStream};
 
 use crate::args::{Client, Discard, Flush, Poison, Snapshot, Tensor, TensorAdd, Upgrade, View};
 use crate::holder;
 use crate::out::print_line;
 
+pub(crate) use self::api_at::ApiAt;
 pub(crate) use self::stats::stats;
 
 /// How often, and after what time, a question is asked again whose answer broke off because the device's worker was replaced.
@@ -31,7 +33,7 @@ const AGAIN: (u32, Duration) = (20, Duration::from_millis(50));
 const MAX_ANSWER: usize = 256 << 20;
 
 /// Sends one request and returns the answer, or the API's error. What only asks is asked again if the answer breaks off.
-pub(crate) async fn ask(api: &Path, method: Method, path: &str, body: Option<Value>) -> Result<Value> {
+pub(crate) async fn ask(api: &ApiAt, method: Method, path: &str, body: Option<Value>) -> Result<Value> {
     let mut left = if method == Method::GET { AGAIN.0 } else { 0 };
     loop {
         match ask_once(api, method.clone(), path, body.clone()).await {
@@ -42,11 +44,37 @@ pub(crate) async fn ask(api: &Path, method: Method, path: &str, body: Option<Val
     }
 }
 
-async fn ask_once(api: &Path, method: Method, path: &str, body: Option<Value>) -> Result<Value> {
-    let stream = UnixStream::connect(api).await.with_context(|| {
-        format!("no device answers at {}: is `lamina serve` running, with this --run-dir?", api.display())
-    })?;
-    peer::check(&stream, api)?;
+async fn ask_once(api: &ApiAt, method: Method, path: &str, body: Option<Value>) -> Result<Value> {
+    match api {
+        ApiAt::Socket(socket) => {
+            let stream = UnixStream::connect(socket).await.with_context(|| {
+                format!("no device answers at {api}: is `lamina serve` running, with this --run-dir?")
+            })?;
+            peer::check(&stream, socket)?;
+            send(stream, api, method, path, body).await
+        }
+        ApiAt::Address(address) => {
+            ensure!(
+                address.ip().is_loopback(),
+                "{address} is not on this host: devices answer on loopback only"
+            );
+            let stream = TcpStream::connect(address).await.with_context(|| {
+                format!("no device answers at {api}: is `lamina serve --tcp {api}` running?")
+            })?;
+            peer::check_address(*address)?;
+            send(stream, api, method, path, body).await
+        }
+    }
+}
+
+/// Sends a request to who is at the other end, who is trusted.
+async fn send<S: AsyncRead + AsyncWrite + Send + Unpin + 'static>(
+    stream: S,
+    api: &ApiAt,
+    method: Method,
+    path: &str,
+    body: Option<Value>,
+) -> Result<Value> {
     let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
     let connection = tokio::spawn(connection);
     let request = Request::builder()
@@ -67,9 +95,8 @@ async fn ask_once(api: &Path, method: Method, path: &str, body: Option<Value>) -
     if body.is_empty() && status.is_success() {
         return Ok(json!({}));
     }
-    let body: Value = serde_json::from_slice(&body).with_context(|| {
-        format!("the device's answer ({status}) is no JSON; is {} Lamina's?", api.display())
-    })?;
+    let body: Value = serde_json::from_slice(&body)
+        .with_context(|| format!("the device's answer ({status}) is no JSON; is {api} Lamina's?"))?;
     if !status.is_success() {
         bail!("the device refuses: {}", body["error"].as_str().unwrap_or(status.as_str()));
     }
@@ -204,30 +231,30 @@ pub(crate) async fn disks(client: &Client) -> Result<()> {
 }
 
 /// The exports of the device that answers at `api`.
-pub(crate) async fn seats(api: &Path) -> Result<Vec<Value>> {
+pub(crate) async fn exports(api: &ApiAt) -> Result<Vec<Value>> {
     Ok(rows(&ask(api, Method::GET, "/guests", None).await?)?.to_vec())
 }
 
 /// The disks of the device that answers at `api`.
-pub(crate) async fn disk_list(api: &Path) -> Result<Vec<Value>> {
+pub(crate) async fn disk_list(api: &ApiAt) -> Result<Vec<Value>> {
     Ok(rows(&ask(api, Method::GET, "/disks", None).await?)?.to_vec())
 }
 
 pub(crate) async fn guests(client: &Client) -> Result<()> {
-    let seats = seats(&client.api).await?;
+    let exports = exports(&client.api).await?;
     if client.json {
-        return print_json(&seats.into());
+        return print_json(&exports.into());
     }
     let mut table = new_table(&["", "name", "base", "bytes", "views", "bytes", "control socket"], 7);
-    for seat in &seats {
+    for export in &exports {
         table.add_row([
-            text(&seat["kind"]),
-            seat["name"].as_str().unwrap_or_default().to_owned(),
-            text(&seat["base"]["path"]),
-            size(&seat["base"]["bytes"]),
-            text(&seat["views"]["path"]),
-            size(&seat["views"]["bytes"]),
-            text(&seat["ctl"]),
+            text(&export["kind"]),
+            export["name"].as_str().unwrap_or_default().to_owned(),
+            text(&export["base"]["path"]),
+            size(&export["base"]["bytes"]),
+            text(&export["views"]["path"]),
+            size(&export["views"]["bytes"]),
+            text(&export["ctl"]),
         ]);
     }
     print_line!("{table}")?;
@@ -238,16 +265,16 @@ pub(crate) async fn view(command: View) -> Result<()> {
     match command {
         View::List(client) => views(&client).await,
         View::Add { tensor, spelling, client } => {
-            let asked = json!({ "tensor": tensor, "spelling": spelling });
-            let view = ask(&client.api, Method::POST, "/views", Some(asked)).await?;
+            let requested = json!({ "tensor": tensor, "spelling": spelling });
+            let view = ask(&client.api, Method::POST, "/views", Some(requested)).await?;
             if client.json {
                 return print_json(&view);
             }
             print_views(&[view])
         }
         View::Rm { tensor, spelling, client } => {
-            let asked = json!({ "tensor": tensor, "spelling": spelling });
-            let view = ask(&client.api, Method::DELETE, "/views", Some(asked)).await?;
+            let requested = json!({ "tensor": tensor, "spelling": spelling });
+            let view = ask(&client.api, Method::DELETE, "/views", Some(requested)).await?;
             if client.json { print_json(&view) } else { Ok(()) }
         }
     }
@@ -262,8 +289,8 @@ pub(crate) async fn tensor(command: Tensor) -> Result<()> {
             (add.client, tensor)
         }
         Tensor::Resize { name, length, client } => {
-            let asked = json!({ "length": length });
-            let tensor = ask(&client.api, Method::PATCH, &path_of(&name), Some(asked)).await?;
+            let requested = json!({ "length": length });
+            let tensor = ask(&client.api, Method::PATCH, &path_of(&name), Some(requested)).await?;
             (client, tensor)
         }
         Tensor::Rm { name, client } => {

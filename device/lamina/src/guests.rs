@@ -40,14 +40,14 @@ pub(crate) struct Member {
     /// What it is called.
     pub(crate) name: String,
     /// What of the device it has.
-    pub(crate) seat: Seat,
+    pub(crate) export: GuestExport,
     /// How it is booted.
     pub(crate) boot: Boot,
 }
 
 /// What of a device a guest has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Seat {
+pub(crate) enum GuestExport {
     /// What is everybody's.
     Shared,
     /// A part of its own, or what is everybody's behind a cache of its own.
@@ -68,8 +68,8 @@ pub(crate) async fn boot(args: Guests) -> Result<ExitCode> {
     let holder = boot::start(device, partition_table, mount, vhost_user).await?;
     let has_shell = members.iter().any(|guest| guest.boot.script.is_none());
     let (mut ways, mut ready) = (Vec::new(), Vec::new());
-    for (Member { name, seat, boot }, files) in members.into_iter().zip(programs) {
-        let way = way(&holder.ready, &name, seat, boot.attach, boot.cpus, set);
+    for (Member { name, export, boot }, files) in members.into_iter().zip(programs) {
+        let way = way(&holder.ready, &name, export, boot.attach, boot.cpus, set);
         let way = way.with_context(|| format!("guest {name}"))?;
         let console = console(&name, (has_shell && boot.script.is_some()).then_some(&*run_dir))?;
         let monitor = (boot.attach == AttachKind::Cxl).then(|| run_dir.join(monitor_of(&name)));
@@ -96,17 +96,17 @@ pub(crate) async fn boot(args: Guests) -> Result<ExitCode> {
 fn way(
     ready: &life::Ready,
     name: &str,
-    seat: Seat,
+    export: GuestExport,
     kind: AttachKind,
     cpus: u32,
     set: Option<Interleave>,
 ) -> Result<Way> {
-    match (seat, kind) {
-        (Seat::Named, _) => {
-            let seat = ready.guests.iter().find(|seat| seat["name"] == name);
-            boot::way_to(seat.context("the device does not know it")?, &ready.disks, kind, cpus)
+    match (export, kind) {
+        (GuestExport::Named, _) => {
+            let export = ready.guests.iter().find(|export| export["name"] == name);
+            boot::way_to(export.context("the device does not know it")?, &ready.disks, kind, cpus)
         }
-        (Seat::Shared, AttachKind::VhostUser) => {
+        (GuestExport::Shared, AttachKind::VhostUser) => {
             // Each has sockets of its own.
             let theirs =
                 |disk: &&PathBuf| disk.parent().is_some_and(|folder| folder.ends_with(folder_of(name)));
@@ -114,7 +114,7 @@ fn way(
             let sockets = sockets.iter().filter(theirs).cloned().collect();
             Ok(Way::disks(sockets, ready.ctl.clone(), cpus))
         }
-        (Seat::Shared, _) => {
+        (GuestExport::Shared, _) => {
             let files = boot::whole(ready, set).context("no part of the device is everybody's")?;
             Way::files(kind, files, None)
         }

@@ -26,7 +26,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow, bail};
 use lamina_serve::{
-    HeldMount, MountOptions, MountPoint, PrivateDir, claim_tcp, fuse::fuse_present, qmp::Told,
+    HeldMount, MountOptions, MountPoint, PrivateDir, claim_tcp, fuse::fuse_present, qmp::Reported,
 };
 
 pub(crate) use self::asking::{is_held, save, stop, upgrade};
@@ -80,7 +80,7 @@ struct Now {
     /// Workers that became ready.
     started: u64,
     /// What guests were told of poison, by the monitor socket.
-    told: BTreeMap<PathBuf, Told>,
+    reported: BTreeMap<PathBuf, Reported>,
     /// Who waits for a snapshot.
     saving: Option<mpsc::Sender<Result<u64, String>>>,
 }
@@ -136,7 +136,7 @@ impl Holder {
                 return Ok(None);
             }
             Some(Word::Failed(why)) => Some(why),
-            Some(Word::Ready(_) | Word::Told(..) | Word::Saved(_) | Word::Stopping) => {
+            Some(Word::Ready(_) | Word::Reported(..) | Word::Saved(_) | Word::Stopping) => {
                 Some("the worker answers before it was told to".to_owned())
             }
             None => bail!("the worker died while it loaded: {}", worker.end()),
@@ -152,7 +152,7 @@ impl Holder {
         let ready = loop {
             match worker.word()? {
                 Some(Word::Ready(ready)) => break *ready,
-                Some(Word::Told(socket, told)) => state.was_told(socket, told),
+                Some(Word::Reported(socket, reported)) => state.note_reported(socket, reported),
                 Some(Word::Stopping) => state.lock().heard = Some(Instant::now()),
                 Some(Word::Stopped) => {
                     new.keep();
@@ -162,14 +162,14 @@ impl Holder {
                 _ => bail!("the worker died before it answered: {}", worker.end()),
             }
         };
-        let ready = worker.told(ready);
+        let ready = worker.reported(ready);
         new.keep();
         state.became_ready(&ready);
         let answering = socket.listener.try_clone()?;
         answering.set_nonblocking(false)?;
-        let asked = Arc::clone(&state);
+        let requested = Arc::clone(&state);
         // It ends with the process; its socket goes with the device.
-        thread::Builder::new().name("holder".into()).spawn(move || answer(&answering, &asked))?;
+        thread::Builder::new().name("holder".into()).spawn(move || answer(&answering, &requested))?;
         let supervisor = {
             let state = Arc::clone(&state);
             thread::Builder::new()
@@ -253,8 +253,8 @@ impl State {
     }
 
     /// Keeps what a guest was told of poison.
-    fn was_told(&self, socket: PathBuf, told: Told) {
-        self.lock().told.entry(socket).or_default().add(told);
+    fn note_reported(&self, socket: PathBuf, reported: Reported) {
+        self.lock().reported.entry(socket).or_default().add(reported);
     }
 
     fn became_ready(&self, ready: &Ready) {
@@ -304,11 +304,11 @@ fn supervise(held: &Held, mut worker: Worker, state: &State) -> Result<()> {
                 Word::Loaded => {}
                 Word::Ready(ready) => {
                     fruitless = 0;
-                    let ready = worker.told(*ready);
+                    let ready = worker.reported(*ready);
                     tracing::info!(worker = ready.worker, deaths = count, "a new worker answers");
                     state.became_ready(&ready);
                 }
-                Word::Told(socket, told) => state.was_told(socket, told),
+                Word::Reported(socket, reported) => state.note_reported(socket, reported),
                 Word::Saved(saved) => {
                     if let Some(saving) = state.lock().saving.take() {
                         // Who asked may have gone.

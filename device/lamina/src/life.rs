@@ -18,7 +18,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use lamina_serve::Shows;
-use lamina_serve::qmp::Told;
+use lamina_serve::qmp::Reported;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
     SendFlags, recvmsg, sendmsg,
@@ -47,7 +47,7 @@ pub(crate) enum Order {
         deaths: u64,
         /// Whether a handler's panic is to be survived: the last workers died soon.
         careful: bool,
-        /// The guests' sockets, in the order of the pairs of files.
+        /// The guests' sockets, in the order of the exports.
         ctl: Vec<PathBuf>,
         tcp: bool,
     },
@@ -56,8 +56,8 @@ pub(crate) enum Order {
         /// Where it is mounted, if it is, and threads to answer with.
         mount: Option<(PathBuf, usize)>,
         /// What guests were told of poison by workers before, by the monitor socket; a holder of an earlier version does not want to know.
-        #[serde(default)]
-        told: Option<BTreeMap<PathBuf, Told>>,
+        #[serde(default, rename = "told")]
+        reported: Option<BTreeMap<PathBuf, Reported>>,
         /// Whether the holder wants to know that stopping goes on; one of an earlier version does
         /// not.
         #[serde(default)]
@@ -93,7 +93,8 @@ pub(crate) enum Word {
     /// It answers; what can be told of it.
     Ready(Box<Ready>),
     /// What it told a guest of poison, at which monitor socket.
-    Told(PathBuf, Told),
+    #[serde(rename = "Told")]
+    Reported(PathBuf, Reported),
     /// It was told to save a snapshot: its bytes of data, or why there is none.
     Saved(Result<u64, String>),
     /// It was told to stop, has not yet, and goes on with it.
@@ -137,17 +138,17 @@ pub(crate) struct Ready {
     pub(crate) worker: u32,
     pub(crate) mode: String,
     pub(crate) codec: String,
-    /// The windows of the pair of files at the mount's root, if there is one.
+    /// The windows of the export at the mount's root, if there is one.
     pub(crate) base: Option<WindowFile>,
     pub(crate) views: Option<WindowFile>,
-    /// The lanes of the base window, if it is an interleave set.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub(crate) lanes: Vec<PathBuf>,
-    /// The other pairs, each with its guest's socket.
+    /// The targets of the base window, if it is an interleave set.
+    #[serde(default, skip_serializing_if = "Vec::is_empty", alias = "lanes")]
+    pub(crate) targets: Vec<PathBuf>,
+    /// The other exports, each with its guest's socket.
     pub(crate) guests: Vec<Value>,
     pub(crate) disks: Vec<Value>,
     pub(crate) api: PathBuf,
-    /// The socket for guests of the pair at the root.
+    /// The socket for guests of the export at the root.
     pub(crate) ctl: Option<PathBuf>,
     pub(crate) tcp: Option<std::net::SocketAddr>,
     pub(crate) tensors: usize,

@@ -87,9 +87,9 @@ pub(crate) fn panicked(panic: &PanicHookInfo<'_>) {
 }
 
 /// Waits until everything that was logged is written, for a bounded time.
-pub(crate) fn flush(patience: Duration) {
+pub(crate) fn flush(max_wait: Duration) {
     if let Some(log) = LOG.get() {
-        log.flush(patience);
+        log.flush(max_wait);
     }
 }
 
@@ -109,17 +109,17 @@ impl Log {
         }
     }
 
-    fn flush(&self, patience: Duration) {
+    fn flush(&self, max_wait: Duration) {
         let begun = Instant::now();
         let (flushed, written) = sync_channel(1);
         while let Err(TrySendError::Full(_)) = self.lines.try_send(Line::Flushed(flushed.clone())) {
-            if begun.elapsed() > patience {
+            if begun.elapsed() > max_wait {
                 return;
             }
             thread::sleep(Duration::from_millis(5));
         }
         // What is not written by then is lost.
-        let _ = written.recv_timeout(patience.saturating_sub(begun.elapsed()));
+        let _ = written.recv_timeout(max_wait.saturating_sub(begun.elapsed()));
     }
 }
 
@@ -174,9 +174,9 @@ mod tests {
         log.flush(Duration::from_secs(60));
         drop(log);
         let text = reading.join().unwrap();
-        let told = |line: &str| line.split_once(" lines of the log are lost")?.0.parse::<usize>().ok();
-        let (lost, written): (Vec<_>, Vec<_>) = text.lines().partition(|line| told(line).is_some());
-        assert_eq!(written.len() + lost.iter().filter_map(|line| told(line)).sum::<usize>(), 4096);
+        let reported = |line: &str| line.split_once(" lines of the log are lost")?.0.parse::<usize>().ok();
+        let (lost, written): (Vec<_>, Vec<_>) = text.lines().partition(|line| reported(line).is_some());
+        assert_eq!(written.len() + lost.iter().filter_map(|line| reported(line)).sum::<usize>(), 4096);
         assert!(written.iter().all(|line| line.len() == 4095));
     }
 }

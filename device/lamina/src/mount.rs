@@ -24,7 +24,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use self::find::Found;
 use crate::args::{LoadModel, Ls, Mount, Rm, Shown, Umount};
-use crate::client::{ask, new_table, print_json, rows};
+use crate::client::{ApiAt, ask, new_table, print_json, rows};
 use crate::holder;
 use crate::meter::Meter;
 use crate::out::print_line;
@@ -44,8 +44,10 @@ const SHOWN_LINES: usize = 5;
 pub(crate) async fn mount(args: Mount) -> Result<()> {
     let Mount { mut words, shown, image, capacity, foreground, json } = args;
     let dir = words.pop().context("say where to mount")?;
-    if words.is_empty() && image.is_none() {
-        bail!("say which models to mount, and where: `lamina mount MODEL… DIR`");
+    if words.is_empty() && image.is_none() && capacity.is_none() {
+        bail!(
+            "say which models to mount, and where: `lamina mount MODEL… DIR`; an empty device has a --capacity"
+        );
     }
     if let Some(model) = words.iter().find(|model| dir.starts_with(model) || **model == dir) {
         bail!("{} is a model and cannot be mounted on", model.display());
@@ -87,11 +89,13 @@ pub(crate) async fn mount(args: Mount) -> Result<()> {
         }
         return Err(why);
     }
-    let api = run_dir.join("api.sock");
+    let api = ApiAt::in_dir(&run_dir);
     let models = ask(&api, Method::GET, "/models", None).await?;
     if json {
         let pid = device.id();
-        print_json(&json!({ "mounted": dir, "pid": pid, "api": api, "models": models["models"] }))?;
+        print_json(
+            &json!({ "mounted": dir, "pid": pid, "api": api.to_string(), "models": models["models"] }),
+        )?;
     } else {
         say_mounted(&dir, &models)?;
     }
@@ -148,7 +152,7 @@ async fn load_all(
     views: &[String],
     maps: &BTreeMap<String, PrecisionMap>,
 ) -> Result<()> {
-    let api = run_dir.join("api.sock");
+    let api = ApiAt::in_dir(run_dir);
     let held = ask(&api, Method::GET, "/models", None).await?;
     let held: Vec<_> = rows(&held["models"])?.iter().filter_map(|model| model["name"].as_str()).collect();
     for model in models {
@@ -165,15 +169,15 @@ async fn load_all(
 
 /// Has a device load a model, and shows how far that is.
 async fn load_one(
-    api: &Path,
+    api: &ApiAt,
     model: &Path,
     name: &str,
     views: &[String],
     maps: &BTreeMap<String, PrecisionMap>,
 ) -> Result<Value> {
     let path = std::path::absolute(model)?;
-    let asked = json!({ "path": path, "name": name, "views": views, "maps": maps });
-    let load = ask(api, Method::POST, "/models", Some(asked));
+    let requested = json!({ "path": path, "name": name, "views": views, "maps": maps });
+    let load = ask(api, Method::POST, "/models", Some(requested));
     tokio::pin!(load);
     let meter = Meter::new("loaded");
     loop {
@@ -251,7 +255,7 @@ async fn wait(device: &mut Child, run_dir: &Path) -> Result<()> {
 
 /// Takes a mount down.
 pub(crate) fn umount(args: &Umount) -> Result<()> {
-    let Found { run_dir, .. } = find::mounted(&args.dir)?;
+    let run_dir = find::ours(&args.dir)?;
     holder::stop(&run_dir)?;
     // A directory that others use too stays.
     if run_dir.parent().is_some_and(|parent| parent.ends_with(find::MOUNTS))
@@ -264,41 +268,47 @@ pub(crate) fn umount(args: &Umount) -> Result<()> {
 
 /// Loads a model into a device that is mounted.
 pub(crate) async fn load(args: LoadModel) -> Result<()> {
-    let found = find::one(args.to.dir.as_deref())?;
+    let found = find::one(&args.to).await?;
     let name = args.name.unwrap_or_else(|| name_of(&args.model));
     let maps = read_maps(&args.shown)?;
-    let loaded = load_one(&found.api(), &args.model, &name, &args.shown.views, &maps).await?;
-    print_line!("{}/models/{name}: {}", found.dir.display(), sizes(&loaded))?;
+    let loaded = load_one(&found.api, &args.model, &name, &args.shown.views, &maps).await?;
+    if args.to.json {
+        return print_json(&loaded);
+    }
+    print_line!("{}: {}", found.folder(&name), sizes(&loaded))?;
     Ok(())
 }
 
 /// Removes a model.
 pub(crate) async fn rm(args: Rm) -> Result<()> {
-    let found = find::one(args.to.dir.as_deref())?;
-    ask(&found.api(), Method::DELETE, &format!("/models/{}", escaped(&args.name)), None).await?;
-    Ok(())
+    let found = find::one(&args.to).await?;
+    ask(&found.api, Method::DELETE, &format!("/models/{}", escaped(&args.name)), None).await?;
+    if args.to.json { print_json(&json!({ "removed": args.name })) } else { Ok(()) }
 }
 
 /// Lists models.
 pub(crate) async fn ls(args: Ls) -> Result<()> {
-    let found = match &args.dir {
-        Some(dir) => vec![find::mounted(dir)?],
-        None => find::all(),
+    let (found, is_asked) = match (args.api, &args.dir) {
+        (Some(api), _) => (vec![find::at(api).await], true),
+        (None, Some(dir)) => (vec![find::mounted(dir)?], true),
+        (None, None) => (find::all().await, false),
     };
     let mut all = Vec::new();
-    for Found { run_dir, dir } in found {
-        match ask(&run_dir.join("api.sock"), Method::GET, "/models", None).await {
-            Ok(models) => all.push((dir, models)),
-            Err(why) if args.dir.is_some() => return Err(why),
-            Err(why) => tracing::warn!("{}: {why:#}", dir.display()),
+    for found in found {
+        match ask(&found.api, Method::GET, "/models", None).await {
+            Ok(models) => all.push((found, models)),
+            Err(why) if is_asked => return Err(why),
+            Err(why) => tracing::warn!("{}: {why:#}", found.api),
         }
     }
     if args.json {
-        let mounts = all.iter().map(|(dir, models)| json!({ "mounted": dir, "models": models["models"] }));
+        let mounts = all.iter().map(|(Found { api, dir }, models)| {
+            json!({ "mounted": dir, "api": api.to_string(), "models": models["models"], "loading": models["loading"] })
+        });
         return print_json(&mounts.collect());
     }
     let mut table = new_table(&["file", "at", "bytes", "stored", "ratio", "read", "fetched"], 2);
-    for (dir, models) in &all {
+    for (found, models) in &all {
         for model in rows(&models["models"])? {
             let name = model["name"].as_str().unwrap_or_default();
             for file in rows(&model["files"])? {
@@ -310,7 +320,7 @@ pub(crate) async fn ls(args: Ls) -> Result<()> {
                     let full = at == "full";
                     let (bytes, stored) = (number(view, "bytes"), number(file, "stored"));
                     table.add_row([
-                        format!("{}/models/{name}/{path}", dir.display()),
+                        format!("{}/{path}", found.folder(name)),
                         at.to_owned(),
                         size(bytes),
                         if full { size(stored) } else { String::new() },

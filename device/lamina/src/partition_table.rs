@@ -233,21 +233,24 @@ impl Plan {
 
     /// Refuses what is said otherwise than the image has it.
     fn fits(&self, device: &DeviceArgs, is: &Superblock) -> Result<()> {
-        let same = |what: &str, asked: Option<u64>, is: Option<u64>| {
+        let same = |what: &str, requested: Option<u64>, is: Option<u64>| {
             let is_text = is.map_or_else(|| "none".to_owned(), |bytes| format!("{bytes} bytes"));
-            ensure!(asked.is_none() || asked == is, "{what}: it has {is_text}; an image keeps its sizes");
+            ensure!(
+                requested.is_none() || requested == is,
+                "{what}: it has {is_text}; an image keeps its sizes"
+            );
             Ok(())
         };
         same("--capacity", device.capacity, Some(is.base_bytes))?;
         if is.partitions.is_empty() && self.parts.iter().all(|part| part.name.is_none()) {
             return same("--views-capacity", device.views_capacity, Some(is.views_bytes));
         }
-        let asked: Vec<_> = self.parts.iter().filter_map(|part| part.name.as_deref()).collect();
+        let requested: Vec<_> = self.parts.iter().filter_map(|part| part.name.as_deref()).collect();
         let names: Vec<_> = is.partitions.iter().map(|part| part.name.as_str()).collect();
         ensure!(
-            asked == names,
+            requested == names,
             "--guest and --shared ask for the parts [{}], it has [{}]; an image keeps its parts",
-            asked.join(", "),
+            requested.join(", "),
             names.join(", ")
         );
         for (part, is) in self.parts.iter().zip(&is.partitions) {

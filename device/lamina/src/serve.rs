@@ -85,7 +85,7 @@ fn say_ready(ready: &Ready, json: bool) -> Result<()> {
     {
         places.push(windows((base_path, base.bytes), (views_path, views.bytes)));
     }
-    places.extend(ready.lanes.iter().map(|lane| format!("lane {}", lane.display())));
+    places.extend(ready.targets.iter().map(|target| format!("interleave target {}", target.display())));
     places.extend(
         ready.disks.iter().map(|disk| format!("disk {} on {}", text(disk, "serial"), text(disk, "socket"))),
     );

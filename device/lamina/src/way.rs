@@ -1,16 +1,22 @@
 //! How a guest comes to a device that is served: from its files or sockets to what QEMU is given, and the servers that live as long as the guest does.
 
 use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use lamina_abi::Interleave;
-use lamina_qemu::{Attach, AttachKind, Cxl, Ivshmem, Lanes, Shmem, VhostUser};
+use lamina_qemu::topology::virtiofs;
+use lamina_qemu::{Attach, AttachKind, Cxl, Ivshmem, Shmem, Targets, VhostUser, Virtiofs};
 use lamina_serve::{IvshmemServer, ShmemServer};
 use tempfile::TempDir;
 
 use crate::life::WindowFile;
 use crate::shmem;
 
+/// How long virtiofsd may take to listen.
+const TO_LISTEN: Duration = Duration::from_secs(10);
 /// Most queues that a disk gets.
 const MAX_QUEUES: u32 = 8;
 
@@ -22,6 +28,7 @@ pub(crate) struct Way {
     pub(crate) ctl: Option<PathBuf>,
     _mailbox: Option<IvshmemServer>,
     _region: Option<ShmemServer>,
+    _folder_server: Option<FolderServer>,
     /// Holds these servers' sockets.
     _folder: Option<TempDir>,
 }
@@ -31,13 +38,13 @@ pub(crate) struct Files {
     pub(crate) base: PathBuf,
     pub(crate) views: PathBuf,
     pub(crate) ctl: Option<PathBuf>,
-    /// What the base window is an interleave set of, for guests that see CXL memory; the lanes lie beside the base.
+    /// What the base window is an interleave set of, for guests that see CXL memory; the targets lie beside the base.
     pub(crate) set: Option<Interleave>,
 }
 
 impl Way {
     fn plain(attach: Attach, ctl: Option<PathBuf>) -> Self {
-        Self { attach, ctl, _mailbox: None, _region: None, _folder: None }
+        Self { attach, ctl, _mailbox: None, _region: None, _folder_server: None, _folder: None }
     }
 
     /// Disks that listen on these sockets, for a guest with so many processors.
@@ -62,11 +69,11 @@ impl Way {
         let folder = || tempfile::Builder::new().prefix("lamina-boot-").tempdir();
         match kind {
             AttachKind::Cxl => {
-                let lanes = set.map(|set| {
-                    let lane = |lane| base.with_file_name(format!("lane{lane}"));
-                    Lanes { set, files: (0..set.ways()).map(lane).collect() }
+                let targets = set.map(|set| {
+                    let target = |target| base.with_file_name(format!("target{target}"));
+                    Targets { set, files: (0..set.ways()).map(target).collect() }
                 });
-                Ok(Self::plain(Attach::Cxl(Cxl { base, base_bytes, views, views_bytes, lanes }), ctl))
+                Ok(Self::plain(Attach::Cxl(Cxl { base, base_bytes, views, views_bytes, targets }), ctl))
             }
             AttachKind::Ivshmem => {
                 let attach =
@@ -88,6 +95,14 @@ impl Way {
                 let plain = Self::region(socket);
                 Ok(Self { _region: Some(server), _folder: Some(folder), ..plain })
             }
+            AttachKind::Virtiofs => {
+                let shared = base.parent().context("the window lies in no folder")?;
+                let folder = folder()?;
+                let socket = folder.path().join("virtiofs.sock");
+                let server = FolderServer::start(shared, &socket)?;
+                let plain = Self::plain(Attach::Virtiofs(Virtiofs { socket }), ctl);
+                Ok(Self { _folder_server: Some(server), _folder: Some(folder), ..plain })
+            }
             AttachKind::VhostUser => bail!("disks are attached by their sockets, not by the windows' files"),
         }
     }
@@ -97,4 +112,35 @@ fn bytes(window: &Path) -> Result<u64> {
     let metadata =
         window.metadata().with_context(|| format!("cannot use the window {}", window.display()))?;
     Ok(metadata.len())
+}
+
+/// A virtiofsd, until it is dropped.
+struct FolderServer(Child);
+
+impl FolderServer {
+    /// Serves `folder` on `socket`.
+    fn start(folder: &Path, socket: &Path) -> Result<Self> {
+        let mut command = virtiofs::server(folder, socket)?;
+        let started = command.stdin(Stdio::null()).stdout(Stdio::null()).spawn();
+        let mut server = Self(started.context("cannot start virtiofsd")?);
+        let begun = Instant::now();
+        while !socket.exists() {
+            if let Some(status) = server.0.try_wait()? {
+                bail!("virtiofsd cannot serve {} ({status}); its messages are above", folder.display());
+            }
+            if begun.elapsed() > TO_LISTEN {
+                bail!("virtiofsd does not listen at {}", socket.display());
+            }
+            thread::sleep(Duration::from_millis(10));
+        }
+        Ok(server)
+    }
+}
+
+impl Drop for FolderServer {
+    fn drop(&mut self) {
+        // It may have ended with QEMU.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
 }

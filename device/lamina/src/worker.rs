@@ -28,9 +28,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use lamina_device::device::{Device, DeviceConfig, Partition};
+use lamina_device::files;
 use lamina_device::load::{self, Decision, LoadError, LoadOptions, Loaded, Progress};
 use lamina_device::model::ModelFile;
-use lamina_serve::qmp::{PoisonReporter, Told};
+use lamina_serve::qmp::{PoisonReporter, Reported};
 use lamina_serve::{
     Api, Channels, Control, DiskServer, ExportOptions, GuestPort, Mount, MountOptions, Place, abort_mount,
 };
@@ -153,9 +154,9 @@ fn run(args: &DeviceArgs, partition_table: &PartitionArgs) -> Result<()> {
         Loaded::default()
     };
     let (served, reporters, paced) = match orders.recv() {
-        Ok((Order::Serve { mount, told, paced, qmp, disks }, descriptors)) => {
+        Ok((Order::Serve { mount, reported, paced, qmp, disks }, descriptors)) => {
             let others: Vec<_> = args.qmp.iter().cloned().chain(qmp).collect();
-            let reporters = reporters(plan.monitors(&args.run_dir, &others, &device)?, told, &line)?;
+            let reporters = reporters(plan.monitors(&args.run_dir, &others, &device)?, reported, &line)?;
             mount_path
                 .lock()
                 .unwrap_or_else(PoisonError::into_inner)
@@ -225,19 +226,19 @@ impl Drop for Unawaited {
 /// Who tells guests of poison.
 fn reporters(
     monitors: Vec<(PathBuf, Partition)>,
-    told: Option<BTreeMap<PathBuf, Told>>,
+    reported: Option<BTreeMap<PathBuf, Reported>>,
     line: &UnixStream,
 ) -> Result<Vec<PoisonReporter>> {
-    let (listens, mut told) = (told.is_some(), told.unwrap_or_default());
+    let (listens, mut reported) = (reported.is_some(), reported.unwrap_or_default());
     let start = |(socket, partition): (PathBuf, Partition)| {
         let (line, place) = (line.try_clone()?, socket.clone());
-        let note = move |told| {
+        let note = move |reported| {
             if listens {
                 // A holder that is gone takes this process with it.
-                let _ = life::send(&line, &Word::Told(place.clone(), told), &[]);
+                let _ = life::send(&line, &Word::Reported(place.clone(), reported), &[]);
             }
         };
-        Ok(PoisonReporter::start(partition, &socket, told.remove(&socket).unwrap_or_default(), note)?)
+        Ok(PoisonReporter::start(partition, &socket, reported.remove(&socket).unwrap_or_default(), note)?)
     };
     monitors.into_iter().map(start).collect()
 }
@@ -400,12 +401,12 @@ fn load_all(device: &Device, args: &DeviceArgs, plan: &Plan, stop: &AtomicBool) 
         Ok((ModelFile::open(&load.path)?, options))
     };
     let loads = plan.loads.iter().map(open).collect::<Result<Vec<_>>>()?;
-    let told = |meter: &Meter, progress: Progress<'_>| {
+    let reported = |meter: &Meter, progress: Progress<'_>| {
         meter.show(&progress);
         if stop.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     };
     let meter = Meter::new("compared");
-    let decisions = load::decide(device, &loads, |progress| told(&meter, progress))?;
+    let decisions = load::decide(device, &loads, |progress| reported(&meter, progress))?;
     meter.finish();
     for path in unfinished {
         tracing::warn!(
@@ -425,10 +426,17 @@ fn load_all(device: &Device, args: &DeviceArgs, plan: &Plan, stop: &AtomicBool) 
                 tracing::info!("the image holds {path} already; it is not loaded again");
             }
         }
-        let loaded = load::carry_out(device, model, options, decision, |progress| told(&meter, progress))?;
+        let loaded =
+            load::carry_out(device, model, options, decision, |progress| reported(&meter, progress))?;
         all.tensors.extend(loaded.tensors);
         all.views.extend(loaded.views);
         all.skipped.extend(loaded.skipped);
+        // A device that is divided has no folder of models.
+        if options.partition.is_none()
+            && let Err(why) = files::keep_checkpoint(device, model, options, &files::name_of(model.path()))
+        {
+            tracing::warn!("{path} is not shown under models/: {why}");
+        }
     }
     meter.finish();
     Ok(all)
@@ -468,6 +476,7 @@ impl Served {
                     read_ahead_kb: args.read_ahead_kb,
                     write_back_with: args.write_back_with,
                     full_wait: Duration::from_secs(args.full_wait.into()),
+                    api: std::path::absolute(args.run_dir.join("api.sock")).ok(),
                 };
                 let mount = Mount::serve(exports, &path, channels, &options, answered)?;
                 control.mounted(mount.exports());
@@ -506,8 +515,8 @@ impl Served {
             |of: fn(&Mount) -> PathBuf, bytes| WindowFile { path: self.mount.as_ref().map(of), bytes };
         let root = exports.iter().zip(guests).find(|(export, _)| export.place == Place::Root);
         let partition = root.map(|(export, _)| &export.partition);
-        let lanes = self.mount.iter().flat_map(Mount::exports).flat_map(|export| export.lane_paths());
-        let seats = control.seats().into_iter().filter(|seat| seat.export.place != Place::Root);
+        let targets = self.mount.iter().flat_map(Mount::exports).flat_map(|export| export.target_paths());
+        let guests = control.served_exports().into_iter().filter(|served| served.export.place != Place::Root);
         Ok(Ready {
             is: true,
             pid: std::process::id(),
@@ -516,8 +525,8 @@ impl Served {
             codec: device.codec().to_string(),
             base: partition.map(|partition| window(Mount::base_path, partition.base_bytes())),
             views: partition.map(|partition| window(Mount::views_path, partition.views_bytes())),
-            lanes: lanes.collect(),
-            guests: seats.map(serde_json::to_value).collect::<Result<_, _>>()?,
+            targets: targets.collect(),
+            guests: guests.map(serde_json::to_value).collect::<Result<_, _>>()?,
             disks: self
                 .disks
                 .iter()

@@ -300,9 +300,9 @@ fn status_of_files(why: &FilesError) -> StatusCode {
 }
 
 /// A JSON body, read within the bounds.
-struct Asked<T>(T);
+struct Requested<T>(T);
 
-impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Asked<T> {
+impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Requested<T> {
     type Rejection = Refusal;
 
     async fn from_request(request: Request, _: &S) -> Result<Self, Refusal> {
@@ -310,8 +310,8 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Asked<T> {
         let body = read(request.into_body(), MAX_BODY).await?;
         // No body at all asks for the defaults.
         let body = if body.is_empty() { Bytes::from_static(b"{}") } else { body };
-        let asked = serde_json::from_slice(&body);
-        Ok(Self(asked.map_err(|why| {
+        let requested = serde_json::from_slice(&body);
+        Ok(Self(requested.map_err(|why| {
             Refusal::new(StatusCode::BAD_REQUEST, format!("the body is no request: {why}"))
         })?))
     }
@@ -398,7 +398,7 @@ async fn views(State(control): State<Control>) -> impl IntoResponse {
 }
 
 async fn guests(State(control): State<Control>) -> impl IntoResponse {
-    Json(control.seats())
+    Json(control.served_exports())
 }
 
 async fn disks(State(control): State<Control>) -> impl IntoResponse {
@@ -406,46 +406,46 @@ async fn disks(State(control): State<Control>) -> impl IntoResponse {
 }
 
 /// A tensor that is asked for, or a list of them.
-enum TensorsAsked {
+enum TensorsRequest {
     One(Box<TensorSpec>),
     Many(Vec<TensorSpec>),
 }
 
-impl<'de> Deserialize<'de> for TensorsAsked {
+impl<'de> Deserialize<'de> for TensorsRequest {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Asked;
+        struct Requested;
 
-        impl<'de> Visitor<'de> for Asked {
-            type Value = TensorsAsked;
+        impl<'de> Visitor<'de> for Requested {
+            type Value = TensorsRequest;
 
             fn expecting(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
                 out.write_str("a tensor, or a list of tensors")
             }
 
-            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<TensorsAsked, A::Error> {
-                Deserialize::deserialize(MapAccessDeserializer::new(map)).map(TensorsAsked::One)
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<TensorsRequest, A::Error> {
+                Deserialize::deserialize(MapAccessDeserializer::new(map)).map(TensorsRequest::One)
             }
 
-            fn visit_seq<A: SeqAccess<'de>>(self, seq: A) -> Result<TensorsAsked, A::Error> {
-                Deserialize::deserialize(SeqAccessDeserializer::new(seq)).map(TensorsAsked::Many)
+            fn visit_seq<A: SeqAccess<'de>>(self, seq: A) -> Result<TensorsRequest, A::Error> {
+                Deserialize::deserialize(SeqAccessDeserializer::new(seq)).map(TensorsRequest::Many)
             }
         }
 
-        deserializer.deserialize_any(Asked)
+        deserializer.deserialize_any(Requested)
     }
 }
 
 async fn create_tensors(State(control): State<Control>, request: Request) -> Result<Response, Refusal> {
     is_json(request.headers())?;
     let body = read(request.into_body(), MAX_TENSORS_BODY).await?;
-    let asked = serde_json::from_slice(&body)
+    let requested = serde_json::from_slice(&body)
         .map_err(|why| Refusal::new(StatusCode::BAD_REQUEST, format!("the body is no request: {why}")))?;
-    Ok(match asked {
-        TensorsAsked::One(spec) => {
+    Ok(match requested {
+        TensorsRequest::One(spec) => {
             let tensor = blocking(move || control.create_tensor(*spec)).await?;
             (StatusCode::CREATED, Json(tensor)).into_response()
         }
-        TensorsAsked::Many(specs) => {
+        TensorsRequest::Many(specs) => {
             let tensors = blocking(move || control.create_tensors(specs)).await?;
             (StatusCode::CREATED, Json(tensors)).into_response()
         }
@@ -454,16 +454,16 @@ async fn create_tensors(State(control): State<Control>, request: Request) -> Res
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct ResizeAsked {
+struct ResizeRequest {
     length: u64,
 }
 
 async fn resize_tensor(
     State(control): State<Control>,
     Segment(name): Segment<String>,
-    Asked(asked): Asked<ResizeAsked>,
+    Requested(requested): Requested<ResizeRequest>,
 ) -> Result<impl IntoResponse, Refusal> {
-    let tensor = blocking(move || control.resize_tensor(&name, asked.length)).await?;
+    let tensor = blocking(move || control.resize_tensor(&name, requested.length)).await?;
     Ok(Json(tensor))
 }
 
@@ -479,14 +479,14 @@ async fn remove_tensor(
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct ViewAsked {
+struct ViewRequest {
     tensor: String,
     spelling: String,
 }
 
 async fn create_view(
     State(control): State<Control>,
-    Asked(view): Asked<ViewAsked>,
+    Requested(view): Requested<ViewRequest>,
 ) -> Result<impl IntoResponse, Refusal> {
     let view = blocking(move || control.create_view(&view.tensor, &view.spelling)).await?;
     Ok((StatusCode::CREATED, Json(view)))
@@ -494,7 +494,7 @@ async fn create_view(
 
 async fn remove_view(
     State(control): State<Control>,
-    Asked(view): Asked<ViewAsked>,
+    Requested(view): Requested<ViewRequest>,
 ) -> Result<impl IntoResponse, Refusal> {
     let view = blocking(move || control.remove_view(&view.tensor, &view.spelling)).await?;
     Ok(Json(view))
@@ -502,7 +502,7 @@ async fn remove_view(
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct FlushAsked {
+struct FlushRequest {
     #[serde(default)]
     offset: u64,
     length: Option<u64>,
@@ -510,7 +510,7 @@ struct FlushAsked {
 
 async fn flush(
     State(control): State<Control>,
-    Asked(range): Asked<FlushAsked>,
+    Requested(range): Requested<FlushRequest>,
 ) -> Result<impl IntoResponse, Refusal> {
     blocking(move || control.flush(range.offset, range.length)).await?;
     Ok(Json(json!({})))
@@ -518,14 +518,14 @@ async fn flush(
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct RangeAsked {
+struct RangeRequest {
     offset: u64,
     length: u64,
 }
 
 async fn discard(
     State(control): State<Control>,
-    Asked(range): Asked<RangeAsked>,
+    Requested(range): Requested<RangeRequest>,
 ) -> Result<impl IntoResponse, Refusal> {
     blocking(move || control.discard(range.offset, range.length)).await?;
     Ok(Json(json!({})))
@@ -537,7 +537,7 @@ async fn models(State(control): State<Control>) -> Result<impl IntoResponse, Ref
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct ModelAsked {
+struct ModelRequest {
     path: PathBuf,
     /// The file's or the directory's, if not given.
     name: Option<String>,
@@ -549,9 +549,9 @@ struct ModelAsked {
 
 async fn load_model(
     State(control): State<Control>,
-    Asked(model): Asked<ModelAsked>,
+    Requested(model): Requested<ModelRequest>,
 ) -> Result<impl IntoResponse, Refusal> {
-    let ModelAsked { path, name, views, maps } = model;
+    let ModelRequest { path, name, views, maps } = model;
     let name = name.unwrap_or_else(|| name_of(&path));
     let loaded = blocking(move || control.load_model(&path, &name, &Loading { views, maps })).await?;
     Ok((StatusCode::CREATED, Json(loaded)))
@@ -577,7 +577,7 @@ async fn poison(State(control): State<Control>) -> impl IntoResponse {
 
 async fn inject_poison(
     State(control): State<Control>,
-    Asked(range): Asked<RangeAsked>,
+    Requested(range): Requested<RangeRequest>,
 ) -> Result<impl IntoResponse, Refusal> {
     blocking(move || control.inject_poison(range.offset, range.length)).await?;
     Ok(Json(json!({})))
@@ -585,7 +585,7 @@ async fn inject_poison(
 
 async fn clear_poison(
     State(control): State<Control>,
-    Asked(range): Asked<RangeAsked>,
+    Requested(range): Requested<RangeRequest>,
 ) -> Result<impl IntoResponse, Refusal> {
     blocking(move || control.clear_poison(range.offset, range.length)).await?;
     Ok(Json(json!({})))

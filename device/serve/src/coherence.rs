@@ -27,9 +27,9 @@
 //!    the views disk that it holds (`blockdev --flushbufs`) or reads them with `O_DIRECT`. The disk's flush is [`Coherence::flush`] of
 //!    everything. A disk is no host: hosts that share a region see its writes as those of another host, and it sees of theirs what has
 //!    reached the device.
-//! 6. **Lanes: as views, but written too.** The lanes of an interleave set ([`super::lanes`]) are aliases of the base window, and for what they show 1 to 3 and 5 hold in both directions:
-//!    a page of `base` or of a view that is not in the page cache includes every store to a lane that was complete when the load began, a page of a lane every store to `base`; one
-//!    that is there may lag until a flush. A store to a page through `base` and one to the same page through a lane, with no flush between, are a race: pages are
+//! 6. **Targets: as views, but written too.** The targets of an interleave set ([`super::targets`]) are aliases of the base window, and for what they show 1 to 3 and 5 hold in both directions:
+//!    a page of `base` or of a view that is not in the page cache includes every store to a target that was complete when the load began, a page of a target every store to `base`; one
+//!    that is there may lag until a flush. A store to a page through `base` and one to the same page through a target, with no flush between, are a race: pages are
 //!    written back whole, and either may win.
 //!
 //! All of this is for one export, that is one page cache, over one partition. Between *hosts*,
@@ -44,7 +44,7 @@
 //! A store for which the device has no room is one that is not complete there, for as long as it may wait: see [`super::write_backs`].
 //!
 //! How: reads of views mark their pages in [`ServedPages`]; a base store that has reached the device takes the marks of
-//! the view pages over it, and of those of lanes, and queues them; one thread for each file tells the kernel to drop them: see [`Invalidations`].
+//! the view pages over it, and of those of targets, and queues them; one thread for each file tells the kernel to drop them: see [`Invalidations`].
 
 use std::io;
 use std::iter::once;
@@ -60,8 +60,8 @@ use super::dropped_pages::{Gate, LetGo, Reading};
 use super::flusher::{Done, Flusher, WriteBackWith};
 use super::host_cache::HostCache;
 use super::invalidations::{Invalidations, join_touching};
-use super::lanes::{ExportFile, LaneRanges, Lanes};
 use super::served_pages::{PAGE_BYTES, ServedPages};
+use super::targets::{ExportFile, TargetRanges, Targets};
 use super::write_backs::{Answer, Asker, WriteBacks};
 
 /// Holes with dirty pages that are passed over for one answer.
@@ -75,8 +75,8 @@ pub struct Coherence {
     /// The host's, if this is a host's export.
     cache: Option<Arc<HostCache>>,
     served: ServedPages,
-    /// The lanes of the base window, if it is an interleave set.
-    lanes: Option<Lanes>,
+    /// The targets of the base window, if it is an interleave set.
+    targets: Option<Targets>,
     /// Pages of the base window to be dropped.
     base: Invalidations,
     /// Pages of the views window to be dropped.
@@ -101,19 +101,19 @@ pub struct Coherence {
 pub(super) struct DirtyRanges {
     /// Of the base window.
     base: Vec<Range<u64>>,
-    /// Of its lanes.
-    lanes: LaneRanges,
+    /// Of its targets.
+    targets: TargetRanges,
 }
 
 impl Coherence {
-    /// `patience` is how long a write-back may wait for room.
-    pub(super) fn new(partition: Partition, cache: Option<Arc<HostCache>>, patience: Duration) -> Self {
+    /// `max_wait` is how long a write-back may wait for room.
+    pub(super) fn new(partition: Partition, cache: Option<Arc<HostCache>>, max_wait: Duration) -> Self {
         let gate = Arc::new(Gate::default());
         Self {
             served: ServedPages::new(partition.views_bytes()),
             // A set is a whole device, and no host's.
-            lanes: partition.device().set().map(|set| Lanes::new(set, &partition, patience, &gate)),
-            write_backs: WriteBacks::new(partition.clone(), ExportFile::Base, patience, Arc::clone(&gate)),
+            targets: partition.device().set().map(|set| Targets::new(set, &partition, max_wait, &gate)),
+            write_backs: WriteBacks::new(partition.clone(), ExportFile::Base, max_wait, Arc::clone(&gate)),
             gate,
             discarding: Mutex::default(),
             came: AtomicU64::new(0),
@@ -127,12 +127,12 @@ impl Coherence {
         }
     }
 
-    pub(super) fn lanes(&self) -> Option<&Lanes> {
-        self.lanes.as_ref()
+    pub(super) fn targets(&self) -> Option<&Targets> {
+        self.targets.as_ref()
     }
 
     /// Starts writing back through the files, opened through the mount: `base`, `views`, and the
-    /// lanes in order. Over the first there are so many `threads`.
+    /// targets in order. Over the first there are so many `threads`.
     pub(super) fn start_flushing(
         &self,
         files: Vec<std::fs::File>,
@@ -146,8 +146,8 @@ impl Coherence {
         };
         let base = start(self.partition.base_bytes(), threads)?;
         self.scrubber.set(start(self.partition.views_bytes(), 1)?).map_err(again)?;
-        if let Some(lanes) = &self.lanes {
-            lanes.start_flushing(start)?;
+        if let Some(targets) = &self.targets {
+            targets.start_flushing(start)?;
         }
         self.flusher.set(base).map_err(again)?;
         let early = self.early.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -210,7 +210,7 @@ impl Coherence {
     pub(super) fn drop_pages(
         &self,
         ranges: impl IntoIterator<Item = Range<u64>>,
-        asked: bool,
+        requested: bool,
     ) -> Result<u64, ServeError> {
         let Some(cache) = &self.cache else { return Ok(0) };
         let mut ranges: Vec<_> = ranges
@@ -219,12 +219,17 @@ impl Coherence {
             .collect();
         join_touching(&mut ranges);
         cache.dropping(&ranges);
-        let dropped = self.drop_leaving(cache, &ranges, asked);
+        let dropped = self.drop_leaving(cache, &ranges, requested);
         cache.dropped(&ranges);
         dropped
     }
 
-    fn drop_leaving(&self, cache: &HostCache, ranges: &[Range<u64>], asked: bool) -> Result<u64, ServeError> {
+    fn drop_leaving(
+        &self,
+        cache: &HostCache,
+        ranges: &[Range<u64>],
+        requested: bool,
+    ) -> Result<u64, ServeError> {
         for range in ranges {
             cache.leave(range.clone());
         }
@@ -237,7 +242,7 @@ impl Coherence {
         self.merging(|changed| {
             ranges.iter().try_for_each(|range| cache.left(range.clone(), changed).map(|pages| went += pages))
         })?;
-        cache.count_dropped(went, asked);
+        cache.count_dropped(went, requested);
         Ok(went)
     }
 
@@ -272,13 +277,13 @@ impl Coherence {
         while at < end {
             // Another's end must not take this one's marks.
             let _one_by_one = self.discarding.lock().unwrap_or_else(PoisonError::into_inner);
-            let (gone, dropped) = self.drop_step(&(at..end), LetGo::Told);
+            let (gone, dropped) = self.drop_step(&(at..end), LetGo::Requested);
             at = gone.end;
             self.write_backs.take_out_dropped();
-            self.lanes.iter().for_each(Lanes::take_out_dropped);
+            self.targets.iter().for_each(Targets::take_out_dropped);
             let let_go = self.written_beside(gone.start, gone.end - gone.start);
             self.write_backs.dropped().forget(&gone);
-            self.lanes.iter().for_each(|lanes| lanes.forget_dropped(&gone));
+            self.targets.iter().for_each(|targets| targets.forget_dropped(&gone));
             let_go?;
             dropped.map_err(|source| ServeError::Discard {
                 offset,
@@ -298,8 +303,8 @@ impl Coherence {
             let (gone, dropped) = self.drop_step(&(at..range.end), LetGo::ByItself);
             at = gone.end;
             self.changed(ExportFile::Base, gone.start, gone.end - gone.start);
-            if let Some(lanes) = &self.lanes {
-                lanes.drop_cached(&gone);
+            if let Some(targets) = &self.targets {
+                targets.drop_cached(&gone);
             }
             if let Err(why) = dropped {
                 // Then it does not.
@@ -317,7 +322,7 @@ impl Coherence {
         let dropped = self.partition.discard_step(range.start, length, DISCARD_STEP, &mut done);
         let gone = range.start..range.start + done;
         self.write_backs.dropped().mark(&gone, let_go);
-        self.lanes.iter().for_each(|lanes| lanes.mark_dropped(&gone, let_go));
+        self.targets.iter().for_each(|targets| targets.mark_dropped(&gone, let_go));
         (gone, dropped)
     }
 
@@ -372,7 +377,7 @@ impl Coherence {
         match which {
             ExportFile::Base => Some(&self.write_backs),
             ExportFile::Views => None,
-            ExportFile::Lane(lane) => self.lanes.as_ref()?.write_backs(lane),
+            ExportFile::Target(target) => self.targets.as_ref()?.write_backs(target),
         }
     }
 
@@ -398,33 +403,33 @@ impl Coherence {
             return None;
         }
         let range = offset..offset.saturating_add(length);
-        let dirty_ranges = match (which, &self.lanes) {
+        let dirty_ranges = match (which, &self.targets) {
             (ExportFile::Views, _) => self.dirty_of(self.partition.base_under_views(offset, length)),
             (ExportFile::Base, None) => return None,
-            (ExportFile::Base, Some(lanes)) => {
+            (ExportFile::Base, Some(targets)) => {
                 let end = range.end.min(self.partition.base_bytes());
                 let range = offset.min(end)..end;
-                DirtyRanges { base: Vec::new(), lanes: lanes.dirty_over(std::slice::from_ref(&range)) }
+                DirtyRanges { base: Vec::new(), targets: targets.dirty_over(std::slice::from_ref(&range)) }
             }
-            (ExportFile::Lane(lane), lanes) => {
-                let under = lanes.as_ref().map_or_else(Vec::new, |lanes| lanes.under(lane, &range));
-                DirtyRanges { lanes: Vec::new(), ..self.dirty_of(under) }
+            (ExportFile::Target(target), targets) => {
+                let under = targets.as_ref().map_or_else(Vec::new, |targets| targets.under(target, &range));
+                DirtyRanges { targets: Vec::new(), ..self.dirty_of(under) }
             }
         };
-        (!dirty_ranges.base.is_empty() || !dirty_ranges.lanes.is_empty()).then_some(dirty_ranges)
+        (!dirty_ranges.base.is_empty() || !dirty_ranges.targets.is_empty()).then_some(dirty_ranges)
     }
 
-    /// These ranges of the base window and the lanes over them, as far as they may have dirty pages. Never sleeps.
+    /// These ranges of the base window and the targets over them, as far as they may have dirty pages. Never sleeps.
     fn dirty_of(&self, base: Vec<Range<u64>>) -> DirtyRanges {
-        let lanes = self.lanes.as_ref().map_or_else(Vec::new, |lanes| lanes.dirty_over(&base));
+        let targets = self.targets.as_ref().map_or_else(Vec::new, |targets| targets.dirty_over(&base));
         let needed = needed(&self.flusher, &base);
-        DirtyRanges { base: if needed { base } else { Vec::new() }, lanes }
+        DirtyRanges { base: if needed { base } else { Vec::new() }, targets }
     }
 
-    /// These ranges of the base window and the lanes over them.
+    /// These ranges of the base window and the targets over them.
     fn all_over(&self, base: Vec<Range<u64>>) -> DirtyRanges {
-        let lanes = self.lanes.as_ref().map_or_else(Vec::new, |lanes| lanes.over(&base));
-        DirtyRanges { base, lanes }
+        let targets = self.targets.as_ref().map_or_else(Vec::new, |targets| targets.over(&base));
+        DirtyRanges { base, targets }
     }
 
     /// Brings dirty base pages of a range to the device. Sleeps like [`Self::flush`].
@@ -463,8 +468,8 @@ impl Coherence {
         if self.flusher.get().is_some_and(|base| base.cached(&range)) {
             self.base.queue(once(range.clone()));
         }
-        if let Some(lanes) = &self.lanes {
-            lanes.drop_cached(&range);
+        if let Some(targets) = &self.targets {
+            targets.drop_cached(&range);
         }
         self.base.drain()?;
         self.drain()
@@ -482,9 +487,10 @@ impl Coherence {
             return early.push((dirty_ranges, done));
         }
         drop(early);
-        let of_lanes = dirty_ranges.lanes.into_iter().filter(|(_, ranges)| !ranges.is_empty());
-        let flusher = |lane| self.lanes.as_ref().and_then(|lanes| lanes.flusher(lane));
-        let mut jobs: Vec<_> = of_lanes.filter_map(|(lane, ranges)| Some((flusher(lane)?, ranges))).collect();
+        let of_targets = dirty_ranges.targets.into_iter().filter(|(_, ranges)| !ranges.is_empty());
+        let flusher = |target| self.targets.as_ref().and_then(|targets| targets.flusher(target));
+        let mut jobs: Vec<_> =
+            of_targets.filter_map(|(target, ranges)| Some((flusher(target)?, ranges))).collect();
         jobs.extend(
             self.flusher
                 .get()
@@ -518,27 +524,27 @@ impl Coherence {
     /// Says that pages of a file are about to be computed for the page cache, or are in it already.
     pub(super) fn serving(&self, which: ExportFile, offset: u64, length: u64) {
         let range = offset..offset.saturating_add(length);
-        match (which, &self.lanes) {
+        match (which, &self.targets) {
             (ExportFile::Views, _) => self.served.mark(range),
-            (ExportFile::Base, Some(lanes)) => lanes.serving_base(range),
-            (ExportFile::Lane(lane), Some(lanes)) => lanes.serving(lane, range),
-            (ExportFile::Base | ExportFile::Lane(_), None) => {}
+            (ExportFile::Base, Some(targets)) => targets.serving_base(range),
+            (ExportFile::Target(target), Some(targets)) => targets.serving(target, range),
+            (ExportFile::Base | ExportFile::Target(_), None) => {}
         }
     }
 
-    /// Says that bytes in the device have changed, of the base window or through one of its lanes.
+    /// Says that bytes in the device have changed, of the base window or through one of its targets.
     pub(super) fn changed(&self, which: ExportFile, offset: u64, length: u64) {
         let range = offset..offset.saturating_add(length);
-        let base = match (which, &self.lanes) {
-            (ExportFile::Views, _) | (ExportFile::Lane(_), None) => return,
+        let base = match (which, &self.targets) {
+            (ExportFile::Views, _) | (ExportFile::Target(_), None) => return,
             (ExportFile::Base, None) => vec![range],
-            (ExportFile::Base, Some(lanes)) => {
-                lanes.base_changed(offset..range.end.min(self.partition.base_bytes()));
+            (ExportFile::Base, Some(targets)) => {
+                targets.base_changed(offset..range.end.min(self.partition.base_bytes()));
                 vec![range]
             }
-            (ExportFile::Lane(lane), Some(lanes)) => {
-                let under = lanes.under(lane, &range);
-                self.base.queue(lanes.take_base(&under));
+            (ExportFile::Target(target), Some(targets)) => {
+                let under = targets.under(target, &range);
+                self.base.queue(targets.take_base(&under));
                 under
             }
         };
@@ -556,47 +562,49 @@ impl Coherence {
         self.views.queue(once(offset..offset.saturating_add(length)));
     }
 
-    /// Says that nobody knows any more what the page cache was given: of the views, of a host's base window, and of one with lanes and of these.
+    /// Says that nobody knows any more what the page cache was given: of the views, of a host's base window, and of one with targets and of these.
     pub(super) fn forgotten(&self) {
         self.views_soiled(0, self.partition.views_bytes());
-        if self.cache.is_some() || self.lanes.is_some() {
+        if self.cache.is_some() || self.targets.is_some() {
             self.base.queue(once(0..self.partition.base_bytes()));
         }
-        if let Some(lanes) = &self.lanes {
-            lanes.forgotten();
+        if let Some(targets) = &self.targets {
+            targets.forgotten();
         }
     }
 
     /// Waits until everything queued by now is invalidated: of the views, of what a host holds, and of a set.
     fn drain(&self) -> Result<(), ServeError> {
-        if self.cache.is_some() || self.lanes.is_some() {
+        if self.cache.is_some() || self.targets.is_some() {
             self.base.drain()?;
         }
-        if let Some(lanes) = &self.lanes {
-            lanes.drain()?;
+        if let Some(targets) = &self.targets {
+            targets.drain()?;
         }
         self.views.drain()
     }
 
     /// Hands ranges of a file that the kernel is to drop to `invalidate`, until [`Self::close`].
     pub(super) fn invalidate_until_closed(&self, which: ExportFile, mut invalidate: impl FnMut(&Range<u64>)) {
-        match (which, &self.lanes) {
+        match (which, &self.targets) {
             (ExportFile::Base, _) => self.base.run_until_closed(|range| {
                 self.write_backs.dropped().invalidate(range, self.flusher.get(), &mut invalidate);
             }),
             (ExportFile::Views, _) => self.views.run_until_closed(invalidate),
-            (ExportFile::Lane(lane), Some(lanes)) => lanes.invalidate_until_closed(lane, invalidate),
-            (ExportFile::Lane(_), None) => {}
+            (ExportFile::Target(target), Some(targets)) => {
+                targets.invalidate_until_closed(target, invalidate);
+            }
+            (ExportFile::Target(_), None) => {}
         }
     }
 
     /// The first byte of the base window from `from` on, inside it, that may be anything but zero,
-    /// or its end. What may be dirty in the page cache is no hole, and of files with lanes or a
+    /// or its end. What may be dirty in the page cache is no hole, and of files with targets or a
     /// host's cache nothing is: who looks for the data in a file must never miss a store. Never
     /// sleeps.
     pub(super) fn next_data(&self, from: u64) -> u64 {
         let end = self.partition.base_bytes();
-        if self.cache.is_some() || self.lanes.is_some() {
+        if self.cache.is_some() || self.targets.is_some() {
             return from;
         }
         let found = self.partition.next_data(from..end);
@@ -610,7 +618,7 @@ impl Coherence {
     /// end. A hole of which anything may be dirty counts as data. Never sleeps.
     pub(super) fn next_hole(&self, mut from: u64) -> u64 {
         let end = self.partition.base_bytes();
-        if self.cache.is_some() || self.lanes.is_some() {
+        if self.cache.is_some() || self.targets.is_some() {
             return end;
         }
         for _ in 0..MAX_HOLES {
@@ -635,21 +643,21 @@ impl Coherence {
         for flusher in [&self.flusher, &self.scrubber].into_iter().filter_map(|flusher| flusher.get()) {
             flusher.stop();
         }
-        if let Some(lanes) = &self.lanes {
-            lanes.close();
+        if let Some(targets) = &self.targets {
+            targets.close();
         }
         self.write_backs.close();
         self.base.close();
         self.views.close();
     }
 
-    /// Brings every dirty base page to the device, and gives up only if for as long as `patience`
+    /// Brings every dirty base page to the device, and gives up only if for as long as `max_wait`
     /// none comes. What finds no room is given up. `goes_on` is told each `pace` in which pages
     /// came.
-    pub(super) fn settle(&self, patience: Duration, pace: Duration, goes_on: &dyn Fn()) {
+    pub(super) fn settle(&self, max_wait: Duration, pace: Duration, goes_on: &dyn Fn()) {
         self.write_backs.hurry();
-        if let Some(lanes) = &self.lanes {
-            lanes.hurry();
+        if let Some(targets) = &self.targets {
+            targets.hurry();
         }
         if self.flusher.get().is_none() {
             return;
@@ -660,13 +668,13 @@ impl Coherence {
         self.flush_pages(everything, Box::new(move |result| drop(done.send(result))));
         let (mut came, mut last) = (self.came.load(Ordering::Relaxed), Instant::now());
         let settled = loop {
-            let settled = answer.recv_timeout(pace.min(patience));
+            let settled = answer.recv_timeout(pace.min(max_wait));
             let now = self.came.load(Ordering::Relaxed);
             if now != came {
                 (came, last) = (now, Instant::now());
                 goes_on();
             }
-            if !matches!(settled, Err(mpsc::RecvTimeoutError::Timeout)) || last.elapsed() >= patience {
+            if !matches!(settled, Err(mpsc::RecvTimeoutError::Timeout)) || last.elapsed() >= max_wait {
                 break settled;
             }
         };
@@ -677,7 +685,7 @@ impl Coherence {
             },
             Ok(Err(why)) => tracing::warn!("stores may be lost: {why}"),
             Err(_) => {
-                tracing::warn!("stores may be lost: none was written back for {} s", patience.as_secs());
+                tracing::warn!("stores may be lost: none was written back for {} s", max_wait.as_secs());
             }
         }
     }

@@ -57,7 +57,9 @@ pub enum ControlError {
     #[error(transparent)]
     Files(Box<FilesError>),
     /// There is nowhere to show models.
-    #[error("this device shows no models: it is not mounted (yet), divided among guests, or shared by hosts")]
+    #[error(
+        "this device shows no models: it has no mount (yet), or it is divided among guests or shared by hosts; `lamina mount`, or `lamina serve --mount DIR` without --guest and --host, shows some"
+    )]
     NoModels,
 }
 
@@ -69,7 +71,7 @@ impl From<FilesError> for ControlError {
 
 /// An export and the socket that its guest's control port is to be connected to.
 #[derive(Clone, Debug, Serialize)]
-pub struct Seat {
+pub struct ServedExport {
     /// The export.
     #[serde(flatten)]
     pub export: ExportReport,
@@ -175,13 +177,13 @@ impl Control {
     }
 
     /// The exports, each with its guest's socket.
-    pub fn seats(&self) -> Vec<Seat> {
+    pub fn served_exports(&self) -> Vec<ServedExport> {
         let run_dir = self.run_dir.as_deref().unwrap_or(Path::new(""));
-        let seat = |export: &Arc<Export>| Seat {
+        let served = |export: &Arc<Export>| ServedExport {
             export: export.report(),
             ctl: run_dir.join(export.place().socket()),
         };
-        self.exports().into_iter().map(seat).collect()
+        self.exports().into_iter().map(served).collect()
     }
 
     /// All tensors.

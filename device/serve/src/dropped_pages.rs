@@ -35,7 +35,7 @@ pub(super) type Reading<'a> = RwLockReadGuard<'a, ()>;
 /// The marks of one file.
 pub(super) struct DroppedPages {
     /// Whole pages that the kernel is told to let go of.
-    told: ServedPages,
+    requested: ServedPages,
     /// Whole pages that the kernel lets go of by itself, nobody knows when.
     punched: ServedPages,
     /// Parts of pages that the kernel is told to let go of.
@@ -46,7 +46,7 @@ pub(super) struct DroppedPages {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum LetGo {
     /// Whoever discards tells it to.
-    Told,
+    Requested,
     /// It punched a hole.
     ByItself,
 }
@@ -54,7 +54,7 @@ pub(super) enum LetGo {
 impl DroppedPages {
     /// Of a file of so many bytes, in which nothing is marked.
     pub(super) fn new(bytes: u64) -> Self {
-        Self { told: ServedPages::new(bytes), punched: ServedPages::new(bytes), parts: Mutex::default() }
+        Self { requested: ServedPages::new(bytes), punched: ServedPages::new(bytes), parts: Mutex::default() }
     }
 
     /// The device has dropped a range. The gate is held alone.
@@ -69,7 +69,7 @@ impl DroppedPages {
             [range.start..whole.start, whole.end..range.end]
         };
         self.parts.lock().extend(ends.into_iter().filter(|part| !part.is_empty()));
-        self.told.mark(whole);
+        self.requested.mark(whole);
     }
 
     /// The kernel reads pages that touch a range: it has none there. The gate is held.
@@ -81,19 +81,19 @@ impl DroppedPages {
     pub(super) fn written(&self, range: &Range<u64>) {
         let whole = whole_pages(range);
         self.punched.take(whole.clone(), &mut Vec::new());
-        self.told.take(whole, &mut Vec::new());
+        self.requested.take(whole, &mut Vec::new());
         self.take_parts(range);
     }
 
     /// The kernel was told to let go of what it had of a range, and has.
     pub(super) fn forget(&self, range: &Range<u64>) {
-        self.told.take(whole_pages(range), &mut Vec::new());
+        self.requested.take(whole_pages(range), &mut Vec::new());
         self.take_parts(range);
     }
 
     /// The whole pages of a range that are not to be stored.
     pub(super) fn pages(&self, range: &Range<u64>) -> Vec<Range<u64>> {
-        let mut pages = self.told.marked(range.clone());
+        let mut pages = self.requested.marked(range.clone());
         pages.append(&mut self.punched.marked(range.clone()));
         join_touching(&mut pages);
         pages
@@ -162,7 +162,7 @@ mod tests {
 
     #[test]
     fn a_page_is_marked_until_there_is_another_in_its_place() {
-        for let_go in [LetGo::Told, LetGo::ByItself] {
+        for let_go in [LetGo::Requested, LetGo::ByItself] {
             let pages = DroppedPages::new(1 << 20);
             pages.mark(&(100..5 * 4096 + 200), let_go);
             // Read, and written whole or in part.
@@ -172,7 +172,8 @@ mod tests {
             // The kernel lets go of what it was told to; what it punched it may have long
             // afterwards.
             pages.forget(&(0..1 << 20));
-            let left: &[_] = if let_go == LetGo::Told { &[] } else { &[4096..2 * 4096, 4 * 4096..5 * 4096] };
+            let left: &[_] =
+                if let_go == LetGo::Requested { &[] } else { &[4096..2 * 4096, 4 * 4096..5 * 4096] };
             assert_eq!(marks(&pages).0, left);
         }
     }
@@ -184,8 +185,8 @@ mod tests {
             pages.mark(&range, LetGo::ByItself);
         }
         assert_eq!(marks(&pages), (std::iter::once(4096..8192).collect(), Vec::new()));
-        pages.mark(&(10..20), LetGo::Told);
-        pages.mark(&(4000..9000), LetGo::Told);
+        pages.mark(&(10..20), LetGo::Requested);
+        pages.mark(&(4000..9000), LetGo::Requested);
         assert_eq!(marks(&pages).1, [10..20, 4000..4096, 8192..9000]);
         pages.written(&(15..4010));
         pages.read(&(8192..8193));

@@ -3,7 +3,7 @@
 //! | place | files | page cache |
 //! |---|---|---|
 //! | the root | `base`, `views` | of all who map them: an undivided device, or its shared partition |
-//! | the root, of a device that is an interleave set | `lane0`, `lane1` and so on besides | the same: see [`super::coherence`] |
+//! | the root, of a device that is an interleave set | `target0`, `target1` and so on besides | the same: see [`super::coherence`] |
 //! | a guest's | `guests/NAME/base`, `guests/NAME/views` | of that guest alone, for its own partition |
 //! | a host's | `hosts/NAME/base`, `hosts/NAME/views` | of that host alone, for the shared partition |
 //!
@@ -20,7 +20,7 @@ use lamina_device::device::Partition;
 
 use super::coherence::Coherence;
 use super::host_cache::{HostCache, HostReport};
-use super::lanes::{ExportFile, Lanes};
+use super::targets::{ExportFile, Targets};
 
 /// Whose an export is.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -99,9 +99,9 @@ pub struct ExportReport {
     pub base: FileReport,
     /// Its views window.
     pub views: FileReport,
-    /// The lanes of its base window, if it is an interleave set.
+    /// The targets of its base window, if it is an interleave set.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub lanes: Vec<FileReport>,
+    pub targets: Vec<FileReport>,
 }
 
 /// A window's file.
@@ -119,12 +119,12 @@ fn lossy<S: Serializer>(path: &Path, serializer: S) -> Result<S::Ok, S::Error> {
 }
 
 impl Export {
-    /// The export below the mount point `mount`. Write-backs may wait for room for `patience`.
-    pub(crate) fn new(options: &ExportOptions, mount: &Path, patience: Duration) -> Self {
+    /// The export below the mount point `mount`. Write-backs may wait for room for `max_wait`.
+    pub(crate) fn new(options: &ExportOptions, mount: &Path, max_wait: Duration) -> Self {
         let partition = options.partition.clone();
         let cache = options.cache_bytes.map(|bytes| Arc::new(HostCache::new(partition.clone(), bytes)));
         let folder = options.place.folders().into_iter().fold(mount.to_owned(), |path, name| path.join(name));
-        let coherence = Coherence::new(partition.clone(), cache.clone(), patience);
+        let coherence = Coherence::new(partition.clone(), cache.clone(), max_wait);
         Self { place: options.place.clone(), partition, cache, coherence, folder }
     }
 
@@ -147,15 +147,15 @@ impl Export {
         self.cache.as_ref()
     }
 
-    /// The lanes of its base window, if it is an interleave set.
-    pub(super) fn lanes(&self) -> Option<&Lanes> {
-        self.coherence.lanes()
+    /// The targets of its base window, if it is an interleave set.
+    pub(super) fn targets(&self) -> Option<&Targets> {
+        self.coherence.targets()
     }
 
     /// What there are files of, `base` and `views` first.
     pub(super) fn files(&self) -> impl Iterator<Item = ExportFile> {
-        let lanes = self.lanes().map_or(0..0, Lanes::numbers);
-        [ExportFile::Base, ExportFile::Views].into_iter().chain(lanes.map(ExportFile::Lane))
+        let targets = self.targets().map_or(0..0, Targets::numbers);
+        [ExportFile::Base, ExportFile::Views].into_iter().chain(targets.map(ExportFile::Target))
     }
 
     /// Bytes of a file.
@@ -163,14 +163,14 @@ impl Export {
         match which {
             ExportFile::Base => self.partition.base_bytes(),
             ExportFile::Views => self.partition.views_bytes(),
-            ExportFile::Lane(lane) => self.lanes().map_or(0, |lanes| lanes.bytes(lane)),
+            ExportFile::Target(target) => self.targets().map_or(0, |targets| targets.bytes(target)),
         }
     }
 
-    /// The files of its lanes, in order.
-    pub fn lane_paths(&self) -> impl Iterator<Item = PathBuf> {
-        let numbers = self.lanes().map_or(0..0, Lanes::numbers);
-        numbers.map(|lane| self.folder.join(format!("lane{lane}")))
+    /// The files of its targets, in order.
+    pub fn target_paths(&self) -> impl Iterator<Item = PathBuf> {
+        let numbers = self.targets().map_or(0..0, Targets::numbers);
+        numbers.map(|target| self.folder.join(format!("target{target}")))
     }
 
     /// The base window's file.
@@ -189,10 +189,10 @@ impl Export {
             place: self.place.clone(),
             base: FileReport { path: self.base_path(), bytes: self.partition.base_bytes() },
             views: FileReport { path: self.views_path(), bytes: self.partition.views_bytes() },
-            lanes: self
-                .lane_paths()
+            targets: self
+                .target_paths()
                 .zip(0..)
-                .map(|(path, lane)| FileReport { path, bytes: self.bytes_of(ExportFile::Lane(lane)) })
+                .map(|(path, target)| FileReport { path, bytes: self.bytes_of(ExportFile::Target(target)) })
                 .collect(),
         }
     }

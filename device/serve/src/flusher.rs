@@ -292,15 +292,15 @@ struct Found {
 fn found(base: &File, range: &Range<u64>) -> io::Result<Found> {
     /// The kernel's `struct cachestat_range`.
     #[repr(C)]
-    struct Asked {
+    struct Requested {
         offset: u64,
         length: u64,
     }
-    let asked = Asked { offset: range.start, length: range.end - range.start };
+    let requested = Requested { offset: range.start, length: range.end - range.start };
     let mut found = Found::default();
     // SAFETY: both pointers are to live values laid out as the kernel's structures.
     let result =
-        unsafe { libc::syscall(SYS_CACHESTAT, base.as_raw_fd(), &raw const asked, &raw mut found, 0) };
+        unsafe { libc::syscall(SYS_CACHESTAT, base.as_raw_fd(), &raw const requested, &raw mut found, 0) };
     if result == 0 { Ok(found) } else { Err(io::Error::last_os_error()) }
 }
 

@@ -5,7 +5,7 @@
 //! each export two
 //! invalidators and two or three flushers (see [`super::coherence`]), more while these wait, and
 //! one that tries write-backs again for which there was no room
-//! (see [`super::write_backs`]), with an interleave set one of each kind more for each lane; and for a host's one that makes room in its cache. Unmounting brings dirty pages to the device, aborts the connection, so that
+//! (see [`super::write_backs`]), with an interleave set one of each kind more for each target; and for a host's one that makes room in its cache. Unmounting brings dirty pages to the device, aborts the connection, so that
 //! nobody sleeps on it any more, and joins them all. A process that still maps a window then gets SIGBUS on a page it
 //! has not loaded yet; that is what pulling a memory device does.
 //!
@@ -37,15 +37,15 @@ use super::export::{Export, ExportOptions, Place};
 use super::flusher::WriteBackWith;
 use super::fuse_workers::{Workers, ask_again, invalidate};
 use super::held_mount::{Channels, HeldMount, usual_threads};
-use super::lanes::ExportFile;
 use super::models::Models;
 use super::mount_point::{self, MountPoint};
 use super::own_mount::{self, own_table};
+use super::targets::ExportFile;
 use super::tree::Tree;
 
 /// Threads that sleep in write-backs for view reads and flushes of a device's only export; one does
 /// where there are several exports.
-const LAUNDERERS: usize = 2;
+const FLUSHERS: usize = 2;
 /// Threads that answer view reads after writing back.
 const LATE_ANSWERERS: usize = 2;
 /// How long nothing may be written back before the dirty pages that are left are given up when
@@ -64,6 +64,9 @@ pub struct MountOptions {
     pub write_back_with: WriteBackWith,
     /// How long a write-back may wait for room in the device before what it stores is given up.
     pub full_wait: Duration,
+    /// The API's socket, which the root's attribute `user.lamina.api` names for those who have only
+    /// the directory.
+    pub api: Option<PathBuf>,
 }
 
 /// How long a write-back waits for room unless told otherwise.
@@ -76,6 +79,7 @@ impl Default for MountOptions {
             read_ahead_kb: 4,
             write_back_with: WriteBackWith::Auto,
             full_wait: FULL_WAIT,
+            api: None,
         }
     }
 }
@@ -141,7 +145,8 @@ impl Mount {
             tracing::error!("the mount has no folder of models: {why}");
             None
         });
-        let tree = Arc::new(Tree::new(exports.iter().map(export).collect()).with_models(models));
+        let tree = Tree::new(exports.iter().map(export).collect()).with_models(models);
+        let tree = Arc::new(tree.with_api(options.api.clone()));
         let (workers, late_queue) = Workers::new(Arc::clone(&tree), requests, options.read_ahead_kb);
         if let Some(models) = tree.models() {
             // The workers have the models.
@@ -183,7 +188,7 @@ impl Mount {
         let failed = |source| ServeError::MountPoint { path: self.path.clone(), source };
         self.minor = mount_point::minor_of(&self.path).map_err(failed)?;
         let exports = self.tree.exports().to_vec();
-        let flushers = if exports.len() == 1 { LAUNDERERS } else { 1 };
+        let flushers = if exports.len() == 1 { FLUSHERS } else { 1 };
         for export in &exports {
             self.start_export(export, flushers, options.write_back_with)?;
         }
@@ -214,7 +219,7 @@ impl Mount {
             })?;
         }
         let failed = |source| ServeError::MountPoint { path: self.path.clone(), source };
-        let paths = [export.base_path(), export.views_path()].into_iter().chain(export.lane_paths());
+        let paths = [export.base_path(), export.views_path()].into_iter().chain(export.target_paths());
         let files = own_mount::open(paths.collect()).map_err(failed)?;
         export.coherence().start_flushing(files, flushers, with).map_err(ServeError::Threads)?;
         if let Some(cache) = export.cache().cloned() {

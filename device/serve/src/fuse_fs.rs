@@ -1,9 +1,9 @@
-//! The mounted file system: exports, `base` and `views`, and the lanes of `base` if there are any,
+//! The mounted file system: exports, `base` and `views`, and the targets of `base` if there are any,
 //! in the folders that [`super::export`] gives them.
 //!
 //! What each request may do:
 //!
-//! * All files have exactly their window's or lane's size for ever, as a disk has. To give one
+//! * All files have exactly their window's or target's size for ever, as a disk has. To give one
 //!   another size is refused with EPERM. To open one with `O_TRUNC` changes nothing, neither the
 //!   size nor a byte nor a dirty page: the kernel asks for size 0 by itself then, and keeps the
 //!   size that the answer says. (That needs `FUSE_ATOMIC_O_TRUNC` to be off; with it the kernel
@@ -19,8 +19,8 @@
 //!   (`FUSE_WRITE_CACHE`): `msync` and `fsync` then say that a store did not come to be.
 //! * `SEEK_HOLE` and `SEEK_DATA` show what of `base` holds nothing: see [`super::coherence`].
 //!   `base` counts as many blocks as it takes in the store, and `statfs` has the store's room.
-//! * Punching holes drops base bytes; other kinds of `fallocate`, and any on a lane, are EOPNOTSUPP.
-//! * Bytes that the device has no room for are refused with ENOSPC. Write-backs of coherent base files and of lanes, which may wait for room, are not served here but by [`super::write_backs`].
+//! * Punching holes drops base bytes; other kinds of `fallocate`, and any on a target, are EOPNOTSUPP.
+//! * Bytes that the device has no room for are refused with ENOSPC. Write-backs of coherent base files and of targets, which may wait for room, are not served here but by [`super::write_backs`].
 //! * What lies under `models/` is read-only: EROFS. See [`super::models`].
 //! * A host's base file is read and written through the host's cache ([`super::host_cache`]). What would pass by its page cache is refused: `O_DIRECT` with EINVAL,
 //!   holes with EOPNOTSUPP.
@@ -43,9 +43,9 @@ use fuse_backend_rs::file_traits::FileReadWriteVolatile;
 use lamina_device::device::DeviceError;
 
 use super::export::Export;
-use super::lanes::ExportFile;
 use super::models::{self, MODELS, Models};
 use super::served_pages::PAGE_BYTES;
+use super::targets::ExportFile;
 use super::tree::{ROOT, Tree};
 
 /// Nothing changes behind the kernel's back but page contents, which are invalidated by name.
@@ -58,6 +58,9 @@ const STAT_BLOCK: u64 = 512;
 /// `close` would wait for dirty pages, and a killed server's own descriptor would wait for the killed server.
 const NOFLUSH: u32 = 1 << 5;
 
+/// The attribute of the root that names the API's socket.
+const API: &CStr = c"user.lamina.api";
+
 /// The windows of a device as a file system.
 pub(super) struct WindowFs {
     tree: Arc<Tree>,
@@ -67,12 +70,12 @@ pub(super) struct WindowFs {
 
 /// A file that a request is about.
 #[derive(Clone, Copy)]
-struct Target<'a> {
+struct Opened<'a> {
     export: &'a Arc<Export>,
     which: ExportFile,
 }
 
-impl Target<'_> {
+impl Opened<'_> {
     fn bytes(self) -> u64 {
         self.export.bytes_of(self.which)
     }
@@ -107,9 +110,9 @@ impl WindowFs {
         Self { tree, owner, mounted: i64::try_from(since).unwrap_or(0) }
     }
 
-    fn target(&self, inode: u64) -> io::Result<Target<'_>> {
+    fn opened(&self, inode: u64) -> io::Result<Opened<'_>> {
         match self.tree.file(inode) {
-            Some((export, which)) => Ok(Target { export, which }),
+            Some((export, which)) => Ok(Opened { export, which }),
             None if self.tree.parent(inode).is_some() => Err(errno(libc::EISDIR)),
             None => Err(errno(libc::ESTALE)),
         }
@@ -161,10 +164,10 @@ impl WindowFs {
             attributes.st_mode = libc::S_IFDIR | 0o700;
             attributes.st_nlink = 2;
         } else {
-            let target = self.target(inode)?;
+            let opened = self.opened(inode)?;
             attributes.st_mode = libc::S_IFREG | 0o600;
-            attributes.st_size = i64::try_from(target.bytes()).map_err(|_| errno(libc::EOVERFLOW))?;
-            attributes.st_blocks = i64::try_from(target.taken().div_ceil(STAT_BLOCK)).unwrap_or(i64::MAX);
+            attributes.st_size = i64::try_from(opened.bytes()).map_err(|_| errno(libc::EOVERFLOW))?;
+            attributes.st_blocks = i64::try_from(opened.taken().div_ceil(STAT_BLOCK)).unwrap_or(i64::MAX);
         }
         Ok(attributes)
     }
@@ -192,7 +195,7 @@ fn errno(number: i32) -> io::Error {
 }
 
 /// One request's bytes between a window and the buffer it arrived in or leaves in, without a copy between.
-struct Transfer<'a>(Target<'a>);
+struct Transfer<'a>(Opened<'a>);
 
 /// The whole of a request's buffer.
 fn bytes_of(slice: FileVolatileSlice<'_>) -> &mut [u8] {
@@ -204,22 +207,22 @@ fn bytes_of(slice: FileVolatileSlice<'_>) -> &mut [u8] {
 impl FileReadWriteVolatile for Transfer<'_> {
     fn read_at_volatile(&mut self, slice: FileVolatileSlice<'_>, offset: u64) -> io::Result<usize> {
         let out = bytes_of(slice);
-        let Target { export, which } = self.0;
+        let Opened { export, which } = self.0;
         let read = match (which, export.cache()) {
             (ExportFile::Base, None) => export.partition().read_base(offset, out),
             (ExportFile::Base, Some(cache)) => cache.read(offset, out),
             (ExportFile::Views, _) => export.partition().read_views(offset, out),
-            (ExportFile::Lane(lane), _) => export.partition().device().read_lane(lane, offset, out),
+            (ExportFile::Target(target), _) => export.partition().device().read_target(target, offset, out),
         };
         read.map_err(|why| failed("read", self.0, offset, slice.len(), &why))?;
         Ok(slice.len())
     }
 
     fn write_at_volatile(&mut self, slice: FileVolatileSlice<'_>, offset: u64) -> io::Result<usize> {
-        let Target { export, which } = self.0;
+        let Opened { export, which } = self.0;
         let written = match (which, export.cache()) {
-            (ExportFile::Lane(lane), _) => {
-                export.partition().device().write_lane(lane, offset, bytes_of(slice))
+            (ExportFile::Target(target), _) => {
+                export.partition().device().write_target(target, offset, bytes_of(slice))
             }
             (_, None) => export.partition().write_base(offset, bytes_of(slice)),
             (_, Some(cache)) => cache.write(offset, bytes_of(slice)),
@@ -259,8 +262,8 @@ impl FileReadWriteVolatile for ModelTransfer<'_> {
     }
 }
 
-fn failed(what: &str, target: Target<'_>, offset: u64, bytes: usize, why: &DeviceError) -> io::Error {
-    let Target { export, which } = target;
+fn failed(what: &str, opened: Opened<'_>, offset: u64, bytes: usize, why: &DeviceError) -> io::Error {
+    let Opened { export, which } = opened;
     if why.is_no_room() {
         tracing::debug!(place = ?export.place(), ?which, offset, bytes, "{what} refused: {why}");
         return errno(libc::ENOSPC);
@@ -378,7 +381,7 @@ impl FileSystem for WindowFs {
             let kept = models.open_file(inode)?;
             return Ok((None, if kept { OpenOptions::KEEP_CACHE } else { OpenOptions::empty() }, None));
         }
-        self.target(inode)?.cached(flags)?;
+        self.opened(inode)?.cached(flags)?;
         // SAFETY: the set is a plain number to the kernel, and every kernel that does not know a bit ignores it.
         let no_flush = unsafe { OpenOptions::from_bits_unchecked(NOFLUSH) };
         Ok((None, OpenOptions::KEEP_CACHE | no_flush, None))
@@ -404,19 +407,19 @@ impl FileSystem for WindowFs {
                 out.write_from(&mut ModelTransfer(models, inode), count, offset)
             };
         }
-        let target = self.target(inode)?;
-        target.cached(flags)?;
-        let left = target.bytes().saturating_sub(offset);
+        let opened = self.opened(inode)?;
+        opened.cached(flags)?;
+        let left = opened.bytes().saturating_sub(offset);
         let count = u64::from(size).min(left);
-        target.export.coherence().serving(target.which, offset, count);
+        opened.export.coherence().serving(opened.which, offset, count);
         let count = usize::try_from(count).map_err(|_| errno(libc::EINVAL))?;
         if count == 0 {
             return Ok(0);
         }
-        let _reading = target
+        let _reading = opened
             .holds_off_discards()
-            .then(|| target.export.coherence().reading(target.which, offset, count as u64));
-        out.write_from(&mut Transfer(target), count, offset)
+            .then(|| opened.export.coherence().reading(opened.which, offset, count as u64));
+        out.write_from(&mut Transfer(opened), count, offset)
     }
 
     fn write(
@@ -435,33 +438,33 @@ impl FileSystem for WindowFs {
         if models::is_ours(inode) {
             return Err(errno(libc::EROFS));
         }
-        let target = self.target(inode)?;
-        target.cached(flags)?;
+        let opened = self.opened(inode)?;
+        opened.cached(flags)?;
         let bytes = u64::from(size);
-        if target.which == ExportFile::Views {
-            target.export.partition().count_refused_view_store(bytes);
+        if opened.which == ExportFile::Views {
+            opened.export.partition().count_refused_view_store(bytes);
             // Either way the bytes are in the page cache by now: the kernel copies first and asks then.
-            target.export.coherence().views_soiled(offset, bytes);
+            opened.export.coherence().views_soiled(offset, bytes);
             tracing::debug!(offset, bytes, written_back, "a store to the views window was dropped");
             return Err(errno(libc::EROFS));
         }
         // The kernel then takes no more for written, and asks for the rest.
-        let bytes = bytes.min(target.bytes().saturating_sub(offset));
+        let bytes = bytes.min(opened.bytes().saturating_sub(offset));
         if bytes == 0 && size > 0 {
             return Err(errno(libc::ENOSPC));
         }
         let count = usize::try_from(bytes).map_err(|_| errno(libc::EINVAL))?;
-        if target.export.cache().is_none() {
+        if opened.export.cache().is_none() {
             // What was written stays in the page cache.
-            target.export.coherence().serving(target.which, offset, bytes);
+            opened.export.coherence().serving(opened.which, offset, bytes);
         }
-        let writing = target
+        let writing = opened
             .holds_off_discards()
-            .then(|| target.export.coherence().writing(target.which, offset, bytes));
-        data.read_exact_to(&mut Transfer(target), count, offset)?;
+            .then(|| opened.export.coherence().writing(opened.which, offset, bytes));
+        data.read_exact_to(&mut Transfer(opened), count, offset)?;
         drop(writing);
-        if target.export.cache().is_none() {
-            target.export.coherence().changed(target.which, offset, bytes);
+        if opened.export.cache().is_none() {
+            opened.export.coherence().changed(opened.which, offset, bytes);
         }
         Ok(count)
     }
@@ -499,19 +502,19 @@ impl FileSystem for WindowFs {
         if models::is_ours(inode) {
             return Err(errno(libc::EROFS));
         }
-        let target = self.target(inode)?;
-        if target.which == ExportFile::Views {
+        let opened = self.opened(inode)?;
+        if opened.which == ExportFile::Views {
             return Err(errno(libc::EROFS));
         }
         // The kernel's flags are positive by definition; libc types them as signed.
         let hole = (libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE).unsigned_abs();
-        if mode != hole || target.which != ExportFile::Base || target.export.cache().is_some() {
+        if mode != hole || opened.which != ExportFile::Base || opened.export.cache().is_some() {
             return Err(errno(libc::EOPNOTSUPP));
         }
-        let end = offset.saturating_add(length).min(target.bytes());
+        let end = offset.saturating_add(length).min(opened.bytes());
         if offset < end {
-            let dropped = target.export.coherence().punch(offset..end);
-            dropped.map_err(|why| failed("discard", target, offset, 0, &why))?;
+            let dropped = opened.export.coherence().punch(offset..end);
+            dropped.map_err(|why| failed("discard", opened, offset, 0, &why))?;
         }
         Ok(())
     }
@@ -526,7 +529,7 @@ impl FileSystem for WindowFs {
                 _ => Err(errno(libc::EINVAL)),
             };
         }
-        let Target { export, which } = self.target(inode)?;
+        let Opened { export, which } = self.opened(inode)?;
         let bytes = export.bytes_of(which);
         if offset >= bytes {
             return Err(errno(libc::ENXIO));
@@ -543,8 +546,12 @@ impl FileSystem for WindowFs {
 
     fn getxattr(&self, _: &Context, inode: u64, name: &CStr, size: u32) -> io::Result<GetxattrReply> {
         // Not ENOSYS, after which the kernel would ask no more.
-        let Some(models) = self.models(inode)? else { return Err(errno(libc::ENODATA)) };
-        let value = models.attribute(inode, name.to_str().unwrap_or_default())?;
+        let value = if let Some(models) = self.models(inode)? {
+            models.attribute(inode, name.to_str().unwrap_or_default())?
+        } else {
+            let api = self.tree.api().filter(|_| inode == ROOT && name == API);
+            api.ok_or_else(|| errno(libc::ENODATA))?.as_os_str().as_encoded_bytes().to_vec()
+        };
         Ok(match fitting(&value, size)? {
             Some(count) => GetxattrReply::Count(count),
             None => GetxattrReply::Value(value),
@@ -552,7 +559,11 @@ impl FileSystem for WindowFs {
     }
 
     fn listxattr(&self, _: &Context, inode: u64, size: u32) -> io::Result<ListxattrReply> {
-        let names = self.models(inode)?.map_or_else(Vec::new, |models| models.attribute_names(inode));
+        let names = match self.models(inode)? {
+            Some(models) => models.attribute_names(inode),
+            None if inode == ROOT && self.tree.api().is_some() => API.to_bytes_with_nul().to_vec(),
+            None => Vec::new(),
+        };
         Ok(match fitting(&names, size)? {
             Some(count) => ListxattrReply::Count(count),
             None => ListxattrReply::Names(names),

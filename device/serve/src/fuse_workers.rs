@@ -3,7 +3,7 @@
 //! * A worker owns a clone of /dev/fuse and two buffers, reads a request and answers it in place. It never waits for
 //!   anything that another request has to bring about.
 //! * A read of `views` over dirty base pages must first write back them, which waits for FUSE
-//!   WRITEs; so must one of `base` or a lane over dirty pages of the other. The worker leaves such
+//!   WRITEs; so must one of `base` or a target over dirty pages of the other. The worker leaves such
 //!   a
 //!   request to the flusher and turns to the next one; afterwards one of the late answerers answers
 //!   it, on the
@@ -28,7 +28,7 @@ use super::coherence::DirtyRanges;
 use super::export::Export;
 use super::fuse_fs::WindowFs;
 use super::host_cache::HostCache;
-use super::lanes::ExportFile;
+use super::targets::ExportFile;
 use super::tree::Tree;
 use super::write_backs::{Answer, Asker};
 
@@ -233,7 +233,7 @@ impl Workers {
         let device = &self.channels[channel];
         let handled = catch_unwind(AssertUnwindSafe(|| -> Result<(), String> {
             #[cfg(debug_assertions)]
-            self.strike(header, request);
+            self.fire_failpoint(header, request);
             if self.write_back(channel, header, request) {
                 return Ok(());
             }
@@ -276,7 +276,7 @@ impl Workers {
         }
     }
 
-    /// Takes a page of a coherent base window, or of a lane, that the kernel writes back, and answers it if it need not wait: whether it was one.
+    /// Takes a page of a coherent base window, or of a target, that the kernel writes back, and answers it if it need not wait: whether it was one.
     fn write_back(&self, channel: usize, header: &Header, request: &mut [u8]) -> bool {
         let Some((offset, data)) = header.write_back(request) else { return false };
         let Some((export, which)) = self.tree.file(header.inode) else { return false };
@@ -305,12 +305,12 @@ impl Workers {
 #[cfg(debug_assertions)]
 impl Workers {
     /// Panics if this request is to.
-    fn strike(&self, header: &Header, request: &[u8]) {
+    fn fire_failpoint(&self, header: &Header, request: &[u8]) {
         let known = [(Opcode::Read as u32, "read"), (Opcode::Write as u32, "write")];
         let Some((_, what)) = known.iter().find(|(opcode, _)| *opcode == header.opcode) else { return };
         let base = self.tree.file(header.inode).is_some_and(|(_, which)| which == ExportFile::Base);
         if let Some((offset, length)) = Header::span(request).filter(|_| base) {
-            super::faults::strike(what, &(offset..offset.saturating_add(length)));
+            super::failpoints::fire(what, &(offset..offset.saturating_add(length)));
         }
     }
 }

@@ -106,7 +106,7 @@ counters! {
     /// What a host's cache reports of itself.
     #[derive(PartialEq, Eq)]
     pub struct HostReport by report {
-        told {
+        reported {
             /// The host.
             name: String = |_, given| given.name.to_owned();
         }
@@ -255,8 +255,8 @@ impl HostCache {
     }
 
     /// Counts pages that were dropped for the host's asking, or for room.
-    pub fn count_dropped(&self, pages: u64, asked: bool) {
-        let counter = if asked { &self.counters.pages_invalidated } else { &self.counters.pages_evicted };
+    pub fn count_dropped(&self, pages: u64, requested: bool) {
+        let counter = if requested { &self.counters.pages_invalidated } else { &self.counters.pages_evicted };
         counter.add(pages);
     }
 

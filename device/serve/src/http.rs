@@ -3,7 +3,7 @@
 //! * At most [`CONNECTIONS`] at once on each listener. When all places are taken and somebody else comes, the oldest connection whose request is not being
 //!   performed gives its place up: peers that stay silent, talk slowly or leave their answers unread keep nobody out.
 //! * A request's header has [`HEADER_TIME`] to arrive, which is also how long an idle connection is kept, and a peer that takes nothing of its answer for
-//!   [`ANSWER_TIME`] is dropped (see [`Patient`]).
+//!   [`ANSWER_TIME`] is dropped (see [`BoundedWrites`]).
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -24,7 +24,7 @@ use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
-use super::patient::Patient;
+use super::bounded_writes::BoundedWrites;
 
 /// Connections open at once.
 pub(super) const CONNECTIONS: usize = 64;
@@ -39,11 +39,11 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 #[derive(Debug, Default)]
 struct Peer {
     /// Whether it asked anything yet.
-    asked: AtomicBool,
+    requested: AtomicBool,
     /// Whether what it asked is being performed.
     served: AtomicBool,
     /// Whether it was told to give its place up.
-    told: AtomicBool,
+    evicted: AtomicBool,
     give_way: Notify,
 }
 
@@ -62,7 +62,7 @@ impl Peers {
     /// Tells the oldest whose request is not being performed to give its place up.
     fn make_room(&self) {
         let waits = |peer: &Arc<Peer>| {
-            !peer.served.load(Ordering::Relaxed) && !peer.told.swap(true, Ordering::Relaxed)
+            !peer.served.load(Ordering::Relaxed) && !peer.evicted.swap(true, Ordering::Relaxed)
         };
         if let Some(peer) = self.0.iter().filter_map(Weak::upgrade).find(waits) {
             peer.give_way.notify_one();
@@ -128,7 +128,7 @@ where
     let state = Arc::clone(peer);
     let counted = service_fn(move |request: Request<Incoming>| {
         let (state, answer) = (Arc::clone(&state), service.call(request.map(Body::new)));
-        state.asked.store(true, Ordering::Relaxed);
+        state.requested.store(true, Ordering::Relaxed);
         state.served.store(true, Ordering::Relaxed);
         async move {
             let answer = answer.await;
@@ -142,12 +142,12 @@ where
             .header_read_timeout(HEADER_TIME)
             // A peer may close its sending side once it has asked.
             .half_close(true)
-            .serve_connection(TokioIo::new(Patient::new(stream, ANSWER_TIME)), counted)
+            .serve_connection(TokioIo::new(BoundedWrites::new(stream, ANSWER_TIME)), counted)
     );
     let served = tokio::select! {
         served = connection.as_mut() => served,
         () = peer.give_way.notified() => {
-            if !peer.asked.load(Ordering::Relaxed) {
+            if !peer.requested.load(Ordering::Relaxed) {
                 tracing::debug!("a connection that asked nothing gives way");
                 return;
             }

@@ -6,6 +6,7 @@
 //! coherent, and what a user of both may rely on, is stated in one place: [`coherence`].
 
 pub mod api;
+mod bounded_writes;
 pub mod coherence;
 pub mod control;
 mod direct;
@@ -13,7 +14,7 @@ pub mod disks;
 mod dropped_pages;
 pub mod export;
 #[cfg(debug_assertions)]
-mod faults;
+mod failpoints;
 pub mod flusher;
 pub mod fuse;
 mod fuse_fs;
@@ -26,13 +27,11 @@ pub mod host_cache;
 pub(crate) mod http;
 mod invalidations;
 pub mod ivshmem;
-mod lanes;
 mod metrics;
 pub mod models;
 mod mount_point;
 mod own_mount;
 mod owner;
-mod patient;
 pub mod peer;
 pub mod private_dir;
 pub mod qmp;
@@ -40,6 +39,7 @@ mod relay;
 mod served_pages;
 pub mod shmem;
 mod socket;
+mod targets;
 pub(crate) mod tree;
 pub(crate) mod vhost_connections;
 pub mod vhost_user;
@@ -51,19 +51,19 @@ use std::path::PathBuf;
 
 pub use api::{Api, claim_tcp};
 pub use coherence::Coherence;
-pub use control::{Control, ControlError, Seat, ServedStats};
+pub use control::{Control, ControlError, ServedExport, ServedStats};
 pub use export::{Export, ExportOptions, Place};
 pub use fuse::{Mount, MountOptions};
 pub use guest_port::GuestPort;
 pub use held_mount::{Channels, HeldMount};
 pub use ivshmem::IvshmemServer;
-pub use lanes::ExportFile;
 pub use metrics::sections;
 pub use models::Models;
 pub use mount_point::{MountPoint, abort_mount};
 pub use private_dir::PrivateDir;
 pub use shmem::ShmemServer;
 pub use socket::claim;
+pub use targets::ExportFile;
 pub use vhost_user::{DiskServer, Shows};
 
 /// Why a device cannot be served, or an operation on a served one failed.

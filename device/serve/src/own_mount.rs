@@ -107,7 +107,7 @@ mod tests {
     #[test]
     fn files_opened_elsewhere_are_here_and_on_the_device_they_say() {
         let folder = tempfile::tempdir().unwrap();
-        let paths = ["base", "views", "lane0"].map(|name| folder.path().join(name)).to_vec();
+        let paths = ["base", "views", "target0"].map(|name| folder.path().join(name)).to_vec();
         assert_eq!(open(paths.clone()).unwrap_err().kind(), io::ErrorKind::NotFound);
         for path in &paths {
             File::create(path).unwrap().write_all(path.as_os_str().as_encoded_bytes()).unwrap();

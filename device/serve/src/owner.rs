@@ -10,7 +10,7 @@ use std::net::SocketAddr;
 
 use nix::unistd::{Uid, geteuid};
 use procfs::ProcResult;
-use procfs::net::{TcpNetEntry, tcp, tcp6};
+use procfs::net::{TcpNetEntry, TcpState, tcp, tcp6};
 
 /// Who has the socket at `theirs` that is connected to `ours`, if anybody.
 pub(super) fn owner(ours: SocketAddr, theirs: SocketAddr) -> Option<Uid> {
@@ -20,6 +20,20 @@ pub(super) fn owner(ours: SocketAddr, theirs: SocketAddr) -> Option<Uid> {
 /// Whether this user may ask.
 pub(super) fn may_ask(owner: Option<Uid>) -> bool {
     owner.is_some_and(|owner| owner.is_root() || owner == geteuid())
+}
+
+/// Who listens at a loopback address, if anybody.
+pub(super) fn listener(address: SocketAddr) -> Option<Uid> {
+    let is_it = |found: &TcpNetEntry| {
+        let local = found.local_address;
+        let same_host = local.ip().to_canonical() == address.ip() || local.ip().is_unspecified();
+        found.state == TcpState::Listen && same_host && local.port() == address.port()
+    };
+    let tables = [tcp, tcp6].into_iter().filter_map(|table| table().ok()).flatten();
+    let found: Vec<_> = tables.filter(is_it).collect();
+    // Of one that listens at this very address and one that listens at all, the kernel takes the former.
+    let own = found.iter().find(|found| !found.local_address.ip().is_unspecified());
+    own.or(found.first()).map(|found| Uid::from_raw(found.uid))
 }
 
 fn in_table(table: ProcResult<Vec<TcpNetEntry>>, ours: SocketAddr, theirs: SocketAddr) -> Option<Uid> {
@@ -52,6 +66,7 @@ mod tests {
                 continue;
             };
             let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            assert_eq!(super::listener(listener.local_addr().unwrap()), Some(geteuid()));
             let (taken, theirs) = listener.accept().unwrap();
             let ours = taken.local_addr().unwrap();
             assert_eq!(owner(ours, theirs), Some(geteuid()));
@@ -60,7 +75,7 @@ mod tests {
             assert_eq!(owner(ours, theirs), None, "a socket that was closed is nobody's");
         }
         let nowhere = SocketAddr::from((Ipv4Addr::LOCALHOST, 1));
-        assert_eq!(owner(nowhere, nowhere), None);
+        assert_eq!((owner(nowhere, nowhere), super::listener(nowhere)), (None, None));
     }
 
     #[test]
@@ -84,7 +99,7 @@ mod tests {
     fn the_devices_user_and_root_may_ask_and_nobody_else() {
         let own = geteuid();
         let other = Uid::from_raw(own.as_raw() + 4711);
-        let asked = [Some(own), Some(Uid::from_raw(0)), Some(other), None].map(may_ask);
-        assert_eq!(asked, [true, true, false, false]);
+        let requested = [Some(own), Some(Uid::from_raw(0)), Some(other), None].map(may_ask);
+        assert_eq!(requested, [true, true, false, false]);
     }
 }

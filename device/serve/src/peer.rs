@@ -5,6 +5,7 @@
 //! only with this user's own and root's.
 
 use std::io;
+use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -15,7 +16,7 @@ use nix::sys::socket::{
 };
 use nix::unistd::{Uid, geteuid};
 
-use super::owner::may_ask;
+use super::owner::{listener, may_ask};
 
 /// Connects to who listens at `path`, without waiting for a place in the queue of one who takes no
 /// connections.
@@ -48,15 +49,26 @@ pub(super) fn reach(path: &Path) -> io::Result<UnixStream> {
 /// When it is another user's, with both.
 pub fn check(stream: &impl AsFd, path: &Path) -> io::Result<()> {
     let theirs = Uid::from_raw(getsockopt(stream, PeerCredentials)?.uid());
-    if may_ask(Some(theirs)) {
-        return Ok(());
-    }
+    if may_ask(Some(theirs)) { Ok(()) } else { Err(refused(Some(theirs), &path.display())) }
+}
+
+/// Checks that who listens at a loopback address is this user or root.
+///
+/// # Errors
+///
+/// When it is another user, or nobody knows who.
+pub fn check_address(address: SocketAddr) -> io::Result<()> {
+    let theirs = listener(address);
+    if may_ask(theirs) { Ok(()) } else { Err(refused(theirs, &address)) }
+}
+
+fn refused(theirs: Option<Uid>, at: &dyn std::fmt::Display) -> io::Error {
+    let theirs = theirs.map_or_else(|| "an unknown user".to_owned(), |user| format!("user {user}"));
     let why = format!(
-        "user {theirs} listens at {}, and this is user {}, who trusts the sockets of that user and of root only",
-        path.display(),
+        "{theirs} listens at {at}, and this is user {}, who trusts the sockets of that user and of root only",
         geteuid()
     );
-    Err(io::Error::new(io::ErrorKind::PermissionDenied, why))
+    io::Error::new(io::ErrorKind::PermissionDenied, why)
 }
 
 #[cfg(test)]

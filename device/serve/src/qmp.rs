@@ -35,30 +35,30 @@ use self::monitor::{Monitor, Stop};
 use lamina_device::device::Partition;
 use lamina_device::device::poison::{Cause, Poisoned};
 
-/// The object of QEMU's device that holds the base window, or its first lane: `-device cxl-type3,id=mem0`; the other lanes follow.
+/// The object of QEMU's device that holds the base window, or its first target: `-device cxl-type3,id=mem0`; the other targets follow.
 const BASE_DEVICE: &str = "/machine/peripheral/mem";
 /// How often it is looked whether there is anything to tell.
 const PAUSE: Duration = Duration::from_millis(100);
 /// Blocks that are remembered as told to one QEMU; the next process tells of others again.
-const MAX_TOLD: usize = 4096;
+const MAX_REPORTED: usize = 4096;
 
 /// What a QEMU was told.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Told {
+pub struct Reported {
     /// Its process.
     qemu: i32,
     /// The DPAs of blocks that were poisoned.
     blocks: BTreeSet<u64>,
 }
 
-impl Told {
+impl Reported {
     /// Adds what was told after it.
     pub fn add(&mut self, more: Self) {
         if self.qemu != more.qemu {
             *self = more;
             return;
         }
-        let room = MAX_TOLD.saturating_sub(self.blocks.len());
+        let room = MAX_REPORTED.saturating_sub(self.blocks.len());
         self.blocks.extend(more.blocks.into_iter().take(room));
     }
 }
@@ -80,8 +80,8 @@ impl PoisonReporter {
     pub fn start(
         partition: Partition,
         socket: &Path,
-        before: Told,
-        mut note: impl FnMut(Told) + Send + 'static,
+        before: Reported,
+        mut note: impl FnMut(Reported) + Send + 'static,
     ) -> io::Result<Self> {
         let stop = Arc::<Stop>::default();
         let stopped = Arc::clone(&stop);
@@ -91,7 +91,7 @@ impl PoisonReporter {
             before,
             monitor: None,
             qemu: None,
-            told: 0,
+            reported: 0,
             before_it: 0,
         };
         let run = move || {
@@ -156,12 +156,12 @@ struct Teller {
     partition: Partition,
     socket: PathBuf,
     /// What processes before this one told.
-    before: Told,
+    before: Reported,
     monitor: Option<Monitor>,
     /// The process that was told last.
     qemu: Option<i32>,
     /// The last event that it was told of, or was to be told of.
-    told: u64,
+    reported: u64,
     /// The last event that the process before it was told of. What was lost until then and is
     /// poisoned no more never was this one's.
     before_it: u64,
@@ -169,7 +169,7 @@ struct Teller {
 
 impl Teller {
     /// Tells what is new to the QEMU that is there now, as long as it is not to stop.
-    fn look(&mut self, stop: &Arc<Stop>, note: &mut impl FnMut(Told)) -> io::Result<()> {
+    fn look(&mut self, stop: &Arc<Stop>, note: &mut impl FnMut(Reported)) -> io::Result<()> {
         let device = self.partition.device();
         let event = device.poison_events();
         if event == 0 {
@@ -184,13 +184,13 @@ impl Teller {
         };
         let qemu = monitor.qemu();
         if self.qemu.replace(qemu) != Some(qemu) {
-            self.before_it = self.before_it.max(std::mem::take(&mut self.told));
+            self.before_it = self.before_it.max(std::mem::take(&mut self.reported));
         }
-        if self.told == event {
+        if self.reported == event {
             return Ok(());
         }
-        let (mut news, missed) = self.partition.poisonings(self.told.max(self.before_it));
-        if self.told < self.before_it {
+        let (mut news, missed) = self.partition.poisonings(self.reported.max(self.before_it));
+        if self.reported < self.before_it {
             let still = self.partition.poison();
             news.extend(still.into_iter().filter(|poisoned| poisoned.event <= self.before_it));
         }
@@ -200,20 +200,20 @@ impl Teller {
                 && self.before.qemu == qemu
                 && self.before.blocks.contains(&poisoned.dpa)
         };
-        news.retain(|poisoned| poisoned.event > self.told && !old(poisoned));
+        news.retain(|poisoned| poisoned.event > self.reported && !old(poisoned));
         news.sort_by_key(|poisoned| poisoned.event);
         let said = news.iter().try_for_each(|poisoned| {
             if stop.get().is_some() {
                 return Err(io::ErrorKind::Interrupted.into());
             }
             monitor.tell(poisoned, device.set())?;
-            self.told = poisoned.event;
-            note(Told { qemu, blocks: [poisoned.dpa].into() });
+            self.reported = poisoned.event;
+            note(Reported { qemu, blocks: [poisoned.dpa].into() });
             Ok(())
         });
         match said {
             Ok(()) => {
-                self.told = self.told.max(event);
+                self.reported = self.reported.max(event);
                 if missed > 0 {
                     let socket = self.socket.display();
                     tracing::warn!(%socket, "QEMU was not told of {missed} blocks that were poisoned and written long ago");
@@ -246,7 +246,7 @@ impl Monitor {
 /// The numbers of QEMU's devices that hold a range of the base window, each with what it holds.
 fn parts(range: Range<u64>, set: Option<Interleave>) -> Vec<(u32, Range<u64>)> {
     let Some(set) = set else { return vec![(0, range)] };
-    let parts = (0..set.ways()).map(|lane| (lane, set.lane_range(lane, &range)));
+    let parts = (0..set.ways()).map(|target| (target, set.target_range(target, &range)));
     parts.filter(|(_, part)| !part.is_empty()).collect()
 }
 
@@ -294,7 +294,7 @@ mod tests {
     }
 
     /// What is told, in pairs of commands: the DPAs.
-    fn told(commands: &[Value]) -> Vec<u64> {
+    fn reported(commands: &[Value]) -> Vec<u64> {
         let (capabilities, pairs) = commands.split_first().unwrap();
         assert_eq!(capabilities["execute"], "qmp_capabilities");
         let dpa = |pair: &[Value]| {
@@ -311,10 +311,10 @@ mod tests {
     fn reporter(
         device: &Arc<Device>,
         socket: &Path,
-        before: Told,
-    ) -> (PoisonReporter, std::sync::mpsc::Receiver<Told>) {
+        before: Reported,
+    ) -> (PoisonReporter, std::sync::mpsc::Receiver<Reported>) {
         let (noted, notes) = std::sync::mpsc::channel();
-        let note = move |told| noted.send(told).unwrap();
+        let note = move |reported| noted.send(reported).unwrap();
         let partition = Partition::first(Arc::clone(device));
         (PoisonReporter::start(partition, socket, before, note).unwrap(), notes)
     }
@@ -326,15 +326,15 @@ mod tests {
         let device = Arc::new(Device::new(DeviceConfig::new(1 << 20, 4 << 20)).unwrap());
         device.inject_poison(0, 4096).unwrap();
         device.inject_poison(8192, 4096).unwrap();
-        let (reporter, notes) = reporter(&device, &socket, Told::default());
+        let (reporter, notes) = reporter(&device, &socket, Reported::default());
         thread::sleep(PAUSE * 3);
         let listener = UnixListener::bind(&socket).unwrap();
-        assert_eq!(told(&qemu(&listener, 5)), [0, 8192]);
-        let mut all = Told::default();
-        notes.iter().take(2).for_each(|told| all.add(told));
-        assert_eq!(all, Told { qemu: std::process::id().cast_signed(), blocks: [0, 8192].into() });
+        assert_eq!(reported(&qemu(&listener, 5)), [0, 8192]);
+        let mut all = Reported::default();
+        notes.iter().take(2).for_each(|reported| all.add(reported));
+        assert_eq!(all, Reported { qemu: std::process::id().cast_signed(), blocks: [0, 8192].into() });
         device.inject_poison(4096, 4096).unwrap();
-        assert_eq!(told(&qemu(&listener, 3)), [4096]);
+        assert_eq!(reported(&qemu(&listener, 3)), [4096]);
         drop((listener, reporter));
     }
 
@@ -360,9 +360,9 @@ mod tests {
         for (before, expected) in [(this, vec![4096, 8192]), (this + 1, vec![0, 4096, 8192])] {
             let socket = folder.path().join(format!("qmp-{before}"));
             let listener = UnixListener::bind(&socket).unwrap();
-            let before = Told { qemu: before, blocks: [0, 8192].into() };
+            let before = Reported { qemu: before, blocks: [0, 8192].into() };
             let (_reporter, _notes) = reporter(&device, &socket, before);
-            assert_eq!(told(&qemu(&listener, 1 + 2 * expected.len())), expected);
+            assert_eq!(reported(&qemu(&listener, 1 + 2 * expected.len())), expected);
             drop(listener);
         }
     }
@@ -383,8 +383,8 @@ mod tests {
         device.inject_poison((1 << 20) + 8192 * 2, 4096).unwrap();
         let listener = UnixListener::bind(&socket).unwrap();
         let partition = Partition::named(&device, "b").unwrap();
-        let reporter = PoisonReporter::start(partition, &socket, Told::default(), |_| ()).unwrap();
-        assert_eq!(told(&qemu(&listener, 3)), [8192 * 2]);
+        let reporter = PoisonReporter::start(partition, &socket, Reported::default(), |_| ()).unwrap();
+        assert_eq!(reported(&qemu(&listener, 3)), [8192 * 2]);
         drop((listener, reporter));
     }
 
@@ -400,11 +400,11 @@ mod tests {
         lose(5);
         device.inject_poison(7 * 4096, 4096).unwrap();
         let listener = UnixListener::bind(&socket).unwrap();
-        let (reporter, _notes) = reporter(&device, &socket, Told::default());
-        assert_eq!(told(&qemu(&listener, 5)), [5 * 4096, 7 * 4096]);
+        let (reporter, _notes) = reporter(&device, &socket, Reported::default());
+        assert_eq!(reported(&qemu(&listener, 5)), [5 * 4096, 7 * 4096]);
         // Another connection to the same process.
         lose(6);
-        assert_eq!(told(&qemu(&listener, 3)), [6 * 4096]);
+        assert_eq!(reported(&qemu(&listener, 3)), [6 * 4096]);
         assert_eq!(device.poison().len(), 1);
         drop((listener, reporter));
     }
@@ -416,32 +416,32 @@ mod tests {
         let listener = UnixListener::bind(&socket).unwrap();
         let device = Arc::new(Device::new(DeviceConfig::new(1 << 20, 4 << 20)).unwrap());
         device.inject_poison(0, 8192).unwrap();
-        let (reporter, notes) = reporter(&device, &socket, Told::default());
+        let (reporter, notes) = reporter(&device, &socket, Reported::default());
         let (mut qemu, commands) = connected(&listener);
-        let mut told_of = Vec::new();
+        let mut reported_of = Vec::new();
         for command in commands {
             // While it waits for the answer that ends the first block.
             if command["execute"] == "cxl-inject-general-media-event" {
                 reporter.stop();
             }
             writeln!(qemu, "{}", json!({ "return": {} })).unwrap();
-            told_of.push(command);
+            reported_of.push(command);
         }
-        assert_eq!(told(&told_of), [0]);
+        assert_eq!(reported(&reported_of), [0]);
         drop(reporter);
-        let blocks: Vec<_> = notes.iter().map(|told| told.blocks).collect();
+        let blocks: Vec<_> = notes.iter().map(|reported| reported.blocks).collect();
         assert_eq!(blocks, [[0].into()]);
     }
 
     #[test]
     fn what_was_told_is_remembered_of_one_qemu_up_to_a_bound() {
-        let mut all = Told::default();
-        let told = |qemu, blocks: &[u64]| Told { qemu, blocks: blocks.iter().copied().collect() };
-        for block in 0..=MAX_TOLD as u64 {
-            all.add(told(7, &[block]));
+        let mut all = Reported::default();
+        let reported = |qemu, blocks: &[u64]| Reported { qemu, blocks: blocks.iter().copied().collect() };
+        for block in 0..=MAX_REPORTED as u64 {
+            all.add(reported(7, &[block]));
         }
-        assert_eq!(all.blocks.len(), MAX_TOLD);
-        all.add(told(8, &[4096]));
-        assert_eq!(all, told(8, &[4096]));
+        assert_eq!(all.blocks.len(), MAX_REPORTED);
+        all.add(reported(8, &[4096]));
+        assert_eq!(all, reported(8, &[4096]));
     }
 }

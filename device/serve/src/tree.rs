@@ -1,13 +1,14 @@
 //! The folders and files of the mount, fixed from its beginning to its end.
 //!
 //! Inodes are numbers from 1, the root. A folder comes before what is in it, an export's `base`
-//! right before its `views`, and its lanes, `lane0` and so on, behind them.
+//! right before its `views`, and its targets, `target0` and so on, behind them.
 
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::export::Export;
-use super::lanes::{ExportFile, Lanes};
 use super::models::Models;
+use super::targets::{ExportFile, Targets};
 
 /// Inode of the root.
 pub(super) const ROOT: u64 = 1;
@@ -19,6 +20,8 @@ pub(crate) struct Tree {
     exports: Vec<Arc<Export>>,
     /// What lies in the folder `models`, if there is one.
     models: Option<Arc<Models>>,
+    /// The API's socket.
+    api: Option<PathBuf>,
 }
 
 struct Node {
@@ -35,6 +38,7 @@ impl Tree {
             nodes: vec![Node { parent: ROOT, name: String::new(), file: None }],
             exports: Vec::new(),
             models: None,
+            api: None,
         };
         for (index, export) in exports.iter().enumerate() {
             let folder = export.place().folders().into_iter().fold(ROOT, |parent, name| {
@@ -42,8 +46,8 @@ impl Tree {
             });
             tree.add(folder, "base", Some((index, ExportFile::Base)));
             tree.add(folder, "views", Some((index, ExportFile::Views)));
-            for lane in export.lanes().into_iter().flat_map(Lanes::numbers) {
-                tree.add(folder, &format!("lane{lane}"), Some((index, ExportFile::Lane(lane))));
+            for target in export.targets().into_iter().flat_map(Targets::numbers) {
+                tree.add(folder, &format!("target{target}"), Some((index, ExportFile::Target(target))));
             }
         }
         tree.exports = exports;
@@ -60,6 +64,16 @@ impl Tree {
         self.models.as_ref()
     }
 
+    /// The same with an API that answers on this socket.
+    pub(super) fn with_api(self, api: Option<PathBuf>) -> Self {
+        Self { api, ..self }
+    }
+
+    /// The API's socket, if the mount tells it.
+    pub(super) fn api(&self) -> Option<&Path> {
+        self.api.as_deref()
+    }
+
     fn add(&mut self, parent: u64, name: &str, file: Option<(usize, ExportFile)>) -> u64 {
         self.nodes.push(Node { parent, name: name.to_owned(), file });
         self.nodes.len() as u64
@@ -69,9 +83,12 @@ impl Tree {
         self.nodes.get(usize::try_from(inode.checked_sub(ROOT)?).ok()?)
     }
 
-    /// The inode of `name` in a folder.
+    /// The inode of `name` in a folder. `lane0`, as the interleave target `target0` was called by the
+    /// version before, is found by that name too: command lines of guests hold it.
     pub(super) fn find(&self, parent: u64, name: &str) -> Option<u64> {
-        self.children(parent).find(|child| child.name == name).map(|child| child.inode)
+        let find =
+            |name: &str| self.children(parent).find(|child| child.name == name).map(|child| child.inode);
+        find(name).or_else(|| find(&format!("target{}", name.strip_prefix("lane")?)))
     }
 
     /// What is in a folder.
@@ -158,7 +175,7 @@ mod tests {
                 let (found, of) = tree.file(inode).unwrap();
                 assert!(Arc::ptr_eq(found, export) && of == which);
             }
-            assert_eq!(tree.inode_of(export, ExportFile::Lane(0)), None);
+            assert_eq!(tree.inode_of(export, ExportFile::Target(0)), None);
         }
         for none in [0, ROOT, guests, b, tree.len() + 1, u64::MAX] {
             assert!(tree.file(none).is_none(), "{none}");
@@ -166,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn the_lanes_of_a_set_lie_beside_its_base() {
+    fn the_targets_of_a_set_lie_beside_its_base() {
         let interleaving = Some(Interleaving { interleave: "4x4K".parse().unwrap(), bandwidth: 1.0 });
         let config = DeviceConfig { interleaving, ..DeviceConfig::new(64 << 10, 4 << 20) };
         let partition = Partition::first(Arc::new(Device::new(config).unwrap()));
@@ -174,13 +191,15 @@ mod tests {
         let export = Arc::new(Export::new(&options, Path::new("/m"), std::time::Duration::ZERO));
         let tree = Tree::new(vec![Arc::clone(&export)]);
         let names: Vec<_> = tree.children(ROOT).map(|child| child.name.to_owned()).collect();
-        assert_eq!(names, ["base", "views", "lane0", "lane1", "lane2", "lane3"]);
-        let inode = tree.inode_of(&export, ExportFile::Lane(2)).unwrap();
+        assert_eq!(names, ["base", "views", "target0", "target1", "target2", "target3"]);
+        let inode = tree.inode_of(&export, ExportFile::Target(2)).unwrap();
         assert_eq!(
-            (tree.find(ROOT, "lane2"), tree.file(inode).unwrap().1),
-            (Some(inode), ExportFile::Lane(2))
+            (tree.find(ROOT, "target2"), tree.file(inode).unwrap().1),
+            (Some(inode), ExportFile::Target(2))
         );
-        assert_eq!(export.report().lanes[3].path, Path::new("/m/lane3"));
-        assert_eq!(export.report().lanes[3].bytes, 16 << 10);
+        assert_eq!(tree.find(ROOT, "lane2"), Some(inode), "as the version before called it");
+        assert_eq!(tree.find(ROOT, "lane4"), None);
+        assert_eq!(export.report().targets[3].path, Path::new("/m/target3"));
+        assert_eq!(export.report().targets[3].bytes, 16 << 10);
     }
 }

@@ -1,4 +1,4 @@
-//! Write-backs: dirty pages of a base window, or of a lane of one, that the kernel brings to the device, and what becomes of those for which there is no room.
+//! Write-backs: dirty pages of a base window, or of a target of one, that the kernel brings to the device, and what becomes of those for which there is no room.
 //!
 //! A store through a mapping is over long before its page is written back, so an error tells nobody of it: the store is lost. The rules:
 //!
@@ -27,7 +27,7 @@ use parking_lot::{Condvar, Mutex};
 use lamina_device::device::{DeviceError, Partition};
 
 use super::dropped_pages::{DroppedPages, Gate};
-use super::lanes::ExportFile;
+use super::targets::ExportFile;
 
 /// Bytes of a file's write-backs that may wait: each is a copy of pages that the host keeps as well.
 pub const MAX_BYTES: usize = 256 << 20;
@@ -53,9 +53,9 @@ pub(super) struct Asker {
 /// The write-backs of one file.
 pub(super) struct WriteBacks {
     partition: Partition,
-    /// The lane that the file is; the base window if none.
-    lane: Option<u32>,
-    patience: Duration,
+    /// The target that the file is; the base window if none.
+    target: Option<u32>,
+    max_wait: Duration,
     most_bytes: usize,
     state: Mutex<State>,
     /// Signalled when there may be something to try again.
@@ -89,16 +89,16 @@ struct Waiting {
 
 impl WriteBacks {
     /// Write-backs of what `which` shows of `partition`, none of which waits for room longer than
-    /// `patience`.
-    pub(super) fn new(partition: Partition, which: ExportFile, patience: Duration, gate: Arc<Gate>) -> Self {
-        let lane = if let ExportFile::Lane(lane) = which { Some(lane) } else { None };
+    /// `max_wait`.
+    pub(super) fn new(partition: Partition, which: ExportFile, max_wait: Duration, gate: Arc<Gate>) -> Self {
+        let target = if let ExportFile::Target(target) = which { Some(target) } else { None };
         Self {
             gate,
-            // As long as a lane, and more.
+            // As long as a target, and more.
             dropped: DroppedPages::new(partition.base_bytes()),
             partition,
-            lane,
-            patience,
+            target,
+            max_wait,
             most_bytes: MAX_BYTES,
             state: Mutex::default(),
             changed: Condvar::new(),
@@ -121,7 +121,7 @@ impl WriteBacks {
         let mut state = self.state.lock();
         let left = if state.hurry || state.closed {
             "the mount is taken down"
-        } else if self.patience.is_zero() {
+        } else if self.max_wait.is_zero() {
             "nothing may wait"
         } else if state.bytes + bytes.len() > self.most_bytes
             || !self.partition.device().can_wait(bytes.len() as u64)
@@ -183,7 +183,7 @@ impl WriteBacks {
         let tried = catch_unwind(AssertUnwindSafe(|| self.store(*offset, bytes, done, stored)));
         let outcome = match tried {
             Ok(Ok(outcome)) => outcome,
-            Ok(Err(_)) if !hurry && since.elapsed() < self.patience => return,
+            Ok(Err(_)) if !hurry && since.elapsed() < self.max_wait => return,
             Ok(Err(why)) => {
                 let left = if hurry { "the mount is taken down" } else { "none was made in time" };
                 self.refuse(*offset, bytes.len(), *done, left, &why)
@@ -241,9 +241,9 @@ impl WriteBacks {
             if *done < skipped.start {
                 let (at, piece) = (offset + *done as u64, &bytes[*done..skipped.start]);
                 let mut stored = 0;
-                let written = match self.lane {
+                let written = match self.target {
                     None => self.partition.write_back(at, piece, &mut stored),
-                    Some(lane) => self.partition.device().write_back_lane(lane, at, piece, &mut stored),
+                    Some(target) => self.partition.device().write_back_target(target, at, piece, &mut stored),
                 };
                 *done += stored;
                 written?;
@@ -258,9 +258,9 @@ impl WriteBacks {
         let (at, length) = (offset + done as u64, (length - done) as u64);
         let why = format!("no room, and {left}: {why}");
         let device = self.partition.device();
-        match self.lane {
+        match self.target {
             None => device.write_back_refused(self.partition.base().start + at, length, &why),
-            Some(lane) => device.write_back_lane_refused(lane, at, length, &why),
+            Some(target) => device.write_back_target_refused(target, at, length, &why),
         }
         Err(libc::ENOSPC)
     }

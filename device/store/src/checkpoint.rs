@@ -79,7 +79,7 @@ pub struct Head {
     has_failed: AtomicBool,
     state: Mutex<()>,
     #[cfg(any(test, feature = "testing"))]
-    mishaps: super::mishaps::Mishaps,
+    failpoints: super::failpoints::Failpoints,
 }
 
 /// A copy's header.
@@ -118,7 +118,7 @@ impl Head {
             has_failed: AtomicBool::new(false),
             state: Mutex::new(()),
             #[cfg(any(test, feature = "testing"))]
-            mishaps: super::mishaps::current(),
+            failpoints: super::failpoints::current(),
         })
     }
 
@@ -203,7 +203,7 @@ impl Head {
             ));
         }
         #[cfg(any(test, feature = "testing"))]
-        let synced = self.mishaps.synced(&self.file).and_then(|()| self.file.sync_data());
+        let synced = self.failpoints.synced(&self.file).and_then(|()| self.file.sync_data());
         #[cfg(not(any(test, feature = "testing")))]
         let synced = self.file.sync_data();
         synced.inspect_err(|_| self.has_failed.store(true, Relaxed))
@@ -467,7 +467,7 @@ fn this_boot() -> [u8; BOOT_BYTES] {
     #[cfg(any(test, feature = "testing"))]
     let boot = {
         let mut boot = boot;
-        boot[0] ^= super::mishaps::current().boots().to_le_bytes()[0];
+        boot[0] ^= super::failpoints::current().boots().to_le_bytes()[0];
         boot
     };
     boot

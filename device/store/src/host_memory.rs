@@ -85,8 +85,8 @@ impl HostMemory {
     pub fn of_this_host(reserve: Option<u64>) -> Self {
         let host = Linux::at(Path::new("/"));
         let reserve = reserve.unwrap_or_else(|| host.total().map_or(0, usual_reserve));
-        let memory = match told() {
-            Some(told) => Self::new(reserve, told),
+        let memory = match reported() {
+            Some(reported) => Self::new(reserve, reported),
             None => Self::new(reserve, move || host.left()),
         };
         Self { holds: HOLDS, ..memory }
@@ -158,7 +158,7 @@ fn usual_reserve(total: u64) -> u64 {
 }
 
 /// What a test says that is left, in builds with debug assertions: the environment variable `LAMINA_MEMORY_LEFT` names a file with the number.
-fn told() -> Option<impl Fn() -> Option<Left> + Send + Sync> {
+fn reported() -> Option<impl Fn() -> Option<Left> + Send + Sync> {
     let file = std::env::var_os("LAMINA_MEMORY_LEFT").filter(|_| cfg!(debug_assertions))?;
     let read = move || fs::read_to_string(&file)?.trim().parse().map_err(io::Error::other);
     Some(move || read().ok().map(|bytes| Left { bytes, group: None }))
@@ -173,8 +173,8 @@ mod tests {
     /// Memory of which as much is left as the number says.
     fn memory(reserve: u64, left: u64) -> (HostMemory, Arc<AtomicU64>) {
         let bytes = Arc::new(AtomicU64::new(left));
-        let told = Arc::clone(&bytes);
-        (HostMemory::new(reserve, move || Some(Left { bytes: told.load(Relaxed), group: None })), bytes)
+        let reported = Arc::clone(&bytes);
+        (HostMemory::new(reserve, move || Some(Left { bytes: reported.load(Relaxed), group: None })), bytes)
     }
 
     #[test]

@@ -158,7 +158,7 @@ impl Index {
     /// The segment that the entry of `block` names if it is intact, without holding the stripe; entries behind it come into the processor's caches.
     pub(super) fn glance(&self, block: u64) -> Option<u64> {
         let at = at(block);
-        self.memory.expect(at + AHEAD * ENTRY_BYTES, ENTRY_BYTES);
+        self.memory.prefetch(at + AHEAD * ENTRY_BYTES, ENTRY_BYTES);
         self.memory.glance(at).map(|word| self.version.segment(word))
     }
 

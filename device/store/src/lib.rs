@@ -10,7 +10,7 @@
 //! * A store on a disk has [`checkpoint`]s, so that a crash of the host leaves what was synced. Who
 //!   finds no room has one made before anything else is tried.
 //! * A store is private to the process, or lies in an [`image`] that outlives it. Opening one finishes what a killed process was about
-//!   to publish, and takes stock of what the entries name.
+//!   to publish, and scans what the entries name.
 //! * Who frees a segment *tidies up*: if free slots of its length pass their bound, it moves the segments of the emptiest chunk.
 //! * A store in memory grows only as far as the [host's memory](host_memory) allows.
 //! * Who finds no room may have the store [compacted](Store::compact) and try again: what tidying leaves free is given up then.
@@ -21,6 +21,9 @@ pub mod cause;
 pub mod checkpoint;
 pub mod counters;
 pub mod entry;
+#[cfg(any(test, feature = "testing"))]
+#[doc(hidden)]
+pub mod failpoints;
 mod fields;
 mod geometry;
 pub mod host_memory;
@@ -30,15 +33,12 @@ mod journal;
 mod ledger;
 pub mod losses;
 pub mod memory;
-#[cfg(any(test, feature = "testing"))]
-#[doc(hidden)]
-pub mod mishaps;
 pub mod mode;
 mod publication;
+mod recovery;
 mod saving;
 pub mod segments;
 pub mod snapshot;
-mod stock;
 mod sync;
 pub mod tables;
 pub mod upgrade;
@@ -331,8 +331,8 @@ impl Store {
             ledger.give_up();
         }
         let claims = store.segments.claims();
-        let (all, damaged) = stock::take(&store.index, &claims, found);
-        let held = stock::take_checkpoints(&store.index, &claims, image)?;
+        let (all, damaged) = recovery::scan(&store.index, &claims, found);
+        let held = recovery::scan_checkpoints(&store.index, &claims, image)?;
         store.segments.claimed(claims);
         if image.head().is_some() {
             store.segments.make_checkpoints(&held);
@@ -361,11 +361,12 @@ impl Store {
         self.stripes.read(block, || Ok(self.copy(self.index.get(block)?, select, bundle)))
     }
 
-    /// Has the processor bring these of the bytes stored for `block`, and entries behind its own, into its caches. What somebody changes meanwhile makes it bring something else.
+    /// Prefetches `bytes` of the segment of `block`, and the entries behind its own: a hint, never an
+    /// error. A block that changes meanwhile makes it fetch something else, which nobody uses.
     #[inline]
-    pub fn expect(&self, block: u64, bytes: Range<u64>) {
+    pub fn prefetch(&self, block: u64, bytes: Range<u64>) {
         if let Some(segment) = self.index.glance(block) {
-            self.segments.expect(segment, bytes);
+            self.segments.prefetch(segment, bytes);
         }
     }
 

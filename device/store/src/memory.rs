@@ -53,7 +53,7 @@ struct Part {
     /// The memory that growth is asked of, if it is.
     host: Option<Arc<HostMemory>>,
     #[cfg(any(test, feature = "testing"))]
-    mishaps: super::mishaps::Mishaps,
+    failpoints: super::failpoints::Failpoints,
 }
 
 /// Where in a file the bits of a part's units are: which have room, then which may hold anything.
@@ -116,7 +116,7 @@ impl Memory {
             ensured,
             host,
             #[cfg(any(test, feature = "testing"))]
-            mishaps: super::mishaps::current(),
+            failpoints: super::failpoints::current(),
         };
         let memory = Self { region, part: Some(Box::new(part)), touched };
         if at.is_some_and(|at| at.known) {
@@ -158,12 +158,12 @@ impl Memory {
     /// Copies in. Panics past the end, and needs [`Memory::ensure`] before.
     pub fn write(&self, at: usize, data: &[u8]) {
         #[cfg(any(test, feature = "testing"))]
-        let data = self.part.as_ref().map_or(data, |part| part.mishaps.written(data));
+        let data = self.part.as_ref().map_or(data, |part| part.failpoints.written(data));
         self.touch(at..at + data.len());
         self.region.get_slice(at, data.len()).expect("inside the reservation").copy_from(data);
         #[cfg(any(test, feature = "testing"))]
         if let Some(part) = &self.part {
-            part.mishaps.strike();
+            part.failpoints.fire();
         }
     }
 
@@ -175,7 +175,7 @@ impl Memory {
             self.touch(at..at + data.len());
             if part.file.write_all_at(data, part.offset + at as u64).is_ok() {
                 #[cfg(any(test, feature = "testing"))]
-                part.mishaps.strike();
+                part.failpoints.fire();
                 return;
             }
             // What a disk has no way to take as a file, it may take through the mapping.
@@ -196,11 +196,11 @@ impl Memory {
         self.region.get_atomic_ref::<AtomicU64>(at).ok().map(|number| u64::from_le(number.load(Relaxed)))
     }
 
-    /// Has the processor bring `bytes` from `at` on into its caches, as far as they are here. Makes no page, and nothing depends on it.
-    pub(super) fn expect(&self, at: usize, bytes: usize) {
+    /// Prefetches `bytes` from `at` on: a hint, never an error. Makes no page.
+    pub(super) fn prefetch(&self, at: usize, bytes: usize) {
         let Ok(slice) = self.region.get_slice(at, bytes) else { return };
         let start = slice.ptr_guard();
-        (0..bytes).step_by(LINE).for_each(|line| prefetch(start.as_ptr().wrapping_add(line)));
+        (0..bytes).step_by(LINE).for_each(|line| prefetch_line(start.as_ptr().wrapping_add(line)));
     }
 
     /// Makes sure that `range` can be written.
@@ -337,14 +337,14 @@ impl Part {
 
     fn allocate(&self, unit: usize, flags: FallocateFlags) -> std::io::Result<()> {
         #[cfg(any(test, feature = "testing"))]
-        self.mishaps.allocated(flags)?;
+        self.failpoints.allocated(flags)?;
         let at = self.offset + (unit * UNIT_BYTES) as u64;
         Ok(fallocate(self.file.as_fd(), flags, signed(at), signed(UNIT_BYTES as u64))?)
     }
 }
 
 /// Has the processor bring a line into its caches.
-fn prefetch(line: *const u8) {
+fn prefetch_line(line: *const u8) {
     #[cfg(target_arch = "x86_64")]
     {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};

@@ -232,12 +232,12 @@ impl Segments {
         self.memory.read(index(segment) * GRANULE_BYTES + at, out);
     }
 
-    /// Has the processor bring `bytes` of a segment into its caches, as far as one can have them. There need be no such segment.
-    pub(super) fn expect(&self, segment: u64, bytes: Range<u64>) {
+    /// Prefetches `bytes` of a segment: a hint, never an error. There need be no such segment.
+    pub(super) fn prefetch(&self, segment: u64, bytes: Range<u64>) {
         let length = bytes.end.min(MAX_BUNDLE as u64).saturating_sub(bytes.start);
         let at = segment.checked_mul(GRANULE_BYTES as u64).and_then(|at| at.checked_add(bytes.start));
         if let (Some(Ok(at)), Ok(length)) = (at.map(usize::try_from), usize::try_from(length)) {
-            self.memory.expect(at, length);
+            self.memory.prefetch(at, length);
         }
     }
 

@@ -237,7 +237,7 @@ pub fn unfinished(to: &Path) -> PathBuf {
 fn rename(from: &Path, to: &Path) -> io::Result<()> {
     let renamed = renameat2(AT_FDCWD, from, AT_FDCWD, to, RenameFlags::RENAME_NOREPLACE);
     #[cfg(any(test, feature = "testing"))]
-    super::mishaps::current().stored();
+    super::failpoints::current().stored();
     match renamed {
         // The file system cannot promise that nobody made it meanwhile.
         Err(nix::errno::Errno::EINVAL | nix::errno::Errno::ENOSYS) if !to.try_exists()? => {
@@ -284,10 +284,10 @@ pub fn fill(input: &mut impl Read, output: &File) -> Result<(), Broken> {
         return Err(Broken::Stream(format!("its image has {end} bytes")));
     }
     #[cfg(any(test, feature = "testing"))]
-    let mishaps = super::mishaps::current();
+    let failpoints = super::failpoints::current();
     output.set_len(0).and_then(|()| output.set_len(end)).map_err(Broken::Write)?;
     #[cfg(any(test, feature = "testing"))]
-    mishaps.stored();
+    failpoints.stored();
     let (mut least, mut extents) = (0_u64, 0_u64);
     let mut data = vec![0; MAX_BYTES];
     loop {
@@ -314,10 +314,10 @@ pub fn fill(input: &mut impl Read, output: &File) -> Result<(), Broken> {
         least = past
             .ok_or_else(|| Broken::Stream(format!("{length} bytes at {at:#x} of {end} are out of place")))?;
         #[cfg(any(test, feature = "testing"))]
-        let part = mishaps.written(part);
+        let part = failpoints.written(part);
         output.write_all_at(part, at).map_err(Broken::Write)?;
         #[cfg(any(test, feature = "testing"))]
-        mishaps.strike();
+        failpoints.fire();
         extents += 1;
     }
 }

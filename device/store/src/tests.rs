@@ -131,7 +131,7 @@ fn any_block_may_be_expected_whatever_its_entry_names() {
     // It names the last of all segments that can be named; the others name the first.
     assert!(store.poison(1, &cause::Why::found(), |_| true).unwrap().is_some());
     for bytes in [0..0, 0..4096, 4096..4097, 2000..u64::MAX, u64::MAX - 1..u64::MAX] {
-        (0..4).for_each(|block| store.expect(block, bytes.clone()));
+        (0..4).for_each(|block| store.prefetch(block, bytes.clone()));
     }
     assert_eq!(read(&store, 0, PlaneMask(u32::MAX)).1, words);
     assert!(store.entry(1).is_err() && store.entry(3).unwrap() == Entry::default());

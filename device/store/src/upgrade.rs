@@ -51,7 +51,7 @@ pub fn upgrade(image: &Image, path: &Path) -> Result<(), ImageError> {
         copying.to.file().sync_all().map_err(failed(&made))?;
         fs::rename(&made, path).map_err(failed(path))?;
         #[cfg(any(test, feature = "testing"))]
-        super::mishaps::current().stored();
+        super::failpoints::current().stored();
         sync_folder(path).map_err(failed(path))
     });
     if upgraded.is_err() {
@@ -74,7 +74,7 @@ struct Copying<'i> {
     /// What is being made, to be told in errors.
     path: &'i Path,
     #[cfg(any(test, feature = "testing"))]
-    mishaps: super::mishaps::Mishaps,
+    failpoints: super::failpoints::Failpoints,
 }
 
 impl<'i> Copying<'i> {
@@ -90,7 +90,7 @@ impl<'i> Copying<'i> {
             to,
             path,
             #[cfg(any(test, feature = "testing"))]
-            mishaps: super::mishaps::current(),
+            failpoints: super::failpoints::current(),
         })
     }
 
@@ -156,10 +156,10 @@ impl<'i> Copying<'i> {
 
     fn write(&self, data: &[u8], at: u64) -> io::Result<()> {
         #[cfg(any(test, feature = "testing"))]
-        let data = self.mishaps.written(data);
+        let data = self.failpoints.written(data);
         self.to.file().write_all_at(data, at)?;
         #[cfg(any(test, feature = "testing"))]
-        self.mishaps.strike();
+        self.failpoints.fire();
         Ok(())
     }
 }
@@ -177,7 +177,7 @@ mod tests {
     use crate::{
         Store, StoreError,
         cause::Why,
-        mishaps::{Killed, Mishaps},
+        failpoints::{Failpoints, Killed},
         mode::Mode,
     };
 
@@ -258,15 +258,15 @@ mod tests {
         let (kept, path) = (folder.path().join("kept"), folder.path().join("image"));
         let wanted = old_image(&kept);
         assert_eq!(wanted.iter().filter(|words| words.is_none()).count(), 2);
-        let mishaps = Mishaps::none();
-        mishaps.make_current();
+        let failpoints = Failpoints::none();
+        failpoints.make_current();
         let (mut old, mut new) = (0, 0);
         for stores in 1.. {
             fs::copy(&kept, &path).unwrap();
             let image = Image::open(&path).unwrap().unwrap();
-            mishaps.kill_after(stores);
+            failpoints.kill_after(stores);
             let upgraded = catch_unwind(AssertUnwindSafe(|| upgrade(&image, &path)));
-            mishaps.kill_after(i64::MAX);
+            failpoints.kill_after(i64::MAX);
             drop(image);
             let (image, store) = opened(&path);
             let version = image.superblock().version;

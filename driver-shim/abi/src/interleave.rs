@@ -1,11 +1,11 @@
-//! Interleaving: which of several lanes holds which bytes of a region. The device, QEMU's launcher and the shim share it.
+//! Interleaving: which of several targets holds which bytes of a region. The device, QEMU's launcher and the shim share it.
 //!
-//! * A region is cut into granules. Granule k lies in lane k mod ways, right behind the granules of that lane before it. So byte h of the region is byte
-//!   (h / (ways · granule)) · granule + h mod granule of lane (h / granule) mod ways.
+//! * A region is cut into granules. Granule k lies in target k mod ways, right behind the granules of that target before it. So byte h of the region is byte
+//!   (h / (ways · granule)) · granule + h mod granule of target (h / granule) mod ways.
 //! * A *set* is what CXL memory devices are interleaved by: 2 or 4 ways, granules of 256 bytes up, which the guest's decoders undo. A decoder
-//!   tells lanes apart by bits 8 to 14 of an address (CXL's interleave capability has no others, and Linux refuses what needs them), so ways times granule are 32 KiB at most.
+//!   tells targets apart by bits 8 to 14 of an address (CXL's interleave capability has no others, and Linux refuses what needs them), so ways times granule are 32 KiB at most.
 //! * *Chunks* are what software interleaves by: 2 MiB, 2 to 8 ways.
-//! * The serial number of a CXL memory device says that it is a lane, of what set and which, so that a guest needs to be told nothing else.
+//! * The serial number of a CXL memory device says that it is a target, of what set and which, so that a guest needs to be told nothing else.
 
 use std::fmt;
 use std::ops::Range;
@@ -15,14 +15,14 @@ use std::str::FromStr;
 pub const CHUNK_BYTES: u64 = 2 << 20;
 /// Most ways.
 pub const MAX_WAYS: u32 = 8;
-/// Most bytes of a stripe of a set, one granule of each lane.
+/// Most bytes of a stripe of a set, one granule of each target.
 pub const MAX_STRIPE_BYTES: u64 = 32 << 10;
 /// The smallest granule.
 const MIN_GRANULE_BYTES: u64 = 256;
-/// The serial numbers of lanes: "Lamina", then 1, the granule as a power of two of 256 bytes, the ways and the lane, a hexadecimal digit each.
+/// The serial numbers of targets: "Lamina", then 1, the granule as a power of two of 256 bytes, the ways and the target, a hexadecimal digit each.
 const SERIAL: u64 = 0x4c61_6d69_6e61_1000;
 
-/// How a region is cut into lanes.
+/// How a region is cut into targets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Interleave {
     ways: u32,
@@ -52,7 +52,7 @@ pub enum InterleaveError {
     },
     /// A set that no decoder makes.
     #[error(
-        "{ways} ways of {granule} bytes make stripes of {} bytes, and CXL's decoders tell lanes apart within {MAX_STRIPE_BYTES}: 2 ways go up to 16K, 4 ways to 8K",
+        "{ways} ways of {granule} bytes make stripes of {} bytes, and CXL's decoders tell targets apart within {MAX_STRIPE_BYTES}: 2 ways go up to 16K, 4 ways to 8K",
         u64::from(*ways) * granule
     )]
     Stripe {
@@ -104,7 +104,7 @@ impl Interleave {
         self.granule < CHUNK_BYTES
     }
 
-    /// The number of lanes.
+    /// The number of targets.
     pub fn ways(self) -> u32 {
         self.ways
     }
@@ -114,50 +114,50 @@ impl Interleave {
         self.granule
     }
 
-    /// Bytes of a stripe, one granule of each lane.
+    /// Bytes of a stripe, one granule of each target.
     pub fn stripe(self) -> u64 {
         self.granule * u64::from(self.ways)
     }
 
-    /// The lane that holds byte `at` of the region.
-    pub fn lane_of(self, at: u64) -> u32 {
+    /// The target that holds byte `at` of the region.
+    pub fn target_of(self, at: u64) -> u32 {
         u32::try_from(at / self.granule % u64::from(self.ways)).expect("less than the ways")
     }
 
-    /// Bytes of `lane` before byte `at` of the region: where in the lane that byte lies, if it is the lane's.
-    pub fn before(self, lane: u32, at: u64) -> u64 {
-        let begin = u64::from(lane) * self.granule;
+    /// Bytes of `target` before byte `at` of the region: where in the target that byte lies, if it is the target's.
+    pub fn before(self, target: u32, at: u64) -> u64 {
+        let begin = u64::from(target) * self.granule;
         at / self.stripe() * self.granule + (at % self.stripe()).saturating_sub(begin).min(self.granule)
     }
 
-    /// Where in the region byte `at` of `lane` lies.
-    pub fn region_of(self, lane: u32, at: u64) -> u64 {
-        at / self.granule * self.stripe() + u64::from(lane) * self.granule + at % self.granule
+    /// Where in the region byte `at` of `target` lies.
+    pub fn region_of(self, target: u32, at: u64) -> u64 {
+        at / self.granule * self.stripe() + u64::from(target) * self.granule + at % self.granule
     }
 
-    /// The bytes of `lane` that show any of a range of the region; empty if none do.
-    pub fn lane_range(self, lane: u32, region: &Range<u64>) -> Range<u64> {
-        self.before(lane, region.start)..self.before(lane, region.end)
+    /// The bytes of `target` that show any of a range of the region; empty if none do.
+    pub fn target_range(self, target: u32, region: &Range<u64>) -> Range<u64> {
+        self.before(target, region.start)..self.before(target, region.end)
     }
 
-    /// The parts of the region that a range of `lane` shows, in order, each in one granule.
-    pub fn pieces(self, lane: u32, range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
+    /// The parts of the region that a range of `target` shows, in order, each in one granule.
+    pub fn pieces(self, target: u32, range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
         let mut at = range.start;
         std::iter::from_fn(move || {
             let length = range.end.checked_sub(at)?.min(self.granule - at % self.granule);
-            let start = self.region_of(lane, at);
+            let start = self.region_of(target, at);
             at += length;
             (length > 0).then_some(start..start + length)
         })
     }
 
-    /// The serial number of the CXL memory device that is `lane` of this set.
-    pub fn serial(self, lane: u32) -> u64 {
+    /// The serial number of the CXL memory device that is `target` of this set.
+    pub fn serial(self, target: u32) -> u64 {
         let exponent = u64::from((self.granule / MIN_GRANULE_BYTES).trailing_zeros());
-        SERIAL | exponent << 8 | u64::from(self.ways) << 4 | u64::from(lane)
+        SERIAL | exponent << 8 | u64::from(self.ways) << 4 | u64::from(target)
     }
 
-    /// The set and the lane that a serial number states, if it is a lane's.
+    /// The set and the target that a serial number states, if it is a target's.
     pub fn of_serial(serial: u64) -> Option<(Self, u32)> {
         let digit = |place: u32| u32::try_from(serial >> (4 * place) & 0xf).expect("a digit");
         let set = Self::set(digit(1), MIN_GRANULE_BYTES << digit(2)).ok()?;
@@ -205,16 +205,16 @@ mod tests {
         sets.chain((2..=8).map(|ways| Interleave::chunks(ways).unwrap())).collect()
     }
 
-    /// The lane and the place in it of each byte of a region, dealt out granule by granule.
+    /// The target and the place in it of each byte of a region, dealt out granule by granule.
     fn dealt(interleave: Interleave, bytes: usize) -> Vec<(u32, u64)> {
-        let mut lanes = vec![0_u64; interleave.ways() as usize];
-        let (mut places, mut lane) = (Vec::new(), 0);
+        let mut targets = vec![0_u64; interleave.ways() as usize];
+        let (mut places, mut target) = (Vec::new(), 0);
         while places.len() < bytes {
             for _ in 0..interleave.granule() {
-                places.push((u32::try_from(lane).unwrap(), lanes[lane]));
-                lanes[lane] += 1;
+                places.push((u32::try_from(target).unwrap(), targets[target]));
+                targets[target] += 1;
             }
-            lane = (lane + 1) % lanes.len();
+            target = (target + 1) % targets.len();
         }
         places
     }
@@ -224,38 +224,38 @@ mod tests {
         for interleave in all().into_iter().filter(|interleave| interleave.is_set()) {
             let places = dealt(interleave, 64 << 10);
             let mut before = vec![0; interleave.ways() as usize];
-            for (at, &(lane, place)) in (0..).zip(&places) {
-                assert_eq!(interleave.lane_of(at), lane, "{interleave} {at}");
-                assert_eq!(interleave.region_of(lane, place), at, "{interleave} {at}");
+            for (at, &(target, place)) in (0..).zip(&places) {
+                assert_eq!(interleave.target_of(at), target, "{interleave} {at}");
+                assert_eq!(interleave.region_of(target, place), at, "{interleave} {at}");
                 for (each, count) in (0..).zip(&before) {
                     assert_eq!(interleave.before(each, at), *count, "{interleave} {each} {at}");
                 }
-                before[lane as usize] += 1;
+                before[target as usize] += 1;
             }
         }
     }
 
     proptest! {
         #[test]
-        fn ranges_are_the_bytes_in_them(which in 0..all().len(), lane in 0_u32..8, start in 0_u64..40_000, length in 0_u64..40_000, far in 0_u64..3) {
+        fn ranges_are_the_bytes_in_them(which in 0..all().len(), target in 0_u32..8, start in 0_u64..40_000, length in 0_u64..40_000, far in 0_u64..3) {
             let interleave = all()[which];
-            let lane = lane % interleave.ways();
+            let target = target % interleave.ways();
             // Chunks are far larger than what is looked at: around their edges, too.
             let start = start + far * interleave.granule().saturating_sub(20_000);
             let range = start..start + length;
-            let pieces: Vec<_> = interleave.pieces(lane, range.clone()).collect();
+            let pieces: Vec<_> = interleave.pieces(target, range.clone()).collect();
             prop_assert_eq!(pieces.iter().map(|piece| piece.end - piece.start).sum::<u64>(), length);
             let mut at = start;
             for piece in pieces {
-                prop_assert_eq!(interleave.region_of(lane, at), piece.start);
-                prop_assert_eq!(interleave.lane_of(piece.start), lane);
-                prop_assert_eq!(interleave.lane_of(piece.end - 1), lane);
-                prop_assert_eq!(interleave.lane_range(lane, &piece), at..at + (piece.end - piece.start));
+                prop_assert_eq!(interleave.region_of(target, at), piece.start);
+                prop_assert_eq!(interleave.target_of(piece.start), target);
+                prop_assert_eq!(interleave.target_of(piece.end - 1), target);
+                prop_assert_eq!(interleave.target_range(target, &piece), at..at + (piece.end - piece.start));
                 at += piece.end - piece.start;
             }
-            // The other way round: a region's bytes are those of its lanes.
-            let lanes = (0..interleave.ways()).map(|lane| interleave.lane_range(lane, &range));
-            prop_assert_eq!(lanes.map(|part| part.end - part.start).sum::<u64>(), length);
+            // The other way round: a region's bytes are those of its targets.
+            let targets = (0..interleave.ways()).map(|target| interleave.target_range(target, &range));
+            prop_assert_eq!(targets.map(|part| part.end - part.start).sum::<u64>(), length);
         }
     }
 
@@ -283,12 +283,12 @@ mod tests {
     }
 
     #[test]
-    fn a_lane_is_known_by_its_serial_number() {
+    fn a_target_is_known_by_its_serial_number() {
         let mut seen = Vec::new();
         for set in all().into_iter().filter(|interleave| interleave.is_set()) {
-            for lane in 0..set.ways() {
-                let serial = set.serial(lane);
-                assert_eq!(Interleave::of_serial(serial), Some((set, lane)));
+            for target in 0..set.ways() {
+                let serial = set.serial(target);
+                assert_eq!(Interleave::of_serial(serial), Some((set, target)));
                 assert!(!seen.contains(&serial));
                 seen.push(serial);
             }

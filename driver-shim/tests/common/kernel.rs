@@ -25,7 +25,7 @@ pub(crate) struct Config {
     pub(crate) serials: [u64; 2],
     /// Which window is behind mem0; the other is behind mem1.
     pub(crate) mem0: &'static str,
-    /// An interleave set that stands for these two: its lanes, the last one first, and then the views window.
+    /// An interleave set that stands for these two: its targets, the last one first, and then the views window.
     pub(crate) set: Option<Interleave>,
     /// Bytes of the platform's CXL window.
     pub(crate) room: u64,
@@ -59,8 +59,9 @@ impl Config {
     /// Serial number and bytes of each memdev.
     fn memdevs(&self) -> Vec<(u64, u64)> {
         let Some(set) = self.set else { return self.serials.map(|serial| (serial, WINDOW)).to_vec() };
-        let lanes = (0..set.ways()).rev().map(|lane| (set.serial(lane), WINDOW / u64::from(set.ways())));
-        lanes.chain([(VIEWS_SERIAL, WINDOW)]).collect()
+        let targets =
+            (0..set.ways()).rev().map(|target| (set.serial(target), WINDOW / u64::from(set.ways())));
+        targets.chain([(VIEWS_SERIAL, WINDOW)]).collect()
     }
 }
 
@@ -203,8 +204,8 @@ impl Kernel {
         if ways > 1 {
             // The kernel takes any order, but only one gives the bytes back where they were.
             let number: usize = decoder["decoder".len()..].trim_end_matches(".0").parse().unwrap();
-            let (_, lane) = Interleave::of_serial(self.config.memdevs()[number - 2].0).unwrap();
-            demand(position == lane.to_string())?;
+            let (_, target) = Interleave::of_serial(self.config.memdevs()[number - 2].0).unwrap();
+            demand(position == target.to_string())?;
         }
         self.put(&format!("{CXL}/{decoder}/region"), region);
         Ok(())

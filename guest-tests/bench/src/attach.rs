@@ -15,7 +15,7 @@ use comfy_table::Table;
 use lamina_abi::Interleave;
 use lamina_guest::{DiskPlaces, Event, Measure, Plan};
 use lamina_qemu::{
-    Accel, Attach, AttachKind, BootConfig, Cxl, GuestFile, Ivshmem, Lanes, Shmem, Source, VhostUser, image,
+    Accel, Attach, AttachKind, BootConfig, Cxl, GuestFile, Ivshmem, Shmem, Source, Targets, VhostUser, image,
 };
 use lamina_run::{
     daemon::{Daemon, Serve},
@@ -145,9 +145,9 @@ impl AttachBench {
                 bytes: shown.length,
             };
             let attach = Attach::VhostUser(VhostUser { disks: disks.sockets(), queues: 2 });
-            let told = self.visit(BootConfig::attached(attach), Some(places), files, folder, doing)?;
+            let reported = self.visit(BootConfig::attached(attach), Some(places), files, folder, doing)?;
             disks.stop()?;
-            return Ok(told);
+            return Ok(reported);
         }
         let socket = folder.join("device.sock");
         let socket_text = socket.to_str().context("the temporary folder's path is not UTF-8")?;
@@ -181,10 +181,10 @@ impl AttachBench {
                 files.push(GuestFile { path: DRIVER.into(), source: Source::Host(module), mode: 0o644 });
                 Attach::Shmem(Shmem { socket })
             }
-            AttachKind::Cxl | AttachKind::VhostUser => {
-                let lane = |lane| base.with_file_name(format!("lane{lane}"));
-                let lanes = set.map(|set| Lanes { set, files: (0..set.ways()).map(lane).collect() });
-                Attach::Cxl(Cxl { base, base_bytes, views, views_bytes, lanes })
+            AttachKind::Cxl | AttachKind::VhostUser | AttachKind::Virtiofs => {
+                let target = |target| base.with_file_name(format!("target{target}"));
+                let targets = set.map(|set| Targets { set, files: (0..set.ways()).map(target).collect() });
+                Attach::Cxl(Cxl { base, base_bytes, views, views_bytes, targets })
             }
         });
         if kind == AttachKind::Cxl {
@@ -192,9 +192,9 @@ impl AttachBench {
         }
         // As `lamina boot` does: KVM cannot hand every access to a set on to QEMU.
         config.accel = set.map(|_| Accel::Tcg);
-        let told = self.visit(config, None, files, folder, doing)?;
+        let reported = self.visit(config, None, files, folder, doing)?;
         device.stop()?;
-        Ok(told)
+        Ok(reported)
     }
 
     /// Boots a guest that measures.

@@ -7,6 +7,7 @@ pub mod attach;
 pub mod codec;
 mod cpu;
 pub mod deaths;
+pub mod models;
 pub mod mount;
 pub mod publish;
 pub mod start;

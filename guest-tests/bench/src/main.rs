@@ -8,6 +8,7 @@ use lamina_bench::{
     attach::AttachBench,
     codec::{BUNDLED_KV, CodecBench},
     deaths::Deaths,
+    models::Models,
     mount::Mount,
     publish::{PAGE, Page},
     start,
@@ -72,6 +73,18 @@ enum What {
         /// Rounds, of which the median counts
         #[arg(long, default_value_t = 5)]
         rounds: usize,
+        /// KiB the host reads when a page is missing
+        #[arg(long, default_value_t = 1024)]
+        read_ahead_kb: u32,
+    },
+    /// Models as files: reads at a precision beside the same view of the window, `lamina load` beside `cp` to a tmpfs
+    Models {
+        /// MiB of the model
+        #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u64).range(1..=1 << 16))]
+        mib: u64,
+        /// Rounds, of which the median counts
+        #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+        rounds: u32,
         /// KiB the host reads when a page is missing
         #[arg(long, default_value_t = 1024)]
         read_ahead_kb: u32,
@@ -201,6 +214,7 @@ fn run(cli: Cli) -> Result<()> {
         What::Start { rounds: 5 },
         What::Deaths { mib: Vec::new(), kills: KILLS },
         What::Mount { mib: 96, rounds: 5, read_ahead_kb: 1024 },
+        What::Models { mib: 256, rounds: 5, read_ahead_kb: 1024 },
         What::Store { mib: STORE_MIB, rounds: STORE_ROUNDS, codec: Codec::default(), json: false },
         What::Warm { mib: 64, boots: 2, reads: 15 },
         What::Vhost {
@@ -288,6 +302,7 @@ impl What {
         match self {
             Self::Codec { .. } => "codec",
             Self::Mount { .. } => "mount",
+            Self::Models { .. } => "models",
             Self::Store { .. } => "store",
             Self::Warm { .. } => "warm",
             Self::Vhost { .. } => "vhost",
@@ -320,6 +335,14 @@ fn measure(what: What, models: &[PathBuf], default: bool) -> Result<Measured> {
             Ok(Measured::new(format!(
                 "cold sequential reads of {mib} MiB of bf16, read-ahead {read_ahead_kb} KiB, medians of {rounds}; views in bytes of their elements' bf16\n{}\n",
                 mount.run()?
+            )))
+        }
+        What::Models { mib, rounds, read_ahead_kb } => {
+            eprintln!("bench: a model of {mib} MiB as files, {rounds} rounds");
+            let bench = Models { models, bytes: mib << 20, rounds: rounds as usize, read_ahead_kb };
+            Ok(Measured::new(format!(
+                "a model of {mib} MiB of bf16 as files, cold reads of 1 MiB, read-ahead {read_ahead_kb} KiB, medians of {rounds}\n{}\n",
+                bench.run()?
             )))
         }
         What::Store { mib, rounds, codec, json } => {

@@ -220,18 +220,22 @@ impl Lines {
     /// The runs of this kind on disk `disk`, of which there are so many.
     fn results(&self, disk: usize, kind: &str, rounds: usize) -> Result<Vec<Run>> {
         let name = format!("result {kind} {disk} ");
-        let told = self.0.iter().enumerate().filter_map(|(line, told)| {
-            let numbers: Vec<f64> =
-                told.text.strip_prefix(&name)?.split(';').filter_map(|number| number.parse().ok()).collect();
+        let reported = self.0.iter().enumerate().filter_map(|(line, reported)| {
+            let numbers: Vec<f64> = reported
+                .text
+                .strip_prefix(&name)?
+                .split(';')
+                .filter_map(|number| number.parse().ok())
+                .collect();
             let &[kib, rate, requests] = numbers.as_slice() else { return None };
             Some(Run { kib, rate, requests, line })
         });
-        let told: Vec<Run> = told.collect();
-        if told.len() != rounds {
-            let found = told.len();
+        let reported: Vec<Run> = reported.collect();
+        if reported.len() != rounds {
+            let found = reported.len();
             bail!("{found} of {rounds} rounds of {kind} on disk {disk} were told:\n{}", self.text());
         }
-        Ok(told)
+        Ok(reported)
     }
 
     /// Milliseconds of processor time for a GiB, of the server and of QEMU: medians of `runs` on disk `disk`.

@@ -190,7 +190,7 @@ mod tests {
 
     #[test]
     fn policies_are_spelled_and_told_the_same() {
-        for (text, told) in [
+        for (text, reported) in [
             ("full", "full"),
             ("window:64", "window:64"),
             ("top:5", "top:5=full"),
@@ -198,8 +198,8 @@ mod tests {
             ("top:*=e8m3+g2:packed", "top:*=e8m3+g2:packed"),
             ("top:*", "full"),
         ] {
-            assert_eq!(policy(text).to_string(), told);
-            assert_eq!(policy(told), policy(text));
+            assert_eq!(policy(text).to_string(), reported);
+            assert_eq!(policy(reported), policy(text));
         }
         assert_eq!(policy("top:2=e8m0,1=e8m1,1=full,*=e8m0").views(), ["full", "e8m0", "e8m1"]);
     }

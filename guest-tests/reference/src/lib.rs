@@ -13,7 +13,7 @@
 //! | `eXmY` | floats | sign, top X exponent and top Y mantissa bits; the others zero; never looks at values |
 //! | `eXmY+gD` | floats, X = E | rounded to Y mantissa bits from the top min(Y + D, M), as below |
 //! | `…:packed` | either of the two | the 1 + X + Y kept bits, element i in bits [iN, (i+1)N) of the stream |
-//! | `bf16` | fp32 | converted, as below |
+//! | `bf16` | fp32, fp16 | converted, as below |
 //! | `fp8_e4m3fn`, `fp8_e5m2` | fp32, fp16, bf16 | converted, as below |
 //! | `int4`, `int2` | int8 | x >> 4, two to a byte; x >> 6, four to a byte; low bits first |
 //!

@@ -37,7 +37,7 @@ pub(crate) fn parse(format: Format, spelling: &str) -> Result<View, Refused> {
     };
     match grammar(spelling).ok_or_else(|| Refused::Spelling { view: view() })? {
         View::Full => Ok(View::Full),
-        asked @ View::Top { exponent, mantissa, guards, .. } => {
+        requested @ View::Top { exponent, mantissa, guards, .. } => {
             let (exponent_bits, mantissa_bits) = (format.exponent_bits(), format.mantissa_bits());
             if exponent_bits == 0 {
                 return Err(Refused::NoExponent { view: view(), format });
@@ -51,22 +51,22 @@ pub(crate) fn parse(format: Format, spelling: &str) -> Result<View, Refused> {
             if guards > 0 && exponent < exponent_bits {
                 return Err(Refused::GuardsNeedExponent { view: view(), format, needs: exponent_bits });
             }
-            Ok(asked)
+            Ok(requested)
         }
-        asked @ View::Converted { target, scale, .. } => {
+        requested @ View::Converted { target, scale, .. } => {
             if target == Format::Bf16 {
-                convertible("fp32", &[Format::Fp32])?;
+                convertible("fp32 or fp16", &[Format::Fp32, Format::Fp16])?;
             } else {
                 convertible("fp32, fp16 or bf16", &[Format::Fp32, Format::Fp16, Format::Bf16])?;
             }
             if !(-64..=64).contains(&scale) {
                 return Err(Refused::Scale { view: view(), format });
             }
-            Ok(asked)
+            Ok(requested)
         }
-        asked @ View::HighBits { .. } => {
+        requested @ View::HighBits { .. } => {
             convertible("int8", &[Format::Int8])?;
-            Ok(asked)
+            Ok(requested)
         }
     }
 }

@@ -93,12 +93,12 @@ pub struct SharedReady {
     /// The API's address on loopback.
     pub tcp: std::net::SocketAddr,
     /// What each of them has.
-    pub guests: Vec<Seat>,
+    pub guests: Vec<GuestExport>,
 }
 
 /// What one guest or host has.
 #[derive(Clone, Debug, Deserialize)]
-pub struct Seat {
+pub struct GuestExport {
     /// Its name.
     pub name: String,
     /// Its base window.
@@ -252,9 +252,10 @@ impl SharedDaemon {
     ///
     /// # Errors
     /// When there is none of this name.
-    pub fn seat(&self, name: &str) -> Result<Ready> {
-        let seat = self.ready.guests.iter().find(|seat| seat.name == name);
-        let Seat { base, views, ctl, .. } = seat.with_context(|| format!("no guest {name}"))?.clone();
+    pub fn export_of(&self, name: &str) -> Result<Ready> {
+        let export = self.ready.guests.iter().find(|export| export.name == name);
+        let GuestExport { base, views, ctl, .. } =
+            export.with_context(|| format!("no guest {name}"))?.clone();
         let SharedReady { pid, api, tcp, .. } = self.ready.clone();
         Ok(Ready { pid, base, views, api, tcp, ctl, skipped: Vec::new() })
     }

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::{
     daemon::{Daemon, Serve},
-    decode::{self, Decode, report::Told},
+    decode::{self, Decode, report::Reported},
     judge::Judge,
     ram::{Ram, Ran},
     report::{DeviceReport, GuestReport, Report, TensorReport, TrafficReport, ViewReport, WrittenReport},
@@ -78,7 +78,7 @@ impl Job {
         let visit = Visit { plan, files, limit: self.limit, console: self.console.clone(), cpus: 2 };
         step(Step::Doing("booting the guest"));
         let mut found = Found::default();
-        let (asked, to_judge) = mpsc::channel::<(String, String, u64)>();
+        let (requested, to_judge) = mpsc::channel::<(String, String, u64)>();
         let (visited, verdicts, decoded) = std::thread::scope(|scope| -> Result<_> {
             // The reference is slow: it works while the guest does.
             let bench = scope.spawn(|| {
@@ -107,9 +107,9 @@ impl Job {
                     }
                     _ => {}
                 }
-                found.take(event, since, &asked)
+                found.take(event, since, &requested)
             });
-            drop(asked);
+            drop(requested);
             let failed = |_| anyhow::anyhow!("the reference failed");
             let verdicts = bench.join().map_err(failed)?;
             let decoded = decoder.join().map_err(failed)?;
@@ -126,11 +126,11 @@ impl Job {
                 .problems
                 .push(format!("the guest's program ended with status {:?}", visited.outcome.status));
         }
-        let told = std::mem::take(&mut found.decoded);
+        let reported = std::mem::take(&mut found.decoded);
         let mut report = found.judged(&verdicts, &stats)?;
         report.skipped = skipped;
         if let Some((decode, expected)) = decode.zip(decoded) {
-            let (decoded, problems) = decode::report::report(&decode.plan, &told, &expected)?;
+            let (decoded, problems) = decode::report::report(&decode.plan, &reported, &expected)?;
             report.decode = decoded;
             report.problems.extend(problems);
         }
@@ -143,7 +143,7 @@ impl Job {
 struct Found {
     guest: GuestReport,
     views: Vec<Read>,
-    decoded: Vec<Told>,
+    decoded: Vec<Reported>,
     written: Option<(String, u64)>,
     /// The device's counters when every view had been read once.
     counters: Value,
@@ -191,7 +191,7 @@ impl Found {
                 }
             }
             Event::Problem { step, message } => self.problems.push(format!("guest, {step}: {message}")),
-            decoded @ Event::Decoded { .. } => self.decoded.extend(Told::of(decoded)),
+            decoded @ Event::Decoded { .. } => self.decoded.extend(Reported::of(decoded)),
             Event::ViewBegin { .. }
             | Event::DecodeBegin { .. }
             | Event::PastEnd { .. }

@@ -263,7 +263,7 @@ fn run(cli: Cli) -> Result<bool> {
 struct Meter {
     bar: Option<ProgressBar>,
     /// The tenth of the pass that was told last.
-    told: usize,
+    reported: usize,
 }
 
 impl Meter {
@@ -274,7 +274,7 @@ impl Meter {
             bar.enable_steady_tick(Duration::from_millis(200));
             bar
         });
-        Self { bar, told: 0 }
+        Self { bar, reported: 0 }
     }
 
     fn show(&mut self, step: &Step<'_>) {
@@ -304,8 +304,8 @@ impl Meter {
             }
             (None, Step::Reading { number, of, tensor, view }) => {
                 let tenth = number * 10 / of;
-                if tenth != self.told || *number == 1 {
-                    self.told = tenth;
+                if tenth != self.reported || *number == 1 {
+                    self.reported = tenth;
                     eprintln!("run: the guest reads view {number} of {of}: {tensor} {view}");
                 }
             }

@@ -4,7 +4,7 @@
 
 use std::str::FromStr;
 
-use super::{Cxl, Ivshmem, Shmem, TopologyError, VhostUser};
+use super::{Cxl, Ivshmem, Shmem, TopologyError, VhostUser, Virtiofs};
 use crate::version::Version;
 
 /// How the guest sees the device.
@@ -18,6 +18,8 @@ pub enum Attach {
     Ivshmem(Ivshmem),
     /// As shared memory of a virtio device, mapped on request.
     Shmem(Shmem),
+    /// As a file system.
+    Virtiofs(Virtiofs),
 }
 
 /// The name of a way to attach the device.
@@ -32,6 +34,8 @@ pub enum AttachKind {
     Ivshmem,
     /// `shmem`: shared memory of a virtio device, mapped on request.
     Shmem,
+    /// `virtiofs`: the mount, as a file system of the guest.
+    Virtiofs,
 }
 
 /// What a way to attach the device brings to a guest.
@@ -69,6 +73,7 @@ impl Attach {
             Self::VhostUser(vhost_user) => vhost_user,
             Self::Ivshmem(ivshmem) => ivshmem,
             Self::Shmem(shmem) => shmem,
+            Self::Virtiofs(virtiofs) => virtiofs,
         }
     }
 
@@ -89,11 +94,12 @@ impl Attach {
 }
 
 impl AttachKind {
-    const ALL: [(&str, Self); 4] = [
+    const ALL: [(&str, Self); 5] = [
         ("cxl", Self::Cxl),
         ("vhost-user", Self::VhostUser),
         ("ivshmem", Self::Ivshmem),
         ("shmem", Self::Shmem),
+        ("virtiofs", Self::Virtiofs),
     ];
 
     /// The name, as it is written on the command line.
@@ -130,6 +136,8 @@ mod tests {
             assert_eq!(name.parse(), Ok(kind));
             assert_eq!(kind.to_string(), name);
         }
-        assert!("scsi".parse::<AttachKind>().unwrap_err().contains("cxl, vhost-user, ivshmem, shmem"));
+        assert!(
+            "scsi".parse::<AttachKind>().unwrap_err().contains("cxl, vhost-user, ivshmem, shmem, virtiofs")
+        );
     }
 }

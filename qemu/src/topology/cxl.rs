@@ -6,9 +6,9 @@
 //! ```
 //!
 //! * All devices share one fixed memory window (CFMW), as large as they are together. A window that is one device is mapped into the guest directly.
-//! * An interleave set has a device for each lane in the place of the base's one, `mem0` and so on, and the views behind them. The decoders of the host bridge and the
+//! * An interleave set has a device for each target in the place of the base's one, `mem0` and so on, and the views behind them. The decoders of the host bridge and the
 //!   devices interleave, as the guest's kernel programs them; QEMU hands each access to such a region on by itself.
-//! * Guests tell the devices apart by serial number ([`BASE_SERIAL`], [`VIEWS_SERIAL`], those of lanes: [`Interleave::serial`]); the kernel's `memN` numbers follow the
+//! * Guests tell the devices apart by serial number ([`BASE_SERIAL`], [`VIEWS_SERIAL`], those of targets: [`Interleave::serial`]); the kernel's `memN` numbers follow the
 //!   order of probing and may swap.
 //! * Sizes of devices are multiples of 256 MiB, as QEMU and the CXL decoders demand.
 
@@ -38,29 +38,29 @@ pub struct Cxl {
     pub views: PathBuf,
     /// Bytes of the views window, a multiple of 256 MiB.
     pub views_bytes: u64,
-    /// The lanes of the base window, if it is an interleave set; the guest then has these in its place.
-    pub lanes: Option<Lanes>,
+    /// The targets of the base window, if it is an interleave set; the guest then has these in its place.
+    pub targets: Option<Targets>,
 }
 
-/// The lanes of an interleave set.
+/// The targets of an interleave set.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Lanes {
+pub struct Targets {
     /// The set.
     pub set: Interleave,
-    /// The file of each lane, in order.
+    /// The file of each target, in order.
     pub files: Vec<PathBuf>,
 }
 
 impl Part for Cxl {
     fn check(&self) -> Result<(), TopologyError> {
-        if let Some(Lanes { set, files }) = &self.lanes {
+        if let Some(Targets { set, files }) = &self.targets {
             let ways = u64::from(set.ways());
             if files.len() as u64 != ways || !self.base_bytes.is_multiple_of(GRANULE * ways) {
-                let (bytes, lanes) = (self.base_bytes, files.len());
-                return Err(TopologyError::Set { set: *set, bytes, lanes });
+                let (bytes, targets) = (self.base_bytes, files.len());
+                return Err(TopologyError::Set { set: *set, bytes, targets });
             }
             for file in files {
-                check_window("lane", file, self.base_bytes / ways)?;
+                check_window("interleave target", file, self.base_bytes / ways)?;
             }
         } else {
             check_window("base", &self.base, self.base_bytes)?;
@@ -87,12 +87,12 @@ impl Part for Cxl {
 
     fn devices(&self, _: Version, option: &mut dyn FnMut(&str, String)) {
         option("-device", "pxb-cxl,id=cxl.1,bus=pcie.0,bus_nr=12".into());
-        let base = match &self.lanes {
+        let base = match &self.targets {
             None => vec![("base".to_owned(), &self.base, self.base_bytes, BASE_SERIAL)],
-            Some(Lanes { set, files }) => {
+            Some(Targets { set, files }) => {
                 let bytes = self.base_bytes / u64::from(set.ways());
-                let lane = |(lane, file)| (format!("lane{lane}"), file, bytes, set.serial(lane));
-                (0..).zip(files).map(lane).collect()
+                let target = |(target, file)| (format!("target{target}"), file, bytes, set.serial(target));
+                (0..).zip(files).map(target).collect()
             }
         };
         let views = ("views".to_owned(), &self.views, self.views_bytes, VIEWS_SERIAL);

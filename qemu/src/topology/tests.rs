@@ -12,7 +12,7 @@ fn sparse(folder: &Path, name: &str, bytes: u64) -> PathBuf {
 
 fn windows(folder: &Path) -> Cxl {
     let (base, views) = (sparse(folder, "base", 512 << 20), sparse(folder, "views", 256 << 20));
-    Cxl { base, base_bytes: 512 << 20, views, views_bytes: 256 << 20, lanes: None }
+    Cxl { base, base_bytes: 512 << 20, views, views_bytes: 256 << 20, targets: None }
 }
 
 fn topology(folder: &Path) -> Topology {
@@ -46,22 +46,24 @@ fn two_devices_share_one_window_as_large_as_both() {
 }
 
 #[test]
-fn the_lanes_of_a_set_stand_for_its_base() {
+fn the_targets_of_a_set_stand_for_its_base() {
     let folder = tempfile::tempdir().unwrap();
-    let files: Vec<_> = (0..2).map(|lane| sparse(folder.path(), &format!("lane{lane}"), 256 << 20)).collect();
+    let files: Vec<_> =
+        (0..2).map(|target| sparse(folder.path(), &format!("target{target}"), 256 << 20)).collect();
     let set = "2x4K".parse().unwrap();
     let of = |files: &[PathBuf], base_bytes| {
-        let lanes = Some(Lanes { set, files: files.to_vec() });
-        with(Attach::Cxl(Cxl { base_bytes, lanes, ..windows(folder.path()) }))
+        let targets = Some(Targets { set, files: files.to_vec() });
+        with(Attach::Cxl(Cxl { base_bytes, targets, ..windows(folder.path()) }))
     };
     let topology = of(&files, 512 << 20);
     topology.check().unwrap();
     let args = topology.args(OLDEST).join(" ");
     assert!(args.contains("cxl-fmw.0.size=768M"), "{args}");
-    for (lane, file) in files.iter().enumerate() {
-        let memory = format!("id=lane{lane},share=on,size=256M,mem-path={}", file.display());
-        let device =
-            format!("id=mem{lane},bus=rp{lane},volatile-memdev=lane{lane},sn=0x4c616d696e61142{lane}");
+    for (target, file) in files.iter().enumerate() {
+        let memory = format!("id=target{target},share=on,size=256M,mem-path={}", file.display());
+        let device = format!(
+            "id=mem{target},bus=rp{target},volatile-memdev=target{target},sn=0x4c616d696e61142{target}"
+        );
         assert!(args.contains(&memory) && args.contains(&device), "{args}");
     }
     assert!(args.contains("id=mem2,bus=rp2,volatile-memdev=views,sn=0x4c616d696e610001"), "{args}");
@@ -75,7 +77,7 @@ fn the_lanes_of_a_set_stand_for_its_base() {
     }
     std::fs::remove_file(&files[1]).unwrap();
     let error = of(&files, 512 << 20).check().unwrap_err();
-    assert!(matches!(error, TopologyError::File { window: "lane", .. }), "{error}");
+    assert!(matches!(error, TopologyError::File { window: "interleave target", .. }), "{error}");
 }
 
 #[test]

@@ -77,6 +77,7 @@ impl Converter {
             (Format::Fp32, 2) => fp32_to_16(self.target, self.factor, words, out),
             (Format::Fp32, _) => fp32_to_8(self.target, self.factor, words, out),
             (Format::Bf16, _) => self.bf16_to_8(words, out),
+            (Format::Fp16, 2) => fp16_to_16(self.target, self.factor, words, out),
             (Format::Fp16, _) => fp16_to_8(self.target, self.factor, words, out),
             (other, _) => unreachable!("no view converts from {other}"),
         }
@@ -152,6 +153,7 @@ macro_rules! converter {
 converter!(fp32_to_16, u32, u16, f32::from_bits);
 converter!(fp32_to_8, u32, u8, f32::from_bits);
 converter!(bf16_to_8, u16, u8, |word: u16| f32::from_bits(u32::from(word) << 16));
+converter!(fp16_to_16, u16, u16, widen_fp16);
 converter!(fp16_to_8, u16, u8, widen_fp16);
 
 /// The value of a binary16, exactly.

@@ -120,7 +120,7 @@ pub(super) fn parse(format: Format, spelling: &str) -> Result<Kind, ViewError> {
 fn converted(format: Format, target: Format, spelling: &str, rest: &str) -> Result<Kind, ViewError> {
     let unknown = || ViewError::Unknown { spelling: spelling.to_owned() };
     let of = match target {
-        Format::Bf16 => "fp32",
+        Format::Bf16 => "fp32, fp16",
         _ => "fp32, fp16, bf16",
     };
     let (rest, scale) = match rest.split_once('@') {
@@ -149,7 +149,7 @@ fn converted(format: Format, target: Format, spelling: &str, rest: &str) -> Resu
         rest => rest.strip_prefix("+g").and_then(number).ok_or_else(unknown)?,
     };
     let gives =
-        format == Format::Fp32 || (target != Format::Bf16 && matches!(format, Format::Fp16 | Format::Bf16));
+        matches!(format, Format::Fp32 | Format::Fp16) || (target != Format::Bf16 && format == Format::Bf16);
     if !gives {
         return Err(ViewError::Format { spelling: spelling.to_owned(), format, of });
     }

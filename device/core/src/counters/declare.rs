@@ -168,7 +168,7 @@ macro_rules! figures {
     (
         $(#[$meta:meta])*
         pub struct $Report:ident {
-            $(told { $( $(#[$told_meta:meta])* $told:ident: $Told:ty; )* })?
+            $(reported { $( $(#[$reported_meta:meta])* $reported:ident: $Reported:ty; )* })?
             figures { $(
                 $(#[doc = $help:literal])+
                 $name:ident: $Type:ty = $Kind:ident $metric:literal
@@ -179,7 +179,7 @@ macro_rules! figures {
         $(#[$meta])*
         #[derive(Clone, Debug, ::serde::Serialize)]
         pub struct $Report {
-            $($( $(#[$told_meta])* pub $told: $Told, )*)?
+            $($( $(#[$reported_meta])* pub $reported: $Reported, )*)?
             $( $(#[doc = $help])+ pub $name: $Type, )*
         }
 
@@ -227,8 +227,8 @@ macro_rules! counters {
         $(
             $(#[$meta:meta])*
             pub struct $Report:ident by $by:ident {
-                $(told { $(
-                    $(#[$told_meta:meta])* $told:ident: $Told:ty = $tell:expr;
+                $(reported { $(
+                    $(#[$reported_meta:meta])* $reported:ident: $Reported:ty = $tell:expr;
                 )* })?
                 $(counted { $(
                     $(#[doc = $help:literal])+
@@ -276,7 +276,7 @@ macro_rules! counters {
             $crate::figures! {
                 $(#[$meta])*
                 pub struct $Report {
-                    $(told { $( $(#[$told_meta])* $told: $Told; )* })?
+                    $(reported { $( $(#[$reported_meta])* $reported: $Reported; )* })?
                     figures {
                         $($( $(#[doc = $help])+ $name: u64 = $Live_kind $metric $Unit; )*)?
                         $($( $(#[doc = $compared_help])+
@@ -292,8 +292,8 @@ macro_rules! counters {
                 #[allow(unused_variables, reason = "reports of counters alone need nothing else")]
                 pub(crate) fn $by(&self, given: &$Given) -> $Report {
                     $Report {
-                        $($( $told: {
-                            let tell: fn(&$Live, &$Given) -> $Told = $tell;
+                        $($( $reported: {
+                            let tell: fn(&$Live, &$Given) -> $Reported = $tell;
                             tell(self, given)
                         }, )*)?
                         $($( $name: self.$live.get(), )*)?

@@ -117,7 +117,7 @@ figures! {
     /// Requests of one size.
     #[derive(Copy, PartialEq, Eq)]
     pub struct FillsReport {
-        told {
+        reported {
             /// The longest of them, in bytes; each is longer than the size before. Null for what is
             /// longer than all sizes.
             up_to_bytes: Option<u64>;

@@ -177,8 +177,8 @@ impl Backing {
             return Ok((Self::Flat(Box::new(flat)), Basis::Found(vec![live])));
         }
         let begun = Instant::now();
-        let told = |all: &mut T, block, entry: &Entry| found(all, block, entry, &Charge::of(entry));
-        let (store, opened, basis) = Store::open(image, fit, told)?;
+        let reported = |all: &mut T, block, entry: &Entry| found(all, block, entry, &Charge::of(entry));
+        let (store, opened, basis) = Store::open(image, fit, reported)?;
         let took = begun.elapsed();
         match &basis {
             Basis::Found(by) => tracing::debug!(threads = by.len(), ?took, "all entries were looked at"),
@@ -275,7 +275,7 @@ impl BlockService {
         let kept = self.decoded.lock().take(block, mask, inside, Some(&entry));
         output.form = Form::Words;
         if let Some(kept) = kept {
-            let fetch = Fetch { block, asked: wanted.asked, stored: None, by_itself: false };
+            let fetch = Fetch { block, requested: wanted.requested, stored: None, by_itself: false };
             self.accounts.observers.fetched(&fetch, &mut request.tally);
             output.words.copy_from_slice(&kept);
             return Ok(());
@@ -294,20 +294,20 @@ impl BlockService {
         output: &mut Output<'_>,
         request: &mut Request<'_>,
     ) -> Result<(), FetchError> {
-        let Wanted { block, next, mask, asked, first, .. } = *wanted;
+        let Wanted { block, next, mask, requested, first, .. } = *wanted;
         let Request { scratch, tally } = request;
         let scratch = &mut **scratch;
         let observers = &self.accounts.observers;
         let expected = tally.stored.checked_div(tally.blocks).unwrap_or(UNKNOWN_BYTES);
         tally.blocks += 1;
-        let told = |stored, tally: &mut Tally| {
+        let reported = |stored, tally: &mut Tally| {
             tally.stored += stored;
-            observers.fetched(&Fetch { block, asked, stored: Some(stored), by_itself: first }, tally);
+            observers.fetched(&Fetch { block, requested, stored: Some(stored), by_itself: first }, tally);
         };
         let store = match &self.backing {
             Backing::Flat(flat) => {
                 // By definition of this mode.
-                told(asked.iter().map(lines).sum(), tally);
+                reported(requested.iter().map(lines).sum(), tally);
                 flat.read(block, output.words);
                 clear_outside(format, mask, output.words);
                 output.form = Form::Words;
@@ -322,7 +322,7 @@ impl BlockService {
         let half = (expected / 2).next_multiple_of(store::GRANULE_BYTES as u64);
         let prefetch = |bytes: Range<u64>| {
             if let Some(next) = next {
-                store.expect(next, bytes);
+                store.prefetch(next, bytes);
             }
         };
         prefetch(0..half);
@@ -330,12 +330,12 @@ impl BlockService {
         let fetched = match store.fetch(block, select, bundle) {
             Ok(fetched) => fetched,
             Err(why) => {
-                told(0, tally);
+                reported(0, tally);
                 return Err(damaged(None, why.into()));
             }
         };
         prefetch(half..expected + MARGIN_BYTES);
-        told(fetched.bytes, tally);
+        reported(fetched.bytes, tally);
         match decode(decoder, block, &fetched, format, mask, bundle, output) {
             Ok(planes) => {
                 tally.planes += planes;

@@ -73,7 +73,7 @@ pub(super) struct Wanted<'a> {
     /// Bytes that the reader takes.
     pub(super) inside: Range<usize>,
     /// Bytes that hold what it asked for.
-    pub(super) asked: &'a [Range<usize>],
+    pub(super) requested: &'a [Range<usize>],
     /// Whether what is decoded besides `inside` is kept for the next reader.
     pub(super) keep: bool,
     /// Whether the request asks for this block for the first time.

@@ -90,7 +90,7 @@ struct Counts {
 }
 
 impl Counts {
-    fn check(&self, told: &Value, what: &str) -> Result<(), TestCaseError> {
+    fn check(&self, reported: &Value, what: &str) -> Result<(), TestCaseError> {
         for (name, want) in [
             ("reads", self.reads),
             ("bytes", self.bytes),
@@ -103,14 +103,14 @@ impl Counts {
             ("staged_blocks", self.staged_blocks),
             ("staged_bytes", self.staged),
         ] {
-            prop_assert_eq!(told[name].as_u64(), Some(want), "{} of {}: {}", name, what, told);
+            prop_assert_eq!(reported[name].as_u64(), Some(want), "{} of {}: {}", name, what, reported);
         }
         for (name, part) in
             [("of_plain", self.stored), ("of_plain_with_index", self.stored + 64 * self.index)]
         {
             #[expect(clippy::cast_precision_loss, reason = "small numbers")]
             let want = (self.plain > 0).then(|| part as f64 / self.plain as f64);
-            prop_assert_eq!(told[name].as_f64(), want, "{} of {}", name, what);
+            prop_assert_eq!(reported[name].as_f64(), want, "{} of {}", name, what);
         }
         Ok(())
     }
@@ -430,10 +430,10 @@ impl Model {
     }
 
     fn check(&self, device: &Device) -> Result<(), TestCaseError> {
-        let told = serde_json::to_value(device.stats()).unwrap();
-        self.base.check(&told["requests"]["base"], "base")?;
-        self.views.check(&told["requests"]["views"], "views")?;
-        self.writes.check(&told["reads_for_writes"], "writes")?;
+        let reported = serde_json::to_value(device.stats()).unwrap();
+        self.base.check(&reported["requests"]["base"], "base")?;
+        self.views.check(&reported["requests"]["views"], "views")?;
+        self.writes.check(&reported["reads_for_writes"], "writes")?;
         let (index, gcomp) = (&self.index, &self.gcomp_index);
         for (name, want) in [
             ("hits", index.hits),
@@ -445,17 +445,23 @@ impl Model {
             ("gcomp_bytes_fetched", 64 * gcomp.misses),
             ("gcomp_bytes_written", 64 * gcomp.written),
         ] {
-            prop_assert_eq!(told["index"][name].as_u64(), Some(want), "{} of {}", name, told["index"]);
+            prop_assert_eq!(
+                reported["index"][name].as_u64(),
+                Some(want),
+                "{} of {}",
+                name,
+                reported["index"]
+            );
         }
         let misses = |what: &Value| what["index_bytes_fetched"].as_u64().unwrap();
-        let all = misses(&told["requests"]["base"])
-            + misses(&told["requests"]["views"])
-            + misses(&told["reads_for_writes"]);
+        let all = misses(&reported["requests"]["base"])
+            + misses(&reported["requests"]["views"])
+            + misses(&reported["reads_for_writes"]);
         prop_assert_eq!(all, 64 * index.misses, "each miss is somebody's");
-        prop_assert_eq!(told["writes"]["gcomp_bytes_written"].as_u64(), Some(self.gcomp_written));
-        prop_assert_eq!(told["writes"]["blocks_written"].as_u64(), Some(self.blocks_written));
+        prop_assert_eq!(reported["writes"]["gcomp_bytes_written"].as_u64(), Some(self.gcomp_written));
+        prop_assert_eq!(reported["writes"]["blocks_written"].as_u64(), Some(self.blocks_written));
         for (name, want) in ["base_fills", "view_fills"].into_iter().zip(&self.fills) {
-            let sizes = told["requests"][name].as_array().unwrap();
+            let sizes = reported["requests"][name].as_array().unwrap();
             let fills: Vec<_> = sizes.iter().map(|size| size["fills"].as_u64().unwrap()).collect();
             prop_assert_eq!(&fills, want, "{}", name);
         }
@@ -464,10 +470,10 @@ impl Model {
             let sum = |list: &Value, field: fn(&Value) -> &Value| -> u64 {
                 list.as_array().unwrap().iter().map(|one| field(one)[name].as_u64().unwrap()).sum()
             };
-            let of_views = sum(&told["views"], |view| view);
-            prop_assert_eq!(Some(of_views), told["requests"]["views"][name].as_u64(), "{}", name);
-            let of_tensors = sum(&told["tensors"], |tensor| &tensor["base"]);
-            prop_assert!(Some(of_tensors) <= told["requests"]["base"][name].as_u64(), "{}", name);
+            let of_views = sum(&reported["views"], |view| view);
+            prop_assert_eq!(Some(of_views), reported["requests"]["views"][name].as_u64(), "{}", name);
+            let of_tensors = sum(&reported["tensors"], |tensor| &tensor["base"]);
+            prop_assert!(Some(of_tensors) <= reported["requests"]["base"][name].as_u64(), "{}", name);
         }
         Ok(())
     }

@@ -151,9 +151,9 @@ mod tests {
                 if free {
                     flags[range].fill(true);
                 }
-                let told: Vec<usize> = given.iter().cloned().flatten().collect();
+                let reported: Vec<usize> = given.iter().cloned().flatten().collect();
                 let want: Vec<usize> = (0..80).filter(|at| flags[*at]).collect();
-                prop_assert_eq!(told, want);
+                prop_assert_eq!(reported, want);
                 prop_assert!(given.windows(2).all(|pair| pair[0].end < pair[1].start));
             }
         }

@@ -104,7 +104,7 @@ impl Events {
         self.kept.lock().add(self.began, kind, text);
     }
 
-    /// Notes that `bytes` that were stored in a range of the base window are lost; of `whom` they are, a guest or a lane, if the device has any.
+    /// Notes that `bytes` that were stored in a range of the base window are lost; of `whom` they are, a guest or a target, if the device has any.
     pub(super) fn lost(&self, range: Range<u64>, bytes: u64, whom: &str, why: &str) {
         let mut kept = self.kept.lock();
         let follows = kept.last.back().is_some_and(|last| last.kind == Kind::StoresLost)

@@ -10,7 +10,7 @@ use crate::layout::Layout;
 use lamina_codec::{format::Format, kv::KvLayout};
 use lamina_store::{
     StoreError, Worker,
-    mishaps::{Killed, Mishaps, Pages, pages},
+    failpoints::{Failpoints, Killed, Pages, pages},
 };
 
 pub(super) const BLOCK: usize = BLOCK_BYTES;
@@ -105,8 +105,8 @@ fn config() -> DeviceConfig {
     DeviceConfig { open_windows: 2, codec: Codec::Tree, ..config }
 }
 
-fn new_image(mishaps: &Mishaps) -> Image {
-    mishaps.make_current();
+fn new_image(failpoints: &Failpoints) -> Image {
+    failpoints.make_current();
     let image = Image::in_memory(config().superblock()).unwrap();
     let device = Device::open(image.clone(), &config()).unwrap();
     device.create_tensor(weights()).unwrap();
@@ -192,8 +192,8 @@ proptest! {
     fn a_kill_between_any_two_stores_loses_nothing(
         operations in prop::collection::vec((operation(), prop_oneof![0..40_i64, 0..400_i64]), 1..40),
     ) {
-        let mishaps = Mishaps::none();
-        let image = new_image(&mishaps);
+        let failpoints = Failpoints::none();
+        let image = new_image(&failpoints);
         let mut model = vec![0; BLOCKS * BLOCK];
         let mut workers = 0..;
         let mut open = || open_as(&image, workers.next().unwrap());
@@ -203,9 +203,9 @@ proptest! {
             if let Some((at, data)) = range_of(&operation, &model) {
                 after[at..at + data.len()].copy_from_slice(&data);
             }
-            mishaps.kill_after(stores);
+            failpoints.kill_after(stores);
             let done = catch_unwind(AssertUnwindSafe(|| perform(&device, &operation)));
-            mishaps.kill_after(i64::MAX);
+            failpoints.kill_after(i64::MAX);
             match done {
                 Ok(done) if is_refused(&done) => settle(&mut model, &after, read_all(&device)),
                 Ok(done) => {
@@ -218,9 +218,9 @@ proptest! {
                     // Nothing of the killed process goes on, not even what ends its values.
                     std::mem::forget(device);
                     // The next one may be killed while it opens the image, too.
-                    mishaps.kill_after(stores);
+                    failpoints.kill_after(stores);
                     let opened = catch_unwind(AssertUnwindSafe(&mut open));
-                    mishaps.kill_after(i64::MAX);
+                    failpoints.kill_after(i64::MAX);
                     device = opened.unwrap_or_else(|why| {
                         assert!(why.is::<Killed>(), "it died of something else");
                         open()
@@ -246,8 +246,8 @@ proptest! {
     fn a_full_disk_is_an_error_and_loses_nothing(
         operations in prop::collection::vec((operation(), 0..3_i64), 1..40),
     ) {
-        let mishaps = Mishaps::none();
-        let image = new_image(&mishaps);
+        let failpoints = Failpoints::none();
+        let image = new_image(&failpoints);
         let mut model = vec![0; BLOCKS * BLOCK];
         let device = Device::open(image.clone(), &config()).unwrap();
         for (operation, room) in operations {
@@ -255,9 +255,9 @@ proptest! {
             if let Some((at, data)) = range_of(&operation, &model) {
                 after[at..at + data.len()].copy_from_slice(&data);
             }
-            mishaps.limit_room(room);
+            failpoints.limit_space(room);
             let done = perform(&device, &operation);
-            mishaps.limit_room(i64::MAX);
+            failpoints.limit_space(i64::MAX);
             match done {
                 Ok(()) => model = after,
                 done if is_refused(&done) => settle(&mut model, &after, read_all(&device)),
@@ -282,10 +282,10 @@ fn open_of(image: &Image, worker: Worker) -> Device {
 }
 
 /// Opens an image as this worker, which is killed at store number `stores`: whether it was.
-fn killed_opening(image: &Image, mishaps: &Mishaps, number: u64, stores: i64) -> bool {
-    mishaps.kill_after(stores);
+fn killed_opening(image: &Image, failpoints: &Failpoints, number: u64, stores: i64) -> bool {
+    failpoints.kill_after(stores);
     let opened = catch_unwind(AssertUnwindSafe(|| open_as(image, number)));
-    mishaps.kill_after(i64::MAX);
+    failpoints.kill_after(i64::MAX);
     match opened {
         Ok(device) => {
             std::mem::forget(device);
@@ -303,7 +303,7 @@ fn was_noted(device: &Device) -> bool {
 }
 
 /// What a device says of what it holds.
-fn told(device: &Device) -> (serde_json::Value, Vec<u64>, u64, Vec<u64>) {
+fn reported(device: &Device) -> (serde_json::Value, Vec<u64>, u64, Vec<u64>) {
     let stats = device.stats();
     let tensors = stats.tensors.iter().map(|tensor| tensor.stored_bytes).collect();
     let lost = device.poison().iter().map(|poisoned| poisoned.dpa).collect();
@@ -328,17 +328,17 @@ fn the_worker_after_a_kill_at_any_store_counts_as_if_it_had_looked_at_all_entrie
     };
     let mut kills = 0;
     for stores in 1.. {
-        let mishaps = Mishaps::none();
-        let image = new_image(&mishaps);
+        let failpoints = Failpoints::none();
+        let image = new_image(&failpoints);
         let device = open_as(&image, 0);
         assert!(!was_noted(&device));
         device.write_base(0, &bytes(2, BLOCKS / 2 * BLOCK)).unwrap();
         device.inject_poison(at(3), 1).unwrap();
         device.note_accounts();
         device.write_base(at(BLOCKS - 6), &bytes(3, 3 * BLOCK)).unwrap();
-        mishaps.kill_after(stores);
+        failpoints.kill_after(stores);
         let done = catch_unwind(AssertUnwindSafe(|| work(&device)));
-        mishaps.kill_after(i64::MAX);
+        failpoints.kill_after(i64::MAX);
         if let Err(why) = &done {
             assert!(why.is::<Killed>(), "it died of something else");
             kills += 1;
@@ -347,7 +347,7 @@ fn the_worker_after_a_kill_at_any_store_counts_as_if_it_had_looked_at_all_entrie
         let next = open_as(&image, 1);
         assert!(was_noted(&next), "all entries are looked at after a kill at store {stores}");
         let all = Device::open(image.clone(), &config()).unwrap();
-        assert_eq!(told(&next), told(&all), "a kill at store {stores}");
+        assert_eq!(reported(&next), reported(&all), "a kill at store {stores}");
         // Every segment is somebody's or free: all can be given back.
         next.discard(0, next.base_bytes()).unwrap();
         next.flush(0, next.base_bytes()).unwrap();
@@ -363,19 +363,19 @@ fn the_worker_after_a_kill_at_any_store_counts_as_if_it_had_looked_at_all_entrie
 #[test]
 fn two_workers_that_are_killed_as_they_take_over_change_nothing() {
     let left_by_a_kill = || {
-        let mishaps = Mishaps::none();
-        let image = new_image(&mishaps);
+        let failpoints = Failpoints::none();
+        let image = new_image(&failpoints);
         let device = open_as(&image, 0);
         device.write_base(0, &bytes(2, 8 * BLOCK)).unwrap();
         device.note_accounts();
         device.write_base(0, &bytes(1, 2 * BLOCK)).unwrap();
         device.write_base((4 * BLOCK) as u64, &bytes(6, 6 * BLOCK)).unwrap();
         std::mem::forget(device);
-        (mishaps, image)
+        (failpoints, image)
     };
     let is_killed = |stores: i64| {
-        let (mishaps, image) = left_by_a_kill();
-        killed_opening(&image, &mishaps, 1, stores)
+        let (failpoints, image) = left_by_a_kill();
+        killed_opening(&image, &failpoints, 1, stores)
     };
     let mut most = 1;
     while is_killed(2 * most) {
@@ -386,12 +386,12 @@ fn two_workers_that_are_killed_as_they_take_over_change_nothing() {
     // Before these it makes the journal empty, record by record.
     for first in (all - 100).max(1)..all {
         for second in [first - 2, first - 1, first, first + 1] {
-            let (mishaps, image) = left_by_a_kill();
-            assert!(killed_opening(&image, &mishaps, 1, first));
-            killed_opening(&image, &mishaps, 2, second);
+            let (failpoints, image) = left_by_a_kill();
+            assert!(killed_opening(&image, &failpoints, 1, first));
+            killed_opening(&image, &failpoints, 2, second);
             let device = open_as(&image, 3);
             let fresh = Device::open(image.clone(), &config()).unwrap();
-            assert_eq!(told(&device), told(&fresh), "killed at {first}, then at {second}");
+            assert_eq!(reported(&device), reported(&fresh), "killed at {first}, then at {second}");
         }
     }
 }
@@ -399,12 +399,12 @@ fn two_workers_that_are_killed_as_they_take_over_change_nothing() {
 #[test]
 fn a_worker_that_is_killed_before_it_knows_what_there_is_leaves_that_to_the_next() {
     for stores in 1..40 {
-        let mishaps = Mishaps::none();
-        let image = new_image(&mishaps);
+        let failpoints = Failpoints::none();
+        let image = new_image(&failpoints);
         let device = Device::open(image.clone(), &config()).unwrap();
         device.write_base(0, &bytes(2, 8 * BLOCK)).unwrap();
         drop(device);
-        assert!(killed_opening(&image, &mishaps, 0, stores));
+        assert!(killed_opening(&image, &failpoints, 0, stores));
         let device = open_as(&image, 1);
         assert_eq!(device.blocks.touched(0..8), Some(0..8), "a kill at store {stores}");
         agree(&device);
@@ -413,15 +413,15 @@ fn a_worker_that_is_killed_before_it_knows_what_there_is_leaves_that_to_the_next
 
 #[test]
 fn what_another_worker_noted_does_not_count() {
-    let image = new_image(&Mishaps::none());
+    let image = new_image(&Failpoints::none());
     let device = open_as(&image, 4);
     device.write_base(0, &bytes(2, 4 * BLOCK)).unwrap();
     device.note_accounts();
-    let wanted = told(&device);
+    let wanted = reported(&device);
     drop(device);
     for (worker, noted) in [(5, true), (6, true), (6, false), (8, false), (9, true)] {
         let device = open_as(&image, worker);
-        assert_eq!((was_noted(&device), told(&device)), (noted, wanted.clone()), "worker {worker}");
+        assert_eq!((was_noted(&device), reported(&device)), (noted, wanted.clone()), "worker {worker}");
     }
     let device = open_of(&image, Worker { holder: 8, number: 10 });
     assert!(!was_noted(&device));
@@ -447,7 +447,7 @@ fn what_another_worker_noted_does_not_count() {
 
 #[test]
 fn a_log_that_is_full_makes_the_next_worker_look_at_all_entries_or_is_begun_anew() {
-    let image = new_image(&Mishaps::none());
+    let image = new_image(&Failpoints::none());
     let device = open_as(&image, 0);
     // With none to note accounts meanwhile.
     let store = device.coded_store().unwrap();
@@ -477,7 +477,7 @@ fn a_log_that_is_full_makes_the_next_worker_look_at_all_entries_or_is_begun_anew
 
 #[test]
 fn tables_and_views_are_found_again() {
-    let image = new_image(&Mishaps::none());
+    let image = new_image(&Failpoints::none());
     let device = Device::open(image.clone(), &config()).unwrap();
     let view = device.create_view("w", "e8m3").unwrap();
     device.write_base(0, &bytes(2, 4 * BLOCK)).unwrap();
@@ -495,7 +495,7 @@ fn tables_and_views_are_found_again() {
 
 #[test]
 fn poison_and_damage_outlive_the_process() {
-    let image = new_image(&Mishaps::none());
+    let image = new_image(&Failpoints::none());
     let device = Device::open(image.clone(), &config()).unwrap();
     let data = bytes(2, BLOCKS * BLOCK);
     device.write_base(0, &data).unwrap();
@@ -514,7 +514,7 @@ fn poison_and_damage_outlive_the_process() {
 
 #[test]
 fn blocks_of_windows_that_no_table_knows_are_damaged() {
-    let image = new_image(&Mishaps::none());
+    let image = new_image(&Failpoints::none());
     let device = Device::open(image.clone(), &config()).unwrap();
     let at = BLOCKS / 2 * BLOCK;
     // Channels that differ in size, so that the window is coded with its exponents' differences.
@@ -560,9 +560,9 @@ fn counters_of_an_older_image_lie_where_they_lay() {
         "format":"bf16","layout":{"kind":"weight"},"codec":"lz4","counters":4096}],
         "views":[{"tensor":"w","view":"full","offset":2097152,"counters":4103}],"loaded":[]}"#;
     let image = older_image(&config, 4096..4110, tables);
-    let told = |device: &Device| serde_json::to_value(device.stats()).unwrap();
+    let reported = |device: &Device| serde_json::to_value(device.stats()).unwrap();
     let device = Device::open(image.clone(), &config).unwrap();
-    let stats = told(&device);
+    let stats = reported(&device);
     let traffic = |stats: &serde_json::Value, first: u64| {
         for (at, name) in (first..).zip([
             "reads",
@@ -604,7 +604,7 @@ fn counters_of_an_older_image_lie_where_they_lay() {
     device.read_base(0, &mut [0; BLOCK]).unwrap();
     device.read_views(2 << 20, &mut [0; 2 * BLOCK]).unwrap();
     device.write_base(0, &[7; 64]).unwrap();
-    let mut before = told(&device);
+    let mut before = reported(&device);
     assert_eq!(before["tensors"][0]["base"]["index_bytes_fetched"], 64);
     assert_eq!(before["views"][0]["index_bytes_fetched"], 64, "the first block's entry is held");
     assert_eq!(before["views"][0]["reads"], 1000 + 4103 + 1);
@@ -613,14 +613,14 @@ fn counters_of_an_older_image_lie_where_they_lay() {
     assert_eq!(before["requests"]["base_fills"][0]["fills"], 1);
     assert_eq!(before["requests"]["view_fills"][1]["fills"], 1);
     drop(device);
-    let mut after = told(&Device::open(image.clone(), &config).unwrap());
+    let mut after = reported(&Device::open(image.clone(), &config).unwrap());
     for stats in [&mut before, &mut after] {
         stats["device"]["uptime_seconds"].take();
     }
     assert_eq!(before, after);
     // A run that begins counts from zero.
     let first = DeviceConfig { first_process: true, ..config };
-    let stats = told(&Device::open(image, &first).unwrap());
+    let stats = reported(&Device::open(image, &first).unwrap());
     assert_eq!(stats["views"][0]["index_bytes_fetched"], 0);
     assert_eq!(stats["requests"]["view_fills"][1]["fills"], 0);
     assert_eq!(stats["tensors"][0]["base"]["reads"], 0);
@@ -629,7 +629,7 @@ fn counters_of_an_older_image_lie_where_they_lay() {
 #[test]
 fn maintenance_is_counted_apart() {
     let device = Device::new(config()).unwrap();
-    let told = |device: &Device| serde_json::to_value(device.stats()).unwrap();
+    let reported = |device: &Device| serde_json::to_value(device.stats()).unwrap();
     device.write_base(0, &bytes(2, 4 * BLOCK)).unwrap();
     // Channels of very different sizes, so that the window is coded by them.
     let noise = bytes(1, 2 * BLOCK);
@@ -637,10 +637,10 @@ fn maintenance_is_counted_apart() {
     let channels: Vec<u8> = channels.collect();
     device.write_base((BLOCKS / 2 * BLOCK) as u64, &channels).unwrap();
     let stored = device.stats().device.stored_bytes;
-    let before = told(&device);
+    let before = reported(&device);
     device.create_tensor(weights()).unwrap();
     device.create_tensor(cache()).unwrap();
-    let after = told(&device);
+    let after = reported(&device);
     assert_eq!(after["kv_windows"]["coded_plain"], 0);
     assert_eq!(before["writes"], after["writes"], "nobody stored anything");
     assert_eq!(before["reads_for_writes"], after["reads_for_writes"]);
@@ -653,8 +653,8 @@ fn maintenance_is_counted_apart() {
     assert_eq!(written(&after) - written(&before), 8 * 64);
     // Each is read and coded again as the windows go.
     device.remove_tensor("kv").unwrap();
-    assert_eq!(told(&device)["maintenance"]["recoded_blocks"], 12);
-    assert_eq!(before["writes"], told(&device)["writes"]);
+    assert_eq!(reported(&device)["maintenance"]["recoded_blocks"], 12);
+    assert_eq!(before["writes"], reported(&device)["writes"]);
 }
 
 #[test]
@@ -688,7 +688,7 @@ fn blocks_that_are_moved_are_counted_apart() {
 #[test]
 fn images_with_tables_of_nonsense_are_refused() {
     let refused = |text: &str| {
-        let image = new_image(&Mishaps::none());
+        let image = new_image(&Failpoints::none());
         lamina_store::tables::Tables::replace(&image, text.as_bytes()).unwrap();
         Device::open(image, &config()).err().expect("it is nonsense").to_string()
     };
@@ -729,19 +729,19 @@ fn what_several_threads_find_is_counted_as_it_was() {
         device.write_base(place * far, &bytes(place, 5 * BLOCK)).unwrap();
     }
     device.inject_poison(3 * far, 1).unwrap();
-    let told = |device: &Device| {
+    let reported = |device: &Device| {
         let mut stats = serde_json::to_value(device.stats()).unwrap();
-        let told = ["device", "blocks", "tensors"].map(|part| stats[part].take());
+        let reported = ["device", "blocks", "tensors"].map(|part| stats[part].take());
         let used = device.blocks.used_bytes();
-        let mut text = serde_json::to_value((told, used)).unwrap();
+        let mut text = serde_json::to_value((reported, used)).unwrap();
         text[0][0]["uptime_seconds"] = 0.into();
         text
     };
-    let before = told(&device);
+    let before = reported(&device);
     assert!(before[1].as_u64().unwrap() > 0, "{before}");
     drop(device);
     let device = Device::open(image, &config).unwrap();
-    assert_eq!(told(&device), before);
+    assert_eq!(reported(&device), before);
     assert_eq!(device.poison().len(), 1);
     let mut found = vec![0; 5 * BLOCK];
     device.read_base(7 * far, &mut found).unwrap();
@@ -774,7 +774,7 @@ fn roll(seed: &mut u64, sides: usize) -> usize {
 
 /// An image on a host that crashes.
 struct Host {
-    mishaps: Mishaps,
+    failpoints: Failpoints,
     image: Image,
     /// What its file was at some moments since it was synced last, and how often it was synced
     /// then.
@@ -783,11 +783,11 @@ struct Host {
 
 impl Host {
     fn new() -> Self {
-        let mishaps = Mishaps::none();
-        mishaps.make_current();
+        let failpoints = Failpoints::none();
+        failpoints.make_current();
         let image = Image::in_memory(config().superblock()).unwrap().on_disk();
-        mishaps.set_synced(pages(image.file()));
-        Self { mishaps, image, versions: (0, Vec::new()) }
+        failpoints.set_synced(pages(image.file()));
+        Self { failpoints, image, versions: (0, Vec::new()) }
     }
 
     fn open(&self) -> Device {
@@ -796,7 +796,7 @@ impl Host {
 
     /// Notes what the file is now.
     fn note(&mut self) {
-        let syncs = self.mishaps.syncs();
+        let syncs = self.failpoints.syncs();
         if self.versions.0 != syncs {
             self.versions = (syncs, Vec::new());
         }
@@ -808,7 +808,7 @@ impl Host {
     fn crash(&mut self, seed: &mut u64) {
         self.note();
         let mut versions = std::mem::take(&mut self.versions.1);
-        versions.push(self.mishaps.last_synced());
+        versions.push(self.failpoints.last_synced());
         let all: std::collections::BTreeSet<u64> = versions.iter().flat_map(Pages::keys).copied().collect();
         // Often most pages are of one version.
         let usual = roll(seed, versions.len() + 1);
@@ -822,8 +822,8 @@ impl Host {
         }
         let length = self.image.file().metadata().unwrap().len();
         let file = file_of(&left, length);
-        self.mishaps.boot();
-        self.mishaps.set_synced(left);
+        self.failpoints.boot();
+        self.failpoints.set_synced(left);
         self.image = Image::from_file(file, std::path::Path::new("crashed")).unwrap().unwrap().on_disk();
     }
 }
@@ -881,9 +881,9 @@ proptest! {
                 Fate::Killed(stores) | Fate::Crashed(stores) => *stores,
                 _ => i64::MAX,
             };
-            host.mishaps.kill_after(stores);
+            host.failpoints.kill_after(stores);
             let done = catch_unwind(AssertUnwindSafe(|| perform(&device, &operation)));
-            host.mishaps.kill_after(i64::MAX);
+            host.failpoints.kill_after(i64::MAX);
             match done {
                 Ok(done) if is_refused(&done) => settle(&mut model, &after, read_all(&device)),
                 Ok(done) => {
@@ -910,9 +910,9 @@ proptest! {
                     if let Fate::CrashedInSync(stores) = fate {
                         device.flush(0, device.base_bytes()).unwrap();
                         synced = all(&device);
-                        host.mishaps.kill_after(stores);
+                        host.failpoints.kill_after(stores);
                         let done = catch_unwind(AssertUnwindSafe(|| device.sync().unwrap()));
-                        host.mishaps.kill_after(i64::MAX);
+                        host.failpoints.kill_after(i64::MAX);
                         if done.is_ok() {
                             // It said so.
                         } else {
@@ -976,8 +976,9 @@ fn a_full_store_is_synced_to_be_rewritten_and_a_crash_leaves_whole_blocks() {
     assert!(forced < 3 * blocks / 50, "{forced} syncs for {blocks} blocks");
     for mut seed in 0..8 {
         host.note();
-        let (mishaps, image, versions) = (host.mishaps.clone(), host.image.clone(), host.versions.clone());
-        let synced = mishaps.last_synced();
+        let (failpoints, image, versions) =
+            (host.failpoints.clone(), host.image.clone(), host.versions.clone());
+        let synced = failpoints.last_synced();
         host.crash(&mut seed);
         let device = Device::open(host.image.clone(), &config).unwrap();
         let mut found = vec![0; BLOCK];
@@ -988,7 +989,7 @@ fn a_full_store_is_synced_to_be_rewritten_and_a_crash_leaves_whole_blocks() {
         assert!(device.poison().is_empty());
         drop(device);
         (host.image, host.versions) = (image, versions);
-        mishaps.set_synced(synced);
+        failpoints.set_synced(synced);
     }
 }
 
@@ -1009,11 +1010,11 @@ fn an_image_that_is_left_cleanly_is_taken_as_it_is_until_it_changes() {
     let device = host.open();
     assert!(read_all(&device) == model && device.stats().kv_windows.open == 1);
     // Who changes it afterwards says so before anything is on the disk.
-    let syncs = host.mishaps.syncs();
+    let syncs = host.failpoints.syncs();
     device.write_base(0, &bytes(7, 3 * BLOCK)).unwrap();
-    assert_eq!(host.mishaps.syncs(), syncs + 1);
+    assert_eq!(host.failpoints.syncs(), syncs + 1);
     device.write_base(5, &bytes(7, 3 * BLOCK)).unwrap();
-    assert_eq!(host.mishaps.syncs(), syncs + 1);
+    assert_eq!(host.failpoints.syncs(), syncs + 1);
     host.crash(&mut seed);
     let again = host.open();
     let found = read_all(&again);
@@ -1027,9 +1028,9 @@ fn a_sync_that_fails_is_said_once_and_no_later_one_says_that_all_is_well() {
     let host = Host::new();
     let device = host.open();
     device.write_base(0, &bytes(5, BLOCK)).unwrap();
-    host.mishaps.break_syncs(true);
+    host.failpoints.break_syncs(true);
     assert!(device.sync().is_err());
-    host.mishaps.break_syncs(false);
+    host.failpoints.break_syncs(false);
     for _ in 0..3 {
         let why = device.sync_last().unwrap_err().to_string();
         assert!(why.contains("a sync before failed"), "{why}");
@@ -1051,7 +1052,7 @@ fn an_image_of_the_version_before_gets_checkpoints_when_it_is_opened() {
     device.write_base(0, &bytes(5, BLOCKS * BLOCK)).unwrap();
     let model = read_all(&device);
     device.sync().unwrap();
-    assert_eq!((host.mishaps.syncs(), device.coded_store().unwrap().checkpoints_made()), (0, (0, 0)));
+    assert_eq!((host.failpoints.syncs(), device.coded_store().unwrap().checkpoints_made()), (0, (0, 0)));
     drop(device);
     let superblock = |image: &Image| {
         let mut page = [0; 4096];
@@ -1065,7 +1066,7 @@ fn an_image_of_the_version_before_gets_checkpoints_when_it_is_opened() {
     // What a program of that version does not know, it refuses.
     assert!(superblock(&host.image).contains(r#""checkpoints":true"#));
     device.write_base(0, &bytes(6, BLOCKS * BLOCK)).unwrap();
-    host.mishaps.set_synced(pages(host.image.file()));
+    host.failpoints.set_synced(pages(host.image.file()));
     host.crash(&mut 1);
     let device = host.open();
     assert!(read_all(&device) == model && device.tensors().len() == 1);
@@ -1087,13 +1088,13 @@ fn a_crashed_image_without_a_checkpoint_that_can_be_read_is_refused_and_left_as_
     for header in [12 << 10, 16 << 10] {
         std::os::unix::fs::FileExt::write_all_at(host.image.file(), &[1; 64], header).unwrap();
     }
-    host.mishaps.set_synced(pages(host.image.file()));
+    host.failpoints.set_synced(pages(host.image.file()));
     // The page cache still has all of it.
     assert!(read_all(&host.open())[..BLOCK] == bytes(5, BLOCK));
     for header in [12 << 10, 16 << 10] {
         std::os::unix::fs::FileExt::write_all_at(host.image.file(), &[1; 64], header).unwrap();
     }
-    host.mishaps.set_synced(pages(host.image.file()));
+    host.failpoints.set_synced(pages(host.image.file()));
     host.crash(&mut 1);
     let before = pages(host.image.file());
     let why =
@@ -1105,8 +1106,8 @@ fn a_crashed_image_without_a_checkpoint_that_can_be_read_is_refused_and_left_as_
 #[test]
 fn an_image_with_both_tables_damaged_is_refused_and_left_as_it_is() {
     for is_on_disk in [false, true] {
-        let mishaps = Mishaps::none();
-        let image = new_image(&mishaps);
+        let failpoints = Failpoints::none();
+        let image = new_image(&failpoints);
         let image = if is_on_disk { image.on_disk() } else { image };
         let device = Device::open(image.clone(), &config()).unwrap();
         device.write_base(0, &bytes(5, BLOCKS * BLOCK)).unwrap();
@@ -1151,7 +1152,7 @@ fn restored(stream: &[u8], config: &DeviceConfig) -> Device {
 #[test]
 fn a_snapshot_is_of_one_moment_and_nobody_who_stores_waits_for_who_reads_it() {
     for is_on_disk in [false, true] {
-        let image = new_image(&Mishaps::none());
+        let image = new_image(&Failpoints::none());
         let image = if is_on_disk { image.on_disk() } else { image };
         let device = Device::open(image, &config()).unwrap();
         device.write_base(0, &bytes(5, BLOCKS * BLOCK)).unwrap();
@@ -1189,7 +1190,7 @@ fn a_snapshot_is_of_one_moment_and_nobody_who_stores_waits_for_who_reads_it() {
 #[test]
 fn a_snapshot_that_would_keep_others_from_storing_is_given_up() {
     for is_on_disk in [false, true] {
-        Mishaps::none().make_current();
+        Failpoints::none().make_current();
         let config = DeviceConfig { store_bytes: Some(8 << 20), ..DeviceConfig::new(16 << 20, 16 << 20) };
         let image = Image::in_memory(config.superblock()).unwrap();
         let image = if is_on_disk { image.on_disk() } else { image };

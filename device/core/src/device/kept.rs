@@ -37,6 +37,8 @@ pub(super) struct Kept {
     /// Paths of checkpoints that were loaded whole, for earlier programs.
     pub(super) loaded: Mutex<BTreeSet<String>>,
     pub(super) sources: Mutex<BTreeMap<SourceId, Source>>,
+    /// What the files that sources were consisted of, for who shows them again.
+    pub(super) files: Mutex<BTreeMap<SourceId, String>>,
     /// Whether counters have numbers that the tables do not say yet.
     renumbered: bool,
 }
@@ -52,6 +54,8 @@ struct Saved {
     loaded: BTreeSet<String>,
     #[serde(default)]
     sources: BTreeMap<SourceId, Source>,
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    files: BTreeMap<SourceId, String>,
 }
 
 /// A change of the tables as it is saved: what goes, then what comes.
@@ -77,6 +81,9 @@ pub(super) struct Change {
     /// Sources of which this is known from now on.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     sources: BTreeMap<SourceId, Source>,
+    /// Files that sources were; an empty text is none from now on.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    files: BTreeMap<SourceId, String>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -133,11 +140,12 @@ impl Kept {
         let saved = Saved::from(found)?;
         let loaded = Mutex::new(saved.loaded.clone());
         let sources = Mutex::new(saved.sources.clone());
+        let files = Mutex::new(saved.files.clone());
         let renumbered = saved.is_older();
         let counters = Counters::open(&image, config.first_process, saved.counters_end())?;
         let counters = Arc::new(counters);
         let map = restore(saved, config, partition_table, &counters)?;
-        Ok((Self { image, tables: Arc::new(tables), counters, loaded, sources, renumbered }, map))
+        Ok((Self { image, tables: Arc::new(tables), counters, loaded, sources, files, renumbered }, map))
     }
 
     pub(super) fn image(&self) -> &Image {
@@ -175,6 +183,11 @@ impl Change {
     /// A source of which this is known from now on.
     pub(super) fn source(id: SourceId, source: Source) -> Self {
         Self { sources: BTreeMap::from([(id, source)]), ..Self::default() }
+    }
+
+    /// The file that a source was, or none if empty.
+    pub(super) fn file(id: SourceId, file: String) -> Self {
+        Self { files: BTreeMap::from([(id, file)]), ..Self::default() }
     }
 
     /// A checkpoint that was loaded whole.
@@ -236,12 +249,16 @@ impl Device {
 impl Kept {
     /// What says everything.
     fn all(&self, map: &Map) -> Change {
+        let sources = Device::sources_in(map, &self.sources.lock());
+        let mut files = self.files.lock().clone();
+        files.retain(|id, _| sources.contains_key(id));
         Change {
+            files,
             generations: map.generations_to_come(),
             tensors: map.tensors().map(saved_tensor).collect(),
             views: map.aliases().map(saved_view).collect(),
             loaded: self.loaded.lock().clone(),
-            sources: Device::sources_in(map, &self.sources.lock()),
+            sources,
             ..Change::default()
         }
     }
@@ -298,6 +315,7 @@ impl Folded {
         }
         self.saved.loaded.extend(change.loaded);
         self.saved.sources.extend(change.sources);
+        self.saved.files.extend(change.files);
         Ok(())
     }
 }
@@ -312,6 +330,7 @@ impl From<Folded> for Saved {
         // Only those that are named count.
         let named: BTreeSet<_> = saved.tensors.iter().filter_map(|tensor| tensor.source).collect();
         saved.sources.retain(|id, _| named.contains(id));
+        saved.files.retain(|id, file| named.contains(id) && !file.is_empty());
         saved
     }
 }

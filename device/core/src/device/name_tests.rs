@@ -69,13 +69,13 @@ impl List {
             let owner = map.tensor_at(block * BLOCK).map(|tensor| &*tensor.info.name);
             prop_assert_eq!(owner, self.owner(block * BLOCK), "{}", block);
         }
-        let told = directory(device);
-        prop_assert!(!told.is_incomplete);
-        let named: Vec<_> = told.tensors.iter().map(|is| (is.name.clone(), is.dpa, is.length)).collect();
+        let reported = directory(device);
+        prop_assert!(!reported.is_incomplete);
+        let named: Vec<_> = reported.tensors.iter().map(|is| (is.name.clone(), is.dpa, is.length)).collect();
         prop_assert_eq!(&named, &tensors);
-        let tensor_of = |at: u32| told.tensors[usize::try_from(at).unwrap()].name.clone();
+        let tensor_of = |at: u32| reported.tensors[usize::try_from(at).unwrap()].name.clone();
         let shown: Vec<_> =
-            told.views.iter().map(|is| (is.offset, tensor_of(is.tensor), is.spelling.clone())).collect();
+            reported.views.iter().map(|is| (is.offset, tensor_of(is.tensor), is.spelling.clone())).collect();
         prop_assert_eq!(&shown, &views);
         Ok(())
     }
@@ -202,10 +202,10 @@ fn more_tensors_than_a_directory_names_are_made_at_once_and_listed() {
     for number in COUNT - 100..COUNT {
         device.create_view(&name(number), "full").unwrap();
     }
-    let told = directory(&device);
-    assert!(told.is_incomplete && told.tensors.len() > 10_000 && told.views.len() == 100);
-    assert_eq!(told.view(&name(COUNT - 1), "full").unwrap().length, BLOCK);
-    assert!(told.tensors.is_sorted_by_key(|tensor| tensor.dpa));
+    let reported = directory(&device);
+    assert!(reported.is_incomplete && reported.tensors.len() > 10_000 && reported.views.len() == 100);
+    assert_eq!(reported.view(&name(COUNT - 1), "full").unwrap().length, BLOCK);
+    assert!(reported.tensors.is_sorted_by_key(|tensor| tensor.dpa));
     drop(device);
     let device = Device::open(image, &config).unwrap();
     assert_eq!((device.tensors(), device.views().len()), (made, 100));
@@ -339,10 +339,10 @@ fn a_tensor_is_resized_where_it_is_and_no_byte_changes() {
             assert!(found == want.unwrap(), "{blocks} {layout:?}");
         }
         assert!(reads(&device) > before);
-        let told = (device.tensors(), device.views());
+        let reported = (device.tensors(), device.views());
         drop(device);
         let device = Device::open(image, &DeviceConfig::new(BASE, VIEWS)).unwrap();
-        assert_eq!((device.tensors(), device.views()), told);
+        assert_eq!((device.tensors(), device.views()), reported);
         assert!(read(&device) == data);
         accounts_agree(&device);
     }
@@ -355,11 +355,11 @@ fn a_tensor_that_cannot_be_resized_is_as_it_was() {
         device.create_tensor(spec("behind", Some(60 * BLOCK), BLOCK)).unwrap();
         device.create_view("t", "full").unwrap();
         device.create_view("behind", "full").unwrap();
-        let told = || (device.tensors(), device.views(), directory(&device));
-        let before = told();
+        let reported = || (device.tensors(), device.views(), directory(&device));
+        let before = reported();
         let refused = |length| {
             let why = device.resize_tensor("t", length).unwrap_err().to_string();
-            assert_eq!(told(), before, "{why}");
+            assert_eq!(reported(), before, "{why}");
             assert!(read(&device) == data);
             accounts_agree(&device);
             why
@@ -411,12 +411,12 @@ fn a_program_that_makes_fills_views_and_frees_ends_where_it_began() {
         device.discard(longer.dpa, longer.length).unwrap();
     };
     let state = || {
-        let told = directory(&device);
+        let reported = directory(&device);
         let stats = serde_json::to_value(device.stats()).unwrap();
         let is = &stats["device"];
         let stored = [&is["stored_bytes"], &is["index_bytes"], &is["written_bytes"]].map(Clone::clone);
         // Tables, counters and journal; the store's own parts are told by what is stored.
-        (told.tensors, told.views, stored, stats["blocks"].clone(), parts(&image))
+        (reported.tensors, reported.views, stored, stats["blocks"].clone(), parts(&image))
     };
     // Whatever is made once and kept.
     (0..150).for_each(round);

@@ -40,7 +40,7 @@ fn device(mode: Mode, observe: bool) -> Device {
     let (mut base, mut shown) = (vec![0; 1 << 20], vec![0; 64 << 10]);
     device.read_base(0, &mut base).unwrap();
     device.read_views(view.offset, &mut shown).unwrap();
-    device.read_lane(1, 0, &mut base[..8 * BLOCK]).unwrap();
+    device.read_target(1, 0, &mut base[..8 * BLOCK]).unwrap();
     device
 }
 
@@ -85,7 +85,7 @@ fn a_device_without_observers_stores_and_tells_the_same_but_for_what_they_count(
             "/writes/gcomp_bytes_written",
             "/interleave",
         ] {
-            let known = on.pointer(name).is_none_or(|told| !told.is_null());
+            let known = on.pointer(name).is_none_or(|reported| !reported.is_null());
             assert_eq!(absent.iter().any(|absent| absent == name), known, "{name}: {absent:?}");
         }
         // Nothing else is left out.

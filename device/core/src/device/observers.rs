@@ -22,7 +22,7 @@ use crate::stats::{IndexCache, InterleaveReport, Stats, Tally, members::Members}
 pub(super) struct Fetch<'a> {
     pub(super) block: u64,
     /// Bytes of it that the request asked for. None of a block that is fetched because of others of its KV window.
-    pub(super) asked: &'a [Range<usize>],
+    pub(super) requested: &'a [Range<usize>],
     /// Bytes that the store gave for it, if it was looked for there.
     pub(super) stored: Option<u64>,
     /// Whether a device that codes each block by itself fetches it now, too.
@@ -154,10 +154,10 @@ impl Observers {
         }
     }
 
-    /// A write request for so many bytes of a lane is complete.
-    pub(super) fn wrote_lane(&self, lane: u32, bytes: u64) {
+    /// A write request for so many bytes of a target is complete.
+    pub(super) fn wrote_target(&self, target: u32, bytes: u64) {
         if let Some(members) = self.members() {
-            members.count_lane_write(lane, bytes);
+            members.count_target_write(target, bytes);
         }
     }
 
@@ -193,7 +193,7 @@ impl Change<'_> {
 
 impl Observer for Plain {
     fn fetched(&self, fetch: &Fetch<'_>, tally: &mut Tally) {
-        tally.plain += fetch.asked.iter().map(lines).sum::<u64>();
+        tally.plain += fetch.requested.iter().map(lines).sum::<u64>();
     }
 
     /// It reads the lines that are stored in part.
@@ -278,7 +278,7 @@ impl Generic {
 
 impl Observer for MemberDevices {
     fn fetched(&self, fetch: &Fetch<'_>, tally: &mut Tally) {
-        for part in fetch.asked {
+        for part in fetch.requested {
             self.members.add_plain(fetch.block, part.start, part.len(), tally);
         }
         if self.flat {

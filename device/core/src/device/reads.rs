@@ -86,7 +86,7 @@ impl Device {
                 next: Some(block + 1).filter(|next| *next < behind),
                 mask: PlaneMask::all(format),
                 inside: inside.clone(),
-                asked: std::slice::from_ref(&inside),
+                requested: std::slice::from_ref(&inside),
                 keep: false,
                 first: true,
             };
@@ -220,14 +220,14 @@ impl Device {
         let mut rendered = Vec::new();
         for piece in alias.pieces(visible.clone()) {
             let width = format.bits() as usize;
-            let asked = piece.elements.start * width / 8..piece.elements.end * width / 8;
+            let requested = piece.elements.start * width / 8..piece.elements.end * width / 8;
             let block = first_block + piece.block;
             let wanted = Wanted {
                 block,
                 next: Some(block + 1).filter(|next| *next < behind),
                 mask: view.mask(),
                 inside: alias.words_of(piece.block, &visible),
-                asked: std::slice::from_ref(&asked),
+                requested: std::slice::from_ref(&requested),
                 keep: true,
                 first: true,
             };

@@ -71,11 +71,16 @@ impl Device {
         self.stores_lost(offset..offset.saturating_add(length), length, guest, why);
     }
 
-    /// The same of what was stored at `offset` of a lane.
-    pub fn write_back_lane_refused(&self, lane: u32, offset: u64, length: u64, why: &str) {
+    /// The same of what was stored at `offset` of a target.
+    pub fn write_back_target_refused(&self, target: u32, offset: u64, length: u64, why: &str) {
         let Some(set) = self.set() else { return };
-        let end = set.region_of(lane, offset.saturating_add(length));
-        self.stores_lost(set.region_of(lane, offset)..end, length, &format!("lane {lane}"), why);
+        let end = set.region_of(target, offset.saturating_add(length));
+        self.stores_lost(
+            set.region_of(target, offset)..end,
+            length,
+            &format!("interleave target {target}"),
+            why,
+        );
     }
 
     /// `bytes` of `range` are lost, which are of `whom`.

@@ -8,8 +8,8 @@ use std::{
 };
 
 use lamina_store::{
+    failpoints::{Failpoints, Killed},
     image::{Image, ImageError},
-    mishaps::{Killed, Mishaps},
     snapshot::{SnapshotError, restore, unfinished},
 };
 
@@ -54,14 +54,14 @@ fn a_restore_that_is_killed_leaves_nothing_and_what_it_leaves_hinders_none() {
     let mut wanted = vec![0; 8 << 20];
     device.read_base(0, &mut wanted).unwrap();
     let to = folder.path().join("image");
-    let mishaps = Mishaps::none();
-    mishaps.make_current();
+    let failpoints = Failpoints::none();
+    failpoints.make_current();
     let (mut killed, mut whole) = (0, false);
     for stores in 1.. {
         // What the one before left is there still.
-        mishaps.kill_after(stores);
+        failpoints.kill_after(stores);
         let restored = catch_unwind(|| restore(&path, &to));
-        mishaps.kill_after(i64::MAX);
+        failpoints.kill_after(i64::MAX);
         let is_whole = |what: &str| {
             let device = Device::open(Image::open(&to).unwrap().unwrap(), &DeviceConfig::new(0, 0));
             let mut found = vec![0; 8 << 20];

@@ -5,7 +5,8 @@
 //!   otherwise has none.
 //! * A source whose contents are not known was not loaded whole: what its tensors hold is nobody's
 //!   data yet.
-//! * A source is kept as long as a tensor names it.
+//! * A source is kept as long as a tensor names it, and so is what its file consisted of. That is
+//!   an opaque text here.
 //! * An earlier program knows none of this. It kept the paths of what was loaded whole, and these
 //!   are kept on for it; what it made has no source.
 
@@ -128,6 +129,29 @@ impl Device {
                 None => sources.remove(&id),
             };
         })
+    }
+
+    /// The files that sources were, for which [`Device::set_file`] was called.
+    pub fn files(&self) -> BTreeMap<SourceId, String> {
+        self.kept.as_ref().map(|kept| kept.files.lock().clone()).unwrap_or_default()
+    }
+
+    /// Says what the file that a source was consisted of; an empty text says nothing any more.
+    ///
+    /// # Errors
+    /// [`DeviceError::Store`] if there is no room to say so. Then what was said before stays.
+    pub fn set_file(&self, id: SourceId, file: String) -> Result<(), DeviceError> {
+        let Some(kept) = &self.kept else { return Ok(()) };
+        let map = self.map.write();
+        let set = |file: Option<String>| {
+            let mut files = kept.files.lock();
+            match file.filter(|file| !file.is_empty()) {
+                Some(file) => files.insert(id, file),
+                None => files.remove(&id),
+            }
+        };
+        let before = set(Some(file.clone()));
+        self.keep(&map, Change::file(id, file)).inspect_err(|_| drop(set(before)))
     }
 
     /// Whether an earlier program noted that the checkpoint of this name was loaded whole.

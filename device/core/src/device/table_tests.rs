@@ -8,7 +8,7 @@ use lamina_abi::DIRECTORY_BYTES;
 use super::*;
 use crate::layout::Layout;
 use lamina_codec::{format::Format, kv::KvLayout, testing::bytes as noise};
-use lamina_store::{StoreError, image::Image, mishaps::Mishaps};
+use lamina_store::{StoreError, failpoints::Failpoints, image::Image};
 
 const BLOCK: u64 = BLOCK_BYTES as u64;
 
@@ -61,18 +61,18 @@ fn accounts_are_exact(device: &Device) {
             None => opaque = (opaque.0 + u64::from(charge.live), opaque.1 + charge.bytes()),
         }
     }
-    let told: Vec<_> = map.tensors().map(|tensor| tensor.stored.get()).collect();
-    assert_eq!(told, stored);
+    let reported: Vec<_> = map.tensors().map(|tensor| tensor.stored.get()).collect();
+    assert_eq!(reported, stored);
     let stats = &device.accounts.stats;
-    let told = (stats.live_blocks.get(), stats.opaque_blocks.get(), stats.opaque_stored.get());
-    assert_eq!(told, (live, opaque.0, opaque.1));
+    let reported = (stats.live_blocks.get(), stats.opaque_blocks.get(), stats.opaque_stored.get());
+    assert_eq!(reported, (live, opaque.0, opaque.1));
     if device.coded_store().is_some() {
         assert_eq!(device.blocks.used_bytes(), opaque.1 + stored.iter().sum::<u64>());
     }
 }
 
 /// What can be told of a device's tensors: lists, directory, and what everybody is charged.
-fn told(device: &Device) -> (Vec<TensorInfo>, Vec<ViewInfo>, Vec<u8>, serde_json::Value) {
+fn reported(device: &Device) -> (Vec<TensorInfo>, Vec<ViewInfo>, Vec<u8>, serde_json::Value) {
     let mut directory = vec![0; usize::try_from(DIRECTORY_BYTES).unwrap()];
     device.read_views(0, &mut directory).unwrap();
     let stats = serde_json::to_value(device.stats()).unwrap();
@@ -269,10 +269,10 @@ fn a_creation_that_finds_no_room_while_it_codes_is_as_if_never_asked() {
             let (device, data) = full(image.as_ref(), &config);
             device.create_tensor(weights("other", 3 << 20, 4096)).unwrap();
             device.create_view("other", "e8m3").unwrap();
-            let before = told(&device);
+            let before = reported(&device);
             let why = device.create_tensor(make("t", 0, 96 * BLOCK)).unwrap_err();
             assert!(matches!(why, DeviceError::Store(StoreError::Full { .. })), "{why}");
-            assert_eq!(told(&device), before);
+            assert_eq!(reported(&device), before);
             assert!(read(&device, 0, data.len() as u64) == data);
             accounts_are_exact(&device);
             // The name and the place are free, and a tensor that fits comes there.
@@ -302,10 +302,10 @@ fn a_creation_that_the_quota_stops_is_as_if_never_asked() {
     let config = DeviceConfig { codec: Codec::Lz4, partitions, ..DeviceConfig::new(4 << 20, 16 << 20) };
     for make in [weights, cache] {
         let (device, data) = full(None, &config);
-        let before = told(&device);
+        let before = reported(&device);
         let why = device.create_tensor(make("a/t", 0, 96 * BLOCK)).unwrap_err();
         assert!(matches!(why, DeviceError::Quota { .. }), "{why}");
-        assert_eq!(told(&device), before);
+        assert_eq!(reported(&device), before);
         assert!(read(&device, 0, data.len() as u64) == data);
         accounts_are_exact(&device);
     }
@@ -316,25 +316,25 @@ fn a_creation_that_finds_no_room_at_any_step_is_as_if_never_asked() {
     for make in [weights, cache] {
         let mut refused = 0;
         for room in 0.. {
-            let mishaps = Mishaps::none();
-            mishaps.make_current();
+            let failpoints = Failpoints::none();
+            failpoints.make_current();
             let config = DeviceConfig { codec: Codec::Lz4, ..DeviceConfig::new(4 << 20, 64 << 20) };
             let image = Image::in_memory(config.superblock()).unwrap();
             let device = Device::open(image.clone(), &config).unwrap();
             let mut data = repeats(3, 64 * BLOCK);
             data.extend(rows(4, 32 * BLOCK));
             device.write_base(0, &data).unwrap();
-            let before = told(&device);
-            mishaps.limit_room(room);
+            let before = reported(&device);
+            failpoints.limit_space(room);
             let made = device.create_tensor(make("t", 0, 96 * BLOCK));
-            mishaps.limit_room(i64::MAX);
+            failpoints.limit_space(i64::MAX);
             assert!(read(&device, 0, data.len() as u64) == data, "with room for {room}");
             accounts_are_exact(&device);
             let is_made = made.is_ok();
             if let Err(why) = made {
                 assert!(matches!(&why, DeviceError::Store(why) if why.is_no_room()), "{why}");
                 // What was coded anew takes what it takes, if there is no room to code it back.
-                let now = told(&device);
+                let now = reported(&device);
                 assert!((now.0, now.1, now.2) == (before.0, before.1, before.2), "with room for {room}");
                 refused += 1;
             }
@@ -349,7 +349,7 @@ fn a_creation_that_finds_no_room_at_any_step_is_as_if_never_asked() {
         }
         assert!(refused > 2, "{refused}");
     }
-    Mishaps::none().make_current();
+    Failpoints::none().make_current();
 }
 
 #[test]
@@ -465,7 +465,7 @@ fn a_removal_that_fails_leaves_the_tensor_as_it_was() {
         holds::fail(Some(step));
         assert!(matches!(device.remove_tensor("kv"), Err(DeviceError::Full)));
         holds::fail(None);
-        let (tensors, views, now, _) = told(&device);
+        let (tensors, views, now, _) = reported(&device);
         assert_eq!((tensors.len(), views, now), (1, vec![view.clone()], directory), "{step:?}");
         assert!(read(&device, 0, BYTES) == data);
         accounts_are_exact(&device);
@@ -500,7 +500,7 @@ fn a_creation_that_cannot_be_undone_stands() {
     let made = device.create_tensor(TensorSpec { codec, ..cache("kv", 0, 96 * BLOCK) });
     holds::fail(None);
     made.unwrap();
-    let (tensors, _, directory, _) = told(&device);
+    let (tensors, _, directory, _) = reported(&device);
     assert_eq!(tensors.len(), 1);
     assert!(lamina_abi::decode(&directory).unwrap().tensors[0].name == "kv");
     assert!(device.stats().blocks.heads_bytes > 0);

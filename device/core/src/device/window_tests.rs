@@ -395,7 +395,7 @@ fn a_reader_that_a_tensors_removal_overtakes_reads_again() {
         next: None,
         mask: PlaneMask::all(Format::Opaque),
         inside: whole.clone(),
-        asked: std::slice::from_ref(&whole),
+        requested: std::slice::from_ref(&whole),
         keep: false,
         first: true,
     };

@@ -123,12 +123,14 @@ pub enum FilesError {
         spelling: String,
     },
     /// A view that no tensor of a file can be shown in.
-    #[error("{file}: no tensor of it can be shown as {precision}")]
+    #[error("{file}: no tensor of it can be shown as {precision}: {}", first(tensor.as_ref()))]
     NothingGiven {
-        /// The file.
+        /// The file, or the model.
         file: String,
         /// The view or map.
         precision: String,
+        /// Its first tensor: name and dtype.
+        tensor: Option<(String, String)>,
     },
     /// A map that cannot be.
     #[error("map {map:?}: {why}")]
@@ -146,6 +148,13 @@ pub enum FilesError {
         /// What is wrong.
         why: String,
     },
+}
+
+fn first(tensor: Option<&(String, String)>) -> String {
+    match tensor {
+        Some((name, dtype)) => format!("its first, {name:?}, is {dtype}"),
+        None => "it has none".to_owned(),
+    }
 }
 
 impl From<LoadError> for FilesError {

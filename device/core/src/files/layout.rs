@@ -4,7 +4,7 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::manifest::{Content, FileEntry, Model};
+use super::manifest::{Content, FileEntry, Literals, Model};
 use super::{FilesError, Precision};
 use crate::device::{Device, DeviceError, TensorView};
 use crate::model::ReadAt;
@@ -39,8 +39,8 @@ struct Segment {
 }
 
 enum Shows {
-    /// These bytes.
-    Bytes(Arc<[u8]>),
+    /// These bytes, from there on.
+    Bytes(Arc<[u8]>, usize),
     /// Zeros.
     Padding,
     /// What the manifest keeps, from there on.
@@ -59,9 +59,17 @@ impl FileLayout {
         let mut layout = Self { bytes: 0, segments: Vec::new(), given: 0, kept: 0 };
         for extent in &file.extents {
             let shows = match &extent.of {
-                Content::Literal(at) => {
-                    Shows::Literal(Arc::clone(&model.view), model.literals.saturating_add(*at))
-                }
+                Content::Literal(at) => match &model.literals {
+                    Literals::Tensor(view, begin) => {
+                        Shows::Literal(Arc::clone(view), begin.saturating_add(*at))
+                    }
+                    Literals::Tables(_, bytes) => {
+                        let end = at.checked_add(extent.length).filter(|end| *end <= bytes.len() as u64);
+                        let wrong = || model.manifest.wrong(format!("{} has parts that it lacks", file.path));
+                        end.ok_or_else(wrong)?;
+                        Shows::Bytes(Arc::clone(bytes), usize::try_from(*at).unwrap_or(usize::MAX))
+                    }
+                },
                 Content::Tensor(name) => Shows::View(Arc::new(device.view_of(name, "full")?), 0),
             };
             layout.push(extent.length, shows);
@@ -86,9 +94,12 @@ impl FileLayout {
         file: &FileEntry,
         precision: &Precision,
     ) -> Result<Self, FilesError> {
-        let nothing =
-            || FilesError::NothingGiven { file: file.path.clone(), precision: precision.to_string() };
-        let format = checkpoint::of_kind(file.kind).ok_or_else(nothing)?;
+        let nothing = |first: Option<&ModelTensor>| FilesError::NothingGiven {
+            file: file.path.clone(),
+            precision: precision.to_string(),
+            tensor: first.map(|tensor| (tensor.name.clone(), tensor.dtype.clone())),
+        };
+        let format = checkpoint::of_kind(file.kind).ok_or_else(|| nothing(None))?;
         let full = Self::new(device, model, file)?;
         let path = Path::new(&file.path);
         let header = format.read(path, &Stored { device, layout: &full }, file.bytes)?;
@@ -98,7 +109,7 @@ impl FileLayout {
             .collect::<Result<Vec<_>, _>>()?;
         let given = tensors.iter().filter(|tensor| tensor.is_given()).count();
         if given == 0 {
-            return Err(nothing());
+            return Err(nothing(header.tensors.first()));
         }
         let kept = tensors.iter().filter(|tensor| tensor.device.is_some()).count() - given;
         let mut layout = if tensors.iter().any(|tensor| tensor.target.is_some()) {
@@ -136,7 +147,7 @@ impl FileLayout {
             let out = &mut out[inside(range.start - offset)..inside(range.end - offset)];
             let from = range.start - segment.start;
             match &segment.shows {
-                Shows::Bytes(bytes) => out.copy_from_slice(&bytes[inside(from)..inside(from) + out.len()]),
+                Shows::Bytes(bytes, at) => out.copy_from_slice(&bytes[at + inside(from)..][..out.len()]),
                 Shows::Padding => out.fill(0),
                 Shows::Literal(view, at) | Shows::View(view, at) => {
                     device.read_view_of(view, at + from, out)?;
@@ -334,7 +345,7 @@ fn rewritten(
     let targets: Vec<_> = tensors.iter().map(|tensor| tensor.target).collect();
     let rewritten = format.rewrite(path, raw, all, &targets, notes)?;
     let mut layout = FileLayout { bytes: 0, segments: Vec::new(), given: 0, kept: 0 };
-    layout.push(rewritten.header.len() as u64, Shows::Bytes(rewritten.header.into()));
+    layout.push(rewritten.header.len() as u64, Shows::Bytes(rewritten.header.into(), 0));
     for (index, begin) in rewritten.order {
         layout.push(begin.saturating_sub(layout.bytes), Shows::Padding);
         layout.push_tensor(&tensors[index]);

@@ -7,7 +7,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use twox_hash::xxhash3_128::Hasher;
 
 use super::FilesError;
-use super::manifest::{Found, MARK, Manifest, Model, model_of, read, tensor_name};
+use super::checkpoints;
+use super::manifest::{Found, Literals, MARK, Manifest, Model, model_of, read, tensor_name};
 use super::map::PrecisionMap;
 use super::plan::ModelPlan;
 use crate::device::{Device, DeviceError, Places};
@@ -43,12 +44,13 @@ pub fn held(device: &Device) -> Result<Vec<Model>, FilesError> {
                     "{} was not loaded whole: what there was of it is removed",
                     model.manifest.name
                 );
-                remove(device, &model.manifest, |_, _| Ok(()))?;
+                remove(device, &model, |_, _| Ok(()))?;
             }
             Ok(Found::Blank) => drop_tensor(device, tensor)?,
             Err(why) => tracing::error!("a model is not shown: {why}"),
         }
     }
+    models.extend(checkpoints::held(device));
     Ok(models)
 }
 
@@ -65,7 +67,9 @@ pub fn load(
     progress: impl Fn(Progress<'_>) -> ControlFlow<()> + Sync,
 ) -> Result<Model, FilesError> {
     let own = tensor_name(&plan.name);
-    if device.place_of(&own).is_some() {
+    if device.place_of(&own).is_some()
+        || checkpoints::held(device).iter().any(|model| model.manifest.name == plan.name)
+    {
         return Err(FilesError::Exists { name: plan.name.clone() });
     }
     plan.check(&loading.views, &loading.maps)?;
@@ -95,7 +99,7 @@ pub fn load(
         .and_then(|()| mark(device, &own, true))
         .and_then(|()| whole(device, &own));
     loaded.inspect_err(|_| {
-        if let Err(why) = remove(device, &manifest, |_, _| Ok(())) {
+        if let Err(why) = remove_tensors(device, &manifest, |_, _| Ok(())) {
             tracing::error!("what was loaded of {} stays until the next start: {why}", plan.name);
         }
     })
@@ -118,10 +122,10 @@ fn load_files(
         }
         let kv = KvRule::by_name().to_vec();
         let options = LoadOptions { within: Some(file.within.clone()), kv, ..LoadOptions::default() };
-        let told =
+        let reported =
             |now: Progress<'_>| progress(Progress { bytes: before + now.bytes, total, tensor: now.tensor });
         let source = device.note_source(source_of(&file.file));
-        load_from(device, &file.file, &options, own, source, told)?;
+        load_from(device, &file.file, &options, own, source, reported)?;
         before += file.file.tensors().iter().map(|tensor| tensor.length).sum::<u64>();
     }
     Ok(())
@@ -134,6 +138,17 @@ fn load_files(
 ///
 /// When the device cannot remove them.
 pub fn remove(
+    device: &Device,
+    model: &Model,
+    drop: impl Fn(u64, u64) -> Result<(), FilesError>,
+) -> Result<(), FilesError> {
+    match &model.literals {
+        Literals::Tensor(..) => remove_tensors(device, &model.manifest, drop),
+        Literals::Tables(id, _) => checkpoints::remove(device, *id, &model.manifest, drop),
+    }
+}
+
+fn remove_tensors(
     device: &Device,
     manifest: &Manifest,
     drop: impl Fn(u64, u64) -> Result<(), FilesError>,
@@ -152,7 +167,7 @@ pub fn remove(
 }
 
 /// A number that no model has.
-fn free_id(device: &Device, name: &str) -> u32 {
+pub(super) fn free_id(device: &Device, name: &str) -> u32 {
     let taken: BTreeSet<u32> = device
         .hidden_tensors()
         .iter()
@@ -161,6 +176,7 @@ fn free_id(device: &Device, name: &str) -> u32 {
             Ok(Found::Whole(model) | Found::Unfinished(model)) => Some(model.manifest.id),
             _ => None,
         })
+        .chain(checkpoints::held(device).into_iter().map(|model| model.manifest.id))
         .collect();
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
     // By the time, so that one that was removed is not taken for another that came later.
@@ -215,6 +231,10 @@ impl Model {
     /// The ranges of the base window that it takes: DPA and bytes of each tensor.
     pub fn places(&self, device: &Device) -> Vec<(u64, u64)> {
         let tensors = self.manifest.tensors().filter_map(|tensor| device.place_of(tensor));
-        tensors.chain([self.view.base()]).collect()
+        let own = match &self.literals {
+            Literals::Tensor(view, _) => Some(view.base()),
+            Literals::Tables(..) => None,
+        };
+        tensors.chain(own).collect()
     }
 }

@@ -19,7 +19,7 @@ use super::map::PrecisionMap;
 use super::{FilesError, Precision};
 use crate::device::{Device, TensorView};
 use crate::model::FileKind;
-use crate::tensor::HIDDEN;
+use crate::tensor::{HIDDEN, SourceId};
 
 const MAGIC: &[u8; 8] = b"LAMINAm1";
 /// Where the mark is.
@@ -84,10 +84,15 @@ pub enum Content {
 pub struct Model {
     /// What is known of it.
     pub manifest: Manifest,
-    /// The manifest's bytes.
-    pub(super) view: Arc<TensorView>,
-    /// Where its literals begin.
-    pub(super) literals: u64,
+    pub(super) literals: Literals,
+}
+
+/// Where the bytes are that are in no tensor.
+pub(super) enum Literals {
+    /// In the manifest's tensor, from there on.
+    Tensor(Arc<TensorView>, u64),
+    /// With the tables, as what is known of this source.
+    Tables(SourceId, Arc<[u8]>),
 }
 
 /// The name of a model's manifest on the device.
@@ -115,7 +120,7 @@ impl Manifest {
         Ok(bytes)
     }
 
-    fn wrong(&self, why: String) -> FilesError {
+    pub(super) fn wrong(&self, why: String) -> FilesError {
         FilesError::Manifest { name: self.name.clone(), why }
     }
 
@@ -166,24 +171,30 @@ pub(super) fn read(device: &Device, tensor: &str) -> Result<Found, FilesError> {
     if bytes.iter().all(|byte| *byte == 0) {
         return Ok(Found::Blank);
     }
-    if !bytes.starts_with(MAGIC) {
-        return Err(wrong("it does not begin as one"));
+    let (manifest, json_end) = decode(&bytes).map_err(|why| wrong(&why))?;
+    let whole = bytes[usize::try_from(MARK).unwrap_or(0)] == 1;
+    let literals = Literals::Tensor(Arc::new(view), json_end as u64);
+    let found = Box::new(Model { manifest, literals });
+    Ok(if whole { Found::Whole(found) } else { Found::Unfinished(found) })
+}
+
+/// A manifest that was [encoded](Manifest::encode), and where its literals begin.
+pub(super) fn decode(bytes: &[u8]) -> Result<(Manifest, usize), String> {
+    if !bytes.starts_with(MAGIC) || bytes.len() < HEAD {
+        return Err("it does not begin as one".to_owned());
     }
     let number = |at: usize| {
         let number = bytes[at..].first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
         usize::try_from(number).unwrap_or(usize::MAX)
     };
-    let (json_end, end) =
-        (HEAD.saturating_add(number(16)), HEAD.saturating_add(number(16)).saturating_add(number(24)));
+    let json_end = HEAD.saturating_add(number(16));
+    let end = json_end.saturating_add(number(24));
     if end != bytes.len() {
-        return Err(wrong(&format!("it would end at byte {end} of {}", bytes.len())));
+        return Err(format!("it would end at byte {end} of {}", bytes.len()));
     }
     let (json, literals) = (&bytes[HEAD..json_end], &bytes[json_end..]);
     if bytes[32..48] != digest(&bytes[16..32], json, literals).to_le_bytes() {
-        return Err(wrong("its checksum is another"));
+        return Err("its checksum is another".to_owned());
     }
-    let manifest: Manifest = serde_json::from_slice(json).map_err(|why| wrong(&why.to_string()))?;
-    let whole = bytes[usize::try_from(MARK).unwrap_or(0)] == 1;
-    let found = Box::new(Model { manifest, view: Arc::new(view), literals: json_end as u64 });
-    Ok(if whole { Found::Whole(found) } else { Found::Unfinished(found) })
+    Ok((serde_json::from_slice(json).map_err(|why| why.to_string())?, json_end))
 }

@@ -5,9 +5,12 @@
 //! * The manifest lies on the device itself, in a tensor called `NAME/.lamina/manifest` that no
 //!   list names. It is written before the tensors are, and marked when they are all there; a model
 //!   whose manifest has no mark is nobody's, and removed when the device is opened.
+//! * A [checkpoint](checkpoints) whose tensors lie on the device under their own names keeps its
+//!   manifest with the device's tables instead, so that the base window is what was asked for.
 //! * A file that is no checkpoint is passed through, as one tensor of bytes under `NAME/.lamina/`.
 //! * A file at another [precision] is computed when it is read.
 
+mod checkpoints;
 mod error;
 mod layout;
 mod load;
@@ -16,6 +19,7 @@ mod map;
 mod plan;
 mod precision;
 
+pub use self::checkpoints::keep_checkpoint;
 pub use self::error::FilesError;
 pub use self::layout::{FileLayout, Read};
 pub use self::load::{Loading, held, load, remove};

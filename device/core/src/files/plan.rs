@@ -12,9 +12,11 @@ use super::manifest::{Content, Extent, FileEntry, Manifest};
 use super::map::PrecisionMap;
 use super::precision::spelled;
 use crate::load::base_needed;
+use crate::model::checkpoint::of_kind;
 use crate::model::{ModelFile, ModelTensor};
 use crate::tensor::HIDDEN;
 use lamina_codec::BLOCK_BYTES;
+use lamina_codec::view::{Kind, View};
 
 /// The longest name of a model, and of a part of a path, in bytes.
 pub(super) const MAX_NAME: usize = 200;
@@ -255,7 +257,7 @@ impl ModelPlan {
         views: &[String],
         maps: &BTreeMap<String, PrecisionMap>,
     ) -> Result<(), FilesError> {
-        views.iter().try_for_each(|view| spelled(view).map(drop))?;
+        views.iter().try_for_each(|view| self.check_view(view))?;
         for (name, map) in maps {
             let wrong = |why: String| FilesError::Map { map: name.clone(), why };
             if is_bad(name) || spelled(name).is_ok() {
@@ -289,8 +291,33 @@ impl ModelPlan {
     }
 }
 
+impl ModelPlan {
+    /// Refuses a view that there is not, and one that no tensor gives.
+    fn check_view(&self, spelling: &str) -> Result<(), FilesError> {
+        spelled(spelling)?;
+        let gives = |file: &PlannedFile, tensor: &ModelTensor| {
+            let format = tensor.format.parse().ok();
+            match format.and_then(|format| View::parse(format, spelling).ok()).map(|view| view.kind()) {
+                Some(Kind::Converted { target, .. }) => {
+                    of_kind(file.file.kind()).is_some_and(|format| format.can_say(tensor, target))
+                }
+                kind => kind.is_some(),
+            }
+        };
+        let all = || {
+            let files = self.files.iter().filter(|file| is_checkpoint(&file.path));
+            files.flat_map(|file| file.file.tensors().iter().map(move |tensor| (file, tensor)))
+        };
+        if all().any(|(file, tensor)| gives(file, tensor)) {
+            return Ok(());
+        }
+        let tensor = all().next().map(|(_, tensor)| (tensor.name.clone(), tensor.dtype.clone()));
+        Err(FilesError::NothingGiven { file: self.name.clone(), precision: spelling.to_owned(), tensor })
+    }
+}
+
 /// What a file is made of; what is in no tensor is added to the literals.
-fn entry(
+pub(super) fn entry(
     path: &str,
     file: &ModelFile,
     within: &str,
@@ -320,7 +347,7 @@ fn entry(
 }
 
 /// Whether a name cannot be one of a file.
-fn is_bad(name: &str) -> bool {
+pub(super) fn is_bad(name: &str) -> bool {
     let size = name.is_empty() || name.len() > MAX_NAME;
     size || name == "." || name == ".." || name.chars().any(|c| c == '/' || c.is_control())
 }

@@ -21,7 +21,7 @@ use std::ops::{ControlFlow, Range};
 use std::path::Path;
 
 use super::pieces::{Contents, each_piece, source_of, stamp_of, told_apart};
-use super::{LoadError, LoadOptions, Loaded, Progress, Told, full_name, load_from, places, spelled};
+use super::{LoadError, LoadOptions, Loaded, Progress, Reported, full_name, load_from, places, spelled};
 use crate::device::{Device, DeviceError, Source, SourceId};
 use crate::model::ModelFile;
 use lamina_codec::BLOCK_BYTES;
@@ -173,7 +173,7 @@ fn decide_one(
         let places = places(device, model, options, &placing.removed, &mut placing.taken)?;
         return Ok(Decision::Load { replacing, places });
     }
-    let told = Told::new(model, progress);
+    let reported = Reported::new(model, progress);
     let file = source_of(model);
     let held =
         |tensor: &str, held| LoadError::Held { tensor: tensor.into(), held, file: model.path().into() };
@@ -190,7 +190,8 @@ fn decide_one(
         }
     }
     let Some((id, (tensor, source))) = sources.pop_first() else {
-        let contents = compare(device, model, options, &told)?.map_err(|tensor| held(&tensor, Held::Old))?;
+        let contents =
+            compare(device, model, options, &reported)?.map_err(|tensor| held(&tensor, Held::Old))?;
         return Ok(Decision::Adopt { tensors: there.into_keys().collect(), contents });
     };
     let other = there.iter().find(|(_, of)| **of != Some(id));
@@ -203,7 +204,7 @@ fn decide_one(
     if stamp.is_some() && stamp == source.stamp {
         return Ok(Decision::Keep { source: Some((id, Source { path: file.path, ..source })) });
     }
-    let contents = Contents::of_file(model, &told)?;
+    let contents = Contents::of_file(model, &reported)?;
     if Some(&contents) != source.contents.as_ref() {
         let here = source.path == file.path;
         return Err(held(tensor, Held::Changed { path: source.path, here }));
@@ -271,7 +272,7 @@ fn compare(
     device: &Device,
     model: &ModelFile,
     options: &LoadOptions,
-    told: &Told<'_>,
+    reported: &Reported<'_>,
 ) -> Result<Result<String, String>, LoadError> {
     let there: BTreeMap<_, _> =
         device.tensors().into_iter().map(|tensor| (tensor.name, (tensor.dpa, tensor.length))).collect();
@@ -281,7 +282,7 @@ fn compare(
         let Some((dpa, _)) = there.get(&name).filter(|(_, length)| *length == tensor.length) else {
             return Ok(Err(name));
         };
-        let same = each_piece(model, tensor, told, |at, bytes| {
+        let same = each_piece(model, tensor, reported, |at, bytes| {
             let mut found = vec![0; bytes.len()];
             let read = device.read_base(dpa + at, &mut found);
             read.map_err(|source| LoadError::Device { tensor: name.clone(), source })?;

@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use twox_hash::xxhash3_128::Hasher;
 
-use super::{LoadError, PIECE, Told};
+use super::{LoadError, PIECE, Reported};
 use crate::device::{Source, Stamp};
 use crate::model::{ModelFile, ModelTensor};
 
@@ -22,7 +22,7 @@ const STAMPS_APART: Duration = Duration::from_secs(2);
 pub(super) fn each_piece<T: Send>(
     model: &ModelFile,
     tensor: &ModelTensor,
-    told: &Told<'_>,
+    reported: &Reported<'_>,
     work: impl Fn(u64, &[u8]) -> Result<T, LoadError> + Sync,
 ) -> Result<Vec<T>, LoadError> {
     let next = AtomicU64::new(0);
@@ -42,7 +42,7 @@ pub(super) fn each_piece<T: Send>(
             buffer.resize(usize::try_from(length).unwrap_or(0), 0);
             let done = model.read(tensor, at, &mut buffer).map_err(LoadError::from);
             let done = done.and_then(|()| work(at, &buffer));
-            match done.and_then(|done| told.read(&tensor.name, length).map(|()| done)) {
+            match done.and_then(|done| reported.read(&tensor.name, length).map(|()| done)) {
                 Ok(done) => all.lock().unwrap_or_else(PoisonError::into_inner).push((piece, done)),
                 Err(why) => {
                     stop.store(true, Ordering::Relaxed);
@@ -96,10 +96,10 @@ impl Contents {
     }
 
     /// That of a file's tensors.
-    pub(super) fn of_file(model: &ModelFile, told: &Told<'_>) -> Result<String, LoadError> {
+    pub(super) fn of_file(model: &ModelFile, reported: &Reported<'_>) -> Result<String, LoadError> {
         let mut contents = Self::new();
         for tensor in model.tensors() {
-            contents.add(&each_piece(model, tensor, told, |_, bytes| Ok(Self::of_piece(bytes)))?);
+            contents.add(&each_piece(model, tensor, reported, |_, bytes| Ok(Self::of_piece(bytes)))?);
         }
         Ok(contents.digest())
     }

@@ -72,7 +72,7 @@ counters! {
 
     /// The device: sizes in bytes.
     pub struct DeviceReport by device {
-        told {
+        reported {
             /// Its mode.
             mode: Mode = |_, given| given.mode;
             /// The codec of tensors that name none.
@@ -133,7 +133,7 @@ counters! {
 
     /// Requests by window.
     pub struct RequestsReport by requests {
-        told {
+        reported {
             /// Reads of the base window.
             base: TrafficReport = |it, given| it.base.report(&given.compared);
             /// Reads of views.

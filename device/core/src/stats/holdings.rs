@@ -36,7 +36,7 @@ pub(crate) struct Held {
 figures! {
     /// One plane of one format, over all blocks.
     pub struct PlaneReport {
-        told {
+        reported {
             /// The format.
             format: Format;
             /// The plane: bit of the element.

@@ -45,7 +45,7 @@ counters! {
     /// One of the devices.
     #[derive(PartialEq)]
     pub struct MemberReport by report {
-        told {
+        reported {
             /// Its number, from 0.
             device: u32 = |_, given| given.device;
         }
@@ -75,7 +75,7 @@ figures! {
     /// A region interleaved over devices.
     #[derive(PartialEq)]
     pub struct InterleaveReport {
-        told {
+        reported {
             /// `software`, in chunks of 2 MiB, or `hardware`, a CXL interleave set.
             by: &'static str;
             /// Each device.
@@ -145,21 +145,21 @@ impl Members {
         let begin = block * BLOCK_BYTES as u64;
         let start = begin + (inside / 64 * 64) as u64;
         let end = begin + (inside + length).next_multiple_of(64) as u64;
-        for (lane, share) in (0..).zip(&mut tally.plain_of[..self.all.len()]) {
-            let part = self.interleaving.interleave.lane_range(lane, &(start..end));
+        for (target, share) in (0..).zip(&mut tally.plain_of[..self.all.len()]) {
+            let part = self.interleaving.interleave.target_range(target, &(start..end));
             *share += part.end - part.start;
         }
     }
 
     /// Adds what was fetched of the bytes that are stored for `block`.
     pub(crate) fn add_stored(&self, block: u64, bytes: u64, tally: &mut Tally) {
-        self.share(block, bytes, |lane, part| tally.stored_of[lane] += part);
+        self.share(block, bytes, |target, part| tally.stored_of[target] += part);
     }
 
     /// Counts a read request.
     pub(crate) fn count_read(&self, tally: &Tally) {
-        for (lane, member) in self.all.iter().enumerate() {
-            let (plain, stored) = (tally.plain_of[lane], tally.stored_of[lane]);
+        for (target, member) in self.all.iter().enumerate() {
+            let (plain, stored) = (tally.plain_of[target], tally.stored_of[target]);
             member.reads.add(u64::from(plain + stored > 0));
             member.plain_fetched.add(plain);
             member.stored_fetched.add(stored);
@@ -168,22 +168,22 @@ impl Members {
 
     /// Counts a write request for these bytes of the region.
     pub(crate) fn count_write(&self, region: &std::ops::Range<u64>) {
-        for (lane, member) in (0..).zip(&self.all) {
-            let part = self.interleaving.interleave.lane_range(lane, region);
+        for (target, member) in (0..).zip(&self.all) {
+            let part = self.interleaving.interleave.target_range(target, region);
             member.count_write(part.end - part.start);
         }
     }
 
-    /// Counts a write request for so many bytes of one lane.
-    pub(crate) fn count_lane_write(&self, lane: u32, bytes: u64) {
-        if let Some(member) = self.all.get(lane as usize) {
+    /// Counts a write request for so many bytes of one target.
+    pub(crate) fn count_target_write(&self, target: u32, bytes: u64) {
+        if let Some(member) = self.all.get(target as usize) {
             member.count_write(bytes);
         }
     }
 
     /// Counts what was stored for `block`.
     pub(crate) fn count_stored(&self, block: u64, bytes: u64) {
-        self.share(block, bytes, |lane, part| self.all[lane].stored_written.add(part));
+        self.share(block, bytes, |target, part| self.all[target].stored_written.add(part));
     }
 
     /// Gives each device that holds words of `block` its part of `bytes`, a multiple of 64.
@@ -192,9 +192,9 @@ impl Members {
         let begin = block * BLOCK_BYTES as u64;
         // Granules and ways are powers of two where a block has more than one granule, so all parts
         // are equal.
-        let lanes = (BLOCK_BYTES as u64 / interleave.granule()).clamp(1, u64::from(interleave.ways()));
-        for granule in 0..lanes {
-            give(interleave.lane_of(begin + granule * interleave.granule()) as usize, bytes / lanes);
+        let targets = (BLOCK_BYTES as u64 / interleave.granule()).clamp(1, u64::from(interleave.ways()));
+        for granule in 0..targets {
+            give(interleave.target_of(begin + granule * interleave.granule()) as usize, bytes / targets);
         }
     }
 
@@ -240,9 +240,9 @@ mod tests {
             let members = members(set.parse().unwrap());
             let mut tally = Tally::default();
             members.add_stored(block, 640, &mut tally);
-            let held: Vec<_> = (0..MAX_MEMBERS).filter(|lane| tally.stored_of[*lane] > 0).collect();
+            let held: Vec<_> = (0..MAX_MEMBERS).filter(|target| tally.stored_of[*target] > 0).collect();
             assert_eq!((held.as_slice(), tally.stored_of.iter().sum()), (holders, 640_u64), "{set} {block}");
-            assert!(holders.iter().all(|lane| tally.stored_of[*lane] == 640 / holders.len() as u64));
+            assert!(holders.iter().all(|target| tally.stored_of[*target] == 640 / holders.len() as u64));
         }
         let chunks = members(Interleave::chunks(3).unwrap());
         let mut tally = Tally::default();
@@ -275,18 +275,18 @@ mod tests {
         members.count_read(&tally);
         members.count_write(&((2 << 20)..(2 << 20) + 4096));
         members.count_stored(512, 512);
-        let told = members.report();
-        assert_eq!((told.by, told.ways, told.granule_bytes), ("software", 2, 2 << 20));
+        let reported = members.report();
+        assert_eq!((reported.by, reported.ways, reported.granule_bytes), ("software", 2, 2 << 20));
         assert_eq!(
-            told.devices.iter().map(|each| (each.reads, each.writes)).collect::<Vec<_>>(),
+            reported.devices.iter().map(|each| (each.reads, each.writes)).collect::<Vec<_>>(),
             [(1, 0), (1, 1)]
         );
         // 3072 and 1536 bytes were moved for 12 KiB.
-        assert_eq!(told.imbalance, Some(3072.0 / 2304.0));
+        assert_eq!(reported.imbalance, Some(3072.0 / 2304.0));
         assert_eq!(
-            told.devices.iter().map(|each| each.modelled_gbs).collect::<Vec<_>>(),
+            reported.devices.iter().map(|each| each.modelled_gbs).collect::<Vec<_>>(),
             [Some(10.0), Some(5.0)]
         );
-        assert_eq!(told.modelled_region_gbs, Some(40.0));
+        assert_eq!(reported.modelled_region_gbs, Some(40.0));
     }
 }

@@ -58,7 +58,7 @@ pub struct FormerWindows {
 figures! {
     /// One tensor.
     pub struct TensorReport {
-        told {
+        reported {
             /// Its name.
             name: String;
             /// Its format.

@@ -117,17 +117,17 @@ mod tests {
             let (mut gaps, mut taken) = (Gaps::new(0..BYTES as u64), [false; BYTES]);
             for (start, length, give) in steps {
                 let range = start..(start + length).min(BYTES);
-                let as_told = range.start as u64..range.end as u64;
+                let as_reported = range.start as u64..range.end as u64;
                 if !give {
-                    gaps.take(&as_told);
+                    gaps.take(&as_reported);
                     taken[range].fill(true);
                 } else if taken[range.clone()].iter().all(|taken| *taken) {
-                    gaps.give(&as_told);
+                    gaps.give(&as_reported);
                     taken[range].fill(false);
                 }
                 let want = gaps_of(&taken);
-                let told: Vec<_> = gaps.by_start.iter().map(|(start, end)| *start..*end).collect();
-                prop_assert_eq!(&told, &want);
+                let reported: Vec<_> = gaps.by_start.iter().map(|(start, end)| *start..*end).collect();
+                prop_assert_eq!(&reported, &want);
                 let mut lengths: Vec<_> = want.iter().map(|gap| (gap.end - gap.start, gap.start)).collect();
                 lengths.sort_unstable();
                 prop_assert_eq!(gaps.by_length.iter().copied().collect::<Vec<_>>(), lengths.clone());

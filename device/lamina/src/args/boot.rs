@@ -8,14 +8,15 @@ use lamina_qemu::{Accel, AttachKind};
 use super::DeviceArgs;
 use super::values::{accel, put};
 
-/// Boot a guest that sees a device as CXL memory, as disks, or as shared memory of PCI devices.
+/// Boot a guest that sees a device as CXL memory, as disks, as shared memory of PCI devices, or as a file system.
 ///
 /// Starts a device as `serve` does, or takes one that is being served, and boots Debian's kernel in QEMU with the two windows as two
 /// cxl-type3 devices: base first, views second. Without a script you get a shell, with lamina-shim in it. KVM is used where it
 /// works, emulation elsewhere. A QEMU older than 11.1 will not do; without one, one is unpacked from Debian's packages. With
 /// --attach vhost-user the windows are two virtio disks, and QEMU 7.2 will do. With --attach ivshmem they are the memory of two PCI
 /// devices, whose sizes are powers of two, and a third one carries requests: the guest needs neither CXL nor a serial port. With
-/// --attach shmem a virtio device maps what the guest asks for, and a driver of ours, built for its kernel, gives /dev/lamina0.
+/// --attach shmem a virtio device maps what the guest asks for, and a driver of ours, built for its kernel, gives /dev/lamina0. With
+/// --attach virtiofs the guest has the mount as a file system, models and windows: `mount -t virtiofs lamina /mnt`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -39,7 +40,7 @@ pub(crate) struct Boot {
     /// Take all of this from a file of TOML: docs/topology.toml is an example.
     #[arg(long, value_name = "FILE")]
     pub(crate) topology: Option<PathBuf>,
-    /// How the guest sees the device: cxl, vhost-user, ivshmem or shmem.
+    /// How the guest sees the device: cxl, vhost-user, ivshmem, shmem or virtiofs.
     #[arg(long, default_value_t, value_name = "HOW")]
     pub(crate) attach: AttachKind,
     /// The directory to mount on [default: a temporary one].

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 
 use super::values::bytes;
+use crate::client::ApiAt;
 
 /// Serve models as files: start a device that holds them, and mount it on DIR.
 ///
@@ -33,7 +34,7 @@ pub(crate) struct Mount {
     /// Keep the device in this file: it is there again the next time, with its models.
     #[arg(long, value_name = "FILE")]
     pub(crate) image: Option<PathBuf>,
-    /// Bytes of the base window [default: twice what the models take, and a gibibyte].
+    /// Bytes of the base window [default: twice what the models take, and a gibibyte]. With it, no model is needed.
     #[arg(long, value_parser = bytes, value_name = "BYTES")]
     pub(crate) capacity: Option<u64>,
     /// Stay until SIGINT or SIGTERM, or `lamina umount`.
@@ -65,15 +66,25 @@ pub(crate) struct Umount {
 /// List models, their files, what is stored of them, and what was read of them at which precision.
 #[derive(Debug, Args)]
 pub(crate) struct Ls {
-    /// Where they are mounted [default: everything that `lamina mount` mounted].
+    /// Where they are mounted [default: everything that `lamina mount` mounted, and the device that is served in the usual place].
     pub(crate) dir: Option<PathBuf>,
+    /// The API of a device that is being served: its socket, or the address of --tcp.
+    #[arg(long, value_name = "PATH|ADDRESS:PORT", conflicts_with = "dir")]
+    pub(crate) api: Option<ApiAt>,
     /// Print JSON instead of a table.
     #[arg(long)]
     pub(crate) json: bool,
 }
 
-/// Load a model into a device that is mounted.
+/// Load a model into a device that is mounted, by `lamina mount`, `lamina serve` or `lamina boot`.
 #[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  Into the only device that is mounted, and into one that `lamina serve --mount ~/lamina` serves:
+      lamina load model.gguf
+      lamina load model.gguf --in ~/lamina
+  By the API of one, under another name:
+      lamina load model.gguf --as other --api 127.0.0.1:8080")]
 pub(crate) struct LoadModel {
     /// A safetensors, GGUF or .npy file, an index of shards, or a directory with such.
     pub(crate) model: PathBuf,
@@ -98,9 +109,15 @@ pub(crate) struct Rm {
 /// Which device.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct To {
-    /// Where the device is mounted; it may be left out where only one is.
+    /// Where the device is mounted, or something in there; it may be left out where only one is.
     #[arg(long = "in", value_name = "DIR")]
     pub(crate) dir: Option<PathBuf>,
+    /// The device's API instead: its socket, or the address of --tcp.
+    #[arg(long, value_name = "PATH|ADDRESS:PORT", conflicts_with = "dir")]
+    pub(crate) api: Option<ApiAt>,
+    /// Print JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 fn map(text: &str) -> Result<(String, PathBuf), String> {

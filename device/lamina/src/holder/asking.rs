@@ -100,11 +100,11 @@ impl State {
 /// Answers on the holder's socket, as long as the process lives.
 pub(super) fn answer(socket: &UnixListener, state: &Arc<State>) {
     for asker in socket.incoming() {
-        let asked = asker.and_then(|asker| {
+        let requested = asker.and_then(|asker| {
             let deadline = Instant::now() + TIMEOUT;
             Ok(life::receive_by(&asker, deadline)?.map(|(ask, descriptors)| (asker, ask, descriptors)))
         });
-        let (asker, answer) = match asked {
+        let (asker, answer) = match requested {
             Ok(Some((asker, Ask::Upgrade(program), _))) => {
                 let upgraded = state.upgrade(program).map(Box::new).map_err(|why| format!("{why:#}"));
                 (asker, Answer::Upgraded(upgraded))

@@ -80,8 +80,8 @@ impl Worker {
         });
         descriptors.extend(held.disks.iter().map(|(socket, _)| socket.listener.as_fd()));
         let disks = held.disks.iter().map(|(_, disk)| disk.clone()).collect();
-        let told = Some(state.lock().told.clone());
-        self.order(&Order::Serve { mount, told, paced: true, qmp: None, disks }, &descriptors)
+        let reported = Some(state.lock().reported.clone());
+        self.order(&Order::Serve { mount, reported, paced: true, qmp: None, disks }, &descriptors)
     }
 
     fn order(&self, order: &Order, descriptors: &[BorrowedFd<'_>]) -> Result<()> {
@@ -116,7 +116,7 @@ impl Worker {
     }
 
     /// What it tells, with what only the holder knows.
-    pub(super) fn told(&self, ready: Ready) -> Ready {
+    pub(super) fn reported(&self, ready: Ready) -> Ready {
         Ready { pid: std::process::id(), worker: self.child.id(), ..ready }
     }
 

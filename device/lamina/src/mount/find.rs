@@ -1,29 +1,38 @@
 //! Which device is mounted where.
 
+use std::ffi::OsString;
 use std::fs;
+use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
-use crate::args::run_dir;
+use crate::args::{To, run_dir};
+use crate::client::{self, ApiAt};
 use crate::holder;
 
 /// The directory of the directories of mounted devices.
 pub(super) const MOUNTS: &str = "mounts";
 /// The file that says where a device is mounted.
 const PLACE: &str = "mounted-on";
+/// The attribute of a mount's root that names the socket of its API.
+const API: &str = "user.lamina.api";
 
-/// A device that is mounted.
+/// A device that shows models.
 pub(super) struct Found {
-    /// Where its sockets are.
-    pub(super) run_dir: PathBuf,
-    /// Where it is mounted.
-    pub(super) dir: PathBuf,
+    /// Where it answers.
+    pub(super) api: ApiAt,
+    /// Where it is mounted, if it says so.
+    pub(super) dir: Option<PathBuf>,
 }
 
 impl Found {
-    pub(super) fn api(&self) -> PathBuf {
-        self.run_dir.join("api.sock")
+    /// A model's folder, for a person.
+    pub(super) fn folder(&self, model: &str) -> String {
+        match &self.dir {
+            Some(dir) => format!("{}/models/{model}", dir.display()),
+            None => format!("models/{model}"),
+        }
     }
 }
 
@@ -53,43 +62,93 @@ pub(super) fn run_dir_of(dir: &Path) -> Result<PathBuf> {
     Ok(run_dir)
 }
 
-/// The device that is mounted there.
-pub(super) fn mounted(dir: &Path) -> Result<Found> {
+/// The directory for the sockets of the device that `lamina mount` mounted there.
+pub(super) fn ours(dir: &Path) -> Result<PathBuf> {
     let (run_dir, dir) = named(dir)?;
-    if !holder::is_held(&run_dir) {
-        bail!(
+    if holder::is_held(&run_dir) {
+        return Ok(run_dir);
+    }
+    match told(&dir) {
+        Some((_, socket)) => bail!(
+            "{} is not from `lamina mount`: end the `lamina serve` or `lamina boot` that answers at {}",
+            dir.display(),
+            socket.display()
+        ),
+        None => bail!(
             "nothing that `lamina mount` started is mounted on {}; `lamina ls` lists what is",
             dir.display()
-        );
+        ),
     }
-    Ok(Found { run_dir, dir })
 }
 
-/// All devices that are mounted.
-pub(super) fn all() -> Vec<Found> {
-    let Ok(entries) = fs::read_dir(run_dir().join(MOUNTS)) else { return Vec::new() };
+/// The device that is mounted on a directory, or on one above it, whoever started it.
+pub(super) fn mounted(dir: &Path) -> Result<Found> {
+    let (run_dir, dir) = named(dir)?;
+    if holder::is_held(&run_dir) {
+        return Ok(Found { api: ApiAt::in_dir(&run_dir), dir: Some(dir) });
+    }
+    let (dir, socket) = told(&dir).with_context(|| {
+        format!(
+            "no device is mounted on {}: `lamina ls` lists those that are, `lamina mount MODEL… {0}` mounts one, and --api reaches one that is served without a mount",
+            dir.display()
+        )
+    })?;
+    Ok(Found { api: socket.into(), dir: Some(dir) })
+}
+
+/// What a mount says of itself: where its root is, and the API's socket.
+fn told(dir: &Path) -> Option<(PathBuf, PathBuf)> {
+    let mut path = vec![0; libc::PATH_MAX.unsigned_abs() as usize];
+    dir.ancestors().find_map(|dir| {
+        let length = rustix::fs::getxattr(dir, API, &mut path[..]).ok()?;
+        Some((dir.to_owned(), PathBuf::from(OsString::from_vec(path[..length].to_vec()))))
+    })
+}
+
+/// All devices that `lamina mount` mounted, and the one that is served in the usual place.
+pub(super) async fn all() -> Vec<Found> {
     let of = |run_dir: PathBuf| {
-        use std::os::unix::ffi::OsStringExt;
-        let dir = std::ffi::OsString::from_vec(fs::read(run_dir.join(PLACE)).ok()?).into();
-        holder::is_held(&run_dir).then_some(Found { run_dir, dir })
+        let dir = OsString::from_vec(fs::read(run_dir.join(PLACE)).ok()?).into();
+        let found = Found { api: ApiAt::in_dir(&run_dir), dir: Some(dir) };
+        holder::is_held(&run_dir).then_some(found)
     };
-    let mut all: Vec<_> = entries.flatten().filter_map(|entry| of(entry.path())).collect();
+    let entries = fs::read_dir(run_dir().join(MOUNTS)).into_iter().flatten().flatten();
+    let mut all: Vec<_> = entries.filter_map(|entry| of(entry.path())).collect();
     all.sort_by(|one, other| one.dir.cmp(&other.dir));
+    if holder::is_held(&run_dir()) {
+        all.push(at(ApiAt::default()).await);
+    }
     all
 }
 
-/// The device that is mounted there, or the only one.
-pub(super) fn one(dir: Option<&Path>) -> Result<Found> {
-    if let Some(dir) = dir {
-        return mounted(dir);
+/// The device that answers at `api`.
+pub(super) async fn at(api: ApiAt) -> Found {
+    let exports = client::exports(&api).await.unwrap_or_default();
+    let root = exports.iter().find(|export| export["name"].is_null());
+    let base = root.and_then(|export| export["base"]["path"].as_str()).map(Path::new);
+    let dir = base.and_then(Path::parent).map(Path::to_owned);
+    Found { api, dir }
+}
+
+/// The device that is asked for, or the only one.
+pub(super) async fn one(to: &To) -> Result<Found> {
+    match (&to.api, &to.dir) {
+        (Some(api), _) => return Ok(at(api.clone()).await),
+        (None, Some(dir)) => return mounted(dir),
+        (None, None) => {}
     }
-    let mut all = all();
+    let mut all = all().await;
     match all.len() {
         1 => Ok(all.remove(0)),
-        0 => bail!("nothing is mounted: `lamina mount MODEL… DIR` does that"),
+        0 => bail!(
+            "no device is mounted: `lamina mount MODEL… DIR` does that; one that is served elsewhere is reached by --in DIR or --api"
+        ),
         _ => {
-            let dirs: Vec<_> = all.iter().map(|found| found.dir.display().to_string()).collect();
-            bail!("say with --in which one: {}", dirs.join(", "))
+            let each = all.iter().map(|found| match &found.dir {
+                Some(dir) => format!("--in {}", dir.display()),
+                None => format!("--api {}", found.api),
+            });
+            bail!("say which one: {}", each.collect::<Vec<_>>().join(", "))
         }
     }
 }

@@ -62,7 +62,7 @@ pub(super) struct Guest {
     /// Whether it has a cache of its own, which nobody keeps coherent.
     pub(super) host: Field<bool>,
     #[serde(rename = "guest")]
-    pub(super) seat: Field<String>,
+    pub(super) export: Field<String>,
     pub(super) shmem: Field<PathBuf>,
     pub(super) attach: Field<String>,
     pub(super) base: Field<PathBuf>,

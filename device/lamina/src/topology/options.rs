@@ -114,7 +114,7 @@ impl<'f> Options<'f> {
     /// What boots on it.
     pub(super) fn guest(&mut self, guest: Guest) {
         self.text("--attach", guest.attach);
-        self.text("--guest", guest.seat);
+        self.text("--guest", guest.export);
         self.path("--shmem", guest.shmem);
         self.path("--base", guest.base);
         self.path("--views-file", guest.views_file);
@@ -158,11 +158,11 @@ impl<'f> Options<'f> {
             };
             let option = named.split([' ', '=']).next().unwrap_or_default();
             // What is wrong comes before the first empty line, and the usage, which is no file's, after it.
-            let told = why.to_string();
-            let told = told.split("\n\n").next().unwrap_or_default().trim_start_matches("error: ");
-            let told = told.split_whitespace().collect::<Vec<_>>().join(" ");
+            let reported = why.to_string();
+            let reported = reported.split("\n\n").next().unwrap_or_default().trim_start_matches("error: ");
+            let reported = reported.split_whitespace().collect::<Vec<_>>().join(" ");
             let place = places.iter().find(|(known, _)| *known == option);
-            place.map_or_else(|| told.clone(), |(_, at)| source.at(*at, &told))
+            place.map_or_else(|| reported.clone(), |(_, at)| source.at(*at, &reported))
         })?;
         Ok((cli, words))
     }

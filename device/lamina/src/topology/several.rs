@@ -19,7 +19,7 @@ use super::Source;
 use super::file::{Field, File, Guest, Number};
 use super::options::Options;
 use crate::args::{self, Cli, Command};
-use crate::guests::{Guests, Member, Seat, folder_of, monitor_of};
+use crate::guests::{GuestExport, Guests, Member, folder_of, monitor_of};
 
 /// Whether a file is such a topology.
 pub(super) fn is(file: &File) -> bool {
@@ -82,9 +82,9 @@ pub(super) fn expand(
         guest.is_of_this_device(source)?;
         let disks = guest.attach.as_ref().is_some_and(|attach| attach.get_ref() == "vhost-user");
         let disks = disks.then(|| run_dir.join(folder_of(&name)));
-        let seat = if let Some(part) = guest.part(&name, disks.as_deref(), source)? {
+        let export = if let Some(part) = guest.part(&name, disks.as_deref(), source)? {
             serve.word("--guest", part);
-            Seat::Named
+            GuestExport::Named
         } else if guest.is_host() {
             if disks.is_some() {
                 return Err(source.at(
@@ -93,7 +93,7 @@ pub(super) fn expand(
                 ));
             }
             serve.word("--host", &name);
-            Seat::Named
+            GuestExport::Named
         } else if !has_shared {
             let why = "others have a part of the device, so this guest needs one too: give it a `capacity`, or [device] a part that is everybody's, `shared`";
             return Err(source.at(place, why));
@@ -110,7 +110,7 @@ pub(super) fn expand(
                 }
                 serve.word("--vhost-user", disks);
             }
-            Seat::Shared
+            GuestExport::Shared
         };
         if guest.script.is_none() && members.iter().any(|member| member.boot.script.is_none()) {
             return Err(source.at(place, "a second guest without a `script`; one shell has the terminal"));
@@ -118,7 +118,7 @@ pub(super) fn expand(
         let mut options = Options::of("boot", source);
         options.guest(guest);
         let Command::Boot(boot) = options.parse()?.0.command else { unreachable!("it was asked for") };
-        members.push(Member { name, seat, boot: *boot });
+        members.push(Member { name, export, boot: *boot });
     }
     let (cli, words) = serve.parse()?;
     let Command::Serve(serve) = cli.command else { unreachable!("it was asked for") };
@@ -146,7 +146,7 @@ impl Guest {
             ("ctl", place(self.ctl.as_ref())),
             ("mailbox", place(self.mailbox.as_ref())),
             ("disk", place(self.disk.as_ref())),
-            ("guest", place(self.seat.as_ref())),
+            ("guest", place(self.export.as_ref())),
             ("shmem", place(self.shmem.as_ref())),
         ];
         let found = elsewhere.into_iter().find_map(|(key, place)| Some((key, place?)));

@@ -1,7 +1,7 @@
 use clap::Parser;
 
 use super::*;
-use crate::guests::Seat;
+use crate::guests::GuestExport;
 
 fn read(text: &str) -> Result<Vec<String>, String> {
     let (_, words) = expand(text, Path::new("/t"), false)?;
@@ -177,14 +177,14 @@ fn several_guests_are_a_device_that_is_served_and_a_boot_of_each() {
     assert!(several.print_command);
     let guests = several.members.iter();
     let guests: Vec<_> = guests
-        .map(|guest| (&*guest.name, guest.seat, guest.boot.attach.to_string(), guest.boot.cpus))
+        .map(|guest| (&*guest.name, guest.export, guest.boot.attach.to_string(), guest.boot.cpus))
         .collect();
     assert_eq!(
         guests,
         [
-            ("alice", Seat::Named, "cxl".to_owned(), 2),
-            ("guest-2", Seat::Named, "vhost-user".to_owned(), 1),
-            ("shell", Seat::Shared, "shmem".to_owned(), 2),
+            ("alice", GuestExport::Named, "cxl".to_owned(), 2),
+            ("guest-2", GuestExport::Named, "vhost-user".to_owned(), 1),
+            ("shell", GuestExport::Shared, "shmem".to_owned(), 2),
         ]
     );
     let hosts = "[device]\nrun-dir = \"/r\"\nhost-cache = \"1M\"\n[[guest]]\nhost = true\nscript = \"s\"\n[[guest]]\nhost = true\n";

@@ -40,6 +40,12 @@ fn nothing_is_mounted_for_a_model_that_cannot_be_loaded() {
     assert!(place.refused(&["mount", &place.write("w.safetensors", &whole)]).contains("mount"));
     let view = place.refused(&["mount", "--views", "e8m3:packed", &place.text("w.safetensors"), &mount]);
     assert!(view.contains("e8m3:packed") && !place.path("m").exists(), "{view}");
+    let blocks = place.write("q.gguf", &gguf(&[("blk.0", 8, vec![32, 2], noise(2, 68))]));
+    for view in ["e8m3", "bf16", "fp8_e4m3fn"] {
+        let why = place.refused(&["mount", "--views", view, &blocks, &mount]);
+        let said = format!("no tensor of it can be shown as {view}: its first, \"blk.0\", is Q8_0");
+        assert!(why.contains(&said) && !place.path("m").exists(), "{why}");
+    }
     let map = place.write("m.toml", b"[[tensor]]\nname = \"x*\"\nview = \"e8m3\"\n");
     let map =
         place.refused(&["mount", "--map", &format!("small={map}"), &place.text("w.safetensors"), &mount]);

@@ -54,7 +54,7 @@ fn models_are_loaded_listed_and_removed_and_umount_leaves_nothing() {
 }
 
 /// The process that does the work of a holder.
-fn worker_of(holder: u64) -> Option<Pid> {
+pub(crate) fn worker_of(holder: u64) -> Option<Pid> {
     fs::read_dir("/proc").unwrap().flatten().find_map(|entry| {
         let pid: i32 = entry.file_name().to_str()?.parse().ok()?;
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;

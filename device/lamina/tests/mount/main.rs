@@ -7,3 +7,4 @@ mod common;
 mod files;
 mod life;
 mod precisions;
+mod served;

@@ -153,9 +153,9 @@ fn every_counter_of_traffic_is_the_same_in_json_and_metrics() {
         let (_, _, metrics) = answer(served.tcp(), &request("GET", "/metrics", ""));
         let stats = served.ask("GET", "/stats", "").1;
 
-        let told = |pointer: &str| stats.pointer(pointer).unwrap_or_else(|| panic!("no {pointer}"));
+        let reported = |pointer: &str| stats.pointer(pointer).unwrap_or_else(|| panic!("no {pointer}"));
         let same = |pointer: &str, metric: &str| {
-            let number = told(pointer).as_u64().unwrap_or_else(|| panic!("{pointer} is no number"));
+            let number = reported(pointer).as_u64().unwrap_or_else(|| panic!("{pointer} is no number"));
             assert!(
                 metrics.contains(&format!("\nlamina_{metric} {number}\n")),
                 "{pointer} {number}: {metrics}"
@@ -215,17 +215,20 @@ fn every_counter_of_traffic_is_the_same_in_json_and_metrics() {
             assert_eq!(same(&format!("{pointer}/fills"), &metric), fills, "{pointer}");
         }
         // 100 bytes at 100 fill lines 1 and 3 in part, 130 at the begin of another block line 2.
-        assert_eq!(*told("/reads_for_writes/plain_bytes_fetched"), 2 * 64 + 64);
+        assert_eq!(*reported("/reads_for_writes/plain_bytes_fetched"), 2 * 64 + 64);
         assert_eq!(
-            (told("/reads_for_writes/reads"), told("/reads_for_writes/bytes")),
+            (reported("/reads_for_writes/reads"), reported("/reads_for_writes/bytes")),
             (&json!(2), &json!(230))
         );
         // The window of 16 KiB that is open answered 200 bytes at its begin, and its half of the
         // view.
-        assert_eq!(*told("/requests/base/staged_bytes"), 256);
-        assert_eq!(*told("/requests/views/staged_bytes"), 16 << 10);
-        assert_eq!(*told("/requests/views/plain_bytes_fetched"), 16 << 10);
-        assert_eq!((told("/device/codec"), told("/device/gcomp_codec")), (&json!("tree"), &json!("lz4")));
+        assert_eq!(*reported("/requests/base/staged_bytes"), 256);
+        assert_eq!(*reported("/requests/views/staged_bytes"), 16 << 10);
+        assert_eq!(*reported("/requests/views/plain_bytes_fetched"), 16 << 10);
+        assert_eq!(
+            (reported("/device/codec"), reported("/device/gcomp_codec")),
+            (&json!("tree"), &json!("lz4"))
+        );
         assert!(metrics.contains(r#"gcomp_codec="lz4""#), "{metrics}");
 
         let (_, _, page) = answer(served.tcp(), &request("GET", "/", ""));
@@ -328,11 +331,11 @@ fn other_users_are_refused_over_tcp() {
         let port = served.api.address().unwrap().port();
         let asks =
             [request("GET", "/stats", ""), request("POST", "/discard", r#"{"offset":0,"length":4096}"#)];
-        for asked in asks {
+        for requested in asks {
             // The user whom nothing belongs to.
             let asking = Command::new("bash")
                 .args(["-c", r#"exec 3<>"/dev/tcp/127.0.0.1/$1" && printf %s "$2" >&3 && cat <&3"#, "bash"])
-                .args([&port.to_string(), &asked])
+                .args([&port.to_string(), &requested])
                 .current_dir("/")
                 .uid(65_534)
                 .output();

@@ -219,8 +219,8 @@ impl Rig {
     pub(crate) fn try_ask_quietly(&self, path: &str) -> bool {
         let Ok(mut stream) = UnixStream::connect(self.place.path("run/api.sock")) else { return false };
         let mut answer = String::new();
-        let asked = stream.write_all(request("GET", path, "").as_bytes());
-        asked.is_ok() && stream.read_to_string(&mut answer).is_ok() && answer.starts_with("HTTP/1.1 200")
+        let requested = stream.write_all(request("GET", path, "").as_bytes());
+        requested.is_ok() && stream.read_to_string(&mut answer).is_ok() && answer.starts_with("HTTP/1.1 200")
     }
 
     pub(crate) fn try_ask(&self, method: &str, path: &str, body: &Value) -> (u16, Value) {

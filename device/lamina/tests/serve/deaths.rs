@@ -151,7 +151,7 @@ fn counters_tensors_and_views_outlive_workers() {
         let rig = Rig::new("auto");
         let view = rig.view("e8m3");
         rig.views().load(view.offset, 4 * 4096);
-        let told = |rig: &Rig| {
+        let reported = |rig: &Rig| {
             let stats = rig.ask("GET", "/stats", &Value::Null);
             (
                 stats["requests"].clone(),
@@ -160,10 +160,10 @@ fn counters_tensors_and_views_outlive_workers() {
                 stats["blocks"].clone(),
             )
         };
-        let before = told(&rig);
+        let before = reported(&rig);
         kill_worker(&rig.run);
         eventually("a new worker", || rig.try_ask_quietly("/stats"));
-        assert_eq!(told(&rig), before);
+        assert_eq!(reported(&rig), before);
         assert_eq!(deaths(&rig), 1);
     });
 }
@@ -334,12 +334,12 @@ fn a_write_back_that_kills_each_worker_fails_while_a_thread_of_it_waits_for_that
         base.store(at, b"lost");
         base.store(at + 8192, b"kept");
         // The worker that is asked to flush waits for its own write-back when it panics.
-        let mut asked = UnixStream::connect(rig.place.path("run/api.sock")).unwrap();
+        let mut requested = UnixStream::connect(rig.place.path("run/api.sock")).unwrap();
         let range = json!({ "offset": at, "length": 4096 }).to_string();
-        asked.write_all(request("POST", "/flush", &range).as_bytes()).unwrap();
+        requested.write_all(request("POST", "/flush", &range).as_bytes()).unwrap();
         let mut answer = String::new();
         // The connection ends with the worker, in whatever way.
-        let _ = asked.read_to_string(&mut answer);
+        let _ = requested.read_to_string(&mut answer);
         assert_eq!(answer, "");
         assert_eq!(base.try_sync().unwrap_err().raw_os_error(), Some(nix::libc::EIO));
         let (deaths, panics) = losses(&rig);

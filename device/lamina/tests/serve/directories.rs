@@ -33,9 +33,9 @@ fn refusal(command: &mut Command) -> String {
         }
         thread::sleep(Duration::from_millis(5));
     }
-    let told = child.wait_with_output().unwrap();
-    let why = String::from_utf8_lossy(&told.stderr).into_owned();
-    assert!(!told.status.success() && !why.contains("panicked"), "{command:?}: {why}");
+    let reported = child.wait_with_output().unwrap();
+    let why = String::from_utf8_lossy(&reported.stderr).into_owned();
+    assert!(!reported.status.success() && !why.contains("panicked"), "{command:?}: {why}");
     why
 }
 
@@ -187,8 +187,8 @@ fn a_monitor_of_another_user_is_told_nothing() {
         let monitor = UnixListener::from(listener_of_other(&place.path("run/qmp.sock")));
         let stream = UnixStream::connect(place.path("run/api.sock")).unwrap();
         let block = json!({ "offset": 0, "length": 4096 }).to_string();
-        let asked = crate::common::request("POST", "/poison/inject", &block);
-        assert_eq!(crate::common::answer(stream, &asked).0, 200);
+        let requested = crate::common::request("POST", "/poison/inject", &block);
+        assert_eq!(crate::common::answer(stream, &requested).0, 200);
         let (mut connection, _) = monitor.accept().unwrap();
         connection.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
         // It hangs up without a word, or had before it was greeted.

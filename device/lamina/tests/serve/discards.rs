@@ -21,7 +21,7 @@ const ROUNDS: u64 = 60;
 /// A way of discarding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum How {
-    Asked,
+    Requested,
     Punched,
 }
 
@@ -35,7 +35,7 @@ fn punch(file: &File, at: u64, length: u64) -> std::io::Result<()> {
 
 fn discard(rig: &Rig, how: How, file: &File, at: u64, length: u64) {
     match how {
-        How::Asked => drop(rig.ask("POST", "/discard", &json!({ "offset": at, "length": length }))),
+        How::Requested => drop(rig.ask("POST", "/discard", &json!({ "offset": at, "length": length }))),
         How::Punched => punch(file, at, length).unwrap(),
     }
 }
@@ -169,7 +169,7 @@ fn stores_after_a_page_went_stay(how: How, write_back_with: &str) {
 #[test]
 fn stores_after_a_page_was_discarded_stay() {
     for write_back_with in BOTH {
-        within(300, move || stores_after_a_page_went_stay(How::Asked, write_back_with));
+        within(300, move || stores_after_a_page_went_stay(How::Requested, write_back_with));
     }
 }
 
@@ -226,7 +226,7 @@ fn nothing_comes_back(how: How) {
 
 #[test]
 fn what_was_discarded_does_not_come_back_with_stores_beside_it() {
-    within(300, || nothing_comes_back(How::Asked));
+    within(300, || nothing_comes_back(How::Requested));
 }
 
 #[test]
@@ -271,8 +271,8 @@ fn a_discard_that_fails_takes_nothing_of_what_it_did_not_reach() {
             base.store(at(0), &bytes);
             base.store(end + PAGE, b"behind it");
             if how == "discard" {
-                let asked = json!({ "offset": at(0), "length": 16 * PAGE + 100 });
-                let (_, body) = rig.try_ask("POST", "/discard", &asked);
+                let requested = json!({ "offset": at(0), "length": 16 * PAGE + 100 });
+                let (_, body) = rig.try_ask("POST", "/discard", &requested);
                 let why = body["error"].as_str().unwrap();
                 assert!(why.contains("the first 65536 were dropped"), "{why}");
             } else {

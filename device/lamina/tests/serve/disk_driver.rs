@@ -277,8 +277,8 @@ impl Driver {
             }
             let borrowed = Borrowed(&self.call);
             let mut call = [PollFd::new(borrowed.as_fd(), PollFlags::POLLIN)];
-            let told = poll(&mut call, PollTimeout::from(10_000_u16)).unwrap();
-            assert!(told == 1, "the guest is not told within 10 s");
+            let reported = poll(&mut call, PollTimeout::from(10_000_u16)).unwrap();
+            assert!(reported == 1, "the guest is not told within 10 s");
             let _ = self.call.read();
         }
         let entry: [u8; 8] =

@@ -5,40 +5,40 @@
 //!   death of everything may of blocks that were not flushed, each block is one of the two, and the array takes it over.
 //! * A failure names seed and step. `LAMINA_LONG` makes it ten minutes, `LAMINA_SEED` begins with another seed.
 
-mod strikes;
+mod injections;
 mod trial;
 
 use std::time::{Duration, Instant};
 
 use crate::common::within;
 use crate::deaths::kill_worker;
-use strikes::{
+use injections::{
     crash_host, fill, fill_and_kill, flip, half_open, kill_everything, kill_several, panic, poison,
     slow_readers, snapshot, stop, unmap,
 };
 use trial::{Dice, Trial, index};
 
-/// The faults. The first are struck while the load goes on.
-const KINDS: [(&str, Strike); 15] = [
-    ("worker killed", Strike::Under(|run, _| kill_worker(&run.rig.run))),
-    ("workers killed in a row", Strike::Under(kill_several)),
-    ("panic", Strike::Under(panic)),
-    ("upgrade", Strike::Under(|run, _| run.lamina(&["upgrade"]))),
-    ("worker stopped for a while", Strike::Under(stop)),
-    ("flipped bit", Strike::Under(flip)),
-    ("poison", Strike::Under(poison)),
-    ("half-open clients", Strike::Under(half_open)),
-    ("slow readers", Strike::Under(slow_readers)),
-    ("unmapped peer", Strike::Under(unmap)),
-    ("no room", Strike::Alone(fill)),
-    ("no room, worker killed", Strike::Alone(fill_and_kill)),
-    ("snapshot", Strike::Alone(snapshot)),
-    ("everything killed", Strike::Alone(kill_everything)),
-    ("host crashed", Strike::Alone(crash_host)),
+/// The faults. The first are injected while the load goes on.
+const KINDS: [(&str, Fault); 15] = [
+    ("worker killed", Fault::Under(|run, _| kill_worker(&run.rig.run))),
+    ("workers killed in a row", Fault::Under(kill_several)),
+    ("panic", Fault::Under(panic)),
+    ("upgrade", Fault::Under(|run, _| run.lamina(&["upgrade"]))),
+    ("worker stopped for a while", Fault::Under(stop)),
+    ("flipped bit", Fault::Under(flip)),
+    ("poison", Fault::Under(poison)),
+    ("half-open clients", Fault::Under(half_open)),
+    ("slow readers", Fault::Under(slow_readers)),
+    ("unmapped peer", Fault::Under(unmap)),
+    ("no room", Fault::Alone(fill)),
+    ("no room, worker killed", Fault::Alone(fill_and_kill)),
+    ("snapshot", Fault::Alone(snapshot)),
+    ("everything killed", Fault::Alone(kill_everything)),
+    ("host crashed", Fault::Alone(crash_host)),
 ];
 
 #[derive(Clone, Copy)]
-enum Strike {
+enum Fault {
     /// While the load goes on.
     Under(fn(&mut Trial, &mut Dice)),
     /// While it does not.
@@ -58,8 +58,8 @@ fn run(seed: u64, time: Duration) -> [u32; KINDS.len()] {
             deck.swap(place, other);
         }
         for kind in deck {
-            let (name, strike) = KINDS[kind];
-            run.step(name, strike, &mut dice);
+            let (name, fault) = KINDS[kind];
+            run.step(name, fault, &mut dice);
             dealt[kind] += 1;
         }
     }

@@ -22,17 +22,17 @@ impl Rig {
         Self { run, place }
     }
 
-    fn seat(&self, name: &str) -> &Value {
-        let seats = self.run.ready["guests"].as_array().unwrap();
-        seats.iter().find(|seat| seat["name"] == name).unwrap()
+    fn export_of(&self, name: &str) -> &Value {
+        let exports = self.run.ready["guests"].as_array().unwrap();
+        exports.iter().find(|export| export["name"] == name).unwrap()
     }
 
     fn window(&self, name: &str, window: &str) -> Window {
-        Window::open(&PathBuf::from(self.seat(name)[window]["path"].as_str().unwrap()))
+        Window::open(&PathBuf::from(self.export_of(name)[window]["path"].as_str().unwrap()))
     }
 
     fn guest(&self, name: &str) -> Guest {
-        Guest::connect(self.seat(name)["ctl"].as_str().unwrap())
+        Guest::connect(self.export_of(name)["ctl"].as_str().unwrap())
     }
 
     fn ask(&self, method: &str, path: &str, body: &Value) -> (u16, Value) {
@@ -68,10 +68,10 @@ fn guests_have_what_is_theirs_and_nothing_of_each_other() {
         let mut alice = rig.guest("alice");
         let mut bob = rig.guest("bob");
         for (name, base, views) in [("alice", 8 << 20, 16 << 20), ("bob", 4 << 20, 8 << 20)] {
-            let seat = rig.seat(name);
-            assert_eq!((&seat["kind"], &seat["base"]["bytes"]), (&json!("guest"), &json!(base)));
+            let export = rig.export_of(name);
+            assert_eq!((&export["kind"], &export["base"]["bytes"]), (&json!("guest"), &json!(base)));
             for (window, bytes) in [("base", base), ("views", views)] {
-                let path = seat[window]["path"].as_str().unwrap();
+                let path = export[window]["path"].as_str().unwrap();
                 assert!(path.ends_with(&format!("mount/guests/{name}/{window}")), "{path}");
                 assert_eq!(fs::metadata(path).unwrap().len(), bytes);
             }
@@ -122,12 +122,15 @@ fn guests_have_what_is_theirs_and_nothing_of_each_other() {
         assert!(views.load(2 << 20, bytes.len()) == expected("e8m3", &stored));
 
         // Each is told its own counters; the operator everything, under the partitions' names.
-        let told = bob.ask(&json!({ "op": "stats" }));
-        assert!(!told.to_string().contains("alice") && !told.to_string().contains("weights"), "{told}");
-        assert_eq!(told["stats"]["capacity_bytes"], 4 << 20);
-        assert_eq!(told["stats"]["writes"]["blocks_written"], 1);
-        let told = alice.ask(&json!({ "op": "stats" }));
-        assert_eq!(told["stats"]["tensors"][0]["name"], "weights");
+        let reported = bob.ask(&json!({ "op": "stats" }));
+        assert!(
+            !reported.to_string().contains("alice") && !reported.to_string().contains("weights"),
+            "{reported}"
+        );
+        assert_eq!(reported["stats"]["capacity_bytes"], 4 << 20);
+        assert_eq!(reported["stats"]["writes"]["blocks_written"], 1);
+        let reported = alice.ask(&json!({ "op": "stats" }));
+        assert_eq!(reported["stats"]["tensors"][0]["name"], "weights");
         let stats = rig.ask("GET", "/stats", &Value::Null).1;
         assert_eq!(stats["tensors"][0]["name"], "alice/weights");
         let stored = |at: usize| stats["partitions"][at]["stored_bytes"].as_u64().unwrap();
@@ -153,10 +156,10 @@ fn a_guests_disks_show_its_own_part_and_end_where_it_ends() {
         let serve = ["--guest", "alice=4M,views=8M", "--guest", &bob, "--guest", "carol=4M,views=8M"];
         let run = Run::start(place.serve(&serve).args(["--views", "e8m3"]));
         let rig = Rig { run, place };
-        let told = rig.run.ready["disks"].as_array().unwrap();
-        assert!(told.len() == 2 && told.iter().all(|disk| disk["guest"] == "bob"), "{told:?}");
-        assert_eq!(told[0]["bytes"], 4 << 20);
-        let partition = &told[1]["partitions"][1];
+        let reported = rig.run.ready["disks"].as_array().unwrap();
+        assert!(reported.len() == 2 && reported.iter().all(|disk| disk["guest"] == "bob"), "{reported:?}");
+        assert_eq!(reported[0]["bytes"], 4 << 20);
+        let partition = &reported[1]["partitions"][1];
         assert_eq!(partition["name"], "weights:e8m3");
 
         let (mut base, mut views) =

@@ -46,8 +46,8 @@ fn answered(rig: &Rig) {
 
 fn asks(mut stream: impl Read + Write) -> bool {
     let mut answer = String::new();
-    let asked = stream.write_all(request("GET", "/stats", "").as_bytes());
-    asked.is_ok() && stream.read_to_string(&mut answer).is_ok() && answer.starts_with("HTTP/1.1 200")
+    let requested = stream.write_all(request("GET", "/stats", "").as_bytes());
+    requested.is_ok() && stream.read_to_string(&mut answer).is_ok() && answer.starts_with("HTTP/1.1 200")
 }
 
 /// Descriptors that the device's worker has open.
@@ -101,13 +101,13 @@ fn slow_and_silent_connections_keep_nobody_out() {
 fn peers_that_never_take_their_answers_are_dropped() {
     within(180, || {
         let rig = rig();
-        let asked = request("GET", "/metrics", "").replace("Connection: close\r\n", "").repeat(2000);
+        let requested = request("GET", "/metrics", "").replace("Connection: close\r\n", "").repeat(2000);
         let mut deaf = Vec::new();
         for _ in 0..70 {
             let stream = unix(&rig);
             stream.set_write_timeout(Some(Duration::from_millis(20))).unwrap();
             // As much as the device takes before it waits for its answers to be taken.
-            let mut left = asked.as_bytes();
+            let mut left = requested.as_bytes();
             while let Ok(taken) = (&stream).write(left) {
                 left = &left[taken..];
                 if left.is_empty() {
@@ -174,8 +174,8 @@ fn a_guest_that_floods_its_port_waits_for_its_own_answers_and_disturbs_nobody() 
             other.get_mut().write_all(b"{\"op\":\"tensors\"}\n").unwrap();
             let mut line = String::new();
             other.read_line(&mut line).unwrap();
-            let told: Value = serde_json::from_str(&line).unwrap();
-            assert_eq!(told["tensors"][0]["name"], "t");
+            let reported: Value = serde_json::from_str(&line).unwrap();
+            assert_eq!(reported["tensors"][0]["name"], "t");
         }
         let after = anonymous_kib(&rig);
         assert!(after < before + (64 << 10), "a flood took {before} to {after} KiB");
@@ -184,9 +184,9 @@ fn a_guest_that_floods_its_port_waits_for_its_own_answers_and_disturbs_nobody() 
         for number in (0..REQUESTS).filter(|number| number % 4 != 3) {
             let mut line = String::new();
             answers.read_line(&mut line).unwrap();
-            let told: Value = serde_json::from_str(&line).unwrap();
-            assert_eq!(told["ok"], json!(number % 4 != 2), "request {number}");
-            assert_eq!(told["stats"].is_object(), number % 4 == 0, "request {number}");
+            let reported: Value = serde_json::from_str(&line).unwrap();
+            assert_eq!(reported["ok"], json!(number % 4 != 2), "request {number}");
+            assert_eq!(reported["stats"].is_object(), number % 4 == 0, "request {number}");
         }
         let mut line = String::new();
         answers.read_line(&mut line).unwrap();
@@ -202,7 +202,7 @@ fn what_a_guest_may_not_do_is_no_request_on_its_port() {
         let rig = rig();
         let mut port = BufReader::new(UnixStream::connect(rig.run.ready["ctl"].as_str().unwrap()).unwrap());
         // All that the API can do and a guest must not.
-        for asked in [
+        for requested in [
             json!({ "op": "discard", "offset": 0, "length": 4096 }),
             json!({ "op": "tensor", "name": "u", "length": 2, "format": "bf16" }),
             json!({ "op": "remove", "name": "t" }),
@@ -212,11 +212,14 @@ fn what_a_guest_may_not_do_is_no_request_on_its_port() {
             json!({ "op": "snapshot", "path": "/etc/passwd" }),
             json!({ "op": "upgrade", "path": "/bin/sh" }),
         ] {
-            writeln!(port.get_mut(), "{asked}").unwrap();
+            writeln!(port.get_mut(), "{requested}").unwrap();
             let mut line = String::new();
             port.read_line(&mut line).unwrap();
-            let told: Value = serde_json::from_str(&line).unwrap();
-            assert!(told["ok"] == false && told["error"].as_str().unwrap().contains("no request"), "{told}");
+            let reported: Value = serde_json::from_str(&line).unwrap();
+            assert!(
+                reported["ok"] == false && reported["error"].as_str().unwrap().contains("no request"),
+                "{reported}"
+            );
         }
         // HTTP is not spoken here.
         port.get_mut().write_all(request("GET", "/stats", "").as_bytes()).unwrap();
@@ -246,8 +249,8 @@ fn the_sockets_are_their_owners_and_loopback_answers_no_other_host() {
         assert!(listening[0].contains("0100007F:"), "{listening:?}");
         // What a page that rebound its name, or a proxy, would send.
         for host in ["evil.example", "127.0.0.1.evil.example", "10.0.0.1", "[::2]", ""] {
-            let asked = request("GET", "/stats", "").replace("Host: localhost", &format!("Host: {host}"));
-            let (status, _, body) = answer(tcp(&rig), &asked);
+            let requested = request("GET", "/stats", "").replace("Host: localhost", &format!("Host: {host}"));
+            let (status, _, body) = answer(tcp(&rig), &requested);
             assert!((400..=403).contains(&status) && !body.contains("device"), "{host:?}: {status} {body}");
         }
         // Only what the API's table names is there.
@@ -264,8 +267,8 @@ fn the_holder_waits_for_nobody_who_does_not_ask_or_does_not_listen() {
         let rig = rig();
         let connect = || {
             let asker = UnixStream::connect(rig.place.path("run/holder.sock"))?;
-            let patience = Some(Duration::from_secs(60));
-            asker.set_read_timeout(patience).and_then(|()| asker.set_write_timeout(patience))?;
+            let timeout = Some(Duration::from_secs(60));
+            asker.set_read_timeout(timeout).and_then(|()| asker.set_write_timeout(timeout))?;
             Ok::<_, io::Error>(asker)
         };
         let ask = |program: &str| {
@@ -275,7 +278,7 @@ fn the_holder_waits_for_nobody_who_does_not_ask_or_does_not_listen() {
             asker.write_all(&[&length, text.as_bytes()].concat())?;
             Ok::<_, io::Error>(asker)
         };
-        let told = |program: &str| {
+        let reported = |program: &str| {
             let mut asker = ask(program)?;
             let mut length = [0; 4];
             asker.read_exact(&mut length)?;
@@ -287,7 +290,7 @@ fn the_holder_waits_for_nobody_who_does_not_ask_or_does_not_listen() {
         // It is refused by its name, which is more than a socket takes that nobody reads. Who had no processor for as long as the holder waits asks again.
         let name = "x".repeat(8 << 20);
         let _deaf = iter::repeat_with(|| ask(&name)).find_map(Result::ok).unwrap();
-        let answer = iter::repeat_with(|| told("/bin/true")).find_map(Result::ok).unwrap();
+        let answer = iter::repeat_with(|| reported("/bin/true")).find_map(Result::ok).unwrap();
         let refusal = answer["Upgraded"]["Err"].as_str().unwrap();
         assert!(refusal.contains("/bin/true is no lamina"), "{refusal}");
     });

@@ -47,7 +47,7 @@ impl Rig {
     }
 
     /// What a host's cache tells.
-    fn told(&self, host: &mut Host) -> Value {
+    fn reported(&self, host: &mut Host) -> Value {
         assert!(self.place.path("mount/hosts").is_dir());
         host.ctl.ask(&json!({ "op": "stats" }))["stats"]["host"].clone()
     }
@@ -81,9 +81,9 @@ fn each_host_has_its_own_files_of_one_region() {
     within(60, || {
         let rig = Rig::new(3, &[]);
         for host in 0..3 {
-            let seat = &rig.run.ready["guests"][host];
-            assert_eq!((&seat["kind"], &seat["name"]), (&json!("host"), &json!(format!("h{host}"))));
-            assert_eq!(seat["base"]["bytes"], SHARED);
+            let export = &rig.run.ready["guests"][host];
+            assert_eq!((&export["kind"], &export["name"]), (&json!("host"), &json!(format!("h{host}"))));
+            assert_eq!(export["base"]["bytes"], SHARED);
             assert!(rig.path(host, "views").ends_with(format!("mount/hosts/h{host}/views")));
         }
         assert!(!rig.place.path("mount/base").exists(), "no other page cache shows it");
@@ -113,9 +113,13 @@ fn a_store_shows_at_another_host_after_a_flush_here_and_an_invalidation_there_an
             other.invalidate(0, 3 * 4096);
             assert!(other.load(0, 3 * 4096) == message, "round {round}");
         }
-        let told = rig.told(&mut other);
-        assert_eq!((&told["lines_merged"], &told["pages_unknown"]), (&json!(0), &json!(0)), "{told}");
-        assert_eq!(rig.told(&mut one)["lines_merged"], 20 * 3 * 64);
+        let reported = rig.reported(&mut other);
+        assert_eq!(
+            (&reported["lines_merged"], &reported["pages_unknown"]),
+            (&json!(0), &json!(0)),
+            "{reported}"
+        );
+        assert_eq!(rig.reported(&mut one)["lines_merged"], 20 * 3 * 64);
     });
 }
 
@@ -204,11 +208,11 @@ fn a_cache_smaller_than_what_is_touched_keeps_every_store() {
             }
         });
         for host in [&mut one, &mut other] {
-            let told = rig.told(host);
-            assert!(told["pages_evicted"].as_u64().unwrap() > 0, "{told}");
-            assert_eq!(told["pages_unknown"], 0, "{told}");
+            let reported = rig.reported(host);
+            assert!(reported["pages_evicted"].as_u64().unwrap() > 0, "{reported}");
+            assert_eq!(reported["pages_unknown"], 0, "{reported}");
             // As many as were on their way when there was no room left may come on top.
-            assert!(told["held_bytes"].as_u64().unwrap() <= (64 << 10) + (64 << 12), "{told}");
+            assert!(reported["held_bytes"].as_u64().unwrap() <= (64 << 10) + (64 << 12), "{reported}");
             host.flush(0, SHARED);
         }
         for host in [&mut one, &mut other] {
@@ -281,7 +285,7 @@ fn readers_writers_flushes_and_invalidations_never_lock_each_other_out() {
             let line = |number: usize| noise((page + number) as u64, 64);
             assert!(host.load(page * 4096, 128) == [line(0), line(1)].concat(), "page {page}");
         }
-        assert_eq!(rig.told(&mut host)["pages_unknown"], 0);
+        assert_eq!(rig.reported(&mut host)["pages_unknown"], 0);
     });
 }
 

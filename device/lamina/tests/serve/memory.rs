@@ -99,10 +99,13 @@ fn a_store_waits_for_memory_and_goes_on_when_some_is_free_or_something_is_discar
         host.leave(RESERVE);
         host.fill();
         assert!(host.filled > 64, "{}", host.filled);
-        let told = host.events();
-        let kinds: Vec<_> = told.iter().map(|(kind, _)| kind.as_str()).collect();
-        assert_eq!(kinds, ["memory_below", "memory_below", "memory_below", "no_room"], "{told:?}");
-        assert!(told[3].1.contains(&format!("of the host's memory {RESERVE} bytes are left")), "{told:?}");
+        let reported = host.events();
+        let kinds: Vec<_> = reported.iter().map(|(kind, _)| kind.as_str()).collect();
+        assert_eq!(kinds, ["memory_below", "memory_below", "memory_below", "no_room"], "{reported:?}");
+        assert!(
+            reported[3].1.contains(&format!("of the host's memory {RESERVE} bytes are left")),
+            "{reported:?}"
+        );
         host.store_and_wait(FAR..FAR + 8);
         // What waits is loaded from the page cache, everything else from the device; and what is stored can be stored again.
         assert!(host.base.load(FAR * PAGE, 8 * 4096) == pages(FAR..FAR + 8));

@@ -74,7 +74,7 @@ fn the_monitor_that_an_older_holder_names_is_told_of_poison_and_the_holder_is_no
         fs::create_dir(place.path("run")).unwrap();
         let image = Image::in_memory(DeviceConfig::new(16 << 20, 64 << 20).superblock()).unwrap();
         let [api, ctl] = ["run/api.sock", "run/ctl.sock"].map(|name| claim(&place.path(name)).unwrap());
-        let told = monitor(&place.path("monitor.sock"));
+        let reported = monitor(&place.path("monitor.sock"));
         let worker = Worker::start(&place);
         let open = json!({ "Open": {
             "image": "memory", "first": true, "deaths": 0, "careful": false, "ctl": [place.text("run/ctl.sock")],
@@ -89,7 +89,7 @@ fn the_monitor_that_an_older_holder_names_is_told_of_poison_and_the_holder_is_no
         let block = json!({ "offset": 4096, "length": 4096 }).to_string();
         let (status, _, body) = answer(asker, &request("POST", "/poison/inject", &block));
         assert!((200..300).contains(&status), "{status} {body}");
-        assert_eq!(told.recv_timeout(TIMEOUT), Ok(4096));
+        assert_eq!(reported.recv_timeout(TIMEOUT), Ok(4096));
         // It ends when the monitor has answered, and has said nothing in between.
         worker.order(&json!("Stop"), &[]);
         assert_eq!(worker.word(), "Stopped");

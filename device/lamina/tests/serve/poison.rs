@@ -48,7 +48,7 @@ fn poison_shows_in_cached_pages_and_views_and_a_store_of_the_block_clears_it() {
 
 /// A monitor as QEMU's, for as long as this process lives: the DPAs that it is told of.
 pub(crate) fn monitor(socket: &Path) -> mpsc::Receiver<u64> {
-    let (told, dpas) = mpsc::channel();
+    let (reported, dpas) = mpsc::channel();
     let listener = UnixListener::bind(socket).unwrap();
     thread::spawn(move || {
         for stream in listener.incoming() {
@@ -62,7 +62,7 @@ pub(crate) fn monitor(socket: &Path) -> mpsc::Receiver<u64> {
                 // A line may break off.
                 let Ok(command) = serde_json::from_str::<Value>(&line) else { break };
                 if command["execute"] == "cxl-inject-poison"
-                    && told.send(command["arguments"]["start"].as_u64().unwrap()).is_err()
+                    && reported.send(command["arguments"]["start"].as_u64().unwrap()).is_err()
                 {
                     return;
                 }

@@ -34,20 +34,20 @@ struct Noted {
 }
 
 impl VhostUserFrontendReqHandlerMut for Noted {
-    fn shmem_map(&mut self, asked: &VhostUserMMap, file: &dyn AsRawFd) -> HandlerResult<u64> {
+    fn shmem_map(&mut self, requested: &VhostUserMMap, file: &dyn AsRawFd) -> HandlerResult<u64> {
         if self.refuse {
             return Err(io::ErrorKind::OutOfMemory.into());
         }
-        assert_eq!(asked.shmid, 0);
+        assert_eq!(requested.shmid, 0);
         // SAFETY: the descriptor came with the request, and is open as long as that is handled.
         let file = unsafe { BorrowedFd::borrow_raw(file.as_raw_fd()) };
         let inode = File::from(file.try_clone_to_owned()?).metadata()?.ino();
-        assert!(self.mapped.insert((inode, asked.fd_offset, asked.shm_offset, asked.len)));
+        assert!(self.mapped.insert((inode, requested.fd_offset, requested.shm_offset, requested.len)));
         Ok(0)
     }
 
-    fn shmem_unmap(&mut self, asked: &VhostUserMMap) -> HandlerResult<u64> {
-        let (at, length) = (asked.shm_offset, asked.len);
+    fn shmem_unmap(&mut self, requested: &VhostUserMMap) -> HandlerResult<u64> {
+        let (at, length) = (requested.shm_offset, requested.len);
         let found = self.mapped.iter().find(|(_, _, place, bytes)| (*place, *bytes) == (at, length)).copied();
         self.mapped.remove(&found.ok_or(io::ErrorKind::NotFound)?);
         Ok(0)

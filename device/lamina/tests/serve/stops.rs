@@ -96,8 +96,8 @@ fn monitor(
     hold: impl Fn(UnixStream, &AtomicU64) + Send + Sync + 'static,
 ) -> (Arc<AtomicU64>, Arc<AtomicBool>) {
     let listener = UnixListener::bind(socket).unwrap();
-    let (told, connected) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
-    let (count, came, hold) = (Arc::clone(&told), Arc::clone(&connected), Arc::new(hold));
+    let (reported, connected) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
+    let (count, came, hold) = (Arc::clone(&reported), Arc::clone(&connected), Arc::new(hold));
     thread::spawn(move || {
         for stream in listener.incoming() {
             let (hold, count) = (Arc::clone(&hold), Arc::clone(&count));
@@ -105,7 +105,7 @@ fn monitor(
             thread::spawn(move || hold(stream.unwrap(), &count));
         }
     });
-    (told, connected)
+    (reported, connected)
 }
 
 const GREETING: &[u8] = b"{\"QMP\":{\"version\":{},\"capabilities\":[]}}\n";
@@ -139,15 +139,15 @@ fn a_monitor_whose_line_never_ends_is_cut_off_and_holds_up_no_stop() {
 fn a_monitor_that_tells_of_events_without_end_holds_up_no_stop() {
     within(120, || {
         let device = Device::small(|_, _| {});
-        let (told, _) = monitor(&device.place.path("run/qmp.sock"), |mut stream, told| {
+        let (reported, _) = monitor(&device.place.path("run/qmp.sock"), |mut stream, reported| {
             let _ = stream.write_all(GREETING);
             while stream.write_all(b"{\"event\":\"RESUME\"}\n").is_ok() {
-                told.fetch_add(1, Ordering::Relaxed);
+                reported.fetch_add(1, Ordering::Relaxed);
                 thread::sleep(Duration::from_millis(1));
             }
         });
         device.poison();
-        eventually("events", || told.load(Ordering::Relaxed) > 10);
+        eventually("events", || reported.load(Ordering::Relaxed) > 10);
         device.stop();
     });
 }
@@ -237,12 +237,12 @@ fn a_chain_that_spans_the_disk_is_left_undone_by_a_stop() {
 fn clients_that_never_take_their_answers_hold_up_no_stop() {
     within(120, || {
         let device = Device::small(|_, _| {});
-        let asked = request("GET", "/metrics", "").replace("Connection: close\r\n", "").repeat(2000);
+        let requested = request("GET", "/metrics", "").replace("Connection: close\r\n", "").repeat(2000);
         let deaf: Vec<_> = (0..20)
             .map(|_| {
                 let stream = UnixStream::connect(device.place.path("run/api.sock")).unwrap();
                 stream.set_write_timeout(Some(Duration::from_millis(50))).unwrap();
-                let mut left = asked.as_bytes();
+                let mut left = requested.as_bytes();
                 while let Ok(taken) = (&stream).write(left) {
                     left = &left[taken..];
                     if left.is_empty() {
@@ -304,8 +304,8 @@ fn a_snapshot_into_a_pipe_that_nobody_reads_holds_up_no_stop() {
         drop(writing);
         // It has begun when there is something to read.
         let mut ready = [rustix::event::PollFd::new(&reading, rustix::event::PollFlags::IN)];
-        let patience = rustix::event::Timespec { tv_sec: 20, tv_nsec: 0 };
-        let begun = rustix::event::poll(&mut ready, Some(&patience)).unwrap();
+        let timeout = rustix::event::Timespec { tv_sec: 20, tv_nsec: 0 };
+        let begun = rustix::event::poll(&mut ready, Some(&timeout)).unwrap();
         if begun == 0 {
             asker.set_nonblocking(true).unwrap();
             let mut said = vec![0; 4096];

@@ -56,7 +56,7 @@ impl Kernel {
 
 #[test]
 fn what_the_kernel_had_of_a_page_is_dropped_and_what_it_has_read_since_is_stored() {
-    for let_go in [LetGo::Told, LetGo::ByItself] {
+    for let_go in [LetGo::Requested, LetGo::ByItself] {
         let kernel = Kernel::new(None);
         for page in 0..4 {
             kernel.writes_back(ExportFile::Base, page, 1);
@@ -109,28 +109,28 @@ fn a_discard_that_fails_says_how_far_it_came_and_marks_no_more() {
 }
 
 #[test]
-fn lanes_bring_nothing_back_either() {
+fn targets_bring_nothing_back_either() {
     for set in ["2x256", "4x4K"] {
         let kernel = Kernel::new(Some(set));
         let pages = 16;
         for page in 0..pages {
             kernel.writes_back(ExportFile::Base, page, 1);
         }
-        kernel.drops(0..pages, LetGo::Told);
-        let lanes = set.parse::<lamina_abi::Interleave>().unwrap().ways();
-        let each = pages / u64::from(lanes);
-        for lane in 0..lanes {
-            (0..each).for_each(|page| kernel.writes_back(ExportFile::Lane(lane), page, 2));
+        kernel.drops(0..pages, LetGo::Requested);
+        let targets = set.parse::<lamina_abi::Interleave>().unwrap().ways();
+        let each = pages / u64::from(targets);
+        for target in 0..targets {
+            (0..each).for_each(|page| kernel.writes_back(ExportFile::Target(target), page, 2));
         }
         assert!((0..pages).all(|page| kernel.holds(page) == 0), "{set}");
-        // One that is read again is another, in its lane.
-        for lane in 0..lanes {
-            kernel.reads(ExportFile::Lane(lane), 0);
-            kernel.writes_back(ExportFile::Lane(lane), 0, 3);
-            kernel.writes_back(ExportFile::Lane(lane), 1, 3);
+        // One that is read again is another, in its target.
+        for target in 0..targets {
+            kernel.reads(ExportFile::Target(target), 0);
+            kernel.writes_back(ExportFile::Target(target), 0, 3);
+            kernel.writes_back(ExportFile::Target(target), 1, 3);
         }
         let held: Vec<_> = (0..pages).map(|page| kernel.holds(page)).collect();
-        let first = usize::try_from(lanes).unwrap();
+        let first = usize::try_from(targets).unwrap();
         assert!(
             held[..first] == vec![3; first] && held[first..].iter().all(|byte| *byte == 0),
             "{set}: {held:?}"
@@ -156,7 +156,7 @@ fn a_step_does_not_end_inside_of_a_window() {
     kernel.device.create_tensor(spec).unwrap();
     kernel.device.write_base(PAGE as u64, &vec![7; 256 * usize::try_from(window).unwrap()]).unwrap();
     kernel.device.flush(0, 16 << 20).unwrap();
-    let (gone, dropped) = kernel.coherence.drop_step(&(0..16 << 20), LetGo::Told);
+    let (gone, dropped) = kernel.coherence.drop_step(&(0..16 << 20), LetGo::Requested);
     dropped.unwrap();
     assert!(gone.end >= DISCARD_STEP && (gone.end - PAGE as u64).is_multiple_of(window), "{gone:?}");
     kernel.coherence.discard(0, 16 << 20).unwrap();

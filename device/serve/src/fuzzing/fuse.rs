@@ -56,13 +56,13 @@ pub fn fuse(data: &[u8]) {
                 request[..4].copy_from_slice(&length.to_ne_bytes());
             }
         }
-        let asked = request.clone();
+        let requested = request.clone();
         workers.take(0, &mut request, &mut answer);
         for late in late.try_iter() {
             workers.answer_one_late(late, &mut answer);
         }
-        let answers = hear(&kernel, &mut heard, &asked);
-        assert_answered(&asked, answers);
+        let answers = hear(&kernel, &mut heard, &requested);
+        assert_answered(&requested, answers);
     }
     assert_eq!(workers.panics.load(Ordering::Relaxed), 0, "a handler panicked");
     works(&device);

@@ -137,7 +137,7 @@ fn who_waits_for_room_gets_it_when_the_oldest_page_has_gone() {
     }
     assert!(cache.has_room(4096, 8192), "held in part");
     assert!(!cache.has_room(8192, 4096));
-    let (send, told) = std::sync::mpsc::channel();
+    let (send, reported) = std::sync::mpsc::channel();
     std::thread::scope(|scope| {
         scope.spawn(|| {
             cache.make_room_until_closed(|ranges| {
@@ -147,25 +147,25 @@ fn who_waits_for_room_gets_it_when_the_oldest_page_has_gone() {
         });
         let first = send.clone();
         cache.wait_for_room(8192..12288, Box::new(move || first.send(1).unwrap()));
-        assert_eq!(told.recv(), Ok(1));
+        assert_eq!(reported.recv(), Ok(1));
         assert!(cache.has_room(8192, 4096));
         cache.close();
     });
     cache.wait_for_room(8192..12288, Box::new(move || send.send(2).unwrap()));
-    assert_eq!(told.recv(), Ok(2), "nobody waits for one that is closed");
+    assert_eq!(reported.recv(), Ok(2), "nobody waits for one that is closed");
 }
 
 /// Whoever drops a page waits for reads of it, so such a read must not wait for the one who drops.
 #[test]
 fn nobody_waits_to_read_what_is_being_dropped() {
     let (_, hosts) = hosts(1);
-    let (send, told) = std::sync::mpsc::channel();
+    let (send, reported) = std::sync::mpsc::channel();
     let read = |page: u64| {
         let send = send.clone();
         let then = move || send.send(page).unwrap();
         hosts[0].wait_for_room(page * 4096..(page + 1) * 4096, Box::new(then));
     };
-    let now = || told.try_iter().collect::<Vec<_>>();
+    let now = || reported.try_iter().collect::<Vec<_>>();
     let dropped = [0..4096, 8192..12288];
     read(0);
     read(1);

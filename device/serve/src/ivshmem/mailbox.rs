@@ -16,7 +16,7 @@ use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create
 
 /// What a guest asks for.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Asked {
+pub(crate) enum Requested {
     /// A request's text.
     Text(Vec<u8>),
     /// More of the last answer, from there.
@@ -53,27 +53,27 @@ impl Mailbox {
     }
 
     /// The request that was not answered yet, if there is one, and its number.
-    pub(super) fn request(&self) -> io::Result<Option<(u64, Asked)>> {
+    pub(super) fn request(&self) -> io::Result<Option<(u64, Requested)>> {
         let number = self.field(REQUEST_NUMBER_AT)?;
         if number == self.answered {
             return Ok(None);
         }
         let length = self.field(REQUEST_LENGTH_AT)?;
         if length == 0 {
-            return Ok(Some((number, Asked::More(self.field(REQUEST_FROM_AT)?))));
+            return Ok(Some((number, Requested::More(self.field(REQUEST_FROM_AT)?))));
         }
         let Some(length) = usize::try_from(length).ok().filter(|_| length <= REQUEST_BYTES) else {
             let why = format!("a request of {length} bytes; {REQUEST_BYTES} fit");
-            return Ok(Some((number, Asked::Nonsense(why))));
+            return Ok(Some((number, Requested::Nonsense(why))));
         };
         let mut text = vec![0; length];
         self.memory.read_exact_at(&mut text, REQUEST_AT)?;
-        let asked = if text.contains(&b'\n') || text.trim_ascii().is_empty() {
-            Asked::Nonsense("a request is one line".into())
+        let requested = if text.contains(&b'\n') || text.trim_ascii().is_empty() {
+            Requested::Nonsense("a request is one line".into())
         } else {
-            Asked::Text(text)
+            Requested::Text(text)
         };
-        Ok(Some((number, asked)))
+        Ok(Some((number, requested)))
     }
 
     /// Answers a request.
@@ -123,7 +123,7 @@ mod tests {
         let mut mailbox = Mailbox::new().unwrap();
         assert_eq!(mailbox.request().unwrap(), None);
         ask(&mailbox, 7, b"{}");
-        assert_eq!(mailbox.request().unwrap(), Some((7, Asked::Text(b"{}".to_vec()))));
+        assert_eq!(mailbox.request().unwrap(), Some((7, Requested::Text(b"{}".to_vec()))));
         let answer: Vec<u8> = (0..2_000_003_u32).map(|n| ((n * 7) >> 3).to_le_bytes()[0]).collect();
         mailbox.answer(7, answer.clone()).unwrap();
         assert_eq!(mailbox.request().unwrap(), None);
@@ -139,9 +139,11 @@ mod tests {
             }
             mailbox.set_field(REQUEST_FROM_AT, fetched.len() as u64).unwrap();
             ask(&mailbox, number, b"");
-            let Some((asked, Asked::More(from))) = mailbox.request().unwrap() else { panic!("no request") };
-            assert_eq!((asked, from), (number, fetched.len() as u64));
-            mailbox.piece(asked, from).unwrap();
+            let Some((requested, Requested::More(from))) = mailbox.request().unwrap() else {
+                panic!("no request")
+            };
+            assert_eq!((requested, from), (number, fetched.len() as u64));
+            mailbox.piece(requested, from).unwrap();
         }
         assert!(fetched == answer);
     }
@@ -168,19 +170,19 @@ mod tests {
             mailbox.set_field(REQUEST_LENGTH_AT, length).unwrap();
             mailbox.set_field(REQUEST_FROM_AT, from).unwrap();
             mailbox.set_field(REQUEST_NUMBER_AT, number).unwrap();
-            let (found, asked) = mailbox.request().unwrap().unwrap();
+            let (found, requested) = mailbox.request().unwrap().unwrap();
             prop_assert_eq!(found, number);
-            match asked {
-                Asked::More(place) => {
+            match requested {
+                Requested::More(place) => {
                     prop_assert_eq!((length, place), (0, from));
                     mailbox.piece(number, place).unwrap();
                     prop_assert_eq!(mailbox.field(ANSWER_LENGTH_AT).unwrap(), 17_u64.saturating_sub(from));
                 }
-                Asked::Text(text) => {
+                Requested::Text(text) => {
                     prop_assert!(length <= REQUEST_BYTES && text.len() as u64 == length);
                     prop_assert!(!text.contains(&b'\n'));
                 }
-                Asked::Nonsense(_) => prop_assert!(length > REQUEST_BYTES || length > 0),
+                Requested::Nonsense(_) => prop_assert!(length > REQUEST_BYTES || length > 0),
             }
         }
     }

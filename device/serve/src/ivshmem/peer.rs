@@ -12,7 +12,7 @@ use tokio::io::AsyncReadExt;
 use tokio::net::UnixStream;
 use tokio::net::unix::pipe;
 
-use super::mailbox::{Asked, Mailbox};
+use super::mailbox::{Mailbox, Requested};
 use crate::relay::{answer, refusal};
 
 /// The version of the protocol between an ivshmem server and QEMU.
@@ -26,7 +26,7 @@ pub(super) struct Peer {
     stream: UnixStream,
     mailbox: Mailbox,
     /// Rung by the guest. An eventfd is read like a pipe, eight bytes at a time.
-    asked: pipe::Receiver,
+    requested: pipe::Receiver,
     /// Rings the guest.
     answered: OwnedFd,
 }
@@ -35,15 +35,15 @@ impl Peer {
     /// Tells a QEMU that connected who it is, and gives it the mailbox and the doorbells.
     pub(super) fn greet(stream: UnixStream, mailbox: Mailbox) -> io::Result<Self> {
         let bell = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
-        let (asked, answered) = (bell()?, bell()?);
+        let (requested, answered) = (bell()?, bell()?);
         let (device, guest) = (i64::from(DEVICE_PEER), i64::from(GUEST_PEER));
         tell(&stream, PROTOCOL, None)?;
         tell(&stream, guest, None)?;
         tell(&stream, MEMORY, Some(mailbox.memory()))?;
-        tell(&stream, device, Some(asked.as_fd()))?;
+        tell(&stream, device, Some(requested.as_fd()))?;
         // QEMU lets the guest start when it hears of itself, so this comes last.
         tell(&stream, guest, Some(answered.as_fd()))?;
-        Ok(Self { stream, mailbox, asked: pipe::Receiver::from_owned_fd_unchecked(asked)?, answered })
+        Ok(Self { stream, mailbox, requested: pipe::Receiver::from_owned_fd_unchecked(requested)?, answered })
     }
 
     /// Answers requests until QEMU is gone.
@@ -52,12 +52,12 @@ impl Peer {
         // The other side never says anything: what comes is its end.
         let mut byte = [0];
         let gone = reading.read(&mut byte);
-        let (mailbox, asked, answered) = (&mut self.mailbox, &self.asked, &self.answered);
+        let (mailbox, requested, answered) = (&mut self.mailbox, &self.requested, &self.answered);
         let answering = async {
             loop {
-                asked.readable().await?;
+                requested.readable().await?;
                 // It counts how often it was rung, which means nothing.
-                let _ = asked.try_read(&mut [0; 8]);
+                let _ = requested.try_read(&mut [0; 8]);
                 if !perform(mailbox, async |text| answer(port, text).await).await? {
                     continue;
                 }
@@ -77,11 +77,11 @@ pub(crate) async fn perform(
     mailbox: &mut Mailbox,
     ask: impl AsyncFnOnce(Vec<u8>) -> Vec<u8>,
 ) -> io::Result<bool> {
-    let Some((number, asked)) = mailbox.request()? else { return Ok(false) };
-    match asked {
-        Asked::More(from) => mailbox.piece(number, from)?,
-        Asked::Text(text) => mailbox.answer(number, ask(text).await)?,
-        Asked::Nonsense(why) => mailbox.answer(number, refusal(&why))?,
+    let Some((number, requested)) = mailbox.request()? else { return Ok(false) };
+    match requested {
+        Requested::More(from) => mailbox.piece(number, from)?,
+        Requested::Text(text) => mailbox.answer(number, ask(text).await)?,
+        Requested::Nonsense(why) => mailbox.answer(number, refusal(&why))?,
     }
     Ok(true)
 }

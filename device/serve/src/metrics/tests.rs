@@ -71,7 +71,7 @@ fn every_figure_is_in_json_and_in_metrics_and_no_other_number_is() {
         for figure in section.figures {
             let name = figure.metric(section.prefix);
             assert!(names.insert((name.clone(), figure.label)), "{name} is declared twice");
-            let mut told = 0;
+            let mut reported = 0;
             for row in &rows {
                 let number = row.object.get(figure.name);
                 let number = number.unwrap_or_else(|| panic!("{} has no {}", section.title, figure.name));
@@ -88,9 +88,9 @@ fn every_figure_is_in_json_and_in_metrics_and_no_other_number_is() {
                     (None, None) => assert!(number.is_null(), "{sample} {number}"),
                     (value, number) => panic!("{sample} is {value:?} in metrics and {number:?} in JSON"),
                 }
-                told += u32::from(value.is_some());
+                reported += u32::from(value.is_some());
             }
-            if told > 0 {
+            if reported > 0 {
                 let family = name.trim_end_matches("_total");
                 let unit = name.strip_suffix("_bytes_total").or(name.strip_suffix("_bytes"));
                 assert!(metrics.contains(&format!("# HELP {family} ")), "{family}: {metrics}");
@@ -102,8 +102,8 @@ fn every_figure_is_in_json_and_in_metrics_and_no_other_number_is() {
         let declared = |name: &str| sections().any(|section| section.figures.iter().any(|f| f.name == name));
         for (name, value) in rows.iter().flat_map(|row| row.object.as_object().unwrap()) {
             let label = section.labels.iter().any(|(_, field)| field == name);
-            let told = label || TOLD.contains(&name.as_str()) || declared(name);
-            assert!(!value.is_number() || told, "{} has {name}, which is not declared", section.title);
+            let reported = label || TOLD.contains(&name.as_str()) || declared(name);
+            assert!(!value.is_number() || reported, "{} has {name}, which is not declared", section.title);
         }
     }
     let scopes: Vec<_> = sections().map(|section| section.scope).collect();

@@ -162,11 +162,11 @@ impl Models {
         if place.code != 0 {
             return Err(none());
         }
-        for (stem, asked, extension) in splits(name) {
+        for (stem, requested, extension) in splits(name) {
             let base = format!("{stem}{extension}");
             let child = place.folder.children(place.entry).find(|(_, entry)| entry.name == base);
             if let Some((entry, _)) = child
-                && let Some(inode) = self.precise(&place.folder, entry, asked)?
+                && let Some(inode) = self.precise(&place.folder, entry, requested)?
             {
                 return Ok(inode);
             }
@@ -188,11 +188,11 @@ impl Models {
         if let Some(folder) = self.folder(name) {
             return Ok(number::of(folder.model.manifest.id, 0, 0));
         }
-        for (stem, asked, extension) in splits(name) {
+        for (stem, requested, extension) in splits(name) {
             let Some(folder) = self.folder(stem) else { continue };
             if extension.is_empty() {
                 let manifest = &folder.model.manifest;
-                let precision = Precision::parse(asked, &manifest.maps);
+                let precision = Precision::parse(requested, &manifest.maps);
                 let code = precision.as_ref().and_then(|precision| number::code(manifest, precision));
                 let (Some(code), Some(precision)) = (code, precision) else { continue };
                 for (entry, _) in folder.checkpoints() {
@@ -205,7 +205,7 @@ impl Models {
             }
             let mut fitting = folder.checkpoints().filter(|(_, file)| file.path.ends_with(extension));
             if let (Some((entry, _)), None) = (fitting.next(), fitting.next())
-                && let Some(inode) = self.precise(&folder, entry, asked)?
+                && let Some(inode) = self.precise(&folder, entry, requested)?
             {
                 return Ok(Some(inode));
             }
@@ -214,10 +214,10 @@ impl Models {
     }
 
     /// The inode of a checkpoint at the precision that is spelled so, if it can be shown so.
-    fn precise(&self, folder: &Arc<Folder>, entry: usize, asked: &str) -> io::Result<Option<u64>> {
+    fn precise(&self, folder: &Arc<Folder>, entry: usize, requested: &str) -> io::Result<Option<u64>> {
         let manifest = &folder.model.manifest;
         let is_checkpoint = folder.file(entry).is_some_and(|file| file.kind != FileKind::Other);
-        let precision = Precision::parse(asked, &manifest.maps).filter(|_| is_checkpoint);
+        let precision = Precision::parse(requested, &manifest.maps).filter(|_| is_checkpoint);
         let Some(precision) = precision else { return Ok(None) };
         let Some(code) = number::code(manifest, &precision) else { return Ok(None) };
         let place = Place { folder: Arc::clone(folder), entry, code, precision: Some(precision) };
@@ -240,7 +240,7 @@ impl Models {
             return Err(errno(libc::ENOTDIR));
         }
         let manifest = &place.folder.model.manifest;
-        let asked = self.asked(manifest.id);
+        let requested = self.requested(manifest.id);
         let mut children = Vec::new();
         for (entry, named) in place.folder.children(place.entry) {
             let child = self.child(&place, entry)?;
@@ -254,8 +254,9 @@ impl Models {
             }
             let configured = manifest.precisions();
             let configured = configured.iter().filter_map(|precision| number::code(manifest, precision));
-            let asked = asked.iter().filter(|inode| number::entry_of(**inode) == entry);
-            let mut codes: Vec<_> = configured.chain(asked.map(|inode| number::code_of(*inode))).collect();
+            let requested = requested.iter().filter(|inode| number::entry_of(**inode) == entry);
+            let mut codes: Vec<_> =
+                configured.chain(requested.map(|inode| number::code_of(*inode))).collect();
             codes.sort_unstable();
             codes.dedup();
             for code in codes.into_iter().filter(|code| *code != 0) {

@@ -158,7 +158,7 @@ impl Models {
     ) -> Result<ModelReport, FilesError> {
         let _turn = self.turn.lock();
         let plan = ModelPlan::open(path, name)?;
-        let told = |now: Progress<'_>| {
+        let reported = |now: Progress<'_>| {
             *self.loading.lock() =
                 Some(LoadingReport { name: name.to_owned(), bytes: now.bytes, total: now.total });
             if self.stopping.load(Ordering::Relaxed) {
@@ -167,7 +167,7 @@ impl Models {
                 ControlFlow::Continue(())
             }
         };
-        let model = files::load(&self.device, &plan, loading, told);
+        let model = files::load(&self.device, &plan, loading, reported);
         *self.loading.lock() = None;
         let model = model?;
         for (dpa, length) in model.places(&self.device) {
@@ -191,7 +191,7 @@ impl Models {
         let _turn = self.turn.lock();
         let folder = self.folders.write().remove(name);
         let folder = folder.ok_or_else(|| FilesError::Unknown { name: name.to_owned() })?;
-        let removed = files::remove(&self.device, &folder.model.manifest, drop);
+        let removed = files::remove(&self.device, &folder.model, drop);
         let id = folder.model.manifest.id;
         let mut shown = self.shown.lock();
         let mut gone: Vec<u64> =
@@ -259,7 +259,7 @@ impl Models {
     }
 
     /// The inodes of the files at precisions that were asked for, of a model.
-    pub(super) fn asked(&self, id: u32) -> Vec<u64> {
+    pub(super) fn requested(&self, id: u32) -> Vec<u64> {
         let shown = self.shown.lock();
         let known = shown.iter().filter(|(_, shown)| shown.is_some()).map(|(inode, _)| *inode);
         known.filter(|inode| number::model_of(*inode) == id).collect()

@@ -115,10 +115,10 @@ mod tests {
             "small",
             "x",
         ] {
-            let asked = Precision::parse(name, &manifest.maps).unwrap();
-            let code = code(&manifest, &asked).unwrap();
+            let requested = Precision::parse(name, &manifest.maps).unwrap();
+            let code = code(&manifest, &requested).unwrap();
             assert!(code > 0 && code < 1 << ENTRY_SHIFT && seen.insert(code), "{name}");
-            assert_eq!(precision(&manifest, code), Some(asked), "{name}");
+            assert_eq!(precision(&manifest, code), Some(requested), "{name}");
             let inode = of(7, 65_535, code).unwrap();
             assert_eq!((model_of(inode), entry_of(inode), code_of(inode)), (7, 65_535, code));
         }

@@ -75,8 +75,8 @@ impl Models {
 
     pub(super) fn report_of(&self, folder: &Folder) -> ModelReport {
         let manifest = &folder.model.manifest;
-        let mut asked = self.asked(manifest.id);
-        asked.sort_unstable();
+        let mut requested = self.requested(manifest.id);
+        requested.sort_unstable();
         let files = (0..folder.entries.len()).filter_map(|entry| {
             let file = folder.file(entry)?;
             let full = number::of(manifest.id, entry, 0)?;
@@ -84,7 +84,7 @@ impl Models {
             let stored = self.shown(folder, entry, None, full).ok().flatten();
             let stored = stored.map_or(0, |shown| shown.layout.charged());
             let inodes =
-                asked.iter().copied().filter(|inode| number::entry_of(*inode) == entry && *inode != full);
+                requested.iter().copied().filter(|inode| number::entry_of(*inode) == entry && *inode != full);
             let views = std::iter::once(full).chain(inodes).filter_map(|inode| {
                 let precision = number::precision(manifest, number::code_of(inode));
                 let shown = self.shown(folder, entry, precision.as_ref(), inode).ok().flatten()?;

@@ -28,7 +28,7 @@ use vmm_sys_util::event::{EventConsumer, EventFlag, EventNotifier, new_event_con
 
 use super::Shown;
 use super::mappings::{Mappings, Wrong};
-use super::request::{Answer, Asked, parse, reply};
+use super::request::{Answer, Requested, parse, reply};
 use crate::relay;
 use crate::vhost_connections::{Memory, Ring};
 
@@ -95,9 +95,10 @@ impl Backend {
                 let memory = Arc::clone(&lock(&self.memory));
                 let written = match parse(&memory, chain) {
                     // A panic is logged by its hook; the guest gets an error like any other.
-                    Ok((asked, to_guest)) => {
+                    Ok((requested, to_guest)) => {
                         let mut state = lock(&self.state);
-                        let performed = catch_unwind(AssertUnwindSafe(|| self.perform(&mut state, &asked)));
+                        let performed =
+                            catch_unwind(AssertUnwindSafe(|| self.perform(&mut state, &requested)));
                         let answer = match performed.unwrap_or(Err(FAILED)) {
                             Ok(from) => state.piece(from),
                             Err(status) => Answer { status, ..Answer::default() },
@@ -143,11 +144,11 @@ impl Backend {
     }
 
     /// Does what is asked: from where on the guest port's answer is given, if it is.
-    fn perform(&self, state: &mut State, asked: &Asked) -> Result<Option<u64>, u32> {
-        if !asked.text.is_empty() && asked.op != ASK {
+    fn perform(&self, state: &mut State, requested: &Requested) -> Result<Option<u64>, u32> {
+        if !requested.text.is_empty() && requested.op != ASK {
             return Err(MALFORMED);
         }
-        match asked.op {
+        match requested.op {
             RESET => {
                 for (at, length, writable) in state.mappings.take() {
                     // QEMU has forgotten it already if the guest's machine was reset.
@@ -156,20 +157,20 @@ impl Backend {
                     }
                 }
             }
-            MAP => self.map(state, asked)?,
+            MAP => self.map(state, requested)?,
             UNMAP => {
-                let writable = state.mappings.find(asked.at, asked.length).map_err(status)?;
-                self.unmap(asked.at, asked.length, writable).map_err(refused)?;
-                state.mappings.gone(asked.at);
+                let writable = state.mappings.find(requested.at, requested.length).map_err(status)?;
+                self.unmap(requested.at, requested.length, writable).map_err(refused)?;
+                state.mappings.gone(requested.at);
             }
             FLUSH => {
                 let bytes = self.shown.windows[0].bytes;
-                let rest = bytes.checked_sub(asked.offset).ok_or(RANGE)?;
-                let length = if asked.length == 0 { rest } else { asked.length };
+                let rest = bytes.checked_sub(requested.offset).ok_or(RANGE)?;
+                let length = if requested.length == 0 { rest } else { requested.length };
                 if length > rest {
                     return Err(RANGE);
                 }
-                let line = json!({ "op": "flush", "offset": asked.offset, "length": length });
+                let line = json!({ "op": "flush", "offset": requested.offset, "length": length });
                 let answer = self.relay(line.to_string().into_bytes());
                 let answer: Value = serde_json::from_slice(&answer).unwrap_or_default();
                 if answer["ok"] != true {
@@ -178,13 +179,13 @@ impl Backend {
                 }
             }
             ASK => {
-                if asked.text.contains(&b'\n') || asked.text.trim_ascii().is_empty() {
+                if requested.text.contains(&b'\n') || requested.text.trim_ascii().is_empty() {
                     return Err(MALFORMED);
                 }
-                state.answer = self.relay(asked.text.clone());
+                state.answer = self.relay(requested.text.clone());
                 return Ok(Some(0));
             }
-            MORE => return Ok(Some(asked.offset)),
+            MORE => return Ok(Some(requested.offset)),
             _ => return Err(UNKNOWN),
         }
         Ok(None)
@@ -194,21 +195,21 @@ impl Backend {
         self.shown.runtime.block_on(relay::answer(&self.shown.port, line))
     }
 
-    fn map(&self, state: &mut State, asked: &Asked) -> Result<(), u32> {
-        let (window, writable) = match asked.window {
+    fn map(&self, state: &mut State, requested: &Requested) -> Result<(), u32> {
+        let (window, writable) = match requested.window {
             BASE => (&self.shown.windows[0], true),
             VIEWS => (&self.shown.windows[1], false),
             _ => return Err(MALFORMED),
         };
         let room = TABLE.saturating_sub(lock(&self.memory).num_regions());
-        let range = (asked.offset, asked.length);
+        let range = (requested.offset, requested.length);
         let region = self.shown.region_bytes();
-        state.mappings.check(range, window.bytes, asked.at, region, room).map_err(status)?;
+        state.mappings.check(range, window.bytes, requested.at, region, room).map_err(status)?;
         let file = File::options().read(true).write(true).open(&window.path).map_err(refused)?;
-        let mut message = message(asked.at, asked.length, writable);
-        message.fd_offset = asked.offset;
+        let mut message = message(requested.at, requested.length, writable);
+        message.fd_offset = requested.offset;
         self.channel()?.shmem_map(&message, &file).map_err(refused)?;
-        state.mappings.made(asked.at, asked.length, writable);
+        state.mappings.made(requested.at, requested.length, writable);
         Ok(())
     }
 

@@ -127,10 +127,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn mappings_never_overlap(asked in proptest::collection::vec((0..64_u64, 1..16_u64, any::<bool>()), 1..60)) {
+        fn mappings_never_overlap(requested in proptest::collection::vec((0..64_u64, 1..16_u64, any::<bool>()), 1..60)) {
             let mut mappings = Mappings::default();
             let mut taken = [None; 80];
-            for (at, length, remove) in asked {
+            for (at, length, remove) in requested {
                 let (start, bytes) = (at * PAGE, length * PAGE);
                 let pages = usize::try_from(at).unwrap()..usize::try_from(at + length).unwrap();
                 if remove {

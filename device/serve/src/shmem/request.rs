@@ -29,7 +29,7 @@ pub(super) enum Broken {
 
 /// What is asked.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Asked {
+pub(super) struct Requested {
     pub(super) op: u32,
     pub(super) window: u32,
     pub(super) offset: u64,
@@ -47,7 +47,10 @@ pub(super) struct Answer<'a> {
 }
 
 /// The request in a chain of `memory`, and where its answer goes.
-pub(super) fn parse<M>(memory: &Memory, chain: DescriptorChain<M>) -> Result<(Asked, Writer<'_, ()>), Broken>
+pub(super) fn parse<M>(
+    memory: &Memory,
+    chain: DescriptorChain<M>,
+) -> Result<(Requested, Writer<'_, ()>), Broken>
 where
     M: std::ops::Deref<Target = Memory> + Clone,
 {
@@ -68,9 +71,9 @@ where
     from_guest.read_exact(&mut text).map_err(|_| Broken::Descriptors)?;
     let four = |at: usize| u32::from_le_bytes(header[at..at + 4].try_into().expect("four bytes"));
     let eight = |at: usize| u64::from_le_bytes(header[at..at + 8].try_into().expect("eight bytes"));
-    let asked =
-        Asked { op: four(0), window: four(4), offset: eight(8), length: eight(16), at: eight(24), text };
-    Ok((asked, to_guest))
+    let requested =
+        Requested { op: four(0), window: four(4), offset: eight(8), length: eight(16), at: eight(24), text };
+    Ok((requested, to_guest))
 }
 
 /// Writes an answer, with as much of its piece as there is room for. Returns the bytes that were written to the guest.

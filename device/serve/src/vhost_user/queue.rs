@@ -28,7 +28,7 @@ pub(crate) struct Queue {
     /// Made when it is needed first: most queues of most guests are never used.
     workspace: Option<Workspace>,
     /// Whether the guest was told of what a former device, or connection, may have given back without telling.
-    told: bool,
+    reported: bool,
     /// Requests given back since the guest was told.
     untold: u16,
     /// How many of those there may be without telling.
@@ -38,7 +38,7 @@ pub(crate) struct Queue {
 impl Queue {
     /// The ring was taken away, or is a new one.
     pub(super) fn restart(&mut self) {
-        self.told = false;
+        self.reported = false;
     }
 
     /// Does everything that is in the ring, unless `stopping`.
@@ -50,8 +50,8 @@ impl Queue {
         stopping: &AtomicBool,
     ) {
         let result = self.try_drain(ring, memory, disk, stopping);
-        let told = self.tell_all(ring);
-        if let Err(why) = result.and(told) {
+        let reported = self.tell_all(ring);
+        if let Err(why) = result.and(reported) {
             tracing::debug!("a disk's queue is left alone until it is kicked again: {why}");
         }
     }
@@ -63,9 +63,9 @@ impl Queue {
         disk: &Disk,
         stopping: &AtomicBool,
     ) -> Result<(), virtio_queue::Error> {
-        if !self.told {
+        if !self.reported {
             tell(ring);
-            self.told = true;
+            self.reported = true;
         }
         let may_wait = disk.may_wait();
         loop {
@@ -200,7 +200,7 @@ mod tests {
         ring.set_enabled(true);
         let call = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
         ring.set_call(Some(File::from(call.try_clone().unwrap())));
-        let mut queue = Queue { told: true, ..Queue::default() };
+        let mut queue = Queue { reported: true, ..Queue::default() };
         queue.drain(&ring, &memory, &disk, &AtomicBool::new(false));
         let used: u16 = guest.read_obj(GuestAddress(USED + 2)).unwrap();
         assert_eq!(u16::from_le(used), made, "everything is given back");

@@ -59,7 +59,7 @@ enum Failure {
     Device(#[from] ControlError),
     /// The guest asked for what cannot be.
     #[error("{0}")]
-    Asked(&'static str),
+    Requested(&'static str),
     /// The guest asked for what this disk does not do.
     #[error("{0}")]
     Unsupported(&'static str),
@@ -146,8 +146,8 @@ impl<'m> Request<'m> {
 
     fn answer(mut self, status: u8) -> u32 {
         let written = self.to_guest.written();
-        let told = self.to_guest.write(self.room(), &[status]);
-        u32::try_from(written + usize::from(told)).unwrap_or(u32::MAX)
+        let reported = self.to_guest.write(self.room(), &[status]);
+        u32::try_from(written + usize::from(reported)).unwrap_or(u32::MAX)
     }
 
     /// Bytes of data that it has the device write.
@@ -172,7 +172,7 @@ impl<'m> Request<'m> {
             TYPE_OUT => self.write(disk, workspace, stopping),
             TYPE_FLUSH => Ok(disk.flush()?),
             TYPE_GET_ID if self.room() < SERIAL_BYTES => {
-                Err(Failure::Asked("there is no room for the serial number"))
+                Err(Failure::Requested("there is no room for the serial number"))
             }
             TYPE_GET_ID => {
                 self.to_guest.write(0, &disk.serial());
@@ -190,8 +190,9 @@ impl<'m> Request<'m> {
 
     fn read(&mut self, disk: &Disk, workspace: &mut Workspace, stopping: &AtomicBool) -> Result<(), Failure> {
         let length = self.room();
-        let offset =
-            disk.place(self.sector, length as u64).ok_or(Failure::Asked("not whole sectors of the disk"))?;
+        let offset = disk
+            .place(self.sector, length as u64)
+            .ok_or(Failure::Requested("not whole sectors of the disk"))?;
         for at in (0..length).step_by(workspace.len()) {
             go_on(stopping)?;
             let part = (length - at).min(workspace.len());
@@ -207,11 +208,12 @@ impl<'m> Request<'m> {
         stopping: &AtomicBool,
     ) -> Result<(), Failure> {
         if disk.read_only() {
-            return Err(Failure::Asked("the disk is read-only"));
+            return Err(Failure::Requested("the disk is read-only"));
         }
         let length = self.data();
-        let offset =
-            disk.place(self.sector, length as u64).ok_or(Failure::Asked("not whole sectors of the disk"))?;
+        let offset = disk
+            .place(self.sector, length as u64)
+            .ok_or(Failure::Requested("not whole sectors of the disk"))?;
         for at in (0..length).step_by(workspace.len()) {
             go_on(stopping)?;
             let data = workspace.front((length - at).min(workspace.len()));
@@ -224,14 +226,14 @@ impl<'m> Request<'m> {
     /// Takes data of the guest's from `at` on.
     fn take(&mut self, at: usize, data: &mut [u8]) -> Result<(), Failure> {
         let whole = self.from_guest.read(HEADER + at, data);
-        whole.then_some(()).ok_or(Failure::Asked("less data than it says"))
+        whole.then_some(()).ok_or(Failure::Requested("less data than it says"))
     }
 
     /// Discards or zeroes ranges, of which each has at most these flags. All are checked before the first is freed.
     fn free(&mut self, disk: &Disk, flags: u32, stopping: &AtomicBool) -> Result<(), Failure> {
         let length = self.data();
         if length == 0 || !length.is_multiple_of(16) || length / 16 > DISCARD_RANGES as usize {
-            return Err(Failure::Asked("not 1 to 16 ranges"));
+            return Err(Failure::Requested("not 1 to 16 ranges"));
         }
         let mut places = Vec::with_capacity(length / 16);
         for at in (0..length).step_by(16) {
@@ -242,10 +244,10 @@ impl<'m> Request<'m> {
                 return Err(Failure::Unsupported("a flag that has no meaning"));
             }
             if sectors > u64::from(DISCARD_SECTORS) {
-                return Err(Failure::Asked("more sectors than one range may have"));
+                return Err(Failure::Requested("more sectors than one range may have"));
             }
             let bytes = sectors * SECTOR;
-            let place = disk.place(sector, bytes).ok_or(Failure::Asked("not sectors of the disk"))?;
+            let place = disk.place(sector, bytes).ok_or(Failure::Requested("not sectors of the disk"))?;
             places.push((place, bytes));
         }
         places.into_iter().try_for_each(|(offset, bytes)| {

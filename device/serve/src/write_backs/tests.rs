@@ -26,11 +26,11 @@ fn page(seed: u64) -> Vec<u8> {
 }
 
 impl Rig {
-    fn new(config: DeviceConfig, patience: Duration, most_bytes: usize) -> Self {
-        Self::of(ExportFile::Base, config, patience, most_bytes)
+    fn new(config: DeviceConfig, max_wait: Duration, most_bytes: usize) -> Self {
+        Self::of(ExportFile::Base, config, max_wait, most_bytes)
     }
 
-    fn of(which: ExportFile, config: DeviceConfig, patience: Duration, most_bytes: usize) -> Self {
+    fn of(which: ExportFile, config: DeviceConfig, max_wait: Duration, most_bytes: usize) -> Self {
         let device = Arc::new(Device::new(config).unwrap());
         let partition = Partition::first(Arc::clone(&device));
         let mut filled = 0;
@@ -39,18 +39,19 @@ impl Rig {
         }
         let gate = Arc::default();
         let write_backs =
-            Arc::new(WriteBacks { most_bytes, ..WriteBacks::new(partition, which, patience, gate) });
+            Arc::new(WriteBacks { most_bytes, ..WriteBacks::new(partition, which, max_wait, gate) });
         let (answer, answers) = channel();
         let retrying = Arc::clone(&write_backs);
         let retrying = std::thread::spawn(move || {
-            retrying.retry_until_closed(|_| {}, |asker, told| answer.send((asker.unique, told)).unwrap());
+            retrying
+                .retry_until_closed(|_| {}, |asker, reported| answer.send((asker.unique, reported)).unwrap());
         });
         Self { device, write_backs, answers, retrying: Some(retrying), filled }
     }
 
-    fn full(patience: Duration) -> Self {
+    fn full(max_wait: Duration) -> Self {
         let config = DeviceConfig { store_bytes: Some(4 << 20), ..DeviceConfig::new(64 << 20, 8 << 20) };
-        Self::new(config, patience, MAX_BYTES)
+        Self::new(config, max_wait, MAX_BYTES)
     }
 
     fn take(&self, unique: u64, page_number: u64, mut bytes: Vec<u8>) -> Option<Answer> {
@@ -62,10 +63,10 @@ impl Rig {
     fn drop_pages(&self, pages: Range<u64>) {
         let range = pages.start * PAGE as u64..pages.end * PAGE as u64;
         let alone = self.write_backs.gate.write();
-        if self.write_backs.lane.is_none() {
+        if self.write_backs.target.is_none() {
             self.device.discard(range.start, range.end - range.start).unwrap();
         }
-        self.write_backs.dropped.mark(&range, LetGo::Told);
+        self.write_backs.dropped.mark(&range, LetGo::Requested);
         drop(alone);
         self.write_backs.take_out_dropped();
     }
@@ -206,16 +207,16 @@ fn what_finds_no_room_in_a_quota_waits_for_that_partition() {
 }
 
 #[test]
-fn what_finds_no_room_by_a_lane_waits_too_and_what_is_lost_of_it_is_told() {
-    let full = |patience| {
+fn what_finds_no_room_by_a_target_waits_too_and_what_is_lost_of_it_is_told() {
+    let full = |max_wait| {
         let interleaving =
             Some(lamina_device::stats::Interleaving { interleave: "2x256".parse().unwrap(), bandwidth: 1.0 });
         let config = DeviceConfig::new(64 << 20, 8 << 20);
         let config = DeviceConfig { store_bytes: Some(4 << 20), interleaving, ..config };
-        Rig::of(ExportFile::Lane(1), config, patience, MAX_BYTES)
+        Rig::of(ExportFile::Target(1), config, max_wait, MAX_BYTES)
     };
     let rig = full(LONG);
-    // A page of a lane lies in two blocks.
+    // A page of a target lies in two blocks.
     let at = rig.filled / 2 + 1;
     let many: Vec<u8> = (0..6).flat_map(|at| page(1000 + at)).collect();
     assert_eq!(rig.take(1, at, many.clone()), None);
@@ -224,7 +225,7 @@ fn what_finds_no_room_by_a_lane_waits_too_and_what_is_lost_of_it_is_told() {
     rig.device.discard(0, 64 * PAGE as u64).unwrap();
     assert_eq!(rig.answered(), (1, Ok(6 * 4096)));
     let mut found = vec![0; 6 * PAGE];
-    rig.device.read_lane(1, at * PAGE as u64, &mut found).unwrap();
+    rig.device.read_target(1, at * PAGE as u64, &mut found).unwrap();
     assert!(found[..5 * PAGE] == many[..5 * PAGE] && found[5 * PAGE..].iter().all(|byte| *byte == 0));
     rig.intact(64..rig.filled);
     drop(rig);
@@ -235,8 +236,8 @@ fn what_finds_no_room_by_a_lane_waits_too_and_what_is_lost_of_it_is_told() {
     }
     let event = rig.device.events().pop().unwrap();
     let dpa = (rig.filled / 2 + 1) * 2 * PAGE as u64 + 256;
-    let told = format!("8192 bytes of lane 1 that were stored at DPA {dpa:#x} are lost");
-    assert!(event.kind == Kind::StoresLost && event.text.contains(&told), "{event:?}");
+    let reported = format!("8192 bytes of interleave target 1 that were stored at DPA {dpa:#x} are lost");
+    assert!(event.kind == Kind::StoresLost && event.text.contains(&reported), "{event:?}");
     assert_eq!(rig.counts(), (0, 0, 2));
 }
 
@@ -244,7 +245,7 @@ fn what_finds_no_room_by_a_lane_waits_too_and_what_is_lost_of_it_is_told() {
 fn a_part_that_was_discarded_is_taken_out_and_the_rest_stored() {
     let rig = Rig::full(LONG);
     rig.device.discard(0, 64 * PAGE as u64).unwrap();
-    rig.write_backs.dropped.mark(&(100..PAGE as u64 + 200), LetGo::Told);
+    rig.write_backs.dropped.mark(&(100..PAGE as u64 + 200), LetGo::Requested);
     let many: Vec<u8> = (0..3).flat_map(page).collect();
     assert_eq!(rig.take(1, 0, many.clone()), Some(Ok(3 * 4096)));
     let mut expected = many;

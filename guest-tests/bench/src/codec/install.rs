@@ -330,11 +330,11 @@ esac
         }
 
         /// The packages that pip was asked for since the last call.
-        pub(in super::super) fn asked(&self) -> Vec<String> {
+        pub(in super::super) fn requested(&self) -> Vec<String> {
             let path = self.folder.path().join("asked");
-            let asked = fs::read_to_string(&path).unwrap_or_default();
+            let requested = fs::read_to_string(&path).unwrap_or_default();
             let _ = fs::remove_file(path);
-            asked.lines().map(|line| line.split("==").next().unwrap().to_owned()).collect()
+            requested.lines().map(|line| line.split("==").next().unwrap().to_owned()).collect()
         }
     }
 
@@ -350,11 +350,11 @@ esac
         for peer in &PEERS {
             assert!(environment.python(peer).unwrap().is_file(), "{}", peer.name);
         }
-        assert_eq!(fake.asked(), ["setuptools", "zipnn", "blosc2", "bitshuffle", "numpy", "pcodec"]);
+        assert_eq!(fake.requested(), ["setuptools", "zipnn", "blosc2", "bitshuffle", "numpy", "pcodec"]);
         assert!(fake.said.borrow().iter().any(|said| said.contains("installing setuptools==")));
         let again = fake.prepare();
         assert!(PEERS.iter().all(|peer| again.python(peer).is_ok()));
-        assert_eq!(fake.asked(), [""; 0]);
+        assert_eq!(fake.requested(), [""; 0]);
         assert!(fake.said.borrow().is_empty(), "{:?}", fake.said);
     }
 
@@ -378,12 +378,12 @@ esac
         assert!(fake.said.borrow().iter().any(|said| said.contains(&whys[1])), "{:?}", fake.said);
         assert!(outcomes[1].is_ok());
         assert!(outcomes[2].is_ok(), "hdf5plugin stands in for bitshuffle: {:?}", outcomes[2]);
-        assert!(fake.asked().contains(&"hdf5plugin".to_owned()));
+        assert!(fake.requested().contains(&"hdf5plugin".to_owned()));
 
         fs::remove_file(fake.folder.path().join("fails").join(version("zipnn"))).unwrap();
         let environment = fake.prepare();
         assert!(environment.python(&PEERS[0]).is_ok());
-        assert_eq!(fake.asked(), ["setuptools", "zipnn", "numpy", "pcodec"]);
+        assert_eq!(fake.requested(), ["setuptools", "zipnn", "numpy", "pcodec"]);
     }
 
     #[test]

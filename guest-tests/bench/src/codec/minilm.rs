@@ -153,11 +153,11 @@ mod tests {
         let fake = Fake::new();
         let wanted = put_model(&fake).map(|(name, shape, values)| (name.to_owned(), shape, values));
         let environment = fake.prepare();
-        fake.asked();
+        fake.requested();
         let path = fetch(&environment, |_| {}).unwrap();
         assert_eq!(found(&path), wanted);
-        let asked = fake.asked().join(" ");
-        assert!(asked.contains("--require-hashes") && asked.contains("--no-deps"), "{asked}");
+        let requested = fake.requested().join(" ");
+        assert!(requested.contains("--require-hashes") && requested.contains("--no-deps"), "{requested}");
         let header = fs::read(&path).unwrap()[..8].try_into().map(u64::from_le_bytes).unwrap();
         assert!(header.is_multiple_of(8), "{header}");
         let names: Vec<_> =
@@ -166,7 +166,7 @@ mod tests {
 
         let without_python = fake.prepare_by("no-python");
         assert_eq!(fetch(&without_python, |said| panic!("{said}")).unwrap(), path);
-        assert_eq!(fake.asked(), [""; 0]);
+        assert_eq!(fake.requested(), [""; 0]);
     }
 
     #[test]

@@ -76,7 +76,7 @@ fn counted(device: &SharedDaemon) {
 }
 
 /// Runs the guest's program here, on a host's files.
-fn party(folder: &Path, role: Role, seat: &Ready) -> std::process::Child {
+fn party(folder: &Path, role: Role, export: &Ready) -> std::process::Child {
     let name = format!("{role:?}");
     let plan = folder.join(format!("{name}.json"));
     fs::write(&plan, serde_json::to_vec(&exchanges(role)).unwrap()).unwrap();
@@ -84,9 +84,9 @@ fn party(folder: &Path, role: Role, seat: &Ready) -> std::process::Child {
         .arg(&plan)
         .arg("--report")
         .arg(folder.join(format!("{name}.report")))
-        .env("LAMINA_BASE", &seat.base.path)
-        .env("LAMINA_VIEWS", &seat.views.path)
-        .env("LAMINA_CTL", &seat.ctl)
+        .env("LAMINA_BASE", &export.base.path)
+        .env("LAMINA_VIEWS", &export.views.path)
+        .env("LAMINA_CTL", &export.ctl)
         .stderr(Stdio::null())
         .spawn()
         .unwrap()
@@ -98,8 +98,8 @@ fn programs_on_two_hosts_files_get_messages_across_only_if_both_do_their_part() 
     let options = ["--capacity", "16M", "--views-capacity", "16M", "--host", "one", "--host", "two"];
     let device = SharedDaemon::start(&options).unwrap();
     let mut parties = [
-        party(folder.path(), Role::Consumer, &device.seat("two").unwrap()),
-        party(folder.path(), Role::Producer, &device.seat("one").unwrap()),
+        party(folder.path(), Role::Consumer, &device.export_of("two").unwrap()),
+        party(folder.path(), Role::Producer, &device.export_of("one").unwrap()),
     ];
     for party in &mut parties {
         assert!(party.wait().unwrap().success());
@@ -111,11 +111,11 @@ fn programs_on_two_hosts_files_get_messages_across_only_if_both_do_their_part() 
 }
 
 /// Boots a guest for a plan and collects its events.
-fn visit(seat: &Ready, plan: Plan, console: &Path) -> Vec<Event> {
+fn visit(export: &Ready, plan: Plan, console: &Path) -> Vec<Event> {
     let limit = Duration::from_secs(300);
     let visit = Visit { plan, files: Vec::new(), limit, console: console.to_owned(), cpus: 1 };
     let mut events = Vec::new();
-    let visited = visit.make(seat, |event, _| {
+    let visited = visit.make(export, |event, _| {
         events.push(event);
         Ok(())
     });
@@ -124,12 +124,12 @@ fn visit(seat: &Ready, plan: Plan, console: &Path) -> Vec<Event> {
 }
 
 /// Boots two guests at once.
-fn both(seats: &[Ready; 2], plans: &[Plan; 2], folder: &Path) -> [Vec<Event>; 2] {
+fn both(exports: &[Ready; 2], plans: &[Plan; 2], folder: &Path) -> [Vec<Event>; 2] {
     let consoles = ["one.log", "two.log"].map(|name| folder.join(name));
     std::thread::scope(|scope| {
         let [first, second] = [0, 1].map(|guest| {
-            let (seat, plan, console) = (&seats[guest], plans[guest].clone(), &consoles[guest]);
-            scope.spawn(move || visit(seat, plan, console))
+            let (export, plan, console) = (&exports[guest], plans[guest].clone(), &consoles[guest]);
+            scope.spawn(move || visit(export, plan, console))
         });
         [first.join().unwrap(), second.join().unwrap()]
     })
@@ -140,9 +140,9 @@ fn two_booted_hosts_get_messages_across_only_if_both_do_their_part() {
     let folder = tempfile::tempdir().unwrap();
     let options = ["--capacity", "256M", "--views-capacity", "256M", "--host", "one", "--host", "two"];
     let device = SharedDaemon::start(&options).unwrap();
-    let seats = ["one", "two"].map(|name| device.seat(name).unwrap());
+    let exports = ["one", "two"].map(|name| device.export_of(name).unwrap());
     let plans = [Role::Producer, Role::Consumer].map(exchanges);
-    let [_, consumer] = both(&seats, &plans, folder.path());
+    let [_, consumer] = both(&exports, &plans, folder.path());
     judge(&consumer);
     counted(&device);
     device.stop().unwrap();
@@ -168,9 +168,9 @@ fn two_booted_guests_have_their_own_tensors_and_neither_sees_the_others() {
             ..Plan::default()
         }
     });
-    let seats = ["alice", "bob"].map(|name| device.seat(name).unwrap());
-    let told = both(&seats, &plans, folder.path());
-    for (judge, events) in judges.iter().zip(&told) {
+    let exports = ["alice", "bob"].map(|name| device.export_of(name).unwrap());
+    let reported = both(&exports, &plans, folder.path());
+    for (judge, events) in judges.iter().zip(&reported) {
         let mut read = BTreeMap::new();
         let mut rotation = None;
         for event in events {

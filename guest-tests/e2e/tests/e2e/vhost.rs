@@ -83,7 +83,7 @@ fn run(
 }
 
 /// The value of the line `name value`.
-fn told<'l>(lines: &'l [String], name: &str) -> &'l str {
+fn reported<'l>(lines: &'l [String], name: &str) -> &'l str {
     let found = lines.iter().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
     found.unwrap_or_else(|| panic!("the guest did not tell {name}: {lines:#?}"))
 }
@@ -153,7 +153,7 @@ fn a_guest_without_a_driver_reads_base_and_every_view_right() {
             let want = judge.sha256(&partition.tensor, &partition.view, 0).unwrap();
             let number = partition.number;
             assert_eq!(
-                told(&lines, &format!("view{number}")),
+                reported(&lines, &format!("view{number}")),
                 want,
                 "{} {}",
                 partition.tensor,
@@ -162,12 +162,16 @@ fn a_guest_without_a_driver_reads_base_and_every_view_right() {
         }
         for (n, tensor) in tensors.as_array().unwrap().iter().enumerate() {
             let name = tensor["name"].as_str().unwrap();
-            assert_eq!(told(&lines, &format!("base{n}")), judge.sha256(name, "base", 0).unwrap(), "{name}");
+            assert_eq!(
+                reported(&lines, &format!("base{n}")),
+                judge.sha256(name, "base", 0).unwrap(),
+                "{name}"
+            );
         }
         let want = judge.sha256(&packed.tensor, &packed.view, 0).unwrap();
-        assert_eq!(told(&lines, "mapped"), want);
-        assert_eq!(told(&lines, "name"), packed.name);
-        assert_eq!((told(&lines, "queues"), told(&lines, "read-only")), ("2", "1"));
+        assert_eq!(reported(&lines, "mapped"), want);
+        assert_eq!(reported(&lines, "name"), packed.name);
+        assert_eq!((reported(&lines, "queues"), reported(&lines, "read-only")), ("2", "1"));
         disks.stop().unwrap();
     }
 }
@@ -218,12 +222,12 @@ fn what_a_guest_writes_and_syncs_changes_the_views_and_what_it_discards_is_free(
         });
         for view in ["full", "e8m3", "e8m3+g2:packed", "fp8_e4m3fn"] {
             assert_eq!(
-                told(&lines, view),
+                reported(&lines, view),
                 judge.sha256(name, view, 1000).unwrap(),
                 "{view} of {length} bytes"
             );
         }
-        assert_eq!(told(&lines, "zeros"), "0");
+        assert_eq!(reported(&lines, "zeros"), "0");
         assert_eq!(stored, before + (8 << 20));
         let after = disks.stats().unwrap();
         assert_eq!(live(&after), before);

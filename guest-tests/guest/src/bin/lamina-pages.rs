@@ -26,8 +26,8 @@ struct Cli {
 
 fn main() -> anyhow::Result<()> {
     let cli = Cli::parse();
-    let mut told = io::stdin().lines();
-    match told.next().transpose()?.as_deref() {
+    let mut reported = io::stdin().lines();
+    match reported.next().transpose()?.as_deref() {
         Some("fill") => {}
         other => bail!("the first line is to be `fill`, not {other:?}"),
     }
@@ -37,7 +37,7 @@ fn main() -> anyhow::Result<()> {
     let over = AtomicBool::new(false);
     thread::scope(|scope| {
         let obey = || {
-            for line in told {
+            for line in reported {
                 match line?.as_str() {
                     "check" => say(&format!("wrong {}", known.wrong()))?,
                     "touch" => {

@@ -133,37 +133,38 @@ fn run(way: &mut dyn Way, bench: &AttachBench, report: &mut Report) -> anyhow::R
     way.base()?.load(0, &mut held)?;
     // The first round only warms up.
     for round in 0..=bench.rounds {
-        let mut told = |what, bytes: usize, time: Duration| {
+        let mut reported = |what, bytes: usize, time: Duration| {
             let (bytes, seconds) = (bytes as u64, time.as_secs_f64());
             if let Some(round) = round.checked_sub(1) {
                 report.send(&Event::Measured { what, round, bytes, seconds });
             }
         };
-        let loads = |what, slice: VolatileSlice<'_>, least, held: &[u8], told: &mut dyn FnMut(_, _, _)| {
-            let loaded = load(slice, least, limit)?;
-            let expected = sum(&held[..8 * loaded.words]);
-            ensure!(loaded.sum == expected, "{what:?}: the words loaded are not those that were stored");
-            told(what, loaded.bytes, loaded.time);
-            Ok(())
-        };
+        let loads =
+            |what, slice: VolatileSlice<'_>, least, held: &[u8], reported: &mut dyn FnMut(_, _, _)| {
+                let loaded = load(slice, least, limit)?;
+                let expected = sum(&held[..8 * loaded.words]);
+                ensure!(loaded.sum == expected, "{what:?}: the words loaded are not those that were stored");
+                reported(what, loaded.bytes, loaded.time);
+                Ok(())
+            };
         let mut copy = held.clone();
         copy.rotate_left(MOVE);
         let start = Instant::now();
         let stored = 8 * store(way.base()?.volatile(), &copy, limit)?;
         way.flush(stored as u64)?;
-        told(Measure::Stored, stored, start.elapsed());
+        reported(Measure::Stored, stored, start.elapsed());
         held[..stored].copy_from_slice(&copy[..stored]);
 
         way.forget()?;
-        loads(Measure::Cold, way.view()?.volatile(), Duration::ZERO, &held, &mut told)?;
-        loads(Measure::Warm, way.view()?.volatile(), LEAST, &held, &mut told)?;
+        loads(Measure::Cold, way.view()?.volatile(), Duration::ZERO, &held, &mut reported)?;
+        loads(Measure::Warm, way.view()?.volatile(), LEAST, &held, &mut reported)?;
         copy.copy_from_slice(&held);
-        loads(Measure::Ordinary, VolatileSlice::from(copy.as_mut_slice()), LEAST, &held, &mut told)?;
-        loads(Measure::Base, way.base()?.volatile(), LEAST, &held, &mut told)?;
+        loads(Measure::Ordinary, VolatileSlice::from(copy.as_mut_slice()), LEAST, &held, &mut reported)?;
+        loads(Measure::Base, way.base()?.volatile(), LEAST, &held, &mut reported)?;
 
         let start = Instant::now();
         way.flush(stored as u64)?;
-        told(Measure::Flush, 0, start.elapsed());
+        reported(Measure::Flush, 0, start.elapsed());
         console(&format!("round {round} of {}", bench.rounds));
     }
     Ok(())

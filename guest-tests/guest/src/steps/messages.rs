@@ -90,8 +90,10 @@ impl Exchange<'_> {
             let mut bytes = [0; 8];
             self.whole.load(at, &mut bytes)?;
             match u64::from_le_bytes(bytes) {
-                told if told == number => return Ok(()),
-                told if told > number => bail!("the other side is at {told}, this one at {number}"),
+                reported if reported == number => return Ok(()),
+                reported if reported > number => {
+                    bail!("the other side is at {reported}, this one at {number}")
+                }
                 _ if since.elapsed() > TIMEOUT => {
                     bail!("the other side did not come to {number} within {} s", TIMEOUT.as_secs())
                 }

@@ -42,8 +42,8 @@ impl Talker {
     /// Says something.
     pub(super) fn tell(&mut self, text: &str) -> anyhow::Result<()> {
         let input = self.input.as_mut().context("its input is closed")?;
-        let told = input.write_all(text.as_bytes()).and_then(|()| input.flush());
-        told.with_context(|| format!("{} takes no input", self.name))
+        let reported = input.write_all(text.as_bytes()).and_then(|()| input.flush());
+        reported.with_context(|| format!("{} takes no input", self.name))
     }
 
     /// The next line it says.

@@ -27,7 +27,7 @@ struct Device {
     files: Files,
     weights: Vec<Named>,
     /// Requests at the control port, without the ones that find a connection's own replies.
-    asked: Arc<Mutex<Vec<Value>>>,
+    requested: Arc<Mutex<Vec<Value>>>,
 }
 
 impl Device {
@@ -51,7 +51,7 @@ impl Device {
         let tensors: Vec<Named> =
             weights.iter().cloned().chain(cache).filter(|(name, _)| name != missing).collect();
 
-        let device = Self { files: Files::new(), weights, asked: Arc::default() };
+        let device = Self { files: Files::new(), weights, requested: Arc::default() };
         let mut directory =
             Directory { generation: 1, base_bytes: WINDOW, views_bytes: WINDOW, ..Directory::default() };
         let mut dpa = 0;
@@ -88,7 +88,7 @@ impl Device {
 
     fn serve(&self, directory: Directory) {
         let (base, views) = (self.files.file("base"), self.files.file("views"));
-        let asked = Arc::clone(&self.asked);
+        let requested = Arc::clone(&self.requested);
         self.files.serve(move |request| {
             let reply = match request["op"].as_str().unwrap() {
                 "flush" => {
@@ -98,11 +98,11 @@ impl Device {
                     json!({ "ok": true })
                 }
                 "evict" => json!({ "ok": true }),
-                "stats" => json!({ "ok": true, "stats": { "asked": asked.lock().unwrap().len() } }),
+                "stats" => json!({ "ok": true, "stats": { "asked": requested.lock().unwrap().len() } }),
                 other => json!({ "ok": false, "error": format!("no request: {other}") }),
             };
             if reply["ok"] == true {
-                asked.lock().unwrap().push(request);
+                requested.lock().unwrap().push(request);
             }
             reply
         });
@@ -244,14 +244,14 @@ fn the_device_is_asked_to_flush_on_schedule_and_the_host_to_forget_each_step() {
     let device = Device::new("");
     let steps = device.plan(&[(judging(), "full")]);
     for evict in [true, false] {
-        device.asked.lock().unwrap().clear();
+        device.requested.lock().unwrap().clear();
         let events = device.run(DecodePlan { evict, ..steps.clone() });
         let Event::Decoded { tokens, flushes, before, after, .. } = decoded(&events)[0] else {
             unreachable!()
         };
         let steps = tokens.len() - 1;
-        let asked = device.asked.lock().unwrap();
-        let ops: Vec<&str> = asked.iter().map(|request| request["op"].as_str().unwrap()).collect();
+        let requested = device.requested.lock().unwrap();
+        let ops: Vec<&str> = requested.iter().map(|request| request["op"].as_str().unwrap()).collect();
         // The cache is emptied first, and the host made to forget what an earlier run has left.
         assert_eq!(ops[..3], ["flush", "evict", "stats"]);
         assert_eq!(*ops.last().unwrap(), "stats");
@@ -261,7 +261,7 @@ fn the_device_is_asked_to_flush_on_schedule_and_the_host_to_forget_each_step() {
         assert_eq!(*flushes, steps.div_ceil(6) as u64);
         assert!(before["asked"].as_u64() < after["asked"].as_u64());
         if evict {
-            let last = asked.iter().rfind(|request| request["op"] == "evict").unwrap();
+            let last = requested.iter().rfind(|request| request["op"] == "evict").unwrap();
             // No page of the cache is full yet: only weights are forgotten.
             assert_eq!(last["ranges"].as_array().unwrap().len(), Weight::all(&CONFIG).len());
         }

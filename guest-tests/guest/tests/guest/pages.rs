@@ -30,7 +30,7 @@ fn memory_is_filled_touched_and_checked_when_it_is_told_so() {
 
 #[test]
 fn what_it_does_not_understand_ends_it() {
-    for told in ["check\n", "fill\nforget\n"] {
+    for reported in ["check\n", "fill\nforget\n"] {
         let mut child = Command::new(env!("CARGO_BIN_EXE_lamina-pages"))
             .arg("4096")
             .stdin(Stdio::piped())
@@ -38,7 +38,7 @@ fn what_it_does_not_understand_ends_it() {
             .stderr(Stdio::null())
             .spawn()
             .unwrap();
-        child.stdin.take().unwrap().write_all(told.as_bytes()).unwrap();
-        assert!(!child.wait().unwrap().success(), "{told:?}");
+        child.stdin.take().unwrap().write_all(reported.as_bytes()).unwrap();
+        assert!(!child.wait().unwrap().success(), "{reported:?}");
     }
 }

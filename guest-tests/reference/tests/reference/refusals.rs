@@ -51,14 +51,14 @@ fn what_is_no_float_has_no_exponent_to_keep() {
 fn conversions_are_refused_from_other_formats() {
     assert_eq!(
         refused(Bf16, "bf16").to_string(),
-        "bf16: bf16 cannot be converted so; this view is made from fp32"
+        "bf16: bf16 cannot be converted so; this view is made from fp32 or fp16"
     );
     assert_eq!(
         refused(Fp8E5m2, "fp8_e4m3fn+g1@2").to_string(),
         "fp8_e4m3fn+g1@2: fp8_e5m2 cannot be converted so; this view is made from fp32, fp16 or bf16"
     );
     for (view, giving) in [
-        ("bf16", &[Fp32][..]),
+        ("bf16", &[Fp32, Fp16][..]),
         ("fp8_e4m3fn", &[Fp32, Fp16, Bf16]),
         ("fp8_e5m2", &[Fp32, Fp16, Bf16]),
         ("int4", &[Int8]),

@@ -173,9 +173,9 @@ impl Sub for Moved {
 
 /// What the guest told of one run.
 #[derive(Clone, Debug)]
-pub struct Told(Box<Event>);
+pub struct Reported(Box<Event>);
 
-impl Told {
+impl Reported {
     /// Keeps the event if it is a run's.
     pub fn of(event: Event) -> Option<Self> {
         matches!(event, Event::Decoded { .. }).then(|| Self(Box::new(event)))
@@ -188,7 +188,7 @@ impl Told {
 /// When the guest's counters are not the device's.
 pub fn report(
     plan: &DecodePlan,
-    told: &[Told],
+    reported: &[Reported],
     expected: &[Result<Expected>],
 ) -> Result<(Option<DecodeReport>, Vec<String>)> {
     let mut problems = Vec::new();
@@ -196,10 +196,10 @@ pub fn report(
     let mut text = None;
     for (index, (run, expected)) in plan.runs.iter().zip(expected).enumerate() {
         let what = format!("decoding with weights {} and policy {}", run.weights, run.policy);
-        let this = told
+        let this = reported
             .iter()
-            .find(|told| matches!(&*told.0, Event::Decoded { number, .. } if *number == index + 1));
-        let Some(Told(event)) = this else {
+            .find(|reported| matches!(&*reported.0, Event::Decoded { number, .. } if *number == index + 1));
+        let Some(Reported(event)) = this else {
             problems.push(format!("{what} was not done"));
             continue;
         };
@@ -472,7 +472,7 @@ mod tests {
         })
     }
 
-    fn told(number: usize, perplexity: Option<f64>) -> Told {
+    fn reported(number: usize, perplexity: Option<f64>) -> Reported {
         let event = Event::Decoded {
             number,
             tokens: vec![1, 5, 6],
@@ -488,11 +488,11 @@ mod tests {
             before: stats(2),
             after: stats(5),
         };
-        Told::of(event).unwrap()
+        Reported::of(event).unwrap()
     }
 
-    fn all() -> Vec<Told> {
-        vec![told(1, None), told(2, Some(3.0)), told(3, Some(9.0)), told(4, Some(4.0))]
+    fn all() -> Vec<Reported> {
+        vec![reported(1, None), reported(2, Some(3.0)), reported(3, Some(9.0)), reported(4, Some(4.0))]
     }
 
     fn expected() -> Vec<Result<Expected>> {
@@ -548,10 +548,12 @@ mod tests {
         differing[0] = Ok(Expected { tokens: vec![1, 5, 7], logits_sha256: "aa".to_owned() });
         differing[1] = Ok(Expected { tokens: vec![1, 5, 6], logits_sha256: "bb".to_owned() });
         differing[2] = Err(anyhow::anyhow!("no such file"));
-        let (told, problems) = report(&plan(), &all()[..3], &differing).unwrap();
-        let told = told.unwrap();
-        assert!(!told.identical_to_reference && told.runs.iter().all(|run| !run.identical_to_reference));
-        assert!(told.to_text().contains("NOT what came of"));
+        let (reported, problems) = report(&plan(), &all()[..3], &differing).unwrap();
+        let reported = reported.unwrap();
+        assert!(
+            !reported.identical_to_reference && reported.runs.iter().all(|run| !run.identical_to_reference)
+        );
+        assert!(reported.to_text().contains("NOT what came of"));
         for (problem, says) in problems.iter().zip([
             "from token 2 on",
             "by other logits",
@@ -561,8 +563,8 @@ mod tests {
             assert!(problem.contains(says), "{says}: {problem}");
         }
         assert_eq!(problems.len(), 4);
-        let (told, problems) = report(&plan(), &[], &expected()).unwrap();
-        assert!(told.is_none() && problems.len() == 4);
+        let (reported, problems) = report(&plan(), &[], &expected()).unwrap();
+        assert!(reported.is_none() && problems.len() == 4);
     }
 
     #[test]
@@ -573,7 +575,7 @@ mod tests {
             ("writes", "blocks_written"),
             ("tensors", "stored_bytes"),
         ] {
-            let mut broken = told(1, None);
+            let mut broken = reported(1, None);
             let Event::Decoded { after, .. } = &mut *broken.0 else { unreachable!() };
             let text = after.to_string().replace(&format!("\"{field}\""), "\"other\"");
             *after = serde_json::from_str(&text).unwrap();

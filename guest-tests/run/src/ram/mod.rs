@@ -14,7 +14,7 @@ use anyhow::{Context, Result};
 use lamina_guest::{Event, Plan, ProcessPlan, RamPlan, SwapPlan};
 use lamina_qemu::{Attach, BootConfig, GuestFile, VhostUser};
 
-use self::report::{RamReport, Told};
+use self::report::{RamReport, Reported};
 use crate::{
     daemon::{Daemon, Serve},
     disks::Disks,
@@ -115,7 +115,7 @@ impl Ram {
         let plan = Plan { ram: Some(self.plan.clone()), ..Plan::default() };
         let visit = Visit { plan, files, limit: self.limit, console: self.console.clone(), cpus: 2 };
         step(Step::Doing("booting a guest whose memory the base window is"));
-        let mut told = Told::default();
+        let mut reported = Reported::default();
         let mut guest =
             GuestReport { attach: "cxl-type3 as system RAM".to_owned(), ..GuestReport::default() };
         let visited = visit.make_in(config, |event, since| {
@@ -125,21 +125,21 @@ impl Ram {
                 _ => {}
             }
             announce(&event, step);
-            told.take(event);
+            reported.take(event);
             Ok(())
         })?;
-        told.ended(visited.outcome.status);
+        reported.ended(visited.outcome.status);
         (guest.qemu, guest.accel) = (visited.qemu, visited.accel);
         let device_report = serde_json::from_value(device.stats()?["device"].take())
             .context("the device's counters have no device")?;
         device.stop()?;
-        self.swap(&mut told, step)?;
-        let (ram, problems) = told.judged(&self.plan)?;
+        self.swap(&mut reported, step)?;
+        let (ram, problems) = reported.judged(&self.plan)?;
         Ok(Ran { guest, device: device_report, ram, problems })
     }
 
     /// The second guest.
-    fn swap(&self, told: &mut Told, step: &mut impl FnMut(Step<'_>)) -> Result<()> {
+    fn swap(&self, reported: &mut Reported, step: &mut impl FnMut(Step<'_>)) -> Result<()> {
         step(Step::Doing("booting a guest that swaps to a disk of the device"));
         let Serve { mode, codec, .. } = &self.serve;
         let disks = Disks::start(&["--capacity", CAPACITY, "--mode", mode, "--codec", codec])?;
@@ -150,10 +150,10 @@ impl Ram {
         let console = self.console.with_extension("swap.log");
         let visit = Visit { plan, files: vec![pages()?], limit: self.limit, console, cpus: 2 };
         let visited = visit.make_in(config, |event, _| {
-            told.take(event);
+            reported.take(event);
             Ok(())
         })?;
-        told.ended(visited.outcome.status);
+        reported.ended(visited.outcome.status);
         disks.stop()
     }
 }

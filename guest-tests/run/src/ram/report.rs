@@ -73,12 +73,12 @@ pub struct SwapReport {
 
 /// What the guests told.
 #[derive(Default)]
-pub struct Told {
+pub struct Reported {
     events: Vec<Event>,
     problems: Vec<String>,
 }
 
-impl Told {
+impl Reported {
     /// Keeps an event.
     pub fn take(&mut self, event: Event) {
         match event {
@@ -324,11 +324,11 @@ mod tests {
     }
 
     fn judged(events: Vec<Event>) -> (RamReport, Vec<String>) {
-        let mut told = Told::default();
+        let mut reported = Reported::default();
         for event in events {
-            told.take(event);
+            reported.take(event);
         }
-        told.judged(&plan()).unwrap()
+        reported.judged(&plan()).unwrap()
     }
 
     #[test]

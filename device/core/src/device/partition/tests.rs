@@ -100,8 +100,8 @@ fn a_guest_can_neither_reach_nor_name_anothers() {
     let directory = directory_of(&b);
     assert_eq!((directory.generation, directory.tensors.len(), directory.views.len()), (1, 0, 0));
     assert_eq!((directory.base_bytes, directory.views_bytes), (BASE, VIEWS));
-    let told = serde_json::to_string(&b.stats()).unwrap();
-    assert!(!told.contains("secret") && report(&b).stored_bytes == 0, "{told}");
+    let reported = serde_json::to_string(&b.stats()).unwrap();
+    assert!(!reported.contains("secret") && report(&b).stored_bytes == 0, "{reported}");
     assert_eq!(report(&b).requests.base.reads, 1, "its own read of its window");
 
     // The same name, at the same place, with other bytes: both are right.

@@ -23,7 +23,7 @@ impl KvStaging {
         output: &mut Output<'_>,
         request: &mut Request<'_>,
     ) -> Result<(), FetchError> {
-        let Wanted { block, mask, asked, first, .. } = *wanted;
+        let Wanted { block, mask, requested, first, .. } = *wanted;
         let KvWindow { shape, span, .. } = window;
         let (accounts, tally) = (&self.accounts, &mut request.tally);
         let stats = &accounts.stats;
@@ -35,7 +35,7 @@ impl KvStaging {
         let lock = self.stripe(span).lock();
         if let Some(open) = self.find(span) {
             tally.staged_blocks += u64::from(first);
-            tally.staged += asked.iter().map(lines).sum::<u64>();
+            tally.staged += requested.iter().map(lines).sum::<u64>();
             let staged = open.staged.lock();
             words.copy_from_slice(&staged.bytes[at..at + BLOCK_BYTES]);
             stats.damaged_reads.add(staged.lost.has(number).into());
@@ -52,7 +52,7 @@ impl KvStaging {
             let has_block = decoded.gave(span.first, mask, &(at..at + BLOCK_BYTES));
             let kept = decoded.take(span.first, mask, &inside, None);
             let by_itself = first && (kept.is_none() || !has_block);
-            let fetch = Fetch { block, asked, stored: None, by_itself };
+            let fetch = Fetch { block, requested, stored: None, by_itself };
             accounts.observers.fetched(&fetch, tally);
             kept
         };
@@ -99,14 +99,14 @@ impl KvStaging {
         let mut bundle = [0; MAX_BUNDLE];
         for at in 0..span.blocks {
             let block = span.first + at as u64;
-            let told = |stored, tally: &mut Tally| {
+            let reported = |stored, tally: &mut Tally| {
                 tally.stored += stored;
-                let fetch = Fetch { block, asked: &[], stored: Some(stored), by_itself: false };
+                let fetch = Fetch { block, requested: &[], stored: Some(stored), by_itself: false };
                 self.accounts.observers.fetched(&fetch, tally);
             };
             tally.blocks += 1;
             let fetched = store.fetch(block, |stored| decoder.wanted(stored), &mut bundle);
-            told(fetched.as_ref().map_or(0, |fetched| fetched.bytes), tally);
+            reported(fetched.as_ref().map_or(0, |fetched| fetched.bytes), tally);
             let fetched = match fetched {
                 Err(why @ StoreError::Entry { why: entry::Damaged::Poison, .. }) => {
                     lost.insert(at);

@@ -11,8 +11,8 @@ use super::*;
 use crate::device::{DeviceConfig, PartitionConfig, text_of};
 use crate::load::tests::checkpoint;
 use crate::load::{KvRule, stamp_of};
+use lamina_store::failpoints::{Failpoints, Killed};
 use lamina_store::image::Image;
-use lamina_store::mishaps::{Killed, Mishaps};
 use lamina_store::tables::Tables;
 
 const LENGTH: usize = 312 * 128;
@@ -286,16 +286,16 @@ fn a_kill_between_any_two_stores_of_a_replacement_leaves_one_checkpoint_or_none(
     let ((_a, first), (_b, second)) = (model(1), model(3));
     let (mut olds, mut nones, mut news) = (0, 0, 0);
     for step in 0.. {
-        let mishaps = Mishaps::none();
-        mishaps.make_current();
+        let failpoints = Failpoints::none();
+        failpoints.make_current();
         let image = image();
         start(&device(&image), &first, false).unwrap();
         // Near the beginning and the end each store, and some of those between.
         let stores = if step < 40 { step } else { 40 + (step - 40) * 23 };
         let replaced = device(&image);
-        mishaps.kill_after(stores);
+        failpoints.kill_after(stores);
         let done = catch_unwind(AssertUnwindSafe(|| start(&replaced, &second, true)));
-        mishaps.kill_after(i64::MAX);
+        failpoints.kill_after(i64::MAX);
         let killed = done.as_ref().is_err_and(|why| why.is::<Killed>());
         assert!(killed || done.is_ok(), "it died of something else");
         std::mem::forget(replaced);
@@ -321,27 +321,27 @@ fn a_kill_between_any_two_stores_of_a_replacement_leaves_one_checkpoint_or_none(
             break;
         }
     }
-    Mishaps::none().make_current();
+    Failpoints::none().make_current();
     assert!(olds > 0 && nones > 10 && news > 0, "{olds} {nones} {news}");
 }
 
 #[test]
 fn a_full_store_in_the_middle_of_a_load_can_be_gone_on_from() {
-    let mishaps = Mishaps::none();
-    mishaps.make_current();
+    let failpoints = Failpoints::none();
+    failpoints.make_current();
     let (image, (_file, path)) = (image(), model(1));
     let mut failures = 0;
     for room in 0..400 {
         let next = device(&image);
-        mishaps.limit_room(room);
+        failpoints.limit_space(room);
         let done = start(&next, &path, failures % 2 == 1);
-        mishaps.limit_room(i64::MAX);
+        failpoints.limit_space(i64::MAX);
         if done.is_ok() {
             break;
         }
         failures += 1;
     }
-    Mishaps::none().make_current();
+    Failpoints::none().make_current();
     assert!(failures > 3, "{failures}");
     let last = device(&image);
     assert!(drop_unfinished(&last).unwrap().is_empty());

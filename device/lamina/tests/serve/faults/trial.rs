@@ -20,7 +20,7 @@ use nix::fcntl::{FallocateFlags, PosixFadviseAdvice, fallocate, posix_fadvise};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use serde_json::{Value, json};
 
-use super::Strike;
+use super::Fault;
 use crate::common::{Place, Rig, Run, Window, expected, lamina, noise, request};
 
 pub(super) const PAGE_BYTES: usize = 4096;
@@ -191,14 +191,15 @@ impl Trial {
         let text = if body.is_null() { String::new() } else { body.to_string() };
         let begun = Instant::now();
         while begun.elapsed() < Duration::from_secs(60) {
-            let asked = UnixStream::connect(self.rig.place.path("run/api.sock")).and_then(|mut stream| {
-                stream.set_read_timeout(Some(Duration::from_secs(60)))?;
-                stream.write_all(request(method, path, &text).as_bytes())?;
-                let mut answer = String::new();
-                stream.read_to_string(&mut answer)?;
-                Ok(answer)
-            });
-            let answer = asked.unwrap_or_default();
+            let requested =
+                UnixStream::connect(self.rig.place.path("run/api.sock")).and_then(|mut stream| {
+                    stream.set_read_timeout(Some(Duration::from_secs(60)))?;
+                    stream.write_all(request(method, path, &text).as_bytes())?;
+                    let mut answer = String::new();
+                    stream.read_to_string(&mut answer)?;
+                    Ok(answer)
+                });
+            let answer = requested.unwrap_or_default();
             if let Some((head, body)) = answer.split_once("\r\n\r\n") {
                 let status = head.split(' ').nth(1).unwrap_or_default();
                 assert!(status.starts_with('2'), "{method} {path} {text}: {answer}");
@@ -230,21 +231,21 @@ impl Trial {
     }
 
     /// Deals a fault, and judges what it left.
-    pub(super) fn step(&mut self, name: &'static str, strike: Strike, dice: &mut Dice) {
+    pub(super) fn step(&mut self, name: &'static str, fault: Fault, dice: &mut Dice) {
         self.step = (self.step.0 + 1, name);
         let seed = dice.roll(u64::MAX);
-        match strike {
-            Strike::Under(strike) => self.under_load(seed, |run| strike(run, dice)),
-            Strike::Alone(strike) => {
+        match fault {
+            Fault::Under(fault) => self.under_load(seed, |run| fault(run, dice)),
+            Fault::Alone(fault) => {
                 self.under_load(seed, |_| {});
                 self.judge();
-                strike(self, dice);
+                fault(self, dice);
             }
         }
         self.judge();
     }
 
-    fn under_load(&mut self, seed: u64, strike: impl FnOnce(&mut Self)) {
+    fn under_load(&mut self, seed: u64, fault: impl FnOnce(&mut Self)) {
         let mut written = self.model[index(OPEN)..index(HURT)].to_vec();
         let still = self.model[index(STILL)..][..index(MIB)].to_vec();
         let mount = self.rig.place.path("mount");
@@ -253,7 +254,7 @@ impl Trial {
         thread::scope(|scope| {
             let writer = scope.spawn(|| write(&mount, views[1], &mut Dice(seed), &mut written));
             let reader = scope.spawn(|| read(&mount, views[0], &still, &done));
-            strike(self);
+            fault(self);
             let wrote = writer.join();
             done.store(true, Ordering::Relaxed);
             let read = reader.join();

@@ -7,7 +7,7 @@ use std::process::Command;
 
 use lamina_run::{judge::Judge, programs};
 
-use super::script::{BEGIN, ROTATION, VIEWS, WRITTEN, finish, model, new, right, sum, sums, told, write};
+use super::script::{BEGIN, ROTATION, VIEWS, WRITTEN, finish, model, new, reported, right, sum, sums, write};
 
 /// How the set is asked for.
 enum By {
@@ -73,11 +73,11 @@ fn a_guest_puts_the_set_together(by: &By, set: &str, ways: usize, granularity: u
     for (n, name) in names.iter().enumerate() {
         for view in ["base", "e8m3"] {
             let want = judge.sha256(name, view, 0).unwrap();
-            assert_eq!(told(&said, &format!("before{n}-{view}")), want, "{set}: {name} {view}");
+            assert_eq!(reported(&said, &format!("before{n}-{view}")), want, "{set}: {name} {view}");
         }
     }
     right(&said, &judge, "after", WRITTEN, ROTATION);
-    assert_eq!(told(&said, "devices"), ways.to_string());
+    assert_eq!(reported(&said, "devices"), ways.to_string());
 }
 
 #[test]

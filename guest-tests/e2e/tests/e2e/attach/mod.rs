@@ -9,3 +9,4 @@ mod parts;
 mod script;
 mod shmem;
 mod topology;
+mod virtiofs;

@@ -49,7 +49,7 @@ impl Part<'_> {
     fn has_what_was_stored(&self) {
         let want = self.judge.full(self.tensor, ROTATION).unwrap();
         let mut found = vec![0; want.len()];
-        let base = self.device.seat(self.name).unwrap().base.path;
+        let base = self.device.export_of(self.name).unwrap().base.path;
         File::open(base).unwrap().read_exact_at(&mut found, 0).unwrap();
         assert!(found == want, "{}", self.name);
     }

@@ -55,15 +55,15 @@ pub(crate) fn finish(mut command: Command) -> String {
 }
 
 /// The value of the line `name value`.
-pub(crate) fn told<'l>(said: &'l str, name: &str) -> &'l str {
+pub(crate) fn reported<'l>(said: &'l str, name: &str) -> &'l str {
     let found = said.lines().find_map(|line| line.trim_end().strip_prefix(name)?.strip_prefix(' '));
     found.unwrap_or_else(|| panic!("the guest did not tell {name}: {said}"))
 }
 
 /// The value of the line `name value` of one of several guests.
-pub(crate) fn told_by<'l>(said: &'l str, guest: &str, name: &str) -> &'l str {
+pub(crate) fn reported_by<'l>(said: &'l str, guest: &str, name: &str) -> &'l str {
     let line = format!("{guest}: {name}");
-    told(said, &line)
+    reported(said, &line)
 }
 
 /// Has the script tell a view's digest.
@@ -86,7 +86,7 @@ pub(crate) fn sums(script: &mut String, name: &str, tensor: &str) {
 pub(crate) fn right(said: &str, judge: &Judge, name: &str, tensor: &str, rotation: u64) {
     for view in everything() {
         let want = judge.sha256(tensor, view, rotation).unwrap();
-        assert_eq!(told(said, &format!("{name}-{view}")), want, "{tensor} {view}");
+        assert_eq!(reported(said, &format!("{name}-{view}")), want, "{tensor} {view}");
     }
 }
 
@@ -134,8 +134,8 @@ pub(crate) fn reads_writes_and_asks(
         right(&said, judge, &format!("before{n}"), name, 0);
     }
     right(&said, judge, "after", WRITTEN, ROTATION);
-    assert_eq!(told(&said, "made"), judge.sha256(WRITTEN, "e8m1", ROTATION).unwrap());
-    assert_eq!(told(&said, "stats"), "1");
+    assert_eq!(reported(&said, "made"), judge.sha256(WRITTEN, "e8m1", ROTATION).unwrap());
+    assert_eq!(reported(&said, "stats"), "1");
     said
 }
 

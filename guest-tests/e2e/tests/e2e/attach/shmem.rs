@@ -7,7 +7,7 @@ use lamina_qemu::recipe;
 use lamina_run::judge::Judge;
 use lamina_run::programs;
 
-use super::script::{ROTATION, WRITTEN, model, reads_writes_and_asks, sum, told, without_cxl};
+use super::script::{ROTATION, WRITTEN, model, reads_writes_and_asks, reported, sum, without_cxl};
 
 /// What every script begins with: that the driver is not there before it is asked for.
 pub(crate) fn prologue() -> String {
@@ -28,7 +28,7 @@ fn a_guest_maps_what_it_wants_reads_writes_and_flushes_and_is_refused_what_is_wr
     script.push_str("dmesg | grep -E 'WARNING|BUG|Call Trace' && fail 'the kernel complains'\n");
     let program = format!("{}=/bin/lamina-ioctls", programs::guest("lamina-ioctls").unwrap().display());
     let said = reads_writes_and_asks("shmem", &prologue(), &script, &[&program], &judge);
-    assert_eq!(told(&said, "again"), judge.sha256(WRITTEN, "full", ROTATION).unwrap());
+    assert_eq!(reported(&said, "again"), judge.sha256(WRITTEN, "full", ROTATION).unwrap());
 }
 
 #[test]

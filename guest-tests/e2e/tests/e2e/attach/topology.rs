@@ -9,7 +9,7 @@ use std::process::{Command, Output, Stdio};
 use lamina_run::{bundled, daemon::SharedDaemon, judge::Judge, programs};
 
 use super::ivshmem::prologue;
-use super::script::{BEGIN, finish, hidden, model, sum, told, told_by};
+use super::script::{BEGIN, finish, hidden, model, reported, reported_by, sum};
 
 /// A view that both models have.
 const VIEW: &str = "e8m3";
@@ -89,10 +89,10 @@ fn two_guests_of_one_file_have_a_part_each_by_different_ways() {
     for (name, judge, tensor) in [("alice", &judges[0], weights), ("bob", &judges[1], cache)] {
         for view in ["base", VIEW] {
             let want = judge.sha256(tensor, view, 0).unwrap();
-            assert_eq!(told_by(&said, name, view), want, "{name}: {tensor} {view}");
+            assert_eq!(reported_by(&said, name, view), want, "{name}: {tensor} {view}");
         }
     }
-    assert_eq!(told_by(&said, "bob", "size"), ((256 << 20) / 512).to_string());
+    assert_eq!(reported_by(&said, "bob", "size"), ((256 << 20) / 512).to_string());
     // Mount and sockets are gone with the device.
     assert!(!folder.path().join("run/mount").exists() && !folder.path().join("run/api.sock").exists());
 }
@@ -196,6 +196,6 @@ fn a_file_is_refused_or_boots_what_it_says() {
     let why = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success() && why.contains("cpus"), "{why}");
     let said = finish(command());
-    assert_eq!(told(&said, "view"), judge.sha256(name, "e8m3", 0).unwrap());
+    assert_eq!(reported(&said, "view"), judge.sha256(name, "e8m3", 0).unwrap());
     assert!(said.contains("put here by the test"), "{said}");
 }

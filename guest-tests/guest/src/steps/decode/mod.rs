@@ -57,23 +57,23 @@ fn one(
     let mut weights = Viewed::new(weights, element);
     let mut cache = PagedCache::new(memory, config, policy, plan.page_tokens, plan.flush_every)?;
     let start = Instant::now();
-    let mut told = perform(&config, &mut weights, &mut cache, tokenizer, &run.task)?;
+    let mut reported = perform(&config, &mut weights, &mut cache, tokenizer, &run.task)?;
     cache.finish()?;
     let seconds = start.elapsed().as_secs_f64();
     let moved = cache.moved();
     let after = cache.into_memory().stats()?;
     ensure!(moved.stored > 0, "nothing was decoded: the text has no token to predict");
-    let text = tokenizer.decode(&told.tokens);
-    console(&match told.perplexity {
+    let text = tokenizer.decode(&reported.tokens);
+    console(&match reported.perplexity {
         Some(perplexity) => format!("run {number}: perplexity {perplexity:.4} in {seconds:.1} s"),
-        None => format!("run {number}: {} tokens in {seconds:.1} s: {text}", told.tokens.len()),
+        None => format!("run {number}: {} tokens in {seconds:.1} s: {text}", reported.tokens.len()),
     });
     Ok(Event::Decoded {
         number,
-        tokens: std::mem::take(&mut told.tokens),
+        tokens: std::mem::take(&mut reported.tokens),
         text,
-        perplexity: told.perplexity,
-        logits_sha256: told.logits_sha256,
+        perplexity: reported.perplexity,
+        logits_sha256: reported.logits_sha256,
         weight_bytes: weights.loaded(),
         kv_view_bytes: moved.from_views,
         kv_base_bytes: moved.from_base,
@@ -86,7 +86,7 @@ fn one(
 }
 
 /// What came of a task.
-struct Told {
+struct Reported {
     tokens: Vec<usize>,
     perplexity: Option<f64>,
     logits_sha256: String,
@@ -98,7 +98,7 @@ fn perform(
     cache: &mut impl KvCache<Error = Error>,
     tokenizer: &Tokenizer,
     task: &Task,
-) -> Result<Told, Error> {
+) -> Result<Reported, Error> {
     let mut decoder = Decoder::new(*config);
     match task {
         Task::Write { prompt, tokens, temperature, seed } => {
@@ -106,12 +106,12 @@ fn perform(
             let prompt = tokenizer.encode(prompt);
             let written = write(&mut decoder, weights, cache, &prompt, *tokens, &mut sampler)?;
             let (tokens, logits_sha256) = (written.tokens, written.logits_sha256);
-            Ok(Told { tokens, perplexity: None, logits_sha256 })
+            Ok(Reported { tokens, perplexity: None, logits_sha256 })
         }
         Task::Judge { text } => {
             let tokens = tokenizer.encode(text);
             let judged = judge(&mut decoder, weights, cache, &tokens)?;
-            Ok(Told { tokens, perplexity: judged.perplexity(), logits_sha256: judged.logits_sha256 })
+            Ok(Reported { tokens, perplexity: judged.perplexity(), logits_sha256: judged.logits_sha256 })
         }
     }
 }

@@ -35,27 +35,27 @@ fn set_of(text: &str) -> Interleave {
     text.parse().unwrap()
 }
 
-fn path(rig: &Rig, lane: u32) -> PathBuf {
-    rig.place.path(&format!("mount/lane{lane}"))
+fn path(rig: &Rig, target: u32) -> PathBuf {
+    rig.place.path(&format!("mount/target{target}"))
 }
 
-fn lane(rig: &Rig, lane: u32) -> Window {
-    Window::open(&path(rig, lane))
+fn target(rig: &Rig, target: u32) -> Window {
+    Window::open(&path(rig, target))
 }
 
-/// The first bytes of a lane as they should be.
-fn dealt(set: Interleave, lane: u32, region: &[u8]) -> Vec<u8> {
+/// The first bytes of a target as they should be.
+fn dealt(set: Interleave, target: u32, region: &[u8]) -> Vec<u8> {
     let granules = region.chunks(usize::try_from(set.granule()).unwrap());
-    granules.skip(lane as usize).step_by(set.ways() as usize).flatten().copied().collect()
+    granules.skip(target as usize).step_by(set.ways() as usize).flatten().copied().collect()
 }
 
-/// The region as its lanes show it, loaded or read by whatever `read` does with a lane and a length.
+/// The region as its targets show it, loaded or read by whatever `read` does with a target and a length.
 fn gathered(set: Interleave, mut read: impl FnMut(u32, usize) -> Vec<u8>) -> Vec<u8> {
-    let lanes: Vec<_> = (0..set.ways()).map(|lane| read(lane, REGION / set.ways() as usize)).collect();
-    let place = |at: u64| (set.lane_of(at), set.before(set.lane_of(at), at));
+    let targets: Vec<_> = (0..set.ways()).map(|target| read(target, REGION / set.ways() as usize)).collect();
+    let place = |at: u64| (set.target_of(at), set.before(set.target_of(at), at));
     let byte = |at| {
-        let (lane, at) = place(at);
-        lanes[lane as usize][usize::try_from(at).unwrap()]
+        let (target, at) = place(at);
+        targets[target as usize][usize::try_from(at).unwrap()]
     };
     (0..REGION as u64).map(byte).collect()
 }
@@ -68,12 +68,12 @@ fn direct(path: &Path, at: u64, length: usize) -> Vec<u8> {
     bytes.to_vec()
 }
 
-/// Stores into the region through the lanes that have the bytes.
-fn store_by_lanes(rig: &Rig, set: Interleave, at: usize, bytes: &[u8]) {
+/// Stores into the region through the targets that have the bytes.
+fn store_by_targets(rig: &Rig, set: Interleave, at: usize, bytes: &[u8]) {
     let range = at as u64..(at + bytes.len()) as u64;
     for number in 0..set.ways() {
-        let mut window = lane(rig, number);
-        for piece in set.pieces(number, set.lane_range(number, &range)) {
+        let mut window = target(rig, number);
+        for piece in set.pieces(number, set.target_range(number, &range)) {
             let inside = |at: u64| usize::try_from(at - range.start).unwrap();
             window.store(set.before(number, piece.start), &bytes[inside(piece.start)..inside(piece.end)]);
         }
@@ -86,19 +86,23 @@ fn same(what: &str, found: &[u8], wanted: &[u8]) {
 }
 
 #[test]
-fn what_is_stored_by_lanes_is_read_by_base_and_views_and_the_other_way_round() {
+fn what_is_stored_by_targets_is_read_by_base_and_views_and_the_other_way_round() {
     for (text, with) in [("2x256", "auto"), ("4x4K", "auto"), ("2x8K", "msync")] {
         within(120, move || {
             let mut rig = rig(text, &["--write-back-with", with]);
             let set = set_of(text);
             let (full, packed) = (rig.view("full"), rig.view("e8m2:packed"));
             let (mut base, views) = (rig.base(), rig.views());
-            let ready = rig.run.ready["lanes"].as_array().unwrap();
+            let ready = rig.run.ready["targets"].as_array().unwrap();
             assert_eq!((ready.len(), ready[1].as_str()), (set.ways() as usize, path(&rig, 1).to_str()));
             let check = |rig: &Rig, base: &Window| {
                 for number in 0..set.ways() {
                     let wanted = dealt(set, number, &rig.bytes);
-                    same(&format!("{text} lane {number}"), &lane(rig, number).load(0, wanted.len()), &wanted);
+                    same(
+                        &format!("{text} target {number}"),
+                        &target(rig, number).load(0, wanted.len()),
+                        &wanted,
+                    );
                 }
                 same("base", &base.load(0, REGION), &rig.bytes);
                 same("full", &views.load(full.offset, TENSOR), &rig.bytes[..TENSOR]);
@@ -112,7 +116,7 @@ fn what_is_stored_by_lanes_is_read_by_base_and_views_and_the_other_way_round() {
                 let at = usize::try_from(round).unwrap() * 41_003 % (REGION - length);
                 let bytes = noise(round + 50, length);
                 if round < 3 {
-                    store_by_lanes(&rig, set, at, &bytes);
+                    store_by_targets(&rig, set, at, &bytes);
                 } else {
                     base.store(at as u64, &bytes);
                 }
@@ -121,7 +125,7 @@ fn what_is_stored_by_lanes_is_read_by_base_and_views_and_the_other_way_round() {
                 check(&rig, &base);
             }
             // By `write` instead of stores.
-            lane(&rig, 1).file.write_all_at(&noise(90, 5000), 12_288 + 100).unwrap();
+            target(&rig, 1).file.write_all_at(&noise(90, 5000), 12_288 + 100).unwrap();
             for (place, byte) in set.pieces(1, 12_388..17_388).flatten().zip(noise(90, 5000)) {
                 rig.bytes[usize::try_from(place).unwrap()] = byte;
             }
@@ -145,7 +149,7 @@ fn what_nobody_holds_includes_stores_that_nobody_flushed() {
                 let bytes = noise(round as u64 + 1, 1000);
                 let mut base = rig.base();
                 if round % 2 == 0 {
-                    store_by_lanes(&rig, set, at, &bytes);
+                    store_by_targets(&rig, set, at, &bytes);
                 } else {
                     base.store(at as u64, &bytes);
                 }
@@ -157,7 +161,7 @@ fn what_nobody_holds_includes_stores_that_nobody_flushed() {
                 } else {
                     for number in 0..2 {
                         let found = direct(&path(&rig, number), page as u64 / 2, 4096);
-                        same("lane", &found, &dealt(set, number, wanted));
+                        same("target", &found, &dealt(set, number, wanted));
                     }
                 }
                 let views = rig.place.path("mount/views");
@@ -190,51 +194,51 @@ fn each_device_of_a_set_is_counted_and_a_block_is_fetched_once_for_all() {
             pages.flat_map(|page| direct(&path(&rig, number), page, 4096)).collect()
         });
         same("gathered", &found, &rig.bytes);
-        let lanes = stats();
+        let targets = stats();
         let fetched = |from: &Value, to: &Value| {
             let count = |stats: &Value| stats["requests"]["base"]["stored_bytes_fetched"].as_u64().unwrap();
             assert_eq!(sum(to, "stored_bytes_fetched"), count(to), "all that is fetched is some device's");
             count(to) - count(from)
         };
-        // The lanes were read one after the other: more than a cache of decoded blocks keeps would be fetched again.
-        assert_eq!(fetched(&before, &whole), fetched(&whole, &lanes));
-        for device in lanes["interleave"]["devices"].as_array().unwrap() {
+        // The targets were read one after the other: more than a cache of decoded blocks keeps would be fetched again.
+        assert_eq!(fetched(&before, &whole), fetched(&whole, &targets));
+        for device in targets["interleave"]["devices"].as_array().unwrap() {
             // Noise is stored as it is, so all have the same to do, and the model says so.
             assert_eq!(device["plain_bytes_fetched"], 2 * REGION / 4, "{device}");
             assert!(device["modelled_gbs"].as_f64().unwrap() > 9.9, "{device}");
         }
-        assert_eq!(lanes["interleave"]["modelled_device_gbs"], 10.0);
-        assert!(lanes["interleave"]["imbalance"].as_f64().unwrap() < 1.01);
+        assert_eq!(targets["interleave"]["modelled_device_gbs"], 10.0);
+        assert!(targets["interleave"]["imbalance"].as_f64().unwrap() < 1.01);
     });
 }
 
 #[test]
-fn a_discard_takes_what_lanes_hold_and_a_dead_worker_loses_nothing_of_it() {
+fn a_discard_takes_what_targets_hold_and_a_dead_worker_loses_nothing_of_it() {
     within(60, || {
         let mut rig = rig("2x256", &[]);
         let set = set_of("2x256");
-        store_by_lanes(&rig, set, 8192, &noise(1, 16_384));
+        store_by_targets(&rig, set, 8192, &noise(1, 16_384));
         rig.ask("POST", "/discard", &json!({ "offset": 12_288, "length": 8192 }));
         rig.bytes[8192..24_576].copy_from_slice(&noise(1, 16_384));
         rig.bytes[12_288..20_480].fill(0);
-        let found = gathered(set, |number, length| lane(&rig, number).load(0, length));
+        let found = gathered(set, |number, length| target(&rig, number).load(0, length));
         same("after a discard", &found, &rig.bytes);
-        // Dirty in one lane, clean in the other and in base, when nobody knows any more who holds what.
+        // Dirty in one target, clean in the other and in base, when nobody knows any more who holds what.
         rig.base().load(0, REGION);
-        let mut zero = lane(&rig, 0);
+        let mut zero = target(&rig, 0);
         zero.store(40_960, &noise(2, 4096));
         for (place, byte) in set.pieces(0, 40_960..45_056).flatten().zip(noise(2, 4096)) {
             rig.bytes[usize::try_from(place).unwrap()] = byte;
         }
         kill_worker(&rig.run);
-        let found = gathered(set, |number, length| lane(&rig, number).load(0, length));
+        let found = gathered(set, |number, length| target(&rig, number).load(0, length));
         same("after a death", &found, &rig.bytes);
         while !rig.try_ask_quietly("/stats") {
             thread::yield_now();
         }
         rig.flush(0, REGION as u64);
         same("base after a death", &rig.base().load(0, REGION), &rig.bytes);
-        // A hole through a lane, and a size, are nobody's to make.
+        // A hole through a target, and a size, are nobody's to make.
         let flags = nix::fcntl::FallocateFlags::FALLOC_FL_PUNCH_HOLE
             | nix::fcntl::FallocateFlags::FALLOC_FL_KEEP_SIZE;
         assert_eq!(nix::fcntl::fallocate(&zero.file, flags, 0, 4096), Err(nix::errno::Errno::EOPNOTSUPP));
@@ -245,7 +249,7 @@ fn a_discard_takes_what_lanes_hold_and_a_dead_worker_loses_nothing_of_it() {
 }
 
 #[test]
-fn stores_by_lanes_and_base_and_reads_of_all_never_lock_each_other_out() {
+fn stores_by_targets_and_base_and_reads_of_all_never_lock_each_other_out() {
     within(120, || {
         let mut rig = rig("2x256", &[]);
         let set = set_of("2x256");
@@ -256,7 +260,7 @@ fn stores_by_lanes_and_base_and_reads_of_all_never_lock_each_other_out() {
             // Each writer has pages of its own, whichever way they are seen.
             for number in 0..2 {
                 scope.spawn(move || {
-                    let mut window = lane(rig, number);
+                    let mut window = target(rig, number);
                     for round in 0..300_u64 {
                         let at = round * 7 % 16 * 4096;
                         window.store(at, &noise(at + u64::from(number), 4096));
@@ -281,7 +285,7 @@ fn stores_by_lanes_and_base_and_reads_of_all_never_lock_each_other_out() {
                         let at = (round * 13 + reader) % 64 * 4096;
                         rig.views().load(full.offset + at, 64);
                         rig.base().load(at, 64);
-                        lane(rig, u32::try_from(round % 2).unwrap()).load(at / 2, 64);
+                        target(rig, u32::try_from(round % 2).unwrap()).load(at / 2, 64);
                         direct(&rig.base_path(), at, 4096);
                     }
                 });
@@ -302,7 +306,7 @@ fn stores_by_lanes_and_base_and_reads_of_all_never_lock_each_other_out() {
         }
         same("base", &rig.base().load(0, REGION), &rig.bytes);
         same("view", &rig.views().load(full.offset, TENSOR), &rig.bytes[..TENSOR]);
-        same("lanes", &gathered(set, |number, length| lane(&rig, number).load(0, length)), &rig.bytes);
+        same("targets", &gathered(set, |number, length| target(&rig, number).load(0, length)), &rig.bytes);
         rig.run.signal(nix::sys::signal::Signal::SIGTERM);
         let log = rig.run.log();
         assert!(!log.contains("ERROR") && !log.contains("WARN"), "{log}");
@@ -310,10 +314,10 @@ fn stores_by_lanes_and_base_and_reads_of_all_never_lock_each_other_out() {
 }
 
 #[test]
-fn a_store_by_a_lane_that_finds_no_room_waits_for_it_and_nothing_else_does() {
+fn a_store_by_a_target_that_finds_no_room_waits_for_it_and_nothing_else_does() {
     within(120, || {
         let rig = rig("2x256", &["--store-capacity", "4M", "--full-wait", "100"]);
-        let (base, mut zero) = (rig.base(), lane(&rig, 0));
+        let (base, mut zero) = (rig.base(), target(&rig, 0));
         let mut filled = REGION as u64;
         while base.file_write_error(filled, &noise(filled, 4096)).is_none() {
             filled += 4096;
@@ -329,7 +333,7 @@ fn a_store_by_a_lane_that_finds_no_room_waits_for_it_and_nothing_else_does() {
             let flushed = scope.spawn(move || rig.flush(2 * at, length));
             assert!(zero.load(at, stored.len()) == stored, "the page cache has it");
             same("base", &direct(&rig.base_path(), 0, REGION), &rig.bytes);
-            same("lane 1", &lane(rig, 1).load(0, 4096), &dealt(set_of("2x256"), 1, &rig.bytes[..8192]));
+            same("target 1", &target(rig, 1).load(0, 4096), &dealt(set_of("2x256"), 1, &rig.bytes[..8192]));
             rig.flush(0, TENSOR as u64);
             assert!(!flushed.is_finished(), "the flush of what waits waits");
             assert_eq!(write_backs()["refused"], 0);
@@ -352,7 +356,7 @@ fn chunks_are_counted_at_the_device_that_has_them() {
         let sizes = ["--capacity", "32M", "--views-capacity", "64M", "--devices", "3"];
         let run = Run::start(place.serve(&sizes).args(["--model", &model, "--views", "full"]));
         let rig = Rig { run, place, bytes };
-        assert!(rig.run.ready["lanes"].is_null() && !path(&rig, 0).exists());
+        assert!(rig.run.ready["targets"].is_null() && !path(&rig, 0).exists());
         // Of device 1 two pages and of device 2 one, and a page of the view on each side of their edge.
         let chunk = 2 << 20;
         direct(&rig.base_path(), chunk, 4096);
@@ -364,10 +368,15 @@ fn chunks_are_counted_at_the_device_that_has_them() {
             thread::yield_now();
         }
         let stats = rig.ask("GET", "/stats", &Value::Null);
-        let told = &stats["interleave"];
-        assert_eq!((&told["by"], &told["ways"]), (&json!("software"), &json!(3)));
+        let reported = &stats["interleave"];
+        assert_eq!((&reported["by"], &reported["ways"]), (&json!("software"), &json!(3)));
         let of = |key: &str| -> Vec<u64> {
-            told["devices"].as_array().unwrap().iter().map(|device| device[key].as_u64().unwrap()).collect()
+            reported["devices"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .map(|device| device[key].as_u64().unwrap())
+                .collect()
         };
         assert_eq!(of("reads"), [0, 3, 2]);
         assert_eq!(of("plain_bytes_fetched"), [0, 3 * 4096, 2 * 4096]);
@@ -375,7 +384,7 @@ fn chunks_are_counted_at_the_device_that_has_them() {
         let fetched = &stats["requests"];
         let all = ["base", "views"].map(|window| fetched[window]["stored_bytes_fetched"].as_u64().unwrap());
         assert_eq!(of("stored_bytes_fetched").iter().sum::<u64>(), all.iter().sum::<u64>());
-        assert_eq!(told["modelled_device_gbs"], 22.5);
+        assert_eq!(reported["modelled_device_gbs"], 22.5);
 
         let api = rig.place.text("run/api.sock");
         let text = lamina(&["stats", "--api", &api]).output().unwrap();

@@ -1,4 +1,4 @@
-//! Lanes against memory that deals granules out one by one.
+//! Targets against memory that deals granules out one by one.
 
 use proptest::prelude::*;
 
@@ -42,27 +42,27 @@ fn device(set: &str, mode: Mode) -> Device {
     device
 }
 
-/// Where a lane's bytes lie, granule by granule.
-fn places(set: Interleave, lane: u32) -> Vec<usize> {
+/// Where a target's bytes lie, granule by granule.
+fn places(set: Interleave, target: u32) -> Vec<usize> {
     let granule = usize::try_from(set.granule()).unwrap();
-    let dealt = (0..BASE / granule).filter(|number| number % set.ways() as usize == lane as usize);
+    let dealt = (0..BASE / granule).filter(|number| number % set.ways() as usize == target as usize);
     dealt.flat_map(|number| number * granule..(number + 1) * granule).collect()
 }
 
 #[derive(Clone, Debug)]
 enum Step {
-    WriteLane(u32, usize, usize, u8),
+    WriteTarget(u32, usize, usize, u8),
     WriteBase(usize, usize, u8),
-    ReadLane(u32, usize, usize),
+    ReadTarget(u32, usize, usize),
     Flush,
 }
 
 fn step() -> impl Strategy<Value = Step> {
     let place = || (0_usize..BASE, prop_oneof![1_usize..300, 1_usize..9000]);
     prop_oneof![
-        4 => (0_u32..4, place(), any::<u8>()).prop_map(|(lane, (at, length), with)| Step::WriteLane(lane, at, length, with)),
+        4 => (0_u32..4, place(), any::<u8>()).prop_map(|(target, (at, length), with)| Step::WriteTarget(target, at, length, with)),
         2 => (place(), any::<u8>()).prop_map(|((at, length), with)| Step::WriteBase(at, length, with)),
-        3 => (0_u32..4, place()).prop_map(|(lane, (at, length))| Step::ReadLane(lane, at, length)),
+        3 => (0_u32..4, place()).prop_map(|(target, (at, length))| Step::ReadTarget(target, at, length)),
         1 => Just(Step::Flush),
     ]
 }
@@ -77,18 +77,18 @@ fn bytes(length: usize, with: u8) -> Vec<u8> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
     #[test]
-    fn lanes_are_the_region_dealt_out(set in prop::sample::select(&SETS[..]), mode in prop::sample::select(&[Mode::Trace, Mode::GComp, Mode::Plain][..]), steps in prop::collection::vec(step(), 1..30)) {
+    fn targets_are_the_region_dealt_out(set in prop::sample::select(&SETS[..]), mode in prop::sample::select(&[Mode::Trace, Mode::GComp, Mode::Plain][..]), steps in prop::collection::vec(step(), 1..30)) {
         let device = device(set, mode);
         let set = device.set().unwrap();
-        let lane_bytes = BASE / set.ways() as usize;
+        let target_bytes = BASE / set.ways() as usize;
         let mut model = vec![0; BASE];
         for step in steps {
             match step {
-                Step::WriteLane(lane, at, length, with) => {
-                    let (lane, at) = (lane % set.ways(), at % lane_bytes);
-                    let data = bytes(length.min(lane_bytes - at), with);
-                    device.write_lane(lane, at as u64, &data).unwrap();
-                    for (place, byte) in places(set, lane)[at..].iter().zip(data) {
+                Step::WriteTarget(target, at, length, with) => {
+                    let (target, at) = (target % set.ways(), at % target_bytes);
+                    let data = bytes(length.min(target_bytes - at), with);
+                    device.write_target(target, at as u64, &data).unwrap();
+                    for (place, byte) in places(set, target)[at..].iter().zip(data) {
                         model[*place] = byte;
                     }
                 }
@@ -97,11 +97,11 @@ proptest! {
                     device.write_base(at as u64, &data).unwrap();
                     model[at..at + data.len()].copy_from_slice(&data);
                 }
-                Step::ReadLane(lane, at, length) => {
-                    let (lane, at) = (lane % set.ways(), at % lane_bytes);
-                    let mut found = vec![0; length.min(lane_bytes - at)];
-                    device.read_lane(lane, at as u64, &mut found).unwrap();
-                    let want: Vec<u8> = places(set, lane)[at..at + found.len()].iter().map(|at| model[*at]).collect();
+                Step::ReadTarget(target, at, length) => {
+                    let (target, at) = (target % set.ways(), at % target_bytes);
+                    let mut found = vec![0; length.min(target_bytes - at)];
+                    device.read_target(target, at as u64, &mut found).unwrap();
+                    let want: Vec<u8> = places(set, target)[at..at + found.len()].iter().map(|at| model[*at]).collect();
                     prop_assert!(found == want);
                 }
                 Step::Flush => device.flush(0, BASE as u64).unwrap(),
@@ -119,7 +119,7 @@ proptest! {
 }
 
 #[test]
-fn a_set_read_lane_by_lane_fetches_each_block_once() {
+fn a_set_read_target_by_target_fetches_each_block_once() {
     for set in SETS {
         let device = device(set, Mode::Trace);
         let set = device.set().unwrap();
@@ -130,11 +130,11 @@ fn a_set_read_lane_by_lane_fetches_each_block_once() {
         let whole = device.stats();
         let mut page = [0; 4096];
         for at in (0..BASE as u64 / u64::from(set.ways())).step_by(4096) {
-            for lane in 0..set.ways() {
-                device.read_lane(lane, at, &mut page).unwrap();
+            for target in 0..set.ways() {
+                device.read_target(target, at, &mut page).unwrap();
             }
         }
-        let lanes = device.stats();
+        let targets = device.stats();
         let stored = |from: &crate::stats::StatsReport, to: &crate::stats::StatsReport| {
             let fetched = |stats: &crate::stats::StatsReport| {
                 (stats.requests.base.stored_bytes_fetched, stats.requests.base.plain_bytes_fetched.unwrap())
@@ -142,38 +142,43 @@ fn a_set_read_lane_by_lane_fetches_each_block_once() {
             (fetched(to).0 - fetched(from).0, fetched(to).1 - fetched(from).1)
         };
         assert_eq!(stored(&before, &whole).1, BASE as u64);
-        assert_eq!(stored(&whole, &lanes), stored(&before, &whole), "{set}");
+        assert_eq!(stored(&whole, &targets), stored(&before, &whole), "{set}");
         // And each device moved its part of it.
-        let told = lanes.interleave.unwrap();
-        assert_eq!(told.by, "hardware");
-        let sum = |field: fn(&crate::stats::MemberReport) -> u64| told.devices.iter().map(field).sum::<u64>();
-        assert_eq!(sum(|each| each.stored_bytes_fetched), lanes.requests.base.stored_bytes_fetched, "{set}");
+        let reported = targets.interleave.unwrap();
+        assert_eq!(reported.by, "hardware");
+        let sum =
+            |field: fn(&crate::stats::MemberReport) -> u64| reported.devices.iter().map(field).sum::<u64>();
+        assert_eq!(
+            sum(|each| each.stored_bytes_fetched),
+            targets.requests.base.stored_bytes_fetched,
+            "{set}"
+        );
         assert_eq!(sum(|each| each.plain_bytes_fetched), 2 * BASE as u64, "{set}");
         assert_eq!(sum(|each| each.written_bytes), BASE as u64);
-        assert_eq!(sum(|each| each.stored_bytes_written), lanes.writes.stored_bytes_written, "{set}");
-        // One request for everything, and then one for each page of each lane, which asks its own device at least.
+        assert_eq!(sum(|each| each.stored_bytes_written), targets.writes.stored_bytes_written, "{set}");
+        // One request for everything, and then one for each page of each target, which asks its own device at least.
         let pages = BASE as u64 / 4096 / u64::from(set.ways());
-        assert!(told.devices.iter().all(|each| each.reads > pages), "{set}: {:?}", told.devices);
+        assert!(reported.devices.iter().all(|each| each.reads > pages), "{set}: {:?}", reported.devices);
     }
 }
 
 #[test]
-fn lanes_end_where_they_end() {
+fn targets_end_where_they_end() {
     let device = device("4x4K", Mode::Trace);
-    let lane = BASE as u64 / 4;
+    let target = BASE as u64 / 4;
     let mut page = [0; 4096];
-    device.read_lane(3, lane - 4096, &mut page).unwrap();
-    for (number, offset) in [(3, lane - 4095), (0, lane), (0, u64::MAX), (4, 0), (u32::MAX, 0)] {
-        let read = device.read_lane(number, offset, &mut page);
+    device.read_target(3, target - 4096, &mut page).unwrap();
+    for (number, offset) in [(3, target - 4095), (0, target), (0, u64::MAX), (4, 0), (u32::MAX, 0)] {
+        let read = device.read_target(number, offset, &mut page);
         assert!(matches!(read, Err(DeviceError::PastWindow { .. })), "{number} {offset}");
-        let written = device.write_lane(number, offset, &page);
+        let written = device.write_target(number, offset, &page);
         assert!(matches!(written, Err(DeviceError::PastWindow { .. })), "{number} {offset}");
     }
     let alone = Device::new(DeviceConfig::new(BASE as u64, 8 << 20)).unwrap();
-    assert!(alone.read_lane(0, 0, &mut page).is_err());
+    assert!(alone.read_target(0, 0, &mut page).is_err());
     let chunks = Interleaving { interleave: Interleave::chunks(2).unwrap(), bandwidth: 1.0 };
     let chunked = DeviceConfig { interleaving: Some(chunks), ..DeviceConfig::new(8 << 20, 8 << 20) };
-    assert!(Device::new(chunked).unwrap().read_lane(0, 0, &mut page).is_err());
+    assert!(Device::new(chunked).unwrap().read_target(0, 0, &mut page).is_err());
 }
 
 #[test]

@@ -22,13 +22,13 @@ use parking_lot::Mutex;
 #[derive(Debug)]
 pub struct Killed;
 
-/// Mishaps that are to come, for every image that is opened while they are [`current`].
+/// Failpoints that are to come, for every image that is opened while they are [`current`].
 #[derive(Clone, Debug)]
-pub struct Mishaps {
+pub struct Failpoints {
     /// Stores until the kill, which cuts the last one short.
     stores: Arc<AtomicI64>,
-    /// Units of room until the disk is full.
-    room: Arc<AtomicI64>,
+    /// Units of space until the disk is full.
+    space: Arc<AtomicI64>,
     /// Boots of the host.
     boots: Arc<AtomicI64>,
     /// Files as they were when they were synced last, and whether syncs fail.
@@ -63,21 +63,21 @@ pub fn pages(file: &File) -> Pages {
 const PAGE: u64 = 4096;
 
 thread_local! {
-    static CURRENT: RefCell<Mishaps> = RefCell::new(Mishaps::none());
+    static CURRENT: RefCell<Failpoints> = RefCell::new(Failpoints::none());
 }
 
-/// The mishaps of images that this thread opens now.
-pub(super) fn current() -> Mishaps {
+/// The failpoints of images that this thread opens now.
+pub(super) fn current() -> Failpoints {
     CURRENT.with_borrow(Clone::clone)
 }
 
-impl Mishaps {
+impl Failpoints {
     /// Nothing happens.
     pub fn none() -> Self {
         let never = || Arc::new(AtomicI64::new(i64::MAX));
         Self {
             stores: never(),
-            room: never(),
+            space: never(),
             boots: Arc::default(),
             synced: Arc::default(),
             broken: Arc::default(),
@@ -139,9 +139,9 @@ impl Mishaps {
         self.stores.store(stores, Relaxed);
     }
 
-    /// Lets so many more units of room be made.
-    pub fn limit_room(&self, units: i64) {
-        self.room.store(units, Relaxed);
+    /// Lets so many more units of space be made.
+    pub fn limit_space(&self, units: i64) {
+        self.space.store(units, Relaxed);
     }
 
     /// What of `data` is still stored.
@@ -157,11 +157,11 @@ impl Mishaps {
     /// Counts a change that cannot be cut short, and dies if it was the last.
     pub(super) fn stored(&self) {
         self.stores.fetch_sub(1, Relaxed);
-        self.strike();
+        self.fire();
     }
 
     /// Dies, if the store before was the last.
-    pub(super) fn strike(&self) {
+    pub(super) fn fire(&self) {
         if self.stores.load(Relaxed) <= 0 {
             std::panic::resume_unwind(Box::new(Killed));
         }
@@ -169,10 +169,10 @@ impl Mishaps {
 
     pub(super) fn allocated(&self, flags: FallocateFlags) -> io::Result<()> {
         if flags.contains(FallocateFlags::FALLOC_FL_PUNCH_HOLE) {
-            let _ = self.room.fetch_update(Relaxed, Relaxed, |room| Some(room.saturating_add(1)));
+            let _ = self.space.fetch_update(Relaxed, Relaxed, |space| Some(space.saturating_add(1)));
             return Ok(());
         }
-        if self.room.fetch_update(Relaxed, Relaxed, |room| (room > 0).then(|| room - 1)).is_ok() {
+        if self.space.fetch_update(Relaxed, Relaxed, |space| (space > 0).then(|| space - 1)).is_ok() {
             return Ok(());
         }
         Err(io::Error::from_raw_os_error(libc::ENOSPC))

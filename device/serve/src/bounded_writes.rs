@@ -12,17 +12,17 @@ use tokio::time::{Sleep, sleep};
 
 /// A stream with a bound on how long a write waits for its peer.
 #[derive(Debug)]
-pub(super) struct Patient<S> {
+pub(super) struct BoundedWrites<S> {
     stream: S,
-    patience: Duration,
+    max_wait: Duration,
     /// When a write that waits has waited long enough.
     end: Option<Pin<Box<Sleep>>>,
 }
 
-impl<S> Patient<S> {
-    /// `stream`, whose writes wait at most `patience`.
-    pub(super) fn new(stream: S, patience: Duration) -> Self {
-        Self { stream, patience, end: None }
+impl<S> BoundedWrites<S> {
+    /// `stream`, whose writes wait at most `max_wait`.
+    pub(super) fn new(stream: S, max_wait: Duration) -> Self {
+        Self { stream, max_wait, end: None }
     }
 
     /// What a write gives: it went on, or waits, but not for ever.
@@ -31,14 +31,14 @@ impl<S> Patient<S> {
             self.end = None;
             return written;
         }
-        let patience = self.patience;
-        let end = self.end.get_or_insert_with(|| Box::pin(sleep(patience)));
+        let max_wait = self.max_wait;
+        let end = self.end.get_or_insert_with(|| Box::pin(sleep(max_wait)));
         ready!(end.as_mut().poll(context));
         Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the peer takes nothing of its answer")))
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Patient<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for BoundedWrites<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -48,7 +48,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Patient<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Patient<S> {
+impl<S: AsyncWrite + Unpin> AsyncWrite for BoundedWrites<S> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -83,7 +83,7 @@ mod tests {
     fn a_peer_that_takes_nothing_fails_the_write_and_one_that_is_slow_does_not() {
         run(async {
             let (ours, mut theirs) = duplex(16);
-            let mut stream = Patient::new(ours, Duration::from_millis(20));
+            let mut stream = BoundedWrites::new(ours, Duration::from_millis(20));
             let why = stream.write_all(&[1; 64]).await.unwrap_err();
             assert_eq!(why.kind(), io::ErrorKind::TimedOut);
             let mut taken = [0; 16];
@@ -91,7 +91,7 @@ mod tests {
             assert_eq!(taken, [1; 16]);
 
             let (ours, mut theirs) = duplex(16);
-            let mut stream = Patient::new(ours, Duration::from_secs(60));
+            let mut stream = BoundedWrites::new(ours, Duration::from_secs(60));
             let (written, taken) = tokio::join!(
                 async {
                     let written = stream.write_all(&[2; 4096]).await;

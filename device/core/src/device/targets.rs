@@ -1,11 +1,11 @@
-//! The base window by lanes: what each CXL memory device of an interleave set shows of it.
+//! The base window by targets: what each CXL memory device of an interleave set shows of it.
 //!
 //! The rules:
-//! * A lane's byte is a byte of the base window, at the place that [`Interleave`] gives; nothing is stored by lanes. So tensors and their blocks are whole, whoever
-//!   wrote them, and views know nothing of lanes.
-//! * A read of a lane gathers: it takes its part of every block under it. What it decoded of a block and does not give is kept for the other lanes' reads
+//! * A target's byte is a byte of the base window, at the place that [`Interleave`] gives; nothing is stored by targets. So tensors and their blocks are whole, whoever
+//!   wrote them, and views know nothing of targets.
+//! * A read of a target gathers: it takes its part of every block under it. What it decoded of a block and does not give is kept for the other targets' reads
 //!   ([`super::decoded`]), as they come next.
-//! * A write to a lane scatters: all that it changes of a block, or stages of a KV window, is changed at once.
+//! * A write to a target scatters: all that it changes of a block, or stages of a KV window, is changed at once.
 
 use std::ops::Range;
 
@@ -22,7 +22,7 @@ use crate::stats::Tally;
 use lamina_codec::{BLOCK_BYTES, BlockWords, Form, plane::PlaneMask};
 use lamina_store::mode::Mode;
 
-/// What a request for a lane needs of one block: places in the block, in order.
+/// What a request for a target needs of one block: places in the block, in order.
 struct Share {
     block: u64,
     parts: Vec<Range<usize>>,
@@ -37,12 +37,12 @@ impl Device {
             .filter(|interleave| interleave.is_set())
     }
 
-    /// Fills `out` from `offset` of `lane` on.
+    /// Fills `out` from `offset` of `target` on.
     ///
     /// # Errors
-    /// As [`Device::read_base`]; [`DeviceError::PastWindow`] also for a lane that there is not.
-    pub fn read_lane(&self, lane: u32, offset: u64, out: &mut [u8]) -> Result<(), DeviceError> {
-        let shares = self.shares(lane, offset, out.len())?;
+    /// As [`Device::read_base`]; [`DeviceError::PastWindow`] also for a target that there is not.
+    pub fn read_target(&self, target: u32, offset: u64, out: &mut [u8]) -> Result<(), DeviceError> {
+        let shares = self.shares(target, offset, out.len())?;
         let mut request = Request::new(&self.blocks.pool);
         let mut total = Tally::default();
         let mut rest = &mut out[..];
@@ -84,14 +84,14 @@ impl Device {
         let tensor = owner(map, share.block);
         let region = Region::of(self, tensor);
         let mask = PlaneMask::all(format_of(tensor));
-        let mut fetch = |inside: &Range<usize>, asked: &[Range<usize>], first: bool| {
+        let mut fetch = |inside: &Range<usize>, requested: &[Range<usize>], first: bool| {
             let mut all = [0; BLOCK_BYTES];
             let wanted = Wanted {
                 block: share.block,
                 next: None,
                 mask,
                 inside: inside.clone(),
-                asked,
+                requested,
                 keep: true,
                 first,
             };
@@ -112,33 +112,33 @@ impl Device {
         }
     }
 
-    /// Stores `data` from `offset` of `lane` on.
+    /// Stores `data` from `offset` of `target` on.
     ///
     /// # Errors
-    /// As [`Device::write_base`]; [`DeviceError::PastWindow`] also for a lane that there is not.
-    pub fn write_lane(&self, lane: u32, offset: u64, data: &[u8]) -> Result<(), DeviceError> {
-        self.write_back_lane(lane, offset, data, &mut 0)
+    /// As [`Device::write_base`]; [`DeviceError::PastWindow`] also for a target that there is not.
+    pub fn write_target(&self, target: u32, offset: u64, data: &[u8]) -> Result<(), DeviceError> {
+        self.write_back_target(target, offset, data, &mut 0)
     }
 
-    /// As [`Device::write_back`], to `lane`.
+    /// As [`Device::write_back`], to `target`.
     ///
     /// # Errors
-    /// As [`Device::write_lane`].
-    pub fn write_back_lane(
+    /// As [`Device::write_target`].
+    pub fn write_back_target(
         &self,
-        lane: u32,
+        target: u32,
         offset: u64,
         data: &[u8],
         done: &mut usize,
     ) -> Result<(), DeviceError> {
         let left = data.get(*done..).unwrap_or_default();
-        let shares = self.shares(lane, offset.saturating_add(*done as u64), left.len())?;
+        let shares = self.shares(target, offset.saturating_add(*done as u64), left.len())?;
         let written = self.scatter(&shares, left, done);
         self.events.note(&written, self.look());
         written?;
         self.accounts.stats.base_writes.add(1);
         self.accounts.stats.base_written_bytes.add(data.len() as u64);
-        self.accounts.observers.wrote_lane(lane, data.len() as u64);
+        self.accounts.observers.wrote_target(target, data.len() as u64);
         Ok(())
     }
 
@@ -157,10 +157,10 @@ impl Device {
         Ok(())
     }
 
-    /// What a request for `length` bytes from `offset` of `lane` on needs, block by block.
-    fn shares(&self, lane: u32, offset: u64, length: usize) -> Result<Vec<Share>, DeviceError> {
-        let set = self.set().filter(|set| lane < set.ways());
-        let size = set.map_or(0, |set| set.before(lane, self.config.base_bytes));
+    /// What a request for `length` bytes from `offset` of `target` on needs, block by block.
+    fn shares(&self, target: u32, offset: u64, length: usize) -> Result<Vec<Share>, DeviceError> {
+        let set = self.set().filter(|set| target < set.ways());
+        let size = set.map_or(0, |set| set.before(target, self.config.base_bytes));
         let end = offset.checked_add(length as u64).filter(|end| *end <= size);
         let (Some(set), Some(end)) = (set, end) else {
             return Err(DeviceError::PastWindow {
@@ -171,7 +171,7 @@ impl Device {
             });
         };
         let mut shares: Vec<Share> = Vec::new();
-        for piece in set.pieces(lane, offset..end) {
+        for piece in set.pieces(target, offset..end) {
             let mut at = piece.start;
             while at < piece.end {
                 let (block, inside) = locate(at);

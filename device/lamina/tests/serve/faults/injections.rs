@@ -1,4 +1,4 @@
-//! What happens to the device: each function strikes once, and leaves a device that is whole again and an array that says what it holds.
+//! What happens to the device: each function injects one fault, and leaves a device that is whole again and an array that says what it holds.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;

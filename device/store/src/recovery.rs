@@ -1,4 +1,4 @@
-//! Taking stock: what the entries of an image name, when it is opened. A guest waits meanwhile, so several threads share the work.
+//! Recovery scan: what the entries of an image name, when it is opened. A guest waits meanwhile, so several threads share the work.
 //!
 //! * Parts of the index that were never written are holes in the file, and are not looked at.
 //! * Every entry is checked, because a damaged one would claim another's segment; what is stored is checked when it is read.
@@ -23,15 +23,15 @@ const PIECE: u64 = 1 << 14;
 const MAX_THREADS: usize = 16;
 
 /// What was found: what each thread made of its entries, and the blocks whose entries are damaged.
-pub(super) type Stock<T> = (Vec<T>, Vec<u64>);
+pub(super) type Scanned<T> = (Vec<T>, Vec<u64>);
 
 /// Claims what the entries in `index` name. `found` is told of every block that holds data. An entry whose segment cannot be its own is made one that does not check, so that
 /// nobody follows or frees it.
-pub(super) fn take<T: Default + Send>(
+pub(super) fn scan<T: Default + Send>(
     index: &Index,
     claims: &Claims,
     found: impl Fn(&mut T, u64, &Entry) + Sync,
-) -> Stock<T> {
+) -> Scanned<T> {
     let pieces: Vec<Range<u64>> = index.populated().into_iter().flat_map(pieces).collect();
     let next = AtomicUsize::new(0);
     let look = || {
@@ -48,14 +48,14 @@ pub(super) fn take<T: Default + Send>(
         (all, damaged)
     };
     let threads = thread::available_parallelism().map_or(1, usize::from).min(MAX_THREADS).min(pieces.len());
-    let stocks: Vec<_> = thread::scope(|scope| {
+    let scanned: Vec<_> = thread::scope(|scope| {
         let others: Vec<_> = (1..threads).map(|_| scope.spawn(look)).collect();
         let others_looked = |other: thread::ScopedJoinHandle<'_, _>| {
             other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
         };
         std::iter::once(look()).chain(others.into_iter().map(others_looked)).collect()
     });
-    let (all, damaged): (Vec<_>, Vec<_>) = stocks.into_iter().unzip();
+    let (all, damaged): (Vec<_>, Vec<_>) = scanned.into_iter().unzip();
     let mut damaged: Vec<_> = damaged.into_iter().flatten().collect();
     damaged.sort_unstable();
     (all, damaged)
@@ -63,7 +63,7 @@ pub(super) fn take<T: Default + Send>(
 
 /// Claims what the checkpoints of an image name besides: segments that were freed since they were
 /// made, each with its bytes.
-pub(super) fn take_checkpoints(
+pub(super) fn scan_checkpoints(
     index: &Index,
     claims: &Claims,
     image: &Image,

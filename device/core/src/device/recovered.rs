@@ -13,7 +13,7 @@ use lamina_store::entry::Entry;
 
 /// What was found so far.
 #[derive(Default)]
-pub(super) struct Stock {
+pub(super) struct Recovered {
     holdings: Holdings,
     live: u64,
     /// Of them, those no tensor covers, and what they are charged.
@@ -23,7 +23,7 @@ pub(super) struct Stock {
     owned: u64,
 }
 
-impl Stock {
+impl Recovered {
     /// A block was found.
     pub(super) fn found(&mut self, map: &Map, block: u64, entry: &Entry, charge: &Charge) {
         self.holdings.add(entry);

@@ -12,7 +12,7 @@ static FILE: LazyLock<Option<PathBuf>> =
     LazyLock::new(|| std::env::var_os("LAMINA_FAULT").map(PathBuf::from));
 
 /// Panics if a request to do `what` with this range of a base window is to.
-pub(super) fn strike(what: &str, range: &Range<u64>) {
+pub(super) fn fire(what: &str, range: &Range<u64>) {
     let Some(text) = FILE.as_ref().and_then(|file| fs::read_to_string(file).ok()) else { return };
     let at = text.trim().strip_prefix(what).and_then(|at| at.trim().parse().ok());
     assert!(at.is_none_or(|at| !range.contains(&at)), "a fault that was asked for: {text}");

@@ -1,0 +1,77 @@
+//! Where a device's API answers.
+
+use std::convert::Infallible;
+use std::fmt;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use crate::args::run_dir;
+
+/// Where a device's API answers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum ApiAt {
+    /// A Unix socket.
+    Socket(PathBuf),
+    /// `lamina serve --tcp`.
+    Address(SocketAddr),
+}
+
+impl ApiAt {
+    /// The socket of a device whose sockets are in `run_dir`.
+    pub(crate) fn in_dir(run_dir: &Path) -> Self {
+        Self::Socket(run_dir.join("api.sock"))
+    }
+}
+
+impl Default for ApiAt {
+    fn default() -> Self {
+        Self::in_dir(&run_dir())
+    }
+}
+
+impl From<PathBuf> for ApiAt {
+    fn from(socket: PathBuf) -> Self {
+        Self::Socket(socket)
+    }
+}
+
+impl FromStr for ApiAt {
+    type Err = Infallible;
+
+    /// `ADDRESS:PORT`, also as a browser has it, or else a socket's path.
+    fn from_str(text: &str) -> Result<Self, Infallible> {
+        let address = text.strip_prefix("http://").unwrap_or(text).trim_end_matches('/');
+        let local = address.strip_prefix("localhost:").and_then(|port| port.parse().ok());
+        let local = local.map(|port: u16| SocketAddr::from((Ipv4Addr::LOCALHOST, port)));
+        let address = address.parse().ok().or(local);
+        Ok(address.map_or_else(|| Self::Socket(text.into()), Self::Address))
+    }
+}
+
+impl fmt::Display for ApiAt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Socket(path) => write!(f, "{}", path.display()),
+            Self::Address(address) => write!(f, "{address}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_is_told_from_a_path() {
+        let at = |text: &str| text.parse::<ApiAt>().unwrap();
+        let address = ApiAt::Address(([127, 0, 0, 1], 8080).into());
+        for text in ["127.0.0.1:8080", "localhost:8080", "http://127.0.0.1:8080/", "http://localhost:8080"] {
+            assert_eq!(at(text), address, "{text}");
+        }
+        assert_eq!(at("[::1]:9").to_string(), "[::1]:9");
+        for text in ["api.sock", "./127.0.0.1:8080", "/run/lamina/api.sock", "localhost:x", "127.0.0.1"] {
+            assert_eq!(at(text), ApiAt::Socket(text.into()), "{text}");
+        }
+    }
+}

@@ -1,0 +1,300 @@
+"""A device, its tensors and their views, as arrays over its memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from . import _lamina
+from ._control import Control, GuestControl, HostControl, LaminaError
+from ._dtypes import dtype_of, dtype_of_view, format_of
+
+__all__ = ["Device", "Tensor", "mount", "open"]
+
+Path = str | os.PathLike[str]
+
+#: Bytes of the address space of a device that is mounted empty, unless said. Only what is stored takes memory.
+EMPTY = 1 << 30
+
+
+class Tensor:
+    """A tensor of a device: its own bytes, and views of them at other precisions."""
+
+    def __init__(self, device: Device, info: Mapping[str, Any]) -> None:
+        self._device = device
+        self.name: str = info["name"]
+        self.format: str = info["format"]
+        self.dpa: int = info["dpa"]
+        self.nbytes: int = info["length"]
+        self.elements: int = info["elements"]
+        shape = tuple(info.get("shape") or ())
+        self.shape: tuple[int, ...] = shape or (self.elements,)
+
+    @property
+    def dtype(self) -> np.dtype[Any] | None:
+        """The elements' dtype; none for ``int4``, whose bytes hold two each."""
+        return dtype_of(self.format)
+
+    @property
+    def views(self) -> list[str]:
+        """The views that there are. :meth:`array` makes others."""
+        return [view["view"] for view in self._device._control.views() if view["tensor"] == self.name]
+
+    def array(self, view: str | None = None) -> np.ndarray[Any, Any]:
+        """The tensor as an array over the device's memory, without a copy.
+
+        Without ``view``, it is the tensor itself: stores to it are stores to the device, and :meth:`flush` brings them
+        to the views. With one, for example ``e8m3``, it is that view, read-only; the view is made if there is none.
+        The array is valid while the tensor is there and the device runs: a load after that ends the process with
+        SIGBUS, as it does for every file that is mapped and goes.
+        """
+        if view is None:
+            span = self._device._windows.span("base", self.dpa, self.nbytes)
+            bits = self.nbytes * 8 // max(self.elements, 1)
+            return self._shaped(span, dtype_of(self.format) or np.dtype(np.uint8), bits)
+        found = self._found(view)
+        if found is None:
+            self._device._control.create_view(self.name, view)
+            found = self._found(view)
+        if found is None:
+            raise LaminaError(f"the view {view} of {self.name} was made and is not listed: was it removed?")
+        span = self._device._windows.span("views", found["offset"], found["length"])
+        return self._shaped(span, dtype_of_view(self.format, view, found["bits"]), found["bits"])
+
+    def _found(self, view: str) -> dict[str, Any] | None:
+        views = self._device._control.views()
+        return next((one for one in views if one["tensor"] == self.name and one["view"] == view), None)
+
+    def _shaped(self, span: _lamina.Span, dtype: np.dtype[Any], bits: int) -> np.ndarray[Any, Any]:
+        data: np.ndarray[Any, Any] = np.frombuffer(memoryview(span), np.uint8)
+        if dtype.itemsize * 8 != bits:
+            return data
+        array: np.ndarray[Any, Any] = data[: self.elements * dtype.itemsize].view(dtype).reshape(self.shape)
+        return array
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        array = self.array()
+        if dtype is not None and array.dtype != np.dtype(dtype):
+            if copy is False:
+                raise ValueError(f"{self.name} has the dtype {array.dtype}: as {dtype} it needs a copy")
+            return array.astype(dtype)
+        return array.copy() if copy else array
+
+    def torch(self, view: str | None = None) -> Any:
+        """The same as a tensor of PyTorch, without a copy. Views are read-only: do not store to theirs."""
+        import torch
+
+        array = self.array(view)
+        name = array.dtype.name
+        own = getattr(torch, name, None)
+        # torch.from_numpy knows no dtypes of ml_dtypes, but their bits.
+        bits = np.uint16 if array.itemsize == 2 else np.uint8
+        return torch.from_numpy(array) if array.dtype.isbuiltin == 1 else torch.from_numpy(array.view(bits)).view(own)
+
+    def store(self, values: Any) -> Tensor:
+        """Stores an array of the same shape and dtype, and flushes."""
+        values = np.asarray(values)
+        own = self.array()
+        if values.dtype != own.dtype or values.shape != own.shape:
+            raise ValueError(
+                f"{self.name} is {own.dtype} of shape {own.shape}, and the array {values.dtype} of shape "
+                f"{values.shape}: convert it with .astype and .reshape"
+            )
+        own[...] = values
+        return self.flush()
+
+    def flush(self) -> Tensor:
+        """Brings what was stored to the views: what is read of these afterwards has it."""
+        self._device._control.flush(self.dpa, self.nbytes)
+        return self
+
+    def remove_view(self, view: str) -> None:
+        """Removes a view. Arrays of it are of no use afterwards."""
+        self._device._control.remove_view(self.name, view)
+
+    def __repr__(self) -> str:
+        return f"<Tensor {self.name} {self.format} {self.shape}: {self.nbytes} bytes at {self.dpa:#x}>"
+
+
+class Device(Mapping[str, Tensor]):
+    """An opened device: a mapping of names to tensors. Made by :func:`open` and :func:`mount`."""
+
+    def __init__(self, windows: _lamina.Device, control: Control, where: str, mounted: Path | None = None) -> None:
+        self._windows = windows
+        self._control = control
+        self._where = where
+        self._mounted = mounted
+
+    def __getitem__(self, name: str) -> Tensor:
+        for info in self._control.tensors():
+            if info["name"] == name:
+                return Tensor(self, info)
+        raise KeyError(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([info["name"] for info in self._control.tensors()])
+
+    def __len__(self) -> int:
+        return len(self._control.tensors())
+
+    def tensors(self) -> list[Tensor]:
+        """All tensors, in the order of their addresses."""
+        return [Tensor(self, info) for info in self._control.tensors()]
+
+    def create(
+        self,
+        name: str,
+        shape: int | tuple[int, ...],
+        dtype: Any = None,
+        *,
+        format: str | None = None,
+        kv: tuple[int, int] | None = None,
+        codec: str | None = None,
+    ) -> Tensor:
+        """Makes a tensor of zeros. Nothing is stored for it before something is stored to it.
+
+        ``kv`` says that it is a KV cache: channels of a token's row, and tokens of a window. ``format`` is for what has
+        no dtype.
+        """
+        if (dtype is None) == (format is None):
+            raise TypeError("say either dtype or format")
+        name_of_format = format or format_of(dtype)
+        shape = (shape,) if isinstance(shape, int) else tuple(shape)
+        elements = int(np.prod(shape, dtype=np.int64))
+        if elements < 1 or min(shape, default=1) < 1:
+            raise ValueError(f"a tensor has at least one element, and the shape {shape} has {elements}")
+        bits = dict(_lamina.formats()).get(name_of_format, 8)
+        spec: dict[str, Any] = {
+            "name": name,
+            "length": -(-elements * bits // 8),
+            "shape": list(shape),
+            "format": name_of_format,
+        }
+        if kv is not None:
+            spec["layout"] = {"kind": "kv", "channels": kv[0], "window": kv[1]}
+        if codec is not None:
+            spec["codec"] = codec
+        self._control.create(spec)
+        return self[name]
+
+    def store(self, name: str, values: Any, *, kv: tuple[int, int] | None = None) -> Tensor:
+        """Stores an array under a name: into the tensor that has it, or into a new one."""
+        values = np.asarray(values)
+        tensor = self.get(name)
+        if tensor is None:
+            tensor = self.create(name, values.shape or (1,), values.dtype, kv=kv)
+        return tensor.store(values.reshape(tensor.shape) if values.ndim == 0 else values)
+
+    def remove(self, name: str) -> None:
+        """Removes a tensor and its views. Arrays of them are of no use afterwards."""
+        self._control.remove(name)
+
+    def flush(self) -> None:
+        """Brings everything that was stored to the views."""
+        self._control.flush(0, self._windows.base_bytes)
+
+    def stats(self) -> dict[str, Any]:
+        """What the device counts, as ``lamina stats --json`` prints it; docs/counters.md explains it."""
+        return self._control.stats()
+
+    def close(self) -> None:
+        """Takes down what :func:`mount` mounted. Arrays over it are of no use afterwards."""
+        if self._mounted is not None:
+            mounted, self._mounted = self._mounted, None
+            _run(["umount", os.fspath(mounted)])
+
+    def __enter__(self) -> Device:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Device {self._where}>"
+
+
+def open(path: Path | None = None, *, api: Path | None = None, writable: bool = True) -> Device:
+    """Opens a device: the one mounted on ``path``, or, without it, the one that this guest has.
+
+    ``api`` is the socket of the device's API, where that is not found by the mount.
+    """
+    if path is None:
+        try:
+            windows = _lamina.Device(writable=writable)
+        except OSError as why:
+            raise LaminaError(
+                f"there is no device here: {why}. In a guest, `lamina-shim up` makes its memory; on a host, "
+                "give the directory that it is mounted on, or use lamina.mount()"
+            ) from None
+        return Device(windows, GuestControl(windows), "of this guest")
+    path = os.fspath(path)
+    base, views = (os.path.join(path, name) for name in ("base", "views"))
+    if not os.path.exists(views):
+        raise LaminaError(f"no device is mounted on {path}: there is no {views}. `lamina mount` does that")
+    if api is None:
+        api = _api_of(path)
+    try:
+        windows = _lamina.Device(base, views, writable=writable)
+    except OSError as why:
+        raise LaminaError(str(why)) from None
+    return Device(windows, HostControl(os.fspath(api)), f"on {path}")
+
+
+def mount(*models: Path, on: Path | None = None, capacity: int | None = None, image: Path | None = None) -> Device:
+    """Starts a device that holds these models, mounted on a directory, and opens it.
+
+    It needs the program ``lamina``: on the path, or where the environment variable ``LAMINA`` says. Without models it
+    is empty. Without ``on``, a directory is made. ``with`` takes it down at the end; so does :meth:`Device.close`.
+    """
+    made = None
+    if on is None:
+        made = on = tempfile.mkdtemp(prefix="lamina-")
+    arguments = ["mount", "--json"]
+    if capacity is None and not models and image is None:
+        capacity = EMPTY
+    if capacity is not None:
+        arguments += ["--capacity", str(capacity)]
+    if image is not None:
+        arguments += ["--image", os.fspath(image)]
+    try:
+        said = json.loads(_run([*arguments, *(os.fspath(model) for model in models), os.fspath(on)]))
+    except BaseException:
+        if made is not None:
+            os.rmdir(made)
+        raise
+    device = open(on, api=said["api"])
+    device._mounted = on
+    return device
+
+
+def _program() -> str:
+    program = os.environ.get("LAMINA") or shutil.which("lamina")
+    if program is None:
+        raise LaminaError(
+            "the program `lamina` is not on the path: build it with `cargo install --path device/lamina`, or set LAMINA to it"
+        )
+    return program
+
+
+def _run(arguments: list[str]) -> str:
+    done = subprocess.run([_program(), *arguments], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise LaminaError(done.stderr.strip() or f"`lamina {arguments[0]}` ended with {done.returncode}")
+    return done.stdout
+
+
+def _api_of(path: str) -> str:
+    try:
+        return os.getxattr(path, "user.lamina.api").decode()
+    except OSError as why:
+        raise LaminaError(f"{path} does not say where its API is ({why.strerror}): pass api=, the path of api.sock") from why

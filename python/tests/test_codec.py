@@ -1,0 +1,154 @@
+"""The codec on arrays: exact for every bit pattern, and the views against slow references."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import lamina
+from lamina import codec
+
+BF16 = ml_dtypes.bfloat16
+DTYPES = [np.float32, np.float16, BF16, ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2, np.int8, np.uint8]
+SIZES = [1, 7, 2047, 2048, 2049, 10_000]
+
+
+def bits_of(array):
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+def patterns(dtype, count, seed=0):
+    """Random bits: NaN, infinities, denormals and negative zeros are among them."""
+    size = np.dtype(dtype).itemsize
+    return np.random.default_rng(seed).integers(0, 256, count * size, np.uint8).view(dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: np.dtype(dtype).name)
+@pytest.mark.parametrize("name", ["tree", "zstd", "lz4"])
+def test_every_bit_comes_back(dtype, name):
+    for count in SIZES:
+        array = patterns(dtype, count)
+        coded = codec.compress(array, name)
+        back = coded.view()
+        assert back.dtype == array.dtype and back.shape == array.shape
+        assert (bits_of(back) == bits_of(array)).all()
+
+
+def test_every_pattern_of_16_bits():
+    for dtype in (np.float16, BF16):
+        array = np.arange(1 << 16, dtype=np.uint16).view(dtype)
+        assert (bits_of(codec.compress(array).view()) == bits_of(array)).all()
+
+
+@pytest.mark.parametrize("mantissa", range(8))
+def test_masked_views_clear_the_lower_bits(mantissa):
+    array = patterns(BF16, 5000)
+    mask = np.uint16(0xFFFF << (7 - mantissa) & 0xFFFF)
+    expected = array.view(np.uint16) & mask
+    got = codec.compress(array).view(f"e8m{mantissa}")
+    assert got.dtype == BF16
+    assert (got.view(np.uint16) == expected).all()
+
+
+def test_conversion_with_guard_bits_is_the_cast_of_ml_dtypes():
+    # Of what e4m3fn can say: beyond it, ml_dtypes gives NaN and the device its largest number.
+    array = np.random.default_rng(1).normal(0, 4, 20_000).astype(BF16)
+    got = codec.compress(array).view("fp8_e4m3fn+g4")
+    assert got.dtype == ml_dtypes.float8_e4m3fn
+    assert (bits_of(got) == bits_of(array.astype(ml_dtypes.float8_e4m3fn))).all()
+
+
+def test_a_view_fetches_less_than_all():
+    array = np.random.default_rng(2).normal(0, 0.02, 1 << 16).astype(BF16)
+    coded = codec.compress(array)
+    assert coded.fetched("e8m1") < coded.fetched("e8m3") < coded.fetched("full") == coded.stored < coded.nbytes
+    assert coded.ratio > 1.3
+
+
+def test_packed_views_are_bytes():
+    array = patterns(BF16, 4096)
+    packed = codec.compress(array).view("e8m3:packed")
+    assert packed.dtype == np.uint8 and packed.size == 4096 * 12 // 8
+
+
+@pytest.mark.parametrize("dtype", [np.float16, BF16, np.float32])
+def test_kv_windows_come_back_and_take_less(dtype):
+    rng = np.random.default_rng(3)
+    channels = rng.normal(0, 4, 64)
+    cache = (channels + rng.normal(0, 0.05, (300, 64)).cumsum(axis=0)).astype(dtype)
+    coded = codec.compress(cache, kv=(64, 128))
+    assert (bits_of(coded.view()) == bits_of(cache)).all()
+    assert coded.stored < codec.compress(cache).stored
+    if dtype is BF16:
+        expected = cache.view(np.uint16) & np.uint16(0xFFF0)
+        assert (coded.view("e8m3").view(np.uint16) == expected).all()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, BF16, ml_dtypes.float8_e5m2])
+def test_planes_are_the_bits_of_elements(dtype):
+    array = patterns(dtype, 3000)
+    width = array.itemsize * 8
+    found = codec.planes(array)
+    assert found.shape[0] == width
+    elements = array.view(f"u{array.itemsize}")
+    for plane in range(width):
+        expected = np.packbits(elements >> plane & 1, bitorder="little")
+        assert (found[plane, : expected.size] == expected).all()
+        assert not found[plane, expected.size :].any()
+    assert (bits_of(codec.from_planes(found, dtype, (3000,))) == bits_of(array)).all()
+
+
+def test_planes_of_integers_come_back():
+    array = np.arange(-128, 128, dtype=np.int8)
+    assert (codec.from_planes(codec.planes(array), np.int8, (256,)) == array).all()
+
+
+def test_keeping_the_upper_planes_masks():
+    array = patterns(BF16, 2048)
+    kept = codec.from_planes(codec.planes(array), BF16, (2048,), keep=12)
+    assert (kept.view(np.uint16) == array.view(np.uint16) & np.uint16(0xFFF0)).all()
+
+
+def test_out_is_written_and_checked():
+    array = patterns(BF16, 2048)
+    coded = codec.compress(array)
+    out = np.zeros(2048, BF16)
+    assert coded.view(out=out) is out
+    assert (bits_of(out) == bits_of(array)).all()
+    with pytest.raises(ValueError, match="4096 bytes, and the array 2"):
+        coded.view(out=np.zeros(1, BF16))
+    out.flags.writeable = False
+    with pytest.raises((ValueError, BufferError), match="read-only"):
+        coded.view(out=out)
+
+
+def test_what_cannot_be_coded_is_named():
+    with pytest.raises(TypeError, match="complex64"):
+        codec.compress(np.zeros(4, np.complex64))
+    with pytest.raises(ValueError, match="ascontiguousarray"):
+        codec.compress(np.zeros((8, 8), np.float32)[:, ::2])
+    with pytest.raises(ValueError, match="gzip"):
+        codec.compress(np.zeros(4, np.float32), "gzip")
+    with pytest.raises(ValueError, match="e9m3|no view|cannot"):
+        codec.compress(np.zeros(4, BF16)).view("e9m3")
+    with pytest.raises(ValueError, match="channels|window"):
+        codec.compress(np.zeros(4, BF16), kv=(0, 128))
+    with pytest.raises(ValueError, match="no planes"):
+        codec.planes(np.zeros(4, np.uint8))
+
+
+def test_empty_arrays_and_zeros_take_nothing():
+    empty = codec.compress(np.zeros(0, BF16))
+    assert empty.stored == 0 and empty.view().size == 0
+    zeros = codec.compress(np.zeros((3, 5), BF16))
+    assert zeros.stored == 0 and zeros.ratio == float("inf")
+    assert zeros.view().shape == (3, 5) and not zeros.view().any()
+
+
+def test_analyze_tells_what_compress_does():
+    array = np.random.default_rng(4).normal(0, 0.02, 1 << 16).astype(BF16)
+    report = lamina.analyze(array, codecs=["tree"])
+    (tensor,) = report["tensors"]
+    assert tensor["logical_bytes"] == array.nbytes
+    assert tensor["codecs"]["tree"]["ratio"] == pytest.approx(codec.compress(array).ratio, rel=0.02)
+    with pytest.raises(ValueError, match="missing.safetensors"):
+        lamina.analyze("missing.safetensors")

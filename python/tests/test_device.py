@@ -1,0 +1,136 @@
+"""A mounted device from Python: arrays over its memory, and what they hold against slow references."""
+
+import json
+import os
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import lamina
+
+BF16 = ml_dtypes.bfloat16
+
+
+def weights(count=100_000, seed=0):
+    return np.random.default_rng(seed).normal(0, 0.02, count).astype(BF16)
+
+
+def test_what_is_stored_is_read_at_every_precision(device):
+    values = weights().reshape(100, 1000)
+    tensor = device.store("w", values)
+    assert (tensor.array().view(np.uint16) == values.view(np.uint16)).all()
+    for view, mask in (("full", 0xFFFF), ("e8m3", 0xFFF0), ("e8m0", 0xFF80)):
+        got = tensor.array(view)
+        assert got.dtype == BF16 and got.shape == values.shape and not got.flags.writeable
+        assert (got.view(np.uint16) == values.view(np.uint16) & np.uint16(mask)).all()
+    cast = tensor.array("fp8_e4m3fn+g4")
+    assert cast.dtype == ml_dtypes.float8_e4m3fn
+    assert (cast.view(np.uint8) == values.astype(ml_dtypes.float8_e4m3fn).view(np.uint8)).all()
+    assert set(tensor.views) >= {"full", "e8m3", "e8m0", "fp8_e4m3fn+g4"}
+
+
+def test_an_array_is_the_mapping_itself(device):
+    tensor = device.store("w", weights())
+    span = device._windows.span("base", tensor.dpa, tensor.nbytes)
+    assert tensor.array().ctypes.data == span.address == tensor.array().ctypes.data
+    tensor.array("e8m3")
+    (view,) = [view for view in device._control.views() if view["view"] == "e8m3"]
+    span = device._windows.span("views", view["offset"], view["length"])
+    assert tensor.array("e8m3").ctypes.data == span.address
+    assert np.asarray(tensor).ctypes.data == tensor.array().ctypes.data
+
+
+def test_stores_through_the_array_reach_views_after_a_flush(device):
+    tensor = device.create("w", (64, 64), BF16)
+    view = tensor.array("e8m3")
+    assert not view.any()
+    tensor.array()[:] = BF16(1.0)
+    tensor.flush()
+    assert (view == BF16(1.0)).all()
+
+
+def test_kv_caches_take_less(device):
+    rng = np.random.default_rng(1)
+    cache = (rng.normal(0, 4, 256) + rng.normal(0, 0.05, (1024, 256)).cumsum(axis=0)).astype(BF16)
+    device.store("rows", cache)
+    device.store("kv", cache, kv=(256, 128))
+    assert (device["kv"].array("full").view(np.uint16) == cache.view(np.uint16)).all()
+    stored = {tensor["name"]: tensor["stored_bytes"] for tensor in device.stats()["tensors"]}
+    assert 0 < stored["kv"] < stored["rows"] < cache.nbytes
+
+
+def test_tensors_come_and_go(device):
+    names = [f"t{index}" for index in range(20)]
+    for name in names:
+        device.create(name, 4096, np.float16)
+    assert sorted(device) == sorted(names) and len(device) == 20
+    for name in names:
+        device.remove(name)
+    assert len(device) == 0 and "t0" not in device
+    with pytest.raises(KeyError, match="t0"):
+        device["t0"]
+
+
+def test_a_model_is_tensors(program, tmp_path):
+    path = tmp_path / "model.safetensors"
+    values = weights(4096)
+    header = json.dumps({"w": {"dtype": "BF16", "shape": [64, 64], "data_offsets": [0, 8192]}}).encode()
+    header += b" " * (-len(header) % 8)
+    path.write_bytes(len(header).to_bytes(8, "little") + header + values.tobytes())
+    where = tmp_path / "mounted"
+    with lamina.mount(path, on=where) as device:
+        (tensor,) = device.tensors()
+        assert tensor.shape == (64, 64)
+        assert (tensor.array("full").view(np.uint16).reshape(-1) == values.view(np.uint16)).all()
+        again = lamina.open(where, writable=False)
+        assert list(again) == list(device)
+        with pytest.raises(ValueError, match="read-only"):
+            again[tensor.name].array()[0, 0] = 1
+    assert not os.path.ismount(where)
+
+
+def test_what_cannot_be_done_is_said(device):
+    with pytest.raises(TypeError, match="complex64"):
+        device.create("c", 4, np.complex64)
+    with pytest.raises(ValueError, match="at least one element"):
+        device.create("c", (4, 0), np.float32)
+    tensor = device.create("w", (4, 4), np.float32)
+    with pytest.raises(ValueError, match="float64"):
+        tensor.store(np.zeros((4, 4)))
+    with pytest.raises(ValueError, match="shape"):
+        tensor.store(np.zeros((4, 5), np.float32))
+    with pytest.raises(lamina.LaminaError, match="already"):
+        device.create("w", 4, np.float32)
+    with pytest.raises(lamina.LaminaError, match="e9m9"):
+        tensor.array("e9m9")
+    with pytest.raises(lamina.LaminaError, match="nothing|no tensor"):
+        device.remove("nothing")
+
+
+def test_without_a_device_it_says_what_to_do(tmp_path, monkeypatch):
+    for name in ("LAMINA_BASE", "LAMINA_VIEWS", "LAMINA_CTL"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(lamina.LaminaError, match="lamina-shim up"):
+        lamina.open()
+    with pytest.raises(lamina.LaminaError, match="no device is mounted"):
+        lamina.open(tmp_path)
+    monkeypatch.delenv("LAMINA", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(lamina.LaminaError, match="cargo install"):
+        lamina.mount()
+
+
+def test_a_device_that_is_gone_is_said_to_be_gone(program):
+    device = lamina.mount()
+    device.close()
+    with pytest.raises(lamina.LaminaError, match="lamina ls"):
+        device.stats()
+
+
+def test_torch_takes_it_without_a_copy(device):
+    torch = pytest.importorskip("torch")
+    tensor = device.store("w", weights(4096))
+    array = tensor.array()
+    found = tensor.torch()
+    assert found.dtype == torch.bfloat16 and found.data_ptr() == array.ctypes.data
