@@ -78,7 +78,8 @@ impl KvStaging {
         accounts.reserve(span.first, before, after)?;
         let no_more = after <= before;
         // At once if there is room for all. Else the store is compacted for each that finds none.
-        let together = if lost.is_empty() { store.prepare_all(span.first, bundles, no_more).ok() } else { None };
+        let together =
+            if lost.is_empty() { store.prepare_all(span.first, bundles, no_more).ok() } else { None };
         let prepared = match together {
             Some(prepared) => prepared,
             None => self
@@ -89,7 +90,8 @@ impl KvStaging {
         let changes = store.install_all(span.first, prepared);
         let mut tally = Tally::default();
         let codec = tensor.info.codec;
-        let written = (0..).zip(bytes.as_chunks().0).map(|(at, words)| (span.first + at as u64, words, origin.by(at)));
+        let written =
+            (0..).zip(bytes.as_chunks().0).map(|(at, words)| (span.first + at as u64, words, origin.by(at)));
         if lost.is_empty() {
             accounts.written_together(Some(tensor), codec, &[], &changes, written, &mut tally);
         } else {
