@@ -87,7 +87,9 @@ impl Store {
             self.at(0).store(first, Relaxed);
             self.at(1).store(second, Relaxed);
         });
-        old.into_iter().for_each(|segment| self.give_back(segment));
+        for segment in old {
+            self.give_back(segment);
+        }
     }
 
     /// Whether each segment is either free or named by one block.

@@ -88,7 +88,7 @@ impl Segments {
         let mut allocator = self.allocator.lock();
         for (block, bytes) in blocks.clone() {
             let length = granules(bytes.len());
-            let granule = if length == 0 { Ok(Some(0)) } else { allocator.take(length, block, what, &room) };
+            let granule = if length == 0 { Ok(Some(0)) } else { allocator.take(length, block, what, room) };
             let full = |allocator: &Allocator| StoreError::Full {
                 wanted: (length * GRANULE_BYTES) as u64,
                 used: allocator.used_bytes(),

@@ -3,8 +3,8 @@
 //! The rules:
 //! * It owns what is stored: the store of a device that codes, the memory of one that does not.
 //! * It knows blocks, their classes and their owners' accounts. Which block has which owner is the caller's to say.
-//! * Stores of whole blocks that follow each other are coded and published by several threads, some
-//!   blocks at a time. A store that is refused has stored all blocks before the one that it names.
+//! * Stores of whole blocks that follow each other are coded by several threads, and published in
+//!   order, some at a time: the same stores in the same order lie at the same places.
 
 use std::{ops::Range, sync::Arc, time::Instant};
 
@@ -48,17 +48,18 @@ const UNKNOWN_BYTES: u64 = BLOCK_BYTES as u64 / 2;
 /// By how many bytes more than usual a block is expected to be stored: some are longer, and to wait for the end of one takes as long as for all of it.
 const MARGIN_BYTES: u64 = 256;
 
-/// Blocks that are stored together while the map is held, as many as the largest request has. Who
-/// wants to change the map waits for them: half a millisecond on one core, and several where opaque
-/// bytes compress.
-pub(super) const MAX_BATCH: usize = 256;
+/// Blocks that are coded together while the map is held: about a millisecond on one core. Who wants to change the map waits as long.
+pub(super) const MAX_BATCH: usize = 64;
+
+/// Blocks that are published together: so many that one look for space and one for the counters
+/// cost little beside, so few that who reads one of them hardly waits.
+const PUBLISHED: usize = 16;
 
 /// Blocks that a thread copies at a time: to wake one takes as long as to copy so many. Far fewer than stripes.
 const COPIED: usize = 32;
 
-/// Blocks that a thread codes and publishes at a time: so many that one look for room and one for
-/// the counters cost little beside, so few that their bundles stay in the core's caches.
-const PIECE: usize = 16;
+/// Blocks that a thread codes at a time: enough that taking them costs nothing beside.
+const PIECE: usize = 4;
 
 /// The service of blocks.
 pub(super) struct BlockService {
@@ -376,9 +377,8 @@ impl BlockService {
         self.compacting(|| self.write_parts(owner, class, block, pieces))
     }
 
-    /// Stores whole blocks from `first` on, at most [`MAX_BATCH`], by as many threads as there are,
-    /// and adds those that are stored to `done`. What is stored behind a block that was refused is
-    /// not counted as stored, and may be stored again.
+    /// Stores whole blocks from `first` on, at most [`MAX_BATCH`], and adds those that are stored to `done`: coded by as many threads as
+    /// there are, published in order.
     pub(super) fn write_all(
         &self,
         owner: Option<&Tensor>,
@@ -390,45 +390,46 @@ impl BlockService {
         if let Backing::Flat(flat) = &self.backing {
             return self.write_all_flat(flat, owner, class, first, blocks, done);
         }
-        let refused = Mutex::new(Vec::new());
-        parallel::for_each(blocks.chunks(PIECE).enumerate(), |(piece, blocks)| {
-            let at = piece * PIECE;
-            if self.write_piece(owner, class, first + at as u64, blocks).is_err() {
-                refused.lock().push(at);
+        let mut scratch = self.pool.take();
+        let bundles = &mut scratch.bundles;
+        if bundles.len() < blocks.len() {
+            bundles.resize_with(blocks.len(), Bundle::new);
+        }
+        let bundles = &mut bundles[..blocks.len()];
+        parallel::for_each(blocks.chunks(PIECE).zip(bundles.chunks_mut(PIECE)), |(blocks, bundles)| {
+            let encoder = &mut self.pool.take().encoder;
+            for (words, bundle) in blocks.iter().zip(bundles) {
+                Layout::encode_block(encoder, self.mode, class.format, class.codec, words, bundle);
             }
         });
-        let mut refused = refused.into_inner();
-        refused.sort_unstable();
-        // One by one some of them fit, or the store is compacted until they do.
-        for at in refused.into_iter().flat_map(|at| at..blocks.len().min(at + PIECE)) {
-            if let Err(why) = self.write(owner, class, first + at as u64, &[(0, &blocks[at])]) {
-                *done += at * BLOCK_BYTES;
-                return Err(why);
+        let first_of_each = (first..).step_by(PUBLISHED);
+        let together = blocks.chunks(PUBLISHED).zip(bundles.chunks(PUBLISHED));
+        for (first, (blocks, bundles)) in first_of_each.zip(together) {
+            if self.publish_together(owner, class, first, blocks, bundles).is_ok() {
+                *done += size_of_val(blocks);
+                continue;
+            }
+            // One by one some of them fit, or the store is compacted until they do.
+            for ((block, words), bundle) in (first..).zip(blocks).zip(bundles) {
+                self.write_whole(owner, class, block, words, bundle)?;
+                *done += BLOCK_BYTES;
             }
         }
-        *done += blocks.len() * BLOCK_BYTES;
         Ok(())
     }
 
-    /// Codes at most [`PIECE`] blocks and publishes all of them, or none if there is no room.
-    fn write_piece(
+    /// Publishes `bundles`, which are `blocks` coded, as the content of these blocks, or nothing if
+    /// there is no room for all.
+    fn publish_together(
         &self,
         owner: Option<&Tensor>,
         class: Class,
         first: u64,
         blocks: &[BlockWords],
+        bundles: &[Bundle],
     ) -> Result<(), DeviceError> {
         let Backing::Coded(store) = &self.backing else { unreachable!("only what is coded has bundles") };
         self.ensure(first..first + blocks.len() as u64)?;
-        let mut scratch = self.pool.take();
-        let Scratch { encoder, bundles, .. } = &mut *scratch;
-        if bundles.len() < blocks.len() {
-            bundles.resize_with(blocks.len(), Bundle::new);
-        }
-        let bundles = &mut bundles[..blocks.len()];
-        for (words, bundle) in blocks.iter().zip(&mut *bundles) {
-            Layout::encode_block(encoder, self.mode, class.format, class.codec, words, bundle);
-        }
         let admit = |before, after| self.accounts.reserve_together(first, before, after);
         let changes = store.replace_all(first, bundles, admit)?;
         let mut tally = Tally::default();
@@ -464,7 +465,7 @@ impl BlockService {
         done: &mut usize,
     ) -> Result<(), DeviceError> {
         self.ensure(first..first + blocks.len() as u64)?;
-        // The first block that was refused.
+        // The first block that was refused. What is stored behind it is not counted as stored, and may be stored again.
         let refused: Mutex<Option<(usize, DeviceError)>> = Mutex::new(None);
         parallel::for_each(blocks.chunks(COPIED).enumerate(), |(run, blocks)| {
             let at = run * COPIED;

@@ -7,8 +7,7 @@
 //!   the least recently written one goes first and the writer waits for it, which is counted as back-pressure.
 //! * Everything about a window happens under its lock: a reader sees a window before a store or after it, coded or open, never a mixture. All its
 //!   blocks are stored before the first of them is published.
-//! * Windows that one request stores whole are coded by several threads before they are locked, each
-//!   published by who coded it. A request that is refused has stored all before the one that was.
+//! * Windows that one request stores whole are coded by several threads before they are locked, and published in order.
 //! * Who calls holds the map, so that a window's tensor stays. Staging knows no map: an open window knows its tensor.
 //! * The windows of a tensor that is leaving are coded block by block and closed by every store:
 //!   see `tables`.
@@ -376,22 +375,19 @@ impl KvWindows<'_> {
         while windows.len() < most && block < self.tensor.blocks().end {
             let window = self.window(block);
             let Some((bytes, after)) = rest.split_at_checked(window.span.bytes()) else { break };
-            windows.push((window, bytes));
+            windows.push((window, bytes, None));
             (rest, block) = (after, window.span.numbers().end);
         }
-        // The first window that was refused.
-        let refused: Mutex<Option<(usize, DeviceError)>> = Mutex::new(None);
-        parallel::for_each(windows.iter().enumerate(), |(number, (window, bytes))| {
-            let Err(why) = staging.publish_whole(window, bytes) else { return };
-            let mut refused = refused.lock();
-            if refused.as_ref().is_none_or(|(before, _)| number < *before) {
-                *refused = Some((number, why));
-            }
+        parallel::for_each(windows.iter_mut(), |(window, bytes, coded)| {
+            *coded = Some(staging.encode(window, bytes, None));
         });
-        let (stored, why) =
-            refused.into_inner().map_or((windows.len(), Ok(())), |(number, why)| (number, Err(why)));
-        *done += windows[..stored].iter().map(|(_, bytes)| bytes.len()).sum::<usize>();
-        why
+        for (window, bytes, coded) in windows {
+            let _lock = staging.stripe(&window.span).lock();
+            staging.publish_coded(&window, Content::whole(bytes), &coded.expect("it was coded"))?;
+            staging.drop_open(&window.span);
+            *done += bytes.len();
+        }
+        Ok(())
     }
 }
 
@@ -422,15 +418,6 @@ impl KvStaging {
             staged_bytes: staging.bytes,
             decoded_bytes: self.blocks.decoded.lock().bytes() as u64,
         }
-    }
-
-    /// Codes a window that a request stores whole before it is locked, and publishes it.
-    fn publish_whole(&self, window: &KvWindow<'_>, bytes: &[u8]) -> Result<(), DeviceError> {
-        let coded = self.encode(window, bytes, None);
-        let _lock = self.stripe(&window.span).lock();
-        self.publish_coded(window, Content::whole(bytes), &coded)?;
-        self.drop_open(&window.span);
-        Ok(())
     }
 
     fn stripe(&self, span: &Span) -> &Mutex<()> {
