@@ -57,7 +57,7 @@ impl Models {
             kv: Vec::new(),
             mode: "trace".to_owned(),
             codec: "tree".to_owned(),
-            capacity: Some((2 * self.bytes).next_multiple_of(256 << 20).to_string()),
+            capacity: Some((3 * self.bytes).next_multiple_of(256 << 20).to_string()),
             read_ahead_kb: self.read_ahead_kb,
             devices: None,
         };
