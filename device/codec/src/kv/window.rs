@@ -244,10 +244,14 @@ impl Transformed<'_> {
     fn price(&mut self, block: usize, coding: Coding, by_channels: &Bundle) -> usize {
         let format = self.shape.format();
         let whole = by_channels.bytes().len();
-        let Some(Stored::Planes(StoredPlanes { joint, head, .. })) = &by_channels.stored else {
+        let Some(Stored::Planes(StoredPlanes { joint, head, lengths, .. })) = &by_channels.stored else {
             return whole;
         };
-        let stream = usize::from(joint.length);
+        // Without a stream the planes that it would have lie one by one, as they are if they are noise.
+        let stream = match joint.length {
+            0 => lengths[1..=tree::joint_planes(format)].iter().map(|length| usize::from(*length)).sum(),
+            length => usize::from(length),
+        };
         match coding {
             Coding::Channels => whole,
             Coding::Plain => {
