@@ -1,6 +1,6 @@
 """What llama.cpp makes of a model: usage: measure.py MODEL.gguf TEXT TOKENS
 
-Prints JSON: seconds to load, tokens a second, and the perplexity of the text's first tokens, each given all before it.
+Prints JSON: seconds to load, tokens a second, and the perplexity of so many of the text's first tokens, each given all before it.
 """
 
 import json
@@ -38,15 +38,15 @@ def main():
         asked = {"prompt": tokens, "n_predict": predicted, "temperature": 0, "n_probs": likeliest}
         return server.handle_completions(dict(asked, cache_prompt=True, ignore_eos=True))
 
-    tokens = post("/tokenize", {"content": text})["tokens"][:count]
+    tokens = post("/tokenize", {"content": text})["tokens"]
     answer = completed(tokens[:8], 33, 0)
     speed = answer["timings"]["predicted_per_second"]
     logarithms = []
-    for at in range(1, len(tokens)):
+    for at in range(1, count):
         found = completed(tokens[:at], 1, LIKELIEST)["choices"][0]["logprobs"]["content"][0]["top_logprobs"]
         likely = {token["id"]: token["logprob"] for token in found}
         logarithms.append(likely.get(tokens[at], min(likely.values())))
-    perplexity = math.exp(-sum(logarithms) / len(logarithms))
+    perplexity = math.exp(-sum(logarithms) / len(logarithms)) if logarithms else None
     print(json.dumps({"seconds": seconds, "speed": speed, "perplexity": perplexity}), flush=True)
     # The server's threads have nothing more to do, and do not end by themselves.
     os._exit(0)

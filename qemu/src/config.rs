@@ -8,6 +8,8 @@ use crate::topology::{Attach, Cxl, Port, Topology};
 
 /// MiB of RAM that the extra programs take, once as an archive and once unpacked.
 pub const EXTRAS_MIB: u64 = 256;
+/// MiB of RAM that `images/python` takes, once as an archive and once unpacked.
+pub const PYTHON_MIB: u64 = 320;
 /// MiB of RAM that the programs of `images/workloads` take, once as an archive and once unpacked.
 pub const WORKLOADS_MIB: u64 = 160;
 
@@ -33,7 +35,9 @@ pub struct BootConfig {
     pub extras: bool,
     /// Whether the guest has Python, a compiler, a database and numactl (`images/workloads`), and [`WORKLOADS_MIB`] more RAM for them.
     pub workloads: bool,
-    /// The guest's RAM in MiB, without what extras and workloads take.
+    /// Whether the guest has Python with NumPy and safetensors, numactl and the CXL tools (`images/python`), and [`PYTHON_MIB`] more RAM for them.
+    pub python: bool,
+    /// The guest's RAM in MiB, without what extras, workloads and Python take.
     pub memory_mib: u64,
     /// The guest's processors.
     pub cpus: u32,
@@ -76,6 +80,7 @@ impl BootConfig {
             programs: Vec::new(),
             extras: false,
             workloads: false,
+            python: false,
             run: None,
             args: Vec::new(),
             memory_mib: Topology::memory_for(attach.mapped_bytes()),
@@ -94,7 +99,8 @@ impl BootConfig {
 
     /// What is attached to the guest.
     pub fn topology(&self) -> Topology {
-        let archives = [(self.extras, EXTRAS_MIB), (self.workloads, WORKLOADS_MIB)];
+        let archives =
+            [(self.extras, EXTRAS_MIB), (self.workloads, WORKLOADS_MIB), (self.python, PYTHON_MIB)];
         let taken: u64 = archives.iter().filter(|(wanted, _)| *wanted).map(|(_, mib)| mib).sum();
         Topology {
             attach: self.attach.clone(),

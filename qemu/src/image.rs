@@ -98,6 +98,14 @@ pub fn workloads() -> Result<PathBuf, ImageError> {
     file_of("workloads", "workloads.img")
 }
 
+/// The archive with Python, NumPy, safetensors, numactl and the CXL tools, built now by the recipe `images/python` if need be.
+///
+/// # Errors
+/// When the recipe fails, or its folder lacks the archive.
+pub fn python() -> Result<PathBuf, ImageError> {
+    file_of("python", "python.img")
+}
+
 /// A file that a recipe makes.
 fn file_of(recipe: &str, file: &'static str) -> Result<PathBuf, ImageError> {
     let folder = recipe::run(recipe)?;

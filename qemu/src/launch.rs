@@ -154,8 +154,9 @@ pub fn prepare(config: &BootConfig) -> Result<Prepared, BootError> {
         CommandLine::new(config, &qemu, accel, &image, &initramfs, filter.as_deref(), &console_log)?;
     let extras = if config.extras { Some(image::extras()?) } else { None };
     let workloads = if config.workloads { Some(image::workloads()?) } else { None };
-    let archives: Vec<&Path> =
-        std::iter::once(&image.initramfs).chain(&extras).chain(&workloads).map(PathBuf::as_path).collect();
+    let python = if config.python { Some(image::python()?) } else { None };
+    let archives = std::iter::once(&image.initramfs).chain(&extras).chain(&workloads).chain(&python);
+    let archives: Vec<&Path> = archives.map(PathBuf::as_path).collect();
     initramfs::assemble(&archives, &config.programs, &initramfs)?;
     let (interactive, has_program) = (config.interactive, config.run.is_some());
     Ok(Prepared { command, qemu, image, accel, interactive, has_program, console_log, _folder: folder })

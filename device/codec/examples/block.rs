@@ -8,7 +8,7 @@ use lamina_codec::{
     plane::{self, PlaneMask},
 };
 
-fn main() {
+pub(crate) fn main() {
     let mut words = [0; BLOCK_BYTES];
     for (at, word) in words.as_chunks_mut::<2>().0.iter_mut().enumerate() {
         *word = 0x3f80_u16.wrapping_add(u16::try_from(at % 128).expect("a mantissa")).to_le_bytes();

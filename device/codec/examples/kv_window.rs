@@ -13,7 +13,7 @@ use lamina_codec::{
 const CHANNELS: usize = 64;
 const TOKENS: usize = 128;
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
+pub(crate) fn main() -> Result<(), Box<dyn std::error::Error>> {
     // What a cache is like: a channel's values differ little from token to token.
     let mut window = Vec::new();
     for token in 0..TOKENS {

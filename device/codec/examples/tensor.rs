@@ -9,7 +9,7 @@ use lamina_codec::{
     plane::PlaneMask,
 };
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
+pub(crate) fn main() -> Result<(), Box<dyn std::error::Error>> {
     // A million weights between -0.1 and 0.1.
     let mut state = 1_u32;
     let tensor: Vec<u8> = std::iter::repeat_with(|| {
@@ -26,7 +26,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let (mut bundle, mut stored_bytes) = (Bundle::new(), 0);
     for words in tensor.as_chunks::<BLOCK_BYTES>().0 {
         encoder.block(Format::Bf16, Codec::Tree, words, &mut bundle);
-        // What is kept of a block: the description, and as many bytes as it says. A block of zeros is none.
+        // What is kept of a block: the description, and as many bytes as it says. A block of zeros
+        // is none.
         let stored = bundle.stored.clone().expect("not all zeros");
         stored_bytes += bundle.bytes().len();
 

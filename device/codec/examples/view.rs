@@ -9,7 +9,7 @@ use lamina_codec::{
     view::View,
 };
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
+pub(crate) fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut words = [0; BLOCK_BYTES];
     for (at, word) in words.as_chunks_mut::<2>().0.iter_mut().enumerate() {
         let value = f32::from(u16::try_from(at)?).sin();

@@ -1,22 +1,25 @@
 //! A block as a bundle of stored planes, and back.
 //!
 //! The rules:
-//! * The planes of a bundle follow each other without gaps, most significant first, so that a view's planes are one run
-//!   or two (sign and exponent; upper mantissa).
-//! * Each plane has a 16-bit [`check`](super::check) over its stored bytes. Formats of up to 16 planes keep it in the index entry; fp32, whose
-//!   32 planes would not fit there, keeps it as two bytes behind the plane's stored bytes. A constant plane stores
-//!   neither bytes nor check: the entry's own checksum covers it.
-//! * The plane tree's stream stands in the bundle where the first of its planes would: below the sign. Its length and CRC-32C are in the entry.
-//!   Who wants any of its planes fetches all of it.
-//! * A block of a transformed window has a [`head`] before its planes, which every reader fetches. The sign plane may be in it.
-//! * *Words* blocks (opaque memory, and everything in the `gcomp` mode) are one run of bytes, coded or raw, with a CRC-32C.
+//! * The planes of a bundle follow each other without gaps, most significant first, so that a
+//!   view's planes are one run or two (sign and exponent; upper mantissa).
+//! * Each plane has a 16-bit [`check`](super::check) over its stored bytes. Formats of up to 16
+//!   planes keep it in the index entry; fp32, whose 32 planes would not fit there, keeps it as two
+//!   bytes behind the plane's stored bytes. A constant plane stores neither bytes nor check: the
+//!   entry's own checksum covers it.
+//! * The plane tree's stream stands in the bundle where the first of its planes would: below the
+//!   sign. Its length and CRC-32C are in the entry. Who wants any of its planes fetches all of it.
+//! * A block of a transformed window has a [`head`] before its planes, which every reader fetches.
+//!   The sign plane may be in it.
+//! * *Words* blocks (opaque memory, and everything in the `gcomp` mode) are one run of bytes, coded
+//!   or raw, with a CRC-32C.
 //! * A block of zeros is no block at all.
 
 mod bf16;
 mod header;
 mod stored;
 
-pub use crate::error::BlockError;
+pub use crate::{error::BlockError, tree::joint_bytes};
 
 pub use self::stored::most_bytes;
 use self::stored::trailing_check;
@@ -86,7 +89,11 @@ impl Bundle {
         self.encode_planes(encoder, format, codec, words, None, None);
     }
 
-    /// See [`Encoder::block_with_header`](crate::Encoder::block_with_header).
+    /// Codes `words`, a block of a transformed KV window, with `details` in its head. Zeros are
+    /// coded too, as the head may say more.
+    ///
+    /// # Panics
+    /// If the format has no planes, or the details with a plane of signs pass [`MAX_HEAD`].
     pub(crate) fn encode_with_header(
         &mut self,
         encoder: &mut BlockEncoder,
@@ -108,7 +115,7 @@ impl Bundle {
     }
 
     /// Whether it can be stored. A head may make it longer than any bundle may be.
-    pub fn fits(&self) -> bool {
+    pub(crate) fn fits(&self) -> bool {
         self.length <= most_bytes(self.stored.as_ref().map_or(0, Stored::head_bytes))
     }
 
@@ -125,7 +132,8 @@ impl Bundle {
         self.encode_split(encoder, format, codec, words, details, stream);
     }
 
-    /// Codes `words` of bf16 by a plane tree. What is beside it mostly is noise, and then everything is where it belongs at once.
+    /// Codes `words` of bf16 by a plane tree. What is beside it mostly is noise, and then
+    /// everything is where it belongs at once.
     fn encode_bf16(&mut self, encoder: &mut BlockEncoder, words: &BlockWords) {
         const FORMAT: Format = Format::Bf16;
         const RAW: usize = FORMAT.plane_bytes();
@@ -151,7 +159,8 @@ impl Bundle {
         self.stored = Some(Stored::Planes(stored));
     }
 
-    /// Codes `words`, whose planes are in the encoder, and `stream` is the plane tree's, empty for none, if that was made.
+    /// Codes `words`, whose planes are in the encoder, and `stream` is the plane tree's, empty for
+    /// none, if that was made.
     fn encode_split(
         &mut self,
         encoder: &mut BlockEncoder,
@@ -204,8 +213,8 @@ impl Bundle {
             let noise = (seen.noise >> index).trailing_ones() as usize;
             if noise > 0 {
                 // Planes that stay next to each other are copied together.
-                let apart = trailing > 0 || with_tree && index == 0;
-                let planes = if apart { 1 } else { noise };
+                let one_by_one = trailing > 0 || with_tree && index == 0;
+                let planes = if one_by_one { 1 } else { noise };
                 let from = &split[index * raw..][..planes * raw];
                 self.bytes[self.length..][..from.len()].copy_from_slice(from);
                 stored.lengths[index..index + planes].fill(u16::try_from(raw).expect("at most 1024"));
@@ -272,7 +281,8 @@ impl Bundle {
         self.stored = Some(Stored::Words { codec: codec.bytewise(), length, check: crc32c(self.bytes()) });
     }
 
-    /// Appends a plane as the codec gives it, if it gets shorter, or else as it is: the bytes it takes.
+    /// Appends a plane as the codec gives it, if it gets shorter, or else as it is: the bytes it
+    /// takes.
     fn append(&mut self, compressors: &mut Compressors, codec: Codec, plane: &[u8]) -> u16 {
         let out = &mut self.bytes[self.length..];
         let length = compressors.compress(codec, plane, out).unwrap_or_else(|| {
@@ -308,8 +318,9 @@ impl Stored {
         }
     }
 
-    /// See [`Decoder::block_with_header`](crate::Decoder::block_with_header). The head is not in the result, which is
-    /// copied on its way.
+    /// As [`Decoder::block`](crate::Decoder::block); puts the head in `head` if there is one, and
+    /// leaves that as it was if not. It is not in the result, which is copied on its way, and does
+    /// not count if there is an error.
     #[inline]
     pub(crate) fn decode<'a>(
         &self,
@@ -363,7 +374,8 @@ impl StoredPlanes {
         Ok(())
     }
 
-    /// As [`Self::decode`] of a block whose planes are as they are, and where they are in a [`PlaneBlock`].
+    /// As [`Self::decode`] of a block whose planes are as they are, and where they are in a
+    /// [`PlaneBlock`].
     #[inline(never)]
     fn decode_block(
         &self,

@@ -1,19 +1,23 @@
 //! The check of a plane's stored bytes: two syndromes over GF(2⁸), as a Reed-Solomon code has.
 //!
-//! The field is that of AES, polynomial 0x11b, where α = 3 generates every non-zero element. Byte `p` has the coefficient α^e(p); its row is
-//! `p / 64`, its word in the row `p / 8 % 8`, and
+//! The field is that of AES, polynomial 0x11b, where α = 3 generates every non-zero element. Byte
+//! `p` has the coefficient α^e(p); its row is `p / 64`, its word in the row `p / 8 % 8`, and
 //!
 //! e(p) = row + 4 · (bits of word reversed) + 32 · (p % 8).
 //!
-//! The check's lower byte is S₀, the sum (XOR) of all bytes; its upper byte is S₁, the sum of all bytes times their coefficients.
+//! The check's lower byte is S₀, the sum (XOR) of all bytes; its upper byte is S₁, the sum of all
+//! bytes times their coefficients.
 //!
 //! The rules:
-//! * Any error within one byte is found, and any in two bytes whose coefficients differ: e(p) takes 256 values over the first 256 bytes, and only the
-//!   first and the last of them meet, because α^255 = 1. Of other errors one in 2^16 is not found.
-//! * Bytes past the end count as zeros, so the length is not guarded; whoever keeps the check keeps the length under a checksum of its own.
-//! * Rows are added up by Horner's rule, multiplying by α alone; the order of e makes what remains of a row cheap to fold without a
-//!   multiplier.
-//! * Kernels ([`Kernel`]) are chosen once for all planes of a block, at run time; all of them give what the portable one gives.
+//! * Any error within one byte is found, and any in two bytes whose coefficients differ: e(p) takes
+//!   256 values over the first 256 bytes, and only the first and the last of them meet, because
+//!   α^255 = 1. Of other errors one in 2^16 is not found.
+//! * Bytes past the end count as zeros, so the length is not guarded; whoever keeps the check keeps
+//!   the length under a checksum of its own.
+//! * Rows are added up by Horner's rule, multiplying by α alone; the order of e makes what remains
+//!   of a row cheap to fold without a multiplier.
+//! * Kernels ([`Kernel`]) are chosen once for all planes of a block, at run time; all of them give
+//!   what the portable one gives.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -92,7 +96,7 @@ impl Kernel {
 ///
 /// # Panics
 /// If a plane is outside the bundle, or there are not as many checks as planes.
-pub fn checks(bundle: &[u8], planes: &[Span], checks: &mut [u16]) {
+pub(crate) fn checks(bundle: &[u8], planes: &[Span], checks: &mut [u16]) {
     Kernel::best().checks(bundle, planes, checks);
 }
 
@@ -100,7 +104,7 @@ pub fn checks(bundle: &[u8], planes: &[Span], checks: &mut [u16]) {
 ///
 /// # Panics
 /// As [`checks`], or if there are more than 32 planes.
-pub fn differ(bundle: &[u8], planes: &[Span], checks: &[u16]) -> u32 {
+pub(crate) fn differ(bundle: &[u8], planes: &[Span], checks: &[u16]) -> u32 {
     Kernel::best().differ(bundle, planes, checks)
 }
 
@@ -112,7 +116,8 @@ pub fn check(plane: &[u8]) -> u16 {
     check[0]
 }
 
-/// The last row of a plane, if it is not whole, and a mask with ones for the bytes it has. `spare` is for rows at the bundle's end.
+/// The last row of a plane, if it is not whole, and a mask with ones for the bytes it has. `spare`
+/// is for rows at the bundle's end.
 fn last_row<'a>(
     bundle: &'a [u8],
     plane: Span,
@@ -129,7 +134,8 @@ fn last_row<'a>(
     };
     let length = usize::from(plane.length) % ROW;
     let rest = &bundle[plane.range().end - length..];
-    // What follows the plane is read and masked out: quicker than to copy so many bytes and no more.
+    // What follows the plane is read and masked out: quicker than to copy so many bytes and no
+    // more.
     let row = if let Some(row) = rest.first_chunk() {
         row
     } else {

@@ -1,13 +1,13 @@
 //! What coding works in: buffers and the libraries' states, made once and passed.
 //!
-//! The rule: nothing of one block is left that changes what becomes of another. A block's stored bytes depend on its
-//! words, format and codec alone, a KV window's on the window's bytes alone, whatever was coded before and by whom.
+//! The rule: nothing of one block is left that changes what becomes of another. A block's stored
+//! bytes depend on its words, format and codec alone, a KV window's on the window's bytes alone,
+//! whatever was coded before and by whom.
 
 use crate::{
     BlockWords, Codec, Form, Undecodable,
     block::{BlockError, Bundle, MAX_BUNDLE, Stored},
     format::Format,
-    head::{Details, Found},
     kv::{self, Coding, Shape, window::Coded},
     plane::PlaneMask,
     workspace::{BlockDecoder, BlockEncoder},
@@ -31,29 +31,15 @@ impl Encoder {
         bundle.encode(&mut self.block, format, codec, words);
     }
 
-    /// Codes `words`, a block of a transformed KV window, with `details` in its head. Zeros are coded too, as the
-    /// head may say more.
-    ///
-    /// # Panics
-    /// If the format has no planes, or the details with a plane of signs pass [`MAX_HEAD`](crate::head::MAX_HEAD).
-    pub fn block_with_header(
-        &mut self,
-        format: Format,
-        codec: Codec,
-        words: &BlockWords,
-        details: &Details<'_>,
-        bundle: &mut Bundle,
-    ) {
-        bundle.encode_with_header(&mut self.block, format, codec, words, details);
-    }
-
-    /// Codes `words` word-major: opaque memory, and what the paper calls a generically compressing device.
+    /// Codes `words` word-major: opaque memory, and what the paper calls a generically compressing
+    /// device.
     pub fn words(&mut self, codec: Codec, words: &BlockWords, bundle: &mut Bundle) {
         bundle.encode_words(&mut self.block, codec, words);
     }
 
-    /// Codes the KV window of `shape` that begins `before` blocks behind the tensor's beginning and holds `bytes`,
-    /// whole blocks: a bundle each. `way` is how, or the one that takes least if not given. [`Coding::Plain`] leaves no row out.
+    /// Codes the KV window of `shape` that begins `before` blocks behind the tensor's beginning and
+    /// holds `bytes`, whole blocks: a bundle each. `way` is how, or the one that takes least if not
+    /// given. [`Coding::Plain`] leaves no row out.
     ///
     /// # Panics
     /// If `bytes` are not whole blocks.
@@ -69,7 +55,8 @@ impl Encoder {
         kv::window::encode(self, shape, before, codec, bytes, way, bundles)
     }
 
-    /// Compresses `input` by the [bytewise](Codec::bytewise) codec into the front of `out`, if that makes it shorter: the bytes it takes.
+    /// Compresses `input` by the [bytewise](Codec::bytewise) codec into the front of `out`, if that
+    /// makes it shorter: the bytes it takes.
     ///
     /// # Panics
     /// If `input` is longer than a block or `out` shorter than `input`.
@@ -91,8 +78,8 @@ impl Decoder {
         Self::default()
     }
 
-    /// The words that the planes in `mask` give, all other planes zero. `bundle` holds the bytes of [`Stored::runs`]
-    /// at their places; nothing else in it counts. Words blocks give every bit.
+    /// The words that the planes in `mask` give, all other planes zero. `bundle` holds the bytes of
+    /// [`Stored::runs`] at their places; nothing else in it counts. Words blocks give every bit.
     ///
     /// # Errors
     /// [`BlockError`] when bytes that were looked at are damaged.
@@ -121,22 +108,6 @@ impl Decoder {
         words: &mut BlockWords,
     ) -> Result<Form, BlockError> {
         stored.decode_to(&mut self.block, mask, bundle, form, words)
-    }
-
-    /// As [`Self::block`]; puts the head in `head` if there is one, and leaves that as it was if not.
-    ///
-    /// # Errors
-    /// [`BlockError`] when bytes that were looked at are damaged; the head, which may be there nonetheless, does not
-    /// count then.
-    pub fn block_with_header<'a>(
-        &mut self,
-        stored: &Stored,
-        mask: PlaneMask,
-        bundle: &'a [u8; MAX_BUNDLE],
-        words: &mut BlockWords,
-        head: &mut Option<Found<'a>>,
-    ) -> Result<(), BlockError> {
-        stored.decode(&mut self.block, mask, bundle, words, head)
     }
 
     /// Decompresses `stored`, of [`Encoder::bytes`], to exactly fill `out`.

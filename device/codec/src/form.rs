@@ -6,8 +6,9 @@ pub enum Form {
     /// As the host sees them.
     #[default]
     Words,
-    /// Of bf16, [`FIELDS`] elements by as many: their exponents, a byte each, and behind these as many bytes of a sign above a mantissa. A decoder of exponents has them so before
-    /// it joins them to words, and who makes something else of the elements would take them apart again.
+    /// Of bf16, [`FIELDS`] elements by as many: their exponents, a byte each, and behind these as
+    /// many bytes of a sign above a mantissa. A decoder of exponents has them so before it joins
+    /// them to words, and who makes something else of the elements would take them apart again.
     Fields,
 }
 

@@ -1,8 +1,9 @@
-//! Element formats: how many bits, which of them are sign, exponent and mantissa, and what a plane of them is.
+//! Element formats: how many bits, which of them are sign, exponent and mantissa, and what a plane
+//! of them is.
 //!
-//! Plane `i` of a block is bit `i` of every element (TRACE eq. 2), so a format's fields are ranges of planes:
-//! sign on top, then the exponent, then the mantissa. Integer formats have a sign and value bits; `opaque` bytes have no
-//! planes at all and are kept as words.
+//! Plane `i` of a block is bit `i` of every element (TRACE eq. 2), so a format's fields are ranges
+//! of planes: sign on top, then the exponent, then the mantissa. Integer formats have a sign and
+//! value bits; `opaque` bytes have no planes at all and are stored as words.
 
 use std::{fmt, str::FromStr};
 
@@ -93,11 +94,6 @@ impl Format {
     /// Whether elements have sign, exponent and mantissa.
     pub const fn is_float(self) -> bool {
         self.exponent_bits() > 0
-    }
-
-    /// Whether elements are two's complement integers, stored with their sign folded.
-    pub const fn is_integer(self) -> bool {
-        matches!(self, Self::Int8 | Self::Int4)
     }
 
     /// Planes a block of this format has: B, or none for `opaque`.

@@ -1,18 +1,15 @@
 //! The head of a bundle: what a block of a transformed window needs besides its planes.
 //!
-//! A head stands before the planes of its bundle and is fetched with any of them. Its length is in the index entry; there is none where a block
-//! is kept in address order. It has four parts:
+//! A head stands before the planes of its bundle and is fetched with any of them. Its length is in
+//! the index entry; there is none where a block is kept in address order. It has four parts:
 //!
-//! 1. Two bytes: bits 0..12 the length of the [signs](super::signs), 0 if the sign plane is kept as the others are; bit 15 whether the details name
-//!    repeated rows; the others zero.
+//! 1. Two bytes: bits 0..12 the length of the [signs](super::signs), 0 if the sign plane is kept as
+//!    the others are; bit 15 whether the details name repeated rows; the others zero.
 //! 2. The signs.
 //! 3. The details, which are the transform's business: see [`crate::kv`].
 //! 4. A check over the bytes before it: their CRC-32C, upper half XOR lower half.
 
-use super::{
-    crc::{crc32c, crc32c_of_written},
-    error::BlockError,
-};
+use super::{crc::crc32c, error::BlockError};
 
 /// Bytes of the first part.
 const FIRST: usize = 2;
@@ -35,7 +32,7 @@ pub struct Head {
 
 /// The details of a head to be written.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Details<'a> {
+pub(crate) struct Details<'a> {
     /// Whether the exponents are differences.
     pub delta: bool,
     /// Whether the details name repeated rows.
@@ -46,7 +43,7 @@ pub struct Details<'a> {
 
 /// A head that was read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Found<'a> {
+pub(crate) struct Found<'a> {
     /// The stream of the signs, if there is one.
     pub signs: &'a [u8],
     /// Whether the details name repeated rows.
@@ -55,14 +52,15 @@ pub struct Found<'a> {
     pub details: &'a [u8],
 }
 
-/// Puts a head together at the front of `out`, where its `signs` bytes of signs are already at their place, behind [`signs_at`]: its length.
+/// Puts a head together at the front of `out`, where its `signs` bytes of signs are already at
+/// their place, behind [`signs_at`]: its length.
 pub(super) fn write(signs: usize, details: &Details<'_>, out: &mut [u8]) -> u16 {
     let first =
         u16::try_from(signs).expect("shorter than a plane") | if details.repeats { REPEATS } else { 0 };
     out[..FIRST].copy_from_slice(&first.to_le_bytes());
     let end = FIRST + signs + details.bytes.len();
     out[FIRST + signs..end].copy_from_slice(details.bytes);
-    let check = folded(crc32c_of_written(&out[..end]));
+    let check = folded(crc32c(&out[..end]));
     out[end..end + CHECK].copy_from_slice(&check.to_le_bytes());
     u16::try_from(end + CHECK).expect("at most MAX_HEAD")
 }
@@ -72,12 +70,17 @@ pub(super) const fn signs_at() -> usize {
     FIRST
 }
 
+/// Whether the head at the front of `bundle`, if there is one, has the sign plane.
+pub(super) fn has_signs(bundle: &[u8], head: Head) -> bool {
+    head.length > 0 && u16::from_le_bytes([bundle[0], bundle[1]]) & SIGNS > 0
+}
+
 /// The head of `length` bytes at the front of `bundle`.
 ///
 /// # Errors
 /// [`BlockError::HeadCheck`], [`BlockError::Head`].
 #[inline]
-pub fn read(length: u16, bundle: &[u8]) -> Result<Found<'_>, BlockError> {
+pub(crate) fn read(length: u16, bundle: &[u8]) -> Result<Found<'_>, BlockError> {
     let length = usize::from(length);
     let Some((bytes, check)) = bundle[..length].split_last_chunk::<CHECK>().filter(|(b, _)| b.len() >= FIRST)
     else {

@@ -2,9 +2,12 @@
 //!
 //! The rules:
 //!
-//! * The first, `Portable`, is plain Rust and runs anywhere; the others are named for the instructions they use and stand in the order of their speed. Tests hold each to the first.
-//! * A kernel is only called after it was found available: that is what the `unsafe` calls behind it rest on.
-//! * The processor is asked once, as kernels are called for every block. With the feature `portable` it is taken to have nothing.
+//! * The first, `Portable`, is plain Rust and runs anywhere; the others are named for the
+//!   instructions they use and stand in the order of their speed. Tests hold each to the first.
+//! * A kernel is only called after it was found available: that is what the `unsafe` calls behind
+//!   it rest on.
+//! * The processor is asked once, as kernels are called for every block. With the feature
+//!   `portable` it is taken to have nothing.
 
 /// Declares the kernels of a module: each with the processor's features that it needs.
 macro_rules! kernels {

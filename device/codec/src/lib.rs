@@ -1,7 +1,8 @@
 //! Tensors as compressed bit-planes: bytes in, bytes out.
 //!
 //! ```
-//! use lamina_codec::{BLOCK_BYTES, Codec, Decoder, Encoder, block::{Bundle, MAX_BUNDLE}, format::Format, view::View};
+//! use lamina_codec::{BLOCK_BYTES, Codec, Decoder, Encoder};
+//! use lamina_codec::{block::{Bundle, MAX_BUNDLE}, format::Format, view::View};
 //!
 //! let words = [0x3f; BLOCK_BYTES]; // 2048 numbers in bf16
 //! let mut bundle = Bundle::new();
@@ -18,19 +19,23 @@
 //! `examples/` splits and joins a block, codes a tensor, renders a view and codes a KV window.
 //!
 //! * [`plane`] splits words into planes, and joins them.
-//! * [`block`] turns a whole block into one *bundle* of bytes and a description of it, and any subset of its planes back.
+//! * [`block`] turns a whole block into one *bundle* of bytes and a description of it, and any
+//!   subset of its planes back.
 //! * [`kv`] transposes windows of a KV cache before that; [`view`] renders what comes back.
 //!
 //! The rules:
-//! * Each plane is stored as the cheapest of: constant (no bytes), the codec's output, raw; the plane [`tree`] codes
-//!   exponent planes jointly. A block whose every stored plane is raw is a *bypass*.
+//! * Each plane is stored as the cheapest of: constant (no bytes), the codec's output, raw; the
+//!   plane tree codes exponent planes jointly. A block whose every stored plane is raw is a
+//!   *bypass*.
 //! * A codec's output is never longer than its input; what does not shrink is stored raw.
-//! * Decoding never trusts the stored bytes: damage is an error, never a panic or a read out of bounds.
-//! * Contexts ([`Encoder`], [`Decoder`]) are passed, so coding a block allocates nothing, and are without memory: the same
-//!   words in the same format by the same codec give the same stored bytes.
+//! * Decoding never trusts the stored bytes: damage is an error, never a panic or a read out of
+//!   bounds.
+//! * Contexts ([`Encoder`], [`Decoder`]) are passed, so coding a block allocates nothing, and are
+//!   without memory: the same words in the same format by the same codec give the same stored
+//!   bytes.
 
 pub mod block;
-pub mod check;
+mod check;
 mod context;
 mod crc;
 mod error;
@@ -42,15 +47,27 @@ pub mod kv;
 mod lines;
 mod lz4;
 pub mod plane;
-pub mod signs;
+mod signs;
 mod survey;
 #[cfg(any(test, feature = "testing"))]
 #[doc(hidden)]
 pub mod testing;
-pub mod tree;
+mod tree;
 pub mod view;
 mod workspace;
 mod zstd;
+
+/// What benchmarks and fuzz targets of this workspace look at, with no promise to anybody else.
+#[doc(hidden)]
+pub mod internals {
+    pub use crate::{
+        check::{Kernel as CheckKernel, Span, check},
+        head::mend,
+        kv::kernel::Kernel as KvKernel,
+        plane::{Kernel as PlaneKernel, Planes, ZEROS},
+        tree::{Decoder as TreeDecoder, Kernel as TreeKernel, Malformed, Workspace as TreeWorkspace},
+    };
+}
 
 use std::{fmt, str::FromStr};
 
@@ -59,13 +76,15 @@ pub use self::{
     form::{FIELDS, Form},
 };
 
-/// Bytes of a logical block: one page, the unit that is split into planes, coded and indexed (TRACE III-A).
+/// Bytes of a logical block: one page, the unit that is split into planes, coded and indexed (TRACE
+/// III-A).
 pub const BLOCK_BYTES: usize = 4096;
 
 /// The words of one block: its bytes as the host sees them.
 pub type BlockWords = [u8; BLOCK_BYTES];
 
-/// How the planes of a block are compressed. LZ4 and ZSTD are what commodity controllers have; the plane tree knows floats.
+/// How the planes of a block are compressed. LZ4 and ZSTD are what commodity controllers have; the
+/// plane tree knows floats.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Codec {
@@ -113,7 +132,7 @@ impl Codec {
 
     /// The codec that single planes and words are compressed by.
     #[must_use]
-    pub const fn bytewise(self) -> Self {
+    pub(crate) const fn bytewise(self) -> Self {
         match self {
             Self::Lz4 | Self::Tree => Self::Lz4,
             Self::Zstd => Self::Zstd,

@@ -1,4 +1,5 @@
-//! Room that begins with a cache line: a vector that is as long as one, and does not, costs two of them.
+//! Buffers that begin with a cache line: a vector that is as long as one, and does not, costs two
+//! of them.
 
 use std::ops::{Deref, DerefMut};
 

@@ -6,7 +6,8 @@ use lz4_flex::block::{CompressTable, compress_into_with_table, decompress_into, 
 
 use crate::BLOCK_BYTES;
 
-/// The library's hash table, which it clears for each input, and an output buffer for its worst case.
+/// The library's hash table, which it clears for each input, and an output buffer for its worst
+/// case.
 pub(super) struct Compressor {
     table: CompressTable,
     scratch: Vec<u8>,

@@ -1,17 +1,24 @@
-//! The signs of a channel-major block: a plane in which whole channels lean to one side, or change side seldom.
+//! The signs of a channel-major block: a plane in which whole channels lean to one side, or change
+//! side seldom.
 //!
 //! A stream has three parts:
 //!
-//! 1. Four bits for every *segment*, 128 signs (16 bytes of the plane), the first in the lower half of the first byte: its *mode*. 0 is raw; otherwise
-//!    it is 1 + 3·s + k, where groups have 4, 8 or 16 bits for s = 0, 1, 2, and the bits are for k = 0 the signs, for k = 1 the signs inverted, for
-//!    k = 2 each sign XOR the one before it (the first of a segment: itself).
-//! 2. For every segment that is not raw a bit for each of its groups, from the lowest of the first byte on: whether it has ones. These are 4, 2 or 1 bytes.
-//! 3. A bit string, lowest bit first, padded with zeros to whole bytes: the 128 bits of every raw segment, and the groups of the others that have ones.
+//! 1. Four bits for every *segment*, 128 signs (16 bytes of the plane), the first in the lower half
+//!    of the first byte: its *mode*. 0 is raw; otherwise it is 1 + 3·s + k, where groups have 4, 8
+//!    or 16 bits for s = 0, 1, 2, and the bits are for k = 0 the signs, for k = 1 the signs
+//!    inverted, for k = 2 each sign XOR the one before it (the first of a segment: itself).
+//! 2. For every segment that is not raw a bit for each of its groups, from the lowest of the first
+//!    byte on: whether it has ones. These are 4, 2 or 1 bytes.
+//! 3. A bit string, lowest bit first, padded with zeros to whole bytes: the 128 bits of every raw
+//!    segment, and the groups of the others that have ones.
 //!
 //! The rules:
-//! * The encoder takes the k that leaves the fewest ones in a segment, and then the s that is shortest. A stream that would not be shorter than asked for is not made, nor is one of a plane whose
-//!   segments have so many ones that little is likely to be saved (`promises`): most signs are noise, and to see that takes a part of the time.
-//! * Decoding never trusts the bytes: it ends with the plane or a reason, whatever is behind the stream.
+//! * The encoder takes the k that leaves the fewest ones in a segment, and then the s that is
+//!   shortest. A stream that would not be shorter than asked for is not made, nor is one of a plane
+//!   whose segments have so many ones that little is likely to be saved (`promises`): most signs
+//!   are noise, and to see that takes a part of the time.
+//! * Decoding never trusts the bytes: it ends with the plane or a reason, whatever is behind the
+//!   stream.
 //! * Kernels ([`Kernel`]) give the same streams and the same reasons.
 
 #![expect(
@@ -34,10 +41,11 @@ const MAX_WORDS: usize = 128;
 /// Bits of a group, by the mode's s.
 const GROUPS: [u32; 3] = [4, 8, 16];
 /// Bytes behind a plane's length that an encoder may write to.
-pub const SLACK: usize = 32;
+pub(crate) const SLACK: usize = 32;
 /// The highest mode.
 const MAX_MODE: u8 = 9;
-/// A segment with as many ones as this at least, whatever way they are counted, mostly is raw: its groups are not empty. For each one fewer it saves about two bits.
+/// A segment with as many ones as this at least, whatever way they are counted, mostly is raw: its
+/// groups are not empty. For each one fewer it saves about two bits.
 const MANY_ONES: u32 = 38;
 
 /// How a mode is read.
@@ -111,7 +119,7 @@ const fn mode_bytes(words: usize) -> usize {
 
 kernels! {
     /// A way to code and decode.
-    pub enum Kernel {
+    pub(crate) enum Kernel {
         /// Plain Rust.
         Portable,
         /// BMI2's `pdep` and `pext`, word by word.
@@ -126,10 +134,10 @@ kernels! {
 
 impl Kernel {
     /// [`encode`] by this kernel, which must be available.
-    pub fn encode(self, format: Format, plane: &[u8], limit: usize, out: &mut [u8]) -> Option<usize> {
+    pub(crate) fn encode(self, format: Format, plane: &[u8], limit: usize, out: &mut [u8]) -> Option<usize> {
         assert!(self.is_available(), "{self:?} needs another processor");
         assert_eq!(plane.len(), format.plane_bytes(), "a plane of {format}");
-        assert!(out.len() >= plane.len() + SLACK, "room for the stream");
+        assert!(out.len() >= plane.len() + SLACK, "the output buffer holds the stream");
         match self {
             Self::Portable => encode_by(plane, limit, out, gather),
             // SAFETY: the processor has its features, as was asserted above.
@@ -145,7 +153,7 @@ impl Kernel {
     ///
     /// # Errors
     /// As [`decode`].
-    pub fn decode(
+    pub(crate) fn decode(
         self,
         format: Format,
         bytes: &[u8],
@@ -166,22 +174,25 @@ impl Kernel {
     }
 }
 
-/// Codes the sign plane of a block of `format` into the front of `out`, if that takes less than `limit` bytes and the plane has not so many ones that it is not tried: how many. If not, what is in `out` is undefined.
+/// Codes the sign plane of a block of `format` into the front of `out`, if that takes less than
+/// `limit` bytes and the plane has not so many ones that it is not tried: how many. If not, what is
+/// in `out` is undefined.
 ///
 /// # Panics
 /// If `plane` is no plane of this format, or `out` has not [`SLACK`] more than it.
-pub fn encode(format: Format, plane: &[u8], limit: usize, out: &mut [u8]) -> Option<usize> {
+pub(crate) fn encode(format: Format, plane: &[u8], limit: usize, out: &mut [u8]) -> Option<usize> {
     Kernel::best().encode(format, plane, limit, out)
 }
 
-/// Decodes the first `length` of `bytes`, a stream, to the sign plane of a block of `format`. Bytes behind it may be looked at, and may be anything.
+/// Decodes the first `length` of `bytes`, a stream, to the sign plane of a block of `format`. Bytes
+/// behind it may be looked at, and may be anything.
 ///
 /// # Errors
 /// [`Malformed`] when the bytes are no stream; `plane` is then undefined.
 ///
 /// # Panics
 /// If `plane` is no plane of this format, or there are fewer bytes.
-pub fn decode(format: Format, bytes: &[u8], length: usize, plane: &mut [u8]) -> Result<(), Malformed> {
+pub(crate) fn decode(format: Format, bytes: &[u8], length: usize, plane: &mut [u8]) -> Result<(), Malformed> {
     Kernel::best().decode(format, bytes, length, plane)
 }
 
@@ -223,7 +234,8 @@ fn occupied(mut x: u64, bits: u32) -> u64 {
     x & lowest(bits)
 }
 
-/// Whether a stream of so many segments is likely to save more than its modes take. `fewer` is the sum, over those that have fewer ones than [`MANY_ONES`], of how many fewer.
+/// Whether a stream of so many segments is likely to save more than its modes take. `fewer` is the
+/// sum, over those that have fewer ones than [`MANY_ONES`], of how many fewer.
 const fn promises(fewer: u32, segments: usize) -> bool {
     // Two bits for each one, four for each mode.
     2 * fewer as usize > 4 * segments
@@ -354,7 +366,8 @@ fn decode_by(stream: &[u8], plane: &mut [u8], spread: impl Fn(u64, u64) -> u64) 
     if end == length { Ok(()) } else { Err(ends(end)) }
 }
 
-/// The bits of `x` where `mask` has ones, side by side from the lowest on: what the instruction `pext` does.
+/// The bits of `x` where `mask` has ones, side by side from the lowest on: what the instruction
+/// `pext` does.
 fn gather(mut x: u64, mut mask: u64) -> u64 {
     x &= mask;
     let mut zeros = !mask << 1;
@@ -394,7 +407,7 @@ const fn prefix_parity(mut x: u64) -> u64 {
     x ^ x << 32
 }
 
-/// Appends bit strings to bytes that have just the room.
+/// Appends bit strings to a buffer of just their length.
 struct Writer<'a> {
     /// Where the next flags go.
     flags: &'a mut [u8],
@@ -460,8 +473,8 @@ impl Reader<'_> {
             None => self.flags.iter().rev().fold(0, |flags, byte| flags << 8 | u32::from(*byte)),
         };
         self.flags = &self.flags[way.flags..];
-        let kept = if way.flags == 0 { u64::MAX } else { u64::from(flags) };
-        kept & ((1 << (SEGMENT as u32 * way.groups)) - 1)
+        let flags = if way.flags == 0 { u64::MAX } else { u64::from(flags) };
+        flags & ((1 << (SEGMENT as u32 * way.groups)) - 1)
     }
 
     /// The next `count` bits, at most 64.

@@ -1,13 +1,17 @@
-//! What can be seen of a block's planes before they are coded: which are constant, and which are noise, that no codec makes shorter.
+//! What can be seen of a block's planes before they are coded: which are constant, and which are
+//! noise, that no codec makes shorter.
 //!
-//! Signs and mantissas are noise, and trying to code noise costs more than all else of a block. The rules:
+//! Signs and mantissas are noise, and trying to code noise costs more than all else of a block. The
+//! rules:
 //!
-//! * Beside a plane tree, which takes the planes that have most to gain, a plane is noise if ones and zeros are a quarter or more each, and few of its words are
-//!   the one before.
-//! * Otherwise it is noise if ones are as many as zeros, within an eighth, and so are the bits that differ from the one 1, 2, 3, 4, 8, 16, 32, 64 or 128 places
-//!   behind, round the word or the plane. LZ4 gains only by four equal bytes and ZSTD's tables cost it more than so little skew gains, so neither
-//!   makes such a plane shorter unless what repeats in it is further apart.
-//! * Kernels are this source, compiled for what the processor has, and for what is beside a tree AVX-512's own.
+//! * Beside a plane tree, which takes the planes that have most to gain, a plane is noise if ones
+//!   and zeros are a quarter or more each, and few of its words are the one before.
+//! * Otherwise it is noise if ones are as many as zeros, within an eighth, and so are the bits that
+//!   differ from the one 1, 2, 3, 4, 8, 16, 32, 64 or 128 places behind, round the word or the
+//!   plane. LZ4 gains only by four equal bytes and ZSTD's tables cost it more than so little skew
+//!   gains, so neither makes such a plane shorter unless what repeats in it is further apart.
+//! * Kernels are this source, compiled for what the processor has, and for what is beside a tree
+//!   AVX-512's own.
 
 #![expect(clippy::inline_always, reason = "only inlined code takes on its caller's processor features")]
 
@@ -69,7 +73,8 @@ impl Kernel {
     }
 }
 
-/// Looks at planes of `plane_bytes` each, one of the formats' lengths, at most 32 of them. Others of their block may be coded by a tree: these are `beside_tree`.
+/// Looks at planes of `plane_bytes` each, one of the formats' lengths, at most 32 of them. Others
+/// of their block may be coded by a tree: these are `beside_tree`.
 pub(super) fn survey(planes: &[u8], plane_bytes: usize, beside_tree: bool) -> Survey {
     Kernel::best().survey(planes, plane_bytes, beside_tree)
 }
@@ -161,7 +166,8 @@ fn survey_of<const BYTES: usize>(planes: &[u8], beside_tree: bool) -> Survey {
     survey
 }
 
-/// Whether ones and zeros of a plane are a quarter or more each, and not many of its words the one before.
+/// Whether ones and zeros of a plane are a quarter or more each, and not many of its words the one
+/// before.
 #[inline(always)]
 fn is_even_beside_tree(ones: usize, repeats: usize, plane_bytes: usize) -> bool {
     (2 * plane_bytes..=6 * plane_bytes).contains(&ones) && repeats <= plane_bytes / 64

@@ -146,7 +146,13 @@ fn signs_in_the_head_leave_no_plane() {
         *word = (sign | (0x3f00 + element.wrapping_mul(40_503) % 0x200)).to_le_bytes();
     }
     let (mut encoder, mut bundle) = (Encoder::new(), Bundle::new());
-    encoder.block_with_header(Format::Bf16, Codec::Tree, &words, &head::Details::default(), &mut bundle);
+    bundle.encode_with_header(
+        &mut encoder.block,
+        Format::Bf16,
+        Codec::Tree,
+        &words,
+        &head::Details::default(),
+    );
     let Some(Stored::Planes(planes)) = &bundle.stored else { panic!("planes were encoded") };
     assert_eq!(planes.plane(0), StoredPlane::Zeros);
     assert!(usize::from(planes.head.length) < 250, "{}", planes.head.length);
@@ -198,7 +204,8 @@ fn a_block_of_zeros_is_no_block() {
 
 #[test]
 fn a_plane_check_notices_every_single_and_double_neighbouring_flip() {
-    // A checksum's answer to an error does not depend on the data, so one plane of each length stands for all.
+    // A checksum's answer to an error does not depend on the data, so one plane of each length
+    // stands for all.
     for bytes in [128, 256, 512, 1024] {
         let mut words = [0; BLOCK_BYTES];
         let mut state = 1_u32;

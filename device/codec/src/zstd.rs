@@ -17,7 +17,8 @@ impl Compressor {
     pub(super) fn compress(&mut self, input: &[u8], out: &mut [u8]) -> Option<usize> {
         assert!(out.len() >= input.len());
         let limit = input.len().checked_sub(1)?;
-        // What does not fit in one byte less than the input is an error here, and stored raw by the caller.
+        // What does not fit in one byte less than the input is an error here, and stored raw by the
+        // caller.
         self.0.get_or_insert_with(compressor).compress_to_buffer(input, &mut out[..limit]).ok()
     }
 }

@@ -8,10 +8,9 @@ use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use lamina_codec::{
     BLOCK_BYTES, BlockWords, Codec, Decoder, Encoder,
     block::{Bundle, MAX_BUNDLE, Stored},
-    check,
     format::Format,
-    plane::{self, Kernel, PlaneMask, Planes},
-    tree,
+    internals::{CheckKernel, PlaneKernel, Planes, Span, TreeDecoder, TreeKernel, TreeWorkspace, ZEROS},
+    plane::{self, PlaneMask},
     view::View,
 };
 use lamina_device::model::ModelFile;
@@ -51,7 +50,7 @@ fn transpose(criterion: &mut Criterion) {
         });
     });
     for format in [Format::Bf16, Format::Fp32, Format::Fp8E4m3fn, Format::Int8, Format::Int4] {
-        for kernel in Kernel::available() {
+        for kernel in PlaneKernel::available() {
             group.bench_function(format!("split/{format}/{kernel:?}"), |bench| {
                 bench.iter(|| {
                     for (out, block) in black_box(&mut out).iter_mut().zip(&blocks) {
@@ -94,9 +93,9 @@ fn check(criterion: &mut Criterion) {
     group.throughput(Throughput::Bytes((BLOCKS * BLOCK_BYTES) as u64));
     for format in [Format::Bf16, Format::Fp32] {
         let length = u16::try_from(format.plane_bytes()).expect("at most 1024");
-        let planes: Vec<_> = (0..4096 / length).map(|n| check::Span { start: n * length, length }).collect();
+        let planes: Vec<_> = (0..4096 / length).map(|n| Span { start: n * length, length }).collect();
         let mut checks = vec![0; planes.len()];
-        for kernel in check::Kernel::available() {
+        for kernel in CheckKernel::available() {
             group.bench_function(format!("{format}/{kernel:?}"), |bench| {
                 bench.iter(|| {
                     for block in &blocks {
@@ -203,8 +202,8 @@ fn tree(criterion: &mut Criterion) {
     for format in [Format::Bf16, Format::Fp32, Format::Fp8E4m3fn, Format::Int8, Format::Int4] {
         let blocks = converted(format, &blocks);
         group.throughput(Throughput::Bytes((blocks.len() * BLOCK_BYTES) as u64));
-        for kernel in tree::Kernel::available() {
-            let (mut workspace, mut out) = (tree::Workspace::new(), [0; MAX_BUNDLE]);
+        for kernel in TreeKernel::available() {
+            let (mut workspace, mut out) = (TreeWorkspace::new(), [0; MAX_BUNDLE]);
             group.bench_function(format!("encode/{format}/{kernel:?}"), |bench| {
                 bench.iter(|| {
                     for block in &blocks {
@@ -212,8 +211,8 @@ fn tree(criterion: &mut Criterion) {
                     }
                 });
             });
-            let planes: Planes<'_> = [&plane::ZEROS; 32];
-            let mut decoder = tree::Decoder::default();
+            let planes: Planes<'_> = [&ZEROS; 32];
+            let mut decoder = TreeDecoder::default();
             let streams: Vec<_> = blocks
                 .iter()
                 .filter_map(|block| {

@@ -9,7 +9,8 @@ use lamina_codec::{
     BLOCK_BYTES, Codec, Decoder, Encoder,
     block::{MAX_BUNDLE, Stored},
     format::Format,
-    kv::{Coding, Kernel, KvLayout, Shape, WindowDecoder},
+    internals::KvKernel,
+    kv::{Coding, KvLayout, Shape, WindowDecoder},
     view::View,
 };
 use lamina_device::model::ModelFile;
@@ -45,7 +46,7 @@ fn transpose(criterion: &mut Criterion) {
         group.bench_function(format!("memcpy/{channels}"), |bench| {
             bench.iter(|| black_box(&mut out).copy_from_slice(black_box(window)));
         });
-        for kernel in Kernel::available() {
+        for kernel in KvKernel::available() {
             group.bench_function(format!("channel_major/{channels}/{kernel:?}"), |bench| {
                 bench.iter(|| kernel.channel_major(&order, None, black_box(window), &mut out));
             });

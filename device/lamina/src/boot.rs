@@ -166,7 +166,7 @@ pub(crate) async fn prepare(
     config.ctl_socket.clone_from(&way.ctl);
     config.qmp = qmp;
     config.programs = files;
-    config.extras = args.extras;
+    (config.extras, config.python) = (args.extras, args.python);
     config.interactive = args.script.is_none();
     config.run = args.script.is_some().then(|| SCRIPT.to_owned());
     config.memory_mib = args.memory.unwrap_or(config.memory_mib);

@@ -10,12 +10,12 @@ use crate::publication::Stripes;
 /// No segment is free.
 struct Full;
 
-/// A store of two blocks and three segments. A bundle is the number of its block and a version.
+/// A store of two blocks and some segments more. A bundle is the number of its block and a version.
 struct Store {
     stripes: Stripes,
     /// By block: its segment.
     index: [AtomicUsize; 2],
-    segments: [UnsafeCell<(u64, u64)>; 3],
+    segments: Vec<UnsafeCell<(u64, u64)>>,
     free: Mutex<Vec<usize>>,
 }
 
@@ -26,11 +26,16 @@ unsafe impl Send for Store {}
 
 impl Store {
     fn new() -> Arc<Self> {
+        Self::with_free(1)
+    }
+
+    fn with_free(free: usize) -> Arc<Self> {
+        let bundles = [(0, 0), (1, 0)].into_iter().chain(std::iter::repeat_n((9, 9), free));
         Arc::new(Self {
             stripes: Stripes::new(2),
             index: [AtomicUsize::new(0), AtomicUsize::new(1)],
-            segments: [(0, 0), (1, 0), (9, 9)].map(UnsafeCell::new),
-            free: Mutex::new(vec![2]),
+            segments: bundles.map(UnsafeCell::new).collect(),
+            free: Mutex::new((2..2 + free).collect()),
         })
     }
 
@@ -68,6 +73,31 @@ impl Store {
         self.store(new, (block, version));
         held.publish(|| self.at(block).store(new, Relaxed));
         self.give_back(old);
+    }
+
+    /// Writes a version of both blocks, whose bundles are stored before either is held.
+    fn write_both(&self, version: u64) {
+        let Ok(first) = self.take() else { return };
+        let Ok(second) = self.take() else { return self.give_back(first) };
+        self.store(first, (0, version));
+        self.store(second, (1, version));
+        let held = self.stripes.hold_all(0..2);
+        let old = [0, 1].map(|block| self.at(block).load(Relaxed));
+        held.publish(|| {
+            self.at(0).store(first, Relaxed);
+            self.at(1).store(second, Relaxed);
+        });
+        for segment in old {
+            self.give_back(segment);
+        }
+    }
+
+    /// Whether each segment is either free or named by one block.
+    fn has_all_segments(&self) -> bool {
+        let mut segments = self.free.lock().unwrap().clone();
+        segments.extend(self.index.iter().map(|at| at.load(Relaxed)));
+        segments.sort_unstable();
+        segments.into_iter().eq(0..self.segments.len())
     }
 
     /// Moves a block's bundle from `segment` elsewhere, if it is still there.
@@ -116,10 +146,23 @@ fn tidying_moves_what_is_there_and_no_more() {
         tidier.join().unwrap();
         writer.join().unwrap();
         assert_eq!(store.read(0).0, 0);
-        let mut segments = store.free.lock().unwrap().clone();
-        segments.extend(store.index.iter().map(|at| at.load(Relaxed)));
-        segments.sort_unstable();
-        assert_eq!(segments, [0, 1, 2], "a segment is lost or has two owners");
+        assert!(store.has_all_segments(), "a segment is lost or has two owners");
+    });
+}
+
+#[test]
+fn blocks_stored_together_are_each_read_whole_while_one_of_them_is_stored_by_itself() {
+    loom::model(|| {
+        let store = Store::with_free(3);
+        let (both, one) = (Arc::clone(&store), Arc::clone(&store));
+        let both = thread::spawn(move || both.write_both(1));
+        let one = thread::spawn(move || one.write(1, 2));
+        let (block, version) = store.read(1);
+        assert!(block == 1 && version <= 2, "a bundle of block {block}, version {version}");
+        both.join().unwrap();
+        one.join().unwrap();
+        assert_eq!((store.read(0), store.read(1).0), ((0, 1), 1));
+        assert!(store.has_all_segments(), "a segment is lost or has two owners");
     });
 }
 

@@ -29,7 +29,7 @@ use lamina_codec::format::Format;
 use lamina_codec::kv::KvLayout;
 use lamina_codec::plane::{self, PlaneMask};
 use lamina_codec::{BLOCK_BYTES, BlockWords};
-use lamina_codec::{Codec, Decoder, Encoder, check, head};
+use lamina_codec::{Codec, Decoder, Encoder, internals};
 use lamina_device::device::{Device, DeviceConfig, TensorSpec};
 use lamina_device::layout::Layout;
 use lamina_device::model::{ModelError, ModelFile};
@@ -207,7 +207,7 @@ fn mend(stored: &mut Stored, bundle: &mut [u8; MAX_BUNDLE]) {
     if let Stored::Planes(planes) = stored {
         let count = planes.format.planes();
         let mut at = usize::from(planes.head.length);
-        head::mend(&mut bundle[..at]);
+        internals::mend(&mut bundle[..at]);
         for index in 0..count {
             if index == 1 && planes.joint.length > 0 {
                 let end = at + usize::from(planes.joint.length);
@@ -218,7 +218,7 @@ fn mend(stored: &mut Stored, bundle: &mut [u8; MAX_BUNDLE]) {
             if at == end {
                 continue;
             }
-            let computed = check::check(&bundle[at..end]);
+            let computed = internals::check(&bundle[at..end]);
             at = end;
             if count <= MAX_CHECKS {
                 planes.checks[index] = computed;

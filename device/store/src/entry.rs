@@ -29,10 +29,9 @@ use super::{
 };
 use lamina_codec::{
     BLOCK_BYTES, Codec,
-    block::{Joint, MAX_CHECKS, Stored, StoredPlanes, most_bytes},
+    block::{Joint, MAX_CHECKS, Stored, StoredPlanes, joint_bytes, most_bytes},
     format::Format,
     head::{Head as PlanesHead, MAX_HEAD},
-    tree,
 };
 
 /// Bytes of an entry.
@@ -355,7 +354,7 @@ impl Entry {
                 return Err(Damaged::Field { field: "length of words", value: length.into() });
             }
             2 => return Ok(placed(epoch, Stored::Words { codec, length, check })),
-            3 if length == 0 || usize::from(length) > tree::joint_bytes(format) => {
+            3 if length == 0 || usize::from(length) > joint_bytes(format) => {
                 return Err(Damaged::Field { field: "length of plane tree", value: length.into() });
             }
             _ => (Joint { length, check }, 8 * TREE_DETAIL),

@@ -16,6 +16,7 @@
 //! * Who finds no room may have the store [compacted](Store::compact) and try again: what tidying leaves free is given up then.
 //! * The store knows blocks and bytes. What they mean is the codec's business.
 
+mod batch;
 pub mod cause;
 pub mod checkpoint;
 pub mod counters;
@@ -62,7 +63,7 @@ use self::{
     entry::{ENTRY_BYTES, Entry, Version},
     host_memory::{For, Left},
     image::Image,
-    index::Index,
+    index::{Index, Watching},
     journal::Journal,
     ledger::Ledger,
     losses::Losses,
@@ -454,16 +455,31 @@ impl Store {
     /// # Errors
     /// [`StoreError::Full`], [`StoreError::NoRoom`], [`StoreError::HostMemory`].
     pub fn prepare(&self, block: u64, bundle: &Bundle, no_more: bool) -> Result<Prepared, StoreError> {
-        self.index.ensure(block..block + 1)?;
+        let mut prepared = self.prepare_all(block, std::slice::from_ref(bundle), no_more)?;
+        Ok(prepared.remove(0))
+    }
+
+    /// As [`Self::prepare`], for blocks from `first` on: all of them or none.
+    ///
+    /// # Errors
+    /// As [`Self::prepare`].
+    pub fn prepare_all(
+        &self,
+        first: u64,
+        bundles: &[Bundle],
+        no_more: bool,
+    ) -> Result<Vec<Prepared>, StoreError> {
+        self.index.ensure(first..first + bundles.len() as u64)?;
         let what = if no_more { For::NoMore } else { For::More };
-        let place = match &bundle.stored {
-            None => None,
-            Some(stored) => {
-                let segment = self.segments.store(bundle.bytes(), block, what)?;
-                Some(entry::Place { segment, stored: stored.clone(), lossy: false })
-            }
-        };
-        Ok(Prepared { place, lost: None })
+        let mut prepared = Vec::with_capacity(bundles.len());
+        let bytes = (first..).zip(bundles.iter().map(Bundle::bytes));
+        let mut rest = bundles.iter();
+        self.segments.store_all(bytes, what, |segment| {
+            let stored = rest.next().and_then(|bundle| bundle.stored.clone());
+            let place = stored.map(|stored| entry::Place { segment, stored, lossy: false });
+            prepared.push(Prepared { place, lost: None });
+        })?;
+        Ok(prepared)
     }
 
     /// What poisons `block` when it is published with others.
@@ -513,9 +529,7 @@ impl Store {
         };
         let lost_at = |block| lost[usize::try_from(block - first).expect("one of these")].clone();
         self.losses.publish(held, blocks.clone(), put, lost_at);
-        for (old, _) in &changes {
-            self.free(old);
-        }
+        self.free(changes.iter().map(|(old, _)| old));
         changes
     }
 
@@ -546,21 +560,28 @@ impl Store {
         let put = || self.put(block, &entry::POISON);
         self.losses.publish(held, block..block + 1, put, |_| Some(why.clone()));
         let old = old.unwrap_or_default();
-        self.free(&old);
+        self.free(std::iter::once(&old));
         Ok(Some(old))
     }
 
-    /// Frees the segment of an entry that is no more, and tidies up if that leaves too many free slots. The caller holds no stripe.
-    fn free(&self, old: &Entry) {
-        let Some(place) = &old.place else { return };
-        let bytes = place.stored.bytes();
-        if self.segments.free(place.segment, bytes)
-            && let Some(checkpoints) = self.checkpoints.get()
-        {
+    /// Frees the segments of entries that are no more, and tidies up if that leaves too many free
+    /// slots. The caller holds no stripe.
+    fn free<'e>(&self, old: impl Iterator<Item = &'e Entry>) {
+        let mut places = old.filter_map(|old| old.place.as_ref()).peekable();
+        if places.peek().is_none() {
+            return;
+        }
+        let segments = places.map(|place| (place.segment, place.stored.bytes()));
+        let segments::Freed { untidy, much_held } = self.segments.free(segments);
+        if let Some(checkpoints) = self.checkpoints.get().filter(|_| much_held) {
             checkpoints.want();
         }
-        if let Some(untidy) = self.segments.untidy(bytes) {
-            self.empty(&untidy);
+        for length in untidy {
+            // Each leaves fewer free slots; the bound is for what others free meanwhile.
+            for _ in 0..MAX_TIDIED {
+                let Some(untidy) = self.segments.untidy(length) else { break };
+                self.empty(&untidy);
+            }
         }
         self.freed.fetch_add(1, Ordering::Release);
     }
@@ -700,7 +721,7 @@ impl Store {
         };
         let put = |(_, entry): &(usize, Entry)| self.put(block, &self.encode(entry));
         self.stripes.shift(block, copy, put, |(bytes, _)| {
-            self.segments.free(segment, *bytes);
+            self.segments.free(std::iter::once((segment, *bytes)));
             self.moved.blocks.fetch_add(1, Ordering::Relaxed);
             self.moved.bytes.fetch_add(charged(*bytes), Ordering::Relaxed);
         })
@@ -714,11 +735,16 @@ impl Store {
 
     /// Writes a block's entry, whole even if the process is killed. The caller holds its stripe.
     fn put(&self, block: u64, entry: &[u8; ENTRY_BYTES]) {
+        self.put_watched(&self.index.watch(), block, entry);
+    }
+
+    /// As [`Self::put`], of a block whose entry changes together with others.
+    fn put_watched(&self, watching: &Watching, block: u64, entry: &[u8; ENTRY_BYTES]) {
         if let Some(ledger) = &self.ledger {
             ledger.note_entry(block, &self.index.raw(block));
         }
         let record = self.journal.as_ref().map(|journal| (journal, journal.begin(block, entry)));
-        self.index.put(&self.index.watch(), block, entry);
+        self.index.put(watching, block, entry);
         if let Some((journal, record)) = record {
             journal.end(record);
         }
@@ -730,10 +756,9 @@ impl Store {
     }
 
     /// Frees what [`Store::prepare`] took.
-    pub fn give_back(&self, Prepared { place, .. }: Prepared) {
-        if let Some(place) = place {
-            self.segments.give_back(place.segment, place.stored.bytes());
-        }
+    pub fn give_back(&self, prepared: impl IntoIterator<Item = Prepared>) {
+        let places = prepared.into_iter().filter_map(|prepared| prepared.place);
+        self.segments.give_back(places.map(|place| (place.segment, place.stored.bytes())));
     }
 
     /// Bytes of segments in use.
@@ -819,7 +844,7 @@ impl Replace<'_> {
         let Self { store, block, old, held } = self;
         let new = old.next(store.index.version(), place);
         store.losses.publish(held, block..block + 1, || store.put(block, &store.encode(&new)), |_| None);
-        store.free(&old);
+        store.free(std::iter::once(&old));
         Ok(new)
     }
 }

@@ -70,20 +70,48 @@ impl Segments {
 
     /// Stores `bytes` in a segment of their own, for `block`: its first granule.
     pub(super) fn store(&self, bytes: &[u8], block: u64, what: For) -> Result<u64, StoreError> {
-        let length = bytes.len().div_ceil(GRANULE_BYTES);
-        if length == 0 {
-            return Ok(0);
-        }
-        let mut allocator = self.allocator.lock();
+        let mut granule = 0;
+        self.store_all(std::iter::once((block, bytes)), what, |found| granule = found)?;
+        Ok(granule)
+    }
+
+    /// Stores the bytes of each block in a segment of their own and tells their first granules in
+    /// order, or stores nothing.
+    pub(super) fn store_all<'b>(
+        &self,
+        blocks: impl Iterator<Item = (u64, &'b [u8])> + Clone,
+        what: For,
+        mut told: impl FnMut(u64),
+    ) -> Result<(), StoreError> {
         let room = |chunk: usize| self.memory.ensure_for(chunk * UNIT_BYTES..(chunk + 1) * UNIT_BYTES, what);
-        let granule = allocator.take(length, block, what, room)?.ok_or_else(|| StoreError::Full {
-            wanted: (length * GRANULE_BYTES) as u64,
-            used: allocator.used_bytes(),
-            capacity: allocator.capacity_bytes(),
-        })?;
+        let mut taken = Vec::with_capacity(blocks.size_hint().0);
+        let mut allocator = self.allocator.lock();
+        for (block, bytes) in blocks.clone() {
+            let length = granules(bytes.len());
+            let granule = if length == 0 { Ok(Some(0)) } else { allocator.take(length, block, what, room) };
+            let full = |allocator: &Allocator| StoreError::Full {
+                wanted: (length * GRANULE_BYTES) as u64,
+                used: allocator.used_bytes(),
+                capacity: allocator.capacity_bytes(),
+            };
+            match granule.and_then(|granule| granule.ok_or_else(|| full(&allocator))) {
+                Ok(granule) => taken.push(granule),
+                Err(why) => {
+                    for ((_, bytes), granule) in blocks.zip(taken) {
+                        self.give_back_to(&mut allocator, granule, bytes.len());
+                    }
+                    return Err(why);
+                }
+            }
+        }
         drop(allocator);
-        self.memory.write(granule * GRANULE_BYTES, bytes);
-        Ok(granule as u64)
+        for ((_, bytes), granule) in blocks.zip(taken) {
+            if !bytes.is_empty() {
+                self.memory.write(granule * GRANULE_BYTES, bytes);
+            }
+            told(granule as u64);
+        }
+        Ok(())
     }
 
     /// No claims yet on the segments, when a store is opened.
@@ -99,23 +127,34 @@ impl Segments {
         allocator.list_all();
     }
 
-    /// Frees the segment that holds a bundle of `bytes`, which no entry names any more: whether so
-    /// much is held that a checkpoint should be made.
-    pub(super) fn free(&self, segment: u64, bytes: usize) -> bool {
-        let length = bytes.div_ceil(GRANULE_BYTES);
-        if length == 0 {
-            return false;
-        }
+    /// Frees segments that hold bundles of so many bytes, which no entry names any more.
+    pub(super) fn free(&self, segments: impl Iterator<Item = (u64, usize)>) -> Freed {
         let mut allocator = self.allocator.lock();
-        allocator.free(index(segment), length, |chunk| self.memory.release(chunk));
-        allocator.kept_bytes() > allocator.capacity_bytes() / HELD_PART
+        let mut lengths = [false; MAX_GRANULES + 1];
+        for (segment, bytes) in segments {
+            let length = granules(bytes);
+            if length > 0 {
+                allocator.free(index(segment), length, |chunk| self.memory.release(chunk));
+                lengths[length] = true;
+            }
+        }
+        let untidy = (1..=MAX_GRANULES).filter(|length| lengths[*length] && allocator.is_untidy(*length));
+        Freed {
+            untidy: untidy.collect(),
+            much_held: allocator.kept_bytes() > allocator.capacity_bytes() / HELD_PART,
+        }
     }
 
-    /// Frees the segment that holds a bundle of `bytes`, which no entry ever named.
-    pub(super) fn give_back(&self, segment: u64, bytes: usize) {
-        let length = bytes.div_ceil(GRANULE_BYTES);
+    /// Frees the segments that hold bundles of so many bytes, which no entry ever named.
+    pub(super) fn give_back(&self, segments: impl Iterator<Item = (u64, usize)>) {
+        let mut allocator = self.allocator.lock();
+        segments.for_each(|(segment, bytes)| self.give_back_to(&mut allocator, index(segment), bytes));
+    }
+
+    fn give_back_to(&self, allocator: &mut Allocator, granule: usize, bytes: usize) {
+        let length = granules(bytes);
         if length > 0 {
-            self.allocator.lock().give_back(index(segment), length, |chunk| self.memory.release(chunk));
+            allocator.give_back(granule, length, |chunk| self.memory.release(chunk));
         }
     }
 
@@ -124,7 +163,7 @@ impl Segments {
         let mut allocator = self.allocator.lock();
         allocator.held().checkpointed(0);
         for (segment, bytes) in held {
-            allocator.held().add(index(*segment), bytes.div_ceil(GRANULE_BYTES));
+            allocator.held().add(index(*segment), granules(*bytes));
         }
     }
 
@@ -165,11 +204,11 @@ impl Segments {
         self.allocator.lock().kept_bytes()
     }
 
-    /// The segments of the emptiest chunk of bundles of `bytes`, each with its block, if there are too many free slots of that length.
-    /// The chunk takes no more segments until it was [put back](Segments::put_back).
-    pub(super) fn untidy(&self, bytes: usize) -> Option<Untidy> {
-        let length = bytes.div_ceil(GRANULE_BYTES);
-        (length > 0).then(|| self.allocator.lock().untidy(length))?
+    /// The segments of the emptiest chunk of this length in granules, each with its block, if there
+    /// are too many free slots of that length. The chunk takes no more segments until it was
+    /// [put back](Segments::put_back).
+    pub(super) fn untidy(&self, length: usize) -> Option<Untidy> {
+        self.allocator.lock().untidy(length)
     }
 
     /// As [`Self::untidy`], of any length.
@@ -231,11 +270,23 @@ impl Segments {
     }
 }
 
+/// What it led to that segments were freed.
+pub(super) struct Freed {
+    /// Lengths in granules of which there are too many free slots.
+    pub(super) untidy: Vec<usize>,
+    /// Whether so much is held that a checkpoint should be made.
+    pub(super) much_held: bool,
+}
+
 /// A chunk to be emptied.
 pub(super) struct Untidy {
     chunk: usize,
     /// First granules and blocks.
     pub(super) segments: Vec<(u64, u64)>,
+}
+
+fn granules(bytes: usize) -> usize {
+    bytes.div_ceil(GRANULE_BYTES)
 }
 
 fn index(segment: u64) -> usize {

@@ -22,7 +22,7 @@ fn with_free(recipe: &str, mib: u64) -> (bool, String) {
 
 #[test]
 fn a_build_that_would_fill_the_disk_is_refused_with_the_room_it_needs() {
-    for recipe in ["guest", "tools", "extras", "workloads"] {
+    for recipe in ["guest", "tools", "extras", "workloads", "python", "virtiofsd"] {
         let (built, said) = with_free(recipe, 37);
         assert!(!built, "{said}");
         assert!(said.contains("only 37 MiB are free") && said.contains("LAMINA_CACHE"), "{said}");

@@ -1,5 +1,6 @@
-//! Blocks of bf16 that are a plane tree's stream and, beside it, planes as they are, which most are: where everything lies need not be looked for, and planes are checked as they are
-//! joined. Planes that are not wanted are zeros, whose check is zero.
+//! Blocks of bf16 that are a plane tree's stream and, beside it, planes as they are, which most
+//! are: where everything lies need not be looked for, and planes are checked as they are joined.
+//! Planes that are not wanted are zeros, whose check is zero.
 //!
 //! Damage is found as elsewhere: the first plane that is damaged is told, then the stream.
 
@@ -65,7 +66,8 @@ impl StoredPlanes {
         tree::Bf16 { stream: behind, length, wanted, planes, words, form, checks: [0; 8] }
     }
 
-    /// The checks of the planes in `mask`, the most significant first; of the others zeros, which is theirs.
+    /// The checks of the planes in `mask`, the most significant first; of the others zeros, which
+    /// is theirs.
     #[inline]
     fn bf16_checks(&self, mask: PlaneMask) -> [u16; 8] {
         let mut checks = [self.checks[0]; 8];

@@ -1,5 +1,8 @@
-//! A block of bf16 of a transformed window, coded by a plane tree, as [`Bundle::encode_with_header`] does it where the mantissas are noise: stream and planes are written to where they
-//! belong at once, and the head before them when its length is known. So a bundle need not begin where its bytes do. Back again, where everything lies need not be looked for.
+//! A block of bf16 of a transformed window, coded by a plane tree, as
+//! [`Bundle::encode_with_header`] does it where the mantissas are noise: stream and planes are
+//! written to where they belong at once, and the head before them when its length is known. So a
+//! bundle need not begin where its bytes do. Back again, where everything lies need not be looked
+//! for.
 
 use super::{Bundle, MAX_BUNDLE, MAX_HEAD, MAX_PLANES, Stored, StoredPlanes};
 use crate::{
@@ -92,19 +95,21 @@ const LENGTHS: [u16; MAX_PLANES] = {
 struct Signs([u8; RAW]);
 
 impl StoredPlanes {
-    /// Whether it is a block with a head, a stream, and planes that are as they are or in the head, and `mask` has planes of the stream.
+    /// Whether it is a block with a head, a stream, and planes that are as they are or in the head,
+    /// and `mask` has planes of the stream.
     #[inline]
     pub(super) fn is_bf16_with_header(&self, mask: PlaneMask) -> bool {
-        let headed = self.format == FORMAT && self.head.length > 0 && self.wants_stream(mask);
+        let has_both = self.format == FORMAT && self.head.length > 0 && self.wants_stream(mask);
         // In vectors: to call for a comparison would take longer.
         let pairs = self.lengths[1..].iter().zip(&LENGTHS[1..]);
         let differ = pairs.fold(0, |differ, (length, lower)| differ | (length ^ lower));
-        headed
+        has_both
             && differ == 0
             && (self.lengths[0] == 0 && self.ones == 0 || usize::from(self.lengths[0]) == RAW)
     }
 
-    /// Decodes the planes in `mask` of such a block, and its head: whether nothing is damaged. What it is, is found plane by plane.
+    /// Decodes the planes in `mask` of such a block, and its head: whether nothing is damaged. What
+    /// it is, is found plane by plane.
     pub(super) fn decode_bf16_with_header<'a>(
         &self,
         decoder: &mut tree::Decoder,
@@ -118,7 +123,8 @@ impl StoredPlanes {
         let stream = self.stream().range();
         let (lower, _) = bundle[stream.end..].as_chunks::<RAW>();
         let mut space = Signs([0; RAW]);
-        // Signs in the head are all that counts of them, and have no check. Without any, and without a plane, they are zeros.
+        // Signs in the head are all that counts of them, and have no check. Without any, and
+        // without a plane, they are zeros.
         let in_head = !head.signs.is_empty();
         let zeros = plane::ZEROS.first_chunk().expect("long enough for every format");
         let signs: &[u8; RAW] = if mask.0 & SIGNS == 0 {
@@ -177,7 +183,8 @@ mod tests {
         workspace::{BlockDecoder, BlockEncoder},
     };
 
-    /// Elements of a few exponents and of mantissas that are noise; of 16 channels, of which one in `lean` has one sign only.
+    /// Elements of a few exponents and of mantissas that are noise; of 16 channels, of which one in
+    /// `lean` has one sign only.
     fn block(seed: u64, lean: usize) -> BlockWords {
         let mut state = seed;
         let mut words = [0; BLOCK_BYTES];

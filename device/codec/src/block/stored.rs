@@ -32,9 +32,11 @@ pub struct Joint {
     pub check: u32,
 }
 
-/// How a block's planes are stored, counted from the most significant on: plane `p` of the format's `n` is at `n − 1 − p`.
+/// How a block's planes are stored, counted from the most significant on: plane `p` of the format's
+/// `n` is at `n − 1 − p`.
 ///
-/// Kept small, because every read copies it, and such that no step of a read asks for the kind of each plane in turn.
+/// Kept small, because every read copies it, and such that no step of a read asks for the kind of
+/// each plane in turn.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredPlanes {
     /// The block's format, which need not be its tensor's of today.
@@ -45,7 +47,8 @@ pub struct StoredPlanes {
     pub head: Head,
     /// The stream of its jointly coded planes.
     pub joint: Joint,
-    /// Bytes of each plane in the bundle, its check not counted: none of one that is constant or in the stream.
+    /// Bytes of each plane in the bundle, its check not counted: none of one that is constant or in
+    /// the stream.
     pub lengths: [u16; MAX_PLANES],
     /// Bit `i` is set if the plane at `i` is all ones.
     pub ones: u32,
@@ -113,7 +116,7 @@ impl StoredPlanes {
     }
 
     /// Whether the plane at `index` is in the stream.
-    pub fn is_joint(&self, index: usize) -> bool {
+    pub(crate) fn is_joint(&self, index: usize) -> bool {
         self.joint.length > 0 && is_joint(self.format, index)
     }
 
@@ -150,7 +153,8 @@ impl StoredPlanes {
         Span { start: self.head.length + behind, length: self.joint.length }
     }
 
-    /// Tells where the bytes of each plane in `wanted` lie that is not in the stream, that the others have none.
+    /// Tells where the bytes of each plane in `wanted` lie that is not in the stream, that the
+    /// others have none.
     #[inline]
     pub(super) fn find(&self, wanted: u32, mut each: impl FnMut(usize, Span)) {
         let trailing = trailing_check(self.format);
@@ -202,7 +206,8 @@ impl Stored {
         }
     }
 
-    /// The runs of bundle bytes that hold the planes in `mask`, in order, neighbours joined. Words are one run whatever the mask.
+    /// The runs of bundle bytes that hold the planes in `mask`, in order, neighbours joined. Words
+    /// are one run whatever the mask.
     pub fn runs(&self, mask: PlaneMask, mut each: impl FnMut(Range<usize>)) {
         let planes = match self {
             Self::Planes(planes) if !mask.covers(PlaneMask::all(planes.format)) => planes,
@@ -254,7 +259,8 @@ impl Stored {
     }
 }
 
-/// Whether plane number `index`, counted from the most significant on, is one that the plane tree codes.
+/// Whether plane number `index`, counted from the most significant on, is one that the plane tree
+/// codes.
 const fn is_joint(format: Format, index: usize) -> bool {
     0 < index && index <= tree::joint_planes(format)
 }
@@ -264,7 +270,8 @@ pub(super) const fn trailing_check(format: Format) -> u16 {
     if format.planes() > MAX_CHECKS { TRAILING_CHECK } else { 0 }
 }
 
-/// Bytes that a bundle with a head of `head` bytes may have: behind it, a plane tree may want room to be read.
+/// Bytes that a bundle with a head of `head` bytes may have: behind it, a plane tree may be read
+/// beyond its end.
 pub const fn most_bytes(head: usize) -> usize {
     if head > 0 { MAX_BUNDLE - tree::SLACK } else { MAX_BUNDLE }
 }

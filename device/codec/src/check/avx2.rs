@@ -1,4 +1,5 @@
-//! Checks in AVX2: a row is two registers, and what is multiplied by a constant is looked up, half a byte at a time.
+//! Checks in AVX2: a row is two registers, and what is multiplied by a constant is looked up, half
+//! a byte at a time.
 
 use std::arch::x86_64::{
     __m128i, __m256i, _mm_and_si128, _mm_cvtsi128_si64, _mm_loadu_si128, _mm_set1_epi8, _mm_shuffle_epi8,
@@ -12,8 +13,8 @@ use super::{ROW, Span, last_row, times_alpha};
 /// For both halves of a byte: what each of their values times a constant is.
 type Table = [[u8; 16]; 2];
 
-/// The tables of α^4, which is what the upper half of a row's words has more than the lower one, then of what the halves of
-/// those have, and so on to single bytes.
+/// The tables of α^4, which is what the upper half of a row's words has more than the lower one,
+/// then of what the halves of those have, and so on to single bytes.
 const TABLES: [Table; 6] = [table(4), table(8), table(16), table(128), table(64), table(32)];
 
 const fn table(exponent: usize) -> Table {

@@ -162,11 +162,13 @@ fn load(row: &[u8; ROW]) -> __m512i {
 fn load_part(part: &[u8]) -> __m512i {
     debug_assert!(part.len() < ROW, "a whole row is no part");
     let mask: __mmask64 = (1 << (part.len() % ROW)) - 1;
-    // SAFETY: the mask has a bit for each byte of the slice, and bytes outside a mask are not touched.
+    // SAFETY: the mask has a bit for each byte of the slice, and bytes outside a mask are not
+    // touched.
     unsafe { _mm512_maskz_loadu_epi8(mask, part.as_ptr().cast()) }
 }
 
-/// The sums of eight planes of four rows, added up as [`gathered`](crate::plane::avx512::gathered) brings the rows together.
+/// The sums of eight planes of four rows, added up as [`gathered`](crate::plane::avx512::gathered)
+/// brings the rows together.
 pub(crate) struct Sums {
     sum: __m512i,
     weighted: __m512i,

@@ -42,7 +42,8 @@ fn one(bundle: &[u8], plane: Span) -> u16 {
         sum = add(sum, row);
         weighted = add(times_alpha(weighted), row);
     }
-    // A row's upper half has e 4 more than its lower half, the upper half of that 8 more: α⁴ = x⁴ + 1.
+    // A row's upper half has e 4 more than its lower half, the upper half of that 8 more: α⁴ =
+    // x⁴ + 1.
     let [a, b] = halves::<WORDS, 4>(weighted);
     let [a, b] = halves::<4, LAST>(add(a, times_alpha4(b)));
     let weighted = add(a, times_alpha4(times_alpha4(b)));
@@ -63,7 +64,8 @@ fn weigh(words: Words<LAST>) -> u64 {
     sum[0] ^ sum[1]
 }
 
-/// For each bit of a byte: what it adds, if set, by its place in the words that were not folded, which are the first and the second of a row.
+/// For each bit of a byte: what it adds, if set, by its place in the words that were not folded,
+/// which are the first and the second of a row.
 const WEIGHTS: [Words<LAST>; 8] = {
     let mut weights = [[0; LAST]; 8];
     let mut at = 0;

@@ -56,7 +56,8 @@ fn one(kernel: Kernel, plane: &[u8]) -> u16 {
 
 #[test]
 fn every_error_in_one_byte_is_found() {
-    // What an error adds to a check does not depend on the data: it is the check of the error alone.
+    // What an error adds to a check does not depend on the data: it is the check of the error
+    // alone.
     let mut error = [0; 1024];
     for at in 0..error.len() {
         for value in 1..=255 {
@@ -91,7 +92,8 @@ fn every_error_in_two_of_255_bytes_is_found() {
 
 #[test]
 fn a_changed_run_of_equal_bytes_is_found() {
-    // A line that reads as its inverse, or shifted by a constant: aligned, so that sums of many equal changes could cancel.
+    // A line that reads as its inverse, or shifted by a constant: aligned, so that sums of many
+    // equal changes could cancel.
     for length in [2, 4, 8, 16, 32, 64, 128] {
         for start in (0..256).step_by(length) {
             for value in 1..=255 {

@@ -49,15 +49,16 @@ pub(super) fn forward<const W: usize, const N: usize>(
             let mut tile = [_mm256_setzero_si256(); N];
             let first = (cut.head + left) * W + row * length;
             for (i, register) in tile.iter_mut().enumerate() {
-                // SAFETY: `row + i` is a whole row, and the 32 bytes from `left` on are in it, as was checked. The load needs no alignment.
+                // SAFETY: `row + i` is a whole row, and the 32 bytes from `left` on are in it, as
+                // was checked. The load needs no alignment.
                 *register = unsafe { _mm256_loadu_si256(from.as_ptr().add(first + i * length).cast()) };
             }
             turn::<W, N>(&mut tile);
             for (column, register) in tile.iter().enumerate() {
                 let low = _mm256_castsi256_si128(*register);
                 let high = _mm256_extracti128_si256::<1>(*register);
-                // SAFETY: the whole rows' elements of a column are side by side inside the window, and those of rows `row` to `row + N` take 16 bytes. The stores
-                // need no alignment.
+                // SAFETY: the whole rows' elements of a column are side by side inside the window,
+                // and those of rows `row` to `row + N` take 16 bytes. The stores need no alignment.
                 unsafe {
                     _mm_storeu_si128(to.as_mut_ptr().add(starts[column] + row * W).cast(), low);
                     _mm_storeu_si128(to.as_mut_ptr().add(starts[column + N] + row * W).cast(), high);

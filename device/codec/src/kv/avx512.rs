@@ -1,5 +1,6 @@
-//! Whole rows to channels and back in AVX-512: [tiles](super::tiles) of four squares. Two tiles are done together, one above the other, so that a column's elements go and come 32 bytes at
-//! a time. On the way back differences can be undone, a register for the bases of as many columns.
+//! Whole rows to channels and back in AVX-512: [tiles](super::tiles) of four squares. Two tiles are
+//! done together, one above the other, so that a column's elements go and come 32 bytes at a time.
+//! On the way back differences can be undone, a register for the bases of as many columns.
 
 use std::{
     arch::x86_64::{
@@ -31,7 +32,8 @@ const ROW: usize = 64;
 pub(super) const fn wide<const W: usize>() -> usize {
     ROW / W
 }
-/// Rows that are done together if there are as many; of bytes there are too few registers for two tiles.
+/// Rows that are done together if there are as many; of bytes there are too few registers for two
+/// tiles.
 const fn tall<const W: usize, const N: usize>() -> usize {
     if W == 1 { N } else { 2 * N }
 }
@@ -44,12 +46,14 @@ turn!(
     [_mm512_unpacklo_epi32, _mm512_unpackhi_epi32]
 );
 
-/// Calls `$strip` with where the whole rows of the columns from `$left` on begin in channel-major order, in bytes, as a function of the column in the tile.
+/// Calls `$strip` with where the whole rows of the columns from `$left` on begin in channel-major
+/// order, in bytes, as a function of the column in the tile.
 macro_rules! with_starts {
     ($W:ident, $cut:expr, $left:expr, |$starts:ident| $strip:expr) => {{
         let (cut, left, wide): (&Cut, usize, usize) = ($cut, $left, wide::<$W>());
         let (first, last) = (cut.rows_start(left), cut.rows_start(left + wide - 1));
-        // Unless rows are cut, columns are equally far apart; where windows have the usual number of rows, the distance is known here.
+        // Unless rows are cut, columns are equally far apart; where windows have the usual number
+        // of rows, the distance is known here.
         let (first_at, apart) = (first * $W, cut.rows * $W);
         if last - first != (wide - 1) * cut.rows {
             let starts = starts::<$W>(cut, left, wide);
@@ -65,10 +69,12 @@ macro_rules! with_starts {
     }};
 }
 
-/// Whole tiles of `columns`, forwards. `N` is 16 / `W`, the rows of a tile. Differences are made of them if there are `deltas`, and then there is a tile's rows at least.
+/// Whole tiles of `columns`, forwards. `N` is 16 / `W`, the rows of a tile. Differences are made of
+/// them if there are `deltas`, and then there is a tile's rows at least.
 ///
 /// # Panics
-/// If the two are not as long as the window, the columns are not whole tiles of it, or there are fewer bases than columns.
+/// If the two are not as long as the window, the columns are not whole tiles of it, or there are
+/// fewer bases than columns.
 #[target_feature(enable = "avx512f,avx512bw")]
 pub(super) fn forward<const W: usize, const N: usize>(
     order: &Order,
@@ -82,7 +88,8 @@ pub(super) fn forward<const W: usize, const N: usize>(
     for left in columns.step_by(wide::<W>()) {
         let first = (cut.head + left) * W;
         let load = |row: usize| {
-            // SAFETY: it is a whole row, and the 64 bytes from `left` on are in it, as was checked. The load needs no alignment.
+            // SAFETY: it is a whole row, and the 64 bytes from `left` on are in it, as was checked.
+            // The load needs no alignment.
             unsafe { _mm512_loadu_si512(from.as_ptr().add(first + row * length).cast()) }
         };
         with_starts!(W, cut, left, |starts| {
@@ -96,7 +103,8 @@ pub(super) fn forward<const W: usize, const N: usize>(
                     // Of the first operand's ones the second, of its zeros the third.
                     _mm512_ternarylogic_epi64::<0xca>(mask, minus::<W>(largest, elements), elements)
                 };
-                // SAFETY: the whole rows' elements of a column are side by side inside the window, and those of the rows that a tile has are what is stored.
+                // SAFETY: the whole rows' elements of a column are side by side inside the window,
+                // and those of the rows that a tile has are what is stored.
                 unsafe { forward_strip::<W, N>(cut.rows, difference, starts, to.as_mut_ptr()) }
             } else {
                 // SAFETY: as above.
@@ -106,7 +114,8 @@ pub(super) fn forward<const W: usize, const N: usize>(
     }
 }
 
-/// The tiles of a strip of columns, of which `load` gives the rows and `starts` tells where they belong.
+/// The tiles of a strip of columns, of which `load` gives the rows and `starts` tells where they
+/// belong.
 ///
 /// # Safety
 /// Behind each start is room for `rows` elements.
@@ -139,7 +148,8 @@ unsafe fn forward_strip<const W: usize, const N: usize>(
                     let halves = [_mm512_castsi512_si256(both), _mm512_extracti64x4_epi64::<1>(both)];
                     for (square, rows) in (square..).zip(halves) {
                         let at = starts(square * N + column) + row * W;
-                        // SAFETY: as the caller promises, for these 2 · `N` rows take 32 bytes. The store needs no alignment.
+                        // SAFETY: as the caller promises, for these 2 · `N` rows take 32 bytes. The
+                        // store needs no alignment.
                         unsafe { _mm256_storeu_si256(to.add(at).cast(), rows) };
                     }
                 }
@@ -181,7 +191,8 @@ pub(super) fn backward<const W: usize, const N: usize>(
     for left in columns.step_by(wide::<W>()) {
         let first = (cut.head + left) * W;
         let mut store = |row: usize, elements: __m512i| {
-            // SAFETY: it is a whole row, and the 64 bytes from `left` on are in it, as was checked. The store needs no alignment.
+            // SAFETY: it is a whole row, and the 64 bytes from `left` on are in it, as was checked.
+            // The store needs no alignment.
             unsafe { _mm512_storeu_si512(to.as_mut_ptr().add(first + row * length).cast(), elements) };
         };
         let from = from.as_ptr();
@@ -196,7 +207,8 @@ pub(super) fn backward<const W: usize, const N: usize>(
                 // Mostly all planes are wanted.
                 if deltas.keep << (32 - 8 * W) == u32::MAX << (32 - 8 * W) {
                     let whole = |row, elements| store(row, undone(elements));
-                    // SAFETY: the whole rows' elements of a column are side by side inside the window.
+                    // SAFETY: the whole rows' elements of a column are side by side inside the
+                    // window.
                     unsafe { backward_strip::<W, N>(cut.rows, from, starts, whole) };
                 } else {
                     let kept = |row, elements| store(row, _mm512_and_si512(undone(elements), keep));
@@ -211,7 +223,8 @@ pub(super) fn backward<const W: usize, const N: usize>(
     }
 }
 
-/// The tiles of a strip of columns, of which `starts` tells where they are and `store` takes the rows.
+/// The tiles of a strip of columns, of which `starts` tells where they are and `store` takes the
+/// rows.
 ///
 /// # Safety
 /// Behind each start are `rows` elements.
@@ -231,7 +244,8 @@ unsafe fn backward_strip<const W: usize, const N: usize>(
                 // Both tiles' rows of two columns.
                 let two = |square: usize| {
                     let at = |square: usize| starts(square * N + column) + row * W;
-                    // SAFETY: as the caller promises, for 2 · `N` rows take 32 bytes. The loads need no alignment.
+                    // SAFETY: as the caller promises, for 2 · `N` rows take 32 bytes. The loads
+                    // need no alignment.
                     let load = |at: usize| -> __m256i { unsafe { _mm256_loadu_si256(from.add(at).cast()) } };
                     let first = _mm512_castsi256_si512(load(at(square)));
                     _mm512_mask_broadcast_i64x4(first, 0xf0, load(at(square + 1)))
@@ -296,7 +310,8 @@ fn larger<const W: usize>(a: __m512i, b: __m512i) -> __m512i {
     }
 }
 
-/// The largest of each column's elements in so many rows: first of every fourth row, so that comparisons wait less for each other.
+/// The largest of each column's elements in so many rows: first of every fourth row, so that
+/// comparisons wait less for each other.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
 fn largest<const W: usize>(rows: usize, row: impl Fn(usize) -> __m512i) -> __m512i {
@@ -326,7 +341,8 @@ fn minus<const W: usize>(a: __m512i, b: __m512i) -> __m512i {
 #[target_feature(enable = "avx512f,avx512bw")]
 fn store_bases<const W: usize>(field: Field, at_exponents: __m512i, bases: &mut [u8]) {
     let shift = _mm_cvtsi32_si128(field.shift.cast_signed());
-    // Of bytes in pairs the lower ones get nothing from the upper ones, which have zeros below their exponents.
+    // Of bytes in pairs the lower ones get nothing from the upper ones, which have zeros below
+    // their exponents.
     let bytes = match W {
         1 => _mm512_srl_epi16(at_exponents, shift),
         2 => _mm512_castsi256_si512(_mm512_cvtepi16_epi8(_mm512_srl_epi16(at_exponents, shift))),

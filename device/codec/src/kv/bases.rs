@@ -1,7 +1,8 @@
 //! The bases of a block as bytes of its head.
 //!
-//! The least of them, the bits of the largest difference from it, and the differences in so many bits each, lowest bit first, padded to whole bytes: eight of them
-//! take as many bytes as one of them bits. What the padding holds is not looked at.
+//! The least of them, the bits of the largest difference from it, and the differences in so many
+//! bits each, lowest bit first, padded to whole bytes: eight of them take as many bytes as one of
+//! them bits. What the padding holds is not looked at.
 
 /// Bases worked on at a time.
 const EIGHT: usize = 8;
@@ -36,7 +37,8 @@ pub(super) fn write(bases: &[u8], out: &mut Vec<u8>) {
     out.truncate(end);
 }
 
-/// Eight bases less the least one, in as many bits each, side by side: brought together in pairs of bytes, in fours and in all.
+/// Eight bases less the least one, in as many bits each, side by side: brought together in pairs of
+/// bytes, in fours and in all.
 #[inline]
 fn together(bases: [u8; EIGHT], least: u8, widths: &Widths) -> [u8; EIGHT] {
     let Widths { bits, lower: [one, two, four] } = *widths;
@@ -100,7 +102,8 @@ fn word(bytes: &[u8]) -> u64 {
     }
 }
 
-/// As many bits side by side eight times, each as a byte: all of them cut in halves, these in pairs of bytes, and these in bytes.
+/// As many bits side by side eight times, each as a byte: all of them cut in halves, these in pairs
+/// of bytes, and these in bytes.
 #[inline]
 fn apart(word: u64, widths: &Widths) -> u64 {
     let Widths { bits, lower: [one, two, four] } = *widths;
@@ -173,7 +176,8 @@ mod tests {
     #[test]
     fn ones_in_the_padding_change_nothing() {
         for (bits, count) in (1..=8).flat_map(|bits| (1..=17).map(move |count| (bits, count))) {
-            // The least base with all ones added to it, were they read as another one, would pass a byte.
+            // The least base with all ones added to it, were they read as another one, would pass a
+            // byte.
             let least = u8::MAX - (1 << (bits - 1));
             let bases: Vec<u8> = (0..count).map(|at| if at == 0 { least } else { u8::MAX }).collect();
             let mut bytes = Vec::new();

@@ -44,7 +44,8 @@ pub struct WindowDecoder<'a> {
     scratch: &'a mut Scratch,
     /// Blocks that were added.
     added: Blocks,
-    /// Of these, those whose differences are left to be undone at the end, by the bases in the scratch.
+    /// Of these, those whose differences are left to be undone at the end, by the bases in the
+    /// scratch.
     different: Blocks,
     /// Whether the blocks are channel-major; unknown until one holds something.
     transformed: Option<bool>,
@@ -59,7 +60,8 @@ const fn wrong(what: &'static str) -> BlockError {
 }
 
 impl<'a> WindowDecoder<'a> {
-    /// The planes in `mask` of the window of `shape` that begins `before` blocks behind the tensor's beginning and has `blocks` blocks, which takes the place of what is in `out`.
+    /// The planes in `mask` of the window of `shape` that begins `before` blocks behind the
+    /// tensor's beginning and has `blocks` blocks, which takes the place of what is in `out`.
     ///
     /// # Panics
     /// If these are more than [`MAX_BLOCKS`].
@@ -94,7 +96,8 @@ impl<'a> WindowDecoder<'a> {
     /// The planes to fetch of a block that is stored so.
     pub fn wanted(&self, stored: &Stored) -> PlaneMask {
         match stored {
-            // Kept in another format than the tensor's, or as words: only the whole block says what the planes are.
+            // Kept in another format than the tensor's, or as words: only the whole block says what
+            // the planes are.
             Stored::Planes(planes) if planes.format != self.shape.format() => PlaneMask(u32::MAX),
             Stored::Words { .. } => PlaneMask(u32::MAX),
             Stored::Planes(planes) if planes.head.delta && self.wants_exponent() => {
@@ -113,7 +116,8 @@ impl<'a> WindowDecoder<'a> {
         self.mask.0 & self.exponent.0 != 0
     }
 
-    /// Adds block `block`, of which `bundle` holds the planes `fetched`, those of [`Self::wanted`] or more. Blocks of zeros are not added.
+    /// Adds block `block`, of which `bundle` holds the planes `fetched`, those of [`Self::wanted`]
+    /// or more. Blocks of zeros are not added.
     ///
     /// # Errors
     /// [`BlockError`] when what was fetched is damaged.
@@ -175,7 +179,8 @@ impl<'a> WindowDecoder<'a> {
         if details.is_empty() { Ok(()) } else { Err(wrong("a head has bytes behind its details")) }
     }
 
-    /// Reads the bases of a block of differences, and undoes these now or notes them for the end: what is behind the bases.
+    /// Reads the bases of a block of differences, and undoes these now or notes them for the end:
+    /// what is behind the bases.
     fn bases<'b>(
         &mut self,
         field: &Field,
@@ -261,7 +266,7 @@ impl<'a> WindowDecoder<'a> {
         }
         if let Some(paged) = self.shape.paged() {
             marks.copy_from_slice(&out);
-            paged.from_rows(&marks, &mut out);
+            paged.scatter_rows(&marks, &mut out);
         }
         let mut lost = BlockSet::default();
         for (block, marks) in out.as_chunks::<BLOCK_BYTES>().0.iter().enumerate() {
@@ -292,7 +297,8 @@ impl<'a> WindowDecoder<'a> {
         let to = &mut out[..length];
         let field = self.shape.field().filter(|_| self.different != Blocks::default() && wants_exponent);
         if let Some(&field) = field {
-            // A block that has no differences is given some, from zero. One of zeros needs none if its columns are its own: their bases are zero then.
+            // A block that has no differences is given some, from zero. One of zeros needs none if
+            // its columns are its own: their bases are zero then.
             let columns = self.columns.as_ref().expect("the columns of blocks, as one was different");
             for (block, words) in blocks.as_chunks_mut::<BLOCK_BYTES>().0.iter_mut().enumerate() {
                 let shares = columns.begins_cut(block) || columns.begins_cut(block + 1);
@@ -311,7 +317,7 @@ impl<'a> WindowDecoder<'a> {
         }
         if let Some(paged) = self.shape.paged() {
             blocks.copy_from_slice(out);
-            paged.from_rows(blocks, out);
+            paged.scatter_rows(blocks, out);
         }
     }
 }

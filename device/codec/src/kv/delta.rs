@@ -1,10 +1,14 @@
-//! Exponents as differences from a base (TRACE eq. 5): δ = β − e, with β the largest exponent of the elements of one channel in one block, or in one window.
+//! Exponents as differences from a base (TRACE eq. 5): δ = β − e, with β the largest exponent of
+//! the elements of one channel in one block, or in one window.
 //!
 //! The rules:
-//! * e and β are exponent *fields*, plain numbers: 0 for zeros and subnormals, all ones for infinities and NaN. As no e is larger than
-//!   β, δ is never negative and fits the field, so any bit pattern comes back. Sign and mantissa are not touched.
-//! * One infinity or NaN makes β all ones, which costs that channel there some gain and nothing else.
-//! * The same subtraction leads back: e = β − δ. From damaged bytes it gives some field, never a panic.
+//! * e and β are exponent *fields*, plain numbers: 0 for zeros and subnormals, all ones for
+//!   infinities and NaN. As no e is larger than β, δ is never negative and fits the field, so any
+//!   bit pattern comes back. Sign and mantissa are not touched.
+//! * One infinity or NaN makes β all ones, which costs that channel there some gain and nothing
+//!   else.
+//! * The same subtraction leads back: e = β − δ. From damaged bytes it gives some field, never a
+//!   panic.
 
 #![expect(clippy::inline_always, reason = "only inlined code takes on its caller's processor features")]
 
@@ -55,12 +59,13 @@ impl Field {
     }
 }
 
-/// Turns the exponents of `words`, those of a block or of some channels, into differences: `runs` are the elements of each run of one channel, from the first element on.
-/// `bases` receive a base each.
+/// Turns the exponents of `words`, those of a block or of some channels, into differences: `runs`
+/// are the elements of each run of one channel, from the first element on. `bases` receive a base
+/// each.
 ///
 /// # Panics
 /// If there are not as many bases as runs, or the runs are more than the words.
-pub fn subtract(field: Field, runs: &[u16], words: &mut [u8], bases: &mut [u8]) {
+pub(super) fn subtract(field: Field, runs: &[u16], words: &mut [u8], bases: &mut [u8]) {
     Kernel::best().subtract(field, runs, words, bases);
 }
 
@@ -68,7 +73,7 @@ pub fn subtract(field: Field, runs: &[u16], words: &mut [u8], bases: &mut [u8]) 
 ///
 /// # Panics
 /// If there are not as many bases as runs, or the runs are more than the block.
-pub fn restore(field: Field, runs: &[u16], bases: &[u8], words: &mut BlockWords) {
+pub(super) fn restore(field: Field, runs: &[u16], bases: &[u8], words: &mut BlockWords) {
     Kernel::best().restore(field, runs, bases, words);
 }
 
@@ -117,7 +122,8 @@ macro_rules! of_width {
                 for (length, base) in runs.iter().zip(bases) {
                     let (run, rest) = left.split_at_mut((*length).into());
                     left = rest;
-                    // The usual lengths are known here, so that the loops over them end with whole registers.
+                    // The usual lengths are known here, so that the loops over them end with whole
+                    // registers.
                     let largest = match run.len() {
                         64 => subtract_run(run.first_chunk_mut::<64>().expect("its length"), mask),
                         128 => subtract_run(run.first_chunk_mut::<128>().expect("its length"), mask),
@@ -187,7 +193,8 @@ pub(super) fn restore_any(field: Field, runs: &[u16], bases: &[u8], words: &mut 
     }
 }
 
-/// Undoes the differences of `columns` in rows of a token-major window, which follow each other in `rows`, `length` bytes each; to be compiled for a processor.
+/// Undoes the differences of `columns` in rows of a token-major window, which follow each other in
+/// `rows`, `length` bytes each; to be compiled for a processor.
 #[inline(always)]
 pub(super) fn restore_rows_any(deltas: &Columns<'_>, columns: Range<usize>, length: usize, rows: &mut [u8]) {
     let (width, bases) = (deltas.field.width, &deltas.bases[columns.clone()]);

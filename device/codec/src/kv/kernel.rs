@@ -1,4 +1,5 @@
-//! What each processor runs: the transpose in AVX2 or AVX-512 where there is, the loops over exponents and over rows that repeat from one source compiled three times. Chosen at run time.
+//! What each processor runs: the transpose in AVX2 or AVX-512 where there is, the loops over
+//! exponents and over rows that repeat from one source compiled three times. Chosen at run time.
 
 use std::ops::Range;
 
@@ -74,7 +75,8 @@ impl Kernel {
     }
 
     compiled! {
-        /// Undoes the differences of `columns` in `rows`, token-major rows of `length` bytes each, by this kernel, which must be available.
+        /// Undoes the differences of `columns` in `rows`, token-major rows of `length` bytes each,
+        /// by this kernel, which must be available.
         restore_rows(deltas: &Columns<'_>, columns: Range<usize>, length: usize, rows: &mut [u8]) = delta::restore_rows_any
     }
 
@@ -86,12 +88,14 @@ impl Kernel {
     }
 
     compiled! {
-        /// Copies the rows that are kept to the front of `to`, by this kernel, which must be available.
+        /// Copies the rows that are kept to the front of `to`, by this kernel, which must be
+        /// available.
         keep_rows(length: usize, repeats: &Repeats, from: &[u8], to: &mut [u8]) = repeats::keep_any
     }
 
     compiled! {
-        /// Copies every row from among those that are kept, at the front, by this kernel, which must be available.
+        /// Copies every row from among those that are kept, at the front, by this kernel, which
+        /// must be available.
         spread_rows(length: usize, repeats: &Repeats, rows: &mut [u8]) = repeats::spread_any
     }
 }

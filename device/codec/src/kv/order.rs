@@ -1,10 +1,14 @@
-//! The order of a window's elements: token-major as the host writes them, channel-major as they are coded (TRACE eq. 3).
+//! The order of a window's elements: token-major as the host writes them, channel-major as they are
+//! coded (TRACE eq. 3).
 //!
 //! The rules:
-//! * A window is a run of elements of which element `i` is of column `(first + i) mod columns`. Rows may so be cut at both ends; the columns
-//!   are a row's channels and, behind them, its padding.
-//! * Channel-major order is: by column, then by row. It is a permutation, so it has an inverse, whatever the bytes.
-//! * Whole rows go in tiles that are transposed as matrices, by the kernel ([`Kernel`]) of the processor; cut rows and what does not fill a tile go element by element.
+//! * A window is a run of elements of which element `i` is of column `(first + i) mod columns`.
+//!   Rows may so be cut at both ends; the columns are a row's channels and, behind them, its
+//!   padding.
+//! * Channel-major order is: by column, then by row. It is a permutation, so it has an inverse,
+//!   whatever the bytes.
+//! * Whole rows go in tiles that are transposed as matrices, by the kernel ([`Kernel`]) of the
+//!   processor; cut rows and what does not fill a tile go element by element.
 
 use std::ops::Range;
 
@@ -16,7 +20,8 @@ use super::{
 };
 use crate::BLOCK_BYTES;
 
-/// Columns whose differences are made in one call, which by itself takes longer than a short column.
+/// Columns whose differences are made in one call, which by itself takes longer than a short
+/// column.
 const AT_ONCE: usize = 64;
 
 /// The shape of a window.
@@ -34,7 +39,8 @@ pub struct Order {
     cut: Cut,
 }
 
-/// Which columns blocks have of a channel-major window of whole rows. To find them anew for every block would take as long as to read its bases.
+/// Which columns blocks have of a channel-major window of whole rows. To find them anew for every
+/// block would take as long as to read its bases.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ByColumns {
     /// All of them.
@@ -85,7 +91,8 @@ pub(super) struct Cut {
 }
 
 impl Cut {
-    /// Where the elements of `column` begin in channel-major order. That of the columns' number is the window's end.
+    /// Where the elements of `column` begin in channel-major order. That of the columns' number is
+    /// the window's end.
     fn start(&self, column: usize) -> usize {
         column * self.rows + column.saturating_sub(self.first).min(self.head) + column.min(self.tail)
     }
@@ -98,7 +105,8 @@ impl Cut {
 }
 
 impl Order {
-    /// The order of a window of so many `elements` of `width` bytes in rows of so many `columns`, which begins in column `first`.
+    /// The order of a window of so many `elements` of `width` bytes in rows of so many `columns`,
+    /// which begins in column `first`.
     pub fn new(width: usize, columns: usize, first: usize, elements: usize) -> Self {
         let head = if first == 0 { 0 } else { elements.min(columns - first) };
         let whole = elements - head;
@@ -117,7 +125,8 @@ impl Order {
         &self.cut
     }
 
-    /// Elements of the row that is cut at its beginning, none if the window begins with a whole row.
+    /// Elements of the row that is cut at its beginning, none if the window begins with a whole
+    /// row.
     pub fn head(&self) -> usize {
         self.cut.head
     }
@@ -145,7 +154,8 @@ impl Order {
         })
     }
 
-    /// The lengths of the runs in block `block` of the channel-major window, in place of what is in `runs`.
+    /// The lengths of the runs in block `block` of the channel-major window, in place of what is in
+    /// `runs`.
     pub(super) fn block_runs(&self, block: usize, runs: &mut Vec<u16>) {
         runs.clear();
         let cut = self.cut();
@@ -198,18 +208,22 @@ impl Order {
         low
     }
 
-    /// Puts the token-major window `from` into channel-major order, and makes `deltas` on the way if asked to.
+    /// Puts the token-major window `from` into channel-major order, and makes `deltas` on the way
+    /// if asked to.
     ///
     /// # Panics
-    /// If the two are not as long as the window, or differences are asked for and it has elements that are in no whole row, columns longer than a block, or more of them than bases.
+    /// If the two are not as long as the window, or differences are asked for and it has elements
+    /// that are in no whole row, columns longer than a block, or more of them than bases.
     pub fn channel_major(&self, deltas: Option<ColumnBases<'_>>, from: &[u8], to: &mut [u8]) {
         Kernel::best().channel_major(self, deltas, from, to);
     }
 
-    /// Puts the channel-major window `from` back into token-major order, and undoes `deltas` on the way if there are any.
+    /// Puts the channel-major window `from` back into token-major order, and undoes `deltas` on the
+    /// way if there are any.
     ///
     /// # Panics
-    /// If the two are not as long as the window, or it has differences and elements that are in no whole row or columns without a base.
+    /// If the two are not as long as the window, or it has differences and elements that are in no
+    /// whole row or columns without a base.
     pub fn token_major(&self, deltas: Option<&Columns<'_>>, from: &[u8], to: &mut [u8]) {
         Kernel::best().token_major(self, deltas, from, to);
     }
@@ -222,7 +236,8 @@ struct Tiled {
     columns: usize,
 }
 
-/// In a tile of words of 8 bytes, as many as elements in a word: element `j` of word `i` becomes element `i` of word `j`.
+/// In a tile of words of 8 bytes, as many as elements in a word: element `j` of word `i` becomes
+/// element `i` of word `j`.
 fn turn<const W: usize>(tile: &mut [u64; 8]) {
     let mut apart = 4 / W;
     while apart > 0 {
@@ -266,7 +281,8 @@ fn copy_tile<const W: usize>(from: &[u8], at: &[usize], to: &mut [u8], places: &
     }
 }
 
-/// Where each element that no tile holds is, in token-major and in channel-major order, in elements.
+/// Where each element that no tile holds is, in token-major and in channel-major order, in
+/// elements.
 fn each_left_over(order: &Order, tiled: Tiled, mut each: impl FnMut(usize, usize)) {
     let (cut, columns) = (order.cut(), order.columns);
     for at in 0..cut.head {
@@ -314,7 +330,8 @@ fn forward<const W: usize, const N: usize>(
                 unsafe { avx512::forward::<W, N>(order, columns.clone(), deltas, from, to) };
             }
             columns = tiles(order, columns.end, avx2::wide::<W>());
-            // SAFETY: both kernels are there only if the processor has AVX2, as the caller made sure.
+            // SAFETY: both kernels are there only if the processor has AVX2, as the caller made
+            // sure.
             unsafe { avx2::forward::<W, N>(order, columns.clone(), from, to) };
             Tiled { rows, columns: columns.end }
         }

@@ -1,12 +1,13 @@
 //! Paged caches in which a token's row is not in one piece: `[blocks, groups, block, part]`.
 //!
-//! vLLM's HND layout keeps, in each of its blocks, a head's parts of all the block's tokens side by side, and its interleaved layouts keep K of a
-//! block's tokens before their V. Both are rows cut in `groups` parts. The transform puts the parts of a token together first; what
-//! is behind the last whole paged block of a window stays as it is.
+//! vLLM's HND layout keeps, in each of its blocks, a head's parts of all the block's tokens side by
+//! side, and its interleaved layouts keep K of a block's tokens before their V. Both are rows cut
+//! in `groups` parts. The transform puts the parts of a token together first; what is behind the
+//! last whole paged block of a window stays as it is.
 
 /// How rows are cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Paged {
+pub(super) struct Paged {
     /// Parts of a row.
     pub groups: usize,
     /// Tokens of a paged block.
@@ -17,7 +18,7 @@ pub struct Paged {
 
 impl Paged {
     /// Bytes of a paged block.
-    pub const fn block_bytes(&self) -> usize {
+    pub(super) const fn block_bytes(&self) -> usize {
         self.groups * self.block * self.part
     }
 
@@ -36,7 +37,7 @@ impl Paged {
     }
 
     /// Paged order to rows.
-    pub fn to_rows(&self, from: &[u8], to: &mut [u8]) {
+    pub(super) fn gather_rows(&self, from: &[u8], to: &mut [u8]) {
         let whole = from.len() - from.len() % self.block_bytes();
         for (paged, row) in self.parts(from.len()) {
             to[row..row + self.part].copy_from_slice(&from[paged..paged + self.part]);
@@ -45,7 +46,7 @@ impl Paged {
     }
 
     /// Rows to paged order.
-    pub fn from_rows(&self, from: &[u8], to: &mut [u8]) {
+    pub(super) fn scatter_rows(&self, from: &[u8], to: &mut [u8]) {
         let whole = from.len() - from.len() % self.block_bytes();
         for (paged, row) in self.parts(from.len()) {
             to[paged..paged + self.part].copy_from_slice(&from[row..row + self.part]);

@@ -1,8 +1,10 @@
-//! Rows of a window that are equal to earlier ones. Only the others are kept; layer 0's V, which depends on the token alone, repeats whole rows, and so do rows
-//! that were never written.
+//! Rows of a window that are equal to earlier ones. Only the others are kept; layer 0's V, which
+//! depends on the token alone, repeats whole rows, and so do rows that were never written.
 //!
-//! As bytes: a bit for every whole row, lowest bit first, padded to whole bytes: whether it repeats. Then, for each that does, the number of the row it is
-//! equal to, counted among the rows kept before it, in as many bits as the number of all kept rows less one takes; padded to whole bytes.
+//! As bytes: a bit for every whole row, lowest bit first, padded to whole bytes: whether it
+//! repeats. Then, for each that does, the number of the row it is equal to, counted among the rows
+//! kept before it, in as many bits as the number of all kept rows less one takes; padded to whole
+//! bytes.
 
 #![expect(clippy::inline_always, reason = "only inlined code takes on its caller's processor features")]
 
@@ -11,7 +13,7 @@ use super::{kernel::Kernel, order::Order};
 /// A row that is not shorter than this is worth looking for.
 const MIN_ROW: usize = 16;
 /// Rows of a window that are looked at; windows of more have very short rows.
-pub const MAX_ROWS: usize = 512;
+pub(super) const MAX_ROWS: usize = 512;
 /// Bytes of the references of a window at most.
 const MAX_REFERENCES: usize = MAX_ROWS * reference_bits(MAX_ROWS) / 8;
 
@@ -27,7 +29,8 @@ pub struct Repeats {
 }
 
 impl Repeats {
-    /// The rows of the token-major `window` that repeat, if leaving them out is worth the list of them.
+    /// The rows of the token-major `window` that repeat, if leaving them out is worth the list of
+    /// them.
     pub fn find(order: &Order, window: &[u8]) -> Option<Self> {
         let length = order.columns * order.width;
         let rows = order.rows();
@@ -45,7 +48,8 @@ impl Repeats {
         order.without_rows(self.of.len() - self.kept)
     }
 
-    /// Copies the token-major `window` but for the rows that repeat to the front of `to`, which is no shorter; what is behind is undefined then.
+    /// Copies the token-major `window` but for the rows that repeat to the front of `to`, which is
+    /// no shorter; what is behind is undefined then.
     pub fn compact(&self, order: &Order, window: &[u8], to: &mut [u8]) {
         let (length, head) = (order.columns * order.width, order.head() * order.width);
         let (rows, end) = (head + self.of.len() * length, order.elements * order.width);
@@ -94,7 +98,8 @@ impl Repeats {
         out.truncate(end);
     }
 
-    /// Reads the list of a window of `rows` whole rows from the front of `bytes`: the list and what is behind it; `None` if that is none.
+    /// Reads the list of a window of `rows` whole rows from the front of `bytes`: the list and what
+    /// is behind it; `None` if that is none.
     pub fn read(rows: usize, bytes: &[u8]) -> Option<(Self, &[u8])> {
         if rows > MAX_ROWS {
             return None;
@@ -138,7 +143,8 @@ impl Repeats {
     }
 }
 
-/// Calls a function of rows of `$length` bytes, which short ones have as a constant: to call for the comparison or the copy of such a row would take longer than that itself.
+/// Calls a function of rows of `$length` bytes, which short ones have as a constant: to call for
+/// the comparison or the copy of such a row would take longer than that itself.
 macro_rules! by_length {
     ($function:ident($length:ident $(, $argument:expr)*)) => {
         match $length {
@@ -184,7 +190,8 @@ fn find<const LENGTH: usize>(length: usize, rows: &[u8], repeats: &mut Repeats) 
     for (word, start) in repeat.iter_mut().zip((0..of.len()).step_by(64)) {
         let mut bits = 0;
         for bit in 0..(of.len() - start).min(64) {
-            // Each slot has the first row that leads to it. If it is free, a row comes to itself; whether it repeats cannot be foreseen, so it is not asked.
+            // Each slot has the first row that leads to it. If it is free, a row comes to itself;
+            // whether it repeats cannot be foreseen, so it is not asked.
             let mut slot = slot(mixed_ends(row(at)));
             let mut before = usize::from(slots[slot]).min(at);
             while row(before) != row(at) {
@@ -230,8 +237,10 @@ const NONE: u16 = u16::MAX;
 /// Slots for rows: twice as many as there may be, so that few come to one that is taken.
 const SLOTS: usize = 2 * MAX_ROWS;
 
-/// How rows begin, to see whether some row seems to be equal to an earlier one. It misses two that are equal if another came to their slot between them: in a window of 128 that
-/// happens to one pair in some twenty. If there is none, it seldom seems so but where rows begin alike, or one with zeros.
+/// How rows begin, to see whether some row seems to be equal to an earlier one. It misses two that
+/// are equal if another came to their slot between them: in a window of 128 that happens to one
+/// pair in some twenty. If there is none, it seldom seems so but where rows begin alike, or one
+/// with zeros.
 struct Firsts {
     /// What else is known of the last row that came to a slot.
     last: [u16; SLOTS],

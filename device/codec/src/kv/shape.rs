@@ -2,7 +2,8 @@
 //!
 //! The rules:
 //! * Lengths are counted in elements, so that they hold for any format.
-//! * A layout is checked when a tensor is made of it ([`Shape::new`]), and refused with the bound it breaks.
+//! * A layout is checked when a tensor is made of it ([`Shape::new`]), and refused with the bound
+//!   it breaks.
 
 use serde::{Deserialize, Serialize};
 
@@ -13,7 +14,8 @@ use crate::{BLOCK_BYTES, format::Format};
 pub const MAX_WINDOW: u32 = 256;
 /// Tokens of a window that says nothing else.
 pub const WINDOW: u32 = 128;
-/// Most blocks of a window, 1 MiB: rows so long that its tokens would take more make windows of fewer tokens.
+/// Most blocks of a window, 1 MiB: rows so long that its tokens would take more make windows of
+/// fewer tokens.
 pub const MAX_BLOCKS: usize = 256;
 
 /// How a KV tensor is laid out.
@@ -198,7 +200,8 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// The windows of a tensor of this format and layout; `None` for `opaque`, which has no elements to put in order.
+    /// The windows of a tensor of this format and layout; `None` for `opaque`, which has no
+    /// elements to put in order.
     ///
     /// # Errors
     /// [`KvError`] for a layout that cannot be.
@@ -283,7 +286,8 @@ impl Shape {
         self.paged.as_ref()
     }
 
-    /// The elements of the window that begins `before` blocks behind the tensor's beginning and has `blocks` blocks.
+    /// The elements of the window that begins `before` blocks behind the tensor's beginning and has
+    /// `blocks` blocks.
     pub fn order(&self, before: u64, blocks: usize) -> Order {
         // Mostly blocks begin with a row.
         if self.second == 0 && blocks == self.blocks {

@@ -1,4 +1,5 @@
-//! The transform against slow definitions on random bits, and windows through their bundles and back.
+//! The transform against slow definitions on random bits, and windows through their bundles and
+//! back.
 
 mod layouts;
 
@@ -6,6 +7,7 @@ use proptest::prelude::*;
 
 use super::{
     delta::{ColumnBases, Columns, Field},
+    kernel::Kernel,
     order::Order,
     paged::Paged,
     repeats::{MAX_ROWS, Repeats},
@@ -64,7 +66,8 @@ fn layout() -> impl Strategy<Value = KvLayout> {
     prop_oneof![3 => rows, 1 => paged]
 }
 
-/// Rows of channels that each have their own size and sign, some rows equal to others, filling whole blocks.
+/// Rows of channels that each have their own size and sign, some rows equal to others, filling
+/// whole blocks.
 fn cache(format: Format, columns: usize, length: usize, seed: u64) -> Vec<u8> {
     let noise = bytes(seed * 5, length);
     let width = (format.bits() as usize).div_ceil(8);
@@ -414,7 +417,7 @@ proptest! {
         let paged = Paged { groups, block, part };
         let from = bytes(seed / 5 * 5, length);
         let mut rows = vec![0; length];
-        paged.to_rows(&from, &mut rows);
+        paged.gather_rows(&from, &mut rows);
         let page = groups * block * part;
         for (at, byte) in from.iter().enumerate() {
             let (before, at) = (at / page * page, at % page);
@@ -423,7 +426,7 @@ proptest! {
             prop_assert_eq!(rows[place], *byte);
         }
         let mut back = vec![1; length];
-        paged.from_rows(&rows, &mut back);
+        paged.scatter_rows(&rows, &mut back);
         prop_assert!(back == from);
     }
 }

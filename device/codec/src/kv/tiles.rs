@@ -1,11 +1,16 @@
-//! What the kernels that transpose tiles have in common: the steps of a transpose, where a tile's columns are, and what is checked before memory is touched.
+//! What the kernels that transpose tiles have in common: the steps of a transpose, where a tile's
+//! columns are, and what is checked before memory is touched.
 //!
-//! A tile is 16 / W rows of a register each, in which squares of as many columns stand side by side; each square is a matrix that is transposed in its part of the registers.
+//! A tile is 16 / W rows of a register each, in which squares of as many columns stand side by
+//! side; each square is a matrix that is transposed in its part of the registers.
 //!
-//! One step takes register `i` and the one half of all further, and interleaves their elements: the lower halves' to register `2i`, the upper ones' to `2i + 1`. As a number, an
-//! element's place (row, then column) turns by one bit; after as many steps as a row has bits, row and column have changed places.
+//! One step takes register `i` and the one half of all further, and interleaves their elements: the
+//! lower halves' to register `2i`, the upper ones' to `2i + 1`. As a number, an element's place
+//! (row, then column) turns by one bit; after as many steps as a row has bits, row and column have
+//! changed places.
 //!
-//! Where rows are not whole tiles, the last tile begins so much earlier, and what it has of the one before is done twice, to the same end. Fewer rows than a tile has are none.
+//! Where rows are not whole tiles, the last tile begins so much earlier, and what it has of the one
+//! before is done twice, to the same end. Fewer rows than a tile has are none.
 
 use std::ops::Range;
 
@@ -14,7 +19,8 @@ use super::order::{Cut, Order};
 /// Columns of the widest tile.
 const MAX_WIDE: usize = 64;
 
-/// Declares `turn`, which transposes the squares of a tile of `$register`s, by the instructions that interleave lower and upper halves of bytes, of words, and of doublewords.
+/// Declares `turn`, which transposes the squares of a tile of `$register`s, by the instructions
+/// that interleave lower and upper halves of bytes, of words, and of doublewords.
 macro_rules! turn {
     ($features:literal, $register:ty, [$low8:path, $high8:path], [$low16:path, $high16:path], [$low32:path, $high32:path]) => {
         /// Transposes the squares of a tile.
@@ -43,7 +49,8 @@ pub(super) const fn tiled_rows(rows: usize, tall: usize) -> usize {
     if rows < tall { 0 } else { rows }
 }
 
-/// The first rows of the tiles of `tall` rows that do all rows from `from` on, where those before are done.
+/// The first rows of the tiles of `tall` rows that do all rows from `from` on, where those before
+/// are done.
 #[inline]
 pub(super) fn tops(from: usize, rows: usize, tall: usize) -> impl Iterator<Item = usize> {
     let last = (from < rows && tall <= rows).then(|| rows - tall);
@@ -61,7 +68,8 @@ pub(super) fn starts<const W: usize>(cut: &Cut, left: usize, wide: usize) -> [us
     starts
 }
 
-/// What the kernels rely on: both sides are the window, and the columns are whole tiles of `wide` columns inside its rows.
+/// What the kernels rely on: both sides are the window, and the columns are whole tiles of `wide`
+/// columns inside its rows.
 ///
 /// # Panics
 /// If it is not so.

@@ -1,7 +1,7 @@
 //! A window to bundles.
 
 use super::{
-    bases,
+    BlockSet, bases,
     delta::{self, ColumnBases, Field},
     order::{ByColumns, Order},
     repeats::Repeats,
@@ -9,15 +9,17 @@ use super::{
 };
 use crate::{
     BLOCK_BYTES, Codec, Encoder,
-    block::{Bundle, is_zero},
-    head::Details,
+    block::{Bundle, Stored, StoredPlanes, is_zero},
+    head::{self, Details},
     lines::Lines,
+    tree,
     workspace::BlockEncoder,
 };
 
 /// Of so many blocks, one is coded in every way to find the best.
 const SAMPLE: usize = 12;
-/// Differences are for channels that have at least so many elements in a window: every channel has a base in every block.
+/// Differences are for channels that have at least so many elements in a window: every channel has
+/// a base in every block.
 const MIN_RUN: usize = 8;
 
 /// How a window is coded.
@@ -65,7 +67,7 @@ pub(crate) struct Scratch {
     bases: Vec<u8>,
     details: Vec<u8>,
     /// A block in one way or another.
-    sample: Bundle,
+    trial: Bundle,
 }
 
 /// See [`Encoder::window`].
@@ -131,11 +133,11 @@ fn transformed(
     way: Option<Coding>,
     bundles: &mut [Bundle],
 ) -> Option<Coded> {
-    let Scratch { rows, compact_rows, major, runs, bases, details, sample } = &mut encoder.window;
+    let Scratch { rows, compact_rows, major, runs, bases, details, trial } = &mut encoder.window;
     let mut window = bytes;
     if let Some(paged) = shape.paged() {
         rows.resize(bytes.len(), 0);
-        paged.to_rows(bytes, rows);
+        paged.gather_rows(bytes, rows);
         window = rows;
     }
     let repeats = Repeats::find(&order, window);
@@ -165,14 +167,20 @@ fn transformed(
     let coding = match way {
         Some(Coding::Deltas) if !work.has_deltas() => Coding::Channels,
         Some(coding) => coding,
-        None => work.choose(sample),
+        None => work.choose(bundles, trial),
     };
     if coding == Coding::Plain {
         return None;
     }
     work.arrange(coding);
+    let mut are_coded = BlockSet::default();
+    if way.is_none() && coding == Coding::Channels && work.is_priced() {
+        work.samples().for_each(|block| are_coded.insert(block));
+    }
     for (block, bundle) in bundles.iter_mut().enumerate() {
-        work.encode(block, coding, bundle);
+        if !are_coded.has(block) {
+            work.encode(block, coding, bundle);
+        }
         if !bundle.fits() {
             return None;
         }
@@ -195,30 +203,96 @@ impl Transformed<'_> {
         (self.order.elements * self.order.width).div_ceil(BLOCK_BYTES)
     }
 
-    /// The way in which some of the blocks, coded to `sample`, take least.
+    /// The blocks by which a way is chosen.
+    fn samples(&self) -> impl Iterator<Item = usize> + use<> {
+        let used = self.used();
+        (SAMPLE / 2..used).step_by(SAMPLE).chain((used <= SAMPLE / 2).then_some((used - 1) / 2))
+    }
+
+    /// Whether a way is chosen without coding in it: what a plane tree takes is known from counts.
+    fn is_priced(&self) -> bool {
+        self.codec == Codec::Tree && self.shape.format().is_float()
+    }
+
+    /// The way in which the samples take least. If [`Self::is_priced`], they are coded by channels
+    /// to their bundles, or else in every way to `trial`.
     #[inline(never)]
-    fn choose(&mut self, sample: &mut Bundle) -> Coding {
+    fn choose(&mut self, bundles: &mut [Bundle], trial: &mut Bundle) -> Coding {
         let mut costs = [0; Coding::ALL.len()];
         let ways = Coding::ALL.map(|coding| (coding, self.allows(coding)));
         let ways = || ways.into_iter().filter_map(|(coding, allowed)| allowed.then_some(coding));
-        let used = self.used();
-        for block in (SAMPLE / 2..used).step_by(SAMPLE).chain((used <= SAMPLE / 2).then_some((used - 1) / 2))
-        {
+        for block in self.samples() {
+            if self.is_priced() {
+                self.encode(block, Coding::Channels, &mut bundles[block]);
+                for coding in ways() {
+                    costs[coding as usize] += self.price(block, coding, &bundles[block]);
+                }
+                continue;
+            }
             for coding in ways() {
-                self.encode(block, coding, sample);
+                self.encode(block, coding, trial);
                 self.undo(block, coding);
-                costs[coding as usize] += sample.bytes().len();
+                costs[coding as usize] += trial.bytes().len();
             }
         }
         ways().min_by_key(|coding| costs[*coding as usize]).expect("one way is always allowed")
+    }
+
+    /// Bytes that a block takes in a way, where it takes `by_channels` as arranged now: differences
+    /// have another stream and bases, address order has another stream and no head. Mantissas are
+    /// as noisy in any order.
+    fn price(&mut self, block: usize, coding: Coding, by_channels: &Bundle) -> usize {
+        let format = self.shape.format();
+        let whole = by_channels.bytes().len();
+        let Some(Stored::Planes(StoredPlanes { joint, head, lengths, .. })) = &by_channels.stored else {
+            return whole;
+        };
+        // Without a stream the planes that it would have lie one by one, as they are if they are noise.
+        let stream = match joint.length {
+            0 => lengths[1..=tree::joint_planes(format)].iter().map(|length| usize::from(*length)).sum(),
+            length => usize::from(length),
+        };
+        match coding {
+            Coding::Channels => whole,
+            Coding::Plain => {
+                let words = &self.bytes.as_chunks().0[block];
+                if is_zero(words) {
+                    return 0;
+                }
+                let signs =
+                    if head::has_signs(by_channels.bytes(), *head) { format.plane_bytes() } else { 0 };
+                let in_order = tree::cost(format, words, &mut self.encoder.tree);
+                whole - stream - usize::from(head.length) + signs + in_order
+            }
+            Coding::Deltas => {
+                self.subtract(block);
+                let words = &self.major.as_chunks().0[block];
+                let stream_of_deltas = tree::cost(format, words, &mut self.encoder.tree);
+                self.details.clear();
+                bases::write(self.bases, self.details);
+                self.undo(block, coding);
+                whole - stream + stream_of_deltas + self.details.len()
+            }
+        }
+    }
+
+    /// Makes differences of the exponents of a block that is arranged by channels.
+    fn subtract(&mut self, block: usize) {
+        let field = Field::of(self.shape.format()).expect("a format that has differences");
+        self.order.block_runs(block, self.runs);
+        self.bases.resize(self.runs.len(), 0);
+        let words = &mut self.major.as_chunks_mut::<BLOCK_BYTES>().0[block];
+        delta::subtract(field, self.runs, words, self.bases);
     }
 
     fn has_deltas(&self) -> bool {
         Field::of(self.shape.format()).is_some() && self.order.rows() >= MIN_RUN
     }
 
-    /// Puts what is kept in the order that it is coded in. Differences are made on the way if whole rows are all there is and columns are no longer than blocks, or else as a block is coded.
-    /// A column of which two blocks have parts has the same base in both then, and one for each otherwise, as in the samples of [`Self::choose`].
+    /// Puts what is kept in the order that it is coded in. Differences are made on the way if whole
+    /// rows are all there is and columns are no longer than blocks, or else as a block is coded. A
+    /// column of which two blocks have parts has the same base in both then, and one for each
+    /// otherwise, as in the samples of [`Self::choose`].
     fn arrange(&mut self, coding: Coding) {
         let coding = match coding {
             Coding::Plain => return,
@@ -281,7 +355,8 @@ impl Transformed<'_> {
         bundle.encode_with_header(self.encoder, format, self.codec, words, &details);
     }
 
-    /// Makes exponents again of the differences of the block that was coded last, or has all arranged anew.
+    /// Makes exponents again of the differences of the block that was coded last, or has all
+    /// arranged anew.
     fn undo(&mut self, block: usize, coding: Coding) {
         if self.arranged == Some(Coding::Deltas) {
             self.arranged = None;

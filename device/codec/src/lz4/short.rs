@@ -1,13 +1,18 @@
 //! LZ4 of short inputs, as planes are.
 //!
-//! A library's compressor is made for long inputs: to clear its table takes longer than to look through a plane. The rules:
+//! A library's compressor is made for long inputs: to clear its table takes longer than to look
+//! through a plane. The rules:
 //!
-//! * The format is LZ4's block format: *sequences* of a token, literals, and a match of four bytes or more. The last one has literals only, five or more,
-//!   and no match begins in the last twelve bytes.
-//! * Every position is looked up in a table by a hash of its six bytes, where the last position with that hash is; after many that were not found, only every second, third, and so on.
-//! * A match of four or five bytes is not worth the two or three that it takes: without them a stream has half as many sequences, which is what reading it takes time for, and
-//!   as many bytes within a part in 300. If the match at the next position is longer, that one is taken.
-//! * Of an input that is zeros to the end but for a few bytes that seem to be noise, these are literals, and the zeros one match.
+//! * The format is LZ4's block format: *sequences* of a token, literals, and a match of four bytes
+//!   or more. The last one has literals only, five or more, and no match begins in the last twelve
+//!   bytes.
+//! * Every position is looked up in a table by a hash of its six bytes, where the last position
+//!   with that hash is; after many that were not found, only every second, third, and so on.
+//! * A match of four or five bytes is not worth the two or three that it takes: without them a
+//!   stream has half as many sequences, which is what reading it takes time for, and as many bytes
+//!   within a part in 300. If the match at the next position is longer, that one is taken.
+//! * Of an input that is zeros to the end but for a few bytes that seem to be noise, these are
+//!   literals, and the zeros one match.
 //! * It ends as soon as what is written is not shorter than the input.
 
 #![expect(
@@ -42,7 +47,8 @@ const PLACES: usize = 512;
 pub(super) fn compress(input: &[u8], out: &mut [u8]) -> Option<usize> {
     assert!(input.len() <= MOST && out.len() >= input.len());
     let mut writer = Writer { out: &mut out[..input.len()], at: 0 };
-    // A plane that ends with zeros, as those of a window's last block do, need not be looked through.
+    // A plane that ends with zeros, as those of a window's last block do, need not be looked
+    // through.
     let (before, eights) = input.as_rchunks::<8>();
     let zeros = eights.iter().rev().take_while(|eight| u64::from_le_bytes(**eight) == 0).count();
     let zeros_at = before.len() + 8 * (eights.len() - zeros);
@@ -161,7 +167,7 @@ fn same(input: &[u8], a: usize, b: usize) -> usize {
     same
 }
 
-/// Writes sequences as long as there is room.
+/// Writes sequences as long as the output buffer has bytes left.
 struct Writer<'a> {
     out: &'a mut [u8],
     at: usize,
@@ -250,7 +256,8 @@ mod tests {
                 }
                 let mut out = vec![0; end];
                 let stored = compress(&input, &mut out);
-                // A token, the literals and their length, offset and length; a token and the last literals.
+                // A token, the literals and their length, offset and length; a token and the last
+                // literals.
                 let most = 1 + distance + 1 + 2 + 2 + 1 + NO_MATCH;
                 assert!(
                     stored.is_some_and(|stored| stored <= most) || end <= most,
@@ -274,7 +281,8 @@ mod tests {
                 input.resize(length, 0);
                 let mut out = vec![0xa5; length];
                 let stored = compress(&input, &mut out);
-                // A token, the literals, with up to eight zeros, and their length, offset and length; a token and the last literals.
+                // A token, the literals, with up to eight zeros, and their length, offset and
+                // length; a token and the last literals.
                 let most = 1 + before + 8 + 1 + 2 + 2 + 1 + LAST_LITERALS;
                 let is_short = before + 8 <= MAX_BEFORE && 2 * (before + 8) + NO_MATCH < length;
                 assert!(!is_short || stored.is_some_and(|stored| stored <= most), "{before} {length}");

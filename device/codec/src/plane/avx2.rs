@@ -1,15 +1,19 @@
 //! The transpose in AVX2: 256 elements at a time (512 where bytes are joined).
 //!
-//! Bits move between registers as they do between words in the portable kernel: a *swap* exchanges one bit of the register's number with one
-//! of the bit's place in its byte. Three swaps turn the registers of eight (of int4: four) planes into those of eight elements (of int4: four
-//! pairs), or back. Bytes move by unpacking: of pairs of registers, low and high, it moves the first bit of the byte's place in
-//! the lane to the register's number, the other three up, and puts last the bit in which the pairs differ.
+//! Bits move between registers as they do between words in the portable kernel: a *swap* exchanges
+//! one bit of the register's number with one of the bit's place in its byte. Three swaps turn the
+//! registers of eight (of int4: four) planes into those of eight elements (of int4: four pairs), or
+//! back. Bytes move by unpacking: of pairs of registers, low and high, it moves the first bit of
+//! the byte's place in the lane to the register's number, the other three up, and puts last the bit
+//! in which the pairs differ.
 //!
-//! With 16 registers, and results that come two cycles after their operands, the order of operations decides how many go at once: what follows is
-//! in the order found fastest, two transposes by turns or registers in fours.
+//! With 16 registers, and results that come two cycles after their operands, the order of
+//! operations decides how many go at once: what follows is in the order found fastest, two
+//! transposes by turns or registers in fours.
 //!
-//! Lanes are kept apart: the low ones have the first half of a step's elements. Comments give numbers as bits: register, place in the lane.
-//! `e` counts elements in a group of eight, `g` groups, `c` bytes of an element; of int4, `b` counts its pairs in a group.
+//! Lanes are kept apart: the low ones have the first half of a step's elements. Comments give
+//! numbers as bits: register, place in the lane. `e` counts elements in a group of eight, `g`
+//! groups, `c` bytes of an element; of int4, `b` counts its pairs in a group.
 
 use std::arch::x86_64::{
     __m256i, _mm_loadu_si128, _mm256_and_si256, _mm256_blend_epi32, _mm256_castsi128_si256,
@@ -30,7 +34,8 @@ pub(super) type Four = [__m256i; 4];
 pub(super) type Eight = [__m256i; 8];
 pub(super) type Sixteen = [__m256i; 16];
 
-/// Exchanges the bit of the registers' numbers that is `D` with the bit of the places in the byte that is `S`: 1, 2 or 4.
+/// Exchanges the bit of the registers' numbers that is `D` with the bit of the places in the byte
+/// that is `S`: 1, 2 or 4.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn swap<const N: usize, const D: usize, const S: i32>(v: &mut [__m256i; N]) {
@@ -85,7 +90,8 @@ pub(super) fn store(place: &mut Step, value: __m256i) {
     unsafe { _mm256_storeu_si256(place.as_mut_ptr().cast(), value) }
 }
 
-/// Puts the lanes of two registers into the order of elements, or back: the low lanes, and the high ones.
+/// Puts the lanes of two registers into the order of elements, or back: the low lanes, and the high
+/// ones.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn lanes(a: __m256i, b: __m256i) -> [__m256i; 2] {
@@ -126,8 +132,8 @@ pub(super) fn store_words<const N: usize>(words: &mut [u8], v: &[__m256i; N]) {
     }
 }
 
-/// The same without shuffles: registers are stored whole where their low lanes go and then where their high ones go, in an order in which
-/// what the other lane overwrote is written next.
+/// The same without shuffles: registers are stored whole where their low lanes go and then where
+/// their high ones go, in an order in which what the other lane overwrote is written next.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn store_words_twice<const N: usize>(words: &mut [u8], v: &[__m256i; N]) {
@@ -189,7 +195,8 @@ unsafe fn join_8<const FOLD: bool>(planes: impl Source<8>, words: &mut [u8]) {
     for (step, words) in words.as_chunks_mut::<512>().0.iter_mut().enumerate() {
         let [mut v, mut w] = [[_mm256_setzero_si256(); 8]; 2];
         for bit in 0..8 {
-            // SAFETY: the steps before these two and these take 64 bytes of a plane for 512 of the words.
+            // SAFETY: the steps before these two and these take 64 bytes of a plane for 512 of the
+            // words.
             unsafe {
                 v[bit] = load(planes.plane(bit), 64 * step);
                 w[bit] = load(planes.plane(bit), 64 * step + 32);
@@ -335,7 +342,8 @@ unsafe fn join_4<const FOLD: bool>(planes: impl Source<4>, words: &mut BlockWord
     }
 }
 
-/// The first two of four rounds of unpacking for sixteen registers. They are asked for in fours, so that few are at hand at once.
+/// The first two of four rounds of unpacking for sixteen registers. They are asked for in fours, so
+/// that few are at hand at once.
 #[inline]
 #[target_feature(enable = "avx2")]
 pub(super) fn fours(register: impl Fn(usize) -> __m256i) -> Sixteen {
@@ -347,8 +355,8 @@ pub(super) fn fours(register: impl Fn(usize) -> __m256i) -> Sixteen {
     v
 }
 
-/// Two rounds of unpacking four registers, the last two of four after [`fours`]: in all, the registers' number becomes the place in the lane,
-/// and that the register's number.
+/// Two rounds of unpacking four registers, the last two of four after [`fours`]: in all, the
+/// registers' number becomes the place in the lane, and that the register's number.
 #[inline]
 #[target_feature(enable = "avx2")]
 pub(super) fn two_rounds(mut v: Four) -> Four {
@@ -387,7 +395,8 @@ unsafe fn split_8<const FOLD: bool>(words: &[u8], planes: [*mut u8; 8]) {
             fold(&mut v);
         }
         for bit in 0..8 {
-            // SAFETY: the steps before this one and this one take 32 bytes of a plane for 256 of the words.
+            // SAFETY: the steps before this one and this one take 32 bytes of a plane for 256 of
+            // the words.
             unsafe { _mm256_storeu_si256(planes[bit].add(32 * step).cast(), v[bit]) };
         }
     }
@@ -460,7 +469,8 @@ macro_rules! splits {
                 (8, fold) => {
                     let planes = parts_mut::<8, 512, 1>(planes).each_mut();
                     let planes = std::array::from_fn(|plane| planes[7 - plane].as_mut_ptr().cast());
-                    // SAFETY: the planes have 512 bytes each, and the pointers are all that knows them.
+                    // SAFETY: the planes have 512 bytes each, and the pointers are all that knows
+                    // them.
                     unsafe {
                         match fold {
                             Fold::No => split_8::<false>(words, planes),

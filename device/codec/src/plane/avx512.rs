@@ -1,15 +1,19 @@
-//! The transpose in AVX-512 with VBMI and GFNI: a line of each plane at a time, 64 bytes (half of it for fp32).
+//! The transpose in AVX-512 with VBMI and GFNI: a line of each plane at a time, 64 bytes (half of
+//! it for fp32).
 //!
-//! `gf2p8affineqb` transposes the 8×8 bit matrix in each quadword. To join, a byte of each of eight planes is brought together in a
-//! quadword, the matrix is transposed, and bytes are brought together to elements; to split is that backwards.
+//! `gf2p8affineqb` transposes the 8×8 bit matrix in each quadword. To join, a byte of each of eight
+//! planes is brought together in a quadword, the matrix is transposed, and bytes are brought
+//! together to elements; to split is that backwards.
 //!
-//! Number the bytes of some registers by the register, the lane in it (two bits) and the place in the lane (four bits). Unpacking
-//! pairs of registers, low and high, moves the place's first bit to the register's number, moves the others up, and
-//! puts last the bit in which the pairs differ. What moves bytes between lanes is `vpermi2b`, once in a network; its
-//! indices are worked out here from what the unpacking does. Comments give numbers as bits: register, place in the lane.
+//! Number the bytes of some registers by the register, the lane in it (two bits) and the place in
+//! the lane (four bits). Unpacking pairs of registers, low and high, moves the place's first bit to
+//! the register's number, moves the others up, and puts last the bit in which the pairs differ.
+//! What moves bytes between lanes is `vpermi2b`, once in a network; its indices are worked out here
+//! from what the unpacking does. Comments give numbers as bits: register, place in the lane.
 //!
-//! A *group* is eight elements, a byte of a plane. The instruction takes a matrix's rows from the quadword's last
-//! byte on, so planes (joining) and elements (splitting) are in descending order in a quadword.
+//! A *group* is eight elements, a byte of a plane. The instruction takes a matrix's rows from the
+//! quadword's last byte on, so planes (joining) and elements (splitting) are in descending order in
+//! a quadword.
 
 mod join;
 mod split;
@@ -65,7 +69,8 @@ fn store(line: &mut Line, value: __m512i) {
     unsafe { _mm512_storeu_si512(line.as_mut_ptr().cast(), value) }
 }
 
-/// Transposes the matrices in the quadwords: bit `i` of the result's byte `j` is bit `j` of byte `7 − i`, if byte `j` of `select` is `1 << j`.
+/// Transposes the matrices in the quadwords: bit `i` of the result's byte `j` is bit `j` of byte
+/// `7 − i`, if byte `j` of `select` is `1 << j`.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi,gfni")]
 fn transpose(matrices: __m512i, select: __m512i) -> __m512i {

@@ -1,9 +1,11 @@
 //! Folding the sign of integers: y = x XOR (x >> B−1), all but the sign bit.
 //!
-//! Folded, small values of either sign have zero upper bits, as sign and magnitude would give, but no value is special:
-//! the fold is its own inverse, and the upper bits of y give exactly the upper bits of x, that is x >> n.
+//! Folded, small values of either sign have zero upper bits, as sign and magnitude would give, but
+//! no value is special: the fold is its own inverse, and the upper bits of y give exactly the upper
+//! bits of x, that is x >> n.
 //!
-//! In planes: the sign's is added to every other one, XOR. So the kernels fold on the way, without a pass of its own.
+//! In planes: the sign's is added to every other one, XOR. So the kernels fold on the way, without
+//! a pass of its own.
 
 use crate::format::Format;
 

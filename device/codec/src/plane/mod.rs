@@ -1,14 +1,20 @@
-//! Bit-plane disaggregation (TRACE III-A, eq. 1 and 2): a block of words as planes, and planes as words again.
+//! Bit-plane disaggregation (TRACE III-A, eq. 1 and 2): a block of words as planes, and planes as
+//! words again.
 //!
 //! The rules:
-//! * Plane `i` holds bit `i` of every element; element `j` is bit `j % 8` of the plane's byte `j / 8`.
-//! * A [`PlaneBlock`] holds all planes of a block one behind the other, most significant first, each
-//!   [`Format::plane_bytes`] long: 4096 bytes in all, whatever the format.
-//! * Integers are folded first (`fold.rs`), so that small values of either sign have zero upper planes.
-//! * [`join`] takes each plane from wherever it lies, so that raw planes need not be copied; a plane that was not fetched is
-//!   [`ZEROS`]. [`join_block`] takes them from a [`PlaneBlock`], which is quicker.
-//! * Planes whose bits are the bits of bytes that are not a block are [`split_bytes`] and [`join_bytes`].
-//! * Kernels are chosen at run time ([`Kernel`]); all of them give the same bits as the portable one.
+//! * Plane `i` holds bit `i` of every element; element `j` is bit `j % 8` of the plane's byte
+//!   `j / 8`.
+//! * A [`PlaneBlock`] holds all planes of a block one behind the other, most significant first,
+//!   each [`Format::plane_bytes`] long: 4096 bytes in all, whatever the format.
+//! * Integers are folded first (`fold.rs`), so that small values of either sign have zero upper
+//!   planes.
+//! * [`join`] takes each plane from wherever it lies, so that raw planes need not be copied; a
+//!   plane that was not fetched is [`ZEROS`]. [`join_block`] takes them from a [`PlaneBlock`],
+//!   which is quicker.
+//! * Planes whose bits are the bits of bytes that are not a block are [`split_bytes`] and
+//!   [`join_bytes`].
+//! * Kernels are chosen at run time ([`Kernel`]); all of them give the same bits as the portable
+//!   one.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -43,7 +49,7 @@ impl PlaneMask {
     }
 
     /// Whether every plane of `other` is in the set.
-    pub const fn covers(self, other: Self) -> bool {
+    pub(crate) const fn covers(self, other: Self) -> bool {
         other.0 & !self.0 == 0
     }
 
@@ -60,7 +66,8 @@ pub const fn plane_range(format: Format, plane: usize) -> std::ops::Range<usize>
     start..start + bytes
 }
 
-/// The planes of a block by their number, each where it lies. Those above the format's are not looked at.
+/// The planes of a block by their number, each where it lies. Those above the format's are not
+/// looked at.
 pub type Planes<'a> = [&'a [u8]; 32];
 
 /// Bytes of the longest plane.
@@ -69,7 +76,7 @@ const LONGEST: usize = 1024;
 /// A plane of zeros, long enough for every format.
 pub static ZEROS: Constant = Constant([0; LONGEST]);
 /// A plane of ones, long enough for every format.
-pub static ONES: Constant = Constant([0xff; LONGEST]);
+pub(crate) static ONES: Constant = Constant([0xff; LONGEST]);
 
 /// A plane that begins a cache line, as vectors are loaded fastest.
 #[repr(align(64))]
@@ -84,9 +91,9 @@ impl std::ops::Deref for Constant {
 }
 
 /// Bytes that [`split_bytes`] and [`join_bytes`] take: a multiple of this.
-pub const BYTES_STEP: usize = 512;
+pub(crate) const BYTES_STEP: usize = 512;
 /// The most bytes that they take: planes of [`ZEROS`] are that long.
-pub const MAX_BYTES: usize = 8 * LONGEST;
+pub(crate) const MAX_BYTES: usize = 8 * LONGEST;
 
 kernels! {
     /// A way to transpose.
@@ -122,7 +129,8 @@ macro_rules! by_kernel {
     };
 }
 
-/// Does something by a kernel of which nothing is known yet: apart, so that those that are known need nothing of the stack.
+/// Does something by a kernel of which nothing is known yet: apart, so that those that are known
+/// need nothing of the stack.
 #[cold]
 #[inline(never)]
 fn after_asking(kernel: Kernel, work: impl FnOnce()) {
@@ -162,7 +170,7 @@ impl Kernel {
     ///
     /// # Panics
     /// If the kernel is not available, or as [`split_bytes`].
-    pub fn split_bytes(self, bytes: &[u8], planes: [&mut [u8]; 8]) {
+    pub(crate) fn split_bytes(self, bytes: &[u8], planes: [&mut [u8]; 8]) {
         assert_bytes(bytes.len());
         let planes = planes.map(|plane| &mut plane[..bytes.len() / 8]);
         by_kernel!(self, split_bytes(bytes, planes));
@@ -172,7 +180,7 @@ impl Kernel {
     ///
     /// # Panics
     /// If the kernel is not available, or as [`join_bytes`].
-    pub fn join_bytes(self, planes: &[&[u8]; 8], out: &mut [u8]) {
+    pub(crate) fn join_bytes(self, planes: &[&[u8]; 8], out: &mut [u8]) {
         assert_bytes(out.len());
         let planes = planes.map(|plane| &plane[..out.len() / 8]);
         by_kernel!(self, join_bytes(&planes, out));
@@ -189,7 +197,8 @@ pub fn split(format: Format, words: &BlockWords, planes: &mut PlaneBlock) {
 
 /// Puts planes together to words. Each plane has [`Format::plane_bytes`] or more.
 ///
-/// For integers a prefix of planes, the others zero, gives the arithmetic shift's bits and, below them, the sign's.
+/// For integers a prefix of planes, the others zero, gives the arithmetic shift's bits and, below
+/// them, the sign's.
 ///
 /// # Panics
 /// If the format is `opaque`, which has no planes, or a plane is too short.
@@ -197,8 +206,9 @@ pub fn join(format: Format, planes: &Planes<'_>, words: &mut BlockWords) {
     Kernel::best().join(format, planes, words);
 }
 
-/// Puts the planes of `block` that are in `mask` together to words, the others zero, whatever `block` has of them: as [`join`] of what [`select`] gives, but nothing is to be
-/// said of where each plane lies.
+/// Puts the planes of `block` that are in `mask` together to words, the others zero, whatever
+/// `block` has of them: as [`join`] of what [`select`] gives, but nothing is to be said of where
+/// each plane lies.
 ///
 /// # Panics
 /// If the format is `opaque`, which has no planes.
@@ -206,21 +216,22 @@ pub fn join_block(format: Format, mask: PlaneMask, block: &PlaneBlock, words: &m
     Kernel::best().join_block(format, mask, block, words);
 }
 
-/// Splits bytes, as many as [`join_bytes`] takes, into the planes of their bits: bit `j % 8` of `planes[i][j / 8]` is bit `i` of
-/// `bytes[j]`. Nothing is folded. What a plane has beyond `bytes.len() / 8` bytes is left alone.
+/// Splits bytes, as many as [`join_bytes`] takes, into the planes of their bits: bit `j % 8` of
+/// `planes[i][j / 8]` is bit `i` of `bytes[j]`. Nothing is folded. What a plane has beyond
+/// `bytes.len() / 8` bytes is left alone.
 ///
 /// # Panics
 /// If there are not that many bytes, or a plane is shorter than an eighth of them.
-pub fn split_bytes(bytes: &[u8], planes: [&mut [u8]; 8]) {
+pub(crate) fn split_bytes(bytes: &[u8], planes: [&mut [u8]; 8]) {
     Kernel::best().split_bytes(bytes, planes);
 }
 
-/// Puts the planes of the bits of bytes together, a multiple of [`BYTES_STEP`] of them, at most [`MAX_BYTES`]: bit `i` of `out[j]`
-/// is bit `j % 8` of `planes[i][j / 8]`. Nothing is unfolded.
+/// Puts the planes of the bits of bytes together, a multiple of [`BYTES_STEP`] of them, at most
+/// [`MAX_BYTES`]: bit `i` of `out[j]` is bit `j % 8` of `planes[i][j / 8]`. Nothing is unfolded.
 ///
 /// # Panics
 /// If `out` has another length, or a plane is shorter than an eighth of it.
-pub fn join_bytes(planes: &[&[u8]; 8], out: &mut [u8]) {
+pub(crate) fn join_bytes(planes: &[&[u8]; 8], out: &mut [u8]) {
     Kernel::best().join_bytes(planes, out);
 }
 
@@ -241,7 +252,8 @@ fn parts<'a, const N: usize, const PART: usize>(planes: &[&'a [u8]], bytes: usiz
 #[inline]
 fn first<'a, 'b, const N: usize>(planes: &'a [&'b [u8]], bytes: usize) -> &'a [&'b [u8]; N] {
     let planes = planes.first_chunk().expect("every format's planes");
-    // Told apart by what is said of them: else a compiler looks at all at once, by shuffles that a join waits for.
+    // Told apart by what is said of them: else a compiler looks at all at once, by shuffles that a
+    // join waits for.
     for (plane, bits) in planes.iter().enumerate() {
         assert!(bits.len() >= bytes, "plane {plane} is shorter than {bytes} bytes");
     }
@@ -276,9 +288,11 @@ fn select_of<const N: usize, const BYTES: usize>(mask: PlaneMask, block: &PlaneB
     planes
 }
 
-/// Clears every bit of `words` that lies in a plane outside `mask`: what a word-major device does to serve a view.
+/// Clears every bit of `words` that lies in a plane outside `mask`: what a word-major device does
+/// to serve a view.
 ///
-/// Integers keep their unfolded bits, so that a prefix of planes has zeros below it where [`join()`] has the sign's bits; their views look at neither.
+/// Integers keep their unfolded bits, so that a prefix of planes has zeros below it where
+/// [`join()`] has the sign's bits; their views look at neither.
 pub fn clear_outside(format: Format, mask: PlaneMask, words: &mut BlockWords) {
     let [a, b, c, d] = match format.bits() {
         32 => mask.0,

@@ -1,9 +1,12 @@
-//! The transpose in plain Rust: eight times 64 elements at a time in `u64`s. It defines what every faster kernel must give.
+//! The transpose in plain Rust: eight times 64 elements at a time in `u64`s. It defines what every
+//! faster kernel must give.
 //!
-//! 64 elements of B bits are B words. Number each of their bits by the word's number W and its place in the word, six bits: B2 B1 B0 for the byte
-//! and b2 b1 b0 within it. In words these say which element it is and which of its bits; in planes, word W is plane W,
-//! and the place is the element. So a transpose moves number bits to other places, and that takes six exchanges of one bit of W with one
-//! of the place, one for each of the place's. An exchange works on two words at a time, whose numbers differ in that bit.
+//! 64 elements of B bits are B words. Number each of their bits by the word's number W and its
+//! place in the word, six bits: B2 B1 B0 for the byte and b2 b1 b0 within it. In words these say
+//! which element it is and which of its bits; in planes, word W is plane W, and the place is the
+//! element. So a transpose moves number bits to other places, and that takes six exchanges of one
+//! bit of W with one of the place, one for each of the place's. An exchange works on two words at a
+//! time, whose numbers differ in that bit.
 
 use super::{PlaneBlock, PlaneMask, Planes, fold::Fold, parts, parts_mut, select};
 use crate::{BlockWords, format::Format};
@@ -23,7 +26,8 @@ struct Width<const N: usize>;
 impl<const N: usize> Width<N> {
     /// In this order for splitting, backwards for joining.
     ///
-    /// A comment beside each says where the number bits of the elements (e5…e0) and of the planes (p4…p0) are after it.
+    /// A comment beside each says where the number bits of the elements (e5…e0) and of the planes
+    /// (p4…p0) are after it.
     const EXCHANGES: [Exchange; 6] = match N {
         // W = e5 e4, place = e3 e2 e1 | e0 p1 p0
         4 => [
@@ -57,7 +61,8 @@ impl<const N: usize> Width<N> {
         _ => panic!("no format has elements of that many bits"),
     };
 
-    /// The plane that each word has become: as the last lines above say, their numbers' bits are rotated.
+    /// The plane that each word has become: as the last lines above say, their numbers' bits are
+    /// rotated.
     const PLANES: [usize; N] = {
         let rotated = match N {
             16 => 2,

@@ -2,6 +2,11 @@
 
 use proptest::prelude::*;
 
+/// Whether elements are two's complement, stored with their sign folded.
+fn is_integer(format: Format) -> bool {
+    matches!(format, Format::Int8 | Format::Int4)
+}
+
 use super::*;
 
 /// Bit `bit` of element `element`, by the definition of the format's container.
@@ -44,7 +49,7 @@ proptest! {
         for element in 0..elements {
             for plane in 0..format.planes() {
                 let mut want = bit(format, &words[..], element, plane);
-                if format.is_integer() && plane != sign {
+                if is_integer(format) && plane != sign {
                     want ^= bit(format, &words[..], element, sign);
                 }
                 prop_assert_eq!(plane_bit(format, &planes, plane, element), want);
@@ -80,7 +85,7 @@ proptest! {
                 }
             }
         }
-        if format.is_integer() && mask.has(format.planes() - 1) {
+        if is_integer(format) && mask.has(format.planes() - 1) {
             for element in (0..elements).filter(|element| plane_bit(format, &planes, format.planes() - 1, *element)) {
                 (0..format.planes() - 1).for_each(|plane| flip_bit(format, &mut want, element, plane));
             }

@@ -1,7 +1,9 @@
-//! Signs with AVX-512, nibble by nibble: groups of all sizes are whole nibbles, so the bit string is the nibbles that are there, side by side.
+//! Signs with AVX-512, nibble by nibble: groups of all sizes are whole nibbles, so the bit string
+//! is the nibbles that are there, side by side.
 //!
-//! In a register a nibble is a byte, and which of 64 nibbles are there is a mask: a compress moves them together, an expand moves them apart. All else is done for eight words,
-//! four segments, at a time, or for the flags of sixteen segments.
+//! In a register a nibble is a byte, and which of 64 nibbles are there is a mask: a compress moves
+//! them together, an expand moves them apart. All else is done for eight words, four segments, at a
+//! time, or for the flags of sixteen segments.
 
 use std::arch::x86_64::{
     __m256i, __m512i, _mm_cvtsi128_si64, _mm_loadu_si128, _mm256_setzero_si256, _mm256_storeu_si256,
@@ -71,7 +73,8 @@ fn from_before(word: __m512i) -> __m512i {
     _mm512_bslli_epi128::<8>(word)
 }
 
-/// The nibbles of half a register's bytes, each in the lower half of a byte, the lower one of each byte first; the upper halves are anything.
+/// The nibbles of half a register's bytes, each in the lower half of a byte, the lower one of each
+/// byte first; the upper halves are anything.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
 fn nibbles(bytes: __m256i) -> __m512i {
@@ -205,7 +208,8 @@ fn encode_lines<const LINES: usize>(plane: &[u8], limit: usize, out: &mut [u8]) 
     if !promises(fewer, LINES * SEGMENTS) {
         return None;
     }
-    // The nibbles that are there, a byte each. What is stored behind them is zeros. Only at the end it shows whether all is short enough.
+    // The nibbles that are there, a byte each. What is stored behind them is zeros. Only at the end
+    // it shows whether all is short enough.
     let mut all = [[0_u8; 2 * LINE]; LINES];
     let all = all.as_flattened_mut();
     let (mut flags, mut count, mut total) = (0, 0, _mm512_setzero_si512());
@@ -345,7 +349,8 @@ fn decode_roomy(bytes: &[u8], length: usize, plane: &mut [u8]) -> Result<(), Mal
     Ok(())
 }
 
-/// Which nibbles of sixteen segments of these modes are there, by the flags at the front of a line, and the bytes of these.
+/// Which nibbles of sixteen segments of these modes are there, by the flags at the front of a line,
+/// and the bytes of these.
 #[inline]
 #[target_feature(enable = "popcnt,avx512f,avx512bw,avx512vbmi2,gfni")]
 fn there(modes: &[u8; SIXTEEN], flags: __m512i) -> ([u64; SIXTEEN / 2], usize) {
@@ -354,7 +359,8 @@ fn there(modes: &[u8; SIXTEEN], flags: __m512i) -> ([u64; SIXTEEN / 2], usize) {
     let present = _mm512_permutexvar_epi32(modes, load(&PRESENT));
     let taken = _mm512_movepi8_mask(present);
     let fours = _mm512_maskz_expand_epi8(taken, flags);
-    // A flag becomes two or four: their byte is brought to where they are, and then each byte takes its part of it.
+    // A flag becomes two or four: their byte is brought to where they are, and then each byte takes
+    // its part of it.
     let twice = _mm512_shuffle_epi8(fours, load(&TWO_EACH));
     let eights = _mm512_gf2p8affine_epi64_epi8::<0>(twice, spread(2, 0));
     let eights = _mm512_mask_gf2p8affine_epi64_epi8::<0>(eights, ONE_OF_FOUR * 0b1010, twice, spread(2, 1));

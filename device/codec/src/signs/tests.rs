@@ -59,19 +59,19 @@ fn arbitrary() -> impl Strategy<Value = (Format, Vec<u8>)> {
 proptest! {
     #[test]
     fn signs_come_back_by_every_kernel((format, plane) in planes(), limit in 0_usize..1100) {
-        let room = plane.len() + SLACK;
-        let mut out = vec![0xa5; room];
+        let capacity = plane.len() + SLACK;
+        let mut out = vec![0xa5; capacity];
         let length = Kernel::Portable.encode(format, &plane, limit, &mut out);
         for kernel in Kernel::available() {
-            let mut same = vec![0x5a; room];
+            let mut same = vec![0x5a; capacity];
             prop_assert_eq!(kernel.encode(format, &plane, limit, &mut same), length, "{:?}", kernel);
             let Some(length) = length else { continue };
             prop_assert!(length < limit && length < plane.len());
             prop_assert_eq!(&same[..length], &out[..length], "{:?}", kernel);
             // What is behind a stream does not count.
-            for room in [length, same.len()] {
+            for fetched in [length, same.len()] {
                 let mut back = vec![0xa5; plane.len()];
-                kernel.decode(format, &same[..room], length, &mut back).unwrap();
+                kernel.decode(format, &same[..fetched], length, &mut back).unwrap();
                 prop_assert_eq!(&back, &plane, "{:?}", kernel);
             }
         }
@@ -105,7 +105,8 @@ fn channels_that_lean_take_few_bytes() {
 
 #[test]
 fn a_plane_that_promises_little_is_left_as_it_is() {
-    // Twenty ones in five groups of eight, and sixteen flags: 72 bits less, where the modes of a plane take 64.
+    // Twenty ones in five groups of eight, and sixteen flags: 72 bits less, where the modes of a
+    // plane take 64.
     let mut segment = [0; 16];
     segment[..5].fill(0x55);
     let one = [&segment, &noise()[16..]].concat();
@@ -121,7 +122,8 @@ fn a_plane_that_promises_little_is_left_as_it_is() {
 #[test]
 fn every_kernel_tries_planes_from_the_same_bound_on() {
     for format in Format::ALL.into_iter().filter(|format| format.planes() > 0) {
-        // 36 ones in each segment, two fewer than many: nine groups of eight and sixteen flags, so that each would save 40 bits where its mode takes four.
+        // 36 ones in each segment, two fewer than many: nine groups of eight and sixteen flags, so
+        // that each would save 40 bits where its mode takes four.
         let mut segment = [0; 16];
         segment[..9].fill(0x55);
         let segments = format.plane_bytes() / 16;

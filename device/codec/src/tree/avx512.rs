@@ -1,4 +1,5 @@
-//! The levels of a stream, 64 elements at a time: as [`super::compact`], with AVX-512's compress and expand.
+//! The levels of a stream, 64 elements at a time: as [`super::compact`], with AVX-512's compress
+//! and expand.
 
 #![expect(
     clippy::cast_possible_truncation,
@@ -8,13 +9,14 @@
 
 mod bits;
 mod decode;
-mod descent;
 mod encode;
 mod few;
+mod plan;
 mod spread;
 mod stage;
 mod table;
-mod threes;
+mod three_and_three;
+mod walk;
 mod whole;
 
 use std::arch::x86_64::{
@@ -30,6 +32,7 @@ use std::arch::x86_64::{
 pub(super) use self::{
     decode::{Decoder, decode, decode_bf16},
     encode::{coder, levels},
+    plan::plan,
     whole::{place, split_step, take_values},
 };
 use super::{
@@ -44,8 +47,9 @@ const STEP: usize = 64;
 /// Words of a stage's masks.
 const MASKS: usize = MAX_ELEMENTS / STEP;
 /// Bytes of a stage's elements, and of a register behind them.
-const ROOM: usize = MAX_ELEMENTS + STEP;
-/// Bytes that a decoder looks at, however long it is told the stream is: header, levels and escapes.
+const BUFFER: usize = MAX_ELEMENTS + STEP;
+/// Bytes that a decoder looks at, however long it is told the stream is: header, levels and
+/// escapes.
 const MAX_STREAM: usize = 16 + MAX_ELEMENTS * LONGEST / 8 + MAX_ELEMENTS;
 
 #[inline]
@@ -72,8 +76,8 @@ fn load_at(bytes: &[u8], at: usize) -> __m512i {
 /// As [`load_at`], of as many bytes as a stage has at most.
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn load_in(bytes: &[u8; ROOM], at: usize) -> __m512i {
-    assert!(at <= ROOM - STEP, "a register");
+fn load_in(bytes: &[u8; BUFFER], at: usize) -> __m512i {
+    assert!(at <= BUFFER - STEP, "a register");
     load_at(bytes, at)
 }
 
@@ -93,8 +97,8 @@ fn store_at(bytes: &mut [u8], at: usize, value: __m512i) {
 /// As [`store_at`], of as many bytes as a stage has at most.
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn store_in(bytes: &mut [u8; ROOM], at: usize, value: __m512i) {
-    assert!(at <= ROOM - STEP, "a register");
+fn store_in(bytes: &mut [u8; BUFFER], at: usize, value: __m512i) {
+    assert!(at <= BUFFER - STEP, "a register");
     store_at(bytes, at, value);
 }
 
@@ -104,8 +108,9 @@ fn first(count: usize) -> u64 {
     if count >= STEP { u64::MAX } else { (1 << count) - 1 }
 }
 
-/// What the values of a block are. Those within 32 of the largest are counted eight values at a time: as one-hot bytes, of which eight make a
-/// matrix of bits, whose columns' ones are what there is of each value. Zeros are counted apart; blocks with yet others are left to [`masks`].
+/// What the values of a block are. Those within 32 of the largest are counted eight values at a
+/// time: as one-hot bytes, of which eight make a matrix of bits, whose columns' ones are what there
+/// is of each value. Zeros are counted apart; blocks with yet others are left to [`masks`].
 #[target_feature(
     enable = "avx2,bmi1,bmi2,popcnt,avx512f,avx512bw,avx512vbmi,avx512vbmi2,avx512bitalg,avx512vpopcntdq,gfni"
 )]
@@ -124,37 +129,29 @@ pub(super) fn census(values: &[u8], planes: usize, scratch: &mut Scratch) -> Opt
             zeros += _mm512_testn_epi8_mask(chunk, chunk).count_ones();
         }
     }
-    let mut lanes = [0; STEP];
-    store(&mut lanes, largest);
-    let largest = lanes.into_iter().max().unwrap_or(0);
+    let [largest, least] = [largest, least].map(|register| {
+        let mut lanes = [0; STEP];
+        store(&mut lanes, register);
+        lanes
+    });
+    let largest = largest.into_iter().max().unwrap_or(0);
+    let least = least.into_iter().min().unwrap_or(0);
+    // An index is cut to six bits, by which such values differ.
+    let are_near = least > 0 && usize::from(largest - least) < STEP;
     let low = largest.saturating_sub(WINDOW as u8 - 1).max(1);
 
     let mut counts = [_mm512_setzero_si512(); WINDOW / 8];
     let mut left = values.len() as u64 - u64::from(zeros);
-    // Eight values that are counted together are eight rows of ones; the others have no row.
-    let one_hot = load(&ONE_HOT);
     let together = load(&TOGETHER);
-    let identity = _mm512_set1_epi64(0x8040_2010_0804_0201_u64.cast_signed());
-    let none = _mm512_set1_epi8(STEP as i8 - 1);
     // What is left mostly is among the first 16, which are looked for together.
     for (sixteen, counts) in counts.as_chunks_mut::<2>().0.iter_mut().enumerate().rev() {
         if left == 0 {
             break;
         }
-        let [first, second] =
-            [0, 8].map(|more| _mm512_set1_epi8(low.wrapping_add(16 * sixteen as u8 + more).cast_signed()));
+        let firsts = [0, 8].map(|more| low.wrapping_add(16 * sixteen as u8 + more));
         // A byte holds the ones of 31 times eight elements.
         for chunks in chunks.chunks(16) {
-            let mut ones = [_mm512_setzero_si512(); 2];
-            for chunk in chunks {
-                let chunk = load(chunk);
-                for (ones, first) in ones.iter_mut().zip([first, second]) {
-                    let value = _mm512_min_epu8(_mm512_sub_epi8(chunk, first), none);
-                    let rows = _mm512_permutexvar_epi8(value, one_hot);
-                    let columns = _mm512_gf2p8affine_epi64_epi8::<0>(identity, rows);
-                    *ones = _mm512_add_epi8(*ones, _mm512_popcnt_epi8(columns));
-                }
-            }
+            let ones = if are_near { ones::<true>(chunks, firsts) } else { ones::<false>(chunks, firsts) };
             for (counts, ones) in counts.iter_mut().zip(ones) {
                 let sums = _mm512_sad_epu8(_mm512_permutexvar_epi8(together, ones), _mm512_setzero_si512());
                 *counts = _mm512_add_epi64(*counts, sums);
@@ -171,7 +168,7 @@ pub(super) fn census(values: &[u8], planes: usize, scratch: &mut Scratch) -> Opt
         };
     }
     let mut census = Census::new();
-    census.tell(0, zeros)?;
+    census.add(0, zeros)?;
     let [a, b, c, d] = counts.map(|counts| _mm512_cvtepi64_epi16(counts));
     let [a, b] = [_mm256_set_m128i(b, a), _mm256_set_m128i(d, c)];
     let counts = _mm512_inserti64x4::<1>(_mm512_castsi256_si512(a), b);
@@ -188,6 +185,30 @@ pub(super) fn census(values: &[u8], planes: usize, scratch: &mut Scratch) -> Opt
     }
     census.found += often.count_ones() as usize;
     Some(census)
+}
+
+/// How many elements of each eight have one of eight values, twice: a byte for each eight and
+/// value. Eight elements are eight rows of ones, and what is not among the values has no row. If
+/// values are `NEAR`, their low six bits tell them apart.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vbmi,avx512bitalg,gfni")]
+fn ones<const NEAR: bool>(chunks: &[[u8; STEP]], firsts: [u8; 2]) -> [__m512i; 2] {
+    let firsts = firsts.map(|first| _mm512_set1_epi8(first.cast_signed()));
+    let (one_hot, none) = (load(&ONE_HOT), _mm512_set1_epi8(STEP as i8 - 1));
+    let tables = firsts.map(|first| {
+        if NEAR { _mm512_permutexvar_epi8(_mm512_sub_epi8(load(&COUNTING), first), one_hot) } else { one_hot }
+    });
+    let identity = _mm512_set1_epi64(0x8040_2010_0804_0201_u64.cast_signed());
+    let mut ones = [_mm512_setzero_si512(); 2];
+    for chunk in chunks {
+        let chunk = load(chunk);
+        for ((ones, first), table) in ones.iter_mut().zip(firsts).zip(tables) {
+            let at = if NEAR { chunk } else { _mm512_min_epu8(_mm512_sub_epi8(chunk, first), none) };
+            let columns = _mm512_gf2p8affine_epi64_epi8::<0>(identity, _mm512_permutexvar_epi8(at, table));
+            *ones = _mm512_add_epi8(*ones, _mm512_popcnt_epi8(columns));
+        }
+    }
+    ones
 }
 
 /// The numbers from 0 on.

@@ -1,8 +1,9 @@
 //! Bits of 64 elements, a word, and of streams: appended, read, gathered and spread.
 //!
-//! Where a mask has ones, the bits of a word are *gathered* to its lower end, and *spread* from there: BMI2's `pext` and `pdep`. Here they are done
-//! byte by byte with tables. A byte of a mask with `n` ones has a row for each of the 2ⁿ bytes that it gives or takes, 3⁸ in all; so the tables stay
-//! in the first-level cache.
+//! Where a mask has ones, the bits of a word are *gathered* to its lower end, and *spread* from
+//! there: BMI2's `pext` and `pdep`. Here they are done byte by byte with tables. A byte of a mask
+//! with `n` ones has a row for each of the 2ⁿ bytes that it gives or takes, 3⁸ in all; so the
+//! tables stay in the first-level cache.
 
 #![expect(
     clippy::inline_always,
@@ -13,7 +14,8 @@
 /// Rows of a table, rounded up so that no index is out of bounds.
 const ROWS: usize = 3_usize.pow(8).next_power_of_two();
 
-/// How far up a byte's ones are counted, in what is known of its rows. Below is the number of the first.
+/// How far up a byte's ones are counted, in what is known of its rows. Below is the number of the
+/// first.
 const COUNT: u32 = 16;
 
 /// By the byte of a mask, its rows to spread.
@@ -51,7 +53,8 @@ static SPREAD: [u8; ROWS] = {
     spread
 };
 
-/// By the byte of a mask, its digits taken as a number in base 3: the row to gather is that, and that of the bits under the mask.
+/// By the byte of a mask, its digits taken as a number in base 3: the row to gather is that, and
+/// that of the bits under the mask.
 static GATHER_ROWS: [u32; 256] = {
     let mut rows = [0; 256];
     let mut byte = 0_usize;
@@ -130,7 +133,8 @@ impl<'a> Writer<'a> {
         Self { words: out[at..].as_chunks_mut().0, start: at, full: 0, pending: 0, held: 0 }
     }
 
-    /// Appends the lowest `count` bits of `bits`, whose others are zero. A word is written where the next bit goes.
+    /// Appends the lowest `count` bits of `bits`, whose others are zero. A word is written where
+    /// the next bit goes.
     #[inline(always)]
     pub(super) fn push(&mut self, bits: u64, count: u32) {
         let low = self.pending | bits << self.held;

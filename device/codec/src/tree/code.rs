@@ -1,8 +1,13 @@
-//! The prefix code of a stream: from counts to lengths, lengths to canonical order, and both to the header and back.
+//! The prefix code of a stream: from counts to lengths, lengths to canonical order, and both to the
+//! header and back.
 
 #![expect(
     clippy::cast_possible_truncation,
-    reason = "symbols and lengths are below 64, fields are cut to 3 bits on purpose"
+    clippy::cast_precision_loss,
+    clippy::cast_sign_loss,
+    clippy::inline_always,
+    reason = "symbols and lengths are below 64, counts below 2^14, fields are cut to 3 bits on purpose; \
+              only inlined code takes on its caller's processor features"
 )]
 
 use super::Malformed;
@@ -24,7 +29,7 @@ pub(super) const SLOTS: usize = 64;
 const PARTS: usize = 1 << LONGEST;
 /// Header bits before the window's lengths.
 pub(super) const FIXED_BITS: usize = 19;
-/// Bytes that any header has room in.
+/// Bytes of the longest header.
 pub(super) const MAX_HEADER: usize = 16;
 
 /// A code by its lengths.
@@ -38,7 +43,8 @@ pub(super) struct Code {
     pub lengths: [u8; SYMBOLS],
 }
 
-/// The leaves of a code's tree, level by level and in each level in code order, as a level's nodes are.
+/// The leaves of a code's tree, level by level and in each level in code order, as a level's nodes
+/// are.
 pub(super) struct Leaves {
     /// Their values; what stands at the escape's place or behind the last one is meaningless.
     pub values: [u8; 2 * SLOTS],
@@ -93,9 +99,9 @@ impl Coder {
         Code::header_bytes(self.code.window)
     }
 
-    /// Whether it is a code in threes.
+    /// Whether it is a 3+3 code.
     #[cfg(target_arch = "x86_64")]
-    pub(super) fn is_in_threes(&self) -> bool {
+    pub(super) fn is_three_and_three(&self) -> bool {
         self.counts[..4] == [0, 3, 0, 3]
     }
 
@@ -113,31 +119,35 @@ impl Coder {
 }
 
 impl Code {
-    /// The best code of at most [`LONGEST`] bits for these counts, at least two of which are not zero, or nearly so.
-    pub(super) fn build(low: u8, window: usize, counts: &[u32; SYMBOLS]) -> Self {
-        let (sorted, used) = rarest_first(counts);
+    /// The best code of at most [`LONGEST`] bits for these symbols, two or more, or nearly so.
+    pub(super) fn build(low: u8, window: usize, ranked: &Ranked) -> Self {
         let mut lengths = [0; SYMBOLS];
-        huffman(&sorted[..used], LONGEST, &mut lengths);
+        huffman(ranked, &mut lengths);
         Self { low, window, lengths }
     }
 
-    /// The best code *in threes* for these counts, or nearly so: the three most frequent symbols have two bits, the next three four, and the others more. `None` if these are not two to eight, or the escape is not
-    /// one of them.
-    /// Behind two levels all that go on have come to one node, and so again behind two more, which a decoder is made for.
-    pub(super) fn in_threes(low: u8, window: usize, counts: &[u32; SYMBOLS]) -> Option<Self> {
-        let (sorted, used) = rarest_first(counts);
-        let others = used.checked_sub(2 * 3).filter(|others| (2..=1 << (LONGEST - 4)).contains(others))?;
-        let (others, often) = sorted[..used].split_at(others);
-        if often.iter().any(|(_, symbol)| *symbol == ESCAPE) {
-            return None;
-        }
+    /// The best *3+3 code* for these symbols: the three most frequent have two bits, the next three
+    /// four, the others more. `None` if the others are not two to eight, or the escape is not one
+    /// of them.
+    ///
+    /// Behind two levels all elements that go on have come to one node, and so again behind two
+    /// more, which decoders are made for.
+    pub(super) fn three_and_three(low: u8, window: usize, ranked: &Ranked) -> Option<Self> {
+        let others = ranked.used.checked_sub(6)?;
+        let [first, second] = BELOW.get(others.wrapping_sub(2))?;
+        let bits = |below: &[u8]| -> u32 {
+            ranked.counts.iter().zip(below).map(|(count, length)| count * u32::from(*length)).sum()
+        };
+        let below = if bits(second) < bits(first) { second } else { first };
         let mut lengths = [0; SYMBOLS];
-        huffman(others, LONGEST - 4, &mut lengths);
-        lengths.iter_mut().filter(|length| **length > 0).for_each(|length| *length += 4);
-        for (at, (_, symbol)) in often.iter().enumerate() {
-            lengths[*symbol] = if at < 3 { 4 } else { 2 };
+        for (symbol, length) in ranked.symbols.iter().zip(*below) {
+            lengths[usize::from(*symbol)] = 4 + length;
         }
-        Some(Self { low, window, lengths })
+        for (at, symbol) in ranked.symbols[others..ranked.used].iter().enumerate() {
+            lengths[usize::from(*symbol)] = if at < 3 { 4 } else { 2 };
+        }
+        (ranked.symbols[others..ranked.used].iter().all(|symbol| usize::from(*symbol) != ESCAPE))
+            .then_some(Self { low, window, lengths })
     }
 
     /// Bits that symbols take which occur so often.
@@ -241,68 +251,192 @@ impl Code {
     }
 }
 
-/// How often each symbol occurs that does, the rarest first, and how many these are.
-fn rarest_first(counts: &[u32; SYMBOLS]) -> ([(u32, usize); SYMBOLS], usize) {
-    let mut sorted = [(0, 0); SYMBOLS];
-    let mut used = 0;
-    for (symbol, count) in counts.iter().enumerate().filter(|(_, count)| **count > 0) {
-        let mut at = used;
-        while at > 0 && sorted[at - 1].0 > *count {
-            sorted[at] = sorted[at - 1];
-            at -= 1;
-        }
-        sorted[at] = (*count, symbol);
-        used += 1;
-    }
-    (sorted, used)
+/// What symbols below the fourth level of a 3+3 code have there, the rarest first, for two to eight
+/// of them: all that three levels of a tree allow, the first if both take as much.
+pub(super) const BELOW: [[&[u8]; 2]; 7] = [
+    [&[1, 1]; 2],
+    [&[2, 2, 1]; 2],
+    [&[2, 2, 2, 2], &[3, 3, 2, 1]],
+    [&[3, 3, 2, 2, 2], &[3, 3, 3, 3, 1]],
+    [&[3, 3, 3, 3, 2, 2]; 2],
+    [&[3, 3, 3, 3, 3, 3, 2]; 2],
+    [&[3; 8]; 2],
+];
+
+/// A logarithm's polynomial: between 1 and 2, less 1, it adds at most m (1 − m) (first − second m)
+/// to m.
+pub(super) const LOG2: [f32; 2] = [0.442_7, 0.164];
+
+/// The symbols that occur, the rarest first, of those as frequent the first ones first.
+pub(super) struct Ranked {
+    /// How often each occurs; behind the last one more than any.
+    counts: [u32; SLOTS],
+    symbols: [u8; SLOTS],
+    /// How many there are.
+    pub(super) used: usize,
 }
 
-/// The lengths of the best code of at most `longest` bits for two symbols or more, the rarest first, or nearly so.
-fn huffman(sorted: &[(u32, usize)], longest: usize, lengths: &mut [u8; SYMBOLS]) {
-    let (used, all) = (sorted.len(), 1 << longest);
-    // Huffman with two queues: leaves in order, inner nodes in the order they are made.
-    let mut weight = [0_u32; SYMBOLS];
-    let mut parent = [0_usize; 2 * SYMBOLS];
+impl Ranked {
+    /// Ranks by comparing each with each: a sort would mispredict most of its branches.
+    #[inline(always)]
+    pub(super) fn of(counts: &[u32; SYMBOLS]) -> Self {
+        // Symbols are below 64 and counts below 2^14, so both fit in a key.
+        let mut keys = [i32::MAX; SLOTS];
+        let mut used = 0;
+        for (symbol, count) in counts.iter().enumerate() {
+            keys[used] = (count << 6 | symbol as u32).cast_signed();
+            used += usize::from(*count > 0);
+        }
+        keys[used] = i32::MAX;
+        let sorted = if used <= 16 { sorted::<16>(&keys) } else { sorted::<SLOTS>(&keys) };
+        let counts = sorted.map(|key| if key == i32::MAX { u32::MAX } else { key.cast_unsigned() >> 6 });
+        Self { counts, symbols: sorted.map(|key| key as u8 & 63), used }
+    }
+
+    /// For so many, which are to be [set](Self::set).
+    #[cfg(target_arch = "x86_64")]
+    pub(super) const fn none(used: usize) -> Self {
+        Self { counts: [u32::MAX; SLOTS], symbols: [0; SLOTS], used }
+    }
+
+    /// Says which symbol has a rank.
+    #[cfg(target_arch = "x86_64")]
+    pub(super) const fn set(&mut self, rank: usize, symbol: usize, count: u32) {
+        self.symbols[rank % SLOTS] = symbol as u8;
+        self.counts[rank % SLOTS] = count;
+    }
+
+    /// Bits that they take by a code.
+    #[cfg(target_arch = "x86_64")]
+    pub(super) fn bits(&self, code: &Code) -> u32 {
+        let ranked = self.counts.iter().zip(&self.symbols).take(self.used);
+        ranked.map(|(count, symbol)| count * u32::from(code.lengths[usize::from(*symbol)])).sum()
+    }
+
+    /// No more bits than any prefix code takes for these, together a power of two: the entropy,
+    /// less a little.
+    #[inline(always)]
+    pub(super) fn least_bits(&self) -> u32 {
+        let (mut all, mut terms) = (0, 0.0);
+        for count in &self.counts[..self.used] {
+            all += count;
+            terms += times_log2(*count);
+        }
+        // Half a bit is more than all that was rounded.
+        (times_log2(all) - terms - 0.5).max(0.0) as u32
+    }
+}
+
+/// At least `count` times its binary logarithm, and at most a 200th of `count` more. Powers of two
+/// are exact.
+#[inline(always)]
+pub(super) fn times_log2(count: u32) -> f32 {
+    let bits = (count as f32).to_bits();
+    let exponent = (bits >> 23).cast_signed() - 127;
+    // 1 to 2, less 1.
+    let m = f32::from_bits(bits & 0x7f_ffff | 0x3f80_0000) - 1.0;
+    count as f32 * (exponent as f32 + m + m * (1.0 - m) * (LOG2[0] - LOG2[1] * m))
+}
+
+/// The first `N` keys in ascending order; the same ones more than once only if they are the
+/// largest.
+#[inline(always)]
+fn sorted<const N: usize>(keys: &[i32; SLOTS]) -> [i32; SLOTS] {
+    let keys: &[i32; N] = keys.first_chunk().expect("no more keys than slots");
+    let mut sorted = [i32::MAX; SLOTS];
+    for key in keys {
+        let rank: i32 = keys.iter().map(|other| i32::from(other < key)).sum();
+        sorted[rank as usize % SLOTS] = *key;
+    }
+    sorted
+}
+
+/// The lengths of the best code of at most [`LONGEST`] bits for two symbols or more, or nearly so.
+fn huffman(ranked: &Ranked, lengths: &mut [u8; SYMBOLS]) {
+    let Ranked { counts, symbols, used } = ranked;
+    let used = *used;
+    // Two queues: leaves in order, inner nodes in the order they are made. Which one is next cannot
+    // be foreseen, so nothing branches on it: both get the parent, and the one not taken gets
+    // another when its turn comes.
+    let mut weight = [u32::MAX; SLOTS];
+    let (mut leaf_parent, mut inner_parent) = ([0_u8; SLOTS], [0_u8; SLOTS]);
     let (mut leaf, mut inner) = (0, 0);
     for made in 0..used - 1 {
+        let mut sum = 0;
         for _ in 0..2 {
-            let take_leaf = leaf < used && (inner >= made || sorted[leaf].0 <= weight[inner]);
-            let (node, of) =
-                if take_leaf { (leaf, sorted[leaf].0) } else { (SYMBOLS + inner, weight[inner]) };
-            if take_leaf {
-                leaf += 1;
-            } else {
-                inner += 1;
-            }
-            parent[node] = made;
-            weight[made] += of;
+            let (of_leaf, of_inner) = (counts[leaf % SLOTS], weight[inner % SLOTS]);
+            leaf_parent[leaf % SLOTS] = made as u8;
+            inner_parent[inner % SLOTS] = made as u8;
+            sum += of_leaf.min(of_inner);
+            let takes_leaf = usize::from(of_leaf <= of_inner);
+            leaf += takes_leaf;
+            inner += 1 - takes_leaf;
         }
+        weight[made % SLOTS] = sum;
     }
-    let mut depth = [0_u8; SYMBOLS];
+    let mut depth = [0_u8; SLOTS];
     for node in (0..used - 2).rev() {
-        depth[node] = depth[parent[SYMBOLS + node]] + 1;
+        depth[node % SLOTS] = depth[usize::from(inner_parent[node % SLOTS]) % SLOTS] + 1;
     }
+    let all = PARTS;
     let mut parts = 0;
-    for (at, (_, symbol)) in sorted.iter().enumerate() {
-        let length = usize::from(depth[parent[at]] + 1).min(longest);
-        lengths[*symbol] = length as u8;
+    for (symbol, parent) in symbols[..used].iter().zip(&leaf_parent) {
+        let length = usize::from(depth[usize::from(*parent) % SLOTS] + 1).min(LONGEST);
+        lengths[usize::from(*symbol)] = length as u8;
         parts += all >> length;
     }
-    // Codes cut to the limit use too much: lengthen the rarest that can be, then give back what is left over.
+    // Codes cut to the limit use too much: lengthen the rarest that can be, then give back what is
+    // left over.
     while parts > all {
-        let (_, symbol) = sorted
+        let symbol = symbols[..used]
             .iter()
-            .find(|(_, symbol)| usize::from(lengths[*symbol]) < longest)
+            .find(|symbol| usize::from(lengths[usize::from(**symbol)]) < LONGEST)
             .expect("so many symbols have room");
-        lengths[*symbol] += 1;
-        parts -= all >> lengths[*symbol];
+        let length = &mut lengths[usize::from(*symbol)];
+        *length += 1;
+        parts -= all >> *length;
     }
     while parts < all {
-        for (_, symbol) in sorted.iter().rev() {
-            let length = lengths[*symbol];
-            if length > 1 && parts + (all >> length) <= all {
-                parts += all >> length;
-                lengths[*symbol] -= 1;
+        for symbol in symbols[..used].iter().rev() {
+            let length = &mut lengths[usize::from(*symbol)];
+            if *length > 1 && parts + (all >> *length) <= all {
+                parts += all >> *length;
+                *length -= 1;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn entropy_is_no_more_than_any_code_takes(counts in prop::collection::vec(1_u32..3000, 2..SYMBOLS)) {
+            let mut all = [0; SYMBOLS];
+            all[..counts.len()].copy_from_slice(&counts);
+            let sum: u32 = all.iter().sum();
+            all[0] += sum.next_power_of_two() - sum;
+            let counts = &all[..counts.len()];
+            let total = f64::from(sum.next_power_of_two());
+            let entropy: f64 = counts.iter().map(|count| -f64::from(*count) * (f64::from(*count) / total).log2()).sum();
+            let least = f64::from(Ranked::of(&all).least_bits());
+            prop_assert!(least <= entropy && least >= entropy - total / 100.0 - 2.0, "{least} {entropy}");
+            let code = Code::build(0, WINDOW, &Ranked::of(&all));
+            prop_assert!(f64::from(code.bits(&all)) >= least);
+        }
+
+        #[test]
+        fn symbols_are_ranked_by_counts_and_then_by_number(counts in prop::collection::vec(0_u32..6, SYMBOLS)) {
+            let mut want: Vec<_> = (0..SYMBOLS).filter(|symbol| counts[*symbol] > 0).collect();
+            want.sort_by_key(|symbol| counts[*symbol]);
+            let ranked = Ranked::of(counts.first_chunk().unwrap());
+            prop_assert_eq!(ranked.used, want.len());
+            for (at, symbol) in want.into_iter().enumerate() {
+                prop_assert_eq!((usize::from(ranked.symbols[at]), ranked.counts[at]), (symbol, counts[symbol]));
             }
         }
     }

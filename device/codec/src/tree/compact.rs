@@ -1,9 +1,11 @@
 //! The levels of a stream in plain Rust: what every kernel must give.
 //!
-//! Codes and values are worked on as planes, 64 elements a word: plane `k` of the codes is bit `k` of every element's code, zero where the code has
-//! ended. A level of the stream is a plane's bits of the elements that are still *alive*, gathered, and is spread back to them. Which elements are
-//! alive, is known a plane at a time: to an encoder because marks have a one behind the code, to a decoder because codes are canonical, so that
-//! those ending on a level are the ones below a limit. Codes and values are found from each other leaf by leaf, for all elements at once.
+//! Codes and values are worked on as planes, 64 elements a word: plane `k` of the codes is bit `k`
+//! of every element's code, zero where the code has ended. A level of the stream is a plane's bits
+//! of the elements that are still *alive*, gathered, and is spread back to them. Which elements are
+//! alive, is known a plane at a time: to an encoder because marks have a one behind the code, to a
+//! decoder because codes are canonical, so that those ending on a level are the ones below a limit.
+//! Codes and values are found from each other leaf by leaf, for all elements at once.
 //!
 //! Loops run over the `W` words of a plane, which the compiler makes vectors of.
 
@@ -20,7 +22,7 @@ type Plane<const W: usize> = [u64; W];
 
 /// Bytes of the longest plane.
 pub(super) const MAX_PLANE: usize = 1024;
-/// The planes of a block's values, each in the front of its room.
+/// The planes of a block's values, each in the front of its array.
 pub(super) type ValuePlanes = [[u8; MAX_PLANE]; 8];
 /// Words of a plane of the format with the shortest elements, whose values have at most four bits.
 const OF_NIBBLES: usize = 128;
@@ -42,7 +44,7 @@ pub(super) fn census(values: &[u8]) -> Option<Census> {
     }
     let mut census = Census::new();
     for value in 0..=u8::MAX {
-        census.tell(value, counts.iter().map(|counts| u32::from(counts[usize::from(value)])).sum())?;
+        census.add(value, counts.iter().map(|counts| u32::from(counts[usize::from(value)])).sum())?;
     }
     Some(census)
 }
@@ -129,8 +131,8 @@ fn elements<const W: usize>(plane: &Plane<W>) -> impl Iterator<Item = usize> {
     })
 }
 
-/// Writes the stream of `values` by a code, which may be another block's: its bytes, or `None` if it would not be shorter than `raw` or a value
-/// has no code.
+/// Writes the stream of `values` by a code, which may be another block's: its bytes, or `None` if
+/// it would not be shorter than `raw` or a value has no code.
 pub(super) fn levels(values: &[u8], raw: usize, coder: &Coder, out: &mut [u8]) -> Option<usize> {
     match values.len() / 64 {
         16 => levels_of::<16>(values, raw, coder, out),
@@ -179,7 +181,8 @@ fn levels_of<const W: usize>(values: &[u8], raw: usize, coder: &Coder, out: &mut
     Some(at)
 }
 
-/// Decodes to the planes of as many values, the lowest bit's first, which are zero; see [`super::decode`].
+/// Decodes to the planes of as many values, the lowest bit's first, which are zero; see
+/// [`super::decode`].
 pub(super) fn decode(
     stream: &[u8],
     length: usize,
@@ -267,7 +270,8 @@ const fn bits_of(largest: usize) -> usize {
     (usize::BITS - largest.leading_zeros()) as usize
 }
 
-/// The elements whose bits in planes, the first one's the highest, are below `limit`, which has no more bits.
+/// The elements whose bits in planes, the first one's the highest, are below `limit`, which has no
+/// more bits.
 fn below<const W: usize>(planes: &[Plane<W>], limit: u8) -> Plane<W> {
     let (mut below, mut equal) = ([0; W], [u64::MAX; W]);
     for (number, plane) in planes.iter().enumerate() {

@@ -1,7 +1,10 @@
-//! Elements taken apart: the bits that are coded jointly as a byte an element, its *value*, and the others, its *rest*, as one to three.
+//! Elements taken apart: the bits that are coded jointly as a byte an element, its *value*, and the
+//! others, its *rest*, as one to three.
 //!
-//! With `j` joint planes above `l` lower ones, an element is, from the top: sign, value (`j` bits), lower bits (`l`). Its rest is the sign
-//! above the lower bits: bit `l` and bits `l − 1..0`. Integers are folded on the way, and unfolded back. Every kernel is this source, compiled for what the processor has.
+//! With `j` joint planes above `l` lower ones, an element is, from the top: sign, value (`j` bits),
+//! lower bits (`l`). Its rest is the sign above the lower bits: bit `l` and bits `l − 1..0`.
+//! Integers are folded on the way, and unfolded back. Every kernel is this source, compiled for
+//! what the processor has.
 
 #![expect(
     clippy::inline_always,
@@ -28,14 +31,14 @@ const fn lower_planes(format: Format) -> usize {
     format.planes() - 1 - joint_planes(format)
 }
 
-/// Room for one block's values and rests.
+/// Scratch for one block's values and rests.
 pub(super) struct Fields {
     values: Lines<u8>,
     rest: [Lines<u8>; MAX_REST],
 }
 
 impl Fields {
-    /// Room for a block of any format.
+    /// Scratch for a block of any format.
     pub(super) fn new() -> Self {
         let bytes = || Lines::new(MAX_ELEMENTS);
         Self { values: bytes(), rest: [bytes(), bytes(), bytes()] }
@@ -46,7 +49,7 @@ impl Fields {
         &mut self.values[..8 * format.plane_bytes()]
     }
 
-    /// Room for the values and the rests of a block of bf16, and for the planes of these.
+    /// Scratch for the values and the rests of a block of bf16, and for the planes of these.
     pub(super) fn of_bf16(&mut self) -> (&mut [u8], &mut [u8], &mut [[u8; PLANE]; BESIDE]) {
         let elements = 8 * PLANE;
         let [rests, planes, _] = &mut self.rest;

@@ -1,9 +1,11 @@
-//! The levels of a stream in masks of 64 elements a word, for processors with BMI2's `pdep` and `pext`.
+//! The levels of a stream in masks of 64 elements a word, for processors with BMI2's `pdep` and
+//! `pext`.
 //!
-//! Both ways walk the code's tree level by level. Every node has a *mask*, the elements whose code passes through it; the
-//! nodes of a depth are kept in code order, so leaves come first and two neighbours are siblings. Inner nodes' masks are halved by
-//! the level's bits on the way down, and united on the way up. Loops run over the `W` words of a plane, which the compiler
-//! makes vectors of.
+//! Both ways walk the code's tree level by level. Every node has a *mask*, the elements whose code
+//! passes through it; the nodes of a depth are in code order, so leaves come first and two
+//! neighbours are siblings. Inner nodes' masks are halved by the level's bits on the way down, and
+//! united on the way up. Loops run over the `W` words of a plane, which the compiler makes vectors
+//! of.
 
 #![expect(
     clippy::inline_always,
@@ -38,7 +40,8 @@ fn ones<const W: usize>(mask: &Mask<W>) -> u32 {
     mask.iter().map(|word| word.count_ones()).sum()
 }
 
-/// Finds the values of a block by halving its elements plane by plane. Masks go to `found`, those of rare values together to `escaped`.
+/// Finds the values of a block by halving its elements plane by plane. Masks go to `found`, those
+/// of rare values together to `escaped`.
 #[inline(always)]
 fn census<const W: usize>(
     planes: &[Mask<W>],
@@ -225,7 +228,8 @@ fn decode<const W: usize>(
     let code = Code::parse(stream, length, largest)?;
     let leaves = code.leaves();
 
-    // Planes start as if every element had the most frequent value, and are flipped where they differ.
+    // Planes start as if every element had the most frequent value, and are flipped where they
+    // differ.
     let base = leaves.values[usize::from(leaves.escape == Some((leaves.first_level(), 0)))];
     let [a, b, c] = &mut scratch.masks;
     let (values, c) = masks::<W>(c).split_at_mut(count);

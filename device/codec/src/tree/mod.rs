@@ -1,30 +1,39 @@
 //! The plane tree: a block's exponent planes coded jointly, as a Huffman-shaped wavelet tree.
 //!
-//! Exponent planes are correlated, and coding them one by one cannot use it. So the upper planes below the sign
-//! ([`joint_planes`]) are one *stream*: every *value* (those bits of an element, most significant first) has a prefix code, and
-//! level `k` of the stream holds bit `k` of the code of only those elements whose code is longer than `k`. Sign and lower planes stay apart.
+//! Exponent planes are correlated, and coding them one by one cannot use it. So the upper planes
+//! below the sign ([`joint_planes`]) are one *stream*: every *value* (those bits of an element,
+//! most significant first) has a prefix code, and level `k` of the stream holds bit `k` of the code
+//! of only those elements whose code is longer than `k`. Sign and lower planes stay apart.
 //!
 //! A stream describes itself; nothing is shared between blocks. It has three parts:
 //!
-//! 1. The header, a little-endian bit string padded with zeros to whole bytes: 8 bits *low*, 5 bits *window* − 1, 3 bits code length of the *zero*
-//!    symbol, 3 bits code length of the *escape* symbol, then 3 bits each: the code lengths of the values low, low + 1, … low + window − 1.
-//!    Length 0 is no code. Low + window may not pass the largest value, and the zero symbol, the value 0, has a code only if low > 0.
-//! 2. The levels, one behind the other without padding, level 0 first; only the last one is padded with zeros to a whole byte. Each holds its
-//!    elements' bits in element order, the first in the lowest bit of the first byte.
+//! 1. The header, a little-endian bit string padded with zeros to whole bytes: 8 bits *low*, 5 bits
+//!    *window* − 1, 3 bits code length of the *zero* symbol, 3 bits code length of the *escape*
+//!    symbol, then 3 bits each: the code lengths of the values low, low + 1, … low + window − 1.
+//!    Length 0 is no code. Low + window may not pass the largest value, and the zero symbol, the
+//!    value 0, has a code only if low > 0.
+//! 2. The levels, one behind the other without padding, level 0 first; only the last one is padded
+//!    with zeros to a whole byte. Each holds its elements' bits in element order, the first in the
+//!    lowest bit of the first byte.
 //! 3. A byte for every element whose code is the escape's, in element order: its value.
 //!
-//! Codes are canonical: symbols are ordered by length, then as the values of the window, zero, escape; the first has the code of all
-//! zeros, each further one the code before it plus one, with zeros appended to its length. Bit 0 of a code is its
-//! most significant. Codes are complete (Σ 2^−length = 1), so no bits are without meaning and there are at least two symbols.
+//! Codes are canonical: symbols are ordered by length, then as the values of the window, zero,
+//! escape; the first has the code of all zeros, each further one the code before it plus one, with
+//! zeros appended to its length. Bit 0 of a code is its most significant. Codes are complete (Σ
+//! 2^−length = 1), so no bits are without meaning and there are at least two symbols.
 //!
 //! The rules:
-//! * The encoder chooses lengths from the block's own histogram; what occurs less than [`RARE`] times is escaped. So a stream
-//!   depends on its block alone. A decoder knows only the format above.
-//! * A stream that would not be shorter than the raw planes is not made; nor is one where a single value occurs, whose planes are constant.
+//! * The encoder chooses lengths from the block's own histogram; what occurs less than [`RARE`]
+//!   times is escaped. So a stream depends on its block alone. A decoder knows only the format
+//!   above.
+//! * A stream that would not be shorter than the raw planes is not made; nor is one where a single
+//!   value occurs, whose planes are constant.
 //! * Decoding never trusts the bytes: it ends with the planes or a reason.
-//! * Values come as a byte an element, and go so; [`fields`] takes them out of words and puts them back.
-//! * Kernels ([`Kernel`]) give the same streams and the same errors: planes of codes in plain Rust ([`compact`]), element by element
-//!   with AVX-512's compress and expand ([`avx512`]), and masks of 64 elements with BMI2's `pdep` and `pext` ([`masks`]).
+//! * Values come as a byte an element, and go so; [`fields`] takes them out of words and puts them
+//!   back.
+//! * Kernels ([`Kernel`]) give the same streams and the same errors: planes of codes in plain Rust
+//!   ([`compact`]), element by element with AVX-512's compress and expand ([`avx512`]), and masks
+//!   of 64 elements with BMI2's `pdep` and `pext` ([`masks`]).
 
 #[cfg(target_arch = "x86_64")]
 mod avx512;
@@ -39,7 +48,7 @@ mod plan;
 mod tests;
 mod whole;
 
-pub use self::whole::{BESIDE, Whole};
+pub(crate) use self::whole::Whole;
 use self::{
     code::{Code, Coder},
     compact::MAX_PLANE,
@@ -56,15 +65,18 @@ use crate::{
 };
 
 /// Bytes behind a stream that are read or written with it.
-pub const SLACK: usize = 16;
+pub(crate) const SLACK: usize = 16;
 
-/// Values that occur less often than this in a block are escaped: a code's place in the header and its bits cost more.
-pub const RARE: u32 = 4;
+/// Values that occur less often than this in a block are escaped: a code's place in the header and
+/// its bits cost more.
+pub(crate) const RARE: u32 = 4;
 
-/// Planes below the sign that are coded jointly: the exponent; of integers, the upper bits of the folded value.
+/// Planes below the sign that are coded jointly: the exponent; of integers, the upper bits of the
+/// folded value.
 ///
-/// Four of int8's and three of int4's: fewer lose what small values give, more cost a longer header than they gain.
-pub const fn joint_planes(format: Format) -> usize {
+/// Four of int8's and three of int4's: fewer lose what small values give, more cost a longer header
+/// than they gain.
+pub(crate) const fn joint_planes(format: Format) -> usize {
     match format {
         Format::Opaque => 0,
         Format::Int8 => 4,
@@ -100,9 +112,10 @@ const MAX_ELEMENTS: usize = 8192;
 #[cfg(target_arch = "x86_64")]
 const END: u8 = 0x80;
 
-/// Room for a block that is worked on.
+/// Scratch for a block that is worked on.
 struct Scratch {
-    /// An encoder's marks of a level and of the one after it, in turn, what is escaped, and the words of a level; the rest of a vector behind them.
+    /// An encoder's marks of a level and of the one after it, in turn, what is escaped, and the
+    /// words of a level; the rest of a vector behind them.
     #[cfg(target_arch = "x86_64")]
     levels: [Lines<u8>; 4],
     /// Words of masks.
@@ -127,7 +140,8 @@ pub struct Bf16<'a> {
     pub words: &'a mut BlockWords,
     /// How its elements may lie there; decoding says how they do.
     pub form: Form,
-    /// The checks of the planes, the most significant first, which decoding finds. They are here because a result is copied on its way.
+    /// The checks of the planes, the most significant first, which decoding finds. They are here
+    /// because a result is copied on its way.
     pub checks: [u16; 8],
 }
 
@@ -165,11 +179,12 @@ pub struct Decoder {
 }
 
 impl Kernel {
-    /// Codes the values of a block of words into the front of `out`: the bytes it takes, or `None` if
-    /// that would not make them shorter than their planes or they are all the same.
+    /// Codes the values of a block of words into the front of `out`: the bytes it takes, or `None`
+    /// if that would not make them shorter than their planes or they are all the same.
     ///
     /// # Panics
-    /// If the processor does not have this kernel or `out` has not [`SLACK`] more than [`joint_bytes`].
+    /// If the processor does not have this kernel or `out` has not [`SLACK`] more than
+    /// [`joint_bytes`].
     pub fn encode_block(
         self,
         format: Format,
@@ -183,13 +198,16 @@ impl Kernel {
         self.encode(format, values, out, scratch, &mut || ())
     }
 
-    /// Decodes the first `length` bytes of `stream` and puts them together with the planes beside them to words, of which the joint planes in `mask` count, the others zero. The [`SLACK`] bytes behind the stream may be anything.
+    /// Decodes the first `length` bytes of `stream` and puts them together with the planes beside
+    /// them to words, of which the joint planes in `mask` count, the others zero. The [`SLACK`]
+    /// bytes behind the stream may be anything.
     ///
     /// # Errors
     /// [`Malformed`] when the bytes are no stream; `words` are then undefined.
     ///
     /// # Panics
-    /// If the processor does not have this kernel, `stream` has not [`SLACK`] bytes more than `length`, or a plane is too short.
+    /// If the processor does not have this kernel, `stream` has not [`SLACK`] bytes more than
+    /// `length`, or a plane is too short.
     #[expect(clippy::too_many_arguments, reason = "a stream, what is wanted of it, and where that goes")]
     pub fn decode_block(
         self,
@@ -304,7 +322,7 @@ impl Kernel {
         if census.symbols() < 2 {
             return None;
         }
-        let plan = Plan::new(&census, raw)?;
+        let plan = self.plan(&census, raw)?;
         let coder = self.coder(plan.code);
         let length = self.levels(values, raw, &coder, out, scratch, aside);
         debug_assert!(length == Some(plan.length), "{length:?} instead of {}", plan.length);
@@ -322,6 +340,18 @@ impl Kernel {
         }
     }
 
+    /// How a block is coded of which this is the census, or `None` if not at all; see
+    /// [`Plan::new`].
+    fn plan(self, census: &Census, raw: usize) -> Option<Plan> {
+        assert!(self.is_available(), "{self:?} needs another processor");
+        match self {
+            // SAFETY: the processor has its features, as was asserted above.
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 => unsafe { avx512::plan(census, raw) },
+            _ => Plan::new(census, raw),
+        }
+    }
+
     /// A code to encode by.
     fn coder(self, code: Code) -> Coder {
         assert!(self.is_available(), "{self:?} needs another processor");
@@ -333,7 +363,8 @@ impl Kernel {
         }
     }
 
-    /// Writes the stream of values by a code, which may have been made for others, if it is shorter than `raw` and all have a code.
+    /// Writes the stream of values by a code, which may have been made for others, if it is shorter
+    /// than `raw` and all have a code.
     fn levels(
         self,
         values: &[u8],
@@ -357,7 +388,7 @@ impl Kernel {
         assert!(self.is_available(), "{self:?} needs another processor");
         assert!(values.len() == 8 * format.plane_bytes(), "the values of one block");
         let raw = joint_bytes(format);
-        assert!(out.len() >= raw + SLACK, "room for the longest stream");
+        assert!(out.len() >= raw + SLACK, "the output buffer holds the longest stream");
         raw
     }
 
@@ -455,7 +486,7 @@ pub enum Malformed {
 }
 
 /// Codes a block of words by the best kernel; see [`Kernel::encode_block`].
-pub fn encode(
+pub(crate) fn encode(
     format: Format,
     words: &BlockWords,
     workspace: &mut Workspace,
@@ -464,8 +495,28 @@ pub fn encode(
     Kernel::best().encode_block(format, words, workspace, out)
 }
 
+/// About the bytes that the joint planes of a block take: a stream's, or none if they are constant,
+/// or what they take as they are. They are known from counts, without coding or even a code.
+pub(crate) fn cost(format: Format, words: &BlockWords, workspace: &mut Workspace) -> usize {
+    let kernel = Kernel::best();
+    let Workspace { fields, scratch } = workspace;
+    let values = fields.values(format);
+    kernel.take(format, words, values);
+    let raw = joint_bytes(format);
+    match kernel.census(format, values, scratch) {
+        Some(census) if census.symbols() < 2 => 0,
+        Some(census) => census.entropy_bytes().min(raw),
+        None => raw,
+    }
+}
+
 /// Codes a block of bf16 whole by the best kernel; see [`Kernel::encode_bf16`].
-pub fn encode_bf16(words: &BlockWords, workspace: &mut Workspace, out: &mut [u8], whole: &mut Whole) -> bool {
+pub(crate) fn encode_bf16(
+    words: &BlockWords,
+    workspace: &mut Workspace,
+    out: &mut [u8],
+    whole: &mut Whole,
+) -> bool {
     Kernel::best().encode_bf16(words, workspace, out, whole)
 }
 
@@ -473,7 +524,7 @@ pub fn encode_bf16(words: &BlockWords, workspace: &mut Workspace, out: &mut [u8]
 ///
 /// # Errors
 /// [`Malformed`].
-pub fn decode(
+pub(crate) fn decode(
     format: Format,
     stream: &[u8],
     length: usize,
@@ -489,6 +540,6 @@ pub fn decode(
 ///
 /// # Errors
 /// [`Malformed`].
-pub fn decode_bf16(block: &mut Bf16<'_>, decoder: &mut Decoder) -> Result<(), Malformed> {
+pub(crate) fn decode_bf16(block: &mut Bf16<'_>, decoder: &mut Decoder) -> Result<(), Malformed> {
     Kernel::best().decode_bf16(block, decoder)
 }

@@ -1,15 +1,21 @@
-//! From what a block holds to how it is coded: which values get symbols, the code, and how long the stream will be.
+//! From what a block holds to how it is coded: which values get symbols, the code, and how long the
+//! stream will be.
 
-#![expect(clippy::cast_possible_truncation, reason = "symbols are below 64, counts below 2^14")]
+#![expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    clippy::inline_always,
+    reason = "symbols are below 64, counts below 2^14; only inlined code takes on its caller's processor features"
+)]
 
 use super::{
     RARE,
-    code::{Code, ESCAPE, SYMBOLS, WINDOW, ZERO},
+    code::{Code, ESCAPE, Ranked, SYMBOLS, WINDOW, ZERO, times_log2},
 };
 
 /// Elements of a block of bf16, and bytes of its exponents' planes.
-const BF16: usize = 2048;
-/// Bits for 64 elements that a code in threes may take more than the best code.
+pub(super) const BF16: usize = 2048;
+/// Bits for 64 elements that a 3+3 code may take more than the best code.
 pub(super) const SPARE: u32 = 5;
 
 /// Values told apart in a block before it is given up as noise.
@@ -29,6 +35,7 @@ pub(super) struct Census {
 }
 
 /// How a block is coded.
+#[derive(Debug, PartialEq, Eq)]
 pub(super) struct Plan {
     /// The code of its symbols.
     pub code: Code,
@@ -43,8 +50,9 @@ impl Census {
         Self { values: [0; MAX_VALUES], counts: [0; MAX_VALUES], found: 0, escapes: 0 }
     }
 
-    /// Counts `count` elements of `value`, which is larger than those before it; `None` if these are too many values.
-    pub(super) fn tell(&mut self, value: u8, count: u32) -> Option<()> {
+    /// Counts `count` elements of `value`, which is larger than those before it; `None` if these
+    /// are too many values.
+    pub(super) fn add(&mut self, value: u8, count: u32) -> Option<()> {
         if count < RARE {
             self.escapes += count;
             return Some(());
@@ -60,13 +68,31 @@ impl Census {
         self.found + usize::from(self.escapes > 0)
     }
 
+    /// About the bytes of a stream: a header's, those of the best code's bits, which are a little
+    /// more than entropy, and what is escaped.
+    pub(super) fn entropy_bytes(&self) -> usize {
+        let (mut all, mut terms) = (self.escapes, times_log2(self.escapes.max(1)));
+        for count in &self.counts[..self.found] {
+            all += u32::from(*count);
+            terms += times_log2((*count).into());
+        }
+        let span = self.values[self.found.saturating_sub(1)] - self.values[0];
+        let bits = (times_log2(all) - terms).max(0.0) as usize;
+        Code::header_bytes(usize::from(span).min(WINDOW - 1) + 1) + bits.div_ceil(8) + self.escapes as usize
+    }
+
     /// The values and how often they occur.
     fn found(&self) -> impl Iterator<Item = (u8, u32)> {
         self.values.into_iter().zip(self.counts.map(u32::from)).take(self.found)
     }
 
-    /// The window of values with most elements, zeros aside, which have a symbol anyway: its first and end in `values`.
+    /// The window of values with most elements, zeros aside, which have a symbol anyway: its first
+    /// and end in `values`.
+    #[inline(always)]
     fn window(&self) -> (usize, usize) {
+        if usize::from(self.values[self.found - 1] - self.values[0]) < WINDOW {
+            return (0, self.found);
+        }
         let weight = |at: usize| if self.values[at] == 0 { 0 } else { u32::from(self.counts[at]) };
         let (mut best, mut most) = ((0, 1), 0);
         let (mut end, mut held) = (0, 0);
@@ -85,8 +111,9 @@ impl Census {
 }
 
 impl Plan {
-    /// The plan for a block of which this is the census, or `None` if its stream would not be shorter than `raw` bytes or
-    /// has a single value.
+    /// The plan for a block of which this is the census, or `None` if its stream would not be
+    /// shorter than `raw` bytes or has a single value.
+    #[inline(always)]
     pub(super) fn new(census: &Census, raw: usize) -> Option<Self> {
         if census.found == 0 {
             return None;
@@ -120,17 +147,25 @@ impl Plan {
     }
 }
 
-/// The code that symbols get which occur so often, and the bits that they take. For bf16 it is in threes if that takes little more: such a code is decoded and encoded quicker.
+/// The code that symbols get which occur so often, and the bits that they take: the best one, but
+/// for bf16 a 3+3 code if that takes little more, as it is decoded and encoded quicker.
+#[inline(always)]
 fn best(low: u8, window: usize, counts: &[u32; SYMBOLS], raw: usize) -> (Code, u32) {
-    let code = Code::build(low, window, counts);
-    let bits = code.bits(counts);
+    let ranked = Ranked::of(counts);
     let elements: u32 = counts.iter().sum();
-    if raw != BF16 || elements as usize != BF16 {
-        return (code, bits);
-    }
-    let in_threes = Code::in_threes(low, window, counts).map(|code| (code.bits(counts), code));
-    match in_threes {
-        Some((more, in_threes)) if more <= bits + SPARE * elements / 64 => (in_threes, more),
+    let is_bf16 = raw == BF16 && elements as usize == BF16;
+    let quicker = is_bf16.then(|| Code::three_and_three(low, window, &ranked)).flatten();
+    let quicker = quicker.map(|code| (code.bits(counts), code));
+    let spare = SPARE * elements / 64;
+    // Mostly the entropy, which is found at once, tells that it takes little more than the best.
+    let quicker = match quicker {
+        Some((bits, code)) if bits <= ranked.least_bits() + spare => return (code, bits),
+        other => other,
+    };
+    let code = Code::build(low, window, &ranked);
+    let bits = code.bits(counts);
+    match quicker {
+        Some((more, quicker)) if more <= bits + spare => (quicker, more),
         _ => (code, bits),
     }
 }
@@ -139,7 +174,8 @@ fn best(low: u8, window: usize, counts: &[u32; SYMBOLS], raw: usize) -> (Code, u
 mod tests {
     use super::*;
 
-    /// Counts of so many symbols, the first ones the most frequent, of as many elements as a block of bf16 has.
+    /// Counts of so many symbols, the first ones the most frequent, of as many elements as a block
+    /// of bf16 has.
     fn counts(of: &[u32]) -> [u32; SYMBOLS] {
         let mut counts = [0; SYMBOLS];
         counts[..of.len()].copy_from_slice(of);
@@ -148,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn a_code_in_threes_is_complete_and_has_its_leaves_where_they_belong() {
+    fn a_three_and_three_code_is_complete_and_has_its_leaves_where_they_belong() {
         let fibonacci = [1, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89, 144, 233, 377, 610];
         for used in 2..=16 {
             let even = vec![2048 / used; used as usize];
@@ -156,7 +192,7 @@ mod tests {
                 fibonacci.into_iter().rev().skip(15_usize.saturating_sub(used as usize)).collect();
             for counts in [counts(&even), counts(&steep)] {
                 let used = counts.iter().filter(|count| **count > 0).count();
-                let code = Code::in_threes(100, 16, &counts);
+                let code = Code::three_and_three(100, 16, &Ranked::of(&counts));
                 assert_eq!(code.is_some(), (8..=14).contains(&used), "{used}");
                 let Some(code) = code else { continue };
                 let (_, count) = code.canonical();
@@ -177,28 +213,30 @@ mod tests {
             }
         }
         let mut escaped = counts(&[300, 290, 280, 270, 260, 250, 20, 10, 5]);
-        assert!(Code::in_threes(100, 16, &escaped).is_some());
+        assert!(Code::three_and_three(100, 16, &Ranked::of(&escaped)).is_some());
         escaped[ESCAPE] = std::mem::take(&mut escaped[3]);
-        assert_eq!(Code::in_threes(100, 16, &escaped), None);
+        assert_eq!(Code::three_and_three(100, 16, &Ranked::of(&escaped)), None);
     }
 
     #[test]
-    fn a_code_in_threes_is_taken_where_it_costs_little() {
-        let threes = |counts: &[u32; SYMBOLS], raw| {
+    fn a_three_and_three_code_is_taken_where_it_costs_little() {
+        let is_three_and_three = |counts: &[u32; SYMBOLS], raw| {
             let (code, bits) = best(100, 16, counts, raw);
             assert_eq!(bits, code.bits(counts));
-            Some(code) == Code::in_threes(100, 16, counts)
+            Some(code) == Code::three_and_three(100, 16, &Ranked::of(counts))
         };
         // As of weights: the best code takes 2 bits for two, and 3 for three.
         let mut weights = counts(&[640, 500, 330, 290, 140, 80, 40, 15, 8, 5]);
-        let [best_bits, more] = [Code::build(100, 16, &weights), Code::in_threes(100, 16, &weights).unwrap()]
-            .map(|code| code.bits(&weights));
+        let ranked = Ranked::of(&weights);
+        let [best_bits, more] =
+            [Code::build(100, 16, &ranked), Code::three_and_three(100, 16, &ranked).unwrap()]
+                .map(|code| code.bits(&weights));
         assert!(more > best_bits && more <= best_bits + SPARE * 2048 / 64, "{best_bits} {more}");
-        assert!(threes(&weights, BF16));
+        assert!(is_three_and_three(&weights, BF16));
         // Other formats have other lengths.
-        assert!(!threes(&weights, BF16 / 2));
+        assert!(!is_three_and_three(&weights, BF16 / 2));
         // One that half of all have: a code of one bit is far better.
         weights = counts(&[1200, 300, 200, 150, 90, 50, 30, 15, 8, 5]);
-        assert!(!threes(&weights, BF16));
+        assert!(!is_three_and_three(&weights, BF16));
     }
 }

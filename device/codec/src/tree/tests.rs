@@ -1,4 +1,5 @@
-//! Streams against the format's own words, kernels against each other, and decoders against anything.
+//! Streams against the format's own words, kernels against each other, and decoders against
+//! anything.
 
 pub(super) mod codes;
 

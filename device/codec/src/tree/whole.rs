@@ -1,10 +1,12 @@
 //! A block of bf16 coded whole: its exponents as a stream, its other planes as they are.
 //!
-//! Signs and mantissas mostly are noise. So they are written to where they belong in the bundle at once, the sign plane before the stream and the others
-//! behind it, and what is to be known of them is found on the way: their checks, and whether they are noise. The rules:
+//! Signs and mantissas mostly are noise. So they are written to where they belong in the bundle at
+//! once, the sign plane before the stream and the others behind it, and what is to be known of them
+//! is found on the way: their checks, and whether they are noise. The rules:
 //!
 //! * The planes wait beside the bundle until the stream has its length.
-//! * What is told of the planes is what [`check`](super::super::check) and [`survey`](super::super::survey) say.
+//! * What is told of the planes is what [`check`](super::super::check) and
+//!   [`survey`](super::super::survey) say.
 
 use super::{Kernel, Workspace};
 use crate::{BlockWords, check, format::Format, plane, survey::survey};
@@ -14,9 +16,10 @@ pub(super) const PLANE: usize = Format::Bf16.plane_bytes();
 /// Steps that its words are split to planes in, of a line of each plane.
 pub(super) const STEPS: usize = PLANE / 64;
 /// Planes beside the exponent's.
-pub const BESIDE: usize = 8;
+pub(crate) const BESIDE: usize = 8;
 
-/// What there is to know of a block that was coded whole. It is where the caller has it from the beginning, as results are copied on their way.
+/// What there is to know of a block that was coded whole. It is where the caller has it from the
+/// beginning, as results are copied on their way.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Whole {
     /// Bytes of the stream.
@@ -28,11 +31,13 @@ pub struct Whole {
 }
 
 impl Kernel {
-    /// Codes a block of bf16 whole, its other planes as they are: sign plane, stream, lower planes. False if there is no stream, as
-    /// [`Self::encode_block`] says; what is in `out` is then undefined, and `whole` is as it was.
+    /// Codes a block of bf16 whole, its other planes as they are: sign plane, stream, lower planes.
+    /// False if there is no stream, as [`Self::encode_block`] says; what is in `out` is then
+    /// undefined, and `whole` is as it was.
     ///
     /// # Panics
-    /// If the processor does not have this kernel or `out` is shorter than a block and [`SLACK`](super::SLACK).
+    /// If the processor does not have this kernel or `out` is shorter than a block and
+    /// [`SLACK`](super::SLACK).
     pub fn encode_bf16(
         self,
         words: &BlockWords,
@@ -55,7 +60,8 @@ impl Kernel {
         true
     }
 
-    /// Takes the values out of a block. Kernels that do not split planes in steps do so now; `rests` is room.
+    /// Takes the values out of a block. Kernels that do not split planes in steps do so now;
+    /// `rests` is scratch.
     fn take_values(
         self,
         words: &BlockWords,
@@ -75,7 +81,8 @@ impl Kernel {
         plane::split_bytes(rests, planes);
     }
 
-    /// Splits one of the [`STEPS`] of a block to the planes beside the exponent's, most significant first.
+    /// Splits one of the [`STEPS`] of a block to the planes beside the exponent's, most significant
+    /// first.
     #[inline]
     fn split_step(self, words: &BlockWords, step: usize, planes: &mut [[u8; PLANE]; BESIDE]) {
         assert!(self.is_available(), "{self:?} needs another processor");
@@ -86,7 +93,8 @@ impl Kernel {
         }
     }
 
-    /// Copies planes to where they belong, the first to `sign` and the others to `lower`, and finds their checks, and which are noise.
+    /// Copies planes to where they belong, the first to `sign` and the others to `lower`, and finds
+    /// their checks, and which are noise.
     fn place(self, planes: &[[u8; PLANE]; BESIDE], sign: &mut [u8], lower: &mut [u8], whole: &mut Whole) {
         let sign = sign.first_chunk_mut().expect("room for the sign plane");
         let mut lower = lower.as_chunks_mut().0.iter_mut();

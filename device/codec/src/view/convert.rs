@@ -1,12 +1,13 @@
 //! Values in another format: divide by a power of two, round to nearest even, saturate.
 //!
-//! The words come with every plane outside the view's mask zero; that truncated value is what is converted. Infinities
-//! saturate to the largest finite value like everything else beyond it; NaN becomes the target's quiet NaN with its sign, as
-//! `ml_dtypes` casts it.
+//! The words come with every plane outside the view's mask zero; that truncated value is what is
+//! converted. Infinities saturate to the largest finite value like everything else beyond it; NaN
+//! becomes the target's quiet NaN with its sign, as `ml_dtypes` casts it.
 //!
-//! Every source value is a binary32 value, and so is its product with the scale, exactly, unless it is so large that it saturates or so small
-//! that every target rounds it to zero. So the loops work on binary32, without branches, and vectorise. bf16 to fp8, which is what is asked for
-//! most, is looked up in tables where there are registers for them ([`avx512`]).
+//! Every source value is a binary32 value, and so is its product with the scale, exactly, unless it
+//! is so large that it saturates or so small that every target rounds it to zero. So the loops work
+//! on binary32, without branches, and vectorise. bf16 to fp8, which is what is asked for most, is
+//! looked up in tables where there are registers for them ([`avx512`]).
 
 #[cfg(target_arch = "x86_64")]
 mod avx512;
@@ -34,7 +35,8 @@ struct Target {
     rebias: u32,
     /// Bits of its smallest normal value in binary32.
     smallest_normal: u32,
-    /// The binary32 value whose last mantissa bit is its smallest subnormal value; adding it rounds to that.
+    /// The binary32 value whose last mantissa bit is its smallest subnormal value; adding it rounds
+    /// to that.
     magic: f32,
     /// The largest finite magnitude, in its own bits.
     most: u32,
@@ -54,7 +56,8 @@ impl Converter {
         let bias = (1 << (to.exponent_bits() - 1)) - 1;
         let mantissa = to.mantissa_bits();
         let rebias = 127 - bias;
-        // bf16 has binary32's exponents: its subnormals round like its normals, and nothing is below its range.
+        // bf16 has binary32's exponents: its subnormals round like its normals, and nothing is
+        // below its range.
         let smallest_normal = if rebias == 0 { 0 } else { (rebias + 1) << 23 };
         let magic = f32::from_bits((rebias + 1 + 23 - mantissa) << 23);
         let target = Target {
@@ -70,7 +73,7 @@ impl Converter {
         Self { from, target, scale, factor: 2_f32.powi(-scale) }
     }
 
-    /// Puts the converted elements of `words` into `out`, which has room for just those.
+    /// Puts the converted elements of `words` into `out`, which holds just those.
     pub(super) fn convert(&self, words: &[u8], out: &mut [u8]) {
         let bytes = if self.target.sign > 7 { 2 } else { 1 };
         match (self.from, bytes) {
@@ -164,7 +167,8 @@ converter!(fp16_to_8, u16, u8, widen_fp16);
 #[inline(always)]
 pub fn widen_fp16(word: u16) -> f32 {
     let magnitude = u32::from(word & 0x7fff) << 13;
-    // As bits of a binary32 the exponent is 112 too small; a product with 2^112 also makes subnormals normal.
+    // As bits of a binary32 the exponent is 112 too small; a product with 2^112 also makes
+    // subnormals normal.
     let finite = (f32::from_bits(magnitude) * f32::from_bits((127 + 112) << 23)).to_bits();
     let special = magnitude | 0x7f80_0000;
     let bits = if magnitude >= 0x0f80_0000 { special } else { finite };

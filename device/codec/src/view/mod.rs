@@ -1,10 +1,11 @@
-//! Views: a plain function of a tensor's full-precision bytes, given by fetching only the planes it needs (TRACE III-C).
+//! Views: a plain function of a tensor's full-precision bytes, given by fetching only the planes it
+//! needs (TRACE III-C).
 //!
 //! The rules:
-//! * A view's bytes depend on the tensor's bytes and the view's spelling, on nothing else: not on what was fetched, not on the
-//!   mode, not on how the block is stored.
-//! * [`View::mask`] names the planes a view needs (eq. 6, guard planes added); [`View::render`] sees words in which all other
-//!   planes are zero.
+//! * A view's bytes depend on the tensor's bytes and the view's spelling, on nothing else: not on
+//!   what was fetched, not on the mode, not on how the block is stored.
+//! * [`View::mask`] names the planes a view needs (eq. 6, guard planes added); [`View::render`]
+//!   sees words in which all other planes are zero.
 //! * A view never looks at values to decide what to fetch.
 //! * What a format cannot give is refused by name ([`ViewError`]).
 
@@ -29,7 +30,8 @@ pub const DEFAULT_GUARD: u32 = 2;
 pub enum Kind {
     /// Every plane.
     Full,
-    /// Sign, the `exponent` upper exponent planes and the `mantissa` upper mantissa planes: top(rE, rM; d).
+    /// Sign, the `exponent` upper exponent planes and the `mantissa` upper mantissa planes: top(rE,
+    /// rM; d).
     Top {
         /// Exponent planes kept, rE.
         exponent: u32,
@@ -128,7 +130,8 @@ impl View {
     }
 }
 
-/// The sign plane, the upper `exponent` exponent planes and the upper `mantissa` mantissa planes (as many as there are) of a floating format: eq. 6.
+/// The sign plane, the upper `exponent` exponent planes and the upper `mantissa` mantissa planes
+/// (as many as there are) of a floating format: eq. 6.
 fn top(format: Format, exponent: u32, mantissa: u32) -> PlaneMask {
     let (all, sign) = (format.mantissa_bits(), format.bits() - 1);
     let upper = |count: u32, end: u32| ((1_u32 << count) - 1) << (end - count);

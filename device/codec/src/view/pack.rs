@@ -1,8 +1,10 @@
-//! Packing: the kept bits of each element side by side, a little-endian bit stream (`:packed`, `int4`, `int2`).
+//! Packing: the kept bits of each element side by side, a little-endian bit stream (`:packed`,
+//! `int4`, `int2`).
 //!
-//! The kept bits of an element, closed up in their order, are its packed form: sign uppermost, then exponent, then
-//! mantissa. That is one bit extraction a machine word, whatever the format; AVX-512 does it with shifts, a register
-//! of elements at a time: [`bytes`] where elements are of up to 16 bits and there is VBMI, otherwise [`avx512`].
+//! The kept bits of an element, closed up in their order, are its packed form: sign uppermost, then
+//! exponent, then mantissa. That is one bit extraction a machine word, whatever the format; AVX-512
+//! does it with shifts, a register of elements at a time: [`bytes`] where elements are of up to 16
+//! bits and there is VBMI, otherwise [`avx512`].
 //!
 //! A stream is made where it goes. Nothing is written behind its end.
 
@@ -13,8 +15,8 @@ mod bytes;
 
 use crate::{format::Format, plane::PlaneMask};
 
-/// Puts the bits in `keep` of each element in `words` into `out`, which has room for just those. The elements are a multiple of eight, so the
-/// bytes come out whole.
+/// Puts the bits in `keep` of each element in `words` into `out`, which holds just those. The
+/// elements are a multiple of eight, so the bytes come out whole.
 pub(super) fn pack(format: Format, keep: PlaneMask, words: &[u8], out: &mut [u8]) {
     debug_assert_eq!(out.len() * format.bits() as usize, words.len() * keep.count() as usize);
     if keep.0 != 0 {

@@ -4,21 +4,25 @@ use super::{Kind, View, convert::Converter, pack::pack, round::round};
 use crate::{BlockWords, Form, plane::PlaneMask};
 
 impl View {
-    /// Whether its elements are as long as the tensor's and lie where those do, so that [`View::render_in_place`] gives a block.
+    /// Whether its elements are as long as the tensor's and lie where those do, so that
+    /// [`View::render_in_place`] gives a block.
     pub fn is_in_place(&self) -> bool {
         matches!(self.kind(), Kind::Full | Kind::Top { packed: false, .. })
     }
 
-    /// Makes `words`, in which every plane outside [`View::mask`] is zero, the view's bytes of a block, if it [is in place](View::is_in_place).
+    /// Makes `words`, in which every plane outside [`View::mask`] is zero, the view's bytes of a
+    /// block, if it [is in place](View::is_in_place).
     pub fn render_in_place(&self, words: &mut BlockWords) {
         debug_assert!(self.is_in_place());
         self.round(words);
     }
 
-    /// Puts the view's bytes of as many of a block's elements as `out` has room for, `from` on, into `out`.
+    /// Puts the view's bytes of as many of a block's elements as `out` has room for, `from` on,
+    /// into `out`.
     ///
-    /// `words` have every plane outside [`View::mask`] zero; what they hold afterwards is of no use. `from` and the elements' count are
-    /// multiples of eight, so that the bytes of one range end where those of the next begin, whatever the view's bits.
+    /// `words` have every plane outside [`View::mask`] zero; what they hold afterwards is of no
+    /// use. `from` and the elements' count are multiples of eight, so that the bytes of one range
+    /// end where those of the next begin, whatever the view's bits.
     pub fn render_to(&self, words: &mut BlockWords, from: usize, out: &mut [u8]) {
         let to = from + out.len() * 8 / self.bits() as usize;
         let words = self.elements(words, from, to);
@@ -40,7 +44,8 @@ impl View {
         self.converter.filter(Converter::takes_fields).map_or(Form::Words, |_| Form::Fields)
     }
 
-    /// As [`View::render_to`] of a whole block whose elements lie in [fields](Form::Fields), if that is the [form](View::form) for it.
+    /// As [`View::render_to`] of a whole block whose elements lie in [fields](Form::Fields), if
+    /// that is the [form](View::form) for it.
     pub fn render_fields(&self, fields: &BlockWords, out: &mut [u8]) {
         self.converter.expect("a conversion").convert_fields(fields, out);
     }

@@ -2,8 +2,9 @@
 
 use crate::format::Format;
 
-/// Rounds each element of `words` to nearest even at the `mantissa` upper mantissa bits, the carry running into the exponent; elements whose
-/// exponent is all ones are truncated. Bits below those fetched to round by are zero already.
+/// Rounds each element of `words` to nearest even at the `mantissa` upper mantissa bits, the carry
+/// running into the exponent; elements whose exponent is all ones are truncated. Bits below those
+/// fetched to round by are zero already.
 pub(super) fn round(format: Format, mantissa: u32, words: &mut [u8]) {
     let dropped = format.mantissa_bits() - mantissa;
     if dropped == 0 {
@@ -25,7 +26,8 @@ struct Shape {
     exponent: u32,
 }
 
-/// The loop over elements of one width. Nearest even is: add just less than half, and one more if the kept part is odd.
+/// The loop over elements of one width. Nearest even is: add just less than half, and one more if
+/// the kept part is odd.
 macro_rules! rounder {
     ($name:ident, $word:ty) => {
         #[multiversion::multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl", "x86_64+avx2"))]

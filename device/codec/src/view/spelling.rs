@@ -1,7 +1,7 @@
 //! Spellings of views, the same on the command line, in the API and in the directory.
 //!
-//! `full` · `eXmY` · `eXmY+gN` · `eXmY[+gN]:packed` · `bf16` `fp8_e4m3fn` `fp8_e5m2`, each with `[+gN]`, the latter two with
-//! `[@S]` · `int4` `int2`. Numbers are decimal without leading zeros.
+//! `full` · `eXmY` · `eXmY+gN` · `eXmY[+gN]:packed` · `bf16` `fp8_e4m3fn` `fp8_e5m2`, each with
+//! `[+gN]`, the latter two with `[@S]` · `int4` `int2`. Numbers are decimal without leading zeros.
 
 use super::{DEFAULT_GUARD, Kind};
 use crate::format::Format;

@@ -12,10 +12,11 @@ use super::{
 };
 use crate::{
     partition_table::{Part, PartitionTable},
-    stats::{Stats, Tally, Traffic},
+    stats::{Holdings, Stats, Tally, Traffic},
     tensor::Tensor,
 };
 use lamina_codec::{BLOCK_BYTES, BlockWords, Codec};
+use lamina_store::entry::Entry;
 
 /// The accounts of a device.
 pub(super) struct Accounts {
@@ -47,6 +48,14 @@ impl Accounts {
     /// [`DeviceError::Quota`] if that is more than before and more than the quota; nothing is charged then.
     pub(super) fn reserve(&self, block: u64, old: u64, new: u64) -> Result<(), DeviceError> {
         self.partition_table.account(block, old, new)
+    }
+
+    /// As [`Self::reserve`], of blocks that are stored one by one if they are refused together.
+    ///
+    /// # Errors
+    /// As [`Self::reserve`], but the refusal is not counted.
+    pub(super) fn reserve_together(&self, first: u64, old: u64, new: u64) -> Result<(), DeviceError> {
+        self.partition_table.try_account(first, old, new)
     }
 
     /// Takes back what [`Self::reserve`] charged.
@@ -93,10 +102,88 @@ impl Accounts {
         self.charge(owner, block, old, new);
     }
 
+    /// Counts blocks of one owner that were published together, and charges him: each counter and
+    /// gauge is told once. `parts` of each of them a host stored.
+    pub(super) fn written_together<'w>(
+        &self,
+        owner: Option<&Tensor>,
+        codec: Codec,
+        parts: &[Range<usize>],
+        changes: &[(Entry, Entry)],
+        blocks: impl Iterator<Item = (u64, &'w BlockWords, By)>,
+        tally: &mut Tally,
+    ) {
+        let stats = &self.stats;
+        let mut holdings = Holdings::default();
+        let (mut stored, mut recoded) = (Sums::default(), Sums::default());
+        let (mut owned, mut opaque) = (Shift::default(), Shift::default());
+        for ((block, words, by), (old, new)) in blocks.zip(changes) {
+            holdings.shift(old, new);
+            let (old, new) = (Charge::of(old), Charge::of(new));
+            if by == By::Maintenance { &mut recoded } else { &mut stored }.add(block, new);
+            let is_charged = owner.is_some_and(|tensor| tensor.is_charged(block));
+            if is_charged { &mut owned } else { &mut opaque }.add(old, new);
+            let coded = Some(Coded { words, codec, charge: new, by });
+            self.observers.stored(&Change { block, parts, coded }, stats, tally);
+        }
+        stats.index_written.add(changes.len() as u64);
+        stats.found(&holdings);
+        stats.recoded_blocks.add(recoded.blocks);
+        stats.recoded_bytes.add(recoded.bytes);
+        stats.blocks_written.add(stored.blocks);
+        stats.zero_blocks_written.add(stored.zeros);
+        stats.bypass_blocks_written.add(stored.bypass);
+        stats.stored_bytes_written.add(stored.bytes);
+        if let Some(part) = stored.first.and_then(|block| self.counted_part(block * BLOCK_BYTES as u64)) {
+            part.blocks_written.add(stored.blocks);
+        }
+        stats.live_blocks.add(owned.live + opaque.live);
+        if let Some(tensor) = owner {
+            tensor.stored.add(owned.bytes);
+        }
+        stats.opaque_stored.add(opaque.bytes);
+        stats.opaque_blocks.add(opaque.live);
+    }
+
     /// Counts a read of a window that gave `bytes`.
     pub(super) fn count_read(&self, window: &Traffic, bytes: u64, tally: &Tally) {
         window.count(bytes, tally);
         self.stats.count_index(tally);
         self.observers.read(tally);
+    }
+}
+
+/// What blocks were published as.
+#[derive(Default)]
+struct Sums {
+    /// One of them, if there are any: all are of one part.
+    first: Option<u64>,
+    blocks: u64,
+    zeros: u64,
+    bypass: u64,
+    bytes: u64,
+}
+
+impl Sums {
+    fn add(&mut self, block: u64, new: Charge) {
+        self.first = Some(block);
+        self.blocks += 1;
+        self.zeros += u64::from(!new.live);
+        self.bypass += u64::from(new.bypass);
+        self.bytes += new.bytes;
+    }
+}
+
+/// By how much the charge of an account changes.
+#[derive(Default)]
+struct Shift {
+    live: i64,
+    bytes: i64,
+}
+
+impl Shift {
+    fn add(&mut self, old: Charge, new: Charge) {
+        self.live += i64::from(new.live) - i64::from(old.live);
+        self.bytes += new.bytes.cast_signed() - old.bytes.cast_signed();
     }
 }

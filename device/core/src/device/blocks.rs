@@ -3,7 +3,8 @@
 //! The rules:
 //! * It owns what is stored: the store of a device that codes, the memory of one that does not.
 //! * It knows blocks, their classes and their owners' accounts. Which block has which owner is the caller's to say.
-//! * Stores of whole blocks that follow each other are coded by several threads and published in order.
+//! * Stores of whole blocks that follow each other are coded by several threads, and published in
+//!   order, some at a time: the same stores in the same order lie at the same places.
 
 use std::{ops::Range, sync::Arc, time::Instant};
 
@@ -49,6 +50,10 @@ const MARGIN_BYTES: u64 = 256;
 
 /// Blocks that are coded together while the map is held: about a millisecond on one core. Who wants to change the map waits as long.
 pub(super) const MAX_BATCH: usize = 64;
+
+/// Blocks that are published together: so many that one look for space and one for the counters
+/// cost little beside, so few that who reads one of them hardly waits.
+const PUBLISHED: usize = 16;
 
 /// Blocks that a thread copies at a time: to wake one takes as long as to copy so many. Far fewer than stripes.
 const COPIED: usize = 32;
@@ -397,10 +402,41 @@ impl BlockService {
                 Layout::encode_block(encoder, self.mode, class.format, class.codec, words, bundle);
             }
         });
-        for ((block, words), bundle) in (first..).zip(blocks).zip(bundles) {
-            self.write_whole(owner, class, block, words, bundle)?;
-            *done += BLOCK_BYTES;
+        let first_of_each = (first..).step_by(PUBLISHED);
+        let together = blocks.chunks(PUBLISHED).zip(bundles.chunks(PUBLISHED));
+        for (first, (blocks, bundles)) in first_of_each.zip(together) {
+            if self.publish_together(owner, class, first, blocks, bundles).is_ok() {
+                *done += size_of_val(blocks);
+                continue;
+            }
+            // One by one some of them fit, or the store is compacted until they do.
+            for ((block, words), bundle) in (first..).zip(blocks).zip(bundles) {
+                self.write_whole(owner, class, block, words, bundle)?;
+                *done += BLOCK_BYTES;
+            }
         }
+        Ok(())
+    }
+
+    /// Publishes `bundles`, which are `blocks` coded, as the content of these blocks, or nothing if
+    /// there is no room for all.
+    fn publish_together(
+        &self,
+        owner: Option<&Tensor>,
+        class: Class,
+        first: u64,
+        blocks: &[BlockWords],
+        bundles: &[Bundle],
+    ) -> Result<(), DeviceError> {
+        let Backing::Coded(store) = &self.backing else { unreachable!("only what is coded has bundles") };
+        self.ensure(first..first + blocks.len() as u64)?;
+        let admit = |before, after| self.accounts.reserve_together(first, before, after);
+        let changes = store.replace_all(first, bundles, admit)?;
+        let mut tally = Tally::default();
+        let written = (first..).zip(blocks).map(|(block, words)| (block, words, By::Store));
+        let parts = std::slice::from_ref(&(0..BLOCK_BYTES));
+        self.accounts.written_together(owner, class.codec, parts, &changes, written, &mut tally);
+        self.accounts.stats.count_for_write(0, 0, &tally);
         Ok(())
     }
 

@@ -79,6 +79,21 @@ impl PartitionTable {
     /// # Errors
     /// [`DeviceError::Quota`] if that is more than before and more than the quota; nothing is charged then.
     pub(crate) fn account(&self, block: u64, old: u64, new: u64) -> Result<(), DeviceError> {
+        self.try_account(block, old, new).inspect_err(|_| {
+            let part = &self.parts[self.of_block(block)];
+            if part.quota_refusals.get() == 0 {
+                let (stored, quota) = (part.stored.load(Relaxed), part.quota);
+                tracing::warn!(guest = part.name, stored, ?quota, "the quota is used up; writes fail");
+            }
+            part.quota_refusals.add(1);
+        })
+    }
+
+    /// As [`Self::account`], of what is tried otherwise if it is refused: so it is not counted.
+    ///
+    /// # Errors
+    /// As [`Self::account`].
+    pub(crate) fn try_account(&self, block: u64, old: u64, new: u64) -> Result<(), DeviceError> {
         if !self.divided {
             return Ok(());
         }
@@ -94,10 +109,6 @@ impl PartitionTable {
                 Ok(())
             }
             Err(stored) => {
-                if part.quota_refusals.get() == 0 {
-                    tracing::warn!(guest = part.name, stored, quota, "the quota is used up; writes fail");
-                }
-                part.quota_refusals.add(1);
                 let (partition, wanted) = (part.name.clone(), new - old);
                 Err(DeviceError::Quota { partition, stored, wanted, quota })
             }

@@ -128,6 +128,16 @@ impl Default for Holdings {
 impl Holdings {
     /// Counts a block.
     pub(crate) fn add(&mut self, entry: &Entry) {
+        self.count(entry, 1);
+    }
+
+    /// Counts a block as `new` that was counted as `old`.
+    pub(crate) fn shift(&mut self, old: &Entry, new: &Entry) {
+        self.count(old, -1);
+        self.count(new, 1);
+    }
+
+    fn count(&mut self, entry: &Entry, sign: i64) {
         each(entry, |which, count| {
             let at = match which {
                 Which::Heads => 0,
@@ -136,7 +146,7 @@ impl Holdings {
                 Which::Planes(slot, kind) => PLANES + slot * PLANE_KINDS + kind,
                 Which::Constant(slot) => CONSTANT + slot,
             };
-            self.0[at] += count;
+            self.0[at] += sign * count;
         });
     }
 }
@@ -164,9 +174,10 @@ impl Stats {
         }
     }
 
-    /// Blocks that hold this were found.
+    /// Blocks that hold this were found, or came in the place of others.
     pub(crate) fn found(&self, Holdings(counts): &Holdings) {
-        self.holdings().zip(counts).for_each(|(gauge, count)| gauge.add(*count));
+        let changed = self.holdings().zip(counts).filter(|(_, count)| **count != 0);
+        changed.for_each(|(gauge, count)| gauge.add(*count));
     }
 
     /// The gauges of what blocks hold, in the order of [`Holdings`].

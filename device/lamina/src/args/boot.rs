@@ -34,6 +34,7 @@ Examples:
       lamina boot --topology docs/topology.toml
   Only say what would be started, for a QEMU command line of your own:
       lamina boot --base ~/lamina/base --views-file ~/lamina/views --print-command")]
+#[expect(clippy::struct_excessive_bools, reason = "each is an option of its own")]
 pub(crate) struct Boot {
     #[command(flatten)]
     pub(crate) device: DeviceArgs,
@@ -76,6 +77,9 @@ pub(crate) struct Boot {
     /// Put fio, stress-ng, memtester and numactl into the guest.
     #[arg(long)]
     pub(crate) extras: bool,
+    /// Put Python with NumPy and safetensors, numactl, cxl and daxctl into the guest.
+    #[arg(long)]
+    pub(crate) python: bool,
     /// MiB of the guest's ordinary memory [default: enough for windows of this size].
     #[arg(long, value_name = "MIB")]
     pub(crate) memory: Option<u64>,

@@ -74,6 +74,7 @@ pub(super) struct Guest {
     /// The host's file by the guest's path.
     pub(super) put: Field<BTreeMap<String, PathBuf>>,
     pub(super) extras: Field<bool>,
+    pub(super) python: Field<bool>,
     pub(super) memory: Field<Number>,
     pub(super) cpus: Field<Number>,
     pub(super) accel: Field<String>,

@@ -133,6 +133,7 @@ impl<'f> Options<'f> {
             files.into_iter().map(put).collect()
         });
         self.switch("--extras", guest.extras);
+        self.switch("--python", guest.python);
         self.number("--memory", guest.memory);
         self.number("--cpus", guest.cpus);
         self.text("--accel", guest.accel);

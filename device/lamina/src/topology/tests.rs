@@ -30,6 +30,7 @@ fn a_file_means_what_the_same_options_mean() {
         script = "test.sh"
         put = { "/bin/reader" = "reader" }
         extras = true
+        python = true
         huge-pages = false
         memory = 1024
         qemu = ["-device", "edu"]
@@ -54,6 +55,7 @@ fn a_file_means_what_the_same_options_mean() {
         "--script=/t/test.sh",
         "--put=/t/reader=/bin/reader",
         "--extras",
+        "--python",
         "--memory=1024",
         "--",
         "-device",

@@ -229,13 +229,15 @@ impl Allocator {
         }
     }
 
-    pub(super) fn untidy(&mut self, length: usize) -> Option<Untidy> {
+    /// Whether there are too many free slots of a length.
+    pub(super) fn is_untidy(&self, length: usize) -> bool {
         let Length { slots, used, .. } = self.lengths[length];
         let slack = SLACK_CHUNKS * (CHUNK_GRANULES / length);
-        if slots - used <= slack.max(slots / 4) {
-            return None;
-        }
-        self.hold_back(length)
+        slots - used > slack.max(slots / 4)
+    }
+
+    pub(super) fn untidy(&mut self, length: usize) -> Option<Untidy> {
+        if self.is_untidy(length) { self.hold_back(length) } else { None }
     }
 
     /// As [`Self::untidy`], of the length with most to gain: there are free slots for all that is in the chunk.

@@ -4,7 +4,12 @@ use std::fmt::Write;
 
 use comfy_table::CellAlignment;
 use indicatif::BinaryBytes;
-use lamina_codec::{BLOCK_BYTES, format::Format, kv::KvLayout, plane, tree};
+use lamina_codec::{
+    BLOCK_BYTES,
+    format::Format,
+    internals::{PlaneKernel, TreeKernel},
+    kv::KvLayout,
+};
 use serde::{Deserialize, Serialize};
 
 use super::{Timed, bytes_per_second, ours::BATCH};
@@ -150,8 +155,8 @@ impl Report {
     pub fn new(time: std::time::Duration, tables: Vec<Table>, absent: Vec<Absent>) -> Self {
         let best = |kernels: Vec<String>| kernels.into_iter().next_back().unwrap_or_default();
         let kernels = vec![
-            best(plane::Kernel::available().iter().map(|kernel| format!("{kernel:?}")).collect()),
-            best(tree::Kernel::available().iter().map(|kernel| format!("{kernel:?}")).collect()),
+            best(PlaneKernel::available().iter().map(|kernel| format!("{kernel:?}")).collect()),
+            best(TreeKernel::available().iter().map(|kernel| format!("{kernel:?}")).collect()),
         ];
         Self { cpu_flags: cpu_flags(), kernels, seconds: time.as_secs_f64(), tables, absent }
     }

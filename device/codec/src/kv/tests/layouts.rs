@@ -4,8 +4,9 @@ use super::*;
 
 #[test]
 fn presets_are_the_layouts_of_vllm() {
-    // The cache of a layer by its dimensions: K or V, block, token, head, element. FlashAttention's backend has them in this order, FlashInfer's has the block first
-    // (`get_kv_cache_shape`); in memory, HND then swaps the fourth and the third (`get_kv_cache_stride_order`).
+    // The cache of a layer by its dimensions: K or V, block, token, head, element. FlashAttention's
+    // backend has them in this order, FlashInfer's has the block first (`get_kv_cache_shape`); in
+    // memory, HND then swaps the fourth and the third (`get_kv_cache_stride_order`).
     const LENGTHS: [usize; 5] = [2, 6, 16, 4, 32];
     let (flash_attention, flash_infer) = ([0, 1, 2, 3, 4], [1, 0, 2, 3, 4]);
     let (nhd, hnd) = ([0, 1, 2, 3, 4], [0, 1, 3, 2, 4]);
@@ -47,7 +48,7 @@ fn presets_are_the_layouts_of_vllm() {
             // The transform sees whole tokens, all heads of K and then of V,
             let mut seen = memory.to_vec();
             if let Some(paged) = shape.paged() {
-                paged.to_rows(memory, &mut seen);
+                paged.gather_rows(memory, &mut seen);
             }
             assert!(seen == rows, "{preset:?}");
             // and a view shows the cache as it lies in memory.

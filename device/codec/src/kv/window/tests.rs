@@ -7,7 +7,8 @@ use super::{
 };
 use crate::{format::Format, plane::PlaneMask, testing::bytes};
 
-/// Rows of bf16 whose channels have a sign each. Exponents are up to three below the channel's largest, which is `largest` of the channel's number.
+/// Rows of bf16 whose channels have a sign each. Exponents are up to three below the channel's
+/// largest, which is `largest` of the channel's number.
 fn leaning(rows: usize, columns: usize, mantissa: u8, largest: impl Fn(usize) -> u8) -> Vec<u8> {
     let noise = bytes(5, rows * columns * 2);
     let elements = noise.as_chunks::<2>().0.iter().enumerate().map(|(at, [low, high])| {
@@ -21,7 +22,8 @@ fn leaning(rows: usize, columns: usize, mantissa: u8, largest: impl Fn(usize) ->
 
 #[test]
 fn the_way_that_takes_least_is_taken() {
-    // Whole rows, in blocks of whole columns or not, whose differences are made with the order; and cut rows, whose are made block by block.
+    // Whole rows, in blocks of whole columns or not, whose differences are made with the order; and
+    // cut rows, whose are made block by block.
     for (channels, rows) in [(1024, 8), (1024, 12), (1000, 12)] {
         let shape = Shape::new(Format::Bf16, &KvLayout::rows(channels, rows)).unwrap().unwrap();
         let order = shape.order(0, shape.blocks());
@@ -71,7 +73,7 @@ fn parts_of_a_column_may_have_bases_of_their_own() {
         let details = Details { delta: true, repeats: false, bytes: &details };
         if block != ZEROS {
             let mut encoder = Encoder::new();
-            encoder.block_with_header(Format::Bf16, Codec::Tree, words, &details, &mut bundle);
+            bundle.encode_with_header(&mut encoder.block, Format::Bf16, Codec::Tree, words, &details);
         }
         bundles.push(bundle);
     }

@@ -1,4 +1,5 @@
-//! Joining planes: a byte of each of eight is brought together in a quadword, the matrix is transposed, and bytes are brought together to elements.
+//! Joining planes: a byte of each of eight is brought together in a quadword, the matrix is
+//! transposed, and bytes are brought together to elements.
 
 use std::{
     arch::x86_64::{
@@ -33,8 +34,9 @@ unsafe fn load_planes<const N: usize>(planes: impl Source<N>, at: usize) -> [__m
     v
 }
 
-/// Puts a line of each of eight planes together, but for the transposing: each quadword of the result has a byte of each plane,
-/// the last plane first. `first` and `second` say which bytes go where; see `joined!`.
+/// Puts a line of each of eight planes together, but for the transposing: each quadword of the
+/// result has a byte of each plane, the last plane first. `first` and `second` say which bytes go
+/// where; see `joined!`.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi,gfni")]
 fn gather(planes: &Eight, first: __m512i, second: __m512i) -> Eight {
@@ -49,7 +51,8 @@ fn gather(planes: &Eight, first: __m512i, second: __m512i) -> Eight {
     unpack::<8, 1>(v) // r2 r1 r0, s k2 k1 k0
 }
 
-/// The indices for [`gather`] that bring the group `$group` of the planes to register `$r`, lane `$lane`, quadword `$s`.
+/// The indices for [`gather`] that bring the group `$group` of the planes to register `$r`, lane
+/// `$lane`, quadword `$s`.
 macro_rules! joined {
     (($r:ident, $lane:ident, $s:ident) => $group:expr) => {
         [joined!(@ 0, ($r, $lane, $s) => $group), joined!(@ 4, ($r, $lane, $s) => $group)]
@@ -105,7 +108,8 @@ unsafe fn join_8<const FOLD: bool, const SOME: bool>(
         // Two lines of a plane come quicker one after the other.
         let [mut first, mut second] = [[_mm512_setzero_si512(); 8]; 2];
         for bit in 0..8 {
-            // SAFETY: the pairs before this one and this one take 128 bytes of a plane for 1024 of the words; the loads need no alignment.
+            // SAFETY: the pairs before this one and this one take 128 bytes of a plane for 1024 of
+            // the words; the loads need no alignment.
             unsafe {
                 first[bit] = _mm512_loadu_si512(planes.plane(bit).add(at).cast());
                 second[bit] = _mm512_loadu_si512(planes.plane(bit).add(at + 64).cast());
@@ -134,7 +138,7 @@ fn join_lines<const FOLD: bool, const SOME: bool>(mut v: Eight, mask: PlaneMask,
     let bytes = bytes_of(&gathered_lines(&v));
     let lines: &mut [Line; 8] = words.as_chunks_mut().0.try_into().expect("8 lines");
     for (line, bytes) in lines.iter_mut().zip(bytes) {
-        store(line, if FOLD { bytes } else { kept::<SOME>(bytes, keep) });
+        store(line, if FOLD { bytes } else { masked::<SOME>(bytes, keep) });
     }
 }
 
@@ -145,7 +149,8 @@ fn gathered_lines(planes: &Eight) -> Eight {
     gather(planes, first, second)
 }
 
-/// Brings a line of each of eight planes together: quadword `g` of the eight registers, one after the other, has byte `g` of each line, the last line's first.
+/// Brings a line of each of eight planes together: quadword `g` of the eight registers, one after
+/// the other, has byte `g` of each line, the last line's first.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi,gfni")]
 pub(crate) fn gathered(lines: [&Line; 8]) -> Eight {
@@ -179,12 +184,12 @@ unsafe fn join_16<const SOME: bool>(planes: impl Source<16>, mask: PlaneMask, wo
 /// The bits that are in `keep`, or all unless `SOME`.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi,gfni")]
-fn kept<const SOME: bool>(v: __m512i, keep: __m512i) -> __m512i {
+fn masked<const SOME: bool>(v: __m512i, keep: __m512i) -> __m512i {
     if SOME { _mm512_and_si512(v, keep) } else { v }
 }
 
-/// Joins a line of each of 16 planes, and gives the first eight as [`gather`] brought them together: quadword `q` of register `r` has byte 8 r + [`byte_joined`]`(q)`
-/// of each.
+/// Joins a line of each of 16 planes, and gives the first eight as [`gather`] brought them
+/// together: quadword `q` of register `r` has byte 8 r + [`byte_joined`]`(q)` of each.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi,gfni")]
 fn join_lines_16<const SOME: bool>(v: &[__m512i; 16], keep: __m512i, words: &mut [u8; 1024]) -> Eight {
@@ -196,8 +201,8 @@ fn join_lines_16<const SOME: bool>(v: &[__m512i; 16], keep: __m512i, words: &mut
     let lines: &mut [Line; 16] = words.as_chunks_mut().0.try_into().expect("16 lines");
     for r in 0..8 {
         let (low, high) = (transpose(low[r], identity), transpose(high[r], identity));
-        store(&mut lines[2 * r], kept::<SOME>(_mm512_unpacklo_epi8(low, high), keep));
-        store(&mut lines[2 * r + 1], kept::<SOME>(_mm512_unpackhi_epi8(low, high), keep));
+        store(&mut lines[2 * r], masked::<SOME>(_mm512_unpacklo_epi8(low, high), keep));
+        store(&mut lines[2 * r + 1], masked::<SOME>(_mm512_unpackhi_epi8(low, high), keep));
     }
     low
 }
@@ -207,8 +212,8 @@ const fn byte_joined(q: usize) -> usize {
     4 * (q & 1) + q / 2
 }
 
-/// Puts half of the line at `at`, the second if `SECOND`, of each of 16 planes from `FIRST` on together like [`gather`], the first eight planes in the registers' lower
-/// half.
+/// Puts half of the line at `at`, the second if `SECOND`, of each of 16 planes from `FIRST` on
+/// together like [`gather`], the first eight planes in the registers' lower half.
 ///
 /// # Safety
 /// Each plane has a line there.
@@ -225,7 +230,8 @@ unsafe fn gather_halves<S: Source<32>, const FIRST: usize, const SECOND: bool>(
         *v = unsafe {
             let (low, high) = (planes.plane(FIRST + 7 - k).add(at), planes.plane(FIRST + 15 - k).add(at));
             let low = _mm512_castsi256_si512(_mm256_loadu_si256(low.add(half).cast()));
-            // With its line a second half comes to its place; of planes that begin anywhere, that would be two lines.
+            // With its line a second half comes to its place; of planes that begin anywhere, that
+            // would be two lines.
             if SECOND && S::IN_LINES {
                 _mm512_mask_loadu_epi64(low, 0xf0, high.cast())
             } else {
@@ -268,10 +274,11 @@ unsafe fn join_half_32<const SOME: bool, const SECOND: bool>(
     words: &mut [u8; 1024],
 ) {
     let identity = _mm512_set1_epi64(0x8040_2010_0804_0201_u64.cast_signed());
-    // Byte c of element e (four bits) of the first 16 and of the last: in pairs of bytes, lanes are numbered by c0 and which 16.
+    // Byte c of element e (four bits) of the first 16 and of the last: in pairs of bytes, lanes are
+    // numbered by c0 and which 16.
     let first = line!(at => (at >> 1 & 1) << 6 | (at & 1) << 5 | at >> 2);
     let second = line!(at => (at >> 1 & 1) << 6 | (at & 1) << 5 | 16 | at >> 2);
-    // So that neither pointers nor what was loaded for the other half are kept on the stack.
+    // So that neither pointers nor what was loaded for the other half are on the stack.
     let planes = black_box(planes);
     // SAFETY: as the caller promises.
     let (low, high) =
@@ -279,8 +286,8 @@ unsafe fn join_half_32<const SOME: bool, const SECOND: bool>(
     let lines: &mut [Line; 16] = words.as_chunks_mut().0.try_into().expect("16 lines");
     for r in 0..8 {
         let (low, high) = (transpose(low[r], identity), transpose(high[r], identity));
-        store(&mut lines[r], kept::<SOME>(_mm512_permutex2var_epi8(low, first, high), keep));
-        store(&mut lines[8 + r], kept::<SOME>(_mm512_permutex2var_epi8(low, second, high), keep));
+        store(&mut lines[r], masked::<SOME>(_mm512_permutex2var_epi8(low, first, high), keep));
+        store(&mut lines[8 + r], masked::<SOME>(_mm512_permutex2var_epi8(low, second, high), keep));
     }
 }
 
@@ -290,9 +297,10 @@ unsafe fn join_half_32<const SOME: bool, const SECOND: bool>(
 /// Each plane has 1024 bytes.
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi,gfni")]
 unsafe fn join_4<const SOME: bool>(planes: impl Source<4>, mask: PlaneMask, words: &mut BlockWords) {
-    // A matrix has two groups: nibbles of the second are the low half of its columns, of the first the high half. With the odd elements'
-    // columns before the even ones', half of the nibbles are in their places, those of the first group's odd and the second's even elements;
-    // the others are 28 bits from theirs.
+    // A matrix has two groups: nibbles of the second are the low half of its columns, of the first
+    // the high half. With the odd elements' columns before the even ones', half of the nibbles are
+    // in their places, those of the first group's odd and the second's even elements; the others
+    // are 28 bits from theirs.
     let odd_even = _mm512_set1_epi64(0x4010_0401_8020_0802_u64.cast_signed());
     let in_place = _mm512_set1_epi64(0x0f0f_0f0f_f0f0_f0f0_u64.cast_signed());
     let from = _mm512_set1_epi64(0x140c_043c_3c34_2c24);

@@ -17,7 +17,8 @@ use crate::{
     plane::{PlaneBlock, fold::Fold, parts_mut},
 };
 
-/// For splitting bytes: byte `p` of the transposed matrices is plane `p`, folded with the sign if `fold`.
+/// For splitting bytes: byte `p` of the transposed matrices is plane `p`, folded with the sign if
+/// `fold`.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi,gfni")]
 fn planes_of_bytes(fold: bool) -> __m512i {
@@ -25,7 +26,8 @@ fn planes_of_bytes(fold: bool) -> __m512i {
     _mm512_set1_epi64(select.cast_signed())
 }
 
-/// Takes apart eight lines in which the quadwords are a byte of each of eight planes, of eight groups: a line of each plane.
+/// Takes apart eight lines in which the quadwords are a byte of each of eight planes, of eight
+/// groups: a line of each plane.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi,gfni")]
 fn scatter(v: &Eight) -> Eight {
@@ -59,7 +61,8 @@ unsafe fn split_8(fold: bool, words: &[u8], planes: [*mut u8; 8]) {
         }
         let v = scatter(&v);
         for bit in 0..8 {
-            // SAFETY: the steps before this one and this one take 64 bytes of a plane for 512 of the words.
+            // SAFETY: the steps before this one and this one take 64 bytes of a plane for 512 of
+            // the words.
             unsafe { _mm512_storeu_si512(planes[bit].add(64 * step).cast(), v[bit]) };
         }
     }
@@ -81,7 +84,8 @@ fn scatter_16(words: &[__m512i; 16]) -> [Eight; 2] {
     [scatter(&v), scatter(&w)]
 }
 
-/// Takes the planes beside the exponent's out of 16 lines of bf16: a line of each, the lowest bit's first and the sign's last.
+/// Takes the planes beside the exponent's out of 16 lines of bf16: a line of each, the lowest bit's
+/// first and the sign's last.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi,gfni")]
 pub(crate) fn planes_beside(words: &[u8; 1024]) -> Eight {
@@ -127,12 +131,13 @@ fn store_halves(lower: &mut [u8; 32], upper: &mut [u8; 32], value: __m512i) {
     }
 }
 
-/// Splits 16 lines into planes of 32 bits, a half line of each: if `HIGH` the last 16 planes, else the first.
+/// Splits 16 lines into planes of 32 bits, a half line of each: if `HIGH` the last 16 planes, else
+/// the first.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi,gfni")]
 fn split_half_32<const HIGH: bool>(lines: &[Line; 16], step: usize, planes: &mut [[[u8; 32]; 4]; 32]) {
-    // Bytes c1 c0 of elements g4 … g0 e2 e1 e0: register g4 … g1, lane and place g0 e2, e1 e0 c1 c0. Of c1, the planes' upper bit, one is taken;
-    // lanes become c0 g4.
+    // Bytes c1 c0 of elements g4 … g0 e2 e1 e0: register g4 … g1, lane and place g0 e2, e1 e0 c1
+    // c0. Of c1, the planes' upper bit, one is taken; lanes become c0 g4.
     let order = line!(at => (at >> 4 & 1) << 6 | (at & 15 ^ 7) << 2 | at >> 5);
     let order = _mm512_or_si512(order, _mm512_set1_epi8(if HIGH { 2 } else { 0 }));
     // So that what was loaded for the other half is not kept on the stack.
@@ -171,7 +176,8 @@ fn split_32(words: &BlockWords, planes: &mut [[[u8; 32]; 4]; 32]) {
 fn split_4(fold: bool, words: &BlockWords, planes: &mut [[Line; 16]; 4]) {
     let select = if fold { 0x80c0_a090_080c_0a09_u64 } else { 0x8040_2010_0804_0201 };
     let select = _mm512_set1_epi64(select.cast_signed());
-    // Rows have an element of the first group in the low half and one of the second in the high half.
+    // Rows have an element of the first group in the low half and one of the second in the high
+    // half.
     let low = _mm512_set1_epi64(0x0004_080c_1014_181c);
     let high = _mm512_set1_epi64(0x1c20_2428_2c30_3438);
     let nibble = _mm512_set1_epi64(0x0f0f_0f0f_0f0f_0f0f);

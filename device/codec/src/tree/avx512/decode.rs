@@ -9,11 +9,10 @@ use super::super::{
     whole::{PLANE, STEPS},
 };
 use super::{
-    MAX_STREAM, STEP,
-    descent::{BEHIND, Descent, Room},
-    load, store,
+    MAX_STREAM, STEP, load, store,
     table::Tables,
-    threes,
+    three_and_three,
+    walk::{BEHIND, Buffers, TreeWalk},
 };
 use crate::{
     Form,
@@ -33,10 +32,10 @@ const AS_THEY_ARE: u64 = 0x0102_0408_1020_4080;
 pub(in super::super) struct Decoder {
     /// Codes that were read.
     tables: Tables,
-    /// Room for a block on its way.
-    room: Room,
-    threes: threes::Room,
-    /// A stream with room behind it.
+    /// Scratch for a block on its way.
+    buffers: Buffers,
+    three_and_three: three_and_three::Buffers,
+    /// A stream and what is read behind it.
     stream: [u8; MAX_STREAM + BEHIND],
 }
 
@@ -44,8 +43,8 @@ impl Default for Decoder {
     fn default() -> Self {
         Self {
             tables: Tables::new(),
-            room: Room::new(),
-            threes: threes::Room::new(),
+            buffers: Buffers::new(),
+            three_and_three: three_and_three::Buffers::new(),
             stream: [0; MAX_STREAM + BEHIND],
         }
     }
@@ -53,7 +52,7 @@ impl Default for Decoder {
 
 /// A stream with at least [`BEHIND`] bytes behind it.
 #[inline]
-fn roomy<'a>(stream: &'a [u8], length: usize, copy: &'a mut [u8; MAX_STREAM + BEHIND]) -> &'a [u8] {
+fn with_slack<'a>(stream: &'a [u8], length: usize, copy: &'a mut [u8; MAX_STREAM + BEHIND]) -> &'a [u8] {
     if stream.len() >= length + BEHIND {
         return stream;
     }
@@ -73,13 +72,13 @@ pub(in super::super) fn decode(
     values: &mut [u8],
     decoder: &mut Decoder,
 ) -> Result<(), Malformed> {
-    let Decoder { tables, room, stream: copy, .. } = decoder;
+    let Decoder { tables, buffers, stream: copy, .. } = decoder;
     let code = tables.read(stream, length, largest)?;
-    let stream = roomy(stream, length, copy);
-    let mut descent = Descent::new((stream, length), largest, values.len(), AS_THEY_ARE.cast_signed(), code);
-    descent.through(room)?;
+    let stream = with_slack(stream, length, copy);
+    let mut walk = TreeWalk::new((stream, length), largest, values.len(), AS_THEY_ARE.cast_signed(), code);
+    walk.through(buffers)?;
     let steps: &mut [[[u8; STEP]; EIGHT]] = values.as_chunks_mut().0.as_chunks_mut().0;
-    let mut end = descent.end(room);
+    let mut end = walk.end(buffers);
     for (step, vectors) in steps.iter_mut().enumerate() {
         vectors
             .iter_mut()
@@ -89,15 +88,17 @@ pub(in super::super) fn decode(
     Ok(())
 }
 
-/// As [`decode`] of a block of bf16, straight to words or fields, with the checks of the planes beside the stream.
+/// As [`decode`] of a block of bf16, straight to words or fields, with the checks of the planes
+/// beside the stream.
 #[target_feature(
     enable = "sse4.2,bmi1,bmi2,popcnt,avx512f,avx512bw,avx512vbmi,avx512vbmi2,avx512vpopcntdq,gfni"
 )]
 pub(in super::super) fn decode_bf16(block: &mut Bf16<'_>, decoder: &mut Decoder) -> Result<(), Malformed> {
-    let Decoder { tables, room, threes: room_for_threes, stream: copy } = decoder;
+    let Decoder { tables, buffers, three_and_three: their_buffers, stream: copy } = decoder;
     let code = tables.read(block.stream, block.length, u8::MAX.into())?;
-    let stream = roomy(block.stream, block.length, copy);
-    // For words, values come rotated: so each of their bits is at its place in one of a word's bytes. The first bit's row is in the last byte.
+    let stream = with_slack(block.stream, block.length, copy);
+    // For words, values come rotated: so each of their bits is at its place in one of a word's
+    // bytes. The first bit's row is in the last byte.
     let matrix = match block.form {
         Form::Words => 0x0204_0810_2040_8001,
         Form::Fields => AS_THEY_ARE,
@@ -108,7 +109,7 @@ pub(in super::super) fn decode_bf16(block: &mut Bf16<'_>, decoder: &mut Decoder)
         block.words.as_chunks_mut().0.as_chunks_mut().0.as_chunks_mut().0.first_chunk_mut().expect("a block");
     let join = Join::to(block.form);
     let mut sums = Sums::new();
-    if let Some(up) = threes::through((stream, block.length), matrix, code, room_for_threes) {
+    if let Some(up) = three_and_three::through((stream, block.length), matrix, code, their_buffers) {
         for (line, out) in lines.iter_mut().enumerate() {
             let rests = rests(planes, line, &mut sums);
             join.put(out, &up.line(line), &rests);
@@ -116,9 +117,9 @@ pub(in super::super) fn decode_bf16(block: &mut Bf16<'_>, decoder: &mut Decoder)
         block.checks = sums.checks();
         return Ok(());
     }
-    let mut descent = Descent::new((stream, block.length), u8::MAX.into(), ELEMENTS, matrix, code);
-    descent.through(room)?;
-    let mut end = descent.end(room);
+    let mut walk = TreeWalk::new((stream, block.length), u8::MAX.into(), ELEMENTS, matrix, code);
+    walk.through(buffers)?;
+    let mut end = walk.end(buffers);
     for (line, out) in lines.iter_mut().enumerate() {
         let values = end.group::<EIGHT, true>(line);
         join.put(out, &values, &rests(planes, line, &mut sums));
@@ -136,9 +137,11 @@ fn rests(planes: [&[[u8; STEP]; STEPS]; 8], line: usize, sums: &mut Sums) -> [__
     bytes_of(&gathered)
 }
 
-/// How values are joined with what is beside them. To do the same for either form, by other tables, is quicker than to ask which.
+/// How values are joined with what is beside them. To do the same for either form, by other tables,
+/// is quicker than to ask which.
 struct Join {
-    /// Bits that the first of two bytes has of what is beside the value, and the second of the value.
+    /// Bits that the first of two bytes has of what is beside the value, and the second of the
+    /// value.
     lower: __m512i,
     /// Where the bytes of two vectors go.
     places: [__m512i; 2],

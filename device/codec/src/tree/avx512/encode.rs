@@ -1,7 +1,10 @@
-//! Encoding: every element is its *mark*, its code from the highest bit on and behind it a one, and loses a bit on each level.
+//! Encoding: every element is its *mark*, its code from the highest bit on and behind it a one, and
+//! loses a bit on each level.
 //!
-//! The levels down to the first that has leaves have all elements, whose bits are whole words at known places. Then those that go on are moved together, and have
-//! their bits side by side; once they are few they stay where they are, and each level's bits are taken from those still going on: short passes one after the other would mostly wait for each other.
+//! The levels down to the first that has leaves have all elements, whose bits are whole words at
+//! known places. Then those that go on are moved together, and have their bits side by side; once
+//! they are few they stay where they are, and each level's bits are taken from those still going
+//! on: short passes one after the other would mostly wait for each other.
 
 use std::arch::x86_64::{
     __m512i, _mm512_add_epi8, _mm512_cmpeq_epi8_mask, _mm512_loadu_si512, _mm512_mask_add_epi8,
@@ -15,7 +18,7 @@ use super::super::{
     bits::Writer,
     code::{Code, Coder, ESCAPE, LONGEST, SLOTS, SYMBOLS, WINDOW, ZERO},
 };
-use super::{STEP, first, load, store, store_at, threes};
+use super::{STEP, first, load, store, store_at, three_and_three};
 
 /// Vectors whose elements stay where they are.
 const FEW: usize = 4;
@@ -46,7 +49,8 @@ pub(in super::super) fn coder(code: Code) -> Coder {
     coder
 }
 
-/// For each level, the codes that are the first one and those after it, without the first one, as far up as in a mark.
+/// For each level, the codes that are the first one and those after it, without the first one, as
+/// far up as in a mark.
 const RANKS: [[u8; STEP]; LONGEST] = {
     let mut ranks = [[0; STEP]; LONGEST];
     let mut level = 0;
@@ -71,7 +75,7 @@ pub(in super::super) fn levels(
     scratch: &mut Scratch,
     aside: &mut dyn FnMut(),
 ) -> Option<usize> {
-    if let Some(end) = threes::encode::levels(values, coder, out, scratch, aside) {
+    if let Some(end) = three_and_three::encode::levels(values, coder, out, scratch, aside) {
         return Some(end);
     }
     let whole = coder.first_level() + 1;
@@ -103,7 +107,7 @@ pub(in super::super) fn levels(
     if end >= raw || escapes > 0 && coder.marks[ESCAPE] == 0 {
         return None;
     }
-    // There is room for whole pieces behind.
+    // Whole pieces fit behind.
     let pieces = out[at..].as_chunks_mut::<PIECE>().0.iter_mut();
     let escaped = scratch.levels[ESCAPED].as_chunks().0;
     pieces.zip(escaped).take(escapes.div_ceil(PIECE)).for_each(|(piece, escaped)| *piece = *escaped);
@@ -139,8 +143,9 @@ impl Marks {
     }
 }
 
-/// Writes the levels that have all elements, `LEVELS` of them, to `rows`: how many elements go on. Their marks are
-/// moved together to the scratch's first level; which elements are escaped is noted in its masks. The value 0 may have a symbol of its own with `ZEROS`.
+/// Writes the levels that have all elements, `LEVELS` of them, to `rows`: how many elements go on.
+/// Their marks are moved together to the scratch's first level; which elements are escaped is noted
+/// in its masks. The value 0 may have a symbol of its own with `ZEROS`.
 #[inline]
 #[target_feature(enable = "popcnt,avx512f,avx512bw,avx512vbmi,avx512vbmi2")]
 fn first_levels<const LEVELS: usize, const ZEROS: bool>(
@@ -162,7 +167,7 @@ fn first_levels<const LEVELS: usize, const ZEROS: bool>(
     let below_end = _mm512_set1_epi8(!END.cast_signed());
 
     let Scratch { levels: [level, ..], masks: [masks, ..], .. } = scratch;
-    let level: &mut Level = level.first_chunk_mut().expect("room for all elements");
+    let level: &mut Level = level.first_chunk_mut().expect("a level holds all elements");
     let masks = &mut masks.as_chunks_mut::<EIGHT>().0[..vectors.len()];
     let mut going_on = 0;
     for (index, (vectors, escaping)) in vectors.iter().zip(masks).enumerate() {
@@ -189,7 +194,7 @@ fn first_levels<const LEVELS: usize, const ZEROS: bool>(
 fn escapes(values: &[u8], scratch: &mut Scratch) -> usize {
     let vectors = values.as_chunks::<STEP>().0.as_chunks::<EIGHT>().0;
     let Scratch { levels, masks: [masks, ..], .. } = scratch;
-    let escaped: &mut Level = levels[ESCAPED].first_chunk_mut().expect("room for all elements");
+    let escaped: &mut Level = levels[ESCAPED].first_chunk_mut().expect("a level holds all elements");
     let masks = &masks.as_chunks::<EIGHT>().0[..vectors.len()];
     let mut escapes = 0;
     // Few vectors have any.
@@ -228,7 +233,8 @@ pub(super) fn push(level: &mut Level, at: usize, goes_on: u64, marks: __m512i) -
     goes_on.count_ones() as usize
 }
 
-/// Writes `levels` levels, or those before the first without elements, of which the first has the `count` marks that the scratch's first level has. `None` if they would not end before `raw`.
+/// Writes `levels` levels, or those before the first without elements, of which the first has the
+/// `count` marks that the scratch's first level has. `None` if they would not end before `raw`.
 #[target_feature(enable = "bmi1,bmi2,popcnt,avx512f,avx512bw,avx512vbmi2")]
 fn other_levels(
     mut count: usize,
@@ -240,8 +246,8 @@ fn other_levels(
 ) -> Option<()> {
     let below_end = _mm512_set1_epi8(!END.cast_signed());
     let Scratch { levels: [from, _, to, words, ..], masks: [_, bits, ones], .. } = scratch;
-    let mut from: &mut Level = from.first_chunk_mut().expect("room for all elements");
-    let mut to: &mut Level = to.first_chunk_mut().expect("room for all elements");
+    let mut from: &mut Level = from.first_chunk_mut().expect("a level holds all elements");
+    let mut to: &mut Level = to.first_chunk_mut().expect("a level holds all elements");
     while count > FEW * STEP {
         if writer.end(count) >= raw {
             return None;
@@ -267,9 +273,9 @@ fn other_levels(
     }
     // What each vector has of each level.
     let bits: &mut [[u64; FEW]; LONGEST] =
-        bits.as_chunks_mut().0.first_chunk_mut().expect("room for all levels");
+        bits.as_chunks_mut().0.first_chunk_mut().expect("words for all levels");
     let ones: &mut [[u64; FEW]; LONGEST] =
-        ones.as_chunks_mut().0.first_chunk_mut().expect("room for all levels");
+        ones.as_chunks_mut().0.first_chunk_mut().expect("words for all levels");
     let (bits, ones) = (&mut bits[..levels], &mut ones[..levels]);
     let vectors = count.div_ceil(STEP).min(FEW);
     let mut all = 0;
@@ -295,7 +301,8 @@ fn other_levels(
     Some(())
 }
 
-/// Writes a level's bits to words: how many of its marks, which are moved together to the next level, go on.
+/// Writes a level's bits to words: how many of its marks, which are moved together to the next
+/// level, go on.
 #[inline]
 #[target_feature(enable = "popcnt,avx512f,avx512bw,avx512vbmi2")]
 fn next_level(marks: &[[u8; STEP]], words: &mut [[u8; 8]], to: &mut Level) -> usize {

@@ -1,4 +1,5 @@
-//! The last levels of few elements, in place: each level's bits are spread over the elements still alive. Short stages one after the other would mostly wait for each other.
+//! The last levels of few elements, in place: each level's bits are spread over the elements still
+//! alive. Short stages one after the other would mostly wait for each other.
 
 use std::arch::x86_64::{
     __m512i, _mm512_add_epi8, _mm512_cmpge_epu8_mask, _mm512_mask_add_epi8, _mm512_mask_cmpeq_epi8_mask,
@@ -9,34 +10,34 @@ use std::arch::x86_64::{
 use super::super::{Malformed, masks::read};
 use super::{
     bits::{aligned, store_words},
-    descent::Walk,
     first,
+    walk::Cursor,
 };
 
 /// Takes `alive` elements of `N` vectors, that have come to `x`, down all the rest of the levels.
 #[inline]
 #[target_feature(enable = "bmi1,bmi2,popcnt,avx512f,avx512bw,avx512vbmi2")]
 pub(super) fn few<const N: usize>(
-    walk: &mut Walk<'_>,
+    cursor: &mut Cursor<'_>,
     mut alive: usize,
     mut x: [__m512i; N],
 ) -> Result<[__m512i; N], Malformed> {
     let one = _mm512_set1_epi8(-1);
     // Down to the first level with leaves all are alive, and their bits lie side by side.
     let mut bits = [0; 8];
-    while walk.level < walk.longest {
-        let above = _mm512_set1_epi8(walk.leaves.cast_signed());
-        let at = walk.step(alive)?;
-        store_words(&mut bits, aligned(walk.stream, at));
+    while cursor.level < cursor.longest {
+        let above = _mm512_set1_epi8(cursor.leaves.cast_signed());
+        let at = cursor.step(alive)?;
+        store_words(&mut bits, aligned(cursor.stream, at));
         for (x, bits) in x.iter_mut().zip(bits) {
             let y = _mm512_add_epi8(*x, _mm512_sub_epi8(*x, above));
             *x = _mm512_mask_sub_epi8(y, bits, y, one);
         }
-        if walk.count[walk.level - 1] > 0 {
+        if cursor.count[cursor.level - 1] > 0 {
             break;
         }
     }
-    let leaves = _mm512_set1_epi8(walk.leaves.cast_signed());
+    let leaves = _mm512_set1_epi8(cursor.leaves.cast_signed());
     let mut goes_on = [0; N];
     let mut left = alive;
     alive = 0;
@@ -45,17 +46,17 @@ pub(super) fn few<const N: usize>(
         alive += goes_on.count_ones() as usize;
         left = left.saturating_sub(super::STEP);
     }
-    while walk.level < walk.longest {
-        let above = _mm512_set1_epi8(walk.leaves.cast_signed());
-        let mut at = walk.step(alive)?;
-        let leaves = _mm512_set1_epi8(walk.leaves.cast_signed());
+    while cursor.level < cursor.longest {
+        let above = _mm512_set1_epi8(cursor.leaves.cast_signed());
+        let mut at = cursor.step(alive)?;
+        let leaves = _mm512_set1_epi8(cursor.leaves.cast_signed());
         alive = 0;
         for (x, goes_on) in x.iter_mut().zip(&mut goes_on) {
             let count = goes_on.count_ones() as usize;
-            let bytes = walk.stream[at / 8..].first_chunk().expect("eight bytes");
+            let bytes = cursor.stream[at / 8..].first_chunk().expect("eight bytes");
             let mut bits = u64::from_le_bytes(*bytes) >> (at % 8);
             if count > 57 {
-                bits = read(walk.stream, at);
+                bits = read(cursor.stream, at);
             }
             let bits = _pdep_u64(bits, *goes_on);
             at += count;

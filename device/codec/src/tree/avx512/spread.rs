@@ -1,15 +1,17 @@
-//! More levels of a first stage behind which two nodes are left: the bits of the elements that go on are spread to where these elements are among all.
+//! More levels of a first stage behind which two nodes are left: the bits of the elements that go
+//! on are spread to where these elements are among all.
 //!
-//! That takes less than to move elements together that are half of all, and it goes on as long as two nodes are left. So what comes of it is a stage of rows, as where one node is left at once.
+//! That takes less than to move elements together that are half of all, and it goes on as long as
+//! two nodes are left. So what comes of it is a stage of rows, as where one node is left at once.
 
 use std::arch::x86_64::_pdep_u64;
 
 use super::super::{Malformed, code::LONGEST, masks::read};
 use super::{
     MASKS,
-    descent::Walk,
     stage::{GoesOn, Rows},
     table,
+    walk::Cursor,
 };
 
 /// Levels of such a stage at most.
@@ -24,8 +26,8 @@ pub(super) struct Spread {
 }
 
 impl Spread {
-    /// For a code with so many leaves on each level, if there is something to spread: behind two levels with two leaves two nodes are left, and then two again,
-    /// or one.
+    /// For a code with so many leaves on each level, if there is something to spread: behind two
+    /// levels with two leaves two nodes are left, and then two again, or one.
     pub(super) fn of(count: [u8; LONGEST]) -> Option<Self> {
         let [0, 2, others @ ..] = &count else { return None };
         let levels = 3 + others.iter().take_while(|count| **count == 2).count();
@@ -40,12 +42,13 @@ impl Spread {
     }
 }
 
-/// Brings the rows of `root`, two levels that were gone through and have two leaves, to `rows`, and the levels behind them down to `levels`, spread. Which go on have all come to one node: how many
+/// Brings the rows of `root`, two levels that were gone through and have two leaves, to `rows`, and
+/// the levels behind them down to `levels`, spread. Which go on have all come to one node: how many
 /// they are.
 #[inline]
 #[target_feature(enable = "bmi1,bmi2,popcnt")]
 pub(super) fn spread(
-    walk: &mut Walk<'_>,
+    cursor: &mut Cursor<'_>,
     root: &Rows<'_>,
     levels: usize,
     rows: &mut [[[u8; 8]; MASKS]; LONGEST],
@@ -62,16 +65,16 @@ pub(super) fn spread(
         alive += mask.count_ones() as usize;
     }
     for level in 2..levels {
-        let mut at = walk.step(alive)?;
+        let mut at = cursor.step(alive)?;
         alive = 0;
         let (above, row) = rows[..=level].split_at_mut(level);
         let nodes = &above[level - 1][..vectors];
         for (((mask, before), node), row) in goes_on.words().zip(nodes).zip(&mut row[0]) {
             let count = mask.count_ones() as usize;
-            let bytes = walk.stream[at / 8..].first_chunk().expect("eight bytes");
+            let bytes = cursor.stream[at / 8..].first_chunk().expect("eight bytes");
             let mut bits = u64::from_le_bytes(*bytes) >> (at % 8);
             if count > 57 {
-                bits = read(walk.stream, at);
+                bits = read(cursor.stream, at);
             }
             let bits = _pdep_u64(bits, *mask);
             *row = bits.to_le_bytes();

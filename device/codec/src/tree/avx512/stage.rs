@@ -1,8 +1,11 @@
-//! A stage of a block's elements: down the levels to the first that has leaves, and the values of leaves back up.
+//! A stage of a block's elements: down the levels to the first that has leaves, and the values of
+//! leaves back up.
 //!
-//! Where all elements of a stage have come to one node, as at the root and mostly behind it, they are told apart by their bits alone: their *rows*, a level's each, stand in the
-//! stream or are brought to words. If all that go on come to one node again, which they are is all there is to tell, and nothing is moved. Elsewhere elements are bytes, and those
-//! that go on are moved together.
+//! Where all elements of a stage have come to one node, as at the root and mostly behind it, they
+//! are told apart by their bits alone: their *rows*, a level's each, stand in the stream or are
+//! brought to words. If all that go on come to one node again, which they are is all there is to
+//! tell, and nothing is moved. Elsewhere elements are bytes, and those that go on are moved
+//! together.
 //!
 //! What stands behind a stage's last element has no meaning, but does not go on.
 
@@ -17,7 +20,7 @@ use std::arch::x86_64::{
 
 use super::super::{MAX_ELEMENTS, code::LONGEST};
 use super::{
-    MASKS, ROOM, STEP,
+    BUFFER, MASKS, STEP,
     bits::{aligned, before, store_words},
     first, load, load_at, load_in, store, store_in,
 };
@@ -70,7 +73,8 @@ impl GoesOn {
         (&self.masks.as_chunks().0[group], &self.before.as_chunks().0[group])
     }
 
-    /// Notes 512 elements, behind those of `index` times as many, before which `before` go on, in each of its lanes: how many go on before the next.
+    /// Notes 512 elements, behind those of `index` times as many, before which `before` go on, in
+    /// each of its lanes: how many go on before the next.
     #[inline]
     #[target_feature(enable = "avx512f,avx512vpopcntdq")]
     pub(super) fn note(&mut self, index: usize, masks: __m512i, before: __m512i) -> __m512i {
@@ -89,7 +93,7 @@ impl GoesOn {
 /// Elements of a stage, before which as many others are as were counted.
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn load_behind(bytes: &[u8; ROOM], before: u64) -> __m512i {
+fn load_behind(bytes: &[u8; BUFFER], before: u64) -> __m512i {
     // No stage has as many, which the compiler does not know: it takes less than a comparison.
     load_in(bytes, before as usize % MAX_ELEMENTS)
 }
@@ -101,7 +105,8 @@ pub(super) fn lane(sums: __m512i) -> usize {
     _mm_cvtsi128_si64(_mm512_castsi512_si128(sums)).cast_unsigned() as usize
 }
 
-/// The leaf by which elements are escaped, and their values in the stream; a matrix brings bits of values to their places.
+/// The leaf by which elements are escaped, and their values in the stream; a matrix brings bits of
+/// values to their places.
 #[derive(Clone, Copy)]
 pub(super) struct Escaped<'a> {
     pub leaf: __m512i,
@@ -132,7 +137,8 @@ impl<'a> Rows<'a> {
         weights
     }
 
-    /// Where a vector of elements comes to, by its bits: the number of the leaf among the stage's leaves, or behind these of the node.
+    /// Where a vector of elements comes to, by its bits: the number of the leaf among the stage's
+    /// leaves, or behind these of the node.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw")]
     fn element<const LEVELS: usize, const GROUP: usize>(
@@ -168,8 +174,8 @@ impl<'a> Rows<'a> {
         lane(sum)
     }
 
-    /// Which elements of `vectors` whole vectors go on: those that come to a node from number `leaves` on. They are moved together to `next`: how many they are. No leaves
-    /// are above.
+    /// Which elements of `vectors` whole vectors go on: those that come to a node from number
+    /// `leaves` on. They are moved together to `next`: how many they are. No leaves are above.
     #[inline]
     #[target_feature(enable = "popcnt,avx512f,avx512bw,avx512vbmi2")]
     pub(super) fn down(
@@ -177,7 +183,7 @@ impl<'a> Rows<'a> {
         vectors: usize,
         leaves: u8,
         goes_on: &mut GoesOn,
-        next: &mut [u8; ROOM],
+        next: &mut [u8; BUFFER],
     ) -> usize {
         match self.levels {
             1 => self.down_levels::<1>(vectors, leaves, goes_on, next),
@@ -194,7 +200,7 @@ impl<'a> Rows<'a> {
         vectors: usize,
         leaves: u8,
         goes_on: &mut GoesOn,
-        next: &mut [u8; ROOM],
+        next: &mut [u8; BUFFER],
     ) -> usize {
         let leaves = _mm512_set1_epi8(leaves.cast_signed());
         let weights = self.weights::<LEVELS>();
@@ -230,7 +236,7 @@ pub(super) struct Up<'a> {
     rows: Rows<'a>,
     goes_on: &'a GoesOn,
     /// The values of elements that go on.
-    below: &'a [u8; ROOM],
+    below: &'a [u8; BUFFER],
     /// The values of leaves, and of the first three each.
     table: __m512i,
     three: [__m512i; 3],
@@ -247,7 +253,7 @@ impl<'a> Up<'a> {
     pub(super) fn new(
         rows: Rows<'a>,
         goes_on: &'a GoesOn,
-        below: &'a [u8; ROOM],
+        below: &'a [u8; BUFFER],
         table: __m512i,
         escaped: Option<Escaped<'a>>,
     ) -> Self {
@@ -260,7 +266,8 @@ impl<'a> Up<'a> {
         Self { rows, goes_on, below, table, three, escaped, escapes: 0 }
     }
 
-    /// The values of the next `GROUP` vectors, group number `group`. `WORDS` is whether they become words at once: no two callers are to share a copy, which would not be inlined.
+    /// The values of the next `GROUP` vectors, group number `group`. `WORDS` is whether they become
+    /// words at once: no two callers are to share a copy, which would not be inlined.
     #[inline]
     #[target_feature(enable = "popcnt,avx512f,avx512bw,avx512vbmi,avx512vbmi2,gfni")]
     pub(super) fn group<const GROUP: usize, const WORDS: bool>(&mut self, group: usize) -> [__m512i; GROUP] {
@@ -321,7 +328,8 @@ impl<'a> Up<'a> {
         values
     }
 
-    /// As [`Self::group`]; gives the escapes that there were then, too. Apart and with a copy, so that what it needs is nowhere at hand where it is not used.
+    /// As [`Self::group`]; gives the escapes that there were then, too. Apart and with a copy, so
+    /// that what it needs is nowhere at hand where it is not used.
     #[cold]
     #[inline(never)]
     #[target_feature(enable = "popcnt,avx512f,avx512bw,avx512vbmi,avx512vbmi2,gfni")]
@@ -354,7 +362,8 @@ pub(super) fn row(stream: &[u8], at: usize, alive: usize, row: &mut [[u8; 8]; MA
     }
 }
 
-/// As [`row`] of the `LEVELS` levels that begin `at`, and the words that have ones on all of them: how many ones these are.
+/// As [`row`] of the `LEVELS` levels that begin `at`, and the words that have ones on all of them:
+/// how many ones these are.
 #[inline]
 #[target_feature(enable = "avx512f,avx512vbmi2,avx512vpopcntdq")]
 pub(super) fn rows_of_ones<const LEVELS: usize>(
@@ -382,23 +391,24 @@ pub(super) fn rows_of_ones<const LEVELS: usize>(
 /// Elements that have all come to `node`.
 #[inline]
 #[target_feature(enable = "avx512f")]
-pub(super) fn fill(here: &mut [u8; ROOM], alive: usize, node: u8) {
+pub(super) fn fill(here: &mut [u8; BUFFER], alive: usize, node: u8) {
     let node = _mm512_set1_epi8(node.cast_signed());
     for elements in &mut here.as_chunks_mut::<STEP>().0[..alive.div_ceil(STEP)] {
         store(elements, node);
     }
 }
 
-/// Takes `alive` elements over some levels, of which [`row`] has brought the bits, and only the last has leaves. Those that go on are moved together to `next`: how many they are.
+/// Takes `alive` elements over some levels, of which [`row`] has brought the bits, and only the
+/// last has leaves. Those that go on are moved together to `next`: how many they are.
 #[inline]
 #[target_feature(enable = "popcnt,avx512f,avx512bw,avx512vbmi2")]
 pub(super) fn many(
     rows: &[[[u8; 8]; MASKS]],
     (above, leaves): (u8, u8),
     alive: usize,
-    here: &mut [u8; ROOM],
+    here: &mut [u8; BUFFER],
     goes_on: &mut GoesOn,
-    next: &mut [u8; ROOM],
+    next: &mut [u8; BUFFER],
 ) -> usize {
     let (above, leaves) = (_mm512_set1_epi8(above.cast_signed()), _mm512_set1_epi8(leaves.cast_signed()));
     let one = _mm512_set1_epi8(-1);
@@ -421,7 +431,7 @@ pub(super) fn many(
 /// How many of `alive` elements have come to `leaf`.
 #[cold]
 #[target_feature(enable = "popcnt,avx512f,avx512bw")]
-pub(super) fn at(here: &[u8; ROOM], alive: usize, leaf: __m512i) -> usize {
+pub(super) fn at(here: &[u8; BUFFER], alive: usize, leaf: __m512i) -> usize {
     let vectors = here.as_chunks::<STEP>().0.iter().take(alive.div_ceil(STEP)).enumerate();
     let here = |(index, x): (usize, &[u8; STEP])| {
         _mm512_cmpeq_epi8_mask(load(x), leaf) & first(alive - index * STEP)
@@ -429,14 +439,15 @@ pub(super) fn at(here: &[u8; ROOM], alive: usize, leaf: __m512i) -> usize {
     vectors.map(|vector| here(vector).count_ones() as usize).sum()
 }
 
-/// Gives `alive` elements of which [`many`] has told what they came to the values of their leaves, or from `below` if they went on.
+/// Gives `alive` elements of which [`many`] has told what they came to the values of their leaves,
+/// or from `below` if they went on.
 #[inline]
 #[target_feature(enable = "popcnt,avx512f,avx512bw,avx512vbmi,avx512vbmi2,gfni")]
 pub(super) fn many_up(
     alive: usize,
-    here: &mut [u8; ROOM],
+    here: &mut [u8; BUFFER],
     goes_on: &GoesOn,
-    below: &[u8; ROOM],
+    below: &[u8; BUFFER],
     table: __m512i,
     escaped: Option<Escaped<'_>>,
 ) {

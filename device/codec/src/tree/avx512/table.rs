@@ -1,4 +1,5 @@
-//! A code from a stream's header to what a decoder goes by. Blocks one after the other often have the same header, which is not read again.
+//! A code from a stream's header to what a decoder goes by. Blocks one after the other often have
+//! the same header, which is not read again.
 
 use std::{
     arch::x86_64::{
@@ -12,7 +13,7 @@ use super::super::{
     Malformed,
     code::{Code, FIXED_BITS, LONGEST, SLOTS, WINDOW},
 };
-use super::{COUNTING, STEP, load, spread::Spread, store_at, threes::Threes};
+use super::{COUNTING, STEP, load, spread::Spread, store_at, three_and_three::ThreeAndThree};
 
 /// A code as decoders go by it, and the header it was read from.
 pub(super) struct Table {
@@ -22,7 +23,8 @@ pub(super) struct Table {
     pub(super) bytes: usize,
     /// The largest value of the format it was read for.
     largest: usize,
-    /// The values of the leaves in code order; what stands at the escape's place or behind the last one is meaningless.
+    /// The values of the leaves in code order; what stands at the escape's place or behind the last
+    /// one is meaningless.
     pub(super) values: [u8; 2 * SLOTS],
     /// How many leaves each level has.
     pub(super) count: [u8; LONGEST],
@@ -33,11 +35,13 @@ pub(super) struct Table {
     pub(super) escape_leaf: u8,
     /// How its first levels are spread, if they are.
     pub(super) spread: Option<Spread>,
-    /// What there is to know of a code in threes.
-    pub(super) threes: Option<Threes>,
+    /// What there is to know of a 3+3 code.
+    pub(super) three_and_three: Option<ThreeAndThree>,
 }
 
-/// The leaf that an element comes to that has these bits on some levels of a code with so many leaves on each, if it has come to the first node there; the first leaf of all if it comes to none.
+/// The leaf that an element comes to that has these bits on some levels of a code with so many
+/// leaves on each, if it has come to the first node there; the first leaf of all if it comes to
+/// none.
 pub(super) fn leaf(count: [u8; LONGEST], levels: Range<usize>, bits: usize) -> u8 {
     let mut above: u8 = count[..levels.start].iter().sum();
     let mut node = 0;
@@ -52,10 +56,11 @@ pub(super) fn leaf(count: [u8; LONGEST], levels: Range<usize>, bits: usize) -> u
     0
 }
 
-/// The codes that were read last, each at the place that its header says.
+/// A cache of codes: those read last, each at the place that its header says. A header says all of
+/// its code, so what is decoded does not depend on what is cached.
 pub(in super::super) struct Tables([Table; TABLES]);
 
-/// How many codes are kept. An encoder goes by eight at a time.
+/// Codes that are cached.
 const TABLES: usize = 64;
 
 impl Tables {
@@ -65,7 +70,8 @@ impl Tables {
         Self([const { Table::new() }; TABLES])
     }
 
-    /// Reads the header at the front of `stream`, unless that was done; as [`Code::parse`] and [`Code::leaves`].
+    /// Reads the header at the front of `stream`, unless that was done; as [`Code::parse`] and
+    /// [`Code::leaves`].
     #[inline]
     #[target_feature(enable = "sse4.2,bmi2,popcnt,avx512f,avx512bw,avx512vbmi2")]
     pub(super) fn read(&mut self, stream: &[u8], length: usize, largest: usize) -> Result<&Table, Malformed> {
@@ -96,13 +102,13 @@ impl Table {
             escape_level: LONGEST,
             escape_leaf: 0,
             spread: None,
-            threes: None,
+            three_and_three: None,
         }
     }
 
     /// The values of the leaves.
     pub(super) fn leaves(&self) -> &[u8; STEP] {
-        self.values.first_chunk().expect("room for the leaves")
+        self.values.first_chunk().expect("more values than leaves")
     }
 
     #[target_feature(enable = "bmi2,popcnt,avx512f,avx512bw,avx512vbmi2")]
@@ -138,7 +144,7 @@ impl Table {
         self.escape_leaf = self.count.iter().take(self.escape_level + 1).sum::<u8>().wrapping_sub(1);
         self.header = bits & (u128::MAX >> (128 - 8 * header));
         self.spread = Spread::of(self.count);
-        self.threes = Threes::of(self.count, self.escape_level, self.escape_leaf);
+        self.three_and_three = ThreeAndThree::of(self.count, self.escape_level, self.escape_leaf);
         (self.bytes, self.largest) = (header, largest);
         Ok(())
     }

@@ -1,4 +1,5 @@
-//! A block of bf16 taken apart to values and planes, and its planes put to their places: what is to be known of them is found in registers.
+//! A block of bf16 taken apart to values and planes, and its planes put to their places: what is to
+//! be known of them is found in registers.
 
 use std::arch::x86_64::{
     __m512i, _mm512_add_epi64, _mm512_alignr_epi64, _mm512_cmpge_epu64_mask, _mm512_cmple_epu64_mask,
@@ -30,7 +31,8 @@ pub(in super::super) fn take_values(words: &BlockWords, values: &mut [u8]) {
     }
 }
 
-/// Splits a step of a block to a line of each of the planes beside the exponent's, most significant first.
+/// Splits a step of a block to a line of each of the planes beside the exponent's, most significant
+/// first.
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi,gfni")]
 pub(in super::super) fn split_step(words: &BlockWords, step: usize, planes: &mut [[u8; PLANE]; BESIDE]) {
     for (plane, line) in planes.iter_mut().rev().zip(planes_beside(&words.as_chunks().0[step])) {
@@ -38,7 +40,8 @@ pub(in super::super) fn split_step(words: &BlockWords, step: usize, planes: &mut
     }
 }
 
-/// Copies planes to their places and finds their checks: which are noise, unless a plane below the signs that has as many ones as noise repeats a word.
+/// Copies planes to their places and finds their checks: which are noise, unless a plane below the
+/// signs that has as many ones as noise repeats a word.
 #[target_feature(enable = "avx512f,avx512bw,avx512vpopcntdq,gfni")]
 pub(in super::super) fn place(
     planes: &[[u8; PLANE]; BESIDE],

@@ -1,10 +1,12 @@
-//! Streams by codes that are given, written as the format says: any complete code, and those that decoders have ways of their own for.
+//! Streams by codes that are given, written as the format says: any complete code, and those that
+//! decoders have ways of their own for.
 
 use proptest::prelude::*;
 
 use super::*;
 
-/// The code lengths of a code of at least two symbols. Splitting any leaf of a complete code gives a complete code.
+/// The code lengths of a code of at least two symbols. Splitting any leaf of a complete code gives
+/// a complete code.
 pub(super) fn complete(splits: &[prop::sample::Index]) -> Vec<u8> {
     let mut lengths = vec![1, 1];
     for split in splits {
@@ -17,7 +19,8 @@ pub(super) fn complete(splits: &[prop::sample::Index]) -> Vec<u8> {
     lengths
 }
 
-/// Writes as the module's documentation says: symbols by their code lengths, those of the window, zero and the escape, and of each element the symbol and the value.
+/// Writes as the module's documentation says: symbols by their code lengths, those of the window,
+/// zero and the escape, and of each element the symbol and the value.
 fn written_by_the_book(low: u8, window: &[u8], [zero, escape]: [u8; 2], elements: &[(usize, u8)]) -> Vec<u8> {
     let mut header = u128::from(low) | (window.len() as u128 - 1) << 8;
     header |= u128::from(zero) << 13 | u128::from(escape) << 16;
@@ -55,11 +58,11 @@ proptest! {
         let largest = (1 << joint_planes(format)) - 1;
         let mut window = complete(&splits);
         let extra = extra.map(|wanted| if wanted && window.len() > 1 { window.pop().unwrap() } else { 0 });
-        let room = largest + 1 - usize::from(extra[0] > 0);
-        if window.len() > room.min(32) {
+        let free = largest + 1 - usize::from(extra[0] > 0);
+        if window.len() > free.min(32) {
             return Ok(());
         }
-        let low = low.index(room + 1 - window.len()) + usize::from(extra[0] > 0);
+        let low = low.index(free + 1 - window.len()) + usize::from(extra[0] > 0);
         let lengths = [&window[..], &extra].concat();
         let mut symbols: Vec<_> = (0..lengths.len()).filter(|symbol| lengths[*symbol] > 0).collect();
         symbols.sort_by_key(|symbol| lengths[*symbol]);
@@ -84,7 +87,8 @@ proptest! {
     }
 }
 
-/// Codes of which two nodes are left behind the second level, and one or two behind the third; each symbol is the escape in turn. Whole words of elements go on, or none, or any.
+/// Codes of which two nodes are left behind the second level, and one or two behind the third; each
+/// symbol is the escape in turn. Whole words of elements go on, or none, or any.
 #[test]
 fn codes_that_leave_two_nodes_come_back_whatever_goes_on() {
     let codes: [&[u8]; 5] = [
@@ -154,8 +158,10 @@ fn exponents(kernel: Kernel, stream: &[u8]) -> Result<Vec<u8>, Malformed> {
     Ok(words.as_chunks().0.iter().map(|word| (u16::from_le_bytes(*word) >> 7).to_le_bytes()[0]).collect())
 }
 
-/// A stream by a code in threes, below which are the lengths `last`, and its values. Symbol number `escape` is the escape, if there are as many. So many elements go on behind the second level and behind the fourth.
-pub(in super::super) fn in_threes(
+/// A stream by a 3+3 code, below which are the lengths `last`, and its values. Symbol number
+/// `escape` is the escape, if there are as many. So many elements go on behind the second level and
+/// behind the fourth.
+pub(in super::super) fn three_and_three(
     last: &[u8],
     escape: usize,
     [second, third]: [usize; 2],
@@ -186,9 +192,10 @@ pub(in super::super) fn in_threes(
     (written_by_the_book(100, &window, extra, &elements), elements.iter().map(|element| element.1).collect())
 }
 
-/// Codes in threes, whatever they have below, each symbol there the escape in turn; so many elements go on that there is room for them, or not.
+/// 3+3 codes, whatever they have below, each symbol there the escape in turn; so many elements go
+/// on that the buffers hold them, or not.
 #[test]
-fn codes_in_threes_come_back_however_many_go_on() {
+fn three_and_three_codes_come_back_however_many_go_on() {
     let last: [&[u8]; 9] = [
         &[5, 5],
         &[5, 6, 6],
@@ -219,7 +226,7 @@ fn codes_in_threes_come_back_however_many_go_on() {
     ];
     for (last, going_on) in last.into_iter().flat_map(|last| going_on.map(|going_on| (last, going_on))) {
         for escape in 6..=6 + last.len() {
-            let (stream, values) = in_threes(last, escape, going_on);
+            let (stream, values) = three_and_three(last, escape, going_on);
             assert!(by_the_book(Format::Bf16, &stream) == values, "{last:?} {escape}");
             for kernel in Kernel::available() {
                 let got = exponents(kernel, &stream);
@@ -239,11 +246,11 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(512))]
 
     #[test]
-    fn damaged_streams_in_threes_are_judged_alike(
+    fn damaged_streams_of_three_and_three_codes_are_judged_alike(
         second in 0_usize..1000, third in 0_usize..300, escape in 6_usize..11, cut in prop::option::of(any::<prop::sample::Index>()),
         damage in prop::collection::vec((any::<prop::sample::Index>(), 1_u8..), 0..4), late in any::<bool>(),
     ) {
-        let (mut stream, _) = in_threes(&[5, 6, 7, 7], escape, [second, third.min(second)]);
+        let (mut stream, _) = three_and_three(&[5, 6, 7, 7], escape, [second, third.min(second)]);
         // What comes behind the first two levels is where the ways part.
         let from = if late { stream.len().min(521) - 1 } else { 0 };
         for (at, bits) in damage {

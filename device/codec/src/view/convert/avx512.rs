@@ -1,13 +1,19 @@
 //! bf16 to fp8 by tables in registers of AVX-512, 64 elements a step.
 //!
-//! A magnitude is rounded to so many bits of its mantissa as the target has for its exponent: all that have normals, one fewer for every binade below these, down to the one of which
-//! everything but its least value, a tie, is the smallest subnormal. Where one of these roundings goes up, a new *class* of mantissas begins; there are [`CLASSES`]. So three tables do:
+//! A magnitude is rounded to so many bits of its mantissa as the target has for its exponent: all
+//! that have normals, one fewer for every binade below these, down to the one of which everything
+//! but its least value, a tie, is the smallest subnormal. Where one of these roundings goes up, a
+//! new *class* of mantissas begins; there are [`CLASSES`]. So three tables do:
 //!
-//! 1. By the exponent, its distance from the largest of which all is zero: the bits of the target's exponent, less one, and in the lower three bits a *region*, which tells how many bits of the mantissa go.
+//! 1. By the exponent, its distance from the largest of which all is zero: the bits of the target's
+//!    exponent, less one, and in the lower three bits a *region*, which tells how many bits of the
+//!    mantissa go.
 //! 2. By the mantissa: the number of its class, times [`REGIONS`].
-//! 3. By the sum of region and class: the significand, rounded, less the region. Added to the first it is the magnitude, but for what exceeds the largest finite one.
+//! 3. By the sum of region and class: the significand, rounded, less the region. Added to the first
+//!    it is the magnitude, but for what exceeds the largest finite one.
 //!
-//! NaN is rare: whether there was an exponent like that is asked at the end, and what they are is put in then.
+//! NaN is rare: whether there was an exponent like that is asked at the end, and what they are is
+//! put in then.
 
 use std::arch::x86_64::{
     __m512i, _mm512_add_epi8, _mm512_and_si512, _mm512_cmpeq_epi8_mask, _mm512_loadu_si512, _mm512_max_epu8,
@@ -36,7 +42,8 @@ const ZERO: u8 = 5;
 /// The bits of a region.
 const REGION: u8 = 7;
 
-/// A significand of bf16 that ends with `mantissa`, without its last `lost` bits, rounded to nearest even.
+/// A significand of bf16 that ends with `mantissa`, without its last `lost` bits, rounded to
+/// nearest even.
 const fn rounded(mantissa: usize, lost: u32) -> u8 {
     let significand = MANTISSAS + mantissa;
     let odd = significand >> lost & 1;
@@ -78,7 +85,8 @@ impl Tables {
     /// Those of a target of so many mantissa bits.
     const fn new(mantissa: u32) -> Self {
         let lost = MANTISSA - mantissa;
-        // A region of normals is 0 in the bits below the exponent, one of subnormals how many bits more they lose.
+        // A region of normals is 0 in the bits below the exponent, one of subnormals how many bits
+        // more they lose.
         let subnormal = MAX_LOST - lost;
         let (mut exponents, mut sums) = ([ZERO; STEP], [0; 2 * STEP]);
         let mut distance = 1;
@@ -184,7 +192,8 @@ impl Lanes {
         }
     }
 
-    /// Magnitudes of values with these exponents, by bytes of which the lower seven bits are their mantissas.
+    /// Magnitudes of values with these exponents, by bytes of which the lower seven bits are their
+    /// mantissas.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
     fn magnitudes(self, exponents: __m512i, mantissas: __m512i) -> __m512i {
@@ -223,7 +232,8 @@ fn byte(value: u8) -> __m512i {
     _mm512_set1_epi8(value.cast_signed())
 }
 
-/// Puts the bf16 values in `words`, each divided by 2^`scale`, into `out` as the 8-bit format `target`.
+/// Puts the bf16 values in `words`, each divided by 2^`scale`, into `out` as the 8-bit format
+/// `target`.
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
 pub(super) fn bf16_to_8(target: Target, scale: i32, words: &[u8], out: &mut [u8]) {
     let lanes = Lanes::new(target, scale);

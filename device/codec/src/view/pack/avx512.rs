@@ -1,8 +1,10 @@
-//! Packing in AVX-512: each step takes a register of elements and works out the part of the stream that they fill.
+//! Packing in AVX-512: each step takes a register of elements and works out the part of the stream
+//! that they fill.
 //!
-//! First the kept bits of each 32-bit lane are closed up, run by run of the mask; whatever the format, a lane then has `c` of them. A *unit*
-//! is 16 bits of the stream, again in a lane. It begins at bit `o` of what some lane `i` has: it is that shifted right by `o`, and what the
-//! `k`th lane behind it has, shifted left by `k·c − o`. What is past the unit is cut off.
+//! First the kept bits of each 32-bit lane are closed up, run by run of the mask; whatever the
+//! format, a lane then has `c` of them. A *unit* is 16 bits of the stream, again in a lane. It
+//! begins at bit `o` of what some lane `i` has: it is that shifted right by `o`, and what the `k`th
+//! lane behind it has, shifted left by `k·c − o`. What is past the unit is cut off.
 
 use std::arch::x86_64::{
     __m256i, __m512i, _mm_cvtsi32_si128, _mm256_storeu_si256, _mm512_add_epi32, _mm512_and_si512,
@@ -60,7 +62,8 @@ fn store(bytes: &mut [u8; BYTES], value: __m256i) {
     unsafe { _mm256_storeu_si256(bytes.as_mut_ptr().cast(), value) };
 }
 
-/// Packs the bits in `keep`, of which there are some, of every four bytes of `words`; they fill `stream`.
+/// Packs the bits in `keep`, of which there are some, of every four bytes of `words`; they fill
+/// `stream`.
 #[target_feature(enable = "avx512f")]
 pub(super) fn pack(keep: u32, words: &[u8], stream: &mut [u8]) {
     let count = keep.count_ones();

@@ -1,11 +1,16 @@
-//! Packing elements of up to 16 bits in AVX-512 with VBMI: a register of elements at a time becomes the bytes that they fill.
+//! Packing elements of up to 16 bits in AVX-512 with VBMI: a register of elements at a time becomes
+//! the bytes that they fill.
 //!
-//! The kept bits of each 16-bit lane are closed up, run by run of the mask; whatever the format, a lane then has `c` of them.
-//! Lanes are joined in pairs, the upper one's bits moved down to the lower one's. Most views keep one run from the sign down, which is closed up and joined by one shift for either lane of a pair.
-//! If a pair's `2c` bits are whole bytes, one permutation of bytes brings them together. If not, pairs are joined in pairs again: every 64-bit lane has `4c` bits at its lower end.
-//! If `c` is odd, that is half a byte too many: odd lanes are moved up by as much, and permuted apart.
+//! The kept bits of each 16-bit lane are closed up, run by run of the mask; whatever the format, a
+//! lane then has `c` of them. Lanes are joined in pairs, the upper one's bits moved down to the
+//! lower one's. Most views keep one run from the sign down, which is closed up and joined by one
+//! shift for either lane of a pair. If a pair's `2c` bits are whole bytes, one permutation of bytes
+//! brings them together. If not, pairs are joined in pairs again: every 64-bit lane has `4c` bits
+//! at its lower end. If `c` is odd, that is half a byte too many: odd lanes are moved up by as
+//! much, and permuted apart.
 //!
-//! A whole register is stored as long as the stream has room for it, as what is behind its bytes comes next; the last stores are masked, so nothing behind the stream's end is touched.
+//! A whole register is stored as long as the stream has room for it, as what is behind its bytes
+//! comes next; the last stores are masked, so nothing behind the stream's end is touched.
 
 use std::arch::x86_64::{
     __m128i, __m512i, _mm_cvtsi32_si128, _mm512_and_si512, _mm512_mask_storeu_epi8,
@@ -36,7 +41,8 @@ struct Gather {
 }
 
 impl Gather {
-    /// Those of every `step`th lane of `wide` bytes from `first` on. Each has `bits` bits, which in odd lanes begin in the midst of a byte if they do not fill bytes.
+    /// Those of every `step`th lane of `wide` bytes from `first` on. Each has `bits` bits, which in
+    /// odd lanes begin in the midst of a byte if they do not fill bytes.
     const fn new(wide: usize, bits: usize, first: usize, step: usize) -> Self {
         let mut gather = Self { places: 0, index: [0; STEP] };
         let mut lane = first;
@@ -151,7 +157,8 @@ fn register(bits: u32) -> __m128i {
     _mm_cvtsi32_si128(bits.cast_signed())
 }
 
-/// Packs the bits in `keep`, of which there are some, of every two bytes of `words` into `stream`, which they fill.
+/// Packs the bits in `keep`, of which there are some, of every two bytes of `words` into `stream`,
+/// which they fill.
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
 pub(super) fn pack(keep: u16, words: &[u8], stream: &mut [u8]) {
     let (runs, run_count) = runs(keep.into());
@@ -176,7 +183,8 @@ fn each(words: &[u8], bytes: usize, stream: &mut [u8], pack: impl Fn(__m512i) ->
     let roomy = stream.len().checked_sub(STEP).map_or(0, |last| last / bytes + 1).min(whole.len());
     for (index, words) in whole[..roomy].iter().enumerate() {
         let packed = pack(load(words));
-        // SAFETY: `index` is at most `last / bytes`, and the stream has a register behind `last`; the store needs no alignment.
+        // SAFETY: `index` is at most `last / bytes`, and the stream has a register behind `last`;
+        // the store needs no alignment.
         unsafe { _mm512_storeu_si512(stream.as_mut_ptr().add(index * bytes).cast(), packed) };
     }
     for (index, words) in whole.iter().enumerate().skip(roomy) {

@@ -17,7 +17,7 @@ use lamina_codec::{
     kv::Coding,
     plane::PlaneMask,
 };
-use lamina_store::{StoreError, cause::Why, entry};
+use lamina_store::{Prepared, StoreError, cause::Why, entry};
 
 /// A window that is coded: its bundles are the first of the scratch.
 pub(super) struct CodedWindow<'p> {
@@ -76,38 +76,34 @@ impl KvStaging {
         let bundles = &scratch.bundles[..span.blocks];
         let (before, after) = self.charges(window, bundles, &lost);
         accounts.reserve(span.first, before, after)?;
-        let mut prepared = Vec::with_capacity(span.blocks);
-        for (at, (block, bundle)) in (span.first..).zip(bundles).enumerate() {
-            let prepare = || {
-                if lost.has(at) {
-                    return Ok(store.prepare_lost(block, why.clone())?);
-                }
-                Ok(store.prepare(block, bundle, after <= before)?)
-            };
-            match self.blocks.compacting(prepare) {
-                Ok(one) => prepared.push(one),
-                Err(full) => {
-                    for one in prepared {
-                        store.give_back(one);
-                    }
-                    accounts.give_back(span.first, before, after);
-                    return Err(full);
-                }
-            }
-        }
+        let no_more = after <= before;
+        // At once if there is room for all. Else the store is compacted for each that finds none.
+        let together =
+            if lost.is_empty() { store.prepare_all(span.first, bundles, no_more).ok() } else { None };
+        let prepared = match together {
+            Some(prepared) => prepared,
+            None => self
+                .prepare_each(window, bundles, &lost, &why, no_more)
+                .inspect_err(|_| accounts.give_back(span.first, before, after))?,
+        };
         self.blocks.decoded.lock().forget(span.first);
         let changes = store.install_all(span.first, prepared);
         let mut tally = Tally::default();
-        for (at, ((old, new), words)) in changes.iter().zip(bytes.as_chunks().0).enumerate() {
-            let block = span.first + at as u64;
-            accounts.stats.replaced(old, new);
-            let (old, new) = (Charge::of(old), Charge::of(new));
-            if lost.has(at) {
-                accounts.charge(Some(tensor), block, old, Charge::default());
-            } else {
-                let by = origin.by(at);
-                let written = Written { block, words, codec: tensor.info.codec, old, new, by };
-                accounts.written(Some(tensor), &[], &written, &mut tally);
+        let codec = tensor.info.codec;
+        let written =
+            (0..).zip(bytes.as_chunks().0).map(|(at, words)| (span.first + at as u64, words, origin.by(at)));
+        if lost.is_empty() {
+            accounts.written_together(Some(tensor), codec, &[], &changes, written, &mut tally);
+        } else {
+            for ((old, new), (block, words, by)) in changes.iter().zip(written) {
+                accounts.stats.replaced(old, new);
+                let (old, new) = (Charge::of(old), Charge::of(new));
+                if lost.has(window.at(block)) {
+                    accounts.charge(Some(tensor), block, old, Charge::default());
+                } else {
+                    let written = Written { block, words, codec, old, new, by };
+                    accounts.written(Some(tensor), &[], &written, &mut tally);
+                }
             }
         }
         for block in new {
@@ -121,6 +117,35 @@ impl KvStaging {
         stats.windows_coded(*coding).add(1);
         stats.repeated_rows.add(*repeated_rows as u64);
         Ok(())
+    }
+
+    /// Stores the bundles of a window, or nothing if the store is full.
+    fn prepare_each(
+        &self,
+        window: &KvWindow<'_>,
+        bundles: &[Bundle],
+        lost: &BlockSet,
+        why: &Why,
+        no_more: bool,
+    ) -> Result<Vec<Prepared>, DeviceError> {
+        let store = self.store();
+        let mut prepared = Vec::with_capacity(bundles.len());
+        for (at, (block, bundle)) in (window.span.first..).zip(bundles).enumerate() {
+            let prepare = || {
+                if lost.has(at) {
+                    return Ok(store.prepare_lost(block, why.clone())?);
+                }
+                Ok(store.prepare(block, bundle, no_more)?)
+            };
+            match self.blocks.compacting(prepare) {
+                Ok(one) => prepared.push(one),
+                Err(full) => {
+                    store.give_back(prepared);
+                    return Err(full);
+                }
+            }
+        }
+        Ok(prepared)
     }
 
     /// What a window's blocks are charged before and after `bundles` take their place. The caller holds the window's lock.

@@ -59,3 +59,39 @@ fn a_guest_opens_models_at_precisions_as_files() {
     }
     assert_eq!(reported(&said, "base"), (256 << 20).to_string());
 }
+
+/// What a program of the guest makes of a view's file, which it takes for a checkpoint.
+const OPENS: &str = "\
+import sys, numpy
+from safetensors import safe_open
+def bits(path):
+    data = open(path, 'rb').read()
+    return numpy.frombuffer(data, numpy.uint16, offset=8 + int.from_bytes(data[:8], 'little'))
+full, view = sys.argv[1:]
+with safe_open(view, 'numpy') as file:
+    names = len(list(file.keys()))
+assert (bits(full) & 0xfff0 == bits(view)).all()
+print('names', names)
+";
+
+#[test]
+fn a_larger_guests_safetensors_opens_a_view() {
+    if std::env::var_os("LAMINA_LONG").is_none() {
+        lamina_skipped::test("the larger guest is booted with --long");
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let (model, run, program) = (model(), folder.path().join("run"), folder.path().join("opens.py"));
+    let stem = model.file_stem().unwrap().to_str().unwrap();
+    std::fs::write(&program, OPENS).unwrap();
+    let script = format!(
+        "{BEGIN}mkdir /m && mount -t virtiofs lamina /m || fail 'no file system'\n\
+         cd /m/models/{stem} && python3 /opens.py {stem}.safetensors {stem}@e8m3.safetensors || fail python\n\
+         numactl --hardware && cxl list || fail tools\n"
+    );
+    let (model, run) = (model.to_str().unwrap(), run.to_str().unwrap());
+    let put = format!("{}=/opens.py", program.display());
+    let options = ["--attach", "virtiofs", "--python", "--model", model, "--run-dir", run, "--put", &put];
+    let said = boot(folder.path(), &script, &options);
+    assert_eq!(reported(&said, "names"), "47");
+}

@@ -1,6 +1,8 @@
-//! Encoding by a code in threes, in three stages: two levels of all elements, two of those that go on, and the last ones of the few that are left.
+//! Encoding by a 3+3 code, in three stages: two levels of all elements, two of those
+//! that go on, and the last ones of the few that are left.
 //!
-//! Values are what is moved together between the stages, so that those that are escaped are at hand in the end: they all come that far. A value's bits are those of its mark
+//! Values are what is moved together between the stages, so that those that are escaped are at hand
+//! in the end: they all come that far. A value's bits are those of its mark
 //! ([`super::super::encode`]), whose ones also tell whether it goes on.
 
 use std::arch::x86_64::{
@@ -38,8 +40,10 @@ fn with(marks: __m512i, bits: u8) -> u64 {
     _mm512_test_epi8_mask(marks, _mm512_set1_epi8(bits.cast_signed()))
 }
 
-/// Writes the stream of a block of 2048 values, as [`super::super::encode::levels`] does, if the code is in threes, has an escape on its last levels and no zeros of their own, and there
-/// is room for what goes on. `None` if not. With so few that go on it is shorter than any such block's planes.
+/// Writes the stream of a block of 2048 values, as [`super::super::encode::levels`] does, if the
+/// code is a 3+3 one, has an escape on its last levels and no zeros of their own, and what
+/// goes on fits in the buffers. `None` if not. With so few that go on it is shorter than any such
+/// block's planes.
 #[target_feature(enable = "bmi1,bmi2,popcnt,avx512f,avx512bw,avx512vbmi,avx512vbmi2")]
 pub(in super::super) fn levels(
     values: &[u8],
@@ -49,18 +53,18 @@ pub(in super::super) fn levels(
     aside: &mut dyn FnMut(),
 ) -> Option<usize> {
     let escape_is_below = usize::from(coder.code.lengths[ESCAPE]) > ABOVE;
-    if !coder.is_in_threes() || !escape_is_below || coder.marks[ZERO] > 0 {
+    if !coder.is_three_and_three() || !escape_is_below || coder.marks[ZERO] > 0 {
         return None;
     }
     let values: &[[u8; STEP]; ELEMENTS / STEP] = values.as_chunks().0.try_into().ok()?;
     let marks = Marks::of(coder);
     let at = coder.write(out);
     let [second, third, escaped, _] = &mut scratch.levels;
-    let second: &mut Level = second.first_chunk_mut().expect("room for all elements");
-    let third: &mut Level = third.first_chunk_mut().expect("room for all elements");
-    let escaped: &mut Level = escaped.first_chunk_mut().expect("room for all elements");
+    let second: &mut Level = second.first_chunk_mut().expect("a level holds all elements");
+    let third: &mut Level = third.first_chunk_mut().expect("a level holds all elements");
+    let escaped: &mut Level = escaped.first_chunk_mut().expect("a level holds all elements");
 
-    let (rows, behind) = out[at..].split_first_chunk_mut::<{ 2 * PLANE }>().expect("room for two levels");
+    let (rows, behind) = out[at..].split_first_chunk_mut::<{ 2 * PLANE }>().expect("two levels");
     let (row, next) = rows.split_at_mut(PLANE);
     let mut alive = 0;
     for ((values, first), second_bits) in values.iter().zip(row.as_chunks_mut().0).zip(next.as_chunks_mut().0)
@@ -127,7 +131,7 @@ pub(in super::super) fn levels(
     }
     let start = writer.finish();
     aside();
-    // There is room for whole pieces behind.
+    // Whole pieces fit behind.
     let pieces = behind[start..].as_chunks_mut::<PIECE>().0.iter_mut();
     pieces.zip(escaped.as_chunks().0).take(escapes.div_ceil(PIECE)).for_each(|(to, piece)| *to = *piece);
     Some(at + 2 * PLANE + start + escapes)
@@ -139,16 +143,17 @@ mod tests {
 
     use super::{
         super::super::{
-            super::{Kernel, MAX_ELEMENTS, SLACK, code::Code, masks, tests::codes::in_threes},
+            super::{Kernel, MAX_ELEMENTS, SLACK, code::Code, masks, tests::codes::three_and_three},
             encode,
         },
         *,
     };
     use crate::lines::Lines;
 
-    /// What is written by the code of a stream for its values, straight and in whatever way, over what was there, and what was to be.
+    /// What is written by the code of a stream for its values, straight and in whatever way, over
+    /// what was there, and what was to be.
     fn written(last: &[u8], escape: usize, going_on: [usize; 2]) -> [Option<Vec<u8>>; 3] {
-        let (stream, values) = in_threes(last, escape, going_on);
+        let (stream, values) = three_and_three(last, escape, going_on);
         let padded = [&stream[..], &[0; 16]].concat();
         let coder = Coder::new(Code::parse(&padded, stream.len(), u8::MAX.into()).expect("a code"));
         let mut scratch = Scratch {
@@ -171,7 +176,7 @@ mod tests {
         if !Kernel::Avx512.is_available() {
             return;
         }
-        // Around whole words and vectors, and beyond the room.
+        // Around whole words and vectors, and beyond the buffers.
         let second = (0..=SECOND + STEP).step_by(STEP / 2);
         let second = second.flat_map(|second| [0, 1, 7, 29, 30, 31].map(|more| second + more));
         for second in second.chain(once(ELEMENTS)) {

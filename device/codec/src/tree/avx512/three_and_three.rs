@@ -1,9 +1,12 @@
-//! Blocks of bf16 by a code *in threes*: three leaves on the second level, three on the fourth, the others below, which is what an encoder prefers
-//! ([`super::super::code`]).
+//! Blocks of bf16 by a *3+3 code*: three leaves on the second level, three on the fourth, the
+//! others below, which is what an encoder prefers ([`super::super::code`]).
 //!
-//! Behind two levels, and behind two more, all elements that go on have come to one node, so their bits alone tell what they are, and nothing is moved on the way down. Everything
-//! is done in as many steps whatever the values are, but for whether the last levels have two vectors or four, so that the processor need not guess: for as many elements as
-//! there is room for, which hardly any block passes. Those that do, and streams that end too early, are left to the general way ([`super::descent`]), which tells what is wrong with them.
+//! Behind two levels, and behind two more, all elements that go on have come to one node, so their
+//! bits alone tell what they are, and nothing is moved on the way down. Everything is done in as
+//! many steps whatever the values are, but for whether the last levels have two vectors or four, so
+//! that the processor need not guess: for as many elements as the buffers hold, which hardly any
+//! block passes. Those that do, and streams that end too early, are left to the general way
+//! ([`super::walk`]), which tells what is wrong with them.
 
 pub(super) mod encode;
 
@@ -30,48 +33,50 @@ const THIRD: usize = 256;
 /// Levels above the last ones, which are gone through bit by bit.
 const ABOVE: usize = 4;
 
-/// What the last levels of a code in threes are.
-pub(super) struct Threes {
+/// What the last levels of a 3+3 code are.
+pub(super) struct ThreeAndThree {
     /// By the bits that an element has on them, zeros for those that it does not have: its leaf.
     leaves: [u8; 16],
     /// The bits of those that are escaped, or what none has.
     escape: u8,
     /// Ones where all go on behind the fifth level, and where those with a one do.
     fifth: [u64; 2],
-    /// Ones where all go on behind the sixth level, and where those that have come to its second node do, to its third and to its fourth.
+    /// Ones where all go on behind the sixth level, and where those that have come to its second
+    /// node do, to its third and to its fourth.
     sixth: [u64; 4],
 }
 
-/// Room for a block on its way.
+/// What a block is decoded in.
 #[repr(align(64))]
-pub(super) struct Room {
+pub(super) struct Buffers {
     /// Which elements go on behind the second level, and of these behind the fourth.
     first: GoesOn,
     second: GoesOn,
     /// The bits of the third level and of the fourth.
     rows: [[[u8; STEP]; 2]; 2],
     /// The values of elements that go on.
-    values: [u8; ROOM],
+    values: [u8; BUFFER],
     last: [u8; THIRD + STEP],
 }
 
 /// For [`SECOND`] values, and for a register from any of the places that an index is cut to.
-const ROOM: usize = SECOND.next_power_of_two() + STEP;
+const BUFFER: usize = SECOND.next_power_of_two() + STEP;
 
-impl Room {
+impl Buffers {
     pub(super) const fn new() -> Self {
         Self {
             first: GoesOn::new(),
             second: GoesOn::new(),
             rows: [[[0; STEP]; 2]; 2],
-            values: [0; ROOM],
+            values: [0; BUFFER],
             last: [0; THIRD + STEP],
         }
     }
 }
 
-impl Threes {
-    /// For a code with so many leaves on each level, if it is in threes and has its escape, if any, below.
+impl ThreeAndThree {
+    /// For a code with so many leaves on each level, if it is a 3+3 code and has its escape, if
+    /// any, below.
     pub(super) fn of(count: [u8; LONGEST], escape_level: usize, escape_leaf: u8) -> Option<Self> {
         if count[..ABOVE] != [0, 3, 0, 3] || escape_level < ABOVE {
             return None;
@@ -104,7 +109,8 @@ fn three(values: __m512i, from: i8) -> [__m512i; 3] {
     ]
 }
 
-/// A vector's values on two levels: of the three leaves by its bits, or, of elements that go on, those that follow each other in `below`.
+/// A vector's values on two levels: of the three leaves by its bits, or, of elements that go on,
+/// those that follow each other in `below`.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi2")]
 fn up([a, b, c]: [__m512i; 3], bits: [u64; 2], goes_on: u64, below: __m512i) -> __m512i {
@@ -116,7 +122,7 @@ fn up([a, b, c]: [__m512i; 3], bits: [u64; 2], goes_on: u64, below: __m512i) -> 
 /// A block that has been gone down, and up to the first two levels.
 pub(super) struct Up<'a> {
     goes_on: &'a GoesOn,
-    values: &'a [u8; ROOM],
+    values: &'a [u8; BUFFER],
     rows: &'a [[u8; STEP]; 8],
     three: [__m512i; 3],
 }
@@ -138,28 +144,30 @@ impl Up<'_> {
     }
 }
 
-/// Goes down all levels of `stream`, which has [`BEHIND`](super::descent::BEHIND) bytes behind it, and up to the first two. `None` if that is not for here.
+/// Goes down all levels of `stream`, which has [`BEHIND`](super::walk::BEHIND) bytes behind it, and
+/// up to the first two. `None` if that is not for here.
 #[inline]
 #[target_feature(enable = "bmi1,bmi2,popcnt,avx512f,avx512bw,avx512vbmi,avx512vbmi2,avx512vpopcntdq,gfni")]
 pub(super) fn through<'a>(
     (stream, length): (&'a [u8], usize),
     matrix: i64,
     code: &Table,
-    room: &'a mut Room,
+    buffers: &'a mut Buffers,
 ) -> Option<Up<'a>> {
-    let threes = code.threes.as_ref()?;
+    let three_and_three = code.three_and_three.as_ref()?;
     let matrix = _mm512_set1_epi64(matrix);
     let values = _mm512_gf2p8affine_epi64_epi8::<0>(load(code.leaves()), matrix);
     let rows: &[[u8; STEP]; 8] = stream[code.bytes..].as_chunks().0.first_chunk()?;
     let mut sum = _mm512_setzero_si512();
     for line in 0..4 {
         let ones = _mm512_and_si512(load(&rows[line]), load(&rows[4 + line]));
-        sum = room.first.note(line, ones, sum);
+        sum = buffers.first.note(line, ones, sum);
     }
     let alive = lane(sum);
     let at = 8 * code.bytes + 2 * ELEMENTS;
     let behind = at + 2 * alive;
-    // With fewer elements than a register has bytes, more would be looked at than may be behind the stream.
+    // With fewer elements than a register has bytes, more would be looked at than may be behind the
+    // stream.
     if !(STEP..=SECOND).contains(&alive) || behind > 8 * length {
         return None;
     }
@@ -168,31 +176,32 @@ pub(super) fn through<'a>(
         let passed = 8 * STEP * line;
         let (third, fourth) = (aligned(stream, at + passed), aligned(stream, at + alive + passed));
         let ones = _mm512_and_si512(_mm512_and_si512(third, fourth), before(alive.wrapping_sub(passed)));
-        sum = room.second.note(line, ones, sum);
-        store(&mut room.rows[0][line], third);
-        store(&mut room.rows[1][line], fourth);
+        sum = buffers.second.note(line, ones, sum);
+        store(&mut buffers.rows[0][line], third);
+        store(&mut buffers.rows[1][line], fourth);
     }
     let left = lane(sum);
     let stream = (stream, length, behind);
     match left.div_ceil(STEP) {
-        0..=2 => threes.last::<2>(stream, left, (values, matrix), &mut room.last)?,
-        3..=4 => threes.last::<4>(stream, left, (values, matrix), &mut room.last)?,
+        0..=2 => three_and_three.last::<2>(stream, left, (values, matrix), &mut buffers.last)?,
+        3..=4 => three_and_three.last::<4>(stream, left, (values, matrix), &mut buffers.last)?,
         _ => return None,
     }
     let three_below = three(values, 3);
-    for (index, to) in room.values.as_chunks_mut().0[..SECOND / STEP].iter_mut().enumerate() {
-        let [third, fourth] = &room.rows;
+    for (index, to) in buffers.values.as_chunks_mut().0[..SECOND / STEP].iter_mut().enumerate() {
+        let [third, fourth] = &buffers.rows;
         let [third, fourth] =
             [third.as_flattened().as_chunks().0[index], fourth.as_flattened().as_chunks().0[index]];
         let bits = [u64::from_le_bytes(third), u64::from_le_bytes(fourth)];
-        let (goes_on, before) = room.second.of(index);
-        store(to, up(three_below, bits, goes_on, load_at(&room.last, before % THIRD)));
+        let (goes_on, before) = buffers.second.of(index);
+        store(to, up(three_below, bits, goes_on, load_at(&buffers.last, before % THIRD)));
     }
-    Some(Up { goes_on: &room.first, values: &room.values, rows, three: three(values, 0) })
+    Some(Up { goes_on: &buffers.first, values: &buffers.values, rows, three: three(values, 0) })
 }
 
-impl Threes {
-    /// The values of the elements that are left on the last levels, in at most `N` vectors. `None` if the stream does not end with what they take.
+impl ThreeAndThree {
+    /// The values of the elements that are left on the last levels, in at most `N` vectors. `None`
+    /// if the stream does not end with what they take.
     #[inline]
     #[target_feature(enable = "bmi2,popcnt,avx512f,avx512bw,avx512vbmi,avx512vbmi2,gfni")]
     fn last<const N: usize>(
@@ -254,7 +263,7 @@ impl Threes {
 #[cfg(test)]
 mod tests {
     use super::{
-        super::{super::tests::codes::in_threes, descent::BEHIND, table::Tables},
+        super::{super::tests::codes::three_and_three, table::Tables, walk::BEHIND},
         *,
     };
     use crate::tree::Kernel;
@@ -264,7 +273,7 @@ mod tests {
         if !Kernel::Avx512.is_available() {
             return;
         }
-        let (mut tables, mut room) = (Tables::new(), Room::new());
+        let (mut tables, mut buffers) = (Tables::new(), Buffers::new());
         for (second, third, fits) in [
             (570, 110, true),
             (SECOND, THIRD, true),
@@ -273,14 +282,14 @@ mod tests {
             (SECOND + 1, 1, false),
             (700, THIRD + 1, false),
         ] {
-            let (mut stream, _) = in_threes(&[5, 6, 7, 7], 9, [second, third]);
+            let (mut stream, _) = three_and_three(&[5, 6, 7, 7], 9, [second, third]);
             let length = stream.len();
             stream.resize(length + BEHIND, 0xa5);
             // SAFETY: the processor has the kernel's features.
             let mut through = |length| unsafe {
                 let stream = &stream[..length + BEHIND];
                 let code = tables.read(stream, length, u8::MAX.into()).expect("a code");
-                through((stream, length), -1, code, &mut room).is_some()
+                through((stream, length), -1, code, &mut buffers).is_some()
             };
             assert_eq!(through(length), fits, "{second} {third}");
             // Cut anywhere, nothing behind is looked at.

@@ -1,12 +1,18 @@
 //! A block's way down the code's tree level by level, and back up with the values of its leaves.
 //!
-//! Elements are worked on in *stages* ([`super::stage`]): those still alive, side by side. An element is the number of its leaf among all
-//! leaves in code order, or of the inner node it has come to, counted on from the leaves above: after level `k` it is alive if that is not below the number of leaves
-//! down to there, `F`, and on level `k + 1`, with a bit `b`, it comes to `2x − F + b`. So leaves and nodes need not be told apart but by comparing with `F`.
+//! Elements are worked on in *stages* ([`super::stage`]): those still alive, side by side. An
+//! element is the number of its leaf among all leaves in code order, or of the inner node it has
+//! come to, counted on from the leaves above: after level `k` it is alive if that is not below the
+//! number of leaves down to there, `F`, and on level `k + 1`, with a bit `b`, it comes to
+//! `2x − F + b`. So leaves and nodes need not be told apart but by comparing with `F`.
 //!
-//! The first stage is read from the stream as often as it is wanted: its levels have bits of all elements. Where two nodes are left behind it, more levels are spread beside them ([`super::spread`]). Of [`MOST`] vectors the rest of the levels is done in place ([`super::few`]).
+//! The first stage is read from the stream as often as it is wanted: its levels have bits of all
+//! elements. Where two nodes are left behind it, more levels are spread beside them
+//! ([`super::spread`]). Of [`MOST`] vectors the rest of the levels is done in place
+//! ([`super::few`]).
 //!
-//! Values come with their bits where they are wanted, by a matrix that the table of leaves and the escaped values are brought through.
+//! Values come with their bits where they are wanted, by a matrix that the table of leaves and the
+//! escaped values are brought through.
 
 use std::arch::x86_64::{
     __m512i, _mm512_add_epi8, _mm512_gf2p8affine_epi64_epi8, _mm512_mask_expand_epi8,
@@ -15,7 +21,7 @@ use std::arch::x86_64::{
 
 use super::super::{Malformed, code::LONGEST};
 use super::{
-    COUNTING, MASKS, ROOM, STEP,
+    BUFFER, COUNTING, MASKS, STEP,
     few::{self, few},
     load, load_at, load_first,
     spread::{Spread, spread},
@@ -29,33 +35,33 @@ const MOST: usize = 4;
 /// Bytes behind a stream that are looked at.
 pub(super) const BEHIND: usize = 128;
 
-/// Room for a block on its way.
+/// What a block is decoded in.
 #[repr(align(64))]
-pub(super) struct Room {
+pub(super) struct Buffers {
     /// The bits of each level, but for those of the first stage.
     rows: [[[u8; 8]; MASKS]; LONGEST],
     /// Which elements of each stage go on.
     goes_on: [GoesOn; LONGEST],
     /// The elements of each stage but the first, and then their values.
-    values: [[u8; ROOM]; LONGEST],
+    values: [[u8; BUFFER]; LONGEST],
     /// The stages that were gone through.
     stages: [Stage; LONGEST],
 }
 
-impl Room {
+impl Buffers {
     #[expect(clippy::large_stack_arrays, reason = "it is made once a thread")]
     pub(super) const fn new() -> Self {
         Self {
             rows: [[[0; 8]; MASKS]; LONGEST],
             goes_on: [const { GoesOn::new() }; LONGEST],
-            values: [[0; ROOM]; LONGEST],
+            values: [[0; BUFFER]; LONGEST],
             stages: [Stage { alive: 0, level: 0, levels: 0, above: 0 }; LONGEST],
         }
     }
 }
 
 /// Where a decoder is.
-pub(super) struct Walk<'a> {
+pub(super) struct Cursor<'a> {
     /// The stream, with [`BEHIND`] bytes behind it.
     pub stream: &'a [u8],
     /// Its bytes.
@@ -72,7 +78,7 @@ pub(super) struct Walk<'a> {
     pub leaves: u8,
 }
 
-impl Walk<'_> {
+impl Cursor<'_> {
     /// Steps over a level of `alive` elements: where its bits begin.
     #[inline]
     pub(super) fn step(&mut self, alive: usize) -> Result<usize, Malformed> {
@@ -99,8 +105,8 @@ struct Stage {
 }
 
 /// A block on its way.
-pub(super) struct Descent<'a> {
-    walk: Walk<'a>,
+pub(super) struct TreeWalk<'a> {
+    cursor: Cursor<'a>,
     /// The rows of the first stage, as they are in the stream.
     root: Rows<'a>,
     /// How more rows are spread beside them.
@@ -128,8 +134,9 @@ pub(super) struct Descent<'a> {
     count: usize,
 }
 
-impl<'a> Descent<'a> {
-    /// A block of `elements` whose stream begins with `code` and has [`BEHIND`] bytes behind it. `matrix` brings bits of values to their places.
+impl<'a> TreeWalk<'a> {
+    /// A block of `elements` whose stream begins with `code` and has [`BEHIND`] bytes behind it.
+    /// `matrix` brings bits of values to their places.
     #[inline]
     #[target_feature(enable = "avx512f,gfni")]
     pub(super) fn new(
@@ -141,7 +148,7 @@ impl<'a> Descent<'a> {
     ) -> Self {
         let Table { count, longest, bytes, escape_level, escape_leaf, spread, .. } = code;
         Self {
-            walk: Walk {
+            cursor: Cursor {
                 stream,
                 length,
                 count: *count,
@@ -178,26 +185,26 @@ impl<'a> Descent<'a> {
     #[target_feature(
         enable = "bmi1,bmi2,popcnt,avx512f,avx512bw,avx512vbmi,avx512vbmi2,avx512vpopcntdq,gfni"
     )]
-    fn begin(&mut self, room: &mut Room) -> Result<(), Malformed> {
-        let Self { walk, root, alive, .. } = self;
-        let Room { rows, goes_on, values, stages } = room;
+    fn begin(&mut self, buffers: &mut Buffers) -> Result<(), Malformed> {
+        let Self { cursor, root, alive, .. } = self;
+        let Buffers { rows, goes_on, values, stages } = buffers;
         let elements = *alive;
-        while walk.leaves == 0 {
-            walk.step(elements)?;
+        while cursor.leaves == 0 {
+            cursor.step(elements)?;
         }
-        root.levels = walk.level;
+        root.levels = cursor.level;
         if let Some(Spread { levels, .. }) = self.spread {
-            self.alive = spread(walk, root, *levels, rows, &mut goes_on[0])?;
+            self.alive = spread(cursor, root, *levels, rows, &mut goes_on[0])?;
             (self.together, root.together) = (true, false);
             stages[0] = Stage { alive: elements, level: 0, levels: *levels, above: 0 };
             self.count = 1;
             return Ok(());
         }
-        self.together = usize::from(walk.leaves) + 1 == 1 << root.levels;
+        self.together = usize::from(cursor.leaves) + 1 == 1 << root.levels;
         self.alive = if self.together {
             root.ones(elements / STEP, &mut goes_on[0])
         } else {
-            root.down(elements / STEP, walk.leaves, &mut goes_on[0], &mut values[0])
+            root.down(elements / STEP, cursor.leaves, &mut goes_on[0], &mut values[0])
         };
         root.together = self.together;
         stages[0] = Stage { alive: elements, level: 0, levels: root.levels, above: 0 };
@@ -212,7 +219,7 @@ impl<'a> Descent<'a> {
     #[inline]
     #[target_feature(enable = "avx512f")]
     fn escape_within(&mut self, level: usize) -> Option<__m512i> {
-        let here = (level..self.walk.level).contains(&self.escape_level);
+        let here = (level..self.cursor.level).contains(&self.escape_level);
         if here {
             self.escape_stage = self.count - 1;
         }
@@ -224,9 +231,9 @@ impl<'a> Descent<'a> {
     #[target_feature(
         enable = "bmi1,bmi2,popcnt,avx512f,avx512bw,avx512vbmi,avx512vbmi2,avx512vpopcntdq,gfni"
     )]
-    fn stages(&mut self, room: &mut Room) -> Result<(), Malformed> {
-        while self.alive > MOST * STEP && self.walk.level < self.walk.longest {
-            self.stage(room)?;
+    fn stages(&mut self, buffers: &mut Buffers) -> Result<(), Malformed> {
+        while self.alive > MOST * STEP && self.cursor.level < self.cursor.longest {
+            self.stage(buffers)?;
         }
         Ok(())
     }
@@ -235,35 +242,35 @@ impl<'a> Descent<'a> {
     #[target_feature(
         enable = "bmi1,bmi2,popcnt,avx512f,avx512bw,avx512vbmi,avx512vbmi2,avx512vpopcntdq,gfni"
     )]
-    fn stage(&mut self, room: &mut Room) -> Result<(), Malformed> {
-        let Self { walk, alive, together, .. } = self;
-        let Room { rows: all_rows, goes_on, values, stages } = room;
-        let (alive, together, level, above) = (*alive, *together, walk.level, walk.leaves);
+    fn stage(&mut self, buffers: &mut Buffers) -> Result<(), Malformed> {
+        let Self { cursor, alive, together, .. } = self;
+        let Buffers { rows: all_rows, goes_on, values, stages } = buffers;
+        let (alive, together, level, above) = (*alive, *together, cursor.level, cursor.leaves);
         let mut begins = [0; LONGEST];
         let mut levels = 0;
-        while walk.leaves == above {
-            begins[levels] = walk.step(alive)?;
+        while cursor.leaves == above {
+            begins[levels] = cursor.step(alive)?;
             levels += 1;
         }
         let begins = &begins[..levels];
         let rows = &mut all_rows[level..level + levels];
         let goes_on = &mut goes_on[self.count];
-        let [here, next] = values[self.count - 1..].first_chunk_mut().expect("room for every stage");
-        let stays_together = together && usize::from(walk.leaves - above) + 1 == 1 << levels;
+        let [here, next] = values[self.count - 1..].first_chunk_mut().expect("a buffer for every stage");
+        let stays_together = together && usize::from(cursor.leaves - above) + 1 == 1 << levels;
         // Who is escaped has to be told from what stands behind the last element.
-        let by_rows = stays_together && levels <= 3 && !(level..walk.level).contains(&self.escape_level);
+        let by_rows = stays_together && levels <= 3 && !(level..cursor.level).contains(&self.escape_level);
         self.alive = match *begins {
-            [a] if by_rows => rows_of_ones(walk.stream, [a], alive, rows, goes_on),
-            [a, b] if by_rows => rows_of_ones(walk.stream, [a, b], alive, rows, goes_on),
-            [a, b, c] if by_rows => rows_of_ones(walk.stream, [a, b, c], alive, rows, goes_on),
+            [a] if by_rows => rows_of_ones(cursor.stream, [a], alive, rows, goes_on),
+            [a, b] if by_rows => rows_of_ones(cursor.stream, [a, b], alive, rows, goes_on),
+            [a, b, c] if by_rows => rows_of_ones(cursor.stream, [a, b, c], alive, rows, goes_on),
             _ => {
                 for (begin, bits) in begins.iter().zip(&mut *rows) {
-                    row(walk.stream, *begin, alive, bits);
+                    row(cursor.stream, *begin, alive, bits);
                 }
                 if together {
                     stage::fill(here, alive, above);
                 }
-                many(rows, (above, walk.leaves), alive, here, goes_on, next)
+                many(rows, (above, cursor.leaves), alive, here, goes_on, next)
             }
         };
         self.together = stays_together;
@@ -280,11 +287,11 @@ impl<'a> Descent<'a> {
     #[target_feature(
         enable = "bmi1,bmi2,popcnt,avx512f,avx512bw,avx512vbmi,avx512vbmi2,avx512vpopcntdq,gfni"
     )]
-    fn last(&mut self, room: &mut Room) -> Result<(), Malformed> {
+    fn last(&mut self, buffers: &mut Buffers) -> Result<(), Malformed> {
         match self.alive.div_ceil(STEP) {
-            0 | 1 => self.last_of::<1>(room),
-            2 => self.last_of::<2>(room),
-            _ => self.last_of::<MOST>(room),
+            0 | 1 => self.last_of::<1>(buffers),
+            2 => self.last_of::<2>(buffers),
+            _ => self.last_of::<MOST>(buffers),
         }
     }
 
@@ -292,31 +299,31 @@ impl<'a> Descent<'a> {
     #[target_feature(
         enable = "bmi1,bmi2,popcnt,avx512f,avx512bw,avx512vbmi,avx512vbmi2,avx512vpopcntdq,gfni"
     )]
-    fn last_of<const N: usize>(&mut self, room: &mut Room) -> Result<(), Malformed> {
+    fn last_of<const N: usize>(&mut self, buffers: &mut Buffers) -> Result<(), Malformed> {
         let matrix = _mm512_set1_epi64(self.matrix);
-        let Self { walk, alive, table, .. } = self;
-        let here = &mut room.values[self.count - 1].as_chunks_mut::<STEP>().0[..N];
-        let mut x = few::all::<N>(walk.leaves);
+        let Self { cursor, alive, table, .. } = self;
+        let here = &mut buffers.values[self.count - 1].as_chunks_mut::<STEP>().0[..N];
+        let mut x = few::all::<N>(cursor.leaves);
         if !self.together {
             for (x, here) in x.iter_mut().zip(&*here) {
                 *x = load(here);
             }
         }
-        let level = walk.level;
-        let x = few(walk, *alive, x)?;
+        let level = cursor.level;
+        let x = few(cursor, *alive, x)?;
         // Those of this stage stand behind those of the others.
         let leaf = (self.escape_level >= level && self.escape_level < LONGEST)
             .then(|| _mm512_set1_epi8(self.escape_leaf.cast_signed()));
         let escaped = leaf.map_or([0; N], |leaf| few::at(&x, *alive, leaf));
         let escapes = self.escapes + escaped.iter().map(|mask| mask.count_ones() as usize).sum::<usize>();
-        let start = walk.at.div_ceil(8);
+        let start = cursor.at.div_ceil(8);
         let end = start + escapes;
-        if end != walk.length {
-            return Err(Malformed::Escapes { end, length: walk.length });
+        if end != cursor.length {
+            return Err(Malformed::Escapes { end, length: cursor.length });
         }
         let largest = self.largest;
         if largest < u8::MAX.into()
-            && let Some(value) = walk.stream[start..end].iter().find(|value| usize::from(**value) > largest)
+            && let Some(value) = cursor.stream[start..end].iter().find(|value| usize::from(**value) > largest)
         {
             return Err(Malformed::Escaped { value: *value, largest });
         }
@@ -325,7 +332,7 @@ impl<'a> Descent<'a> {
         for ((x, escaped), here) in x.iter().zip(escaped).zip(here) {
             let mut value = _mm512_permutexvar_epi8(*x, *table);
             if leaf.is_some() {
-                let found = _mm512_gf2p8affine_epi64_epi8::<0>(load_at(walk.stream, at), matrix);
+                let found = _mm512_gf2p8affine_epi64_epi8::<0>(load_at(cursor.stream, at), matrix);
                 value = _mm512_mask_expand_epi8(value, escaped, found);
                 at += escaped.count_ones() as usize;
             }
@@ -339,11 +346,11 @@ impl<'a> Descent<'a> {
     #[target_feature(
         enable = "bmi1,bmi2,popcnt,avx512f,avx512bw,avx512vbmi,avx512vbmi2,avx512vpopcntdq,gfni"
     )]
-    fn rise(&self, room: &mut Room) {
-        let Room { rows, goes_on, values, stages } = room;
+    fn rise(&self, buffers: &mut Buffers) {
+        let Buffers { rows, goes_on, values, stages } = buffers;
         for number in (1..self.count).rev() {
             let Stage { alive, level, levels, above } = stages[number];
-            let [here, below] = values[number - 1..].first_chunk_mut().expect("room for every stage");
+            let [here, below] = values[number - 1..].first_chunk_mut().expect("a buffer for every stage");
             let goes_on = &goes_on[number];
             if levels == 0 {
                 many_up(alive, here, goes_on, below, self.table, self.escaped(number));
@@ -369,7 +376,7 @@ impl<'a> Descent<'a> {
     fn escaped(&self, stage: usize) -> Option<Escaped<'a>> {
         (stage == self.escape_stage).then(|| Escaped {
             leaf: _mm512_set1_epi8(self.escape_leaf.cast_signed()),
-            values: &self.walk.stream[self.escaped_at..],
+            values: &self.cursor.stream[self.escaped_at..],
             matrix: _mm512_set1_epi64(self.matrix),
         })
     }
@@ -377,13 +384,13 @@ impl<'a> Descent<'a> {
     /// The way up to the first stage.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vbmi,gfni")]
-    pub(super) fn end<'b>(&'b self, room: &'b Room) -> Up<'b> {
+    pub(super) fn end<'b>(&'b self, buffers: &'b Buffers) -> Up<'b> {
         let (mut rows, mut table) = (self.root, self.table);
         if let Some(Spread { levels, leaves }) = self.spread {
-            rows = Rows { bits: room.rows.as_flattened(), pitch: MASKS, levels: *levels, ..rows };
+            rows = Rows { bits: buffers.rows.as_flattened(), pitch: MASKS, levels: *levels, ..rows };
             table = _mm512_permutexvar_epi8(load_first(leaves), table);
         }
-        Up::new(rows, &room.goes_on[0], &room.values[0], table, self.escaped(0))
+        Up::new(rows, &buffers.goes_on[0], &buffers.values[0], table, self.escaped(0))
     }
 
     /// All of the way down, and up to the first stage.
@@ -391,11 +398,11 @@ impl<'a> Descent<'a> {
     #[target_feature(
         enable = "bmi1,bmi2,popcnt,avx512f,avx512bw,avx512vbmi,avx512vbmi2,avx512vpopcntdq,gfni"
     )]
-    pub(super) fn through(&mut self, room: &mut Room) -> Result<(), Malformed> {
-        self.begin(room)?;
-        self.stages(room)?;
-        self.last(room)?;
-        self.rise(room);
+    pub(super) fn through(&mut self, buffers: &mut Buffers) -> Result<(), Malformed> {
+        self.begin(buffers)?;
+        self.stages(buffers)?;
+        self.last(buffers)?;
+        self.rise(buffers);
         Ok(())
     }
 }
