@@ -57,11 +57,7 @@ impl Models {
             kv: Vec::new(),
             mode: "trace".to_owned(),
             codec: "tree".to_owned(),
-<<<<<<< HEAD
-            capacity: Some((2 * self.bytes + (1 << 20)).next_multiple_of(256 << 20).to_string()),
-=======
             capacity: Some((3 * self.bytes).next_multiple_of(256 << 20).to_string()),
->>>>>>> main
             read_ahead_kb: self.read_ahead_kb,
             devices: None,
         };
