@@ -31,6 +31,8 @@ use crate::out::print_line;
 
 /// How often a device is asked how far loading is.
 const PACE: Duration = Duration::from_millis(200);
+/// Bytes that files may take, unless a capacity is given. They are addresses: what is not written takes nothing.
+const FILES: u64 = 16 << 30;
 /// Windows are multiples of this, as CXL's are.
 const MULTIPLE: u64 = 256 << 20;
 /// KiB read ahead: the most that the kernel gives to those who are not root.
@@ -42,9 +44,10 @@ const SHOWN_LINES: usize = 5;
 
 /// Mounts a device with some models.
 pub(crate) async fn mount(args: Mount) -> Result<()> {
-    let Mount { mut words, shown, image, capacity, foreground, json } = args;
+    let Mount { mut words, shown, image, capacity, files, foreground, json } = args;
     let dir = words.pop().context("say where to mount")?;
-    if words.is_empty() && image.is_none() && capacity.is_none() {
+    let files = files.unwrap_or(if capacity.is_none() { FILES } else { 0 });
+    if words.is_empty() && image.is_none() && capacity.is_none() && files == 0 {
         bail!(
             "say which models to mount, and where: `lamina mount MODEL… DIR`; an empty device has a --capacity"
         );
@@ -68,7 +71,8 @@ pub(crate) async fn mount(args: Mount) -> Result<()> {
         needed = needed.saturating_add(ModelPlan::open(model, &name)?.base_needed()?);
     }
     let new = image.as_ref().is_none_or(|image| !image.exists());
-    let fitting = needed.saturating_mul(2).saturating_add(1 << 30).checked_next_multiple_of(MULTIPLE);
+    let fitting = needed.saturating_mul(2).saturating_add(1 << 30).saturating_add(files);
+    let fitting = fitting.checked_next_multiple_of(MULTIPLE);
     let capacity = capacity.or(fitting.filter(|_| new));
     let run_dir = find::run_dir_of(&dir)?;
     PrivateDir::make(&run_dir)?;
@@ -80,7 +84,7 @@ pub(crate) async fn mount(args: Mount) -> Result<()> {
         );
     }
     let log = run_dir.join("log");
-    let mut device = start(&dir, &run_dir, &log, image.as_deref(), capacity, foreground)?;
+    let mut device = start(&dir, &run_dir, &log, image.as_deref(), (capacity, files), foreground)?;
     let loaded = load_all(&run_dir, &words, &shown.views, &maps).await;
     if let Err(why) = loaded {
         // Nothing half done is left behind.
@@ -111,7 +115,7 @@ fn start(
     run_dir: &Path,
     log: &Path,
     image: Option<&Path>,
-    capacity: Option<u64>,
+    (capacity, files): (Option<u64>, u64),
     foreground: bool,
 ) -> Result<Child> {
     let mut serve = Command::new("/proc/self/exe");
@@ -125,6 +129,7 @@ fn start(
     if let Some(capacity) = capacity {
         serve.args(["--capacity", &capacity.to_string()]);
     }
+    serve.args(["--files", &files.to_string()]);
     serve.stdin(Stdio::null()).stdout(Stdio::piped());
     if !foreground {
         let out = File::create(log).with_context(|| format!("cannot write {}", log.display()))?;

@@ -476,12 +476,16 @@ impl Served {
                     read_ahead_kb: args.read_ahead_kb,
                     write_back_with: args.write_back_with,
                     full_wait: Duration::from_secs(args.full_wait.into()),
+                    files: args.files,
                     api: std::path::absolute(args.run_dir.join("api.sock")).ok(),
                 };
                 let mount = Mount::serve(exports, &path, channels, &options, answered)?;
                 control.mounted(mount.exports());
                 if let Some(models) = mount.models() {
                     control.shows(models);
+                }
+                if let Some(files) = mount.files() {
+                    control.has_files(files);
                 }
                 Some(mount)
             }

@@ -22,12 +22,14 @@ use lamina_device::files::{FilesError, Loading};
 use lamina_device::stats::StatsReport;
 use lamina_device::tensor::{TensorInfo, TensorSpec};
 use lamina_device::window::ViewInfo;
+use lamina_files::Files;
 
 #[cfg(doc)]
 use super::Coherence;
 use super::ServeError;
 use super::disks::{DiskInfo, ServedDisk};
 use super::export::{Export, ExportReport, Place};
+use super::files::FilesReport;
 use super::host_cache::HostReport;
 use super::models::{ModelReport, Models};
 
@@ -42,6 +44,7 @@ pub struct Control {
     run_dir: Option<Arc<Path>>,
     disks: Arc<Mutex<Vec<Weak<dyn ServedDisk>>>>,
     models: Arc<OnceLock<Arc<Models>>>,
+    files: Arc<OnceLock<Arc<Files>>>,
 }
 
 /// Why something asked was not done.
@@ -87,13 +90,16 @@ pub struct ServedStats {
     pub device: StatsReport,
     /// Each host's, in the order they were named; none unless hosts share the device without coherence.
     pub hosts: Vec<HostReport>,
+    /// What is told of `files/`, if there are any.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub files: Option<FilesReport>,
 }
 
 impl Control {
     /// The control of a whole device that is not mounted, or not yet.
     pub fn new(device: Arc<Device>) -> Self {
-        let (disks, models) = (Arc::default(), Arc::default());
-        Self { device, only: None, exports: Arc::default(), run_dir: None, disks, models }
+        let (disks, models, files) = (Arc::default(), Arc::default(), Arc::default());
+        Self { device, only: None, exports: Arc::default(), run_dir: None, disks, models, files }
     }
 
     /// The same, which tells guests' sockets in `run_dir`: see [`Place::socket`].
@@ -116,6 +122,11 @@ impl Control {
     /// Says that the mount has a folder of models. Once is enough.
     pub fn shows(&self, models: &Arc<Models>) {
         self.models.get_or_init(|| Arc::clone(models));
+    }
+
+    /// Says that the mount has a folder of files. Once is enough.
+    pub fn has_files(&self, files: &Arc<Files>) {
+        self.files.get_or_init(|| Arc::clone(files));
     }
 
     /// The models, where there is a folder of them.
@@ -212,7 +223,8 @@ impl Control {
     /// All counters of the device.
     pub fn stats(&self) -> ServedStats {
         let hosts = self.exports().into_iter().filter_map(|export| export.host_report()).collect();
-        ServedStats { device: self.device.stats(), hosts }
+        let files = self.files.get().map(|files| FilesReport::of(files));
+        ServedStats { device: self.device.stats(), hosts, files }
     }
 
     /// The counters that this control is of: of the whole device, or of a partition and, of a host, its cache's.

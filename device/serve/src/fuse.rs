@@ -31,6 +31,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use lamina_device::device::{Device, Partition};
+use lamina_files::Files;
 
 use super::ServeError;
 use super::export::{Export, ExportOptions, Place};
@@ -64,6 +65,9 @@ pub struct MountOptions {
     pub write_back_with: WriteBackWith,
     /// How long a write-back may wait for room in the device before what it stores is given up.
     pub full_wait: Duration,
+    /// Bytes that the folder `files` may take of the base window; what the device has of files is
+    /// shown with 0, too.
+    pub files: u64,
     /// The API's socket, which the root's attribute `user.lamina.api` names for those who have only
     /// the directory.
     pub api: Option<PathBuf>,
@@ -79,6 +83,7 @@ impl Default for MountOptions {
             read_ahead_kb: 4,
             write_back_with: WriteBackWith::Auto,
             full_wait: FULL_WAIT,
+            files: 0,
             api: None,
         }
     }
@@ -145,7 +150,14 @@ impl Mount {
             tracing::error!("the mount has no folder of models: {why}");
             None
         });
+        let files = whole(exports).map(|device| Files::open(device, options.files, !answered)).transpose();
+        let files = files.unwrap_or_else(|why| {
+            tracing::error!("the mount has no folder of files: {why}");
+            None
+        });
+        let files = files.flatten();
         let tree = Tree::new(exports.iter().map(export).collect()).with_models(models);
+        let tree = tree.with_files(files.map(Arc::new));
         let tree = Arc::new(tree.with_api(options.api.clone()));
         let (workers, late_queue) = Workers::new(Arc::clone(&tree), requests, options.read_ahead_kb);
         if let Some(models) = tree.models() {
@@ -297,6 +309,11 @@ impl Mount {
     /// The models, if the mount has a folder of them: of a device that is not divided, and coherent.
     pub fn models(&self) -> Option<&Arc<Models>> {
         self.tree.models()
+    }
+
+    /// The files, if the mount has a folder of them.
+    pub fn files(&self) -> Option<&Arc<Files>> {
+        self.tree.files()
     }
 
     /// The exports, in the order they were asked for.

@@ -22,6 +22,7 @@
 //! * Punching holes drops base bytes; other kinds of `fallocate`, and any on a target, are EOPNOTSUPP.
 //! * Bytes that the device has no room for are refused with ENOSPC. Write-backs of coherent base files and of targets, which may wait for room, are not served here but by [`super::write_backs`].
 //! * What lies under `models/` is read-only: EROFS. See [`super::models`].
+//! * What lies under `files/` is a file system of its own: see [`super::files`].
 //! * A host's base file is read and written through the host's cache ([`super::host_cache`]). What would pass by its page cache is refused: `O_DIRECT` with EINVAL,
 //!   holes with EOPNOTSUPP.
 //! * No handler sleeps on anything that another FUSE request answers, and none invalidates: it only queues.
@@ -41,8 +42,10 @@ use fuse_backend_rs::file_buf::FileVolatileSlice;
 use fuse_backend_rs::file_traits::FileReadWriteVolatile;
 
 use lamina_device::device::DeviceError;
+use lamina_files::Files;
 
 use super::export::Export;
+use super::files::{self, FILES, FileTransfer};
 use super::models::{self, MODELS, Models};
 use super::served_pages::PAGE_BYTES;
 use super::targets::ExportFile;
@@ -126,6 +129,23 @@ impl WindowFs {
         self.tree.models().map(|models| Some(models.as_ref())).ok_or_else(|| errno(libc::ESTALE))
     }
 
+    /// The files, and the inode of theirs, if it is one.
+    fn files(&self, inode: u64) -> io::Result<Option<(&Files, u64)>> {
+        let Some(own) = files::own(inode) else { return Ok(None) };
+        self.tree.files().map(|files| Some((files.as_ref(), own))).ok_or_else(|| errno(libc::ESTALE))
+    }
+
+    /// The files and a folder of theirs; else what who wants to change names there is told.
+    fn folder_of_files(&self, parent: u64) -> io::Result<(&Files, u64)> {
+        self.files(parent)?.ok_or_else(|| Self::no_change(parent))
+    }
+
+    /// Makes something in a folder of the files.
+    fn make(&self, ctx: &Context, parent: u64, name: &CStr, what: (u32, u32, &[u8])) -> io::Result<Entry> {
+        let (files, folder) = self.folder_of_files(parent)?;
+        self.entry(files::make(files, files::caller(ctx.uid, ctx.gid), folder, name, what)?)
+    }
+
     /// What who wants to change names in a folder is told.
     fn no_change(parent: u64) -> io::Error {
         errno(if models::is_ours(parent) { libc::EROFS } else { libc::EPERM })
@@ -149,6 +169,9 @@ impl WindowFs {
     }
 
     fn attributes(&self, inode: u64) -> io::Result<stat64> {
+        if let Some((files, inode)) = self.files(inode)? {
+            return files::attributes(files, inode);
+        }
         if let Some(models) = self.models(inode)? {
             return self.attributes_of_model(models, inode);
         }
@@ -198,7 +221,7 @@ fn errno(number: i32) -> io::Error {
 struct Transfer<'a>(Opened<'a>);
 
 /// The whole of a request's buffer.
-fn bytes_of(slice: FileVolatileSlice<'_>) -> &mut [u8] {
+pub(super) fn bytes_of(slice: FileVolatileSlice<'_>) -> &mut [u8] {
     // SAFETY: the slice covers part of the one buffer that the worker of this request owns and lent to the server for the
     // time of the request; nobody else reads or writes it meanwhile, and it is initialised memory.
     unsafe { slice::from_raw_parts_mut(slice.as_ptr(), slice.len()) }
@@ -283,11 +306,19 @@ impl FileSystem for WindowFs {
             | FsOptions::BIG_WRITES
             | FsOptions::MAX_PAGES
             | FsOptions::PARALLEL_DIROPS
-            | FsOptions::EXPLICIT_INVAL_DATA)
+            | FsOptions::EXPLICIT_INVAL_DATA
+            // So that the kernel need not ask for an attribute before each `write`.
+            | FsOptions::HANDLE_KILLPRIV_V2)
     }
 
     fn lookup(&self, _: &Context, parent: u64, name: &CStr) -> io::Result<Entry> {
+        if let Some((files, folder)) = self.files(parent)? {
+            return self.entry(files::find(files, folder, name)?);
+        }
         let Ok(name) = name.to_str() else { return Err(errno(libc::ENOENT)) };
+        if parent == ROOT && name == files::FOLDER && self.tree.files().is_some() {
+            return self.entry(FILES);
+        }
         if let Some(models) = self.models(parent)? {
             return self.entry(models.find(parent, name)?);
         }
@@ -295,6 +326,20 @@ impl FileSystem for WindowFs {
             return self.entry(MODELS);
         }
         self.entry(self.tree.find(parent, name).ok_or_else(|| errno(libc::ENOENT))?)
+    }
+
+    fn forget(&self, _: &Context, inode: u64, _: u64) {
+        if let Ok(Some((files, inode))) = self.files(inode)
+            && let Err(why) = files.forgotten(inode)
+        {
+            tracing::warn!("a file that was removed takes room still: {why}");
+        }
+    }
+
+    fn batch_forget(&self, ctx: &Context, requests: Vec<(u64, u64)>) {
+        for (inode, count) in requests {
+            self.forget(ctx, inode, count);
+        }
     }
 
     fn getattr(&self, _: &Context, inode: u64, _: Option<u64>) -> io::Result<(stat64, Duration)> {
@@ -309,6 +354,9 @@ impl FileSystem for WindowFs {
         handle: Option<u64>,
         valid: SetattrValid,
     ) -> io::Result<(stat64, Duration)> {
+        if let Some((files, inode)) = self.files(inode)? {
+            return Ok((files::set(files, inode, &wanted, valid)?, ATTRIBUTES));
+        }
         let now = self.attributes(inode)?;
         let times = SetattrValid::ATIME | SetattrValid::MTIME | SetattrValid::SIZE;
         if models::is_ours(inode) && valid.intersects(times) {
@@ -329,42 +377,86 @@ impl FileSystem for WindowFs {
         if changes.contains(&true) { Err(Self::no_change(inode)) } else { Ok((now, ATTRIBUTES)) }
     }
 
+    fn readlink(&self, _: &Context, inode: u64) -> io::Result<Vec<u8>> {
+        let (files, inode) = self.files(inode)?.ok_or_else(|| errno(libc::EINVAL))?;
+        files.target(inode).map_err(|why| files::said(&why))
+    }
+
     fn create(
         &self,
-        _: &Context,
+        ctx: &Context,
         parent: u64,
-        _: &CStr,
-        _: CreateIn,
+        name: &CStr,
+        args: CreateIn,
     ) -> io::Result<(Entry, Option<u64>, OpenOptions, Option<u32>)> {
-        Err(Self::no_change(parent))
+        let made = self.make(ctx, parent, name, (libc::S_IFREG | args.mode & 0o7777, 0, b""));
+        let entry = match made {
+            // The kernel makes what it has not seen. If it is there by now, only O_EXCL minds.
+            Err(why)
+                if why.raw_os_error() == Some(libc::EEXIST)
+                    && args.flags & libc::O_EXCL.unsigned_abs() == 0 =>
+            {
+                let (files, folder) = self.folder_of_files(parent)?;
+                self.entry(files::find(files, folder, name)?)?
+            }
+            made => made?,
+        };
+        let (handle, options, passthrough) = self.open(ctx, entry.inode, args.flags, args.fuse_flags)?;
+        Ok((entry, handle, options, passthrough))
     }
 
-    fn mknod(&self, _: &Context, parent: u64, _: &CStr, _: u32, _: u32, _: u32) -> io::Result<Entry> {
-        Err(Self::no_change(parent))
+    fn mknod(
+        &self,
+        ctx: &Context,
+        parent: u64,
+        name: &CStr,
+        mode: u32,
+        device: u32,
+        _: u32,
+    ) -> io::Result<Entry> {
+        self.make(ctx, parent, name, (mode, device, b""))
     }
 
-    fn mkdir(&self, _: &Context, parent: u64, _: &CStr, _: u32, _: u32) -> io::Result<Entry> {
-        Err(Self::no_change(parent))
+    fn mkdir(&self, ctx: &Context, parent: u64, name: &CStr, mode: u32, _: u32) -> io::Result<Entry> {
+        self.make(ctx, parent, name, (libc::S_IFDIR | mode & 0o7777, 0, b""))
     }
 
-    fn symlink(&self, _: &Context, _: &CStr, parent: u64, _: &CStr) -> io::Result<Entry> {
-        Err(Self::no_change(parent))
+    fn symlink(&self, ctx: &Context, target: &CStr, parent: u64, name: &CStr) -> io::Result<Entry> {
+        self.make(ctx, parent, name, (libc::S_IFLNK | 0o777, 0, target.to_bytes()))
     }
 
-    fn link(&self, _: &Context, _: u64, parent: u64, _: &CStr) -> io::Result<Entry> {
-        Err(Self::no_change(parent))
+    fn link(&self, ctx: &Context, inode: u64, parent: u64, name: &CStr) -> io::Result<Entry> {
+        let (files, folder) = self.folder_of_files(parent)?;
+        let own = files::own(inode).ok_or_else(|| errno(libc::EXDEV))?;
+        let linked = files.link(files::caller(ctx.uid, ctx.gid), own, folder, name.to_bytes());
+        linked.map_err(|why| files::said(&why))?;
+        self.entry(inode)
     }
 
-    fn unlink(&self, _: &Context, parent: u64, _: &CStr) -> io::Result<()> {
-        Err(Self::no_change(parent))
+    fn unlink(&self, ctx: &Context, parent: u64, name: &CStr) -> io::Result<()> {
+        let (files, folder) = self.folder_of_files(parent)?;
+        let removed = files.remove(files::caller(ctx.uid, ctx.gid), folder, name.to_bytes(), false);
+        removed.map_err(|why| files::said(&why))
     }
 
-    fn rmdir(&self, _: &Context, parent: u64, _: &CStr) -> io::Result<()> {
-        Err(Self::no_change(parent))
+    fn rmdir(&self, ctx: &Context, parent: u64, name: &CStr) -> io::Result<()> {
+        let (files, folder) = self.folder_of_files(parent)?;
+        let removed = files.remove(files::caller(ctx.uid, ctx.gid), folder, name.to_bytes(), true);
+        removed.map_err(|why| files::said(&why))
     }
 
-    fn rename(&self, _: &Context, parent: u64, _: &CStr, _: u64, _: &CStr, _: u32) -> io::Result<()> {
-        Err(Self::no_change(parent))
+    fn rename(
+        &self,
+        ctx: &Context,
+        from: u64,
+        old: &CStr,
+        to: u64,
+        new: &CStr,
+        flags: u32,
+    ) -> io::Result<()> {
+        let (files, source) = self.folder_of_files(from)?;
+        let (_, goal) = self.folder_of_files(to)?;
+        files::rename(files, files::caller(ctx.uid, ctx.gid), (source, old), (goal, new), flags)
     }
 
     fn open(
@@ -381,10 +473,14 @@ impl FileSystem for WindowFs {
             let kept = models.open_file(inode)?;
             return Ok((None, if kept { OpenOptions::KEEP_CACHE } else { OpenOptions::empty() }, None));
         }
-        self.opened(inode)?.cached(flags)?;
         // SAFETY: the set is a plain number to the kernel, and every kernel that does not know a bit ignores it.
         let no_flush = unsafe { OpenOptions::from_bits_unchecked(NOFLUSH) };
-        Ok((None, OpenOptions::KEEP_CACHE | no_flush, None))
+        let options = OpenOptions::KEEP_CACHE | no_flush;
+        if let Some((files, inode)) = self.files(inode)? {
+            return Ok((None, files::open(files, inode, flags, options)?, None));
+        }
+        self.opened(inode)?.cached(flags)?;
+        Ok((None, options, None))
     }
 
     fn read(
@@ -406,6 +502,11 @@ impl FileSystem for WindowFs {
             } else {
                 out.write_from(&mut ModelTransfer(models, inode), count, offset)
             };
+        }
+        if let Some((files, inode)) = self.files(inode)? {
+            let cached = flags & libc::O_DIRECT.unsigned_abs() == 0;
+            let count = usize::try_from(size).map_err(|_| errno(libc::EINVAL))?;
+            return out.write_from(&mut FileTransfer { files, inode, cached }, count, offset);
         }
         let opened = self.opened(inode)?;
         opened.cached(flags)?;
@@ -433,10 +534,18 @@ impl FileSystem for WindowFs {
         _: Option<u64>,
         written_back: bool,
         flags: u32,
-        _: u32,
+        fuse_flags: u32,
     ) -> io::Result<usize> {
         if models::is_ours(inode) {
             return Err(errno(libc::EROFS));
+        }
+        if let Some((files, inode)) = self.files(inode)? {
+            if fuse_flags & files::KILL_PRIVILEGES != 0 {
+                files.drop_privileges(inode).map_err(|why| files::said(&why))?;
+            }
+            let count = usize::try_from(size).map_err(|_| errno(libc::EINVAL))?;
+            let mut transfer = FileTransfer { files, inode, cached: written_back };
+            return data.read_to(&mut transfer, count, offset);
         }
         let opened = self.opened(inode)?;
         opened.cached(flags)?;
@@ -473,16 +582,29 @@ impl FileSystem for WindowFs {
         Ok(())
     }
 
+    fn fsync(&self, _: &Context, inode: u64, _: bool, _: u64) -> io::Result<()> {
+        // Of a window the kernel has written back what there was.
+        let Some((files, inode)) = self.files(inode)? else { return Ok(()) };
+        files.sync(inode).map_err(|why| files::said(&why))
+    }
+
+    fn fsyncdir(&self, ctx: &Context, inode: u64, only_data: bool, handle: u64) -> io::Result<()> {
+        self.fsync(ctx, inode, only_data, handle)
+    }
+
     fn release(
         &self,
         _: &Context,
-        _: u64,
+        inode: u64,
         _: u32,
         _: u64,
         _: bool,
         _: bool,
         _: Option<u64>,
     ) -> io::Result<()> {
+        if let Some((files, inode)) = self.files(inode)? {
+            files.closed(inode).map_err(|why| files::said(&why))?;
+        }
         Ok(())
     }
 
@@ -501,6 +623,9 @@ impl FileSystem for WindowFs {
     ) -> io::Result<()> {
         if models::is_ours(inode) {
             return Err(errno(libc::EROFS));
+        }
+        if let Some((files, inode)) = self.files(inode)? {
+            return files::allocate(files, inode, mode, offset, length);
         }
         let opened = self.opened(inode)?;
         if opened.which == ExportFile::Views {
@@ -529,6 +654,9 @@ impl FileSystem for WindowFs {
                 _ => Err(errno(libc::EINVAL)),
             };
         }
+        if let Some((files, inode)) = self.files(inode)? {
+            return files::seek(files, inode, offset, whence);
+        }
         let Opened { export, which } = self.opened(inode)?;
         let bytes = export.bytes_of(which);
         if offset >= bytes {
@@ -545,12 +673,16 @@ impl FileSystem for WindowFs {
     }
 
     fn getxattr(&self, _: &Context, inode: u64, name: &CStr, size: u32) -> io::Result<GetxattrReply> {
-        // Not ENOSYS, after which the kernel would ask no more.
-        let value = if let Some(models) = self.models(inode)? {
-            models.attribute(inode, name.to_str().unwrap_or_default())?
-        } else {
-            let api = self.tree.api().filter(|_| inode == ROOT && name == API);
-            api.ok_or_else(|| errno(libc::ENODATA))?.as_os_str().as_encoded_bytes().to_vec()
+        let value = match (self.models(inode)?, self.files(inode)?) {
+            (Some(models), _) => models.attribute(inode, name.to_str().unwrap_or_default())?,
+            (_, Some((files, inode))) => {
+                files.attribute(inode, name.to_bytes()).map_err(|why| files::said(&why))?
+            }
+            // Not ENOSYS, after which the kernel would ask no more.
+            _ => {
+                let api = self.tree.api().filter(|_| inode == ROOT && name == API);
+                api.ok_or_else(|| errno(libc::ENODATA))?.as_os_str().as_encoded_bytes().to_vec()
+            }
         };
         Ok(match fitting(&value, size)? {
             Some(count) => GetxattrReply::Count(count),
@@ -559,10 +691,11 @@ impl FileSystem for WindowFs {
     }
 
     fn listxattr(&self, _: &Context, inode: u64, size: u32) -> io::Result<ListxattrReply> {
-        let names = match self.models(inode)? {
-            Some(models) => models.attribute_names(inode),
-            None if inode == ROOT && self.tree.api().is_some() => API.to_bytes_with_nul().to_vec(),
-            None => Vec::new(),
+        let names = match (self.models(inode)?, self.files(inode)?) {
+            (Some(models), _) => models.attribute_names(inode),
+            (_, Some((files, inode))) => files.attribute_names(inode).map_err(|why| files::said(&why))?,
+            _ if inode == ROOT && self.tree.api().is_some() => API.to_bytes_with_nul().to_vec(),
+            _ => Vec::new(),
         };
         Ok(match fitting(&names, size)? {
             Some(count) => ListxattrReply::Count(count),
@@ -570,11 +703,17 @@ impl FileSystem for WindowFs {
         })
     }
 
-    fn setxattr(&self, _: &Context, inode: u64, _: &CStr, _: &[u8], _: u32) -> io::Result<()> {
+    fn setxattr(&self, _: &Context, inode: u64, name: &CStr, value: &[u8], flags: u32) -> io::Result<()> {
+        if let Some((files, inode)) = self.files(inode)? {
+            return files::set_attribute(files, inode, name, value, flags);
+        }
         Err(errno(if models::is_ours(inode) { libc::EROFS } else { libc::EOPNOTSUPP }))
     }
 
-    fn removexattr(&self, _: &Context, inode: u64, _: &CStr) -> io::Result<()> {
+    fn removexattr(&self, _: &Context, inode: u64, name: &CStr) -> io::Result<()> {
+        if let Some((files, inode)) = self.files(inode)? {
+            return files.remove_attribute(inode, name.to_bytes()).map_err(|why| files::said(&why));
+        }
         Err(errno(if models::is_ours(inode) { libc::EROFS } else { libc::EOPNOTSUPP }))
     }
 
@@ -592,6 +731,9 @@ impl FileSystem for WindowFs {
         stat.f_bfree = space.free / PAGE_BYTES;
         stat.f_bavail = space.available / PAGE_BYTES;
         stat.f_files = self.tree.len();
+        if let Some((files, _)) = self.files(inode)? {
+            files::room(files, space, &mut stat);
+        }
         Ok(stat)
     }
 
@@ -604,6 +746,9 @@ impl FileSystem for WindowFs {
         offset: u64,
         add: &mut dyn FnMut(DirEntry<'_>) -> io::Result<usize>,
     ) -> io::Result<()> {
+        if let Some((files, inode)) = self.files(inode)? {
+            return files::list(files, (inode, ROOT), offset, add);
+        }
         let (directory, file) = (u32::from(libc::DT_DIR), u32::from(libc::DT_REG));
         let kind = |is_folder| if is_folder { directory } else { file };
         let (parent, mut of_models) = match self.models(inode)? {
@@ -615,6 +760,10 @@ impl FileSystem for WindowFs {
         }
         if inode == ROOT && self.tree.models().is_some() {
             of_models.push(models::Child { inode: MODELS, is_folder: true, name: models::FOLDER.to_owned() });
+        }
+        if inode == ROOT && self.tree.files().is_some() {
+            let name = files::FOLDER.to_owned();
+            of_models.push(models::Child { inode: FILES, is_folder: true, name });
         }
         let children = self
             .tree

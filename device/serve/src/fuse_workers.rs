@@ -237,6 +237,7 @@ impl Workers {
             if self.write_back(channel, header, request) {
                 return Ok(());
             }
+            super::files::answering(header.unique);
             header.bound_read_ahead(request, self.read_ahead);
             let reader =
                 Reader::<()>::from_fuse_buffer(FuseBuf::new(request)).map_err(|why| why.to_string())?;

@@ -15,6 +15,7 @@ mod dropped_pages;
 pub mod export;
 #[cfg(debug_assertions)]
 mod failpoints;
+mod files;
 pub mod flusher;
 pub mod fuse;
 mod fuse_fs;

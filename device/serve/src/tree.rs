@@ -9,6 +9,7 @@ use std::sync::Arc;
 use super::export::Export;
 use super::models::Models;
 use super::targets::{ExportFile, Targets};
+use lamina_files::Files;
 
 /// Inode of the root.
 pub(super) const ROOT: u64 = 1;
@@ -20,6 +21,8 @@ pub(crate) struct Tree {
     exports: Vec<Arc<Export>>,
     /// What lies in the folder `models`, if there is one.
     models: Option<Arc<Models>>,
+    /// What lies in the folder `files`, if there is one.
+    files: Option<Arc<Files>>,
     /// The API's socket.
     api: Option<PathBuf>,
 }
@@ -38,6 +41,7 @@ impl Tree {
             nodes: vec![Node { parent: ROOT, name: String::new(), file: None }],
             exports: Vec::new(),
             models: None,
+            files: None,
             api: None,
         };
         for (index, export) in exports.iter().enumerate() {
@@ -57,6 +61,16 @@ impl Tree {
     /// The same with a folder of models.
     pub(super) fn with_models(self, models: Option<Arc<Models>>) -> Self {
         Self { models, ..self }
+    }
+
+    /// The same with a folder of files.
+    pub(super) fn with_files(self, files: Option<Arc<Files>>) -> Self {
+        Self { files, ..self }
+    }
+
+    /// The files, if there is a folder of them.
+    pub(super) fn files(&self) -> Option<&Arc<Files>> {
+        self.files.as_ref()
     }
 
     /// The models, if there is a folder of them.

@@ -64,6 +64,9 @@ pub(crate) struct DeviceArgs {
     /// on the host where that is what lacks.
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(0..=3600), value_name = "SECONDS")]
     pub(crate) full_wait: u32,
+    /// Bytes that files/ in the mount may take of the base window: a file system for any files. What an --image has of files is shown without this, too.
+    #[arg(long, value_parser = bytes, default_value = "0", value_name = "BYTES")]
+    pub(crate) files: u64,
     /// Bytes of the host's memory that a store in memory (no --image, or one on a tmpfs) leaves free: where it would take of them, it is full, as above. Control
     /// groups' limits count as the host's; 0 lets it take everything [default: a sixteenth of all memory, at most 256M].
     #[arg(long, value_parser = bytes, value_name = "BYTES")]

@@ -34,9 +34,12 @@ pub(crate) struct Mount {
     /// Keep the device in this file: it is there again the next time, with its models.
     #[arg(long, value_name = "FILE")]
     pub(crate) image: Option<PathBuf>,
-    /// Bytes of the base window [default: twice what the models take, and a gibibyte]. With it, no model is needed.
+    /// Bytes of the base window [default: twice what the models take, a gibibyte, and --files]. With it, no model is needed.
     #[arg(long, value_parser = bytes, value_name = "BYTES")]
     pub(crate) capacity: Option<u64>,
+    /// Bytes that DIR/files may take: a file system for any files; none with 0 [default: 16G, or none if --capacity is given].
+    #[arg(long, value_parser = bytes, value_name = "BYTES")]
+    pub(crate) files: Option<u64>,
     /// Stay until SIGINT or SIGTERM, or `lamina umount`.
     #[arg(long)]
     pub(crate) foreground: bool,

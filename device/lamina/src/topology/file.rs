@@ -35,6 +35,7 @@ pub(super) struct Device {
     pub(super) sync_seconds: Field<Number>,
     pub(super) store_capacity: Field<Number>,
     pub(super) full_wait: Field<Number>,
+    pub(super) files: Field<Number>,
     pub(super) memory_reserve: Field<Number>,
     pub(super) format: Field<Vec<String>>,
     pub(super) qmp: Field<PathBuf>,

@@ -96,6 +96,7 @@ impl<'f> Options<'f> {
         self.number("--sync-seconds", device.sync_seconds);
         self.number("--store-capacity", device.store_capacity);
         self.number("--full-wait", device.full_wait);
+        self.number("--files", device.files);
         self.number("--memory-reserve", device.memory_reserve);
         self.texts("--format", device.format);
         self.path("--qmp", device.qmp);

@@ -42,6 +42,28 @@ posix_fadvise = 1
 copy_file_range = 2
 ";
 
+/// The same of a file that may have any size.
+const CONFIG_OF_FILE: &str = "\
+flen = 400000
+[opsize]
+min = 1
+max = 20000
+[weights]
+read = 10
+write = 10
+mapread = 10
+mapwrite = 10
+truncate = 5
+invalidate = 1
+fsync = 0.3
+fdatasync = 0.3
+punch_hole = 2
+sendfile = 2
+posix_fadvise = 1
+copy_file_range = 2
+posix_fallocate = 1
+";
+
 /// The program, built once in a cache.
 static PROGRAM: LazyLock<PathBuf> = LazyLock::new(|| recipe::run("fsx").unwrap().join("fsx"));
 
@@ -50,12 +72,12 @@ fn long() -> bool {
 }
 
 /// How many operations.
-fn operations(short: u64) -> u64 {
+pub(crate) fn operations(short: u64) -> u64 {
     if long() { 1_000_000 } else { short }
 }
 
 /// A test's time, in seconds.
-fn limit() -> u64 {
+pub(crate) fn limit() -> u64 {
     if long() { 3600 } else { 180 }
 }
 
@@ -71,6 +93,27 @@ fn device() -> Rig {
 
 /// Operations of one process, a fifth of which leave a mapping behind.
 const SLICE: u64 = 100_000;
+
+/// Runs operations on a file that may have any size; `folder` takes what is said of it.
+pub(crate) fn on_file(folder: &Path, file: &Path, seed: u64, operations: u64) {
+    let config = folder.join("fsx.toml");
+    std::fs::write(&config, CONFIG_OF_FILE).unwrap();
+    for (slice, done) in (0..operations).step_by(usize::try_from(SLICE).unwrap()).enumerate() {
+        let (count, seed) = (SLICE.min(operations - done), seed * 1000 + slice as u64);
+        let output = Command::new(PROGRAM.as_path())
+            .args(["-N", &count.to_string(), "-S", &seed.to_string(), "-f"])
+            .arg(&config)
+            .arg("-P")
+            .arg(folder)
+            .arg(file)
+            .stdin(Stdio::null())
+            .output()
+            .unwrap();
+        let why = String::from_utf8_lossy(&output.stderr);
+        let tail: Vec<_> = why.lines().rev().take(60).collect();
+        assert!(output.status.success(), "fsx with seed {seed}: {}\n{tail:#?}", output.status);
+    }
+}
 
 /// Runs operations, and does something over and over meanwhile.
 fn exercise(rig: &Rig, seed: u64, operations: u64, msync: bool, mut meanwhile: impl FnMut()) {

@@ -15,6 +15,7 @@ mod disk_driver;
 mod disks;
 mod exerciser;
 mod faults;
+mod files;
 mod guest_port;
 mod guests;
 mod hostile_peers;

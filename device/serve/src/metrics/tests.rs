@@ -12,7 +12,10 @@ use lamina_device::layout::Layout;
 use lamina_device::stats::Interleaving;
 use lamina_device::tensor::TensorSpec;
 
+use lamina_files::Files;
+
 use super::*;
+use crate::files::FilesReport;
 use crate::host_cache::HostCache;
 
 /// What numbers in JSON say of their object that are not counted.
@@ -56,7 +59,10 @@ fn served(observe: bool) -> ServedStats {
     part.read_base(cache.dpa, &mut [0; 200]).unwrap();
     part.read_views(view.offset, &mut [0; 8192]).unwrap();
     let hosts = vec![HostCache::new(Partition::named(&device, "b").unwrap(), 1 << 20).report("h")];
-    ServedStats { device: device.stats(), hosts }
+    let undivided = Arc::new(Device::new(DeviceConfig::new(32 << 20, 8 << 20)).unwrap());
+    let files = Files::open(undivided, 8 << 20, true).unwrap();
+    let files = files.map(|files| FilesReport::of(&files));
+    ServedStats { device: device.stats(), hosts, files }
 }
 
 #[test]

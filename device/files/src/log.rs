@@ -1,0 +1,274 @@
+//! The log of changes, on the device itself.
+//!
+//! It has two places, hidden tensors of bytes. One of them is in use: a header, what the state was
+//! when the log was begun there, and a record for each change of the file system since.
+//!
+//! * A record is its length, a CRC-32C and changes. The CRC is of where it stands as well, so that
+//!   nothing that lay there before is taken for one. The first that does not check is the end.
+//! * Beginning anew writes the state to the other place, and its header last, with a higher
+//!   generation. The higher of two counts. So a process that dies leaves the one or the other.
+//! * A block of the device is stored whole or not at all, and a block of the log is only ever
+//!   written again with more behind it. So what was written stays what it was.
+//! * A record is written before what it says is done, and before the kernel is answered.
+
+use std::sync::Arc;
+
+use lamina_codec::BLOCK_BYTES;
+use lamina_device::device::Device;
+
+use super::error::FileError;
+use super::record;
+use super::state::State;
+
+const MAGIC: &[u8; 8] = b"LAMFILES";
+const VERSION: u32 = 1;
+/// Bytes of a block.
+const BLOCK: u64 = BLOCK_BYTES as u64;
+/// Where the first record begins.
+const FIRST: u64 = BLOCK;
+/// Bytes of a record before its changes.
+const HEAD: u64 = 8;
+/// Bytes that are read or written at once.
+const PIECE: u64 = 1 << 20;
+/// Bytes of changes after which it is worth to begin anew, if the state takes less.
+const LEAST_CHANGES: u64 = 1 << 20;
+
+/// A place: DPA and bytes.
+pub(crate) type Place = (u64, u64);
+
+/// The log.
+pub(crate) struct Log {
+    device: Arc<Device>,
+    places: [Place; 2],
+    used: usize,
+    generation: u64,
+    /// Where the next record begins.
+    at: u64,
+    /// What of its block is before that.
+    block: Vec<u8>,
+    /// Where the state ends that the log began with.
+    began: u64,
+}
+
+impl Log {
+    /// An empty log in these places, in which nothing is stored.
+    pub(crate) fn begin(device: Arc<Device>, places: [Place; 2], state: &State) -> Result<Self, FileError> {
+        let (at, block) = (FIRST, Vec::new());
+        let mut log = Self { device, places, used: 1, generation: 0, at, block, began: FIRST };
+        log.begin_anew(state)?;
+        Ok(log)
+    }
+
+    /// The log that lies in these places and the state that it makes; none if there never was one.
+    pub(crate) fn open(device: &Arc<Device>, places: [Place; 2]) -> Result<Option<(Self, State)>, FileError> {
+        let mut newest = None;
+        for (used, place) in places.iter().enumerate() {
+            if let Some(generation) = header(device, place.0)?
+                && newest.is_none_or(|(_, other)| generation > other)
+            {
+                newest = Some((used, generation));
+            }
+        }
+        let Some((used, generation)) = newest else { return Ok(None) };
+        let (state, at) = replay(device, places[used], generation, places[used].1)?;
+        let mut block = vec![0; usize::try_from(at % BLOCK).unwrap_or(0)];
+        let (dpa, length) = places[used];
+        device.read_base(dpa + at - at % BLOCK, &mut block)?;
+        if let Err(why) = device.discard(dpa + at, length - at) {
+            tracing::debug!("what is behind the log stays: {why}");
+        }
+        let log = Self { device: Arc::clone(device), places, used, generation, at, block, began: at };
+        Ok(Some((log, state)))
+    }
+
+    /// Writes a record. If the log is to be begun anew for it, that is with `state`. What `frees`
+    /// may use the last of the log.
+    pub(crate) fn append(&mut self, changes: &[u8], state: &State, frees: bool) -> Result<(), FileError> {
+        let framed = (HEAD + changes.len() as u64).next_multiple_of(8);
+        let (long, capacity) = (self.at - self.began, self.places[self.used].1);
+        let bound = if frees { capacity } else { capacity / 8 * 7 };
+        if long > LEAST_CHANGES.max(2 * self.began) || self.at + framed > bound {
+            match self.begin_anew(state) {
+                Ok(()) => {}
+                // As long as there is room behind it, the log goes on as it is.
+                Err(why) if self.at + framed <= bound => tracing::debug!("the log stays long: {why}"),
+                Err(why) => return Err(why),
+            }
+        }
+        if self.at + framed > bound {
+            return Err(FileError::NoNames { bytes: self.at, capacity });
+        }
+        let first = self.at - self.at % BLOCK;
+        let mut bytes = self.block.clone();
+        frame(self.generation, self.at, changes, &mut bytes);
+        let end = first + bytes.len() as u64;
+        let rest = bytes.len() - bytes.len() % BLOCK_BYTES;
+        let block = bytes[rest..].to_vec();
+        bytes.resize(bytes.len().next_multiple_of(BLOCK_BYTES), 0);
+        self.device.write_base(self.places[self.used].0 + first, &bytes)?;
+        (self.at, self.block) = (end, block);
+        Ok(())
+    }
+
+    /// Writes the state to the other place, which is in use from then on.
+    fn begin_anew(&mut self, state: &State) -> Result<(), FileError> {
+        let other = 1 - self.used;
+        let (dpa, capacity) = self.places[other];
+        let written = self.write_anew(state, self.places[other]);
+        let (at, block) = written.inspect_err(|_| self.forget(other))?;
+        let mut head = MAGIC.to_vec();
+        head.extend_from_slice(&VERSION.to_le_bytes());
+        head.extend_from_slice(&(self.generation + 1).to_le_bytes());
+        head.extend_from_slice(&crc32c::crc32c(&head).to_le_bytes());
+        head.resize(BLOCK_BYTES, 0);
+        self.device.write_base(dpa, &head).inspect_err(|_| self.forget(other))?;
+        debug_assert!(at <= capacity);
+        let before = self.used;
+        (self.used, self.generation, self.at, self.began, self.block) =
+            (other, self.generation + 1, at, at, block);
+        self.forget(before);
+        Ok(())
+    }
+
+    /// Writes all but the header: where the log then ends, and what of its last block is used.
+    fn write_anew(&self, state: &State, (dpa, capacity): Place) -> Result<(u64, Vec<u8>), FileError> {
+        self.device.discard(dpa, capacity)?;
+        let generation = self.generation + 1;
+        let (mut first, mut bytes) = (FIRST, Vec::new());
+        let mut changes = Vec::new();
+        let mut parts = state.as_changes().peekable();
+        while let Some(part) = parts.next() {
+            record::encode(&part, &mut changes);
+            if changes.len() < BLOCK_BYTES && parts.peek().is_some() {
+                continue;
+            }
+            frame(generation, first + bytes.len() as u64, &changes, &mut bytes);
+            changes.clear();
+            if first + bytes.len() as u64 > capacity / 4 * 3 {
+                let bytes = first + bytes.len() as u64;
+                return Err(FileError::NoNames { bytes, capacity });
+            }
+            if bytes.len() as u64 >= PIECE {
+                let whole = bytes.len() - bytes.len() % BLOCK_BYTES;
+                self.device.write_base(dpa + first, &bytes[..whole])?;
+                bytes.drain(..whole);
+                first += whole as u64;
+            }
+        }
+        let (end, rest) = (first + bytes.len() as u64, bytes.len() - bytes.len() % BLOCK_BYTES);
+        let block = bytes[rest..].to_vec();
+        bytes.resize(bytes.len().next_multiple_of(BLOCK_BYTES), 0);
+        self.device.write_base(dpa + first, &bytes)?;
+        Ok((end, block))
+    }
+
+    /// Forgets what a place holds that is not in use.
+    fn forget(&self, place: usize) {
+        let (dpa, length) = self.places[place];
+        // Header first: without it the rest is nothing.
+        let forgotten = self.device.discard(dpa, BLOCK).and_then(|()| self.device.discard(dpa, length));
+        if let Err(why) = forgotten {
+            tracing::debug!("an old log stays until the next is begun: {why}");
+        }
+    }
+
+    /// Where the next record begins, and the place and generation it is in.
+    #[cfg(test)]
+    pub(crate) fn position(&self) -> (Place, u64, u64) {
+        (self.places[self.used], self.generation, self.at)
+    }
+}
+
+/// The generation of the log in a place, if there is one.
+fn header(device: &Device, dpa: u64) -> Result<Option<u64>, FileError> {
+    let mut head = [0; 24];
+    device.read_base(dpa, &mut head)?;
+    let number = |at: usize| head[at..].first_chunk().map_or(0, |bytes| u32::from_le_bytes(*bytes));
+    if head == [0; 24] {
+        return Ok(None);
+    }
+    if !head.starts_with(MAGIC) || number(20) != crc32c::crc32c(&head[..20]) {
+        return Err(FileError::Damaged { why: "its header does not check".to_owned() });
+    }
+    if number(8) != VERSION {
+        let why = format!("it is of version {}, and this program reads version {VERSION}", number(8));
+        return Err(FileError::Damaged { why });
+    }
+    Ok(Some(head[12..].first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes))))
+}
+
+/// What the records up to `until` make, and where the last one ends.
+pub(crate) fn replay(
+    device: &Device,
+    (dpa, length): Place,
+    generation: u64,
+    until: u64,
+) -> Result<(State, u64), FileError> {
+    let (mut state, mut at) = (State::default(), FIRST);
+    let (mut bytes, mut first) = (Vec::new(), FIRST);
+    loop {
+        let here = usize::try_from(at - first).unwrap_or(usize::MAX);
+        match next(&bytes[here.min(bytes.len())..], generation, at) {
+            Next::Record(changes, end) if end <= until => {
+                let wrong = || FileError::Damaged { why: format!("its record at {at} cannot be read") };
+                for change in record::decode(changes).ok_or_else(wrong)? {
+                    state.apply(change)?;
+                }
+                at = end;
+            }
+            Next::More if first + (bytes.len() as u64) < length => {
+                bytes.drain(..here);
+                first = at;
+                let end = first + bytes.len() as u64;
+                let more = usize::try_from(PIECE.min(length - end)).unwrap_or(0);
+                let old = bytes.len();
+                bytes.resize(old + more, 0);
+                device.read_base(dpa + end, &mut bytes[old..])?;
+            }
+            _ => return Ok((state, at)),
+        }
+    }
+}
+
+/// What begins somewhere in the log.
+enum Next<'a> {
+    /// A record: its changes, and where it ends.
+    Record(&'a [u8], u64),
+    /// More bytes have to be read to know.
+    More,
+    /// Nothing.
+    End,
+}
+
+fn next(bytes: &[u8], generation: u64, at: u64) -> Next<'_> {
+    let number =
+        |at: usize| bytes.get(at..).and_then(<[u8]>::first_chunk).map(|bytes| u32::from_le_bytes(*bytes));
+    let (Some(length), Some(crc)) = (number(0), number(4)) else { return Next::More };
+    if length == 0 {
+        return Next::End;
+    }
+    let head = 8;
+    let Some(changes) = bytes.get(head..).and_then(|rest| rest.get(..usize::try_from(length).ok()?)) else {
+        return Next::More;
+    };
+    if check(generation, at, changes) != crc {
+        return Next::End;
+    }
+    Next::Record(changes, at + (HEAD + u64::from(length)).next_multiple_of(8))
+}
+
+/// Adds a record that begins at `at`.
+fn frame(generation: u64, at: u64, changes: &[u8], out: &mut Vec<u8>) {
+    let length = u32::try_from(changes.len()).unwrap_or(u32::MAX);
+    out.extend_from_slice(&length.to_le_bytes());
+    out.extend_from_slice(&check(generation, at, changes).to_le_bytes());
+    out.extend_from_slice(changes);
+    out.resize(out.len().next_multiple_of(8), 0);
+}
+
+fn check(generation: u64, at: u64, changes: &[u8]) -> u32 {
+    let mut place = [0; 16];
+    place[..8].copy_from_slice(&generation.to_le_bytes());
+    place[8..].copy_from_slice(&at.to_le_bytes());
+    crc32c::crc32c_append(crc32c::crc32c(&place), changes)
+}

@@ -1,0 +1,382 @@
+//! Where files may lie: *slabs*, hidden tensors that files share, each for bytes of one class.
+//!
+//! * What no file has of a slab holds nothing. What a file had is discarded before another gets it.
+//! * A slab is made when no other has room, as large as all of its class together, where the device
+//!   holds nothing; one that no file uses is removed.
+//! * Which parts are free is written nowhere: it is what no extent names.
+//! * The *reserve* is a tensor of noise. A full store takes no record, not even that a file is
+//!   removed; then the reserve goes, and comes again when there is room.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+use std::sync::Arc;
+
+use lamina_codec::BLOCK_BYTES;
+use lamina_codec::format::Format;
+use lamina_device::device::{Device, DeviceError, Places};
+use lamina_device::layout::Layout;
+use lamina_device::tensor::{TensorError, TensorSpec};
+
+use super::class::Class;
+use super::error::FileError;
+
+/// What the names of all tensors of the file system begin with. No model can be called so.
+const NAMES: &str = "/.lamina/files/";
+const RESERVE: &str = "/.lamina/files/reserve";
+const RESERVE_BYTES: u64 = 64 << 10;
+/// Bytes of the first slab of a class, and of the largest.
+const SLABS: Range<u64> = 16 << 20..1 << 30;
+
+/// A tensor that files share.
+struct Slab {
+    name: String,
+    class: Class,
+    range: Range<u64>,
+}
+
+/// Free ranges of the slabs of a class.
+#[derive(Default)]
+struct Free {
+    /// Where each ends.
+    by_start: BTreeMap<u64, u64>,
+    by_length: BTreeSet<(u64, u64)>,
+}
+
+/// All slabs.
+pub(crate) struct Space {
+    device: Arc<Device>,
+    slabs: Vec<Slab>,
+    free: BTreeMap<String, Free>,
+    /// What could not be discarded, and so is not free yet.
+    stuck: Vec<Range<u64>>,
+    /// Bytes that slabs may have together.
+    limit: u64,
+    /// Bytes that they have.
+    taken: u64,
+    next: u64,
+}
+
+impl Free {
+    fn insert(&mut self, range: Range<u64>) {
+        if !range.is_empty() {
+            self.by_length.insert((range.end - range.start, range.start));
+            self.by_start.insert(range.start, range.end);
+        }
+    }
+
+    fn remove(&mut self, range: &Range<u64>) {
+        self.by_start.remove(&range.start);
+        self.by_length.remove(&(range.end - range.start, range.start));
+    }
+
+    /// Adds what touches others of the same slab, in one with them.
+    fn give(&mut self, range: Range<u64>, slab: &Range<u64>) -> Range<u64> {
+        let mut range = range;
+        let before = self.by_start.range(..range.start).next_back().map(|(start, end)| *start..*end);
+        if let Some(before) = before.filter(|before| before.end == range.start && before.start >= slab.start)
+        {
+            self.remove(&before);
+            range.start = before.start;
+        }
+        let behind = self.by_start.get(&range.end).map(|end| range.end..*end);
+        if let Some(behind) = behind.filter(|behind| behind.start < slab.end) {
+            self.remove(&behind);
+            range.end = behind.end;
+        }
+        self.insert(range.clone());
+        range
+    }
+
+    /// Takes at most `length` bytes, whole units, from the beginning of a free range.
+    fn take(&mut self, range: &Range<u64>, length: u64) -> (u64, u64) {
+        let length = length.min(range.end - range.start);
+        self.remove(range);
+        self.insert(range.start + length..range.end);
+        (range.start, length)
+    }
+}
+
+impl Space {
+    /// The slabs that the device has, of which files lie in `used`.
+    pub(crate) fn open(device: &Arc<Device>, limit: u64, used: &[Range<u64>]) -> Result<Self, FileError> {
+        let mut space = Self {
+            device: Arc::clone(device),
+            slabs: Vec::new(),
+            free: BTreeMap::new(),
+            stuck: Vec::new(),
+            limit,
+            taken: 0,
+            next: 0,
+        };
+        for name in device.hidden_tensors() {
+            let Some((number, key)) = name.strip_prefix(NAMES).and_then(|rest| rest.split_once('/')) else {
+                continue;
+            };
+            let (Ok(number), Ok(class)) = (number.parse::<u64>(), serde_json::from_str(key)) else {
+                continue;
+            };
+            let Some((dpa, length)) = device.place_of(&name) else { continue };
+            space.next = space.next.max(number.saturating_add(1));
+            space.taken += length;
+            space.slabs.push(Slab { class, range: dpa..dpa.saturating_add(length), name: name.clone() });
+        }
+        space.slabs.sort_by_key(|slab| slab.range.start);
+        let mut used = used.to_vec();
+        used.sort_by_key(|range| range.start);
+        let mut rest = used.into_iter().peekable();
+        let mut free = Vec::new();
+        for slab in &space.slabs {
+            let mut at = slab.range.start;
+            while let Some(range) = rest.next_if(|range| range.start < slab.range.end) {
+                if range.start < at || range.end > slab.range.end {
+                    let why =
+                        format!("bytes {:#x} to {:#x} are of no file, or of two", range.start, range.end);
+                    return Err(FileError::Damaged { why });
+                }
+                free.push(at..range.start);
+                at = range.end;
+            }
+            free.push(at..slab.range.end);
+        }
+        if let Some(range) = rest.next() {
+            return Err(FileError::Damaged { why: format!("bytes at {:#x} are in no slab", range.start) });
+        }
+        free.retain(|range| !range.is_empty());
+        // A process that died may have left something there.
+        space.give(free);
+        Ok(space)
+    }
+
+    /// Bytes that files may take together.
+    pub(crate) fn limit(&self) -> u64 {
+        self.limit
+    }
+
+    /// Bytes that no file takes of what all may.
+    pub(crate) fn free_bytes(&self) -> u64 {
+        let free: u64 =
+            self.free.values().flat_map(|free| free.by_length.iter().map(|(length, _)| *length)).sum();
+        self.limit.saturating_sub(self.taken) + free
+    }
+
+    /// Takes places of `length` bytes together, whole units; the first at `hint` if that is free.
+    pub(crate) fn take(
+        &mut self,
+        class: &Class,
+        length: u64,
+        hint: Option<u64>,
+    ) -> Result<Vec<(u64, u64)>, FileError> {
+        let (key, unit) = (class.key(), class.unit());
+        let (mut places, mut left) = (Vec::new(), length);
+        if let Some(at) = hint
+            && let Some(free) = self.free.get_mut(&key)
+            && let Some(end) = free.by_start.get(&at).copied()
+        {
+            let place = free.take(&(at..end), left);
+            left -= place.1;
+            places.push(place);
+        }
+        while left > 0 {
+            let free = self.free.entry(key.clone()).or_default();
+            let best = free.by_length.range((left, 0)..).next().copied();
+            if best.is_none() && self.make_slab(class, left, unit)? {
+                continue;
+            }
+            let free = self.free.entry(key.clone()).or_default();
+            let Some((long, at)) = best.or_else(|| free.by_length.last().copied()) else {
+                let (wanted, limit) = (length, self.limit);
+                self.put_back(class, &places);
+                return Err(FileError::NoAddress { wanted, limit });
+            };
+            let place = free.take(&(at..at + long), left);
+            left -= place.1;
+            places.push(place);
+        }
+        Ok(places)
+    }
+
+    /// Puts back what was taken and not used.
+    pub(crate) fn put_back(&mut self, class: &Class, places: &[(u64, u64)]) {
+        let free = self.free.entry(class.key()).or_default();
+        for (at, length) in places {
+            let slab = self.slabs.iter().find(|slab| slab.range.contains(at));
+            if let Some(slab) = slab {
+                free.give(*at..at + length, &slab.range);
+            }
+        }
+    }
+
+    /// Makes a slab, if there is a place for one.
+    fn make_slab(&mut self, class: &Class, wanted: u64, unit: u64) -> Result<bool, FileError> {
+        let stuck = std::mem::take(&mut self.stuck);
+        if !stuck.is_empty() {
+            let before = Self::stuck_bytes(&stuck);
+            self.give(stuck);
+            let now: Vec<_> = self.stuck.clone();
+            if Self::stuck_bytes(&now) < before {
+                return Ok(true);
+            }
+        }
+        let of_class: u64 = self
+            .slabs
+            .iter()
+            .filter(|slab| slab.class == *class)
+            .map(|slab| slab.range.end - slab.range.start)
+            .sum();
+        let most = self.limit.saturating_sub(self.taken);
+        let mut length = of_class.clamp(SLABS.start, SLABS.end).max(wanted).min(most);
+        loop {
+            length -= length % unit;
+            if length == 0 {
+                return Ok(false);
+            }
+            let name = format!("{NAMES}{}/{}", self.next, class.key());
+            match place_of_nothing(&self.device, &name, length)? {
+                Some(dpa) => {
+                    self.next += 1;
+                    make_tensor(&self.device, &name, dpa, length, class.format(), class.layout())?;
+                    self.taken += length;
+                    let range = dpa..dpa + length;
+                    self.free.entry(class.key()).or_default().insert(range.clone());
+                    self.slabs.push(Slab { name, class: *class, range });
+                    return Ok(true);
+                }
+                None => length /= 2,
+            }
+        }
+    }
+
+    fn stuck_bytes(stuck: &[Range<u64>]) -> u64 {
+        stuck.iter().map(|range| range.end - range.start).sum()
+    }
+
+    /// Gives back what files had and was discarded, or discards it now.
+    pub(crate) fn give(&mut self, ranges: Vec<Range<u64>>) {
+        for range in ranges {
+            if let Err(why) = discard(&self.device, &range) {
+                tracing::warn!("a place of no file any more is not free yet: {why}");
+                self.stuck.push(range);
+                continue;
+            }
+            let Some(at) = self.slabs.iter().position(|slab| slab.range.contains(&range.start)) else {
+                continue;
+            };
+            let slab = &self.slabs[at];
+            let free = self.free.entry(slab.class.key()).or_default();
+            let now = free.give(range, &slab.range);
+            if now == slab.range && (slab.class != Class::OPAQUE || self.slabs.len() > 1) {
+                self.drop_slab(at);
+            }
+        }
+    }
+
+    /// Removes a slab that is all free.
+    fn drop_slab(&mut self, at: usize) {
+        let slab = &self.slabs[at];
+        if let Err(why) = self.device.remove_tensor(&slab.name) {
+            tracing::debug!("an empty slab stays: {why}");
+            return;
+        }
+        if let Some(free) = self.free.get_mut(&slab.class.key()) {
+            free.remove(&slab.range);
+        }
+        self.taken = self.taken.saturating_sub(slab.range.end - slab.range.start);
+        self.slabs.swap_remove(at);
+    }
+
+    /// The name of the slab of a range, and where in it that begins.
+    pub(crate) fn slab_of(&self, dpa: u64) -> Option<(&str, u64)> {
+        let slab = self.slabs.iter().find(|slab| slab.range.contains(&dpa))?;
+        Some((&slab.name, dpa - slab.range.start))
+    }
+}
+
+/// Discards a range of the device, if it holds anything.
+pub(crate) fn discard(device: &Device, range: &Range<u64>) -> Result<(), DeviceError> {
+    let mut at = range.start;
+    while at < range.end {
+        at = device.next_data(at..range.end);
+        if at < range.end {
+            let mut done = 0;
+            device.discard_step(at, range.end - at, 64 << 20, &mut done)?;
+            at += done.max(1);
+        }
+    }
+    Ok(())
+}
+
+/// A place for a tensor in which nothing is stored.
+pub(crate) fn place_of_nothing(device: &Device, name: &str, length: u64) -> Result<Option<u64>, DeviceError> {
+    match device.places_for(&[(name.to_owned(), length)], &BTreeSet::new(), &[]) {
+        Ok(Places::Empty(places)) => Ok(places.first().copied()),
+        Ok(Places::Stored(_)) | Err(DeviceError::Tensor(TensorError::NoRoom { .. })) => Ok(None),
+        Err(why) => Err(why),
+    }
+}
+
+/// Makes a hidden tensor.
+pub(crate) fn make_tensor(
+    device: &Device,
+    name: &str,
+    dpa: u64,
+    length: u64,
+    format: Format,
+    layout: Layout,
+) -> Result<(), DeviceError> {
+    let spec = TensorSpec {
+        name: name.to_owned(),
+        dpa: Some(dpa),
+        length,
+        elements: None,
+        shape: Vec::new(),
+        format,
+        layout,
+        codec: None,
+    };
+    device.create_tensor(spec).map(drop)
+}
+
+/// The name of a tensor of the file system's own.
+pub(crate) fn named(what: &str) -> String {
+    format!("{NAMES}{what}")
+}
+
+/// Takes the reserve up, if there is room. It is no error if there is none.
+pub(crate) fn fill_reserve(device: &Device) {
+    let (dpa, is_there) = match device.place_of(RESERVE) {
+        Some((dpa, _)) => (dpa, device.next_data(dpa..dpa + RESERVE_BYTES) == dpa),
+        None => match place_of_nothing(device, RESERVE, RESERVE_BYTES) {
+            Ok(Some(dpa)) => {
+                let made = make_tensor(device, RESERVE, dpa, RESERVE_BYTES, Format::Opaque, Layout::Weight);
+                if made.is_err() {
+                    return;
+                }
+                (dpa, false)
+            }
+            _ => return,
+        },
+    };
+    if is_there {
+        return;
+    }
+    // Noise, which takes as much as it has.
+    let mut seed = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut noise = Vec::with_capacity(BLOCK_BYTES * 16);
+    while (noise.len() as u64) < RESERVE_BYTES {
+        seed ^= seed << 13;
+        seed ^= seed >> 7;
+        seed ^= seed << 17;
+        noise.extend_from_slice(&seed.to_le_bytes());
+    }
+    if let Err(why) = device.write_base(dpa, &noise) {
+        tracing::debug!("no room for the reserve: {why}");
+        // All of it or nothing.
+        let _ = device.discard(dpa, RESERVE_BYTES);
+    }
+}
+
+/// Gives the reserve up: whether there was one.
+pub(crate) fn drop_reserve(device: &Device) -> bool {
+    let Some((dpa, _)) = device.place_of(RESERVE) else { return false };
+    device.next_data(dpa..dpa + RESERVE_BYTES) == dpa && device.discard(dpa, RESERVE_BYTES).is_ok()
+}

@@ -1,0 +1,628 @@
+//! The file system against one that is nothing but vectors and maps, and its log cut anywhere.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use proptest::prelude::*;
+
+use lamina_codec::testing::bytes;
+use lamina_device::device::{Device, DeviceConfig};
+
+use super::log::{self, Place};
+use super::*;
+
+/// What the log made when a record was written.
+pub(crate) struct Recorded {
+    place: Place,
+    generation: u64,
+    at: u64,
+    state: State,
+}
+
+impl Recorded {
+    pub(crate) fn new(log: &Log, state: &State) -> Self {
+        let (place, generation, at) = log.position();
+        Self { place, generation, at, state: state.clone() }
+    }
+}
+
+const LIMIT: u64 = 64 << 20;
+
+fn device() -> Arc<Device> {
+    let config = DeviceConfig { observe: false, ..DeviceConfig::new(128 << 20, 8 << 20) };
+    Arc::new(Device::new(config).unwrap())
+}
+
+fn files(device: &Arc<Device>, first: bool) -> Files {
+    Files::open(Arc::clone(device), LIMIT, first).unwrap().unwrap()
+}
+
+fn file(files: &Files, name: &str) -> u64 {
+    files.make(Caller::default(), ROOT, name.as_bytes(), &NEW_FILE).unwrap()
+}
+
+const NEW_FILE: New<'_> = New { mode: libc::S_IFREG | 0o644, device: 0, target: b"" };
+const NEW_FOLDER: New<'_> = New { mode: libc::S_IFDIR | 0o755, device: 0, target: b"" };
+
+fn contents(files: &Files, inode: u64) -> Vec<u8> {
+    let size = usize::try_from(files.meta(inode).unwrap().size).unwrap();
+    let mut out = vec![0xee; size + 10];
+    assert_eq!(files.read(inode, 0, &mut out, true).unwrap(), size);
+    out.truncate(size);
+    out
+}
+
+/// A file system that is nothing but a table.
+#[derive(Clone, Default)]
+struct Model {
+    /// By inode.
+    files: BTreeMap<u64, Vec<u8>>,
+    /// Folders and what is in them.
+    folders: BTreeMap<u64, BTreeMap<Vec<u8>, u64>>,
+    open: Vec<u64>,
+}
+
+impl Model {
+    fn names_of(&self, inode: u64) -> usize {
+        self.folders.values().flat_map(BTreeMap::values).filter(|found| **found == inode).count()
+    }
+
+    fn is_inside(&self, folder: u64, other: u64) -> bool {
+        folder == other
+            || self.folders[&other]
+                .values()
+                .any(|child| self.folders.contains_key(child) && self.is_inside(folder, *child))
+    }
+
+    fn settle(&mut self) {
+        let nameless: Vec<_> =
+            self.files.keys().copied().filter(|inode| self.names_of(*inode) == 0).collect();
+        for inode in nameless {
+            if !self.open.contains(&inode) {
+                self.files.remove(&inode);
+            }
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Make { folder: usize, name: u8, is_folder: bool },
+    Remove { folder: usize, name: u8, is_folder: bool },
+    Rename { from: usize, old: u8, to: usize, new: u8, how: Rename },
+    Link { file: usize, folder: usize, name: u8 },
+    Write { file: usize, at: u64, length: usize, seed: u64, written_back: bool },
+    Resize { file: usize, size: u64 },
+    Punch { file: usize, at: u64, length: u64 },
+    Allocate { file: usize, at: u64, length: u64, grows: bool },
+    Format { file: usize, which: usize },
+    Open { file: usize },
+    Close { file: usize },
+    Again { first: bool },
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let (folder, name, file) = (0..4_usize, 0..5_u8, 0..6_usize);
+    let at = prop_oneof![0..40_000_u64, (0..12_u64).prop_map(|block| block * 4096), 0..700_000_u64];
+    let how = prop_oneof![Just(Rename::Replace), Just(Rename::Keep), Just(Rename::Exchange)];
+    prop_oneof![
+        4 => (folder.clone(), name.clone(), any::<bool>())
+            .prop_map(|(folder, name, is_folder)| Step::Make { folder, name, is_folder }),
+        2 => (folder.clone(), name.clone(), any::<bool>())
+            .prop_map(|(folder, name, is_folder)| Step::Remove { folder, name, is_folder }),
+        4 => (folder.clone(), name.clone(), folder.clone(), name.clone(), how)
+            .prop_map(|(from, old, to, new, how)| Step::Rename { from, old, to, new, how }),
+        1 => (file.clone(), folder, name).prop_map(|(file, folder, name)| Step::Link { file, folder, name }),
+        8 => (file.clone(), at.clone(), 0..30_000_usize, 0..3_u64, any::<bool>()).prop_map(
+            |(file, at, length, seed, written_back)| Step::Write { file, at, length, seed, written_back }
+        ),
+        3 => (file.clone(), at.clone()).prop_map(|(file, size)| Step::Resize { file, size }),
+        2 => (file.clone(), at.clone(), 0..50_000_u64)
+            .prop_map(|(file, at, length)| Step::Punch { file, at, length }),
+        1 => (file.clone(), at, 1..50_000_u64, any::<bool>())
+            .prop_map(|(file, at, length, grows)| Step::Allocate { file, at, length, grows }),
+        1 => (file.clone(), 0..4_usize).prop_map(|(file, which)| Step::Format { file, which }),
+        2 => file.clone().prop_map(|file| Step::Open { file }),
+        2 => file.prop_map(|file| Step::Close { file }),
+        1 => any::<bool>().prop_map(|first| Step::Again { first }),
+    ]
+}
+
+/// Does a step to both, which have to agree on whether it can be done.
+fn go(files: &mut Files, device: &Arc<Device>, model: &mut Model, step: &Step) -> Result<(), TestCaseError> {
+    let caller = Caller { uid: 7, gid: 8, request: 0 };
+    let folder = |model: &Model, at: usize| *model.folders.keys().nth(at % model.folders.len()).unwrap();
+    let name = |name: u8| vec![b'a' + name];
+    let pick = |model: &Model, at: usize| {
+        let all: Vec<_> = model.files.keys().copied().collect();
+        if all.is_empty() { None } else { Some(all[at % all.len()]) }
+    };
+    match *step {
+        Step::Make { folder: at, name: called, is_folder } => {
+            let folder = folder(model, at);
+            let made =
+                files.make(caller, folder, &name(called), if is_folder { &NEW_FOLDER } else { &NEW_FILE });
+            let there = model.folders[&folder].contains_key(&name(called));
+            prop_assert_eq!(made.is_err(), there);
+            if let Ok(inode) = made {
+                model.folders.get_mut(&folder).unwrap().insert(name(called), inode);
+                if is_folder {
+                    model.folders.insert(inode, BTreeMap::new());
+                } else {
+                    model.files.insert(inode, Vec::new());
+                }
+            }
+        }
+        Step::Remove { folder: at, name: called, is_folder } => {
+            let folder = folder(model, at);
+            let inode = model.folders[&folder].get(&name(called)).copied();
+            let can = inode.is_some_and(|inode| match model.folders.get(&inode) {
+                Some(inside) => is_folder && inside.is_empty(),
+                None => !is_folder,
+            });
+            let removed = files.remove(caller, folder, &name(called), is_folder);
+            prop_assert_eq!(removed.is_ok(), can, "{:?}", removed);
+            if can {
+                model.folders.get_mut(&folder).unwrap().remove(&name(called));
+                model.folders.remove(&inode.unwrap());
+                if is_folder {
+                    files.forgotten(inode.unwrap()).unwrap();
+                }
+            }
+        }
+        Step::Rename { from, old, to, new, how } => {
+            let (from, to) = (folder(model, from), folder(model, to));
+            let (old, new) = (name(old), name(new));
+            let moved = model.folders[&from].get(&old).copied();
+            let other = model.folders[&to].get(&new).copied();
+            let is_folder =
+                |inode: Option<u64>| inode.is_some_and(|inode| model.folders.contains_key(&inode));
+            let can = moved.is_some()
+                && match (how, other) {
+                    (Rename::Keep, Some(_)) | (Rename::Exchange, None) => false,
+                    _ if moved == other => true,
+                    _ if is_folder(moved) && model.is_inside(to, moved.unwrap()) => false,
+                    (Rename::Exchange, _) => !is_folder(other) || !model.is_inside(from, other.unwrap()),
+                    (_, Some(other)) => {
+                        is_folder(moved) == is_folder(Some(other))
+                            && model.folders.get(&other).is_none_or(BTreeMap::is_empty)
+                    }
+                    _ => true,
+                };
+            let done = files.rename(caller, (from, &old), (to, &new), how);
+            prop_assert_eq!(done.is_ok(), can, "{:?} {:?}", step, done);
+            if can && moved != other {
+                model.folders.get_mut(&from).unwrap().remove(&old);
+                model.folders.get_mut(&to).unwrap().insert(new, moved.unwrap());
+                match (how, other) {
+                    (Rename::Exchange, Some(other)) => {
+                        model.folders.get_mut(&from).unwrap().insert(old, other);
+                    }
+                    (_, Some(other)) if model.folders.remove(&other).is_some() => {
+                        files.forgotten(other).unwrap();
+                    }
+                    _ => {}
+                }
+            }
+        }
+        Step::Link { file, folder: at, name: called } => {
+            let folder = folder(model, at);
+            let Some(inode) = pick(model, file) else { return Ok(()) };
+            let can = model.names_of(inode) > 0 && !model.folders[&folder].contains_key(&name(called));
+            let linked = files.link(caller, inode, folder, &name(called));
+            prop_assert_eq!(linked.is_ok(), can, "{:?}", linked);
+            if can {
+                model.folders.get_mut(&folder).unwrap().insert(name(called), inode);
+            }
+        }
+        Step::Write { file, at, length, seed, written_back } => {
+            let Some(inode) = pick(model, file) else { return Ok(()) };
+            let mut data = bytes(5 * seed, length);
+            if seed == 0 {
+                data.fill(0);
+            }
+            let held = model.files.get_mut(&inode).unwrap();
+            let at_index = usize::try_from(at).unwrap();
+            let taken = if written_back { held.len().saturating_sub(at_index).min(length) } else { length };
+            prop_assert_eq!(files.write(inode, at, &data, written_back).unwrap(), taken);
+            if taken > 0 {
+                held.resize(held.len().max(at_index + taken), 0);
+                held[at_index..at_index + taken].copy_from_slice(&data[..taken]);
+            }
+        }
+        Step::Resize { file, size } => {
+            let Some(inode) = pick(model, file) else { return Ok(()) };
+            files.set(inode, &Wanted { size: Some(size), ..Wanted::default() }).unwrap();
+            model.files.get_mut(&inode).unwrap().resize(usize::try_from(size).unwrap(), 0);
+        }
+        Step::Punch { file, at, length } => {
+            let Some(inode) = pick(model, file) else { return Ok(()) };
+            files.punch(inode, &(at..at + length)).unwrap();
+            let held = model.files.get_mut(&inode).unwrap();
+            let end = usize::try_from(at + length).unwrap().min(held.len());
+            let start = usize::try_from(at).unwrap().min(end);
+            held[start..end].fill(0);
+        }
+        Step::Allocate { file, at, length, grows } => {
+            let Some(inode) = pick(model, file) else { return Ok(()) };
+            files.allocate(inode, &(at..at + length), grows).unwrap();
+            let held = model.files.get_mut(&inode).unwrap();
+            if grows {
+                held.resize(held.len().max(usize::try_from(at + length).unwrap()), 0);
+            }
+        }
+        Step::Format { file, which } => {
+            let Some(inode) = pick(model, file) else { return Ok(()) };
+            match which {
+                0 => drop(files.remove_attribute(inode, b"user.lamina.format")),
+                1 => files.set_attribute(inode, b"user.lamina.kv", b"48,100", None).unwrap(),
+                2 => drop(files.remove_attribute(inode, b"user.lamina.kv")),
+                _ => files.set_attribute(inode, b"user.lamina.format", b"bf16", None).unwrap(),
+            }
+        }
+        Step::Open { file } => {
+            let Some(inode) = pick(model, file) else { return Ok(()) };
+            files.opened(inode, true).unwrap();
+            model.open.push(inode);
+        }
+        Step::Close { file } => {
+            if !model.open.is_empty() {
+                let inode = model.open.remove(file % model.open.len());
+                files.closed(inode).unwrap();
+            }
+        }
+        Step::Again { first } => {
+            // The process is killed. Another one serves the mount, or the mount is gone too.
+            *files = super::tests::files(device, first);
+            files.core.lock().history = Some(Vec::new());
+            let open = std::mem::take(&mut model.open);
+            if !first {
+                // Nobody knows who has what open until the kernel forgets it.
+                let nameless: Vec<_> =
+                    model.files.keys().copied().filter(|inode| model.names_of(*inode) == 0).collect();
+                for inode in nameless {
+                    prop_assert!(files.meta(inode).is_ok() && open.contains(&inode));
+                    files.forgotten(inode).unwrap();
+                }
+                for inode in model.files.keys() {
+                    files.forgotten(*inode).unwrap();
+                }
+            }
+        }
+    }
+    model.settle();
+    Ok(())
+}
+
+/// Removes what is in a folder.
+fn remove_all(files: &Files, model: &Model, folder: u64) {
+    for (name, inode) in &model.folders[&folder] {
+        let is_folder = model.folders.contains_key(inode);
+        if is_folder {
+            remove_all(files, model, *inode);
+        }
+        files.remove(Caller::default(), folder, name, is_folder).unwrap();
+        files.forgotten(*inode).unwrap();
+    }
+}
+
+/// Both hold the same.
+fn compare(files: &Files, model: &Model) -> Result<(), TestCaseError> {
+    let inodes: Vec<_> = model.files.keys().chain(model.folders.keys()).copied().collect();
+    let core = files.core.lock();
+    let mut found: Vec<_> = core.state.nodes().map(|(inode, _)| inode).collect();
+    drop(core);
+    found.sort_unstable();
+    let mut wanted = inodes;
+    wanted.sort_unstable();
+    prop_assert_eq!(found, wanted);
+    for (inode, held) in &model.files {
+        prop_assert!(contents(files, *inode) == *held, "inode {}", inode);
+        prop_assert_eq!(files.meta(*inode).unwrap().links as usize, model.names_of(*inode));
+        let mut at = 0;
+        while let Ok(data) = files.seek(*inode, at, true) {
+            let skipped = &held[usize::try_from(at).unwrap()..usize::try_from(data).unwrap()];
+            prop_assert!(skipped.iter().all(|byte| *byte == 0));
+            at = files.seek(*inode, data, false).unwrap();
+            prop_assert!(at > data);
+        }
+        prop_assert!(held[usize::try_from(at).unwrap().min(held.len())..].iter().all(|byte| *byte == 0));
+    }
+    for (inode, names) in &model.folders {
+        let mut children = files.children(*inode, 0, usize::MAX).unwrap();
+        children.sort_by(|a, b| a.name.cmp(&b.name));
+        let told: BTreeMap<_, _> = children.into_iter().map(|child| (child.name, child.inode)).collect();
+        prop_assert_eq!(&told, names);
+        let folders = names.values().filter(|inode| model.folders.contains_key(inode)).count();
+        let meta = files.meta(*inode).unwrap();
+        prop_assert_eq!(meta.links as usize, 2 + folders);
+        for child in names.values().filter(|child| model.folders.contains_key(child)) {
+            prop_assert_eq!(files.meta(*child).unwrap().parent, *inode);
+        }
+    }
+    Ok(())
+}
+
+/// Every beginning of the log makes the state that there was at its end.
+fn check_history(files: &Files, device: &Device) -> Result<(), TestCaseError> {
+    let core = files.core.lock();
+    let (place, generation, end) = core.log.position();
+    let same = core.history.iter().flatten().filter(|was| (was.place, was.generation) == (place, generation));
+    for was in same {
+        let (mut state, at) = log::replay(device, place, generation, was.at).unwrap();
+        prop_assert_eq!(at, was.at);
+        if !core.first {
+            prop_assert!(state == was.state);
+        }
+        state.forget_done();
+        let mut wanted = was.state.clone();
+        wanted.forget_done();
+        prop_assert!(state == wanted);
+        prop_assert!(at <= end);
+    }
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 96, ..ProptestConfig::default() })]
+
+    #[test]
+    fn files_are_what_a_table_says_whenever_the_process_dies(steps in prop::collection::vec(step(), 1..80)) {
+        let device = device();
+        let mut files = files(&device, true);
+        files.core.lock().history = Some(Vec::new());
+        let mut model = Model { folders: BTreeMap::from([(ROOT, BTreeMap::new())]), ..Model::default() };
+        for step in &steps {
+            go(&mut files, &device, &mut model, step)?;
+        }
+        compare(&files, &model)?;
+        check_history(&files, &device)?;
+        drop(files);
+        let files = super::tests::files(&device, true);
+        model.open.clear();
+        model.settle();
+        compare(&files, &model)?;
+        // Nothing of what is removed stays.
+        remove_all(&files, &model, ROOT);
+        prop_assert_eq!(files.extent(), Extent { limit: LIMIT, free: LIMIT, inodes: 1 });
+    }
+
+    #[test]
+    fn a_log_that_ends_anywhere_makes_a_state_that_there_was(
+        steps in prop::collection::vec(step(), 1..40), cut in any::<prop::sample::Index>(),
+    ) {
+        let device = device();
+        let mut files = files(&device, true);
+        files.core.lock().history = Some(Vec::new());
+        let mut model = Model { folders: BTreeMap::from([(ROOT, BTreeMap::new())]), ..Model::default() };
+        for step in steps.iter().filter(|step| !matches!(step, Step::Again { .. })) {
+            go(&mut files, &device, &mut model, step)?;
+        }
+        let core = files.core.lock();
+        let (place, generation, end) = core.log.position();
+        // A block of the device is there or not; a record may begin in one and end in another.
+        let blocks = (end - 4096).div_ceil(4096);
+        let at = 4096 + cut.index(usize::try_from(blocks).unwrap() + 1) as u64 * 4096;
+        device.discard(place.0 + at, place.1 - at).unwrap();
+        let (state, reached) = log::replay(&device, place, generation, u64::MAX).unwrap();
+        let mut all = core.history.iter().flatten().filter(|was| (was.place, was.generation) == (place, generation));
+        match all.rfind(|was| was.at <= reached) {
+            Some(was) => {
+                prop_assert_eq!(was.at, reached);
+                prop_assert!(state == was.state);
+            }
+            None => prop_assert!(reached <= 2 * 4096),
+        }
+    }
+}
+
+#[test]
+fn a_store_that_is_full_takes_no_more_and_lets_files_be_removed() {
+    let config =
+        DeviceConfig { observe: false, store_bytes: Some(34 << 20), ..DeviceConfig::new(128 << 20, 8 << 20) };
+    let device = Arc::new(Device::new(config).unwrap());
+    let files = files(&device, true);
+    let first = file(&files, "first");
+    let piece = bytes(5, 1 << 20);
+    let mut at = 0;
+    let why = loop {
+        match files.write(first, at, &piece, false) {
+            Ok(count) => at += count as u64,
+            Err(why) => break why,
+        }
+    };
+    assert!(why.is_no_room() && at > 16 << 20, "{at}: {why}");
+    // What is there stays, and can be read and written in its place.
+    assert_eq!(files.meta(first).unwrap().size, at);
+    files.write(first, 0, &piece[..4096], false).unwrap();
+    // Names are refused at some time, too, but nothing hinders a removal.
+    let mut names = 0;
+    while files.make(Caller::default(), ROOT, format!("{names}").as_bytes(), &NEW_FILE).is_ok() {
+        names += 1;
+        if names > 100_000 {
+            break;
+        }
+    }
+    files.remove(Caller::default(), ROOT, b"first", false).unwrap();
+    let second = file(&files, "second");
+    assert_eq!(files.write(second, 0, &piece, false).unwrap(), piece.len());
+    assert!(contents(&files, second) == piece);
+}
+
+#[test]
+fn addresses_run_out_and_come_back() {
+    let device = device();
+    let files = files(&device, true);
+    let mut made = Vec::new();
+    // Zeros take an address and nothing else.
+    let zeros = vec![0; 1 << 20];
+    let why = loop {
+        let inode = file(&files, &format!("f{}", made.len()));
+        match (0..5).try_for_each(|piece| files.write(inode, piece << 20, &zeros, false).map(drop)) {
+            Ok(()) => made.push(inode),
+            Err(why) => break why,
+        }
+    };
+    assert!(matches!(why, FileError::NoAddress { .. }) && why.errno() == libc::ENOSPC, "{why}");
+    // Nothing is lost to what files were given beforehand.
+    assert!(made.len() >= 12, "{}", made.len());
+    files.remove(Caller::default(), ROOT, b"f0", false).unwrap();
+    let last = file(&files, "last");
+    files.write(last, 0, &zeros, false).unwrap();
+}
+
+#[test]
+fn the_log_is_begun_anew_and_names_run_out() {
+    let device = device();
+    let files = Files::open(Arc::clone(&device), 4 << 20, true).unwrap().unwrap();
+    let long = "x".repeat(200);
+    let mut made = 0;
+    let why = loop {
+        match files.make(Caller::default(), ROOT, format!("{long}{made}").as_bytes(), &NEW_FILE) {
+            Ok(_) => made += 1,
+            Err(why) => break why,
+        }
+    };
+    assert!(matches!(why, FileError::NoNames { .. }) && made > 2000, "{made}: {why}");
+    for name in 0..made {
+        files.remove(Caller::default(), ROOT, format!("{long}{name}").as_bytes(), false).unwrap();
+    }
+    assert_eq!(files.extent().inodes, 1);
+    file(&files, "again");
+    drop(files);
+    let files = Files::open(device, 4 << 20, true).unwrap().unwrap();
+    assert_eq!(files.children(ROOT, 0, 9).unwrap().len(), 1);
+}
+
+#[test]
+fn a_request_that_is_sent_again_is_done_once() {
+    let device = device();
+    let files = files(&device, true);
+    let caller = |request| Caller { request, ..Caller::default() };
+    let inode = files.make(caller(2), ROOT, b"a", &NEW_FILE).unwrap();
+    files.rename(caller(4), (ROOT, b"a"), (ROOT, b"b"), Rename::Replace).unwrap();
+    files.link(caller(6), inode, ROOT, b"c").unwrap();
+    files.remove(caller(8), ROOT, b"b", false).unwrap();
+    drop(files);
+    let files = super::tests::files(&device, false);
+    let again = |request| caller(request | SENT_AGAIN);
+    files.rename(again(4), (ROOT, b"a"), (ROOT, b"b"), Rename::Replace).unwrap();
+    files.link(again(6), inode, ROOT, b"c").unwrap();
+    files.remove(again(8), ROOT, b"b", false).unwrap();
+    assert_eq!(files.find(ROOT, b"c").unwrap(), inode);
+    // Another of the kernel's numbers is another request.
+    assert_eq!(files.remove(again(10), ROOT, b"b", false).unwrap_err().errno(), libc::ENOENT);
+    let made = files.make(again(12), ROOT, b"d", &NEW_FILE).unwrap();
+    assert_eq!(files.make(again(12), ROOT, b"d", &NEW_FILE).unwrap(), made);
+    assert_eq!(files.make(caller(14), ROOT, b"d", &NEW_FILE).unwrap_err().errno(), libc::EEXIST);
+    drop(files);
+    // Another mount counts its requests anew.
+    let files = super::tests::files(&device, true);
+    assert_eq!(files.make(again(12), ROOT, b"d", &NEW_FILE).unwrap_err().errno(), libc::EEXIST);
+}
+
+#[test]
+fn a_file_is_coded_as_its_attributes_say() {
+    let device = device();
+    let files = files(&device, true);
+    let bf16: Vec<u8> = bytes(77, 2 << 20).chunks(2).flat_map(|pair| [pair[0], 0x3f]).collect();
+    let stored = |inode| -> u64 {
+        String::from_utf8(files.attribute(inode, b"user.lamina.stored").unwrap()).unwrap().parse().unwrap()
+    };
+    let plain = file(&files, "plain");
+    files.write(plain, 0, &bf16, false).unwrap();
+    let before = stored(plain);
+    files.set_attribute(plain, b"user.lamina.format", b"bf16", Some(false)).unwrap();
+    assert!(contents(&files, plain) == bf16);
+    assert!(stored(plain) < before * 9 / 10, "{} of {before}", stored(plain));
+    let ratio = files.attribute(plain, b"user.lamina.ratio").unwrap();
+    let ratio: f64 = String::from_utf8(ratio).unwrap().parse().unwrap();
+    #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
+    let wanted = bf16.len() as f64 / stored(plain) as f64;
+    assert!((ratio - wanted).abs() < 0.001, "{ratio} {wanted}");
+    // What is made in a folder has the folder's.
+    let folder = files.make(Caller::default(), ROOT, b"d", &NEW_FOLDER).unwrap();
+    files.set_attribute(folder, b"user.lamina.kv", b"64,32", None).unwrap();
+    let inside = files.make(Caller::default(), folder, b"x", &NEW_FILE).unwrap();
+    let inner = files.make(Caller::default(), folder, b"e", &NEW_FOLDER).unwrap();
+    assert_eq!(files.attribute(inside, b"user.lamina.kv").unwrap(), b"64,32");
+    assert_eq!(files.attribute(inner, b"user.lamina.kv").unwrap(), b"64,32");
+    files.write(inside, 0, &bf16, false).unwrap();
+    files.sync(inside).unwrap();
+    assert!(contents(&files, inside) == bf16 && stored(inside) < before);
+    for (name, value, number) in [
+        ("user.lamina.format", "bf17", libc::EINVAL),
+        ("user.lamina.kv", "1", 0),
+        ("user.lamina.kv", "0,1", libc::EINVAL),
+        ("user.lamina.stored", "1", libc::EPERM),
+        ("system.posix_acl_access", "", libc::EOPNOTSUPP),
+        ("user.", "", libc::EOPNOTSUPP),
+        ("user.mine", "", 0),
+    ] {
+        let set = files.set_attribute(inside, name.as_bytes(), value.as_bytes(), None);
+        assert_eq!(set.map_or_else(|why| why.errno(), |()| 0), number, "{name}");
+    }
+    assert!(contents(&files, inside) == bf16);
+    let names = files.attribute_names(inside).unwrap();
+    let names: Vec<_> =
+        names.split(|byte| *byte == 0).map(|name| std::str::from_utf8(name).unwrap()).collect();
+    assert_eq!(names, ["user.lamina.kv", "user.mine", "user.lamina.stored", "user.lamina.ratio", ""]);
+    assert_eq!(files.remove_attribute(inside, b"user.no").unwrap_err().errno(), libc::ENODATA);
+}
+
+#[test]
+fn what_lies_behind_the_end_is_never_seen() {
+    let device = device();
+    let files = files(&device, true);
+    let inode = file(&files, "x");
+    files.write(inode, 0, &[1; 10_000], false).unwrap();
+    // A process that died while it wrote, before the size was recorded.
+    let (dpa, length) = {
+        let core = files.core.lock();
+        let first = core.state.file(inode).unwrap().extents.all().next();
+        first.map(|(_, dpa, length)| (dpa, length)).unwrap()
+    };
+    device.write_base(dpa + 10_000, &vec![2; usize::try_from(length - 10_000).unwrap()]).unwrap();
+    drop(files);
+    for first in [false, true] {
+        let files = super::tests::files(&device, first);
+        let size = 11_000 + 500 * u64::from(first);
+        files.set(inode, &Wanted { size: Some(size), ..Wanted::default() }).unwrap();
+        let mut wanted = vec![1; 10_000];
+        wanted.resize(usize::try_from(size).unwrap(), 0);
+        assert!(contents(&files, inode) == wanted);
+    }
+    let files = super::tests::files(&device, true);
+    files.write(inode, 12_000, b"end", false).unwrap();
+    assert_eq!(contents(&files, inode)[10_000..], [vec![0; 2000], b"end".to_vec()].concat());
+}
+
+#[test]
+fn a_damaged_log_is_refused_and_one_of_another_version() {
+    let device = device();
+    let place = {
+        let files = files(&device, true);
+        file(&files, "x");
+        let core = files.core.lock();
+        core.log.position().0
+    };
+    let mut head = vec![0; 24];
+    device.read_base(place.0, &mut head).unwrap();
+    for (at, byte) in [(0, b'x'), (8, 9), (20, 1)] {
+        let mut wrong = head.clone();
+        wrong[at] ^= byte;
+        device.write_base(place.0, &wrong).unwrap();
+        let refused = Files::open(Arc::clone(&device), LIMIT, true).err().unwrap();
+        assert_eq!(refused.errno(), libc::EIO, "{refused}");
+    }
+    device.write_base(place.0, &head).unwrap();
+    assert_eq!(files(&device, true).extent().inodes, 2);
+}
+
+#[test]
+fn a_device_without_files_has_none_unless_asked_for_some() {
+    let device = device();
+    assert!(Files::open(Arc::clone(&device), 0, true).unwrap().is_none());
+    drop(files(&device, true));
+    assert!(Files::open(device, 0, true).unwrap().is_some(), "what is there is shown");
+}
