@@ -1,7 +1,8 @@
 //! Compiles the `MADV_HUGEPAGE` filter, so that the library carries it.
 //!
-//! It is no crate of the workspace, because what is preloaded into a foreign program must need nothing of the build host's
-//! C library: no standard library and no unwinding, whatever the workspace's profiles say.
+//! It is no crate of the workspace, because what is preloaded into a foreign program must need
+//! nothing of the build host's C library: no standard library and no unwinding, whatever the
+//! workspace's profiles say.
 
 use std::env;
 use std::path::PathBuf;

@@ -1,14 +1,16 @@
 //! Bringing Lamina up in a guest: from two memdevs to two windows.
 //!
-//! 1. Wait for the memdevs. If some carry Lamina's serial numbers, only those are touched; else all of them, or
-//!    those that the caller names.
-//! 2. Give each its region and its dax device, as `device_dax`. Those that state to be targets of an interleave set have one region together.
-//! 3. Tell base from views: by serial number, else by content (the views window begins with a directory whose
-//!    window size is the device's own). Which one QEMU enumerates first means nothing.
+//! 1. Wait for the memdevs. If some carry Lamina's serial numbers, only those are touched; else all
+//!    of them, or those that the caller names.
+//! 2. Give each its region and its dax device, as `device_dax`. Those that state to be targets of
+//!    an interleave set have one region together.
+//! 3. Tell base from views: by serial number, else by content (the views window begins with a
+//!    directory whose window size is the device's own). Which one QEMU enumerates first means
+//!    nothing.
 //! 4. On request hand the base to `kmem`, as system RAM.
 //!
-//! Where the windows are shared memory of PCI devices, there is nothing to make: they are found and told. Where they are that of a virtio device, its
-//! driver is loaded.
+//! Where the windows are shared memory of PCI devices, there is nothing to make: they are found and
+//! told. Where they are that of a virtio device, its driver is loaded.
 //!
 //! All of it can be repeated; what is there is used.
 
@@ -50,7 +52,8 @@ impl Default for UpOptions {
 pub struct Attachment {
     /// Base or views.
     pub role: Role,
-    /// The CXL memory device, for example `mem0`, or those of an interleave set by target, `mem0, mem2`, or what has the shared memory: a PCI device, for example `0000:00:10.0`, or a
+    /// The CXL memory device, for example `mem0`, or those of an interleave set by target,
+    /// `mem0, mem2`, or what has the shared memory: a PCI device, for example `0000:00:10.0`, or a
     /// driver's file, `lamina0`.
     pub memdev: String,
     /// Its region, for example `region0`; `BAR 2` of a PCI device, `shared memory` of a driver.
@@ -94,7 +97,8 @@ impl Group {
 /// Makes regions and dax devices for Lamina's memdevs and tells the windows apart.
 ///
 /// # Errors
-/// [`Error::Memdevs`] when there are not two memdevs of Lamina, and whatever regions, dax devices and the directory give.
+/// [`Error::Memdevs`] when there are not two memdevs of Lamina, and whatever regions, dax devices
+/// and the directory give.
 pub fn up(tree: &Tree, options: &UpOptions) -> Result<Attached, Error> {
     if memdevs(tree).is_empty()
         && options.memdevs.is_empty()
@@ -227,7 +231,8 @@ fn candidates(tree: &Tree, options: &UpOptions) -> Result<Vec<Group>, Error> {
     })
 }
 
-/// Memdevs one by one, but the targets of a set together. `None` if a set is not whole, or not the only one.
+/// Memdevs one by one, but the targets of a set together. `None` if a set is not whole, or not the
+/// only one.
 fn grouped(memdevs: Vec<Memdev>) -> Option<Vec<Group>> {
     let (mut targets, others): (Vec<_>, Vec<_>) =
         memdevs.into_iter().partition(|memdev| memdev.target().is_some());

@@ -1,7 +1,7 @@
 //! The C interface; `include/lamina.h` states its rules.
 //!
-//! Every function here is a thin coat over the library: it checks pointers, turns errors into a return value and the
-//! thread's last error, and lets no panic through.
+//! Every function here is a thin coat over the library: it checks pointers, turns errors into a
+//! return value and the thread's last error, and lets no panic through.
 
 use std::{
     cell::RefCell,
@@ -172,7 +172,8 @@ pub(crate) unsafe extern "C" fn lamina_open(
 }
 
 /// # Safety
-/// `handle` is null or came from `lamina_open`, was not closed, and is not used by anybody any more.
+/// `handle` is null or came from `lamina_open`, was not closed, and is not used by anybody any
+/// more.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn lamina_close(handle: *mut Handle) {
     if !handle.is_null() {
@@ -291,8 +292,8 @@ unsafe fn put<T>(out: *mut T, value: T) -> Result<(), String> {
 }
 
 /// # Safety
-/// As [`shared`]; `tensor` and `view` are null or zero-terminated strings; `address` and `length` are null or valid for
-/// a write.
+/// As [`shared`]; `tensor` and `view` are null or zero-terminated strings; `address` and `length`
+/// are null or valid for a write.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn lamina_map(
     handle: *const Handle,

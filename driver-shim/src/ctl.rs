@@ -1,26 +1,32 @@
 //! The control port: requests to the device that loads and stores cannot express.
 //!
-//! The port is a virtio-serial port (`org.lamina.ctl`) in a guest; a Unix socket works the same, and so does the mailbox of a guest that
-//! sees the device as shared memory of PCI devices, where numbers tell whose a reply is, or the driver's file of a virtio device. Each way goes one
-//! JSON object a line. Every reply carries `"ok"`, and `"error"` when that is false.
+//! The port is a virtio-serial port (`org.lamina.ctl`) in a guest; a Unix socket works the same,
+//! and so does the mailbox of a guest that sees the device as shared memory of PCI devices, where
+//! numbers tell whose a reply is, or the driver's file of a virtio device. Each way goes one JSON
+//! object a line. Every reply carries `"ok"`, and `"error"` when that is false.
 //!
 //! Rules:
 //!
-//! * A virtio port is one program's at a time. So hold it for a request and no longer; opening waits a while for others.
+//! * A virtio port is one program's at a time. So hold it for a request and no longer; opening
+//!   waits a while for others.
 //! * Every request has a deadline, every reply a bound on its length.
-//! * A reply to a program that was killed while it waited must not be taken for the reply to this one: a flush would
-//!   seem done before it was. The port keeps such replies, and they have no names. So a new connection first asks for
-//!   an operation that does not exist, with a name that only it knows; the device refuses it by name, and the next reply
-//!   is the connection's own. After a failure the connection is not used again.
-//! * The device's worker may die and be replaced: then the host's end of the port goes and comes back. The request that was under way is made
-//!   again, for up to [`OPEN_TIMEOUT`]. One that may not be done twice says then that it is made
-//!   again.
-//! * `flush` is the fence of the coherence contract: stores made through the base window before it are in every view
-//!   read after it. Stores of this CPU need no flush instruction first: a virtual machine's memory is coherent with its
-//!   host. On hardware with write-back host caches over CXL.mem, the device would snoop or the caller would write its
-//!   lines back (`clwb`) before asking.
-//! * Where several hosts share a region without coherence (`lamina serve --host`), nobody sees this host's stores before its `flush` of them, and it sees nobody's in what it has
-//!   loaded before, until it asks for `invalidate`. Elsewhere `invalidate` has nothing to do, so a program that is right for hosts is right everywhere.
+//! * A reply to a program that was killed while it waited must not be taken for the reply to this
+//!   one: a flush would seem done before it was. The port keeps such replies, and they have no
+//!   names. So a new connection first asks for an operation that does not exist, with a name that
+//!   only it knows; the device refuses it by name, and the next reply is the connection's own.
+//!   After a failure the connection is not used again.
+//! * The device's worker may die and be replaced: then the host's end of the port goes and comes
+//!   back. The request that was under way is made again, for up to [`OPEN_TIMEOUT`]. One that may
+//!   not be done twice says then that it is made again.
+//! * `flush` is the fence of the coherence contract: stores made through the base window before it
+//!   are in every view read after it. Stores of this CPU need no flush instruction first: a virtual
+//!   machine's memory is coherent with its host. On hardware with write-back host caches over
+//!   CXL.mem, the device would snoop or the caller would write its lines back (`clwb`) before
+//!   asking.
+//! * Where several hosts share a region without coherence (`lamina serve --host`), nobody sees this
+//!   host's stores before its `flush` of them, and it sees nobody's in what it has loaded before,
+//!   until it asks for `invalidate`. Elsewhere `invalidate` has nothing to do, so a program that is
+//!   right for hosts is right everywhere.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -55,7 +61,8 @@ use crate::{
 pub const CTL_PORT: &str = "org.lamina.ctl";
 /// Bytes a reply may have.
 pub const MAX_REPLY: usize = 16 << 20;
-/// How long a request may take unless another time is set. A flush of many dirty pages is the slowest.
+/// How long a request may take unless another time is set. A flush of many dirty pages is the
+/// slowest.
 pub const TIMEOUT: Duration = Duration::from_secs(60);
 /// How long opening waits for another program to be done with the port.
 pub const OPEN_TIMEOUT: Duration = Duration::from_secs(10);
@@ -201,7 +208,8 @@ enum Other {
 }
 
 impl Ctl {
-    /// Opens the port at `path`, a character device, a Unix socket, the folder in sysfs of a PCI device with a mailbox, or a driver's file. While another program has it, this waits up to
+    /// Opens the port at `path`, a character device, a Unix socket, the folder in sysfs of a PCI
+    /// device with a mailbox, or a driver's file. While another program has it, this waits up to
     /// [`OPEN_TIMEOUT`].
     ///
     /// # Errors
@@ -251,8 +259,8 @@ impl Ctl {
         self.failed
     }
 
-    /// Makes every base store of before visible to every view read after, for a range of the base window in bytes, or
-    /// for all of it.
+    /// Makes every base store of before visible to every view read after, for a range of the base
+    /// window in bytes, or for all of it.
     ///
     /// # Errors
     /// Any of [`CtlError`].
@@ -260,8 +268,9 @@ impl Ctl {
         self.over("flush", range)
     }
 
-    /// Drops what this host holds of a range of the base window in bytes, or of all of it, and of views over it: the next loads read the device. What this host
-    /// stored into the pages that the range touches is written back first.
+    /// Drops what this host holds of a range of the base window in bytes, or of all of it, and of
+    /// views over it: the next loads read the device. What this host stored into the pages that the
+    /// range touches is written back first.
     ///
     /// # Errors
     /// Any of [`CtlError`].
@@ -292,7 +301,8 @@ impl Ctl {
         self.request(&json!({ "op": "remove_view", "tensor": tensor, "spelling": spelling }))
     }
 
-    /// Makes tensors, all of them or none; the directory shows them afterwards, as far as it has room.
+    /// Makes tensors, all of them or none; the directory shows them afterwards, as far as it has
+    /// room.
     ///
     /// # Errors
     /// Any of [`CtlError`].
@@ -317,8 +327,8 @@ impl Ctl {
         self.request(&json!({ "op": "remove_tensor", "name": name }))
     }
 
-    /// At most `most` tensors from a DPA on (and those that share the last one's), by DPA: for those
-    /// that a directory has no room for.
+    /// At most `most` tensors from a DPA on (and those that share the last one's), by DPA: for
+    /// those that a directory has no room for.
     ///
     /// # Errors
     /// Any of [`CtlError`].
@@ -342,7 +352,8 @@ impl Ctl {
         self.request(&json!({ "op": "stats" }))
     }
 
-    /// Drops ranges (offset, length) of the views window from the host's page cache: loads of them go to the device again.
+    /// Drops ranges (offset, length) of the views window from the host's page cache: loads of them
+    /// go to the device again.
     ///
     /// # Errors
     /// Any of [`CtlError`].
@@ -378,7 +389,8 @@ impl Ctl {
         }
     }
 
-    /// Exchanges a request for its reply, once more if the other side went meanwhile and comes back.
+    /// Exchanges a request for its reply, once more if the other side went meanwhile and comes
+    /// back.
     fn exchange_again(&mut self, request: &Value) -> Result<Value, CtlError> {
         let begun = Instant::now();
         let deadline = begun + self.timeout;
@@ -434,8 +446,8 @@ impl Ctl {
         serde_json::from_slice(&line).map_err(|_| self.no_reply(&line))
     }
 
-    /// Throws away what the device still says to an earlier program: everything before its refusal of an operation that
-    /// nobody else can have asked for.
+    /// Throws away what the device still says to an earlier program: everything before its refusal
+    /// of an operation that nobody else can have asked for.
     fn fall_into_step(&mut self, deadline: Instant) -> Result<(), CtlError> {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
         let op = format!("sync-{}-{now}", process::id());
@@ -550,7 +562,8 @@ fn check_peer(stream: &UnixStream) -> io::Result<()> {
     Err(io::Error::new(io::ErrorKind::PermissionDenied, why))
 }
 
-/// The device node of the virtio port called `name`: the link that udev makes, or found through sysfs without udev.
+/// The device node of the virtio port called `name`: the link that udev makes, or found through
+/// sysfs without udev.
 pub fn port(tree: &Tree, name: &str) -> Option<PathBuf> {
     let link = tree.dev(format!("virtio-ports/{name}"));
     if link.exists() {

@@ -2,9 +2,11 @@
 //!
 //! Rules:
 //!
-//! * A region of CXL RAM shows up, a little after its driver was bound, as `daxN.M`. Linux would rather give it to
-//!   `kmem` (system RAM) than to `device_dax` (a node to map); naming it in a driver's `new_id` settles which.
-//! * System RAM is not taken back: pages in use cannot be given up, and the kernel would pin the region until reboot.
+//! * A region of CXL RAM shows up, a little after its driver was bound, as `daxN.M`. Linux would
+//!   rather give it to `kmem` (system RAM) than to `device_dax` (a node to map); naming it in a
+//!   driver's `new_id` settles which.
+//! * System RAM is not taken back: pages in use cannot be given up, and the kernel would pin the
+//!   region until reboot.
 //! * From `device_dax` to `kmem` works at any time, and ends the mappings of whoever has one.
 
 use std::{path::PathBuf, time::Duration};
@@ -188,7 +190,8 @@ pub fn bind(tree: &Tree, dax: &Dax, wanted: Use) -> Result<Dax, DaxError> {
     Ok(describe(tree, name)?)
 }
 
-/// Brings the device's memory blocks online as movable memory, where the kernel has not done so by itself.
+/// Brings the device's memory blocks online as movable memory, where the kernel has not done so by
+/// itself.
 fn online(tree: &Tree, name: &str, bytes: u64) -> Result<(), DaxError> {
     let block = u64::from_str_radix(&tree.read(format!("{MEMORY}/block_size_bytes"))?, 16)
         .ok()

@@ -1,7 +1,8 @@
 //! Reading the directory by loads.
 //!
-//! The device may rewrite the directory while it is read. A checksum tells, and then it is read again, a few times
-//! with growing pauses. Only as many bytes are loaded as the header says are used.
+//! The device may rewrite the directory while it is read. A checksum tells, and then it is read
+//! again, a few times with growing pauses. Only as many bytes are loaded as the header says are
+//! used.
 
 use std::{thread, time::Duration};
 
@@ -30,7 +31,8 @@ pub fn read(views: &Window) -> Result<Directory, Error> {
     }
 }
 
-/// Whether a writer could be the cause. Behind a sound checksum nothing is, nor where the header is not ours at all.
+/// Whether a writer could be the cause. Behind a sound checksum nothing is, nor where the header is
+/// not ours at all.
 fn may_be_a_race(error: &DirectoryError) -> bool {
     matches!(error, DirectoryError::Checksum { .. } | DirectoryError::Bound { field: "used_bytes", .. })
 }

@@ -1,7 +1,8 @@
 //! Everything that can go wrong, each error saying what it was about and what to do.
 //!
-//! A message is whole by itself: it contains its cause's words, because C programs and reports see nothing but the
-//! message. So causes are fields, not `source()`s that a printer of chains would say twice.
+//! A message is whole by itself: it contains its cause's words, because C programs and reports see
+//! nothing but the message. So causes are fields, not `source()`s that a printer of chains would
+//! say twice.
 
 use std::path::PathBuf;
 

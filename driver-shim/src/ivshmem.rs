@@ -2,10 +2,14 @@
 //!
 //! Rules:
 //!
-//! * A window is BAR 2 of a device 1af4:1110, the file `resource2` in its folder. Its identity says no more, so the memory does: the views window begins with a
-//!   directory, the mailbox with its magic. The base is the device in the nearest slot before the views that is as large as the directory says.
-//! * Devices are looked at from the last to the first, and the mailbox known by its size is looked at first, so that the base is not read for this.
-//! * A device whose memory the firmware left switched off is switched on; none is ever switched off.
+//! * A window is BAR 2 of a device 1af4:1110, the file `resource2` in its folder. Its identity says
+//!   no more, so the memory does: the views window begins with a directory, the mailbox with its
+//!   magic. The base is the device in the nearest slot before the views that is as large as the
+//!   directory says.
+//! * Devices are looked at from the last to the first, and the mailbox known by its size is looked
+//!   at first, so that the base is not read for this.
+//! * A device whose memory the firmware left switched off is switched on; none is ever switched
+//!   off.
 
 use std::path::PathBuf;
 

@@ -1,9 +1,10 @@
 //! The opened device: both windows, the directory, and a span for (tensor, view).
 //!
-//! Where the windows are: as given; else the environment (`LAMINA_BASE`, `LAMINA_VIEWS`); else the devdax
-//! devices in sysfs; else the driver's file of a virtio device; else the PCI devices with shared memory. A view is named as the directory spells it; `base` names the tensor's own bytes in the base window,
-//! the only ones that can be stored to. Nothing the directory says is believed before it was checked against the
-//! windows.
+//! Where the windows are: as given; else the environment (`LAMINA_BASE`, `LAMINA_VIEWS`); else the
+//! devdax devices in sysfs; else the driver's file of a virtio device; else the PCI devices with
+//! shared memory. A view is named as the directory spells it; `base` names the tensor's own bytes
+//! in the base window, the only ones that can be stored to. Nothing the directory says is believed
+//! before it was checked against the windows.
 
 use std::{
     env,
@@ -209,8 +210,8 @@ impl Lamina {
         open_ctl(&self.tree, self.ctl.as_deref())
     }
 
-    /// Makes base stores of before visible to view reads after; `range` is offset and length in the base window, none
-    /// for all of it.
+    /// Makes base stores of before visible to view reads after; `range` is offset and length in the
+    /// base window, none for all of it.
     ///
     /// # Errors
     /// [`Error::Ctl`].
@@ -219,8 +220,9 @@ impl Lamina {
         Ok(())
     }
 
-    /// Drops what this host holds of `range` (offset and length in the base window, none for all of it), where hosts share it without coherence: the next loads
-    /// see what others have flushed. The memory stays mapped.
+    /// Drops what this host holds of `range` (offset and length in the base window, none for all of
+    /// it), where hosts share it without coherence: the next loads see what others have flushed.
+    /// The memory stays mapped.
     ///
     /// # Errors
     /// [`Error::Ctl`].

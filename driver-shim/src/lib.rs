@@ -1,8 +1,10 @@
 //! Lamina from inside a guest.
 //!
-//! The device shows up as two CXL memory devices, or as shared memory of PCI devices ([`ivshmem`]) or of a virtio device ([`shmem`]). This library makes their regions ([`up`]), maps them ([`Window`]),
-//! reads the directory by loads and hands out the memory of (tensor, view) ([`Lamina::span`]); a small control port
-//! ([`Ctl`]) carries what loads and stores cannot say. `include/lamina.h` is the same for C.
+//! The device shows up as two CXL memory devices, or as shared memory of PCI devices ([`ivshmem`])
+//! or of a virtio device ([`shmem`]). This library makes their regions ([`up`]), maps them
+//! ([`Window`]), reads the directory by loads and hands out the memory of (tensor, view)
+//! ([`Lamina::span`]); a small control port ([`Ctl`]) carries what loads and stores cannot say.
+//! `include/lamina.h` is the same for C.
 //!
 //! ```no_run
 //! use lamina_shim::{Lamina, OpenOptions, UpOptions, sysfs::Tree, up};

@@ -1,9 +1,13 @@
-//! A mailbox from the guest's side: requests and answers through shared memory and a doorbell. [`lamina_abi::mailbox`] has the layout and the rules.
+//! A mailbox from the guest's side: requests and answers through shared memory and a doorbell.
+//! [`lamina_abi::mailbox`] has the layout and the rules.
 //!
-//! * One program at a time: the mailbox is locked (`flock` of the doorbell's file) as long as it is open.
-//! * A request that a killed program left unanswered is waited for, so that the device never reads a mixture of two.
-//! * A program without a driver gets no interrupts, so the answer is looked for, ever less often. It rings again now and then: a doorbell may be lost
-//!   while a device comes back, and rings twice in vain.
+//! * One program at a time: the mailbox is locked (`flock` of the doorbell's file) as long as it is
+//!   open.
+//! * A request that a killed program left unanswered is waited for, so that the device never reads
+//!   a mixture of two.
+//! * A program without a driver gets no interrupts, so the answer is looked for, ever less often.
+//!   It rings again now and then: a doorbell may be lost while a device comes back, and rings twice
+//!   in vain.
 
 use std::{
     fs::{File, OpenOptions},

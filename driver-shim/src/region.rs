@@ -1,9 +1,10 @@
 //! A CXL RAM region for a memdev, or for several that are an interleave set, made by sysfs alone.
 //!
-//! The kernel wants this order: take a name from a root decoder's `create_ram_region` and write it back; give the
-//! region granularity, ways and size; set each endpoint decoder's `mode` and `dpa_size`; make it the region's
-//! `target0`, `target1` and so on, by target; `commit`; bind the region's driver. What exists is used: a decoder that belongs to a region keeps it,
-//! and a region that an earlier attempt left half made is finished. A region that this attempt made and could
+//! The kernel wants this order: take a name from a root decoder's `create_ram_region` and write it
+//! back; give the region granularity, ways and size; set each endpoint decoder's `mode` and
+//! `dpa_size`; make it the region's `target0`, `target1` and so on, by target; `commit`; bind the
+//! region's driver. What exists is used: a decoder that belongs to a region keeps it, and a region
+//! that an earlier attempt left half made is finished. A region that this attempt made and could
 //! not finish is deleted again.
 
 use lamina_abi::Interleave;
@@ -91,7 +92,8 @@ struct Target {
     region: Option<String>,
 }
 
-/// The region over all volatile capacity of a memdev, or of the targets of an interleave set in their order, made if there is none.
+/// The region over all volatile capacity of a memdev, or of the targets of an interleave set in
+/// their order, made if there is none.
 ///
 /// # Errors
 /// Any of [`RegionError`].
@@ -166,7 +168,8 @@ fn allot(
     set: Option<Interleave>,
     bytes: u64,
 ) -> Result<(), SysfsError> {
-    // With one way the granularity means nothing, but a root decoder that interleaves demands its own.
+    // With one way the granularity means nothing, but a root decoder that interleaves demands its
+    // own.
     let of_root =
         || tree.number(format!("{DEVICES}/{root}/interleave_granularity")).ok().filter(|value| *value > 0);
     let granularity = set.map(Interleave::granule).or_else(of_root).unwrap_or(256);
@@ -176,7 +179,8 @@ fn allot(
     tree.write(format!("{DEVICES}/{region}/size"), &bytes.to_string())
 }
 
-/// Gives each memdev's decoder all its capacity, `bytes`, and the region the decoder, where it has it not yet.
+/// Gives each memdev's decoder all its capacity, `bytes`, and the region the decoder, where it has
+/// it not yet.
 fn aim(tree: &Tree, targets: &[Target], region: &str, bytes: u64) -> Result<(), RegionError> {
     for (position, Target { decoder, region: has }) in targets.iter().enumerate() {
         if has.is_some() {

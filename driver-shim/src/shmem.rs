@@ -1,11 +1,16 @@
-//! The windows as shared memory of a virtio device, through its driver's file (`driver-shim/kernel`).
+//! The windows as shared memory of a virtio device, through its driver's file
+//! (`driver-shim/kernel`).
 //!
 //! Rules:
 //!
-//! * The file is `/dev/laminaN`. Where the driver is not loaded yet, and there is a device for it, it is loaded.
-//! * A window is mapped by a file of its own, and stays as long as the memory is mapped: the driver takes it away with the last of both.
-//! * A machine has few mappings, which are shared by all who ask for the same range; what they may do with it is each one's own.
-//! * Requests go through the same file, one at a time for all programs, and are answered by the driver itself in time or not at all: a deadline is the driver's.
+//! * The file is `/dev/laminaN`. Where the driver is not loaded yet, and there is a device for it,
+//!   it is loaded.
+//! * A window is mapped by a file of its own, and stays as long as the memory is mapped: the driver
+//!   takes it away with the last of both.
+//! * A machine has few mappings, which are shared by all who ask for the same range; what they may
+//!   do with it is each one's own.
+//! * Requests go through the same file, one at a time for all programs, and are answered by the
+//!   driver itself in time or not at all: a deadline is the driver's.
 
 use std::{
     fs::{File, OpenOptions},
@@ -164,7 +169,8 @@ impl Shared {
             answer_bytes: bytes(answer.len())?,
             total: 0,
         };
-        // SAFETY: the driver reads `line` and writes `answer`, within the lengths given, both of which outlive the call, and fills in an `Ask`.
+        // SAFETY: the driver reads `line` and writes `answer`, within the lengths given, both of
+        // which outlive the call, and fills in an `Ask`.
         self.call(unsafe { Updater::<ASK, Ask>::new(&mut ask) })?;
         Ok(usize::try_from(ask.total).unwrap_or(usize::MAX))
     }
@@ -190,7 +196,8 @@ impl Shared {
     }
 
     fn call<I: Ioctl>(&self, call: I) -> io::Result<I::Output> {
-        // SAFETY: the callers say why theirs is sound; the file is the driver's, or one that does not know these numbers.
+        // SAFETY: the callers say why theirs is sound; the file is the driver's, or one that does
+        // not know these numbers.
         Ok(unsafe { ioctl(&self.file, call) }?)
     }
 }

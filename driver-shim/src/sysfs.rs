@@ -4,8 +4,10 @@
 //!
 //! * Every path is spelled relative to `/sys`; a [`Tree`] holds where `/sys` and `/dev` are.
 //! * An attribute is read whole and trimmed; numbers may be decimal or `0x…`.
-//! * A refused write names the file, the value and the kernel's error, because the kernel says nothing more.
-//! * Whatever the kernel makes asynchronously (ports, dax devices) is waited for with a deadline, never forever.
+//! * A refused write names the file, the value and the kernel's error, because the kernel says
+//!   nothing more.
+//! * Whatever the kernel makes asynchronously (ports, dax devices) is waited for with a deadline,
+//!   never forever.
 
 use std::{
     fmt, fs, io,
@@ -16,7 +18,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Called after each write with the path under `/sys` and the value: a test's fake kernel reacts here.
+/// Called after each write with the path under `/sys` and the value: a test's fake kernel reacts
+/// here.
 pub type Reaction = Arc<dyn Fn(&Path, &str) -> io::Result<()> + Send + Sync>;
 
 /// Where the kernel's files are.
@@ -64,7 +67,8 @@ impl Tree {
         Self { sys: "/sys".into(), dev: "/dev".into(), reaction: None }
     }
 
-    /// `root/sys` and `root/dev`, for tests; `reaction` plays the kernel and sees every write after it was made.
+    /// `root/sys` and `root/dev`, for tests; `reaction` plays the kernel and sees every write after
+    /// it was made.
     pub fn at(root: &Path, reaction: Option<Reaction>) -> Self {
         Self { sys: root.join("sys"), dev: root.join("dev"), reaction }
     }
@@ -122,7 +126,8 @@ impl Tree {
         written.map_err(|cause| SysfsError::Write { path: full, value: value.to_owned(), cause })
     }
 
-    /// The names in the folder at `path` with numbers in them compared as numbers; none if there is no such folder.
+    /// The names in the folder at `path` with numbers in them compared as numbers; none if there is
+    /// no such folder.
     pub fn list(&self, path: impl AsRef<Path>) -> Vec<String> {
         let Ok(entries) = fs::read_dir(self.sys(path)) else { return Vec::new() };
         let mut names: Vec<String> =
@@ -141,9 +146,10 @@ impl Tree {
         fs::canonicalize(self.sys(path)).ok()
     }
 
-    /// Loads a kernel module if `driver` (a path under `/sys`) is not there yet: from `/lib/modules/NAME.ko`, where a
-    /// small initramfs keeps it, else by `modprobe`. Whether it worked shows in `driver` alone: a kernel may have the
-    /// driver built in, and a small system no `modprobe`.
+    /// Loads a kernel module if `driver` (a path under `/sys`) is not there yet: from
+    /// `/lib/modules/NAME.ko`, where a small initramfs keeps it, else by `modprobe`. Whether it
+    /// worked shows in `driver` alone: a kernel may have the driver built in, and a small system no
+    /// `modprobe`.
     pub fn module(&self, module: &str, driver: &str) {
         if self.exists(driver) || self.reaction.is_some() {
             return;

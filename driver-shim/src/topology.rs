@@ -1,8 +1,9 @@
 //! The CXL memdevs of this machine, as sysfs shows them.
 //!
-//! `bus/cxl/devices` holds, flat: `memN` (a device), `endpointE` (its port, whose `uport` link names the memdev),
-//! `decoderE.M` (its decoders) and `decoderR.M` (the root decoders, the ones with `create_ram_region`: the platform's
-//! CXL windows). A dax device lies, resolved, in a folder below its `regionN`.
+//! `bus/cxl/devices` holds, flat: `memN` (a device), `endpointE` (its port, whose `uport` link
+//! names the memdev), `decoderE.M` (its decoders) and `decoderR.M` (the root decoders, the ones
+//! with `create_ram_region`: the platform's CXL windows). A dax device lies, resolved, in a folder
+//! below its `regionN`.
 
 use std::path::Path;
 
@@ -13,7 +14,8 @@ use crate::sysfs::Tree;
 /// Where the CXL bus lists its devices.
 pub(crate) const DEVICES: &str = "bus/cxl/devices";
 
-/// Serial number (`sn=` of QEMU's `cxl-type3`) of the memdev that carries the base window: "Lamina" in ASCII, 0.
+/// Serial number (`sn=` of QEMU's `cxl-type3`) of the memdev that carries the base window: "Lamina"
+/// in ASCII, 0.
 pub const BASE_SERIAL: u64 = 0x4c61_6d69_6e61_0000;
 /// Serial number of the memdev that carries the views window: "Lamina" in ASCII, 1.
 pub const VIEWS_SERIAL: u64 = 0x4c61_6d69_6e61_0001;
@@ -99,7 +101,8 @@ pub(crate) fn ram_roots(tree: &Tree) -> Vec<String> {
         .collect()
 }
 
-/// The serial number of the memdev behind a dax device, or of the first of a set, if it is CXL memory.
+/// The serial number of the memdev behind a dax device, or of the first of a set, if it is CXL
+/// memory.
 pub(crate) fn dax_serial(tree: &Tree, dax: &str) -> Option<u64> {
     let place = tree.resolve(Path::new("bus/dax/devices").join(dax))?;
     let region = place.components().find_map(|part| {

@@ -2,14 +2,15 @@
 //!
 //! Rules:
 //!
-//! * A window is a devdax node in a guest, or any file a process can map (the device's own FUSE files on a host, an
-//!   ordinary file in a test).
+//! * A window is a devdax node in a guest, or any file a process can map (the device's own FUSE
+//!   files on a host, an ordinary file in a test).
 //! * It may also be a range that a driver's file shows ([`crate::shmem`]).
-//! * It is mapped once, shared, from 0 to its end: for devdax that is a multiple of its `align`, and mapping costs
-//!   address space only. Memory is touched by loads and stores alone.
-//! * Other programs, other CPUs and the device change the bytes at any time. So no `&[u8]` of it is ever handed out,
-//!   only a [`Span`], whose copies are volatile, or its raw pointer.
-//! * Every offset and length is checked against the window's own length before an address is made of it.
+//! * It is mapped once, shared, from 0 to its end: for devdax that is a multiple of its `align`,
+//!   and mapping costs address space only. Memory is touched by loads and stores alone.
+//! * Other programs, other CPUs and the device change the bytes at any time. So no `&[u8]` of it is
+//!   ever handed out, only a [`Span`], whose copies are volatile, or its raw pointer.
+//! * Every offset and length is checked against the window's own length before an address is made
+//!   of it.
 
 use std::{
     fs::{File, OpenOptions},
@@ -189,8 +190,9 @@ impl Window {
         if !fits(offset, length, self.bytes) {
             return Err(end());
         }
-        // SAFETY: the mapping is `self.map.len()` = `self.bytes` bytes long, and lives as long as the borrow of `self`
-        // that the span carries. Nothing else in this process makes references into it.
+        // SAFETY: the mapping is `self.map.len()` = `self.bytes` bytes long, and lives as long as
+        // the borrow of `self` that the span carries. Nothing else in this process makes references
+        // into it.
         let whole = unsafe { VolatileSlice::new(self.map.as_mut_ptr(), self.map.len()) };
         let (Ok(start), Ok(count)) = (usize::try_from(offset), usize::try_from(length)) else {
             return Err(end());
@@ -218,8 +220,9 @@ impl<'w> Span<'w> {
         self.slice.is_empty()
     }
 
-    /// The address of the first byte, valid for [`Span::len`] bytes while the window lives. The bytes change under
-    /// the reader's hands: make no Rust reference of it. Stores need a window with [`Access::ReadWrite`].
+    /// The address of the first byte, valid for [`Span::len`] bytes while the window lives. The
+    /// bytes change under the reader's hands: make no Rust reference of it. Stores need a window
+    /// with [`Access::ReadWrite`].
     pub fn as_ptr(&self) -> *mut u8 {
         self.slice.ptr_guard_mut().as_ptr()
     }

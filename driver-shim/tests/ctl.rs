@@ -73,7 +73,8 @@ fn replies_to_a_killed_program_are_not_taken_for_ones_own() {
     let device = thread::spawn(move || {
         let (mut stream, _) = listener.accept().unwrap();
         let mut lines = BufReader::new(stream.try_clone().unwrap()).lines().map(Result::unwrap);
-        // The end of one reply, a whole one, and, when the first request is already there, one that took long.
+        // The end of one reply, a whole one, and, when the first request is already there, one that
+        // took long.
         stream.write_all(b"rue}\n{\"ok\":true,\"of\":1}\n").unwrap();
         assert_eq!(lines.next().unwrap(), "");
         let sync = lines.next().unwrap();

@@ -19,7 +19,8 @@ use lamina_abi::mailbox::*;
 use lamina_shim::{Ctl, CtlError, Error, Lamina, OpenOptions, UpOptions, sysfs::Tree, up};
 use serde_json::json;
 
-/// A PCI device in the folder of `windows`, whose BAR 2 is a link to this file, and whose registers are memory.
+/// A PCI device in the folder of `windows`, whose BAR 2 is a link to this file, and whose registers
+/// are memory.
 fn device(windows: &Windows, address: &str, identity: &str, bar: &str) -> PathBuf {
     let folder = windows.dir.path().join("sys/bus/pci/devices").join(address);
     fs::create_dir_all(&folder).unwrap();
@@ -50,7 +51,8 @@ fn options(windows: &Windows) -> OpenOptions {
     OpenOptions { base: None, views: None, ctl: None, ..windows.options() }
 }
 
-/// What a device does with its mailbox until it is dropped: answers with what `answer` makes of the request's text.
+/// What a device does with its mailbox until it is dropped: answers with what `answer` makes of the
+/// request's text.
 struct Device(Arc<AtomicBool>);
 
 impl Device {

@@ -3,7 +3,8 @@
 use pyo3::{buffer::PyBuffer, exceptions::PyValueError, prelude::*};
 use vm_memory::VolatileSlice;
 
-/// A contiguous buffer of bytes that Python lends. Other threads may write to it, so it gives copies only.
+/// A contiguous buffer of bytes that Python lends. Other threads may write to it, so it gives
+/// copies only.
 pub(crate) struct Bytes(PyBuffer<u8>);
 
 impl Bytes {
@@ -41,8 +42,9 @@ impl Bytes {
 
     /// What of it may be copied from or, if it was got by [`Self::writable`], to.
     pub(crate) fn memory(&self) -> Memory<'_> {
-        // SAFETY: the buffer is `len_bytes` long from `buf_ptr` on, and stays so while Python's view of it, which
-        // `self` holds, is not released. It is used through volatile copies only, and written only if it may be.
+        // SAFETY: the buffer is `len_bytes` long from `buf_ptr` on, and stays so while Python's
+        // view of it, which `self` holds, is not released. It is used through volatile copies only,
+        // and written only if it may be.
         Memory(unsafe { VolatileSlice::new(self.0.buf_ptr().cast(), self.0.len_bytes()) })
     }
 }
@@ -51,12 +53,13 @@ impl Bytes {
 #[derive(Clone, Copy)]
 pub(crate) struct Memory<'b>(VolatileSlice<'b>);
 
-// SAFETY: it is memory that the buffer keeps where it is, and that is copied from and to by volatile accesses, which any
-// thread may do.
+// SAFETY: it is memory that the buffer keeps where it is, and that is copied from and to by
+// volatile accesses, which any thread may do.
 unsafe impl Send for Memory<'_> {}
 
 impl Memory<'_> {
-    /// Copies as many bytes at `at` as there are, at most `to.len()`; the rest of `to` becomes zeros.
+    /// Copies as many bytes at `at` as there are, at most `to.len()`; the rest of `to` becomes
+    /// zeros.
     pub(crate) fn read(&self, at: usize, to: &mut [u8]) {
         let count = self.0.len().saturating_sub(at).min(to.len());
         let (found, rest) = to.split_at_mut(count);

@@ -50,7 +50,8 @@ pub(crate) struct Compressed {
     bytes: Vec<u8>,
 }
 
-/// Codes `data`, elements of `format`; of a KV cache, `kv` is channels of a row and tokens of a window.
+/// Codes `data`, elements of `format`; of a KV cache, `kv` is channels of a row and tokens of a
+/// window.
 #[pyfunction]
 #[pyo3(signature = (data, format, codec, kv=None))]
 pub(crate) fn compress(
@@ -112,7 +113,8 @@ impl Compressed {
         self.blocks.push(Block { stored: bundle.stored.clone(), bytes: start..self.bytes.len() });
     }
 
-    /// Puts the bytes of a block that a reader of `mask` fetches where they belong: how many these are.
+    /// Puts the bytes of a block that a reader of `mask` fetches where they belong: how many these
+    /// are.
     fn fetch(&self, block: &Block, stored: &Stored, mask: PlaneMask, to: &mut [u8; MAX_BUNDLE]) -> usize {
         let (from, mut fetched) = (&self.bytes[block.bytes.clone()], 0);
         stored.runs(mask, |run| {
@@ -213,8 +215,8 @@ impl Compressed {
     }
 }
 
-/// The bit-planes of `data`, filled up to whole blocks with zeros, written to `out`: plane i, bit i of every element,
-/// at i times the bytes of a plane.
+/// The bit-planes of `data`, filled up to whole blocks with zeros, written to `out`: plane i, bit i
+/// of every element, at i times the bytes of a plane.
 #[pyfunction]
 pub(crate) fn split_planes(
     py: Python<'_>,

@@ -144,8 +144,9 @@ impl Span {
         let readonly = c_int::from(window.access() != Access::ReadWrite);
         let length =
             ffi::Py_ssize_t::try_from(span.len()).map_err(|why| PyBufferError::new_err(why.to_string()))?;
-        // SAFETY: the memory is `length` bytes from that address on, and mapped while the windows live, which `slf`
-        // holds and the buffer holds `slf`. It is marked read-only where stores would fault.
+        // SAFETY: the memory is `length` bytes from that address on, and mapped while the windows
+        // live, which `slf` holds and the buffer holds `slf`. It is marked read-only where stores
+        // would fault.
         let done = unsafe {
             ffi::PyBuffer_FillInfo(view, slf.as_ptr(), span.as_ptr().cast(), length, readonly, flags)
         };

@@ -1,7 +1,9 @@
-//! The native part of the Python package `lamina`: the codec on buffers, and the memory of an opened device.
+//! The native part of the Python package `lamina`: the codec on buffers, and the memory of an
+//! opened device.
 //!
-//! What a Python program sees is in `lamina/`; here are only the parts that need Rust. Buffers that come from Python may
-//! be written by other threads at any time, so no reference is ever made into one: bytes are copied a block at a time.
+//! What a Python program sees is in `lamina/`; here are only the parts that need Rust. Buffers that
+//! come from Python may be written by other threads at any time, so no reference is ever made into
+//! one: bytes are copied a block at a time.
 
 mod buffer;
 mod codec;

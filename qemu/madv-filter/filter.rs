@@ -1,9 +1,12 @@
-//! A library to preload into QEMU: swallows `madvise(MADV_HUGEPAGE)` and passes every other advice on.
+//! A library to preload into QEMU: swallows `madvise(MADV_HUGEPAGE)` and passes every other advice
+//! on.
 //!
-//! QEMU asks for huge pages on all guest memory. On a file served by FUSE, one 4-byte load then reads 2 to 4 MiB, which
-//! hides what the device would really have moved. The advice is only ever a hint, so not giving it changes no result.
+//! QEMU asks for huge pages on all guest memory. On a file served by FUSE, one 4-byte load then
+//! reads 2 to 4 MiB, which hides what the device would really have moved. The advice is only ever a
+//! hint, so not giving it changes no result.
 //!
-//! The one symbol needed from outside is `syscall`, which every C library for Linux has: the filter fits any QEMU.
+//! The one symbol needed from outside is `syscall`, which every C library for Linux has: the filter
+//! fits any QEMU.
 #![no_std]
 
 use core::ffi::{c_int, c_long, c_void};

@@ -1,7 +1,7 @@
 //! Whether the guest runs on the processor (KVM) or is emulated (TCG).
 //!
-//! `/dev/kvm` may exist and still boot nothing: KVM is usable only when the processor also announces `vmx` or `svm` and the
-//! device opens for reading and writing.
+//! `/dev/kvm` may exist and still boot nothing: KVM is usable only when the processor also
+//! announces `vmx` or `svm` and the device opens for reading and writing.
 
 use std::fs::{File, OpenOptions};
 use std::{fmt, io};
@@ -29,10 +29,11 @@ impl Accel {
         accel
     }
 
-    /// The options for QEMU. The guest must not see a hypervisor: the kernel would refuse to commit a CXL region, for it
-    /// cannot be sure to flush the host's caches.
+    /// The options for QEMU. The guest must not see a hypervisor: the kernel would refuse to commit
+    /// a CXL region, for it cannot be sure to flush the host's caches.
     ///
-    /// The emulation of AVX was new in QEMU 7.2: kernels and programs crash in it now and then. Old QEMUs emulate a processor without.
+    /// The emulation of AVX was new in QEMU 7.2: kernels and programs crash in it now and then. Old
+    /// QEMUs emulate a processor without.
     pub fn args(self, qemu: Version) -> Vec<String> {
         let (accel, cpu) = match self {
             Self::Kvm => ("kvm", "host,-hypervisor"),

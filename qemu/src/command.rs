@@ -8,7 +8,8 @@ use crate::find::{Install, Qemu};
 use crate::image::GuestImage;
 use crate::topology::{Attach, escape};
 
-/// The longest command line that the kernel takes, in bytes (x86's `COMMAND_LINE_SIZE`, less its end).
+/// The longest command line that the kernel takes, in bytes (x86's `COMMAND_LINE_SIZE`, less its
+/// end).
 const KERNEL_BYTES: usize = 2047;
 
 /// Why there is no command line.
@@ -51,8 +52,8 @@ pub struct CommandLine {
 }
 
 impl CommandLine {
-    /// The command for this boot. `initramfs` is the one assembled for it, `filter` the library to preload, if any, and
-    /// `console_log` where an interactive console is recorded.
+    /// The command for this boot. `initramfs` is the one assembled for it, `filter` the library to
+    /// preload, if any, and `console_log` where an interactive console is recorded.
     ///
     /// # Errors
     /// When the guest's program or its arguments cannot be passed on.
@@ -113,13 +114,15 @@ impl CommandLine {
 }
 
 fn kernel_line(config: &BootConfig) -> Result<String, CommandError> {
-    // A panic ends the guest at once instead of hanging it; nothing in it needs protection from itself. An emulated processor that gets no time on a busy
-    // host misses timer ticks, and the kernel, which cannot tell that it is a guest, would take the timer for broken and panic.
+    // A panic ends the guest at once instead of hanging it; nothing in it needs protection from
+    // itself. An emulated processor that gets no time on a busy host misses timer ticks, and the
+    // kernel, which cannot tell that it is a guest, would take the timer for broken and panic.
     let mut words: Vec<String> = ["console=ttyS0", "quiet", "panic=-1", "mitigations=off", "no_timer_check"]
         .map(String::from)
         .to_vec();
     if matches!(config.attach, Attach::Cxl(_)) {
-        // Media errors that the device reports are trace events to Linux; this puts them into the kernel's log too.
+        // Media errors that the device reports are trace events to Linux; this puts them into the
+        // kernel's log too.
         words.extend(["trace_event=cxl:cxl_general_media", "tp_printk"].map(String::from));
     }
     words.extend(config.kernel_args.iter().cloned());

@@ -19,9 +19,11 @@ pub const WORKLOADS_MIB: u64 = 160;
 pub struct BootConfig {
     /// How the guest sees the device.
     pub attach: Attach,
-    /// The Unix socket that serves the guest's port `org.lamina.ctl`; without it the guest has no such port.
+    /// The Unix socket that serves the guest's port `org.lamina.ctl`; without it the guest has no
+    /// such port.
     pub ctl_socket: Option<PathBuf>,
-    /// The other end of the guest's port `org.lamina.report`; without it the guest has no such port.
+    /// The other end of the guest's port `org.lamina.report`; without it the guest has no such
+    /// port.
     pub report: Option<Port>,
     /// Where QEMU's monitor (QMP) is to listen, a Unix socket; without it there is none.
     pub qmp: Option<PathBuf>,
@@ -31,11 +33,14 @@ pub struct BootConfig {
     pub run: Option<String>,
     /// Its arguments, without white space.
     pub args: Vec<String>,
-    /// Whether the guest has fio, stress-ng, memtester and numactl (`images/extras`), and [`EXTRAS_MIB`] more RAM for them.
+    /// Whether the guest has fio, stress-ng, memtester and numactl (`images/extras`), and
+    /// [`EXTRAS_MIB`] more RAM for them.
     pub extras: bool,
-    /// Whether the guest has Python, a compiler, a database and numactl (`images/workloads`), and [`WORKLOADS_MIB`] more RAM for them.
+    /// Whether the guest has Python, a compiler, a database and numactl (`images/workloads`), and
+    /// [`WORKLOADS_MIB`] more RAM for them.
     pub workloads: bool,
-    /// Whether the guest has Python with NumPy and safetensors, numactl and the CXL tools (`images/python`), and [`PYTHON_MIB`] more RAM for them.
+    /// Whether the guest has Python with NumPy and safetensors, numactl and the CXL tools
+    /// (`images/python`), and [`PYTHON_MIB`] more RAM for them.
     pub python: bool,
     /// The guest's RAM in MiB, without what extras, workloads and Python take.
     pub memory_mib: u64,
@@ -43,9 +48,11 @@ pub struct BootConfig {
     pub cpus: u32,
     /// How to run the guest; `None` is KVM when usable.
     pub accel: Option<Accel>,
-    /// Let QEMU have huge pages for guest memory. On a FUSE mount that makes it read megabytes for a byte.
+    /// Let QEMU have huge pages for guest memory. On a FUSE mount that makes it read megabytes for
+    /// a byte.
     pub huge_pages: bool,
-    /// Connect the guest's console to this process's terminal. Needed when there is no program to run.
+    /// Connect the guest's console to this process's terminal. Needed when there is no program to
+    /// run.
     pub interactive: bool,
     /// More words for the kernel's command line.
     pub kernel_args: Vec<String>,
@@ -60,7 +67,8 @@ pub struct BootConfig {
 }
 
 impl BootConfig {
-    /// A guest with these windows as CXL memory, enough RAM for them, two processors, and nothing to run.
+    /// A guest with these windows as CXL memory, enough RAM for them, two processors, and nothing
+    /// to run.
     pub fn new(
         base: impl Into<PathBuf>,
         base_bytes: u64,

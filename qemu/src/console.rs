@@ -1,7 +1,8 @@
 //! What the guest says on its serial console.
 //!
-//! Lines are handed on as they come. Two of them are `/init`'s: `lamina-init: ready UPTIME` before the program starts, and
-//! `lamina-init: exit STATUS` after it ended. The last lines are kept, to explain failures.
+//! Lines are handed on as they come. Two of them are `/init`'s: `lamina-init: ready UPTIME` before
+//! the program starts, and `lamina-init: exit STATUS` after it ended. The last lines are kept, to
+//! explain failures.
 
 use std::collections::VecDeque;
 
@@ -39,8 +40,8 @@ pub struct Lines {
 }
 
 impl Lines {
-    /// Takes more bytes and hands each line completed by them to `on_line`, without its end; bytes that are no text are
-    /// replaced.
+    /// Takes more bytes and hands each line completed by them to `on_line`, without its end; bytes
+    /// that are no text are replaced.
     pub fn push(&mut self, bytes: &[u8], mut on_line: impl FnMut(&str)) {
         for &byte in bytes {
             if byte != b'\n' {

@@ -1,12 +1,14 @@
 //! Which QEMU runs the guest.
 //!
 //! In this order, the first that is new enough for the way the device is attached (for CXL 11.1):
-//! 1. `LAMINA_QEMU`: a `qemu-system-x86_64`, or the folder of a tools root. If set, nothing else is tried.
+//! 1. `LAMINA_QEMU`: a `qemu-system-x86_64`, or the folder of a tools root. If set, nothing else is
+//!    tried.
 //! 2. `qemu-system-x86_64` in `PATH`.
 //! 3. The tools root that the recipe `images/tools` unpacks; it is built now if need be.
 //!
-//! A QEMU of the host runs as it is. One of a tools root runs through that root's own dynamic loader, with that root's
-//! libraries and firmware, so it works on hosts with an older C library and needs no chroot.
+//! A QEMU of the host runs as it is. One of a tools root runs through that root's own dynamic
+//! loader, with that root's libraries and firmware, so it works on hosts with an older C library
+//! and needs no chroot.
 
 use std::env;
 use std::ffi::OsStr;
@@ -149,8 +151,8 @@ impl Qemu {
 }
 
 impl Install {
-    /// The program to start, and the arguments that come before QEMU's own. In a tools root `preload` is loaded first; for a
-    /// program of the host, the caller sets `LD_PRELOAD`.
+    /// The program to start, and the arguments that come before QEMU's own. In a tools root
+    /// `preload` is loaded first; for a program of the host, the caller sets `LD_PRELOAD`.
     pub fn command(&self, preload: Option<&Path>) -> (PathBuf, Vec<String>) {
         match self {
             Self::Host(program) => (program.clone(), Vec::new()),

@@ -2,7 +2,8 @@
 //!
 //! Extra programs are an archive of their own, for the boots that ask for them.
 //!
-//! `LAMINA_GUEST_IMAGE` names a folder with an image of one's own; otherwise the recipe `images/guest` provides it.
+//! `LAMINA_GUEST_IMAGE` names a folder with an image of one's own; otherwise the recipe
+//! `images/guest` provides it.
 
 use std::path::{Path, PathBuf};
 
@@ -11,7 +12,8 @@ use crate::recipe::{self, RecipeError};
 /// A guest image on disk.
 #[derive(Clone, Debug)]
 pub struct GuestImage {
-    /// The kernel that QEMU loads: `vmlinux` when the image has it (no decompressing in an emulated guest), else `vmlinuz`.
+    /// The kernel that QEMU loads: `vmlinux` when the image has it (no decompressing in an emulated
+    /// guest), else `vmlinuz`.
     pub kernel: PathBuf,
     /// The initramfs with `/init` and the modules.
     pub initramfs: PathBuf,
@@ -74,7 +76,8 @@ impl GuestImage {
     }
 }
 
-/// The module `lamina.ko` for the guest image's kernel, built now by the recipe `images/driver` if need be.
+/// The module `lamina.ko` for the guest image's kernel, built now by the recipe `images/driver` if
+/// need be.
 ///
 /// # Errors
 /// When the recipe fails, or its folder lacks the module.
@@ -82,7 +85,8 @@ pub fn driver() -> Result<PathBuf, ImageError> {
     file_of("driver", "lamina.ko")
 }
 
-/// The archive with fio, stress-ng, memtester and numactl, built now by the recipe `images/extras` if need be.
+/// The archive with fio, stress-ng, memtester and numactl, built now by the recipe `images/extras`
+/// if need be.
 ///
 /// # Errors
 /// When the recipe fails, or its folder lacks the archive.
@@ -90,7 +94,8 @@ pub fn extras() -> Result<PathBuf, ImageError> {
     file_of("extras", "extras.img")
 }
 
-/// The archive with Python, a compiler, a database and numactl, built now by the recipe `images/workloads` if need be.
+/// The archive with Python, a compiler, a database and numactl, built now by the recipe
+/// `images/workloads` if need be.
 ///
 /// # Errors
 /// When the recipe fails, or its folder lacks the archive.
@@ -98,7 +103,8 @@ pub fn workloads() -> Result<PathBuf, ImageError> {
     file_of("workloads", "workloads.img")
 }
 
-/// The archive with Python, NumPy, safetensors, numactl and the CXL tools, built now by the recipe `images/python` if need be.
+/// The archive with Python, NumPy, safetensors, numactl and the CXL tools, built now by the recipe
+/// `images/python` if need be.
 ///
 /// # Errors
 /// When the recipe fails, or its folder lacks the archive.

@@ -1,7 +1,8 @@
-//! The initramfs of one boot: the image's own and other archives, with one of this boot's files behind them.
+//! The initramfs of one boot: the image's own and other archives, with one of this boot's files
+//! behind them.
 //!
-//! The kernel unpacks concatenated cpio archives one after the other, so those that are there are copied as they are. Files are owned by
-//! root; the folders they need are made.
+//! The kernel unpacks concatenated cpio archives one after the other, so those that are there are
+//! copied as they are. Files are owned by root; the folders they need are made.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -90,7 +91,8 @@ pub enum InitramfsError {
     },
 }
 
-/// Writes `output`: the archives `bases`, then one with these files. A later file of the same path wins.
+/// Writes `output`: the archives `bases`, then one with these files. A later file of the same path
+/// wins.
 ///
 /// # Errors
 /// When a path is not usable or a file cannot be read or written.
@@ -154,7 +156,8 @@ fn relative(path: &str) -> Result<&str, InitramfsError> {
     }
 }
 
-/// Whether these bytes are a 64-bit little-endian ELF file that asks for an interpreter (a `PT_INTERP` program header).
+/// Whether these bytes are a 64-bit little-endian ELF file that asks for an interpreter (a
+/// `PT_INTERP` program header).
 fn is_dynamic(bytes: &[u8]) -> bool {
     const PT_INTERP: u64 = 3;
     let number = |offset: usize, length: usize| -> Option<u64> {

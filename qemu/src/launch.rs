@@ -1,8 +1,10 @@
 //! Starting a guest, following it, and ending it.
 //!
-//! * A thread of its own starts QEMU and stays until QEMU has ended. The kernel kills QEMU when that thread dies
-//!   (`PR_SET_PDEATHSIG`), and only the end of the whole process can make it die first: no QEMU is left behind.
-//! * Dropping a [`Guest`] kills its QEMU and waits for its end. Signals go through a pidfd, never to a reused number.
+//! * A thread of its own starts QEMU and stays until QEMU has ended. The kernel kills QEMU when
+//!   that thread dies (`PR_SET_PDEATHSIG`), and only the end of the whole process can make it die
+//!   first: no QEMU is left behind.
+//! * Dropping a [`Guest`] kills its QEMU and waits for its end. Signals go through a pidfd, never
+//!   to a reused number.
 //! * The outcome is known once QEMU has ended *and* everything it printed has been read.
 
 use std::io::Read;
@@ -88,7 +90,8 @@ pub enum BootError {
         /// The end of QEMU's stderr.
         stderr: String,
     },
-    /// The guest powered off without its program having ended: its kernel panicked, or `/init` failed.
+    /// The guest powered off without its program having ended: its kernel panicked, or `/init`
+    /// failed.
     #[error("the guest powered off before its program ended; its last messages:\n{console}")]
     Unfinished {
         /// The end of the guest's console.
@@ -125,7 +128,8 @@ pub struct Prepared {
     _folder: Option<tempfile::TempDir>,
 }
 
-/// Checks what is asked for, finds or builds QEMU and the guest image, and writes this boot's initramfs.
+/// Checks what is asked for, finds or builds QEMU and the guest image, and writes this boot's
+/// initramfs.
 ///
 /// # Errors
 /// The first thing that stands in the way.
@@ -165,7 +169,8 @@ pub fn prepare(config: &BootConfig) -> Result<Prepared, BootError> {
 /// Boots a guest. Each line of its console goes to `on_line`, unless the console is interactive.
 ///
 /// # Errors
-/// When something stands in the way of starting QEMU. What happens later is told by [`Guest::wait`].
+/// When something stands in the way of starting QEMU. What happens later is told by
+/// [`Guest::wait`].
 pub fn boot(config: &BootConfig, on_line: impl FnMut(&str) + Send + 'static) -> Result<Guest, BootError> {
     prepare(config)?.spawn(on_line)
 }
@@ -245,11 +250,12 @@ impl Guest {
         let _ = pidfd_send_signal(&self.pidfd, Signal::KILL);
     }
 
-    /// Waits until the guest has powered off; `None` waits without limit. When the limit is reached, the guest is killed.
+    /// Waits until the guest has powered off; `None` waits without limit. When the limit is
+    /// reached, the guest is killed.
     ///
     /// # Errors
-    /// When QEMU fails, the limit is reached, or the guest powers off before its program has ended. The error carries the last
-    /// lines of the guest's console and of QEMU's stderr.
+    /// When QEMU fails, the limit is reached, or the guest powers off before its program has ended.
+    /// The error carries the last lines of the guest's console and of QEMU's stderr.
     pub fn wait(&self, limit: Option<Duration>) -> Result<Outcome, BootError> {
         let state = self.shared.lock();
         let running = |state: &mut State| state.ended.is_none();
@@ -370,7 +376,8 @@ fn supervise(
     // Its pipes are closed, or there were none to follow.
     let status = child.wait();
     let mut state = shared.lock();
-    // Waiting for one's own child fails only if somebody else reaped it; then it has ended, in a way unknown: a failure.
+    // Waiting for one's own child fails only if somebody else reaped it; then it has ended, in a
+    // way unknown: a failure.
     let status = status.unwrap_or_else(|_| ExitStatus::from_raw(0xff00));
     state.ended = Some((status, begun.elapsed().as_secs_f64()));
     drop(state);

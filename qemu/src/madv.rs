@@ -1,7 +1,8 @@
 //! The preloaded library that keeps QEMU from asking for huge pages (`madv-filter/filter.rs`).
 //!
-//! It is compiled into this library and written to the cache when a guest is started. Its file's name holds a digest of its
-//! bytes, so an older one is never mistaken for it and running guests keep theirs.
+//! It is compiled into this library and written to the cache when a guest is started. Its file's
+//! name holds a digest of its bytes, so an older one is never mistaken for it and running guests
+//! keep theirs.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::Write;
@@ -109,7 +110,8 @@ mod tests {
                 .expect(&text)
         };
         assert_eq!(run(&filter), "0 false true -1 true");
-        // A kernel without transparent huge pages refuses the advice; on any other the mapping is marked.
+        // A kernel without transparent huge pages refuses the advice; on any other the mapping is
+        // marked.
         if Path::new("/sys/kernel/mm/transparent_hugepage").exists() {
             assert_eq!(run(Path::new("")), "0 true true -1 true");
         }

@@ -1,7 +1,9 @@
 //! Running the recipes in `images/`, which build what a boot needs and print the folder they made.
 //!
-//! * The recipes lie in the repository: the folder `LAMINA_ROOT` names, or the one this library was compiled in.
-//! * A recipe keeps what it built in a cache, so running it again is quick; its progress goes to this process's stderr.
+//! * The recipes lie in the repository: the folder `LAMINA_ROOT` names, or the one this library was
+//!   compiled in.
+//! * A recipe keeps what it built in a cache, so running it again is quick; its progress goes to
+//!   this process's stderr.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -52,7 +54,8 @@ pub fn root() -> PathBuf {
     )
 }
 
-/// The folder that things are kept in between runs, shared with the recipes: `LAMINA_CACHE`, or `lamina` in the user's cache.
+/// The folder that things are kept in between runs, shared with the recipes: `LAMINA_CACHE`, or
+/// `lamina` in the user's cache.
 pub fn cache() -> PathBuf {
     let set = |name: &str| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     set("LAMINA_CACHE")
@@ -100,7 +103,8 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         std::fs::create_dir(root.path().join("images")).unwrap();
         let path = root.path().join("images/thing");
-        // Written by another process: what this one has open, a process that another test starts has open too for a moment, and then it cannot be run.
+        // Written by another process: what this one has open, a process that another test starts
+        // has open too for a moment, and then it cannot be run.
         let write = "printf '#!/bin/sh\\n%s\\n' \"$1\" >\"$0\" && chmod 755 \"$0\"";
         let written = Command::new("sh").args(["-c", write]).arg(path).arg(script).status().unwrap();
         assert!(written.success());

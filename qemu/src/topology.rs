@@ -5,7 +5,8 @@
 //! pcie.0 ─ virtio-serial: org.lamina.ctl, org.lamina.report
 //! ```
 //!
-//! * Each way to attach the device is a file of its own: what it needs of the machine and of QEMU, its options, what it checks.
+//! * Each way to attach the device is a file of its own: what it needs of the machine and of QEMU,
+//!   its options, what it checks.
 //! * A core dump of QEMU leaves guest memory out: writing it would read every window whole.
 //! * The guest's own RAM is a NUMA node, so that a memory window becomes another.
 
@@ -156,8 +157,8 @@ pub enum TopologyError {
 }
 
 impl Topology {
-    /// RAM in MiB that is enough for a small program in a guest with windows of so many bytes together: the kernel keeps
-    /// 64 bytes for each page it maps, 1/64 of the windows.
+    /// RAM in MiB that is enough for a small program in a guest with windows of so many bytes
+    /// together: the kernel keeps 64 bytes for each page it maps, 1/64 of the windows.
     pub fn memory_for(windows_bytes: u64) -> u64 {
         512 + (windows_bytes >> 20).div_ceil(64)
     }
@@ -220,7 +221,8 @@ impl Topology {
     }
 }
 
-/// The option of a socket that QEMU connects to again after so many milliseconds, or seconds where it knows no other.
+/// The option of a socket that QEMU connects to again after so many milliseconds, or seconds where
+/// it knows no other.
 fn reconnect(qemu: Version, milliseconds: u32) -> String {
     if qemu >= (Version { major: 9, minor: 2, patch: 0 }) {
         format!("reconnect-ms={milliseconds}")

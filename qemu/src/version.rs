@@ -1,7 +1,8 @@
 //! QEMU's version, and the oldest one that will do.
 //!
-//! QEMU 11.1 is the first that maps a `cxl-type3` device's memory into the guest directly; before it every load and store
-//! was trapped, fifty times slower, and vector instructions crashed KVM guests.
+//! QEMU 11.1 is the first that maps a `cxl-type3` device's memory into the guest directly; before
+//! it every load and store was trapped, fifty times slower, and vector instructions crashed KVM
+//! guests.
 
 use std::fmt;
 
@@ -20,7 +21,8 @@ pub struct Version {
 pub const OLDEST: Version = Version { major: 11, minor: 1, patch: 0 };
 
 impl Version {
-    /// Reads the version from what `qemu-system-x86_64 --version` prints; `None` if that is something else.
+    /// Reads the version from what `qemu-system-x86_64 --version` prints; `None` if that is
+    /// something else.
     pub fn parse(output: &str) -> Option<Self> {
         let rest = output.split_once("QEMU emulator version ")?.1;
         let number = rest.split(|c: char| !c.is_ascii_digit() && c != '.').next()?;

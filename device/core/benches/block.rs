@@ -1,6 +1,8 @@
-//! What one 4 KiB block costs: the transpose and the planes' checks by each kernel, coding and decoding by each codec, the index entry.
+//! What one 4 KiB block costs: the transpose and the planes' checks by each kernel, coding and
+//! decoding by each codec, the index entry.
 //!
-//! Throughput is of uncompressed data; `memcpy` is the same blocks copied. Blocks are the bundled model's weights.
+//! Throughput is of uncompressed data; `memcpy` is the same blocks copied. Blocks are the bundled
+//! model's weights.
 
 use std::{hint::black_box, path::Path};
 
@@ -32,7 +34,8 @@ fn blocks() -> Vec<BlockWords> {
     bytes.chunks_exact(BLOCK_BYTES).take(BLOCKS).map(|block| block.try_into().expect("a block")).collect()
 }
 
-/// A block that begins at a cache line, so that what is compared does not depend on where an allocation happens to begin.
+/// A block that begins at a cache line, so that what is compared does not depend on where an
+/// allocation happens to begin.
 #[derive(Clone, Copy)]
 #[repr(align(64))]
 struct Aligned([u8; BLOCK_BYTES]);
@@ -165,7 +168,8 @@ fn code(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// The blocks' elements in `format`: fp8 by the view of that name, integers scaled to the largest element.
+/// The blocks' elements in `format`: fp8 by the view of that name, integers scaled to the largest
+/// element.
 fn converted(format: Format, blocks: &[BlockWords]) -> Vec<BlockWords> {
     if format == Format::Bf16 {
         return blocks.to_vec();

@@ -1,7 +1,9 @@
-//! What a disk's read of 1 MiB costs in the device, without queues and guests: of the base window and of views, by each codec.
+//! What a disk's read of 1 MiB costs in the device, without queues and guests: of the base window
+//! and of views, by each codec.
 //!
-//! Throughput is of the bytes that are given. The tensor is larger than the processor's caches, so stored bytes come from memory, as they do when a guest
-//! reads a disk from end to end; `memcpy` reads as many bytes of an array as large.
+//! Throughput is of the bytes that are given. The tensor is larger than the processor's caches, so
+//! stored bytes come from memory, as they do when a guest reads a disk from end to end; `memcpy`
+//! reads as many bytes of an array as large.
 
 use std::{hint::black_box, path::Path};
 

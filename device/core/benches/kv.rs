@@ -1,6 +1,8 @@
-//! What a window of a KV cache costs: the transpose by each kernel, coding and decoding by each codec.
+//! What a window of a KV cache costs: the transpose by each kernel, coding and decoding by each
+//! codec.
 //!
-//! Throughput is of uncompressed data; `memcpy` is the same windows copied. Windows are 128 tokens of the bundled model's K, and for the transpose also wider ones of its bytes.
+//! Throughput is of uncompressed data; `memcpy` is the same windows copied. Windows are 128 tokens
+//! of the bundled model's K, and for the transpose also wider ones of its bytes.
 
 use std::{hint::black_box, path::Path};
 

@@ -1,5 +1,5 @@
-//! What 100 000 tensors cost: to make them at once, to list them, to make and remove one more beside
-//! them, to find whose a block is, and to open an image that has them.
+//! What 100 000 tensors cost: to make them at once, to list them, to make and remove one more
+//! beside them, to find whose a block is, and to open an image that has them.
 
 use std::hint::black_box;
 

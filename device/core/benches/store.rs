@@ -1,5 +1,6 @@
-//! What a store costs in the device: requests of 1 MiB and of 4 KiB, of bf16 weights, a KV cache, compressible and incompressible bytes, with
-//! and without observers, in the modes `trace` and `plain`. Every request stores what is there already from the second round on.
+//! What a store costs in the device: requests of 1 MiB and of 4 KiB, of bf16 weights, a KV cache,
+//! compressible and incompressible bytes, with and without observers, in the modes `trace` and
+//! `plain`. Every request stores what is there already from the second round on.
 
 use std::hint::black_box;
 

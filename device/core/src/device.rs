@@ -1,4 +1,5 @@
-//! The device: the walk of a load and of a store, over parts that own what they work on. The only thing the servers know.
+//! The device: the walk of a load and of a store, over parts that own what they work on. The only
+//! thing the servers know.
 //!
 //! | part | owns |
 //! |---|---|
@@ -7,16 +8,19 @@
 //! | KV staging ([`windows`]) | open KV windows |
 //! | accounts ([`accounts`]) | counters, charges, quotas, [observers] |
 //!
-//! A walk asks the namespace first. That says the owner, whose [`coding`] asks staging and blocks, which charge and count. Nothing asks back.
+//! A walk asks the namespace first. That says the owner, whose [`coding`] asks staging and blocks,
+//! which charge and count. Nothing asks back.
 //!
 //! The rules:
-//! * Every method may be called from any thread. Reads of different blocks never wait for each other, nor for the coding of a write to another block, but
-//!   for those of one KV window: see `windows`.
+//! * Every method may be called from any thread. Reads of different blocks never wait for each
+//!   other, nor for the coding of a write to another block, but for those of one KV window: see
+//!   `windows`.
 //! * A read or write that is not wholly inside its window changes nothing and is an error.
-//! * Who owns a block, and so how it is coded, is decided under the map's lock, which every write holds for its block: charges and
-//!   counters always agree with the map.
+//! * Who owns a block, and so how it is coded, is decided under the map's lock, which every write
+//!   holds for its block: charges and counters always agree with the map.
 //! * A read that finds its map stale begins again with the new one.
-//! * A write to a block is atomic to readers of that block; a request over several blocks is not, as with any memory.
+//! * A write to a block is atomic to readers of that block; a request over several blocks is not,
+//!   as with any memory.
 
 mod accounts;
 mod blocks;
@@ -128,7 +132,8 @@ impl Device {
     /// An empty device. Takes no time or memory in proportion to its windows.
     ///
     /// # Errors
-    /// [`DeviceError::Size`] for window sizes that cannot be; [`DeviceError::Store`] if the address space cannot be had; partitions that cannot be.
+    /// [`DeviceError::Size`] for window sizes that cannot be; [`DeviceError::Store`] if the address
+    /// space cannot be had; partitions that cannot be.
     pub fn new(config: DeviceConfig) -> Result<Self, DeviceError> {
         config.check()?;
         let partition_table = config.partition_table()?;
@@ -163,7 +168,8 @@ impl Device {
         }
     }
 
-    /// The device that lies in `image`, as the last process left it: what `config` says otherwise of its sizes, mode and codec does not count.
+    /// The device that lies in `image`, as the last process left it: what `config` says otherwise
+    /// of its sizes, mode and codec does not count.
     ///
     /// # Errors
     /// As [`Device::new`]; [`DeviceError::Image`] for an image that no device made.

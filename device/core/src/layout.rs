@@ -1,8 +1,10 @@
 //! Layouts: in which order a tensor's elements enter the planes (TRACE III-B, eq. 3 and 8).
 //!
-//! This is the one place where layouts differ. `weight` blocks enter in address order, one by one. Those of `kv` tensors enter a window at a time, channel by
-//! channel where that is worth it: see [`lamina_codec::kv`]. What a layout did on the way to the codec its inverse undoes on the way back. A device in the modes `plain` and
-//! `gcomp` has one layout for everything, words in address order.
+//! This is the one place where layouts differ. `weight` blocks enter in address order, one by one.
+//! Those of `kv` tensors enter a window at a time, channel by channel where that is worth it: see
+//! [`lamina_codec::kv`]. What a layout did on the way to the codec its inverse undoes on the way
+//! back. A device in the modes `plain` and `gcomp` has one layout for everything, words in address
+//! order.
 
 use serde::{Deserialize, Serialize};
 
@@ -21,7 +23,8 @@ pub enum Layout {
 }
 
 impl Layout {
-    /// Codes one block in address order for a device of this mode: any block but those of a `kv` tensor in the mode `trace`.
+    /// Codes one block in address order for a device of this mode: any block but those of a `kv`
+    /// tensor in the mode `trace`.
     pub fn encode_block(
         encoder: &mut Encoder,
         mode: Mode,

@@ -2,11 +2,12 @@
 //!
 //! A load walks one straight line, and the modules are its stations:
 //!
-//! [`window`] (base or views, and which view) → [`device`] (whose block it is) → [`lamina_store`] (plane index, segments) →
-//! [`lamina_codec`] (planes back to words, the view's arithmetic) → [`layout`] (weight, kv) → bytes.
+//! [`window`] (base or views, and which view) → [`device`] (whose block it is) → [`lamina_store`]
+//! (plane index, segments) → [`lamina_codec`] (planes back to words, the view's arithmetic) →
+//! [`layout`] (weight, kv) → bytes.
 //!
-//! A store walks it backwards. [`stats`] counts at the stations and nowhere else. [`analyze`] says beforehand what the
-//! device would make of a checkpoint.
+//! A store walks it backwards. [`stats`] counts at the stations and nowhere else. [`analyze`] says
+//! beforehand what the device would make of a checkpoint.
 
 pub mod analyze;
 pub mod counters;

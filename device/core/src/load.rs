@@ -1,13 +1,17 @@
-//! Loading a checkpoint into the device: a tensor for each of the file's, its bytes, then the views asked for.
+//! Loading a checkpoint into the device: a tensor for each of the file's, its bytes, then the views
+//! asked for.
 //!
 //! The rules:
 //!
-//! * Tensors are placed by the device, at the first place they fit. One that has no elements is skipped by name.
-//! * Bytes are copied in pieces of [`PIECE`] by a few threads at once, so that a file larger than memory can be loaded and
-//!   the codecs get all cores.
-//! * Views are made after the bytes are in. A view that a tensor's format cannot give is skipped and reported; one that no
-//!   format at all can give is a mistake and refused before anything is loaded.
-//! * Which tensors are KV caches is said by [`KvRule`]s, the first that matches; see [`KvRule::by_name`].
+//! * Tensors are placed by the device, at the first place they fit. One that has no elements is
+//!   skipped by name.
+//! * Bytes are copied in pieces of [`PIECE`] by a few threads at once, so that a file larger than
+//!   memory can be loaded and the codecs get all cores.
+//! * Views are made after the bytes are in. A view that a tensor's format cannot give is skipped
+//!   and reported; one that no format at all can give is a mistake and refused before anything is
+//!   loaded.
+//! * Which tensors are KV caches is said by [`KvRule`]s, the first that matches; see
+//!   [`KvRule::by_name`].
 //! * Each tensor names the checkpoint it is of, and the image says of that when it is there whole.
 //!   What is to become of a checkpoint whose tensors the device has already, or has tensors of the
 //!   names of, is [decided](decide) before anything changes.
@@ -71,7 +75,8 @@ pub struct KvRule {
     layout: Option<KvLayout>,
 }
 
-/// A rule by which tensors have another format than the file says, for example packed 4-bit integers in a `U8` tensor.
+/// A rule by which tensors have another format than the file says, for example packed 4-bit
+/// integers in a `U8` tensor.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FormatRule {
     pattern: WildMatch,
@@ -104,7 +109,8 @@ pub enum RuleError {
 }
 
 impl KvRule {
-    /// The rules that hold without being asked for: two-dimensional tensors whose name ends in `.k` or `.v`.
+    /// The rules that hold without being asked for: two-dimensional tensors whose name ends in `.k`
+    /// or `.v`.
     pub fn by_name() -> [Self; 2] {
         ["*.k", "*.v"].map(|pattern| Self { pattern: WildMatch::new(pattern), layout: None })
     }
@@ -264,7 +270,8 @@ pub fn base_needed(model: &ModelFile) -> u64 {
         .fold(0, |sum, tensor| sum.saturating_add(tensor.length.next_multiple_of(BLOCK_BYTES as u64)))
 }
 
-/// Bytes of the views window that the views of `model` take in a fresh device, the directory not counted.
+/// Bytes of the views window that the views of `model` take in a fresh device, the directory not
+/// counted.
 pub fn views_needed(model: &ModelFile, options: &LoadOptions) -> u64 {
     let bytes = model.tensors().iter().map(|tensor| spec(tensor, options)).flat_map(|spec| {
         options.views.iter().filter_map(move |spelling| {
@@ -275,12 +282,13 @@ pub fn views_needed(model: &ModelFile, options: &LoadOptions) -> u64 {
     bytes.fold(0, u64::saturating_add)
 }
 
-/// Loads all tensors of `model`, telling `progress` after each piece, which may stop it. `progress` is called from several
-/// threads.
+/// Loads all tensors of `model`, telling `progress` after each piece, which may stop it. `progress`
+/// is called from several threads.
 ///
 /// # Errors
 ///
-/// When a view's spelling is none, the file cannot be read, or the device has no room; what was loaded until then stays.
+/// When a view's spelling is none, the file cannot be read, or the device has no room; what was
+/// loaded until then stays.
 pub fn load_model(
     device: &Device,
     model: &ModelFile,
@@ -446,7 +454,8 @@ fn spec(tensor: &ModelTensor, options: &LoadOptions) -> TensorSpec {
     };
     let layout = options.kv.iter().find_map(|rule| rule.layout(tensor)).unwrap_or_default();
     let elements = format.elements_in(tensor.length);
-    // Under another format, or as bytes, the file's shape counts other elements than the device does.
+    // Under another format, or as bytes, the file's shape counts other elements than the device
+    // does.
     let fits = tensor.shape.iter().try_fold(1_u64, |product, &n| product.checked_mul(n)) == Some(elements);
     TensorSpec {
         name: full_name(&tensor.name, options),

@@ -1,11 +1,14 @@
 //! The device divided: which part of both windows belongs to whom, and what it may store.
 //!
 //! The rules:
-//! * There is always at least one part. The parts lie one behind the other and fill both windows; each part's views range begins with a directory of its own.
-//! * An undivided device has one part without a name, and counts nothing for it apart. The tensors of a divided one are called by their part: `part/tensor`.
-//! * A quota bounds what a part's blocks are charged in the store. What it refuses is refused before anything is stored; what takes no more than before never is.
-//! * Every block, KV window, tensor and view belongs to one part, and so does the room for open KV windows: whatever one part does, another's writes are neither
-//!   refused nor coded because of it.
+//! * There is always at least one part. The parts lie one behind the other and fill both windows;
+//!   each part's views range begins with a directory of its own.
+//! * An undivided device has one part without a name, and counts nothing for it apart. The tensors
+//!   of a divided one are called by their part: `part/tensor`.
+//! * A quota bounds what a part's blocks are charged in the store. What it refuses is refused
+//!   before anything is stored; what takes no more than before never is.
+//! * Every block, KV window, tensor and view belongs to one part, and so does the room for open KV
+//!   windows: whatever one part does, another's writes are neither refused nor coded because of it.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};

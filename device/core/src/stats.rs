@@ -2,8 +2,8 @@
 //!
 //! The rules:
 //! * A figure is [declared](crate::counters) once. Everything that shows it is made from that.
-//! * Counters are exact and only rise; gauges follow what is stored now. Nothing here is modelled but
-//!   the index cache, and rates of several devices ([`members`]).
+//! * Counters are exact and only rise; gauges follow what is stored now. Nothing here is modelled
+//!   but the index cache, and rates of several devices ([`members`]).
 //! * One access is a request that reaches the device: a page that a page cache fills, of 4 KiB or
 //!   with what it reads ahead, and no load of 64 bytes. Requests are counted by size ([`Fills`]).
 //! * `plain_bytes` is what a device without compression or planes moves for the same request: the

@@ -1,8 +1,10 @@
 //! Tensors: named ranges of the base window whose elements the device understands.
 //!
 //! The rules:
-//! * A tensor begins at a multiple of 4096 bytes and shares no block with another, so that a block has one format.
-//! * The bytes between a tensor's end and its last block's belong to it: they are ordinary memory that no view shows.
+//! * A tensor begins at a multiple of 4096 bytes and shares no block with another, so that a block
+//!   has one format.
+//! * The bytes between a tensor's end and its last block's belong to it: they are ordinary memory
+//!   that no view shows.
 //! * Its length is exactly what its elements take.
 
 mod transition;

@@ -1,8 +1,9 @@
-//! The two windows of the device's memory, and the alias decoder (TRACE III-C, "precision-partitioned addressing").
+//! The two windows of the device's memory, and the alias decoder (TRACE III-C,
+//! "precision-partitioned addressing").
 //!
 //! The rules:
-//! * `base` is the capacity window: offset = DPA. `views` begins with the directory; views lie behind it at multiples of 2 MiB
-//!   and never move while they exist.
+//! * `base` is the capacity window: offset = DPA. `views` begins with the directory; views lie
+//!   behind it at multiples of 2 MiB and never move while they exist.
 //! * What lies where is said by a [`Map`].
 //! * Each part of a divided device has a directory, which counts from the part's own beginnings and
 //!   changes only with what is in it.
@@ -98,8 +99,8 @@ impl Alias {
         self.geometry().pieces(range)
     }
 
-    /// The bytes of block `block` of the tensor that belong to bytes `range` of the view: neighbouring ranges of the view have neighbouring ones, even where an
-    /// element is cut.
+    /// The bytes of block `block` of the tensor that belong to bytes `range` of the view:
+    /// neighbouring ranges of the view have neighbouring ones, even where an element is cut.
     pub(crate) fn words_of(&self, block: u64, range: &Range<u64>) -> Range<usize> {
         self.geometry().words_of(block, range)
     }

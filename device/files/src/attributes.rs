@@ -1,8 +1,8 @@
 //! Modes, owners, times and extended attributes.
 //!
 //! `user.lamina.format` and `user.lamina.kv` of a file say what its bytes are. Setting or removing
-//! one codes the file anew, all of it, before the call returns. Of a folder they are for what is made
-//! in it later.
+//! one codes the file anew, all of it, before the call returns. Of a folder they are for what is
+//! made in it later.
 
 use super::class::{Class, FORMAT, KV};
 use super::error::FileError;
@@ -191,8 +191,8 @@ impl Files {
     /// Removes an extended attribute.
     ///
     /// # Errors
-    /// [`FileError::NoAttribute`]; [`FileError::is_no_room`] if the file would have to be coded anew
-    /// and there is no room for that. Then nothing changed.
+    /// [`FileError::NoAttribute`]; [`FileError::is_no_room`] if the file would have to be coded
+    /// anew and there is no room for that. Then nothing changed.
     pub fn remove_attribute(&self, inode: u64, name: &[u8]) -> Result<(), FileError> {
         if !self.core.lock().state.node(inode)?.attributes.contains_key(name) {
             return Err(FileError::NoAttribute { inode });

@@ -65,8 +65,8 @@ impl Class {
         self.kv.map_or(Layout::Weight, Layout::Kv)
     }
 
-    /// Bytes that lie together, in the file and on the device: a block, or KV windows up to one that
-    /// begins with a row as the first did.
+    /// Bytes that lie together, in the file and on the device: a block, or KV windows up to one
+    /// that begins with a row as the first did.
     pub(crate) fn unit(&self) -> u64 {
         let block = BLOCK_BYTES as u64;
         let Some(kv) = &self.kv else { return block };
@@ -101,7 +101,8 @@ mod tests {
         assert_eq!((bf16.format(), bf16.layout(), bf16.unit()), (Format::Bf16, Layout::Weight, 4096));
         let kv = Class::new(None, Some(b"1024,64")).unwrap();
         assert_eq!((kv.format(), kv.unit()), (Format::Bf16, 1024 * 64 * 2));
-        // 100 rows of 96 bytes are less than three blocks; after as many windows as that takes, a row begins.
+        // 100 rows of 96 bytes are less than three blocks; after as many windows as that takes, a
+        // row begins.
         let odd = Class::new(Some(b"fp16"), Some(b"48,100")).unwrap();
         assert_eq!((odd.unit() % 96, odd.unit() % (3 * 4096)), (0, 0));
         for class in [Class::OPAQUE, bf16, kv, odd] {

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// Pieces of a file, by where they begin in it: DPA and length. They do not overlap, and pieces that
-/// follow each other in both places are one.
+/// Pieces of a file, by where they begin in it: DPA and length. They do not overlap, and pieces
+/// that follow each other in both places are one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Extents(BTreeMap<u64, (u64, u64)>);
 

@@ -1,7 +1,7 @@
 //! `files/`: a file system on the device.
 //!
-//! * [`state`] knows inodes, names, extents and attributes. It is memory, and what the changes in the
-//!   [log](log) make of nothing.
+//! * [`state`] knows inodes, names, extents and attributes. It is memory, and what the changes in
+//!   the [log](log) make of nothing.
 //! * What files hold lies in the base window, in [slabs](space) of one [class] each: in a slab of
 //!   bf16 the device codes bf16. A file's attributes say its class.
 //! * Who serves the files answers the kernel; this crate knows nothing of it but the numbers of its
@@ -9,8 +9,8 @@
 //!
 //! The rules:
 //! * Each request that changes names is one record, so all of it is there after a crash or nothing.
-//! * A place is recorded before anything is stored there; a size that grows, after what it shows was
-//!   stored; a size that shrinks, before anything is discarded.
+//! * A place is recorded before anything is stored there; a size that grows, after what it shows
+//!   was stored; a size that shrinks, before anything is discarded.
 //! * What lies behind a file's end may be anything after a crash. It is made zeros before the end
 //!   moves over it.
 //! * An inode without a name stays as long as it is open. Who serves a mount that another process
@@ -138,8 +138,8 @@ struct Live {
 }
 
 impl Files {
-    /// The files of a device, which may take `limit` bytes. None if there are none, and none may be.
-    /// `first` says that nobody answered the mount before.
+    /// The files of a device, which may take `limit` bytes. None if there are none, and none may
+    /// be. `first` says that nobody answered the mount before.
     ///
     /// # Errors
     /// [`FileError::Damaged`] if what is there cannot be used; what the device says.

@@ -21,7 +21,8 @@ use crate::client::ApiAt;
 use crate::guests::Guests;
 use crate::partition_table::PartitionArgs;
 
-/// A CXL Type-3 memory device in user space: tensors as compressed bit-planes, precision views by address alias.
+/// A CXL Type-3 memory device in user space: tensors as compressed bit-planes, precision views by
+/// address alias.
 #[derive(Debug, Parser)]
 #[command(
     version,
@@ -85,7 +86,8 @@ pub(crate) enum Command {
     View(View),
     Flush(Flush),
     Discard(Discard),
-    /// Tell what happened to a device that is being served: how full it is, what found no room, what was lost.
+    /// Tell what happened to a device that is being served: how full it is, what found no room,
+    /// what was lost.
     Events(Client),
     /// List poisoned blocks, poison some, or clear them.
     #[command(subcommand)]
@@ -100,14 +102,17 @@ pub(crate) enum Command {
     Analyze(Analyze),
 }
 
-/// Serve a device: mount its two windows, or serve them as disks, load checkpoints, answer the API and guests, until SIGINT or SIGTERM.
+/// Serve a device: mount its two windows, or serve them as disks, load checkpoints, answer the API
+/// and guests, until SIGINT or SIGTERM.
 ///
-/// The mount shows two files: `base`, the capacity window, and `views`, the aperture with the directory and all views. Give
-/// both to QEMU as memory-backend-file with share=on. A line on standard output says when they are ready. With --guest or --host
-/// each guest or host has two such files and a control socket of its own.
+/// The mount shows two files: `base`, the capacity window, and `views`, the aperture with the
+/// directory and all views. Give both to QEMU as memory-backend-file with share=on. A line on
+/// standard output says when they are ready. With --guest or --host each guest or host has two such
+/// files and a control socket of its own.
 ///
-/// With --vhost-user the windows are virtio disks (vhost-user-blk), with or without a mount: `base`, which can be written, and `views`,
-/// which cannot, with a partition for each view. They need no driver in the guest, and no CXL.
+/// With --vhost-user the windows are virtio disks (vhost-user-blk), with or without a mount:
+/// `base`, which can be written, and `views`, which cannot, with a partition for each view. They
+/// need no driver in the guest, and no CXL.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Two guests with a gigabyte each, of which one may store half a gigabyte; then, from two other terminals, boot one on each part:
@@ -134,15 +139,18 @@ pub(crate) struct Serve {
     /// The directory to mount on; made if it is missing.
     #[arg(long, value_name = "DIR", required_unless_present = "vhost_user")]
     pub(crate) mount: Option<PathBuf>,
-    /// Serve disks: a directory for the sockets of both windows, or one socket and what its disk shows; may be given more than once.
+    /// Serve disks: a directory for the sockets of both windows, or one socket and what its disk
+    /// shows; may be given more than once.
     #[arg(long, value_name = "DIR|SOCKET=WHAT", value_parser = disks)]
     pub(crate) vhost_user: Vec<DiskArg>,
-    /// Serve mailboxes on this socket, for guests that see the mount as shared memory of PCI devices: the chardev of an
-    /// ivshmem-doorbell. The windows' sizes must be powers of two then, and are unless given.
+    /// Serve mailboxes on this socket, for guests that see the mount as shared memory of PCI
+    /// devices: the chardev of an ivshmem-doorbell. The windows' sizes must be powers of two then,
+    /// and are unless given.
     #[arg(long, value_name = "SOCKET", requires = "mount")]
     pub(crate) ivshmem: Option<PathBuf>,
-    /// Serve a virtio device on this socket whose shared-memory region holds what of the windows a guest has mapped: the chardev of QEMU's
-    /// vhost-user-test-device-pci (11.1). The guest needs the driver in driver-shim/kernel.
+    /// Serve a virtio device on this socket whose shared-memory region holds what of the windows a
+    /// guest has mapped: the chardev of QEMU's vhost-user-test-device-pci (11.1). The guest needs
+    /// the driver in driver-shim/kernel.
     #[arg(long, value_name = "SOCKET", requires = "mount")]
     pub(crate) vhost_user_shmem: Option<PathBuf>,
     /// Print the ready line as JSON.
@@ -190,7 +198,8 @@ pub(crate) enum View {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Tensor {
     Add(TensorAdd),
-    /// Remove a tensor and its views. Its bytes stay, as bytes of nobody, until they are discarded or written over.
+    /// Remove a tensor and its views. Its bytes stay, as bytes of nobody, until they are discarded
+    /// or written over.
     #[command(after_help = "\
 Example:
       lamina discard scratch && lamina tensor rm scratch")]
@@ -202,7 +211,8 @@ Example:
     },
     /// Make a tensor longer or shorter where it is, with its outermost dimension.
     ///
-    /// It grows if what is behind it is nobody's. What is cut off stays, as bytes of nobody. Its views stay where they are.
+    /// It grows if what is behind it is nobody's. What is cut off stays, as bytes of nobody. Its
+    /// views stay where they are.
     #[command(after_help = "\
 Example:
       lamina tensor resize cache.k --length 128M")]
@@ -219,7 +229,8 @@ Example:
     List(Client),
 }
 
-/// Make a tensor: say what a range of the base window holds. Bytes that are there stay, and are coded anew.
+/// Make a tensor: say what a range of the base window holds. Bytes that are there stay, and are
+/// coded anew.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -260,8 +271,8 @@ pub(crate) struct Dimensions(pub(crate) Vec<u64>);
 
 /// Make every store to the base window visible in every view: the coherence fence.
 ///
-/// Views are computed from what has reached the device. Stores sit in the host's page cache until the kernel writes them
-/// back; this writes them back now and drops stale view pages.
+/// Views are computed from what has reached the device. Stores sit in the host's page cache until
+/// the kernel writes them back; this writes them back now and drops stale view pages.
 #[derive(Debug, Args)]
 pub(crate) struct Flush {
     /// Where the range begins in the base window.
@@ -276,7 +287,8 @@ pub(crate) struct Flush {
 
 /// Drop bytes of the base window: they read as zero afterwards, and store nothing.
 ///
-/// This makes room in a store that is full. What is stored in the range and has not reached the device is dropped too.
+/// This makes room in a store that is full. What is stored in the range and has not reached the
+/// device is dropped too.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -299,7 +311,8 @@ pub(crate) struct Discard {
 pub(crate) enum Poison {
     /// List the poisoned blocks, and why they are.
     List(Client),
-    /// Poison the blocks of a range, as damage to what is stored would: their bytes are lost, and read as 0xff.
+    /// Poison the blocks of a range, as damage to what is stored would: their bytes are lost, and
+    /// read as 0xff.
     ///
     /// For those who test how their software takes it. Writing a whole block clears its poison.
     Inject(PoisonRange),
@@ -345,9 +358,9 @@ pub(crate) enum Snapshot {
 pub(crate) enum Image {
     /// Make an image of an earlier version one of this program's, with all that it holds.
     ///
-    /// A new file is written beside it and takes its name when it is whole: an upgrade that is cut short leaves the
-    /// image as it was. That takes as much room as the image meanwhile. Programs that know only the earlier version
-    /// refuse the new one.
+    /// A new file is written beside it and takes its name when it is whole: an upgrade that is cut
+    /// short leaves the image as it was. That takes as much room as the image meanwhile. Programs
+    /// that know only the earlier version refuse the new one.
     Upgrade {
         /// The image.
         #[arg(value_name = "FILE")]
@@ -357,8 +370,9 @@ pub(crate) enum Image {
 
 /// Replace the program of a device that is being served, under running guests.
 ///
-/// The process that does the work is ended and started again from the new program; the mount, the memory and the sockets stay where
-/// they are. Guests wait for a moment. If the new program does not answer, the one before is started again.
+/// The process that does the work is ended and started again from the new program; the mount, the
+/// memory and the sockets stay where they are. Guests wait for a moment. If the new program does
+/// not answer, the one before is started again.
 #[derive(Debug, Args)]
 pub(crate) struct Upgrade {
     /// The new program [default: the file that the running one was started from, as it is now].
@@ -369,10 +383,11 @@ pub(crate) struct Upgrade {
     pub(crate) run_dir: PathBuf,
 }
 
-/// Show what the device would make of checkpoints: ratios by codec and bit-plane, beside the entropy limit and word-major coding.
+/// Show what the device would make of checkpoints: ratios by codec and bit-plane, beside the
+/// entropy limit and word-major coding.
 ///
-/// Nothing is loaded or served; files may be far larger than memory. They are read twice, because rounding to fp8 needs each
-/// tensor's largest value first.
+/// Nothing is loaded or served; files may be far larger than memory. They are read twice, because
+/// rounding to fp8 needs each tensor's largest value first.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Ratios are bytes before to bytes after at 4 KiB blocks, index entries not counted. The limit keeps sign and mantissa raw and the
@@ -388,8 +403,9 @@ pub(crate) struct Analyze {
     /// Safetensors files.
     #[arg(required = true, value_name = "FILE")]
     pub(crate) files: Vec<PathBuf>,
-    /// Tensors of two dimensions with this many channels are KV caches, in windows of so many tokens [window: 128], and are told layer by
-    /// layer too. Rows with padding and paged caches: see below.
+    /// Tensors of two dimensions with this many channels are KV caches, in windows of so many
+    /// tokens [window: 128], and are told layer by layer too. Rows with padding and paged caches:
+    /// see below.
     #[arg(long, value_parser = kv_layout, value_name = "CHANNELS[,WINDOW]")]
     pub(crate) kv: Option<KvLayout>,
     /// The codecs of the planes: all, or a list separated by commas.

@@ -1,6 +1,8 @@
-//! `lamina boot`: a guest with a device attached, for a person or a script, and what several guests have in common with one.
+//! `lamina boot`: a guest with a device attached, for a person or a script, and what several guests
+//! have in common with one.
 //!
-//! The guest goes before the device: QEMU has ended, or is killed, before the mount is taken away under it.
+//! The guest goes before the device: QEMU has ended, or is killed, before the mount is taken away
+//! under it.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -170,7 +172,8 @@ pub(crate) async fn prepare(
     config.interactive = args.script.is_none();
     config.run = args.script.is_some().then(|| SCRIPT.to_owned());
     config.memory_mib = args.memory.unwrap_or(config.memory_mib);
-    // A guest's access to an interleave set is QEMU's to do, and KVM cannot hand every instruction on.
+    // A guest's access to an interleave set is QEMU's to do, and KVM cannot hand every instruction
+    // on.
     let emulated = matches!(&way.attach, Attach::Cxl(cxl) if cxl.targets.is_some());
     let accel = args.accel.or(emulated.then_some(Accel::Tcg));
     (config.cpus, config.accel, config.huge_pages, config.extra_args) =
@@ -192,7 +195,8 @@ impl Signals {
     }
 }
 
-/// Runs guests at once, to the end of each: the statuses of their scripts. A signal ends them all, and so does one of them that fails.
+/// Runs guests at once, to the end of each: the statuses of their scripts. A signal ends them all,
+/// and so does one of them that fails.
 pub(crate) async fn run(guests: Vec<Ready>, mut signals: Signals) -> Result<Vec<Option<i32>>> {
     let (mut running, mut ends) = (Vec::new(), JoinSet::new());
     let mut statuses = vec![None; guests.len()];
@@ -291,7 +295,8 @@ pub(crate) async fn start(
     tokio::task::spawn_blocking(started).await??.context("the device was stopped while it started")
 }
 
-/// What goes into the guest: the driver if it needs one, the shim if it is at hand, the script, and what was asked for.
+/// What goes into the guest: the driver if it needs one, the shim if it is at hand, the script, and
+/// what was asked for.
 pub(crate) async fn programs(args: &Boot) -> Result<Vec<GuestFile>> {
     let mut files = Vec::new();
     if args.attach == AttachKind::Shmem {

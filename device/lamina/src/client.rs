@@ -26,13 +26,15 @@ use crate::out::print_line;
 pub(crate) use self::api_at::ApiAt;
 pub(crate) use self::stats::stats;
 
-/// How often, and after what time, a question is asked again whose answer broke off because the device's worker was replaced.
+/// How often, and after what time, a question is asked again whose answer broke off because the
+/// device's worker was replaced.
 const AGAIN: (u32, Duration) = (20, Duration::from_millis(50));
 
 /// Bytes an answer may have.
 const MAX_ANSWER: usize = 256 << 20;
 
-/// Sends one request and returns the answer, or the API's error. What only asks is asked again if the answer breaks off.
+/// Sends one request and returns the answer, or the API's error. What only asks is asked again if
+/// the answer breaks off.
 pub(crate) async fn ask(api: &ApiAt, method: Method, path: &str, body: Option<Value>) -> Result<Value> {
     let mut left = if method == Method::GET { AGAIN.0 } else { 0 };
     loop {

@@ -1,7 +1,8 @@
 //! Several guests that are booted at once on one device: a topology with more than one `[[guest]]`.
 //!
 //! * The device is there before the first guest, and goes after the last has ended.
-//! * What the guests' consoles say is printed with the guest's name before each line. If one of them has a shell, that has the terminal, and the others' consoles are written to
+//! * What the guests' consoles say is printed with the guest's name before each line. If one of
+//!   them has a shell, that has the terminal, and the others' consoles are written to
 //!   `console-NAME.log` beside the device's sockets.
 //! * The status is that of the first guest, as they are written, whose script did not end with 0.
 

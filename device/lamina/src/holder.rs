@@ -1,13 +1,18 @@
-//! The holder: owns what must outlive the process that does the work, and starts that process again when it dies.
+//! The holder: owns what must outlive the process that does the work, and starts that process again
+//! when it dies.
 //!
-//! * It owns the mount and every descriptor of /dev/fuse, the image (the store's memory), and the listening sockets. It never opens the device and never
-//!   touches the mount's files, so there is little in it that could fail.
-//! * The worker is this same program, told by an environment variable. It gets copies of the descriptors over its [life line](crate::life).
-//! * When the worker dies, for whatever reason, another one is started at once: the device is as the image says, the kernel gives the
-//!   requests again that were in flight, and a guest has waited for a moment. A worker that follows several quick deaths survives panics in handlers,
+//! * It owns the mount and every descriptor of /dev/fuse, the image (the store's memory), and the
+//!   listening sockets. It never opens the device and never touches the mount's files, so there is
+//!   little in it that could fail.
+//! * The worker is this same program, told by an environment variable. It gets copies of the
+//!   descriptors over its [life line](crate::life).
+//! * When the worker dies, for whatever reason, another one is started at once: the device is as
+//!   the image says, the kernel gives the requests again that were in flight, and a guest has
+//!   waited for a moment. A worker that follows several quick deaths survives panics in handlers,
 //!   so that a request which kills each worker is answered with an error in the end. After
 //!   [`MAX_DEATHS`] workers that died by themselves before they answered, the holder gives up.
-//! * A worker that [Linux ended for lack of memory](oom) is followed by another, too, but not without a breath.
+//! * A worker that [Linux ended for lack of memory](oom) is followed by another, too, but not
+//!   without a breath.
 //! * Stopping: the worker brings everything to the image and ends (its [order](crate::worker)),
 //!   then the mount goes. A worker is killed that does not end and for [`STOP`] does not say that
 //!   it goes on, so however much it has to write back it may take the time for that.
@@ -43,14 +48,16 @@ use crate::partition_table::PartitionArgs;
 const QUICK: Duration = Duration::from_secs(10);
 /// Deaths of their own within that time after which panics in handlers are survived.
 const CAREFUL_DEATHS: usize = 2;
-/// Workers that died by themselves, one after another, before they answered: then the holder gives up.
+/// Workers that died by themselves, one after another, before they answered: then the holder gives
+/// up.
 const MAX_DEATHS: usize = 8;
 /// What is waited after a worker that never answered.
 const RESTART_PAUSE: Duration = Duration::from_millis(100);
 /// How long a worker that is to stop may say nothing.
 const STOP: Duration = Duration::from_secs(30);
 
-/// A device that is being held. Dropped, it is taken away at once; [`Holder::stop`] brings everything to the image first.
+/// A device that is being held. Dropped, it is taken away at once; [`Holder::stop`] brings
+/// everything to the image first.
 pub(crate) struct Holder {
     /// What can be told of the device.
     pub(crate) ready: Ready,
@@ -98,10 +105,12 @@ enum Trial {
 }
 
 impl Holder {
-    /// Makes a device and waits until it answers; `None` if it was told to stop meanwhile. `mount` and `disks` are where it is to be found.
+    /// Makes a device and waits until it answers; `None` if it was told to stop meanwhile. `mount`
+    /// and `disks` are where it is to be found.
     ///
     /// # Errors
-    /// What is in the way, before a worker is started where that can be told, or what the worker says.
+    /// What is in the way, before a worker is started where that can be told, or what the worker
+    /// says.
     pub(crate) fn start(
         args: &DeviceArgs,
         partition_table: &PartitionArgs,

@@ -1,8 +1,11 @@
-//! The life line between the holder and its worker: messages both ways, with descriptors, and the news of either's death.
+//! The life line between the holder and its worker: messages both ways, with descriptors, and the
+//! news of either's death.
 //!
-//! It is a pair of sockets, of which the worker gets one as its standard input, and takes it away from there. A message is its length (four bytes, to which the descriptors are
-//! attached) and JSON. When all threads of a worker that share its descriptors are gone, the holder reads the end of the file: from then on nothing of it touches the image. When the
-//! holder is gone, so does the worker.
+//! It is a pair of sockets, of which the worker gets one as its standard input, and takes it away
+//! from there. A message is its length (four bytes, to which the descriptors are attached) and
+//! JSON. When all threads of a worker that share its descriptors are gone, the holder reads the end
+//! of the file: from then on nothing of it touches the image. When the holder is gone, so does the
+//! worker.
 //!
 //! Who asks the holder something on its own socket speaks the same, but is waited for until a
 //! deadline only ([`send_by`], [`receive_by`]).
@@ -37,7 +40,8 @@ const MAX_BYTES: usize = 64 << 20;
 /// What the holder says.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Order {
-    /// Open the image, and load the checkpoints if that was not done. Descriptors: the image, the API's socket, the guests' sockets, the API's TCP socket if there is one.
+    /// Open the image, and load the checkpoints if that was not done. Descriptors: the image, the
+    /// API's socket, the guests' sockets, the API's TCP socket if there is one.
     Open {
         /// The image's name.
         image: PathBuf,
@@ -55,7 +59,8 @@ pub(crate) enum Order {
     Serve {
         /// Where it is mounted, if it is, and threads to answer with.
         mount: Option<(PathBuf, usize)>,
-        /// What guests were told of poison by workers before, by the monitor socket; a holder of an earlier version does not want to know.
+        /// What guests were told of poison by workers before, by the monitor socket; a holder of an
+        /// earlier version does not want to know.
         #[serde(default, rename = "told")]
         reported: Option<BTreeMap<PathBuf, Reported>>,
         /// Whether the holder wants to know that stopping goes on; one of an earlier version does
@@ -163,8 +168,9 @@ pub(crate) struct WindowFile {
     pub(crate) bytes: u64,
 }
 
-/// The worker's end. From now on standard input is empty: threads with a file table of their own keep the standard streams, and programs inherit them, and the end of the line must not
-/// wait for either.
+/// The worker's end. From now on standard input is empty: threads with a file table of their own
+/// keep the standard streams, and programs inherit them, and the end of the line must not wait for
+/// either.
 pub(crate) fn line_of_worker() -> io::Result<UnixStream> {
     let line = io::stdin().as_fd().try_clone_to_owned()?;
     rustix::stdio::dup2_stdin(File::open("/dev/null")?)?;

@@ -1,7 +1,9 @@
 //! The log: lines on standard error, which nobody has to read.
 //!
-//! * A line waits in a bounded queue until a thread of its own has written it. When the queue is full, because whoever has the other end of standard error does not read, the line is lost and counted, and the
-//!   count is written when there is room again: nothing that serves a device ever waits for a reader.
+//! * A line waits in a bounded queue until a thread of its own has written it. When the queue is
+//!   full, because whoever has the other end of standard error does not read, the line is lost and
+//!   counted, and the count is written when there is room again: nothing that serves a device ever
+//!   waits for a reader.
 //! * A process that ends waits a bounded time for what is in the queue.
 
 use std::backtrace::{Backtrace, BacktraceStatus};
@@ -40,8 +42,8 @@ enum Line {
 
 /// Starts logging, panics too.
 pub(crate) fn start() {
-    // fuse-backend-rs logs every answer that came too late, with all of its bytes; virtio_queue and vhost_user_backend whatever a
-    // guest does wrong.
+    // fuse-backend-rs logs every answer that came too late, with all of its bytes; virtio_queue and
+    // vhost_user_backend whatever a guest does wrong.
     let quiet = "info,fuse_backend_rs=off,virtio_queue=off,vhost_user_backend=off";
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(quiet));
     let set_up = tracing_subscriber::fmt()

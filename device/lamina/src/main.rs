@@ -1,4 +1,5 @@
-//! `lamina`: serves a device, talks to one that is being served, and says what one would make of a checkpoint.
+//! `lamina`: serves a device, talks to one that is being served, and says what one would make of a
+//! checkpoint.
 
 // Whoever reads may go, and a disk be full: see `out`.
 #![deny(clippy::print_stdout)]

@@ -31,7 +31,8 @@ use crate::out::print_line;
 
 /// How often a device is asked how far loading is.
 const PACE: Duration = Duration::from_millis(200);
-/// Bytes that files may take, unless a capacity is given. They are addresses: what is not written takes nothing.
+/// Bytes that files may take, unless a capacity is given. They are addresses: what is not written
+/// takes nothing.
 const FILES: u64 = 16 << 30;
 /// Windows are multiples of this, as CXL's are.
 const MULTIPLE: u64 = 256 << 20;

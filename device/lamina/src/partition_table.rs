@@ -1,11 +1,13 @@
 //! How a device is divided among guests and hosts: from the command line to partitions, the exports
 //! that show them, and what is loaded into them.
 //!
-//! * Without `--guest` the device is not divided. With it, each guest has a partition, and `--shared` makes one more, named [`SHARED`], for everybody.
+//! * Without `--guest` the device is not divided. With it, each guest has a partition, and
+//!   `--shared` makes one more, named [`SHARED`], for everybody.
 //! * What is shared (the whole device, or that partition) is shown by the export at the mount's
 //!   root, or, with hosts, by an export for each host.
 //! * `--model` goes to what is shared, a guest's `model=` to its partition.
-//! * An image keeps its partitions. What the command line does not say of them is as the image has it; hosts are not part of it.
+//! * An image keeps its partitions. What the command line does not say of them is as the image has
+//!   it; hosts are not part of it.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -32,9 +34,11 @@ const CXL_MULTIPLE: u64 = 256 << 20;
 #[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = "Several guests on one device")]
 pub(crate) struct PartitionArgs {
-    /// A guest with a part of the device that is its own: window, tensors, views and control socket; may be given more than once. `quota` bounds what it may store,
-    /// `views` is its views window, `model` loads a safetensors file into its part and may be repeated, `disks` serves its windows as disks too, on sockets in that directory. The
-    /// capacity is then all parts' together.
+    /// A guest with a part of the device that is its own: window, tensors, views and control
+    /// socket; may be given more than once. `quota` bounds what it may store, `views` is its views
+    /// window, `model` loads a safetensors file into its part and may be repeated, `disks` serves
+    /// its windows as disks too, on sockets in that directory. The capacity is then all parts'
+    /// together.
     #[arg(
         long = "guest",
         value_name = "NAME=BYTES[,quota=BYTES][,views=BYTES][,model=FILE][,disks=DIR]",
@@ -42,17 +46,20 @@ pub(crate) struct PartitionArgs {
         requires = "mount"
     )]
     guests: Vec<GuestSpec>,
-    /// Bytes of a part that is everybody's, besides the guests' own; --views-capacity is then its views window.
+    /// Bytes of a part that is everybody's, besides the guests' own; --views-capacity is then its
+    /// views window.
     #[arg(long, value_parser = bytes, value_name = "BYTES", requires = "guests")]
     shared: Option<u64>,
-    /// So many hosts, h0, h1 and so on, share the device, or its shared part, each with a cache of its own that nobody keeps coherent: stores show at others when they
-    /// are flushed, and where these invalidate.
+    /// So many hosts, h0, h1 and so on, share the device, or its shared part, each with a cache of
+    /// its own that nobody keeps coherent: stores show at others when they are flushed, and where
+    /// these invalidate.
     #[arg(long, value_name = "N", conflicts_with = "host", requires = "mount", value_parser = clap::value_parser!(u8).range(1..=16))]
     hosts: Option<u8>,
     /// Such a host by name; may be given more than once.
     #[arg(long, value_name = "NAME", requires = "mount")]
     host: Vec<String>,
-    /// Bytes of pages that a host's cache holds; each takes as much memory, and twice as much where the host stored into it.
+    /// Bytes of pages that a host's cache holds; each takes as much memory, and twice as much where
+    /// the host stored into it.
     #[arg(long, value_parser = bytes, default_value = "64M", value_name = "BYTES")]
     host_cache: u64,
 }
@@ -126,7 +133,8 @@ pub(crate) struct Load {
 }
 
 impl Plan {
-    /// Decides. Of a device that lies in an `image` already, the partitions are the image's: what is said otherwise is refused.
+    /// Decides. Of a device that lies in an `image` already, the partitions are the image's: what
+    /// is said otherwise is refused.
     pub(crate) fn new(
         args: &PartitionArgs,
         device: &DeviceArgs,
@@ -262,7 +270,8 @@ impl Plan {
         Ok(())
     }
 
-    /// What a new device is made of, as far as that is decided here. Opens the checkpoints to see what they take.
+    /// What a new device is made of, as far as that is decided here. Opens the checkpoints to see
+    /// what they take.
     pub(crate) fn config(&self, options: &LoadOptions) -> Result<DeviceConfig> {
         let mut partitions = Vec::new();
         for part in &self.parts {

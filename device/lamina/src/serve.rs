@@ -1,8 +1,8 @@
 //! `lamina serve`: from the command line to a device that answers, and back down again.
 //!
-//! The order: claim the sockets and the mount point and read the checkpoints' headers, so that what cannot work is refused
-//! before minutes of loading; load, with the API already answering; mount; say so. A signal ends it at any time, and
-//! nothing of it stays behind.
+//! The order: claim the sockets and the mount point and read the checkpoints' headers, so that what
+//! cannot work is refused before minutes of loading; load, with the API already answering; mount;
+//! say so. A signal ends it at any time, and nothing of it stays behind.
 
 use std::path::{Path, PathBuf};
 

@@ -8,15 +8,17 @@ use lamina_device::stats::{Interleaving, USUAL_BANDWIDTH};
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Several devices")]
 pub(crate) struct SeveralArgs {
-    /// Count the base window as N devices, 2 to 8, over which software interleaves it in chunks of 2 MiB: what each of them moves, and modelled bandwidths. The guest
-    /// sees one.
+    /// Count the base window as N devices, 2 to 8, over which software interleaves it in chunks of
+    /// 2 MiB: what each of them moves, and modelled bandwidths. The guest sees one.
     #[arg(long, value_parser = chunks, value_name = "N", conflicts_with = "interleave")]
     devices: Option<Interleave>,
-    /// Show the base window as a CXL interleave set of 2 or 4 memory devices, a file for each beside `base`: 2 ways by granules of 256 to 16K, 4 ways by 256 to 8K. QEMU
-    /// hands each of the guest's loads and stores of it on by itself, which is slow.
+    /// Show the base window as a CXL interleave set of 2 or 4 memory devices, a file for each
+    /// beside `base`: 2 ways by granules of 256 to 16K, 4 ways by 256 to 8K. QEMU hands each of the
+    /// guest's loads and stores of it on by itself, which is slow.
     #[arg(long, value_name = "WAYSxGRANULE")]
     pub(crate) interleave: Option<Interleave>,
-    /// GB/s that each of several devices is taken to move, for the modelled bandwidths; the default is what Beluga (SIGMOD 2026) measures of a CXL device in its pool.
+    /// GB/s that each of several devices is taken to move, for the modelled bandwidths; the default
+    /// is what Beluga (SIGMOD 2026) measures of a CXL device in its pool.
     #[arg(long, value_parser = bandwidth, default_value_t = USUAL_BANDWIDTH, value_name = "GB/S")]
     device_bandwidth: f64,
 }

@@ -1,11 +1,15 @@
 //! `lamina boot --topology FILE.toml`: a device and its guests, written down.
 //!
-//! * Every key is an option by its name: in `[device]` what the device is made of, in `[[guest]]` what boots on it. So a file means what the same options mean, and is read
-//!   by the same parser: this only turns one into the other. A test holds the keys against the options, so that none is forgotten.
-//! * A file with one guest stands for `lamina boot`. One with several, or with a guest that has a part of the device, stands for `lamina serve` and a boot of each guest: see [`several`].
+//! * Every key is an option by its name: in `[device]` what the device is made of, in `[[guest]]`
+//!   what boots on it. So a file means what the same options mean, and is read by the same parser:
+//!   this only turns one into the other. A test holds the keys against the options, so that none is
+//!   forgotten.
+//! * A file with one guest stands for `lamina boot`. One with several, or with a guest that has a
+//!   part of the device, stands for `lamina serve` and a boot of each guest: see [`several`].
 //! * Paths are relative to the file's folder.
 //! * Beside the file, no other option is taken but `--print-command`.
-//! * The workers of the device are told the options, not the file, which may have changed when one is started anew.
+//! * The workers of the device are told the options, not the file, which may have changed when one
+//!   is started anew.
 
 mod file;
 mod options;
@@ -57,7 +61,8 @@ pub(crate) fn command_line() -> Result<Cli, ExitCode> {
     }
 }
 
-/// The options that this program was started with, without its name, for one that is to do the same.
+/// The options that this program was started with, without its name, for one that is to do the
+/// same.
 pub(crate) fn words() -> Vec<OsString> {
     WORDS.get().cloned().unwrap_or_else(|| std::env::args_os().skip(1).collect())
 }

@@ -1,4 +1,5 @@
-//! How a guest comes to a device that is served: from its files or sockets to what QEMU is given, and the servers that live as long as the guest does.
+//! How a guest comes to a device that is served: from its files or sockets to what QEMU is given,
+//! and the servers that live as long as the guest does.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
@@ -38,7 +39,8 @@ pub(crate) struct Files {
     pub(crate) base: PathBuf,
     pub(crate) views: PathBuf,
     pub(crate) ctl: Option<PathBuf>,
-    /// What the base window is an interleave set of, for guests that see CXL memory; the targets lie beside the base.
+    /// What the base window is an interleave set of, for guests that see CXL memory; the targets
+    /// lie beside the base.
     pub(crate) set: Option<Interleave>,
 }
 
@@ -59,7 +61,8 @@ impl Way {
         Self::plain(Attach::Shmem(Shmem { socket }), None)
     }
 
-    /// A device's files, with its mailboxes on a socket that somebody serves, or that is served here if they are needed.
+    /// A device's files, with its mailboxes on a socket that somebody serves, or that is served
+    /// here if they are needed.
     ///
     /// # Errors
     /// When a file cannot be used, or a server cannot be.

@@ -1,4 +1,5 @@
-//! The worker: does the work of a device that a [holder](crate::holder) holds, until it is told to stop, dies, or the holder dies.
+//! The worker: does the work of a device that a [holder](crate::holder) holds, until it is told to
+//! stop, dies, or the holder dies.
 //!
 //! A stop comes in this order, so that no peer keeps what was stored from reaching the image:
 //!
@@ -64,7 +65,8 @@ const LOOK: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
 
 /// The rest of a worker's life: never returns.
 pub(crate) fn work(args: &DeviceArgs, partition_table: &PartitionArgs) -> ! {
-    // For all threads, which inherit it: they answer for the mount, or hold locks that who answers needs. Memory that they ask for must not wait for pages that they are to write back.
+    // For all threads, which inherit it: they answer for the mount, or hold locks that who answers
+    // needs. Memory that they ask for must not wait for pages that they are to write back.
     if let Err(why) = rustix::process::configure_io_flusher_behavior(true) {
         tracing::debug!("memory may wait for the mount: {why}");
     }
@@ -266,7 +268,8 @@ fn sync_regularly(device: &Arc<Device>, seconds: u32) -> Result<()> {
 fn holder() -> Option<u64> {
     let process = rustix::process::getppid()?.as_raw_nonzero().get().unsigned_abs();
     let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
-    // The name is in parentheses and may contain anything. The fields after it begin with the third.
+    // The name is in parentheses and may contain anything. The fields after it begin with the
+    // third.
     let mut fields = stat.rsplit_once(") ")?.1.split_ascii_whitespace();
     let started: u64 = fields.nth(22 - 3)?.parse().ok()?;
     Some(started << 22 | u64::from(process))
@@ -347,7 +350,8 @@ impl Write for SnapshotFile<'_> {
     }
 }
 
-/// Reads orders; when the holder is gone, so is this process, and nobody is left asleep on a mount that nobody answers.
+/// Reads orders; when the holder is gone, so is this process, and nobody is left asleep on a mount
+/// that nobody answers.
 fn listen(
     line: UnixStream,
     stop: Arc<AtomicBool>,
@@ -375,8 +379,9 @@ fn listen(
     Ok(orders)
 }
 
-/// Has every panic be logged and counted, by the device that is given afterwards. If it is not to be survived, it ends the process: what that was about to do is begun anew by the
-/// next worker, on what the image holds.
+/// Has every panic be logged and counted, by the device that is given afterwards. If it is not to
+/// be survived, it ends the process: what that was about to do is begun anew by the next worker, on
+/// what the image holds.
 fn watch_panics(survive: bool) -> Arc<OnceLock<Arc<Device>>> {
     let device = Arc::new(OnceLock::<Arc<Device>>::new());
     let counted = Arc::clone(&device);

@@ -1,4 +1,5 @@
-//! Readers, writers and tidying: who reads a block finds its old bundle or its new one, and nobody writes a segment that somebody reads.
+//! Readers, writers and tidying: who reads a block finds its old bundle or its new one, and nobody
+//! writes a segment that somebody reads.
 
 use loom::cell::UnsafeCell;
 use loom::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -19,7 +20,8 @@ struct Store {
     free: Mutex<Vec<usize>>,
 }
 
-// SAFETY: loom checks each access of a segment against all others, which is what these models are for.
+// SAFETY: loom checks each access of a segment against all others, which is what these models are
+// for.
 unsafe impl Sync for Store {}
 // SAFETY: as above.
 unsafe impl Send for Store {}

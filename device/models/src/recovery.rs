@@ -1,6 +1,8 @@
-//! The journal: whoever looks at an image that a process left finds the old entry whole, or the new one in the index or in the journal.
+//! The journal: whoever looks at an image that a process left finds the old entry whole, or the new
+//! one in the index or in the journal.
 //!
-//! A process that is killed leaves the stores that it made, in any order that its fences allow. So what may be left is what another thread may see.
+//! A process that is killed leaves the stores that it made, in any order that its fences allow. So
+//! what may be left is what another thread may see.
 
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU64, Ordering::Relaxed};

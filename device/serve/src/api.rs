@@ -16,14 +16,16 @@
 //! | `GET /poison` | lists the poisoned blocks |
 //! | `POST /poison/inject`, `POST /poison/clear` `{"offset","length"}` | poisons blocks, or makes poisoned ones zeros |
 //!
-//! Who may: the socket is its owner's alone. TCP is bound to loopback addresses only, where every user of the host and
-//! every web page in a browser on it can send requests. A connection of another user than the device's or root gets 403 to whatever
-//! it asks (see [`owner`](super::owner)). Against web pages, a request over TCP must name a loopback host
-//! (a page that rebound its own name to 127.0.0.1 sends its own), and one that changes something must be of type
-//! `application/json`, which a page cannot send elsewhere without asking first, which is never allowed here.
+//! Who may: the socket is its owner's alone. TCP is bound to loopback addresses only, where every
+//! user of the host and every web page in a browser on it can send requests. A connection of
+//! another user than the device's or root gets 403 to whatever it asks (see
+//! [`owner`](super::owner)). Against web pages, a request over TCP must name a loopback host (a
+//! page that rebound its own name to 127.0.0.1 sends its own), and one that changes something must
+//! be of type `application/json`, which a page cannot send elsewhere without asking first, which is
+//! never allowed here.
 //!
-//! Errors are `{"error": "…"}` with a status that says whose mistake it was. Bodies have at most [`MAX_BODY`] bytes and
-//! [`BODY_TIME`] to arrive.
+//! Errors are `{"error": "…"}` with a status that says whose mistake it was. Bodies have at most
+//! [`MAX_BODY`] bytes and [`BODY_TIME`] to arrive.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -77,12 +79,13 @@ pub struct Api {
 }
 
 impl Api {
-    /// Serves `control` on a Unix socket at `socket` and, if given, on a loopback TCP address (port 0: any free one).
-    /// Must be called within a tokio runtime.
+    /// Serves `control` on a Unix socket at `socket` and, if given, on a loopback TCP address (port
+    /// 0: any free one). Must be called within a tokio runtime.
     ///
     /// # Errors
     ///
-    /// When the socket or address is in use or cannot be made, or the address is not a loopback address.
+    /// When the socket or address is in use or cannot be made, or the address is not a loopback
+    /// address.
     pub fn serve(control: Control, socket: &Path, tcp: Option<SocketAddr>) -> Result<Self, ServeError> {
         let unix = OwnedSocket::bind(socket)?;
         let tcp = match tcp {
@@ -92,7 +95,8 @@ impl Api {
         Self::run(control, unix, socket, tcp)
     }
 
-    /// Serves `control` on sockets that listen already, and stay when this ends. Must be called within a tokio runtime.
+    /// Serves `control` on sockets that listen already, and stay when this ends. Must be called
+    /// within a tokio runtime.
     ///
     /// # Errors
     ///
@@ -197,7 +201,8 @@ pub(crate) fn router(control: Control) -> Router {
         .with_state(control)
 }
 
-/// What a connection over TCP may ask: everything if it is of the device's user or root, else nothing.
+/// What a connection over TCP may ask: everything if it is of the device's user or root, else
+/// nothing.
 async fn admit(router: Router, ours: SocketAddr, theirs: SocketAddr) -> Router {
     let found = spawn_blocking(move || owner(ours, theirs)).await.ok().flatten();
     if may_ask(found) {

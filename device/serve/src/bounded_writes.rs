@@ -1,6 +1,7 @@
 //! A stream whose peer must take what it is sent.
 //!
-//! A write that cannot go on for a given time fails with `TimedOut`. Reads wait as long as they did.
+//! A write that cannot go on for a given time fails with `TimedOut`. Reads wait as long as they
+//! did.
 
 use std::io;
 use std::pin::Pin;

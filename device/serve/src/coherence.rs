@@ -2,35 +2,40 @@
 //!
 //! The host's page cache plays the part of the CPU caches over the device, so:
 //!
-//! 1. **Same window: always current.** Loads of `base` see the last store to `base`, through every mapping and
-//!    descriptor on the host and in every guest. There is one page cache.
-//! 2. **Fresh views: always current.** A view page that is not in the page cache is computed from base bytes that include
-//!    every store to `base` that was complete when the load began. The dirty base pages under it
-//!    are written back first.
-//! 3. **Cached views: current after a flush.** A view page that is in the page cache may lag behind stores to `base` until
-//!    they have reached the device *and* the page was invalidated. [`Coherence::flush`] is the fence: when it returns,
-//!    every load of a view sees every store to the flushed base range that was complete when it was called. Stores that
-//!    reach the device for another reason (the kernel's own writeback, `msync`) invalidate too, a moment later.
+//! 1. **Same window: always current.** Loads of `base` see the last store to `base`, through every
+//!    mapping and descriptor on the host and in every guest. There is one page cache.
+//! 2. **Fresh views: always current.** A view page that is not in the page cache is computed from
+//!    base bytes that include every store to `base` that was complete when the load began. The
+//!    dirty base pages under it are written back first.
+//! 3. **Cached views: current after a flush.** A view page that is in the page cache may lag behind
+//!    stores to `base` until they have reached the device *and* the page was invalidated.
+//!    [`Coherence::flush`] is the fence: when it returns, every load of a view sees every store to
+//!    the flushed base range that was complete when it was called. Stores that reach the device for
+//!    another reason (the kernel's own writeback, `msync`) invalidate too, a moment later.
 //! 4. **Views take no stores.** `write` to a view is refused. A store through a mapping cannot be
 //!    refused, for QEMU maps views writable and a guest's loads need that mapping; it lives in the
 //!    page cache until the kernel writes the page back, then it is counted and dropped and the page
 //!    invalidated. The write-back fails with EROFS, which the next `msync` or `fsync` of each
 //!    descriptor that was open tells. It changes nothing in the device and no other page, and after
 //!    a flush, of any range, nobody sees it any more.
-//! 5. **Beside the mount: as if uncached.** Disks ([`super::vhost_user`]) reach the device without the host's page cache. A
-//!    read of a disk sees every store and write that was complete when it began, through whichever way; dirty base pages of the
-//!    mount are written back first. A write to a disk is seen by every load through the mount that
-//!    begins after it is complete: pages
-//!    of `base` and of views over it were dropped by then. Stores through the mount to a page that a disk is
-//!    writing at the same moment are a race, as they are between hosts: the page is written back whole, and either may win.
-//!    What the guest of a disk keeps in its own page cache is its own: after a write to the base disk it drops the pages of
-//!    the views disk that it holds (`blockdev --flushbufs`) or reads them with `O_DIRECT`. The disk's flush is [`Coherence::flush`] of
-//!    everything. A disk is no host: hosts that share a region see its writes as those of another host, and it sees of theirs what has
-//!    reached the device.
-//! 6. **Targets: as views, but written too.** The targets of an interleave set ([`super::targets`]) are aliases of the base window, and for what they show 1 to 3 and 5 hold in both directions:
-//!    a page of `base` or of a view that is not in the page cache includes every store to a target that was complete when the load began, a page of a target every store to `base`; one
-//!    that is there may lag until a flush. A store to a page through `base` and one to the same page through a target, with no flush between, are a race: pages are
-//!    written back whole, and either may win.
+//! 5. **Beside the mount: as if uncached.** Disks ([`super::vhost_user`]) reach the device without
+//!    the host's page cache. A read of a disk sees every store and write that was complete when it
+//!    began, through whichever way; dirty base pages of the mount are written back first. A write
+//!    to a disk is seen by every load through the mount that begins after it is complete: pages of
+//!    `base` and of views over it were dropped by then. Stores through the mount to a page that a
+//!    disk is writing at the same moment are a race, as they are between hosts: the page is written
+//!    back whole, and either may win. What the guest of a disk keeps in its own page cache is its
+//!    own: after a write to the base disk it drops the pages of the views disk that it holds
+//!    (`blockdev --flushbufs`) or reads them with `O_DIRECT`. The disk's flush is
+//!    [`Coherence::flush`] of everything. A disk is no host: hosts that share a region see its
+//!    writes as those of another host, and it sees of theirs what has reached the device.
+//! 6. **Targets: as views, but written too.** The targets of an interleave set ([`super::targets`])
+//!    are aliases of the base window, and for what they show 1 to 3 and 5 hold in both directions:
+//!    a page of `base` or of a view that is not in the page cache includes every store to a target
+//!    that was complete when the load began, a page of a target every store to `base`; one that is
+//!    there may lag until a flush. A store to a page through `base` and one to the same page
+//!    through a target, with no flush between, are a race: pages are written back whole, and either
+//!    may win.
 //!
 //! All of this is for one export, that is one page cache, over one partition. Between *hosts*,
 //! whose page caches nobody keeps coherent, the contract of
@@ -41,10 +46,12 @@
 //! after that stay: see [`super::dropped_pages`]. One that fails has dropped what its error says,
 //! and nothing behind it.
 //!
-//! A store for which the device has no room is one that is not complete there, for as long as it may wait: see [`super::write_backs`].
+//! A store for which the device has no room is one that is not complete there, for as long as it
+//! may wait: see [`super::write_backs`].
 //!
-//! How: reads of views mark their pages in [`ServedPages`]; a base store that has reached the device takes the marks of
-//! the view pages over it, and of those of targets, and queues them; one thread for each file tells the kernel to drop them: see [`Invalidations`].
+//! How: reads of views mark their pages in [`ServedPages`]; a base store that has reached the
+//! device takes the marks of the view pages over it, and of those of targets, and queues them; one
+//! thread for each file tells the kernel to drop them: see [`Invalidations`].
 
 use std::io;
 use std::iter::once;
@@ -155,7 +162,8 @@ impl Coherence {
         Ok(())
     }
 
-    /// The explicit fence: afterwards every load of a view sees every store to these base bytes that was complete before.
+    /// The explicit fence: afterwards every load of a view sees every store to these base bytes
+    /// that was complete before.
     ///
     /// `length` may pass the end of the window. Sleeps; never call it from a FUSE worker.
     ///
@@ -187,12 +195,15 @@ impl Coherence {
         self.drain()
     }
 
-    /// Drops what the host holds of these base bytes, and of the views over them: its next loads are the device's bytes. What the host stored into the pages that the range touches and did not flush
-    /// is written back first. Between windows that are coherent there is nothing to drop. Sleeps like [`Self::flush`].
+    /// Drops what the host holds of these base bytes, and of the views over them: its next loads
+    /// are the device's bytes. What the host stored into the pages that the range touches and did
+    /// not flush is written back first. Between windows that are coherent there is nothing to drop.
+    /// Sleeps like [`Self::flush`].
     ///
     /// # Errors
     ///
-    /// When the device cannot store what has to be written back, which then stays, or the mount is going away.
+    /// When the device cannot store what has to be written back, which then stays, or the mount is
+    /// going away.
     pub fn invalidate(&self, offset: u64, length: u64) -> Result<(), ServeError> {
         if self.cache.is_none() {
             return Ok(());
@@ -206,7 +217,8 @@ impl Coherence {
         Ok(())
     }
 
-    /// Has the page cache and the host's own drop the base pages that `ranges` touch: how many went.
+    /// Has the page cache and the host's own drop the base pages that `ranges` touch: how many
+    /// went.
     pub(super) fn drop_pages(
         &self,
         ranges: impl IntoIterator<Item = Range<u64>>,
@@ -246,7 +258,8 @@ impl Coherence {
         Ok(went)
     }
 
-    /// Has a host's cache merge into the device, and drops this host's view pages over what changed, even if not all could be merged.
+    /// Has a host's cache merge into the device, and drops this host's view pages over what
+    /// changed, even if not all could be merged.
     fn merging(
         &self,
         merge: impl FnOnce(&mut Vec<Range<u64>>) -> Result<(), DeviceError>,
@@ -259,7 +272,9 @@ impl Coherence {
         Ok(merged?)
     }
 
-    /// Drops the base bytes of a range: they read as zero afterwards, in views too. Sleeps like [`Self::flush`], but never for room: what is stored in the range and has not reached the device needs none.
+    /// Drops the base bytes of a range: they read as zero afterwards, in views too. Sleeps like
+    /// [`Self::flush`], but never for room: what is stored in the range and has not reached the
+    /// device needs none.
     ///
     /// Each page is dropped at one moment, when the kernel lets go of it: what is stored into it
     /// later stays. See [`super::dropped_pages`].
@@ -348,7 +363,8 @@ impl Coherence {
         gate
     }
 
-    /// Stores what the kernel writes back of a file: the answer, or nothing if it waits for room. Never sleeps on the mount.
+    /// Stores what the kernel writes back of a file: the answer, or nothing if it waits for room.
+    /// Never sleeps on the mount.
     pub(super) fn write_back(
         &self,
         which: ExportFile,
@@ -365,7 +381,8 @@ impl Coherence {
         })
     }
 
-    /// Tries write-backs of a file that wait again, and answers them in the end, until [`Self::close`].
+    /// Tries write-backs of a file that wait again, and answers them in the end, until
+    /// [`Self::close`].
     pub(super) fn retry_until_closed(&self, which: ExportFile, answer: impl Fn(Asker, Answer)) {
         let stored = |stored: Range<u64>| self.changed(which, stored.start, stored.end - stored.start);
         if let Some(write_backs) = self.write_backs(which) {
@@ -381,8 +398,9 @@ impl Coherence {
         }
     }
 
-    /// Drops the given ranges of the views window from the page cache and returns when they are gone: for the directory
-    /// and for views that were made or removed. Sleeps like [`Self::flush`].
+    /// Drops the given ranges of the views window from the page cache and returns when they are
+    /// gone: for the directory and for views that were made or removed. Sleeps like
+    /// [`Self::flush`].
     ///
     /// # Errors
     ///
@@ -419,7 +437,8 @@ impl Coherence {
         (!dirty_ranges.base.is_empty() || !dirty_ranges.targets.is_empty()).then_some(dirty_ranges)
     }
 
-    /// These ranges of the base window and the targets over them, as far as they may have dirty pages. Never sleeps.
+    /// These ranges of the base window and the targets over them, as far as they may have dirty
+    /// pages. Never sleeps.
     fn dirty_of(&self, base: Vec<Range<u64>>) -> DirtyRanges {
         let targets = self.targets.as_ref().map_or_else(Vec::new, |targets| targets.dirty_over(&base));
         let needed = needed(&self.flusher, &base);
@@ -438,7 +457,8 @@ impl Coherence {
         if offset < end { self.settle_ranges(once(offset..end).collect()) } else { Ok(()) }
     }
 
-    /// Brings dirty base pages under a range of the views window to the device. Sleeps like [`Self::flush`].
+    /// Brings dirty base pages under a range of the views window to the device. Sleeps like
+    /// [`Self::flush`].
     pub(super) fn settle_under_views(&self, offset: u64, length: u64) -> Result<(), ServeError> {
         self.settle_ranges(self.partition.base_under_views(offset, length))
     }
@@ -460,8 +480,8 @@ impl Coherence {
         answer.recv().unwrap_or_else(|_| Err(io::ErrorKind::BrokenPipe.into()))
     }
 
-    /// Says that base bytes in the device were changed beside the mount, and returns when the page cache shows them. Sleeps like
-    /// [`Self::flush`].
+    /// Says that base bytes in the device were changed beside the mount, and returns when the page
+    /// cache shows them. Sleeps like [`Self::flush`].
     pub(super) fn written_beside(&self, offset: u64, length: u64) -> Result<(), ServeError> {
         self.changed(ExportFile::Base, offset, length);
         let range = offset..offset.saturating_add(length);
@@ -532,7 +552,8 @@ impl Coherence {
         }
     }
 
-    /// Says that bytes in the device have changed, of the base window or through one of its targets.
+    /// Says that bytes in the device have changed, of the base window or through one of its
+    /// targets.
     pub(super) fn changed(&self, which: ExportFile, offset: u64, length: u64) {
         let range = offset..offset.saturating_add(length);
         let base = match (which, &self.targets) {
@@ -562,7 +583,8 @@ impl Coherence {
         self.views.queue(once(offset..offset.saturating_add(length)));
     }
 
-    /// Says that nobody knows any more what the page cache was given: of the views, of a host's base window, and of one with targets and of these.
+    /// Says that nobody knows any more what the page cache was given: of the views, of a host's
+    /// base window, and of one with targets and of these.
     pub(super) fn forgotten(&self) {
         self.views_soiled(0, self.partition.views_bytes());
         if self.cache.is_some() || self.targets.is_some() {
@@ -573,7 +595,8 @@ impl Coherence {
         }
     }
 
-    /// Waits until everything queued by now is invalidated: of the views, of what a host holds, and of a set.
+    /// Waits until everything queued by now is invalidated: of the views, of what a host holds, and
+    /// of a set.
     fn drain(&self) -> Result<(), ServeError> {
         if self.cache.is_some() || self.targets.is_some() {
             self.base.drain()?;

@@ -1,8 +1,9 @@
-//! What can be asked of a served device, the same for people (the API), guests (the guest ports) and programs.
+//! What can be asked of a served device, the same for people (the API), guests (the guest ports)
+//! and programs.
 //!
-//! Every change goes through here rather than to the device itself, because a change may need dirty pages to reach the
-//! device before it, and pages of the views window dropped after it. All of these sleep on the mount: async servers call
-//! them from blocking threads.
+//! Every change goes through here rather than to the device itself, because a change may need dirty
+//! pages to reach the device before it, and pages of the views window dropped after it. All of
+//! these sleep on the mount: async servers call them from blocking threads.
 //!
 //! A control is of the whole device, in the device's offsets and names, or of one export, in those
 //! of its partition: then it neither reaches nor names anything else.
@@ -88,7 +89,8 @@ pub struct ServedStats {
     /// The device's.
     #[serde(flatten)]
     pub device: StatsReport,
-    /// Each host's, in the order they were named; none unless hosts share the device without coherence.
+    /// Each host's, in the order they were named; none unless hosts share the device without
+    /// coherence.
     pub hosts: Vec<HostReport>,
     /// What is told of `files/`, if there are any.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -114,7 +116,8 @@ impl Control {
         Self { only: Some((partition, place)), ..self.clone() }
     }
 
-    /// Says that the device is mounted now. Once is enough: later calls and those of clones change nothing.
+    /// Says that the device is mounted now. Once is enough: later calls and those of clones change
+    /// nothing.
     pub fn mounted(&self, exports: &[Arc<Export>]) {
         self.exports.get_or_init(|| exports.to_vec());
     }
@@ -227,7 +230,8 @@ impl Control {
         ServedStats { device: self.device.stats(), hosts, files }
     }
 
-    /// The counters that this control is of: of the whole device, or of a partition and, of a host, its cache's.
+    /// The counters that this control is of: of the whole device, or of a partition and, of a host,
+    /// its cache's.
     pub fn own_stats(&self) -> serde_json::Value {
         let Some((partition, _)) = &self.only else { return serde_json::json!(self.stats()) };
         let mut stats = serde_json::json!(partition.stats());
@@ -282,7 +286,8 @@ impl Control {
     ///
     /// # Errors
     ///
-    /// When there is no such tensor, or the bytes behind it or behind one of its views are not free.
+    /// When there is no such tensor, or the bytes behind it or behind one of its views are not
+    /// free.
     pub fn resize_tensor(&self, name: &str, length: u64) -> Result<TensorInfo, ControlError> {
         let mut shown = self.shown_of(name);
         let tensor = match &self.only {
@@ -356,8 +361,9 @@ impl Control {
         views.iter().map(place).map(|range| start + range.start..start + range.end).collect()
     }
 
-    /// The coherence fence over `length` bytes of the base window, to its end if not given: see [`Coherence::flush`]. What it brings to the device is coded then:
-    /// see [`Device::flush`]. Of a host: writes back what it stored there.
+    /// The coherence fence over `length` bytes of the base window, to its end if not given: see
+    /// [`Coherence::flush`]. What it brings to the device is coded then: see [`Device::flush`]. Of
+    /// a host: writes back what it stored there.
     ///
     /// # Errors
     ///
@@ -375,8 +381,9 @@ impl Control {
         Ok(())
     }
 
-    /// Drops what a host holds of `length` bytes of the base window, to its end if not given: see [`Coherence::invalidate`]. Others are coherent and hold
-    /// nothing that would have to be dropped.
+    /// Drops what a host holds of `length` bytes of the base window, to its end if not given: see
+    /// [`Coherence::invalidate`]. Others are coherent and hold nothing that would have to be
+    /// dropped.
     ///
     /// # Errors
     ///
@@ -389,7 +396,8 @@ impl Control {
         Ok(())
     }
 
-    /// Drops base bytes: they read as zero afterwards. A host that holds some of them keeps what it holds.
+    /// Drops base bytes: they read as zero afterwards. A host that holds some of them keeps what it
+    /// holds.
     ///
     /// # Errors
     ///
@@ -442,8 +450,8 @@ impl Control {
     }
 
     /// Drops ranges (offset, length) of the views window from the page cache of its export: loads
-    /// of them go to the device again, as they would
-    /// from behind a cache that is smaller than what is read. What passes the window's end is ignored.
+    /// of them go to the device again, as they would from behind a cache that is smaller than what
+    /// is read. What passes the window's end is ignored.
     ///
     /// # Errors
     ///
@@ -501,8 +509,8 @@ impl Control {
         exports.filter_map(|export| Some((export, inside(export.partition(), range)?))).collect()
     }
 
-    /// Drops the directories of the partitions that have these DPAs, and these ranges of the device's
-    /// views window, from all page caches.
+    /// Drops the directories of the partitions that have these DPAs, and these ranges of the
+    /// device's views window, from all page caches.
     fn directories_changed(&self, dpas: &[u64], views: &[Range<u64>]) -> Result<(), ControlError> {
         // All that show the partition, whoever asked.
         for export in self.exports.get().into_iter().flatten() {
@@ -519,12 +527,14 @@ impl Control {
     }
 }
 
-/// What a partition has of `range` of the device's base window, in its own offsets. An empty range lies where it begins.
+/// What a partition has of `range` of the device's base window, in its own offsets. An empty range
+/// lies where it begins.
 pub(super) fn inside(partition: &Partition, range: &Range<u64>) -> Option<Range<u64>> {
     common(&partition.base(), range)
 }
 
-/// The part of `range` that lies in `window`, in offsets of that. An empty range lies where it begins.
+/// The part of `range` that lies in `window`, in offsets of that. An empty range lies where it
+/// begins.
 pub(super) fn common(window: &Range<u64>, range: &Range<u64>) -> Option<Range<u64>> {
     let (start, end) = (range.start.max(window.start), range.end.min(window.end));
     (start < end || (start == end && range.is_empty())).then(|| start - window.start..end - window.start)

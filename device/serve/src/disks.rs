@@ -24,7 +24,8 @@ pub enum Shows {
 /// A disk, as it is told.
 #[derive(Clone, Debug, Serialize)]
 pub struct DiskInfo {
-    /// The serial number that the guest reads: `/dev/disk/by-id/virtio-` and this, where there is udev.
+    /// The serial number that the guest reads: `/dev/disk/by-id/virtio-` and this, where there is
+    /// udev.
     pub serial: String,
     /// The socket it is served on.
     pub socket: PathBuf,

@@ -1,7 +1,7 @@
 //! Faults that tests ask for, in builds with debug assertions; others have nothing of this.
 //!
-//! The environment variable `LAMINA_FAULT` names a file. While that holds `read` or `write` and a number, the handler of each such request for the byte at that offset of a base
-//! window panics.
+//! The environment variable `LAMINA_FAULT` names a file. While that holds `read` or `write` and a
+//! number, the handler of each such request for the byte at that offset of a base window panics.
 
 use std::fs;
 use std::ops::Range;

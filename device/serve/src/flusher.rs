@@ -1,23 +1,27 @@
 //! Writing back: making dirty pages of a window reach the device before something is computed from
 //! them.
 //!
-//! A guest's stores to the base window sit in the host's page cache, as they would sit in a CPU's caches. A view is
-//! computed from what the device holds, so the pages under it are written back first. The rules:
+//! A guest's stores to the base window sit in the host's page cache, as they would sit in a CPU's
+//! caches. A view is computed from what the device holds, so the pages under it are written back
+//! first. The rules:
 //!
-//! * Calls into our own mount are made here, on threads of their own. Such a call sleeps until a FUSE worker has
-//!   answered it, so a worker that made it could wait for itself.
-//! * These threads have a file table of their own ([`super::own_mount`]), which holds the standard streams and `base` and not /dev/fuse. When the
-//!   process is killed while one of them sleeps, the last /dev/fuse descriptor still goes, the kernel aborts the
-//!   connection, or the holder has another process answer, and the sleeper wakes and dies. With a shared table it could be neither woken nor killed.
+//! * Calls into our own mount are made here, on threads of their own. Such a call sleeps until a
+//!   FUSE worker has answered it, so a worker that made it could wait for itself.
+//! * These threads have a file table of their own ([`super::own_mount`]), which holds the standard
+//!   streams and `base` and not /dev/fuse. When the process is killed while one of them sleeps, the
+//!   last /dev/fuse descriptor still goes, the kernel aborts the connection, or the holder has
+//!   another process answer, and the sleeper wakes and dies. With a shared table it could be
+//!   neither woken nor killed.
 //! * A write-back may wait for room in the device ([`super::write_backs`]), and so does who writes
 //!   back it. So that nobody else does, there are more threads when all are
 //!   busy, and a thread waits for no more than it was asked for.
 //! * Looking whether there is anything to write back ([`dirty`]) never sleeps and may be done
 //!   anywhere.
 //!
-//! From Linux 6.16 on the pages themselves are under writeback until the device has answered, and `sync_file_range`
-//! waits for exactly the range. Before that FUSE copied dirty pages aside and ended their writeback at once; there only
-//! `msync` waits for the device, for the whole file, and `cachestat` cannot tell that nothing is on its way.
+//! From Linux 6.16 on the pages themselves are under writeback until the device has answered, and
+//! `sync_file_range` waits for exactly the range. Before that FUSE copied dirty pages aside and
+//! ended their writeback at once; there only `msync` waits for the device, for the whole file, and
+//! `cachestat` cannot tell that nothing is on its way.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -37,7 +41,8 @@ use super::served_pages::PAGE_BYTES;
 
 /// `cachestat(2)`, Linux 6.5 and newer; the same number on every architecture.
 const SYS_CACHESTAT: libc::c_long = 451;
-/// Neighbouring pages are mostly dirty too, so more is begun at once than was asked for, aligned to this.
+/// Neighbouring pages are mostly dirty too, so more is begun at once than was asked for, aligned to
+/// this.
 const STRIDE: u64 = 256 << 10;
 /// Most threads over one window; what finds all of them waiting waits too.
 const MAX_THREADS: usize = 64;
@@ -47,7 +52,8 @@ const IDLE: Duration = Duration::from_secs(10);
 /// How dirty pages are made to reach the device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WriteBackWith {
-    /// `sync_file_range` where the kernel waits for the device in it (Linux 6.16 and newer), else `msync`.
+    /// `sync_file_range` where the kernel waits for the device in it (Linux 6.16 and newer), else
+    /// `msync`.
     #[default]
     Auto,
     /// `sync_file_range`.
@@ -272,7 +278,8 @@ fn signed(value: u64) -> io::Result<i64> {
     i64::try_from(value).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))
 }
 
-/// Whether the page cache holds pages of `range` that are dirty or on their way to the device. Never sleeps.
+/// Whether the page cache holds pages of `range` that are dirty or on their way to the device.
+/// Never sleeps.
 fn dirty(base: &File, range: &Range<u64>) -> io::Result<bool> {
     found(base, range).map(|found| found.dirty + found.writeback > 0)
 }
@@ -304,7 +311,8 @@ fn found(base: &File, range: &Range<u64>) -> io::Result<Found> {
     if result == 0 { Ok(found) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Whether this kernel keeps FUSE pages under writeback until the device has answered: Linux 6.16 and newer.
+/// Whether this kernel keeps FUSE pages under writeback until the device has answered: Linux 6.16
+/// and newer.
 fn writeback_waits() -> bool {
     let Ok(system) = nix::sys::utsname::uname() else { return false };
     let release = system.release().to_string_lossy();

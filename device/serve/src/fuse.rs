@@ -2,22 +2,25 @@
 //! or host.
 //!
 //! Mounting makes these threads: `threads` workers (see `fuse_workers`) and two late answerers; for
-//! each export two
-//! invalidators and two or three flushers (see [`super::coherence`]), more while these wait, and
-//! one that tries write-backs again for which there was no room
-//! (see [`super::write_backs`]), with an interleave set one of each kind more for each target; and for a host's one that makes room in its cache. Unmounting brings dirty pages to the device, aborts the connection, so that
-//! nobody sleeps on it any more, and joins them all. A process that still maps a window then gets SIGBUS on a page it
-//! has not loaded yet; that is what pulling a memory device does.
+//! each export two invalidators and two or three flushers (see [`super::coherence`]), more while
+//! these wait, and one that tries write-backs again for which there was no room (see
+//! [`super::write_backs`]), with an interleave set one of each kind more for each target; and for a
+//! host's one that makes room in its cache. Unmounting brings dirty pages to the device, aborts the
+//! connection, so that nobody sleeps on it any more, and joins them all. A process that still maps
+//! a window then gets SIGBUS on a page it has not loaded yet; that is what pulling a memory device
+//! does.
 //!
-//! The process that serves a mount must not map its files. The kernel writes dirty pages back and waits for them in
-//! `munmap`, with the process's address space locked, and a worker that needs memory then waits for that lock. Reading and
-//! writing the files is fine outside of workers. (The flushers' own mapping for `msync` is never
-//! stored to, and is
-//! unmapped after the connection was aborted.)
+//! The process that serves a mount must not map its files. The kernel writes dirty pages back and
+//! waits for them in `munmap`, with the process's address space locked, and a worker that needs
+//! memory then waits for that lock. Reading and writing the files is fine outside of workers. (The
+//! flushers' own mapping for `msync` is never stored to, and is unmapped after the connection was
+//! aborted.)
 //!
-//! Two properties of the mount belong to its backing-device information (BDI): `read_ahead_kb`, how much is read when one byte is missing, is bounded
-//! when the kernel asks for it first, and needs root in sysfs only to be more than the kernel's 128; `strict_limit` 0 with
-//! `max_ratio` 100, without which dirtying pages is throttled to a fraction of the memory's speed, needs root. Who is not goes without.
+//! Two properties of the mount belong to its backing-device information (BDI): `read_ahead_kb`, how
+//! much is read when one byte is missing, is bounded when the kernel asks for it first, and needs
+//! root in sysfs only to be more than the kernel's 128; `strict_limit` 0 with `max_ratio` 100,
+//! without which dirtying pages is throttled to a fraction of the memory's speed, needs root. Who
+//! is not goes without.
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -58,8 +61,8 @@ const SETTLE: Duration = Duration::from_secs(10);
 pub struct MountOptions {
     /// Worker threads.
     pub threads: usize,
-    /// KiB read at once when a page is missing, the BDI's `read_ahead_kb`. 4 reads exactly the page that was touched, so
-    /// that counters are exact; more is faster for sequential reads.
+    /// KiB read at once when a page is missing, the BDI's `read_ahead_kb`. 4 reads exactly the page
+    /// that was touched, so that counters are exact; more is faster for sequential reads.
     pub read_ahead_kb: u32,
     /// How dirty pages are made to reach the device.
     pub write_back_with: WriteBackWith,
@@ -118,9 +121,10 @@ impl Mount {
     }
 
     /// Answers, with these exports, a mount at `path` that another process holds, through
-    /// `channels`. If somebody `answered` it before, the kernel is asked for the requests that
-    /// were in flight when that ended, and to forget the views that were given, and all that hosts were: which of it is stale, nobody knows any more. All
-    /// partitions are of one device, and no two exports have one place.
+    /// `channels`. If somebody `answered` it before, the kernel is asked for the requests that were
+    /// in flight when that ended, and to forget the views that were given, and all that hosts were:
+    /// which of it is stale, nobody knows any more. All partitions are of one device, and no two
+    /// exports have one place.
     ///
     /// # Errors
     ///
@@ -220,8 +224,8 @@ impl Mount {
             let number = self.notices.as_raw_fd();
             let inode = self.tree.inode_of(export, which).unwrap_or_default();
             self.spawn(format!("fuse-inval-{inode}"), move || {
-                // The kernel has this thread wait for requests that a killed process answers no more; who waits for the process's
-                // descriptors to be gone must not wait for that.
+                // The kernel has this thread wait for requests that a killed process answers no
+                // more; who waits for the process's descriptors to be gone must not wait for that.
                 if let Err(why) = own_table(number) {
                     tracing::warn!("the invalidator keeps the shared file table: {why}");
                 }
@@ -306,7 +310,8 @@ impl Mount {
         self.path.join("views")
     }
 
-    /// The models, if the mount has a folder of them: of a device that is not divided, and coherent.
+    /// The models, if the mount has a folder of them: of a device that is not divided, and
+    /// coherent.
     pub fn models(&self) -> Option<&Arc<Models>> {
         self.tree.models()
     }
@@ -349,7 +354,8 @@ impl Drop for Mount {
         }
         // Only a connection that is gone lets its workers go.
         for thread in self.threads.drain(..).filter(|_| joins) {
-            // Handlers' panics are caught and counted; a thread that died otherwise was logged by the panic hook.
+            // Handlers' panics are caught and counted; a thread that died otherwise was logged by
+            // the panic hook.
             let _ = thread.join();
         }
     }

@@ -1,5 +1,5 @@
-//! The mounted file system: exports, `base` and `views`, and the targets of `base` if there are any,
-//! in the folders that [`super::export`] gives them.
+//! The mounted file system: exports, `base` and `views`, and the targets of `base` if there are
+//! any, in the folders that [`super::export`] gives them.
 //!
 //! What each request may do:
 //!
@@ -19,13 +19,17 @@
 //!   (`FUSE_WRITE_CACHE`): `msync` and `fsync` then say that a store did not come to be.
 //! * `SEEK_HOLE` and `SEEK_DATA` show what of `base` holds nothing: see [`super::coherence`].
 //!   `base` counts as many blocks as it takes in the store, and `statfs` has the store's room.
-//! * Punching holes drops base bytes; other kinds of `fallocate`, and any on a target, are EOPNOTSUPP.
-//! * Bytes that the device has no room for are refused with ENOSPC. Write-backs of coherent base files and of targets, which may wait for room, are not served here but by [`super::write_backs`].
+//! * Punching holes drops base bytes; other kinds of `fallocate`, and any on a target, are
+//!   EOPNOTSUPP.
+//! * Bytes that the device has no room for are refused with ENOSPC. Write-backs of coherent base
+//!   files and of targets, which may wait for room, are not served here but by
+//!   [`super::write_backs`].
 //! * What lies under `models/` is read-only: EROFS. See [`super::models`].
 //! * What lies under `files/` is a file system of its own: see [`super::files`].
-//! * A host's base file is read and written through the host's cache ([`super::host_cache`]). What would pass by its page cache is refused: `O_DIRECT` with EINVAL,
-//!   holes with EOPNOTSUPP.
-//! * No handler sleeps on anything that another FUSE request answers, and none invalidates: it only queues.
+//! * A host's base file is read and written through the host's cache ([`super::host_cache`]). What
+//!   would pass by its page cache is refused: `O_DIRECT` with EINVAL, holes with EOPNOTSUPP.
+//! * No handler sleeps on anything that another FUSE request answers, and none invalidates: it only
+//!   queues.
 
 use std::ffi::CStr;
 use std::io;
@@ -57,8 +61,9 @@ const FOREVER: Duration = Duration::from_secs(365 * 24 * 3600);
 const ATTRIBUTES: Duration = Duration::from_secs(1);
 /// Bytes of the blocks that `stat` counts.
 const STAT_BLOCK: u64 = 512;
-/// `FOPEN_NOFLUSH`, which fuse-backend-rs has no name for: closing a descriptor writes nothing back. Without it every
-/// `close` would wait for dirty pages, and a killed server's own descriptor would wait for the killed server.
+/// `FOPEN_NOFLUSH`, which fuse-backend-rs has no name for: closing a descriptor writes nothing
+/// back. Without it every `close` would wait for dirty pages, and a killed server's own descriptor
+/// would wait for the killed server.
 const NOFLUSH: u32 = 1 << 5;
 
 /// The attribute of the root that names the API's socket.
@@ -217,13 +222,15 @@ fn errno(number: i32) -> io::Error {
     io::Error::from_raw_os_error(number)
 }
 
-/// One request's bytes between a window and the buffer it arrived in or leaves in, without a copy between.
+/// One request's bytes between a window and the buffer it arrived in or leaves in, without a copy
+/// between.
 struct Transfer<'a>(Opened<'a>);
 
 /// The whole of a request's buffer.
 pub(super) fn bytes_of(slice: FileVolatileSlice<'_>) -> &mut [u8] {
-    // SAFETY: the slice covers part of the one buffer that the worker of this request owns and lent to the server for the
-    // time of the request; nobody else reads or writes it meanwhile, and it is initialised memory.
+    // SAFETY: the slice covers part of the one buffer that the worker of this request owns and lent
+    // to the server for the time of the request; nobody else reads or writes it meanwhile, and it
+    // is initialised memory.
     unsafe { slice::from_raw_parts_mut(slice.as_ptr(), slice.len()) }
 }
 
@@ -300,7 +307,8 @@ impl FileSystem for WindowFs {
     type Handle = u64;
 
     fn init(&self, _: FsOptions) -> io::Result<FsOptions> {
-        // No WRITEBACK_CACHE: `write` goes through, only stores through mappings are written back later.
+        // No WRITEBACK_CACHE: `write` goes through, only stores through mappings are written back
+        // later.
         Ok(FsOptions::ASYNC_READ
             | FsOptions::ASYNC_DIO
             | FsOptions::BIG_WRITES
@@ -473,7 +481,8 @@ impl FileSystem for WindowFs {
             let kept = models.open_file(inode)?;
             return Ok((None, if kept { OpenOptions::KEEP_CACHE } else { OpenOptions::empty() }, None));
         }
-        // SAFETY: the set is a plain number to the kernel, and every kernel that does not know a bit ignores it.
+        // SAFETY: the set is a plain number to the kernel, and every kernel that does not know a
+        // bit ignores it.
         let no_flush = unsafe { OpenOptions::from_bits_unchecked(NOFLUSH) };
         let options = OpenOptions::KEEP_CACHE | no_flush;
         if let Some((files, inode)) = self.files(inode)? {
@@ -552,7 +561,8 @@ impl FileSystem for WindowFs {
         let bytes = u64::from(size);
         if opened.which == ExportFile::Views {
             opened.export.partition().count_refused_view_store(bytes);
-            // Either way the bytes are in the page cache by now: the kernel copies first and asks then.
+            // Either way the bytes are in the page cache by now: the kernel copies first and asks
+            // then.
             opened.export.coherence().views_soiled(offset, bytes);
             tracing::debug!(offset, bytes, written_back, "a store to the views window was dropped");
             return Err(errno(libc::EROFS));
@@ -774,7 +784,8 @@ impl FileSystem for WindowFs {
         let children = children.chain(of_models);
         let dots = [(inode, directory, b".".as_slice()), (parent, directory, b"..")];
         for (place, (ino, type_, name)) in (1_u64..).zip(dots.into_iter().chain(children)) {
-            // `add` takes nothing more when the answer is full; the kernel then asks again from there.
+            // `add` takes nothing more when the answer is full; the kernel then asks again from
+            // there.
             if place > offset && add(DirEntry { ino, offset: place, type_, name })? == 0 {
                 break;
             }

@@ -1,14 +1,14 @@
 //! The threads that answer the kernel's requests on /dev/fuse.
 //!
-//! * A worker owns a clone of /dev/fuse and two buffers, reads a request and answers it in place. It never waits for
-//!   anything that another request has to bring about.
+//! * A worker owns a clone of /dev/fuse and two buffers, reads a request and answers it in place.
+//!   It never waits for anything that another request has to bring about.
 //! * A read of `views` over dirty base pages must first write back them, which waits for FUSE
-//!   WRITEs; so must one of `base` or a target over dirty pages of the other. The worker leaves such
-//!   a
-//!   request to the flusher and turns to the next one; afterwards one of the late answerers answers
-//!   it, on the
-//!   descriptor it came from, where alone the kernel takes the answer. A host's read for which its cache has no room waits in the same way.
-//! * A write-back for which there is no room is left to [`super::write_backs`], which answers it later in the same way.
+//!   WRITEs; so must one of `base` or a target over dirty pages of the other. The worker leaves
+//!   such a request to the flusher and turns to the next one; afterwards one of the late answerers
+//!   answers it, on the descriptor it came from, where alone the kernel takes the answer. A host's
+//!   read for which its cache has no room waits in the same way.
+//! * A write-back for which there is no room is left to [`super::write_backs`], which answers it
+//!   later in the same way.
 //! * A handler that panics or cannot make sense of a request answers EIO. The server lives on.
 
 use std::fs::File;
@@ -32,7 +32,8 @@ use super::targets::ExportFile;
 use super::tree::Tree;
 use super::write_backs::{Answer, Asker};
 
-/// Bytes of a worker's buffers: the largest request or answer, 1 MiB, and a page for what goes before it.
+/// Bytes of a worker's buffers: the largest request or answer, 1 MiB, and a page for what goes
+/// before it.
 pub(crate) const BUFFER_BYTES: usize = MAX_BUFFER_SIZE as usize + 4096;
 /// Bytes of every request's header.
 const HEADER_BYTES: usize = 40;
@@ -89,7 +90,8 @@ impl Header {
         ![Opcode::Forget as u32, Opcode::BatchForget as u32, Opcode::Interrupt as u32].contains(&self.opcode)
     }
 
-    /// Bounds what a mount says that it reads ahead, which the server takes over: the kernel then reads so much without anybody's asking in sysfs.
+    /// Bounds what a mount says that it reads ahead, which the server takes over: the kernel then
+    /// reads so much without anybody's asking in sysfs.
     fn bound_read_ahead(&self, request: &mut [u8], bytes: u32) {
         // struct fuse_init_in: major, minor, max_readahead, and more.
         let Some(field) = request.get_mut(HEADER_BYTES + 8..).and_then(<[u8]>::first_chunk_mut) else {
@@ -129,7 +131,8 @@ impl Header {
 }
 
 impl Workers {
-    /// Workers that answer for `tree` what comes from `channels`, and the queue of what they set aside.
+    /// Workers that answer for `tree` what comes from `channels`, and the queue of what they set
+    /// aside.
     pub(crate) fn new(
         tree: Arc<Tree>,
         channels: Vec<File>,
@@ -149,7 +152,8 @@ impl Workers {
 
     /// A worker: answers requests from its channel until the file system is unmounted.
     pub(super) fn work(self: &Arc<Self>, channel: usize) {
-        // Every page is touched, and so there: a process that is killed while the kernel has to find a page for a request's bytes fails that request.
+        // Every page is touched, and so there: a process that is killed while the kernel has to
+        // find a page for a request's bytes fails that request.
         let mut request = vec![1; BUFFER_BYTES];
         let mut answer = vec![0; BUFFER_BYTES];
         loop {
@@ -190,7 +194,8 @@ impl Workers {
                 dirty_ranges,
                 Box::new(move |result: io::Result<()>| {
                     if let Err(why) = result {
-                        // The view is served from what the device has, as after a failed write-back on any file system.
+                        // The view is served from what the device has, as after a failed write-back
+                        // on any file system.
                         tracing::warn!("flushing pages under a read failed: {why}");
                     }
                     go_on();
@@ -245,7 +250,8 @@ impl Workers {
                 FuseDevWriter::<()>::new(device.as_raw_fd(), answer).map_err(|why| why.to_string())?;
             match self.server.handle_message(reader, Writer::FuseDev(writer), None, None) {
                 Ok(_) => Ok(()),
-                // The answer could not be delivered: the asker was interrupted, or the mount is gone.
+                // The answer could not be delivered: the asker was interrupted, or the mount is
+                // gone.
                 Err(fuse_backend_rs::Error::EncodeMessage(why)) => {
                     tracing::debug!(opcode = header.opcode, "an answer nobody waited for: {why}");
                     Ok(())
@@ -277,7 +283,8 @@ impl Workers {
         }
     }
 
-    /// Takes a page of a coherent base window, or of a target, that the kernel writes back, and answers it if it need not wait: whether it was one.
+    /// Takes a page of a coherent base window, or of a target, that the kernel writes back, and
+    /// answers it if it need not wait: whether it was one.
     fn write_back(&self, channel: usize, header: &Header, request: &mut [u8]) -> bool {
         let Some((offset, data)) = header.write_back(request) else { return false };
         let Some((export, which)) = self.tree.file(header.inode) else { return false };

@@ -1,7 +1,8 @@
 //! What the fuzz targets do with their input; `fuzz/` and the tests here call the same functions.
 //!
-//! Each takes any bytes and panics if a promise is broken: what was stored comes back, damage is an error. Checksums are mended first
-//! where a bit of the input says so, because no fuzzer finds its way past them.
+//! Each takes any bytes and panics if a promise is broken: what was stored comes back, damage is an
+//! error. Checksums are mended first where a bit of the input says so, because no fuzzer finds its
+//! way past them.
 
 mod disk;
 mod fuse;
@@ -35,8 +36,8 @@ use lamina_device::layout::Layout;
 use lamina_device::model::{ModelError, ModelFile};
 use lamina_store::entry::{ENTRY_BYTES, Entry, Place, Version};
 
-/// Codes a block and wants it back, whole and by any mask: format, codec, whether word-major, mask (4 bytes), then the words,
-/// repeated to fill the block.
+/// Codes a block and wants it back, whole and by any mask: format, codec, whether word-major, mask
+/// (4 bytes), then the words, repeated to fill the block.
 pub fn round_trip(data: &[u8]) {
     let Some((&[format, codec, by_words, a, b, c, d], pattern)) = data.split_first_chunk() else { return };
     let format = Format::ALL[usize::from(format) % Format::ALL.len()];
@@ -78,8 +79,9 @@ pub fn round_trip(data: &[u8]) {
     }
 }
 
-/// Decodes an index entry and a bundle that nobody may have written: a byte of flags (1: mend the entry's checksum, 2: mend those of
-/// the stored bytes, 4: of version 2), a mask (4 bytes), the entry (64 bytes), then the bundle.
+/// Decodes an index entry and a bundle that nobody may have written: a byte of flags (1: mend the
+/// entry's checksum, 2: mend those of the stored bytes, 4: of version 2), a mask (4 bytes), the
+/// entry (64 bytes), then the bundle.
 pub fn stored(data: &[u8]) {
     let Some((&[flags, a, b, c, d], data)) = data.split_first_chunk() else { return };
     let Some((entry, bytes)) = data.split_first_chunk::<ENTRY_BYTES>() else { return };
@@ -102,14 +104,16 @@ pub fn stored(data: &[u8]) {
     let mask = PlaneMask(u32::from_le_bytes([a, b, c, d]));
     stored.runs(mask, |run| assert!(run.end <= stored.bytes(), "{run:?} is outside the bundle"));
     let mut words = [0; BLOCK_BYTES];
-    // Right or wrong, it comes to an end. What decodes can be stored again under the same description.
+    // Right or wrong, it comes to an end. What decodes can be stored again under the same
+    // description.
     let _ = Decoder::new().block(&stored, mask, &bundle, &mut words);
     let again = Entry { epoch, place: Some(Place { segment, stored, lossy }) };
     assert_eq!(Entry::decode(version, &again.encode(version)).as_ref(), Ok(&again), "the entry changed");
 }
 
-/// Opens a checkpoint and reads from every tensor: a flag byte, then the file; or, if the flag's lowest bit is set, the header's text,
-/// behind which come as many bytes as the flag's other bits say.
+/// Opens a checkpoint and reads from every tensor: a flag byte, then the file; or, if the flag's
+/// lowest bit is set, the header's text, behind which come as many bytes as the flag's other bits
+/// say.
 pub fn header(data: &[u8]) {
     let Some((flags, text)) = data.split_first() else { return };
     let contents = if flags & 1 == 1 {
@@ -121,7 +125,8 @@ pub fn header(data: &[u8]) {
     checkpoint(&contents);
 }
 
-/// Opens a GGUF file, which begins with its magic number before `data`, and reads from every tensor.
+/// Opens a GGUF file, which begins with its magic number before `data`, and reads from every
+/// tensor.
 pub fn gguf(data: &[u8]) {
     checkpoint(&[b"GGUF", data].concat());
 }

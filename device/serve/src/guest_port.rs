@@ -1,10 +1,12 @@
-//! A guest port: what a guest may ask of the device, over a virtio-serial port named `org.lamina.ctl`.
+//! A guest port: what a guest may ask of the device, over a virtio-serial port named
+//! `org.lamina.ctl`.
 //!
 //! Each export has one, and it answers for that alone: its own tensors, views, window and counters,
 //! in its own offsets and names.
 //!
-//! QEMU connects the port to this Unix socket (`-chardev socket,path=…`), so a connection is a guest, or a guest that was
-//! started again. One JSON object a line each way, one answer to each line, in order:
+//! QEMU connects the port to this Unix socket (`-chardev socket,path=…`), so a connection is a
+//! guest, or a guest that was started again. One JSON object a line each way, one answer to each
+//! line, in order:
 //!
 //! | request | answer |
 //! |---|---|
@@ -21,12 +23,12 @@
 //! | `{"op":"evict","ranges":[[offset,length],…]}` | `{"ok":true}` when these parts of the views window are in no cache |
 //! | anything else | `{"ok":false,"error":"…"}` |
 //!
-//! Who asks again what it got no answer to says so: `"again":true`. Then what comes is found if it is
-//! there as asked for, and what goes may have gone.
+//! Who asks again what it got no answer to says so: `"again":true`. Then what comes is found if it
+//! is there as asked for, and what goes may have gone.
 //!
-//! A guest is not trusted: a line has at most [`MAX_LINE`] bytes, what is longer or no request gets an error and the
-//! connection goes on with the next line. Empty lines are ignored; a guest program may send one to end what a killed
-//! one left unfinished.
+//! A guest is not trusted: a line has at most [`MAX_LINE`] bytes, what is longer or no request gets
+//! an error and the connection goes on with the next line. Empty lines are ignored; a guest program
+//! may send one to end what a killed one left unfinished.
 
 use std::convert::Infallible;
 use std::os::unix::net::UnixListener;
@@ -121,7 +123,8 @@ impl GuestPort {
         Ok(Self::run(control, OwnedSocket::bind(path)?, path))
     }
 
-    /// Serves `control` on a socket that listens at `path` already and stays when this ends. Must be called within a tokio runtime.
+    /// Serves `control` on a socket that listens at `path` already and stays when this ends. Must
+    /// be called within a tokio runtime.
     ///
     /// # Errors
     ///
@@ -191,7 +194,8 @@ pub(crate) async fn talk(
     Ok(())
 }
 
-/// Reads the next line without its end. `Some(false)`: it was longer than it may be, and thrown away. `None`: the end.
+/// Reads the next line without its end. `Some(false)`: it was longer than it may be, and thrown
+/// away. `None`: the end.
 async fn next_line(
     reading: &mut (impl AsyncBufReadExt + Unpin),
     line: &mut Vec<u8>,
@@ -285,8 +289,8 @@ fn perform(control: &Control, request: Request) -> Result<Value, ControlError> {
     })
 }
 
-/// What of `all`, which are in the order of `place`, is at or behind `from`: `most` of them, and those
-/// that share the last one's place.
+/// What of `all`, which are in the order of `place`, is at or behind `from`: `most` of them, and
+/// those that share the last one's place.
 fn page<T>(all: Vec<T>, from: u64, most: Option<usize>, place: impl Fn(&T) -> u64) -> Vec<T> {
     let mut page: Vec<T> = Vec::new();
     for one in all.into_iter().filter(|one| place(one) >= from) {

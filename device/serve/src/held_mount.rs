@@ -1,8 +1,10 @@
 //! The mount itself: what must outlive the process that answers it.
 //!
-//! * Whoever holds a [`HeldMount`] keeps the connection to the kernel: the session's descriptor of /dev/fuse and every clone of it. A clone that
-//!   is closed for the last time ends the requests that were read from it with an error; so clones are made here, and lent.
-//! * If the process that answers dies, its requests stay with the kernel. The next one, given the same descriptors, asks for them again.
+//! * Whoever holds a [`HeldMount`] keeps the connection to the kernel: the session's descriptor of
+//!   /dev/fuse and every clone of it. A clone that is closed for the last time ends the requests
+//!   that were read from it with an error; so clones are made here, and lent.
+//! * If the process that answers dies, its requests stay with the kernel. The next one, given the
+//!   same descriptors, asks for them again.
 //! * Dropping it aborts the connection, so that nobody sleeps on it any more, and unmounts.
 
 use std::fs::File;
@@ -115,7 +117,8 @@ pub(super) fn usual_threads() -> usize {
     thread::available_parallelism().map_or(2, usize::from).clamp(2, 16)
 }
 
-/// A descriptor of /dev/fuse with a queue of its own, or the session's own where the kernel cannot clone it. Reads block.
+/// A descriptor of /dev/fuse with a queue of its own, or the session's own where the kernel cannot
+/// clone it. Reads block.
 fn channel_of(session: &FuseSession) -> io::Result<File> {
     let channel = match session.clone_fuse_file() {
         Ok(clone) => clone,

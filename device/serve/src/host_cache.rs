@@ -1,29 +1,43 @@
-//! A host's own cache of a region that several hosts share, as CXL 2.0 leaves them: each with its caches, and nothing that keeps these coherent.
+//! A host's own cache of a region that several hosts share, as CXL 2.0 leaves them: each with its
+//! caches, and nothing that keeps these coherent.
 //!
 //! The contract. A *host* has its own export of the shared region, so its own page cache, and
 //! behind that this cache:
 //!
-//! 1. **A host sees its own stores, always**, through every mapping and descriptor of its own base file.
-//! 2. **Nobody else sees them before a flush.** [`HostCache::write_back`] brings the lines of 64 bytes that a range touches to the device, if the host stored other bytes into
-//!    them than it was given; lines that it left alone are not written. So hosts that store into different lines of a page lose nothing, and of two that
-//!    store into the same line the later flush wins. The kernel's own write-backs end here: they are no flush.
-//! 3. **A host sees others' stores only in what it does not hold.** A page that it holds stays as it is, whatever the device holds by now, until it is invalidated. Then what the
-//!    host stored into it is written back, as `clflush` does, and its next load reads the device.
-//! 4. **The cache is bounded**, like a processor's. A page that falls out is written back and dropped, at any time, so nobody may rely on a store *not*
-//!    having reached the device, nor on a page still being held.
-//! 5. **Views show what has reached the device** when they are computed, the host's own stores included only after its flush. A view page that is held stays as it is until
-//!    this host flushes base bytes under it, or invalidates them. The directory is never stale.
+//! 1. **A host sees its own stores, always**, through every mapping and descriptor of its own base
+//!    file.
+//! 2. **Nobody else sees them before a flush.** [`HostCache::write_back`] brings the lines of 64
+//!    bytes that a range touches to the device, if the host stored other bytes into them than it
+//!    was given; lines that it left alone are not written. So hosts that store into different lines
+//!    of a page lose nothing, and of two that store into the same line the later flush wins. The
+//!    kernel's own write-backs end here: they are no flush.
+//! 3. **A host sees others' stores only in what it does not hold.** A page that it holds stays as
+//!    it is, whatever the device holds by now, until it is invalidated. Then what the host stored
+//!    into it is written back, as `clflush` does, and its next load reads the device.
+//! 4. **The cache is bounded**, like a processor's. A page that falls out is written back and
+//!    dropped, at any time, so nobody may rely on a store *not* having reached the device, nor on a
+//!    page still being held.
+//! 5. **Views show what has reached the device** when they are computed, the host's own stores
+//!    included only after its flush. A view page that is held stays as it is until this host
+//!    flushes base bytes under it, or invalidates them. The directory is never stale.
 //! 6. A line that is stored with the bytes it was given is no store: it is not written back.
-//! 7. If the process that serves the device dies, the cache dies with it, as a host's does that loses power: what hosts stored, that had left their page caches and was not
-//!    flushed, is lost, and no flush says so. What their page caches hold is written back and dropped at once, held against what the device has by then: in such a page all
-//!    lines that differ from the device are taken for the host's, also those that another host has changed since this one was given them. `pages_unknown` counts these pages.
+//! 7. If the process that serves the device dies, the cache dies with it, as a host's does that
+//!    loses power: what hosts stored, that had left their page caches and was not flushed, is lost,
+//!    and no flush says so. What their page caches hold is written back and dropped at once, held
+//!    against what the device has by then: in such a page all lines that differ from the device are
+//!    taken for the host's, also those that another host has changed since this one was given them.
+//!    `pages_unknown` counts these pages.
 //!
-//! How: the page cache may drop and write back whenever it likes, so this remembers for each page that the host was given what bytes these were, and, if the host wrote it back,
-//! what bytes it has now. Reads of such a page give the host's own bytes again. To drop a page it is first marked as *leaving*, then the page cache drops it (which may write it back once more), then it is
-//! merged into the device and forgotten; a read that comes in between, of a page that the kernel has dropped, merges at once and is given the device's bytes.
+//! How: the page cache may drop and write back whenever it likes, so this remembers for each page
+//! that the host was given what bytes these were, and, if the host wrote it back, what bytes it has
+//! now. Reads of such a page give the host's own bytes again. To drop a page it is first marked as
+//! *leaving*, then the page cache drops it (which may write it back once more), then it is merged
+//! into the device and forgotten; a read that comes in between, of a page that the kernel has
+//! dropped, merges at once and is given the device's bytes.
 //!
-//! A read that needs room waits until the oldest pages have been dropped. The page cache drops a page only when no read of it is under way, so a read never waits
-//! while a range that it touches is being dropped, nor if the host holds any of its pages.
+//! A read that needs room waits until the oldest pages have been dropped. The page cache drops a
+//! page only when no read of it is under way, so a read never waits while a range that it touches
+//! is being dropped, nor if the host holds any of its pages.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -115,13 +129,15 @@ counters! {
             pages_given: Counter => pages_given "given_pages" Count;
             /// Pages that its page cache wrote back, into its cache.
             pages_written: Counter => pages_written "written_pages" Count;
-            /// Lines of 64 bytes merged into the device: those that differed from what it was given.
+            /// Lines of 64 bytes merged into the device: those that differed from what it was
+            /// given.
             lines_merged: Counter => lines_merged "merged_lines" Count;
             /// Pages dropped to make space.
             pages_evicted: Counter => pages_evicted "evicted_pages" Count;
             /// Pages dropped because the host invalidated them.
             pages_invalidated: Counter => pages_invalidated "invalidated_pages" Count;
-            /// Pages that it wrote back without holding them, held against what the device had by then.
+            /// Pages that it wrote back without holding them, held against what the device had by
+            /// then.
             pages_unknown: Counter => pages_unknown "unknown_pages" Count;
         }
         computed {
@@ -206,7 +222,8 @@ impl HostCache {
         })
     }
 
-    /// Merges the lines that `range` touches into the device, where the host stored into them, and adds the ranges that changed to `changed`.
+    /// Merges the lines that `range` touches into the device, where the host stored into them, and
+    /// adds the ranges that changed to `changed`.
     ///
     /// # Errors
     /// As [`Partition::write_base`]; what was not merged stays the host's.
@@ -228,7 +245,8 @@ impl HostCache {
         });
     }
 
-    /// Forgets the pages that `range` touches and that are leaving, after merging them. Says how many went.
+    /// Forgets the pages that `range` touches and that are leaving, after merging them. Says how
+    /// many went.
     ///
     /// # Errors
     /// As [`Self::write_back`]; such a page stays.
@@ -260,7 +278,8 @@ impl HostCache {
         counter.add(pages);
     }
 
-    /// Whether a read can be answered now: there is room, or it is of pages that the host holds already, for which nobody may be made to wait.
+    /// Whether a read can be answered now: there is room, or it is of pages that the host holds
+    /// already, for which nobody may be made to wait.
     pub fn has_room(&self, offset: u64, length: u64) -> bool {
         self.held.load(Ordering::Relaxed) < self.most || {
             let pages = offset / PAGE as u64..offset.saturating_add(length).div_ceil(PAGE as u64);
@@ -279,7 +298,8 @@ impl HostCache {
         self.crowded.notify_one();
     }
 
-    /// Says that the page cache is to drop `ranges`: reads of them wait no more until [`Self::dropped`].
+    /// Says that the page cache is to drop `ranges`: reads of them wait no more until
+    /// [`Self::dropped`].
     pub fn dropping(&self, ranges: &[Range<u64>]) {
         let mut room = self.room.lock();
         room.dropping.extend_from_slice(ranges);
@@ -302,7 +322,8 @@ impl HostCache {
         }
     }
 
-    /// Makes room whenever somebody waits for it, until [`Self::close`]: `drop_pages` drops ranges, and says how many pages went.
+    /// Makes room whenever somebody waits for it, until [`Self::close`]: `drop_pages` drops ranges,
+    /// and says how many pages went.
     pub fn make_room_until_closed(&self, mut drop_pages: impl FnMut(Vec<Range<u64>>) -> u64) {
         loop {
             let mut room = self.room.lock();
@@ -454,7 +475,8 @@ impl HostCache {
     }
 }
 
-/// Calls `visit` for each page that `length` bytes from `offset` on touch: its number, the bytes of it, and how many came before.
+/// Calls `visit` for each page that `length` bytes from `offset` on touch: its number, the bytes of
+/// it, and how many came before.
 fn pieces(
     offset: u64,
     length: usize,

@@ -1,9 +1,11 @@
 //! HTTP connections for the API: accepting them, with bounds on what a peer may take.
 //!
-//! * At most [`CONNECTIONS`] at once on each listener. When all places are taken and somebody else comes, the oldest connection whose request is not being
-//!   performed gives its place up: peers that stay silent, talk slowly or leave their answers unread keep nobody out.
-//! * A request's header has [`HEADER_TIME`] to arrive, which is also how long an idle connection is kept, and a peer that takes nothing of its answer for
-//!   [`ANSWER_TIME`] is dropped (see [`BoundedWrites`]).
+//! * At most [`CONNECTIONS`] at once on each listener. When all places are taken and somebody else
+//!   comes, the oldest connection whose request is not being performed gives its place up: peers
+//!   that stay silent, talk slowly or leave their answers unread keep nobody out.
+//! * A request's header has [`HEADER_TIME`] to arrive, which is also how long an idle connection is
+//!   kept, and a peer that takes nothing of its answer for [`ANSWER_TIME`] is dropped (see
+//!   [`BoundedWrites`]).
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -32,7 +34,8 @@ pub(super) const CONNECTIONS: usize = 64;
 const HEADER_TIME: Duration = Duration::from_secs(30);
 /// How long a peer may take nothing of its answer.
 const ANSWER_TIME: Duration = Duration::from_secs(10);
-/// What is waited after a failed `accept`, for example when descriptors ran out, and before another connection is told to give way.
+/// What is waited after a failed `accept`, for example when descriptors ran out, and before another
+/// connection is told to give way.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// A connection, as its server and the one who makes room see it.
@@ -70,7 +73,8 @@ impl Peers {
     }
 }
 
-/// Serves whoever `accept` brings, for ever: each connection with what it may ask, which is found out once it has a place.
+/// Serves whoever `accept` brings, for ever: each connection with what it may ask, which is found
+/// out once it has a place.
 pub(super) async fn serve<S, R, A>(accept: impl Fn() -> A) -> Infallible
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,

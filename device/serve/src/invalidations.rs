@@ -1,6 +1,7 @@
 //! Ranges of one window that the kernel is to drop from its page cache, in turn.
 //!
-//! The kernel waits in that call for requests of the same pages that are under way, so the thread that makes it can be none that answers them, and each window has one of its own.
+//! The kernel waits in that call for requests of the same pages that are under way, so the thread
+//! that makes it can be none that answers them, and each window has one of its own.
 
 use std::ops::Range;
 
@@ -22,7 +23,8 @@ pub(super) struct Invalidations {
 #[derive(Default)]
 struct Queue {
     ranges: Vec<Range<u64>>,
-    /// Batches of which these are the next: what is queued now is through when `batches_done` exceeds it.
+    /// Batches of which these are the next: what is queued now is through when `batches_done`
+    /// exceeds it.
     batch: u64,
     batches_done: u64,
     closed: bool,

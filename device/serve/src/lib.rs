@@ -1,9 +1,10 @@
 //! Serving a device: as files to map, two for each guest or host ([`fuse`], [`export`]), as disks
-//! ([`vhost_user`]), as an API over sockets ([`api`]), and to guests
-//! ([`guest_port`], and before it [`ivshmem`] or [`shmem`], which also maps, where they have no serial port).
+//! ([`vhost_user`]), as an API over sockets ([`api`]), and to guests ([`guest_port`], and before it
+//! [`ivshmem`] or [`shmem`], which also maps, where they have no serial port).
 //!
-//! The servers know the device and nothing behind it. What a file shows is the device's two windows; what keeps those
-//! coherent, and what a user of both may rely on, is stated in one place: [`coherence`].
+//! The servers know the device and nothing behind it. What a file shows is the device's two
+//! windows; what keeps those coherent, and what a user of both may rely on, is stated in one place:
+//! [`coherence`].
 
 pub mod api;
 mod bounded_writes;

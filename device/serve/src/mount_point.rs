@@ -1,7 +1,9 @@
-//! The directory to mount on: made when missing, cleared of what a killed run left behind, refused when in use.
+//! The directory to mount on: made when missing, cleared of what a killed run left behind, refused
+//! when in use.
 //!
-//! * A mount of ours names its server's process id in its source (`lamina-<pid>`), so that a dead one can be told from a
-//!   busy one. A dead server leaves a mount that answers ENOTCONN; one that died asleep may not answer at all.
+//! * A mount of ours names its server's process id in its source (`lamina-<pid>`), so that a dead
+//!   one can be told from a busy one. A dead server leaves a mount that answers ENOTCONN; one that
+//!   died asleep may not answer at all.
 //! * Such a leftover is aborted (which wakes whoever still waits for it) and unmounted lazily.
 //!   Anything else that is mounted here, and a directory with something in it, is refused and left
 //!   alone. So is one that is not [this user's alone](super::private_dir).
@@ -115,7 +117,8 @@ impl Mounted {
             .map(|(_, mounted)| mounted))
     }
 
-    /// A line: `id parent major:minor root mount-point options [fields…] - type source super-options`.
+    /// A line:
+    /// `id parent major:minor root mount-point options [fields…] - type source super-options`.
     fn parse(line: &str) -> Option<(PathBuf, Self)> {
         let (left, right) = line.split_once(" - ")?;
         let mut left = left.split(' ').skip(2);
@@ -178,7 +181,8 @@ pub(super) fn abort(minor: &str) {
     }
 }
 
-/// Aborts the connection of the mount at `path`, if there is one: everybody who waits for its server gets an error.
+/// Aborts the connection of the mount at `path`, if there is one: everybody who waits for its
+/// server gets an error.
 pub fn abort_mount(path: &Path) {
     if let Some(minor) = minor_at(path) {
         abort(&minor);
@@ -190,7 +194,8 @@ pub(super) fn minor_at(path: &Path) -> Option<String> {
     Mounted::at(path).ok().flatten().map(|mounted| mounted.minor)
 }
 
-/// The minor number of the file system that a path is on, as it appears in /sys, without asking it anything.
+/// The minor number of the file system that a path is on, as it appears in /sys, without asking it
+/// anything.
 pub(super) fn minor_of(path: &Path) -> io::Result<String> {
     Ok(nix::sys::stat::minor(own_mount::device_at(path)?).to_string())
 }

@@ -1,8 +1,12 @@
-//! Calls into our own mount, which sleep until this process, or the one after it, has answered them.
+//! Calls into our own mount, which sleep until this process, or the one after it, has answered
+//! them.
 //!
-//! * A thread that makes such a call gives itself a [file table of its own](own_table) first, with the standard streams and the files that it needs. When the process is killed while the thread
-//!   sleeps, which neither a kill nor a signal ends, everything else that the process had open is closed all the same: the holder hears that it died, and has another one answer.
-//! * Who shares the process's table asks the mount nothing, not even for a file's attributes: [`device_of`] tells what the kernel knows by itself.
+//! * A thread that makes such a call gives itself a [file table of its own](own_table) first, with
+//!   the standard streams and the files that it needs. When the process is killed while the thread
+//!   sleeps, which neither a kill nor a signal ends, everything else that the process had open is
+//!   closed all the same: the holder hears that it died, and has another one answer.
+//! * Who shares the process's table asks the mount nothing, not even for a file's attributes:
+//!   [`device_of`] tells what the kernel knows by itself.
 
 use std::fs::File;
 use std::io::{self, IoSlice, IoSliceMut};
@@ -29,7 +33,8 @@ pub(super) fn open(paths: Vec<PathBuf>) -> io::Result<Vec<File>> {
         }
         let open = |path| File::options().read(true).write(true).open(path);
         let files: Vec<File> = paths.iter().map(open).collect::<io::Result<_>>()?;
-        // SAFETY: `theirs` is open in the table that this one began as, and lives until this thread was joined.
+        // SAFETY: `theirs` is open in the table that this one began as, and lives until this thread
+        // was joined.
         let to = unsafe { BorrowedFd::borrow_raw(number) };
         files.iter().try_for_each(|file| send(to, file))
     };

@@ -1,9 +1,12 @@
 //! Whose a connection over loopback TCP is.
 //!
-//! A Unix socket has a mode; a TCP port on loopback is open to every user of the host. The kernel tells in `/proc/net/tcp` and `tcp6` whose the socket at the other end of a connection is:
+//! A Unix socket has a mode; a TCP port on loopback is open to every user of the host. The kernel
+//! tells in `/proc/net/tcp` and `tcp6` whose the socket at the other end of a connection is:
 //!
-//! * Only the device's own user and root are served. A connection whose owner cannot be told is nobody's.
-//! * A socket that was closed belongs to nobody, and the kernel then calls it root's: what has no inode has no owner.
+//! * Only the device's own user and root are served. A connection whose owner cannot be told is
+//!   nobody's.
+//! * A socket that was closed belongs to nobody, and the kernel then calls it root's: what has no
+//!   inode has no owner.
 //! * It is asked once a connection, and only over TCP.
 
 use std::net::SocketAddr;
@@ -31,7 +34,8 @@ pub(super) fn listener(address: SocketAddr) -> Option<Uid> {
     };
     let tables = [tcp, tcp6].into_iter().filter_map(|table| table().ok()).flatten();
     let found: Vec<_> = tables.filter(is_it).collect();
-    // Of one that listens at this very address and one that listens at all, the kernel takes the former.
+    // Of one that listens at this very address and one that listens at all, the kernel takes the
+    // former.
     let own = found.iter().find(|found| !found.local_address.ip().is_unspecified());
     own.or(found.first()).map(|found| Uid::from_raw(found.uid))
 }

@@ -1,7 +1,10 @@
-//! Telling guests of poison: through the monitors (QMP) of their QEMUs, as a CXL device tells its host.
+//! Telling guests of poison: through the monitors (QMP) of their QEMUs, as a CXL device tells its
+//! host.
 //!
-//! * For each poisoning, QEMU's memory device is given the block's DPA in its poison list (`cxl-inject-poison`) and a general media event record of an
-//!   uncorrectable error (`cxl-inject-general-media-event`), which interrupts the guest: its kernel reads the log and traces `cxl_general_media`.
+//! * For each poisoning, QEMU's memory device is given the block's DPA in its poison list
+//!   (`cxl-inject-poison`) and a general media event record of an uncorrectable error
+//!   (`cxl-inject-general-media-event`), which interrupts the guest: its kernel reads the log and
+//!   traces `cxl_general_media`.
 //! * A guest is told of its own partition, by DPAs of its own.
 //! * QEMU may not listen yet, or end, or never be there: the reporter connects until it can, as
 //!   long as there is poison to tell of. What a QEMU was told it is not told twice, on another
@@ -12,8 +15,10 @@
 //! * What is told are losses, in order, also of blocks that were written before the reporter
 //!   looked; so a guest hears of each, but of one whose block was written in the tenth of a second
 //!   before the process died. Should a QEMU not take them until as many were mended as the device
-//!   [logs](lamina_device::device::Device::poisonings), the oldest are not told, which is a warning.
-//! * QEMU's list keeps what was told: it has no command for poison that a write cleared. At most 256 entries fit it; the event is sent all the same.
+//!   [logs](lamina_device::device::Device::poisonings), the oldest are not told, which is a
+//!   warning.
+//! * QEMU's list keeps what was told: it has no command for poison that a write cleared. At most
+//!   256 entries fit it; the event is sent all the same.
 //! * A monitor is not trusted ([`monitor`]): what it says is bounded, and a reporter that is to
 //!   stop ends within [`monitor::LAST_ANSWER`] whatever it does.
 
@@ -35,7 +40,8 @@ use self::monitor::{Monitor, Stop};
 use lamina_device::device::Partition;
 use lamina_device::device::poison::{Cause, Poisoned};
 
-/// The object of QEMU's device that holds the base window, or its first target: `-device cxl-type3,id=mem0`; the other targets follow.
+/// The object of QEMU's device that holds the base window, or its first target:
+/// `-device cxl-type3,id=mem0`; the other targets follow.
 const BASE_DEVICE: &str = "/machine/peripheral/mem";
 /// How often it is looked whether there is anything to tell.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -71,8 +77,8 @@ pub struct PoisonReporter {
 }
 
 impl PoisonReporter {
-    /// Tells the QEMU that listens at the monitor socket `socket` and has `partition` as its base window. `before` is what processes before this one told; `note` is
-    /// given what is told now.
+    /// Tells the QEMU that listens at the monitor socket `socket` and has `partition` as its base
+    /// window. `before` is what processes before this one told; `note` is given what is told now.
     ///
     /// # Errors
     ///
@@ -194,7 +200,8 @@ impl Teller {
             let still = self.partition.poison();
             news.extend(still.into_iter().filter(|poisoned| poisoned.event <= self.before_it));
         }
-        // Numbers of events are a process's own: what was found poisoned when it began may be what was told before.
+        // Numbers of events are a process's own: what was found poisoned when it began may be what
+        // was told before.
         let old = |poisoned: &Poisoned| {
             poisoned.cause == Cause::Found
                 && self.before.qemu == qemu

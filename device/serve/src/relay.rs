@@ -1,7 +1,8 @@
-//! Handing a guest's line on to the device's [guest port](super::guest_port), for guests that have no serial port.
+//! Handing a guest's line on to the device's [guest port](super::guest_port), for guests that have
+//! no serial port.
 //!
-//! All that a guest may ask is checked there, and in one place. So this may live in another process than the device, outlives the device's workers, and asks
-//! again when one dies.
+//! All that a guest may ask is checked there, and in one place. So this may live in another process
+//! than the device, outlives the device's workers, and asks again when one dies.
 
 use std::io;
 use std::path::Path;
@@ -20,7 +21,8 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a request may take. A flush of many dirty pages is the slowest.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// What the guest port at `port` answers to a line. While nobody listens there, or when the device dies meanwhile, this asks again: every request may be made twice.
+/// What the guest port at `port` answers to a line. While nobody listens there, or when the device
+/// dies meanwhile, this asks again: every request may be made twice.
 pub(super) async fn answer(port: &Path, mut line: Vec<u8>) -> Vec<u8> {
     line.push(b'\n');
     let begun = Instant::now();

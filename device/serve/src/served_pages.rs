@@ -1,9 +1,10 @@
 //! Which pages of the views window the host may hold in its page cache.
 //!
-//! One bit a 4 KiB page, set *before* a page's bytes are computed and taken *after* the base bytes under it have changed,
-//! with a sequentially consistent fence between the two steps on either side. So a reader and a writer that meet on a
-//! page cannot both miss the other: either the writer sees the bit and the page is invalidated, or the reader computes
-//! the page from the new bytes. The bits of 128 MiB of window are allocated when its first page is read.
+//! One bit a 4 KiB page, set *before* a page's bytes are computed and taken *after* the base bytes
+//! under it have changed, with a sequentially consistent fence between the two steps on either
+//! side. So a reader and a writer that meet on a page cannot both miss the other: either the writer
+//! sees the bit and the page is invalidated, or the reader computes the page from the new bytes.
+//! The bits of 128 MiB of window are allocated when its first page is read.
 
 use std::array;
 use std::ops::Range;
@@ -41,7 +42,8 @@ impl ServedPages {
         fence(Ordering::SeqCst);
     }
 
-    /// Clears the bits of the pages touching `range` and adds the byte ranges of those that were set to `taken`.
+    /// Clears the bits of the pages touching `range` and adds the byte ranges of those that were
+    /// set to `taken`.
     pub(crate) fn take(&self, range: Range<u64>, taken: &mut Vec<Range<u64>>) {
         fence(Ordering::SeqCst);
         for (word, mask) in words(range) {

@@ -2,8 +2,8 @@
 //!
 //! * It is made in a [directory of this user's alone](super::private_dir), and has mode 0600 from
 //!   the moment it exists.
-//! * One that nobody listens on any more is what a killed run left: it is replaced. One that somebody listens on, and any
-//!   other kind of file, is refused by name and left alone.
+//! * One that nobody listens on any more is what a killed run left: it is replaced. One that
+//!   somebody listens on, and any other kind of file, is refused by name and left alone.
 //! * The file is removed when its [`OwnedSocket`] goes.
 
 use std::fs;
@@ -41,7 +41,8 @@ impl OwnedSocket {
         Ok(Self { listener, path: path.to_owned(), owns_file: true })
     }
 
-    /// Takes over a socket that listens at `path` already; its file is somebody else's. Must be called within a tokio runtime.
+    /// Takes over a socket that listens at `path` already; its file is somebody else's. Must be
+    /// called within a tokio runtime.
     pub(super) fn adopt(listener: StdListener, path: &Path) -> Result<Self, ServeError> {
         let failed = |source| ServeError::Socket { path: path.to_owned(), source };
         listener.set_nonblocking(true).map_err(failed)?;
@@ -54,7 +55,8 @@ impl OwnedSocket {
     }
 }
 
-/// Listens at `path`, without blocking, where nobody listens yet. The file is the caller's to remove.
+/// Listens at `path`, without blocking, where nobody listens yet. The file is the caller's to
+/// remove.
 ///
 /// # Errors
 ///
@@ -104,7 +106,8 @@ fn somebody_listens(path: &Path) -> io::Result<()> {
 
 fn listen_at(path: &Path) -> nix::Result<StdListener> {
     let fd = socket(AddressFamily::Unix, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?;
-    // Linux makes the file with the mode of the unbound socket, so there is no moment at which others may connect.
+    // Linux makes the file with the mode of the unbound socket, so there is no moment at which
+    // others may connect.
     fchmod(&fd, Mode::S_IRUSR | Mode::S_IWUSR)?;
     bind(std::os::fd::AsRawFd::as_raw_fd(&fd), &UnixAddr::new(path)?)?;
     listen(&fd, Backlog::new(128)?)?;

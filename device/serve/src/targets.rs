@@ -1,4 +1,5 @@
-//! The targets of an interleave set: files beside `base`, one for each CXL memory device of the set, each an alias of its part of the base window.
+//! The targets of an interleave set: files beside `base`, one for each CXL memory device of the
+//! set, each an alias of its part of the base window.
 //!
 //! What is kept here is what [`super::coherence`] needs to know of them: which of their pages, and
 //! of `base`, the host may hold, and who writes back and drops them. No two
@@ -55,7 +56,8 @@ struct Target {
 pub(super) type TargetRanges = Vec<(u32, Vec<Range<u64>>)>;
 
 impl Targets {
-    /// The targets of the base window of a whole device. `max_wait` is how long a write-back may wait for room.
+    /// The targets of the base window of a whole device. `max_wait` is how long a write-back may
+    /// wait for room.
     pub(super) fn new(set: Interleave, whole: &Partition, max_wait: Duration, gate: &Arc<Gate>) -> Self {
         let base_bytes = whole.base_bytes();
         let target = |target| {
@@ -86,8 +88,8 @@ impl Targets {
         self.each.get(target as usize).map_or(0, |target| target.bytes)
     }
 
-    /// Starts writing back: `start` starts it through the next target, of so many bytes, with so many
-    /// threads.
+    /// Starts writing back: `start` starts it through the next target, of so many bytes, with so
+    /// many threads.
     pub(super) fn start_flushing(
         &self,
         mut start: impl FnMut(u64, usize) -> io::Result<Flusher>,
@@ -116,7 +118,8 @@ impl Targets {
         }
     }
 
-    /// The ranges of `base` that a range of a target shows. Granules smaller than a page share all pages under them, and are taken as one range.
+    /// The ranges of `base` that a range of a target shows. Granules smaller than a page share all
+    /// pages under them, and are taken as one range.
     pub(super) fn under(&self, target: u32, range: &Range<u64>) -> Vec<Range<u64>> {
         let end = range.end.min(self.bytes(target));
         if range.start >= end {
@@ -139,7 +142,8 @@ impl Targets {
         self.numbers().map(of).collect()
     }
 
-    /// Of the targets over these ranges of `base`, those that may have dirty pages there. Never sleeps.
+    /// Of the targets over these ranges of `base`, those that may have dirty pages there. Never
+    /// sleeps.
     pub(super) fn dirty_over(&self, base: &[Range<u64>]) -> TargetRanges {
         let mut over = self.over(base);
         over.retain(|(target, ranges)| needed(&self.each[*target as usize].flusher, ranges));

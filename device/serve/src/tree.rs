@@ -97,8 +97,8 @@ impl Tree {
         self.nodes.get(usize::try_from(inode.checked_sub(ROOT)?).ok()?)
     }
 
-    /// The inode of `name` in a folder. `lane0`, as the interleave target `target0` was called by the
-    /// version before, is found by that name too: command lines of guests hold it.
+    /// The inode of `name` in a folder. `lane0`, as the interleave target `target0` was called by
+    /// the version before, is found by that name too: command lines of guests hold it.
     pub(super) fn find(&self, parent: u64, name: &str) -> Option<u64> {
         let find =
             |name: &str| self.children(parent).find(|child| child.name == name).map(|child| child.inode);

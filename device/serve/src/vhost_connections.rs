@@ -1,6 +1,7 @@
 //! Serving vhost-user connections on a socket, one after another.
 //!
-//! * One connection is served at a time, as a device has one user; another one waits until that has gone.
+//! * One connection is served at a time, as a device has one user; another one waits until that has
+//!   gone.
 //! * Dropping [`Connections`] lets what is being done end, and closes the connection. Neither is
 //!   waited for longer than [`TIMEOUT`]: what does not end by then, because a guest or its monitor
 //!   holds it up, is left to end by itself.

@@ -1,21 +1,31 @@
-//! Write-backs: dirty pages of a base window, or of a target of one, that the kernel brings to the device, and what becomes of those for which there is no room.
+//! Write-backs: dirty pages of a base window, or of a target of one, that the kernel brings to the
+//! device, and what becomes of those for which there is no room.
 //!
-//! A store through a mapping is over long before its page is written back, so an error tells nobody of it: the store is lost. The rules:
+//! A store through a mapping is over long before its page is written back, so an error tells nobody
+//! of it: the store is lost. The rules:
 //!
-//! * A write-back that finds no room (the store, a quota, the host's disk or memory is full) *waits*: it is kept unanswered and holds no thread. Its pages stay in the page cache,
-//!   where loads find them.
-//! * It is tried again soon after anything was freed ([`Device::freed`](lamina_device::device::Device::freed)), and every [`TICK`] for what others free on the host.
+//! * A write-back that finds no room (the store, a quota, the host's disk or memory is full)
+//!   *waits*: it is kept unanswered and holds no thread. Its pages stay in the page cache, where
+//!   loads find them.
+//! * It is tried again soon after anything was freed
+//!   ([`Device::freed`](lamina_device::device::Device::freed)), and every [`TICK`] for what others
+//!   free on the host.
 //! * Once it has waited as long as it may, it is refused with ENOSPC, counted, and an event names
-//!   what is lost. So is at once what finds [`MAX_BYTES`] waiting already, or as much as the
-//!   host's memory [lets wait](lamina_device::device::Device::can_wait), and what still waits when the mount is taken down.
+//!   what is lost. So is at once what finds [`MAX_BYTES`] waiting already, or as much as the host's
+//!   memory [lets wait](lamina_device::device::Device::can_wait), and what still waits when the
+//!   mount is taken down.
 //! * What was discarded needs no room: its pages are taken out of the write-backs that wait, and of
 //!   those that come of pages that the kernel had before ([`super::dropped_pages`]). A discard
 //!   never waits for the room that it makes.
-//! * A process that dies has not answered; the kernel gives the request to the next one, where it waits anew.
+//! * A process that dies has not answered; the kernel gives the request to the next one, where it
+//!   waits anew.
 //!
-//! Nothing else waits, but who asks for what waits: a flush or `fsync` of its range, the first load of a view over it, another store into the same page; and what has the kernel write back
-//! all of the window first: a hole punched through the mount, and a process that unmaps the window or ends. A discard of a part of a write-back that finds no room even then waits for that,
-//! too, because the kernel drops none of its pages before. On kernels before 6.16 every flush waits, for they have no flush of a range.
+//! Nothing else waits, but who asks for what waits: a flush or `fsync` of its range, the first load
+//! of a view over it, another store into the same page; and what has the kernel write back all of
+//! the window first: a hole punched through the mount, and a process that unmaps the window or
+//! ends. A discard of a part of a write-back that finds no room even then waits for that, too,
+//! because the kernel drops none of its pages before. On kernels before 6.16 every flush waits, for
+//! they have no flush of a range.
 
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -29,7 +39,8 @@ use lamina_device::device::{DeviceError, Partition};
 use super::dropped_pages::{DroppedPages, Gate};
 use super::targets::ExportFile;
 
-/// Bytes of a file's write-backs that may wait: each is a copy of pages that the host keeps as well.
+/// Bytes of a file's write-backs that may wait: each is a copy of pages that the host keeps as
+/// well.
 pub const MAX_BYTES: usize = 256 << 20;
 /// How often those that wait are tried again if nothing was freed.
 pub const TICK: Duration = Duration::from_millis(100);
@@ -76,7 +87,8 @@ struct State {
     closed: bool,
 }
 
-/// A write-back that waits. Who tries it or takes bytes out of it holds its lock, which is taken after the state's.
+/// A write-back that waits. Who tries it or takes bytes out of it holds its lock, which is taken
+/// after the state's.
 struct Waiting {
     asker: Asker,
     offset: u64,
@@ -105,7 +117,8 @@ impl WriteBacks {
         }
     }
 
-    /// Stores what the kernel writes back: the answer, or nothing if it waits. `stored` is told of every range that was stored.
+    /// Stores what the kernel writes back: the answer, or nothing if it waits. `stored` is told of
+    /// every range that was stored.
     pub(super) fn take(
         &self,
         asker: Asker,

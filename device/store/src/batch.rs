@@ -14,9 +14,10 @@ use super::{Store, StoreError, entry::Entry};
 use lamina_codec::block::Bundle;
 
 impl Store {
-    /// Stores `bundles` as the content of blocks from `first` on, at most [`STRIPES`](super::STRIPES),
-    /// if `admit` takes what they are charged before and afterwards: old and new entries. Nothing of
-    /// what was there is read, and what was damaged is mended. After an error all is as it was.
+    /// Stores `bundles` as the content of blocks from `first` on, at most
+    /// [`STRIPES`](super::STRIPES), if `admit` takes what they are charged before and afterwards:
+    /// old and new entries. Nothing of what was there is read, and what was damaged is mended.
+    /// After an error all is as it was.
     ///
     /// # Errors
     /// [`StoreError::Full`], [`StoreError::NoRoom`], [`StoreError::HostMemory`]; those of `admit`.

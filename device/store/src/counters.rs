@@ -1,7 +1,9 @@
 //! Counters that outlive the process: numbers in an image, each added to in one atomic step.
 //!
-//! Those of the device come first, in the order in which they are [taken](Counters::take); those of tensors and views follow, and are told by number in
-//! the tables. A number is given again when nobody counts there any more, and not before, so that a reader of a removed tensor counts nothing of another's.
+//! Those of the device come first, in the order in which they are [taken](Counters::take); those of
+//! tensors and views follow, and are told by number in the tables. A number is given again when
+//! nobody counts there any more, and not before, so that a reader of a removed tensor counts
+//! nothing of another's.
 
 use std::{
     collections::BTreeMap,
@@ -42,7 +44,8 @@ pub struct Kept {
 }
 
 impl Counters {
-    /// The counters of `image`; all at zero for the first process of a run. Numbers below `taken` belong to tensors and views.
+    /// The counters of `image`; all at zero for the first process of a run. Numbers below `taken`
+    /// belong to tensors and views.
     ///
     /// # Errors
     /// [`StoreError`] if they cannot be mapped.
@@ -70,7 +73,8 @@ impl Counters {
         (number < OF_DEVICE).then(|| self.kept(number))
     }
 
-    /// `count` numbers at zero for a tensor or a view: the first. `None` if there are no more; they are then counted in the process alone.
+    /// `count` numbers at zero for a tensor or a view: the first. `None` if there are no more; they
+    /// are then counted in the process alone.
     pub fn take_others(&self, count: usize) -> Option<usize> {
         let free = self.free.lock().get_mut(&count).and_then(Vec::pop);
         let first = if let Some(first) = free {

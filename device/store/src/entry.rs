@@ -1,4 +1,5 @@
-//! The plane index entry: 64 bytes that say where a block is and how each of its planes is stored (TRACE III-D).
+//! The plane index entry: 64 bytes that say where a block is and how each of its planes is stored
+//! (TRACE III-D).
 //!
 //! Version 2 of the format:
 //!
@@ -14,12 +15,14 @@
 //! | 20..64 | … length codes and checks as for *planes*, of the planes that the tree does not hold |
 //! | 63 | of a format of more than 16 planes, whose checks are not here: the upper byte of the epoch |
 //!
-//! Version 1 has another prefix: bits 0..40 segment, 40..42 kind, 42..45 format, 45..48 codec, 48..60 bytes of the header, 60
-//! whether exponents are differences; bytes 8..10 epoch, modulo 2^16. All else is the same.
+//! Version 1 has another prefix: bits 0..40 segment, 40..42 kind, 42..45 format, 45..48 codec,
+//! 48..60 bytes of the header, 60 whether exponents are differences; bytes 8..10 epoch, modulo
+//! 2^16. All else is the same.
 //!
-//! A length code is 0 for a plane of zeros, the plane's length for raw, that length + 1 for a plane of ones, else the coded bytes; it takes just
-//! the bits its largest value needs: 8 for fp32, 9 for 16-bit, 10 for 8-bit formats, 11 for int4. An entry of 64 zero bytes is a
-//! block of zeros that was never written.
+//! A length code is 0 for a plane of zeros, the plane's length for raw, that length + 1 for a plane
+//! of ones, else the coded bytes; it takes just the bits its largest value needs: 8 for fp32, 9 for
+//! 16-bit, 10 for 8-bit formats, 11 for int4. An entry of 64 zero bytes is a block of zeros that
+//! was never written.
 
 use std::ops::Range;
 

@@ -1,4 +1,5 @@
-//! What tests make happen to an image: the process is killed in the middle of a store, or the disk is full.
+//! What tests make happen to an image: the process is killed in the middle of a store, or the disk
+//! is full.
 
 use std::{
     cell::RefCell,

@@ -1,8 +1,10 @@
-//! The planes' fields of an entry: length codes as narrow as their format allows, then checks of 16 bits, in one bit string whose first
-//! bit is the lowest of the first byte. The planes of a plane tree have no fields; those of the others stand side by side.
+//! The planes' fields of an entry: length codes as narrow as their format allows, then checks of 16
+//! bits, in one bit string whose first bit is the lowest of the first byte. The planes of a plane
+//! tree have no fields; those of the others stand side by side.
 //!
-//! Widths are known to the compiler, so that loops over fields unroll to shifts by constants, and everything about a field is
-//! done while it is in a register: fields stored one by one cannot be loaded as vectors until the stores are through.
+//! Widths are known to the compiler, so that loops over fields unroll to shifts by constants, and
+//! everything about a field is done while it is in a register: fields stored one by one cannot be
+//! loaded as vectors until the stores are through.
 
 use lamina_codec::{
     block::{MAX_CHECKS, StoredPlanes},
@@ -31,8 +33,8 @@ pub(super) struct Fields {
 }
 
 impl Fields {
-    /// Takes the fields of `planes`, whose format and stream are known: the largest length code. The planes are nonsense if that is more
-    /// than [`ones_code`].
+    /// Takes the fields of `planes`, whose format and stream are known: the largest length code.
+    /// The planes are nonsense if that is more than [`ones_code`].
     pub(super) fn take(mut self, planes: &mut StoredPlanes) -> u16 {
         let largest = match planes.format.bits() {
             32 => self.take_lengths::<{ length_bits(Format::Fp32) }>(planes),

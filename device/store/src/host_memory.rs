@@ -1,14 +1,19 @@
 //! The host's memory, when the store lies in it: what is left, and what the store leaves free.
 //!
-//! Pages of a store in memory cannot be dropped, and few hosts swap as much. Where they run out, Linux ends processes. So the store stops before that. The rules:
+//! Pages of a store in memory cannot be dropped, and few hosts swap as much. Where they run out,
+//! Linux ends processes. So the store stops before that. The rules:
 //!
-//! * Before index, comparison or segments grow by a unit, it is asked how much is [`Left`]. Below a *reserve* nothing grows: that is no room, like a store that is full.
-//! * The lower half of the reserve is nobody's. From the upper half, what takes no more than before is rewritten, and segments are moved together.
-//! * Write-backs that wait for room are copies, which are memory: while no more than the reserve is left, all of them may take a quarter of it.
+//! * Before index, comparison or segments grow by a unit, it is asked how much is [`Left`]. Below a
+//!   *reserve* nothing grows: that is no room, like a store that is full.
+//! * The lower half of the reserve is nobody's. From the upper half, what takes no more than before
+//!   is rewritten, and segments are moved together.
+//! * Write-backs that wait for room are copies, which are memory: while no more than the reserve is
+//!   left, all of them may take a quarter of it.
 //! * It is not looked each time. One look allows growth by an eighth of what it found above the
 //!   reserve, at most [`MAX_GRANTED`], and one that found too little holds for a moment
 //!   ([`HOLDS`]), so that a thousand write-backs that wait do not ask a thousand times.
-//! * Where it cannot be found out how much is left, nothing is held back. An image on a disk is not concerned.
+//! * Where it cannot be found out how much is left, nothing is held back. An image on a disk is not
+//!   concerned.
 
 mod groups;
 mod linux;
@@ -157,7 +162,8 @@ fn usual_reserve(total: u64) -> u64 {
     (total / RESERVE_PART).min(MAX_RESERVE)
 }
 
-/// What a test says that is left, in builds with debug assertions: the environment variable `LAMINA_MEMORY_LEFT` names a file with the number.
+/// What a test says that is left, in builds with debug assertions: the environment variable
+/// `LAMINA_MEMORY_LEFT` names a file with the number.
 fn reported() -> Option<impl Fn() -> Option<Left> + Send + Sync> {
     let file = std::env::var_os("LAMINA_MEMORY_LEFT").filter(|_| cfg!(debug_assertions))?;
     let read = move || fs::read_to_string(&file)?.trim().parse().map_err(io::Error::other);

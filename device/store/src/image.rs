@@ -1,15 +1,18 @@
 //! The image: one sparse file that holds all that a device must not forget.
 //!
-//! It is a file on disk (`--image`), or memory that the holder keeps while workers come and go. The rules:
+//! It is a file on disk (`--image`), or memory that the holder keeps while workers come and go. The
+//! rules:
 //!
-//! * The first page is the *superblock*: what the device is. Everything else lies where that says, in this order, each part at
-//!   a multiple of 2 MiB: the tables of tensors and views, the counters, the journal, staged KV windows, the comparison with GComp, the plane
-//!   index, the segments. A part that was never written is a hole, and takes no room.
-//! * The superblock is written once, last, when the image is made. A file whose superblock does not check is no image.
+//! * The first page is the *superblock*: what the device is. Everything else lies where that says,
+//!   in this order, each part at a multiple of 2 MiB: the tables of tensors and views, the
+//!   counters, the journal, staged KV windows, the comparison with GComp, the plane index, the
+//!   segments. A part that was never written is a hole, and takes no room.
+//! * The superblock is written once, last, when the image is made. A file whose superblock does not
+//!   check is no image.
 //! * One process at a time has an image open; a lock on the file says so.
 //! * Every change is made so that after a `kill -9` between any two stores the image is whole: see
-//!   [`journal`](super::journal) for the index and [`tables`](super::tables) for tensors and views. What holds segments is not
-//!   written down: it is what the index's entries name.
+//!   [`journal`](super::journal) for the index and [`tables`](super::tables) for tensors and views.
+//!   What holds segments is not written down: it is what the index's entries name.
 //! * After a crash of the host itself, an image on a disk is what it was at the last
 //!   [checkpoint](super::checkpoint). What that takes is in the unused pages behind the superblock
 //!   and behind the segments. An image of a version before gets it when it is opened, and its
@@ -59,7 +62,8 @@ const SECOND_SUPERBLOCK: u64 = 4096;
 const ALIGN: u64 = 2 << 20;
 /// How long a process that has the image may take to let it go.
 const LETTING_GO: Duration = Duration::from_millis(500);
-/// Bytes of a place for a staged KV window: a page for its header, one for the block that is being written, and the window.
+/// Bytes of a place for a staged KV window: a page for its header, one for the block that is being
+/// written, and the window.
 pub const STAGE_BYTES: usize = (2 + kv::MAX_BLOCKS) * BLOCK_BYTES;
 
 /// What a device is, as its image says.
@@ -304,7 +308,8 @@ impl Image {
         &self.superblock
     }
 
-    /// Has what grows with what is stored ask `host` first. For images that are [in memory](Self::is_in_memory).
+    /// Has what grows with what is stored ask `host` first. For images that are
+    /// [in memory](Self::is_in_memory).
     #[must_use]
     pub fn within(self, host: HostMemory) -> Self {
         Self { host: Some(Arc::new(host)), ..self }
@@ -551,7 +556,8 @@ fn is_in_memory(file: &File) -> bool {
     fstatfs(file).is_ok_and(|is| is.filesystem_type() == TMPFS_MAGIC)
 }
 
-/// Takes the file for this process; it is let go when the descriptor is closed for the last time, which for a process that was killed a moment ago may still be to come.
+/// Takes the file for this process; it is let go when the descriptor is closed for the last time,
+/// which for a process that was killed a moment ago may still be to come.
 pub(super) fn lock(file: &File, path: &Path) -> Result<(), ImageError> {
     let begun = Instant::now();
     loop {

@@ -155,7 +155,8 @@ impl Index {
         Entry::decode(self.version, &self.raw(block)).map_err(|why| StoreError::Entry { block, why })
     }
 
-    /// The segment that the entry of `block` names if it is intact, without holding the stripe; entries behind it come into the processor's caches.
+    /// The segment that the entry of `block` names if it is intact, without holding the stripe;
+    /// entries behind it come into the processor's caches.
     pub(super) fn glance(&self, block: u64) -> Option<u64> {
         let at = at(block);
         self.memory.prefetch(at + AHEAD * ENTRY_BYTES, ENTRY_BYTES);

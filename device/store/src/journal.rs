@@ -1,11 +1,14 @@
-//! The journal: why a kill between two stores leaves no index entry half written and no KV window half new.
+//! The journal: why a kill between two stores leaves no index entry half written and no KV window
+//! half new.
 //!
 //! The rules:
-//! * Before entries are written into the index, they are written here as a *record*: the first block, how many, a CRC-32C of all,
-//!   and the entries. Its count is stored last and makes it valid. Once the index has them, the count goes back to 0.
-//! * An image that is opened writes the entries of every valid record into the index: the change happened, or it did not.
-//! * There is a record for each stripe of blocks, whose lock its writer holds, and [`WINDOW_RECORDS`] for KV windows, which wait for
-//!   one to be free.
+//! * Before entries are written into the index, they are written here as a *record*: the first
+//!   block, how many, a CRC-32C of all, and the entries. Its count is stored last and makes it
+//!   valid. Once the index has them, the count goes back to 0.
+//! * An image that is opened writes the entries of every valid record into the index: the change
+//!   happened, or it did not.
+//! * There is a record for each stripe of blocks, whose lock its writer holds, and
+//!   [`WINDOW_RECORDS`] for KV windows, which wait for one to be free.
 
 use parking_lot::{Condvar, Mutex};
 

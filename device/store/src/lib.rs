@@ -1,19 +1,23 @@
 //! The segment store and its plane index (TRACE III-D, "metadata management").
 //!
 //! The rules:
-//! * One 64-byte [`entry`] per logical block says where the block's bundle is, how its planes are stored, and checks itself.
-//!   An entry of zeros is a block of zeros, so an untouched device costs nothing, whatever its capacity.
-//! * Bundles live in [`segments`] of 64-byte granules and are never changed in place: a write stores a new segment, then
-//!   [publishes](publication) the entry, then frees the old segment. A reader sees the old block or the new one, never a mixture.
-//! * Blocks share [`STRIPES`] locks by their number. A reader holds one only while it copies stored bytes out, a writer while it
-//!   decides what to replace; coding and decoding happen on copies.
+//! * One 64-byte [`entry`] per logical block says where the block's bundle is, how its planes are
+//!   stored, and checks itself. An entry of zeros is a block of zeros, so an untouched device costs
+//!   nothing, whatever its capacity.
+//! * Bundles live in [`segments`] of 64-byte granules and are never changed in place: a write
+//!   stores a new segment, then [publishes](publication) the entry, then frees the old segment. A
+//!   reader sees the old block or the new one, never a mixture.
+//! * Blocks share [`STRIPES`] locks by their number. A reader holds one only while it copies stored
+//!   bytes out, a writer while it decides what to replace; coding and decoding happen on copies.
 //! * A store on a disk has [`checkpoint`]s, so that a crash of the host leaves what was synced. Who
 //!   finds no room has one made before anything else is tried.
-//! * A store is private to the process, or lies in an [`image`] that outlives it. Opening one finishes what a killed process was about
-//!   to publish, and scans what the entries name.
-//! * Who frees a segment *tidies up*: if free slots of its length pass their bound, it moves the segments of the emptiest chunk.
+//! * A store is private to the process, or lies in an [`image`] that outlives it. Opening one
+//!   finishes what a killed process was about to publish, and scans what the entries name.
+//! * Who frees a segment *tidies up*: if free slots of its length pass their bound, it moves the
+//!   segments of the emptiest chunk.
 //! * A store in memory grows only as far as the [host's memory](host_memory) allows.
-//! * Who finds no room may have the store [compacted](Store::compact) and try again: what tidying leaves free is given up then.
+//! * Who finds no room may have the store [compacted](Store::compact) and try again: what tidying
+//!   leaves free is given up then.
 //! * The store knows blocks and bytes. What they mean is the codec's business.
 
 mod batch;
@@ -80,7 +84,8 @@ use lamina_codec::{
     plane::PlaneMask,
 };
 
-/// Bytes of a granule, the unit in which the store is read, written and charged: one DRAM burst, one CXL.mem line.
+/// Bytes of a granule, the unit in which the store is read, written and charged: one DRAM burst,
+/// one CXL.mem line.
 pub const GRANULE_BYTES: usize = 64;
 /// Locks over the blocks.
 pub const STRIPES: usize = 1024;
@@ -211,7 +216,8 @@ pub struct Store {
 pub struct Opened {
     /// Changes that a killed process had begun to publish, and that were finished.
     pub replayed: usize,
-    /// Blocks that are poisoned, or whose entries are damaged: they cannot be read until they are written.
+    /// Blocks that are poisoned, or whose entries are damaged: they cannot be read until they are
+    /// written.
     pub damaged: Vec<u64>,
 }
 
@@ -240,7 +246,8 @@ pub struct Fetched {
     pub bytes: u64,
 }
 
-/// A bundle that is in the store and that no entry names yet. One that is neither installed nor given back is lost.
+/// A bundle that is in the store and that no entry names yet. One that is neither installed nor
+/// given back is lost.
 #[must_use]
 pub struct Prepared {
     place: Option<entry::Place>,
@@ -264,7 +271,8 @@ impl StoreError {
 }
 
 impl Store {
-    /// A store for `blocks` blocks with room for `segment_bytes` of bundles, or for as many as entries can name. Nothing of either is touched yet.
+    /// A store for `blocks` blocks with room for `segment_bytes` of bundles, or for as many as
+    /// entries can name. Nothing of either is touched yet.
     ///
     /// # Errors
     /// [`StoreError::Reserve`].
@@ -344,7 +352,8 @@ impl Store {
         Ok((store, opened, Basis::Found(all)))
     }
 
-    /// Copies out what `select` wants of `block`: its entry, and the bytes of those planes at their places in `bundle`.
+    /// Copies out what `select` wants of `block`: its entry, and the bytes of those planes at their
+    /// places in `bundle`.
     ///
     /// # Errors
     /// [`StoreError::Entry`].
@@ -361,8 +370,8 @@ impl Store {
         self.stripes.read(block, || Ok(self.copy(self.index.get(block)?, select, bundle)))
     }
 
-    /// Prefetches `bytes` of the segment of `block`, and the entries behind its own: a hint, never an
-    /// error. A block that changes meanwhile makes it fetch something else, which nobody uses.
+    /// Prefetches `bytes` of the segment of `block`, and the entries behind its own: a hint, never
+    /// an error. A block that changes meanwhile makes it fetch something else, which nobody uses.
     #[inline]
     pub fn prefetch(&self, block: u64, bytes: Range<u64>) {
         if let Some(segment) = self.index.glance(block) {
@@ -428,7 +437,8 @@ impl Store {
     /// Takes hold of `block` to replace it.
     ///
     /// # Errors
-    /// [`StoreError::Entry`]; [`Store::replace_damaged`] makes such a block writable again. [`StoreError::NoRoom`], [`StoreError::HostMemory`].
+    /// [`StoreError::Entry`]; [`Store::replace_damaged`] makes such a block writable again.
+    /// [`StoreError::NoRoom`], [`StoreError::HostMemory`].
     pub fn replace(&self, block: u64) -> Result<Replace<'_>, StoreError> {
         self.index.ensure(block..block + 1)?;
         let held = self.stripes.hold(block);
@@ -436,7 +446,8 @@ impl Store {
         Ok(Replace { store: self, block, old, held })
     }
 
-    /// Takes hold of a block whose entry is damaged, to replace it whole. Its segment, which nothing names any more, is lost.
+    /// Takes hold of a block whose entry is damaged, to replace it whole. Its segment, which
+    /// nothing names any more, is lost.
     pub fn replace_damaged(&self, block: u64) -> Replace<'_> {
         let held = self.stripes.hold(block);
         let old = self.index.get(block).unwrap_or_default();
@@ -449,8 +460,8 @@ impl Store {
         self.index.get(block).is_err().then(|| Replace { store: self, block, old: Entry::default(), held })
     }
 
-    /// Stores `bundle` for `block` without publishing it, so that several can be published knowing that all are there. `no_more` says that they take the place of at
-    /// least as many bytes.
+    /// Stores `bundle` for `block` without publishing it, so that several can be published knowing
+    /// that all are there. `no_more` says that they take the place of at least as many bytes.
     ///
     /// # Errors
     /// [`StoreError::Full`], [`StoreError::NoRoom`], [`StoreError::HostMemory`].
@@ -593,7 +604,8 @@ impl Store {
         moved
     }
 
-    /// Moves segments together until a chunk is free, if any can be freed so: then it is worth to try again what found no room. The caller holds no stripe.
+    /// Moves segments together until a chunk is free, if any can be freed so: then it is worth to
+    /// try again what found no room. The caller holds no stripe.
     pub fn compact(&self) -> bool {
         let _one = self.compacting.lock();
         if self.stop_holding() {
@@ -708,7 +720,8 @@ impl Store {
         self.freed.load(Ordering::Acquire)
     }
 
-    /// Moves a block's bundle from `segment` elsewhere, if it is still there. The reader of a block sees it before or after.
+    /// Moves a block's bundle from `segment` elsewhere, if it is still there. The reader of a block
+    /// sees it before or after.
     fn shift(&self, block: u64, segment: u64) -> Result<(), StoreError> {
         let copy = || {
             let Ok(Entry { epoch, place }) = self.index.get(block) else { return Ok(None) };
@@ -771,12 +784,14 @@ impl Store {
         self.segments.held_bytes()
     }
 
-    /// Chunks of memory that hold segments, and all that may, without the reserve for what takes no more than before.
+    /// Chunks of memory that hold segments, and all that may, without the reserve for what takes no
+    /// more than before.
     pub fn chunks(&self) -> (u64, u64) {
         self.segments.chunks()
     }
 
-    /// Whether there is room for so many bytes more, whatever they are and however they are coded: chunks for the longest segments, and one for each length.
+    /// Whether there is room for so many bytes more, whatever they are and however they are coded:
+    /// chunks for the longest segments, and one for each length.
     pub fn has_room(&self, bytes: u64) -> bool {
         let (held, all) = self.segments.chunks();
         let longest = segments::MAX_GRANULES;
@@ -833,10 +848,12 @@ impl Replace<'_> {
         self.store.copy(self.old.clone(), |_| PlaneMask(u32::MAX), bundle)
     }
 
-    /// Stores `bundle` as the block's new content: segment, then entry, then the old segment is freed. If it takes no more than the old one, it may take of the reserve.
+    /// Stores `bundle` as the block's new content: segment, then entry, then the old segment is
+    /// freed. If it takes no more than the old one, it may take of the reserve.
     ///
     /// # Errors
-    /// [`StoreError::Full`], [`StoreError::NoRoom`], [`StoreError::HostMemory`]; the old block then stays as it was.
+    /// [`StoreError::Full`], [`StoreError::NoRoom`], [`StoreError::HostMemory`]; the old block then
+    /// stays as it was.
     pub fn publish(self, bundle: &Bundle) -> Result<Entry, StoreError> {
         let bytes = bundle.stored.as_ref().map_or(0, Stored::bytes);
         let no_more = charged(bytes) <= self.old.charged();

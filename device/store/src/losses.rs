@@ -38,7 +38,8 @@ pub struct Loss<Why> {
 
 /// The losses of a store.
 pub struct Losses<Why> {
-    /// How many are listed. Whoever holds the stripe of a block that is listed sees that it is not 0.
+    /// How many are listed. Whoever holds the stripe of a block that is listed sees that it is
+    /// not 0.
     count: AtomicUsize,
     state: Mutex<State<Why>>,
 }

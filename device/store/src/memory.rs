@@ -1,8 +1,11 @@
 //! Address space that costs memory only where it was written, reached by checked, volatile copies.
 //!
-//! It is private to the process, or a part of an [image](super::image) that outlives it. A part of an image is given room before it
-//! is written ([`Memory::ensure`]): a store to a page that the disk has no room for would be a SIGBUS, not an error. A load from a hole would be one too, where the file is in memory (tmpfs) and
-//! that is full, so what is not known to have room is read by `pread`. The parts that grow with what is stored ask first whether the [host's memory](super::host_memory) allows it, if they are in memory.
+//! It is private to the process, or a part of an [image](super::image) that outlives it. A part of
+//! an image is given room before it is written ([`Memory::ensure`]): a store to a page that the
+//! disk has no room for would be a SIGBUS, not an error. A load from a hole would be one too, where
+//! the file is in memory (tmpfs) and that is full, so what is not known to have room is read by
+//! `pread`. The parts that grow with what is stored ask first whether the
+//! [host's memory](super::host_memory) allows it, if they are in memory.
 
 use std::{
     fs::File,
@@ -48,7 +51,8 @@ struct Part {
     what: &'static str,
     file: Arc<File>,
     offset: u64,
-    /// Units that are known to have room, a bit each: those that had it when the part was mapped, and those that were given some since.
+    /// Units that are known to have room, a bit each: those that had it when the part was mapped,
+    /// and those that were given some since.
     ensured: MmapRegion,
     /// The memory that growth is asked of, if it is.
     host: Option<Arc<HostMemory>>,
@@ -122,7 +126,8 @@ impl Memory {
         if at.is_some_and(|at| at.known) {
             return Ok(memory);
         }
-        // Once for all: to ask of each unit whether it has a hole is to look for the next hole, which may be gigabytes away.
+        // Once for all: to ask of each unit whether it has a hole is to look for the next hole,
+        // which may be gigabytes away.
         let data = memory.populated();
         if let Some(part) = &memory.part {
             let whole = |range: Range<usize>| range.start.div_ceil(UNIT_BYTES)..range.end / UNIT_BYTES;
@@ -167,8 +172,8 @@ impl Memory {
         }
     }
 
-    /// As [`Memory::write`], for whole pages, many of which may be there for the first time: of an image the system takes them as a
-    /// file, so it clears none of them and no page faults.
+    /// As [`Memory::write`], for whole pages, many of which may be there for the first time: of an
+    /// image the system takes them as a file, so it clears none of them and no page faults.
     pub fn write_pages(&self, at: usize, data: &[u8]) {
         if let Some(part) = &self.part {
             assert!(at + data.len() <= self.region.size(), "inside the part");
@@ -188,7 +193,8 @@ impl Memory {
         self.region.get_atomic_ref(at).expect("inside the reservation, and aligned")
     }
 
-    /// The little-endian number at `at`, a multiple of 8, if it can be had by a load that makes no page.
+    /// The little-endian number at `at`, a multiple of 8, if it can be had by a load that makes no
+    /// page.
     pub(super) fn glance(&self, at: usize) -> Option<u64> {
         if self.part.as_ref().is_some_and(|part| !part.has_room(at..at + 8)) {
             return None;
@@ -206,7 +212,8 @@ impl Memory {
     /// Makes sure that `range` can be written.
     ///
     /// # Errors
-    /// [`StoreError::NoRoom`] when the file system is full, [`StoreError::HostMemory`] when the host's memory is.
+    /// [`StoreError::NoRoom`] when the file system is full, [`StoreError::HostMemory`] when the
+    /// host's memory is.
     pub fn ensure(&self, range: Range<usize>) -> Result<(), StoreError> {
         self.ensure_for(range, For::More)
     }
@@ -239,7 +246,8 @@ impl Memory {
         }
     }
 
-    /// Whether it is not known that there is room for all of `range`: then it takes some to write there.
+    /// Whether it is not known that there is room for all of `range`: then it takes some to write
+    /// there.
     pub(super) fn may_be_hole(&self, range: Range<usize>) -> bool {
         self.part.as_ref().is_some_and(|part| !part.has_room(range))
     }

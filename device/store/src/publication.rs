@@ -1,13 +1,18 @@
-//! Publication: in which order a block's entry, its segment and its record in the journal change, and who waits for whom.
+//! Publication: in which order a block's entry, its segment and its record in the journal change,
+//! and who waits for whom.
 //!
 //! The rules:
-//! * Blocks share locks, *stripes*, by their number. Who reads a block holds its stripe while it copies stored bytes out; who changes its entry holds it alone.
-//! * A new segment is stored before the entry that names it is put, and the old one is freed after the stripe was let go. Tidying, which moves a bundle, looks whether
-//!   its segment is still the block's, moves, puts and frees without letting go.
+//! * Blocks share locks, *stripes*, by their number. Who reads a block holds its stripe while it
+//!   copies stored bytes out; who changes its entry holds it alone.
+//! * A new segment is stored before the entry that names it is put, and the old one is freed after
+//!   the stripe was let go. Tidying, which moves a bundle, looks whether its segment is still the
+//!   block's, moves, puts and frees without letting go.
 //! * Who changes several blocks takes their stripes in the stripes' order.
-//! * An entry is recorded before it is put, and the record is forgotten afterwards: what a killed process leaves is whole in one of the two.
+//! * An entry is recorded before it is put, and the record is forgotten afterwards: what a killed
+//!   process leaves is whole in one of the two.
 //!
-//! Nothing here knows what an entry or a segment is. `device/models` runs this file in every order that threads and memory allow.
+//! Nothing here knows what an entry or a segment is. `device/models` runs this file in every order
+//! that threads and memory allow.
 
 use std::ops::Range;
 
@@ -43,7 +48,8 @@ impl Stripes {
         Held(numbers.into_iter().map(|number| self.0[number].write()).collect())
     }
 
-    /// Moves a block's bundle: `copy` stores it elsewhere if it is where it was, `put` has the entry name the copy, `free` frees where it was.
+    /// Moves a block's bundle: `copy` stores it elsewhere if it is where it was, `put` has the
+    /// entry name the copy, `free` frees where it was.
     pub(super) fn shift<T, E>(
         &self,
         block: u64,
@@ -60,7 +66,8 @@ impl Stripes {
     }
 
     fn number(&self, block: u64) -> usize {
-        // Neighbouring blocks take different stripes: a sequential reader and a writer behind it do not meet.
+        // Neighbouring blocks take different stripes: a sequential reader and a writer behind it do
+        // not meet.
         usize::try_from(block % self.0.len() as u64).expect("less than a number of locks")
     }
 }

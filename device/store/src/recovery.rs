@@ -1,7 +1,9 @@
-//! Recovery scan: what the entries of an image name, when it is opened. A guest waits meanwhile, so several threads share the work.
+//! Recovery scan: what the entries of an image name, when it is opened. A guest waits meanwhile, so
+//! several threads share the work.
 //!
 //! * Parts of the index that were never written are holes in the file, and are not looked at.
-//! * Every entry is checked, because a damaged one would claim another's segment; what is stored is checked when it is read.
+//! * Every entry is checked, because a damaged one would claim another's segment; what is stored is
+//!   checked when it is read.
 
 use std::{
     ops::Range,
@@ -25,8 +27,9 @@ const MAX_THREADS: usize = 16;
 /// What was found: what each thread made of its entries, and the blocks whose entries are damaged.
 pub(super) type Scanned<T> = (Vec<T>, Vec<u64>);
 
-/// Claims what the entries in `index` name. `found` is told of every block that holds data. An entry whose segment cannot be its own is made one that does not check, so that
-/// nobody follows or frees it.
+/// Claims what the entries in `index` name. `found` is told of every block that holds data. An
+/// entry whose segment cannot be its own is made one that does not check, so that nobody follows or
+/// frees it.
 pub(super) fn scan<T: Default + Send>(
     index: &Index,
     claims: &Claims,

@@ -1,18 +1,24 @@
 //! Segments: runs of 64-byte granules that hold bundles.
 //!
 //! The rules:
-//! * Memory is handed out in chunks of [`CHUNK_GRANULES`]. A chunk holds segments of one length only, so freeing never leaves
-//!   gaps of odd sizes; when its last segment goes, the chunk is free for any length again.
-//! * A segment belongs to the entry that names it. The caller holds the stripe of that entry's block, so nobody writes a
-//!   segment that somebody reads.
-//! * Which segments are in use is nowhere written down but in the entries: a store that is opened [claims](Claims) what they name.
-//! * Free slots of one length are at most a quarter of that length's slots, or [`SLACK_CHUNKS`] chunks if that is more, once the
-//!   store has [tidied](super::Store) up: the bound of fragmentation.
-//! * The last chunks are a [`reserve`] for bundles that take the place of others at least as long, and for those that are moved: a full store can be rewritten and tidied up.
-//!   The bound: moving can leave each length one chunk that is not full, so a reserve of a chunk for each length is never used up by rewriting.
+//! * Memory is handed out in chunks of [`CHUNK_GRANULES`]. A chunk holds segments of one length
+//!   only, so freeing never leaves gaps of odd sizes; when its last segment goes, the chunk is free
+//!   for any length again.
+//! * A segment belongs to the entry that names it. The caller holds the stripe of that entry's
+//!   block, so nobody writes a segment that somebody reads.
+//! * Which segments are in use is nowhere written down but in the entries: a store that is opened
+//!   [claims](Claims) what they name.
+//! * Free slots of one length are at most a quarter of that length's slots, or [`SLACK_CHUNKS`]
+//!   chunks if that is more, once the store has [tidied](super::Store) up: the bound of
+//!   fragmentation.
+//! * The last chunks are a [`reserve`] for bundles that take the place of others at least as long,
+//!   and for those that are moved: a full store can be rewritten and tidied up. The bound: moving
+//!   can leave each length one chunk that is not full, so a reserve of a chunk for each length is
+//!   never used up by rewriting.
 //! * A segment that is freed may still be named by a copy of the index: then it is [held](held),
 //!   and counts as in use where chunks are counted.
-//! * A bundle without bytes (every plane constant) takes no segment; its place is granule 0 and is never looked at.
+//! * A bundle without bytes (every plane constant) takes no segment; its place is granule 0 and is
+//!   never looked at.
 
 mod allocator;
 mod chunks;
@@ -41,7 +47,8 @@ const LET_GO: usize = 256;
 /// Chunks of one length that may be free in it, however few of that length there are.
 pub const SLACK_CHUNKS: usize = 2;
 
-/// Chunks, of so many, that only [`For::NoMore`] may open: a 32nd, and one for each length where that is not more than an eighth.
+/// Chunks, of so many, that only [`For::NoMore`] may open: a 32nd, and one for each length where
+/// that is not more than an eighth.
 pub(super) fn reserve(chunks: usize) -> usize {
     (chunks / 32).max(MAX_GRANULES.min(chunks / 8))
 }
@@ -217,7 +224,8 @@ impl Segments {
         (1..=MAX_GRANULES).find_map(|length| allocator.untidy(length))
     }
 
-    /// The segments of the chunk that is emptied most cheaply to have one more, if there are free slots of its length for all of them; it is held back as by [`Self::untidy`].
+    /// The segments of the chunk that is emptied most cheaply to have one more, if there are free
+    /// slots of its length for all of them; it is held back as by [`Self::untidy`].
     pub(super) fn sparse(&self) -> Option<Untidy> {
         self.allocator.lock().sparse()
     }

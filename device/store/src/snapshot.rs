@@ -1,7 +1,9 @@
 //! Snapshots: an image without its holes, as one stream that can be moved to another machine.
 //!
-//! A stream is a magic number and the image's length, then *extents*, each its place in the image, its length, a CRC-32C of both and its bytes, and at the
-//! end an extent of length 0 whose place is the number of extents. Numbers are little-endian, 8 bytes each. Extents are in order and do not overlap; what is between them is zeros.
+//! A stream is a magic number and the image's length, then *extents*, each its place in the image,
+//! its length, a CRC-32C of both and its bytes, and at the end an extent of length 0 whose place is
+//! the number of extents. Numbers are little-endian, 8 bytes each. Extents are in order and do not
+//! overlap; what is between them is zeros.
 
 use std::{
     ffi::OsString,

@@ -209,7 +209,8 @@ fn fragmentation_has_its_bound_under_long_random_rewrites() {
     };
     let chunk = (segments::CHUNK_GRANULES * GRANULE_BYTES) as u64;
     for round in 0..16_000_u64 {
-        // Sizes drift, so that what was needed a while ago is not needed any more; some blocks stay for long.
+        // Sizes drift, so that what was needed a while ago is not needed any more; some blocks stay
+        // for long.
         let size = (round / 1000 * 13 + next(6)) % 64;
         let block = if next(8) == 0 { next(BLOCKS) } else { next(BLOCKS / 8) * 8 };
         let words =
@@ -217,7 +218,8 @@ fn fragmentation_has_its_bound_under_long_random_rewrites() {
         Encoder::new().block(Format::Opaque, Codec::Lz4, &words, &mut bundle);
         store.replace(block).unwrap().publish(&bundle).unwrap();
         model.insert(block, words);
-        // A quarter of the slots, two chunks of each length, and what a length leaves over at the end of a chunk.
+        // A quarter of the slots, two chunks of each length, and what a length leaves over at the
+        // end of a chunk.
         let lengths = segments::MAX_GRANULES as u64;
         let bound =
             store.used_bytes() * 4 / 3 * 16 / 15 + lengths * (segments::SLACK_CHUNKS as u64 + 1) * chunk;

@@ -1,10 +1,14 @@
-//! Golden files: blocks as earlier versions stored them, which every later one must read. `docs/format.md` says what is in them.
+//! Golden files: blocks as earlier versions stored them, which every later one must read.
+//! `docs/format.md` says what is in them.
 //!
-//! In `golden/`, `NAME.words` is a block's 4096 bytes, `NAME.CODEC.stored` its index entry of version 1 and its bundle; in `golden-v2/` are those of version 2. What lz4 and zstd give
-//! for the same input may change with their libraries, and which code a plane tree chooses with its encoder, so of coded bytes only reading is promised;
-//! everything else that is written today must be what was written then.
+//! In `golden/`, `NAME.words` is a block's 4096 bytes, `NAME.CODEC.stored` its index entry of
+//! version 1 and its bundle; in `golden-v2/` are those of version 2. What lz4 and zstd give for the
+//! same input may change with their libraries, and which code a plane tree chooses with its
+//! encoder, so of coded bytes only reading is promised; everything else that is written today must
+//! be what was written then.
 //!
-//! `cargo test -p lamina-store --test golden -- --ignored` writes what is missing, the fuzz targets' seeds among it; it never changes what is there.
+//! `cargo test -p lamina-store --test golden -- --ignored` writes what is missing, the fuzz
+//! targets' seeds among it; it never changes what is there.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -73,7 +77,8 @@ fn uniform(seed: u32) -> impl FnMut() -> f32 {
 /// The blocks: a name, the format, the words. Between them every way of storing a plane occurs.
 fn cases() -> Vec<(&'static str, Format, BlockWords)> {
     let mut next = uniform(1);
-    // As weights are: a bell of small values. Not one of them zero, so that some exponent planes are all ones.
+    // As weights are: a bell of small values. Not one of them zero, so that some exponent planes
+    // are all ones.
     let mut weight = || {
         let value = (next() + next() + next() + next() - 2.0) * 0.12;
         if value.abs() < 0.005 { 0.005 } else { value }
@@ -198,7 +203,8 @@ fn what_is_stored_today_is_what_was_stored() {
                 assert!(now == then, "{name} {codec}");
                 continue;
             }
-            // A library's bytes may differ, and an encoder may choose better; format, codec and plain planes stay.
+            // A library's bytes may differ, and an encoder may choose better; format, codec and
+            // plain planes stay.
             let [then, now] =
                 [then, now].map(|stored| files.split(&stored).0.place.expect("no zeros").stored);
             match (then, now) {

@@ -1,9 +1,12 @@
-//! Golden files of KV windows: as earlier versions stored them, which every later one must read. `docs/format.md` says what is in them.
+//! Golden files of KV windows: as earlier versions stored them, which every later one must read.
+//! `docs/format.md` says what is in them.
 //!
-//! In `golden-kv/`, `NAME.window` is a window's bytes, `NAME.CODEC.stored` its blocks as they are stored, index entry of version 1 and bundle of each in turn; in `golden-kv-v2/` the entries are of version 2. How a window is
-//! coded may change; what was coded must be read.
+//! In `golden-kv/`, `NAME.window` is a window's bytes, `NAME.CODEC.stored` its blocks as they are
+//! stored, index entry of version 1 and bundle of each in turn; in `golden-kv-v2/` the entries are
+//! of version 2. How a window is coded may change; what was coded must be read.
 //!
-//! `cargo test -p lamina-store --test golden_kv -- --ignored` writes what is missing; it never changes what is there.
+//! `cargo test -p lamina-store --test golden_kv -- --ignored` writes what is missing; it never
+//! changes what is there.
 
 use std::fs;
 use std::path::{Path, PathBuf};

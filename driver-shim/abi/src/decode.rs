@@ -8,7 +8,8 @@ use crate::{
 /// The directory in `bytes`, which begin with its header and may be longer than it.
 ///
 /// # Errors
-/// Any of [`DirectoryError`] but `Full`. [`DirectoryError::Checksum`] is worth one more try with fresh bytes.
+/// Any of [`DirectoryError`] but `Full`. [`DirectoryError::Checksum`] is worth one more try with
+/// fresh bytes.
 pub fn decode(bytes: &[u8]) -> Result<Directory, DirectoryError> {
     if bytes.len() < MAGIC.len() || bytes[..MAGIC.len()] != MAGIC {
         return Err(DirectoryError::Magic { found: bytes[..bytes.len().min(MAGIC.len())].to_vec() });

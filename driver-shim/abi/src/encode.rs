@@ -88,7 +88,8 @@ impl Writer {
         self.bytes.extend_from_slice(&value.to_le_bytes());
     }
 
-    /// A count or offset inside the directory, at most [`DIRECTORY_BYTES`] by the check in [`encode`].
+    /// A count or offset inside the directory, at most [`DIRECTORY_BYTES`] by the check in
+    /// [`encode`].
     fn size(&mut self, value: usize) {
         self.u32(u32::try_from(value).expect("bounded by DIRECTORY_BYTES"));
     }

@@ -1,11 +1,16 @@
-//! Interleaving: which of several targets holds which bytes of a region. The device, QEMU's launcher and the shim share it.
+//! Interleaving: which of several targets holds which bytes of a region. The device, QEMU's
+//! launcher and the shim share it.
 //!
-//! * A region is cut into granules. Granule k lies in target k mod ways, right behind the granules of that target before it. So byte h of the region is byte
-//!   (h / (ways · granule)) · granule + h mod granule of target (h / granule) mod ways.
-//! * A *set* is what CXL memory devices are interleaved by: 2 or 4 ways, granules of 256 bytes up, which the guest's decoders undo. A decoder
-//!   tells targets apart by bits 8 to 14 of an address (CXL's interleave capability has no others, and Linux refuses what needs them), so ways times granule are 32 KiB at most.
+//! * A region is cut into granules. Granule k lies in target k mod ways, right behind the granules
+//!   of that target before it. So byte h of the region is byte (h / (ways · granule)) · granule + h
+//!   mod granule of target (h / granule) mod ways.
+//! * A *set* is what CXL memory devices are interleaved by: 2 or 4 ways, granules of 256 bytes up,
+//!   which the guest's decoders undo. A decoder tells targets apart by bits 8 to 14 of an address
+//!   (CXL's interleave capability has no others, and Linux refuses what needs them), so ways times
+//!   granule are 32 KiB at most.
 //! * *Chunks* are what software interleaves by: 2 MiB, 2 to 8 ways.
-//! * The serial number of a CXL memory device says that it is a target, of what set and which, so that a guest needs to be told nothing else.
+//! * The serial number of a CXL memory device says that it is a target, of what set and which, so
+//!   that a guest needs to be told nothing else.
 
 use std::fmt;
 use std::ops::Range;
@@ -19,7 +24,8 @@ pub const MAX_WAYS: u32 = 8;
 pub const MAX_STRIPE_BYTES: u64 = 32 << 10;
 /// The smallest granule.
 const MIN_GRANULE_BYTES: u64 = 256;
-/// The serial numbers of targets: "Lamina", then 1, the granule as a power of two of 256 bytes, the ways and the target, a hexadecimal digit each.
+/// The serial numbers of targets: "Lamina", then 1, the granule as a power of two of 256 bytes, the
+/// ways and the target, a hexadecimal digit each.
 const SERIAL: u64 = 0x4c61_6d69_6e61_1000;
 
 /// How a region is cut into targets.
@@ -124,7 +130,8 @@ impl Interleave {
         u32::try_from(at / self.granule % u64::from(self.ways)).expect("less than the ways")
     }
 
-    /// Bytes of `target` before byte `at` of the region: where in the target that byte lies, if it is the target's.
+    /// Bytes of `target` before byte `at` of the region: where in the target that byte lies, if it
+    /// is the target's.
     pub fn before(self, target: u32, at: u64) -> u64 {
         let begin = u64::from(target) * self.granule;
         at / self.stripe() * self.granule + (at % self.stripe()).saturating_sub(begin).min(self.granule)

@@ -2,12 +2,16 @@
 //!
 //! A guest finds every tensor and every view in it by loads alone. The rules:
 //!
-//! * Everything is little-endian. Offsets are bytes from the start of the directory unless said otherwise.
-//! * The directory is written by the device and read-only to everybody else. Each change raises `generation`.
-//! * `crc32c` covers the `used_bytes` of the directory with the checksum field itself taken as zero. A reader that
-//!   raced with a change sees a mismatch ([`DirectoryError::Checksum`]) and reads again.
+//! * Everything is little-endian. Offsets are bytes from the start of the directory unless said
+//!   otherwise.
+//! * The directory is written by the device and read-only to everybody else. Each change raises
+//!   `generation`.
+//! * `crc32c` covers the `used_bytes` of the directory with the checksum field itself taken as
+//!   zero. A reader that raced with a change sees a mismatch ([`DirectoryError::Checksum`]) and
+//!   reads again.
 //! * Records have a fixed size stated in the header, so that later versions may append fields.
-//! * Text (names, view spellings, shapes) lies in one area behind the records, as UTF-8 without terminators.
+//! * Text (names, view spellings, shapes) lies in one area behind the records, as UTF-8 without
+//!   terminators.
 //!
 //! | header field | offset | type |
 //! |---|---|---|
@@ -31,7 +35,8 @@
 //! | kv groups, kv paged tokens | 64, 68 | u32 |
 //! | reserved | 72 | 8 bytes |
 //!
-//! The first directories had tensor records of 64 bytes and no stride: a stride of 0 is the channels, and groups and paged tokens that are not there or 0 are 1.
+//! The first directories had tensor records of 64 bytes and no stride: a stride of 0 is the
+//! channels, and groups and paged tokens that are not there or 0 are 1.
 //!
 //! | view record field | offset | type |
 //! |---|---|---|
@@ -74,7 +79,8 @@ pub const VIEW_RECORD_BYTES: usize = 64;
 pub enum Layout {
     /// Elements in address order.
     Weight,
-    /// Token-major rows of `channels` elements, grouped by the device in windows of `window` tokens.
+    /// Token-major rows of `channels` elements, grouped by the device in windows of `window`
+    /// tokens.
     Kv {
         /// Elements in a token's row.
         channels: u32,
@@ -82,7 +88,8 @@ pub enum Layout {
         window: u32,
         /// Elements from one row to the next.
         stride: u32,
-        /// Parts of a row, which paged blocks keep apart: `[blocks, groups, paged_tokens, channels / groups]`.
+        /// Parts of a row, which paged blocks keep apart:
+        /// `[blocks, groups, paged_tokens, channels / groups]`.
         groups: u32,
         /// Tokens of a paged block.
         paged_tokens: u32,

@@ -1,15 +1,20 @@
-//! The mailbox: how a guest without a serial port asks the device for what loads and stores cannot say.
+//! The mailbox: how a guest without a serial port asks the device for what loads and stores cannot
+//! say.
 //!
-//! It is the shared memory of a small ivshmem device ([`MAILBOX_BYTES`], BAR 2), a guest's own. The rules:
+//! It is the shared memory of a small ivshmem device ([`MAILBOX_BYTES`], BAR 2), a guest's own. The
+//! rules:
 //!
 //! * Every field is a little-endian u64. The guest writes the request's, the device the answer's.
-//! * A request: the guest writes its text (one JSON object, as the control port has it, without a line end) at [`REQUEST_AT`], its length, and last a
-//!   number that is not the answer's; then it rings: a store of [`RING`] to the ivshmem device's doorbell register.
-//! * The device writes the answer's text to [`ANSWER_AT`], the length of that, and last the request's number; then it rings the guest
-//!   ([`GUEST_PEER`], vector 0). Who has no driver for interrupts looks at the number until it is its own.
-//! * Of an answer with more than [`ANSWER_BYTES`] that is the first piece; the total says how long it is. A request of length 0 asks for the piece that
-//!   begins at `from`.
-//! * A guest makes no request before the one before it is answered, and lets one program at a time make them.
+//! * A request: the guest writes its text (one JSON object, as the control port has it, without a
+//!   line end) at [`REQUEST_AT`], its length, and last a number that is not the answer's; then it
+//!   rings: a store of [`RING`] to the ivshmem device's doorbell register.
+//! * The device writes the answer's text to [`ANSWER_AT`], the length of that, and last the
+//!   request's number; then it rings the guest ([`GUEST_PEER`], vector 0). Who has no driver for
+//!   interrupts looks at the number until it is its own.
+//! * Of an answer with more than [`ANSWER_BYTES`] that is the first piece; the total says how long
+//!   it is. A request of length 0 asks for the piece that begins at `from`.
+//! * A guest makes no request before the one before it is answered, and lets one program at a time
+//!   make them.
 //!
 //! | field | offset |
 //! |---|---|

@@ -1,6 +1,8 @@
-//! The virtio device whose shared memory holds windows on request: its configuration space, its requests, and what its driver's file takes.
+//! The virtio device whose shared memory holds windows on request: its configuration space, its
+//! requests, and what its driver's file takes.
 //!
-//! `driver-shim/kernel/protocol.h` and `lamina_uapi.h` say the same in C, and `docs/shmem.md` says what it means. Numbers are little-endian.
+//! `driver-shim/kernel/protocol.h` and `lamina_uapi.h` say the same in C, and `docs/shmem.md` says
+//! what it means. Numbers are little-endian.
 
 /// The virtio device type: ioMemory, which the standard names and leaves undefined.
 pub const VIRTIO_ID: u32 = 6;
@@ -8,16 +10,19 @@ pub const VIRTIO_ID: u32 = 6;
 pub const MAGIC: [u8; 8] = *b"LAMINASM";
 /// The version behind it, as eight bytes.
 pub const VERSION: u64 = 1;
-/// Bytes of the configuration space: magic, version, bytes of the base window, bytes of the views window.
+/// Bytes of the configuration space: magic, version, bytes of the base window, bytes of the views
+/// window.
 pub const CONFIG_BYTES: u32 = 32;
 /// The shared-memory region with the mappings.
 pub const REGION: u8 = 0;
 /// What offsets, lengths and places of mappings are multiples of.
 pub const PAGE: u64 = 4096;
 
-/// Bytes of a request, without its text: operation and window (four each), offset, length, place (eight each).
+/// Bytes of a request, without its text: operation and window (four each), offset, length, place
+/// (eight each).
 pub const REQUEST_BYTES: usize = 32;
-/// Bytes of a response, without its text: status, zeros (four each), length of the whole answer (eight).
+/// Bytes of a response, without its text: status, zeros (four each), length of the whole answer
+/// (eight).
 pub const RESPONSE_BYTES: usize = 16;
 /// Bytes of text that a request may have.
 pub const TEXT_BYTES: usize = 64 << 10;

@@ -1,5 +1,5 @@
-//! Commands that move bytes: `cat`, `sum`, `write`. All of them copy through a private buffer, so that what is hashed
-//! or printed is exactly what was loaded, once.
+//! Commands that move bytes: `cat`, `sum`, `write`. All of them copy through a private buffer, so
+//! that what is hashed or printed is exactly what was loaded, once.
 
 use std::io::{self, Read, Write};
 

@@ -1,7 +1,7 @@
 //! The command line: parsing, and what a failure looks like.
 //!
-//! A closed standard output (`lamina-shim cat … | head`) ends the program quietly; every other failure is one line on
-//! standard error and status 1.
+//! A closed standard output (`lamina-shim cat … | head`) ends the program quietly; every other
+//! failure is one line on standard error and status 1.
 
 mod bytes;
 mod names;
@@ -18,11 +18,12 @@ use anyhow::Context;
 use clap::{Args, Parser, Subcommand};
 use lamina_shim::{Access, Lamina, OpenOptions, UpOptions, open_ctl, sysfs::Tree, up};
 
-/// Lamina from inside a guest: brings up its CXL memory, and reads tensors and their views by plain loads.
+/// Lamina from inside a guest: brings up its CXL memory, and reads tensors and their views by plain
+/// loads.
 ///
-/// A Lamina device shows up as two CXL memory devices: the base window holds the tensors at full precision, the views
-/// window begins with a directory and holds reduced-precision aliases of the same tensors. Reading a view makes the
-/// device fetch only the bit-planes that the view needs.
+/// A Lamina device shows up as two CXL memory devices: the base window holds the tensors at full
+/// precision, the views window begins with a directory and holds reduced-precision aliases of the
+/// same tensors. Reading a view makes the device fetch only the bit-planes that the view needs.
 #[derive(Debug, Parser)]
 #[command(
     version,
@@ -57,7 +58,8 @@ struct Paths {
     /// The views window: a devdax node or a file [default: found through sysfs]
     #[arg(long, global = true, env = "LAMINA_VIEWS", value_name = "PATH")]
     views: Option<PathBuf>,
-    /// The control port or socket [default: the virtio port org.lamina.ctl, or the mailbox of a PCI device]
+    /// The control port or socket [default: the virtio port org.lamina.ctl, or the mailbox of a PCI
+    /// device]
     #[arg(long, global = true, env = "LAMINA_CTL", value_name = "PATH")]
     ctl: Option<PathBuf>,
 }
@@ -85,7 +87,8 @@ impl Paths {
 enum Command {
     /// Make the CXL regions and the devdax nodes; can be repeated
     Up {
-        /// Give the base window to the kernel as memory of a NUMA node of its own, instead of a node to map
+        /// Give the base window to the kernel as memory of a NUMA node of its own, instead of a
+        /// node to map
         #[arg(long)]
         system_ram: bool,
         /// Use only this memory device (give it twice, e.g. --memdev mem0 --memdev mem1)
@@ -153,7 +156,8 @@ enum Command {
         #[arg(long, requires = "offset")]
         length: Option<u64>,
     },
-    /// Drop what this host holds, where hosts share a region without coherence: later loads see what others flushed
+    /// Drop what this host holds, where hosts share a region without coherence: later loads see
+    /// what others flushed
     Invalidate {
         /// First byte in the base window
         #[arg(long, requires = "length")]

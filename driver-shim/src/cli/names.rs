@@ -1,5 +1,5 @@
-//! Commands that make, resize and remove what has a name: `tensor`, `view`. The device's control port does it, and answers in
-//! JSON, which is printed.
+//! Commands that make, resize and remove what has a name: `tensor`, `view`. The device's control
+//! port does it, and answers in JSON, which is printed.
 
 use anyhow::ensure;
 use clap::{Args, Subcommand};

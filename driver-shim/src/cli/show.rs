@@ -106,7 +106,8 @@ fn tensor_json(lamina: &Lamina, tensor: &TensorEntry) -> Value {
     })
 }
 
-/// A location with what `mmap` has to be told: offset and length that are multiples of the device's alignment.
+/// A location with what `mmap` has to be told: offset and length that are multiples of the device's
+/// alignment.
 fn mapping(location: &Location, window: &Window) -> Value {
     let align = window.align().max(1);
     let start = location.offset - location.offset % align;

@@ -1,5 +1,5 @@
-//! A kernel for tests: a sysfs tree of plain files, and the reactions of the CXL and dax cores to writes, with their
-//! insistence on order.
+//! A kernel for tests: a sysfs tree of plain files, and the reactions of the CXL and dax cores to
+//! writes, with their insistence on order.
 
 use std::{
     fs, io,
@@ -25,7 +25,8 @@ pub(crate) struct Config {
     pub(crate) serials: [u64; 2],
     /// Which window is behind mem0; the other is behind mem1.
     pub(crate) mem0: &'static str,
-    /// An interleave set that stands for these two: its targets, the last one first, and then the views window.
+    /// An interleave set that stands for these two: its targets, the last one first, and then the
+    /// views window.
     pub(crate) set: Option<Interleave>,
     /// Bytes of the platform's CXL window.
     pub(crate) room: u64,

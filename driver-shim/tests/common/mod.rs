@@ -127,8 +127,8 @@ fn directory() -> Directory {
     }
 }
 
-/// A device that answers each request line with what `answer` makes of it; the requests are kept. What a connection asks
-/// first, to find its own replies, is refused by name.
+/// A device that answers each request line with what `answer` makes of it; the requests are kept.
+/// What a connection asks first, to find its own replies, is refused by name.
 pub(crate) fn device(
     path: &Path,
     answer: impl Fn(&str, &mut UnixStream) + Send + Sync + 'static,

@@ -1,8 +1,8 @@
 //! Attachments: a guest for each loads, stores and flushes the same tensor, beside loads from its
 //! own ordinary memory.
 //!
-//! The guests are booted one after the other, each on a device of its own with the same bytes in it. Guests differ, so what can be compared is what each reaches of its
-//! ordinary memory.
+//! The guests are booted one after the other, each on a device of its own with the same bytes in
+//! it. Guests differ, so what can be compared is what each reaches of its ordinary memory.
 
 use std::{
     collections::HashMap,

@@ -1,11 +1,13 @@
-//! Processor time of processes, which other work on the machine lengthens far less than it does the time on the clock.
+//! Processor time of processes, which other work on the machine lengthens far less than it does the
+//! time on the clock.
 
 use std::{fs, time::Duration};
 
 use anyhow::{Context, Result};
 use rustix::param::clock_ticks_per_second;
 
-/// What the process `pid` and its descendants that run have used so far. One that is no more has used nothing.
+/// What the process `pid` and its descendants that run have used so far. One that is no more has
+/// used nothing.
 pub(super) fn used(pid: u32) -> Duration {
     let of_children: Duration = children(pid).into_iter().map(used).sum();
     own(pid).unwrap_or_default() + of_children

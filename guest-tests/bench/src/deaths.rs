@@ -1,7 +1,8 @@
 //! How long a reader of the mount waits when a worker is killed, by how much is stored.
 //!
-//! A reader loads 4 KiB after 4 KiB with `O_DIRECT`, so that each load is a request, and workers are killed under it; what counts is the longest load around each kill. Every load is held to what it
-//! gave before the first kill.
+//! A reader loads 4 KiB after 4 KiB with `O_DIRECT`, so that each load is a request, and workers
+//! are killed under it; what counts is the longest load around each kill. Every load is held to
+//! what it gave before the first kill.
 
 use std::{
     fs::{self, File, OpenOptions},

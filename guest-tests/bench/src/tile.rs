@@ -13,7 +13,8 @@ use serde_json::{Map, Value, json};
 /// The name of the one tensor of [`write()`].
 pub const TENSOR: &str = "tile";
 
-/// Writes a checkpoint of one bf16 tensor of `bytes` to `path`: the bytes of all tensors in `models`, over and over.
+/// Writes a checkpoint of one bf16 tensor of `bytes` to `path`: the bytes of all tensors in
+/// `models`, over and over.
 ///
 /// # Errors
 /// When a file cannot be read or written.

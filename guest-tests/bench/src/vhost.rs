@@ -1,8 +1,10 @@
-//! Disks in a guest: the device's beside `qemu-storage-daemon`'s export of a plain file of the same bytes, by fio.
+//! Disks in a guest: the device's beside `qemu-storage-daemon`'s export of a plain file of the same
+//! bytes, by fio.
 //!
-//! All disks belong to one guest, which reads them in turn, so that they share everything but what serves them. Reads go around the guest's
-//! page cache; the plain file is in the host's. Beside rates, the processor time that they cost is told: where host, server and guest have few processors,
-//! that is what bounds them.
+//! All disks belong to one guest, which reads them in turn, so that they share everything but what
+//! serves them. Reads go around the guest's page cache; the plain file is in the host's. Beside
+//! rates, the processor time that they cost is told: where host, server and guest have few
+//! processors, that is what bounds them.
 
 use std::fmt::Write as _;
 use std::{
@@ -238,7 +240,8 @@ impl Lines {
         Ok(reported)
     }
 
-    /// Milliseconds of processor time for a GiB, of the server and of QEMU: medians of `runs` on disk `disk`.
+    /// Milliseconds of processor time for a GiB, of the server and of QEMU: medians of `runs` on
+    /// disk `disk`.
     fn used(&self, disk: usize, runs: &[Run]) -> [f64; 2] {
         let server = usize::from(disk > 0);
         let each = runs.iter().map(|run| {

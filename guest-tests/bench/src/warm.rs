@@ -1,4 +1,5 @@
-//! Warm reads in a guest: the device's base window against an ordinary memory file under the same QEMU.
+//! Warm reads in a guest: the device's base window against an ordinary memory file under the same
+//! QEMU.
 
 use std::{
     fs::{File, OpenOptions},

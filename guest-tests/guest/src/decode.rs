@@ -1,6 +1,8 @@
-//! What the guest decodes: texts to write and to judge with a model whose weights and KV cache are on the device.
+//! What the guest decodes: texts to write and to judge with a model whose weights and KV cache are
+//! on the device.
 //!
-//! The host runs the same plan in ordinary memory, so whatever decides a result is here and nowhere else.
+//! The host runs the same plan in ordinary memory, so whatever decides a result is here and nowhere
+//! else.
 
 use std::path::PathBuf;
 
@@ -11,18 +13,20 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DecodePlan {
-    /// The model's shape. Its tensors are on the device, in bf16, under the names that `lamina_llama::Weight` gives them.
+    /// The model's shape. Its tensors are on the device, in bf16, under the names that
+    /// `lamina_llama::Weight` gives them.
     pub config: Config,
     /// The vocabulary, a file in the guest.
     pub tokenizer: PathBuf,
-    /// The tensors of the KV cache are on the device as `CACHE.layers.L.k` and `.v`, a row of bf16 for each of `seq_len` tokens.
+    /// The tensors of the KV cache are on the device as `CACHE.layers.L.k` and `.v`, a row of bf16
+    /// for each of `seq_len` tokens.
     pub cache: String,
     /// Tokens of a page of the cache.
     pub page_tokens: usize,
     /// Tokens from one flush of the cache to the next.
     pub flush_every: usize,
-    /// Whether each step loads from the device anew, as from behind a cache that is smaller than the model; else the host keeps
-    /// what it can.
+    /// Whether each step loads from the device anew, as from behind a cache that is smaller than
+    /// the model; else the host keeps what it can.
     pub evict: bool,
     /// What to do, one after the other, each with an empty KV cache.
     pub runs: Vec<DecodeRun>,

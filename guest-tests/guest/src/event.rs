@@ -108,7 +108,8 @@ pub enum Event {
         /// Time of the loads alone, without the hashing.
         seconds: f64,
     },
-    /// The device's counters when everything had been read once: what its control port answers to `stats`.
+    /// The device's counters when everything had been read once: what its control port answers to
+    /// `stats`.
     Counters {
         /// The counters.
         stats: serde_json::Value,
@@ -170,7 +171,8 @@ pub enum Event {
         exchange: String,
         /// The round that the producer said it had stored.
         round: u64,
-        /// The round whose message was read, 0 for what was there before; none if it was no message as a whole.
+        /// The round whose message was read, 0 for what was there before; none if it was no message
+        /// as a whole.
         seen: Option<u64>,
     },
     /// Stores into a view were tried.
@@ -185,7 +187,8 @@ pub enum Event {
         bytes: u64,
         /// SHA-256 of the whole view before.
         before: String,
-        /// Whether the stores were seen by loads right after (they live in the page cache, if anywhere).
+        /// Whether the stores were seen by loads right after (they live in the page cache, if
+        /// anywhere).
         seen: bool,
         /// SHA-256 of the whole view after a flush of everything.
         after_flush: String,

@@ -9,7 +9,8 @@ use std::{
 const PAGE_WORDS: usize = 512;
 /// Bytes that are always a mapping of their own: the allocator keeps no more than 32 MiB for later.
 const MAPPING: usize = 33 << 20;
-/// Bytes whose unmapping has the processor forget all translations: the kernel names up to 33 pages one by one.
+/// Bytes whose unmapping has the processor forget all translations: the kernel names up to 33 pages
+/// one by one.
 const MANY_PAGES: usize = 64 * 8 * PAGE_WORDS;
 
 /// Memory whose every word is known, and no two the same.
@@ -43,8 +44,10 @@ impl Known {
 
     /// Reads a word of each page of the first `bytes`, over and over until it is `over`.
     ///
-    /// The kernel learns of an access when the processor looks the page up in its tables, and an emulated processor keeps what it has found there until it is told to
-    /// forget it. So it is told between rounds, by giving memory back; if that is in huge pages, they are too few to do so.
+    /// The kernel learns of an access when the processor looks the page up in its tables, and an
+    /// emulated processor keeps what it has found there until it is told to forget it. So it is
+    /// told between rounds, by giving memory back; if that is in huge pages, they are too few to do
+    /// so.
     pub fn touch(&self, bytes: u64, over: &AtomicBool) {
         let count = usize::try_from(bytes / 8).unwrap_or(usize::MAX).min(self.words.len());
         while !over.load(Ordering::Relaxed) {

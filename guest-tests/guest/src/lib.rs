@@ -1,11 +1,13 @@
 //! What runs inside the test guest, and what it says.
 //!
-//! `lamina-guest` does what a [`Plan`] asks with Lamina's memory, by loads and stores alone, and tells the host of every
-//! step with an [`Event`], one JSON object a line. The host judges: the program knows nothing of formats or of what
-//! a view should hold. It only notices what cannot be right whatever the data is (a tensor that differs from its own
-//! `full` view, a store that is not read back, a step that fails), and says so in [`Event::Problem`].
+//! `lamina-guest` does what a [`Plan`] asks with Lamina's memory, by loads and stores alone, and
+//! tells the host of every step with an [`Event`], one JSON object a line. The host judges: the
+//! program knows nothing of formats or of what a view should hold. It only notices what cannot be
+//! right whatever the data is (a tensor that differs from its own `full` view, a store that is not
+//! read back, a step that fails), and says so in [`Event::Problem`].
 //!
-//! A plan may use the base window as memory instead, or swap to it; then the kernel's own counters are told.
+//! A plan may use the base window as memory instead, or swap to it; then the kernel's own counters
+//! are told.
 //!
 //! The host's harness uses the types of this library, so that both sides agree by construction.
 

@@ -11,7 +11,8 @@ use clap::Parser;
 use lamina_guest::{Plan, Report, run};
 use lamina_shim::OpenOptions;
 
-/// Reads, writes and checks Lamina's memory from inside a guest, and reports every step as a line of JSON.
+/// Reads, writes and checks Lamina's memory from inside a guest, and reports every step as a line
+/// of JSON.
 ///
 /// Status 0 means that there was no problem.
 #[derive(Debug, Parser)]

@@ -1,13 +1,17 @@
-//! Messages from one guest to another through a region that both map: what is asked, and what a message holds.
+//! Messages from one guest to another through a region that both map: what is asked, and what a
+//! message holds.
 //!
-//! Each exchange has its own place in the base window, of whole pages: the flag's, the answer's, then the message's. Before the first message all of it is zeros.
+//! Each exchange has its own place in the base window, of whole pages: the flag's, the answer's,
+//! then the message's. Before the first message all of it is zeros.
 //!
 //! 1. The consumer reads the whole message, so that it holds these pages, and answers 1.
-//! 2. For each round from 1 on, the producer waits for the answer `round`, stores the message of the round, flushes it, stores the flag `round`, and flushes that.
-//! 3. The consumer waits for the flag, invalidates the message, reads it, says what it saw, and answers `round` + 1.
+//! 2. For each round from 1 on, the producer waits for the answer `round`, stores the message of
+//!    the round, flushes it, stores the flag `round`, and flushes that.
+//! 3. The consumer waits for the flag, invalidates the message, reads it, says what it saw, and
+//!    answers `round` + 1.
 //!
-//! Who waits invalidates what it waits for before each look. Nothing here takes the time: a party that leaves out its flush or its
-//! invalidation is wrong in every round.
+//! Who waits invalidates what it waits for before each look. Nothing here takes the time: a party
+//! that leaves out its flush or its invalidation is wrong in every round.
 
 use serde::{Deserialize, Serialize};
 
@@ -56,7 +60,8 @@ impl MessagePlan {
     }
 }
 
-/// The message of a round; zeros for round 0, which is what there was before. Every line of it differs from that of any other round.
+/// The message of a round; zeros for round 0, which is what there was before. Every line of it
+/// differs from that of any other round.
 pub(crate) fn message(round: u64, bytes: u64) -> Vec<u8> {
     let word =
         |at: u64| if round == 0 { 0 } else { (round << 40 | at).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1 };

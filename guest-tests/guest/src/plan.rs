@@ -11,8 +11,8 @@ use crate::{DecodePlan, MessagePlan, RamPlan, SwapPlan};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Plan {
-    /// Read only views with these spellings; all in the directory if not given. The pseudo-view `base` is governed by
-    /// `read_base` alone.
+    /// Read only views with these spellings; all in the directory if not given. The pseudo-view
+    /// `base` is governed by `read_base` alone.
     pub views: Option<Vec<String>>,
     /// Read only these tensors; all in the directory if not given.
     pub tensors: Option<Vec<String>>,
@@ -81,13 +81,15 @@ pub struct WarmBench {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AttachBench {
-    /// The tensor's name; it is loaded through its view `full` and through the base window, and stored into.
+    /// The tensor's name; it is loaded through its view `full` and through the base window, and
+    /// stored into.
     pub tensor: String,
     /// How many measurements of each kind to make.
     pub rounds: u32,
     /// Milliseconds after which a measurement takes in no more bytes.
     pub limit_ms: u64,
-    /// Where the tensor is if the device is attached as disks; then nothing else of the plan is done.
+    /// Where the tensor is if the device is attached as disks; then nothing else of the plan is
+    /// done.
     pub disks: Option<DiskPlaces>,
 }
 

@@ -1,4 +1,5 @@
-//! The base window as the guest's memory, and as a disk it swaps to: what is asked, and what is told of it.
+//! The base window as the guest's memory, and as a disk it swaps to: what is asked, and what is
+//! told of it.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,12 +7,15 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RamPlan {
-    /// Processes whose memory is bound to the node, one after the other. What they leave must be zeroed by the kernel (`init_on_free=1`), so that
-    /// what the device holds more after one has begun is that one's.
+    /// Processes whose memory is bound to the node, one after the other. What they leave must be
+    /// zeroed by the kernel (`init_on_free=1`), so that what the device holds more after one has
+    /// begun is that one's.
     pub processes: Vec<ProcessPlan>,
-    /// Bytes of a process in the guest's own RAM, half of which the kernel is to demote to the node.
+    /// Bytes of a process in the guest's own RAM, half of which the kernel is to demote to the
+    /// node.
     pub demote_bytes: u64,
-    /// Bytes of a process on the node that DAMON watches, and that reads the first `hot_bytes` of them all the time.
+    /// Bytes of a process on the node that DAMON watches, and that reads the first `hot_bytes` of
+    /// them all the time.
     pub watched_bytes: u64,
     /// Bytes of it that are hot.
     pub hot_bytes: u64,
@@ -27,7 +31,8 @@ pub struct ProcessPlan {
     pub command: Vec<String>,
     /// What it is told first.
     pub input: String,
-    /// The line it says when it is ready; without one, it is when it waits for somebody to take its output.
+    /// The line it says when it is ready; without one, it is when it waits for somebody to take its
+    /// output.
     pub ready: Option<String>,
     /// A line it is told then, if it is to check what it has, and what it must answer.
     pub check: Option<(String, String)>,

@@ -1,7 +1,7 @@
 //! Where events go: the report port, else a file, else standard output.
 //!
-//! A report that cannot be written any more must not stop the run: the console still tells a person, and the host
-//! notices the missing end.
+//! A report that cannot be written any more must not stop the run: the console still tells a
+//! person, and the host notices the missing end.
 
 use std::{
     fs::{self, OpenOptions},

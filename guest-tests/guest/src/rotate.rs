@@ -1,11 +1,11 @@
 //! The new bytes of a written tensor: its old ones, rotated by whole elements.
 //!
-//! Rotation keeps the distribution of values, so that the written tensor compresses like the old one and holds its
-//! special values; and the host can compute it from the model file in one line: **element i := old element
-//! (i + k) mod n**, k = 1 + seed mod (n − 1).
+//! Rotation keeps the distribution of values, so that the written tensor compresses like the old
+//! one and holds its special values; and the host can compute it from the model file in one line:
+//! **element i := old element (i + k) mod n**, k = 1 + seed mod (n − 1).
 //!
-//! An element here is the [`unit`]: length / elements bytes, or one byte where elements are smaller than that (two
-//! `int4` move together).
+//! An element here is the [`unit`]: length / elements bytes, or one byte where elements are smaller
+//! than that (two `int4` move together).
 
 /// Bytes that move together in a tensor of `length` bytes and `elements` elements.
 pub fn unit(length: u64, elements: u64) -> u64 {
@@ -15,7 +15,8 @@ pub fn unit(length: u64, elements: u64) -> u64 {
     }
 }
 
-/// By how many of its `units` a tensor is rotated: at least 1 and less than `units`, 0 if there are fewer than two.
+/// By how many of its `units` a tensor is rotated: at least 1 and less than `units`, 0 if there are
+/// fewer than two.
 pub fn rotation(units: u64, seed: u64) -> u64 {
     if units < 2 { 0 } else { 1 + seed % (units - 1) }
 }

@@ -1,8 +1,9 @@
 //! How much attention a page may get, from the range of its keys alone.
 //!
-//! As in Quest: a page keeps each channel's least and greatest key, which bound every key's product with a query. Quest ranks pages by
-//! that bound, head by head; here the device keeps all heads of a token in one row, so one order of pages serves all heads: each head turns its
-//! bounds into shares of its attention, and a page's score is the sum of its shares.
+//! As in Quest: a page keeps each channel's least and greatest key, which bound every key's product
+//! with a query. Quest ranks pages by that bound, head by head; here the device keeps all heads of
+//! a token in one row, so one order of pages serves all heads: each head turns its bounds into
+//! shares of its attention, and a page's score is the sum of its shares.
 //!
 //! The bounds live with whoever reads, in ordinary memory: two rows a page.
 
@@ -32,7 +33,8 @@ impl Bounds {
         }
     }
 
-    /// The most that a key of this page can give with `query`, in the channels of one head from `start` on.
+    /// The most that a key of this page can give with `query`, in the channels of one head from
+    /// `start` on.
     fn product(&self, start: usize, query: &[f32]) -> f32 {
         let channels = self.least[start..].iter().zip(&self.greatest[start..]);
         query
@@ -42,7 +44,8 @@ impl Bounds {
     }
 }
 
-/// A score for each page, all of them with as many tokens: the greater, the more attention it may get from `query`.
+/// A score for each page, all of them with as many tokens: the greater, the more attention it may
+/// get from `query`.
 pub fn scores(config: &Config, query: &[f32], pages: &[Bounds]) -> Vec<f32> {
     let size = config.head_size();
     let mut scores = vec![0.0; pages.len()];

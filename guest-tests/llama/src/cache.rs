@@ -29,13 +29,15 @@ pub trait KvCache {
     /// What can go wrong.
     type Error;
 
-    /// Appends the next token's K (already rotated) and V in `layer`. Every layer gets every token, in order.
+    /// Appends the next token's K (already rotated) and V in `layer`. Every layer gets every token,
+    /// in order.
     ///
     /// # Errors
     /// When the memory fails or is full.
     fn append(&mut self, layer: usize, key: &[f32], value: &[f32]) -> Result<(), Self::Error>;
 
-    /// Reads what `query` attends to in `layer`, the token appended last included. `history` is empty.
+    /// Reads what `query` attends to in `layer`, the token appended last included. `history` is
+    /// empty.
     ///
     /// # Errors
     /// When the memory fails.

@@ -1,7 +1,8 @@
 //! The shape of a model.
 //!
-//! The names are those of llama2.c. A shape is checked before anything is sized by it: every number is at least 1 and at most
-//! [`MOST`], heads divide what they share, and a head's channels come in pairs for the rotary embedding.
+//! The names are those of llama2.c. A shape is checked before anything is sized by it: every number
+//! is at least 1 and at most [`MOST`], heads divide what they share, and a head's channels come in
+//! pairs for the rotary embedding.
 
 use serde::{Deserialize, Serialize};
 

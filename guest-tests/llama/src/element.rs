@@ -140,8 +140,8 @@ fn is_guard(text: &str) -> bool {
     text.is_empty() || text.strip_prefix("+g").is_some_and(|number| number.parse::<u32>().is_ok())
 }
 
-/// The value of each code of an 8-bit float times 2^`scale`. With four exponent bits there is no infinity, and only all
-/// ones is NaN; with five it is as in IEEE 754.
+/// The value of each code of an 8-bit float times 2^`scale`. With four exponent bits there is no
+/// infinity, and only all ones is NaN; with five it is as in IEEE 754.
 fn fp8(exponent_bits: u32, mantissa_bits: u32, scale: i32) -> Box<[f32; 256]> {
     let bias = (1 << (exponent_bits - 1)) - 1;
     let (all_exponent, all_mantissa) = ((1 << exponent_bits) - 1, (1 << mantissa_bits) - 1);

@@ -41,7 +41,8 @@ impl Decoder {
         self.position
     }
 
-    /// Takes the next token of the sequence, at most `vocab_size - 1`, and gives a logit for each token that may follow.
+    /// Takes the next token of the sequence, at most `vocab_size - 1`, and gives a logit for each
+    /// token that may follow.
     ///
     /// # Errors
     /// When weights or cache cannot be read.

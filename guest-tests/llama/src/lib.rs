@@ -1,14 +1,16 @@
-//! Inference of small Llama-architecture models, in plain Rust, over memory that a trait stands for.
+//! Inference of small Llama-architecture models, in plain Rust, over memory that a trait stands
+//! for.
 //!
-//! A guest runs this with its weights and its KV cache on the device; the host runs it in ordinary memory and compares. The rules
-//! that make the two agree to the bit:
+//! A guest runs this with its weights and its KV cache on the device; the host runs it in ordinary
+//! memory and compares. The rules that make the two agree to the bit:
 //!
-//! * Everything is `f32`. Sums go from the first term to the last in one accumulator, so no compiler may reorder them, and
-//!   nothing is fused.
+//! * Everything is `f32`. Sums go from the first term to the last in one accumulator, so no
+//!   compiler may reorder them, and nothing is fused.
 //! * `exp`, `sin`, `cos`, `pow` and `log` come from the `libm` crate, not from the system.
-//! * Weights are bf16 tensors read through a view; an element's value is what [`Element`] says, exactly.
-//! * K (after the rotary embedding) and V are rounded to bf16, to nearest even, when they are cached. Attention reads what
-//!   the cache gives back, oldest token first, the newest included.
+//! * Weights are bf16 tensors read through a view; an element's value is what [`Element`] says,
+//!   exactly.
+//! * K (after the rotary embedding) and V are rounded to bf16, to nearest even, when they are
+//!   cached. Attention reads what the cache gives back, oldest token first, the newest included.
 //!
 //! | module | what |
 //! |---|---|

@@ -40,8 +40,8 @@ pub(crate) fn swiglu(gate: &mut [f32], up: &[f32]) {
     }
 }
 
-/// Cosine and sine of the rotary embedding at `position`, one for each pair of a head's channels: the angle grows with the
-/// position and falls with the channel.
+/// Cosine and sine of the rotary embedding at `position`, one for each pair of a head's channels:
+/// the angle grows with the position and falls with the channel.
 pub(crate) fn rotation(head_size: usize, position: usize) -> Vec<(f32, f32)> {
     let pairs = 0..head_size / 2;
     let angle = |pair| number(position) / libm::powf(10_000.0, number(2 * pair) / number(head_size));

@@ -1,9 +1,11 @@
 //! A KV cache over memory whose views show what was stored only once it was flushed.
 //!
-//! * A token's K and V are stored when its step is over, each as one row of bf16 at the end of its layer's tensor. Until then attention has
-//!   them from the step itself, so that nothing is read of what was stored a moment before.
+//! * A token's K and V are stored when its step is over, each as one row of bf16 at the end of its
+//!   layer's tensor. Until then attention has them from the step itself, so that nothing is read of
+//!   what was stored a moment before.
 //! * Every `flush_every` tokens, what was stored since the last time is flushed.
-//! * Flushed tokens are read through views, in pages, as the [`Policy`] says. The others are read back from where they were stored, in full.
+//! * Flushed tokens are read through views, in pages, as the [`Policy`] says. The others are read
+//!   back from where they were stored, in full.
 
 use std::ops::Range;
 
@@ -127,7 +129,8 @@ pub struct PagedCache<M> {
 }
 
 impl<M: KvMemory> PagedCache<M> {
-    /// An empty cache in `memory`. Pages have `page_tokens` tokens, and every `flush_every` tokens there is a flush; both are at least 1.
+    /// An empty cache in `memory`. Pages have `page_tokens` tokens, and every `flush_every` tokens
+    /// there is a flush; both are at least 1.
     ///
     /// # Errors
     /// When a view of the policy cannot be read.

@@ -7,11 +7,13 @@
 //! | `top:K` | the K best pages in full, nothing of the others (Quest) |
 //! | `top:K=VIEW,K=VIEW,…` | the K best pages in the first view, the next K in the second, and so on; `*` for a count means all that are left |
 //!
-//! Pages are ranked by [`crate::bounds`], for each layer and each query anew. A page that is being filled is not ranked: what is flushed of it is always
-//! read in full, and so are the tokens that are not flushed yet, which no view shows.
+//! Pages are ranked by [`crate::bounds`], for each layer and each query anew. A page that is being
+//! filled is not ranked: what is flushed of it is always read in full, and so are the tokens that
+//! are not flushed yet, which no view shows.
 //!
-//! In a view whose elements are smaller than the tensor's, pages are smaller too. The host fetches views by 4 KiB, so there a page may bring its
-//! neighbour along; a view that keeps the tensor's own container, such as `e8m3+g2`, does not.
+//! In a view whose elements are smaller than the tensor's, pages are smaller too. The host fetches
+//! views by 4 KiB, so there a page may bring its neighbour along; a view that keeps the tensor's
+//! own container, such as `e8m3+g2`, does not.
 
 use std::{fmt, ops::Range, str::FromStr};
 
@@ -80,7 +82,8 @@ impl Policy {
         views
     }
 
-    /// Whether it asks for the scores of `pages` filled pages: not where they cannot change anything.
+    /// Whether it asks for the scores of `pages` filled pages: not where they cannot change
+    /// anything.
     pub fn ranks(&self, pages: usize) -> bool {
         match self {
             Self::Window(_) => false,
@@ -88,9 +91,10 @@ impl Policy {
         }
     }
 
-    /// What is read of `flushed` tokens in pages of `page_tokens` when the sequence has `tokens` in all: ranges of tokens, oldest first, with the
-    /// index of their view in [`Self::views`]. `scores` has one score a filled page, or is empty if [`Self::ranks`] asks for none. Of equally
-    /// good pages the newer is better.
+    /// What is read of `flushed` tokens in pages of `page_tokens` when the sequence has `tokens` in
+    /// all: ranges of tokens, oldest first, with the index of their view in [`Self::views`].
+    /// `scores` has one score a filled page, or is empty if [`Self::ranks`] asks for none. Of
+    /// equally good pages the newer is better.
     pub fn select(
         &self,
         tokens: usize,

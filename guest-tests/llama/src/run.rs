@@ -1,7 +1,7 @@
 //! Texts: written token by token, and judged token by token.
 //!
-//! Both tell a digest of every logit on the way, so that two runs that agree in it agree in everything the model said, not only in the tokens
-//! that came of it.
+//! Both tell a digest of every logit on the way, so that two runs that agree in it agree in
+//! everything the model said, not only in the tokens that came of it.
 
 use std::fmt::Write as _;
 
@@ -43,7 +43,8 @@ impl Judged {
     }
 }
 
-/// Continues `prompt` until there are `limit` tokens or as many as the model can take, or the text ends.
+/// Continues `prompt` until there are `limit` tokens or as many as the model can take, or the text
+/// ends.
 ///
 /// # Errors
 /// When weights or cache cannot be read.
@@ -78,7 +79,8 @@ where
     Ok(Written { tokens, logits_sha256: digest.finish() })
 }
 
-/// Reads `text`, at most as much of it as the model can take, and says how well each token was foreseen.
+/// Reads `text`, at most as much of it as the model can take, and says how well each token was
+/// foreseen.
 ///
 /// # Errors
 /// When weights or cache cannot be read.

@@ -10,7 +10,8 @@ pub struct Sampler {
 }
 
 impl Sampler {
-    /// Draws from what the logits say at `temperature`; at 0 it takes the likeliest, and of equally likely ones the first.
+    /// Draws from what the logits say at `temperature`; at 0 it takes the likeliest, and of equally
+    /// likely ones the first.
     pub fn new(temperature: f32, seed: u64) -> Self {
         // The generator below never leaves zero.
         Self { temperature, state: seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1 }

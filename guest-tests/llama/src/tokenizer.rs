@@ -1,7 +1,8 @@
 //! Text to tokens and back, as llama2.c does it: byte pair encoding over a vocabulary with scores.
 //!
-//! The file: the length of the longest token (i32, unused here), then for each token its score (f32), its length (i32) and its bytes,
-//! all little-endian. Tokens 0, 1 and 2 are the unknown one, the beginning and the end; tokens 3 to 258 stand for single bytes.
+//! The file: the length of the longest token (i32, unused here), then for each token its score
+//! (f32), its length (i32) and its bytes, all little-endian. Tokens 0, 1 and 2 are the unknown one,
+//! the beginning and the end; tokens 3 to 258 stand for single bytes.
 
 use std::collections::HashMap;
 
@@ -98,7 +99,8 @@ impl Tokenizer {
                 None => tokens.extend(bytes.iter().map(|&byte| BYTES + usize::from(byte))),
             }
         }
-        // Of all pairs that make a token, the one with the best score is joined first, and of equals the leftmost.
+        // Of all pairs that make a token, the one with the best score is joined first, and of
+        // equals the leftmost.
         while let Some((at, token)) = self.best_pair(&tokens) {
             tokens.splice(at..at + 2, [token]);
         }

@@ -1,7 +1,7 @@
 //! A model's tensors: their names and shapes, and reading them row by row.
 //!
-//! A forward pass asks for a row whenever it needs one and keeps none, so every step reads every weight from wherever the
-//! weights are.
+//! A forward pass asks for a row whenever it needs one and keeps none, so every step reads every
+//! weight from wherever the weights are.
 
 use crate::{config::Config, element::Element};
 

@@ -24,8 +24,8 @@ fn top_mantissa(format: Format, count: u32) -> u32 {
     ones(format.mantissa_bits() - count, count)
 }
 
-/// `x` with its sign, `exponent` exponent bits and `mantissa` mantissa bits, the other bits zero; rounded from
-/// `guards` more mantissa bits if there are any.
+/// `x` with its sign, `exponent` exponent bits and `mantissa` mantissa bits, the other bits zero;
+/// rounded from `guards` more mantissa bits if there are any.
 pub(crate) fn top(format: Format, exponent: u32, mantissa: u32, guards: u32, x: u32) -> u32 {
     let truncated = x & (sign_bit(format) | top_exponent(format, exponent) | top_mantissa(format, mantissa));
     let all_exponent = top_exponent(format, format.exponent_bits());
@@ -45,7 +45,8 @@ pub(crate) fn top(format: Format, exponent: u32, mantissa: u32, guards: u32, x: 
     (x & sign_bit(format)) | nearest
 }
 
-/// The kept bits of `x` moved together: sign uppermost, then `exponent` exponent and `mantissa` mantissa bits.
+/// The kept bits of `x` moved together: sign uppermost, then `exponent` exponent and `mantissa`
+/// mantissa bits.
 pub(crate) fn pack(format: Format, exponent: u32, mantissa: u32, x: u32) -> u32 {
     let kept = [sign_bit(format), top_exponent(format, exponent), top_mantissa(format, mantissa)];
     let mut packed = 0;
@@ -77,7 +78,8 @@ pub(crate) fn value(format: Format, x: u32) -> f64 {
             if mantissa_field == 0 { f64::INFINITY } else { f64::NAN }
         } else {
             let bias = all_ones / 2;
-            // An exponent field of zero means no leading one and the same exponent as a field of one.
+            // An exponent field of zero means no leading one and the same exponent as a field of
+            // one.
             let leading = if exponent_field == 0 { 0.0 } else { 1.0 };
             let exponent = exponent_field.max(1).cast_signed() - bias.cast_signed();
             let fraction = f64::from(mantissa_field) / power_of_two(format.mantissa_bits().cast_signed());
@@ -86,13 +88,14 @@ pub(crate) fn value(format: Format, x: u32) -> f64 {
     if x & sign_bit(format) == 0 { magnitude } else { -magnitude }
 }
 
-/// The finite values without sign of a float format: the value of code 0, of code 1 and so on to the largest.
+/// The finite values without sign of a float format: the value of code 0, of code 1 and so on to
+/// the largest.
 pub(crate) fn finite_values(format: Format) -> Vec<f64> {
     (0..sign_bit(format)).map(|code| value(format, code)).take_while(|value| value.is_finite()).collect()
 }
 
-/// The element `x` of `format`, truncated to `guards` mantissa bits more than `target` has and divided by 2^`scale`,
-/// as `target`'s nearest code. `finite` is [`finite_values`] of `target`.
+/// The element `x` of `format`, truncated to `guards` mantissa bits more than `target` has and
+/// divided by 2^`scale`, as `target`'s nearest code. `finite` is [`finite_values`] of `target`.
 pub(crate) fn convert(
     format: Format,
     target: Format,
@@ -116,7 +119,8 @@ fn nearest(finite: &[f64], magnitude: f64) -> u32 {
     let code = if above == finite.len() {
         below
     } else {
-        // Neighbours have few significant bits, so their middle is exact, as is everything compared with it.
+        // Neighbours have few significant bits, so their middle is exact, as is everything compared
+        // with it.
         let middle = f64::midpoint(finite[below], finite[above]);
         match magnitude.total_cmp(&middle) {
             Ordering::Less => below,

@@ -1,11 +1,11 @@
-//! What every view is, written down slowly and obviously. The device is judged by this crate, so it shares no code
-//! with it and depends on no other crate of the workspace.
+//! What every view is, written down slowly and obviously. The device is judged by this crate, so it
+//! shares no code with it and depends on no other crate of the workspace.
 //!
 //! # The rules
 //!
-//! A tensor is its bytes: elements in address order, each little-endian; `int4` elements two to a byte, low nibble
-//! first. Bit `B − 1` of a `B`-bit float is the sign, below it lie the `E` exponent bits, below them the `M` mantissa
-//! bits. A view is named by its spelling:
+//! A tensor is its bytes: elements in address order, each little-endian; `int4` elements two to a
+//! byte, low nibble first. Bit `B − 1` of a `B`-bit float is the sign, below it lie the `E`
+//! exponent bits, below them the `M` mantissa bits. A view is named by its spelling:
 //!
 //! | spelling | of | an element of the view |
 //! |---|---|---|
@@ -17,28 +17,31 @@
 //! | `fp8_e4m3fn`, `fp8_e5m2` | fp32, fp16, bf16 | converted, as below |
 //! | `int4`, `int2` | int8 | x >> 4, two to a byte; x >> 6, four to a byte; low bits first |
 //!
-//! **Rounding** (`+gD`, D ≥ 1; `+g0` is the same as no suffix). Mantissa bits below the top min(Y + D, M) count as
-//! zero. Exponent and mantissa, read as one whole number, are rounded to the nearest multiple of 2^(M−Y); of two
-//! equally near the one whose lowest kept bit is zero wins (at Y = 0 that is the exponent's lowest bit). So a carry
-//! runs into the exponent and may reach infinity. An element whose exponent is all ones is truncated instead, in
-//! every format, also in `fp8_e4m3fn` where such an element may be finite. The sign stays.
+//! **Rounding** (`+gD`, D ≥ 1; `+g0` is the same as no suffix). Mantissa bits below the top min(Y +
+//! D, M) count as zero. Exponent and mantissa, read as one whole number, are rounded to the nearest
+//! multiple of 2^(M−Y); of two equally near the one whose lowest kept bit is zero wins (at Y = 0
+//! that is the exponent's lowest bit). So a carry runs into the exponent and may reach infinity. An
+//! element whose exponent is all ones is truncated instead, in every format, also in `fp8_e4m3fn`
+//! where such an element may be finite. The sign stays.
 //!
-//! **Packing.** Bit k of the stream is bit k mod 8 of byte k div 8; an element's sign is its uppermost bit; the last
-//! byte's unused bits are zero.
+//! **Packing.** Bit k of the stream is bit k mod 8 of byte k div 8; an element's sign is its
+//! uppermost bit; the last byte's unused bits are zero.
 //!
-//! **Conversion** to a target with `Mt` mantissa bits. `+gN` gives the guard count g (2 unless given) and, for the
-//! two fp8 targets, `@S` behind it a decimal exponent S in −64..=64 (0 unless given). With t the element whose
-//! mantissa bits below the top min(Mt + g, M) are taken as zero, the result is the target's finite value nearest to
-//! t / 2^S (exactly divided), ties to the even code; so whatever lies beyond the largest finite value, infinity
-//! included, becomes that value with its sign, and −0 stays −0. NaN becomes the target's quiet NaN, its sign kept.
-//! Truncation is literal: a NaN whose fetched mantissa bits are all zero is an infinity by then. These are the bytes
-//! of `np.clip(t / 2**S, -max, max).astype(target)` with `ml_dtypes`, in single precision; see `golden/`.
+//! **Conversion** to a target with `Mt` mantissa bits. `+gN` gives the guard count g (2 unless
+//! given) and, for the two fp8 targets, `@S` behind it a decimal exponent S in −64..=64 (0 unless
+//! given). With t the element whose mantissa bits below the top min(Mt + g, M) are taken as zero,
+//! the result is the target's finite value nearest to t / 2^S (exactly divided), ties to the even
+//! code; so whatever lies beyond the largest finite value, infinity included, becomes that value
+//! with its sign, and −0 stays −0. NaN becomes the target's quiet NaN, its sign kept. Truncation is
+//! literal: a NaN whose fetched mantissa bits are all zero is an infinity by then. These are the
+//! bytes of `np.clip(t / 2**S, -max, max).astype(target)` with `ml_dtypes`, in single precision;
+//! see `golden/`.
 //!
-//! **Spelling** is strict: lower case, numbers without leading zeros or signs (S alone may have a minus, `-0` not),
-//! nothing before, between or behind.
+//! **Spelling** is strict: lower case, numbers without leading zeros or signs (S alone may have a
+//! minus, `-0` not), nothing before, between or behind.
 //!
-//! **Planes.** Plane i is bit i of every element. A view fetches the planes its rule reads and no others; `full`
-//! reads all. Nothing is kept in planes for `opaque`.
+//! **Planes.** Plane i is bit i of every element. A view fetches the planes its rule reads and no
+//! others; `full` reads all. Nothing is kept in planes for `opaque`.
 
 mod element;
 mod format;
@@ -51,13 +54,15 @@ pub use refused::Refused;
 
 use spelling::View;
 
-/// The bytes of the view `spelling` of a tensor whose full bytes are `full`, or why the format cannot give it.
+/// The bytes of the view `spelling` of a tensor whose full bytes are `full`, or why the format
+/// cannot give it.
 ///
 /// `elements` counts elements of `format`; one of [`Format::Opaque`] is a byte.
 ///
 /// # Errors
 ///
-/// [`Refused`] if the spelling is none, if `format` cannot give the view, or if `full` is not `elements` long.
+/// [`Refused`] if the spelling is none, if `format` cannot give the view, or if `full` is not
+/// `elements` long.
 pub fn view_bytes(format: Format, spelling: &str, full: &[u8], elements: u64) -> Result<Vec<u8>, Refused> {
     let view = spelling::parse(format, spelling)?;
     let wanted = (u128::from(elements) * u128::from(format.bits())).div_ceil(8);
@@ -88,7 +93,8 @@ pub fn view_bytes(format: Format, spelling: &str, full: &[u8], elements: u64) ->
     })
 }
 
-/// Which planes (bit numbers of an element, most significant first) a device must fetch for the view.
+/// Which planes (bit numbers of an element, most significant first) a device must fetch for the
+/// view.
 ///
 /// # Errors
 ///

@@ -104,7 +104,8 @@ fn grammar(spelling: &str) -> Option<View> {
     Some(View::Top { exponent, mantissa, guards: guards.unwrap_or(0), packed })
 }
 
-/// A part that may be left out, but is whole if `mark` announces it: what follows it, and its value.
+/// A part that may be left out, but is whole if `mark` announces it: what follows it, and its
+/// value.
 fn optional<'a, T>(
     text: &'a str,
     mark: &str,

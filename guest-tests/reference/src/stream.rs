@@ -1,5 +1,6 @@
-//! Streams of bits: bit k of a stream is bit k mod 8 of byte k div 8, and a number's lowest bit comes first.
-//! Little-endian elements and nibbles with the lower one first are the case of 8, 16, 32 and 4 bits.
+//! Streams of bits: bit k of a stream is bit k mod 8 of byte k div 8, and a number's lowest bit
+//! comes first. Little-endian elements and nibbles with the lower one first are the case of 8, 16,
+//! 32 and 4 bits.
 
 /// The `index`-th number of `bits` bits in `bytes`, which must reach so far.
 pub(crate) fn read(bytes: &[u8], index: u64, bits: u32) -> u32 {

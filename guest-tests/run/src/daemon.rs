@@ -127,7 +127,8 @@ impl Daemon {
         Self::start_with(serve, &[])
     }
 
-    /// As [`Daemon::start`], with all observers: what other devices would have moved is counted too.
+    /// As [`Daemon::start`], with all observers: what other devices would have moved is counted
+    /// too.
     ///
     /// # Errors
     /// As [`Daemon::start`].
@@ -279,7 +280,8 @@ impl SharedDaemon {
 }
 
 impl Process {
-    /// Starts `lamina serve --json` and returns what it says when it is ready. Its own progress goes to stderr.
+    /// Starts `lamina serve --json` and returns what it says when it is ready. Its own progress
+    /// goes to stderr.
     pub(crate) fn start<R: DeserializeOwned>(mut command: Command) -> Result<(Self, R)> {
         let parent = getpid();
         // SAFETY: between fork and exec only two system calls are made and no memory is allocated.

@@ -1,4 +1,5 @@
-//! The device served as disks, without a mount, in a process of its own that can be killed and started again.
+//! The device served as disks, without a mount, in a process of its own that can be killed and
+//! started again.
 
 use std::{
     path::{Path, PathBuf},

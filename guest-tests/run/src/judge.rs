@@ -1,4 +1,5 @@
-//! What every view must hold: the reference applied to the model file, sharing no code with the device.
+//! What every view must hold: the reference applied to the model file, sharing no code with the
+//! device.
 
 use std::{
     collections::BTreeMap,
@@ -61,7 +62,8 @@ impl Judge {
         self.tensors.iter().filter(|(_, tensor)| tensor.length > 0).map(|(name, _)| name.as_str())
     }
 
-    /// The tensor's bytes, its elements rotated by `rotation` (element i becomes element i + rotation).
+    /// The tensor's bytes, its elements rotated by `rotation` (element i becomes element i +
+    /// rotation).
     ///
     /// # Errors
     /// When there is no such tensor or its file cannot be read.

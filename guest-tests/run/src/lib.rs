@@ -1,9 +1,10 @@
 //! The main job, and what boots guests and checks them for the tests and the benchmarks too.
 //!
-//! A job starts the device as a user would ([`daemon`]), boots a guest on it that reads every tensor in every view
-//! ([`visit`]), holds each hash against the reference computed from the model file ([`judge`]), and tells what came of it
-//! ([`report`]). It may run a language model on the device instead, or as well ([`decode`]), or use the
-//! device as memory ([`ram`]). Nothing here looks into the device but through its API.
+//! A job starts the device as a user would ([`daemon`]), boots a guest on it that reads every
+//! tensor in every view ([`visit`]), holds each hash against the reference computed from the model
+//! file ([`judge`]), and tells what came of it ([`report`]). It may run a language model on the
+//! device instead, or as well ([`decode`]), or use the device as memory ([`ram`]). Nothing here
+//! looks into the device but through its API.
 
 pub mod daemon;
 pub mod decode;

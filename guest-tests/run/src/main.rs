@@ -24,18 +24,22 @@ use lamina_run::{
 const VIEWS: &str = "full,e8m3,e8m3+g2,e8m3+g2:packed,e8m0,fp8_e4m3fn,fp8_e5m2";
 /// The views of a decoder's weights: each is a reading of the whole text.
 const WEIGHT_VIEWS: &str = "full,e8m3+g2,fp8_e4m3fn,e8m1+g2,e8m0+g2";
-/// The policies of the paper's Table II, scaled to a history of a few pages. For FP8 and FP4 stand views with their mantissas, three bits and one, in the
-/// tensor's own container, so that a page stays what the host fetches at once.
+/// The policies of the paper's Table II, scaled to a history of a few pages. For FP8 and FP4 stand
+/// views with their mantissas, three bits and one, in the tensor's own container, so that a page
+/// stays what the host fetches at once.
 const POLICIES: [&str; 5] =
     ["full", "window:64", "top:2", "top:2=full,1=e8m3+g2,1=e8m1+g2", "top:2=full,2=e8m3+g2"];
 
-/// Loads real tensors into the device, boots a guest that reads them in every view, and checks every byte.
+/// Loads real tensors into the device, boots a guest that reads them in every view, and checks
+/// every byte.
 ///
-/// The guest is an unmodified Linux that sees the device as CXL Type-3 memory. It reads each tensor through the base window and
-/// in each view by plain loads, writes one tensor by stores, and reads it back. Each hash is held against an independent reference computed from
-/// the model file. With the workload `decode` it runs a language model whose weights and KV cache are on the device, and every logit is held against
-/// a run in ordinary memory. With the workload `ram` the base window is the guest's memory: processes run on it, pages are demoted and swapped to it, and what
-/// real programs' memory is stored in is told. The exit status is 0 only if everything was right.
+/// The guest is an unmodified Linux that sees the device as CXL Type-3 memory. It reads each tensor
+/// through the base window and in each view by plain loads, writes one tensor by stores, and reads
+/// it back. Each hash is held against an independent reference computed from the model file. With
+/// the workload `decode` it runs a language model whose weights and KV cache are on the device, and
+/// every logit is held against a run in ordinary memory. With the workload `ram` the base window is
+/// the guest's memory: processes run on it, pages are demoted and swapped to it, and what real
+/// programs' memory is stored in is told. The exit status is 0 only if everything was right.
 #[derive(Debug, Parser)]
 #[command(
     name = "./x run",
@@ -59,7 +63,8 @@ struct Cli {
     /// What the guest does, separated by commas
     #[arg(long, value_enum, value_delimiter = ',', value_name = "LIST", default_value = "views")]
     workload: Vec<Workload>,
-    /// A safetensors file; may be given more than once [default: a bundled 260 K-parameter model and its KV cache]
+    /// A safetensors file; may be given more than once [default: a bundled 260 K-parameter model
+    /// and its KV cache]
     #[arg(long = "model", value_name = "FILE")]
     models: Vec<PathBuf>,
     #[arg(long, value_delimiter = ',', value_name = "LIST", help = format!(
@@ -78,7 +83,8 @@ struct Cli {
     /// KiB the host reads when a page is missing; 4 reads exactly that page
     #[arg(long, default_value_t = 4, value_name = "KIB")]
     read_ahead_kb: u32,
-    /// Count the base window as N devices, 2 to 8, interleaved by chunks of 2 MiB, and report what each moves (workloads views and decode)
+    /// Count the base window as N devices, 2 to 8, interleaved by chunks of 2 MiB, and report what
+    /// each moves (workloads views and decode)
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..=8))]
     devices: Option<u32>,
     #[command(flatten)]
@@ -139,10 +145,12 @@ struct DecodeArgs {
     /// Tokens from one flush of the KV cache to the next
     #[arg(long, default_value_t = 16, value_name = "N")]
     flush_every: usize,
-    /// Tokens of a page of the KV cache [default: what a 4 KiB block of the device holds of a K or V tensor]
+    /// Tokens of a page of the KV cache [default: what a 4 KiB block of the device holds of a K or
+    /// V tensor]
     #[arg(long, value_name = "N")]
     page_tokens: Option<usize>,
-    /// Let the host keep from step to step what it has fetched [default: each step loads anew, as if the model were larger than every cache]
+    /// Let the host keep from step to step what it has fetched [default: each step loads anew, as
+    /// if the model were larger than every cache]
     #[arg(long)]
     keep_cache: bool,
 }

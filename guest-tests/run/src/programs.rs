@@ -1,4 +1,5 @@
-//! Where the programs lie that a job starts: the device beside this program, the guest's in their own folder.
+//! Where the programs lie that a job starts: the device beside this program, the guest's in their
+//! own folder.
 
 use std::{
     env,

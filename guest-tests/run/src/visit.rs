@@ -44,10 +44,12 @@ pub struct Visited {
 }
 
 impl Visit {
-    /// Boots a guest on the windows of `device` and hands each of its events to `on_event`, in order, with the time since QEMU's start.
+    /// Boots a guest on the windows of `device` and hands each of its events to `on_event`, in
+    /// order, with the time since QEMU's start.
     ///
     /// # Errors
-    /// When the guest does not boot, does not end in time, or ends without its last event. An error of `on_event` ends the guest.
+    /// When the guest does not boot, does not end in time, or ends without its last event. An error
+    /// of `on_event` ends the guest.
     pub fn make(
         &self,
         device: &Ready,

@@ -53,7 +53,8 @@ fn a_job_brings_an_empty_cache_its_views_and_its_layout() {
         assert_eq!(judge.shape(name).unwrap(), (Format::Bf16, 512 * 32));
         assert!(judge.full(name, 0).unwrap().iter().all(|byte| *byte == 0));
     }
-    // Nothing is done twice: written in full; judged in full, with other weights, under other policies.
+    // Nothing is done twice: written in full; judged in full, with other weights, under other
+    // policies.
     let runs: Vec<(&str, &str)> =
         prepared.plan.runs.iter().map(|run| (run.weights.as_str(), run.policy.as_str())).collect();
     assert_eq!(

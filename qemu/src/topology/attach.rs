@@ -1,6 +1,7 @@
 //! The ways to attach the device to a guest, and what each has to say for itself.
 //!
-//! A new way is a file with an implementation of [`Part`], and a line in each of the three lists here.
+//! A new way is a file with an implementation of [`Part`], and a line in each of the three lists
+//! here.
 
 use std::str::FromStr;
 

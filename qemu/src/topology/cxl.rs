@@ -5,11 +5,14 @@
 //!                                └ cxl-rp ─ cxl-type3 mem1: the views window
 //! ```
 //!
-//! * All devices share one fixed memory window (CFMW), as large as they are together. A window that is one device is mapped into the guest directly.
-//! * An interleave set has a device for each target in the place of the base's one, `mem0` and so on, and the views behind them. The decoders of the host bridge and the
-//!   devices interleave, as the guest's kernel programs them; QEMU hands each access to such a region on by itself.
-//! * Guests tell the devices apart by serial number ([`BASE_SERIAL`], [`VIEWS_SERIAL`], those of targets: [`Interleave::serial`]); the kernel's `memN` numbers follow the
-//!   order of probing and may swap.
+//! * All devices share one fixed memory window (CFMW), as large as they are together. A window that
+//!   is one device is mapped into the guest directly.
+//! * An interleave set has a device for each target in the place of the base's one, `mem0` and so
+//!   on, and the views behind them. The decoders of the host bridge and the devices interleave, as
+//!   the guest's kernel programs them; QEMU hands each access to such a region on by itself.
+//! * Guests tell the devices apart by serial number ([`BASE_SERIAL`], [`VIEWS_SERIAL`], those of
+//!   targets: [`Interleave::serial`]); the kernel's `memN` numbers follow the order of probing and
+//!   may swap.
 //! * Sizes of devices are multiples of 256 MiB, as QEMU and the CXL decoders demand.
 
 use std::path::{Path, PathBuf};
@@ -38,7 +41,8 @@ pub struct Cxl {
     pub views: PathBuf,
     /// Bytes of the views window, a multiple of 256 MiB.
     pub views_bytes: u64,
-    /// The targets of the base window, if it is an interleave set; the guest then has these in its place.
+    /// The targets of the base window, if it is an interleave set; the guest then has these in its
+    /// place.
     pub targets: Option<Targets>,
 }
 

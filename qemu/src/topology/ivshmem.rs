@@ -6,9 +6,10 @@
 //!        └ 12.0 ivshmem-doorbell: BAR 2 is the mailbox, BAR 0 rings; its server is a socket of the device
 //! ```
 //!
-//! * All three have the PCI identity 1af4:1110. Guests tell them by what the memory begins with (the directory, the mailbox's magic); the base is in the
-//!   slot before the views.
-//! * The windows are files, mapped by QEMU, so that reads and writes are loads and stores. The mailbox is a memory of the server's, which hands it to QEMU.
+//! * All three have the PCI identity 1af4:1110. Guests tell them by what the memory begins with
+//!   (the directory, the mailbox's magic); the base is in the slot before the views.
+//! * The windows are files, mapped by QEMU, so that reads and writes are loads and stores. The
+//!   mailbox is a memory of the server's, which hands it to QEMU.
 //! * The size of a BAR is a power of two, so the windows' sizes are.
 
 use std::path::{Path, PathBuf};

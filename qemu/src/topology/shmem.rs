@@ -1,11 +1,12 @@
-//! The device as a virtio device whose shared-memory region holds windows that the guest has mapped on request (vhost-user), for guests with the driver
-//! in `driver-shim/kernel`.
+//! The device as a virtio device whose shared-memory region holds windows that the guest has mapped
+//! on request (vhost-user), for guests with the driver in `driver-shim/kernel`.
 //!
 //! ```text
 //! pcie.0 ─ vhost-user-test-device-pci shmem: BAR 4 is the region ─ socket ─ lamina serve --vhost-user-shmem
 //! ```
 //!
-//! * QEMU maps what the device's server hands it, files of the mount among them, so it must not ask for huge pages of them.
+//! * QEMU maps what the device's server hands it, files of the mount among them, so it must not ask
+//!   for huge pages of them.
 //! * The server reads the queue in the guest's RAM, so that RAM is shared memory (a memfd).
 //! * QEMU does not connect again to a server that went away.
 

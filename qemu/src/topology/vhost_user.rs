@@ -1,4 +1,5 @@
-//! The device as virtio disks that it serves itself (vhost-user-blk), for guests and QEMUs without CXL.
+//! The device as virtio disks that it serves itself (vhost-user-blk), for guests and QEMUs without
+//! CXL.
 //!
 //! ```text
 //! pcie.0 ─ vhost-user-blk-pci disk0 … ─ socket ─ lamina serve --vhost-user

@@ -1,4 +1,5 @@
-//! The device's folder as a file system of the guest (virtiofs), for programs that read files: the two windows, and the models.
+//! The device's folder as a file system of the guest (virtiofs), for programs that read files: the
+//! two windows, and the models.
 //!
 //! ```text
 //! pcie.0 ─ vhost-user-fs-pci: mount -t virtiofs lamina DIR ─ socket ─ virtiofsd ─ the mount

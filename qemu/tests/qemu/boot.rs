@@ -1,6 +1,7 @@
 //! Boots the real guest image in the real QEMU, on two ordinary sparse files.
 //!
-//! Needs what the recipes in `images/` need; they unpack QEMU and the guest image first if they are not in the cache.
+//! Needs what the recipes in `images/` need; they unpack QEMU and the guest image first if they are
+//! not in the cache.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
@@ -89,7 +90,8 @@ fn a_guest_loads_and_stores_both_windows_as_cxl_memory() {
         }
     }
     assert!(guest.is_running(), "the guest ended early: {:?}", guest.wait(Some(LIMIT)));
-    // While QEMU runs: both windows are mapped, and none of its memory is advised to use huge pages.
+    // While QEMU runs: both windows are mapped, and none of its memory is advised to use huge
+    // pages.
     let smaps = std::fs::read_to_string(format!("/proc/{}/smaps", guest.pid().unwrap())).unwrap();
     assert!(smaps.contains("/base\n") && smaps.contains("/views\n"), "the windows are not mapped");
     let advised =

@@ -1,7 +1,9 @@
-//! KV caches layer by layer (TRACE Fig. 15): what the device makes of K and of V, beside generic compression of the same bytes.
+//! KV caches layer by layer (TRACE Fig. 15): what the device makes of K and of V, beside generic
+//! compression of the same bytes.
 //!
-//! A tensor's layer is the number behind `layer` or `layers` in its name (`layers.3.seq.0.k`), or else the first number there is; its side is `k` or `v` where a part of the
-//! name says so. Tensors of one layer and side are added up; means over layers are of their ratios.
+//! A tensor's layer is the number behind `layer` or `layers` in its name (`layers.3.seq.0.k`), or
+//! else the first number there is; its side is `k` or `v` where a part of the name says so. Tensors
+//! of one layer and side are added up; means over layers are of their ratios.
 
 use std::collections::BTreeMap;
 

@@ -1,8 +1,10 @@
-//! How few bits a block can take if sign and mantissa stay as they are: the order-0 entropy of the rest.
+//! How few bits a block can take if sign and mantissa stay as they are: the order-0 entropy of the
+//! rest.
 
 use lamina_codec::format::Format;
 
-/// Bits that the elements in `bytes`, one block or the used part of one, take at least; the values' own count for `opaque`.
+/// Bits that the elements in `bytes`, one block or the used part of one, take at least; the values'
+/// own count for `opaque`.
 pub(super) fn bits(format: Format, bytes: &[u8]) -> f64 {
     let mut counts = [0_u32; 256];
     let elements = match format {

@@ -1,17 +1,23 @@
-//! What the device would make of a checkpoint: ratios by codec and plane, without loading it (TRACE Table I, Table IV, Fig. 16).
+//! What the device would make of a checkpoint: ratios by codec and plane, without loading it (TRACE
+//! Table I, Table IV, Fig. 16).
 //!
 //! The rules:
-//! * Blocks are coded exactly as the device codes them, those of KV caches by windows ([`lamina_codec::kv`]): each tensor begins a block, the last one is filled
-//!   up with zeros. Only windows of *rounded* caches may end early, where a piece that was read ends. A *ratio* is the tensor's bytes to the bytes of its bundles; index entries are not counted.
-//! * A ratio without a number (`None`, `null` in JSON) has nothing stored under it: no elements, or zeros only.
-//! * A stored byte is charged in equal parts to the planes that cannot be read without it, so the planes of a bundle sum up to it
-//!   even where a codec codes planes jointly.
+//! * Blocks are coded exactly as the device codes them, those of KV caches by windows
+//!   ([`lamina_codec::kv`]): each tensor begins a block, the last one is filled up with zeros. Only
+//!   windows of *rounded* caches may end early, where a piece that was read ends. A *ratio* is the
+//!   tensor's bytes to the bytes of its bundles; index entries are not counted.
+//! * A ratio without a number (`None`, `null` in JSON) has nothing stored under it: no elements, or
+//!   zeros only.
+//! * A stored byte is charged in equal parts to the planes that cannot be read without it, so the
+//!   planes of a bundle sum up to it even where a codec codes planes jointly.
 //! * *Word-major* is the paper's `CXL-GComp`: lz4 and zstd over the words of each 4 KiB block.
-//! * The *limit* keeps sign and mantissa raw and gives the exponent its order-0 entropy in each block, side information free; of
-//!   integers it is the entropy of the whole value, of opaque bytes there is none. A codec that finds structure in sign or
-//!   mantissa, or beyond order 0, can pass it.
+//! * The *limit* keeps sign and mantissa raw and gives the exponent its order-0 entropy in each
+//!   block, side information free; of integers it is the entropy of the whole value, of opaque
+//!   bytes there is none. A codec that finds structure in sign or mantissa, or beyond order 0, can
+//!   pass it.
 //! * *Rounded* is what the paper's Table IV does first: see [`rounding`].
-//! * Files are read in pieces by all cores and never held, twice: the scale of `fp8` needs the largest value first.
+//! * Files are read in pieces by all cores and never held, twice: the scale of `fp8` needs the
+//!   largest value first.
 
 pub mod layers;
 mod limit;
@@ -48,8 +54,8 @@ impl Default for AnalyzeOptions {
     }
 }
 
-/// The layout of `tensor` if caches have this one: `kv` if it has two dimensions of which the last is a row, or four or more of which those behind the first are a
-/// paged block.
+/// The layout of `tensor` if caches have this one: `kv` if it has two dimensions of which the last
+/// is a row, or four or more of which those behind the first are a paged block.
 pub fn layout_of(kv: KvLayout, tensor: &ModelTensor) -> Layout {
     let row = u64::from(kv.stride.unwrap_or(kv.channels));
     let product =
@@ -87,11 +93,12 @@ pub enum AnalyzeError {
     Stopped,
 }
 
-/// Analyses all tensors of `models`, telling `progress` after each piece, which may stop it. `progress` is called from several
-/// threads; its bytes are those read, in both passes.
+/// Analyses all tensors of `models`, telling `progress` after each piece, which may stop it.
+/// `progress` is called from several threads; its bytes are those read, in both passes.
 ///
 /// # Errors
-/// [`AnalyzeError`] when a file cannot be read, no tensor is the KV cache that `options` speak of, or `progress` stops it.
+/// [`AnalyzeError`] when a file cannot be read, no tensor is the KV cache that `options` speak of,
+/// or `progress` stops it.
 pub fn analyze(
     models: &[ModelFile],
     options: &AnalyzeOptions,

@@ -1,8 +1,9 @@
-//! The bars of the paper's Fig. 16 as an SVG file that needs nothing else: a row of panels for each format and for each rounding, a panel
-//! for each codec, a bar for each plane. Below them, if KV caches were asked for, those of its Fig. 15 ([`plot_layers`]).
+//! The bars of the paper's Fig. 16 as an SVG file that needs nothing else: a row of panels for each
+//! format and for each rounding, a panel for each codec, a bar for each plane. Below them, if KV
+//! caches were asked for, those of its Fig. 15 ([`plot_layers`]).
 //!
-//! The ratios' axis is logarithmic from 1, where a plane is stored as it is. A plane of which nothing is stored has a bar to the
-//! top, marked ∞.
+//! The ratios' axis is logarithmic from 1, where a plane is stored as it is. A plane of which
+//! nothing is stored has a bar to the top, marked ∞.
 
 use std::fmt::Write as _;
 
@@ -27,7 +28,8 @@ struct Row<'a> {
     figures: &'a Figures,
 }
 
-/// Draws the per-plane ratios of all tensors together under `title`; `None` if nothing in the report has planes.
+/// Draws the per-plane ratios of all tensors together under `title`; `None` if nothing in the
+/// report has planes.
 pub fn svg(report: &Report, title: &str) -> Option<String> {
     let rows = rows(report);
     let codecs: Vec<_> = report.total.codecs.keys().copied().collect();
@@ -137,8 +139,8 @@ fn panel(
     }
 }
 
-/// One bar with its value above and its plane's name below. `slot` is its left edge and width, `up` the panel's upper edge and
-/// the bar's height.
+/// One bar with its value above and its plane's name below. `slot` is its left edge and width, `up`
+/// the panel's upper edge and the bar's height.
 fn bar(out: &mut String, name: &str, ratio: Option<f64>, slot: (f64, f64), up: (f64, f64)) {
     let colour = match name.as_bytes().first() {
         Some(b's') => SIGN,

@@ -1,4 +1,5 @@
-//! The bars of the paper's Fig. 15: a panel for each side, a group of bars for each layer, a bar for each codec, and for generic compression of the words.
+//! The bars of the paper's Fig. 15: a panel for each side, a group of bars for each layer, a bar
+//! for each codec, and for generic compression of the words.
 
 use std::fmt::Write as _;
 

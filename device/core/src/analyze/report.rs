@@ -1,7 +1,8 @@
 //! The figures of an analysis, as they are printed and as `--json` gives them.
 //!
-//! `plane_ratios` begin with the most significant plane and `planes` names them in the same order: `s`, then `e7` to `e0`, then
-//! `m6` to `m0`; value bits of integers are `v`. Numbers are rounded to six places.
+//! `plane_ratios` begin with the most significant plane and `planes` names them in the same order:
+//! `s`, then `e7` to `e0`, then `m6` to `m0`; value bits of integers are `v`. Numbers are rounded
+//! to six places.
 
 use std::collections::BTreeMap;
 
@@ -93,7 +94,8 @@ pub struct FormatReport {
 pub struct RoundedReport {
     /// As `fp8_e4m3fn`.
     pub fp8: Figures,
-    /// The exponent of the power of two by which fp8 values are divided; a tensor's own, so none in the total.
+    /// The exponent of the power of two by which fp8 values are divided; a tensor's own, so none in
+    /// the total.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fp8_scale_exp: Option<i32>,
     /// As int4.

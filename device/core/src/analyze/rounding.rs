@@ -1,9 +1,11 @@
-//! Lossy rounding before coding, as the paper's Table IV has it: fp32, fp16 and bf16 values to fp8 and to int4.
+//! Lossy rounding before coding, as the paper's Table IV has it: fp32, fp16 and bf16 values to fp8
+//! and to int4.
 //!
-//! * `fp8` is the device's own view `fp8_e4m3fn@s` of the tensor, with the smallest scale s at which its largest finite magnitude
-//!   does not saturate.
-//! * `int4` is symmetric in groups of [`GROUP`] elements in memory order: x / d to nearest even with d a seventh of the group's
-//!   largest finite magnitude, so −7 to 7; NaN becomes 0. The groups' d are not stored and not counted.
+//! * `fp8` is the device's own view `fp8_e4m3fn@s` of the tensor, with the smallest scale s at
+//!   which its largest finite magnitude does not saturate.
+//! * `int4` is symmetric in groups of [`GROUP`] elements in memory order: x / d to nearest even
+//!   with d a seventh of the group's largest finite magnitude, so −7 to 7; NaN becomes 0. The
+//!   groups' d are not stored and not counted.
 
 use lamina_codec::format::Format;
 use lamina_codec::plane;

@@ -62,7 +62,8 @@ impl Tally {
         Self { format, elements: 0, logical_bytes: 0, limit_bits: 0.0, coded }
     }
 
-    /// Codes `bytes`, which begin `before` bytes behind the tensor's beginning, a window's if it is a KV cache.
+    /// Codes `bytes`, which begin `before` bytes behind the tensor's beginning, a window's if it is
+    /// a KV cache.
     pub(super) fn code(&mut self, layout: Layout, before: u64, bytes: &[u8]) {
         self.logical_bytes += bytes.len() as u64;
         self.elements += self.format.elements_in(bytes.len() as u64);

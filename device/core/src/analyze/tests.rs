@@ -1,4 +1,5 @@
-//! Figures against a slow recomputation, and what becomes of tensors without elements or with zeros only.
+//! Figures against a slow recomputation, and what becomes of tensors without elements or with zeros
+//! only.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -142,7 +142,8 @@ impl Sums {
 const BLOCKS_OF_INT4: u64 = 8;
 
 impl Subject<'_> {
-    /// Bytes of a piece: whole windows of a KV cache, and whole blocks of what it may be rounded to.
+    /// Bytes of a piece: whole windows of a KV cache, and whole blocks of what it may be rounded
+    /// to.
     fn piece(&self) -> u64 {
         let Some(shape) = windows(self.format(), self.layout) else { return PIECE };
         let least = shape.blocks() as u64 * BLOCKS_OF_INT4 * BLOCK_BYTES as u64;
@@ -150,7 +151,8 @@ impl Subject<'_> {
     }
 }
 
-/// Gives every piece of every subject to `each`, with the subject's index and where the piece begins in it, on all cores.
+/// Gives every piece of every subject to `each`, with the subject's index and where the piece
+/// begins in it, on all cores.
 fn pass(
     subjects: &[&Subject<'_>],
     done: &(impl Fn(&Subject<'_>, u64) -> ControlFlow<()> + Sync),

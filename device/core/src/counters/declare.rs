@@ -1,14 +1,14 @@
-//! The one place where a figure is declared: with its name in JSON and in OpenMetrics, its unit, its
-//! kind, its help, and where an image keeps it.
+//! The one place where a figure is declared: with its name in JSON and in OpenMetrics, its unit,
+//! its kind, its help, and where an image keeps it.
 //!
-//! * [`figures!`] declares what is reported: a struct that serializes, and a list of [`Figure`]s, one
-//!   for each of its fields that is a number. JSON, OpenMetrics, the tables of `lamina stats`, the
-//!   page and `docs/counters.md` are made from these lists, which
+//! * [`figures!`] declares what is reported: a struct that serializes, and a list of [`Figure`]s,
+//!   one for each of its fields that is a number. JSON, OpenMetrics, the tables of `lamina stats`,
+//!   the page and `docs/counters.md` are made from these lists, which
 //!   [sections](super::sections::Section) find in JSON.
 //! * `counters!` declares the counters themselves too, and how a report is made of them.
 //!
-//! An image keeps counters by number. A [`Slot`] is written at each declaration and is never changed:
-//! images of earlier programs are opened by it. What is added takes the next free `Later`.
+//! An image keeps counters by number. A [`Slot`] is written at each declaration and is never
+//! changed: images of earlier programs are opened by it. What is added takes the next free `Later`.
 
 use serde::{Serialize, Serializer, ser::SerializeStruct};
 
@@ -88,7 +88,8 @@ impl Serialize for Figure {
     }
 }
 
-/// Whether a device measures comparisons: what other devices would have done, and models of this one.
+/// Whether a device measures comparisons: what other devices would have done, and models of this
+/// one.
 #[derive(Clone, Copy, Debug)]
 pub struct Compared(pub bool);
 
@@ -214,8 +215,8 @@ macro_rules! label {
 /// Declares what counts of a scope, and its reports, each made by the method that `by` names:
 ///
 /// * parts of the scope that are declared elsewhere, with where their slots begin,
-/// * of each report: what is `told` besides; what is `counted`, each counter or gauge with the slot of
-///   the former; what is `compared`, a counter that is absent unless it is measured; and what is
+/// * of each report: what is `told` besides; what is `counted`, each counter or gauge with the slot
+///   of the former; what is `compared`, a counter that is absent unless it is measured; and what is
 ///   `computed` of these.
 #[macro_export]
 macro_rules! counters {

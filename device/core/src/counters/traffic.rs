@@ -44,7 +44,8 @@ counters! {
             gcomp: Counter at First(6) => gcomp_bytes_fetched "gcomp_fetched" Bytes;
         }
         computed {
-            /// Bytes of index entries fetched besides, 64 each: what the modelled cache did not hold.
+            /// Bytes of index entries fetched besides, 64 each: what the modelled cache did not
+            /// hold.
             index_bytes_fetched: Option<u64> = Counter "index_fetched" Bytes,
                 |it, given| given.some(entries_bytes(&it.index_misses));
             /// Bytes of index entries a generically compressing device would have fetched besides.

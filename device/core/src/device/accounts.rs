@@ -1,7 +1,7 @@
 //! Accounts: what is counted, and who is charged what.
 //!
-//! Everything that is told of a device comes from here. The block service and the staging of KV windows charge and count as they
-//! publish; requests are counted when they are complete.
+//! Everything that is told of a device comes from here. The block service and the staging of KV
+//! windows charge and count as they publish; requests are counted when they are complete.
 
 use std::ops::Range;
 
@@ -45,7 +45,8 @@ impl Accounts {
     /// Charges the part of `block` `new` bytes in place of `old`, before they are stored.
     ///
     /// # Errors
-    /// [`DeviceError::Quota`] if that is more than before and more than the quota; nothing is charged then.
+    /// [`DeviceError::Quota`] if that is more than before and more than the quota; nothing is
+    /// charged then.
     pub(super) fn reserve(&self, block: u64, old: u64, new: u64) -> Result<(), DeviceError> {
         self.partition_table.account(block, old, new)
     }
@@ -63,7 +64,8 @@ impl Accounts {
         self.partition_table.unaccount(block, old, new);
     }
 
-    /// Moves the charge of `block` from `old` to `new` in the account of `owner`, who has it by the map.
+    /// Moves the charge of `block` from `old` to `new` in the account of `owner`, who has it by the
+    /// map.
     pub(super) fn charge(&self, owner: Option<&Tensor>, block: u64, old: Charge, new: Charge) {
         let stats = &self.stats;
         stats.live_blocks.shift(old.live.into(), new.live.into());

@@ -2,7 +2,8 @@
 //!
 //! The rules:
 //! * It owns what is stored: the store of a device that codes, the memory of one that does not.
-//! * It knows blocks, their classes and their owners' accounts. Which block has which owner is the caller's to say.
+//! * It knows blocks, their classes and their owners' accounts. Which block has which owner is the
+//!   caller's to say.
 //! * Stores of whole blocks that follow each other are coded by several threads, and published in
 //!   order, some at a time: the same stores in the same order lie at the same places.
 
@@ -45,17 +46,20 @@ const MAX_COMPACTIONS: u32 = 8;
 /// Bytes that are expected of a block if none was fetched yet that would tell.
 const UNKNOWN_BYTES: u64 = BLOCK_BYTES as u64 / 2;
 
-/// By how many bytes more than usual a block is expected to be stored: some are longer, and to wait for the end of one takes as long as for all of it.
+/// By how many bytes more than usual a block is expected to be stored: some are longer, and to wait
+/// for the end of one takes as long as for all of it.
 const MARGIN_BYTES: u64 = 256;
 
-/// Blocks that are coded together while the map is held: about a millisecond on one core. Who wants to change the map waits as long.
+/// Blocks that are coded together while the map is held: about a millisecond on one core. Who wants
+/// to change the map waits as long.
 pub(super) const MAX_BATCH: usize = 64;
 
 /// Blocks that are published together: so many that one look for space and one for the counters
 /// cost little beside, so few that who reads one of them hardly waits.
 const PUBLISHED: usize = 16;
 
-/// Blocks that a thread copies at a time: to wake one takes as long as to copy so many. Far fewer than stripes.
+/// Blocks that a thread copies at a time: to wake one takes as long as to copy so many. Far fewer
+/// than stripes.
 const COPIED: usize = 32;
 
 /// Blocks that a thread codes at a time: enough that taking them costs nothing beside.
@@ -129,7 +133,8 @@ impl Flat {
         }
     }
 
-    /// Whether `block`, which `was` live, is so when `pieces` are stored. It is read only if zeros are stored into parts of it.
+    /// Whether `block`, which `was` live, is so when `pieces` are stored. It is read only if zeros
+    /// are stored into parts of it.
     fn becomes_live(&self, block: u64, was: bool, pieces: &[(usize, &[u8])]) -> bool {
         if pieces.iter().any(|(_, data)| data.iter().any(|byte| *byte != 0)) {
             return true;
@@ -164,7 +169,8 @@ impl Backing {
     }
 
     /// The blocks that lie in `image`. If accounts are noted there that `fit`, nothing else is
-    /// looked at; else `found` is told what each block that holds data is charged, by several threads.
+    /// looked at; else `found` is told what each block that holds data is charged, by several
+    /// threads.
     pub(super) fn open<T: Default + Send>(
         image: &Image,
         fit: impl FnOnce(&[u64]) -> bool,
@@ -258,7 +264,8 @@ impl BlockService {
         }
     }
 
-    /// Fetches a block that is coded by itself. If the reader wants only a part of it, the rest is kept for the next one.
+    /// Fetches a block that is coded by itself. If the reader wants only a part of it, the rest is
+    /// kept for the next one.
     pub(super) fn read(
         &self,
         format: Format,
@@ -271,7 +278,8 @@ impl BlockService {
         let Some(store) = store.filter(|_| *inside != (0..BLOCK_BYTES)) else {
             return self.fetch(format, wanted, output, request);
         };
-        // If the block is written meanwhile, its entry is another one, and what is kept under this one is not found.
+        // If the block is written meanwhile, its entry is another one, and what is kept under this
+        // one is not found.
         let Ok(entry) = store.entry(block) else { return self.fetch(format, wanted, output, request) };
         let kept = self.decoded.lock().take(block, mask, inside, Some(&entry));
         output.form = Form::Words;
@@ -287,7 +295,8 @@ impl BlockService {
         Ok(())
     }
 
-    /// Fetches a block, and prefetches the next one that the request wants as far as it is like what was fetched so far.
+    /// Fetches a block, and prefetches the next one that the request wants as far as it is like
+    /// what was fetched so far.
     fn fetch(
         &self,
         format: Format,
@@ -316,7 +325,8 @@ impl BlockService {
             }
             Backing::Coded(store) => store,
         };
-        // A block that is kept in another format than its tensor's, or as words, gives its planes only whole.
+        // A block that is kept in another format than its tensor's, or as words, gives its planes
+        // only whole.
         let select = |stored: &Stored| if fits(stored, format) { mask } else { PlaneMask(u32::MAX) };
         // In two parts: asked for all lines at once, the processor does little else until most have
         // come (measured by the benchmark disk/read/base).
@@ -346,7 +356,8 @@ impl BlockService {
         }
     }
 
-    /// Stores, and if there is no room compacts the store and stores again, as long as that gives anything. No stripe of the store may be held.
+    /// Stores, and if there is no room compacts the store and stores again, as long as that gives
+    /// anything. No stripe of the store may be held.
     pub(super) fn compacting<T>(&self, store: impl Fn() -> Result<T, DeviceError>) -> Result<T, DeviceError> {
         let mut left = MAX_COMPACTIONS;
         loop {
@@ -377,8 +388,8 @@ impl BlockService {
         self.compacting(|| self.write_parts(owner, class, block, pieces))
     }
 
-    /// Stores whole blocks from `first` on, at most [`MAX_BATCH`], and adds those that are stored to `done`: coded by as many threads as
-    /// there are, published in order.
+    /// Stores whole blocks from `first` on, at most [`MAX_BATCH`], and adds those that are stored
+    /// to `done`: coded by as many threads as there are, published in order.
     pub(super) fn write_all(
         &self,
         owner: Option<&Tensor>,
@@ -465,7 +476,8 @@ impl BlockService {
         done: &mut usize,
     ) -> Result<(), DeviceError> {
         self.ensure(first..first + blocks.len() as u64)?;
-        // The first block that was refused. What is stored behind it is not counted as stored, and may be stored again.
+        // The first block that was refused. What is stored behind it is not counted as stored, and
+        // may be stored again.
         let refused: Mutex<Option<(usize, DeviceError)>> = Mutex::new(None);
         parallel::for_each(blocks.chunks(COPIED).enumerate(), |(run, blocks)| {
             let at = run * COPIED;
@@ -496,8 +508,8 @@ impl BlockService {
         first: u64,
         blocks: &[BlockWords],
     ) -> Result<(), DeviceError> {
-        // Stripes are taken in the order of blocks. Where a run goes from the last stripe to the first, nobody who holds one of the first wants
-        // one of the last: no run is so long.
+        // Stripes are taken in the order of blocks. Where a run goes from the last stripe to the
+        // first, nobody who holds one of the first wants one of the last: no run is so long.
         let turns: Vec<_> = (first..).zip(blocks).map(|(block, _)| flat.turn(block)).collect();
         let charges = |(block, words): (u64, &BlockWords)| {
             (Charge::flat(flat.is_live(block)), Charge::flat(!is_zero(words)))
@@ -517,7 +529,8 @@ impl BlockService {
         Ok(())
     }
 
-    /// Publishes `bundle`, which is `words` coded, as the content of `block`. Nothing of what was there is read.
+    /// Publishes `bundle`, which is `words` coded, as the content of `block`. Nothing of what was
+    /// there is read.
     fn write_whole(
         &self,
         owner: Option<&Tensor>,
@@ -695,8 +708,8 @@ impl BlockService {
         Ok(())
     }
 
-    /// Poisons a block that was found damaged by this entry, or has none that can be read: whether it still is what was found. If it was
-    /// written meanwhile it is another one, and stays.
+    /// Poisons a block that was found damaged by this entry, or has none that can be read: whether
+    /// it still is what was found. If it was written meanwhile it is another one, and stays.
     pub(super) fn lose_damaged(
         &self,
         owner: Option<&Tensor>,
@@ -728,7 +741,8 @@ impl BlockService {
     }
 }
 
-/// The words that the planes in `mask` give of a block that was fetched to `bundle`: how many planes were decoded.
+/// The words that the planes in `mask` give of a block that was fetched to `bundle`: how many
+/// planes were decoded.
 fn decode(
     decoder: &mut Decoder,
     block: u64,
@@ -744,7 +758,8 @@ fn decode(
         return Ok(0);
     };
     if place.stored.head_bytes() > 0 {
-        // It is of a KV window. Who has the map knows whether there is one, or an image says anything.
+        // It is of a KV window. Who has the map knows whether there is one, or an image says
+        // anything.
         let value = place.stored.head_bytes() as u64;
         let why = Damaged::Field { field: "head of a block outside KV windows", value };
         return Err(StoreError::Entry { block, why }.into());

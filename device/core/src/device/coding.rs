@@ -1,11 +1,13 @@
 //! The coding of a region: how the bytes of one owner become stored blocks, and how they come back.
 //!
 //! The rules:
-//! * The map says who owns a range. [`Region::of`] is the one place that says which coding its owner has; whoever reads or stores
-//!   asks the [`Coding`] and does not look at formats or windows.
-//! * A coding knows blocks, accounts and staging. It knows no map: who calls one that changes what is stored holds the map, so that the
-//!   owner stays the owner.
-//! * What a read finds is told forward, as [`FetchError`]. Only the device, which has the map, says what becomes of it.
+//! * The map says who owns a range. [`Region::of`] is the one place that says which coding its
+//!   owner has; whoever reads or stores asks the [`Coding`] and does not look at formats or
+//!   windows.
+//! * A coding knows blocks, accounts and staging. It knows no map: who calls one that changes what
+//!   is stored holds the map, so that the owner stays the owner.
+//! * What a read finds is told forward, as [`FetchError`]. Only the device, which has the map, says
+//!   what becomes of it.
 
 use std::{ops::Range, sync::Arc};
 
@@ -29,8 +31,8 @@ pub(super) trait Coding {
         request: &mut Request<'_>,
     ) -> Result<(), FetchError>;
 
-    /// Stores bytes from the start of `data` on at base offset `at`, as many as are coded at once, and adds them to `done`, also
-    /// if there is an error behind them.
+    /// Stores bytes from the start of `data` on at base offset `at`, as many as are coded at once,
+    /// and adds them to `done`, also if there is an error behind them.
     fn write(&self, at: u64, data: &[u8], done: &mut usize) -> Result<(), DeviceError>;
 
     /// Stores `pieces` of one block, each at its place in it.
@@ -41,8 +43,8 @@ pub(super) trait Coding {
         done: &mut usize,
     ) -> Result<(), DeviceError>;
 
-    /// Forgets bytes from the start of `range` on, as many as are coded together, and adds them to `done`, also if there is an
-    /// error then.
+    /// Forgets bytes from the start of `range` on, as many as are coded together, and adds them to
+    /// `done`, also if there is an error then.
     fn discard(&self, range: Range<u64>, done: &mut u64) -> Result<(), DeviceError>;
 
     /// Codes what is staged of the unit that holds `block`: whether anything was.
@@ -54,13 +56,15 @@ pub(super) trait Coding {
     /// Codes the unit that holds `block` so that it can be read when its owner is gone.
     fn release(&self, block: u64) -> Result<(), DeviceError>;
 
-    /// Finds out what is lost with damaged entries of the unit that holds `block`: the first block behind the unit.
+    /// Finds out what is lost with damaged entries of the unit that holds `block`: the first block
+    /// behind the unit.
     fn recover(&self, block: u64) -> Result<u64, DeviceError>;
 
     /// Poisons those of `blocks` that are of the first one's unit: the first block behind these.
     fn poison(&self, blocks: Range<u64>, why: &Why) -> Result<u64, DeviceError>;
 
-    /// Makes zeros of those of `blocks` that are of the first one's unit and are poisoned: the first block behind these.
+    /// Makes zeros of those of `blocks` that are of the first one's unit and are poisoned: the
+    /// first block behind these.
     fn clear_poison(&self, blocks: Range<u64>) -> Result<u64, DeviceError>;
 }
 
@@ -90,7 +94,8 @@ pub(super) struct Output<'w> {
 /// Why a block was not read.
 #[derive(Debug)]
 pub(super) enum FetchError {
-    /// The map that says how the block is coded is out of date. Ask again with the one that there is now.
+    /// The map that says how the block is coded is out of date. Ask again with the one that there
+    /// is now.
     Stale,
     /// What is stored for the block does not check, or belongs to another coding.
     Damaged {

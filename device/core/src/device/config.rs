@@ -14,7 +14,8 @@ pub struct DeviceConfig {
     pub base_bytes: u64,
     /// Bytes of the views window, a multiple of 4096 and more than the directory's 2 MiB.
     pub views_bytes: u64,
-    /// Bytes of bundles the store may hold; enough for incompressible data in the whole base window if not given.
+    /// Bytes of bundles the store may hold; enough for incompressible data in the whole base window
+    /// if not given.
     pub store_bytes: Option<u64>,
     /// Which device.
     pub mode: Mode,
@@ -22,12 +23,14 @@ pub struct DeviceConfig {
     pub codec: Codec,
     /// Entries of the modelled on-chip index cache.
     pub index_cache_entries: usize,
-    /// Whether to observe what other devices would have moved and stored: see [`stats`](crate::stats). It costs about as much as storing does.
+    /// Whether to observe what other devices would have moved and stored: see
+    /// [`stats`](crate::stats). It costs about as much as storing does.
     pub observe: bool,
     /// KV windows that may be open for writing at once, from one to [`MAX_OPEN_WINDOWS`]; each
     /// takes as much memory as its tokens.
     pub open_windows: usize,
-    /// Whether counters begin at zero when an image is opened, rather than where the last process left them.
+    /// Whether counters begin at zero when an image is opened, rather than where the last process
+    /// left them.
     pub first_process: bool,
     /// Which this process is of those that serve the device one after another, if the next one is
     /// to find what this one counted.
@@ -65,7 +68,8 @@ impl DeviceConfig {
 
     /// Bytes of bundles the store may hold.
     pub(super) fn store_bytes(&self) -> u64 {
-        // Segments of one length share chunks: twice the capacity is room for any mix of lengths. It is address space only.
+        // Segments of one length share chunks: twice the capacity is room for any mix of lengths.
+        // It is address space only.
         let usual =
             || self.base_bytes.saturating_mul(2).max(16 << 20).min(Version::default().max_store_bytes());
         self.store_bytes.unwrap_or_else(usual)
@@ -120,7 +124,8 @@ impl DeviceConfig {
         self.partition_table().map(drop)
     }
 
-    /// A device divided into these parts, its windows as large as theirs together, everything else as usual.
+    /// A device divided into these parts, its windows as large as theirs together, everything else
+    /// as usual.
     pub fn divided(partitions: Vec<PartitionConfig>) -> Self {
         // A sum that does not fit is refused when the device is made.
         let sum =

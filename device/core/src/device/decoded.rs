@@ -1,13 +1,16 @@
 //! A bounded cache of what was decoded and not yet read.
 //!
-//! A reader of one page of a KV window makes the device decode the window, and a page of a packed view may end inside a block. A reader that goes on asks for the
-//! rest next. So what a read decoded and did not give away is kept, until it was given away or room is needed.
+//! A reader of one page of a KV window makes the device decode the window, and a page of a packed
+//! view may end inside a block. A reader that goes on asks for the rest next. So what a read
+//! decoded and did not give away is kept, until it was given away or room is needed.
 //!
 //! The rules:
-//! * A byte is given once: asking for it again is a new read, which fetches again. So this saves what reading page by page would fetch twice, and hides nothing that a
-//!   device without it would fetch for the same bytes.
+//! * A byte is given once: asking for it again is a new read, which fetches again. So this saves
+//!   what reading page by page would fetch twice, and hides nothing that a device without it would
+//!   fetch for the same bytes.
 //! * What is kept belongs to a set of planes; another view of the same window is another one.
-//! * The callers see to it that what is kept is current: see [`super::windows`] and [`Decoded::take`].
+//! * The callers see to it that what is kept is current: see [`super::windows`] and
+//!   [`Decoded::take`].
 
 use std::{collections::HashMap, ops::Range, sync::Arc};
 
@@ -45,8 +48,8 @@ impl Decoded {
         self.bytes
     }
 
-    /// The decoded words that begin at `block`, if bytes `range` of them are there and were not given away. `entry` is the block's as it is now, if what is
-    /// kept is a single block.
+    /// The decoded words that begin at `block`, if bytes `range` of them are there and were not
+    /// given away. `entry` is the block's as it is now, if what is kept is a single block.
     pub(super) fn take(
         &mut self,
         block: u64,
@@ -76,8 +79,8 @@ impl Decoded {
         given.iter().any(|given| given.start < range.end && range.start < given.end)
     }
 
-    /// Keeps `words`, of which `range` has been given away already, in place of what was kept of them. Nothing is kept that has nothing left to give or would be all there
-    /// is room for.
+    /// Keeps `words`, of which `range` has been given away already, in place of what was kept of
+    /// them. Nothing is kept that has nothing left to give or would be all there is room for.
     pub(super) fn keep(
         &mut self,
         block: u64,

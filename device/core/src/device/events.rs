@@ -1,12 +1,15 @@
 //! Events: what an operator should know of, in order, each said once.
 //!
-//! * The store fills up: an event when its chunks pass each of [`LEVELS`], when there is none left, and when it has fallen below a level again by
-//!   [`MARGIN`]. A level is passed once on the way up, however often writes go back and forth around it.
-//! * So is it with what is left of the host's memory, if the store is in it: an event when it falls below each of [`MEMORY_LEVELS`], and when it has risen above one again by
-//!   [`MEMORY_MARGIN`].
-//! * A write finds no room, in the store or on the host: an event, and no more of them until a write has found room, and there is some for what takes more than before.
+//! * The store fills up: an event when its chunks pass each of [`LEVELS`], when there is none left,
+//!   and when it has fallen below a level again by [`MARGIN`]. A level is passed once on the way
+//!   up, however often writes go back and forth around it.
+//! * So is it with what is left of the host's memory, if the store is in it: an event when it falls
+//!   below each of [`MEMORY_LEVELS`], and when it has risen above one again by [`MEMORY_MARGIN`].
+//! * A write finds no room, in the store or on the host: an event, and no more of them until a
+//!   write has found room, and there is some for what takes more than before.
 //! * The image cannot be brought to the disk: one event, however often that is tried.
-//! * Stores are lost because a write-back was refused: an event that names the range. Ranges that follow one another are one event.
+//! * Stores are lost because a write-back was refused: an event that names the range. Ranges that
+//!   follow one another are one event.
 //! * The last [`MOST`] events are kept.
 
 use std::collections::VecDeque;
@@ -104,7 +107,8 @@ impl Events {
         self.kept.lock().add(self.began, kind, text);
     }
 
-    /// Notes that `bytes` that were stored in a range of the base window are lost; of `whom` they are, a guest or a target, if the device has any.
+    /// Notes that `bytes` that were stored in a range of the base window are lost; of `whom` they
+    /// are, a guest or a target, if the device has any.
     pub(super) fn lost(&self, range: Range<u64>, bytes: u64, whom: &str, why: &str) {
         let mut kept = self.kept.lock();
         let follows = kept.last.back().is_some_and(|last| last.kind == Kind::StoresLost)

@@ -49,7 +49,8 @@ impl Device {
         range.end
     }
 
-    /// The first blocks that a range has of a tensor whose blocks are coded together; what is behind the range if none.
+    /// The first blocks that a range has of a tensor whose blocks are coded together; what is
+    /// behind the range if none.
     fn first_unknown(map: &Map, range: &Range<u64>) -> Range<u64> {
         let found = map.windowed_in(range);
         found.map_or(range.end..range.end, |tensor| tensor.info.dpa..tensor.end())

@@ -1,5 +1,5 @@
-//! A device in an image, killed between and within its stores, and on a disk that is full: nothing that was acknowledged is lost, and
-//! no block is a mixture.
+//! A device in an image, killed between and within its stores, and on a disk that is full: nothing
+//! that was acknowledged is lost, and no block is a mixture.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -14,7 +14,8 @@ use lamina_store::{
 };
 
 pub(super) const BLOCK: usize = BLOCK_BYTES;
-/// Blocks of the base window: the first half is a weight tensor's, then a KV tensor's windows, then nobody's.
+/// Blocks of the base window: the first half is a weight tensor's, then a KV tensor's windows, then
+/// nobody's.
 pub(super) const BLOCKS: usize = 48;
 
 #[derive(Clone, Debug)]
@@ -176,7 +177,8 @@ fn agree(device: &Device) {
     assert_eq!(stored(device), stored(&found));
 }
 
-/// Each block of `found` is the one of `before` or the one of `after`; `found` is what holds from now on.
+/// Each block of `found` is the one of `before` or the one of `after`; `found` is what holds from
+/// now on.
 fn settle(before: &mut Vec<u8>, after: &[u8], found: Vec<u8>) {
     for (block, found) in found.chunks(BLOCK).enumerate() {
         let at = block * BLOCK..(block + 1) * BLOCK;
@@ -711,7 +713,8 @@ fn images_with_tables_of_nonsense_are_refused() {
 
 #[test]
 fn what_several_threads_find_is_counted_as_it_was() {
-    // Blocks far from each other, so that their entries lie in parts of the index that are looked at each by itself.
+    // Blocks far from each other, so that their entries lie in parts of the index that are looked
+    // at each by itself.
     let (far, count) = (8 << 20, 48_u64);
     let config = DeviceConfig { codec: Codec::Tree, ..DeviceConfig::new(far * count, 64 << 20) };
     let image = Image::in_memory(config.superblock()).unwrap();

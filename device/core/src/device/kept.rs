@@ -1,4 +1,5 @@
-//! What a device keeps in its image besides blocks: the tables of tensors and views, and staged KV windows.
+//! What a device keeps in its image besides blocks: the tables of tensors and views, and staged KV
+//! windows.
 //!
 //! The rules:
 //! * A change of the tables is saved before it takes effect, so that who is told of it can rely on
@@ -394,7 +395,8 @@ fn traffic(counters: &Arc<Counters>, Numbers { first, later }: Numbers) -> Arc<C
 /// Changes of a directory that no device comes near to; what counts them has as much room behind.
 const MAX_CHANGES: u64 = u64::MAX / 2;
 
-/// The map of saved tables. They are checked like any other input: the image may come from anywhere.
+/// The map of saved tables. They are checked like any other input: the image may come from
+/// anywhere.
 fn restore(
     saved: Saved,
     config: &DeviceConfig,

@@ -1,4 +1,5 @@
-//! A store in memory, on a host whose memory runs out: what is told, what is refused, and that nothing is harmed.
+//! A store in memory, on a host whose memory runs out: what is told, what is refused, and that
+//! nothing is harmed.
 
 use std::{
     collections::BTreeMap,

@@ -44,7 +44,8 @@ fn device(mode: Mode, observe: bool) -> Device {
     device
 }
 
-/// Asserts that `off` tells what `on` tells or nothing, and adds the names of what it does not tell.
+/// Asserts that `off` tells what `on` tells or nothing, and adds the names of what it does not
+/// tell.
 fn compare(on: &Value, off: &Value, name: &str, absent: &mut Vec<String>) {
     match (on, off) {
         (Value::Null, Value::Null) => {}

@@ -1,9 +1,12 @@
 //! Observers: what is known of devices that this one is compared with.
 //!
 //! The rules:
-//! * One event a fetched block and one a stored block. An observer adds what it makes of them to the request's tally, or to counters of its own.
-//! * Observers see, and change nothing: stored bytes, answers and the device's own counters are the same without them.
-//! * Off, nothing is computed and nothing is told: what they would have counted is left out of every report.
+//! * One event a fetched block and one a stored block. An observer adds what it makes of them to
+//!   the request's tally, or to counters of its own.
+//! * Observers see, and change nothing: stored bytes, answers and the device's own counters are the
+//!   same without them.
+//! * Off, nothing is computed and nothing is told: what they would have counted is left out of
+//!   every report.
 
 use std::ops::Range;
 
@@ -21,7 +24,8 @@ use crate::stats::{IndexCache, InterleaveReport, Stats, Tally, members::Members}
 /// One block was fetched for a request, or given from what was fetched before.
 pub(super) struct Fetch<'a> {
     pub(super) block: u64,
-    /// Bytes of it that the request asked for. None of a block that is fetched because of others of its KV window.
+    /// Bytes of it that the request asked for. None of a block that is fetched because of others of
+    /// its KV window.
     pub(super) requested: &'a [Range<usize>],
     /// Bytes that the store gave for it, if it was looked for there.
     pub(super) stored: Option<u64>,
@@ -55,8 +59,8 @@ trait Observer {
 /// All observers of a device.
 pub(super) struct Observers {
     on: Option<On>,
-    /// The devices that the base window is interleaved over, if it is. Without observers they count nothing, but images keep
-    /// room for their counters.
+    /// The devices that the base window is interleaved over, if it is. Without observers they count
+    /// nothing, but images keep room for their counters.
     members: Option<MemberDevices>,
 }
 
@@ -82,7 +86,8 @@ struct Generic {
 
 struct MemberDevices {
     members: Members,
-    /// Whether the device keeps words at their addresses, so that what is fetched is what is asked for.
+    /// Whether the device keeps words at their addresses, so that what is fetched is what is asked
+    /// for.
     flat: bool,
 }
 

@@ -7,8 +7,8 @@ pub(super) fn threads() -> usize {
     rayon::current_num_threads()
 }
 
-/// Does `work` with every item, on this thread and on others of a pool that the process shares. Returns when all is done. If the pool is
-/// busy, this thread does it all.
+/// Does `work` with every item, on this thread and on others of a pool that the process shares.
+/// Returns when all is done. If the pool is busy, this thread does it all.
 pub(super) fn for_each<T: Send>(items: impl ExactSizeIterator<Item = T> + Send, work: impl Fn(T) + Sync) {
     let others = items.len().min(threads()).saturating_sub(1);
     let items = Mutex::new(items);

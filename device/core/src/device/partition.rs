@@ -1,10 +1,12 @@
 //! A partition as its guest sees it: a device of its own.
 //!
 //! The rules:
-//! * Offsets, DPAs and tensors' names are the partition's own, counted from its beginnings. What lies outside is refused with the partition's bounds, and no
-//!   name reaches a tensor of another.
-//! * What is told, errors included, names nothing outside: it is what an undivided device of this size would say.
-//! * It holds nothing. Blocks, tensors and counters are the device's; this only translates and checks.
+//! * Offsets, DPAs and tensors' names are the partition's own, counted from its beginnings. What
+//!   lies outside is refused with the partition's bounds, and no name reaches a tensor of another.
+//! * What is told, errors included, names nothing outside: it is what an undivided device of this
+//!   size would say.
+//! * It holds nothing. Blocks, tensors and counters are the device's; this only translates and
+//!   checks.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -491,7 +493,8 @@ fn clipped(range: &Range<u64>, offset: u64, length: u64) -> Option<Range<u64>> {
 
 /// Ranges of a window as counted from `start` of it.
 fn relative(ranges: Vec<Range<u64>>, start: u64) -> Vec<Range<u64>> {
-    // What a partition's views show lies in it, but for the rest of a last block that the window does not have.
+    // What a partition's views show lies in it, but for the rest of a last block that the window
+    // does not have.
     ranges.into_iter().map(|range| range.start - start..range.end - start).collect()
 }
 

@@ -77,7 +77,8 @@ impl PartitionTable {
     /// Charges the part of `block` `new` bytes in place of `old`, before they are stored.
     ///
     /// # Errors
-    /// [`DeviceError::Quota`] if that is more than before and more than the quota; nothing is charged then.
+    /// [`DeviceError::Quota`] if that is more than before and more than the quota; nothing is
+    /// charged then.
     pub(crate) fn account(&self, block: u64, old: u64, new: u64) -> Result<(), DeviceError> {
         self.try_account(block, old, new).inspect_err(|_| {
             let part = &self.parts[self.of_block(block)];

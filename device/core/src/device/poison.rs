@@ -1,16 +1,20 @@
-//! Poison: blocks whose bytes are lost, and what becomes of them (CXL 3.1, 8.2.9.9.4, as far as a device of blocks has it).
+//! Poison: blocks whose bytes are lost, and what becomes of them (CXL 3.1, 8.2.9.9.4, as far as a
+//! device of blocks has it).
 //!
 //! The rules:
-//! * A block is poisoned when its stored planes or its index entry do not check, or when somebody injects poison. What it held is given up: its
-//!   entry says so, also to the next process, and its segment is freed.
-//! * It reads as [`PATTERN`] in every byte: NaN in every floating-point format, -1 in every integer one. Views show what their arithmetic makes of that. A read is no
-//!   error, because an error would end a guest's machine rather than its program.
+//! * A block is poisoned when its stored planes or its index entry do not check, or when somebody
+//!   injects poison. What it held is given up: its entry says so, also to the next process, and its
+//!   segment is freed.
+//! * It reads as [`PATTERN`] in every byte: NaN in every floating-point format, -1 in every integer
+//!   one. Views show what their arithmetic makes of that. A read is no error, because an error
+//!   would end a guest's machine rather than its program.
 //! * Who finds a block damaged poisons what was read, not what somebody has written there since.
 //! * A stored block of a KV window that is lost takes with it those blocks of the window that have
-//!   bytes in it ([`lamina_codec::kv`]). These are poisoned, the others keep what they hold: the window is
-//!   coded anew in address order, where each block stands alone. As long as there is no room for
-//!   that, everybody who decodes it finds the same.
-//! * A write of the whole block clears its poison. A write of a part of it is refused: what the rest should be, nobody knows.
+//!   bytes in it ([`lamina_codec::kv`]). These are poisoned, the others keep what they hold: the
+//!   window is coded anew in address order, where each block stands alone. As long as there is no
+//!   room for that, everybody who decodes it finds the same.
+//! * A write of the whole block clears its poison. A write of a part of it is refused: what the
+//!   rest should be, nobody knows.
 //! * Every poisoned block is listed until it is cleared, and every poisoning is an event, with a
 //!   number, that is known for a while even if the block is soon written ([`Device::poisonings`]).
 //! * What is cleared is looked at again under the lock that whoever writes it holds.
@@ -106,7 +110,8 @@ impl Device {
         Ok(())
     }
 
-    /// Clears the poison of this base range: its poisoned blocks are zeros then, others stay as they are.
+    /// Clears the poison of this base range: its poisoned blocks are zeros then, others stay as
+    /// they are.
     ///
     /// # Errors
     /// As [`Device::write_base`].

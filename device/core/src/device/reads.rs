@@ -1,12 +1,13 @@
 //! The walk of a load: which blocks a request needs, and what becomes of them.
 //!
 //! The rules:
-//! * A request walks forward: the map says whose a block is, its owner's [coding](super::coding) fetches and decodes it, the view shows it. What a station finds that the map must
-//!   decide comes back as a [`FetchError`].
+//! * A request walks forward: the map says whose a block is, its owner's [coding](super::coding)
+//!   fetches and decodes it, the view shows it. What a station finds that the map must decide comes
+//!   back as a [`FetchError`].
 //! * A read that finds its map stale begins again with the new one.
 //! * What is decoded whole is decoded to where the reader wants it, without a copy.
-//! * While a block outside KV windows is fetched and decoded, the next one that the request wants is prefetched: segments lie apart, so the processor would
-//!   not guess that by itself.
+//! * While a block outside KV windows is fetched and decoded, the next one that the request wants
+//!   is prefetched: segments lie apart, so the processor would not guess that by itself.
 //! * A request is counted when it is complete, with everything that was fetched for it.
 
 use std::{ops::Range, sync::Arc};
@@ -62,7 +63,8 @@ impl Device {
         Ok(())
     }
 
-    /// Fills of `out` what one owner has from `at` of the base window on, and adds the bytes filled to `done`.
+    /// Fills of `out` what one owner has from `at` of the base window on, and adds the bytes filled
+    /// to `done`.
     fn read_run(
         &self,
         map: &Map,
@@ -102,8 +104,8 @@ impl Device {
         Ok(())
     }
 
-    /// Has the coding of `region`, which is `tensor`'s or nobody's, fetch one block. One that is damaged is poisoned, and shows its
-    /// pattern. If this fails, nothing is in the tally of it.
+    /// Has the coding of `region`, which is `tensor`'s or nobody's, fetch one block. One that is
+    /// damaged is poisoned, and shows its pattern. If this fails, nothing is in the tally of it.
     pub(super) fn fetch(
         &self,
         region: &Region<'_>,
@@ -133,8 +135,8 @@ impl Device {
         read.inspect_err(|_| request.tally = before)
     }
 
-    /// Poisons a block that was read by itself and found damaged by this entry, or has none that can be read. Stale, if it is of a KV
-    /// window by now, or was written meanwhile.
+    /// Poisons a block that was read by itself and found damaged by this entry, or has none that
+    /// can be read. Stale, if it is of a KV window by now, or was written meanwhile.
     pub(super) fn settle_damage(
         &self,
         block: u64,
@@ -152,7 +154,8 @@ impl Device {
         Ok(())
     }
 
-    /// Fills `out` from `offset` of the views window on: directory, views, and zeros where neither is.
+    /// Fills `out` from `offset` of the views window on: directory, views, and zeros where neither
+    /// is.
     ///
     /// # Errors
     /// As [`Device::read_base`].
@@ -241,7 +244,8 @@ impl Device {
                 clear_from(format, elements, output.words);
                 Ok::<_, FetchError>(output.form)
             };
-            // What is wanted whole is made where it goes, and decoded there if that has the tensor's form.
+            // What is wanted whole is made where it goes, and decoded there if that has the
+            // tensor's form.
             let at = start + piece.offset;
             let bytes = piece.elements.len() * view.bits() as usize / 8;
             let place = place(&shown, at, bytes);
@@ -305,7 +309,8 @@ fn clear_from(format: Format, from: u64, words: &mut [u8; BLOCK_BYTES]) {
     words[bits.div_ceil(8)..].fill(0);
 }
 
-/// Copies the part of `bytes`, which lie at `at` of a window, that falls into `range`, to its place in `out`.
+/// Copies the part of `bytes`, which lie at `at` of a window, that falls into `range`, to its place
+/// in `out`.
 fn paste(out: &mut [u8], range: &Range<u64>, at: u64, bytes: &[u8]) {
     let start = range.start.max(at);
     let end = range.end.min(at + bytes.len() as u64);

@@ -1,4 +1,5 @@
-//! What a thread finds in an image that is opened, before it is charged to tensors and told to the counters: one step for many blocks.
+//! What a thread finds in an image that is opened, before it is charged to tensors and told to the
+//! counters: one step for many blocks.
 
 use std::sync::Arc;
 
@@ -18,7 +19,8 @@ pub(super) struct Recovered {
     live: u64,
     /// Of them, those no tensor covers, and what they are charged.
     opaque: (u64, u64),
-    /// The tensor of the last block, and what its blocks are charged that are not charged to it yet.
+    /// The tensor of the last block, and what its blocks are charged that are not charged to it
+    /// yet.
     owner: Option<Arc<Tensor>>,
     owned: u64,
 }

@@ -1,7 +1,10 @@
 //! Room: what a server needs to know that has write-backs wait for it.
 //!
-//! The order in which a store fills up, or the host's memory that it is in: events at [`LEVELS`](super::events::LEVELS) and [`MEMORY_LEVELS`](super::events::MEMORY_LEVELS); then what takes more than before finds no room, and a server may have it wait; what is refused in
-//! the end is counted and is an event that names it. What is stored is never harmed, can be read, written again in its place, and discarded.
+//! The order in which a store fills up, or the host's memory that it is in: events at
+//! [`LEVELS`](super::events::LEVELS) and [`MEMORY_LEVELS`](super::events::MEMORY_LEVELS); then what
+//! takes more than before finds no room, and a server may have it wait; what is refused in the end
+//! is counted and is an event that names it. What is stored is never harmed, can be read, written
+//! again in its place, and discarded.
 
 use std::sync::atomic::Ordering;
 
@@ -35,7 +38,8 @@ impl Device {
         Space { bytes, free, available: free.min(left) }
     }
 
-    /// As [`Device::write_base`], for what is tried again: `done` says how many bytes of `data` are stored already, and how many are afterwards, whatever is returned.
+    /// As [`Device::write_base`], for what is tried again: `done` says how many bytes of `data` are
+    /// stored already, and how many are afterwards, whatever is returned.
     ///
     /// # Errors
     /// As [`Device::write_base`].
@@ -46,7 +50,8 @@ impl Device {
         written
     }
 
-    /// A number that changes whenever there may be room that was not there before, but for what others than this device gave back to the host.
+    /// A number that changes whenever there may be room that was not there before, but for what
+    /// others than this device gave back to the host.
     pub fn freed(&self) -> u64 {
         let quotas = self.accounts.partition_table.freed.load(Ordering::Acquire);
         self.coded_store().map_or(0, lamina_store::Store::freed).wrapping_add(quotas)
@@ -90,7 +95,8 @@ impl Device {
         self.events.lost(range, bytes, whom, why);
     }
 
-    /// Whether so many bytes more may be copied to wait for room: the host's memory, if that is what lacks, has little left.
+    /// Whether so many bytes more may be copied to wait for room: the host's memory, if that is
+    /// what lacks, has little left.
     pub fn can_wait(&self, bytes: u64) -> bool {
         let waiting = self.accounts.stats.write_backs_waiting_bytes.get();
         self.host_memory().is_none_or(|host| host.can_wait(waiting, bytes))

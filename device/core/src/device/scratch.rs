@@ -1,6 +1,8 @@
-//! What a request carries from station to station: where it fetches to, and what it has moved so far.
+//! What a request carries from station to station: where it fetches to, and what it has moved so
+//! far.
 //!
-//! Scratch is taken from a pool when a request begins and goes back when it ends: nothing of one request is left for the next.
+//! Scratch is taken from a pool when a request begins and goes back when it ends: nothing of one
+//! request is left for the next.
 
 use std::ops::{Deref, DerefMut};
 
@@ -12,7 +14,8 @@ use lamina_codec::{
     block::{Bundle, MAX_BUNDLE},
 };
 
-/// What is stored of a block, where it was fetched to. Lines of it are lines of the segment, and so copied without shifting.
+/// What is stored of a block, where it was fetched to. Lines of it are lines of the segment, and so
+/// copied without shifting.
 #[repr(align(64))]
 pub(super) struct AlignedBundle(pub(super) [u8; MAX_BUNDLE]);
 

@@ -1,12 +1,14 @@
-//! Where open KV windows are kept in an image, so that a store that was acknowledged outlives the process.
+//! Where open KV windows are kept in an image, so that a store that was acknowledged outlives the
+//! process.
 //!
-//! A place has a page for its header, one for the block that is being written, and the window as the host sees it. The rules:
-//! * The header says which window it is. Its count of blocks is stored after everything else and makes the place valid; it goes back to 0
-//!   when the window is published.
+//! A place has a page for its header, one for the block that is being written, and the window as
+//! the host sees it. The rules:
+//! * The header says which window it is. Its count of blocks is stored after everything else and
+//!   makes the place valid; it goes back to 0 when the window is published.
 //! * The header says which blocks of the window are lost: what lies there for them means nothing. A
 //!   block is lost no more after it was written.
-//! * A store into a window is made a block at a time, and each block is noted in the second page first: a kill leaves the block as it
-//!   was or as it is to be, never a mixture.
+//! * A store into a window is made a block at a time, and each block is noted in the second page
+//!   first: a kill leaves the block as it was or as it is to be, never a mixture.
 
 use std::sync::{
     Arc,
@@ -26,7 +28,8 @@ use lamina_store::{
     memory::Memory,
 };
 
-/// In the header: blocks, first block, check of both; then where in the window the noted bytes go, and how many there are (0 for none).
+/// In the header: blocks, first block, check of both; then where in the window the noted bytes go,
+/// and how many there are (0 for none).
 const BLOCKS: usize = 0;
 const FIRST: usize = 8;
 const CHECK: usize = 16;

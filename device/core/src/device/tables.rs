@@ -72,8 +72,8 @@ impl Device {
     /// Makes a tensor. What its range holds already stays, and is coded in the tensor's format.
     ///
     /// # Errors
-    /// [`DeviceError::Tensor`]; [`DeviceError::Store`] or [`DeviceError::Quota`] if there is no room
-    /// to code what its range holds. Then it is as if nobody had asked.
+    /// [`DeviceError::Tensor`]; [`DeviceError::Store`] or [`DeviceError::Quota`] if there is no
+    /// room to code what its range holds. Then it is as if nobody had asked.
     pub fn create_tensor(&self, spec: TensorSpec) -> Result<TensorInfo, DeviceError> {
         let made = self.make_tensors(vec![spec], None)?;
         Ok(made.into_iter().next().expect("one for one"))
@@ -486,8 +486,8 @@ impl Device {
         }
     }
 
-    /// Puts tensors where they go, listed to nobody yet, in a map behind the one that is held. Waits
-    /// for tensors in the way that come or go.
+    /// Puts tensors where they go, listed to nobody yet, in a map behind the one that is held.
+    /// Waits for tensors in the way that come or go.
     fn place_all(
         &self,
         checked: &[Checked],

@@ -1,11 +1,14 @@
 //! The base window by targets: what each CXL memory device of an interleave set shows of it.
 //!
 //! The rules:
-//! * A target's byte is a byte of the base window, at the place that [`Interleave`] gives; nothing is stored by targets. So tensors and their blocks are whole, whoever
-//!   wrote them, and views know nothing of targets.
-//! * A read of a target gathers: it takes its part of every block under it. What it decoded of a block and does not give is kept for the other targets' reads
-//!   ([`super::decoded`]), as they come next.
-//! * A write to a target scatters: all that it changes of a block, or stages of a KV window, is changed at once.
+//! * A target's byte is a byte of the base window, at the place that [`Interleave`] gives; nothing
+//!   is stored by targets. So tensors and their blocks are whole, whoever wrote them, and views
+//!   know nothing of targets.
+//! * A read of a target gathers: it takes its part of every block under it. What it decoded of a
+//!   block and does not give is kept for the other targets' reads ([`super::decoded`]), as they
+//!   come next.
+//! * A write to a target scatters: all that it changes of a block, or stages of a KV window, is
+//!   changed at once.
 
 use std::ops::Range;
 

@@ -63,8 +63,8 @@ impl Device {
     /// name now.
     ///
     /// # Errors
-    /// [`DeviceError::Tensor`] if there is none, [`DeviceError::View`] if its format cannot give the
-    /// view.
+    /// [`DeviceError::Tensor`] if there is none, [`DeviceError::View`] if its format cannot give
+    /// the view.
     pub fn view_of(&self, tensor: &str, spelling: &str) -> Result<TensorView, DeviceError> {
         let tensor = Arc::clone(self.map().tensor(tensor)?);
         let named = |why| DeviceError::View { tensor: tensor.info.name.clone(), why };

@@ -294,7 +294,8 @@ fn a_view_fetches_only_its_planes() {
     let sign = read("e0m0");
     assert_eq!([full.0, e8m3.0, guard.0, sign.0], [16 * 16, 16 * 12, 16 * 14, 16]);
     assert!(sign.1 < e8m3.1 && e8m3.1 < guard.1 && guard.1 < full.1, "{sign:?} {e8m3:?} {guard:?} {full:?}");
-    // Four raw mantissa planes of 256 bytes in each of 16 blocks are what e8m3 leaves out, give or take a shared granule.
+    // Four raw mantissa planes of 256 bytes in each of 16 blocks are what e8m3 leaves out, give or
+    // take a shared granule.
     assert!((full.1 - e8m3.1).abs_diff(16 * 4 * 256) <= 16 * 64);
     assert_eq!([full.2, e8m3.2, guard.2, sign.2], [64 << 10; 4]);
 }

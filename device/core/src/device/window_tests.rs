@@ -1,4 +1,5 @@
-//! KV windows in a device: staging and its bound, the cache of decoded windows, readers beside a writer.
+//! KV windows in a device: staging and its bound, the cache of decoded windows, readers beside a
+//! writer.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -304,7 +305,8 @@ fn readers_see_a_window_before_a_store_or_after_it() {
     let tensor = cache(&device, "k");
     let view = device.create_view("k", "full").unwrap();
     let done = AtomicBool::new(false);
-    // Every element of the tensor has the same value in each round; stores are of whole blocks, windows or a few tokens.
+    // Every element of the tensor has the same value in each round; stores are of whole blocks,
+    // windows or a few tokens.
     let fill = |round: u32| u8::try_from(round % 200 + 1).unwrap();
     device.write_base(tensor.dpa, &vec![fill(0); usize::try_from(tensor.length).unwrap()]).unwrap();
     std::thread::scope(|scope| {

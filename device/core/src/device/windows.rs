@@ -1,24 +1,34 @@
-//! KV windows: staged while they are written, coded when they are closed, decoded when they are read (TRACE III-B).
+//! KV windows: staged while they are written, coded when they are closed, decoded when they are
+//! read (TRACE III-B).
 //!
 //! The rules:
-//! * A store into a KV tensor goes to its *open* window, the paper's staging buffer (eq. 4): the window's bytes as the host sees them. Opening a window decodes what it
-//!   holds; closing it codes and publishes it. Until then the store keeps what it had, so whatever fails, nothing is lost.
-//! * A window is closed by [`Device::flush`](super::Device::flush), when all of it was written anew, when some of it was discarded, or when [`open_windows`](super::DeviceConfig::open_windows) are open and another one has to be: then
-//!   the least recently written one goes first and the writer waits for it, which is counted as back-pressure.
-//! * Everything about a window happens under its lock: a reader sees a window before a store or after it, coded or open, never a mixture. All its
-//!   blocks are stored before the first of them is published.
-//! * Windows that one request stores whole are coded by several threads before they are locked, and published in order.
-//! * Who calls holds the map, so that a window's tensor stays. Staging knows no map: an open window knows its tensor.
+//! * A store into a KV tensor goes to its *open* window, the paper's staging buffer (eq. 4): the
+//!   window's bytes as the host sees them. Opening a window decodes what it holds; closing it codes
+//!   and publishes it. Until then the store keeps what it had, so whatever fails, nothing is lost.
+//! * A window is closed by [`Device::flush`](super::Device::flush), when all of it was written
+//!   anew, when some of it was discarded, or when
+//!   [`open_windows`](super::DeviceConfig::open_windows) are open and another one has to be: then
+//!   the least recently written one goes first and the writer waits for it, which is counted as
+//!   back-pressure.
+//! * Everything about a window happens under its lock: a reader sees a window before a store or
+//!   after it, coded or open, never a mixture. All its blocks are stored before the first of them
+//!   is published.
+//! * Windows that one request stores whole are coded by several threads before they are locked, and
+//!   published in order.
+//! * Who calls holds the map, so that a window's tensor stays. Staging knows no map: an open window
+//!   knows its tensor.
 //! * The windows of a tensor that is leaving are coded block by block and closed by every store:
 //!   see `tables`.
-//! * Locks are taken in this order: the map, a window's, then the tables' and the store's. No two windows' locks are held together.
+//! * Locks are taken in this order: the map, a window's, then the tables' and the store's. No two
+//!   windows' locks are held together.
 //! * A window of which stored blocks are damaged is *recovered* by whoever decodes it: its blocks
 //!   that have bytes in these are lost and poisoned, and it is coded anew in address order, where
 //!   each block stands alone. So who decodes a window knows which blocks of it are lost, and who
 //!   publishes one says so.
 //! * An open window keeps which of its blocks are lost. A store of part of one is refused, a store
 //!   of all of it ends that.
-//! * What a window decoded to is kept for its next reader ([`super::decoded`]), and forgotten when the window is opened or published.
+//! * What a window decoded to is kept for its next reader ([`super::decoded`]), and forgotten when
+//!   the window is opened or published.
 
 mod decode;
 mod publish;
@@ -69,7 +79,8 @@ pub(super) struct KvStaging {
     places: Option<StagedPlaces>,
     stripes: Vec<Mutex<()>>,
     staging: Mutex<Staging>,
-    /// Most windows that may be open in one part of the device: its share, so that no part waits for another's.
+    /// Most windows that may be open in one part of the device: its share, so that no part waits
+    /// for another's.
     most: usize,
 }
 
@@ -443,7 +454,8 @@ impl KvStaging {
         open.filter(|(_, open)| open.span.range().end > range.start).map(|(first, _)| *first).collect()
     }
 
-    /// Takes a place in part `part`, which has these blocks, for a window to be opened, or else names its open one that was written least recently.
+    /// Takes a place in part `part`, which has these blocks, for a window to be opened, or else
+    /// names its open one that was written least recently.
     fn take_place(&self, part: usize, blocks: Range<u64>) -> Result<(), Option<Arc<Open>>> {
         let mut staging = self.staging.lock();
         let open = staging.open.range(blocks);
@@ -574,7 +586,8 @@ impl KvStaging {
         }
     }
 
-    /// Closes the open window `oldest`, so that another can be opened; waits if every place is only being filled.
+    /// Closes the open window `oldest`, so that another can be opened; waits if every place is only
+    /// being filled.
     fn make_room(&self, oldest: Option<&Open>) -> Result<(), DeviceError> {
         let Some(oldest) = oldest else {
             std::thread::yield_now();
@@ -602,7 +615,8 @@ impl KvStaging {
             let tensor = map.tensor_at(first.saturating_mul(BLOCK_BYTES as u64));
             let window =
                 tensor.and_then(|tensor| Some(KvWindow::of(tensor, tensor.windows.as_ref()?, first)));
-            // Its tensor may have been removed, which published the window before; and an image may say anything.
+            // Its tensor may have been removed, which published the window before; and an image may
+            // say anything.
             let fits = |KvWindow { span, .. }: &KvWindow<'_>| {
                 span.first == first && span.bytes() == bytes.len() && self.has_place_for(first)
             };

@@ -1,6 +1,7 @@
 //! The walk of a store: whose a range is, and how its owner codes it.
 //!
-//! A store holds the map while it codes, so that charges and counters agree with it, for a bounded part of a request at a time.
+//! A store holds the map while it codes, so that charges and counters agree with it, for a bounded
+//! part of a request at a time.
 
 use std::ops::Range;
 
@@ -14,8 +15,9 @@ impl Device {
     /// Stores `data` from `offset` of the base window on.
     ///
     /// # Errors
-    /// [`DeviceError::PastWindow`] before anything is written; [`DeviceError::Store`] when the store is full and
-    /// [`DeviceError::Damaged`] when part of a damaged block is written, after the blocks before it were.
+    /// [`DeviceError::PastWindow`] before anything is written; [`DeviceError::Store`] when the
+    /// store is full and [`DeviceError::Damaged`] when part of a damaged block is written, after
+    /// the blocks before it were.
     pub fn write_base(&self, offset: u64, data: &[u8]) -> Result<(), DeviceError> {
         self.inside(Window::Base, offset, data.len() as u64)?;
         let written = self.write_pieces(offset, data, &mut 0);
@@ -23,7 +25,8 @@ impl Device {
         written
     }
 
-    /// Stores what is left of `data` when the first `done` bytes of it are stored, and moves `done`.
+    /// Stores what is left of `data` when the first `done` bytes of it are stored, and moves
+    /// `done`.
     pub(super) fn write_pieces(&self, offset: u64, data: &[u8], done: &mut usize) -> Result<(), DeviceError> {
         while *done < data.len() {
             let at = offset + *done as u64;
@@ -44,7 +47,8 @@ impl Device {
         Ok(())
     }
 
-    /// Forgets what this base range holds: it reads as zeros and whole blocks of it store nothing. What never held anything takes no room to forget.
+    /// Forgets what this base range holds: it reads as zeros and whole blocks of it store nothing.
+    /// What never held anything takes no room to forget.
     ///
     /// # Errors
     /// As [`Device::write_base`].
@@ -86,10 +90,12 @@ impl Device {
         Ok(())
     }
 
-    /// Codes what was written to this base range and is staged in open KV windows: the part of the coherence fence that is the device's.
+    /// Codes what was written to this base range and is staged in open KV windows: the part of the
+    /// coherence fence that is the device's.
     ///
     /// # Errors
-    /// [`DeviceError::PastWindow`]; [`DeviceError::Store`] when the store is full, and then what was written stays staged.
+    /// [`DeviceError::PastWindow`]; [`DeviceError::Store`] when the store is full, and then what
+    /// was written stays staged.
     pub fn flush(&self, offset: u64, length: u64) -> Result<(), DeviceError> {
         let range = self.inside(Window::Base, offset, length)?;
         for first in self.windows.open_over(&range) {

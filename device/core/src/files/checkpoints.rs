@@ -1,7 +1,8 @@
 //! Checkpoints that were loaded as tensors of their own names, as models: what is in none of their
 //! tensors lies with the device's tables, and nothing of it in the base window.
 //!
-//! * Such a model is there as long as all its tensors are, and name the source they were loaded from.
+//! * Such a model is there as long as all its tensors are, and name the source they were loaded
+//!   from.
 //! * What a header takes is bounded: a checkpoint with a longer one is tensors only.
 
 use std::fmt::Write as _;
@@ -24,8 +25,9 @@ const MAX_BYTES: usize = 64 << 20;
 /// How the manifest is compressed.
 const LEVEL: i32 = 3;
 
-/// Keeps what `file` has besides its tensors, which were loaded as `options` say, so that it is shown
-/// as the model `name`, or as `name-2` and so on where that is taken. One that is kept already stays.
+/// Keeps what `file` has besides its tensors, which were loaded as `options` say, so that it is
+/// shown as the model `name`, or as `name-2` and so on where that is taken. One that is kept
+/// already stays.
 ///
 /// # Errors
 ///

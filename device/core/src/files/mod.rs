@@ -1,4 +1,5 @@
-//! Files of models that the device holds: what was loaded, to the bit, and the same at other precisions.
+//! Files of models that the device holds: what was loaded, to the bit, and the same at other
+//! precisions.
 //!
 //! * A model is one or more files. A file is a list of extents: bytes that are kept with the
 //!   [manifest] (headers, padding), and whole tensors. Nothing is stored twice.

@@ -1,4 +1,5 @@
-//! What there is to load: a checkpoint, the shards that an index names, or a directory with all that is in it.
+//! What there is to load: a checkpoint, the shards that an index names, or a directory with all
+//! that is in it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

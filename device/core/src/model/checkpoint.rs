@@ -67,7 +67,8 @@ pub(crate) trait Checkpoint: Sync {
     fn can_say(&self, tensor: &ModelTensor, target: Format) -> bool;
 
     /// The beginning of a file of the same tensors, of which those with a target have that format.
-    /// `raw` is the header as the file has it; `notes` are told where the format has a place for them.
+    /// `raw` is the header as the file has it; `notes` are told where the format has a place for
+    /// them.
     ///
     /// # Errors
     ///

@@ -1,12 +1,13 @@
-//! What can be wrong with a checkpoint. Names of tensors come from the file, so they are shown escaped.
+//! What can be wrong with a checkpoint. Names of tensors come from the file, so they are shown
+//! escaped.
 
 use std::io;
 use std::path::PathBuf;
 
 use super::{GgufError, MAX_HEADER_BYTES, MAX_NAME_BYTES, NpyError};
 
-/// Why a checkpoint cannot be loaded. Offsets in the variants about ranges count from the end of the header, as the
-/// file's own do.
+/// Why a checkpoint cannot be loaded. Offsets in the variants about ranges count from the end of
+/// the header, as the file's own do.
 #[derive(Debug, thiserror::Error)]
 pub enum ModelError {
     /// The file is missing or may not be read.

@@ -1,6 +1,8 @@
-//! GGUF files: metadata, tensor entries, and tensors at aligned offsets (little-endian, versions 2 and 3).
+//! GGUF files: metadata, tensor entries, and tensors at aligned offsets (little-endian, versions 2
+//! and 3).
 //!
-//! * Float tensors and `I8` have the device's formats. Blocks of quantised types are `opaque`: bytes, kept to the bit.
+//! * Float tensors and `I8` have the device's formats. Blocks of quantised types are `opaque`:
+//!   bytes, kept to the bit.
 //! * A type that is not known here is `opaque` too, up to the next tensor.
 //! * Bytes between tensors are padding, at most [`MAX_GAP`] at a place.
 

@@ -1,13 +1,17 @@
-//! Checkpoints: what a file of weights holds, and its bytes by position. Safetensors, [GGUF](gguf) and [`.npy`](npy) are read, each by a file beside this one.
+//! Checkpoints: what a file of weights holds, and its bytes by position. Safetensors, [GGUF](gguf)
+//! and [`.npy`](npy) are read, each by a file beside this one.
 //!
-//! A safetensors file is 8 bytes of header length, little-endian, a JSON header, and the tensors' bytes. The rules:
+//! A safetensors file is 8 bytes of header length, little-endian, a JSON header, and the tensors'
+//! bytes. The rules:
 //!
-//! * A file is believed only where it can be checked: header within the file and at most [`MAX_HEADER_BYTES`], names
-//!   unique and at most [`MAX_NAME_BYTES`], each tensor's range as long as its shape and dtype say, the ranges
-//!   covering all bytes behind the header once, in order, without holes.
-//! * The file is never held in memory, whatever its size, nor mapped: a file that shrinks while it is read is an
-//!   error of that read, not a SIGBUS.
-//! * A dtype that is none of the device's formats is `opaque`: bytes, in 4 KiB blocks, with a `full` view only.
+//! * A file is believed only where it can be checked: header within the file and at most
+//!   [`MAX_HEADER_BYTES`], names unique and at most [`MAX_NAME_BYTES`], each tensor's range as long
+//!   as its shape and dtype say, the ranges covering all bytes behind the header once, in order,
+//!   without holes.
+//! * The file is never held in memory, whatever its size, nor mapped: a file that shrinks while it
+//!   is read is an error of that read, not a SIGBUS.
+//! * A dtype that is none of the device's formats is `opaque`: bytes, in 4 KiB blocks, with a
+//!   `full` view only.
 //!
 //! | dtype | format |
 //! |---|---|
@@ -16,8 +20,9 @@
 //! | `I8` | `int8` |
 //! | everything else: `BOOL`, `U8` to `U64`, `I16` to `I64`, `F64`, `C64`, `F4`, the `F6`, `F8_E8M0`, the `FNUZ` | `opaque` |
 //!
-//! safetensors' `F8_E4M3` is the format without infinities (`fn`). The shared exponents of `F8_E8M0`, the `FNUZ`
-//! formats (other biases) and the 4- and 6-bit floats have no planes that the device's views could name.
+//! safetensors' `F8_E4M3` is the format without infinities (`fn`). The shared exponents of
+//! `F8_E8M0`, the `FNUZ` formats (other biases) and the 4- and 6-bit floats have no planes that the
+//! device's views could name.
 
 pub(crate) mod checkpoint;
 mod error;
@@ -60,7 +65,8 @@ pub struct ModelTensor {
     pub dtype: String,
     /// The dimensions, outermost first; none for a scalar, and any may be 0.
     pub shape: Vec<u64>,
-    /// The name of the device's format, for example `bf16`; `opaque` for a dtype that it has no format for.
+    /// The name of the device's format, for example `bf16`; `opaque` for a dtype that it has no
+    /// format for.
     pub format: &'static str,
     /// Where its bytes begin, in bytes from the start of the file.
     pub offset: u64,
@@ -73,8 +79,8 @@ impl ModelFile {
     ///
     /// # Errors
     ///
-    /// [`ModelError`] if there is no regular, readable file at `path`, or if it is no safetensors file as the
-    /// module's rules have it.
+    /// [`ModelError`] if there is no regular, readable file at `path`, or if it is no safetensors
+    /// file as the module's rules have it.
     pub fn open(path: &Path) -> Result<Self, ModelError> {
         let failed = |source| ModelError::Open { path: path.into(), source };
         // Asked before opening, because opening a FIFO waits for its other end.
@@ -180,8 +186,9 @@ impl ModelFile {
     ///
     /// # Errors
     ///
-    /// [`ModelError::PastTensor`] if that many bytes are not there, [`ModelError::Shrunk`] if the file has lost them
-    /// since it was opened, [`ModelError::Read`] if the system cannot read them. `out` is then undefined.
+    /// [`ModelError::PastTensor`] if that many bytes are not there, [`ModelError::Shrunk`] if the
+    /// file has lost them since it was opened, [`ModelError::Read`] if the system cannot read them.
+    /// `out` is then undefined.
     pub fn read(&self, tensor: &ModelTensor, at: u64, out: &mut [u8]) -> Result<(), ModelError> {
         let wanted = out.len() as u64;
         if at.checked_add(wanted).is_none_or(|end| end > tensor.length) {

@@ -1,6 +1,7 @@
 //! `.npy` files: one array behind a Python literal that describes it.
 //!
-//! Little-endian floats of 4 and 2 bytes and signed bytes have the device's formats; everything else is `opaque`.
+//! Little-endian floats of 4 and 2 bytes and signed bytes have the device's formats; everything
+//! else is `opaque`.
 
 use std::path::Path;
 

@@ -1,8 +1,9 @@
 //! Reading, checking and writing anew a safetensors header.
 //!
-//! The `safetensors` crate knows the dtypes and what a tensor's entry looks like. Its own check of a whole header
-//! wants the whole file in memory, lets a later tensor replace an earlier one of the same name, and says which rule
-//! was broken but not by which numbers; so the entries are gathered and checked here.
+//! The `safetensors` crate knows the dtypes and what a tensor's entry looks like. Its own check of
+//! a whole header wants the whole file in memory, lets a later tensor replace an earlier one of the
+//! same name, and says which rule was broken but not by which numbers; so the entries are gathered
+//! and checked here.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -196,8 +197,8 @@ impl<'de> Deserialize<'de> for Entries {
     }
 }
 
-/// The tensors by position, if they are what the module's rules want of a file with `data` bytes behind the header,
-/// which ends at `data_start`.
+/// The tensors by position, if they are what the module's rules want of a file with `data` bytes
+/// behind the header, which ends at `data_start`.
 fn check(
     path: &Path,
     mut entries: Vec<(String, TensorInfo)>,
@@ -269,7 +270,8 @@ fn beginning(name: &str) -> String {
     if name.len() > MAX_NAME_BYTES { name.chars().take(SHOWN_CHARACTERS).collect() } else { name.to_owned() }
 }
 
-/// The elements of a shape, if they are a number; a dimension of 0 makes it 0 whatever the others are.
+/// The elements of a shape, if they are a number; a dimension of 0 makes it 0 whatever the others
+/// are.
 fn elements(shape: &[u64]) -> Option<u64> {
     if shape.contains(&0) {
         return Some(0);

@@ -240,7 +240,8 @@ fn a_header_that_is_not_the_right_json_is_refused() {
     assert!(broken.contains("invalid unicode"), "{broken}");
     let deep = format!("{}{}", "[".repeat(200_000), "]".repeat(200_000));
     let header = format!(r#"{{"t": {{"dtype": "F32", "shape": [1], "data_offsets": [0, 4], "x": {deep}}}}}"#);
-    // Fields that safetensors does not know are passed over, and however deep they are the stack holds.
+    // Fields that safetensors does not know are passed over, and however deep they are the stack
+    // holds.
     assert_eq!(open(&contents(header.as_bytes(), 4)).expect("a good file").tensors().len(), 1);
 }
 

@@ -77,12 +77,14 @@ counters! {
             mode: Mode = |_, given| given.mode;
             /// The codec of tensors that name none.
             codec: Codec = |_, given| given.codec;
-            /// What `gcomp` compresses blocks by that no tensor covers; null if that was not measured.
+            /// What `gcomp` compresses blocks by that no tensor covers; null if that was not
+            /// measured.
             gcomp_codec: Option<&'static str> =
                 |_, given| given.compared.0.then(|| given.codec.generic_name());
         }
         counted {
-            /// Panics of workers: each was the end of one, or of a request that was answered with EIO.
+            /// Panics of workers: each was the end of one, or of a request that was answered with
+            /// EIO.
             panics: Counter at First(36) => panics "panics" Count;
         }
         computed {
@@ -113,18 +115,19 @@ counters! {
             };
             /// Bytes that the store can hold.
             store_capacity_bytes: u64 = Gauge "store_capacity" Bytes, |_, given| given.store_capacity;
-            /// Bytes left of the host's memory, or of what a control group allows; null if the device
-            /// does not look.
+            /// Bytes left of the host's memory, or of what a control group allows; null if the
+            /// device does not look.
             host_memory_left_bytes: Option<u64> = Gauge "host_memory_left" Bytes,
                 |_, given| given.host_memory.0;
-            /// Bytes of these that a store in memory leaves free: below it, writes find no space; 0 if
-            /// nothing is.
+            /// Bytes of these that a store in memory leaves free: below it, writes find no space; 0
+            /// if nothing is.
             memory_reserve_bytes: u64 = Gauge "memory_reserve" Bytes, |_, given| given.host_memory.1;
             /// Worker processes that died and were replaced while this device ran.
             worker_deaths: u64 = Counter "worker_deaths" Count, |_, given| given.worker_deaths;
             /// Checkpoints that this worker process made on the image's disk.
             syncs: u64 = Counter "syncs" Count, |_, given| given.syncs.0;
-            /// Checkpoints made because a write found no space beside what is held for the last one.
+            /// Checkpoints made because a write found no space beside what is held for the last
+            /// one.
             syncs_for_room: u64 = Counter "syncs_for_room" Count, |_, given| given.syncs.1;
             /// Seconds since the device started.
             uptime_seconds: f64 = Gauge "uptime" Seconds, |_, given| given.uptime_seconds;
@@ -138,7 +141,8 @@ counters! {
             base: TrafficReport = |it, given| it.base.report(&given.compared);
             /// Reads of views.
             views: TrafficReport = |it, given| it.views.report(&given.compared);
-            /// Requests for the base window by size: pages filled, alone or with what was read ahead.
+            /// Requests for the base window by size: pages filled, alone or with what was read
+            /// ahead.
             base_fills: Vec<FillsReport> = |it, _| it.base_fills.report();
             /// Those for the views window.
             view_fills: Vec<FillsReport> = |it, _| it.view_fills.report();
@@ -181,7 +185,8 @@ counters! {
             discarded_blocks: Counter at First(25) => discarded_blocks "discarded_blocks" Count;
         }
         compared {
-            /// Bytes a generically compressing device would have stored, for blocks that were stored into.
+            /// Bytes a generically compressing device would have stored, for blocks that were
+            /// stored into.
             gcomp_bytes_written: Counter at First(24) => gcomp_bytes_written "gcomp_written" Bytes;
         }
     }
@@ -231,11 +236,13 @@ counters! {
     #[derive(Copy)]
     pub struct IndexReport by index {
         compared {
-            /// Index entries looked for, by reads, writes and maintenance, that the modelled cache held.
+            /// Index entries looked for, by reads, writes and maintenance, that the modelled cache
+            /// held.
             index_hits: Counter at First(29) => hits "index_cache_hits" Count;
             /// Index entries that it did not hold: one more read of 64 bytes each.
             index_misses: Counter at First(30) => misses "index_cache_misses" Count;
-            /// Hits of a generically compressing device, with as large entries and as large a cache.
+            /// Hits of a generically compressing device, with as large entries and as large a
+            /// cache.
             gcomp_index_hits: Counter at Later(45) => gcomp_hits "gcomp_index_cache_hits" Count;
             /// Misses of a generically compressing device.
             gcomp_index_misses: Counter at Later(46) => gcomp_misses "gcomp_index_cache_misses" Count;
@@ -284,8 +291,8 @@ counters! {
             open: u64 = Gauge "open_windows" Count, |_, given| given.windows.open;
             /// KV windows that may be open for writing.
             max_open: u64 = Gauge "most_open_windows" Count, |_, given| given.windows.max_open;
-            /// Bytes staged in open KV windows: the paper's `S_buf` of each, and what rounds it up to
-            /// blocks.
+            /// Bytes staged in open KV windows: the paper's `S_buf` of each, and what rounds it up
+            /// to blocks.
             staged_bytes: u64 = Gauge "windows_staged" Bytes, |_, given| given.windows.staged_bytes;
             /// Bytes held decoded for the next read.
             decoded_bytes: u64 = Gauge "windows_decoded_kept" Bytes, |_, given| given.windows.decoded_bytes;

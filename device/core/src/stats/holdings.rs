@@ -13,7 +13,8 @@ use lamina_store::entry::Entry;
 const PLANE_KINDS: usize = 1 + Codec::ALL.len();
 /// Planes of all formats.
 const SLOTS: usize = Format::ALL.len() * MAX_PLANES;
-/// Where words are in [`Holdings`], then planes, then constant planes; heads and bypass blocks come first.
+/// Where words are in [`Holdings`], then planes, then constant planes; heads and bypass blocks come
+/// first.
 const WORDS: usize = 2;
 const PLANES: usize = WORDS + PLANE_KINDS;
 const CONSTANT: usize = PLANES + SLOTS * PLANE_KINDS;

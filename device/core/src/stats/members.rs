@@ -2,13 +2,13 @@
 //!
 //! The rules:
 //! * Words belong to the device whose granule holds them. What is stored for a block belongs to the
-//!   devices that hold its words, in equal parts: a granule smaller than a block leaves each device as
-//!   much of it.
+//!   devices that hold its words, in equal parts: a granule smaller than a block leaves each device
+//!   as much of it.
 //! * A request counts once at each device that holds some of what it asks for or of what is fetched
 //!   for it.
-//! * Only the rates are *modelled*, from what a device is taken to move in a second, and their names
-//!   say so. The busiest device moves that, the others in proportion. The region gives its host the
-//!   plain bytes that were read and written in the time that the busiest needs.
+//! * Only the rates are *modelled*, from what a device is taken to move in a second, and their
+//!   names say so. The busiest device moves that, the others in proportion. The region gives its
+//!   host the plain bytes that were read and written in the time that the busiest needs.
 
 use lamina_abi::Interleave;
 
@@ -19,8 +19,8 @@ use crate::{
 };
 use lamina_codec::BLOCK_BYTES;
 
-/// GB/s that a device is taken to move unless told otherwise: what Beluga (SIGMOD 2026, section 5.3)
-/// measures of each CXL memory device of its pool.
+/// GB/s that a device is taken to move unless told otherwise: what Beluga (SIGMOD 2026, section
+/// 5.3) measures of each CXL memory device of its pool.
 pub const USUAL_BANDWIDTH: f64 = 22.5;
 
 /// A region interleaved over devices.
@@ -64,8 +64,8 @@ counters! {
             stored_written: Counter at First(5) => stored_bytes_written "interleaved_stored_written" Bytes;
         }
         computed {
-            /// Modelled: GB/s that it would move while the busiest device moves all it can; null while
-            /// nothing was moved.
+            /// Modelled: GB/s that it would move while the busiest device moves all it can; null
+            /// while nothing was moved.
             modelled_gbs: Option<f64> = Gauge "modelled_interleaved" Rate, |it, given| given.rate(it.moved());
         }
     }
@@ -86,13 +86,13 @@ figures! {
             ways: u32 = Gauge "interleave_ways" Count;
             /// Bytes of a granule.
             granule_bytes: u64 = Gauge "interleave_granule" Bytes;
-            /// Bytes that the busiest device moved, fetched and stored, over the mean of all; null while
-            /// nothing was moved.
+            /// Bytes that the busiest device moved, fetched and stored, over the mean of all; null
+            /// while nothing was moved.
             imbalance: Option<f64> = Gauge "interleave_imbalance" Ratio;
             /// Modelled: GB/s that a device is taken to move.
             modelled_device_gbs: f64 = Gauge "modelled_device" Rate;
-            /// Modelled: GB/s of plain bytes that the region would give while its busiest device moves
-            /// that; null while nothing was moved.
+            /// Modelled: GB/s of plain bytes that the region would give while its busiest device
+            /// moves that; null while nothing was moved.
             modelled_region_gbs: Option<f64> = Gauge "modelled_region" Rate;
         }
     }

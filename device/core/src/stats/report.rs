@@ -1,4 +1,5 @@
-//! The statistics as they are reported: one snapshot, from which JSON, OpenMetrics and the page are made.
+//! The statistics as they are reported: one snapshot, from which JSON, OpenMetrics and the page are
+//! made.
 
 use serde::Serialize;
 

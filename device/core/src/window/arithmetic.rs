@@ -1,8 +1,10 @@
-//! The arithmetic of addresses and aliases: which elements bytes of a view show, and where these lie in the tensor.
+//! The arithmetic of addresses and aliases: which elements bytes of a view show, and where these
+//! lie in the tensor.
 //!
-//! Element e of a tensor has bits [e·width, (e + 1)·width) of the tensor and bits [e·bits, (e + 1)·bits) of the view. What is asked for is answered in groups of
-//! eight elements, which take whole bytes in both: `width` bytes of the tensor and `bits` of the view. Nothing here knows devices, and the tests try
-//! every range of small geometries.
+//! Element e of a tensor has bits [e·width, (e + 1)·width) of the tensor and bits [e·bits, (e +
+//! 1)·bits) of the view. What is asked for is answered in groups of eight elements, which take
+//! whole bytes in both: `width` bytes of the tensor and `bits` of the view. Nothing here knows
+//! devices, and the tests try every range of small geometries.
 
 use std::ops::Range;
 
@@ -46,7 +48,8 @@ impl Geometry {
         })
     }
 
-    /// The bytes of block `block` that belong to bytes `range` of the view: neighbouring ranges have neighbouring ones.
+    /// The bytes of block `block` that belong to bytes `range` of the view: neighbouring ranges
+    /// have neighbouring ones.
     pub(super) fn words_of(self, block: u64, range: &Range<u64>) -> Range<usize> {
         let block_bytes = self.block_elements / 8 * self.bits;
         let inside = |at: u64| {

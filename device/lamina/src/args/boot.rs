@@ -8,15 +8,19 @@ use lamina_qemu::{Accel, AttachKind};
 use super::DeviceArgs;
 use super::values::{accel, put};
 
-/// Boot a guest that sees a device as CXL memory, as disks, as shared memory of PCI devices, or as a file system.
+/// Boot a guest that sees a device as CXL memory, as disks, as shared memory of PCI devices, or as
+/// a file system.
 ///
-/// Starts a device as `serve` does, or takes one that is being served, and boots Debian's kernel in QEMU with the two windows as two
-/// cxl-type3 devices: base first, views second. Without a script you get a shell, with lamina-shim in it. KVM is used where it
-/// works, emulation elsewhere. A QEMU older than 11.1 will not do; without one, one is unpacked from Debian's packages. With
-/// --attach vhost-user the windows are two virtio disks, and QEMU 7.2 will do. With --attach ivshmem they are the memory of two PCI
-/// devices, whose sizes are powers of two, and a third one carries requests: the guest needs neither CXL nor a serial port. With
-/// --attach shmem a virtio device maps what the guest asks for, and a driver of ours, built for its kernel, gives /dev/lamina0. With
-/// --attach virtiofs the guest has the mount as a file system, models and windows: `mount -t virtiofs lamina /mnt`.
+/// Starts a device as `serve` does, or takes one that is being served, and boots Debian's kernel in
+/// QEMU with the two windows as two cxl-type3 devices: base first, views second. Without a script
+/// you get a shell, with lamina-shim in it. KVM is used where it works, emulation elsewhere. A QEMU
+/// older than 11.1 will not do; without one, one is unpacked from Debian's packages. With --attach
+/// vhost-user the windows are two virtio disks, and QEMU 7.2 will do. With --attach ivshmem they
+/// are the memory of two PCI devices, whose sizes are powers of two, and a third one carries
+/// requests: the guest needs neither CXL nor a serial port. With --attach shmem a virtio device
+/// maps what the guest asks for, and a driver of ours, built for its kernel, gives /dev/lamina0.
+/// With --attach virtiofs the guest has the mount as a file system, models and windows:
+/// `mount -t virtiofs lamina /mnt`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -47,16 +51,20 @@ pub(crate) struct Boot {
     /// The directory to mount on [default: a temporary one].
     #[arg(long, value_name = "DIR", conflicts_with_all = ["base", "disks"])]
     pub(crate) mount: Option<PathBuf>,
-    /// With --attach vhost-user: the socket of a disk that is being served; may be given more than once.
+    /// With --attach vhost-user: the socket of a disk that is being served; may be given more than
+    /// once.
     #[arg(long = "disk", value_name = "SOCKET", conflicts_with = "base")]
     pub(crate) disks: Vec<PathBuf>,
-    /// The part of this guest, or the files of this host, of a device that is being served with this --run-dir.
+    /// The part of this guest, or the files of this host, of a device that is being served with
+    /// this --run-dir.
     #[arg(long, alias = "host", value_name = "NAME", conflicts_with_all = ["base", "disks", "mount", "ctl", "models"])]
     pub(crate) guest: Option<String>,
-    /// With --attach ivshmem and --base: the socket of the mailboxes that `lamina serve --ivshmem` serves [default: one is served here, if --ctl is given].
+    /// With --attach ivshmem and --base: the socket of the mailboxes that `lamina serve --ivshmem`
+    /// serves [default: one is served here, if --ctl is given].
     #[arg(long, value_name = "SOCKET", requires = "base", conflicts_with = "ctl")]
     pub(crate) mailbox: Option<PathBuf>,
-    /// With --attach shmem: the socket that `lamina serve --vhost-user-shmem` serves [default: one is served here].
+    /// With --attach shmem: the socket that `lamina serve --vhost-user-shmem` serves [default: one
+    /// is served here].
     #[arg(long, value_name = "SOCKET", conflicts_with_all = ["base", "mount"])]
     pub(crate) shmem: Option<PathBuf>,
     /// The base window of a device that is being served, or any file of the size.
@@ -68,7 +76,8 @@ pub(crate) struct Boot {
     /// The socket for guests of that device.
     #[arg(long, value_name = "SOCKET")]
     pub(crate) ctl: Option<PathBuf>,
-    /// A shell script to run in the guest instead of an interactive shell; its exit status becomes this program's.
+    /// A shell script to run in the guest instead of an interactive shell; its exit status becomes
+    /// this program's.
     #[arg(long, value_name = "FILE")]
     pub(crate) script: Option<PathBuf>,
     /// A file to put into the guest; may be given more than once.

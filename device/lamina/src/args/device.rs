@@ -40,15 +40,16 @@ pub(crate) struct DeviceArgs {
     /// Views to make of every tensor, separated by commas; none if empty.
     #[arg(long, value_delimiter = ',', default_value = "full", value_name = "LIST")]
     pub(crate) views: Vec<String>,
-    /// Tensors that are KV caches, by name pattern; those named *.k and *.v with two dimensions are without being told. Rows with padding and
-    /// paged caches are written as for `lamina analyze --kv`.
+    /// Tensors that are KV caches, by name pattern; those named *.k and *.v with two dimensions are
+    /// without being told. Rows with padding and paged caches are written as for
+    /// `lamina analyze --kv`.
     #[arg(long, value_name = "PATTERN=CHANNELS[,WINDOW]")]
     pub(crate) kv: Vec<KvRule>,
     /// KV windows that may be open for writing at once; each is staged in memory until it is coded.
     #[arg(long, default_value_t = 64, value_parser = open_windows, value_name = "N")]
     pub(crate) open_windows: usize,
-    /// Keep the device in this file: it is there again the next time, with all that it held. The file is sparse, and stays
-    /// as large as the device may become.
+    /// Keep the device in this file: it is there again the next time, with all that it held. The
+    /// file is sparse, and stays as large as the device may become.
     #[arg(long, value_name = "FILE")]
     pub(crate) image: Option<PathBuf>,
     /// Bring what was stored in the --image to the disk every so many seconds: what was flushed
@@ -57,27 +58,34 @@ pub(crate) struct DeviceArgs {
     /// survive one.
     #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u32).range(0..=86_400), value_name = "SECONDS")]
     pub(crate) sync_seconds: u32,
-    /// Bytes of compressed data that the store may hold [default: twice the capacity, which is room for any data].
+    /// Bytes of compressed data that the store may hold [default: twice the capacity, which is room
+    /// for any data].
     #[arg(long, value_parser = bytes, value_name = "BYTES")]
     pub(crate) store_capacity: Option<u64>,
-    /// Seconds for which a store into the mount that finds no room may wait for some before it is lost; 0 for not at all. Discards make room, and so does space
-    /// on the host where that is what lacks.
+    /// Seconds for which a store into the mount that finds no room may wait for some before it is
+    /// lost; 0 for not at all. Discards make room, and so does space on the host where that is what
+    /// lacks.
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(0..=3600), value_name = "SECONDS")]
     pub(crate) full_wait: u32,
-    /// Bytes that files/ in the mount may take of the base window: a file system for any files. What an --image has of files is shown without this, too.
+    /// Bytes that files/ in the mount may take of the base window: a file system for any files.
+    /// What an --image has of files is shown without this, too.
     #[arg(long, value_parser = bytes, default_value = "0", value_name = "BYTES")]
     pub(crate) files: u64,
-    /// Bytes of the host's memory that a store in memory (no --image, or one on a tmpfs) leaves free: where it would take of them, it is full, as above. Control
-    /// groups' limits count as the host's; 0 lets it take everything [default: a sixteenth of all memory, at most 256M].
+    /// Bytes of the host's memory that a store in memory (no --image, or one on a tmpfs) leaves
+    /// free: where it would take of them, it is full, as above. Control groups' limits count as the
+    /// host's; 0 lets it take everything [default: a sixteenth of all memory, at most 256M].
     #[arg(long, value_parser = bytes, value_name = "BYTES")]
     pub(crate) memory_reserve: Option<u64>,
-    /// Count, beside what the device moves, what others would have moved for the same requests: one that keeps words as they are, one that compresses
-    /// whole blocks by a generic codec, a cache of index entries on the chip, and each device of an interleave set. The second takes about as long as storing does;
-    /// without this, what they would have counted is left out.
+    /// Count, beside what the device moves, what others would have moved for the same requests: one
+    /// that keeps words as they are, one that compresses whole blocks by a generic codec, a cache
+    /// of index entries on the chip, and each device of an interleave set. The second takes about
+    /// as long as storing does; without this, what they would have counted is left out.
     #[arg(long)]
     pub(crate) observe: bool,
-    /// A monitor socket (QMP) of a QEMU that has what is everybody's as `mem0`: its guest is told of poisoned blocks, as of media errors of CXL memory. May be given
-    /// more than once. Besides, whoever listens in the --run-dir at qmp.sock, or at qmp-NAME.sock for a guest or host, is told; `lamina boot` sees to that by itself.
+    /// A monitor socket (QMP) of a QEMU that has what is everybody's as `mem0`: its guest is told
+    /// of poisoned blocks, as of media errors of CXL memory. May be given more than once. Besides,
+    /// whoever listens in the --run-dir at qmp.sock, or at qmp-NAME.sock for a guest or host, is
+    /// told; `lamina boot` sees to that by itself.
     #[arg(long, value_name = "SOCKET")]
     pub(crate) qmp: Vec<PathBuf>,
     /// Tensors that have another format than the file says, by name pattern.
@@ -88,10 +96,12 @@ pub(crate) struct DeviceArgs {
     /// symbolic link are refused, here and wherever a socket or the mount is to be.
     #[arg(long, default_value_os_t = run_dir(), value_name = "DIR")]
     pub(crate) run_dir: PathBuf,
-    /// Serve the API on this loopback address too, to your own user and root; port 0 takes any free port.
+    /// Serve the API on this loopback address too, to your own user and root; port 0 takes any free
+    /// port.
     #[arg(long, value_name = "ADDRESS:PORT")]
     pub(crate) tcp: Option<SocketAddr>,
-    /// KiB read when a page is missing; 4 reads exactly that page, more is faster for sequential reads; more than 128 needs root.
+    /// KiB read when a page is missing; 4 reads exactly that page, more is faster for sequential
+    /// reads; more than 128 needs root.
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(0..=1024), value_name = "KIB")]
     pub(crate) read_ahead_kb: u32,
     /// Threads that answer the mount [default: one for each core, at least 2].

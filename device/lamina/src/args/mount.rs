@@ -9,8 +9,9 @@ use crate::client::ApiAt;
 
 /// Serve models as files: start a device that holds them, and mount it on DIR.
 ///
-/// DIR/models/NAME/ has the files as they are, to the bit, and each checkpoint at other precisions under names like
-/// `model@e8m3.safetensors`, made when they are read. The device runs in the background until `lamina umount DIR`.
+/// DIR/models/NAME/ has the files as they are, to the bit, and each checkpoint at other precisions
+/// under names like `model@e8m3.safetensors`, made when they are read. The device runs in the
+/// background until `lamina umount DIR`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -26,7 +27,8 @@ Examples:
 Views: eXmY keeps X exponent and Y mantissa bits · +gN rounds with N more bits fetched · bf16 fp8_e4m3fn fp8_e5m2 convert. A tensor
 whose dtype cannot give a view stays as it is.")]
 pub(crate) struct Mount {
-    /// The models, safetensors, GGUF or .npy files, indices of shards, or directories with such; then the directory to mount on, which is made if it is missing.
+    /// The models, safetensors, GGUF or .npy files, indices of shards, or directories with such;
+    /// then the directory to mount on, which is made if it is missing.
     #[arg(required = true, num_args = 1.., value_name = "MODEL… DIR")]
     pub(crate) words: Vec<PathBuf>,
     #[command(flatten)]
@@ -34,10 +36,12 @@ pub(crate) struct Mount {
     /// Keep the device in this file: it is there again the next time, with its models.
     #[arg(long, value_name = "FILE")]
     pub(crate) image: Option<PathBuf>,
-    /// Bytes of the base window [default: twice what the models take, a gibibyte, and --files]. With it, no model is needed.
+    /// Bytes of the base window [default: twice what the models take, a gibibyte, and --files].
+    /// With it, no model is needed.
     #[arg(long, value_parser = bytes, value_name = "BYTES")]
     pub(crate) capacity: Option<u64>,
-    /// Bytes that DIR/files may take: a file system for any files; none with 0 [default: 16G, or none if --capacity is given].
+    /// Bytes that DIR/files may take: a file system for any files; none with 0 [default: 16G, or
+    /// none if --capacity is given].
     #[arg(long, value_parser = bytes, value_name = "BYTES")]
     pub(crate) files: Option<u64>,
     /// Stay until SIGINT or SIGTERM, or `lamina umount`.
@@ -51,7 +55,8 @@ pub(crate) struct Mount {
 /// How models are shown.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Shown {
-    /// Views that the folders list from the beginning, separated by commas; others are there when they are asked for by name.
+    /// Views that the folders list from the beginning, separated by commas; others are there when
+    /// they are asked for by name.
     #[arg(long, value_delimiter = ',', value_name = "LIST")]
     pub(crate) views: Vec<String>,
     /// A precision called NAME, whose rules are in a TOML file; may be given more than once.
@@ -69,7 +74,8 @@ pub(crate) struct Umount {
 /// List models, their files, what is stored of them, and what was read of them at which precision.
 #[derive(Debug, Args)]
 pub(crate) struct Ls {
-    /// Where they are mounted [default: everything that `lamina mount` mounted, and the device that is served in the usual place].
+    /// Where they are mounted [default: everything that `lamina mount` mounted, and the device that
+    /// is served in the usual place].
     pub(crate) dir: Option<PathBuf>,
     /// The API of a device that is being served: its socket, or the address of --tcp.
     #[arg(long, value_name = "PATH|ADDRESS:PORT", conflicts_with = "dir")]

@@ -26,7 +26,8 @@ fn run_dir_of(user: Uid, runtime: Option<PathBuf>, temporary: &Path) -> PathBuf 
     }
 }
 
-/// A size: decimal or 0x-hexadecimal, or decimal with K, M, G or T for powers of 1024 (KiB and so on are taken too).
+/// A size: decimal or 0x-hexadecimal, or decimal with K, M, G or T for powers of 1024 (KiB and so
+/// on are taken too).
 pub(crate) fn bytes(text: &str) -> Result<u64, String> {
     let wrong = || format!("{text:?} is no size: write for example 4096, 0x1000, 256M or 64G");
     if let Some(digits) = text.strip_prefix("0x") {

@@ -1,4 +1,5 @@
-//! The holder's own socket: what may be asked of a device that is held, whichever worker does its work.
+//! The holder's own socket: what may be asked of a device that is held, whichever worker does its
+//! work.
 
 use std::fs;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -47,7 +48,8 @@ impl State {
         saved.recv().context(died)?.map_err(|why| anyhow!(why))
     }
 
-    /// Has the worker be replaced by one of `program`, or of the program that this one was started from, and waits until that answers.
+    /// Has the worker be replaced by one of `program`, or of the program that this one was started
+    /// from, and waits until that answers.
     ///
     /// # Errors
     /// If it does not; then the worker before it is started again.

@@ -1,9 +1,12 @@
 //! A worker process: starting it, telling it, hearing it, and finding out that it died, and how.
 //!
-//! * A worker is dead when its [life line](crate::life) ends: from then on none of its threads touches the image. The kernel closes the line when the last thread that shares the
-//!   worker's descriptors is gone; but a thread may wait for the mount, which only the next worker answers, on its way to that. So a worker is dead as well when each thread that is left is
-//!   exiting, for such a thread runs no code of ours any more.
-//! * How it died is known from `/proc` before there is a wait status, which needs all of its threads to be gone.
+//! * A worker is dead when its [life line](crate::life) ends: from then on none of its threads
+//!   touches the image. The kernel closes the line when the last thread that shares the worker's
+//!   descriptors is gone; but a thread may wait for the mount, which only the next worker answers,
+//!   on its way to that. So a worker is dead as well when each thread that is left is exiting, for
+//!   such a thread runs no code of ours any more.
+//! * How it died is known from `/proc` before there is a wait status, which needs all of its
+//!   threads to be gone.
 
 use std::fmt;
 use std::fs;
@@ -139,7 +142,8 @@ impl Worker {
             if let Some(task) = Task::of(pid).filter(Task::is_exiting) {
                 exiting += 1;
                 if task.is_gone() || exiting > EXITING {
-                    // A thread that waits for the mount dies when somebody answers it; nothing else of the process is left.
+                    // A thread that waits for the mount dies when somebody answers it; nothing else
+                    // of the process is left.
                     thread::spawn(move || child.wait());
                     return End { status: Some(ExitStatus::from_raw(task.exit_code)), lived };
                 }
@@ -160,7 +164,8 @@ pub(super) struct End {
 }
 
 impl End {
-    /// Whether it died by its own fault, rather than by a `kill -9` of somebody's or for lack of memory.
+    /// Whether it died by its own fault, rather than by a `kill -9` of somebody's or for lack of
+    /// memory.
     pub(super) fn is_its_own(&self) -> bool {
         let killed = rustix::process::Signal::KILL.as_raw();
         self.lived || self.status.is_some_and(|status| status.signal() != Some(killed))
@@ -218,7 +223,8 @@ impl Task {
     }
 
     fn parse(stat: &str) -> Option<Self> {
-        // The name is in parentheses and may contain anything. The fields after it begin with the third.
+        // The name is in parentheses and may contain anything. The fields after it begin with the
+        // third.
         let mut fields = stat.rsplit_once(") ")?.1.split_ascii_whitespace();
         let state = fields.next()?.chars().next()?;
         let flags = fields.nth(9 - 4)?.parse().ok()?;

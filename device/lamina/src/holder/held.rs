@@ -76,7 +76,8 @@ pub(super) struct Opened {
     pub(super) plan: Plan,
 }
 
-/// A file that was made for an image, if one was: taken away when this is dropped, unless it became a device's.
+/// A file that was made for an image, if one was: taken away when this is dropped, unless it became
+/// a device's.
 pub(super) struct NewFile(Option<PathBuf>);
 
 impl NewFile {

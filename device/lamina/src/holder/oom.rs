@@ -1,9 +1,12 @@
 //! What becomes of a device when Linux ends processes for lack of memory.
 //!
-//! * A holder is small, and its end is the device's: it asks not to be chosen, which takes `CAP_SYS_RESOURCE`. What it starts is not meant, and gets back what the holder had before.
-//! * A worker that was chosen is followed by another, as after any other death. But that takes memory as well, and would be chosen at once where there is still none: after such deaths, one
+//! * A holder is small, and its end is the device's: it asks not to be chosen, which takes
+//!   `CAP_SYS_RESOURCE`. What it starts is not meant, and gets back what the holder had before.
+//! * A worker that was chosen is followed by another, as after any other death. But that takes
+//!   memory as well, and would be chosen at once where there is still none: after such deaths, one
 //!   soon after another, the holder waits, twice as long each time, up to [`LONGEST`].
-//! * Whether Linux ended a process for lack of memory is told by a count in `/proc/vmstat`; whose, it does not say.
+//! * Whether Linux ended a process for lack of memory is told by a count in `/proc/vmstat`; whose,
+//!   it does not say.
 
 use std::fs;
 use std::sync::OnceLock;

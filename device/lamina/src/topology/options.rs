@@ -159,7 +159,8 @@ impl<'f> Options<'f> {
                 _ => String::new(),
             };
             let option = named.split([' ', '=']).next().unwrap_or_default();
-            // What is wrong comes before the first empty line, and the usage, which is no file's, after it.
+            // What is wrong comes before the first empty line, and the usage, which is no file's,
+            // after it.
             let reported = why.to_string();
             let reported = reported.split("\n\n").next().unwrap_or_default().trim_start_matches("error: ");
             let reported = reported.split_whitespace().collect::<Vec<_>>().join(" ");

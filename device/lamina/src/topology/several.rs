@@ -1,4 +1,5 @@
-//! A topology with several guests, or with one that has a part of the device: a device that is served, and a boot of each guest.
+//! A topology with several guests, or with one that has a part of the device: a device that is
+//! served, and a boot of each guest.
 //!
 //! | a `[[guest]]` with | has |
 //! |---|---|
@@ -7,7 +8,8 @@
 //! | neither | what is everybody's: the device, or, if others have parts, the part that `shared` in `[device]` makes |
 //!
 //! * A guest is called by its `name`, or `guest-1` and so on in the order of the file.
-//! * All are on the file's own device; a device that is served elsewhere is for a file with one guest.
+//! * All are on the file's own device; a device that is served elsewhere is for a file with one
+//!   guest.
 //! * One guest at most has no `script`, for there is one terminal.
 
 use std::ffi::OsString;

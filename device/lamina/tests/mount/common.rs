@@ -1,4 +1,5 @@
-//! What the tests share: a mounted device, and checkpoints written here, by other code than reads them.
+//! What the tests share: a mounted device, and checkpoints written here, by other code than reads
+//! them.
 
 use std::fs;
 use std::path::{Path, PathBuf};

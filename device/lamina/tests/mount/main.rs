@@ -1,4 +1,5 @@
-//! `lamina mount`: models as files, as they were loaded and at other precisions, for software that knows nothing of them.
+//! `lamina mount`: models as files, as they were loaded and at other precisions, for software that
+//! knows nothing of them.
 //!
 //! These tests mount for real: they need /dev/fuse, and root or fusermount3.
 

@@ -177,7 +177,8 @@ fn a_gguf_file_keeps_its_blocks_and_gives_its_floats() {
     for spelling in ["e8m3", "e8m3+g2", "e5m1"] {
         assert!(place.read(&format!("tiny/tiny@{spelling}.gguf")) == gguf(&of(spelling)), "{spelling}");
     }
-    // A tensor of single or half precision with rows becomes bf16; vectors stay, as llama.cpp wants them.
+    // A tensor of single or half precision with rows becomes bf16; vectors stay, as llama.cpp wants
+    // them.
     let mut converted = tensors.clone();
     converted[0] = ("blk.0.single", 30, vec![96, 3], reference(Format::Fp32, "bf16", &single).unwrap());
     converted[3] = ("blk.0.half", 30, vec![32, 2], reference(Format::Fp16, "bf16", &half).unwrap());

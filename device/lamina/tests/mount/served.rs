@@ -1,4 +1,5 @@
-//! Devices that `lamina serve` serves: models are loaded, listed and removed by the mount's directory and by the API.
+//! Devices that `lamina serve` serves: models are loaded, listed and removed by the mount's
+//! directory and by the API.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};

@@ -200,7 +200,8 @@ fn a_flush_past_the_end_is_refused_with_the_bound() {
     });
 }
 
-/// Readers of views, writers of base and flushes on the same pages; at the end everything equals the reference.
+/// Readers of views, writers of base and flushes on the same pages; at the end everything equals
+/// the reference.
 #[test]
 fn readers_of_views_and_writers_of_base_never_lock_each_other_out() {
     for with in BOTH {
@@ -236,7 +237,8 @@ fn readers_of_views_and_writers_of_base_never_lock_each_other_out() {
                         let mut base = rig.base();
                         let mut round = 0_usize;
                         while !stop.load(Ordering::Relaxed) {
-                            // The writers' pages are disjoint, what they store is a function of the page.
+                            // The writers' pages are disjoint, what they store is a function of the
+                            // page.
                             let page = (round * 7 + writer) % pages / 2 * 2 + writer;
                             let page = page.min(pages - 2 + writer);
                             base.store(page as u64 * 4096, &noise(page as u64 + 1000, 4096));

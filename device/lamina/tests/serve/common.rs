@@ -1,6 +1,7 @@
 //! What the tests share: a device served by a process of its own, and bytes seen through mappings.
 //!
-//! The process that serves a mount must not map its files (see `lamina_serve::fuse`), and these tests do map them.
+//! The process that serves a mount must not map its files (see `lamina_serve::fuse`), and these
+//! tests do map them.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -283,7 +284,8 @@ pub(crate) struct Window {
 impl Window {
     pub(crate) fn open(path: &Path) -> Self {
         let file = OpenOptions::new().read(true).write(true).open(path).unwrap();
-        // SAFETY: other threads and the kernel may change the memory; it is only touched byte by byte, volatile, below.
+        // SAFETY: other threads and the kernel may change the memory; it is only touched byte by
+        // byte, volatile, below.
         let map = unsafe { MmapMut::map_mut(&file) }.unwrap();
         Self { file, map }
     }

@@ -135,7 +135,8 @@ fn stores_that_no_worker_has_seen_yet_survive_its_death() {
         base.store(0, &bytes);
         kill_worker(&rig.run);
         eventually("a new worker", || rig.try_ask_quietly("/stats"));
-        // The view's page was in the cache before; the new worker has the kernel forget it, and computes it from the stores.
+        // The view's page was in the cache before; the new worker has the kernel forget it, and
+        // computes it from the stores.
         rig.flush(0, 8192);
         let mut all = rig.bytes.clone();
         all[..8192].copy_from_slice(&bytes);
@@ -183,7 +184,8 @@ fn an_upgrade_replaces_the_worker_and_refuses_what_is_no_lamina() {
         assert!(!refused.status.success() && why.contains("/bin/true is no lamina"), "{why}");
         // One that says it is a lamina, and dies at work.
         let impostor = rig.place.path("impostor");
-        // Written by another process: what this one has open, one that another test starts has open too for a moment, and then it cannot be run.
+        // Written by another process: what this one has open, one that another test starts has open
+        // too for a moment, and then it cannot be run.
         let script = "#!/bin/sh\n[ \"$1\" = --version ] && echo lamina 9.9.9\n";
         let write = "printf %s \"$1\" >\"$0\" && chmod 700 \"$0\"";
         let written = Command::new("sh").args(["-c", write]).arg(&impostor).arg(script).status().unwrap();

@@ -1,4 +1,5 @@
-//! A guest's side of a disk, small enough to misbehave: its memory, one queue, and the monitor's end of vhost-user.
+//! A guest's side of a disk, small enough to misbehave: its memory, one queue, and the monitor's
+//! end of vhost-user.
 
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -81,13 +82,15 @@ impl Driver {
         Self { frontend, memory, file, kick, call, made: 0, taken: 0, descriptor: 0 }.started()
     }
 
-    /// The same guest after its disk's server went away: what QEMU does when the socket answers again.
+    /// The same guest after its disk's server went away: what QEMU does when the socket answers
+    /// again.
     pub(crate) fn reconnect(mut self, socket: &Path) -> Self {
         self.frontend = Frontend::connect(socket, 8).unwrap();
         self.started()
     }
 
-    /// A guest of a device with shared memory and one queue, which asks its monitor back at the other end of `channel`.
+    /// A guest of a device with shared memory and one queue, which asks its monitor back at the
+    /// other end of `channel`.
     pub(crate) fn with_channel(socket: &Path, channel: &impl AsRawFd) -> Self {
         let file = tempfile::tempfile().unwrap();
         file.set_len(MEMORY).unwrap();
@@ -202,7 +205,8 @@ impl Driver {
         self.memory.load(GuestAddress(USED + 2), Ordering::Acquire).unwrap()
     }
 
-    /// Makes a chain of these descriptors available, directly or through an indirect table, without a kick.
+    /// Makes a chain of these descriptors available, directly or through an indirect table, without
+    /// a kick.
     pub(crate) fn submit(&mut self, parts: &[Part], indirect: Option<u64>) -> u16 {
         let head = self.descriptor;
         let flags = |n: usize, part: &Part| {
@@ -264,7 +268,8 @@ impl Driver {
         self.kick.write(1).unwrap();
     }
 
-    /// Takes the next request back: its head and the bytes written, as soon as the guest is told of it.
+    /// Takes the next request back: its head and the bytes written, as soon as the guest is told of
+    /// it.
     pub(crate) fn take(&mut self) -> (u32, u32) {
         let begun = Instant::now();
         while self.used_index() == self.taken {
@@ -296,12 +301,14 @@ impl Driver {
         self.memory.write_slice(&header, GuestAddress(at)).unwrap();
     }
 
-    /// Makes a request the usual way and takes its answer: the status and the bytes that the device wrote.
+    /// Makes a request the usual way and takes its answer: the status and the bytes that the device
+    /// wrote.
     pub(crate) fn request(&mut self, kind: u32, sector: u64, out: &[u8], room: usize) -> (u8, Vec<u8>) {
         self.cut_request(kind, sector, out, room, &[], false)
     }
 
-    /// The same with all that is read and all that is written, header and status included, cut at these places.
+    /// The same with all that is read and all that is written, header and status included, cut at
+    /// these places.
     pub(crate) fn cut_request(
         &mut self,
         kind: u32,

@@ -1,4 +1,5 @@
-//! Disks: what they show, what they refuse, what a hostile guest can do (nothing), and that a server can go and come back.
+//! Disks: what they show, what they refuse, what a hostile guest can do (nothing), and that a
+//! server can go and come back.
 
 use std::fs::File;
 use std::os::unix::net::UnixListener;
@@ -199,7 +200,8 @@ fn writes_flushes_and_discards_reach_the_device_and_the_views() {
         assert_eq!(base.request(FLUSH, 0, &[], 0).0, OK);
         let (offset, length) = rig.view("e8m3");
         assert!(read_all(&mut views, offset, length) == expected("e8m3", &rig.bytes));
-        // Opaque memory behind the tensor: written, then freed by a discard, and again by write-zeroes.
+        // Opaque memory behind the tensor: written, then freed by a discard, and again by
+        // write-zeroes.
         let at = 16 << 20;
         for kind in [DISCARD, WRITE_ZEROES] {
             let live = || rig.ask("/stats")["device"]["logical_bytes"].as_u64().unwrap();
@@ -269,7 +271,8 @@ fn a_hostile_guest_hurts_nobody_but_itself() {
         let data = |at: u64, length: u32| Part { at, length, write: true };
         base.header(DATA, IN, 0);
         let chains: [&[Part]; 9] = [
-            // No status, no header, too short a header, the data outside of memory or wrapping around it.
+            // No status, no header, too short a header, the data outside of memory or wrapping
+            // around it.
             &[header],
             &[status],
             &[Part { length: 15, ..header }, status],
@@ -314,7 +317,8 @@ fn a_hostile_guest_hurts_nobody_but_itself() {
             "good requests are answered as before"
         );
 
-        // A head outside of the table cannot be given back; an index that claims more than the ring holds is left alone.
+        // A head outside of the table cannot be given back; an index that claims more than the ring
+        // holds is left alone.
         let mut lost = rig.driver("views");
         lost.make_available(QUEUE_SIZE + 5);
         lost.kick();
@@ -336,7 +340,8 @@ fn a_server_that_is_killed_and_started_again_goes_on_where_it_was() {
         let mut base = rig.driver("base");
         assert!(base.read(0, 4096) == rig.bytes[..4096]);
         for round in 0..3_u64 {
-            // It sees none of these before it dies in the first round; later it may have done any part of them.
+            // It sees none of these before it dies in the first round; later it may have done any
+            // part of them.
             if round == 0 {
                 rig.run.signal(Signal::SIGSTOP);
             }
@@ -478,7 +483,8 @@ fn disks_and_the_mount_see_each_others_stores() {
             bytes[4096..4096 + data.len()].copy_from_slice(&data);
             assert!(mounted.load(0, 64 << 10) == bytes[..64 << 10], "round {round}");
             assert!(views.load(offset, 64 << 10) == expected("e8m3", &bytes)[..64 << 10], "round {round}");
-            // A store through the mount is seen by the disks, and what the same page holds besides is not lost.
+            // A store through the mount is seen by the disks, and what the same page holds besides
+            // is not lost.
             let data = noise(200 + round, 100);
             mounted.store(20_000, &data);
             bytes[20_000..20_100].copy_from_slice(&data);

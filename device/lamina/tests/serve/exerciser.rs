@@ -1,8 +1,10 @@
 //! Somebody else's test: fsx, the file system exerciser, on the file of the base window.
 //!
-//! It reads, writes, maps, flushes, invalidates and punches holes at random places of random lengths, and compares every byte it reads with a
-//! copy of its own. `LAMINA_LONG` makes that a million operations for each device; the seeds are the same at every run. fsx never unmaps what it mapped to read,
-//! and the kernel bounds a process's mappings, so those are made by one process after another, each with a seed of its own.
+//! It reads, writes, maps, flushes, invalidates and punches holes at random places of random
+//! lengths, and compares every byte it reads with a copy of its own. `LAMINA_LONG` makes that a
+//! million operations for each device; the seeds are the same at every run. fsx never unmaps what
+//! it mapped to read, and the kernel bounds a process's mappings, so those are made by one process
+//! after another, each with a seed of its own.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -20,7 +22,8 @@ use crate::deaths::{deaths, kill_worker};
 /// Bytes of the device, small enough for operations to meet each other's bytes.
 const CAPACITY: u64 = 2 << 20;
 
-/// Truncating and allocating are not for memory; a mapped write is written back by `msync`, by `fsync`, or later by the kernel.
+/// Truncating and allocating are not for memory; a mapped write is written back by `msync`, by
+/// `fsync`, or later by the kernel.
 const CONFIG: &str = "\
 blockmode = true
 nomsyncafterwrite = NOMSYNC
@@ -165,7 +168,8 @@ fn judge(rig: &Rig, operations: u64) {
     assert!(number("/writes/base_written_bytes") >= number("/writes/base_writes"), "{stats}");
     assert!(number("/writes/discarded_blocks") > 0, "holes were punched: {stats}");
     println!("requests {}, writes {}", stats["requests"]["base"], stats["writes"]);
-    // What fsx left is what the device gives to somebody who asks it anew: fsx compared it at random, here is all of it twice.
+    // What fsx left is what the device gives to somebody who asks it anew: fsx compared it at
+    // random, here is all of it twice.
     rig.flush(0, CAPACITY);
     let file = |path: &Path| std::fs::read(path).unwrap();
     let cached = file(&rig.base_path());
@@ -193,7 +197,8 @@ fn fsx_finds_no_wrong_byte_in_memory_that_no_tensor_covers() {
 fn fsx_finds_no_wrong_byte_in_tensors() {
     within(limit(), || {
         let rig = device();
-        // A weight that ends inside a block, and a cache whose rows are padded; between and behind them lies what is neither.
+        // A weight that ends inside a block, and a cache whose rows are padded; between and behind
+        // them lies what is neither.
         let weight = json!({ "name": "w", "dpa": 0, "length": (700 << 10) + 6, "format": "bf16" });
         let layout = json!({ "kind": "kv", "channels": 48, "window": 64, "stride": 64 });
         let cache = json!({

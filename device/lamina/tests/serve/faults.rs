@@ -1,9 +1,13 @@
-//! The fault-injection run: a device under load is compared with a plain array, while one fault after another happens to it.
+//! The fault-injection run: a device under load is compared with a plain array, while one fault
+//! after another happens to it.
 //!
-//! * Faults are dealt like cards: all [kinds](KINDS) in an order that the seed decides, then again. So are the load's operations; only where they meet is left to the scheduler.
-//! * After each fault everything is flushed and read back from the device, and every byte is what the array has. Where a fault may leave old or new bytes, as the
-//!   death of everything may of blocks that were not flushed, each block is one of the two, and the array takes it over.
-//! * A failure names seed and step. `LAMINA_LONG` makes it ten minutes, `LAMINA_SEED` begins with another seed.
+//! * Faults are dealt like cards: all [kinds](KINDS) in an order that the seed decides, then again.
+//!   So are the load's operations; only where they meet is left to the scheduler.
+//! * After each fault everything is flushed and read back from the device, and every byte is what
+//!   the array has. Where a fault may leave old or new bytes, as the death of everything may of
+//!   blocks that were not flushed, each block is one of the two, and the array takes it over.
+//! * A failure names seed and step. `LAMINA_LONG` makes it ten minutes, `LAMINA_SEED` begins with
+//!   another seed.
 
 mod injections;
 mod trial;

@@ -1,5 +1,5 @@
-//! `files/` as programs meet it: what a file system promises, other people's tests of that, and workers that die
-//! meanwhile.
+//! `files/` as programs meet it: what a file system promises, other people's tests of that, and
+//! workers that die meanwhile.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
@@ -459,7 +459,8 @@ fn fsx_finds_no_wrong_byte_in_files_of_a_format_while_workers_are_killed() {
     });
 }
 
-/// A database that is written, made smaller, and asked whether it is whole; then the same by a log of its own.
+/// A database that is written, made smaller, and asked whether it is whole; then the same by a log
+/// of its own.
 const DATABASE: &str = "
 import sqlite3, sys
 for mode in ('DELETE', 'WAL', 'TRUNCATE'):

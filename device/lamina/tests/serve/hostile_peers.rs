@@ -1,4 +1,5 @@
-//! Peers that take what they can: connections by the thousand, requests without an end, answers never read, users who have no business here.
+//! Peers that take what they can: connections by the thousand, requests without an end, answers
+//! never read, users who have no business here.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::iter;
@@ -38,7 +39,8 @@ fn unix(rig: &Rig) -> UnixStream {
     stream
 }
 
-/// Somebody who asks is answered. Among so many others a connection may have to give way before its request has arrived; who asks again gets through.
+/// Somebody who asks is answered. Among so many others a connection may have to give way before its
+/// request has arrived; who asks again gets through.
 fn answered(rig: &Rig) {
     assert!((0..10).any(|_| asks(tcp(rig))), "no answer on TCP");
     assert!((0..10).any(|_| asks(unix(rig))), "no answer on the Unix socket");
@@ -70,7 +72,8 @@ fn slow_and_silent_connections_keep_nobody_out() {
         let rig = rig();
         let done = AtomicBool::new(false);
         thread::scope(|scope| {
-            // More than there are places, on both listeners, each a byte of its header at a time; those that are closed come again.
+            // More than there are places, on both listeners, each a byte of its header at a time;
+            // those that are closed come again.
             scope.spawn(|| {
                 let head = b"GET /stats HTTP/1.1\r\nX: ";
                 let mut open: Vec<(TcpStream, UnixStream)> = Vec::new();
@@ -130,7 +133,8 @@ fn thousands_of_connections_come_and_go_and_leave_nothing() {
         let before = descriptors(&rig);
         for round in 0..MANY {
             match round % 4 {
-                // Gone at once; half a request; a request whose sender is gone; a request, and its answer from a half-closed connection.
+                // Gone at once; half a request; a request whose sender is gone; a request, and its
+                // answer from a half-closed connection.
                 0 => drop(tcp(&rig)),
                 1 => tcp(&rig).write_all(b"POST /flush HTTP/1.1\r\nHost: loc").unwrap(),
                 2 => unix(&rig).write_all(request("GET", "/stats", "").as_bytes()).unwrap(),
@@ -287,7 +291,8 @@ fn the_holder_waits_for_nobody_who_does_not_ask_or_does_not_listen() {
             Ok::<_, io::Error>(serde_json::from_slice::<Value>(&text).unwrap())
         };
         let _silent = connect().unwrap();
-        // It is refused by its name, which is more than a socket takes that nobody reads. Who had no processor for as long as the holder waits asks again.
+        // It is refused by its name, which is more than a socket takes that nobody reads. Who had
+        // no processor for as long as the holder waits asks again.
         let name = "x".repeat(8 << 20);
         let _deaf = iter::repeat_with(|| ask(&name)).find_map(Result::ok).unwrap();
         let answer = iter::repeat_with(|| reported("/bin/true")).find_map(Result::ok).unwrap();

@@ -1,4 +1,5 @@
-//! The contract of `lamina_serve::host_cache`, promise by promise, with the kernel's page caches in between.
+//! The contract of `lamina_serve::host_cache`, promise by promise, with the kernel's page caches in
+//! between.
 
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::PathBuf;
@@ -194,7 +195,8 @@ fn a_cache_smaller_than_what_is_touched_keeps_every_store() {
         let rig = Rig::new(2, &["--host-cache", "64K"]);
         let (mut one, mut other) = (rig.host(0), rig.host(1));
         let pages = 1 << 8;
-        // Both hosts go through a megabyte, a line of each page, in different orders, at the same time, twice.
+        // Both hosts go through a megabyte, a line of each page, in different orders, at the same
+        // time, twice.
         thread::scope(|scope| {
             for (number, host) in [&mut one, &mut other].into_iter().enumerate() {
                 scope.spawn(move || {

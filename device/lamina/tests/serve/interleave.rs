@@ -1,6 +1,8 @@
-//! Interleave sets over the mount, promise 6 of `lamina_serve::coherence`, and what is counted of several devices.
+//! Interleave sets over the mount, promise 6 of `lamina_serve::coherence`, and what is counted of
+//! several devices.
 //!
-//! What a page shows that nobody holds is read with `O_DIRECT`: what else the kernel reads ahead, and so holds, is its own affair.
+//! What a page shows that nobody holds is read with `O_DIRECT`: what else the kernel reads ahead,
+//! and so holds, is its own affair.
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -49,7 +51,8 @@ fn dealt(set: Interleave, target: u32, region: &[u8]) -> Vec<u8> {
     granules.skip(target as usize).step_by(set.ways() as usize).flatten().copied().collect()
 }
 
-/// The region as its targets show it, loaded or read by whatever `read` does with a target and a length.
+/// The region as its targets show it, loaded or read by whatever `read` does with a target and a
+/// length.
 fn gathered(set: Interleave, mut read: impl FnMut(u32, usize) -> Vec<u8>) -> Vec<u8> {
     let targets: Vec<_> = (0..set.ways()).map(|target| read(target, REGION / set.ways() as usize)).collect();
     let place = |at: u64| (set.target_of(at), set.before(set.target_of(at), at));
@@ -111,7 +114,8 @@ fn what_is_stored_by_targets_is_read_by_base_and_views_and_the_other_way_round()
             };
             check(&rig, &base);
             for round in 0..6_u64 {
-                // Everything is in all page caches now. Small and large, at any place, over stripes.
+                // Everything is in all page caches now. Small and large, at any place, over
+                // stripes.
                 let length = [9, 700, 20_000][usize::try_from(round % 3).unwrap()];
                 let at = usize::try_from(round).unwrap() * 41_003 % (REGION - length);
                 let bytes = noise(round + 50, length);
@@ -200,7 +204,8 @@ fn each_device_of_a_set_is_counted_and_a_block_is_fetched_once_for_all() {
             assert_eq!(sum(to, "stored_bytes_fetched"), count(to), "all that is fetched is some device's");
             count(to) - count(from)
         };
-        // The targets were read one after the other: more than a cache of decoded blocks keeps would be fetched again.
+        // The targets were read one after the other: more than a cache of decoded blocks keeps
+        // would be fetched again.
         assert_eq!(fetched(&before, &whole), fetched(&whole, &targets));
         for device in targets["interleave"]["devices"].as_array().unwrap() {
             // Noise is stored as it is, so all have the same to do, and the model says so.
@@ -223,7 +228,8 @@ fn a_discard_takes_what_targets_hold_and_a_dead_worker_loses_nothing_of_it() {
         rig.bytes[12_288..20_480].fill(0);
         let found = gathered(set, |number, length| target(&rig, number).load(0, length));
         same("after a discard", &found, &rig.bytes);
-        // Dirty in one target, clean in the other and in base, when nobody knows any more who holds what.
+        // Dirty in one target, clean in the other and in base, when nobody knows any more who holds
+        // what.
         rig.base().load(0, REGION);
         let mut zero = target(&rig, 0);
         zero.store(40_960, &noise(2, 4096));
@@ -357,7 +363,8 @@ fn chunks_are_counted_at_the_device_that_has_them() {
         let run = Run::start(place.serve(&sizes).args(["--model", &model, "--views", "full"]));
         let rig = Rig { run, place, bytes };
         assert!(rig.run.ready["targets"].is_null() && !path(&rig, 0).exists());
-        // Of device 1 two pages and of device 2 one, and a page of the view on each side of their edge.
+        // Of device 1 two pages and of device 2 one, and a page of the view on each side of their
+        // edge.
         let chunk = 2 << 20;
         direct(&rig.base_path(), chunk, 4096);
         direct(&rig.base_path(), 2 * chunk - 4096, 8192);

@@ -1,4 +1,5 @@
-//! The device as its users meet it: files to map, an API, a port for guests, and the `lamina` program.
+//! The device as its users meet it: files to map, an API, a port for guests, and the `lamina`
+//! program.
 //!
 //! These tests mount for real: they need /dev/fuse, and root or fusermount3.
 

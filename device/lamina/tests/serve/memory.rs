@@ -1,4 +1,5 @@
-//! A host whose memory runs out: a store that lies in it waits, is refused, and goes on, and no process is ended for it.
+//! A host whose memory runs out: a store that lies in it waits, is refused, and goes on, and no
+//! process is ended for it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,7 +18,8 @@ use crate::pressure::{LONG, PAGE, begin_write_back, direct, pages, until};
 const RESERVE: u64 = 64 << 20;
 /// Pages whose entries are beside each other in the index, where it grows.
 const UNIT: u64 = 1024;
-/// Where pages are stored that are to find no room. The page before it holds something, and so the index has room for it.
+/// Where pages are stored that are to find no room. The page before it holds something, and so the
+/// index has room for it.
 const FAR: u64 = 10 * UNIT + 1;
 
 /// A device on a host that has as much memory left as a file says.
@@ -107,7 +109,8 @@ fn a_store_waits_for_memory_and_goes_on_when_some_is_free_or_something_is_discar
             "{reported:?}"
         );
         host.store_and_wait(FAR..FAR + 8);
-        // What waits is loaded from the page cache, everything else from the device; and what is stored can be stored again.
+        // What waits is loaded from the page cache, everything else from the device; and what is
+        // stored can be stored again.
         assert!(host.base.load(FAR * PAGE, 8 * 4096) == pages(FAR..FAR + 8));
         host.holds(0..host.filled);
         let again = pages(3..64 + 3);
@@ -202,7 +205,8 @@ impl Group {
         fs::create_dir(&group.0).map_err(failed)?;
         // Version 2 makes the file only where the parent gives its groups memory to limit.
         fs::write(group.0.join(limit), bytes.to_string()).map_err(failed)?;
-        // A host that swaps would put off what is tested. The files are there as version and kernel have it.
+        // A host that swaps would put off what is tested. The files are there as version and kernel
+        // have it.
         for (file, none) in [("memory.swap.max", "0"), ("memory.swappiness", "0")] {
             let _ = fs::write(group.0.join(file), none);
         }

@@ -1,6 +1,8 @@
-//! A worker under a holder of an earlier version, which `lamina upgrade` put there: what that says is understood, and it is told nothing that it does not know.
+//! A worker under a holder of an earlier version, which `lamina upgrade` put there: what that says
+//! is understood, and it is told nothing that it does not know.
 //!
-//! The test is the holder, and says what holders said before they kept what guests were told of poison.
+//! The test is the holder, and says what holders said before they kept what guests were told of
+//! poison.
 
 use std::fs;
 use std::io::{IoSlice, Read, Write};

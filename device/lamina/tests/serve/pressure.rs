@@ -1,4 +1,5 @@
-//! A store that is full: stores through a mapping wait for room, nothing else does, and nothing that is stored is harmed.
+//! A store that is full: stores through a mapping wait for room, nothing else does, and nothing
+//! that is stored is harmed.
 
 use std::fs::OpenOptions;
 use std::os::fd::AsRawFd;
@@ -16,7 +17,8 @@ use crate::deaths::{deaths, kill_worker};
 pub(crate) const PAGE: u64 = 4096;
 /// Longer than any test takes: what waits is let through by something else.
 ///
-/// While anything waits, no mapping of the window may go: the kernel would write everything back and wait, with this process's memory locked.
+/// While anything waits, no mapping of the window may go: the kernel would write everything back
+/// and wait, with this process's memory locked.
 pub(crate) const LONG: &str = "100";
 /// Bytes of the tensor at DPA 0.
 const TENSOR: usize = 64 << 10;
@@ -227,7 +229,8 @@ fn a_discard_of_what_waits_needs_no_room() {
         full.discard(stored.clone());
         assert!(full.base.load(stored.start * PAGE, 8 * 4096).iter().all(|byte| *byte == 0));
         until("nothing waits", || full.write_backs()["waiting"] == 0);
-        // Dirty pages that nobody has tried to write back yet are dropped as well, but what is beside them is not.
+        // Dirty pages that nobody has tried to write back yet are dropped as well, but what is
+        // beside them is not.
         full.base.store(3 * PAGE, &page(5));
         full.base.store(stored.start * PAGE, &pages(stored.clone()));
         full.rig.ask("POST", "/discard", &json!({ "offset": stored.start * PAGE, "length": 8 * PAGE }));
@@ -344,7 +347,8 @@ fn a_disk_that_fills_up_has_stores_wait_and_kills_nobody() {
         base.store(at * PAGE, &pages(at..at + 64));
         begin_write_back(&base, at * PAGE, 64 * PAGE);
         until("the store waits for the disk", || waiting() > Some(0));
-        // All of the window, most of which was never written: a hole on this disk has no room either.
+        // All of the window, most of which was never written: a hole on this disk has no room
+        // either.
         assert!(direct(&rig.base_path(), 0, usize::try_from(filled * PAGE).unwrap()) == pages(0..filled));
         let hole = 32 << 20..48 << 20;
         assert!(direct(&rig.base_path(), hole.start, 16 << 20).iter().all(|byte| *byte == 0));

@@ -183,7 +183,8 @@ fn a_run_killed_under_load_dies_and_is_cleared() {
                         let base = fs::OpenOptions::new().write(true).open(place.path("mount/base")).unwrap();
                         let views = fs::File::open(place.path("mount/views")).unwrap();
                         let mut bytes = noise(thread, 4096);
-                        // By read and write: a load from a dead mount would be a SIGBUS. Ends with the mount.
+                        // By read and write: a load from a dead mount would be a SIGBUS. Ends with
+                        // the mount.
                         for at in (0..).map(|step: u64| (step * 7 + thread) % 2000 * 4096) {
                             let read = views.read_exact_at(&mut bytes, (2 << 20) + at);
                             if read.is_err() || base.write_all_at(&bytes, at).is_err() {

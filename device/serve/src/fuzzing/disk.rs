@@ -20,11 +20,14 @@ use crate::vhost_user::{Disk, Shows};
 
 /// Bytes of each of the two regions of the guest's memory.
 const REGION: usize = 64 << 10;
-/// How long a ring may be worked at. One whose requests write new ones into it never ends by itself: its guest keeps its own queue busy, as by kicks.
+/// How long a ring may be worked at. One whose requests write new ones into it never ends by
+/// itself: its guest keeps its own queue busy, as by kicks.
 const TIMEOUT: Duration = Duration::from_secs(2);
 
-/// A kick of a ring: what the disk shows, log2 of the ring's size, flags (1: event indices), the index of the next request, where descriptors, available and used ring
-/// are (in units of 256 bytes), then the guest's memory from 0 on. The queue comes to an end and nothing outside of the disk changes.
+/// A kick of a ring: what the disk shows, log2 of the ring's size, flags (1: event indices), the
+/// index of the next request, where descriptors, available and used ring are (in units of 256
+/// bytes), then the guest's memory from 0 on. The queue comes to an end and nothing outside of the
+/// disk changes.
 pub fn disk(data: &[u8]) {
     let Some((&[shows, size, flags, next, descriptors, available, used], contents)) =
         data.split_first_chunk()

@@ -1,4 +1,5 @@
-//! Fuzz target for FUSE requests: whole ones, as a worker reads them from /dev/fuse and hands them on.
+//! Fuzz target for FUSE requests: whole ones, as a worker reads them from /dev/fuse and hands them
+//! on.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
@@ -30,7 +31,8 @@ pub fn fuse(data: &[u8]) {
     let Some((flags, mut rest)) = data.split_first() else { return };
     let device = Arc::new(small());
     let partition = Partition::first(Arc::clone(&device));
-    // The host's cache has room for all, and what finds none in the device is refused at once, so that no request waits for room.
+    // The host's cache has room for all, and what finds none in the device is refused at once, so
+    // that no request waits for room.
     let exports = [(Place::Root, None), (Place::Host("h".to_owned()), Some(device.base_bytes()))];
     let exports = exports.map(|(place, cache_bytes)| {
         let options = ExportOptions { place, partition: partition.clone(), cache_bytes };

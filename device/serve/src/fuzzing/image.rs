@@ -237,7 +237,8 @@ impl Mended<'_> {
         }
     }
 
-    /// The records of the first stripes and of a window: count, first block, check, and the entries behind 64 bytes.
+    /// The records of the first stripes and of a window: count, first block, check, and the entries
+    /// behind 64 bytes.
     fn journal(&self) {
         let part = &WHOLE.parts[JOURNAL];
         for record in (0..8).chain([1024]).map(|record| part.start + record * 128) {

@@ -17,8 +17,9 @@ use crate::{Control, guest_port};
 /// Where a guest's stores go: the part before the answers' text, and a little of that.
 const STORES: u64 = ANSWER_AT + 4096;
 
-/// Stores into a mailbox: each a place (3 bytes), a length (a byte), and the bytes; one without bytes rings. Each request is answered once, within the mailbox, and its text by
-/// one line of the guest port.
+/// Stores into a mailbox: each a place (3 bytes), a length (a byte), and the bytes; one without
+/// bytes rings. Each request is answered once, within the mailbox, and its text by one line of the
+/// guest port.
 pub fn mailbox(data: &[u8]) {
     let device = Arc::new(small());
     let control = Control::new(Arc::clone(&device));

@@ -1,4 +1,5 @@
-//! Fuzz targets for what peers send to a device that is served: API requests, lines on the guest port.
+//! Fuzz targets for what peers send to a device that is served: API requests, lines on the guest
+//! port.
 //!
 //! Each input meets a device of its own with a tensor, a KV tensor and a view.
 
@@ -15,7 +16,8 @@ use lamina_device::device::Device;
 pub(super) static RUNTIME: LazyLock<Runtime> =
     LazyLock::new(|| Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("threads"));
 
-/// Sends bytes to whoever `serves` the other end, and returns what came back until that end was closed.
+/// Sends bytes to whoever `serves` the other end, and returns what came back until that end was
+/// closed.
 pub(super) async fn exchange<F: Future<Output = ()> + Send + 'static>(
     data: &[u8],
     serves: impl FnOnce(DuplexStream) -> F,
@@ -71,7 +73,8 @@ pub fn guest(data: &[u8]) {
         guest_port::talk(&control, stream).await.expect("a pipe within this process");
     }));
     let answers: Vec<&[u8]> = answer.split_inclusive(|byte| *byte == b'\n').collect();
-    // A line without an end was not sent to the end, and one past the bound is answered whatever it holds.
+    // A line without an end was not sent to the end, and one past the bound is answered whatever it
+    // holds.
     let lines = data.split_inclusive(|byte| *byte == b'\n').filter(|line| line.ends_with(b"\n"));
     let said = lines.filter(|line| !line.trim_ascii().is_empty() || line.len() > guest_port::MAX_LINE + 1);
     assert_eq!(answers.len(), said.count(), "{}", String::from_utf8_lossy(&answer));

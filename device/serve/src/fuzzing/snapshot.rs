@@ -8,7 +8,8 @@ use lamina_device::device::Device;
 use lamina_store::image::Image;
 use lamina_store::snapshot::{HEAD_BYTES, fill, head};
 
-/// Restores a snapshot, and uses the device if there is one: a byte of flags (1: mend the extents' checks), then the stream.
+/// Restores a snapshot, and uses the device if there is one: a byte of flags (1: mend the extents'
+/// checks), then the stream.
 pub fn snapshot(data: &[u8]) {
     let Some((flags, stream)) = data.split_first() else { return };
     let mut stream = stream.to_vec();

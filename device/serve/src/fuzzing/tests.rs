@@ -1,4 +1,5 @@
-//! A bounded run of the fuzz targets: the seeds, changed seeds, and bytes from nowhere, the same at every run.
+//! A bounded run of the fuzz targets: the seeds, changed seeds, and bytes from nowhere, the same at
+//! every run.
 
 use std::fs;
 use std::path::Path;

@@ -1,6 +1,7 @@
 //! A mailbox's memory, as [`lamina_abi::mailbox`] lays it out, from the device's side.
 //!
-//! It is a memfd that is sealed against changes of its length, so that reads and writes cannot fail half-way, whatever QEMU does.
+//! It is a memfd that is sealed against changes of its length, so that reads and writes cannot fail
+//! half-way, whatever QEMU does.
 
 use std::fs::File;
 use std::io;

@@ -1,13 +1,18 @@
-//! Guests that see the windows as shared memory of PCI devices (ivshmem) ask the device through a mailbox and a doorbell.
+//! Guests that see the windows as shared memory of PCI devices (ivshmem) ask the device through a
+//! mailbox and a doorbell.
 //!
-//! The windows themselves need no server: QEMU maps the mount's files. What is served here is the third device, in the place of an ivshmem server
-//! (QEMU's docs/specs/ivshmem-spec): a Unix socket at which each QEMU gets a small memory of its own, the [mailbox](lamina_abi::mailbox), and two
+//! The windows themselves need no server: QEMU maps the mount's files. What is served here is the
+//! third device, in the place of an ivshmem server (QEMU's docs/specs/ivshmem-spec): a Unix socket
+//! at which each QEMU gets a small memory of its own, the [mailbox](lamina_abi::mailbox), and two
 //! eventfds, one to ring the device and one by which the device rings.
 //!
-//! * A request is a line of the [guest port](super::guest_port), and is handed on to one: all that a guest may ask is checked there, and in one place. So this may live in another process than the
-//!   device, outlives the device's workers, and asks again when one dies. QEMU cannot connect anew to a server that went away.
-//! * A guest is not trusted, and neither is its QEMU: the mailbox cannot be made shorter, it is read and written by system calls rather than through a mapping, every
-//!   length in it is bounded before it is used, and what was read once is not read again.
+//! * A request is a line of the [guest port](super::guest_port), and is handed on to one: all that
+//!   a guest may ask is checked there, and in one place. So this may live in another process than
+//!   the device, outlives the device's workers, and asks again when one dies. QEMU cannot connect
+//!   anew to a server that went away.
+//! * A guest is not trusted, and neither is its QEMU: the mailbox cannot be made shorter, it is
+//!   read and written by system calls rather than through a mapping, every length in it is bounded
+//!   before it is used, and what was read once is not read again.
 //! * Guests do not know of each other: each is told of the device and of itself.
 
 pub(crate) mod mailbox;
@@ -37,7 +42,8 @@ pub struct IvshmemServer {
 }
 
 impl IvshmemServer {
-    /// Serves mailboxes on a Unix socket at `path`, for the device whose guest port listens at `port`. Must be called within a tokio runtime.
+    /// Serves mailboxes on a Unix socket at `path`, for the device whose guest port listens at
+    /// `port`. Must be called within a tokio runtime.
     ///
     /// # Errors
     ///

@@ -1,4 +1,5 @@
-//! One guest's QEMU: what it is told when it connects, and its requests, one after another, until it goes.
+//! One guest's QEMU: what it is told when it connects, and its requests, one after another, until
+//! it goes.
 
 use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;

@@ -1,4 +1,5 @@
-//! Every declared figure is in JSON, in OpenMetrics and in `docs/counters.md`, and no other number is.
+//! Every declared figure is in JSON, in OpenMetrics and in `docs/counters.md`, and no other number
+//! is.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -34,7 +35,8 @@ fn spec(name: &str, length: u64, layout: Layout) -> TensorSpec {
     }
 }
 
-/// A device of which everything is counted: divided, interleaved, with weights, a KV cache and a host.
+/// A device of which everything is counted: divided, interleaved, with weights, a KV cache and a
+/// host.
 fn served(observe: bool) -> ServedStats {
     let part = |name: &str| PartitionConfig {
         name: name.to_owned(),

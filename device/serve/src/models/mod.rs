@@ -11,8 +11,8 @@
 //! * Everything is read-only: EROFS.
 //! * A file at a precision is there when it is asked for by its name. Folders list what was
 //!   configured or asked for.
-//! * An inode's number says what it is ([`number`]), so that every process that serves the mount knows
-//!   it.
+//! * An inode's number says what it is ([`number`]), so that every process that serves the mount
+//!   knows it.
 //! * What a file shows is what has reached the device. Its pages stay in the page cache until it is
 //!   opened after something was stored to the base window, or its model is removed.
 
@@ -143,8 +143,8 @@ impl Models {
         let _ = self.gone.set(Box::new(gone));
     }
 
-    /// Loads what is at `path` as the model `name`. `loaded` is told of each range of the base window
-    /// (DPA and bytes) that was written, before anybody sees the model.
+    /// Loads what is at `path` as the model `name`. `loaded` is told of each range of the base
+    /// window (DPA and bytes) that was written, before anybody sees the model.
     ///
     /// # Errors
     ///

@@ -1,8 +1,11 @@
 //! One connection: what QEMU may set, the control queue, and what its requests do.
 //!
-//! * Requests are done one after the other, by the queue's thread. QEMU's messages are another thread's, and take nothing that a request holds for long.
-//! * QEMU's table of memory has eight entries, of which each mapping takes one: more are refused here, because QEMU would map them and then lose the table.
-//! * A window's file is opened for stores whatever the mapping is for: QEMU 11.1 maps it so, and has the guest's stores to views reach the device, which ignores them.
+//! * Requests are done one after the other, by the queue's thread. QEMU's messages are another
+//!   thread's, and take nothing that a request holds for long.
+//! * QEMU's table of memory has eight entries, of which each mapping takes one: more are refused
+//!   here, because QEMU would map them and then lose the table.
+//! * A window's file is opened for stores whatever the mapping is for: QEMU 11.1 maps it so, and
+//!   has the guest's stores to views reach the device, which ignores them.
 
 use std::fs::File;
 use std::io;
@@ -80,7 +83,8 @@ impl Backend {
         }
     }
 
-    /// Begins no more requests. One that is under way may wait for QEMU, which may wait for this server: its answer is not waited for.
+    /// Begins no more requests. One that is under way may wait for QEMU, which may wait for this
+    /// server: its answer is not waited for.
     pub(super) fn stop(&self) {
         self.stopping.store(true, Ordering::SeqCst);
     }
@@ -113,7 +117,8 @@ impl Backend {
                 let tell = {
                     let mut state = ring.get_mut();
                     if !state.get_queue().ready() {
-                        // The ring was taken away meanwhile: its memory may be something else by now.
+                        // The ring was taken away meanwhile: its memory may be something else by
+                        // now.
                         return Ok(());
                     }
                     state.get_queue_mut().add_used(&*memory, head, written)?;

@@ -29,7 +29,8 @@ pub(super) struct Mappings {
 }
 
 impl Mappings {
-    /// Checks that a range of a window with `window` bytes may be mapped at a place of a region with `region` bytes, which has room for `most` mappings.
+    /// Checks that a range of a window with `window` bytes may be mapped at a place of a region
+    /// with `region` bytes, which has room for `most` mappings.
     pub(super) fn check(
         &self,
         (offset, length): (u64, u64),

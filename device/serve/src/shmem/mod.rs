@@ -1,17 +1,26 @@
-//! Guests that have the windows mapped on request: a virtio device whose shared-memory region holds them, over vhost-user.
+//! Guests that have the windows mapped on request: a virtio device whose shared-memory region holds
+//! them, over vhost-user.
 //!
-//! The guest has a region of addresses, a PCI BAR, with nothing behind it at first. By a control queue it asks for a range of a window at a place of the region, and QEMU
-//! maps the mount's file there (`VHOST_USER_BACKEND_SHMEM_MAP`): loads and stores then go to the host's page cache, as with every other attach. The same queue
-//! carries lines for the [guest port](super::guest_port), so the guest needs no serial port. `docs/shmem.md` has the protocol and the limits of QEMU.
+//! The guest has a region of addresses, a PCI BAR, with nothing behind it at first. By a control
+//! queue it asks for a range of a window at a place of the region, and QEMU maps the mount's file
+//! there (`VHOST_USER_BACKEND_SHMEM_MAP`): loads and stores then go to the host's page cache, as
+//! with every other attach. The same queue carries lines for the [guest port](super::guest_port),
+//! so the guest needs no serial port. `docs/shmem.md` has the protocol and the limits of QEMU.
 //!
-//! One file each: a connection ([`backend`]), a request in a chain of descriptors ([`request`]), and what is mapped where ([`mappings`]).
+//! One file each: a connection ([`backend`]), a request in a chain of descriptors ([`request`]),
+//! and what is mapped where ([`mappings`]).
 //!
-//! * This may live in another process than the device, and outlives the device's workers: QEMU does not connect again to such a server that went away. A window's file is opened for
-//!   each mapping and closed once QEMU has it.
-//! * What is mapped into the guest is guest memory too, so QEMU tells this server to map it in turn. Nothing may be read or written through that: whoever serves a mount must not touch it,
-//!   and who is only near that would hang with it. So queues and buffers are looked for in the guest's other memory alone.
-//! * A guest is not trusted: a range must lie in its window, a place in the region, and neither may overlap what is mapped; the lengths of text are bounded.
-//! * While QEMU waits for this server it serves no mappings, so nothing that QEMU waits for may wait for a mapping.
+//! * This may live in another process than the device, and outlives the device's workers: QEMU does
+//!   not connect again to such a server that went away. A window's file is opened for each mapping
+//!   and closed once QEMU has it.
+//! * What is mapped into the guest is guest memory too, so QEMU tells this server to map it in
+//!   turn. Nothing may be read or written through that: whoever serves a mount must not touch it,
+//!   and who is only near that would hang with it. So queues and buffers are looked for in the
+//!   guest's other memory alone.
+//! * A guest is not trusted: a range must lie in its window, a place in the region, and neither may
+//!   overlap what is mapped; the lengths of text are bounded.
+//! * While QEMU waits for this server it serves no mappings, so nothing that QEMU waits for may
+//!   wait for a mapping.
 
 mod backend;
 mod mappings;
@@ -53,7 +62,8 @@ struct Shown {
 }
 
 impl Shown {
-    /// Bytes of the region: room for both windows and as much again, a power of two, as a BAR's are.
+    /// Bytes of the region: room for both windows and as much again, a power of two, as a BAR's
+    /// are.
     fn region_bytes(&self) -> u64 {
         let both = self.windows.iter().map(|window| window.bytes).fold(0, u64::saturating_add);
         both.saturating_mul(2).checked_next_power_of_two().unwrap_or(1 << 63)
@@ -93,7 +103,8 @@ pub struct ShmemServer {
 }
 
 impl ShmemServer {
-    /// Serves the windows in these files on a Unix socket at `path`, for the device whose guest port listens at `port`. Must be called within a tokio runtime.
+    /// Serves the windows in these files on a Unix socket at `path`, for the device whose guest
+    /// port listens at `port`. Must be called within a tokio runtime.
     ///
     /// # Errors
     ///

@@ -1,8 +1,10 @@
 //! One request: taken from a chain of descriptors, and answered.
 //!
-//! * A request is a header of 32 bytes and perhaps text that the device reads, then a header of 16 bytes and perhaps text that it writes
-//!   ([`lamina_abi::shmem`]). How these are cut into descriptors is the driver's choice.
-//! * One without a header, or without room for the answer's, is [`Broken`]; whatever else is wrong with it is answered.
+//! * A request is a header of 32 bytes and perhaps text that the device reads, then a header of 16
+//!   bytes and perhaps text that it writes ([`lamina_abi::shmem`]). How these are cut into
+//!   descriptors is the driver's choice.
+//! * One without a header, or without room for the answer's, is [`Broken`]; whatever else is wrong
+//!   with it is answered.
 
 use lamina_abi::shmem::{REQUEST_BYTES, RESPONSE_BYTES, TEXT_BYTES};
 use std::io::{Read, Write};
@@ -76,7 +78,8 @@ where
     Ok((requested, to_guest))
 }
 
-/// Writes an answer, with as much of its piece as there is room for. Returns the bytes that were written to the guest.
+/// Writes an answer, with as much of its piece as there is room for. Returns the bytes that were
+/// written to the guest.
 pub(super) fn reply(mut to_guest: Writer<'_, ()>, answer: &Answer<'_>) -> u32 {
     let mut header = [0; RESPONSE_BYTES];
     header[..4].copy_from_slice(&answer.status.to_le_bytes());

@@ -2,7 +2,8 @@
 //!
 //! * Each queue has a thread. `GET_VRING_BASE` waits for the request that a queue is doing, the end
 //!   of a connection for the piece of it, and only for a time.
-//! * Guest memory that is a file of our own mount is refused: a process that serves a mount must not touch it through a mapping.
+//! * Guest memory that is a file of our own mount is refused: a process that serves a mount must
+//!   not touch it through a mapping.
 
 use std::io;
 use std::sync::Arc;

@@ -1,4 +1,5 @@
-//! What a disk's driver is told: features, and the configuration space (virtio 1.2, 5.2.3 and 5.2.4).
+//! What a disk's driver is told: features, and the configuration space (virtio 1.2, 5.2.3 and
+//! 5.2.4).
 
 use super::disk::Disk;
 
@@ -8,7 +9,8 @@ pub(super) const SECTOR: u64 = 512;
 pub(super) const QUEUES: u16 = 8;
 /// Entries a queue may have.
 pub(crate) const QUEUE_SIZE: u16 = 1024;
-/// Pieces of memory that a request's data may consist of: 1 MiB in pages, and what goes around it still fits 258 entries.
+/// Pieces of memory that a request's data may consist of: 1 MiB in pages, and what goes around it
+/// still fits 258 entries.
 const SEGMENTS: u32 = 256;
 /// Ranges that one discard or write-zeroes may have.
 pub(super) const DISCARD_RANGES: u32 = 16;
@@ -53,7 +55,8 @@ pub(super) fn space(disk: &Disk) -> [u8; 96] {
     put(0, &(disk.bytes() / SECTOR).to_le_bytes());
     put(12, &SEGMENTS.to_le_bytes());
     put(20, &512_u32.to_le_bytes());
-    // Topology: a physical block is 2^3 logical ones, a page; fewer than that and more than 1 MiB are no good.
+    // Topology: a physical block is 2^3 logical ones, a page; fewer than that and more than 1 MiB
+    // are no good.
     put(24, &[3]);
     put(26, &8_u16.to_le_bytes());
     put(28, &2048_u32.to_le_bytes());

@@ -1,4 +1,5 @@
-//! A disk: which bytes of the device, or of a guest's part of it, it shows, and what may be done to them.
+//! A disk: which bytes of the device, or of a guest's part of it, it shows, and what may be done to
+//! them.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -186,7 +187,8 @@ fn length(window: &Range<u64>) -> u64 {
     window.end - window.start
 }
 
-/// Copies what of `bytes`, which lie at `at` of the disk, falls into `out`, which begins at `offset`.
+/// Copies what of `bytes`, which lie at `at` of the disk, falls into `out`, which begins at
+/// `offset`.
 fn copy_part(bytes: &[u8], at: u64, offset: u64, out: &mut [u8]) {
     let (from, to) = (offset.max(at), (offset + out.len() as u64).min(at + bytes.len() as u64));
     if from < to {

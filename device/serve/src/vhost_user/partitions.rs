@@ -1,14 +1,18 @@
-//! The partition table (GPT, UEFI 2.10 chapter 5) of the views disk: a partition for the directory, and one for each view.
+//! The partition table (GPT, UEFI 2.10 chapter 5) of the views disk: a partition for the directory,
+//! and one for each view.
 //!
-//! The disk is the views window with 2 MiB before and behind it. The table lies in those, is computed from the device's views when it is
-//! read, and cannot be written. So a guest's kernel makes a block device of every view, from offset 0 on, without a driver of
-//! ours; after a view came or went, the guest reads the table anew (`blockdev --rereadpt`). Linux takes 255 partitions; views
-//! behind the 254th have none and are still on the disk, at their offset in the views window plus 2 MiB.
+//! The disk is the views window with 2 MiB before and behind it. The table lies in those, is
+//! computed from the device's views when it is read, and cannot be written. So a guest's kernel
+//! makes a block device of every view, from offset 0 on, without a driver of ours; after a view
+//! came or went, the guest reads the table anew (`blockdev --rereadpt`). Linux takes 255
+//! partitions; views behind the 254th have none and are still on the disk, at their offset in the
+//! views window plus 2 MiB.
 //!
 //! * Partition 1 is the directory. Partition n + 2 is the n-th view by offset.
-//! * A partition's name is `tensor:view`, or its last 36 characters. Its unique number is made of its place and name: it stays the same
-//!   from run to run.
-//! * Partitions are as long as their view, rounded up to 4 KiB; what is behind the view's end reads as zeros.
+//! * A partition's name is `tensor:view`, or its last 36 characters. Its unique number is made of
+//!   its place and name: it stays the same from run to run.
+//! * Partitions are as long as their view, rounded up to 4 KiB; what is behind the view's end reads
+//!   as zeros.
 
 use lamina_device::window::ViewInfo;
 
@@ -27,7 +31,8 @@ const ENTRY_BYTES: usize = 128;
 const SECTOR_BYTES: usize = 512;
 /// Sectors that the entries take.
 const ENTRY_SECTORS: u64 = (ENTRIES * ENTRY_BYTES / SECTOR_BYTES) as u64;
-/// The type of a partition with a view: no file system, so nothing looks for one by it. "Lamina", then a random number.
+/// The type of a partition with a view: no file system, so nothing looks for one by it. "Lamina",
+/// then a random number.
 const TYPE: [u8; 16] = *b"Lamina\x4d\x8f\xb1\x07\x2e\x93\xd4\x5a\x61\xc8";
 /// Read-only, not to be mounted by itself.
 const ATTRIBUTES: u64 = 1 << 60 | 1 << 63;
@@ -124,7 +129,8 @@ fn entry(partition: &Partition) -> [u8; ENTRY_BYTES] {
 /// A master boot record that says that the whole disk is in use.
 fn protective(sectors: u64) -> [u8; SECTOR_BYTES] {
     let mut record = [0; SECTOR_BYTES];
-    // The one entry: first sector by cylinder, head and sector 0/0/2, type EE, last 255/255/255; then both by number.
+    // The one entry: first sector by cylinder, head and sector 0/0/2, type EE, last 255/255/255;
+    // then both by number.
     record[446..454].copy_from_slice(&[0, 0, 2, 0, 0xee, 0xff, 0xff, 0xff]);
     record[454..458].copy_from_slice(&1_u32.to_le_bytes());
     record[458..462].copy_from_slice(&u32::try_from(sectors - 1).unwrap_or(u32::MAX).to_le_bytes());

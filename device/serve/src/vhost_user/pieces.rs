@@ -1,6 +1,7 @@
 //! The memory that a request names: pieces of the guest's, taken as one run of bytes.
 //!
-//! The guest may change it at any time, and another request may name the same. So it is copied in and out, and nothing here holds a reference to it.
+//! The guest may change it at any time, and another request may name the same. So it is copied in
+//! and out, and nothing here holds a reference to it.
 
 use std::ops::Range;
 
@@ -65,7 +66,8 @@ impl<'m> Pieces<'m> {
         self.each(&range, |slice, place| slice.copy_from(&data[place]))
     }
 
-    /// Calls with all of a range, piece by piece, and where in the range that is. `false` if there is not all of it.
+    /// Calls with all of a range, piece by piece, and where in the range that is. `false` if there
+    /// is not all of it.
     fn each(
         &mut self,
         range: &Range<usize>,
@@ -98,7 +100,8 @@ mod tests {
 
     use super::*;
 
-    /// Bytes of each of the two regions of the guest's memory, of which the second follows the first.
+    /// Bytes of each of the two regions of the guest's memory, of which the second follows the
+    /// first.
     const REGION: usize = 256;
 
     proptest! {

@@ -1,10 +1,12 @@
-//! A queue: takes requests in order, has them done, gives them back in that order, and tells the guest when it wants to know.
+//! A queue: takes requests in order, has them done, gives them back in that order, and tells the
+//! guest when it wants to know.
 //!
 //! * A queue has a thread and a workspace of its own.
-//! * Each interrupt costs the guest time. So it is told of several reads at once: of half of those that were in the ring together, but of
-//!   [`MAX_UNTOLD`] at most. By then it makes new ones while the other half is done. Whatever may
-//!   have to wait for somebody is done with nothing untold.
-//! * Kicks are switched off while there is work, and after switching them on again the queue looks once more (`EVENT_IDX` or not).
+//! * Each interrupt costs the guest time. So it is told of several reads at once: of half of those
+//!   that were in the ring together, but of [`MAX_UNTOLD`] at most. By then it makes new ones while
+//!   the other half is done. Whatever may have to wait for somebody is done with nothing untold.
+//! * Kicks are switched off while there is work, and after switching them on again the queue looks
+//!   once more (`EVENT_IDX` or not).
 //! * A ring whose indices make no sense is left alone until the next kick; nothing loops over it.
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -27,7 +29,8 @@ const MAX_UNTOLD: u16 = 8;
 pub(crate) struct Queue {
     /// Made when it is needed first: most queues of most guests are never used.
     workspace: Option<Workspace>,
-    /// Whether the guest was told of what a former device, or connection, may have given back without telling.
+    /// Whether the guest was told of what a former device, or connection, may have given back
+    /// without telling.
     reported: bool,
     /// Requests given back since the guest was told.
     untold: u16,
@@ -71,7 +74,8 @@ impl Queue {
         loop {
             ring.disable_notification()?;
             loop {
-                // Guest memory stays mapped for as long as this request takes, whatever the other side changes meanwhile.
+                // Guest memory stays mapped for as long as this request takes, whatever the other
+                // side changes meanwhile.
                 let memory = memory.memory();
                 let (chain, waiting) = {
                     let mut state = ring.get_mut();
@@ -169,7 +173,8 @@ mod tests {
     const READ: u32 = 0;
     const FLUSH: u32 = 4;
 
-    /// How often a guest that always wants to know is told of these requests, which it made together.
+    /// How often a guest that always wants to know is told of these requests, which it made
+    /// together.
     fn tells(kinds: &[u32]) -> u64 {
         let device = Device::new(DeviceConfig::new(256 << 10, 16 << 20)).unwrap();
         let disk = Disk::new(Control::new(Arc::new(device)), Shows::Base, Path::new("/socket")).unwrap();

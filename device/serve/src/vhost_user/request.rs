@@ -1,8 +1,10 @@
 //! One request: taken from a chain of descriptors, done, and answered.
 //!
-//! * A request is a header of 16 bytes and perhaps data that the device reads, then perhaps data that it writes and a byte for the
-//!   status. How these are cut into descriptors is the driver's choice.
-//! * One without a header or a place for the status is [`Broken`]; whatever else is wrong with it is answered.
+//! * A request is a header of 16 bytes and perhaps data that the device reads, then perhaps data
+//!   that it writes and a byte for the status. How these are cut into descriptors is the driver's
+//!   choice.
+//! * One without a header or a place for the status is [`Broken`]; whatever else is wrong with it
+//!   is answered.
 //! * It may have gigabytes of data. So it is done piece by piece, and left undone and unanswered
 //!   after any of them once the disk is stopping: whoever serves the disk next does it again.
 
@@ -229,7 +231,8 @@ impl<'m> Request<'m> {
         whole.then_some(()).ok_or(Failure::Requested("less data than it says"))
     }
 
-    /// Discards or zeroes ranges, of which each has at most these flags. All are checked before the first is freed.
+    /// Discards or zeroes ranges, of which each has at most these flags. All are checked before the
+    /// first is freed.
     fn free(&mut self, disk: &Disk, flags: u32, stopping: &AtomicBool) -> Result<(), Failure> {
         let length = self.data();
         if length == 0 || !length.is_multiple_of(16) || length / 16 > DISCARD_RANGES as usize {

@@ -1,7 +1,8 @@
 //! Serving a disk on a socket, one connection after another.
 //!
-//! * A socket file that nobody listens on any more is replaced, so a device that was killed is started again on the same sockets, and
-//!   whoever was connected connects again. A socket that somebody else keeps open can be passed in instead; its file is theirs.
+//! * A socket file that nobody listens on any more is replaced, so a device that was killed is
+//!   started again on the same sockets, and whoever was connected connects again. A socket that
+//!   somebody else keeps open can be passed in instead; its file is theirs.
 //! * One connection is served at a time ([`vhost_connections`](crate::vhost_connections)).
 //! * Dropping a [`DiskServer`] lets each queue finish the piece of a request that it does, closes
 //!   the connection and takes the socket's file away. A request that is not done then is not given

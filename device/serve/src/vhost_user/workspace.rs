@@ -1,8 +1,11 @@
 //! What a queue reads and writes through: a buffer in slices, which several threads fill.
 //!
-//! * A read of more than a slice is cut at slices, and each is decoded by a thread of its own; the queue's thread does the first.
-//! * Slices of all queues share their threads, one fewer than slices, since a queue's thread would only wait. Without threads a queue does all slices itself.
-//! * Guest memory is not `Send` and stays with the queue's thread, which copies the slices there in order.
+//! * A read of more than a slice is cut at slices, and each is decoded by a thread of its own; the
+//!   queue's thread does the first.
+//! * Slices of all queues share their threads, one fewer than slices, since a queue's thread would
+//!   only wait. Without threads a queue does all slices itself.
+//! * Guest memory is not `Send` and stays with the queue's thread, which copies the slices there in
+//!   order.
 
 use std::io;
 use std::sync::LazyLock;
@@ -20,7 +23,8 @@ const SLICE: usize = 256 << 10;
 /// Most slices: the copy to the guest is one thread's, and more decoders would wait for it.
 const MAX_LANES: usize = 4;
 
-/// As many as half of the processors: the guest wants the others, and with two a second decoder would take its time from it.
+/// As many as half of the processors: the guest wants the others, and with two a second decoder
+/// would take its time from it.
 static SLICES: LazyLock<usize> = LazyLock::new(|| {
     thread::available_parallelism().map_or(1, usize::from).div_euclid(2).clamp(1, MAX_LANES)
 });

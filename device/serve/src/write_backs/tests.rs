@@ -1,4 +1,5 @@
-//! Write-backs on a device that nobody mounts: who waits, what wakes it, and what a discard leaves of it.
+//! Write-backs on a device that nobody mounts: who waits, what wakes it, and what a discard leaves
+//! of it.
 
 use std::sync::mpsc::{Receiver, channel};
 use std::thread::JoinHandle;

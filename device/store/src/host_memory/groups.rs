@@ -1,6 +1,8 @@
-//! Memory control groups, of version 1 and 2: which ones a process is in, and what their limits leave.
+//! Memory control groups, of version 1 and 2: which ones a process is in, and what their limits
+//! leave.
 //!
-//! A process is in a group, and in all groups above it as far as they can be seen. A container may see only its own, as the root of what is mounted.
+//! A process is in a group, and in all groups above it as far as they can be seen. A container may
+//! see only its own, as the root of what is mounted.
 
 use std::{
     fs,
@@ -40,7 +42,8 @@ impl Hierarchy {
         Some(Self { version, root, mount })
     }
 
-    /// The folders of the groups that a process is in, the innermost first. `own` is its `/proc/self/cgroup`.
+    /// The folders of the groups that a process is in, the innermost first. `own` is its
+    /// `/proc/self/cgroup`.
     pub(super) fn groups(&self, own: &str) -> Vec<PathBuf> {
         let own = own.lines().find_map(|line| {
             let (_, line) = line.split_once(':')?;
@@ -73,7 +76,8 @@ impl Hierarchy {
         limits.min().filter(|limit| *limit < NO_LIMIT)
     }
 
-    /// What the limit of the group in `folder` leaves, if there is one: what is not in use, or can be dropped.
+    /// What the limit of the group in `folder` leaves, if there is one: what is not in use, or can
+    /// be dropped.
     pub(super) fn left(&self, folder: &Path) -> Option<u64> {
         let limit = self.limit(folder)?;
         let (used, droppable, dirty): (_, &[&str], _) = match self.version {

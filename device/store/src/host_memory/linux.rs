@@ -1,9 +1,11 @@
 //! How much memory Linux has left for this process.
 //!
-//! * Of the host: what it calls available (`MemAvailable`: free, and caches that can be dropped), without dirty pages, which cannot be dropped before they were written. Those of the
-//!   mount are such, and to write them takes room in the store.
+//! * Of the host: what it calls available (`MemAvailable`: free, and caches that can be dropped),
+//!   without dirty pages, which cannot be dropped before they were written. Those of the mount are
+//!   such, and to write them takes room in the store.
 //! * Of each memory [control group](super::groups) that this process is in: the same, by its limit.
-//! * The least of these counts. Swap does not: who loads from a device waits for each page that was swapped out.
+//! * The least of these counts. Swap does not: who loads from a device waits for each page that was
+//!   swapped out.
 
 use std::{
     fmt, fs,
@@ -64,7 +66,8 @@ impl Linux {
         Meminfo::parse(&fs::read_to_string(self.root.join("proc/meminfo")).ok()?)
     }
 
-    /// The groups that this process is in, each with its folder. It is asked anew each time, because a process can be moved.
+    /// The groups that this process is in, each with its folder. It is asked anew each time,
+    /// because a process can be moved.
     fn groups(&self) -> Vec<(&Hierarchy, String, PathBuf)> {
         let own = fs::read_to_string(self.root.join("proc/self/cgroup")).unwrap_or_default();
         let of = |hierarchy| move |group: PathBuf| (hierarchy, group);

@@ -1,6 +1,7 @@
 //! Which slots of which chunks are in use, and by which block.
 //!
-//! Chunks of one length that have free slots are listed by how full they are. New segments go to the fullest, tidying empties the emptiest.
+//! Chunks of one length that have free slots are listed by how full they are. New segments go to
+//! the fullest, tidying empties the emptiest.
 
 use std::{ops::Range, sync::Arc};
 
@@ -23,7 +24,8 @@ const WARM_CHUNKS: usize = 64;
 
 pub(super) struct Allocator {
     chunks: Chunks,
-    /// Chunks that hold nothing and did before: those that kept their room, which are taken first, and the others.
+    /// Chunks that hold nothing and did before: those that kept their room, which are taken first,
+    /// and the others.
     warm: Vec<usize>,
     cold: Vec<usize>,
     /// Runs of chunks that never held anything, the first of them last.
@@ -130,7 +132,8 @@ impl Allocator {
         (self.chunks.count() * CHUNK_GRANULES * GRANULE_BYTES) as u64
     }
 
-    /// A slot of `length` for `block`: its first granule, or `None` if there is none. `room` makes room for a chunk.
+    /// A slot of `length` for `block`: its first granule, or `None` if there is none. `room` makes
+    /// room for a chunk.
     pub(super) fn take(
         &mut self,
         length: usize,
@@ -240,7 +243,8 @@ impl Allocator {
         if self.is_untidy(length) { self.hold_back(length) } else { None }
     }
 
-    /// As [`Self::untidy`], of the length with most to gain: there are free slots for all that is in the chunk.
+    /// As [`Self::untidy`], of the length with most to gain: there are free slots for all that is
+    /// in the chunk.
     pub(super) fn sparse(&mut self) -> Option<Untidy> {
         let gain = |length: &usize| {
             let Length { slots, used, .. } = self.lengths[*length];
@@ -283,7 +287,8 @@ impl Allocator {
         self.chunks.count() - self.held_chunks
     }
 
-    /// Whether the reserve would be left if one more segment of `length` were taken and then all were moved together.
+    /// Whether the reserve would be left if one more segment of `length` were taken and then all
+    /// were moved together.
     fn has_room_for_more(&self, length: usize) -> bool {
         let reserved = reserve(self.chunks.count());
         self.left() > reserved || {

@@ -1,6 +1,8 @@
-//! What is known of each chunk: a table with room for all chunks of a store that takes memory only near those that were used.
+//! What is known of each chunk: a table with room for all chunks of a store that takes memory only
+//! near those that were used.
 //!
-//! An image may name segments anywhere in a store of terabytes, and what that costs is in proportion to the segments named.
+//! An image may name segments anywhere in a store of terabytes, and what that costs is in
+//! proportion to the segments named.
 
 use std::{
     cell::OnceCell,

@@ -1,6 +1,8 @@
-//! Claims: which segments the entries name, found out by several threads at once when a store is opened.
+//! Claims: which segments the entries name, found out by several threads at once when a store is
+//! opened.
 //!
-//! A slot is taken in one atomic step. A chunk is what the first claim in it makes it; whoever claims a slot of another length, or one that is taken, is refused.
+//! A slot is taken in one atomic step. A chunk is what the first claim in it makes it; whoever
+//! claims a slot of another length, or one that is taken, is refused.
 
 use std::sync::{
     OnceLock,
@@ -10,7 +12,8 @@ use std::sync::{
 use super::{CHUNK_GRANULES, MAX_GRANULES};
 use crate::GRANULE_BYTES;
 
-/// Chunks of a group: a store that is mostly empty has few groups, and an image that names chunks far apart costs little for each.
+/// Chunks of a group: a store that is mostly empty has few groups, and an image that names chunks
+/// far apart costs little for each.
 const GROUP: usize = 64;
 
 /// What was claimed so far.
@@ -112,7 +115,8 @@ mod tests {
         assert_eq!(claims.claim(chunk, 2 * GRANULE_BYTES - 5, 7), Claimed::Yes);
         assert_eq!(claims.claim(chunk, 2 * GRANULE_BYTES, 8), Claimed::Twice);
         assert_eq!(claims.claim(chunk + 2, 2 * GRANULE_BYTES, 9), Claimed::Yes);
-        // Of another length than the chunk's; inside of a slot; behind the last slot; past the store; too long.
+        // Of another length than the chunk's; inside of a slot; behind the last slot; past the
+        // store; too long.
         assert_eq!(claims.claim(chunk + 6, 3 * GRANULE_BYTES, 10), Claimed::Twice);
         assert_eq!(claims.claim(chunk + 5, 2 * GRANULE_BYTES, 10), Claimed::Nowhere);
         assert_eq!(claims.claim(chunk - 1, 3 * GRANULE_BYTES, 10), Claimed::Nowhere);

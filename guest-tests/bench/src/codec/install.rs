@@ -1,12 +1,15 @@
-//! The peers' own environment: a Python environment in the cache, with the packages that `guest-tests/bench/peers/requirements.txt` pins.
+//! The peers' own environment: a Python environment in the cache, with the packages that
+//! `guest-tests/bench/peers/requirements.txt` pins.
 //!
 //! The rules:
-//! * It lies in the cache that the image recipes use, under a name made from the requirements and the Python: when one of them
-//!   changes, a new one is made.
-//! * Each peer is installed by itself, under a lock, and marked when that is done: one that cannot be had spoils no other, and is
-//!   tried again next time.
-//! * Packages come from wherever pip is configured to take them. Nothing is built but ZipNN, which is there as source only.
-//! * What pip says goes to a log, of which the reason that a person needs is picked; with it go pip's last words, and where the log is.
+//! * It lies in the cache that the image recipes use, under a name made from the requirements and
+//!   the Python: when one of them changes, a new one is made.
+//! * Each peer is installed by itself, under a lock, and marked when that is done: one that cannot
+//!   be had spoils no other, and is tried again next time.
+//! * Packages come from wherever pip is configured to take them. Nothing is built but ZipNN, which
+//!   is there as source only.
+//! * What pip says goes to a log, of which the reason that a person needs is picked; with it go
+//!   pip's last words, and where the log is.
 
 use std::{
     collections::BTreeMap,
@@ -45,7 +48,8 @@ impl Environment {
         Self::prepare_in(&peers, &lamina_qemu::recipe::cache(), Path::new("python3"), progress)
     }
 
-    /// [`Environment::prepare`] with the folder of `measure.py` and the requirements, the cache, and the Python that makes it.
+    /// [`Environment::prepare`] with the folder of `measure.py` and the requirements, the cache,
+    /// and the Python that makes it.
     pub fn prepare_in(peers: &Path, cache: &Path, python: &Path, progress: impl Fn(&str)) -> Self {
         let (folder, missing) = match install(peers, cache, python, progress) {
             Ok((folder, missing)) => (Ok(folder), missing),
@@ -80,7 +84,8 @@ impl Environment {
         &self.cache
     }
 
-    /// Has pip download the wheel that `requirements` pins by hash, and unpacks it into `folder`. What pip says if it fails goes to `log`.
+    /// Has pip download the wheel that `requirements` pins by hash, and unpacks it into `folder`.
+    /// What pip says if it fails goes to `log`.
     ///
     /// # Errors
     /// When there is no environment, or the wheel cannot be had.
@@ -161,7 +166,8 @@ fn install(
     Ok((folder, missing))
 }
 
-/// Locks a folder of the cache, which may not be there yet, by a file beside it, until that is closed.
+/// Locks a folder of the cache, which may not be there yet, by a file beside it, until that is
+/// closed.
 pub(super) fn lock(folder: &Path) -> Result<File> {
     let cache = folder.parent().unwrap_or(Path::new("."));
     fs::create_dir_all(cache).with_context(|| unwritable(cache))?;
@@ -184,7 +190,8 @@ fn python_in(folder: &Path) -> PathBuf {
 /// Installs `package`, a name and its version, and nothing it depends on.
 fn pip(folder: &Path, package: &str, log: &Path) -> Result<()> {
     let mut command = pip_command(folder, "install");
-    // Again, if an installation was interrupted. No isolation: setuptools is pinned, too, and there already.
+    // Again, if an installation was interrupted. No isolation: setuptools is pinned, too, and there
+    // already.
     command.args(["--force-reinstall", "--no-build-isolation"]);
     let name = package.split("==").next().unwrap_or(package);
     if name != BUILT {
@@ -267,8 +274,9 @@ pub(super) mod tests {
 
     use super::*;
 
-    /// A Python that makes environments of itself, whose pip fails for what is in `$0`'s folder under `fails`, and notes what it installs. What it
-    /// downloads unpacks to `$0`'s neighbour `model.safetensors`.
+    /// A Python that makes environments of itself, whose pip fails for what is in `$0`'s folder
+    /// under `fails`, and notes what it installs. What it downloads unpacks to `$0`'s neighbour
+    /// `model.safetensors`.
     const PYTHON: &str = r#"#!/bin/sh
 case "$*" in
 *"-m venv "*)
@@ -304,7 +312,8 @@ esac
             let python = folder.path().join("python3");
             // Its home is written in rather than passed on, so that tests share no variable.
             let script = PYTHON.replace("$HOME_OF_TEST", folder.path().to_str().unwrap());
-            // By another process: while this one has it open, a child that a test beside forks has it open too, and it cannot be run.
+            // By another process: while this one has it open, a child that a test beside forks has
+            // it open too, and it cannot be run.
             let write = r#"printf %s "$0" >"$1" && chmod 755 "$1""#;
             assert!(Command::new("sh").args(["-c", write, &script]).arg(&python).status().unwrap().success());
             fs::create_dir(folder.path().join("fails")).unwrap();

@@ -1,5 +1,5 @@
-//! Coded blocks as the codecs of this program keep them: each by itself, to be decoded as it lies, and all of them without gaps, as in a
-//! store.
+//! Coded blocks as the codecs of this program keep them: each by itself, to be decoded as it lies,
+//! and all of them without gaps, as in a store.
 
 use std::ops::Range;
 

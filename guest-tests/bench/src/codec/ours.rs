@@ -1,13 +1,16 @@
 //! The codecs of this program: the device's, word-major lz4 and zstd, and `memcpy`.
 //!
 //! The rules:
-//! * A codec works on *units*, what it decodes at once: blocks ([`Blocks`]) or, of a KV cache, windows too ([`Windows`]).
-//! * Units are coded and decoded in batches of [`BATCH`] blocks, or of one unit that is larger, each worked on once before it is timed, so that it is
-//!   in the second-level cache. `memcpy` copies such batches of blocks.
-//! * The time of all blocks is the sum of the batches' medians: a batch is mostly over before another process has its turn on the
-//!   processor, all blocks together are not.
-//! * Decoding is from bundles as they lie, to different places; reading one unit is as the device does it: each bundle is copied out of the
-//!   store, where bundles follow each other, and decoded. Units are read in no order, and only whole ones: a tensor's last window may be shorter.
+//! * A codec works on *units*, what it decodes at once: blocks ([`Blocks`]) or, of a KV cache,
+//!   windows too ([`Windows`]).
+//! * Units are coded and decoded in batches of [`BATCH`] blocks, or of one unit that is larger,
+//!   each worked on once before it is timed, so that it is in the second-level cache. `memcpy`
+//!   copies such batches of blocks.
+//! * The time of all blocks is the sum of the batches' medians: a batch is mostly over before
+//!   another process has its turn on the processor, all blocks together are not.
+//! * Decoding is from bundles as they lie, to different places; reading one unit is as the device
+//!   does it: each bundle is copied out of the store, where bundles follow each other, and decoded.
+//!   Units are read in no order, and only whole ones: a tensor's last window may be shorter.
 //! * A block of zeros has no bundle, and is decoded by filling.
 
 use std::{
@@ -277,7 +280,8 @@ mod tests {
         for kind in 0..2 * BATCH {
             let mut block = [0; BLOCK_BYTES];
             for element in block.as_chunks_mut::<2>().0 {
-                // Noise has NaN, infinities and denormals in it; weights have small exponents, the smaller the rarer.
+                // Noise has NaN, infinities and denormals in it; weights have small exponents, the
+                // smaller the rarer.
                 let weight =
                     (random() & 0x807f) | (0x3d80 - (u16::try_from(random().trailing_zeros()).unwrap() << 7));
                 *element = if kind == 0 { random() } else { weight }.to_le_bytes();
@@ -319,7 +323,8 @@ mod tests {
         let timed = ours.timed();
         for (timed, (name, bytes)) in timed.iter().zip(wanted) {
             assert_eq!(timed.codec, name);
-            // Codes that a thread keeps from block to block make a little difference to what a plane tree takes.
+            // Codes that a thread keeps from block to block make a little difference to what a
+            // plane tree takes.
             let slack = if name == "lamina tree" { bytes / 200 } else { 0 };
             assert!(timed.stored_bytes.abs_diff(bytes) <= slack, "{name}: {} of {bytes}", timed.stored_bytes);
         }
@@ -387,7 +392,8 @@ mod tests {
         assert!(Ours::new(&pool(Vec::new(), None)).is_err());
     }
 
-    /// So many windows, of which the last one is a block short, of rows whose channels are unlike each other.
+    /// So many windows, of which the last one is a block short, of rows whose channels are unlike
+    /// each other.
     fn cache(channels: u32, tokens: u32, count: usize) -> Pool {
         let layout = KvLayout::rows(channels, tokens);
         let shape = Shape::new(Format::Bf16, &layout).unwrap().unwrap();

@@ -1,4 +1,5 @@
-//! The peers: codecs from PyPI, each timed by `guest-tests/bench/peers/measure.py` in a process of its own, and what they answer.
+//! The peers: codecs from PyPI, each timed by `guest-tests/bench/peers/measure.py` in a process of
+//! its own, and what they answer.
 
 use std::{path::Path, process::Command, time::Duration};
 
@@ -18,7 +19,8 @@ pub struct Peer {
     pub name: &'static str,
     /// Its rows, as `measure.py` names them.
     pub codecs: &'static [&'static str],
-    /// The packages it needs, in the order of their installation; where there are several lists, the next is tried if one fails.
+    /// The packages it needs, in the order of their installation; where there are several lists,
+    /// the next is tried if one fails.
     pub packages: &'static [&'static [&'static str]],
 }
 
@@ -83,8 +85,8 @@ pub fn ask(command: &mut Command) -> Answer {
     }
 }
 
-/// The rows of `peer`, from its answers of all turns: their samples together, or why there are none. `bytes` is what was coded, `memcpy`
-/// what it is held against.
+/// The rows of `peer`, from its answers of all turns: their samples together, or why there are
+/// none. `bytes` is what was coded, `memcpy` what it is held against.
 pub fn rows(peer: &Peer, answers: Vec<Answer>, bytes: u64, memcpy: Copying) -> Vec<Row> {
     let without = |outcome: Outcome| {
         let row = |codec: &&str| Row { codec: (*codec).to_owned(), version: None, outcome: outcome.clone() };
@@ -208,7 +210,8 @@ mod tests {
         assert!(why.contains("/no/such/python"), "{why}");
     }
 
-    /// `measure.py PEER FORMAT` on `bytes`, by a Python without packages but those in `modules`; `None` where there is no Python.
+    /// `measure.py PEER FORMAT` on `bytes`, by a Python without packages but those in `modules`;
+    /// `None` where there is no Python.
     fn python(peer: &str, format: &str, bytes: &[u8], modules: &[(&str, &str)]) -> Option<Answer> {
         if Command::new("python3").arg("--version").output().is_err() {
             eprintln!("no python3 here: measure.py is not tested");

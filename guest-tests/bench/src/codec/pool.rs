@@ -1,11 +1,13 @@
 //! The bytes that are coded: whole blocks of a file's tensors of one kind.
 //!
 //! The rules:
-//! * A kind is a format and, of KV caches, a side: K and V are coded apart. Which tensors are caches, and of which side, is told as
-//!   `lamina analyze --kv` tells it.
-//! * A block never spans two tensors, as in the device; what a tensor has behind its last whole block is left out. Windows of a cache begin
-//!   with its tensor, and the last one ends with the tensor's last whole block.
-//! * Of more than [`MOST`] blocks, runs of [`RUN`] blocks, in whole windows, are taken from all over the file.
+//! * A kind is a format and, of KV caches, a side: K and V are coded apart. Which tensors are
+//!   caches, and of which side, is told as `lamina analyze --kv` tells it.
+//! * A block never spans two tensors, as in the device; what a tensor has behind its last whole
+//!   block is left out. Windows of a cache begin with its tensor, and the last one ends with the
+//!   tensor's last whole block.
+//! * Of more than [`MOST`] blocks, runs of [`RUN`] blocks, in whole windows, are taken from all
+//!   over the file.
 
 use anyhow::{Result, bail};
 use lamina_codec::{
@@ -68,8 +70,8 @@ pub struct Window {
     pub blocks: usize,
 }
 
-/// The kinds of which a file has whole blocks if caches have this layout, the format with the most bytes first, of each what is no cache first;
-/// `opaque` is none.
+/// The kinds of which a file has whole blocks if caches have this layout, the format with the most
+/// bytes first, of each what is no cache first; `opaque` is none.
 pub fn kinds(model: &ModelFile, kv: Option<KvLayout>) -> Vec<Kind> {
     let count = |format| {
         let of_format = model.tensors().iter().filter(|tensor| tensor.format == Format::name(format));

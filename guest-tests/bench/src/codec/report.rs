@@ -100,7 +100,8 @@ pub enum Outcome<M = Measured> {
     },
 }
 
-/// What `memcpy` of batches in the second-level cache does, in bytes per second, timed where codecs are: behind one pass over the batch, as they encode, and behind two more, as they decode.
+/// What `memcpy` of batches in the second-level cache does, in bytes per second, timed where codecs
+/// are: behind one pass over the batch, as they encode, and behind two more, as they decode.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Copying {
     /// In the turn of encoding.
@@ -161,7 +162,8 @@ impl Report {
         Self { cpu_flags: cpu_flags(), kernels, seconds: time.as_secs_f64(), tables, absent }
     }
 
-    /// The files that have no table, and the codecs that have no numbers in some table though they know its format.
+    /// The files that have no table, and the codecs that have no numbers in some table though they
+    /// know its format.
     pub fn lacking(&self) -> Vec<&str> {
         let mut lacking: Vec<_> = self.absent.iter().map(|absent| absent.file.as_str()).collect();
         for row in self.tables.iter().flat_map(|table| &table.rows) {

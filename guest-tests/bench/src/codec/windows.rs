@@ -1,7 +1,8 @@
 //! Windows of a KV cache, coded and decoded as the device does it.
 //!
 //! The rules:
-//! * Windows follow each other as they do in the tensors, each coded in the way that takes least. To find that way is in the time.
+//! * Windows follow each other as they do in the tensors, each coded in the way that takes least.
+//!   To find that way is in the time.
 //! * Whoever wants any byte of a window has all of its blocks decoded.
 
 use std::{hint::black_box, ops::Range};

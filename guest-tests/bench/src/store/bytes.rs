@@ -11,8 +11,8 @@ use memmap2::MmapMut;
 
 use super::{Data, SHIFT};
 
-/// Bytes of one kind, a block more than a store takes. They lie in pages of their own, as `O_DIRECT`
-/// wants it.
+/// Bytes of one kind, a block more than a store takes. They lie in pages of their own, as
+/// `O_DIRECT` wants it.
 pub(super) struct Source(MmapMut);
 
 impl Source {

@@ -1,8 +1,8 @@
 //! Stores: into the device alone and through the mount, beside the plain device and tmpfs.
 //!
-//! Each target takes the same bytes by turns. A *first* store goes into a hole; a *rewrite* goes over
-//! it, and changes every block. A store has ended when the device has it: the page cache was written
-//! back and staged KV windows were coded. What was stored last is read back and compared.
+//! Each target takes the same bytes by turns. A *first* store goes into a hole; a *rewrite* goes
+//! over it, and changes every block. A store has ended when the device has it: the page cache was
+//! written back and staged KV windows were coded. What was stored last is read back and compared.
 
 mod bytes;
 mod report;

@@ -1,4 +1,5 @@
-//! Benchmarks as a person or a script runs them: that they do their work and tell of it, not how fast anything is.
+//! Benchmarks as a person or a script runs them: that they do their work and tell of it, not how
+//! fast anything is.
 
 use std::process::Command;
 

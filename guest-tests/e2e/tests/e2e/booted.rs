@@ -1,5 +1,5 @@
-//! Booted guests on real devices: the main job in each mode, a guest that misbehaves, live counters, a decoder whose memory is the device, and a
-//! script through `lamina boot`.
+//! Booted guests on real devices: the main job in each mode, a guest that misbehaves, live
+//! counters, a decoder whose memory is the device, and a script through `lamina boot`.
 //!
 //! These need what `./x` sets up: the guest's programs and image, a QEMU, FUSE.
 
@@ -103,14 +103,16 @@ fn a_guest_does_not_notice_that_the_devices_workers_are_killed() {
             let (holder, over) = (ready.pid, over.clone());
             killer = Some(std::thread::spawn(move || kill_workers(holder, &over)));
         }
-        // The guest is done. Then the device is told to end, and it is an error if its worker dies before everything is kept.
+        // The guest is done. Then the device is told to end, and it is an error if its worker dies
+        // before everything is kept.
         Step::Doing("comparing with the reference") => end(&mut killer),
         _ => {}
     });
     end(&mut killer);
     let report = report.unwrap();
     right(&report, report.tensors.len() * views.len());
-    // At most four a second; a fast machine boots and reads in a few, and a busy one is slow to start the next.
+    // At most four a second; a fast machine boots and reads in a few, and a busy one is slow to
+    // start the next.
     assert!(killed > 2, "only {killed} workers were killed");
 }
 
@@ -146,7 +148,8 @@ fn the_counters_are_live_on_both_sockets_while_a_guest_runs() {
         })
         .unwrap();
     right(&report, report.tensors.len());
-    // All tensors lie in the first chunk of 2 MiB, so one of the two devices does everything, and the region gives no more than that one.
+    // All tensors lie in the first chunk of 2 MiB, so one of the two devices does everything, and
+    // the region gives no more than that one.
     let devices = report.interleave.as_ref().expect("counters of two devices");
     assert_eq!((devices.devices.len(), devices.imbalance), (2, Some(2.0)));
     assert!(devices.devices[0].reads > 0 && devices.devices[1].stored_bytes_fetched == 0);
@@ -260,7 +263,8 @@ fn the_baselines_give_a_guest_the_same_bytes() {
 
 #[test]
 fn a_view_that_differs_from_the_reference_fails_the_run() {
-    // The judge reads another model than the device: everything the guest loads must then be found wrong.
+    // The judge reads another model than the device: everything the guest loads must then be found
+    // wrong.
     let folder = tempfile::tempdir().unwrap();
     let model = folder.path().join("model.safetensors");
     let mut bytes = std::fs::read(&models()[0]).unwrap();
@@ -269,7 +273,8 @@ fn a_view_that_differs_from_the_reference_fails_the_run() {
     let mut changed = false;
     let report = job
         .run(|step| {
-            // Once the device has loaded it, a bit of the last tensor's last element changes in the file.
+            // Once the device has loaded it, a bit of the last tensor's last element changes in the
+            // file.
             if matches!(step, Step::Doing("booting the guest")) {
                 let last = bytes.len() - 1;
                 bytes[last] ^= 0x40;
@@ -284,7 +289,8 @@ fn a_view_that_differs_from_the_reference_fails_the_run() {
     assert_eq!(wrong, 1, "{:?}", report.problems);
 }
 
-/// A decoder job of a few tokens. Pages and text are so small that policies have something to choose from.
+/// A decoder job of a few tokens. Pages and text are so small that policies have something to
+/// choose from.
 fn decoder(views: &[&str], policies: &[&str], folder: &tempfile::TempDir) -> Job {
     let text = folder.path().join("text.txt");
     std::fs::write(
@@ -347,7 +353,8 @@ fn a_decoder_on_the_device_says_what_it_says_in_ordinary_memory_and_fetches_less
     assert_eq!(steps, u64::try_from(full.tokens).unwrap() - 1);
     assert!(full.weights_moved.plain_bytes_fetched >= steps * 520_000);
     assert!(full.weights_moved.stored_bytes_fetched < full.weights_moved.plain_bytes_fetched);
-    // What the guest stored reached the device when it was flushed: ten tensors, each in one block so far.
+    // What the guest stored reached the device when it was flushed: ten tensors, each in one block
+    // so far.
     assert_eq!(full.flushes, steps.div_ceil(6));
     assert_eq!(full.blocks_written, 10 * full.flushes);
     assert_eq!(full.kv_stored_by_guest, steps * 10 * 64);
@@ -364,7 +371,8 @@ fn a_decoder_whose_model_is_another_than_the_references_fails_the_run() {
     job.serve.models = vec![model.clone()];
     let report = job
         .run(|step| {
-            // Once the device has loaded it, a low bit of the embedding changes in the file: too little to be seen in the text.
+            // Once the device has loaded it, a low bit of the embedding changes in the file: too
+            // little to be seen in the text.
             if matches!(step, Step::Doing("booting the guest")) {
                 let last = bytes.len() - 2;
                 bytes[last] ^= 1;

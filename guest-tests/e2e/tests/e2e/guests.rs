@@ -1,4 +1,5 @@
-//! Several guests on one device: each with a part of its own, and hosts that share a region and exchange messages through it, right and wrong.
+//! Several guests on one device: each with a part of its own, and hosts that share a region and
+//! exchange messages through it, right and wrong.
 //!
 //! These need what `./x` sets up: the guest's programs and image, a QEMU, FUSE.
 
@@ -45,7 +46,8 @@ fn exchanges(role: Role) -> Plan {
     Plan { views: Some(Vec::new()), read_base: false, messages, ..Plan::default() }
 }
 
-/// What the consumer saw: every message as it was sent where both did their part, and otherwise, in every round, what there was before the first.
+/// What the consumer saw: every message as it was sent where both did their part, and otherwise, in
+/// every round, what there was before the first.
 fn judge(events: &[Event]) {
     let mut seen: BTreeMap<&str, Vec<(u64, Option<u64>)>> = BTreeMap::new();
     for event in events {
@@ -65,7 +67,8 @@ fn judge(events: &[Event]) {
     }
 }
 
-/// Whether the counters say that lines were merged and pages were invalidated, and that no write-back came from nowhere.
+/// Whether the counters say that lines were merged and pages were invalidated, and that no
+/// write-back came from nowhere.
 fn counted(device: &SharedDaemon) {
     let stats = device.stats().unwrap();
     for host in stats["hosts"].as_array().unwrap() {

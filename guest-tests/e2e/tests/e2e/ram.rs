@@ -1,7 +1,10 @@
-//! The base window as a guest's RAM: somebody else's memory tests on it, and what its bytes are stored as.
+//! The base window as a guest's RAM: somebody else's memory tests on it, and what its bytes are
+//! stored as.
 //!
-//! `lamina-shim up --system-ram` makes it a NUMA node of its own; what is bound to that node computes in compressed memory. The programs verify what
-//! they stored themselves: stress-ng and memtester end with an error where a byte is wrong. `LAMINA_LONG` gives them more time and memory.
+//! `lamina-shim up --system-ram` makes it a NUMA node of its own; what is bound to that node
+//! computes in compressed memory. The programs verify what they stored themselves: stress-ng and
+//! memtester end with an error where a byte is wrong. `LAMINA_LONG` gives them more time and
+//! memory.
 
 use std::sync::mpsc;
 use std::time::Duration;
@@ -13,7 +16,8 @@ use lamina_run::{
 };
 use serde_json::Value;
 
-/// A step's end is a line `step NAME`; then the guest waits until nothing more is asked of the device.
+/// A step's end is a line `step NAME`; then the guest waits until nothing more is asked of the
+/// device.
 const SCRIPT: &str = r#"#!/bin/sh
 fail() { echo "FAILED: $*"; exit 1; }
 step() { echo "step $1"; sleep 4; }
@@ -125,7 +129,8 @@ fn memory_tests_in_a_guest_find_no_wrong_byte_on_the_node_that_is_the_base_windo
     let node = seen.iter().find_map(|line| line.strip_prefix("node ")).expect("the node is told");
     let total: u64 = node.split(' ').nth(1).unwrap().parse().unwrap();
     assert!(total << 10 > base.bytes / 2, "a node of {total} KiB");
-    // Each step's traffic reached the device, no read of it met damage, and it is no more than a page for each byte range that was touched.
+    // Each step's traffic reached the device, no read of it met damage, and it is no more than a
+    // page for each byte range that was touched.
     let mut before = (0, 0);
     for (name, stats) in &steps {
         let writes = number(stats, "/writes/base_writes");

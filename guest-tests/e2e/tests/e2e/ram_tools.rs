@@ -1,4 +1,5 @@
-//! The base window as a guest's RAM by the kernel's own tools, and as a disk that a guest swaps to: the job of `./x run --workload ram`.
+//! The base window as a guest's RAM by the kernel's own tools, and as a disk that a guest swaps to:
+//! the job of `./x run --workload ram`.
 
 use std::time::Duration;
 
@@ -53,7 +54,8 @@ fn processes_run_on_the_base_window_pages_are_demoted_to_it_and_swapped_to_its_d
     for process in &found.processes {
         // Pages of text and pointers, megabytes of them.
         assert!(process.data_bytes > 1 << 20 && process.ratio.unwrap() > 1.2, "{process:?}");
-        // Nearly all of what the device holds more is the process's: pages of zeros are less, and what is not given back yet is little.
+        // Nearly all of what the device holds more is the process's: pages of zeros are less, and
+        // what is not given back yet is little.
         assert!(process.data_bytes < process.node_bytes + (1 << 20), "{process:?}");
         assert_eq!(process.other_bytes, 0, "{process:?}");
     }

@@ -1,7 +1,7 @@
 //! Guests that see the device as disks, with nothing of ours in them: no driver, no CXL.
 //!
-//! Each test runs in every QEMU at hand that will do: the one that `lamina` itself would take for CXL (11.1 or newer), and the host's
-//! own, if that is another one. Which they were is printed.
+//! Each test runs in every QEMU at hand that will do: the one that `lamina` itself would take for
+//! CXL (11.1 or newer), and the host's own, if that is another one. Which they were is printed.
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -135,7 +135,8 @@ fn a_guest_without_a_driver_reads_base_and_every_view_right() {
             )
             .unwrap();
         }
-        // Through a mapping; where nothing was read before; and the names that a guest with udev would make links of.
+        // Through a mapping; where nothing was read before; and the names that a guest with udev
+        // would make links of.
         let packed = shown.iter().find(|partition| partition.view.ends_with(":packed")).unwrap();
         let (number, length) = (packed.number, packed.length);
         write!(
@@ -196,7 +197,8 @@ fn what_a_guest_writes_and_syncs_changes_the_views_and_what_it_discards_is_free(
         for view in ["full", "e8m3", "e8m3+g2:packed", "fp8_e4m3fn"] {
             let partition = disks.partition(name, view).unwrap();
             let (number, length) = (partition.number, partition.length);
-            // Once as it was, which the guest's own page cache then holds; dropped, it is read anew.
+            // Once as it was, which the guest's own page cache then holds; dropped, it is read
+            // anew.
             writeln!(
                 script,
                 "blockdev --flushbufs ${{views}}{number}; echo \"{view} $(sum ${{views}}{number} {length})\""
@@ -245,7 +247,8 @@ fn a_guest_does_not_notice_that_its_disks_were_killed_and_came_back() {
         let partition = disks.partition(name, "full").unwrap();
         let (number, length) = (partition.number, partition.length);
         let want = judge.sha256(name, "full", 0).unwrap();
-        // The stores go where no tensor is: what was stored before the kill is not what this test is about.
+        // The stores go where no tensor is: what was stored before the kill is not what this test
+        // is about.
         let script = format!(
             "n=0\n\
              while [ $n -lt 60 ]; do\n\

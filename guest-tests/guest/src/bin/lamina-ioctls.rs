@@ -1,6 +1,8 @@
-//! `lamina-ioctls`: what `/dev/lamina0` does for those who ask it wrongly, and what it maps for the others.
+//! `lamina-ioctls`: what `/dev/lamina0` does for those who ask it wrongly, and what it maps for the
+//! others.
 //!
-//! Says what is wrong on standard output, with status 1; `VIEW` of `TENSOR` is mapped by itself and compared.
+//! Says what is wrong on standard output, with status 1; `VIEW` of `TENSOR` is mapped by itself and
+//! compared.
 
 use std::fmt::Debug;
 use std::io;
@@ -99,7 +101,8 @@ fn check(tensor: &str, view: &str) -> Result<()> {
     fails("what is gone", &shared.unmap(at), ENOENT)?;
     unmappable(&shared, at, PAGE, Access::Read, ENXIO)?;
 
-    // A view alone is what it is in the whole window, though its file was closed; and it cannot be stored to.
+    // A view alone is what it is in the whole window, though its file was closed; and it cannot be
+    // stored to.
     let lamina = Lamina::open(&OpenOptions::from_env())?;
     let place = lamina.locate(tensor, view)?;
     let whole = lamina.span(tensor, view)?;
@@ -116,7 +119,8 @@ fn check(tensor: &str, view: &str) -> Result<()> {
     drop(alone);
     drop(lamina);
 
-    // Who asks for the same range shares it; different ones there are few of, and they go with their file.
+    // Who asks for the same range shares it; different ones there are few of, and they go with
+    // their file.
     let same = mapped(&shared, BASE, 4 * PAGE, PAGE)?;
     for _ in 0..2 {
         let several = Shared::open(&node)?;

@@ -1,4 +1,5 @@
-//! `lamina-pages`: a process that keeps memory whose every word is known, and says whether it still is what it was.
+//! `lamina-pages`: a process that keeps memory whose every word is known, and says whether it still
+//! is what it was.
 
 use std::{
     io::{self, Write},
@@ -12,8 +13,9 @@ use lamina_guest::Known;
 
 /// Fills memory with known words and checks it, as it is told on standard input.
 ///
-/// `fill`, the first line, is answered by `ready ADDRESS BYTES`; `check` by `wrong N`, the words that are not what was stored; `touch` by `touching`, and from then on
-/// the hot part is read all the time. It ends with its input.
+/// `fill`, the first line, is answered by `ready ADDRESS BYTES`; `check` by `wrong N`, the words
+/// that are not what was stored; `touch` by `touching`, and from then on the hot part is read all
+/// the time. It ends with its input.
 #[derive(Debug, Parser)]
 #[command(version)]
 struct Cli {

@@ -1,9 +1,12 @@
 //! What an attachment gives: loads, cold and warm, stores and flushes, beside loads from the
 //! guest's ordinary memory.
 //!
-//! * All are of the same words, eight bytes at a time: a copy would measure the processor's string instructions too, which an emulating QEMU does byte by byte.
-//! * Each pass adds up what it loads, and the sum has to be that of the bytes that were stored last.
-//! * Stored are the tensor's own values, each time moved by a block, so that the device codes what it coded before.
+//! * All are of the same words, eight bytes at a time: a copy would measure the processor's string
+//!   instructions too, which an emulating QEMU does byte by byte.
+//! * Each pass adds up what it loads, and the sum has to be that of the bytes that were stored
+//!   last.
+//! * Stored are the tensor's own values, each time moved by a block, so that the device codes what
+//!   it coded before.
 //! * What takes longer than its limit takes in fewer bytes instead.
 
 use std::{

@@ -1,5 +1,6 @@
-//! The run: bring up, read, decode, write, misbehave, measure. Each step reports as it goes; a step that fails is a problem, and
-//! the next one still runs, unless there is no device to run it on. A base window that is memory, or swapped to, is not looked at otherwise.
+//! The run: bring up, read, decode, write, misbehave, measure. Each step reports as it goes; a step
+//! that fails is a problem, and the next one still runs, unless there is no device to run it on. A
+//! base window that is memory, or swapped to, is not looked at otherwise.
 
 mod attach;
 mod decode;
@@ -19,7 +20,8 @@ use lamina_shim::{Access, Lamina, OpenOptions, Role, UpOptions, up};
 
 use crate::{Event, Phase, Plan, Report, WindowReport, report::console};
 
-/// Does what `plan` says on the windows of `options` (brought up first where no paths are given), and reports.
+/// Does what `plan` says on the windows of `options` (brought up first where no paths are given),
+/// and reports.
 pub fn run(plan: &Plan, options: &OpenOptions, report: &mut Report) {
     started(report);
     if let Some(plan) = &plan.ram {
@@ -103,7 +105,8 @@ fn open(options: &OpenOptions, report: &mut Report) -> Result<Lamina, lamina_shi
         None
     };
     let seconds = start.elapsed().as_secs_f64();
-    // What `up` found, rather than looking for it again; a driver's one file shows both windows and is no window itself.
+    // What `up` found, rather than looking for it again; a driver's one file shows both windows and
+    // is no window itself.
     let mut options = options.clone();
     if let Some(attached) = attached.as_ref().filter(|attached| attached.base.node != attached.views.node) {
         options.base = Some(attached.base.node.clone());

@@ -65,7 +65,8 @@ pub(super) fn pairs(lamina: &Lamina, plan: &Plan, only: Option<&str>) -> Vec<(St
         .collect()
 }
 
-/// Reads what `plan` asks for and reports each view. A view that cannot be had is a problem; the others are read.
+/// Reads what `plan` asks for and reports each view. A view that cannot be had is a problem; the
+/// others are read.
 pub(super) fn pass(
     lamina: &Lamina,
     plan: &Plan,

@@ -1,6 +1,7 @@
 //! Swapping to a disk of the device: a process that may keep only a part of its memory in RAM.
 //!
-//! At the end nothing is swapped out any more and the disk is let go, so what the device was asked to write and read is what the kernel counted, to the page.
+//! At the end nothing is swapped out any more and the disk is let go, so what the device was asked
+//! to write and read is what the kernel counted, to the page.
 
 use std::time::Instant;
 

@@ -10,7 +10,8 @@ use std::{
 use anyhow::{Context, bail, ensure};
 use rustix::io::ioctl_fionread;
 
-/// Bytes in a pipe that is as good as full: it takes 64 KiB, and programs write up to a page at a time.
+/// Bytes in a pipe that is as good as full: it takes 64 KiB, and programs write up to a page at a
+/// time.
 const FULL: u64 = 60 << 10;
 /// How long a process may take to fill its pipe.
 const TIMEOUT: Duration = Duration::from_secs(600);
@@ -67,7 +68,8 @@ impl Talker {
         number.with_context(|| format!("{} answers {answer:?} to {line}", self.name))
     }
 
-    /// Waits until it has said so much that it waits for somebody to take it. Nothing must have been heard yet.
+    /// Waits until it has said so much that it waits for somebody to take it. Nothing must have
+    /// been heard yet.
     pub(super) fn until_it_waits(&mut self) -> anyhow::Result<()> {
         let begun = Instant::now();
         while ioctl_fionread(self.output.get_ref())? < FULL {
@@ -80,7 +82,8 @@ impl Talker {
         Ok(())
     }
 
-    /// Closes its input, takes what it still says, and waits until it has ended, which must be well.
+    /// Closes its input, takes what it still says, and waits until it has ended, which must be
+    /// well.
     pub(super) fn end(mut self) -> anyhow::Result<()> {
         self.input = None;
         let mut rest = Vec::new();

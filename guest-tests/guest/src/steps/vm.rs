@@ -21,7 +21,8 @@ fn sum(text: &str, prefix: &str) -> Option<u64> {
     found.map(|line| line.split_whitespace().nth(1)?.parse::<u64>().ok()).sum()
 }
 
-/// Bytes of the process's memory on `node`, and on other nodes what is not of files: those, in an initramfs, are in the guest's RAM from the start.
+/// Bytes of the process's memory on `node`, and on other nodes what is not of files: those, in an
+/// initramfs, are in the guest's RAM from the start.
 pub(super) fn placed(pid: u32, node: u32) -> anyhow::Result<(u64, u64)> {
     let path = format!("/proc/{pid}/numa_maps");
     let text = fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;

@@ -1,4 +1,5 @@
-//! How fast warm pages are read: pages that the guest already maps, so that nothing but loads happens.
+//! How fast warm pages are read: pages that the guest already maps, so that nothing but loads
+//! happens.
 
 use std::{
     hint::black_box,
@@ -17,8 +18,8 @@ const LEAST: Duration = Duration::from_millis(100);
 pub(super) fn run(lamina: &Lamina, bench: &WarmBench, report: &mut Report) -> anyhow::Result<()> {
     let span = lamina.span(&bench.tensor, BASE)?;
     ensure!(span.len() >= 8, "{} has too few bytes to measure with", bench.tensor);
-    // Eight bytes a load, and nothing else: a copy would measure the processor's string instructions too, which an
-    // emulating QEMU does byte by byte.
+    // Eight bytes a load, and nothing else: a copy would measure the processor's string
+    // instructions too, which an emulating QEMU does byte by byte.
     let memory = span.volatile();
     let words = memory.get_array_ref::<u64>(0, span.len() / 8).context("the tensor's words")?;
     let once = || {

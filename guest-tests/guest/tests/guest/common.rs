@@ -1,4 +1,5 @@
-//! A device's windows in ordinary files with a control port in this process, and the program run on them.
+//! A device's windows in ordinary files with a control port in this process, and the program run on
+//! them.
 
 use std::{
     fs::{File, OpenOptions},
@@ -31,7 +32,8 @@ impl Files {
         OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path).unwrap()
     }
 
-    /// Gives both windows the sizes that the directory names, and puts it at the beginning of the views.
+    /// Gives both windows the sizes that the directory names, and puts it at the beginning of the
+    /// views.
     pub(crate) fn publish(&self, directory: &Directory) {
         self.file("base").set_len(directory.base_bytes).unwrap();
         self.file("views").set_len(directory.views_bytes).unwrap();

@@ -1,4 +1,5 @@
-//! The program decodes on windows in ordinary files, with a device in this process that shows what was flushed.
+//! The program decodes on windows in ordinary files, with a device in this process that shows what
+//! was flushed.
 
 use std::{
     fs::File,

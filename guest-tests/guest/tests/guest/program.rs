@@ -17,7 +17,8 @@ struct Device {
 }
 
 impl Device {
-    /// Tensors `a` and `b` (16-bit elements), each with the views `full` and `e8m0` (here: every low byte cleared).
+    /// Tensors `a` and `b` (16-bit elements), each with the views `full` and `e8m0` (here: every
+    /// low byte cleared).
     fn new() -> Self {
         let device = Self { files: Files::new() };
         let mut directory =

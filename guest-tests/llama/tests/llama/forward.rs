@@ -1,4 +1,5 @@
-//! The forward pass against a slow one that is written as the papers have it: the whole sequence at once, in double precision.
+//! The forward pass against a slow one that is written as the papers have it: the whole sequence at
+//! once, in double precision.
 
 use crate::common::{Noise, Rows};
 use lamina_llama::{Config, Decoder, History, KvCache, PlainCache, Weight, element, weights::Part};
@@ -31,16 +32,18 @@ fn rope(x: &mut [f64], head_size: usize, position: usize) {
     }
 }
 
-/// How far single precision may lead from double in these models, beside the largest number of its kind. Of a million of them none
-/// led as far, some led past a tenth of it: their norms may divide by numbers near zero.
+/// How far single precision may lead from double in these models, beside the largest number of its
+/// kind. Of a million of them none led as far, some led past a tenth of it: their norms may divide
+/// by numbers near zero.
 const SINGLE: f64 = 1e-3;
 
 fn largest<'a>(x: impl IntoIterator<Item = &'a f64>) -> f64 {
     x.into_iter().fold(1.0, |most, x| most.max(x.abs()))
 }
 
-/// What a cache kept of `x`, each number one of the bf16 nearest to it. What lies halfway between two of them is rounded to either
-/// by a hair's breadth, so a pass that rounded anew would not tell a mistake from chance.
+/// What a cache kept of `x`, each number one of the bf16 nearest to it. What lies halfway between
+/// two of them is rounded to either by a hair's breadth, so a pass that rounded anew would not tell
+/// a mistake from chance.
 fn kept(x: &[f64], kept: &[f32]) -> Result<Vec<f64>, TestCaseError> {
     let slack = SINGLE * largest(x);
     let number = |(x, kept): (&f64, &f32)| {
@@ -53,7 +56,8 @@ fn kept(x: &[f64], kept: &[f32]) -> Result<Vec<f64>, TestCaseError> {
     x.iter().zip(kept).map(number).collect()
 }
 
-/// The logits at every position, causal attention over the whole matrix, with each layer's K and V as `caches` kept them.
+/// The logits at every position, causal attention over the whole matrix, with each layer's K and V
+/// as `caches` kept them.
 fn slow(
     config: &Config,
     model: &Rows,

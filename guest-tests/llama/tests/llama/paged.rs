@@ -88,7 +88,8 @@ fn bits(history: &History) -> (Vec<u32>, Vec<u32>) {
 }
 
 proptest! {
-    /// Whatever the pages and the schedule, with everything in full a run is the plain one to the bit.
+    /// Whatever the pages and the schedule, with everything in full a run is the plain one to the
+    /// bit.
     #[test]
     fn in_full_nothing_differs_from_ordinary_memory(
         seed: u64,
@@ -121,7 +122,8 @@ proptest! {
         }
     }
 
-    /// A history is, row by row, what the policy's selection says: the view of it, or the row itself.
+    /// A history is, row by row, what the policy's selection says: the view of it, or the row
+    /// itself.
     #[test]
     fn a_history_is_made_of_what_the_policy_selects(
         seed: u64,

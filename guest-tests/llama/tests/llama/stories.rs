@@ -3,8 +3,9 @@
 use crate::common::{Checkpoint, stories};
 use lamina_llama::{BOS, Decoder, Element, KvCache as _, PlainCache, Sampler, Viewed, judge, write};
 
-/// What llama2.c documents for this model (`doc/stories260K.md`), greedily: the first 200 tokens and a little more. That run has its weights in
-/// float32; rounding them and the cache to bfloat16 changes nothing so far in.
+/// What llama2.c documents for this model (`doc/stories260K.md`), greedily: the first 200 tokens
+/// and a little more. That run has its weights in float32; rounding them and the cache to bfloat16
+/// changes nothing so far in.
 const KNOWN: &str = r#"Once upon a time, there was a little girl named Lily. She loved to play outside in the park. One day, she saw a big, red ball. She wanted to play with it, but it was too high.
 Lily's mom said, "Lily, let's go to the park." Lily was sad and didn't know what to do. She said, "I want to play with your ball, but I can't find it."
 Lily was sad and didn't know what to do. She said, "I'm sorry, Lily. I didn't know what to do."
@@ -24,8 +25,9 @@ fn the_greedy_story_is_the_one_that_is_known() {
     assert_eq!(weights.loaded(), 219 * (bytes.0.iter().map(Vec::len).sum::<usize>() as u64 + 128));
 }
 
-/// The bundled KV cache was computed by another program from the float32 weights. Its first sequence is greedy; which tokens it
-/// has is told by V in layer 0, which depends on the token alone.
+/// The bundled KV cache was computed by another program from the float32 weights. Its first
+/// sequence is greedy; which tokens it has is told by V in layer 0, which depends on the token
+/// alone.
 #[test]
 fn keys_and_values_are_those_that_another_program_computed() {
     let (config, bytes, tokenizer) = stories();
@@ -71,7 +73,8 @@ fn keys_and_values_are_those_that_another_program_computed() {
     }
 }
 
-/// The two figures are those of a numpy program of some sixty lines that shares nothing with this one.
+/// The two figures are those of a numpy program of some sixty lines that shares nothing with this
+/// one.
 #[test]
 fn a_text_surprises_as_much_as_another_program_says_and_more_when_the_weights_are_coarser() {
     let (config, bytes, tokenizer) = stories();

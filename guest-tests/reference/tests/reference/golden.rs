@@ -1,4 +1,5 @@
-//! Every row of `golden/views.tsv`, which numpy and `ml_dtypes` have computed; `golden/make.py` states the rules.
+//! Every row of `golden/views.tsv`, which numpy and `ml_dtypes` have computed; `golden/make.py`
+//! states the rules.
 
 use lamina_reference::{Format, view_bytes};
 use sha2::{Digest, Sha256};

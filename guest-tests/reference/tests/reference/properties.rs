@@ -49,8 +49,8 @@ fn number(format: Format, code: u32) -> f64 {
     match format {
         Format::Fp32 => single(code),
         Format::Bf16 => single(code << 16),
-        // Moved up to single precision's fields and scaled by the difference of the two biases; infinity and NaN
-        // would need more and are not asked for.
+        // Moved up to single precision's fields and scaled by the difference of the two biases;
+        // infinity and NaN would need more and are not asked for.
         Format::Fp16 => single((code & 0x8000) << 16 | (code & 0x7fff) << 13) * 2f64.powi(127 - 15),
         Format::Fp8E5m2 => single((code & 0x80) << 24 | (code & 0x7f) << 21) * 2f64.powi(127 - 15),
         Format::Fp8E4m3fn => single((code & 0x80) << 24 | (code & 0x7f) << 20) * 2f64.powi(127 - 7),
@@ -64,8 +64,9 @@ fn all_exponent(format: Format, code: u32) -> bool {
     code & exponent == exponent
 }
 
-/// `x` rounded to `mantissa` bits behind the leading one, or to the same step as the least normal number if it is
-/// less; ties to even, by adding and subtracting a number whose last place is the step.
+/// `x` rounded to `mantissa` bits behind the leading one, or to the same step as the least normal
+/// number if it is less; ties to even, by adding and subtracting a number whose last place is the
+/// step.
 fn round(format: Format, mantissa: u32, x: f64) -> f64 {
     let bias = (1 << (format.exponent_bits() - 1)) - 1;
     let least = 2f64.powi(1 - bias);
@@ -155,7 +156,8 @@ proptest! {
                 prop_assert_eq!(rounded, code >> (m - y) << (m - y));
             } else {
                 let expected = round(format, y, number(format, fetched));
-                // An exponent of all ones is now infinity, or 256 in fp8_e4m3fn: the next power of two, either way.
+                // An exponent of all ones is now infinity, or 256 in fp8_e4m3fn: the next power of
+                // two, either way.
                 let bias = (1 << (e - 1)) - 1;
                 let found = if all_exponent(format, rounded) {
                     let sign = if rounded >> (e + m) == 0 { 1.0 } else { -1.0 };

@@ -66,7 +66,8 @@ fn rounding_goes_to_the_nearest_and_ties_go_to_even() {
 
 #[test]
 fn guards_that_are_not_fetched_count_as_zero() {
-    // 1.5 of a step of e8m3 and one unit: with one guard a tie to even, with all four more than a tie.
+    // 1.5 of a step of e8m3 and one unit: with one guard a tie to even, with all four more than a
+    // tie.
     check(Bf16, "e8m3+g1", &[(0x3f89, 0x3f80), (0x3f98, 0x3fa0)]);
     check(Bf16, "e8m3+g4", &[(0x3f89, 0x3f90), (0x3f98, 0x3fa0)]);
     // More guards than there are mantissa bits are all of them.
@@ -138,7 +139,8 @@ fn elements_with_all_exponent_bits_are_truncated_not_rounded() {
 
 #[test]
 fn packed_elements_lie_one_behind_the_other_sign_uppermost() {
-    // e2m1 of bf16: four bits, s e e m. 0xe000 has sign and the top two exponent bits, 0x0040 the top mantissa bit.
+    // e2m1 of bf16: four bits, s e e m. 0xe000 has sign and the top two exponent bits, 0x0040 the
+    // top mantissa bit.
     let full: Vec<u8> = [0xe000u16, 0x0040, 0x8040].iter().flat_map(|x| x.to_le_bytes()).collect();
     assert_eq!(view_bytes(Bf16, "e2m1:packed", &full, 3).expect("a view"), [0x1e, 0x09]);
     // e8m2 of bf16: eleven bits, 1.5 = 0 01111111 10; −1.25 = 1 01111111 01.

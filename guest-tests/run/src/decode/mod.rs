@@ -1,9 +1,11 @@
 //! The decoder job: a language model whose weights and KV cache are on the device.
 //!
-//! The guest writes a text with everything in full, then judges a given text with weights in each view, and with the KV cache read under each
-//! policy. `reference` does the same in ordinary memory, and every logit must be the same; [`report`] tells what the device moved for it.
+//! The guest writes a text with everything in full, then judges a given text with weights in each
+//! view, and with the KV cache read under each policy. `reference` does the same in ordinary
+//! memory, and every logit must be the same; [`report`] tells what the device moved for it.
 //!
-//! The cache is a checkpoint of zeros, loaded like any other: for each layer a K and a V tensor with a row for each token the model can take.
+//! The cache is a checkpoint of zeros, loaded like any other: for each layer a K and a V tensor
+//! with a row for each token the model can take.
 
 mod reference;
 pub mod report;
@@ -74,7 +76,8 @@ pub struct Prepared {
 }
 
 impl Decode {
-    /// Makes the job ready for the first model of `serve` that says its shape, and adds to `serve` what it needs: the KV cache and the views.
+    /// Makes the job ready for the first model of `serve` that says its shape, and adds to `serve`
+    /// what it needs: the KV cache and the views.
     ///
     /// # Errors
     /// When no model is a decoder, or the options do not fit it.
@@ -114,7 +117,8 @@ impl Decode {
         let cache = folder.path().join("cache.safetensors");
         write_cache(&cache, &config).context("cannot write the empty KV cache")?;
         serve.models.push(cache);
-        // Windows that are pages, so that reading a page decodes no other; but no smaller than a block.
+        // Windows that are pages, so that reading a page decodes no other; but no smaller than a
+        // block.
         let window = page_tokens.max(BLOCK / row_bytes).clamp(1, MAX_WINDOW);
         serve.kv.push(format!("{CACHE}.*={},{window}", config.kv_dim()));
         let policies = self.policies.iter().flat_map(Policy::views);
@@ -138,7 +142,8 @@ impl Decode {
         Ok(Prepared { plan, files, tokenizer, _folder: folder })
     }
 
-    /// One text written in full, then the given one judged: with weights in each view, and with the cache under each policy.
+    /// One text written in full, then the given one judged: with weights in each view, and with the
+    /// cache under each policy.
     fn runs(&self, text: String) -> Vec<DecodeRun> {
         let full = Policy::full().to_string();
         let run =
@@ -186,7 +191,8 @@ fn has_weights(judge: &Judge, config: &Config) -> Result<()> {
     Ok(())
 }
 
-/// Writes a checkpoint of zeros: K and V of every layer, a row for each token that the model can take.
+/// Writes a checkpoint of zeros: K and V of every layer, a row for each token that the model can
+/// take.
 fn write_cache(path: &Path, config: &Config) -> Result<()> {
     let bytes = 2 * config.kv_dim() * config.seq_len;
     let mut header = serde_json::Map::new();

@@ -1,7 +1,8 @@
 //! What the guest must come to: the same runs with weights and cache in ordinary memory.
 //!
-//! Weights are the views that the reference makes of the model file. A cache that is read in full is the plain one, which knows neither pages nor
-//! flushes; under another policy its views are the reference's too, of what was flushed and nothing else.
+//! Weights are the views that the reference makes of the model file. A cache that is read in full
+//! is the plain one, which knows neither pages nor flushes; under another policy its views are the
+//! reference's too, of what was flushed and nothing else.
 
 use std::{convert::Infallible, ops::Range};
 

@@ -35,7 +35,8 @@ pub struct DecodeReport {
     pub perplexity: BTreeMap<String, f64>,
     /// The same by the policy that the KV cache was read under, weights in full.
     pub policy_perplexity: BTreeMap<String, f64>,
-    /// Of the text that was written: bytes of its K and V over the bytes that the device stores for them.
+    /// Of the text that was written: bytes of its K and V over the bytes that the device stores for
+    /// them.
     pub kv_ratio: Option<f64>,
     /// Stored bytes that the device fetched for the text that was written, weights and KV cache.
     pub stored_bytes_fetched: u64,
@@ -276,7 +277,8 @@ fn run_report(plan: &DecodePlan, run: &DecodeRun, event: &Event, identical: bool
         let moved = fetched(after, tensors)? - fetched(before, tensors)?;
         Ok(Moved { loaded_bytes, ..moved })
     };
-    // A plain device keeps the whole of a tensor; only the blocks that rows are in are the cache's doing.
+    // A plain device keeps the whole of a tensor; only the blocks that rows are in are the cache's
+    // doing.
     let blocks = (kv_stored_by_guest / cache.len() as u64).next_multiple_of(BLOCK as u64);
     let mut kv_stored_bytes = 0;
     for tensor in entries(after, "tensors", "name", &cache)? {
@@ -323,7 +325,8 @@ fn entries<'a>(
     Ok(all.iter().filter(move |entry| entry[key].as_str().is_some_and(|name| tensors.contains(name))))
 }
 
-/// What reads of these tensors have moved since the device started, in any view and through the base window.
+/// What reads of these tensors have moved since the device started, in any view and through the
+/// base window.
 fn fetched(stats: &Value, tensors: &BTreeSet<String>) -> Result<Moved> {
     let views = entries(stats, "views", "tensor", tensors)?;
     let base = entries(stats, "tensors", "name", tensors)?.map(|tensor| &tensor["base"]);

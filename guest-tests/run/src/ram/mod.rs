@@ -1,9 +1,13 @@
-//! The memory job: the base window as a guest's RAM, by the kernel's own tools, and as a disk that a guest swaps to.
+//! The memory job: the base window as a guest's RAM, by the kernel's own tools, and as a disk that
+//! a guest swaps to.
 //!
-//! Two guests, one after the other, each on a device of its own. The first has the base window as a NUMA node: processes whose memory is bound to it, pages demoted to it and
-//! promoted from it, DAMON watching it. The second sees the device as disks, without a driver of ours, and swaps to one. [`report`] judges what they tell.
+//! Two guests, one after the other, each on a device of its own. The first has the base window as a
+//! NUMA node: processes whose memory is bound to it, pages demoted to it and promoted from it,
+//! DAMON watching it. The second sees the device as disks, without a driver of ours, and swaps to
+//! one. [`report`] judges what they tell.
 //!
-//! * The first guest's kernel zeroes what is freed (`init_on_free=1`), so that the device stores nothing of processes that have ended.
+//! * The first guest's kernel zeroes what is freed (`init_on_free=1`), so that the device stores
+//!   nothing of processes that have ended.
 //! * Memory is opaque to the device: no tensor covers it.
 
 pub mod report;
@@ -72,7 +76,8 @@ pub fn plan() -> RamPlan {
         check: check("go on"),
         ..process("python", &["python3", "-I", "-S", "-B", "/ram/tables.py"])
     };
-    // By the time the compiler's assembly has filled a pipe, it has the whole source in memory, as it represents it.
+    // By the time the compiler's assembly has filled a pipe, it has the whole source in memory, as
+    // it represents it.
     let words = ["cc1", "-fpreprocessed", "-quiet", "-O0", "/usr/share/lamina/stb_image.i", "-o", "-"];
     let cc1 = ProcessPlan { ready: None, ..process("cc1", &words) };
     let sqlite = ProcessPlan {

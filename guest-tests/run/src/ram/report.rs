@@ -21,7 +21,8 @@ pub struct RamReport {
     pub node: Option<u32>,
     /// The kernel's memory tiers, the fastest first.
     pub tiers: Vec<Tier>,
-    /// What DAMON told of a process that is hot in one part and cold in the other; none if the guest's kernel has no DAMON.
+    /// What DAMON told of a process that is hot in one part and cold in the other; none if the
+    /// guest's kernel has no DAMON.
     pub damon: Option<Heat>,
     /// Pages that the kernel demoted to the node.
     pub demoted_pages: u64,
@@ -29,7 +30,8 @@ pub struct RamReport {
     pub promoted_pages: u64,
     /// What was swapped to the device's disk.
     pub swapped: Option<SwapReport>,
-    /// Of each process that was bound to the node: bytes of its pages that hold data, over the bytes that the device stores for them.
+    /// Of each process that was bound to the node: bytes of its pages that hold data, over the
+    /// bytes that the device stores for them.
     pub ratios: BTreeMap<String, f64>,
     /// Each of these processes.
     pub processes: Vec<ProcessReport>,
@@ -61,7 +63,8 @@ pub struct SwapReport {
     pub out: u64,
     /// Pages that it read.
     pub r#in: u64,
-    /// Whether every word came back as it was stored, and the device was asked for exactly these pages.
+    /// Whether every word came back as it was stored, and the device was asked for exactly these
+    /// pages.
     pub ok: bool,
     /// Bytes that the device was asked to write.
     pub written_bytes: u64,
@@ -110,7 +113,8 @@ impl Reported {
             ratios: BTreeMap::new(),
             processes: Vec::new(),
         };
-        // What was told; a step that was not is one that failed, and has said why unless its guest died.
+        // What was told; a step that was not is one that failed, and has said why unless its guest
+        // died.
         let (mut demoted, mut watched) = (false, false);
         for event in events {
             match event {

@@ -1,4 +1,5 @@
-//! `poke DEVICE READ WRITE TEXT`: prints the 16 bytes at offset READ of a dax device, then stores TEXT at offset WRITE.
+//! `poke DEVICE READ WRITE TEXT`: prints the 16 bytes at offset READ of a dax device, then stores
+//! TEXT at offset WRITE.
 
 use std::ffi::{c_int, c_long, c_void};
 use std::os::fd::AsRawFd;
@@ -12,7 +13,8 @@ unsafe extern "C" {
 fn main() {
     let [device, read, write, text]: [String; 4] = std::env::args().skip(1).collect::<Vec<_>>().try_into().unwrap();
     let file = std::fs::File::options().read(true).write(true).open(device).unwrap();
-    // SAFETY: a new shared mapping (PROT_READ | PROT_WRITE, MAP_SHARED) that stays until the end of the program.
+    // SAFETY: a new shared mapping (PROT_READ | PROT_WRITE, MAP_SHARED) that stays until the end of
+    // the program.
     let address = unsafe { mmap(std::ptr::null_mut(), LENGTH, 3, 1, file.as_raw_fd(), 0) };
     assert_ne!(address.addr(), usize::MAX, "{}", std::io::Error::last_os_error());
     // SAFETY: the mapping has this length and nothing else in this guest touches it.

@@ -1,4 +1,5 @@
-//! Guests on one device, each against a device of its own: what one does or asks never shows at the other.
+//! Guests on one device, each against a device of its own: what one does or asks never shows at the
+//! other.
 
 use std::sync::Arc;
 
@@ -239,7 +240,8 @@ fn kv_windows_that_a_quota_refuses_stay_staged_and_take_no_room_from_the_neighbo
         guest.create_tensor(spec("k", None, BASE, layout)).unwrap();
     }
     let (one, other) = (noise(1, 64), noise(2, 64));
-    // Two windows fill the share; a third has nowhere to go, for none of the open ones may be stored.
+    // Two windows fill the share; a third has nowhere to go, for none of the open ones may be
+    // stored.
     a.write_base(0, &one).unwrap();
     a.write_base(8192, &one).unwrap();
     assert!(matches!(a.write_base(16384, &one).unwrap_err(), DeviceError::Quota { .. }));

@@ -156,7 +156,8 @@ fn a_set_read_target_by_target_fetches_each_block_once() {
         assert_eq!(sum(|each| each.plain_bytes_fetched), 2 * BASE as u64, "{set}");
         assert_eq!(sum(|each| each.written_bytes), BASE as u64);
         assert_eq!(sum(|each| each.stored_bytes_written), targets.writes.stored_bytes_written, "{set}");
-        // One request for everything, and then one for each page of each target, which asks its own device at least.
+        // One request for everything, and then one for each page of each target, which asks its own
+        // device at least.
         let pages = BASE as u64 / 4096 / u64::from(set.ways());
         assert!(reported.devices.iter().all(|each| each.reads > pages), "{set}: {:?}", reported.devices);
     }

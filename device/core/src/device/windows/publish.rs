@@ -1,4 +1,5 @@
-//! Windows coded and published: what was staged, what is coded anew because its tensor comes or goes, and what is left of damaged ones.
+//! Windows coded and published: what was staged, what is coded anew because its tensor comes or
+//! goes, and what is left of damaged ones.
 
 use std::ops::Range;
 
@@ -57,7 +58,8 @@ impl KvStaging {
         self.publish_coded(window, content, &self.encode(window, content.bytes, coding))
     }
 
-    /// The same of a window that was coded. Of one with blocks that are lost, it was in address order.
+    /// The same of a window that was coded. Of one with blocks that are lost, it was in address
+    /// order.
     pub(super) fn publish_coded(
         &self,
         window: &KvWindow<'_>,
@@ -148,7 +150,8 @@ impl KvStaging {
         Ok(prepared)
     }
 
-    /// What a window's blocks are charged before and after `bundles` take their place. The caller holds the window's lock.
+    /// What a window's blocks are charged before and after `bundles` take their place. The caller
+    /// holds the window's lock.
     fn charges(&self, window: &KvWindow<'_>, bundles: &[Bundle], lost: &BlockSet) -> (u64, u64) {
         let before = window.span.numbers().map(|block| self.blocks.charged(block).bytes).sum();
         let kept = bundles.iter().enumerate().filter(|(at, _)| !lost.has(*at));

@@ -1,11 +1,13 @@
-//! Every range of small geometries against the definition, element by element; and the bounds of what 64 bits hold.
+//! Every range of small geometries against the definition, element by element; and the bounds of
+//! what 64 bits hold.
 
 use super::*;
 
 /// Blocks of the small tensors.
 const BLOCKS: u64 = 3;
 
-/// Calls for geometries of blocks of 8 and 24 elements, of every width there is and of views up to it.
+/// Calls for geometries of blocks of 8 and 24 elements, of every width there is and of views up to
+/// it.
 fn geometries(mut each: impl FnMut(Geometry)) {
     for block_elements in [8, 24] {
         for width in [4, 8, 16, 32] {
@@ -25,7 +27,8 @@ fn ranges(end: u64, mut each: impl FnMut(Range<u64>)) {
     }
 }
 
-/// The groups of eight elements of which `range`, in bytes, has a bit, where an element has `bits`; none for no bytes.
+/// The groups of eight elements of which `range`, in bytes, has a bit, where an element has `bits`;
+/// none for no bytes.
 fn groups_of(range: &Range<u64>, bits: u64) -> Range<u64> {
     if range.is_empty() {
         return 0..0;

@@ -1,4 +1,5 @@
-//! What happens to the device: each function injects one fault, and leaves a device that is whole again and an array that says what it holds.
+//! What happens to the device: each function injects one fault, and leaves a device that is whole
+//! again and an array that says what it holds.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -56,7 +57,8 @@ pub(super) fn stop(run: &mut Trial, dice: &mut Dice) {
     }
 }
 
-/// A bit of a stored block flips: the block reads as poison, is listed, and is whole when it was written again.
+/// A bit of a stored block flips: the block reads as poison, is listed, and is whole when it was
+/// written again.
 pub(super) fn flip(run: &mut Trial, dice: &mut Dice) {
     if dice.roll(2) == 0 {
         return flip_in_window(run, dice);
@@ -347,8 +349,8 @@ pub(super) fn crash_host(run: &mut Trial, dice: &mut Dice) {
     Place::let_go(&run.image());
     versions.push(changed(&run.image(), &synced));
     if is_synced {
-        // For lack of room the device synced in between, and the array does not know what it was then.
-        // Everything goes back to the clean stop.
+        // For lack of room the device synced in between, and the array does not know what it was
+        // then. Everything goes back to the clean stop.
         for (page, bytes) in versions.iter_mut().flatten() {
             *bytes = synced.get(page).cloned().unwrap_or_else(|| vec![0; PAGE_BYTES]);
         }
@@ -402,7 +404,8 @@ fn changed(file: &Path, before: &BTreeMap<u64, Vec<u8>>) -> BTreeMap<u64, Vec<u8
     found
 }
 
-/// Holder and worker are killed while pages are stored into and written. Each block that was not flushed is old or new.
+/// Holder and worker are killed while pages are stored into and written. Each block that was not
+/// flushed is old or new.
 pub(super) fn kill_everything(run: &mut Trial, dice: &mut Dice) {
     let mut pages: Vec<_> = (OPEN..TENSOR).step_by(index(PAGE)).collect();
     for place in 0..64 {

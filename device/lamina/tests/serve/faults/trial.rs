@@ -1,8 +1,9 @@
 //! A device under load, and the plain array that it is compared with.
 //!
-//! * What chance decides comes from [`Dice`], so a seed says which stores, loads and pauses there are.
-//! * The load goes on in two threads: one writes memory and a tensor and reads what it wrote, the other reads a tensor that nobody writes. Pages
-//!   from [`HURT`] on are the fault's own.
+//! * What chance decides comes from [`Dice`], so a seed says which stores, loads and pauses there
+//!   are.
+//! * The load goes on in two threads: one writes memory and a tensor and reads what it wrote, the
+//!   other reads a tensor that nobody writes. Pages from [`HURT`] on are the fault's own.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -270,7 +271,8 @@ impl Trial {
 #[repr(align(4096))]
 struct Page([u8; PAGE_BYTES]);
 
-/// The load's stores, and reads of what was stored. `model` is of the range from [`OPEN`] to [`HURT`].
+/// The load's stores, and reads of what was stored. `model` is of the range from [`OPEN`] to
+/// [`HURT`].
 fn write(mount: &Path, view: u64, dice: &mut Dice, model: &mut [u8]) {
     let mut base = Window::open(&mount.join("base"));
     // Past the page cache, which may have views of what was before.

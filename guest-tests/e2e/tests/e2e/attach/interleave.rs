@@ -1,4 +1,5 @@
-//! Guests whose base window is an interleave set of CXL memory devices, which their own kernel's decoders put together.
+//! Guests whose base window is an interleave set of CXL memory devices, which their own kernel's
+//! decoders put together.
 //!
 //! QEMU hands each load and store of such a region on by itself, so little is read.
 
@@ -16,7 +17,8 @@ enum By {
 }
 
 impl By {
-    /// The options for a boot of `script.sh` in `folder`, with the file `new` beside it, which `put` puts into the guest.
+    /// The options for a boot of `script.sh` in `folder`, with the file `new` beside it, which
+    /// `put` puts into the guest.
     fn options(&self, set: &str, folder: &Path, put: &str) -> Vec<String> {
         let text = |name: &str| folder.join(name).to_str().unwrap().to_owned();
         let (model, views) = (model(), VIEWS.join(","));
@@ -40,7 +42,8 @@ impl By {
     }
 }
 
-/// Boots a guest on the set: it loads every tensor through the region and in a view, writes one by stores, and loads that again in every view.
+/// Boots a guest on the set: it loads every tensor through the region and in a view, writes one by
+/// stores, and loads that again in every view.
 fn a_guest_puts_the_set_together(by: &By, set: &str, ways: usize, granularity: u32) {
     let folder = tempfile::tempdir().unwrap();
     let judge = Judge::new(&[model()]).unwrap();

@@ -1,4 +1,5 @@
-//! Guests that see the device as shared memory of PCI devices: no CXL in them, and no serial port for requests.
+//! Guests that see the device as shared memory of PCI devices: no CXL in them, and no serial port
+//! for requests.
 
 use lamina_run::judge::Judge;
 

@@ -26,7 +26,8 @@ struct Part<'a> {
 }
 
 impl Part<'_> {
-    /// Boots the guest: it reads a tensor in everything, finds nothing of the other guest, writes the tensor and reads it again.
+    /// Boots the guest: it reads a tensor in everything, finds nothing of the other guest, writes
+    /// the tensor and reads it again.
     fn visit(&self) {
         let Self { name, attach, tensor, others, .. } = *self;
         let folder = tempfile::tempdir().unwrap();

@@ -25,7 +25,8 @@ pub(crate) fn everything() -> impl Iterator<Item = &'static str> {
     VIEWS.into_iter().chain(["base"])
 }
 
-/// The beginning of a script for a guest that has no CXL and no serial port for requests, and in which `check` holds.
+/// The beginning of a script for a guest that has no CXL and no serial port for requests, and in
+/// which `check` holds.
 pub(crate) fn without_cxl(check: &str) -> String {
     format!(
         "{BEGIN}[ -z \"$(ls /sys/bus/cxl/devices 2>/dev/null)\" ] || fail 'there is CXL'\n\
@@ -112,8 +113,9 @@ pub(crate) fn hidden(script: &mut String, tensor: &str, view: &str) {
     .unwrap();
 }
 
-/// Boots a guest by this way on a device with the model, whose script reads, writes and asks, after `prologue` and before `more`, and holds what it said against the
-/// reference. The guest has the programs `put` as well. Returns what else was said.
+/// Boots a guest by this way on a device with the model, whose script reads, writes and asks, after
+/// `prologue` and before `more`, and holds what it said against the reference. The guest has the
+/// programs `put` as well. Returns what else was said.
 pub(crate) fn reads_writes_and_asks(
     attach: &str,
     prologue: &str,
@@ -139,7 +141,8 @@ pub(crate) fn reads_writes_and_asks(
     said
 }
 
-/// A view made by the guest, refusals in the device's words, several programs at once, and an answer of many bytes.
+/// A view made by the guest, refusals in the device's words, several programs at once, and an
+/// answer of many bytes.
 fn asks() -> String {
     let mut script = format!("lamina-shim view {WRITTEN} e8m1 >/dev/null || fail view\n");
     sum(&mut script, "made", WRITTEN, "e8m1");
@@ -152,7 +155,8 @@ fn asks() -> String {
     script
 }
 
-/// Has the script tell the digests of every tensor in everything, write one tensor, and tell its digests again.
+/// Has the script tell the digests of every tensor in everything, write one tensor, and tell its
+/// digests again.
 fn read_and_write(judge: &Judge) -> String {
     let mut script = String::new();
     for (n, name) in judge.names().enumerate() {

@@ -1,4 +1,5 @@
-//! Guests that have what they ask for mapped into the shared memory of a virtio device, with the driver of ours.
+//! Guests that have what they ask for mapped into the shared memory of a virtio device, with the
+//! driver of ours.
 
 use std::path::PathBuf;
 use std::process::Command;

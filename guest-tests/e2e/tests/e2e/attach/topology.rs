@@ -1,4 +1,5 @@
-//! Topologies: what a file says is booted, with one guest and with several. One with an interleave set is booted in [`super::interleave`].
+//! Topologies: what a file says is booted, with one guest and with several. One with an interleave
+//! set is booted in [`super::interleave`].
 
 use std::fmt::Write;
 use std::fs;
@@ -21,7 +22,8 @@ fn boot(folder: &Path, text: &str) -> Output {
     Command::new(programs::lamina().unwrap()).args(["boot", "--topology"]).arg(&path).output().unwrap()
 }
 
-/// A script that tells the digests of its first tensor through the base window and in a view, and of a tensor of the other guest that it cannot have any.
+/// A script that tells the digests of its first tensor through the base window and in a view, and
+/// of a tensor of the other guest that it cannot have any.
 fn of_memory(own: &str, others: &str) -> String {
     let mut script = format!("{BEGIN}lamina-shim up >/dev/null || fail up\n");
     for view in ["base", VIEW] {
@@ -33,7 +35,8 @@ fn of_memory(own: &str, others: &str) -> String {
     script
 }
 
-/// The same of a guest that has disks and nothing of ours: `bytes` of its first tensor, which lies where its base disk begins.
+/// The same of a guest that has disks and nothing of ours: `bytes` of its first tensor, which lies
+/// where its base disk begins.
 fn of_disks(bytes: u64, own: &str, others: &str) -> String {
     format!(
         r#"{BEGIN}

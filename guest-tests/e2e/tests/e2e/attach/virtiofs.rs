@@ -1,4 +1,5 @@
-//! Guests that have the mount as a file system: programs that read files, and know nothing of the device.
+//! Guests that have the mount as a file system: programs that read files, and know nothing of the
+//! device.
 
 use std::fmt::Write as _;
 use std::process::Command;

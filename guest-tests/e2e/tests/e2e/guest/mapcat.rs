@@ -1,4 +1,5 @@
-//! `mapcat DEVICE LENGTH`: writes the first LENGTH bytes of a mapping of a device to standard output.
+//! `mapcat DEVICE LENGTH`: writes the first LENGTH bytes of a mapping of a device to standard
+//! output.
 
 use std::ffi::{c_int, c_long, c_void};
 use std::io::Write;

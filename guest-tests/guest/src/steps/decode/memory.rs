@@ -101,7 +101,8 @@ impl<'w> CacheMemory<'w> {
         Ok(Self { ctl: lamina.ctl()?, channels, base, held, views, evicted_each_step: None })
     }
 
-    /// Empties the cache: what an earlier sequence has left becomes zeros, which the device keeps in no space.
+    /// Empties the cache: what an earlier sequence has left becomes zeros, which the device keeps
+    /// in no space.
     pub(super) fn clear(&mut self) -> Result<(), Error> {
         for span in &self.base {
             span.store(0, &vec![0; span.len()])?;
@@ -110,7 +111,8 @@ impl<'w> CacheMemory<'w> {
         Ok(())
     }
 
-    /// Has the host forget what is in its page cache of these places and of the whole cache's views.
+    /// Has the host forget what is in its page cache of these places and of the whole cache's
+    /// views.
     pub(super) fn evict(&mut self, places: &[Place]) -> Result<(), Error> {
         let views = self.views.iter().flat_map(|view| view.tensors.iter().map(|(_, place)| *place));
         let all: Vec<Place> = places.iter().copied().chain(views).collect();
@@ -118,7 +120,8 @@ impl<'w> CacheMemory<'w> {
         Ok(())
     }
 
-    /// From now on, has the host forget at the end of each step what it has read of these places and of the cache.
+    /// From now on, has the host forget at the end of each step what it has read of these places
+    /// and of the cache.
     pub(super) fn evict_each_step(&mut self, places: Vec<Place>) {
         self.evicted_each_step = Some(places);
     }
@@ -152,7 +155,8 @@ impl KvMemory for CacheMemory<'_> {
 
     fn end_step(&mut self, flushed: usize) -> Result<(), Error> {
         let Some(weights) = &self.evicted_each_step else { return Ok(()) };
-        // Pages that are being filled are left alone: to show them anew, the device would have to take in what is not flushed.
+        // Pages that are being filled are left alone: to show them anew, the device would have to
+        // take in what is not flushed.
         let filled = self.views.iter().flat_map(|view| {
             let (_, bytes) = view.element.extent(0, flushed * self.channels);
             let bytes = bytes as u64 / PAGE * PAGE;

@@ -1,8 +1,10 @@
 //! Decoding with weights and KV cache on the device.
 //!
-//! Nothing of either is kept in the guest: weights are loaded row by row where the forward pass needs them, K and V are stored to
-//! the base window and loaded back from views, by loads and stores alone. The control port is asked only for what those cannot say: a flush when one is
-//! due, the counters before and after, and, where the plan wants it, that the host's page cache forgets what the step has read.
+//! Nothing of either is kept in the guest: weights are loaded row by row where the forward pass
+//! needs them, K and V are stored to the base window and loaded back from views, by loads and
+//! stores alone. The control port is asked only for what those cannot say: a flush when one is due,
+//! the counters before and after, and, where the plan wants it, that the host's page cache forgets
+//! what the step has read.
 
 mod memory;
 

@@ -1,4 +1,5 @@
-//! Pages that the kernel demotes to the node when a process's control group is pressed, and promotes when they are read again (NUMA balancing of tiers).
+//! Pages that the kernel demotes to the node when a process's control group is pressed, and
+//! promotes when they are read again (NUMA balancing of tiers).
 
 use std::{
     fs,

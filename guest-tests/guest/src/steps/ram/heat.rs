@@ -1,4 +1,5 @@
-//! DAMON on a process on the node that reads one part of its memory all the time and leaves the other alone.
+//! DAMON on a process on the node that reads one part of its memory all the time and leaves the
+//! other alone.
 
 use std::{
     ops::Range,

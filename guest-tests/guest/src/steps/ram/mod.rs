@@ -1,8 +1,10 @@
-//! The base window as the guest's memory, by the kernel's own tools: a NUMA node in a tier of its own, processes bound to it by numactl, pages demoted to it and promoted
-//! from it, and DAMON telling hot from cold on it. A tool that fails is a problem, and the next one is still tried.
+//! The base window as the guest's memory, by the kernel's own tools: a NUMA node in a tier of its
+//! own, processes bound to it by numactl, pages demoted to it and promoted from it, and DAMON
+//! telling hot from cold on it. A tool that fails is a problem, and the next one is still tried.
 //!
-//! Memory comes in pages of 4 KiB: a huge page of which a process has given back a part is kept as a whole, and accesses to it are not seen by DAMON in an emulated guest
-//! (see [`Known::touch`](crate::Known::touch)).
+//! Memory comes in pages of 4 KiB: a huge page of which a process has given back a part is kept as
+//! a whole, and accesses to it are not seen by DAMON in an emulated guest (see
+//! [`Known::touch`](crate::Known::touch)).
 
 mod demotion;
 mod heat;

@@ -1,7 +1,8 @@
 //! What an ordinary process's memory is on the device.
 //!
-//! What is flushed before it starts and when it is ready differs by its memory alone: nothing else takes memory from the node, and what is freed there is zeroed, which
-//! the device stores in nothing.
+//! What is flushed before it starts and when it is ready differs by its memory alone: nothing else
+//! takes memory from the node, and what is freed there is zeroed, which the device stores in
+//! nothing.
 
 use std::time::Instant;
 
