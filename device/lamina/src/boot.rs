@@ -315,7 +315,7 @@ pub(crate) async fn programs(args: &Boot) -> Result<Vec<GuestFile>> {
             .with_context(|| format!("cannot read the script {}", script.display()))?;
         files.push(GuestFile::script(SCRIPT, text));
     }
-    for (host, guest) in &args.files {
+    for (host, guest) in &args.put {
         ensure!(host.is_file(), "{} is not a file that could be put into the guest", host.display());
         files.push(GuestFile { path: guest.clone(), source: Source::Host(host.clone()), mode: 0o755 });
     }

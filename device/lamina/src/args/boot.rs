@@ -81,8 +81,8 @@ pub(crate) struct Boot {
     #[arg(long, value_name = "FILE")]
     pub(crate) script: Option<PathBuf>,
     /// A file to put into the guest; may be given more than once.
-    #[arg(long = "put", value_name = "HOST=GUEST", value_parser = put)]
-    pub(crate) files: Vec<(PathBuf, String)>,
+    #[arg(long, value_name = "HOST=GUEST", value_parser = put)]
+    pub(crate) put: Vec<(PathBuf, String)>,
     /// Put fio, stress-ng, memtester and numactl into the guest.
     #[arg(long)]
     pub(crate) extras: bool,
