@@ -58,8 +58,8 @@ const SOURCES: [&str; 8] = [
 ];
 
 /// What the codec may use of others: it is for those who want nothing else.
-const OF_CODEC: [&str; 8] =
-    ["crc-fast", "crc32c", "lz4_flex", "multiversion", "proptest", "serde", "thiserror", "zstd"];
+const OF_CODEC: [&str; 7] =
+    ["crc-fast", "lz4_flex", "multiversion", "proptest", "serde", "thiserror", "zstd"];
 
 /// What each package of the workspace uses, outside its tests.
 fn uses() -> BTreeMap<String, BTreeSet<String>> {
