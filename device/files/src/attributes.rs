@@ -153,6 +153,7 @@ impl Files {
     /// [`Self::remove_attribute`].
     pub fn set_attribute(
         &self,
+        caller: Caller,
         inode: u64,
         name: &[u8],
         value: &[u8],
@@ -171,6 +172,9 @@ impl Files {
         }
         {
             let core = self.core.lock();
+            if core.is_done(caller) {
+                return Ok(());
+            }
             let node = core.state.node(inode)?;
             let others = node.attributes.iter().filter(|(other, _)| other.as_slice() != name);
             let bytes = others.map(|(name, value)| name.len() + value.len()).sum::<usize>()
@@ -185,7 +189,7 @@ impl Files {
                 _ => {}
             }
         }
-        self.change_attribute(inode, name, Some(value))
+        self.change_attribute(caller, inode, name, Some(value))
     }
 
     /// Removes an extended attribute.
@@ -193,14 +197,26 @@ impl Files {
     /// # Errors
     /// [`FileError::NoAttribute`]; [`FileError::is_no_room`] if the file would have to be coded
     /// anew and there is no room for that. Then nothing changed.
-    pub fn remove_attribute(&self, inode: u64, name: &[u8]) -> Result<(), FileError> {
-        if !self.core.lock().state.node(inode)?.attributes.contains_key(name) {
-            return Err(FileError::NoAttribute { inode });
+    pub fn remove_attribute(&self, caller: Caller, inode: u64, name: &[u8]) -> Result<(), FileError> {
+        {
+            let core = self.core.lock();
+            if core.is_done(caller) {
+                return Ok(());
+            }
+            if !core.state.node(inode)?.attributes.contains_key(name) {
+                return Err(FileError::NoAttribute { inode });
+            }
         }
-        self.change_attribute(inode, name, None)
+        self.change_attribute(caller, inode, name, None)
     }
 
-    fn change_attribute(&self, inode: u64, name: &[u8], value: Option<&[u8]>) -> Result<(), FileError> {
+    fn change_attribute(
+        &self,
+        caller: Caller,
+        inode: u64,
+        name: &[u8],
+        value: Option<&[u8]>,
+    ) -> Result<(), FileError> {
         let change = Change::Attribute { inode, name: name.to_vec(), value: value.map(<[u8]>::to_vec) };
         if [FORMAT, KV].contains(&name) {
             let (is_file, before, after) = {
@@ -212,14 +228,14 @@ impl Files {
                 (node.meta.is_file(), Class::of(node), Class::new(of(FORMAT), of(KV))?)
             };
             if is_file && before != after {
-                return self.recode(inode, &after, change);
+                return self.recode(caller, inode, &after, change);
             }
         }
         let mut core = self.core.lock();
         let mut meta = core.meta(inode)?;
         meta.times[2] = now();
         let changes = vec![change, Change::Put { inode, meta }];
-        self.commit(&mut core, changes, Caller::default(), value.is_none())
+        self.commit(&mut core, changes, caller, value.is_none())
     }
 }
 

@@ -149,8 +149,7 @@ impl Files {
             let more = if grows { ahead(units.end, unit) } else { 0 };
             let mut places = core.space.take(&class, hole.length + more, hint.filter(|_| follows));
             if let Err(FileError::NoAddress { .. }) = places {
-                self.trim(core)?;
-                places = core.space.take(&class, hole.length, None);
+                places = self.trim(core).and_then(|()| core.space.take(&class, hole.length, None));
             }
             let places = match places {
                 Ok(places) => places,
@@ -289,7 +288,9 @@ impl Files {
             if !freed.is_empty() {
                 let length = whole.end - whole.start;
                 let cut = Change::Cut { inode, at: whole.start, length };
-                self.commit(&mut core, vec![cut], Caller::default(), true)?;
+                // One piece that becomes two takes more room for good.
+                let splits = node.extents.splits(&whole);
+                self.commit(&mut core, vec![cut], Caller::default(), !splits)?;
             }
             core.live(inode).modified = Some(now());
             (freed, rest)
@@ -389,7 +390,13 @@ impl Files {
     }
 
     /// Codes what a file holds as another class, and makes `change` with that in one step.
-    pub(crate) fn recode(&self, inode: u64, class: &Class, change: Change) -> Result<(), FileError> {
+    pub(crate) fn recode(
+        &self,
+        caller: Caller,
+        inode: u64,
+        class: &Class,
+        change: Change,
+    ) -> Result<(), FileError> {
         let gate = self.gate(inode)?;
         let _alone = gate.write();
         let (size, pieces, old) = {
@@ -429,7 +436,7 @@ impl Files {
             let freed: Vec<_> = super::places_of(core.state.file(inode)?);
             changes.push(change);
             changes.push(Change::Put { inode, meta: Meta { size, ..meta } });
-            self.commit(&mut core, changes, Caller::default(), false)?;
+            self.commit(&mut core, changes, caller, false)?;
             // What lies behind the end was not copied.
             core.live(inode).clean = true;
             Ok(freed)

@@ -57,6 +57,12 @@ impl Extents {
         freed
     }
 
+    /// Whether a piece reaches over both ends of a range.
+    pub(crate) fn splits(&self, range: &Range<u64>) -> bool {
+        let piece = self.before(range.start);
+        piece.is_some_and(|(start, (_, length))| start < range.start && start + length > range.end)
+    }
+
     /// The pieces and holes of a range, in order.
     pub(crate) fn pieces(&self, range: &Range<u64>) -> Vec<Piece> {
         let mut pieces = Vec::new();

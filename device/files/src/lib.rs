@@ -348,7 +348,11 @@ impl Files {
             return Ok(());
         }
         let put = Change::Put { inode, meta: core.meta(inode)? };
-        self.commit(core, vec![put], Caller::default(), true)
+        match self.commit(core, vec![put], Caller::default(), true) {
+            // The next record has it.
+            Err(why) if why.is_no_room() => Ok(()),
+            recorded => recorded,
+        }
     }
 
     /// Drops an inode that has no name, and frees what it has.

@@ -55,7 +55,7 @@ impl Log {
     pub(crate) fn begin(device: Arc<Device>, places: [Place; 2], state: &State) -> Result<Self, FileError> {
         let (at, block) = (FIRST, Vec::new());
         let mut log = Self { device, places, used: 1, generation: 0, at, block, began: FIRST };
-        log.begin_anew(state)?;
+        log.begin_anew(state, false)?;
         Ok(log)
     }
 
@@ -71,6 +71,15 @@ impl Log {
         }
         let Some((used, generation)) = newest else { return Ok(None) };
         let (state, at) = replay(device, places[used], generation, places[used].1)?;
+        // A damaged record looks like the end, and what no record names is discarded.
+        let (first, end) = (places[used].0, places[used].0.saturating_add(places[used].1));
+        if let Some(lost) =
+            device.poison().iter().find(|lost| lost.dpa < end && first < lost.dpa.saturating_add(lost.length))
+        {
+            let why = format!("its block at {:#x} is damaged: {}", lost.dpa, lost.why);
+            return Err(FileError::Damaged { why });
+        }
+        state.check()?;
         let mut block = vec![0; usize::try_from(at % BLOCK).unwrap_or(0)];
         let (dpa, length) = places[used];
         device.read_base(dpa + at - at % BLOCK, &mut block)?;
@@ -88,7 +97,7 @@ impl Log {
         let (long, capacity) = (self.at - self.began, self.places[self.used].1);
         let bound = if frees { capacity } else { capacity / 8 * 7 };
         if long > LEAST_CHANGES.max(2 * self.began) || self.at + framed > bound {
-            match self.begin_anew(state) {
+            match self.begin_anew(state, frees) {
                 Ok(()) => {}
                 // As long as there is room behind it, the log goes on as it is.
                 Err(why) if self.at + framed <= bound => tracing::debug!("the log stays long: {why}"),
@@ -110,11 +119,13 @@ impl Log {
         Ok(())
     }
 
-    /// Writes the state to the other place, which is in use from then on.
-    fn begin_anew(&mut self, state: &State) -> Result<(), FileError> {
+    /// Writes the state to the other place, which is in use from then on. For what `frees` the state
+    /// may take all that a log may that grows: there is as much behind it as there was before.
+    fn begin_anew(&mut self, state: &State, frees: bool) -> Result<(), FileError> {
         let other = 1 - self.used;
         let (dpa, capacity) = self.places[other];
-        let written = self.write_anew(state, self.places[other]);
+        let most = if frees { capacity / 16 * 15 } else { capacity / 4 * 3 };
+        let written = self.write_anew(state, self.places[other], most);
         let (at, block) = written.inspect_err(|_| self.forget(other))?;
         let mut head = MAGIC.to_vec();
         head.extend_from_slice(&VERSION.to_le_bytes());
@@ -131,7 +142,12 @@ impl Log {
     }
 
     /// Writes all but the header: where the log then ends, and what of its last block is used.
-    fn write_anew(&self, state: &State, (dpa, capacity): Place) -> Result<(u64, Vec<u8>), FileError> {
+    fn write_anew(
+        &self,
+        state: &State,
+        (dpa, capacity): Place,
+        most: u64,
+    ) -> Result<(u64, Vec<u8>), FileError> {
         self.device.discard(dpa, capacity)?;
         let generation = self.generation + 1;
         let (mut first, mut bytes) = (FIRST, Vec::new());
@@ -144,7 +160,7 @@ impl Log {
             }
             frame(generation, first + bytes.len() as u64, &changes, &mut bytes);
             changes.clear();
-            if first + bytes.len() as u64 > capacity / 4 * 3 {
+            if first + bytes.len() as u64 > most {
                 let bytes = first + bytes.len() as u64;
                 return Err(FileError::NoNames { bytes, capacity });
             }

@@ -260,7 +260,7 @@ impl Files {
             changes.push(moved(new, to, Some((inode, there))));
             changes.push(moved(old, from, other.map(|other| (other, here))));
             if other_is_folder {
-                (source.links, goal.links) = (source.links + 1, goal.links.saturating_sub(1));
+                (source.links, goal.links) = (source.links.saturating_add(1), goal.links.saturating_sub(1));
             }
             if let Some(other) = other {
                 let parent = if other_is_folder { from } else { 0 };
@@ -275,20 +275,22 @@ impl Files {
             }
         }
         if is_folder {
-            (source.links, goal.links) = (source.links.saturating_sub(1), goal.links + 1);
+            (source.links, goal.links) = (source.links.saturating_sub(1), goal.links.saturating_add(1));
         }
         let parent = if is_folder { to } else { 0 };
         changes.push(changed(inode, Meta { parent, ..core.meta(inode)? }));
         if from == to {
             // What one gains the other loses: both are the same folder.
             let was = core.meta_of_folder(from)?.links;
-            let links = (source.links + goal.links).saturating_sub(was);
+            let links = source.links.saturating_add(goal.links).saturating_sub(was);
             changes.push(touched(from, Meta { links, ..source }));
         } else {
             changes.push(touched(from, source));
             changes.push(touched(to, goal));
         }
-        self.commit(&mut core, changes, caller, true)?;
+        // A longer name takes more room for good.
+        let frees = other.is_some() || new.len() <= old.len();
+        self.commit(&mut core, changes, caller, frees)?;
         drop(core);
         if let Some((other, freed)) = freed {
             self.free(other, freed);
@@ -298,7 +300,7 @@ impl Files {
 }
 
 impl Core {
-    fn is_done(&self, caller: Caller) -> bool {
+    pub(crate) fn is_done(&self, caller: Caller) -> bool {
         caller.request & super::SENT_AGAIN != 0 && self.state.is_done(caller.request & !super::SENT_AGAIN)
     }
 
@@ -349,7 +351,7 @@ impl Core {
 
     /// Refuses to move a folder into itself.
     fn not_inside(&self, folder: u64, mut to: u64) -> Result<(), FileError> {
-        loop {
+        for _ in 0..self.state.len() {
             if to == folder {
                 return Err(FileError::Invalid { what: "a folder cannot be moved into itself" });
             }
@@ -358,15 +360,16 @@ impl Core {
             }
             to = self.state.folder(to)?.meta.parent;
         }
+        Err(FileError::Damaged { why: format!("folder {to} is in itself") })
     }
 }
 
-fn check_name(name: &[u8]) -> Result<(), FileError> {
+pub(crate) fn check_name(name: &[u8]) -> Result<(), FileError> {
     let length = name.len();
     if length > MAX_NAME {
         return Err(FileError::TooLong { length, most: MAX_NAME });
     }
-    if name.is_empty() || name.contains(&b'/') || name == b"." || name == b".." {
+    if name.is_empty() || name.iter().any(|byte| [b'/', 0].contains(byte)) || name == b"." || name == b".." {
         return Err(FileError::Invalid { what: "this cannot be a name" });
     }
     Ok(())

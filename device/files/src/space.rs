@@ -179,8 +179,15 @@ impl Space {
         while left > 0 {
             let free = self.free.entry(key.clone()).or_default();
             let best = free.by_length.range((left, 0)..).next().copied();
-            if best.is_none() && self.make_slab(class, left, unit)? {
-                continue;
+            if best.is_none() {
+                match self.make_slab(class, left, unit) {
+                    Ok(true) => continue,
+                    Ok(false) => {}
+                    Err(why) => {
+                        self.put_back(class, &places);
+                        return Err(why);
+                    }
+                }
             }
             let free = self.free.entry(key.clone()).or_default();
             let Some((long, at)) = best.or_else(|| free.by_length.last().copied()) else {
@@ -216,6 +223,9 @@ impl Space {
             if Self::stuck_bytes(&now) < before {
                 return Ok(true);
             }
+        }
+        if self.limit.saturating_sub(self.taken) < wanted {
+            self.drop_empty(class);
         }
         let of_class: u64 = self
             .slabs
@@ -265,6 +275,20 @@ impl Space {
             let free = self.free.entry(slab.class.key()).or_default();
             let now = free.give(range, &slab.range);
             if now == slab.range && (slab.class != Class::OPAQUE || self.slabs.len() > 1) {
+                self.drop_slab(at);
+            }
+        }
+    }
+
+    /// Removes slabs of other classes in which nothing lies: this one needs their addresses.
+    fn drop_empty(&mut self, needed: &Class) {
+        for at in (0..self.slabs.len()).rev() {
+            let Slab { class, range, .. } = &self.slabs[at];
+            if class == needed {
+                continue;
+            }
+            let free = self.free.get(&class.key()).and_then(|free| free.by_start.get(&range.start));
+            if free == Some(&range.end) {
                 self.drop_slab(at);
             }
         }

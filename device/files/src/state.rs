@@ -5,8 +5,12 @@
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
+use lamina_codec::BLOCK_BYTES;
+
+use super::data::MAX_SIZE;
 use super::error::FileError;
 use super::extents::Extents;
+use super::names::check_name;
 
 /// Seconds and nanoseconds.
 pub type Time = (i64, u32);
@@ -16,6 +20,10 @@ pub const ROOT: u64 = 1;
 pub(crate) const FIRST_PLACE: u64 = 3;
 /// Requests that are remembered as done. A mount has fewer in flight than that.
 const DONE: usize = 1024;
+/// Numbers of inodes are less: the mount has bits of its own above.
+pub(crate) const INODES: u64 = 1 << 61;
+/// Places in a folder are less: the kernel has a sign there.
+const PLACES: u64 = 1 << 63;
 
 /// What is told of an inode.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -144,11 +152,29 @@ impl State {
         self.done.clear();
     }
 
+    /// Refuses what no log of this program makes, and who serves it cannot do without.
+    pub(crate) fn check(&self) -> Result<(), FileError> {
+        if self.folder(ROOT).is_err() {
+            return Err(FileError::Damaged { why: "it has no folder of all".to_owned() });
+        }
+        let named = self.nodes.values().flat_map(|node| node.names.values());
+        match named.map(|(inode, _)| *inode).find(|inode| !self.nodes.contains_key(inode)) {
+            Some(inode) => {
+                Err(FileError::Damaged { why: format!("a name stands for inode {inode}, which is none") })
+            }
+            None => Ok(()),
+        }
+    }
+
     /// Makes a change. What cannot be was not written by this program.
     pub(crate) fn apply(&mut self, change: Change) -> Result<(), FileError> {
         let damaged = |why: String| FileError::Damaged { why };
         match change {
             Change::Put { inode, meta } => {
+                if !(ROOT..INODES).contains(&inode) || meta.size > MAX_SIZE {
+                    let size = meta.size;
+                    return Err(damaged(format!("inode {inode} of {size} bytes cannot be")));
+                }
                 self.next = self.next.max(inode.saturating_add(1));
                 if let Some(node) = self.nodes.get_mut(&inode) {
                     node.meta = meta;
@@ -168,6 +194,9 @@ impl State {
                 self.nodes.remove(&inode);
             }
             Change::Name { folder, name, to } => {
+                if check_name(&name).is_err() || to.is_some_and(|(_, place)| place >= PLACES) {
+                    return Err(damaged(format!("a name of {} bytes cannot be", name.len())));
+                }
                 let folder = self.known(folder)?;
                 if let Some((_, place)) = folder.names.remove(&name) {
                     folder.order.remove(&place);
@@ -183,6 +212,9 @@ impl State {
                 let Some(end) = at.checked_add(length).filter(|_| dpa.checked_add(length).is_some()) else {
                     return Err(damaged(format!("{length} bytes at {at} pass the last address")));
                 };
+                if [at, dpa, length].iter().any(|number| !number.is_multiple_of(BLOCK_BYTES as u64)) {
+                    return Err(damaged(format!("{length} bytes at {at} are no whole blocks")));
+                }
                 let node = self.known(inode)?;
                 if length == 0 || node.extents.bytes_in(&(at..end)) > 0 {
                     return Err(damaged(format!(

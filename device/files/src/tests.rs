@@ -254,10 +254,16 @@ fn go(files: &mut Files, device: &Arc<Device>, model: &mut Model, step: &Step) -
         Step::Format { file, which } => {
             let Some(inode) = pick(model, file) else { return Ok(()) };
             match which {
-                0 => drop(files.remove_attribute(inode, b"user.lamina.format")),
-                1 => files.set_attribute(inode, b"user.lamina.kv", b"48,100", None).unwrap(),
-                2 => drop(files.remove_attribute(inode, b"user.lamina.kv")),
-                _ => files.set_attribute(inode, b"user.lamina.format", b"bf16", None).unwrap(),
+                0 => drop(files.remove_attribute(Caller::default(), inode, b"user.lamina.format")),
+                1 => {
+                    files
+                        .set_attribute(Caller::default(), inode, b"user.lamina.kv", b"48,100", None)
+                        .unwrap();
+                }
+                2 => drop(files.remove_attribute(Caller::default(), inode, b"user.lamina.kv")),
+                _ => files
+                    .set_attribute(Caller::default(), inode, b"user.lamina.format", b"bf16", None)
+                    .unwrap(),
             }
         }
         Step::Open { file } => {
@@ -513,8 +519,14 @@ fn a_request_that_is_sent_again_is_done_once() {
     // Another of the kernel's numbers is another request.
     assert_eq!(files.remove(again(10), ROOT, b"b", false).unwrap_err().errno(), libc::ENOENT);
     let made = files.make(again(12), ROOT, b"d", &NEW_FILE).unwrap();
+    for again in [caller(14), again(14)] {
+        files.set_attribute(again, made, b"user.x", b"", Some(false)).unwrap();
+    }
+    for again in [caller(16), again(16)] {
+        files.remove_attribute(again, made, b"user.x").unwrap();
+    }
     assert_eq!(files.make(again(12), ROOT, b"d", &NEW_FILE).unwrap(), made);
-    assert_eq!(files.make(caller(14), ROOT, b"d", &NEW_FILE).unwrap_err().errno(), libc::EEXIST);
+    assert_eq!(files.make(caller(18), ROOT, b"d", &NEW_FILE).unwrap_err().errno(), libc::EEXIST);
     drop(files);
     // Another mount counts its requests anew.
     let files = super::tests::files(&device, true);
@@ -532,7 +544,7 @@ fn a_file_is_coded_as_its_attributes_say() {
     let plain = file(&files, "plain");
     files.write(plain, 0, &bf16, false).unwrap();
     let before = stored(plain);
-    files.set_attribute(plain, b"user.lamina.format", b"bf16", Some(false)).unwrap();
+    files.set_attribute(Caller::default(), plain, b"user.lamina.format", b"bf16", Some(false)).unwrap();
     assert!(contents(&files, plain) == bf16);
     assert!(stored(plain) < before * 9 / 10, "{} of {before}", stored(plain));
     let ratio = files.attribute(plain, b"user.lamina.ratio").unwrap();
@@ -542,7 +554,7 @@ fn a_file_is_coded_as_its_attributes_say() {
     assert!((ratio - wanted).abs() < 0.001, "{ratio} {wanted}");
     // What is made in a folder has the folder's.
     let folder = files.make(Caller::default(), ROOT, b"d", &NEW_FOLDER).unwrap();
-    files.set_attribute(folder, b"user.lamina.kv", b"64,32", None).unwrap();
+    files.set_attribute(Caller::default(), folder, b"user.lamina.kv", b"64,32", None).unwrap();
     let inside = files.make(Caller::default(), folder, b"x", &NEW_FILE).unwrap();
     let inner = files.make(Caller::default(), folder, b"e", &NEW_FOLDER).unwrap();
     assert_eq!(files.attribute(inside, b"user.lamina.kv").unwrap(), b"64,32");
@@ -559,7 +571,7 @@ fn a_file_is_coded_as_its_attributes_say() {
         ("user.", "", libc::EOPNOTSUPP),
         ("user.mine", "", 0),
     ] {
-        let set = files.set_attribute(inside, name.as_bytes(), value.as_bytes(), None);
+        let set = files.set_attribute(Caller::default(), inside, name.as_bytes(), value.as_bytes(), None);
         assert_eq!(set.map_or_else(|why| why.errno(), |()| 0), number, "{name}");
     }
     assert!(contents(&files, inside) == bf16);
@@ -567,7 +579,10 @@ fn a_file_is_coded_as_its_attributes_say() {
     let names: Vec<_> =
         names.split(|byte| *byte == 0).map(|name| std::str::from_utf8(name).unwrap()).collect();
     assert_eq!(names, ["user.lamina.kv", "user.mine", "user.lamina.stored", "user.lamina.ratio", ""]);
-    assert_eq!(files.remove_attribute(inside, b"user.no").unwrap_err().errno(), libc::ENODATA);
+    assert_eq!(
+        files.remove_attribute(Caller::default(), inside, b"user.no").unwrap_err().errno(),
+        libc::ENODATA
+    );
 }
 
 #[test]
@@ -625,4 +640,128 @@ fn a_device_without_files_has_none_unless_asked_for_some() {
     assert!(Files::open(Arc::clone(&device), 0, true).unwrap().is_none());
     drop(files(&device, true));
     assert!(Files::open(device, 0, true).unwrap().is_some(), "what is there is shown");
+}
+
+#[test]
+fn damage_of_the_log_is_not_its_end() {
+    let device = device();
+    let place = {
+        let files = files(&device, true);
+        let inode = file(&files, "x");
+        files.write(inode, 0, &bytes(5, 1 << 20), false).unwrap();
+        let core = files.core.lock();
+        core.log.position().0
+    };
+    device.inject_poison(place.0 + 4096, 4096).unwrap();
+    let stored = device.space().free;
+    let refused = Files::open(Arc::clone(&device), LIMIT, true).err().unwrap();
+    assert!(matches!(refused, FileError::Damaged { .. }), "{refused}");
+    assert_eq!(device.space().free, stored, "nothing is discarded");
+}
+
+#[test]
+fn names_can_be_removed_however_often_others_are_told_of() {
+    let device = device();
+    let files = Files::open(Arc::clone(&device), 4 << 20, true).unwrap().unwrap();
+    let name = |number: u32| format!("{}{number}", "x".repeat(200)).into_bytes();
+    let mut made = 0;
+    while files.make(Caller::default(), ROOT, &name(made), &NEW_FILE).is_ok() {
+        made += 1;
+    }
+    let inode = files.find(ROOT, &name(0)).unwrap();
+    for turn in 0..20_000 {
+        files.set(inode, &Wanted { mode: Some(0o600 + turn % 2), ..Wanted::default() }).unwrap();
+        let (old, new) = if turn % 2 == 0 { (name(1), name(2)) } else { (name(2), name(1)) };
+        files.rename(Caller::default(), (ROOT, &old), (ROOT, &new), Rename::Exchange).unwrap();
+    }
+    // Longer names are refused, before they take what a removal needs.
+    let longer = (0..made).map(|number| (name(number), [name(number), vec![b'y'; 40]].concat()));
+    let longer: Vec<_> = longer
+        .map(|(old, new)| files.rename(Caller::default(), (ROOT, &old), (ROOT, &new), Rename::Keep))
+        .collect();
+    assert!(longer.iter().any(|renamed| matches!(renamed, Err(FileError::NoNames { .. }))));
+    for child in files.children(ROOT, 0, usize::MAX).unwrap() {
+        files.remove(Caller::default(), ROOT, &child.name, false).unwrap();
+    }
+    assert_eq!(files.extent().inodes, 1);
+}
+
+#[test]
+fn what_one_format_does_not_use_is_there_for_others() {
+    let config = DeviceConfig { observe: false, ..DeviceConfig::new(1 << 30, 8 << 20) };
+    let files = files(&Arc::new(Device::new(config).unwrap()), true);
+    let first = file(&files, "first");
+    let why = files.allocate(first, &(0..LIMIT + (8 << 20)), false).unwrap_err();
+    assert!(matches!(why, FileError::NoAddress { .. }), "{why}");
+    for (name, format) in [("b", "bf16"), ("o", "opaque"), ("h", "fp16")] {
+        let inode = file(&files, name);
+        let set =
+            files.set_attribute(Caller::default(), inode, b"user.lamina.format", format.as_bytes(), None);
+        set.unwrap();
+        files.allocate(inode, &(0..LIMIT), true).unwrap();
+        files.remove(Caller::default(), ROOT, name.as_bytes(), false).unwrap();
+        assert_eq!(files.extent().free, LIMIT);
+    }
+}
+
+/// What is opened of a log that goes on with these changes.
+fn lying(changes: &[Change]) -> Result<Files, FileError> {
+    let device = device();
+    let mut bytes = Vec::new();
+    record::encode(changes, &mut bytes);
+    {
+        let files = files(&device, true);
+        let mut core = files.core.lock();
+        let Core { state, log, .. } = &mut *core;
+        log.append(&bytes, state, false).unwrap();
+    }
+    Files::open(device, LIMIT, true).map(Option::unwrap)
+}
+
+fn told(mode: u32, size: u64, parent: u64) -> Meta {
+    Meta { mode, uid: 0, gid: 0, links: u32::MAX, device: 0, size, parent, times: [(0, 0); 3] }
+}
+
+#[test]
+fn a_log_that_lies_is_refused() {
+    let put = |inode| Change::Put { inode, meta: told(NEW_FILE.mode, 0, 0) };
+    let name = |name: &[u8], place| Change::Name { folder: ROOT, name: name.to_vec(), to: Some((5, place)) };
+    let map = |at, dpa, length| Change::Map { inode: 5, at, dpa, length };
+    for changes in [
+        vec![put(5), name(b"../x", 3)],
+        vec![put(5), name(b"a\0b", 3)],
+        vec![put(5), name(b"..", 3)],
+        vec![put(5), name(&[b'x'; 256], 3)],
+        vec![put(5), name(b"x", u64::MAX)],
+        vec![name(b"x", 3)],
+        vec![put(0)],
+        vec![put(u64::MAX)],
+        vec![put(1 << 61 | 7)],
+        vec![Change::Put { inode: 5, meta: told(NEW_FILE.mode, u64::MAX, 0) }],
+        vec![Change::Put { inode: ROOT, meta: told(NEW_FILE.mode, 0, 0) }],
+        vec![Change::Drop { inode: ROOT }],
+        vec![put(5), map(1, 4096, 4096)],
+        vec![put(5), map(0, 4097, 4096)],
+        vec![put(5), map(0, 4096, 10)],
+        vec![put(5), map(0, 4096, 4096)],
+        vec![put(5), map(0, 4096, 0)],
+        vec![put(5), map(u64::MAX - 4095, 4096, 8192)],
+        vec![map(0, 4096, 4096)],
+    ] {
+        let refused = lying(&changes).err();
+        assert!(matches!(refused, Some(FileError::Damaged { .. })), "{changes:?}: {refused:?}");
+    }
+}
+
+#[test]
+fn folders_that_lie_in_each_other_are_found() {
+    let folder = |inode, parent| Change::Put { inode, meta: told(NEW_FOLDER.mode, 0, parent) };
+    let name = |folder, to| Change::Name { folder, name: b"x".to_vec(), to: Some((to, 3)) };
+    let circle = [folder(5, 6), folder(6, 5), folder(7, ROOT), name(5, 6), name(6, 5), name(ROOT, 7)];
+    let files = lying(&circle).unwrap();
+    let refused = files.rename(Caller::default(), (ROOT, b"x"), (5, b"y"), Rename::Replace).unwrap_err();
+    assert!(matches!(refused, FileError::Damaged { .. }), "{refused}");
+    // Counts that cannot be are no panic.
+    files.make(Caller::default(), 7, b"z", &NEW_FOLDER).unwrap();
+    files.rename(Caller::default(), (7, b"z"), (ROOT, b"z"), Rename::Replace).unwrap();
 }

@@ -233,6 +233,7 @@ pub(super) fn seek(files: &Files, inode: u64, offset: u64, whence: u32) -> io::R
 /// Sets an extended attribute.
 pub(super) fn set_attribute(
     files: &Files,
+    caller: Caller,
     inode: u64,
     name: &CStr,
     value: &[u8],
@@ -243,7 +244,7 @@ pub(super) fn set_attribute(
         Ok(libc::XATTR_REPLACE) => Some(true),
         _ => None,
     };
-    files.set_attribute(inode, name.to_bytes(), value, there).map_err(|why| said(&why))
+    files.set_attribute(caller, inode, name.to_bytes(), value, there).map_err(|why| said(&why))
 }
 
 /// Fills in how much room there is: in the store and among addresses, whichever is less.

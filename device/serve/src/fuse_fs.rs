@@ -713,16 +713,17 @@ impl FileSystem for WindowFs {
         })
     }
 
-    fn setxattr(&self, _: &Context, inode: u64, name: &CStr, value: &[u8], flags: u32) -> io::Result<()> {
+    fn setxattr(&self, ctx: &Context, inode: u64, name: &CStr, value: &[u8], flags: u32) -> io::Result<()> {
         if let Some((files, inode)) = self.files(inode)? {
-            return files::set_attribute(files, inode, name, value, flags);
+            return files::set_attribute(files, files::caller(ctx.uid, ctx.gid), inode, name, value, flags);
         }
         Err(errno(if models::is_ours(inode) { libc::EROFS } else { libc::EOPNOTSUPP }))
     }
 
-    fn removexattr(&self, _: &Context, inode: u64, name: &CStr) -> io::Result<()> {
+    fn removexattr(&self, ctx: &Context, inode: u64, name: &CStr) -> io::Result<()> {
         if let Some((files, inode)) = self.files(inode)? {
-            return files.remove_attribute(inode, name.to_bytes()).map_err(|why| files::said(&why));
+            let caller = files::caller(ctx.uid, ctx.gid);
+            return files.remove_attribute(caller, inode, name.to_bytes()).map_err(|why| files::said(&why));
         }
         Err(errno(if models::is_ours(inode) { libc::EROFS } else { libc::EOPNOTSUPP }))
     }
