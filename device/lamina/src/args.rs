@@ -2,6 +2,7 @@
 
 mod boot;
 mod device;
+mod model;
 mod mount;
 mod values;
 
@@ -14,6 +15,7 @@ use lamina_codec::kv::KvLayout;
 
 pub(crate) use self::boot::Boot;
 pub(crate) use self::device::DeviceArgs;
+pub(crate) use self::model::{Accounted, Model};
 pub(crate) use self::mount::{LoadModel, Ls, Mount, Rm, Shown, To, Umount};
 pub(crate) use self::values::{DiskArg, bytes, run_dir};
 use self::values::{codecs, disks, kv_layout, shape};
@@ -100,6 +102,7 @@ pub(crate) enum Command {
     #[command(subcommand)]
     Image(Image),
     Analyze(Analyze),
+    Model(Box<Model>),
 }
 
 /// Serve a device: mount its two windows, or serve them as disks, load checkpoints, answer the API

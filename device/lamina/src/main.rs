@@ -14,6 +14,7 @@ mod image;
 mod life;
 mod log;
 mod meter;
+mod modelled;
 mod mount;
 mod out;
 mod partition_table;
@@ -60,6 +61,7 @@ fn run(cli: args::Cli) -> ExitCode {
             Command::Analyze(args) => tokio::task::block_in_place(|| analyze::analyze(&args)),
             Command::Boot(args) => return boot::boot(*args).await,
             Command::BootSeveral(args) => return guests::boot(*args).await,
+            Command::Model(args) => tokio::task::block_in_place(|| modelled::model(&args)),
             Command::Mount(args) => mount::mount(args).await,
             Command::Umount(args) => tokio::task::block_in_place(|| mount::umount(&args)),
             Command::Ls(args) => mount::ls(args).await,

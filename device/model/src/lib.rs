@@ -1,0 +1,18 @@
+//! What hardware would have done with the work that the device counts.
+//!
+//! * [`link`]: CXL.mem in flits, both directions.
+//! * [`system`]: the paper's model of a server, tokens a second against context.
+//!
+//! The rules:
+//! * Everything here is *modelled*. A report says so and names the source of each number that is
+//!   not computed here.
+//! * Nothing here reads the device. It is given numbers and files, so that the device depends on
+//!   nothing of this crate.
+//! * What comes from outside is checked before it is used. An error names the field.
+
+mod error;
+pub mod link;
+mod number;
+pub mod system;
+
+pub use self::error::ModelError;
