@@ -1,5 +1,6 @@
 //! What hardware would have done with the work that the device counts.
 //!
+//! * [`dram`]: commands, row hits, energy of a module.
 //! * [`link`]: CXL.mem in flits, both directions.
 //! * [`system`]: the paper's model of a server, tokens a second against context.
 //!
@@ -10,6 +11,7 @@
 //!   nothing of this crate.
 //! * What comes from outside is checked before it is used. An error names the field.
 
+pub mod dram;
 mod error;
 pub mod link;
 mod number;

@@ -24,7 +24,7 @@ Examples:
 pub(crate) struct Model {
     /// The LLM.
     #[arg(default_value = "gpt-oss-120b", value_name = "MODEL")]
-    pub(crate) model: String,
+    pub(crate) llm: String,
     /// Where compression counts: as the paper's figures were made, in the device only, or both
     /// beside each other.
     #[arg(long, value_enum, default_value = "both")]

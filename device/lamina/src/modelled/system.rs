@@ -22,7 +22,7 @@ pub(crate) fn model(args: &Model) -> Result<()> {
         print_checks(&mut text, args.json)?;
         return Ok(out::text(&text)?);
     }
-    let mut shape = shape(&args.model)?;
+    let mut shape = shape(&args.llm)?;
     if let Some(bits) = args.weight_bits {
         shape.weight_bits = bits;
         shape.check()?;
@@ -215,7 +215,7 @@ mod tests {
     #[test]
     fn tables_say_what_is_modelled_and_who_says_so() {
         let args = args(&["gpt-oss-120b-mxfp4", "--context", "64k,128k", "--target", "20"]);
-        let shape = shape(&args.model).unwrap();
+        let shape = shape(&args.llm).unwrap();
         let system =
             System { shape: shape.clone(), server: server(&args), accounting: Accounting::DeviceOnly };
         let ratios = ratios(&args, &shape, system.accounting).unwrap();
@@ -235,7 +235,7 @@ mod tests {
     fn who_asks_for_what_is_not_there_is_told_what_is() {
         assert!(shape("no-such-model").unwrap_err().to_string().contains("mixtral-8x7b"));
         let args = args(&["--ratios", "/nonexistent.json"]);
-        let shape = shape(&args.model).unwrap();
+        let shape = shape(&args.llm).unwrap();
         let why = ratios(&args, &shape, Accounting::AsPrinted).unwrap_err();
         assert!(format!("{why:#}").contains("/nonexistent.json"));
         assert!(Cli::try_parse_from(["lamina", "model", "--context", "4x"]).is_err());
