@@ -1,5 +1,6 @@
 //! What hardware would have done with the work that the device counts.
 //!
+//! * [`controller`]: cycles of a load, index cache.
 //! * [`dram`]: commands, row hits, energy of a module.
 //! * [`link`]: CXL.mem in flits, both directions.
 //! * [`system`]: the paper's model of a server, tokens a second against context.
@@ -11,10 +12,13 @@
 //!   nothing of this crate.
 //! * What comes from outside is checked before it is used. An error names the field.
 
+pub mod controller;
 pub mod dram;
 mod error;
+mod histogram;
 pub mod link;
 mod number;
 pub mod system;
 
 pub use self::error::ModelError;
+pub use self::histogram::{Histogram, Summary};
