@@ -4,6 +4,7 @@ mod boot;
 mod device;
 mod model;
 mod mount;
+mod traced;
 mod values;
 
 use std::path::PathBuf;
@@ -17,6 +18,7 @@ pub(crate) use self::boot::Boot;
 pub(crate) use self::device::DeviceArgs;
 pub(crate) use self::model::{Accounted, Model};
 pub(crate) use self::mount::{LoadModel, Ls, Mount, Rm, Shown, To, Umount};
+pub(crate) use self::traced::{Compare, Convert, Elastic, Other, Paced, Replacement, Replayed, Trace};
 pub(crate) use self::values::{DiskArg, bytes, run_dir};
 use self::values::{codecs, disks, kv_layout, shape};
 use crate::client::ApiAt;
@@ -103,6 +105,10 @@ pub(crate) enum Command {
     Image(Image),
     Analyze(Analyze),
     Model(Box<Model>),
+    Compare(Box<Compare>),
+    #[command(subcommand)]
+    Trace(Trace),
+    Elastic(Elastic),
 }
 
 /// Serve a device: mount its two windows, or serve them as disks, load checkpoints, answer the API

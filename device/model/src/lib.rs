@@ -2,7 +2,10 @@
 //!
 //! * [`controller`]: cycles of a load, index cache.
 //! * [`dram`]: commands, row hits, energy of a module.
+//! * [`elastic`]: planes against words, for precisions by chunk.
 //! * [`link`]: CXL.mem in flits, both directions.
+//! * [`replay`]: a trace through several designs.
+//! * [`trace`]: what was asked of a device, in a file.
 //! * [`system`]: the paper's model of a server, tokens a second against context.
 //!
 //! The rules:
@@ -14,11 +17,14 @@
 
 pub mod controller;
 pub mod dram;
+pub mod elastic;
 mod error;
 mod histogram;
 pub mod link;
 mod number;
+pub mod replay;
 pub mod system;
+pub mod trace;
 
 pub use self::error::ModelError;
 pub use self::histogram::{Histogram, Summary};

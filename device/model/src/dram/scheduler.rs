@@ -286,6 +286,11 @@ impl Dram {
         channel.next = channel.plan(&self.profile);
     }
 
+    /// Bursts that were finished since the last [`Dram::take_done`].
+    pub fn finished(&self) -> usize {
+        self.done.len()
+    }
+
     /// Takes what was finished since the last call.
     pub fn take_done(&mut self, into: &mut Vec<Done>) {
         into.append(&mut self.done);
