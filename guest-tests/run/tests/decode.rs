@@ -33,6 +33,7 @@ fn decode() -> Decode {
         tokenizer: bundled_file("tok512.bin").unwrap(),
         flush_every: 16,
         page_tokens: None,
+        batch: 1,
         keep_cache: false,
     }
 }

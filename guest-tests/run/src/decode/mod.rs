@@ -59,6 +59,8 @@ pub struct Decode {
     pub flush_every: usize,
     /// Tokens of a page of the cache; as many as one block of the device holds if not given.
     pub page_tokens: Option<usize>,
+    /// Tokens of the judged text that go through the model together.
+    pub batch: usize,
     /// Whether the host may keep from step to step what it has fetched.
     pub keep_cache: bool,
 }
@@ -136,6 +138,7 @@ impl Decode {
             page_tokens,
             flush_every: self.flush_every,
             evict: !self.keep_cache,
+            batch: self.batch,
             runs: self.runs(text),
         };
         let files = vec![GuestFile::data(TOKENIZER, vocabulary)];

@@ -422,6 +422,8 @@ mod tests {
             n_kv_heads: 1,
             vocab_size: 9,
             seq_len: 8,
+            rope_theta: 10_000.0,
+            norm_eps: 1e-5,
         };
         let run = |task, weights: &str, policy: &str| DecodeRun {
             task,
@@ -437,6 +439,7 @@ mod tests {
             page_tokens: 2,
             flush_every: 2,
             evict: true,
+            batch: 1,
             runs: vec![
                 run(writing, "full", "full"),
                 run(judging(), "full", "full"),
