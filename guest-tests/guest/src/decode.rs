@@ -66,5 +66,7 @@ pub enum Task {
     Judge {
         /// The text.
         text: String,
+        /// Its first tokens that are judged; all that the model can take if not given.
+        tokens: Option<usize>,
     },
 }

@@ -193,7 +193,7 @@ fn writing(tokens: usize) -> Task {
 }
 
 fn judging() -> Task {
-    Task::Judge { text: "a text of some length, for judging".to_owned() }
+    Task::Judge { text: "a text of some length, for judging".to_owned(), tokens: None }
 }
 
 fn decoded(events: &[Event]) -> Vec<&Event> {
@@ -306,7 +306,9 @@ fn what_cannot_be_decoded_is_a_problem_that_says_why() {
         ("the model's n_heads is 0", &|plan| plan.config.n_heads = 0),
         ("300 tokens, the model 301", &|plan| plan.config.vocab_size = 301),
         ("cannot read /nowhere", &|plan| plan.tokenizer = "/nowhere".into()),
-        ("nothing was decoded", &|plan| plan.runs[0].task = Task::Judge { text: String::new() }),
+        ("nothing was decoded", &|plan| {
+            plan.runs[0].task = Task::Judge { text: String::new(), tokens: None }
+        }),
     ] {
         let problem = with(change);
         assert!(problem.starts_with("decode: ") && problem.contains(says), "{says}: {problem}");

@@ -29,7 +29,7 @@ pub struct Expected {
 ///
 /// # Errors
 /// When a model file cannot be read, or a view is none.
-pub fn expected(
+pub(super) fn expected(
     judge: &Judge,
     plan: &DecodePlan,
     tokenizer: &Tokenizer,
@@ -65,8 +65,9 @@ fn perform(
                 write(&mut decoder, weights, cache, &prompt, *tokens, tokenizer.ends(), &mut sampler);
             Expected { tokens: written.tokens, logits_sha256: written.logits_sha256 }
         }
-        Task::Judge { text } => {
-            let tokens = tokenizer.encode(text);
+        Task::Judge { text, tokens: count } => {
+            let mut tokens = tokenizer.encode(text);
+            tokens.truncate(count.unwrap_or(usize::MAX));
             let Ok(judged) = judge(&mut decoder, weights, cache, &tokens, plan.batch);
             Expected { tokens, logits_sha256: judged.logits_sha256 }
         }

@@ -111,8 +111,9 @@ fn perform(
             let (tokens, logits_sha256) = (written.tokens, written.logits_sha256);
             Ok(Reported { tokens, perplexity: None, logits_sha256 })
         }
-        Task::Judge { text } => {
-            let tokens = tokenizer.encode(text);
+        Task::Judge { text, tokens: count } => {
+            let mut tokens = tokenizer.encode(text);
+            tokens.truncate(count.unwrap_or(usize::MAX));
             let judged = judge(&mut decoder, weights, cache, &tokens, plan.batch)?;
             Ok(Reported { tokens, perplexity: judged.perplexity(), logits_sha256: judged.logits_sha256 })
         }
