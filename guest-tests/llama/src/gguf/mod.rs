@@ -230,6 +230,7 @@ fn vocabulary(values: Values<'_>) -> Result<Vocabulary, ModelError> {
         tokens: values.texts("tokenizer.ggml.tokens")?,
         pairs: values.texts("tokenizer.ggml.merges")?,
         special: special.collect(),
+        unknown: token("unknown"),
         begin: if begins { Some(begin?) } else { None },
         ends: ["eos", "eot"].into_iter().filter_map(token).collect(),
     })

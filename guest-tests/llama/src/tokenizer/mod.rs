@@ -64,7 +64,7 @@ pub enum TokenizerError {
         why: String,
     },
     /// No token for a byte.
-    #[error("the vocabulary has no token for byte {byte:#04x}")]
+    #[error("the vocabulary has no token for byte {byte:#04x}, and none for what is unknown")]
     NoByte {
         /// The byte.
         byte: u8,

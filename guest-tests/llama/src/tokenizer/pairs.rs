@@ -23,6 +23,8 @@ pub struct Vocabulary {
     pub special: Vec<usize>,
     /// The token that begins every text, if one does.
     pub begin: Option<usize>,
+    /// The token of bytes that have none of their own, if there are such.
+    pub unknown: Option<usize>,
     /// Tokens with which a text ends.
     pub ends: Vec<usize>,
 }
@@ -48,7 +50,7 @@ impl Pairs {
         if count != vocab_size {
             return Err(TokenizerError::Count { found: count, wanted: vocab_size });
         }
-        for &token in file.special.iter().chain(&file.begin).chain(&file.ends) {
+        for &token in file.special.iter().chain(&file.begin).chain(&file.unknown).chain(&file.ends) {
             if token >= count {
                 return Err(TokenizerError::NoToken { token, count });
             }
@@ -76,7 +78,8 @@ impl Pairs {
         }
         let mut bytes = [0; 256];
         for (byte, place) in (0..=u8::MAX).zip(&mut bytes) {
-            *place = *by_bytes.get([byte].as_slice()).ok_or(TokenizerError::NoByte { byte })?;
+            let token = by_bytes.get([byte].as_slice()).copied().or(file.unknown);
+            *place = token.ok_or(TokenizerError::NoByte { byte })?;
         }
         let mut pairs = HashMap::with_capacity(file.pairs.len());
         for (rank, pair) in file.pairs.iter().enumerate() {

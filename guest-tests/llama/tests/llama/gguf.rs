@@ -100,6 +100,10 @@ fn a_vocabulary_joins_pairs_by_rank_and_keeps_special_tokens_apart() {
     let begun = Vocabulary { begin: Some(1), ..model.vocabulary().clone() };
     let begun = Tokenizer::parse(&serde_json::to_vec(&begun).unwrap(), 265).unwrap();
     assert_eq!(begun.encode("a"), [1, byte(b'a')]);
+    let mut lacking = Vocabulary { unknown: Some(0), ..model.vocabulary().clone() };
+    lacking.tokens[byte(4)] = "instead".to_owned();
+    let lacking = Tokenizer::parse(&serde_json::to_vec(&lacking).unwrap(), 265).unwrap();
+    assert_eq!(lacking.encode("a\u{4}"), [byte(b'a'), 0]);
 }
 
 #[test]
