@@ -3,7 +3,7 @@
 //! Several go layer by layer, so that each weight is read once for all of them. Every number is the
 //! one that comes of one token after the other.
 
-use std::{ops::Range, thread};
+use std::{slice, thread};
 
 use crate::{
     cache::{History, KvCache},
@@ -131,9 +131,9 @@ impl Decoder {
         let (size, kv_dim) = (self.config.head_size(), self.config.kv_dim());
         let scale = number(size).sqrt();
         let History { keys, values, heads } = &self.history;
-        let all: [Range<usize>; 1] = [0..keys.len() / kv_dim];
+        let all = 0..keys.len() / kv_dim;
         for (head, (query, out)) in query.chunks_exact(size).zip(out.chunks_exact_mut(size)).enumerate() {
-            let rows = heads.get(head).map_or(&all[..], Vec::as_slice);
+            let rows = heads.get(head).map_or(slice::from_ref(&all), Vec::as_slice);
             let start = self.config.kv_head(head) * size;
             let part = |row: usize| row * kv_dim + start..row * kv_dim + start + size;
             let each = || rows.iter().cloned().flatten();

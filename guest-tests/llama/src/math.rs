@@ -60,14 +60,14 @@ pub(crate) fn products(rows: &[f32], xs: &[f32], length: usize, out: &mut [f32])
     }
 }
 
-#[inline(always)]
+#[inline]
 fn accumulate(sums: &mut [f32; LANES], a: &[f32; LANES], b: &[f32; LANES]) {
     for ((sum, a), b) in sums.iter_mut().zip(a).zip(b) {
         *sum += a * b;
     }
 }
 
-#[inline(always)]
+#[inline]
 fn total(sums: &[f32; LANES], a: &[f32], b: &[f32]) -> f32 {
     let [s0, s1, s2, s3, s4, s5, s6, s7] = *sums;
     let sum = ((s0 + s4) + (s2 + s6)) + ((s1 + s5) + (s3 + s7));

@@ -3,9 +3,9 @@
 //! | type | elements of a block | an element is |
 //! |---|---|---|
 //! | F32, F16, BF16 | 1 | itself |
-//! | Q8_0 | 32 | scale · i8 |
-//! | Q4_0, Q5_0 | 32 | scale · (q − 8), scale · (q − 16) |
-//! | Q4_1, Q5_1 | 32 | scale · q + least |
+//! | `Q8_0` | 32 | scale · i8 |
+//! | `Q4_0`, `Q5_0` | 32 | scale · (q − 8), scale · (q − 16) |
+//! | `Q4_1`, `Q5_1` | 32 | scale · q + least |
 //!
 //! Scales and least numbers are F16; of a block of four or five bits, the first half of the
 //! elements is in the lower halves of the bytes.

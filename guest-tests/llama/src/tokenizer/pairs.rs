@@ -33,9 +33,9 @@ pub struct Vocabulary {
 #[derive(Clone, Debug)]
 pub(super) struct Pairs {
     tokens: Vec<Vec<u8>>,
-    bytes: [usize; 256],
+    bytes: Vec<usize>,
     /// Rank and result of a pair.
-    pairs: HashMap<(usize, usize), (usize, usize)>,
+    joins: HashMap<(usize, usize), (usize, usize)>,
     /// Special tokens as they are spelled, the longest first.
     special: Vec<(String, usize)>,
     begin: Option<usize>,
@@ -76,12 +76,12 @@ impl Pairs {
             }
             tokens.push(bytes);
         }
-        let mut bytes = [0; 256];
+        let mut bytes = vec![0; 256];
         for (byte, place) in (0..=u8::MAX).zip(&mut bytes) {
             let token = by_bytes.get([byte].as_slice()).copied().or(file.unknown);
             *place = token.ok_or(TokenizerError::NoByte { byte })?;
         }
-        let mut pairs = HashMap::with_capacity(file.pairs.len());
+        let mut joins = HashMap::with_capacity(file.pairs.len());
         for (rank, pair) in file.pairs.iter().enumerate() {
             let token = |text: &str| {
                 let bytes: Vec<u8> = text.chars().map(|c| of_char.get(&c).copied()).collect::<Option<_>>()?;
@@ -92,9 +92,9 @@ impl Pairs {
                 Some(((token(first)?, token(second)?), token(&format!("{first}{second}"))?))
             };
             let (pair, token) = joined().ok_or_else(|| TokenizerError::Pair { rank, pair: pair.clone() })?;
-            pairs.entry(pair).or_insert((rank, token));
+            joins.entry(pair).or_insert((rank, token));
         }
-        Ok(Self { tokens, bytes, pairs, special, begin: file.begin, ends: file.ends })
+        Ok(Self { tokens, bytes, joins, special, begin: file.begin, ends: file.ends })
     }
 
     pub(super) fn ends(&self) -> &[usize] {
@@ -127,7 +127,7 @@ impl Pairs {
         loop {
             let pairs = tokens.windows(2).enumerate();
             let ranked = pairs.filter_map(|(at, pair)| {
-                self.pairs.get(&(pair[0], pair[1])).map(|(rank, token)| (*rank, at, *token))
+                self.joins.get(&(pair[0], pair[1])).map(|(rank, token)| (*rank, at, *token))
             });
             let Some((_, at, token)) = ranked.min() else { break };
             tokens.splice(at..at + 2, [token]);

@@ -21,7 +21,7 @@ pub(super) const SPECIAL: usize = BYTES + 256;
 #[derive(Clone, Debug)]
 pub(super) struct Scores {
     tokens: Vec<Vec<u8>>,
-    scores: Vec<f32>,
+    ranks: Vec<f32>,
     /// The tokens that are text, by their bytes.
     by_bytes: HashMap<Vec<u8>, usize>,
 }
@@ -53,7 +53,7 @@ impl Scores {
         }
         let text = tokens.iter().enumerate().skip(SPECIAL);
         let by_bytes = text.map(|(token, bytes)| (bytes.clone(), token)).collect();
-        Ok(Self { tokens, scores, by_bytes })
+        Ok(Self { tokens, ranks: scores, by_bytes })
     }
 
     /// The tokens of `text`, [`BOS`] first. Text begins with a space, as the model has learnt it.
@@ -84,7 +84,7 @@ impl Scores {
             }
             let joined = [self.tokens[pair[0]].as_slice(), &self.tokens[pair[1]]].concat();
             if let Some(&token) = self.by_bytes.get(&joined)
-                && best.is_none_or(|(_, other)| self.scores[token] > self.scores[other])
+                && best.is_none_or(|(_, other)| self.ranks[token] > self.ranks[other])
             {
                 best = Some((at, token));
             }

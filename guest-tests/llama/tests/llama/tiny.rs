@@ -1,4 +1,4 @@
-//! A GGUF file with a model of noise, of SmolLM2's architecture and kinds of tensors.
+//! A GGUF file with a model of noise, of `SmolLM2`'s architecture and kinds of tensors.
 
 /// The file.
 pub(crate) fn gguf() -> Vec<u8> {
@@ -44,12 +44,9 @@ impl Default for Tiny {
         let tokens: Vec<String> =
             SPECIAL.iter().map(ToString::to_string).chain(bytes).chain(joined).collect();
         let kinds = (0..tokens.len()).map(|token| if token < SPECIAL.len() { 3_u32 } else { 1 });
-        tiny.set(
-            "tokenizer.ggml.token_type",
-            list(5, kinds.map(|kind| kind.to_le_bytes().to_vec()).collect()),
-        );
-        tiny.set("tokenizer.ggml.tokens", list(8, tokens.iter().map(|token| spelled(token)).collect()));
-        tiny.set("tokenizer.ggml.merges", list(8, PAIRS.iter().map(|pair| spelled(pair)).collect()));
+        tiny.set("tokenizer.ggml.token_type", list(5, kinds.map(|kind| kind.to_le_bytes().to_vec())));
+        tiny.set("tokenizer.ggml.tokens", list(8, tokens.iter().map(|token| spelled(token))));
+        tiny.set("tokenizer.ggml.merges", list(8, PAIRS.iter().map(|pair| spelled(pair))));
         tiny.set("tokenizer.ggml.add_bos_token", [&7_u32.to_le_bytes()[..], &[0]].concat());
         tiny.set("tokenizer.ggml.bos_token_id", number(1));
         tiny.set("tokenizer.ggml.eos_token_id", number(2));
@@ -122,7 +119,7 @@ impl Tiny {
         for (name, shape, kind) in &self.tensors {
             file.extend(spelled(name));
             file.extend(u32::try_from(shape.len()).unwrap().to_le_bytes());
-            shape.iter().for_each(|n| file.extend(n.to_le_bytes()));
+            file.extend(shape.iter().flat_map(|n| n.to_le_bytes()));
             file.extend(kind.to_le_bytes());
             file.extend((data.len() as u64).to_le_bytes());
             // A shape that cannot be has no bytes.
@@ -180,8 +177,9 @@ fn float(number: f32) -> Vec<u8> {
     [6_u32.to_le_bytes(), number.to_le_bytes()].concat()
 }
 
-fn list(kind: u32, values: Vec<Vec<u8>>) -> Vec<u8> {
+fn list(kind: u32, values: impl IntoIterator<Item = Vec<u8>>) -> Vec<u8> {
     let mut list = [9_u32.to_le_bytes(), kind.to_le_bytes()].concat();
+    let values: Vec<_> = values.into_iter().collect();
     list.extend((values.len() as u64).to_le_bytes());
     list.extend(values.concat());
     list
