@@ -154,7 +154,7 @@ mod tests {
         assert_eq!((config.head_size(), config.kv_dim()), (8, 32));
         assert_eq!((config.rope_theta, config.norm_eps), (ROPE_THETA, NORM_EPS));
         let other = GOOD.replace('}', ",\"rope_theta\":100000.0}");
-        assert_eq!(Config::from_json(&other).unwrap().rope_theta, 100_000.0);
+        assert_eq!(Config::from_json(&other).unwrap().rope_theta.to_bits(), 100_000.0_f32.to_bits());
         assert_eq!([0, 1, 2, 7].map(|head| config.kv_head(head)), [0, 0, 1, 3]);
     }
 

@@ -38,7 +38,7 @@ const POLICIES: [&str; 5] =
 const LARGER_POLICIES: [&str; 6] =
     ["full", "window:64", "quest:5", "quest:5=full,3=e8m3+g2,2=e8m1+g2", "quest:5=full,5=e8m3+g2", "top:5"];
 /// How a text begins that a model in a GGUF file writes.
-const PROMPT: &str = "The capital of France is";
+const PROMPT: &str = "Once upon a time";
 /// Tokens of a text that such a model judges.
 const TEXT_TOKENS: usize = 512;
 

@@ -48,7 +48,7 @@ fn a_model_is_what_the_file_says_in_bf16() {
         };
         let fits = |x: &f32| (x * step).fract() == 0.0 && (least..=greatest).contains(x);
         assert!(numbers.iter().all(fits), "{weight:?}");
-        assert!(numbers.iter().any(|x| *x != numbers[0]));
+        assert!(numbers.iter().any(|x| x.to_bits() != numbers[0].to_bits()));
     }
 }
 
@@ -156,7 +156,7 @@ fn a_file_that_is_no_such_model_is_refused_by_what_is_wrong() {
     refused("has 128 elements; the model's shape wants 64", &|bad| bad.add("output_norm.weight", &[128], 0));
     refused("type 12 of GGUF is not read", &|bad| bad.add("output_norm.weight", &[256], 12));
     refused("output_norm.weight cannot have this shape: [63]", &|bad| {
-        bad.add("output_norm.weight", &[63], 8)
+        bad.add("output_norm.weight", &[63], 8);
     });
     refused("cannot have this shape", &|bad| bad.add("x", &[u64::MAX, u64::MAX], 0));
 }
