@@ -163,7 +163,7 @@ pub(crate) struct Convert {
 pub(crate) enum Other {
     /// `0x1F40 READ 120`
     Dramsim3,
-    /// `LD 0x1F40`, the front end LoadStoreTrace
+    /// `LD 0x1F40`, the front end `LoadStoreTrace`
     Ramulator2,
 }
 
