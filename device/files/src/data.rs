@@ -69,6 +69,9 @@ impl Files {
         written_back: bool,
     ) -> Result<usize, FileError> {
         let gate = self.gate(inode)?;
+        if data.is_empty() {
+            return Ok(0);
+        }
         let wanted = offset.checked_add(data.len() as u64).filter(|end| *end <= MAX_SIZE);
         let end = wanted.ok_or(FileError::TooLarge { bytes: offset })?;
         {
