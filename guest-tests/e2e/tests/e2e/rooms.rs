@@ -10,7 +10,7 @@ use std::{
 use crate::root;
 
 /// All crates, and what each may use of ours: `docs/architecture.md` draws them.
-const ROOMS: [(&str, &[&str]); 18] = [
+const ROOMS: [(&str, &[&str]); 19] = [
     ("lamina-abi", &[]),
     ("lamina-codec", &[]),
     ("lamina-store", &["lamina-codec"]),
@@ -33,6 +33,8 @@ const ROOMS: [(&str, &[&str]); 18] = [
             "lamina-store",
         ],
     ),
+    // It is for those who want nothing else of ours.
+    ("lamina-pool", &[]),
     ("lamina-models", &[]),
     // What judges the device shares no code with it.
     ("lamina-reference", &[]),
@@ -56,13 +58,14 @@ const ROOMS: [(&str, &[&str]); 18] = [
 ];
 
 /// Folders of crates in which no circle of modules may span folders.
-const SOURCES: [&str; 9] = [
+const SOURCES: [&str; 10] = [
     "device/codec",
     "device/store",
     "device/core",
     "device/files",
     "device/serve",
     "device/model",
+    "pool",
     "guest-tests/llama",
     "guest-tests/run",
     "guest-tests/bench",
