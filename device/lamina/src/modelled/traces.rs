@@ -25,7 +25,8 @@ use crate::out;
 /// Replays one trace through several designs and prints.
 pub(crate) fn compare(args: &Compare) -> Result<()> {
     let subjects = args.design.iter().map(|name| Subject::named(name)).collect::<Result<Vec<_>, _>>()?;
-    let comparison = replay::compare(&mut open(&args.file)?, &subjects, &options(&args.replayed)?)
+    let options = options(&args.replayed)?;
+    let comparison = replay::compare(&mut open(&args.file)?, &subjects, &options)
         .with_context(|| format!("{}", args.file.display()))?;
     let mut text = Vec::new();
     print(&mut text, &comparison, args.json)?;
