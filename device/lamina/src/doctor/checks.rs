@@ -42,7 +42,7 @@ pub(super) fn all() -> Vec<Finding> {
         fuse(fuse_present(), root),
         kernel(&fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default()),
         rights(usable(&run_dir()), &run_dir(), capabilities(), root),
-        qemu(Qemu::find(OLDEST, false), Qemu::find(DISKS, false).ok(), unpacked()),
+        qemu(Qemu::find(OLDEST, false), Qemu::find(DISKS, false).is_ok(), unpacked()),
         kvm(Accel::detect(), File::options().read(true).write(true).open("/dev/kvm").map(drop)),
         image(in_path("mmdebstrap"), cached("guest-").is_some()),
         processor(&features()),
@@ -63,8 +63,9 @@ fn fuse(found: Result<(), ServeError>, root: bool) -> Finding {
             "/dev/fuse and fusermount3",
             "devices can be mounted, for this user (user_allow_other is not needed)",
         ),
-        Err(ServeError::NoFusermount) => Finding::missing(what, "no fusermount3 in PATH", needed)
-            .mended_by("sudo apt-get install fuse3"),
+        Err(ServeError::NoFusermount) => {
+            Finding::missing(what, "no fusermount3 in PATH", needed).mended_by("sudo apt-get install fuse3")
+        }
         Err(ServeError::NoFuseDevice) => Finding::missing(what, "no /dev/fuse", needed)
             .mended_by("sudo modprobe fuse    # in a container: run it with --device /dev/fuse"),
         Err(why) => Finding::missing(what, why.to_string(), needed).mended_by("sudo chmod 666 /dev/fuse"),
@@ -102,8 +103,12 @@ fn usable(dir: &Path) -> Result<(), (String, String)> {
         });
     }
     let above = dir.ancestors().find(|dir| dir.exists()).unwrap_or(Path::new("/"));
-    access(above, AccessFlags::W_OK)
-        .map_err(|why| (format!("{} cannot be made in: {why}", above.display()), elsewhere()))
+    let why = if above.is_dir() {
+        access(above, AccessFlags::W_OK).err().map(|why| why.to_string())
+    } else {
+        Some("it is no directory".to_owned())
+    };
+    why.map_or(Ok(()), |why| Err((format!("nothing can be made in {}: {why}", above.display()), elsewhere())))
 }
 
 fn rights(run_dir: Result<(), (String, String)>, path: &Path, capabilities: u64, root: bool) -> Finding {
@@ -124,7 +129,7 @@ fn rights(run_dir: Result<(), (String, String)>, path: &Path, capabilities: u64,
     }
 }
 
-fn qemu(cxl: Result<Qemu, FindError>, disks: Option<Qemu>, unpacked: Option<Qemu>) -> Finding {
+fn qemu(cxl: Result<Qemu, FindError>, disks: bool, unpacked: Option<Qemu>) -> Finding {
     let what = "QEMU";
     let whole = "guests see the device in every way";
     let older = match (cxl, unpacked) {
@@ -138,8 +143,10 @@ fn qemu(cxl: Result<Qemu, FindError>, disks: Option<Qemu>, unpacked: Option<Qemu
         }
         (Err(FindError::None { host, .. }), None) => *host,
     };
-    let means = if disks.is_some() {
-        format!("guests see the device as disks (--attach vhost-user); for CXL {OLDEST} is needed, which `lamina boot` unpacks")
+    let means = if disks {
+        format!(
+            "guests see the device as disks (--attach vhost-user); for CXL {OLDEST} is needed, which `lamina boot` unpacks"
+        )
     } else {
         format!("the first `lamina boot` unpacks QEMU {OLDEST} or newer from Debian's packages")
     };
@@ -294,7 +301,8 @@ fn cached(prefix: &str) -> Option<PathBuf> {
         entry.file_name().to_string_lossy().starts_with(prefix)
             && entry.file_type().is_ok_and(|kind| kind.is_dir())
     });
-    ours.max_by_key(|entry| entry.metadata().and_then(|found| found.modified()).ok()).map(|entry| entry.path())
+    ours.max_by_key(|entry| entry.metadata().and_then(|found| found.modified()).ok())
+        .map(|entry| entry.path())
 }
 
 fn in_path(program: &str) -> bool {
@@ -374,12 +382,12 @@ mod tests {
             let install = Install::Host("/usr/bin/qemu".into());
             Qemu { install, version }
         };
-        says(&qemu(none(), None, None), Verdict::Limited, "no qemu-system-x86_64 in PATH");
-        says(&qemu(none(), Some(of(DISKS)), None), Verdict::Limited, "--attach vhost-user");
-        says(&qemu(none(), None, Some(of(OLDEST))), Verdict::Ok, "11.1.0 at /usr/bin/qemu");
-        says(&qemu(Ok(of(OLDEST)), None, None), Verdict::Ok, "in every way");
+        says(&qemu(none(), false, None), Verdict::Limited, "no qemu-system-x86_64 in PATH");
+        says(&qemu(none(), true, None), Verdict::Limited, "--attach vhost-user");
+        says(&qemu(none(), false, Some(of(OLDEST))), Verdict::Ok, "11.1.0 at /usr/bin/qemu");
+        says(&qemu(Ok(of(OLDEST)), true, None), Verdict::Ok, "in every way");
         let named = Err(FindError::Named(ProbeError::NotInPath));
-        says(&qemu(named, None, None), Verdict::Limited, "unset LAMINA_QEMU");
+        says(&qemu(named, false, None), Verdict::Limited, "unset LAMINA_QEMU");
     }
 
     #[test]

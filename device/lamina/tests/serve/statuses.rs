@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
@@ -106,7 +107,10 @@ fn the_doctor_says_what_is_there_and_ends_by_the_worst_of_it() {
         let mut command = lamina(&["doctor"]);
         // `lamina` below it is what the sockets would be in.
         fs::rename(place.path("open"), place.path("lamina")).unwrap();
-        command.env("XDG_RUNTIME_DIR", place.path("")).env("PATH", "").env("LAMINA_CACHE", place.path("cache"));
+        command
+            .env("XDG_RUNTIME_DIR", place.path(""))
+            .env("PATH", "")
+            .env("LAMINA_CACHE", place.path("cache"));
         let output = command.output().unwrap();
         let said = String::from_utf8(output.stdout).unwrap();
         assert_eq!(output.status.code(), Some(7), "{said}");
@@ -119,12 +123,14 @@ fn the_doctor_says_what_is_there_and_ends_by_the_worst_of_it() {
 #[test]
 fn completions_and_manual_pages_are_whole() {
     within(60, || {
-        for (shell, mark) in [("bash", "complete -F"), ("zsh", "#compdef lamina"), ("fish", "complete -c lamina")]
+        for (shell, mark) in
+            [("bash", "complete -F"), ("zsh", "#compdef lamina"), ("fish", "complete -c lamina")]
         {
             let output = lamina(&["completions", shell]).output().unwrap();
             let script = String::from_utf8(output.stdout).unwrap();
             assert!(script.contains(mark) && script.contains("memory-reserve"), "{shell}");
-            if shell == "bash" && Command::new("bash").arg("--version").stdout(Stdio::null()).status().is_ok() {
+            if shell == "bash" && Command::new("bash").arg("--version").stdout(Stdio::null()).status().is_ok()
+            {
                 let checked = Command::new("bash").args(["-n", "-c", &script]).status().unwrap();
                 assert!(checked.success());
             }
@@ -138,5 +144,21 @@ fn completions_and_manual_pages_are_whole() {
         }
         let output = lamina(&["man"]).output().unwrap();
         assert!(String::from_utf8(output.stdout).unwrap().contains("Exit statuses:"));
+    });
+}
+
+#[test]
+fn help_and_completions_are_there_at_once() {
+    within(60, || {
+        for words in [&["--help"][..], &["completions", "bash"], &["completions", "zsh"]] {
+            let took = |_| {
+                let begun = Instant::now();
+                assert!(lamina(words).stdout(Stdio::null()).status().unwrap().success());
+                begun.elapsed()
+            };
+            // The quickest, for other tests run beside it.
+            let least = (0..20).map(took).min().unwrap();
+            assert!(least < Duration::from_millis(20), "{words:?} takes {least:?}");
+        }
     });
 }
