@@ -5,6 +5,8 @@
 //!   counted, and the count is written when there is room again: nothing that serves a device ever
 //!   waits for a reader.
 //! * A process that ends waits a bounded time for what is in the queue.
+//! * What a thread that panicked logged is written at once, and the log goes on: `tracing-appender`
+//!   is flushed only by ending it, and says nowhere how many lines it dropped.
 
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::fs::File;

@@ -50,20 +50,18 @@ const UNKNOWN_BYTES: u64 = BLOCK_BYTES as u64 / 2;
 /// for the end of one takes as long as for all of it.
 const MARGIN_BYTES: u64 = 256;
 
-/// Blocks that are coded together while the map is held: about a millisecond on one core. Who wants
-/// to change the map waits as long.
-pub(super) const MAX_BATCH: usize = 64;
+/// Blocks that are coded together while the map is held: about a millisecond on two cores. Who
+/// wants to change the map waits as long. Waking another thread costs little beside.
+pub(super) const MAX_BATCH: usize = 256;
 
-/// Blocks that are published together: so many that one look for space and one for the counters
-/// cost little beside, so few that who reads one of them hardly waits.
-const PUBLISHED: usize = 16;
+/// Blocks that a thread codes at a time, and that are published together: so many that one look for
+/// space and one for the counters cost little beside, so few that who reads one of them hardly
+/// waits.
+const PUBLISHED: usize = 32;
 
 /// Blocks that a thread copies at a time: to wake one takes as long as to copy so many. Far fewer
 /// than stripes.
 const COPIED: usize = 32;
-
-/// Blocks that a thread codes at a time: enough that taking them costs nothing beside.
-const PIECE: usize = 4;
 
 /// The service of blocks.
 pub(super) struct BlockService {
@@ -407,26 +405,24 @@ impl BlockService {
             bundles.resize_with(blocks.len(), Bundle::new);
         }
         let bundles = &mut bundles[..blocks.len()];
-        parallel::for_each(blocks.chunks(PIECE).zip(bundles.chunks_mut(PIECE)), |(blocks, bundles)| {
-            let encoder = &mut self.pool.take().encoder;
-            for (words, bundle) in blocks.iter().zip(bundles) {
-                Layout::encode_block(encoder, self.mode, class.format, class.codec, words, bundle);
-            }
-        });
-        let first_of_each = (first..).step_by(PUBLISHED);
-        let together = blocks.chunks(PUBLISHED).zip(bundles.chunks(PUBLISHED));
-        for (first, (blocks, bundles)) in first_of_each.zip(together) {
+        let groups = blocks.chunks(PUBLISHED).zip(bundles.chunks_mut(PUBLISHED)).enumerate();
+        let code = |(group, (blocks, bundles))| {
+            let bundles = self.encode_all(class, blocks, bundles);
+            (first + (group * PUBLISHED) as u64, blocks, bundles)
+        };
+        let publish = |(first, blocks, bundles)| {
             if self.publish_together(owner, class, first, blocks, bundles).is_ok() {
                 *done += size_of_val(blocks);
-                continue;
+                return Ok(());
             }
             // One by one some of them fit, or the store is compacted until they do.
             for ((block, words), bundle) in (first..).zip(blocks).zip(bundles) {
                 self.write_whole(owner, class, block, words, bundle)?;
                 *done += BLOCK_BYTES;
             }
-        }
-        Ok(())
+            Ok(())
+        };
+        parallel::in_order(groups, code, publish)
     }
 
     /// Publishes `bundles`, which are `blocks` coded, as the content of these blocks, or nothing if
@@ -449,6 +445,14 @@ impl BlockService {
         self.accounts.written_together(owner, class.codec, parts, &changes, written, &mut tally);
         self.accounts.stats.count_for_write(0, 0, &tally);
         Ok(())
+    }
+
+    fn encode_all<'b>(&self, class: Class, blocks: &[BlockWords], bundles: &'b mut [Bundle]) -> &'b [Bundle] {
+        let encoder = &mut self.pool.take().encoder;
+        for (words, bundle) in blocks.iter().zip(&mut *bundles) {
+            Layout::encode_block(encoder, self.mode, class.format, class.codec, words, bundle);
+        }
+        bundles
     }
 
     fn encode(&self, class: Class, words: &BlockWords, bundle: &mut Bundle) {

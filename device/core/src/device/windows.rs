@@ -386,19 +386,18 @@ impl KvWindows<'_> {
         while windows.len() < most && block < self.tensor.blocks().end {
             let window = self.window(block);
             let Some((bytes, after)) = rest.split_at_checked(window.span.bytes()) else { break };
-            windows.push((window, bytes, None));
+            windows.push((window, bytes));
             (rest, block) = (after, window.span.numbers().end);
         }
-        parallel::for_each(windows.iter_mut(), |(window, bytes, coded)| {
-            *coded = Some(staging.encode(window, bytes, None));
-        });
-        for (window, bytes, coded) in windows {
+        let pieces = windows.iter().map(|(window, bytes)| (window, *bytes));
+        let code = |(window, bytes)| (window, bytes, staging.encode(window, bytes, None));
+        parallel::in_order(pieces, code, |(window, bytes, coded)| {
             let _lock = staging.stripe(&window.span).lock();
-            staging.publish_coded(&window, Content::whole(bytes), &coded.expect("it was coded"))?;
+            staging.publish_coded(window, Content::whole(bytes), &coded)?;
             staging.drop_open(&window.span);
             *done += bytes.len();
-        }
-        Ok(())
+            Ok(())
+        })
     }
 }
 

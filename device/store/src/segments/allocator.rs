@@ -160,7 +160,7 @@ impl Allocator {
 
     /// Takes over what was claimed of a chunk, each once.
     pub(super) fn adopt(&mut self, Claimants { chunk: index, length, slots, blocks }: Claimants) {
-        let used = slots.iter().map(|word| word.count_ones() as usize).sum();
+        let used = slots.count_ones();
         self.lengths[length].slots += CHUNK_GRANULES / length;
         self.lengths[length].used += used;
         self.used_granules += (used * length) as u64;
@@ -207,9 +207,8 @@ impl Allocator {
         let chunk = &mut self.chunks[index];
         assert_eq!(chunk.length, length, "a segment is freed with the length it was taken with");
         let slot = granule % CHUNK_GRANULES / length;
-        let bit = 1 << (slot % 64);
-        assert_ne!(chunk.slots[slot / 64] & bit, 0, "a segment is freed once");
-        chunk.slots[slot / 64] &= !bit;
+        assert!(chunk.slots[slot], "a segment is freed once");
+        chunk.slots.set(slot, false);
         chunk.used -= 1;
         self.used_granules -= length as u64;
         self.lengths[length].used -= 1;
@@ -302,7 +301,7 @@ impl Allocator {
 
     fn occupy(&mut self, index: usize, slot: usize, block: u64) {
         let chunk = &mut self.chunks[index];
-        chunk.slots[slot / 64] |= 1 << (slot % 64);
+        chunk.slots.set(slot, true);
         chunk.blocks[slot] = block;
         chunk.is_born(slot, self.held.epoch);
         chunk.used += 1;

@@ -10,11 +10,16 @@ use std::{
     sync::Arc,
 };
 
+use bitvec::prelude::{BitArray, Lsb0};
+
 use super::CHUNK_GRANULES;
 use crate::ledger::{Ledger, State};
 
 /// Chunks of a page of the table.
 const PAGE_CHUNKS: usize = 64;
+
+/// A bit for each slot that a chunk can have.
+pub(super) type Slots = BitArray<[u64; CHUNK_GRANULES / 64], Lsb0>;
 
 /// A chunk and its segments.
 #[derive(Clone, Default)]
@@ -22,10 +27,10 @@ pub(super) struct Chunk {
     /// Granules of each of its segments; 0 while free.
     pub(super) length: usize,
     pub(super) used: usize,
-    /// Slots in use, a bit each.
-    pub(super) slots: [u64; CHUNK_GRANULES / 64],
+    /// Slots in use.
+    pub(super) slots: Slots,
     /// Slots taken since the last cut, if that is still [`Self::epoch`].
-    pub(super) young: [u64; CHUNK_GRANULES / 64],
+    pub(super) young: Slots,
     /// The cut that `young` is of.
     pub(super) epoch: u64,
     /// By slot: the block whose segment it is.
@@ -44,20 +49,18 @@ impl Chunk {
     /// Notes that a slot was taken behind cut `epoch`.
     pub(super) fn is_born(&mut self, slot: usize, epoch: u64) {
         if self.epoch != epoch {
-            (self.epoch, self.young) = (epoch, [0; CHUNK_GRANULES / 64]);
+            (self.epoch, self.young) = (epoch, Slots::ZERO);
         }
-        self.young[slot / 64] |= 1 << (slot % 64);
+        self.young.set(slot, true);
     }
 
     /// Whether no cut came since a slot was taken, so that no copy of the index names it.
     pub(super) fn is_young(&self, slot: usize, epoch: u64) -> bool {
-        self.epoch == epoch && self.young[slot / 64] & 1 << (slot % 64) != 0
+        self.epoch == epoch && self.young[slot]
     }
 
     pub(super) fn first_free(&self) -> usize {
-        let word =
-            self.slots.iter().position(|word| *word != u64::MAX).expect("a listed chunk has a free slot");
-        word * 64 + self.slots[word].trailing_ones() as usize
+        self.slots.first_zero().expect("a listed chunk has a free slot")
     }
 
     /// First granules and blocks of its segments.
@@ -68,8 +71,7 @@ impl Chunk {
 
     /// Slots in use, and the block of each.
     pub(super) fn owners(&self) -> impl Iterator<Item = (usize, u64)> {
-        let used = |slot: &usize| self.slots[slot / 64] & (1 << (slot % 64)) != 0;
-        (0..self.capacity()).filter(used).map(|slot| (slot, self.blocks[slot]))
+        self.slots.iter_ones().map(|slot| (slot, self.blocks[slot]))
     }
 }
 
@@ -172,9 +174,9 @@ fn chunk(ledger: &Ledger, index: usize) -> Chunk {
     if length == 0 {
         return Chunk::default();
     }
-    let (mut slots, mut blocks) = ([0; CHUNK_GRANULES / 64], vec![0; CHUNK_GRANULES / length]);
+    let (mut slots, mut blocks) = (Slots::ZERO, vec![0; CHUNK_GRANULES / length]);
     for (slot, block) in ledger.segments(index, length) {
-        slots[slot / 64] |= 1 << (slot % 64);
+        slots.set(slot, true);
         blocks[slot] = block;
     }
     Chunk { length, used, slots, blocks, ..Chunk::default() }

@@ -9,7 +9,7 @@ use std::sync::{
     atomic::{AtomicU64, Ordering::Relaxed},
 };
 
-use super::{CHUNK_GRANULES, MAX_GRANULES};
+use super::{CHUNK_GRANULES, MAX_GRANULES, chunks};
 use crate::GRANULE_BYTES;
 
 /// Chunks of a group: a store that is mostly empty has few groups, and an image that names chunks
@@ -38,7 +38,7 @@ struct Slots {
 pub(super) struct Claimants {
     pub(super) chunk: usize,
     pub(super) length: usize,
-    pub(super) slots: [u64; CHUNK_GRANULES / 64],
+    pub(super) slots: chunks::Slots,
     pub(super) blocks: Vec<u64>,
 }
 
@@ -90,7 +90,7 @@ impl Claims {
         });
         chunks.filter_map(|(chunk, slots)| {
             let Slots { length, taken, blocks } = slots.into_inner()?;
-            let slots = taken.map(AtomicU64::into_inner);
+            let slots = chunks::Slots::new(taken.map(AtomicU64::into_inner));
             let blocks = blocks.into_iter().map(AtomicU64::into_inner).collect();
             Some(Claimants { chunk, length, slots, blocks })
         })
@@ -125,7 +125,8 @@ mod tests {
         assert_eq!(claims.claim(u64::MAX, 0, 10), Claimed::Yes);
         let chunks: Vec<_> = claims.into_chunks().collect();
         let [Claimants { chunk: 1, length: 2, slots, blocks }] = &chunks[..] else { panic!("one chunk") };
-        assert_eq!((slots[0], &blocks[..2], blocks.len()), (0b11, &[7, 9][..], CHUNK_GRANULES / 2));
+        assert!(slots.iter_ones().eq(0..2));
+        assert_eq!((&blocks[..2], blocks.len()), (&[7, 9][..], CHUNK_GRANULES / 2));
     }
 
     #[test]
