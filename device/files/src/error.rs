@@ -93,6 +93,14 @@ pub enum FileError {
         /// Bytes that files may take.
         limit: u64,
     },
+    /// Nowhere is room for the log.
+    #[error(
+        "the base window has no {wanted} bytes in one piece where nothing is stored, for the log of names; less --files needs less, `lamina rm` and `lamina discard` make room, and a new image can have more --capacity"
+    )]
+    NoPlace {
+        /// Bytes wanted.
+        wanted: u64,
+    },
     /// The log of names and extents is full.
     #[error("names and extents take {bytes} bytes, for which their log of {capacity} has no room")]
     NoNames {
@@ -168,7 +176,7 @@ impl FileError {
             Self::NotPermitted { .. } => libc::EPERM,
             Self::TooManyLinks { .. } => libc::EMLINK,
             Self::TooLarge { .. } => libc::EFBIG,
-            Self::NoAddress { .. } | Self::NoNames { .. } => libc::ENOSPC,
+            Self::NoAddress { .. } | Self::NoPlace { .. } | Self::NoNames { .. } => libc::ENOSPC,
             Self::NothingBehind { .. } => libc::ENXIO,
             Self::NoAttribute { .. } => libc::ENODATA,
             Self::AttributesTooLarge { .. } => libc::E2BIG,

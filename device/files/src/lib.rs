@@ -44,6 +44,7 @@ use parking_lot::{Mutex, RwLock};
 use lamina_codec::BLOCK_BYTES;
 use lamina_codec::format::Format;
 use lamina_device::device::Device;
+use lamina_device::device::poison::Poisoned;
 use lamina_device::layout::Layout;
 
 pub use self::attributes::{Wanted, When};
@@ -125,6 +126,9 @@ struct Live {
     gate: Arc<RwLock<()>>,
     /// Open descriptors.
     opens: u64,
+    /// How often the kernel was told of it and did not forget that. It may look an inode up again
+    /// before it says that it forgot what it knew.
+    lookups: u64,
     /// Whether those are all.
     known: bool,
     /// Whether zeros lie behind the end.
@@ -155,8 +159,8 @@ impl Files {
             if place(name).is_some() {
                 continue;
             }
-            let no_place = || FileError::NoAddress { wanted: 2 * bytes, limit: device.base_bytes() };
-            let dpa = space::place_of_nothing(&device, name, bytes)?.ok_or_else(no_place)?;
+            let dpa =
+                space::place_of_nothing(&device, name, bytes)?.ok_or(FileError::NoPlace { wanted: bytes })?;
             space::make_tensor(&device, name, dpa, bytes, Format::Opaque, Layout::Weight)?;
         }
         let places = [place(&names[0]).unwrap_or_default(), place(&names[1]).unwrap_or_default()];
@@ -268,15 +272,31 @@ impl Files {
         self.record_time(&mut core, inode)
     }
 
-    /// Says that the kernel holds nothing of an inode any more.
+    /// Says that the kernel was told of an inode, by name.
+    ///
+    /// # Errors
+    /// [`FileError::Stale`].
+    pub fn looked_up(&self, inode: u64) -> Result<(), FileError> {
+        let mut core = self.core.lock();
+        core.state.node(inode)?;
+        core.live(inode).lookups += 1;
+        Ok(())
+    }
+
+    /// Says that the kernel forgot `count` of the times that it was told of an inode.
     ///
     /// # Errors
     /// What the device says where nothing is left of it.
-    pub fn forgotten(&self, inode: u64) -> Result<(), FileError> {
+    pub fn forgotten(&self, inode: u64, count: u64) -> Result<(), FileError> {
         let mut core = self.core.lock();
         let Ok(links) = core.state.node(inode).map(|node| node.meta.links) else { return Ok(()) };
         let first = core.first;
         let live = core.live(inode);
+        // More than is known here, if another process answered before.
+        live.lookups = live.lookups.saturating_sub(count);
+        if live.lookups > 0 {
+            return Ok(());
+        }
         (live.known, live.cached, live.writable) = (true, false, false);
         let idle = live.opens == 0;
         if idle && links == 0 {
@@ -288,6 +308,16 @@ impl Files {
             core.live.remove(&inode);
         }
         Ok(())
+    }
+
+    /// Writes the log anew, where it was not, so that damage to what there was of it is no more.
+    ///
+    /// # Errors
+    /// What the device says.
+    pub fn renew_log(&self) -> Result<(), FileError> {
+        let mut core = self.core.lock();
+        let Core { state, log, .. } = &mut *core;
+        log.begin_anew(state, true)
     }
 
     /// Brings what was written to a file to the device and to the disk that its image is on.
@@ -404,6 +434,7 @@ impl Core {
         self.live.entry(inode).or_insert_with(|| Live {
             gate: Arc::default(),
             opens: 0,
+            lookups: 0,
             known: first,
             clean: false,
             cached: !first,
@@ -427,6 +458,19 @@ impl Core {
         let live = self.live(inode);
         live.opens == 0 && live.known
     }
+}
+
+/// Where the log of a device's files lies that is damaged in this range of the base window: DPA and
+/// bytes. To make zeros of the damage would end the log there, without a word.
+pub fn damaged_log(device: &Device, range: &Range<u64>) -> Option<(u64, u64)> {
+    let logs = [space::named("log0"), space::named("log1")];
+    let is_there = |lost: &Poisoned| lost.dpa < range.end && range.start < lost.dpa + lost.length;
+    let log = device
+        .poison()
+        .into_iter()
+        .filter(is_there)
+        .find_map(|lost| lost.tensor.filter(|tensor| logs.contains(tensor)));
+    device.place_of(&log?)
 }
 
 /// Where a file lies.

@@ -121,7 +121,7 @@ impl Log {
 
     /// Writes the state to the other place, which is in use from then on. For what `frees` the state
     /// may take all that a log may that grows: there is as much behind it as there was before.
-    fn begin_anew(&mut self, state: &State, frees: bool) -> Result<(), FileError> {
+    pub(crate) fn begin_anew(&mut self, state: &State, frees: bool) -> Result<(), FileError> {
         let other = 1 - self.used;
         let (dpa, capacity) = self.places[other];
         let most = if frees { capacity / 16 * 15 } else { capacity / 4 * 3 };

@@ -166,7 +166,7 @@ fn go(files: &mut Files, device: &Arc<Device>, model: &mut Model, step: &Step) -
                 model.folders.get_mut(&folder).unwrap().remove(&name(called));
                 model.folders.remove(&inode.unwrap());
                 if is_folder {
-                    files.forgotten(inode.unwrap()).unwrap();
+                    files.forgotten(inode.unwrap(), 1).unwrap();
                 }
             }
         }
@@ -199,7 +199,7 @@ fn go(files: &mut Files, device: &Arc<Device>, model: &mut Model, step: &Step) -
                         model.folders.get_mut(&from).unwrap().insert(old, other);
                     }
                     (_, Some(other)) if model.folders.remove(&other).is_some() => {
-                        files.forgotten(other).unwrap();
+                        files.forgotten(other, 1).unwrap();
                     }
                     _ => {}
                 }
@@ -288,10 +288,10 @@ fn go(files: &mut Files, device: &Arc<Device>, model: &mut Model, step: &Step) -
                     model.files.keys().copied().filter(|inode| model.names_of(*inode) == 0).collect();
                 for inode in nameless {
                     prop_assert!(files.meta(inode).is_ok() && open.contains(&inode));
-                    files.forgotten(inode).unwrap();
+                    files.forgotten(inode, 1).unwrap();
                 }
                 for inode in model.files.keys() {
-                    files.forgotten(*inode).unwrap();
+                    files.forgotten(*inode, 1).unwrap();
                 }
             }
         }
@@ -308,7 +308,7 @@ fn remove_all(files: &Files, model: &Model, folder: u64) {
             remove_all(files, model, *inode);
         }
         files.remove(Caller::default(), folder, name, is_folder).unwrap();
-        files.forgotten(*inode).unwrap();
+        files.forgotten(*inode, 1).unwrap();
     }
 }
 
@@ -657,6 +657,67 @@ fn damage_of_the_log_is_not_its_end() {
     let refused = Files::open(Arc::clone(&device), LIMIT, true).err().unwrap();
     assert!(matches!(refused, FileError::Damaged { .. }), "{refused}");
     assert_eq!(device.space().free, stored, "nothing is discarded");
+    assert_eq!(damaged_log(&device, &(0..place.0 + 4096)), None);
+    assert_eq!(damaged_log(&device, &(0..place.0 + 4097)), Some(place));
+}
+
+#[test]
+fn a_log_that_is_damaged_while_it_is_served_is_written_anew() {
+    let device = device();
+    let files = files(&device, true);
+    file(&files, "x");
+    let (place, ..) = files.core.lock().log.position();
+    device.inject_poison(place.0, 2 * 4096).unwrap();
+    files.renew_log().unwrap();
+    assert_eq!((device.poison().len(), damaged_log(&device, &(0..u64::MAX))), (0, None));
+    file(&files, "y");
+    drop(files);
+    assert_eq!(super::tests::files(&device, true).extent().inodes, 3);
+}
+
+#[test]
+fn an_inode_that_the_kernel_looked_up_again_is_not_forgotten() {
+    let device = device();
+    let files = files(&device, true);
+    let inode = file(&files, "x");
+    files.set(inode, &Wanted { size: Some(1 << 20), ..Wanted::default() }).unwrap();
+    files.looked_up(inode).unwrap();
+    files.looked_up(inode).unwrap();
+    files.opened(inode, true).unwrap();
+    files.read(inode, 0, &mut [0; 10], true).unwrap();
+    // What was known before is forgotten, and not what is known since.
+    files.forgotten(inode, 1).unwrap();
+    assert_eq!(files.seek(inode, 5, true).unwrap(), 5, "stores into its pages may be everywhere");
+    files.closed(inode).unwrap();
+    files.forgotten(inode, 1).unwrap();
+    assert!(matches!(files.seek(inode, 5, true), Err(FileError::NothingBehind { .. })));
+}
+
+#[test]
+fn addresses_are_given_without_a_file_losing_what_another_wrote_meanwhile() {
+    let device = device();
+    let files = files(&device, true);
+    let inode = file(&files, "x");
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for end in 1..400 {
+                files.allocate(inode, &(0..end * 512), true).unwrap();
+            }
+        });
+        for at in 0..400_u64 {
+            files.write(inode, at * 1024, &[7; 1024], false).unwrap();
+        }
+    });
+    assert!(contents(&files, inode) == vec![7; 400 << 10]);
+}
+
+#[test]
+fn a_window_that_is_full_has_no_place_for_the_log() {
+    let device = device();
+    device.write_base(0, &vec![1; 128 << 20]).unwrap();
+    let refused = Files::open(device, LIMIT, true).err().unwrap();
+    assert!(refused.to_string().contains("2097152 bytes in one piece"), "{refused}");
+    assert!(refused.is_no_room());
 }
 
 #[test]

@@ -47,6 +47,7 @@ const SHOWN_LINES: usize = 5;
 pub(crate) async fn mount(args: Mount) -> Result<()> {
     let Mount { mut words, shown, image, capacity, files, foreground, json } = args;
     let dir = words.pop().context("say where to mount")?;
+    let wish = files.is_none();
     let files = files.unwrap_or(if capacity.is_none() { FILES } else { 0 });
     if words.is_empty() && image.is_none() && capacity.is_none() && files == 0 {
         bail!(
@@ -85,7 +86,16 @@ pub(crate) async fn mount(args: Mount) -> Result<()> {
         );
     }
     let log = run_dir.join("log");
-    let mut device = start(&dir, &run_dir, &log, image.as_deref(), (capacity, files), foreground)?;
+    let begin = |files| start(&dir, &run_dir, &log, image.as_deref(), (capacity, files), foreground);
+    let mut device = match begin(files) {
+        // An image from before has what it has. That it has no files/ is said, and no error.
+        Err(why) if wish && files > 0 && !new => {
+            let device = begin(0).map_err(|_| anyhow::anyhow!("{why:#}"))?;
+            tracing::warn!("{} has no files/: {why:#}", dir.display());
+            device
+        }
+        started => started?,
+    };
     let loaded = load_all(&run_dir, &words, &shown.views, &maps).await;
     if let Err(why) = loaded {
         // Nothing half done is left behind.
@@ -309,7 +319,10 @@ pub(crate) async fn ls(args: Ls) -> Result<()> {
     }
     if args.json {
         let mounts = all.iter().map(|(Found { api, dir }, models)| {
-            json!({ "mounted": dir, "api": api.to_string(), "models": models["models"], "loading": models["loading"] })
+            json!({
+                "mounted": dir, "api": api.to_string(), "models": models["models"], "loading": models["loading"],
+                "files": models["files"], "no_files": models["no_files"],
+            })
         });
         return print_json(&mounts.collect());
     }
@@ -339,6 +352,20 @@ pub(crate) async fn ls(args: Ls) -> Result<()> {
         }
     }
     print_line!("{table}")?;
+    for (found, models) in &all {
+        let number = |key: &str| models["files"][key].as_u64().unwrap_or(0);
+        let files = found.files();
+        if models["files"].is_object() {
+            // The folder itself counts as one.
+            let (taken, limit) = (BinaryBytes(number("taken_bytes")), BinaryBytes(number("limit_bytes")));
+            print_line!(
+                "{files}: {} files and folders, {taken} of {limit}",
+                number("inodes").saturating_sub(1)
+            )?;
+        } else if let Some(why) = models["no_files"].as_str() {
+            print_line!("{files} is not shown: {why}")?;
+        }
+    }
     Ok(())
 }
 

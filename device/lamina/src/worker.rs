@@ -492,6 +492,9 @@ impl Served {
                 if let Some(files) = mount.files() {
                     control.has_files(files);
                 }
+                if let Some(why) = mount.no_files() {
+                    control.has_no_files(why);
+                }
                 Some(mount)
             }
             None => None,

@@ -258,9 +258,9 @@ impl From<ControlError> for Refusal {
             }
             ControlError::Serve(ServeError::PastEnd { .. }) => StatusCode::UNPROCESSABLE_ENTITY,
             ControlError::Serve(ServeError::Closing) => StatusCode::SERVICE_UNAVAILABLE,
-            ControlError::Serve(_) => StatusCode::INTERNAL_SERVER_ERROR,
+            ControlError::Serve(_) | ControlError::Log(_) => StatusCode::INTERNAL_SERVER_ERROR,
             ControlError::Files(why) => status_of_files(why),
-            ControlError::NoModels => StatusCode::CONFLICT,
+            ControlError::NoModels | ControlError::LogOfFiles { .. } => StatusCode::CONFLICT,
         };
         Self::new(status, why.to_string())
     }
@@ -567,7 +567,7 @@ async fn discard(
 }
 
 async fn models(State(control): State<Control>) -> Result<impl IntoResponse, Refusal> {
-    blocking(move || Ok(Json(control.models()?.report()))).await
+    blocking(move || Ok(Json(control.folders()?))).await
 }
 
 #[derive(Deserialize)]

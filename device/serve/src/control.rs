@@ -23,7 +23,7 @@ use lamina_device::files::{FilesError, Loading};
 use lamina_device::stats::StatsReport;
 use lamina_device::tensor::{TensorInfo, TensorSpec};
 use lamina_device::window::ViewInfo;
-use lamina_files::Files;
+use lamina_files::{FileError, Files, damaged_log};
 
 #[cfg(doc)]
 use super::Coherence;
@@ -32,7 +32,7 @@ use super::disks::{DiskInfo, ServedDisk};
 use super::export::{Export, ExportReport, Place};
 use super::files::FilesReport;
 use super::host_cache::HostReport;
-use super::models::{ModelReport, Models};
+use super::models::{ModelReport, Models, ModelsReport};
 
 /// A device and, as soon as it is mounted, the exports that show it.
 #[derive(Clone)]
@@ -46,6 +46,7 @@ pub struct Control {
     disks: Arc<Mutex<Vec<Weak<dyn ServedDisk>>>>,
     models: Arc<OnceLock<Arc<Models>>>,
     files: Arc<OnceLock<Arc<Files>>>,
+    no_files: Arc<OnceLock<String>>,
 }
 
 /// Why something asked was not done.
@@ -65,6 +66,19 @@ pub enum ControlError {
         "this device shows no models: it has no mount (yet), or it is divided among guests or shared by hosts; `lamina mount`, or `lamina serve --mount DIR` without --guest and --host, shows some"
     )]
     NoModels,
+    /// To clear this poison would lose names.
+    #[error(
+        "the damage at these addresses is in the log of files/, {length} bytes at {dpa:#x}: with zeros there every name after it would be lost. A snapshot from before has the names; `lamina discard {dpa} {length}` begins files/ anew, with nothing in it, when the device is started next"
+    )]
+    LogOfFiles {
+        /// Where it begins.
+        dpa: u64,
+        /// Its bytes.
+        length: u64,
+    },
+    /// The log of `files/` cannot be written anew.
+    #[error("the log of files/ stays as it is: {0}")]
+    Log(FileError),
 }
 
 impl From<FilesError> for ControlError {
@@ -97,11 +111,31 @@ pub struct ServedStats {
     pub files: Option<FilesReport>,
 }
 
+/// What the mount's folders hold.
+#[derive(Clone, Debug, Serialize)]
+pub struct FoldersReport {
+    /// Of `models/`.
+    #[serde(flatten)]
+    pub models: ModelsReport,
+    /// Of `files/`, if there is one.
+    pub files: Option<FilesReport>,
+    /// Why there is none although the device has files.
+    pub no_files: Option<String>,
+}
+
 impl Control {
     /// The control of a whole device that is not mounted, or not yet.
     pub fn new(device: Arc<Device>) -> Self {
-        let (disks, models, files) = (Arc::default(), Arc::default(), Arc::default());
-        Self { device, only: None, exports: Arc::default(), run_dir: None, disks, models, files }
+        Self {
+            device,
+            only: None,
+            exports: Arc::default(),
+            run_dir: None,
+            disks: Arc::default(),
+            models: Arc::default(),
+            files: Arc::default(),
+            no_files: Arc::default(),
+        }
     }
 
     /// The same, which tells guests' sockets in `run_dir`: see [`Place::socket`].
@@ -130,6 +164,21 @@ impl Control {
     /// Says that the mount has a folder of files. Once is enough.
     pub fn has_files(&self, files: &Arc<Files>) {
         self.files.get_or_init(|| Arc::clone(files));
+    }
+
+    /// Says why the mount has no folder of files although the device has some. Once is enough.
+    pub fn has_no_files(&self, why: &str) {
+        self.no_files.get_or_init(|| why.to_owned());
+    }
+
+    /// What the mount's folders hold.
+    ///
+    /// # Errors
+    ///
+    /// [`ControlError::NoModels`] where there is none.
+    pub fn folders(&self) -> Result<FoldersReport, ControlError> {
+        let files = self.files.get().map(|files| FilesReport::of(files));
+        Ok(FoldersReport { models: self.models()?.report(), files, no_files: self.no_files.get().cloned() })
     }
 
     /// The models, where there is a folder of them.
@@ -439,13 +488,19 @@ impl Control {
         self.change_base(&blocks, |device| device.inject_poison(offset, length))
     }
 
-    /// Clears the poison of a base range: its poisoned blocks read as zero afterwards.
+    /// Clears the poison of a base range: its poisoned blocks read as zero afterwards. A log of
+    /// `files/` that is damaged there is written anew.
     ///
     /// # Errors
     ///
-    /// When the range passes the window's end.
+    /// When the range passes the window's end, or a damaged log is not served.
     pub fn clear_poison(&self, offset: u64, length: u64) -> Result<(), ControlError> {
         let blocks = whole_blocks(offset, length);
+        // What is served knows what its log said.
+        if let Some((dpa, length)) = damaged_log(&self.device, &blocks) {
+            let files = self.files.get().ok_or(ControlError::LogOfFiles { dpa, length })?;
+            files.renew_log().map_err(ControlError::Log)?;
+        }
         self.change_base(&blocks, |device| device.clear_poison(offset, length))
     }
 

@@ -100,6 +100,8 @@ pub struct Mount {
     minor: String,
     workers: Arc<Workers>,
     tree: Arc<Tree>,
+    /// Why there is no folder of files, if there are some.
+    no_files: Option<String>,
     /// What the invalidators' descriptors are copies of.
     notices: File,
     threads: Vec<JoinHandle<()>>,
@@ -154,12 +156,20 @@ impl Mount {
             tracing::error!("the mount has no folder of models: {why}");
             None
         });
-        let files = whole(exports).map(|device| Files::open(device, options.files, !answered)).transpose();
-        let files = files.unwrap_or_else(|why| {
-            tracing::error!("the mount has no folder of files: {why}");
-            None
-        });
-        let files = files.flatten();
+        let device = whole(exports);
+        if device.is_none() && options.files > 0 {
+            return Err(ServeError::FilesOfAll);
+        }
+        let files = device.map(|device| Files::open(device, options.files, !answered)).transpose();
+        let (files, no_files) = match files {
+            Ok(files) => (files.flatten(), None),
+            // Who looked into it may have it open.
+            Err(source) if options.files > 0 && !answered => return Err(ServeError::Files { source }),
+            Err(why) => {
+                tracing::error!("the mount has no folder of files: {why}");
+                (None, Some(why.to_string()))
+            }
+        };
         let tree = Tree::new(exports.iter().map(export).collect()).with_models(models);
         let tree = tree.with_files(files.map(Arc::new));
         let tree = Arc::new(tree.with_api(options.api.clone()));
@@ -176,7 +186,7 @@ impl Mount {
         }
         // From here on dropping the mount undoes everything.
         let mut mount =
-            Self { held, path, minor: String::new(), workers, tree, notices, threads: Vec::new() };
+            Self { held, path, minor: String::new(), workers, tree, no_files, notices, threads: Vec::new() };
         if answered {
             ask_again(&mount.workers, mount.notices.as_raw_fd());
             for export in mount.tree.exports() {
@@ -319,6 +329,11 @@ impl Mount {
     /// The files, if the mount has a folder of them.
     pub fn files(&self) -> Option<&Arc<Files>> {
         self.tree.files()
+    }
+
+    /// Why the mount has no folder of files although the device has some.
+    pub fn no_files(&self) -> Option<&str> {
+        self.no_files.as_deref()
     }
 
     /// The exports, in the order they were asked for.

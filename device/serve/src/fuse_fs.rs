@@ -9,8 +9,8 @@
 //!   size that the answer says. (That needs `FUSE_ATOMIC_O_TRUNC` to be off; with it the kernel
 //!   drops its pages unasked.) `truncate` of a path to 0 cannot be told from that; `ftruncate` can,
 //!   and is refused.
-//! * Names cannot be made, removed or changed: EPERM, as Linux says of a file system that knows
-//!   none of that. Modes and owners are what they are: to set them anew to the same is no change,
+//! * Names cannot be made, removed or changed, but for those under `files/`: EROFS, which programs
+//!   have words for. Modes and owners are what they are: to set them anew to the same is no change,
 //!   to set others is EPERM. Times are the mount's; to set them is accepted and forgotten, so that
 //!   no copy is ever believed to be newer than a store.
 //! * A read past the end gives nothing. A write that passes it is done as far as the end, as a disk
@@ -140,20 +140,15 @@ impl WindowFs {
         self.tree.files().map(|files| Some((files.as_ref(), own))).ok_or_else(|| errno(libc::ESTALE))
     }
 
-    /// The files and a folder of theirs; else what who wants to change names there is told.
+    /// The files and a folder of theirs. Names in any other folder cannot be changed.
     fn folder_of_files(&self, parent: u64) -> io::Result<(&Files, u64)> {
-        self.files(parent)?.ok_or_else(|| Self::no_change(parent))
+        self.files(parent)?.ok_or_else(|| errno(libc::EROFS))
     }
 
     /// Makes something in a folder of the files.
     fn make(&self, ctx: &Context, parent: u64, name: &CStr, what: (u32, u32, &[u8])) -> io::Result<Entry> {
         let (files, folder) = self.folder_of_files(parent)?;
         self.entry(files::make(files, files::caller(ctx.uid, ctx.gid), folder, name, what)?)
-    }
-
-    /// What who wants to change names in a folder is told.
-    fn no_change(parent: u64) -> io::Error {
-        errno(if models::is_ours(parent) { libc::EROFS } else { libc::EPERM })
     }
 
     fn attributes_of_model(&self, models: &Models, inode: u64) -> io::Result<stat64> {
@@ -200,8 +195,12 @@ impl WindowFs {
         Ok(attributes)
     }
 
+    /// What the kernel is told of an inode that it holds from then on, once more.
     fn entry(&self, inode: u64) -> io::Result<Entry> {
         let attr = self.attributes(inode)?;
+        if let Some((files, own)) = self.files(inode)? {
+            files.looked_up(own).map_err(|why| files::said(&why))?;
+        }
         // Models come and go.
         let entry_timeout = if models::is_ours(inode) { ATTRIBUTES } else { FOREVER };
         Ok(Entry { inode, attr, attr_timeout: ATTRIBUTES, entry_timeout, ..Entry::default() })
@@ -336,9 +335,9 @@ impl FileSystem for WindowFs {
         self.entry(self.tree.find(parent, name).ok_or_else(|| errno(libc::ENOENT))?)
     }
 
-    fn forget(&self, _: &Context, inode: u64, _: u64) {
+    fn forget(&self, _: &Context, inode: u64, count: u64) {
         if let Ok(Some((files, inode))) = self.files(inode)
-            && let Err(why) = files.forgotten(inode)
+            && let Err(why) = files.forgotten(inode, count)
         {
             tracing::warn!("a file that was removed takes room still: {why}");
         }
@@ -382,7 +381,10 @@ impl FileSystem for WindowFs {
             valid.contains(SetattrValid::UID) && wanted.st_uid != now.st_uid,
             valid.contains(SetattrValid::GID) && wanted.st_gid != now.st_gid,
         ];
-        if changes.contains(&true) { Err(Self::no_change(inode)) } else { Ok((now, ATTRIBUTES)) }
+        if changes.contains(&true) {
+            return Err(errno(if models::is_ours(inode) { libc::EROFS } else { libc::EPERM }));
+        }
+        Ok((now, ATTRIBUTES))
     }
 
     fn readlink(&self, _: &Context, inode: u64) -> io::Result<Vec<u8>> {
@@ -409,7 +411,10 @@ impl FileSystem for WindowFs {
             }
             made => made?,
         };
-        let (handle, options, passthrough) = self.open(ctx, entry.inode, args.flags, args.fuse_flags)?;
+        let opened = self.open(ctx, entry.inode, args.flags, args.fuse_flags);
+        // Of what it cannot open, the kernel is not told.
+        let opened = opened.inspect_err(|_| self.forget(ctx, entry.inode, 1));
+        let (handle, options, passthrough) = opened?;
         Ok((entry, handle, options, passthrough))
     }
 

@@ -55,7 +55,7 @@ use std::path::PathBuf;
 
 pub use api::{Api, claim_tcp};
 pub use coherence::Coherence;
-pub use control::{Control, ControlError, ServedExport, ServedStats};
+pub use control::{Control, ControlError, FoldersReport, ServedExport, ServedStats};
 pub use export::{Export, ExportOptions, Place};
 pub use fuse::{Mount, MountOptions};
 pub use guest_port::GuestPort;
@@ -123,6 +123,17 @@ pub enum ServeError {
         /// What the kernel or fusermount3 said.
         why: String,
     },
+    /// There is no place for `files/`, or what is there cannot be used.
+    #[error("no files/ can be shown: {source}; --files 0 does without")]
+    Files {
+        /// Why.
+        source: lamina_files::FileError,
+    },
+    /// Nobody has all of the device.
+    #[error(
+        "--files is for a device that is served as a whole: files/ would lie in addresses that a --guest or a --host has"
+    )]
+    FilesOfAll,
     /// Threads or descriptors ran out.
     #[error("cannot start threads: {0}")]
     Threads(#[source] io::Error),

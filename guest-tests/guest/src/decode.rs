@@ -28,6 +28,9 @@ pub struct DecodePlan {
     /// Whether each step loads from the device anew, as from behind a cache that is smaller than
     /// the model; else the host keeps what it can.
     pub evict: bool,
+    /// Tokens of a text that is judged that go through the model together, at least 1: weights are
+    /// loaded once for them, and a step is over when all have gone.
+    pub batch: usize,
     /// What to do, one after the other, each with an empty KV cache.
     pub runs: Vec<DecodeRun>,
 }
@@ -63,5 +66,7 @@ pub enum Task {
     Judge {
         /// The text.
         text: String,
+        /// Its first tokens that are judged; all that the model can take if not given.
+        tokens: Option<usize>,
     },
 }

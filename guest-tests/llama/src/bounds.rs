@@ -1,9 +1,10 @@
 //! How much attention a page may get, from the range of its keys alone.
 //!
 //! As in Quest: a page keeps each channel's least and greatest key, which bound every key's product
-//! with a query. Quest ranks pages by that bound, head by head; here the device keeps all heads of
-//! a token in one row, so one order of pages serves all heads: each head turns its bounds into
-//! shares of its attention, and a page's score is the sum of its shares.
+//! with a query. Quest ranks pages by that bound, each query head for itself ([`by_head`]). Since a
+//! cache keeps all heads of a token in one row, there is one order of pages for all heads, too
+//! ([`scores`]): each head turns its bounds into shares of its attention, and a page's score is the
+//! sum of its shares.
 //!
 //! The bounds live with whoever reads, in ordinary memory: two rows a page.
 
@@ -44,15 +45,21 @@ impl Bounds {
     }
 }
 
-/// A score for each page, all of them with as many tokens: the greater, the more attention it may
-/// get from `query`.
-pub fn scores(config: &Config, query: &[f32], pages: &[Bounds]) -> Vec<f32> {
+/// For each query head the most that a key of each page can give with `query`, before the softmax.
+pub fn by_head(config: &Config, query: &[f32], pages: &[Bounds]) -> Vec<Vec<f32>> {
     let size = config.head_size();
-    let mut scores = vec![0.0; pages.len()];
-    for (head, query) in query.chunks_exact(size).enumerate() {
+    let of = |(head, query): (usize, &[f32])| {
         let start = config.kv_head(head) * size;
-        let bound = |page: &Bounds| page.product(start, query) / number(size).sqrt();
-        let mut shares: Vec<f32> = pages.iter().map(bound).collect();
+        pages.iter().map(|page| page.product(start, query) / number(size).sqrt()).collect()
+    };
+    query.chunks_exact(size).enumerate().map(of).collect()
+}
+
+/// A score for each page, all of them with as many tokens: the greater, the more attention it may
+/// get from `query`, all heads together.
+pub fn scores(config: &Config, query: &[f32], pages: &[Bounds]) -> Vec<f32> {
+    let mut scores = vec![0.0; pages.len()];
+    for mut shares in by_head(config, query, pages) {
         softmax(&mut shares);
         for (score, share) in scores.iter_mut().zip(shares) {
             *score += share;
@@ -67,7 +74,17 @@ mod tests {
     use proptest::prelude::*;
 
     fn config() -> Config {
-        Config { dim: 8, hidden_dim: 1, n_layers: 1, n_heads: 2, n_kv_heads: 1, vocab_size: 1, seq_len: 1 }
+        Config {
+            dim: 8,
+            hidden_dim: 1,
+            n_layers: 1,
+            n_heads: 2,
+            n_kv_heads: 1,
+            vocab_size: 1,
+            seq_len: 1,
+            rope_theta: 10_000.0,
+            norm_eps: 1e-5,
+        }
     }
 
     proptest! {
@@ -105,5 +122,7 @@ mod tests {
         // The first head looks at the second page, the second head, less sharply, at the first.
         assert!(scores[1] > scores[0] && scores[0] > scores[2], "{scores:?}");
         assert!((scores.iter().sum::<f32>() - 2.0).abs() < 1e-5, "each head has one share to give");
+        // Each head for itself: products over the root of four channels.
+        assert_eq!(by_head(&config(), &query, &pages), [[0.0, 5.0, 0.0], [1.5, 0.0, 0.0]]);
     }
 }

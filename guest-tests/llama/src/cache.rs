@@ -1,6 +1,6 @@
 //! The KV cache as a forward pass sees it, and the plainest one: ordinary memory.
 
-use std::convert::Infallible;
+use std::{convert::Infallible, ops::Range};
 
 use crate::{
     config::Config,
@@ -14,6 +14,9 @@ pub struct History {
     pub keys: Vec<f32>,
     /// Rows of V, as many.
     pub values: Vec<f32>,
+    /// The rows that each query head looks at, oldest token first. Where there are none, every head
+    /// looks at every row.
+    pub heads: Vec<Vec<Range<usize>>>,
 }
 
 impl History {
@@ -21,6 +24,7 @@ impl History {
     pub fn clear(&mut self) {
         self.keys.clear();
         self.values.clear();
+        self.heads.clear();
     }
 }
 
@@ -30,7 +34,7 @@ pub trait KvCache {
     type Error;
 
     /// Appends the next token's K (already rotated) and V in `layer`. Every layer gets every token,
-    /// in order.
+    /// in order; a layer may get [`Self::room`] of them before the next one gets the first.
     ///
     /// # Errors
     /// When the memory fails or is full.
@@ -43,11 +47,17 @@ pub trait KvCache {
     /// When the memory fails.
     fn read(&mut self, layer: usize, query: &[f32], history: &mut History) -> Result<(), Self::Error>;
 
-    /// Says that all layers have got the token.
+    /// Says that all layers have got one more token.
     ///
     /// # Errors
     /// When the memory fails.
     fn end_token(&mut self) -> Result<(), Self::Error>;
+
+    /// Tokens, at least 1, that may go through the model together and be read as if they went one
+    /// after the other.
+    fn room(&self) -> usize {
+        usize::MAX
+    }
 }
 
 /// A cache in ordinary memory that gives everything back, rounded to bf16 as every cache here.

@@ -8,9 +8,13 @@ use serde::{Deserialize, Serialize};
 
 /// The largest number a shape may have.
 pub const MOST: usize = 1 << 20;
+/// The base of the rotary embedding's angles where the shape does not say.
+pub const ROPE_THETA: f32 = 10_000.0;
+/// What is added to a mean square where the shape does not say.
+pub const NORM_EPS: f32 = 1e-5;
 
 /// The shape of a model.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Config {
     /// Channels of the residual stream.
     pub dim: usize,
@@ -26,6 +30,20 @@ pub struct Config {
     pub vocab_size: usize,
     /// Most tokens of a sequence.
     pub seq_len: usize,
+    /// The base of the rotary embedding's angles.
+    #[serde(default = "rope_theta")]
+    pub rope_theta: f32,
+    /// What is added to a mean square before its root is taken.
+    #[serde(default = "norm_eps")]
+    pub norm_eps: f32,
+}
+
+fn rope_theta() -> f32 {
+    ROPE_THETA
+}
+
+fn norm_eps() -> f32 {
+    NORM_EPS
 }
 
 /// Why this is no shape.
@@ -41,6 +59,14 @@ pub enum ConfigError {
         field: &'static str,
         /// Its value.
         value: usize,
+    },
+    /// A number that is none, or not above zero.
+    #[error("the model's {field} is {value}; it is a number above 0")]
+    Number {
+        /// The field.
+        field: &'static str,
+        /// Its value.
+        value: f32,
     },
     /// A number that another should divide.
     #[error("the model's {field} of {value} is no multiple of {of}, {divisor}")]
@@ -82,6 +108,11 @@ impl Config {
         if let Some(&(field, value)) = fields.iter().find(|(_, value)| !(1..=MOST).contains(value)) {
             return Err(ConfigError::Bound { field, value });
         }
+        for (field, value) in [("rope_theta", self.rope_theta), ("norm_eps", self.norm_eps)] {
+            if !(value.is_finite() && value > 0.0) {
+                return Err(ConfigError::Number { field, value });
+            }
+        }
         let multiple = |field, value: usize, of, divisor| {
             if value.is_multiple_of(divisor) {
                 Ok(())
@@ -121,6 +152,9 @@ mod tests {
     fn a_shape_is_read_and_derived_from() {
         let config = Config::from_json(GOOD).unwrap();
         assert_eq!((config.head_size(), config.kv_dim()), (8, 32));
+        assert_eq!((config.rope_theta, config.norm_eps), (ROPE_THETA, NORM_EPS));
+        let other = GOOD.replace('}', ",\"rope_theta\":100000.0}");
+        assert_eq!(Config::from_json(&other).unwrap().rope_theta.to_bits(), 100_000.0_f32.to_bits());
         assert_eq!([0, 1, 2, 7].map(|head| config.kv_head(head)), [0, 0, 1, 3]);
     }
 
@@ -134,6 +168,8 @@ mod tests {
             ("\"seq_len\":512", "\"seq_len\":1048577", "seq_len is 1048577; it is 1 to 1048576"),
             ("\"seq_len\":512", "\"seq_len\":-1", "not what llama2.c writes"),
             (",\"seq_len\":512", "", "missing field `seq_len`"),
+            ("}", ",\"norm_eps\":0.0}", "norm_eps is 0; it is a number above 0"),
+            ("}", ",\"rope_theta\":-1.0}", "rope_theta is -1"),
         ] {
             let text = GOOD.replace(from, to);
             assert_ne!(text, GOOD);

@@ -1,33 +1,44 @@
-//! One token through the model.
+//! Tokens through the model: one, or several of which all are known.
+//!
+//! Several go layer by layer, so that each weight is read once for all of them. Every number is the
+//! one that comes of one token after the other.
+
+use std::{slice, thread};
 
 use crate::{
     cache::{History, KvCache},
     config::Config,
-    math::{dot, number, rms_norm, rotate, rotation, softmax, swiglu},
+    math::{dot, number, products, rms_norm, rotate, rotation, softmax, swiglu},
     weights::{Part, Weight, Weights},
 };
 
-/// A model at work: its shape, and room for one token.
+/// Multiplications for which another thread is worth its start.
+const PER_THREAD: usize = 1 << 18;
+/// Numbers of a matrix that are read at once: what the first-level cache holds.
+const PIECE: usize = 8192;
+
+/// A model at work: its shape, and what the last tokens came to.
 #[derive(Clone, Debug)]
 pub struct Decoder {
     config: Config,
+    threads: usize,
     position: usize,
-    row: Vec<f32>,
     history: History,
     scores: Vec<f32>,
     logits: Vec<f32>,
 }
 
 impl Decoder {
-    /// A model at the beginning of a sequence.
+    /// A model at the beginning of a sequence, which works with as many threads as there are
+    /// processors. Their number changes nothing but the time.
     pub fn new(config: Config) -> Self {
         Self {
             config,
+            threads: thread::available_parallelism().map_or(1, usize::from),
             position: 0,
-            row: Vec::new(),
             history: History::default(),
             scores: Vec::new(),
-            logits: vec![0.0; config.vocab_size],
+            logits: Vec::new(),
         }
     }
 
@@ -46,101 +57,148 @@ impl Decoder {
     ///
     /// # Errors
     /// When weights or cache cannot be read.
-    pub fn step<W, C>(&mut self, weights: &mut W, cache: &mut C, token: usize) -> Result<&[f32], W::Error>
+    pub fn step<W, C>(&mut self, weights: &W, cache: &mut C, token: usize) -> Result<&[f32], W::Error>
     where
         W: Weights,
         C: KvCache<Error = W::Error>,
     {
-        let Config { dim, hidden_dim, n_layers, .. } = self.config;
-        let rotation = rotation(self.config.head_size(), self.position);
-        let mut x = vec![0.0; dim];
-        let mut normed = vec![0.0; dim];
-        weights.row(Weight::Embedding, token, &mut x)?;
+        self.steps(weights, cache, &[token])
+    }
+
+    /// Takes the next tokens of the sequence, no more than the cache has room for, and gives the
+    /// logits of each, one token's behind the other's.
+    ///
+    /// # Errors
+    /// When weights or cache cannot be read.
+    pub fn steps<W, C>(&mut self, weights: &W, cache: &mut C, tokens: &[usize]) -> Result<&[f32], W::Error>
+    where
+        W: Weights,
+        C: KvCache<Error = W::Error>,
+    {
+        let Config { dim, hidden_dim, n_layers, norm_eps, .. } = self.config;
+        let (kv_dim, size, count) = (self.config.kv_dim(), self.config.head_size(), tokens.len());
+        let positions = self.position..self.position + count;
+        let rotations: Vec<_> =
+            positions.map(|position| rotation(self.config.rope_theta, size, position)).collect();
+        let mut x = vec![0.0; count * dim];
+        for (token, x) in tokens.iter().zip(x.chunks_exact_mut(dim)) {
+            weights.read(Weight::Embedding, token * dim, x)?;
+        }
+        let norm = |gain: Weight, x: &[f32]| -> Result<Vec<f32>, W::Error> {
+            let (mut row, mut normed) = (vec![0.0; dim], vec![0.0; x.len()]);
+            weights.read(gain, 0, &mut row)?;
+            for (x, normed) in x.chunks_exact(dim).zip(normed.chunks_exact_mut(dim)) {
+                rms_norm(x, &row, norm_eps, normed);
+            }
+            Ok(normed)
+        };
+        let threads = self.threads;
+        let matrix =
+            |matrix: Weight, x: &[f32], rows: usize| multiply(weights, matrix, x, rows, count, threads);
         for layer in 0..n_layers {
             let part = |part| Weight::Layer(layer, part);
-            self.norm(weights, part(Part::AttentionNorm), &x, &mut normed)?;
-            let (mut query, mut key) = (vec![0.0; dim], vec![0.0; self.config.kv_dim()]);
-            let mut value = key.clone();
-            self.matrix(weights, part(Part::Wq), &normed, &mut query)?;
-            self.matrix(weights, part(Part::Wk), &normed, &mut key)?;
-            self.matrix(weights, part(Part::Wv), &normed, &mut value)?;
-            rotate(&mut query, &rotation);
-            rotate(&mut key, &rotation);
-            cache.append(layer, &key, &value)?;
-            self.history.clear();
-            cache.read(layer, &query, &mut self.history)?;
-            let attended = self.attend(&query);
-            let mut out = vec![0.0; dim];
-            self.matrix(weights, part(Part::Wo), &attended, &mut out)?;
-            add(&mut x, &out);
+            let normed = norm(part(Part::AttentionNorm), &x)?;
+            let mut query = matrix(part(Part::Wq), &normed, dim)?;
+            let mut key = matrix(part(Part::Wk), &normed, kv_dim)?;
+            let value = matrix(part(Part::Wv), &normed, kv_dim)?;
+            let mut attended = vec![0.0; count * dim];
+            for (index, rotation) in rotations.iter().enumerate() {
+                let (wide, narrow) = (index * dim..(index + 1) * dim, index * kv_dim..(index + 1) * kv_dim);
+                rotate(&mut query[wide.clone()], rotation);
+                rotate(&mut key[narrow.clone()], rotation);
+                cache.append(layer, &key[narrow.clone()], &value[narrow])?;
+                self.history.clear();
+                cache.read(layer, &query[wide.clone()], &mut self.history)?;
+                self.attend(&query[wide.clone()], &mut attended[wide]);
+            }
+            add(&mut x, &matrix(part(Part::Wo), &attended, dim)?);
 
-            self.norm(weights, part(Part::FfnNorm), &x, &mut normed)?;
-            let (mut gate, mut up) = (vec![0.0; hidden_dim], vec![0.0; hidden_dim]);
-            self.matrix(weights, part(Part::W1), &normed, &mut gate)?;
-            self.matrix(weights, part(Part::W3), &normed, &mut up)?;
-            swiglu(&mut gate, &up);
-            self.matrix(weights, part(Part::W2), &gate, &mut out)?;
-            add(&mut x, &out);
+            let normed = norm(part(Part::FfnNorm), &x)?;
+            let mut gate = matrix(part(Part::W1), &normed, hidden_dim)?;
+            swiglu(&mut gate, &matrix(part(Part::W3), &normed, hidden_dim)?);
+            add(&mut x, &matrix(part(Part::W2), &gate, dim)?);
         }
-        cache.end_token()?;
-        self.norm(weights, Weight::Norm, &x, &mut normed)?;
-        let mut logits = std::mem::take(&mut self.logits);
-        let classified = self.matrix(weights, Weight::Embedding, &normed, &mut logits);
-        self.logits = logits;
-        classified?;
-        self.position += 1;
+        for _ in tokens {
+            cache.end_token()?;
+        }
+        self.logits = matrix(Weight::Embedding, &norm(Weight::Norm, &x)?, self.config.vocab_size)?;
+        self.position += count;
         Ok(&self.logits)
     }
 
-    fn norm<W: Weights>(
-        &mut self,
-        weights: &mut W,
-        gain: Weight,
-        x: &[f32],
-        out: &mut [f32],
-    ) -> Result<(), W::Error> {
-        self.row.resize(x.len(), 0.0);
-        weights.row(gain, 0, &mut self.row)?;
-        rms_norm(x, &self.row, out);
-        Ok(())
-    }
-
-    /// `out` = `matrix` · `x`, a row at a time.
-    fn matrix<W: Weights>(
-        &mut self,
-        weights: &mut W,
-        matrix: Weight,
-        x: &[f32],
-        out: &mut [f32],
-    ) -> Result<(), W::Error> {
-        self.row.resize(x.len(), 0.0);
-        for (row, out) in out.iter_mut().enumerate() {
-            weights.row(matrix, row, &mut self.row)?;
-            *out = dot(&self.row, x);
-        }
-        Ok(())
-    }
-
     /// What each query head makes of the values it attends to, heads one after the other.
-    fn attend(&mut self, query: &[f32]) -> Vec<f32> {
+    fn attend(&mut self, query: &[f32], out: &mut [f32]) {
         let (size, kv_dim) = (self.config.head_size(), self.config.kv_dim());
         let scale = number(size).sqrt();
-        let mut out = vec![0.0; query.len()];
+        let History { keys, values, heads } = &self.history;
+        let all = 0..keys.len() / kv_dim;
         for (head, (query, out)) in query.chunks_exact(size).zip(out.chunks_exact_mut(size)).enumerate() {
+            let rows = heads.get(head).map_or(slice::from_ref(&all), Vec::as_slice);
             let start = self.config.kv_head(head) * size;
-            let head = start..start + size;
-            let keys = self.history.keys.chunks_exact(kv_dim);
+            let part = |row: usize| row * kv_dim + start..row * kv_dim + start + size;
+            let each = || rows.iter().cloned().flatten();
             self.scores.clear();
-            self.scores.extend(keys.map(|key| dot(query, &key[head.clone()]) / scale));
+            self.scores.extend(each().map(|row| dot(query, &keys[part(row)]) / scale));
             softmax(&mut self.scores);
-            for (weight, value) in self.scores.iter().zip(self.history.values.chunks_exact(kv_dim)) {
-                for (out, value) in out.iter_mut().zip(&value[head.clone()]) {
+            for (weight, row) in self.scores.iter().zip(each()) {
+                for (out, value) in out.iter_mut().zip(&values[part(row)]) {
                     *out += weight * value;
                 }
             }
         }
-        out
     }
+}
+
+/// `matrix`, of so many rows, times each of the `count` columns in `x`: columns one after the
+/// other.
+fn multiply<W: Weights>(
+    weights: &W,
+    matrix: Weight,
+    x: &[f32],
+    rows: usize,
+    count: usize,
+    threads: usize,
+) -> Result<Vec<f32>, W::Error> {
+    let length = x.len() / count.max(1);
+    let threads = threads.min(rows * x.len() / PER_THREAD).max(1);
+    let share = rows.div_ceil(threads);
+    // Row by row, so that each thread fills a part of its own.
+    let mut by_row = vec![0.0; rows * count];
+    let work = |first: usize, out: &mut [f32]| -> Result<(), W::Error> {
+        let at_once = (PIECE / length.max(1)).next_multiple_of(2).max(2);
+        let mut piece = Vec::new();
+        for (index, out) in out.chunks_mut(at_once * count).enumerate() {
+            piece.resize(out.len() / count * length, 0.0);
+            weights.read(matrix, (first + index * at_once) * length, &mut piece)?;
+            products(&piece, x, length, out);
+        }
+        Ok(())
+    };
+    thread::scope(|scope| {
+        let mut parts = by_row.chunks_mut((share * count).max(1)).enumerate();
+        let first = parts.next();
+        let others: Vec<_> = parts
+            .map(|(index, out)| {
+                let work = &work;
+                scope.spawn(move || work(index * share, out))
+            })
+            .collect();
+        let done = first.map_or(Ok(()), |(_, out)| work(0, out));
+        others.into_iter().fold(done, |done, other| match other.join() {
+            Ok(other) => done.and(other),
+            Err(panic) => std::panic::resume_unwind(panic),
+        })
+    })?;
+    if count == 1 {
+        return Ok(by_row);
+    }
+    let mut out = vec![0.0; rows * count];
+    for (column, out) in out.chunks_exact_mut(rows).enumerate() {
+        for (out, row) in out.iter_mut().zip(by_row.chunks_exact(count)) {
+            *out = row[column];
+        }
+    }
+    Ok(out)
 }
 
 fn add(x: &mut [f32], other: &[f32]) {

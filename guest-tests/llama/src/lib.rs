@@ -4,8 +4,9 @@
 //! A guest runs this with its weights and its KV cache on the device; the host runs it in ordinary
 //! memory and compares. The rules that make the two agree to the bit:
 //!
-//! * Everything is `f32`. Sums go from the first term to the last in one accumulator, so no
-//!   compiler may reorder them, and nothing is fused.
+//! * Everything is `f32`. The order of every sum is written down, so no compiler may choose one,
+//!   and nothing is fused. How many threads work, and how many tokens go through the model at a
+//!   time, changes no bit.
 //! * `exp`, `sin`, `cos`, `pow` and `log` come from the `libm` crate, not from the system.
 //! * Weights are bf16 tensors read through a view; an element's value is what [`Element`] says,
 //!   exactly.
@@ -15,6 +16,7 @@
 //! | module | what |
 //! |---|---|
 //! | [`config`], [`weights`], [`element`] | a model's shape, its tensors, and their elements in any view |
+//! | [`gguf`] | a model in a GGUF file, as tensors of bf16 |
 //! | [`tokenizer`], [`sampler`] | text to tokens and back, and the choice of the next one |
 //! | [`forward`], [`run`] | one token through the model; texts written and texts judged |
 //! | [`cache`], [`paged`], [`policy`], [`bounds`] | the KV cache: in ordinary memory, or in pages that are read as a policy says |
@@ -24,6 +26,7 @@ pub mod cache;
 pub mod config;
 pub mod element;
 pub mod forward;
+pub mod gguf;
 mod math;
 pub mod paged;
 pub mod policy;
@@ -40,5 +43,5 @@ pub use paged::{Cached, KvMemory, Moved, PagedCache, Slot, Source};
 pub use policy::{Policy, PolicyError};
 pub use run::{Judged, Written, judge, write};
 pub use sampler::Sampler;
-pub use tokenizer::{BOS, Tokenizer, TokenizerError};
+pub use tokenizer::{BOS, Tokenizer, TokenizerError, Vocabulary};
 pub use weights::{Memory, Viewed, Weight, Weights};

@@ -7,7 +7,10 @@
 //! * Flushed tokens are read through views, in pages, as the [`Policy`] says. The others are read
 //!   back from where they were stored, in full.
 
-use std::ops::Range;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ops::Range,
+};
 
 use crate::{
     bounds::{self, Bounds},
@@ -74,7 +77,7 @@ pub trait KvMemory {
     /// When there is no room, or the memory fails.
     fn store(&mut self, slot: Slot, offset: usize, bytes: &[u8]) -> Result<(), Self::Error>;
 
-    /// Moved bytes of a tensor or of a view of it.
+    /// Loads bytes of a tensor or of a view of it.
     ///
     /// # Errors
     /// When they are not there, or the memory fails.
@@ -120,7 +123,7 @@ pub struct PagedCache<M> {
     /// Tokens stored.
     tokens: usize,
     flushed: usize,
-    /// K and V of the token whose step is not over, by layer.
+    /// K and V of the tokens whose step is not over, by layer.
     newest: Vec<History>,
     /// The key ranges of each layer's pages, the newest token left out.
     bounds: Vec<Vec<Bounds>>,
@@ -186,23 +189,25 @@ impl<M: KvMemory> PagedCache<M> {
         Ok(())
     }
 
-    /// Stores the newest token.
+    /// Stores the oldest token that is not stored.
     fn store(&mut self) -> Result<(), M::Error> {
+        let channels = self.config.kv_dim();
         for slot in Slot::all(&self.config) {
-            let History { keys, values } = &self.newest[slot.layer];
-            let row = if slot.cached == Cached::Key { keys } else { values };
+            let History { keys, values, .. } = &self.newest[slot.layer];
+            let rows = if slot.cached == Cached::Key { keys } else { values };
             self.bytes.clear();
-            self.bytes.extend(row.iter().flat_map(|x| to_bf16(*x).to_le_bytes()));
+            self.bytes.extend(rows[..channels].iter().flat_map(|x| to_bf16(*x).to_le_bytes()));
             self.memory.store(slot, self.tokens * self.bytes.len(), &self.bytes)?;
             self.moved.stored += self.bytes.len() as u64;
         }
         let page = self.tokens / self.page_tokens;
         for (bounds, newest) in self.bounds.iter_mut().zip(&mut self.newest) {
             if bounds.len() == page {
-                bounds.push(Bounds::empty(newest.keys.len()));
+                bounds.push(Bounds::empty(channels));
             }
-            bounds[page].include(&newest.keys);
-            newest.clear();
+            bounds[page].include(&newest.keys[..channels]);
+            newest.keys.drain(..channels);
+            newest.values.drain(..channels);
         }
         self.tokens += 1;
         Ok(())
@@ -232,17 +237,44 @@ impl<M: KvMemory> PagedCache<M> {
         Ok(())
     }
 
-    /// What is read of the flushed tokens of `layer`.
-    fn select(&self, layer: usize, query: &[f32]) -> Vec<(Range<usize>, usize)> {
+    /// What is read of the flushed tokens of `layer`: for each query head, or once for all.
+    fn select(&self, layer: usize, query: &[f32]) -> Vec<Selected> {
         let filled = self.flushed / self.page_tokens;
-        let scores = if self.policy.ranks(filled) {
-            bounds::scores(&self.config, query, &self.bounds[layer][..filled])
-        } else {
-            Vec::new()
+        let scores = match (self.policy.ranks(filled), self.policy.by_head()) {
+            (false, _) => vec![Vec::new()],
+            (true, false) => vec![bounds::scores(&self.config, query, &self.bounds[layer][..filled])],
+            (true, true) => bounds::by_head(&self.config, query, &self.bounds[layer][..filled]),
         };
-        self.policy.select(self.tokens + 1, self.flushed, self.page_tokens, &scores)
+        let tokens = self.tokens + self.newest[layer].keys.len() / self.config.kv_dim();
+        let select = |scores: &Vec<f32>| self.policy.select(tokens, self.flushed, self.page_tokens, scores);
+        scores.iter().map(select).collect()
+    }
+
+    /// What several heads read, each part once, oldest tokens first; and which rows of that, one
+    /// part behind the other, each head looks at.
+    fn unite(&self, heads: &[Selected]) -> (Selected, Vec<Vec<Range<usize>>>) {
+        let page = |(tokens, view): &(Range<usize>, usize)| {
+            let (view, end) = (*view, tokens.end);
+            let starts = tokens.clone().step_by(self.page_tokens);
+            starts.map(move |start| (start, view, end.min(start + self.page_tokens))).collect::<Vec<_>>()
+        };
+        let of_head = |selected: &Selected| selected.iter().flat_map(page).collect::<Vec<_>>();
+        let heads: Vec<_> = heads.iter().map(of_head).collect();
+        let all: BTreeSet<_> = heads.iter().flatten().copied().collect();
+        let mut rows = BTreeMap::new();
+        let mut row = 0;
+        for part @ (start, _, end) in &all {
+            rows.insert(*part, row..row + end - start);
+            row += end - start;
+        }
+        let of_head = |parts: Vec<_>| parts.iter().map(|part| rows[part].clone()).collect();
+        let united = all.into_iter().map(|(start, view, end)| (start..end, view)).collect();
+        (united, heads.into_iter().map(of_head).collect())
     }
 }
+
+/// Ranges of tokens, oldest first, each with the index of the view it is read in.
+type Selected = Vec<(Range<usize>, usize)>;
 
 impl<M: KvMemory> KvCache for PagedCache<M> {
     type Error = M::Error;
@@ -250,15 +282,22 @@ impl<M: KvMemory> KvCache for PagedCache<M> {
     fn append(&mut self, layer: usize, key: &[f32], value: &[f32]) -> Result<(), M::Error> {
         let round = |x: &f32| from_bf16(to_bf16(*x));
         let newest = &mut self.newest[layer];
-        newest.clear();
         newest.keys.extend(key.iter().map(round));
         newest.values.extend(value.iter().map(round));
         Ok(())
     }
 
     fn read(&mut self, layer: usize, query: &[f32], history: &mut History) -> Result<(), M::Error> {
-        let selected = self.select(layer, query);
+        let mut heads = self.select(layer, query);
+        let selected = if heads.len() > 1 {
+            let (united, rows) = self.unite(&heads);
+            history.heads = rows;
+            united
+        } else {
+            heads.pop().unwrap_or_default()
+        };
         let stored = self.flushed..self.tokens;
+        let before: usize = selected.iter().map(|(tokens, _)| tokens.len()).sum();
         for (cached, out) in [(Cached::Key, &mut history.keys), (Cached::Value, &mut history.values)] {
             let slot = Slot { layer, cached };
             for (tokens, view) in &selected {
@@ -270,6 +309,10 @@ impl<M: KvMemory> KvCache for PagedCache<M> {
         }
         history.keys.extend(&self.newest[layer].keys);
         history.values.extend(&self.newest[layer].values);
+        let all = history.keys.len() / self.config.kv_dim();
+        for rows in &mut history.heads {
+            rows.push(before..all);
+        }
         Ok(())
     }
 
@@ -279,5 +322,10 @@ impl<M: KvMemory> KvCache for PagedCache<M> {
             self.finish()?;
         }
         self.memory.end_step(self.flushed)
+    }
+
+    /// Up to the next flush: behind it, tokens are read otherwise.
+    fn room(&self) -> usize {
+        self.flush_every - self.tokens % self.flush_every
     }
 }

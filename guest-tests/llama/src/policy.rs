@@ -4,10 +4,13 @@
 //! |---|---|
 //! | `full` | everything, in full |
 //! | `window:N` | the last N tokens in full, nothing of the others |
-//! | `top:K` | the K best pages in full, nothing of the others (Quest) |
+//! | `top:K` | the K best pages in full, nothing of the others |
 //! | `top:K=VIEW,K=VIEW,…` | the K best pages in the first view, the next K in the second, and so on; `*` for a count means all that are left |
+//! | `quest:…` | as `top:…`, but each query head has an order of its own, as in the papers |
 //!
-//! Pages are ranked by [`crate::bounds`], for each layer and each query anew. A page that is being
+//! Pages are ranked by [`crate::bounds`], for each layer and each query anew: for `top` one order for
+//! all heads, so that a page is read for all of them or not at all; for `quest` an order for each,
+//! so that a page is read in each view that any head wants it in. A page that is being
 //! filled is not ranked: what is flushed of it is always read in full, and so are the tokens that
 //! are not flushed yet, which no view shows.
 //!
@@ -29,6 +32,8 @@ pub enum Policy {
     Window(usize),
     /// The best pages in the first tier, the next in the second and so on.
     Tiers(Vec<Tier>),
+    /// The same, for each query head by its own order.
+    Heads(Vec<Tier>),
 }
 
 /// Pages that are read alike.
@@ -46,7 +51,7 @@ pub enum PolicyError {
     /// Not of the form.
     #[error(
         "{policy:?} is no policy: write full, window:TOKENS, top:PAGES, or top:PAGES=VIEW,PAGES=VIEW,… with * for the rest, for example \
-         top:2=full,*=fp8_e4m3fn"
+         top:2=full,*=fp8_e4m3fn; quest: in place of top: ranks pages for each head"
     )]
     Form {
         /// What was given.
@@ -72,23 +77,30 @@ impl Policy {
     /// The views it reads, each once, `full` first.
     pub fn views(&self) -> Vec<String> {
         let mut views = vec![FULL.to_owned()];
-        if let Self::Tiers(tiers) = self {
-            for tier in tiers {
-                if !views.contains(&tier.view) {
-                    views.push(tier.view.clone());
-                }
+        for tier in self.tiers() {
+            if !views.contains(&tier.view) {
+                views.push(tier.view.clone());
             }
         }
         views
     }
 
+    /// Whether each query head has an order of its own.
+    pub fn by_head(&self) -> bool {
+        matches!(self, Self::Heads(_))
+    }
+
+    fn tiers(&self) -> &[Tier] {
+        match self {
+            Self::Window(_) => &[],
+            Self::Tiers(tiers) | Self::Heads(tiers) => tiers,
+        }
+    }
+
     /// Whether it asks for the scores of `pages` filled pages: not where they cannot change
     /// anything.
     pub fn ranks(&self, pages: usize) -> bool {
-        match self {
-            Self::Window(_) => false,
-            Self::Tiers(tiers) => tiers[0].pages.is_some_and(|first| first < pages),
-        }
+        self.tiers().first().is_some_and(|tier| tier.pages.is_some_and(|first| first < pages))
     }
 
     /// What is read of `flushed` tokens in pages of `page_tokens` when the sequence has `tokens` in
@@ -102,13 +114,10 @@ impl Policy {
         page_tokens: usize,
         scores: &[f32],
     ) -> Vec<(Range<usize>, usize)> {
-        let tiers = match self {
-            Self::Window(window) => {
-                let from = tokens.saturating_sub(*window);
-                return if from < flushed { vec![(from..flushed, 0)] } else { Vec::new() };
-            }
-            Self::Tiers(tiers) => tiers,
-        };
+        if let Self::Window(window) = self {
+            let from = tokens.saturating_sub(*window);
+            return if from < flushed { vec![(from..flushed, 0)] } else { Vec::new() };
+        }
         let views = self.views();
         let pages = flushed / page_tokens;
         let mut best: Vec<usize> = (0..pages).rev().collect();
@@ -117,7 +126,7 @@ impl Policy {
         }
         let mut view_of = vec![None; pages];
         let mut ranked = best.into_iter();
-        for tier in tiers {
+        for tier in self.tiers() {
             let view = views.iter().position(|view| *view == tier.view);
             for page in ranked.by_ref().take(tier.pages.unwrap_or(pages)) {
                 view_of[page] = view;
@@ -150,7 +159,8 @@ impl FromStr for Policy {
         if let Some(tokens) = policy.strip_prefix("window:") {
             return Ok(Self::Window(count(tokens)?));
         }
-        let tiers = policy.strip_prefix("top:").ok_or_else(form)?;
+        let by_head = policy.strip_prefix("quest:");
+        let tiers = by_head.or_else(|| policy.strip_prefix("top:")).ok_or_else(form)?;
         let mut parsed: Vec<Tier> = Vec::new();
         for tier in tiers.split(',') {
             if parsed.last().is_some_and(|last| last.pages.is_none()) {
@@ -161,7 +171,7 @@ impl FromStr for Policy {
             Element::of(view)?;
             parsed.push(Tier { pages, view: view.to_owned() });
         }
-        Ok(Self::Tiers(parsed))
+        Ok(if by_head.is_some() { Self::Heads(parsed) } else { Self::Tiers(parsed) })
     }
 }
 
@@ -170,9 +180,10 @@ impl fmt::Display for Policy {
         match self {
             Self::Window(tokens) => write!(f, "window:{tokens}"),
             Self::Tiers(tiers) if *self == Self::full() => f.write_str(&tiers[0].view),
-            Self::Tiers(tiers) => {
+            Self::Tiers(tiers) | Self::Heads(tiers) => {
+                f.write_str(if self.by_head() { "quest:" } else { "top:" })?;
                 for (index, Tier { pages, view }) in tiers.iter().enumerate() {
-                    f.write_str(if index == 0 { "top:" } else { "," })?;
+                    f.write_str(if index == 0 { "" } else { "," })?;
                     match pages {
                         Some(pages) => write!(f, "{pages}={view}")?,
                         None => write!(f, "*={view}")?,
@@ -201,6 +212,8 @@ mod tests {
             ("top:5=full,3=fp8_e4m3fn@-2,*=e8m0", "top:5=full,3=fp8_e4m3fn@-2,*=e8m0"),
             ("top:*=e8m3+g2:packed", "top:*=e8m3+g2:packed"),
             ("top:*", "full"),
+            ("quest:5", "quest:5=full"),
+            ("quest:2=full,*=e8m1", "quest:2=full,*=e8m1"),
         ] {
             assert_eq!(policy(text).to_string(), reported);
             assert_eq!(policy(reported), policy(text));
@@ -210,9 +223,19 @@ mod tests {
 
     #[test]
     fn what_is_no_policy_is_refused() {
-        for text in
-            ["", "Full", "window:", "window:0", "window:-1", "top:", "top:0", "top:5,", "top:x=full", "top"]
-        {
+        for text in [
+            "",
+            "quest:",
+            "Full",
+            "window:",
+            "window:0",
+            "window:-1",
+            "top:",
+            "top:0",
+            "top:5,",
+            "top:x=full",
+            "top",
+        ] {
             let why = text.parse::<Policy>().unwrap_err();
             assert_eq!(why, PolicyError::Form { policy: text.to_owned() });
         }

@@ -7,13 +7,7 @@ use std::fmt::Write as _;
 
 use sha2::{Digest, Sha256};
 
-use crate::{
-    cache::KvCache,
-    forward::Decoder,
-    sampler::Sampler,
-    tokenizer::{BOS, EOS},
-    weights::Weights,
-};
+use crate::{cache::KvCache, forward::Decoder, sampler::Sampler, weights::Weights};
 
 /// A text that a model wrote.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,17 +37,18 @@ impl Judged {
     }
 }
 
-/// Continues `prompt` until there are `limit` tokens or as many as the model can take, or the text
-/// ends.
+/// Continues `prompt` until there are `limit` tokens or as many as the model can take, or the model
+/// chooses one of `ends`.
 ///
 /// # Errors
 /// When weights or cache cannot be read.
 pub fn write<W, C>(
     decoder: &mut Decoder,
-    weights: &mut W,
+    weights: &W,
     cache: &mut C,
     prompt: &[usize],
     limit: usize,
+    ends: &[usize],
     sampler: &mut Sampler,
 ) -> Result<Written, W::Error>
 where
@@ -70,7 +65,7 @@ where
         next += 1;
         if next == tokens.len() {
             let token = sampler.choose(logits);
-            if token == BOS || token == EOS {
+            if ends.contains(&token) {
                 break;
             }
             tokens.push(token);
@@ -80,15 +75,17 @@ where
 }
 
 /// Reads `text`, at most as much of it as the model can take, and says how well each token was
-/// foreseen.
+/// foreseen. `batch` tokens, at least 1, go through the model together where the cache has room for
+/// them; that changes nothing but what is loaded, and how often.
 ///
 /// # Errors
 /// When weights or cache cannot be read.
 pub fn judge<W, C>(
     decoder: &mut Decoder,
-    weights: &mut W,
+    weights: &W,
     cache: &mut C,
     text: &[usize],
+    batch: usize,
 ) -> Result<Judged, W::Error>
 where
     W: Weights,
@@ -97,10 +94,16 @@ where
     let steps = text.len().saturating_sub(1).min(decoder.config().seq_len);
     let mut digest = LogitsDigest::default();
     let mut surprise = 0.0;
-    for step in 0..steps {
-        let logits = decoder.step(weights, cache, text[step])?;
+    let mut done = 0;
+    while done < steps {
+        let count = batch.clamp(1, cache.room().max(1)).min(steps - done);
+        let logits = decoder.steps(weights, cache, &text[done..done + count])?;
         digest.add(logits);
-        surprise += surprise_of(logits, text[step + 1]);
+        let of_tokens = logits.chunks_exact(logits.len() / count);
+        for (logits, next) in of_tokens.zip(&text[done + 1..]) {
+            surprise += surprise_of(logits, *next);
+        }
+        done += count;
     }
     Ok(Judged { predicted: steps, surprise, logits_sha256: digest.finish() })
 }
@@ -112,14 +115,20 @@ fn surprise_of(logits: &[f32], token: usize) -> f64 {
     libm::log(sum) - f64::from(logits[token] - largest)
 }
 
+/// Logits that are digested at once.
+const LOGITS: usize = 1024;
+
 /// A digest of logits.
 #[derive(Default)]
 struct LogitsDigest(Sha256);
 
 impl LogitsDigest {
     fn add(&mut self, logits: &[f32]) {
-        for logit in logits {
-            self.0.update(logit.to_le_bytes());
+        let mut bytes = Vec::with_capacity(4 * LOGITS);
+        for logits in logits.chunks(LOGITS) {
+            bytes.clear();
+            bytes.extend(logits.iter().flat_map(|logit| logit.to_le_bytes()));
+            self.0.update(&bytes);
         }
     }
 

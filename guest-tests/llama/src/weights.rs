@@ -1,7 +1,9 @@
 //! A model's tensors: their names and shapes, and reading them row by row.
 //!
-//! A forward pass asks for a row whenever it needs one and keeps none, so every step reads every
-//! weight from wherever the weights are.
+//! A forward pass asks for rows whenever it needs them and keeps none, so every step reads every
+//! weight from wherever the weights are. Several threads ask at a time.
+
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::{config::Config, element::Element};
 
@@ -109,27 +111,27 @@ impl Weight {
 }
 
 /// Where weights are read from.
-pub trait Weights {
+pub trait Weights: Sync {
     /// What can go wrong.
-    type Error;
+    type Error: Send;
 
-    /// Reads row `row` of a tensor; `out` is as long as the row.
+    /// Reads elements of a tensor, its rows one after the other, from element `first` on.
     ///
     /// # Errors
     /// When the memory cannot be read.
-    fn row(&mut self, weight: Weight, row: usize, out: &mut [f32]) -> Result<(), Self::Error>;
+    fn read(&self, weight: Weight, first: usize, out: &mut [f32]) -> Result<(), Self::Error>;
 }
 
 /// Bytes of a model's tensors in one view.
-pub trait Memory {
+pub trait Memory: Sync {
     /// What can go wrong.
-    type Error;
+    type Error: Send;
 
     /// Loads bytes of the tensor at place `index` of [`Weight::all`].
     ///
     /// # Errors
     /// When they are not there.
-    fn load(&mut self, index: usize, offset: usize, into: &mut [u8]) -> Result<(), Self::Error>;
+    fn load(&self, index: usize, offset: usize, into: &mut [u8]) -> Result<(), Self::Error>;
 }
 
 /// Weights that are bytes in memory, seen through one view.
@@ -137,32 +139,30 @@ pub trait Memory {
 pub struct Viewed<M> {
     memory: M,
     element: Element,
-    buffer: Vec<u8>,
-    loaded: u64,
+    loaded: AtomicU64,
 }
 
 impl<M> Viewed<M> {
     /// Weights whose bytes `memory` holds in the view that `element` reads.
     pub fn new(memory: M, element: Element) -> Self {
-        Self { memory, element, buffer: Vec::new(), loaded: 0 }
+        Self { memory, element, loaded: AtomicU64::new(0) }
     }
 
     /// Bytes loaded so far.
     pub fn loaded(&self) -> u64 {
-        self.loaded
+        self.loaded.load(Ordering::Relaxed)
     }
 }
 
 impl<M: Memory> Weights for Viewed<M> {
     type Error = M::Error;
 
-    fn row(&mut self, weight: Weight, row: usize, out: &mut [f32]) -> Result<(), M::Error> {
-        let first = row * out.len();
+    fn read(&self, weight: Weight, first: usize, out: &mut [f32]) -> Result<(), M::Error> {
         let (offset, length) = self.element.extent(first, out.len());
-        self.buffer.resize(length, 0);
-        self.memory.load(weight.index(), offset, &mut self.buffer)?;
-        self.loaded += length as u64;
-        self.element.read(&self.buffer, first, out);
+        let mut bytes = vec![0; length];
+        self.memory.load(weight.index(), offset, &mut bytes)?;
+        self.loaded.fetch_add(length as u64, Ordering::Relaxed);
+        self.element.read(&bytes, first, out);
         Ok(())
     }
 }
@@ -181,6 +181,8 @@ mod tests {
             n_kv_heads: 2,
             vocab_size: 5,
             seq_len: 9,
+            rope_theta: 10_000.0,
+            norm_eps: 1e-5,
         };
         let all = Weight::all(&config);
         assert_eq!(all.len(), 2 + 3 * 9);

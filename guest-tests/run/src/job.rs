@@ -25,6 +25,8 @@ const SEED: u64 = 260;
 pub struct Job {
     /// The device.
     pub serve: Serve,
+    /// Who reads and decodes.
+    pub on: On,
     /// Whether the guest reads every tensor in every view, and writes one.
     pub views: bool,
     /// What it decodes, if it is to.
@@ -39,6 +41,15 @@ pub struct Job {
     pub limit: Duration,
     /// Where the guest's console is logged.
     pub console: PathBuf,
+}
+
+/// Who reads and decodes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum On {
+    /// A guest.
+    Guest,
+    /// The guest's program, on the host, by the mount.
+    Host,
 }
 
 impl Job {
@@ -76,7 +87,10 @@ impl Job {
         };
         let files = decode.as_ref().map(|decode| decode.files.clone()).unwrap_or_default();
         let visit = Visit { plan, files, limit: self.limit, console: self.console.clone(), cpus: 2 };
-        step(Step::Doing("booting the guest"));
+        step(Step::Doing(match self.on {
+            On::Guest => "booting the guest",
+            On::Host => "starting the guest's program on the host",
+        }));
         let mut found = Found::default();
         let (requested, to_judge) = mpsc::channel::<(String, String, u64)>();
         let (visited, verdicts, decoded) = std::thread::scope(|scope| -> Result<_> {
@@ -89,11 +103,10 @@ impl Job {
                 judged.collect::<BTreeMap<_, _>>()
             });
             let decoder = scope.spawn(|| {
-                let decode = decode.as_ref()?;
-                let run = |run| decode::expected(&judge, &decode.plan, &decode.tokenizer, run);
-                Some(decode.plan.runs.iter().map(run).collect::<Vec<_>>())
+                let (prepared, decode) = (decode.as_ref()?, self.decode.as_ref()?);
+                Some(prepared.expected(decode, &judge))
             });
-            let visited = visit.make(&device.ready, |event, since| {
+            let on_event = |event: Event, since| {
                 match &event {
                     Event::ViewBegin { tensor, view, number, of, .. } => {
                         step(Step::Reading { number: *number, of: *of, tensor, view });
@@ -108,7 +121,11 @@ impl Job {
                     _ => {}
                 }
                 found.take(event, since, &requested)
-            });
+            };
+            let visited = match self.on {
+                On::Guest => visit.make(&device.ready, on_event),
+                On::Host => visit.make_on_host(&device.ready, on_event),
+            };
             drop(requested);
             let failed = |_| anyhow::anyhow!("the reference failed");
             let verdicts = bench.join().map_err(failed)?;
@@ -130,7 +147,8 @@ impl Job {
         let mut report = found.judged(&verdicts, &stats)?;
         report.skipped = skipped;
         if let Some((decode, expected)) = decode.zip(decoded) {
-            let (decoded, problems) = decode::report::report(&decode.plan, &reported, &expected)?;
+            let (decoded, problems) =
+                decode::report::report(&decode.model, &decode.plan, &reported, &expected)?;
             report.decode = decoded;
             report.problems.extend(problems);
         }
@@ -174,7 +192,7 @@ impl Found {
             Event::Started { kernel, .. } => self.guest.kernel = kernel,
             Event::Up { attached, .. } => {
                 self.guest.boot_seconds = since.as_secs_f64();
-                let attach = if attached.is_some() { "cxl-type3 as devdax" } else { "files" };
+                let attach = if attached.is_some() { "cxl-type3 as devdax" } else { "files of the mount" };
                 attach.clone_into(&mut self.guest.attach);
             }
             Event::View { phase, tensor, view, elements, bytes, sha256, seconds } => {

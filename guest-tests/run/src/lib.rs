@@ -12,6 +12,7 @@ pub mod disks;
 mod figures;
 pub mod job;
 pub mod judge;
+mod on_host;
 pub mod programs;
 mod progress;
 pub mod ram;

@@ -14,8 +14,11 @@ use lamina_llama::Policy;
 use lamina_run::{
     bundled, bundled_file,
     daemon::Serve,
-    decode::Decode,
-    job::{Job, Step},
+    decode::{
+        Compared, Decode,
+        gguf::{self, Converted},
+    },
+    job::{Job, On, Step},
     log_to_stderr,
     ram::{self, Ram},
 };
@@ -24,11 +27,20 @@ use lamina_run::{
 const VIEWS: &str = "full,e8m3,e8m3+g2,e8m3+g2:packed,e8m0,fp8_e4m3fn,fp8_e5m2";
 /// The views of a decoder's weights: each is a reading of the whole text.
 const WEIGHT_VIEWS: &str = "full,e8m3+g2,fp8_e4m3fn,e8m1+g2,e8m0+g2";
+/// The same of a model in a GGUF file, on the host.
+const LARGER_VIEWS: &str = "full,e8m3,e8m3+g2,e8m2,e8m1,fp8_e4m3fn+g4";
 /// The policies of the paper's Table II, scaled to a history of a few pages. For FP8 and FP4 stand
 /// views with their mantissas, three bits and one, in the tensor's own container, so that a page
 /// stays what the host fetches at once.
 const POLICIES: [&str; 5] =
     ["full", "window:64", "top:2", "top:2=full,1=e8m3+g2,1=e8m1+g2", "top:2=full,2=e8m3+g2"];
+/// Table II as it is, pages ranked for each head, and for comparison the best of all heads together.
+const LARGER_POLICIES: [&str; 6] =
+    ["full", "window:64", "quest:5", "quest:5=full,3=e8m3+g2,2=e8m1+g2", "quest:5=full,5=e8m3+g2", "top:5"];
+/// How a text begins that a model in a GGUF file writes.
+const PROMPT: &str = "Once upon a time";
+/// Tokens of a text that such a model judges.
+const TEXT_TOKENS: usize = 512;
 
 /// Loads real tensors into the device, boots a guest that reads them in every view, and checks
 /// every byte.
@@ -51,20 +63,29 @@ Examples:
   ./x run --mode gcomp --json
   ./x run --workload ram
   ./x run --workload decode
+  ./x run --workload decode --model smollm2
+  ./x run --workload decode --model smollm2 --on host
   ./x run --workload decode --views full,e8m2 --policy window:64 --policy top:3=full,*=e8m1 --prompt 'Tom had a dog'
 
 Views: full · eXmY keeps X exponent and Y mantissa bits · +gN rounds with N more bits fetched · :packed packs the elements ·
 bf16 fp8_e4m3fn fp8_e5m2 convert · int4 int2 of int8. Views that a tensor's format cannot give are skipped and listed.
 
 Policies of the KV cache: full · window:N reads the last N tokens · top:K the K best pages · top:K=VIEW,K=VIEW,… the K best in one view, the next in
-another; * for a count takes the rest."
+another; * for a count takes the rest · quest: in place of top: ranks the pages for each head.
+
+Models of a decoder: a safetensors file in bf16 with its shape in the metadata, as the bundled one · a GGUF file of a Llama with GPT-2's
+vocabulary, whose tensors become bf16 · smollm2, which is SmolLM2-135M (98 MB, Apache-2.0), fetched once. A model in a GGUF file writes a text in the
+guest; --on host judges one as well."
 )]
 struct Cli {
     /// What the guest does, separated by commas
     #[arg(long, value_enum, value_delimiter = ',', value_name = "LIST", default_value = "views")]
     workload: Vec<Workload>,
-    /// A safetensors file; may be given more than once [default: a bundled 260 K-parameter model
-    /// and its KV cache]
+    /// Who does it: a guest, or its program on the host, by the mount
+    #[arg(long, value_enum, default_value = "guest", value_name = "WHO")]
+    on: Who,
+    /// A safetensors file; may be given more than once. Of the workload decode a GGUF file or
+    /// smollm2, too [default: a bundled 260 K-parameter model and its KV cache]
     #[arg(long = "model", value_name = "FILE")]
     models: Vec<PathBuf>,
     #[arg(long, value_delimiter = ',', value_name = "LIST", help = format!(
@@ -117,29 +138,45 @@ enum Workload {
     Ram,
 }
 
+/// Who does it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Who {
+    /// An unmodified Linux in QEMU
+    Guest,
+    /// A process
+    Host,
+}
+
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Workload decode")]
 struct DecodeArgs {
     #[arg(long = "policy", value_name = "POLICY", help = format!(
-        "How the KV cache is read; may be given more than once [default: {}]", POLICIES.join(" and ")
+        "How the KV cache is read; may be given more than once [default: {}; of a model in a GGUF file {}]",
+        POLICIES.join(" and "), LARGER_POLICIES.join(" and ")
     ))]
     policies: Vec<Policy>,
-    /// How the text that is written begins
-    #[arg(long, default_value = "", value_name = "TEXT")]
-    prompt: String,
-    /// Tokens it has at most
-    #[arg(long, default_value_t = 256, value_name = "N")]
-    tokens: usize,
+    #[arg(long, value_name = "TEXT", help = format!(
+        "How the text that is written begins [default: nothing; of a model in a GGUF file {PROMPT:?}]"
+    ))]
+    prompt: Option<String>,
+    /// Tokens it has at most [default: 256; of a model in a GGUF file 64]
+    #[arg(long, value_name = "N")]
+    tokens: Option<usize>,
     /// How freely tokens are chosen; 0 takes the likeliest
     #[arg(long, default_value_t = 0.0, value_parser = temperature, value_name = "T")]
     temperature: f32,
     /// Decides what is chosen
     #[arg(long, default_value_t = 1, value_name = "N")]
     seed: u64,
-    /// The text that is judged, for its perplexity [default: a bundled short story]
+    /// The text that is judged, for its perplexity [default: a bundled short story; of a model in a
+    /// GGUF file a bundled essay, on the host alone]
     #[arg(long, value_name = "FILE")]
     text: Option<PathBuf>,
-    /// The vocabulary, as llama2.c keeps it [default: that of the bundled model]
+    /// Tokens of it that are judged [default: all that the model can take; of a model in a GGUF
+    /// file 512]
+    #[arg(long, value_name = "N")]
+    text_tokens: Option<usize>,
+    /// The vocabulary, as llama2.c keeps it [default: that of the model]
     #[arg(long, value_name = "FILE")]
     tokenizer: Option<PathBuf>,
     /// Tokens from one flush of the KV cache to the next
@@ -149,27 +186,66 @@ struct DecodeArgs {
     /// V tensor]
     #[arg(long, value_name = "N")]
     page_tokens: Option<usize>,
+    /// Tokens of a KV window, which is coded as a whole, up to 256 [default: those of a page]
+    #[arg(long, value_name = "N")]
+    window_tokens: Option<usize>,
+    /// Tokens of the judged text that go through the model together, for which weights are loaded
+    /// once [default: 1; of a model in a GGUF file as many as are flushed together]
+    #[arg(long, value_name = "N")]
+    batch: Option<usize>,
     /// Let the host keep from step to step what it has fetched [default: each step loads anew, as
-    /// if the model were larger than every cache]
+    /// if the model were larger than every cache; a model in a GGUF file is kept]
     #[arg(long)]
     keep_cache: bool,
 }
 
+/// Tokens of a page of a larger model's cache, as in Quest.
+const PAGE_TOKENS: usize = 16;
+/// Tokens of its KV windows.
+const WINDOW_TOKENS: usize = 64;
+
 impl DecodeArgs {
-    fn decode(self, views: Vec<String>) -> Result<Decode> {
-        let default = || POLICIES.iter().map(|policy| policy.parse()).collect::<Result<Vec<Policy>, _>>();
+    /// The bundled model's job, or that of `larger`, which came out of a GGUF file.
+    fn decode(self, views: &[String], on: Who, larger: Option<&Converted>) -> Result<Decode> {
+        let judges = larger.is_none() || on == Who::Host || self.text.is_some();
+        let (all_views, all_policies) = match larger {
+            None => (WEIGHT_VIEWS, &POLICIES[..]),
+            Some(_) => (LARGER_VIEWS, &LARGER_POLICIES[..]),
+        };
+        let policies =
+            || all_policies.iter().map(|policy| policy.parse()).collect::<Result<Vec<Policy>, _>>();
+        let text = match (self.text, larger) {
+            (Some(text), _) => Some(text),
+            (None, None) => Some(bundled_file("story.txt")?),
+            (None, Some(_)) => judges.then(|| bundled_file("essay.txt")).transpose()?,
+        };
+        let tokenizer = match (self.tokenizer, larger) {
+            (Some(tokenizer), _) => tokenizer,
+            (None, None) => bundled_file("tok512.bin")?,
+            (None, Some(larger)) => larger.tokenizer.clone(),
+        };
+        let of_larger = |value: usize| larger.map(|_| value);
+        let prompt = if larger.is_some() { PROMPT } else { "" };
         Ok(Decode {
-            views,
-            policies: if self.policies.is_empty() { default()? } else { self.policies },
-            prompt: self.prompt,
-            tokens: self.tokens,
+            views: if views.is_empty() {
+                all_views.split(',').map(str::to_owned).collect()
+            } else {
+                views.to_vec()
+            },
+            policies: if self.policies.is_empty() { policies()? } else { self.policies },
+            prompt: self.prompt.unwrap_or_else(|| prompt.to_owned()),
+            tokens: self.tokens.or(of_larger(64)).unwrap_or(256),
             temperature: self.temperature,
             seed: self.seed,
-            text: self.text.map_or_else(|| bundled_file("story.txt"), Ok)?,
-            tokenizer: self.tokenizer.map_or_else(|| bundled_file("tok512.bin"), Ok)?,
+            text,
+            text_tokens: self.text_tokens.or(of_larger(TEXT_TOKENS)),
+            compared: if larger.is_some() { Compared::InFull } else { Compared::All },
+            tokenizer,
             flush_every: self.flush_every,
-            page_tokens: self.page_tokens,
-            keep_cache: self.keep_cache,
+            page_tokens: self.page_tokens.or(of_larger(PAGE_TOKENS)),
+            window_tokens: self.window_tokens.or(of_larger(WINDOW_TOKENS)),
+            batch: self.batch.or(of_larger(self.flush_every)).unwrap_or(1),
+            keep_cache: self.keep_cache || larger.is_some(),
         })
     }
 }
@@ -204,8 +280,14 @@ fn run(cli: Cli) -> Result<bool> {
         views || decodes || cli.models.is_empty(),
         "--model is for the workloads views and decode, which were not asked for"
     );
-    let models = match (cli.models.is_empty(), views) {
-        (false, _) => cli.models,
+    ensure!(
+        cli.on == Who::Guest || !cli.workload.contains(&Workload::Ram),
+        "--on host is for the workloads views and decode: memory is the guest's"
+    );
+    let mut given = cli.models;
+    let larger = if decodes { convert(&mut given)? } else { None };
+    let models = match (given.is_empty(), views) {
+        (false, _) => given,
         (true, true) => bundled()?,
         // A decoder makes a KV cache of its own.
         (true, false) => bundled()?[..1].to_vec(),
@@ -232,7 +314,7 @@ fn run(cli: Cli) -> Result<bool> {
         plan: ram::plan(),
         swap: ram::swap(),
     });
-    let decode = decodes.then(|| cli.decode.decode(list(WEIGHT_VIEWS))).transpose()?;
+    let decode = decodes.then(|| cli.decode.decode(&cli.views, cli.on, larger.as_ref())).transpose()?;
     std::fs::create_dir_all(&cli.out)
         .with_context(|| format!("cannot make the folder {}", cli.out.display()))?;
     let job = Job {
@@ -245,6 +327,10 @@ fn run(cli: Cli) -> Result<bool> {
             capacity: cli.capacity,
             read_ahead_kb: cli.read_ahead_kb,
             devices: cli.devices,
+        },
+        on: match cli.on {
+            Who::Guest => On::Guest,
+            Who::Host => On::Host,
         },
         views,
         decode,
@@ -265,6 +351,20 @@ fn run(cli: Cli) -> Result<bool> {
         println!("{}\nreport  {}", report.to_text(), path.display());
     }
     Ok(report.good())
+}
+
+/// Makes a model in a GGUF file ready, if one is among `models`, and puts what came of it in its
+/// place.
+fn convert(models: &mut [PathBuf]) -> Result<Option<Converted>> {
+    for model in models {
+        if let Some(path) = gguf::named(model)? {
+            eprintln!("run: making bf16 of {}", path.display());
+            let converted = gguf::convert(&path)?;
+            model.clone_from(&converted.checkpoint);
+            return Ok(Some(converted));
+        }
+    }
+    Ok(None)
 }
 
 /// Progress: a line that changes on a terminal, a line now and then elsewhere.
@@ -308,13 +408,13 @@ impl Meter {
             }
             (None, Step::Doing(what)) => eprintln!("run: {what}"),
             (None, Step::Decoding { number, of, weights, policy }) => {
-                eprintln!("run: the guest decodes text {number} of {of}: weights {weights}, KV {policy}");
+                eprintln!("run: decoding text {number} of {of}: weights {weights}, KV {policy}");
             }
             (None, Step::Reading { number, of, tensor, view }) => {
                 let tenth = number * 10 / of;
                 if tenth != self.reported || *number == 1 {
                     self.reported = tenth;
-                    eprintln!("run: the guest reads view {number} of {of}: {tensor} {view}");
+                    eprintln!("run: reading view {number} of {of}: {tensor} {view}");
                 }
             }
         }

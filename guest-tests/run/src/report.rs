@@ -250,10 +250,14 @@ impl Report {
     pub fn to_text(&self) -> String {
         let Self { guest, device, .. } = self;
         let mut lines = vec![
-            format!(
-                "guest   Linux {} in QEMU {} ({}), {}, ready after {:.1} s",
-                guest.kernel, guest.qemu, guest.accel, guest.attach, guest.boot_seconds
-            ),
+            if guest.qemu.is_empty() {
+                format!("host    Linux {}, {}, no guest", guest.kernel, guest.attach)
+            } else {
+                format!(
+                    "guest   Linux {} in QEMU {} ({}), {}, ready after {:.1} s",
+                    guest.kernel, guest.qemu, guest.accel, guest.attach, guest.boot_seconds
+                )
+            },
             format!(
                 "device  {} ({}): {} stored in {} and {} of index, ratio {}",
                 device.mode,
@@ -293,7 +297,7 @@ impl Report {
         lines.extend(self.problems.iter().map(|problem| format!("problem {problem}")));
         let checked = [
             (!self.views.is_empty(), "every byte"),
-            (self.decode.is_some(), "every logit"),
+            (self.decode.is_some(), "every logit that was compared"),
             (self.ram.is_some(), "every page"),
         ];
         let checked: Vec<_> = checked.iter().filter(|(was, _)| *was).map(|(_, what)| *what).collect();

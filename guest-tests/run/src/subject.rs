@@ -7,9 +7,9 @@ use serde::{Deserialize, Serialize};
 pub struct GuestReport {
     /// Its kernel's release.
     pub kernel: String,
-    /// QEMU's version.
+    /// QEMU's version; empty if the guest's program ran on the host.
     pub qemu: String,
-    /// `kvm` or `tcg`.
+    /// `kvm` or `tcg`; empty on the host.
     pub accel: String,
     /// How the windows are attached.
     pub attach: String,

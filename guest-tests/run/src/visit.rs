@@ -1,18 +1,21 @@
-//! A guest's visit to a device: boots it with a plan, and follows its events to the last.
+//! A guest's visit to a device: boots it with a plan, and follows its events to the last. Its program
+//! can make the visit on the host, too.
 
 use std::{
+    fs,
     io::{BufRead, BufReader},
     os::unix::net::UnixListener,
     path::{Path, PathBuf},
+    process::{Command, Stdio},
     sync::mpsc,
     time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, bail};
 use lamina_guest::{Event, Plan};
-use lamina_qemu::{BootConfig, Guest, GuestFile, Outcome, Port};
+use lamina_qemu::{BootConfig, Guest, GuestFile, Outcome, Port, Source};
 
-use crate::{daemon::Ready, programs};
+use crate::{daemon::Ready, on_host::OnHost, programs};
 
 /// How long after the guest's end its last events may still be on their way.
 const LAST_WORDS: Duration = Duration::from_secs(5);
@@ -35,9 +38,9 @@ pub struct Visit {
 /// What is known of a visit besides its events.
 #[derive(Clone, Debug)]
 pub struct Visited {
-    /// QEMU's version.
+    /// QEMU's version; empty on the host.
     pub qemu: String,
-    /// `kvm` or `tcg`.
+    /// `kvm` or `tcg`; empty on the host.
     pub accel: String,
     /// How it ended.
     pub outcome: Outcome,
@@ -59,6 +62,54 @@ impl Visit {
             BootConfig::new(&device.base.path, device.base.bytes, &device.views.path, device.views.bytes);
         config.ctl_socket = Some(device.ctl.clone());
         self.make_in(config, on_event)
+    }
+
+    /// As [`Visit::make`], but the guest's program runs on the host, on the mount itself.
+    ///
+    /// # Errors
+    /// As [`Visit::make`].
+    pub fn make_on_host(
+        &self,
+        device: &Ready,
+        mut on_event: impl FnMut(Event, Duration) -> Result<()>,
+    ) -> Result<Visited> {
+        let folder = tempfile::Builder::new().prefix("lamina-host-").tempdir()?;
+        let here = |path: &Path| folder.path().join(path.strip_prefix("/").unwrap_or(path));
+        for file in &self.files {
+            let path = here(Path::new(&file.path));
+            match &file.source {
+                Source::Bytes(bytes) => fs::write(path, bytes)?,
+                Source::Host(host) => fs::copy(host, path).map(drop)?,
+            }
+        }
+        let mut plan = self.plan.clone();
+        if let Some(decode) = &mut plan.decode {
+            decode.tokenizer = here(&decode.tokenizer);
+        }
+        let (path, report) = (folder.path().join("plan.json"), folder.path().join("report.sock"));
+        fs::write(&path, serde_json::to_vec(&plan)?)?;
+        let listener =
+            UnixListener::bind(&report).with_context(|| format!("cannot listen on {}", report.display()))?;
+        if let Some(folder) = self.console.parent() {
+            fs::create_dir_all(folder)
+                .with_context(|| format!("cannot make the folder {}", folder.display()))?;
+        }
+        let console = fs::File::create(&self.console)
+            .with_context(|| format!("cannot write {}", self.console.display()))?;
+        let mut command = Command::new(programs::guest("lamina-guest")?);
+        command.arg(&path).arg("--report").arg(&report).stdin(Stdio::null());
+        command.env("LAMINA_BASE", &device.base.path).env("LAMINA_VIEWS", &device.views.path);
+        command.env("LAMINA_CTL", &device.ctl).stdout(console.try_clone()?).stderr(console);
+        let begun = Instant::now();
+        let program = OnHost::start(command)?;
+        let (ended, done) =
+            follow(&listener, &program, self.limit, |event| on_event(event, begun.elapsed()))?;
+        let outcome =
+            ended.with_context(|| format!("what the program said is in {}", self.console.display()))?;
+        if !done {
+            bail!("the program ended without its last event; what it said is in {}", self.console.display());
+        }
+        Ok(Visited { qemu: String::new(), accel: String::new(), outcome })
     }
 
     /// As [`Visit::make`], of a guest to which the device is attached as `config` says.
@@ -101,15 +152,42 @@ impl Visit {
     }
 }
 
-type Ended = std::result::Result<Outcome, lamina_qemu::BootError>;
+/// What visits a device.
+trait Visitor: Sync {
+    /// Waits for its end, and ends it when it takes longer than `limit`.
+    fn wait(&self, limit: Duration) -> Result<Outcome>;
+
+    /// Ends it at once.
+    fn kill(&self);
+}
+
+impl Visitor for Guest {
+    fn wait(&self, limit: Duration) -> Result<Outcome> {
+        Ok(self.wait(Some(limit))?)
+    }
+
+    fn kill(&self) {
+        self.kill();
+    }
+}
+
+impl Visitor for OnHost {
+    fn wait(&self, limit: Duration) -> Result<Outcome> {
+        self.wait(limit)
+    }
+
+    fn kill(&self) {
+        self.kill();
+    }
+}
 
 /// Passes events on until the guest has ended: how, and whether the last event came.
 fn follow(
     listener: &UnixListener,
-    guest: &Guest,
+    guest: &impl Visitor,
     limit: Duration,
     mut on_event: impl FnMut(Event) -> Result<()>,
-) -> Result<(Ended, bool)> {
+) -> Result<(Result<Outcome>, bool)> {
     let (send, lines) = mpsc::channel::<String>();
     std::thread::scope(|scope| {
         let reader = listener.try_clone()?;
@@ -122,7 +200,7 @@ fn follow(
                 }
             }
         });
-        let waiter = scope.spawn(|| guest.wait(Some(limit)));
+        let waiter = scope.spawn(|| guest.wait(limit));
         let mut done = false;
         let mut take = |line: String| -> Result<()> {
             let event: Event =

@@ -3,7 +3,12 @@
 use std::path::Path;
 
 use lamina_reference::Format;
-use lamina_run::{bundled, bundled_file, daemon::Serve, decode::Decode, judge::Judge};
+use lamina_run::{
+    bundled, bundled_file,
+    daemon::Serve,
+    decode::{Compared, Decode},
+    judge::Judge,
+};
 
 fn serve(models: &[usize]) -> Serve {
     let bundled = bundled().expect("start the tests through ./x test");
@@ -29,10 +34,14 @@ fn decode() -> Decode {
         tokens: 100,
         temperature: 0.0,
         seed: 0,
-        text: bundled_file("story.txt").unwrap(),
+        text: Some(bundled_file("story.txt").unwrap()),
+        text_tokens: None,
+        compared: Compared::All,
         tokenizer: bundled_file("tok512.bin").unwrap(),
         flush_every: 16,
         page_tokens: None,
+        window_tokens: None,
+        batch: 1,
         keep_cache: false,
     }
 }
@@ -101,9 +110,9 @@ fn what_does_not_fit_is_refused_before_anything_starts() {
     refused(&[0], Decode { prompt, ..decode() }, "tokens, of 100 at most: there is nothing to write");
     refused(&[0], Decode { flush_every: 0, ..decode() }, "a flush of 0 tokens: the model takes 1 to 512");
     refused(&[0], Decode { page_tokens: Some(513), ..decode() }, "a page of 513 tokens");
-    refused(&[0], Decode { text: Path::new("/nowhere").into(), ..decode() }, "cannot read /nowhere");
-    refused(&[0], Decode { text: empty, ..decode() }, "nothing to judge");
-    refused(&[0], Decode { text: latin, ..decode() }, "no text in UTF-8");
+    refused(&[0], Decode { text: Some(Path::new("/nowhere").into()), ..decode() }, "cannot read /nowhere");
+    refused(&[0], Decode { text: Some(empty), ..decode() }, "nothing to judge");
+    refused(&[0], Decode { text: Some(latin), ..decode() }, "no text in UTF-8");
     refused(&[0], Decode { tokenizer: short, ..decode() }, "does not fit the model");
     refused(&[0], Decode { views: vec!["int4".to_owned()], ..decode() }, "through the view \"int4\"");
     let unrounded = "top:1=e5m3+g2".parse().unwrap();

@@ -30,9 +30,18 @@ pub(super) struct Found {
 impl Found {
     /// A model's folder, for a person.
     pub(super) fn folder(&self, model: &str) -> String {
+        self.inside(&format!("models/{model}"))
+    }
+
+    /// The folder of files, for a person.
+    pub(super) fn files(&self) -> String {
+        self.inside("files")
+    }
+
+    fn inside(&self, path: &str) -> String {
         match &self.dir {
-            Some(dir) => format!("{}/models/{model}", dir.display()),
-            None => format!("models/{model}"),
+            Some(dir) => format!("{}/{path}", dir.display()),
+            None => path.to_owned(),
         }
     }
 }

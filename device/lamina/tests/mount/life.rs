@@ -138,3 +138,70 @@ fn a_store_into_the_window_is_seen_by_who_opens_the_file_then() {
     assert_eq!(&tensor(&now, "w")[..7], b"changed");
     assert!(now[now.len() - 8000..] == file[file.len() - 8000..]);
 }
+
+#[test]
+fn an_image_without_room_for_files_is_mounted_without_unless_they_were_asked_for() {
+    let place = Place::new();
+    let (image, m) = (place.text("image"), place.text("m"));
+    place.mount(&["--image", &image, "--capacity", "16M"]);
+    assert!(!place.path("m/files").exists(), "a capacity leaves no room for files");
+    let base = File::options().write(true).open(place.path("m/base")).unwrap();
+    base.write_all_at(&noise(3, 16 << 20), 0).unwrap();
+    drop(base);
+    place.said(&["umount", &m]);
+
+    let why = place.refused(&["mount", "--image", &image, "--files", "64M", &m]);
+    assert!(why.contains("nothing is stored, for the log of names"), "{why}");
+    assert!(why.contains("--files 0 does without"), "{why}");
+    let output = place.lamina(&["mount", "--image", &image, &m]);
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success() && said.contains("has no files/"), "{said}");
+    assert!(place.path("m/models").exists() && !place.path("m/files").exists());
+}
+
+#[test]
+fn a_damaged_log_of_files_is_said_and_not_cleared_and_can_be_given_up() {
+    let place = Place::new();
+    let (image, m) = (place.text("image"), place.text("m"));
+    let with = ["--image", &image, "--capacity", "16M", "--files", "4M"];
+    let mounted = place.mount(&with);
+    fs::write(place.path("m/files/a"), b"here").unwrap();
+    assert!(place.said(&["ls"]).contains("/m/files: 1 files and folders"), "{}", place.said(&["ls"]));
+    let api = mounted["api"].as_str().unwrap();
+    let run = |words: &[&str]| place.lamina(&[words, &["--api", api]].concat());
+    // While it is served, what it said is known, and it is written anew.
+    assert!(run(&["poison", "inject", "4096"]).status.success());
+    assert!(run(&["poison", "clear", "4096"]).status.success());
+    place.said(&["umount", &m]);
+    place.mount(&["--image", &image]);
+    assert_eq!(fs::read(place.path("m/files/a")).unwrap(), b"here");
+
+    // Wherever it is now.
+    for at in ["4096", "1052672"] {
+        assert!(run(&["poison", "inject", at]).status.success());
+    }
+    place.said(&["umount", &m]);
+    let why = place.refused(&["mount", "--image", &image, "--files", "4M", &m]);
+    assert!(why.contains("is damaged") && why.contains("--files 0 does without"), "{why}");
+    place.mount(&["--image", &image]);
+    assert!(place.said(&["ls"]).contains("/m/files is not shown: the log of the files cannot be used"));
+    let listed: Value = serde_json::from_str(&place.said(&["ls", "--json"])).unwrap();
+    assert!(listed[0]["no_files"].as_str().unwrap().contains("is damaged"), "{listed}");
+    let mut given_up = 0;
+    for at in ["4096", "1052672"] {
+        let output = run(&["poison", "clear", at]);
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(!output.status.success() && said.contains("every name after it"), "{said}");
+        // As it says.
+        let (_, command) = said.split_once("`lamina discard ").unwrap();
+        let (range, _) = command.split_once('`').unwrap();
+        let (dpa, bytes) = range.split_once(' ').unwrap();
+        assert!(run(&["discard", dpa, bytes]).status.success());
+        given_up += 1;
+    }
+    assert_eq!(given_up, 2);
+    place.said(&["umount", &m]);
+    place.mount(&["--image", &image]);
+    assert_eq!(fs::read_dir(place.path("m/files")).unwrap().count(), 0);
+    fs::write(place.path("m/files/b"), b"new").unwrap();
+}

@@ -100,6 +100,18 @@ fn a_device_without_a_mount_or_divided_says_why_it_shows_no_models() {
     let why = place.refused(&["load", "--in", &place.text("served"), &path]);
     assert!(why.contains("divided among guests") && why.contains("lamina mount"), "{why}");
     drop(divided);
+    let why = place.refused(&[
+        "serve",
+        "--mount",
+        &place.text("served"),
+        "--run-dir",
+        &place.text("sockets"),
+        "--guest",
+        "a=32M",
+        "--files",
+        "8M",
+    ]);
+    assert!(why.contains("--files is for a device that is served as a whole"), "{why}");
 }
 
 #[test]

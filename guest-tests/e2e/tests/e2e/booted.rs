@@ -15,8 +15,8 @@ use std::{
 use lamina_run::{
     bundled, bundled_file,
     daemon::{Serve, worker},
-    decode::Decode,
-    job::{Job, Step},
+    decode::{Compared, Decode},
+    job::{Job, On, Step},
     judge::Judge,
     programs,
     report::Report,
@@ -43,6 +43,7 @@ fn job(mode: &str, codec: &str, views: &[&str], models: Vec<PathBuf>, folder: &t
             devices: None,
         },
         views: true,
+        on: On::Guest,
         decode: None,
         ram: None,
         write: None,
@@ -305,10 +306,14 @@ fn decoder(views: &[&str], policies: &[&str], folder: &tempfile::TempDir) -> Job
         tokens: 72,
         temperature: 0.7,
         seed: 3,
-        text,
+        text: Some(text),
+        text_tokens: None,
+        compared: Compared::All,
         tokenizer: bundled_file("tok512.bin").unwrap(),
         flush_every: 6,
         page_tokens: Some(8),
+        window_tokens: None,
+        batch: 1,
         keep_cache: false,
     };
     let job = job("trace", "lz4", &[], models()[..1].to_vec(), folder);
@@ -323,7 +328,10 @@ fn a_decoder_on_the_device_says_what_it_says_in_ordinary_memory_and_fetches_less
     assert_eq!(report.problems, Vec::<String>::new());
     assert!(report.views.is_empty() && report.written.is_none());
     let decode = report.decode.expect("a decoder was run");
-    assert!(decode.identical_to_reference && decode.runs.iter().all(|run| run.identical_to_reference));
+    assert!(
+        decode.identical_to_reference
+            && decode.runs.iter().all(|run| run.identical_to_reference == Some(true))
+    );
     assert!(decode.text.starts_with("Tom had a dog") && decode.tokens == 72, "{}", decode.text);
     // The text in full and by the three other views, and by the four other policies.
     assert_eq!(decode.runs.len(), 1 + 4 + 4);
@@ -383,7 +391,7 @@ fn a_decoder_whose_model_is_another_than_the_references_fails_the_run() {
     assert!(!report.good());
     let decode = report.decode.unwrap();
     assert!(!decode.identical_to_reference);
-    assert!(decode.runs.iter().all(|run| !run.identical_to_reference));
+    assert!(decode.runs.iter().all(|run| run.identical_to_reference == Some(false)));
     assert!(
         report.problems.iter().any(|problem| problem.contains("by other logits")),
         "{:?}",

@@ -5,6 +5,7 @@
 
 mod attach;
 mod booted;
+mod decoder;
 mod documents;
 mod guests;
 mod ram;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use lamina_run::{
     daemon::Serve,
-    job::Job,
+    job::{Job, On},
     ram::{self, Ram},
 };
 
@@ -31,6 +31,7 @@ fn processes_run_on_the_base_window_pages_are_demoted_to_it_and_swapped_to_its_d
         swap: ram::swap(),
     };
     let job = Job {
+        on: On::Guest,
         serve,
         views: false,
         decode: None,

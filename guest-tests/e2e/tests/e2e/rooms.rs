@@ -10,7 +10,7 @@ use std::{
 use crate::root;
 
 /// All crates, and what each may use of ours: `docs/architecture.md` draws them.
-const ROOMS: [(&str, &[&str]); 17] = [
+const ROOMS: [(&str, &[&str]); 18] = [
     ("lamina-abi", &[]),
     ("lamina-codec", &[]),
     ("lamina-store", &["lamina-codec"]),
@@ -23,6 +23,8 @@ const ROOMS: [(&str, &[&str]); 17] = [
         "lamina",
         &["lamina-abi", "lamina-codec", "lamina-device", "lamina-qemu", "lamina-serve", "lamina-store"],
     ),
+    // It is for those who want nothing else of ours.
+    ("lamina-pool", &[]),
     ("lamina-models", &[]),
     // What judges the device shares no code with it.
     ("lamina-reference", &[]),
@@ -46,12 +48,13 @@ const ROOMS: [(&str, &[&str]); 17] = [
 ];
 
 /// Folders of crates in which no circle of modules may span folders.
-const SOURCES: [&str; 8] = [
+const SOURCES: [&str; 9] = [
     "device/codec",
     "device/store",
     "device/core",
     "device/files",
     "device/serve",
+    "pool",
     "guest-tests/llama",
     "guest-tests/run",
     "guest-tests/bench",

@@ -17,8 +17,17 @@ use serde_json::{Value, json};
 use crate::common::Files;
 
 const WINDOW: u64 = 128 << 20;
-const CONFIG: Config =
-    Config { dim: 8, hidden_dim: 12, n_layers: 2, n_heads: 4, n_kv_heads: 2, vocab_size: 300, seq_len: 96 };
+const CONFIG: Config = Config {
+    dim: 8,
+    hidden_dim: 12,
+    n_layers: 2,
+    n_heads: 4,
+    n_kv_heads: 2,
+    vocab_size: 300,
+    seq_len: 96,
+    rope_theta: 10_000.0,
+    norm_eps: 1e-5,
+};
 
 /// A tensor's bytes in bf16.
 type Named = (String, Vec<u8>);
@@ -131,6 +140,7 @@ impl Device {
             page_tokens: 8,
             flush_every: 6,
             evict: true,
+            batch: 1,
             runs: runs.iter().map(run).collect(),
         }
     }
@@ -172,7 +182,7 @@ struct Bytes<'a>(&'a [Named]);
 impl Memory for Bytes<'_> {
     type Error = std::convert::Infallible;
 
-    fn load(&mut self, index: usize, offset: usize, into: &mut [u8]) -> Result<(), Self::Error> {
+    fn load(&self, index: usize, offset: usize, into: &mut [u8]) -> Result<(), Self::Error> {
         into.copy_from_slice(&self.0[index].1[offset..offset + into.len()]);
         Ok(())
     }
@@ -183,7 +193,7 @@ fn writing(tokens: usize) -> Task {
 }
 
 fn judging() -> Task {
-    Task::Judge { text: "a text of some length, for judging".to_owned() }
+    Task::Judge { text: "a text of some length, for judging".to_owned(), tokens: None }
 }
 
 fn decoded(events: &[Event]) -> Vec<&Event> {
@@ -201,12 +211,13 @@ fn texts_are_what_ordinary_memory_makes_them() {
     assert_eq!(decoded.len(), 3);
 
     let tokenizer = Tokenizer::parse(&vocabulary(), CONFIG.vocab_size).unwrap();
-    let mut weights = Viewed::new(Bytes(&device.weights), Element::of("full").unwrap());
+    let weights = Viewed::new(Bytes(&device.weights), Element::of("full").unwrap());
     let mut cache = PlainCache::new(&CONFIG);
     let prompt = tokenizer.encode("go");
     let mut sampler = Sampler::new(0.9, 5);
     let mut decoder = Decoder::new(CONFIG);
-    let written = write(&mut decoder, &mut weights, &mut cache, &prompt, 90, &mut sampler).unwrap();
+    let written =
+        write(&mut decoder, &weights, &mut cache, &prompt, 90, tokenizer.ends(), &mut sampler).unwrap();
     let steps = decoder.position() as u64;
     assert!(steps > 60, "noise seldom ends a text: {steps}");
     let Event::Decoded { tokens, text, logits_sha256, weight_bytes, kv_stored_bytes, flushes, .. } =
@@ -222,7 +233,7 @@ fn texts_are_what_ordinary_memory_makes_them() {
 
     let text = tokenizer.encode("a text of some length, for judging");
     let mut cache = PlainCache::new(&CONFIG);
-    let judged = judge(&mut Decoder::new(CONFIG), &mut weights, &mut cache, &text).unwrap();
+    let judged = judge(&mut Decoder::new(CONFIG), &weights, &mut cache, &text, 1).unwrap();
     for event in &decoded[1..] {
         let Event::Decoded { perplexity, logits_sha256, kv_view_bytes, .. } = event else { unreachable!() };
         assert_eq!(*logits_sha256, judged.logits_sha256);
@@ -295,7 +306,9 @@ fn what_cannot_be_decoded_is_a_problem_that_says_why() {
         ("the model's n_heads is 0", &|plan| plan.config.n_heads = 0),
         ("300 tokens, the model 301", &|plan| plan.config.vocab_size = 301),
         ("cannot read /nowhere", &|plan| plan.tokenizer = "/nowhere".into()),
-        ("nothing was decoded", &|plan| plan.runs[0].task = Task::Judge { text: String::new() }),
+        ("nothing was decoded", &|plan| {
+            plan.runs[0].task = Task::Judge { text: String::new(), tokens: None }
+        }),
     ] {
         let problem = with(change);
         assert!(problem.starts_with("decode: ") && problem.contains(says), "{says}: {problem}");

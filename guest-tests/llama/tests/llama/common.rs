@@ -13,8 +13,11 @@ pub(crate) struct Rows {
 impl Weights for Rows {
     type Error = Infallible;
 
-    fn row(&mut self, weight: Weight, row: usize, out: &mut [f32]) -> Result<(), Infallible> {
-        out.copy_from_slice(&self.tensors[weight.index()][row]);
+    fn read(&self, weight: Weight, first: usize, out: &mut [f32]) -> Result<(), Infallible> {
+        let rows = &self.tensors[weight.index()];
+        for (row, out) in rows[first / rows[0].len()..].iter().zip(out.chunks_exact_mut(rows[0].len())) {
+            out.copy_from_slice(row);
+        }
         Ok(())
     }
 }
@@ -25,7 +28,7 @@ pub(crate) struct Bytes(pub(crate) Vec<Vec<u8>>);
 impl Memory for &Bytes {
     type Error = Infallible;
 
-    fn load(&mut self, index: usize, offset: usize, into: &mut [u8]) -> Result<(), Infallible> {
+    fn load(&self, index: usize, offset: usize, into: &mut [u8]) -> Result<(), Infallible> {
         into.copy_from_slice(&self.0[index][offset..offset + into.len()]);
         Ok(())
     }

@@ -16,16 +16,16 @@ fn times(matrix: &[Vec<f32>], x: &[f64]) -> Vec<f64> {
     matrix.iter().map(|row| row.iter().zip(x).map(|(w, x)| f64::from(*w) * x).sum()).collect()
 }
 
-fn norm(gain: &[Vec<f32>], x: &[f64]) -> Vec<f64> {
+fn norm(epsilon: f64, gain: &[Vec<f32>], x: &[f64]) -> Vec<f64> {
     let mean = x.iter().map(|x| x * x).sum::<f64>() / number(x.len());
-    x.iter().zip(&gain[0]).map(|(x, gain)| x / (mean + 1e-5).sqrt() * f64::from(*gain)).collect()
+    x.iter().zip(&gain[0]).map(|(x, gain)| x / (mean + epsilon).sqrt() * f64::from(*gain)).collect()
 }
 
 /// Rotates pairs as complex numbers: (a + bi) · e^(iθ).
-fn rope(x: &mut [f64], head_size: usize, position: usize) {
+fn rope(x: &mut [f64], base: f64, head_size: usize, position: usize) {
     for (channel, pair) in x.chunks_exact_mut(2).enumerate() {
         let within = (2 * channel) % head_size;
-        let theta = number(position) * 10_000.0_f64.powf(-number(within) / number(head_size));
+        let theta = number(position) * base.powf(-number(within) / number(head_size));
         let (a, b) = (pair[0], pair[1]);
         pair[0] = a * theta.cos() - b * theta.sin();
         pair[1] = a * theta.sin() + b * theta.cos();
@@ -66,6 +66,8 @@ fn slow(
 ) -> Result<Matrix, TestCaseError> {
     let tensor = |weight: Weight| &model.tensors[weight.index()];
     let size = config.head_size();
+    let (base, epsilon) = (f64::from(config.rope_theta), f64::from(config.norm_eps));
+    let norm = |gain: &[Vec<f32>], x: &[f64]| norm(epsilon, gain, x);
     let embed = |token: &usize| tensor(Weight::Embedding)[*token].iter().map(|x| f64::from(*x)).collect();
     let mut stream: Matrix = tokens.iter().map(embed).collect();
     for (layer, cache) in caches.iter().enumerate() {
@@ -74,8 +76,8 @@ fn slow(
         let project = |matrix: Part| normed.iter().map(|x| times(part(matrix), x)).collect::<Matrix>();
         let (mut q, mut k, mut v) = (project(Part::Wq), project(Part::Wk), project(Part::Wv));
         for position in 0..tokens.len() {
-            rope(&mut q[position], size, position);
-            rope(&mut k[position], size, position);
+            rope(&mut q[position], base, size, position);
+            rope(&mut k[position], base, size, position);
             let row = position * config.kv_dim()..(position + 1) * config.kv_dim();
             k[position] = kept(&k[position], &cache.keys[row.clone()])?;
             v[position] = kept(&v[position], &cache.values[row])?;
@@ -109,8 +111,8 @@ fn slow(
 }
 
 fn shapes() -> impl Strategy<Value = Config> {
-    (1_usize..4, 1_usize..3, 1_usize..4, 1_usize..4, 1_usize..20).prop_map(
-        |(pairs, kv_heads, shared, n_layers, hidden_dim)| Config {
+    (1_usize..4, 1_usize..3, 1_usize..4, 1_usize..4, 1_usize..20, any::<bool>()).prop_map(
+        |(pairs, kv_heads, shared, n_layers, hidden_dim, other)| Config {
             dim: 2 * pairs * kv_heads * shared,
             hidden_dim,
             n_layers,
@@ -118,6 +120,8 @@ fn shapes() -> impl Strategy<Value = Config> {
             n_kv_heads: kv_heads,
             vocab_size: 11,
             seq_len: 16,
+            rope_theta: if other { 500.0 } else { 10_000.0 },
+            norm_eps: if other { 1e-2 } else { 1e-5 },
         },
     )
 }
@@ -130,11 +134,11 @@ proptest! {
         tokens in prop::collection::vec(0_usize..11, 1..12),
     ) {
         let config = config.checked().unwrap();
-        let mut model = Noise(seed).model(&config);
+        let model = Noise(seed).model(&config);
         let (mut decoder, mut cache) = (Decoder::new(config), PlainCache::new(&config));
         let mut logits = Matrix::new();
         for token in &tokens {
-            let step = decoder.step(&mut model, &mut cache, *token).unwrap();
+            let step = decoder.step(&model, &mut cache, *token).unwrap();
             logits.push(step.iter().map(|logit| f64::from(*logit)).collect());
         }
         let mut caches = vec![History::default(); config.n_layers];

@@ -2,7 +2,9 @@
 
 mod common;
 mod forward;
+mod gguf;
 mod paged;
 mod stories;
+mod tiny;
 mod tokenizer;
 mod views;

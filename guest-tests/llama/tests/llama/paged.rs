@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use crate::common::Noise;
 use lamina_llama::{
-    Config, Decoder, Element, History, KvCache, KvMemory, PagedCache, PlainCache, Policy, Slot, Source,
+    Config, Decoder, Element, History, KvCache, KvMemory, PagedCache, PlainCache, Policy, Slot, Source, judge,
 };
 use lamina_reference::{Format, view_bytes};
 use proptest::prelude::*;
@@ -75,7 +75,17 @@ impl KvMemory for &mut Arrays {
 }
 
 fn config() -> Config {
-    Config { dim: 12, hidden_dim: 10, n_layers: 2, n_heads: 3, n_kv_heads: 1, vocab_size: 9, seq_len: 40 }
+    Config {
+        dim: 12,
+        hidden_dim: 10,
+        n_layers: 2,
+        n_heads: 3,
+        n_kv_heads: 1,
+        vocab_size: 9,
+        seq_len: 40,
+        rope_theta: 10_000.0,
+        norm_eps: 1e-5,
+    }
 }
 
 fn policy(text: &str) -> Policy {
@@ -98,7 +108,7 @@ proptest! {
         length in 1_usize..40,
     ) {
         let config = config();
-        let mut model = Noise(seed).model(&config);
+        let model = Noise(seed).model(&config);
         for text in ["full", "top:*=e8m7:packed", "window:40", "top:40"] {
             let policy = policy(text);
             let mut arrays = Arrays::new(&config, &policy);
@@ -106,8 +116,8 @@ proptest! {
             let mut plain = PlainCache::new(&config);
             let (mut with, mut without) = (Decoder::new(config), Decoder::new(config));
             for token in 0..length {
-                let logits = with.step(&mut Never(&mut model), &mut paged, token % 9).unwrap().to_vec();
-                let plain = without.step(&mut model, &mut plain, token % 9).unwrap();
+                let logits = with.step(&Never(&model), &mut paged, token % 9).unwrap().to_vec();
+                let plain = without.step(&model, &mut plain, token % 9).unwrap();
                 prop_assert_eq!(logits.as_slice(), plain);
             }
             prop_assert_eq!(paged.tokens(), length);
@@ -120,6 +130,33 @@ proptest! {
             prop_assert_eq!(arrays.flushes.iter().cloned().flatten().collect::<Vec<_>>(), (0..length).collect::<Vec<_>>());
             prop_assert_eq!(arrays.steps, (1..=length).map(|n| n / flush_every * flush_every).collect::<Vec<_>>());
         }
+    }
+
+    /// Several tokens at a time are what one after the other is, whatever the policy and the
+    /// schedule.
+    #[test]
+    fn a_batch_is_its_tokens_one_after_the_other(
+        seed: u64,
+        page_tokens in 1_usize..9,
+        flush_every in 1_usize..12,
+        batch in 2_usize..9,
+        length in 2_usize..40,
+        text in prop::sample::select(vec![
+            "full", "window:7", "top:2", "quest:1", "quest:1=full,2=fp8_e4m3fn,*=e8m0", "top:1=e8m3,*=fp8_e5m2@-2",
+        ]),
+    ) {
+        let (config, policy) = (config(), policy(text));
+        let model = Noise(seed).model(&config);
+        let tokens: Vec<usize> = (0..length).map(|token| token * token % 9).collect();
+        let judged = |batch| {
+            let mut arrays = Arrays::new(&config, &policy);
+            let mut cache = PagedCache::new(&mut arrays, config, policy.clone(), page_tokens, flush_every).unwrap();
+            let judged = judge(&mut Decoder::new(config), &Never(&model), &mut cache, &tokens, batch).unwrap();
+            let moved = cache.moved();
+            drop(cache);
+            (judged, moved.stored, moved.from_views, moved.flushes, arrays.base, arrays.flushes)
+        };
+        prop_assert_eq!(judged(batch), judged(1));
     }
 
     /// A history is, row by row, what the policy's selection says: the view of it, or the row
@@ -202,14 +239,41 @@ fn slow_scores(config: &Config, query: &[f32], pages: &[Vec<Vec<f32>>]) -> Vec<f
     scores
 }
 
+/// By `quest` each head looks at pages of its own, and a page is loaded once for all that look at
+/// it.
+#[test]
+fn each_head_looks_at_the_pages_that_are_best_for_it() {
+    let config = Config { n_layers: 1, ..config() };
+    let policy = policy("quest:1=full,1=e8m0");
+    let mut arrays = Arrays::new(&config, &policy);
+    let mut cache = PagedCache::new(&mut arrays, config, policy, 2, 8).unwrap();
+    // Four pages of two tokens; page p has its keys in channel p.
+    for token in 0..8_u8 {
+        let mut key = [0.0; 4];
+        key[usize::from(token / 2)] = 1.5;
+        cache.append(0, &key, &[f32::from(token); 4]).unwrap();
+        cache.end_token().unwrap();
+    }
+    cache.append(0, &[0.0; 4], &[9.0; 4]).unwrap();
+    // The first head wants pages 2 and 1, the second 1 and 2, the third 3 and 2.
+    let query = [[0.0, 1.0, 2.0, 0.0], [0.0, 2.0, 1.0, 0.0], [0.0, 0.0, 1.0, 2.0]].concat();
+    let mut history = History::default();
+    cache.read(0, &query, &mut history).unwrap();
+    // Page 1 in full and coarse, page 2 in both, page 3 in full: two rows each, and the newest.
+    let values: Vec<f32> = history.values.chunks(4).map(|row| row[0]).collect();
+    assert_eq!(values, [2.0, 3.0, 2.0, 2.0, 4.0, 5.0, 4.0, 4.0, 6.0, 7.0, 9.0]);
+    assert_eq!(history.heads, [[2..4, 4..6, 10..11], [0..2, 6..8, 10..11], [6..8, 8..10, 10..11]]);
+    assert_eq!(cache.moved().from_views, 2 * 10 * 8);
+}
+
 /// The model's weights beside a cache that can fail.
-struct Never<'a>(&'a mut crate::common::Rows);
+struct Never<'a>(&'a crate::common::Rows);
 
 impl lamina_llama::Weights for Never<'_> {
     type Error = PastEnd;
 
-    fn row(&mut self, weight: lamina_llama::Weight, row: usize, out: &mut [f32]) -> Result<(), PastEnd> {
-        self.0.row(weight, row, out).map_err(|never| match never {})
+    fn read(&self, weight: lamina_llama::Weight, first: usize, out: &mut [f32]) -> Result<(), PastEnd> {
+        self.0.read(weight, first, out).map_err(|never| match never {})
     }
 }
 

@@ -1,12 +1,13 @@
 //! The decoder job: a language model whose weights and KV cache are on the device.
 //!
-//! The guest writes a text with everything in full, then judges a given text with weights in each
+//! The guest, or the same program on the host, writes a text with everything in full, then judges a given text with weights in each
 //! view, and with the KV cache read under each policy. `reference` does the same in ordinary
 //! memory, and every logit must be the same; [`report`] tells what the device moved for it.
 //!
 //! The cache is a checkpoint of zeros, loaded like any other: for each layer a K and a V tensor
 //! with a row for each token the model can take.
 
+pub mod gguf;
 mod reference;
 pub mod report;
 
@@ -25,7 +26,9 @@ use serde_json::json;
 
 use crate::{daemon::Serve, judge::Judge};
 
-pub use reference::{Expected, expected};
+use reference::expected;
+
+pub use reference::Expected;
 
 /// What the cache's tensors are named after.
 const CACHE: &str = "sequence";
@@ -51,16 +54,33 @@ pub struct Decode {
     pub temperature: f32,
     /// Decides what is chosen.
     pub seed: u64,
-    /// The text that is judged, a file.
-    pub text: PathBuf,
+    /// The text that is judged, a file, if one is to be.
+    pub text: Option<PathBuf>,
+    /// Tokens of it that are judged; all that the model can take if not given.
+    pub text_tokens: Option<usize>,
+    /// What is held against a run in ordinary memory.
+    pub compared: Compared,
     /// The vocabulary, a file.
     pub tokenizer: PathBuf,
     /// Tokens from one flush of the cache to the next.
     pub flush_every: usize,
     /// Tokens of a page of the cache; as many as one block of the device holds if not given.
     pub page_tokens: Option<usize>,
+    /// Tokens of a KV window; those of a page if not given, and no fewer than fill a block.
+    pub window_tokens: Option<usize>,
+    /// Tokens of the judged text that go through the model together.
+    pub batch: usize,
     /// Whether the host may keep from step to step what it has fetched.
     pub keep_cache: bool,
+}
+
+/// What is held against a run in ordinary memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Compared {
+    /// Every text, in every view and under every policy.
+    All,
+    /// The texts with everything in full: what a larger model takes otherwise is minutes.
+    InFull,
 }
 
 /// A decoder job made ready.
@@ -71,8 +91,23 @@ pub struct Prepared {
     pub files: Vec<GuestFile>,
     /// The vocabulary.
     pub tokenizer: Tokenizer,
+    /// What the model is called.
+    pub model: String,
     /// Holds the cache's checkpoint.
     _folder: tempfile::TempDir,
+}
+
+impl Prepared {
+    /// What each run must come to, where it is compared.
+    pub fn expected(&self, decode: &Decode, judge: &Judge) -> Vec<Option<Result<Expected>>> {
+        let full = Policy::full().to_string();
+        let compared = |run: &&DecodeRun| match decode.compared {
+            Compared::All => true,
+            Compared::InFull => run.weights == FULL && run.policy == full,
+        };
+        let of = |run| compared(&run).then(|| expected(judge, &self.plan, &self.tokenizer, run));
+        self.plan.runs.iter().map(of).collect()
+    }
 }
 
 impl Decode {
@@ -92,16 +127,11 @@ impl Decode {
         let vocabulary = read(&self.tokenizer)?;
         let tokenizer = Tokenizer::parse(&vocabulary, config.vocab_size)
             .with_context(|| format!("{} does not fit the model", self.tokenizer.display()))?;
-        let text = String::from_utf8(read(&self.text)?)
-            .with_context(|| format!("{} is no text in UTF-8", self.text.display()))?;
-        ensure!(
-            tokenizer.encode(&text).len() > 1,
-            "{} is empty: there is nothing to judge",
-            self.text.display()
-        );
+        let text = self.text.as_ref().map(|path| read_text(path, &tokenizer)).transpose()?;
         let room = config.seq_len;
         ensure!((2..=room).contains(&self.tokens), "{} tokens: the model takes 2 to {room}", self.tokens);
         let prompt = tokenizer.encode(&self.prompt).len();
+        ensure!(prompt > 0, "a text of this model needs a beginning: give it one with --prompt");
         ensure!(
             prompt < self.tokens,
             "the prompt alone has {prompt} tokens, of {} at most: there is nothing to write",
@@ -109,7 +139,7 @@ impl Decode {
         );
         let row_bytes = 2 * config.kv_dim();
         let page_tokens = self.page_tokens.unwrap_or((BLOCK / row_bytes).max(1));
-        for (name, tokens) in [("page", page_tokens), ("flush", self.flush_every)] {
+        for (name, tokens) in [("page", page_tokens), ("flush", self.flush_every), ("batch", self.batch)] {
             ensure!((1..=room).contains(&tokens), "a {name} of {tokens} tokens: the model takes 1 to {room}");
         }
 
@@ -119,7 +149,7 @@ impl Decode {
         serve.models.push(cache);
         // Windows that are pages, so that reading a page decodes no other; but no smaller than a
         // block.
-        let window = page_tokens.max(BLOCK / row_bytes).clamp(1, MAX_WINDOW);
+        let window = self.window_tokens.unwrap_or(page_tokens).max(BLOCK / row_bytes).clamp(1, MAX_WINDOW);
         serve.kv.push(format!("{CACHE}.*={},{window}", config.kv_dim()));
         let policies = self.policies.iter().flat_map(Policy::views);
         for view in [FULL.to_owned()].into_iter().chain(self.views.iter().cloned()).chain(policies) {
@@ -136,15 +166,17 @@ impl Decode {
             page_tokens,
             flush_every: self.flush_every,
             evict: !self.keep_cache,
+            batch: self.batch,
             runs: self.runs(text),
         };
         let files = vec![GuestFile::data(TOKENIZER, vocabulary)];
-        Ok(Prepared { plan, files, tokenizer, _folder: folder })
+        let model = judge.note("name").unwrap_or("the model").to_owned();
+        Ok(Prepared { plan, files, tokenizer, model, _folder: folder })
     }
 
     /// One text written in full, then the given one judged: with weights in each view, and with the
     /// cache under each policy.
-    fn runs(&self, text: String) -> Vec<DecodeRun> {
+    fn runs(&self, text: Option<String>) -> Vec<DecodeRun> {
         let full = Policy::full().to_string();
         let run =
             |task, weights: &str, policy: String| DecodeRun { task, weights: weights.to_owned(), policy };
@@ -152,7 +184,8 @@ impl Decode {
         let write =
             Task::Write { prompt: prompt.clone(), tokens: *tokens, temperature: *temperature, seed: *seed };
         let mut runs = vec![run(write, FULL, full.clone())];
-        let judge = Task::Judge { text };
+        let Some(text) = text else { return runs };
+        let judge = Task::Judge { text, tokens: self.text_tokens };
         let mut add = |weights: &str, policy: &str| {
             let next = run(judge.clone(), weights, policy.to_owned());
             if !runs.contains(&next) {
@@ -173,6 +206,14 @@ impl Decode {
 
 fn read(path: &Path) -> Result<Vec<u8>> {
     fs::read(path).with_context(|| format!("cannot read {}", path.display()))
+}
+
+/// The text that is judged.
+fn read_text(path: &Path, tokenizer: &Tokenizer) -> Result<String> {
+    let text =
+        String::from_utf8(read(path)?).with_context(|| format!("{} is no text in UTF-8", path.display()))?;
+    ensure!(tokenizer.encode(&text).len() > 1, "{} is empty: there is nothing to judge", path.display());
+    Ok(text)
 }
 
 /// Whether the models have all tensors of this shape, in bf16.

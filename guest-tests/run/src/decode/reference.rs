@@ -29,7 +29,7 @@ pub struct Expected {
 ///
 /// # Errors
 /// When a model file cannot be read, or a view is none.
-pub fn expected(
+pub(super) fn expected(
     judge: &Judge,
     plan: &DecodePlan,
     tokenizer: &Tokenizer,
@@ -38,22 +38,22 @@ pub fn expected(
     let tensors =
         Weight::all(&plan.config).into_iter().map(|weight| judge.bytes(&weight.name(), &run.weights, 0));
     let tensors = Tensors(tensors.collect::<Result<_>>()?);
-    let mut weights = Viewed::new(tensors, Element::of(&run.weights)?);
+    let weights = Viewed::new(tensors, Element::of(&run.weights)?);
     let policy: Policy = run.policy.parse()?;
     if policy == Policy::full() {
         let mut cache = PlainCache::new(&plan.config);
-        return Ok(perform(plan, tokenizer, &run.task, &mut weights, &mut cache));
+        return Ok(perform(plan, tokenizer, &run.task, &weights, &mut cache));
     }
     let memory = Arrays::new(&plan.config, policy.views())?;
     let mut cache = PagedCache::new(memory, plan.config, policy, plan.page_tokens, plan.flush_every)?;
-    Ok(perform(plan, tokenizer, &run.task, &mut weights, &mut cache))
+    Ok(perform(plan, tokenizer, &run.task, &weights, &mut cache))
 }
 
 fn perform(
     plan: &DecodePlan,
     tokenizer: &Tokenizer,
     task: &Task,
-    weights: &mut Viewed<Tensors>,
+    weights: &Viewed<Tensors>,
     cache: &mut impl KvCache<Error = Infallible>,
 ) -> Expected {
     let mut decoder = Decoder::new(plan.config);
@@ -61,12 +61,14 @@ fn perform(
         Task::Write { prompt, tokens, temperature, seed } => {
             let mut sampler = Sampler::new(*temperature, *seed);
             let prompt = tokenizer.encode(prompt);
-            let Ok(written) = write(&mut decoder, weights, cache, &prompt, *tokens, &mut sampler);
+            let Ok(written) =
+                write(&mut decoder, weights, cache, &prompt, *tokens, tokenizer.ends(), &mut sampler);
             Expected { tokens: written.tokens, logits_sha256: written.logits_sha256 }
         }
-        Task::Judge { text } => {
-            let tokens = tokenizer.encode(text);
-            let Ok(judged) = judge(&mut decoder, weights, cache, &tokens);
+        Task::Judge { text, tokens: count } => {
+            let mut tokens = tokenizer.encode(text);
+            tokens.truncate(count.unwrap_or(usize::MAX));
+            let Ok(judged) = judge(&mut decoder, weights, cache, &tokens, plan.batch);
             Expected { tokens, logits_sha256: judged.logits_sha256 }
         }
     }
@@ -78,7 +80,7 @@ struct Tensors(Vec<Vec<u8>>);
 impl Memory for Tensors {
     type Error = Infallible;
 
-    fn load(&mut self, index: usize, offset: usize, into: &mut [u8]) -> Result<(), Infallible> {
+    fn load(&self, index: usize, offset: usize, into: &mut [u8]) -> Result<(), Infallible> {
         into.copy_from_slice(&self.0[index][offset..offset + into.len()]);
         Ok(())
     }

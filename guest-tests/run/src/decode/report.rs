@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 use comfy_table::{CellAlignment, Table, presets::UTF8_HORIZONTAL_ONLY};
 use indicatif::BinaryBytes;
 use lamina_guest::{DecodePlan, DecodeRun, Event, Task};
-use lamina_llama::{Policy, Slot, Weight, policy::FULL};
+use lamina_llama::{Cached, Policy, Slot, Weight, policy::FULL};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
@@ -23,6 +23,9 @@ use crate::{
 /// Everything a decoder job found.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct DecodeReport {
+    /// What the model is called. Every figure is measured, with this model.
+    #[serde(default)]
+    pub model: String,
     /// Tokens of the text that was written, those of its prompt included.
     pub tokens: usize,
     /// The text.
@@ -53,6 +56,9 @@ pub struct DecodeReport {
     pub flush_every: usize,
     /// Whether each step loaded anew from the device.
     pub evicted_each_step: bool,
+    /// Tokens of a judged text that went through the model together, in one step.
+    #[serde(default)]
+    pub batch: usize,
     /// Every run, the text that was written first.
     pub runs: Vec<RunReport>,
 }
@@ -72,8 +78,8 @@ pub struct RunReport {
     pub steps: u64,
     /// Perplexity of a text that was judged.
     pub perplexity: Option<f64>,
-    /// Whether every token and every logit is the reference's.
-    pub identical_to_reference: bool,
+    /// Whether every token and every logit is the reference's; null if they were not compared.
+    pub identical_to_reference: Option<bool>,
     /// What was moved for the weights.
     pub weights_moved: Moved,
     /// What was moved for reading the KV cache.
@@ -83,6 +89,9 @@ pub struct RunReport {
     pub for_writes: Moved,
     /// Bytes of K and V over the bytes that the device stores for them at the end.
     pub kv_ratio: Option<f64>,
+    /// The same for K and for V of each layer.
+    #[serde(default)]
+    pub kv_layers: Vec<LayerRatio>,
     /// Bytes of K and V that the guest stored.
     pub kv_stored_by_guest: u64,
     /// Bytes that the device keeps them in, whole granules.
@@ -95,6 +104,17 @@ pub struct RunReport {
     pub stored_bytes_written: u64,
     /// Time it took in the guest.
     pub seconds: f64,
+}
+
+/// Bytes of a layer's K and V over the bytes that the device stores for them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct LayerRatio {
+    /// The layer, from 0.
+    pub layer: usize,
+    /// Of K.
+    pub key: Option<f64>,
+    /// Of V.
+    pub value: Option<f64>,
 }
 
 /// What reads moved.
@@ -188,9 +208,10 @@ impl Reported {
 /// # Errors
 /// When the guest's counters are not the device's.
 pub fn report(
+    model: &str,
     plan: &DecodePlan,
     reported: &[Reported],
-    expected: &[Result<Expected>],
+    expected: &[Option<Result<Expected>>],
 ) -> Result<(Option<DecodeReport>, Vec<String>)> {
     let mut problems = Vec::new();
     let mut runs = Vec::new();
@@ -206,19 +227,20 @@ pub fn report(
         };
         let Event::Decoded { tokens, logits_sha256, text: found, .. } = &**event else { continue };
         let identical = match expected {
-            Ok(expected) if expected.tokens != *tokens => {
+            None => None,
+            Some(Ok(expected)) if expected.tokens != *tokens => {
                 let at = expected.tokens.iter().zip(tokens).take_while(|(a, b)| a == b).count();
                 problems.push(format!("{what} gave other tokens than ordinary memory, from token {at} on"));
-                false
+                Some(false)
             }
-            Ok(expected) if expected.logits_sha256 != *logits_sha256 => {
+            Some(Ok(expected)) if expected.logits_sha256 != *logits_sha256 => {
                 problems.push(format!("{what} gave the tokens of ordinary memory by other logits"));
-                false
+                Some(false)
             }
-            Ok(_) => true,
-            Err(why) => {
+            Some(Ok(_)) => Some(true),
+            Some(Err(why)) => {
                 problems.push(format!("{what}: the reference fails: {why:#}"));
-                false
+                Some(false)
             }
         };
         if matches!(run.task, Task::Write { .. }) {
@@ -237,7 +259,8 @@ pub fn report(
         tokens: written.tokens,
         text_sha256: hex(&Sha256::digest(&text)),
         text,
-        identical_to_reference: written.identical_to_reference,
+        model: model.to_owned(),
+        identical_to_reference: written.identical_to_reference == Some(true),
         perplexity: judged(&|run| (run.policy == full).then(|| run.weights.clone())),
         policy_perplexity: judged(&|run| (run.weights == FULL).then(|| run.policy.clone())),
         kv_ratio: written.kv_ratio,
@@ -248,12 +271,18 @@ pub fn report(
         page_tokens: plan.page_tokens,
         flush_every: plan.flush_every,
         evicted_each_step: plan.evict,
+        batch: plan.batch,
         runs,
     };
     Ok((Some(report), problems))
 }
 
-fn run_report(plan: &DecodePlan, run: &DecodeRun, event: &Event, identical: bool) -> Result<RunReport> {
+fn run_report(
+    plan: &DecodePlan,
+    run: &DecodeRun,
+    event: &Event,
+    identical: Option<bool>,
+) -> Result<RunReport> {
     let Event::Decoded {
         tokens,
         perplexity,
@@ -280,11 +309,18 @@ fn run_report(plan: &DecodePlan, run: &DecodeRun, event: &Event, identical: bool
     // A plain device keeps the whole of a tensor; only the blocks that rows are in are the cache's
     // doing.
     let blocks = (kv_stored_by_guest / cache.len() as u64).next_multiple_of(BLOCK as u64);
-    let mut kv_stored_bytes = 0;
+    let mut stored = BTreeMap::new();
     for tensor in entries(after, "tensors", "name", &cache)? {
         let bytes = tensor["stored_bytes"].as_u64().context("stored_bytes is no number")?;
-        kv_stored_bytes += bytes.min(blocks);
+        stored.insert(tensor["name"].as_str().unwrap_or_default(), bytes.min(blocks));
     }
+    let kv_stored_bytes = stored.values().sum();
+    let of_slot = |layer, cached| {
+        let name = Slot { layer, cached }.name(&plan.cache);
+        quotient(kv_stored_by_guest / cache.len() as u64, *stored.get(name.as_str())?)
+    };
+    let of_layer =
+        |layer| LayerRatio { layer, key: of_slot(layer, Cached::Key), value: of_slot(layer, Cached::Value) };
     let writes = |name: &str| {
         let count = |stats: &Value| stats["writes"][name].as_u64();
         count(after)
@@ -305,6 +341,7 @@ fn run_report(plan: &DecodePlan, run: &DecodeRun, event: &Event, identical: bool
         kv_moved: moved(&cache, kv_view_bytes + kv_base_bytes)?,
         for_writes: Moved::of(&after["reads_for_writes"])? - Moved::of(&before["reads_for_writes"])?,
         kv_ratio: quotient(*kv_stored_by_guest, kv_stored_bytes),
+        kv_layers: (0..config.n_layers).map(of_layer).collect(),
         kv_stored_by_guest: *kv_stored_by_guest,
         kv_stored_bytes,
         flushes: *flushes,
@@ -350,18 +387,36 @@ impl DecodeReport {
         };
         [
             format!(
-                "decode  {} tokens, {verdict} the run in ordinary memory; K and V stored at ratio {}",
+                "decode  {}, measured: {} tokens, {verdict} the run in ordinary memory; K and V stored at ratio {}",
+                self.model,
                 self.tokens,
                 ratio(self.kv_ratio)
             ),
             format!(
-                "        pages of {} tokens, flushed every {}; {kept}",
-                self.page_tokens, self.flush_every
+                "        pages of {} tokens, flushed every {}; {kept}; {} tokens of a judged text at a time",
+                self.page_tokens, self.flush_every, self.batch
             ),
             self.text.lines().map(|line| format!("        | {line}")).collect::<Vec<_>>().join("\n"),
             self.table().to_string(),
+            self.layers(),
         ]
         .join("\n")
+    }
+
+    /// The ratios of each layer's K and V, of the longest text that was read in full.
+    fn layers(&self) -> String {
+        let full = |run: &&RunReport| run.weights == FULL && run.policy == Policy::full().to_string();
+        let Some(run) = self.runs.iter().filter(full).max_by_key(|run| run.steps) else {
+            return String::new();
+        };
+        let mut table = Table::new();
+        table.load_style(UTF8_HORIZONTAL_ONLY);
+        table.set_header(["layer", "K stored at ratio", "V stored at ratio"]);
+        table.column_iter_mut().for_each(|column| column.set_cell_alignment(CellAlignment::Right));
+        for of in &run.kv_layers {
+            table.add_row([of.layer.to_string(), ratio(of.key), ratio(of.value)]);
+        }
+        format!("K and V of {} tokens as stored:\n{table}", run.steps)
     }
 
     fn table(&self) -> Table {
@@ -390,7 +445,12 @@ impl DecodeReport {
                 run.task.clone(),
                 run.weights.clone(),
                 run.policy.clone(),
-                if run.identical_to_reference { "yes" } else { "NO" }.to_owned(),
+                match run.identical_to_reference {
+                    Some(true) => "yes",
+                    Some(false) => "NO",
+                    None => "–",
+                }
+                .to_owned(),
                 run.perplexity.map_or_else(|| "–".to_owned(), |perplexity| format!("{perplexity:.3}")),
                 BinaryBytes(weights.stored_bytes_fetched).to_string(),
                 percent(weights.stored_bytes_fetched, weights.plain_bytes_fetched),
@@ -422,13 +482,15 @@ mod tests {
             n_kv_heads: 1,
             vocab_size: 9,
             seq_len: 8,
+            rope_theta: 10_000.0,
+            norm_eps: 1e-5,
         };
         let run = |task, weights: &str, policy: &str| DecodeRun {
             task,
             weights: weights.to_owned(),
             policy: policy.to_owned(),
         };
-        let judging = || Task::Judge { text: "text".to_owned() };
+        let judging = || Task::Judge { text: "text".to_owned(), tokens: None };
         let writing = Task::Write { prompt: String::new(), tokens: 3, temperature: 0.0, seed: 0 };
         DecodePlan {
             config,
@@ -437,6 +499,7 @@ mod tests {
             page_tokens: 2,
             flush_every: 2,
             evict: true,
+            batch: 1,
             runs: vec![
                 run(writing, "full", "full"),
                 run(judging(), "full", "full"),
@@ -498,13 +561,13 @@ mod tests {
         vec![reported(1, None), reported(2, Some(3.0)), reported(3, Some(9.0)), reported(4, Some(4.0))]
     }
 
-    fn expected() -> Vec<Result<Expected>> {
-        (0..4).map(|_| Ok(Expected { tokens: vec![1, 5, 6], logits_sha256: "aa".to_owned() })).collect()
+    fn expected() -> Vec<Option<Result<Expected>>> {
+        (0..4).map(|_| Some(Ok(Expected { tokens: vec![1, 5, 6], logits_sha256: "aa".to_owned() }))).collect()
     }
 
     #[test]
     fn what_moved_is_the_difference_of_the_counters_of_the_tensors_concerned() {
-        let (report, problems) = report(&plan(), &all(), &expected()).unwrap();
+        let (report, problems) = report("a model", &plan(), &all(), &expected()).unwrap();
         assert_eq!(problems, Vec::<String>::new());
         let report = report.unwrap();
         assert!(report.identical_to_reference);
@@ -528,6 +591,8 @@ mod tests {
         assert_eq!((run.blocks_written, run.stored_bytes_written, run.flushes), (30, 3 * 640, 1));
         // 16 bytes are two rows of K and two of V, of two bf16 each.
         assert_eq!((run.steps, run.kv_stored_bytes, run.kv_ratio), (2, 10, Some(1.6)));
+        let (key, value) = (Some(8.0 / 4.0), Some(8.0 / 6.0));
+        assert_eq!(run.kv_layers, [LayerRatio { layer: 0, key, value }]);
         assert_eq!(report.stored_bytes_fetched, 3 * (64 + 192 + 64));
         assert_eq!(report.plain_bytes_fetched, 3 * (128 + 256 + 64));
         let figures = |figures: &[(&str, f64)]| {
@@ -548,13 +613,14 @@ mod tests {
     #[test]
     fn whatever_differs_or_is_missing_is_a_problem() {
         let mut differing = expected();
-        differing[0] = Ok(Expected { tokens: vec![1, 5, 7], logits_sha256: "aa".to_owned() });
-        differing[1] = Ok(Expected { tokens: vec![1, 5, 6], logits_sha256: "bb".to_owned() });
-        differing[2] = Err(anyhow::anyhow!("no such file"));
-        let (reported, problems) = report(&plan(), &all()[..3], &differing).unwrap();
+        differing[0] = Some(Ok(Expected { tokens: vec![1, 5, 7], logits_sha256: "aa".to_owned() }));
+        differing[1] = Some(Ok(Expected { tokens: vec![1, 5, 6], logits_sha256: "bb".to_owned() }));
+        differing[2] = Some(Err(anyhow::anyhow!("no such file")));
+        let (reported, problems) = report("a model", &plan(), &all()[..3], &differing).unwrap();
         let reported = reported.unwrap();
         assert!(
-            !reported.identical_to_reference && reported.runs.iter().all(|run| !run.identical_to_reference)
+            !reported.identical_to_reference
+                && reported.runs.iter().all(|run| run.identical_to_reference == Some(false))
         );
         assert!(reported.to_text().contains("NOT what came of"));
         for (problem, says) in problems.iter().zip([
@@ -566,7 +632,7 @@ mod tests {
             assert!(problem.contains(says), "{says}: {problem}");
         }
         assert_eq!(problems.len(), 4);
-        let (reported, problems) = report(&plan(), &[], &expected()).unwrap();
+        let (reported, problems) = report("a model", &plan(), &[], &expected()).unwrap();
         assert!(reported.is_none() && problems.len() == 4);
     }
 
@@ -582,7 +648,7 @@ mod tests {
             let Event::Decoded { after, .. } = &mut *broken.0 else { unreachable!() };
             let text = after.to_string().replace(&format!("\"{field}\""), "\"other\"");
             *after = serde_json::from_str(&text).unwrap();
-            let why = report(&plan(), &[broken], &expected()).unwrap_err();
+            let why = report("a model", &plan(), &[broken], &expected()).unwrap_err();
             let why = format!("{why:#}");
             assert!(why.contains("weights full and policy full"), "{why}");
             assert!(why.contains(field) || why.contains(list), "{field}: {why}");

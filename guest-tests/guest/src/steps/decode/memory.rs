@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use anyhow::ensure;
 use lamina_llama::{Config, Element, KvMemory, Memory, Policy, Slot, Source, Weight};
-use lamina_shim::{BASE, Ctl, Error, Lamina, Location, Span};
+use lamina_shim::{BASE, Ctl, Error, Lamina, Location, Role, Span};
 use serde_json::Value;
 
 /// What the host caches and evicts as a whole.
@@ -14,9 +14,9 @@ const PAGE: u64 = 4096;
 type Place = (u64, u64);
 
 /// The weights in one view.
-#[derive(Clone)]
 pub(super) struct WeightMemory<'w> {
-    spans: Vec<Span<'w>>,
+    lamina: &'w Lamina,
+    roles: Vec<Role>,
     places: Vec<Place>,
 }
 
@@ -28,12 +28,12 @@ impl<'w> WeightMemory<'w> {
         view: &str,
         element: &Element,
     ) -> anyhow::Result<Self> {
-        let mut opened = Self { spans: Vec::new(), places: Vec::new() };
+        let mut opened = Self { lamina, roles: Vec::new(), places: Vec::new() };
         for weight in Weight::all(config) {
             let (rows, columns) = weight.shape(config);
             let (_, bytes) = element.extent(0, rows * columns);
-            let (span, location) = tensor(lamina, &weight.name(), view, bytes)?;
-            opened.spans.push(span);
+            let (_, location) = tensor(lamina, &weight.name(), view, bytes)?;
+            opened.roles.push(location.window);
             opened.places.push((location.offset, location.bytes));
         }
         Ok(opened)
@@ -48,8 +48,10 @@ impl<'w> WeightMemory<'w> {
 impl Memory for WeightMemory<'_> {
     type Error = Error;
 
-    fn load(&mut self, index: usize, offset: usize, into: &mut [u8]) -> Result<(), Error> {
-        Ok(self.spans[index].load(offset as u64, into)?)
+    fn load(&self, index: usize, offset: usize, into: &mut [u8]) -> Result<(), Error> {
+        let (start, length) = self.places[index];
+        let span = self.lamina.window(self.roles[index])?.span(start, length)?;
+        Ok(span.load(offset as u64, into)?)
     }
 }
 

@@ -56,10 +56,10 @@ fn one(
         memory.evict_each_step(places);
     }
     let before = memory.stats()?;
-    let mut weights = Viewed::new(weights, element);
+    let weights = Viewed::new(weights, element);
     let mut cache = PagedCache::new(memory, config, policy, plan.page_tokens, plan.flush_every)?;
     let start = Instant::now();
-    let mut reported = perform(&config, &mut weights, &mut cache, tokenizer, &run.task)?;
+    let mut reported = perform(plan, &weights, &mut cache, tokenizer, &run.task)?;
     cache.finish()?;
     let seconds = start.elapsed().as_secs_f64();
     let moved = cache.moved();
@@ -95,24 +95,26 @@ struct Reported {
 }
 
 fn perform(
-    config: &Config,
-    weights: &mut impl Weights<Error = Error>,
+    plan: &DecodePlan,
+    weights: &impl Weights<Error = Error>,
     cache: &mut impl KvCache<Error = Error>,
     tokenizer: &Tokenizer,
     task: &Task,
 ) -> Result<Reported, Error> {
-    let mut decoder = Decoder::new(*config);
+    let mut decoder = Decoder::new(plan.config);
     match task {
         Task::Write { prompt, tokens, temperature, seed } => {
             let mut sampler = Sampler::new(*temperature, *seed);
             let prompt = tokenizer.encode(prompt);
-            let written = write(&mut decoder, weights, cache, &prompt, *tokens, &mut sampler)?;
+            let written =
+                write(&mut decoder, weights, cache, &prompt, *tokens, tokenizer.ends(), &mut sampler)?;
             let (tokens, logits_sha256) = (written.tokens, written.logits_sha256);
             Ok(Reported { tokens, perplexity: None, logits_sha256 })
         }
-        Task::Judge { text } => {
-            let tokens = tokenizer.encode(text);
-            let judged = judge(&mut decoder, weights, cache, &tokens)?;
+        Task::Judge { text, tokens: count } => {
+            let mut tokens = tokenizer.encode(text);
+            tokens.truncate(count.unwrap_or(usize::MAX));
+            let judged = judge(&mut decoder, weights, cache, &tokens, plan.batch)?;
             Ok(Reported { tokens, perplexity: judged.perplexity(), logits_sha256: judged.logits_sha256 })
         }
     }

@@ -1,10 +1,12 @@
-//! Text to tokens and back, as llama2.c does it: byte pair encoding over a vocabulary with scores.
+//! As llama2.c does it: byte pair encoding over a vocabulary with scores.
 //!
 //! The file: the length of the longest token (i32, unused here), then for each token its score
 //! (f32), its length (i32) and its bytes, all little-endian. Tokens 0, 1 and 2 are the unknown one,
 //! the beginning and the end; tokens 3 to 258 stand for single bytes.
 
 use std::collections::HashMap;
+
+use super::{MAX_TOKEN_BYTES, TokenizerError};
 
 /// The token that begins a text. A model that writes it has come to the text's end.
 pub const BOS: usize = 1;
@@ -13,56 +15,23 @@ pub const EOS: usize = 2;
 /// The token of byte 0; those of the other bytes follow.
 const BYTES: usize = 3;
 /// Tokens that are no text.
-const SPECIAL: usize = BYTES + 256;
-/// Bytes that a token may have.
-const MAX_TOKEN_BYTES: usize = 4096;
+pub(super) const SPECIAL: usize = BYTES + 256;
 
-/// A vocabulary.
+/// A vocabulary with scores.
 #[derive(Clone, Debug)]
-pub struct Tokenizer {
+pub(super) struct Scores {
     tokens: Vec<Vec<u8>>,
-    scores: Vec<f32>,
+    ranks: Vec<f32>,
     /// The tokens that are text, by their bytes.
     by_bytes: HashMap<Vec<u8>, usize>,
 }
 
-/// Why a file is no vocabulary.
-#[derive(Debug, thiserror::Error, PartialEq, Eq)]
-pub enum TokenizerError {
-    /// It ends too soon.
-    #[error("the vocabulary ends inside token {token}, at byte {at} of {bytes}")]
-    CutOff {
-        /// The token.
-        token: usize,
-        /// Where the missing bytes should begin.
-        at: usize,
-        /// The file's bytes.
-        bytes: usize,
-    },
-    /// A length that cannot be.
-    #[error("token {token} of the vocabulary has {length} bytes; a token has 1 to {MAX_TOKEN_BYTES}")]
-    Length {
-        /// The token.
-        token: usize,
-        /// What it says.
-        length: i32,
-    },
-    /// Another number of tokens than the model has.
-    #[error("the vocabulary has {found} tokens, the model {wanted}; both are at least {SPECIAL}")]
-    Count {
-        /// Tokens in the file.
-        found: usize,
-        /// Tokens of the model.
-        wanted: usize,
-    },
-}
-
-impl Tokenizer {
+impl Scores {
     /// The vocabulary in `file`, of a model with `vocab_size` tokens.
     ///
     /// # Errors
     /// [`TokenizerError`].
-    pub fn parse(file: &[u8], vocab_size: usize) -> Result<Self, TokenizerError> {
+    pub(super) fn parse(file: &[u8], vocab_size: usize) -> Result<Self, TokenizerError> {
         let mut at = 4;
         let (mut tokens, mut scores) = (Vec::new(), Vec::new());
         while at < file.len() {
@@ -84,11 +53,11 @@ impl Tokenizer {
         }
         let text = tokens.iter().enumerate().skip(SPECIAL);
         let by_bytes = text.map(|(token, bytes)| (bytes.clone(), token)).collect();
-        Ok(Self { tokens, scores, by_bytes })
+        Ok(Self { tokens, ranks: scores, by_bytes })
     }
 
     /// The tokens of `text`, [`BOS`] first. Text begins with a space, as the model has learnt it.
-    pub fn encode(&self, text: &str) -> Vec<usize> {
+    pub(super) fn encode(&self, text: &str) -> Vec<usize> {
         let mut tokens = vec![BOS];
         let spaced = if text.is_empty() { String::new() } else { format!(" {text}") };
         for character in spaced.chars() {
@@ -115,7 +84,7 @@ impl Tokenizer {
             }
             let joined = [self.tokens[pair[0]].as_slice(), &self.tokens[pair[1]]].concat();
             if let Some(&token) = self.by_bytes.get(&joined)
-                && best.is_none_or(|(_, other)| self.scores[token] > self.scores[other])
+                && best.is_none_or(|(_, other)| self.ranks[token] > self.ranks[other])
             {
                 best = Some((at, token));
             }
@@ -124,7 +93,7 @@ impl Tokenizer {
     }
 
     /// The text of `tokens`, without the special ones and the space that begins a text.
-    pub fn decode(&self, tokens: &[usize]) -> String {
+    pub(super) fn decode(&self, tokens: &[usize]) -> String {
         let mut bytes = Vec::new();
         let mut previous = None;
         for &token in tokens {

@@ -1,0 +1,191 @@
+//! Models in GGUF files, and GPT-2's vocabularies.
+
+use crate::{
+    common::Bytes,
+    tiny::{self, Tiny},
+};
+use lamina_llama::{
+    Config, Decoder, Element, PlainCache, Sampler, Tokenizer, TokenizerError, Viewed, Vocabulary, Weight,
+    gguf::Model, judge, weights::Part, write,
+};
+use proptest::prelude::*;
+
+fn tokenizer(model: &Model<'_>) -> Tokenizer {
+    Tokenizer::parse(&serde_json::to_vec(model.vocabulary()).unwrap(), model.config().vocab_size).unwrap()
+}
+
+#[test]
+fn a_model_is_what_the_file_says_in_bf16() {
+    let file = tiny::gguf();
+    let model = Model::read(&file).unwrap();
+    let wanted = Config {
+        dim: 64,
+        hidden_dim: 96,
+        n_layers: 2,
+        n_heads: 4,
+        n_kv_heads: 2,
+        vocab_size: 3 + 256 + 6,
+        seq_len: 128,
+        rope_theta: 100_000.0,
+        norm_eps: 1e-5,
+    };
+    assert_eq!((model.config(), model.name()), (wanted, "a tiny model of noise"));
+    let numbers = |weight: Weight| -> Vec<f32> {
+        let bytes = model.bf16(weight).unwrap();
+        let (rows, columns) = weight.shape(&wanted);
+        assert_eq!(bytes.len(), 2 * rows * columns);
+        let mut out = vec![0.0; rows * columns];
+        Element::of("full").unwrap().read(&bytes, 0, &mut out);
+        out
+    };
+    for weight in Weight::all(&wanted) {
+        let numbers = numbers(weight);
+        // Matrices by steps of 1/32, the embedding by 1/128 and gains by what bf16 leaves of 1/512.
+        let (step, least, greatest) = match weight {
+            Weight::Embedding => (128.0, -1.0, 1.0),
+            Weight::Norm | Weight::Layer(_, Part::AttentionNorm | Part::FfnNorm) => (512.0, 0.75, 1.25),
+            Weight::Layer(..) => (32.0, -0.25, 0.21875),
+        };
+        let fits = |x: &f32| (x * step).fract() == 0.0 && (least..=greatest).contains(x);
+        assert!(numbers.iter().all(fits), "{weight:?}");
+        assert!(numbers.iter().any(|x| x.to_bits() != numbers[0].to_bits()));
+    }
+}
+
+/// All of it together: a text is what it is whatever the number of tokens at a time.
+#[test]
+fn a_model_of_a_file_writes_and_judges() {
+    let file = tiny::gguf();
+    let model = Model::read(&file).unwrap();
+    let (config, tokenizer) = (model.config(), tokenizer(&model));
+    let bytes = Bytes(Weight::all(&config).into_iter().map(|weight| model.bf16(weight).unwrap()).collect());
+    let weights = Viewed::new(&bytes, Element::of("full").unwrap());
+    let text = tokenizer.encode("the bell of the all-a-ther, 123 times");
+    let judged = |batch| {
+        let (mut decoder, mut cache) = (Decoder::new(config), PlainCache::new(&config));
+        let judged = judge(&mut decoder, &weights, &mut cache, &text, batch).unwrap();
+        assert_eq!(decoder.position(), text.len() - 1);
+        judged
+    };
+    let one = judged(1);
+    assert_eq!(one.predicted, text.len() - 1);
+    for batch in [2, 5, 1000] {
+        assert_eq!(judged(batch), one);
+    }
+    let (mut decoder, mut cache) = (Decoder::new(config), PlainCache::new(&config));
+    let mut sampler = Sampler::new(0.5, 1);
+    let written =
+        write(&mut decoder, &weights, &mut cache, &text, 40, tokenizer.ends(), &mut sampler).unwrap();
+    assert!(written.tokens.starts_with(&text) && !written.tokens.contains(&2));
+}
+
+#[test]
+fn a_vocabulary_joins_pairs_by_rank_and_keeps_special_tokens_apart() {
+    let file = tiny::gguf();
+    let model = Model::read(&file).unwrap();
+    let tokenizer = tokenizer(&model);
+    let byte = |byte: u8| 3 + usize::from(byte);
+    let pair = |index: usize| 3 + 256 + index;
+    assert_eq!(tokenizer.ends(), [2]);
+    assert!(tokenizer.encode("").is_empty());
+    assert_eq!(tokenizer.encode("the the"), [pair(1), pair(2)]);
+    // " the" and " a" are two words, so the pair that would join them never does.
+    assert_eq!(tokenizer.encode(" the a"), [pair(2), pair(3)]);
+    assert_eq!(tokenizer.encode("lll"), [pair(4), byte(b'l')]);
+    assert_eq!(
+        tokenizer.encode("<|im_start|>ü<|im_end|><|im"),
+        [&[1, byte(0xc3), byte(0xbc), 2][..], &b"<|im".map(byte)].concat()
+    );
+    assert_eq!(tokenizer.decode(&[1, pair(2), byte(0xff), 2, 9999]), " the\u{fffd}");
+    let begun = Vocabulary { begin: Some(1), ..model.vocabulary().clone() };
+    let begun = Tokenizer::parse(&serde_json::to_vec(&begun).unwrap(), 265).unwrap();
+    assert_eq!(begun.encode("a"), [1, byte(b'a')]);
+    let mut lacking = Vocabulary { unknown: Some(0), ..model.vocabulary().clone() };
+    lacking.tokens[byte(4)] = "instead".to_owned();
+    let lacking = Tokenizer::parse(&serde_json::to_vec(&lacking).unwrap(), 265).unwrap();
+    assert_eq!(lacking.encode("a\u{4}"), [byte(b'a'), 0]);
+}
+
+#[test]
+fn broken_vocabularies_are_refused() {
+    let file = tiny::gguf();
+    let good = Model::read(&file).unwrap().vocabulary().clone();
+    let why = |change: &dyn Fn(&mut Vocabulary), count| {
+        let mut bad = good.clone();
+        change(&mut bad);
+        Tokenizer::parse(&serde_json::to_vec(&bad).unwrap(), count).unwrap_err()
+    };
+    assert_eq!(why(&|_| (), 264), TokenizerError::Count { found: 265, wanted: 264 });
+    assert_eq!(why(&|bad| bad.tokens[3] = "xyz".into(), 265), TokenizerError::NoByte { byte: 0 });
+    let pair = |pair: &str| TokenizerError::Pair { rank: 6, pair: pair.into() };
+    for bad in ["q q", "he", "he q", ""] {
+        assert_eq!(why(&|file| file.pairs.push(bad.into()), 265), pair(bad));
+    }
+    assert_eq!(why(&|bad| bad.ends.push(265), 265), TokenizerError::NoToken { token: 265, count: 265 });
+    let long = |bad: &mut Vocabulary| bad.tokens[264] = "x".repeat(5000);
+    assert_eq!(why(&long, 265), TokenizerError::Length { token: 264, length: 5000 });
+    let json = Tokenizer::parse(b"{\"tokens\":3}", 3).unwrap_err();
+    assert!(matches!(json, TokenizerError::Json { .. }), "{json}");
+}
+
+#[test]
+fn a_file_that_is_no_such_model_is_refused_by_what_is_wrong() {
+    let refused = |says: &str, change: &dyn Fn(&mut Tiny)| {
+        let mut bad = Tiny::default();
+        change(&mut bad);
+        let why = Model::read(&bad.file()).unwrap_err().to_string();
+        assert!(why.contains(says), "{says}: {why}");
+    };
+    let set = |key: &'static str, value: Vec<u8>| move |bad: &mut Tiny| bad.set(key, value.clone());
+    refused(
+        "architecture is mamba; the decoder knows llama",
+        &set("general.architecture", tiny::text("mamba")),
+    );
+    refused("no general.architecture that is a text", &|bad| bad.drop_key("general.architecture"));
+    refused("rope.scaling.type is yarn", &set("llama.rope.scaling.type", tiny::text("yarn")));
+    refused("tokenizer.ggml.pre is qwen2", &set("tokenizer.ggml.pre", tiny::text("qwen2")));
+    refused("no llama.block_count that is a whole number", &set("llama.block_count", tiny::text("2")));
+    refused("n_heads is 0", &set("llama.attention.head_count", tiny::number(0)));
+    refused(
+        "dimension_count is 8; the decoder knows 16",
+        &set("llama.rope.dimension_count", tiny::number(8)),
+    );
+    refused("no tensor blk.2.attn_norm.weight", &set("llama.block_count", tiny::number(3)));
+    refused("no tensor blk.1.ffn_up.weight", &|bad| bad.drop_tensor("blk.1.ffn_up.weight"));
+    refused("a tensor output.weight, which", &|bad| bad.add("output.weight", &[64, 265], 8));
+    refused("has 128 elements; the model's shape wants 64", &|bad| bad.add("output_norm.weight", &[128], 0));
+    refused("type 12 of GGUF is not read", &|bad| bad.add("output_norm.weight", &[256], 12));
+    refused("output_norm.weight cannot have this shape: [63]", &|bad| {
+        bad.add("output_norm.weight", &[63], 8);
+    });
+    refused("cannot have this shape", &|bad| bad.add("x", &[u64::MAX, u64::MAX], 0));
+}
+
+proptest! {
+    #[test]
+    fn every_text_comes_back(text in any::<String>()) {
+        let file = tiny::gguf();
+        let tokenizer = tokenizer(&Model::read(&file).unwrap());
+        prop_assert_eq!(tokenizer.decode(&tokenizer.encode(&text)), text);
+    }
+
+    #[test]
+    fn no_bytes_break_the_reader(
+        changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..4),
+        end: prop::sample::Index,
+        cut: bool,
+    ) {
+        let mut file = tiny::gguf();
+        for (at, byte) in changes {
+            // Most of what can be wrong stands at the beginning.
+            let at = at.index(4096.min(file.len()));
+            file[at] = byte;
+        }
+        file.truncate(if cut { end.index(file.len()) } else { file.len() });
+        if let Ok(model) = Model::read(&file) {
+            for weight in Weight::all(&model.config()) {
+                let _ = model.bf16(weight);
+            }
+        }
+    }
+}

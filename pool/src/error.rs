@@ -1,0 +1,84 @@
+//! Why something could not be done with a pool.
+
+use crate::mem::MemError;
+
+/// Why something could not be done with a pool.
+#[derive(Debug, thiserror::Error)]
+pub enum PoolError {
+    /// The memory refused.
+    #[error(transparent)]
+    Mem(#[from] MemError),
+    /// There is no pool, or one that this program does not know.
+    #[error("there is no pool here: {0}; `lamina pool create` makes one")]
+    NoPool(String),
+    /// A geometry that cannot be.
+    #[error("a pool cannot have {0}")]
+    Geometry(String),
+    /// What is held does not check.
+    #[error(
+        "the pool is damaged: {what} at {at} does not check; `lamina pool check --repair` mends what can be"
+    )]
+    Damaged {
+        /// Which record.
+        what: &'static str,
+        /// Where.
+        at: u64,
+    },
+    /// This node was taken for dead, and its access revoked.
+    #[error("node {node} was taken for dead and its access revoked: attach anew")]
+    Fenced {
+        /// The node.
+        node: u32,
+    },
+    /// There is no space, and nothing that could be evicted.
+    #[error("no space for {bytes} bytes: nothing can be evicted")]
+    Full {
+        /// What was wanted.
+        bytes: u64,
+    },
+    /// Another is at it, or too many are.
+    #[error("waited too long for {0}")]
+    Timeout(&'static str),
+    /// A name or a body that is too long.
+    #[error("{what} has {bytes} bytes, more than {most}")]
+    TooLong {
+        /// What it is.
+        what: &'static str,
+        /// Its bytes.
+        bytes: u64,
+        /// What it may have.
+        most: u64,
+    },
+    /// A range that passes an object's end.
+    #[error("bytes {at} + {length} pass the end of the object, which has {bytes} bytes")]
+    End {
+        /// Start of the range.
+        at: u64,
+        /// Its length.
+        length: u64,
+        /// Bytes of the object.
+        bytes: u64,
+    },
+    /// All numbers are in use.
+    #[error("all {nodes} nodes of the pool are attached: detach one, or create the pool with more")]
+    Nodes {
+        /// How many there may be.
+        nodes: u32,
+    },
+    /// A node's number that the pool has not, or that is another's.
+    #[error("node {node} cannot be had: {why}")]
+    Node {
+        /// The node.
+        node: u32,
+        /// Why.
+        why: String,
+    },
+    /// The file could not be used.
+    #[error("{path}: {cause}")]
+    File {
+        /// The file.
+        path: std::path::PathBuf,
+        /// The kernel's error.
+        cause: std::io::Error,
+    },
+}

@@ -1,0 +1,304 @@
+//! A node's heap: chunks of the pool, each carved into places of one size.
+//!
+//! Which chunks are in use stands in the pool's bitmap, whose they are beside it. Which places of a
+//! chunk are free only its node knows, in its own memory: whoever recovers the node finds out again,
+//! from the table. So nothing is told when a place is taken.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Mutex;
+
+use crate::error::PoolError;
+use crate::layout::{ALLOC, Layout};
+use crate::member::{Member, locked};
+
+/// The smallest place.
+const SMALLEST: u64 = 64;
+
+/// The chunks of a node.
+#[derive(Debug, Default)]
+pub(crate) struct Heap {
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    chunks: BTreeMap<u32, Chunk>,
+    /// Chunks with free places, by size.
+    open: BTreeMap<u64, BTreeSet<u32>>,
+}
+
+#[derive(Debug)]
+struct Chunk {
+    size: u64,
+    run: u32,
+    free: Vec<u32>,
+    is_free: Vec<bool>,
+}
+
+/// What stands of a chunk in the pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Owner {
+    pub(crate) node: u32,
+    pub(crate) incarnation: u32,
+    /// Chunks of its run, zero for those behind the first.
+    pub(crate) run: u32,
+    pub(crate) size: u64,
+}
+
+/// The size of the place for so many bytes: a power of two or one and a half, or whole chunks.
+pub(crate) fn size_for(length: u64, chunk_bytes: u64) -> Option<u64> {
+    if length > chunk_bytes / 2 {
+        return length.checked_next_multiple_of(chunk_bytes);
+    }
+    let power = length.max(SMALLEST).next_power_of_two();
+    let half = power / 4 * 3;
+    Some(if half >= length && half.is_multiple_of(64) { half } else { power })
+}
+
+/// Places of one size in a chunk, or one for a run.
+fn places(size: u64, chunk_bytes: u64) -> u32 {
+    (chunk_bytes / size).max(1) as u32
+}
+
+impl Owner {
+    pub(crate) fn load(member: &Member, chunk: u32) -> Result<Self, PoolError> {
+        let at = member.layout.chunk(chunk);
+        let word = member.lines.word(at)?;
+        let size = member.lines.word(at + 8)?;
+        Ok(Self {
+            node: (word >> 56) as u32,
+            incarnation: (word >> 32) as u32 & 0xff_ffff,
+            run: word as u32,
+            size,
+        })
+    }
+
+    pub(crate) fn store(&self, member: &Member, chunk: u32) -> Result<(), PoolError> {
+        let at = member.layout.chunk(chunk);
+        let word = u64::from(self.node) << 56 | u64::from(self.incarnation) << 32 | u64::from(self.run);
+        member.lines.set(at, word)?;
+        member.lines.set(at + 8, self.size)?;
+        Ok(())
+    }
+
+    /// Whether a run of this size can begin at `chunk`.
+    pub(crate) fn is_sound(&self, layout: &Layout, chunk: u32) -> bool {
+        let chunk_bytes = layout.geometry.chunk_bytes;
+        let carved = self.run == 1
+            && (SMALLEST..=chunk_bytes / 2).contains(&self.size)
+            && size_for(self.size, chunk_bytes) == Some(self.size);
+        let run = self.run >= 1
+            && u64::from(self.run).checked_mul(chunk_bytes) == Some(self.size)
+            && chunk.checked_add(self.run).is_some_and(|end| end <= layout.geometry.chunks);
+        carved || run
+    }
+
+    /// The place of a chunk in which a byte lies, if it begins there.
+    pub(crate) fn place(&self, layout: &Layout, chunk: u32, at: u64) -> Option<u32> {
+        let inside = at.checked_sub(layout.chunk_at(chunk))?;
+        let place = u32::try_from(inside / self.size.max(1)).ok()?;
+        let fits = place < places(self.size.max(1), layout.geometry.chunk_bytes);
+        (inside.is_multiple_of(self.size.max(1)) && fits).then_some(place)
+    }
+}
+
+/// Whether a chunk's bit is set, of bits that were consumed.
+pub(crate) fn is_taken(member: &Member, chunk: u32) -> Result<bool, PoolError> {
+    Ok(member.lines.word(member.layout.bits(chunk))? >> (chunk % 64) & 1 == 1)
+}
+
+fn mark(member: &Member, chunk: u32, run: u32, taken: bool) -> Result<(), PoolError> {
+    for chunk in chunk..chunk + run {
+        let at = member.layout.bits(chunk);
+        let bit = 1 << (chunk % 64);
+        let word = member.lines.word(at)?;
+        member.lines.set(at, if taken { word | bit } else { word & !bit })?;
+    }
+    let first = member.layout.bits(chunk);
+    member.lines.publish(first, member.layout.bits(chunk + run - 1) + 8 - first)?;
+    Ok(())
+}
+
+impl Heap {
+    /// Whether the place at `at` is of this node's heap.
+    pub(crate) fn owns(&self, layout: &Layout, at: u64) -> bool {
+        layout.chunk_of(at).is_some_and(|chunk| locked(&self.state).chunks.contains_key(&chunk))
+    }
+
+    /// A place for so many bytes, of the chunks that the node has.
+    pub(crate) fn take(&self, layout: &Layout, size: u64) -> Option<u64> {
+        let mut state = locked(&self.state);
+        let number = *state.open.get(&size)?.first()?;
+        let chunk = state.chunks.get_mut(&number)?;
+        let place = chunk.free.pop()?;
+        chunk.is_free[place as usize] = false;
+        if chunk.free.is_empty()
+            && let Some(open) = state.open.get_mut(&size)
+        {
+            open.remove(&number);
+        }
+        Some(layout.chunk_at(number) + u64::from(place) * size)
+    }
+
+    /// Takes chunks from the pool for places of a size. Whether there were any.
+    pub(crate) fn grow(&self, member: &Member, size: u64) -> Result<bool, PoolError> {
+        let layout = &member.layout;
+        let Ok(run) = u32::try_from(size.div_ceil(layout.geometry.chunk_bytes)) else { return Ok(false) };
+        let held = member.acquire(ALLOC)?;
+        let (first, length) = layout.all_bits();
+        member.lines.consume(first, length)?;
+        let (mut begin, mut found) = (0, None);
+        for chunk in 0..layout.geometry.chunks {
+            if is_taken(member, chunk)? {
+                begin = chunk + 1;
+            } else if chunk + 1 - begin == run {
+                found = Some(begin);
+                break;
+            }
+        }
+        let Some(chunk) = found else { return held.release().map(|()| false) };
+        // First whose they are, which means nothing yet, then that they are taken.
+        let last = layout.chunk(chunk + run - 1) + 16;
+        member.lines.consume(layout.chunk(chunk), last - layout.chunk(chunk))?;
+        for (index, chunk) in (chunk..chunk + run).enumerate() {
+            let run = if index == 0 { run } else { 0 };
+            let owner = Owner { node: member.node, incarnation: member.incarnation, run, size };
+            owner.store(member, chunk)?;
+        }
+        member.lines.publish(layout.chunk(chunk), last - layout.chunk(chunk))?;
+        mark(member, chunk, run, true)?;
+        self.add(layout, chunk, run, size, &BTreeSet::new());
+        held.release()?;
+        Ok(true)
+    }
+
+    fn add(&self, layout: &Layout, chunk: u32, run: u32, size: u64, used: &BTreeSet<u32>) {
+        let many = places(size, layout.geometry.chunk_bytes);
+        let is_free: Vec<bool> = (0..many).map(|place| !used.contains(&place)).collect();
+        let free: Vec<u32> = (0..many).rev().filter(|place| is_free[*place as usize]).collect();
+        let mut state = locked(&self.state);
+        if !free.is_empty() {
+            state.open.entry(size).or_default().insert(chunk);
+        }
+        state.chunks.insert(chunk, Chunk { size, run, free, is_free });
+    }
+
+    /// Takes a dead node's chunk over, with the places that are in use. One with none is given to
+    /// the pool. Lock 0 is held, and bits and owners are consumed.
+    pub(crate) fn adopt(
+        &self,
+        member: &Member,
+        chunk: u32,
+        owner: Owner,
+        used: &BTreeSet<u32>,
+    ) -> Result<(), PoolError> {
+        if used.is_empty() {
+            let fits = owner.is_sound(&member.layout, chunk);
+            return mark(member, chunk, if fits { owner.run } else { 1 }, false);
+        }
+        for chunk in chunk..chunk + owner.run {
+            let own =
+                Owner { node: member.node, incarnation: member.incarnation, ..Owner::load(member, chunk)? };
+            own.store(member, chunk)?;
+        }
+        let first = member.layout.chunk(chunk);
+        member.lines.publish(first, u64::from(owner.run) * 16)?;
+        self.add(&member.layout, chunk, owner.run, owner.size, used);
+        Ok(())
+    }
+
+    /// Gives a place back. An empty chunk goes to the pool if there are other places of its size, or
+    /// it is a run.
+    pub(crate) fn give(&self, member: &Member, at: u64) -> Result<(), PoolError> {
+        let Some(number) = member.layout.chunk_of(at) else { return Ok(()) };
+        let mut state = locked(&self.state);
+        let others = |state: &State, size| state.open.get(&size).is_some_and(|open| open.len() > 1);
+        let Some(chunk) = state.chunks.get_mut(&number) else { return Ok(()) };
+        let (size, run) = (chunk.size, chunk.run);
+        let place = ((at - member.layout.chunk_at(number)) / size) as u32;
+        match chunk.is_free.get_mut(place as usize) {
+            Some(free) if !*free => *free = true,
+            _ => return Err(PoolError::Damaged { what: "a place that is given back twice", at }),
+        }
+        chunk.free.push(place);
+        let empty = chunk.free.len() == chunk.is_free.len();
+        state.open.entry(size).or_default().insert(number);
+        let is_run = size >= member.layout.geometry.chunk_bytes;
+        if empty && (is_run || others(&state, size)) {
+            Self::forget(&mut state, number);
+            drop(state);
+            return Self::give_chunk(member, number, run);
+        }
+        Ok(())
+    }
+
+    /// Gives all empty chunks to the pool. Whether there were any.
+    pub(crate) fn shrink(&self, member: &Member) -> Result<bool, PoolError> {
+        let empty: Vec<(u32, u32)> = {
+            let mut state = locked(&self.state);
+            let is_empty = |chunk: &Chunk| chunk.free.len() == chunk.is_free.len();
+            let empty: Vec<_> = state
+                .chunks
+                .iter()
+                .filter(|(_, chunk)| is_empty(chunk))
+                .map(|(number, chunk)| (*number, chunk.run))
+                .collect();
+            for (number, _) in &empty {
+                Self::forget(&mut state, *number);
+            }
+            empty
+        };
+        for (chunk, run) in &empty {
+            Self::give_chunk(member, *chunk, *run)?;
+        }
+        Ok(!empty.is_empty())
+    }
+
+    fn forget(state: &mut State, number: u32) {
+        if let Some(chunk) = state.chunks.remove(&number)
+            && let Some(open) = state.open.get_mut(&chunk.size)
+        {
+            open.remove(&number);
+        }
+    }
+
+    fn give_chunk(member: &Member, chunk: u32, run: u32) -> Result<(), PoolError> {
+        let held = member.acquire(ALLOC)?;
+        let first = member.layout.bits(chunk);
+        member.lines.consume(first, member.layout.bits(chunk + run - 1) + 8 - first)?;
+        mark(member, chunk, run, false)?;
+        held.release()
+    }
+
+    /// Chunks of the heap and their places in use.
+    pub(crate) fn used(&self, layout: &Layout) -> BTreeSet<u64> {
+        let state = locked(&self.state);
+        let of = |(number, chunk): (&u32, &Chunk)| {
+            let begin = layout.chunk_at(*number);
+            let used = |(place, free): (usize, &bool)| (!free).then_some(begin + place as u64 * chunk.size);
+            chunk.is_free.iter().enumerate().filter_map(used).collect::<Vec<_>>()
+        };
+        state.chunks.iter().flat_map(of).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_place_is_little_larger_than_what_it_holds() {
+        let chunk = 2 << 20;
+        for length in [0, 1, 64, 65, 96, 97, 128, 129, 193, 1000, 65_536, 98_304, 98_305, 1 << 20] {
+            let size = size_for(length, chunk).unwrap();
+            assert!(size >= length && size.is_multiple_of(64), "{length}: {size}");
+            assert!(length < 128 || size * 2 <= length * 3, "{length}: {size}");
+            assert_eq!(size_for(size, chunk), Some(size));
+        }
+        assert_eq!(size_for(96, chunk), Some(128), "lines are whole");
+        assert_eq!(size_for(160, chunk), Some(192));
+        assert_eq!(size_for((1 << 20) + 1, chunk), Some(2 << 20));
+        assert_eq!(size_for((2 << 20) + 1, chunk), Some(4 << 20));
+        assert_eq!(size_for(u64::MAX, chunk), None);
+    }
+}

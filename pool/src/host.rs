@@ -1,0 +1,23 @@
+//! What a pool needs of the machine around it: a clock, patience, and who is certainly dead.
+
+/// The machine around a node.
+pub trait Host: Send + Sync {
+    /// A clock in milliseconds. Only differences matter, and only to this node.
+    fn now(&self) -> u64;
+
+    /// Waits a moment, longer the more `turns` there were.
+    fn relax(&self, turns: u32);
+
+    /// Milliseconds after which a node that does not count on is taken for dead.
+    fn timeout(&self) -> u64;
+
+    /// Milliseconds after which a wait fails.
+    fn patience(&self) -> u64;
+
+    /// Whether a node is certainly dead, so that nothing of it can come any more.
+    fn is_gone(&self, node: u32, incarnation: u32) -> bool;
+
+    /// Takes a node's access away, for good. When this returns `true`, none of its stores can reach
+    /// the memory any more. `false`: that is not in this host's power, or it was itself revoked.
+    fn revoke(&self, node: u32, incarnation: u32) -> bool;
+}

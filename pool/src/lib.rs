@@ -1,0 +1,52 @@
+//! A pool of objects in memory that several hosts share by loads and stores, whether the memory
+//! keeps their caches coherent or not.
+//!
+//! ```
+//! use lamina_pool::{Geometry, Pool, local};
+//!
+//! # fn main() -> Result<(), lamina_pool::PoolError> {
+//! # let folder = tempfile::tempdir().unwrap();
+//! # let path = folder.path().join("pool");
+//! local::create(&path, &Geometry::fitting(8 << 20))?;
+//! let pool = Pool::open(&path)?;
+//! pool.put("greeting", b"hello")?;
+//! assert_eq!(pool.get("greeting")?.as_deref(), Some(&b"hello"[..]));
+//! # pool.leave()?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! `docs/pool.md` says what is promised, and how it is laid out.
+
+// Words are packed by shifts, and offsets are checked against the memory before they become
+// addresses.
+#![allow(clippy::cast_possible_truncation)]
+
+mod check;
+mod error;
+mod heap;
+mod host;
+mod key;
+mod layout;
+pub mod local;
+mod lock;
+pub mod mem;
+mod member;
+mod message;
+mod pool;
+mod prefix;
+mod recovery;
+mod service;
+mod table;
+
+pub use check::{Problem, Report};
+pub use error::PoolError;
+pub use host::Host;
+pub use key::{Chain, Key};
+pub use layout::Geometry;
+pub use message::{BODY, Request};
+pub use pool::{Object, Pool, Stats};
+pub use prefix::{Reservation, Reserved};
+pub use service::Service;
+
+const _: () = assert!(usize::BITS == 64, "offsets become addresses");

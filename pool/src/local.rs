@@ -1,0 +1,150 @@
+//! Pools in a file that processes of one host share: coherent memory.
+//!
+//! A node's number is a lock on one byte far behind the file's end, which the kernel gives up when
+//! the process dies. So a dead process is known at once, and one that is only stopped is never taken
+//! for dead: the others wait for it.
+
+use std::fs::{File, OpenOptions};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use nix::fcntl::{FcntlArg, fcntl};
+use nix::libc;
+
+use crate::error::PoolError;
+use crate::host::Host;
+use crate::layout::Geometry;
+use crate::mem::{Map, Mapped};
+use crate::pool::Pool;
+
+/// The byte of node 0.
+const FIRST: i64 = 1 << 62;
+const TIMEOUT: u64 = 2_000;
+const PATIENCE: u64 = 60_000;
+
+/// Processes of one host.
+#[derive(Debug)]
+pub struct Processes {
+    file: File,
+    node: u32,
+    began: Instant,
+}
+
+fn byte(kind: libc::c_int, node: u32) -> libc::flock {
+    // Signed and narrow as the C library has it.
+    #[allow(clippy::cast_possible_wrap)]
+    libc::flock {
+        l_type: kind as libc::c_short,
+        l_whence: libc::SEEK_SET as libc::c_short,
+        l_start: FIRST + i64::from(node),
+        l_len: 1,
+        l_pid: 0,
+    }
+}
+
+impl Processes {
+    /// Takes the first free number below `nodes`, or the one that is wanted.
+    ///
+    /// # Errors
+    /// [`PoolError::Nodes`], [`PoolError::Node`].
+    pub fn claim(file: File, nodes: u32, wanted: Option<u32>) -> Result<Self, PoolError> {
+        let range = wanted.map_or(0..nodes, |node| node..node.saturating_add(1).min(nodes));
+        for node in range {
+            if fcntl(&file, FcntlArg::F_OFD_SETLK(&byte(libc::F_WRLCK, node))).is_ok() {
+                return Ok(Self { file, node, began: Instant::now() });
+            }
+        }
+        Err(match wanted {
+            Some(node) => PoolError::Node { node, why: "a process has it, or the pool has fewer".into() },
+            None => PoolError::Nodes { nodes },
+        })
+    }
+
+    /// The number.
+    pub fn node(&self) -> u32 {
+        self.node
+    }
+}
+
+impl Host for Processes {
+    fn now(&self) -> u64 {
+        u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+
+    fn relax(&self, turns: u32) {
+        match turns {
+            0..32 => std::hint::spin_loop(),
+            32..256 => std::thread::yield_now(),
+            _ => std::thread::sleep(Duration::from_micros(100)),
+        }
+    }
+
+    fn timeout(&self) -> u64 {
+        TIMEOUT
+    }
+
+    fn patience(&self) -> u64 {
+        PATIENCE
+    }
+
+    fn is_gone(&self, node: u32, _: u32) -> bool {
+        let mut lock = byte(libc::F_WRLCK, node);
+        let asked = fcntl(&self.file, FcntlArg::F_OFD_GETLK(&mut lock));
+        asked.is_ok() && libc::c_int::from(lock.l_type) == libc::F_UNLCK && node != self.node
+    }
+
+    fn revoke(&self, node: u32, incarnation: u32) -> bool {
+        // One that is stopped cannot be kept from storing when it goes on.
+        self.is_gone(node, incarnation)
+    }
+}
+
+fn open(path: &Path) -> Result<File, PoolError> {
+    let open = OpenOptions::new().read(true).write(true).open(path);
+    open.map_err(|cause| PoolError::File { path: path.to_owned(), cause })
+}
+
+/// The memory of a file.
+///
+/// # Errors
+/// [`PoolError::File`], [`PoolError::Mem`].
+pub fn memory(path: &Path) -> Result<Arc<Mapped>, PoolError> {
+    Ok(Arc::new(Mapped::new(Map::new(&open(path)?, path, None)?)))
+}
+
+/// Makes a pool in a file, which is made as long as the pool if it is not there or shorter.
+///
+/// # Errors
+/// [`PoolError::Node`] if a process is attached to the pool that is there; [`PoolError::File`],
+/// [`PoolError::Geometry`], [`PoolError::Mem`].
+pub fn create(path: &Path, geometry: &Geometry) -> Result<(), PoolError> {
+    let fail = |cause| PoolError::File { path: path.to_owned(), cause };
+    let bytes = geometry.bytes()?;
+    let file =
+        OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path).map_err(fail)?;
+    let metadata = file.metadata().map_err(fail)?;
+    if metadata.is_file() && metadata.len() < bytes {
+        file.set_len(bytes).map_err(fail)?;
+    }
+    let mut lock = byte(libc::F_WRLCK, 0);
+    lock.l_len = 64;
+    fcntl(&file, FcntlArg::F_OFD_SETLK(&lock))
+        .map_err(|_| PoolError::Node { node: 0, why: "processes are attached to the pool".into() })?;
+    let memory = Mapped::new(Map::new(&file, path, None)?);
+    Pool::create(Arc::new(memory), geometry)
+}
+
+impl Pool {
+    /// Attaches to the pool in a file as the first node that is free.
+    ///
+    /// # Errors
+    /// [`PoolError::File`], [`PoolError::NoPool`], [`PoolError::Nodes`].
+    pub fn open(path: &Path) -> Result<Self, PoolError> {
+        let memory = memory(path)?;
+        let geometry = Self::geometry(memory.clone())?;
+        let host = Processes::claim(open(path)?, geometry.nodes, None)?;
+        let node = host.node();
+        Self::attach(memory, Arc::new(host), node)
+    }
+}

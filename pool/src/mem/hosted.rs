@@ -1,0 +1,217 @@
+//! A host of Lamina's that is not coherent with the others: a mapping of its own `base`, and the
+//! control port, whose `flush` and `invalidate` do what `clwb` and `clflush` do elsewhere.
+//!
+//! A flush or an invalidation is remembered, and the next fence asks the device for all of them,
+//! each run of neighbouring lines by one request. A request costs far more than an instruction:
+//! this is for finding what is missing, not for speed.
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::Mutex;
+use std::time::Duration;
+
+use super::{CxlMem, LINE, Map, MemError, inside};
+
+/// How long the device may take.
+const TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Who flushes and invalidates.
+pub trait Port: Send + Sync {
+    /// Asks for `flush` or `invalidate` of a range and returns when it is done.
+    ///
+    /// # Errors
+    /// [`MemError::Port`].
+    fn request(&self, op: &'static str, at: u64, length: u64) -> Result<(), MemError>;
+}
+
+/// The control port of a host as a Unix socket: an object of JSON a line, each way.
+#[derive(Debug)]
+pub struct Socket {
+    stream: Mutex<BufReader<UnixStream>>,
+}
+
+impl Socket {
+    /// Connects.
+    ///
+    /// # Errors
+    /// [`MemError::Map`].
+    pub fn connect(path: &Path) -> Result<Self, MemError> {
+        let open = || {
+            let stream = UnixStream::connect(path)?;
+            stream.set_read_timeout(Some(TIMEOUT))?;
+            stream.set_write_timeout(Some(TIMEOUT))?;
+            Ok(stream)
+        };
+        let stream = open().map_err(|cause| MemError::Map { what: path.display().to_string(), cause })?;
+        Ok(Self { stream: Mutex::new(BufReader::new(stream)) })
+    }
+}
+
+impl Port for Socket {
+    fn request(&self, op: &'static str, at: u64, length: u64) -> Result<(), MemError> {
+        let request = serde_json::json!({ "op": op, "offset": at, "length": length }).to_string();
+        let fail = |why: String| MemError::Port { request: request.clone(), why };
+        let mut stream = self.stream.lock().map_err(|_| fail("an earlier request failed".into()))?;
+        stream.get_mut().write_all(format!("{request}\n").as_bytes()).map_err(|why| fail(why.to_string()))?;
+        let mut line = String::new();
+        stream.read_line(&mut line).map_err(|why| fail(why.to_string()))?;
+        let reply: serde_json::Value = serde_json::from_str(&line).map_err(|why| fail(why.to_string()))?;
+        if reply["ok"] == true { Ok(()) } else { Err(fail(line.trim().to_owned())) }
+    }
+}
+
+/// What the next fence asks for.
+#[derive(Debug, Default)]
+struct Waiting {
+    flush: Vec<(u64, u64)>,
+    invalidate: Vec<(u64, u64)>,
+}
+
+/// A host's own memory of a region.
+#[derive(Debug)]
+pub struct Hosted<P = Socket> {
+    map: Map,
+    port: P,
+    waiting: Mutex<Waiting>,
+}
+
+impl<P: Port> Hosted<P> {
+    /// Memory behind a mapping of the host's `base`.
+    pub fn new(map: Map, port: P) -> Self {
+        Self { map, port, waiting: Mutex::default() }
+    }
+
+    fn wait(
+        &self,
+        at: u64,
+        length: u64,
+        of: impl Fn(&mut Waiting) -> &mut Vec<(u64, u64)>,
+    ) -> Result<(), MemError> {
+        inside(at, length, self.bytes())?;
+        let first = at / LINE * LINE;
+        let end = (at + length).next_multiple_of(LINE).min(self.bytes());
+        if length > 0 {
+            let mut waiting = self.waiting.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            of(&mut waiting).push((first, end));
+        }
+        Ok(())
+    }
+
+    fn ask(&self, op: &'static str, mut ranges: Vec<(u64, u64)>) -> Result<(), MemError> {
+        ranges.sort_unstable();
+        let mut ranges = ranges.into_iter().peekable();
+        while let Some((first, mut end)) = ranges.next() {
+            while let Some((_, next)) = ranges.next_if(|range| range.0 <= end) {
+                end = end.max(next);
+            }
+            self.port.request(op, first, end - first)?;
+        }
+        Ok(())
+    }
+}
+
+impl<P: Port> CxlMem for Hosted<P> {
+    fn bytes(&self) -> u64 {
+        self.map.bytes()
+    }
+
+    fn coherent(&self) -> bool {
+        false
+    }
+
+    fn load(&self, at: u64, into: &mut [u8]) -> Result<(), MemError> {
+        self.map.load(at, into)
+    }
+
+    fn store(&self, at: u64, from: &[u8]) -> Result<(), MemError> {
+        self.map.store(at, from)
+    }
+
+    fn ntstore(&self, at: u64, from: &[u8]) -> Result<(), MemError> {
+        self.map.store(at, from)?;
+        self.flush(at, from.len() as u64)
+    }
+
+    fn flush(&self, at: u64, length: u64) -> Result<(), MemError> {
+        self.wait(at, length, |waiting| &mut waiting.flush)
+    }
+
+    fn invalidate(&self, at: u64, length: u64) -> Result<(), MemError> {
+        self.wait(at, length, |waiting| &mut waiting.invalidate)
+    }
+
+    fn fence(&self) -> Result<(), MemError> {
+        let waiting =
+            std::mem::take(&mut *self.waiting.lock().unwrap_or_else(std::sync::PoisonError::into_inner));
+        self.ask("flush", waiting.flush)?;
+        self.ask("invalidate", waiting.invalidate)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::mem::Lines;
+
+    #[derive(Default)]
+    struct Recorder(Mutex<Vec<(&'static str, u64, u64)>>);
+
+    impl Port for Arc<Recorder> {
+        fn request(&self, op: &'static str, at: u64, length: u64) -> Result<(), MemError> {
+            self.0.lock().unwrap().push((op, at, length));
+            Ok(())
+        }
+    }
+
+    fn map() -> Map {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(4096).unwrap();
+        Map::new(&file, Path::new("a file"), None).unwrap()
+    }
+
+    #[test]
+    fn neighbours_are_asked_for_at_once_and_stores_go_before_loads() {
+        let recorder = Arc::new(Recorder::default());
+        let lines = Lines::new(Arc::new(Hosted::new(map(), recorder.clone())));
+        lines.invalidate(0, 8).unwrap();
+        lines.ntstore(256, &[1; 64]).unwrap();
+        lines.flush(130, 100).unwrap();
+        lines.flush(1024, 1).unwrap();
+        assert!(recorder.0.lock().unwrap().is_empty());
+        lines.fence().unwrap();
+        assert_eq!(
+            *recorder.0.lock().unwrap(),
+            [("flush", 128, 192), ("flush", 1024, 64), ("invalidate", 0, 64)]
+        );
+    }
+
+    #[test]
+    fn the_ports_no_is_an_error() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("ctl");
+        let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        let device = std::thread::spawn(move || {
+            let (stream, _) = listener.accept().unwrap();
+            let mut stream = BufReader::new(stream);
+            let mut asked = Vec::new();
+            for answer in ["{\"ok\":true}\n", "{\"ok\":false,\"error\":\"no\"}\n"] {
+                let mut line = String::new();
+                stream.read_line(&mut line).unwrap();
+                asked.push(serde_json::from_str::<serde_json::Value>(&line).unwrap());
+                stream.get_mut().write_all(answer.as_bytes()).unwrap();
+            }
+            asked
+        });
+        let memory = Hosted::new(map(), Socket::connect(&path).unwrap());
+        memory.flush(64, 64).unwrap();
+        memory.fence().unwrap();
+        memory.invalidate(64, 64).unwrap();
+        assert!(matches!(memory.fence(), Err(MemError::Port { .. })));
+        let asked = device.join().unwrap();
+        assert_eq!(asked[0], serde_json::json!({ "op": "flush", "offset": 64, "length": 64 }));
+        assert_eq!(asked[1]["op"], "invalidate");
+    }
+}

@@ -1,0 +1,147 @@
+//! A mapping of a file that all nodes see alike: one host's processes, or guests that share the
+//! mount's page cache.
+
+use std::fs::File;
+use std::path::Path;
+use std::ptr;
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+
+use memmap2::{MmapOptions, MmapRaw};
+
+use super::{CxlMem, MemError, inside};
+
+/// Ranges up to this go word by word, so that no word of a record is torn.
+const WORDS: usize = 1024;
+
+/// A mapping with checked accesses, which the implementations share.
+#[derive(Debug)]
+pub struct Map {
+    map: MmapRaw,
+}
+
+impl Map {
+    /// Maps the first `bytes` of `file`, all of it if none are given.
+    ///
+    /// # Errors
+    /// [`MemError::Map`].
+    pub fn new(file: &File, what: &Path, bytes: Option<u64>) -> Result<Self, MemError> {
+        let fail = |cause| MemError::Map { what: what.display().to_string(), cause };
+        let mut options = MmapOptions::new();
+        if let Some(bytes) = bytes {
+            let length = usize::try_from(bytes).map_err(|why| fail(std::io::Error::other(why)))?;
+            options.len(length);
+        }
+        Ok(Self { map: options.map_raw(file).map_err(fail)? })
+    }
+
+    pub(crate) fn bytes(&self) -> u64 {
+        self.map.len() as u64
+    }
+
+    /// The address of a range that lies inside.
+    pub(crate) fn at(&self, at: u64, length: usize) -> Result<*mut u8, MemError> {
+        inside(at, length as u64, self.bytes())?;
+        // SAFETY: `at + length` is at most the mapping's length.
+        Ok(unsafe { self.map.as_mut_ptr().add(at as usize) })
+    }
+
+    pub(crate) fn word(&self, at: u64) -> Result<&AtomicU64, MemError> {
+        if !at.is_multiple_of(8) {
+            return Err(MemError::Unaligned { at });
+        }
+        let word = self.at(at, 8)?;
+        // SAFETY: eight bytes of the mapping, which lives as long as `self` and begins at a page.
+        // All accesses of words are atomic.
+        Ok(unsafe { AtomicU64::from_ptr(word.cast()) })
+    }
+
+    pub(crate) fn load(&self, at: u64, into: &mut [u8]) -> Result<(), MemError> {
+        let from = self.at(at, into.len())?;
+        if into.len() <= WORDS && at.is_multiple_of(8) && into.len().is_multiple_of(8) {
+            for (index, word) in into.chunks_exact_mut(8).enumerate() {
+                let held = self.word(at + 8 * index as u64)?;
+                word.copy_from_slice(&held.load(Ordering::Relaxed).to_le_bytes());
+            }
+            return Ok(());
+        }
+        // SAFETY: both ranges are valid and apart: `into` is Rust's, the mapping never is. Others
+        // may store meanwhile; what was torn is found by the record's check.
+        unsafe { ptr::copy_nonoverlapping(from, into.as_mut_ptr(), into.len()) };
+        Ok(())
+    }
+
+    pub(crate) fn store(&self, at: u64, from: &[u8]) -> Result<(), MemError> {
+        let into = self.at(at, from.len())?;
+        if from.len() <= WORDS && at.is_multiple_of(8) && from.len().is_multiple_of(8) {
+            for (index, word) in from.as_chunks::<8>().0.iter().enumerate() {
+                self.word(at + 8 * index as u64)?.store(u64::from_le_bytes(*word), Ordering::Release);
+            }
+            return Ok(());
+        }
+        // SAFETY: as for loads.
+        unsafe { ptr::copy_nonoverlapping(from.as_ptr(), into, from.len()) };
+        Ok(())
+    }
+}
+
+/// Coherent memory: a shared mapping.
+#[derive(Debug)]
+pub struct Mapped {
+    map: Map,
+}
+
+impl Mapped {
+    /// Memory behind a mapping.
+    pub fn new(map: Map) -> Self {
+        Self { map }
+    }
+
+    /// The address of a range, valid while this lives. The bytes change under the reader's hands:
+    /// make no Rust reference of it.
+    ///
+    /// # Errors
+    /// [`MemError::End`].
+    pub fn address(&self, at: u64, length: usize) -> Result<*mut u8, MemError> {
+        self.map.at(at, length)
+    }
+}
+
+impl CxlMem for Mapped {
+    fn bytes(&self) -> u64 {
+        self.map.bytes()
+    }
+
+    fn coherent(&self) -> bool {
+        true
+    }
+
+    fn load(&self, at: u64, into: &mut [u8]) -> Result<(), MemError> {
+        self.map.load(at, into)
+    }
+
+    fn store(&self, at: u64, from: &[u8]) -> Result<(), MemError> {
+        self.map.store(at, from)
+    }
+
+    fn ntstore(&self, at: u64, from: &[u8]) -> Result<(), MemError> {
+        self.map.store(at, from)
+    }
+
+    fn flush(&self, at: u64, length: u64) -> Result<(), MemError> {
+        inside(at, length, self.bytes())
+    }
+
+    fn invalidate(&self, at: u64, length: u64) -> Result<(), MemError> {
+        inside(at, length, self.bytes())
+    }
+
+    fn fence(&self) -> Result<(), MemError> {
+        fence(Ordering::SeqCst);
+        Ok(())
+    }
+
+    fn compare_exchange(&self, at: u64, old: u64, new: u64) -> Result<Option<bool>, MemError> {
+        let word = self.map.word(at)?;
+        Ok(Some(word.compare_exchange(old, new, Ordering::SeqCst, Ordering::Relaxed).is_ok()))
+    }
+}

@@ -1,0 +1,415 @@
+//! A node among the others: that it lives, who manages, and who is dead.
+//!
+//! Each node counts on in its own line. The manager watches the others; they watch the manager. Who
+//! does not count on for a time is revoked, which is final: only then is it dead. What it held is
+//! given up by the manager: its locks here, the rest in `recovery`.
+//!
+//! The manager is elected by Burns' and Lamport's algorithm of one bit a node, which needs nothing
+//! but loads and stores, and of which each word has one writer.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::error::PoolError;
+use crate::host::Host;
+use crate::layout::{Layout, PINS};
+use crate::lock::Local;
+use crate::mem::Lines;
+
+/// A node's line: whether it is there; it counts; it stands for election; its clock of touches.
+const COUNT: u64 = 8;
+const CANDIDATE: u64 = 16;
+const CLOCK: u64 = 24;
+
+const JOINED: u64 = 1;
+const LEFT: u64 = 2;
+/// A number's incarnations: 23 bits.
+const MOST_INCARNATIONS: u32 = 1 << 23;
+/// A node counts on so many times within the timeout.
+const COUNTS: u64 = 8;
+
+/// A node of a pool.
+pub(crate) struct Member {
+    pub(crate) lines: Lines,
+    pub(crate) layout: Layout,
+    pub(crate) host: Arc<dyn Host>,
+    pub(crate) node: u32,
+    pub(crate) incarnation: u32,
+    word: u64,
+    beat: Mutex<Beat>,
+    /// The manager's word while it is this node's, or zero.
+    lead: AtomicU64,
+    watch: Mutex<Watch>,
+    /// For each node the last incarnation whose locks were given up: the manager's.
+    void: Vec<AtomicU32>,
+    dead: Mutex<Vec<(u32, u32)>>,
+    is_fenced: AtomicBool,
+    pub(crate) local: Vec<Mutex<Local>>,
+    pub(crate) doorbell: Mutex<()>,
+    pub(crate) granting: Mutex<()>,
+}
+
+#[derive(Default)]
+struct Beat {
+    count: u64,
+    next: u64,
+}
+
+#[derive(Default)]
+struct Watch {
+    seen: Vec<Seen>,
+    next: u64,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Seen {
+    word: u64,
+    count: u64,
+    since: u64,
+}
+
+/// What a node's line says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Life {
+    Absent,
+    Alive(u32),
+    Left(u32),
+    /// It does not count on, or is certainly gone.
+    Silent(u32),
+}
+
+fn of_word(word: u64) -> (u64, u32) {
+    (word & 0xff, (word >> 8) as u32)
+}
+
+pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Locked, or `None` if somebody has it. A thread that died with it left nothing half done.
+pub(crate) fn try_locked<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
+    match mutex.try_lock() {
+        Ok(guard) => Some(guard),
+        Err(std::sync::TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+        Err(std::sync::TryLockError::WouldBlock) => None,
+    }
+}
+
+impl Member {
+    /// Joins as `node`, which nobody else may be: the host answers for that.
+    pub(crate) fn join(lines: Lines, host: Arc<dyn Host>, node: u32) -> Result<Self, PoolError> {
+        let layout = Layout::open(&lines)?;
+        let nodes = layout.geometry.nodes;
+        if node >= nodes {
+            return Err(PoolError::Node { node, why: format!("the pool has {nodes}") });
+        }
+        let at = layout.node(node);
+        let (_, last) = of_word(lines.fresh(at)?);
+        let incarnation = last + 1;
+        if last >= MOST_INCARNATIONS - 1 {
+            return Err(PoolError::Node {
+                node,
+                why: "it was attached too often: create the pool anew".into(),
+            });
+        }
+        let word = u64::from(incarnation) << 8 | JOINED;
+        for pin in 0..PINS {
+            lines.set(layout.hazard(node, pin), 0)?;
+        }
+        lines.publish(layout.hazard(node, 0), 8 * PINS as u64)?;
+        lines.set(at + COUNT, 0)?;
+        lines.set(at + CANDIDATE, 0)?;
+        lines.post(at, word)?;
+        let now = host.now();
+        let seen = Seen { since: now, ..Seen::default() };
+        Ok(Self {
+            node,
+            incarnation,
+            word,
+            beat: Mutex::default(),
+            lead: AtomicU64::new(0),
+            watch: Mutex::new(Watch { seen: vec![seen; nodes as usize], next: 0 }),
+            void: (0..nodes).map(|_| AtomicU32::new(0)).collect(),
+            dead: Mutex::default(),
+            is_fenced: AtomicBool::new(false),
+            local: (0..layout.locks).map(|_| Mutex::default()).collect(),
+            doorbell: Mutex::new(()),
+            granting: Mutex::new(()),
+            lines,
+            layout,
+            host,
+        })
+    }
+
+    /// Leaves. Nothing of this node may follow.
+    pub(crate) fn leave(&self) -> Result<(), PoolError> {
+        self.lines.post(self.layout.node(self.node), u64::from(self.incarnation) << 8 | LEFT)?;
+        Ok(())
+    }
+
+    pub(crate) fn leads(&self) -> bool {
+        self.lead.load(Ordering::Acquire) != 0
+    }
+
+    /// The last incarnation of a node whose locks and reservations are void, as the manager knows.
+    pub(crate) fn void(&self, node: u32) -> u32 {
+        self.void.get(node as usize).map_or(0, |void| void.load(Ordering::Acquire))
+    }
+
+    /// Fails if this node was taken for dead. What it stored before a success has reached the
+    /// memory.
+    pub(crate) fn alive(&self) -> Result<(), PoolError> {
+        let fenced = PoolError::Fenced { node: self.node };
+        if self.is_fenced.load(Ordering::Relaxed) {
+            return Err(fenced);
+        }
+        if self.lines.fresh(self.layout.node(self.node))? != self.word {
+            self.is_fenced.store(true, Ordering::Relaxed);
+            return Err(fenced);
+        }
+        Ok(())
+    }
+
+    /// Counts on.
+    fn beat(&self) -> Result<(), PoolError> {
+        let Some(mut beat) = try_locked(&self.beat) else { return Ok(()) };
+        let now = self.host.now();
+        if now < beat.next {
+            return Ok(());
+        }
+        beat.next = now + (self.host.timeout() / COUNTS).max(1);
+        self.alive()?;
+        beat.count += 1;
+        self.lines.post(self.layout.node(self.node) + COUNT, beat.count)?;
+        Ok(())
+    }
+
+    /// Does a node's duty, if it is time: counts on, watches, and stands for election.
+    pub(crate) fn turn(&self) -> Result<(), PoolError> {
+        self.beat()?;
+        let Some(mut watch) = try_locked(&self.watch) else { return Ok(()) };
+        let now = self.host.now();
+        if now < watch.next {
+            return Ok(());
+        }
+        watch.next = now + (self.host.timeout() / COUNTS).max(1);
+        if !self.leads() {
+            self.succeed(&mut watch)?;
+        }
+        if self.leads() {
+            for node in 0..self.layout.geometry.nodes {
+                self.bury(&mut watch, node)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// What a node's line says, and whether it stands for election.
+    fn look(&self, watch: &mut Watch, node: u32) -> Result<(Life, bool), PoolError> {
+        let at = self.layout.node(node);
+        self.lines.consume(at, 32)?;
+        let word = self.lines.word(at)?;
+        let count = self.lines.word(at + COUNT)?;
+        let stands = self.lines.word(at + CANDIDATE)? == 1;
+        let (state, incarnation) = of_word(word);
+        let life = match state {
+            LEFT => Life::Left(incarnation),
+            JOINED if node == self.node => Life::Alive(incarnation),
+            JOINED => {
+                let now = self.host.now();
+                let seen = &mut watch.seen[node as usize];
+                if (seen.word, seen.count) != (word, count) {
+                    *seen = Seen { word, count, since: now };
+                }
+                let silent = now.saturating_sub(seen.since) > self.host.timeout();
+                if silent || self.host.is_gone(node, incarnation) {
+                    Life::Silent(incarnation)
+                } else {
+                    Life::Alive(incarnation)
+                }
+            }
+            _ => Life::Absent,
+        };
+        Ok((life, stands))
+    }
+
+    /// Takes over if the manager is dead or gone, and no other does.
+    fn succeed(&self, watch: &mut Watch) -> Result<(), PoolError> {
+        let manager = self.lines.fresh(self.layout.manager())?;
+        if !self.is_vacant(watch, manager)? {
+            return Ok(());
+        }
+        let own = self.layout.node(self.node) + CANDIDATE;
+        self.lines.post(own, 1)?;
+        for node in (0..self.layout.geometry.nodes).filter(|node| *node != self.node) {
+            let began = self.host.now();
+            loop {
+                let (life, stands) = self.look(watch, node)?;
+                match life {
+                    // Nothing of it can come any more.
+                    Life::Silent(incarnation) if stands && self.host.revoke(node, incarnation) => break,
+                    Life::Silent(_) | Life::Alive(_) if stands => {}
+                    _ => break,
+                }
+                // Who comes first goes first; who comes later waits here until the others are done.
+                let waited = self.host.now().saturating_sub(began);
+                if node < self.node || waited > self.host.patience() {
+                    self.lines.post(own, 0)?;
+                    return Ok(());
+                }
+                self.beat()?;
+                self.host.relax(0);
+            }
+        }
+        // Alone. Somebody may have been here before.
+        let now = self.lines.fresh(self.layout.manager())?;
+        let vacant = now == manager || self.is_vacant(watch, now)?;
+        if vacant && self.has_ended(watch, now)? {
+            let word =
+                (now >> 32).wrapping_add(1) << 32 | u64::from(self.node) << 24 | u64::from(self.incarnation);
+            self.lines.post(self.layout.manager(), word)?;
+            let (first, length) = self.layout.all_fenced();
+            self.lines.consume(first, length)?;
+            for (node, void) in self.void.iter().enumerate() {
+                let fenced = self.lines.word(self.layout.fenced(node as u32))?;
+                void.store(fenced as u32, Ordering::Release);
+            }
+            // The last manager's grants are this one's to go on with.
+            for lock in 0..self.layout.locks {
+                self.lines.invalidate(self.layout.grant(lock), 8)?;
+            }
+            self.lines.settle()?;
+            self.lead.store(word, Ordering::Release);
+        }
+        self.lines.post(own, 0)?;
+        Ok(())
+    }
+
+    /// Whether a manager's word is nobody's who manages.
+    fn is_vacant(&self, watch: &mut Watch, manager: u64) -> Result<bool, PoolError> {
+        let (node, incarnation) = ((manager >> 24 & 0xff) as u32, manager as u32 & 0xff_ffff);
+        if incarnation == 0 || node >= self.layout.geometry.nodes {
+            return Ok(true);
+        }
+        Ok(self.look(watch, node)?.0 != Life::Alive(incarnation))
+    }
+
+    /// Sees to it that a manager that does not manage cannot.
+    fn has_ended(&self, watch: &mut Watch, manager: u64) -> Result<bool, PoolError> {
+        let (node, incarnation) = ((manager >> 24 & 0xff) as u32, manager as u32 & 0xff_ffff);
+        if incarnation == 0 || node >= self.layout.geometry.nodes {
+            return Ok(true);
+        }
+        Ok(match self.look(watch, node)?.0 {
+            Life::Silent(silent) if silent == incarnation => self.host.revoke(node, incarnation),
+            Life::Alive(alive) => alive != incarnation,
+            _ => true,
+        })
+    }
+
+    /// Gives up the locks of a node that is dead or has left, and has the rest recovered.
+    fn bury(&self, watch: &mut Watch, node: u32) -> Result<(), PoolError> {
+        let void = self.void(node);
+        let last = match self.look(watch, node)?.0 {
+            Life::Absent => 0,
+            Life::Left(incarnation) => incarnation,
+            Life::Silent(incarnation) if incarnation <= void => void,
+            Life::Silent(incarnation) if self.host.revoke(node, incarnation) => incarnation,
+            // Whoever was it before is gone: its number was to be had.
+            Life::Alive(incarnation) | Life::Silent(incarnation) => incarnation.saturating_sub(1),
+        };
+        if last > void {
+            self.give_up(node, last)?;
+            if let Some(void) = self.void.get(node as usize) {
+                void.store(last, Ordering::Release);
+            }
+            locked(&self.dead).push((node, last));
+        }
+        Ok(())
+    }
+
+    /// Nodes that are to be recovered, up to which incarnation. The manager's.
+    pub(crate) fn dead(&self) -> Option<(u32, u32)> {
+        locked(&self.dead).first().copied()
+    }
+
+    /// Says that a node is recovered.
+    pub(crate) fn recovered(&self, node: u32, incarnation: u32) -> Result<(), PoolError> {
+        self.lines.post(self.layout.fenced(node), u64::from(incarnation))?;
+        locked(&self.dead).retain(|dead| *dead != (node, incarnation));
+        Ok(())
+    }
+
+    /// The last incarnation of a node that is recovered.
+    pub(crate) fn fenced(&self, node: u32) -> Result<u32, PoolError> {
+        Ok(self.lines.fresh(self.layout.fenced(node))? as u32)
+    }
+
+    /// A node's incarnation, and whether it is attached.
+    pub(crate) fn incarnation(&self, node: u32) -> Result<(u32, bool), PoolError> {
+        let (state, incarnation) = of_word(self.lines.fresh(self.layout.node(node))?);
+        Ok((incarnation, state == JOINED))
+    }
+
+    /// Whether all that came before this incarnation of this node is recovered.
+    pub(crate) fn may_begin(&self) -> Result<bool, PoolError> {
+        Ok(self.fenced(self.node)?.saturating_add(1) >= self.incarnation)
+    }
+
+    /// The nodes that are attached, and whether each manages.
+    pub(crate) fn members(&self) -> Result<Vec<(u32, u32, bool)>, PoolError> {
+        let manager = self.lines.fresh(self.layout.manager())?;
+        let mut found = Vec::new();
+        for node in 0..self.layout.geometry.nodes {
+            let (incarnation, joined) = self.incarnation(node)?;
+            // Whoever was recovered is dead, and did not say so.
+            if joined && incarnation > self.fenced(node)? {
+                let leads = manager & 0xffff_ffff == u64::from(node) << 24 | u64::from(incarnation);
+                found.push((node, incarnation, leads));
+            }
+        }
+        Ok(found)
+    }
+
+    /// The largest clock of touches that any node told.
+    pub(crate) fn clock(&self) -> Result<u64, PoolError> {
+        let mut largest = 0;
+        for node in 0..self.layout.geometry.nodes {
+            self.lines.invalidate(self.layout.node(node), 32)?;
+        }
+        self.lines.settle()?;
+        for node in 0..self.layout.geometry.nodes {
+            largest = largest.max(self.lines.word(self.layout.node(node) + CLOCK)?);
+        }
+        // One that lies has no more to say than half of all.
+        Ok(largest & u64::MAX >> 1)
+    }
+
+    pub(crate) fn tell_clock(&self, clock: u64) -> Result<(), PoolError> {
+        self.lines.post(self.layout.node(self.node) + CLOCK, clock)?;
+        Ok(())
+    }
+
+    /// A wait's next step: the node's duty, and a moment.
+    pub(crate) fn wait(&self, wait: &mut Wait, what: &'static str) -> Result<(), PoolError> {
+        let now = self.host.now();
+        let began = *wait.began.get_or_insert(now);
+        if now.saturating_sub(began) > self.host.patience() {
+            return Err(PoolError::Timeout(what));
+        }
+        if wait.turns.is_multiple_of(16) || !self.lines.coherent() {
+            self.grant()?;
+            self.turn()?;
+        }
+        self.host.relax(wait.turns);
+        wait.turns = wait.turns.saturating_add(1);
+        Ok(())
+    }
+}
+
+/// A wait.
+#[derive(Default)]
+pub(crate) struct Wait {
+    began: Option<u64>,
+    turns: u32,
+}

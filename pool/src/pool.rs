@@ -1,0 +1,504 @@
+//! A pool as a node has it: objects by name, blocks by key.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use serde::Serialize;
+
+use crate::error::PoolError;
+use crate::heap::{Heap, is_taken, size_for};
+use crate::host::Host;
+use crate::key::Key;
+use crate::layout::{Geometry, Layout, SLOTS, Slot};
+use crate::lock::WAITS;
+use crate::mem::{CxlMem, LINE, Lines};
+use crate::member::{Member, Wait, locked, try_locked};
+use crate::prefix::Reserved;
+use crate::recovery::recover;
+use crate::table::{Entry, Pin, Pins, State, Tag, drain, evict, find, sweep, tags};
+
+/// Bytes that an object's name may have.
+pub(crate) const MOST_NAME: usize = 1024;
+/// Touches that are kept before they are told.
+const TOUCHES: usize = 64;
+/// Groups that are looked at for something to evict.
+const LOOKED_AT: u32 = 256;
+/// Turns of a wait for others' space between two evictions.
+const PATIENT_TURNS: u32 = 256;
+/// Bytes that are copied and checked at a time: they stay in the nearest cache.
+pub(crate) const PIECE: usize = 16 << 10;
+
+/// A pool, as one node has it.
+pub struct Pool {
+    pub(crate) member: Member,
+    pub(crate) heap: Heap,
+    pub(crate) pins: Pins,
+    touches: Mutex<Touches>,
+    recovering: Mutex<()>,
+    hand: AtomicU64,
+    pub(crate) counts: Counts,
+}
+
+#[derive(Debug, Default)]
+struct Touches {
+    slots: Vec<Slot>,
+    clock: u64,
+}
+
+/// What this node did.
+#[derive(Debug, Default)]
+pub(crate) struct Counts {
+    pub(crate) hits: AtomicU64,
+    pub(crate) misses: AtomicU64,
+    pub(crate) stores: AtomicU64,
+    pub(crate) evictions: AtomicU64,
+    pub(crate) recoveries: AtomicU64,
+}
+
+impl Counts {
+    pub(crate) fn add(counter: &AtomicU64, many: u64) {
+        counter.fetch_add(many, Ordering::Relaxed);
+    }
+}
+
+/// What a pool holds, and what this node did with it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Stats {
+    /// Bytes of all chunks.
+    pub bytes: u64,
+    /// Bytes of the chunks that are in use.
+    pub taken_bytes: u64,
+    /// Bytes of the objects and blocks that are ready.
+    pub ready_bytes: u64,
+    /// Slots of the table.
+    pub slots: u64,
+    /// Slots that a writer fills.
+    pub reserved: u64,
+    /// Blocks that are ready.
+    pub blocks: u64,
+    /// Objects that are ready.
+    pub objects: u64,
+    /// Slots that wait for their owner, or for a pin to go.
+    pub evicting: u64,
+    /// Nodes that are attached.
+    pub nodes: u64,
+    /// The node that manages.
+    pub manager: Option<u32>,
+    /// This node: gets and lookups that found what they wanted.
+    pub hits: u64,
+    /// This node: those that did not.
+    pub misses: u64,
+    /// This node: objects and blocks stored.
+    pub stores: u64,
+    /// This node: blocks evicted for space.
+    pub evictions: u64,
+    /// This node: nodes recovered.
+    pub recoveries: u64,
+    /// This process: times that a lock was not to be had at once.
+    pub lock_waits: u64,
+}
+
+/// An object of a pool.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub struct Object {
+    /// Its name.
+    pub name: String,
+    /// Its bytes.
+    pub bytes: u64,
+}
+
+impl Pool {
+    /// Makes an empty pool in a memory. Nobody may be attached to what was there.
+    ///
+    /// # Errors
+    /// [`PoolError::Geometry`], [`PoolError::Mem`].
+    pub fn create(memory: Arc<dyn CxlMem>, geometry: &Geometry) -> Result<(), PoolError> {
+        Layout::new(geometry)?.create(&Lines::new(memory))
+    }
+
+    /// The geometry of the pool in a memory.
+    ///
+    /// # Errors
+    /// [`PoolError::NoPool`], [`PoolError::Damaged`].
+    pub fn geometry(memory: Arc<dyn CxlMem>) -> Result<Geometry, PoolError> {
+        Ok(Layout::open(&Lines::new(memory))?.geometry)
+    }
+
+    /// Attaches as `node`. The host sees to it that nobody else is that node.
+    ///
+    /// # Errors
+    /// [`PoolError::NoPool`], [`PoolError::Node`], [`PoolError::Timeout`].
+    pub fn attach(memory: Arc<dyn CxlMem>, host: Arc<dyn Host>, node: u32) -> Result<Self, PoolError> {
+        let member = Member::join(Lines::new(memory), host, node)?;
+        let pool = Self {
+            member,
+            heap: Heap::default(),
+            pins: Pins::default(),
+            touches: Mutex::default(),
+            recovering: Mutex::new(()),
+            hand: AtomicU64::new(0),
+            counts: Counts::default(),
+        };
+        let mut wait = Wait::default();
+        pool.serve()?;
+        // Not before all is recovered that this node held when it was here before.
+        while !pool.member.may_begin()? {
+            pool.serve()?;
+            pool.member.wait(&mut wait, "the recovery of this node's last life")?;
+        }
+        Ok(pool)
+    }
+
+    /// Leaves the pool. What this node stored stays.
+    ///
+    /// # Errors
+    /// [`PoolError::Mem`], [`PoolError::Fenced`].
+    pub fn leave(self) -> Result<(), PoolError> {
+        self.tell_touches()?;
+        self.heap.shrink(&self.member)?;
+        self.member.alive()?;
+        self.member.leave()
+    }
+
+    /// This node's number.
+    pub fn node(&self) -> u32 {
+        self.member.node
+    }
+
+    /// Does a node's duty: counts on, grants locks if it manages, recovers the dead, takes back what
+    /// others freed. Call it often, or have [`crate::Service`] do so.
+    ///
+    /// # Errors
+    /// [`PoolError::Fenced`], [`PoolError::Mem`].
+    pub fn serve(&self) -> Result<(), PoolError> {
+        self.member.turn()?;
+        self.member.grant()?;
+        if let Some(_one) = try_locked(&self.recovering) {
+            while let Some((node, last)) = self.member.dead() {
+                recover(&self.member, &self.heap, node, last)?;
+                Counts::add(&self.counts.recoveries, 1);
+            }
+        }
+        drain(&self.member, &self.heap)?;
+        Ok(())
+    }
+
+    /// Stores an object, in place of one of that name if there is one. Others see the old bytes or
+    /// the new.
+    ///
+    /// # Errors
+    /// [`PoolError::Full`], [`PoolError::TooLong`], [`PoolError::Fenced`].
+    pub fn put(&self, name: &str, bytes: &[u8]) -> Result<(), PoolError> {
+        if name.is_empty() || name.len() > MOST_NAME {
+            let (bytes, most) = (name.len() as u64, MOST_NAME as u64);
+            return Err(PoolError::TooLong { what: "a name", bytes, most });
+        }
+        let mut wait = Wait::default();
+        loop {
+            match self.reserve_as(Key::of_name(name), Some(name), bytes.len() as u64)? {
+                Reserved::Yours(mut reservation) => {
+                    reservation.append(bytes)?;
+                    return reservation.commit();
+                }
+                // Another is storing it.
+                Reserved::Ready | Reserved::Busy => {
+                    self.serve()?;
+                    self.member.wait(&mut wait, "another that stores the same object")?;
+                }
+            }
+        }
+    }
+
+    /// An object's bytes.
+    ///
+    /// # Errors
+    /// [`PoolError::Damaged`], [`PoolError::Fenced`].
+    pub fn get(&self, name: &str) -> Result<Option<Vec<u8>>, PoolError> {
+        self.read(&Key::of_name(name))
+    }
+
+    /// Removes an object. Whether there was one.
+    ///
+    /// # Errors
+    /// [`PoolError::Fenced`].
+    pub fn delete(&self, name: &str) -> Result<bool, PoolError> {
+        self.remove(&Key::of_name(name))
+    }
+
+    /// All objects, by name.
+    ///
+    /// # Errors
+    /// [`PoolError::Fenced`].
+    pub fn list(&self) -> Result<Vec<Object>, PoolError> {
+        let mut found = Vec::new();
+        for group in 0..self.member.layout.geometry.groups {
+            self.member.lines.consume(self.member.layout.tags(group), LINE)?;
+            for (index, tag) in tags(&self.member, group)?.into_iter().enumerate() {
+                if tag.state() != Some(State::Object) {
+                    continue;
+                }
+                let slot = Slot { group, index: index as u32 };
+                if let Some(pin) = self.pins.pin(&self.member, slot, tag)?
+                    && let Some(name) = self.name(&pin.entry)?
+                {
+                    found.push(Object { name, bytes: pin.entry.length });
+                }
+            }
+        }
+        self.member.alive()?;
+        found.sort();
+        Ok(found)
+    }
+
+    /// The name of an entry that is pinned. It checks by the key.
+    pub(crate) fn name(&self, entry: &Entry) -> Result<Option<String>, PoolError> {
+        if entry.name_length as usize > MOST_NAME {
+            return Ok(None);
+        }
+        let mut bytes = vec![0; entry.name_length as usize];
+        self.member.lines.consume(entry.name_at, u64::from(entry.name_length))?;
+        self.member.lines.load(entry.name_at, &mut bytes)?;
+        Ok(String::from_utf8(bytes).ok().filter(|name| Key::of_name(name) == entry.key))
+    }
+
+    /// Removes an object or a block. Whether it was there.
+    ///
+    /// # Errors
+    /// [`PoolError::Fenced`].
+    pub fn remove(&self, key: &Key) -> Result<bool, PoolError> {
+        let mut removed = false;
+        while let Some((slot, tag)) = find(&self.member, key)? {
+            if evict(&self.member, &self.heap, slot, tag)? {
+                removed = true;
+                break;
+            }
+        }
+        self.member.alive()?;
+        Ok(removed)
+    }
+
+    /// Pins what `key` has.
+    pub(crate) fn pin(&self, key: &Key) -> Result<Option<Pin<'_>>, PoolError> {
+        while let Some((slot, tag)) = find(&self.member, key)? {
+            if let Some(pin) = self.pins.pin(&self.member, slot, tag)?
+                && pin.entry.key == *key
+            {
+                Counts::add(&self.counts.hits, 1);
+                self.touch(&[slot])?;
+                return Ok(Some(pin));
+            }
+        }
+        Counts::add(&self.counts.misses, 1);
+        self.member.alive()?;
+        Ok(None)
+    }
+
+    /// Remembers that slots were used, the last first to be kept.
+    pub(crate) fn touch(&self, slots: &[Slot]) -> Result<(), PoolError> {
+        let full = {
+            let mut touches = locked(&self.touches);
+            touches.slots.extend_from_slice(slots);
+            touches.slots.len() >= TOUCHES
+        };
+        if full { self.tell_touches() } else { Ok(()) }
+    }
+
+    /// The time of something that is used now.
+    pub(crate) fn stamp(&self) -> u64 {
+        let mut touches = locked(&self.touches);
+        touches.clock += 1;
+        touches.clock
+    }
+
+    /// Tells the others what this node used. They know by themselves only what was stored.
+    ///
+    /// # Errors
+    /// [`PoolError::Mem`], [`PoolError::Timeout`].
+    pub fn tell_touches(&self) -> Result<(), PoolError> {
+        let clock = self.member.clock()?;
+        let (mut told, clock) = {
+            let mut touches = locked(&self.touches);
+            touches.clock = touches.clock.max(clock);
+            let mut told = Vec::with_capacity(touches.slots.len());
+            for slot in std::mem::take(&mut touches.slots) {
+                touches.clock += 1;
+                told.push((self.member.layout.lock_of(slot.group), slot, touches.clock));
+            }
+            (told, touches.clock)
+        };
+        told.sort_unstable();
+        for of_lock in told.chunk_by(|one, other| one.0 == other.0) {
+            let held = self.member.acquire(of_lock[0].0)?;
+            for (_, slot, stamp) in of_lock {
+                self.set_stamp(*slot, *stamp)?;
+            }
+            held.release()?;
+        }
+        self.member.tell_clock(clock)
+    }
+
+    /// Sets when a slot was used. Its lock is held.
+    pub(crate) fn set_stamp(&self, slot: Slot, stamp: u64) -> Result<(), PoolError> {
+        let at = self.member.layout.stamps(slot.group) + 8 * u64::from(slot.index);
+        self.member.lines.consume(at, 8)?;
+        self.member.lines.set(at, stamp)?;
+        self.member.lines.publish(at, 8)?;
+        Ok(())
+    }
+
+    /// A place for so many bytes, by evicting if need be.
+    pub(crate) fn allocate(&self, length: u64) -> Result<u64, PoolError> {
+        let full = PoolError::Full { bytes: length };
+        let layout = &self.member.layout;
+        let Some(size) = size_for(length, layout.geometry.chunk_bytes) else { return Err(full) };
+        if size > layout.end - layout.data {
+            return Err(full);
+        }
+        let mut wait = Wait::default();
+        // Each turn evicts something, waits for another node, or is the last.
+        for turn in 0..layout.geometry.groups.saturating_mul(SLOTS as u32).max(4096) {
+            if let Some(at) = self.heap.take(layout, size) {
+                return Ok(at);
+            }
+            if self.heap.grow(&self.member, size)?
+                || drain(&self.member, &self.heap)?
+                || self.heap.shrink(&self.member)?
+                || sweep(&self.member, &self.heap)?
+            {
+                continue;
+            }
+            match self.make_room(turn.is_multiple_of(PATIENT_TURNS))? {
+                Room::Made => {}
+                Room::Others => {
+                    self.serve()?;
+                    self.member.wait(&mut wait, "space that another node gives back")?;
+                }
+                Room::None => return Err(full),
+            }
+        }
+        Err(full)
+    }
+
+    /// Evicts the blocks that were not used for longest, of this node's if it has any.
+    /// While others have something to give back, nothing of theirs is evicted unless `insist`.
+    fn make_room(&self, insist: bool) -> Result<Room, PoolError> {
+        self.tell_touches()?;
+        let groups = self.member.layout.geometry.groups;
+        let many = groups.min(LOOKED_AT);
+        let hand = self.hand.fetch_add(u64::from(many), Ordering::Relaxed);
+        let (mut own, mut others) = (Vec::new(), Vec::new());
+        let mut evicting = false;
+        for step in 0..u64::from(many) {
+            let group = ((hand + step) % u64::from(groups)) as u32;
+            self.oldest(group, |stamp, slot, tag, entry| {
+                let is_own = entry.places().all(|at| self.heap.owns(&self.member.layout, at));
+                if is_own { &mut own } else { &mut others }.push((stamp, slot, tag));
+            })?;
+            evicting |= tags(&self.member, group)?.iter().any(|tag| tag.state() == Some(State::Evicting));
+        }
+        let is_own = !own.is_empty();
+        if evicting && !is_own && !insist {
+            return Ok(Room::Others);
+        }
+        let from = if is_own { &mut own } else { &mut others };
+        from.sort_unstable_by_key(|(stamp, slot, _)| (*stamp, *slot));
+        let some = from.len() / 64 + 1;
+        let mut any = false;
+        for (_, slot, tag) in from.iter().take(some) {
+            any |= evict(&self.member, &self.heap, *slot, *tag)?;
+            Counts::add(&self.counts.evictions, 1);
+        }
+        Ok(match (any, is_own) {
+            (true, true) => Room::Made,
+            (true, false) => Room::Others,
+            // What another has begun to evict comes free.
+            (false, _) if evicting || many < groups => Room::Others,
+            (false, _) => Room::None,
+        })
+    }
+
+    /// Calls `found` with each block of a group and when it was used.
+    fn oldest(&self, group: u32, mut found: impl FnMut(u64, Slot, Tag, &Entry)) -> Result<(), PoolError> {
+        let member = &self.member;
+        member.lines.invalidate(member.layout.tags(group), 2 * LINE)?;
+        member.lines.settle()?;
+        for (index, tag) in tags(member, group)?.into_iter().enumerate() {
+            if tag.state() == Some(State::Block) {
+                let slot = Slot { group, index: index as u32 };
+                member.lines.consume(member.layout.entry(slot), LINE)?;
+                let stamp = member.lines.word(member.layout.stamps(group) + 8 * index as u64)?;
+                if let Some(entry) = Entry::load(member, slot, tag)? {
+                    found(stamp, slot, tag, &entry);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The block of a group that was not used for longest.
+    pub(crate) fn oldest_of(&self, group: u32) -> Result<Option<(Slot, Tag)>, PoolError> {
+        let mut oldest: Option<(u64, Slot, Tag)> = None;
+        self.oldest(group, |stamp, slot, tag, _| {
+            if oldest.is_none_or(|(least, ..)| stamp < least) {
+                oldest = Some((stamp, slot, tag));
+            }
+        })?;
+        Ok(oldest.map(|(_, slot, tag)| (slot, tag)))
+    }
+
+    /// What the pool holds, and what this node did.
+    ///
+    /// # Errors
+    /// [`PoolError::Fenced`].
+    pub fn stats(&self) -> Result<Stats, PoolError> {
+        let layout = &self.member.layout;
+        let chunk_bytes = layout.geometry.chunk_bytes;
+        let mut stats = Stats {
+            bytes: layout.end - layout.data,
+            slots: u64::from(layout.geometry.groups) * SLOTS,
+            hits: self.counts.hits.load(Ordering::Relaxed),
+            misses: self.counts.misses.load(Ordering::Relaxed),
+            stores: self.counts.stores.load(Ordering::Relaxed),
+            evictions: self.counts.evictions.load(Ordering::Relaxed),
+            recoveries: self.counts.recoveries.load(Ordering::Relaxed),
+            lock_waits: WAITS.load(Ordering::Relaxed),
+            ..Stats::default()
+        };
+        let (first, length) = layout.all_bits();
+        self.member.lines.consume(first, length)?;
+        for chunk in 0..layout.geometry.chunks {
+            stats.taken_bytes += u64::from(is_taken(&self.member, chunk)?) * chunk_bytes;
+        }
+        for group in 0..layout.geometry.groups {
+            self.member.lines.consume(layout.tags(group), LINE)?;
+            for (index, tag) in tags(&self.member, group)?.into_iter().enumerate() {
+                match tag.state() {
+                    Some(State::Reserved) => stats.reserved += 1,
+                    Some(State::Block) => stats.blocks += 1,
+                    Some(State::Object) => stats.objects += 1,
+                    Some(State::Evicting) => stats.evicting += 1,
+                    _ => {}
+                }
+                if tag.is_ready() {
+                    let slot = Slot { group, index: index as u32 };
+                    self.member.lines.consume(layout.entry(slot), LINE)?;
+                    let entry = Entry::load(&self.member, slot, tag)?;
+                    stats.ready_bytes += entry.map_or(0, |entry| entry.length);
+                }
+            }
+        }
+        let members = self.member.members()?;
+        stats.nodes = members.len() as u64;
+        stats.manager = members.iter().find(|(_, _, leads)| *leads).map(|(node, ..)| *node);
+        self.member.alive()?;
+        Ok(stats)
+    }
+}
+
+/// What an attempt to make room came to.
+enum Room {
+    Made,
+    /// Another node has to give it back.
+    Others,
+    None,
+}

@@ -1,0 +1,363 @@
+//! Storing and reading, and the cache of prefixes: blocks by the keys of a [`crate::Chain`].
+//!
+//! A block is stored once: who reserves its key stores it, and whoever else wants to finds it
+//! reserved, or ready. A writer that dies is recovered, and with it the reservation.
+
+use crc_fast::{CrcAlgorithm, Digest};
+
+use crate::error::PoolError;
+use crate::key::Key;
+use crate::layout::{Slot, crc};
+use crate::mem::LINE;
+use crate::member::Wait;
+use crate::pool::{Counts, PIECE, Pool};
+use crate::table::{Entry, Pin, State, Tag, evict, find, group, matching, reclaim, settle, tags};
+
+/// What came of a reservation.
+pub enum Reserved<'p> {
+    /// The caller stores it.
+    Yours(Box<Reservation<'p>>),
+    /// It is there.
+    Ready,
+    /// Another stores it.
+    Busy,
+}
+
+/// A place that is reserved for a key. Dropped without [`Reservation::commit`] it is given back.
+pub struct Reservation<'p> {
+    pool: &'p Pool,
+    slot: Slot,
+    tag: Tag,
+    entry: Entry,
+    done: u64,
+    digest: Digest,
+    open: bool,
+}
+
+impl Pool {
+    /// Reserves a block of `length` bytes.
+    ///
+    /// # Errors
+    /// [`PoolError::Full`], [`PoolError::Fenced`].
+    pub fn reserve(&self, key: Key, length: u64) -> Result<Reserved<'_>, PoolError> {
+        self.reserve_as(key, None, length)
+    }
+
+    pub(crate) fn reserve_as(
+        &self,
+        key: Key,
+        name: Option<&str>,
+        length: u64,
+    ) -> Result<Reserved<'_>, PoolError> {
+        if name.is_none() && find(&self.member, &key)?.is_some() {
+            return Ok(Reserved::Ready);
+        }
+        let name = name.unwrap_or_default();
+        let mut entry = Entry {
+            key,
+            at: 0,
+            length,
+            generation: 0,
+            crc: 0,
+            writer: self.member.node,
+            incarnation: self.member.incarnation,
+            name_at: 0,
+            name_length: name.len() as u32,
+        };
+        if length > 0 {
+            entry.at = self.allocate(length)?;
+        }
+        if !name.is_empty() {
+            entry.name_at = match self.allocate(name.len() as u64) {
+                Ok(at) => at,
+                Err(why) => {
+                    entry.name_length = 0;
+                    self.give(&entry)?;
+                    return Err(why);
+                }
+            };
+            self.member.lines.ntstore(entry.name_at, name.as_bytes())?;
+        }
+        let given = entry.clone();
+        let reserved = self.enter(entry);
+        if !matches!(reserved, Ok(Reserved::Yours(_))) {
+            self.give(&given)?;
+        }
+        self.member.alive()?;
+        reserved
+    }
+
+    fn give(&self, entry: &Entry) -> Result<(), PoolError> {
+        for at in entry.places() {
+            self.heap.give(&self.member, at)?;
+        }
+        Ok(())
+    }
+
+    /// Puts a reservation into the table.
+    fn enter(&self, mut entry: Entry) -> Result<Reserved<'_>, PoolError> {
+        let member = &self.member;
+        let group = group(member, &entry.key);
+        let is_block = entry.name_length == 0;
+        let mut wait = Wait::default();
+        loop {
+            let held = member.acquire(member.layout.lock_of(group))?;
+            member.lines.consume(member.layout.tags(group), LINE)?;
+            let seen = tags(member, group)?;
+            let wanted = |state: State| state == State::Reserved || is_block && state.is_ready();
+            for (slot, tag) in matching(&seen, group, &entry.key, wanted) {
+                member.lines.consume(member.layout.entry(slot), LINE)?;
+                if Entry::load(member, slot, tag)?.is_some_and(|found| found.key == entry.key) {
+                    held.release()?;
+                    return Ok(if tag.is_ready() { Reserved::Ready } else { Reserved::Busy });
+                }
+            }
+            if let Some(index) = seen.iter().position(|tag| tag.state() == Some(State::Empty)) {
+                let slot = Slot { group, index: index as u32 };
+                let at = member.layout.entry(slot);
+                member.lines.consume(at, LINE)?;
+                let last = Entry::last(member, slot)?.map_or(0, |last| last.generation);
+                entry.generation = last.wrapping_add(1);
+                entry.store(member, slot)?;
+                member.lines.publish(at, LINE)?;
+                let tag = Tag::new(&entry, State::Reserved);
+                member.lines.post(member.layout.tag(slot), tag.0)?;
+                held.release()?;
+                let digest = Digest::new(CrcAlgorithm::Crc32Iscsi);
+                return Ok(Reserved::Yours(Box::new(Reservation {
+                    pool: self,
+                    slot,
+                    tag,
+                    entry,
+                    done: 0,
+                    digest,
+                    open: true,
+                })));
+            }
+            held.release()?;
+            self.make_slot(group, &seen, &mut wait)?;
+        }
+    }
+
+    /// Empties a slot of a full group, or waits for whoever can.
+    fn make_slot(&self, group: u32, seen: &[Tag], wait: &mut Wait) -> Result<(), PoolError> {
+        for (index, tag) in seen.iter().enumerate() {
+            let slot = Slot { group, index: index as u32 };
+            if tag.state() == Some(State::Evicting) && reclaim(&self.member, &self.heap, slot)? {
+                return Ok(());
+            }
+        }
+        if !seen.iter().any(|tag| tag.state() == Some(State::Evicting)) {
+            let Some((slot, tag)) = self.oldest_of(group)? else {
+                return Err(PoolError::Full { bytes: LINE });
+            };
+            if evict(&self.member, &self.heap, slot, tag)? {
+                Counts::add(&self.counts.evictions, 1);
+            }
+            return Ok(());
+        }
+        self.serve()?;
+        self.member.wait(wait, "a slot that another node gives back")
+    }
+
+    /// Stores a block, unless it is there or another stores it. Whether this call did.
+    ///
+    /// # Errors
+    /// [`PoolError::Full`], [`PoolError::Fenced`].
+    pub fn store(&self, key: Key, pieces: &[&[u8]]) -> Result<bool, PoolError> {
+        let length = pieces.iter().map(|piece| piece.len() as u64).sum();
+        let Reserved::Yours(mut reservation) = self.reserve(key, length)? else { return Ok(false) };
+        for piece in pieces {
+            reservation.append(piece)?;
+        }
+        reservation.commit()?;
+        Ok(true)
+    }
+
+    /// How many of the first blocks are there. They count as used, the first as the last to be
+    /// evicted.
+    ///
+    /// # Errors
+    /// [`PoolError::Damaged`], [`PoolError::Fenced`].
+    pub fn prefix(&self, keys: &[Key]) -> Result<usize, PoolError> {
+        let mut slots = Vec::with_capacity(keys.len());
+        for key in keys {
+            let Some((slot, _)) = find(&self.member, key)? else { break };
+            slots.push(slot);
+        }
+        let found = slots.len();
+        Counts::add(&self.counts.hits, found as u64);
+        Counts::add(&self.counts.misses, (keys.len() - found) as u64);
+        slots.reverse();
+        self.touch(&slots)?;
+        self.member.alive()?;
+        Ok(found)
+    }
+
+    /// The bytes of an object or a block.
+    ///
+    /// # Errors
+    /// [`PoolError::Damaged`], [`PoolError::Fenced`].
+    pub fn read(&self, key: &Key) -> Result<Option<Vec<u8>>, PoolError> {
+        let Some(pin) = self.pin(key)? else { return Ok(None) };
+        let length = usize::try_from(pin.entry.length)
+            .map_err(|_| PoolError::Damaged { what: "a length", at: pin.entry.at })?;
+        let mut bytes = vec![0; length];
+        self.fill(&pin, &mut [&mut bytes])?;
+        Ok(Some(bytes))
+    }
+
+    /// Reads an object or a block into pieces one after the other, which together are as long.
+    /// Whether it was there.
+    ///
+    /// # Errors
+    /// [`PoolError::Damaged`], [`PoolError::End`], [`PoolError::Fenced`].
+    pub fn read_into(&self, key: &Key, pieces: &mut [&mut [u8]]) -> Result<bool, PoolError> {
+        let Some(pin) = self.pin(key)? else { return Ok(false) };
+        let length: u64 = pieces.iter().map(|piece| piece.len() as u64).sum();
+        if length != pin.entry.length {
+            return Err(PoolError::End { at: 0, length, bytes: pin.entry.length });
+        }
+        self.fill(&pin, pieces)?;
+        Ok(true)
+    }
+
+    /// Reads parts of an object or a block, each at its offset. Whether it was there. The check is
+    /// of the whole, so parts are read unchecked.
+    ///
+    /// # Errors
+    /// [`PoolError::End`], [`PoolError::Fenced`].
+    pub fn read_parts(&self, key: &Key, parts: &mut [(u64, &mut [u8])]) -> Result<bool, PoolError> {
+        let Some(pin) = self.pin(key)? else { return Ok(false) };
+        let bytes = pin.entry.length;
+        for (at, part) in parts.iter() {
+            let length = part.len() as u64;
+            if at.checked_add(length).is_none_or(|end| end > bytes) {
+                return Err(PoolError::End { at: *at, length, bytes });
+            }
+            self.member.lines.invalidate(pin.entry.at + at, length)?;
+        }
+        self.member.lines.settle()?;
+        for (at, part) in parts {
+            self.member.lines.load(pin.entry.at + *at, part)?;
+        }
+        self.member.alive()?;
+        Ok(true)
+    }
+
+    /// Reads all of what is pinned, and checks it.
+    pub(crate) fn fill(&self, pin: &Pin<'_>, pieces: &mut [&mut [u8]]) -> Result<(), PoolError> {
+        let entry = &pin.entry;
+        self.member.lines.consume(entry.at, entry.length)?;
+        let mut digest = Digest::new(CrcAlgorithm::Crc32Iscsi);
+        let mut at = entry.at;
+        for piece in pieces {
+            for part in piece.chunks_mut(PIECE) {
+                self.member.lines.load(at, part)?;
+                digest.update(part);
+                at += part.len() as u64;
+            }
+        }
+        if digest.finalize() as u32 != entry.crc {
+            self.member.alive()?;
+            return Err(PoolError::Damaged { what: "an object's bytes", at: entry.at });
+        }
+        Ok(())
+    }
+}
+
+impl Reservation<'_> {
+    /// Appends bytes: the pieces of a block, in their order.
+    ///
+    /// # Errors
+    /// [`PoolError::End`].
+    pub fn append(&mut self, bytes: &[u8]) -> Result<(), PoolError> {
+        let length = bytes.len() as u64;
+        if length > self.entry.length - self.done {
+            return Err(PoolError::End { at: self.done, length, bytes: self.entry.length });
+        }
+        for part in bytes.chunks(PIECE) {
+            self.digest.update(part);
+            self.pool.member.lines.ntstore(self.entry.at + self.done, part)?;
+            self.done += part.len() as u64;
+        }
+        Ok(())
+    }
+
+    /// Makes it ready: all see it whole, whoever comes after.
+    ///
+    /// # Errors
+    /// [`PoolError::End`] if bytes are missing, [`PoolError::Fenced`].
+    pub fn commit(mut self) -> Result<(), PoolError> {
+        let (pool, member) = (self.pool, &self.pool.member);
+        if self.done != self.entry.length {
+            return Err(PoolError::End { at: self.done, length: 0, bytes: self.entry.length });
+        }
+        self.entry.crc = if self.done == 0 { crc(&[]) } else { self.digest.finalize() as u32 };
+        member.lines.fence()?;
+        let held = member.acquire(member.layout.lock_of(self.slot.group))?;
+        let tag_at = member.layout.tag(self.slot);
+        member.lines.consume(tag_at, 8)?;
+        if member.lines.word(tag_at)? != self.tag.0 {
+            // Somebody took this node for dead, or stored what it may not.
+            self.open = false;
+            held.release()?;
+            member.alive()?;
+            return Err(PoolError::Damaged { what: "a reservation", at: tag_at });
+        }
+        let at = self.entry.store(member, self.slot)?;
+        member.lines.publish(at, LINE)?;
+        pool.set_stamp(self.slot, pool.stamp())?;
+        self.open = false;
+        let is_object = self.entry.name_length > 0;
+        let ready = self.tag.with(if is_object { State::Object } else { State::Block });
+        let old = if is_object { self.older()? } else { None };
+        match old {
+            Some((slot, tag)) => {
+                held.change([(tag_at, ready.0), (member.layout.tag(slot), tag.with(State::Evicting).0)])?;
+            }
+            None => member.lines.post(tag_at, ready.0)?,
+        }
+        held.release()?;
+        if let Some((slot, _)) = old {
+            settle(member, &pool.heap, slot)?;
+        }
+        Counts::add(&pool.counts.stores, 1);
+        member.alive()
+    }
+
+    /// The object that this one replaces. The group's lock is held.
+    fn older(&self) -> Result<Option<(Slot, Tag)>, PoolError> {
+        let member = &self.pool.member;
+        let seen = tags(member, self.slot.group)?;
+        for (slot, tag) in matching(&seen, self.slot.group, &self.entry.key, State::is_ready) {
+            member.lines.consume(member.layout.entry(slot), LINE)?;
+            if Entry::load(member, slot, tag)?.is_some_and(|entry| entry.key == self.entry.key) {
+                return Ok(Some((slot, tag)));
+            }
+        }
+        Ok(None)
+    }
+
+    fn give_up(&mut self) -> Result<(), PoolError> {
+        let member = &self.pool.member;
+        let held = member.acquire(member.layout.lock_of(self.slot.group))?;
+        let at = member.layout.tag(self.slot);
+        member.lines.consume(at, 8)?;
+        let is_ours = member.lines.word(at)? == self.tag.0;
+        if is_ours {
+            member.lines.post(at, 0)?;
+        }
+        held.release()?;
+        if is_ours { self.pool.give(&self.entry) } else { Ok(()) }
+    }
+}
+
+impl Drop for Reservation<'_> {
+    fn drop(&mut self) {
+        // If that fails, the node is fenced or the memory gone: others recover it.
+        if self.open && !std::thread::panicking() {
+            let _ = self.give_up();
+        }
+    }
+}

@@ -1,0 +1,171 @@
+//! What a pool does, one thing after the other, in memory that does nothing by itself.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use lamina_pool::{Chain, Geometry, Key, Pool, PoolError, Reserved};
+
+use crate::world::{Work, World, geometry, let_others};
+
+/// Both kinds of memory, and of the second a few of its caches' moods.
+pub(crate) fn worlds() -> impl Iterator<Item = World> {
+    let all = [(0, true), (0, false), (1, false), (2, false), (4, false)];
+    all.into_iter().map(|(seed, coherent)| World::new(seed, coherent, &geometry()))
+}
+
+pub(crate) fn bytes(seed: u64, length: usize) -> Vec<u8> {
+    let mut word = seed | 1;
+    std::iter::repeat_with(|| {
+        word = word.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (word >> 56) as u8
+    })
+    .take(length)
+    .collect()
+}
+
+fn key(number: u32) -> Key {
+    Chain::new("test").next(&[number])
+}
+
+#[test]
+fn objects_are_put_got_replaced_listed_and_deleted_by_all() {
+    for world in worlds() {
+        let one = world.attach(0).unwrap();
+        let other = world.attach(1).unwrap();
+        assert_eq!(one.get("a").unwrap(), None);
+        one.put("a", &bytes(1, 300)).unwrap();
+        assert_eq!(other.get("a").unwrap(), Some(bytes(1, 300)));
+        let done = AtomicU32::new(0);
+        world.run(
+            vec![
+                Box::new(|| {
+                    other.put("a", &bytes(2, 5000)).unwrap();
+                    other.put("empty", &[]).unwrap();
+                    assert_eq!(other.list().unwrap().len(), 2);
+                    assert!(other.delete("empty").unwrap());
+                    assert!(!other.delete("empty").unwrap());
+                    other.put("b", &bytes(3, 17)).unwrap();
+                    done.fetch_add(1, Ordering::Relaxed);
+                }),
+                serving(&one, &done, 1),
+            ],
+            false,
+        );
+        assert_eq!(one.get("a").unwrap(), Some(bytes(2, 5000)));
+        assert_eq!(one.get("empty").unwrap(), None);
+        let names: Vec<_> =
+            one.list().unwrap().into_iter().map(|object| (object.name, object.bytes)).collect();
+        assert_eq!(names, [("a".to_owned(), 5000), ("b".to_owned(), 17)]);
+        assert!(matches!(one.put("", &[]), Err(PoolError::TooLong { .. })));
+        assert!(matches!(one.put(&"x".repeat(1025), &[]), Err(PoolError::TooLong { .. })));
+        let report = one.check(false).unwrap();
+        assert_eq!((report.problems.as_slice(), report.ready, report.bytes), (&[][..], 2, 5017));
+    }
+}
+
+/// A node that does its duty until `most` others are done.
+pub(crate) fn serving<'p>(pool: &'p Pool, done: &'p AtomicU32, most: u32) -> Work<'p> {
+    Box::new(move || {
+        while done.load(Ordering::Relaxed) < most {
+            pool.serve().unwrap();
+            let_others();
+        }
+    })
+}
+
+#[test]
+fn blocks_are_stored_once_gathered_scattered_and_read_in_parts() {
+    for world in worlds() {
+        let one = world.attach(0).unwrap();
+        let (k, v) = (bytes(1, 700), bytes(2, 700));
+        assert!(one.store(key(1), &[&k, &v]).unwrap());
+        assert!(!one.store(key(1), &[&v, &k]).unwrap(), "stored once");
+        let (mut first, mut second) = (vec![0; 1000], vec![0; 400]);
+        assert!(one.read_into(&key(1), &mut [&mut first, &mut second]).unwrap());
+        assert_eq!([first, second].concat(), [&k[..], &v[..]].concat());
+        let (mut part, mut last) = ([0; 4], [0; 2]);
+        assert!(one.read_parts(&key(1), &mut [(699, &mut part), (1398, &mut last)]).unwrap());
+        assert_eq!(part[..], [&k[699..], &v[..3]].concat());
+        assert_eq!(last, v[698..]);
+        let past = one.read_parts(&key(1), &mut [(1397, &mut part)]);
+        assert!(matches!(past, Err(PoolError::End { at: 1397, length: 4, bytes: 1400 })));
+        assert!(!one.read_into(&key(2), &mut [&mut part]).unwrap());
+        // A reservation holds others off until it is dropped.
+        let Reserved::Yours(mut mine) = one.reserve(key(3), 100).unwrap() else { panic!("free") };
+        assert!(matches!(one.reserve(key(3), 100).unwrap(), Reserved::Busy));
+        mine.append(&[0; 60]).unwrap();
+        assert!(matches!(mine.append(&[0; 41]), Err(PoolError::End { .. })));
+        drop(mine);
+        let Reserved::Yours(mine) = one.reserve(key(3), 100).unwrap() else { panic!("given back") };
+        assert!(matches!(mine.commit(), Err(PoolError::End { .. })), "bytes are missing");
+        assert_eq!(one.read(&key(3)).unwrap(), None);
+        assert!(one.remove(&key(1)).unwrap());
+        assert!(one.check(false).unwrap().problems.is_empty());
+        assert_eq!(one.stats().unwrap().taken_bytes, 4096 * 2, "one chunk of each size is kept");
+    }
+}
+
+#[test]
+fn what_was_used_least_recently_goes_first_and_of_a_prefix_its_end() {
+    for world in worlds() {
+        // Eight chunks, each a block.
+        let one = world.attach(0).unwrap();
+        let keys: Vec<_> = (0..7).map(key).collect();
+        for key in &keys {
+            assert!(one.store(*key, &[&[1; 4096]]).unwrap());
+        }
+        assert!(one.store(key(100), &[&[1; 4096]]).unwrap());
+        assert_eq!(one.prefix(&keys[..3]).unwrap(), 3);
+        assert!(one.read(&keys[5]).unwrap().is_some());
+        let there = |pool: &lamina_pool::Pool| {
+            let all = keys.iter().chain([&key(100)]).copied().collect::<Vec<_>>();
+            all.into_iter().map(|key| pool.remove(&key).unwrap()).collect::<Vec<_>>()
+        };
+        for new in 200..205 {
+            assert!(one.store(key(new), &[&[2; 4096]]).unwrap());
+        }
+        // 3, 4, 6 and 100 were never used again, and of the prefix 2 is its end.
+        assert_eq!(there(&one), [true, true, false, false, false, true, false, false]);
+    }
+}
+
+#[test]
+fn a_pool_that_is_full_of_objects_says_so_and_evicts_none() {
+    for world in worlds() {
+        let one = world.attach(0).unwrap();
+        for number in 0..8 {
+            let put = one.put(&format!("{number}"), &[7; 4000]);
+            assert_eq!(put.is_ok(), number < 7, "{put:?}: a chunk for the names");
+        }
+        assert!(matches!(one.put("x", &vec![0; 40_000]), Err(PoolError::Full { .. })));
+        assert_eq!(one.list().unwrap().len(), 7);
+        assert!(one.delete("3").unwrap());
+        one.put("8", &[8; 4000]).unwrap();
+        assert_eq!(one.get("8").unwrap(), Some(vec![8; 4000]));
+        assert!(one.check(false).unwrap().problems.is_empty());
+    }
+}
+
+#[test]
+fn a_run_of_chunks_holds_what_is_larger_than_one() {
+    for world in worlds() {
+        let one = world.attach(0).unwrap();
+        for round in 0..20 {
+            let large = bytes(round, 4096 * 5 + 1);
+            assert!(one.store(key(1), &[&large]).unwrap());
+            assert_eq!(one.read(&key(1)).unwrap(), Some(large));
+            assert!(one.remove(&key(1)).unwrap());
+        }
+        assert_eq!(one.stats().unwrap().taken_bytes, 0);
+    }
+}
+
+#[test]
+fn what_cannot_be_a_pool_is_refused() {
+    let world = World::new(0, true, &geometry());
+    world.memory.damage(20, &[9]).unwrap();
+    assert!(world.attach(0).is_err());
+    world.memory.damage(0, &[9]).unwrap();
+    assert!(matches!(world.attach(0), Err(PoolError::NoPool(_))));
+    let bad = Geometry { nodes: 0, ..geometry() };
+    assert!(matches!(bad.bytes(), Err(PoolError::Geometry(_))));
+}

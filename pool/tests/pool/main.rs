@@ -1,0 +1,7 @@
+//! The pool on simulated memory and on files.
+
+#![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
+
+mod basics;
+mod schedules;
+mod world;

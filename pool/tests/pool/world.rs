@@ -1,0 +1,191 @@
+//! Nodes of a simulated memory, each a coroutine: a seed says who runs when, who dies and who is
+//! stopped. Time goes on only while nodes wait.
+
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use generator::{Generator, Gn};
+use lamina_pool::mem::{Killed, Simulated};
+use lamina_pool::{Geometry, Host, Pool, PoolError};
+
+/// Words of a coroutine's stack.
+const STACK: usize = 0x6000;
+/// Steps of all nodes after which a run does not end.
+const MOST_STEPS: u64 = 3_000_000;
+
+pub(crate) struct World {
+    pub(crate) memory: Arc<Simulated>,
+    pub(crate) clock: Arc<AtomicU64>,
+    steps: Arc<AtomicU64>,
+    frozen: Arc<AtomicBool>,
+    random: AtomicU64,
+    timeout: u64,
+}
+
+/// Lets other nodes run.
+#[allow(deprecated, reason = "it is called from inside what is tested, which has no scope at hand")]
+pub(crate) fn let_others() {
+    if generator::is_generator() {
+        generator::yield_with(());
+    }
+}
+
+/// What a node does.
+pub(crate) type Work<'w> = Box<dyn FnOnce() + Send + 'w>;
+
+fn coroutine<'w>(work: impl FnOnce() + Send + 'w) -> Generator<'w, (), ()> {
+    Gn::<()>::new_opt(STACK, work)
+}
+
+/// The machine of a node.
+struct Machine {
+    memory: Arc<Simulated>,
+    clock: Arc<AtomicU64>,
+    node: usize,
+    timeout: u64,
+}
+
+fn mixed(state: u64) -> u64 {
+    let state = (state ^ state >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let state = (state ^ state >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    state ^ state >> 31
+}
+
+impl Host for Machine {
+    fn now(&self) -> u64 {
+        self.clock.load(Ordering::Relaxed)
+    }
+
+    fn relax(&self, _: u32) {
+        self.clock.fetch_add(1, Ordering::Relaxed);
+        let_others();
+    }
+
+    fn timeout(&self) -> u64 {
+        self.timeout
+    }
+
+    fn patience(&self) -> u64 {
+        self.timeout * 60
+    }
+
+    fn is_gone(&self, _: u32, _: u32) -> bool {
+        false
+    }
+
+    fn revoke(&self, node: u32, _: u32) -> bool {
+        // The device does one after the other, and nothing for whom it revoked.
+        if self.memory.is_revoked(self.node) {
+            return false;
+        }
+        self.memory.revoke(node as usize);
+        true
+    }
+}
+
+pub(crate) fn geometry() -> Geometry {
+    Geometry { nodes: 4, stripes: 3, groups: 4, chunks: 8, chunk_bytes: 4096 }
+}
+
+impl World {
+    pub(crate) fn new(seed: u64, coherent: bool, geometry: &Geometry) -> Self {
+        let steps = Arc::new(AtomicU64::new(0));
+        let frozen = Arc::new(AtomicBool::new(false));
+        let (counted, still) = (Arc::clone(&steps), Arc::clone(&frozen));
+        let hook = move |_: usize| {
+            let step = counted.fetch_add(1, Ordering::Relaxed);
+            if !still.load(Ordering::Relaxed)
+                && mixed(seed ^ step.wrapping_mul(0x9e37_79b9_7f4a_7c15)).is_multiple_of(5)
+            {
+                let_others();
+            }
+        };
+        let bytes = geometry.bytes().unwrap();
+        let memory = Simulated::new(bytes, geometry.nodes as usize, coherent, seed, hook);
+        Pool::create(Arc::new(memory.node(0)), geometry).unwrap();
+        memory.revive(0);
+        Self {
+            memory,
+            clock: Arc::new(AtomicU64::new(0)),
+            steps,
+            frozen,
+            random: AtomicU64::new(seed.wrapping_mul(0xd134_2543_de82_ef95) | 1),
+            timeout: 400,
+        }
+    }
+
+    pub(crate) fn below(&self, bound: u64) -> u64 {
+        let next = self.random.load(Ordering::Relaxed).wrapping_add(0x9e37_79b9_7f4a_7c15);
+        self.random.store(next, Ordering::Relaxed);
+        mixed(next) % bound
+    }
+
+    pub(crate) fn attach(&self, node: u32) -> Result<Pool, PoolError> {
+        let machine = Machine {
+            memory: Arc::clone(&self.memory),
+            clock: Arc::clone(&self.clock),
+            node: node as usize,
+            timeout: self.timeout,
+        };
+        Pool::attach(Arc::new(self.memory.node(node as usize)), Arc::new(machine), node)
+    }
+
+    pub(crate) fn now(&self) -> u64 {
+        self.steps.load(Ordering::Relaxed)
+    }
+
+    /// Runs a node's work for each node, until all ended or died. A node that is stopped goes on
+    /// when it is chosen again, `stops` steps later. Whether all came to an end.
+    pub(crate) fn run<'w>(&'w self, works: Vec<Work<'w>>, stops: bool) -> bool {
+        let mut running: Vec<_> = works
+            .into_iter()
+            .map(|work| {
+                let work = move || {
+                    if let Err(why) = catch_unwind(AssertUnwindSafe(work))
+                        && !why.is::<Killed>()
+                    {
+                        resume_unwind(why);
+                    }
+                };
+                (coroutine(work), 0_u64)
+            })
+            .collect();
+        let end = self.now() + MOST_STEPS;
+        let mut turns = 0_u64;
+        while !running.is_empty() {
+            turns += 1;
+            if self.now() > end || turns > MOST_STEPS {
+                // Their stacks are unwound: nothing of theirs may go on.
+                self.frozen.store(true, Ordering::Relaxed);
+                for node in 0..geometry().nodes {
+                    self.memory.kill_after(node as usize, 0);
+                }
+                for (work, _) in &mut running {
+                    while !work.is_done() {
+                        work.resume();
+                    }
+                }
+                self.frozen.store(false, Ordering::Relaxed);
+                return false;
+            }
+            let which = self.below(running.len() as u64) as usize;
+            let (work, stopped_until) = &mut running[which];
+            if *stopped_until > turns {
+                if self.below(8) == 0 {
+                    self.clock.fetch_add(1, Ordering::Relaxed);
+                }
+                continue;
+            }
+            if stops && self.below(4000) == 0 {
+                *stopped_until = turns + self.below(20_000);
+                continue;
+            }
+            work.resume();
+            if work.is_done() {
+                drop(running.swap_remove(which));
+            }
+        }
+        true
+    }
+}
