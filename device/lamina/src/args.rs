@@ -31,7 +31,15 @@ use crate::partition_table::PartitionArgs;
 #[command(
     version,
     propagate_version = true,
-    after_help = "\
+    after_help = crate::status::Status::table(),
+    after_long_help = format!("{EXAMPLES}\n\n{}", crate::status::Status::table())
+)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+const EXAMPLES: &str = "\
 Examples:
   Show a checkpoint as files, as it is and at any precision, and end that:
       lamina mount model.safetensors ~/m
@@ -53,12 +61,9 @@ Examples:
       lamina events
       lamina discard old.k
   See what bit-planes and codecs make of a checkpoint, without serving it:
-      lamina analyze model.safetensors --plot planes.svg"
-)]
-pub(crate) struct Cli {
-    #[command(subcommand)]
-    pub(crate) command: Command,
-}
+      lamina analyze model.safetensors --plot planes.svg
+  See whether this host has what all of that needs:
+      lamina doctor";
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
@@ -109,6 +114,9 @@ pub(crate) enum Command {
     #[command(subcommand)]
     Trace(Trace),
     Elastic(Elastic),
+    Doctor(Doctor),
+    Completions(Completions),
+    Man(ManPages),
 }
 
 /// Serve a device: mount its two windows, or serve them as disks, load checkpoints, answer the API
@@ -426,6 +434,41 @@ pub(crate) struct Analyze {
     /// Draw the ratios of all planes to this SVG file.
     #[arg(long, value_name = "OUT.svg")]
     pub(crate) plot: Option<PathBuf>,
+}
+
+/// Look at this host: what it has of what a device and its guests need, what is missing, and the
+/// command that mends it.
+///
+/// Looks at FUSE, the kernel, rights, QEMU, KVM, the guest's image, the processor, memory and
+/// limits. Changes nothing, and needs no device.
+#[derive(Debug, Args)]
+pub(crate) struct Doctor {
+    /// Print JSON instead of a table.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Print what has a shell complete this program's commands and options.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+      lamina completions bash > ~/.local/share/bash-completion/completions/lamina
+      lamina completions zsh > ~/.zfunc/_lamina
+      lamina completions fish > ~/.config/fish/completions/lamina.fish")]
+pub(crate) struct Completions {
+    /// The shell.
+    pub(crate) shell: clap_complete::Shell,
+}
+
+/// Print this program's manual page, or write those of all its commands.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Example:
+      lamina man --out ~/.local/share/man/man1 && man lamina-serve")]
+pub(crate) struct ManPages {
+    /// Write the pages of all commands into this directory, which is made if it is missing.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) out: Option<PathBuf>,
 }
 
 /// Codecs to compare, each once.

@@ -22,6 +22,7 @@ use tokio::net::{TcpStream, UnixStream};
 use crate::args::{Client, Discard, Flush, Poison, Snapshot, Tensor, TensorAdd, Upgrade, View};
 use crate::holder;
 use crate::out::print_line;
+use crate::status::{NoDevice, Refused};
 
 pub(crate) use self::api_at::ApiAt;
 pub(crate) use self::stats::stats;
@@ -50,7 +51,9 @@ async fn ask_once(api: &ApiAt, method: Method, path: &str, body: Option<Value>) 
     match api {
         ApiAt::Socket(socket) => {
             let stream = UnixStream::connect(socket).await.with_context(|| {
-                format!("no device answers at {api}: is `lamina serve` running, with this --run-dir?")
+                NoDevice(format!(
+                    "no device answers at {api}: is `lamina serve` running, with this --run-dir?"
+                ))
             })?;
             peer::check(&stream, socket)?;
             send(stream, api, method, path, body).await
@@ -61,7 +64,7 @@ async fn ask_once(api: &ApiAt, method: Method, path: &str, body: Option<Value>) 
                 "{address} is not on this host: devices answer on loopback only"
             );
             let stream = TcpStream::connect(address).await.with_context(|| {
-                format!("no device answers at {api}: is `lamina serve --tcp {api}` running?")
+                NoDevice(format!("no device answers at {api}: is `lamina serve --tcp {api}` running?"))
             })?;
             peer::check_address(*address)?;
             send(stream, api, method, path, body).await
@@ -85,22 +88,26 @@ async fn send<S: AsyncRead + AsyncWrite + Send + Unpin + 'static>(
         .header(header::HOST, "localhost")
         .header(header::CONTENT_TYPE, "application/json")
         .body(Full::new(Bytes::from(body.map(|body| body.to_string()).unwrap_or_default())))?;
-    let answer = sender.send_request(request).await.context("the device closed the connection")?;
+    let closed = || NoDevice("the device closed the connection".to_owned());
+    let answer = sender.send_request(request).await.with_context(closed)?;
     let status = answer.status();
     let body = Limited::new(answer.into_body(), MAX_ANSWER).collect().await;
     let broke_off = |why: Box<dyn std::error::Error + Send + Sync>| match why.downcast::<hyper::Error>() {
         Ok(why) => anyhow::Error::from(*why),
         Err(why) => anyhow!(why),
     };
-    let body = body.map_err(broke_off).context("the device's answer broke off")?.to_bytes();
+    let body = body
+        .map_err(broke_off)
+        .with_context(|| NoDevice("the device's answer broke off".to_owned()))?
+        .to_bytes();
     connection.abort();
     if body.is_empty() && status.is_success() {
         return Ok(json!({}));
     }
     let body: Value = serde_json::from_slice(&body)
-        .with_context(|| format!("the device's answer ({status}) is no JSON; is {api} Lamina's?"))?;
+        .with_context(|| NoDevice(format!("the answer ({status}) is no JSON; is {api} Lamina's?")))?;
     if !status.is_success() {
-        bail!("the device refuses: {}", body["error"].as_str().unwrap_or(status.as_str()));
+        bail!(Refused(body["error"].as_str().unwrap_or(status.as_str()).to_owned()));
     }
     Ok(body)
 }

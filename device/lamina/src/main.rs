@@ -8,11 +8,13 @@ mod analyze;
 mod args;
 mod boot;
 mod client;
+mod doctor;
 mod guests;
 mod holder;
 mod image;
 mod life;
 mod log;
+mod manual;
 mod meter;
 mod modelled;
 mod mount;
@@ -21,6 +23,7 @@ mod partition_table;
 mod serve;
 mod several;
 mod shmem;
+mod status;
 mod topology;
 mod way;
 mod worker;
@@ -29,6 +32,7 @@ use std::process::ExitCode;
 
 use crate::args::Command;
 use crate::partition_table::PartitionArgs;
+use crate::status::Status;
 
 fn main() -> ExitCode {
     let cli = match topology::command_line() {
@@ -48,6 +52,15 @@ fn run(cli: args::Cli) -> ExitCode {
             Command::Boot(args) => worker::work(&args.device, &PartitionArgs::default()),
             _ => {}
         }
+    }
+    let alone = match &cli.command {
+        Command::Doctor(args) => Some(doctor::doctor(args)),
+        Command::Completions(args) => Some(manual::completions(args).map(|()| Status::Done)),
+        Command::Man(args) => Some(manual::man(args).map(|()| Status::Done)),
+        _ => None,
+    };
+    if let Some(done) = alone {
+        return done.map_or_else(|why| out::failed(&why), ExitCode::from);
     }
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
@@ -85,6 +98,8 @@ fn run(cli: args::Cli) -> ExitCode {
             Command::Snapshot(command) => client::snapshot(command),
             Command::Image(command) => tokio::task::block_in_place(|| image::image(&command)),
             Command::Upgrade(args) => client::upgrade(&args),
+            // Done above.
+            Command::Doctor(_) | Command::Completions(_) | Command::Man(_) => Ok(()),
         }
         .map(|()| ExitCode::SUCCESS)
     });

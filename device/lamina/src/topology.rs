@@ -29,6 +29,7 @@ use self::file::File;
 use self::options::Options;
 use crate::args::{Cli, Command};
 use crate::out;
+use crate::status::Status;
 
 /// The options that stand for the file, if there is one.
 static WORDS: OnceLock<Vec<OsString>> = OnceLock::new();
@@ -42,23 +43,18 @@ pub(crate) fn command_line() -> Result<Cli, ExitCode> {
     let cli = Cli::from_arg_matches(&matches).map_err(|why| out::parsed(&why))?;
     let Command::Boot(boot) = &cli.command else { return Ok(cli) };
     let Some(path) = &boot.topology else { return Ok(cli) };
-    let expanded = others(&matches)
-        .and_then(|()| std::fs::read_to_string(path).map_err(|why| why.to_string()))
-        .and_then(|text| {
-            let folder = std::path::absolute(path).map_err(|why| why.to_string())?;
-            expand(&text, folder.parent().unwrap_or(Path::new("/")), boot.print_command)
-        });
-    match expanded {
-        Ok((cli, words)) => {
-            // This is the first and only call.
-            let _ = WORDS.set(words);
-            Ok(cli)
-        }
-        Err(why) => {
-            eprintln!("lamina: the topology {}: {why}", path.display());
-            Err(ExitCode::FAILURE)
-        }
-    }
+    let failed = |status: Status, why: String| {
+        eprintln!("lamina: the topology {}: {why}", path.display());
+        ExitCode::from(status)
+    };
+    others(&matches).map_err(|why| failed(Status::Usage, why))?;
+    let read = std::fs::read_to_string(path).and_then(|text| Ok((text, std::path::absolute(path)?)));
+    let (text, place) = read.map_err(|why| failed(Status::Io, why.to_string()))?;
+    let folder = place.parent().unwrap_or(Path::new("/"));
+    let (cli, words) = expand(&text, folder, boot.print_command).map_err(|why| failed(Status::Usage, why))?;
+    // This is the first and only call.
+    let _ = WORDS.set(words);
+    Ok(cli)
 }
 
 /// The options that this program was started with, without its name, for one that is to do the

@@ -30,4 +30,5 @@ mod poison;
 mod pressure;
 mod program;
 mod shmem;
+mod statuses;
 mod stops;
