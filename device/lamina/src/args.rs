@@ -79,6 +79,7 @@ pub(crate) enum Command {
     BootSeveral(Box<Guests>),
     /// Show the counters of a device that is being served.
     Stats(Client),
+    Top(Top),
     /// List the tensors of a device that is being served.
     Tensors(Client),
     /// List the views of a device that is being served.
@@ -154,8 +155,12 @@ pub(crate) struct Serve {
     #[command(flatten)]
     pub(crate) partition_table: PartitionArgs,
     /// The directory to mount on; made if it is missing.
-    #[arg(long, value_name = "DIR", required_unless_present = "vhost_user")]
+    #[arg(long, value_name = "DIR", required_unless_present_any = ["vhost_user", "topology"])]
     pub(crate) mount: Option<PathBuf>,
+    /// Take all of this from a file of TOML: docs/lamina.toml is an example. The parts of its guests
+    /// are made, and nobody is booted.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) topology: Option<PathBuf>,
     /// Serve disks: a directory for the sockets of both windows, or one socket and what its disk
     /// shows; may be given more than once.
     #[arg(long, value_name = "DIR|SOCKET=WHAT", value_parser = disks)]
@@ -184,6 +189,18 @@ pub(crate) struct Client {
     /// Print JSON instead of a table.
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// Watch a device that is being served: what is stored of each plane, traffic by view, the hottest
+/// tensors, events. The same is on the page of its API, `lamina serve --tcp`.
+#[derive(Debug, Args)]
+pub(crate) struct Top {
+    /// The API's socket, or the address of --tcp, which is your own or root's.
+    #[arg(long, default_value_t, value_name = "PATH|ADDRESS:PORT")]
+    pub(crate) api: ApiAt,
+    /// Print one frame, and end.
+    #[arg(long)]
+    pub(crate) once: bool,
 }
 
 #[derive(Debug, Subcommand)]

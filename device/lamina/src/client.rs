@@ -9,8 +9,8 @@ use anyhow::{Context, Result, anyhow, bail, ensure};
 use comfy_table::presets::NOTHING;
 use comfy_table::{CellAlignment, Table};
 use http_body_util::{BodyExt, Full, Limited};
-use hyper::body::Bytes;
-use hyper::{Method, Request, header};
+use hyper::body::{Bytes, Incoming};
+use hyper::{Method, Request, StatusCode, header};
 use hyper_util::rt::TokioIo;
 use indicatif::{BinaryBytes, HumanCount};
 use lamina_device::{layout::Layout, tensor::TensorSpec};
@@ -18,6 +18,7 @@ use lamina_serve::peer;
 use serde_json::{Value, json};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
+use tokio::task::JoinHandle;
 
 use crate::args::{Client, Discard, Flush, Poison, Snapshot, Tensor, TensorAdd, Upgrade, View};
 use crate::holder;
@@ -47,7 +48,13 @@ pub(crate) async fn ask(api: &ApiAt, method: Method, path: &str, body: Option<Va
     }
 }
 
-async fn ask_once(api: &ApiAt, method: Method, path: &str, body: Option<Value>) -> Result<Value> {
+/// What a request can be sent over.
+trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
+
+/// Connects to the device at `api`, if who answers there is to be trusted.
+async fn connect(api: &ApiAt) -> Result<Box<dyn Stream>> {
     match api {
         ApiAt::Socket(socket) => {
             let stream = UnixStream::connect(socket).await.with_context(|| {
@@ -56,7 +63,7 @@ async fn ask_once(api: &ApiAt, method: Method, path: &str, body: Option<Value>) 
                 ))
             })?;
             peer::check(&stream, socket)?;
-            send(stream, api, method, path, body).await
+            Ok(Box::new(stream))
         }
         ApiAt::Address(address) => {
             ensure!(
@@ -67,21 +74,22 @@ async fn ask_once(api: &ApiAt, method: Method, path: &str, body: Option<Value>) 
                 NoDevice(format!("no device answers at {api}: is `lamina serve --tcp {api}` running?"))
             })?;
             peer::check_address(*address)?;
-            send(stream, api, method, path, body).await
+            Ok(Box::new(stream))
         }
     }
 }
 
-/// Sends a request to who is at the other end, who is trusted.
-async fn send<S: AsyncRead + AsyncWrite + Send + Unpin + 'static>(
-    stream: S,
+/// Sends a request: the answer's status and body, and the connection, which ends when it is
+/// dropped.
+async fn send(
     api: &ApiAt,
     method: Method,
     path: &str,
     body: Option<Value>,
-) -> Result<Value> {
+) -> Result<(StatusCode, Incoming, Connection)> {
+    let stream = connect(api).await?;
     let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
-    let connection = tokio::spawn(connection);
+    let connection = Connection(tokio::spawn(async move { drop(connection.await) }));
     let request = Request::builder()
         .method(method)
         .uri(path)
@@ -90,17 +98,43 @@ async fn send<S: AsyncRead + AsyncWrite + Send + Unpin + 'static>(
         .body(Full::new(Bytes::from(body.map(|body| body.to_string()).unwrap_or_default())))?;
     let closed = || NoDevice("the device closed the connection".to_owned());
     let answer = sender.send_request(request).await.with_context(closed)?;
-    let status = answer.status();
-    let body = Limited::new(answer.into_body(), MAX_ANSWER).collect().await;
+    Ok((answer.status(), answer.into_body(), connection))
+}
+
+/// A connection that is served until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Connection(JoinHandle<()>);
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+async fn ask_once(api: &ApiAt, method: Method, path: &str, body: Option<Value>) -> Result<Value> {
+    let (status, body, _connection) = send(api, method, path, body).await?;
+    understood(api, status, body).await
+}
+
+/// Opens an answer that goes on, or the API's error.
+pub(crate) async fn open(api: &ApiAt, path: &str) -> Result<(Incoming, Connection)> {
+    let (status, body, connection) = send(api, Method::GET, path, None).await?;
+    if status.is_success() {
+        return Ok((body, connection));
+    }
+    understood(api, status, body).await?;
+    bail!("the device answers {status}")
+}
+
+/// An answer's JSON, or the error that it is.
+async fn understood(api: &ApiAt, status: StatusCode, body: Incoming) -> Result<Value> {
+    let body = Limited::new(body, MAX_ANSWER).collect().await;
     let broke_off = |why: Box<dyn std::error::Error + Send + Sync>| match why.downcast::<hyper::Error>() {
         Ok(why) => anyhow::Error::from(*why),
         Err(why) => anyhow!(why),
     };
-    let body = body
-        .map_err(broke_off)
-        .with_context(|| NoDevice("the device's answer broke off".to_owned()))?
-        .to_bytes();
-    connection.abort();
+    let broken = || NoDevice("the device's answer broke off".to_owned());
+    let body = body.map_err(broke_off).with_context(broken)?.to_bytes();
     if body.is_empty() && status.is_success() {
         return Ok(json!({}));
     }

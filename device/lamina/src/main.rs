@@ -24,6 +24,7 @@ mod serve;
 mod several;
 mod shmem;
 mod status;
+mod top;
 mod topology;
 mod way;
 mod worker;
@@ -85,6 +86,7 @@ fn run(cli: args::Cli) -> ExitCode {
             Command::Rm(args) => mount::rm(args).await,
             Command::Serve(args) => serve::serve(*args).await,
             Command::Stats(args) => client::stats(&args).await,
+            Command::Top(args) => top::top(args).await,
             Command::Tensors(args) => client::tensors(&args).await,
             Command::Views(args) => client::views(&args).await,
             Command::Guests(args) => client::guests(&args).await,

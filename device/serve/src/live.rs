@@ -1,4 +1,4 @@
-//! What a viewer sees, pushed: `GET /live`, server-sent events for the page, and for programs.
+//! What a viewer sees, pushed: `GET /live`, server-sent events for the page and `lamina top`.
 //!
 //! * One snapshot a [tick](TICK) for all viewers, while there are any; each is computed, compared
 //!   with the one before and put into words once. Viewers share the bytes.

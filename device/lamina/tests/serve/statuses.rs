@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
@@ -143,5 +144,21 @@ fn completions_and_manual_pages_are_whole() {
         }
         let output = lamina(&["man"]).output().unwrap();
         assert!(String::from_utf8(output.stdout).unwrap().contains("Exit statuses:"));
+    });
+}
+
+#[test]
+fn help_and_completions_are_there_at_once() {
+    within(60, || {
+        for words in [&["--help"][..], &["completions", "bash"], &["completions", "zsh"]] {
+            let took = |_| {
+                let begun = Instant::now();
+                assert!(lamina(words).stdout(Stdio::null()).status().unwrap().success());
+                begun.elapsed()
+            };
+            // The quickest, for other tests run beside it.
+            let least = (0..20).map(took).min().unwrap();
+            assert!(least < Duration::from_millis(20), "{words:?} takes {least:?}");
+        }
     });
 }
