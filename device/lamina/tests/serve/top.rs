@@ -57,6 +57,8 @@ fn a_device_that_goes_and_comes_back_is_said() {
         let place = Place::new();
         let run = Run::start(&mut place.serve(&["--capacity", "16M", "--store-capacity", "12M"]));
         let top = format!("{} top --api {}", env!("CARGO_BIN_EXE_lamina"), place.text("run/api.sock"));
+        // A terminal that nobody looks at has no size.
+        let top = format!("stty rows 40 columns 200; {top}");
         let mut script = Command::new("script");
         script.args(["--quiet", "--flush", "--return", "--command", &top, "/dev/null"]);
         script.env("TERM", "xterm").stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());

@@ -209,7 +209,7 @@ fn what_is_answered_has_the_form_that_is_described() {
             "/tensors",
             "/tensors",
             r#"{"name":"x","length":18446744073709551615,"format":"int8"}"#,
-            422,
+            507,
         ),
         ("DELETE", "/tensors/nobody", "/tensors/{name}", "", 404),
         ("POST", "/views", "/views", r#"{"tensor":"nobody","spelling":"full"}"#, 404),
