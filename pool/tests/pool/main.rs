@@ -3,5 +3,9 @@
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 
 mod basics;
+mod hostile;
+mod processes;
+mod removal;
+mod scenes;
 mod schedules;
 mod world;

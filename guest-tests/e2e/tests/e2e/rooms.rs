@@ -21,7 +21,15 @@ const ROOMS: [(&str, &[&str]); 18] = [
     ("lamina-shim", &["lamina-abi"]),
     (
         "lamina",
-        &["lamina-abi", "lamina-codec", "lamina-device", "lamina-qemu", "lamina-serve", "lamina-store"],
+        &[
+            "lamina-abi",
+            "lamina-codec",
+            "lamina-device",
+            "lamina-pool",
+            "lamina-qemu",
+            "lamina-serve",
+            "lamina-store",
+        ],
     ),
     // It is for those who want nothing else of ours.
     ("lamina-pool", &[]),
