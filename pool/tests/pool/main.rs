@@ -5,7 +5,6 @@
 mod basics;
 mod hostile;
 mod processes;
-mod removal;
 mod scenes;
 mod schedules;
 mod world;

@@ -170,7 +170,7 @@ fn touches(seed: u64, left_out: Option<Site>) -> Told {
 
 /// A node that checks again and again sees what the other changed meanwhile, and no fault.
 fn checks(seed: u64, left_out: Option<Site>) -> Told {
-    let world = World::new(seed, false, &small());
+    let world = World::new(seed, false, &Geometry { chunks: 32, ..small() });
     world.memory.leave_out(left_out);
     let (one, other) = (world.attach(0).map_err(failed)?, world.attach(1).map_err(failed)?);
     let wrong = std::sync::Mutex::new(Vec::new());
@@ -288,4 +288,37 @@ fn messages(seed: u64, left_out: Option<Site>) -> Told {
         }
     }
     end(&world, wrong.into_inner().unwrap())
+}
+
+#[test]
+fn all_scenes_end_as_they_should() {
+    for seed in 0..12 {
+        for (name, scene) in SCENES {
+            match scene(seed, None) {
+                Ok(sites) => assert!(sites.len() > 30, "{name} makes few calls: {}", sites.len()),
+                Err(failures) => panic!("{name}, seed {seed}: {failures:#?}"),
+            }
+        }
+    }
+}
+
+/// What `site` says of its call, in the files of the pool.
+fn of_file<'a>(sites: &'a BTreeSet<Site>, file: &'a str) -> impl Iterator<Item = Site> + 'a {
+    sites.iter().filter(move |site| site.file.ends_with(file)).copied()
+}
+
+/// Each call of the protocol of messages is needed: left out, one after the other, it is missed.
+#[test]
+fn each_call_of_the_messages_is_missed_when_it_is_left_out() {
+    let sites: BTreeSet<_> = (0..8).flat_map(|seed| messages(seed, None).unwrap()).collect();
+    let mut tried = 0;
+    for site in of_file(&sites, "message.rs") {
+        tried += 1;
+        let is_missed = |seed: u64| {
+            let ran = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| messages(seed, Some(site))));
+            !matches!(ran, Ok(Ok(_)))
+        };
+        assert!((0..200).any(is_missed), "nothing misses {site:?}");
+    }
+    assert!(tried >= 8, "{tried}");
 }
