@@ -24,6 +24,7 @@ use self::values::{codecs, disks, kv_layout, shape};
 use crate::client::ApiAt;
 use crate::guests::Guests;
 use crate::partition_table::PartitionArgs;
+use crate::pool::PoolCommand;
 
 /// A CXL Type-3 memory device in user space: tensors as compressed bit-planes, precision views by
 /// address alias.
@@ -109,6 +110,8 @@ pub(crate) enum Command {
     /// Work on an image that no device is being served from.
     #[command(subcommand)]
     Image(Image),
+    #[command(subcommand)]
+    Pool(PoolCommand),
     Analyze(Analyze),
     Model(Box<Model>),
     Compare(Box<Compare>),

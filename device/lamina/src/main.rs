@@ -20,6 +20,7 @@ mod modelled;
 mod mount;
 mod out;
 mod partition_table;
+mod pool;
 mod serve;
 mod several;
 mod shmem;
@@ -98,6 +99,7 @@ fn run(cli: args::Cli) -> ExitCode {
             Command::Events(args) => client::events(&args).await,
             Command::Poison(command) => client::poison(command).await,
             Command::Snapshot(command) => client::snapshot(command),
+            Command::Pool(command) => tokio::task::block_in_place(|| pool::pool(command)),
             Command::Image(command) => tokio::task::block_in_place(|| image::image(&command)),
             Command::Upgrade(args) => client::upgrade(&args),
             // Done above.

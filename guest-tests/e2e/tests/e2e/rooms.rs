@@ -28,6 +28,7 @@ const ROOMS: [(&str, &[&str]); 19] = [
             "lamina-codec",
             "lamina-device",
             "lamina-model",
+            "lamina-pool",
             "lamina-qemu",
             "lamina-serve",
             "lamina-store",
