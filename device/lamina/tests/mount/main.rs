@@ -5,7 +5,9 @@
 
 mod bad;
 mod common;
+mod differences;
 mod files;
 mod life;
 mod precisions;
 mod served;
+mod tools;
