@@ -13,7 +13,10 @@ use crate::world::{Work, World, let_others};
 /// What a scene gives: the calls that it made, or what was wrong.
 type Told = Result<BTreeSet<Site>, Vec<String>>;
 
-pub(crate) const SCENES: [(&str, fn(u64, Option<Site>) -> Told); 7] = [
+/// A scene, by seed and by what is left out.
+type Scene = fn(u64, Option<Site>) -> Told;
+
+pub(crate) const SCENES: [(&str, Scene); 7] = [
     ("schedules", schedules),
     ("deaths", deaths),
     ("tight", tight),
@@ -74,6 +77,7 @@ fn end(world: &World, wrong: Vec<String>) -> Told {
     if wrong.is_empty() { Ok(world.memory.sites()) } else { Err(wrong) }
 }
 
+#[allow(clippy::needless_pass_by_value, reason = "it is what an error is mapped by")]
 fn failed(why: PoolError) -> Vec<String> {
     vec![why.to_string()]
 }
