@@ -1,13 +1,15 @@
 //! `lamina pool`: pools of objects that several processes or hosts share, in a file of the mount or
 //! any other.
 
-use std::fs;
-use std::io::{Read, Write};
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use clap::{Args, Subcommand};
 use lamina_pool::{Geometry, Pool, local};
+use rustix::fs::{SeekFrom, seek};
 use serde::Serialize;
 
 use crate::args::bytes;
@@ -19,7 +21,7 @@ use crate::out::{self, print_line};
 /// own, and takes over what a node that died has left.
 #[derive(Debug, Subcommand)]
 pub(crate) enum PoolCommand {
-    /// Make an empty pool; what FILE held is lost.
+    /// Make an empty pool, in a file that holds nothing.
     Create {
         /// The file. It is made if it is not there.
         file: PathBuf,
@@ -29,6 +31,9 @@ pub(crate) enum PoolCommand {
         /// Processes that may be attached at a time.
         #[arg(long, default_value_t = 16)]
         nodes: u32,
+        /// Also in a file that holds something, which is lost, or in a devdax, of which nobody knows.
+        #[arg(long)]
+        force: bool,
     },
     /// List objects.
     Ls(PoolAt),
@@ -88,6 +93,30 @@ fn with<T>(file: &Path, work: impl FnOnce(&Pool) -> anyhow::Result<T>) -> anyhow
     done
 }
 
+/// Whether there is anything but zeros in a file, or what is no file, which only a pool's users read.
+fn holds_something(path: &Path) -> io::Result<bool> {
+    let file = match File::open(path) {
+        Err(why) if why.kind() == io::ErrorKind::NotFound => return Ok(false),
+        file => file?,
+    };
+    if !file.metadata()?.is_file() {
+        return Ok(true);
+    }
+    let (mut at, mut piece) = (0, vec![0; 1 << 20]);
+    // What is a hole is not read.
+    while let Ok(data) = seek(&file, SeekFrom::Data(at)) {
+        let read = file.read_at(&mut piece, data)?;
+        if read == 0 {
+            break;
+        }
+        if piece[..read].iter().any(|byte| *byte != 0) {
+            return Ok(true);
+        }
+        at = data + read as u64;
+    }
+    Ok(false)
+}
+
 fn json(value: &impl Serialize) -> anyhow::Result<()> {
     print_line!("{}", serde_json::to_string(value)?)?;
     Ok(())
@@ -95,7 +124,10 @@ fn json(value: &impl Serialize) -> anyhow::Result<()> {
 
 pub(crate) fn pool(command: PoolCommand) -> anyhow::Result<()> {
     match command {
-        PoolCommand::Create { file, size, nodes } => {
+        PoolCommand::Create { file, size, nodes, force } => {
+            if !force && holds_something(&file).with_context(|| file.display().to_string())? {
+                bail!("{}: it may hold what somebody wants; --force has it lost", file.display());
+            }
             let length = fs::metadata(&file)
                 .map_or(size, |metadata| metadata.len().max(size * u64::from(metadata.len() == 0)));
             let geometry = Geometry { nodes, ..Geometry::fitting(length) };
@@ -142,7 +174,7 @@ pub(crate) fn pool(command: PoolCommand) -> anyhow::Result<()> {
             let found = with(&file, |pool| Ok(pool.get(&name)?))?;
             let Some(content) = found else { bail!("there is no object {name:?}") };
             match to {
-                Some(to) => fs::File::create(&to)
+                Some(to) => File::create(&to)
                     .and_then(|mut to| to.write_all(&content))
                     .with_context(|| to.display().to_string())?,
                 None => out::text(&content)?,

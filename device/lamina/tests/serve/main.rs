@@ -28,6 +28,7 @@ mod mount;
 mod older_holder;
 mod packaging;
 mod poison;
+mod pool;
 mod pressure;
 mod program;
 mod shmem;
