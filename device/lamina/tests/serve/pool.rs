@@ -41,7 +41,7 @@ fn comes_and_goes(place: &Place, pool: &str) {
     }
     let listed = told(&["ls", pool, "--json"]);
     let mut names: Vec<_> = listed.as_array().unwrap().iter().map(|object| &object["name"]).collect();
-    names.sort_by_key(|name| name.to_string());
+    names.sort_by_key(ToString::to_string);
     assert_eq!(names, ["large", "none", "small"]);
     assert_eq!(told(&["stat", pool, "--json"])["objects"], 3);
     done(&["rm", pool, "large", "none"]);
