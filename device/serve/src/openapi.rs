@@ -263,6 +263,15 @@ fn schemas() -> Value {
         "Models": object(&[
             ("models", list("Model")),
             ("loading", or_null(&object(&[("name", string()), ("bytes", count()), ("total", count())]))),
+            ("files", or_null(&object(&[
+                ("inodes", count()),
+                ("taken_bytes", count()),
+                ("limit_bytes", count()),
+                ("read_bytes", count()),
+                ("written_bytes", count()),
+                ("records", count()),
+            ]))),
+            ("no_files", or_null(&string())),
         ]),
         "Model": object(&[
             ("name", string()),

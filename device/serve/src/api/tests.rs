@@ -203,6 +203,13 @@ fn what_is_answered_has_the_form_that_is_described() {
     // Refusals have words.
     for (method, path, described, body, status) in [
         ("POST", "/tensors", "/tensors", "{}", 400),
+        (
+            "POST",
+            "/tensors",
+            "/tensors",
+            r#"{"name":"x","length":4096,"format":"bf16","layout":{"kind":"weight","channels":2}}"#,
+            400,
+        ),
         ("POST", "/tensors", "/tensors", r#"{"name":"","length":1,"format":"bf16"}"#, 422),
         (
             "POST",
