@@ -17,7 +17,7 @@ use super::{
     by_index,
     charge::{By, Charge, charge_of},
     coding::{Class, FetchError, Output, Wanted},
-    decoded::Decoded,
+    decoded::{Decoded, Of},
     lines,
     observers::{Fetch, partial_lines},
     parallel, poison,
@@ -274,12 +274,10 @@ impl BlockService {
         let (block, mask, inside) = (wanted.block, wanted.mask, &wanted.inside);
         let store = self.store().filter(|_| self.mode == Mode::Trace && wanted.keep);
         let Some(store) = store.filter(|_| *inside != (0..BLOCK_BYTES)) else {
-            return self.fetch(format, wanted, output, request);
+            return self.fetch(format, wanted, output, request).map(drop);
         };
-        // If the block is written meanwhile, its entry is another one, and what is kept under this
-        // one is not found.
-        let Ok(entry) = store.entry(block) else { return self.fetch(format, wanted, output, request) };
-        let kept = self.decoded.lock().take(block, mask, inside, Some(&entry));
+        let now = store.entry(block).ok().map(Of::Block);
+        let kept = now.and_then(|now| self.decoded.lock().take(block, mask, inside, &now));
         output.form = Form::Words;
         if let Some(kept) = kept {
             let fetch = Fetch { block, requested: wanted.requested, stored: None, by_itself: false };
@@ -287,21 +285,22 @@ impl BlockService {
             output.words.copy_from_slice(&kept);
             return Ok(());
         }
-        self.fetch(format, wanted, output, request)?;
+        let entry = self.fetch(format, wanted, output, request)?;
         let words = Arc::new(output.words.to_vec());
-        self.decoded.lock().keep(block, mask, inside.clone(), words, Some(entry));
+        self.decoded.lock().keep(block, mask, inside.clone(), words, Of::Block(entry));
         Ok(())
     }
 
     /// Fetches a block, and prefetches the next one that the request wants as far as it is like
-    /// what was fetched so far.
+    /// what was fetched so far: the entry that it was fetched by, an empty one in memory that has
+    /// none.
     fn fetch(
         &self,
         format: Format,
         wanted: &Wanted<'_>,
         output: &mut Output<'_>,
         request: &mut Request<'_>,
-    ) -> Result<(), FetchError> {
+    ) -> Result<Entry, FetchError> {
         let Wanted { block, next, mask, requested, first, .. } = *wanted;
         let Request { scratch, tally } = request;
         let scratch = &mut **scratch;
@@ -319,7 +318,7 @@ impl BlockService {
                 flat.read(block, output.words);
                 clear_outside(format, mask, output.words);
                 output.form = Form::Words;
-                return Ok(());
+                return Ok(Entry::default());
             }
             Backing::Coded(store) => store,
         };
@@ -348,7 +347,7 @@ impl BlockService {
         match decode(decoder, block, &fetched, format, mask, bundle, output) {
             Ok(planes) => {
                 tally.planes += planes;
-                Ok(())
+                Ok(fetched.entry)
             }
             Err(why) => Err(damaged(Some(fetched.entry), why)),
         }

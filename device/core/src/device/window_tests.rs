@@ -248,6 +248,32 @@ fn a_reader_of_pages_decodes_a_window_once() {
 }
 
 #[test]
+fn what_a_tensor_decoded_is_not_another_ones() {
+    // Coded in address order, so that its removal codes nothing anew, and channel by channel.
+    let noise = lamina_codec::testing::bytes(3, usize::try_from(WINDOW).unwrap());
+    for old in [noise, rows(1, WINDOW)] {
+        for write in [|_: &Device| (), |device: &Device| device.write_base(0, &rows(2, WINDOW)).unwrap()] {
+            let device = device(|_| ());
+            cache(&device, "first");
+            device.write_base(0, &old).unwrap();
+            assert!(read(&device, 0, 4096) == old[..4096]);
+            let kept = device.map().tensor_at(0).unwrap().clone();
+            device.remove_tensor("first").unwrap();
+            // A reader that the removal overtook has decoded more since the window was coded.
+            let words = std::sync::Arc::new(old.clone());
+            let (all, of) = (PlaneMask::all(Format::Bf16), decoded::Of::window(&kept));
+            device.blocks.decoded.lock().keep(0, all, 0..4096, words, of);
+            drop(kept);
+            device.discard(0, WINDOW).unwrap();
+            write(&device);
+            let now = read(&device, 0, WINDOW);
+            cache(&device, "second");
+            assert!(read(&device, 4096, WINDOW - 4096) == now[4096..]);
+        }
+    }
+}
+
+#[test]
 fn a_tensor_takes_over_what_is_there_and_leaves_it() {
     let device = device(|_| ());
     let data = rows(6, WINDOWS * WINDOW);
