@@ -22,6 +22,7 @@
 //! * [`block`] turns a whole block into one *bundle* of bytes and a description of it, and any
 //!   subset of its planes back.
 //! * [`kv`] transposes windows of a KV cache before that; [`view`] renders what comes back.
+//! * [`packkv`] codes KV caches with loss, where that was asked for.
 //!
 //! The rules:
 //! * Each plane is stored as the cheapest of: constant (no bytes), the codec's output, raw; the
@@ -46,6 +47,7 @@ mod kernel;
 pub mod kv;
 mod lines;
 mod lz4;
+pub mod packkv;
 pub mod plane;
 mod signs;
 mod survey;
