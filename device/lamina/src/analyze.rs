@@ -9,10 +9,12 @@ use anyhow::{Context, Result, bail};
 use indicatif::{BinaryBytes, HumanCount};
 use lamina_codec::format::Format;
 use lamina_device::analyze::layers::KvReport;
+use lamina_device::analyze::packkv::{PackKvReport, packkv};
 use lamina_device::analyze::report::{Figures, RoundedReport, TensorReport};
 use lamina_device::analyze::{AnalyzeOptions, Report, plot};
 use lamina_device::layout::Layout;
 use lamina_device::model::ModelFile;
+use serde::Serialize;
 
 use crate::args::Analyze;
 use crate::client::new_table;
@@ -33,18 +35,42 @@ pub(crate) fn analyze(args: &Analyze) -> Result<()> {
     });
     meter.finish();
     let report = report?;
+    let packkv = match (args.packkv, args.kv) {
+        (Some(scales), Some(kv)) => {
+            let meter = Meter::new("packed");
+            let report = packkv(&models, kv, scales, |progress| {
+                meter.show(&progress);
+                ControlFlow::Continue(())
+            });
+            meter.finish();
+            Some(report?)
+        }
+        _ => None,
+    };
     if let Some(path) = &args.plot {
         let svg = plot::svg(&report, &title(&args.files)).context("no tensor has bit-planes to draw")?;
         fs::write(path, svg).with_context(|| format!("cannot write the drawing {}", path.display()))?;
     }
     let mut text = Vec::new();
     if args.json {
-        serde_json::to_writer_pretty(&mut text, &report)?;
+        serde_json::to_writer_pretty(&mut text, &Printed { report: &report, packkv: packkv.as_ref() })?;
         writeln!(text)?;
     } else {
         print(&mut text, &report, &options, models.len() > 1)?;
+        if let Some(packkv) = &packkv {
+            print_packkv(&mut text, packkv)?;
+        }
     }
     Ok(out::text(&text)?)
+}
+
+/// What `--json` prints.
+#[derive(Serialize)]
+struct Printed<'r> {
+    #[serde(flatten)]
+    report: &'r Report,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    packkv: Option<&'r PackKvReport>,
 }
 
 /// Refuses, before minutes of work, what could not be drawn or would write over a checkpoint.
@@ -205,6 +231,41 @@ fn print_layers(out: &mut impl Write, kv: &KvReport, report: &Report, codecs: &[
             "{codec}: {deltas} windows channel by channel with exponent differences, {channels} channel by channel, {plain} in address \
              order; {repeated} repeated rows left out"
         )?;
+    }
+    Ok(())
+}
+
+/// PackKV's Tables I, II and V at one pair of scales, and KIVI beside them.
+fn print_packkv(out: &mut impl Write, packkv: &PackKvReport) -> Result<()> {
+    let PackKvReport { pairs, unpaired, blocks, tokens_left, k, v, ways } = packkv;
+    writeln!(
+        out,
+        "\nPackKV, lossy: {pairs} pairs of K and V, {blocks} blocks of 64 tokens; ratios to 16 bits an element, as the paper \
+         counts and with all that is stored"
+    )?;
+    let mut table = new_table(&["order", "pack", "K paper", "K all", "V paper", "V all", "both, all"], 2);
+    for way in ways {
+        let ratios = [way.k_paper, way.k_counted, way.v_paper, way.v_counted, way.counted];
+        table.add_row([way.repack.to_owned(), way.pack.to_string()].into_iter().chain(ratios.map(ratio)));
+    }
+    let kivi = [k.kivi_ratio, None, v.kivi_ratio, None, None].map(ratio);
+    let bits = format!("{} and {} bits", k.kivi_bits, v.kivi_bits);
+    table.add_row(["KIVI".to_owned(), bits].into_iter().chain(kivi));
+    writeln!(out, "{table}")?;
+    writeln!(
+        out,
+        "Steps of {} of a token's range in K, {} in V: errors of {} and {} of the values (root mean square). KIVI at the same \
+         steps; its K, in groups of a channel, is more exact.",
+        k.scale,
+        v.scale,
+        percent(k.error),
+        percent(v.error)
+    )?;
+    if *tokens_left > 0 {
+        writeln!(out, "{tokens_left} tokens behind the last whole blocks are in no ratio.")?;
+    }
+    if !unpaired.is_empty() {
+        writeln!(out, "{} caches have no other side and are left out.", unpaired.len())?;
     }
     Ok(())
 }

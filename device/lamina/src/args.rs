@@ -13,6 +13,7 @@ use clap::{Args, Parser, Subcommand};
 use lamina_codec::Codec;
 use lamina_codec::format::Format;
 use lamina_codec::kv::KvLayout;
+use lamina_device::analyze::packkv::Scales;
 
 pub(crate) use self::boot::Boot;
 pub(crate) use self::device::DeviceArgs;
@@ -20,7 +21,7 @@ pub(crate) use self::model::{Accounted, Model};
 pub(crate) use self::mount::{LoadModel, Ls, Mount, Rm, Shown, To, Umount};
 pub(crate) use self::traced::{Compare, Convert, Elastic, Other, Paced, Replacement, Replayed, Trace};
 pub(crate) use self::values::{DiskArg, bytes, run_dir};
-use self::values::{codecs, disks, kv_layout, shape};
+use self::values::{codecs, disks, kv_layout, packkv_scales, shape};
 use crate::client::ApiAt;
 use crate::guests::Guests;
 use crate::partition_table::PartitionArgs;
@@ -434,7 +435,11 @@ symmetric in groups of 128 elements with the groups' scales not counted.
 KV caches: CHANNELS[,WINDOW] · CHANNELS,WINDOW,stride=STRIDE for rows with padding · vLLM's paged caches of four dimensions or more
 as PRESET:HEADS,HEAD_SIZE,BLOCK_SIZE[,WINDOW] with the preset nhd, hnd or, with K before V in each block, nhd_kv or hnd_kv.
 
-Example:
+PackKV: every token is rounded to steps of a part of its range, K and V by their own; then tokens are put in order and packed.
+Ratios are to 16 bits an element: as the paper counts, and with scales, zeros, order and headers counted. Nothing is stored so.
+
+Examples:
+      lamina analyze kv.safetensors --kv 1024 --packkv=0.1,0.2
       lamina analyze model-00001.safetensors model-00002.safetensors --codec zstd --plot planes.svg")]
 pub(crate) struct Analyze {
     /// Safetensors files.
@@ -448,6 +453,11 @@ pub(crate) struct Analyze {
     /// The codecs of the planes: all, or a list separated by commas.
     #[arg(long, default_value = "all", value_parser = codecs, value_name = "all|LIST")]
     pub(crate) codec: Codecs,
+    /// Tell too what lossy coding as in PackKV would make of the KV caches, at these relative scales
+    /// of K and V [0.1,0.2]: see below.
+    #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "0.1,0.2", requires = "kv")]
+    #[arg(value_parser = packkv_scales, value_name = "K,V")]
+    pub(crate) packkv: Option<Scales>,
     /// Print JSON instead of tables.
     #[arg(long)]
     pub(crate) json: bool,

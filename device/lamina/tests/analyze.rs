@@ -171,3 +171,37 @@ fn a_name_cannot_command_the_terminal() {
     let tables = printed(&[text(file.path())]);
     assert!(!tables.contains('\u{1b}') && tables.contains("[2Jb"), "{tables}");
 }
+
+#[test]
+fn packkv_is_told_beside_kivi_as_the_paper_counts_and_whole() {
+    let kv = bundled("stories260K-kv-bf16.safetensors");
+    let arguments = [kv.as_str(), "--codec", "zstd", "--kv", "32", "--packkv"];
+    let tables = printed(&arguments);
+    for word in ["PackKV, lossy", "greedy", "median", "KIVI", "4 and 3 bits", "root mean square"] {
+        assert!(tables.contains(word), "{word}: {tables}");
+    }
+    let report: Value = serde_json::from_str(&printed(&[&arguments[..], &["--json"]].concat())).unwrap();
+    let packkv = &report["packkv"];
+    let ways = packkv["ways"].as_array().unwrap();
+    assert_eq!(ways.len(), 9);
+    let ratio = |way: &Value, what: &str| way[what].as_f64().unwrap();
+    for way in ways {
+        assert!(ratio(way, "k_paper") > ratio(way, "k_counted"), "{way}");
+        assert!(ratio(way, "v_paper") > ratio(way, "v_counted"), "{way}");
+    }
+    // What the paper finds: orders that are looked for take less, V more so than K.
+    let of = |repack: &str, pack: u64, what: &str| {
+        let way = ways.iter().find(|way| way["repack"] == repack && way["pack"] == pack).unwrap();
+        ratio(way, what)
+    };
+    for pack in [4, 8, 16] {
+        assert!(of("greedy", pack, "v_paper") > of("none", pack, "v_paper"));
+    }
+    assert!(packkv["k"]["error"].as_f64().unwrap() < packkv["v"]["error"].as_f64().unwrap());
+    for (bad, word) in
+        [("--packkv=0.1", "K,V"), ("--packkv=0.001,0.2", "0.01 to 1"), ("--packkv=x,1", "number")]
+    {
+        assert!(refused(&[&kv, "--kv", "32", bad]).contains(word), "{bad}");
+    }
+    assert!(refused(&[&kv, "--packkv"]).contains("--kv"));
+}

@@ -21,6 +21,7 @@
 
 pub mod layers;
 mod limit;
+pub mod packkv;
 pub mod plot;
 mod plot_layers;
 pub mod report;
@@ -37,6 +38,7 @@ use crate::model::{ModelError, ModelFile, ModelTensor};
 use lamina_codec::Codec;
 use lamina_codec::format::Format;
 use lamina_codec::kv::{KvError, KvLayout, Shape};
+use lamina_codec::packkv::PackKvError;
 
 /// What to analyse.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -84,6 +86,24 @@ pub enum AnalyzeError {
         row: u32,
         /// The layout asked for.
         layout: KvLayout,
+    },
+    /// PackKV was asked for, and there is nothing for it.
+    #[error("no pair of K and V for PackKV in caches of {layout}: {why}")]
+    NoPair {
+        /// The layout asked for.
+        layout: KvLayout,
+        /// What is missing.
+        why: &'static str,
+    },
+    /// A cache that PackKV cannot code.
+    #[error("tensor {name}, block {block} of 64 tokens: {why}")]
+    PackKv {
+        /// The tensor's name.
+        name: String,
+        /// The block's number in it.
+        block: u64,
+        /// What is wrong with it.
+        why: PackKvError,
     },
     /// A KV layout that cannot be.
     #[error(transparent)]

@@ -69,7 +69,7 @@ pub(super) fn to_int4(format: Format, bytes: &[u8], out: &mut Vec<u8>) {
 }
 
 /// The values of a format that is rounded.
-fn values(format: Format, bytes: &[u8]) -> impl Iterator<Item = f32> {
+pub(super) fn values(format: Format, bytes: &[u8]) -> impl Iterator<Item = f32> {
     let width = format.bits() as usize / 8;
     bytes.chunks_exact(width).map(move |element| match (format, element) {
         (Format::Fp16, &[a, b]) => widen_fp16(u16::from_le_bytes([a, b])),

@@ -4,7 +4,9 @@ use std::path::{Path, PathBuf};
 
 use lamina_codec::format::Format;
 use lamina_codec::kv::{KvLayout, Shape};
+use lamina_codec::packkv::RelativeScale;
 use lamina_codec::{Codec, UnknownCodec};
+use lamina_device::analyze::packkv::Scales;
 use lamina_device::device::MAX_OPEN_WINDOWS;
 use lamina_qemu::Accel;
 use lamina_serve::Shows;
@@ -70,6 +72,15 @@ pub(super) fn kv_layout(text: &str) -> Result<KvLayout, String> {
              a paged cache as PRESET:HEADS,HEAD_SIZE,BLOCK_SIZE[,WINDOW] with the preset nhd, hnd, nhd_kv or hnd_kv"
         )
     })
+}
+
+pub(super) fn packkv_scales(text: &str) -> Result<Scales, String> {
+    let scale = |text: &str| {
+        let number = text.parse().map_err(|_| format!("{text:?} is no number: write for example 0.1,0.2"))?;
+        RelativeScale::new(number).map_err(|why| why.to_string())
+    };
+    let (k, v) = text.split_once(',').ok_or_else(|| format!("{text:?} is not K,V, for example 0.1,0.2"))?;
+    Ok(Scales { k: scale(k)?, v: scale(v)? })
 }
 
 pub(super) fn shape(text: &str) -> Result<Dimensions, String> {
