@@ -255,13 +255,6 @@ mod tests {
         seen.take(update(None, 5, &[("z", 9)], &[]));
         assert!(seen.gone.is_none() && seen.tensors.len() == 1 && seen.precisions[0].1 == [0.0, 0.0]);
     }
-}
-
-#[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
 
     #[test]
     fn what_changed_is_joined_to_what_was() {
