@@ -127,6 +127,9 @@ def check_small(browser, lamina, folder, models):
         assert 0 < widths[1] < widths[0], widths
         assert shown.page.locator("#kv rect").count() >= 2, shown.text("#layers")
         assert shown.page.locator("#hottest .bar").count() > 0
+        took = shown.until("#took", r"views, reads")
+        assert re.search(r"views, reads[^,]*p50\s+p99\s+longest\s+[\d,]+ in all\s+[\d.]+ (ns|µs|ms)", took), took
+        assert shown.page.locator("#took figure >> nth=0 >> rect").count() > 0
         assert "everybody" in shown.text("#exports") and "No block is poisoned" in shown.text("#poisoned")
         device.ask("POST", "/poison/inject", {"offset": 0, "length": 4096})
         shown.until("#poisoned", "injected")
@@ -146,6 +149,9 @@ def check_small(browser, lamina, folder, models):
         dark.until("#formats", "bf16")
         wide = dark.page.evaluate("[document.documentElement.scrollWidth, getComputedStyle(document.body).backgroundColor]")
         assert wide[0] <= 390 and wide[1] == "rgb(22, 24, 27)", wide
+        # A bar beside each name has room, too.
+        read_views(folder, device)
+        dark.page.locator("#hottest .track i").first.wait_for()
         dark.picture("phone-dark")
         dark.page.close()
         shown.page.emulate_media(media="print")
@@ -178,6 +184,8 @@ def check_many(browser, lamina, folder):
         shown.until("#tensors .tools", "1 to 11 of 11")
         shown.page.locator("#tensors th button", has_text="tensor").click()
         assert shown.page.locator("#tensors tbody td").first.inner_text() == "model.layers.99.part.79"
+        arrow = "[document.querySelector('#tensors [aria-sort=descending] button'), '::after']"
+        assert "↓" in shown.page.evaluate(f"getComputedStyle(...{arrow}).content")
         shown.page.locator("#tensors input").fill("")
         took = shown.page.evaluate("{ const begun = performance.now(); show(); performance.now() - begun }")
         assert took < 250, f"a tick takes {took} ms to show"

@@ -56,6 +56,7 @@ class Tensor:
         The array is valid while the tensor is there and the device runs: a load after that ends the process with
         SIGBUS, as it does for every file that is mapped and goes.
         """
+        self._device._check()
         if view is None:
             span = self._device._windows.span("base", self.dpa, self.nbytes)
             bits = self.nbytes * 8 // max(self.elements, 1)
@@ -127,11 +128,25 @@ class Tensor:
 class Device(Mapping[str, Tensor]):
     """An opened device: a mapping of names to tensors. Made by :func:`open` and :func:`mount`."""
 
-    def __init__(self, windows: _lamina.Device, control: Control, where: str, mounted: Path | None = None) -> None:
+    def __init__(self, windows: _lamina.Device, control: Control, where: str, base: str | None = None) -> None:
         self._windows = windows
         self._control = control
         self._where = where
-        self._mounted = mounted
+        self._mounted: Path | None = None
+        self._base = base
+        # As long as the windows are mapped, no other mount has its number.
+        self._mount = None if base is None else os.stat(base).st_dev
+
+    def _check(self) -> None:
+        """Refuses to give out memory of a mount that is gone: a load of it would end the process."""
+        if self._base is None:
+            return
+        try:
+            mount = os.stat(self._base).st_dev
+        except OSError as why:
+            raise LaminaError(f"the device {self._where} is gone ({why.strerror}): `lamina ls` tells which there are") from why
+        if mount != self._mount:
+            raise LaminaError(f"the device {self._where} was started anew: open it again, with lamina.open()")
 
     def __getitem__(self, name: str) -> Tensor:
         for info in self._control.tensors():
@@ -247,7 +262,7 @@ def open(path: Path | None = None, *, api: Path | None = None, writable: bool = 
         windows = _lamina.Device(base, views, writable=writable)
     except OSError as why:
         raise LaminaError(str(why)) from None
-    return Device(windows, HostControl(os.fspath(api)), f"on {path}")
+    return Device(windows, HostControl(os.fspath(api)), f"on {path}", base)
 
 
 def mount(*models: Path, on: Path | None = None, capacity: int | None = None, image: Path | None = None) -> Device:

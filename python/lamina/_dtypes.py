@@ -31,7 +31,7 @@ def format_of(dtype: Any) -> str:
         known = ", ".join(str(one) for one in _FORMATS)
         raise TypeError(
             f"no format has elements of dtype {dtype}; these are known: {known}. "
-            "Pass array.view(numpy.uint8) to keep the bytes as they are"
+            "Convert it with .astype, or pass array.view(numpy.uint8) to keep the bytes as they are"
         ) from None
 
 

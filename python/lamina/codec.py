@@ -107,8 +107,8 @@ def compress(
     dtype, for example ``int4`` for bytes that hold two elements each.
     """
     array = np.asarray(array)
-    data = _bytes_of(array)
-    return Compressed(_lamina.compress(data, format or format_of(array.dtype), codec, kv), array.shape)
+    name = format or format_of(array.dtype)
+    return Compressed(_lamina.compress(_bytes_of(array), name, codec, kv), array.shape)
 
 
 def planes(array: np.ndarray[Any, Any], *, format: str | None = None) -> np.ndarray[Any, Any]:

@@ -128,6 +128,31 @@ def test_a_device_that_is_gone_is_said_to_be_gone(program):
         device.stats()
 
 
+def test_a_device_that_was_started_anew_is_opened_anew(program, tmp_path):
+    where, image, values = tmp_path / "mounted", tmp_path / "image", weights(4096)
+    before = lamina.mount(on=where, image=image, capacity=256 << 20)
+    tensor = before.store("w", values)
+    before.close()
+    with pytest.raises(lamina.LaminaError, match="is gone"):
+        tensor.array()
+    with lamina.mount(on=where, image=image) as device:
+        with pytest.raises(lamina.LaminaError, match="started anew"):
+            tensor.array("e8m3")
+        again = lamina.open(where)
+        assert (again["w"].array().view(np.uint16) == values.view(np.uint16)).all()
+        # What asks it something goes on.
+        assert list(before) == list(device) == ["w"]
+
+
+def test_any_array_is_stored_as_its_elements_lie(device):
+    values = weights(64 * 32).reshape(64, 32)
+    for name, other in (("t", values.T), ("s", values[::2, ::3]), ("b", np.broadcast_to(values[0], (5, 32)))):
+        assert (device.store(name, other).array("full").view(np.uint16) == np.ascontiguousarray(other).view(np.uint16)).all()
+    with pytest.raises(TypeError, match=">f4"):
+        device.store("big", np.zeros(4, ">f4"))
+    assert "big" not in device
+
+
 def test_torch_takes_it_without_a_copy(device):
     torch = pytest.importorskip("torch")
     tensor = device.store("w", weights(4096))

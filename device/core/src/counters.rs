@@ -3,6 +3,7 @@
 mod counted;
 mod declare;
 mod sections;
+mod times;
 mod traffic;
 
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
@@ -13,6 +14,8 @@ pub(crate) use self::counted::Counted;
 pub use self::declare::{At, Slot, Slots};
 pub use self::declare::{Compared, Figure, Kind, Unit};
 pub use self::sections::{Place, Row, Scope, Section};
+pub(crate) use self::times::Latency;
+pub use self::times::{Bucket, Histogram, LatencyReport, Times};
 pub(crate) use self::traffic::{Fills, Traffic, entries_bytes, ratio};
 pub use self::traffic::{FillsReport, TrafficReport};
 

@@ -12,6 +12,8 @@
 //!   codec of the block's tensor ([`Codec::generic_name`]: LZ4 where planes are coded by the tree),
 //!   measured when the block was written.
 //! * `stored_bytes` are whole granules of 64 bytes, as DRAM would move and keep them.
+//! * How long requests take is measured where they are counted: by this worker process, for whole
+//!   requests, with nothing that an attachment does before or after.
 //! * What the buffer of an open KV window answers is fetched by none of the three devices: it is
 //!   counted apart (`staged`), and nothing is charged for it. What was decoded for an earlier read,
 //!   and is given now for the first time, was fetched whole then: its stored bytes were counted
@@ -46,8 +48,8 @@ pub use self::holdings::PlaneReport;
 pub use self::members::{InterleaveReport, Interleaving, MemberReport, USUAL_BANDWIDTH};
 pub use self::report::{FormerWindows, StatsReport, TensorReport, ViewReport};
 pub use self::sections::SECTIONS;
-pub(crate) use crate::counters::{Fills, Gauge, Tally, Traffic};
-pub use crate::counters::{FillsReport, TrafficReport};
+pub(crate) use crate::counters::{Fills, Gauge, Latency, Tally, Traffic};
+pub use crate::counters::{FillsReport, LatencyReport, TrafficReport};
 pub use crate::partition_table::{PartitionReport, PartitionRequests, PartitionWrites};
 
 /// A direct-mapped cache of index entries: which blocks' entries an on-chip SRAM of this many would

@@ -205,6 +205,9 @@ pub(crate) struct Top {
     /// Print one frame, and end.
     #[arg(long)]
     pub(crate) once: bool,
+    /// Print what one frame shows as JSON, and end.
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 #[derive(Debug, Subcommand)]
@@ -382,6 +385,9 @@ pub(crate) enum Snapshot {
         /// Where the device's sockets are.
         #[arg(long, default_value_os_t = run_dir(), value_name = "DIR")]
         run_dir: PathBuf,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
     },
     /// Make an image of a snapshot, for `lamina serve --image`.
     Restore {
@@ -389,6 +395,9 @@ pub(crate) enum Snapshot {
         file: PathBuf,
         /// The image, a new file.
         image: PathBuf,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
     },
 }
 
@@ -403,6 +412,9 @@ pub(crate) enum Image {
         /// The image.
         #[arg(value_name = "FILE")]
         image: PathBuf,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
     },
 }
 
@@ -419,6 +431,9 @@ pub(crate) struct Upgrade {
     /// Where the device's sockets are.
     #[arg(long, default_value_os_t = run_dir(), value_name = "DIR")]
     pub(crate) run_dir: PathBuf,
+    /// Print JSON, as `lamina serve --json` does when it is ready.
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 /// Show what the device would make of checkpoints: ratios by codec and bit-plane, beside the
@@ -514,5 +529,33 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         Cli::command().debug_assert();
+    }
+
+    /// Commands that have nothing of their own to say: a guest's console, a script for a shell, and
+    /// pages for `man`.
+    const SAY_NOTHING: [&str; 3] = ["boot", "completions", "man"];
+
+    /// Adds the names of all commands without commands of their own, and whether they take
+    /// `--json`.
+    fn leaves(command: &clap::Command, before: &str, all: &mut Vec<(String, bool)>) {
+        for sub in command.get_subcommands() {
+            let name = format!("{before}{}", sub.get_name());
+            if sub.has_subcommands() {
+                leaves(sub, &format!("{name} "), all);
+            } else {
+                let json = sub.get_arguments().any(|argument| argument.get_long() == Some("json"));
+                all.push((name, json));
+            }
+        }
+    }
+
+    #[test]
+    fn every_command_that_says_something_takes_json() {
+        let mut all = Vec::new();
+        leaves(&Cli::command(), "", &mut all);
+        assert!(all.len() > 40, "{all:?}");
+        for (name, json) in all {
+            assert_eq!(json, !SAY_NOTHING.contains(&name.as_str()), "{name}");
+        }
     }
 }

@@ -179,7 +179,7 @@ pub(crate) async fn poison(command: Poison) -> Result<()> {
 /// Saves or restores a device.
 pub(crate) fn snapshot(command: Snapshot) -> Result<()> {
     match command {
-        Snapshot::Save { file, run_dir } => {
+        Snapshot::Save { file, run_dir, json } => {
             let made = std::fs::File::create_new(&file)
                 .with_context(|| format!("cannot make {}", file.display()))?;
             let saved = holder::save(&run_dir, &made);
@@ -187,10 +187,16 @@ pub(crate) fn snapshot(command: Snapshot) -> Result<()> {
             // The device has brought what is in it to the disk.
             lamina_store::snapshot::sync_folder(&file)
                 .with_context(|| format!("cannot bring {} to the disk", file.display()))?;
+            if json {
+                return print_json(&json!({ "snapshot": file, "bytes": bytes }));
+            }
             print_line!("{}: {} of data", file.display(), BinaryBytes(bytes))?;
         }
-        Snapshot::Restore { file, image } => {
+        Snapshot::Restore { file, image, json } => {
             lamina_store::snapshot::restore(&file, &image)?;
+            if json {
+                return print_json(&json!({ "snapshot": file, "image": image }));
+            }
             print_line!("{}: serve it with `lamina serve --image`", image.display())?;
         }
     }
@@ -200,6 +206,9 @@ pub(crate) fn snapshot(command: Snapshot) -> Result<()> {
 /// Has a device go on with another program.
 pub(crate) fn upgrade(args: &Upgrade) -> Result<()> {
     let ready = holder::upgrade(&args.run_dir, args.program.as_deref())?;
+    if args.json {
+        return print_json(&serde_json::to_value(&ready)?);
+    }
     print_line!(
         "process {} does the work now, {} tensors and {} views are there",
         ready.worker,
@@ -480,6 +489,38 @@ fn address(value: &Value) -> String {
     value.as_u64().map_or_else(|| "–".to_owned(), |address| format!("{address:#x}"))
 }
 
+/// Seconds, with the unit that fits.
+pub(crate) fn duration(seconds: f64) -> String {
+    let (number, unit) = match seconds {
+        s if s < 1e-6 => (s * 1e9, "ns"),
+        s if s < 1e-3 => (s * 1e6, "µs"),
+        s if s < 1.0 => (s * 1e3, "ms"),
+        s => (s, "s"),
+    };
+    let digits = [10.0, 100.0, f64::INFINITY].iter().position(|bound| number < *bound).unwrap_or(2);
+    format!("{number:.*} {unit}", 2 - digits)
+}
+
 fn ratio(value: &Value) -> String {
     value.as_f64().map_or_else(|| "–".to_owned(), |ratio| format!("{ratio:.3}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::duration;
+
+    #[test]
+    fn durations_have_three_digits_and_a_unit() {
+        for (seconds, text) in [
+            (0.0, "0.00 ns"),
+            (2.56e-7, "256 ns"),
+            (1.28e-6, "1.28 µs"),
+            (4.096e-5, "41.0 µs"),
+            (3.2e-2, "32.0 ms"),
+            (17.0, "17.0 s"),
+            (1234.5, "1234 s"),
+        ] {
+            assert_eq!(duration(seconds), text);
+        }
+    }
 }

@@ -279,7 +279,7 @@ pub(crate) fn umount(args: &Umount) -> Result<()> {
     {
         tracing::debug!("{} stays: {why}", run_dir.display());
     }
-    Ok(())
+    if args.json { print_json(&json!({ "unmounted": args.dir })) } else { Ok(()) }
 }
 
 /// Loads a model into a device that is mounted.

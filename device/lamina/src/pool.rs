@@ -11,6 +11,7 @@ use clap::{Args, Subcommand};
 use lamina_pool::{Geometry, Pool, local};
 use rustix::fs::{SeekFrom, seek};
 use serde::Serialize;
+use serde_json::json;
 
 use crate::args::bytes;
 use crate::out::{self, print_line};
@@ -34,6 +35,9 @@ pub(crate) enum PoolCommand {
         /// Also in a file that holds something, which is lost, or in a devdax, of which nobody knows.
         #[arg(long)]
         force: bool,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
     },
     /// List objects.
     Ls(PoolAt),
@@ -47,6 +51,9 @@ pub(crate) enum PoolCommand {
         name: String,
         /// What it shall hold; standard input if it is not given.
         from: Option<PathBuf>,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
     },
     /// Print an object's bytes.
     Get {
@@ -56,6 +63,9 @@ pub(crate) enum PoolCommand {
         name: String,
         /// Where its bytes go; standard output if it is not given.
         to: Option<PathBuf>,
+        /// Print JSON, where standard output is not for the bytes.
+        #[arg(long, requires = "to")]
+        json: bool,
     },
     /// Remove objects.
     Rm {
@@ -64,6 +74,9 @@ pub(crate) enum PoolCommand {
         /// The objects' names.
         #[arg(required = true)]
         names: Vec<String>,
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
     },
     /// Verify everything, also while others use the pool. It fails if something does not hold.
     Check {
@@ -117,14 +130,14 @@ fn holds_something(path: &Path) -> io::Result<bool> {
     Ok(false)
 }
 
-fn json(value: &impl Serialize) -> anyhow::Result<()> {
+fn told(value: &impl Serialize) -> anyhow::Result<()> {
     print_line!("{}", serde_json::to_string(value)?)?;
     Ok(())
 }
 
 pub(crate) fn pool(command: PoolCommand) -> anyhow::Result<()> {
     match command {
-        PoolCommand::Create { file, size, nodes, force } => {
+        PoolCommand::Create { file, size, nodes, force, json } => {
             if !force && holds_something(&file).with_context(|| file.display().to_string())? {
                 bail!("{}: it may hold what somebody wants; --force has it lost", file.display());
             }
@@ -132,11 +145,14 @@ pub(crate) fn pool(command: PoolCommand) -> anyhow::Result<()> {
                 .map_or(size, |metadata| metadata.len().max(size * u64::from(metadata.len() == 0)));
             let geometry = Geometry { nodes, ..Geometry::fitting(length) };
             local::create(&file, &geometry)?;
+            if json {
+                return told(&json!({ "pool": file, "bytes": geometry.bytes()?, "nodes": nodes }));
+            }
         }
         PoolCommand::Ls(at) => {
             let objects = with(&at.file, |pool| Ok(pool.list()?))?;
             if at.json {
-                return json(&objects);
+                return told(&objects);
             }
             for object in objects {
                 print_line!("{:>14}  {}", object.bytes, object.name)?;
@@ -145,7 +161,7 @@ pub(crate) fn pool(command: PoolCommand) -> anyhow::Result<()> {
         PoolCommand::Stat(at) => {
             let stats = with(&at.file, |pool| Ok(pool.stats()?))?;
             if at.json {
-                return json(&stats);
+                return told(&stats);
             }
             print_line!("{} bytes, of which {} are taken", stats.bytes, stats.taken_bytes)?;
             print_line!(
@@ -162,15 +178,18 @@ pub(crate) fn pool(command: PoolCommand) -> anyhow::Result<()> {
             )?;
             print_line!("{} nodes are attached besides this one", stats.nodes.saturating_sub(1))?;
         }
-        PoolCommand::Put { file, name, from } => {
+        PoolCommand::Put { file, name, from, json } => {
             let mut content = Vec::new();
             match from {
                 Some(from) => content = fs::read(&from).with_context(|| from.display().to_string())?,
                 None => drop(std::io::stdin().read_to_end(&mut content)?),
             }
             with(&file, |pool| Ok(pool.put(&name, &content)?))?;
+            if json {
+                return told(&json!({ "name": name, "bytes": content.len() }));
+            }
         }
-        PoolCommand::Get { file, name, to } => {
+        PoolCommand::Get { file, name, to, json } => {
             let found = with(&file, |pool| Ok(pool.get(&name)?))?;
             let Some(content) = found else { bail!("there is no object {name:?}") };
             match to {
@@ -179,19 +198,27 @@ pub(crate) fn pool(command: PoolCommand) -> anyhow::Result<()> {
                     .with_context(|| to.display().to_string())?,
                 None => out::text(&content)?,
             }
-        }
-        PoolCommand::Rm { file, names } => with(&file, |pool| {
-            for name in &names {
-                if !pool.delete(name)? {
-                    bail!("there is no object {name:?}");
-                }
+            if json {
+                return told(&json!({ "name": name, "bytes": content.len() }));
             }
-            Ok(())
-        })?,
+        }
+        PoolCommand::Rm { file, names, json } => {
+            with(&file, |pool| {
+                for name in &names {
+                    if !pool.delete(name)? {
+                        bail!("there is no object {name:?}");
+                    }
+                }
+                Ok(())
+            })?;
+            if json {
+                return told(&json!({ "removed": names }));
+            }
+        }
         PoolCommand::Check { repair, at } => {
             let report = with(&at.file, |pool| Ok(pool.check(repair)?))?;
             if at.json {
-                json(&report)?;
+                told(&report)?;
             } else {
                 print_line!("{} objects and blocks of {} bytes hold", report.ready, report.bytes)?;
                 for problem in &report.problems {

@@ -19,7 +19,7 @@ use tokio::sync::mpsc;
 use self::seen::Seen;
 use self::stream::Stream;
 use crate::args::Top;
-use crate::client::ApiAt;
+use crate::client::{ApiAt, print_json};
 use crate::out::print_line;
 
 /// How long a device that does not answer is left alone.
@@ -108,6 +108,11 @@ impl Wanted {
 /// # Errors
 /// When there is no terminal, or with `--once` no device.
 pub(crate) async fn top(args: Top) -> Result<()> {
+    if args.json {
+        let mut stream = Stream::open(&args.api).await?;
+        let (whole, tick) = (stream.next().await?, stream.next().await?);
+        return print_json(&seen::joined(whole, tick));
+    }
     if args.once {
         return once(&args.api).await;
     }

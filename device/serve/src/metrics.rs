@@ -10,7 +10,7 @@ use std::sync::LazyLock;
 use lamina_device::counters::{Figure, Kind, Row, Section, Unit};
 use lamina_device::stats::SECTIONS;
 use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder, text};
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder, NoLabelSet, text};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
@@ -79,7 +79,7 @@ fn family(
     let mut numbers = rows
         .iter()
         .flat_map(|row| figures.iter().map(move |figure| (row, figure, &row.object[figure.name])))
-        .filter(|(.., number)| number.is_number())
+        .filter(|(.., number)| number.is_number() || number.is_object())
         .peekable();
     if numbers.peek().is_none() {
         return Ok(());
@@ -95,6 +95,7 @@ fn family(
     let kind = match first.kind {
         Kind::Counter => MetricType::Counter,
         Kind::Gauge => MetricType::Gauge,
+        Kind::Histogram => MetricType::Histogram,
     };
     let mut family = encoder.encode_descriptor(&name, &help, unit.as_ref(), kind)?;
     for (row, figure, number) in numbers {
@@ -109,7 +110,16 @@ fn family(
     Ok(())
 }
 
-fn encode(number: &Value, kind: MetricType, to: MetricEncoder<'_>) -> fmt::Result {
+fn encode(number: &Value, kind: MetricType, mut to: MetricEncoder<'_>) -> fmt::Result {
+    if let Some(buckets) = number["buckets"].as_array() {
+        let buckets = buckets.iter().map(|bucket| {
+            let bound = bucket["up_to_seconds"].as_f64().unwrap_or(f64::INFINITY);
+            (bound, bucket["requests"].as_u64().unwrap_or_default())
+        });
+        let (sum, count) = (number["sum"].as_f64(), number["count"].as_u64());
+        let (sum, count) = (sum.unwrap_or_default(), count.unwrap_or_default());
+        return to.encode_histogram::<NoLabelSet>(sum, count, &buckets.collect::<Vec<_>>(), None);
+    }
     match (number.as_u64(), number.as_f64()) {
         (Some(number), _) if matches!(kind, MetricType::Counter) => ConstCounter::new(number).encode(to),
         (Some(number), _) => ConstGauge::new(number).encode(to),

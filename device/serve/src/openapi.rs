@@ -9,7 +9,7 @@
 use std::sync::LazyLock;
 
 use lamina_codec::{Codec, format::Format};
-use lamina_device::counters::{Figure, Section, Unit};
+use lamina_device::counters::{Figure, Kind, Section, Unit};
 use lamina_device::tensor::MAX_NAME_BYTES;
 use serde_json::{Map, Value, json};
 
@@ -155,6 +155,7 @@ fn schemas() -> Value {
     let string = || json!({ "type": "string" });
     let count = || json!({ "type": "integer", "minimum": 0, "maximum": u64::MAX });
     let counts = || json!({ "type": "array", "items": count() });
+    let seconds = || or_null(&json!({ "type": "number" }));
     let format = || json!({ "enum": Format::ALL.map(Format::name) });
     let codec = || json!({ "enum": Codec::ALL.map(|codec| codec.to_string()) });
     let moved = || {
@@ -299,7 +300,7 @@ fn schemas() -> Value {
         ]),
         "Stats": stats(),
         "Update": object(&[
-            ("seconds", or_null(&json!({ "type": "number" }))),
+            ("seconds", seconds()),
             ("stats", of("Stats")),
             ("formats", json!({ "type": "array", "items": object(&[
                 ("format", format()),
@@ -318,6 +319,17 @@ fn schemas() -> Value {
             ("events", list("Event")),
             ("hottest", json!({ "type": "array", "items":
                 object(&[("tensor", string()), ("bytes", count()), ("stored", count())]) })),
+            ("latency", json!({ "type": "array", "items": object(&[
+                ("window", string()),
+                ("request", json!({ "enum": ["read", "write"] })),
+                ("requests", count()),
+                ("p50_seconds", seconds()),
+                ("p99_seconds", seconds()),
+                ("max_seconds", seconds()),
+                ("now_requests", count()),
+                ("now_p50_seconds", seconds()),
+                ("now_p99_seconds", seconds()),
+            ]) })),
             ("tensors", json!({ "type": "array", "items": with(vec![
                 ("name", string()),
                 ("format", format()),
@@ -375,8 +387,9 @@ fn below<'s>(schema: &'s mut Value, pointer: &str) -> &'s mut Value {
 
 fn describe(object: &mut Value, section: &Section) {
     object["type"] = json!(["object", "null"]);
-    for Figure { name, help, unit, .. } in section.figures {
+    for Figure { name, help, unit, kind, .. } in section.figures {
         let kind = match unit {
+            _ if *kind == Kind::Histogram => "object",
             Unit::Count | Unit::Bytes => "integer",
             Unit::Seconds | Unit::Ratio | Unit::Rate => "number",
         };

@@ -21,6 +21,8 @@ pub enum Kind {
     Counter,
     /// It rises and falls.
     Gauge,
+    /// It is counted by size: an object with `count`, `sum` and `buckets`.
+    Histogram,
 }
 
 /// What a number counts.

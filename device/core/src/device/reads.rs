@@ -10,7 +10,7 @@
 //!   is prefetched: segments lie apart, so the processor would not guess that by itself.
 //! * A request is counted when it is complete, with everything that was fetched for it.
 
-use std::{ops::Range, sync::Arc};
+use std::{ops::Range, sync::Arc, time::Instant};
 
 use lamina_abi::DIRECTORY_BYTES;
 
@@ -35,6 +35,7 @@ impl Device {
     /// # Errors
     /// [`DeviceError::PastWindow`], [`DeviceError::Damaged`], [`DeviceError::Store`].
     pub fn read_base(&self, offset: u64, out: &mut [u8]) -> Result<(), DeviceError> {
+        let begun = Instant::now();
         self.inside(Window::Base, offset, out.len() as u64)?;
         let mut request = Request::new(&self.blocks.pool);
         let mut total = Tally::default();
@@ -57,6 +58,7 @@ impl Device {
         }
         self.accounts.count_read(&self.accounts.stats.base, out.len() as u64, &total);
         self.accounts.stats.base_fills.count(out.len() as u64);
+        self.accounts.stats.base_read_times.count(begun);
         if let Some(part) = self.accounts.counted_part(offset) {
             part.base_reads.count(out.len() as u64, &total);
         }
@@ -194,6 +196,7 @@ impl Device {
     /// # Errors
     /// As [`Device::read_base`].
     pub fn read_views(&self, offset: u64, out: &mut [u8]) -> Result<(), DeviceError> {
+        let begun = Instant::now();
         let range = self.inside(Window::Views, offset, out.len() as u64)?;
         if range.is_empty() {
             return Ok(());
@@ -207,6 +210,7 @@ impl Device {
             }
         }
         self.accounts.stats.view_fills.count(out.len() as u64);
+        self.accounts.stats.view_read_times.count(begun);
         Ok(())
     }
 

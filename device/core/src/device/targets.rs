@@ -10,7 +10,7 @@
 //! * A write to a target scatters: all that it changes of a block, or stages of a KV window, is
 //!   changed at once.
 
-use std::ops::Range;
+use std::{ops::Range, time::Instant};
 
 use lamina_abi::Interleave;
 
@@ -45,6 +45,7 @@ impl Device {
     /// # Errors
     /// As [`Device::read_base`]; [`DeviceError::PastWindow`] also for a target that there is not.
     pub fn read_target(&self, target: u32, offset: u64, out: &mut [u8]) -> Result<(), DeviceError> {
+        let begun = Instant::now();
         let shares = self.shares(target, offset, out.len())?;
         let mut request = Request::new(&self.blocks.pool);
         let mut total = Tally::default();
@@ -73,6 +74,7 @@ impl Device {
         }
         self.accounts.count_read(&self.accounts.stats.base, out.len() as u64, &total);
         self.accounts.stats.base_fills.count(out.len() as u64);
+        self.accounts.stats.base_read_times.count(begun);
         Ok(())
     }
 
@@ -134,6 +136,7 @@ impl Device {
         data: &[u8],
         done: &mut usize,
     ) -> Result<(), DeviceError> {
+        let begun = Instant::now();
         let left = data.get(*done..).unwrap_or_default();
         let shares = self.shares(target, offset.saturating_add(*done as u64), left.len())?;
         let written = self.scatter(&shares, left, done);
@@ -141,6 +144,7 @@ impl Device {
         written?;
         self.accounts.stats.base_writes.add(1);
         self.accounts.stats.base_written_bytes.add(data.len() as u64);
+        self.accounts.stats.base_write_times.count(begun);
         self.accounts.observers.wrote_target(target, data.len() as u64);
         Ok(())
     }

@@ -3,7 +3,7 @@
 //! A store holds the map while it codes, so that charges and counters agree with it, for a bounded
 //! part of a request at a time.
 
-use std::ops::Range;
+use std::{ops::Range, time::Instant};
 
 use super::{
     Device, DeviceError, Window,
@@ -28,6 +28,7 @@ impl Device {
     /// Stores what is left of `data` when the first `done` bytes of it are stored, and moves
     /// `done`.
     pub(super) fn write_pieces(&self, offset: u64, data: &[u8], done: &mut usize) -> Result<(), DeviceError> {
+        let begun = Instant::now();
         while *done < data.len() {
             let at = offset + *done as u64;
             let map = self.map.read();
@@ -39,6 +40,7 @@ impl Device {
         let range = offset..offset + data.len() as u64;
         self.accounts.stats.base_writes.add(1);
         self.accounts.stats.base_written_bytes.add(data.len() as u64);
+        self.accounts.stats.base_write_times.count(begun);
         self.accounts.observers.wrote(&range);
         if let Some(part) = self.accounts.counted_part(offset) {
             part.base_writes.add(1);

@@ -3,7 +3,7 @@
 use lamina_codec::{BLOCK_BYTES, Codec, kv::Coding};
 use lamina_store::mode::Mode;
 
-use super::{Fills, FillsReport, Held, InterleaveReport, Tally, Traffic, TrafficReport};
+use super::{Fills, FillsReport, Held, InterleaveReport, Latency, Tally, Traffic, TrafficReport};
 use crate::{
     counters,
     counters::{
@@ -60,6 +60,12 @@ counters! {
         pub(crate) base_fills: Fills, at Later(30), Later(30);
         /// Those for views.
         pub(crate) view_fills: Fills, at Later(37), Later(37);
+        /// How long reads of the base window took.
+        pub(crate) base_read_times: Latency;
+        /// Those of the views window.
+        pub(crate) view_read_times: Latency;
+        /// How long stores took.
+        pub(crate) base_write_times: Latency;
         /// Index entries that changed.
         pub(crate) index_written: Counter, at Later(44), Later(44);
         /// Those that a generically compressing device would have changed.

@@ -4,9 +4,9 @@
 use serde::Serialize;
 
 use super::{
-    BlocksReport, DeviceReport, IndexReport, InterleaveReport, KvWindowsReport, MaintenanceReport,
-    PartitionReport, PlaneReport, RequestsReport, Stats, TrafficReport, WriteBacksReport, WritesReport,
-    device::Subject,
+    BlocksReport, DeviceReport, IndexReport, InterleaveReport, KvWindowsReport, LatencyReport,
+    MaintenanceReport, PartitionReport, PlaneReport, RequestsReport, Stats, TrafficReport, WriteBacksReport,
+    WritesReport, device::Subject,
 };
 use crate::{counters::ratio, figures, layout::Layout, tensor::Tensor, window::ViewInfo};
 use lamina_codec::{BLOCK_BYTES, Codec, format::Format};
@@ -19,6 +19,8 @@ pub struct StatsReport {
     pub device: DeviceReport,
     /// Requests by window.
     pub requests: RequestsReport,
+    /// How long requests took, by window.
+    pub latency: Vec<LatencyReport>,
     /// What stores had to read first: those of parts of blocks (their `bytes`), and index entries
     /// for all.
     pub reads_for_writes: TrafficReport,
@@ -138,6 +140,11 @@ impl Stats {
         StatsReport {
             device: self.device(given),
             requests: self.requests(given),
+            latency: vec![
+                self.base_read_times.report("base", "read"),
+                self.view_read_times.report("views", "read"),
+                self.base_write_times.report("base", "write"),
+            ],
             reads_for_writes: self.for_writes.report(compared),
             writes: self.writes(given),
             maintenance: self.maintenance(given),

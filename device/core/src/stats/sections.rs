@@ -1,7 +1,7 @@
 //! Where the device's figures are in what `/stats` answers.
 
 use super::{
-    BlocksReport, DeviceReport, FillsReport, IndexReport, InterleaveReport, KvWindowsReport,
+    BlocksReport, DeviceReport, FillsReport, IndexReport, InterleaveReport, KvWindowsReport, LatencyReport,
     MaintenanceReport, MemberReport, PartitionReport, PartitionRequests, PartitionWrites, PlaneReport,
     RequestsReport, TensorReport, TrafficReport, WriteBacksReport, WritesReport,
 };
@@ -54,6 +54,15 @@ pub const SECTIONS: &[Section] = &[
         prefix: "",
         of: "",
         figures: FillsReport::FIGURES,
+    },
+    Section {
+        title: "latency",
+        scope: Window,
+        places: &[Place::list("/latency")],
+        labels: &[("window", "window"), ("request", "request")],
+        prefix: "",
+        of: "",
+        figures: LatencyReport::FIGURES,
     },
     of_device("requests", &[Place::at("/requests")], RequestsReport::FIGURES),
     of_device("writes", &[Place::at("/writes")], WritesReport::FIGURES),

@@ -69,6 +69,9 @@ pub(crate) struct Shown {
 pub(crate) struct Umount {
     /// Where it is mounted.
     pub(crate) dir: PathBuf,
+    /// Print JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 /// List models, their files, what is stored of them, and what was read of them at which precision.

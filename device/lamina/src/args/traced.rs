@@ -156,6 +156,9 @@ pub(crate) struct Convert {
     /// Bits of an element of an imported trace.
     #[arg(long, default_value_t = 16)]
     pub(crate) bits: u32,
+    /// Print JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 /// Whose form a trace has.

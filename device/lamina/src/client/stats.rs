@@ -5,7 +5,7 @@ use hyper::Method;
 use lamina_device::counters::{Figure, Row, Section, Unit};
 use serde_json::Value;
 
-use super::{ask, count, new_table, print_json, ratio, size, text};
+use super::{ask, count, duration, new_table, print_json, ratio, size, text};
 use crate::args::Client;
 use crate::out::print_line;
 
@@ -63,7 +63,7 @@ fn number(figure: &Figure, row: &Row<'_>) -> String {
         Unit::Count => count(number),
         Unit::Bytes => size(number),
         Unit::Ratio => ratio(number),
-        Unit::Seconds => format!("{} s", ratio(number)),
+        Unit::Seconds => number.as_f64().map_or_else(|| "–".to_owned(), duration),
         Unit::Rate => format!("{} GB/s", ratio(number)),
     }
 }

@@ -65,7 +65,12 @@ pub(crate) fn trace(command: &Trace) -> Result<()> {
                 let _ = std::fs::remove_file(&args.to_file);
             }
             let lines = done.with_context(|| format!("{}", args.from_file.display()))?;
-            writeln!(text, "{}: {} lines", args.to_file.display(), HumanCount(lines))?;
+            if args.json {
+                serde_json::to_writer_pretty(&mut text, &json!({ "trace": args.to_file, "lines": lines }))?;
+                writeln!(text)?;
+            } else {
+                writeln!(text, "{}: {} lines", args.to_file.display(), HumanCount(lines))?;
+            }
         }
     }
     Ok(out::text(&text)?)

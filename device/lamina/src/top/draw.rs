@@ -7,9 +7,9 @@ use ratatui::style::{Color, Style, Stylize};
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Block, Borders, Cell, Paragraph, Row, Sparkline, Table};
 
-use super::seen::{FormatRow, Seen, TensorRow};
+use super::seen::{FormatRow, LatencyRow, Seen, TensorRow};
 use super::{Sort, Wanted};
-use crate::client::ApiAt;
+use crate::client::{ApiAt, duration};
 
 /// Columns that the texts beside a bar of planes take.
 const BESIDE: u16 = 24;
@@ -26,7 +26,7 @@ pub(super) fn draw(frame: &mut Frame<'_>, seen: &Seen, wanted: &mut Wanted, api:
     let views = seen.precisions.iter().filter(|(row, _)| row.moved.reads > 0).count().min(MOST_VIEWS);
     let layers = if seen.layers.is_empty() { 0 } else { 3 };
     let areas = Layout::vertical([
-        Constraint::Length(4),
+        Constraint::Length(5),
         Constraint::Length(if formats > 0 { lines(2 * formats) + 1 } else { 0 }),
         Constraint::Length(if views > 0 { lines(views) + 2 } else { 0 }),
         Constraint::Length(layers),
@@ -91,8 +91,24 @@ fn head_lines(seen: &Seen, api: &ApiAt) -> Vec<Line<'static>> {
             bytes("/device/host_memory_left_bytes"),
         )),
         Line::from(format!("now {} read, {} fetched", rate(read), rate(fetched))),
+        Line::from(latency(&seen.latency)),
         Line::from(if poisoned + refused > 0 { trouble.red() } else { trouble.into() }),
     ]
+}
+
+/// How long requests take now, or took in all where there are none now.
+fn latency(rows: &[LatencyRow]) -> String {
+    let time = |seconds: Option<f64>| seconds.map_or("–".to_owned(), duration);
+    let rows = rows.iter().filter(|row| row.requests > 0).map(|row| {
+        let (p50, p99, when) = match row.now_requests {
+            0 => (row.p50_seconds, row.p99_seconds, "in all"),
+            _ => (row.now_p50_seconds, row.now_p99_seconds, "now"),
+        };
+        let request = if row.request == "write" { "stores" } else { "reads" };
+        format!("{} {request} p50 {} p99 {} {when}", shown(&row.window), time(p50), time(p99))
+    });
+    let rows: Vec<_> = rows.collect();
+    if rows.is_empty() { "latency: nothing was asked for yet".to_owned() } else { rows.join(" · ") }
 }
 
 /// What is stored of each format by plane, below what it would take as it is.
@@ -255,6 +271,25 @@ mod tests {
         assert!(colours[1..9].iter().all(|colour| *colour == Color::Blue));
         assert!(colours[9..].iter().all(|colour| *colour == Color::Yellow));
         assert!(bar(&format, &[(15, u64::MAX), (14, u64::MAX)], u64::MAX, 10).len() == 2);
+    }
+
+    #[test]
+    fn latency_is_that_of_now_or_of_all() {
+        let row = |window: &str, request: &str, requests, now_requests| LatencyRow {
+            window: window.into(),
+            request: request.into(),
+            requests,
+            p50_seconds: Some(5e-6),
+            p99_seconds: Some(4e-5),
+            now_requests,
+            now_p50_seconds: (now_requests > 0).then_some(2e-3),
+            now_p99_seconds: None,
+        };
+        assert_eq!(latency(&[row("base", "read", 0, 0)]), "latency: nothing was asked for yet");
+        assert_eq!(
+            latency(&[row("base", "read", 9, 1), row("views", "read", 0, 0), row("base", "write", 7, 0)]),
+            "base reads p50 2.00 ms p99 – now · base stores p50 5.00 µs p99 40.0 µs in all"
+        );
     }
 
     #[test]

@@ -60,6 +60,19 @@ pub(super) struct LayerRow {
     pub(super) stored_bytes: u64,
 }
 
+/// How long requests of one kind took.
+#[derive(Clone, Debug, Deserialize)]
+pub(super) struct LatencyRow {
+    pub(super) window: String,
+    pub(super) request: String,
+    pub(super) requests: u64,
+    pub(super) p50_seconds: Option<f64>,
+    pub(super) p99_seconds: Option<f64>,
+    pub(super) now_requests: u64,
+    pub(super) now_p50_seconds: Option<f64>,
+    pub(super) now_p99_seconds: Option<f64>,
+}
+
 #[derive(Clone, Debug, Deserialize)]
 pub(super) struct EventRow {
     pub(super) text: String,
@@ -81,8 +94,44 @@ pub(super) struct Update {
     layers: Vec<LayerRow>,
     events: Vec<EventRow>,
     hottest: Vec<HotRow>,
+    // A device that was not upgraded yet does not tell it.
+    #[serde(default)]
+    latency: Vec<LatencyRow>,
     tensors: Vec<TensorRow>,
     tensors_gone: Vec<String>,
+}
+
+/// A whole update and the one behind it as one that is whole and has what is now.
+pub(super) fn joined(mut whole: Value, mut tick: Value) -> Value {
+    let rows = |update: &mut Value, list: &str| match update[list].take() {
+        Value::Array(rows) => rows,
+        _ => Vec::new(),
+    };
+    let is_whole = tick["seconds"].is_null();
+    for (list, gone, key) in
+        [("tensors", "tensors_gone", &["name"][..]), ("views", "views_gone", &["tensor", "view"])]
+    {
+        let (changed, gone) = (rows(&mut tick, list), rows(&mut tick, gone));
+        let is = |row: &Value, other: &Value| key.iter().all(|field| row[field] == other[field]);
+        let is_gone = |row: &Value| {
+            gone.iter().any(|gone| {
+                let parts = gone.as_array().map_or(std::slice::from_ref(gone), Vec::as_slice);
+                key.iter().zip(parts).all(|(field, part)| row[field] == *part)
+            })
+        };
+        let mut all = rows(&mut whole, list);
+        all.retain(|row| !is_whole && !is_gone(row) && !changed.iter().any(|other| is(row, other)));
+        all.extend(changed);
+        all.sort_by(|one, other| {
+            let of = |row: &Value| key.iter().map(|field| row[field].to_string()).collect::<Vec<_>>();
+            of(one).cmp(&of(other))
+        });
+        tick[list] = all.into();
+    }
+    if let Some(fields) = tick.as_object_mut() {
+        fields.retain(|field, _| !field.ends_with("_gone"));
+    }
+    tick
 }
 
 /// What is known.
@@ -94,6 +143,7 @@ pub(super) struct Seen {
     pub(super) precisions: Vec<(PrecisionRow, [f64; 2])>,
     pub(super) layers: Vec<LayerRow>,
     pub(super) events: Vec<EventRow>,
+    pub(super) latency: Vec<LatencyRow>,
     pub(super) tensors: BTreeMap<String, TensorRow>,
     /// Bytes a second, of those that were read most.
     pub(super) hottest: BTreeMap<String, f64>,
@@ -105,8 +155,8 @@ impl Seen {
     /// Takes an update in.
     #[expect(clippy::cast_precision_loss, reason = "rates to be looked at")]
     pub(super) fn take(&mut self, update: Update) {
-        let Update { seconds, stats, formats, precisions, layers, events, hottest, tensors, tensors_gone } =
-            update;
+        let Update { seconds, stats, formats, precisions, layers, events, hottest, .. } = update;
+        let (latency, tensors, tensors_gone) = (update.latency, update.tensors, update.tensors_gone);
         let per_second = |bytes: u64| seconds.filter(|s| *s > 0.0).map_or(0.0, |s| bytes as f64 / s);
         let former = std::mem::take(&mut self.precisions);
         let rates = |row: &PrecisionRow| {
@@ -128,6 +178,7 @@ impl Seen {
             self.tensors.remove(&name);
         }
         (self.stats, self.formats, self.layers, self.events) = (stats, formats, layers, events);
+        self.latency = latency;
         self.gone = None;
     }
 
@@ -203,5 +254,27 @@ mod tests {
         // Another device, or the same after it was away.
         seen.take(update(None, 5, &[("z", 9)], &[]));
         assert!(seen.gone.is_none() && seen.tensors.len() == 1 && seen.precisions[0].1 == [0.0, 0.0]);
+    }
+
+    #[test]
+    fn what_changed_is_joined_to_what_was() {
+        let row = |name: &str, bytes: u64| json!({ "name": name, "bytes": bytes });
+        let view = |tensor: &str, view: &str| json!({ "tensor": tensor, "view": view });
+        let whole = json!({
+            "seconds": null, "tensors": [row("a", 1), row("b", 1), row("c", 1)], "tensors_gone": [],
+            "views": [view("a", "full"), view("a", "e8m3")], "views_gone": [], "hottest": [],
+        });
+        let tick = json!({
+            "seconds": 1.0, "tensors": [row("d", 2), row("b", 2)], "tensors_gone": ["c"],
+            "views": [], "views_gone": [["a", "e8m3"]], "hottest": [1],
+        });
+        let now = joined(whole.clone(), tick);
+        let wanted = json!({
+            "seconds": 1.0, "tensors": [row("a", 1), row("b", 2), row("d", 2)],
+            "views": [view("a", "full")], "hottest": [1],
+        });
+        assert_eq!(now, wanted);
+        let other = json!({ "seconds": null, "tensors": [row("z", 1)], "tensors_gone": [], "views": [] });
+        assert_eq!(joined(whole, other)["tensors"], json!([row("z", 1)]));
     }
 }

@@ -5,8 +5,8 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
+use serde::de::DeserializeOwned;
 
-use super::seen::Update;
 use crate::client::{self, ApiAt, Connection};
 use crate::status::NoDevice;
 
@@ -37,7 +37,7 @@ impl Stream {
     ///
     /// # Errors
     /// When the device went away, or sends something else.
-    pub(super) async fn next(&mut self) -> Result<Update> {
+    pub(super) async fn next<U: DeserializeOwned>(&mut self) -> Result<U> {
         loop {
             if let Some(data) = self.events.next() {
                 return serde_json::from_slice(&data).context("the device's update is not understood");

@@ -47,7 +47,8 @@ fn models_are_loaded_listed_and_removed_and_umount_leaves_nothing() {
     assert_eq!(open.read_exact_at(&mut bytes, 0).unwrap_err().raw_os_error(), Some(libc::ESTALE));
     assert!(place.read("other/w.safetensors") == one);
     drop(open);
-    place.said(&["umount", &place.text("m")]);
+    let ended: Value = serde_json::from_str(&place.said(&["umount", "--json", &place.text("m")])).unwrap();
+    assert_eq!(ended["unmounted"], *place.text("m"));
     assert!(!place.path("m").exists());
     assert!(place.refused(&["umount", &place.text("m")]).contains("nothing that `lamina mount` started"));
     assert_eq!(place.said(&["ls", "--json"]).trim(), "[]");

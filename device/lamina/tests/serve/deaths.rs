@@ -175,9 +175,12 @@ fn an_upgrade_replaces_the_worker_and_refuses_what_is_no_lamina() {
         let rig = Rig::new("auto");
         let old = worker(rig.run.child.id());
         let run = rig.place.text("run");
-        let done = lamina(&["upgrade", "--run-dir", &run]).output().unwrap();
+        let done = lamina(&["upgrade", "--json", "--run-dir", &run]).output().unwrap();
         assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
-        assert_ne!(worker(rig.run.child.id()), old);
+        let new = worker(rig.run.child.id());
+        assert_ne!(new, old);
+        let ready: Value = serde_json::from_slice(&done.stdout).unwrap();
+        assert_eq!((&ready["ready"], &ready["worker"]), (&json!(true), &json!(new)));
         same("the tensor", &rig.base().load(0, TENSOR), &rig.bytes);
         let refused = lamina(&["upgrade", "/bin/true", "--run-dir", &run]).output().unwrap();
         let why = String::from_utf8_lossy(&refused.stderr).into_owned();
@@ -256,15 +259,20 @@ fn a_snapshot_of_a_running_device_is_another_device() {
         base.store(20 << 20, b"not flushed yet");
         let (run, file, image) =
             (rig.place.text("run"), rig.place.text("snapshot"), rig.place.text("restored"));
-        let done = |words: &[&str]| {
-            let done = lamina(words).output().unwrap();
+        let done = |words: &[&str]| -> Value {
+            let done = lamina(words).arg("--json").output().unwrap();
             assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+            serde_json::from_slice(&done.stdout).unwrap()
         };
-        done(&["snapshot", "save", &file, "--run-dir", &run]);
+        let saved = done(&["snapshot", "save", &file, "--run-dir", &run]);
+        assert!(saved["snapshot"] == *file && saved["bytes"].as_u64().unwrap() > 0, "{saved}");
         let again = lamina(&["snapshot", "save", &file, "--run-dir", &run]).output().unwrap();
         assert!(!again.status.success(), "it overwrites nothing");
         base.store(20 << 20, b"after the save.");
-        done(&["snapshot", "restore", &file, &image]);
+        let restored = done(&["snapshot", "restore", &file, &image]);
+        assert_eq!(restored, json!({ "snapshot": file, "image": image }));
+        let upgraded = done(&["image", "upgrade", &image]);
+        assert!(upgraded["image"] == *image && upgraded["before"] == upgraded["version"], "{upgraded}");
         let other = Place::new();
         let run = Run::start(&mut other.serve(&["--image", &image]));
         let restored = Window::open(&other.path("mount/base"));

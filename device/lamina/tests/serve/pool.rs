@@ -34,9 +34,9 @@ fn comes_and_goes(place: &Place, pool: &str) {
     for (name, bytes) in [("small", noise(3, 10)), ("large", noise(4, 3 << 20)), ("none", Vec::new())] {
         let (from, to) = (place.text("from"), place.text("to"));
         fs::write(&from, &bytes).unwrap();
-        done(&["put", pool, name, &from]);
+        assert_eq!(told(&["put", pool, name, &from, "--json"])["bytes"], bytes.len());
         assert!(done(&["get", pool, name]) == bytes, "{name}");
-        done(&["get", pool, name, &to]);
+        assert_eq!(told(&["get", pool, name, &to, "--json"])["bytes"], bytes.len());
         assert!(fs::read(&to).unwrap() == bytes, "{name}");
     }
     let listed = told(&["ls", pool, "--json"]);
@@ -44,7 +44,8 @@ fn comes_and_goes(place: &Place, pool: &str) {
     names.sort_by_key(ToString::to_string);
     assert_eq!(names, ["large", "none", "small"]);
     assert_eq!(told(&["stat", pool, "--json"])["objects"], 3);
-    done(&["rm", pool, "large", "none"]);
+    assert!(refused(&["get", pool, "small", "--json"]).contains("[TO]"));
+    assert_eq!(told(&["rm", pool, "large", "none", "--json"])["removed"][0], "large");
     assert_eq!(told(&["ls", pool, "--json"]).as_array().unwrap().len(), 1);
     assert!(refused(&["get", pool, "large"]).contains("no object \"large\""));
     assert_eq!(told(&["check", pool, "--json"])["problems"], Value::Array(Vec::new()));
@@ -55,7 +56,8 @@ fn objects_are_kept_in_a_file_and_damage_is_found() {
     within(120, || {
         let place = Place::new();
         let pool = place.text("pool");
-        done(&["create", &pool, "--size", "64M"]);
+        let made = told(&["create", &pool, "--size", "64M", "--json"]);
+        assert!(made["pool"] == *pool && made["bytes"].as_u64().unwrap() > 60 << 20, "{made}");
         comes_and_goes(&place, &pool);
         let mut bytes = fs::read(&pool).unwrap();
         let at = bytes.windows(10).position(|window| window == noise(3, 10)).expect("its bytes lie there");

@@ -6,6 +6,8 @@ use std::process::{Command, Stdio};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
+use serde_json::{Value, json};
+
 use crate::common::{Place, Run, lamina, noise, within};
 
 #[test]
@@ -36,6 +38,14 @@ fn one_frame_shows_planes_views_and_tensors() {
             assert!(frame.contains(said), "{said}: {frame}");
         }
         assert!(frame.contains("1 of 1 tensors"), "{frame}");
+        assert!(frame.contains("views reads p50 ") && frame.contains("base stores p50 "), "{frame}");
+        let output = lamina(&["top", "--json", "--api", &place.text("run/api.sock")]).output().unwrap();
+        let now: Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!(
+            (&now["tensors"][0]["name"], &now["views"][0]["view"]),
+            (&json!("model.w"), &json!("e8m3"))
+        );
+        assert!(now["seconds"].is_number() && now["tensors_gone"].is_null(), "{now}");
         reading.join().unwrap();
 
         let output =

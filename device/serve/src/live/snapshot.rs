@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use lamina_codec::format::Format;
+use lamina_device::counters::Times;
 use lamina_device::device::events::Event;
 use lamina_device::device::poison::Poisoned;
 use lamina_device::layout::Layout;
-use lamina_device::stats::{PlaneReport, StatsReport, TensorReport, TrafficReport};
+use lamina_device::stats::{LatencyReport, PlaneReport, StatsReport, TensorReport, TrafficReport};
 use serde::Serialize;
 
 use crate::control::{Control, ServedExport, ServedStats};
@@ -98,6 +99,22 @@ pub(super) struct HotRow<'s> {
     stored: u64,
 }
 
+/// How long requests of one kind took: all of them, and those since the last tick.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub(super) struct LatencyRow {
+    /// The window that they were for.
+    window: &'static str,
+    /// `read` or `write`.
+    request: &'static str,
+    requests: u64,
+    p50_seconds: Option<f64>,
+    p99_seconds: Option<f64>,
+    max_seconds: Option<f64>,
+    now_requests: u64,
+    now_p50_seconds: Option<f64>,
+    now_p99_seconds: Option<f64>,
+}
+
 /// A device at one moment.
 pub(super) struct Snapshot {
     /// Without lists of tensors and views.
@@ -126,6 +143,7 @@ pub(super) struct Update<'s> {
     poison: &'s [Poisoned],
     events: &'s [Event],
     hottest: Vec<HotRow<'s>>,
+    latency: Vec<LatencyRow>,
     tensors: Vec<&'s TensorRow>,
     tensors_gone: Vec<&'s str>,
     views: Vec<&'s ViewRow>,
@@ -223,6 +241,8 @@ impl Snapshot {
         hottest.sort_by(|one, other| (other.bytes, one.tensor).cmp(&(one.bytes, other.tensor)));
         hottest.truncate(HOTTEST);
         let mut update = self.update(Some(ago.as_secs_f64()), hottest);
+        let latencies = self.stats.device.latency.iter().zip(&last.stats.device.latency);
+        update.latency = latencies.map(|(now, last)| LatencyRow::of(now, Some(last))).collect();
         update.tensors.retain(|tensor| last.tensors.get(&tensor.name) != Some(tensor));
         let known = |view: &ViewRow| last.views.get(&(view.tensor.clone(), view.view.clone())) == Some(view);
         update.views.retain(|view| !known(view));
@@ -243,10 +263,29 @@ impl Snapshot {
             poison: &self.poison,
             events: &self.events,
             hottest,
+            latency: self.stats.device.latency.iter().map(|all| LatencyRow::of(all, None)).collect(),
             tensors: self.tensors.values().collect(),
             tensors_gone: Vec::new(),
             views: self.views.values().collect(),
             views_gone: Vec::new(),
+        }
+    }
+}
+
+impl LatencyRow {
+    fn of(all: &LatencyReport, last: Option<&LatencyReport>) -> Self {
+        let now = last.map(|last| all.times.since(&last.times));
+        let quantile = |part| now.as_ref()?.quantile(part);
+        Self {
+            window: all.window,
+            request: all.request,
+            requests: all.times.count(),
+            p50_seconds: all.p50_seconds,
+            p99_seconds: all.p99_seconds,
+            max_seconds: all.max_seconds,
+            now_requests: now.as_ref().map_or(0, Times::count),
+            now_p50_seconds: quantile(0.5),
+            now_p99_seconds: quantile(0.99),
         }
     }
 }

@@ -83,8 +83,21 @@ fn a_viewer_gets_all_of_it_and_then_what_changed() {
     );
     let precision = tick["precisions"].as_array().unwrap().iter().find(|row| row["view"] == "e8m3").unwrap();
     assert_eq!((&precision["tensors"], &precision["bytes"]), (&json!(2), &json!(8192)));
+    let requests = |update: &Value| {
+        let rows = update["latency"].as_array().unwrap().iter();
+        rows.map(|row| (row["requests"].clone(), row["now_requests"].clone())).collect::<Vec<_>>()
+    };
+    assert_eq!(requests(&tick), [(0, 0), (1, 1), (1, 1)].map(|(all, now)| (json!(all), json!(now))));
+    let (read, written) = (&tick["latency"][1], &tick["latency"][2]);
+    assert_eq!((&read["window"], &read["request"]), (&json!("views"), &json!("read")));
+    assert_eq!((&written["window"], &written["request"]), (&json!("base"), &json!("write")));
+    assert!(
+        read["now_p50_seconds"].as_f64().unwrap() > 0.0 && read["p99_seconds"] == read["now_p99_seconds"]
+    );
     // Nothing changes: nothing is said of any.
     let (_, tick) = rig.next(&mut viewer);
+    assert_eq!(requests(&tick), [(0, 0), (1, 0), (1, 0)].map(|(all, now)| (json!(all), json!(now))));
+    assert!(tick["latency"][1]["now_p50_seconds"].is_null());
     assert_eq!((&tick["tensors"], &tick["views"], &tick["hottest"]), (&json!([]), &json!([]), &json!([])));
 }
 

@@ -88,6 +88,11 @@ fn every_figure_is_in_json_and_in_metrics_and_no_other_number_is() {
                 let labels = labels.iter().map(|(label, value)| format!("{label}=\"{value}\""));
                 let labels = labels.collect::<Vec<_>>().join(",");
                 let sample = if labels.is_empty() { name.clone() } else { format!("{name}{{{labels}}}") };
+                if figure.kind == Kind::Histogram {
+                    is_histogram(number, &name, &labels, &metrics);
+                    reported += 1;
+                    continue;
+                }
                 let value = metrics.lines().find_map(|line| line.strip_prefix(&sample)?.strip_prefix(' '));
                 let value = value.map(|value| value.parse::<f64>().unwrap());
                 let same = |value: f64, number: f64| (value - number).abs() <= number.abs() * 1e-12;
@@ -120,6 +125,28 @@ fn every_figure_is_in_json_and_in_metrics_and_no_other_number_is() {
         assert!(scopes.contains(&scope), "{scope:?}");
     }
     assert!(PAGE.contains("\"title\":\"stored fetched\"") && !PAGE.contains("SECTIONS"));
+}
+
+/// Whether the text has a histogram as JSON has it: with counts that rise to that of all.
+fn is_histogram(of: &Value, name: &str, labels: &str, metrics: &str) {
+    let sample = |suffix: &str| {
+        let sample = format!("{name}_{suffix}{{{labels}}} ");
+        let value = metrics.lines().find_map(|line| line.strip_prefix(&sample));
+        value.unwrap_or_else(|| panic!("{sample}: {metrics}")).parse::<f64>().ok()
+    };
+    assert_eq!((sample("count"), sample("sum")), (of["count"].as_f64(), of["sum"].as_f64()));
+    let bucket = format!("{name}_bucket{{{labels},le=\"");
+    let told = metrics.lines().filter_map(|line| line.strip_prefix(&bucket)?.split_once("\"} "));
+    let told: Vec<_> =
+        told.map(|(bound, count)| (bound.parse::<f64>().unwrap(), count.parse::<u64>().unwrap())).collect();
+    let mut rising = 0;
+    let buckets = of["buckets"].as_array().unwrap().iter().map(|bucket| {
+        rising += bucket["requests"].as_u64().unwrap();
+        (bucket["up_to_seconds"].as_f64().unwrap_or(f64::INFINITY), rising)
+    });
+    assert_eq!(told, buckets.collect::<Vec<_>>());
+    assert_eq!(Some(rising), of["count"].as_u64());
+    assert!(metrics.contains(&format!("# TYPE {name} histogram\n")), "{name}");
 }
 
 #[test]
@@ -200,7 +227,13 @@ fn the_dashboard_asks_for_metrics_that_there_are() {
     let text = text(&served(true));
     // By name: the labels of its samples.
     let declared = |name: &str| {
-        sections().find(|section| section.figures.iter().any(|f| f.metric(section.prefix) == name))
+        sections().find(|section| {
+            section.figures.iter().any(|figure| {
+                let suffix = name.strip_prefix(&figure.metric(section.prefix));
+                let histogram = figure.kind == Kind::Histogram;
+                suffix.is_some_and(|suffix| if histogram { suffix == "_bucket" } else { suffix.is_empty() })
+            })
+        })
     };
     let mut asked = 0;
     for panel in dashboard["panels"].as_array().unwrap() {
