@@ -23,7 +23,7 @@ use crate::mem::{LINE, Lines};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"LAMIPOOL");
 const VERSION: u64 = 1;
-const SUPERBLOCK: u64 = 2 * LINE;
+pub(crate) const SUPERBLOCK: u64 = 2 * LINE;
 /// Slots of a group.
 pub(crate) const SLOTS: u64 = 8;
 const GROUP: u64 = (2 + SLOTS) * LINE;

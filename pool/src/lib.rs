@@ -24,6 +24,8 @@
 
 mod check;
 mod error;
+#[doc(hidden)]
+pub mod fuzzing;
 mod heap;
 mod host;
 mod key;

@@ -397,7 +397,7 @@ impl Member {
         if now.saturating_sub(began) > self.host.patience() {
             return Err(PoolError::Timeout(what));
         }
-        if wait.turns.is_multiple_of(16) || !self.lines.coherent() {
+        if wait.is_due() || !self.lines.coherent() {
             self.grant()?;
             self.turn()?;
         }
@@ -412,4 +412,11 @@ impl Member {
 pub(crate) struct Wait {
     began: Option<u64>,
     turns: u32,
+}
+
+impl Wait {
+    /// Whether it is time for what is only done now and then.
+    pub(crate) fn is_due(&self) -> bool {
+        self.turns.is_multiple_of(16)
+    }
 }

@@ -121,6 +121,10 @@ impl Pool {
                     }
                 }
             }
+            if wait.is_due() {
+                // If this node manages, the server may wait to be recovered by it.
+                self.serve()?;
+            }
             member.wait(&mut wait, "an answer")?;
         }
     }

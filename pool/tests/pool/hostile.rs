@@ -1,63 +1,14 @@
 //! Contents that nobody sane wrote: errors, never a fault, never without end.
 
-use std::sync::Arc;
+use std::fs;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
-use lamina_pool::mem::{Map, Mapped};
-use lamina_pool::{Chain, Geometry, Host, Pool};
+use lamina_pool::Pool;
+use lamina_pool::fuzzing::{self, Alone, geometry, memory, use_all};
+use lamina_pool::mem::Mapped;
 use proptest::prelude::*;
-
-/// A machine on which nobody else is, and that does not wait long.
-struct Alone(Instant);
-
-impl Host for Alone {
-    fn now(&self) -> u64 {
-        u64::try_from(self.0.elapsed().as_millis()).unwrap()
-    }
-    fn relax(&self, _: u32) {}
-    fn timeout(&self) -> u64 {
-        1
-    }
-    fn patience(&self) -> u64 {
-        20
-    }
-    fn is_gone(&self, _: u32, _: u32) -> bool {
-        true
-    }
-    fn revoke(&self, _: u32, _: u32) -> bool {
-        true
-    }
-}
-
-fn geometry() -> Geometry {
-    Geometry { nodes: 3, stripes: 2, groups: 4, chunks: 6, chunk_bytes: 4096 }
-}
-
-/// Does everything, whatever comes of it.
-fn use_all(memory: &Arc<Mapped>) {
-    let Ok(pool) = Pool::attach(memory.clone(), Arc::new(Alone(Instant::now())), 0) else { return };
-    let key = Chain::new("hostile").next(&[1]);
-    let _ = pool.serve();
-    let _ = pool.get("a");
-    let _ = pool.put("a", &[1; 300]);
-    let _ = pool.store(key, &[&[2; 700]]);
-    let _ = pool.read_parts(&key, &mut [(5, &mut [0; 9])]);
-    let _ = pool.prefix(&[key]);
-    let _ = pool.list();
-    let _ = pool.delete("b");
-    let _ = pool.answer(|_| Ok((1, vec![0; 40])));
-    let _ = pool.stats();
-    let _ = pool.check(false);
-    let _ = pool.check(true);
-    let _ = pool.put("c", &[3; 5000]);
-    let _ = pool.leave();
-}
-
-fn memory(bytes: u64) -> Arc<Mapped> {
-    let file = tempfile::tempfile().unwrap();
-    file.set_len(bytes).unwrap();
-    Arc::new(Mapped::new(Map::new(&file, std::path::Path::new("a pool"), None).unwrap()))
-}
+use std::sync::Arc;
 
 /// A pool with something in it.
 fn pool() -> Arc<Mapped> {
@@ -65,6 +16,21 @@ fn pool() -> Arc<Mapped> {
     Pool::create(memory.clone(), &geometry()).unwrap();
     use_all(&memory);
     memory
+}
+
+/// The seeds of the fuzz target.
+fn seeds() -> Vec<Vec<u8>> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/seeds/pool");
+    let mut paths: Vec<_> = fs::read_dir(folder).unwrap().map(|file| file.unwrap().path()).collect();
+    paths.sort();
+    paths.into_iter().map(|path| fs::read(path).unwrap()).collect()
+}
+
+#[test]
+fn the_fuzz_targets_seeds_end_well() {
+    let seeds = seeds();
+    assert!(seeds.len() >= 5);
+    seeds.iter().for_each(|seed| fuzzing::pool(seed));
 }
 
 proptest! {
@@ -96,6 +62,21 @@ proptest! {
     }
 
     #[test]
+    fn stores_into_a_pool_whose_checks_are_mended_lead_to_errors(
+        seed in prop::sample::select(seeds()),
+        how in any::<u8>(),
+        stores in prop::collection::vec((0_u16..2600, prop_oneof![any::<u64>(), 0_u64..8, 0_u64..41_000]), 0..12),
+    ) {
+        let mut data = seed;
+        data[0] = data[0] & 1 | how & !1;
+        for (place, word) in stores {
+            data.extend(place.to_le_bytes());
+            data.extend(word.to_le_bytes());
+        }
+        fuzzing::pool(&data);
+    }
+
+    #[test]
     fn bytes_of_any_kind_are_no_pool(seed in any::<u64>()) {
         use lamina_pool::mem::CxlMem;
         let memory = memory(64 << 10);
@@ -110,7 +91,7 @@ fn what_was_damaged_is_mended_and_the_rest_is_kept() {
     use lamina_pool::mem::CxlMem;
     let memory = memory(geometry().bytes().unwrap());
     Pool::create(memory.clone(), &geometry()).unwrap();
-    let attach = || Pool::attach(memory.clone(), Arc::new(Alone(Instant::now())), 0).unwrap();
+    let attach = || Pool::attach(memory.clone(), Alone::new(), 0).unwrap();
     let pool = attach();
     for name in ["one", "two"] {
         pool.put(name, name.repeat(100).as_bytes()).unwrap();

@@ -306,6 +306,12 @@ fn all_scenes_end_as_they_should() {
     }
 }
 
+/// With this seed the server dies while a client that waits for its answer manages.
+#[test]
+fn a_client_that_manages_recovers_the_server_that_it_waits_for() {
+    assert_eq!(messages(594, None).err(), None);
+}
+
 /// What `site` says of its call, in the files of the pool.
 fn of_file<'a>(sites: &'a BTreeSet<Site>, file: &'a str) -> impl Iterator<Item = Site> + 'a {
     sites.iter().filter(move |site| site.file.ends_with(file)).copied()

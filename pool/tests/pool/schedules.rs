@@ -220,7 +220,8 @@ pub(crate) fn schedule(seed: u64, plan: Plan, left_out: Option<Site>) -> Result<
         let ended = |node: usize| world.memory.is_dead(node) || world.memory.is_revoked(node);
         loop {
             let gone = (0..4).filter(|node| ended(*node)).count() as u32;
-            if done.load(Ordering::Relaxed) + gone >= 4 {
+            // One that failed is neither done nor gone.
+            if done.load(Ordering::Relaxed) + gone >= 4 || !oracle.failures.lock().unwrap().is_empty() {
                 break;
             }
             let_others();

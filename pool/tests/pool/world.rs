@@ -12,7 +12,7 @@ use lamina_pool::{Geometry, Host, Pool, PoolError};
 /// Words of a coroutine's stack.
 const STACK: usize = 0x6000;
 /// Steps of all nodes after which a run does not end.
-const MOST_STEPS: u64 = 3_000_000;
+const MOST_STEPS: u64 = 500_000;
 
 pub(crate) struct World {
     pub(crate) memory: Arc<Simulated>,
@@ -158,13 +158,15 @@ impl World {
             if self.now() > end || turns > MOST_STEPS {
                 // Their stacks are unwound: nothing of theirs may go on.
                 self.frozen.store(true, Ordering::Relaxed);
-                for node in 0..geometry().nodes {
-                    self.memory.kill_after(node as usize, 0);
-                }
-                for (work, _) in &mut running {
-                    while !work.is_done() {
+                while !running.is_empty() {
+                    // Each time: one of them may start a node again.
+                    for node in 0..geometry().nodes {
+                        self.memory.kill_after(node as usize, 0);
+                    }
+                    for (work, _) in &mut running {
                         work.resume();
                     }
+                    running.retain(|(work, _)| !work.is_done());
                 }
                 self.frozen.store(false, Ordering::Relaxed);
                 return false;
