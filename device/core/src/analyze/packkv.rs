@@ -329,11 +329,11 @@ impl Totals {
     fn add(&mut self, pair: &Pair<'_>, sums: &Sums) {
         debug_assert_eq!(sums.ways.is_empty(), pair.blocks == 0);
         for (totals, way) in self.ways.iter_mut().zip(&sums.ways) {
-            for side in 0..2 {
+            for (side, [paper, counted]) in totals.iter_mut().enumerate() {
                 let bits = u64::from(sums.bits[side]);
                 let head = bits + u64::from(u64::BITS - bits.leading_zeros());
-                totals[side][0] += way.payload[side] + way.packs[side] * head;
-                totals[side][1] += way.counted[side];
+                *paper += way.payload[side] + way.packs[side] * head;
+                *counted += way.counted[side];
             }
         }
         for side in 0..2 {
