@@ -44,7 +44,7 @@ fn comes_and_goes(place: &Place, pool: &str) {
     names.sort_by_key(ToString::to_string);
     assert_eq!(names, ["large", "none", "small"]);
     assert_eq!(told(&["stat", pool, "--json"])["objects"], 3);
-    assert!(refused(&["get", pool, "small", "--json"]).contains("[TO]"));
+    assert!(refused(&["get", pool, "small", "--json"]).contains("<TO>"));
     assert_eq!(told(&["rm", pool, "large", "none", "--json"])["removed"][0], "large");
     assert_eq!(told(&["ls", pool, "--json"]).as_array().unwrap().len(), 1);
     assert!(refused(&["get", pool, "large"]).contains("no object \"large\""));

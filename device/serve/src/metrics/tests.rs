@@ -135,8 +135,8 @@ fn is_histogram(of: &Value, name: &str, labels: &str, metrics: &str) {
         value.unwrap_or_else(|| panic!("{sample}: {metrics}")).parse::<f64>().ok()
     };
     assert_eq!((sample("count"), sample("sum")), (of["count"].as_f64(), of["sum"].as_f64()));
-    let bucket = format!("{name}_bucket{{{labels},le=\"");
-    let told = metrics.lines().filter_map(|line| line.strip_prefix(&bucket)?.split_once("\"} "));
+    let (bucket, labels) = (format!("{name}_bucket{{le=\""), format!("\",{labels}}} "));
+    let told = metrics.lines().filter_map(|line| line.strip_prefix(&bucket)?.split_once(&labels));
     let told: Vec<_> =
         told.map(|(bound, count)| (bound.parse::<f64>().unwrap(), count.parse::<u64>().unwrap())).collect();
     let mut rising = 0;
