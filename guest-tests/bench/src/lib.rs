@@ -10,6 +10,7 @@ mod cpu;
 pub mod deaths;
 pub mod models;
 pub mod mount;
+pub mod pool;
 pub mod publish;
 pub mod start;
 pub mod store;

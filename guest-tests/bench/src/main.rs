@@ -10,6 +10,7 @@ use lamina_bench::{
     deaths::Deaths,
     models::Models,
     mount::Mount,
+    pool::{self, PoolBench},
     publish::{PAGE, Page},
     start,
     store::StoreBench,
@@ -185,11 +186,26 @@ enum What {
         #[arg(long, default_value_t = KILLS, value_parser = clap::value_parser!(u32).range(1..=1000))]
         kills: u32,
     },
+    /// The shared pool: gets, puts and lookups of one process while another is attached, beside the
+    /// mapping's own loads and stores and a Valkey or Redis, if one is on the PATH
+    Pool {
+        /// Rounds, of which the median counts
+        #[arg(long, default_value_t = POOL_ROUNDS, value_parser = clap::value_parser!(u32).range(1..=1000))]
+        rounds: u32,
+    },
+    /// The other process of `pool`
+    #[command(name = pool::PRODUCER, hide = true)]
+    Producer {
+        /// The pool's file
+        path: PathBuf,
+    },
 }
 
 /// MiB that are stored when workers are killed, and how often they are.
 const STORED_MIB: [u64; 2] = [1024, 4096];
 const KILLS: u32 = 7;
+/// Rounds of the pool.
+const POOL_ROUNDS: u32 = 15;
 /// MiB and rounds of the attachments.
 const ATTACH_MIB: u64 = 16;
 const ATTACH_ROUNDS: u32 = 7;
@@ -216,11 +232,15 @@ fn main() -> ExitCode {
 }
 
 fn run(cli: Cli) -> Result<()> {
+    if let Some(What::Producer { path }) = &cli.what {
+        return pool::produce(path);
+    }
     let default = cli.models.is_empty();
     let models = if default { bundled()? } else { cli.models };
     let all = [
         What::Start { rounds: 5 },
         What::Deaths { mib: Vec::new(), kills: KILLS },
+        What::Pool { rounds: POOL_ROUNDS },
         What::Mount { mib: 96, rounds: 5, read_ahead_kb: 1024 },
         What::Models { mib: 256, rounds: 5, read_ahead_kb: 1024 },
         What::Store { mib: STORE_MIB, rounds: STORE_ROUNDS, codec: Codec::default(), json: false },
@@ -317,6 +337,8 @@ impl What {
             Self::Attach { .. } => "attach",
             Self::Start { .. } => "start",
             Self::Deaths { .. } => "deaths",
+            Self::Pool { .. } => "pool",
+            Self::Producer { .. } => pool::PRODUCER,
         }
     }
 }
@@ -401,5 +423,11 @@ fn measure(what: What, models: &[PathBuf], default: bool) -> Result<Measured> {
                 "loads of 4 KiB from the mount while workers are killed, of {kills} kills\n{waits}\n"
             )))
         }
+        What::Pool { rounds } => {
+            let table =
+                PoolBench { rounds: rounds as usize }.run(|doing| eprintln!("bench: pool: {doing}"))?;
+            Ok(Measured::new(format!("the shared pool, two processes, medians of {rounds}\n{table}\n")))
+        }
+        What::Producer { .. } => Ok(Measured::new(String::new())),
     }
 }

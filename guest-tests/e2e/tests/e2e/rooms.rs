@@ -51,6 +51,7 @@ const ROOMS: [(&str, &[&str]); 19] = [
             "lamina-device",
             "lamina-guest",
             "lamina-llama",
+            "lamina-pool",
             "lamina-qemu",
             "lamina-run",
         ],
