@@ -30,7 +30,9 @@ fn seeds() -> Vec<Vec<u8>> {
 fn the_fuzz_targets_seeds_end_well() {
     let seeds = seeds();
     assert!(seeds.len() >= 5);
-    seeds.iter().for_each(|seed| fuzzing::pool(seed));
+    for seed in &seeds {
+        fuzzing::pool(seed);
+    }
 }
 
 proptest! {
