@@ -1,7 +1,7 @@
 //! How long requests took: histograms of this worker process, which no image keeps.
 //!
-//! A step of a histogram is a quarter of a power of two, so a quantile is told at most a quarter
-//! above what was measured. What is reported outside are powers of two.
+//! A step of a histogram is a quarter of a power of two, so a quantile is at most a quarter
+//! above what was measured. Reports have powers of two.
 
 use std::{
     array,
@@ -186,7 +186,7 @@ figures! {
             window: &'static str;
             /// What they were: `read` or `write`.
             request: &'static str;
-            /// In steps that are finer than those that are told.
+            /// In steps that are finer than those of the report.
             #[serde(skip)]
             times: Times;
         }
@@ -194,7 +194,7 @@ figures! {
             /// Seconds that the device took for requests, from when an attachment asked to its
             /// answer. They are this worker process's: an image does not keep them.
             seconds: Histogram = Histogram "request" Seconds;
-            /// Seconds that a part of all requests took at most, told a quarter above or less: half
+            /// Seconds that a part of all requests took at most, or a quarter less: half
             /// of them.
             p50_seconds: Option<f64> = Gauge "request_quantile" {quantile = "0.5"} Seconds;
             /// Seconds that 99 of 100 requests took at most.

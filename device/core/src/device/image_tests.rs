@@ -616,9 +616,15 @@ fn counters_of_an_older_image_lie_where_they_lay() {
     assert_eq!(before["requests"]["view_fills"][1]["fills"], 1);
     drop(device);
     let mut after = reported(&Device::open(image.clone(), &config).unwrap());
+    let mut requests = Vec::new();
     for stats in [&mut before, &mut after] {
         stats["device"]["uptime_seconds"].take();
+        // An image does not keep it.
+        let latency = stats["latency"].take();
+        let counts = latency.as_array().unwrap().iter().map(|row| row["seconds"]["count"].clone());
+        requests.push(counts.collect::<Vec<_>>());
     }
+    assert_eq!(requests, [[1, 1, 1], [0, 0, 0]]);
     assert_eq!(before, after);
     // A run that begins counts from zero.
     let first = DeviceConfig { first_process: true, ..config };

@@ -51,7 +51,9 @@ fn compare(on: &Value, off: &Value, name: &str, absent: &mut Vec<String>) {
         (Value::Null, Value::Null) => {}
         (_, Value::Null) => absent.push(name.to_owned()),
         (Value::Object(on), Value::Object(off)) => {
-            for (field, on) in on.iter().filter(|(field, _)| *field != "uptime_seconds") {
+            // Times are of each by itself.
+            let times = ["uptime_seconds", "latency"];
+            for (field, on) in on.iter().filter(|(field, _)| !times.contains(&field.as_str())) {
                 compare(on, off.get(field).unwrap_or(&Value::Null), &format!("{name}/{field}"), absent);
             }
         }
