@@ -37,7 +37,7 @@ mod holes;
 mod kept;
 mod noted;
 mod observers;
-mod parallel;
+pub(crate) mod parallel;
 mod partition;
 mod partition_table;
 pub mod poison;

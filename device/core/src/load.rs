@@ -5,8 +5,8 @@
 //!
 //! * Tensors are placed by the device, at the first place they fit. One that has no elements is
 //!   skipped by name.
-//! * Bytes are copied in pieces of [`PIECE`] by a few threads at once, so that a file larger than
-//!   memory can be loaded and the codecs get all cores.
+//! * Bytes are copied in pieces of [`PIECE`] by as many threads as there are cores, each of which
+//!   codes its own: a file larger than memory can be loaded, and nobody waits for others.
 //! * Views are made after the bytes are in. A view that a tensor's format cannot give is skipped
 //!   and reported; one that no format at all can give is a mistake and refused before anything is
 //!   loaded.
@@ -315,7 +315,19 @@ pub(crate) fn load_from(
     let reported = Reported::new(model, &progress);
     let mut contents = Contents::new();
     let mut loaded = Loaded::default();
-    let mut made = create(device, model, options, places, source)?.into_iter();
+    let made = create(device, model, options, places, source)?;
+    // By the tensor's number, which those without elements have too.
+    let mut rest = made.iter().map(|info| info.dpa);
+    let dpas: Vec<_> =
+        model.tensors().iter().map(|tensor| if tensor.length == 0 { None } else { rest.next() }).collect();
+    contents.add(&each_piece(model, model.tensors(), &reported, |number, at, bytes| {
+        let tensor = model.tensors()[number].name.clone();
+        let dpa = dpas[number].expect("one for each that has elements");
+        let written = device.write_base(dpa + at, bytes);
+        written.map_err(|source| LoadError::Device { tensor, source })?;
+        Ok(Contents::of_piece(bytes))
+    })?);
+    let mut made = made.into_iter();
     for tensor in model.tensors() {
         if tensor.length == 0 {
             let skipped = |view: &String| skipped(tensor, view, "the tensor has no elements".to_owned());
@@ -324,11 +336,6 @@ pub(crate) fn load_from(
         }
         let failed = |source| LoadError::Device { tensor: tensor.name.clone(), source };
         let info = made.next().expect("one for each that has elements");
-        let digests = each_piece(model, tensor, &reported, |at, bytes| {
-            device.write_base(info.dpa + at, bytes).map_err(failed)?;
-            Ok(Contents::of_piece(bytes))
-        })?;
-        contents.add(&digests);
         device.flush(info.dpa, info.length).map_err(failed)?;
         for spelling in &options.views {
             if let Err(why) = View::parse(info.format, spelling) {
