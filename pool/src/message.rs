@@ -107,7 +107,8 @@ impl Pool {
         let mut wait = Wait::default();
         let response = member.layout.response(member.node, server);
         loop {
-            member.lines.consume(response, LINE)?;
+            // No fence: an old line checks too, and is looked at again.
+            member.lines.invalidate(response, LINE)?;
             let mut bytes = [0; LINE as usize];
             member.lines.load(response, &mut bytes)?;
             if let Some(line) = Line::of(&bytes).filter(|line| line.is_same(&request)) {

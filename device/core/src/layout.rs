@@ -13,13 +13,30 @@ use lamina_store::mode::Mode;
 
 /// How a tensor's elements are ordered.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case", tag = "kind")]
+#[serde(rename_all = "snake_case", tag = "kind", from = "Strict")]
 pub enum Layout {
     /// Address order.
     #[default]
     Weight,
     /// Token-major rows, of which the device groups windows of tokens.
     Kv(KvLayout),
+}
+
+/// A layout as it is read: a unit variant would take any field without a word.
+#[derive(Deserialize)]
+#[serde(rename_all = "snake_case", tag = "kind", deny_unknown_fields)]
+enum Strict {
+    Weight {},
+    Kv(KvLayout),
+}
+
+impl From<Strict> for Layout {
+    fn from(read: Strict) -> Self {
+        match read {
+            Strict::Weight {} => Self::Weight,
+            Strict::Kv(layout) => Self::Kv(layout),
+        }
+    }
 }
 
 impl Layout {

@@ -2,7 +2,9 @@
 
 mod boot;
 mod device;
+mod model;
 mod mount;
+mod traced;
 mod values;
 
 use std::path::PathBuf;
@@ -14,12 +16,15 @@ use lamina_codec::kv::KvLayout;
 
 pub(crate) use self::boot::Boot;
 pub(crate) use self::device::DeviceArgs;
+pub(crate) use self::model::{Accounted, Model};
 pub(crate) use self::mount::{LoadModel, Ls, Mount, Rm, Shown, To, Umount};
+pub(crate) use self::traced::{Compare, Convert, Elastic, Other, Paced, Replacement, Replayed, Trace};
 pub(crate) use self::values::{DiskArg, bytes, run_dir};
 use self::values::{codecs, disks, kv_layout, shape};
 use crate::client::ApiAt;
 use crate::guests::Guests;
 use crate::partition_table::PartitionArgs;
+use crate::pool::PoolCommand;
 
 /// A CXL Type-3 memory device in user space: tensors as compressed bit-planes, precision views by
 /// address alias.
@@ -27,7 +32,15 @@ use crate::partition_table::PartitionArgs;
 #[command(
     version,
     propagate_version = true,
-    after_help = "\
+    after_help = crate::status::Status::table(),
+    after_long_help = format!("{EXAMPLES}\n\n{}", crate::status::Status::table())
+)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+const EXAMPLES: &str = "\
 Examples:
   Show a checkpoint as files, as it is and at any precision, and end that:
       lamina mount model.safetensors ~/m
@@ -49,12 +62,9 @@ Examples:
       lamina events
       lamina discard old.k
   See what bit-planes and codecs make of a checkpoint, without serving it:
-      lamina analyze model.safetensors --plot planes.svg"
-)]
-pub(crate) struct Cli {
-    #[command(subcommand)]
-    pub(crate) command: Command,
-}
+      lamina analyze model.safetensors --plot planes.svg
+  See whether this host has what all of that needs:
+      lamina doctor";
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
@@ -70,6 +80,7 @@ pub(crate) enum Command {
     BootSeveral(Box<Guests>),
     /// Show the counters of a device that is being served.
     Stats(Client),
+    Top(Top),
     /// List the tensors of a device that is being served.
     Tensors(Client),
     /// List the views of a device that is being served.
@@ -99,7 +110,17 @@ pub(crate) enum Command {
     /// Work on an image that no device is being served from.
     #[command(subcommand)]
     Image(Image),
+    #[command(subcommand)]
+    Pool(PoolCommand),
     Analyze(Analyze),
+    Model(Box<Model>),
+    Compare(Box<Compare>),
+    #[command(subcommand)]
+    Trace(Trace),
+    Elastic(Elastic),
+    Doctor(Doctor),
+    Completions(Completions),
+    Man(ManPages),
 }
 
 /// Serve a device: mount its two windows, or serve them as disks, load checkpoints, answer the API
@@ -137,8 +158,12 @@ pub(crate) struct Serve {
     #[command(flatten)]
     pub(crate) partition_table: PartitionArgs,
     /// The directory to mount on; made if it is missing.
-    #[arg(long, value_name = "DIR", required_unless_present = "vhost_user")]
+    #[arg(long, value_name = "DIR", required_unless_present_any = ["vhost_user", "topology"])]
     pub(crate) mount: Option<PathBuf>,
+    /// Take all of this from a file of TOML: docs/lamina.toml is an example. The parts of its guests
+    /// are made, and nobody is booted.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) topology: Option<PathBuf>,
     /// Serve disks: a directory for the sockets of both windows, or one socket and what its disk
     /// shows; may be given more than once.
     #[arg(long, value_name = "DIR|SOCKET=WHAT", value_parser = disks)]
@@ -167,6 +192,18 @@ pub(crate) struct Client {
     /// Print JSON instead of a table.
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// Watch a device that is being served: what is stored of each plane, traffic by view, the hottest
+/// tensors, events. The same is on the page of its API, `lamina serve --tcp`.
+#[derive(Debug, Args)]
+pub(crate) struct Top {
+    /// The API's socket, or the address of --tcp, which is your own or root's.
+    #[arg(long, default_value_t, value_name = "PATH|ADDRESS:PORT")]
+    pub(crate) api: ApiAt,
+    /// Print one frame, and end.
+    #[arg(long)]
+    pub(crate) once: bool,
 }
 
 #[derive(Debug, Subcommand)]
@@ -417,6 +454,41 @@ pub(crate) struct Analyze {
     /// Draw the ratios of all planes to this SVG file.
     #[arg(long, value_name = "OUT.svg")]
     pub(crate) plot: Option<PathBuf>,
+}
+
+/// Look at this host: what it has of what a device and its guests need, what is missing, and the
+/// command that mends it.
+///
+/// Looks at FUSE, the kernel, rights, QEMU, KVM, the guest's image, the processor, memory and
+/// limits. Changes nothing, and needs no device.
+#[derive(Debug, Args)]
+pub(crate) struct Doctor {
+    /// Print JSON instead of a table.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Print what has a shell complete this program's commands and options.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+      lamina completions bash > ~/.local/share/bash-completion/completions/lamina
+      lamina completions zsh > ~/.zfunc/_lamina
+      lamina completions fish > ~/.config/fish/completions/lamina.fish")]
+pub(crate) struct Completions {
+    /// The shell.
+    pub(crate) shell: clap_complete::Shell,
+}
+
+/// Print this program's manual page, or write those of all its commands.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Example:
+      lamina man --out ~/.local/share/man/man1 && man lamina-serve")]
+pub(crate) struct ManPages {
+    /// Write the pages of all commands into this directory, which is made if it is missing.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) out: Option<PathBuf>,
 }
 
 /// Codecs to compare, each once.

@@ -9,8 +9,8 @@ use anyhow::{Context, Result, anyhow, bail, ensure};
 use comfy_table::presets::NOTHING;
 use comfy_table::{CellAlignment, Table};
 use http_body_util::{BodyExt, Full, Limited};
-use hyper::body::Bytes;
-use hyper::{Method, Request, header};
+use hyper::body::{Bytes, Incoming};
+use hyper::{Method, Request, StatusCode, header};
 use hyper_util::rt::TokioIo;
 use indicatif::{BinaryBytes, HumanCount};
 use lamina_device::{layout::Layout, tensor::TensorSpec};
@@ -18,10 +18,12 @@ use lamina_serve::peer;
 use serde_json::{Value, json};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
+use tokio::task::JoinHandle;
 
 use crate::args::{Client, Discard, Flush, Poison, Snapshot, Tensor, TensorAdd, Upgrade, View};
 use crate::holder;
 use crate::out::print_line;
+use crate::status::{NoDevice, Refused};
 
 pub(crate) use self::api_at::ApiAt;
 pub(crate) use self::stats::stats;
@@ -46,14 +48,22 @@ pub(crate) async fn ask(api: &ApiAt, method: Method, path: &str, body: Option<Va
     }
 }
 
-async fn ask_once(api: &ApiAt, method: Method, path: &str, body: Option<Value>) -> Result<Value> {
+/// What a request can be sent over.
+trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
+
+/// Connects to the device at `api`, if who answers there is to be trusted.
+async fn connect(api: &ApiAt) -> Result<Box<dyn Stream>> {
     match api {
         ApiAt::Socket(socket) => {
             let stream = UnixStream::connect(socket).await.with_context(|| {
-                format!("no device answers at {api}: is `lamina serve` running, with this --run-dir?")
+                NoDevice(format!(
+                    "no device answers at {api}: is `lamina serve` running, with this --run-dir?"
+                ))
             })?;
             peer::check(&stream, socket)?;
-            send(stream, api, method, path, body).await
+            Ok(Box::new(stream))
         }
         ApiAt::Address(address) => {
             ensure!(
@@ -61,46 +71,77 @@ async fn ask_once(api: &ApiAt, method: Method, path: &str, body: Option<Value>) 
                 "{address} is not on this host: devices answer on loopback only"
             );
             let stream = TcpStream::connect(address).await.with_context(|| {
-                format!("no device answers at {api}: is `lamina serve --tcp {api}` running?")
+                NoDevice(format!("no device answers at {api}: is `lamina serve --tcp {api}` running?"))
             })?;
             peer::check_address(*address)?;
-            send(stream, api, method, path, body).await
+            Ok(Box::new(stream))
         }
     }
 }
 
-/// Sends a request to who is at the other end, who is trusted.
-async fn send<S: AsyncRead + AsyncWrite + Send + Unpin + 'static>(
-    stream: S,
+/// Sends a request: the answer's status and body, and the connection, which ends when it is
+/// dropped.
+async fn send(
     api: &ApiAt,
     method: Method,
     path: &str,
     body: Option<Value>,
-) -> Result<Value> {
+) -> Result<(StatusCode, Incoming, Connection)> {
+    let stream = connect(api).await?;
     let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
-    let connection = tokio::spawn(connection);
+    let connection = Connection(tokio::spawn(async move { drop(connection.await) }));
     let request = Request::builder()
         .method(method)
         .uri(path)
         .header(header::HOST, "localhost")
         .header(header::CONTENT_TYPE, "application/json")
         .body(Full::new(Bytes::from(body.map(|body| body.to_string()).unwrap_or_default())))?;
-    let answer = sender.send_request(request).await.context("the device closed the connection")?;
-    let status = answer.status();
-    let body = Limited::new(answer.into_body(), MAX_ANSWER).collect().await;
+    let closed = || NoDevice("the device closed the connection".to_owned());
+    let answer = sender.send_request(request).await.with_context(closed)?;
+    Ok((answer.status(), answer.into_body(), connection))
+}
+
+/// A connection that is served until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Connection(JoinHandle<()>);
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+async fn ask_once(api: &ApiAt, method: Method, path: &str, body: Option<Value>) -> Result<Value> {
+    let (status, body, _connection) = send(api, method, path, body).await?;
+    understood(api, status, body).await
+}
+
+/// Opens an answer that goes on, or the API's error.
+pub(crate) async fn open(api: &ApiAt, path: &str) -> Result<(Incoming, Connection)> {
+    let (status, body, connection) = send(api, Method::GET, path, None).await?;
+    if status.is_success() {
+        return Ok((body, connection));
+    }
+    understood(api, status, body).await?;
+    bail!("the device answers {status}")
+}
+
+/// An answer's JSON, or the error that it is.
+async fn understood(api: &ApiAt, status: StatusCode, body: Incoming) -> Result<Value> {
+    let body = Limited::new(body, MAX_ANSWER).collect().await;
     let broke_off = |why: Box<dyn std::error::Error + Send + Sync>| match why.downcast::<hyper::Error>() {
         Ok(why) => anyhow::Error::from(*why),
         Err(why) => anyhow!(why),
     };
-    let body = body.map_err(broke_off).context("the device's answer broke off")?.to_bytes();
-    connection.abort();
+    let broken = || NoDevice("the device's answer broke off".to_owned());
+    let body = body.map_err(broke_off).with_context(broken)?.to_bytes();
     if body.is_empty() && status.is_success() {
         return Ok(json!({}));
     }
     let body: Value = serde_json::from_slice(&body)
-        .with_context(|| format!("the device's answer ({status}) is no JSON; is {api} Lamina's?"))?;
+        .with_context(|| NoDevice(format!("the answer ({status}) is no JSON; is {api} Lamina's?")))?;
     if !status.is_success() {
-        bail!("the device refuses: {}", body["error"].as_str().unwrap_or(status.as_str()));
+        bail!(Refused(body["error"].as_str().unwrap_or(status.as_str()).to_owned()));
     }
     Ok(body)
 }

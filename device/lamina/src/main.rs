@@ -8,18 +8,24 @@ mod analyze;
 mod args;
 mod boot;
 mod client;
+mod doctor;
 mod guests;
 mod holder;
 mod image;
 mod life;
 mod log;
+mod manual;
 mod meter;
+mod modelled;
 mod mount;
 mod out;
 mod partition_table;
+mod pool;
 mod serve;
 mod several;
 mod shmem;
+mod status;
+mod top;
 mod topology;
 mod way;
 mod worker;
@@ -28,6 +34,7 @@ use std::process::ExitCode;
 
 use crate::args::Command;
 use crate::partition_table::PartitionArgs;
+use crate::status::Status;
 
 fn main() -> ExitCode {
     let cli = match topology::command_line() {
@@ -48,6 +55,15 @@ fn run(cli: args::Cli) -> ExitCode {
             _ => {}
         }
     }
+    let alone = match &cli.command {
+        Command::Doctor(args) => Some(doctor::doctor(args)),
+        Command::Completions(args) => Some(manual::completions(args).map(|()| Status::Done)),
+        Command::Man(args) => Some(manual::man(args).map(|()| Status::Done)),
+        _ => None,
+    };
+    if let Some(done) = alone {
+        return done.map_or_else(|why| out::failed(&why), ExitCode::from);
+    }
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(why) => {
@@ -60,6 +76,10 @@ fn run(cli: args::Cli) -> ExitCode {
             Command::Analyze(args) => tokio::task::block_in_place(|| analyze::analyze(&args)),
             Command::Boot(args) => return boot::boot(*args).await,
             Command::BootSeveral(args) => return guests::boot(*args).await,
+            Command::Compare(args) => tokio::task::block_in_place(|| modelled::compare(&args)),
+            Command::Trace(command) => tokio::task::block_in_place(|| modelled::trace(&command)),
+            Command::Elastic(args) => tokio::task::block_in_place(|| modelled::elastic(&args)),
+            Command::Model(args) => tokio::task::block_in_place(|| modelled::model(&args)),
             Command::Mount(args) => mount::mount(args).await,
             Command::Umount(args) => tokio::task::block_in_place(|| mount::umount(&args)),
             Command::Ls(args) => mount::ls(args).await,
@@ -67,6 +87,7 @@ fn run(cli: args::Cli) -> ExitCode {
             Command::Rm(args) => mount::rm(args).await,
             Command::Serve(args) => serve::serve(*args).await,
             Command::Stats(args) => client::stats(&args).await,
+            Command::Top(args) => top::top(args).await,
             Command::Tensors(args) => client::tensors(&args).await,
             Command::Views(args) => client::views(&args).await,
             Command::Guests(args) => client::guests(&args).await,
@@ -78,8 +99,11 @@ fn run(cli: args::Cli) -> ExitCode {
             Command::Events(args) => client::events(&args).await,
             Command::Poison(command) => client::poison(command).await,
             Command::Snapshot(command) => client::snapshot(command),
+            Command::Pool(command) => tokio::task::block_in_place(|| pool::pool(command)),
             Command::Image(command) => tokio::task::block_in_place(|| image::image(&command)),
             Command::Upgrade(args) => client::upgrade(&args),
+            // Done above.
+            Command::Doctor(_) | Command::Completions(_) | Command::Man(_) => Ok(()),
         }
         .map(|()| ExitCode::SUCCESS)
     });

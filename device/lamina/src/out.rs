@@ -10,13 +10,12 @@ use std::fmt::Arguments;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-/// 128 and the number of `SIGPIPE`.
-const READER_GONE: u8 = 141;
+use crate::status::Status;
 
 /// Something could not be printed.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot write to standard output")]
-pub(crate) struct Unprinted(#[from] io::Error);
+pub(crate) struct Unprinted(#[from] pub(crate) io::Error);
 
 /// Prints a line, as `println!` does.
 macro_rules! print_line {
@@ -60,10 +59,9 @@ pub(crate) fn parsed(why: &clap::Error) -> ExitCode {
 
 /// Says why a command failed, if anybody is to know, and gives the status to end with.
 pub(crate) fn failed(why: &anyhow::Error) -> ExitCode {
-    let gone = |Unprinted(why): &Unprinted| why.kind() == io::ErrorKind::BrokenPipe;
-    if why.downcast_ref::<Unprinted>().is_some_and(gone) {
-        return ExitCode::from(READER_GONE);
+    let status = Status::of(why);
+    if status != Status::ReaderGone {
+        crate::log::say(&format!("lamina: {why:#}"));
     }
-    crate::log::say(&format!("lamina: {why:#}"));
-    ExitCode::FAILURE
+    status.into()
 }

@@ -4,6 +4,8 @@
 //! cannot work is refused before minutes of loading; load, with the API already answering; mount;
 //! say so. A signal ends it at any time, and nothing of it stays behind.
 
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
@@ -44,6 +46,7 @@ pub(crate) async fn serve(mut args: Serve) -> Result<()> {
         let shmem = args.vhost_user_shmem.map(|socket| shmem::serve_ready(&socket, &holder.ready));
         let _shmem = shmem.transpose()?;
         say_ready(&holder.ready, json)?;
+        notify_ready();
         holder.wait()
     });
     loop {
@@ -52,6 +55,19 @@ pub(crate) async fn serve(mut args: Serve) -> Result<()> {
             _ = interrupted.recv() => stop.stop(),
             _ = terminated.recv() => stop.stop(),
         }
+    }
+}
+
+/// Says the same to systemd, if it has started this (`Type=notify`).
+fn notify_ready() {
+    let Some(socket) = std::env::var_os("NOTIFY_SOCKET") else { return };
+    let address = match socket.as_encoded_bytes().split_first() {
+        Some((b'@', name)) => SocketAddr::from_abstract_name(name),
+        _ => SocketAddr::from_pathname(&socket),
+    };
+    let sent = address.and_then(|address| UnixDatagram::unbound()?.send_to_addr(b"READY=1", &address));
+    if let Err(why) = sent {
+        tracing::warn!("systemd cannot be told that the device is ready: {why}");
     }
 }
 

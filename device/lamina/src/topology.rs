@@ -1,4 +1,5 @@
-//! `lamina boot --topology FILE.toml`: a device and its guests, written down.
+//! `lamina boot --topology FILE.toml`, and `lamina serve` with one: a device and its guests, written
+//! down.
 //!
 //! * Every key is an option by its name: in `[device]` what the device is made of, in `[[guest]]`
 //!   what boots on it. So a file means what the same options mean, and is read by the same parser:
@@ -6,8 +7,11 @@
 //!   forgotten.
 //! * A file with one guest stands for `lamina boot`. One with several, or with a guest that has a
 //!   part of the device, stands for `lamina serve` and a boot of each guest: see [`several`].
+//! * `lamina serve` makes the device and what is of its guests on it: their parts, and hosts' caches.
+//!   It boots nobody, so there need be none.
 //! * Paths are relative to the file's folder.
-//! * Beside the file, no other option is taken but `--print-command`.
+//! * Beside the file, no other option is taken but `--print-command` of a boot and `--json` of
+//!   `serve`.
 //! * The workers of the device are told the options, not the file, which may have changed when one
 //!   is started anew.
 
@@ -29,6 +33,7 @@ use self::file::File;
 use self::options::Options;
 use crate::args::{Cli, Command};
 use crate::out;
+use crate::status::Status;
 
 /// The options that stand for the file, if there is one.
 static WORDS: OnceLock<Vec<OsString>> = OnceLock::new();
@@ -40,25 +45,24 @@ static WORDS: OnceLock<Vec<OsString>> = OnceLock::new();
 pub(crate) fn command_line() -> Result<Cli, ExitCode> {
     let matches = Cli::command().try_get_matches().map_err(|why| out::parsed(&why))?;
     let cli = Cli::from_arg_matches(&matches).map_err(|why| out::parsed(&why))?;
-    let Command::Boot(boot) = &cli.command else { return Ok(cli) };
-    let Some(path) = &boot.topology else { return Ok(cli) };
-    let expanded = others(&matches)
-        .and_then(|()| std::fs::read_to_string(path).map_err(|why| why.to_string()))
-        .and_then(|text| {
-            let folder = std::path::absolute(path).map_err(|why| why.to_string())?;
-            expand(&text, folder.parent().unwrap_or(Path::new("/")), boot.print_command)
-        });
-    match expanded {
-        Ok((cli, words)) => {
-            // This is the first and only call.
-            let _ = WORDS.set(words);
-            Ok(cli)
-        }
-        Err(why) => {
-            eprintln!("lamina: the topology {}: {why}", path.display());
-            Err(ExitCode::FAILURE)
-        }
-    }
+    let (path, purpose) = match &cli.command {
+        Command::Boot(boot) => (&boot.topology, For::Boot { print_command: boot.print_command }),
+        Command::Serve(serve) => (&serve.topology, For::Serve { json: serve.json }),
+        _ => return Ok(cli),
+    };
+    let Some(path) = path else { return Ok(cli) };
+    let failed = |status: Status, why: String| {
+        eprintln!("lamina: the topology {}: {why}", path.display());
+        ExitCode::from(status)
+    };
+    others(&matches, purpose.beside()).map_err(|why| failed(Status::Usage, why))?;
+    let read = std::fs::read_to_string(path).and_then(|text| Ok((text, std::path::absolute(path)?)));
+    let (text, place) = read.map_err(|why| failed(Status::Io, why.to_string()))?;
+    let folder = place.parent().unwrap_or(Path::new("/"));
+    let (cli, words) = expand(&text, folder, purpose).map_err(|why| failed(Status::Usage, why))?;
+    // This is the first and only call.
+    let _ = WORDS.set(words);
+    Ok(cli)
 }
 
 /// The options that this program was started with, without its name, for one that is to do the
@@ -67,30 +71,52 @@ pub(crate) fn words() -> Vec<OsString> {
     WORDS.get().cloned().unwrap_or_else(|| std::env::args_os().skip(1).collect())
 }
 
+/// What a file is read for.
+#[derive(Clone, Copy, Debug)]
+enum For {
+    Boot { print_command: bool },
+    Serve { json: bool },
+}
+
+impl For {
+    /// The option that is taken beside the file.
+    fn beside(self) -> &'static str {
+        match self {
+            Self::Boot { .. } => "print-command",
+            Self::Serve { .. } => "json",
+        }
+    }
+}
+
 /// Refuses other options beside the file.
-fn others(matches: &clap::ArgMatches) -> Result<(), String> {
+fn others(matches: &clap::ArgMatches, but: &str) -> Result<(), String> {
     let Some((name, given)) = matches.subcommand() else { return Ok(()) };
     let command = Cli::command();
     let known = command.find_subcommand(name).into_iter().flat_map(clap::Command::get_arguments);
     let other = known
+        .filter(|option| option.get_long().is_none_or(|option| option != "topology" && option != but))
         .map(clap::Arg::get_id)
-        .filter(|id| !["topology", "print_command"].contains(&id.as_str()))
         .find(|id| {
             given.try_contains_id(id.as_str()).is_ok()
                 && given.value_source(id.as_str()) == Some(ValueSource::CommandLine)
         });
     other.map_or(Ok(()), |id| {
-        Err(format!(
-            "{:?} is given beside it; write all options but --print-command into the file",
-            id.as_str()
-        ))
+        Err(format!("{:?} is given beside it; write all options but --{but} into the file", id.as_str()))
     })
 }
 
 /// What a file stands for, parsed and as the words that workers are told.
-fn expand(text: &str, folder: &Path, print_command: bool) -> Result<(Cli, Vec<OsString>), String> {
+fn expand(text: &str, folder: &Path, purpose: For) -> Result<(Cli, Vec<OsString>), String> {
     let source = Source { text, folder };
     let mut file: File = toml::from_str(text).map_err(|why| why.to_string())?;
+    let print_command = match purpose {
+        For::Serve { json } => return several::serve(file, source, json),
+        For::Boot { print_command } => print_command,
+    };
+    if let Some((key, at)) = file.device.only_of_serve() {
+        let why = format!("`{key}` is of `lamina serve`; a guest that is booted has `attach`");
+        return Err(source.at(at, &why));
+    }
     if file.guest.is_empty() {
         return Err("there is no [[guest]] to boot".to_owned());
     }

@@ -3,6 +3,8 @@
 //! | request | does |
 //! |---|---|
 //! | `GET /` | a page to look at |
+//! | `GET /openapi.json` | what can be asked, for programs |
+//! | `GET /live` | what a viewer sees, once a second: server-sent events (see [`live`](super::live)) |
 //! | `GET /stats`, `GET /metrics` | all counters, as JSON and as OpenMetrics |
 //! | `GET /tensors`, `DELETE /tensors/{name}` | lists, removes |
 //! | `POST /tensors` | makes one (a [`TensorSpec`]), or all of a list of them or none |
@@ -40,7 +42,7 @@ use axum::extract::{FromRequest, Path as Segment, Request, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::middleware::{Next, from_fn};
 use axum::response::{Html, IntoResponse, Response};
-use axum::routing::{delete, get, post};
+use axum::routing::{MethodRouter, delete, get, post};
 use axum::{Json, Router};
 use serde::de::value::{MapAccessDeserializer, SeqAccessDeserializer};
 use serde::de::{DeserializeOwned, MapAccess, SeqAccess, Visitor};
@@ -56,9 +58,10 @@ use lamina_device::tensor::{TensorError, TensorSpec};
 use lamina_store::StoreError;
 
 use super::control::{Control, ControlError};
+use super::live::{self, Live};
 use super::owner::{may_ask, owner};
 use super::socket::OwnedSocket;
-use super::{ServeError, http, metrics};
+use super::{ServeError, http, metrics, openapi};
 
 /// Bytes a request's body may have.
 pub const MAX_BODY: usize = 1 << 20;
@@ -177,28 +180,39 @@ impl Drop for Api {
 
 /// Everything that can be asked.
 pub(crate) fn router(control: Control) -> Router {
-    Router::new()
-        .route("/", get(page))
-        .route("/stats", get(stats))
-        .route("/metrics", get(open_metrics))
-        .route("/tensors", get(tensors).post(create_tensors))
-        .route("/tensors/{*name}", delete(remove_tensor).patch(resize_tensor))
-        .route("/views", get(views).post(create_view).delete(remove_view))
-        .route("/disks", get(disks))
-        .route("/guests", get(guests))
-        .route("/flush", post(flush))
-        .route("/discard", post(discard))
-        .route("/models", get(models).post(load_model))
-        .route("/models/{*name}", delete(remove_model))
-        .route("/events", get(events))
-        .route("/poison", get(poison))
-        .route("/poison/inject", post(inject_poison))
-        .route("/poison/clear", post(clear_poison))
+    let live = Live::new(control.clone());
+    let routes = routes(live).into_iter();
+    routes
+        .fold(Router::new(), |router, (path, methods)| router.route(path, methods))
         .fallback(|| async { Refusal::new(StatusCode::NOT_FOUND, "there is nothing here; see GET /") })
         .method_not_allowed_fallback(|| async {
             Refusal::new(StatusCode::METHOD_NOT_ALLOWED, "this can be asked for, but not by this method")
         })
         .with_state(control)
+}
+
+/// Each path, and what can be asked there; [`openapi`] describes them.
+fn routes(live: Live) -> Vec<(&'static str, MethodRouter<Control>)> {
+    vec![
+        ("/", get(page)),
+        ("/openapi.json", get(description)),
+        ("/stats", get(stats)),
+        ("/metrics", get(open_metrics)),
+        ("/live", get(move || watch(live.clone()))),
+        ("/tensors", get(tensors).post(create_tensors)),
+        ("/tensors/{*name}", delete(remove_tensor).patch(resize_tensor)),
+        ("/views", get(views).post(create_view).delete(remove_view)),
+        ("/disks", get(disks)),
+        ("/guests", get(guests)),
+        ("/flush", post(flush)),
+        ("/discard", post(discard)),
+        ("/models", get(models).post(load_model)),
+        ("/models/{*name}", delete(remove_model)),
+        ("/events", get(events)),
+        ("/poison", get(poison)),
+        ("/poison/inject", post(inject_poison)),
+        ("/poison/clear", post(clear_poison)),
+    ]
 }
 
 /// What a connection over TCP may ask: everything if it is of the device's user or root, else
@@ -383,6 +397,22 @@ async fn blocking<T: Send + 'static>(
 
 async fn page() -> impl IntoResponse {
     ([(header::CONTENT_SECURITY_POLICY, PAGE_POLICY)], Html(metrics::PAGE.as_str()))
+}
+
+async fn description() -> impl IntoResponse {
+    ([(header::CONTENT_TYPE, "application/json")], openapi::TEXT.as_str())
+}
+
+/// Tells a viewer what there is, until it goes.
+async fn watch(live: Live) -> Result<impl IntoResponse, Refusal> {
+    let runtime = tokio::runtime::Handle::current();
+    let watched = blocking(move || Ok(live.watch(&runtime))).await?;
+    let watched = watched.map_err(|live::TooMany| {
+        let error = format!("{} look already; the next may when one of them goes", live::VIEWERS);
+        Refusal::new(StatusCode::TOO_MANY_REQUESTS, error)
+    })?;
+    let head = [(header::CONTENT_TYPE, "text/event-stream"), (header::CACHE_CONTROL, "no-store")];
+    Ok((head, Body::new(watched)))
 }
 
 async fn stats(State(control): State<Control>) -> Result<impl IntoResponse, Refusal> {
@@ -597,24 +627,4 @@ async fn clear_poison(
 }
 
 #[cfg(test)]
-mod tests {
-    use super::is_loopback_name;
-
-    #[test]
-    fn only_loopback_names_are_loopback() {
-        for host in ["localhost", "LOCALHOST:80", "127.0.0.1", "127.0.0.1:9000", "[::1]", "[::1]:9000"] {
-            assert!(is_loopback_name(host), "{host}");
-        }
-        for host in [
-            "",
-            "evil.example",
-            "localhost.evil.example:80",
-            "10.0.0.1",
-            "[::2]:1",
-            "127.0.0.1.evil.example",
-            "a@b:c",
-        ] {
-            assert!(!is_loopback_name(host), "{host}");
-        }
-    }
-}
+mod tests;

@@ -1,6 +1,6 @@
 //! The operations of a forward pass, each with its order of additions fixed.
 
-use multiversion::multiversion;
+use wide::f32x8;
 
 /// A count as a number; exact, for shapes end at 2^20.
 #[expect(clippy::cast_precision_loss, reason = "counts here are at most 2^20")]
@@ -13,19 +13,17 @@ const LANES: usize = 8;
 
 /// The scalar product. Term i goes to partial sum i mod [`LANES`]; the partial sums are added in
 /// pairs, and to that the terms behind the last whole group, one after the other.
-#[multiversion(targets("x86_64+avx2"))]
 pub(crate) fn dot(a: &[f32], b: &[f32]) -> f32 {
     let ((a, a_rest), (b, b_rest)) = (a.as_chunks(), b.as_chunks());
-    let mut sums = [0.0; LANES];
+    let mut sums = f32x8::ZERO;
     for (a, b) in a.iter().zip(b) {
-        accumulate(&mut sums, a, b);
+        sums += f32x8::new(*a) * f32x8::new(*b);
     }
-    total(&sums, a_rest, b_rest)
+    total(sums, a_rest, b_rest)
 }
 
 /// The scalar products of `rows` with each of `xs`, all of them as long: `out` has one for each
 /// of `xs`, row after row. Each is [`dot`]'s, to the bit.
-#[multiversion(targets("x86_64+avx2"))]
 pub(crate) fn products(rows: &[f32], xs: &[f32], length: usize, out: &mut [f32]) {
     let count = xs.len() / length;
     for (rows, out) in rows.chunks(2 * length).zip(out.chunks_mut(2 * count)) {
@@ -45,31 +43,25 @@ pub(crate) fn products(rows: &[f32], xs: &[f32], length: usize, out: &mut [f32])
             }
             let (x, y) = xs.split_at(length);
             let ((x, x_rest), (y, y_rest)) = (x.as_chunks::<LANES>(), y.as_chunks::<LANES>());
-            let mut sums = [[0.0; LANES]; 4];
+            let mut sums = [f32x8::ZERO; 4];
             for (((a, b), x), y) in a.iter().zip(b).zip(x).zip(y) {
-                accumulate(&mut sums[0], a, x);
-                accumulate(&mut sums[1], a, y);
-                accumulate(&mut sums[2], b, x);
-                accumulate(&mut sums[3], b, y);
+                let (a, b, x, y) = (f32x8::new(*a), f32x8::new(*b), f32x8::new(*x), f32x8::new(*y));
+                sums[0] += a * x;
+                sums[1] += a * y;
+                sums[2] += b * x;
+                sums[3] += b * y;
             }
-            upper[0] = total(&sums[0], a_rest, x_rest);
-            upper[1] = total(&sums[1], a_rest, y_rest);
-            lower[0] = total(&sums[2], b_rest, x_rest);
-            lower[1] = total(&sums[3], b_rest, y_rest);
+            upper[0] = total(sums[0], a_rest, x_rest);
+            upper[1] = total(sums[1], a_rest, y_rest);
+            lower[0] = total(sums[2], b_rest, x_rest);
+            lower[1] = total(sums[3], b_rest, y_rest);
         }
     }
 }
 
 #[inline]
-fn accumulate(sums: &mut [f32; LANES], a: &[f32; LANES], b: &[f32; LANES]) {
-    for ((sum, a), b) in sums.iter_mut().zip(a).zip(b) {
-        *sum += a * b;
-    }
-}
-
-#[inline]
-fn total(sums: &[f32; LANES], a: &[f32], b: &[f32]) -> f32 {
-    let [s0, s1, s2, s3, s4, s5, s6, s7] = *sums;
+fn total(sums: f32x8, a: &[f32], b: &[f32]) -> f32 {
+    let [s0, s1, s2, s3, s4, s5, s6, s7] = sums.to_array();
     let sum = ((s0 + s4) + (s2 + s6)) + ((s1 + s5) + (s3 + s7));
     a.iter().zip(b).fold(sum, |sum, (a, b)| sum + a * b)
 }

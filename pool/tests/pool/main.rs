@@ -3,5 +3,8 @@
 #![allow(clippy::cast_possible_truncation, reason = "numbers of tests are small")]
 
 mod basics;
+mod hostile;
+mod processes;
+mod scenes;
 mod schedules;
 mod world;

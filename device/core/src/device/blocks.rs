@@ -16,8 +16,8 @@ use super::{
     accounts::{Accounts, Written},
     by_index,
     charge::{By, Charge, charge_of},
-    coding::{Class, FetchError, Output, Wanted},
-    decoded::Decoded,
+    coding::{Class, FetchError, Output, ReadFrom, Wanted},
+    decoded::{Decoded, Of},
     lines,
     observers::{Fetch, partial_lines},
     parallel, poison,
@@ -270,38 +270,39 @@ impl BlockService {
         wanted: &Wanted<'_>,
         output: &mut Output<'_>,
         request: &mut Request<'_>,
-    ) -> Result<(), FetchError> {
+    ) -> Result<ReadFrom, FetchError> {
         let (block, mask, inside) = (wanted.block, wanted.mask, &wanted.inside);
         let store = self.store().filter(|_| self.mode == Mode::Trace && wanted.keep);
         let Some(store) = store.filter(|_| *inside != (0..BLOCK_BYTES)) else {
-            return self.fetch(format, wanted, output, request);
+            return self.fetch(format, wanted, output, request).map(|entry| read_from(entry.as_ref()));
         };
-        // If the block is written meanwhile, its entry is another one, and what is kept under this
-        // one is not found.
-        let Ok(entry) = store.entry(block) else { return self.fetch(format, wanted, output, request) };
-        let kept = self.decoded.lock().take(block, mask, inside, Some(&entry));
+        let now = store.entry(block).ok();
+        let take = |now| self.decoded.lock().take(block, mask, inside, &Of::Block(now));
+        let kept = now.clone().and_then(take);
         output.form = Form::Words;
         if let Some(kept) = kept {
             let fetch = Fetch { block, requested: wanted.requested, stored: None, by_itself: false };
             self.accounts.observers.fetched(&fetch, &mut request.tally);
             output.words.copy_from_slice(&kept);
-            return Ok(());
+            return Ok(read_from(now.as_ref()));
         }
-        self.fetch(format, wanted, output, request)?;
+        let entry = self.fetch(format, wanted, output, request)?;
+        let from = read_from(entry.as_ref());
+        let Some(entry) = entry else { return Ok(from) };
         let words = Arc::new(output.words.to_vec());
-        self.decoded.lock().keep(block, mask, inside.clone(), words, Some(entry));
-        Ok(())
+        self.decoded.lock().keep(block, mask, inside.clone(), words, Of::Block(entry));
+        Ok(from)
     }
 
     /// Fetches a block, and prefetches the next one that the request wants as far as it is like
-    /// what was fetched so far.
+    /// what was fetched so far: the entry that it was fetched by, if the mode has any.
     fn fetch(
         &self,
         format: Format,
         wanted: &Wanted<'_>,
         output: &mut Output<'_>,
         request: &mut Request<'_>,
-    ) -> Result<(), FetchError> {
+    ) -> Result<Option<Entry>, FetchError> {
         let Wanted { block, next, mask, requested, first, .. } = *wanted;
         let Request { scratch, tally } = request;
         let scratch = &mut **scratch;
@@ -319,7 +320,7 @@ impl BlockService {
                 flat.read(block, output.words);
                 clear_outside(format, mask, output.words);
                 output.form = Form::Words;
-                return Ok(());
+                return Ok(None);
             }
             Backing::Coded(store) => store,
         };
@@ -348,7 +349,7 @@ impl BlockService {
         match decode(decoder, block, &fetched, format, mask, bundle, output) {
             Ok(planes) => {
                 tally.planes += planes;
-                Ok(())
+                Ok(Some(fetched.entry))
             }
             Err(why) => Err(damaged(Some(fetched.entry), why)),
         }
@@ -777,6 +778,11 @@ fn decode(
         clear_outside(format, mask, output.words);
     }
     Ok(planes_of(&place.stored, fetched.mask))
+}
+
+/// What is stored of a block that has such an entry, or none.
+fn read_from(entry: Option<&Entry>) -> ReadFrom {
+    if entry.is_some_and(|entry| entry.place.is_none()) { ReadFrom::Nothing } else { ReadFrom::Content }
 }
 
 /// Damage is told apart from other errors.

@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::{
     DeviceError,
     blocks::{BlockService, MAX_BATCH},
-    coding::{Class, Coding, FetchError, Output, Wanted},
+    coding::{Class, Coding, FetchError, Output, ReadFrom, Wanted},
     locate,
     scratch::Request,
 };
@@ -43,7 +43,7 @@ impl Coding for Blockwise<'_> {
         wanted: &Wanted<'_>,
         output: &mut Output<'_>,
         request: &mut Request<'_>,
-    ) -> Result<(), FetchError> {
+    ) -> Result<ReadFrom, FetchError> {
         self.blocks.read(self.class.format, wanted, output, request)
     }
 

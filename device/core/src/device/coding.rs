@@ -29,7 +29,7 @@ pub(super) trait Coding {
         wanted: &Wanted<'_>,
         output: &mut Output<'_>,
         request: &mut Request<'_>,
-    ) -> Result<(), FetchError>;
+    ) -> Result<ReadFrom, FetchError>;
 
     /// Stores bytes from the start of `data` on at base offset `at`, as many as are coded at once,
     /// and adds them to `done`, also if there is an error behind them.
@@ -89,6 +89,16 @@ pub(super) struct Output<'w> {
     pub(super) words: &'w mut BlockWords,
     /// How its elements may lie there, and then how they do.
     pub(super) form: Form,
+}
+
+/// What a read was made from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ReadFrom {
+    /// What is stored of the block, or staged.
+    Content,
+    /// Nothing is stored of the block. It is zeros, unless it is of a KV window by now, which may
+    /// have coded its bytes into other blocks.
+    Nothing,
 }
 
 /// Why a block was not read.

@@ -9,16 +9,49 @@
 //!   what reading page by page would fetch twice, and hides nothing that a device without it would
 //!   fetch for the same bytes.
 //! * What is kept belongs to a set of planes; another view of the same window is another one.
-//! * The callers see to it that what is kept is current: see [`super::windows`] and
-//!   [`Decoded::take`].
+//! * What is kept of a block belongs to the entry it was decoded by, so that nobody has to forget it
+//!   when the block is written. What is kept of a window belongs to its tensor, as long as that
+//!   lives, and who changes the window forgets it: see [`super::windows`].
 
-use std::{collections::HashMap, ops::Range, sync::Arc};
+use std::{
+    collections::HashMap,
+    ops::Range,
+    sync::{Arc, Weak},
+};
 
+use crate::tensor::Tensor;
 use lamina_codec::plane::PlaneMask;
 use lamina_store::entry::Entry;
 
 /// What is kept, by the first block of it and the planes that it has.
 type Key = (u64, PlaneMask);
+
+/// What words were decoded from.
+#[derive(Clone, Debug)]
+pub(super) enum Of {
+    /// A block by itself that has this entry.
+    Block(Entry),
+    /// A window of this tensor. Another tensor may come to the same place, and its range may be
+    /// written between the two.
+    Window(Weak<Tensor>),
+}
+
+impl Of {
+    pub(super) fn window(tensor: &Arc<Tensor>) -> Self {
+        Self::Window(Arc::downgrade(tensor))
+    }
+}
+
+impl PartialEq for Of {
+    fn eq(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Block(entry), Self::Block(other)) => entry == other,
+            // What is kept keeps the address of a tensor that is gone from being another's.
+            (Self::Window(tensor), Self::Window(other)) => tensor.ptr_eq(other),
+            _ => false,
+        }
+    }
+}
 
 /// Decoded windows and blocks.
 pub(super) struct Decoded {
@@ -30,8 +63,7 @@ pub(super) struct Decoded {
 
 struct Kept {
     words: Arc<Vec<u8>>,
-    /// The entry it was decoded by, of a single block.
-    entry: Option<Entry>,
+    of: Of,
     /// What was given away already, in order, neighbours joined.
     given: Vec<Range<usize>>,
     used: u64,
@@ -49,17 +81,17 @@ impl Decoded {
     }
 
     /// The decoded words that begin at `block`, if bytes `range` of them are there and were not
-    /// given away. `entry` is the block's as it is now, if what is kept is a single block.
+    /// given away, and were decoded from what is there now, `of`.
     pub(super) fn take(
         &mut self,
         block: u64,
         mask: PlaneMask,
         range: &Range<usize>,
-        entry: Option<&Entry>,
+        of: &Of,
     ) -> Option<Arc<Vec<u8>>> {
         let key = (block, mask);
         let kept = self.kept.get_mut(&key)?;
-        let current = kept.entry.as_ref() == entry && range.end <= kept.words.len();
+        let current = kept.of == *of && range.end <= kept.words.len();
         if !current || !give(&mut kept.given, range) {
             self.remove(key);
             return None;
@@ -87,7 +119,7 @@ impl Decoded {
         mask: PlaneMask,
         range: Range<usize>,
         words: Arc<Vec<u8>>,
-        entry: Option<Entry>,
+        of: Of,
     ) {
         let key = (block, mask);
         self.remove(key);
@@ -100,7 +132,7 @@ impl Decoded {
         }
         self.bytes += words.len();
         self.clock += 1;
-        self.kept.insert(key, Kept { words, entry, given: vec![range], used: self.clock });
+        self.kept.insert(key, Kept { words, of, given: vec![range], used: self.clock });
     }
 
     /// Forgets everything that begins at `block`.
@@ -166,28 +198,29 @@ mod tests {
     fn what_was_read_or_has_no_room_is_gone() {
         let words = |length| Arc::new(vec![7; length]);
         let all = PlaneMask(u32::MAX);
+        let by = |epoch| Of::Block(Entry { epoch, place: None });
         let mut decoded = Decoded::new(100);
-        decoded.keep(1, all, 0..10, words(40), None);
-        decoded.keep(2, all, 0..10, words(40), None);
-        assert!(decoded.take(1, all, &(10..20), None).is_some());
+        decoded.keep(1, all, 0..10, words(40), by(0));
+        decoded.keep(2, all, 0..10, words(40), by(0));
+        assert!(decoded.take(1, all, &(10..20), &by(0)).is_some());
         // The least recently used one makes room.
-        decoded.keep(3, all, 0..10, words(30), None);
+        decoded.keep(3, all, 0..10, words(30), by(0));
         assert_eq!(decoded.bytes(), 70);
-        assert!(decoded.take(2, all, &(10..20), None).is_none());
+        assert!(decoded.take(2, all, &(10..20), &by(0)).is_none());
         // What was given is not given again, and is then forgotten.
-        assert!(decoded.take(1, all, &(15..25), None).is_none());
-        assert!(decoded.take(1, all, &(30..40), None).is_none());
+        assert!(decoded.take(1, all, &(15..25), &by(0)).is_none());
+        assert!(decoded.take(1, all, &(30..40), &by(0)).is_none());
         // Read to its end, it is forgotten too.
-        assert!(decoded.take(3, all, &(10..30), None).is_some());
+        assert!(decoded.take(3, all, &(10..30), &by(0)).is_some());
         assert_eq!(decoded.bytes(), 0);
         // Planes are told apart, and a block that changed is not what it was.
-        decoded.keep(4, PlaneMask(1), 0..1, words(9), Some(Entry::default()));
-        assert!(decoded.take(4, PlaneMask(2), &(1..2), Some(&Entry::default())).is_none());
-        assert!(decoded.take(4, PlaneMask(1), &(1..2), Some(&Entry { epoch: 1, place: None })).is_none());
-        decoded.keep(5, all, 0..5, words(101), None);
-        decoded.keep(6, all, 0..5, words(5), None);
+        decoded.keep(4, PlaneMask(1), 0..1, words(9), by(0));
+        assert!(decoded.take(4, PlaneMask(2), &(1..2), &by(0)).is_none());
+        assert!(decoded.take(4, PlaneMask(1), &(1..2), &by(1)).is_none());
+        decoded.keep(5, all, 0..5, words(101), by(0));
+        decoded.keep(6, all, 0..5, words(5), by(0));
         assert_eq!(decoded.bytes(), 0);
-        decoded.keep(7, all, 0..5, words(50), None);
+        decoded.keep(7, all, 0..5, words(50), by(0));
         decoded.forget(7);
         assert_eq!(decoded.bytes(), 0);
     }

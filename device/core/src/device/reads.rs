@@ -17,7 +17,7 @@ use lamina_abi::DIRECTORY_BYTES;
 use super::{
     Device, DeviceError, Window,
     blocks::clear_outside,
-    coding::{FetchError, Output, Region, Wanted, is_current, owner},
+    coding::{FetchError, Output, ReadFrom, Region, Wanted, is_current, owner},
     locate, poison,
     scratch::Request,
 };
@@ -93,10 +93,10 @@ impl Device {
                 first: true,
             };
             if let Ok(words) = <&mut BlockWords>::try_from(&mut *part) {
-                self.fetch(&region, tensor, &wanted, &mut Output { words, form: Form::Words }, request)?;
+                self.fetch(map, &region, tensor, &wanted, &mut Output { words, form: Form::Words }, request)?;
             } else {
                 let words = &mut [0; BLOCK_BYTES];
-                self.fetch(&region, tensor, &wanted, &mut Output { words, form: Form::Words }, request)?;
+                self.fetch(map, &region, tensor, &wanted, &mut Output { words, form: Form::Words }, request)?;
                 part.copy_from_slice(&words[inside]);
             }
             *done += length;
@@ -106,8 +106,11 @@ impl Device {
 
     /// Has the coding of `region`, which is `tensor`'s or nobody's, fetch one block. One that is
     /// damaged is poisoned, and shows its pattern. If this fails, nothing is in the tally of it.
+    ///
+    /// `region` and `tensor` are as `map` says.
     pub(super) fn fetch(
         &self,
+        map: &Map,
         region: &Region<'_>,
         tensor: Option<&Arc<Tensor>>,
         wanted: &Wanted<'_>,
@@ -121,6 +124,12 @@ impl Device {
             held.as_deref().zip(tensor).is_some_and(|(map, of)| !is_current(map, of, wanted.block));
         let read =
             if is_stale { Err(FetchError::Stale) } else { region.coding().read(wanted, output, request) };
+        let read = match read {
+            Ok(ReadFrom::Nothing) if held.is_none() => {
+                self.settle_nothing(map, tensor, wanted, output, request, before)
+            }
+            read => read.map(drop),
+        };
         drop(held);
         let read = match read {
             Err(FetchError::Damaged { entry, why }) => {
@@ -133,6 +142,31 @@ impl Device {
             read => read,
         };
         read.inspect_err(|_| request.tally = before)
+    }
+
+    /// Makes sure that a block of which nothing was found was no KV window's meanwhile: if the map
+    /// is another one than the request's, it is read again while that is held. `before` is the
+    /// tally without what was fetched.
+    fn settle_nothing(
+        &self,
+        map: &Map,
+        tensor: Option<&Arc<Tensor>>,
+        wanted: &Wanted<'_>,
+        output: &mut Output<'_>,
+        request: &mut Request<'_>,
+        before: Tally,
+    ) -> Result<(), FetchError> {
+        let now = self.map.read();
+        // The request keeps its map, so no other one has its address.
+        if std::ptr::eq(map, Arc::as_ptr(&now)) {
+            return Ok(());
+        }
+        let owner = owner(&now, wanted.block);
+        if owner.map(Arc::as_ptr) != tensor.map(Arc::as_ptr) {
+            return Err(FetchError::Stale);
+        }
+        request.tally = before;
+        Region::of(self, owner).coding().read(wanted, output, request).map(drop)
     }
 
     /// Poisons a block that was read by itself and found damaged by this entry, or has none that
@@ -197,7 +231,7 @@ impl Device {
             }
         }
         for alias in map.aliases_in(range) {
-            self.read_alias(alias, range, out, request)?;
+            self.read_alias(map, alias, range, out, request)?;
         }
         Ok(())
     }
@@ -205,6 +239,7 @@ impl Device {
     /// The part of `range` of the views window that `alias` fills.
     pub(super) fn read_alias(
         &self,
+        map: &Map,
         alias: &Alias,
         range: &Range<u64>,
         out: &mut [u8],
@@ -239,7 +274,7 @@ impl Device {
                 // The rest of a block is kept in one form.
                 let form = if wanted.inside == (0..BLOCK_BYTES) { form } else { Form::Words };
                 let mut output = Output { words, form };
-                self.fetch(&region, Some(tensor), &wanted, &mut output, request)?;
+                self.fetch(map, &region, Some(tensor), &wanted, &mut output, request)?;
                 // Elements past the tensor's last are not the view's to show.
                 clear_from(format, elements, output.words);
                 Ok::<_, FetchError>(output.form)

@@ -99,7 +99,7 @@ impl Device {
                 first,
             };
             let mut output = Output { words: &mut all, form: Form::Words };
-            self.fetch(&region, tensor, &wanted, &mut output, request)?;
+            self.fetch(map, &region, tensor, &wanted, &mut output, request)?;
             words[inside.clone()].copy_from_slice(&all[inside.clone()]);
             Ok(())
         };

@@ -91,14 +91,15 @@ impl Device {
         };
         let mut request = Request::new(&self.blocks.pool);
         loop {
-            if !self.is_there(view) {
+            let map = self.map();
+            if !map.has(&view.alias.tensor) {
                 let name = view.alias.tensor.info.name.clone();
                 return Err(TensorError::Unknown { name }.into());
             }
             if out.is_empty() {
                 return Ok(());
             }
-            match self.read_alias(&view.alias, &(at..end), out, &mut request) {
+            match self.read_alias(&map, &view.alias, &(at..end), out, &mut request) {
                 Ok(()) => return Ok(()),
                 // The map has changed meanwhile.
                 Err(FetchError::Stale) => {}
@@ -150,10 +151,5 @@ impl Device {
         let map = self.map();
         let hidden = map.tensors().filter(|tensor| tensor.is_hidden());
         hidden.map(|tensor| tensor.info.name.clone()).collect()
-    }
-
-    /// Whether the tensor of a view is still there.
-    fn is_there(&self, view: &TensorView) -> bool {
-        self.map().has(&view.alias.tensor)
     }
 }

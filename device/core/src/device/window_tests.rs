@@ -8,7 +8,7 @@ use super::{
     scratch::Request,
     *,
 };
-use crate::layout::Layout;
+use crate::{layout::Layout, stats::Tally};
 use lamina_codec::{
     Form,
     block::{BlockError, MAX_BUNDLE, Stored},
@@ -248,6 +248,32 @@ fn a_reader_of_pages_decodes_a_window_once() {
 }
 
 #[test]
+fn what_a_tensor_decoded_is_not_another_ones() {
+    // Coded in address order, so that its removal codes nothing anew, and channel by channel.
+    let noise = lamina_codec::testing::bytes(3, usize::try_from(WINDOW).unwrap());
+    for old in [noise, rows(1, WINDOW)] {
+        for write in [|_: &Device| (), |device: &Device| device.write_base(0, &rows(2, WINDOW)).unwrap()] {
+            let device = device(|_| ());
+            cache(&device, "first");
+            device.write_base(0, &old).unwrap();
+            assert!(read(&device, 0, 4096) == old[..4096]);
+            let kept = device.map().tensor_at(0).unwrap().clone();
+            device.remove_tensor("first").unwrap();
+            // A reader that the removal overtook has decoded more since the window was coded.
+            let words = std::sync::Arc::new(old.clone());
+            let (all, of) = (PlaneMask::all(Format::Bf16), decoded::Of::window(&kept));
+            device.blocks.decoded.lock().keep(0, all, 0..4096, words, of);
+            drop(kept);
+            device.discard(0, WINDOW).unwrap();
+            write(&device);
+            let now = read(&device, 0, WINDOW);
+            cache(&device, "second");
+            assert!(read(&device, 4096, WINDOW - 4096) == now[4096..]);
+        }
+    }
+}
+
+#[test]
 fn a_tensor_takes_over_what_is_there_and_leaves_it() {
     let device = device(|_| ());
     let data = rows(6, WINDOWS * WINDOW);
@@ -404,7 +430,8 @@ fn a_reader_that_a_tensors_removal_overtakes_reads_again() {
     // As one who does not know the tensor.
     let (mut words, mut request) = ([0; BLOCK_BYTES], Request::new(&device.blocks.pool));
     let mut output = Output { words: &mut words, form: Form::Words };
-    let read_by_itself = device.fetch(&Region::of(&device, None), None, &wanted, &mut output, &mut request);
+    let read_by_itself =
+        device.fetch(&device.map(), &Region::of(&device, None), None, &wanted, &mut output, &mut request);
     assert!(matches!(read_by_itself, Err(FetchError::Stale)), "{read_by_itself:?}");
     device.remove_tensor("k").unwrap();
     let why = DeviceError::Damaged { block: 0, why: BlockError::Window { what: "something" } };
@@ -449,7 +476,7 @@ fn a_reader_whose_cache_is_gone_reads_again_and_poisons_nothing() {
             };
             let mut words = [0; BLOCK_BYTES];
             let mut output = Output { words: &mut words, form: Form::Words };
-            device.fetch(&Region::of(&device, cache), cache, &wanted, &mut output, request)
+            device.fetch(&before, &Region::of(&device, cache), cache, &wanted, &mut output, request)
         };
         assert!(read_as_before(&mut request).is_ok());
         device.remove_tensor("k").unwrap();
@@ -463,6 +490,45 @@ fn a_reader_whose_cache_is_gone_reads_again_and_poisons_nothing() {
         assert_eq!(device.poison(), []);
         assert!(read(&device, 0, length) == other);
     }
+}
+
+#[test]
+fn a_reader_that_finds_nothing_knows_that_no_cache_has_it_elsewhere() {
+    let device = device(|_| ());
+    // Rows that repeat are left out of a window, so its last blocks hold nothing. In address order
+    // each holds something.
+    let mut data = rows(12, WINDOW);
+    data.as_chunks_mut::<256>().0.iter_mut().for_each(|tokens| tokens[..128].fill(0));
+    device.write_base(0, &data).unwrap();
+    let mut request = Request::new(&device.blocks.pool);
+    let mut read_by = |map: &Map, block: u64| {
+        let whole = 0..BLOCK_BYTES;
+        let wanted = Wanted {
+            block,
+            next: None,
+            mask: PlaneMask::all(Format::Opaque),
+            inside: whole.clone(),
+            requested: std::slice::from_ref(&whole),
+            keep: false,
+            first: true,
+        };
+        let mut words = [1; BLOCK_BYTES];
+        let mut output = Output { words: &mut words, form: Form::Words };
+        request.tally = Tally::default();
+        let read = device.fetch(map, &Region::of(&device, None), None, &wanted, &mut output, &mut request);
+        read.map(|()| (words, request.tally.blocks))
+    };
+    let nobodys = device.map();
+    cache(&device, "k");
+    let block = (0..WINDOW / 4096).find(|block| fetched(&device, *block).entry.place.is_none());
+    let block = block.expect("rows are left out");
+    let overtaken = read_by(&nobodys, block);
+    assert!(matches!(overtaken, Err(FetchError::Stale)), "{:?}", overtaken.map(|(_, blocks)| blocks));
+    device.remove_tensor("k").unwrap();
+    // The tensor has come and gone, and what was found may be from between the two.
+    let at = usize::try_from(block).unwrap() * BLOCK_BYTES;
+    assert!(read_by(&nobodys, block).unwrap().0 == data[at..][..BLOCK_BYTES]);
+    assert!(read_by(&nobodys, WINDOWS * WINDOW / 4096).unwrap() == ([0; BLOCK_BYTES], 1));
 }
 
 #[test]

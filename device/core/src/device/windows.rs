@@ -49,7 +49,7 @@ use super::{
     accounts::Accounts,
     blocks::{BlockService, MAX_BATCH},
     charge::By,
-    coding::{Coding, FetchError, Output, Wanted},
+    coding::{Coding, FetchError, Output, ReadFrom, Wanted},
     observers::Change,
     parallel, poison,
     scratch::Request,
@@ -280,8 +280,8 @@ impl Coding for KvWindows<'_> {
         wanted: &Wanted<'_>,
         output: &mut Output<'_>,
         request: &mut Request<'_>,
-    ) -> Result<(), FetchError> {
-        self.staging.read(&self.window(wanted.block), wanted, output, request)
+    ) -> Result<ReadFrom, FetchError> {
+        self.staging.read(&self.window(wanted.block), wanted, output, request).map(|()| ReadFrom::Content)
     }
 
     fn write(&self, at: u64, data: &[u8], done: &mut usize) -> Result<(), DeviceError> {

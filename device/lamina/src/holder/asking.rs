@@ -15,6 +15,7 @@ use lamina_serve::peer;
 
 use super::{State, Trial, child::kill};
 use crate::life::{self, Answer, Ask, Order, Ready};
+use crate::status::{NoDevice, Refused};
 
 /// The socket in the run directory.
 pub(super) const SOCKET: &str = "holder.sock";
@@ -142,10 +143,11 @@ pub(super) fn answer(socket: &UnixListener, state: &Arc<State>) {
 fn ask(run_dir: &Path, ask: &Ask, descriptors: &[BorrowedFd<'_>]) -> Result<Answer> {
     let path = run_dir.join(SOCKET);
     let socket = peer::connect(&path).with_context(|| {
-        format!("no device is held at {}: is `lamina serve` running, with this --run-dir?", path.display())
+        let at = path.display();
+        NoDevice(format!("no device is held at {at}: is `lamina serve` running, with this --run-dir?"))
     })?;
     life::send(&socket, ask, descriptors)?;
-    let (answer, _) = life::receive(&socket)?.context("the holder is gone")?;
+    let (answer, _) = life::receive(&socket)?.with_context(|| NoDevice("the holder is gone".to_owned()))?;
     Ok(answer)
 }
 
@@ -156,7 +158,7 @@ fn ask(run_dir: &Path, ask: &Ask, descriptors: &[BorrowedFd<'_>]) -> Result<Answ
 pub(crate) fn upgrade(run_dir: &Path, program: Option<&Path>) -> Result<Ready> {
     let program = program.map(std::path::absolute).transpose()?;
     match ask(run_dir, &Ask::Upgrade(program), &[])? {
-        Answer::Upgraded(ready) => Ok(*ready.map_err(|why| anyhow!(why))?),
+        Answer::Upgraded(ready) => Ok(*ready.map_err(Refused)?),
         Answer::Saved(_) | Answer::Stopping => bail!("the holder answers something else"),
     }
 }
@@ -167,7 +169,7 @@ pub(crate) fn upgrade(run_dir: &Path, program: Option<&Path>) -> Result<Ready> {
 /// If there is none, or what it says.
 pub(crate) fn save(run_dir: &Path, file: &fs::File) -> Result<u64> {
     match ask(run_dir, &Ask::Save, &[file.as_fd()])? {
-        Answer::Saved(saved) => saved.map_err(|why| anyhow!(why)),
+        Answer::Saved(saved) => Ok(saved.map_err(Refused)?),
         Answer::Upgraded(_) | Answer::Stopping => bail!("the holder answers something else"),
     }
 }

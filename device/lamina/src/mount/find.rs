@@ -10,6 +10,7 @@ use anyhow::{Context, Result, bail};
 use crate::args::{To, run_dir};
 use crate::client::{self, ApiAt};
 use crate::holder;
+use crate::status::NoDevice;
 
 /// The directory of the directories of mounted devices.
 pub(super) const MOUNTS: &str = "mounts";
@@ -83,10 +84,10 @@ pub(super) fn ours(dir: &Path) -> Result<PathBuf> {
             dir.display(),
             socket.display()
         ),
-        None => bail!(
+        None => bail!(NoDevice(format!(
             "nothing that `lamina mount` started is mounted on {}; `lamina ls` lists what is",
             dir.display()
-        ),
+        ))),
     }
 }
 
@@ -97,10 +98,10 @@ pub(super) fn mounted(dir: &Path) -> Result<Found> {
         return Ok(Found { api: ApiAt::in_dir(&run_dir), dir: Some(dir) });
     }
     let (dir, socket) = told(&dir).with_context(|| {
-        format!(
+        NoDevice(format!(
             "no device is mounted on {}: `lamina ls` lists those that are, `lamina mount MODEL… {0}` mounts one, and --api reaches one that is served without a mount",
             dir.display()
-        )
+        ))
     })?;
     Ok(Found { api: socket.into(), dir: Some(dir) })
 }
@@ -149,9 +150,10 @@ pub(super) async fn one(to: &To) -> Result<Found> {
     let mut all = all().await;
     match all.len() {
         1 => Ok(all.remove(0)),
-        0 => bail!(
+        0 => bail!(NoDevice(
             "no device is mounted: `lamina mount MODEL… DIR` does that; one that is served elsewhere is reached by --in DIR or --api"
-        ),
+                .to_owned()
+        )),
         _ => {
             let each = all.iter().map(|found| match &found.dir {
                 Some(dir) => format!("--in {}", dir.display()),

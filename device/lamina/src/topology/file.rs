@@ -14,6 +14,7 @@ pub(super) type Field<T> = Option<Spanned<T>>;
 pub(super) struct File {
     #[serde(default)]
     pub(super) device: Device,
+    #[serde(default)]
     pub(super) guest: Vec<Spanned<Guest>>,
 }
 
@@ -49,6 +50,10 @@ pub(super) struct Device {
     pub(super) bandwidth: Field<Bandwidth>,
     pub(super) shared: Field<Number>,
     pub(super) host_cache: Field<Number>,
+    /// Of a device that is served, as the next two; a guest that is booted has `attach`.
+    pub(super) vhost_user: Field<Vec<String>>,
+    pub(super) ivshmem: Field<PathBuf>,
+    pub(super) vhost_user_shmem: Field<PathBuf>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -97,6 +102,16 @@ pub(super) enum Number {
 pub(super) enum Bandwidth {
     Whole(i64),
     Fraction(f64),
+}
+
+impl Device {
+    /// A key that says how a device which is served is attached to, and its place.
+    pub(super) fn only_of_serve(&self) -> Option<(&'static str, usize)> {
+        let disks = self.vhost_user.as_ref().map(|field| ("vhost-user", field.span().start));
+        let ivshmem = self.ivshmem.as_ref().map(|field| ("ivshmem", field.span().start));
+        let shmem = self.vhost_user_shmem.as_ref().map(|field| ("vhost-user-shmem", field.span().start));
+        disks.or(ivshmem).or(shmem)
+    }
 }
 
 impl Number {

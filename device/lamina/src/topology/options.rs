@@ -112,6 +112,17 @@ impl<'f> Options<'f> {
         });
     }
 
+    /// How a device that is served is attached to.
+    pub(super) fn attached(&mut self, device: &mut Device) {
+        let folder = self.source.folder.to_owned();
+        // Those of one socket begin with its path, too.
+        self.add("--vhost-user", device.vhost_user.take(), |disks| {
+            disks.into_iter().map(|disk| folder.join(disk)).collect()
+        });
+        self.path("--ivshmem", device.ivshmem.take());
+        self.path("--vhost-user-shmem", device.vhost_user_shmem.take());
+    }
+
     /// What boots on it.
     pub(super) fn guest(&mut self, guest: Guest) {
         self.text("--attach", guest.attach);

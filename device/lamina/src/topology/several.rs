@@ -12,6 +12,7 @@
 //!   guest.
 //! * One guest at most has no `script`, for there is one terminal.
 
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::path::Path;
 
@@ -64,23 +65,11 @@ pub(super) fn expand(
     serve.number("--host-cache", device.host_cache.take());
     serve.device(device);
 
-    let mut members: Vec<Member> = Vec::new();
+    let (mut members, mut names) = (Vec::<Member>::new(), BTreeSet::new());
     for (number, guest) in (1..).zip(guests) {
         let place = guest.span().start;
         let mut guest = guest.into_inner();
-        let (name_at, name) = guest.name.take().map_or_else(
-            || (place, format!("guest-{number}")),
-            |name| (name.span().start, name.into_inner()),
-        );
-        let fits = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "-_".contains(c);
-        if name.is_empty() || name.len() > 32 || !name.chars().all(fits) {
-            let why =
-                format!("{name:?} cannot name a guest: 1 to 32 lower-case letters, digits, `-` and `_`");
-            return Err(source.at(name_at, &why));
-        }
-        if members.iter().any(|member| member.name == name) {
-            return Err(source.at(name_at, &format!("a second guest that is called {name}")));
-        }
+        let name = guest.take_name(number, place, &mut names, source)?;
         guest.is_of_this_device(source)?;
         let disks = guest.attach.as_ref().is_some_and(|attach| attach.get_ref() == "vhost-user");
         let disks = disks.then(|| run_dir.join(folder_of(&name)));
@@ -128,7 +117,58 @@ pub(super) fn expand(
     Ok((Cli { command: Command::BootSeveral(Box::new(guests)) }, words))
 }
 
+/// The device of a file, served for whoever boots on it: with the parts of its guests, and its
+/// hosts. What else is said of a guest is left to `lamina boot`.
+///
+/// # Errors
+/// What is wrong, with its line.
+pub(super) fn serve(file: File, source: Source<'_>, json: bool) -> Result<(Cli, Vec<OsString>), String> {
+    let File { mut device, guest: guests } = file;
+    let mut serve = Options::of("serve", source);
+    serve.switch_on("--json", json);
+    serve.number("--shared", device.shared.take());
+    serve.number("--host-cache", device.host_cache.take());
+    serve.attached(&mut device);
+    serve.device(device);
+    let mut names = BTreeSet::new();
+    for (number, guest) in (1..).zip(guests) {
+        let place = guest.span().start;
+        let mut guest = guest.into_inner();
+        let name = guest.take_name(number, place, &mut names, source)?;
+        if let Some(part) = guest.part(&name, None, source)? {
+            serve.word("--guest", part);
+        } else if guest.is_host() {
+            serve.word("--host", &name);
+        }
+    }
+    serve.parse()
+}
+
 impl Guest {
+    /// What it is called, which no other is.
+    fn take_name(
+        &mut self,
+        number: usize,
+        place: usize,
+        names: &mut BTreeSet<String>,
+        source: Source<'_>,
+    ) -> Result<String, String> {
+        let (at, name) = self.name.take().map_or_else(
+            || (place, format!("guest-{number}")),
+            |name| (name.span().start, name.into_inner()),
+        );
+        let fits = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "-_".contains(c);
+        if name.is_empty() || name.len() > 32 || !name.chars().all(fits) {
+            let why =
+                format!("{name:?} cannot name a guest: 1 to 32 lower-case letters, digits, `-` and `_`");
+            return Err(source.at(at, &why));
+        }
+        if !names.insert(name.clone()) {
+            return Err(source.at(at, &format!("a second guest that is called {name}")));
+        }
+        Ok(name)
+    }
+
     fn has_part(&self) -> bool {
         self.capacity.is_some()
     }

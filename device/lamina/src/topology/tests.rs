@@ -4,7 +4,11 @@ use super::*;
 use crate::guests::GuestExport;
 
 fn read(text: &str) -> Result<Vec<String>, String> {
-    let (_, words) = expand(text, Path::new("/t"), false)?;
+    read_for(text, For::Boot { print_command: false })
+}
+
+fn read_for(text: &str, purpose: For) -> Result<Vec<String>, String> {
+    let (_, words) = expand(text, Path::new("/t"), purpose)?;
     Ok(words.into_iter().map(|word| word.into_string().unwrap()).collect())
 }
 
@@ -62,7 +66,7 @@ fn a_file_means_what_the_same_options_mean() {
         "edu",
     ];
     assert_eq!(read(text).unwrap(), words);
-    let (cli, _) = expand(text, Path::new("/t"), true).unwrap();
+    let (cli, _) = expand(text, Path::new("/t"), For::Boot { print_command: true }).unwrap();
     let by_hand = ["lamina", "boot", "--print-command"].iter().chain(&words[1..]);
     let by_hand = Cli::try_parse_from(by_hand).unwrap();
     assert_eq!(format!("{cli:?}"), format!("{by_hand:?}"));
@@ -102,6 +106,8 @@ fn what_is_wrong_is_told_with_its_line() {
         ("[[guest]]\nmemory = -1\n", "line 2", "-1"),
         ("[[guest]\n", "line 1", ""),
         ("[device]\ndevices = 9\n[[guest]]\n", "line 2", "2 to 8"),
+        ("[device]\n\nivshmem = \"s\"\n[[guest]]\n", "line 3", "`lamina serve`"),
+        ("[device]\nvhost-user = [\"d\"]\n[[guest]]\nhost = true\n", "line 2", "`lamina serve`"),
         ("[device]\n\ninterleave = \"4x16K\"\n[[guest]]\n", "line 3", "65536 bytes"),
     ] {
         let why = read(text).unwrap_err();
@@ -139,6 +145,72 @@ fn every_option_of_a_boot_is_a_key() {
 }
 
 #[test]
+fn a_device_that_is_served_is_a_file_too() {
+    let text = r#"
+        [device]
+        mount = "m"
+        capacity = "1G"
+        image = "/i"
+        views = []
+        vhost-user = ["disks", "q.sock=w,e8m3"]
+        ivshmem = "i.sock"
+        vhost-user-shmem = "/s.sock"
+        tcp = "127.0.0.1:0"
+    "#;
+    let words = [
+        "serve",
+        "--json",
+        "--vhost-user=/t/disks",
+        "--vhost-user=/t/q.sock=w,e8m3",
+        "--ivshmem=/t/i.sock",
+        "--vhost-user-shmem=/s.sock",
+        "--mount=/t/m",
+        "--capacity=1G",
+        "--views=",
+        "--image=/i",
+        "--tcp=127.0.0.1:0",
+    ];
+    assert_eq!(read_for(text, For::Serve { json: true }).unwrap(), words);
+    let by_hand = Cli::try_parse_from(["lamina"].iter().chain(&words)).unwrap();
+    let (cli, _) = expand(text, Path::new("/t"), For::Serve { json: true }).unwrap();
+    assert_eq!(format!("{cli:?}"), format!("{by_hand:?}"));
+    // Guests have their parts, and are not booted.
+    let guests = "[device]\nmount = \"m\"\nshared = 4096\n[[guest]]\nname = \"a\"\ncapacity = \"1M\"\nquota = 5\ncpus = 3\n[[guest]]\n[[guest]]\nhost = true\n";
+    let words = read_for(guests, For::Serve { json: false }).unwrap();
+    assert_eq!(
+        words,
+        ["serve", "--shared=4096", "--mount=/t/m", "--guest=a=1048576,quota=5", "--host=guest-3"]
+    );
+    for (text, said) in [
+        ("[device]\ncapacity = \"1G\"\n", "--mount"),
+        ("", "--mount"),
+        ("[device]\nmount = \"m\"\n\nvhost-user = [\"=base\"]\n", "directory"),
+        ("[device]\nmount = \"m\"\n\ntcp = \"here\"\n", "line 4"),
+        ("[device]\nmount = \"m\"\n[[guest]]\ncapacity = 1\n[[guest]]\nname = \"guest-1\"\n", "line 6"),
+    ] {
+        let Err(why) = read_for(text, For::Serve { json: false }) else { continue };
+        assert!(why.contains(said), "{text}: {why}");
+    }
+    assert!(read_for("", For::Serve { json: false }).is_err());
+}
+
+#[test]
+fn every_option_of_serve_is_a_key() {
+    let keys = keys("device");
+    let command = Cli::command();
+    let serve = command.find_subcommand("serve").unwrap();
+    let shown = serve.get_arguments().filter(|option| !option.is_hide_set());
+    let mut options: Vec<_> = shown.filter_map(clap::Arg::get_long).collect();
+    // Guests and hosts have tables of their own.
+    let others = ["topology", "json", "guest", "host", "hosts", "help", "version"];
+    options.retain(|option| !others.contains(option));
+    assert!(options.len() > 25, "{options:?}");
+    for option in options {
+        assert!(keys.iter().any(|key| key == option), "--{option} is no key: {keys:?}");
+    }
+}
+
+#[test]
 fn several_guests_are_a_device_that_is_served_and_a_boot_of_each() {
     let text = r#"
         [device]
@@ -161,7 +233,7 @@ fn several_guests_are_a_device_that_is_served_and_a_boot_of_each() {
         name = "shell"
         attach = "shmem"
     "#;
-    let (cli, words) = expand(text, Path::new("/t"), true).unwrap();
+    let (cli, words) = expand(text, Path::new("/t"), For::Boot { print_command: true }).unwrap();
     let words: Vec<_> = words.iter().map(|word| word.to_str().unwrap()).collect();
     assert_eq!(
         words,
@@ -199,12 +271,27 @@ fn several_guests_are_a_device_that_is_served_and_a_boot_of_each() {
 #[test]
 fn the_examples_can_be_booted() {
     let example = include_str!("../../../../docs/topology.toml");
-    let (cli, _) = expand(example, Path::new("/t"), true).unwrap();
+    let (cli, _) = expand(example, Path::new("/t"), For::Boot { print_command: true }).unwrap();
     let Command::Boot(boot) = cli.command else { panic!("no boot") };
     assert_eq!(boot.attach.to_string(), "ivshmem");
     assert_eq!(boot.device.models, [Path::new("/t/../guest-tests/models/stories260K-bf16.safetensors")]);
     let example = include_str!("../../../../docs/guests.toml");
-    let (cli, _) = expand(example, Path::new("/t"), true).unwrap();
+    let (cli, _) = expand(example, Path::new("/t"), For::Boot { print_command: true }).unwrap();
     let Command::BootSeveral(several) = cli.command else { panic!("one guest") };
     assert_eq!(several.members.iter().map(|guest| &*guest.name).collect::<Vec<_>>(), ["alice", "bob"]);
+    let example = include_str!("../../../../docs/lamina.toml");
+    let (cli, _) = expand(example, Path::new("/t"), For::Serve { json: false }).unwrap();
+    let Command::Serve(serve) = cli.command else { panic!("no serve") };
+    assert_eq!(serve.device.capacity, Some(4 << 30));
+    // What is commented out can be written, too.
+    let example = example.replace("# [[", "[[");
+    let all = example.lines().map(|line| {
+        let key = line
+            .strip_prefix("# ")
+            .filter(|line| line.split_once(" = ").is_some_and(|(key, _)| !key.contains(' ')));
+        key.unwrap_or(line).to_owned() + "\n"
+    });
+    let all: String = all.filter(|line| !line.starts_with("capacity = \"4G\"")).collect();
+    let words = read_for(&all, For::Serve { json: false }).unwrap();
+    assert!(words.iter().any(|word| word.starts_with("--guest=alice=")), "{words:?}");
 }

@@ -52,7 +52,16 @@ fn a_reader_that_goes_ends_a_command_quietly_and_a_full_disk_is_said() {
             vec!["flush", "--json"],
         ];
         let of_device = of_device.map(|words| [words, vec!["--api", &api]].concat());
-        let others = [vec!["--help"], vec!["serve", "--help"], vec!["--version"], vec!["analyze", &model]];
+        let others = [
+            vec!["--help"],
+            vec!["serve", "--help"],
+            vec!["--version"],
+            vec!["analyze", &model],
+            vec!["doctor"],
+            vec!["doctor", "--json"],
+            vec!["completions", "bash"],
+            vec!["man"],
+        ];
         for words in of_device.iter().chain(&others) {
             let (reader, writer) = std::io::pipe().unwrap();
             drop(reader);
@@ -66,7 +75,7 @@ fn a_reader_that_goes_ends_a_command_quietly_and_a_full_disk_is_said() {
             let full = fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
             let output = lamina(words).stdout(full).output().unwrap();
             let said = String::from_utf8_lossy(&output.stderr);
-            assert_eq!(output.status.code(), Some(1), "{words:?}: {said}");
+            assert_eq!(output.status.code(), Some(5), "{words:?}: {said}");
             let wanted = "lamina: cannot write to standard output: No space left on device (os error 28)\n";
             let said: Vec<_> = said.lines().filter(|line| !line.starts_with("read ")).collect();
             assert_eq!(said, [wanted.trim_end()], "{words:?}");
@@ -78,7 +87,7 @@ fn a_reader_that_goes_ends_a_command_quietly_and_a_full_disk_is_said() {
         let full = fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
         let output = place.serve(&[]).stdout(full).output().unwrap();
         let said = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.code() == Some(1) && said.contains("No space left on device"), "{said}");
+        assert!(output.status.code() == Some(5) && said.contains("No space left on device"), "{said}");
         assert!(!mounted(&place.path("mount")) && !place.path("mount").exists());
     });
 }

@@ -56,6 +56,11 @@ pub(super) fn works(device: &Device) {
 
 /// Bytes to the API's socket. Every answer is HTTP, and none says that the device failed.
 pub fn api(data: &[u8]) {
+    // What is pushed to viewers does not end.
+    let live = b"/live";
+    if data.windows(live.len()).any(|part| part == live) {
+        return;
+    }
     let device = Arc::new(small());
     let router = router(Control::new(Arc::clone(&device)));
     let answer = RUNTIME.block_on(exchange(data, |stream| http::answer(router, stream)));

@@ -178,3 +178,49 @@ fn declared() -> String {
     }
     tables
 }
+
+/// The name and the labels of each metric in an expression of Prometheus.
+fn metrics_in(expression: &str) -> Vec<(String, Vec<String>)> {
+    let name_of = |text: &str| -> String {
+        text.chars().take_while(|c| c.is_ascii_alphanumeric() || *c == '_').collect()
+    };
+    let found = expression.match_indices("lamina_").map(|(at, _)| {
+        let name = name_of(&expression[at..]);
+        let selected = expression[at + name.len()..].strip_prefix('{').and_then(|rest| rest.split_once('}'));
+        let labels = selected.map_or("", |(labels, _)| labels).split(',').map(name_of);
+        (name, labels.filter(|label| !label.is_empty()).collect())
+    });
+    found.collect()
+}
+
+#[test]
+fn the_dashboard_asks_for_metrics_that_there_are() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/grafana.json");
+    let dashboard: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+    let text = text(&served(true));
+    // By name: the labels of its samples.
+    let declared = |name: &str| {
+        sections().find(|section| section.figures.iter().any(|f| f.metric(section.prefix) == name))
+    };
+    let mut asked = 0;
+    for panel in dashboard["panels"].as_array().unwrap() {
+        for target in panel["targets"].as_array().unwrap() {
+            let expression = target["expr"].as_str().unwrap();
+            let legend = target["legendFormat"].as_str().unwrap();
+            let metrics = metrics_in(expression);
+            assert!(!metrics.is_empty(), "{expression}");
+            for (name, labels) in metrics {
+                assert!(declared(&name).is_some(), "{name} of {} is no metric", panel["title"]);
+                let sample = text.lines().find(|line| line.starts_with(&format!("{name}{{")));
+                let shown =
+                    legend.split("{{").skip(1).filter_map(|rest| Some(rest.split_once("}}")?.0.to_owned()));
+                for label in labels.into_iter().chain(shown).filter(|label| label != "instance") {
+                    let sample = sample.unwrap_or_else(|| panic!("{name} has no labels"));
+                    assert!(sample.contains(&format!("{label}=\"")), "{name} has no label {label}: {sample}");
+                }
+                asked += 1;
+            }
+        }
+    }
+    assert!(asked > 20, "{asked}");
+}

@@ -1,0 +1,208 @@
+//! Arguments of what is done with traces.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand, ValueEnum};
+
+use super::bytes;
+
+/// Replay one trace through plain, gcomp and trace devices: bytes, fills, link, activations,
+/// energy, latency of the same work. All of it is modelled.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Designs: plain (words), gcomp-lz4 and gcomp-zstd (coded blocks of words), trace (planes in bundles, as stored), trace-planes (planes in
+rows of their own, the paper's Fig. 10).
+
+Examples:
+  The same work on all five:
+      lamina compare work.trace
+  Bytes and link only, which is fast:
+      lamina compare work.trace --dram none --design plain,trace
+  Another index cache:
+      lamina compare work.trace --index-entries 8192 --index-ways 8")]
+pub(crate) struct Compare {
+    /// The trace.
+    #[arg(value_name = "TRACE")]
+    pub(crate) file: PathBuf,
+    /// The designs.
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "plain,gcomp-lz4,gcomp-zstd,trace,trace-planes",
+        value_name = "LIST"
+    )]
+    pub(crate) design: Vec<String>,
+    #[command(flatten)]
+    pub(crate) replayed: Replayed,
+    /// Print JSON instead of tables.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// How a trace is replayed.
+#[derive(Debug, Args)]
+pub(crate) struct Replayed {
+    /// The module: ddr5-4800, ddr5-5600, ddr5-6400, a TOML file, or `none` to leave timing out.
+    #[arg(long, default_value = "ddr5-4800", value_name = "NAME|FILE|none")]
+    pub(crate) dram: String,
+    /// Bursts under way at once.
+    #[arg(long, default_value_t = 64, value_name = "REGISTERS")]
+    pub(crate) mshr: usize,
+    /// The link: gen5x8, gen5x16, gen6x8 or gen6x16.
+    #[arg(long, default_value = "gen5x16", value_name = "NAME")]
+    pub(crate) link: String,
+    /// Entries of the index cache.
+    #[arg(long, default_value_t = 32_768, value_name = "ENTRIES")]
+    pub(crate) index_entries: u32,
+    /// Entries of a set of it.
+    #[arg(long, default_value_t = 1, value_name = "WAYS")]
+    pub(crate) index_ways: u32,
+    /// Which entry of a set goes.
+    #[arg(long, value_enum, default_value = "lru")]
+    pub(crate) index_policy: Replacement,
+    /// Decoded blocks that are kept for the next line.
+    #[arg(long, default_value_t = 8, value_name = "BLOCKS")]
+    pub(crate) buffer: usize,
+    /// When requests come: as soon as a register is free, or when they were recorded.
+    #[arg(long, value_enum, default_value = "full")]
+    pub(crate) pace: Paced,
+    /// Bits of an element of blocks that the trace says nothing of.
+    #[arg(long, default_value_t = 16, value_name = "BITS")]
+    pub(crate) assume_bits: u32,
+    /// Ratios of such blocks: words by lz4, words by zstd, planes.
+    #[arg(long, value_delimiter = ',', default_value = "1.0,1.259,1.34", value_name = "LZ4,ZSTD,TRACE")]
+    pub(crate) assume_ratios: Vec<f64>,
+}
+
+/// Which entry of a set goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Replacement {
+    /// The one that was not used for longest.
+    Lru,
+    /// The one that came first.
+    Fifo,
+    /// Any.
+    Random,
+}
+
+/// When requests come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Paced {
+    /// As soon as a register is free.
+    Full,
+    /// When they were recorded.
+    Recorded,
+}
+
+/// Show, replay and convert traces of what was asked of a device.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Trace {
+    /// Say what a trace holds.
+    Show {
+        /// The trace.
+        #[arg(value_name = "TRACE")]
+        file: PathBuf,
+        /// Print so many of its requests, too.
+        #[arg(long, default_value_t = 0, value_name = "REQUESTS")]
+        requests: u64,
+        /// Print JSON instead of a table.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Replay a trace through one design, and say how fast that went.
+    Replay {
+        /// The trace.
+        #[arg(value_name = "TRACE")]
+        file: PathBuf,
+        /// The design.
+        #[arg(long, default_value = "trace")]
+        design: String,
+        #[command(flatten)]
+        replayed: Box<Replayed>,
+        /// Print JSON instead of tables.
+        #[arg(long)]
+        json: bool,
+    },
+    Convert(Box<Convert>),
+}
+
+/// Make of a trace one for DRAMSim3 or Ramulator 2, or of one of theirs a trace of lines.
+///
+/// What is exported are the lines of 64 bytes that a design moves in its DRAM, index entries and all.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+      lamina trace convert work.trace work.dramsim3 --to dramsim3 --design trace
+      lamina trace convert theirs.txt theirs.trace --from ramulator2 --device 64G && lamina compare theirs.trace")]
+pub(crate) struct Convert {
+    /// What is read.
+    #[arg(value_name = "IN")]
+    pub(crate) from_file: PathBuf,
+    /// What is written, a new file.
+    #[arg(value_name = "OUT")]
+    pub(crate) to_file: PathBuf,
+    /// Whose form OUT has.
+    #[arg(long, value_enum, conflicts_with = "from", required_unless_present = "from")]
+    pub(crate) to: Option<Other>,
+    /// Whose form IN has.
+    #[arg(long, value_enum)]
+    pub(crate) from: Option<Other>,
+    /// The design whose lines are exported.
+    #[arg(long, default_value = "plain")]
+    pub(crate) design: String,
+    /// Bytes of the device that an imported trace is of.
+    #[arg(long, value_parser = bytes, default_value = "64G", value_name = "BYTES")]
+    pub(crate) device: u64,
+    /// Bits of an element of an imported trace.
+    #[arg(long, default_value_t = 16)]
+    pub(crate) bits: u32,
+}
+
+/// Whose form a trace has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Other {
+    /// `0x1F40 READ 120`
+    Dramsim3,
+    /// `LD 0x1F40`, the front end `LoadStoreTrace`
+    Ramulator2,
+}
+
+/// Model weights of elastic precision: planes fetched against words, energy and time of DRAM.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  The paper's Figs. 18 to 21 beside ours:
+      lamina elastic --paper
+  Experts of a bf16 model, half of them at 8 bits, a quarter not used:
+      lamina elastic --mix 16:0.25,8:0.5,0:0.25 --weights 46.7e9
+  A map, a line a head or neuron: its weights and its bits:
+      lamina elastic --map heads.txt")]
+pub(crate) struct Elastic {
+    /// Bits and the part of all chunks that has them; of 0 bits nothing is fetched.
+    #[arg(long, default_value = "16:0.5,8:0.5", value_name = "BITS:PART,…")]
+    pub(crate) mix: String,
+    /// Chunks and their bits, instead of a mix.
+    #[arg(long, value_name = "FILE", conflicts_with = "mix")]
+    pub(crate) map: Option<PathBuf>,
+    /// Bits of a weight as it is stored.
+    #[arg(long, default_value_t = 16, value_name = "BITS")]
+    pub(crate) base: u32,
+    /// Weights of a chunk: an expert, a head, a neuron.
+    #[arg(long, default_value_t = 65_536, value_name = "WEIGHTS")]
+    pub(crate) chunk: u64,
+    /// Weights that are sampled.
+    #[arg(long, default_value_t = 1 << 20, value_name = "WEIGHTS")]
+    pub(crate) sample: u64,
+    /// Weights of the whole model: says how long its load takes.
+    #[arg(long, value_name = "WEIGHTS")]
+    pub(crate) weights: Option<f64>,
+    /// The module: ddr5-4800, ddr5-5600 or ddr5-6400.
+    #[arg(long, default_value = "ddr5-4800", value_name = "NAME")]
+    pub(crate) dram: String,
+    /// Print the paper's savings beside ours, and nothing else.
+    #[arg(long)]
+    pub(crate) paper: bool,
+    /// Print JSON instead of a table.
+    #[arg(long)]
+    pub(crate) json: bool,
+}

@@ -1,0 +1,243 @@
+//! `lamina model`: tables, JSON or drawings of the paper's system model.
+
+use std::fs;
+use std::io::Write;
+use std::path::Path;
+
+use anyhow::{Context, Result, bail};
+use comfy_table::Table;
+use lamina_model::system::{
+    self, Accounting, Bound, CEILING, Design, Ratios, Report, Server, Shape, System, checks,
+};
+use serde_json::json;
+
+use crate::args::{Accounted, Model};
+use crate::client::new_table;
+use crate::out;
+
+/// Models and prints.
+pub(crate) fn model(args: &Model) -> Result<()> {
+    let mut text = Vec::new();
+    if args.paper {
+        print_checks(&mut text, args.json)?;
+        return Ok(out::text(&text)?);
+    }
+    let mut shape = shape(&args.llm)?;
+    if let Some(bits) = args.weight_bits {
+        shape.weight_bits = bits;
+        shape.check()?;
+    }
+    let accountings = match args.accounting {
+        Accounted::AsPrinted => vec![Accounting::AsPrinted],
+        Accounted::DeviceOnly => vec![Accounting::DeviceOnly],
+        Accounted::Both => vec![Accounting::AsPrinted, Accounting::DeviceOnly],
+    };
+    let reports = accountings.into_iter().map(|accounting| {
+        let system = System { shape: shape.clone(), server: server(args), accounting };
+        let ratios = ratios(args, &shape, accounting)?;
+        Ok(system.report(&ratios, &args.context, args.target)?)
+    });
+    let reports = reports.collect::<Result<Vec<_>>>()?;
+    match args.plot.as_deref() {
+        Some(path) if path == Path::new("-") => {
+            reports.iter().try_for_each(|report| writeln!(text, "{}", system::terminal(report)))?;
+        }
+        Some(path) => draw(path, &reports)?,
+        None => {}
+    }
+    if args.json {
+        serde_json::to_writer_pretty(&mut text, &json!({"label": "modelled", "reports": reports}))?;
+        writeln!(text)?;
+    } else {
+        reports.iter().try_for_each(|report| print(&mut text, report))?;
+    }
+    Ok(out::text(&text)?)
+}
+
+fn shape(name: &str) -> Result<Shape> {
+    if let Some(preset) = Shape::preset(name) {
+        return Ok(preset);
+    }
+    if !Path::new(name).exists() {
+        let known: Vec<_> = system::PRESETS.iter().map(|preset| preset.0).collect();
+        bail!("{name:?} is no preset ({}) and no file", known.join(", "));
+    }
+    let text = fs::read_to_string(name).with_context(|| format!("cannot read {name}"))?;
+    Ok(Shape::parse(name, &text)?)
+}
+
+fn server(args: &Model) -> Server {
+    const GB: f64 = 1e9;
+    Server {
+        hbm_bytes: args.hbm * GB,
+        alpha: args.alpha,
+        link_rate: args.link * GB,
+        ddr_rate: args.ddr * GB,
+        batch: args.batch,
+        read_fraction: args.f_rd,
+        ceiling: args.ceiling,
+        device_bytes: args.device * GB,
+        dram_price: args.dram_price,
+    }
+}
+
+fn ratios(args: &Model, shape: &Shape, accounting: Accounting) -> Result<[Ratios; 3]> {
+    let paper = Ratios::paper(shape.weight_bits);
+    match args.ratios.as_deref() {
+        Some("printed") => Ok(Ratios::printed()),
+        Some("paper") => Ok(paper),
+        Some(file) => {
+            let text = fs::read_to_string(file).with_context(|| format!("cannot read the ratios {file}"))?;
+            Ok(system::from_json(file, &text, &paper)?)
+        }
+        None if accounting == Accounting::AsPrinted => Ok(Ratios::printed()),
+        None => Ok(paper),
+    }
+}
+
+/// Two accountings are two files.
+fn draw(path: &Path, reports: &[Report]) -> Result<()> {
+    for report in reports {
+        let file = match (reports.len(), report.accounting) {
+            (1, _) | (_, Accounting::DeviceOnly) => path.to_owned(),
+            (_, Accounting::AsPrinted) => path.with_extension("printed.svg"),
+        };
+        fs::write(&file, system::svg(report))
+            .with_context(|| format!("cannot write the drawing {}", file.display()))?;
+    }
+    Ok(())
+}
+
+fn print(out: &mut impl Write, report: &Report) -> Result<()> {
+    let how = match report.accounting {
+        Accounting::AsPrinted => "as printed: KV in HBM counts as compressed, and so does the link",
+        Accounting::DeviceOnly => "device side only: HBM and the link hold and carry words",
+    };
+    writeln!(out, "{}, modelled, {how}", report.shape.name)?;
+    writeln!(out, "source: {}; shape: {}\n", report.source, report.shape.source)?;
+    let mut head = vec!["context".to_owned()];
+    head.extend(report.designs.iter().flat_map(|design| {
+        let name = design.ratios.design;
+        [format!("{name} tokens/s"), "bound".to_owned(), "devices".to_owned()]
+    }));
+    let head: Vec<_> = head.iter().map(String::as_str).collect();
+    let mut table = new_table(&head, 0);
+    for (at, point) in report.designs[0].points.iter().enumerate() {
+        let mut row = vec![point.context.to_string()];
+        for design in &report.designs {
+            let point = &design.points[at];
+            let rate = point.tokens_per_second.map_or_else(|| "∞".to_owned(), |rate| format!("{rate:.2}"));
+            row.extend([rate, bound(point.bound).to_owned(), point.devices.to_string()]);
+        }
+        table.add_row(row);
+    }
+    writeln!(out, "{table}\n\n{}\n", plan(report))?;
+    Ok(())
+}
+
+fn bound(bound: Bound) -> &'static str {
+    match bound {
+        Bound::Hbm => "fits",
+        Bound::Ceiling => "ceiling",
+        Bound::Ddr => "ddr",
+        Bound::Link => "link",
+    }
+}
+
+/// What a planner asks, a row a design.
+fn plan(report: &Report) -> Table {
+    let mut head =
+        vec!["design", "source of ratios", "KV", "weights", "spills at", "faster from", "price/GB"];
+    let target = report.target.map(|target| format!("{target} tokens/s up to"));
+    head.extend(target.as_deref());
+    let mut table = new_table(&head, 2);
+    let tokens = |tokens: Option<u64>| tokens.map_or_else(|| "–".to_owned(), |tokens| tokens.to_string());
+    for design in &report.designs {
+        let Design { ratios, .. } = design;
+        let mut row = vec![
+            ratios.design.to_owned(),
+            ratios.source.clone(),
+            format!("{:.3}", ratios.kv),
+            format!("{:.3}", ratios.weights),
+            tokens(design.spills_at),
+            tokens(design.faster_than_plain_from),
+            format!("{:.3}", design.price_per_gb),
+        ];
+        if report.target.is_some() {
+            row.push(tokens(design.longest_at_target));
+        }
+        table.add_row(row);
+    }
+    table
+}
+
+fn print_checks(out: &mut impl Write, json: bool) -> Result<()> {
+    let checks = checks();
+    if json {
+        serde_json::to_writer_pretty(&mut *out, &json!({"label": "modelled", "paper": checks}))?;
+        writeln!(out)?;
+        return Ok(());
+    }
+    writeln!(out, "TRACE, Figs. 12 to 14, GPT-OSS-120B, tokens/s; modelled; ceiling {CEILING}\n")?;
+    let head =
+        ["figure", "design", "α", "context", "paper", "as printed", "differs", "device only", "to be told"];
+    let mut table = new_table(&head, 2);
+    for check in &checks {
+        table.add_row([
+            check.figure.to_owned(),
+            check.design.to_owned(),
+            format!("{:.3}", check.alpha),
+            check.context.to_string(),
+            format!("{:.2}", check.paper),
+            format!("{:.2}", check.ours),
+            format!("{:+.2} %", 100.0 * check.difference()),
+            format!("{:.2}", check.device_only),
+            check.note.to_owned(),
+        ]);
+    }
+    writeln!(out, "{table}")?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::args::{Cli, Command};
+
+    fn args(words: &[&str]) -> Model {
+        let cli = Cli::try_parse_from([&["lamina", "model"], words].concat()).unwrap();
+        let Command::Model(args) = cli.command else { panic!("lamina model") };
+        *args
+    }
+
+    #[test]
+    fn tables_say_what_is_modelled_and_who_says_so() {
+        let args = args(&["gpt-oss-120b-mxfp4", "--context", "64k,128k", "--target", "20"]);
+        let shape = shape(&args.llm).unwrap();
+        let system =
+            System { shape: shape.clone(), server: server(&args), accounting: Accounting::DeviceOnly };
+        let ratios = ratios(&args, &shape, system.accounting).unwrap();
+        let report = system.report(&ratios, &args.context, args.target).unwrap();
+        let mut text = Vec::new();
+        print(&mut text, &report).unwrap();
+        let text = String::from_utf8(text).unwrap();
+        for said in ["modelled, device side only", "TRACE", "131072", "30.61", "20 tokens/s up to", "ddr"] {
+            assert!(text.contains(said), "{said}: {text}");
+        }
+        let mut text = Vec::new();
+        print_checks(&mut text, false).unwrap();
+        assert!(String::from_utf8(text).unwrap().contains("68.99"));
+    }
+
+    #[test]
+    fn who_asks_for_what_is_not_there_is_told_what_is() {
+        assert!(shape("no-such-model").unwrap_err().to_string().contains("mixtral-8x7b"));
+        let args = args(&["--ratios", "/nonexistent.json"]);
+        let shape = shape(&args.llm).unwrap();
+        let why = ratios(&args, &shape, Accounting::AsPrinted).unwrap_err();
+        assert!(format!("{why:#}").contains("/nonexistent.json"));
+        assert!(Cli::try_parse_from(["lamina", "model", "--context", "4x"]).is_err());
+    }
+}

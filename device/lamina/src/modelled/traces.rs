@@ -1,0 +1,488 @@
+//! `lamina compare` and `lamina trace`.
+
+use std::collections::BTreeSet;
+use std::fs::{File, OpenOptions};
+use std::io::{BufRead, BufReader, BufWriter, Write};
+use std::path::Path;
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail};
+use comfy_table::Table;
+use indicatif::{BinaryBytes, HumanCount};
+use lamina_model::controller::{CacheConfig, Policy, TABLE_V};
+use lamina_model::dram::Profile;
+use lamina_model::dram::profile::PROFILES;
+use lamina_model::link::Link;
+use lamina_model::replay::{self, Assumed, Comparison, Options, Outcome, Pace, Subject};
+use lamina_model::trace::text::Form;
+use lamina_model::trace::{BlockKind, Header, Item, Reader, Request, Seen, View, Writer};
+use serde_json::json;
+
+use crate::args::{Compare, Convert, Other, Paced, Replacement, Replayed, Trace};
+use crate::client::new_table;
+use crate::out;
+
+/// Replays one trace through several designs and prints.
+pub(crate) fn compare(args: &Compare) -> Result<()> {
+    let subjects = args.design.iter().map(|name| Subject::named(name)).collect::<Result<Vec<_>, _>>()?;
+    let options = options(&args.replayed)?;
+    let comparison = replay::compare(&mut open(&args.file)?, &subjects, &options)
+        .with_context(|| format!("{}", args.file.display()))?;
+    let mut text = Vec::new();
+    print(&mut text, &comparison, args.json)?;
+    Ok(out::text(&text)?)
+}
+
+/// Does what is asked of traces.
+pub(crate) fn trace(command: &Trace) -> Result<()> {
+    let mut text = Vec::new();
+    match command {
+        Trace::Show { file, requests, json } => {
+            show(&mut text, file, *requests, *json).with_context(|| format!("{}", file.display()))?;
+        }
+        Trace::Replay { file, design, replayed, json } => {
+            let (subject, options) = (Subject::named(design)?, options(replayed)?);
+            let mut reader = open(file)?;
+            let started = Instant::now();
+            let comparison = replay::compare(&mut reader, &[subject], &options)
+                .with_context(|| format!("{}", file.display()))?;
+            let seconds = started.elapsed().as_secs_f64();
+            print(&mut text, &comparison, *json)?;
+            if !json {
+                let requests = comparison.designs.iter().map(|design| design.requests).sum::<u64>();
+                let count = HumanCount(requests);
+                writeln!(text, "replayed {count} requests in {seconds:.2} s of this computer's time")?;
+            }
+        }
+        Trace::Convert(args) => {
+            let input = File::open(&args.from_file)
+                .with_context(|| format!("cannot open {}", args.from_file.display()))?;
+            let made = OpenOptions::new().write(true).create_new(true).open(&args.to_file);
+            let output = made.with_context(|| format!("cannot make {}", args.to_file.display()))?;
+            let done = convert(args, BufReader::new(input), BufWriter::new(output));
+            if done.is_err() {
+                // Half a trace is none. What cannot be removed is said to be wrong anyway.
+                let _ = std::fs::remove_file(&args.to_file);
+            }
+            let lines = done.with_context(|| format!("{}", args.from_file.display()))?;
+            writeln!(text, "{}: {} lines", args.to_file.display(), HumanCount(lines))?;
+        }
+    }
+    Ok(out::text(&text)?)
+}
+
+fn open(path: &Path) -> Result<Reader<BufReader<File>>> {
+    let file = File::open(path).with_context(|| format!("cannot open {}", path.display()))?;
+    Reader::new(BufReader::with_capacity(1 << 20, file)).with_context(|| format!("{}", path.display()))
+}
+
+fn options(args: &Replayed) -> Result<Options> {
+    let dram = match args.dram.as_str() {
+        "none" => None,
+        name if PROFILES.contains(&name) => Some(Profile::named(name)?),
+        file if Path::new(file).exists() => {
+            let text = std::fs::read_to_string(file).with_context(|| format!("cannot read {file}"))?;
+            Some(Profile::parse(file, &text)?)
+        }
+        other => bail!("{other:?} is no module ({}) and no file", PROFILES.join(", ")),
+    };
+    let policy = match args.index_policy {
+        Replacement::Lru => Policy::Lru,
+        Replacement::Fifo => Policy::Fifo,
+        Replacement::Random => Policy::Random,
+    };
+    let [lz4, zstd, trace] = args.assume_ratios[..] else {
+        bail!("--assume-ratios takes three: words by lz4, words by zstd, planes");
+    };
+    let mut assumed = Assumed { bits: args.assume_bits, lz4, zstd, trace, ..Assumed::default() };
+    if assumed != Assumed::default() {
+        assumed.source = "given";
+    }
+    Ok(Options {
+        dram,
+        registers: args.mshr,
+        cache: CacheConfig { entries: args.index_entries, ways: args.index_ways, policy },
+        buffer: args.buffer,
+        link: Link::named(&args.link)?,
+        pace: match args.pace {
+            Paced::Full => Pace::Full,
+            Paced::Recorded => Pace::Recorded,
+        },
+        assumed,
+    })
+}
+
+fn print(out: &mut impl Write, comparison: &Comparison, json: bool) -> Result<()> {
+    if json {
+        serde_json::to_writer_pretty(&mut *out, comparison)?;
+        writeln!(out)?;
+        return Ok(());
+    }
+    let options = &comparison.options;
+    writeln!(
+        out,
+        "Modelled; a device of {}; requests {}",
+        BinaryBytes(comparison.trace.device_bytes),
+        match comparison.trace.seen {
+            Seen::Requests => "as they reached it",
+            Seen::Lines => "of lines, as a processor made them",
+        }
+    )?;
+    if let Some(assumed) = comparison.designs.iter().map(|design| design.assumed).max().filter(|n| *n > 0) {
+        let (assumed, of) = (HumanCount(assumed), &options.assumed);
+        writeln!(out, "{assumed} blocks have assumed ratios: planes {} ({})", of.trace, of.source)?;
+    }
+    writeln!(out, "\n{}\n", moved(&comparison.designs))?;
+    writeln!(
+        out,
+        "Controller: cycles from load to use of a block at 2 GHz, DRAM idle (TRACE, Figs. 22 and 23)\n"
+    )?;
+    writeln!(out, "{}\n", latency(&comparison.designs))?;
+    if let Some(profile) = &options.dram {
+        writeln!(
+            out,
+            "DRAM: {}, {} bursts under way; currents: {}\n",
+            profile.name, options.registers, profile.currents.source
+        )?;
+        writeln!(out, "{}\n", dram(&comparison.designs))?;
+    }
+    writeln!(
+        out,
+        "Link: {}, {:.1} GB/s a direction; {}\n",
+        options.link.name,
+        options.link.rate / 1e9,
+        options.link.source
+    )?;
+    writeln!(out, "{}\n", link(&comparison.designs))?;
+    let quoted: Vec<_> = TABLE_V
+        .iter()
+        .map(|quoted| format!("{} {} mm², {} W", quoted.design.name(), quoted.area_mm2, quoted.power_w))
+        .collect();
+    writeln!(out, "Quoted, not modelled ({}): {}", TABLE_V[0].source, quoted.join("; "))?;
+    Ok(())
+}
+
+fn moved(designs: &[Outcome]) -> Table {
+    let head = [
+        "design",
+        "requests",
+        "asked",
+        "read",
+        "written",
+        "index",
+        "index hits",
+        "fills",
+        "buffered",
+        "zeros",
+    ];
+    let mut table = new_table(&head, 1);
+    for design in designs {
+        let looked = design.index_hits + design.index_misses;
+        table.add_row([
+            design.subject.name.to_owned(),
+            HumanCount(design.requests).to_string(),
+            BinaryBytes(design.asked_bytes).to_string(),
+            BinaryBytes(design.read_bytes).to_string(),
+            BinaryBytes(design.written_bytes).to_string(),
+            BinaryBytes(design.index_bytes).to_string(),
+            part(design.index_hits, looked),
+            HumanCount(design.fills).to_string(),
+            HumanCount(design.buffered).to_string(),
+            HumanCount(design.zeros).to_string(),
+        ]);
+    }
+    table
+}
+
+fn latency(designs: &[Outcome]) -> Table {
+    let mut table = new_table(&["design", "blocks", "mean", "p50", "p99", "max"], 1);
+    for design in designs {
+        let cycles = &design.service_cycles;
+        table.add_row([
+            design.subject.name.to_owned(),
+            HumanCount(cycles.count).to_string(),
+            figure(cycles.mean, 1),
+            cycles.p50.to_string(),
+            cycles.p99.to_string(),
+            cycles.max.to_string(),
+        ]);
+    }
+    table
+}
+
+fn dram(designs: &[Outcome]) -> Table {
+    let head = [
+        "design",
+        "activations",
+        "row hits",
+        "GB/s",
+        "asked GB/s",
+        "activate µJ",
+        "read µJ",
+        "write µJ",
+        "background µJ",
+        "pJ/byte asked",
+        "mean ns",
+        "p99 ns",
+    ];
+    let mut table = new_table(&head, 1);
+    for design in designs {
+        let Some(dram) = &design.dram else { continue };
+        let micro = |pico: f64| format!("{:.2}", pico / 1e6);
+        table.add_row([
+            design.subject.name.to_owned(),
+            HumanCount(dram.commands.activates).to_string(),
+            figure(dram.row_hit_rate.map(|rate| 100.0 * rate), 1) + " %",
+            format!("{:.2}", dram.gbs),
+            format!("{:.2}", dram.asked_gbs),
+            micro(dram.energy.activate_pj),
+            micro(dram.energy.read_pj),
+            micro(dram.energy.write_pj),
+            micro(dram.energy.background_pj + dram.energy.refresh_pj),
+            figure(dram.access_pj_per_byte, 1),
+            figure(dram.latency_ns.mean, 1),
+            dram.latency_ns.p99.to_string(),
+        ]);
+    }
+    table
+}
+
+fn link(designs: &[Outcome]) -> Table {
+    let head = ["design", "view", "lines read", "lines written", "flits down", "flits up", "down", "up"];
+    let mut table = new_table(&head, 2);
+    for design in designs {
+        for link in &design.link {
+            let traffic = &link.traffic;
+            let used = |part: Option<f64>| figure(part.map(|part| 100.0 * part), 1) + " %";
+            table.add_row([
+                design.subject.name.to_owned(),
+                link.view.clone(),
+                HumanCount(traffic.requests.reads).to_string(),
+                HumanCount(traffic.requests.writes + traffic.requests.partial_writes).to_string(),
+                HumanCount(traffic.down.flits).to_string(),
+                HumanCount(traffic.up.flits).to_string(),
+                used(traffic.down.utilisation),
+                used(traffic.up.utilisation),
+            ]);
+        }
+    }
+    table
+}
+
+fn figure(figure: Option<f64>, places: usize) -> String {
+    figure.map_or_else(|| "–".to_owned(), |figure| format!("{figure:.places$}"))
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a percentage to be looked at")]
+fn part(part: u64, of: u64) -> String {
+    if of == 0 { "–".to_owned() } else { format!("{:.1} %", 100.0 * part as f64 / of as f64) }
+}
+
+fn show(out: &mut impl Write, path: &Path, shown: u64, json: bool) -> Result<()> {
+    let mut reader = open(path)?;
+    let Header { seen, device_bytes } = reader.header();
+    let (mut views, mut requests, mut first) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut kinds, mut guests) = ([0_u64; 3], BTreeSet::new());
+    let (mut reads, mut writes, mut bytes, mut last_ns) = (0_u64, 0_u64, 0_u64, 0);
+    while let Some(item) = reader.next_item()? {
+        match item {
+            Item::View(view) => {
+                views.push(view);
+                requests.push(0_u64);
+            }
+            Item::Block(_, block) => {
+                kinds[match block.kind {
+                    BlockKind::Coded => 0,
+                    BlockKind::Zeros => 1,
+                    BlockKind::Bypassed => 2,
+                }] += 1;
+            }
+            Item::Request(request) => {
+                *(if request.write { &mut writes } else { &mut reads }) += 1;
+                bytes += request.length;
+                last_ns = request.time_ns;
+                guests.insert(request.guest);
+                requests[request.view as usize] += 1;
+                if reads + writes <= shown {
+                    first.push(request);
+                }
+            }
+        }
+    }
+    let [coded, zeros, bypassed] = kinds;
+    if json {
+        let views: Vec<_> = views
+            .iter()
+            .zip(&requests)
+            .map(|(view, requests)| json!({"view": view, "requests": requests}))
+            .collect();
+        let whole = json!({
+            "seen": seen, "device_bytes": device_bytes, "reads": reads, "writes": writes, "bytes": bytes, "ns": last_ns,
+            "guests": guests, "views": views, "blocks": {"coded": coded, "zeros": zeros, "bypassed": bypassed}, "requests": first,
+        });
+        serde_json::to_writer_pretty(&mut *out, &whole)?;
+        writeln!(out)?;
+        return Ok(());
+    }
+    let seen = if seen == Seen::Lines { "lines of a processor" } else { "requests to a device" };
+    writeln!(out, "{seen}; device of {}", BinaryBytes(device_bytes))?;
+    writeln!(
+        out,
+        "{} reads, {} writes, {}, {:.6} s, {} guests",
+        HumanCount(reads),
+        HumanCount(writes),
+        BinaryBytes(bytes),
+        std::time::Duration::from_nanos(last_ns).as_secs_f64(),
+        guests.len()
+    )?;
+    writeln!(out, "blocks said: {coded} coded, {zeros} of zeros, {bypassed} bypassed\n")?;
+    let mut table = new_table(&["view", "bits", "on the link", "planes", "requests"], 1);
+    for (view, requests) in views.iter().zip(&requests) {
+        table.add_row([
+            view.name.clone(),
+            view.bits.to_string(),
+            view.link_bits.to_string(),
+            view.planes.count_ones().to_string(),
+            HumanCount(*requests).to_string(),
+        ]);
+    }
+    writeln!(out, "{table}")?;
+    for request in &first {
+        let kind = if request.write { "write" } else { "read" };
+        let Request { time_ns, address, length, view, guest, .. } = request;
+        let view = &views[*view as usize].name;
+        writeln!(out, "{time_ns:>12} ns  {kind:5} {address:#014x} {length:>8}  {view}  guest {guest}")?;
+    }
+    Ok(())
+}
+
+/// Converts, and gives how many lines were.
+fn convert(args: &Convert, input: BufReader<File>, mut output: BufWriter<File>) -> Result<u64> {
+    let form = |other| match other {
+        Other::Dramsim3 => Form::Dramsim3,
+        Other::Ramulator2 => Form::Ramulator2,
+    };
+    let mut lines = 0;
+    match (args.from, args.to) {
+        (Some(from), _) => {
+            let header = Header { seen: Seen::Lines, device_bytes: args.device };
+            let mut writer = Writer::new(output, header)?;
+            if !matches!(args.bits, 4 | 8 | 16 | 32) {
+                bail!("--bits is {}: it must be 4, 8, 16 or 32", args.bits);
+            }
+            writer.view(&View::full(args.bits))?;
+            for (number, line) in (0..).zip(input.lines()) {
+                let Some(access) = form(from).read(number, &line?)? else { continue };
+                let address = access.address / 64 * 64;
+                if address.checked_add(64).is_none_or(|end| end > args.device) {
+                    bail!(
+                        "address of line {} is {:#x}: past the device's {:#x} bytes",
+                        number + 1,
+                        access.address,
+                        args.device
+                    );
+                }
+                // A cycle of theirs is taken for a nanosecond.
+                let (write, time_ns) = (access.write, access.cycle);
+                writer.request(&Request { time_ns, address, length: 64, view: 0, guest: 0, write })?;
+                lines += 1;
+            }
+            writer.finish()?;
+        }
+        (None, Some(to)) => {
+            let mut reader = Reader::new(input)?;
+            let subject = Subject::named(&args.design)?;
+            let mut text = String::new();
+            let form = form(to);
+            let mut unwritten = Ok(());
+            replay::lines(&mut reader, subject, &Options::usual()?, |access| {
+                text.clear();
+                form.write(&mut text, access);
+                if unwritten.is_ok() {
+                    unwritten = output.write_all(text.as_bytes());
+                }
+                lines += 1;
+                Ok(())
+            })?;
+            unwritten.and_then(|()| output.flush())?;
+        }
+        (None, None) => bail!("--from or --to says whose form is which"),
+    }
+    Ok(lines)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::args::{Cli, Command};
+
+    fn run(words: &[&str]) -> Result<()> {
+        match Cli::try_parse_from([&["lamina"], words].concat())
+            .map_err(|why| anyhow::anyhow!("{why}"))?
+            .command
+        {
+            Command::Compare(args) => compare(&args),
+            Command::Trace(command) => trace(&command),
+            _ => bail!("neither"),
+        }
+    }
+
+    /// What others wrote is imported, replayed, and exported for them again.
+    #[test]
+    fn a_trace_of_others_goes_through_all_commands() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name).display().to_string();
+        let [theirs, ours, back] = ["theirs.txt", "ours.trace", "back.txt"].map(path);
+        let lines: Vec<_> =
+            (0..300).map(|line| format!("LD {:#x}\nST {}\n", line * 64, line * 4096)).collect();
+        std::fs::write(&theirs, lines.concat()).unwrap();
+        run(&["trace", "convert", &theirs, &ours, "--from", "ramulator2", "--device", "1G"]).unwrap();
+        run(&["trace", "show", &ours, "--requests", "3"]).unwrap();
+        run(&["trace", "show", &ours, "--json"]).unwrap();
+        run(&["trace", "replay", &ours, "--dram", "none"]).unwrap();
+        run(&["compare", &ours]).unwrap();
+        run(&[
+            "compare",
+            &ours,
+            "--design",
+            "trace-planes",
+            "--link",
+            "gen6x8",
+            "--pace",
+            "recorded",
+            "--json",
+        ])
+        .unwrap();
+        run(&["trace", "convert", &ours, &back, "--to", "ramulator2"]).unwrap();
+        let back = std::fs::read_to_string(&back).unwrap();
+        // `plain` moves what was asked for, line by line.
+        assert_eq!(back.lines().count(), 600);
+        assert!(back.starts_with("LD 0x0\nST 0x0\nLD 0x40\nST 0x1000\n"));
+    }
+
+    #[test]
+    fn what_is_wrong_is_named_and_half_a_trace_is_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name).display().to_string();
+        let [theirs, ours] = ["theirs.txt", "ours.trace"].map(path);
+        std::fs::write(&theirs, "LD 0x0\nLD 0x40000000\n").unwrap();
+        let refused = |words: &[&str]| format!("{:#}", run(words).unwrap_err());
+        let why = refused(&["trace", "convert", &theirs, &ours, "--from", "ramulator2", "--device", "1G"]);
+        assert!(why.contains("address of line 2 is 0x40000000"), "{why}");
+        assert!(!Path::new(&ours).exists());
+        assert!(refused(&["compare", &theirs]).contains("the header is not whole"));
+        assert!(refused(&["compare", &theirs, "--design", "best"]).contains("design is best"));
+        assert!(refused(&["compare", &theirs, "--dram", "ddr9"]).contains("ddr5-4800"));
+        std::fs::write(&theirs, "LD 0x0\n").unwrap();
+        run(&["trace", "convert", &theirs, &ours, "--from", "ramulator2"]).unwrap();
+        // What is there is not written over, and stays.
+        let why = refused(&["trace", "convert", &theirs, &ours, "--from", "ramulator2"]);
+        assert!(why.contains("cannot make") && Path::new(&ours).exists(), "{why}");
+        assert!(refused(&["compare", &ours, "--link", "gen9"]).contains("link is gen9"));
+        assert!(refused(&["compare", &ours, "--index-ways", "3"]).contains("index-ways is 3"));
+        assert!(refused(&["compare", &ours, "--assume-ratios", "1,2"]).contains("takes three"));
+        assert!(refused(&["compare", &ours, "--assume-ratios", "1,1,7"]).contains("assumed trace ratio"));
+    }
+}

@@ -1,0 +1,208 @@
+//! `lamina pool`: pools of objects that several processes or hosts share, in a file of the mount or
+//! any other.
+
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail};
+use clap::{Args, Subcommand};
+use lamina_pool::{Geometry, Pool, local};
+use rustix::fs::{SeekFrom, seek};
+use serde::Serialize;
+
+use crate::args::bytes;
+use crate::out::{self, print_line};
+
+/// Keep objects and blocks of KV caches in a file that processes share by loads and stores.
+///
+/// FILE is a file of the mount, any other file, or a devdax. Every command attaches as a node of its
+/// own, and takes over what a node that died has left.
+#[derive(Debug, Subcommand)]
+pub(crate) enum PoolCommand {
+    /// Make an empty pool, in a file that holds nothing.
+    Create {
+        /// The file. It is made if it is not there.
+        file: PathBuf,
+        /// Bytes of a file that is made, with K, M, G or T; a file that is there has its own.
+        #[arg(long, value_parser = bytes, default_value = "256M")]
+        size: u64,
+        /// Processes that may be attached at a time.
+        #[arg(long, default_value_t = 16)]
+        nodes: u32,
+        /// Also in a file that holds something, which is lost, or in a devdax, of which nobody knows.
+        #[arg(long)]
+        force: bool,
+    },
+    /// List objects.
+    Ls(PoolAt),
+    /// Tell what the pool holds.
+    Stat(PoolAt),
+    /// Store an object, in place of one of that name.
+    Put {
+        /// The pool.
+        file: PathBuf,
+        /// The object's name.
+        name: String,
+        /// What it shall hold; standard input if it is not given.
+        from: Option<PathBuf>,
+    },
+    /// Print an object's bytes.
+    Get {
+        /// The pool.
+        file: PathBuf,
+        /// The object's name.
+        name: String,
+        /// Where its bytes go; standard output if it is not given.
+        to: Option<PathBuf>,
+    },
+    /// Remove objects.
+    Rm {
+        /// The pool.
+        file: PathBuf,
+        /// The objects' names.
+        #[arg(required = true)]
+        names: Vec<String>,
+    },
+    /// Verify everything, also while others use the pool. It fails if something does not hold.
+    Check {
+        /// Drop what does not check, and take back what is nobody's.
+        #[arg(long)]
+        repair: bool,
+        #[command(flatten)]
+        at: PoolAt,
+    },
+}
+
+/// A pool, and how to print.
+#[derive(Debug, Args)]
+pub(crate) struct PoolAt {
+    /// The pool.
+    file: PathBuf,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// Does something as a node of its own, and leaves.
+fn with<T>(file: &Path, work: impl FnOnce(&Pool) -> anyhow::Result<T>) -> anyhow::Result<T> {
+    let pool = Pool::open(file).with_context(|| file.display().to_string())?;
+    let done = work(&pool);
+    pool.leave()?;
+    done
+}
+
+/// Whether there is anything but zeros in a file, or what is no file, which only a pool's users read.
+fn holds_something(path: &Path) -> io::Result<bool> {
+    let file = match File::open(path) {
+        Err(why) if why.kind() == io::ErrorKind::NotFound => return Ok(false),
+        file => file?,
+    };
+    if !file.metadata()?.is_file() {
+        return Ok(true);
+    }
+    let (mut at, mut piece) = (0, vec![0; 1 << 20]);
+    // What is a hole is not read.
+    while let Ok(data) = seek(&file, SeekFrom::Data(at)) {
+        let read = file.read_at(&mut piece, data)?;
+        if read == 0 {
+            break;
+        }
+        if piece[..read].iter().any(|byte| *byte != 0) {
+            return Ok(true);
+        }
+        at = data + read as u64;
+    }
+    Ok(false)
+}
+
+fn json(value: &impl Serialize) -> anyhow::Result<()> {
+    print_line!("{}", serde_json::to_string(value)?)?;
+    Ok(())
+}
+
+pub(crate) fn pool(command: PoolCommand) -> anyhow::Result<()> {
+    match command {
+        PoolCommand::Create { file, size, nodes, force } => {
+            if !force && holds_something(&file).with_context(|| file.display().to_string())? {
+                bail!("{}: it may hold what somebody wants; --force has it lost", file.display());
+            }
+            let length = fs::metadata(&file)
+                .map_or(size, |metadata| metadata.len().max(size * u64::from(metadata.len() == 0)));
+            let geometry = Geometry { nodes, ..Geometry::fitting(length) };
+            local::create(&file, &geometry)?;
+        }
+        PoolCommand::Ls(at) => {
+            let objects = with(&at.file, |pool| Ok(pool.list()?))?;
+            if at.json {
+                return json(&objects);
+            }
+            for object in objects {
+                print_line!("{:>14}  {}", object.bytes, object.name)?;
+            }
+        }
+        PoolCommand::Stat(at) => {
+            let stats = with(&at.file, |pool| Ok(pool.stats()?))?;
+            if at.json {
+                return json(&stats);
+            }
+            print_line!("{} bytes, of which {} are taken", stats.bytes, stats.taken_bytes)?;
+            print_line!(
+                "{} objects and {} blocks of {} bytes",
+                stats.objects,
+                stats.blocks,
+                stats.ready_bytes
+            )?;
+            print_line!(
+                "{} of {} slots are reserved, {} evicting",
+                stats.reserved,
+                stats.slots,
+                stats.evicting
+            )?;
+            print_line!("{} nodes are attached besides this one", stats.nodes.saturating_sub(1))?;
+        }
+        PoolCommand::Put { file, name, from } => {
+            let mut content = Vec::new();
+            match from {
+                Some(from) => content = fs::read(&from).with_context(|| from.display().to_string())?,
+                None => drop(std::io::stdin().read_to_end(&mut content)?),
+            }
+            with(&file, |pool| Ok(pool.put(&name, &content)?))?;
+        }
+        PoolCommand::Get { file, name, to } => {
+            let found = with(&file, |pool| Ok(pool.get(&name)?))?;
+            let Some(content) = found else { bail!("there is no object {name:?}") };
+            match to {
+                Some(to) => File::create(&to)
+                    .and_then(|mut to| to.write_all(&content))
+                    .with_context(|| to.display().to_string())?,
+                None => out::text(&content)?,
+            }
+        }
+        PoolCommand::Rm { file, names } => with(&file, |pool| {
+            for name in &names {
+                if !pool.delete(name)? {
+                    bail!("there is no object {name:?}");
+                }
+            }
+            Ok(())
+        })?,
+        PoolCommand::Check { repair, at } => {
+            let report = with(&at.file, |pool| Ok(pool.check(repair)?))?;
+            if at.json {
+                json(&report)?;
+            } else {
+                print_line!("{} objects and blocks of {} bytes hold", report.ready, report.bytes)?;
+                for problem in &report.problems {
+                    let mended = if repair { ": mended" } else { "" };
+                    print_line!("{} at {}{mended}", problem.what, problem.at)?;
+                }
+            }
+            if !report.problems.is_empty() && !repair {
+                bail!("{} problems: lamina pool check --repair", report.problems.len());
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,115 @@
+//! What the program ends with, so that scripts can tell failures apart.
+//!
+//! [`Status::ALL`] is the table: `lamina --help` prints it, and tests hold it against
+//! `docs/operation.md` and against what the program does.
+
+use std::io;
+use std::process::ExitCode;
+
+use crate::out::Unprinted;
+
+/// What the program ends with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Status {
+    Done = 0,
+    Failed = 1,
+    Usage = 2,
+    NoDevice = 3,
+    Refused = 4,
+    Io = 5,
+    Limited = 6,
+    Missing = 7,
+    /// 128 and the number of `SIGPIPE`.
+    ReaderGone = 141,
+}
+
+impl Status {
+    pub(crate) const ALL: [(Self, &str); 9] = [
+        (Self::Done, "done"),
+        (Self::Failed, "failed; none of the below"),
+        (Self::Usage, "the command line or a topology is wrong"),
+        (Self::NoDevice, "no device answers there"),
+        (Self::Refused, "the device answers, and refuses"),
+        (Self::Io, "a file, a socket or the system failed: not there, no right to it, no space"),
+        (Self::Limited, "`lamina doctor`: everything is there, and something works less well than it could"),
+        (Self::Missing, "`lamina doctor`: something is missing that the device needs"),
+        (Self::ReaderGone, "whoever read standard output has gone"),
+    ];
+
+    /// What a command that failed so ends with.
+    pub(crate) fn of(why: &anyhow::Error) -> Self {
+        let gone = |Unprinted(why): &Unprinted| why.kind() == io::ErrorKind::BrokenPipe;
+        if why.downcast_ref::<Unprinted>().is_some_and(gone) {
+            Self::ReaderGone
+        } else if why.downcast_ref::<NoDevice>().is_some() {
+            Self::NoDevice
+        } else if why.downcast_ref::<Refused>().is_some() {
+            Self::Refused
+        } else if why.chain().any(<dyn std::error::Error>::is::<io::Error>) {
+            Self::Io
+        } else {
+            Self::Failed
+        }
+    }
+
+    /// The table, a line each.
+    pub(crate) fn table() -> String {
+        let lines = Self::ALL.map(|(status, means)| format!("  {:>3}  {means}", status as u8));
+        format!(
+            "Exit statuses:\n{}\n  `lamina boot --script` ends with the script's status, if the guest ran it.",
+            lines.join("\n")
+        )
+    }
+}
+
+impl From<Status> for ExitCode {
+    fn from(status: Status) -> Self {
+        Self::from(status as u8)
+    }
+}
+
+/// Nothing answers where a device was looked for.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct NoDevice(pub(crate) String);
+
+/// A device answers that it will not do what it was asked for, or cannot.
+#[derive(Debug, thiserror::Error)]
+#[error("the device refuses: {0}")]
+pub(crate) struct Refused(pub(crate) String);
+
+#[cfg(test)]
+mod tests {
+    use anyhow::{Context, anyhow};
+
+    use super::*;
+
+    #[test]
+    fn a_failure_is_told_by_what_it_is_whatever_was_said_around_it() {
+        let io = || io::Error::from(io::ErrorKind::NotFound);
+        let told = |why: anyhow::Error| Status::of(&Err::<(), _>(why).context("around it").unwrap_err());
+        assert_eq!(told(anyhow!("something")), Status::Failed);
+        assert_eq!(told(anyhow!(io())), Status::Io);
+        assert_eq!(told(anyhow!(Refused("no".into()))), Status::Refused);
+        // The socket's error is below it.
+        let nobody = Err::<(), _>(io()).with_context(|| NoDevice("nobody".into())).unwrap_err();
+        assert_eq!(told(nobody), Status::NoDevice);
+        assert_eq!(told(anyhow!(Unprinted::from(io()))), Status::Io);
+        let gone = io::Error::from(io::ErrorKind::BrokenPipe);
+        assert_eq!(told(anyhow!(Unprinted::from(gone))), Status::ReaderGone);
+    }
+
+    #[test]
+    fn statuses_are_distinct_and_the_document_has_them() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/operation.md");
+        let document = std::fs::read_to_string(path).unwrap();
+        let mut numbers: Vec<_> = Status::ALL.iter().map(|(status, _)| *status as u8).collect();
+        for (status, means) in Status::ALL {
+            let row = format!("| {} | {means} |\n", status as u8);
+            assert!(document.contains(&row), "docs/operation.md needs {row}");
+        }
+        numbers.dedup();
+        assert!(numbers.len() == Status::ALL.len() && numbers.is_sorted());
+    }
+}

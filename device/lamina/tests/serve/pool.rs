@@ -1,0 +1,95 @@
+//! `lamina pool`: what it keeps in a file, and what it refuses.
+
+use std::fs;
+use std::process::Output;
+
+use serde_json::Value;
+
+use crate::common::{Place, Run, lamina, noise, within};
+
+fn asked(arguments: &[&str]) -> Output {
+    lamina(&[&["pool"], arguments].concat()).output().unwrap()
+}
+
+fn done(arguments: &[&str]) -> Vec<u8> {
+    let output = asked(arguments);
+    assert!(output.status.success(), "{arguments:?}: {output:?}");
+    output.stdout
+}
+
+fn refused(arguments: &[&str]) -> String {
+    let output = asked(arguments);
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert!(!output.status.success() && output.stdout.is_empty(), "{arguments:?}");
+    assert!(!text.contains("panicked"), "{text}");
+    text
+}
+
+fn told(arguments: &[&str]) -> Value {
+    serde_json::from_slice(&done(arguments)).unwrap()
+}
+
+/// Puts, lists, gets and removes objects of a pool in a file.
+fn comes_and_goes(place: &Place, pool: &str) {
+    for (name, bytes) in [("small", noise(3, 10)), ("large", noise(4, 3 << 20)), ("none", Vec::new())] {
+        let (from, to) = (place.text("from"), place.text("to"));
+        fs::write(&from, &bytes).unwrap();
+        done(&["put", pool, name, &from]);
+        assert!(done(&["get", pool, name]) == bytes, "{name}");
+        done(&["get", pool, name, &to]);
+        assert!(fs::read(&to).unwrap() == bytes, "{name}");
+    }
+    let listed = told(&["ls", pool, "--json"]);
+    let mut names: Vec<_> = listed.as_array().unwrap().iter().map(|object| &object["name"]).collect();
+    names.sort_by_key(ToString::to_string);
+    assert_eq!(names, ["large", "none", "small"]);
+    assert_eq!(told(&["stat", pool, "--json"])["objects"], 3);
+    done(&["rm", pool, "large", "none"]);
+    assert_eq!(told(&["ls", pool, "--json"]).as_array().unwrap().len(), 1);
+    assert!(refused(&["get", pool, "large"]).contains("no object \"large\""));
+    assert_eq!(told(&["check", pool, "--json"])["problems"], Value::Array(Vec::new()));
+}
+
+#[test]
+fn objects_are_kept_in_a_file_and_damage_is_found() {
+    within(120, || {
+        let place = Place::new();
+        let pool = place.text("pool");
+        done(&["create", &pool, "--size", "64M"]);
+        comes_and_goes(&place, &pool);
+        let mut bytes = fs::read(&pool).unwrap();
+        let at = bytes.windows(10).position(|window| window == noise(3, 10)).expect("its bytes lie there");
+        bytes[at] ^= 1;
+        fs::write(&pool, &bytes).unwrap();
+        assert!(!refused(&["get", &pool, "small"]).is_empty());
+        let checked = asked(&["check", &pool]);
+        assert!(!checked.status.success(), "{checked:?}");
+        done(&["check", &pool, "--repair"]);
+        done(&["check", &pool]);
+    });
+}
+
+#[test]
+fn a_pool_lies_in_the_base_window_of_a_mount() {
+    within(120, || {
+        let place = Place::new();
+        let _run = Run::start(&mut place.serve(&["--capacity", "64M"]));
+        let base = place.text("mount/base");
+        done(&["create", &base]);
+        comes_and_goes(&place, &base);
+    });
+}
+
+#[test]
+fn what_a_file_holds_is_not_lost_by_mistake() {
+    let place = Place::new();
+    let file = place.text("letters");
+    fs::write(&file, noise(7, 8 << 20)).unwrap();
+    assert!(refused(&["create", &file]).contains("--force"));
+    assert!(fs::read(&file).unwrap() == noise(7, 8 << 20));
+    assert!(!refused(&["ls", &file]).is_empty());
+    fs::write(place.path("zeros"), vec![0; 16 << 20]).unwrap();
+    done(&["create", &place.text("zeros")]);
+    assert!(refused(&["create", &place.text("zeros")]).contains("--force"), "it is a pool now");
+    done(&["create", &place.text("zeros"), "--force"]);
+}

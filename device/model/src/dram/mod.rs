@@ -1,0 +1,54 @@
+//! DRAM behind a controller: commands, row hits, bandwidth, energy.
+//!
+//! * [`profile`]: geometry, timing and currents of a module.
+//! * [`place`]: where lines lie, in channels, banks and rows.
+//! * [`scheduler`]: FR-FCFS over queues of banks, told when each command may be issued.
+//! * [`checker`]: whether each command was legal, from the times of those before it. It shares no
+//!   state and no arithmetic with the scheduler, and sees every command of every run.
+//! * [`energy`]: picojoules by published currents.
+//!
+//! Modelled in cycles of the DRAM's clock: row activation and precharge, reads and writes with
+//! their data, bank groups, the window of four activations, turns between reads and writes and
+//! between ranks, refresh of all banks of a rank, the command bus. Not modelled: power-down, refresh
+//! of single banks, ECC in the die, row hammer mitigation, termination, temperature.
+
+pub mod checker;
+pub mod energy;
+pub mod place;
+pub mod profile;
+mod scheduler;
+#[cfg(test)]
+mod tests;
+
+pub use self::energy::Energy;
+pub use self::place::Place;
+pub use self::profile::Profile;
+pub use self::scheduler::{Access, Counts, Done, Dram, Outcome};
+
+/// What a command does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Opens a row.
+    Activate,
+    /// Closes a bank's row.
+    Precharge,
+    /// Closes all rows of a rank.
+    PrechargeAll,
+    /// Reads a line.
+    Read,
+    /// Writes a line.
+    Write,
+    /// Refreshes all banks of a rank.
+    Refresh,
+}
+
+/// One command on a channel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Command {
+    /// When, in cycles.
+    pub at: u64,
+    /// What.
+    pub kind: Kind,
+    /// Where; of commands for a rank, only channel and rank count.
+    pub place: Place,
+}

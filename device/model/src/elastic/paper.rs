@@ -1,0 +1,137 @@
+//! The paper's savings beside ours.
+//!
+//! The paper prints no mix of precisions. So two things are said of each of its numbers: what it
+//! would be if all weights had the average bits, and, where it is about experts, at how many bits
+//! ours saves as much.
+
+use serde::Serialize;
+
+use super::{Fetched, Mix, Work, fetch};
+use crate::ModelError;
+use crate::dram::Profile;
+use crate::number::rounded;
+
+/// A number of the paper and what there is beside it.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Beside {
+    /// The figure.
+    pub figure: &'static str,
+    /// Of what.
+    pub what: &'static str,
+    /// The part of energy, or time, that planes save in the paper.
+    pub paper: f64,
+    /// Bits of a weight on average; the paper's where it says them, else those at which ours is as
+    /// much.
+    pub bits: f64,
+    /// What ours is at these bits.
+    pub ours: f64,
+    /// Picojoules of a weight by words and by planes in the paper, where it says them.
+    pub paper_pj: Option<[f64; 2]>,
+    /// The same of ours.
+    pub ours_pj: [f64; 2],
+    /// Why they differ.
+    pub reason: &'static str,
+}
+
+/// Weights of a chunk: of an expert many, of a head and of a neuron of OPT-30B (TRACE, IV-D).
+const EXPERT: u64 = 1 << 21;
+const HEAD: u64 = 3_700_000;
+const NEURON: u64 = 7_200;
+
+const FITTED: &str =
+    "the paper prints no mix: half precision for a part of the chunks, chosen so that ours saves as much";
+const SPREAD: &str = "the paper's words cost less at fewer bits, so part of its weights are not fetched at all; it does not \
+    print which. Here the part that its own two energies imply is fetched, at the bits that keep the average";
+const TIME: &str = "the mix as for energy; reads of both ways are bound by the bus, so time goes as bits do";
+const NARROW: &str = "not reached at half the bits: four planes are four rows, so a channel reads one bank, whose reads follow \
+    by tCCD_L, and words alternate between bank groups, by tCCD_S. The paper does not say how its rows are spread";
+
+/// Figure, what, base bits, saved in the paper.
+const EXPERTS: [(&str, &str, u32, f64, bool); 10] = [
+    ("Fig. 18", "Llama 3.1 8B bf16, energy", 16, 0.278, false),
+    ("Fig. 18", "Llama 3.1 70B bf16, energy", 16, 0.259, false),
+    ("Fig. 18", "Mixtral 8x7B bf16, energy", 16, 0.299, false),
+    ("Fig. 18", "LLaMA-MoE 3.5B bf16, energy", 16, 0.272, false),
+    ("Fig. 18", "Mixtral 8x7B fp8, energy", 8, 0.196, false),
+    ("Fig. 18", "Mixtral 8x7B int4, energy", 4, 0.179, false),
+    ("Fig. 19", "Mixtral 8x7B bf16, 705.90 to 495.06 ms", 16, 0.300, true),
+    ("Fig. 19", "Llama 3.1 70B bf16, 910.58 to 674.73 ms", 16, 0.259, true),
+    ("Fig. 19", "Llama 3.1 70B fp8, 348.65 to 293.27 ms", 8, 0.159, true),
+    ("Fig. 19", "Llama 3.1 70B int4, 251.03 to 214.11 ms", 4, 0.147, true),
+];
+
+/// Figure, what, weights of a chunk, bits, saved, picojoules by words and planes.
+type Opt = (&'static str, &'static str, u64, f64, f64, Option<[f64; 2]>);
+
+const OPT: [Opt; 6] = [
+    ("Fig. 21", "OPT 30B heads, energy", HEAD, 1.6, 0.305, Some([49.6, 34.5])),
+    ("Fig. 21", "OPT 30B heads, energy", HEAD, 4.8, 0.404, Some([118.9, 70.8])),
+    ("Fig. 21", "OPT 30B heads, energy", HEAD, 8.0, 0.409, Some([238.9, 141.2])),
+    ("Fig. 21", "OPT 30B neurons, energy", NEURON, 1.6, 0.194, None),
+    ("Fig. 21", "OPT 30B neurons, energy", NEURON, 4.8, 0.203, None),
+    ("Fig. 21", "OPT 30B neurons, energy", NEURON, 8.0, 0.339, None),
+];
+
+/// Experts and heads are sampled by chunks that fill their rows once: what is saved does not change
+/// beyond.
+const MOST_SAMPLED: u64 = 1 << 16;
+const SAMPLE: u64 = 1 << 18;
+
+fn fetched(profile: &Profile, base: u32, chunk: u64, mix: &Mix) -> Result<Fetched, ModelError> {
+    fetch(profile, &Work::sample(base, mix, chunk.min(MOST_SAMPLED), SAMPLE)?)
+}
+
+/// All of them.
+///
+/// # Errors
+/// The module is of no use.
+pub fn beside(profile: &Profile) -> Result<Vec<Beside>, ModelError> {
+    let mut all = Vec::new();
+    for (figure, what, base, paper, time) in EXPERTS {
+        let half = |part: f64| Mix(vec![(base, 1.0 - part), (base / 2, part)]);
+        let saved = |fetched: &Fetched| if time { fetched.time_saved } else { fetched.energy_saved };
+        // What is saved grows with the part of all chunks that have half the bits.
+        let all_half = saved(&fetched(profile, base, EXPERT, &half(1.0))?);
+        let reached = all_half > paper;
+        let best = fetched(profile, base, EXPERT, &half(if reached { paper / all_half } else { 1.0 }))?;
+        all.push(Beside {
+            figure,
+            what,
+            paper,
+            bits: rounded(best.bits, 2),
+            ours: saved(&best),
+            paper_pj: None,
+            ours_pj: [best.words.pj(), best.planes.pj()],
+            reason: match (reached, time) {
+                (false, _) => NARROW,
+                (true, true) => TIME,
+                (true, false) => FITTED,
+            },
+        });
+    }
+    for (figure, what, chunk, bits, paper, paper_pj) in OPT {
+        // Words cost as much as is fetched of them, planes as many bits as are wanted.
+        let part = (bits / 16.0 / (1.0 - paper)).min(1.0);
+        let mix = spread(bits, part);
+        let ours = fetched(profile, 16, chunk, &mix)?;
+        all.push(Beside {
+            figure,
+            what,
+            paper,
+            bits,
+            ours: ours.energy_saved,
+            paper_pj,
+            ours_pj: [ours.words.pj(), ours.planes.pj()],
+            reason: SPREAD,
+        });
+    }
+    Ok(all)
+}
+
+/// A mix of so many bits on average, of which `part` is fetched, at two neighbouring precisions.
+fn spread(bits: f64, part: f64) -> Mix {
+    let each = (bits / part).min(16.0);
+    let low = (0..=15_u32).rev().find(|low| f64::from(*low) <= each).unwrap_or(0);
+    let above = (each - f64::from(low)) * part;
+    Mix(vec![(0, 1.0 - part), (low, part - above), (low + 1, above)])
+}

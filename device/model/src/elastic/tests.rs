@@ -1,0 +1,107 @@
+//! What planes save, by hand and against what must hold.
+
+use super::*;
+
+fn profile() -> Profile {
+    Profile::named("ddr5-4800").unwrap()
+}
+
+fn fetched(base: u32, mix: &str, chunk: u64) -> Fetched {
+    let work = Work::sample(base, &Mix::parse(mix).unwrap(), chunk, 1 << 19).unwrap();
+    fetch(&profile(), &work).unwrap()
+}
+
+/// By hand: 2048 weights of 16 bits are a block: 64 lines by words, four of each of the planes.
+#[test]
+fn lines_are_those_of_words_and_planes() {
+    let chunk = |bits| Work { base: 16, chunks: vec![Chunk { weights: 2048, bits }] };
+    for bits in [1, 8, 16] {
+        let fetched = fetch(&profile(), &chunk(bits)).unwrap();
+        assert!((fetched.words.bits - 16.0).abs() < 1e-9);
+        assert!((fetched.planes.bits - f64::from(bits)).abs() < 1e-9);
+    }
+    let none = fetch(&profile(), &chunk(0)).unwrap();
+    assert!(none.words.pj() == 0.0 && none.planes.pj() == 0.0 && none.energy_saved == 0.0);
+    // A chunk of 100 weights is a line of each plane, and four lines of words.
+    let part = Work { base: 16, chunks: vec![Chunk { weights: 100, bits: 3 }] };
+    let part = fetch(&profile(), &part).unwrap();
+    assert!((part.words.bits * 100.0 - 4.0 * 512.0).abs() < 1e-6);
+    assert!((part.planes.bits * 100.0 - 3.0 * 512.0).abs() < 1e-6);
+}
+
+/// Large chunks save as the bits do: half of them half, and nothing where all are wanted.
+#[test]
+fn large_chunks_save_what_is_not_wanted() {
+    assert!(fetched(16, "16:1", 1 << 16).energy_saved.abs() < 0.02);
+    let half = fetched(16, "8:1", 1 << 16);
+    assert!((half.energy_saved - 0.5).abs() < 0.02, "{half:?}");
+    assert!((half.time_saved - 0.5).abs() < 0.06, "{half:?}");
+    // Where half is not fetched at all, words do not fetch it either.
+    let pruned = fetched(16, "16:0.5,0:0.5", 1 << 16);
+    assert!(pruned.energy_saved.abs() < 0.03 && (pruned.words.bits - 8.0).abs() < 0.5, "{pruned:?}");
+}
+
+/// A chunk that fills no row opens one for each of its planes: neurons save less than heads, as in
+/// the paper.
+#[test]
+fn small_chunks_save_less() {
+    let [large, small] = [1 << 16, 7200].map(|chunk| fetched(16, "4:0.5,8:0.5", chunk));
+    assert!(small.energy_saved < large.energy_saved - 0.02, "{small:?} {large:?}");
+    assert!(small.planes.activate_pj > 3.0 * large.planes.activate_pj);
+}
+
+#[test]
+fn the_papers_numbers_are_beside_ours() {
+    let all = beside(&profile()).unwrap();
+    assert_eq!(all.len(), 16);
+    for beside in &all {
+        assert!(!beside.reason.is_empty() && beside.ours_pj[0] > 0.0, "{beside:?}");
+    }
+    for beside in &all {
+        let [paper, ours] = [beside.paper, beside.ours].map(|part| 100.0 * part);
+        println!("{}: {paper:.1} {ours:.1} at {} bits, {:?}", beside.what, beside.bits, beside.ours_pj);
+    }
+    // Experts: fitted to what the paper saves, at more than half the bits.
+    for beside in &all[..10] {
+        let close = (beside.ours - beside.paper).abs() < 0.06;
+        assert!(close || beside.reason.contains("tCCD_L"), "{beside:?}");
+    }
+    assert_eq!(all.iter().filter(|beside| beside.reason.contains("tCCD_L")).count(), 1);
+    // Heads: within a tenth of what the paper saves.
+    for beside in &all[10..13] {
+        assert!((beside.ours - beside.paper).abs() < 0.1, "{beside:?}");
+    }
+}
+
+#[test]
+fn mixes_and_maps_are_read_and_absurd_ones_refused() {
+    let mix = Mix::parse("16:0.5, 8:0.25,0:0.25").unwrap();
+    assert!((mix.bits() - 10.0).abs() < 1e-9);
+    let chunks = mix.chunks(8, 10);
+    assert_eq!(chunks.iter().filter(|chunk| chunk.bits == 16).count(), 4);
+    let refused = |text: &str| Mix::parse(text).unwrap_err().to_string();
+    for wrong in ["", "16", "x:1", "16:y"] {
+        assert!(refused(wrong).contains("mix"), "{wrong}");
+    }
+    assert!(refused("16:0.5").contains("sum of a mix is 0.5"));
+    assert!(refused("65:1").contains("bits of a mix is 65"));
+    assert!(refused("16:1.5,8:-0.5").contains("part of a mix"));
+    assert_eq!(
+        parse_map("# head\n3700 8\n7200,16 # neuron\n").unwrap(),
+        [Chunk { weights: 3700, bits: 8 }, Chunk { weights: 7200, bits: 16 }]
+    );
+    assert!(parse_map("12\n").unwrap_err().to_string().contains("bits of line 1 is missing"));
+    assert!(parse_map("\na 1\n").unwrap_err().to_string().contains("weights of line 2 is a"));
+    let work = |base, weights, bits| {
+        let work = Work { base, chunks: vec![Chunk { weights, bits }] };
+        fetch(&profile(), &work).unwrap_err().to_string()
+    };
+    assert!(work(7, 1, 1).contains("base is 7"));
+    assert!(work(8, 0, 1).contains("weights of a chunk is 0"));
+    assert!(work(8, 1, 9).contains("bits of a chunk is 9"));
+    assert!(work(8, u64::MAX, 1).contains("weights of a chunk"));
+    let none = Work { base: 16, chunks: Vec::new() };
+    assert!(fetch(&profile(), &none).unwrap_err().to_string().contains("chunks is missing"));
+    assert!(Work::sample(16, &mix, 0, 1).unwrap_err().to_string().contains("chunk is 0"));
+    assert!(Work::sample(8, &mix, 1, 1).unwrap_err().to_string().contains("bits of a mix is 16"));
+}

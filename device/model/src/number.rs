@@ -1,0 +1,34 @@
+//! Numbers between counts and figures, and their bounds.
+
+use std::ops::RangeInclusive;
+
+use crate::ModelError;
+
+#[expect(clippy::cast_precision_loss, reason = "exact up to 8 PiB, and a figure needs no more")]
+pub(crate) fn float(count: u64) -> f64 {
+    count as f64
+}
+
+/// The whole number at or above `figure`; the largest there is beyond that.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "a cast from float saturates, and figures are not negative"
+)]
+pub(crate) fn ceil(figure: f64) -> u64 {
+    figure.ceil() as u64
+}
+
+/// `figure` to so many places.
+pub(crate) fn rounded(figure: f64, places: i32) -> f64 {
+    let unit = 10_f64.powi(places);
+    (figure * unit).round() / unit
+}
+
+/// `value`, if it is within bounds.
+pub(crate) fn within(field: &str, value: f64, bounds: RangeInclusive<f64>) -> Result<f64, ModelError> {
+    if bounds.contains(&value) {
+        return Ok(value);
+    }
+    Err(ModelError::field(field, &value, &format!("from {} to {}", bounds.start(), bounds.end())))
+}

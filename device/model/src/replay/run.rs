@@ -1,0 +1,423 @@
+//! A trace going through one design.
+
+use std::collections::{HashMap, VecDeque};
+use std::hash::BuildHasherDefault;
+use std::rc::Rc;
+
+use super::{DramReport, Options, Outcome, Pace, Placement, Subject, ViewTraffic, WordCodec};
+use crate::controller::{Design, IndexCache, Stored};
+use crate::dram::{Access, Done, Dram, Energy};
+use crate::link::{Direction, Requests};
+use crate::number::float;
+use crate::trace::text::LineAccess;
+use crate::trace::{BLOCK_BYTES, Block, BlockKind, Blocks, NumberHasher, Request, View};
+use crate::{Histogram, ModelError};
+
+/// A request whose bursts are under way.
+struct Open {
+    left: u32,
+    begin: Option<u64>,
+    end: u64,
+    complete: bool,
+}
+
+/// Lines moved and where: by which of the two ways a line's number becomes a place.
+#[derive(Clone, Copy)]
+enum Way {
+    ByLine,
+    ByRow,
+}
+
+/// One design at work.
+pub struct Run {
+    subject: Subject,
+    options: Options,
+    cache: IndexCache,
+    /// Decoded blocks, the latest first, and which planes of them.
+    buffer: VecDeque<(u64, u64)>,
+    /// Where bundles lie: the first line and how many.
+    segments: HashMap<u64, (u64, u64), BuildHasherDefault<NumberHasher>>,
+    next_line: u64,
+    index_line: u64,
+    assumed: Rc<Block>,
+    dram: Option<Dram>,
+    exported: Option<Vec<LineAccess>>,
+    /// Requests under way, the oldest with number `first`.
+    open: VecDeque<Open>,
+    first: u64,
+    done: Vec<Done>,
+    now: u64,
+    sums: Sums,
+    link: Vec<Requests>,
+    latency: Histogram,
+    service: Histogram,
+}
+
+#[derive(Default)]
+struct Sums {
+    requests: u64,
+    asked: u64,
+    read: u64,
+    written: u64,
+    index: u64,
+    hits: u64,
+    misses: u64,
+    fills: u64,
+    buffered: u64,
+    zeros: u64,
+    assumed: u64,
+    last_ns: u64,
+}
+
+/// Lines of 64 bytes of which some are within a range.
+fn lines(start: u64, end: u64) -> std::ops::Range<u64> {
+    start / 64..end.div_ceil(64)
+}
+
+impl Run {
+    /// A design that did nothing yet.
+    ///
+    /// # Errors
+    /// An option is of no use.
+    pub fn new(subject: Subject, options: &Options) -> Result<Self, ModelError> {
+        let dram = options.dram.as_ref().map(|profile| Dram::new(profile, options.registers)).transpose()?;
+        let bytes = options.dram.as_ref().map_or(crate::trace::MAX_DEVICE, crate::dram::Profile::bytes);
+        Ok(Self {
+            subject,
+            cache: IndexCache::new(options.cache)?,
+            buffer: VecDeque::with_capacity(options.buffer + 1),
+            segments: HashMap::default(),
+            next_line: 0,
+            // Entries are a 64th, and lie at the end.
+            index_line: bytes / 64 / 64 * 63,
+            assumed: Rc::new(options.assumed.block()),
+            dram,
+            exported: None,
+            open: VecDeque::new(),
+            first: 0,
+            done: Vec::new(),
+            now: 0,
+            sums: Sums::default(),
+            link: Vec::new(),
+            latency: Histogram::default(),
+            service: Histogram::default(),
+            options: options.clone(),
+        })
+    }
+
+    /// Keeps the lines that are moved, for [`Run::exported`].
+    pub fn export(&mut self) {
+        self.exported = Some(Vec::new());
+    }
+
+    /// The lines that were moved since the last call.
+    pub fn exported(&mut self) -> impl Iterator<Item = LineAccess> {
+        self.exported.as_mut().map(std::mem::take).unwrap_or_default().into_iter()
+    }
+
+    /// Does what a request asks for.
+    pub fn request(&mut self, request: &Request, view: &View, blocks: &Blocks) {
+        let end = request.address + request.length;
+        self.sums.requests += 1;
+        self.sums.asked += request.length;
+        self.sums.last_ns = request.time_ns;
+        self.count_link(request, view);
+        if let Some(profile) = &self.options.dram {
+            self.now = match self.options.pace {
+                Pace::Full => 0,
+                Pace::Recorded => profile.cycles(request.time_ns),
+            };
+            self.open.push_back(Open { left: 0, begin: None, end: 0, complete: false });
+        } else {
+            self.now = self.sums.requests;
+        }
+        if self.subject.design == Design::Plain {
+            self.plain(request.address, end, request.write);
+        } else {
+            let mut at = request.address;
+            while at < end {
+                let block = at / BLOCK_BYTES;
+                let part = end.min((block + 1) * BLOCK_BYTES) - at;
+                let whole = part == BLOCK_BYTES;
+                let stored = blocks.get(&block);
+                self.sums.assumed += u64::from(stored.is_none());
+                let assumed = Rc::clone(&self.assumed);
+                self.block(block, stored.unwrap_or(&assumed), view, request.write, whole);
+                at += part;
+            }
+        }
+        self.settle();
+    }
+
+    /// What the link carries: planes that a packed view leaves out are not asked for.
+    fn count_link(&mut self, request: &Request, view: &View) {
+        let number = request.view as usize;
+        if number >= self.link.len() {
+            self.link.resize(number + 1, Requests::default());
+        }
+        let (mut at, mut length) = (request.address, request.length);
+        // Only `trace` has views; others give words.
+        if self.subject.design == Design::Trace && !request.write && view.link_bits != view.bits {
+            let scaled = |bytes: u64| {
+                let bits = u128::from(bytes) * u128::from(view.link_bits) / u128::from(view.bits);
+                u64::try_from(bits).unwrap_or(u64::MAX)
+            };
+            let end = scaled(at.saturating_add(length));
+            at = scaled(at);
+            length = end.saturating_sub(at).max(1);
+        }
+        self.link[number].add(at, length, request.write);
+    }
+
+    fn plain(&mut self, start: u64, end: u64, write: bool) {
+        for line in lines(start, end) {
+            let part = write && (line * 64 < start || (line + 1) * 64 > end);
+            if !write || part {
+                self.sums.read += 64;
+                self.burst(line, Way::ByLine, false);
+                self.service.add(Design::Plain.cycles(Stored::Bypass, true));
+            }
+            if write {
+                self.sums.written += 64;
+                self.burst(line, Way::ByLine, true);
+            }
+        }
+    }
+
+    fn block(&mut self, number: u64, block: &Block, view: &View, write: bool, whole: bool) {
+        let design = self.subject.design;
+        let wanted = match (design, write) {
+            (Design::Trace, false) => view.planes,
+            _ => u64::MAX,
+        };
+        let held = self.buffer.iter().position(|(held, planes)| *held == number && wanted & !planes == 0);
+        if !write && let Some(at) = held {
+            self.sums.buffered += 1;
+            self.buffer.swap(0, at);
+            self.service.add(design.cycles(Stored::Nothing, true));
+            return;
+        }
+        let hit = self.cache.touch(number);
+        *(if hit { &mut self.sums.hits } else { &mut self.sums.misses }) += 1;
+        if !hit {
+            self.sums.index += 64;
+            self.burst(self.index_line + number, Way::ByLine, false);
+        }
+        if !write || (!whole && held.is_none()) {
+            let fetched = self.move_block(number, block, wanted, false);
+            self.sums.read += fetched;
+            self.sums.fills += u64::from(fetched > 0);
+            self.sums.zeros += u64::from(block.kind == BlockKind::Zeros);
+            let stored = match (block.kind, fetched) {
+                (BlockKind::Zeros, _) | (_, 0) => Stored::Nothing,
+                (_, fetched) if fetched >= BLOCK_BYTES => Stored::Bypass,
+                (BlockKind::Bypassed, _) => Stored::Bypass,
+                (BlockKind::Coded, fetched) => Stored::Coded(float(BLOCK_BYTES) / float(fetched)),
+            };
+            self.service.add(design.cycles(stored, hit));
+        }
+        if write {
+            self.sums.written += self.move_block(number, block, u64::MAX, true);
+            self.sums.index += 64;
+            self.burst(self.index_line + number, Way::ByLine, true);
+        }
+        self.keep(number, wanted);
+    }
+
+    /// Keeps a decoded block in the buffer.
+    fn keep(&mut self, number: u64, planes: u64) {
+        if let Some(at) = self.buffer.iter().position(|(held, _)| *held == number) {
+            self.buffer.remove(at);
+        }
+        self.buffer.push_front((number, planes));
+        self.buffer.truncate(self.options.buffer);
+    }
+
+    /// Moves what is stored of a block for these planes, and gives the bytes of it.
+    fn move_block(&mut self, number: u64, block: &Block, wanted: u64, write: bool) -> u64 {
+        if block.kind == BlockKind::Zeros {
+            return 0;
+        }
+        if self.subject.design == Design::Trace && !block.planes.is_empty() {
+            return match self.subject.placement {
+                Placement::Planes => self.move_planes(number, block, wanted, write),
+                _ => self.move_bundle(number, block, wanted, write),
+            };
+        }
+        let coded = match self.subject.codec {
+            Some(WordCodec::Zstd) => block.zstd,
+            _ => block.lz4,
+        };
+        let bytes = if coded == 0 { BLOCK_BYTES } else { u64::from(coded).min(BLOCK_BYTES) };
+        let count = bytes.div_ceil(64);
+        let first = self.segment(number, count);
+        (0..count).for_each(|line| self.burst(first + line, Way::ByRow, write));
+        64 * count
+    }
+
+    fn move_bundle(&mut self, number: u64, block: &Block, wanted: u64, write: bool) -> u64 {
+        let all: u64 = block.planes.iter().map(|plane| u64::from(*plane)).sum();
+        let first = self.segment(number, all.div_ceil(64));
+        let (mut offset, mut next, mut moved) = (0, 0, 0);
+        for (plane, length) in block.planes.iter().enumerate() {
+            let length = u64::from(*length);
+            if length > 0 && wanted >> plane & 1 == 1 {
+                let touched = lines(offset, offset + length);
+                for line in touched.start.max(next)..touched.end {
+                    self.burst(first + line, Way::ByRow, write);
+                    moved += 64;
+                }
+                next = touched.end;
+            }
+            offset += length;
+        }
+        moved
+    }
+
+    /// A plane's place is a part of a row as long as the plane is before it is coded.
+    fn move_planes(&mut self, number: u64, block: &Block, wanted: u64, write: bool) -> u64 {
+        let columns = self.options.dram.as_ref().map_or(128, |profile| u64::from(profile.geometry.columns));
+        let planes = block.planes.len() as u64;
+        let place = (BLOCK_BYTES / planes).div_ceil(64).clamp(1, columns);
+        let in_row = (columns / place).max(1);
+        let mut moved = 0;
+        for (plane, length) in (0..).zip(&block.planes) {
+            if *length == 0 || wanted >> plane & 1 == 0 {
+                continue;
+            }
+            let row = number / in_row * planes + plane;
+            let first = row * columns + number % in_row * place;
+            for line in 0..u64::from(*length).div_ceil(64).min(place) {
+                self.burst(first + line, Way::ByRow, write);
+                moved += 64;
+            }
+        }
+        moved
+    }
+
+    /// Where a block's bundle of so many lines lies: behind all others when it is new or grew.
+    fn segment(&mut self, number: u64, count: u64) -> u64 {
+        let next = self.next_line;
+        let held = self.segments.entry(number).or_insert((next, 0));
+        if held.1 < count {
+            *held = (next, count);
+            self.next_line += count;
+        }
+        held.0
+    }
+
+    #[inline]
+    fn burst(&mut self, line: u64, way: Way, write: bool) {
+        if let Some(exported) = &mut self.exported {
+            exported.push(LineAccess { address: line * 64, write, cycle: self.now });
+        }
+        let (Some(dram), Some(profile)) = (&mut self.dram, &self.options.dram) else { return };
+        let place = match way {
+            Way::ByLine => profile.geometry.by_line(line),
+            Way::ByRow => profile.geometry.by_row(line),
+        };
+        let tag = self.first + self.open.len() as u64 - 1;
+        dram.push(&Access { at: self.now, place, write, tag });
+        if let Some(open) = self.open.back_mut() {
+            open.begin.get_or_insert(dram.clock());
+            open.left += 1;
+        }
+        if dram.finished() > 1024 {
+            self.collect();
+        }
+    }
+
+    /// Tells the requests under way what was finished.
+    fn collect(&mut self) {
+        let Some(dram) = &mut self.dram else { return };
+        self.done.clear();
+        dram.take_done(&mut self.done);
+        for done in &self.done {
+            let at = usize::try_from(done.tag - self.first).unwrap_or(usize::MAX);
+            if let Some(open) = self.open.get_mut(at) {
+                open.left -= 1;
+                open.end = open.end.max(done.finished);
+            }
+        }
+    }
+
+    /// The request has no more bursts. Counts those that are finished.
+    fn settle(&mut self) {
+        let Some(open) = self.open.back_mut() else { return };
+        open.complete = true;
+        self.collect();
+        let Some(profile) = &self.options.dram else { return };
+        while let Some(open) = self.open.front().filter(|open| open.complete && open.left == 0) {
+            if let Some(begin) = open.begin {
+                let ns = profile.ns(open.end.saturating_sub(begin));
+                self.latency.add(crate::number::ceil(ns));
+            }
+            self.open.pop_front();
+            self.first += 1;
+        }
+    }
+
+    /// Serves all that is under way, and says what was done.
+    ///
+    /// # Errors
+    /// DRAM issued what it may not: an error of this model.
+    pub fn finish(mut self, views: &[View]) -> Result<Outcome, ModelError> {
+        let outcome = self.dram.as_mut().map(Dram::finish).transpose()?;
+        self.settle();
+        let sums = &self.sums;
+        let recorded = float(sums.last_ns) / 1e9;
+        let dram = outcome.zip(self.options.dram.as_ref()).map(|(outcome, profile)| {
+            let seconds = profile.ns(outcome.cycles) / 1e9;
+            let lines = outcome.counts.reads + outcome.counts.writes;
+            let energy = Energy::new(profile, &outcome.counts, outcome.cycles);
+            let rate = |bytes: u64| if seconds > 0.0 { float(bytes) / seconds / 1e9 } else { 0.0 };
+            DramReport {
+                commands: outcome.counts,
+                checked: outcome.checked,
+                row_hit_rate: (lines > 0).then(|| float(outcome.counts.row_hits) / float(lines)),
+                seconds,
+                gbs: rate(64 * lines),
+                asked_gbs: rate(sums.asked),
+                energy,
+                access_pj_per_byte: (sums.asked > 0).then(|| energy.access_pj() / float(sums.asked)),
+                latency_ns: self.latency.summary(),
+            }
+        });
+        let elapsed = match (&dram, self.options.pace) {
+            (_, Pace::Recorded) => Some(recorded),
+            (Some(dram), Pace::Full) => Some(dram.seconds),
+            (None, Pace::Full) => None,
+        };
+        let link = self.link.iter().zip(views).filter(|(requests, _)| **requests != Requests::default());
+        let link = link.map(|(requests, view)| {
+            let mut traffic = self.options.link.carry(*requests, None);
+            // No faster than the link itself.
+            let seconds =
+                elapsed.map(|elapsed| elapsed.max(traffic.up.busy_seconds).max(traffic.down.busy_seconds));
+            let used = |direction: &mut Direction| {
+                let part = seconds.filter(|seconds| *seconds > 0.0);
+                direction.utilisation = part.map(|seconds| direction.busy_seconds / seconds);
+            };
+            used(&mut traffic.up);
+            used(&mut traffic.down);
+            ViewTraffic { view: view.name.clone(), traffic }
+        });
+        Ok(Outcome {
+            subject: self.subject,
+            requests: sums.requests,
+            asked_bytes: sums.asked,
+            read_bytes: sums.read,
+            written_bytes: sums.written,
+            index_bytes: sums.index,
+            index_hits: sums.hits,
+            index_misses: sums.misses,
+            fills: sums.fills,
+            buffered: sums.buffered,
+            zeros: sums.zeros,
+            assumed: sums.assumed,
+            service_cycles: self.service.summary(),
+            link: link.collect(),
+            dram,
+        })
+    }
+}

@@ -1,0 +1,213 @@
+//! The same work under each design, by hand and by what must hold of any.
+
+use super::*;
+use crate::trace::{Request, Seen, Writer};
+
+const DEVICE: u64 = 1 << 30;
+
+fn block(plane: u16, exponent: u16) -> Block {
+    let mut planes = vec![plane; 16];
+    planes[1..9].fill(exponent);
+    Block { kind: BlockKind::Coded, planes, lz4: 4096, zstd: 3200 }
+}
+
+fn views() -> Vec<View> {
+    let view = |name: &str, link_bits, count: u32| View {
+        name: name.to_owned(),
+        bits: 16,
+        link_bits,
+        planes: (1 << count) - 1,
+    };
+    vec![View::full(16), view("e8m3", 16, 12), view("e8m3:packed", 12, 12)]
+}
+
+/// A trace of these requests: address, bytes, view, write.
+fn trace(blocks: &[(u64, Block)], requests: &[(u64, u64, u32, bool)]) -> Vec<u8> {
+    let mut writer = Writer::new(Vec::new(), Header { seen: Seen::Requests, device_bytes: DEVICE }).unwrap();
+    assert!(views().iter().all(|view| writer.view(view).is_ok()));
+    assert!(blocks.iter().all(|(number, block)| writer.block(*number, block).is_ok()));
+    for (number, (address, length, view, write)) in (0..).zip(requests) {
+        let request = Request {
+            time_ns: number * 1000,
+            address: *address,
+            length: *length,
+            view: *view,
+            guest: 0,
+            write: *write,
+        };
+        writer.request(&request).unwrap();
+    }
+    writer.finish().unwrap()
+}
+
+fn replayed(trace: &[u8], options: &Options) -> Vec<Outcome> {
+    compare(&mut Reader::new(trace).unwrap(), &SUBJECTS, options).unwrap().designs
+}
+
+fn usual() -> Options {
+    Options::usual().unwrap()
+}
+
+/// Some numbers, the same each time.
+fn numbers(count: u64, below: u64) -> impl Iterator<Item = u64> {
+    (0..count).scan(9_u64, move |state, _| {
+        *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        Some((*state >> 33) % below)
+    })
+}
+
+/// By hand: sign and mantissa planes of 256 bytes and exponent planes of 100 are 2848 bytes, 45
+/// granules. The view's twelve planes end at 256 + 800 + 768 = 1824, 29 granules; plane by plane
+/// they are 4 + 8 · 2 + 3 · 4 = 32.
+#[test]
+fn one_block_is_moved_as_by_hand() {
+    let blocks = [(7, block(256, 100))];
+    let bytes = |view| {
+        let trace = trace(&blocks, &[(7 * 4096, 4096, view, false)]);
+        replayed(&trace, &usual()).iter().map(|outcome| outcome.read_bytes / 64).collect::<Vec<_>>()
+    };
+    assert_eq!(bytes(0), [64, 64, 50, 45, 4 + 16 + 28]);
+    assert_eq!(bytes(1), [64, 64, 50, 29, 32]);
+}
+
+/// What all designs must agree with themselves in.
+#[test]
+fn what_dram_moves_is_what_was_counted() {
+    let blocks: Vec<_> = (0..512)
+        .map(|number| {
+            let exponent = u16::try_from(number % 200).unwrap();
+            let mut block = block(256, exponent);
+            block.kind = [BlockKind::Coded, BlockKind::Zeros, BlockKind::Bypassed][exponent as usize % 3];
+            (number, block)
+        })
+        .collect();
+    let requests: Vec<_> = numbers(3000, 600 * 4096)
+        .map(|at| (at / 8 * 8, 1 + at % 9000, u32::try_from(at % 3).unwrap(), at % 5 == 0))
+        .collect();
+    let trace = trace(&blocks, &requests);
+    let asked: u64 = requests.iter().map(|request| request.1).sum();
+    for options in [usual(), Options { pace: Pace::Recorded, buffer: 0, ..usual() }] {
+        for outcome in replayed(&trace, &options) {
+            let dram = outcome.dram.as_ref().unwrap();
+            let moved = 64 * (dram.commands.reads + dram.commands.writes);
+            assert_eq!(moved, outcome.read_bytes + outcome.written_bytes + outcome.index_bytes);
+            assert_eq!((outcome.requests, outcome.asked_bytes), (3000, asked));
+            assert!(dram.latency_ns.count <= 3000 && dram.latency_ns.count > 1500);
+            assert!(dram.checked > 0 && dram.energy.access_pj() > 0.0);
+            assert_eq!(outcome.buffered > 0, options.buffer > 0 && outcome.subject.design != Design::Plain);
+            let mut lines = 0;
+            let mut count = |_: &LineAccess| {
+                lines += 1;
+                Ok(())
+            };
+            super::lines(&mut Reader::new(&trace[..]).unwrap(), outcome.subject, &options, &mut count)
+                .unwrap();
+            // Where index entries lie depends on the module, how many lines are moved does not.
+            assert_eq!(64 * lines, moved, "{}", outcome.subject.name);
+        }
+    }
+}
+
+/// A load of 64 bytes: `trace` fetches a block for it, and is worse than `plain`, as it would be.
+#[test]
+fn one_line_random_reads_are_worse_under_trace() {
+    let blocks: Vec<_> = (0..100_000).map(|number| (number, block(256, 100))).collect();
+    let requests: Vec<_> = numbers(5000, 100_000 * 64).map(|line| (line * 64, 64, 0, false)).collect();
+    let outcomes = replayed(&trace(&blocks, &requests), &usual());
+    let [plain, .., trace, _] = &outcomes[..] else { panic!("five designs") };
+    assert!(trace.read_bytes > 40 * plain.read_bytes);
+    let dram = |outcome: &Outcome| outcome.dram.clone().unwrap();
+    assert!(dram(trace).asked_gbs < dram(plain).asked_gbs / 10.0);
+    assert!(dram(trace).access_pj_per_byte > dram(plain).access_pj_per_byte);
+    assert!(trace.service_cycles.mean > plain.service_cycles.mean);
+    assert_eq!(plain.service_cycles.max, 71);
+}
+
+/// Reading on and on: planes save bytes, a view more, and energy with them. In a bundle a view saves
+/// bursts and hardly an activation; rows of their own stay asleep.
+#[test]
+fn only_planes_in_rows_of_their_own_leave_rows_asleep() {
+    let blocks: Vec<_> = (0..4096).map(|number| (number, block(256, 256))).collect();
+    let read = |view| {
+        let requests: Vec<_> = (0..4096).map(|number| (number * 4096, 4096, view, false)).collect();
+        let outcomes = replayed(&trace(&blocks, &requests), &usual());
+        let activates = |at: usize| outcomes[at].dram.as_ref().unwrap().commands.activates;
+        let energy = |at: usize| outcomes[at].dram.as_ref().unwrap().energy.access_pj();
+        (activates(3), activates(4), energy(3), energy(4), outcomes)
+    };
+    let (bundles, planes, full_energy, full_planes, full) = read(0);
+    let (view_bundles, view_planes, view_energy, view_planes_energy, view) = read(1);
+    assert!(view_bundles * 10 > bundles * 9, "{view_bundles} {bundles}");
+    assert!(view_planes * 4 < planes * 3 + planes / 2, "{view_planes} {planes}");
+    assert!(view_energy < 0.8 * full_energy && view_planes_energy < 0.8 * full_planes);
+    assert_eq!(view[4].read_bytes * 16, full[4].read_bytes * 12);
+    assert_eq!(view[0].read_bytes, full[0].read_bytes);
+}
+
+#[test]
+fn the_link_is_told_view_by_view() {
+    let requests: Vec<_> =
+        (0..64).map(|number| (number * 4096, 4096, u32::try_from(number % 3).unwrap(), false)).collect();
+    let outcomes = replayed(&trace(&[], &requests), &usual());
+    let lines = |at: usize| -> Vec<(String, u64)> {
+        let link = outcomes[at].link.iter();
+        link.map(|link| (link.view.clone(), link.traffic.up.data_bytes / 64)).collect()
+    };
+    let named = |lines: [u64; 3]| ["full", "e8m3", "e8m3:packed"].map(str::to_owned).into_iter().zip(lines);
+    assert_eq!(lines(0), named([22 * 64, 21 * 64, 21 * 64]).collect::<Vec<_>>());
+    assert_eq!(lines(3), named([22 * 64, 21 * 64, 21 * 48]).collect::<Vec<_>>());
+    for link in outcomes.iter().flat_map(|outcome| &outcome.link) {
+        assert!(link.traffic.up.utilisation.is_some_and(|part| part > 0.0 && part <= 1.0));
+    }
+    // The trace said nothing of these blocks.
+    assert_eq!(outcomes[3].assumed, 64);
+}
+
+#[test]
+fn assumed_blocks_have_the_assumed_ratios() {
+    let block = Assumed::default().block();
+    let bytes: u64 = block.planes.iter().map(|plane| u64::from(*plane)).sum();
+    assert!((4096.0 / crate::number::float(bytes) - 1.34).abs() < 0.01, "{bytes}");
+    assert_eq!((block.lz4, block.zstd), (4096, 3254));
+    for bits in [4, 8, 32] {
+        Assumed { bits, trace: 1.0, ..Assumed::default() }.block();
+    }
+}
+
+#[test]
+fn absurd_options_are_refused_by_field() {
+    let trace = trace(&[], &[(0, 64, 0, false)]);
+    let refused = |options: &Options| {
+        compare(&mut Reader::new(&trace[..]).unwrap(), &SUBJECTS, options).unwrap_err().to_string()
+    };
+    let mut small = usual();
+    if let Some(profile) = &mut small.dram {
+        profile.geometry.rows = 16;
+    }
+    assert!(refused(&small).contains("device bytes is 1073741824"));
+    assert!(refused(&Options { registers: 0, ..usual() }).contains("mshr is 0"));
+    let cache = CacheConfig { ways: 3, ..CacheConfig::default() };
+    assert!(refused(&Options { cache, ..usual() }).contains("index-ways is 3"));
+    let assumed = Assumed { trace: 9.0, ..Assumed::default() };
+    assert!(refused(&Options { assumed, ..usual() }).contains("assumed trace ratio is 9"));
+    let assumed = Assumed { bits: 0, ..Assumed::default() };
+    assert!(refused(&Options { assumed, ..usual() }).contains("assumed bits is 0"));
+    assert!(Subject::named("other").unwrap_err().to_string().contains("trace-planes"));
+}
+
+/// Five million requests a second a core for bytes and link, a million with timing, optimised. Here
+/// it is only said.
+#[test]
+fn rates_of_replaying_are_printed() {
+    let lines: Vec<_> = (0..400_000).map(|line| (line * 64, 64, 0, false)).collect();
+    let bytes = trace(&[], &lines);
+    for dram in [None, usual().dram] {
+        let options = Options { dram, ..usual() };
+        let started = std::time::Instant::now();
+        for subject in SUBJECTS {
+            compare(&mut Reader::new(&bytes[..]).unwrap(), &[subject], &options).unwrap();
+        }
+        let rate = 0.4 * 5.0 / started.elapsed().as_secs_f64();
+        println!("{rate:.2} million requests a second, timing: {}", options.dram.is_some());
+    }
+}

@@ -1,0 +1,120 @@
+//! Ratios that were measured: from `lamina analyze --json`, from `/stats`, or written down.
+
+use serde_json::Value;
+
+use super::Ratios;
+use crate::ModelError;
+
+/// Bytes before and after, of weights and of KV.
+#[derive(Default)]
+struct Sums {
+    weights: [f64; 2],
+    kv: [f64; 2],
+}
+
+impl Sums {
+    fn add(&mut self, tensor: &Value, before: f64, after: f64) {
+        let kv = tensor.pointer("/layout/kind").and_then(Value::as_str) == Some("kv");
+        let sums = if kv { &mut self.kv } else { &mut self.weights };
+        sums[0] += before;
+        sums[1] += after;
+    }
+
+    /// The ratios, with `otherwise` for what there was none of.
+    fn ratios(&self, design: &'static str, otherwise: &Ratios, source: &str) -> Ratios {
+        let mut missing = Vec::new();
+        let mut ratio = |[before, after]: [f64; 2], of: f64, name| {
+            if before > 0.0 && after > 0.0 {
+                before / after
+            } else {
+                missing.push(name);
+                of
+            }
+        };
+        let kv = ratio(self.kv, otherwise.kv, "KV");
+        let weights = ratio(self.weights, otherwise.weights, "weights");
+        let source = if missing.is_empty() {
+            source.to_owned()
+        } else {
+            format!("{source}; {}: {}", missing.join(" and "), otherwise.source)
+        };
+        Ratios { design, kv, weights, source }
+    }
+}
+
+/// Ratios of all designs from a file. What it does not say is taken from `otherwise`.
+///
+/// # Errors
+/// It is none of the three forms, or a field of it is not what it should be.
+pub fn from_json(name: &str, text: &str, otherwise: &[Ratios; 3]) -> Result<[Ratios; 3], ModelError> {
+    let form = |why: String| ModelError::Form { what: name.to_owned(), why };
+    let json: Value = serde_json::from_str(text).map_err(|why| form(why.to_string()))?;
+    let ratios = if json.get("total").is_some() {
+        analysis(name, &json, otherwise)?
+    } else if json.get("tensors").is_some() {
+        stats(name, &json, otherwise)?
+    } else if json.get("trace").is_some() {
+        written(name, &json, otherwise)?
+    } else {
+        let forms = "it is neither of `lamina analyze --json` nor of /stats, nor has it `trace`";
+        return Err(form(forms.to_owned()));
+    };
+    ratios.iter().try_for_each(Ratios::check)?;
+    Ok(ratios)
+}
+
+fn tensors(json: &Value) -> Result<&Vec<Value>, ModelError> {
+    let tensors = json.get("tensors").and_then(Value::as_array).filter(|tensors| !tensors.is_empty());
+    tensors.ok_or_else(|| ModelError::missing("tensors"))
+}
+
+fn number(value: &Value, pointer: &str) -> Result<f64, ModelError> {
+    let found = value.pointer(pointer).ok_or_else(|| ModelError::missing(pointer))?;
+    let number = found.as_f64().filter(|number| (0.0..=1e18).contains(number));
+    number.ok_or_else(|| ModelError::field(pointer, found, "a number from 0 to 1e18"))
+}
+
+/// The device's codec is the one that stores least of all tensors.
+fn analysis(name: &str, json: &Value, otherwise: &[Ratios; 3]) -> Result<[Ratios; 3], ModelError> {
+    let codecs = json.pointer("/total/codecs").and_then(Value::as_object);
+    let codecs = codecs.ok_or_else(|| ModelError::missing("/total/codecs"))?;
+    let stored = |codec: &str| number(json, &format!("/total/codecs/{codec}/stored_bytes"));
+    let sizes = codecs.keys().map(|codec| Ok((codec, stored(codec)?))).collect::<Result<Vec<_>, _>>()?;
+    let best = sizes.iter().min_by(|a, b| a.1.total_cmp(&b.1));
+    let (codec, _) = best.ok_or_else(|| ModelError::missing("/total/codecs"))?;
+    let (mut trace, mut gcomp) = (Sums::default(), Sums::default());
+    for tensor in tensors(json)? {
+        let before = number(tensor, "/logical_bytes")?;
+        trace.add(tensor, before, number(tensor, &format!("/codecs/{codec}/stored_bytes"))?);
+        // Null where nothing is stored.
+        let word = tensor.pointer("/word_major/zstd").and_then(Value::as_f64);
+        gcomp.add(tensor, before, word.filter(|ratio| *ratio > 0.0).map_or(0.0, |ratio| before / ratio));
+    }
+    let source = format!("measured: {name}, {codec}");
+    let words = format!("measured: {name}, words by zstd");
+    Ok([
+        otherwise[0].clone(),
+        gcomp.ratios("gcomp", &otherwise[1], &words),
+        trace.ratios("trace", &otherwise[2], &source),
+    ])
+}
+
+/// What a device stores. It does not say what `gcomp` would store of each tensor.
+fn stats(name: &str, json: &Value, otherwise: &[Ratios; 3]) -> Result<[Ratios; 3], ModelError> {
+    let mut trace = Sums::default();
+    for tensor in tensors(json)? {
+        trace.add(tensor, number(tensor, "/logical_bytes")?, number(tensor, "/stored_bytes")?);
+    }
+    let trace = trace.ratios("trace", &otherwise[2], &format!("measured: {name}, a device's counters"));
+    Ok([otherwise[0].clone(), otherwise[1].clone(), trace])
+}
+
+fn written(name: &str, json: &Value, otherwise: &[Ratios; 3]) -> Result<[Ratios; 3], ModelError> {
+    let one = |design: &'static str, otherwise: &Ratios| {
+        let Some(given) = json.get(design) else { return Ok(otherwise.clone()) };
+        let source = given.get("source").and_then(Value::as_str);
+        let source = source.map_or_else(|| format!("given: {name}"), str::to_owned);
+        Ok(Ratios { design, kv: number(given, "/kv")?, weights: number(given, "/weights")?, source })
+    };
+    Ok([otherwise[0].clone(), one("gcomp", &otherwise[1])?, one("trace", &otherwise[2])?])
+}

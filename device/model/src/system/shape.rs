@@ -1,0 +1,242 @@
+//! What a model of a server must know of an LLM, and where it is read from.
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::ModelError;
+use crate::number::within;
+
+/// An LLM.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Shape {
+    /// Its name.
+    pub name: String,
+    /// Layers with a KV cache.
+    pub layers: f64,
+    /// Elements that a token adds to the KV cache of a layer: twice heads times dimension, or the
+    /// latent vector of MLA.
+    pub kv_elements: f64,
+    /// Bits of such an element.
+    #[serde(default = "sixteen")]
+    pub kv_bits: f64,
+    /// All parameters.
+    pub parameters: f64,
+    /// Parameters that a token reads; all, unless given.
+    pub active_parameters: Option<f64>,
+    /// Bits of a parameter as the host stores it.
+    #[serde(default = "sixteen")]
+    pub weight_bits: f64,
+    /// Where these numbers come from.
+    #[serde(default)]
+    pub source: String,
+}
+
+fn sixteen() -> f64 {
+    16.0
+}
+
+/// A preset: name, layers, KV elements a layer, parameters, active parameters, bits of a weight,
+/// source.
+type Preset = (&'static str, f64, f64, f64, f64, f64, &'static str);
+
+/// LLMs known by name.
+pub const PRESETS: [Preset; 10] = [
+    ("gpt-oss-120b", 36.0, 1024.0, 120e9, 5.1e9, 16.0, "TRACE IV-B; sliding windows not counted, as there"),
+    ("gpt-oss-120b-mxfp4", 36.0, 1024.0, 120e9, 5.1e9, 4.0, "TRACE IV-B, 60 GB of weights"),
+    ("llama-3.1-8b", 32.0, 2048.0, 8.03e9, 8.03e9, 16.0, "The Llama 3 Herd of Models, Table 3"),
+    ("llama-3.1-70b", 80.0, 2048.0, 70.6e9, 70.6e9, 16.0, "The Llama 3 Herd of Models, Table 3"),
+    ("llama-3.1-405b", 126.0, 2048.0, 405.8e9, 405.8e9, 16.0, "The Llama 3 Herd of Models, Table 3"),
+    ("mixtral-8x7b", 32.0, 2048.0, 46.7e9, 12.9e9, 16.0, "Mixtral of Experts, Table 1"),
+    ("opt-30b", 48.0, 14_336.0, 30e9, 30e9, 16.0, "OPT, Table 1"),
+    ("deepseek-v3", 61.0, 576.0, 671e9, 37e9, 8.0, "DeepSeek-V3, section 4.2; MLA: 512 and 64 elements"),
+    ("qwen3-32b", 64.0, 2048.0, 32.8e9, 32.8e9, 16.0, "Qwen3, Table 1"),
+    ("smollm2-135m", 30.0, 384.0, 134.5e6, 134.5e6, 16.0, "SmolLM2, config.json"),
+];
+
+impl Shape {
+    /// The preset of that name.
+    pub fn preset(name: &str) -> Option<Self> {
+        let (name, layers, kv_elements, parameters, active, weight_bits, source) =
+            PRESETS.into_iter().find(|preset| preset.0 == name)?;
+        Some(Self {
+            name: name.to_owned(),
+            layers,
+            kv_elements,
+            kv_bits: 16.0,
+            parameters,
+            active_parameters: Some(active),
+            weight_bits,
+            source: source.to_owned(),
+        })
+    }
+
+    /// A shape written down as TOML, or a `config.json` of Hugging Face.
+    ///
+    /// # Errors
+    /// What is missing or absurd, by its name.
+    pub fn parse(name: &str, text: &str) -> Result<Self, ModelError> {
+        let form = |why: String| ModelError::Form { what: name.to_owned(), why };
+        let shape = if text.trim_start().starts_with('{') {
+            let config: Value = serde_json::from_str(text).map_err(|why| form(why.to_string()))?;
+            from_config(name, &config)?
+        } else {
+            toml::from_str(text).map_err(|why| form(why.to_string()))?
+        };
+        shape.check()?;
+        Ok(shape)
+    }
+
+    /// Refuses what is of no use.
+    ///
+    /// # Errors
+    /// The field that is.
+    pub fn check(&self) -> Result<(), ModelError> {
+        within("layers", self.layers, 1.0..=1e4)?;
+        within("kv_elements", self.kv_elements, 1.0..=1e7)?;
+        within("kv_bits", self.kv_bits, 1.0..=64.0)?;
+        within("parameters", self.parameters, 1.0..=1e15)?;
+        within("active_parameters", self.active(), 1.0..=self.parameters)?;
+        within("weight_bits", self.weight_bits, 1.0..=64.0)?;
+        Ok(())
+    }
+
+    fn active(&self) -> f64 {
+        self.active_parameters.unwrap_or(self.parameters)
+    }
+
+    /// Bytes of all weights.
+    pub fn weight_bytes(&self) -> f64 {
+        self.parameters * self.weight_bits / 8.0
+    }
+
+    /// Bytes of weights that a token reads.
+    pub fn active_bytes(&self) -> f64 {
+        self.active() * self.weight_bits / 8.0
+    }
+
+    /// Bytes that a token adds to the KV cache.
+    pub fn kv_bytes(&self) -> f64 {
+        self.layers * self.kv_elements * self.kv_bits / 8.0
+    }
+}
+
+/// Numbers of a `config.json`, by name.
+struct Config<'c>(&'c Value);
+
+impl Config<'_> {
+    fn get(&self, names: &[&str]) -> Result<Option<f64>, ModelError> {
+        let Some((name, value)) =
+            names.iter().find_map(|name| Some((name, self.0.get(name).filter(|value| !value.is_null())?)))
+        else {
+            return Ok(None);
+        };
+        let number = value.as_u64().and_then(|number| u32::try_from(number).ok()).map(f64::from);
+        let number = number.filter(|number| (1.0..=1e8).contains(number));
+        number.map(Some).ok_or_else(|| ModelError::field(name, value, "a whole number from 1 to 1e8"))
+    }
+
+    fn need(&self, names: &[&str]) -> Result<f64, ModelError> {
+        self.get(names)?.ok_or_else(|| ModelError::missing(names[0]))
+    }
+
+    fn or(&self, names: &[&str], otherwise: f64) -> Result<f64, ModelError> {
+        Ok(self.get(names)?.unwrap_or(otherwise))
+    }
+}
+
+/// The shape of a Hugging Face `config.json`. Parameters are counted from its dimensions: norms and
+/// biases are left out, which are less than a thousandth.
+fn from_config(name: &str, config: &Value) -> Result<Shape, ModelError> {
+    let config = Config(config.get("text_config").unwrap_or(config));
+    let layers = config.need(&["num_hidden_layers", "n_layer"])?;
+    let hidden = config.need(&["hidden_size", "n_embd"])?;
+    let heads = config.need(&["num_attention_heads", "n_head"])?;
+    let kv_heads = config.or(&["num_key_value_heads"], heads)?;
+    let dimension = config.or(&["head_dim"], hidden / heads)?;
+    let vocabulary = config.need(&["vocab_size"])?;
+    let inner = config.or(&["intermediate_size", "ffn_dim", "n_inner"], 4.0 * hidden)?;
+    let latent = config.get(&["kv_lora_rank"])?;
+    let (kv_elements, attention) = if let Some(latent) = latent {
+        let rope = config.need(&["qk_rope_head_dim"])?;
+        let nope = config.need(&["qk_nope_head_dim"])?;
+        let value = config.need(&["v_head_dim"])?;
+        let query = match config.get(&["q_lora_rank"])? {
+            Some(rank) => rank * (hidden + heads * (nope + rope)),
+            None => hidden * heads * (nope + rope),
+        };
+        let key = hidden * (latent + rope) + latent * heads * (nope + value);
+        (latent + rope, query + key + heads * value * hidden)
+    } else {
+        (2.0 * kv_heads * dimension, hidden * dimension * (2.0 * heads + 2.0 * kv_heads))
+    };
+    let names = ["num_local_experts", "n_routed_experts", "num_experts"];
+    let (dense, expert) = (gates(&config) * hidden * inner, gates(&config) * hidden);
+    let (all, active) = match config.get(&names)? {
+        None => (layers * dense, layers * dense),
+        Some(experts) => {
+            let used = config.need(&["num_experts_per_tok", "experts_per_token"])?;
+            within("num_experts_per_tok", used, 1.0..=experts)?;
+            let expert = expert * config.or(&["moe_intermediate_size"], inner)?;
+            // A config without shared experts or dense layers leaves these out or says 0.
+            let shared = zero_or(&config, "n_shared_experts")?;
+            let plain = zero_or(&config, "first_k_dense_replace")?.min(layers);
+            let of = |experts: f64| (layers - plain) * expert * (experts + shared) + plain * dense;
+            (of(experts), of(used))
+        }
+    };
+    let tied = config.0.get("tie_word_embeddings").and_then(Value::as_bool).unwrap_or(false);
+    let embedding = vocabulary * hidden;
+    let rest = layers * attention + embedding * if tied { 1.0 } else { 2.0 };
+    // Of the input embedding a token reads one row.
+    let read = layers * attention + embedding;
+    Ok(Shape {
+        name: name.to_owned(),
+        layers,
+        kv_elements,
+        kv_bits: 16.0,
+        parameters: all + rest,
+        active_parameters: Some(active + read),
+        weight_bits: weight_bits(&config)?,
+        source: "counted from a config.json".to_owned(),
+    })
+}
+
+/// Matrices of a feed-forward network: three with a gate, two without.
+fn gates(config: &Config<'_>) -> f64 {
+    let named = |name: &str| config.0.get(name).and_then(Value::as_str).unwrap_or_default().to_owned();
+    let plain = ["opt", "gpt2", "gpt_neox", "bloom", "falcon"].contains(&named("model_type").as_str());
+    if plain { 2.0 } else { 3.0 }
+}
+
+fn zero_or(config: &Config<'_>, name: &str) -> Result<f64, ModelError> {
+    match config.0.get(name).and_then(Value::as_u64) {
+        Some(0) => Ok(0.0),
+        _ => config.or(&[name], 0.0),
+    }
+}
+
+fn weight_bits(config: &Config<'_>) -> Result<f64, ModelError> {
+    let quantised = config.0.get("quantization_config");
+    if let Some(quantised) = quantised.filter(|value| !value.is_null()) {
+        if let Some(bits) = quantised.get("bits").and_then(Value::as_f64) {
+            return within("quantization_config.bits", bits, 1.0..=64.0);
+        }
+        match quantised.get("quant_method").and_then(Value::as_str) {
+            Some("fp8") => return Ok(8.0),
+            Some("mxfp4") => return Ok(4.25),
+            _ => {}
+        }
+    }
+    let names = ["torch_dtype", "dtype"];
+    let Some(value) = names.iter().find_map(|name| config.0.get(name)).filter(|value| !value.is_null())
+    else {
+        return Ok(16.0);
+    };
+    match value.as_str() {
+        Some("float32" | "fp32") => Ok(32.0),
+        Some("bfloat16" | "float16" | "bf16" | "fp16") => Ok(16.0),
+        Some(name) if name.starts_with("float8") => Ok(8.0),
+        _ => Err(ModelError::field("torch_dtype", value, "float32, bfloat16, float16 or float8")),
+    }
+}

@@ -1,0 +1,289 @@
+//! Reading a trace: every field is checked before it is given on.
+
+use std::io::{ErrorKind, Read};
+
+use super::{
+    BLOCK_BYTES, Block, BlockKind, CHUNK_HEADER, HEADER, Header, MAGIC, MAX_DEVICE, MAX_PAYLOAD, MAX_PLANES,
+    MAX_REQUEST, MAX_VIEWS, Request, Seen, VERSION, View, unzigzag,
+};
+use crate::ModelError;
+
+/// What a trace holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Item {
+    /// A view, numbered from 0 on.
+    View(View),
+    /// How a block is stored from now on.
+    Block(u64, Block),
+    /// A request.
+    Request(Request),
+}
+
+/// A trace that is being read.
+pub struct Reader<R: Read> {
+    from: R,
+    header: Header,
+    payload: Vec<u8>,
+    at: usize,
+    tag: u8,
+    left: u32,
+    chunk: u64,
+    first: bool,
+    time: u64,
+    end: u64,
+    block: u64,
+    bits: Vec<u32>,
+    requests: u64,
+    blocks: u64,
+    over: bool,
+}
+
+fn form(why: String) -> ModelError {
+    ModelError::Form { what: "the trace".to_owned(), why }
+}
+
+/// Fills `bytes`, or says that the trace was cut short.
+fn fill(from: &mut impl Read, bytes: &mut [u8], what: &str) -> Result<(), ModelError> {
+    from.read_exact(bytes).map_err(|why| match why.kind() {
+        ErrorKind::UnexpectedEof => form(format!("it is cut short: {what} is not whole")),
+        _ => form(format!("{what} cannot be read: {why}")),
+    })
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+}
+
+impl<R: Read> Reader<R> {
+    /// Reads the header.
+    ///
+    /// # Errors
+    /// It is no trace, one of another version, or damaged.
+    pub fn new(mut from: R) -> Result<Self, ModelError> {
+        let mut bytes = [0; HEADER];
+        fill(&mut from, &mut bytes, "the header")?;
+        if &bytes[..8] != MAGIC {
+            return Err(form("it does not begin with LAMTRACE".to_owned()));
+        }
+        let version = u16::from_le_bytes([bytes[8], bytes[9]]);
+        if version != VERSION {
+            return Err(form(format!("its version is {version}, and this program reads {VERSION}")));
+        }
+        if crc32c::crc32c(&bytes[..24]) != u32_at(&bytes, 24) {
+            return Err(form("its header is damaged: the checksum differs".to_owned()));
+        }
+        let seen = match bytes[10] {
+            0 => Seen::Requests,
+            1 => Seen::Lines,
+            other => return Err(ModelError::field("what an address is", &other, "0 or 1")),
+        };
+        let low = u64::from(u32_at(&bytes, 16));
+        let device_bytes = low | u64::from(u32_at(&bytes, 20)) << 32;
+        if !(BLOCK_BYTES..=MAX_DEVICE).contains(&device_bytes) {
+            let must = format!("from {BLOCK_BYTES} to {MAX_DEVICE} bytes");
+            return Err(ModelError::field("device bytes", &device_bytes, &must));
+        }
+        Ok(Self {
+            from,
+            header: Header { seen, device_bytes },
+            payload: Vec::new(),
+            at: 0,
+            tag: 0,
+            left: 0,
+            chunk: 0,
+            first: true,
+            time: 0,
+            end: 0,
+            block: 0,
+            bits: Vec::new(),
+            requests: 0,
+            blocks: 0,
+            over: false,
+        })
+    }
+
+    /// What the trace says of itself.
+    pub fn header(&self) -> Header {
+        self.header
+    }
+
+    /// The next item; none behind the last.
+    ///
+    /// # Errors
+    /// The trace is cut short, damaged, or says what cannot be.
+    pub fn next_item(&mut self) -> Result<Option<Item>, ModelError> {
+        while self.left == 0 {
+            if self.over {
+                return Ok(None);
+            }
+            self.next_chunk()?;
+        }
+        self.left -= 1;
+        let item = match self.tag {
+            b'V' => self.view()?,
+            b'B' => self.read_block()?,
+            _ => self.request()?,
+        };
+        if self.left == 0 && self.at < self.payload.len() {
+            return Err(self.wrong("has bytes behind its records"));
+        }
+        Ok(Some(item))
+    }
+
+    fn wrong(&self, why: &str) -> ModelError {
+        form(format!("chunk {} {why}", self.chunk))
+    }
+
+    fn next_chunk(&mut self) -> Result<(), ModelError> {
+        self.chunk += 1;
+        let mut header = [0; CHUNK_HEADER];
+        fill(&mut self.from, &mut header, &format!("chunk {} or the last one", self.chunk))?;
+        let (records, length) = (u32_at(&header, 4), u32_at(&header, 8));
+        let bytes = usize::try_from(length).unwrap_or(usize::MAX);
+        if !b"VBRE".contains(&header[0]) || bytes > MAX_PAYLOAD {
+            return Err(self.wrong(&format!("is of kind {} with {length} bytes", header[0])));
+        }
+        self.payload.resize(bytes, 0);
+        fill(&mut self.from, &mut self.payload, &format!("chunk {}", self.chunk))?;
+        let check = crc32c::crc32c_append(crc32c::crc32c(&header[..12]), &self.payload);
+        if check != u32_at(&header, 12) {
+            return Err(self.wrong("is damaged: the checksum differs"));
+        }
+        (self.tag, self.left, self.at) = (header[0], records, 0);
+        (self.time, self.end, self.block, self.first) = (0, 0, 0, true);
+        if self.tag == b'E' {
+            let (requests, blocks) = (self.number()?, self.number()?);
+            if (requests, blocks) != (self.requests, self.blocks) || records > 0 {
+                let counted = format!("{} and {}", self.requests, self.blocks);
+                return Err(
+                    self.wrong(&format!("counts {requests} requests and {blocks} blocks, not {counted}"))
+                );
+            }
+            self.over = true;
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn number(&mut self) -> Result<u64, ModelError> {
+        let mut number = 0;
+        for shift in (0..64).step_by(7) {
+            let Some(byte) = self.payload.get(self.at) else {
+                return Err(self.wrong("ends within a record"));
+            };
+            self.at += 1;
+            let bits = u64::from(byte & 0x7f);
+            if shift == 63 && bits > 1 {
+                break;
+            }
+            number |= bits << shift;
+            if byte & 0x80 == 0 {
+                return Ok(number);
+            }
+        }
+        Err(self.wrong("has a number of more than 64 bits"))
+    }
+
+    fn within(&mut self, field: &str, most: u64) -> Result<u64, ModelError> {
+        let number = self.number()?;
+        if number > most {
+            let field = format!("{field} in chunk {}", self.chunk);
+            return Err(ModelError::field(&field, &number, &format!("at most {most}")));
+        }
+        Ok(number)
+    }
+
+    fn small(&mut self, field: &str, most: u32) -> Result<u32, ModelError> {
+        Ok(u32::try_from(self.within(field, most.into())?).unwrap_or(most))
+    }
+
+    fn view(&mut self) -> Result<Item, ModelError> {
+        let length = usize::try_from(self.within("name length", 4096)?).unwrap_or(0);
+        let Some(name) = self.payload.get(self.at..self.at + length) else {
+            return Err(self.wrong("ends within a view's name"));
+        };
+        let name = String::from_utf8_lossy(name).into_owned();
+        self.at += length;
+        let bits = self.small("bits of a view's element", MAX_PLANES)?;
+        let link_bits = self.small("link bits of a view", 64)?;
+        let planes = self.number()?;
+        if bits == 0 || self.bits.len() >= MAX_VIEWS || planes & !View::full(bits).planes != 0 {
+            let view = format!("{bits} bits and planes {planes:#x}");
+            return Err(ModelError::field(&format!("view {name:?}"), &view, "planes of its bits"));
+        }
+        self.bits.push(bits);
+        Ok(Item::View(View { name, bits, link_bits, planes }))
+    }
+
+    fn read_block(&mut self) -> Result<Item, ModelError> {
+        let last = self.header.device_bytes / BLOCK_BYTES - 1;
+        let number = self.block.saturating_add(self.number()?);
+        if number > last {
+            let must = format!("at most {last}, the device's last block");
+            return Err(ModelError::field(&format!("block in chunk {}", self.chunk), &number, &must));
+        }
+        self.block = number;
+        let kind = match self.number()? {
+            0 => BlockKind::Coded,
+            1 => BlockKind::Zeros,
+            2 => BlockKind::Bypassed,
+            other => {
+                return Err(ModelError::field(&format!("kind of block {number}"), &other, "0, 1 or 2"));
+            }
+        };
+        let count = self.within("planes of a block", MAX_PLANES.into())?;
+        let stored = |reader: &mut Self, field| {
+            reader.small(field, 4160).map(|bytes| u16::try_from(bytes).unwrap_or(0))
+        };
+        let planes = (0..count).map(|_| stored(self, "bytes of a plane")).collect::<Result<Vec<_>, _>>()?;
+        let (lz4, zstd) = (stored(self, "bytes by lz4")?, stored(self, "bytes by zstd")?);
+        if planes.iter().map(|plane| u64::from(*plane)).sum::<u64>() > 2 * BLOCK_BYTES {
+            return Err(ModelError::field(
+                &format!("planes of block {number}"),
+                "more than two blocks",
+                "less",
+            ));
+        }
+        self.blocks += 1;
+        Ok(Item::Block(number, Block { kind, planes, lz4, zstd }))
+    }
+
+    #[inline]
+    fn request(&mut self) -> Result<Item, ModelError> {
+        if std::mem::take(&mut self.first) {
+            self.time = self.number()?;
+        }
+        let word = self.number()?;
+        let view = u32::try_from(word >> 1).unwrap_or(u32::MAX);
+        if view as usize >= self.bits.len() {
+            let must = format!("one of the {} views named before", self.bits.len());
+            let field = format!("view of request {}", self.requests);
+            return Err(ModelError::field(&field, &(word >> 1), &must));
+        }
+        let guest = self.small("guest", u32::MAX)?;
+        let passed = self.number()?;
+        let time_ns = self.time.checked_add(passed).filter(|time| *time <= i64::MAX.cast_unsigned());
+        let Some(time_ns) = time_ns else {
+            return Err(ModelError::field(
+                &format!("time of request {}", self.requests),
+                &passed,
+                "less than 2^63 ns",
+            ));
+        };
+        let address = self.end.wrapping_add(unzigzag(self.number()?).cast_unsigned());
+        let length = self.number()?;
+        let device = self.header.device_bytes;
+        if !(1..=MAX_REQUEST).contains(&length) {
+            let field = format!("length of request {}", self.requests);
+            return Err(ModelError::field(&field, &length, &format!("from 1 to {MAX_REQUEST}")));
+        }
+        if address.checked_add(length).is_none_or(|end| end > device) {
+            let field = format!("address of request {}", self.requests);
+            let value = format!("{address:#x} with {length} bytes");
+            return Err(ModelError::field(&field, &value, &format!("within the device's {device:#x} bytes")));
+        }
+        (self.time, self.end) = (time_ns, address + length);
+        self.requests += 1;
+        Ok(Item::Request(Request { time_ns, address, length, view, guest, write: word & 1 == 1 }))
+    }
+}

@@ -1,0 +1,224 @@
+"""The API and its page as others see them: schemathesis asks what its description allows and what it does not, and Chromium shows the page.
+
+usage: page.py LAMINA MODEL.safetensors KV.safetensors
+
+Where there is no Chromium that part says that it is skipped. LAMINA_SCREENSHOTS names a directory for pictures of the page.
+"""
+
+import http.client
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+TENSORS = 10_000
+VIEWERS = 10
+
+
+class Device:
+    """A device of its own, with the API on a port of loopback."""
+
+    def __init__(self, lamina, folder, *options, port=0):
+        words = ["serve", "--json", "--run-dir", f"{folder}/run", "--mount", f"{folder}/mount", "--tcp", f"127.0.0.1:{port}"]
+        self.process = subprocess.Popen([lamina, *words, *options], stdout=subprocess.PIPE, text=True)
+        ready = json.loads(self.process.stdout.readline())
+        self.port = int(ready["tcp"].rsplit(":", 1)[1])
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.process.send_signal(signal.SIGTERM)
+        self.process.wait(60)
+
+    @property
+    def url(self):
+        return f"http://127.0.0.1:{self.port}"
+
+    def ask(self, method, path, body=None):
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        text = None if body is None else json.dumps(body)
+        connection.request(method, path, text, {"Content-Type": "application/json"})
+        answer = connection.getresponse()
+        data = answer.read()
+        connection.close()
+        assert answer.status < 300, (answer.status, data[:500])
+        return json.loads(data) if data else None
+
+    def seconds(self):
+        """What the device's processes have taken of the processors."""
+        ticks = 0
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        for pid in [self.process.pid, *children]:
+            fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+            ticks += int(fields[11]) + int(fields[12])
+        return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def check_api(lamina, folder):
+    """Whatever is asked, what is answered is described, and what is wrong is refused with words."""
+    with Device(lamina, folder, "--capacity", "64M", "--files", "4M") as device:
+        device.ask("POST", "/tensors", {"name": "w", "length": 1 << 20, "format": "bf16"})
+        # That the device failed, 500, is nowhere described.
+        checks = "status_code_conformance,content_type_conformance,response_schema_conformance,negative_data_rejection"
+        command = [Path(sys.executable).with_name("schemathesis"), "run", f"{device.url}/openapi.json", "--checks", checks]
+        # A stream does not end.
+        command += ["--exclude-path", "/live", "--phases", "examples,coverage,fuzzing", "--max-examples", "40", "--seed", "1"]
+        command += ["--request-timeout", "20", "--suppress-health-check", "all", "--no-color"]
+        subprocess.run(command, cwd=folder, check=True)
+        device.ask("GET", "/stats")
+
+
+class Page:
+    """What a page shows."""
+
+    def __init__(self, page):
+        self.page = page
+        self.errors = []
+        page.on("pageerror", lambda error: self.errors.append(str(error)))
+        page.on("request", lambda request: self.errors.append(request.url) if "127.0.0.1" not in request.url else None)
+
+    def text(self, where):
+        return self.page.locator(where).inner_text()
+
+    def until(self, where, pattern, seconds=20):
+        end = time.monotonic() + seconds
+        while not re.search(pattern, text := self.text(where)):
+            assert time.monotonic() < end, (where, pattern, text[:2000])
+            time.sleep(0.1)
+        return text
+
+    def picture(self, name):
+        if folder := os.environ.get("LAMINA_SCREENSHOTS"):
+            self.page.screenshot(path=f"{folder}/{name}.png", full_page=True)
+
+
+def read_views(folder, device):
+    """Reads every view through the mount."""
+    with open(f"{folder}/mount/views", "rb", buffering=0) as views:
+        for view in device.ask("GET", "/views"):
+            os.posix_fadvise(views.fileno(), view["offset"], view["length"], os.POSIX_FADV_DONTNEED)
+            os.pread(views.fileno(), view["length"], view["offset"])
+
+
+def check_small(browser, lamina, folder, models):
+    options = [word for model in models for word in ("--model", model)]
+    options += ["--views", "full,e8m3,fp8_e4m3fn", "--observe", "--image", f"{folder}/image"]
+    with Device(lamina, folder, *options) as device:
+        shown = Page(browser.new_page(viewport={"width": 1280, "height": 900}))
+        shown.page.goto(device.url)
+        shown.until("#state", r"^up \d+ s$")
+        for _ in range(3):
+            read_views(folder, device)
+            time.sleep(1.1)
+        shown.until("#views-live", r"e8m3 · \d+ tensors")
+        assert "% of plain" in shown.text("#views-live") and "plain device would" in shown.text("#traffic")
+        assert re.search(r"bf16: ratio 1\.\d+", shown.text("#formats")), shown.text("#formats")
+        # A part for each plane of bf16, as it is and stored, and what is stored is shorter.
+        bars = shown.page.locator(".format >> nth=0 >> .track")
+        assert bars.nth(0).locator("i").count() == 16
+        widths = [bar.evaluate("bar => [...bar.children].reduce((sum, part) => sum + part.offsetWidth, 0)") for bar in bars.all()]
+        assert 0 < widths[1] < widths[0], widths
+        assert shown.page.locator("#kv rect").count() >= 2, shown.text("#layers")
+        assert shown.page.locator("#hottest .bar").count() > 0
+        assert "everybody" in shown.text("#exports") and "No block is poisoned" in shown.text("#poisoned")
+        device.ask("POST", "/poison/inject", {"offset": 0, "length": 4096})
+        shown.until("#poisoned", "injected")
+        shown.page.locator("#counters summary").click()
+        shown.until("#sections", "reads")
+        shown.picture("light")
+        # By keys alone: a filter, and what is found by it.
+        shown.page.keyboard.press("Escape")
+        shown.page.keyboard.press("/")
+        shown.page.keyboard.type("wq")
+        assert re.search(r"1 to \d+ of \d+", shown.text("#tensors .tools"))
+        assert all("wq" in name for name in shown.page.locator("#tensors tbody tr td:first-child").all_inner_texts())
+        shown.page.keyboard.press("Escape")
+        dark = Page(browser.new_page(viewport={"width": 390, "height": 844}, color_scheme="dark"))
+        dark.page.goto(device.url)
+        dark.until("#state", "^up")
+        dark.until("#formats", "bf16")
+        wide = dark.page.evaluate("[document.documentElement.scrollWidth, getComputedStyle(document.body).backgroundColor]")
+        assert wide[0] <= 390 and wide[1] == "rgb(22, 24, 27)", wide
+        dark.picture("phone-dark")
+        dark.page.close()
+        shown.page.emulate_media(media="print")
+        assert not shown.page.locator("nav").is_visible() and not shown.page.locator("#tensors input").is_visible()
+        shown.picture("print")
+        shown.page.emulate_media(media="screen")
+        port = device.port
+    shown.until("#state", "no answer from the device since .*; asking again")
+    assert shown.page.locator("main").evaluate("main => getComputedStyle(main).opacity") != "1"
+    shown.picture("lost")
+    with Device(lamina, folder, *options, port=port):
+        shown.until("#state", r"^up \d+ s; back after \d+ s$", 40)
+        shown.until("#formats", "bf16")
+    assert not shown.errors, shown.errors
+    shown.page.close()
+
+
+def check_many(browser, lamina, folder):
+    """The page is usable with many tensors, and costs the device little."""
+    with Device(lamina, folder, "--capacity", "256M", "--views", "") as device:
+        many = [{"name": f"model.layers.{n // 100}.part.{n % 100}", "length": 8192, "format": "bf16"} for n in range(TENSORS)]
+        device.ask("POST", "/tensors", many)
+        shown = Page(browser.new_page(viewport={"width": 1280, "height": 900}))
+        shown.page.goto(device.url)
+        shown.until("#tensors .tools", "1 to 50 of 10,000")
+        assert shown.page.locator("#tensors tbody tr").count() == 50
+        shown.page.get_by_role("button", name="next").first.click()
+        shown.until("#tensors .tools", "51 to 100 of 10,000")
+        shown.page.locator("#tensors input").fill("layers.99. part.7")
+        shown.until("#tensors .tools", "1 to 11 of 11")
+        shown.page.locator("#tensors th button", has_text="tensor").click()
+        assert shown.page.locator("#tensors tbody td").first.inner_text() == "model.layers.99.part.79"
+        shown.page.locator("#tensors input").fill("")
+        took = shown.page.evaluate("{ const begun = performance.now(); show(); performance.now() - begun }")
+        assert took < 250, f"a tick takes {took} ms to show"
+        # Others who look do nothing else.
+        viewers = []
+        for _ in range(VIEWERS - 1):
+            viewer = http.client.HTTPConnection("127.0.0.1", device.port, timeout=60)
+            viewer.request("GET", "/live")
+            viewers.append((viewer, viewer.getresponse()))
+        time.sleep(2)
+        begun, before = time.monotonic(), device.seconds()
+        while time.monotonic() - begun < 6:
+            for _, answer in viewers:
+                answer.read1(1 << 20)
+        share = (device.seconds() - before) / (time.monotonic() - begun)
+        print(f"page: {TENSORS} tensors and {VIEWERS} viewers take {100 * share:.1f} % of a core; a tick is shown in {took:.0f} ms")
+        assert share < 0.05, share
+        shown.picture("many")
+        assert not shown.errors, shown.errors
+        shown.page.close()
+
+
+def main():
+    lamina, *models = map(os.path.abspath, sys.argv[1:])
+    with tempfile.TemporaryDirectory() as folder:
+        check_api(lamina, folder)
+    print("page: schemathesis found nothing")
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if not chromium:
+        print("page: skipped: there is no Chromium here (Debian's package chromium)")
+        return
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as play:
+        browser = play.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        with tempfile.TemporaryDirectory() as folder:
+            check_small(browser, lamina, folder, models)
+        with tempfile.TemporaryDirectory() as folder:
+            check_many(browser, lamina, folder)
+        browser.close()
+    print("page: Chromium shows what there is")
+
+
+main()

@@ -1,0 +1,112 @@
+//! Real processes on one file, which are killed.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use lamina_pool::{Chain, Geometry, Pool, PoolError, local};
+
+use crate::basics::bytes;
+
+const WORKER: &str = "LAMINA_POOL_WORKER";
+
+fn content(number: u32) -> Vec<u8> {
+    bytes(u64::from(number) + 7, 1000 + number as usize * 400)
+}
+
+/// What a worker does until it is killed. It is a test that does nothing unless it is one.
+#[test]
+fn worker() {
+    let Some(path) = std::env::var_os(WORKER) else { return };
+    let pool = match Pool::open(Path::new(&path)) {
+        Ok(pool) => pool,
+        Err(PoolError::Nodes { .. }) => return,
+        Err(why) => panic!("{why}"),
+    };
+    let mut round = u64::from(std::process::id());
+    loop {
+        round = round.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        let number = (round >> 40) as u32 % 24;
+        let key = Chain::new("processes").next(&[number]);
+        match round >> 60 {
+            0..6 => {
+                pool.store(key, &[&content(number)]).unwrap();
+            }
+            6..10 => {
+                if let Some(found) = pool.read(&key).unwrap() {
+                    assert_eq!(found, content(number));
+                }
+            }
+            10..12 => {
+                pool.remove(&key).unwrap();
+            }
+            12 | 13 => match pool.put(&format!("{}", number % 4), &content(number)) {
+                Ok(()) | Err(PoolError::Full { .. }) => {}
+                Err(why) => panic!("{why}"),
+            },
+            14 => {
+                let found = pool.get(&format!("{}", number % 4)).unwrap();
+                assert!(found.is_none_or(|found| (0..24).any(|number| content(number) == found)));
+            }
+            _ => pool.serve().unwrap(),
+        }
+    }
+}
+
+fn start(path: &Path) -> Child {
+    Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "processes::worker", "--nocapture"])
+        .env(WORKER, path)
+        .env("RUST_BACKTRACE", "0")
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap()
+}
+
+#[test]
+fn processes_that_are_killed_leave_a_pool_that_holds() {
+    let long = std::env::var_os("LAMINA_LONG").is_some();
+    let folder = tempfile::tempdir().unwrap();
+    let path: PathBuf = folder.path().join("pool");
+    let geometry = Geometry { nodes: 8, stripes: 4, groups: 8, chunks: 40, chunk_bytes: 16 << 10 };
+    local::create(&path, &geometry).unwrap();
+    let end = Instant::now() + Duration::from_secs(if long { 300 } else { 4 });
+    let mut workers: Vec<Child> = (0..4).map(|_| start(&path)).collect();
+    let mut killed = 0;
+    while Instant::now() < end {
+        std::thread::sleep(Duration::from_millis(60 + killed * 37 % 90));
+        let which = (killed % 4) as usize;
+        workers[which].kill().unwrap();
+        let status = workers[which].wait().unwrap();
+        // One that failed by itself has said why.
+        assert_ne!(status.code(), Some(101), "a worker failed");
+        workers[which] = start(&path);
+        killed += 1;
+    }
+    for worker in &mut workers {
+        worker.kill().unwrap();
+        assert_ne!(worker.wait().unwrap().code(), Some(101), "a worker failed");
+    }
+    let pool = Pool::open(&path).unwrap();
+    pool.serve().unwrap();
+    let found = pool.check(false).unwrap();
+    assert_eq!(found.problems, [], "after {killed} deaths");
+    let stats = pool.stats().unwrap();
+    assert_eq!((stats.reserved, stats.evicting, stats.nodes), (0, 0, 1), "{stats:?}");
+    for number in 0..24 {
+        let key = Chain::new("processes").next(&[number]);
+        if let Some(found) = pool.read(&key).unwrap() {
+            assert_eq!(found, content(number));
+            assert!(pool.remove(&key).unwrap());
+        }
+    }
+    for object in pool.list().unwrap() {
+        assert!(pool.delete(&object.name).unwrap());
+    }
+    assert_eq!(pool.check(false).unwrap().problems, []);
+    pool.leave().unwrap();
+    // Whoever comes next takes over what the last kept for itself.
+    let pool = Pool::open(&path).unwrap();
+    assert_eq!(pool.stats().unwrap().taken_bytes, 0, "a chunk is leaked");
+    assert!(killed > 5);
+}
