@@ -535,6 +535,43 @@ fn a_file_may_reach_from_one_slab_into_the_next() {
 }
 
 #[test]
+fn what_is_set_clears_privileges_and_changes_times_as_asked() {
+    let files = files(&device(), true);
+    let inode = file(&files, "x");
+    let fifo = New { mode: libc::S_IFIFO | 0o6711, ..NEW_FILE };
+    let fifo = files.make(Caller::default(), ROOT, b"fifo", &fifo).unwrap();
+    let old = |inode, mode| {
+        let at = Some(When::At((5, 0)));
+        let wanted = Wanted { mode: Some(mode), modified: at, accessed: at, ..Wanted::default() };
+        files.set(inode, &wanted).unwrap()
+    };
+    let drops_privileges = true;
+    for (wanted, before, after, modifies) in [
+        // Whoever may keep them truncates.
+        (Wanted { size: Some(0), ..Wanted::default() }, 0o6755, 0o6755, true),
+        (Wanted { size: Some(0), drops_privileges, ..Wanted::default() }, 0o6755, 0o755, true),
+        (Wanted { uid: Some(1), drops_privileges, ..Wanted::default() }, 0o6711, 0o711, false),
+        // Without the right to run it the group's bit says something else.
+        (Wanted { gid: Some(1), drops_privileges, ..Wanted::default() }, 0o6744, 0o2744, false),
+        (Wanted::default(), 0o4700, 0o700, false),
+        (Wanted { mode: Some(0o4700), ..Wanted::default() }, 0o4700, 0o4700, false),
+    ] {
+        for inode in [inode, fifo].into_iter().take(if wanted.size.is_some() { 1 } else { 2 }) {
+            let then = old(inode, before);
+            std::thread::sleep(std::time::Duration::from_millis(2));
+            let now = files.set(inode, &wanted).unwrap();
+            assert_eq!(now.mode & 0o7777, after, "{wanted:?}");
+            assert_eq!(now.times[1] != then.times[1], modifies, "{wanted:?}");
+            assert!(now.times[2] > then.times[2], "{wanted:?}");
+        }
+    }
+    let folder = files.make(Caller::default(), ROOT, b"d", &NEW_FOLDER).unwrap();
+    old(folder, 0o2775);
+    let wanted = Wanted { uid: Some(1), drops_privileges, ..Wanted::default() };
+    assert_eq!(files.set(folder, &wanted).unwrap().mode & 0o7777, 0o2775);
+}
+
+#[test]
 fn addresses_run_out_and_come_back() {
     let device = device();
     let files = files(&device, true);
