@@ -37,7 +37,7 @@ mod holes;
 mod kept;
 mod noted;
 mod observers;
-pub(crate) mod parallel;
+mod parallel;
 mod partition;
 mod partition_table;
 pub mod poison;
@@ -381,6 +381,13 @@ impl Device {
     #[cfg(test)]
     pub(crate) fn flip_stored_bit(&self, block: u64, bit: usize) {
         self.blocks.flip_stored_bit(block, bit);
+    }
+
+    /// Where each of these blocks lies in the store, and how it is coded.
+    #[cfg(test)]
+    pub(crate) fn entries(&self, blocks: std::ops::Range<u64>) -> Vec<lamina_store::entry::Entry> {
+        let store = self.blocks.store().expect("blocks that are coded");
+        blocks.map(|block| store.entry(block).unwrap()).collect()
     }
 
     fn map(&self) -> Arc<Map> {

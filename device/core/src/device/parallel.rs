@@ -1,26 +1,10 @@
 //! Work of one request on several cores.
 
-use std::cell::Cell;
-
 use parking_lot::{Condvar, Mutex};
-
-thread_local! {
-    /// Whether the requests of this thread are its own work.
-    static ALONE: Cell<bool> = const { Cell::new(false) };
-}
-
-/// Has this thread alone work on the requests of `run`. For who has as many threads as there are
-/// cores: to hand pieces to others then costs waits and gains nothing.
-pub(crate) fn alone<T>(run: impl FnOnce() -> T) -> T {
-    let before = ALONE.replace(true);
-    let done = run();
-    ALONE.set(before);
-    done
-}
 
 /// Threads that work on one request.
 pub(super) fn threads() -> usize {
-    if ALONE.get() { 1 } else { rayon::current_num_threads() }
+    rayon::current_num_threads()
 }
 
 /// Does `work` with every item, on this thread and on others of a pool that the process shares.
@@ -161,13 +145,6 @@ mod tests {
             prop_assert_eq!(came, (0..expected).map(|item| item * 2).collect::<Vec<_>>());
             prop_assert_eq!(ended, if ends < count { Err(ends * 2) } else { Ok(()) });
         }
-    }
-
-    #[test]
-    fn a_thread_that_is_alone_does_all_itself() {
-        let this = std::thread::current().id();
-        alone(|| for_each(0..100, |_| assert_eq!(std::thread::current().id(), this)));
-        assert_eq!(threads(), rayon::current_num_threads(), "and only then");
     }
 
     #[test]

@@ -282,7 +282,7 @@ fn compare(
         let Some((dpa, _)) = there.get(&name).filter(|(_, length)| *length == tensor.length) else {
             return Ok(Err(name));
         };
-        let same = each_piece(model, std::slice::from_ref(tensor), reported, |_, at, bytes| {
+        let same = each_piece(model, tensor, reported, |at, bytes| {
             let mut found = vec![0; bytes.len()];
             let read = device.read_base(dpa + at, &mut found);
             read.map_err(|source| LoadError::Device { tensor: name.clone(), source })?;

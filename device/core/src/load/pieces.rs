@@ -2,50 +2,88 @@
 
 use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError, mpsc};
 use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use twox_hash::xxhash3_128::Hasher;
 
 use super::{LoadError, PIECE, Reported};
-use crate::device::{Source, Stamp, parallel::alone};
+use crate::device::{Source, Stamp};
 use crate::model::{ModelFile, ModelTensor};
 
 /// A file that changed no longer ago than this may change again without its times doing so: file
 /// systems count in steps, of up to two seconds.
 const STAMPS_APART: Duration = Duration::from_secs(2);
-/// Threads that read a checkpoint, at most.
-const MAX_THREADS: usize = 8;
+/// Pieces that are read ahead of the one that is stored.
+const AHEAD: usize = 2;
 
-/// Has a few threads read the pieces of some tensors and do something with each, by the tensor's
-/// number and the place in it: what came of them, in order.
+/// Has `store` take the pieces of all tensors in order, by the tensor's number and the place in it:
+/// their digests. A thread reads ahead. What is stored in one order lies in the same places each
+/// time; the device codes a piece on all cores.
+pub(super) fn store_each(
+    model: &ModelFile,
+    reported: &Reported<'_>,
+    mut store: impl FnMut(usize, u64, &[u8]) -> Result<(), LoadError>,
+) -> Result<Vec<u128>, LoadError> {
+    thread::scope(|scope| {
+        // Both end with this closure, so that the thread ends when a piece is refused.
+        let (full, pieces) = mpsc::sync_channel(AHEAD);
+        let (empty, buffers) = mpsc::channel();
+        for _ in 0..=AHEAD {
+            let _ = empty.send(Vec::new());
+        }
+        scope.spawn(move || {
+            for (number, tensor) in model.tensors().iter().enumerate() {
+                for at in (0..tensor.length.div_ceil(PIECE)).map(|piece| piece * PIECE) {
+                    let Ok(mut buffer): Result<Vec<u8>, _> = buffers.recv() else { return };
+                    buffer.resize(usize::try_from(PIECE.min(tensor.length - at)).unwrap_or(0), 0);
+                    let read = model.read(tensor, at, &mut buffer);
+                    let read = read.map(|()| Contents::of_piece(&buffer)).map_err(LoadError::from);
+                    let last = read.is_err();
+                    if full.send((number, at, buffer, read)).is_err() || last {
+                        return;
+                    }
+                }
+            }
+        });
+        let mut digests = Vec::new();
+        for (number, at, buffer, digest) in pieces {
+            digests.push(digest?);
+            store(number, at, &buffer)?;
+            reported.read(&model.tensors()[number].name, buffer.len() as u64)?;
+            let _ = empty.send(buffer);
+        }
+        Ok(digests)
+    })
+}
+
+/// Has a few threads read a tensor's pieces and do something with each, by its place in the tensor:
+/// what came of them, in order.
 pub(super) fn each_piece<T: Send>(
     model: &ModelFile,
-    tensors: &[ModelTensor],
+    tensor: &ModelTensor,
     reported: &Reported<'_>,
-    work: impl Fn(usize, u64, &[u8]) -> Result<T, LoadError> + Sync,
+    work: impl Fn(u64, &[u8]) -> Result<T, LoadError> + Sync,
 ) -> Result<Vec<T>, LoadError> {
-    let of_tensor = |(number, tensor): (usize, &ModelTensor)| {
-        let length = tensor.length;
-        (0..length.div_ceil(PIECE)).map(move |piece| (number, piece * PIECE))
-    };
-    let places: Vec<_> = tensors.iter().enumerate().flat_map(of_tensor).collect();
-    let next = AtomicUsize::new(0);
+    let next = AtomicU64::new(0);
     let stop = AtomicBool::new(false);
     let failure = Mutex::new(None);
-    let all = Mutex::new(Vec::with_capacity(places.len()));
+    let all = Mutex::new(Vec::new());
+    let pieces = tensor.length.div_ceil(PIECE);
     let run = || {
         let mut buffer = Vec::new();
         while !stop.load(Ordering::Relaxed) {
             let piece = next.fetch_add(1, Ordering::Relaxed);
-            let Some(&(number, at)) = places.get(piece) else { return };
-            let tensor = &tensors[number];
+            let at = piece.saturating_mul(PIECE);
+            if at >= tensor.length {
+                return;
+            }
             let length = PIECE.min(tensor.length - at);
             buffer.resize(usize::try_from(length).unwrap_or(0), 0);
             let done = model.read(tensor, at, &mut buffer).map_err(LoadError::from);
-            let done = done.and_then(|()| work(number, at, &buffer));
+            let done = done.and_then(|()| work(at, &buffer));
             match done.and_then(|done| reported.read(&tensor.name, length).map(|()| done)) {
                 Ok(done) => all.lock().unwrap_or_else(PoisonError::into_inner).push((piece, done)),
                 Err(why) => {
@@ -55,17 +93,14 @@ pub(super) fn each_piece<T: Send>(
             }
         }
     };
-    let cores = thread::available_parallelism().map_or(2, usize::from).min(MAX_THREADS);
-    if places.len() < cores {
+    let cores = thread::available_parallelism().map_or(2, usize::from).min(8);
+    let helpers = usize::try_from(pieces).unwrap_or(cores).min(cores).saturating_sub(1);
+    thread::scope(|scope| {
+        for _ in 0..helpers {
+            scope.spawn(run);
+        }
         run();
-    } else {
-        thread::scope(|scope| {
-            for _ in 1..cores {
-                scope.spawn(|| alone(run));
-            }
-            alone(run);
-        });
-    }
+    });
     if let Some(why) = failure.into_inner().unwrap_or_else(PoisonError::into_inner) {
         return Err(why);
     }
@@ -90,7 +125,7 @@ impl Contents {
         Hasher::oneshot(bytes)
     }
 
-    /// Adds the digests of pieces.
+    /// Adds the digests of a tensor's pieces.
     pub(super) fn add(&mut self, pieces: &[u128]) {
         for piece in pieces {
             self.0.write(&piece.to_le_bytes());
@@ -105,7 +140,9 @@ impl Contents {
     /// That of a file's tensors.
     pub(super) fn of_file(model: &ModelFile, reported: &Reported<'_>) -> Result<String, LoadError> {
         let mut contents = Self::new();
-        contents.add(&each_piece(model, model.tensors(), reported, |_, _, bytes| Ok(Self::of_piece(bytes)))?);
+        for tensor in model.tensors() {
+            contents.add(&each_piece(model, tensor, reported, |_, bytes| Ok(Self::of_piece(bytes)))?);
+        }
         Ok(contents.digest())
     }
 }
