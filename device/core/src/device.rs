@@ -383,6 +383,13 @@ impl Device {
         self.blocks.flip_stored_bit(block, bit);
     }
 
+    /// Where each of these blocks lies in the store, and how it is coded.
+    #[cfg(test)]
+    pub(crate) fn entries(&self, blocks: std::ops::Range<u64>) -> Vec<lamina_store::entry::Entry> {
+        let store = self.blocks.store().expect("blocks that are coded");
+        blocks.map(|block| store.entry(block).unwrap()).collect()
+    }
+
     fn map(&self) -> Arc<Map> {
         self.map.read().clone()
     }

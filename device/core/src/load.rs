@@ -5,8 +5,9 @@
 //!
 //! * Tensors are placed by the device, at the first place they fit. One that has no elements is
 //!   skipped by name.
-//! * Bytes are copied in pieces of [`PIECE`] by a few threads at once, so that a file larger than
-//!   memory can be loaded and the codecs get all cores.
+//! * Bytes are copied in pieces of [`PIECE`], so that a file larger than memory can be loaded. A
+//!   thread reads ahead, and each piece is coded on all cores. Pieces are stored in order: the same
+//!   checkpoint is stored in the same places each time.
 //! * Views are made after the bytes are in. A view that a tensor's format cannot give is skipped
 //!   and reported; one that no format at all can give is a mistake and refused before anything is
 //!   loaded.
@@ -32,7 +33,7 @@ use wildmatch::WildMatch;
 pub(crate) use self::decide::drop_tensor;
 pub use self::decide::{Decision, Held, carry_out, decide, drop_unfinished};
 pub(crate) use self::pieces::source_of;
-use self::pieces::{Contents, each_piece, stamp_of};
+use self::pieces::{Contents, stamp_of, store_each};
 use crate::device::{Device, DeviceError, MAX_AT_ONCE, Places, Source, SourceId};
 use crate::layout::Layout;
 use crate::model::{ModelError, ModelFile, ModelTensor};
@@ -282,8 +283,7 @@ pub fn views_needed(model: &ModelFile, options: &LoadOptions) -> u64 {
     bytes.fold(0, u64::saturating_add)
 }
 
-/// Loads all tensors of `model`, telling `progress` after each piece, which may stop it. `progress`
-/// is called from several threads.
+/// Loads all tensors of `model`, telling `progress` after each piece, which may stop it.
 ///
 /// # Errors
 ///
@@ -315,7 +315,20 @@ pub(crate) fn load_from(
     let reported = Reported::new(model, &progress);
     let mut contents = Contents::new();
     let mut loaded = Loaded::default();
-    let mut made = create(device, model, options, places, source)?.into_iter();
+    let made = create(device, model, options, places, source)?;
+    let mut rest = made.iter().map(|info| info.dpa).peekable();
+    // By the tensor's number, which those without elements have too.
+    let dpas: Vec<_> =
+        model.tensors().iter().map(|tensor| rest.next_if(|_| tensor.length > 0).unwrap_or(0)).collect();
+    contents.add(&store_each(model, &reported, |number, at, bytes| {
+        let (tensor, dpa) = (&model.tensors()[number], dpas[number]);
+        let mut stored = device.write_base(dpa + at, bytes);
+        if at + bytes.len() as u64 == tensor.length {
+            stored = stored.and_then(|()| device.flush(dpa, tensor.length));
+        }
+        stored.map_err(|source| LoadError::Device { tensor: tensor.name.clone(), source })
+    })?);
+    let mut made = made.into_iter();
     for tensor in model.tensors() {
         if tensor.length == 0 {
             let skipped = |view: &String| skipped(tensor, view, "the tensor has no elements".to_owned());
@@ -324,12 +337,6 @@ pub(crate) fn load_from(
         }
         let failed = |source| LoadError::Device { tensor: tensor.name.clone(), source };
         let info = made.next().expect("one for each that has elements");
-        let digests = each_piece(model, tensor, &reported, |at, bytes| {
-            device.write_base(info.dpa + at, bytes).map_err(failed)?;
-            Ok(Contents::of_piece(bytes))
-        })?;
-        contents.add(&digests);
-        device.flush(info.dpa, info.length).map_err(failed)?;
         for spelling in &options.views {
             if let Err(why) = View::parse(info.format, spelling) {
                 loaded.skipped.push(skipped(tensor, spelling, why.to_string()));

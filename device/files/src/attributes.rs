@@ -33,6 +33,8 @@ pub struct Wanted {
     pub accessed: Option<When>,
     /// When it was modified.
     pub modified: Option<When>,
+    /// Whether what lets it run as somebody else goes.
+    pub drops_privileges: bool,
 }
 
 /// A time that is set.
@@ -54,21 +56,24 @@ impl When {
 }
 
 impl Files {
-    /// Tells otherwise of an inode, all at once: what is told of it then.
+    /// Tells otherwise of an inode, all at once: what is told of it then. To want nothing is to
+    /// give it to the owner that it has.
     ///
     /// # Errors
     /// What the device says.
     pub fn set(&self, inode: u64, wanted: &Wanted) -> Result<Meta, FileError> {
         let change = |meta: &mut Meta| {
-            let before = meta.clone();
             if let Some(mode) = wanted.mode {
                 meta.mode = meta.mode & libc::S_IFMT | mode & 0o7777;
             }
-            let owner = wanted.uid.is_some() || wanted.gid.is_some();
             meta.uid = wanted.uid.unwrap_or(meta.uid);
             meta.gid = wanted.gid.unwrap_or(meta.gid);
-            if meta.is_file() && wanted.mode.is_none() && (owner || wanted.size.is_some()) {
+            if !meta.is_folder() && (wanted.drops_privileges || *wanted == Wanted::default()) {
                 without_privileges(meta);
+            }
+            // Also where the size stays.
+            if wanted.size.is_some() {
+                meta.times[1] = now();
             }
             if let Some(accessed) = wanted.accessed {
                 meta.times[0] = accessed.time();
@@ -76,9 +81,7 @@ impl Files {
             if let Some(modified) = wanted.modified {
                 meta.times[1] = modified.time();
             }
-            if *meta != before || owner {
-                meta.times[2] = now();
-            }
+            meta.times[2] = now();
         };
         if let Some(size) = wanted.size {
             self.resize(inode, size, change)?;

@@ -384,9 +384,7 @@ impl Files {
             let node = core.state.file(inode)?;
             for (at, dpa, length) in node.extents.all() {
                 let length = length.min(node.meta.size.saturating_sub(at));
-                if let Some((slab, at)) = core.space.slab_of(dpa).filter(|_| length > 0) {
-                    places.push((slab.to_owned(), at..at + length));
-                }
+                places.extend(core.space.slabs_of(&(dpa..dpa + length)));
             }
         }
         let mut stored = 0;

@@ -350,12 +350,17 @@ impl Files {
         let mut bytes = Vec::with_capacity(256);
         record::encode(&changes, &mut bytes);
         let Core { state, log, .. } = core;
-        match log.append(&bytes, state, frees) {
-            Err(why) if frees && why.is_no_room() && space::drop_reserve(&self.device) => {
-                log.append(&bytes, state, frees)?;
-            }
-            appended => appended?,
+        let mut appended = log.append(&bytes, state, frees);
+        let lacks_room =
+            |appended: &Result<(), FileError>| frees && matches!(appended, Err(why) if why.is_no_room());
+        if lacks_room(&appended) && space::drop_reserve(&self.device) {
+            appended = log.append(&bytes, state, frees);
         }
+        if lacks_room(&appended) {
+            log.begin_anew(state, frees)?;
+            appended = log.append(&bytes, state, frees);
+        }
+        appended?;
         self.records.fetch_add(1, Relaxed);
         for change in changes {
             if let Change::Put { inode, .. } = &change
@@ -422,7 +427,10 @@ impl Files {
                 tracing::debug!("what a file had is not discarded yet: {why}");
             }
         }
-        self.core.lock().space.give(ranges);
+        let mut core = self.core.lock();
+        core.space.give(ranges);
+        core.log.keep_what_room_there_is();
+        drop(core);
         space::fill_reserve(&self.device);
     }
 }

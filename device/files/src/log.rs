@@ -10,6 +10,8 @@
 //! * A block of the device is stored whole or not at all, and a block of the log is only ever
 //!   written again with more behind it. So what was written stays what it was.
 //! * A record is written before what it says is done, and before the kernel is answered.
+//! * The place that is not in use holds *noise* instead of a header, and as much as the state takes.
+//!   So a full store has room to begin anew, and to remove something never fails for want of it.
 
 use std::sync::Arc;
 
@@ -18,6 +20,7 @@ use lamina_device::device::Device;
 
 use super::error::FileError;
 use super::record;
+use super::space::noise;
 use super::state::State;
 
 const MAGIC: &[u8; 8] = b"LAMFILES";
@@ -32,6 +35,11 @@ const HEAD: u64 = 8;
 const PIECE: u64 = 1 << 20;
 /// Bytes of changes after which it is worth to begin anew, if the state takes less.
 const LEAST_CHANGES: u64 = 1 << 20;
+/// Bytes of noise that are written at once.
+const NOISE_STEP: u64 = 16 * BLOCK;
+/// Bytes of noise beyond what the state takes: records that remove something, and the requests that
+/// are remembered as done.
+const NOISE_MORE: u64 = 64 << 10;
 
 /// A place: DPA and bytes.
 pub(crate) type Place = (u64, u64);
@@ -48,13 +56,26 @@ pub(crate) struct Log {
     block: Vec<u8>,
     /// Where the state ends that the log began with.
     began: u64,
+    /// Bytes that the state takes when it is written anew, at most.
+    state_bytes: u64,
+    /// Where the noise ends in the place that is not in use; 0 if that may hold anything.
+    noise_end: u64,
 }
 
 impl Log {
     /// An empty log in these places, in which nothing is stored.
     pub(crate) fn begin(device: Arc<Device>, places: [Place; 2], state: &State) -> Result<Self, FileError> {
-        let (at, block) = (FIRST, Vec::new());
-        let mut log = Self { device, places, used: 1, generation: 0, at, block, began: FIRST };
+        let mut log = Self {
+            device,
+            places,
+            used: 1,
+            generation: 0,
+            at: FIRST,
+            block: Vec::new(),
+            began: FIRST,
+            state_bytes: 0,
+            noise_end: 0,
+        };
         log.begin_anew(state, false)?;
         Ok(log)
     }
@@ -86,14 +107,32 @@ impl Log {
         if let Err(why) = device.discard(dpa + at, length - at) {
             tracing::debug!("what is behind the log stays: {why}");
         }
-        let log = Self { device: Arc::clone(device), places, used, generation, at, block, began: at };
+        let mut log = Self {
+            device: Arc::clone(device),
+            places,
+            used,
+            generation,
+            at,
+            block,
+            began: at,
+            state_bytes: at - FIRST,
+            noise_end: 0,
+        };
+        log.keep_what_room_there_is();
         Ok(Some((log, state)))
     }
 
     /// Writes a record. If the log is to be begun anew for it, that is with `state`. What `frees`
-    /// may use the last of the log.
+    /// may use the last of the log, and makes the state no larger.
     pub(crate) fn append(&mut self, changes: &[u8], state: &State, frees: bool) -> Result<(), FileError> {
         let framed = (HEAD + changes.len() as u64).next_multiple_of(8);
+        if !frees
+            && let Err(why) = self.keep_room(self.state_bytes + framed)
+            // The state may take less than is known.
+            && (self.at == self.began || self.begin_anew(state, frees).is_err())
+        {
+            return Err(why);
+        }
         let (long, capacity) = (self.at - self.began, self.places[self.used].1);
         let bound = if frees { capacity } else { capacity / 8 * 7 };
         if long > LEAST_CHANGES.max(2 * self.began) || self.at + framed > bound {
@@ -107,6 +146,9 @@ impl Log {
         if self.at + framed > bound {
             return Err(FileError::NoNames { bytes: self.at, capacity });
         }
+        if !frees {
+            self.keep_room(self.state_bytes + framed)?;
+        }
         let first = self.at - self.at % BLOCK;
         let mut bytes = self.block.clone();
         frame(self.generation, self.at, changes, &mut bytes);
@@ -116,6 +158,11 @@ impl Log {
         bytes.resize(bytes.len().next_multiple_of(BLOCK_BYTES), 0);
         self.device.write_base(self.places[self.used].0 + first, &bytes)?;
         (self.at, self.block) = (end, block);
+        if frees {
+            self.keep_what_room_there_is();
+        } else {
+            self.state_bytes += framed;
+        }
         Ok(())
     }
 
@@ -125,6 +172,7 @@ impl Log {
         let other = 1 - self.used;
         let (dpa, capacity) = self.places[other];
         let most = if frees { capacity / 16 * 15 } else { capacity / 4 * 3 };
+        self.noise_end = 0;
         let written = self.write_anew(state, self.places[other], most);
         let (at, block) = written.inspect_err(|_| self.forget(other))?;
         let mut head = MAGIC.to_vec();
@@ -137,8 +185,43 @@ impl Log {
         let before = self.used;
         (self.used, self.generation, self.at, self.began, self.block) =
             (other, self.generation + 1, at, at, block);
+        self.state_bytes = at - FIRST;
         self.forget(before);
         Ok(())
+    }
+
+    /// Has noise keep the room that a state of so many bytes takes.
+    fn keep_room(&mut self, state_bytes: u64) -> Result<(), FileError> {
+        let (dpa, capacity) = self.places[1 - self.used];
+        let wanted = (FIRST + state_bytes + state_bytes / 16 + NOISE_MORE).min(capacity);
+        if self.noise_end >= wanted {
+            return Ok(());
+        }
+        if self.noise_end == 0 {
+            self.device.discard(dpa, BLOCK)?;
+            self.device.discard(dpa, capacity)?;
+            self.noise_end = FIRST;
+        }
+        // Somewhat more, so that few records write any.
+        let end = (wanted + wanted / 8).next_multiple_of(NOISE_STEP).min(capacity);
+        while self.noise_end < end {
+            let length = NOISE_STEP.min(end - self.noise_end);
+            let at = dpa + self.noise_end;
+            if let Err(why) = self.device.write_base(at, &noise(at, length)) {
+                // All of a step or nothing.
+                let _ = self.device.discard(at, length);
+                return if self.noise_end < wanted { Err(why.into()) } else { Ok(()) };
+            }
+            self.noise_end += length;
+        }
+        Ok(())
+    }
+
+    /// As [`Self::keep_room`], for the state that there is and as far as that goes.
+    pub(crate) fn keep_what_room_there_is(&mut self) {
+        if let Err(why) = self.keep_room(self.state_bytes) {
+            tracing::debug!("there is no room to keep for the log: {why}");
+        }
     }
 
     /// Writes all but the header: where the log then ends, and what of its last block is used.

@@ -3,15 +3,16 @@
 //! * What no file has of a slab holds nothing. What a file had is discarded before another gets it.
 //! * A slab is made when no other has room, as large as all of its class together, where the device
 //!   holds nothing; one that no file uses is removed.
-//! * Which parts are free is written nowhere: it is what no extent names.
+//! * Which parts are free is written nowhere: it is what no extent names. An extent may reach from
+//!   one slab into the next.
 //! * The *reserve* is a tensor of noise. A full store takes no record, not even that a file is
-//!   removed; then the reserve goes, and comes again when there is room.
+//!   removed; then the reserve goes, and comes again when there is room. If that is not enough, the
+//!   [log](super::log) is begun anew in the room that it keeps itself.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Arc;
 
-use lamina_codec::BLOCK_BYTES;
 use lamina_codec::format::Format;
 use lamina_device::device::{Device, DeviceError, Places};
 use lamina_device::layout::Layout;
@@ -121,7 +122,7 @@ impl Space {
             space.slabs.push(Slab { class, range: dpa..dpa.saturating_add(length), name: name.clone() });
         }
         space.slabs.sort_by_key(|slab| slab.range.start);
-        let mut used = used.to_vec();
+        let mut used: Vec<_> = used.iter().flat_map(|range| space.parts(range)).collect();
         used.sort_by_key(|range| range.start);
         let mut rest = used.into_iter().peekable();
         let mut free = Vec::new();
@@ -268,16 +269,30 @@ impl Space {
                 self.stuck.push(range);
                 continue;
             }
-            let Some(at) = self.slabs.iter().position(|slab| slab.range.contains(&range.start)) else {
-                continue;
-            };
-            let slab = &self.slabs[at];
-            let free = self.free.entry(slab.class.key()).or_default();
-            let now = free.give(range, &slab.range);
-            if now == slab.range && (slab.class != Class::OPAQUE || self.slabs.len() > 1) {
-                self.drop_slab(at);
+            for part in self.parts(&range) {
+                let Some(at) = self.slabs.iter().position(|slab| slab.range.contains(&part.start)) else {
+                    continue;
+                };
+                let slab = &self.slabs[at];
+                let free = self.free.entry(slab.class.key()).or_default();
+                let now = free.give(part, &slab.range);
+                if now == slab.range && (slab.class != Class::OPAQUE || self.slabs.len() > 1) {
+                    self.drop_slab(at);
+                }
             }
         }
+    }
+
+    /// A range in parts, each of which lies in one slab or begins in none.
+    fn parts(&self, range: &Range<u64>) -> Vec<Range<u64>> {
+        let (mut parts, mut at) = (Vec::new(), range.start);
+        while at < range.end {
+            let slab = self.slabs.iter().find(|slab| slab.range.contains(&at));
+            let end = slab.map_or(range.end, |slab| slab.range.end.min(range.end));
+            parts.push(at..end);
+            at = end;
+        }
+        parts
     }
 
     /// Removes slabs of other classes in which nothing lies: this one needs their addresses.
@@ -308,10 +323,13 @@ impl Space {
         self.slabs.swap_remove(at);
     }
 
-    /// The name of the slab of a range, and where in it that begins.
-    pub(crate) fn slab_of(&self, dpa: u64) -> Option<(&str, u64)> {
-        let slab = self.slabs.iter().find(|slab| slab.range.contains(&dpa))?;
-        Some((&slab.name, dpa - slab.range.start))
+    /// The names of the slabs of a range, and which part of each it is.
+    pub(crate) fn slabs_of(&self, range: &Range<u64>) -> Vec<(String, Range<u64>)> {
+        let parts = self.parts(range).into_iter().filter_map(|part| {
+            let slab = self.slabs.iter().find(|slab| slab.range.contains(&part.start))?;
+            Some((slab.name.clone(), part.start - slab.range.start..part.end - slab.range.start))
+        });
+        parts.collect()
     }
 }
 
@@ -383,20 +401,23 @@ pub(crate) fn fill_reserve(device: &Device) {
     if is_there {
         return;
     }
-    // Noise, which takes as much as it has.
-    let mut seed = 0x9e37_79b9_7f4a_7c15_u64;
-    let mut noise = Vec::with_capacity(BLOCK_BYTES * 16);
-    while (noise.len() as u64) < RESERVE_BYTES {
-        seed ^= seed << 13;
-        seed ^= seed >> 7;
-        seed ^= seed << 17;
-        noise.extend_from_slice(&seed.to_le_bytes());
-    }
-    if let Err(why) = device.write_base(dpa, &noise) {
+    if let Err(why) = device.write_base(dpa, &noise(dpa, RESERVE_BYTES)) {
         tracing::debug!("no room for the reserve: {why}");
         // All of it or nothing.
         let _ = device.discard(dpa, RESERVE_BYTES);
     }
+}
+
+/// Bytes that take as much as they have, others for each `seed`.
+pub(crate) fn noise(seed: u64, length: u64) -> Vec<u8> {
+    let mut state = seed ^ 0x9e37_79b9_7f4a_7c15;
+    let words = (0..length / 8).flat_map(|_| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state.to_le_bytes()
+    });
+    words.collect()
 }
 
 /// Gives the reserve up: whether there was one.

@@ -456,6 +456,122 @@ fn a_store_that_is_full_takes_no_more_and_lets_files_be_removed() {
 }
 
 #[test]
+fn all_names_can_be_removed_though_the_store_and_the_log_are_full() {
+    let config =
+        DeviceConfig { observe: false, store_bytes: Some(24 << 20), ..DeviceConfig::new(128 << 20, 8 << 20) };
+    let device = Arc::new(Device::new(config).unwrap());
+    // A log of 1 MiB.
+    let files = Files::open(Arc::clone(&device), 32 << 20, true).unwrap().unwrap();
+    let all = file(&files, "all");
+    let name = |number: u32| format!("{}{number}", "x".repeat(200)).into_bytes();
+    let mut made = 0;
+    while files.make(Caller::default(), ROOT, &name(made), &NEW_FILE).is_ok() {
+        made += 1;
+    }
+    assert!(made > 2000, "{made}");
+    // One that is open keeps its bytes, so no removal of a name makes room for the next.
+    files.opened(all, true).unwrap();
+    let fill = || {
+        for length in [1 << 20, 64 << 10, 4096_usize] {
+            let mut at = files.meta(all).unwrap().size;
+            while let Ok(count) = files.write(all, at, &bytes(at + 5, length), false) {
+                at += count as u64;
+            }
+        }
+    };
+    fill();
+    let first = files.find(ROOT, &name(0)).unwrap();
+    for number in 0..made {
+        // What else may use the last of the log is asked for, too, and refused or not.
+        let mode = 0o600 + number % 2;
+        files.set(first, &Wanted { mode: Some(mode), ..Wanted::default() }).unwrap();
+        if number > 0 {
+            files.remove(Caller::default(), ROOT, &name(number), false).unwrap();
+        }
+        if number % 500 == 0 {
+            fill();
+        }
+    }
+    drop(files);
+    let files = Files::open(device, 32 << 20, true).unwrap().unwrap();
+    assert_eq!(files.extent().inodes, 3);
+    files.remove(Caller::default(), ROOT, &name(0), false).unwrap();
+    files.remove(Caller::default(), ROOT, b"all", false).unwrap();
+    assert_eq!(files.extent().inodes, 1);
+}
+
+#[test]
+fn a_file_may_reach_from_one_slab_into_the_next() {
+    let device = device();
+    let files = files(&device, true);
+    let inode = file(&files, "x");
+    let piece = bytes(5, 1 << 20);
+    for at in 0..40 {
+        files.write(inode, at << 20, &piece, false).unwrap();
+    }
+    let extents = files.core.lock().state.file(inode).unwrap().extents.len();
+    assert!(extents < 3, "{extents}: what this is about");
+    let stored = files.stored(inode).unwrap();
+    assert_eq!(stored, 40 << 20, "noise takes as much as it has");
+    drop(files);
+    for first in [false, true] {
+        let files = super::tests::files(&device, first);
+        assert_eq!(files.stored(inode).unwrap(), stored);
+        assert!(contents(&files, inode).chunks(1 << 20).all(|found| found == piece));
+        files.forgotten(inode, 1).unwrap();
+    }
+    let files = super::tests::files(&device, true);
+    // Over the border, and what is left.
+    files.punch(inode, &(10 << 20..20 << 20)).unwrap();
+    drop(files);
+    let files = super::tests::files(&device, true);
+    let other = file(&files, "y");
+    files.allocate(other, &(0..LIMIT - (30 << 20)), true).unwrap();
+    files.remove(Caller::default(), ROOT, b"x", false).unwrap();
+    files.remove(Caller::default(), ROOT, b"y", false).unwrap();
+    assert_eq!(files.extent(), Extent { limit: LIMIT, free: LIMIT, inodes: 1 });
+    let slab = |name: &&String| name.strip_prefix("/.lamina/files/").is_some_and(|rest| rest.contains('/'));
+    assert_eq!(device.hidden_tensors().iter().filter(slab).count(), 1, "all slabs but one are empty and go");
+}
+
+#[test]
+fn what_is_set_clears_privileges_and_changes_times_as_asked() {
+    let files = files(&device(), true);
+    let inode = file(&files, "x");
+    let fifo = New { mode: libc::S_IFIFO | 0o6711, ..NEW_FILE };
+    let fifo = files.make(Caller::default(), ROOT, b"fifo", &fifo).unwrap();
+    let old = |inode, mode| {
+        let at = Some(When::At((5, 0)));
+        let wanted = Wanted { mode: Some(mode), modified: at, accessed: at, ..Wanted::default() };
+        files.set(inode, &wanted).unwrap()
+    };
+    let drops_privileges = true;
+    for (wanted, before, after, modifies) in [
+        // Whoever may keep them truncates.
+        (Wanted { size: Some(0), ..Wanted::default() }, 0o6755, 0o6755, true),
+        (Wanted { size: Some(0), drops_privileges, ..Wanted::default() }, 0o6755, 0o755, true),
+        (Wanted { uid: Some(1), drops_privileges, ..Wanted::default() }, 0o6711, 0o711, false),
+        // Without the right to run it the group's bit says something else.
+        (Wanted { gid: Some(1), drops_privileges, ..Wanted::default() }, 0o6744, 0o2744, false),
+        (Wanted::default(), 0o4700, 0o700, false),
+        (Wanted { mode: Some(0o4700), ..Wanted::default() }, 0o4700, 0o4700, false),
+    ] {
+        for inode in [inode, fifo].into_iter().take(if wanted.size.is_some() { 1 } else { 2 }) {
+            let then = old(inode, before);
+            std::thread::sleep(std::time::Duration::from_millis(2));
+            let now = files.set(inode, &wanted).unwrap();
+            assert_eq!(now.mode & 0o7777, after, "{wanted:?}");
+            assert_eq!(now.times[1] != then.times[1], modifies, "{wanted:?}");
+            assert!(now.times[2] > then.times[2], "{wanted:?}");
+        }
+    }
+    let folder = files.make(Caller::default(), ROOT, b"d", &NEW_FOLDER).unwrap();
+    old(folder, 0o2775);
+    let wanted = Wanted { uid: Some(1), drops_privileges, ..Wanted::default() };
+    assert_eq!(files.set(folder, &wanted).unwrap().mode & 0o7777, 0o2775);
+}
+
+#[test]
 fn addresses_run_out_and_come_back() {
     let device = device();
     let files = files(&device, true);

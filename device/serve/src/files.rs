@@ -156,6 +156,7 @@ pub(super) fn set(files: &Files, inode: u64, to: &stat64, valid: SetattrValid) -
         size: valid.contains(SetattrValid::SIZE).then_some(size),
         accessed: time(SetattrValid::ATIME, SetattrValid::ATIME_NOW, to.st_atime, to.st_atime_nsec),
         modified: time(SetattrValid::MTIME, SetattrValid::MTIME_NOW, to.st_mtime, to.st_mtime_nsec),
+        drops_privileges: valid.contains(SetattrValid::KILL_SUIDGID),
     };
     let meta = files.set(inode, &wanted).map_err(|why| said(&why))?;
     as_stat(files, inode, &meta)

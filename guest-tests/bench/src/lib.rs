@@ -8,6 +8,7 @@ pub mod attach;
 pub mod codec;
 mod cpu;
 pub mod deaths;
+pub mod files;
 pub mod models;
 pub mod mount;
 pub mod pool;

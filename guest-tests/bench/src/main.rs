@@ -8,6 +8,7 @@ use lamina_bench::{
     attach::AttachBench,
     codec::{BUNDLED_KV, CodecBench},
     deaths::Deaths,
+    files::Files,
     models::Models,
     mount::Mount,
     pool::{self, PoolBench},
@@ -94,6 +95,15 @@ enum What {
         /// KiB the host reads when a page is missing
         #[arg(long, default_value_t = 1024)]
         read_ahead_kb: u32,
+    },
+    /// `files/`: sequential and random reads and writes, beside libfuse's `passthrough_ll` on a tmpfs
+    Files {
+        /// MiB of the file
+        #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u64).range(1..=1 << 14))]
+        mib: u64,
+        /// Rounds, of which the median counts
+        #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+        rounds: u32,
     },
     /// Stores: into the device alone and through the mount, beside the plain device and tmpfs
     ///
@@ -243,6 +253,7 @@ fn run(cli: Cli) -> Result<()> {
         What::Pool { rounds: POOL_ROUNDS },
         What::Mount { mib: 96, rounds: 5, read_ahead_kb: 1024 },
         What::Models { mib: 256, rounds: 5, read_ahead_kb: 1024 },
+        What::Files { mib: 256, rounds: 5 },
         What::Store { mib: STORE_MIB, rounds: STORE_ROUNDS, codec: Codec::default(), json: false },
         What::Warm { mib: 64, boots: 2, reads: 15 },
         What::Vhost {
@@ -331,6 +342,7 @@ impl What {
             Self::Codec { .. } => "codec",
             Self::Mount { .. } => "mount",
             Self::Models { .. } => "models",
+            Self::Files { .. } => "files",
             Self::Store { .. } => "store",
             Self::Warm { .. } => "warm",
             Self::Vhost { .. } => "vhost",
@@ -374,6 +386,22 @@ fn measure(what: What, models: &[PathBuf], default: bool) -> Result<Measured> {
                 "a model of {mib} MiB of bf16 as files, cold reads of 1 MiB, read-ahead {read_ahead_kb} KiB, medians of {rounds}\n{}\n",
                 bench.run()?
             )))
+        }
+        What::Files { mib, rounds } => {
+            eprintln!("bench: a file of {mib} MiB in files/, {rounds} rounds");
+            let bench = Files { models, bytes: mib << 20, rounds: rounds as usize };
+            let (files, lacking) = bench.run()?;
+            let text = format!(
+                "a file of {mib} MiB of bf16 in files/, one thread, reads of what is in no page cache, writes without fsync, medians of {rounds}; of 4 KiB at most 32 MiB each\n{files}\n{}",
+                lacking
+                    .as_ref()
+                    .map(|why| format!("passthrough_ll is not measured: {why}\n"))
+                    .unwrap_or_default()
+            );
+            Ok(Measured {
+                lacking: lacking.map(|_| "passthrough_ll".to_owned()).into_iter().collect(),
+                ..Measured::new(text)
+            })
         }
         What::Store { mib, rounds, codec, json } => {
             let cache = bundled_file("stories260K-kv-bf16.safetensors")?;

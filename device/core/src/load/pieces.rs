@@ -3,7 +3,7 @@
 use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError, mpsc};
 use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -16,6 +16,48 @@ use crate::model::{ModelFile, ModelTensor};
 /// A file that changed no longer ago than this may change again without its times doing so: file
 /// systems count in steps, of up to two seconds.
 const STAMPS_APART: Duration = Duration::from_secs(2);
+/// Pieces that are read ahead of the one that is stored.
+const AHEAD: usize = 2;
+
+/// Has `store` take the pieces of all tensors in order, by the tensor's number and the place in it:
+/// their digests. A thread reads ahead. What is stored in one order lies in the same places each
+/// time; the device codes a piece on all cores.
+pub(super) fn store_each(
+    model: &ModelFile,
+    reported: &Reported<'_>,
+    mut store: impl FnMut(usize, u64, &[u8]) -> Result<(), LoadError>,
+) -> Result<Vec<u128>, LoadError> {
+    thread::scope(|scope| {
+        // Both end with this closure, so that the thread ends when a piece is refused.
+        let (full, pieces) = mpsc::sync_channel(AHEAD);
+        let (empty, buffers) = mpsc::channel();
+        for _ in 0..=AHEAD {
+            let _ = empty.send(Vec::new());
+        }
+        scope.spawn(move || {
+            for (number, tensor) in model.tensors().iter().enumerate() {
+                for at in (0..tensor.length.div_ceil(PIECE)).map(|piece| piece * PIECE) {
+                    let Ok(mut buffer): Result<Vec<u8>, _> = buffers.recv() else { return };
+                    buffer.resize(usize::try_from(PIECE.min(tensor.length - at)).unwrap_or(0), 0);
+                    let read = model.read(tensor, at, &mut buffer);
+                    let read = read.map(|()| Contents::of_piece(&buffer)).map_err(LoadError::from);
+                    let last = read.is_err();
+                    if full.send((number, at, buffer, read)).is_err() || last {
+                        return;
+                    }
+                }
+            }
+        });
+        let mut digests = Vec::new();
+        for (number, at, buffer, digest) in pieces {
+            digests.push(digest?);
+            store(number, at, &buffer)?;
+            reported.read(&model.tensors()[number].name, buffer.len() as u64)?;
+            let _ = empty.send(buffer);
+        }
+        Ok(digests)
+    })
+}
 
 /// Has a few threads read a tensor's pieces and do something with each, by its place in the tensor:
 /// what came of them, in order.

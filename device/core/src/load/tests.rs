@@ -141,6 +141,29 @@ fn a_checkpoint_that_does_not_fit_is_an_error_with_the_numbers() {
 }
 
 #[test]
+fn a_checkpoint_is_stored_in_the_same_places_each_time() {
+    // What compresses well, less and not at all, so that segments are of many lengths.
+    let (mixed, plain) = (noise(6 << 20), noise(5 << 20));
+    let mixed = mixed.iter().enumerate().map(|(at, byte)| byte >> (at >> 12 & 7)).collect();
+    let (_file, model) = checkpoint(&[
+        ("a", "BF16", &[3 << 20], mixed),
+        ("empty", "BF16", &[0], Vec::new()),
+        ("layers.0.k_cache", "BF16", &[100, 3000], noise(600_000)),
+        ("b", "BF16", &[(5 << 20) / 2], plain),
+    ]);
+    let stored = || {
+        let device = device();
+        load_model(&device, &model, &views(&["full"]), on).unwrap();
+        device.entries(0..(12 << 20) / 4096)
+    };
+    let first = stored();
+    assert!(first.iter().filter(|entry| entry.place.is_some()).count() > 2700);
+    for _ in 0..5 {
+        assert!(stored() == first);
+    }
+}
+
+#[test]
 fn loading_stops_when_told() {
     let (_file, model) = checkpoint(&[("w", "BF16", &[4 << 20], noise(8 << 20))]);
     let calls = AtomicUsize::new(0);
@@ -149,7 +172,7 @@ fn loading_stops_when_told() {
         ControlFlow::Break(())
     });
     assert!(matches!(stopped, Err(LoadError::Stopped)));
-    assert!(calls.into_inner() < 8, "every thread stops at its next piece");
+    assert_eq!(calls.into_inner(), 1, "nothing is stored behind");
 }
 
 #[test]

@@ -317,7 +317,7 @@ fn each_refusal_has_the_number_that_a_tmpfs_gives() {
             Symlink("x", path),
             Mkdir("d", 0o755),
             Mknod("d/full", FileType::Socket, 0o600),
-            Chmod(path, 0o1777),
+            Chmod(path, 0o7777),
             Chown(path, None, None, none),
             Chown(path, Some(5), Some(6), NOT),
             Chown(path, Some(0), Some(0), NOT),
@@ -384,8 +384,14 @@ fn each_refusal_has_the_number_that_a_tmpfs_gives() {
         Open("new/", RW | OFlags::CREATE, 0o600),
         Open("empty/g", RW | OFlags::CREATE, 0o2770),
         Chown("empty/g", Some(7), Some(8), none),
+        Chmod("empty/g", 0o6777),
         Write("empty/g", 0, 10),
+        Stat("empty/g", none),
+        Chmod("empty/g", 0o6777),
         Truncate("empty/g", 3),
+        Stat("empty/g", none),
+        Chmod("empty/g", 0o6777),
+        Chown("empty/g", Some(9), None, none),
         Stat("empty/g", none),
         Resize("empty/g", 1 << 40),
         Stat("empty/g", none),
@@ -426,7 +432,7 @@ fn whatever_is_asked_in_whatever_order_is_as_on_a_tmpfs() {
     let (keep, exchange) = (RenameFlags::NOREPLACE, RenameFlags::EXCHANGE);
     for turn in 0..12_000 {
         let (path, to) = (chance.of(&PATHS), chance.of(&PATHS));
-        let mode = chance.of(&[0o644, 0o600, 0o755, 0o1777]);
+        let mode = chance.of(&[0o644, 0o600, 0o755, 0o4755, 0o2755, 0o1777, 0o2770]);
         let create = RW | OFlags::CREATE;
         let flags = [create, create | OFlags::EXCL, create | OFlags::TRUNC, RW | OFlags::APPEND];
         let at = chance.of(&[0_u32, 1, 100, 4095, 4096, 5000, 8192, 70_000, 300_000]);
@@ -484,11 +490,15 @@ fn each_request_changes_the_times_that_it_changes_on_a_tmpfs() {
         Link("d/f", "d/g", none),
         Link("d/f", "d/g", none),
         Chmod("d/f", 0o600),
+        Chmod("d/f", 0o600),
         Chown("d/f", Some(1), Some(1), none),
+        Chown("d/f", None, None, none),
         Write("d/f", 0, 10),
         Write("d/f", 100, 10_000),
         Write("d/f", 0, 0),
         Truncate("d/f", 5),
+        Truncate("d/f", 5),
+        Resize("d/f", 5),
         Resize("d/f", 50_000),
         Open("d/f", OFlags::WRONLY | OFlags::TRUNC, 0),
         Allocate("d/f", FallocateFlags::empty(), 0, 10_000),
