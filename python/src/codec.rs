@@ -75,7 +75,7 @@ pub(crate) fn compress(
             shape,
             length,
             blocks: Vec::new(),
-            bytes: Vec::with_capacity(length / 4 * 3),
+            bytes: Vec::with_capacity(length),
         };
         coded.fill(memory);
         coded

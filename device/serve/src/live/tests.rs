@@ -91,9 +91,10 @@ fn a_viewer_gets_all_of_it_and_then_what_changed() {
     let (read, written) = (&tick["latency"][1], &tick["latency"][2]);
     assert_eq!((&read["window"], &read["request"]), (&json!("views"), &json!("read")));
     assert_eq!((&written["window"], &written["request"]), (&json!("base"), &json!("write")));
-    assert!(
-        read["now_p50_seconds"].as_f64().unwrap() > 0.0 && read["p99_seconds"] == read["now_p99_seconds"]
-    );
+    // That of all is not above the longest, which the one of now does not know.
+    let time = |name: &str| read[name].as_f64().unwrap();
+    assert!(time("now_p50_seconds") > 0.0 && time("p99_seconds") <= time("now_p99_seconds"));
+    assert!(time("p99_seconds") <= time("max_seconds"));
     // Nothing changes: nothing is said of any.
     let (_, tick) = rig.next(&mut viewer);
     assert_eq!(requests(&tick), [(0, 0), (1, 0), (1, 0)].map(|(all, now)| (json!(all), json!(now))));
