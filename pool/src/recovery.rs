@@ -109,7 +109,7 @@ fn is_inner(member: &Member, chunk: u32) -> Result<bool, PoolError> {
     for first in (0..chunk).rev() {
         let owner = Owner::load(member, first)?;
         if owner.run > 0 {
-            return Ok(first + owner.run > chunk && is_taken(member, first)?);
+            return Ok(first.saturating_add(owner.run) > chunk && is_taken(member, first)?);
         }
     }
     Ok(false)
