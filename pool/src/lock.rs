@@ -85,7 +85,10 @@ impl Member {
     }
 
     fn ask(&self, lock: u32, wanted: u64, wait: &mut Wait) -> Result<(), PoolError> {
-        self.lines.post(self.layout.request(lock, self.node), wanted << 1 | 1)?;
+        // The manager looks at both again and again, so their order does not matter.
+        let at = self.layout.request(lock, self.node);
+        self.lines.set(at, wanted << 1 | 1)?;
+        self.lines.flush(at, 8)?;
         {
             let _one = crate::member::locked(&self.doorbell);
             let at = self.layout.doorbell(self.node, lock);

@@ -24,7 +24,7 @@ use std::sync::atomic::{Ordering, fence};
 pub use hardware::{Hardware, Instructions, Processor};
 pub use hosted::{Hosted, Port, Socket};
 pub use mapped::{Map, Mapped};
-pub use simulated::{Killed, Node, Simulated, Site};
+pub use simulated::{Killed, LeftOut, Node, Simulated, Site};
 
 /// Bytes of a line, the unit that moves between a node and the memory.
 pub const LINE: u64 = 64;
@@ -137,9 +137,9 @@ pub trait CxlMem: Send + Sync {
         Ok(None)
     }
 
-    /// Whether `call`, made at `site`, is to be done. Tests leave calls out.
-    fn wants(&self, site: &'static Location<'static>, call: Call) -> bool {
-        let _ = (site, call);
+    /// Whether `call` of the range, made at `site`, is to be done. Tests leave calls out.
+    fn wants(&self, site: &'static Location<'static>, call: Call, at: u64, length: u64) -> bool {
+        let _ = (site, call, at, length);
         true
     }
 }
@@ -215,7 +215,7 @@ impl Lines {
     /// Begins to bring stores to a range to the memory; a later fence completes it.
     #[track_caller]
     pub(crate) fn flush(&self, at: u64, length: u64) -> Result<(), MemError> {
-        if !self.coherent && self.mem.wants(Location::caller(), Call::Flush) {
+        if !self.coherent && self.mem.wants(Location::caller(), Call::Flush, at, length) {
             self.mem.flush(at, length)?;
         }
         Ok(())
@@ -224,7 +224,7 @@ impl Lines {
     /// Completes stores and flushes before anything that follows, also loads.
     #[track_caller]
     pub(crate) fn fence(&self) -> Result<(), MemError> {
-        if self.mem.wants(Location::caller(), Call::Fence) {
+        if self.mem.wants(Location::caller(), Call::Fence, 0, 0) {
             self.mem.fence()?;
         }
         Ok(())
@@ -240,7 +240,7 @@ impl Lines {
     /// Begins to drop the lines of a range; [`Lines::settle`] completes it.
     #[track_caller]
     pub(crate) fn invalidate(&self, at: u64, length: u64) -> Result<(), MemError> {
-        if !self.coherent && self.mem.wants(Location::caller(), Call::Invalidate) {
+        if !self.coherent && self.mem.wants(Location::caller(), Call::Invalidate, at, length) {
             self.mem.invalidate(at, length)?;
         }
         Ok(())
@@ -251,7 +251,7 @@ impl Lines {
     pub(crate) fn settle(&self) -> Result<(), MemError> {
         if self.coherent {
             fence(Ordering::Acquire);
-        } else if self.mem.wants(Location::caller(), Call::InvalidateFence) {
+        } else if self.mem.wants(Location::caller(), Call::InvalidateFence, 0, 0) {
             self.mem.fence()?;
         }
         Ok(())

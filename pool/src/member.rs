@@ -116,7 +116,7 @@ impl Member {
         for pin in 0..PINS {
             lines.set(layout.hazard(node, pin), 0)?;
         }
-        lines.publish(layout.hazard(node, 0), 8 * PINS as u64)?;
+        lines.flush(layout.hazard(node, 0), 8 * PINS as u64)?;
         lines.set(at + COUNT, 0)?;
         lines.set(at + CANDIDATE, 0)?;
         lines.post(at, word)?;
@@ -386,7 +386,8 @@ impl Member {
     }
 
     pub(crate) fn tell_clock(&self, clock: u64) -> Result<(), PoolError> {
-        self.lines.post(self.layout.node(self.node) + CLOCK, clock)?;
+        // The node's next count brings the line to the others.
+        self.lines.set(self.layout.node(self.node) + CLOCK, clock)?;
         Ok(())
     }
 

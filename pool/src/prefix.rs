@@ -294,7 +294,7 @@ impl Reservation<'_> {
             return Err(PoolError::End { at: self.done, length: 0, bytes: self.entry.length });
         }
         self.entry.crc = if self.done == 0 { crc(&[]) } else { self.digest.finalize() as u32 };
-        member.lines.fence()?;
+        // Taking the lock completes the stores of the bytes.
         let held = member.acquire(member.layout.lock_of(self.slot.group))?;
         let tag_at = member.layout.tag(self.slot);
         member.lines.consume(tag_at, 8)?;
@@ -306,7 +306,8 @@ impl Reservation<'_> {
             return Err(PoolError::Damaged { what: "a reservation", at: tag_at });
         }
         let at = self.entry.store(member, self.slot)?;
-        member.lines.publish(at, LINE)?;
+        // The stamp's fences complete it.
+        member.lines.flush(at, LINE)?;
         pool.set_stamp(self.slot, pool.stamp())?;
         self.open = false;
         let is_object = self.entry.name_length > 0;

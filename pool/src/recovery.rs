@@ -109,7 +109,7 @@ fn is_inner(member: &Member, chunk: u32) -> Result<bool, PoolError> {
     for first in (0..chunk).rev() {
         let owner = Owner::load(member, first)?;
         if owner.run > 0 {
-            return Ok(first + owner.run > chunk && is_taken(member, first)?);
+            return Ok(first.saturating_add(owner.run) > chunk && is_taken(member, first)?);
         }
     }
     Ok(false)
@@ -121,10 +121,8 @@ fn clear_pins(member: &Member, node: u32, last: u32) -> Result<(), PoolError> {
         return Ok(());
     }
     for pin in 0..crate::layout::PINS {
-        let at = member.layout.hazard(node, pin);
-        member.lines.invalidate(at, 8)?;
-        member.lines.settle()?;
-        member.lines.set(at, 0)?;
+        // All words of its lines: what they held does not matter.
+        member.lines.set(member.layout.hazard(node, pin), 0)?;
     }
     member.lines.publish(member.layout.hazard(node, 0), 8 * crate::layout::PINS as u64)?;
     Ok(())

@@ -15,7 +15,7 @@
 
 use std::collections::BTreeSet;
 use std::panic::Location;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use super::{Call, CxlMem, LINE, MemError, inside, lines};
 
@@ -28,6 +28,15 @@ pub struct Site {
     pub line: u32,
     /// What is called there.
     pub call: Call,
+}
+
+/// A call that is left out, or of a control one that is made with all else alike.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LeftOut {
+    /// Which.
+    pub site: Site,
+    /// It is made.
+    pub is_control: bool,
 }
 
 /// What a node that dies unwinds with.
@@ -67,6 +76,12 @@ struct Cache {
     lines: Vec<Line>,
     held: Vec<usize>,
     pending: Vec<Pending>,
+    /// What a fence that was left out should have completed: it completes last.
+    late: Vec<Pending>,
+    /// Lines that the call that is left out is about: they are prefetched often.
+    sought: BTreeSet<usize>,
+    /// Steps in which lines are evicted as soon as they are stored to.
+    hurried: u32,
     dead: bool,
     revoked: bool,
     steps: u64,
@@ -80,8 +95,13 @@ struct State {
     random: u64,
     chances: Chances,
     sites: BTreeSet<Site>,
-    left_out: Option<Site>,
+    left_out: Option<LeftOut>,
 }
+
+/// Steps after a call that is left out.
+const HURRIED: u32 = 8;
+/// Lines that are prefetched often, at most.
+const SOUGHT: usize = 64;
 
 type Hook = Box<dyn Fn(usize) + Send + Sync>;
 
@@ -92,6 +112,8 @@ pub struct Simulated {
     coherent: bool,
     /// Called at each step of a node, where others may run.
     hook: Hook,
+    /// Called where a call is left out.
+    pause: OnceLock<Hook>,
 }
 
 impl State {
@@ -172,18 +194,17 @@ impl State {
 
     /// Has the node's own loads and stores of a line see what it streamed.
     fn drain(&mut self, node: usize, line: usize) {
-        while let Some(at) = self.caches[node]
-            .pending
-            .iter()
-            .position(|pending| matches!(pending, Pending::Stream(of, ..) if *of == line))
-        {
-            let pending = self.caches[node].pending.remove(at);
-            self.complete(node, pending);
+        let is_of = |pending: &mut Pending| matches!(pending, Pending::Stream(of, ..) if *of == line);
+        let Cache { late, pending, .. } = &mut self.caches[node];
+        let streams: Vec<_> = late.extract_if(.., is_of).chain(pending.extract_if(.., is_of)).collect();
+        for stream in streams {
+            self.complete(node, stream);
         }
     }
 
     fn die(&mut self, node: usize) {
-        for pending in std::mem::take(&mut self.caches[node].pending) {
+        let late = std::mem::take(&mut self.caches[node].late);
+        for pending in std::mem::take(&mut self.caches[node].pending).into_iter().chain(late) {
             if self.happens(2) {
                 self.complete(node, pending);
             }
@@ -206,6 +227,22 @@ impl State {
             let which = self.below(self.caches[node].held.len());
             let line = self.caches[node].held[which];
             self.drop_line(node, line);
+        }
+        if let Some(hurried) = self.caches[node].hurried.checked_sub(1) {
+            self.caches[node].hurried = hurried;
+            let is_dirty = |line: &usize| self.caches[node].lines[*line].held == Held::Dirty;
+            if let Some(line) = near.filter(is_dirty)
+                && self.happens(2)
+            {
+                self.drop_line(node, line);
+            }
+        }
+        let many = self.caches[node].sought.len();
+        if many > 0 && self.happens(3) {
+            let which = self.below(many);
+            if let Some(line) = self.caches[node].sought.iter().nth(which).copied() {
+                self.fetch(node, line);
+            }
         }
         if self.happens(prefetch) {
             let many = self.caches[node].lines.len();
@@ -232,6 +269,9 @@ impl Simulated {
             lines: if coherent { Vec::new() } else { vec![line.clone(); length / LINE as usize] },
             held: Vec::new(),
             pending: Vec::new(),
+            late: Vec::new(),
+            sought: BTreeSet::new(),
+            hurried: 0,
             dead: false,
             revoked: false,
             steps: 0,
@@ -254,8 +294,18 @@ impl Simulated {
                 complete: of(&mut state, 12),
                 prefetch: of(&mut state, 30),
             };
+            // Of the rest every other completes nothing before its fence.
+            if seed.is_multiple_of(2) {
+                state.chances.complete = 0;
+            }
         }
-        Arc::new(Self { state: Mutex::new(state), bytes, coherent, hook: Box::new(hook) })
+        Arc::new(Self {
+            state: Mutex::new(state),
+            bytes,
+            coherent,
+            hook: Box::new(hook),
+            pause: OnceLock::new(),
+        })
     }
 
     /// What the node with this number sees.
@@ -263,14 +313,26 @@ impl Simulated {
         Node { memory: Arc::clone(self), number }
     }
 
-    /// Leaves a call out.
-    pub fn leave_out(&self, site: Option<Site>) {
-        self.state().left_out = site;
+    /// Leaves a call out. What makes it missed is sought there: the lines that it is about are
+    /// prefetched, and `pause` is called with the node's number, where others may run.
+    pub fn leave_out(&self, left_out: LeftOut, pause: impl Fn(usize) + Send + Sync + 'static) {
+        self.state().left_out = Some(left_out);
+        let _ = self.pause.set(Box::new(pause));
     }
 
     /// All calls that were made.
     pub fn sites(&self) -> BTreeSet<Site> {
         self.state().sites.clone()
+    }
+
+    /// Forgets the calls that were made so far.
+    pub fn forget_sites(&self) {
+        self.state().sites.clear();
+    }
+
+    /// How many nodes there are.
+    pub fn nodes(&self) -> usize {
+        self.state().caches.len()
     }
 
     /// Has a node die `steps` steps from now: its next access then unwinds with [`Killed`].
@@ -306,6 +368,7 @@ impl Simulated {
             cache.lines[line].held = Held::No;
         }
         cache.pending.clear();
+        cache.late.clear();
         cache.dead = false;
         cache.revoked = false;
         cache.last = None;
@@ -357,6 +420,13 @@ impl Node {
             std::panic::resume_unwind(Box::new(Killed));
         }
         Some(state)
+    }
+
+    /// Where others may run because of what is left out.
+    fn pause(&self) {
+        if let Some(pause) = self.memory.pause.get() {
+            pause(self.number);
+        }
     }
 
     /// The parts of a range by line: line, offset in it, range of the caller's bytes.
@@ -469,9 +539,17 @@ impl CxlMem for Node {
             for _ in 0..many.min(1 + state.below(4)) {
                 state.complete_one(self.number);
             }
-            if many == 0 || state.caches[self.number].pending.is_empty() {
+            if many > 0 && !state.caches[self.number].pending.is_empty() {
+                continue;
+            }
+            if state.caches[self.number].late.is_empty() {
                 return Ok(());
             }
+            drop(state);
+            self.pause();
+            let Some(mut state) = self.step() else { return Ok(()) };
+            let late = std::mem::take(&mut state.caches[self.number].late);
+            state.caches[self.number].pending.extend(late);
         }
     }
 
@@ -489,14 +567,37 @@ impl CxlMem for Node {
         Ok(Some(same))
     }
 
-    fn wants(&self, site: &'static Location<'static>, call: Call) -> bool {
-        if self.memory.coherent {
+    fn wants(&self, site: &'static Location<'static>, call: Call, at: u64, length: u64) -> bool {
+        if self.memory.coherent || std::thread::panicking() {
             return true;
         }
         let site = Site { file: site.file(), line: site.line(), call };
         let mut state = self.memory.state();
         state.sites.insert(site);
-        state.left_out != Some(site)
+        let Some(left_out) = state.left_out.filter(|left_out| left_out.site == site) else { return true };
+        let Cache { pending, late, sought, hurried, .. } = &mut state.caches[self.number];
+        let dropped = pending.iter().filter_map(|pending| match pending {
+            Pending::Drop(line) => Some(*line),
+            _ => None,
+        });
+        let of_range = lines(at, length).map(|line| (line / LINE) as usize);
+        match call {
+            Call::Invalidate => sought.extend(of_range.take(SOUGHT)),
+            Call::InvalidateFence => sought.extend(dropped),
+            Call::Flush | Call::Fence => {}
+        }
+        if matches!(call, Call::Fence | Call::InvalidateFence) {
+            late.append(pending);
+        }
+        if matches!(call, Call::Flush | Call::Fence) {
+            *hurried = HURRIED;
+        }
+        while sought.len() > SOUGHT {
+            sought.pop_first();
+        }
+        drop(state);
+        self.pause();
+        left_out.is_control
     }
 }
 

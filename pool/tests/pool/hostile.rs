@@ -2,13 +2,13 @@
 
 use std::fs;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use lamina_pool::Pool;
 use lamina_pool::fuzzing::{self, Alone, geometry, memory, use_all};
 use lamina_pool::mem::Mapped;
 use proptest::prelude::*;
-use std::sync::Arc;
 
 /// A pool with something in it.
 fn pool() -> Arc<Mapped> {
@@ -30,8 +30,8 @@ fn seeds() -> Vec<Vec<u8>> {
 fn the_fuzz_targets_seeds_end_well() {
     let seeds = seeds();
     assert!(seeds.len() >= 5);
-    for seed in &seeds {
-        fuzzing::pool(seed);
+    for seed in seeds {
+        fuzzing::pool(&seed);
     }
 }
 

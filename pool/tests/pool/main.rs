@@ -5,6 +5,7 @@
 mod basics;
 mod hostile;
 mod processes;
+mod removal;
 mod scenes;
 mod schedules;
 mod world;

@@ -6,7 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use lamina_pool::mem::{Killed, Site};
+use lamina_pool::mem::{Killed, LeftOut};
 use lamina_pool::{Chain, Geometry, Key, Pool, PoolError};
 
 use crate::basics::bytes;
@@ -200,9 +200,9 @@ fn step(world: &World, plan: Plan, pool: &Pool, oracle: &Oracle, unique: u64) ->
 }
 
 /// One schedule. What was wrong, if anything was.
-pub(crate) fn schedule(seed: u64, plan: Plan, left_out: Option<Site>) -> Result<World, Vec<String>> {
+pub(crate) fn schedule(seed: u64, plan: Plan, left_out: Option<LeftOut>) -> Result<World, Vec<String>> {
     let world = World::new(seed, plan.coherent, &geometry(plan));
-    world.memory.leave_out(left_out);
+    world.leave_out(left_out, plan.deaths);
     let oracle = Oracle::default();
     let done = AtomicU32::new(0);
     let pools: Vec<Mutex<Option<Pool>>> = (0..4).map(|_| Mutex::new(None)).collect();

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use generator::{Generator, Gn};
-use lamina_pool::mem::{Killed, Simulated};
+use lamina_pool::mem::{Killed, LeftOut, Simulated};
 use lamina_pool::{Geometry, Host, Pool, PoolError};
 
 /// Words of a coroutine's stack.
@@ -105,6 +105,7 @@ impl World {
         let memory = Simulated::new(bytes, geometry.nodes as usize, coherent, seed, hook);
         Pool::create(Arc::new(memory.node(0)), geometry).unwrap();
         memory.revive(0);
+        memory.forget_sites();
         Self {
             memory,
             clock: Arc::new(AtomicU64::new(0)),
@@ -122,13 +123,48 @@ impl World {
     }
 
     pub(crate) fn attach(&self, node: u32) -> Result<Pool, PoolError> {
-        let machine = Machine {
+        self.attach_as(node as usize, node)
+    }
+
+    /// Attaches as `node` from another machine than that number's own.
+    pub(crate) fn attach_as(&self, machine: usize, node: u32) -> Result<Pool, PoolError> {
+        let host = Machine {
             memory: Arc::clone(&self.memory),
             clock: Arc::clone(&self.clock),
-            node: node as usize,
+            node: machine,
             timeout: self.timeout,
         };
-        Pool::attach(Arc::new(self.memory.node(node as usize)), Arc::new(machine), node)
+        Pool::attach(Arc::new(self.memory.node(machine)), Arc::new(host), node)
+    }
+
+    /// Leaves a call out. At times the node stops there, or dies soon after it if it `may_die`.
+    pub(crate) fn leave_out(&self, left_out: Option<LeftOut>, may_die: bool) {
+        let Some(left_out) = left_out else { return };
+        let (memory, clock) = (Arc::downgrade(&self.memory), Arc::clone(&self.clock));
+        let random = AtomicU64::new(self.below(u64::MAX));
+        let (next_stop, killed) = (AtomicU64::new(0), AtomicBool::new(false));
+        let timeout = self.timeout;
+        self.memory.leave_out(left_out, move |node| {
+            let chance = mixed(random.fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::Relaxed));
+            if !generator::is_generator() || !chance.is_multiple_of(3) {
+                return;
+            }
+            let Some(memory) = memory.upgrade() else { return };
+            if may_die && chance >> 8 & 1 == 0 {
+                if !killed.swap(true, Ordering::Relaxed) {
+                    memory.kill_after(node, 1 + (chance >> 16) % 8);
+                }
+            } else if clock.load(Ordering::Relaxed) >= next_stop.load(Ordering::Relaxed) {
+                // Not for so long, nor so often, that it is taken for dead.
+                let began = clock.load(Ordering::Relaxed);
+                next_stop.store(began + timeout / 2, Ordering::Relaxed);
+                let mut turns = (chance >> 16) % 300;
+                while turns > 0 && clock.load(Ordering::Relaxed) < began + timeout / 8 {
+                    turns -= 1;
+                    let_others();
+                }
+            }
+        });
     }
 
     pub(crate) fn now(&self) -> u64 {
@@ -160,8 +196,8 @@ impl World {
                 self.frozen.store(true, Ordering::Relaxed);
                 while !running.is_empty() {
                     // Each time: one of them may start a node again.
-                    for node in 0..geometry().nodes {
-                        self.memory.kill_after(node as usize, 0);
+                    for node in 0..self.memory.nodes() {
+                        self.memory.kill_after(node, 0);
                     }
                     for (work, _) in &mut running {
                         work.resume();
