@@ -5,12 +5,14 @@ usage: clients.py LAMINA MODEL.safetensors TEXT, where LAMINA has lamina-run bes
 `safetensors` opens the model as it is and at precisions, NumPy maps what has a dtype of ml_dtypes, `gguf` writes a file and
 reads it again, as it is and as bf16, llama.cpp answers with SmolLM2-135M as it is published, and with one of bf16 that `gguf`
 makes of that, of which a table says what each precision costs. In `files/`, DuckDB keeps a database and llama.cpp a KV cache.
+PyTorch, which is large, is what LAMINA_TORCH or the system's Python has of it.
 The references are a few lines of NumPy each.
 """
 
 import json
 import mmap
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -74,6 +76,15 @@ def check_safetensors(folder, model):
     for name, tensor in mapped(f"{stem}@e8m3.safetensors", dtypes).items():
         assert same(tensor, truncated(full[name], 3)), name
     return len(full)
+
+
+def check_torch(folder, model):
+    """What PyTorch says of the model at precisions, or why nobody asks it."""
+    python = os.environ.get("LAMINA_TORCH") or shutil.which("python3", path="/usr/local/bin:/usr/bin")
+    if python is None or subprocess.run([python, "-c", "import torch"], stderr=subprocess.DEVNULL).returncode:
+        return "PyTorch: skipped, there is none; install Debian's python3-torch, or name a Python that has it in LAMINA_TORCH"
+    words = [python, str(Path(__file__).with_name("with_torch.py")), str(model), str(folder / model.stem)]
+    return subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True, timeout=600).stdout.strip()
 
 
 def write_gguf(path):
@@ -262,6 +273,7 @@ def main():
         try:
             tensors = check_safetensors(mount / "models" / model.stem, model)
             print(f"safetensors, ml_dtypes: {tensors} tensors at six precisions are right")
+            print(check_torch(mount / "models", model), flush=True)
             print(f"gguf: {check_gguf(mount / 'models' / 'tiny', tiny)} tensors, as they are and as bf16, are right")
             mapped_by_numpy(mount / "models" / "array", array, values)
             print("numpy.memmap with ml_dtypes: as it is and at two precisions")

@@ -10,8 +10,8 @@
 //! * A block of the device is stored whole or not at all, and a block of the log is only ever
 //!   written again with more behind it. So what was written stays what it was.
 //! * A record is written before what it says is done, and before the kernel is answered.
-//! * The place that is not in use holds *noise* instead of a header, and as much as the state takes.
-//!   So a full store has room to begin anew, and to remove something never fails for want of it.
+//! * The place that is not in use holds filler behind where its header would be, as much as the state
+//!   takes. So a full store has room to begin anew, and no removal fails for want of it.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ use lamina_device::device::Device;
 
 use super::error::FileError;
 use super::record;
-use super::space::noise;
+use super::space::filler;
 use super::state::State;
 
 const MAGIC: &[u8; 8] = b"LAMFILES";
@@ -35,11 +35,11 @@ const HEAD: u64 = 8;
 const PIECE: u64 = 1 << 20;
 /// Bytes of changes after which it is worth to begin anew, if the state takes less.
 const LEAST_CHANGES: u64 = 1 << 20;
-/// Bytes of noise that are written at once.
-const NOISE_STEP: u64 = 16 * BLOCK;
-/// Bytes of noise beyond what the state takes: records that remove something, and the requests that
+/// Bytes of filler that are written at once.
+const FILLER_STEP: u64 = 16 * BLOCK;
+/// Bytes of filler beyond what the state takes: records that remove something, and the requests that
 /// are remembered as done.
-const NOISE_MORE: u64 = 64 << 10;
+const FILLER_MORE: u64 = 64 << 10;
 
 /// A place: DPA and bytes.
 pub(crate) type Place = (u64, u64);
@@ -58,8 +58,8 @@ pub(crate) struct Log {
     began: u64,
     /// Bytes that the state takes when it is written anew, at most.
     state_bytes: u64,
-    /// Where the noise ends in the place that is not in use; 0 if that may hold anything.
-    noise_end: u64,
+    /// Where the filler ends in the place that is not in use; 0 if that may hold anything.
+    filler_end: u64,
 }
 
 impl Log {
@@ -74,7 +74,7 @@ impl Log {
             block: Vec::new(),
             began: FIRST,
             state_bytes: 0,
-            noise_end: 0,
+            filler_end: 0,
         };
         log.begin_anew(state, false)?;
         Ok(log)
@@ -116,7 +116,7 @@ impl Log {
             block,
             began: at,
             state_bytes: at - FIRST,
-            noise_end: 0,
+            filler_end: 0,
         };
         log.keep_what_room_there_is();
         Ok(Some((log, state)))
@@ -172,7 +172,7 @@ impl Log {
         let other = 1 - self.used;
         let (dpa, capacity) = self.places[other];
         let most = if frees { capacity / 16 * 15 } else { capacity / 4 * 3 };
-        self.noise_end = 0;
+        self.filler_end = 0;
         let written = self.write_anew(state, self.places[other], most);
         let (at, block) = written.inspect_err(|_| self.forget(other))?;
         let mut head = MAGIC.to_vec();
@@ -190,29 +190,29 @@ impl Log {
         Ok(())
     }
 
-    /// Has noise keep the room that a state of so many bytes takes.
+    /// Has filler keep the room that a state of so many bytes takes.
     fn keep_room(&mut self, state_bytes: u64) -> Result<(), FileError> {
         let (dpa, capacity) = self.places[1 - self.used];
-        let wanted = (FIRST + state_bytes + state_bytes / 16 + NOISE_MORE).min(capacity);
-        if self.noise_end >= wanted {
+        let wanted = (FIRST + state_bytes + state_bytes / 16 + FILLER_MORE).min(capacity);
+        if self.filler_end >= wanted {
             return Ok(());
         }
-        if self.noise_end == 0 {
+        if self.filler_end == 0 {
             self.device.discard(dpa, BLOCK)?;
             self.device.discard(dpa, capacity)?;
-            self.noise_end = FIRST;
+            self.filler_end = FIRST;
         }
         // Somewhat more, so that few records write any.
-        let end = (wanted + wanted / 8).next_multiple_of(NOISE_STEP).min(capacity);
-        while self.noise_end < end {
-            let length = NOISE_STEP.min(end - self.noise_end);
-            let at = dpa + self.noise_end;
-            if let Err(why) = self.device.write_base(at, &noise(at, length)) {
+        let end = (wanted + wanted / 8).next_multiple_of(FILLER_STEP).min(capacity);
+        while self.filler_end < end {
+            let length = FILLER_STEP.min(end - self.filler_end);
+            let at = dpa + self.filler_end;
+            if let Err(why) = self.device.write_base(at, &filler(at, length)) {
                 // All of a step or nothing.
                 let _ = self.device.discard(at, length);
-                return if self.noise_end < wanted { Err(why.into()) } else { Ok(()) };
+                return if self.filler_end < wanted { Err(why.into()) } else { Ok(()) };
             }
-            self.noise_end += length;
+            self.filler_end += length;
         }
         Ok(())
     }

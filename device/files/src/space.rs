@@ -5,9 +5,9 @@
 //!   holds nothing; one that no file uses is removed.
 //! * Which parts are free is written nowhere: it is what no extent names. An extent may reach from
 //!   one slab into the next.
-//! * The *reserve* is a tensor of noise. A full store takes no record, not even that a file is
-//!   removed; then the reserve goes, and comes again when there is room. If that is not enough, the
-//!   [log](super::log) is begun anew in the room that it keeps itself.
+//! * The *reserve* is a tensor of filler, random bytes. A full store takes no record, not even that
+//!   a file is removed; then the reserve goes, and comes again when there is room. If that is not
+//!   enough, the [log](super::log) is begun anew in the room that it keeps itself.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -401,7 +401,7 @@ pub(crate) fn fill_reserve(device: &Device) {
     if is_there {
         return;
     }
-    if let Err(why) = device.write_base(dpa, &noise(dpa, RESERVE_BYTES)) {
+    if let Err(why) = device.write_base(dpa, &filler(dpa, RESERVE_BYTES)) {
         tracing::debug!("no room for the reserve: {why}");
         // All of it or nothing.
         let _ = device.discard(dpa, RESERVE_BYTES);
@@ -409,7 +409,7 @@ pub(crate) fn fill_reserve(device: &Device) {
 }
 
 /// Bytes that take as much as they have, others for each `seed`.
-pub(crate) fn noise(seed: u64, length: u64) -> Vec<u8> {
+pub(crate) fn filler(seed: u64, length: u64) -> Vec<u8> {
     let mut state = seed ^ 0x9e37_79b9_7f4a_7c15;
     let words = (0..length / 8).flat_map(|_| {
         state ^= state << 13;

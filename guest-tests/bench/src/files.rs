@@ -1,247 +1,188 @@
-//! `files/` beside libfuse's own example of a file system on a tmpfs, and the tmpfs itself:
-//! sequential and random reads and writes.
+//! `files/` beside a tmpfs, by fio: sequential and random reads and writes, and what `fsync` takes.
 //!
-//! The example is `passthrough_ll`, which Debian's `libfuse3-dev` has the source of. It is compiled
-//! where that and a C compiler are there, else its columns are empty and a line says why.
+//! A tmpfs has no process between: what `files/` is held against is another file system of FUSE,
+//! such as libfuse's `passthrough_hp` that shows a tmpfs. Debian has its source only, so who wants
+//! to compare names the folder.
 
 use std::{
-    fs::{self, File},
-    io::Read,
-    os::{fd::AsFd, unix::fs::FileExt},
+    fs,
+    os::unix::fs::DirBuilderExt,
     path::{Path, PathBuf},
     process::Command,
-    thread,
-    time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, ensure};
 use comfy_table::Table;
 use lamina_run::programs;
-use rustix::fs::{Advice, fadvise};
+use serde::Deserialize;
 
-use crate::{median, rate, table, tile};
+use crate::{median, table};
 
-/// Where Debian has the example.
-const EXAMPLE: &str = "/usr/share/doc/libfuse3-dev/examples/passthrough_ll.c";
 /// Bytes that requests of 4 KiB move at most: the rest would only take longer.
 const SMALL_BYTES: u64 = 32 << 20;
-/// How long a mount may take.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// Writes of 4 KiB that are each followed by an `fsync`.
+const SYNCED_BYTES: u64 = 1000 * 4096;
 
 /// What is measured.
 #[derive(Clone, Debug)]
 pub struct Files {
-    /// The checkpoints whose values the file has.
-    pub models: Vec<PathBuf>,
     /// Bytes of the file.
     pub bytes: u64,
     /// Rounds.
     pub rounds: usize,
+    /// A folder of another file system.
+    pub beside: Option<PathBuf>,
 }
 
 /// One measurement.
-#[derive(Clone, Copy)]
 struct Access {
-    writes: bool,
-    random: bool,
+    name: &'static str,
+    /// What fio calls it.
+    pattern: &'static str,
     block: u64,
+    synced: bool,
+}
+
+/// Writes first: what they leave is read.
+const ACCESSES: [Access; 9] = [
+    Access::of("sequential writes of 1 MiB", "write", 1 << 20),
+    Access::of("random writes of 1 MiB", "randwrite", 1 << 20),
+    Access::of("sequential writes of 4 KiB", "write", 4096),
+    Access::of("random writes of 4 KiB", "randwrite", 4096),
+    Access::of("sequential reads of 1 MiB", "read", 1 << 20),
+    Access::of("random reads of 1 MiB", "randread", 1 << 20),
+    Access::of("sequential reads of 4 KiB", "read", 4096),
+    Access::of("random reads of 4 KiB", "randread", 4096),
+    Access { synced: true, ..Access::of("writes of 4 KiB, an fsync after each", "write", 4096) },
+];
+
+/// What fio says, of which this is a part.
+#[derive(Deserialize)]
+struct Report {
+    jobs: Vec<Job>,
+}
+
+#[derive(Deserialize)]
+struct Job {
+    read: Moved,
+    write: Moved,
+}
+
+#[derive(Deserialize)]
+struct Moved {
+    bw_bytes: f64,
 }
 
 impl Access {
-    /// Writes first: what they leave is read.
-    fn all() -> Vec<Self> {
-        let each = |writes| {
-            [(1 << 20, false), (1 << 20, true), (4096, false), (4096, true)].map(|(block, random)| Self {
-                writes,
-                random,
-                block,
-            })
+    const fn of(name: &'static str, pattern: &'static str, block: u64) -> Self {
+        Self { name, pattern, block, synced: false }
+    }
+
+    /// Bytes a second with a file of so many bytes. fio drops it from the page cache before.
+    fn speed(&self, path: &Path, bytes: u64) -> Result<f64> {
+        let moved = match self.block {
+            _ if self.synced => SYNCED_BYTES.min(bytes),
+            4096 => SMALL_BYTES.min(bytes),
+            _ => bytes,
         };
-        [true, false].into_iter().flat_map(each).collect()
-    }
-
-    fn name(self) -> String {
-        let block = if self.block == 4096 { "4 KiB" } else { "1 MiB" };
-        let order = if self.random { "random" } else { "sequential" };
-        format!("{order} {} of {block}", if self.writes { "writes" } else { "reads" })
-    }
-
-    /// Bytes that it moves.
-    fn bytes(self, file: u64) -> u64 {
-        if self.block == 4096 { file.min(SMALL_BYTES) } else { file / self.block * self.block }
-    }
-
-    /// Where each request begins.
-    fn offsets(self, file: u64) -> Vec<u64> {
-        let mut offsets: Vec<_> = (0..self.bytes(file) / self.block).map(|at| at * self.block).collect();
-        if self.random {
-            let places = file / self.block;
-            let mut seed = 0x9e37_79b9_7f4a_7c15_u64;
-            for offset in &mut offsets {
-                seed ^= seed << 13;
-                seed ^= seed >> 7;
-                seed ^= seed << 17;
-                *offset = seed % places * self.block;
-            }
-        }
-        offsets
-    }
-
-    /// Seconds that it takes with a file of `data`.
-    fn seconds(self, path: &Path, data: &[u8]) -> Result<f64> {
-        let mut options = File::options();
-        options.read(true).write(true).create(true).truncate(false);
-        let file = options.open(path).with_context(|| format!("cannot open {}", path.display()))?;
-        let offsets = self.offsets(data.len() as u64);
-        if !self.writes {
-            file.sync_all()?;
-            fadvise(file.as_fd(), 0, None, Advice::DontNeed)?;
-        }
-        let mut buffer = vec![0; usize::try_from(self.block)?];
-        let begun = Instant::now();
-        for offset in offsets {
-            let at = usize::try_from(offset)?;
-            if self.writes {
-                file.write_all_at(&data[at..at + buffer.len()], offset)?;
-            } else {
-                file.read_exact_at(&mut buffer, offset)?;
-            }
-        }
-        let seconds = begun.elapsed().as_secs_f64();
-        if !self.writes {
-            let last = self.offsets(data.len() as u64).pop().unwrap_or(0);
-            let at = usize::try_from(last)?;
-            ensure!(
-                buffer == data[at..at + buffer.len()],
-                "{} does not hold what was written",
-                path.display()
-            );
-        }
-        Ok(seconds)
-    }
-}
-
-/// libfuse's example, mounted. Dropping it unmounts.
-struct Example {
-    mount: PathBuf,
-}
-
-impl Example {
-    /// Compiles it and mounts it on `mount`, showing `source`. Why not, if it cannot be had.
-    fn mount(folder: &Path, source: &Path, mount: PathBuf) -> Result<Self> {
-        ensure!(Path::new(EXAMPLE).exists(), "{EXAMPLE} is missing: install libfuse3-dev");
-        let flags = Command::new("pkg-config").args(["fuse3", "--cflags", "--libs"]).output();
-        let flags = flags.context("pkg-config is missing: install it")?.stdout;
-        let flags = String::from_utf8(flags)?;
-        let program = folder.join("passthrough_ll");
-        let mut cc = Command::new("cc");
-        cc.args(["-O2", "-D_FILE_OFFSET_BITS=64", EXAMPLE, "-o"]).arg(&program);
-        run(cc.args(flags.split_ascii_whitespace()))?;
-        fs::create_dir(&mount)?;
-        let mut source_option = std::ffi::OsString::from("source=");
-        source_option.push(source);
-        source_option.push(",cache=auto");
-        run(Command::new(&program).arg("-o").arg(source_option).arg(&mount))?;
-        let (mounted, before) = (Self { mount }, Instant::now());
-        while !mounted.mount.join("sentinel").exists() {
-            ensure!(before.elapsed() < PATIENCE, "passthrough_ll does not answer");
-            thread::sleep(Duration::from_millis(10));
-        }
-        Ok(mounted)
-    }
-}
-
-impl Drop for Example {
-    fn drop(&mut self) {
-        if let Err(why) = run(Command::new("fusermount3").arg("-u").arg(&self.mount)) {
-            eprintln!("bench: {why:#}");
-        }
+        let mut fio = Command::new("fio");
+        fio.args(["--name=files", "--ioengine=psync", "--output-format=json", "--fallocate=none"]);
+        fio.arg("--filename").arg(path).arg(format!("--rw={}", self.pattern));
+        fio.arg(format!("--bs={}", self.block)).arg(format!("--size={bytes}"));
+        fio.arg(format!("--io_size={moved}")).arg(format!("--fsync={}", u8::from(self.synced)));
+        let said = run(&mut fio)?;
+        let json = said.find('{').map_or("", |at| &said[at..]);
+        let report: Report = serde_json::from_str(json).context("fio does not say what it measured")?;
+        let job = report.jobs.first().context("fio measured nothing")?;
+        let speed = job.read.bw_bytes + job.write.bw_bytes;
+        ensure!(speed > 0.0, "fio moved nothing");
+        Ok(speed)
     }
 }
 
 /// A device that `lamina mount` mounted. Dropping it unmounts.
 struct Mounted {
-    mount: PathBuf,
+    folder: PathBuf,
 }
 
 impl Mounted {
-    fn new(mount: PathBuf, bytes: u64) -> Result<Self> {
-        let limit = (4 * bytes).to_string();
-        run(Command::new(programs::lamina()?).args(["mount", "--files", &limit]).arg(&mount))?;
-        Ok(Self { mount })
+    fn new(folder: PathBuf, bytes: u64) -> Result<Self> {
+        fs::DirBuilder::new().mode(0o700).create(folder.join("run"))?;
+        let mounted = Self { folder };
+        let mut mount = mounted.lamina("mount")?;
+        mount.arg(format!("--capacity={}", 8 * bytes)).arg(format!("--files={}", 4 * bytes));
+        run(mount.arg(mounted.place()))?;
+        Ok(mounted)
+    }
+
+    fn lamina(&self, command: &str) -> Result<Command> {
+        let mut lamina = Command::new(programs::lamina()?);
+        lamina.arg(command).env("XDG_RUNTIME_DIR", self.folder.join("run"));
+        Ok(lamina)
+    }
+
+    fn place(&self) -> PathBuf {
+        self.folder.join("m")
     }
 }
 
 impl Drop for Mounted {
     fn drop(&mut self) {
-        let umount =
-            programs::lamina().and_then(|lamina| run(Command::new(lamina).arg("umount").arg(&self.mount)));
-        if let Err(why) = umount {
+        let ended = self.lamina("umount").and_then(|mut umount| run(umount.arg(self.place())));
+        if let Err(why) = ended {
             eprintln!("bench: {why:#}");
         }
     }
 }
 
 impl Files {
-    /// Measures, and returns the table and why a peer is missing.
+    /// Measures, and returns the table.
     ///
     /// # Errors
-    /// When the device does not start, or a file cannot be read or written.
-    pub fn run(&self) -> Result<(Table, Option<String>)> {
+    /// When fio is not there, the device does not start, or a file cannot be read or written.
+    pub fn run(&self) -> Result<Table> {
+        ensure!(
+            Command::new("fio").arg("--version").output().is_ok(),
+            "fio is missing: install Debian's package fio"
+        );
         let folder = tempfile::tempdir()?;
         let tmpfs = tempfile::tempdir_in("/dev/shm").context("there is no tmpfs at /dev/shm")?;
-        let checkpoint = tmpfs.path().join("checkpoint");
-        tile::write(&self.models, self.bytes, &checkpoint)?;
-        let mut data = Vec::new();
-        File::open(&checkpoint)?.take(self.bytes).read_to_end(&mut data)?;
-        fs::remove_file(&checkpoint)?;
-        let source = tmpfs.path().join("source");
-        fs::create_dir(&source)?;
-        File::create(source.join("sentinel"))?;
-        let device = Mounted::new(folder.path().join("m"), self.bytes)?;
-        let own = device.mount.join("files/bf16");
-        fs::create_dir(&own)?;
-        rustix::fs::setxattr(&own, "user.lamina.format", b"bf16", rustix::fs::XattrFlags::empty())?;
-        let example = Example::mount(folder.path(), &source, folder.path().join("example"));
-        let why = example.as_ref().err().map(|why| format!("{why:#}"));
-        let example = example.ok();
-        let mut places = vec![own, tmpfs.path().to_owned()];
-        places.extend(example.as_ref().map(|example| example.mount.clone()));
-        let accesses = Access::all();
-        let mut seconds = vec![vec![Vec::new(); places.len()]; accesses.len()];
-        for round in 0..self.rounds {
-            for (access, seconds) in accesses.iter().zip(&mut seconds) {
-                for (place, seconds) in places.iter().zip(seconds) {
-                    seconds.push(access.seconds(&place.join(format!("file{round}")), &data)?);
+        let device = Mounted::new(folder.path().to_owned(), self.bytes)?;
+        let mut places = vec![device.place().join("files"), tmpfs.path().to_owned()];
+        places.extend(self.beside.clone());
+        let mut speeds = vec![vec![Vec::new(); places.len()]; ACCESSES.len()];
+        for _ in 0..self.rounds {
+            for (access, speeds) in ACCESSES.iter().zip(&mut speeds) {
+                // By turns, so that what else the machine does slows all.
+                for (place, speeds) in places.iter().zip(speeds) {
+                    speeds.push(access.speed(&place.join("lamina-bench"), self.bytes)?);
                 }
             }
             for place in &places {
-                fs::remove_file(place.join(format!("file{round}")))?;
+                fs::remove_file(place.join("lamina-bench"))?;
             }
         }
-        let mut out =
-            table(&["what", "files/ MB/s", "of passthrough_ll", "passthrough_ll MB/s", "tmpfs MB/s"]);
-        for (access, seconds) in accesses.into_iter().zip(seconds) {
-            let medians: Vec<_> = seconds.into_iter().map(median).collect();
-            let speed =
-                |seconds: f64| format!("{:.0}", 1000.0 * rate(access.bytes(data.len() as u64), seconds));
-            let (own, tmpfs, peer) = (medians[0], medians[1], medians.get(2).copied());
-            out.add_row([
-                access.name(),
-                speed(own),
-                peer.map_or_else(|| "-".to_owned(), |peer| format!("{:.2}", peer / own)),
-                peer.map_or_else(|| "-".to_owned(), speed),
-                speed(tmpfs),
-            ]);
+        let mut head = vec!["what", "files/ MB/s", "tmpfs MB/s", "of tmpfs"];
+        if self.beside.is_some() {
+            head.extend(["beside MB/s", "of beside"]);
         }
-        Ok((out, why))
+        let mut out = table(&head);
+        for (access, speeds) in ACCESSES.iter().zip(speeds) {
+            let medians: Vec<_> = speeds.into_iter().map(median).collect();
+            let mut row = vec![access.name.to_owned(), format!("{:.1}", medians[0] / 1e6)];
+            for other in &medians[1..] {
+                row.extend([format!("{:.1}", other / 1e6), format!("{:.2}", medians[0] / other)]);
+            }
+            out.add_row(row);
+        }
+        Ok(out)
     }
 }
 
-/// Runs a command that has to succeed.
-fn run(command: &mut Command) -> Result<()> {
+/// Runs a command that has to succeed: what it says.
+fn run(command: &mut Command) -> Result<String> {
     let output = command.output().with_context(|| format!("cannot run {command:?}"))?;
     let said = String::from_utf8_lossy(&output.stderr);
     ensure!(output.status.success(), "{command:?} failed: {said}");
-    Ok(())
+    Ok(String::from_utf8(output.stdout)?)
 }

@@ -96,7 +96,7 @@ enum What {
         #[arg(long, default_value_t = 1024)]
         read_ahead_kb: u32,
     },
-    /// `files/`: sequential and random reads and writes, beside libfuse's `passthrough_ll` on a tmpfs
+    /// `files/`: fio's sequential and random reads and writes and `fsync`, beside a tmpfs
     Files {
         /// MiB of the file
         #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u64).range(1..=1 << 14))]
@@ -104,6 +104,10 @@ enum What {
         /// Rounds, of which the median counts
         #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
         rounds: u32,
+        /// A folder of another file system to measure beside it, such as libfuse's `passthrough_hp`
+        /// shows a tmpfs
+        #[arg(long, value_name = "DIR")]
+        beside: Option<PathBuf>,
     },
     /// Stores: into the device alone and through the mount, beside the plain device and tmpfs
     ///
@@ -253,7 +257,7 @@ fn run(cli: Cli) -> Result<()> {
         What::Pool { rounds: POOL_ROUNDS },
         What::Mount { mib: 96, rounds: 5, read_ahead_kb: 1024 },
         What::Models { mib: 256, rounds: 5, read_ahead_kb: 1024 },
-        What::Files { mib: 256, rounds: 5 },
+        What::Files { mib: 256, rounds: 5, beside: None },
         What::Store { mib: STORE_MIB, rounds: STORE_ROUNDS, codec: Codec::default(), json: false },
         What::Warm { mib: 64, boots: 2, reads: 15 },
         What::Vhost {
@@ -387,21 +391,13 @@ fn measure(what: What, models: &[PathBuf], default: bool) -> Result<Measured> {
                 bench.run()?
             )))
         }
-        What::Files { mib, rounds } => {
+        What::Files { mib, rounds, beside } => {
             eprintln!("bench: a file of {mib} MiB in files/, {rounds} rounds");
-            let bench = Files { models, bytes: mib << 20, rounds: rounds as usize };
-            let (files, lacking) = bench.run()?;
-            let text = format!(
-                "a file of {mib} MiB of bf16 in files/, one thread, reads of what is in no page cache, writes without fsync, medians of {rounds}; of 4 KiB at most 32 MiB each\n{files}\n{}",
-                lacking
-                    .as_ref()
-                    .map(|why| format!("passthrough_ll is not measured: {why}\n"))
-                    .unwrap_or_default()
-            );
-            Ok(Measured {
-                lacking: lacking.map(|_| "passthrough_ll".to_owned()).into_iter().collect(),
-                ..Measured::new(text)
-            })
+            let bench = Files { bytes: mib << 20, rounds: rounds as usize, beside };
+            Ok(Measured::new(format!(
+                "a file of {mib} MiB in files/, one thread of fio, reads of what is in no page cache, medians of {rounds}; of 4 KiB at most 32 MiB each\n{}\n",
+                bench.run()?
+            )))
         }
         What::Store { mib, rounds, codec, json } => {
             let cache = bundled_file("stories260K-kv-bf16.safetensors")?;

@@ -5,6 +5,7 @@ use std::process::Command;
 
 mod codec;
 mod deaths;
+mod files;
 mod publish;
 mod store;
 

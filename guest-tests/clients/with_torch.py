@@ -1,0 +1,61 @@
+"""PyTorch loads a model of bf16 from a mount at precisions: usage: with_torch.py MODEL.safetensors FOLDER
+
+FOLDER has the same model in the mount. Without the package safetensors, PyTorch maps the files itself. The references are
+made by PyTorch of what it loads from the disk.
+"""
+
+import json
+import mmap
+import sys
+from pathlib import Path
+
+import torch
+
+try:
+    from safetensors.torch import load_file
+except ModuleNotFoundError:
+
+    def load_file(path):
+        """The tensors of a safetensors file, by a mapping of it."""
+        with open(path, "rb") as file:
+            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        start = 8 + int.from_bytes(data[:8], "little")
+        header = json.loads(data[8:start])
+        header.pop("__metadata__", None)
+        dtypes = {"BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn"}
+        tensors = {}
+        for name, entry in header.items():
+            begin, end = entry["data_offsets"]
+            dtype = getattr(torch, dtypes[entry["dtype"]])
+            count = (end - begin) // torch.empty(0, dtype=dtype).element_size()
+            flat = torch.frombuffer(data, dtype=dtype, count=count, offset=start + begin)
+            tensors[name] = flat.reshape(entry["shape"])
+        return tensors
+
+
+def same(one, other):
+    """Bit for bit."""
+    bits = {1: torch.uint8, 2: torch.int16}[one.element_size()]
+    return one.dtype == other.dtype and torch.equal(one.view(bits), other.view(bits))
+
+
+def main():
+    model, folder = Path(sys.argv[1]), Path(sys.argv[2])
+    full = load_file(str(model))
+    wanted = {"": lambda tensor: tensor}
+    for mantissa in (3, 1):
+        mask = -1 << (7 - mantissa)
+        wanted[f"@e8m{mantissa}"] = lambda tensor, mask=mask: (tensor.view(torch.int16) & mask).view(torch.bfloat16)
+    if hasattr(torch, "float8_e4m3fn"):
+        # With so many guard planes nothing of bf16 is left out: as PyTorch casts it, but for what saturates.
+        wanted["@fp8_e4m3fn+g4"] = lambda tensor: tensor.float().clamp(-448, 448).to(torch.float8_e4m3fn)
+    for view, reference in wanted.items():
+        shown = load_file(str(folder / f"{model.stem}{view}.safetensors"))
+        assert set(shown) == set(full), view
+        for name, tensor in shown.items():
+            assert same(tensor, reference(full[name])), (view, name)
+    print(f"PyTorch {torch.__version__}: {len(full)} tensors at {len(wanted)} precisions are right")
+
+
+if __name__ == "__main__":
+    main()
