@@ -100,6 +100,18 @@ const LISTED: &[(&str, &str)] = &[
         "table.rs tell_owner InvalidateFence: let head = member.lines.fresh(member.layout.ring_head(member.node, owner))?;",
         LATER,
     ),
+    ("lock.rs grant InvalidateFence: self.lines.consume(first, length)?;", LATER),
+    (
+        "lock.rs grant_one InvalidateFence: self.lines.consume(self.layout.request(lock, 0), u64::from(nodes) * LINE)?;",
+        LATER,
+    ),
+    ("lock.rs ask InvalidateFence: while self.lines.fresh(self.layout.grant(lock))? != wanted {", LATER),
+    (
+        "lock.rs give_back Fence: member.lines.post(member.layout.request(self.lock, member.node), held << 1)?;",
+        LATER,
+    ),
+    ("pool.rs set_stamp Fence: self.member.lines.publish(at, 8)?;", CHOICE),
+    ("prefix.rs enter Fence: member.lines.publish(at, LINE)?;", UNSEEN),
 ];
 
 /// A site by the function and the line that it stands in, which outlive line numbers.
