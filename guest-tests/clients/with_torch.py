@@ -1,4 +1,4 @@
-"""PyTorch loads a model of bf16 from a mount at precisions: usage: with_torch.py MODEL.safetensors FOLDER
+"""PyTorch loads a model of bf16 from a mount: with_torch.py MODEL.safetensors FOLDER
 
 FOLDER has the same model in the mount. Without the package safetensors, PyTorch maps the files itself. The references are
 made by PyTorch of what it loads from the disk.
@@ -47,7 +47,8 @@ def main():
         mask = -1 << (7 - mantissa)
         wanted[f"@e8m{mantissa}"] = lambda tensor, mask=mask: (tensor.view(torch.int16) & mask).view(torch.bfloat16)
     if hasattr(torch, "float8_e4m3fn"):
-        # With so many guard planes nothing of bf16 is left out: as PyTorch casts it, but for what saturates.
+        # With so many guard planes nothing of bf16 is left out. It is as PyTorch casts it, but for
+        # what saturates.
         wanted["@fp8_e4m3fn+g4"] = lambda tensor: tensor.float().clamp(-448, 448).to(torch.float8_e4m3fn)
     for view, reference in wanted.items():
         shown = load_file(str(folder / f"{model.stem}{view}.safetensors"))

@@ -138,7 +138,7 @@ class Device(Mapping[str, Tensor]):
         self._mount = None if base is None else os.stat(base).st_dev
 
     def _check(self) -> None:
-        """Refuses to give out memory of a mount that is gone: a load of it would end the process."""
+        """Refuses memory of a mount that is gone: a load of it would end the process."""
         if self._base is None:
             return
         try:

@@ -10,8 +10,8 @@
 //! * A block of the device is stored whole or not at all, and a block of the log is only ever
 //!   written again with more behind it. So what was written stays what it was.
 //! * A record is written before what it says is done, and before the kernel is answered.
-//! * The place that is not in use holds filler behind where its header would be, as much as the state
-//!   takes. So a full store has room to begin anew, and no removal fails for want of it.
+//! * The place that is not in use holds filler behind where its header would be, as much as the
+//!   state takes. So a full store has room to begin anew, and no removal fails for want of it.
 
 use std::sync::Arc;
 
@@ -37,8 +37,8 @@ const PIECE: u64 = 1 << 20;
 const LEAST_CHANGES: u64 = 1 << 20;
 /// Bytes of filler that are written at once.
 const FILLER_STEP: u64 = 16 * BLOCK;
-/// Bytes of filler beyond what the state takes: records that remove something, and the requests that
-/// are remembered as done.
+/// Bytes of filler beyond what the state takes: records that remove something, and the requests
+/// that are remembered as done.
 const FILLER_MORE: u64 = 64 << 10;
 
 /// A place: DPA and bytes.

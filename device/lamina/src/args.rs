@@ -468,8 +468,8 @@ pub(crate) struct Analyze {
     /// The codecs of the planes: all, or a list separated by commas.
     #[arg(long, default_value = "all", value_parser = codecs, value_name = "all|LIST")]
     pub(crate) codec: Codecs,
-    /// Tell too what lossy coding as in PackKV would make of the KV caches, at these relative scales
-    /// of K and V [0.1,0.2]: see below.
+    /// Tell too what lossy coding as in PackKV would make of the KV caches, at these relative
+    /// scales of K and V [0.1,0.2]: see below.
     #[arg(long, num_args = 0..=1, require_equals = true, default_missing_value = "0.1,0.2", requires = "kv")]
     #[arg(value_parser = packkv_scales, value_name = "K,V")]
     pub(crate) packkv: Option<Scales>,

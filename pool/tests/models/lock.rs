@@ -1,5 +1,5 @@
-//! `lock.rs`: requests and grants, the change of two words under the lock, and giving up what a dead
-//! node held. The manager is another than the nodes.
+//! `lock.rs`: requests and grants, the change of two words under the lock, and giving up what a
+//! dead node held. The manager is another than the nodes.
 
 use crate::{Model, explore};
 

@@ -11,8 +11,8 @@
 //! * *As counted by the paper*: payloads, and for each pack its least value and its length, of as
 //!   many bits as the layer's greatest value needs. *All counted*: the block's bytes, with scales
 //!   and zeros, the order, the header; what K and V share is half each one's.
-//! * KIVI's ratio follows from its shape: B bits for each of n values, and 32 bits for each n, of 64
-//!   tokens of a channel in K and of all channels of a token in V. B is what the levels of the same
+//! * KIVI's ratio follows from its shape: B bits for each of n values, and 32 bits for each n. These
+//!   are 64 tokens of a channel in K, all channels of a token in V. B is what the levels of the same
 //!   relative scale need. The same scale is not the same accuracy: KIVI's K has finer groups.
 
 use std::{
@@ -148,8 +148,8 @@ fn ways() -> impl Iterator<Item = (Repack, PackTokens)> {
 /// Codes the caches of `layout` in `models` in every way, telling `progress` after each block.
 ///
 /// # Errors
-/// [`AnalyzeError`]: a file cannot be read, no pair of caches has the layout, a value is not finite,
-/// or `progress` stops it.
+/// [`AnalyzeError`]: a file cannot be read, no pair of caches has the layout, a value is not
+/// finite, or `progress` stops it.
 pub fn packkv(
     models: &[ModelFile],
     layout: KvLayout,
@@ -273,8 +273,7 @@ impl Pair<'_> {
             let bytes = Block { k: &k, v: &v }.encode(&order, pack).len() as u64;
             let side = |side: &Quantized| {
                 let packs = (side.channels() * TOKENS / pack.tokens()) as u64;
-                let own =
-                    papers_bits(side, &order, pack, side.bits()).div_ceil(8) * u64::from(side.bits() > 0);
+                let own = papers_bits(side, &order, pack, side.bits()).div_ceil(8);
                 (papers_bits(side, &order, pack, 0), packs, own * 8)
             };
             let (sides, shared) = ([side(&k), side(&v)], bytes * 8);
@@ -456,7 +455,7 @@ mod tests {
             // The paper leaves out what a reader needs.
             assert!(way.k_paper > way.k_counted && way.v_paper > way.v_counted, "{way:?}");
         }
-        // What rounding to tenths of each token's range changes, but for the rounding of the tenths.
+        // What rounding to tenths of each token's range changes, if tenths are not rounded.
         let (mut squares, mut errors) = (0.0, 0.0);
         for row in (0..3).flat_map(|block| values(&k, block)).collect::<Vec<_>>().chunks(32) {
             let (least, most) = row.iter().fold((0_f32, 0_f32), |(a, b), x| (a.min(*x), b.max(*x)));

@@ -17,7 +17,7 @@ use super::{
     by_index,
     charge::{By, Charge, charge_of},
     coding::{Class, FetchError, Output, ReadFrom, Wanted},
-    decoded::{Decoded, Of},
+    decoded::{Decoded, DecodedFrom},
     lines,
     observers::{Fetch, partial_lines},
     parallel, poison,
@@ -277,7 +277,7 @@ impl BlockService {
             return self.fetch(format, wanted, output, request).map(|entry| read_from(entry.as_ref()));
         };
         let now = store.entry(block).ok();
-        let take = |now| self.decoded.lock().take(block, mask, inside, &Of::Block(now));
+        let take = |now| self.decoded.lock().take(block, mask, inside, &DecodedFrom::Block(now));
         let kept = now.clone().and_then(take);
         output.form = Form::Words;
         if let Some(kept) = kept {
@@ -290,7 +290,7 @@ impl BlockService {
         let from = read_from(entry.as_ref());
         let Some(entry) = entry else { return Ok(from) };
         let words = Arc::new(output.words.to_vec());
-        self.decoded.lock().keep(block, mask, inside.clone(), words, Of::Block(entry));
+        self.decoded.lock().keep(block, mask, inside.clone(), words, DecodedFrom::Block(entry));
         Ok(from)
     }
 

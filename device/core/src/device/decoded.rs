@@ -9,9 +9,10 @@
 //!   what reading page by page would fetch twice, and hides nothing that a device without it would
 //!   fetch for the same bytes.
 //! * What is kept belongs to a set of planes; another view of the same window is another one.
-//! * What is kept of a block belongs to the entry it was decoded by, so that nobody has to forget it
-//!   when the block is written. What is kept of a window belongs to its tensor, as long as that
-//!   lives, and who changes the window forgets it: see [`super::windows`].
+//! * What is kept of a block belongs to the entry it was decoded by. So nobody has to forget it when
+//!   the block is written.
+//! * What is kept of a window belongs to its tensor. Who changes the window forgets it: see
+//!   [`super::windows`].
 
 use std::{
     collections::HashMap,
@@ -28,7 +29,7 @@ type Key = (u64, PlaneMask);
 
 /// What words were decoded from.
 #[derive(Clone, Debug)]
-pub(super) enum Of {
+pub(super) enum DecodedFrom {
     /// A block by itself that has this entry.
     Block(Entry),
     /// A window of this tensor. Another tensor may come to the same place, and its range may be
@@ -36,13 +37,13 @@ pub(super) enum Of {
     Window(Weak<Tensor>),
 }
 
-impl Of {
+impl DecodedFrom {
     pub(super) fn window(tensor: &Arc<Tensor>) -> Self {
         Self::Window(Arc::downgrade(tensor))
     }
 }
 
-impl PartialEq for Of {
+impl PartialEq for DecodedFrom {
     fn eq(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Block(entry), Self::Block(other)) => entry == other,
@@ -63,7 +64,7 @@ pub(super) struct Decoded {
 
 struct Kept {
     words: Arc<Vec<u8>>,
-    of: Of,
+    from: DecodedFrom,
     /// What was given away already, in order, neighbours joined.
     given: Vec<Range<usize>>,
     used: u64,
@@ -81,17 +82,17 @@ impl Decoded {
     }
 
     /// The decoded words that begin at `block`, if bytes `range` of them are there and were not
-    /// given away, and were decoded from what is there now, `of`.
+    /// given away, and were decoded from what is there now, `from`.
     pub(super) fn take(
         &mut self,
         block: u64,
         mask: PlaneMask,
         range: &Range<usize>,
-        of: &Of,
+        from: &DecodedFrom,
     ) -> Option<Arc<Vec<u8>>> {
         let key = (block, mask);
         let kept = self.kept.get_mut(&key)?;
-        let current = kept.of == *of && range.end <= kept.words.len();
+        let current = kept.from == *from && range.end <= kept.words.len();
         if !current || !give(&mut kept.given, range) {
             self.remove(key);
             return None;
@@ -119,7 +120,7 @@ impl Decoded {
         mask: PlaneMask,
         range: Range<usize>,
         words: Arc<Vec<u8>>,
-        of: Of,
+        from: DecodedFrom,
     ) {
         let key = (block, mask);
         self.remove(key);
@@ -132,7 +133,7 @@ impl Decoded {
         }
         self.bytes += words.len();
         self.clock += 1;
-        self.kept.insert(key, Kept { words, of, given: vec![range], used: self.clock });
+        self.kept.insert(key, Kept { words, from, given: vec![range], used: self.clock });
     }
 
     /// Forgets everything that begins at `block`.
@@ -198,7 +199,7 @@ mod tests {
     fn what_was_read_or_has_no_room_is_gone() {
         let words = |length| Arc::new(vec![7; length]);
         let all = PlaneMask(u32::MAX);
-        let by = |epoch| Of::Block(Entry { epoch, place: None });
+        let by = |epoch| DecodedFrom::Block(Entry { epoch, place: None });
         let mut decoded = Decoded::new(100);
         decoded.keep(1, all, 0..10, words(40), by(0));
         decoded.keep(2, all, 0..10, words(40), by(0));

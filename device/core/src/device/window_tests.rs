@@ -261,8 +261,8 @@ fn what_a_tensor_decoded_is_not_another_ones() {
             device.remove_tensor("first").unwrap();
             // A reader that the removal overtook has decoded more since the window was coded.
             let words = std::sync::Arc::new(old.clone());
-            let (all, of) = (PlaneMask::all(Format::Bf16), decoded::Of::window(&kept));
-            device.blocks.decoded.lock().keep(0, all, 0..4096, words, of);
+            let (all, from) = (PlaneMask::all(Format::Bf16), decoded::DecodedFrom::window(&kept));
+            device.blocks.decoded.lock().keep(0, all, 0..4096, words, from);
             drop(kept);
             device.discard(0, WINDOW).unwrap();
             write(&device);
@@ -402,6 +402,13 @@ fn readers_follow_a_tensor_that_comes_and_goes() {
     });
 }
 
+/// All of a block, by somebody who takes it for one of this format.
+fn whole_block(block: u64, format: Format) -> Wanted<'static> {
+    const WHOLE: std::ops::Range<usize> = 0..BLOCK_BYTES;
+    let mask = PlaneMask::all(format);
+    Wanted { block, next: None, mask, inside: WHOLE, requested: &[WHOLE], keep: false, first: true }
+}
+
 /// What is stored of `block`, fetched as a reader does that is then overtaken.
 fn fetched(device: &Device, block: u64) -> Fetched {
     let mut bundle = Box::new([0; MAX_BUNDLE]);
@@ -417,16 +424,7 @@ fn a_reader_that_a_tensors_removal_overtakes_reads_again() {
     cache(&device, "k");
     let fetched = fetched(&device, 0);
     assert!(fetched.entry.place.as_ref().is_some_and(|place| place.stored.head_bytes() > 0));
-    let whole = 0..BLOCK_BYTES;
-    let wanted = Wanted {
-        block: 0,
-        next: None,
-        mask: PlaneMask::all(Format::Opaque),
-        inside: whole.clone(),
-        requested: std::slice::from_ref(&whole),
-        keep: false,
-        first: true,
-    };
+    let wanted = whole_block(0, Format::Opaque);
     // As one who does not know the tensor.
     let (mut words, mut request) = ([0; BLOCK_BYTES], Request::new(&device.blocks.pool));
     let mut output = Output { words: &mut words, form: Form::Words };
@@ -462,18 +460,9 @@ fn a_reader_whose_cache_is_gone_reads_again_and_poisons_nothing() {
         device.write_base(0, &rows(9, length)).unwrap();
         let before = device.map();
         let cache = before.tensor_at(0);
-        let whole = 0..BLOCK_BYTES;
         let mut request = Request::new(&device.blocks.pool);
         let read_as_before = |request: &mut Request<'_>| {
-            let wanted = Wanted {
-                block: 0,
-                next: None,
-                mask: PlaneMask::all(Format::Bf16),
-                inside: whole.clone(),
-                requested: std::slice::from_ref(&whole),
-                keep: false,
-                first: true,
-            };
+            let wanted = whole_block(0, Format::Bf16);
             let mut words = [0; BLOCK_BYTES];
             let mut output = Output { words: &mut words, form: Form::Words };
             device.fetch(&before, &Region::of(&device, cache), cache, &wanted, &mut output, request)
@@ -502,16 +491,7 @@ fn a_reader_that_finds_nothing_knows_that_no_cache_has_it_elsewhere() {
     device.write_base(0, &data).unwrap();
     let mut request = Request::new(&device.blocks.pool);
     let mut read_by = |map: &Map, block: u64| {
-        let whole = 0..BLOCK_BYTES;
-        let wanted = Wanted {
-            block,
-            next: None,
-            mask: PlaneMask::all(Format::Opaque),
-            inside: whole.clone(),
-            requested: std::slice::from_ref(&whole),
-            keep: false,
-            first: true,
-        };
+        let wanted = whole_block(block, Format::Opaque);
         let mut words = [1; BLOCK_BYTES];
         let mut output = Output { words: &mut words, form: Form::Words };
         request.tally = Tally::default();

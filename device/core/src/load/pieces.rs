@@ -38,7 +38,8 @@ pub(super) fn store_each(
             for (number, tensor) in model.tensors().iter().enumerate() {
                 for at in (0..tensor.length.div_ceil(PIECE)).map(|piece| piece * PIECE) {
                     let Ok(mut buffer): Result<Vec<u8>, _> = buffers.recv() else { return };
-                    buffer.resize(usize::try_from(PIECE.min(tensor.length - at)).unwrap_or(0), 0);
+                    buffer
+                        .resize(usize::try_from(PIECE.min(tensor.length - at)).expect("at most a piece"), 0);
                     let read = model.read(tensor, at, &mut buffer);
                     let read = read.map(|()| Contents::of_piece(&buffer)).map_err(LoadError::from);
                     let last = read.is_err();

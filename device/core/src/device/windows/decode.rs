@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::{
     Content, FetchError, KvStaging, KvWindow, Origin, Output, Request, Span, Tally, Wanted, Whole, poison,
 };
-use crate::device::{DeviceError, blocks::planes_of, decoded::Of, lines, observers::Fetch};
+use crate::device::{DeviceError, blocks::planes_of, decoded::DecodedFrom, lines, observers::Fetch};
 use lamina_codec::{
     BLOCK_BYTES, Form,
     block::{BlockError, MAX_BUNDLE},
@@ -50,7 +50,7 @@ impl KvStaging {
             let mut decoded = self.blocks.decoded.lock();
             // A generic device keeps as well what it decoded of a block and did not give.
             let has_block = decoded.gave(span.first, mask, &(at..at + BLOCK_BYTES));
-            let kept = decoded.take(span.first, mask, &inside, &Of::window(tensor));
+            let kept = decoded.take(span.first, mask, &inside, &DecodedFrom::window(tensor));
             let by_itself = first && (kept.is_none() || !has_block);
             let fetch = Fetch { block, requested, stored: None, by_itself };
             accounts.observers.fetched(&fetch, tally);
@@ -74,7 +74,13 @@ impl KvStaging {
             stats.windows_decoded.add(1);
             stats.damaged_reads.add(decoded.lost.has(number).into());
             let decoded = Arc::new(decoded.bytes);
-            self.blocks.decoded.lock().keep(span.first, mask, inside, decoded.clone(), Of::window(tensor));
+            self.blocks.decoded.lock().keep(
+                span.first,
+                mask,
+                inside,
+                decoded.clone(),
+                DecodedFrom::window(tensor),
+            );
             decoded
         };
         drop(lock);
