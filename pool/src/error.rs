@@ -7,7 +7,7 @@ use crate::mem::MemError;
 pub enum PoolError {
     /// The memory refused.
     #[error(transparent)]
-    Mem(#[from] MemError),
+    Mem(MemError),
     /// There is no pool, or one that this program does not know.
     #[error("there is no pool here: {0}; `lamina pool create` makes one")]
     NoPool(String),
@@ -30,6 +30,9 @@ pub enum PoolError {
         /// The node.
         node: u32,
     },
+    /// The device took the access of this node's host away.
+    #[error("{}", MemError::Revoked)]
+    Revoked,
     /// There is no space, and nothing that could be evicted.
     #[error("no space for {bytes} bytes: nothing can be evicted")]
     Full {
@@ -81,4 +84,13 @@ pub enum PoolError {
         /// The kernel's error.
         cause: std::io::Error,
     },
+}
+
+impl From<MemError> for PoolError {
+    fn from(why: MemError) -> Self {
+        match why {
+            MemError::Revoked => Self::Revoked,
+            why => Self::Mem(why),
+        }
+    }
 }

@@ -28,6 +28,7 @@ mod error;
 pub mod fuzzing;
 mod heap;
 mod host;
+pub mod hosts;
 mod key;
 mod layout;
 pub mod local;

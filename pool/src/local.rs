@@ -100,7 +100,7 @@ impl Host for Processes {
     }
 }
 
-fn open(path: &Path) -> Result<File, PoolError> {
+pub(crate) fn open_file(path: &Path) -> Result<File, PoolError> {
     let open = OpenOptions::new().read(true).write(true).open(path);
     open.map_err(|cause| PoolError::File { path: path.to_owned(), cause })
 }
@@ -110,7 +110,7 @@ fn open(path: &Path) -> Result<File, PoolError> {
 /// # Errors
 /// [`PoolError::File`], [`PoolError::Mem`].
 pub fn memory(path: &Path) -> Result<Arc<Mapped>, PoolError> {
-    Ok(Arc::new(Mapped::new(Map::new(&open(path)?, path, None)?)))
+    Ok(Arc::new(Mapped::new(Map::new(&open_file(path)?, path, None)?)))
 }
 
 /// Makes a pool in a file, which is made as long as the pool if it is not there or shorter.
@@ -143,7 +143,7 @@ impl Pool {
     pub fn open(path: &Path) -> Result<Self, PoolError> {
         let memory = memory(path)?;
         let geometry = Self::geometry(memory.clone())?;
-        let host = Processes::claim(open(path)?, geometry.nodes, None)?;
+        let host = Processes::claim(open_file(path)?, geometry.nodes, None)?;
         let node = host.node();
         Self::attach(memory, Arc::new(host), node)
     }

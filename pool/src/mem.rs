@@ -22,7 +22,7 @@ use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
 pub use hardware::{Hardware, Instructions, Processor};
-pub use hosted::{Hosted, Port, Socket};
+pub use hosted::{Hosted, Port, Revoke, Socket};
 pub use mapped::{Map, Mapped};
 pub use simulated::{Killed, LeftOut, Node, Simulated, Site};
 
@@ -72,6 +72,11 @@ pub enum MemError {
     /// The processor has not the instructions.
     #[error("this processor has no {0}: it cannot use memory that is not coherent")]
     Instructions(&'static str),
+    /// The device took this host's access away.
+    #[error(
+        "the device has revoked this host's access: when the host is started anew, `lamina pool fence --undo` gives it back"
+    )]
+    Revoked,
     /// The control port failed.
     #[error("the control port refused {request}: {why}")]
     Port {

@@ -342,11 +342,14 @@ pub(crate) async fn tensor(command: Tensor) -> Result<()> {
         }
         Tensor::Resize { name, length, client } => {
             let requested = json!({ "length": length });
-            let tensor = ask(&client.api, Method::PATCH, &path_of(&name), Some(requested)).await?;
+            let tensor =
+                ask(&client.api, Method::PATCH, &format!("/tensors/{}", escaped(&name)), Some(requested))
+                    .await?;
             (client, tensor)
         }
         Tensor::Rm { name, client } => {
-            let done = ask(&client.api, Method::DELETE, &path_of(&name), None).await?;
+            let done =
+                ask(&client.api, Method::DELETE, &format!("/tensors/{}", escaped(&name)), None).await?;
             return if client.json { print_json(&done) } else { Ok(()) };
         }
     };
@@ -376,19 +379,14 @@ fn spec(add: &TensorAdd) -> Result<TensorSpec> {
     })
 }
 
-/// Where the API has a tensor.
-fn path_of(name: &str) -> String {
-    use std::fmt::Write as _;
-    let mut path = "/tensors/".to_owned();
-    for byte in name.bytes() {
-        match byte {
-            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'.' | b'~' | b'/' => {
-                path.push(char::from(byte));
-            }
-            other => write!(path, "%{other:02X}").expect("a string"),
-        }
-    }
-    path
+/// A name as a part of a URL's path.
+pub(crate) fn escaped(name: &str) -> String {
+    let plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"-._~".contains(byte);
+    let part = |byte: u8| match byte {
+        byte if plain(&byte) => char::from(byte).to_string(),
+        byte => format!("%{byte:02X}"),
+    };
+    name.bytes().map(part).collect()
 }
 
 pub(crate) async fn flush(command: &Flush) -> Result<()> {

@@ -23,13 +23,15 @@ mod held;
 pub(crate) mod oom;
 
 use std::collections::BTreeMap;
+use std::fs;
+use std::io;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use lamina_serve::{
     HeldMount, MountOptions, MountPoint, PrivateDir, claim_tcp, fuse::fuse_present, qmp::Reported,
 };
@@ -121,6 +123,15 @@ impl Holder {
         oom::spare();
         let Opened { image, path: image_path, mut new, plan } = Opened::new(args, partition_table)?;
         PrivateDir::make(&args.run_dir)?;
+        // Hosts of a device that was here before are gone, whatever was revoked.
+        for mark in plan.revoked_marks(&args.run_dir) {
+            match fs::remove_file(&mark) {
+                Err(why) if why.kind() != io::ErrorKind::NotFound => {
+                    return Err(why).with_context(|| mark.display().to_string());
+                }
+                _ => {}
+            }
+        }
         let mut held = Held {
             image,
             image_path,

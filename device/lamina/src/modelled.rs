@@ -5,5 +5,5 @@ mod system;
 mod traces;
 
 pub(crate) use self::elastic::elastic;
-pub(crate) use self::system::model;
+pub(crate) use self::system::{model, shape};
 pub(crate) use self::traces::{compare, trace};

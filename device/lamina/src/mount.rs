@@ -24,7 +24,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use self::find::Found;
 use crate::args::{LoadModel, Ls, Mount, Rm, Shown, Umount};
-use crate::client::{ApiAt, ask, new_table, print_json, rows};
+use crate::client::{ApiAt, ask, escaped, new_table, print_json, rows};
 use crate::holder;
 use crate::meter::Meter;
 use crate::out::print_line;
@@ -367,16 +367,6 @@ pub(crate) async fn ls(args: Ls) -> Result<()> {
         }
     }
     Ok(())
-}
-
-/// A name as a part of a URL's path.
-fn escaped(name: &str) -> String {
-    let plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"-._~".contains(byte);
-    let part = |byte: u8| match byte {
-        byte if plain(&byte) => char::from(byte).to_string(),
-        byte => format!("%{byte:02X}"),
-    };
-    name.bytes().map(part).collect()
 }
 
 fn read_maps(shown: &Shown) -> Result<BTreeMap<String, PrecisionMap>> {

@@ -292,6 +292,11 @@ impl Plan {
         Ok(DeviceConfig::divided(partitions))
     }
 
+    /// The files that would say that hosts' access was revoked.
+    pub(crate) fn revoked_marks(&self, run_dir: &Path) -> impl Iterator<Item = PathBuf> {
+        self.exports.iter().filter_map(|(place, ..)| Some(run_dir.join(place.revoked_mark()?)))
+    }
+
     /// The sockets of the guests' control ports in `run_dir`, one for each export.
     pub(crate) fn sockets(&self, run_dir: &Path) -> impl Iterator<Item = PathBuf> {
         self.exports.iter().map(|(place, ..)| run_dir.join(place.socket()))
@@ -307,7 +312,7 @@ impl Plan {
         device: &Arc<Device>,
     ) -> Result<Vec<(PathBuf, Partition)>> {
         let own = self
-            .exports(device)?
+            .exports(device, run_dir)?
             .into_iter()
             .map(|export| (run_dir.join(export.place.monitor()), export.partition));
         let mut all: Vec<_> = own.collect();
@@ -327,12 +332,13 @@ impl Plan {
     }
 
     /// The exports of `device`, which was made as planned.
-    pub(crate) fn exports(&self, device: &Arc<Device>) -> Result<Vec<ExportOptions>> {
+    pub(crate) fn exports(&self, device: &Arc<Device>, run_dir: &Path) -> Result<Vec<ExportOptions>> {
         let export = |(place, partition, cache_bytes): &(Place, String, Option<u64>)| {
             let Some(partition) = Partition::named(device, partition) else {
                 bail!("the device has no partition {partition:?}");
             };
-            Ok(ExportOptions { place: place.clone(), partition, cache_bytes: *cache_bytes })
+            let revoked_mark = place.revoked_mark().map(|name| run_dir.join(name));
+            Ok(ExportOptions { place: place.clone(), partition, cache_bytes: *cache_bytes, revoked_mark })
         };
         self.exports.iter().map(export).collect()
     }
@@ -440,7 +446,10 @@ mod tests {
         let host = (Place::Host("x".into()), "shared".to_owned(), Some(64 << 20));
         assert_eq!(plan.exports, [guest("a"), guest("b"), host]);
         let device = Arc::new(Device::new(made).unwrap());
-        assert_eq!(plan.exports(&device).unwrap()[2].partition.base(), 1280 << 20..1312 << 20);
+        assert_eq!(
+            plan.exports(&device, Path::new("run")).unwrap()[2].partition.base(),
+            1280 << 20..1312 << 20
+        );
     }
 
     #[test]

@@ -1,6 +1,11 @@
 //! `lamina pool`: pools of objects that several processes or hosts share, in a file of the mount or
 //! any other.
 
+mod caches;
+mod plot;
+mod replay;
+mod trace;
+
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::FileExt;
@@ -8,12 +13,16 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use clap::{Args, Subcommand};
+use hyper::Method;
 use lamina_pool::{Geometry, Pool, local};
 use rustix::fs::{SeekFrom, seek};
 use serde::Serialize;
 use serde_json::json;
+use tokio::runtime::Handle;
 
-use crate::args::bytes;
+use self::replay::Replay;
+use crate::args::{Client, bytes};
+use crate::client::{ask, escaped};
 use crate::out::{self, print_line};
 
 /// Keep objects and blocks of KV caches in a file that processes share by loads and stores.
@@ -78,6 +87,28 @@ pub(crate) enum PoolCommand {
         #[arg(long)]
         json: bool,
     },
+    /// Take a host's access to its region away, or give it back.
+    ///
+    /// For a host that shares a region without coherence (`lamina serve --host`) and that is taken
+    /// for dead: when this returns, none of its stores reaches the device any more, however late it
+    /// goes on, and its loads are poison. A pool's nodes ask for the same by themselves. A process
+    /// that shares a file with others needs none of this: end it.
+    #[command(after_help = "\
+Examples:
+  Of a host that hangs, so that the others may have what it held:
+      lamina pool fence one
+  When it was started anew:
+      lamina pool fence --undo one")]
+    Fence {
+        /// The host's name, as `lamina guests` lists it.
+        host: String,
+        /// Give it back: the host begins as one that holds nothing.
+        #[arg(long)]
+        undo: bool,
+        #[command(flatten)]
+        client: Client,
+    },
+    Replay(Box<Replay>),
     /// Verify everything, also while others use the pool. It fails if something does not hold.
     Check {
         /// Drop what does not check, and take back what is nobody's.
@@ -135,8 +166,22 @@ fn told(value: &impl Serialize) -> anyhow::Result<()> {
     Ok(())
 }
 
+async fn fence(host: &str, undo: bool, client: &Client) -> anyhow::Result<()> {
+    let action = if undo { "admit" } else { "revoke" };
+    let done = ask(&client.api, Method::POST, &format!("/hosts/{}/{action}", escaped(host)), None).await?;
+    if client.json {
+        return told(&done);
+    }
+    let what = if undo { "has access again" } else { "has no access any more" };
+    print_line!("the host {host} {what}")?;
+    Ok(())
+}
+
 pub(crate) fn pool(command: PoolCommand) -> anyhow::Result<()> {
     match command {
+        PoolCommand::Fence { host, undo, client } => {
+            Handle::current().block_on(fence(&host, undo, &client))?;
+        }
         PoolCommand::Create { file, size, nodes, force, json } => {
             if !force && holds_something(&file).with_context(|| file.display().to_string())? {
                 bail!("{}: it may hold what somebody wants; --force has it lost", file.display());
@@ -215,6 +260,7 @@ pub(crate) fn pool(command: PoolCommand) -> anyhow::Result<()> {
                 return told(&json!({ "removed": names }));
             }
         }
+        PoolCommand::Replay(args) => replay::replay(&args)?,
         PoolCommand::Check { repair, at } => {
             let report = with(&at.file, |pool| Ok(pool.check(repair)?))?;
             if at.json {

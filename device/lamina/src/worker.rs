@@ -125,7 +125,7 @@ fn run(args: &DeviceArgs, partition_table: &PartitionArgs) -> Result<()> {
     let _ = counted.set(Arc::clone(&device));
     sync_regularly(&device, args.sync_seconds)?;
     note_regularly(&device)?;
-    let exports = plan.exports(&device)?;
+    let exports = plan.exports(&device, &args.run_dir)?;
     let control = Control::new(Arc::clone(&device)).with_sockets_in(&args.run_dir);
     let adopt = || -> Result<_> {
         let api = Api::adopt(control.clone(), api, &args.run_dir.join("api.sock"), tcp)?;

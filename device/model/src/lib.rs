@@ -6,6 +6,7 @@
 //! * [`link`]: CXL.mem in flits, both directions.
 //! * [`replay`]: a trace through several designs.
 //! * [`trace`]: what was asked of a device, in a file.
+//! * [`serving`]: nodes that prefill, and KV caches that they share or keep.
 //! * [`system`]: the paper's model of a server, tokens a second against context.
 //!
 //! The rules:
@@ -23,8 +24,10 @@ mod histogram;
 pub mod link;
 mod number;
 pub mod replay;
+pub mod serving;
 pub mod system;
 pub mod trace;
 
 pub use self::error::ModelError;
 pub use self::histogram::{Histogram, Summary};
+pub use self::number::{ceil, float};

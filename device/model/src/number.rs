@@ -4,8 +4,9 @@ use std::ops::RangeInclusive;
 
 use crate::ModelError;
 
+/// A count as a figure.
 #[expect(clippy::cast_precision_loss, reason = "exact up to 8 PiB, and a figure needs no more")]
-pub(crate) fn float(count: u64) -> f64 {
+pub fn float(count: u64) -> f64 {
     count as f64
 }
 
@@ -15,7 +16,7 @@ pub(crate) fn float(count: u64) -> f64 {
     clippy::cast_sign_loss,
     reason = "a cast from float saturates, and figures are not negative"
 )]
-pub(crate) fn ceil(figure: f64) -> u64 {
+pub fn ceil(figure: f64) -> u64 {
     figure.ceil() as u64
 }
 

@@ -12,6 +12,7 @@
 //! | `GET /views`, `POST /views`, `DELETE /views` `{"tensor","spelling"}` | lists, makes, removes |
 //! | `GET /disks` | lists the disks: serial numbers, sockets, partitions |
 //! | `GET /guests` | lists the exports: whose, paths, bytes, and the socket for the guest |
+//! | `POST /hosts/{name}/revoke`, `POST /hosts/{name}/admit` | takes a host's access away, or gives it back |
 //! | `POST /flush` `{"offset"?,"length"?}` | the coherence fence |
 //! | `POST /discard` `{"offset","length"}` | drops base bytes |
 //! | `GET /events` | the last events: the store's levels, writes that find no room |
@@ -204,6 +205,8 @@ fn routes(live: Live) -> Vec<(&'static str, MethodRouter<Control>)> {
         ("/views", get(views).post(create_view).delete(remove_view)),
         ("/disks", get(disks)),
         ("/guests", get(guests)),
+        ("/hosts/{name}/revoke", post(revoke_host)),
+        ("/hosts/{name}/admit", post(admit_host)),
         ("/flush", post(flush)),
         ("/discard", post(discard)),
         ("/models", get(models).post(load_model)),
@@ -260,6 +263,8 @@ impl From<ControlError> for Refusal {
             ControlError::Serve(ServeError::Closing) => StatusCode::SERVICE_UNAVAILABLE,
             ControlError::Serve(_) | ControlError::Log(_) => StatusCode::INTERNAL_SERVER_ERROR,
             ControlError::Files(why) => status_of_files(why),
+            ControlError::NoHost { .. } => StatusCode::NOT_FOUND,
+            ControlError::Revoked { .. } => StatusCode::FORBIDDEN,
             ControlError::NoModels | ControlError::LogOfFiles { .. } => StatusCode::CONFLICT,
         };
         Self::new(status, why.to_string())
@@ -548,6 +553,26 @@ async fn flush(
     Requested(range): Requested<FlushRequest>,
 ) -> Result<impl IntoResponse, Refusal> {
     blocking(move || control.flush(range.offset, range.length)).await?;
+    Ok(Json(json!({})))
+}
+
+async fn revoke_host(
+    State(control): State<Control>,
+    Segment(name): Segment<String>,
+    headers: HeaderMap,
+) -> Result<impl IntoResponse, Refusal> {
+    is_json(&headers)?;
+    blocking(move || control.revoke(&name)).await?;
+    Ok(Json(json!({})))
+}
+
+async fn admit_host(
+    State(control): State<Control>,
+    Segment(name): Segment<String>,
+    headers: HeaderMap,
+) -> Result<impl IntoResponse, Refusal> {
+    is_json(&headers)?;
+    blocking(move || control.admit(&name)).await?;
     Ok(Json(json!({})))
 }
 

@@ -217,6 +217,36 @@ impl Coherence {
         Ok(())
     }
 
+    /// Takes a host's access to the region away: see [`super::host_cache`]. When this returns, none
+    /// of its stores reaches the device any more, and its loads are poison. Sleeps like
+    /// [`Self::flush`]. Those who are coherent have nothing that could be taken.
+    ///
+    /// # Errors
+    ///
+    /// When the next process could not be told, and nothing is revoked; or when the mount is going
+    /// away, and the host may load what its page cache holds still.
+    pub(super) fn revoke(&self) -> Result<(), ServeError> {
+        let Some(cache) = &self.cache else { return Ok(()) };
+        cache.revoke().map_err(ServeError::Revoke)?;
+        self.drop_all()
+    }
+
+    /// Gives a host its access back, as if it had been started anew.
+    ///
+    /// # Errors
+    ///
+    /// When the mount is going away, or the next process could not be told.
+    pub(super) fn admit(&self) -> Result<(), ServeError> {
+        let Some(cache) = &self.cache else { return Ok(()) };
+        cache.admit(|| self.drop_all())
+    }
+
+    /// Has the page cache drop all of a host's pages.
+    fn drop_all(&self) -> Result<(), ServeError> {
+        self.drop_pages(once(0..self.partition.base_bytes()), true)?;
+        self.views_changed(once(0..self.partition.views_bytes()))
+    }
+
     /// Has the page cache and the host's own drop the base pages that `ranges` touch: how many
     /// went.
     pub(super) fn drop_pages(

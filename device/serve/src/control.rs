@@ -76,6 +76,22 @@ pub enum ControlError {
         /// Its bytes.
         length: u64,
     },
+    /// There is no such host.
+    #[error("no host {host} shares this memory; there are: {}", hosts.join(", "))]
+    NoHost {
+        /// The name.
+        host: String,
+        /// Those that share it.
+        hosts: Vec<String>,
+    },
+    /// The host that asks may not ask any more.
+    #[error(
+        "the access of this host, {host}, was revoked: its stores reach nobody. When it is started anew, `lamina pool fence --undo {host}` gives it back"
+    )]
+    Revoked {
+        /// The host.
+        host: String,
+    },
     /// The log of `files/` cannot be written anew.
     #[error("the log of files/ stays as it is: {0}")]
     Log(FileError),
@@ -466,6 +482,61 @@ impl Control {
             }
         }
         Ok(())
+    }
+
+    /// Takes a host's access to the region away. When this returns, none of its stores reaches the
+    /// device any more, and its loads are poison. Of a host's control, those can be named with which
+    /// it shares the region.
+    ///
+    /// # Errors
+    ///
+    /// When there is no such host, the asking one's access was revoked, or the mount is going away.
+    pub fn revoke(&self, host: &str) -> Result<(), ControlError> {
+        self.may_ask()?;
+        let export = self.host(host)?;
+        export.coherence().revoke()?;
+        tracing::warn!(host, by = self.place().map(Place::name), "a host's access is revoked");
+        Ok(())
+    }
+
+    /// Gives a host its access back: it begins as one that holds nothing.
+    ///
+    /// # Errors
+    ///
+    /// When there is no such host, or the mount is going away.
+    pub fn admit(&self, host: &str) -> Result<(), ControlError> {
+        self.host(host)?.coherence().admit()?;
+        tracing::info!(host, "a host's access is given back");
+        Ok(())
+    }
+
+    /// Refuses whatever is asked by a host whose access was revoked.
+    ///
+    /// # Errors
+    ///
+    /// [`ControlError::Revoked`].
+    pub(super) fn may_ask(&self) -> Result<(), ControlError> {
+        if self.only.is_none() {
+            return Ok(());
+        }
+        let revoked = |export: &&Arc<Export>| export.cache().is_some_and(|cache| cache.is_revoked());
+        match self.exports().into_iter().find(revoked) {
+            Some(export) => Err(ControlError::Revoked { host: export.place().name().to_owned() }),
+            None => Ok(()),
+        }
+    }
+
+    /// The export of a host, of those that share the region that this control is of.
+    fn host(&self, name: &str) -> Result<&Arc<Export>, ControlError> {
+        let shares = |export: &&Arc<Export>| {
+            let base = export.partition().base();
+            export.cache().is_some() && self.only.as_ref().is_none_or(|(own, _)| own.base() == base)
+        };
+        let hosts = || self.exports.get().into_iter().flatten().filter(shares);
+        hosts().find(|export| export.place().name() == name).ok_or_else(|| ControlError::NoHost {
+            host: name.to_owned(),
+            hosts: hosts().map(|export| export.place().name().to_owned()).collect(),
+        })
     }
 
     /// The last events.

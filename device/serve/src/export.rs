@@ -60,6 +60,14 @@ impl Place {
         }
     }
 
+    /// The name of the file that says that a host's access is revoked.
+    pub fn revoked_mark(&self) -> Option<String> {
+        match self {
+            Self::Host(name) => Some(format!("revoked-{name}")),
+            Self::Root | Self::Guest(_) => None,
+        }
+    }
+
     /// The name of its guest or host; empty for the root.
     pub fn name(&self) -> &str {
         match self {
@@ -78,6 +86,8 @@ pub struct ExportOptions {
     pub partition: Partition,
     /// Bytes that a host's cache holds; only for a host.
     pub cache_bytes: Option<u64>,
+    /// A file that is there while the host's access is revoked, for the next process to find.
+    pub revoked_mark: Option<PathBuf>,
 }
 
 /// An export that is mounted.
@@ -122,7 +132,10 @@ impl Export {
     /// The export below the mount point `mount`. Write-backs may wait for room for `max_wait`.
     pub(crate) fn new(options: &ExportOptions, mount: &Path, max_wait: Duration) -> Self {
         let partition = options.partition.clone();
-        let cache = options.cache_bytes.map(|bytes| Arc::new(HostCache::new(partition.clone(), bytes)));
+        let cache = options.cache_bytes.map(|bytes| {
+            let cache = HostCache::new(partition.clone(), bytes);
+            Arc::new(cache.marked_by(options.revoked_mark.clone()))
+        });
         let folder = options.place.folders().into_iter().fold(mount.to_owned(), |path, name| path.join(name));
         let coherence = Coherence::new(partition.clone(), cache.clone(), max_wait);
         Self { place: options.place.clone(), partition, cache, coherence, folder }

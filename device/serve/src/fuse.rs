@@ -118,7 +118,7 @@ impl Mount {
         let channels = held.channels().try_clone().map_err(ServeError::Threads)?;
         let path = held.path().to_owned();
         let partition = Partition::first(Arc::clone(device));
-        let whole = [ExportOptions { place: Place::Root, partition, cache_bytes: None }];
+        let whole = [ExportOptions { place: Place::Root, partition, cache_bytes: None, revoked_mark: None }];
         Self::build(&whole, Some(held), path, channels, options, false)
     }
 

@@ -46,6 +46,7 @@ use fuse_backend_rs::file_buf::FileVolatileSlice;
 use fuse_backend_rs::file_traits::FileReadWriteVolatile;
 
 use lamina_device::device::DeviceError;
+use lamina_device::device::poison::PATTERN;
 use lamina_files::Files;
 
 use super::export::Export;
@@ -240,6 +241,10 @@ impl FileReadWriteVolatile for Transfer<'_> {
         let read = match (which, export.cache()) {
             (ExportFile::Base, None) => export.partition().read_base(offset, out),
             (ExportFile::Base, Some(cache)) => cache.read(offset, out),
+            (ExportFile::Views, Some(cache)) if cache.is_revoked() => {
+                out.fill(PATTERN);
+                Ok(())
+            }
             (ExportFile::Views, _) => export.partition().read_views(offset, out),
             (ExportFile::Target(target), _) => export.partition().device().read_target(target, offset, out),
         };

@@ -108,6 +108,10 @@ enum Request {
         again: bool,
     },
     Stats {},
+    /// Takes another host's access away.
+    Revoke {
+        host: String,
+    },
     Evict {
         ranges: Vec<(u64, u64)>,
     },
@@ -230,7 +234,13 @@ async fn answer(control: &Control, line: &[u8]) -> Value {
     let control = control.clone();
     match spawn_blocking(move || perform(&control, request)).await {
         Ok(Ok(answer)) => answer,
-        Ok(Err(why)) => refusal(&why.to_string()),
+        Ok(Err(why)) => {
+            let mut answer = refusal(&why.to_string());
+            if matches!(why, ControlError::Revoked { .. }) {
+                answer["revoked"] = json!(true);
+            }
+            answer
+        }
         Err(why) => {
             tracing::error!("a guest's request failed: {why}");
             refusal("the device failed; its log says how")
@@ -239,6 +249,9 @@ async fn answer(control: &Control, line: &[u8]) -> Value {
 }
 
 fn perform(control: &Control, request: Request) -> Result<Value, ControlError> {
+    if !matches!(request, Request::Stats {}) {
+        control.may_ask()?;
+    }
     Ok(match request {
         Request::Flush { offset, length } => {
             control.flush(offset, length)?;
@@ -279,6 +292,10 @@ fn perform(control: &Control, request: Request) -> Result<Value, ControlError> {
             {
                 return Err(why);
             }
+            json!({ "ok": true })
+        }
+        Request::Revoke { host } => {
+            control.revoke(&host)?;
             json!({ "ok": true })
         }
         Request::Stats {} => json!({ "ok": true, "stats": control.own_stats() }),

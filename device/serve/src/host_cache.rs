@@ -27,6 +27,10 @@
 //!    against what the device has by then: in such a page all lines that differ from the device are
 //!    taken for the host's, also those that another host has changed since this one was given them.
 //!    `pages_unknown` counts these pages.
+//! 8. **Access can be revoked**, by another host or whoever runs the device. When
+//!    [`HostCache::revoke`] returns, no store of the host reaches the device any more, flushed or
+//!    not, however late it comes; what it held is forgotten. Its loads are poison (0xff) as soon as
+//!    its page cache has dropped its pages. This outlives the process that serves the device.
 //!
 //! How: the page cache may drop and write back whenever it likes, so this remembers for each page
 //! that the host was given what bytes these were, and, if the host wrote it back, what bytes it has
@@ -40,14 +44,22 @@
 //! is being dropped, nor if the host holds any of its pages.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::ops::Range;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::{Condvar, Mutex};
 
 use lamina_device::counters;
 use lamina_device::counters::{Place, Scope, Section};
+use lamina_device::device::poison::PATTERN;
 use lamina_device::device::{DeviceError, Partition};
+
+use self::access::{Access, State};
+use super::ServeError;
+
+mod access;
 
 /// Bytes of a page, the unit that a host is given and holds.
 const PAGE: usize = 4096;
@@ -71,6 +83,9 @@ pub struct HostCache {
     room: Mutex<Room>,
     /// Signalled when somebody waits for room, or the end has come.
     crowded: Condvar,
+    access: Access,
+    /// Held while access changes.
+    changing: Mutex<()>,
     counters: Counters,
 }
 
@@ -123,6 +138,8 @@ counters! {
         reported {
             /// The host.
             name: String = |_, given| given.name.to_owned();
+            /// Whether its access was revoked.
+            revoked: bool = |_, given| given.revoked;
         }
         counted {
             /// Pages that a host was given from the device.
@@ -139,6 +156,8 @@ counters! {
             /// Pages that it wrote back without holding them, held against what the device had by
             /// then.
             pages_unknown: Counter => pages_unknown "unknown_pages" Count;
+            /// Pages that it wrote back when its access was revoked: dropped.
+            pages_refused: Counter => pages_refused "refused_pages" Count;
         }
         computed {
             /// Bytes of the pages that a host may hold.
@@ -152,6 +171,7 @@ counters! {
 /// What a report needs besides the counters.
 struct HostNow<'a> {
     name: &'a str,
+    revoked: bool,
     cache_bytes: u64,
     held_bytes: u64,
 }
@@ -178,8 +198,16 @@ impl HostCache {
             most: usize::try_from(bytes / PAGE as u64).unwrap_or(usize::MAX).max(1),
             room: Mutex::default(),
             crowded: Condvar::new(),
+            access: Access::new(None),
+            changing: Mutex::default(),
             counters: Counters::default(),
         }
+    }
+
+    /// The same, of a host whose access is revoked while there is a file `mark`.
+    #[must_use]
+    pub(super) fn marked_by(self, mark: Option<PathBuf>) -> Self {
+        Self { access: Access::new(mark), ..self }
     }
 
     /// Gives the host what it holds, or what the device has.
@@ -190,9 +218,13 @@ impl HostCache {
         self.check(offset, out.len())?;
         pieces(offset, out.len(), |page, inside, done| {
             let mut pages = self.shard(page).lock();
+            let length = inside.len();
+            if self.access.state() == State::Revoked {
+                out[done..done + length].fill(PATTERN);
+                return Ok(());
+            }
             let held = self.give(&mut pages, page)?;
             let bytes = held.now.as_ref().unwrap_or(&held.given);
-            let length = inside.len();
             out[done..done + length].copy_from_slice(&bytes[inside]);
             Ok(())
         })
@@ -206,6 +238,11 @@ impl HostCache {
         self.check(offset, data.len())?;
         pieces(offset, data.len(), |page, inside, done| {
             let mut pages = self.shard(page).lock();
+            // While revoked it holds none.
+            if !pages.contains_key(&page) && self.access.state() != State::Granted {
+                self.counters.pages_refused.add(1);
+                return Ok(());
+            }
             if !pages.contains_key(&page) {
                 self.counters.pages_unknown.add(1);
                 self.insert(&mut pages, page)?;
@@ -220,6 +257,58 @@ impl HostCache {
             }
             Ok(())
         })
+    }
+
+    /// Takes the host's access away, and forgets what it held. Its page cache may hold pages still,
+    /// which [`Coherence::revoke`](super::Coherence::revoke) drops.
+    ///
+    /// # Errors
+    ///
+    /// When the next process could not be told of it; access is as it was then.
+    pub(super) fn revoke(&self) -> io::Result<()> {
+        let _alone = self.changing.lock();
+        self.access.revoke()?;
+        self.forget();
+        Ok(())
+    }
+
+    /// Forgets all pages. Who had the lock of a page before this is done with it; who has it
+    /// afterwards finds none.
+    fn forget(&self) {
+        for shard in &self.shards {
+            let mut pages = shard.lock();
+            let mut order = self.order.lock();
+            for page in pages.values() {
+                order.pages.remove(&page.place);
+            }
+            self.held.fetch_sub(pages.len(), Ordering::Relaxed);
+            pages.clear();
+        }
+    }
+
+    /// Gives the host its access back, as to a host that was started anew: `drop_all` has its page
+    /// cache drop all pages, of which those that it held while revoked are poison.
+    ///
+    /// # Errors
+    ///
+    /// When `drop_all` fails, or the next process could not be told; it is revoked then.
+    pub(super) fn admit(&self, drop_all: impl FnOnce() -> Result<(), ServeError>) -> Result<(), ServeError> {
+        let _alone = self.changing.lock();
+        if self.access.state() == State::Granted {
+            return Ok(());
+        }
+        self.access.begin_return();
+        if let Err(why) = drop_all() {
+            self.access.revoke().map_err(ServeError::Revoke)?;
+            self.forget();
+            return Err(why);
+        }
+        self.access.grant().map_err(ServeError::Revoke)
+    }
+
+    /// Whether the host's access was revoked, and is not given back yet.
+    pub fn is_revoked(&self) -> bool {
+        self.access.state() != State::Granted
     }
 
     /// Merges the lines that `range` touches into the device, where the host stored into them, and
@@ -358,7 +447,8 @@ impl HostCache {
     pub fn report(&self, name: &str) -> HostReport {
         let bytes = |pages: usize| (pages as u64).saturating_mul(PAGE as u64);
         let held_bytes = bytes(self.held.load(Ordering::Relaxed));
-        self.counters.report(&HostNow { name, cache_bytes: bytes(self.most), held_bytes })
+        let revoked = self.is_revoked();
+        self.counters.report(&HostNow { name, revoked, cache_bytes: bytes(self.most), held_bytes })
     }
 
     /// The pages held longest, so many at most.

@@ -161,6 +161,9 @@ pub enum ServeError {
         /// Why.
         source: io::Error,
     },
+    /// A host's access cannot be changed, because the next process could not be told of it.
+    #[error("the host's access stays revoked or not, as it was: the note of it cannot be written: {0}")]
+    Revoke(io::Error),
     /// The device cannot store what a host wants written back, or drop a part of a block.
     #[error(transparent)]
     Device(#[from] lamina_device::device::DeviceError),

@@ -59,6 +59,14 @@ fn paths() -> Value {
             "post": changing("createView", "Makes a view of a tensor", Some(of("ViewName")), vec![answer("201", &of("View"))]),
             "delete": changing("removeView", "Removes a view: what it was", Some(of("ViewName")), vec![answer("200", &of("View"))]),
         },
+        "/hosts/{name}/revoke": {
+            "parameters": [name("The host's name")],
+            "post": changing("revokeHost", "Takes a host's access to the shared region away: its stores reach nobody, its loads are poison", None, vec![done()]),
+        },
+        "/hosts/{name}/admit": {
+            "parameters": [name("The host's name")],
+            "post": changing("admitHost", "Gives a host its access back; it begins as one that holds nothing", None, vec![done()]),
+        },
         "/flush": { "post": changing("flush", "Makes stores to a range of the base window visible in every view", Some(of("FlushRange")), vec![done()]) },
         "/discard": { "post": changing("discard", "Drops a range of the base window, which reads as zero then", Some(of("Range")), vec![done()]) },
         "/models": {

@@ -168,7 +168,8 @@ mod tests {
         let places =
             [Place::Root, Place::Guest("a".into()), Place::Guest("b".into()), Place::Host("a".into())];
         let exports = places.map(|place| {
-            let options = ExportOptions { place, partition: partition.clone(), cache_bytes: None };
+            let options =
+                ExportOptions { place, partition: partition.clone(), cache_bytes: None, revoked_mark: None };
             Arc::new(Export::new(&options, Path::new("/m"), std::time::Duration::ZERO))
         });
         let tree = Tree::new(exports.to_vec());
@@ -201,7 +202,7 @@ mod tests {
         let interleaving = Some(Interleaving { interleave: "4x4K".parse().unwrap(), bandwidth: 1.0 });
         let config = DeviceConfig { interleaving, ..DeviceConfig::new(64 << 10, 4 << 20) };
         let partition = Partition::first(Arc::new(Device::new(config).unwrap()));
-        let options = ExportOptions { place: Place::Root, partition, cache_bytes: None };
+        let options = ExportOptions { place: Place::Root, partition, cache_bytes: None, revoked_mark: None };
         let export = Arc::new(Export::new(&options, Path::new("/m"), std::time::Duration::ZERO));
         let tree = Tree::new(vec![Arc::clone(&export)]);
         let names: Vec<_> = tree.children(ROOT).map(|child| child.name.to_owned()).collect();

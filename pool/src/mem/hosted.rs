@@ -25,6 +25,16 @@ pub trait Port: Send + Sync {
     fn request(&self, op: &'static str, at: u64, length: u64) -> Result<(), MemError>;
 }
 
+/// Who takes another host's access away.
+pub trait Revoke: Send + Sync {
+    /// Takes the access of the host of this name away. When it returns, none of that host's stores
+    /// can reach the region any more.
+    ///
+    /// # Errors
+    /// [`MemError::Port`], [`MemError::Revoked`].
+    fn revoke(&self, host: &str) -> Result<(), MemError>;
+}
+
 /// The control port of a host as a Unix socket: an object of JSON a line, each way.
 #[derive(Debug)]
 pub struct Socket {
@@ -46,18 +56,32 @@ impl Socket {
         let stream = open().map_err(|cause| MemError::Map { what: path.display().to_string(), cause })?;
         Ok(Self { stream: Mutex::new(BufReader::new(stream)) })
     }
-}
 
-impl Port for Socket {
-    fn request(&self, op: &'static str, at: u64, length: u64) -> Result<(), MemError> {
-        let request = serde_json::json!({ "op": op, "offset": at, "length": length }).to_string();
+    fn ask(&self, request: &serde_json::Value) -> Result<(), MemError> {
+        let request = request.to_string();
         let fail = |why: String| MemError::Port { request: request.clone(), why };
         let mut stream = self.stream.lock().map_err(|_| fail("an earlier request failed".into()))?;
         stream.get_mut().write_all(format!("{request}\n").as_bytes()).map_err(|why| fail(why.to_string()))?;
         let mut line = String::new();
         stream.read_line(&mut line).map_err(|why| fail(why.to_string()))?;
         let reply: serde_json::Value = serde_json::from_str(&line).map_err(|why| fail(why.to_string()))?;
-        if reply["ok"] == true { Ok(()) } else { Err(fail(line.trim().to_owned())) }
+        match (&reply["ok"], &reply["revoked"]) {
+            (serde_json::Value::Bool(true), _) => Ok(()),
+            (_, serde_json::Value::Bool(true)) => Err(MemError::Revoked),
+            _ => Err(fail(line.trim().to_owned())),
+        }
+    }
+}
+
+impl Port for Socket {
+    fn request(&self, op: &'static str, at: u64, length: u64) -> Result<(), MemError> {
+        self.ask(&serde_json::json!({ "op": op, "offset": at, "length": length }))
+    }
+}
+
+impl Revoke for Socket {
+    fn revoke(&self, host: &str) -> Result<(), MemError> {
+        self.ask(&serde_json::json!({ "op": "revoke", "host": host }))
     }
 }
 
@@ -186,6 +210,24 @@ mod tests {
             *recorder.0.lock().unwrap(),
             [("flush", 128, 192), ("flush", 1024, 64), ("invalidate", 0, 64)]
         );
+    }
+
+    #[test]
+    fn a_host_that_was_revoked_is_told_so() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("ctl");
+        let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        let device = std::thread::spawn(move || {
+            let mut stream = BufReader::new(listener.accept().unwrap().0);
+            let mut line = String::new();
+            stream.read_line(&mut line).unwrap();
+            stream.get_mut().write_all(b"{\"ok\":false,\"error\":\"no\",\"revoked\":true}\n").unwrap();
+            line
+        });
+        let answer = Socket::connect(&path).unwrap().revoke("other");
+        assert!(matches!(answer, Err(MemError::Revoked)), "{answer:?}");
+        let asked: serde_json::Value = serde_json::from_str(&device.join().unwrap()).unwrap();
+        assert_eq!(asked, serde_json::json!({ "op": "revoke", "host": "other" }));
     }
 
     #[test]

@@ -54,7 +54,7 @@ pub(crate) fn model(args: &Model) -> Result<()> {
     Ok(out::text(&text)?)
 }
 
-fn shape(name: &str) -> Result<Shape> {
+pub(crate) fn shape(name: &str) -> Result<Shape> {
     if let Some(preset) = Shape::preset(name) {
         return Ok(preset);
     }

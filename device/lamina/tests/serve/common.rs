@@ -74,6 +74,14 @@ impl Place {
         file.write_all(bytes).unwrap();
         self.text("model")
     }
+
+    /// What the API of a device here answers.
+    pub(crate) fn try_ask(&self, method: &str, path: &str, body: &Value) -> (u16, Value) {
+        let stream = UnixStream::connect(self.path("run/api.sock")).unwrap();
+        let body = if body.is_null() { String::new() } else { body.to_string() };
+        let (status, _, answer) = answer(stream, &request(method, path, &body));
+        (status, serde_json::from_str(&answer).unwrap_or(Value::Null))
+    }
 }
 
 /// A run that is ready, killed when dropped.
@@ -225,10 +233,7 @@ impl Rig {
     }
 
     pub(crate) fn try_ask(&self, method: &str, path: &str, body: &Value) -> (u16, Value) {
-        let stream = UnixStream::connect(self.place.path("run/api.sock")).unwrap();
-        let body = if body.is_null() { String::new() } else { body.to_string() };
-        let (status, _, answer) = answer(stream, &request(method, path, &body));
-        (status, serde_json::from_str(&answer).unwrap_or(Value::Null))
+        self.place.try_ask(method, path, body)
     }
 }
 

@@ -11,23 +11,24 @@ use serde_json::{Value, json};
 use crate::common::{Guest, Place, Run, Window, expected, noise, within};
 use crate::deaths::kill_worker;
 
-const SHARED: usize = 8 << 20;
+/// Bytes of the region.
+pub(crate) const SHARED: usize = 8 << 20;
 
 /// Hosts `h0`, `h1` and so on that share a region.
-struct Rig {
-    run: Run,
-    place: Place,
+pub(crate) struct Rig {
+    pub(crate) run: Run,
+    pub(crate) place: Place,
 }
 
 /// One of them.
-struct Host {
-    base: Window,
-    views: Window,
-    ctl: Guest,
+pub(crate) struct Host {
+    pub(crate) base: Window,
+    pub(crate) views: Window,
+    pub(crate) ctl: Guest,
 }
 
 impl Rig {
-    fn new(hosts: usize, more: &[&str]) -> Self {
+    pub(crate) fn new(hosts: usize, more: &[&str]) -> Self {
         let place = Place::new();
         let hosts = hosts.to_string();
         let sizes = ["--capacity", "8M", "--views-capacity", "16M", "--views", "full", "--hosts", &hosts];
@@ -35,11 +36,11 @@ impl Rig {
         Self { run, place }
     }
 
-    fn path(&self, host: usize, window: &str) -> PathBuf {
+    pub(crate) fn path(&self, host: usize, window: &str) -> PathBuf {
         PathBuf::from(self.run.ready["guests"][host][window]["path"].as_str().unwrap())
     }
 
-    fn host(&self, host: usize) -> Host {
+    pub(crate) fn host(&self, host: usize) -> Host {
         Host {
             base: Window::open(&self.path(host, "base")),
             views: Window::open(&self.path(host, "views")),
@@ -48,7 +49,7 @@ impl Rig {
     }
 
     /// What a host's cache tells.
-    fn reported(&self, host: &mut Host) -> Value {
+    pub(crate) fn reported(&self, host: &mut Host) -> Value {
         assert!(self.place.path("mount/hosts").is_dir());
         host.ctl.ask(&json!({ "op": "stats" }))["stats"]["host"].clone()
     }
@@ -60,19 +61,19 @@ impl Host {
         assert_eq!(answer, json!({ "ok": true }), "{op}");
     }
 
-    fn flush(&mut self, at: usize, length: usize) {
+    pub(crate) fn flush(&mut self, at: usize, length: usize) {
         self.ask("flush", at, length);
     }
 
-    fn invalidate(&mut self, at: usize, length: usize) {
+    pub(crate) fn invalidate(&mut self, at: usize, length: usize) {
         self.ask("invalidate", at, length);
     }
 
-    fn load(&self, at: usize, length: usize) -> Vec<u8> {
+    pub(crate) fn load(&self, at: usize, length: usize) -> Vec<u8> {
         self.base.load(at as u64, length)
     }
 
-    fn store(&mut self, at: usize, bytes: &[u8]) {
+    pub(crate) fn store(&mut self, at: usize, bytes: &[u8]) {
         self.base.store(at as u64, bytes);
     }
 }

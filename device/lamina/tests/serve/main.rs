@@ -16,6 +16,7 @@ mod disk_driver;
 mod disks;
 mod exerciser;
 mod faults;
+mod fencing;
 mod files;
 mod guest_port;
 mod guests;

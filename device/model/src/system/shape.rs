@@ -101,7 +101,8 @@ impl Shape {
         Ok(())
     }
 
-    fn active(&self) -> f64 {
+    /// Parameters that a token reads.
+    pub fn active(&self) -> f64 {
         self.active_parameters.unwrap_or(self.parameters)
     }
 

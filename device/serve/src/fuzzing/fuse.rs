@@ -35,7 +35,7 @@ pub fn fuse(data: &[u8]) {
     // that no request waits for room.
     let exports = [(Place::Root, None), (Place::Host("h".to_owned()), Some(device.base_bytes()))];
     let exports = exports.map(|(place, cache_bytes)| {
-        let options = ExportOptions { place, partition: partition.clone(), cache_bytes };
+        let options = ExportOptions { place, partition: partition.clone(), cache_bytes, revoked_mark: None };
         let export = Arc::new(Export::new(&options, Path::new("/mount"), Duration::ZERO));
         // There are no pages of a host's to be written back under views, and nobody to do it.
         export.coherence().close();

@@ -279,3 +279,70 @@ proptest! {
         }
     }
 }
+
+/// What a host flushes and what it does not, then its access goes and comes again.
+#[test]
+fn a_revoked_host_stores_to_nobody_and_begins_anew() {
+    let (device, hosts) = hosts(1);
+    let host = &hosts[0];
+    assert_eq!(seen(host, 0, BASE), [0; BASE]);
+    host.write(0, &[1; PAGE]).unwrap();
+    flush(host, 0..PAGE as u64);
+    host.write(0, &[2; PAGE]).unwrap();
+    host.revoke().unwrap();
+    assert!(host.is_revoked());
+    assert_eq!(seen(host, 0, BASE), [PATTERN; BASE]);
+    host.write(0, &[3; PAGE]).unwrap();
+    assert_eq!(flush(host, 0..BASE as u64), []);
+    assert_eq!(invalidate(host, 0..BASE as u64), 0);
+    assert_eq!(on(&device, 0, PAGE), [1; PAGE]);
+    let report = host.report("h");
+    assert_eq!((report.revoked, report.held_bytes, report.pages_refused), (true, 0, 1));
+    host.admit(|| {
+        // What the page cache held while it was revoked is written back now, poison and all.
+        host.write(PAGE as u64, &[4; PAGE]).unwrap();
+        assert_eq!(seen(host, 0, PAGE), [1; PAGE], "and what it reads is the device's again");
+        host.write(0, &[5; PAGE]).unwrap();
+        Ok(())
+    })
+    .unwrap();
+    assert!(!host.is_revoked());
+    assert_eq!(flush(host, 0..BASE as u64), [(0, PAGE as u64)]);
+    assert_eq!(on(&device, 0, 2 * PAGE), [[5; PAGE], [0; PAGE]].concat());
+}
+
+#[test]
+fn a_host_whose_pages_cannot_be_dropped_stays_revoked() {
+    let (device, hosts) = hosts(1);
+    let host = &hosts[0];
+    host.revoke().unwrap();
+    let failed = host.admit(|| {
+        assert_eq!(seen(host, 0, PAGE), [0; PAGE]);
+        host.write(0, &[1; PAGE]).unwrap();
+        Err(ServeError::Closing)
+    });
+    assert!(matches!(failed, Err(ServeError::Closing)));
+    assert_eq!(seen(host, 0, PAGE), [PATTERN; PAGE]);
+    flush(host, 0..BASE as u64);
+    assert_eq!(on(&device, 0, PAGE), [0; PAGE]);
+}
+
+#[test]
+fn the_next_process_finds_a_host_as_the_last_one_left_it() {
+    let (device, _) = hosts(0);
+    let folder = tempfile::tempdir().unwrap();
+    let mark = folder.path().join("revoked-h");
+    let next =
+        || HostCache::new(Partition::named(&device, "").unwrap(), BASE as u64).marked_by(Some(mark.clone()));
+    assert!(!next().is_revoked());
+    next().revoke().unwrap();
+    let host = next();
+    assert!(host.is_revoked());
+    assert_eq!(seen(&host, 0, PAGE), [PATTERN; PAGE]);
+    host.admit(|| Ok(())).unwrap();
+    assert!(!next().is_revoked());
+    // A folder that is gone can keep no mark: nothing is revoked then.
+    let gone = folder.path().join("gone/revoked-h");
+    let host = HostCache::new(Partition::named(&device, "").unwrap(), BASE as u64).marked_by(Some(gone));
+    assert!(host.revoke().is_err() && !host.is_revoked());
+}
