@@ -14,6 +14,7 @@
 mod hardware;
 mod hosted;
 mod mapped;
+mod part;
 mod simulated;
 
 use std::io;
@@ -24,6 +25,7 @@ use std::sync::atomic::{Ordering, fence};
 pub use hardware::{Hardware, Instructions, Processor};
 pub use hosted::{Hosted, Port, Revoke, Socket};
 pub use mapped::{Map, Mapped};
+pub use part::Part;
 pub use simulated::{Killed, LeftOut, Node, Simulated, Site};
 
 /// Bytes of a line, the unit that moves between a node and the memory.

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use lamina_shim::Attached;
 use serde::{Deserialize, Serialize};
 
-use crate::{Heat, Tier};
+use crate::{Calls, Heat, Side, Tier};
 
 /// Which pass over the data an event belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -107,6 +107,27 @@ pub enum Event {
         sha256: String,
         /// Time of the loads alone, without the hashing.
         seconds: f64,
+    },
+    /// A side of a handoff is done.
+    Handoff {
+        /// Which.
+        side: Side,
+        /// Blocks stored, or found.
+        blocks: usize,
+        /// Bytes of each.
+        block_bytes: u64,
+        /// Seconds from the beginning until the other side's part was there.
+        waited: f64,
+        /// Seconds in all.
+        seconds: f64,
+        /// The text's tokens, prompt included: of who goes on.
+        tokens: Vec<usize>,
+        /// The text.
+        text: String,
+        /// What was found to be wrong with the first block that was.
+        caught: Option<String>,
+        /// Calls on the region's memory.
+        calls: Calls,
     },
     /// The device's counters when everything had been read once: what its control port answers to
     /// `stats`.

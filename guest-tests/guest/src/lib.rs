@@ -13,6 +13,7 @@
 
 mod decode;
 mod event;
+mod handoff;
 mod known;
 mod messages;
 mod plan;
@@ -23,6 +24,7 @@ mod steps;
 
 pub use decode::{DecodePlan, DecodeRun, Task};
 pub use event::{Event, Measure, Phase, WindowReport};
+pub use handoff::{Calls, HandoffPlan, Omit, Side};
 pub use known::Known;
 pub use messages::{MessagePlan, Role};
 pub use plan::{AttachBench, DiskPlaces, Plan, WarmBench, WritePlan};

@@ -5,7 +5,7 @@ use std::{fs, path::Path};
 use anyhow::Context;
 use serde::{Deserialize, Serialize};
 
-use crate::{DecodePlan, MessagePlan, RamPlan, SwapPlan};
+use crate::{DecodePlan, HandoffPlan, MessagePlan, RamPlan, SwapPlan};
 
 /// The steps of a run. Everything is optional: an empty object reads every tensor in every view.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -26,6 +26,8 @@ pub struct Plan {
     pub write: Option<WritePlan>,
     /// Exchange messages with another guest, one exchange after the other.
     pub messages: Vec<MessagePlan>,
+    /// Compute a prompt's KV cache for another host, or go on with it.
+    pub handoff: Option<HandoffPlan>,
     /// Misbehave: store into a view, reach past ends.
     pub hostile: bool,
     /// Read a tensor over and over while its pages are warm.
@@ -48,6 +50,7 @@ impl Default for Plan {
             decode: None,
             write: None,
             messages: Vec::new(),
+            handoff: None,
             hostile: false,
             warm_bench: None,
             attach_bench: None,

@@ -5,6 +5,7 @@ use std::{convert::Infallible, ops::Range};
 use crate::{
     config::Config,
     element::{from_bf16, to_bf16},
+    paged::{Cached, Slot},
 };
 
 /// What attention reads in one layer: a row of K and of V for each token it looks at, oldest first.
@@ -64,12 +65,32 @@ pub trait KvCache {
 #[derive(Clone, Debug)]
 pub struct PlainCache {
     layers: Vec<History>,
+    /// Elements of a row.
+    row: usize,
 }
 
 impl PlainCache {
     /// An empty cache.
     pub fn new(config: &Config) -> Self {
-        Self { layers: vec![History::default(); config.n_layers] }
+        Self { layers: vec![History::default(); config.n_layers], row: config.kv_dim() }
+    }
+
+    /// The rows of so many tokens in a tensor of the cache, bf16 in little-endian order.
+    ///
+    /// # Panics
+    /// When the cache has not so many.
+    pub fn rows(&self, slot: Slot, tokens: Range<usize>) -> Vec<u8> {
+        let layer = &self.layers[slot.layer];
+        let all = if slot.cached == Cached::Key { &layer.keys } else { &layer.values };
+        let rows = &all[tokens.start * self.row..tokens.end * self.row];
+        rows.iter().flat_map(|x| to_bf16(*x).to_le_bytes()).collect()
+    }
+
+    /// Appends rows to a tensor of the cache, as [`Self::rows`] gives them.
+    pub fn extend(&mut self, slot: Slot, rows: &[u8]) {
+        let layer = &mut self.layers[slot.layer];
+        let all = if slot.cached == Cached::Key { &mut layer.keys } else { &mut layer.values };
+        all.extend(rows.as_chunks::<2>().0.iter().map(|x| from_bf16(u16::from_le_bytes(*x))));
     }
 }
 

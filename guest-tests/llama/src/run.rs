@@ -37,7 +37,7 @@ impl Judged {
     }
 }
 
-/// Continues `prompt` until there are `limit` tokens or as many as the model can take, or the model
+/// Goes on behind the tokens that `decoder` has taken, which `prompt` begins with, until there are `limit` tokens or as many as the model can take, or the model
 /// chooses one of `ends`.
 ///
 /// # Errors
@@ -58,7 +58,7 @@ where
     let limit = limit.min(decoder.config().seq_len);
     let mut tokens = prompt[..prompt.len().min(limit)].to_vec();
     let mut digest = LogitsDigest::default();
-    let mut next = 0;
+    let mut next = decoder.position();
     while next < tokens.len() && tokens.len() < limit {
         let logits = decoder.step(weights, cache, tokens[next])?;
         digest.add(logits);

@@ -221,6 +221,7 @@ impl Found {
             | Event::Demoted { .. }
             | Event::Watched { .. }
             | Event::Swapped { .. }
+            | Event::Handoff { .. }
             | Event::Done { .. } => {}
         }
         Ok(())

@@ -10,6 +10,7 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use clap::{Args, Parser, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
+use lamina_guest::Omit;
 use lamina_llama::Policy;
 use lamina_run::{
     bundled, bundled_file,
@@ -17,10 +18,12 @@ use lamina_run::{
     decode::{
         Compared, Decode,
         gguf::{self, Converted},
+        handoff::Handoff,
     },
     job::{Job, On, Step},
     log_to_stderr,
     ram::{self, Ram},
+    report::write_json,
 };
 
 /// The views of the main job.
@@ -62,6 +65,8 @@ Examples:
   ./x run --model model.safetensors --views full,e8m3,fp8_e4m3fn
   ./x run --mode gcomp --json
   ./x run --workload ram
+  ./x run --workload handoff
+  ./x run --workload handoff --omit payload-flush
   ./x run --workload decode
   ./x run --workload decode --model smollm2
   ./x run --workload decode --model smollm2 --on host
@@ -110,6 +115,13 @@ struct Cli {
     devices: Option<u32>,
     #[command(flatten)]
     decode: DecodeArgs,
+    /// Leave out a call each time, which must be caught: payload-flush or payload-invalidate
+    /// (workload handoff)
+    #[arg(long, value_parser = omit, value_name = "CALL")]
+    omit: Option<Omit>,
+    /// Tokens of a block that is handed over (workload handoff)
+    #[arg(long, default_value_t = 16, value_name = "N")]
+    block_tokens: usize,
     /// The tensor that the guest writes [default: the first by name]
     #[arg(long, value_name = "TENSOR")]
     write: Option<String>,
@@ -134,6 +146,9 @@ enum Workload {
     Views,
     /// Runs a language model on the device
     Decode,
+    /// One guest computes a prompt's KV cache, another goes on with it, through a pool in memory that
+    /// is not coherent between them
+    Handoff,
     /// Uses the base window as memory, by the kernel's own tools, and swaps to it
     Ram,
 }
@@ -145,6 +160,15 @@ enum Who {
     Guest,
     /// A process
     Host,
+}
+
+impl From<Who> for On {
+    fn from(who: Who) -> Self {
+        match who {
+            Who::Guest => Self::Guest,
+            Who::Host => Self::Host,
+        }
+    }
 }
 
 #[derive(Debug, Args)]
@@ -250,6 +274,12 @@ impl DecodeArgs {
     }
 }
 
+fn omit(text: &str) -> Result<Omit, String> {
+    let names = || Omit::ALL.map(Omit::name).join(" or ");
+    let found = Omit::ALL.into_iter().find(|omit| omit.name() == text);
+    found.ok_or_else(|| format!("{text:?} is no call that can be left out: {}", names()))
+}
+
 fn temperature(text: &str) -> Result<f32, String> {
     let given = text.parse().ok().filter(|t: &f32| t.is_finite() && *t >= 0.0);
     given.ok_or_else(|| {
@@ -270,6 +300,10 @@ fn main() -> ExitCode {
 }
 
 fn run(cli: Cli) -> Result<bool> {
+    if cli.workload.contains(&Workload::Handoff) {
+        return hand_off(cli);
+    }
+    ensure!(cli.omit.is_none(), "--omit is for --workload handoff, which was not asked for");
     let (views, decodes) =
         (cli.workload.contains(&Workload::Views), cli.workload.contains(&Workload::Decode));
     ensure!(
@@ -328,10 +362,7 @@ fn run(cli: Cli) -> Result<bool> {
             read_ahead_kb: cli.read_ahead_kb,
             devices: cli.devices,
         },
-        on: match cli.on {
-            Who::Guest => On::Guest,
-            Who::Host => On::Host,
-        },
+        on: cli.on.into(),
         views,
         decode,
         ram,
@@ -345,6 +376,50 @@ fn run(cli: Cli) -> Result<bool> {
     meter.finish();
     let path = cli.out.join("report.json");
     report.write(&path).with_context(|| format!("cannot write {}", path.display()))?;
+    if cli.json {
+        println!("{}", serde_json::to_string_pretty(&report)?);
+    } else {
+        println!("{}\nreport  {}", report.to_text(), path.display());
+    }
+    Ok(report.good())
+}
+
+/// The prompt that is handed over unless another is given.
+const HANDED_OVER: &str =
+    "Once upon a time, there was a little girl named Lily. She loved to play in the park with her dog.";
+
+fn hand_off(cli: Cli) -> Result<bool> {
+    ensure!(
+        cli.workload.as_slice() == [Workload::Handoff],
+        "the workload handoff has two guests and is done alone: run the others by themselves"
+    );
+    let mut models = cli.models;
+    let larger = convert(&mut models)?;
+    ensure!(models.len() <= 1, "--workload handoff takes one model, and {} are given", models.len());
+    let model = models.pop().map_or_else(|| Ok::<_, anyhow::Error>(bundled()?.swap_remove(0)), Ok)?;
+    std::fs::create_dir_all(&cli.out)
+        .with_context(|| format!("cannot make the folder {}", cli.out.display()))?;
+    let tokenizer = match (cli.decode.tokenizer, &larger) {
+        (Some(tokenizer), _) => tokenizer,
+        (None, Some(larger)) => larger.tokenizer.clone(),
+        (None, None) => bundled_file("tok512.bin")?,
+    };
+    let handoff = Handoff {
+        model,
+        tokenizer,
+        prompt: cli.decode.prompt.unwrap_or_else(|| HANDED_OVER.to_owned()),
+        tokens: cli.decode.tokens.unwrap_or(128),
+        block_tokens: cli.block_tokens,
+        omit: cli.omit,
+        on: cli.on.into(),
+        limit: Duration::from_secs(cli.timeout),
+        consoles: cli.out.clone(),
+    };
+    let mut meter = Meter::new();
+    let report = handoff.run(|step| meter.show(&step))?;
+    meter.finish();
+    let path = cli.out.join("report.json");
+    write_json(&report, &path).with_context(|| format!("cannot write {}", path.display()))?;
     if cli.json {
         println!("{}", serde_json::to_string_pretty(&report)?);
     } else {

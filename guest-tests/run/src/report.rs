@@ -210,6 +210,19 @@ pub struct WrittenReport {
     pub views: Vec<String>,
 }
 
+/// Writes a report as JSON.
+///
+/// # Errors
+/// When the file cannot be written, for example for lack of space.
+pub fn write_json(report: &impl Serialize, path: &Path) -> io::Result<()> {
+    let mut bytes = serde_json::to_vec_pretty(report)?;
+    bytes.push(b'\n');
+    // Beside it first, so that a full disk leaves no half report under the name.
+    let beside = path.with_extension("json.part");
+    fs::write(&beside, bytes)?;
+    fs::rename(beside, path)
+}
+
 impl Report {
     /// A report of a guest and a device, with nothing found yet.
     pub fn of(guest: GuestReport, device: DeviceReport) -> Self {
@@ -238,12 +251,7 @@ impl Report {
     /// # Errors
     /// When the file cannot be written, for example for lack of space.
     pub fn write(&self, path: &Path) -> io::Result<()> {
-        let mut bytes = serde_json::to_vec_pretty(self)?;
-        bytes.push(b'\n');
-        // Beside it first, so that a full disk leaves no half report under the name.
-        let beside = path.with_extension("json.part");
-        fs::write(&beside, bytes)?;
-        fs::rename(beside, path)
+        write_json(self, path)
     }
 
     /// The tables for a person.

@@ -86,6 +86,9 @@ impl Visit {
         if let Some(decode) = &mut plan.decode {
             decode.tokenizer = here(&decode.tokenizer);
         }
+        if let Some(handoff) = &mut plan.handoff {
+            handoff.tokenizer = here(&handoff.tokenizer);
+        }
         let (path, report) = (folder.path().join("plan.json"), folder.path().join("report.sock"));
         fs::write(&path, serde_json::to_vec(&plan)?)?;
         let listener =

@@ -32,7 +32,9 @@ pub(super) const MAX_NODES: usize = 64;
 pub(super) enum Routing {
     /// A cache each, and the node with the least to do.
     OwnOblivious,
-    /// A cache each, and the node that was sent most of the prompt before.
+    /// A cache each, and the node that was sent most of the prompt before, if that is more than half
+    /// of it; else the node with the least to do. What all prompts begin with says nothing of where
+    /// they belong.
     OwnAffine,
     /// One for all, and the node with the least to do.
     Shared,
@@ -105,11 +107,16 @@ impl Router {
         };
         let mut candidates = u64::MAX;
         if routing == Routing::OwnAffine {
+            let mut same = 0;
             for block in &request.blocks {
                 match candidates & self.sent.get(block).copied().unwrap_or_default() {
                     0 => break,
                     have_it => candidates = have_it,
                 }
+                same += 1;
+            }
+            if 2 * same <= request.blocks.len() {
+                candidates = u64::MAX;
             }
         }
         least(&mut (0..self.busy_until.len()).filter(|node| candidates >> node & 1 == 1)).unwrap_or_default()

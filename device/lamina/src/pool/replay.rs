@@ -28,7 +28,8 @@ use crate::out::print_line;
 #[derive(Debug, Args)]
 #[command(after_help = "\
 TRACE is one of Mooncake's (JSON lines with timestamp, input_length, hash_ids) or Azure's (CSV). Azure's say nothing of what prompts
-share, so nothing is hit.
+share, so nothing is hit. A prefix-affine router sends a request to the node that was sent most of its prompt before, if that is more than
+half of it; any other sends it to the node with the least to compute.
 
 Defaults of what is modelled: the GPU's path to the pool 26 GB/s, a device's 22.5, others' load 15 (Beluga, 5.3); the path to a node's
 own memory 55.4 GB/s (the same, a GPU's PCIe); prefill at half of 148 TFLOP/s (an H20). The ratio is that of real KV caches of small models.
@@ -37,7 +38,7 @@ Examples:
   As published, on 16 nodes:
       lamina pool replay conversation_trace.jsonl --plot replay.svg
   Less memory, another model:
-      lamina pool replay conversation_trace.jsonl --memory 1T --model llama-3.1-70b")]
+      lamina pool replay conversation_trace.jsonl --memory 1T --model qwen3-32b")]
 pub(crate) struct Replay {
     /// The trace.
     trace: PathBuf,
@@ -48,7 +49,7 @@ pub(crate) struct Replay {
     #[arg(long, value_parser = bytes, default_value = "4T")]
     memory: u64,
     /// The LLM: a preset, a config.json or a TOML file, see `lamina model --help`.
-    #[arg(long, default_value = "qwen3-32b", value_name = "MODEL")]
+    #[arg(long, default_value = "llama-3.1-8b", value_name = "MODEL")]
     model: String,
     /// How much smaller the device stores KV: the pool holds so many times more.
     #[arg(long, default_value_t = 1.45)]

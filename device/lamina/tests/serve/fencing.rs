@@ -156,7 +156,16 @@ fn a_pool_goes_on_without_a_host_that_stopped_and_refuses_it_afterwards() {
         let others = [attach(1), attach(2)];
         let block = noise(7, 4096);
         let stored = thread::scope(|scope| {
-            let threads = others.each_ref().map(|pool| scope.spawn(|| pool.store(key, &[&block]).unwrap()));
+            let store = |pool: &Pool| {
+                let mut stored = false;
+                while pool.prefix(&[key]).unwrap() == 0 {
+                    stored |= pool.store(key, &[&block]).unwrap();
+                    pool.serve().unwrap();
+                    thread::sleep(Duration::from_millis(1));
+                }
+                stored
+            };
+            let threads = others.each_ref().map(|pool| scope.spawn(move || store(pool)));
             threads.map(|thread| thread.join().unwrap())
         });
         assert_eq!(stored.iter().filter(|stored| **stored).count(), 1, "stored once");

@@ -8,6 +8,7 @@ mod booted;
 mod decoder;
 mod documents;
 mod guests;
+mod handoff;
 mod ram;
 mod ram_tools;
 mod rooms;

@@ -41,7 +41,7 @@ const ROOMS: [(&str, &[&str]); 19] = [
     ("lamina-reference", &[]),
     ("lamina-llama", &[]),
     ("lamina-skipped", &[]),
-    ("lamina-guest", &["lamina-abi", "lamina-llama", "lamina-shim"]),
+    ("lamina-guest", &["lamina-abi", "lamina-llama", "lamina-pool", "lamina-shim"]),
     ("lamina-run", &["lamina-guest", "lamina-llama", "lamina-qemu", "lamina-reference"]),
     (
         "lamina-bench",

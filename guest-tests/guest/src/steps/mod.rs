@@ -4,6 +4,7 @@
 
 mod attach;
 mod decode;
+mod handoff;
 mod hostile;
 mod messages;
 mod ram;
@@ -69,6 +70,11 @@ pub fn run(plan: &Plan, options: &OpenOptions, report: &mut Report) {
         if let Err(error) = messages::run(&lamina, exchange, report) {
             report.problem("messages", &format!("{error:#}"));
         }
+    }
+    if let Some(handoff) = &plan.handoff
+        && let Err(error) = handoff::run(&lamina, handoff, report)
+    {
+        report.problem("handoff", &format!("{error:#}"));
     }
     if plan.hostile
         && let Err(error) = hostile::run(&lamina, plan, &options, report)

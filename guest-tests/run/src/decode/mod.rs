@@ -8,6 +8,7 @@
 //! with a row for each token the model can take.
 
 pub mod gguf;
+pub mod handoff;
 mod reference;
 pub mod report;
 

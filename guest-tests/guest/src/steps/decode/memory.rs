@@ -14,7 +14,7 @@ const PAGE: u64 = 4096;
 type Place = (u64, u64);
 
 /// The weights in one view.
-pub(super) struct WeightMemory<'w> {
+pub(in crate::steps) struct WeightMemory<'w> {
     lamina: &'w Lamina,
     roles: Vec<Role>,
     places: Vec<Place>,
@@ -22,7 +22,7 @@ pub(super) struct WeightMemory<'w> {
 
 impl<'w> WeightMemory<'w> {
     /// The tensors of a model of this shape.
-    pub(super) fn open(
+    pub(in crate::steps) fn open(
         lamina: &'w Lamina,
         config: &Config,
         view: &str,

@@ -16,7 +16,8 @@ use lamina_llama::{
 };
 use lamina_shim::{Error, Lamina};
 
-use self::memory::{CacheMemory, WeightMemory};
+use self::memory::CacheMemory;
+pub(super) use self::memory::WeightMemory;
 use crate::{DecodePlan, DecodeRun, Event, Report, Task, report::console};
 
 pub(super) fn run(lamina: &Lamina, plan: &DecodePlan, report: &mut Report) -> anyhow::Result<()> {
