@@ -1,11 +1,12 @@
 //! Hosts whose access to the region they share is taken away: what they store reaches nobody, and a
 //! pool goes on without them.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use lamina_pool::{Chain, Geometry, Pool, PoolError, Reserved, hosts};
+use lamina_pool::{Chain, Geometry, Pool, PoolError, Reserved, Service, hosts};
 use serde_json::{Value, json};
 
 use crate::common::{Place, expected, noise, within};
@@ -153,14 +154,14 @@ fn a_pool_goes_on_without_a_host_that_stopped_and_refuses_it_afterwards() {
         reservation.append(&[1; 100]).unwrap();
 
         // It counts on no more. The others go on, and one of them manages.
-        let others = [attach(1), attach(2)];
+        let others = [1, 2].map(|host| Arc::new(attach(host)));
+        let services = others.each_ref().map(|pool| Service::start(Arc::clone(pool)));
         let block = noise(7, 4096);
         let stored = thread::scope(|scope| {
             let store = |pool: &Pool| {
                 let mut stored = false;
                 while pool.prefix(&[key]).unwrap() == 0 {
                     stored |= pool.store(key, &[&block]).unwrap();
-                    pool.serve().unwrap();
                     thread::sleep(Duration::from_millis(1));
                 }
                 stored
@@ -191,8 +192,9 @@ fn a_pool_goes_on_without_a_host_that_stopped_and_refuses_it_afterwards() {
         assert_eq!(anew.get("before").unwrap().unwrap(), b"it stopped");
         anew.put("after", b"it was started anew").unwrap();
         assert_eq!(others[1].get("after").unwrap().unwrap(), b"it was started anew");
-        for pool in others.into_iter().chain([anew]) {
-            pool.leave().unwrap();
+        for service in services {
+            service.stop().unwrap();
         }
+        anew.leave().unwrap();
     });
 }
