@@ -197,7 +197,7 @@ fn report(args: &Replay, trace: &Trace) -> Result<Report> {
         let space = (capacity, stored_bytes);
         let found = run(routing, args.nodes, space, &compute, &trace.requests, || bar.inc(1))?;
         report.measured.push(measured(name, args.nodes, capacity, (block_bytes, stored_bytes), &found));
-        for (memory_name, memory) in memories(args, routing) {
+        for (memory_name, memory) in memories(args, routing, float(block_bytes) / float(stored_bytes)) {
             let times = serve(args.nodes, &compute, &memory, &found.timed)?;
             let mut at_once = found.timed.clone();
             for request in &mut at_once {
@@ -243,8 +243,8 @@ fn measured(
     }
 }
 
-/// The memories in which caches are modelled.
-fn memories(args: &Replay, routing: Routing) -> Vec<(String, Memory)> {
+/// The memories in which caches are modelled, with so many bytes of words in a stored one.
+fn memories(args: &Replay, routing: Routing, ratio: f64) -> Vec<(String, Memory)> {
     if routing != Routing::Shared {
         return vec![("each node's own".to_owned(), Memory::Local { node_gbs: args.local_gbs })];
     }
@@ -252,6 +252,7 @@ fn memories(args: &Replay, routing: Routing) -> Vec<(String, Memory)> {
         node_gbs: args.pool_gbs,
         devices,
         device_gbs: args.device_gbs,
+        ratio,
         bytes: args.memory,
         interleaved,
         background_gbs,

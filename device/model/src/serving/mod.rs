@@ -42,6 +42,8 @@ pub enum Memory {
         devices: u32,
         /// GB/s of a device.
         device_gbs: f64,
+        /// Bytes of words in a stored byte. The path to a node carries words.
+        ratio: f64,
         /// Bytes of all devices, which addresses are spread over.
         bytes: u64,
         /// Whether addresses go round the devices, [`INTERLEAVE`] bytes each. Else each device has
@@ -61,7 +63,7 @@ pub struct Request {
     pub node: usize,
     /// Tokens that are computed.
     pub computed: u64,
-    /// Where what was hit lies, and how long it is: bytes.
+    /// Where what was hit lies, and how long it is as it is stored: bytes.
     pub hits: Vec<(u64, u64)>,
 }
 
@@ -128,7 +130,8 @@ fn check(nodes: usize, compute: &Compute, memory: &Memory, requests: &[Request])
     within("token_flop", compute.token_flop, 1.0..=1e18)?;
     match *memory {
         Memory::Local { node_gbs } => within("node_gbs", node_gbs, rates)?,
-        Memory::Pool { node_gbs, devices, device_gbs, bytes, background_gbs, .. } => {
+        Memory::Pool { node_gbs, devices, device_gbs, ratio, bytes, background_gbs, .. } => {
+            within("ratio", ratio, 1.0..=1e3)?;
             within("node_gbs", node_gbs, rates.clone())?;
             within("device_gbs", device_gbs, rates)?;
             within("devices", f64::from(devices), 1.0..=1024.0)?;
@@ -162,8 +165,8 @@ impl<'m> Devices<'m> {
         let bytes: u64 = ranges.iter().map(|range| range.1).sum();
         match *self.memory {
             Memory::Local { node_gbs } => start + float(bytes) / (node_gbs * 1e9),
-            Memory::Pool { node_gbs, device_gbs, background_gbs, .. } => {
-                let mut there = start + float(bytes) / (node_gbs * 1e9);
+            Memory::Pool { node_gbs, device_gbs, ratio, background_gbs, .. } => {
+                let mut there = start + float(bytes) * ratio / (node_gbs * 1e9);
                 for (device, bytes) in self.split(ranges).into_iter().enumerate().filter(|part| part.1 > 0) {
                     let taken = if device == 0 { background_gbs } else { 0.0 };
                     let free = start.max(self.free[device]) + float(bytes) / ((device_gbs - taken) * 1e9);

@@ -4,7 +4,15 @@ use super::*;
 const COMPUTE: Compute = Compute { flops: 1e12, token_flop: 1e9 };
 
 fn pool(devices: u32, interleaved: bool, background_gbs: f64) -> Memory {
-    Memory::Pool { node_gbs: 40.0, devices, device_gbs: 20.0, bytes: 8 << 30, interleaved, background_gbs }
+    Memory::Pool {
+        node_gbs: 40.0,
+        devices,
+        device_gbs: 20.0,
+        ratio: 1.0,
+        bytes: 8 << 30,
+        interleaved,
+        background_gbs,
+    }
 }
 
 fn request(arrival: f64, node: usize, computed: u64, hits: &[(u64, u64)]) -> Request {
@@ -37,6 +45,19 @@ fn what_is_hit_costs_its_fetch_and_no_computing() {
     {
         near(serve(1, &COMPUTE, &memory, &[request(0.0, 0, 0, &hit)]).unwrap().fetch_mean, seconds);
     }
+}
+
+#[test]
+fn what_is_stored_compressed_costs_devices_less_and_the_path_the_same() {
+    let Memory::Pool { node_gbs, devices, device_gbs, bytes, interleaved, background_gbs, .. } =
+        pool(8, true, 0.0)
+    else {
+        panic!("a pool")
+    };
+    let memory =
+        Memory::Pool { ratio: 2.0, node_gbs, devices, device_gbs, bytes, interleaved, background_gbs };
+    let hit = [(0, 5_000_000_000)];
+    near(serve(1, &COMPUTE, &memory, &[request(0.0, 0, 0, &hit)]).unwrap().fetch_mean, 0.25);
 }
 
 #[test]
