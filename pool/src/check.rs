@@ -13,7 +13,7 @@ use crate::layout::{ALLOC, PINS, SLOTS, Slot};
 use crate::mem::LINE;
 use crate::pool::Pool;
 use crate::recovery::adopt_all;
-use crate::table::{Entry, State, Tag, group, sweep, tags};
+use crate::table::{Entry, State, Tag, evict, group, sweep, tags};
 
 /// Something that does not hold.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -70,8 +70,9 @@ impl Pool {
         for group in 0..self.member.layout.geometry.groups {
             self.check_group(group, repair, &mut found)?;
         }
-        self.check_bytes(repair, &mut found, &mut report)?;
+        // What is left then has places that are its own, and that can be given back.
         self.check_places(repair, &mut found)?;
+        self.check_bytes(repair, &mut found, &mut report)?;
         self.check_pins(repair, &mut found)?;
         self.check_chunks(repair, &mut found)?;
         self.check_heap(repair, &mut found)?;
@@ -153,7 +154,8 @@ impl Pool {
         for (slot, tag) in std::mem::take(&mut found.ready) {
             let Some(pin) = self.pins.pin(&self.member, slot, tag)? else { continue };
             let mut bytes = vec![0; pin.entry.length as usize];
-            let named = tag.state() != Some(State::Object) || self.name(&pin.entry)?.is_some();
+            let has_name = tag.state() == Some(State::Object) || pin.entry.name_length > 0;
+            let named = !has_name || self.name(&pin.entry)?.is_some();
             match self.fill(&pin, &mut [&mut bytes]) {
                 Ok(()) if named => {
                     report.ready += 1;
@@ -161,9 +163,12 @@ impl Pool {
                 }
                 Ok(()) | Err(PoolError::Damaged { .. }) => {
                     found.say("bytes that do not check", pin.entry.at);
+                    let entry = pin.entry.clone();
                     drop(pin);
-                    if repair {
-                        self.drop_slot(slot, tag)?;
+                    if repair && evict(&self.member, &self.heap, slot, tag)? {
+                        for place in entry.places() {
+                            found.places.remove(&place);
+                        }
                     }
                 }
                 Err(why) => return Err(why),

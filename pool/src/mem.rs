@@ -23,7 +23,7 @@ use std::sync::atomic::{Ordering, fence};
 
 pub use hardware::{Hardware, Instructions, Processor};
 pub use hosted::{Hosted, Port, Socket};
-pub use mapped::{Map, Mapped};
+pub use mapped::{Map, Mapped, length};
 pub use simulated::{Killed, LeftOut, Node, Simulated, Site};
 
 /// Bytes of a line, the unit that moves between a node and the memory.

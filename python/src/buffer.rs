@@ -56,8 +56,15 @@ pub(crate) struct Memory<'b>(VolatileSlice<'b>);
 // SAFETY: it is memory that the buffer keeps where it is, and that is copied from and to by
 // volatile accesses, which any thread may do.
 unsafe impl Send for Memory<'_> {}
+// SAFETY: as above; through a shared reference it does nothing else.
+unsafe impl Sync for Memory<'_> {}
 
 impl Memory<'_> {
+    /// Its bytes.
+    pub(crate) fn len(&self) -> usize {
+        self.0.len()
+    }
+
     /// Copies as many bytes at `at` as there are, at most `to.len()`; the rest of `to` becomes
     /// zeros.
     pub(crate) fn read(&self, at: usize, to: &mut [u8]) {
