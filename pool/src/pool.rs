@@ -220,11 +220,6 @@ impl Pool {
                     continue;
                 }
                 let slot = Slot { group, index: index as u32 };
-                self.member.lines.consume(self.member.layout.entry(slot), LINE)?;
-                let entry = Entry::load(&self.member, slot, tag)?;
-                if entry.is_none_or(|entry| entry.name_length == 0) {
-                    continue;
-                }
                 if let Some(pin) = self.pins.pin(&self.member, slot, tag)?
                     && let Some(name) = self.name(&pin.entry)?
                 {

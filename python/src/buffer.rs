@@ -1,11 +1,11 @@
 //! Bytes of Python's buffers, copied in and out.
 
-use pyo3::{buffer::PyBuffer, exceptions::PyValueError, prelude::*};
+use pyo3::{buffer::PyUntypedBuffer, exceptions::PyValueError, prelude::*};
 use vm_memory::VolatileSlice;
 
-/// A contiguous buffer of bytes that Python lends. Other threads may write to it, so it gives
-/// copies only.
-pub(crate) struct Bytes(PyBuffer<u8>);
+/// The bytes of a contiguous buffer that Python lends, whatever its elements. Other threads may
+/// write to it, so it gives copies only.
+pub(crate) struct Bytes(PyUntypedBuffer);
 
 impl Bytes {
     /// What `object` lends.
@@ -13,7 +13,7 @@ impl Bytes {
     /// # Errors
     /// `ValueError` if its bytes do not follow each other.
     pub(crate) fn of(object: &Bound<'_, PyAny>) -> PyResult<Self> {
-        let buffer = PyBuffer::<u8>::get(object)?;
+        let buffer = PyUntypedBuffer::get(object)?;
         if buffer.is_c_contiguous() {
             Ok(Self(buffer))
         } else {
