@@ -13,7 +13,7 @@ use crate::layout::{ALLOC, PINS, SLOTS, Slot};
 use crate::mem::LINE;
 use crate::pool::Pool;
 use crate::recovery::adopt_all;
-use crate::table::{Entry, State, Tag, evict, group, sweep, tags};
+use crate::table::{Entry, State, Tag, group, sweep, tags};
 
 /// Something that does not hold.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -56,6 +56,7 @@ impl Pool {
             places: Places::new(),
             doubts: BTreeSet::new(),
             ready: Vec::new(),
+            dropped: BTreeSet::new(),
         };
         for lock in 0..self.member.layout.locks {
             let held = self.member.acquire(lock)?;
@@ -70,9 +71,8 @@ impl Pool {
         for group in 0..self.member.layout.geometry.groups {
             self.check_group(group, repair, &mut found)?;
         }
-        // What is left then has places that are its own, and that can be given back.
-        self.check_places(repair, &mut found)?;
         self.check_bytes(repair, &mut found, &mut report)?;
+        self.check_places(repair, &mut found)?;
         self.check_pins(repair, &mut found)?;
         self.check_chunks(repair, &mut found)?;
         self.check_heap(repair, &mut found)?;
@@ -115,7 +115,7 @@ impl Pool {
                 {
                     Some("a reservation of nobody")
                 }
-                (Some(State::Block | State::Object), Some(entry)) if !keys.insert(entry.key) => {
+                (Some(state), Some(entry)) if state.is_ready() && !keys.insert(entry.key) => {
                     Some("a key that is there twice")
                 }
                 (_, Some(entry)) => {
@@ -154,8 +154,7 @@ impl Pool {
         for (slot, tag) in std::mem::take(&mut found.ready) {
             let Some(pin) = self.pins.pin(&self.member, slot, tag)? else { continue };
             let mut bytes = vec![0; pin.entry.length as usize];
-            let has_name = tag.state() == Some(State::Object) || pin.entry.name_length > 0;
-            let named = !has_name || self.name(&pin.entry)?.is_some();
+            let named = !tag.state().is_some_and(State::has_name) || self.name(&pin.entry)?.is_some();
             match self.fill(&pin, &mut [&mut bytes]) {
                 Ok(()) if named => {
                     report.ready += 1;
@@ -163,11 +162,13 @@ impl Pool {
                 }
                 Ok(()) | Err(PoolError::Damaged { .. }) => {
                     found.say("bytes that do not check", pin.entry.at);
-                    let entry = pin.entry.clone();
+                    let places: Vec<u64> = pin.entry.places().collect();
                     drop(pin);
-                    if repair && evict(&self.member, &self.heap, slot, tag)? {
-                        for place in entry.places() {
-                            found.places.remove(&place);
+                    if repair {
+                        self.drop_slot(slot, tag)?;
+                        // Of two that point to one place the other may keep it.
+                        if !found.doubts.contains(&slot) {
+                            found.dropped.extend(places);
                         }
                     }
                 }
@@ -296,6 +297,10 @@ impl Pool {
     fn check_heap(&self, repair: bool, found: &mut Found) -> Result<(), PoolError> {
         let used = self.heap.used(&self.member.layout);
         let own = |at: &u64| self.heap.owns(&self.member.layout, *at);
+        // What this check dropped is free now, which is no problem of its own.
+        for at in found.dropped.iter().filter(|at| used.contains(at)) {
+            self.heap.give(&self.member, *at)?;
+        }
         let pointed: BTreeSet<u64> = found.places.keys().copied().filter(own).collect();
         for at in used.difference(&pointed) {
             // What was adopted since the table was looked at is right.
@@ -323,6 +328,8 @@ struct Found {
     places: Places,
     doubts: BTreeSet<Slot>,
     ready: Vec<(Slot, Tag)>,
+    /// Places of what was dropped because its bytes do not check.
+    dropped: BTreeSet<u64>,
 }
 
 impl Found {

@@ -90,7 +90,7 @@ impl Pool {
         length: u64,
         fill: impl FnOnce(&mut Reservation<'_>) -> Result<(), PoolError>,
     ) -> Result<bool, PoolError> {
-        self.store_named(name, State::Block, length, fill)
+        self.store_named(name, State::Named, length, fill)
     }
 
     /// [`Pool::store`] of `length` bytes that `fill` appends.
@@ -128,7 +128,7 @@ impl Pool {
                     reservation.commit()?;
                     return Ok(true);
                 }
-                Reserved::Ready if kind == State::Block => return Ok(false),
+                Reserved::Ready if kind.is_block() => return Ok(false),
                 // Another is storing it.
                 Reserved::Ready | Reserved::Busy => {
                     self.serve()?;

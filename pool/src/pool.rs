@@ -216,7 +216,7 @@ impl Pool {
         for group in 0..self.member.layout.geometry.groups {
             self.member.lines.consume(self.member.layout.tags(group), LINE)?;
             for (index, tag) in tags(&self.member, group)?.into_iter().enumerate() {
-                if !tag.is_ready() {
+                if !tag.state().is_some_and(State::has_name) {
                     continue;
                 }
                 let slot = Slot { group, index: index as u32 };
@@ -405,7 +405,7 @@ impl Pool {
         member.lines.invalidate(member.layout.tags(group), 2 * LINE)?;
         member.lines.settle()?;
         for (index, tag) in tags(member, group)?.into_iter().enumerate() {
-            if tag.state() == Some(State::Block) {
+            if tag.state().is_some_and(State::is_block) {
                 let slot = Slot { group, index: index as u32 };
                 member.lines.consume(member.layout.entry(slot), LINE)?;
                 let stamp = member.lines.word(member.layout.stamps(group) + 8 * index as u64)?;
@@ -456,7 +456,7 @@ impl Pool {
             for (index, tag) in tags(&self.member, group)?.into_iter().enumerate() {
                 match tag.state() {
                     Some(State::Reserved) => stats.reserved += 1,
-                    Some(State::Block) => stats.blocks += 1,
+                    Some(State::Block | State::Named) => stats.blocks += 1,
                     Some(State::Object) => stats.objects += 1,
                     Some(State::Evicting) => stats.evicting += 1,
                     _ => {}

@@ -31,7 +31,7 @@ pub struct Reservation<'p> {
     slot: Slot,
     tag: Tag,
     entry: Entry,
-    /// What it is once it is ready: an object, or a block.
+    /// What it is once it is ready.
     kind: State,
     done: u64,
     digest: Digest,
@@ -56,7 +56,7 @@ impl Pool {
         kind: State,
         length: u64,
     ) -> Result<Reserved<'_>, PoolError> {
-        if kind == State::Block && find(&self.member, &key)?.is_some() {
+        if kind.is_block() && find(&self.member, &key)?.is_some() {
             return Ok(Reserved::Ready);
         }
         let mut entry = Entry {
@@ -104,7 +104,7 @@ impl Pool {
     fn enter(&self, mut entry: Entry, kind: State) -> Result<Reserved<'_>, PoolError> {
         let member = &self.member;
         let group = group(member, &entry.key);
-        let is_block = kind == State::Block;
+        let is_block = kind.is_block();
         let mut wait = Wait::default();
         loop {
             let held = member.acquire(member.layout.lock_of(group))?;

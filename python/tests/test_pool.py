@@ -4,6 +4,7 @@ import array
 import json
 import mmap
 import os
+import pathlib
 import random
 import signal
 import subprocess
@@ -487,6 +488,94 @@ def test_torch_lends_and_takes(pool):
 
 @pytest.fixture
 def mounted(program, tmp_path):
+    """A device with `files/`."""
     where = tmp_path / "mounted"
-    with lamina.mount(on=where, capacity=256 << 20) as device:
-        yield device, where
+    environment = dict(os.environ, XDG_RUNTIME_DIR=str(tmp_path))
+    subprocess.run([program, "mount", "--files", "1G", where], env=environment, check=True, capture_output=True, timeout=60)
+    yield where
+    subprocess.run([program, "umount", where], env=environment, check=True, capture_output=True, timeout=60)
+
+
+def real_cache():
+    """The chunks of 256 tokens of a real KV cache: K and V, layers, tokens, channels."""
+    path = pathlib.Path(__file__).parents[2] / "guest-tests/models/stories260K-kv-bf16.safetensors"
+    data = np.fromfile(path, np.uint8)
+    start = 8 + int(data[:8].view("<u8")[0])
+    header = json.loads(data[8:start].tobytes())
+    header.pop("__metadata__", None)
+    rows = {}
+    for name, entry in header.items():
+        begin, end = entry["data_offsets"]
+        _, layer, _, sequence, kind = name.split(".")
+        rows[int(sequence), kind, int(layer)] = data[start + begin : start + end].view(np.uint16).reshape(entry["shape"])
+    layers = 1 + max(layer for _, _, layer in rows)
+    for sequence in sorted({sequence for sequence, _, _ in rows}):
+        whole = np.stack([[rows[sequence, kind, layer] for layer in range(layers)] for kind in "kv"])
+        for first in range(0, whole.shape[2], 256):
+            yield np.ascontiguousarray(whole[:, :, first : first + 256])
+
+
+def stored_bytes(path):
+    """What the device stores of a file."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+    return int(os.getxattr(path, "user.lamina.stored"))
+
+
+def test_a_pool_in_a_mount_is_coded_as_it_says(mounted):
+    files, chunks = mounted / "files", list(real_cache())
+    whole, taken = sum(chunk.nbytes for chunk in chunks), {}
+    for name, said in (("opaque", {}), ("bf16", {"format": "bf16"}), ("kv", {"kv": (32, 256)})):
+        with create(files / name, size="16M", **said) as pool:
+            for number, chunk in enumerate(chunks):
+                assert pool.keep(f"chunk {number}", chunk)
+            out = np.zeros_like(chunks[0])
+            for number, chunk in enumerate(chunks):
+                assert pool.get_into(f"chunk {number}", out) and (out == chunk).all()
+            taken[name] = stored_bytes(files / name)
+            assert pool.check()["problems"] == []
+    # With all of the pool's metadata.
+    assert taken["kv"] < taken["bf16"] < taken["opaque"]
+    assert whole / taken["kv"] > 1.45, (whole, taken)
+    # Whoever comes later wants the same, or is told.
+    with open_pool(files / "kv", create=True, kv=(32, 256)) as pool:
+        assert pool.get("chunk 3") == chunks[3].tobytes()
+    for said in ({"kv": (64, 256)}, {"format": "fp16"}, {"format": "fp16", "kv": (32, 256)}):
+        with pytest.raises(lamina.LaminaError, match="was not made to be coded as"):
+            open_pool(files / "kv", create=True, **said)
+    with open_pool(files / "kv") as pool:
+        assert pool.stat()["nodes"] == 1
+    with pytest.raises(lamina.LaminaError, match="cannot be coded as bf17"):
+        create(files / "wrong", format="bf17")
+    with pytest.raises(lamina.LaminaError, match="cannot hold a pool"):
+        create(mounted / "views", kv=(32, 256))
+
+
+def test_a_pool_in_the_base_window_is_a_tensor_where_its_objects_are(device):
+    base, chunks = os.path.join(os.path.dirname(device._base), "base"), list(real_cache())
+    with open_pool(base, create=True, kv=(32, 256)) as pool:
+        for number, chunk in enumerate(chunks):
+            pool.put(f"chunk {number}", chunk)
+        (tensor,) = device.tensors()
+        assert (tensor.name, tensor.format) == (f"pool@{tensor.dpa:#x}", "bf16")
+        assert tensor.dpa >= 128 and tensor.dpa % 4096 == 0 and tensor.nbytes == pool.stat()["bytes"]
+        device.flush()
+        ((stored,),) = [[each["stored_bytes"] for each in device.stats()["tensors"]]]
+        assert sum(chunk.nbytes for chunk in chunks) / stored > 1.45
+        # A view of what was pooled: the eight upper bits and three more.
+        view = tensor.array("e8m3").reshape(-1).view(np.uint16)
+        whole = tensor.array().reshape(-1).view(np.uint16)
+        assert (view == whole & np.uint16(0xFFF0)).all() and whole.any()
+        with pytest.raises(lamina.LaminaError, match="was not made to be coded as"):
+            open_pool(base, create=True, kv=(64, 256))
+    with create(base, kv=(32, 256), force=True) as pool:
+        assert pool.list() == []
+
+
+def test_processes_share_a_pool_in_a_mount(mounted):
+    path = mounted / "files" / "pool"
+    with create(path, size="32M", kv=(32, 256)) as pool:
+        pool.put("before", b"x" * 100_000)
+        both = [started(SHARES, path, *names) for names in ("ab", "ba")]
+        assert all(int(process.communicate(timeout=120)[0]) >= 200 for process in both)
+        assert holds(pool)["ready"] == 401
