@@ -151,6 +151,38 @@ pub fn holds_something(path: &Path) -> io::Result<bool> {
     }
 }
 
+/// A lock that is given up at once when this goes, also if a process that was forked meanwhile has the
+/// file still.
+struct Locked<'f> {
+    file: &'f File,
+    lock: libc::flock,
+}
+
+impl<'f> Locked<'f> {
+    /// All nodes' bytes, if none has its own.
+    fn nodes(file: &'f File) -> Result<Self, PoolError> {
+        let lock = libc::flock { l_len: 64, ..byte(libc::F_WRLCK, FIRST) };
+        fcntl(file, FcntlArg::F_OFD_SETLK(&lock))
+            .map_err(|_| PoolError::Node { node: 0, why: "processes are attached to the pool".into() })?;
+        Ok(Self { file, lock })
+    }
+
+    /// The maker's byte, once no other has it.
+    fn maker(file: &'f File) -> io::Result<Self> {
+        let lock = byte(libc::F_WRLCK, MAKER);
+        fcntl(file, FcntlArg::F_OFD_SETLKW(&lock))?;
+        Ok(Self { file, lock })
+    }
+}
+
+impl Drop for Locked<'_> {
+    fn drop(&mut self) {
+        self.lock.l_type = byte(libc::F_UNLCK, 0).l_type;
+        // The end of the file's last descriptor gives it up in any case.
+        let _ = fcntl(self.file, FcntlArg::F_OFD_SETLK(&self.lock));
+    }
+}
+
 fn made_file(path: &Path) -> Result<File, PoolError> {
     let open = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path);
     open.map_err(|cause| PoolError::File { path: path.to_owned(), cause })
@@ -178,10 +210,7 @@ pub fn create_declared(
     let fail = |cause| PoolError::File { path: path.to_owned(), cause };
     let bytes = geometry.bytes()?;
     let file = made_file(path)?;
-    let mut lock = byte(libc::F_WRLCK, FIRST);
-    lock.l_len = 64;
-    fcntl(&file, FcntlArg::F_OFD_SETLK(&lock))
-        .map_err(|_| PoolError::Node { node: 0, why: "processes are attached to the pool".into() })?;
+    let _nobody = Locked::nodes(&file)?;
     let metadata = file.metadata().map_err(fail)?;
     if metadata.is_file() && metadata.len() < bytes {
         file.set_len(bytes).map_err(fail)?;
@@ -217,7 +246,7 @@ pub fn open_or_create(
 ) -> Result<(Pool, bool), PoolError> {
     let fail = |cause| PoolError::File { path: path.to_owned(), cause };
     let file = made_file(path)?;
-    fcntl(&file, FcntlArg::F_OFD_SETLKW(&byte(libc::F_WRLCK, MAKER))).map_err(|why| fail(why.into()))?;
+    let _maker = Locked::maker(&file).map_err(fail)?;
     let metadata = file.metadata().map_err(fail)?;
     // An empty file cannot be mapped.
     let is_empty = metadata.is_file() && metadata.len() == 0;
