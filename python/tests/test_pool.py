@@ -551,9 +551,10 @@ def test_a_pool_in_a_mount_is_coded_as_it_says(mounted):
         create(mounted / "views", kv=(32, 256))
 
 
-def test_a_pool_in_the_base_window_is_a_tensor_where_its_objects_are(device):
-    base, chunks = os.path.join(os.path.dirname(device._base), "base"), list(real_cache())
-    with open_pool(base, create=True, kv=(32, 256)) as pool:
+def test_a_pool_in_the_base_window_is_a_tensor_where_its_objects_are(program, tmp_path):
+    where, chunks = tmp_path / "mounted", list(real_cache())
+    base = where / "base"
+    with lamina.mount(on=where, capacity=64 << 20) as device, open_pool(base, create=True, kv=(32, 256)) as pool:
         for number, chunk in enumerate(chunks):
             pool.put(f"chunk {number}", chunk)
         (tensor,) = device.tensors()
@@ -568,8 +569,9 @@ def test_a_pool_in_the_base_window_is_a_tensor_where_its_objects_are(device):
         assert (view == whole & np.uint16(0xFFF0)).all() and whole.any()
         with pytest.raises(lamina.LaminaError, match="was not made to be coded as"):
             open_pool(base, create=True, kv=(64, 256))
-    with create(base, kv=(32, 256), force=True) as pool:
-        assert pool.list() == []
+        pool.close()
+        with create(base, kv=(64, 256), force=True) as again:
+            assert again.list() == [] and len(device) == 1
 
 
 def test_processes_share_a_pool_in_a_mount(mounted):
