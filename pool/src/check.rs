@@ -56,6 +56,7 @@ impl Pool {
             places: Places::new(),
             doubts: BTreeSet::new(),
             ready: Vec::new(),
+            dropped: BTreeSet::new(),
         };
         for lock in 0..self.member.layout.locks {
             let held = self.member.acquire(lock)?;
@@ -114,7 +115,7 @@ impl Pool {
                 {
                     Some("a reservation of nobody")
                 }
-                (Some(State::Block | State::Object), Some(entry)) if !keys.insert(entry.key) => {
+                (Some(state), Some(entry)) if state.is_ready() && !keys.insert(entry.key) => {
                     Some("a key that is there twice")
                 }
                 (_, Some(entry)) => {
@@ -153,7 +154,7 @@ impl Pool {
         for (slot, tag) in std::mem::take(&mut found.ready) {
             let Some(pin) = self.pins.pin(&self.member, slot, tag)? else { continue };
             let mut bytes = vec![0; pin.entry.length as usize];
-            let named = tag.state() != Some(State::Object) || self.name(&pin.entry)?.is_some();
+            let named = !tag.state().is_some_and(State::has_name) || self.name(&pin.entry)?.is_some();
             match self.fill(&pin, &mut [&mut bytes]) {
                 Ok(()) if named => {
                     report.ready += 1;
@@ -161,9 +162,14 @@ impl Pool {
                 }
                 Ok(()) | Err(PoolError::Damaged { .. }) => {
                     found.say("bytes that do not check", pin.entry.at);
+                    let places: Vec<u64> = pin.entry.places().collect();
                     drop(pin);
                     if repair {
                         self.drop_slot(slot, tag)?;
+                        // Of two that point to one place the other may keep it.
+                        if !found.doubts.contains(&slot) {
+                            found.dropped.extend(places);
+                        }
                     }
                 }
                 Err(why) => return Err(why),
@@ -291,6 +297,10 @@ impl Pool {
     fn check_heap(&self, repair: bool, found: &mut Found) -> Result<(), PoolError> {
         let used = self.heap.used(&self.member.layout);
         let own = |at: &u64| self.heap.owns(&self.member.layout, *at);
+        // What this check dropped is free now, which is no problem of its own.
+        for at in found.dropped.iter().filter(|at| used.contains(at)) {
+            self.heap.give(&self.member, *at)?;
+        }
         let pointed: BTreeSet<u64> = found.places.keys().copied().filter(own).collect();
         for at in used.difference(&pointed) {
             // What was adopted since the table was looked at is right.
@@ -318,6 +328,8 @@ struct Found {
     places: Places,
     doubts: BTreeSet<Slot>,
     ready: Vec<(Slot, Tag)>,
+    /// Places of what was dropped because its bytes do not check.
+    dropped: BTreeSet<u64>,
 }
 
 impl Found {

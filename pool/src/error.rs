@@ -76,6 +76,9 @@ pub enum PoolError {
         /// Why.
         why: String,
     },
+    /// The device could not be told what the pool's objects are.
+    #[error("the pool's objects cannot be declared: {0}")]
+    Declare(String),
     /// The file could not be used.
     #[error("{path}: {cause}")]
     File {

@@ -18,6 +18,8 @@
 //! | bitmap, chunks | 512 chunks, 4 chunks | the holder of lock 0 |
 //! | groups | tags, stamps, eight entries | the holder of the group's lock |
 
+use std::ops::Range;
+
 use crate::error::PoolError;
 use crate::mem::{LINE, Lines};
 
@@ -79,6 +81,14 @@ impl Geometry {
     /// [`PoolError::Geometry`].
     pub fn bytes(&self) -> Result<u64, PoolError> {
         Layout::new(self).map(|layout| layout.end)
+    }
+
+    /// Where in the memory the chunks lie, in which objects are.
+    ///
+    /// # Errors
+    /// [`PoolError::Geometry`].
+    pub fn data(&self) -> Result<Range<u64>, PoolError> {
+        Layout::new(self).map(|layout| layout.data..layout.end)
     }
 }
 

@@ -5,21 +5,28 @@
 //! for dead: the others wait for it.
 
 use std::fs::{File, OpenOptions};
+use std::io;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, fcntl};
 use nix::libc;
+use nix::unistd::{Whence, lseek};
 
 use crate::error::PoolError;
 use crate::host::Host;
 use crate::layout::Geometry;
-use crate::mem::{Map, Mapped};
+use crate::mem::{self, Map, Mapped};
 use crate::pool::Pool;
 
 /// The byte of node 0.
 const FIRST: i64 = 1 << 62;
+/// The byte of who makes a pool where there is none.
+const MAKER: i64 = FIRST - 1;
 const TIMEOUT: u64 = 2_000;
 const PATIENCE: u64 = 60_000;
 
@@ -31,13 +38,13 @@ pub struct Processes {
     began: Instant,
 }
 
-fn byte(kind: libc::c_int, node: u32) -> libc::flock {
+fn byte(kind: libc::c_int, at: i64) -> libc::flock {
     // Signed and narrow as the C library has it.
     #[allow(clippy::cast_possible_wrap)]
     libc::flock {
         l_type: kind as libc::c_short,
         l_whence: libc::SEEK_SET as libc::c_short,
-        l_start: FIRST + i64::from(node),
+        l_start: at,
         l_len: 1,
         l_pid: 0,
     }
@@ -51,7 +58,7 @@ impl Processes {
     pub fn claim(file: File, nodes: u32, wanted: Option<u32>) -> Result<Self, PoolError> {
         let range = wanted.map_or(0..nodes, |node| node..node.saturating_add(1).min(nodes));
         for node in range {
-            if fcntl(&file, FcntlArg::F_OFD_SETLK(&byte(libc::F_WRLCK, node))).is_ok() {
+            if fcntl(&file, FcntlArg::F_OFD_SETLK(&byte(libc::F_WRLCK, FIRST + i64::from(node)))).is_ok() {
                 return Ok(Self { file, node, began: Instant::now() });
             }
         }
@@ -89,7 +96,7 @@ impl Host for Processes {
     }
 
     fn is_gone(&self, node: u32, _: u32) -> bool {
-        let mut lock = byte(libc::F_WRLCK, node);
+        let mut lock = byte(libc::F_WRLCK, FIRST + i64::from(node));
         let asked = fcntl(&self.file, FcntlArg::F_OFD_GETLK(&mut lock));
         asked.is_ok() && libc::c_int::from(lock.l_type) == libc::F_UNLCK && node != self.node
     }
@@ -113,26 +120,144 @@ pub fn memory(path: &Path) -> Result<Arc<Mapped>, PoolError> {
     Ok(Arc::new(Mapped::new(Map::new(&open_file(path)?, path, None)?)))
 }
 
+/// Whether there is anything but zeros in a file, or it is no file but a device, of which only its
+/// users know. What is not there holds nothing.
+///
+/// # Errors
+/// The kernel's.
+pub fn holds_something(path: &Path) -> io::Result<bool> {
+    let file = match File::open(path) {
+        Err(why) if why.kind() == io::ErrorKind::NotFound => return Ok(false),
+        file => file?,
+    };
+    if !file.metadata()?.is_file() {
+        return Ok(true);
+    }
+    let (mut at, mut piece) = (0, vec![0; 1 << 20]);
+    loop {
+        // What is a hole is not read.
+        let data = match lseek(&file, at, Whence::SeekData) {
+            Err(Errno::ENXIO) => return Ok(false),
+            data => data?,
+        };
+        let read = file.read_at(&mut piece, u64::try_from(data).map_err(io::Error::other)?)?;
+        if read == 0 {
+            return Ok(false);
+        }
+        if piece[..read].iter().any(|byte| *byte != 0) {
+            return Ok(true);
+        }
+        at = data + i64::try_from(read).map_err(io::Error::other)?;
+    }
+}
+
+/// A lock that is given up at once when this goes, also if a process that was forked meanwhile has the
+/// file still.
+struct Locked<'f> {
+    file: &'f File,
+    lock: libc::flock,
+}
+
+impl<'f> Locked<'f> {
+    /// All nodes' bytes, if none has its own.
+    fn nodes(file: &'f File) -> Result<Self, PoolError> {
+        let lock = libc::flock { l_len: 64, ..byte(libc::F_WRLCK, FIRST) };
+        fcntl(file, FcntlArg::F_OFD_SETLK(&lock))
+            .map_err(|_| PoolError::Node { node: 0, why: "processes are attached to the pool".into() })?;
+        Ok(Self { file, lock })
+    }
+
+    /// The maker's byte, once no other has it.
+    fn maker(file: &'f File) -> io::Result<Self> {
+        let lock = byte(libc::F_WRLCK, MAKER);
+        fcntl(file, FcntlArg::F_OFD_SETLKW(&lock))?;
+        Ok(Self { file, lock })
+    }
+}
+
+impl Drop for Locked<'_> {
+    fn drop(&mut self) {
+        self.lock.l_type = byte(libc::F_UNLCK, 0).l_type;
+        // The end of the file's last descriptor gives it up in any case.
+        let _ = fcntl(self.file, FcntlArg::F_OFD_SETLK(&self.lock));
+    }
+}
+
+fn made_file(path: &Path) -> Result<File, PoolError> {
+    let open = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path);
+    open.map_err(|cause| PoolError::File { path: path.to_owned(), cause })
+}
+
 /// Makes a pool in a file, which is made as long as the pool if it is not there or shorter.
 ///
 /// # Errors
 /// [`PoolError::Node`] if a process is attached to the pool that is there; [`PoolError::File`],
 /// [`PoolError::Geometry`], [`PoolError::Mem`].
 pub fn create(path: &Path, geometry: &Geometry) -> Result<(), PoolError> {
+    create_declared(path, geometry, |_| Ok(()))
+}
+
+/// [`create`], with `declare` called before anything is stored: with the bytes of the file in which
+/// objects will be, so that the device can be told what they are.
+///
+/// # Errors
+/// As [`create`]; what `declare` gives.
+pub fn create_declared(
+    path: &Path,
+    geometry: &Geometry,
+    declare: impl FnOnce(Range<u64>) -> Result<(), PoolError>,
+) -> Result<(), PoolError> {
     let fail = |cause| PoolError::File { path: path.to_owned(), cause };
     let bytes = geometry.bytes()?;
-    let file =
-        OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path).map_err(fail)?;
+    let file = made_file(path)?;
+    let _nobody = Locked::nodes(&file)?;
     let metadata = file.metadata().map_err(fail)?;
     if metadata.is_file() && metadata.len() < bytes {
         file.set_len(bytes).map_err(fail)?;
     }
-    let mut lock = byte(libc::F_WRLCK, 0);
-    lock.l_len = 64;
-    fcntl(&file, FcntlArg::F_OFD_SETLK(&lock))
-        .map_err(|_| PoolError::Node { node: 0, why: "processes are attached to the pool".into() })?;
+    declare(geometry.data()?)?;
     let memory = Mapped::new(Map::new(&file, path, None)?);
     Pool::create(Arc::new(memory), geometry)
+}
+
+/// How large a pool in a file is: as the file, or `bytes` if it is empty or not there.
+///
+/// # Errors
+/// [`PoolError::File`].
+pub fn length_of(path: &Path, bytes: u64) -> Result<u64, PoolError> {
+    let fail = |cause| PoolError::File { path: path.to_owned(), cause };
+    let length = match File::open(path).and_then(|file| mem::length(&file)) {
+        Err(why) if why.kind() == io::ErrorKind::NotFound => 0,
+        length => length.map_err(fail)?,
+    };
+    Ok(if length == 0 { bytes } else { length })
+}
+
+/// Attaches to the pool in a file, which is made first if the file holds nothing. Of several
+/// processes that do so at once one makes it. The pool, and whether this call made it.
+///
+/// # Errors
+/// [`PoolError::NoPool`] if the file holds something else; as [`create_declared`] and
+/// [`Pool::open`].
+pub fn open_or_create(
+    path: &Path,
+    geometry: &Geometry,
+    declare: impl FnOnce(Range<u64>) -> Result<(), PoolError>,
+) -> Result<(Pool, bool), PoolError> {
+    let fail = |cause| PoolError::File { path: path.to_owned(), cause };
+    let file = made_file(path)?;
+    let _maker = Locked::maker(&file).map_err(fail)?;
+    let metadata = file.metadata().map_err(fail)?;
+    // An empty file cannot be mapped.
+    let is_empty = metadata.is_file() && metadata.len() == 0;
+    if !is_empty && Pool::geometry(memory(path)?).is_ok() {
+        return Ok((Pool::open(path)?, false));
+    }
+    if holds_something(path).map_err(fail)? {
+        return Err(PoolError::NoPool("the file holds something else".into()));
+    }
+    create_declared(path, geometry, declare)?;
+    Ok((Pool::open(path)?, true))
 }
 
 impl Pool {

@@ -24,7 +24,7 @@ use std::sync::atomic::{Ordering, fence};
 
 pub use hardware::{Hardware, Instructions, Processor};
 pub use hosted::{Hosted, Port, Revoke, Socket};
-pub use mapped::{Map, Mapped};
+pub use mapped::{Map, Mapped, length};
 pub use part::Part;
 pub use simulated::{Killed, LeftOut, Node, Simulated, Site};
 

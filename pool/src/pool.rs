@@ -13,7 +13,6 @@ use crate::layout::{Geometry, Layout, SLOTS, Slot};
 use crate::lock::WAITS;
 use crate::mem::{CxlMem, LINE, Lines};
 use crate::member::{Member, Wait, locked, try_locked};
-use crate::prefix::Reserved;
 use crate::recovery::recover;
 use crate::table::{Entry, Pin, Pins, State, Tag, drain, evict, find, sweep, tags};
 
@@ -98,7 +97,7 @@ pub struct Stats {
     pub lock_waits: u64,
 }
 
-/// An object of a pool.
+/// An object of a pool, or a block that has a name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct Object {
     /// Its name.
@@ -189,24 +188,7 @@ impl Pool {
     /// # Errors
     /// [`PoolError::Full`], [`PoolError::TooLong`], [`PoolError::Fenced`].
     pub fn put(&self, name: &str, bytes: &[u8]) -> Result<(), PoolError> {
-        if name.is_empty() || name.len() > MOST_NAME {
-            let (bytes, most) = (name.len() as u64, MOST_NAME as u64);
-            return Err(PoolError::TooLong { what: "a name", bytes, most });
-        }
-        let mut wait = Wait::default();
-        loop {
-            match self.reserve_as(Key::of_name(name), Some(name), bytes.len() as u64)? {
-                Reserved::Yours(mut reservation) => {
-                    reservation.append(bytes)?;
-                    return reservation.commit();
-                }
-                // Another is storing it.
-                Reserved::Ready | Reserved::Busy => {
-                    self.serve()?;
-                    self.member.wait(&mut wait, "another that stores the same object")?;
-                }
-            }
-        }
+        self.put_from(name, bytes.len() as u64, |reservation| reservation.append(bytes))
     }
 
     /// An object's bytes.
@@ -225,7 +207,7 @@ impl Pool {
         self.remove(&Key::of_name(name))
     }
 
-    /// All objects, by name.
+    /// All objects, and blocks that have names, by name.
     ///
     /// # Errors
     /// [`PoolError::Fenced`].
@@ -234,7 +216,7 @@ impl Pool {
         for group in 0..self.member.layout.geometry.groups {
             self.member.lines.consume(self.member.layout.tags(group), LINE)?;
             for (index, tag) in tags(&self.member, group)?.into_iter().enumerate() {
-                if tag.state() != Some(State::Object) {
+                if !tag.state().is_some_and(State::has_name) {
                     continue;
                 }
                 let slot = Slot { group, index: index as u32 };
@@ -423,7 +405,7 @@ impl Pool {
         member.lines.invalidate(member.layout.tags(group), 2 * LINE)?;
         member.lines.settle()?;
         for (index, tag) in tags(member, group)?.into_iter().enumerate() {
-            if tag.state() == Some(State::Block) {
+            if tag.state().is_some_and(State::is_block) {
                 let slot = Slot { group, index: index as u32 };
                 member.lines.consume(member.layout.entry(slot), LINE)?;
                 let stamp = member.lines.word(member.layout.stamps(group) + 8 * index as u64)?;
@@ -474,7 +456,7 @@ impl Pool {
             for (index, tag) in tags(&self.member, group)?.into_iter().enumerate() {
                 match tag.state() {
                     Some(State::Reserved) => stats.reserved += 1,
-                    Some(State::Block) => stats.blocks += 1,
+                    Some(State::Block | State::Named) => stats.blocks += 1,
                     Some(State::Object) => stats.objects += 1,
                     Some(State::Evicting) => stats.evicting += 1,
                     _ => {}

@@ -2,6 +2,8 @@
 //!
 //! A block is stored once: who reserves its key stores it, and whoever else wants to finds it
 //! reserved, or ready. A writer that dies is recovered, and with it the reservation.
+//!
+//! A block may have a name instead of a chain's key, as an object has: it is evicted as a block is.
 
 use crc_fast::{CrcAlgorithm, Digest};
 
@@ -29,6 +31,8 @@ pub struct Reservation<'p> {
     slot: Slot,
     tag: Tag,
     entry: Entry,
+    /// What it is once it is ready.
+    kind: State,
     done: u64,
     digest: Digest,
     open: bool,
@@ -40,19 +44,21 @@ impl Pool {
     /// # Errors
     /// [`PoolError::Full`], [`PoolError::Fenced`].
     pub fn reserve(&self, key: Key, length: u64) -> Result<Reserved<'_>, PoolError> {
-        self.reserve_as(key, None, length)
+        self.reserve_as(key, "", State::Block, length)
     }
 
+    /// Reserves a place for `length` bytes. Of a block it is in vain if the key is ready; an object
+    /// takes the place of what has its key.
     pub(crate) fn reserve_as(
         &self,
         key: Key,
-        name: Option<&str>,
+        name: &str,
+        kind: State,
         length: u64,
     ) -> Result<Reserved<'_>, PoolError> {
-        if name.is_none() && find(&self.member, &key)?.is_some() {
+        if kind.is_block() && find(&self.member, &key)?.is_some() {
             return Ok(Reserved::Ready);
         }
-        let name = name.unwrap_or_default();
         let mut entry = Entry {
             key,
             at: 0,
@@ -79,7 +85,7 @@ impl Pool {
             self.member.lines.ntstore(entry.name_at, name.as_bytes())?;
         }
         let given = entry.clone();
-        let reserved = self.enter(entry);
+        let reserved = self.enter(entry, kind);
         if !matches!(reserved, Ok(Reserved::Yours(_))) {
             self.give(&given)?;
         }
@@ -95,10 +101,10 @@ impl Pool {
     }
 
     /// Puts a reservation into the table.
-    fn enter(&self, mut entry: Entry) -> Result<Reserved<'_>, PoolError> {
+    fn enter(&self, mut entry: Entry, kind: State) -> Result<Reserved<'_>, PoolError> {
         let member = &self.member;
         let group = group(member, &entry.key);
-        let is_block = entry.name_length == 0;
+        let is_block = kind.is_block();
         let mut wait = Wait::default();
         loop {
             let held = member.acquire(member.layout.lock_of(group))?;
@@ -129,6 +135,7 @@ impl Pool {
                     slot,
                     tag,
                     entry,
+                    kind,
                     done: 0,
                     digest,
                     open: true,
@@ -166,12 +173,9 @@ impl Pool {
     /// [`PoolError::Full`], [`PoolError::Fenced`].
     pub fn store(&self, key: Key, pieces: &[&[u8]]) -> Result<bool, PoolError> {
         let length = pieces.iter().map(|piece| piece.len() as u64).sum();
-        let Reserved::Yours(mut reservation) = self.reserve(key, length)? else { return Ok(false) };
-        for piece in pieces {
-            reservation.append(piece)?;
-        }
-        reservation.commit()?;
-        Ok(true)
+        self.store_from(key, length, |reservation| {
+            pieces.iter().try_for_each(|piece| reservation.append(piece))
+        })
     }
 
     /// How many of the first blocks are there. They count as used, the first as the last to be
@@ -258,9 +262,14 @@ impl Pool {
                 at += part.len() as u64;
             }
         }
-        if digest.finalize() as u32 != entry.crc {
+        self.verify(pin, &digest)
+    }
+
+    /// Whether what was read is what was stored.
+    pub(crate) fn verify(&self, pin: &Pin<'_>, digest: &Digest) -> Result<(), PoolError> {
+        if digest.finalize() as u32 != pin.entry.crc {
             self.member.alive()?;
-            return Err(PoolError::Damaged { what: "an object's bytes", at: entry.at });
+            return Err(PoolError::Damaged { what: "an object's bytes", at: pin.entry.at });
         }
         Ok(())
     }
@@ -310,9 +319,8 @@ impl Reservation<'_> {
         member.lines.flush(at, LINE)?;
         pool.set_stamp(self.slot, pool.stamp())?;
         self.open = false;
-        let is_object = self.entry.name_length > 0;
-        let ready = self.tag.with(if is_object { State::Object } else { State::Block });
-        let old = if is_object { self.older()? } else { None };
+        let ready = self.tag.with(self.kind);
+        let old = if self.kind == State::Object { self.older()? } else { None };
         match old {
             Some((slot, tag)) => {
                 held.change([(tag_at, ready.0), (member.layout.tag(slot), tag.with(State::Evicting).0)])?;

@@ -3,7 +3,7 @@
 //!
 //! A tag is one word, so each change of a slot's state is one store:
 //!
-//! empty → reserved by a writer → ready (a block or an object) → evicting → empty
+//! empty → reserved by a writer → ready (a block, an object, or a block with a name) → evicting → empty
 //!
 //! The entry is stored before its tag says so, and never changes while the tag does not. Who reads
 //! pins the slot in a line of its node's, then looks at the tag again. The owner of the place makes
@@ -27,11 +27,23 @@ pub(crate) enum State {
     Block,
     Object,
     Evicting,
+    /// A block that has a name.
+    Named,
 }
 
 impl State {
     pub(crate) fn is_ready(self) -> bool {
-        matches!(self, Self::Block | Self::Object)
+        matches!(self, Self::Block | Self::Object | Self::Named)
+    }
+
+    /// Whether it gives way when space is wanted.
+    pub(crate) fn is_block(self) -> bool {
+        matches!(self, Self::Block | Self::Named)
+    }
+
+    /// Whether what is ready has a name.
+    pub(crate) fn has_name(self) -> bool {
+        matches!(self, Self::Object | Self::Named)
     }
 }
 
@@ -52,6 +64,7 @@ impl Tag {
             2 => Some(State::Block),
             3 => Some(State::Object),
             4 => Some(State::Evicting),
+            5 => Some(State::Named),
             _ => None,
         }
     }

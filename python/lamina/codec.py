@@ -16,21 +16,13 @@ from typing import Any
 import numpy as np
 
 from . import _lamina
+from ._bytes import bytes_of
 from ._dtypes import dtype_of, dtype_of_view, format_of
 
 __all__ = ["Compressed", "compress", "planes", "from_planes"]
 
 #: Names of formats, and bits of an element.
 FORMATS: dict[str, int] = dict(_lamina.formats())
-
-
-def _bytes_of(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """The array's bytes, without a copy; refused if they do not follow each other."""
-    if not array.flags.c_contiguous:
-        raise ValueError(
-            "the array's bytes do not follow each other: pass numpy.ascontiguousarray(array)"
-        )
-    return array.reshape(-1).view(np.uint8)
 
 
 class Compressed:
@@ -78,7 +70,7 @@ class Compressed:
             elements = self.nbytes * 8 // FORMATS[self.format]
             as_elements = dtype.itemsize * 8 == bits and elements == int(np.prod(self.shape))
             return out.view(dtype).reshape(self.shape) if as_elements else out.view(dtype)
-        self._inner.read_into(spelling, _bytes_of(out))
+        self._inner.read_into(spelling, bytes_of(out))
         return out
 
     def fetched(self, spelling: str = "full") -> int:
@@ -108,7 +100,7 @@ def compress(
     """
     array = np.asarray(array)
     name = format or format_of(array.dtype)
-    return Compressed(_lamina.compress(_bytes_of(array), name, codec, kv), array.shape)
+    return Compressed(_lamina.compress(bytes_of(array), name, codec, kv), array.shape)
 
 
 def planes(array: np.ndarray[Any, Any], *, format: str | None = None) -> np.ndarray[Any, Any]:
@@ -118,7 +110,7 @@ def planes(array: np.ndarray[Any, Any], *, format: str | None = None) -> np.ndar
     """
     array = np.asarray(array)
     name = format or format_of(array.dtype)
-    data = _bytes_of(array)
+    data = bytes_of(array)
     out = np.empty((FORMATS[name], -(-data.size // 4096) * 4096 // FORMATS[name]), np.uint8)
     _lamina.split_planes(data, name, out.reshape(-1))
     return out

@@ -1,11 +1,11 @@
 //! Bytes of Python's buffers, copied in and out.
 
-use pyo3::{buffer::PyBuffer, exceptions::PyValueError, prelude::*};
+use pyo3::{buffer::PyUntypedBuffer, exceptions::PyValueError, prelude::*};
 use vm_memory::VolatileSlice;
 
-/// A contiguous buffer of bytes that Python lends. Other threads may write to it, so it gives
-/// copies only.
-pub(crate) struct Bytes(PyBuffer<u8>);
+/// The bytes of a contiguous buffer that Python lends, whatever its elements. Other threads may
+/// write to it, so it gives copies only.
+pub(crate) struct Bytes(PyUntypedBuffer);
 
 impl Bytes {
     /// What `object` lends.
@@ -13,7 +13,7 @@ impl Bytes {
     /// # Errors
     /// `ValueError` if its bytes do not follow each other.
     pub(crate) fn of(object: &Bound<'_, PyAny>) -> PyResult<Self> {
-        let buffer = PyBuffer::<u8>::get(object)?;
+        let buffer = PyUntypedBuffer::get(object)?;
         if buffer.is_c_contiguous() {
             Ok(Self(buffer))
         } else {
@@ -56,8 +56,15 @@ pub(crate) struct Memory<'b>(VolatileSlice<'b>);
 // SAFETY: it is memory that the buffer keeps where it is, and that is copied from and to by
 // volatile accesses, which any thread may do.
 unsafe impl Send for Memory<'_> {}
+// SAFETY: as above; through a shared reference it does nothing else.
+unsafe impl Sync for Memory<'_> {}
 
 impl Memory<'_> {
+    /// Its bytes.
+    pub(crate) fn len(&self) -> usize {
+        self.0.len()
+    }
+
     /// Copies as many bytes at `at` as there are, at most `to.len()`; the rest of `to` becomes
     /// zeros.
     pub(crate) fn read(&self, at: usize, to: &mut [u8]) {

@@ -7,15 +7,13 @@ mod replay;
 mod trace;
 
 use std::fs::{self, File};
-use std::io::{self, Read, Write};
-use std::os::unix::fs::FileExt;
+use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use clap::{Args, Subcommand};
 use hyper::Method;
 use lamina_pool::{Geometry, Pool, local};
-use rustix::fs::{SeekFrom, seek};
 use serde::Serialize;
 use serde_json::json;
 use tokio::runtime::Handle;
@@ -137,30 +135,6 @@ fn with<T>(file: &Path, work: impl FnOnce(&Pool) -> anyhow::Result<T>) -> anyhow
     done
 }
 
-/// Whether there is anything but zeros in a file, or what is no file, which only a pool's users read.
-fn holds_something(path: &Path) -> io::Result<bool> {
-    let file = match File::open(path) {
-        Err(why) if why.kind() == io::ErrorKind::NotFound => return Ok(false),
-        file => file?,
-    };
-    if !file.metadata()?.is_file() {
-        return Ok(true);
-    }
-    let (mut at, mut piece) = (0, vec![0; 1 << 20]);
-    // What is a hole is not read.
-    while let Ok(data) = seek(&file, SeekFrom::Data(at)) {
-        let read = file.read_at(&mut piece, data)?;
-        if read == 0 {
-            break;
-        }
-        if piece[..read].iter().any(|byte| *byte != 0) {
-            return Ok(true);
-        }
-        at = data + read as u64;
-    }
-    Ok(false)
-}
-
 fn told(value: &impl Serialize) -> anyhow::Result<()> {
     print_line!("{}", serde_json::to_string(value)?)?;
     Ok(())
@@ -183,11 +157,10 @@ pub(crate) fn pool(command: PoolCommand) -> anyhow::Result<()> {
             Handle::current().block_on(fence(&host, undo, &client))?;
         }
         PoolCommand::Create { file, size, nodes, force, json } => {
-            if !force && holds_something(&file).with_context(|| file.display().to_string())? {
+            if !force && local::holds_something(&file).with_context(|| file.display().to_string())? {
                 bail!("{}: it may hold what somebody wants; --force has it lost", file.display());
             }
-            let length = fs::metadata(&file)
-                .map_or(size, |metadata| metadata.len().max(size * u64::from(metadata.len() == 0)));
+            let length = local::length_of(&file, size)?;
             let geometry = Geometry { nodes, ..Geometry::fitting(length) };
             local::create(&file, &geometry)?;
             if json {

@@ -1,17 +1,34 @@
 //! A mapping of a file that all nodes see alike: one host's processes, or guests that share the
 //! mount's page cache.
 
-use std::fs::File;
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 use std::ptr;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use memmap2::{MmapOptions, MmapRaw};
+use nix::sys::stat::{major, minor};
 
 use super::{CxlMem, MemError, inside};
 
 /// Ranges up to this go word by word, so that no word of a record is torn.
 const WORDS: usize = 1024;
+
+/// Bytes of a file, or of a devdax, whose file does not tell.
+///
+/// # Errors
+/// The kernel's.
+pub fn length(file: &File) -> io::Result<u64> {
+    let metadata = file.metadata()?;
+    if !metadata.file_type().is_char_device() {
+        return Ok(metadata.len());
+    }
+    let device = metadata.rdev();
+    let size = format!("/sys/dev/char/{}:{}/size", major(device), minor(device));
+    fs::read_to_string(size)?.trim().parse().map_err(io::Error::other)
+}
 
 /// A mapping with checked accesses, which the implementations share.
 #[derive(Debug)]
@@ -26,11 +43,9 @@ impl Map {
     /// [`MemError::Map`].
     pub fn new(file: &File, what: &Path, bytes: Option<u64>) -> Result<Self, MemError> {
         let fail = |cause| MemError::Map { what: what.display().to_string(), cause };
+        let bytes = bytes.map_or_else(|| length(file), Ok).map_err(fail)?;
         let mut options = MmapOptions::new();
-        if let Some(bytes) = bytes {
-            let length = usize::try_from(bytes).map_err(|why| fail(std::io::Error::other(why)))?;
-            options.len(length);
-        }
+        options.len(usize::try_from(bytes).map_err(|why| fail(io::Error::other(why)))?);
         Ok(Self { map: options.map_raw(file).map_err(fail)? })
     }
 

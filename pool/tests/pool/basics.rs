@@ -169,3 +169,44 @@ fn what_cannot_be_a_pool_is_refused() {
     let bad = Geometry { nodes: 0, ..geometry() };
     assert!(matches!(bad.bytes(), Err(PoolError::Geometry(_))));
 }
+
+#[test]
+fn blocks_with_names_are_kept_once_listed_evicted_and_read_in_parts() {
+    for world in worlds() {
+        let (one, other) = (world.attach(0).unwrap(), world.attach(1).unwrap());
+        let keep = |pool: &Pool, name: &str, seed: u64| {
+            pool.keep_from(name, 2500, |reservation| {
+                bytes(seed, 2500).chunks(777).try_for_each(|piece| reservation.append(piece))
+            })
+        };
+        assert!(keep(&one, "a", 1).unwrap());
+        assert!(!keep(&other, "a", 2).unwrap(), "what is there stays");
+        let held = other.hold_named("a").unwrap().expect("it is there");
+        let mut read = Vec::new();
+        held.read(|part| read.extend_from_slice(part)).unwrap();
+        assert_eq!((held.bytes(), read), (2500, bytes(1, 2500)));
+        drop(held);
+        assert!(other.hold_named("b").unwrap().is_none());
+        assert_eq!(one.list().unwrap().len(), 1);
+        // An object takes a block's place, and stays; a block does not take an object's.
+        one.put("a", b"object").unwrap();
+        assert!(!keep(&one, "a", 3).unwrap());
+        assert_eq!(other.get("a").unwrap().unwrap(), b"object");
+        for seed in 0..40 {
+            assert!(keep(&one, &format!("kept {seed}"), seed).unwrap());
+        }
+        let left = one.list().unwrap();
+        assert!(left.len() < 40, "some were evicted");
+        for object in left.iter().filter(|object| object.name != "a") {
+            let seed = object.name.strip_prefix("kept ").unwrap().parse().unwrap();
+            assert_eq!(one.get(&object.name).unwrap().unwrap(), bytes(seed, 2500));
+        }
+        assert_eq!(one.get("a").unwrap().unwrap(), b"object");
+        assert!(one.delete("kept 39").unwrap() && one.hold_named("kept 39").unwrap().is_none());
+        // Of what fails in the middle nothing is left.
+        let failed = one.keep_from("c", 10, |reservation| reservation.append(&[0; 11]));
+        assert!(matches!(failed, Err(PoolError::End { .. })), "{failed:?}");
+        assert!(one.keep_from("", 0, |_| Ok(())).is_err());
+        assert_eq!(one.check(false).unwrap().problems, []);
+    }
+}

@@ -110,3 +110,60 @@ fn processes_that_are_killed_leave_a_pool_that_holds() {
     assert_eq!(pool.stats().unwrap().taken_bytes, 0, "a chunk is leaked");
     assert!(killed > 5);
 }
+
+#[test]
+fn one_of_many_makes_a_pool_where_nothing_is() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("pool");
+    let geometry = Geometry::fitting(8 << 20);
+    let declared = std::sync::Mutex::new(Vec::new());
+    std::thread::scope(|scope| {
+        for name in 0..8 {
+            let (path, geometry, declared) = (&path, &geometry, &declared);
+            scope.spawn(move || {
+                let declare = |data| {
+                    declared.lock().unwrap().push(data);
+                    Ok(())
+                };
+                let (pool, _) = local::open_or_create(path, geometry, declare).unwrap();
+                pool.put(&name.to_string(), &content(name)).unwrap();
+                pool.leave().unwrap();
+            });
+        }
+    });
+    assert_eq!(declared.into_inner().unwrap(), [geometry.data().unwrap()]);
+    let pool = Pool::open(&path).unwrap();
+    assert!((0..8).all(|name| pool.get(&name.to_string()).unwrap() == Some(content(name))));
+    pool.leave().unwrap();
+    // What cannot be declared is not made, and what holds something else is left alone.
+    let other = folder.path().join("other");
+    let refuse = |_| Err(PoolError::Declare("no device".into()));
+    assert!(matches!(local::open_or_create(&other, &geometry, refuse), Err(PoolError::Declare(_))));
+    assert!(matches!(Pool::open(&other), Err(PoolError::NoPool(_))));
+    std::fs::write(&other, b"something").unwrap();
+    let made = local::open_or_create(&other, &geometry, |_| Ok(()));
+    assert!(matches!(made, Err(PoolError::NoPool(_))));
+    assert_eq!(std::fs::read(&other).unwrap(), b"something");
+}
+
+#[test]
+fn what_a_repair_drops_is_space_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("pool");
+    local::create(&path, &Geometry::fitting(8 << 20)).unwrap();
+    let pool = Pool::open(&path).unwrap();
+    pool.put("whole", &content(3)).unwrap();
+    pool.put("damaged", &content(9)).unwrap();
+    let file = std::fs::read(&path).unwrap();
+    let at = file.windows(64).position(|window| *window == content(9)[..64]).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(
+        &std::fs::File::options().write(true).open(&path).unwrap(),
+        &[!content(9)[0]],
+        at as u64,
+    )
+    .unwrap();
+    let problems = pool.check(true).unwrap().problems;
+    assert_eq!(problems.iter().map(|problem| problem.what).collect::<Vec<_>>(), ["bytes that do not check"]);
+    assert_eq!(pool.check(false).unwrap().problems, []);
+    assert_eq!((pool.get("damaged").unwrap(), pool.get("whole").unwrap()), (None, Some(content(3))));
+}

@@ -1,0 +1,479 @@
+//! A pool that processes share: its objects and blocks from and into Python's buffers.
+
+use std::{
+    fmt,
+    path::PathBuf,
+    sync::{Arc, PoisonError, RwLock},
+    time::{Duration, Instant},
+};
+
+use lamina_pool::{Chain, Geometry, Held, Key, PoolError, Report, Reservation, Service, local};
+use pyo3::{exceptions::PyValueError, prelude::*, types::PyBytes};
+
+use crate::buffer::{Bytes, Memory};
+
+pyo3::import_exception!(lamina._control, LaminaError);
+pyo3::import_exception!(lamina.pool, PoolFull);
+
+/// Bytes that are copied and checked at a time: they stay in the nearest cache.
+const PIECE: usize = 16 << 10;
+/// There is no pool any more.
+const CLOSED: Refused = Refused::Closed("the pool was closed: open it again");
+/// How long [`Attached::leave`] waits for what other threads are at.
+const LEAVING: Duration = Duration::from_secs(10);
+
+/// Why a pool did not do something.
+#[derive(Debug)]
+pub(crate) enum Refused {
+    /// It was left, or is another process's.
+    Closed(&'static str),
+    /// What is read and where it is to go are not of one length.
+    Length { stored: u64, buffer: u64 },
+    /// The pool's own.
+    Pool(PoolError),
+}
+
+impl From<PoolError> for Refused {
+    fn from(why: PoolError) -> Self {
+        Self::Pool(why)
+    }
+}
+
+impl fmt::Display for Refused {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Closed(why) => to.write_str(why),
+            Self::Length { stored, buffer } => {
+                write!(to, "{stored} bytes are stored, and the buffer has {buffer}")
+            }
+            Self::Pool(why) => why.fmt(to),
+        }
+    }
+}
+
+impl From<Refused> for PyErr {
+    /// What the caller can mend is a `ValueError`.
+    fn from(why: Refused) -> Self {
+        let text = why.to_string();
+        match why {
+            Refused::Length { .. } | Refused::Pool(PoolError::TooLong { .. } | PoolError::Geometry(_)) => {
+                PyValueError::new_err(text)
+            }
+            Refused::Pool(PoolError::Full { .. }) => PoolFull::new_err(text),
+            _ => LaminaError::new_err(text),
+        }
+    }
+}
+
+/// A pool that this process is a node of, until it leaves.
+pub(crate) struct Attached {
+    node: RwLock<Option<Node>>,
+    process: u32,
+}
+
+/// A node of a pool, and the thread that does its duty.
+struct Node {
+    pool: Arc<lamina_pool::Pool>,
+    service: Option<Service>,
+}
+
+impl Node {
+    fn new(pool: lamina_pool::Pool) -> Self {
+        let mut node = Self { pool: Arc::new(pool), service: None };
+        node.serve();
+        node
+    }
+
+    fn serve(&mut self) {
+        self.service.get_or_insert_with(|| Service::start(Arc::clone(&self.pool)));
+    }
+
+    /// Ends the thread, and says what ended it before.
+    fn rest(&mut self) -> Result<(), PoolError> {
+        self.service.take().map_or(Ok(()), Service::stop)
+    }
+}
+
+impl Attached {
+    fn new(pool: lamina_pool::Pool) -> Self {
+        Self { node: RwLock::new(Some(Node::new(pool))), process: std::process::id() }
+    }
+
+    /// Whether this is the process that is attached, and no fork of it.
+    pub(crate) fn is_here(&self) -> bool {
+        std::process::id() == self.process
+    }
+
+    /// The pool, for one operation.
+    ///
+    /// # Errors
+    /// [`Refused::Closed`].
+    pub(crate) fn pool(&self) -> Result<Arc<lamina_pool::Pool>, Refused> {
+        if !self.is_here() {
+            return Err(Refused::Closed("the pool was opened before this process was forked: open it again"));
+        }
+        let node = self.node.read().unwrap_or_else(PoisonError::into_inner);
+        node.as_ref().map(|node| Arc::clone(&node.pool)).ok_or(CLOSED)
+    }
+
+    /// Verifies the pool. Until that is done no thread of this process does anything with it.
+    fn check(&self, repair: bool) -> Result<Report, Refused> {
+        drop(self.pool()?);
+        let mut node = self.node.write().unwrap_or_else(PoisonError::into_inner);
+        let Some(node) = node.as_mut() else { return Err(CLOSED) };
+        let served = node.rest();
+        // What others began they end.
+        while Arc::get_mut(&mut node.pool).is_none() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let checked = served.and_then(|()| node.pool.check(repair));
+        node.serve();
+        Ok(checked?)
+    }
+
+    /// Leaves the pool, once no thread is at anything. The second time it does nothing.
+    pub(crate) fn leave(&self) -> Result<(), PoolError> {
+        if !self.is_here() {
+            return Ok(());
+        }
+        let taken = self.node.write().unwrap_or_else(PoisonError::into_inner).take();
+        let Some(mut node) = taken else { return Ok(()) };
+        let (served, mut pool, began) = (node.rest(), node.pool, Instant::now());
+        loop {
+            match Arc::try_unwrap(pool) {
+                Ok(pool) => return served.and_then(|()| pool.leave()),
+                Err(shared) if began.elapsed() < LEAVING => pool = shared,
+                // Others find this node gone when the last thread ends what it is at.
+                Err(_) => return Err(PoolError::Timeout("what other threads do with the pool")),
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Ends the thread that does the node's duty, so that a fork has nothing of it.
+    fn rest(&self) {
+        if let Some(node) = self.node.write().unwrap_or_else(PoisonError::into_inner).as_mut() {
+            // What ended it before is told by the next operation.
+            let _ = node.rest();
+        }
+    }
+
+    /// Has the duty done again.
+    fn resume(&self) {
+        if let Some(node) = self.node.write().unwrap_or_else(PoisonError::into_inner).as_mut() {
+            node.serve();
+        }
+    }
+
+    /// Lets go of a pool that the process has by a fork: it is no node here, and the parent's death
+    /// is noticed. Stores nothing.
+    fn forked(&self) {
+        // Of another thread that had it there is nothing left: then it stays mapped.
+        if let Ok(mut node) = self.node.try_write() {
+            drop(node.take());
+        }
+    }
+}
+
+impl Drop for Attached {
+    fn drop(&mut self) {
+        if self.is_here() {
+            // If it fails, others find this node gone.
+            let _ = self.leave();
+        } else {
+            self.forked();
+        }
+    }
+}
+
+/// Appends what buffers hold.
+pub(crate) fn append(reservation: &mut Reservation<'_>, pieces: &[Memory<'_>]) -> Result<(), PoolError> {
+    let mut part = vec![0; PIECE];
+    for piece in pieces {
+        for at in (0..piece.len()).step_by(PIECE) {
+            let part = &mut part[..PIECE.min(piece.len() - at)];
+            piece.read(at, part);
+            reservation.append(part)?;
+        }
+    }
+    Ok(())
+}
+
+/// Reads what is held into buffers, which together are as long.
+pub(crate) fn scatter(held: &Held<'_>, pieces: &[Memory<'_>]) -> Result<(), Refused> {
+    let (stored, buffer) = (held.bytes(), total(pieces));
+    if stored != buffer {
+        return Err(Refused::Length { stored, buffer });
+    }
+    let mut pieces = pieces.iter();
+    let (mut piece, mut at) = (pieces.next(), 0);
+    held.read(|mut part| {
+        while let Some(into) = piece {
+            let count = part.len().min(into.len() - at);
+            into.write(at, &part[..count]);
+            (part, at) = (&part[count..], at + count);
+            if at < into.len() {
+                break;
+            }
+            (piece, at) = (pieces.next(), 0);
+        }
+    })?;
+    Ok(())
+}
+
+fn total(pieces: &[Memory<'_>]) -> u64 {
+    pieces.iter().map(|piece| piece.len() as u64).sum()
+}
+
+fn key_of(key: &[u8]) -> PyResult<Key> {
+    let key = key
+        .try_into()
+        .map_err(|_| PyValueError::new_err(format!("a key has 16 bytes, and this has {}", key.len())))?;
+    Ok(Key(key))
+}
+
+/// A node of a pool.
+#[pyclass(frozen, module = "lamina._lamina")]
+pub(crate) struct Pool {
+    pub(crate) attached: Arc<Attached>,
+}
+
+impl Pool {
+    /// Does something with the pool while other threads of Python run.
+    fn with<T: Send>(
+        &self,
+        py: Python<'_>,
+        work: impl FnOnce(&lamina_pool::Pool) -> Result<T, Refused> + Send,
+    ) -> PyResult<T> {
+        Ok(py.detach(move || work(&*self.attached.pool()?))?)
+    }
+
+    /// What `find` holds, as `bytes`.
+    fn bytes<'py>(
+        &self,
+        py: Python<'py>,
+        find: impl FnOnce(&lamina_pool::Pool) -> Result<Option<Held<'_>>, PoolError> + Send,
+    ) -> PyResult<Option<Bound<'py, PyBytes>>> {
+        let pool = py.detach(|| self.attached.pool())?;
+        let Some(held) = py.detach(|| find(&pool)).map_err(Refused::from)? else { return Ok(None) };
+        let length = usize::try_from(held.bytes()).map_err(|why| LaminaError::new_err(why.to_string()))?;
+        let bytes = PyBytes::new_with(py, length, |into| {
+            let mut at = 0;
+            let copy = |part: &[u8]| {
+                into[at..at + part.len()].copy_from_slice(part);
+                at += part.len();
+            };
+            Ok(py.detach(|| held.read(copy)).map_err(Refused::from)?)
+        });
+        bytes.map(Some)
+    }
+}
+
+#[pymethods]
+impl Pool {
+    /// Attaches to the pool in a file.
+    #[staticmethod]
+    fn open(py: Python<'_>, path: PathBuf) -> PyResult<Self> {
+        let pool = py.detach(|| lamina_pool::Pool::open(&path)).map_err(Refused::from)?;
+        Ok(Self { attached: Arc::new(Attached::new(pool)) })
+    }
+
+    /// Makes a pool in a file and attaches to it; with `or_open` only if there is none, and with
+    /// `force` whatever the file holds. `declare` is called with the bytes of the file in which
+    /// objects will be.
+    #[staticmethod]
+    #[pyo3(signature = (path, size, nodes, declare=None, *, or_open=false, force=false))]
+    fn create(
+        py: Python<'_>,
+        path: PathBuf,
+        size: u64,
+        nodes: u32,
+        declare: Option<Py<PyAny>>,
+        or_open: bool,
+        force: bool,
+    ) -> PyResult<Self> {
+        let mut refused = None;
+        let refusal = &mut refused;
+        let declare = |data: std::ops::Range<u64>| {
+            let Some(declare) = declare else { return Ok(()) };
+            Python::attach(|py| declare.call1(py, (data.start, data.end))).map(|_| ()).map_err(|why| {
+                let text = why.to_string();
+                *refusal = Some(why);
+                PoolError::Declare(text)
+            })
+        };
+        let made = py.detach(move || {
+            let geometry = Geometry { nodes, ..Geometry::fitting(local::length_of(&path, size)?) };
+            if or_open {
+                return local::open_or_create(&path, &geometry, declare).map(|(pool, _)| pool);
+            }
+            let fail = |cause| PoolError::File { path: path.clone(), cause };
+            if !force && local::holds_something(&path).map_err(fail)? {
+                let cause = std::io::Error::other("it may hold what somebody wants; force=True has it lost");
+                return Err(fail(cause));
+            }
+            local::create_declared(&path, &geometry, declare)?;
+            lamina_pool::Pool::open(&path)
+        });
+        match made {
+            Ok(pool) => Ok(Self { attached: Arc::new(Attached::new(pool)) }),
+            Err(why) => Err(refused.unwrap_or_else(|| Refused::from(why).into())),
+        }
+    }
+
+    /// This node's number.
+    #[getter]
+    fn node(&self) -> PyResult<u32> {
+        Ok(self.attached.pool()?.node())
+    }
+
+    /// Stores an object, in place of one of that name.
+    fn put(&self, py: Python<'_>, name: &str, data: &Bound<'_, PyAny>) -> PyResult<()> {
+        let data = Bytes::of(data)?;
+        let memory = data.memory();
+        self.with(py, |pool| {
+            Ok(pool.put_from(name, memory.len() as u64, |reservation| append(reservation, &[memory]))?)
+        })
+    }
+
+    /// Stores a block under a name, unless that is there. Whether this call did.
+    fn keep(&self, py: Python<'_>, name: &str, data: &Bound<'_, PyAny>) -> PyResult<bool> {
+        let data = Bytes::of(data)?;
+        let memory = data.memory();
+        self.with(py, |pool| {
+            Ok(pool.keep_from(name, memory.len() as u64, |reservation| append(reservation, &[memory]))?)
+        })
+    }
+
+    /// The bytes of what has a name.
+    fn get<'py>(&self, py: Python<'py>, name: &str) -> PyResult<Option<Bound<'py, PyBytes>>> {
+        self.bytes(py, |pool| pool.hold_named(name))
+    }
+
+    /// Reads what has a name into a buffer. Whether it was there.
+    fn get_into(&self, py: Python<'_>, name: &str, out: &Bound<'_, PyAny>) -> PyResult<bool> {
+        let out = Bytes::writable(out)?;
+        let memory = out.memory();
+        self.with(py, |pool| match pool.hold_named(name)? {
+            Some(held) => scatter(&held, &[memory]).map(|()| true),
+            None => Ok(false),
+        })
+    }
+
+    /// The bytes of what has a name, without reading them.
+    fn length(&self, py: Python<'_>, name: &str) -> PyResult<Option<u64>> {
+        self.with(py, |pool| Ok(pool.hold_named(name)?.map(|held| held.bytes())))
+    }
+
+    /// Removes what has a name. Whether it was there.
+    fn delete(&self, py: Python<'_>, name: &str) -> PyResult<bool> {
+        self.with(py, |pool| Ok(pool.delete(name)?))
+    }
+
+    /// Names, and the bytes of each.
+    fn list(&self, py: Python<'_>) -> PyResult<Vec<(String, u64)>> {
+        let listed = self.with(py, |pool| Ok(pool.list()?))?;
+        Ok(listed.into_iter().map(|object| (object.name, object.bytes)).collect())
+    }
+
+    /// Stores a block of pieces, unless it is there or another stores it. Whether this call did.
+    fn store(&self, py: Python<'_>, key: &[u8], pieces: Vec<Bound<'_, PyAny>>) -> PyResult<bool> {
+        let key = key_of(key)?;
+        let pieces = pieces.iter().map(Bytes::of).collect::<PyResult<Vec<_>>>()?;
+        let memories: Vec<_> = pieces.iter().map(Bytes::memory).collect();
+        self.with(py, |pool| {
+            Ok(pool.store_from(key, total(&memories), |reservation| append(reservation, &memories))?)
+        })
+    }
+
+    /// Reads a block into pieces. Whether it was there.
+    fn read_into(&self, py: Python<'_>, key: &[u8], pieces: Vec<Bound<'_, PyAny>>) -> PyResult<bool> {
+        let key = key_of(key)?;
+        let pieces = pieces.iter().map(Bytes::writable).collect::<PyResult<Vec<_>>>()?;
+        let memories: Vec<_> = pieces.iter().map(Bytes::memory).collect();
+        self.with(py, |pool| match pool.hold(&key)? {
+            Some(held) => scatter(&held, &memories).map(|()| true),
+            None => Ok(false),
+        })
+    }
+
+    /// The bytes of a block.
+    fn read<'py>(&self, py: Python<'py>, key: &[u8]) -> PyResult<Option<Bound<'py, PyBytes>>> {
+        let key = key_of(key)?;
+        self.bytes(py, |pool| pool.hold(&key))
+    }
+
+    /// Removes a block. Whether it was there.
+    fn remove(&self, py: Python<'_>, key: &[u8]) -> PyResult<bool> {
+        let key = key_of(key)?;
+        self.with(py, |pool| Ok(pool.remove(&key)?))
+    }
+
+    /// How many of the first blocks are there.
+    fn prefix(&self, py: Python<'_>, keys: Vec<Vec<u8>>) -> PyResult<usize> {
+        let keys = keys.iter().map(|key| key_of(key)).collect::<PyResult<Vec<_>>>()?;
+        self.with(py, |pool| Ok(pool.prefix(&keys)?))
+    }
+
+    /// What the pool holds and this node did, as JSON.
+    fn stat(&self, py: Python<'_>) -> PyResult<String> {
+        json(&self.with(py, |pool| Ok(pool.stats()?))?)
+    }
+
+    /// What does not hold, as JSON.
+    fn check(&self, py: Python<'_>, repair: bool) -> PyResult<String> {
+        json(&py.detach(|| self.attached.check(repair))?)
+    }
+
+    /// Leaves the pool.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        Ok(py.detach(|| self.attached.leave()).map_err(Refused::from)?)
+    }
+
+    /// Has the node rest before the process is forked.
+    fn rest(&self, py: Python<'_>) {
+        py.detach(|| self.attached.rest());
+    }
+
+    /// Has the node's duty done again in a process that was forked.
+    fn resume(&self, py: Python<'_>) {
+        py.detach(|| self.attached.resume());
+    }
+
+    /// Lets go of the pool in the fork.
+    fn forked(&self) {
+        self.attached.forked();
+    }
+}
+
+fn json(value: &impl serde::Serialize) -> PyResult<String> {
+    serde_json::to_string(value).map_err(|why| LaminaError::new_err(why.to_string()))
+}
+
+/// The keys of a prefix's blocks, of tokens that are 32 bits each, `block` of them a block: what is
+/// over has none.
+#[pyfunction]
+pub(crate) fn chain_keys(
+    py: Python<'_>,
+    model: &str,
+    tokens: &Bound<'_, PyAny>,
+    block: usize,
+) -> PyResult<Vec<Py<PyBytes>>> {
+    let tokens = Bytes::of(tokens)?;
+    if block == 0 {
+        return Err(PyValueError::new_err("a block has at least one token"));
+    }
+    let memory = tokens.memory();
+    let keys = py.detach(|| {
+        let (mut chain, mut bytes) = (Chain::new(model), vec![0; 4 * block]);
+        let blocks = memory.len() / bytes.len();
+        let key = |index: usize| {
+            memory.read(index * bytes.len(), &mut bytes);
+            let tokens: Vec<_> =
+                bytes.as_chunks::<4>().0.iter().map(|word| u32::from_ne_bytes(*word)).collect();
+            chain.next(&tokens)
+        };
+        (0..blocks).map(key).collect::<Vec<_>>()
+    });
+    Ok(keys.into_iter().map(|key| PyBytes::new(py, &key.0).unbind()).collect())
+}
