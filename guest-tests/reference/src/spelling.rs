@@ -64,8 +64,11 @@ pub(crate) fn parse(format: Format, spelling: &str) -> Result<View, Refused> {
             }
             Ok(requested)
         }
-        requested @ View::HighBits { .. } => {
-            convertible("int8", &[Format::Int8])?;
+        requested @ View::HighBits { kept } => {
+            match kept {
+                2 => convertible("int8 or int4", &[Format::Int8, Format::Int4])?,
+                _ => convertible("int8", &[Format::Int8])?,
+            }
             Ok(requested)
         }
     }

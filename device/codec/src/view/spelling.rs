@@ -75,8 +75,9 @@ pub(super) fn parse(format: Format, spelling: &str) -> Result<Kind, ViewError> {
     let refuse = |of| ViewError::Format { spelling: spelling.to_owned(), format, of };
     match spelling {
         "full" => return Ok(Kind::Full),
-        "int4" | "int2" if format != Format::Int8 => return Err(refuse("int8")),
+        "int4" if format != Format::Int8 => return Err(refuse("int8")),
         "int4" => return Ok(Kind::Integer { bits: 4 }),
+        "int2" if !matches!(format, Format::Int8 | Format::Int4) => return Err(refuse("int8, int4")),
         "int2" => return Ok(Kind::Integer { bits: 2 }),
         _ => {}
     }
@@ -96,7 +97,9 @@ pub(super) fn parse(format: Format, spelling: &str) -> Result<Kind, ViewError> {
         .and_then(|(exponent, mantissa)| Some((number(exponent)?, number(mantissa)?)))
         .ok_or_else(unknown)?;
     if !format.is_float() {
-        return Err(refuse("fp32, fp16, bf16, fp8_e4m3fn, fp8_e5m2"));
+        return Err(refuse(
+            "fp32, fp16, bf16, fp8_e4m3fn, fp8_e5m2, fp4_e2m1, fp6_e3m2, fp6_e2m3",
+        ));
     }
     for (field, has, wants) in
         [("exponent", format.exponent_bits(), exponent), ("mantissa", format.mantissa_bits(), mantissa)]

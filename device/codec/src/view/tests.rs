@@ -102,7 +102,10 @@ fn what_a_format_cannot_give_is_refused_by_name() {
         "e4m3+g2: rounding with guard planes needs all 8 exponent planes of bf16, not 4"
     );
     assert_eq!(refusal(Format::Bf16, "bf16"), "bf16: not a view of bf16, it is one of fp32, fp16");
-    assert_eq!(refusal(Format::Int4, "int2"), "int2: not a view of int4, it is one of int8");
+    assert_eq!(refusal(Format::Int4, "int4"), "int4: not a view of int4, it is one of int8");
+    assert_eq!(refusal(Format::Bf16, "int2"), "int2: not a view of bf16, it is one of int8, int4");
+    let refused = refusal(Format::E8m0, "e8m0");
+    assert!(refused.starts_with("e8m0: not a view of e8m0, it is one of fp32"), "{refused}");
     assert!(refusal(Format::Bf16, "e8m3 ").contains("no view is spelled"));
     assert!(refusal(Format::Fp32, "fp8_e4m3fn@65").contains("at most 64"));
 }

@@ -269,9 +269,13 @@ impl Figures {
 /// Names of a format's planes, most significant first.
 fn plane_names(format: Format) -> Vec<String> {
     let planes = u32::try_from(format.planes()).expect("at most 32");
+    let all_exponent = format.exponent_bits() == planes;
+    let sign = format.sign_plane().unwrap_or(if all_exponent { planes } else { planes - 1 });
     let name = |plane: u32| match plane {
-        sign if sign + 1 == planes => "s".to_owned(),
-        value if !format.is_float() => format!("v{value}"),
+        plane if plane == sign => "s".to_owned(),
+        // Above the sign of a float that does not fill its byte.
+        zero if zero > sign => format!("z{zero}"),
+        value if !format.is_float() && !all_exponent => format!("v{value}"),
         mantissa if mantissa < format.mantissa_bits() => format!("m{mantissa}"),
         exponent => format!("e{}", exponent - format.mantissa_bits()),
     };

@@ -1,11 +1,13 @@
 //! Views of single elements, spelled out by hand.
 
-use Format::{Bf16, Fp8E4m3fn, Fp8E5m2, Fp16, Fp32, Int4, Int8, Opaque};
+use Format::{
+    Bf16, E8m0, Fp4E2m1, Fp6E2m3, Fp6E3m2, Fp8E4m3fn, Fp8E5m2, Fp16, Fp32, Int4, Int8, Opaque,
+};
 use lamina_reference::{Format, planes, view_bytes};
 
 /// The view's code of the one element with the code `x`.
 fn of(format: Format, spelling: &str, x: u32) -> u32 {
-    let bytes = &x.to_le_bytes()[..format.bits() as usize / 8];
+    let bytes = &x.to_le_bytes()[..(format.bits() as usize).div_ceil(8)];
     let view =
         view_bytes(format, spelling, bytes, 1).unwrap_or_else(|why| panic!("{format} {spelling}: {why}"));
     let mut code = [0; 4];
@@ -235,6 +237,28 @@ fn integer_views_are_arithmetic_shifts() {
     assert_eq!(view_bytes(Int8, "int4", &full, 5).expect("a view"), [0x87, 0x1f, 0x0e]);
     // 1, −2, −1, 0, −1
     assert_eq!(view_bytes(Int8, "int2", &full, 5).expect("a view"), [0b00_11_10_01, 0b11]);
+    // 7, −8, −1, 1, −5 of int4: 1, −2, −1, 0, −2
+    assert_eq!(view_bytes(Int4, "int2", &[0x87, 0x1f, 0x0b], 5).expect("a view"), [0b00_11_10_01, 0b10]);
+}
+
+#[test]
+fn small_floats_have_their_fields_in_the_lowest_bits() {
+    check(Fp4E2m1, "e2m0", &[(0xf, 0xe), (0x7, 0x6), (0x1, 0x0), (0x9, 0x8)]);
+    // 0.5 and 1.5 lie half way: to the even exponents 0 and 2. 3 too, to 2; 6 is not rounded.
+    check(Fp4E2m1, "e2m0+g1", &[(0x1, 0x0), (0x3, 0x4), (0x5, 0x4), (0x7, 0x6), (0xb, 0xc), (0x9, 0x8)]);
+    check(Fp4E2m1, "e1m1:packed", &[(0xf, 0b111), (0x5, 0b011), (0x3, 0b001)]);
+    // What is above the sign is no view's but of full.
+    check(Fp6E3m2, "e3m2", &[(0xff, 0x3f), (0xc0, 0x00)]);
+    check(Fp6E3m2, "full", &[(0xff, 0xff)]);
+    check(Fp6E3m2, "e3m2:packed", &[(0xff, 0x3f), (0x15, 0x15)]);
+    check(Fp6E3m2, "e3m1+g1", &[(0x01, 0x00), (0x03, 0x04), (0x3b, 0x3c), (0x1f, 0x1e)]);
+    check(Fp6E2m3, "e1m1", &[(0x3f, 0x34), (0x1b, 0x10)]);
+    let planes_of = |format, spelling| planes(format, spelling).expect("a view");
+    assert_eq!(planes_of(Fp6E3m2, "e2m1"), [5, 4, 3, 1]);
+    assert_eq!(planes_of(Fp6E2m3, "e2m3"), [5, 4, 3, 2, 1, 0]);
+    assert_eq!(planes_of(Fp4E2m1, "e2m0"), [3, 2, 1]);
+    assert_eq!(planes_of(Int4, "int2"), [3, 2]);
+    assert_eq!(planes_of(E8m0, "full"), [7, 6, 5, 4, 3, 2, 1, 0]);
 }
 
 #[test]
