@@ -9,8 +9,12 @@
 //! * What is beyond the largest bf16 becomes infinity. NaN, an element's or a scale's, is the quiet
 //!   NaN without sign, 0x7fc0.
 //!
-//! The loops are without branches, and compiled for what the processor has.
+//! The loops are compiled for what the processor has; of fp4 there are kernels for AVX-512.
 
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use crate::format::Format;
@@ -21,7 +25,9 @@ pub const MX_BLOCK: usize = 32;
 pub const NV_BLOCK: usize = 16;
 
 /// The quiet NaN of bf16.
-const NAN: u16 = 0x7fc0;
+const NAN: i16 = 0x7fc0;
+/// Scales by which no fp4 becomes subnormal or infinite: 0.5 has the exponent 126, 6 has 129.
+const PLAIN_SCALES: RangeInclusive<u8> = 2..=252;
 
 /// How the elements of a tensor are scaled.
 #[derive(Clone, Debug)]
@@ -87,15 +93,32 @@ impl Scaled {
         if !self.format.is_nibble() {
             return bytes_to_bf16(&self.elements, &self.scales, scales, elements, out);
         }
-        if self.powers {
-            return powers_to_bf16(&self.scales, scales, elements, out);
+        #[cfg(target_arch = "x86_64")]
+        if avx512::is_available() {
+            // SAFETY: the processor has AVX-512F and BW.
+            return unsafe {
+                if self.powers {
+                    avx512::powers_to_bf16(&self.scales, scales, elements, out);
+                } else {
+                    avx512::nibbles_to_bf16(&self.scales, scales, elements, out);
+                }
+            };
         }
-        nibbles_to_bf16(&self.scales, scales, elements, out);
+        self.nibbles_to_bf16(elements, scales, out);
+    }
+
+    /// As [`Self::to_bf16`] of fp4, in plain Rust.
+    fn nibbles_to_bf16(&self, elements: &[u8], scales: &[u8], out: &mut [u8]) {
+        if self.powers {
+            powers_to_bf16(&self.scales, scales, elements, out);
+        } else {
+            nibbles_to_bf16(&self.scales, scales, elements, out);
+        }
     }
 }
 
 /// The value of a code, exactly. What a byte has above a sign does not count.
-fn widened(format: Format, code: u8) -> f32 {
+pub(crate) fn widened(format: Format, code: u8) -> f32 {
     let (exponent_bits, mantissa_bits) = (format.exponent_bits(), format.mantissa_bits());
     let all_ones = (1_u32 << exponent_bits) - 1;
     let code = u32::from(code);
@@ -127,7 +150,10 @@ fn widened(format: Format, code: u8) -> f32 {
 }
 
 /// Two fp4 of a byte, each in the low bits of 16.
-#[expect(clippy::inline_always, reason = "it must become part of the loop that is compiled for each processor")]
+#[expect(
+    clippy::inline_always,
+    reason = "it must become part of the loop that is compiled for each processor"
+)]
 #[inline(always)]
 const fn apart(byte: u8) -> u32 {
     let byte = byte as u32;
@@ -140,7 +166,7 @@ const fn apart(byte: u8) -> u32 {
 const fn rounded(value: f32) -> u32 {
     let bits = value.to_bits();
     let nearest = (bits.wrapping_add(0x7fff + (bits >> 16 & 1))) >> 16;
-    if value.is_nan() { NAN as u32 } else { nearest }
+    if value.is_nan() { NAN.cast_unsigned() as u32 } else { nearest }
 }
 
 /// The binary32 of an fp4 in the low four bits of `code`.
@@ -166,8 +192,7 @@ fn powers_to_bf16(table: &[f32; 256], scales: &[u8], elements: &[u8], out: &mut 
     let blocks = elements.as_chunks::<BYTES>().0.iter();
     for ((block, scale), out) in blocks.zip(scales).zip(out.as_chunks_mut::<{ 2 * MX_BLOCK }>().0) {
         let out = out.as_chunks_mut::<4>().0;
-        // 0.5 has the exponent 126, 6 has 129.
-        if !(2..=252).contains(scale) {
+        if !PLAIN_SCALES.contains(scale) {
             let scale = table[usize::from(*scale)];
             for (byte, out) in block.iter().zip(out) {
                 let byte = u32::from(*byte);
@@ -232,6 +257,11 @@ mod tests {
     fn fast(scaled: &Scaled, elements: &[u8], scales: &[u8]) -> Vec<u8> {
         let mut out = vec![0xa5; scales.len() * 2 * scaled.block()];
         scaled.to_bf16(elements, scales, &mut out);
+        if scaled.format.is_nibble() {
+            let mut plain = vec![0xa5; out.len()];
+            scaled.nibbles_to_bf16(elements, scales, &mut plain);
+            assert!(plain == out, "plain Rust gives other values");
+        }
         out
     }
 
@@ -259,10 +289,9 @@ mod tests {
         let factors = [1.0, 1.0 / 2688.0, 3e38, 1e-38, 1.4e-45, 0.0, -0.7, f32::INFINITY, f32::NAN];
         for all in factors {
             let scaled = Scaled::nvfp4(all);
-            let codes: Vec<u8> = (0..8).map(|pair| 2 * pair | (2 * pair + 1) << 4).collect();
+            let codes: Vec<u8> = (0..8).map(|pair| (2 * pair) | ((2 * pair + 1) << 4)).collect();
             for scale in 0..=u8::MAX {
-                let want =
-                    expanded(Slow::Fp4E2m1, &codes, 16, NV_BLOCK as u64, Scales::Fp8(&[scale], all));
+                let want = expanded(Slow::Fp4E2m1, &codes, 16, NV_BLOCK as u64, Scales::Fp8(&[scale], all));
                 assert!(fast(&scaled, &codes, &[scale]) == want, "{scale:#x} times {all}");
             }
         }

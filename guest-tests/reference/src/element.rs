@@ -139,11 +139,14 @@ fn nearest(finite: &[f64], magnitude: f64) -> u32 {
     u32::try_from(code).expect("a code has at most 16 bits")
 }
 
-/// The NaN that `ml_dtypes` writes, without its sign.
+/// The NaN that `ml_dtypes` writes, without its sign; the largest number where there is none.
 fn quiet_nan(target: Format) -> u32 {
     match target {
         // Its only one: every bit set.
         Format::Fp8E4m3fn => ones(0, 7),
+        Format::Fp4E2m1 | Format::Fp6E3m2 | Format::Fp6E2m3 => {
+            ones(0, target.exponent_bits() + target.mantissa_bits())
+        }
         // All of the exponent and the uppermost bit of the mantissa.
         _ => top_exponent(target, target.exponent_bits()) | top_mantissa(target, 1),
     }

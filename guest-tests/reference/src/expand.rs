@@ -10,6 +10,8 @@
 //! | [`Scales::Powers`] | the `e8m0` of the block; the product is exact |
 //! | [`Scales::Fp8`] | the `fp8_e4m3fn` of the block times one fp32, rounded to fp32; the product with the element is rounded to fp32 as well, before bf16 |
 
+use std::cmp::Ordering;
+
 use crate::{Format, element, stream};
 
 /// What the scales of blocks are.
@@ -66,7 +68,11 @@ fn to_bf16(number: f64) -> u16 {
     // Behind the largest comes what would be the next number, where infinity is.
     let next = if behind == 0x7f80 { 2_f64.powi(128) } else { of(behind) };
     let half = f64::midpoint(of(below), next);
-    let up = number.abs() > half || number.abs() == half && below % 2 == 1;
+    let up = match number.abs().total_cmp(&half) {
+        Ordering::Less => false,
+        Ordering::Equal => below % 2 == 1,
+        Ordering::Greater => true,
+    };
     sign | if up { behind } else { below }
 }
 

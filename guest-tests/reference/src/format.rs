@@ -72,8 +72,13 @@ impl Format {
         match self {
             Self::Fp32 => 32,
             Self::Fp16 | Self::Bf16 => 16,
-            Self::Fp8E4m3fn | Self::Fp8E5m2 | Self::Int8 | Self::Opaque => 8,
-            Self::Fp6E3m2 | Self::Fp6E2m3 | Self::E8m0 => 8,
+            Self::Fp8E4m3fn
+            | Self::Fp8E5m2
+            | Self::Fp6E3m2
+            | Self::Fp6E2m3
+            | Self::E8m0
+            | Self::Int8
+            | Self::Opaque => 8,
             Self::Int4 | Self::Fp4E2m1 => 4,
         }
     }

@@ -16,6 +16,7 @@
 //! | `…:packed` | either of the two | the 1 + X + Y kept bits, element i in bits [iN, (i+1)N) of the stream |
 //! | `bf16` | fp32, fp16 | converted, as below |
 //! | `fp8_e4m3fn`, `fp8_e5m2` | fp32, fp16, bf16 | converted, as below |
+//! | `fp6_e3m2`, `fp6_e2m3`, `fp4_e2m1` | fp32, fp16, bf16, fp8 | converted, as below |
 //! | `int4` | int8 | x >> 4, two to a byte, low bits first |
 //! | `int2` | int8, int4 | x >> 6, or x >> 2 of int4, four to a byte, low bits first |
 //!
@@ -30,12 +31,12 @@
 //! uppermost bit; the last byte's unused bits are zero.
 //!
 //! **Conversion** to a target with `Mt` mantissa bits. `+gN` gives the guard count g (2 unless
-//! given) and, for the two fp8 targets, `@S` behind it a decimal exponent S in −64..=64 (0 unless
+//! given) and, for all targets but bf16, `@S` behind it a decimal exponent S in −64..=64 (0 unless
 //! given). With t the element whose mantissa bits below the top min(Mt + g, M) are taken as zero,
 //! the result is the target's finite value nearest to t / 2^S (exactly divided), ties to the even
 //! code; so whatever lies beyond the largest finite value, infinity included, becomes that value
-//! with its sign, and −0 stays −0. NaN becomes the target's quiet NaN, its sign kept. Truncation is
-//! literal: a NaN whose fetched mantissa bits are all zero is an infinity by then. These are the
+//! with its sign, and −0 stays −0. NaN becomes the target's quiet NaN, its sign kept, or the largest
+//! value with its sign where the target has no NaN. Truncation is literal: a NaN whose fetched mantissa bits are all zero is an infinity by then. These are the
 //! bytes of `np.clip(t / 2**S, -max, max).astype(target)` with `ml_dtypes`, in single precision;
 //! see `golden/`.
 //!

@@ -60,8 +60,7 @@ fn every_scale_is_its_power_of_two() {
     // 1, and −1.
     for (element, sign) in [(2_u8, 1.0), (10, -1.0)] {
         for scale in 0..=u8::MAX {
-            let shown =
-                values(&expanded(Format::Fp4E2m1, &[element], 1, 1, Scales::Powers(&[scale])))[0];
+            let shown = values(&expanded(Format::Fp4E2m1, &[element], 1, 1, Scales::Powers(&[scale])))[0];
             if scale == u8::MAX {
                 assert!(shown.is_nan());
             } else {

@@ -61,6 +61,8 @@ fn conversions_are_refused_from_other_formats() {
         ("bf16", &[Fp32, Fp16][..]),
         ("fp8_e4m3fn", &[Fp32, Fp16, Bf16]),
         ("fp8_e5m2", &[Fp32, Fp16, Bf16]),
+        ("fp6_e2m3@6", &[Fp32, Fp16, Bf16, Fp8E4m3fn, Fp8E5m2]),
+        ("fp4_e2m1", &[Fp32, Fp16, Bf16, Fp8E4m3fn, Fp8E5m2]),
         ("int4", &[Int8]),
         ("int2", &[Int8, Int4]),
     ] {

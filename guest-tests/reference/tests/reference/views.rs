@@ -1,8 +1,6 @@
 //! Views of single elements, spelled out by hand.
 
-use Format::{
-    Bf16, E8m0, Fp4E2m1, Fp6E2m3, Fp6E3m2, Fp8E4m3fn, Fp8E5m2, Fp16, Fp32, Int4, Int8, Opaque,
-};
+use Format::{Bf16, E8m0, Fp4E2m1, Fp6E2m3, Fp6E3m2, Fp8E4m3fn, Fp8E5m2, Fp16, Fp32, Int4, Int8, Opaque};
 use lamina_reference::{Format, planes, view_bytes};
 
 /// The view's code of the one element with the code `x`.
@@ -215,6 +213,24 @@ fn conversion_rounds_into_denormals_and_down_to_signed_zero() {
     );
     check(Fp32, "bf16+g16", &[(0x0000_bfff, 0x0001)]);
     check(Fp16, "fp8_e5m2", &[(0x0100, 0x01), (0x0080, 0x00), (0x0180, 0x02), (0x0001, 0x00)]);
+}
+
+#[test]
+fn an_fp8_becomes_a_smaller_float_with_the_scale_of_its_block() {
+    // 448 is 7 · 2^6, beyond 6: the largest. 256 is 4, 320 is 5, a tie, to 4. 2^6 is 1.
+    check(
+        Fp8E4m3fn,
+        "fp4_e2m1@6",
+        &[(0x7e, 7), (0x78, 6), (0x7a, 6), (0x7b, 7), (0x68, 2), (0xe8, 10), (0x00, 0), (0x80, 8)],
+    );
+    // 16 is 0.25, a tie, to 0; NaN is the largest of all.
+    check(Fp8E4m3fn, "fp4_e2m1@6", &[(0x58, 0), (0x59, 1), (0x7f, 7), (0xff, 15)]);
+    // 28 is the largest: 448 is it. The last mantissa bit is gone, ties to even.
+    check(Fp8E4m3fn, "fp6_e3m2@4", &[(0x7e, 0x1f), (0x78, 0x1c), (0x79, 0x1c), (0x7b, 0x1e), (0xf8, 0x3c)]);
+    check(Fp8E5m2, "fp6_e2m3", &[(0x7c, 0x1f), (0xfc, 0x3f), (0x7e, 0x1f), (0x3c, 0x08), (0xbd, 0x2a)]);
+    // Without guards it is cut.
+    check(Fp8E4m3fn, "fp4_e2m1+g0@6", &[(0x7b, 6)]);
+    assert_eq!(view_bytes(Fp8E4m3fn, "fp4_e2m1", &[0x38, 0xb8, 0x40], 3).expect("a view"), [0xa2, 4]);
 }
 
 #[test]
