@@ -218,7 +218,9 @@ pub enum TensorError {
         behind: String,
     },
     /// A format that entries of the image's version have no number for.
-    #[error("{name}: an image of version 1 has no blocks of {format}; `lamina image upgrade` makes it one of version 2")]
+    #[error(
+        "{name}: an image of version 1 has no blocks of {format}; `lamina image upgrade` makes it one of version 2"
+    )]
     Version {
         /// The tensor.
         name: String,

@@ -2,6 +2,7 @@
 
 use super::image_tests::{BLOCK, BLOCKS, bytes, read_all};
 use super::*;
+use lamina_codec::format::Format;
 use lamina_store::{entry::Version, snapshot::restore, upgrade::upgrade};
 
 /// What the device held whose snapshot was saved by the last program of version 1.

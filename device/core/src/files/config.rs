@@ -56,7 +56,9 @@ impl ModelPlan {
             return Some(format!("{NAME}: quantization_config says {scheme}, but {are}"));
         }
         let bits = said.bits.filter(|bits| *bits != 4 && matches!(scheme, Scheme::Gptq | Scheme::Awq))?;
-        Some(format!("{NAME}: quantization_config says {bits} bits, but tensors are of 4 by their shapes, and kept so"))
+        Some(format!(
+            "{NAME}: quantization_config says {bits} bits, but tensors are of 4 by their shapes, and kept so"
+        ))
     }
 }
 

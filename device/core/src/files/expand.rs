@@ -97,9 +97,7 @@ impl Expanded {
         let (scaled, block, block_bytes) = match (tensor.scheme, third) {
             (Scheme::Mxfp4, _) => (own(Format::Fp4E2m1), MX_BLOCK as u64, MX_BLOCK as u64 / 2),
             (Scheme::Mxfp8, _) => (own(format), MX_BLOCK as u64, MX_BLOCK as u64),
-            (Scheme::Nvfp4, Some(all)) => {
-                (Scaling::Factor(full(all)?), NV_BLOCK as u64, NV_BLOCK as u64 / 2)
-            }
+            (Scheme::Nvfp4, Some(all)) => (Scaling::Factor(full(all)?), NV_BLOCK as u64, NV_BLOCK as u64 / 2),
             (scheme, _) => return Ok(Err(format!("{}: {scheme} is not shown as bf16", whole.name))),
         };
         let wrong = || format!("{}: its parts on the device have other lengths", whole.name);
@@ -279,3 +277,6 @@ fn copy_to(out: &mut [u8], at: u64, bytes: &[u8], begin: u64) {
 fn inside(at: u64) -> usize {
     usize::try_from(at).unwrap_or(usize::MAX)
 }
+
+#[cfg(test)]
+mod tests;

@@ -222,15 +222,17 @@ impl FileLayout {
     /// The views of its tensors; pieces of one that follow each other count once.
     fn views(&self) -> impl Iterator<Item = &Arc<TensorView>> {
         let mut before: Option<&Arc<TensorView>> = None;
-        self.segments.iter().flat_map(move |segment| match &segment.shows {
-            Shows::View(view, _) if !before.is_some_and(|before| Arc::ptr_eq(before, view)) => {
-                before = Some(view);
-                [Some(view), None]
-            }
-            Shows::Expanded(expanded) => expanded.views().map(Some),
-            _ => [None, None],
-        })
-        .flatten()
+        self.segments
+            .iter()
+            .flat_map(move |segment| match &segment.shows {
+                Shows::View(view, _) if !before.is_some_and(|before| Arc::ptr_eq(before, view)) => {
+                    before = Some(view);
+                    [Some(view), None]
+                }
+                Shows::Expanded(expanded) => expanded.views().map(Some),
+                _ => [None, None],
+            })
+            .flatten()
     }
 
     fn push(&mut self, length: u64, shows: Shows) {

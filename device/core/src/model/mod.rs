@@ -45,8 +45,8 @@ pub use checkpoint::{FileKind, ReadAt};
 pub use error::ModelError;
 pub use gguf::GgufError;
 pub use npy::NpyError;
-pub use scaled::Scheme;
 pub use safetensors::{MAX_HEADER_BYTES, MAX_NAME_BYTES};
+pub use scaled::Scheme;
 
 /// A checkpoint, opened, its header read and checked.
 #[derive(Debug)]

@@ -140,9 +140,8 @@ impl Search<'_> {
     /// The block-scaled tensor whose elements, or whose scales without elements, a tensor is.
     fn at(&self, number: usize, tensor: &ModelTensor) -> Found {
         let name = tensor.name.as_str();
-        let without = |elements: &str| {
-            Err(format!("{name}: scales without {elements}: kept as {}", tensor.dtype))
-        };
+        let without =
+            |elements: &str| Err(format!("{name}: scales without {elements}: kept as {}", tensor.dtype));
         if let Some(stem) = name.strip_suffix("_blocks") {
             return self.blocks(number, tensor, stem);
         }
@@ -202,7 +201,7 @@ impl Search<'_> {
         Ok(Some(ScaledTensor { scheme: Scheme::Mxfp4, elements, scales, third: None, whole }))
     }
 
-    /// A weight and its scales under the names of ModelOpt and compressed tensors.
+    /// A weight, and scales that are named after it.
     fn weight(&self, number: usize, scales: &ModelTensor, stem: &str) -> Found {
         let Some((elements, weight)) = self.named(&format!("{stem}.weight")) else {
             let alone = is_power(scales) || scales.dtype == "F8_E4M3";
@@ -222,7 +221,9 @@ impl Search<'_> {
             }
             ("F8_E4M3", None) if packed => {
                 let name = &weight.name;
-                return Err(format!("{name}: NVFP4 without {stem}.weight_scale_2 in the same file: kept as U8"));
+                return Err(format!(
+                    "{name}: NVFP4 without {stem}.weight_scale_2 in the same file: kept as U8"
+                ));
             }
             ("U8" | "F8_E8M0", None) if packed => (Scheme::Mxfp4, MX_BLOCK, None),
             ("U8" | "F8_E8M0", None) if fp8 => (Scheme::Mxfp8, MX_BLOCK, None),
@@ -263,7 +264,9 @@ impl Search<'_> {
         }
         let wrong = || {
             let (shape, scales, zeros) = (&tensor.shape, &scales.shape, &zeros.shape);
-            format!("{name}: {shape:?} with scales {scales:?} and zeros {zeros:?} are no 4-bit integers: kept as I32")
+            format!(
+                "{name}: {shape:?} with scales {scales:?} and zeros {zeros:?} are no 4-bit integers: kept as I32"
+            )
         };
         let (&[rows, columns], &[groups, outputs], &[zero_groups, zero_columns]) =
             (&tensor.shape[..], &scales.shape[..], &zeros.shape[..])

@@ -24,19 +24,19 @@ fn found(tensors: &[(&str, &str, &[u64])]) -> Vec<(Scheme, Option<Whole>)> {
     found.into_iter().map(|scaled| (scaled.scheme, scaled.whole)).collect()
 }
 
-fn whole(name: &str, shape: &[u64], exchanged: bool) -> Option<Whole> {
-    Some(Whole { name: name.to_owned(), shape: shape.to_vec(), exchanged })
+fn whole(name: &str, shape: &[u64], exchanged: bool) -> Whole {
+    Whole { name: name.to_owned(), shape: shape.to_vec(), exchanged }
 }
 
 #[test]
 fn schemes_are_known_by_name_dtype_and_shape() {
     assert_eq!(
         found(&[("e.up_blocks", "U8", &[4, 6, 3, 16]), ("e.up_scales", "U8", &[4, 6, 3])]),
-        [(Scheme::Mxfp4, whole("e.up", &[4, 96, 6], true))]
+        [(Scheme::Mxfp4, Some(whole("e.up", &[4, 96, 6], true)))]
     );
     assert_eq!(
         found(&[("x_scales", "F8_E8M0", &[6, 3]), ("x_blocks", "U8", &[6, 3, 16])]),
-        [(Scheme::Mxfp4, whole("x", &[6, 96], false))]
+        [(Scheme::Mxfp4, Some(whole("x", &[6, 96], false)))]
     );
     let nvfp4: [(&str, &str, &[u64]); 4] = [
         ("l.weight", "U8", &[6, 24]),
@@ -44,14 +44,14 @@ fn schemes_are_known_by_name_dtype_and_shape() {
         ("l.weight_scale_2", "F32", &[]),
         ("l.input_scale", "F32", &[]),
     ];
-    assert_eq!(found(&nvfp4), [(Scheme::Nvfp4, whole("l.weight", &[6, 48], false))]);
+    assert_eq!(found(&nvfp4), [(Scheme::Nvfp4, Some(whole("l.weight", &[6, 48], false)))]);
     assert_eq!(
         found(&[("l.weight", "F8_E4M3", &[6, 96]), ("l.weight_scale", "U8", &[6, 3])]),
-        [(Scheme::Mxfp8, whole("l.weight", &[6, 96], false))]
+        [(Scheme::Mxfp8, Some(whole("l.weight", &[6, 96], false)))]
     );
     assert_eq!(
         found(&[("l.weight", "U8", &[6, 48]), ("l.weight_scale", "F8_E8M0", &[6, 3])]),
-        [(Scheme::Mxfp4, whole("l.weight", &[6, 96], false))]
+        [(Scheme::Mxfp4, Some(whole("l.weight", &[6, 96], false)))]
     );
     let integers = |columns, rows| {
         found(&[
@@ -148,11 +148,7 @@ fn what_does_not_fit_is_said_in_a_line_and_kept() {
         (&[("l.qzeros", "I32", &[8, 32])], "l.qzeros: scales without l.qweight: kept as I32"),
         (
             // Eight bits each, whatever a configuration says.
-            &[
-                ("l.qweight", "I32", &[16, 32]),
-                ("l.qzeros", "I32", &[2, 8]),
-                ("l.scales", "F16", &[2, 32]),
-            ],
+            &[("l.qweight", "I32", &[16, 32]), ("l.qzeros", "I32", &[2, 8]), ("l.scales", "F16", &[2, 32])],
             "l.qweight: [16, 32] with scales [2, 32] and zeros [2, 8] are no 4-bit integers: kept as I32",
         ),
     ] {
