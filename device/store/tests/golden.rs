@@ -104,11 +104,12 @@ fn cases() -> Vec<(&'static str, Format, BlockWords)> {
     };
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "0 to 31")]
     let fp6 = |value: f32| (value.abs() * 120.0).min(31.0) as u8 | if value < 0.0 { 0x20 } else { 0 };
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "114 to 126")]
+    let exponent = |value: f32| value.mul_add(25.0, 120.0) as u8;
     let byte_of = |value: u16| value.to_be_bytes()[0];
     #[expect(clippy::cast_possible_truncation, reason = "−38 to 38 and −7 to 7")]
     let (int8, int4) = (|value: f32| (value * 160.0) as i8, |value: f32| (value * 32.0) as i8);
     let (mut held, mut small) = (None, None);
-    let mut scale = 120_u8;
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     let mut noisy = || -> BlockWords {
         std::array::from_fn(|_| {
@@ -179,10 +180,8 @@ fn cases() -> Vec<(&'static str, Format, BlockWords)> {
         (
             "e8m0",
             Format::E8m0,
-            block(&mut |value| {
-                scale = scale.wrapping_add_signed(if value > 0.1 { 1 } else if value < -0.1 { -1 } else { 0 });
-                vec![scale]
-            }),
+            // As the scales of weights are: a few neighbours.
+            block(&mut |value| vec![exponent(value)]),
         ),
     ]
 }
@@ -292,6 +291,16 @@ fn write_what_is_missing() {
             r#"{"b":{"dtype":"F8_E4M3","shape":[4],"data_offsets":[12,16]},"__metadata__":{"x":"y"},"a":{"dtype":"F32","shape":[3],"data_offsets":[0,12]}}"#,
         ),
         ("none", 1, r#"{"a":{"dtype":"I8","shape":[0,7],"data_offsets":[0,0]}}"#),
+        (
+            "scaled",
+            1 | 17 << 1,
+            r#"{"a_blocks":{"dtype":"U8","shape":[1,16],"data_offsets":[0,16]},"a_scales":{"dtype":"U8","shape":[1],"data_offsets":[16,17]}}"#,
+        ),
+        (
+            "scaled-odd",
+            1 | 27 << 1,
+            r#"{"a.weight":{"dtype":"U8","shape":[1,8],"data_offsets":[0,8]},"a.weight_scale":{"dtype":"F8_E4M3","shape":[2],"data_offsets":[8,10]},"a.weight_scale_2":{"dtype":"F32","shape":[],"data_offsets":[10,14]},"b.qweight":{"dtype":"I32","shape":[1,1],"data_offsets":[14,18]},"b_scales":{"dtype":"U8","shape":[9],"data_offsets":[18,27]}}"#,
+        ),
         ("hole", 1 | 9 << 1, r#"{"a":{"dtype":"U8","shape":[4],"data_offsets":[5,9]}}"#),
         (
             "huge",
