@@ -36,7 +36,7 @@ def format_of(dtype: Any) -> str:
 
 
 def dtype_of(format: str) -> np.dtype[Any] | None:
-    """The dtype of a format's elements; none for ``int4``, of which a byte holds two."""
+    """The dtype of a format's elements; none where that is not NumPy's or a byte holds two."""
     return _DTYPES.get(format)
 
 
@@ -47,6 +47,9 @@ def dtype_of_view(format: str, spelling: str, bits: int) -> np.dtype[Any]:
     converted = _DTYPES.get(name)
     if converted is not None and converted.itemsize * 8 == bits:
         return converted
+    if name.startswith(("fp6_", "fp4_")):
+        # Codes, in a byte each or two to a byte.
+        return np.dtype(np.uint8)
     own = _DTYPES.get(format)
     if own is not None and own.itemsize * 8 == bits and not spelling.endswith(":packed"):
         return own

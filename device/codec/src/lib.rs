@@ -23,6 +23,7 @@
 //!   subset of its planes back.
 //! * [`kv`] transposes windows of a KV cache before that; [`view`] renders what comes back.
 //! * [`packkv`] codes KV caches with loss, where that was asked for.
+//! * [`scaled`] puts elements and the scales of their blocks together.
 //!
 //! The rules:
 //! * Each plane is stored as the cheapest of: constant (no bytes), the codec's output, raw; the
@@ -49,6 +50,7 @@ mod lines;
 mod lz4;
 pub mod packkv;
 pub mod plane;
+pub mod scaled;
 mod signs;
 mod survey;
 #[cfg(any(test, feature = "testing"))]

@@ -62,7 +62,7 @@ pub fn spelling() -> impl Strategy<Value = String> {
     prop_oneof![
         2 => prop::sample::select(fixed.to_vec()).prop_map(str::to_owned),
         6 => (0_u32..10, 0_u32..25, guard(), packed).prop_map(|(e, m, g, p)| format!("e{e}m{m}{g}{p}")),
-        3 => (prop::sample::select(vec!["bf16", "fp8_e4m3fn", "fp8_e5m2"]), guard(),
+        3 => (prop::sample::select(vec!["bf16", "fp8_e4m3fn", "fp8_e5m2", "fp6_e3m2", "fp6_e2m3", "fp4_e2m1"]), guard(),
               prop_oneof![Just(String::new()), (-70_i32..70).prop_map(|s| format!("@{s}"))])
             .prop_map(|(target, guard, scale)| format!("{target}{guard}{scale}")),
     ]

@@ -52,7 +52,8 @@ fn transpose(criterion: &mut Criterion) {
             }
         });
     });
-    for format in [Format::Bf16, Format::Fp32, Format::Fp8E4m3fn, Format::Int8, Format::Int4] {
+    for format in [Format::Bf16, Format::Fp32, Format::Fp8E4m3fn, Format::Int8, Format::Int4, Format::Fp4E2m1]
+    {
         for kernel in PlaneKernel::available() {
             group.bench_function(format!("split/{format}/{kernel:?}"), |bench| {
                 bench.iter(|| {

@@ -37,7 +37,7 @@ use self::pieces::{Contents, stamp_of, store_each};
 use crate::device::{Device, DeviceError, MAX_AT_ONCE, Places, Source, SourceId};
 use crate::layout::Layout;
 use crate::model::{ModelError, ModelFile, ModelTensor};
-use crate::tensor::{TensorInfo, TensorSpec};
+use crate::tensor::{TensorError, TensorInfo, TensorSpec};
 use crate::window::ViewInfo;
 use lamina_codec::BLOCK_BYTES;
 use lamina_codec::format::{Format, UnknownFormat};
@@ -312,6 +312,9 @@ pub(crate) fn load_from(
     source: SourceId,
     progress: impl Fn(Progress<'_>) -> ControlFlow<()> + Sync,
 ) -> Result<Loaded, LoadError> {
+    for remark in model.remarks() {
+        tracing::warn!("{}: {remark}", model.path().display());
+    }
     let reported = Reported::new(model, &progress);
     let mut contents = Contents::new();
     let mut loaded = Loaded::default();
@@ -371,14 +374,25 @@ fn create(
 ) -> Result<Vec<TensorInfo>, LoadError> {
     let with_elements = model.tensors().iter().filter(|tensor| tensor.length > 0);
     let specs = with_elements.zip(places);
-    let specs: Vec<_> =
-        specs.map(|(tensor, dpa)| TensorSpec { dpa: Some(*dpa), ..spec(tensor, options) }).collect();
+    let specs: Vec<_> = specs
+        .map(|(tensor, dpa)| TensorSpec { dpa: Some(*dpa), ..held_as(device, spec(tensor, options)) })
+        .collect();
     let mut made = Vec::with_capacity(specs.len());
     for specs in specs.chunks(MAX_AT_ONCE) {
         let some = device.create_tensors_from(specs.to_vec(), source);
         made.extend(some.map_err(|why| LoadError::of(model, why))?);
     }
     Ok(made)
+}
+
+/// A tensor as the device can have it: bytes, where its image has no number for the format.
+fn held_as(device: &Device, spec: TensorSpec) -> TensorSpec {
+    if device.holds(spec.format) {
+        return spec;
+    }
+    let why = TensorError::Version { name: spec.name.clone(), format: spec.format };
+    tracing::warn!("{why}; kept as bytes");
+    TensorSpec { elements: None, shape: Vec::new(), format: Format::Opaque, ..spec }
 }
 
 impl LoadError {

@@ -217,6 +217,16 @@ pub enum TensorError {
         /// What begins behind them: a tensor, or nothing more.
         behind: String,
     },
+    /// A format that entries of the image's version have no number for.
+    #[error(
+        "{name}: an image of version 1 has no blocks of {format}; `lamina image upgrade` makes it one of version 2"
+    )]
+    Version {
+        /// The tensor.
+        name: String,
+        /// The format of its elements.
+        format: Format,
+    },
     /// A KV layout that cannot be.
     #[error("{name}: {why}")]
     Kv {

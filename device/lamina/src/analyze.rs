@@ -107,6 +107,12 @@ fn title(files: &[impl AsRef<Path>]) -> String {
 fn print(out: &mut impl Write, report: &Report, options: &AnalyzeOptions, many_files: bool) -> Result<()> {
     let codecs: Vec<_> = options.codecs.iter().map(|codec| codec.name()).collect();
     print_tensors(out, report, &codecs, many_files)?;
+    if !report.scaled.is_empty() {
+        print_scaled(out, report, &codecs)?;
+    }
+    for remark in &report.remarks {
+        writeln!(out, "{}", shown(remark))?;
+    }
     if let Some(kv) = &report.kv {
         print_layers(out, kv, report, &codecs)?;
     }
@@ -183,6 +189,29 @@ fn print_tensors(out: &mut impl Write, report: &Report, codecs: &[&str], many_fi
     row.push(percent(best(total.codecs.values().map(|codec| codec.of_limit))));
     row.extend(best_rounded(total.rounded.as_ref()));
     table.add_row(row);
+    writeln!(out, "{table}")?;
+    Ok(())
+}
+
+/// What a value of block-scaled tensors takes.
+fn print_scaled(out: &mut impl Write, report: &Report, codecs: &[&str]) -> Result<()> {
+    writeln!(out, "\nBlock-scaled tensors: bits of a value, scales and all other parts counted")?;
+    let mut head = vec!["scheme", "tensors", "values", "elements", "scales", "bits"];
+    head.extend(codecs);
+    let mut table = new_table(&head, 1);
+    let bits = |bits: Option<f64>| bits.map_or_else(|| "–".to_owned(), |bits| format!("{bits:.3}"));
+    for scaled in &report.scaled {
+        let mut row = vec![
+            scaled.scheme.to_owned(),
+            count(scaled.tensors),
+            count(scaled.values),
+            BinaryBytes(scaled.element_bytes).to_string(),
+            BinaryBytes(scaled.scale_bytes).to_string(),
+            bits(scaled.bits),
+        ];
+        row.extend(codecs.iter().map(|codec| bits(scaled.codecs[codec])));
+        table.add_row(row);
+    }
     writeln!(out, "{table}")?;
     Ok(())
 }
@@ -283,18 +312,19 @@ fn print_planes(out: &mut impl Write, figures: &Figures, codecs: &[&str]) -> Res
     Ok(())
 }
 
-/// A tensor's name, which comes from the file: without what a terminal would obey.
+/// A tensor's name.
 fn name(tensor: &TensorReport, with_file: bool) -> String {
-    let name: String = tensor
-        .name
-        .chars()
-        .flat_map(|c| if c.is_control() { c.escape_default().collect() } else { vec![c] })
-        .collect();
+    let name = shown(&tensor.name);
     if !with_file {
         return name;
     }
     let file = Path::new(&tensor.file).file_name().unwrap_or_default().to_string_lossy();
     format!("{file}: {name}")
+}
+
+/// What comes from a file, without what a terminal would obey.
+fn shown(text: &str) -> String {
+    text.chars().flat_map(|c| if c.is_control() { c.escape_default().collect() } else { vec![c] }).collect()
 }
 
 /// The best ratios of fp8 and of int4.

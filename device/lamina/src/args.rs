@@ -152,7 +152,7 @@ one view from offset 0 on. Give a socket to QEMU with
 In the guest they have the serial numbers lamina-base, lamina-views and lamina-vN; `lamina disks` and the ready line list them.
 
 Views: full · eXmY keeps X exponent and Y mantissa bits · +gN rounds with N more bits fetched · :packed packs the elements ·
-bf16 fp8_e4m3fn fp8_e5m2 convert · int4 int2 of int8. A view that a tensor's format cannot give is skipped and listed.")]
+bf16 fp8_e4m3fn fp8_e5m2 fp6_e3m2 fp6_e2m3 fp4_e2m1 convert · int4 int2 of int8, int2 of int4. A view that a tensor's format cannot give is skipped and listed.")]
 pub(crate) struct Serve {
     #[command(flatten)]
     pub(crate) device: DeviceArgs,
@@ -446,6 +446,9 @@ pub(crate) struct Upgrade {
 Ratios are bytes before to bytes after at 4 KiB blocks, index entries not counted. The limit keeps sign and mantissa raw and the
 exponent at its entropy in each block. Rounding: fp8 is the view fp8_e4m3fn with the power of two that fits the tensor; int4 is
 symmetric in groups of 128 elements with the groups' scales not counted.
+
+Block-scaled tensors are known by names, dtypes and shapes: MXFP4, MXFP8, NVFP4, GPTQ and AWQ have a table of bits a value, in
+which scales and all else count. What looks like one and is none has a line that says why.
 
 KV caches: CHANNELS[,WINDOW] · CHANNELS,WINDOW,stride=STRIDE for rows with padding · vLLM's paged caches of four dimensions or more
 as PRESET:HEADS,HEAD_SIZE,BLOCK_SIZE[,WINDOW] with the preset nhd, hnd or, with K before V in each block, nhd_kv or hnd_kv.

@@ -58,7 +58,8 @@ pub fn round_trip(data: &[u8]) {
     };
     assert_eq!(stored.bytes(), bundle.bytes().len(), "the description has another length");
     let entry = Entry { epoch: 7, place: Some(Place { segment: 9, stored: stored.clone(), lossy: false }) };
-    for version in [Version::One, Version::Two] {
+    let holds = |version: &Version| by_words || version.holds(format);
+    for version in [Version::One, Version::Two].into_iter().filter(holds) {
         assert_eq!(Entry::decode(version, &entry.encode(version)).as_ref(), Ok(&entry), "the entry changed");
     }
 

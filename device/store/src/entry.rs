@@ -21,7 +21,7 @@
 //!
 //! A length code is 0 for a plane of zeros, the plane's length for raw, that length + 1 for a plane
 //! of ones, else the coded bytes; it takes just the bits its largest value needs: 8 for fp32, 9 for
-//! 16-bit, 10 for 8-bit formats, 11 for int4. An entry of 64 zero bytes is a block of zeros that
+//! 16-bit, 10 for 8-bit formats, 11 for those of 4 bits. An entry of 64 zero bytes is a block of zeros that
 //! was never written.
 
 use std::ops::Range;
@@ -62,6 +62,9 @@ const TREE_DETAIL: usize = 20;
 /// The byte of a second half of the epoch, where there is one.
 const EPOCH_HIGH: usize = 63;
 
+/// Bits of a format's number in entries of version 1.
+const FORMAT_BITS_OF_ONE: u32 = 3;
+
 /// A version of the stored format. Entries of one image are all of the same.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Version {
@@ -93,6 +96,11 @@ impl Version {
     /// Bytes of bundles that entries can name.
     pub const fn max_store_bytes(self) -> u64 {
         (GRANULE_BYTES as u64) << self.segment_bits()
+    }
+
+    /// Whether its entries have a number for the format: of version 1 the first eight do.
+    pub const fn holds(self, format: Format) -> bool {
+        matches!(self, Self::Two) || (format as u8) < 1 << FORMAT_BITS_OF_ONE
     }
 
     /// The segment that is named by an entry whose first word is `word`.
@@ -178,6 +186,7 @@ impl Prefix {
         let (length, delta) = (u64::from(planes.length), u64::from(planes.delta));
         match version {
             Version::One => {
+                assert!(format < 1 << FORMAT_BITS_OF_ONE, "no tensor has a format that the version lacks");
                 words[0] = segment | kind << 40 | format << 42 | codec << 45 | length << 48 | delta << 60;
             }
             Version::Two => {
@@ -199,7 +208,7 @@ impl Prefix {
             Version::One => Self {
                 segment,
                 kind: bits(word, 40, 2),
-                format: bits(word, 42, 3),
+                format: bits(word, 42, FORMAT_BITS_OF_ONE),
                 codec: bits(word, 45, 3),
                 planes: planes(bits(word, 48, 12), bits(word, 60, 1)),
                 lossy: false,

@@ -774,6 +774,11 @@ impl Store {
         self.segments.give_back(places.map(|place| (place.segment, place.stored.bytes())));
     }
 
+    /// Whether its entries have a number for the format; see [`Version::holds`].
+    pub fn holds(&self, format: lamina_codec::format::Format) -> bool {
+        self.index.version().holds(format)
+    }
+
     /// Bytes of segments in use.
     pub fn used_bytes(&self) -> u64 {
         self.segments.used_bytes()

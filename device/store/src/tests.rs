@@ -88,7 +88,7 @@ proptest! {
     ) {
         let mut bundle = Bundle::new();
         Encoder::new().block(format, codec, &words, &mut bundle);
-        for version in [Version::One, Version::Two] {
+        for version in [Version::One, Version::Two].into_iter().filter(|version| version.holds(format)) {
             let placed = |stored| entry::Place { segment, stored, lossy: lossy && version == Version::Two };
             let entry = Entry { epoch, place: bundle.stored.clone().map(placed) }.fitting(version);
             let mut bytes = entry.encode(version);
@@ -119,6 +119,15 @@ proptest! {
         }
         }
     }
+}
+
+#[test]
+fn version_1_holds_the_formats_that_it_has_numbers_for() {
+    for (number, format) in Format::ALL.into_iter().enumerate() {
+        assert_eq!((Version::One.holds(format), Version::Two.holds(format)), (number < 8, true), "{format}");
+    }
+    let store = Store::new(1, 1 << 20).unwrap();
+    assert!(store.holds(Format::Fp4E2m1), "a new store is of version 2");
 }
 
 #[test]

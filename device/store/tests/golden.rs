@@ -20,6 +20,11 @@ use lamina_codec::plane::PlaneMask;
 use lamina_codec::{BLOCK_BYTES, BlockWords, Decoder, Encoder};
 use lamina_store::entry::{ENTRY_BYTES, Entry, Place, Version};
 
+/// The cases that a version's entries can hold.
+fn cases_of(version: Version) -> impl Iterator<Item = (&'static str, Format, BlockWords)> {
+    cases().into_iter().filter(move |(_, format, _)| version.holds(*format))
+}
+
 /// A version, where its files are, the segment that all entries name, and their epoch.
 struct Files {
     version: Version,
@@ -97,10 +102,14 @@ fn cases() -> Vec<(&'static str, Format, BlockWords)> {
             ((bits >> 16 & 0x8000) | ((bits & 0x7fff_ffff) - (112 << 23)) >> 13).to_le_bytes();
         vec![low, high]
     };
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "0 to 31")]
+    let fp6 = |value: f32| (value.abs() * 120.0).min(31.0) as u8 | if value < 0.0 { 0x20 } else { 0 };
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "114 to 126")]
+    let exponent = |value: f32| value.mul_add(25.0, 120.0) as u8;
     let byte_of = |value: u16| value.to_be_bytes()[0];
     #[expect(clippy::cast_possible_truncation, reason = "−38 to 38 and −7 to 7")]
     let (int8, int4) = (|value: f32| (value * 160.0) as i8, |value: f32| (value * 32.0) as i8);
-    let mut held = None;
+    let (mut held, mut small) = (None, None);
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     let mut noisy = || -> BlockWords {
         std::array::from_fn(|_| {
@@ -151,6 +160,29 @@ fn cases() -> Vec<(&'static str, Format, BlockWords)> {
                 }
             }),
         ),
+        (
+            "fp4_e2m1",
+            Format::Fp4E2m1,
+            block(&mut |value| {
+                // Mostly the subnormal, so that the exponents are worth a plane tree.
+                let nibble = fp6(value * 0.7) >> 2 & 7 | if value < 0.0 { 8 } else { 0 };
+                match small.take() {
+                    None => {
+                        small = Some(nibble);
+                        Vec::new()
+                    }
+                    Some(low) => vec![nibble << 4 | low],
+                }
+            }),
+        ),
+        ("fp6_e3m2", Format::Fp6E3m2, block(&mut |value| vec![fp6(value)])),
+        ("fp6_e2m3", Format::Fp6E2m3, block(&mut |value| vec![fp6(value * 0.5)])),
+        (
+            "e8m0",
+            Format::E8m0,
+            // As the scales of weights are: a few neighbours.
+            block(&mut |value| vec![exponent(value)]),
+        ),
     ]
 }
 
@@ -158,7 +190,7 @@ fn cases() -> Vec<(&'static str, Format, BlockWords)> {
 fn what_was_stored_is_read() {
     for files in &FILES {
         let mut read = 0;
-        for (name, ..) in cases() {
+        for (name, ..) in cases_of(files.version) {
             let words = fs::read(golden(&format!("{name}.words"))).unwrap();
             for codec in Codec::ALL {
                 let path = files.stored(name, codec);
@@ -184,9 +216,10 @@ fn what_was_stored_is_read() {
 
 #[test]
 fn every_format_and_codec_has_its_files() {
-    for (name, _, words) in cases() {
+    for (name, format, words) in cases() {
         assert!(fs::read(golden(&format!("{name}.words"))).unwrap() == words, "{name}: the case has changed");
-        for (files, codec) in FILES.iter().flat_map(|files| Codec::ALL.map(|codec| (files, codec))) {
+        let files = FILES.iter().filter(|files| files.version.holds(format));
+        for (files, codec) in files.flat_map(|files| Codec::ALL.map(|codec| (files, codec))) {
             let path = files.stored(name, codec);
             assert!(path.exists(), "{} is missing: write it as this file's head says", path.display());
         }
@@ -196,7 +229,8 @@ fn every_format_and_codec_has_its_files() {
 #[test]
 fn what_is_stored_today_is_what_was_stored() {
     for (name, format, words) in cases() {
-        for (files, codec) in FILES.iter().flat_map(|files| Codec::ALL.map(|codec| (files, codec))) {
+        let files = FILES.iter().filter(|files| files.version.holds(format));
+        for (files, codec) in files.flat_map(|files| Codec::ALL.map(|codec| (files, codec))) {
             let then = fs::read(files.stored(name, codec)).unwrap();
             let now = files.encoded(format, codec, &words);
             if name.contains("noise") || name == "zeros" {
@@ -235,8 +269,10 @@ fn write_what_is_missing() {
     for (format, (name, _, words)) in (0_u8..).zip(cases()) {
         write(&golden(&format!("{name}.words")), &words);
         for (codec, number) in Codec::ALL.into_iter().zip(0_u8..) {
-            for (files, flags, suffix) in [(&FILES[0], 3, ""), (&FILES[1], 7, ".v2")] {
-                let stored = files.encoded(cases()[usize::from(format)].1, codec, &words);
+            let of = cases()[usize::from(format)].1;
+            let versions = [(&FILES[0], 3, ""), (&FILES[1], 7, ".v2")];
+            for (files, flags, suffix) in versions.into_iter().filter(|(files, ..)| files.version.holds(of)) {
+                let stored = files.encoded(of, codec, &words);
                 write(&files.stored(name, codec), &stored);
                 let seed = [&[flags, 0xff, 0xff, 0xff, 0xff], &stored[..]].concat();
                 write(&seeds.join("stored").join(format!("{name}.{codec}{suffix}")), &seed);
@@ -255,6 +291,16 @@ fn write_what_is_missing() {
             r#"{"b":{"dtype":"F8_E4M3","shape":[4],"data_offsets":[12,16]},"__metadata__":{"x":"y"},"a":{"dtype":"F32","shape":[3],"data_offsets":[0,12]}}"#,
         ),
         ("none", 1, r#"{"a":{"dtype":"I8","shape":[0,7],"data_offsets":[0,0]}}"#),
+        (
+            "scaled",
+            1 | 17 << 1,
+            r#"{"a_blocks":{"dtype":"U8","shape":[1,16],"data_offsets":[0,16]},"a_scales":{"dtype":"U8","shape":[1],"data_offsets":[16,17]}}"#,
+        ),
+        (
+            "scaled-odd",
+            1 | 27 << 1,
+            r#"{"a.weight":{"dtype":"U8","shape":[1,8],"data_offsets":[0,8]},"a.weight_scale":{"dtype":"F8_E4M3","shape":[2],"data_offsets":[8,10]},"a.weight_scale_2":{"dtype":"F32","shape":[],"data_offsets":[10,14]},"b.qweight":{"dtype":"I32","shape":[1,1],"data_offsets":[14,18]},"b_scales":{"dtype":"U8","shape":[9],"data_offsets":[18,27]}}"#,
+        ),
         ("hole", 1 | 9 << 1, r#"{"a":{"dtype":"U8","shape":[4],"data_offsets":[5,9]}}"#),
         (
             "huge",

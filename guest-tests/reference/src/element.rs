@@ -11,7 +11,7 @@ fn ones(from: u32, count: u32) -> u32 {
 
 /// The bit of the sign.
 fn sign_bit(format: Format) -> u32 {
-    ones(format.bits() - 1, 1)
+    ones(format.exponent_bits() + format.mantissa_bits(), 1)
 }
 
 /// The bits of the `count` most significant exponent bits.
@@ -64,8 +64,16 @@ fn power_of_two(n: i32) -> f64 {
     f64::from_bits(biased << 52)
 }
 
-/// The number that `x` stands for in a float format; double precision holds it exactly.
+/// Whether an exponent of all ones is infinity or NaN, as IEEE formats have it.
+fn has_infinities(format: Format) -> bool {
+    !matches!(format, Format::Fp8E4m3fn | Format::Fp4E2m1 | Format::Fp6E3m2 | Format::Fp6E2m3)
+}
+
+/// The number that `x` stands for; double precision holds it exactly.
 pub(crate) fn value(format: Format, x: u32) -> f64 {
+    if format == Format::E8m0 {
+        return if x == 0xff { f64::NAN } else { power_of_two(x.cast_signed() - 127) };
+    }
     let exponent_field = (x & top_exponent(format, format.exponent_bits())) >> format.mantissa_bits();
     let mantissa_field = x & top_mantissa(format, format.mantissa_bits());
     let all_ones = ones(0, format.exponent_bits());
@@ -74,7 +82,7 @@ pub(crate) fn value(format: Format, x: u32) -> f64 {
     let magnitude =
         if format == Format::Fp8E4m3fn && exponent_field == all_ones && mantissa_field == all_mantissa {
             f64::NAN
-        } else if format != Format::Fp8E4m3fn && exponent_field == all_ones {
+        } else if has_infinities(format) && exponent_field == all_ones {
             if mantissa_field == 0 { f64::INFINITY } else { f64::NAN }
         } else {
             let bias = all_ones / 2;
@@ -131,11 +139,14 @@ fn nearest(finite: &[f64], magnitude: f64) -> u32 {
     u32::try_from(code).expect("a code has at most 16 bits")
 }
 
-/// The NaN that `ml_dtypes` writes, without its sign.
+/// The NaN that `ml_dtypes` writes, without its sign; the largest number where there is none.
 fn quiet_nan(target: Format) -> u32 {
     match target {
         // Its only one: every bit set.
         Format::Fp8E4m3fn => ones(0, 7),
+        Format::Fp4E2m1 | Format::Fp6E3m2 | Format::Fp6E2m3 => {
+            ones(0, target.exponent_bits() + target.mantissa_bits())
+        }
         // All of the exponent and the uppermost bit of the mantissa.
         _ => top_exponent(target, target.exponent_bits()) | top_mantissa(target, 1),
     }

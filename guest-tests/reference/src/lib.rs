@@ -4,8 +4,9 @@
 //! # The rules
 //!
 //! A tensor is its bytes: elements in address order, each little-endian; `int4` elements two to a
-//! byte, low nibble first. Bit `B − 1` of a `B`-bit float is the sign, below it lie the `E`
-//! exponent bits, below them the `M` mantissa bits. A view is named by its spelling:
+//! byte, low nibble first, and so `fp4_e2m1`. The lowest `M` bits of a float are its mantissa, above
+//! it lie the `E` exponent bits, above them the sign. In all but the two fp6, whose six bits lie in a
+//! byte each, the sign is the uppermost bit. A view is named by its spelling:
 //!
 //! | spelling | of | an element of the view |
 //! |---|---|---|
@@ -15,7 +16,9 @@
 //! | `…:packed` | either of the two | the 1 + X + Y kept bits, element i in bits [iN, (i+1)N) of the stream |
 //! | `bf16` | fp32, fp16 | converted, as below |
 //! | `fp8_e4m3fn`, `fp8_e5m2` | fp32, fp16, bf16 | converted, as below |
-//! | `int4`, `int2` | int8 | x >> 4, two to a byte; x >> 6, four to a byte; low bits first |
+//! | `fp6_e3m2`, `fp6_e2m3`, `fp4_e2m1` | fp32, fp16, bf16, fp8 | converted, as below |
+//! | `int4` | int8 | x >> 4, two to a byte, low bits first |
+//! | `int2` | int8, int4 | x >> 6, or x >> 2 of int4, four to a byte, low bits first |
 //!
 //! **Rounding** (`+gD`, D ≥ 1; `+g0` is the same as no suffix). Mantissa bits below the top min(Y +
 //! D, M) count as zero. Exponent and mantissa, read as one whole number, are rounded to the nearest
@@ -28,27 +31,31 @@
 //! uppermost bit; the last byte's unused bits are zero.
 //!
 //! **Conversion** to a target with `Mt` mantissa bits. `+gN` gives the guard count g (2 unless
-//! given) and, for the two fp8 targets, `@S` behind it a decimal exponent S in −64..=64 (0 unless
+//! given) and, for all targets but bf16, `@S` behind it a decimal exponent S in −64..=64 (0 unless
 //! given). With t the element whose mantissa bits below the top min(Mt + g, M) are taken as zero,
 //! the result is the target's finite value nearest to t / 2^S (exactly divided), ties to the even
 //! code; so whatever lies beyond the largest finite value, infinity included, becomes that value
-//! with its sign, and −0 stays −0. NaN becomes the target's quiet NaN, its sign kept. Truncation is
-//! literal: a NaN whose fetched mantissa bits are all zero is an infinity by then. These are the
+//! with its sign, and −0 stays −0. NaN becomes the target's quiet NaN, its sign kept, or the largest
+//! value with its sign where the target has no NaN. Truncation is literal: a NaN whose fetched mantissa bits are all zero is an infinity by then. These are the
 //! bytes of `np.clip(t / 2**S, -max, max).astype(target)` with `ml_dtypes`, in single precision;
 //! see `golden/`.
 //!
 //! **Spelling** is strict: lower case, numbers without leading zeros or signs (S alone may have a
 //! minus, `-0` not), nothing before, between or behind.
 //!
+//! **Expansion** ([`expanded`]) is no view of one tensor: it takes elements and scales together.
+//!
 //! **Planes.** Plane i is bit i of every element. A view fetches the planes its rule reads and no
 //! others; `full` reads all. Nothing is kept in planes for `opaque`.
 
 mod element;
+mod expand;
 mod format;
 mod refused;
 mod spelling;
 mod stream;
 
+pub use expand::{Scales, expanded};
 pub use format::{Format, UnknownFormat};
 pub use refused::Refused;
 
@@ -104,8 +111,9 @@ pub fn planes(format: Format, spelling: &str) -> Result<Vec<u32>, Refused> {
     let (bits, mantissa_bits) = (format.bits(), format.mantissa_bits());
     // Sign, the top `exponent` exponent bits and the top `mantissa` mantissa bits.
     let float = |exponent: u32, mantissa: u32| {
-        let mut planes = vec![bits - 1];
-        planes.extend((mantissa_bits..bits - 1).rev().take(exponent as usize));
+        let sign = mantissa_bits + format.exponent_bits();
+        let mut planes = vec![sign];
+        planes.extend((mantissa_bits..sign).rev().take(exponent as usize));
         planes.extend((0..mantissa_bits).rev().take(mantissa as usize));
         planes
     };

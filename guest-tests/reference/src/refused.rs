@@ -7,8 +7,8 @@ use crate::Format;
 pub enum Refused {
     /// The text is no view's spelling.
     #[error(
-        "{view:?} is no view; a view is spelled full, e8m3, e8m3+g2, e8m3:packed, bf16, fp8_e4m3fn, fp8_e5m2 \
-         (these three also +g4, the fp8 ones also @-3), int4 or int2, with numbers without leading zeros"
+        "{view:?} is no view; a view is spelled full, e8m3, e8m3+g2, e8m3:packed, bf16, fp8_e4m3fn, fp8_e5m2, \
+         fp6_e3m2, fp6_e2m3, fp4_e2m1 (these six also +g4, all but bf16 also @-3), int4 or int2, with numbers without leading zeros"
     )]
     Spelling {
         /// The text.

@@ -3,7 +3,8 @@
 //! ```text
 //! view      = "full" | "int4" | "int2" | top | converted
 //! top       = "e" number "m" number [ "+g" number ] [ ":packed" ]
-//! converted = "bf16" [ "+g" number ] | ( "fp8_e4m3fn" | "fp8_e5m2" ) [ "+g" number ] [ "@" [ "-" ] number ]
+//! converted = "bf16" [ "+g" number ] | small [ "+g" number ] [ "@" [ "-" ] number ]
+//! small     = "fp8_e4m3fn" | "fp8_e5m2" | "fp6_e3m2" | "fp6_e2m3" | "fp4_e2m1"
 //! number    = "0" | digit from 1 to 9 { digit }, at most 4294967295
 //! ```
 
@@ -54,18 +55,22 @@ pub(crate) fn parse(format: Format, spelling: &str) -> Result<View, Refused> {
             Ok(requested)
         }
         requested @ View::Converted { target, scale, .. } => {
-            if target == Format::Bf16 {
-                convertible("fp32 or fp16", &[Format::Fp32, Format::Fp16])?;
-            } else {
-                convertible("fp32, fp16 or bf16", &[Format::Fp32, Format::Fp16, Format::Bf16])?;
+            let wide = [Format::Fp32, Format::Fp16, Format::Bf16, Format::Fp8E4m3fn, Format::Fp8E5m2];
+            match target {
+                Format::Bf16 => convertible("fp32 or fp16", &wide[..2])?,
+                Format::Fp8E4m3fn | Format::Fp8E5m2 => convertible("fp32, fp16 or bf16", &wide[..3])?,
+                _ => convertible("fp32, fp16, bf16 or an fp8", &wide)?,
             }
             if !(-64..=64).contains(&scale) {
                 return Err(Refused::Scale { view: view(), format });
             }
             Ok(requested)
         }
-        requested @ View::HighBits { .. } => {
-            convertible("int8", &[Format::Int8])?;
+        requested @ View::HighBits { kept } => {
+            match kept {
+                2 => convertible("int8 or int4", &[Format::Int8, Format::Int4])?,
+                _ => convertible("int8", &[Format::Int8])?,
+            }
             Ok(requested)
         }
     }
@@ -79,7 +84,9 @@ fn grammar(spelling: &str) -> Option<View> {
         "int2" => return Some(View::HighBits { kept: 2 }),
         _ => {}
     }
-    for target in [Format::Bf16, Format::Fp8E4m3fn, Format::Fp8E5m2] {
+    for target in
+        [Format::Bf16, Format::Fp8E4m3fn, Format::Fp8E5m2, Format::Fp6E3m2, Format::Fp6E2m3, Format::Fp4E2m1]
+    {
         if let Some(rest) = spelling.strip_prefix(target.name()) {
             let (rest, guards) = optional(rest, "+g", number)?;
             let (rest, scale) = optional(rest, "@", signed_number)?;

@@ -49,9 +49,9 @@ pub struct Columns<'a> {
 }
 
 impl Field {
-    /// The exponent of `format`, if it has one.
+    /// The exponent of `format`, if it has one beside a sign, and elements of whole bytes.
     pub const fn of(format: Format) -> Option<Self> {
-        if !format.is_float() {
+        if !format.is_float() || format.is_nibble() {
             return None;
         }
         let mask = ((1 << format.exponent_bits()) - 1) << format.mantissa_bits();

@@ -211,7 +211,7 @@ impl Transformed<'_> {
 
     /// Whether a way is chosen without coding in it: what a plane tree takes is known from counts.
     fn is_priced(&self) -> bool {
-        self.codec == Codec::Tree && self.shape.format().is_float()
+        self.codec == Codec::Tree && Field::of(self.shape.format()).is_some()
     }
 
     /// The way in which the samples take least. If [`Self::is_priced`], they are coded by channels

@@ -2,7 +2,8 @@
 //! others, its *rest*, as one to three.
 //!
 //! With `j` joint planes above `l` lower ones, an element is, from the top: sign, value (`j` bits),
-//! lower bits (`l`). Its rest is the sign above the lower bits: bit `l` and bits `l − 1..0`.
+//! lower bits (`l`). Its rest is the sign above the lower bits: bit `l` and bits `l − 1..0`. What
+//! has no sign, or has it further down, has its uppermost bit in the sign's place.
 //! Integers are folded on the way, and unfolded back. Every kernel is this source, compiled for
 //! what the processor has.
 
@@ -175,11 +176,22 @@ fn take_here(format: Format, words: &BlockWords, values: &mut [u8]) {
                 *value = (u16::from_le_bytes(*word) >> 10 & 31) as u8;
             }
         }
-        Format::Fp8E4m3fn => words.iter().zip(values).for_each(|(word, value)| *value = word >> 3 & 15),
+        Format::Fp8E4m3fn | Format::Fp6E2m3 => {
+            words.iter().zip(values).for_each(|(word, value)| *value = word >> 3 & 15);
+        }
+        Format::E8m0 => words.iter().zip(values).for_each(|(word, value)| *value = word & 0x7f),
         Format::Int8 => {
             words.iter().zip(values).for_each(|(word, value)| *value = fold_byte(*word) >> 3 & 15);
         }
-        Format::Fp8E5m2 => words.iter().zip(values).for_each(|(word, value)| *value = word >> 2 & 31),
+        Format::Fp8E5m2 | Format::Fp6E3m2 => {
+            words.iter().zip(values).for_each(|(word, value)| *value = word >> 2 & 31);
+        }
+        Format::Fp4E2m1 => {
+            for (word, pair) in words.iter().zip(values.as_chunks_mut().0) {
+                let word = u16::from(*word);
+                *pair = ((word >> 1 | word << 3) & 0x0303).to_le_bytes();
+            }
+        }
         Format::Int4 => {
             for (word, pair) in words.iter().zip(values.as_chunks_mut().0) {
                 let word = u16::from(fold_nibbles(*word));
@@ -227,7 +239,7 @@ fn put_here(format: Format, fields: &Fields, wanted: u8, words: &mut BlockWords)
                 *word = ((high & 4) << 13 | value << 10 | (high & 3) << 8 | u16::from(*low)).to_le_bytes();
             }
         }
-        Format::Fp8E4m3fn => {
+        Format::Fp8E4m3fn | Format::Fp6E2m3 => {
             for ((word, value), rest) in words.iter_mut().zip(values).zip(low) {
                 *word = (rest & 8) << 4 | (value & wanted) << 3 | rest & 7;
             }
@@ -237,7 +249,22 @@ fn put_here(format: Format, fields: &Fields, wanted: u8, words: &mut BlockWords)
                 *word = fold_byte((rest & 8) << 4 | (value & wanted) << 3 | rest & 7);
             }
         }
-        Format::Fp8E5m2 => {
+        Format::E8m0 => {
+            for ((word, value), rest) in words.iter_mut().zip(values).zip(low) {
+                *word = (rest & 1) << 7 | value & wanted;
+            }
+        }
+        Format::Fp4E2m1 => {
+            let wanted = u16::from(wanted) * 0x0101;
+            let pairs = fields.values.as_chunks().0.iter().zip(low.as_chunks().0);
+            for (word, (values, rest)) in words.iter_mut().zip(pairs) {
+                let rest = u16::from_le_bytes(*rest);
+                let value = u16::from_le_bytes(*values) & wanted;
+                let pair = (rest & 0x0202) << 2 | value << 1 | rest & 0x0101;
+                *word = (pair | pair >> 4) as u8;
+            }
+        }
+        Format::Fp8E5m2 | Format::Fp6E3m2 => {
             for ((word, value), rest) in words.iter_mut().zip(values).zip(low) {
                 *word = (rest & 4) << 5 | (value & wanted) << 2 | rest & 3;
             }

@@ -71,16 +71,20 @@ pub(crate) const SLACK: usize = 16;
 /// its bits cost more.
 pub(crate) const RARE: u32 = 4;
 
-/// Planes below the sign that are coded jointly: the exponent; of integers, the upper bits of the
-/// folded value.
+/// Planes below the uppermost that are coded jointly: the exponent; of integers, the upper bits of
+/// the folded value.
 ///
 /// Four of int8's and three of int4's: fewer lose what small values give, more cost a longer header
-/// than they gain.
+/// than they gain. Of what lies in a byte and has six bits, everything from the byte's second bit
+/// down to the exponent's last: the plane above the sign is zeros, and the sign costs its one bit.
+/// Of a power of two, all bits but the first.
 pub(crate) const fn joint_planes(format: Format) -> usize {
     match format {
         Format::Opaque => 0,
         Format::Int8 => 4,
         Format::Int4 => 3,
+        Format::E8m0 => 7,
+        Format::Fp6E3m2 | Format::Fp6E2m3 => 2 + format.exponent_bits() as usize,
         float => float.exponent_bits() as usize,
     }
 }

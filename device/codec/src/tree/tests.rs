@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::{BLOCK_BYTES, BlockWords, check, plane, survey::survey, testing::words};
 
-const FORMATS: [Format; 7] = [
+const FORMATS: [Format; 11] = [
     Format::Fp32,
     Format::Fp16,
     Format::Bf16,
@@ -16,6 +16,10 @@ const FORMATS: [Format; 7] = [
     Format::Fp8E5m2,
     Format::Int8,
     Format::Int4,
+    Format::Fp4E2m1,
+    Format::Fp6E3m2,
+    Format::Fp6E2m3,
+    Format::E8m0,
 ];
 
 fn format() -> impl Strategy<Value = Format> {

@@ -2,7 +2,8 @@
 //!
 //! The words come with every plane outside the view's mask zero; that truncated value is what is
 //! converted. Infinities saturate to the largest finite value like everything else beyond it; NaN
-//! becomes the target's quiet NaN with its sign, as `ml_dtypes` casts it.
+//! becomes the target's quiet NaN with its sign, as `ml_dtypes` casts it, and the largest value with
+//! its sign where the target has no NaN.
 //!
 //! Every source value is a binary32 value, and so is its product with the scale, exactly, unless it
 //! is so large that it saturates or so small that every target rounds it to zero. So the loops work
@@ -12,12 +13,16 @@
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 
-use crate::{BlockWords, format::Format};
+use crate::{BlockWords, format::Format, scaled::widened};
+
+/// Elements that are converted at once to be put two to a byte.
+const AT_ONCE: usize = 64;
 
 /// Converts elements of one format to another.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Converter {
     from: Format,
+    to: Format,
     target: Target,
     scale: i32,
     /// 2^−scale.
@@ -51,6 +56,8 @@ impl Converter {
             Format::Bf16 => (0x7f7f, 0x7fc0),
             Format::Fp8E4m3fn => (0x7e, 0x7f),
             Format::Fp8E5m2 => (0x7b, 0x7e),
+            Format::Fp6E3m2 | Format::Fp6E2m3 => (0x1f, 0x1f),
+            Format::Fp4E2m1 => (7, 7),
             other => unreachable!("no view converts to {other}"),
         };
         let bias = (1 << (to.exponent_bits() - 1)) - 1;
@@ -68,13 +75,28 @@ impl Converter {
             magic,
             most,
             nan,
-            sign: to.bits() - 1,
+            sign: to.sign_plane().expect("a float"),
         };
-        Self { from, target, scale, factor: 2_f32.powi(-scale) }
+        Self { from, to, target, scale, factor: 2_f32.powi(-scale) }
     }
 
     /// Puts the converted elements of `words` into `out`, which holds just those.
     pub(super) fn convert(&self, words: &[u8], out: &mut [u8]) {
+        if !self.to.is_nibble() {
+            return self.convert_whole(words, out);
+        }
+        let width = self.from.bits() as usize / 8;
+        for (words, out) in words.chunks(AT_ONCE * width).zip(out.chunks_mut(AT_ONCE / 2)) {
+            let mut elements = [0; AT_ONCE];
+            self.convert_whole(words, &mut elements[..words.len() / width]);
+            for ([low, high], out) in elements.as_chunks().0.iter().zip(out) {
+                *out = low | high << 4;
+            }
+        }
+    }
+
+    /// As [`Self::convert`], to elements of whole bytes.
+    fn convert_whole(&self, words: &[u8], out: &mut [u8]) {
         let bytes = if self.target.sign > 7 { 2 } else { 1 };
         match (self.from, bytes) {
             (Format::Fp32, 2) => fp32_to_16(self.target, self.factor, words, out),
@@ -82,6 +104,8 @@ impl Converter {
             (Format::Bf16, _) => self.bf16_to_8(words, out),
             (Format::Fp16, 2) => fp16_to_16(self.target, self.factor, words, out),
             (Format::Fp16, _) => fp16_to_8(self.target, self.factor, words, out),
+            (Format::Fp8E4m3fn, _) => fp8_e4m3fn_to_8(self.target, self.factor, words, out),
+            (Format::Fp8E5m2, _) => fp8_e5m2_to_8(self.target, self.factor, words, out),
             (other, _) => unreachable!("no view converts from {other}"),
         }
     }
@@ -89,10 +113,15 @@ impl Converter {
     /// Whether it has a way for elements that lie in [fields](crate::Form::Fields).
     pub(super) fn takes_fields(&self) -> bool {
         #[cfg(target_arch = "x86_64")]
-        if self.from == Format::Bf16 {
+        if self.from == Format::Bf16 && self.has_tables() {
             return avx512::is_available();
         }
         false
+    }
+
+    /// Whether there are tables of what it converts to.
+    fn has_tables(&self) -> bool {
+        matches!(self.to, Format::Fp8E4m3fn | Format::Fp8E5m2)
     }
 
     /// As [`Self::convert`] of a block's elements, which lie in fields.
@@ -107,7 +136,7 @@ impl Converter {
 
     fn bf16_to_8(&self, words: &[u8], out: &mut [u8]) {
         #[cfg(target_arch = "x86_64")]
-        if avx512::is_available() {
+        if self.has_tables() && avx512::is_available() {
             // SAFETY: the processor has AVX-512F, BW and VBMI.
             return unsafe { avx512::bf16_to_8(self.target, self.scale, words, out) };
         }
@@ -158,6 +187,8 @@ converter!(fp32_to_8, u32, u8, f32::from_bits);
 converter!(bf16_to_8, u16, u8, |word: u16| f32::from_bits(u32::from(word) << 16));
 converter!(fp16_to_16, u16, u16, widen_fp16);
 converter!(fp16_to_8, u16, u8, widen_fp16);
+converter!(fp8_e4m3fn_to_8, u8, u8, |word| widened(Format::Fp8E4m3fn, word));
+converter!(fp8_e5m2_to_8, u8, u8, |word| widened(Format::Fp8E5m2, word));
 
 /// The value of a binary16, exactly.
 #[expect(

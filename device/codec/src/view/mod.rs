@@ -42,7 +42,8 @@ pub enum Kind {
         /// A stream of 1 + rE + rM bits an element rather than the tensor's container.
         packed: bool,
     },
-    /// The value in a standard format, x / 2^scale rounded to nearest even and saturated.
+    /// The value in a standard format, x / 2^scale rounded to nearest even and saturated. Of elements
+    /// of a block-scaled tensor this keeps the scales as they are: the power of two is one for all.
     Converted {
         /// The format shown.
         target: Format,
@@ -51,7 +52,7 @@ pub enum Kind {
         /// Exponent of the power of two by which values are divided.
         scale: i32,
     },
-    /// The upper `bits` of an int8: x >> (8 − bits).
+    /// The upper `bits` of an integer of B bits: x >> (B − bits).
     Integer {
         /// Bits kept: 4 or 2.
         bits: u32,
@@ -85,7 +86,7 @@ impl View {
             Kind::Converted { target, guard, .. } => {
                 (top(format, all_exponent, target.mantissa_bits().saturating_add(guard)), target.bits())
             }
-            Kind::Integer { bits } => (PlaneMask(0xff << (8 - bits) & 0xff), bits),
+            Kind::Integer { bits } => (uppermost(format, bits), bits),
         };
         let converter = match kind {
             Kind::Converted { target, scale, .. } => Some(Converter::new(format, target, scale)),
@@ -133,9 +134,14 @@ impl View {
 /// The sign plane, the upper `exponent` exponent planes and the upper `mantissa` mantissa planes
 /// (as many as there are) of a floating format: eq. 6.
 fn top(format: Format, exponent: u32, mantissa: u32) -> PlaneMask {
-    let (all, sign) = (format.mantissa_bits(), format.bits() - 1);
+    let (all, sign) = (format.mantissa_bits(), format.sign_plane().expect("a float"));
     let upper = |count: u32, end: u32| ((1_u32 << count) - 1) << (end - count);
     PlaneMask(1 << sign | upper(exponent, sign) | upper(mantissa.min(all), all))
+}
+
+/// The `count` uppermost planes of an integer format.
+fn uppermost(format: Format, count: u32) -> PlaneMask {
+    PlaneMask(((1 << count) - 1) << (format.bits() - count))
 }
 
 impl fmt::Display for View {

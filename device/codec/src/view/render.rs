@@ -1,7 +1,7 @@
 //! A view's bytes from words in which only its planes are set.
 
 use super::{Kind, View, convert::Converter, pack::pack, round::round};
-use crate::{BlockWords, Form, plane::PlaneMask};
+use crate::{BlockWords, Form};
 
 impl View {
     /// Whether its elements are as long as the tensor's and lie where those do, so that
@@ -33,7 +33,7 @@ impl View {
                 pack(self.format(), super::top(self.format(), exponent, mantissa), words, out);
             }
             (Kind::Integer { bits }, None) => {
-                pack(self.format(), PlaneMask(0xff << (8 - bits) & 0xff), words, out);
+                pack(self.format(), super::uppermost(self.format(), bits), words, out);
             }
             (_, None) => out.copy_from_slice(words),
         }

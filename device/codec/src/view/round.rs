@@ -12,9 +12,21 @@ pub(super) fn round(format: Format, mantissa: u32, words: &mut [u8]) {
     }
     let shape = Shape { dropped, exponent: ((1 << format.exponent_bits()) - 1) << format.mantissa_bits() };
     match format.bits() {
+        4 => round4(words),
         8 => round8(shape, words),
         16 => round16(shape, words),
         _ => round32(shape, words),
+    }
+}
+
+/// Rounds two fp4 in each byte at none of their one mantissa bit. It is one step below the exponent,
+/// so what has it lies half way between two exponents, and goes to the even one.
+fn round4(words: &mut [u8]) {
+    for byte in words {
+        // Exponent 1 with a mantissa, 1.5, goes up to 2; those of 0 and 2 stay, and 3 is truncated.
+        let exponent = *byte >> 1 & 0x33;
+        let goes_up = *byte & exponent & !(exponent >> 1) & 0x11;
+        *byte = (*byte & 0xee) + (goes_up << 1);
     }
 }
 

@@ -1,7 +1,8 @@
 //! Spellings of views, the same on the command line, in the API and in the directory.
 //!
-//! `full` · `eXmY` · `eXmY+gN` · `eXmY[+gN]:packed` · `bf16` `fp8_e4m3fn` `fp8_e5m2`, each with
-//! `[+gN]`, the latter two with `[@S]` · `int4` `int2`. Numbers are decimal without leading zeros.
+//! `full` · `eXmY` · `eXmY+gN` · `eXmY[+gN]:packed` · `bf16` `fp8_e4m3fn` `fp8_e5m2` `fp6_e3m2`
+//! `fp6_e2m3` `fp4_e2m1`, each with `[+gN]`, all but the first with `[@S]` · `int4` `int2`. Numbers
+//! are decimal without leading zeros.
 
 use super::{DEFAULT_GUARD, Kind};
 use crate::format::Format;
@@ -9,12 +10,20 @@ use crate::format::Format;
 /// Largest magnitude of a scale exponent.
 pub(super) const MAX_SCALE: i32 = 64;
 
+/// What values are converted from.
+const WIDE: [Format; 5] = [Format::Fp32, Format::Fp16, Format::Bf16, Format::Fp8E4m3fn, Format::Fp8E5m2];
+
+/// What values are converted to.
+const TARGETS: [Format; 6] =
+    [Format::Bf16, Format::Fp8E4m3fn, Format::Fp8E5m2, Format::Fp6E3m2, Format::Fp6E2m3, Format::Fp4E2m1];
+
 /// Why there is no such view.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum ViewError {
     /// No view is spelled so.
     #[error(
-        "no view is spelled {spelling:?}; views are full, eXmY, eXmY+gN, either with :packed, bf16, fp8_e4m3fn, fp8_e5m2, int4, int2"
+        "no view is spelled {spelling:?}; views are full, eXmY, eXmY+gN, either with :packed, bf16, fp8_e4m3fn, fp8_e5m2, fp6_e3m2, \
+         fp6_e2m3, fp4_e2m1, int4, int2"
     )]
     Unknown {
         /// The spelling.
@@ -58,6 +67,17 @@ pub enum ViewError {
         /// The formats that can.
         of: &'static str,
     },
+    /// What an element is worth is said elsewhere.
+    #[error(
+        "{spelling}: an element of {format} is worth something only with the scale of its block, which lies in another tensor; \
+         the file NAME@bf16.safetensors has them put together"
+    )]
+    Scaled {
+        /// The spelling.
+        spelling: String,
+        /// The tensor's format.
+        format: Format,
+    },
     /// A number in the spelling passes its bound.
     #[error("{spelling}: {what} is at most {bound}")]
     Bound {
@@ -75,12 +95,13 @@ pub(super) fn parse(format: Format, spelling: &str) -> Result<Kind, ViewError> {
     let refuse = |of| ViewError::Format { spelling: spelling.to_owned(), format, of };
     match spelling {
         "full" => return Ok(Kind::Full),
-        "int4" | "int2" if format != Format::Int8 => return Err(refuse("int8")),
+        "int4" if format != Format::Int8 => return Err(refuse("int8")),
         "int4" => return Ok(Kind::Integer { bits: 4 }),
+        "int2" if !matches!(format, Format::Int8 | Format::Int4) => return Err(refuse("int8, int4")),
         "int2" => return Ok(Kind::Integer { bits: 2 }),
         _ => {}
     }
-    for target in [Format::Bf16, Format::Fp8E4m3fn, Format::Fp8E5m2] {
+    for target in TARGETS {
         if let Some(rest) = spelling.strip_prefix(target.name()) {
             return converted(format, target, spelling, rest);
         }
@@ -96,7 +117,7 @@ pub(super) fn parse(format: Format, spelling: &str) -> Result<Kind, ViewError> {
         .and_then(|(exponent, mantissa)| Some((number(exponent)?, number(mantissa)?)))
         .ok_or_else(unknown)?;
     if !format.is_float() {
-        return Err(refuse("fp32, fp16, bf16, fp8_e4m3fn, fp8_e5m2"));
+        return Err(refuse("fp32, fp16, bf16, fp8_e4m3fn, fp8_e5m2, fp4_e2m1, fp6_e3m2, fp6_e2m3"));
     }
     for (field, has, wants) in
         [("exponent", format.exponent_bits(), exponent), ("mantissa", format.mantissa_bits(), mantissa)]
@@ -119,9 +140,10 @@ pub(super) fn parse(format: Format, spelling: &str) -> Result<Kind, ViewError> {
 
 fn converted(format: Format, target: Format, spelling: &str, rest: &str) -> Result<Kind, ViewError> {
     let unknown = || ViewError::Unknown { spelling: spelling.to_owned() };
-    let of = match target {
-        Format::Bf16 => "fp32, fp16",
-        _ => "fp32, fp16, bf16",
+    let (of, sources) = match target {
+        Format::Bf16 => ("fp32, fp16", &WIDE[..2]),
+        Format::Fp8E4m3fn | Format::Fp8E5m2 => ("fp32, fp16, bf16", &WIDE[..3]),
+        _ => ("fp32, fp16, bf16, fp8_e4m3fn, fp8_e5m2", &WIDE[..]),
     };
     let (rest, scale) = match rest.split_once('@') {
         Some(_) if target == Format::Bf16 => return Err(unknown()),
@@ -148,9 +170,10 @@ fn converted(format: Format, target: Format, spelling: &str, rest: &str) -> Resu
         "" => DEFAULT_GUARD,
         rest => rest.strip_prefix("+g").and_then(number).ok_or_else(unknown)?,
     };
-    let gives =
-        matches!(format, Format::Fp32 | Format::Fp16) || (target != Format::Bf16 && format == Format::Bf16);
-    if !gives {
+    if !sources.contains(&format) {
+        if matches!(format, Format::Fp4E2m1 | Format::Fp6E3m2 | Format::Fp6E2m3 | Format::E8m0) {
+            return Err(ViewError::Scaled { spelling: spelling.to_owned(), format });
+        }
         return Err(ViewError::Format { spelling: spelling.to_owned(), format, of });
     }
     Ok(Kind::Converted { target, guard, scale })

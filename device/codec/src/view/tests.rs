@@ -76,7 +76,9 @@ proptest! {
 #[test]
 fn every_16_bit_pattern_converts_as_the_reference_says() {
     for format in [Format::Bf16, Format::Fp16] {
-        for spelling in ["fp8_e4m3fn", "fp8_e5m2", "fp8_e4m3fn+g7@-4", "fp8_e5m2+g0@3"] {
+        for spelling in
+            ["fp8_e4m3fn", "fp8_e5m2", "fp8_e4m3fn+g7@-4", "fp8_e5m2+g0@3", "fp6_e3m2", "fp4_e2m1+g5@-2"]
+        {
             let view = View::parse(format, spelling).unwrap();
             for block in 0..32_u16 {
                 let mut full = [0; BLOCK_BYTES];
@@ -93,6 +95,23 @@ fn every_16_bit_pattern_converts_as_the_reference_says() {
 }
 
 #[test]
+fn every_fp8_becomes_a_smaller_float_as_the_reference_says() {
+    let full: BlockWords = std::array::from_fn(|at| at.to_le_bytes()[0]);
+    for format in [Format::Fp8E4m3fn, Format::Fp8E5m2] {
+        for target in ["fp6_e3m2", "fp6_e2m3", "fp4_e2m1"] {
+            for rest in ["", "+g0", "+g1@6", "@4", "@-3", "+g3@64", "@-64"] {
+                let spelling = format!("{target}{rest}");
+                let view = View::parse(format, &spelling).unwrap();
+                let want = lamina_reference::view_bytes(reference(format), &spelling, &full, 4096).unwrap();
+                let mut got = Vec::new();
+                view.render(&mut masked(&view, &full), 0, 4096, &mut got);
+                assert_eq!(got, want, "{spelling} of {format}");
+            }
+        }
+    }
+}
+
+#[test]
 fn what_a_format_cannot_give_is_refused_by_name() {
     let refusal = |format, spelling| View::parse(format, spelling).unwrap_err().to_string();
     assert_eq!(refusal(Format::Bf16, "e9m3"), "e9m3: bf16 has 8 exponent bits, not 9");
@@ -102,7 +121,14 @@ fn what_a_format_cannot_give_is_refused_by_name() {
         "e4m3+g2: rounding with guard planes needs all 8 exponent planes of bf16, not 4"
     );
     assert_eq!(refusal(Format::Bf16, "bf16"), "bf16: not a view of bf16, it is one of fp32, fp16");
-    assert_eq!(refusal(Format::Int4, "int2"), "int2: not a view of int4, it is one of int8");
+    assert_eq!(refusal(Format::Int4, "int4"), "int4: not a view of int4, it is one of int8");
+    assert_eq!(refusal(Format::Bf16, "int2"), "int2: not a view of bf16, it is one of int8, int4");
+    let refused = refusal(Format::E8m0, "e8m0");
+    assert!(refused.starts_with("e8m0: not a view of e8m0, it is one of fp32"), "{refused}");
+    // The scales lie elsewhere.
+    let refused = refusal(Format::Fp4E2m1, "bf16");
+    assert!(refused.contains("only with the scale of its block") && refused.contains("@bf16"), "{refused}");
+    assert!(refusal(Format::Fp8E5m2, "bf16").ends_with("it is one of fp32, fp16"));
     assert!(refusal(Format::Bf16, "e8m3 ").contains("no view is spelled"));
     assert!(refusal(Format::Fp32, "fp8_e4m3fn@65").contains("at most 64"));
 }

@@ -7,23 +7,24 @@ use lamina_codec::format::Format;
 /// own count for `opaque`.
 pub(super) fn bits(format: Format, bytes: &[u8]) -> f64 {
     let mut counts = [0_u32; 256];
+    // The exponent ends below the sign bit; an integer's entropy is that of all its bits.
+    let (shift, mask) = if format.is_float() {
+        (format.mantissa_bits(), (1_u32 << format.exponent_bits()) - 1)
+    } else {
+        (0, 0xff)
+    };
     let elements = match format {
         Format::Opaque => return exact(bytes.len() * 8),
-        Format::Int4 => {
+        format if format.is_nibble() => {
             for byte in bytes {
-                counts[usize::from(byte & 15)] += 1;
-                counts[usize::from(byte >> 4)] += 1;
+                for nibble in [byte & 15, byte >> 4] {
+                    counts[(u32::from(nibble) >> shift & mask) as usize] += 1;
+                }
             }
             bytes.len() * 2
         }
         _ => {
             let width = format.bits() as usize / 8;
-            // The exponent ends below the sign bit; an integer's entropy is that of all its bits.
-            let (shift, mask) = if format.is_float() {
-                (format.mantissa_bits(), (1_u32 << format.exponent_bits()) - 1)
-            } else {
-                (0, 0xff)
-            };
             for element in bytes.chunks_exact(width) {
                 let mut word = [0; 4];
                 word[..width].copy_from_slice(element);
@@ -62,6 +63,11 @@ mod tests {
         // One value only: nothing to tell.
         assert!(bits(Format::Int8, &[7; 64]).abs() < 1e-9);
         assert!((bits(Format::Fp32, &[7; 64]) - 16.0 * 24.0).abs() < 1e-9);
+        // Two exponents equally often are a bit, beside sign and mantissa; what lies above them is
+        // nothing.
+        assert!((bits(Format::Fp4E2m1, &[0x12; 64]) - 128.0 * 3.0).abs() < 1e-9);
+        assert!((bits(Format::Fp6E3m2, &[7; 64]) - 64.0 * 3.0).abs() < 1e-9);
+        assert!(bits(Format::E8m0, &[120; 64]).abs() < 1e-9);
         assert!((bits(Format::Opaque, &[7; 64]) - 512.0).abs() < 1e-9);
         assert!(bits(Format::Fp16, &[]).abs() < 1e-9);
     }

@@ -15,6 +15,8 @@
 //!   block, side information free; of integers it is the entropy of the whole value, of opaque
 //!   bytes there is none. A codec that finds structure in sign or mantissa, or beyond order 0, can
 //!   pass it.
+//! * Elements and scales of block-scaled tensors are tensors of their own, and summed up in
+//!   [`scaled`].
 //! * *Rounded* is what the paper's Table IV does first: see [`rounding`].
 //! * Files are read in pieces by all cores and never held, twice: the scale of `fp8` needs the
 //!   largest value first.
@@ -26,6 +28,7 @@ pub mod plot;
 mod plot_layers;
 pub mod report;
 pub mod rounding;
+pub mod scaled;
 mod tally;
 mod work;
 
@@ -143,7 +146,7 @@ pub fn analyze(
         }
     }
     let sums = work::run(&subjects, &options.codecs, progress)?;
-    Ok(Report::new(&subjects, &sums, &options.codecs, options.kv))
+    Ok(Report::new(models, &subjects, &sums, &options.codecs, options.kv))
 }
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
 //! The figures of an analysis, as they are printed and as `--json` gives them.
 //!
 //! `plane_ratios` begin with the most significant plane and `planes` names them in the same order:
-//! `s`, then `e7` to `e0`, then `m6` to `m0`; value bits of integers are `v`. Numbers are rounded
-//! to six places.
+//! `s`, then `e7` to `e0`, then `m6` to `m0`; value bits of integers are `v`, and bits of a byte
+//! above a float of six are `z`. Numbers are rounded to six places.
 
 use std::collections::BTreeMap;
 
@@ -10,9 +10,11 @@ use serde::Serialize;
 
 use super::layers::KvReport;
 use super::rounding::GROUP;
+use super::scaled::{self, ScaledReport};
 use super::tally::{Coded, Tally, Windows};
 use super::work::{Rounded, Subject, Sums, WORD_CODECS};
 use crate::layout::Layout;
+use crate::model::ModelFile;
 use lamina_codec::Codec;
 use lamina_codec::format::Format;
 use lamina_codec::kv::KvLayout;
@@ -24,6 +26,12 @@ pub struct Report {
     pub tensors: Vec<TensorReport>,
     /// All tensors together.
     pub total: TotalReport,
+    /// The block-scaled tensors, scheme by scheme.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub scaled: Vec<ScaledReport>,
+    /// What looks like a block-scaled tensor and is none: a line each.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub remarks: Vec<String>,
     /// The KV caches layer by layer, if they were asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kv: Option<KvReport>,
@@ -162,6 +170,7 @@ impl WindowsReport {
 
 impl Report {
     pub(super) fn new(
+        models: &[ModelFile],
         subjects: &[Subject<'_>],
         sums: &[Sums],
         codecs: &[Codec],
@@ -181,7 +190,13 @@ impl Report {
             })
             .collect();
         let kv = kv.map(|layout| KvReport::new(layout, &tensors));
-        Self { tensors, total: TotalReport::new(sums, codecs), kv }
+        let scaled = scaled::reports(models, subjects, sums, codecs);
+        let remarks = models.iter().flat_map(|model| {
+            let path = model.path().display();
+            model.remarks().iter().map(move |remark| format!("{path}: {remark}"))
+        });
+        let (remarks, total) = (remarks.collect(), TotalReport::new(sums, codecs));
+        Self { tensors, total, scaled, remarks, kv }
     }
 }
 
@@ -269,9 +284,16 @@ impl Figures {
 /// Names of a format's planes, most significant first.
 fn plane_names(format: Format) -> Vec<String> {
     let planes = u32::try_from(format.planes()).expect("at most 32");
+    if planes == 0 {
+        return Vec::new();
+    }
+    let all_exponent = format.exponent_bits() == planes;
+    let sign = format.sign_plane().unwrap_or(if all_exponent { planes } else { planes - 1 });
     let name = |plane: u32| match plane {
-        sign if sign + 1 == planes => "s".to_owned(),
-        value if !format.is_float() => format!("v{value}"),
+        plane if plane == sign => "s".to_owned(),
+        // Above the sign of a float that does not fill its byte.
+        zero if zero > sign => format!("z{zero}"),
+        value if !format.is_float() && !all_exponent => format!("v{value}"),
         mantissa if mantissa < format.mantissa_bits() => format!("m{mantissa}"),
         exponent => format!("e{}", exponent - format.mantissa_bits()),
     };

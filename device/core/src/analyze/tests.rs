@@ -319,3 +319,31 @@ fn caches_are_coded_by_windows_as_the_device_codes_them() {
     .unwrap();
     assert_eq!(svg.matches("<title>layer ").count(), 3 * (Codec::ALL.len() + 2));
 }
+
+#[test]
+fn block_scaled_tensors_are_summed_up_with_all_their_parts() {
+    let elements = lamina_codec::testing::bytes(5, 40_960);
+    let (_file, model) = checkpoint(&[
+        ("x_blocks", "U8", &[40, 64, 16], elements.clone()),
+        ("x_scales", "U8", &[40, 64], vec![120; 2560]),
+        ("y_scales", "U8", &[4], vec![120; 4]),
+    ]);
+    let report = analyzed(&model, &AnalyzeOptions { codecs: vec![Codec::Tree], kv: None });
+    let formats: Vec<_> =
+        report["tensors"].as_array().unwrap().iter().map(|tensor| tensor["format"].clone()).collect();
+    assert_eq!(formats, ["fp4_e2m1", "e8m0", "opaque"]);
+    let [scaled] = report["scaled"].as_array().unwrap().as_slice() else { panic!("{report}") };
+    assert_eq!((&scaled["scheme"], &scaled["tensors"]), (&json!("mxfp4"), &json!(1)));
+    assert_eq!(
+        (&scaled["values"], &scaled["element_bytes"], &scaled["scale_bytes"]),
+        (&json!(81_920), &json!(40_960), &json!(2560))
+    );
+    close(&scaled["bits"], 4.25, "bits before coding");
+    let stored = |at: usize| report["tensors"][at]["codecs"]["tree"]["stored_bytes"].as_f64().unwrap();
+    close(&scaled["codecs"]["tree"], 8.0 * (stored(0) + stored(1)) / 81_920.0, "bits stored");
+    let remark = report["remarks"][0].as_str().unwrap();
+    assert!(remark.ends_with(": y_scales: scales without y_blocks: kept as U8"), "{remark}");
+    let planes = |format: usize| report["total"]["formats"][format]["planes"].clone();
+    assert_eq!(planes(1), json!(["s", "e1", "e0", "m0"]));
+    assert_eq!(planes(2), json!(["e7", "e6", "e5", "e4", "e3", "e2", "e1", "e0"]));
+}

@@ -466,6 +466,7 @@ impl Partition {
                 E::NotFree { name, length, dpa, free, behind }
             }
             E::Kv { name, why } => E::Kv { name: own(name), why },
+            E::Version { name, format } => E::Version { name: own(name), format },
             // Names and places are checked before the device sees them.
             E::PastCapacity { name, .. } | E::NoPartition { name, .. } | E::OutsidePartition { name, .. } => {
                 E::Unknown { name: own(name) }

@@ -50,7 +50,7 @@ use crate::{
     tensor::{self, SourceId, SourceOf, Tensor, TensorError, TensorInfo, TensorSpec, Transition},
     window::{Alias, Draft, Map, ViewInfo},
 };
-use lamina_codec::{BLOCK_BYTES, kv::Shape, view::View};
+use lamina_codec::{BLOCK_BYTES, format::Format, kv::Shape, view::View};
 use lamina_store::mode::Mode;
 
 /// Blocks whose charges are moved in one hold of the map: 0.1 ms (measured by the test of it).
@@ -149,9 +149,17 @@ impl Device {
         Ok(infos)
     }
 
+    /// Whether it can have tensors of the format: an image of version 1 has not all.
+    pub fn holds(&self, format: Format) -> bool {
+        self.coded_store().is_none_or(|store| store.holds(format))
+    }
+
     /// Checks all of `spec` but its place.
     fn check(&self, spec: TensorSpec) -> Result<Checked, DeviceError> {
         let (elements, shape) = tensor::check(&spec)?;
+        if !self.holds(spec.format) {
+            return Err(TensorError::Version { name: spec.name, format: spec.format }.into());
+        }
         let windows = tensor::windows(&spec)?.filter(|_| self.config.mode == Mode::Trace);
         let part = self.accounts.partition_table.of_name(&spec.name)?;
         let TensorSpec { name, dpa, length, format, layout, codec, .. } = spec;

@@ -2,6 +2,7 @@
 
 use super::image_tests::{BLOCK, BLOCKS, bytes, read_all};
 use super::*;
+use lamina_codec::format::Format;
 use lamina_store::{entry::Version, snapshot::restore, upgrade::upgrade};
 
 /// What the device held whose snapshot was saved by the last program of version 1.
@@ -36,6 +37,20 @@ fn a_snapshot_of_version_1_is_restored_served_and_upgraded() {
     assert_eq!(image.superblock().version, Version::One);
     assert!(read_all(&device) == held());
     assert!(device.stats().blocks.heads_bytes > 0, "a KV window is coded channel by channel");
+    // Entries of version 1 have no number for what came later.
+    assert!(device.holds(Format::Int4) && !device.holds(Format::Fp4E2m1));
+    let spec = |name: &str| TensorSpec {
+        name: name.to_owned(),
+        dpa: None,
+        length: 4096,
+        elements: None,
+        shape: Vec::new(),
+        format: Format::Fp4E2m1,
+        layout: crate::layout::Layout::default(),
+        codec: None,
+    };
+    let refused = device.create_tensor(spec("new")).unwrap_err().to_string();
+    assert!(refused.contains("new: an image of version 1 has no blocks of fp4_e2m1"), "{refused}");
     // It is written as it was, too.
     let own = bytes(6, BLOCK);
     device.write_base((15 * BLOCK) as u64, &own).unwrap();
@@ -49,6 +64,7 @@ fn a_snapshot_of_version_1_is_restored_served_and_upgraded() {
     assert!(read_all(&device) == wanted);
     assert_eq!((device.tensors().len(), device.views().len()), (2, 1));
     assert!(device.stats().blocks.heads_bytes > 0);
+    assert!(device.holds(Format::Fp4E2m1));
     device.write_base(0, &bytes(9, BLOCKS * BLOCK)).unwrap();
     device.flush(0, device.base_bytes()).unwrap();
     assert!(read_all(&device) == bytes(9, BLOCKS * BLOCK));

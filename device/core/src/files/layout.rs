@@ -1,15 +1,17 @@
 //! What a file shows at each of its bytes: as it was loaded, or at another precision.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
+use super::expand::{self, Expanded};
 use super::manifest::{Content, FileEntry, Literals, Model};
 use super::{FilesError, Precision};
 use crate::device::{Device, DeviceError, TensorView};
 use crate::model::ReadAt;
 use crate::model::checkpoint::{self, Checkpoint};
-use crate::model::{ModelError, ModelTensor};
+use crate::model::{FileKind, ModelError, ModelTensor, scaled};
 use lamina_codec::format::Format;
 use lamina_codec::view::Kind;
 
@@ -38,6 +40,7 @@ struct Segment {
     shows: Shows,
 }
 
+#[derive(Clone)]
 enum Shows {
     /// These bytes, from there on.
     Bytes(Arc<[u8]>, usize),
@@ -47,6 +50,8 @@ enum Shows {
     Literal(Arc<TensorView>, u64),
     /// A view of a tensor, from there on.
     View(Arc<TensorView>, u64),
+    /// All of a block-scaled tensor, put together.
+    Expanded(Arc<Expanded>),
 }
 
 impl FileLayout {
@@ -103,10 +108,30 @@ impl FileLayout {
         let full = Self::new(device, model, file)?;
         let path = Path::new(&file.path);
         let header = format.read(path, &Stored { device, layout: &full }, file.bytes)?;
-        let tensors = named(&header.tensors, file)
-            .into_iter()
-            .map(|(tensor, name)| Shown::new(device, model, format, tensor, name, precision))
-            .collect::<Result<Vec<_>, _>>()?;
+        let names = named(&header.tensors, file);
+        let wholes = match precision {
+            Precision::View(kind, _) if expand::expands(*kind) && file.kind == FileKind::Safetensors => {
+                expanded(device, &header.tensors, &names)?
+            }
+            _ => Wholes::new(),
+        };
+        let mut all = Vec::with_capacity(header.tensors.len());
+        let mut tensors = Vec::with_capacity(header.tensors.len());
+        for (number, (tensor, name)) in names.iter().enumerate() {
+            let shown = match wholes.get(&number) {
+                Some(Some((whole, expanded))) => {
+                    all.push(whole.clone());
+                    Shown::expanded(whole, *name, expanded)
+                }
+                // It is in another one.
+                Some(None) => continue,
+                None => {
+                    all.push((*tensor).clone());
+                    Shown::new(device, model, format, tensor, *name, precision)?
+                }
+            };
+            tensors.push(shown);
+        }
         let given = tensors.iter().filter(|tensor| tensor.is_given()).count();
         if given == 0 {
             return Err(nothing(header.tensors.first()));
@@ -115,7 +140,7 @@ impl FileLayout {
         let mut layout = if tensors.iter().any(|tensor| tensor.target.is_some()) {
             let mut raw = vec![0; usize::try_from(header.data_start).unwrap_or(0)];
             full.read(device, 0, &mut raw)?;
-            rewritten(format, path, &raw, &header.tensors, &tensors, &notes(&tensors, precision, kept))?
+            rewritten(format, path, &raw, &all, &tensors, &notes(&tensors, precision, kept))?
         } else {
             full.masked(&tensors)
         };
@@ -152,6 +177,7 @@ impl FileLayout {
                 Shows::Literal(view, at) | Shows::View(view, at) => {
                     device.read_view_of(view, at + from, out)?;
                 }
+                Shows::Expanded(expanded) => expanded.read(device, from, out)?,
             }
         }
         Ok(())
@@ -178,8 +204,16 @@ impl FileLayout {
     pub fn stored(&self, device: &Device) -> Result<u64, DeviceError> {
         let mut sum = 0;
         for segment in &self.segments {
-            if let Shows::Literal(view, at) | Shows::View(view, at) = &segment.shows {
-                sum += device.stored_of(view, *at..at + segment.length)?;
+            match &segment.shows {
+                Shows::Literal(view, at) | Shows::View(view, at) => {
+                    sum += device.stored_of(view, *at..at + segment.length)?;
+                }
+                Shows::Expanded(expanded) => {
+                    for view in expanded.views() {
+                        sum += device.stored_of(view, 0..view.bytes())?;
+                    }
+                }
+                Shows::Bytes(..) | Shows::Padding => {}
             }
         }
         Ok(sum)
@@ -188,13 +222,17 @@ impl FileLayout {
     /// The views of its tensors; pieces of one that follow each other count once.
     fn views(&self) -> impl Iterator<Item = &Arc<TensorView>> {
         let mut before: Option<&Arc<TensorView>> = None;
-        self.segments.iter().filter_map(move |segment| match &segment.shows {
-            Shows::View(view, _) if !before.is_some_and(|before| Arc::ptr_eq(before, view)) => {
-                before = Some(view);
-                Some(view)
-            }
-            _ => None,
-        })
+        self.segments
+            .iter()
+            .flat_map(move |segment| match &segment.shows {
+                Shows::View(view, _) if !before.is_some_and(|before| Arc::ptr_eq(before, view)) => {
+                    before = Some(view);
+                    [Some(view), None]
+                }
+                Shows::Expanded(expanded) => expanded.views().map(Some),
+                _ => [None, None],
+            })
+            .flatten()
     }
 
     fn push(&mut self, length: u64, shows: Shows) {
@@ -222,8 +260,8 @@ impl FileLayout {
     }
 
     fn push_tensor(&mut self, shown: &Shown<'_>) {
-        for (length, view, at) in &shown.parts {
-            self.push(*length, Shows::View(Arc::clone(view), *at));
+        for (length, shows) in &shown.parts {
+            self.push(*length, shows.clone());
         }
     }
 }
@@ -231,7 +269,7 @@ impl FileLayout {
 /// The tensors of a header, each with its name on the device; one without elements has none.
 fn named<'a>(tensors: &'a [ModelTensor], file: &'a FileEntry) -> Vec<(&'a ModelTensor, Option<&'a str>)> {
     let mut at = 0_u64;
-    let begins: std::collections::BTreeMap<u64, &str> = file
+    let begins: BTreeMap<u64, &str> = file
         .extents
         .iter()
         .filter_map(|extent| {
@@ -247,14 +285,45 @@ fn named<'a>(tensors: &'a [ModelTensor], file: &'a FileEntry) -> Vec<(&'a ModelT
     tensors.iter().map(|tensor| (tensor, name(tensor))).collect()
 }
 
+/// Tensors that are parts of block-scaled ones, by number: the one whose elements it is, put
+/// together, or nothing.
+type Wholes = BTreeMap<usize, Option<(ModelTensor, Arc<Expanded>)>>;
+
+/// The block-scaled tensors that can be shown put together.
+fn expanded(
+    device: &Device,
+    tensors: &[ModelTensor],
+    names: &[(&ModelTensor, Option<&str>)],
+) -> Result<Wholes, FilesError> {
+    let mut wholes = Wholes::new();
+    for found in scaled::find(tensors).0 {
+        let Some(whole) = &found.whole else { continue };
+        let elements = &tensors[found.elements];
+        let format = elements.format.parse().unwrap_or(Format::Opaque);
+        let name = |part: usize| names[part].1;
+        let parts = [name(found.elements), name(found.scales), found.third.and_then(name)];
+        match Expanded::new(device, &found, whole, format, parts)? {
+            Ok(expanded) => {
+                wholes.extend(found.parts().map(|part| (part, None)));
+                let (name, shape) = (whole.name.clone(), whole.shape.clone());
+                let (dtype, length) = ("BF16".to_owned(), expanded.bytes());
+                let whole = ModelTensor { name, dtype, shape, format: "bf16", length, ..elements.clone() };
+                wholes.insert(found.elements, Some((whole, Arc::new(expanded))));
+            }
+            Err(why) => tracing::warn!("{why}: it stays in its parts"),
+        }
+    }
+    Ok(wholes)
+}
+
 /// A tensor, and how it is shown.
 struct Shown<'a> {
     tensor: &'a ModelTensor,
     device: Option<&'a str>,
     /// The format that it is converted to.
     target: Option<Format>,
-    /// Its pieces: bytes in the file, a view, and where in it they begin.
-    parts: Vec<(u64, Arc<TensorView>, u64)>,
+    /// Its pieces: bytes in the file, and what they show.
+    parts: Vec<(u64, Shows)>,
     given: bool,
 }
 
@@ -290,8 +359,7 @@ impl<'a> Shown<'a> {
                 let same = view.format().name() == tensor.format;
                 if whole && same && format.can_say(tensor, target) {
                     (shown.target, shown.given) = (Some(target), true);
-                    let view = Arc::new(view);
-                    shown.parts = vec![(view.bytes(), view, 0)];
+                    shown.parts = vec![(view.bytes(), Shows::View(Arc::new(view), 0))];
                     return Ok(shown);
                 }
                 continue;
@@ -301,16 +369,22 @@ impl<'a> Shown<'a> {
             }
             let (start, end) = if whole { (0, tensor.length) } else { (range.start * row, range.end * row) };
             if start > at {
-                shown.parts.push((start - at, Arc::clone(&full), at));
+                shown.parts.push((start - at, Shows::View(Arc::clone(&full), at)));
             }
-            shown.parts.push((end - start, Arc::new(view), start));
+            shown.parts.push((end - start, Shows::View(Arc::new(view), start)));
             shown.given = true;
             at = end;
         }
         if at < tensor.length {
-            shown.parts.push((tensor.length - at, full, at));
+            shown.parts.push((tensor.length - at, Shows::View(full, at)));
         }
         Ok(shown)
+    }
+
+    /// A block-scaled tensor put together, whose elements are called `name` on the device.
+    fn expanded(whole: &'a ModelTensor, name: Option<&'a str>, expanded: &Arc<Expanded>) -> Self {
+        let parts = vec![(expanded.bytes(), Shows::Expanded(Arc::clone(expanded)))];
+        Self { tensor: whole, device: name, target: Some(Format::Bf16), parts, given: true }
     }
 
     fn is_given(&self) -> bool {

@@ -73,6 +73,9 @@ pub fn load(
         return Err(FilesError::Exists { name: plan.name.clone() });
     }
     plan.check(&loading.views, &loading.maps)?;
+    if let Some(remark) = plan.configuration_remark() {
+        tracing::warn!("{}: {remark}", plan.name);
+    }
     let (manifest, literals) = plan.manifest(free_id(device, &plan.name), &loading.views, &loading.maps)?;
     let bytes = manifest.encode(&literals)?;
     drop(literals);

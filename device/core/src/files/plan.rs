@@ -8,13 +8,14 @@ use std::path::Path;
 
 use serde::Deserialize;
 
-use super::FilesError;
 use super::manifest::{Content, Extent, FileEntry, Manifest};
 use super::map::PrecisionMap;
 use super::precision::spelled;
+use super::{FilesError, expand};
 use crate::load::base_needed;
 use crate::model::checkpoint::of_kind;
-use crate::model::{ModelFile, ModelTensor};
+use crate::model::scaled::{self, ScaledTensor};
+use crate::model::{FileKind, ModelFile, ModelTensor};
 use crate::tensor::HIDDEN;
 use lamina_codec::BLOCK_BYTES;
 use lamina_codec::view::{Kind, View};
@@ -57,6 +58,16 @@ pub fn name_of(path: &Path) -> String {
         CHECKPOINTS.contains(&extension).then_some(stem)
     });
     stem.unwrap_or(&name).replace('@', "-")
+}
+
+impl PlannedFile {
+    /// The block-scaled tensors that it has.
+    pub(super) fn scaled(&self) -> Vec<ScaledTensor> {
+        match self.file.kind() {
+            FileKind::Safetensors => scaled::find(self.file.tensors()).0,
+            FileKind::Gguf | FileKind::Npy | FileKind::Other => Vec::new(),
+        }
+    }
 }
 
 impl ModelPlan {
@@ -295,7 +306,7 @@ impl ModelPlan {
 impl ModelPlan {
     /// Refuses a view that there is not, and one that no tensor gives.
     fn check_view(&self, spelling: &str) -> Result<(), FilesError> {
-        spelled(spelling)?;
+        let expands = expand::expands(spelled(spelling)?.kind());
         let gives = |file: &PlannedFile, tensor: &ModelTensor| {
             let format = tensor.format.parse().ok();
             match format.and_then(|format| View::parse(format, spelling).ok()).map(|view| view.kind()) {
@@ -309,7 +320,8 @@ impl ModelPlan {
             let files = self.files.iter().filter(|file| is_checkpoint(&file.path));
             files.flat_map(|file| file.file.tensors().iter().map(move |tensor| (file, tensor)))
         };
-        if all().any(|(file, tensor)| gives(file, tensor)) {
+        let has_whole = |file: &PlannedFile| file.scaled().iter().any(|scaled| scaled.whole.is_some());
+        if all().any(|(file, tensor)| gives(file, tensor)) || expands && self.files.iter().any(has_whole) {
             return Ok(());
         }
         let tensor = all().next().map(|(_, tensor)| (tensor.name.clone(), tensor.dtype.clone()));

@@ -188,7 +188,7 @@ impl Checkpoint for Gguf {
     fn read(&self, path: &Path, file: &dyn ReadAt, bytes: u64) -> Result<Header, ModelError> {
         let Entries { all, data_start, digest, .. } = entries(path, file, bytes)?;
         let tensors = check(path, all, data_start, bytes)?;
-        Ok(Header { tensors, metadata: BTreeMap::new(), digest, data_start })
+        Ok(Header { tensors, metadata: BTreeMap::new(), digest, data_start, remarks: Vec::new() })
     }
 
     /// As llama.cpp's own tools do, which leave vectors as they are: its kernels want them so.

@@ -18,17 +18,20 @@
 //! | `F32`, `F16`, `BF16` | `fp32`, `fp16`, `bf16` |
 //! | `F8_E4M3`, `F8_E5M2` | `fp8_e4m3fn`, `fp8_e5m2` |
 //! | `I8` | `int8` |
-//! | everything else: `BOOL`, `U8` to `U64`, `I16` to `I64`, `F64`, `C64`, `F4`, the `F6`, `F8_E8M0`, the `FNUZ` | `opaque` |
+//! | `F4`, `F8_E8M0` | `fp4_e2m1`, `e8m0` |
+//! | `U8`, `I32` that are part of a [block-scaled](scaled) tensor | what it has there |
+//! | everything else: `BOOL`, `U8` to `U64`, `I16` to `I64`, `F64`, `C64`, the `F6`, the `FNUZ` | `opaque` |
 //!
-//! safetensors' `F8_E4M3` is the format without infinities (`fn`). The shared exponents of
-//! `F8_E8M0`, the `FNUZ` formats (other biases) and the 4- and 6-bit floats have no planes that the
-//! device's views could name.
+//! safetensors' `F8_E4M3` is the format without infinities (`fn`). The `FNUZ` formats (other biases)
+//! have no planes that the device's views could name. `F6_E2M3` and `F6_E3M2` lie four in three
+//! bytes, of which a block has no whole number; the device's fp6 lie in a byte each.
 
 pub(crate) mod checkpoint;
 mod error;
 mod gguf;
 mod npy;
 mod safetensors;
+pub(crate) mod scaled;
 #[cfg(test)]
 mod tests;
 
@@ -43,6 +46,7 @@ pub use error::ModelError;
 pub use gguf::GgufError;
 pub use npy::NpyError;
 pub use safetensors::{MAX_HEADER_BYTES, MAX_NAME_BYTES};
+pub use scaled::Scheme;
 
 /// A checkpoint, opened, its header read and checked.
 #[derive(Debug)]
@@ -53,6 +57,7 @@ pub struct ModelFile {
     metadata: BTreeMap<String, String>,
     header_digest: u128,
     kind: FileKind,
+    remarks: Vec<String>,
     opened: fs::Metadata,
 }
 
@@ -93,9 +98,10 @@ impl ModelFile {
         let length = start.len().min(usize::try_from(opened.len()).unwrap_or(usize::MAX));
         FileExt::read_exact_at(&file, &mut start[..length], 0).map_err(failed)?;
         let format = checkpoint::of_beginning(&start[..length]);
-        let safetensors::Header { tensors, metadata, digest, .. } = format.read(path, &file, opened.len())?;
-        let kind = format.kind();
-        Ok(Self { path: path.into(), file, tensors, metadata, header_digest: digest, kind, opened })
+        let header = format.read(path, &file, opened.len())?;
+        let safetensors::Header { tensors, metadata, digest, remarks, .. } = header;
+        let (path, kind) = (path.into(), format.kind());
+        Ok(Self { path, file, tensors, metadata, header_digest: digest, kind, remarks, opened })
     }
 
     /// Opens any file as bytes: one opaque tensor called `name`, or none if it is empty.
@@ -128,6 +134,7 @@ impl ModelFile {
             metadata: BTreeMap::new(),
             header_digest: 0,
             kind,
+            remarks: Vec::new(),
             opened,
         })
     }
@@ -135,6 +142,11 @@ impl ModelFile {
     /// What kind of file it is.
     pub fn kind(&self) -> FileKind {
         self.kind
+    }
+
+    /// What looks like a [block-scaled](scaled) tensor and is none: a line each.
+    pub fn remarks(&self) -> &[String] {
+        &self.remarks
     }
 
     /// Fills `out` from byte `offset` of the file on, whatever is there.

@@ -114,7 +114,8 @@ impl Checkpoint for Npy {
         let name = path.file_stem().map_or_else(|| "array".into(), |stem| stem.to_string_lossy());
         let tensor =
             ModelTensor { name: name.into_owned(), dtype, shape, format, offset: data_start, length: left };
-        Ok(Header { tensors: vec![tensor], metadata: std::collections::BTreeMap::new(), digest, data_start })
+        let (tensors, metadata) = (vec![tensor], std::collections::BTreeMap::new());
+        Ok(Header { tensors, metadata, digest, data_start, remarks: Vec::new() })
     }
 
     /// The format has no name for the formats that views convert to.

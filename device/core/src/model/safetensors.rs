@@ -17,7 +17,7 @@ use serde::de::{Error as _, MapAccess, Visitor};
 use twox_hash::xxhash3_128::Hasher;
 
 use super::checkpoint::{Checkpoint, FileKind, ReadAt, Rewritten, bytes_in};
-use super::{ModelError, ModelTensor};
+use super::{ModelError, ModelTensor, scaled};
 
 /// The longest header that is read, in bytes: the bound that the format's authors set.
 pub const MAX_HEADER_BYTES: u64 = 100_000_000;
@@ -43,6 +43,8 @@ pub(crate) struct Header {
     pub(crate) digest: u128,
     /// Where the first tensor may begin.
     pub(crate) data_start: u64,
+    /// What looks like a block-scaled tensor and is none.
+    pub(crate) remarks: Vec<String>,
 }
 
 /// The format.
@@ -155,8 +157,9 @@ fn read(path: &Path, file: &dyn ReadAt, bytes: u64) -> Result<Header, ModelError
         serde_json::from_slice(&text).map_err(|source| ModelError::Header { path: path.into(), source })?;
     let digest = Hasher::oneshot(&text);
     drop(text);
-    let tensors = check(path, entries.tensors, data_start, bytes - data_start)?;
-    Ok(Header { tensors, metadata: entries.metadata, digest, data_start })
+    let mut tensors = check(path, entries.tensors, data_start, bytes - data_start)?;
+    let remarks = scaled::mark(&mut tensors);
+    Ok(Header { tensors, metadata: entries.metadata, digest, data_start, remarks })
 }
 
 /// What a header says, unchecked: every entry, in its order.
@@ -288,6 +291,8 @@ fn format_of(dtype: Dtype) -> &'static str {
         Dtype::F8_E4M3 => "fp8_e4m3fn",
         Dtype::F8_E5M2 => "fp8_e5m2",
         Dtype::I8 => "int8",
+        Dtype::F4 => "fp4_e2m1",
+        Dtype::F8_E8M0 => "e8m0",
         _ => "opaque",
     }
 }

@@ -116,10 +116,10 @@ fn every_dtype_has_a_format() {
         ("U64", 64, "opaque"),
         ("F64", 64, "opaque"),
         ("C64", 64, "opaque"),
-        ("F4", 4, "opaque"),
+        ("F4", 4, "fp4_e2m1"),
         ("F6_E2M3", 6, "opaque"),
         ("F6_E3M2", 6, "opaque"),
-        ("F8_E8M0", 8, "opaque"),
+        ("F8_E8M0", 8, "e8m0"),
         ("F8_E4M3FNUZ", 8, "opaque"),
         ("F8_E5M2FNUZ", 8, "opaque"),
     ] {

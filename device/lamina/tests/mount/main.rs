@@ -9,5 +9,6 @@ mod differences;
 mod files;
 mod life;
 mod precisions;
+mod scaled;
 mod served;
 mod tools;

@@ -7,7 +7,7 @@ use lamina_codec::{
     BLOCK_BYTES, BlockWords, Codec, Decoder, Encoder,
     block::{Bundle, MAX_BUNDLE, Stored},
     format::Format,
-    plane::PlaneMask,
+    plane::{self, PlaneBlock, PlaneMask},
 };
 
 use super::{
@@ -20,6 +20,8 @@ use super::{
 pub enum Way {
     /// It is copied.
     Copy,
+    /// It is split into planes, and these are joined: nothing is coded or checked.
+    Transpose,
     /// It is coded as planes.
     Planes(Codec),
     /// It is coded as words.
@@ -35,6 +37,8 @@ pub struct Blocks<'a> {
     decoder: Decoder,
     bundle: Bundle,
     kept: Kept,
+    /// Planes that are not coded, of each block.
+    planes: Vec<PlaneBlock>,
     out: Vec<BlockWords>,
 }
 
@@ -43,11 +47,21 @@ impl<'a> Blocks<'a> {
     pub fn new(way: Way, format: Format, blocks: &'a [BlockWords]) -> Self {
         let (bundle, out) = (Bundle::new(), vec![[0; BLOCK_BYTES]; BATCH]);
         let (encoder, decoder, kept) = (Encoder::new(), Decoder::new(), Kept::default());
-        let mut new = Self { way, format, words: blocks, encoder, decoder, bundle, kept, out };
-        if way != Way::Copy {
-            for block in blocks {
-                new.code(block);
-                new.kept.push(&new.bundle);
+        let planes = Vec::new();
+        let mut new = Self { way, format, words: blocks, encoder, decoder, bundle, kept, planes, out };
+        match way {
+            Way::Copy => {}
+            Way::Transpose => {
+                new.planes = vec![[0; BLOCK_BYTES]; blocks.len()];
+                for (planes, block) in new.planes.iter_mut().zip(blocks) {
+                    plane::split(format, block, planes);
+                }
+            }
+            Way::Planes(_) | Way::Words(_) => {
+                for block in blocks {
+                    new.code(block);
+                    new.kept.push(&new.bundle);
+                }
             }
         }
         new
@@ -55,7 +69,7 @@ impl<'a> Blocks<'a> {
 
     fn code(&mut self, block: &BlockWords) {
         match self.way {
-            Way::Copy => {}
+            Way::Copy | Way::Transpose => {}
             Way::Planes(codec) => self.encoder.block(self.format, codec, block, &mut self.bundle),
             Way::Words(codec) => self.encoder.words(codec, block, &mut self.bundle),
         }
@@ -86,6 +100,12 @@ impl Coder for Blocks<'_> {
             }
             return;
         }
+        if self.way == Way::Transpose {
+            for (block, out) in words[units].iter().zip(&mut self.out) {
+                plane::split(self.format, block, black_box(out));
+            }
+            return;
+        }
         for block in &words[units] {
             self.code(black_box(block));
             black_box(self.bundle.bytes());
@@ -97,6 +117,8 @@ impl Coder for Blocks<'_> {
             let out = black_box(out);
             if self.way == Way::Copy {
                 out.copy_from_slice(&self.words[index]);
+            } else if self.way == Way::Transpose {
+                plane::join_block(self.format, PlaneMask::all(self.format), &self.planes[index], out);
             } else {
                 let Slot { stored, bytes } = self.kept.slot(index);
                 decode(&mut self.decoder, self.format, stored.as_ref(), bytes, out)?;
@@ -111,6 +133,10 @@ impl Coder for Blocks<'_> {
             out.copy_from_slice(&self.words[unit]);
             return Ok(());
         }
+        if self.way == Way::Transpose {
+            plane::join_block(self.format, PlaneMask::all(self.format), &self.planes[unit], out);
+            return Ok(());
+        }
         let mut bytes = [0; MAX_BUNDLE];
         let stored = self.kept.fetch(unit, &mut bytes);
         decode(&mut self.decoder, self.format, stored, &bytes, out)
@@ -121,7 +147,10 @@ impl Coder for Blocks<'_> {
     }
 
     fn stored_bytes(&self) -> usize {
-        if self.way == Way::Copy { size_of_val(self.words) } else { self.kept.stored_bytes() }
+        match self.way {
+            Way::Copy | Way::Transpose => size_of_val(self.words),
+            Way::Planes(_) | Way::Words(_) => self.kept.stored_bytes(),
+        }
     }
 
     #[cfg(test)]

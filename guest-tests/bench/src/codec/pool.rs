@@ -45,6 +45,8 @@ pub struct Pool {
     pub cache: Option<Cache>,
     /// The blocks.
     pub blocks: Vec<BlockWords>,
+    /// The scales of the elements, if they were made here; see [`mxfp4`](super::mxfp4).
+    pub scales: Vec<u8>,
     /// Bytes of all whole blocks of the kind in the file.
     pub of_bytes: u64,
 }
@@ -128,7 +130,8 @@ impl Pool {
         }
         let name = model.path().file_name().unwrap_or(model.path().as_os_str());
         let file = name.to_string_lossy().into_owned();
-        Ok(Self { file, format: kind.format, cache, blocks, of_bytes: whole * BLOCK_BYTES as u64 })
+        let (scales, of_bytes) = (Vec::new(), whole * BLOCK_BYTES as u64);
+        Ok(Self { file, format: kind.format, cache, blocks, scales, of_bytes })
     }
 
     /// Bytes of the blocks.

@@ -12,7 +12,7 @@ use lamina_codec::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::{Timed, bytes_per_second, ours::BATCH};
+use super::{Timed, bytes_per_second, mxfp4::Expanded, ours::BATCH};
 use crate::{median, table};
 
 /// All tables.
@@ -52,6 +52,9 @@ pub struct Table {
     pub bytes: u64,
     /// Bytes of this kind in the file, in whole blocks.
     pub of_bytes: u64,
+    /// Of elements that have scales: how fast both become bf16.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expanded: Option<Expanded>,
     /// The codecs.
     pub rows: Vec<Row>,
 }
@@ -258,6 +261,13 @@ impl Table {
         if self.cache.is_some() {
             notes += "kv: windows coded and decoded whole, as the device does it; ratios count bases and all else but index entries.\n";
         }
+        if let Some(Expanded { gbs, of_memcpy }) = self.expanded {
+            let _ = writeln!(
+                notes,
+                "split, join: planes alone, nothing coded or checked. Elements become {gbs:.2} GB/s of bf16 with their scales, \
+                 {of_memcpy:.3} of memcpy of as many bytes."
+            );
+        }
         let mut calls: Vec<(f64, Vec<&str>)> = Vec::new();
         let mut versions: Vec<&str> = Vec::new();
         for row in &self.rows {
@@ -338,6 +348,7 @@ mod tests {
             cache: None,
             bytes: 1 << 20,
             of_bytes: 1 << 24,
+            expanded: None,
             rows: vec![
                 row("lamina tree", None, measured(None)),
                 row("bitshuffle", Some("bitshuffle 1.2"), measured(Some(0.31))),

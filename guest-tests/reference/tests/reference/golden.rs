@@ -36,7 +36,7 @@ fn enumeration(format: Format) -> Vec<u32> {
 
 /// The tensor's bytes that hold `codes`.
 fn bytes(format: Format, codes: &[u32]) -> Vec<u8> {
-    if format == Format::Int4 {
+    if format.bits() == 4 {
         return codes
             .chunks(2)
             .map(|two| two.iter().enumerate().map(|(i, code)| code << (4 * i)).sum::<u32>().to_le_bytes()[0])

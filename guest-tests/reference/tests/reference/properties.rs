@@ -210,6 +210,10 @@ proptest! {
             let pair = (pairs[i / 4] << (6 - 2 * (i % 4))).cast_signed() >> 6;
             prop_assert_eq!((nibble, pair), (x >> 4, x >> 6));
         }
+        // The upper half of the upper half.
+        if full.len().is_multiple_of(2) {
+            prop_assert_eq!(view(Format::Int4, "int2", &nibbles), pairs);
+        }
     }
 
     #[test]

@@ -61,8 +61,10 @@ fn conversions_are_refused_from_other_formats() {
         ("bf16", &[Fp32, Fp16][..]),
         ("fp8_e4m3fn", &[Fp32, Fp16, Bf16]),
         ("fp8_e5m2", &[Fp32, Fp16, Bf16]),
+        ("fp6_e2m3@6", &[Fp32, Fp16, Bf16, Fp8E4m3fn, Fp8E5m2]),
+        ("fp4_e2m1", &[Fp32, Fp16, Bf16, Fp8E4m3fn, Fp8E5m2]),
         ("int4", &[Int8]),
-        ("int2", &[Int8]),
+        ("int2", &[Int8, Int4]),
     ] {
         for format in Format::ALL {
             if giving.contains(&format) {
@@ -191,12 +193,14 @@ fn format_names_are_their_own_and_no_others() {
     for format in Format::ALL {
         assert_eq!(format.to_string().parse(), Ok(format));
         if format.exponent_bits() > 0 {
-            assert_eq!(1 + format.exponent_bits() + format.mantissa_bits(), format.bits());
+            let used = 1 + format.exponent_bits() + format.mantissa_bits();
+            assert_eq!(used, if format.name().starts_with("fp6") { 6 } else { format.bits() });
         }
     }
     assert_eq!(
         "FP32".parse::<Format>().expect_err("strict").to_string(),
-        "\"FP32\" is no format; there are fp32, fp16, bf16, fp8_e4m3fn, fp8_e5m2, int8, int4 and opaque"
+        "\"FP32\" is no format; there are fp32, fp16, bf16, fp8_e4m3fn, fp8_e5m2, int8, int4, fp4_e2m1, fp6_e3m2, \
+         fp6_e2m3, e8m0 and opaque"
     );
     assert!("".parse::<Format>().is_err());
 }

@@ -1,11 +1,11 @@
 //! Views of single elements, spelled out by hand.
 
-use Format::{Bf16, Fp8E4m3fn, Fp8E5m2, Fp16, Fp32, Int4, Int8, Opaque};
+use Format::{Bf16, E8m0, Fp4E2m1, Fp6E2m3, Fp6E3m2, Fp8E4m3fn, Fp8E5m2, Fp16, Fp32, Int4, Int8, Opaque};
 use lamina_reference::{Format, planes, view_bytes};
 
 /// The view's code of the one element with the code `x`.
 fn of(format: Format, spelling: &str, x: u32) -> u32 {
-    let bytes = &x.to_le_bytes()[..format.bits() as usize / 8];
+    let bytes = &x.to_le_bytes()[..(format.bits() as usize).div_ceil(8)];
     let view =
         view_bytes(format, spelling, bytes, 1).unwrap_or_else(|why| panic!("{format} {spelling}: {why}"));
     let mut code = [0; 4];
@@ -216,6 +216,24 @@ fn conversion_rounds_into_denormals_and_down_to_signed_zero() {
 }
 
 #[test]
+fn an_fp8_becomes_a_smaller_float_with_the_scale_of_its_block() {
+    // 448 is 7 · 2^6, beyond 6: the largest. 256 is 4, 320 is 5, a tie, to 4. 2^6 is 1.
+    check(
+        Fp8E4m3fn,
+        "fp4_e2m1@6",
+        &[(0x7e, 7), (0x78, 6), (0x7a, 6), (0x7b, 7), (0x68, 2), (0xe8, 10), (0x00, 0), (0x80, 8)],
+    );
+    // 16 is 0.25, a tie, to 0; NaN is the largest of all.
+    check(Fp8E4m3fn, "fp4_e2m1@6", &[(0x58, 0), (0x59, 1), (0x7f, 7), (0xff, 15)]);
+    // 28 is the largest: 448 is it. The last mantissa bit is gone, ties to even.
+    check(Fp8E4m3fn, "fp6_e3m2@4", &[(0x7e, 0x1f), (0x78, 0x1c), (0x79, 0x1c), (0x7b, 0x1e), (0xf8, 0x3c)]);
+    check(Fp8E5m2, "fp6_e2m3", &[(0x7c, 0x1f), (0xfc, 0x3f), (0x7e, 0x1f), (0x3c, 0x08), (0xbd, 0x2a)]);
+    // Without guards it is cut.
+    check(Fp8E4m3fn, "fp4_e2m1+g0@6", &[(0x7b, 6)]);
+    assert_eq!(view_bytes(Fp8E4m3fn, "fp4_e2m1", &[0x38, 0xb8, 0x40], 3).expect("a view"), [0xa2, 4]);
+}
+
+#[test]
 fn a_scale_divides_exactly_before_the_one_rounding() {
     check(Bf16, "fp8_e4m3fn@1", &[(0x4000, 0x38), (0x3f80, 0x30)]);
     check(Bf16, "fp8_e4m3fn@-1", &[(0x3f80, 0x40)]);
@@ -235,6 +253,28 @@ fn integer_views_are_arithmetic_shifts() {
     assert_eq!(view_bytes(Int8, "int4", &full, 5).expect("a view"), [0x87, 0x1f, 0x0e]);
     // 1, −2, −1, 0, −1
     assert_eq!(view_bytes(Int8, "int2", &full, 5).expect("a view"), [0b00_11_10_01, 0b11]);
+    // 7, −8, −1, 1, −5 of int4: 1, −2, −1, 0, −2
+    assert_eq!(view_bytes(Int4, "int2", &[0x87, 0x1f, 0x0b], 5).expect("a view"), [0b00_11_10_01, 0b10]);
+}
+
+#[test]
+fn small_floats_have_their_fields_in_the_lowest_bits() {
+    check(Fp4E2m1, "e2m0", &[(0xf, 0xe), (0x7, 0x6), (0x1, 0x0), (0x9, 0x8)]);
+    // 0.5 and 1.5 lie half way: to the even exponents 0 and 2. 3 too, to 2; 6 is not rounded.
+    check(Fp4E2m1, "e2m0+g1", &[(0x1, 0x0), (0x3, 0x4), (0x5, 0x4), (0x7, 0x6), (0xb, 0xc), (0x9, 0x8)]);
+    check(Fp4E2m1, "e1m1:packed", &[(0xf, 0b111), (0x5, 0b011), (0x3, 0b001)]);
+    // What is above the sign is no view's but of full.
+    check(Fp6E3m2, "e3m2", &[(0xff, 0x3f), (0xc0, 0x00)]);
+    check(Fp6E3m2, "full", &[(0xff, 0xff)]);
+    check(Fp6E3m2, "e3m2:packed", &[(0xff, 0x3f), (0x15, 0x15)]);
+    check(Fp6E3m2, "e3m1+g1", &[(0x01, 0x00), (0x03, 0x04), (0x3b, 0x3c), (0x1f, 0x1e)]);
+    check(Fp6E2m3, "e1m1", &[(0x3f, 0x34), (0x1b, 0x10)]);
+    let planes_of = |format, spelling| planes(format, spelling).expect("a view");
+    assert_eq!(planes_of(Fp6E3m2, "e2m1"), [5, 4, 3, 1]);
+    assert_eq!(planes_of(Fp6E2m3, "e2m3"), [5, 4, 3, 2, 1, 0]);
+    assert_eq!(planes_of(Fp4E2m1, "e2m0"), [3, 2, 1]);
+    assert_eq!(planes_of(Int4, "int2"), [3, 2]);
+    assert_eq!(planes_of(E8m0, "full"), [7, 6, 5, 4, 3, 2, 1, 0]);
 }
 
 #[test]

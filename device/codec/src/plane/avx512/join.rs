@@ -291,12 +291,16 @@ unsafe fn join_half_32<const SOME: bool, const SECOND: bool>(
     }
 }
 
-/// Joins planes of four bits, which are folded. If `SOME`, planes outside `mask` are zeros.
+/// Joins planes of four bits. If `SOME`, planes outside `mask` are zeros.
 ///
 /// # Safety
 /// Each plane has 1024 bytes.
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi,gfni")]
-unsafe fn join_4<const SOME: bool>(planes: impl Source<4>, mask: PlaneMask, words: &mut BlockWords) {
+unsafe fn join_4<const FOLD: bool, const SOME: bool>(
+    planes: impl Source<4>,
+    mask: PlaneMask,
+    words: &mut BlockWords,
+) {
     // A matrix has two groups: nibbles of the second are the low half of its columns, of the first
     // the high half. With the odd elements' columns before the even ones', half of the nibbles are
     // in their places, those of the first group's odd and the second's even elements; the others
@@ -317,7 +321,9 @@ unsafe fn join_4<const SOME: bool>(planes: impl Source<4>, mask: PlaneMask, word
                 *v = _mm512_maskz_mov_epi64(if mask.has(plane) { u8::MAX } else { 0 }, *v);
             }
         }
-        fold(&mut v);
+        if FOLD {
+            fold(&mut v);
+        }
         let v = [
             _mm512_permutex2var_epi8(v[3], first, v[1]), // r1 k0, r0 g1 g0 k1
             _mm512_permutex2var_epi8(v[2], first, v[0]),
@@ -341,7 +347,8 @@ pub(in crate::plane) fn join(format: Format, planes: &Planes<'_>, words: &mut Bl
     // SAFETY: `first` has asserted the planes' lengths.
     unsafe {
         match (format.bits(), Fold::of(format)) {
-            (4, _) => join_4::<false>(first(planes, 1024), all, words),
+            (4, Fold::No) => join_4::<false, false>(first(planes, 1024), all, words),
+            (4, _) => join_4::<true, false>(first(planes, 1024), all, words),
             (8, Fold::No) => join_8::<false, false>(first(planes, 512), all, words),
             (8, _) => join_8::<true, false>(first(planes, 512), all, words),
             (16, _) => join_16::<false>(first(planes, 256), all, words),
@@ -362,8 +369,10 @@ pub(in crate::plane) fn join_block(
     // SAFETY: a block has all bytes of its planes.
     unsafe {
         match (format.bits(), Fold::of(format)) {
-            (4, _) if is_all(0xf) => join_4::<false>(block, mask, words),
-            (4, _) => join_4::<true>(block, mask, words),
+            (4, Fold::No) if is_all(0xf) => join_4::<false, false>(block, mask, words),
+            (4, Fold::No) => join_4::<false, true>(block, mask, words),
+            (4, _) if is_all(0xf) => join_4::<true, false>(block, mask, words),
+            (4, _) => join_4::<true, true>(block, mask, words),
             (8, Fold::No) if is_all(0xff) => join_8::<false, false>(block, mask, words),
             (8, Fold::No) => join_8::<false, true>(block, mask, words),
             (8, _) if is_all(0xff) => join_8::<true, false>(block, mask, words),

@@ -1,0 +1,93 @@
+//! Sixteen values a scale: those of all codes of an fp4 are made for each block, and looked up.
+
+use std::arch::x86_64::{
+    __m128i, __m512i, _CMP_UNORD_Q, _mm_loadl_epi64, _mm_loadu_si128, _mm256_storeu_si256, _mm512_add_epi32,
+    _mm512_and_si512, _mm512_castps_si512, _mm512_castsi256_si512, _mm512_castsi512_si256,
+    _mm512_cmp_ps_mask, _mm512_cvtepi32_epi16, _mm512_cvtepu8_epi32, _mm512_loadu_ps, _mm512_mask_add_epi16,
+    _mm512_mask_mov_epi32, _mm512_mul_ps, _mm512_or_si512, _mm512_permutexvar_epi16, _mm512_set1_epi16,
+    _mm512_set1_epi32, _mm512_set1_ps, _mm512_slli_epi32, _mm512_srli_epi32, _mm512_storeu_si512,
+};
+
+use super::{MX_BLOCK, NAN, NV_BLOCK, PLAIN_SCALES, widened_fp4};
+
+/// Whether the processor has what the functions here need.
+pub(super) fn is_available() -> bool {
+    cfg!(not(feature = "portable"))
+        && std::arch::is_x86_feature_detected!("avx512f")
+        && std::arch::is_x86_feature_detected!("avx512bw")
+}
+
+/// The binary32 of every code.
+const VALUES: [f32; 16] = {
+    let mut values = [0.0; 16];
+    let mut code = 0;
+    while code < 16 {
+        values[code as usize] = widened_fp4(code);
+        code += 1;
+    }
+    values
+};
+
+/// The bf16 of every code times `scale`, in the lower half.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+fn values(scale: f32) -> __m512i {
+    // SAFETY: there are 16 values, and the load needs no alignment.
+    let values = unsafe { _mm512_loadu_ps(VALUES.as_ptr()) };
+    let products = _mm512_mul_ps(values, _mm512_set1_ps(scale));
+    let bits = _mm512_castps_si512(products);
+    let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
+    let up = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
+    let is_nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(products, products);
+    let nan = _mm512_set1_epi32(i32::from(NAN));
+    let rounded = _mm512_mask_mov_epi32(_mm512_srli_epi32::<16>(up), is_nan, nan);
+    _mm512_castsi256_si512(_mm512_cvtepi32_epi16(rounded))
+}
+
+/// The codes of 16 bytes, each in 16 bits.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+fn codes(bytes: __m128i) -> __m512i {
+    let bytes = _mm512_cvtepu8_epi32(bytes);
+    let low = _mm512_and_si512(bytes, _mm512_set1_epi32(0x0f));
+    let high = _mm512_and_si512(_mm512_slli_epi32::<12>(bytes), _mm512_set1_epi32(0x000f_0000));
+    _mm512_or_si512(low, high)
+}
+
+/// As the portable `powers_to_bf16`.
+#[target_feature(enable = "avx512f,avx512bw")]
+pub(super) fn powers_to_bf16(table: &[f32; 256], scales: &[u8], elements: &[u8], out: &mut [u8]) {
+    const BYTES: usize = MX_BLOCK / 2;
+    // Those of the scale 1; zeros of both signs stay what they are.
+    let (plain, some) = (values(1.0), 0xfefe);
+    let blocks = elements.as_chunks::<BYTES>().0.iter();
+    for ((block, scale), out) in blocks.zip(scales).zip(out.as_chunks_mut::<{ 2 * MX_BLOCK }>().0) {
+        let values = if PLAIN_SCALES.contains(scale) {
+            let exponent = (i16::from(*scale) - 127) << 7;
+            _mm512_mask_add_epi16(plain, some, plain, _mm512_set1_epi16(exponent))
+        } else {
+            values(table[usize::from(*scale)])
+        };
+        // SAFETY: the block has 16 bytes and `out` 64; neither needs an alignment.
+        unsafe {
+            let codes = codes(_mm_loadu_si128(block.as_ptr().cast()));
+            _mm512_storeu_si512(out.as_mut_ptr().cast(), _mm512_permutexvar_epi16(codes, values));
+        }
+    }
+}
+
+/// As the portable `nibbles_to_bf16`.
+#[target_feature(enable = "avx512f,avx512bw")]
+pub(super) fn nibbles_to_bf16(table: &[f32; 256], scales: &[u8], elements: &[u8], out: &mut [u8]) {
+    const BYTES: usize = NV_BLOCK / 2;
+    let blocks = elements.as_chunks::<BYTES>().0.iter();
+    for ((block, scale), out) in blocks.zip(scales).zip(out.as_chunks_mut::<{ 2 * NV_BLOCK }>().0) {
+        let values = values(table[usize::from(*scale)]);
+        // SAFETY: the block has 8 bytes and `out` 32; neither needs an alignment.
+        unsafe {
+            let codes = codes(_mm_loadl_epi64(block.as_ptr().cast()));
+            let shown = _mm512_castsi512_si256(_mm512_permutexvar_epi16(codes, values));
+            _mm256_storeu_si256(out.as_mut_ptr().cast(), shown);
+        }
+    }
+}

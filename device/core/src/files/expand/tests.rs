@@ -1,0 +1,193 @@
+//! Files at bf16 of small models made here: of GPT-OSS's kind (experts of `…_blocks` and `…_scales`),
+//! NVFP4 and MXFP8. Every byte is held against the reference.
+
+use std::collections::BTreeMap;
+use std::ops::ControlFlow;
+use std::path::Path;
+
+use lamina_reference::{Format as Slow, Scales, expanded};
+
+use super::*;
+use crate::device::DeviceConfig;
+use crate::files::{FileLayout, Loading, Model, ModelPlan, Precision, load};
+use crate::load::tests::checkpoint;
+use lamina_codec::testing::bytes;
+
+type Tensor<'a> = (&'a str, &'a str, &'a [u64], Vec<u8>);
+
+/// A device that holds a model of these tensors.
+fn held(tensors: &[Tensor<'_>]) -> (Device, Model) {
+    let device = Device::new(DeviceConfig::new(64 << 20, 64 << 20)).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("m.safetensors");
+    std::fs::copy(checkpoint(tensors).0.path(), &path).unwrap();
+    let plan = ModelPlan::open(&path, "m").unwrap();
+    let model = load(&device, &plan, &Loading::default(), |_| ControlFlow::Continue(())).unwrap();
+    (device, model)
+}
+
+fn at(device: &Device, model: &Model, precision: &str) -> FileLayout {
+    let precision = Precision::parse(precision, &BTreeMap::new()).unwrap();
+    FileLayout::at(device, model, &model.manifest.files[0], &precision).unwrap()
+}
+
+fn whole(device: &Device, layout: &FileLayout) -> Vec<u8> {
+    let mut bytes = vec![0xa5; usize::try_from(layout.bytes()).unwrap()];
+    layout.read(device, 0, &mut bytes).unwrap();
+    bytes
+}
+
+/// The tensors of a file's bytes, as the `safetensors` crate reads them: dtype, shape, bytes.
+fn tensors(file: &[u8]) -> BTreeMap<String, (String, Vec<usize>, Vec<u8>)> {
+    let read = safetensors::SafeTensors::deserialize(file).unwrap();
+    let of = |view: &safetensors::tensor::TensorView<'_>| {
+        (view.dtype().to_string(), view.shape().to_vec(), view.data().to_vec())
+    };
+    read.tensors().iter().map(|(name, view)| (name.clone(), of(view))).collect()
+}
+
+/// Rows and columns of matrices exchanged, of elements of two bytes.
+fn exchanged(values: &[u8], rows: usize, columns: usize) -> Vec<u8> {
+    let values = values.as_chunks::<2>().0;
+    let matrices = values.chunks(rows * columns);
+    let of = |matrix: &[[u8; 2]]| -> Vec<u8> {
+        let places = (0..columns).flat_map(|column| (0..rows).map(move |row| row * columns + column));
+        places.flat_map(|place| matrix[place]).collect()
+    };
+    matrices.flat_map(of).collect()
+}
+
+/// Scales of which few are alike, NaN and the ends among them.
+fn scales(count: usize) -> Vec<u8> {
+    (0..count).map(|at| [127, 120, 0, 255, 254, 1, 130, 253][at * 7 % 11 % 8]).collect()
+}
+
+#[test]
+fn a_model_of_gpt_oss_kind_is_shown_at_bf16() {
+    // Three experts of 40 rows and 7 · 32 columns, longer than a block of the device.
+    let (experts, rows, groups) = (3, 40, 7);
+    let blocks = bytes(5, experts * rows * groups * 16);
+    let powers = scales(experts * rows * groups);
+    let other = bytes(2, 64);
+    let sinks = bytes(7, 10 * 16);
+    let shape = [experts as u64, rows as u64, groups as u64, 16];
+    let (device, model) = held(&[
+        ("mlp.experts.up_blocks", "U8", &shape, blocks.clone()),
+        ("mlp.experts.up_scales", "U8", &shape[..3], powers.clone()),
+        ("norm", "BF16", &[32], other.clone()),
+        ("flat_blocks", "U8", &[5, 2, 16], sinks.clone()),
+        ("flat_scales", "U8", &[5, 2], scales(10)),
+    ]);
+    let formats: BTreeMap<_, _> =
+        device.tensors().into_iter().map(|tensor| (tensor.name, tensor.format)).collect();
+    assert_eq!(formats["m/mlp.experts.up_blocks"], Format::Fp4E2m1);
+    assert_eq!(formats["m/mlp.experts.up_scales"], Format::E8m0);
+
+    let count = (experts * rows * groups * MX_BLOCK) as u64;
+    let slow = |elements: &[u8], count, scales: &[u8]| {
+        expanded(Slow::Fp4E2m1, elements, count, MX_BLOCK as u64, Scales::Powers(scales))
+    };
+    let layout = at(&device, &model, "bf16");
+    // Two are put together, the norm stays as it is.
+    assert_eq!(layout.shown(), (2, 1));
+    let file = whole(&device, &layout);
+    let read = tensors(&file);
+    assert_eq!(read.keys().collect::<Vec<_>>(), ["flat", "mlp.experts.up", "norm"]);
+    let columns = groups * MX_BLOCK;
+    let want = exchanged(&slow(&blocks, count, &powers), rows, columns);
+    assert!(read["mlp.experts.up"] == ("BF16".to_owned(), vec![experts, columns, rows], want));
+    assert!(read["flat"] == ("BF16".to_owned(), vec![5, 64], slow(&sinks, 320, &scales(10))));
+    assert_eq!(read["norm"], ("BF16".to_owned(), vec![32], other));
+
+    // Any part is that part of the whole, odd bytes too.
+    for (from, length) in (0..file.len()).step_by(997).zip((1..5000).step_by(373).cycle()) {
+        let length = length.min(file.len() - from);
+        let mut part = vec![0xa5; length];
+        layout.read(&device, from as u64, &mut part).unwrap();
+        assert!(part == file[from..from + length], "{length} bytes at {from}");
+    }
+    // What is stored are the parts, of 4.25 bits for 16 of the result, and header and last blocks.
+    let stored = layout.stored(&device).unwrap();
+    assert!(stored > 0 && stored < layout.bytes() * 6 / 16, "{stored} of {}", layout.bytes());
+    assert!(layout.traffic().bytes > 0 && layout.charged() > 0);
+    // As it was loaded it is the file, in its parts.
+    let full = FileLayout::new(&device, &model, &model.manifest.files[0]).unwrap();
+    assert_eq!(tensors(&whole(&device, &full))["mlp.experts.up_blocks"].2, blocks);
+}
+
+#[test]
+fn what_is_stored_later_is_shown() {
+    let shape = [2, 4, 1, 16];
+    let tensors =
+        [("x_blocks", "U8", &shape[..], vec![0x22; 128]), ("x_scales", "U8", &shape[..3], vec![127; 8])];
+    let (device, model) = held(&tensors);
+    let layout = at(&device, &model, "bf16");
+    let before = whole(&device, &layout);
+    let (dpa, _) = device.place_of("m/x_scales").unwrap();
+    device.write_base(dpa, &[128]).unwrap();
+    let after = whole(&device, &layout);
+    assert_ne!(before, after);
+    assert_eq!(&after[after.len() - 2..], &0x3f80_u16.to_le_bytes());
+}
+
+#[test]
+fn nvfp4_and_mxfp8_are_shown_at_bf16() {
+    let (rows, groups) = (9, 37);
+    let elements = bytes(5, rows * groups * 8);
+    let codes: Vec<u8> = (0..rows * groups).map(|at| u8::try_from(at * 5 % 256).unwrap()).collect();
+    let (factor, other) = (0.003_f32, bytes(10, 4 * 64));
+    let (device, model) = held(&[
+        ("a.weight", "U8", &[9, 37 * 8], elements.clone()),
+        ("a.weight_scale", "F8_E4M3", &[9, 37], codes.clone()),
+        ("a.weight_scale_2", "F32", &[], factor.to_le_bytes().to_vec()),
+        ("a.input_scale", "F32", &[], 1.0_f32.to_le_bytes().to_vec()),
+        ("b.weight", "F8_E5M2", &[4, 64], other.clone()),
+        ("b.weight_scale", "F8_E8M0", &[4, 2], scales(8)),
+    ]);
+    let read = tensors(&whole(&device, &at(&device, &model, "bf16")));
+    assert_eq!(read.keys().collect::<Vec<_>>(), ["a.input_scale", "a.weight", "b.weight"]);
+    let count = (rows * groups * NV_BLOCK) as u64;
+    let want = expanded(Slow::Fp4E2m1, &elements, count, NV_BLOCK as u64, Scales::Fp8(&codes, factor));
+    assert!(read["a.weight"] == ("BF16".to_owned(), vec![rows, groups * NV_BLOCK], want));
+    let want = expanded(Slow::Fp8E5m2, &other, 256, MX_BLOCK as u64, Scales::Powers(&scales(8)));
+    assert!(read["b.weight"] == ("BF16".to_owned(), vec![4, 64], want));
+}
+
+#[test]
+fn what_cannot_be_put_together_stays_in_its_parts() {
+    let blocks = bytes(5, 96);
+    let (device, model) = held(&[
+        ("x_blocks", "U8", &[2, 3, 16], blocks.clone()),
+        ("x_scales", "U8", &[2, 2], vec![127; 4]),
+        ("y_blocks", "U8", &[1, 1, 16], vec![0x22; 16]),
+        ("y_scales", "U8", &[1, 1], vec![127]),
+        ("z", "F32", &[1], vec![0; 4]),
+    ]);
+    let formats: Vec<_> =
+        device.tensors().into_iter().filter(|tensor| tensor.name.starts_with("m/x")).collect();
+    assert!(formats.iter().all(|tensor| tensor.format == Format::Opaque));
+    let read = tensors(&whole(&device, &at(&device, &model, "bf16")));
+    assert_eq!(read.keys().collect::<Vec<_>>(), ["x_blocks", "x_scales", "y", "z"]);
+    assert_eq!(read["x_blocks"], ("U8".to_owned(), vec![2, 3, 16], blocks));
+    assert_eq!(read["z"].0, "BF16");
+}
+
+#[test]
+fn a_view_at_bf16_may_be_asked_for_where_there_are_such() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("m.safetensors");
+    let plan = |tensors: &[Tensor<'_>], path: &Path| {
+        std::fs::copy(checkpoint(tensors).0.path(), path).unwrap();
+        ModelPlan::open(path, "m").unwrap()
+    };
+    let views = |plan: &ModelPlan, view: &str| {
+        plan.check(&[view.to_owned()], &BTreeMap::new()).map_err(|why| why.to_string())
+    };
+    let shape = [1, 1, 16];
+    let scaled = [("y_blocks", "U8", &shape[..], vec![0x22; 16]), ("y_scales", "U8", &shape[..2], vec![127])];
+    let both = plan(&scaled, &path);
+    assert_eq!(views(&both, "bf16"), Ok(()));
+    assert!(views(&both, "fp8_e5m2").is_err());
+    let why = views(&plan(&scaled[..1], &path), "bf16").unwrap_err();
+    assert!(why.contains("no tensor of it can be shown as bf16"), "{why}");
+}
