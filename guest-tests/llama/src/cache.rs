@@ -71,6 +71,11 @@ impl PlainCache {
     pub fn new(config: &Config) -> Self {
         Self { layers: vec![History::default(); config.n_layers] }
     }
+
+    /// Every layer's rows.
+    pub fn layers(&self) -> &[History] {
+        &self.layers
+    }
 }
 
 impl KvCache for PlainCache {
