@@ -191,7 +191,9 @@ pub(super) fn table_ii(found: &Found) -> Section {
         ],
     };
     section.chart(chart).note(format!(
-        "Pages have {} tokens here. For fp8 and fp4 stand views with their mantissas in the tensor's own container. The same as CXL-NDP, Table I.",
+        "Pages have {} tokens here. For fp8 and fp4 stand views with their mantissas in the tensor's own container. The same as CXL-NDP, Table I. \
+         What is fetched may be more than plain's: a KV window is fetched whole for the first page of it that is read, and what the \
+         host's page cache has is fetched by neither.",
         decoded.page_tokens
     ))
 }
@@ -216,9 +218,11 @@ pub(super) fn ndp_fig_4(found: &Found) -> Section {
     };
     let source = format!("{why} Uniform precision is there, by views. {}", decoded.source());
     let mut section = Section::new(Paper::Ndp, "Fig. 4", title, source).rows(rows);
+    let mut views: Vec<_> =
+        decoded.perplexity.iter().map(|(view, of)| (planes(view).unwrap_or(16.0), view, of)).collect();
+    views.sort_by(|a, b| a.0.total_cmp(&b.0));
     let mut points = Vec::new();
-    for (view, perplexity) in &decoded.perplexity {
-        let bits = planes(view).unwrap_or(16.0);
+    for (bits, view, perplexity) in views {
         points.push([bits, *perplexity]);
         let row = Row::new(format!("weights as {view}, {bits:.0} planes fetched"), "", 3, None);
         section = section.rows([row.ours(How::Measured, Some(*perplexity))]);
@@ -226,7 +230,6 @@ pub(super) fn ndp_fig_4(found: &Found) -> Section {
         let row = Row::new(format!("weights as {view}: fetched of what plain fetches"), "%", 1, None);
         section = section.rows([row.ours(How::Measured, fetched)]);
     }
-    points.sort_by(|a, b| a[0].total_cmp(&b[0]));
     let ticks = (1..=16)
         .step_by(1)
         .map(f64::from)
