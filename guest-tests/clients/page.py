@@ -109,7 +109,7 @@ def read_views(folder, device):
 
 def check_small(browser, lamina, folder, models):
     options = [word for model in models for word in ("--model", model)]
-    options += ["--views", "full,e8m3,fp8_e4m3fn", "--observe", "--image", f"{folder}/image"]
+    options += ["--views", "full,e8m3,fp8_e4m3fn", "--observe", "--model-dram", "--image", f"{folder}/image"]
     with Device(lamina, folder, *options) as device:
         shown = Page(browser.new_page(viewport={"width": 1280, "height": 900}))
         shown.page.goto(device.url)
@@ -130,6 +130,14 @@ def check_small(browser, lamina, folder, models):
         took = shown.until("#took", r"views, reads")
         assert re.search(r"views, reads[^,]*p50\s+p99\s+longest\s+[\d,]+ in all\s+[\d.]+ (ns|µs|ms)", took), took
         assert shown.page.locator("#took figure >> nth=0 >> rect").count() > 0
+        # What DRAM would have done is told by the time that the model's thread has done it.
+        modelled = shown.until("#modelled", r"plain\s+[\d.]+ \w+")
+        assert "Modelled, not measured" in modelled and re.search(r"trace\s+[\d.]+ MiB \(\d+\.\d %\)", modelled), modelled
+        metrics = http.client.HTTPConnection("127.0.0.1", device.port, timeout=60)
+        metrics.request("GET", "/metrics")
+        metrics = metrics.getresponse().read().decode()
+        energy = {design: float(re.search(rf'lamina_modelled_access_picojoules_total{{design="{design}"}} (\S+)', metrics)[1]) for design in ("plain", "trace")}
+        assert 0 < energy["trace"] < energy["plain"], energy
         assert "everybody" in shown.text("#exports") and "No block is poisoned" in shown.text("#poisoned")
         device.ask("POST", "/poison/inject", {"offset": 0, "length": 4096})
         shown.until("#poisoned", "injected")

@@ -10,8 +10,10 @@
 use std::fmt::Debug;
 use std::ops::Range;
 
+use super::charge::By;
 use super::observers::{Change, Fetch};
 use crate::stats::ModelledReport;
+use lamina_codec::BLOCK_BYTES;
 
 /// What of one block was moved.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -56,13 +58,17 @@ pub(super) fn fetched(watcher: &dyn Watcher, fetch: &Fetch<'_>) {
     }
 }
 
-/// Tells of a block that was stored into.
+/// Tells of a block that was stored into, when it is coded: what is staged was moved by nobody yet.
+/// What the device does for its own sake is not told.
 pub(super) fn stored(watcher: &dyn Watcher, change: &Change<'_>) {
-    let mut stored = change.coded.as_ref().map(|coded| short(coded.charge.bytes));
+    let Some(coded) = change.coded.as_ref().filter(|coded| coded.by != By::Maintenance) else { return };
+    let mut stored = Some(short(coded.charge.bytes));
     for part in change.parts {
         watcher.moved(Moved { block: change.block, asked: within(part), stored: stored.take(), write: true });
     }
     if stored.is_some() {
-        watcher.moved(Moved { block: change.block, asked: 0..0, stored, write: true });
+        // Of a KV window nobody knows any more which bytes of a block a host stored: all, then.
+        let asked = if coded.by == By::Store { 0..short(BLOCK_BYTES as u64) } else { 0..0 };
+        watcher.moved(Moved { block: change.block, asked, stored, write: true });
     }
 }

@@ -285,6 +285,35 @@ mod tests {
         assert!(plain.source.contains("ddr5-4800"));
     }
 
+    /// Nobody stores into a KV window twice: it is told when it is coded, each block whole.
+    #[test]
+    fn a_staged_window_is_moved_once_by_both() {
+        let live = Live::start(Mode::Trace, &Profile::named("ddr5-4800").unwrap()).unwrap();
+        let watcher: Arc<dyn Watcher> = live;
+        let config = DeviceConfig { watcher: Some(watcher), ..DeviceConfig::new(1 << 20, 8 << 20) };
+        let device = Device::new(config).unwrap();
+        let spec = TensorSpec {
+            name: "cache".to_owned(),
+            dpa: Some(0),
+            length: 64 << 10,
+            elements: None,
+            shape: Vec::new(),
+            format: Format::Bf16,
+            layout: Layout::Kv("64,128".parse().unwrap()),
+            codec: None,
+        };
+        device.create_tensor(spec).unwrap();
+        // Windows are 16 KiB: one row after the other, then a flush.
+        for row in 0..128_u8 {
+            device.write_base(128 * u64::from(row), &[row, 0x3c].repeat(64)).unwrap();
+        }
+        device.flush(0, 64 << 10).unwrap();
+        let [plain, trace] = &settled(&device, 4)[..] else { panic!("two designs") };
+        assert_eq!((plain.written_bytes, plain.read_bytes), (16 << 10, 0));
+        let stored = device.stats().writes.stored_bytes_written;
+        assert_eq!(trace.written_bytes, stored + 4 * 64);
+    }
+
     #[test]
     fn a_plain_device_is_modelled_alone_and_gcomp_fetches_whole_blocks() {
         let (device, _live) = self::device(Mode::Plain);

@@ -251,6 +251,10 @@ mod tests {
         let shape = shape(&args.llm).unwrap();
         let why = ratios(&args, &shape, Accounting::AsPrinted).unwrap_err();
         assert!(format!("{why:#}").contains("/nonexistent.json"));
+        let refused = |words: &[&str]| format!("{:#}", model(&self::args(words)).unwrap_err());
+        assert!(refused(&["--page", "/nonexistent/page.html"]).contains("/nonexistent/page.html"));
+        assert!(refused(&["--page", "/nonexistent/page.html", "--alpha", "7"]).contains("alpha is 7"));
+        assert!(Cli::try_parse_from(["lamina", "model", "--page", "a.html", "--json"]).is_err());
         assert!(Cli::try_parse_from(["lamina", "model", "--context", "4x"]).is_err());
     }
 }

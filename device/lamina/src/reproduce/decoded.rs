@@ -243,7 +243,10 @@ pub(super) fn ndp_fig_4(found: &Found) -> Section {
         log: false,
         series: vec![Series::new("one view for all weights", 2, Look::Solid, points)],
     };
-    section.chart(chart).note("TRACE, Fig. 5, is the same comparison, and prints no numbers.")
+    section
+        .chart(chart)
+        .note("TRACE, Fig. 5, is the same comparison, and prints no numbers.")
+        .note("Numbers in bf16 that a GGUF file's few bits stood for take fewer stored bytes than weights that were trained in bf16.")
 }
 
 #[cfg(test)]
